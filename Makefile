@@ -1,0 +1,66 @@
+# Embertide's commands. `make test` sets up whatever a fresh machine lacks; a second run starts at once.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(abspath $(VENV))/bin
+APT := g++ cmake ninja-build libgtest-dev nlohmann-json3-dev libisal-dev python3-dev python3-venv
+
+.PHONY: help dev cpp check test test-asan test-tsan clean
+help: ## what can be done here
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+build/.apt: Makefile
+	@mkdir -p build
+	@missing=""; for p in $(APT); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
+	if [ -n "$$missing" ]; then \
+	  echo "== installing Debian packages:$$missing"; \
+	  sudo=$$([ "$$(id -u)" = 0 ] || echo sudo); \
+	  $$sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y -qq --no-install-recommends $$missing; \
+	fi
+	@touch $@
+
+# The dev extra's packages are named in pyproject.toml, their versions pinned in constraints.txt.
+build/.venv: pyproject.toml constraints.txt build/.apt
+	@echo "== Python environment in $(VENV)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install -q -c constraints.txt $$($(BIN)/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; print(*(r.replace(' ', '') for r in p['dependencies'] + p['optional-dependencies']['dev']))")
+	@touch $@
+
+SOURCES := $(shell git ls-files -co --exclude-standard -- '*.cc' '*.h' '*.proto' '*.pyi' '*CMakeLists.txt')
+build/.dev: build/.venv $(SOURCES)
+	@echo "== editable install (builds the _store extension and the protos)"
+	@PATH="$(BIN):$$PATH" $(BIN)/pip install -q --no-build-isolation --no-deps -e .
+	@rm -rf .mypy_cache
+	@touch $@
+
+dev: build/.dev ## the editable Python install
+cpp: build/.apt ## the C++ build, tests included
+	@cmake -S . -B build/cpp -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo >build/cmake.log || { cat build/cmake.log; exit 1; }
+	@cmake --build build/cpp
+
+CC := git ls-files -co --exclude-standard -- '*.cc' '*.h'
+check: dev cpp ## formatters, linters, types, proto lint
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	$(BIN)/mypy && $(BIN)/mypy tests
+	$(BIN)/buf lint && $(BIN)/buf format -d --exit-code >/dev/null
+	$(CC) | xargs $(BIN)/clang-format --dry-run -Werror
+	git ls-files -co --exclude-standard -- 'backend_cpp/*.cc' | grep -vE '_test\.cc$$|/python/' | \
+	  xargs -P $$(nproc) -n 2 $(BIN)/clang-tidy -p build/cpp --quiet --extra-arg=-Wno-deprecated-declarations 2>/dev/null
+
+test: dev cpp ## every test: C++ and Python
+	ctest --test-dir build/cpp --output-on-failure -j $$(nproc)
+	$(BIN)/pytest -q
+
+test-asan: build/.apt ## the C++ tests under AddressSanitizer and UBSan
+	@cmake -S . -B build/asan -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all" >/dev/null
+	@cmake --build build/asan
+	ctest --test-dir build/asan --output-on-failure -j $$(nproc)
+
+test-tsan: build/.apt ## the concurrent C++ tests under ThreadSanitizer
+	@cmake -S . -B build/tsan -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS="-fsanitize=thread" >/dev/null
+	@cmake --build build/tsan
+	ctest --test-dir build/tsan --output-on-failure -R 'Concurrency|BlockLog|Node' -j 2
+
+clean: ## everything that was built, the environment excepted
+	rm -rf build

@@ -1,0 +1,19 @@
+// Whole files, read and written so that a reader never sees half of one. Private to base.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+
+#include "embertide/status.h"
+
+namespace embertide {
+
+// Writes under a temporary name, fsyncs, renames, fsyncs the folder; makes missing folders.
+// kDeviceError naming the path and errno; the old file, if any, is then still there.
+Status WriteFileAtomically(const std::string& path, std::span<const std::byte> bytes);
+
+// kNotFound, or kDeviceError; kCorrupt when it is longer than `max_bytes`.
+Result<std::string> ReadWholeFile(const std::string& path, size_t max_bytes);
+
+}  // namespace embertide

@@ -1,0 +1,168 @@
+// manifest.json: docs/formats.md, "Manifest".
+#include <nlohmann/json.hpp>
+
+#include "base/file.h"
+#include "embertide/hash.h"
+#include "embertide/snapshot.h"
+
+namespace embertide {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// 131072 buckets a table at ~200 bytes a line, for some tens of tables.
+constexpr size_t kMaxManifestBytes = size_t{1} << 30;
+
+Json TableToJson(const TableConfig& table) {
+  return {{"name", table.name},
+          {"id", table.id},
+          {"dim", table.layout.dim()},
+          {"chunks", table.layout.chunks},
+          {"dtype", DTypeName(table.layout.dtype)},
+          {"bucket_bits", table.bucket_bits},
+          {"init_seed", table.init_seed},
+          {"init_scale", table.init_scale},
+          {"default_row", table.default_row}};
+}
+
+TableConfig TableFromJson(const Json& json) {
+  TableConfig table;
+  table.name = json.at("name");
+  table.id = json.at("id");
+  const auto dim = json.at("dim").get<uint32_t>();
+  const auto chunks = json.at("chunks").get<uint32_t>();
+  if (chunks == 0 || chunks > kMaxChunks || dim % chunks != 0 || dim / chunks > 0xffff) {
+    throw std::invalid_argument("table \"" + table.name + "\": dim " + std::to_string(dim) +
+                                " cannot be cut into " + std::to_string(chunks) + " chunks");
+  }
+  table.layout.chunks = static_cast<uint16_t>(chunks);
+  table.layout.chunk_dim = static_cast<uint16_t>(dim / chunks);
+  const Result<DType> dtype = ParseDType(json.at("dtype"));
+  if (!dtype.ok()) throw std::invalid_argument(dtype.status().message());
+  table.layout.dtype = dtype.value();
+  table.bucket_bits = json.at("bucket_bits");
+  table.init_seed = json.at("init_seed");
+  table.init_scale = json.at("init_scale");
+  table.default_row = json.at("default_row").get<std::vector<float>>();
+  if (const Status status = table.Validate(); !status.ok()) {
+    throw std::invalid_argument(status.message());
+  }
+  return table;
+}
+
+Json BucketToJson(const BucketFileInfo& info) {
+  return {{"path", info.path},       {"table", info.table}, {"bucket", info.bucket},
+          {"version", info.version}, {"rows", info.rows},   {"bytes", info.bytes},
+          {"crc32c", info.crc32c}};
+}
+
+// A path of the manifest stays inside the snapshot.
+std::string PathFromJson(const Json& json) {
+  const std::string path = json.at("path");
+  if (path.empty() || path.front() == '/' || path.find("..") != std::string::npos) {
+    throw std::invalid_argument("path \"" + path + "\" leaves the snapshot");
+  }
+  return path;
+}
+
+BucketFileInfo BucketFromJson(const Json& json) {
+  BucketFileInfo info;
+  info.path = PathFromJson(json);
+  info.table = json.at("table");
+  info.bucket = json.at("bucket");
+  info.version = json.at("version");
+  info.rows = json.at("rows");
+  info.bytes = json.at("bytes");
+  info.crc32c = json.at("crc32c");
+  return info;
+}
+
+// Throws nlohmann's or std's exceptions on anything wrong; the caller turns them into a Status.
+Manifest Parse(const Json& json) {
+  Manifest manifest;
+  manifest.model = json.at("model");
+  manifest.lineage = json.at("lineage");
+  manifest.version = json.at("version");
+  manifest.watermark_ms = json.at("watermark_ms");
+  manifest.dense_features = json.at("dense_features");
+  for (const Json& table : json.at("tables")) manifest.tables.push_back(TableFromJson(table));
+  for (const Json& feature : json.at("features")) {
+    manifest.features.push_back({feature.at("name"), feature.at("table"), feature.at("pooling")});
+  }
+  for (const Json& bucket : json.at("buckets")) manifest.buckets.push_back(BucketFromJson(bucket));
+  for (const Json& file : json.at("dense")) {
+    manifest.dense.push_back(
+        {file.at("role"), PathFromJson(file), file.at("bytes"), file.at("crc32c")});
+  }
+  return manifest;
+}
+
+// What must match before the rest is read at all.
+Status CheckFormat(const Json& json) {
+  const auto refuse = [](const std::string& field, const std::string& is, const std::string& want) {
+    return Status(Code::kRejected,
+                  "manifest.json: " + field + " is " + is + ", this build reads " + want);
+  };
+  const auto& format = json.at("format_version");
+  if (format != kFormatVersion) {
+    return refuse("format_version", format.dump(), std::to_string(kFormatVersion));
+  }
+  const Json& hash = json.at("hash");
+  if (hash.at("name") != kHashName) return refuse("hash.name", hash.at("name").dump(), kHashName);
+  if (hash.at("seed") != kHashSeed) {
+    return refuse("hash.seed", hash.at("seed").dump(), std::to_string(kHashSeed));
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+std::string ManifestToJson(const Manifest& manifest) {
+  Json json;
+  json["format_version"] = kFormatVersion;
+  json["hash"] = {{"name", kHashName}, {"seed", kHashSeed}};
+  json["model"] = manifest.model;
+  json["lineage"] = manifest.lineage;
+  json["version"] = manifest.version;
+  json["watermark_ms"] = manifest.watermark_ms;
+  json["dense_features"] = manifest.dense_features;
+  json["tables"] = Json::array();
+  for (const TableConfig& table : manifest.tables) json["tables"].push_back(TableToJson(table));
+  json["features"] = Json::array();
+  for (const FeatureConfig& feature : manifest.features) {
+    json["features"].push_back(
+        {{"name", feature.name}, {"table", feature.table}, {"pooling", feature.pooling}});
+  }
+  json["buckets"] = Json::array();
+  for (const BucketFileInfo& info : manifest.buckets) json["buckets"].push_back(BucketToJson(info));
+  json["dense"] = Json::array();
+  for (const DenseFileInfo& file : manifest.dense) {
+    json["dense"].push_back(
+        {{"role", file.role}, {"path", file.path}, {"bytes", file.bytes}, {"crc32c", file.crc32c}});
+  }
+  return json.dump(1) + "\n";
+}
+
+Result<Manifest> ManifestFromJson(const std::string& text) {
+  try {
+    const Json json = Json::parse(text);
+    EMBERTIDE_RETURN_IF_ERROR(CheckFormat(json));
+    return Parse(json);
+  } catch (const std::exception& error) {
+    return Status(Code::kCorrupt, std::string("manifest.json: ") + error.what());
+  }
+}
+
+Result<Manifest> ReadManifest(const std::string& directory) {
+  const Result<std::string> text = ReadWholeFile(directory + "/manifest.json", kMaxManifestBytes);
+  if (!text.ok()) return text.status();
+  return ManifestFromJson(text.value());
+}
+
+Status WriteManifest(const std::string& directory, const Manifest& manifest) {
+  const std::string text = ManifestToJson(manifest);
+  return WriteFileAtomically(directory + "/manifest.json",
+                             {reinterpret_cast<const std::byte*>(text.data()), text.size()});
+}
+
+}  // namespace embertide

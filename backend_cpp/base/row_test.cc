@@ -1,0 +1,162 @@
+// The row codec: golden bytes, round trips, and refusal of what is no record.
+#include "embertide/row.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "embertide/checksum.h"
+#include "embertide/hash.h"
+
+namespace embertide {
+namespace {
+
+std::string Hex(std::span<const std::byte> bytes) {
+  std::string text;
+  for (const std::byte b : bytes) {
+    constexpr char kDigits[] = "0123456789abcdef";
+    text += kDigits[std::to_integer<int>(b) >> 4];
+    text += kDigits[std::to_integer<int>(b) & 15];
+  }
+  return text;
+}
+
+// The golden row: key 0x0102030405060708, two chunks of two, chunk 1 live. The same literals stand
+// in tests/contract/test_golden_bytes.py, which encodes them from docs/formats.md alone.
+std::string GoldenRecord(DType dtype) {
+  const RowLayout layout{2, 2, dtype};
+  const float values[4] = {9.0F, 9.0F, 1.5F, -0.25F};
+  std::vector<std::byte> payload(layout.PayloadBytes(2));
+  EncodePayload(layout, 2, values, payload.data());
+  std::vector<std::byte> record;
+  AppendRecord({0x0102030405060708ULL, 2, RecordKind::kRow, payload}, &record);
+  return Hex(record);
+}
+
+TEST(RowTest, GoldenBytes) {
+  EXPECT_EQ(GoldenRecord(DType::kFp32),
+            "080706050403020102000000"
+            "0000c03f000080be");
+  EXPECT_EQ(GoldenRecord(DType::kFp16),
+            "080706050403020102000000"
+            "003e00b4");
+  EXPECT_EQ(GoldenRecord(DType::kBf16),
+            "080706050403020102000000"
+            "c03f80be");
+  EXPECT_EQ(GoldenRecord(DType::kInt8),
+            "080706050403020102000000"
+            "0683413c"
+            "7feb");
+}
+
+TEST(RowTest, GoldenHashAndInitialValues) {
+  EXPECT_EQ(HashKey(0), 0xe220a8397b1dcdafULL);
+  EXPECT_EQ(HashKey(1), 0x910a2dec89025cc1ULL);
+  EXPECT_EQ(InitialValue(7, 1, 42, 0, 0.5F), InitialValue(7, 1, 42, 0, 0.5F));
+  EXPECT_NE(InitialValue(7, 1, 42, 0, 0.5F), InitialValue(7, 1, 42, 1, 0.5F));
+  EXPECT_NE(InitialValue(7, 1, 42, 0, 0.5F), InitialValue(7, 2, 42, 0, 0.5F));
+  double sum = 0;
+  for (uint64_t key = 0; key < 10000; ++key) {
+    const float value = InitialValue(7, 1, key, 3, 0.5F);
+    ASSERT_GE(value, -0.5F);
+    ASSERT_LT(value, 0.5F);
+    sum += value;
+  }
+  EXPECT_NEAR(sum / 10000, 0.0, 0.01);
+}
+
+TEST(RowTest, ChecksumIsCastagnoli) {
+  // The check value of CRC-32C in RFC 3720, appendix B.4.
+  const std::vector<std::byte> zeros(32, std::byte{0});
+  EXPECT_EQ(Crc32c(zeros), 0x8a9136aaU);
+  EXPECT_EQ(Crc32c(std::span(zeros).subspan(10), Crc32c(std::span(zeros).first(10))), 0x8a9136aaU);
+}
+
+TEST(RowTest, RoundTripOfEveryMaskAndDType) {
+  for (const DType dtype : {DType::kFp32, DType::kFp16, DType::kBf16, DType::kInt8}) {
+    const RowLayout layout{4, 3, dtype};
+    float values[12];
+    for (int i = 0; i < 12; ++i) values[i] = static_cast<float>(i - 5) * 0.25F;
+    for (uint16_t live = 0; live < 16; ++live) {
+      std::vector<std::byte> payload(layout.PayloadBytes(live));
+      EncodePayload(layout, live, values, payload.data());
+      float back[12];
+      DecodePayload(layout, live, payload.data(), back);
+      double sums[12] = {};
+      AccumulatePayload(layout, live, payload.data(), 2.0, sums);
+      for (int i = 0; i < 12; ++i) {
+        const float want = (live >> (i / 3) & 1) != 0 ? values[i] : 0.0F;
+        // Quarters are exact but in int8, whose step is max / 127.
+        EXPECT_NEAR(back[i], want, dtype == DType::kInt8 ? 1.5F / 127 : 0.0F);
+        EXPECT_EQ(sums[i], 2.0 * back[i]);
+      }
+    }
+  }
+}
+
+TEST(RowTest, EveryHalfPatternSurvives) {
+  for (const DType dtype : {DType::kFp16, DType::kBf16}) {
+    const RowLayout layout{1, 1, dtype};
+    for (uint32_t bits = 0; bits < 65536; ++bits) {
+      std::byte payload[2];
+      const auto pattern = static_cast<uint16_t>(bits);
+      std::memcpy(payload, &pattern, 2);
+      float value;
+      DecodePayload(layout, 1, payload, &value);
+      std::byte again[2];
+      EncodePayload(layout, 1, &value, again);
+      float twice;
+      DecodePayload(layout, 1, again, &twice);
+      if (std::isnan(value)) {
+        EXPECT_TRUE(std::isnan(twice));
+      } else {
+        EXPECT_EQ(Hex(again), Hex(payload));
+      }
+    }
+  }
+}
+
+TEST(RowTest, EveryCutOfARecordIsRefused) {
+  const RowLayout layout{2, 2, DType::kFp32};
+  std::vector<std::byte> record;
+  const std::vector<std::byte> payload(16);
+  AppendRecord({5, 3, RecordKind::kRow, payload}, &record);
+  for (size_t n = 0; n < record.size(); ++n) {
+    std::span<const std::byte> cut(record.data(), n);
+    const auto read = ReadRecord(layout, &cut);
+    ASSERT_FALSE(read.ok()) << n;
+    EXPECT_EQ(read.status().code(), Code::kCorrupt);
+  }
+  std::span<const std::byte> whole(record);
+  ASSERT_TRUE(ReadRecord(layout, &whole).ok());
+  EXPECT_TRUE(whole.empty());
+}
+
+TEST(RowTest, ImpossibleRecordsNameTheField) {
+  const RowLayout layout{2, 2, DType::kFp32};
+  const auto error = [&](size_t at, int value) {
+    std::vector<std::byte> record;
+    AppendRecord({5, 3, RecordKind::kRow, std::vector<std::byte>(16)}, &record);
+    record[at] = static_cast<std::byte>(value);
+    std::span<const std::byte> bytes(record);
+    const auto read = ReadRecord(layout, &bytes);
+    return read.ok() ? std::string("accepted") : read.status().message();
+  };
+  EXPECT_NE(error(8, 4).find("live mask"), std::string::npos);
+  EXPECT_NE(error(10, 3).find("kind 3"), std::string::npos);
+  EXPECT_NE(error(10, 1).find("tombstone"), std::string::npos);
+  EXPECT_NE(error(11, 1).find("reserved"), std::string::npos);
+}
+
+TEST(RowTest, ImpossibleLayoutsAreRefused) {
+  EXPECT_TRUE((RowLayout{4, 16, DType::kFp32}).Validate().ok());
+  EXPECT_FALSE((RowLayout{0, 16, DType::kFp32}).Validate().ok());
+  EXPECT_FALSE((RowLayout{17, 1, DType::kFp32}).Validate().ok());
+  EXPECT_FALSE((RowLayout{1, 0, DType::kFp32}).Validate().ok());
+  EXPECT_FALSE((RowLayout{4, 256, DType::kFp32}).Validate().ok());
+  EXPECT_FALSE(ParseDType("float").ok());
+}
+
+}  // namespace
+}  // namespace embertide

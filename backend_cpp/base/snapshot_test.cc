@@ -1,0 +1,187 @@
+// Snapshots: bucket files and manifests read back, and every corruption refused.
+#include "embertide/snapshot.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "embertide/hash.h"
+
+namespace embertide {
+namespace {
+
+namespace fs = std::filesystem;
+
+class SnapshotTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    directory_ = fs::temp_directory_path() /
+                 ("embertide-snapshot-" + std::to_string(::getpid()) + "-" +
+                  ::testing::UnitTest::GetInstance()->current_test_info()->name());
+    fs::remove_all(directory_);
+    table_.name = "item";
+    table_.id = 3;
+    table_.layout = {2, 2, DType::kFp32};
+    table_.bucket_bits = 1;
+  }
+  void TearDown() override { fs::remove_all(directory_); }
+
+  // Records of `n` keys of bucket 1, with payloads that follow from the key.
+  std::vector<std::byte> Records(int n) const {
+    std::vector<std::byte> records;
+    for (uint64_t key = 0; n > 0; ++key) {
+      if (BucketOfHash(HashKey(key), 1) != 1) continue;
+      const std::vector<std::byte> payload(16, static_cast<std::byte>(key));
+      AppendRecord({key, 3, RecordKind::kRow, payload}, &records);
+      --n;
+    }
+    return records;
+  }
+  Status Read(const BucketFileInfo& info, std::vector<std::byte>* records = nullptr) const {
+    return ReadBucketFile(directory_, table_, info, [&](std::span<const std::byte> block) {
+      if (records != nullptr) records->insert(records->end(), block.begin(), block.end());
+      return Status::Ok();
+    });
+  }
+  std::string Slurp(const BucketFileInfo& info) const {
+    std::ifstream in(directory_ / info.path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+  void Spill(const BucketFileInfo& info, const std::string& bytes) const {
+    std::ofstream(directory_ / info.path, std::ios::binary) << bytes;
+  }
+
+  fs::path directory_;
+  TableConfig table_;
+};
+
+TEST_F(SnapshotTest, BucketFileRoundTripOverManyBlocks) {
+  const auto records = Records(30000);
+  const auto info = WriteBucketFile(directory_, table_, 1, 9, records);
+  ASSERT_TRUE(info.ok()) << info.status().ToString();
+  EXPECT_EQ(info.value().rows, 30000U);
+  std::vector<std::byte> back;
+  const Status read = Read(info.value(), &back);
+  ASSERT_TRUE(read.ok()) << read.ToString();
+  EXPECT_EQ(back, records);
+}
+
+TEST_F(SnapshotTest, EmptyBucketFile) {
+  const auto info = WriteBucketFile(directory_, table_, 0, 1, {});
+  ASSERT_TRUE(info.ok());
+  EXPECT_TRUE(Read(info.value()).ok());
+}
+
+TEST_F(SnapshotTest, EveryFlippedByteIsRefused) {
+  const auto info = WriteBucketFile(directory_, table_, 1, 9, Records(5));
+  ASSERT_TRUE(info.ok());
+  const std::string good = Slurp(info.value());
+  for (size_t i = 0; i < good.size(); ++i) {
+    std::string bad = good;
+    bad[i] = static_cast<char>(bad[i] ^ 0x10);
+    Spill(info.value(), bad);
+    const Status read = Read(info.value());
+    ASSERT_FALSE(read.ok()) << "byte " << i;
+    EXPECT_NE(read.message().find(info.value().path), std::string::npos);
+  }
+}
+
+TEST_F(SnapshotTest, EveryTruncationAndAnyTailIsRefused) {
+  auto info = WriteBucketFile(directory_, table_, 1, 9, Records(5));
+  ASSERT_TRUE(info.ok());
+  const std::string good = Slurp(info.value());
+  for (size_t n = 0; n < good.size(); ++n) {
+    Spill(info.value(), good.substr(0, n));
+    BucketFileInfo told = info.value();
+    ASSERT_FALSE(Read(told).ok()) << n;
+    told.bytes = n;  // even if the manifest agreed with the cut
+    ASSERT_FALSE(Read(told).ok()) << n;
+  }
+  Spill(info.value(), good + "x");
+  info->bytes = good.size() + 1;
+  EXPECT_NE(Read(info.value()).message().find("follow the footer"), std::string::npos);
+}
+
+TEST_F(SnapshotTest, ADifferentTableNamesTheField) {
+  const auto info = WriteBucketFile(directory_, table_, 1, 9, Records(5));
+  ASSERT_TRUE(info.ok());
+  const auto message = [&](auto change) {
+    const TableConfig kept = table_;
+    change(&table_);
+    const std::string text = Read(info.value()).message();
+    table_ = kept;
+    return text;
+  };
+  EXPECT_NE(message([](auto* t) { t->layout.chunks = 1; }).find("chunks"), std::string::npos);
+  EXPECT_NE(message([](auto* t) { t->layout.chunk_dim = 4; }).find("chunk_dim"), std::string::npos);
+  EXPECT_NE(message([](auto* t) { t->layout.dtype = DType::kFp16; }).find("dtype"),
+            std::string::npos);
+  EXPECT_NE(message([](auto* t) { t->bucket_bits = 2; }).find("bucket_bits"), std::string::npos);
+  EXPECT_NE(message([](auto* t) { t->id = 4; }).find("table id"), std::string::npos);
+}
+
+TEST_F(SnapshotTest, KeysThatDoNotAscendOrBelongElsewhereAreRefused) {
+  auto records = Records(2);
+  std::vector<std::byte> swapped(records.begin() + 28, records.end());
+  swapped.insert(swapped.end(), records.begin(), records.begin() + 28);
+  EXPECT_FALSE(WriteBucketFile(directory_, table_, 1, 9, swapped).ok());
+  EXPECT_FALSE(WriteBucketFile(directory_, table_, 0, 9, records).ok());
+}
+
+Manifest Example(const TableConfig& table, const BucketFileInfo& info) {
+  Manifest manifest;
+  manifest.model = "news";
+  manifest.lineage = "a1";
+  manifest.version = 9;
+  manifest.watermark_ms = -5;
+  manifest.tables = {table};
+  manifest.features = {{"cand", "item", "mean"}};
+  manifest.dense_features = 13;
+  manifest.buckets = {info};
+  manifest.dense = {{"program", "dense/model.pt2", 12, 34}};
+  return manifest;
+}
+
+TEST_F(SnapshotTest, ManifestRoundTrip) {
+  table_.default_row = {0.5F, 1e-20F, -3.0F, 0.1F};
+  table_.init_seed = ~0ULL;
+  const auto info = WriteBucketFile(directory_, table_, 1, 9, Records(5));
+  ASSERT_TRUE(info.ok());
+  EXPECT_EQ(ReadManifest(directory_).status().code(), Code::kNotFound);
+  const Manifest manifest = Example(table_, info.value());
+  ASSERT_TRUE(WriteManifest(directory_, manifest).ok());
+  const auto back = ReadManifest(directory_);
+  ASSERT_TRUE(back.ok()) << back.status().ToString();
+  EXPECT_EQ(ManifestToJson(back.value()), ManifestToJson(manifest));
+  EXPECT_EQ(back.value().tables[0].default_row, table_.default_row);
+  EXPECT_EQ(back.value().tables[0].init_seed, ~0ULL);
+  size_t files = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(directory_)) {
+    files += entry.is_regular_file() ? 1 : 0;
+  }
+  EXPECT_EQ(files, 2U) << "a temporary file was left";
+}
+
+TEST_F(SnapshotTest, ManifestRefusesWhatItCannotProve) {
+  const std::string good = ManifestToJson(Example(table_, {"p", "item", 1, 9, 5, 10, 1}));
+  ASSERT_TRUE(ManifestFromJson(good).ok());
+  const auto with = [&](const std::string& from, const std::string& to) {
+    std::string bad = good;
+    bad.replace(bad.find(from), from.size(), to);
+    return ManifestFromJson(bad).status();
+  };
+  EXPECT_EQ(with("\"format_version\": 1", "\"format_version\": 2").code(), Code::kRejected);
+  EXPECT_EQ(with("splitmix64", "murmur").code(), Code::kRejected);
+  EXPECT_NE(with("\"lineage\"", "\"linage\"").message().find("lineage"), std::string::npos);
+  EXPECT_NE(with("\"dim\": 4", "\"dim\": 5").message().find("dim"), std::string::npos);
+  EXPECT_NE(with("\"dtype\": \"fp32\"", "\"dtype\": \"fp8\"").message().find("fp8"),
+            std::string::npos);
+  EXPECT_NE(with("dense/model.pt2", "../../etc/passwd").message().find("leaves"),
+            std::string::npos);
+  EXPECT_EQ(ManifestFromJson(good.substr(0, good.size() / 2)).status().code(), Code::kCorrupt);
+  EXPECT_EQ(ManifestFromJson("[]").status().code(), Code::kCorrupt);
+}
+
+}  // namespace
+}  // namespace embertide

@@ -1,0 +1,32 @@
+// TableConfig: what makes a table impossible.
+#include "embertide/table.h"
+
+#include <algorithm>
+
+namespace embertide {
+
+Status TableConfig::Validate() const {
+  const auto bad = [&](const std::string& what) {
+    return Status(Code::kInvalidArgument, "table \"" + name + "\": " + what);
+  };
+  const bool plain = std::all_of(name.begin(), name.end(), [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_';
+  });
+  if (name.empty() || name.size() > 64 || !plain) {
+    return bad("a name is 1 to 64 characters of a-z, 0-9 and _");
+  }
+  if (const Status layout_status = layout.Validate(); !layout_status.ok()) {
+    return bad(layout_status.message());
+  }
+  if (bucket_bits > kMaxBucketBits) {
+    return bad("bucket_bits = " + std::to_string(bucket_bits) + " exceeds " +
+               std::to_string(kMaxBucketBits));
+  }
+  if (!default_row.empty() && default_row.size() != layout.dim()) {
+    return bad("default_row has " + std::to_string(default_row.size()) + " values, dim is " +
+               std::to_string(layout.dim()));
+  }
+  return Status::Ok();
+}
+
+}  // namespace embertide

@@ -1,0 +1,207 @@
+// SlabArena: see the header for the layout and the invariants.
+#include "ddr/slab_arena.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+namespace embertide {
+
+SlabArena::SlabArena(ByteBudget* budget)
+    : budget_(budget),
+      max_pages_(budget->limit_bytes() / kSlabPageBytes + 1),
+      pages_(new std::atomic<Page*>[max_pages_]()) {}
+
+SlabArena::~SlabArena() {
+  for (uint32_t n = 0; n < next_number_; ++n) {
+    if (Page* page = pages_[n].load(std::memory_order_relaxed); page != nullptr) DropPage(page);
+  }
+}
+
+Result<SlabArena::Page*> SlabArena::AddPage(ClassKey key) {
+  auto page = std::make_unique<Page>();
+  page->slot_bytes = key.first;
+  page->aux_bytes = key.second;
+  page->slots = kSlabPageBytes / key.first;
+  const uint64_t bytes = BytesOf(*page);
+  if ((free_numbers_.empty() && next_number_ == max_pages_) || !budget_->TryCharge(bytes)) {
+    return Status(Code::kResourceExhausted,
+                  "a DDR page of " + std::to_string(bytes) + " bytes does not fit the budget of " +
+                      std::to_string(budget_->limit_bytes()) + " bytes (" +
+                      std::to_string(budget_->used_bytes()) + " used)");
+  }
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) {
+    budget_->Release(bytes);
+    return Status(Code::kDeviceError, "mmap of a DDR page: " + std::string(strerror(errno)));
+  }
+  page->payload = static_cast<std::byte*>(memory);
+  page->aux = page->payload + kSlabPageBytes;
+  if (free_numbers_.empty()) {
+    page->number = next_number_++;
+  } else {
+    page->number = free_numbers_.back();
+    free_numbers_.pop_back();
+  }
+  page_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+  pages_[page->number].store(page.get(), std::memory_order_release);
+  return page.release();
+}
+
+void SlabArena::DropPage(Page* page) {
+  const uint64_t bytes = BytesOf(*page);
+  if (page->listed) {
+    auto& list = room_[{page->slot_bytes, page->aux_bytes}];
+    list.erase(std::find(list.begin(), list.end(), page));
+  }
+  if (page->condemned) --condemned_pages_;
+  pages_[page->number].store(nullptr, std::memory_order_release);
+  free_numbers_.push_back(page->number);
+  munmap(page->payload, bytes);
+  page_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
+  budget_->Release(bytes);
+  delete page;
+}
+
+SlabArena::ClassKey SlabArena::ClassOf(uint32_t payload_bytes, uint32_t aux_bytes) {
+  return {std::max((payload_bytes + 7U) & ~7U, kMinSlotBytes), (aux_bytes + 7U) & ~7U};
+}
+
+Result<uint64_t> SlabArena::Allocate(uint32_t payload_bytes, uint32_t aux_bytes) {
+  const ClassKey key = ClassOf(payload_bytes, aux_bytes);
+  auto& room = room_[key];
+  if (room.empty()) {
+    Result<Page*> added = AddPage(key);
+    if (!added.ok()) return added.status();
+    (*added)->listed = true;
+    room.push_back(*added);
+  }
+  return Take(&room);
+}
+
+Result<uint64_t> SlabArena::AllocateInRoom(uint32_t payload_bytes, uint32_t aux_bytes) {
+  auto& room = room_[ClassOf(payload_bytes, aux_bytes)];
+  if (room.empty()) return Status(Code::kResourceExhausted, "no page of this class has room");
+  return Take(&room);
+}
+
+uint64_t SlabArena::Take(std::vector<Page*>* room) {
+  Page* page = room->back();
+  uint32_t ordinal;
+  if (page->free_head != kNoSlot) {
+    ordinal = page->free_head;
+    std::memcpy(&page->free_head, page->payload + size_t{ordinal} * page->slot_bytes, 2);
+  } else {
+    ordinal = page->fresh++;
+  }
+  if (++page->used == page->slots) {
+    page->listed = false;
+    room->pop_back();
+  }
+  ++used_slots_;
+  if (page->aux_bytes > 0) {
+    std::memset(page->aux + size_t{ordinal} * page->aux_bytes, 0, page->aux_bytes);
+  }
+  return (uint64_t{page->number} << kSlotOrdinalBits) | ordinal;
+}
+
+void SlabArena::Free(uint64_t slot) {
+  Page* page = pages_[slot >> kSlotOrdinalBits].load(std::memory_order_relaxed);
+  EMBERTIDE_CHECK(page != nullptr && page->used > 0);
+  const auto ordinal = static_cast<uint16_t>(Ordinal(slot));
+  std::memcpy(page->payload + size_t{ordinal} * page->slot_bytes, &page->free_head, 2);
+  page->free_head = ordinal;
+  --used_slots_;
+  if (--page->used == 0) {
+    DropPage(page);
+  } else if (!page->listed && !page->condemned) {
+    page->listed = true;
+    room_[{page->slot_bytes, page->aux_bytes}].push_back(page);
+  }
+}
+
+void SlabArena::Condemn(Page* page) {
+  if (page->listed) {
+    auto& list = room_[{page->slot_bytes, page->aux_bytes}];
+    list.erase(std::find(list.begin(), list.end(), page));
+  }
+  page->condemned = true;
+  page->listed = false;
+  ++condemned_pages_;
+}
+
+void SlabArena::CondemnSparsePages() {
+  for (auto& [key, list] : room_) {
+    // Per class: emptying a page needs room for its rows in the class's other pages.
+    uint64_t free_slots = 0;
+    for (const Page* page : list) free_slots += page->slots - page->used;
+    const uint64_t allowed = std::max<uint64_t>(used_slots_ / 20, kSlabPageBytes / key.first);
+    std::sort(list.begin(), list.end(),
+              [](const Page* a, const Page* b) { return a->used > b->used; });
+    while (list.size() > 1 && free_slots > allowed) {
+      Page* page = list.back();
+      const uint64_t room_elsewhere = free_slots - (page->slots - page->used);
+      if (room_elsewhere < page->used) break;
+      Condemn(page);
+      free_slots = room_elsewhere - page->used;
+    }
+  }
+}
+
+void SlabArena::CondemnPages(uint32_t pages) {
+  std::vector<Page*> candidates;
+  for (uint32_t n = 0; n < next_number_; ++n) {
+    Page* page = pages_[n].load(std::memory_order_relaxed);
+    if (page != nullptr && !page->condemned) candidates.push_back(page);
+  }
+  const auto used_bytes = [](const Page* page) { return uint64_t{page->used} * page->slot_bytes; };
+  std::stable_sort(candidates.begin(), candidates.end(),
+                   [&](const Page* a, const Page* b) { return used_bytes(a) < used_bytes(b); });
+  for (size_t i = 0; i < candidates.size() && i < pages; ++i) Condemn(candidates[i]);
+}
+
+Status SlabArena::CheckIntegrity(std::span<const uint64_t> slots) const {
+  std::map<uint32_t, std::vector<bool>> seen;
+  for (const uint64_t slot : slots) {
+    const auto number = static_cast<uint32_t>(slot >> kSlotOrdinalBits);
+    const Page* page = number < next_number_ ? pages_[number].load() : nullptr;
+    if (page == nullptr || Ordinal(slot) >= page->fresh) {
+      return {Code::kCorrupt, "slot " + std::to_string(slot) + " lies in no page"};
+    }
+    auto& bits = seen[number];
+    bits.resize(page->slots);
+    if (bits[Ordinal(slot)]) {
+      return {Code::kCorrupt, "slot " + std::to_string(slot) + " is named twice"};
+    }
+    bits[Ordinal(slot)] = true;
+  }
+  uint64_t bytes = 0;
+  for (uint32_t n = 0; n < next_number_; ++n) {
+    const Page* page = pages_[n].load();
+    if (page == nullptr) continue;
+    bytes += BytesOf(*page);
+    uint32_t free_slots = page->slots - page->fresh;
+    auto& bits = seen[n];
+    bits.resize(page->slots);
+    for (uint16_t head = page->free_head; head != kNoSlot; ++free_slots) {
+      if (head >= page->fresh || bits[head]) {
+        return {Code::kCorrupt, "the free stack of page " + std::to_string(n) + " is broken"};
+      }
+      bits[head] = true;
+      std::memcpy(&head, page->payload + size_t{head} * page->slot_bytes, 2);
+    }
+    if (free_slots + page->used != page->slots || page->used == 0) {
+      return {Code::kCorrupt, "page " + std::to_string(n) + ": free + used is not capacity"};
+    }
+  }
+  if (bytes != page_bytes()) return {Code::kCorrupt, "page bytes do not add up"};
+  if (slots.size() != used_slots_) {
+    return {Code::kCorrupt, "the index names " + std::to_string(slots.size()) + " slots, " +
+                                std::to_string(used_slots_) + " are allocated"};
+  }
+  return Status::Ok();
+}
+
+}  // namespace embertide

@@ -1,0 +1,127 @@
+// SlabArena: the DDR tier of one device. Payloads in 256 KiB pages of one size class each.
+//
+//   slot:  37            14 13        0        page: [slot 0][slot 1]...[slot n-1]     payload
+//          [ page         ][ ordinal  ]        aux:  [aux 0 ][aux 1 ]...[aux n-1 ]     training
+//          only
+//
+// Invariants
+//   1. A page holds slots of one (payload bytes, aux bytes) class; free + used = its slots.
+//   2. A page without a used slot is given back to the system and its bytes to the budget.
+//   3. Free slots of a page form a stack threaded through the slots themselves (16-bit links), so a
+//      freed slot is reused first and freeing needs no memory.
+//   4. Every page byte, aux included, is charged to the budget while the page exists.
+//
+// Threads: Address() and Aux() may run on any thread beside one writer, for slots that were
+// published to that thread and not yet freed. All else: one writer.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "ddr/byte_budget.h"
+#include "embertide/status.h"
+
+namespace embertide {
+
+// Why 256 KiB: 64 small pages of the TLB a page, and 1/4000 of a GiB, so a class that is hardly
+// used wastes little.
+inline constexpr uint32_t kSlabPageBytes = 256 * 1024;
+inline constexpr uint32_t kSlotOrdinalBits = 14;
+// A slot of at least 16 bytes keeps ordinals within 14 bits.
+inline constexpr uint32_t kMinSlotBytes = kSlabPageBytes >> kSlotOrdinalBits;
+
+class SlabArena {
+ public:
+  // `budget` must outlive the arena; it bounds the number of pages.
+  explicit SlabArena(ByteBudget* budget);
+  ~SlabArena();
+  SlabArena(const SlabArena&) = delete;
+  SlabArena& operator=(const SlabArena&) = delete;
+
+  // A free slot of at least these bytes; the contents are unspecified, aux is zero.
+  // kResourceExhausted when it would need a page that the budget does not allow.
+  Result<uint64_t> Allocate(uint32_t payload_bytes, uint32_t aux_bytes);
+  // Requires: `slot` is allocated and no reader can hold its address.
+  void Free(uint64_t slot);
+
+  std::byte* Address(uint64_t slot) const {
+    const Page& page = *pages_[slot >> kSlotOrdinalBits].load(std::memory_order_acquire);
+    return page.payload + Ordinal(slot) * page.slot_bytes;
+  }
+  // Requires: the slot was allocated with aux_bytes > 0.
+  std::byte* Aux(uint64_t slot) const {
+    const Page& page = *pages_[slot >> kSlotOrdinalBits].load(std::memory_order_acquire);
+    return page.aux + Ordinal(slot) * page.aux_bytes;
+  }
+
+  // Marks the sparsest pages, enough to bring waste (free slots) under 5 % of the pages' bytes, as
+  // condemned: nothing is allocated from them, and the owner moves their rows away.
+  void CondemnSparsePages();
+  // Condemns up to `pages` pages whatever the waste, those with the least used bytes first: what
+  // must go when another size class, or the index, needs their bytes.
+  void CondemnPages(uint32_t pages);
+  // As Allocate, but never adds a page.
+  Result<uint64_t> AllocateInRoom(uint32_t payload_bytes, uint32_t aux_bytes);
+  uint32_t page_count() const { return next_number_ - static_cast<uint32_t>(free_numbers_.size()); }
+  bool Condemned(uint64_t slot) const {
+    return pages_[slot >> kSlotOrdinalBits].load(std::memory_order_relaxed)->condemned;
+  }
+  bool has_condemned() const { return condemned_pages_ > 0; }
+
+  // Bytes of pages and their aux.
+  uint64_t page_bytes() const { return page_bytes_.load(std::memory_order_relaxed); }
+  // Bytes of the page directory, charged to the budget when the arena is made.
+  uint64_t directory_bytes() const { return max_pages_ * sizeof(pages_[0]); }
+  uint64_t used_slots() const { return used_slots_; }
+
+  // Verifies invariants 1 to 4, and that `slots` (all that the index names) are distinct, allocated
+  // and all there are. kCorrupt naming the page.
+  Status CheckIntegrity(std::span<const uint64_t> slots) const;
+
+ private:
+  struct Page {
+    std::byte* payload = nullptr;
+    std::byte* aux = nullptr;
+    uint32_t slot_bytes = 0;
+    uint32_t aux_bytes = 0;
+    uint32_t slots = 0;
+    uint32_t used = 0;
+    uint32_t fresh = 0;  // slots from here on were never used
+    uint16_t free_head = kNoSlot;
+    bool condemned = false;
+    bool listed = false;  // in its class's list of pages with room
+    uint32_t number = 0;
+  };
+  static constexpr uint16_t kNoSlot = 0xffff;
+  using ClassKey = std::pair<uint32_t, uint32_t>;
+  static ClassKey ClassOf(uint32_t payload_bytes, uint32_t aux_bytes);
+  uint64_t Take(std::vector<Page*>* room);
+  void Condemn(Page* page);
+
+  static uint32_t Ordinal(uint64_t slot) {
+    return static_cast<uint32_t>(slot) & ((1U << kSlotOrdinalBits) - 1U);
+  }
+  Result<Page*> AddPage(ClassKey key);
+  void DropPage(Page* page);
+  static uint64_t BytesOf(const Page& page) {
+    return kSlabPageBytes + uint64_t{page.aux_bytes} * page.slots;
+  }
+
+  ByteBudget* budget_;
+  uint64_t max_pages_;
+  std::unique_ptr<std::atomic<Page*>[]> pages_;
+  std::vector<uint32_t> free_numbers_;  // page numbers given back, reused first
+  uint32_t next_number_ = 0;
+  std::map<ClassKey, std::vector<Page*>> room_;  // pages with room, by class
+  std::atomic<uint64_t> page_bytes_{0};
+  uint64_t used_slots_ = 0;
+  uint32_t condemned_pages_ = 0;
+};
+
+}  // namespace embertide

@@ -1,0 +1,93 @@
+// SlabArena: capacity, reuse, budgets, condemned pages.
+#include "ddr/slab_arena.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <random>
+#include <set>
+
+namespace embertide {
+namespace {
+
+TEST(SlabArenaTest, RandomAllocationsKeepEveryInvariant) {
+  ByteBudget budget(8ULL << 20);
+  SlabArena arena(&budget);
+  std::mt19937 random(1);
+  std::vector<std::pair<uint64_t, uint32_t>> held;
+  uint64_t refused = 0;
+  for (int step = 0; step < 60000; ++step) {
+    if (held.empty() || random() % 5 < 3) {
+      const uint32_t bytes = 16 + random() % 4 * 48;
+      const Result<uint64_t> slot = arena.Allocate(bytes, random() % 2 * 24);
+      if (!slot.ok()) {
+        EXPECT_EQ(slot.status().code(), Code::kResourceExhausted);
+        ++refused;
+        continue;
+      }
+      std::memset(arena.Address(slot.value()), step & 0xff, bytes);
+      held.emplace_back(slot.value(), bytes);
+    } else {
+      std::swap(held[random() % held.size()], held.back());
+      arena.Free(held.back().first);
+      held.pop_back();
+    }
+    ASSERT_LE(budget.used_bytes(), budget.limit_bytes());
+    if (step % 1000 != 0) continue;
+    std::vector<uint64_t> slots;
+    for (const auto& [slot, bytes] : held) slots.push_back(slot);
+    const Status status = arena.CheckIntegrity(slots);
+    ASSERT_TRUE(status.ok()) << status.ToString();
+  }
+  for (const auto& [slot, bytes] : held) arena.Free(slot);
+  EXPECT_EQ(budget.used_bytes(), 0U) << "an empty page was kept";
+}
+
+TEST(SlabArenaTest, TheBudgetRefuses) {
+  ByteBudget budget(2 * kSlabPageBytes);
+  SlabArena arena(&budget);
+  int allocated = 0;
+  while (arena.Allocate(1024, 0).ok()) ++allocated;
+  EXPECT_EQ(allocated, 512);
+  EXPECT_FALSE(arena.Allocate(64, 0).ok());
+}
+
+TEST(SlabArenaTest, IntegrityFindsASlotNamedTwiceOrLost) {
+  ByteBudget budget(2 * kSlabPageBytes);
+  SlabArena arena(&budget);
+  const uint64_t a = *arena.Allocate(64, 0);
+  const uint64_t b = *arena.Allocate(64, 0);
+  EXPECT_TRUE(arena.CheckIntegrity(std::vector<uint64_t>{a, b}).ok());
+  EXPECT_FALSE(arena.CheckIntegrity(std::vector<uint64_t>{a, a}).ok());
+  EXPECT_FALSE(arena.CheckIntegrity(std::vector<uint64_t>{a}).ok());
+}
+
+TEST(SlabArenaTest, SparsePagesAreCondemnedAndEmptiedOnesGivenBack) {
+  ByteBudget budget(64 * kSlabPageBytes);
+  SlabArena arena(&budget);
+  std::vector<uint64_t> slots;
+  for (int i = 0; i < 40 * 256; ++i) slots.push_back(*arena.Allocate(1024, 0));
+  std::vector<uint64_t> kept;
+  for (size_t i = 0; i < slots.size(); ++i) {
+    if (i % 10 == 0) {
+      kept.push_back(slots[i]);
+    } else {
+      arena.Free(slots[i]);
+    }
+  }
+  arena.CondemnSparsePages();
+  ASSERT_TRUE(arena.has_condemned());
+  for (uint64_t& slot : kept) {
+    if (!arena.Condemned(slot)) continue;
+    const uint64_t moved = *arena.Allocate(1024, 0);
+    EXPECT_FALSE(arena.Condemned(moved));
+    arena.Free(slot);
+    slot = moved;
+  }
+  EXPECT_FALSE(arena.has_condemned());
+  EXPECT_TRUE(arena.CheckIntegrity(kept).ok());
+  EXPECT_LE(arena.page_bytes(), 6ULL * kSlabPageBytes) << "4 pages hold the tenth that is left";
+}
+
+}  // namespace
+}  // namespace embertide

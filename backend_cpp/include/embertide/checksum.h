@@ -1,0 +1,13 @@
+// CRC32C (Castagnoli), the checksum of every file, block and message. Pure; thread-safe.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace embertide {
+
+// The CRC32C of `bytes`; `seed` is the CRC of what came before them, 0 at the start.
+uint32_t Crc32c(std::span<const std::byte> bytes, uint32_t seed = 0);
+
+}  // namespace embertide

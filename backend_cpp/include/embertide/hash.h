@@ -1,0 +1,30 @@
+// The one hash of keys: a bijective mixer of 64 bits, the same in trainer, files, bus and node.
+//
+//   hash:  63            64-b | ...                    7 | 6      0
+//          [ bucket: top b bits ][ position in the bucket  ][  tag  ]
+//
+// Its name and seed stand in every file; a reader refuses another hash rather than misplace rows.
+#pragma once
+
+#include <cstdint>
+
+namespace embertide {
+
+inline constexpr const char kHashName[] = "splitmix64";
+// Arbitrary odd constant; changing it makes every existing snapshot unreadable, on purpose.
+inline constexpr uint64_t kHashSeed = 0x9e3779b97f4a7c15ULL;
+
+// Steele, Lea & Flood's finaliser (SplitMix64), a bijection of 64-bit words.
+constexpr uint64_t HashKey(uint64_t key) {
+  uint64_t z = key + kHashSeed;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
+  return z ^ (z >> 31);
+}
+
+// The bucket that owns a hash. Requires: bucket_bits <= 17.
+constexpr uint32_t BucketOfHash(uint64_t hash, uint32_t bucket_bits) {
+  return bucket_bits == 0 ? 0 : static_cast<uint32_t>(hash >> (64 - bucket_bits));
+}
+
+}  // namespace embertide

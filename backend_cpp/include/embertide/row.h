@@ -1,0 +1,99 @@
+// The row: the one definition and the one encoding, shared by trainer, bus, files and node.
+//
+// A row is a key and the live chunks of its vector. A vector of `dim` values is cut into `chunks`
+// chunks of `chunk_dim`; bit c of the live mask says that chunk c is held. A dead chunk reads as
+// zeros. The payload holds the live chunks in ascending order and nothing else:
+//
+//   fp32, fp16, bf16:  [chunk][chunk]...           popcount(live) * chunk_dim elements
+//   int8:              [f32 scale][chunk]...        value = scale * element
+//
+// A record is how a row travels (docs/formats.md, "Row record"), little-endian, unaligned:
+//
+//   offset  0        8        10     11        12
+//           [u64 key][u16 live][u8 kind][u8 zero][payload]
+//
+// All functions are pure and thread-safe.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "embertide/status.h"
+
+namespace embertide {
+
+// Stored in files and on the bus: do not renumber.
+enum class DType : uint8_t { kFp32 = 0, kFp16 = 1, kBf16 = 2, kInt8 = 3 };
+
+// What a record says about its key. Stored: do not renumber. Tombstones have live = 0, no payload.
+enum class RecordKind : uint8_t { kRow = 0, kPruned = 1, kExpired = 2 };
+
+// Bits of the live mask: one 16-bit field of an index entry holds it.
+inline constexpr uint32_t kMaxChunks = 16;
+// A payload must fit one 4 KiB SSD block with its record and block headers.
+inline constexpr uint32_t kMaxPayloadBytes = 4064;
+inline constexpr size_t kRecordHeaderBytes = 12;
+
+// "fp32", "fp16", "bf16" or "int8".
+const char* DTypeName(DType dtype);
+Result<DType> ParseDType(const std::string& name);
+// Bytes of one element.
+constexpr uint32_t DTypeBytes(DType dtype) {
+  return dtype == DType::kFp32 ? 4 : dtype == DType::kInt8 ? 1 : 2;
+}
+
+struct RowLayout {
+  uint16_t chunks = 1;     // 1..kMaxChunks
+  uint16_t chunk_dim = 0;  // elements of a chunk
+  DType dtype = DType::kFp32;
+
+  uint32_t dim() const { return uint32_t{chunks} * chunk_dim; }
+  uint32_t chunk_bytes() const { return chunk_dim * DTypeBytes(dtype); }
+  uint16_t full_mask() const { return static_cast<uint16_t>((1U << chunks) - 1U); }
+  // Bytes of a row with these live chunks; 0 for none.
+  uint32_t PayloadBytes(uint16_t live) const {
+    if (live == 0) return 0;
+    return static_cast<uint32_t>(std::popcount(live)) * chunk_bytes() +
+           (dtype == DType::kInt8 ? 4U : 0U);
+  }
+  // kInvalidArgument naming the field when no row of this layout can exist.
+  Status Validate() const;
+  bool operator==(const RowLayout&) const = default;
+};
+
+// One decoded record; `payload` points into the bytes it was read from.
+struct RowRecord {
+  uint64_t key = 0;
+  uint16_t live = 0;
+  RecordKind kind = RecordKind::kRow;
+  std::span<const std::byte> payload;
+};
+
+// Encodes `values` (layout.dim() floats) into `payload` (layout.PayloadBytes(live) bytes): live
+// chunks only; fp16 and bf16 round to nearest even, int8 scales by max|value| / 127.
+void EncodePayload(const RowLayout& layout, uint16_t live, const float* values, std::byte* payload);
+
+// Decodes a payload into layout.dim() floats; dead chunks become zeros.
+void DecodePayload(const RowLayout& layout, uint16_t live, const std::byte* payload, float* values);
+
+// Adds weight * row to layout.dim() fp64 accumulators (DESIGN.md section 9: pooled values are
+// summed in fp64 and rounded once, so that any split of a bag over owners gives the same floats).
+void AccumulatePayload(const RowLayout& layout, uint16_t live, const std::byte* payload,
+                       double weight, double* sums);
+
+// Appends one record to `out`.
+void AppendRecord(const RowRecord& record, std::vector<std::byte>* out);
+
+// Reads the record at the front of `bytes` and advances `bytes` past it. kCorrupt, naming the
+// offending field, if the bytes are no record of this layout; `bytes` is then unspecified.
+Result<RowRecord> ReadRecord(const RowLayout& layout, std::span<const std::byte>* bytes);
+
+// The initial value of dimension d of a new row: uniform in [-scale, scale), a function of its
+// arguments alone, so that any rank, device or restart makes the same row.
+float InitialValue(uint64_t seed, uint32_t table_id, uint64_t key, uint32_t d, float scale);
+
+}  // namespace embertide

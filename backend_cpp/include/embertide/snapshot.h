@@ -1,0 +1,87 @@
+// Snapshots: a directory of bucket files and, last, a manifest (docs/formats.md).
+//
+//   DIR/manifest.json                     written last, by rename; without it nothing is there
+//   DIR/tables/NAME/bucket-00017.emb      one bucket of one table, blocks with CRC32C each
+//   DIR/dense/...                         dense program and tensors, named by the manifest
+//
+// A reader refuses what it cannot prove right and says which field differs.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "embertide/status.h"
+#include "embertide/table.h"
+
+namespace embertide {
+
+inline constexpr uint32_t kFormatVersion = 1;
+// Records of a block, at most: what a reader must buffer and what one checksum covers.
+inline constexpr uint32_t kMaxBlockBytes = 256 * 1024;
+
+// A feature of the model: which table its keys belong to and how its bag is pooled.
+struct FeatureConfig {
+  std::string name;
+  std::string table;
+  std::string pooling = "sum";  // "sum", "mean" or "none"
+};
+
+struct BucketFileInfo {
+  std::string path;  // relative to the snapshot
+  std::string table;
+  uint32_t bucket = 0;
+  uint64_t version = 0;
+  uint64_t rows = 0;
+  uint64_t bytes = 0;
+  uint32_t crc32c = 0;  // of the whole file
+};
+
+struct DenseFileInfo {
+  std::string role;  // "program" or "tensors"
+  std::string path;
+  uint64_t bytes = 0;
+  uint32_t crc32c = 0;
+};
+
+struct Manifest {
+  std::string model;    // name
+  std::string lineage;  // who published it
+  uint64_t version = 0;
+  int64_t watermark_ms = 0;  // event time up to which the version has learned
+  std::vector<TableConfig> tables;
+  std::vector<FeatureConfig> features;  // in the order of KEYS' columns
+  uint32_t dense_features = 0;          // columns of DENSE
+  std::vector<BucketFileInfo> buckets;
+  std::vector<DenseFileInfo> dense;  // empty: the snapshot serves `lookup` only
+};
+
+// JSON of the manifest and back. Parsing: kCorrupt for what is no JSON or lacks a field (named),
+// kRejected for another format version or hash (both values named).
+std::string ManifestToJson(const Manifest& manifest);
+Result<Manifest> ManifestFromJson(const std::string& json);
+
+// Reads DIR/manifest.json. kNotFound if there is none (the snapshot does not exist).
+Result<Manifest> ReadManifest(const std::string& directory);
+// Writes DIR/manifest.json: temporary name, fsync, rename, fsync of the directory.
+Status WriteManifest(const std::string& directory, const Manifest& manifest);
+
+// The relative path of a bucket file.
+std::string BucketPath(const std::string& table, uint32_t bucket);
+
+// Writes one bucket file from records (ascending key order), atomically by rename. Creates folders.
+Result<BucketFileInfo> WriteBucketFile(const std::string& directory, const TableConfig& table,
+                                       uint32_t bucket, uint64_t version,
+                                       std::span<const std::byte> records);
+
+// Reads a bucket file block by block in bounded memory: checks header against `table`, every
+// block's CRC, the footer, and that nothing follows. `consume` gets the records of one block.
+// kCorrupt / kRejected name the file, the offset and the field; a Status of `consume` is passed on.
+Status ReadBucketFile(const std::string& directory, const TableConfig& table,
+                      const BucketFileInfo& info,
+                      const std::function<Status(std::span<const std::byte>)>& consume);
+
+}  // namespace embertide

@@ -1,0 +1,206 @@
+// Store: the tables of one node or one trainer rank, over the tiers of its devices.
+//
+//   key --HashKey--> bucket --> device (arena) --> index entry --> slot in a tier
+//
+// Versions. Every read goes through a ReadView, which pins one version. A row that a version of the
+// window changed has a chain of (version, slot), newest first; one bit of its index entry says so,
+// and a row not lately changed pays nothing. When a version leaves the window and no older pin
+// lives, its chains fold into the entries.
+//
+// Threads. Readers (ReadView) take no lock and may be any number up to kMaxReaders. Writers
+// (StageRecords, Commit, training calls) are serialised by the store, one at a time a device.
+// The training profile has one writer and updates rows in place: its views read the live state and
+// must not run beside a writer.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "embertide/status.h"
+#include "embertide/table.h"
+
+namespace embertide {
+
+inline constexpr uint32_t kMaxReaders = 1024;
+
+enum class Profile : uint8_t {
+  kServe,  // index, payload and versions; nothing else
+  kTrain,  // beside each payload an aux slot: optimizer state, utility per chunk, decay epoch
+};
+
+enum class Pooling : uint8_t { kSum, kMean, kNone };
+
+// Where the answer for a key came from. Stored in the SOURCE output: do not renumber.
+enum class Source : uint8_t {
+  kHbm = 0,
+  kDdr = 1,
+  kSsd = 2,
+  kRemote = 3,
+  kDefault = 4,
+  kPruned = 5
+};
+inline constexpr size_t kSources = 6;
+// "hbm", "ddr", "ssd", "remote", "default" or "pruned".
+const char* SourceName(Source source);
+
+struct StoreOptions {
+  Profile profile = Profile::kServe;
+  std::vector<TableConfig> tables;
+  uint32_t devices = 1;  // CPU arenas; bucket b of a table lies on device b % devices
+  uint64_t ddr_budget_bytes = 1ULL << 30;  // of the whole store: payload pages, index, chains
+  uint64_t ssd_budget_bytes = 0;           // 0: no SSD tier; a full DDR tier then refuses
+  std::string ssd_directory;               // REQUIRED with an SSD budget; made if absent
+  uint32_t window_versions = 8;            // committed versions a Pin may still name
+};
+
+// Counters since Open, and sizes now. Bytes include every index, chain and allocator overhead.
+struct StoreStats {
+  uint64_t rows = 0;
+  uint64_t ddr_payload_bytes = 0;  // whole slab pages in use
+  uint64_t index_bytes = 0;        // index arrays, page directory, version chains
+  uint64_t ssd_bytes = 0;          // segments in use
+  uint64_t ddr_budget_bytes = 0;
+  uint64_t hits[kSources] = {};  // keys looked up, by Source
+  uint64_t evictions_to_ssd = 0;
+  uint64_t promotions = 0;
+  uint64_t refused_rows = 0;    // staged rows that no tier had room for
+  uint64_t oldest_version = 0;  // of the window; 0 before the first commit
+  uint64_t newest_version = 0;
+};
+
+// Where one key lives, for `explain`.
+struct RowLocation {
+  bool resident = false;
+  Source tier = Source::kDefault;
+  uint16_t live = 0;
+  uint32_t payload_bytes = 0;
+  uint32_t bucket = 0;
+  uint32_t device = 0;
+  uint32_t access_count = 0;
+  uint64_t version = 0;  // the version that last changed it, 0 if it has folded into the base
+};
+
+// One batched lookup in one table.
+struct LookupRequest {
+  uint32_t table = 0;  // index into StoreOptions::tables
+  std::span<const int64_t> keys;
+  Pooling pooling = Pooling::kNone;
+  std::span<const uint32_t> offsets;  // kSum, kMean: bags + 1 ascending offsets into keys, from 0
+  float* out = nullptr;               // kNone: keys x dim; else bags x dim (an empty bag is zeros)
+  size_t out_stride = 0;              // floats between output rows, >= dim
+  uint8_t* source = nullptr;          // OPTIONAL: a Source per key
+};
+
+class Store;
+
+// A pinned version. Cheap to make and to drop (one slot of a fixed array); movable; used by one
+// thread at a time. Requires: the Store outlives it; drop it soon (an execution, not a session),
+// for what later versions changed cannot fold past it.
+class ReadView {
+ public:
+  ReadView(ReadView&& other) noexcept;
+  ReadView& operator=(ReadView&& other) noexcept;
+  ReadView(const ReadView&) = delete;
+  ReadView& operator=(const ReadView&) = delete;
+  ~ReadView();
+
+  uint64_t version() const { return version_; }
+
+  // Answers every key: unknown keys read as the table's default row. Deduplicates nothing by
+  // itself yet answers a key alike however often it stands in the batch.
+  // kInvalidArgument: table, offsets or stride are wrong (nothing is written). kDeviceError,
+  // kCorrupt: an SSD block could not be read or failed its checksum.
+  Status Lookup(const LookupRequest& request) const;
+
+  RowLocation Explain(uint32_t table, uint64_t key) const;
+
+ private:
+  friend class Store;
+  ReadView(const Store* store, uint32_t reader, uint64_t version)
+      : store_(store), reader_(reader), version_(version) {}
+  const Store* store_;
+  uint32_t reader_;
+  uint64_t version_;
+};
+
+// Row-wise Adagrad, exact: one accumulator a row, h += mean_d(g_d^2); w -= lr * g / (sqrt(h) +
+// eps). The mean runs over all `dim` dimensions, dead chunks' gradients included.
+struct RowwiseAdagrad {
+  float learning_rate = 0.01F;
+  float epsilon = 1e-8F;
+  float initial_accumulator = 0.0F;
+};
+
+class Store {
+ public:
+  // kInvalidArgument naming the option; kDeviceError if the SSD directory cannot be used.
+  static Result<std::unique_ptr<Store>> Open(StoreOptions options);
+  ~Store();
+  Store(const Store&) = delete;
+  Store& operator=(const Store&) = delete;
+
+  const StoreOptions& options() const;
+
+  // Pins a committed version of the window. kVersionGone (the message names the range held) if it
+  // left or is not there yet; kBusy if kMaxReaders views live.
+  Result<ReadView> Pin(uint64_t version) const;
+  // Pins the newest committed version (in the training profile: the live state).
+  Result<ReadView> PinNewest() const;
+
+  // --- serving profile -------------------------------------------------------------------------
+  // Applies records of one bucket for a version not yet committed; invisible until Commit.
+  // Staging the same records again changes nothing. Before the first Commit, rows go straight into
+  // the base. kCorrupt: the bytes are no records of this table or a key is not of this bucket;
+  // kResourceExhausted: the budgets are full (counted; the version must not be committed).
+  Status StageRecords(uint64_t version, uint32_t table, uint32_t bucket,
+                      std::span<const std::byte> records);
+  // Makes `version` the newest. Requires: > newest_version. Folds versions that left the window.
+  Status Commit(uint64_t version);
+
+  // --- training profile ------------------------------------------------------------------------
+  // Ensures that every key has a row (new rows: all chunks live, InitialValue). Returns how many
+  // were new. kResourceExhausted when the budgets are full.
+  Result<uint64_t> EnsureRows(uint32_t table, std::span<const int64_t> keys);
+  // One exact row-wise Adagrad step. `gradients` is keys x dim; keys may repeat, and then their
+  // gradients are summed in ascending position in fp64 before the one update. Keys without a row
+  // are skipped. Bitwise repeatable. Returns the number of distinct rows updated.
+  Result<uint64_t> ApplyGradients(uint32_t table, std::span<const int64_t> keys,
+                                  const float* gradients, const RowwiseAdagrad& optimizer);
+  // Sets the live mask of a row; a chunk that becomes live starts at zero, and mask 0 removes the
+  // row. kNotFound if the key has none.
+  Status SetLive(uint32_t table, uint64_t key, uint16_t live);
+  // Appends the records of rows changed since the last call for this bucket (tombstones included),
+  // in ascending key order. Bitwise repeatable.
+  Status TakeChanges(uint32_t table, uint32_t bucket, std::vector<std::byte>* records);
+  // Optimizer state of a key, for checkpoints and tests. kNotFound if it has no row.
+  Result<float> AdagradState(uint32_t table, uint64_t key) const;
+  Status SetAdagradState(uint32_t table, uint64_t key, float accumulator);
+
+  // --- both --------------------------------------------------------------------------------------
+  // Appends all rows of a bucket as records at the view's version, in ascending key order.
+  Status ExportBucket(const ReadView& view, uint32_t table, uint32_t bucket,
+                      std::vector<std::byte>* records) const;
+  // Training profile: inserts records as rows as they are (restore from a snapshot).
+  Status ImportRecords(uint32_t table, uint32_t bucket, std::span<const std::byte> records);
+  // Work for a background thread: promotes hot SSD rows, frees retired memory, compacts segments.
+  // Bounded (about a millisecond a call). Safe beside readers and writers.
+  void Maintain();
+  // Verifies every invariant of the store: free + used = capacity, the index is injective on slots,
+  // budgets hold, every entry is found by its key. kCorrupt naming the first that fails.
+  // Requires: no concurrent writer.
+  Status CheckIntegrity() const;
+  StoreStats Stats() const;
+
+  struct Impl;  // defined in backend_cpp/store/store_impl.h, for that folder alone
+
+ private:
+  friend class ReadView;
+  explicit Store(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace embertide

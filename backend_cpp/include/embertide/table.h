@@ -1,0 +1,28 @@
+// TableConfig: what a table is. Shared by store, files and node.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "embertide/row.h"
+
+namespace embertide {
+
+inline constexpr uint32_t kMaxBucketBits = 17;
+
+struct TableConfig {
+  std::string name;  // unique in a model; [a-z0-9_]+
+  uint32_t id = 0;   // unique in a model; the number that init, bus and files use
+  RowLayout layout;
+  uint32_t bucket_bits = 0;        // 2^bucket_bits buckets, fixed at creation
+  uint64_t init_seed = 0;          // of InitialValue
+  float init_scale = 0.01F;        // of InitialValue
+  std::vector<float> default_row;  // dim values, what an unknown key reads as; empty = zeros
+
+  uint32_t buckets() const { return 1U << bucket_bits; }
+  // kInvalidArgument naming the table and the field.
+  Status Validate() const;
+};
+
+}  // namespace embertide

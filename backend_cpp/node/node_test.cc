@@ -1,0 +1,101 @@
+// Node: a snapshot loaded and served; every damaged one refused with the reason.
+#include "embertide/node.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "embertide/hash.h"
+
+namespace embertide {
+namespace {
+
+namespace fs = std::filesystem;
+
+class NodeTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    directory_ = fs::temp_directory_path() / ("embertide-node-" + std::to_string(::getpid()));
+    fs::remove_all(directory_);
+    manifest_.model = "news";
+    manifest_.lineage = "a";
+    manifest_.version = 5;
+    TableConfig table;
+    table.name = "item";
+    table.id = 1;
+    table.layout = {2, 4, DType::kFp32};
+    table.bucket_bits = 1;
+    table.default_row.assign(8, 0.25F);
+    manifest_.tables = {table};
+    manifest_.features = {{"prev", "item", "sum"}, {"cand", "item", "mean"}};
+    for (uint32_t bucket = 0; bucket < 2; ++bucket) {
+      std::vector<std::byte> records;
+      for (uint64_t key = 0; key < 1000; ++key) {
+        if (BucketOfHash(HashKey(key), 1) != bucket) continue;
+        const std::vector<float> values(8, static_cast<float>(key));
+        std::vector<std::byte> payload(32);
+        EncodePayload(table.layout, 3, values.data(), payload.data());
+        AppendRecord({key, 3, RecordKind::kRow, payload}, &records);
+      }
+      manifest_.buckets.push_back(*WriteBucketFile(directory_, table, bucket, 5, records));
+    }
+    Write();
+  }
+  void TearDown() override { fs::remove_all(directory_); }
+
+  void Write() { ASSERT_TRUE(WriteManifest(directory_, manifest_).ok()); }
+  Result<std::unique_ptr<Node>> Open() {
+    NodeOptions options;
+    options.snapshot = directory_;
+    options.ddr_budget_bytes = 16ULL << 20;
+    return Node::Open(options);
+  }
+
+  fs::path directory_;
+  Manifest manifest_;
+};
+
+TEST_F(NodeTest, ServesASnapshotAlone) {
+  const auto node = Open();
+  ASSERT_TRUE(node.ok()) << node.status().ToString();
+  EXPECT_EQ(node.value()->total_dim(), 16U);
+  EXPECT_EQ(node.value()->features()[1].pooling, Pooling::kMean);
+  auto view = node.value()->Pin();
+  ASSERT_TRUE(view.ok());
+  EXPECT_EQ(view->version(), 5U);
+  const std::vector<int64_t> keys = {7, 5000};
+  std::vector<float> out(16);
+  uint8_t source[2];
+  ASSERT_TRUE(view->Lookup({0, keys, Pooling::kNone, {}, out.data(), 8, source}).ok());
+  EXPECT_EQ(out[0], 7.0F);
+  EXPECT_EQ(out[8], 0.25F);
+  EXPECT_EQ(source[0], static_cast<uint8_t>(Source::kDdr));
+  EXPECT_EQ(source[1], static_cast<uint8_t>(Source::kDefault));
+}
+
+TEST_F(NodeTest, RefusesWhatItCannotProve) {
+  const fs::path file = directory_ / manifest_.buckets[0].path;
+  fs::resize_file(file, fs::file_size(file) - 1);
+  EXPECT_EQ(Open().status().code(), Code::kCorrupt);
+  fs::remove(file);
+  EXPECT_EQ(Open().status().code(), Code::kNotFound);
+  fs::remove(directory_ / "manifest.json");
+  EXPECT_EQ(Open().status().code(), Code::kNotFound);
+}
+
+TEST_F(NodeTest, RefusesAManifestThatContradictsItself) {
+  manifest_.features[0].table = "user";
+  Write();
+  EXPECT_NE(Open().status().message().find("\"user\""), std::string::npos);
+  manifest_.features[0] = {"prev", "item", "max"};
+  Write();
+  EXPECT_NE(Open().status().message().find("\"max\""), std::string::npos);
+  manifest_.features.clear();
+  Write();
+  EXPECT_FALSE(Open().ok());
+}
+
+}  // namespace
+}  // namespace embertide

@@ -1,0 +1,115 @@
+// Bindings of the row codec, checksums and snapshots.
+#include "bindings.h"
+#include "embertide/checksum.h"
+#include "embertide/hash.h"
+#include "embertide/snapshot.h"
+
+namespace embertide {
+namespace {
+
+namespace py = pybind11;
+
+RowLayout MakeLayout(const std::string& dtype, uint16_t chunks, uint16_t chunk_dim) {
+  const RowLayout layout{chunks, chunk_dim, ValueOrThrow(ParseDType(dtype))};
+  ThrowIfError(layout.Validate());
+  return layout;
+}
+
+py::bytes Encode(const RowLayout& layout, uint16_t live, const Array<float>& values) {
+  if (values.size() != layout.dim() || (live & ~layout.full_mask()) != 0) {
+    throw BindingError{{Code::kInvalidArgument, "a row of " + std::to_string(layout.dim()) +
+                                                    " values in " + std::to_string(layout.chunks) +
+                                                    " chunks cannot hold " +
+                                                    std::to_string(values.size()) +
+                                                    " values, mask " + std::to_string(live)}};
+  }
+  std::vector<std::byte> payload(layout.PayloadBytes(live));
+  EncodePayload(layout, live, values.data(), payload.data());
+  return BytesOut(payload);
+}
+
+py::bytes Record(uint64_t key, uint16_t live, int kind, const py::bytes& payload) {
+  std::vector<std::byte> record;
+  AppendRecord({key, live, static_cast<RecordKind>(kind), BytesIn(payload)}, &record);
+  return BytesOut(record);
+}
+
+py::bytes ReadBucket(const std::string& directory, const TableConfig& table,
+                     const BucketFileInfo& info) {
+  std::vector<std::byte> records;
+  ThrowIfError(ReadBucketFile(directory, table, info, [&](std::span<const std::byte> block) {
+    records.insert(records.end(), block.begin(), block.end());
+    return Status::Ok();
+  }));
+  return BytesOut(records);
+}
+
+void BindSnapshotTypes(py::module_& m) {
+  py::class_<RowLayout>(m, "RowLayout")
+      .def(py::init(&MakeLayout), py::kw_only(), py::arg("dtype") = "fp32", py::arg("chunks") = 1,
+           py::arg("chunk_dim"))
+      .def_readonly("chunks", &RowLayout::chunks)
+      .def_readonly("chunk_dim", &RowLayout::chunk_dim)
+      .def_property_readonly("dim", &RowLayout::dim)
+      .def_property_readonly("dtype", [](const RowLayout& l) { return DTypeName(l.dtype); });
+  py::class_<TableConfig>(m, "TableConfig")
+      .def(py::init([](std::string name, uint32_t id, RowLayout layout, uint32_t bucket_bits,
+                       uint64_t init_seed, float init_scale, std::vector<float> default_row) {
+             TableConfig table{std::move(name),       id,        layout,
+                               bucket_bits,           init_seed, init_scale,
+                               std::move(default_row)};
+             ThrowIfError(table.Validate());
+             return table;
+           }),
+           py::kw_only(), py::arg("name"), py::arg("id"), py::arg("layout"),
+           py::arg("bucket_bits") = 0, py::arg("init_seed") = 0, py::arg("init_scale") = 0.01F,
+           py::arg("default_row") = std::vector<float>())
+      .def_readonly("name", &TableConfig::name)
+      .def_readonly("id", &TableConfig::id)
+      .def_readonly("layout", &TableConfig::layout)
+      .def_readonly("bucket_bits", &TableConfig::bucket_bits)
+      .def_readonly("default_row", &TableConfig::default_row);
+  py::class_<BucketFileInfo>(m, "BucketFileInfo")
+      .def(py::init([](std::string path, std::string table, uint32_t bucket, uint64_t version,
+                       uint64_t rows, uint64_t bytes, uint32_t crc32c) {
+             return BucketFileInfo{std::move(path), std::move(table), bucket, version, rows, bytes,
+                                   crc32c};
+           }),
+           py::kw_only(), py::arg("path"), py::arg("table"), py::arg("bucket"), py::arg("version"),
+           py::arg("rows"), py::arg("bytes"), py::arg("crc32c"))
+      .def_readonly("path", &BucketFileInfo::path)
+      .def_readonly("table", &BucketFileInfo::table)
+      .def_readonly("bucket", &BucketFileInfo::bucket)
+      .def_readonly("version", &BucketFileInfo::version)
+      .def_readonly("rows", &BucketFileInfo::rows)
+      .def_readonly("bytes", &BucketFileInfo::bytes)
+      .def_readonly("crc32c", &BucketFileInfo::crc32c);
+}
+
+}  // namespace
+
+void BindCodec(py::module_& m) {
+  BindSnapshotTypes(m);
+  m.attr("HASH_NAME") = kHashName;
+  m.attr("HASH_SEED") = kHashSeed;
+  m.attr("FORMAT_VERSION") = kFormatVersion;
+  m.def("hash_key", [](int64_t key) { return HashKey(static_cast<uint64_t>(key)); });
+  m.def("initial_value",
+        [](uint64_t seed, uint32_t table_id, int64_t key, uint32_t d, float scale) {
+          return InitialValue(seed, table_id, static_cast<uint64_t>(key), d, scale);
+        });
+  m.def("crc32c", [](const py::bytes& bytes) { return Crc32c(BytesIn(bytes)); });
+  m.def("encode_payload", &Encode);
+  m.def("encode_record", &Record, py::arg("key"), py::arg("live"), py::arg("kind"),
+        py::arg("payload"));
+  m.def("write_bucket_file", [](const std::string& directory, const TableConfig& table,
+                                uint32_t bucket, uint64_t version, const py::bytes& records) {
+    return ValueOrThrow(WriteBucketFile(directory, table, bucket, version, BytesIn(records)));
+  });
+  m.def("read_bucket_file", &ReadBucket);
+  m.def("check_manifest", [](const std::string& json) {
+    return ManifestToJson(ValueOrThrow(ManifestFromJson(json)));
+  });
+}
+
+}  // namespace embertide

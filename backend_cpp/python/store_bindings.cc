@@ -1,0 +1,151 @@
+// Bindings of Store. The GIL is released in calls that may take long; arrays are held meanwhile.
+#include "bindings.h"
+
+namespace embertide {
+namespace {
+
+namespace py = pybind11;
+
+StoreOptions MakeOptions(std::vector<TableConfig> tables, const std::string& profile,
+                         uint32_t devices, uint64_t ddr_budget_bytes, uint64_t ssd_budget_bytes,
+                         std::string ssd_directory, uint32_t window_versions) {
+  if (profile != "serve" && profile != "train") {
+    throw BindingError{{Code::kInvalidArgument, "profile \"" + profile + "\"; use serve or train"}};
+  }
+  return {profile == "train" ? Profile::kTrain : Profile::kServe,
+          std::move(tables),
+          devices,
+          ddr_budget_bytes,
+          ssd_budget_bytes,
+          std::move(ssd_directory),
+          window_versions};
+}
+
+Pooling ParsePooling(const std::string& name) {
+  if (name == "sum") return Pooling::kSum;
+  if (name == "mean") return Pooling::kMean;
+  if (name == "none") return Pooling::kNone;
+  throw BindingError{{Code::kInvalidArgument, "pooling \"" + name + "\"; use sum, mean or none"}};
+}
+
+// One pinned read: (values [n, dim], sources [keys], version).
+py::tuple Lookup(const Store& store, uint32_t table, const Array<int64_t>& keys,
+                 const std::string& pooling, const Array<uint32_t>& offsets,
+                 std::optional<uint64_t> version) {
+  if (table >= store.options().tables.size()) {
+    throw BindingError{
+        {Code::kInvalidArgument, "table " + std::to_string(table) + " does not exist"}};
+  }
+  const Pooling how = ParsePooling(pooling);
+  const uint32_t dim = store.options().tables[table].layout.dim();
+  const py::ssize_t rows = how == Pooling::kNone ? keys.size()
+                           : offsets.size() == 0 ? 0
+                                                 : offsets.size() - 1;
+  Array<float> out({rows, static_cast<py::ssize_t>(dim)});
+  Array<uint8_t> source(keys.size());
+  const ReadView view = ValueOrThrow(version ? store.Pin(*version) : store.PinNewest());
+  const LookupRequest request{table, SpanOf(keys),         how, SpanOf(offsets), out.mutable_data(),
+                              dim,   source.mutable_data()};
+  Status status;
+  {
+    const py::gil_scoped_release released;
+    status = view.Lookup(request);
+  }
+  ThrowIfError(status);
+  return py::make_tuple(out, source, view.version());
+}
+
+uint64_t ApplyGradients(Store* store, uint32_t table, const Array<int64_t>& keys,
+                        const Array<float>& gradients, float learning_rate, float epsilon,
+                        float initial_accumulator) {
+  if (table >= store->options().tables.size() ||
+      gradients.size() != keys.size() * store->options().tables[table].layout.dim()) {
+    throw BindingError{{Code::kInvalidArgument, "gradients must be keys x dim of the table"}};
+  }
+  const RowwiseAdagrad optimizer{learning_rate, epsilon, initial_accumulator};
+  const py::gil_scoped_release released;
+  return ValueOrThrow(store->ApplyGradients(table, SpanOf(keys), gradients.data(), optimizer));
+}
+
+py::dict StatsDict(const Store& store) {
+  const StoreStats stats = store.Stats();
+  py::dict hits;
+  for (size_t s = 0; s < kSources; ++s) {
+    hits[SourceName(static_cast<Source>(s))] = stats.hits[s];
+  }
+  py::dict dict;
+  dict["rows"] = stats.rows;
+  dict["ddr_payload_bytes"] = stats.ddr_payload_bytes;
+  dict["index_bytes"] = stats.index_bytes;
+  dict["ssd_bytes"] = stats.ssd_bytes;
+  dict["ddr_budget_bytes"] = stats.ddr_budget_bytes;
+  dict["hits"] = hits;
+  dict["evictions_to_ssd"] = stats.evictions_to_ssd;
+  dict["promotions"] = stats.promotions;
+  dict["refused_rows"] = stats.refused_rows;
+  dict["oldest_version"] = stats.oldest_version;
+  dict["newest_version"] = stats.newest_version;
+  return dict;
+}
+
+}  // namespace
+
+void BindStore(py::module_& m) {
+  py::class_<Store>(m, "Store")
+      .def(
+          py::init([](std::vector<TableConfig> tables, const std::string& profile, uint32_t devices,
+                      uint64_t ddr, uint64_t ssd, std::string directory, uint32_t window) {
+            return ValueOrThrow(Store::Open(MakeOptions(std::move(tables), profile, devices, ddr,
+                                                        ssd, std::move(directory), window)));
+          }),
+          py::kw_only(), py::arg("tables"), py::arg("profile") = "serve", py::arg("devices") = 1,
+          py::arg("ddr_budget_bytes") = 1ULL << 30, py::arg("ssd_budget_bytes") = 0,
+          py::arg("ssd_directory") = "", py::arg("window_versions") = 8)
+      .def("lookup", &Lookup, py::arg("table"), py::arg("keys"), py::kw_only(),
+           py::arg("pooling") = "none", py::arg("offsets") = Array<uint32_t>(0),
+           py::arg("version") = py::none())
+      .def("stage_records",
+           [](Store* store, uint64_t version, uint32_t table, uint32_t bucket,
+              const py::bytes& records) {
+             ThrowIfError(store->StageRecords(version, table, bucket, BytesIn(records)));
+           })
+      .def("commit", [](Store* store, uint64_t version) { ThrowIfError(store->Commit(version)); })
+      .def("ensure_rows",
+           [](Store* store, uint32_t table, const Array<int64_t>& keys) {
+             const py::gil_scoped_release released;
+             return ValueOrThrow(store->EnsureRows(table, SpanOf(keys)));
+           })
+      .def("apply_gradients", &ApplyGradients, py::arg("table"), py::arg("keys"),
+           py::arg("gradients"), py::kw_only(), py::arg("learning_rate"),
+           py::arg("epsilon") = 1e-8F, py::arg("initial_accumulator") = 0.0F)
+      .def("set_live",
+           [](Store* store, uint32_t table, int64_t key, uint16_t live) {
+             ThrowIfError(store->SetLive(table, static_cast<uint64_t>(key), live));
+           })
+      .def("take_changes",
+           [](Store* store, uint32_t table, uint32_t bucket) {
+             std::vector<std::byte> records;
+             ThrowIfError(store->TakeChanges(table, bucket, &records));
+             return BytesOut(records);
+           })
+      .def("export_bucket",
+           [](const Store& store, uint32_t table, uint32_t bucket) {
+             std::vector<std::byte> records;
+             const ReadView view = ValueOrThrow(store.PinNewest());
+             ThrowIfError(store.ExportBucket(view, table, bucket, &records));
+             return BytesOut(records);
+           })
+      .def("import_records",
+           [](Store* store, uint32_t table, uint32_t bucket, const py::bytes& records) {
+             ThrowIfError(store->ImportRecords(table, bucket, BytesIn(records)));
+           })
+      .def("adagrad_state",
+           [](const Store& store, uint32_t table, int64_t key) {
+             return ValueOrThrow(store.AdagradState(table, static_cast<uint64_t>(key)));
+           })
+      .def("maintain", &Store::Maintain, py::call_guard<py::gil_scoped_release>())
+      .def("check_integrity", [](const Store& store) { ThrowIfError(store.CheckIntegrity()); })
+      .def("stats", &StatsDict);
+}
+
+}  // namespace embertide

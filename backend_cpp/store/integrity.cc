@@ -1,0 +1,132 @@
+// Whole-bucket reads and the check of every invariant.
+#include <algorithm>
+
+#include "store/store_impl.h"
+
+namespace embertide {
+
+Status Store::ExportBucket(const ReadView& view, uint32_t t, uint32_t b,
+                           std::vector<std::byte>* records) const {
+  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckBucket(t, b));
+  const Table& table = impl_->tables[t];
+  const BucketIndex& index = table.buckets[b].index;
+  Device& device = impl_->DeviceFor(b);
+  const Reading reading(&impl_->readers, view.reader_);
+  // The writer stands still while the entries are listed; what they name then outlives the read.
+  std::vector<std::pair<uint64_t, Location>> rows;
+  {
+    const std::lock_guard writer(device.writer);
+    for (uint32_t e = 0; e < index.capacity(); ++e) {
+      if (!index.Occupied(e)) continue;
+      const Location place = Store::Impl::Resolve(index.At(e), view.version());
+      if (place.tier() != TierId::kNowhere) rows.emplace_back(index.KeyAt(e), place);
+    }
+  }
+  std::sort(rows.begin(), rows.end(),
+            [](const auto& a, const auto& b) { return a.first < b.first; });
+  BlockBuffers buffers;
+  const RowLayout& layout = table.config.layout;
+  for (const auto& [key, place] : rows) {
+    const uint32_t bytes = layout.PayloadBytes(place.live());
+    LogRead read{place.slot(), key, bytes, nullptr};
+    if (place.tier() == TierId::kSsd) {
+      EMBERTIDE_RETURN_IF_ERROR(device.ssd->Read({&read, 1}, &buffers));
+    } else {
+      read.row = device.arena.Address(place.slot());
+    }
+    AppendRecord({key, place.live(), RecordKind::kRow, {read.row, bytes}}, records);
+  }
+  return Status::Ok();
+}
+
+namespace {
+
+// Every place that the entries of a device name, and what hangs on them.
+struct Named {
+  std::vector<uint64_t> ddr;
+  std::vector<std::pair<uint64_t, uint32_t>> ssd;
+  uint64_t index_bytes = 0;
+  uint64_t rows = 0;
+
+  void Add(Location place, uint32_t bytes) {
+    if (place.tier() == TierId::kDdr) ddr.push_back(place.slot());
+    if (place.tier() == TierId::kSsd) ssd.emplace_back(place.slot(), bytes);
+  }
+};
+
+Status NameEntries(const Table& table, const Bucket& bucket, uint32_t aux, Named* named) {
+  const RowLayout& layout = table.config.layout;
+  EMBERTIDE_RETURN_IF_ERROR(bucket.index.CheckIntegrity(&HashKey));
+  named->index_bytes += bucket.index.bytes();
+  named->rows += bucket.index.size();
+  for (uint32_t e = 0; e < bucket.index.capacity(); ++e) {
+    if (!bucket.index.Occupied(e)) continue;
+    const Location place = bucket.index.At(e);
+    if (!place.is_chain()) {
+      named->Add(place, layout.PayloadBytes(place.live()) + aux);
+      continue;
+    }
+    uint64_t newer = ~0ULL;
+    for (const VersionNode* node = place.chain(); node != nullptr; node = node->older.load()) {
+      if (node->version >= newer) {
+        return {Code::kCorrupt,
+                "the chain of key " + std::to_string(node->key) + " does not descend"};
+      }
+      newer = node->version;
+      named->index_bytes += kVersionNodeBytes;
+      const Location at = Location::FromWord(node->word.load());
+      named->Add(at, layout.PayloadBytes(at.live()) + aux);
+    }
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+Status Store::CheckIntegrity() const {
+  uint64_t index_bytes = 0;
+  uint64_t rows = 0;
+  for (uint32_t d = 0; d < impl_->options.devices; ++d) {
+    Device& device = *impl_->devices[d];
+    const std::lock_guard writer(device.writer);
+    Named named;
+    for (const Table& table : impl_->tables) {
+      for (uint32_t b = 0; b < table.buckets.size(); ++b) {
+        if (impl_->DeviceOf(b) != d) continue;
+        EMBERTIDE_RETURN_IF_ERROR(
+            NameEntries(table, table.buckets[b], impl_->AuxBytes(table), &named));
+      }
+    }
+    for (const Retired& retired : device.retired) {
+      if (retired.node != nullptr) named.index_bytes += kVersionNodeBytes;
+      if (retired.arrays != nullptr) named.index_bytes += retired.arrays->bytes();
+      if (retired.node == nullptr && retired.arrays == nullptr) {
+        named.Add(retired.place, retired.bytes);
+      }
+    }
+    EMBERTIDE_RETURN_IF_ERROR(device.arena.CheckIntegrity(named.ddr));
+    named.index_bytes += device.arena.directory_bytes();
+    if (device.ssd != nullptr) {
+      EMBERTIDE_RETURN_IF_ERROR(device.ssd->CheckIntegrity(named.ssd));
+      named.index_bytes += device.ssd->directory_bytes();
+    }
+    const uint64_t held = named.index_bytes + device.arena.page_bytes();
+    if (device.budget.used_bytes() != held || held > device.budget.limit_bytes()) {
+      return {Code::kCorrupt, "device " + std::to_string(d) + ": charged " +
+                                  std::to_string(device.budget.used_bytes()) + " bytes, holds " +
+                                  std::to_string(held) + ", budget " +
+                                  std::to_string(device.budget.limit_bytes())};
+    }
+    index_bytes += named.index_bytes;
+    rows += named.rows;
+  }
+  if (index_bytes != impl_->index_bytes.load()) {
+    return {Code::kCorrupt, "index bytes are counted as " +
+                                std::to_string(impl_->index_bytes.load()) + " and are " +
+                                std::to_string(index_bytes)};
+  }
+  if (rows != impl_->rows.load()) return {Code::kCorrupt, "rows are not counted right"};
+  return Status::Ok();
+}
+
+}  // namespace embertide

@@ -1,0 +1,182 @@
+// Store::Impl: the state of a store and the operations its files share. Private to this folder.
+//
+//   store.cc       open, pin, stats          versions.cc   stage, commit, fold
+//   lookup.cc      batched reads             training.cc   rows made, updated and taken
+//   residency.cc   room: evict, promote, move, reclaim     integrity.cc  every invariant
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "ddr/byte_budget.h"
+#include "ddr/slab_arena.h"
+#include "embertide/hash.h"
+#include "embertide/store.h"
+#include "ssd/block_log.h"
+#include "store/bucket_index.h"
+#include "store/location.h"
+#include "store/reader_registry.h"
+
+namespace embertide {
+
+// Training state beside a payload (profile kTrain). Followed by `chunks` floats of utility.
+struct RowAux {
+  float accumulator = 0.0F;  // row-wise Adagrad's h
+  uint32_t changed = 0;      // 1: changed since TakeChanges, and listed in Bucket::changed
+};
+
+// A row asked for on an SSD more than once, to be brought into DDR.
+struct Promotion {
+  uint32_t table;
+  uint32_t bucket;
+  uint64_t key;
+};
+// Why 4096: about what a device promotes between two calls of Maintain; more is dropped, counted.
+inline constexpr size_t kMaxPromotions = 4096;
+
+// Something unlinked, to be freed when no reader of its epoch is left.
+struct Retired {
+  uint64_t epoch = 0;
+  Location place;  // a slot, of `bytes` payload + aux (SSD needs them)
+  uint32_t bytes = 0;
+  VersionNode* node = nullptr;
+  BucketIndex::Arrays* arrays = nullptr;
+};
+
+struct Bucket {
+  BucketIndex index;
+  std::vector<uint64_t> changed;           // training: keys of rows with aux.changed
+  std::map<uint64_t, RecordKind> removed;  // training: keys removed since TakeChanges
+};
+
+struct Device {
+  explicit Device(uint64_t budget_bytes) : budget(budget_bytes), arena(&budget) {}
+  std::mutex writer;  // held by whoever writes to this device's buckets
+  ByteBudget budget;  // this device's share of the DDR budget
+  SlabArena arena;
+  std::unique_ptr<BlockLog> ssd;            // null without an SSD budget
+  std::deque<Retired> retired;              // ascending epochs
+  std::map<uint64_t, VersionNode*> staged;  // version -> its nodes on this device
+  std::mutex promotions_mutex;
+  std::vector<Promotion> promotions;
+  // Where the clock hand stands: table, ordinal of the bucket, entry.
+  uint32_t hand_table = 0;
+  uint32_t hand_bucket = 0;
+  uint32_t hand_entry = 0;
+};
+
+struct Table {
+  TableConfig config;
+  std::vector<float> default_row;  // dim values
+  std::vector<Bucket> buckets;
+};
+
+struct Store::Impl {
+  explicit Impl(StoreOptions opts);
+  ~Impl();
+
+  StoreOptions options;
+  std::vector<Table> tables;
+  std::vector<std::unique_ptr<Device>> devices;
+  mutable ReaderRegistry readers{kMaxReaders};
+
+  std::atomic<uint64_t> newest{0};
+  std::atomic<uint64_t> oldest{0};  // of the window
+  std::deque<uint64_t> window;      // committed versions, ascending; guarded by commit_mutex
+  std::mutex commit_mutex;
+
+  mutable std::atomic<uint64_t> hits[kSources] = {};
+  std::atomic<uint64_t> evictions{0};
+  std::atomic<uint64_t> promoted{0};
+  std::atomic<uint64_t> promotions_dropped{0};
+  std::atomic<uint64_t> refused_rows{0};
+  std::atomic<uint64_t> rows{0};         // index entries of all buckets
+  std::atomic<uint64_t> index_bytes{0};  // arrays, nodes and directories, retired ones included
+
+  bool training() const { return options.profile == Profile::kTrain; }
+  uint32_t DeviceOf(uint32_t bucket) const { return bucket % options.devices; }
+  Device& DeviceFor(uint32_t bucket) { return *devices[DeviceOf(bucket)]; }
+  uint32_t AuxBytes(const Table& table) const {
+    return training() ? static_cast<uint32_t>(sizeof(RowAux)) + 4U * table.config.layout.chunks : 0;
+  }
+  static uint32_t BucketOf(const Table& table, uint64_t hash) {
+    return BucketOfHash(hash, table.config.bucket_bits);
+  }
+  // kInvalidArgument naming what is out of range.
+  Status CheckTable(uint32_t table) const;
+  Status CheckBucket(uint32_t table, uint32_t bucket) const;
+
+  // --- residency.cc; the device's writer is held -------------------------------------------------
+  // A DDR slot, evicting to SSD as needed. kResourceExhausted when nothing more can go.
+  Result<uint64_t> AllocateDdr(Device* device, uint32_t payload_bytes, uint32_t aux_bytes);
+  // A DDR row with this payload.
+  Result<Location> StoreRow(Device* device, const Table& table, uint16_t live,
+                            std::span<const std::byte> payload);
+  // Inserts a key that has no entry, making room for the index as needed.
+  Status InsertEntry(Device* device, Bucket* bucket, uint64_t key, Location location);
+  // A version node, charged to the budget. kResourceExhausted as above.
+  Result<VersionNode*> NewNode(Device* device);
+  // Unlinked: frees when no reader can be at it.
+  void RetirePlace(Device* device, const Table& table, Location place);
+  void RetireNode(Device* device, VersionNode* node);
+  void RetireArrays(Device* device, BucketIndex::Arrays* arrays);
+  // Frees what no reader can hold any more.
+  void Reclaim(Device* device);
+  void Free(Device* device, const Retired& retired);
+  // One step towards room: reclaims, then takes cold rows, then whole pages out of DDR. False when
+  // there is nothing left to try.
+  bool MakeRoom(Device* device, int round);
+  // A place that may change: an entry's own, or that of a node of its chain.
+  struct Holder {
+    uint32_t table;
+    uint32_t bucket;
+    uint32_t entry;
+    VersionNode* node;  // null: the entry itself
+  };
+  Location PlaceOf(const Holder& holder) const;
+  void SetPlace(const Holder& holder, Location place);
+  // Moves cold DDR rows to SSD until about `bytes` of payload went, or nothing more can; false if
+  // nothing went.
+  bool Evict(Device* device, uint64_t bytes);
+  // Passes the clock hand over up to `entries` entries, collecting rows that may leave DDR.
+  void Sweep(Device* device, uint32_t entries, bool any, std::vector<Holder>* victims,
+             uint64_t wanted);
+  bool Demote(Device* device, const std::vector<Holder>& victims);
+  // Moves the rows of condemned pages that a pass over `entries` entries meets: into other pages
+  // with room, else, if `demote`, to the SSD.
+  void MoveCondemned(Device* device, uint32_t entries, bool demote);
+  // Entries of the device's buckets, used or not: one round of the clock hand.
+  uint32_t RoundOf(const Device* device) const;
+  // Brings an SSD row to DDR. Ok also when it is gone or already there.
+  Status Promote(Device* device, uint32_t table, uint32_t bucket, uint64_t key);
+  void CompactSegment(Device* device);
+  template <typename Visit>
+  void AdvanceHand(Device* device, uint32_t entries, Visit visit);
+
+  // --- versions.cc -------------------------------------------------------------------------------
+  Status StageOne(Device* device, uint64_t version, uint32_t table, uint32_t bucket,
+                  const RowRecord& record);
+  Status StageBase(Device* device, const Table& table, Bucket* bucket, const RowRecord& record);
+  // Folds all versions <= `limit` of a device. Requires: no reader below `limit`, or ever again.
+  void Fold(Device* device, uint64_t limit);
+  void FoldNode(Device* device, VersionNode* node, uint64_t limit);
+
+  // --- lookup.cc ---------------------------------------------------------------------------------
+  // What a chain or an entry means at a version.
+  static Location Resolve(Location location, uint64_t version, uint64_t* changed_at = nullptr);
+
+  // --- training.cc; the device's writer is held --------------------------------------------------
+  // The row of an entry in DDR (brought there from SSD if need be).
+  Result<Location> ResidentRow(Device* device, uint32_t table, uint32_t bucket, uint64_t key);
+  RowAux* AuxOf(Device* device, Location place) const {
+    return reinterpret_cast<RowAux*>(device->arena.Aux(place.slot()));
+  }
+  void MarkChanged(Device* device, Bucket* bucket, uint64_t key, Location place);
+};
+
+}  // namespace embertide

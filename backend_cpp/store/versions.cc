@@ -1,0 +1,199 @@
+// Versions: staging records, committing, folding what left the window into the entries.
+//
+//   entry --> node v7 --> node v5 --> node base (version 0)        pins at 5, 6, 7
+//   fold(5):  entry --> node v7 --> node v5                        base retired
+//   fold(7):  entry --> slot of v7                                 chain retired
+#include <algorithm>
+
+#include "store/store_impl.h"
+
+namespace embertide {
+
+Status Store::StageRecords(uint64_t version, uint32_t table, uint32_t bucket,
+                           std::span<const std::byte> records) {
+  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckBucket(table, bucket));
+  if (version <= impl_->newest.load()) {
+    return {Code::kRejected, "version " + std::to_string(version) + " is not newer than " +
+                                 std::to_string(impl_->newest.load()) + ", which is committed"};
+  }
+  const TableConfig& config = impl_->tables[table].config;
+  // All records are proved before the first is applied: a bad message changes nothing.
+  for (auto rest = records; !rest.empty();) {
+    const Result<RowRecord> record = ReadRecord(config.layout, &rest);
+    if (!record.ok()) return record.status();
+    if (BucketOfHash(HashKey(record.value().key), config.bucket_bits) != bucket) {
+      return {Code::kCorrupt, "key " + std::to_string(record.value().key) + " of table " +
+                                  config.name + " is not of bucket " + std::to_string(bucket)};
+    }
+  }
+  Device& device = impl_->DeviceFor(bucket);
+  const std::lock_guard writer(device.writer);
+  while (!records.empty()) {
+    const Result<RowRecord> record = ReadRecord(config.layout, &records);
+    const Status staged = impl_->StageOne(&device, version, table, bucket, record.value());
+    if (!staged.ok()) {
+      ++impl_->refused_rows;
+      return staged;
+    }
+  }
+  return Status::Ok();
+}
+
+Status Store::Impl::StageBase(Device* device, const Table& table, Bucket* bucket,
+                              const RowRecord& record) {
+  Location place = Location::Removed(record.kind);
+  if (record.kind == RecordKind::kRow) {
+    Result<Location> stored = StoreRow(device, table, record.live, record.payload);
+    if (!stored.ok()) return stored.status();
+    place = *stored;
+  }
+  const uint32_t entry = bucket->index.Locate(HashKey(record.key), record.key);
+  if (entry != BucketIndex::kNotFound) {
+    const Location old = bucket->index.At(entry);
+    if (place.tier() == TierId::kNowhere) {
+      bucket->index.Erase(entry);
+      --rows;
+    } else {
+      bucket->index.Set(entry, place);
+    }
+    RetirePlace(device, table, old);
+    return Status::Ok();
+  }
+  if (place.tier() == TierId::kNowhere) return Status::Ok();
+  const Status inserted = InsertEntry(device, bucket, record.key, place);
+  if (!inserted.ok()) RetirePlace(device, table, place);
+  return inserted;
+}
+
+Status Store::Impl::StageOne(Device* device, uint64_t version, uint32_t t, uint32_t b,
+                             const RowRecord& record) {
+  Table& table = tables[t];
+  Bucket* bucket = &table.buckets[b];
+  if (newest.load() == 0) return StageBase(device, table, bucket, record);
+
+  const uint64_t hash = HashKey(record.key);
+  // Everything that can fail for want of room comes first; what follows only links.
+  Result<VersionNode*> node = NewNode(device);
+  if (!node.ok()) return node.status();
+  Result<VersionNode*> base = NewNode(device);
+  const auto drop = [&](Result<VersionNode*>& unused) {
+    if (unused.ok()) RetireNode(device, unused.value());
+  };
+  Result<Location> place = Location::Removed(record.kind);
+  Status failed = base.ok() ? Status::Ok() : base.status();
+  if (failed.ok() && record.kind == RecordKind::kRow) {
+    place = StoreRow(device, table, record.live, record.payload);
+    if (!place.ok()) failed = place.status();
+  }
+  if (failed.ok() && bucket->index.Locate(hash, record.key) == BucketIndex::kNotFound) {
+    failed = InsertEntry(device, bucket, record.key, Location());
+    if (!failed.ok()) RetirePlace(device, table, *place);
+  }
+  if (!failed.ok()) {
+    drop(node);
+    drop(base);
+    return failed;
+  }
+  const uint32_t entry = bucket->index.Locate(hash, record.key);
+  const Location current = bucket->index.At(entry);
+  if (current.is_chain() && current.chain()->version >= version) {
+    // Staged before: the later bytes count. No reader is at an uncommitted version.
+    VersionNode* head = current.chain();
+    RetirePlace(device, table, Location::FromWord(head->word.load()));
+    head->word.store(place->word(), std::memory_order_release);
+    drop(node);
+    drop(base);
+    return Status::Ok();
+  }
+  VersionNode* older = current.is_chain() ? current.chain() : *base;
+  if (current.is_chain()) {
+    drop(base);
+  } else {
+    (*base)->word.store(current.word(), std::memory_order_relaxed);
+    (*base)->key = record.key;
+  }
+  VersionNode* head = *node;
+  head->version = version;
+  head->word.store(place->word(), std::memory_order_relaxed);
+  head->older.store(older, std::memory_order_relaxed);
+  head->key = record.key;
+  head->table = t;
+  head->bucket = b;
+  head->next_staged = device->staged[version];
+  device->staged[version] = head;
+  bucket->index.Set(entry, Location(head));
+  return Status::Ok();
+}
+
+Status Store::Commit(uint64_t version) {
+  const std::lock_guard commit(impl_->commit_mutex);
+  const uint64_t newest = impl_->newest.load();
+  if (version <= newest) {
+    return {Code::kRejected,
+            "version " + std::to_string(version) + " is not newer than " + std::to_string(newest)};
+  }
+  impl_->newest.store(version);
+  impl_->window.push_back(version);
+  while (impl_->window.size() > impl_->options.window_versions) impl_->window.pop_front();
+  impl_->oldest.store(impl_->window.front());
+  // After `oldest` moved, no new pin goes below it; those there now hold the fold back.
+  const uint64_t limit = std::min(impl_->oldest.load(), impl_->readers.MinVersion());
+  for (auto& device : impl_->devices) {
+    const std::lock_guard writer(device->writer);
+    impl_->Fold(device.get(), limit);
+    impl_->Reclaim(device.get());
+  }
+  return Status::Ok();
+}
+
+void Store::Impl::Fold(Device* device, uint64_t limit) {
+  while (!device->staged.empty() && device->staged.begin()->first <= limit) {
+    VersionNode* head = device->staged.begin()->second;
+    device->staged.erase(device->staged.begin());
+    std::vector<std::pair<uint64_t, std::pair<uint32_t, uint32_t>>> changed;
+    for (VersionNode* node = head; node != nullptr; node = node->next_staged) {
+      changed.push_back({node->key, {node->table, node->bucket}});
+    }
+    for (const auto& [key, where] : changed) {
+      BucketIndex& index = tables[where.first].buckets[where.second].index;
+      const uint32_t entry = index.Locate(HashKey(key), key);
+      if (entry == BucketIndex::kNotFound || !index.At(entry).is_chain()) continue;
+      VersionNode* first = index.At(entry).chain();
+      first->table = where.first;
+      first->bucket = where.second;
+      FoldNode(device, first, limit);
+    }
+  }
+}
+
+void Store::Impl::FoldNode(Device* device, VersionNode* head, uint64_t limit) {
+  Table& table = tables[head->table];
+  BucketIndex& index = table.buckets[head->bucket].index;
+  VersionNode* keep = head;
+  while (keep->version > limit) {
+    VersionNode* older = keep->older.load();
+    if (older == nullptr) return;
+    keep = older;
+  }
+  // What lies below `keep` can be pinned no more. Unlink, then retire.
+  VersionNode* gone = keep->older.exchange(nullptr);
+  const Location kept = Location::FromWord(keep->word.load());
+  if (keep == head) {
+    const uint32_t entry = index.Locate(HashKey(head->key), head->key);
+    if (kept.tier() == TierId::kNowhere) {
+      index.Erase(entry);
+      --rows;
+    } else {
+      index.Set(entry, kept);
+    }
+    RetireNode(device, head);
+  }
+  while (gone != nullptr) {
+    VersionNode* older = gone->older.load();
+    RetirePlace(device, table, Location::FromWord(gone->word.load()));
+    RetireNode(device, gone);
+    gone = older;
+  }
+}
+
+}  // namespace embertide

@@ -1,0 +1,1 @@
+"""Control plane and command line: what operators talk to."""

@@ -1,0 +1,1 @@
+"""Continuous trainer: events in, versions of the whole model out."""
