@@ -98,9 +98,10 @@ class PreadBlockFile : public BlockFile {
   void Work() {
     std::unique_lock lock(mutex_);
     while (true) {
-      wake_.wait(lock, [&] { return stop_ || Unfinished() != nullptr; });
+      // Asked once: the caller may take the batch's last read at any moment.
+      Batch* batch = nullptr;
+      wake_.wait(lock, [&] { return stop_ || (batch = Unfinished()) != nullptr; });
       if (stop_) return;
-      Batch* batch = Unfinished();
       ++batch->helpers;
       lock.unlock();
       Drain(batch);

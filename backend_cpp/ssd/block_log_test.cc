@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <random>
+#include <thread>
 
 namespace embertide {
 namespace {
@@ -86,6 +88,38 @@ TEST_P(BlockLogTest, RandomWritesReadsAndFrees) {
 
 INSTANTIATE_TEST_SUITE_P(Engines, BlockLogTest, ::testing::Values(true, false),
                          [](const auto& info) { return info.param ? "Memory" : "Pread"; });
+
+// A pool thread once woke for a batch whose last read the caller took before it asked again.
+TEST(BlockFileTest, ManyCallersShareThePool) {
+  const auto path =
+      std::filesystem::temp_directory_path() / ("embertide-pool-" + std::to_string(::getpid()));
+  const auto file = std::move(*OpenPreadBlockFile(path, 4));
+  BlockBuffers written;
+  std::byte* block = written.Reserve(8);
+  for (uint32_t b = 0; b < 8; ++b) {
+    std::fill_n(block + size_t{b} * kBlockBytes, kBlockBytes, static_cast<std::byte>(b));
+  }
+  ASSERT_TRUE(file->Write(0, {block, 8 * kBlockBytes}).ok());
+  std::vector<std::thread> callers;
+  std::atomic<int> wrong{0};
+  for (int c = 0; c < 3; ++c) {
+    callers.emplace_back([&] {
+      BlockBuffers buffers;
+      std::byte* memory = buffers.Reserve(4);
+      for (uint64_t i = 0; i < 2000; ++i) {
+        std::vector<BlockRead> reads;
+        for (uint64_t r = 0; r < 4; ++r) reads.push_back({(i + r) % 8, memory + r * kBlockBytes});
+        if (!file->Read(reads).ok()) ++wrong;
+        for (const BlockRead& read : reads) {
+          if (read.buffer[9] != static_cast<std::byte>(read.block)) ++wrong;
+        }
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(wrong, 0);
+  std::filesystem::remove(path);
+}
 
 TEST(BlockLogFaultTest, ACorruptedBlockIsNamed) {
   const auto path =

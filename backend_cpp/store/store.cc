@@ -77,11 +77,16 @@ Store::Impl::Impl(StoreOptions opts) : options(std::move(opts)) {
 Store::Impl::~Impl() {
   for (auto& device : devices) {
     for (const Retired& retired : device->retired) Free(device.get(), retired);
-    for (auto& [version, head] : device->staged) {
-      for (VersionNode* node = head; node != nullptr;) {
-        VersionNode* next = node->next_staged;
-        delete node;
-        node = next;
+  }
+  for (const Table& table : tables) {
+    for (const Bucket& bucket : table.buckets) {
+      for (uint32_t e = 0; e < bucket.index.capacity(); ++e) {
+        if (!bucket.index.Occupied(e) || !bucket.index.At(e).is_chain()) continue;
+        for (VersionNode* node = bucket.index.At(e).chain(); node != nullptr;) {
+          VersionNode* older = node->older.load();
+          delete node;
+          node = older;
+        }
       }
     }
   }
