@@ -24,7 +24,7 @@ build/.apt: Makefile
 build/.venv: pyproject.toml constraints.txt build/.apt
 	@echo "== Python environment in $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install -q -c constraints.txt $$($(BIN)/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; print(*(r.replace(' ', '') for r in p['dependencies'] + p['optional-dependencies']['dev']))")
+	@$(BIN)/pip install -q -c constraints.txt $$($(BIN)/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; print(*(r.replace(' ', '') for r in p['dependencies'] + p['optional-dependencies']['dev'] + p['optional-dependencies']['serve']))")
 	@touch $@
 
 SOURCES := $(shell git ls-files -co --exclude-standard -- '*.cc' '*.h' '*.proto' '*.pyi' '*CMakeLists.txt')

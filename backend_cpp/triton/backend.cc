@@ -1,0 +1,189 @@
+// The entry points that Triton calls, and the objects that live between the calls:
+//
+//   BackendState          one a process: metric families
+//   ModelState            one a loaded model: configuration, Node (all instances share it), metrics
+//   ModelInstanceState    one an instance: its Executor
+#include <memory>
+
+#include "triton/edge.h"
+#include "triton/execute.h"
+#include "triton/metrics.h"
+#include "triton/model_config.h"
+#include "triton/triton_abi.h"
+
+namespace embertide::triton {
+namespace {
+
+struct BackendState {
+  MetricFamilies families;
+};
+
+struct ModelState {
+  std::string name;
+  ModelConfig config;
+  std::unique_ptr<Node> node;
+  std::unique_ptr<ModelMetrics> metrics;  // after node: it reads it
+};
+
+struct ModelInstanceState {
+  explicit ModelInstanceState(const ModelState& model)
+      : executor(model.config, *model.node, model.metrics.get()) {}
+  Executor executor;
+};
+
+Status CheckApiVersion() {
+  uint32_t major = 0;
+  uint32_t minor = 0;
+  EMBERTIDE_RETURN_IF_ERROR(FromTriton(TRITONBACKEND_ApiVersion(&major, &minor)));
+  if (major == TRITONBACKEND_API_VERSION_MAJOR && minor >= TRITONBACKEND_API_VERSION_MINOR) {
+    return Status::Ok();
+  }
+  return {Code::kRejected,
+          "the server speaks backend API " + std::to_string(major) + "." + std::to_string(minor) +
+              ", this backend needs " + std::to_string(TRITONBACKEND_API_VERSION_MAJOR) + "." +
+              std::to_string(TRITONBACKEND_API_VERSION_MINOR) + " or a later minor"};
+}
+
+Status ReadConfig(TRITONBACKEND_Model* model, ModelConfig* config) {
+  TRITONBACKEND_ArtifactType artifact{};
+  const char* directory = nullptr;
+  EMBERTIDE_RETURN_IF_ERROR(
+      FromTriton(TRITONBACKEND_ModelRepository(model, &artifact, &directory)));
+  TRITONSERVER_Message* message = nullptr;
+  EMBERTIDE_RETURN_IF_ERROR(FromTriton(TRITONBACKEND_ModelConfig(model, 1, &message)));
+  const char* text = nullptr;
+  size_t bytes = 0;
+  const Status status = FromTriton(TRITONSERVER_MessageSerializeToJson(message, &text, &bytes));
+  const std::string json = status.ok() ? std::string(text, bytes) : std::string();
+  LogIfError(TRITONSERVER_MessageDelete(message), "configuration");
+  EMBERTIDE_RETURN_IF_ERROR(status);
+  Result<ModelConfig> parsed = ParseModelConfig(json, directory);
+  if (!parsed.ok()) return parsed.status();
+  *config = std::move(*parsed);
+  return Status::Ok();
+}
+
+// What of a snapshot this stage cannot serve.
+Status CheckServable(const Node& node) {
+  for (const Feature& feature : node.features()) {
+    if (feature.pooling == Pooling::kNone) {
+      return {Code::kRejected, "snapshot " + node.options().snapshot + ": feature \"" +
+                                   feature.name +
+                                   "\" has pooling none; lookup serves sum "
+                                   "and mean only for now"};
+    }
+  }
+  return Status::Ok();
+}
+
+Status LoadModel(TRITONBACKEND_Model* model) {
+  auto state = std::make_unique<ModelState>();
+  const char* name = nullptr;
+  EMBERTIDE_RETURN_IF_ERROR(FromTriton(TRITONBACKEND_ModelName(model, &name)));
+  state->name = name;
+  EMBERTIDE_RETURN_IF_ERROR(ReadConfig(model, &state->config));
+  Result<std::unique_ptr<Node>> node = Node::Open(state->config.node);
+  if (!node.ok()) {
+    return {node.status().code(),
+            "snapshot " + state->config.node.snapshot + ": " + node.status().message()};
+  }
+  state->node = std::move(*node);
+  EMBERTIDE_RETURN_IF_ERROR(CheckServable(*state->node));
+
+  TRITONBACKEND_Backend* backend = nullptr;
+  void* backend_state = nullptr;
+  EMBERTIDE_RETURN_IF_ERROR(FromTriton(TRITONBACKEND_ModelBackend(model, &backend)));
+  EMBERTIDE_RETURN_IF_ERROR(FromTriton(TRITONBACKEND_BackendState(backend, &backend_state)));
+  state->metrics = std::make_unique<ModelMetrics>(
+      static_cast<BackendState*>(backend_state)->families, state->name, *state->node);
+  const Manifest& manifest = state->node->manifest();
+  Log(TRITONSERVER_LOG_INFO,
+      "model " + state->name + " serves version " + std::to_string(manifest.version) + " of \"" +
+          manifest.model + "\": " + std::to_string(state->node->store().Stats().rows) + " rows, " +
+          std::to_string(manifest.features.size()) + " features");
+  EMBERTIDE_RETURN_IF_ERROR(FromTriton(TRITONBACKEND_ModelSetState(model, state.get())));
+  [[maybe_unused]] const auto* owned_by_triton = state.release();
+  return Status::Ok();
+}
+
+Status LoadInstance(TRITONBACKEND_ModelInstance* instance) {
+  TRITONBACKEND_Model* model = nullptr;
+  void* model_state = nullptr;
+  EMBERTIDE_RETURN_IF_ERROR(FromTriton(TRITONBACKEND_ModelInstanceModel(instance, &model)));
+  EMBERTIDE_RETURN_IF_ERROR(FromTriton(TRITONBACKEND_ModelState(model, &model_state)));
+  auto state = std::make_unique<ModelInstanceState>(*static_cast<ModelState*>(model_state));
+  EMBERTIDE_RETURN_IF_ERROR(FromTriton(TRITONBACKEND_ModelInstanceSetState(instance, state.get())));
+  [[maybe_unused]] const auto* owned_by_triton = state.release();
+  return Status::Ok();
+}
+
+}  // namespace
+}  // namespace embertide::triton
+
+using embertide::Status;
+using embertide::triton::BackendState;
+using embertide::triton::FromTriton;
+using embertide::triton::Guard;
+using embertide::triton::ModelInstanceState;
+using embertide::triton::ModelState;
+
+extern "C" {
+
+TRITONSERVER_Error* TRITONBACKEND_Initialize(TRITONBACKEND_Backend* backend) {
+  return Guard([&]() -> Status {
+    EMBERTIDE_RETURN_IF_ERROR(embertide::triton::CheckApiVersion());
+    auto state = std::make_unique<BackendState>();
+    EMBERTIDE_RETURN_IF_ERROR(FromTriton(TRITONBACKEND_BackendSetState(backend, state.get())));
+    [[maybe_unused]] const auto* owned_by_triton = state.release();
+    return Status::Ok();
+  });
+}
+
+TRITONSERVER_Error* TRITONBACKEND_Finalize(TRITONBACKEND_Backend* backend) {
+  return Guard([&]() -> Status {
+    void* state = nullptr;
+    EMBERTIDE_RETURN_IF_ERROR(FromTriton(TRITONBACKEND_BackendState(backend, &state)));
+    delete static_cast<BackendState*>(state);
+    return Status::Ok();
+  });
+}
+
+TRITONSERVER_Error* TRITONBACKEND_ModelInitialize(TRITONBACKEND_Model* model) {
+  return Guard([&] { return embertide::triton::LoadModel(model); });
+}
+
+TRITONSERVER_Error* TRITONBACKEND_ModelFinalize(TRITONBACKEND_Model* model) {
+  return Guard([&]() -> Status {
+    void* state = nullptr;
+    EMBERTIDE_RETURN_IF_ERROR(FromTriton(TRITONBACKEND_ModelState(model, &state)));
+    delete static_cast<ModelState*>(state);
+    return Status::Ok();
+  });
+}
+
+TRITONSERVER_Error* TRITONBACKEND_ModelInstanceInitialize(TRITONBACKEND_ModelInstance* instance) {
+  return Guard([&] { return embertide::triton::LoadInstance(instance); });
+}
+
+TRITONSERVER_Error* TRITONBACKEND_ModelInstanceFinalize(TRITONBACKEND_ModelInstance* instance) {
+  return Guard([&]() -> Status {
+    void* state = nullptr;
+    EMBERTIDE_RETURN_IF_ERROR(FromTriton(TRITONBACKEND_ModelInstanceState(instance, &state)));
+    delete static_cast<ModelInstanceState*>(state);
+    return Status::Ok();
+  });
+}
+
+// Owns the requests once it returns nullptr; an error leaves them all to the server.
+TRITONSERVER_Error* TRITONBACKEND_ModelInstanceExecute(TRITONBACKEND_ModelInstance* instance,
+                                                       TRITONBACKEND_Request** requests,
+                                                       const uint32_t request_count) {
+  return Guard([&]() -> Status {
+    void* state = nullptr;
+    EMBERTIDE_RETURN_IF_ERROR(FromTriton(TRITONBACKEND_ModelInstanceState(instance, &state)));
+    static_cast<ModelInstanceState*>(state)->executor.Execute(instance, {requests, request_count});
+    return Status::Ok();
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,154 @@
+// Publishing of metrics through Triton's custom metrics API.
+#include "triton/metrics.h"
+
+#include <chrono>
+
+#include "triton/edge.h"
+
+namespace embertide::triton {
+namespace {
+
+constexpr std::chrono::seconds kPublishEvery{1};
+constexpr std::array<const char*, 3> kTierNames = {"ddr", "ssd", "index"};
+
+TRITONSERVER_MetricFamily* MakeFamily(TRITONSERVER_MetricKind kind, const char* name,
+                                      const char* help) {
+  TRITONSERVER_MetricFamily* family = nullptr;
+  const Status status = FromTriton(TRITONSERVER_MetricFamilyNew(&family, kind, name, help));
+  if (!status.ok()) {
+    Log(TRITONSERVER_LOG_WARN, std::string("no metric ") + name + ": " + status.message());
+    return nullptr;
+  }
+  return family;
+}
+
+}  // namespace
+
+MetricFamilies::MetricFamilies() {
+  const auto counter = TRITONSERVER_METRIC_KIND_COUNTER;
+  const auto gauge = TRITONSERVER_METRIC_KIND_GAUGE;
+  keys = MakeFamily(counter, "embertide_lookup_keys_total",
+                    "Keys looked up, by where the answer came from");
+  defaults = MakeFamily(counter, "embertide_default_returned_total",
+                        "Keys answered with the default row because the model has none");
+  refused = MakeFamily(counter, "embertide_requests_refused_total",
+                       "Requests answered with an error, by reason");
+  rows = MakeFamily(gauge, "embertide_rows", "Rows resident in the node");
+  tier_bytes = MakeFamily(gauge, "embertide_tier_bytes", "Bytes resident, by tier");
+  version = MakeFamily(gauge, "embertide_version", "Newest version that requests are answered at");
+  plan_epoch = MakeFamily(gauge, "embertide_plan_epoch", "Epoch of the plan in force");
+}
+
+MetricFamilies::~MetricFamilies() {
+  for (auto* family : {keys, defaults, refused, rows, tier_bytes, version, plan_epoch}) {
+    if (family != nullptr) LogIfError(TRITONSERVER_MetricFamilyDelete(family), "metric family");
+  }
+}
+
+ModelMetrics::ModelMetrics(const MetricFamilies& families, const std::string& model,
+                           const Node& node)
+    : node_(node), model_(model), keys_(node.manifest().tables.size()) {
+  for (const TableConfig& table : node.manifest().tables) {
+    auto& series = keys_series_.emplace_back();
+    for (size_t s = 0; s < kSources; ++s) {
+      series[s] = Make(families.keys, true,
+                       {{"table", table.name}, {"source", SourceName(static_cast<Source>(s))}});
+    }
+  }
+  for (size_t r = 1; r < kReasons; ++r) {
+    refused_series_[r] =
+        Make(families.refused, true, {{"reason", ReasonName(static_cast<Reason>(r))}});
+  }
+  for (size_t t = 0; t < tier_series_.size(); ++t) {
+    tier_series_[t] = Make(families.tier_bytes, false, {{"tier", kTierNames[t]}});
+  }
+  defaults_series_ = Make(families.defaults, true, {});
+  rows_series_ = Make(families.rows, false, {});
+  version_series_ = Make(families.version, false, {});
+  epoch_series_ = Make(families.plan_epoch, false, {});
+  Publish();
+  thread_ = std::thread([this] { Run(); });
+}
+
+ModelMetrics::~ModelMetrics() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_all();
+  thread_.join();
+  const auto drop = [](Series& series) {
+    if (series.metric != nullptr) LogIfError(TRITONSERVER_MetricDelete(series.metric), "metric");
+  };
+  for (auto& table : keys_series_) {
+    for (Series& series : table) drop(series);
+  }
+  for (Series& series : refused_series_) drop(series);
+  for (Series& series : tier_series_) drop(series);
+  for (Series* series : {&defaults_series_, &rows_series_, &version_series_, &epoch_series_}) {
+    drop(*series);
+  }
+}
+
+ModelMetrics::Series ModelMetrics::Make(TRITONSERVER_MetricFamily* family, bool counter,
+                                        const Labels& labels) {
+  Series series;
+  series.counter = counter;
+  if (family == nullptr) return series;
+  std::vector<const TRITONSERVER_Parameter*> parameters;
+  const auto add = [&](const char* name, const std::string& value) {
+    parameters.push_back(
+        TRITONSERVER_ParameterNew(name, TRITONSERVER_PARAMETER_STRING, value.c_str()));
+  };
+  add("model", model_);
+  for (const auto& [name, value] : labels) add(name, value);
+  LogIfError(TRITONSERVER_MetricNew(&series.metric, family, parameters.data(), parameters.size()),
+             "metric");
+  for (const auto* parameter : parameters) {
+    TRITONSERVER_ParameterDelete(const_cast<TRITONSERVER_Parameter*>(parameter));
+  }
+  return series;
+}
+
+void ModelMetrics::AddKeys(uint32_t table, const SourceCounts& counts) {
+  for (size_t s = 0; s < kSources; ++s) {
+    if (counts[s] > 0) keys_[table][s].fetch_add(counts[s], std::memory_order_relaxed);
+  }
+}
+
+void ModelMetrics::Show(Series* series, uint64_t value) {
+  if (series->metric == nullptr || (series->shown == value && series->shown != 0)) return;
+  LogIfError(series->counter ? TRITONSERVER_MetricIncrement(
+                                   series->metric, static_cast<double>(value - series->shown))
+                             : TRITONSERVER_MetricSet(series->metric, static_cast<double>(value)),
+             "metric");
+  series->shown = value;
+}
+
+void ModelMetrics::Publish() {
+  uint64_t defaults = 0;
+  for (size_t t = 0; t < keys_.size(); ++t) {
+    for (size_t s = 0; s < kSources; ++s) Show(&keys_series_[t][s], keys_[t][s]);
+    defaults += keys_[t][static_cast<size_t>(Source::kDefault)];
+  }
+  Show(&defaults_series_, defaults);
+  for (size_t r = 1; r < kReasons; ++r) Show(&refused_series_[r], refused_[r]);
+  const StoreStats stats = node_.store().Stats();
+  Show(&rows_series_, stats.rows);
+  Show(&tier_series_[0], stats.ddr_payload_bytes);
+  Show(&tier_series_[1], stats.ssd_bytes);
+  Show(&tier_series_[2], stats.index_bytes);
+  Show(&version_series_, stats.newest_version);
+  Show(&epoch_series_, node_.plan_epoch());
+}
+
+void ModelMetrics::Run() {
+  std::unique_lock lock(mutex_);
+  bool stop = false;
+  while (!stop) {
+    stop = wake_.wait_for(lock, kPublishEvery, [this] { return stop_; });
+    Publish();
+  }
+}
+
+}  // namespace embertide::triton

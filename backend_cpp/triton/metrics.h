@@ -1,0 +1,85 @@
+// Our metrics on Triton's /metrics page: families of the backend, values of each model.
+//
+//   embertide_lookup_keys_total{model,table,source}     embertide_rows{model}
+//   embertide_default_returned_total{model}             embertide_tier_bytes{model,tier}
+//   embertide_requests_refused_total{model,reason}      embertide_version{model}
+//                                                       embertide_plan_epoch{model}
+//
+// Executions add to atomics of ours; a thread of each model brings them to Triton once a second and
+// once at the end, so a request pays no lock of Triton's.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "embertide/node.h"
+#include "triton/request.h"
+#include "triton/triton_abi.h"
+
+namespace embertide::triton {
+
+// The families; one of it in the backend, outliving every ModelMetrics. With a server that has
+// metrics off, everything here does nothing.
+struct MetricFamilies {
+  MetricFamilies();
+  ~MetricFamilies();
+  MetricFamilies(const MetricFamilies&) = delete;
+  MetricFamilies& operator=(const MetricFamilies&) = delete;
+
+  TRITONSERVER_MetricFamily* keys = nullptr;
+  TRITONSERVER_MetricFamily* defaults = nullptr;
+  TRITONSERVER_MetricFamily* refused = nullptr;
+  TRITONSERVER_MetricFamily* rows = nullptr;
+  TRITONSERVER_MetricFamily* tier_bytes = nullptr;
+  TRITONSERVER_MetricFamily* version = nullptr;
+  TRITONSERVER_MetricFamily* plan_epoch = nullptr;
+};
+
+// Thread-safe. Requires: families and node outlive it.
+class ModelMetrics {
+ public:
+  using SourceCounts = std::array<uint64_t, kSources>;
+
+  ModelMetrics(const MetricFamilies& families, const std::string& model, const Node& node);
+  ~ModelMetrics();
+  ModelMetrics(const ModelMetrics&) = delete;
+  ModelMetrics& operator=(const ModelMetrics&) = delete;
+
+  void AddKeys(uint32_t table, const SourceCounts& counts);
+  void AddRefused(Reason reason) { ++refused_[static_cast<size_t>(reason)]; }
+
+ private:
+  // A value of ours and its metric. A counter gets the difference, a gauge the value.
+  struct Series {
+    TRITONSERVER_Metric* metric = nullptr;
+    bool counter = false;
+    uint64_t shown = 0;
+  };
+  using Labels = std::vector<std::pair<const char*, std::string>>;
+
+  Series Make(TRITONSERVER_MetricFamily* family, bool counter, const Labels& labels);
+  static void Show(Series* series, uint64_t value);
+  void Publish();
+  void Run();
+
+  const Node& node_;
+  std::string model_;
+  std::vector<std::array<std::atomic<uint64_t>, kSources>> keys_;  // by table
+  std::array<std::atomic<uint64_t>, kReasons> refused_{};
+  std::vector<std::array<Series, kSources>> keys_series_;
+  std::array<Series, kReasons> refused_series_;
+  std::array<Series, 3> tier_series_;  // ddr, ssd, index
+  Series defaults_series_, rows_series_, version_series_, epoch_series_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool stop_ = false;
+  std::thread thread_;  // last: it uses the members above
+};
+
+}  // namespace embertide::triton

@@ -1,0 +1,227 @@
+// Parsing and validation of a model's configuration.
+#include "triton/model_config.h"
+
+#include <charconv>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+
+namespace embertide::triton {
+namespace {
+
+using Json = nlohmann::json;
+
+Status Refuse(const std::string& message) {
+  return {Code::kInvalidArgument, "config.pbtxt: " + message};
+}
+
+// A decimal number in [low, high].
+template <typename T>
+Status ParseNumber(const std::string& name, const std::string& text, uint64_t low, uint64_t high,
+                   T* value) {
+  uint64_t number = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, number);
+  if (error != std::errc() || stop != end || text.empty() || number < low || number > high) {
+    return Refuse("parameter \"" + name + "\" is \"" + text +
+                  "\"; it must be a whole number from " + std::to_string(low) + " to " +
+                  std::to_string(high));
+  }
+  *value = static_cast<T>(number);
+  return Status::Ok();
+}
+
+std::string Absolute(const std::string& path, const std::string& directory) {
+  return path.empty() || path.front() == '/' ? path : directory + "/" + path;
+}
+
+Status CheckKind(const std::string& kind) {
+  if (kind == "lookup") return Status::Ok();
+  if (kind == "ranking") {
+    return Refuse(
+        "kind \"ranking\" needs the dense plugin, which this build does not have; use "
+        "kind \"lookup\"");
+  }
+  return Refuse("kind is \"" + kind + "\"; use lookup or ranking");
+}
+
+// What each parameter does; the list of names is closed.
+using Setter = std::function<Status(const std::string&)>;
+std::map<std::string, Setter> Setters(const std::string& directory, ModelConfig* config,
+                                      std::string* kind) {
+  NodeOptions* node = &config->node;
+  const auto text = [](std::string* to) {
+    return [to](const std::string& value) {
+      *to = value;
+      return Status::Ok();
+    };
+  };
+  const auto path = [&directory](std::string* to) {
+    return [to, &directory](const std::string& value) {
+      *to = Absolute(value, directory);
+      return Status::Ok();
+    };
+  };
+  const auto number = [](const char* name, uint64_t low, uint64_t high, auto* to) {
+    return [=](const std::string& value) { return ParseNumber(name, value, low, high, to); };
+  };
+  constexpr uint64_t kMaxBytes = uint64_t{1} << 50;
+  return {{"kind", text(kind)},
+          {"node", text(&node->name)},
+          {"snapshot", path(&node->snapshot)},
+          {"ssd_directory", path(&node->ssd_directory)},
+          {"devices", number("devices", 1, 256, &node->devices)},
+          {"ddr_budget_bytes", number("ddr_budget_bytes", 1, kMaxBytes, &node->ddr_budget_bytes)},
+          {"ssd_budget_bytes", number("ssd_budget_bytes", 0, kMaxBytes, &node->ssd_budget_bytes)},
+          {"max_samples", number("max_samples", 1, 1U << 20, &config->max_samples)},
+          {"max_keys", number("max_keys", 1, 1U << 28, &config->max_keys)}};
+}
+
+Status ParseParameters(const Json& json, const std::string& directory, ModelConfig* config) {
+  std::string kind;
+  const auto setters = Setters(directory, config, &kind);
+  const Json parameters = json.value("parameters", Json::object());
+  for (const auto& [name, value] : parameters.items()) {
+    const auto setter = setters.find(name);
+    if (setter == setters.end()) {
+      std::string message = "parameter \"";
+      message.append(name).append("\" is unknown; the backend knows");
+      for (const auto& each : setters) message.append(" ").append(each.first);
+      return Refuse(message);
+    }
+    EMBERTIDE_RETURN_IF_ERROR(setter->second(value.value("string_value", "")));
+  }
+  if (kind.empty()) return Refuse("parameter \"kind\" is missing; use lookup or ranking");
+  EMBERTIDE_RETURN_IF_ERROR(CheckKind(kind));
+  if (config->node.snapshot.empty()) {
+    return Refuse("parameter \"snapshot\" is missing: the directory to serve");
+  }
+  if (config->node.ssd_budget_bytes > 0 && config->node.ssd_directory.empty()) {
+    return Refuse("parameter \"ssd_budget_bytes\" needs \"ssd_directory\"");
+  }
+  return Status::Ok();
+}
+
+// Features of Triton that cannot be right with a model that changes under it.
+Status CheckPolicies(const Json& json) {
+  if (json.value("/response_cache/enable"_json_pointer, false)) {
+    return Refuse(
+        "response_cache is on: the model changes with every version, and the cache would "
+        "go on giving answers of an old one; remove it");
+  }
+  if (json.contains("sequence_batching")) {
+    return Refuse(
+        "sequence_batching: requests are independent and keep no state between them; use "
+        "dynamic_batching");
+  }
+  if (json.value("/model_transaction_policy/decoupled"_json_pointer, false)) {
+    return Refuse(
+        "model_transaction_policy.decoupled: each request gets exactly one response; "
+        "remove it");
+  }
+  if (json.value("max_batch_size", 0) < 1) {
+    return Refuse("max_batch_size must be at least 1: without it Triton forms no batches");
+  }
+  for (const Json& group : json.value("instance_group", Json::array())) {
+    const std::string kind = group.value("kind", "KIND_CPU");
+    if (kind != "KIND_CPU") {
+      return Refuse("instance_group kind is " + kind +
+                    "; instances run on the CPU and share the "
+                    "model's devices: use KIND_CPU");
+    }
+  }
+  return Status::Ok();
+}
+
+struct Expected {
+  std::string name;
+  const char* type;
+  bool optional;  // inputs: must be declared optional; outputs: may be left out
+  int64_t dim;    // dims must be [dim]
+};
+
+Status CheckTensor(const Json& tensor, const Expected& want, bool input) {
+  const std::string name = tensor.value("name", "");
+  const std::string type = tensor.value("data_type", "");
+  if (type != want.type) {
+    return Refuse(name + " has data_type " + type + "; it must be " + want.type);
+  }
+  const Json dims = tensor.value("dims", Json::array());
+  if (dims != Json::array({want.dim})) {
+    return Refuse(name + " has dims " + dims.dump() + "; they must be [" +
+                  std::to_string(want.dim) + "]");
+  }
+  if (!input) return Status::Ok();
+  if (tensor.value("optional", false) != want.optional) {
+    return Refuse(name + (want.optional ? " must say optional: true; rectangular requests leave it "
+                                          "out"
+                                        : " must not be optional"));
+  }
+  if (!tensor.value("allow_ragged_batch", false)) {
+    return Refuse(name +
+                  " must say allow_ragged_batch: true; requests of different shapes meet in "
+                  "one execution");
+  }
+  return Status::Ok();
+}
+
+// Checks a list of tensors against the closed list of what it may hold.
+Status CheckTensors(const Json& tensors, const std::vector<Expected>& expected, bool input) {
+  const char* what = input ? "input " : "output ";
+  std::map<std::string, bool> seen;
+  for (const Json& tensor : tensors) {
+    const std::string name = tensor.value("name", "");
+    const Expected* want = nullptr;
+    for (const Expected& each : expected) {
+      if (each.name == name) want = &each;
+    }
+    if (want == nullptr) return Refuse(what + name + " is unknown");
+    EMBERTIDE_RETURN_IF_ERROR(CheckTensor(tensor, *want, input));
+    seen[name] = true;
+  }
+  for (const Expected& each : expected) {
+    if (!each.optional && !seen[each.name]) return Refuse(what + each.name + " is missing");
+  }
+  return Status::Ok();
+}
+
+bool Declares(const Json& tensors, const std::string& name) {
+  for (const Json& tensor : tensors) {
+    if (tensor.value("name", "") == name) return true;
+  }
+  return false;
+}
+
+Status ParseTensors(const Json& json, TensorNames* names) {
+  const Json inputs = json.value("input", Json::array());
+  const Json outputs = json.value("output", Json::array());
+  if (Declares(inputs, "NUMKEYS") || Declares(outputs, "OUTPUT0")) {
+    names->lengths = "NUMKEYS";
+    names->embedding = "OUTPUT0";
+  }
+  EMBERTIDE_RETURN_IF_ERROR(CheckTensors(
+      inputs, {{names->keys, "TYPE_INT64", false, -1}, {names->lengths, "TYPE_INT32", true, -1}},
+      true));
+  return CheckTensors(outputs,
+                      {{names->embedding, "TYPE_FP32", false, -1},
+                       {names->source, "TYPE_UINT8", true, -1},
+                       {names->version, "TYPE_INT64", true, 1}},
+                      false);
+}
+
+}  // namespace
+
+Result<ModelConfig> ParseModelConfig(const std::string& text, const std::string& model_directory) {
+  try {
+    const Json json = Json::parse(text);
+    ModelConfig config;
+    EMBERTIDE_RETURN_IF_ERROR(ParseParameters(json, model_directory, &config));
+    EMBERTIDE_RETURN_IF_ERROR(CheckPolicies(json));
+    EMBERTIDE_RETURN_IF_ERROR(ParseTensors(json, &config.tensors));
+    return config;
+  } catch (const std::exception& error) {
+    return Refuse(error.what());
+  }
+}
+
+}  // namespace embertide::triton

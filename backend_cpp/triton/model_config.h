@@ -1,0 +1,35 @@
+// ModelConfig: what config.pbtxt says of one model, proved right before anything is loaded.
+//
+// Pure: text in, value out. Knows the JSON that Triton makes of config.pbtxt, not Triton.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "embertide/node.h"
+#include "embertide/status.h"
+
+namespace embertide::triton {
+
+// Names of tensors. A model speaks either our names or those of HPS.
+struct TensorNames {
+  std::string keys = "KEYS";
+  std::string lengths = "LENGTHS";      // HPS: NUMKEYS
+  std::string embedding = "EMBEDDING";  // HPS: OUTPUT0
+  std::string source = "SOURCE";
+  std::string version = "VERSION";
+};
+
+struct ModelConfig {
+  NodeOptions node;              // parameters snapshot, devices, *_bytes, ssd_directory, node
+  uint32_t max_samples = 4096;   // of a request, either form
+  uint64_t max_keys = 1U << 18;  // of a request; also what an execution works on at once
+  TensorNames tensors;
+};
+
+// Parses Triton's JSON. `model_directory` is what a relative `snapshot` or `ssd_directory` is
+// relative to. kInvalidArgument naming what is wrong, why, and what to write instead: unknown
+// parameters, tensors of other names or types, response cache, sequence batching, decoupled.
+Result<ModelConfig> ParseModelConfig(const std::string& json, const std::string& model_directory);
+
+}  // namespace embertide::triton

@@ -1,0 +1,101 @@
+// What a model's configuration may say, and what each refusal says.
+#include "triton/model_config.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+namespace embertide::triton {
+namespace {
+
+using Json = nlohmann::json;
+
+// A configuration that loads, as Triton gives it.
+Json Good() {
+  return Json::parse(R"({
+    "name": "m", "max_batch_size": 64,
+    "input": [
+      {"name": "KEYS", "data_type": "TYPE_INT64", "dims": [-1], "allow_ragged_batch": true},
+      {"name": "LENGTHS", "data_type": "TYPE_INT32", "dims": [-1], "allow_ragged_batch": true,
+       "optional": true}],
+    "output": [{"name": "EMBEDDING", "data_type": "TYPE_FP32", "dims": [-1]}],
+    "instance_group": [{"kind": "KIND_CPU", "count": 2}],
+    "parameters": {"kind": {"string_value": "lookup"}, "snapshot": {"string_value": "snap"},
+                   "max_keys": {"string_value": "77"}}})");
+}
+
+void ExpectRefused(const Json& json, const std::string& says) {
+  const Result<ModelConfig> config = ParseModelConfig(json.dump(), "/models/m");
+  ASSERT_FALSE(config.ok()) << says;
+  EXPECT_NE(config.status().message().find(says), std::string::npos) << config.status().message();
+}
+
+TEST(ModelConfigTest, ParsesWhatIsThere) {
+  const Result<ModelConfig> config = ParseModelConfig(Good().dump(), "/models/m");
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  EXPECT_EQ(config.value().node.snapshot, "/models/m/snap");
+  EXPECT_EQ(config.value().max_keys, 77U);
+  EXPECT_EQ(config.value().tensors.embedding, "EMBEDDING");
+}
+
+TEST(ModelConfigTest, SpeaksTheNamesOfHps) {
+  Json json = Good();
+  json["input"][1]["name"] = "NUMKEYS";
+  json["output"][0]["name"] = "OUTPUT0";
+  const Result<ModelConfig> config = ParseModelConfig(json.dump(), "/models/m");
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  EXPECT_EQ(config.value().tensors.lengths, "NUMKEYS");
+}
+
+TEST(ModelConfigTest, RefusesParametersThatItDoesNotKnowOrCannotRead) {
+  for (const auto& [name, value, says] :
+       {std::array{"snapshott", "x", "\"snapshott\" is unknown"},
+        std::array{"devices", "0", "\"devices\" is \"0\""},
+        std::array{"devices", "2x", "whole number"}, std::array{"max_keys", "-1", "whole number"},
+        std::array{"max_keys", "", "whole number"},
+        std::array{"kind", "embedding", "use lookup or ranking"},
+        std::array{"kind", "ranking", "dense plugin"},
+        std::array{"ssd_budget_bytes", "9", "ssd_directory"},
+        std::array{"snapshot", "", "\"snapshot\" is missing"}}) {
+    Json json = Good();
+    json["parameters"][name]["string_value"] = value;
+    ExpectRefused(json, says);
+  }
+}
+
+TEST(ModelConfigTest, RefusesPoliciesThatCannotBeRight) {
+  Json json = Good();
+  json["response_cache"]["enable"] = true;
+  ExpectRefused(json, "response_cache");
+  json = Good();
+  json["sequence_batching"] = Json::object();
+  ExpectRefused(json, "sequence_batching");
+  json = Good();
+  json["model_transaction_policy"]["decoupled"] = true;
+  ExpectRefused(json, "decoupled");
+  json = Good();
+  json["max_batch_size"] = 0;
+  ExpectRefused(json, "max_batch_size");
+  json = Good();
+  json["instance_group"][0]["kind"] = "KIND_GPU";
+  ExpectRefused(json, "KIND_CPU");
+}
+
+TEST(ModelConfigTest, RefusesOtherTensors) {
+  Json json = Good();
+  json["input"][0]["data_type"] = "TYPE_INT32";
+  ExpectRefused(json, "KEYS has data_type TYPE_INT32");
+  json = Good();
+  json["input"][0]["allow_ragged_batch"] = false;
+  ExpectRefused(json, "allow_ragged_batch");
+  json = Good();
+  json["input"][1]["optional"] = false;
+  ExpectRefused(json, "optional");
+  json = Good();
+  json["output"] = Json::array();
+  ExpectRefused(json, "EMBEDDING is missing");
+  ExpectRefused(Json(3), "config.pbtxt");
+}
+
+}  // namespace
+}  // namespace embertide::triton

@@ -1,0 +1,138 @@
+// Validation of a request's tensors.
+#include "triton/request.h"
+
+#include <algorithm>
+
+namespace embertide::triton {
+namespace {
+
+Refusal Refuse(Reason reason, const std::string& message) {
+  return {reason, Status(Code::kInvalidArgument, message)};
+}
+
+std::string ShapeText(const std::vector<int64_t>& shape) {
+  std::string text = "[";
+  for (const int64_t dim : shape) text += (text.size() > 1 ? "," : "") + std::to_string(dim);
+  return text + "]";
+}
+
+// Type, rank and that the bytes are those of the shape.
+Refusal CheckTensor(const Tensor& tensor, const char* dtype, uint64_t element_bytes) {
+  if (tensor.dtype != dtype) {
+    return Refuse(Reason::kDtype,
+                  tensor.name + " has type " + tensor.dtype + "; it must be " + dtype);
+  }
+  if (tensor.shape.size() != 2 || tensor.shape[0] < 0 || tensor.shape[1] < 0) {
+    return Refuse(Reason::kShape, tensor.name + " has shape " + ShapeText(tensor.shape) +
+                                      "; it must have two dimensions");
+  }
+  uint64_t elements = 0;
+  uint64_t bytes = 0;
+  if (__builtin_mul_overflow(tensor.shape[0], tensor.shape[1], &elements) ||
+      __builtin_mul_overflow(elements, element_bytes, &bytes) || bytes != tensor.data.size()) {
+    return Refuse(Reason::kShape, tensor.name + " has shape " + ShapeText(tensor.shape) + " but " +
+                                      std::to_string(tensor.data.size()) + " bytes");
+  }
+  return {};
+}
+
+template <typename T>
+std::span<const T> Elements(const Tensor& tensor) {
+  return {reinterpret_cast<const T*>(tensor.data.data()), tensor.data.size() / sizeof(T)};
+}
+
+Refusal CheckBounds(uint64_t samples, uint64_t keys, const RequestLimits& limits) {
+  if (samples == 0) return Refuse(Reason::kEmpty, "the request has no sample");
+  if (samples > limits.max_samples) {
+    return Refuse(Reason::kMaxSamples, "the request has " + std::to_string(samples) +
+                                           " samples; max_samples is " +
+                                           std::to_string(limits.max_samples));
+  }
+  if (keys > limits.max_keys) {
+    return Refuse(Reason::kMaxKeys, "the request has " + std::to_string(keys) +
+                                        " keys; max_keys is " + std::to_string(limits.max_keys));
+  }
+  return {};
+}
+
+Refusal ParseRectangular(const Tensor& keys, const RequestLimits& limits, Bags* bags) {
+  if (keys.shape[1] != limits.features) {
+    return Refuse(keys.shape[1] == 0 ? Reason::kEmpty : Reason::kShape,
+                  keys.name + " has shape " + ShapeText(keys.shape) +
+                      "; without lengths it must be "
+                      "[batch," +
+                      std::to_string(limits.features) + "], one key for each feature");
+  }
+  bags->jagged = false;
+  bags->offsets.clear();
+  bags->samples = static_cast<uint32_t>(keys.shape[0]);
+  return CheckBounds(static_cast<uint64_t>(keys.shape[0]), bags->keys.size(), limits);
+}
+
+// Offsets of the bags; every length must be >= 0 and their sum the number of keys.
+Refusal SumLengths(const Tensor& lengths, const Tensor& keys, Bags* bags) {
+  const auto values = Elements<int32_t>(lengths);
+  bags->offsets.resize(values.size() + 1);
+  uint64_t sum = 0;
+  bags->offsets[0] = 0;
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (values[i] < 0) {
+      return Refuse(Reason::kLengths, lengths.name + " of bag " + std::to_string(i) + " is " +
+                                          std::to_string(values[i]) + "; it must not be negative");
+    }
+    sum += static_cast<uint64_t>(values[i]);
+    // Beyond the keys the offset is of no use: the request is refused below.
+    bags->offsets[i + 1] = static_cast<uint32_t>(std::min<uint64_t>(sum, bags->keys.size()));
+  }
+  if (sum == bags->keys.size()) return {};
+  return Refuse(Reason::kLengths,
+                lengths.name + " sum to " + (sum > bags->keys.size() ? "more than " : "") +
+                    std::to_string(std::min<uint64_t>(sum, bags->keys.size())) + " but " +
+                    keys.name + " has " + std::to_string(bags->keys.size()) + " keys");
+}
+
+Refusal ParseJagged(const Tensor& keys, const Tensor& lengths, const RequestLimits& limits,
+                    Bags* bags) {
+  if (Refusal refusal = CheckTensor(lengths, "INT32", 4); refusal.reason != Reason::kNone) {
+    return refusal;
+  }
+  for (const Tensor* tensor : {&keys, &lengths}) {
+    if (tensor->shape[0] != 1) {
+      return Refuse(Reason::kShape, tensor->name + " has shape " + ShapeText(tensor->shape) +
+                                        "; with lengths the first dimension must be 1");
+    }
+  }
+  if (lengths.shape[1] % limits.features != 0) {
+    return Refuse(Reason::kLengths, lengths.name + " has " + std::to_string(lengths.shape[1]) +
+                                        " values, not a multiple of the " +
+                                        std::to_string(limits.features) + " features");
+  }
+  const uint64_t samples = static_cast<uint64_t>(lengths.shape[1]) / limits.features;
+  if (Refusal refusal = CheckBounds(samples, bags->keys.size(), limits);
+      refusal.reason != Reason::kNone) {
+    return refusal;
+  }
+  bags->jagged = true;
+  bags->samples = static_cast<uint32_t>(samples);
+  return SumLengths(lengths, keys, bags);
+}
+
+}  // namespace
+
+const char* ReasonName(Reason reason) {
+  static constexpr std::array<const char*, kReasons> kNames = {
+      "none", "dtype", "shape", "lengths", "max_samples", "max_keys", "empty", "internal"};
+  return kNames[static_cast<size_t>(reason)];
+}
+
+Refusal ParseBags(const Tensor& keys, const Tensor* lengths, const RequestLimits& limits,
+                  Bags* bags) {
+  if (Refusal refusal = CheckTensor(keys, "INT64", 8); refusal.reason != Reason::kNone) {
+    return refusal;
+  }
+  bags->keys = Elements<int64_t>(keys);
+  return lengths == nullptr ? ParseRectangular(keys, limits, bags)
+                            : ParseJagged(keys, *lengths, limits, bags);
+}
+
+}  // namespace embertide::triton

@@ -1,0 +1,72 @@
+// One request, proved right: the two request forms brought to one (samples x features bags of
+// keys).
+//
+//   rectangular   KEYS [B,F]                        one key a feature; bag i is keys[i]
+//   jagged        KEYS [1,N], LENGTHS [1,B*F]       sample-major; bag i is keys[offsets[i]..[i+1])
+//
+// Pure and thread-safe; knows no Triton (tensor_io.h reads tensors of a Triton request).
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "embertide/status.h"
+
+namespace embertide::triton {
+
+// Why a request was refused: the label of embertide_requests_refused_total.
+enum class Reason : uint8_t {
+  kNone,
+  kDtype,
+  kShape,
+  kLengths,
+  kMaxSamples,
+  kMaxKeys,
+  kEmpty,
+  kInternal
+};
+inline constexpr size_t kReasons = 8;
+const char* ReasonName(Reason reason);
+
+struct Refusal {
+  Reason reason = Reason::kNone;
+  Status status;
+};
+
+// An input tensor as it came; `data` lives as long as the request.
+struct Tensor {
+  std::string name;
+  std::string dtype;  // "INT64", "INT32", ...
+  std::vector<int64_t> shape;
+  std::span<const std::byte> data;
+  std::vector<std::byte> copy;  // holds the bytes when the request's own are split or unaligned
+};
+
+struct RequestLimits {
+  uint32_t features = 0;
+  uint32_t max_samples = 0;
+  uint64_t max_keys = 0;
+};
+
+struct Bags {
+  bool jagged = false;
+  uint32_t samples = 0;
+  std::span<const int64_t> keys;  // into the KEYS tensor
+  std::vector<uint32_t> offsets;  // jagged: samples * features + 1 ascending; else empty
+
+  uint32_t Begin(size_t bag) const { return jagged ? offsets[bag] : static_cast<uint32_t>(bag); }
+  uint32_t End(size_t bag) const {
+    return jagged ? offsets[bag + 1] : static_cast<uint32_t>(bag + 1);
+  }
+};
+
+// Fills `bags` from the tensors. On a refusal (reason != kNone) `bags` is unspecified. The message
+// names tensor, value and what was expected. Requires: data aligned for the dtype it should have.
+Refusal ParseBags(const Tensor& keys, const Tensor* lengths, const RequestLimits& limits,
+                  Bags* bags);
+
+}  // namespace embertide::triton

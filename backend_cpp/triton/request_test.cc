@@ -1,0 +1,93 @@
+// What a request may hold, and which reason each refusal has.
+#include "triton/request.h"
+
+#include <gtest/gtest.h>
+
+#include "triton/dedup.h"
+
+namespace embertide::triton {
+namespace {
+
+constexpr RequestLimits kLimits{2, 3, 6};
+
+template <typename T>
+Tensor Make(const char* name, const char* dtype, std::vector<int64_t> shape,
+            const std::vector<T>& values) {
+  Tensor tensor{name, dtype, std::move(shape), {}, {}};
+  const auto* bytes = reinterpret_cast<const std::byte*>(values.data());
+  tensor.copy.assign(bytes, bytes + values.size() * sizeof(T));
+  return tensor;
+}
+
+struct Case {
+  std::vector<int64_t> keys_shape;
+  size_t keys;
+  std::vector<int64_t> lengths_shape;  // empty: no LENGTHS
+  std::vector<int32_t> lengths;
+  Reason reason;
+};
+
+Reason Parse(const Case& c, Bags* bags) {
+  static Tensor keys;  // `bags` points into it
+  keys = Make("KEYS", "INT64", c.keys_shape, std::vector<int64_t>(c.keys, 7));
+  keys.data = keys.copy;
+  Tensor lengths = Make("LENGTHS", "INT32", c.lengths_shape, c.lengths);
+  lengths.data = lengths.copy;
+  return ParseBags(keys, c.lengths_shape.empty() ? nullptr : &lengths, kLimits, bags).reason;
+}
+
+TEST(RequestTest, NamesTheReasonOfEachRefusal) {
+  const int32_t huge = std::numeric_limits<int32_t>::max();
+  for (const Case& c : std::initializer_list<Case>{
+           {{2, 2}, 4, {}, {}, Reason::kNone},
+           {{2, 3}, 6, {}, {}, Reason::kShape},
+           {{4}, 4, {}, {}, Reason::kShape},
+           {{2, 2}, 3, {}, {}, Reason::kShape},
+           {{-1, 2}, 2, {}, {}, Reason::kShape},
+           {{int64_t{1} << 62, 2}, 2, {}, {}, Reason::kShape},
+           {{1, 0}, 0, {}, {}, Reason::kEmpty},
+           {{4, 2}, 8, {}, {}, Reason::kMaxSamples},
+           {{1, 3}, 3, {1, 4}, {1, 0, 2, 0}, Reason::kNone},
+           {{1, 0}, 0, {1, 2}, {0, 0}, Reason::kNone},
+           {{1, 0}, 0, {1, 0}, {}, Reason::kEmpty},
+           {{2, 3}, 6, {1, 4}, {1, 0, 2, 3}, Reason::kShape},
+           {{1, 3}, 3, {1, 3}, {1, 1, 1}, Reason::kLengths},
+           {{1, 3}, 3, {1, 2}, {1, 1}, Reason::kLengths},
+           {{1, 3}, 3, {1, 2}, {4, -1}, Reason::kLengths},
+           {{1, 3}, 3, {1, 2}, {-1, 4}, Reason::kLengths},
+           {{1, 3}, 3, {1, 4}, {huge, huge, huge, huge}, Reason::kLengths},
+           {{1, 7}, 7, {1, 2}, {3, 4}, Reason::kMaxKeys},
+           {{1, 0}, 0, {1, 8}, {0, 0, 0, 0, 0, 0, 0, 0}, Reason::kMaxSamples}}) {
+    Bags bags;
+    EXPECT_EQ(ReasonName(Parse(c, &bags)), std::string(ReasonName(c.reason)));
+  }
+}
+
+TEST(RequestTest, JaggedBagsLieWhereTheLengthsSay) {
+  Bags bags;
+  ASSERT_EQ(Parse({{1, 3}, 3, {1, 4}, {1, 0, 2, 0}, Reason::kNone}, &bags), Reason::kNone);
+  EXPECT_TRUE(bags.jagged);
+  EXPECT_EQ(bags.samples, 2U);
+  EXPECT_EQ(bags.offsets, (std::vector<uint32_t>{0, 1, 1, 3, 3}));
+}
+
+TEST(RequestTest, RefusesOtherTypes) {
+  Tensor keys = Make("KEYS", "INT32", {1, 2}, std::vector<int32_t>{1, 2});
+  keys.data = keys.copy;
+  Bags bags;
+  EXPECT_EQ(ParseBags(keys, nullptr, kLimits, &bags).reason, Reason::kDtype);
+}
+
+TEST(DedupTest, NumbersDistinctKeysInOrderOfAppearance) {
+  Dedup dedup;
+  for (int batch = 0; batch < 3; ++batch) {
+    dedup.Start(2000);
+    for (int64_t i = 0; i < 2000; ++i) {
+      EXPECT_EQ(dedup.Add((i % 500) * -977 - batch), static_cast<uint32_t>(i % 500));
+    }
+    EXPECT_EQ(dedup.keys().size(), 500U);
+  }
+}
+
+}  // namespace
+}  // namespace embertide::triton

@@ -1,0 +1,26 @@
+// Tensors of Triton's requests and responses as plain memory.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "triton/request.h"
+#include "triton/triton_abi.h"
+
+namespace embertide::triton {
+
+// All inputs of a request. Data points into the request unless it came in pieces or unaligned.
+// kInvalidArgument for memory that is not the CPU's.
+Status ReadInputs(TRITONBACKEND_Request* request, std::vector<Tensor>* inputs);
+
+// Names of the outputs that the caller asked for.
+Status ReadOutputNames(TRITONBACKEND_Request* request, std::vector<std::string>* names);
+
+// Makes an output of `shape` in `response` and gives its memory.
+Status MakeOutput(TRITONBACKEND_Response* response, const std::string& name,
+                  TRITONSERVER_DataType dtype, std::span<const int64_t> shape,
+                  uint64_t element_bytes, void** buffer);
+
+}  // namespace embertide::triton

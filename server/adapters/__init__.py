@@ -1,0 +1,1 @@
+"""What the server talks to: Triton, Redis, nodes, clocks."""

@@ -1,0 +1,336 @@
+"""A tritonserver on this machine: its model repository, its process.
+
+The server is the one in the wheel ``nvidia-pytriton``, which is found, never imported.
+``write_model`` writes a model directory for a snapshot; ``TritonServer`` starts a process over a
+repository, waits until it is ready, and stops it.
+"""
+
+import dataclasses
+import errno
+import importlib.metadata
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import types
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, Self
+
+BACKEND = "embertide"
+_LIBRARY = f"libtriton_{BACKEND}.so"
+# Enough of a failing server's log to hold its reason.
+_LOG_TAIL_LINES = 40
+_POLL_S = 0.05
+_STOP_TIMEOUT_S = 30.0
+
+
+class TritonError(RuntimeError):
+    """The server could not be started; the message says why and what to do."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Installation:
+    """Where the wheel keeps the server."""
+
+    binary: Path
+    root: Path  # holds backends/ and caches/
+    libraries: Path  # for LD_LIBRARY_PATH
+
+
+def find_installation() -> Installation:
+    """Find the tritonserver of the wheel ``nvidia-pytriton``."""
+    try:
+        distribution = importlib.metadata.distribution("nvidia-pytriton")
+    except importlib.metadata.PackageNotFoundError:
+        raise TritonError(
+            "tritonserver is missing: pip install nvidia-pytriton==0.7.0 (wheels exist for Linux "
+            "x86-64, Python 3.9 to 3.13)"
+        ) from None
+    site = Path(str(distribution.locate_file("")))
+    root = site / "pytriton" / "tritonserver"
+    binary = root / "bin" / "tritonserver"
+    if not binary.is_file():
+        raise TritonError(f"{binary} is missing: reinstall nvidia-pytriton==0.7.0")
+    return Installation(binary=binary, root=root, libraries=site / "nvidia_pytriton.libs")
+
+
+# --- model repository -----------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ModelOptions:
+    """What ``config.pbtxt`` says of a model; the backend's defaults where None."""
+
+    snapshot: Path
+    kind: Literal["lookup", "ranking"] = "lookup"
+    hps_names: bool = False  # NUMKEYS and OUTPUT0 instead of LENGTHS and EMBEDDING
+    instances: int = 1  # they share one copy of the rows
+    max_batch_size: int = 1024
+    max_queue_delay_us: int = 0
+    devices: int | None = None
+    ddr_budget_bytes: int | None = None
+    ssd_budget_bytes: int | None = None
+    ssd_directory: Path | None = None
+    max_samples: int | None = None
+    max_keys: int | None = None
+    node: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what the backend would refuse."""
+        if self.instances < 1:
+            raise ValueError(f"instances is {self.instances}; it must be at least 1")
+        if self.max_batch_size < 1:
+            raise ValueError(f"max_batch_size is {self.max_batch_size}; it must be at least 1")
+
+    def parameters(self) -> dict[str, str]:
+        """Return the parameters of the backend, as text."""
+        values = {
+            "kind": self.kind,
+            "snapshot": self.snapshot.resolve(),
+            "devices": self.devices,
+            "ddr_budget_bytes": self.ddr_budget_bytes,
+            "ssd_budget_bytes": self.ssd_budget_bytes,
+            "ssd_directory": self.ssd_directory.resolve() if self.ssd_directory else None,
+            "max_samples": self.max_samples,
+            "max_keys": self.max_keys,
+            "node": self.node,
+        }
+        return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def _tensor(kind: str, name: str, dtype: str, dim: int, *flags: str) -> str:
+    lines = [f'name: "{name}"', f"data_type: {dtype}", f"dims: [ {dim} ]", *flags]
+    return f"{kind} [ {{ " + " ".join(lines) + " } ]"
+
+
+def model_config(name: str, options: ModelOptions) -> str:
+    """Return the text of ``config.pbtxt``."""
+    lengths = "NUMKEYS" if options.hps_names else "LENGTHS"
+    embedding = "OUTPUT0" if options.hps_names else "EMBEDDING"
+    ragged = "allow_ragged_batch: true"
+    lines = [
+        f"name: {json.dumps(name)}",
+        f'backend: "{BACKEND}"',
+        f"max_batch_size: {options.max_batch_size}",
+        _tensor("input", "KEYS", "TYPE_INT64", -1, ragged),
+        _tensor("input", lengths, "TYPE_INT32", -1, ragged, "optional: true"),
+        _tensor("output", embedding, "TYPE_FP32", -1),
+        _tensor("output", "SOURCE", "TYPE_UINT8", -1),
+        _tensor("output", "VERSION", "TYPE_INT64", 1),
+        f"instance_group [ {{ count: {options.instances} kind: KIND_CPU }} ]",
+        f"dynamic_batching {{ max_queue_delay_microseconds: {options.max_queue_delay_us} }}",
+    ]
+    lines += [
+        f"parameters {{ key: {json.dumps(key)} value: {{ string_value: {json.dumps(value)} }} }}"
+        for key, value in options.parameters().items()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def write_model(repository: Path, name: str, options: ModelOptions) -> Path:
+    """Write the directory of one model into a repository and return it.
+
+    Writing again replaces the configuration. Other models of the repository are left alone.
+    """
+    directory = repository / name
+    (directory / "1").mkdir(parents=True, exist_ok=True)  # Triton wants a version, always 1
+    temporary = directory / ".config.pbtxt.tmp"
+    temporary.write_text(model_config(name, options), encoding="utf-8")
+    temporary.replace(directory / "config.pbtxt")
+    return directory
+
+
+# --- process --------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ServerOptions:
+    """How to start a server."""
+
+    repository: Path
+    backends: Path  # holds embertide/libtriton_embertide.so
+    log: Path
+    host: str = "127.0.0.1"
+    http_port: int = 8000
+    grpc_port: int = 8001
+    metrics_port: int = 8002
+    explicit: bool = False  # models are loaded by name, over the API
+    models: Sequence[str] = ()  # with explicit: loaded at the start
+    start_timeout_s: float = 120.0
+    extra: Sequence[str] = ()  # further arguments of tritonserver
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def ports(self) -> dict[str, int]:
+        """Return the ports by what they serve."""
+        return {"http": self.http_port, "grpc": self.grpc_port, "metrics": self.metrics_port}
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody listens on now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def _check_ports(options: ServerOptions) -> None:
+    seen: dict[int, str] = {}
+    for name, port in options.ports().items():
+        if port in seen:
+            raise TritonError(f"{seen[port]} and {name} cannot both use port {port}")
+        seen[port] = name
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((options.host, port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise TritonError(f"{name} port {port}: {error.strerror}") from error
+                raise TritonError(
+                    f"{name} port {port} is in use on {options.host}: stop what listens there "
+                    f"(ss -ltnp 'sport = :{port}') or choose another port"
+                ) from error
+
+
+class TritonServer:
+    """A tritonserver process. A context manager: leaving it stops the process."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        """Start the process and wait until all its models are ready.
+
+        Raises:
+            TritonError: A port is in use, the backend is not built, a model does not load. No
+                process is left behind.
+        """
+        self.options = options
+        library = options.backends / BACKEND / _LIBRARY
+        if not library.is_file():
+            raise TritonError(f"{library} is missing: build it with `make build`")
+        installation = find_installation()
+        _check_ports(options)
+        self._process = self._start(installation)
+        try:
+            self._wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self, installation: Installation) -> subprocess.Popen[bytes]:
+        options = self.options
+        command = [
+            str(installation.binary),
+            f"--model-repository={options.repository.resolve()}",
+            f"--backend-directory={options.backends.resolve()}",
+            f"--cache-directory={installation.root / 'caches'}",
+            f"--http-address={options.host}",
+            f"--grpc-address={options.host}",
+            f"--metrics-address={options.host}",
+            f"--http-port={options.http_port}",
+            f"--grpc-port={options.grpc_port}",
+            f"--metrics-port={options.metrics_port}",
+            "--disable-auto-complete-config",
+            *(["--model-control-mode=explicit"] if options.explicit else []),
+            *(f"--load-model={model}" for model in options.models),
+            *options.extra,
+        ]
+        paths = [str(installation.libraries), os.environ.get("LD_LIBRARY_PATH", "")]
+        environment = {
+            **os.environ,
+            "LD_LIBRARY_PATH": ":".join(path for path in paths if path),
+            **options.environment,
+        }
+        options.log.parent.mkdir(parents=True, exist_ok=True)
+        with options.log.open("wb") as log:
+            # A session of its own: Ctrl-C in a terminal reaches us, and we stop the server.
+            return subprocess.Popen(
+                command, stdout=log, stderr=log, env=environment, start_new_session=True
+            )
+
+    def _wait_ready(self) -> None:
+        deadline = time.monotonic() + self.options.start_timeout_s
+        while not self.ready():
+            if self._process.poll() is not None:
+                raise TritonError(
+                    f"tritonserver ended with code {self._process.returncode}:\n{self._reason()}"
+                )
+            if time.monotonic() > deadline:
+                raise TritonError(
+                    f"tritonserver is not ready after {self.options.start_timeout_s:.0f} s:\n"
+                    f"{self._reason()}"
+                )
+            time.sleep(_POLL_S)
+
+    def _reason(self) -> str:
+        """Return what the log says of a failed start: our lines if there are any, else its end."""
+        lines = self.log_text().splitlines()
+        ours = [line for line in lines if "embertide: " in line]
+        return "\n".join((ours or lines)[-_LOG_TAIL_LINES:]) + f"\n(log: {self.options.log})"
+
+    @property
+    def http(self) -> str:
+        """Return host:port of HTTP."""
+        return f"{self.options.host}:{self.options.http_port}"
+
+    @property
+    def grpc(self) -> str:
+        """Return host:port of gRPC."""
+        return f"{self.options.host}:{self.options.grpc_port}"
+
+    @property
+    def pid(self) -> int:
+        """Return the process id."""
+        return self._process.pid
+
+    def alive(self) -> bool:
+        """Return whether the process runs."""
+        return self._process.poll() is None
+
+    def ready(self) -> bool:
+        """Return whether the server answers and all models of its start are loaded."""
+        try:
+            with urllib.request.urlopen(f"http://{self.http}/v2/health/ready", timeout=5) as reply:
+                return bool(reply.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def metrics(self) -> str:
+        """Return the page of metrics."""
+        url = f"http://{self.options.host}:{self.options.metrics_port}/metrics"
+        with urllib.request.urlopen(url, timeout=10) as reply:
+            return str(reply.read().decode())
+
+    def log_text(self) -> str:
+        """Return the log so far."""
+        return self.options.log.read_text(errors="replace")
+
+    def stop(self) -> int:
+        """Stop the process and return its exit code; does nothing if it ended already."""
+        if self.alive():
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(_STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+        return self._process.wait()
+
+    def __enter__(self) -> Self:
+        """Return the running server."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
+        """Stop it."""
+        self.stop()

@@ -1,0 +1,480 @@
+"""`lookup` in a real tritonserver: right answers, and errors that cost nobody else anything."""
+
+import concurrent.futures
+import dataclasses
+import json
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from numpy.typing import NDArray
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+from embertide.server.adapters import triton
+
+Samples = Sequence[Sequence[Sequence[int]]]
+MODULES: dict[str, Any] = {"grpc": tritonclient.grpc, "http": tritonclient.http}
+SOURCE_DDR = 1
+SOURCE_DEFAULT = 4
+UNKNOWN = 987_654_321
+
+
+class Client:
+    """Short verbs over tritonclient, by gRPC or HTTP."""
+
+    def __init__(self, protocol: str, server: triton.TritonServer) -> None:
+        self._module = MODULES[protocol]
+        url = server.grpc if protocol == "grpc" else server.http
+        self.raw = self._module.InferenceServerClient(url)
+
+    def send(
+        self, arrays: dict[str, NDArray[Any]], model: str = "lookup", outputs: Any = None
+    ) -> Any:
+        inputs = []
+        for name, array in arrays.items():
+            tensor = self._module.InferInput(name, array.shape, np_to_triton_dtype(array.dtype))
+            tensor.set_data_from_numpy(array)
+            inputs.append(tensor)
+        wanted = [self._module.InferRequestedOutput(name) for name in outputs] if outputs else None
+        return self.raw.infer(model, inputs, outputs=wanted)
+
+    def rectangular(self, keys: Any, **more: Any) -> Any:
+        return self.send({"KEYS": np.array(keys, np.int64)}, **more)
+
+    def jagged(self, samples: Samples, lengths: str = "LENGTHS", **more: Any) -> Any:
+        return self.send(jagged_arrays(samples, lengths), **more)
+
+
+def jagged_arrays(samples: Samples, lengths: str = "LENGTHS") -> dict[str, NDArray[Any]]:
+    bags = [bag for sample in samples for bag in sample]
+    return {
+        "KEYS": np.array([[key for bag in bags for key in bag]], np.int64),
+        lengths: np.array([[len(bag) for bag in bags]], np.int32),
+    }
+
+
+def random_samples(seed: int, count: int) -> Samples:
+    rng = np.random.default_rng(seed)
+    highest = (3000, 60, 3000, 145)  # beyond what is there: some keys are unknown
+    return [
+        [rng.integers(0, high, rng.integers(0, 4)).tolist() for high in highest]
+        for _ in range(count)
+    ]
+
+
+def parameters(result: Any) -> dict[str, Any]:
+    response = result.get_response()
+    if isinstance(response, dict):
+        return dict(response["parameters"])
+    return {
+        name: getattr(value, value.WhichOneof("parameter_choice"))
+        for name, value in response.parameters.items()
+    }
+
+
+def metric(page: str, name: str, **labels: str) -> float:
+    """The sum of all samples of `name` with these labels."""
+    total = 0.0
+    for line in page.splitlines():
+        match = re.fullmatch(rf"{name}{{(.*)}} (\S+)", line)
+        if match and all(f'{key}="{value}"' in match[1] for key, value in labels.items()):
+            total += float(match[2])
+    return total
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.1)
+
+
+@pytest.fixture(params=["grpc", "http"])
+def client(request: pytest.FixtureRequest, server: triton.TritonServer) -> Iterator[Client]:
+    made = Client(request.param, server)
+    yield made
+    made.raw.close()
+
+
+@pytest.fixture
+def good(client: Client, reference: Any) -> Iterator[None]:
+    """After the test, the server still answers and answers right."""
+    yield
+    keys = [[7, 3, 14, 101]]
+    expected = reference.answer([[[key] for key in row] for row in keys])
+    assert np.array_equal(client.rectangular(keys).as_numpy("EMBEDDING"), expected)
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+def test_bags_of_one_are_bit_for_bit_right(client: Client, reference: Any) -> None:
+    keys = [[7 * i, i, 7 * (i + 1), 100 + i] for i in range(20)]
+    keys.append([-1, 0, -(2**63), 100])
+    keys.append([2**63 - 1, 1, 2**40 + 3, 101])
+    result = client.rectangular(keys)
+    expected = reference.answer([[[key] for key in row] for row in keys])
+    assert result.as_numpy("EMBEDDING").tobytes() == expected.tobytes()
+    assert (result.as_numpy("SOURCE") == SOURCE_DDR).all()
+    assert result.as_numpy("VERSION").tolist() == [[reference.version]] * len(keys)
+
+
+def test_pooled_bags_are_within_an_ulp(client: Client, reference: Any) -> None:
+    samples = random_samples(1, 20)
+    result = client.jagged(samples)
+    answer = result.as_numpy("EMBEDDING")
+    assert answer.shape == (1, len(samples) * reference.total_dim)
+    expected = reference.answer(samples)
+    np.testing.assert_array_max_ulp(answer.reshape(expected.shape), expected, maxulp=1)
+    assert result.as_numpy("VERSION").tolist() == [[reference.version]]
+
+
+def test_an_empty_bag_is_zeros(client: Client, reference: Any) -> None:
+    result = client.jagged([[[], [], [], []]])
+    assert not result.as_numpy("EMBEDDING").any()
+    assert result.as_numpy("SOURCE").shape == (1, 0)
+
+
+def test_unknown_keys_get_the_default_row_and_are_marked(client: Client, reference: Any) -> None:
+    result = client.rectangular([[UNKNOWN, UNKNOWN, 7, 100]])
+    expected = reference.answer([[[UNKNOWN], [UNKNOWN], [7], [100]]])
+    assert result.as_numpy("EMBEDDING").tobytes() == expected.tobytes()
+    expected_sources = [[SOURCE_DEFAULT, SOURCE_DEFAULT, SOURCE_DDR, SOURCE_DDR]]
+    assert result.as_numpy("SOURCE").tolist() == expected_sources
+
+
+def test_hps_names(client: Client, reference: Any) -> None:
+    samples = random_samples(2, 5)
+    result = client.jagged(samples, "NUMKEYS", model="hps", outputs=["OUTPUT0"])
+    expected = reference.answer(samples)
+    answer = result.as_numpy("OUTPUT0").reshape(expected.shape)
+    np.testing.assert_array_max_ulp(answer, expected, maxulp=1)
+
+
+def test_outputs_not_asked_for_are_not_sent(client: Client, reference: Any) -> None:
+    result = client.rectangular([[7, 3, 14, 101]], outputs=["VERSION"])
+    assert result.as_numpy("VERSION").tolist() == [[reference.version]]
+    assert result.as_numpy("EMBEDDING") is None
+
+
+def test_response_parameters(client: Client, reference: Any) -> None:
+    values = parameters(client.rectangular([[7, 3, 14, 101]]))
+    assert int(values["version"]) == reference.version
+    assert int(values["plan_epoch"]) == 1
+    assert values["node"] == "node-test"
+    assert int(values["staleness_ms"]) > 0
+
+
+def test_both_forms_and_bad_requests_at_the_same_time(
+    server: triton.TritonServer, reference: Any
+) -> None:
+    """Concurrent requests meet in executions; each gets its own answer or its own error."""
+
+    def run(seed: int) -> None:
+        mine = Client("grpc", server)
+        for i in range(seed, seed + 40):
+            samples = random_samples(i, 1 + i % 5)
+            if i % 3 == 0:
+                answer = mine.jagged(samples).as_numpy("EMBEDDING")
+                expected = reference.answer(samples)
+            elif i % 3 == 1:
+                keys = [[i, i % 60, 7 * i, 100 + i % 50]] * (1 + i % 4)
+                answer = mine.rectangular(keys).as_numpy("EMBEDDING")
+                expected = reference.answer([[[key] for key in row] for row in keys])
+            else:
+                bad = jagged_arrays(samples)
+                bad["LENGTHS"][0, 0] += 1
+                with pytest.raises(InferenceServerException, match="LENGTHS sum to"):
+                    mine.send(bad)
+                continue
+            np.testing.assert_array_max_ulp(answer.reshape(expected.shape), expected, maxulp=1)
+        mine.raw.close()
+
+    before = metric(server.metrics(), "nv_inference_exec_count", model="lookup")
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(run, range(0, 800, 100)))
+    executions = metric(server.metrics(), "nv_inference_exec_count", model="lookup") - before
+    assert executions < 8 * 40, "no two requests met in one execution"
+
+
+# --- bad requests ---------------------------------------------------------------------------------
+
+
+def keys_and_lengths(keys: int, lengths: list[int]) -> dict[str, NDArray[Any]]:
+    return {
+        "KEYS": np.full((1, keys), 7, np.int64),
+        "LENGTHS": np.array([lengths], np.int32),
+    }
+
+
+BAD_REQUESTS: dict[str, tuple[dict[str, NDArray[Any]], str]] = {
+    "keys_of_int32": ({"KEYS": np.zeros((1, 4), np.int32)}, "INT64"),
+    "keys_of_fp32": ({"KEYS": np.zeros((1, 4), np.float32)}, "INT64"),
+    "lengths_of_int64": (
+        {"KEYS": np.zeros((1, 4), np.int64), "LENGTHS": np.ones((1, 4), np.int64)},
+        "INT32",
+    ),
+    "too_few_features": ({"KEYS": np.zeros((2, 3), np.int64)}, r"KEYS has shape \[2,3\]"),
+    "too_many_dimensions": ({"KEYS": np.zeros((1, 4, 1), np.int64)}, "(?i)shape"),
+    "one_dimension": ({"KEYS": np.zeros(4, np.int64)}, "(?i)shape"),
+    "empty": ({"KEYS": np.zeros((1, 0), np.int64)}, r"\[1,0\]"),
+    "no_sample": (keys_and_lengths(0, []), "no sample"),
+    "negative_length": (keys_and_lengths(4, [5, -1, 0, 0]), "is -1; it must not be negative"),
+    "huge_lengths": (keys_and_lengths(4, [2**31 - 1] * 4), "sum to more than 4"),
+    "lengths_too_short": (keys_and_lengths(4, [1, 1, 1, 0]), "sum to 3 but KEYS has 4"),
+    "lengths_of_no_whole_sample": (keys_and_lengths(3, [1, 1, 1]), "not a multiple of the 4"),
+    "too_many_keys": (keys_and_lengths(201, [201, 0, 0, 0]), "201 keys; max_keys is 200"),
+    "too_many_samples": ({"KEYS": np.zeros((33, 4), np.int64)}, "33 samples; max_samples is 32"),
+    "too_many_for_triton": ({"KEYS": np.zeros((65, 4), np.int64)}, "batch"),
+    "unknown_input": (
+        {"KEYS": np.zeros((1, 4), np.int64), "DENSE": np.zeros((1, 4), np.float32)},
+        "DENSE",
+    ),
+    "no_keys": ({"LENGTHS": np.ones((1, 4), np.int32)}, "KEYS|expected"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_REQUESTS)
+@pytest.mark.usefixtures("good")
+def test_a_bad_request_gets_a_clear_error(client: Client, name: str) -> None:
+    arrays, says = BAD_REQUESTS[name]
+    with pytest.raises(InferenceServerException, match=says):
+        client.send(arrays)
+
+
+# --- bad models -----------------------------------------------------------------------------------
+
+BAD_CONFIGS = {
+    "unknown_parameter": (
+        'parameters { key: "snapshott" value: { string_value: "x" } }',
+        'parameter "snapshott" is unknown',
+    ),
+    "bad_number": (
+        'parameters { key: "devices" value: { string_value: "many" } }',
+        'parameter "devices" is "many"',
+    ),
+    "response_cache": ("response_cache { enable: true }", "response_cache is on"),
+    "decoupled": ("model_transaction_policy { decoupled: true }", "decoupled"),
+    "unknown_output": (
+        'output [ { name: "OTHER" data_type: TYPE_FP32 dims: [ -1 ] } ]',
+        "output OTHER is unknown",
+    ),
+}
+
+
+def load_error(client: Client) -> str:
+    with pytest.raises(InferenceServerException) as caught:
+        client.raw.load_model("bad")
+    return str(caught.value)
+
+
+def write_bad(server: triton.TritonServer, snapshot: Path, **options: Any) -> Path:
+    options = {"max_batch_size": 8, **options}
+    return triton.write_model(
+        server.options.repository, "bad", triton.ModelOptions(snapshot=snapshot, **options)
+    )
+
+
+@pytest.mark.parametrize("name", BAD_CONFIGS)
+@pytest.mark.usefixtures("good")
+def test_a_bad_config_is_refused_at_load(
+    server: triton.TritonServer, client: Client, snapshot: Any, name: str
+) -> None:
+    more, says = BAD_CONFIGS[name]
+    config = write_bad(server, snapshot[0]) / "config.pbtxt"
+    config.write_text(config.read_text() + more + "\n")
+    assert says in load_error(client)
+
+
+@pytest.mark.usefixtures("good")
+def test_sequence_batching_is_refused_at_load(
+    server: triton.TritonServer, client: Client, snapshot: Any
+) -> None:
+    config = write_bad(server, snapshot[0]) / "config.pbtxt"
+    text = re.sub(r"dynamic_batching {.*}", "sequence_batching { }", config.read_text())
+    config.write_text(text)
+    assert "sequence_batching" in load_error(client)
+
+
+@pytest.mark.usefixtures("good")
+def test_ranking_is_refused_until_there_is_a_dense_plugin(
+    server: triton.TritonServer, client: Client, snapshot: Any
+) -> None:
+    write_bad(server, snapshot[0], kind="ranking")
+    assert "dense plugin" in load_error(client)
+
+
+def change_manifest(directory: Path, **fields: Any) -> None:
+    path = directory / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def flip_byte(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x10
+    path.write_bytes(data)
+
+
+def bucket_file(directory: Path) -> Path:
+    return directory / "tables" / "item" / "bucket-000001.emb"
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-30])
+
+
+HARM: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no_manifest": (lambda d: (d / "manifest.json").unlink(), "manifest.json"),
+    "no_bucket_file": (lambda d: bucket_file(d).unlink(), "bucket-000001.emb"),
+    "truncated_bucket": (lambda d: truncate(bucket_file(d)), "bucket-000001.emb"),
+    "flipped_row_byte": (lambda d: flip_byte(bucket_file(d), 150), "checksum"),
+    "flipped_header_byte": (
+        lambda d: flip_byte(bucket_file(d), 8),
+        "format version 17, this build reads 1",
+    ),
+    "truncated_manifest": (lambda d: truncate(d / "manifest.json"), "manifest.json"),
+    "other_format_version": (lambda d: change_manifest(d, format_version=2), "format_version is 2"),
+    "other_hash": (lambda d: change_manifest(d, hash={"name": "md5", "seed": 1}), "hash.name"),
+    "no_features": (lambda d: change_manifest(d, features=[]), "feature"),
+    "pooling_none": (
+        lambda d: change_manifest(d, features=[{"name": "a", "table": "tag", "pooling": "none"}]),
+        "pooling none",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HARM)
+@pytest.mark.usefixtures("good")
+def test_a_harmed_snapshot_is_refused_at_load(
+    server: triton.TritonServer, client: Client, new_snapshot: Callable[[], Path], name: str
+) -> None:
+    harm, says = HARM[name]
+    directory = new_snapshot()
+    harm(directory)
+    write_bad(server, directory)
+    error = load_error(client)
+    assert says in error
+    assert str(directory) in error
+
+
+@pytest.mark.usefixtures("good")
+def test_a_missing_snapshot_is_refused_at_load(
+    server: triton.TritonServer, client: Client, tmp_path: Path
+) -> None:
+    write_bad(server, tmp_path / "nothing")
+    assert str(tmp_path / "nothing") in load_error(client)
+
+
+@pytest.mark.usefixtures("good")
+def test_a_budget_too_small_is_refused_at_load(
+    server: triton.TritonServer, client: Client, snapshot: Any
+) -> None:
+    write_bad(server, snapshot[0], ddr_budget_bytes=1000)
+    assert "RESOURCE_EXHAUSTED" in load_error(client) or "budget" in load_error(client)
+
+
+def test_a_model_loads_and_unloads_beside_others(
+    server: triton.TritonServer, client: Client, snapshot: Any, reference: Any
+) -> None:
+    for _ in range(3):
+        write_bad(server, snapshot[0])
+        client.raw.load_model("bad")
+        answer = client.rectangular([[7, 3, 14, 101]], model="bad").as_numpy("EMBEDDING")
+        assert np.array_equal(answer, reference.answer([[[7], [3], [14], [101]]]))
+        client.raw.unload_model("bad")
+        wait_until(lambda: not client.raw.is_model_ready("bad"))
+
+
+# --- metrics, start -------------------------------------------------------------------------------
+
+
+def test_metrics_count_what_was_done(server: triton.TritonServer, client: Client) -> None:
+    def value(name: str, **labels: str) -> float:
+        return metric(server.metrics(), name, model="lookup", **labels)
+
+    time.sleep(1.2)  # what earlier tests did is published
+    inferences = value("nv_inference_count")
+    keys = value("embertide_lookup_keys_total", table="item", source="ddr")
+    defaults = value("embertide_default_returned_total")
+    refused = value("embertide_requests_refused_total", reason="lengths")
+    client.rectangular([[7, 0, 14, 100]] * 3)
+    client.rectangular([[UNKNOWN, 0, 14, 100]])
+    with pytest.raises(InferenceServerException):
+        client.send(keys_and_lengths(4, [5, -1, 0, 0]))
+    wait_until(lambda: value("embertide_requests_refused_total", reason="lengths") == refused + 1)
+    wait_until(lambda: value("nv_inference_count") == inferences + 4)
+    assert value("embertide_lookup_keys_total", table="item", source="ddr") == keys + 7
+    assert value("embertide_default_returned_total") == defaults + 1
+    assert value("embertide_rows") > 0
+    assert value("embertide_tier_bytes", tier="ddr") > 0
+    assert value("embertide_tier_bytes", tier="index") > 0
+    assert value("embertide_plan_epoch") == 1
+    assert value("embertide_version") == 41
+
+
+def test_statistics_hold_every_request_and_batch(
+    server: triton.TritonServer, client: Client
+) -> None:
+    http = Client("http", server).raw
+
+    def counts() -> tuple[int, int, int]:
+        stats = http.get_inference_statistics("lookup")["model_stats"][0]
+        pairs = [each for each in stats["batch_stats"] if int(each["batch_size"]) == 2]
+        infer = sum(int(each["compute_infer"]["count"]) for each in pairs)
+        return int(stats["inference_count"]), int(stats["execution_count"]), infer
+
+    # Triton counts after it answers.
+    time.sleep(0.2)
+    inferences, executions, pairs = counts()
+    client.rectangular([[7, 3, 14, 101]] * 2)
+    wait_until(lambda: counts() == (inferences + 2, executions + 1, pairs + 1))
+    http.close()
+
+
+def test_a_port_in_use_is_named(server_options: triton.ServerOptions, tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        free = triton.free_ports(2)
+        options = dataclasses.replace(
+            server_options,
+            log=tmp_path / "log",
+            http_port=free[0],
+            grpc_port=port,
+            metrics_port=free[1],
+        )
+        with pytest.raises(triton.TritonError, match=f"grpc port {port} is in use"):
+            triton.TritonServer(options)
+
+
+def test_a_model_that_does_not_load_ends_the_start(
+    server_options: triton.ServerOptions, tmp_path: Path
+) -> None:
+    ports = triton.free_ports(3)
+    triton.write_model(tmp_path, "m", triton.ModelOptions(snapshot=tmp_path / "nothing"))
+    options = dataclasses.replace(
+        server_options,
+        repository=tmp_path,
+        log=tmp_path / "log",
+        http_port=ports[0],
+        grpc_port=ports[1],
+        metrics_port=ports[2],
+        explicit=False,
+        models=(),
+    )
+    with pytest.raises(triton.TritonError, match="nothing"):
+        triton.TritonServer(options)
+
+
+def test_a_backend_not_built_is_named(server_options: triton.ServerOptions, tmp_path: Path) -> None:
+    options = dataclasses.replace(server_options, backends=tmp_path, log=tmp_path / "log")
+    with pytest.raises(triton.TritonError, match=r"libtriton_embertide\.so is missing"):
+        triton.TritonServer(options)
