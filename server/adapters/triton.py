@@ -250,9 +250,14 @@ class TritonServer:
         }
         options.log.parent.mkdir(parents=True, exist_ok=True)
         with options.log.open("wb") as log:
-            # A session of its own: Ctrl-C in a terminal reaches us, and we stop the server.
+            # A session of its own: Ctrl-C in a terminal reaches us, and we stop the server. Should
+            # the thread that starts it (with its process, if killed) end, the kernel ends it too.
             return subprocess.Popen(
-                command, stdout=log, stderr=log, env=environment, start_new_session=True
+                ["setpriv", "--pdeathsig", "TERM", *command],
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
             )
 
     def _wait_ready(self) -> None:

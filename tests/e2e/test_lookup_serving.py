@@ -3,8 +3,12 @@
 import concurrent.futures
 import dataclasses
 import json
+import os
 import re
+import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -478,3 +482,39 @@ def test_a_backend_not_built_is_named(server_options: triton.ServerOptions, tmp_
     options = dataclasses.replace(server_options, backends=tmp_path, log=tmp_path / "log")
     with pytest.raises(triton.TritonError, match=r"libtriton_embertide\.so is missing"):
         triton.TritonServer(options)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # A zombie has ended; whoever adopted it has only not asked yet.
+    return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+
+
+def test_a_server_ends_with_the_process_that_started_it(
+    server_options: triton.ServerOptions, tmp_path: Path
+) -> None:
+    ports = triton.free_ports(3)
+    script = f"""
+import pathlib, time
+from embertide.server.adapters import triton
+repository = pathlib.Path({str(tmp_path / "models")!r})
+repository.mkdir()
+server = triton.TritonServer(triton.ServerOptions(
+    repository=repository, backends=pathlib.Path({str(server_options.backends)!r}),
+    log=pathlib.Path({str(tmp_path / "log")!r}), explicit=True,
+    http_port={ports[0]}, grpc_port={ports[1]}, metrics_port={ports[2]}))
+print(server.pid, flush=True)
+time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as starter:
+        assert starter.stdout is not None
+        pid = int(starter.stdout.readline())
+        assert _alive(pid)
+        starter.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while _alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not _alive(pid)
