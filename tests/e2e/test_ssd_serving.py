@@ -1,0 +1,119 @@
+"""Rows that do not fit DDR are served from the SSD tier by a real tritonserver, bit for bit."""
+
+import dataclasses
+import json
+import re
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+from numpy.typing import NDArray
+
+from embertide import _store
+from embertide.server.adapters import triton
+
+ROWS = 40_000
+DIM = 16
+SOURCE_DDR, SOURCE_SSD = 1, 2
+LAYOUT = _store.RowLayout(chunks=4, chunk_dim=4)
+TABLE = _store.TableConfig(name="item", id=1, layout=LAYOUT, bucket_bits=1)
+
+
+def row(key: int) -> NDArray[np.float32]:
+    return np.arange(key, key + DIM, dtype=np.float32)
+
+
+def write_snapshot(directory: Path) -> None:
+    records: list[list[bytes]] = [[], []]
+    for key in range(ROWS):
+        payload = _store.encode_payload(LAYOUT, 15, row(key))
+        records[_store.hash_key(key) >> 63].append(_store.encode_record(key, 15, 0, payload))
+    infos = [
+        _store.write_bucket_file(str(directory), TABLE, bucket, 1, b"".join(records[bucket]))
+        for bucket in range(2)
+    ]
+    fields = ("path", "table", "bucket", "version", "rows", "bytes", "crc32c")
+    manifest = {
+        "format_version": _store.FORMAT_VERSION,
+        "hash": {"name": _store.HASH_NAME, "seed": _store.HASH_SEED},
+        "model": "large",
+        "lineage": "test",
+        "version": 1,
+        "watermark_ms": 0,
+        "dense_features": 0,
+        "tables": [
+            {
+                "name": "item",
+                "id": 1,
+                "dim": DIM,
+                "chunks": 4,
+                "dtype": "fp32",
+                "bucket_bits": 1,
+                "init_seed": 0,
+                "init_scale": 0.01,
+                "default_row": [],
+            }
+        ],
+        "features": [{"name": "cand", "table": "item", "pooling": "sum"}],
+        "buckets": [{field: getattr(info, field) for field in fields} for info in infos],
+        "dense": [],
+    }
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+
+
+def ssd_keys_counted(server: triton.TritonServer) -> float:
+    line = r'^embertide_lookup_keys_total\{[^}]*source="ssd"[^}]*\} (\S+)'
+    found = re.findall(line, server.metrics(), re.M)
+    return sum(map(float, found))
+
+
+def test_rows_beyond_the_ddr_budget_come_from_the_ssd(
+    server_options: triton.ServerOptions, tmp_path: Path
+) -> None:
+    (tmp_path / "snapshot").mkdir()
+    write_snapshot(tmp_path / "snapshot")
+    repository = tmp_path / "models"
+    repository.mkdir()
+    model = triton.ModelOptions(
+        snapshot=tmp_path / "snapshot",
+        devices=2,
+        ddr_budget_bytes=3 << 20,
+        ssd_budget_bytes=32 << 20,
+        ssd_directory=tmp_path / "ssd",
+    )
+    triton.write_model(repository, "large", model)
+    ports = triton.free_ports(3)
+    options = dataclasses.replace(
+        server_options,
+        repository=repository,
+        log=tmp_path / "log",
+        models=("large",),
+        http_port=ports[0],
+        grpc_port=ports[1],
+        metrics_port=ports[2],
+    )
+    rng = np.random.default_rng(3)
+    asked = ssd = 0
+    with triton.TritonServer(options) as server:
+        client = grpcclient.InferenceServerClient(server.grpc)
+        for _ in range(40):
+            keys = rng.integers(0, ROWS, size=(64, 1), dtype=np.int64)
+            tensor = grpcclient.InferInput("KEYS", [64, 1], "INT64")
+            tensor.set_data_from_numpy(keys)
+            wanted = [grpcclient.InferRequestedOutput(name) for name in ("EMBEDDING", "SOURCE")]
+            answer = client.infer("large", [tensor], outputs=wanted)
+            expected = np.stack([row(int(key)) for key in keys[:, 0]])
+            assert answer.as_numpy("EMBEDDING").tobytes() == expected.tobytes()
+            source = answer.as_numpy("SOURCE")
+            assert set(source.flatten()) <= {SOURCE_DDR, SOURCE_SSD}
+            asked += source.size
+            ssd += int((source == SOURCE_SSD).sum())
+        assert ssd >= 0.03 * asked
+        # Metrics are written at most each second.
+        deadline = time.monotonic() + 10
+        while ssd_keys_counted(server) < ssd and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert ssd_keys_counted(server) == pytest.approx(ssd)
+        client.close()
