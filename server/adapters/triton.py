@@ -214,7 +214,7 @@ class TritonServer:
         self.options = options
         library = options.backends / BACKEND / _LIBRARY
         if not library.is_file():
-            raise TritonError(f"{library} is missing: build it with `make build`")
+            raise TritonError(f"{library} is missing: build it with `make cpp`")
         installation = find_installation()
         _check_ports(options)
         self._process = self._start(installation)
