@@ -122,7 +122,7 @@ def _table_config(spec: TableSpec) -> "_store.TableConfig":
 
 def _write_table(
     directory: Path, spec: TableSpec, rng: np.random.Generator
-) -> tuple[list[dict[str, object]], dict[int, NDArray[np.float32]]]:
+) -> tuple[list[_store.BucketFileInfo], dict[int, NDArray[np.float32]]]:
     config = _table_config(spec)
     full = (1 << spec.chunks) - 1
     records: dict[int, list[tuple[int, bytes]]] = {b: [] for b in range(1 << spec.bucket_bits)}
@@ -135,50 +135,70 @@ def _write_table(
         bucket = _store.hash_key(key) >> (64 - spec.bucket_bits) if spec.bucket_bits else 0
         records[bucket].append((unsigned, _store.encode_record(unsigned, live, 0, payload)))
         rows[key] = _decoded(spec, live, values)
-    infos: list[dict[str, object]] = []
+    infos: list[_store.BucketFileInfo] = []
     for bucket, items in records.items():
         data = b"".join(record for _, record in sorted(items))
         info = _store.write_bucket_file(str(directory), config, bucket, VERSION, data)
-        fields = ("path", "table", "bucket", "version", "rows", "bytes", "crc32c")
-        infos.append({field: getattr(info, field) for field in fields})
+        infos.append(info)
     return infos, rows
 
 
-def write_snapshot(directory: Path) -> Reference:
-    """Write the model of these tests as a snapshot and return its reference."""
-    rng = np.random.default_rng(7)
-    buckets: list[dict[str, object]] = []
-    rows = {}
-    for spec in TABLES:
-        infos, rows[spec.name] = _write_table(directory, spec, rng)
-        buckets += infos
+def write_manifest(
+    directory: Path,
+    *,
+    version: int,
+    watermark_ms: int = 0,
+    tables: Sequence[_store.TableConfig],
+    features: Sequence[FeatureSpec],
+    buckets: Sequence[_store.BucketFileInfo],
+) -> None:
+    """Write the manifest that makes bucket files a snapshot."""
+    fields = ("path", "table", "bucket", "version", "rows", "bytes", "crc32c")
     manifest = {
         "format_version": 1,
         "hash": {"name": "splitmix64", "seed": 0x9E3779B97F4A7C15},
         "model": "news",
         "lineage": "test",
-        "version": VERSION,
-        "watermark_ms": WATERMARK_MS,
+        "version": version,
+        "watermark_ms": watermark_ms,
         "dense_features": 0,
         "tables": [
             {
-                "name": spec.name,
-                "id": spec.id,
-                "dim": spec.dim,
-                "chunks": spec.chunks,
-                "dtype": spec.dtype,
-                "bucket_bits": spec.bucket_bits,
+                "name": table.name,
+                "id": table.id,
+                "dim": table.layout.dim,
+                "chunks": table.layout.chunks,
+                "dtype": table.layout.dtype,
+                "bucket_bits": table.bucket_bits,
                 "init_seed": 0,
                 "init_scale": 0.01,
-                "default_row": list(spec.default_row),
+                "default_row": table.default_row,
             }
-            for spec in TABLES
+            for table in tables
         ],
-        "features": [dataclasses.asdict(feature) for feature in FEATURES],
-        "buckets": buckets,
+        "features": [dataclasses.asdict(feature) for feature in features],
+        "buckets": [{field: getattr(info, field) for field in fields} for info in buckets],
         "dense": [],
     }
     (directory / "manifest.json").write_text(json.dumps(manifest))
+
+
+def write_snapshot(directory: Path) -> Reference:
+    """Write the model of these tests as a snapshot and return its reference."""
+    rng = np.random.default_rng(7)
+    buckets: list[_store.BucketFileInfo] = []
+    rows = {}
+    for spec in TABLES:
+        infos, rows[spec.name] = _write_table(directory, spec, rng)
+        buckets += infos
+    write_manifest(
+        directory,
+        version=VERSION,
+        watermark_ms=WATERMARK_MS,
+        tables=[_table_config(spec) for spec in TABLES],
+        features=FEATURES,
+        buckets=buckets,
+    )
     return Reference(rows)
 
 
@@ -244,6 +264,19 @@ def server(
     with triton.TritonServer(server_options) as running:
         yield running
         assert running.alive(), running.log_text()
+
+
+@pytest.fixture
+def one_table_manifest() -> Callable[..., None]:
+    """Write the manifest of a model of one table and one feature, pooled by sum."""
+
+    def write(
+        directory: Path, table: _store.TableConfig, buckets: Sequence[_store.BucketFileInfo]
+    ) -> None:
+        feature = FeatureSpec("cand", table.name, "sum")
+        write_manifest(directory, version=1, tables=[table], features=[feature], buckets=buckets)
+
+    return write
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
 """Rows that do not fit DDR are served from the SSD tier by a real tritonserver, bit for bit."""
 
 import dataclasses
-import json
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -25,42 +25,15 @@ def row(key: int) -> NDArray[np.float32]:
     return np.arange(key, key + DIM, dtype=np.float32)
 
 
-def write_snapshot(directory: Path) -> None:
+def write_buckets(directory: Path) -> list[_store.BucketFileInfo]:
     records: list[list[bytes]] = [[], []]
     for key in range(ROWS):
         payload = _store.encode_payload(LAYOUT, 15, row(key))
         records[_store.hash_key(key) >> 63].append(_store.encode_record(key, 15, 0, payload))
-    infos = [
+    return [
         _store.write_bucket_file(str(directory), TABLE, bucket, 1, b"".join(records[bucket]))
         for bucket in range(2)
     ]
-    fields = ("path", "table", "bucket", "version", "rows", "bytes", "crc32c")
-    manifest = {
-        "format_version": _store.FORMAT_VERSION,
-        "hash": {"name": _store.HASH_NAME, "seed": _store.HASH_SEED},
-        "model": "large",
-        "lineage": "test",
-        "version": 1,
-        "watermark_ms": 0,
-        "dense_features": 0,
-        "tables": [
-            {
-                "name": "item",
-                "id": 1,
-                "dim": DIM,
-                "chunks": 4,
-                "dtype": "fp32",
-                "bucket_bits": 1,
-                "init_seed": 0,
-                "init_scale": 0.01,
-                "default_row": [],
-            }
-        ],
-        "features": [{"name": "cand", "table": "item", "pooling": "sum"}],
-        "buckets": [{field: getattr(info, field) for field in fields} for info in infos],
-        "dense": [],
-    }
-    (directory / "manifest.json").write_text(json.dumps(manifest))
 
 
 def ssd_keys_counted(server: triton.TritonServer) -> float:
@@ -70,10 +43,12 @@ def ssd_keys_counted(server: triton.TritonServer) -> float:
 
 
 def test_rows_beyond_the_ddr_budget_come_from_the_ssd(
-    server_options: triton.ServerOptions, tmp_path: Path
+    server_options: triton.ServerOptions,
+    tmp_path: Path,
+    one_table_manifest: Callable[..., None],
 ) -> None:
     (tmp_path / "snapshot").mkdir()
-    write_snapshot(tmp_path / "snapshot")
+    one_table_manifest(tmp_path / "snapshot", TABLE, write_buckets(tmp_path / "snapshot"))
     repository = tmp_path / "models"
     repository.mkdir()
     model = triton.ModelOptions(
