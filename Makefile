@@ -4,6 +4,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(abspath $(VENV))/bin
+# Found without importing it; the dense plugin is built against it.
+TORCH = $(shell $(BIN)/python -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])")
 APT := g++ cmake ninja-build libgtest-dev nlohmann-json3-dev libisal-dev python3-dev python3-venv
 
 .PHONY: help dev cpp check test test-asan test-tsan clean
@@ -24,7 +26,7 @@ build/.apt: Makefile
 build/.venv: pyproject.toml constraints.txt build/.apt
 	@echo "== Python environment in $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install -q -c constraints.txt $$($(BIN)/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; print(*(r.replace(' ', '') for r in p['dependencies'] + p['optional-dependencies']['dev'] + p['optional-dependencies']['serve']))")
+	@$(BIN)/pip install -q -c constraints.txt $$($(BIN)/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; print(*(r.replace(' ', '') for extra in (p['dependencies'], *p['optional-dependencies'].values()) for r in extra))")
 	@touch $@
 
 SOURCES := $(shell git ls-files -co --exclude-standard -- '*.cc' '*.h' '*.proto' '*.pyi' '*CMakeLists.txt')
@@ -35,8 +37,8 @@ build/.dev: build/.venv $(SOURCES)
 	@touch $@
 
 dev: build/.dev ## the editable Python install
-cpp: build/.apt ## the C++ build, tests included
-	@cmake -S . -B build/cpp -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo >build/cmake.log || { cat build/cmake.log; exit 1; }
+cpp: build/.venv ## the C++ build, tests included
+	@cmake -S . -B build/cpp -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEMBERTIDE_TORCH=$(TORCH) >build/cmake.log || { cat build/cmake.log; exit 1; }
 	@cmake --build build/cpp
 
 CC := git ls-files -co --exclude-standard -- '*.cc' '*.h'

@@ -9,6 +9,8 @@
 #include <filesystem>
 #include <system_error>
 
+#include "embertide/checksum.h"
+
 namespace embertide {
 namespace {
 
@@ -71,6 +73,19 @@ Result<std::string> ReadWholeFile(const std::string& path, size_t max_bytes) {
   }
   close(fd);
   if (!status.ok()) return status;
+  return text;
+}
+
+Result<std::string> ReadProvedFile(const std::string& path, uint64_t bytes, uint32_t crc32c) {
+  Result<std::string> text = ReadWholeFile(path, bytes);
+  if (!text.ok()) return text;
+  const auto differs = [&](const char* what, uint64_t is, uint64_t want) {
+    return Status(Code::kCorrupt, path + ": " + what + " is " + std::to_string(is) +
+                                      ", its manifest says " + std::to_string(want));
+  };
+  if (text.value().size() != bytes) return differs("length", text.value().size(), bytes);
+  const uint32_t crc = Crc32c(std::as_bytes(std::span(text.value())));
+  if (crc != crc32c) return differs("CRC32C", crc, crc32c);
   return text;
 }
 

@@ -1,7 +1,8 @@
-// Whole files, read and written so that a reader never sees half of one. Private to base.
+// Whole files, read and written so that a reader never sees half of one. Private to this library.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 
@@ -15,5 +16,9 @@ Status WriteFileAtomically(const std::string& path, std::span<const std::byte> b
 
 // kNotFound, or kDeviceError; kCorrupt when it is longer than `max_bytes`.
 Result<std::string> ReadWholeFile(const std::string& path, size_t max_bytes);
+
+// As ReadWholeFile; kCorrupt, naming the path and what differs, unless the file has this length and
+// this CRC32C.
+Result<std::string> ReadProvedFile(const std::string& path, uint64_t bytes, uint32_t crc32c);
 
 }  // namespace embertide

@@ -84,6 +84,7 @@ Manifest Parse(const Json& json) {
   manifest.lineage = json.at("lineage");
   manifest.version = json.at("version");
   manifest.watermark_ms = json.at("watermark_ms");
+  manifest.schema_id = json.at("schema_id");
   manifest.dense_features = json.at("dense_features");
   for (const Json& table : json.at("tables")) manifest.tables.push_back(TableFromJson(table));
   for (const Json& feature : json.at("features")) {
@@ -94,6 +95,8 @@ Manifest Parse(const Json& json) {
     manifest.dense.push_back(
         {file.at("role"), PathFromJson(file), file.at("bytes"), file.at("crc32c")});
   }
+  manifest.dense_id = json.at("dense_id");
+  manifest.dense_cpu = json.at("dense_cpu");
   return manifest;
 }
 
@@ -107,11 +110,10 @@ Status CheckFormat(const Json& json) {
   if (format != kFormatVersion) {
     return refuse("format_version", format.dump(), std::to_string(kFormatVersion));
   }
-  const Json& hash = json.at("hash");
-  if (hash.at("name") != kHashName) return refuse("hash.name", hash.at("name").dump(), kHashName);
-  if (hash.at("seed") != kHashSeed) {
-    return refuse("hash.seed", hash.at("seed").dump(), std::to_string(kHashSeed));
-  }
+  const Json& name = json.at("hash_name");
+  if (name != kHashName) return refuse("hash_name", name.dump(), kHashName);
+  const Json& seed = json.at("hash_seed");
+  if (seed != kHashSeed) return refuse("hash_seed", seed.dump(), std::to_string(kHashSeed));
   return Status::Ok();
 }
 
@@ -120,11 +122,13 @@ Status CheckFormat(const Json& json) {
 std::string ManifestToJson(const Manifest& manifest) {
   Json json;
   json["format_version"] = kFormatVersion;
-  json["hash"] = {{"name", kHashName}, {"seed", kHashSeed}};
+  json["hash_name"] = kHashName;
+  json["hash_seed"] = kHashSeed;
   json["model"] = manifest.model;
   json["lineage"] = manifest.lineage;
   json["version"] = manifest.version;
   json["watermark_ms"] = manifest.watermark_ms;
+  json["schema_id"] = manifest.schema_id;
   json["dense_features"] = manifest.dense_features;
   json["tables"] = Json::array();
   for (const TableConfig& table : manifest.tables) json["tables"].push_back(TableToJson(table));
@@ -140,6 +144,8 @@ std::string ManifestToJson(const Manifest& manifest) {
     json["dense"].push_back(
         {{"role", file.role}, {"path", file.path}, {"bytes", file.bytes}, {"crc32c", file.crc32c}});
   }
+  json["dense_id"] = manifest.dense_id;
+  json["dense_cpu"] = manifest.dense_cpu;
   return json.dump(1) + "\n";
 }
 

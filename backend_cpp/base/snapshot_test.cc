@@ -132,7 +132,7 @@ TEST_F(SnapshotTest, KeysThatDoNotAscendOrBelongElsewhereAreRefused) {
 Manifest Example(const TableConfig& table, const BucketFileInfo& info) {
   Manifest manifest;
   manifest.model = "news";
-  manifest.lineage = "a1";
+  manifest.lineage = 1;
   manifest.version = 9;
   manifest.watermark_ms = -5;
   manifest.tables = {table};

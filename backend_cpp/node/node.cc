@@ -5,7 +5,10 @@
 #include <condition_variable>
 #include <map>
 #include <mutex>
+#include <span>
 #include <thread>
+
+#include "base/file.h"
 
 namespace embertide {
 namespace {
@@ -53,7 +56,16 @@ Status LoadBuckets(const std::string& directory, const Manifest& manifest, Store
           return store->StageRecords(manifest.version, table->second, info.bucket, records);
         }));
   }
-  return store->Commit(manifest.version);
+  return Status::Ok();
+}
+
+// The one dense file of a role.
+Result<DenseFileInfo> DenseFile(const Manifest& manifest, const std::string& role) {
+  for (const DenseFileInfo& file : manifest.dense) {
+    if (file.role == role) return file;
+  }
+  return Status(Code::kRejected, "the snapshot has no dense " + role +
+                                     ": it serves kind lookup only, or must be published with one");
 }
 
 }  // namespace
@@ -106,10 +118,87 @@ Result<std::unique_ptr<Node>> Node::Open(const NodeOptions& options) {
   node->features_ = std::move(*features);
   for (const Feature& feature : node->features_) node->total_dim_ += feature.dim;
   node->store_ = std::move(*store);
+  if (!options.dense_plugin.empty()) EMBERTIDE_RETURN_IF_ERROR(node->LoadDense());
+  EMBERTIDE_RETURN_IF_ERROR(node->AddSnapshotVersion());
   node->worker_ = std::make_unique<Worker>(node->store_.get());
   return node;
 }
 
 Node::~Node() { worker_.reset(); }
+
+// The program that proves weights, and that it fits the features.
+Status Node::LoadDense() {
+  const Result<DenseFileInfo> file = DenseFile(manifest_, "program");
+  if (!file.ok()) return file.status();
+  EMBERTIDE_RETURN_IF_ERROR(CheckCpu(manifest_.dense_cpu));
+  program_path_ = options_.snapshot + "/" + file.value().path;
+  const auto proved = ReadProvedFile(program_path_, file.value().bytes, file.value().crc32c);
+  if (!proved.ok()) return proved.status();
+  Result<std::unique_ptr<DenseProgram>> program = OpenProgram();
+  if (!program.ok()) return program.status();
+  program_ = std::move(*program);
+  if (program_->embedding_dim() != total_dim_ ||
+      program_->dense_features() != manifest_.dense_features) {
+    return {Code::kRejected,
+            "the dense program takes " + std::to_string(program_->dense_features()) + " + " +
+                std::to_string(program_->embedding_dim()) +
+                " inputs, the snapshot's features give " +
+                std::to_string(manifest_.dense_features) + " + " + std::to_string(total_dim_)};
+  }
+  return Status::Ok();
+}
+
+Result<std::unique_ptr<DenseProgram>> Node::OpenProgram() const {
+  return DenseProgram::Open(options_.dense_plugin, program_path_);
+}
+
+Result<std::shared_ptr<const DenseWeights>> Node::LoadWeights(
+    std::span<const std::byte> tensors) const {
+  const Result<std::vector<DenseTensor>> parsed = ParseTensors(tensors);
+  if (!parsed.ok()) return parsed.status();
+  return program_->Load(parsed.value());
+}
+
+Status Node::AddSnapshotVersion() {
+  auto info = std::make_shared<VersionInfo>();
+  info->lineage = manifest_.lineage;
+  info->number = manifest_.version;
+  info->watermark_ms = manifest_.watermark_ms;
+  info->dense_id = manifest_.dense_id;
+  if (program_ != nullptr) {
+    const Result<DenseFileInfo> file = DenseFile(manifest_, "tensors");
+    if (!file.ok()) return file.status();
+    const Result<std::string> bytes = ReadProvedFile(options_.snapshot + "/" + file.value().path,
+                                                     file.value().bytes, file.value().crc32c);
+    if (!bytes.ok()) return bytes.status();
+    auto weights = LoadWeights(std::as_bytes(std::span(bytes.value())));
+    if (!weights.ok()) return weights.status();
+    info->weights = std::move(*weights);
+  }
+  AddVersion(std::move(info));
+  return store_->Commit(manifest_.version);
+}
+
+void Node::AddVersion(std::shared_ptr<const VersionInfo> info) {
+  const std::shared_ptr<const Versions> old = versions_.load();
+  auto next = old ? std::make_shared<Versions>(*old) : std::make_shared<Versions>();
+  const uint64_t number = info->number;
+  (*next)[number] = std::move(info);
+  // A reader that pinned the oldest of the window just before it left still finds it.
+  while (next->size() > size_t{2} * options_.window_versions) next->erase(next->begin());
+  versions_.store(std::move(next));
+}
+
+Result<Pinned> Node::Pin() const {
+  // Once round: a version is made known before it can be pinned, and is kept for two windows.
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    Result<ReadView> view = store_->PinNewest();
+    if (!view.ok()) return view.status();
+    const std::shared_ptr<const Versions> versions = versions_.load();
+    const auto found = versions->find(view->version());
+    if (found != versions->end()) return Pinned{std::move(*view), found->second};
+  }
+  return Status(Code::kVersionGone, "the newest version left the window while it was pinned");
+}
 
 }  // namespace embertide

@@ -20,7 +20,7 @@ class NodeTest : public ::testing::Test {
     directory_ = fs::temp_directory_path() / ("embertide-node-" + std::to_string(::getpid()));
     fs::remove_all(directory_);
     manifest_.model = "news";
-    manifest_.lineage = "a";
+    manifest_.lineage = 1;
     manifest_.version = 5;
     TableConfig table;
     table.name = "item";
@@ -64,11 +64,11 @@ TEST_F(NodeTest, ServesASnapshotAlone) {
   EXPECT_EQ(node.value()->features()[1].pooling, Pooling::kMean);
   auto view = node.value()->Pin();
   ASSERT_TRUE(view.ok());
-  EXPECT_EQ(view->version(), 5U);
+  EXPECT_EQ(view->info->number, 5U);
   const std::vector<int64_t> keys = {7, 5000};
   std::vector<float> out(16);
   uint8_t source[2];
-  ASSERT_TRUE(view->Lookup({0, keys, Pooling::kNone, {}, out.data(), 8, source}).ok());
+  ASSERT_TRUE(view->rows.Lookup({0, keys, Pooling::kNone, {}, out.data(), 8, source}).ok());
   EXPECT_EQ(out[0], 7.0F);
   EXPECT_EQ(out[8], 0.25F);
   EXPECT_EQ(source[0], static_cast<uint8_t>(Source::kDdr));

@@ -68,6 +68,8 @@ void BindSnapshotTypes(py::module_& m) {
       .def_readonly("id", &TableConfig::id)
       .def_readonly("layout", &TableConfig::layout)
       .def_readonly("bucket_bits", &TableConfig::bucket_bits)
+      .def_readonly("init_seed", &TableConfig::init_seed)
+      .def_readonly("init_scale", &TableConfig::init_scale)
       .def_readonly("default_row", &TableConfig::default_row);
   py::class_<BucketFileInfo>(m, "BucketFileInfo")
       .def(py::init([](std::string path, std::string table, uint32_t bucket, uint64_t version,

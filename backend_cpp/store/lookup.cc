@@ -68,28 +68,19 @@ void AddRow(const Table& table, const Found& found, double* sums) {
   for (size_t d = 0; d < table.default_row.size(); ++d) sums[d] += table.default_row[d];
 }
 
-void WriteOutput(const Table& table, const LookupRequest& request, Scratch* scratch) {
+// Pools rows found[at(0)] .. found[at(n - 1)] into `out`; kNone writes them one after the other.
+template <typename At>
+void PoolRows(const Table& table, Scratch* scratch, Pooling pooling, size_t n, const At& at,
+              float* out) {
   const uint32_t dim = table.config.layout.dim();
-  if (request.pooling == Pooling::kNone) {
-    for (size_t i = 0; i < request.keys.size(); ++i) {
-      WriteRow(table, scratch->found[i], request.out + i * request.out_stride);
-    }
+  if (n == 1 || pooling == Pooling::kNone) {
+    for (size_t i = 0; i < n; ++i) WriteRow(table, scratch->found[at(i)], out + i * dim);
     return;
   }
-  scratch->sums.resize(dim);
-  for (size_t bag = 0; bag + 1 < request.offsets.size(); ++bag) {
-    const uint32_t begin = request.offsets[bag];
-    const uint32_t end = request.offsets[bag + 1];
-    float* out = request.out + bag * request.out_stride;
-    if (end == begin + 1) {
-      WriteRow(table, scratch->found[begin], out);
-      continue;
-    }
-    std::fill(scratch->sums.begin(), scratch->sums.end(), 0.0);
-    for (uint32_t i = begin; i < end; ++i) AddRow(table, scratch->found[i], scratch->sums.data());
-    const double divisor = request.pooling == Pooling::kMean && end > begin ? end - begin : 1.0;
-    for (uint32_t d = 0; d < dim; ++d) out[d] = static_cast<float>(scratch->sums[d] / divisor);
-  }
+  scratch->sums.assign(dim, 0.0);
+  for (size_t i = 0; i < n; ++i) AddRow(table, scratch->found[at(i)], scratch->sums.data());
+  const double divisor = pooling == Pooling::kMean && n > 0 ? static_cast<double>(n) : 1.0;
+  for (uint32_t d = 0; d < dim; ++d) out[d] = static_cast<float>(scratch->sums[d] / divisor);
 }
 
 }  // namespace
@@ -106,23 +97,23 @@ Location Store::Impl::Resolve(Location location, uint64_t version, uint64_t* cha
   return {};
 }
 
-// The keys of `request` found at `version`; SSD rows are noted, not yet read.
-static void FindKeys(const Store::Impl& impl, const Table& table, const LookupRequest& request,
+// The keys found at `version`; SSD rows are noted, not yet read.
+static void FindKeys(const Store::Impl& impl, const Table& table, std::span<const int64_t> keys,
                      uint64_t version, Scratch* scratch) {
-  const size_t n = request.keys.size();
+  const size_t n = keys.size();
   scratch->hashes.resize(n);
   scratch->found.assign(n, Found{});
   scratch->ssd_keys.clear();
   scratch->ssd_reads.clear();
   for (size_t i = 0; i < n + kPrefetchAhead; ++i) {
     if (i < n) {
-      const uint64_t hash = HashKey(static_cast<uint64_t>(request.keys[i]));
+      const uint64_t hash = HashKey(static_cast<uint64_t>(keys[i]));
       scratch->hashes[i] = hash;
       table.buckets[Store::Impl::BucketOf(table, hash)].index.Prefetch(hash);
     }
     if (i < kPrefetchAhead) continue;
     const size_t at = i - kPrefetchAhead;
-    const auto key = static_cast<uint64_t>(request.keys[at]);
+    const auto key = static_cast<uint64_t>(keys[at]);
     const uint64_t hash = scratch->hashes[at];
     const uint32_t bucket = Store::Impl::BucketOf(table, hash);
     const Location place =
@@ -186,26 +177,58 @@ static Status ReadSsdRows(const Store::Impl& impl, const Table& table, uint32_t 
   return Status::Ok();
 }
 
-Status ReadView::Lookup(const LookupRequest& request) const {
-  const Store::Impl& impl = *store_->impl_;
-  const Reading reading(&impl.readers, reader_);
-  EMBERTIDE_RETURN_IF_ERROR(impl.CheckTable(request.table));
-  const Table& table = impl.tables[request.table];
-  EMBERTIDE_RETURN_IF_ERROR(ValidateRequest(request, table.config));
+RowGather::RowGather(const ReadView& view) : view_(view) {
+  view_.store_->impl_->readers.BeginRead(view_.reader_);
+}
+
+RowGather::~RowGather() { view_.store_->impl_->readers.EndRead(view_.reader_); }
+
+Status RowGather::Find(uint32_t table_number, std::span<const int64_t> keys, uint8_t* source) {
+  const Store::Impl& impl = *view_.store_->impl_;
+  EMBERTIDE_RETURN_IF_ERROR(impl.CheckTable(table_number));
+  table_ = table_number;
+  const Table& table = impl.tables[table_number];
   Scratch& scratch = ThreadScratch();
-  FindKeys(impl, table, request, version_, &scratch);
+  FindKeys(impl, table, keys, view_.version_, &scratch);
   if (!scratch.ssd_reads.empty()) {
-    EMBERTIDE_RETURN_IF_ERROR(ReadSsdRows(impl, table, request.table, &scratch));
+    EMBERTIDE_RETURN_IF_ERROR(ReadSsdRows(impl, table, table_number, &scratch));
   }
-  WriteOutput(table, request, &scratch);
   uint64_t hits[kSources] = {};
-  for (size_t i = 0; i < request.keys.size(); ++i) {
-    const auto source = static_cast<uint8_t>(scratch.found[i].source);
-    ++hits[source];
-    if (request.source != nullptr) request.source[i] = source;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const auto from = static_cast<uint8_t>(scratch.found[i].source);
+    ++hits[from];
+    if (source != nullptr) source[i] = from;
   }
   for (size_t s = 0; s < kSources; ++s) {
     if (hits[s] > 0) impl.hits[s].fetch_add(hits[s], std::memory_order_relaxed);
+  }
+  return Status::Ok();
+}
+
+void RowGather::Pool(Pooling pooling, std::span<const uint32_t> which, float* out) const {
+  const Table& table = view_.store_->impl_->tables[table_];
+  PoolRows(table, &ThreadScratch(), pooling, which.size(), [&](size_t i) { return which[i]; }, out);
+}
+
+Status ReadView::Lookup(const LookupRequest& request) const {
+  const Store::Impl& impl = *store_->impl_;
+  EMBERTIDE_RETURN_IF_ERROR(impl.CheckTable(request.table));
+  const Table& table = impl.tables[request.table];
+  EMBERTIDE_RETURN_IF_ERROR(ValidateRequest(request, table.config));
+  RowGather gather(*this);
+  EMBERTIDE_RETURN_IF_ERROR(gather.Find(request.table, request.keys, request.source));
+  Scratch& scratch = ThreadScratch();
+  if (request.pooling == Pooling::kNone) {
+    for (size_t i = 0; i < request.keys.size(); ++i) {
+      WriteRow(table, scratch.found[i], request.out + i * request.out_stride);
+    }
+    return Status::Ok();
+  }
+  for (size_t bag = 0; bag + 1 < request.offsets.size(); ++bag) {
+    const uint32_t begin = request.offsets[bag];
+    PoolRows(
+        table, &scratch, request.pooling, request.offsets[bag + 1] - begin,
+        [=](size_t i) { return begin + i; }, request.out + bag * request.out_stride);
   }
   return Status::Ok();
 }

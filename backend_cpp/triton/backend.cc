@@ -26,8 +26,8 @@ struct ModelState {
 };
 
 struct ModelInstanceState {
-  explicit ModelInstanceState(const ModelState& model)
-      : executor(model.config, *model.node, model.metrics.get()) {}
+  ModelInstanceState(const ModelState& model, std::unique_ptr<DenseProgram> program)
+      : executor(model.config, *model.node, std::move(program), model.metrics.get()) {}
   Executor executor;
 };
 
@@ -69,8 +69,7 @@ Status CheckServable(const Node& node) {
     if (feature.pooling == Pooling::kNone) {
       return {Code::kRejected, "snapshot " + node.options().snapshot + ": feature \"" +
                                    feature.name +
-                                   "\" has pooling none; lookup serves sum "
-                                   "and mean only for now"};
+                                   "\" has pooling none; sum and mean are served for now"};
     }
   }
   return Status::Ok();
@@ -82,6 +81,15 @@ Status LoadModel(TRITONBACKEND_Model* model) {
   EMBERTIDE_RETURN_IF_ERROR(FromTriton(TRITONBACKEND_ModelName(model, &name)));
   state->name = name;
   EMBERTIDE_RETURN_IF_ERROR(ReadConfig(model, &state->config));
+  if (state->config.ranking) {
+    TRITONBACKEND_Backend* own = nullptr;
+    TRITONBACKEND_ArtifactType artifact{};
+    const char* directory = nullptr;
+    EMBERTIDE_RETURN_IF_ERROR(FromTriton(TRITONBACKEND_ModelBackend(model, &own)));
+    EMBERTIDE_RETURN_IF_ERROR(
+        FromTriton(TRITONBACKEND_BackendArtifacts(own, &artifact, &directory)));
+    state->config.node.dense_plugin = std::string(directory) + "/libembertide_dense.so";
+  }
   Result<std::unique_ptr<Node>> node = Node::Open(state->config.node);
   if (!node.ok()) {
     return {node.status().code(),
@@ -111,7 +119,14 @@ Status LoadInstance(TRITONBACKEND_ModelInstance* instance) {
   void* model_state = nullptr;
   EMBERTIDE_RETURN_IF_ERROR(FromTriton(TRITONBACKEND_ModelInstanceModel(instance, &model)));
   EMBERTIDE_RETURN_IF_ERROR(FromTriton(TRITONBACKEND_ModelState(model, &model_state)));
-  auto state = std::make_unique<ModelInstanceState>(*static_cast<ModelState*>(model_state));
+  const auto& loaded = *static_cast<ModelState*>(model_state);
+  std::unique_ptr<DenseProgram> program;
+  if (loaded.config.ranking) {
+    Result<std::unique_ptr<DenseProgram>> opened = loaded.node->OpenProgram();
+    if (!opened.ok()) return opened.status();
+    program = std::move(*opened);
+  }
+  auto state = std::make_unique<ModelInstanceState>(loaded, std::move(program));
   EMBERTIDE_RETURN_IF_ERROR(FromTriton(TRITONBACKEND_ModelInstanceSetState(instance, state.get())));
   [[maybe_unused]] const auto* owned_by_triton = state.release();
   return Status::Ok();

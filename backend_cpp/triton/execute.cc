@@ -18,11 +18,10 @@ uint64_t NowNs() {
                                    .count());
 }
 
-int64_t StalenessMs(int64_t watermark_ms) {
-  const auto now = std::chrono::duration_cast<std::chrono::milliseconds>(
-                       std::chrono::system_clock::now().time_since_epoch())
-                       .count();
-  return std::max<int64_t>(0, now - watermark_ms);
+int64_t WallMs() {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
 }
 
 const Tensor* FindTensor(const std::vector<Tensor>& tensors, const std::string& name) {
@@ -43,8 +42,9 @@ AnswerLayout::AnswerLayout(const Node& node) : table_features(node.manifest().ta
   }
 }
 
-Executor::Executor(const ModelConfig& config, const Node& node, ModelMetrics* metrics)
-    : config_(config), node_(node), metrics_(metrics), layout_(node) {
+Executor::Executor(const ModelConfig& config, const Node& node,
+                   std::unique_ptr<DenseProgram> program, ModelMetrics* metrics)
+    : config_(config), node_(node), program_(std::move(program)), metrics_(metrics), layout_(node) {
   limits_.features = static_cast<uint32_t>(node.features().size());
   limits_.max_samples = config.max_samples;
   limits_.max_keys = config.max_keys;
@@ -58,7 +58,11 @@ Refusal Executor::Prove(Job* job) {
     return {Reason::kShape,
             Status(Code::kInvalidArgument, "input " + config_.tensors.keys + " is missing")};
   }
-  return ParseBags(*keys, FindTensor(job->inputs, config_.tensors.lengths), limits_, &job->bags);
+  Refusal refusal =
+      ParseBags(*keys, FindTensor(job->inputs, config_.tensors.lengths), limits_, &job->bags);
+  if (refusal.reason != Reason::kNone || program_ == nullptr) return refusal;
+  return ParseDense(config_.tensors.dense, FindTensor(job->inputs, config_.tensors.dense),
+                    program_->dense_features(), job->bags, &job->dense);
 }
 
 void Executor::Read(Job* job) {
@@ -70,20 +74,22 @@ void Executor::Read(Job* job) {
   }
 }
 
-Status Executor::SetParameters(const ReadView& view, TRITONBACKEND_Response* response) const {
-  const auto integer = [&](const char* name, uint64_t value) {
-    return FromTriton(
-        TRITONBACKEND_ResponseSetIntParameter(response, name, static_cast<int64_t>(value)));
+Status Executor::SetParameters(const VersionInfo& version, TRITONBACKEND_Response* response) const {
+  const auto integer = [&](const char* name, int64_t value) {
+    return FromTriton(TRITONBACKEND_ResponseSetIntParameter(response, name, value));
   };
-  EMBERTIDE_RETURN_IF_ERROR(integer("version", view.version()));
-  EMBERTIDE_RETURN_IF_ERROR(integer("plan_epoch", node_.plan_epoch()));
-  EMBERTIDE_RETURN_IF_ERROR(
-      integer("staleness_ms", static_cast<uint64_t>(StalenessMs(node_.manifest().watermark_ms))));
+  EMBERTIDE_RETURN_IF_ERROR(integer("version", static_cast<int64_t>(version.number)));
+  EMBERTIDE_RETURN_IF_ERROR(integer("plan_epoch", static_cast<int64_t>(node_.plan_epoch())));
+  EMBERTIDE_RETURN_IF_ERROR(integer("watermark_ms", version.watermark_ms));
+  if (version.committed_ms > 0) {
+    EMBERTIDE_RETURN_IF_ERROR(
+        integer("staleness_ms", std::max<int64_t>(0, WallMs() - version.committed_ms)));
+  }
   return FromTriton(
       TRITONBACKEND_ResponseSetStringParameter(response, "node", node_.options().name.c_str()));
 }
 
-Status Executor::MakeOutputs(const ReadView& view, Job* job) {
+Status Executor::MakeOutputs(const VersionInfo& version, Job* job) {
   if (job->response == nullptr) return {Code::kDeviceError, "Triton gave no response object"};
   std::vector<std::string> names;
   EMBERTIDE_RETURN_IF_ERROR(ReadOutputNames(job->request, &names));
@@ -96,24 +102,27 @@ Status Executor::MakeOutputs(const ReadView& view, Job* job) {
   };
   for (const std::string& name : names) {
     void* buffer = nullptr;
-    if (name == config_.tensors.embedding) {
+    if (name == config_.tensors.embedding && !config_.ranking) {
       EMBERTIDE_RETURN_IF_ERROR(
           make(name, TRITONSERVER_TYPE_FP32, rest * node_.total_dim(), 4, &buffer));
       job->embedding = static_cast<float*>(buffer);
+    } else if (name == config_.tensors.score && config_.ranking) {
+      EMBERTIDE_RETURN_IF_ERROR(make(name, TRITONSERVER_TYPE_FP32, rest, 4, &buffer));
+      job->score = static_cast<float*>(buffer);
     } else if (name == config_.tensors.source) {
       const auto keys = static_cast<int64_t>(job->bags.keys.size());
       EMBERTIDE_RETURN_IF_ERROR(make(name, TRITONSERVER_TYPE_UINT8, keys / first, 1, &buffer));
       job->source = static_cast<uint8_t*>(buffer);
     } else if (name == config_.tensors.version) {
       EMBERTIDE_RETURN_IF_ERROR(make(name, TRITONSERVER_TYPE_INT64, 1, 8, &buffer));
-      std::fill_n(static_cast<int64_t*>(buffer), first, static_cast<int64_t>(view.version()));
+      std::fill_n(static_cast<int64_t*>(buffer), first, static_cast<int64_t>(version.number));
     }
   }
-  if (job->embedding == nullptr) {
+  if (job->embedding == nullptr && !config_.ranking) {
     job->unasked.resize(size_t{job->bags.samples} * node_.total_dim());
     job->embedding = job->unasked.data();
   }
-  return SetParameters(view, job->response);
+  return SetParameters(version, job->response);
 }
 
 void Executor::Collect(const std::vector<uint32_t>& features, std::span<Job*> jobs) {
@@ -134,24 +143,7 @@ void Executor::Collect(const std::vector<uint32_t>& features, std::span<Job*> jo
   }
 }
 
-// Sums in fp64 in the order of the bag and rounds once, as the store does: any split of the work
-// over owners gives the same floats.
-void Executor::Pool(Pooling pooling, std::span<const uint32_t> numbers, uint32_t dim, float* out) {
-  if (numbers.size() == 1) {
-    std::memcpy(out, &rows_[size_t{numbers[0]} * dim], size_t{dim} * sizeof(float));
-    return;
-  }
-  sums_.assign(dim, 0.0);
-  for (const uint32_t number : numbers) {
-    const float* row = &rows_[size_t{number} * dim];
-    for (uint32_t d = 0; d < dim; ++d) sums_[d] += static_cast<double>(row[d]);
-  }
-  const bool mean = pooling == Pooling::kMean && !numbers.empty();
-  const double divisor = mean ? static_cast<double>(numbers.size()) : 1.0;
-  for (uint32_t d = 0; d < dim; ++d) out[d] = static_cast<float>(sums_[d] / divisor);
-}
-
-void Executor::Scatter(uint32_t feature, uint32_t dim, Job* job, size_t* cursor,
+void Executor::Scatter(const RowGather& gather, uint32_t feature, Job* job, size_t* cursor,
                        ModelMetrics::SourceCounts* counts) {
   const Bags& bags = job->bags;
   const Pooling pooling = node_.features()[feature].pooling;
@@ -160,8 +152,8 @@ void Executor::Scatter(uint32_t feature, uint32_t dim, Job* job, size_t* cursor,
     const uint32_t begin = bags.Begin(bag);
     const std::span<const uint32_t> numbers(numbers_.data() + *cursor, bags.End(bag) - begin);
     *cursor += numbers.size();
-    Pool(pooling, numbers, dim,
-         job->embedding + sample * node_.total_dim() + layout_.column[feature]);
+    gather.Pool(pooling, numbers,
+                job->embedding + sample * node_.total_dim() + layout_.column[feature]);
     for (size_t i = 0; i < numbers.size(); ++i) {
       const uint8_t source = sources_[numbers[i]];
       ++(*counts)[source];
@@ -170,34 +162,61 @@ void Executor::Scatter(uint32_t feature, uint32_t dim, Job* job, size_t* cursor,
   }
 }
 
-Status Executor::LookupTable(const ReadView& view, uint32_t table, std::span<Job*> jobs) {
+Status Executor::LookupTable(RowGather* gather, uint32_t table, std::span<Job*> jobs) {
   const std::vector<uint32_t>& features = layout_.table_features[table];
   if (features.empty()) return Status::Ok();
   Collect(features, jobs);
-  const uint32_t dim = node_.manifest().tables[table].layout.dim();
-  rows_.resize(std::max(rows_.size(), dedup_.keys().size() * dim));
   sources_.resize(std::max(sources_.size(), dedup_.keys().size()));
-  LookupRequest request;
-  request.table = table;
-  request.keys = dedup_.keys();
-  request.out = rows_.data();
-  request.out_stride = dim;
-  request.source = sources_.data();
-  EMBERTIDE_RETURN_IF_ERROR(view.Lookup(request));
+  EMBERTIDE_RETURN_IF_ERROR(gather->Find(table, dedup_.keys(), sources_.data()));
   ModelMetrics::SourceCounts counts{};
   size_t cursor = 0;
   for (Job* job : jobs) {
-    for (const uint32_t feature : features) Scatter(feature, dim, job, &cursor, &counts);
+    for (const uint32_t feature : features) Scatter(*gather, feature, job, &cursor, &counts);
   }
   metrics_->AddKeys(table, counts);
   return Status::Ok();
 }
 
-Status Executor::AnswerGroup(const ReadView& view, std::span<Job*> jobs) {
-  for (uint32_t table = 0; table < layout_.table_features.size(); ++table) {
-    EMBERTIDE_RETURN_IF_ERROR(LookupTable(view, table, jobs));
+// Gives each request of a ranking group its rows of one matrix.
+void Executor::PlaceEmbeddings(std::span<Job*> jobs) {
+  size_t samples = 0;
+  for (const Job* job : jobs) samples += job->bags.samples;
+  embeddings_.resize(std::max(embeddings_.size(), samples * node_.total_dim()));
+  float* at = embeddings_.data();
+  for (Job* job : jobs) {
+    job->embedding = at;
+    at += size_t{job->bags.samples} * node_.total_dim();
+  }
+}
+
+// Runs the dense net once over all samples of a group.
+Status Executor::Rank(const DenseWeights& weights, std::span<Job*> jobs) {
+  size_t samples = 0;
+  dense_.clear();
+  for (const Job* job : jobs) {
+    samples += job->bags.samples;
+    dense_.insert(dense_.end(), job->dense.begin(), job->dense.end());
+  }
+  scores_.resize(std::max(scores_.size(), samples));
+  EMBERTIDE_RETURN_IF_ERROR(program_->Run(weights, static_cast<int64_t>(samples), dense_.data(),
+                                          embeddings_.data(), scores_.data()));
+  const float* at = scores_.data();
+  for (Job* job : jobs) {
+    if (job->score != nullptr) std::copy_n(at, job->bags.samples, job->score);
+    at += job->bags.samples;
   }
   return Status::Ok();
+}
+
+Status Executor::AnswerGroup(const Pinned& pinned, std::span<Job*> jobs) {
+  if (config_.ranking) PlaceEmbeddings(jobs);
+  {
+    RowGather gather(pinned.rows);
+    for (uint32_t table = 0; table < layout_.table_features.size(); ++table) {
+      EMBERTIDE_RETURN_IF_ERROR(LookupTable(&gather, table, jobs));
+    }
+  }
+  return config_.ranking ? Rank(*pinned.info->weights, jobs) : Status::Ok();
 }
 
 // Answers the good requests in groups of at most max_keys keys, all under one pin.
@@ -210,13 +229,14 @@ void Executor::Answer(std::span<Job> jobs) {
     if (job.refusal.reason == Reason::kNone) good.push_back(&job);
   }
   if (good.empty()) return;
-  const Result<ReadView> view = node_.Pin();
-  if (!view.ok()) return fail(good, view.status());
+  const Result<Pinned> pinned = node_.Pin();
+  if (!pinned.ok()) return fail(good, pinned.status());
   std::vector<Job*> group;
   uint64_t keys = 0;
   const auto flush = [&] {
     try {
-      if (const Status status = AnswerGroup(view.value(), group); !status.ok()) fail(group, status);
+      if (const Status status = AnswerGroup(pinned.value(), group); !status.ok())
+        fail(group, status);
     } catch (const std::exception& error) {
       fail(group, Status(Code::kResourceExhausted, error.what()));
     }
@@ -224,7 +244,7 @@ void Executor::Answer(std::span<Job> jobs) {
     keys = 0;
   };
   for (Job* job : good) {
-    if (const Status status = MakeOutputs(view.value(), job); !status.ok()) {
+    if (const Status status = MakeOutputs(*pinned.value().info, job); !status.ok()) {
       fail({&job, 1}, status);
       continue;
     }

@@ -1,7 +1,9 @@
 // Executor: answers the requests of one execution, all at one version.
 //
 // An execution reads and proves each request, pins once, then works table by table: collect the
-// keys of all requests, each distinct key looked up once, pool into the outputs. A request that is
+// keys of all requests, find each distinct key once, pool the bags from the rows where they lie.
+// `lookup` pools into the outputs; `ranking` into one matrix, on which the dense net runs once for
+// all requests. A request that is
 // wrong gets its own error and costs the others nothing. Every request is answered, reported and
 // released.
 //
@@ -9,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -31,8 +34,9 @@ struct AnswerLayout {
 
 class Executor {
  public:
-  // Requires: all arguments outlive it.
-  Executor(const ModelConfig& config, const Node& node, ModelMetrics* metrics);
+  // Requires: all arguments outlive it. `program` is its own; null for `lookup`.
+  Executor(const ModelConfig& config, const Node& node, std::unique_ptr<DenseProgram> program,
+           ModelMetrics* metrics);
 
   // Takes the requests over. Never throws.
   void Execute(TRITONBACKEND_ModelInstance* instance,
@@ -45,38 +49,43 @@ class Executor {
     TRITONBACKEND_Response* response = nullptr;
     std::vector<Tensor> inputs;
     Bags bags;
-    Refusal refusal;             // reason kNone while all is well
-    std::vector<float> unasked;  // the answer when the caller did not ask for it
-    float* embedding = nullptr;
-    uint8_t* source = nullptr;  // null unless asked for
+    std::span<const float> dense;  // samples x dense features
+    Refusal refusal;               // reason kNone while all is well
+    std::vector<float> unasked;    // the embeddings of a lookup that did not ask for them
+    float* embedding = nullptr;    // samples x total_dim
+    float* score = nullptr;        // null unless asked for
+    uint8_t* source = nullptr;     // null unless asked for
   };
 
   void Read(Job* job);
   Refusal Prove(Job* job);
   void Answer(std::span<Job> jobs);
-  Status AnswerGroup(const ReadView& view, std::span<Job*> jobs);
-  Status LookupTable(const ReadView& view, uint32_t table, std::span<Job*> jobs);
+  Status AnswerGroup(const Pinned& pinned, std::span<Job*> jobs);
+  void PlaceEmbeddings(std::span<Job*> jobs);
+  Status LookupTable(RowGather* gather, uint32_t table, std::span<Job*> jobs);
   void Collect(const std::vector<uint32_t>& features, std::span<Job*> jobs);
-  void Scatter(uint32_t feature, uint32_t dim, Job* job, size_t* cursor,
+  void Scatter(const RowGather& gather, uint32_t feature, Job* job, size_t* cursor,
                ModelMetrics::SourceCounts* counts);
-  void Pool(Pooling pooling, std::span<const uint32_t> numbers, uint32_t dim, float* out);
-  Status MakeOutputs(const ReadView& view, Job* job);
-  Status SetParameters(const ReadView& view, TRITONBACKEND_Response* response) const;
+  Status Rank(const DenseWeights& weights, std::span<Job*> jobs);
+  Status MakeOutputs(const VersionInfo& version, Job* job);
+  Status SetParameters(const VersionInfo& version, TRITONBACKEND_Response* response) const;
   void Finish(TRITONBACKEND_ModelInstance* instance, std::span<Job> jobs, uint64_t exec_start_ns,
               uint64_t compute_start_ns, uint64_t compute_end_ns);
   void Send(Job* job);
 
   const ModelConfig& config_;
   const Node& node_;
+  std::unique_ptr<DenseProgram> program_;
   ModelMetrics* metrics_;
   RequestLimits limits_;
   AnswerLayout layout_;
   // Working memory, kept between executions; bounded by max_keys (or the largest request).
   Dedup dedup_;
   std::vector<uint32_t> numbers_;  // of each key of the table at hand, in the order of Collect
-  std::vector<float> rows_;
   std::vector<uint8_t> sources_;
-  std::vector<double> sums_;
+  std::vector<float> embeddings_;  // ranking: of all samples of a group
+  std::vector<float> dense_;
+  std::vector<float> scores_;
 };
 
 }  // namespace embertide::triton

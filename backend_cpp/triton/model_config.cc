@@ -35,13 +35,9 @@ std::string Absolute(const std::string& path, const std::string& directory) {
   return path.empty() || path.front() == '/' ? path : directory + "/" + path;
 }
 
-Status CheckKind(const std::string& kind) {
-  if (kind == "lookup") return Status::Ok();
-  if (kind == "ranking") {
-    return Refuse(
-        "kind \"ranking\" needs the dense plugin, which this build does not have; use "
-        "kind \"lookup\"");
-  }
+Status ParseKind(const std::string& kind, bool* ranking) {
+  *ranking = kind == "ranking";
+  if (*ranking || kind == "lookup") return Status::Ok();
   return Refuse("kind is \"" + kind + "\"; use lookup or ranking");
 }
 
@@ -92,7 +88,7 @@ Status ParseParameters(const Json& json, const std::string& directory, ModelConf
     EMBERTIDE_RETURN_IF_ERROR(setter->second(value.value("string_value", "")));
   }
   if (kind.empty()) return Refuse("parameter \"kind\" is missing; use lookup or ranking");
-  EMBERTIDE_RETURN_IF_ERROR(CheckKind(kind));
+  EMBERTIDE_RETURN_IF_ERROR(ParseKind(kind, &config->ranking));
   if (config->node.snapshot.empty()) {
     return Refuse("parameter \"snapshot\" is missing: the directory to serve");
   }
@@ -153,8 +149,7 @@ Status CheckTensor(const Json& tensor, const Expected& want, bool input) {
   }
   if (!input) return Status::Ok();
   if (tensor.value("optional", false) != want.optional) {
-    return Refuse(name + (want.optional ? " must say optional: true; rectangular requests leave it "
-                                          "out"
+    return Refuse(name + (want.optional ? " must say optional: true; some requests leave it out"
                                         : " must not be optional"));
   }
   if (!tensor.value("allow_ragged_batch", false)) {
@@ -192,9 +187,20 @@ bool Declares(const Json& tensors, const std::string& name) {
   return false;
 }
 
-Status ParseTensors(const Json& json, TensorNames* names) {
+Status ParseTensors(const Json& json, bool ranking, TensorNames* names) {
   const Json inputs = json.value("input", Json::array());
   const Json outputs = json.value("output", Json::array());
+  const std::vector<Expected> extras = {{names->source, "TYPE_UINT8", true, -1},
+                                        {names->version, "TYPE_INT64", true, 1}};
+  if (ranking) {
+    EMBERTIDE_RETURN_IF_ERROR(CheckTensors(inputs,
+                                           {{names->keys, "TYPE_INT64", false, -1},
+                                            {names->lengths, "TYPE_INT32", true, -1},
+                                            {names->dense, "TYPE_FP32", true, -1}},
+                                           true));
+    return CheckTensors(outputs, {{names->score, "TYPE_FP32", false, -1}, extras[0], extras[1]},
+                        false);
+  }
   if (Declares(inputs, "NUMKEYS") || Declares(outputs, "OUTPUT0")) {
     names->lengths = "NUMKEYS";
     names->embedding = "OUTPUT0";
@@ -202,10 +208,7 @@ Status ParseTensors(const Json& json, TensorNames* names) {
   EMBERTIDE_RETURN_IF_ERROR(CheckTensors(
       inputs, {{names->keys, "TYPE_INT64", false, -1}, {names->lengths, "TYPE_INT32", true, -1}},
       true));
-  return CheckTensors(outputs,
-                      {{names->embedding, "TYPE_FP32", false, -1},
-                       {names->source, "TYPE_UINT8", true, -1},
-                       {names->version, "TYPE_INT64", true, 1}},
+  return CheckTensors(outputs, {{names->embedding, "TYPE_FP32", false, -1}, extras[0], extras[1]},
                       false);
 }
 
@@ -217,7 +220,7 @@ Result<ModelConfig> ParseModelConfig(const std::string& text, const std::string&
     ModelConfig config;
     EMBERTIDE_RETURN_IF_ERROR(ParseParameters(json, model_directory, &config));
     EMBERTIDE_RETURN_IF_ERROR(CheckPolicies(json));
-    EMBERTIDE_RETURN_IF_ERROR(ParseTensors(json, &config.tensors));
+    EMBERTIDE_RETURN_IF_ERROR(ParseTensors(json, config.ranking, &config.tensors));
     return config;
   } catch (const std::exception& error) {
     return Refuse(error.what());

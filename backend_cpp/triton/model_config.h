@@ -15,12 +15,15 @@ namespace embertide::triton {
 struct TensorNames {
   std::string keys = "KEYS";
   std::string lengths = "LENGTHS";      // HPS: NUMKEYS
-  std::string embedding = "EMBEDDING";  // HPS: OUTPUT0
+  std::string dense = "DENSE";          // ranking
+  std::string score = "SCORE";          // ranking
+  std::string embedding = "EMBEDDING";  // lookup; HPS: OUTPUT0
   std::string source = "SOURCE";
   std::string version = "VERSION";
 };
 
 struct ModelConfig {
+  bool ranking = false;          // parameter kind
   NodeOptions node;              // parameters snapshot, devices, *_bytes, ssd_directory, node
   uint32_t max_samples = 4096;   // of a request, either form
   uint64_t max_keys = 1U << 18;  // of a request; also what an execution works on at once

@@ -47,6 +47,20 @@ TEST(ModelConfigTest, SpeaksTheNamesOfHps) {
   EXPECT_EQ(config.value().tensors.lengths, "NUMKEYS");
 }
 
+TEST(ModelConfigTest, ARankingModelTakesDenseFeaturesAndGivesScores) {
+  Json json = Good();
+  json["parameters"]["kind"]["string_value"] = "ranking";
+  json["output"][0]["name"] = "SCORE";
+  EXPECT_TRUE(ParseModelConfig(json.dump(), "/models/m").value().ranking);
+  json["input"].push_back({{"name", "DENSE"},
+                           {"data_type", "TYPE_FP32"},
+                           {"dims", {-1}},
+                           {"allow_ragged_batch", true}});
+  ExpectRefused(json, "DENSE must say optional");
+  json["input"][2]["optional"] = true;
+  EXPECT_TRUE(ParseModelConfig(json.dump(), "/models/m").ok());
+}
+
 TEST(ModelConfigTest, RefusesParametersThatItDoesNotKnowOrCannotRead) {
   for (const auto& [name, value, says] :
        {std::array{"snapshott", "x", "\"snapshott\" is unknown"},
@@ -54,7 +68,7 @@ TEST(ModelConfigTest, RefusesParametersThatItDoesNotKnowOrCannotRead) {
         std::array{"devices", "2x", "whole number"}, std::array{"max_keys", "-1", "whole number"},
         std::array{"max_keys", "", "whole number"},
         std::array{"kind", "embedding", "use lookup or ranking"},
-        std::array{"kind", "ranking", "dense plugin"},
+        std::array{"kind", "ranking", "output EMBEDDING is unknown"},
         std::array{"ssd_budget_bytes", "9", "ssd_directory"},
         std::array{"snapshot", "", "\"snapshot\" is missing"}}) {
     Json json = Good();

@@ -2,6 +2,7 @@
 #include "triton/request.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace embertide::triton {
 namespace {
@@ -121,8 +122,37 @@ Refusal ParseJagged(const Tensor& keys, const Tensor& lengths, const RequestLimi
 
 const char* ReasonName(Reason reason) {
   static constexpr std::array<const char*, kReasons> kNames = {
-      "none", "dtype", "shape", "lengths", "max_samples", "max_keys", "empty", "internal"};
+      "none", "dtype", "shape", "lengths", "max_samples", "max_keys", "empty", "dense", "internal"};
   return kNames[static_cast<size_t>(reason)];
+}
+
+Refusal ParseDense(const std::string& name, const Tensor* dense, uint32_t columns, const Bags& bags,
+                   std::span<const float>* values) {
+  if (dense == nullptr) {
+    if (columns == 0) return {};
+    return Refuse(Reason::kDense, "input " + name + " is missing: the model takes " +
+                                      std::to_string(columns) + " dense features a sample");
+  }
+  if (Refusal refusal = CheckTensor(*dense, "FP32", 4); refusal.reason != Reason::kNone) {
+    return refusal;
+  }
+  const auto samples = static_cast<int64_t>(bags.samples);
+  const std::vector<int64_t> want = bags.jagged ? std::vector<int64_t>{1, samples * columns}
+                                                : std::vector<int64_t>{samples, int64_t{columns}};
+  if (dense->shape != want) {
+    return Refuse(Reason::kDense, name + " has shape " + ShapeText(dense->shape) + "; for " +
+                                      std::to_string(samples) + " samples of " +
+                                      std::to_string(columns) + " dense features it must be " +
+                                      ShapeText(want));
+  }
+  *values = Elements<float>(*dense);
+  for (size_t i = 0; i < values->size(); ++i) {
+    if (!std::isfinite((*values)[i])) {
+      return Refuse(Reason::kDense, name + " of sample " + std::to_string(i / columns) +
+                                        " is not finite in column " + std::to_string(i % columns));
+    }
+  }
+  return {};
 }
 
 Refusal ParseBags(const Tensor& keys, const Tensor* lengths, const RequestLimits& limits,

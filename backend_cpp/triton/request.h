@@ -27,9 +27,10 @@ enum class Reason : uint8_t {
   kMaxSamples,
   kMaxKeys,
   kEmpty,
+  kDense,
   kInternal
 };
-inline constexpr size_t kReasons = 8;
+inline constexpr size_t kReasons = 9;
 const char* ReasonName(Reason reason);
 
 struct Refusal {
@@ -63,6 +64,11 @@ struct Bags {
     return jagged ? offsets[bag + 1] : static_cast<uint32_t>(bag + 1);
   }
 };
+
+// Proves DENSE to be samples x columns finite values, in the form of `bags` ([B,D] or [1,B*D]), and
+// shows them in `values`. `dense` may be null where columns is 0, and must be there otherwise.
+Refusal ParseDense(const std::string& name, const Tensor* dense, uint32_t columns, const Bags& bags,
+                   std::span<const float>* values);
 
 // Fills `bags` from the tensors. On a refusal (reason != kNone) `bags` is unspecified. The message
 // names tensor, value and what was expected. Requires: data aligned for the dtype it should have.

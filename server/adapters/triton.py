@@ -86,6 +86,8 @@ class ModelOptions:
             raise ValueError(f"instances is {self.instances}; it must be at least 1")
         if self.max_batch_size < 1:
             raise ValueError(f"max_batch_size is {self.max_batch_size}; it must be at least 1")
+        if self.hps_names and self.kind == "ranking":
+            raise ValueError("hps_names goes with kind lookup: HPS has no ranking models")
 
     def parameters(self) -> dict[str, str]:
         """Return the parameters of the backend, as text."""
@@ -110,8 +112,9 @@ def _tensor(kind: str, name: str, dtype: str, dim: int, *flags: str) -> str:
 
 def model_config(name: str, options: ModelOptions) -> str:
     """Return the text of ``config.pbtxt``."""
+    ranking = options.kind == "ranking"
     lengths = "NUMKEYS" if options.hps_names else "LENGTHS"
-    embedding = "OUTPUT0" if options.hps_names else "EMBEDDING"
+    answer = "SCORE" if ranking else "OUTPUT0" if options.hps_names else "EMBEDDING"
     ragged = "allow_ragged_batch: true"
     lines = [
         f"name: {json.dumps(name)}",
@@ -119,7 +122,8 @@ def model_config(name: str, options: ModelOptions) -> str:
         f"max_batch_size: {options.max_batch_size}",
         _tensor("input", "KEYS", "TYPE_INT64", -1, ragged),
         _tensor("input", lengths, "TYPE_INT32", -1, ragged, "optional: true"),
-        _tensor("output", embedding, "TYPE_FP32", -1),
+        *([_tensor("input", "DENSE", "TYPE_FP32", -1, ragged, "optional: true")] * ranking),
+        _tensor("output", answer, "TYPE_FP32", -1),
         _tensor("output", "SOURCE", "TYPE_UINT8", -1),
         _tensor("output", "VERSION", "TYPE_INT64", 1),
         f"instance_group [ {{ count: {options.instances} kind: KIND_CPU }} ]",

@@ -148,9 +148,11 @@ def test_a_row_is_the_same_from_trainer_to_file_to_node(tmp_path: Path) -> None:
 def test_a_manifest_of_another_format_is_refused() -> None:
     manifest = {
         "format_version": 1,
-        "hash": {"name": "splitmix64", "seed": SEED},
+        "hash_name": "splitmix64",
+        "hash_seed": SEED,
         "model": "news",
-        "lineage": "a",
+        "lineage": 1,
+        "schema_id": 9,
         "version": 1,
         "watermark_ms": 0,
         "dense_features": 0,
@@ -158,9 +160,11 @@ def test_a_manifest_of_another_format_is_refused() -> None:
         "features": [],
         "buckets": [],
         "dense": [],
+        "dense_id": "",
+        "dense_cpu": "",
     }
     assert json.loads(_store.check_manifest(json.dumps(manifest))) == manifest
-    for field, value in [("format_version", 2), ("hash", {"name": "md5", "seed": SEED})]:
+    for field, value in [("format_version", 2), ("hash_name", "md5")]:
         with pytest.raises(_store.StoreError, match=field):
             _store.check_manifest(json.dumps(manifest | {field: value}))
     del manifest["watermark_ms"]

@@ -56,6 +56,7 @@ class Reference:
 
     rows: dict[str, dict[int, NDArray[np.float32]]]
     version: int = VERSION
+    watermark_ms: int = WATERMARK_MS
 
     @property
     def features(self) -> int:
@@ -156,11 +157,13 @@ def write_manifest(
     fields = ("path", "table", "bucket", "version", "rows", "bytes", "crc32c")
     manifest = {
         "format_version": 1,
-        "hash": {"name": "splitmix64", "seed": 0x9E3779B97F4A7C15},
+        "hash_name": "splitmix64",
+        "hash_seed": 0x9E3779B97F4A7C15,
         "model": "news",
-        "lineage": "test",
+        "lineage": 1,
         "version": version,
         "watermark_ms": watermark_ms,
+        "schema_id": 1,
         "dense_features": 0,
         "tables": [
             {
@@ -179,6 +182,8 @@ def write_manifest(
         "features": [dataclasses.asdict(feature) for feature in features],
         "buckets": [{field: getattr(info, field) for field in fields} for info in buckets],
         "dense": [],
+        "dense_id": "",
+        "dense_cpu": "",
     }
     (directory / "manifest.json").write_text(json.dumps(manifest))
 

@@ -1,4 +1,4 @@
-// Node: a model loaded for serving: the store filled from a snapshot, pins, counters.
+// Node: a model loaded for serving: the store filled from a snapshot, its versions, its dense net.
 //
 // Knows no Triton. Bus, plan and peers join it here, behind the same Pin().
 // Thread-safe: any thread may pin and look up; one background thread applies and maintains.
@@ -6,10 +6,13 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "embertide/dense.h"
 #include "embertide/snapshot.h"
 #include "embertide/store.h"
 
@@ -17,7 +20,8 @@ namespace embertide {
 
 struct NodeOptions {
   std::string name = "node-0";
-  std::string snapshot;  // REQUIRED: a snapshot directory
+  std::string snapshot;      // REQUIRED: a snapshot directory
+  std::string dense_plugin;  // libembertide_dense.so; empty: the dense part is left alone (lookup)
   uint32_t devices = 2;
   uint64_t ddr_budget_bytes = 1ULL << 30;
   uint64_t ssd_budget_bytes = 0;
@@ -33,10 +37,26 @@ struct Feature {
   Pooling pooling = Pooling::kSum;
 };
 
+// What a version is beside its rows. Immutable.
+struct VersionInfo {
+  uint64_t lineage = 0;
+  uint64_t number = 0;
+  int64_t watermark_ms = 0;  // event time; the version has learned from no event after it
+  int64_t committed_ms = 0;  // wall clock of the publisher; 0: unknown (a snapshot)
+  std::string dense_id;
+  std::shared_ptr<const DenseWeights> weights;  // null without a dense net
+};
+
+// One version, sparse and dense together: what every answer is made from.
+struct Pinned {
+  ReadView rows;
+  std::shared_ptr<const VersionInfo> info;
+};
+
 class Node {
  public:
-  // Loads the whole snapshot. Errors are those of ReadManifest, ReadBucketFile and Store::Open;
-  // nothing is left behind when it fails.
+  // Loads the whole snapshot. Errors are those of ReadManifest, ReadBucketFile, Store::Open and
+  // DenseProgram::Open; nothing is left behind when it fails.
   static Result<std::unique_ptr<Node>> Open(const NodeOptions& options);
   ~Node();
 
@@ -48,15 +68,29 @@ class Node {
   const Store& store() const { return *store_; }
   uint64_t plan_epoch() const { return plan_epoch_.load(std::memory_order_acquire); }
   // Pins the newest version that this node holds.
-  Result<ReadView> Pin() const { return store_->PinNewest(); }
+  Result<Pinned> Pin() const;
+  // A program of one's own, for one thread. Errors are those of DenseProgram::Open.
+  Result<std::unique_ptr<DenseProgram>> OpenProgram() const;
 
  private:
+  // Versions that a pin may name, and a few before them, by number.
+  using Versions = std::map<uint64_t, std::shared_ptr<const VersionInfo>>;
+
   Node() = default;
+  Status LoadDense();
+  Result<std::shared_ptr<const DenseWeights>> LoadWeights(std::span<const std::byte> tensors) const;
+  Status AddSnapshotVersion();
+  // Makes `info` known; must come before the store's commit of it.
+  void AddVersion(std::shared_ptr<const VersionInfo> info);
+
   NodeOptions options_;
   Manifest manifest_;
   std::vector<Feature> features_;
   uint32_t total_dim_ = 0;
+  std::string program_path_;
+  std::unique_ptr<DenseProgram> program_;  // proves weights; runs nothing
   std::unique_ptr<Store> store_;
+  std::atomic<std::shared_ptr<const Versions>> versions_;
   std::atomic<uint64_t> plan_epoch_{1};
   struct Worker;
   std::unique_ptr<Worker> worker_;

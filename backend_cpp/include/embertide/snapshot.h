@@ -48,15 +48,18 @@ struct DenseFileInfo {
 };
 
 struct Manifest {
-  std::string model;    // name
-  std::string lineage;  // who published it
+  std::string model;     // name
+  uint64_t lineage = 0;  // the publisher's run; 0: imported, published by nobody
   uint64_t version = 0;
   int64_t watermark_ms = 0;  // event time up to which the version has learned
+  uint64_t schema_id = 0;    // of features, tables and dense net; commits name the same
   std::vector<TableConfig> tables;
   std::vector<FeatureConfig> features;  // in the order of KEYS' columns
   uint32_t dense_features = 0;          // columns of DENSE
   std::vector<BucketFileInfo> buckets;
   std::vector<DenseFileInfo> dense;  // empty: the snapshot serves `lookup` only
+  std::string dense_id;              // of the tensors; empty without a dense part
+  std::string dense_cpu;             // baseline of the program, as "x86-64-v3"
 };
 
 // JSON of the manifest and back. Parsing: kCorrupt for what is no JSON or lacks a field (named),

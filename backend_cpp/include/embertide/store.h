@@ -120,11 +120,35 @@ class ReadView {
 
  private:
   friend class Store;
+  friend class RowGather;
   ReadView(const Store* store, uint32_t reader, uint64_t version)
       : store_(store), reader_(reader), version_(version) {}
   const Store* store_;
   uint32_t reader_;
   uint64_t version_;
+};
+
+// Rows of a batch of distinct keys, found once and then read in place, in any order and into any
+// place: for callers who pool bags of several requests from one batch. What Find found stays
+// readable until the next Find or the end of the object. Used by one thread; at most one of a
+// thread lives at a time. Requires: the view outlives it.
+class RowGather {
+ public:
+  explicit RowGather(const ReadView& view);
+  ~RowGather();
+  RowGather(const RowGather&) = delete;
+  RowGather& operator=(const RowGather&) = delete;
+
+  // Finds `keys`; `source` (OPTIONAL) gets a Source for each. Errors are those of Lookup.
+  Status Find(uint32_t table, std::span<const int64_t> keys, uint8_t* source);
+  // Pools the rows of keys[which[i]] into dim floats: kSum or kMean, summed in fp64 in the order of
+  // `which` and rounded once; one row is copied bit for bit, none is zeros. kNone writes the rows
+  // one after the other (which.size() x dim floats). Requires: a Find that succeeded.
+  void Pool(Pooling pooling, std::span<const uint32_t> which, float* out) const;
+
+ private:
+  const ReadView& view_;
+  uint32_t table_ = 0;
 };
 
 // Row-wise Adagrad, exact: one accumulator a row, h += mean_d(g_d^2); w -= lr * g / (sqrt(h) +
@@ -199,6 +223,7 @@ class Store {
 
  private:
   friend class ReadView;
+  friend class RowGather;
   explicit Store(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

@@ -1,0 +1,160 @@
+// libembertide_dense.so: AOTInductor packages behind the C ABI of plugin_abi.h.
+//
+// A package describes itself in its metadata, key "embertide", as JSON:
+//   {"format": 1, "dense_features": D, "embedding_dim": E,
+//    "parameters": [{"name": n, "shape": [..]}, ..]}            in the order of the graph's inputs
+// The graph's inputs are dense_BD, embeddings_BE and then the parameters; its output is score_B.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <torch/csrc/inductor/aoti_package/model_package_loader.h>
+
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "dense/plugin_abi.h"
+
+namespace {
+
+struct Parameter {
+  std::string name;
+  std::vector<int64_t> shape;
+};
+
+struct Rejected : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+std::string ShapeText(const std::vector<int64_t>& shape) { return nlohmann::json(shape).dump(); }
+
+}  // namespace
+
+struct EmbertideDenseProgram {
+  explicit EmbertideDenseProgram(const char* package)
+      : loader(package, "model", /*run_single_threaded=*/true, /*num_runners=*/1) {}
+  torch::inductor::AOTIModelPackageLoader loader;
+  EmbertideDenseShape shape{};
+  std::vector<Parameter> parameters;
+};
+
+struct EmbertideDenseWeights {
+  std::vector<at::Tensor> tensors;
+};
+
+namespace {
+
+// Runs `body`; an exception becomes the ABI's result and text.
+template <typename Body>
+int Guard(char* error, size_t capacity, const Body& body) {
+  int result = EMBERTIDE_DENSE_FAILED;
+  try {
+    body();
+    return EMBERTIDE_DENSE_OK;
+  } catch (const Rejected& rejected) {
+    result = EMBERTIDE_DENSE_REJECTED;
+    std::snprintf(error, capacity, "%s", rejected.what());
+  } catch (const std::exception& failed) {
+    std::snprintf(error, capacity, "%s", failed.what());
+  } catch (...) {
+    std::snprintf(error, capacity, "unknown exception");
+  }
+  return result;
+}
+
+void ReadDescription(EmbertideDenseProgram* program) {
+  const auto metadata = program->loader.get_metadata();
+  const auto found = metadata.find("embertide");
+  if (found == metadata.end()) {
+    throw Rejected("the package has no \"embertide\" metadata: make it with export-dense");
+  }
+  const auto json = nlohmann::json::parse(found->second);
+  if (json.at("format") != 1) {
+    throw Rejected("the package has format " + json.at("format").dump() +
+                   ", this build reads 1: export it again");
+  }
+  program->shape.dense_features = json.at("dense_features");
+  program->shape.embedding_dim = json.at("embedding_dim");
+  for (const auto& each : json.at("parameters")) {
+    program->parameters.push_back({each.at("name"), each.at("shape")});
+  }
+}
+
+int Open(const char* package, EmbertideDenseProgram** out, EmbertideDenseShape* shape, char* error,
+         size_t capacity) {
+  return Guard(error, capacity, [&] {
+    // The threads are Triton's; a pool of torch's own on the same cores is ruinous.
+    at::set_num_threads(1);
+    auto program = std::make_unique<EmbertideDenseProgram>(package);
+    ReadDescription(program.get());
+    *shape = program->shape;
+    *out = program.release();
+  });
+}
+
+void Close(EmbertideDenseProgram* program) { delete program; }
+
+at::Tensor Copy(const EmbertideDenseTensor& tensor) {
+  const at::IntArrayRef shape(tensor.shape, tensor.rank);
+  return at::from_blob(const_cast<float*>(tensor.values), shape, at::kFloat).clone();
+}
+
+int Load(const EmbertideDenseProgram* program, const EmbertideDenseTensor* tensors, size_t count,
+         EmbertideDenseWeights** out, char* error, size_t capacity) {
+  return Guard(error, capacity, [&] {
+    const c10::InferenceMode inference;
+    if (count != program->parameters.size()) {
+      throw Rejected("the program has " + std::to_string(program->parameters.size()) +
+                     " parameters, the version brings " + std::to_string(count));
+    }
+    auto weights = std::make_unique<EmbertideDenseWeights>();
+    for (const Parameter& want : program->parameters) {
+      const EmbertideDenseTensor* found = nullptr;
+      for (size_t i = 0; i < count; ++i) {
+        if (want.name == tensors[i].name) found = &tensors[i];
+      }
+      if (found == nullptr) throw Rejected("the version lacks parameter \"" + want.name + "\"");
+      const std::vector<int64_t> shape(found->shape, found->shape + found->rank);
+      if (shape != want.shape) {
+        throw Rejected("parameter \"" + want.name + "\" has shape " + ShapeText(shape) +
+                       ", the program wants " + ShapeText(want.shape));
+      }
+      weights->tensors.push_back(Copy(*found));
+    }
+    *out = weights.release();
+  });
+}
+
+void Drop(EmbertideDenseWeights* weights) { delete weights; }
+
+int Run(EmbertideDenseProgram* program, const EmbertideDenseWeights* weights, int64_t batch,
+        const float* dense, const float* embeddings, float* scores, char* error, size_t capacity) {
+  return Guard(error, capacity, [&] {
+    const c10::InferenceMode inference;
+    std::vector<at::Tensor> inputs;
+    inputs.reserve(2 + weights->tensors.size());
+    const auto view = [&](const float* data, uint32_t columns) {
+      return at::from_blob(const_cast<float*>(data), {batch, static_cast<int64_t>(columns)},
+                           at::kFloat);
+    };
+    inputs.push_back(view(dense, program->shape.dense_features));
+    inputs.push_back(view(embeddings, program->shape.embedding_dim));
+    inputs.insert(inputs.end(), weights->tensors.begin(), weights->tensors.end());
+    const std::vector<at::Tensor> outputs = program->loader.boxed_run(std::move(inputs));
+    if (outputs.size() != 1 || outputs[0].numel() != batch ||
+        outputs[0].scalar_type() != at::kFloat) {
+      throw Rejected("the program does not give one fp32 score a sample");
+    }
+    const at::Tensor score = outputs[0].contiguous();
+    std::memcpy(scores, score.data_ptr<float>(), static_cast<size_t>(batch) * sizeof(float));
+  });
+}
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) const EmbertideDensePlugin*
+embertide_dense_plugin() {
+  static constexpr EmbertideDensePlugin kPlugin = {
+      EMBERTIDE_DENSE_ABI, Open, Close, Load, Drop, Run};
+  return &kPlugin;
+}

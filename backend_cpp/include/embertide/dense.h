@@ -1,0 +1,71 @@
+// The dense net of a `ranking` model: one compiled program, and weights that each version brings.
+//
+// The program is an AOTInductor package whose parameters are graph inputs, so a new version swaps
+// nothing inside it: a run is handed the weights of the version it is pinned to. Torch lives in a
+// plugin (libembertide_dense.so) behind a C ABI, opened so that its symbols stay its own; nothing
+// here or above includes it, and a `lookup` model never loads it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "embertide/status.h"
+
+struct EmbertideDensePlugin;   // backend_cpp/dense/plugin_abi.h
+struct EmbertideDenseProgram;  // of that plugin
+
+namespace embertide {
+
+// A tensor of fp32 parameters, row-major.
+struct DenseTensor {
+  std::string name;
+  std::vector<int64_t> shape;
+  std::vector<float> values;
+};
+
+// Tensors of a safetensors file, ascending by name. kCorrupt naming the field for what is no such
+// file, or holds another dtype than F32.
+Result<std::vector<DenseTensor>> ParseTensors(std::span<const std::byte> bytes);
+
+// Ok if this CPU can run code compiled for `baseline` ("x86-64-v2", "x86-64-v3", "x86-64-v4");
+// kRejected naming the baseline and what to do otherwise.
+Status CheckCpu(const std::string& baseline);
+
+// The weights of one version, in the plugin's form. Immutable; shared by any number of threads.
+class DenseWeights;
+
+// The program. Run may be called by one thread at a time: each Triton instance opens its own.
+class DenseProgram {
+ public:
+  // Opens `package`, a .pt2 file, with the plugin at `plugin`. kNotFound: no such file.
+  // kRejected: the package lacks the description that `export-dense` writes. kCorrupt: torch
+  // refused it. kDeviceError: the plugin cannot be loaded (the message has the loader's reason).
+  static Result<std::unique_ptr<DenseProgram>> Open(const std::string& plugin,
+                                                    const std::string& package);
+  ~DenseProgram();
+  DenseProgram(const DenseProgram&) = delete;
+  DenseProgram& operator=(const DenseProgram&) = delete;
+
+  uint32_t dense_features() const { return dense_features_; }  // columns of DENSE
+  uint32_t embedding_dim() const { return embedding_dim_; }    // columns of the pooled embeddings
+
+  // Proves that `tensors` match the program's parameters one for one, by name and shape, and brings
+  // them into the plugin's form. kRejected naming the first that differs.
+  Result<std::shared_ptr<const DenseWeights>> Load(std::span<const DenseTensor> tensors) const;
+
+  // scores_B = program(dense_BD, embeddings_BE). kDeviceError: torch's own error text.
+  Status Run(const DenseWeights& weights, int64_t batch, const float* dense_BD,
+             const float* embeddings_BE, float* scores_B);
+
+ private:
+  DenseProgram() = default;
+  const EmbertideDensePlugin* plugin_ = nullptr;
+  EmbertideDenseProgram* program_ = nullptr;
+  uint32_t dense_features_ = 0;
+  uint32_t embedding_dim_ = 0;
+};
+
+}  // namespace embertide

@@ -1,0 +1,91 @@
+"""What the end-to-end tests share: a client with short verbs, readers of replies, ways to harm."""
+
+import json
+import re
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc
+import tritonclient.http
+from numpy.typing import NDArray
+from tritonclient.utils import np_to_triton_dtype
+
+from embertide.server.adapters import triton
+
+Samples = Sequence[Sequence[Sequence[int]]]
+MODULES: dict[str, Any] = {"grpc": tritonclient.grpc, "http": tritonclient.http}
+
+
+class Client:
+    """Short verbs over tritonclient, by gRPC or HTTP."""
+
+    def __init__(self, protocol: str, server: triton.TritonServer) -> None:
+        self._module = MODULES[protocol]
+        url = server.grpc if protocol == "grpc" else server.http
+        self.raw = self._module.InferenceServerClient(url)
+
+    def send(
+        self, arrays: dict[str, NDArray[Any]], model: str = "lookup", outputs: Any = None
+    ) -> Any:
+        inputs = []
+        for name, array in arrays.items():
+            tensor = self._module.InferInput(name, array.shape, np_to_triton_dtype(array.dtype))
+            tensor.set_data_from_numpy(array)
+            inputs.append(tensor)
+        wanted = [self._module.InferRequestedOutput(name) for name in outputs] if outputs else None
+        return self.raw.infer(model, inputs, outputs=wanted)
+
+    def rectangular(self, keys: Any, **more: Any) -> Any:
+        return self.send({"KEYS": np.array(keys, np.int64)}, **more)
+
+    def jagged(self, samples: Samples, lengths: str = "LENGTHS", **more: Any) -> Any:
+        return self.send(jagged_arrays(samples, lengths), **more)
+
+
+def jagged_arrays(samples: Samples, lengths: str = "LENGTHS") -> dict[str, NDArray[Any]]:
+    bags = [bag for sample in samples for bag in sample]
+    return {
+        "KEYS": np.array([[key for bag in bags for key in bag]], np.int64),
+        lengths: np.array([[len(bag) for bag in bags]], np.int32),
+    }
+
+
+def parameters(result: Any) -> dict[str, Any]:
+    response = result.get_response()
+    if isinstance(response, dict):
+        return dict(response["parameters"])
+    return {
+        name: getattr(value, value.WhichOneof("parameter_choice"))
+        for name, value in response.parameters.items()
+    }
+
+
+def metric(page: str, name: str, **labels: str) -> float:
+    """The sum of all samples of `name` with these labels."""
+    total = 0.0
+    for line in page.splitlines():
+        match = re.fullmatch(rf"{name}{{(.*)}} (\S+)", line)
+        if match and all(f'{key}="{value}"' in match[1] for key, value in labels.items()):
+            total += float(match[2])
+    return total
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.1)
+
+
+def change_manifest(directory: Path, **fields: Any) -> None:
+    path = directory / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def flip_byte(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x10
+    path.write_bytes(data)

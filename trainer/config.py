@@ -1,0 +1,125 @@
+"""What a training run is: model, optimisation, publishing. Configuration as code.
+
+Every class is frozen and checked when it is made; a run is a `RunConfig`. Presets for the inputs
+that we know stand at the end.
+"""
+
+import dataclasses
+import math
+from typing import Literal
+
+Pooling = Literal["sum", "mean"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TableConfig:
+    """One embedding table.
+
+    `bucket_bits` fixes 2^bucket_bits buckets for ever: about 10^5 expected rows each.
+    """
+
+    name: str
+    dim: int = 16
+    chunks: int = 1
+    dtype: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"
+    bucket_bits: int = 0
+    init_scale: float = 0.01
+
+    def __post_init__(self) -> None:
+        """Refuse a table that cannot be cut into chunks."""
+        if self.chunks < 1 or self.dim % self.chunks:
+            raise ValueError(f"table {self.name!r}: dim {self.dim} is no multiple of {self.chunks}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class FeatureConfig:
+    """One sparse feature: a column of KEYS, the table of its keys, how a bag is pooled."""
+
+    name: str
+    table: str
+    pooling: Pooling = "sum"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """A DLRM over the tables' embeddings (Naumov et al. 2019, arXiv:1906.00091)."""
+
+    name: str
+    tables: tuple[TableConfig, ...]
+    features: tuple[FeatureConfig, ...]  # in the order of KEYS' columns
+    dense_features: int = 0
+    bottom_mlp: tuple[int, ...] = ()  # hidden widths; the last layer has the embeddings' dim
+    top_mlp: tuple[int, ...] = (128, 64)
+
+    def __post_init__(self) -> None:
+        """Refuse features without a table and tables of one name."""
+        names = [table.name for table in self.tables]
+        if len(set(names)) < len(names):
+            raise ValueError(f"model {self.name!r}: table names repeat in {names}")
+        for feature in self.features:
+            if feature.table not in names:
+                raise ValueError(
+                    f"feature {feature.name!r} names table {feature.table!r}; there are {names}"
+                )
+        if not self.features:
+            raise ValueError(f"model {self.name!r} has no feature")
+
+    def table_index(self, name: str) -> int:
+        """Return the position of a table, which is also its id."""
+        return next(i for i, table in enumerate(self.tables) if table.name == name)
+
+    @property
+    def feature_dims(self) -> tuple[int, ...]:
+        """The width of each feature's pooled embedding."""
+        return tuple(self.tables[self.table_index(f.table)].dim for f in self.features)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerConfig:
+    """Exact row-wise Adagrad for rows, Adagrad for the dense net."""
+
+    sparse_learning_rate: float = 0.05
+    dense_learning_rate: float = 0.01
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        """Refuse rates that cannot learn."""
+        for name in ("sparse_learning_rate", "dense_learning_rate"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} is {value}; it must be a positive number")
+
+
+def bucket_bits(expected_rows: int) -> int:
+    """Return the bits that give about 10^5 rows a bucket."""
+    return max(0, math.ceil(math.log2(max(1, expected_rows) / 1e5)))
+
+
+def globo() -> ModelConfig:
+    """Return the model of the news stream: user, previous and shown article, small columns, hour.
+
+    The two article features share a table: what was read and what is shown are the same things.
+    """
+    small = ("env", "device", "os", "country", "region", "referrer", "hour")
+    tables = (
+        TableConfig(name="user", bucket_bits=bucket_bits(400_000)),
+        TableConfig(name="prev"),
+        TableConfig(name="cand"),
+        *(TableConfig(name=name) for name in small),
+    )
+    names = ("user", "prev", "cand", *small)
+    features = tuple(FeatureConfig(name=name, table=name) for name in names)
+    return ModelConfig(name="news", tables=tables, features=features)
+
+
+def criteo() -> ModelConfig:
+    """Return the DLRM of Criteo's display ads: 13 dense features, 26 sparse."""
+    names = tuple(f"c{i}" for i in range(1, 27))
+    return ModelConfig(
+        name="criteo",
+        tables=tuple(TableConfig(name=name) for name in names),
+        features=tuple(FeatureConfig(name=name, table=name) for name in names),
+        dense_features=13,
+        bottom_mlp=(512, 256, 64),
+        top_mlp=(512, 256),
+    )

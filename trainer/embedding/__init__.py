@@ -1,0 +1,1 @@
+"""Embedding tables in the store, as an nn.Module."""

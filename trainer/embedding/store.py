@@ -1,0 +1,138 @@
+"""EmbeddingStore: embedding tables held by the C++ store, used like any nn.Module.
+
+A key that has no row yet reads as the table's default row, in training as in serving, so the
+scores of a forward pass are those that serving would give. After `loss.backward()`, `step()` makes
+the missing rows and brings the gradients of the forward passes since into all of them by exact
+row-wise Adagrad.
+
+Shapes: B samples, F features, N keys, E all embedding values of a sample.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from embertide import _store
+from embertide.trainer.config import ModelConfig, OptimizerConfig, TableConfig
+
+Keys = NDArray[np.int64]
+
+
+def store_table(table: TableConfig, index: int, seed: int) -> _store.TableConfig:
+    """Return the store's description of a table."""
+    layout = _store.RowLayout(
+        dtype=table.dtype, chunks=table.chunks, chunk_dim=table.dim // table.chunks
+    )
+    return _store.TableConfig(
+        name=table.name,
+        id=index,
+        layout=layout,
+        bucket_bits=table.bucket_bits,
+        init_seed=seed,
+        init_scale=table.init_scale,
+    )
+
+
+class EmbeddingStore(nn.Module):
+    """The tables of a model. Not thread-safe; one process owns a store.
+
+    Args:
+        config: Tables and features; a table may serve several features.
+        optimizer: Rates of row-wise Adagrad.
+        seed: Of new rows' values, a function of (seed, table, key, dimension).
+        ddr_budget_bytes: Rows, index and optimizer state must fit it (or the SSD budget).
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        optimizer: OptimizerConfig | None = None,
+        seed: int = 1,
+        ddr_budget_bytes: int = 4 << 30,
+        ssd_budget_bytes: int = 0,
+        ssd_directory: str = "",
+    ) -> None:
+        """Open the store."""
+        super().__init__()
+        self.config = config
+        self.optimizer = optimizer or OptimizerConfig()
+        self.tables = [store_table(table, i, seed) for i, table in enumerate(config.tables)]
+        self.store = _store.Store(
+            tables=self.tables,
+            profile="train",
+            ddr_budget_bytes=ddr_budget_bytes,
+            ssd_budget_bytes=ssd_budget_bytes,
+            ssd_directory=ssd_directory,
+        )
+        self._features: list[list[int]] = [[] for _ in config.tables]
+        for f, feature in enumerate(config.features):
+            self._features[config.table_index(feature.table)].append(f)
+        dims = config.feature_dims
+        self._begin = [sum(dims[:f]) for f in range(len(dims) + 1)]
+        self._pending: list[tuple[Keys, Tensor]] = []
+
+    @property
+    def embedding_dim(self) -> int:
+        """Columns of what forward gives."""
+        return self._begin[-1]
+
+    def _columns(self, feature: int) -> slice:
+        return slice(self._begin[feature], self._begin[feature + 1])
+
+    def forward(self, keys_BF: Keys) -> Tensor:
+        """Return embeddings_BE for one key a feature.
+
+        In training mode the result takes a gradient for `step`.
+        """
+        keys_BF = np.asarray(keys_BF, np.int64)
+        out = np.empty((len(keys_BF), self.embedding_dim), np.float32)
+        for table, features in enumerate(self._features):
+            if not features:
+                continue
+            keys = np.ascontiguousarray(keys_BF[:, features].T).reshape(-1)
+            values, _, _ = self.store.lookup(table, keys)
+            for i, f in enumerate(features):
+                out[:, self._columns(f)] = values[i * len(keys_BF) : (i + 1) * len(keys_BF)]
+        embeddings = torch.from_numpy(out)
+        if self.training:
+            embeddings.requires_grad_()
+            self._pending.append((keys_BF, embeddings))
+        return embeddings
+
+    def step(self) -> int:
+        """Bring the gradients of all forward passes since the last step into the rows.
+
+        Returns:
+            How many rows were updated.
+
+        Raises:
+            RuntimeError: A forward pass has no gradient yet (backward was not called).
+        """
+        updated = 0
+        for keys_BF, embeddings in self._pending:
+            if embeddings.grad is None:
+                raise RuntimeError("step() before backward(): the embeddings have no gradient")
+            gradient = embeddings.grad.numpy()
+            for table, features in enumerate(self._features):
+                if not features:
+                    continue
+                keys = np.ascontiguousarray(keys_BF[:, features].T).reshape(-1)
+                self.store.ensure_rows(table, keys)
+                parts = [gradient[:, self._columns(f)] for f in features]
+                updated += self.store.apply_gradients(
+                    table,
+                    keys,
+                    np.concatenate(parts),
+                    learning_rate=self.optimizer.sparse_learning_rate,
+                    epsilon=self.optimizer.epsilon,
+                )
+        self._pending.clear()
+        return updated
+
+    def stats(self) -> dict[str, Any]:
+        """Return the store's counters and sizes."""
+        return self.store.stats()

@@ -1,0 +1,27 @@
+"""What the trainer raises: one base class, with the facts in fields as well as in the text."""
+
+
+class TrainerError(Exception):
+    """Base of every error that the trainer raises on purpose."""
+
+
+class DataError(TrainerError):
+    """Input that cannot be read, or that is not what the schema says.
+
+    Attributes:
+        path: The file or URL, or a name for a source that has none.
+        reason: What is wrong and what to do about it.
+        row: Event index at which it was found, or None if it concerns the whole input.
+    """
+
+    def __init__(self, path: str, reason: str, row: int | None = None) -> None:
+        """Keeps the facts; they are also the pickled form."""
+        super().__init__(path, reason, row)
+        self.path = path
+        self.reason = reason
+        self.row = row
+
+    def __str__(self) -> str:
+        """Path, event index where known, reason."""
+        where = self.path if self.row is None else f"{self.path}, event {self.row}"
+        return f"{where}: {self.reason}"

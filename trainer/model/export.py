@@ -1,0 +1,150 @@
+"""Exporting a dense net as an AOTInductor package whose parameters are graph inputs.
+
+One package serves every version: nothing is swapped, folded or locked; a run is handed the weights
+of the version that it is pinned to (DESIGN.md section 6). The package describes itself in its
+metadata under "embertide" (backend_cpp/dense/plugin.cc reads it).
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from embertide.trainer.errors import TrainerError
+
+FORMAT = 1
+# What `-march` and the width of vectors are for a baseline.
+_VECTOR_BITS = {"x86-64-v2": 128, "x86-64-v3": 256, "x86-64-v4": 512}
+
+
+class ExportError(TrainerError):
+    """The module cannot be exported; the message says why and what to do."""
+
+
+def named_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return what a version brings: parameters and persistent buffers, by name, in order."""
+    parameters = dict(module.named_parameters())
+    state = module.state_dict()
+    return {name: parameters.get(name, state[name]).detach() for name in sorted(state)}
+
+
+class _Functional(nn.Module):
+    """`module` with its tensors as arguments."""
+
+    def __init__(self, module: nn.Module, names: list[str]) -> None:
+        super().__init__()
+        # In a list, torch.export does not see it as a child, and so bakes in no parameter.
+        self._module = [module]
+        self._names = names
+
+    def forward(self, dense: Tensor, embeddings: Tensor, *tensors: Tensor) -> Tensor:
+        state = dict(zip(self._names, tensors, strict=True))
+        score: Tensor = torch.func.functional_call(self._module[0], state, (dense, embeddings))
+        return score.reshape(-1).contiguous()
+
+
+def _description(tensors: dict[str, Tensor], dense_features: int, embedding_dim: int) -> str:
+    parameters = [{"name": name, "shape": list(tensor.shape)} for name, tensor in tensors.items()]
+    return json.dumps(
+        {
+            "format": FORMAT,
+            "dense_features": dense_features,
+            "embedding_dim": embedding_dim,
+            "parameters": parameters,
+        }
+    )
+
+
+def export_dense(
+    module: nn.Module,
+    path: Path,
+    *,
+    dense_features: int,
+    embedding_dim: int,
+    cpu: str = "x86-64-v3",
+    cache: Path | None = None,
+) -> None:
+    """Write `module`, (dense_BD, embeddings_BE) -> scores_B, as a package to `path`.
+
+    Compiling takes about half a minute; with `cache`, a folder, an equal program is taken from
+    there. The values of the parameters play no part in it.
+
+    Raises:
+        ExportError: An unknown `cpu`, a parameter that is not fp32, or torch's own reason.
+    """
+    if cpu not in _VECTOR_BITS:
+        raise ExportError(f"cpu {cpu!r} is unknown; use one of {', '.join(_VECTOR_BITS)}")
+    tensors = named_tensors(module)
+    for name, tensor in tensors.items():
+        if tensor.dtype != torch.float32:
+            raise ExportError(f"parameter {name!r} is {tensor.dtype}; parameters must be float32")
+    description = _description(tensors, dense_features, embedding_dim)
+    example = (
+        torch.zeros(3, dense_features),
+        torch.zeros(3, embedding_dim),
+        *(tensor.clone() for tensor in tensors.values()),
+    )
+    batch = torch.export.Dim("batch", min=1, max=1 << 20)
+    shapes: Any = ({0: batch}, {0: batch}, tuple({} for _ in tensors))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's own, of its own insides
+            program = torch.export.export(
+                _Functional(module, list(tensors)).eval(), example, dynamic_shapes=shapes
+            )
+    except Exception as error:
+        raise ExportError(f"torch.export refused the module: {error}") from error
+    cached = None if cache is None else cache / f"{_digest(program, description, cpu)}.pt2"
+    if cached is None or not cached.is_file():
+        _compile(program, path, cpu=cpu, description=description)
+        if cached is not None:
+            _copy(path, cached)
+    else:
+        _copy(cached, path)
+
+
+def _digest(program: "torch.export.ExportedProgram", description: str, cpu: str) -> str:
+    text = f"{torch.__version__} {cpu} {description} {program.graph}"
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    shutil.copyfile(source, temporary)
+    temporary.replace(target)
+
+
+def _compile(
+    program: "torch.export.ExportedProgram", path: Path, *, cpu: str, description: str
+) -> None:
+    inductor: Any = torch._inductor  # not typed by torch
+    path.parent.mkdir(parents=True, exist_ok=True)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # fixed at compile time: one thread means no OpenMP region at all
+    try:
+        settings = {"cpp.march": cpu, "cpp.simdlen": _VECTOR_BITS[cpu], "cpp.threads": 1}
+        with warnings.catch_warnings(), inductor.config.patch(settings):
+            warnings.simplefilter("ignore")
+            inductor.aoti_compile_and_package(
+                program,
+                package_path=str(path),
+                inductor_configs={"aot_inductor.metadata": {"embertide": description}},
+            )
+    except Exception as error:
+        raise ExportError(f"compiling the dense net for {cpu} failed: {error}") from error
+    finally:
+        torch.set_num_threads(threads)
+
+
+def tensor_bytes(module: nn.Module) -> bytes:
+    """Return the tensors of `module` as the bytes of a safetensors file; equal for equal values."""
+    tensors = {name: tensor.contiguous() for name, tensor in named_tensors(module).items()}
+    return bytes(safetensors.torch.save(tensors))

@@ -1,0 +1,1 @@
+"""What a trainer gives away: snapshots, and versions on the bus."""

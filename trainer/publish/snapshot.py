@@ -1,0 +1,176 @@
+"""Writing snapshots: bucket files, dense program and tensors, and last the manifest.
+
+The bytes are those of docs/formats.md; bucket files are written by the store's library. Equal
+states give equal files, so two runs can be compared byte for byte.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from embertide import _store
+from embertide.trainer.config import FeatureConfig, ModelConfig
+from embertide.trainer.errors import TrainerError
+
+PROGRAM = "dense/program.pt2"
+TENSORS = "dense/tensors.safetensors"
+_BUCKET_FIELDS = ("path", "table", "bucket", "version", "rows", "bytes", "crc32c")
+
+
+class SnapshotError(TrainerError):
+    """A snapshot cannot be written or read; the message names the path."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class DensePart:
+    """The dense net of a snapshot: a package, what it was compiled for, a version's tensors."""
+
+    program: Path
+    cpu: str
+    tensors: bytes  # of a safetensors file
+
+    @property
+    def id(self) -> str:
+        """Name the tensors by what they hold."""
+        return hashlib.sha256(self.tensors).hexdigest()[:16]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SnapshotInfo:
+    """What a manifest says beside the lists of files."""
+
+    model: str
+    lineage: int
+    version: int
+    watermark_ms: int
+    dense_features: int
+    features: Sequence[FeatureConfig]
+
+    @classmethod
+    def of(
+        cls, config: ModelConfig, *, lineage: int, version: int, watermark_ms: int
+    ) -> "SnapshotInfo":
+        """Describe a version of a model."""
+        return cls(
+            model=config.name,
+            lineage=lineage,
+            version=version,
+            watermark_ms=watermark_ms,
+            dense_features=config.dense_features,
+            features=config.features,
+        )
+
+
+def _table_json(table: _store.TableConfig) -> dict[str, object]:
+    return {
+        "name": table.name,
+        "id": table.id,
+        "dim": table.layout.dim,
+        "chunks": table.layout.chunks,
+        "dtype": table.layout.dtype,
+        "bucket_bits": table.bucket_bits,
+        "init_seed": table.init_seed,
+        "init_scale": table.init_scale,
+        "default_row": table.default_row,
+    }
+
+
+def schema_id(info: SnapshotInfo, tables: Sequence[_store.TableConfig]) -> int:
+    """Number features, tables and the dense net's inputs: equal for equal schemas, never 0."""
+    schema = [
+        [_table_json(table) for table in tables],
+        [dataclasses.asdict(feature) for feature in info.features],
+        info.dense_features,
+    ]
+    digest = hashlib.sha256(json.dumps(schema, sort_keys=True).encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1 | 1
+
+
+def _dense_json(directory: Path, role: str, path: str) -> dict[str, object]:
+    data = (directory / path).read_bytes()
+    return {"role": role, "path": path, "bytes": len(data), "crc32c": _store.crc32c(data)}
+
+
+def _write_dense(directory: Path, dense: DensePart) -> list[dict[str, object]]:
+    (directory / "dense").mkdir(exist_ok=True)
+    # Programs never change under their name: a link costs nothing where links are possible.
+    try:
+        os.link(dense.program, directory / PROGRAM)
+    except OSError:
+        shutil.copyfile(dense.program, directory / PROGRAM)
+    (directory / TENSORS).write_bytes(dense.tensors)
+    return [_dense_json(directory, "program", PROGRAM), _dense_json(directory, "tensors", TENSORS)]
+
+
+def write_snapshot(
+    directory: Path,
+    info: SnapshotInfo,
+    tables: Sequence[_store.TableConfig],
+    buckets: Iterable[tuple[_store.TableConfig, int, bytes]],
+    dense: DensePart | None = None,
+) -> None:
+    """Write a snapshot to `directory`, which must not exist; it appears whole or not at all.
+
+    Args:
+        directory: Where it will be.
+        info: What the manifest says of the version.
+        tables: All tables, ascending by id.
+        buckets: (table, bucket, records), each bucket once; consumed one at a time.
+        dense: The dense net; None for a snapshot that serves `lookup` only.
+
+    Raises:
+        SnapshotError: `directory` exists.
+        StoreError: The records are none of their bucket, or the disk failed.
+    """
+    if directory.exists():
+        raise SnapshotError(f"{directory} exists; a snapshot is never overwritten")
+    partial = directory.with_name(f".{directory.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    files = [
+        _store.write_bucket_file(str(partial), table, bucket, info.version, records)
+        for table, bucket, records in buckets
+    ]
+    manifest = {
+        "format_version": _store.FORMAT_VERSION,
+        "hash_name": _store.HASH_NAME,
+        "hash_seed": _store.HASH_SEED,
+        "model": info.model,
+        "lineage": info.lineage,
+        "version": info.version,
+        "watermark_ms": info.watermark_ms,
+        "schema_id": schema_id(info, tables),
+        "dense_features": info.dense_features,
+        "tables": [_table_json(table) for table in tables],
+        "features": [dataclasses.asdict(feature) for feature in info.features],
+        "buckets": [{field: getattr(file, field) for field in _BUCKET_FIELDS} for file in files],
+        "dense": _write_dense(partial, dense) if dense else [],
+        "dense_id": dense.id if dense else "",
+        "dense_cpu": dense.cpu if dense else "",
+    }
+    # Parsed and printed by the store's library: what it cannot read is never written.
+    text = _store.check_manifest(json.dumps(manifest))
+    with (partial / "manifest.json").open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(directory)
+
+
+def read_manifest(directory: Path) -> dict[str, object]:
+    """Return a snapshot's manifest, proved by the store's library.
+
+    Raises:
+        SnapshotError: There is none.
+        StoreError: It is not what it should be.
+    """
+    try:
+        text = (directory / "manifest.json").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise SnapshotError(f"{directory} holds no snapshot: manifest.json is missing") from None
+    manifest: dict[str, object] = json.loads(_store.check_manifest(text))
+    return manifest
