@@ -1,9 +1,8 @@
-/* The C ABI between the backend and libembertide_dense.so, the one library that links torch.
- *
- * Every function returns 0, or another value with a text in `error` (NUL-terminated, cut to
- * `capacity`). No C++ type and no exception crosses. A change of any struct raises
- * EMBERTIDE_DENSE_ABI.
- */
+// The C ABI between the backend and libembertide_dense.so, the one library that links torch.
+//
+// Every function returns 0, or another value with a text in `error` (NUL-terminated, cut to
+// `capacity`). No C++ type and no exception crosses. A change of any struct raises
+// EMBERTIDE_DENSE_ABI.
 #pragma once
 
 #include <stddef.h>
@@ -19,7 +18,7 @@ extern "C" {
 typedef struct EmbertideDenseProgram EmbertideDenseProgram;
 typedef struct EmbertideDenseWeights EmbertideDenseWeights;
 
-/* fp32, row-major; lives as long as the call. */
+// fp32, row-major; lives as long as the call.
 typedef struct {
   const char* name;
   const int64_t* shape;
@@ -34,26 +33,26 @@ typedef struct {
 
 typedef enum {
   EMBERTIDE_DENSE_OK = 0,
-  EMBERTIDE_DENSE_FAILED = 1,   /* torch failed */
-  EMBERTIDE_DENSE_REJECTED = 2, /* the package or the tensors are not what they should be */
+  EMBERTIDE_DENSE_FAILED = 1,    // torch failed
+  EMBERTIDE_DENSE_REJECTED = 2,  // the package or the tensors are not what they should be
 } EmbertideDenseResult;
 
 struct EmbertideDensePlugin {
-  uint32_t abi; /* EMBERTIDE_DENSE_ABI of the plugin's build */
+  uint32_t abi;  // EMBERTIDE_DENSE_ABI of the plugin's build
   int (*open)(const char* package, EmbertideDenseProgram** program, EmbertideDenseShape* shape,
               char* error, size_t capacity);
   void (*close)(EmbertideDenseProgram* program);
-  /* Copies the tensors. Thread-safe. */
+  // Copies the tensors. Thread-safe.
   int (*load)(const EmbertideDenseProgram* program, const EmbertideDenseTensor* tensors,
               size_t count, EmbertideDenseWeights** weights, char* error, size_t capacity);
   void (*drop)(EmbertideDenseWeights* weights);
-  /* One thread of a program at a time. */
+  // One thread of a program at a time.
   int (*run)(EmbertideDenseProgram* program, const EmbertideDenseWeights* weights, int64_t batch,
              const float* dense, const float* embeddings, float* scores, char* error,
              size_t capacity);
 };
 
-/* What EMBERTIDE_DENSE_ENTRY names. */
+// What EMBERTIDE_DENSE_ENTRY names.
 typedef const struct EmbertideDensePlugin* (*EmbertideDenseEntry)(void);
 
 #ifdef __cplusplus

@@ -1,0 +1,431 @@
+"""The readers: batches, resuming, rejected rows, and files that are not what they should be."""
+
+import datetime as dt
+import gzip
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import xxhash
+
+from embertide.trainer.data import open_events
+from embertide.trainer.data.base import (
+    MAX_GROUP,
+    MISSING_KEY,
+    Batch,
+    DeadLetters,
+    EventSchema,
+    EventSource,
+    FeatureColumn,
+    criteo_schema,
+    globo_schema,
+)
+from embertide.trainer.data.criteo import CriteoSource
+from embertide.trainer.data.csv import CsvSource
+from embertide.trainer.data.parquet import ParquetSource
+from embertide.trainer.errors import DataError, TrainerError
+
+Opener = Callable[[], EventSource]
+ARRAYS = ("event_B", "ts_ms_B", "keys_BF", "dense_BD", "label_B")
+
+
+def small_schema(**changes: Any) -> EventSchema:
+    features = (
+        FeatureColumn(name="item", column="item"),
+        FeatureColumn(name="word", column="word"),
+        FeatureColumn(name="hour", column="ts", transform="hour_of_day"),
+    )
+    given = {"features": features, "dense": ("price",), "label": "y", "ts": "ts"}
+    return EventSchema(**{**given, **changes})
+
+
+def small_columns(events: int, *, dirty: bool = False) -> dict[str, list[Any]]:
+    """Columns of the small schema, groups of 1 to 9 events of equal ts."""
+    rng = np.random.default_rng(7)
+    columns: dict[str, list[Any]] = {
+        "ts": np.repeat(np.arange(events), rng.integers(1, 10, events))[:events].tolist(),
+        "item": rng.integers(-(2**62), 2**62, events).tolist(),
+        "word": [f"w{i}" for i in rng.integers(20, size=events)],
+        "price": rng.random(events).round(3).tolist(),
+        "y": rng.integers(2, size=events).tolist(),
+    }
+    if dirty:
+        for row in rng.choice(events, events // 10, replace=False).tolist():
+            name, bad = [("y", 2), ("y", None), ("ts", None), ("ts", 0)][row % 4]
+            columns[name][row] = bad
+    return columns
+
+
+def parquet(path: Path, columns: dict[str, Any], group_rows: int = 64) -> str:
+    pq.write_table(pa.table(columns), path, row_group_size=group_rows)
+    return str(path)
+
+
+def csv(path: Path, columns: dict[str, list[Any]]) -> str:
+    lines = [",".join(columns)]
+    for row in zip(*columns.values(), strict=True):
+        lines.append(",".join("" if value is None else str(value) for value in row))
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def criteo_line(label: object = 1, first: str = "68fd1e64") -> str:
+    return "\t".join([str(label), "3", "", "-2", *["7"] * 10, first, "", *["05db9164"] * 24])
+
+
+@pytest.fixture(params=["parquet", "csv", "criteo"])
+def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
+    """Opens a dirty file of 500 events in each format."""
+    if request.param == "parquet":
+        path = parquet(tmp_path / "in.parquet", small_columns(500, dirty=True))
+        return lambda: ParquetSource(path, small_schema())
+    if request.param == "csv":
+        path = csv(tmp_path / "in.csv", small_columns(500, dirty=True))
+        lines = Path(path).read_text().splitlines()
+        lines[3:3] = ["1,2", "", "1,2,3,4,5,6"]
+        lines.append("the last line is cut off")
+        Path(path).write_text("\n".join(lines))
+        return lambda: CsvSource(path, small_schema())
+    rows = [criteo_line(i % 2, f"{i:08x}") for i in range(500)]
+    rows[3:3] = ["1\t2", criteo_line("x")]
+    path = str(tmp_path / "day.tsv")
+    Path(path).write_text("\n".join(rows) + "\n")
+    return lambda: CriteoSource(path)
+
+
+def read(source: EventSource, batch_size: int = 10_000, start: int = 0) -> Batch:
+    (batch,) = source.batches(batch_size=batch_size, start=start)
+    return batch
+
+
+def same(ours: Batch, theirs: Batch) -> bool:
+    bounds = (ours.first, ours.next_offset) == (theirs.first, theirs.next_offset)
+    return bounds and all(np.array_equal(getattr(ours, n), getattr(theirs, n)) for n in ARRAYS)
+
+
+@pytest.mark.parametrize("batch_size", [1, 37, 499, 10_000])
+def test_resuming_at_any_batch_equals_reading_on(opener: Opener, batch_size: int) -> None:
+    whole = list(opener().batches(batch_size=batch_size))
+    # Each start is a read of its own, so of many batches a part will do.
+    for i in range(0, len(whole), max(1, len(whole) // 25)):
+        offset = whole[i].next_offset
+        resumed = list(opener().batches(batch_size=batch_size, start=offset))
+        assert len(resumed) == len(whole) - i - 1
+        assert all(map(same, resumed, whole[i + 1 :]))
+
+
+@pytest.mark.parametrize("batch_size", [1, 16, 100])
+def test_events_of_equal_ts_are_never_split(opener: Opener, batch_size: int) -> None:
+    whole, parts = read(opener()), list(opener().batches(batch_size=batch_size))
+    for name in ARRAYS:
+        joined = np.concatenate([getattr(part, name) for part in parts])
+        assert np.array_equal(joined, getattr(whole, name))
+    for before, after in itertools.pairwise(parts):
+        assert before.watermark_ms < after.ts_ms_B[0]
+        assert before.event_B[-1] < before.next_offset == after.first
+        # Greedy: without its last group a batch would have been too small.
+        assert np.sum(before.ts_ms_B < before.watermark_ms) < batch_size <= len(before)
+
+
+def test_batches_do_not_depend_on_how_much_is_read_at_once(
+    opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = opener(), opener()
+    at_once = list(sources[0].batches(batch_size=30))
+    monkeypatch.setattr("embertide.trainer.data.csv.BLOCK_BYTES", 700)
+    monkeypatch.setattr("embertide.trainer.data.parquet.CHUNK_ROWS", 7)
+    in_bits = list(sources[1].batches(batch_size=30))
+    assert len(at_once) == len(in_bits)
+    assert all(map(same, at_once, in_bits))
+    assert sources[0].dead_letters.by_reason == sources[1].dead_letters.by_reason
+
+
+def test_rejected_rows_are_counted_and_keep_their_event_index(opener: Opener) -> None:
+    source = opener()
+    batch = read(source)
+    assert source.dead_letters.count > 0
+    assert len(batch) + source.dead_letters.count == batch.next_offset
+    assert (np.diff(batch.ts_ms_B) >= 0).all()
+
+
+def test_text_and_parquet_give_the_same_batches(tmp_path: Path) -> None:
+    columns = small_columns(300, dirty=True)
+    ours = ParquetSource(parquet(tmp_path / "a.parquet", columns), small_schema())
+    theirs = CsvSource(csv(tmp_path / "a.csv", columns), small_schema())
+    assert same(read(ours), read(theirs))
+    assert ours.dead_letters.by_reason == theirs.dead_letters.by_reason
+    assert (ours.total_events(), theirs.total_events()) == (300, None)
+
+
+def test_columns_become_keys_times_and_dense_values(tmp_path: Path) -> None:
+    columns = {
+        "ts": [3600 * 25, 3600 * 26],
+        "item": [-5, None],
+        "word": ["übung", None],
+        "price": [-1.5, None],
+        "y": [1, 0],
+    }
+    path = parquet(tmp_path / "a.parquet", columns)
+    batch = read(ParquetSource(path, small_schema(dense_transform="log1p")))
+    hashed = [xxhash.xxh3_64_intdigest(word.encode()) for word in ("übung", "")]
+    signed = np.array(hashed, np.uint64).view(np.int64)
+    assert batch.keys_BF.tolist() == [[-5, signed[0], 1], [MISSING_KEY, signed[1], 2]]
+    assert batch.dense_BD[:, 0] == pytest.approx([-np.log(2.5), 0])
+    assert batch.ts_ms_B.tolist() == [90_000_000, 93_600_000]
+    assert [getattr(batch, name).dtype for name in ARRAYS] == ["i8", "i8", "i8", "f4", "f4"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pa.array(["a", None, "b", "a"]).dictionary_encode(),
+        pa.array([b"a", None, b"b", b"a"]),
+        pa.array(["a", None, "b", "a"], pa.large_string()),
+    ],
+)
+def test_strings_hash_alike_in_every_encoding(tmp_path: Path, words: pa.Array) -> None:
+    columns = {**small_columns(4), "word": words}
+    keys = read(ParquetSource(parquet(tmp_path / "a.parquet", columns), small_schema())).keys_BF
+    expected = [xxhash.xxh3_64_intdigest(word) for word in (b"a", b"", b"b", b"a")]
+    assert keys[:, 1].view(np.uint64).tolist() == expected
+
+
+def test_timestamps_carry_their_own_unit(tmp_path: Path) -> None:
+    moment = dt.datetime(1970, 1, 2, 5, tzinfo=dt.UTC)
+    columns = {**small_columns(1), "ts": pa.array([moment], pa.timestamp("us", "UTC"))}
+    batch = read(ParquetSource(parquet(tmp_path / "a.parquet", columns), small_schema()))
+    assert batch.ts_ms_B.tolist() == [29 * 3_600_000]
+    assert batch.keys_BF[0, 2] == 5
+
+
+def test_without_ts_the_event_index_is_the_time(tmp_path: Path) -> None:
+    schema = small_schema(ts=None, features=(FeatureColumn(name="item", column="item"),))
+    batch = read(ParquetSource(parquet(tmp_path / "a.parquet", small_columns(50)), schema))
+    assert batch.ts_ms_B.tolist() == batch.event_B.tolist() == list(range(50))
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "reason"),
+    [
+        ("y", 2.0, "label is not 0 or 1"),
+        ("y", float("nan"), "label is not 0 or 1"),
+        ("y", None, "label is missing"),
+        ("price", float("nan"), "dense price is not finite"),
+        ("price", float("inf"), "dense price is not finite"),
+        ("price", 1e39, "dense price is not finite"),
+        ("ts", None, "ts is missing"),
+        ("ts", 0, "ts goes backwards"),
+        ("ts", 2**60, "ts is out of range"),
+    ],
+)
+def test_a_bad_value_costs_its_row_alone(
+    tmp_path: Path, column: str, value: object, reason: str
+) -> None:
+    columns = small_columns(60)
+    columns["ts"] = [ts + 1 for ts in columns["ts"]]
+    columns["y"] = [float(y) for y in columns["y"]]
+    columns[column][40] = value
+    dead = DeadLetters(path=tmp_path / "dead.jsonl")
+    path = parquet(tmp_path / "a.parquet", columns)
+    batch = read(ParquetSource(path, small_schema(), dead_letters=dead))
+    assert batch.event_B.tolist() == [i for i in range(60) if i != 40]
+    assert dead.by_reason == {reason: 1}
+    (line,) = (tmp_path / "dead.jsonl").read_text().splitlines()
+    assert json.loads(line) == {"event": 40, "reason": reason, "value": repr(value)}
+
+
+def test_a_rejected_row_does_not_set_the_time(tmp_path: Path) -> None:
+    columns = {**small_columns(3), "ts": [-20, 10**9, -10], "y": [0, 2, 1]}
+    batch = read(ParquetSource(parquet(tmp_path / "a.parquet", columns), small_schema()))
+    assert batch.ts_ms_B.tolist() == [-20_000, -10_000]
+    assert batch.keys_BF[:, 2].tolist() == [23, 23]
+
+
+@pytest.mark.parametrize(
+    ("column", "text", "reason"),
+    [
+        ("item", "12a", "key item is not an integer"),
+        ("item", "0x1F", "key item is not an integer"),
+        ("item", "9999999999999999999", "key item is not an integer"),
+        ("price", "cheap", "dense price is not a number"),
+        ("price", "nan", "dense price is not a number"),
+        ("ts", "noon", "ts is not a number"),
+        ("y", "yes", "label is not 0 or 1"),
+        ("y", "\udcff", "label is not 0 or 1"),
+    ],
+)
+def test_text_that_does_not_parse_is_a_dead_letter(
+    tmp_path: Path, column: str, text: str, reason: str
+) -> None:
+    columns = small_columns(60)
+    columns[column][40] = text
+    path = csv(tmp_path / "a.csv", {name: columns[name] for name in columns if name != column})
+    lines = Path(path).read_text().splitlines()
+    full = [
+        f"{line},{value}" for line, value in zip(lines, [column, *columns[column]], strict=True)
+    ]
+    Path(path).write_bytes("\n".join(full).encode("utf-8", "surrogateescape"))
+    source = CsvSource(path, small_schema())
+    batch = read(source)
+    assert source.dead_letters.by_reason == {reason: 1}
+    assert batch.event_B.tolist() == [i for i in range(60) if i != 40]
+
+
+def test_an_undecodable_line_of_wrong_length_is_a_dead_letter(tmp_path: Path) -> None:
+    path = tmp_path / "day.tsv"
+    path.write_bytes(b"1\t\xff\n" + criteo_line().encode() + b"\n")
+    source = CriteoSource(str(path))
+    assert read(source).event_B.tolist() == [1]
+    assert source.dead_letters.by_reason == {"malformed line": 1}
+
+
+def test_criteo_lines_become_log1p_and_hashed_strings(tmp_path: Path) -> None:
+    path = tmp_path / "day_0.tsv.gz"
+    path.write_bytes(gzip.compress((criteo_line() + "\n").encode()))
+    batch = read(open_events(str(path)))
+    assert batch.dense_BD[0, :4] == pytest.approx([np.log(4), 0, -np.log(3), np.log(8)])
+    expected = [xxhash.xxh3_64_intdigest(word) for word in (b"68fd1e64", b"", b"05db9164")]
+    assert batch.keys_BF[0, :3].view(np.uint64).tolist() == expected
+
+
+def test_a_kind_given_by_hand_overrides_the_guess(tmp_path: Path) -> None:
+    path = csv(tmp_path / "a.csv", {**small_columns(3), "item": [1, 2, 3]})
+    assert read(CsvSource(path, small_schema())).keys_BF[:, 0].tolist() == [1, 2, 3]
+    by_hand = read(CsvSource(path, small_schema(), kinds={"item": "string"})).keys_BF[:, 0]
+    assert by_hand.view(np.uint64)[0] == xxhash.xxh3_64_intdigest(b"1")
+
+
+def test_a_group_too_large_to_keep_whole_is_an_error(tmp_path: Path) -> None:
+    events = MAX_GROUP + 10
+    columns = {**small_columns(events), "ts": [1, *[5] * (events - 1)]}
+    source = ParquetSource(parquet(tmp_path / "a.parquet", columns, events), small_schema())
+    batches = source.batches(batch_size=1)
+    assert next(batches).event_B.tolist() == [0]
+    with pytest.raises(DataError, match="share ts 5000 ms") as caught:
+        next(batches)
+    assert caught.value.row == 1
+
+
+def test_a_missing_column_is_named_with_those_there_are(tmp_path: Path) -> None:
+    columns = small_columns(3)
+    del columns["price"]
+    paths = [parquet(tmp_path / "a.parquet", columns), csv(tmp_path / "a.csv", columns)]
+    for kind, path in zip((ParquetSource, CsvSource), paths, strict=True):
+        with pytest.raises(DataError, match="'price' is missing; there are ts, item, word, y"):
+            kind(path, small_schema())
+
+
+@pytest.mark.parametrize("column", ["item", "price", "ts", "y"])
+def test_a_column_of_a_wrong_type_is_named_with_the_remedy(tmp_path: Path, column: str) -> None:
+    columns = {**small_columns(2), column: [[1], [2]]}
+    path = parquet(tmp_path / "a.parquet", columns)
+    with pytest.raises(DataError, match=f"'{column}' is list<.*cast it"):
+        ParquetSource(path, small_schema())
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv", "tsv"])
+def test_a_missing_or_empty_file_is_an_error_that_names_it(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"gone.{suffix}"
+    with pytest.raises(TrainerError, match="no such file") as caught:
+        open_events(str(path))
+    assert isinstance(caught.value, DataError)
+    assert caught.value.path == str(path)
+    path.write_bytes(b"")
+    with pytest.raises(DataError, match="gone"):
+        open_events(str(path))
+
+
+def test_a_truncated_parquet_file_is_refused_at_once(tmp_path: Path) -> None:
+    path = Path(parquet(tmp_path / "a.parquet", small_columns(200)))
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(DataError, match="not a whole Parquet file"):
+        ParquetSource(str(path), small_schema())
+
+
+def test_a_damaged_row_group_is_an_error_and_no_wrong_batch(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table(small_columns(200)), path, row_group_size=64, compression="zstd")
+    data = bytearray(path.read_bytes())
+    data[4 : len(data) // 3] = bytes(len(data) // 3 - 4)
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="row group 0 is damaged"):
+        list(ParquetSource(str(path), small_schema()).batches(batch_size=10))
+
+
+def test_a_start_beyond_the_end_is_an_error_and_at_the_end_is_nothing(opener: Opener) -> None:
+    end = read(opener()).next_offset
+    source = opener()
+    assert list(source.batches(batch_size=10, start=end)) == []
+    assert source.dead_letters.count == 0
+    with pytest.raises(DataError, match=f"start {end + 1} lies beyond its {end} events"):
+        list(opener().batches(batch_size=10, start=end + 1))
+
+
+@pytest.mark.parametrize(("batch_size", "start"), [(0, 0), (1, -1)])
+def test_arguments_out_of_range_are_refused(opener: Opener, batch_size: int, start: int) -> None:
+    with pytest.raises(ValueError, match=r"batch_size 0|start -1"):
+        opener().batches(batch_size=batch_size, start=start)
+
+
+def test_a_known_schema_is_found_by_the_columns(tmp_path: Path) -> None:
+    for schema in (globo_schema(), criteo_schema()):
+        columns = {name: [0, 1] for name in schema.columns}
+        for path in (parquet(tmp_path / "a.parquet", columns), csv(tmp_path / "a.csv", columns)):
+            source = open_events(path)
+            assert source.schema == schema
+            assert len(read(source)) == 2
+
+
+def test_unknown_columns_formats_and_suffixes_say_what_to_give(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "a.parquet", {"when": [1], "what": [2]})
+    with pytest.raises(DataError, match="columns when, what fit no known schema; pass schema="):
+        open_events(path)
+    with pytest.raises(ValueError, match="'json' does not exist; use one of parquet, csv, criteo"):
+        open_events(path, format="json")
+    with pytest.raises(ValueError, match="tells no format"):
+        open_events(str(tmp_path / "a.bin"))
+
+
+def test_a_url_is_read_through_fsspec(tmp_path: Path) -> None:
+    for path in (
+        parquet(tmp_path / "a.parquet", small_columns(30)),
+        csv(tmp_path / "a.csv", small_columns(30)),
+    ):
+        remote = open_events(f"file://{path}", schema=small_schema())
+        assert same(read(remote), read(open_events(path, schema=small_schema())))
+        with pytest.raises(DataError, match="no such file"):
+            open_events(f"file://{path}.csv", schema=small_schema())
+
+
+def test_dead_letters_are_bounded_on_disk_and_counted_in_full(tmp_path: Path) -> None:
+    path = tmp_path / "dead.jsonl"
+    dead = DeadLetters(path=path, max_lines=3)
+    dead.add([1, 2], "one", ["x" * 500, None])
+    dead.add([3, 4, 5], "two", [1, 2, 3])
+    lines = path.read_text().splitlines()
+    assert [json.loads(line)["event"] for line in lines] == [1, 2, 3]
+    assert max(map(len, lines)) < 200
+    assert (dead.count, dead.by_reason) == (5, {"one": 2, "two": 3})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"features": ()}, "features is empty"),
+        ({"features": (FeatureColumn(name="a", column="b"),) * 2}, "repeat a name"),
+        ({"ts": None}, "hour_of_day reads the ts column None"),
+        ({"ts_unit_ms": 0}, "ts_unit_ms 0"),
+        ({"dense_transform": "sqrt"}, "'sqrt' does not exist"),
+    ],
+)
+def test_a_schema_that_nothing_could_satisfy_is_refused(
+    wrong: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        small_schema(**wrong)

@@ -1,0 +1,326 @@
+"""The step that all readers share: columns to validated rows, and rows to batches.
+
+A reader subclasses `ChunkedSource` and yields `Chunk`s of decoded columns. Array suffixes: N rows
+of a chunk, R rejected rows, U distinct values, F features, D dense columns.
+"""
+
+import abc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from embertide.trainer.data.base import (
+    MAX_GROUP,
+    MISSING_KEY,
+    Batch,
+    DeadLetters,
+    EventSchema,
+    EventSource,
+)
+from embertide.trainer.errors import DataError
+
+HOUR_MS = 3_600_000
+# Milliseconds go through float64 where ts has a fraction; past 2^53 they would not be exact.
+MAX_TS_MS = 1 << 53
+
+Mask = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One decoded column of a chunk.
+
+    Attributes:
+        values: Per row: integers, floats, or timestamps as datetime64[ms]. With `code_N`: the
+            distinct strings, as bytes.
+        code_N: For strings: place of each row's value in `values`.
+        null_N: True where the value is missing; None if nowhere.
+        bad_N: True where the text is not of the column's type; None if nowhere.
+        raw: Gives the values as they were read, for the rows asked for; None if `values` has them.
+    """
+
+    values: NDArray[Any]
+    code_N: NDArray[np.int32] | None = None
+    null_N: Mask | None = None
+    bad_N: Mask | None = None
+    raw: Callable[[Ints], list[object]] | None = None
+
+    def shown(self, row_R: Ints) -> list[object]:
+        """The values of R rows, for the dead letters."""
+        if self.raw is not None:
+            return self.raw(row_R)
+        at = row_R if self.code_N is None else self.code_N[row_R]
+        values: list[object] = self.values[at].tolist()
+        if self.null_N is None:
+            return values
+        gone_R = self.null_N[row_R].tolist()
+        return [None if gone else value for gone, value in zip(gone_R, values, strict=True)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Consecutive events as they were read, before validation.
+
+    Attributes:
+        event_N: Their event indices, ascending.
+        columns: Every column of the schema.
+        end: Event index after this chunk, lines without a row counted.
+    """
+
+    event_N: Ints
+    columns: Mapping[str, Column]
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Accepted rows: the arrays of `Batch`, in its order."""
+
+    arrays: tuple[NDArray[Any], ...]
+
+    def __len__(self) -> int:
+        return len(self.arrays[0])
+
+    @property
+    def events(self) -> Ints:
+        return self.arrays[0]
+
+    @property
+    def times_ms(self) -> Ints:
+        return self.arrays[1]
+
+    def cut(self, begin: int, end: int | None = None) -> "_Rows":
+        return _Rows(tuple(array[begin:end] for array in self.arrays))
+
+    def batch(self, next_offset: int) -> Batch:
+        event_B, ts_ms_B, keys_BF, dense_BD, label_B = self.arrays
+        return Batch(
+            first=int(event_B[0]),
+            next_offset=next_offset,
+            event_B=event_B,
+            ts_ms_B=ts_ms_B,
+            keys_BF=keys_BF,
+            dense_BD=dense_BD,
+            label_B=label_B,
+        )
+
+
+def _concatenate(parts: Sequence[_Rows]) -> _Rows:
+    if len(parts) == 1:
+        return parts[0]
+    return _Rows(tuple(np.concatenate(a) for a in zip(*(p.arrays for p in parts), strict=True)))
+
+
+def hash_strings(values_U: NDArray[np.object_]) -> Ints:
+    """Keys of U byte strings: xxh3_64 read as a signed integer."""
+    hashes = (xxhash.xxh3_64_intdigest(value) for value in values_U)
+    return np.fromiter(hashes, np.uint64, len(values_U)).view(np.int64)
+
+
+class _Sieve:
+    """Which rows of a chunk stand; a row is reported for its first fault only."""
+
+    def __init__(self, event_N: Ints, dead: DeadLetters) -> None:
+        self._event_N = event_N
+        self._dead = dead
+        self.keep_N = np.ones(len(event_N), np.bool_)
+
+    def reject(self, fault_N: Mask | None, reason: str, column: Column) -> None:
+        if fault_N is None or not fault_N.any():
+            return
+        row_R = np.flatnonzero(fault_N & self.keep_N)
+        self.keep_N[row_R] = False
+        self._dead.add(self._event_N[row_R].tolist(), reason, column.shown(row_R))
+
+
+class Assembler:
+    """Turns chunks into accepted rows; remembers the latest accepted ts from chunk to chunk."""
+
+    def __init__(self, schema: EventSchema, dead_letters: DeadLetters) -> None:
+        """Starts a stream that has no accepted row yet."""
+        self._schema = schema
+        self._dead = dead_letters
+        self._latest_ms = -MAX_TS_MS
+
+    def accept(self, chunk: Chunk) -> _Rows:
+        """Validates a chunk; rejected rows go to the dead letters."""
+        schema, columns = self._schema, chunk.columns
+        sieve = _Sieve(chunk.event_N, self._dead)
+        label_N = self._label(columns[schema.label], sieve)
+        dense_ND = self._dense(chunk, sieve)
+        for name in schema.key_columns:
+            sieve.reject(columns[name].bad_N, f"key {name} is not an integer", columns[name])
+        # Last: only a row that is otherwise good may set the time that others must not go before.
+        ts_ms_N = self._time(chunk, sieve)
+        keys_NF = self._keys(columns, ts_ms_N)
+        rows = _Rows((chunk.event_N, ts_ms_N, keys_NF, dense_ND, label_N))
+        if sieve.keep_N.all():
+            return rows
+        return _Rows(tuple(array[sieve.keep_N] for array in rows.arrays))
+
+    def _label(self, column: Column, sieve: _Sieve) -> NDArray[np.float32]:
+        sieve.reject(column.null_N, "label is missing", column)
+        good_N = (column.values == 0) | (column.values == 1)
+        sieve.reject(
+            ~good_N if column.bad_N is None else ~good_N | column.bad_N,
+            "label is not 0 or 1",
+            column,
+        )
+        with np.errstate(over="ignore", invalid="ignore"):
+            return column.values.astype(np.float32)
+
+    def _dense(self, chunk: Chunk, sieve: _Sieve) -> NDArray[np.float32]:
+        names = self._schema.dense
+        dense_ND = np.empty((len(chunk.event_N), len(names)), np.float32)
+        for d, name in enumerate(names):
+            column = chunk.columns[name]
+            value_N = column.values.astype(np.float64)
+            if column.null_N is not None:
+                value_N[column.null_N] = 0.0
+            sieve.reject(column.bad_N, f"dense {name} is not a number", column)
+            with np.errstate(over="ignore", invalid="ignore"):
+                if self._schema.dense_transform == "log1p":
+                    value_N = np.sign(value_N) * np.log1p(np.abs(value_N))
+                dense_ND[:, d] = value_N
+            sieve.reject(~np.isfinite(dense_ND[:, d]), f"dense {name} is not finite", column)
+        return dense_ND
+
+    def _time(self, chunk: Chunk, sieve: _Sieve) -> Ints:
+        if self._schema.ts is None:
+            return chunk.event_N
+        column = chunk.columns[self._schema.ts]
+        sieve.reject(column.null_N, "ts is missing", column)
+        sieve.reject(column.bad_N, "ts is not a number", column)
+        if column.values.dtype.kind == "M":
+            unit_ms, value_N = 1, column.values.astype(np.int64)
+        else:
+            unit_ms, value_N = self._schema.ts_unit_ms, column.values
+        limit = MAX_TS_MS // unit_ms
+        inside_N = (value_N >= -limit) & (value_N <= limit)
+        sieve.reject(~inside_N, "ts is out of range", column)
+        value_N = np.where(inside_N & sieve.keep_N, value_N, 0)
+        if value_N.dtype.kind == "f":
+            value_N, unit_ms = np.rint(value_N * unit_ms), 1
+        ts_ms_N: Ints = value_N.astype(np.int64) * unit_ms
+        # A rejected row takes no part in the running maximum.
+        seen_N = np.where(sieve.keep_N, ts_ms_N, -MAX_TS_MS)
+        before_N = np.maximum.accumulate(np.append(self._latest_ms, seen_N))
+        self._latest_ms = int(before_N[-1])
+        sieve.reject(ts_ms_N < before_N[:-1], "ts goes backwards", column)
+        return ts_ms_N
+
+    def _keys(self, columns: Mapping[str, Column], ts_ms_N: Ints) -> Ints:
+        features = self._schema.features
+        keys_NF = np.empty((len(ts_ms_N), len(features)), np.int64)
+        for f, feature in enumerate(features):
+            if feature.transform == "hour_of_day":
+                keys_NF[:, f] = ts_ms_N // HOUR_MS % 24
+                continue
+            column = columns[feature.column]
+            if column.code_N is not None:
+                keys_NF[:, f] = hash_strings(column.values)[column.code_N]
+                continue
+            keys_NF[:, f] = column.values.astype(np.int64)
+            if column.null_N is not None:
+                keys_NF[column.null_N, f] = MISSING_KEY
+        return keys_NF
+
+
+class _Cutter:
+    """Cuts accepted rows into batches at the bounds that `EventSource` promises."""
+
+    def __init__(self, path: str, batch_size: int) -> None:
+        self._path = path
+        self._batch_size = batch_size
+        self._parts: list[_Rows] = []
+        self._held = 0
+
+    def add(self, rows: _Rows) -> Iterator[Batch]:
+        if not len(rows):
+            return
+        self._parts.append(rows)
+        self._held += len(rows)
+        # A batch is known to be complete only once the row after it is there.
+        if self._held <= self._batch_size:
+            return
+        held, begin = _concatenate(self._parts), 0
+        while (end := self._end(held.times_ms, begin)) < len(held):
+            yield self._checked(held.cut(begin, end)).batch(int(held.events[end]))
+            begin = end
+        self._parts = [self._checked(held.cut(begin))]
+        self._held = len(held) - begin
+
+    def finish(self, end: int) -> Iterator[Batch]:
+        if self._held:
+            yield self._checked(_concatenate(self._parts)).batch(end)
+
+    def _end(self, ts_ms_N: Ints, begin: int) -> int:
+        last = begin + self._batch_size - 1
+        if last >= len(ts_ms_N):
+            return len(ts_ms_N)
+        return last + int(np.searchsorted(ts_ms_N[last:], ts_ms_N[last], side="right"))
+
+    def _checked(self, rows: _Rows) -> _Rows:
+        ts_ms_N = rows.times_ms
+        if len(rows) > MAX_GROUP:
+            same_N = ts_ms_N[MAX_GROUP:] == ts_ms_N[:-MAX_GROUP]
+            if same_N.any():
+                row = int(same_N.argmax())
+                raise DataError(
+                    self._path,
+                    f"more than {MAX_GROUP} events share ts {int(ts_ms_N[row])} ms, and such a "
+                    "group may not be split; give ts a finer unit",
+                    row=int(rows.events[row]),
+                )
+        return rows
+
+
+class ChunkedSource(EventSource):
+    """An `EventSource` whose reader yields chunks.
+
+    Attributes:
+        path: Where the events are, for messages.
+    """
+
+    def __init__(self, path: str, schema: EventSchema, dead_letters: DeadLetters | None) -> None:
+        """Keeps what every source has."""
+        self.path = path
+        self.schema = schema
+        self.dead_letters = DeadLetters() if dead_letters is None else dead_letters
+
+    @abc.abstractmethod
+    def chunks(self, start: int) -> Iterator[Chunk]:
+        """Yields what was read, in order; chunks before `start` may be left out or empty.
+
+        Raises:
+            DataError: The input cannot be read or is not what the schema says.
+        """
+
+    def batches(self, *, batch_size: int, start: int = 0) -> Iterator[Batch]:
+        """See `EventSource.batches`."""
+        if batch_size < 1:
+            raise ValueError(f"batch_size {batch_size} is below 1; give a positive one")
+        if start < 0:
+            raise ValueError(f"start {start} is negative; give an event index")
+        return self._batches(batch_size, start)
+
+    def _batches(self, batch_size: int, start: int) -> Iterator[Batch]:
+        total = self.total_events()
+        end = 0 if total is None else total
+        assembler = Assembler(self.schema, self.dead_letters)
+        cutter = _Cutter(self.path, batch_size)
+        for chunk in self.chunks(start):
+            end = chunk.end
+            yield from cutter.add(assembler.accept(chunk))
+        if start > end:
+            raise DataError(
+                self.path,
+                f"start {start} lies beyond its {end} events; was the "
+                "input replaced by a shorter one?",
+            )
+        yield from cutter.finish(end)

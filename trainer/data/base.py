@@ -1,0 +1,237 @@
+"""What an input of events is: schema, batch, source, and where rejected rows go.
+
+Every reader of `embertide.trainer.data` gives `Batch`es through the `EventSource` contract below;
+`assemble.py` holds the step that they share. Array suffixes: B events of a batch, F features,
+D dense columns.
+"""
+
+import abc
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+MISSING_KEY = -1
+"""Key of a null in an integer column; a null string has the key of the empty string instead."""
+
+MAX_GROUP = 65_536
+"""Most events of one ts: a larger group would let one batch grow without bound."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureColumn:
+    """One sparse feature and the column it comes from.
+
+    Attributes:
+        name: The feature's name, as models and tables use it.
+        column: The input's column. For "hour_of_day" it is the schema's `ts` column.
+        transform: "key" takes an integer column as the raw 64-bit key (null: `MISSING_KEY`) and
+            hashes strings with xxh3_64 to a signed key (null: that of the empty string);
+            "hour_of_day" gives the hour, 0 to 23, of the event's time.
+    """
+
+    name: str
+    column: str
+    transform: Literal["key", "hour_of_day"] = "key"
+
+    def __post_init__(self) -> None:
+        """Refuses a transform that does not exist."""
+        if self.transform not in ("key", "hour_of_day"):
+            raise ValueError(
+                f"feature {self.name!r}: transform {self.transform!r} does not exist; "
+                "use 'key' or 'hour_of_day'"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventSchema:
+    """Which columns of an input are read, and as what.
+
+    Attributes:
+        features: The sparse features, in the order of `Batch.keys_BF`.
+        label: Column of the label, 0 or 1.
+        dense: Dense columns, in the order of `Batch.dense_BD`; null reads as 0.
+        dense_transform: Applied to every dense value x: "none", or "log1p" for
+            sign(x) * log(1 + |x|).
+        ts: Column of the event's time; None counts the event index as milliseconds.
+        ts_unit_ms: Milliseconds in one unit of a numeric `ts`. A timestamp type carries its own.
+    """
+
+    features: tuple[FeatureColumn, ...]
+    label: str
+    dense: tuple[str, ...] = ()
+    dense_transform: Literal["none", "log1p"] = "none"
+    ts: str | None = None
+    ts_unit_ms: int = 1000
+
+    def __post_init__(self) -> None:
+        """Refuses a schema that no input could satisfy."""
+        if not self.features:
+            raise ValueError("features is empty; name at least one FeatureColumn")
+        names = [feature.name for feature in self.features]
+        if len(set(names)) != len(names):
+            raise ValueError(f"features {names} repeat a name; give each its own")
+        if self.dense_transform not in ("none", "log1p"):
+            raise ValueError(
+                f"dense_transform {self.dense_transform!r} does not exist; use 'none' or 'log1p'"
+            )
+        if self.ts_unit_ms < 1:
+            raise ValueError(f"ts_unit_ms {self.ts_unit_ms} is below 1; use 1 for milliseconds")
+        for feature in self.features:
+            if feature.transform == "hour_of_day" and feature.column != self.ts:
+                raise ValueError(
+                    f"feature {feature.name!r}: hour_of_day reads the ts column {self.ts!r}, "
+                    f"not {feature.column!r}; name that one"
+                )
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """Columns that are read as keys, each once."""
+        keys = (f.column for f in self.features if f.transform == "key")
+        return tuple(dict.fromkeys(keys))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Every column that is read, each once."""
+        times = () if self.ts is None else (self.ts,)
+        return tuple(dict.fromkeys((*times, *self.key_columns, *self.dense, self.label)))
+
+
+def globo_schema() -> EventSchema:
+    """Schema of the news portal's clicks (globo_ctr_*.parquet): ten features, ts in seconds."""
+    columns = {"user": "user_id", "prev": "prev_article", "cand": "cand"}
+    same = ("env", "device", "os", "country", "region", "referrer")
+    columns |= {name: name for name in same}
+    features = [FeatureColumn(name=name, column=column) for name, column in columns.items()]
+    features.append(FeatureColumn(name="hour", column="ts", transform="hour_of_day"))
+    return EventSchema(features=tuple(features), label="y", ts="ts")
+
+
+def criteo_schema() -> EventSchema:
+    """Schema of Criteo's display ads: I1 to I13 under log1p, C1 to C26, no time."""
+    categories = [f"C{i}" for i in range(1, 27)]
+    return EventSchema(
+        features=tuple(FeatureColumn(name=name, column=name) for name in categories),
+        dense=tuple(f"I{i}" for i in range(1, 14)),
+        dense_transform="log1p",
+        label="label",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Consecutive accepted events, ts ascending; never empty.
+
+    Attributes:
+        first: Event index of the first row.
+        next_offset: Event index to resume from: that of the first row of the batch after this
+            one, or the end of the input. Rows rejected in between lie before it.
+        event_B: Event index of each row: its place in the whole input, rejected rows counted.
+        ts_ms_B: Time of each event in milliseconds.
+        keys_BF: Raw 64-bit keys, one column a feature of the schema.
+        dense_BD: Dense values, transformed and finite.
+        label_B: 0.0 or 1.0.
+    """
+
+    first: int
+    next_offset: int
+    event_B: NDArray[np.int64]
+    ts_ms_B: NDArray[np.int64]
+    keys_BF: NDArray[np.int64]
+    dense_BD: NDArray[np.float32]
+    label_B: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        """Number of events."""
+        return len(self.label_B)
+
+    @property
+    def watermark_ms(self) -> int:
+        """Time of the last event: all accepted events up to it are in this batch or before."""
+        return int(self.ts_ms_B[-1])
+
+
+@dataclass(slots=True, kw_only=True)
+class DeadLetters:
+    """Counts rejected rows and, given a path, appends them there as JSON lines.
+
+    Each line has `event` (index), `reason` and `value` (a short repr). Nothing but the counts is
+    held in memory. A run that resumes may write again what the run before had read ahead.
+
+    Attributes:
+        path: File to append to, or None to count only.
+        max_lines: Lines written at most by this object; further rows are counted only.
+        by_reason: Rows rejected so far, by reason.
+    """
+
+    path: Path | None = None
+    max_lines: int = 1_000_000
+    by_reason: dict[str, int] = field(default_factory=dict)
+    _written: int = 0
+
+    @property
+    def count(self) -> int:
+        """Rows rejected so far."""
+        return sum(self.by_reason.values())
+
+    def add(self, event_R: Sequence[int], reason: str, value_R: Sequence[object]) -> None:
+        """Records R rows that were rejected for the same reason.
+
+        Args:
+            event_R: Their event indices.
+            reason: One of a fixed set of texts: it is a key of `by_reason`.
+            value_R: The offending values.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        if not event_R:
+            return
+        self.by_reason[reason] = self.by_reason.get(reason, 0) + len(event_R)
+        room = min(self.max_lines - self._written, len(event_R))
+        if self.path is None or room <= 0:
+            return
+        with self.path.open("a", encoding="utf-8") as out:
+            for event, value in zip(event_R[:room], value_R[:room], strict=True):
+                row = {"event": event, "reason": reason, "value": repr(value)[:80]}
+                out.write(json.dumps(row) + "\n")
+        self._written += room
+
+
+class EventSource(abc.ABC):
+    """A stream of events in time order that can be resumed.
+
+    Events of equal ts are never split over two batches: a batch grows past `batch_size` to finish
+    its group. Batches are filled greedily from `start`, so their bounds depend on nothing else:
+    reading from any batch's `next_offset` gives exactly the batches after it. A row whose ts lies
+    before that of an accepted one is rejected.
+
+    Attributes:
+        schema: What is read.
+        dead_letters: Where rejected rows go; reading twice counts them twice.
+    """
+
+    schema: EventSchema
+    dead_letters: DeadLetters
+
+    @abc.abstractmethod
+    def batches(self, *, batch_size: int, start: int = 0) -> Iterator[Batch]:
+        """Yields the events from `start` on.
+
+        Args:
+            batch_size: Events in a batch, at least; the last one may be smaller.
+            start: Event index to begin at: 0 or some batch's `next_offset`.
+
+        Raises:
+            ValueError: `batch_size` is below 1 or `start` below 0.
+            DataError: The input cannot be read or lacks a column, `start` lies beyond its end, or
+                a group of equal ts has more than `MAX_GROUP` events.
+        """
+
+    @abc.abstractmethod
+    def total_events(self) -> int | None:
+        """Events in the whole input, rejected ones counted; None if only reading tells."""

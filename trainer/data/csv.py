@@ -1,0 +1,250 @@
+"""Events from delimited text: CSV with a header here, Criteo's TSV in `criteo.py`.
+
+Every field is read as text and parsed by us, so that a value that does not parse costs its row
+and not the file. Bytes that are no UTF-8 are read as escapes. Array suffixes: N parsed rows of a
+block, S skipped lines.
+"""
+
+import codecs
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+
+from embertide.trainer.data.arrow import Kind, parses_as_int, text_column
+from embertide.trainer.data.assemble import Chunk, ChunkedSource, Ints
+from embertide.trainer.data.base import DeadLetters, EventSchema
+from embertide.trainer.data.parquet import open_bytes
+from embertide.trainer.errors import DataError
+
+# Arrow parses a block at a time; no line may be longer.
+BLOCK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextFormat:
+    """How lines become fields.
+
+    Attributes:
+        delimiter: One character.
+        quoted: Whether double quotes may enclose a field. No field may contain a line's end.
+        names: Column names of a file without a header; None if its first line has them.
+        kinds: Says of key columns whether they are "int" or "string". One that is not named is
+            "int" if at least half of the values in the first `BLOCK_BYTES` are integers.
+    """
+
+    delimiter: str = ","
+    quoted: bool = True
+    names: tuple[str, ...] | None = None
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuses what Arrow would refuse less clearly."""
+        if len(self.delimiter) != 1:
+            raise ValueError(f"delimiter {self.delimiter!r} is not one character; give ',' or such")
+        for name, kind in self.kinds.items():
+            if kind not in ("int", "string"):
+                raise ValueError(f"kind {kind!r} of {name!r} is unknown; use 'int' or 'string'")
+
+
+class TextSource(ChunkedSource):
+    """An `EventSource` over one delimited text file; `start` reads past what lies before it."""
+
+    def __init__(
+        self,
+        path: str,
+        schema: EventSchema,
+        text: TextFormat,
+        *,
+        dead_letters: DeadLetters | None = None,
+    ) -> None:
+        """Reads the first block and checks the columns.
+
+        Args:
+            path: Local path or fsspec URL; .gz and the like are decompressed.
+            schema: What to read.
+            text: How to read it.
+            dead_letters: Where rejected rows go; by default they are only counted.
+
+        Raises:
+            DataError: The file is missing or empty, or lacks a column.
+        """
+        super().__init__(path, schema, dead_letters)
+        self._text = text
+        found = text_columns(path, text)
+        for name in schema.columns:
+            if name not in found:
+                raise DataError(
+                    path,
+                    f"column {name!r} is missing; there are {', '.join(found)}: give a schema "
+                    "that names one of them",
+                )
+        self._kinds = self._find_kinds()
+
+    def total_events(self) -> int | None:
+        """Unknown: only reading counts lines."""
+        return None
+
+    def chunks(self, start: int) -> Iterator[Chunk]:
+        """See `ChunkedSource.chunks`."""
+        lines = _Lines(0 if self._text.names else 1)
+        with open_bytes(self.path, inflate=True) as file:
+            for block in self._blocks(file, lines):
+                event_N = lines.number(block.num_rows)
+                self._report(lines, start)
+                skip = int(np.searchsorted(event_N, start))
+                rows = block.slice(skip)
+                yield Chunk(
+                    event_N=event_N[skip:],
+                    columns={
+                        name: text_column(rows.column(name), kind)
+                        for name, kind in self._kinds.items()
+                    },
+                    end=lines.at,
+                )
+            lines.number(0, last=True)
+            self._report(lines, start)
+            yield self._nothing(lines.at)
+
+    def _nothing(self, end: int) -> Chunk:
+        none = pa.array([], pa.binary())
+        columns = {name: text_column(none, kind) for name, kind in self._kinds.items()}
+        return Chunk(event_N=np.empty(0, np.int64), columns=columns, end=end)
+
+    def _report(self, lines: "_Lines", start: int) -> None:
+        bad = [(event, text) for event, text in lines.take_skipped() if event >= start]
+        self.dead_letters.add([event for event, _ in bad], "malformed line", [t for _, t in bad])
+
+    def _blocks(self, file: Any, lines: "_Lines") -> Iterator[Any]:
+        try:
+            reader = _reader(file, self._text, self.schema.columns, lines)
+            while (block := next(reader, None)) is not None:
+                yield block
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(self.path, f"cannot be read as text in columns: {error}") from error
+
+    def _find_kinds(self) -> dict[str, Kind]:
+        schema = self.schema
+        numbers = {*schema.dense, schema.label, schema.ts}
+        kinds: dict[str, Kind] = {name: "float" for name in schema.columns if name in numbers}
+        guessed: list[str] = []
+        for name in schema.key_columns:
+            if name in numbers:
+                kinds[name] = "int"
+            elif name in self._text.kinds:
+                kinds[name] = self._text.kinds[name]
+            else:
+                guessed.append(name)
+        if guessed:
+            with open_bytes(self.path, inflate=True) as file:
+                block = next(self._blocks(file, _Lines(0)), None)
+            for name in guessed:
+                whole = block is not None and parses_as_int(block.column(name))
+                kinds[name] = "int" if whole else "string"
+        return kinds
+
+
+class CsvSource(TextSource):
+    """An `EventSource` over one CSV file with a header."""
+
+    def __init__(
+        self,
+        path: str,
+        schema: EventSchema,
+        *,
+        kinds: Mapping[str, Kind] | None = None,
+        dead_letters: DeadLetters | None = None,
+    ) -> None:
+        """Like `TextSource`; `kinds` is that of `TextFormat`."""
+        super().__init__(path, schema, TextFormat(kinds=kinds or {}), dead_letters=dead_letters)
+
+
+def text_columns(path: str, text: TextFormat) -> list[str]:
+    """Names of a file's columns, by its header or else by the format.
+
+    Raises:
+        DataError: The file is missing or empty.
+    """
+    with open_bytes(path, inflate=True) as file:
+        try:
+            return list(_reader(file, text, None, _Lines(0)).schema.names)
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(
+                path, f"cannot be read as text in columns ({error}); check its format"
+            ) from error
+
+
+class _Lines:
+    """Gives parsed rows their event indices around the lines that Arrow skipped.
+
+    Arrow reports a skipped line before it hands over the block that the line stands in.
+    """
+
+    def __init__(self, header_lines: int) -> None:
+        self._before = header_lines + 1  # Arrow counts lines from 1.
+        self._pending: list[tuple[int, str]] = []
+        self._passed: list[tuple[int, str]] = []
+        self.at = 0
+
+    def skip(self, row: Any) -> str:
+        self._pending.append((row.number - self._before, row.text))
+        return "skip"
+
+    def number(self, count: int, *, last: bool = False) -> Ints:
+        """Event indices of the next `count` rows; at the `last` call all skipped lines pass."""
+        end = self.at + count
+        passed = 0
+        for event, _ in self._pending:
+            if event >= end and not last:
+                break
+            end, passed = end + 1, passed + 1
+        event_N = np.arange(self.at, end, dtype=np.int64)
+        if passed:
+            skipped_S = np.array([event for event, _ in self._pending[:passed]])
+            event_N = event_N[~np.isin(event_N, skipped_S)]
+        self._passed += self._pending[:passed]
+        del self._pending[:passed]
+        self.at = end
+        return event_N
+
+    def take_skipped(self) -> list[tuple[int, str]]:
+        passed, self._passed = self._passed, []
+        return passed
+
+
+def _as_utf8(file: Any) -> Any:
+    """Escapes bytes that are no UTF-8: Arrow fails on a malformed line that has some."""
+    decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+    source = file if isinstance(file, pa.NativeFile) else pa.PythonFile(file, mode="r")
+    # Called with nothing at the end of the file.
+    return pa.TransformInputStream(
+        source, lambda data: decoder.decode(data, final=len(data) == 0).encode()
+    )
+
+
+def _reader(file: Any, text: TextFormat, columns: tuple[str, ...] | None, lines: _Lines) -> Any:
+    wanted = columns or ()
+    return pyarrow.csv.open_csv(
+        _as_utf8(file),
+        # One thread: with more, Arrow does not tell which lines it skipped.
+        read_options=pyarrow.csv.ReadOptions(
+            use_threads=False,
+            block_size=BLOCK_BYTES,
+            column_names=list(text.names) if text.names else None,
+        ),
+        parse_options=pyarrow.csv.ParseOptions(
+            delimiter=text.delimiter,
+            quote_char='"' if text.quoted else False,
+            ignore_empty_lines=False,
+            invalid_row_handler=lines.skip,
+        ),
+        convert_options=pyarrow.csv.ConvertOptions(
+            include_columns=list(wanted),
+            column_types={name: pa.binary() for name in wanted},
+            null_values=[""],
+            strings_can_be_null=True,
+        ),
+    )

@@ -1,0 +1,219 @@
+"""AUC, log loss and calibration, exact; and their prequential accumulation by hour and day.
+
+Prequential: every batch is scored before it is trained on, so a day's figure tests the model on
+events that it had not seen. Array suffixes: B events, G groups of equal score.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+HOUR_MS = 3_600_000
+DAY_HOURS = 24
+# Log loss of a certain and wrong score would be infinite; float32 cannot tell 1 - 1e-7 from 1.
+SCORE_FLOOR = 1e-7
+
+Array = NDArray[Any]
+
+
+def auc(label_B: Array, score_B: Array) -> float:
+    """Area under the ROC curve, exact; equal scores count a half.
+
+    Args:
+        label_B: 0 or 1.
+        score_B: Any scale; only the order counts.
+
+    Returns:
+        Probability that a random positive scores above a random negative; nan where one class is
+        missing.
+
+    Raises:
+        ValueError: Lengths differ, or a score is nan.
+    """
+    _check(label_B, score_B)
+    order_B = np.argsort(score_B, kind="stable")
+    sorted_B = score_B[order_B]
+    first_G = np.flatnonzero(np.append(True, sorted_B[1:] != sorted_B[:-1])[: len(sorted_B)])
+    # In integers, so that no rounding creeps in however many events there are.
+    positive_B = (label_B[order_B] != 0).astype(np.int64)
+    positive_G = np.add.reduceat(positive_B, first_G) if len(first_G) else positive_B
+    negative_G = np.diff(np.append(first_G, len(sorted_B))) - positive_G
+    below_G = np.cumsum(negative_G) - negative_G
+    pairs = int(positive_G.sum()) * int(negative_G.sum())
+    if pairs == 0:
+        return math.nan
+    return int((positive_G * (2 * below_G + negative_G)).sum()) / (2 * pairs)
+
+
+def log_loss(label_B: Array, score_B: Array) -> float:
+    """Mean negative log likelihood in nats, scores held `SCORE_FLOOR` away from 0 and 1.
+
+    Args:
+        label_B: 0 or 1.
+        score_B: Probabilities.
+
+    Returns:
+        The mean; nan without events.
+
+    Raises:
+        ValueError: Lengths differ, or a score is nan or outside 0 to 1.
+    """
+    _check(label_B, score_B)
+    if len(score_B) == 0:
+        return math.nan
+    if score_B.min() < 0 or score_B.max() > 1:
+        raise ValueError(
+            f"scores reach from {score_B.min()} to {score_B.max()}; give probabilities"
+        )
+    p_B = np.clip(score_B.astype(np.float64), SCORE_FLOOR, 1 - SCORE_FLOOR)
+    return float(-np.mean(np.where(label_B != 0, np.log(p_B), np.log1p(-p_B))))
+
+
+def calibration(label_B: Array, score_B: Array) -> float:
+    """Mean score over mean label: above 1 the model promises too much.
+
+    Args:
+        label_B: 0 or 1.
+        score_B: Probabilities.
+
+    Returns:
+        The ratio; nan without a positive.
+
+    Raises:
+        ValueError: Lengths differ, or a score is nan.
+    """
+    _check(label_B, score_B)
+    positives = float(np.sum(label_B != 0))
+    return float(np.sum(score_B, dtype=np.float64)) / positives if positives else math.nan
+
+
+def _check(label_B: Array, score_B: Array) -> None:
+    if label_B.shape != score_B.shape or label_B.ndim != 1:
+        raise ValueError(
+            f"label has shape {label_B.shape} and score {score_B.shape}; give two equal vectors"
+        )
+    if np.isnan(score_B).any():
+        raise ValueError(f"{int(np.isnan(score_B).sum())} scores are nan; the model diverged")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What a stretch of events came to; nan where a figure does not exist.
+
+    Attributes:
+        events: Their number.
+        auc: Area under the ROC curve.
+        log_loss: In nats.
+        calibration: Mean score over mean label.
+    """
+
+    events: int
+    auc: float
+    log_loss: float
+    calibration: float
+
+
+def summarise(label_B: Array, score_B: Array) -> Summary:
+    """All figures of one stretch of events; errors as in `log_loss`."""
+    return Summary(
+        events=len(label_B),
+        auc=auc(label_B, score_B),
+        log_loss=log_loss(label_B, score_B),
+        calibration=calibration(label_B, score_B),
+    )
+
+
+@dataclass(slots=True)
+class Prequential:
+    """Accumulates scores made before training; part of a checkpoint, so it pickles.
+
+    Hours and days count from ts 0. Scores are held for the current day alone, at 5 bytes an
+    event; the first event of a later day folds the days before into their figures.
+    """
+
+    _hours: dict[int, Summary] = field(default_factory=dict)
+    _days: dict[int, Summary] = field(default_factory=dict)
+    _open: dict[int, list[tuple[Array, Array]]] = field(default_factory=dict)
+
+    def add(self, ts_ms_B: NDArray[np.int64], label_B: Array, score_B: Array) -> None:
+        """Adds a batch that was scored before it was trained on.
+
+        Args:
+            ts_ms_B: Times in milliseconds, ascending.
+            label_B: 0 or 1.
+            score_B: Probabilities; kept as float32.
+
+        Raises:
+            ValueError: Shapes differ, a score is no probability, ts descends within the batch, or
+                an event belongs to a day before that of the batches added.
+        """
+        _check(label_B, score_B)
+        if ts_ms_B.shape != label_B.shape:
+            raise ValueError(f"ts_ms has shape {ts_ms_B.shape}, label {label_B.shape}; give equal")
+        if len(ts_ms_B) == 0:
+            return
+        if score_B.min() < 0 or score_B.max() > 1:
+            raise ValueError(f"scores reach from {score_B.min()} to {score_B.max()}; not in [0, 1]")
+        if (np.diff(ts_ms_B) < 0).any():
+            raise ValueError("ts_ms descends; add events in the order of the stream")
+        hour_B = ts_ms_B // HOUR_MS
+        first_day = int(hour_B[0]) // DAY_HOURS
+        latest = max([*self._days, *(hour // DAY_HOURS for hour in self._open)], default=first_day)
+        if first_day < latest:
+            raise ValueError(f"an event of day {first_day} comes after day {latest}; add in order")
+        # Copies: a batch may be a view that keeps a whole chunk of input in memory.
+        label_u8_B, score_f32_B = label_B.astype(np.uint8), score_B.astype(np.float32)
+        for hour in np.unique(hour_B).tolist():
+            begin, end = np.searchsorted(hour_B, [hour, hour + 1])
+            self._fold_before(hour // DAY_HOURS)
+            part = (label_u8_B[begin:end], score_f32_B[begin:end])
+            self._open.setdefault(hour, []).append(part)
+
+    def hourly(self) -> dict[int, float]:
+        """AUC by hour, for hours that had events."""
+        return {hour: figures.auc for hour, figures in self._all_hours().items()}
+
+    def daily(self) -> dict[int, float]:
+        """AUC by day, for days that had events; the current day as far as it went."""
+        return {day: figures.auc for day, figures in self.daily_summaries().items()}
+
+    def daily_summaries(self) -> dict[int, Summary]:
+        """Every figure by day."""
+        days = dict(self._days)
+        for day in sorted({hour // DAY_HOURS for hour in self._open}):
+            days[day] = summarise(*self._joined(day))
+        return days
+
+    def mean_daily(self, first: int, last: int) -> float:
+        """Mean of the daily AUC from day `first` to day `last`, both counted.
+
+        Days without an AUC (no events, or of one class) are left out; nan if that leaves none.
+        """
+        daily = self.daily()
+        found = [
+            daily[day] for day in range(first, last + 1) if not math.isnan(daily.get(day, math.nan))
+        ]
+        return sum(found) / len(found) if found else math.nan
+
+    def _all_hours(self) -> dict[int, Summary]:
+        current = {hour: summarise(*_join(parts)) for hour, parts in self._open.items()}
+        return {**self._hours, **current}
+
+    def _fold_before(self, day: int) -> None:
+        complete = sorted({h // DAY_HOURS for h in self._open if h // DAY_HOURS < day})
+        for done in complete:
+            self._days[done] = summarise(*self._joined(done))
+            for hour in [h for h in self._open if h // DAY_HOURS == done]:
+                self._hours[hour] = summarise(*_join(self._open.pop(hour)))
+
+    def _joined(self, day: int) -> tuple[Array, Array]:
+        hours = [hour for hour in self._open if hour // DAY_HOURS == day]
+        return _join([part for hour in hours for part in self._open[hour]])
+
+
+def _join(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
+    label_B = np.concatenate([label for label, _ in parts])
+    return label_B, np.concatenate([score for _, score in parts])
