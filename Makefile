@@ -6,7 +6,8 @@ VENV := .venv
 BIN := $(abspath $(VENV))/bin
 # Found without importing it; the dense plugin is built against it.
 TORCH = $(shell $(BIN)/python -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])")
-APT := g++ cmake ninja-build libgtest-dev nlohmann-json3-dev libisal-dev python3-dev python3-venv
+APT := g++ cmake ninja-build libgtest-dev nlohmann-json3-dev libisal-dev libhiredis-dev \
+  libprotobuf-dev protobuf-compiler python3-dev python3-venv
 
 .PHONY: help dev cpp check test test-asan test-tsan clean
 help: ## what can be done here

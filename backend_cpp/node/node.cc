@@ -1,6 +1,7 @@
 // Node: loading a snapshot into a store, and the worker that maintains it.
 #include "embertide/node.h"
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <map>
@@ -9,6 +10,7 @@
 #include <thread>
 
 #include "base/file.h"
+#include "embertide/v1/update.pb.h"
 
 namespace embertide {
 namespace {
@@ -95,7 +97,12 @@ struct Node::Worker {
   std::thread thread;  // last: it uses the members above
 };
 
-Result<std::unique_ptr<Node>> Node::Open(const NodeOptions& options) {
+Result<std::unique_ptr<Node>> Node::Open(NodeOptions options) {
+  if (options.snapshot.empty()) {
+    Result<std::string> newest = NewestSnapshot(options.publication);
+    if (!newest.ok()) return newest.status();
+    options.snapshot = std::move(*newest);
+  }
   Result<Manifest> manifest = ReadManifest(options.snapshot);
   if (!manifest.ok()) return manifest.status();
   if (manifest->version == 0) return Status(Code::kCorrupt, "manifest.json: version is 0");
@@ -121,10 +128,15 @@ Result<std::unique_ptr<Node>> Node::Open(const NodeOptions& options) {
   if (!options.dense_plugin.empty()) EMBERTIDE_RETURN_IF_ERROR(node->LoadDense());
   EMBERTIDE_RETURN_IF_ERROR(node->AddSnapshotVersion());
   node->worker_ = std::make_unique<Worker>(node->store_.get());
+  if (!options.publication.empty()) EMBERTIDE_RETURN_IF_ERROR(node->Follow());
   return node;
 }
 
-Node::~Node() { worker_.reset(); }
+// The threads end before what they work on.
+Node::~Node() {
+  follower_.reset();
+  worker_.reset();
+}
 
 // The program that proves weights, and that it fits the features.
 Status Node::LoadDense() {
@@ -159,22 +171,27 @@ Result<std::shared_ptr<const DenseWeights>> Node::LoadWeights(
   return program_->Load(parsed.value());
 }
 
+// Null for a node that leaves the dense part alone.
+Result<std::shared_ptr<const DenseWeights>> Node::SnapshotWeights(const std::string& directory,
+                                                                  const Manifest& manifest) const {
+  if (program_ == nullptr) return std::shared_ptr<const DenseWeights>();
+  const Result<DenseFileInfo> file = DenseFile(manifest, "tensors");
+  if (!file.ok()) return file.status();
+  const Result<std::string> bytes =
+      ReadProvedFile(directory + "/" + file.value().path, file.value().bytes, file.value().crc32c);
+  if (!bytes.ok()) return bytes.status();
+  return LoadWeights(std::as_bytes(std::span(bytes.value())));
+}
+
 Status Node::AddSnapshotVersion() {
   auto info = std::make_shared<VersionInfo>();
   info->lineage = manifest_.lineage;
   info->number = manifest_.version;
   info->watermark_ms = manifest_.watermark_ms;
   info->dense_id = manifest_.dense_id;
-  if (program_ != nullptr) {
-    const Result<DenseFileInfo> file = DenseFile(manifest_, "tensors");
-    if (!file.ok()) return file.status();
-    const Result<std::string> bytes = ReadProvedFile(options_.snapshot + "/" + file.value().path,
-                                                     file.value().bytes, file.value().crc32c);
-    if (!bytes.ok()) return bytes.status();
-    auto weights = LoadWeights(std::as_bytes(std::span(bytes.value())));
-    if (!weights.ok()) return weights.status();
-    info->weights = std::move(*weights);
-  }
+  auto weights = SnapshotWeights(options_.snapshot, manifest_);
+  if (!weights.ok()) return weights.status();
+  info->weights = std::move(*weights);
   AddVersion(std::move(info));
   return store_->Commit(manifest_.version);
 }
@@ -199,6 +216,153 @@ Result<Pinned> Node::Pin() const {
     if (found != versions->end()) return Pinned{std::move(*view), found->second};
   }
   return Status(Code::kVersionGone, "the newest version left the window while it was pinned");
+}
+
+// --- following
+// -------------------------------------------------------------------------------------
+
+// Turns the follower's versions into the node's: rows into the store, tensors into weights.
+class Node::Sink : public VersionSink {
+ public:
+  explicit Sink(Node* node) : node_(node) {
+    const std::vector<TableConfig>& tables = node->manifest_.tables;
+    for (uint32_t t = 0; t < tables.size(); ++t) table_of_id_[tables[t].id] = t;
+    newest_ = node->versions_.load()->rbegin()->second;
+  }
+  uint64_t newest_number() const override { return newest_->number; }
+  uint64_t newest_lineage() const override { return newest_->lineage; }
+  uint64_t schema_id() const override { return node_->manifest_.schema_id; }
+  Status Stage(uint64_t version, uint32_t table_id, uint32_t bucket,
+               const std::string& records) override;
+  Status Commit(const v1::GlobalCommit& commit, const std::string& tensors) override;
+  Status Load(const std::string& snapshot) override;
+
+ private:
+  Status StageBucket(const std::string& snapshot, const Manifest& manifest, uint32_t table,
+                     uint32_t bucket);
+  Status Adopt(std::shared_ptr<const VersionInfo> info);
+
+  Node* node_;
+  std::map<uint32_t, uint32_t> table_of_id_;
+  std::shared_ptr<const VersionInfo> newest_;
+  bool staged_ = false;  // rows of a version not committed lie in the store
+};
+
+Status Node::Sink::Stage(uint64_t version, uint32_t table_id, uint32_t bucket,
+                         const std::string& records) {
+  const auto table = table_of_id_.find(table_id);
+  if (table == table_of_id_.end()) {
+    return {Code::kCorrupt, "table " + std::to_string(table_id) + " is not in the manifest"};
+  }
+  staged_ = true;
+  return node_->store_->StageRecords(version, table->second, bucket,
+                                     std::as_bytes(std::span(records)));
+}
+
+Status Node::Sink::Commit(const v1::GlobalCommit& commit, const std::string& tensors) {
+  auto info = std::make_shared<VersionInfo>();
+  info->lineage = commit.version().lineage();
+  info->number = commit.version().number();
+  info->watermark_ms = commit.watermark_ms();
+  info->committed_ms = commit.committed_ms();
+  info->dense_id = commit.dense_id();
+  info->weights = newest_->weights;
+  if (node_->program_ != nullptr && commit.dense_id() != newest_->dense_id) {
+    auto weights = node_->LoadWeights(std::as_bytes(std::span(tensors)));
+    if (!weights.ok()) return weights.status();
+    info->weights = std::move(*weights);
+  }
+  return Adopt(std::move(info));
+}
+
+Status Node::Sink::Adopt(std::shared_ptr<const VersionInfo> info) {
+  node_->AddVersion(info);
+  EMBERTIDE_RETURN_IF_ERROR(node_->store_->Commit(info->number));
+  newest_ = std::move(info);
+  staged_ = false;
+  return Status::Ok();
+}
+
+// Brings one bucket to what the snapshot's file says: its records where they differ from what is
+// held, tombstones for the keys that it lacks. Memory: one bucket, twice.
+Status Node::Sink::StageBucket(const std::string& snapshot, const Manifest& manifest,
+                               uint32_t table, uint32_t bucket) {
+  const TableConfig& config = node_->manifest_.tables[table];
+  std::vector<std::byte> held;
+  {
+    Result<ReadView> view = node_->store_->PinNewest();
+    if (!view.ok()) return view.status();
+    EMBERTIDE_RETURN_IF_ERROR(node_->store_->ExportBucket(*view, table, bucket, &held));
+  }
+  std::map<uint64_t, std::span<const std::byte>> rows;
+  for (std::span<const std::byte> rest = held; !rest.empty();) {
+    const std::byte* begin = rest.data();
+    const Result<RowRecord> record = ReadRecord(config.layout, &rest);
+    if (!record.ok()) return record.status();
+    rows[record.value().key] = {begin, rest.data()};
+  }
+  std::vector<std::byte> changes;
+  for (const BucketFileInfo& info : manifest.buckets) {
+    if (info.table != config.name || info.bucket != bucket) continue;
+    EMBERTIDE_RETURN_IF_ERROR(
+        ReadBucketFile(snapshot, config, info, [&](std::span<const std::byte> rest) -> Status {
+          while (!rest.empty()) {
+            const std::byte* begin = rest.data();
+            const Result<RowRecord> record = ReadRecord(config.layout, &rest);
+            if (!record.ok()) return record.status();
+            const std::span<const std::byte> bytes(begin, rest.data());
+            const auto found = rows.find(record.value().key);
+            const bool same = found != rows.end() && std::ranges::equal(found->second, bytes);
+            if (found != rows.end()) rows.erase(found);
+            if (!same || staged_) changes.insert(changes.end(), bytes.begin(), bytes.end());
+          }
+          return Status::Ok();
+        }));
+  }
+  for (const auto& [key, bytes] : rows) {
+    AppendRecord({key, 0, RecordKind::kExpired, {}}, &changes);
+  }
+  return node_->store_->StageRecords(manifest.version, table, bucket, changes);
+}
+
+Status Node::Sink::Load(const std::string& snapshot) {
+  const Result<Manifest> manifest = ReadManifest(snapshot);
+  if (!manifest.ok()) return manifest.status();
+  const Manifest& found = manifest.value();
+  if (found.schema_id != node_->manifest_.schema_id) {
+    return {Code::kRejected, snapshot + " has another schema than the one that is loaded"};
+  }
+  auto info = std::make_shared<VersionInfo>();
+  info->lineage = found.lineage;
+  info->number = found.version;
+  info->watermark_ms = found.watermark_ms;
+  info->dense_id = found.dense_id;
+  auto weights = node_->SnapshotWeights(snapshot, found);
+  if (!weights.ok()) return weights.status();
+  info->weights = std::move(*weights);
+  for (uint32_t table = 0; table < node_->manifest_.tables.size(); ++table) {
+    for (uint32_t bucket = 0; bucket < node_->manifest_.tables[table].buckets(); ++bucket) {
+      EMBERTIDE_RETURN_IF_ERROR(StageBucket(snapshot, found, table, bucket));
+    }
+  }
+  return Adopt(std::move(info));
+}
+
+Status Node::Follow() {
+  sink_ = std::make_unique<Sink>(this);
+  Result<std::unique_ptr<Follower>> follower =
+      Follower::Start({options_.bus, options_.publication}, sink_.get());
+  if (!follower.ok()) return follower.status();
+  follower_ = std::move(*follower);
+  return Status::Ok();
+}
+
+std::string Node::follower_error() const {
+  return follower_ == nullptr ? std::string() : follower_->last_error();
+}
+
+const FollowerStats* Node::follower_stats() const {
+  return follower_ == nullptr ? nullptr : &follower_->stats();
 }
 
 }  // namespace embertide

@@ -34,6 +34,36 @@ py::bytes Record(uint64_t key, uint16_t live, int kind, const py::bytes& payload
   return BytesOut(record);
 }
 
+// Cuts records into pieces of at most `max_bytes`: (bytes, rows, tombstones) each.
+py::list CutRecords(const RowLayout& layout, const py::bytes& records, size_t max_bytes) {
+  py::list pieces;
+  std::span<const std::byte> rest = BytesIn(records);
+  const std::byte* begin = rest.data();
+  uint64_t rows = 0;
+  uint64_t tombstones = 0;
+  const auto cut = [&](const std::byte* end) {
+    if (end != begin) pieces.append(py::make_tuple(BytesOut({begin, end}), rows, tombstones));
+    begin = end;
+    rows = tombstones = 0;
+  };
+  while (!rest.empty()) {
+    const std::byte* at = rest.data();
+    const RowRecord record = ValueOrThrow(ReadRecord(layout, &rest));
+    if (static_cast<size_t>(rest.data() - begin) > max_bytes) cut(at);
+    ++(record.kind == RecordKind::kRow ? rows : tombstones);
+  }
+  cut(rest.data());
+  return pieces;
+}
+
+Array<uint64_t> RecordKeys(const RowLayout& layout, const py::bytes& records) {
+  std::vector<uint64_t> keys;
+  for (std::span<const std::byte> rest = BytesIn(records); !rest.empty();) {
+    keys.push_back(ValueOrThrow(ReadRecord(layout, &rest)).key);
+  }
+  return Array<uint64_t>(static_cast<py::ssize_t>(keys.size()), keys.data());
+}
+
 py::bytes ReadBucket(const std::string& directory, const TableConfig& table,
                      const BucketFileInfo& info) {
   std::vector<std::byte> records;
@@ -104,6 +134,8 @@ void BindCodec(py::module_& m) {
   m.def("encode_payload", &Encode);
   m.def("encode_record", &Record, py::arg("key"), py::arg("live"), py::arg("kind"),
         py::arg("payload"));
+  m.def("cut_records", &CutRecords, py::arg("layout"), py::arg("records"), py::arg("max_bytes"));
+  m.def("record_keys", &RecordKeys, py::arg("layout"), py::arg("records"));
   m.def("write_bucket_file", [](const std::string& directory, const TableConfig& table,
                                 uint32_t bucket, uint64_t version, const py::bytes& records) {
     return ValueOrThrow(WriteBucketFile(directory, table, bucket, version, BytesIn(records)));

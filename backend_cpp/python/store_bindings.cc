@@ -67,6 +67,40 @@ uint64_t ApplyGradients(Store* store, uint32_t table, const Array<int64_t>& keys
   return ValueOrThrow(store->ApplyGradients(table, SpanOf(keys), gradients.data(), optimizer));
 }
 
+// Keys of a bucket's rows, ascending as unsigned numbers.
+std::vector<uint64_t> BucketKeys(const Store& store, uint32_t table, uint32_t bucket) {
+  std::vector<std::byte> records;
+  const ReadView view = ValueOrThrow(store.PinNewest());
+  ThrowIfError(store.ExportBucket(view, table, bucket, &records));
+  std::vector<uint64_t> keys;
+  const RowLayout& layout = store.options().tables[table].layout;
+  for (std::span<const std::byte> rest = records; !rest.empty();) {
+    keys.push_back(ValueOrThrow(ReadRecord(layout, &rest)).key);
+  }
+  return keys;
+}
+
+Array<float> BucketAdagrad(const Store& store, uint32_t table, uint32_t bucket) {
+  const std::vector<uint64_t> keys = BucketKeys(store, table, bucket);
+  Array<float> states(static_cast<py::ssize_t>(keys.size()));
+  for (size_t i = 0; i < keys.size(); ++i) {
+    states.mutable_data()[i] = ValueOrThrow(store.AdagradState(table, keys[i]));
+  }
+  return states;
+}
+
+void SetBucketAdagrad(Store* store, uint32_t table, uint32_t bucket, const Array<float>& states) {
+  const std::vector<uint64_t> keys = BucketKeys(*store, table, bucket);
+  if (static_cast<size_t>(states.size()) != keys.size()) {
+    throw BindingError{{Code::kInvalidArgument,
+                        "bucket " + std::to_string(bucket) + " has " + std::to_string(keys.size()) +
+                            " rows, " + std::to_string(states.size()) + " states were given"}};
+  }
+  for (size_t i = 0; i < keys.size(); ++i) {
+    ThrowIfError(store->SetAdagradState(table, keys[i], states.data()[i]));
+  }
+}
+
 py::dict StatsDict(const Store& store) {
   const StoreStats stats = store.Stats();
   py::dict hits;
@@ -139,6 +173,12 @@ void BindStore(py::module_& m) {
            [](Store* store, uint32_t table, uint32_t bucket, const py::bytes& records) {
              ThrowIfError(store->ImportRecords(table, bucket, BytesIn(records)));
            })
+      .def("mark_changed",
+           [](Store* store, uint32_t table, uint32_t bucket, const Array<uint64_t>& keys) {
+             ThrowIfError(store->MarkChanged(table, bucket, SpanOf(keys)));
+           })
+      .def("bucket_adagrad", &BucketAdagrad)
+      .def("set_bucket_adagrad", &SetBucketAdagrad)
       .def("adagrad_state",
            [](const Store& store, uint32_t table, int64_t key) {
              return ValueOrThrow(store.AdagradState(table, static_cast<uint64_t>(key)));

@@ -199,6 +199,25 @@ Status Store::TakeChanges(uint32_t t, uint32_t b, std::vector<std::byte>* record
   return Status::Ok();
 }
 
+Status Store::MarkChanged(uint32_t t, uint32_t b, std::span<const uint64_t> keys) {
+  if (!impl_->training()) return NotTraining();
+  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckBucket(t, b));
+  Bucket& bucket = impl_->tables[t].buckets[b];
+  Device& device = impl_->DeviceFor(b);
+  const std::lock_guard writer(device.writer);
+  for (const uint64_t key : keys) {
+    const Result<Location> place = impl_->ResidentRow(&device, t, b, key);
+    if (place.ok()) {
+      impl_->MarkChanged(&device, &bucket, key, place.value());
+    } else if (place.status().code() == Code::kNotFound) {
+      bucket.removed[key] = RecordKind::kExpired;
+    } else {
+      return place.status();
+    }
+  }
+  return Status::Ok();
+}
+
 Result<float> Store::AdagradState(uint32_t t, uint64_t key) const {
   if (!impl_->training()) return NotTraining();
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckTable(t));

@@ -1,6 +1,7 @@
 // Publishing of metrics through Triton's custom metrics API.
 #include "triton/metrics.h"
 
+#include <algorithm>
 #include <chrono>
 
 #include "triton/edge.h"
@@ -9,6 +10,23 @@ namespace embertide::triton {
 namespace {
 
 constexpr std::chrono::seconds kPublishEvery{1};
+// What the follower counts: label `event` of embertide_bus_events_total.
+struct BusEvent {
+  const char* name;
+  std::atomic<uint64_t> FollowerStats::* count;
+};
+constexpr std::array<BusEvent, kBusEvents> kBusEventList = {{
+    {"version", &FollowerStats::versions},
+    {"row", &FollowerStats::rows},
+    {"repeat", &FollowerStats::repeats},
+    {"stale_lineage", &FollowerStats::stale_lineage},
+    {"gap", &FollowerStats::gaps},
+    {"corrupt", &FollowerStats::corrupt},
+    {"other_schema", &FollowerStats::other_schema},
+    {"catch_up", &FollowerStats::catch_ups},
+    {"reconnect", &FollowerStats::reconnects},
+    {"refused", &FollowerStats::refused},
+}};
 constexpr std::array<const char*, 3> kTierNames = {"ddr", "ssd", "index"};
 
 TRITONSERVER_MetricFamily* MakeFamily(TRITONSERVER_MetricKind kind, const char* name,
@@ -36,11 +54,17 @@ MetricFamilies::MetricFamilies() {
   rows = MakeFamily(gauge, "embertide_rows", "Rows resident in the node");
   tier_bytes = MakeFamily(gauge, "embertide_tier_bytes", "Bytes resident, by tier");
   version = MakeFamily(gauge, "embertide_version", "Newest version that requests are answered at");
+  bus_events = MakeFamily(counter, "embertide_bus_events_total",
+                          "What the follower of the bus applied, dropped or mended, by event");
+  bus_connected = MakeFamily(gauge, "embertide_bus_connected", "1 while Redis can be read");
+  watermark = MakeFamily(gauge, "embertide_watermark_ms",
+                         "Event time up to which the newest version has learned");
   plan_epoch = MakeFamily(gauge, "embertide_plan_epoch", "Epoch of the plan in force");
 }
 
 MetricFamilies::~MetricFamilies() {
-  for (auto* family : {keys, defaults, refused, rows, tier_bytes, version, plan_epoch}) {
+  for (auto* family : {keys, defaults, refused, rows, tier_bytes, version, plan_epoch, bus_events,
+                       bus_connected, watermark}) {
     if (family != nullptr) LogIfError(TRITONSERVER_MetricFamilyDelete(family), "metric family");
   }
 }
@@ -66,6 +90,13 @@ ModelMetrics::ModelMetrics(const MetricFamilies& families, const std::string& mo
   rows_series_ = Make(families.rows, false, {});
   version_series_ = Make(families.version, false, {});
   epoch_series_ = Make(families.plan_epoch, false, {});
+  watermark_series_ = Make(families.watermark, false, {});
+  if (node.follower_stats() != nullptr) {
+    for (size_t e = 0; e < kBusEvents; ++e) {
+      bus_series_[e] = Make(families.bus_events, true, {{"event", kBusEventList[e].name}});
+    }
+    connected_series_ = Make(families.bus_connected, false, {});
+  }
   Publish();
   thread_ = std::thread([this] { Run(); });
 }
@@ -85,7 +116,9 @@ ModelMetrics::~ModelMetrics() {
   }
   for (Series& series : refused_series_) drop(series);
   for (Series& series : tier_series_) drop(series);
-  for (Series* series : {&defaults_series_, &rows_series_, &version_series_, &epoch_series_}) {
+  for (Series& series : bus_series_) drop(series);
+  for (Series* series : {&defaults_series_, &rows_series_, &version_series_, &epoch_series_,
+                         &watermark_series_, &connected_series_}) {
     drop(*series);
   }
 }
@@ -140,6 +173,17 @@ void ModelMetrics::Publish() {
   Show(&tier_series_[2], stats.index_bytes);
   Show(&version_series_, stats.newest_version);
   Show(&epoch_series_, node_.plan_epoch());
+  Show(&watermark_series_,
+       static_cast<uint64_t>(std::max<int64_t>(0, node_.newest()->watermark_ms)));
+  if (const FollowerStats* bus = node_.follower_stats(); bus != nullptr) {
+    for (size_t e = 0; e < kBusEvents; ++e) Show(&bus_series_[e], bus->*kBusEventList[e].count);
+    Show(&connected_series_, bus->connected ? 1 : 0);
+    std::string error = node_.follower_error();
+    if (error != bus_error_ && !error.empty()) {
+      Log(TRITONSERVER_LOG_WARN, "model " + model_ + " does not follow: " + error);
+    }
+    bus_error_ = std::move(error);
+  }
 }
 
 void ModelMetrics::Run() {

@@ -3,7 +3,8 @@
 //   embertide_lookup_keys_total{model,table,source}     embertide_rows{model}
 //   embertide_default_returned_total{model}             embertide_tier_bytes{model,tier}
 //   embertide_requests_refused_total{model,reason}      embertide_version{model}
-//                                                       embertide_plan_epoch{model}
+//   embertide_bus_events_total{model,event}             embertide_plan_epoch{model}
+//   embertide_bus_connected{model}                      embertide_watermark_ms{model}
 //
 // Executions add to atomics of ours; a thread of each model brings them to Triton once a second and
 // once at the end, so a request pays no lock of Triton's.
@@ -24,6 +25,8 @@
 
 namespace embertide::triton {
 
+inline constexpr size_t kBusEvents = 10;
+
 // The families; one of it in the backend, outliving every ModelMetrics. With a server that has
 // metrics off, everything here does nothing.
 struct MetricFamilies {
@@ -39,6 +42,9 @@ struct MetricFamilies {
   TRITONSERVER_MetricFamily* tier_bytes = nullptr;
   TRITONSERVER_MetricFamily* version = nullptr;
   TRITONSERVER_MetricFamily* plan_epoch = nullptr;
+  TRITONSERVER_MetricFamily* bus_events = nullptr;
+  TRITONSERVER_MetricFamily* bus_connected = nullptr;
+  TRITONSERVER_MetricFamily* watermark = nullptr;
 };
 
 // Thread-safe. Requires: families and node outlive it.
@@ -75,7 +81,10 @@ class ModelMetrics {
   std::vector<std::array<Series, kSources>> keys_series_;
   std::array<Series, kReasons> refused_series_;
   std::array<Series, 3> tier_series_;  // ddr, ssd, index
-  Series defaults_series_, rows_series_, version_series_, epoch_series_;
+  std::array<Series, kBusEvents> bus_series_;
+  Series defaults_series_, rows_series_, version_series_, epoch_series_, watermark_series_,
+      connected_series_;
+  std::string bus_error_;  // shown last in the log
   std::mutex mutex_;
   std::condition_variable wake_;
   bool stop_ = false;

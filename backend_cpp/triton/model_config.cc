@@ -65,6 +65,8 @@ std::map<std::string, Setter> Setters(const std::string& directory, ModelConfig*
   return {{"kind", text(kind)},
           {"node", text(&node->name)},
           {"snapshot", path(&node->snapshot)},
+          {"publication", path(&node->publication)},
+          {"bus", text(&node->bus)},
           {"ssd_directory", path(&node->ssd_directory)},
           {"devices", number("devices", 1, 256, &node->devices)},
           {"ddr_budget_bytes", number("ddr_budget_bytes", 1, kMaxBytes, &node->ddr_budget_bytes)},
@@ -89,8 +91,13 @@ Status ParseParameters(const Json& json, const std::string& directory, ModelConf
   }
   if (kind.empty()) return Refuse("parameter \"kind\" is missing; use lookup or ranking");
   EMBERTIDE_RETURN_IF_ERROR(ParseKind(kind, &config->ranking));
-  if (config->node.snapshot.empty()) {
-    return Refuse("parameter \"snapshot\" is missing: the directory to serve");
+  if (config->node.snapshot.empty() == config->node.publication.empty()) {
+    return Refuse(
+        "give one of the parameters \"snapshot\" (a directory, served as it is) and "
+        "\"publication\" (a trainer's folder, followed as it grows)");
+  }
+  if (!config->node.bus.empty() && config->node.publication.empty()) {
+    return Refuse("parameter \"bus\" needs \"publication\": delta files are how a gap is closed");
   }
   if (config->node.ssd_budget_bytes > 0 && config->node.ssd_directory.empty()) {
     return Refuse("parameter \"ssd_budget_bytes\" needs \"ssd_directory\"");

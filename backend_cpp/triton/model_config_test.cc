@@ -70,7 +70,9 @@ TEST(ModelConfigTest, RefusesParametersThatItDoesNotKnowOrCannotRead) {
         std::array{"kind", "embedding", "use lookup or ranking"},
         std::array{"kind", "ranking", "output EMBEDDING is unknown"},
         std::array{"ssd_budget_bytes", "9", "ssd_directory"},
-        std::array{"snapshot", "", "\"snapshot\" is missing"}}) {
+        std::array{"snapshot", "", "one of the parameters"},
+        std::array{"publication", "pub", "one of the parameters"},
+        std::array{"bus", "redis://x", "needs \"publication\""}}) {
     Json json = Good();
     json["parameters"][name]["string_value"] = value;
     ExpectRefused(json, says);

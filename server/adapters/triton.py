@@ -6,13 +6,9 @@ repository, waits until it is ready, and stops it.
 """
 
 import dataclasses
-import errno
 import importlib.metadata
 import json
 import os
-import signal
-import socket
-import subprocess
 import time
 import types
 import urllib.error
@@ -21,15 +17,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Self
 
+from embertide.server.adapters.process import Child, ProcessError, check_port
+
 BACKEND = "embertide"
 _LIBRARY = f"libtriton_{BACKEND}.so"
 # Enough of a failing server's log to hold its reason.
 _LOG_TAIL_LINES = 40
 _POLL_S = 0.05
-_STOP_TIMEOUT_S = 30.0
 
 
-class TritonError(RuntimeError):
+class TritonError(ProcessError):
     """The server could not be started; the message says why and what to do."""
 
 
@@ -66,7 +63,9 @@ def find_installation() -> Installation:
 class ModelOptions:
     """What ``config.pbtxt`` says of a model; the backend's defaults where None."""
 
-    snapshot: Path
+    snapshot: Path | None = None  # a directory, served as it is
+    publication: Path | None = None  # or a trainer's folder, followed as it grows
+    bus: str | None = None  # Redis URL of a followed trainer; files alone without it
     kind: Literal["lookup", "ranking"] = "lookup"
     hps_names: bool = False  # NUMKEYS and OUTPUT0 instead of LENGTHS and EMBEDDING
     instances: int = 1  # they share one copy of the rows
@@ -93,7 +92,9 @@ class ModelOptions:
         """Return the parameters of the backend, as text."""
         values = {
             "kind": self.kind,
-            "snapshot": self.snapshot.resolve(),
+            "snapshot": self.snapshot.resolve() if self.snapshot else None,
+            "publication": self.publication.resolve() if self.publication else None,
+            "bus": self.bus,
             "devices": self.devices,
             "ddr_budget_bytes": self.ddr_budget_bytes,
             "ssd_budget_bytes": self.ssd_budget_bytes,
@@ -174,35 +175,13 @@ class ServerOptions:
         return {"http": self.http_port, "grpc": self.grpc_port, "metrics": self.metrics_port}
 
 
-def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
-
-
 def _check_ports(options: ServerOptions) -> None:
     seen: dict[int, str] = {}
     for name, port in options.ports().items():
         if port in seen:
             raise TritonError(f"{seen[port]} and {name} cannot both use port {port}")
         seen[port] = name
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((options.host, port))
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise TritonError(f"{name} port {port}: {error.strerror}") from error
-                raise TritonError(
-                    f"{name} port {port} is in use on {options.host}: stop what listens there "
-                    f"(ss -ltnp 'sport = :{port}') or choose another port"
-                ) from error
+        check_port(name, options.host, port)
 
 
 class TritonServer:
@@ -221,14 +200,14 @@ class TritonServer:
             raise TritonError(f"{library} is missing: build it with `make cpp`")
         installation = find_installation()
         _check_ports(options)
-        self._process = self._start(installation)
+        self.process = self._start(installation)
         try:
             self._wait_ready()
         except BaseException:
             self.stop()
             raise
 
-    def _start(self, installation: Installation) -> subprocess.Popen[bytes]:
+    def _start(self, installation: Installation) -> Child:
         options = self.options
         command = [
             str(installation.binary),
@@ -248,28 +227,17 @@ class TritonServer:
         ]
         paths = [str(installation.libraries), os.environ.get("LD_LIBRARY_PATH", "")]
         environment = {
-            **os.environ,
             "LD_LIBRARY_PATH": ":".join(path for path in paths if path),
             **options.environment,
         }
-        options.log.parent.mkdir(parents=True, exist_ok=True)
-        with options.log.open("wb") as log:
-            # A session of its own: Ctrl-C in a terminal reaches us, and we stop the server. Should
-            # the thread that starts it (with its process, if killed) end, the kernel ends it too.
-            return subprocess.Popen(
-                ["setpriv", "--pdeathsig", "TERM", *command],
-                stdout=log,
-                stderr=log,
-                env=environment,
-                start_new_session=True,
-            )
+        return Child(command, log=options.log, environment=environment)
 
     def _wait_ready(self) -> None:
         deadline = time.monotonic() + self.options.start_timeout_s
         while not self.ready():
-            if self._process.poll() is not None:
+            if not self.process.alive():
                 raise TritonError(
-                    f"tritonserver ended with code {self._process.returncode}:\n{self._reason()}"
+                    f"tritonserver ended with code {self.process.code}:\n{self._reason()}"
                 )
             if time.monotonic() > deadline:
                 raise TritonError(
@@ -297,11 +265,11 @@ class TritonServer:
     @property
     def pid(self) -> int:
         """Return the process id."""
-        return self._process.pid
+        return self.process.pid
 
     def alive(self) -> bool:
         """Return whether the process runs."""
-        return self._process.poll() is None
+        return self.process.alive()
 
     def ready(self) -> bool:
         """Return whether the server answers and all models of its start are loaded."""
@@ -319,17 +287,11 @@ class TritonServer:
 
     def log_text(self) -> str:
         """Return the log so far."""
-        return self.options.log.read_text(errors="replace")
+        return self.process.log_text()
 
     def stop(self) -> int:
         """Stop the process and return its exit code; does nothing if it ended already."""
-        if self.alive():
-            self._process.send_signal(signal.SIGTERM)
-            try:
-                self._process.wait(_STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-        return self._process.wait()
+        return self.process.stop()
 
     def __enter__(self) -> Self:
         """Return the running server."""

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from embertide import _store
-from embertide.server.adapters import triton
+from embertide.server.adapters import process, triton
 
 VERSION = 41
 WATERMARK_MS = 1_700_000_000_000
@@ -232,7 +232,7 @@ def server_options(
     """Options of a server of its own: free ports, an empty repository."""
     directory = tmp_path_factory.mktemp("triton")
     (directory / "models").mkdir()
-    http_port, grpc_port, metrics_port = triton.free_ports(3)
+    http_port, grpc_port, metrics_port = process.free_ports(3)
     # A backend built with a sanitizer needs its runtime in the server: EMBERTIDE_TRITON_PRELOAD.
     runtime = os.environ.get("EMBERTIDE_TRITON_PRELOAD")
     preload = {"LD_PRELOAD": runtime} if runtime else {}

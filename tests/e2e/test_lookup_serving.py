@@ -28,7 +28,7 @@ from serving import (
 )
 from tritonclient.utils import InferenceServerException
 
-from embertide.server.adapters import triton
+from embertide.server.adapters import process, triton
 
 SOURCE_DDR = 1
 SOURCE_DEFAULT = 4
@@ -374,7 +374,7 @@ def test_a_port_in_use_is_named(server_options: triton.ServerOptions, tmp_path: 
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        free = triton.free_ports(2)
+        free = process.free_ports(2)
         options = dataclasses.replace(
             server_options,
             log=tmp_path / "log",
@@ -382,14 +382,14 @@ def test_a_port_in_use_is_named(server_options: triton.ServerOptions, tmp_path: 
             grpc_port=port,
             metrics_port=free[1],
         )
-        with pytest.raises(triton.TritonError, match=f"grpc port {port} is in use"):
+        with pytest.raises(process.ProcessError, match=f"grpc port {port} is in use"):
             triton.TritonServer(options)
 
 
 def test_a_model_that_does_not_load_ends_the_start(
     server_options: triton.ServerOptions, tmp_path: Path
 ) -> None:
-    ports = triton.free_ports(3)
+    ports = process.free_ports(3)
     triton.write_model(tmp_path, "m", triton.ModelOptions(snapshot=tmp_path / "nothing"))
     options = dataclasses.replace(
         server_options,
@@ -423,10 +423,10 @@ def _alive(pid: int) -> bool:
 def test_a_server_ends_with_the_process_that_started_it(
     server_options: triton.ServerOptions, tmp_path: Path
 ) -> None:
-    ports = triton.free_ports(3)
+    ports = process.free_ports(3)
     script = f"""
 import pathlib, time
-from embertide.server.adapters import triton
+from embertide.server.adapters import process, triton
 repository = pathlib.Path({str(tmp_path / "models")!r})
 repository.mkdir()
 server = triton.TritonServer(triton.ServerOptions(

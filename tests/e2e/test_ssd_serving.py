@@ -12,7 +12,7 @@ import tritonclient.grpc as grpcclient
 from numpy.typing import NDArray
 
 from embertide import _store
-from embertide.server.adapters import triton
+from embertide.server.adapters import process, triton
 
 ROWS = 40_000
 DIM = 16
@@ -59,7 +59,7 @@ def test_rows_beyond_the_ddr_budget_come_from_the_ssd(
         ssd_directory=tmp_path / "ssd",
     )
     triton.write_model(repository, "large", model)
-    ports = triton.free_ports(3)
+    ports = process.free_ports(3)
     options = dataclasses.replace(
         server_options,
         repository=repository,

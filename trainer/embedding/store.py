@@ -8,6 +8,8 @@ row-wise Adagrad.
 Shapes: B samples, F features, N keys, E all embedding values of a sample.
 """
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 
 from embertide import _store
 from embertide.trainer.config import ModelConfig, OptimizerConfig, TableConfig
+from embertide.trainer.publish.snapshot import read_manifest
 
 Keys = NDArray[np.int64]
 
@@ -132,6 +135,30 @@ class EmbeddingStore(nn.Module):
                 )
         self._pending.clear()
         return updated
+
+    def buckets(self) -> Iterator[tuple[_store.TableConfig, int, bytes]]:
+        """Yield all rows as (table, bucket, records), one bucket at a time."""
+        for t, table in enumerate(self.tables):
+            for bucket in range(1 << table.bucket_bits):
+                yield table, bucket, self.store.export_bucket(t, bucket)
+
+    def read_buckets(self, snapshot: Path) -> Iterator[tuple[int, _store.TableConfig, int, bytes]]:
+        """Yield (table index, table, bucket, records) of a snapshot's files, each proved.
+
+        Raises:
+            StoreError: A file is not of these tables, or fails its checksum.
+        """
+        index = {table.name: t for t, table in enumerate(self.tables)}
+        for fields in read_manifest(snapshot)["buckets"]:
+            info = _store.BucketFileInfo(**fields)
+            t = index[info.table]
+            records = _store.read_bucket_file(str(snapshot), self.tables[t], info)
+            yield t, self.tables[t], info.bucket, records
+
+    def mark_changed(self, table: int, bucket: int, records: bytes) -> None:
+        """Make the next take_changes give the keys of `records`, as they are or as tombstones."""
+        layout = self.tables[table].layout
+        self.store.mark_changed(table, bucket, _store.record_keys(layout, records))
 
     def stats(self) -> dict[str, Any]:
         """Return the store's counters and sizes."""

@@ -74,7 +74,7 @@ def export_dense(
     """Write `module`, (dense_BD, embeddings_BE) -> scores_B, as a package to `path`.
 
     Compiling takes about half a minute; with `cache`, a folder, an equal program is taken from
-    there. The values of the parameters play no part in it.
+    there. The values of the parameters play no part in it, those of constants do.
 
     Raises:
         ExportError: An unknown `cpu`, a parameter that is not fp32, or torch's own reason.
@@ -111,7 +111,10 @@ def export_dense(
 
 
 def _digest(program: "torch.export.ExportedProgram", description: str, cpu: str) -> str:
-    text = f"{torch.__version__} {cpu} {description} {program.graph}"
+    # The graph names its constants; their values are in the package as well.
+    constants = {n: t.contiguous() for n, t in program.constants.items() if isinstance(t, Tensor)}
+    values = hashlib.sha256(safetensors.torch.save(constants)).hexdigest()
+    text = f"{torch.__version__} {cpu} {description} {program.graph} {values}"
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from embertide import _store
 from embertide.trainer.config import FeatureConfig, ModelConfig
@@ -25,6 +26,11 @@ class SnapshotError(TrainerError):
     """A snapshot cannot be written or read; the message names the path."""
 
 
+def dense_id(tensors: bytes) -> str:
+    """Name dense tensors by what they hold; empty for none."""
+    return hashlib.sha256(tensors).hexdigest()[:16] if tensors else ""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class DensePart:
     """The dense net of a snapshot: a package, what it was compiled for, a version's tensors."""
@@ -36,7 +42,7 @@ class DensePart:
     @property
     def id(self) -> str:
         """Name the tensors by what they hold."""
-        return hashlib.sha256(self.tensors).hexdigest()[:16]
+        return dense_id(self.tensors)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,7 +167,7 @@ def write_snapshot(
     partial.rename(directory)
 
 
-def read_manifest(directory: Path) -> dict[str, object]:
+def read_manifest(directory: Path) -> dict[str, Any]:
     """Return a snapshot's manifest, proved by the store's library.
 
     Raises:
@@ -172,5 +178,5 @@ def read_manifest(directory: Path) -> dict[str, object]:
         text = (directory / "manifest.json").read_text(encoding="utf-8")
     except FileNotFoundError:
         raise SnapshotError(f"{directory} holds no snapshot: manifest.json is missing") from None
-    manifest: dict[str, object] = json.loads(_store.check_manifest(text))
+    manifest: dict[str, Any] = json.loads(_store.check_manifest(text))
     return manifest

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "embertide/dense.h"
+#include "embertide/follower.h"
 #include "embertide/snapshot.h"
 #include "embertide/store.h"
 
@@ -20,7 +21,9 @@ namespace embertide {
 
 struct NodeOptions {
   std::string name = "node-0";
-  std::string snapshot;      // REQUIRED: a snapshot directory
+  std::string snapshot;      // a snapshot directory; empty: the newest of `publication`
+  std::string publication;   // folder that a trainer publishes to; empty: one version for ever
+  std::string bus;           // Redis URL; empty: versions come from the publication's files alone
   std::string dense_plugin;  // libembertide_dense.so; empty: the dense part is left alone (lookup)
   uint32_t devices = 2;
   uint64_t ddr_budget_bytes = 1ULL << 30;
@@ -55,9 +58,10 @@ struct Pinned {
 
 class Node {
  public:
-  // Loads the whole snapshot. Errors are those of ReadManifest, ReadBucketFile, Store::Open and
-  // DenseProgram::Open; nothing is left behind when it fails.
-  static Result<std::unique_ptr<Node>> Open(const NodeOptions& options);
+  // Loads the whole snapshot, then follows the publication, if there is one. Errors are those of
+  // ReadManifest, ReadBucketFile, Store::Open and DenseProgram::Open; nothing is left behind when
+  // it fails.
+  static Result<std::unique_ptr<Node>> Open(NodeOptions options);
   ~Node();
 
   const NodeOptions& options() const { return options_; }
@@ -69,6 +73,12 @@ class Node {
   uint64_t plan_epoch() const { return plan_epoch_.load(std::memory_order_acquire); }
   // Pins the newest version that this node holds.
   Result<Pinned> Pin() const;
+  // The newest version that this node holds.
+  std::shared_ptr<const VersionInfo> newest() const { return versions_.load()->rbegin()->second; }
+  // Counters of the follower; null without a publication.
+  const FollowerStats* follower_stats() const;
+  // Why the follower could not take the last version it saw; empty if it could, or follows nothing.
+  std::string follower_error() const;
   // A program of one's own, for one thread. Errors are those of DenseProgram::Open.
   Result<std::unique_ptr<DenseProgram>> OpenProgram() const;
 
@@ -78,8 +88,11 @@ class Node {
 
   Node() = default;
   Status LoadDense();
+  Status Follow();
   Result<std::shared_ptr<const DenseWeights>> LoadWeights(std::span<const std::byte> tensors) const;
   Status AddSnapshotVersion();
+  Result<std::shared_ptr<const DenseWeights>> SnapshotWeights(const std::string& directory,
+                                                              const Manifest& manifest) const;
   // Makes `info` known; must come before the store's commit of it.
   void AddVersion(std::shared_ptr<const VersionInfo> info);
 
@@ -94,6 +107,9 @@ class Node {
   std::atomic<uint64_t> plan_epoch_{1};
   struct Worker;
   std::unique_ptr<Worker> worker_;
+  class Sink;
+  std::unique_ptr<Sink> sink_;
+  std::unique_ptr<Follower> follower_;  // last: it feeds the sink
 };
 
 }  // namespace embertide

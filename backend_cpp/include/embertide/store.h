@@ -200,6 +200,9 @@ class Store {
   // Appends the records of rows changed since the last call for this bucket (tombstones included),
   // in ascending key order. Bitwise repeatable.
   Status TakeChanges(uint32_t table, uint32_t bucket, std::vector<std::byte>* records);
+  // Makes the next TakeChanges give these keys of one bucket too: as they are, or, where there is
+  // no row, as tombstones. For a publisher that must make good what another one sent.
+  Status MarkChanged(uint32_t table, uint32_t bucket, std::span<const uint64_t> keys);
   // Optimizer state of a key, for checkpoints and tests. kNotFound if it has no row.
   Result<float> AdagradState(uint32_t table, uint64_t key) const;
   Status SetAdagradState(uint32_t table, uint64_t key, float accumulator);

@@ -1,0 +1,165 @@
+// Reading delta folders, and the proofs of messages.
+#include "bus/delta.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <filesystem>
+#include <regex>
+
+#include "base/file.h"
+#include "embertide/checksum.h"
+
+namespace embertide {
+namespace {
+
+constexpr std::array<char, 8> kDeltaMagic = {'E', 'M', 'D', 'L', 'T', '0', '0', '1'};
+constexpr std::array<char, 8> kCommitMagic = {'E', 'M', 'C', 'M', 'T', '0', '0', '1'};
+// A commit names at most 64 partitions of 2^17 buckets in some tens of tables.
+constexpr size_t kMaxCommitBytes = size_t{64} << 20;
+constexpr size_t kMaxDenseBytes = size_t{1} << 30;
+
+Status Corrupt(const std::string& path, const std::string& what) {
+  return {Code::kCorrupt, path + ": " + what};
+}
+
+template <typename T>
+T Load(const char* at) {
+  T value;
+  std::memcpy(&value, at, sizeof(T));
+  return value;
+}
+
+std::string DeltaFolder(const std::string& publication, VersionId id) {
+  return publication + "/deltas/" + FolderName(id) + "/";
+}
+
+Status CheckName(const std::string& name) {
+  static const std::regex kName("[a-z0-9_.-]{1,64}");
+  if (std::regex_match(name, kName)) return Status::Ok();
+  return {Code::kCorrupt, "file name \"" + name + "\" of a commit"};
+}
+
+}  // namespace
+
+VersionId IdOf(const v1::Version& version) { return {version.number(), version.lineage()}; }
+
+std::string FolderName(VersionId id) {
+  std::array<char, 64> name{};
+  std::snprintf(name.data(), name.size(), "%012llu-%06llu",
+                static_cast<unsigned long long>(id.number),
+                static_cast<unsigned long long>(id.lineage));
+  return name.data();
+}
+
+std::string Text(VersionId id) {
+  return "version " + std::to_string(id.number) + " of lineage " + std::to_string(id.lineage);
+}
+
+std::vector<VersionId> ListVersions(const std::string& parent, const std::string& file) {
+  static const std::regex kName("([0-9]{12,19})-([0-9]{6,19})");
+  std::vector<VersionId> ids;
+  std::error_code error;
+  for (std::filesystem::directory_iterator it(parent, error), end; !error && it != end;
+       it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    std::smatch match;
+    std::error_code none;
+    if (std::regex_match(name, match, kName) && std::filesystem::exists(it->path() / file, none)) {
+      ids.push_back({std::stoull(match[1]), std::stoull(match[2])});
+    }
+  }
+  std::sort(ids.begin(), ids.end());
+  return ids;
+}
+
+// Magic, u32 length, u32 CRC32C of the message, the message; nothing follows.
+Result<v1::CommitFile> ReadCommitFile(const std::string& publication, VersionId id) {
+  const std::string path = DeltaFolder(publication, id) + "commit.pb";
+  const Result<std::string> bytes = ReadWholeFile(path, kMaxCommitBytes);
+  if (!bytes.ok()) return bytes.status();
+  const std::string& text = bytes.value();
+  if (text.size() < 16 || std::memcmp(text.data(), kCommitMagic.data(), 8) != 0) {
+    return Corrupt(path, "no commit file");
+  }
+  const auto length = Load<uint32_t>(text.data() + 8);
+  const std::span<const char> message(text.data() + 16, text.size() - 16);
+  if (length != message.size()) return Corrupt(path, "its length is not what it says");
+  if (Load<uint32_t>(text.data() + 12) != Crc32c(std::as_bytes(message))) {
+    return Corrupt(path, "its checksum is not what it says");
+  }
+  v1::CommitFile file;
+  if (!file.ParseFromArray(message.data(), static_cast<int>(message.size())) ||
+      IdOf(file.commit().version()) != id) {
+    return Corrupt(path, "it is no commit of " + Text(id));
+  }
+  return file;
+}
+
+// Magic, then batches, each u32 length and message; its CRC32C stands in the partition commit.
+Status ReadDeltaFile(const std::string& publication, VersionId id,
+                     const v1::PartitionCommit& partition,
+                     const std::function<Status(const v1::RowBatch&)>& consume) {
+  EMBERTIDE_RETURN_IF_ERROR(CheckName(partition.delta_path()));
+  const std::string path = DeltaFolder(publication, id) + partition.delta_path();
+  const Result<std::string> bytes =
+      ReadProvedFile(path, partition.delta_bytes(), partition.delta_crc32c());
+  if (!bytes.ok()) return bytes.status();
+  const std::string& text = bytes.value();
+  if (text.size() < 8 || std::memcmp(text.data(), kDeltaMagic.data(), 8) != 0) {
+    return Corrupt(path, "no delta file");
+  }
+  for (size_t at = 8; at < text.size();) {
+    if (text.size() - at < 4) return Corrupt(path, "cut at byte " + std::to_string(at));
+    const auto length = Load<uint32_t>(text.data() + at);
+    at += 4;
+    v1::RowBatch batch;
+    if (length > text.size() - at ||
+        !batch.ParseFromArray(text.data() + at, static_cast<int>(length)) ||
+        batch.lineage() != id.lineage || batch.version() != id.number) {
+      return Corrupt(path, "no batch of " + Text(id) + " at byte " + std::to_string(at));
+    }
+    if (const Status proved = CheckBatch(batch); !proved.ok()) {
+      return Corrupt(path, proved.message());
+    }
+    EMBERTIDE_RETURN_IF_ERROR(consume(batch));
+    at += length;
+  }
+  return Status::Ok();
+}
+
+Result<std::string> ReadDenseTensors(const std::string& publication,
+                                     const v1::GlobalCommit& commit) {
+  if (!commit.dense().empty()) {
+    if (Crc32c(std::as_bytes(std::span(commit.dense()))) != commit.dense_crc32c()) {
+      return Status(Code::kCorrupt, "the dense tensors of " + Text(IdOf(commit.version())) +
+                                        " have another checksum than their commit says");
+    }
+    return commit.dense();
+  }
+  if (commit.dense_path().empty()) return std::string();
+  EMBERTIDE_RETURN_IF_ERROR(CheckName(commit.dense_path()));
+  if (commit.dense_bytes() > kMaxDenseBytes) {
+    return Status(Code::kCorrupt, "dense tensors of " + std::to_string(commit.dense_bytes()) +
+                                      " bytes are too many");
+  }
+  return ReadProvedFile(DeltaFolder(publication, IdOf(commit.version())) + commit.dense_path(),
+                        commit.dense_bytes(), commit.dense_crc32c());
+}
+
+Status CheckBatch(const v1::RowBatch& batch) {
+  std::array<std::byte, 32> header{};
+  const std::array<uint64_t, 2> longs = {batch.lineage(), batch.version()};
+  const std::array<uint32_t, 2> ints = {batch.table_id(), batch.bucket()};
+  const uint64_t sequence = batch.sequence();
+  std::memcpy(header.data(), longs.data(), 16);
+  std::memcpy(header.data() + 16, ints.data(), 8);
+  std::memcpy(header.data() + 24, &sequence, 8);
+  const uint32_t crc = Crc32c(std::as_bytes(std::span(batch.records())), Crc32c(header));
+  if (crc == batch.crc32c()) return Status::Ok();
+  return {Code::kCorrupt, "batch " + std::to_string(sequence) + " of table " +
+                              std::to_string(batch.table_id()) + ", bucket " +
+                              std::to_string(batch.bucket()) + " fails its checksum"};
+}
+
+}  // namespace embertide

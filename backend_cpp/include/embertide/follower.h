@@ -1,0 +1,84 @@
+// Follower: brings a node from version to version: stream tail, and one catch-up path from files.
+//
+//   commit on the bus, its `previous` is the node's newest   -> fetch its batches, stage, commit
+//   anything else (gap, bad checksum, trimmed, Redis away)   -> catch up: bucket files where the
+//                                                               chain of commits does not reach,
+//                                                               delta files, then the stream again
+//
+// A thread of its own; the node is told nothing but whole versions, in ascending order. Every wait
+// is bounded, every drop counted.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "embertide/status.h"
+
+namespace embertide {
+
+namespace v1 {
+class GlobalCommit;
+}
+
+// What a follower feeds. Called from the follower's thread alone.
+class VersionSink {
+ public:
+  virtual ~VersionSink() = default;
+  // The newest version held: number and lineage.
+  virtual uint64_t newest_number() const = 0;
+  virtual uint64_t newest_lineage() const = 0;
+  virtual uint64_t schema_id() const = 0;
+  // Rows of a version not yet committed. Staging them again changes nothing.
+  virtual Status Stage(uint64_t version, uint32_t table_id, uint32_t bucket,
+                       const std::string& records) = 0;
+  // Makes the version the newest. `tensors`: safetensors, empty if the dense net did not change.
+  virtual Status Commit(const v1::GlobalCommit& commit, const std::string& tensors) = 0;
+  // Brings the node to the state of a snapshot newer than its own.
+  virtual Status Load(const std::string& snapshot) = 0;
+};
+
+struct FollowerOptions {
+  std::string bus;          // Redis URL; empty: versions come from the publication's files alone
+  std::string publication;  // REQUIRED: the folder that the trainer publishes to
+};
+
+// Counters since the start; any thread may read them.
+struct FollowerStats {
+  std::atomic<uint64_t> versions{0};       // applied
+  std::atomic<uint64_t> rows{0};           // records applied, tombstones included
+  std::atomic<uint64_t> repeats{0};        // messages at or below what was applied: dropped
+  std::atomic<uint64_t> stale_lineage{0};  // messages of an older publisher: dropped
+  std::atomic<uint64_t> gaps{0};           // batches or commits missing
+  std::atomic<uint64_t> corrupt{0};        // messages or files that failed a proof
+  std::atomic<uint64_t> other_schema{0};   // commits of a schema that is not loaded
+  std::atomic<uint64_t> catch_ups{0};      // versions or snapshots taken from files
+  std::atomic<uint64_t> reconnects{0};     // attempts to reach Redis
+  std::atomic<uint64_t> refused{0};        // versions that the store had no room for
+  std::atomic<bool> connected{false};      // to Redis, now
+};
+
+class Follower {
+ public:
+  // kInvalidArgument for a bad URL. Redis need not be there.
+  static Result<std::unique_ptr<Follower>> Start(const FollowerOptions& options, VersionSink* sink);
+  // Stops the thread; waits at most a few hundred ms.
+  ~Follower();
+  Follower(const Follower&) = delete;
+  Follower& operator=(const Follower&) = delete;
+
+  const FollowerStats& stats() const;
+  // Why the last version could not be taken, empty if it could: for logs and `doctor`.
+  std::string last_error() const;
+
+ private:
+  struct Impl;
+  explicit Follower(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// The newest snapshot of a publication. kNotFound if there is none.
+Result<std::string> NewestSnapshot(const std::string& publication);
+
+}  // namespace embertide

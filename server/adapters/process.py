@@ -1,0 +1,110 @@
+"""Child processes of ours: started so that none outlives us, stopped within a bound."""
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_STOP_TIMEOUT_S = 30.0
+
+
+class ProcessError(RuntimeError):
+    """A process could not be started; the message says why and what to do."""
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody listens on now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def check_port(what: str, host: str, port: int) -> None:
+    """Prove that `port` can be listened on.
+
+    Raises:
+        ProcessError: Somebody listens there, or the system refuses it.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise ProcessError(f"{what} port {port}: {error.strerror}") from error
+            raise ProcessError(
+                f"{what} port {port} is in use on {host}: stop what listens there "
+                f"(ss -ltnp 'sport = :{port}') or choose another port"
+            ) from error
+
+
+class Child:
+    """A process in a session of its own, its output in a log.
+
+    Ctrl-C in a terminal reaches us alone, and we stop the child. Should the thread that starts it
+    end (with its process, if killed), the kernel ends the child too.
+    """
+
+    def __init__(
+        self, command: Sequence[str], *, log: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Start it."""
+        self.log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "TERM", *command],
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **(environment or {})},
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    def alive(self) -> bool:
+        """Return whether it runs."""
+        return self._process.poll() is None
+
+    @property
+    def code(self) -> int | None:
+        """How it ended; None while it runs."""
+        return self._process.poll()
+
+    def log_text(self) -> str:
+        """Return the log so far."""
+        return self.log.read_text(errors="replace")
+
+    def kill(self) -> None:
+        """End it as a crash would, and wait."""
+        self._process.kill()
+        self._process.wait()
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        """Wait for its end and return its code.
+
+        Raises:
+            TimeoutExpired: It still runs.
+        """
+        return self._process.wait(timeout_s)
+
+    def stop(self) -> int:
+        """Stop it and return its exit code; does nothing if it ended already."""
+        if self.alive():
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(_STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+        return self._process.wait()

@@ -1,0 +1,196 @@
+"""The publication: the folder through which a trainer gives its versions away (docs/formats.md).
+
+    PUB/snapshots/NUMBER-LINEAGE/    a snapshot each
+    PUB/deltas/NUMBER-LINEAGE/       what one version changed; it exists once commit.pb does
+
+The nodes' side is backend_cpp/bus/delta.h. Names ascend as versions do.
+"""
+
+import os
+import re
+import shutil
+import struct
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from embertide import _store
+from embertide.trainer.errors import TrainerError
+from embertide.v1 import update_pb2
+
+_DELTA_MAGIC = b"EMDLT001"
+_COMMIT_MAGIC = b"EMCMT001"
+_COMMIT_FILE = "commit.pb"
+_DENSE_FILE = "dense.safetensors"
+_NAME = re.compile(r"(\d{12,19})-(\d{6,19})")
+
+
+class PublicationError(TrainerError):
+    """The publication's files are not what they should be; the message names the path."""
+
+
+class VersionId(NamedTuple):
+    """A version's name. Ordered by number: numbers rise across lineages."""
+
+    number: int
+    lineage: int
+
+    @property
+    def folder(self) -> str:
+        """The name of its folder."""
+        return f"{self.number:012d}-{self.lineage:06d}"
+
+    @classmethod
+    def of(cls, version: update_pb2.Version) -> "VersionId":
+        """Read it from a message."""
+        return cls(version.number, version.lineage)
+
+
+def _list(parent: Path, file: str) -> list[VersionId]:
+    ids = []
+    for path in parent.iterdir() if parent.is_dir() else ():
+        match = _NAME.fullmatch(path.name)
+        if match and (path / file).is_file():
+            ids.append(VersionId(int(match[1]), int(match[2])))
+    return sorted(ids)
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+class Publication:
+    """One publication folder. One publisher at a time writes to it (lineage, on the bus)."""
+
+    def __init__(self, path: Path) -> None:
+        """Name the folder; it is made when something is written."""
+        self.path = path
+
+    @property
+    def program(self) -> Path:
+        """Where the compiled dense program lies."""
+        return self.path / "program.pt2"
+
+    def snapshots(self) -> list[VersionId]:
+        """Return the versions that have a snapshot, ascending."""
+        return _list(self.path / "snapshots", "manifest.json")
+
+    def deltas(self) -> list[VersionId]:
+        """Return the versions that have a committed delta folder, ascending."""
+        return _list(self.path / "deltas", _COMMIT_FILE)
+
+    def versions(self) -> list[VersionId]:
+        """Return all versions that are there in either form, ascending."""
+        return sorted({*self.snapshots(), *self.deltas()})
+
+    def snapshot_path(self, version: VersionId) -> Path:
+        """Return the directory of a snapshot."""
+        return self.path / "snapshots" / version.folder
+
+    def _delta_path(self, version: VersionId) -> Path:
+        return self.path / "deltas" / version.folder
+
+    def write_delta(
+        self,
+        version: VersionId,
+        partitions: Sequence[tuple[update_pb2.PartitionCommit, Iterable[update_pb2.RowBatch]]],
+        dense: bytes,
+        file: update_pb2.CommitFile,
+    ) -> None:
+        """Write one version: delta files, dense tensors, and last the commit file.
+
+        Fills in `delta_path`, `delta_crc32c` and `delta_bytes` of the partition commits, adds them
+        to `file`, and names the tensors in its commit. After this returns, the version exists.
+
+        Raises:
+            PublicationError: The version exists already.
+        """
+        folder = self._delta_path(version)
+        if folder.exists():
+            if (folder / _COMMIT_FILE).exists():
+                raise PublicationError(f"{folder} exists; a version is never written again")
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True)
+        for partition, batches in partitions:
+            data = bytearray(_DELTA_MAGIC)
+            for batch in batches:
+                message = batch.SerializeToString()
+                data += struct.pack("<I", len(message)) + message
+            partition.delta_path = f"p-{partition.partition:02d}.delta"
+            partition.delta_bytes = len(data)
+            partition.delta_crc32c = _store.crc32c(bytes(data))
+            (folder / partition.delta_path).write_bytes(data)
+            file.partitions.append(partition)
+            reference = file.commit.partitions.add()
+            reference.partition = partition.partition
+            reference.crc32c = _store.crc32c(partition.SerializeToString(deterministic=True))
+        if dense:
+            (folder / _DENSE_FILE).write_bytes(dense)
+            file.commit.dense_path = _DENSE_FILE
+            file.commit.dense_bytes = len(dense)
+            file.commit.dense_crc32c = _store.crc32c(dense)
+        self._write_commit(folder, file)
+
+    @staticmethod
+    def _write_commit(folder: Path, file: update_pb2.CommitFile) -> None:
+        message = file.SerializeToString()
+        header = _COMMIT_MAGIC + struct.pack("<II", len(message), _store.crc32c(message))
+        temporary = folder / f".{_COMMIT_FILE}"
+        temporary.write_bytes(header + message)
+        temporary.rename(folder / _COMMIT_FILE)
+
+    def read_commit(self, version: VersionId) -> update_pb2.CommitFile:
+        """Read a version's commit file.
+
+        Raises:
+            PublicationError: It is absent or fails its checksum.
+        """
+        path = self._delta_path(version) / _COMMIT_FILE
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            raise PublicationError(f"{path} is missing") from None
+        message = data[16:]
+        if data[:8] != _COMMIT_MAGIC or struct.unpack("<II", data[8:16]) != (
+            len(message),
+            _store.crc32c(message),
+        ):
+            raise PublicationError(f"{path} fails its checksum")
+        return update_pb2.CommitFile.FromString(message)
+
+    def read_batches(self, version: VersionId) -> Iterable[update_pb2.RowBatch]:
+        """Yield all row batches of a version's delta files.
+
+        Raises:
+            PublicationError: A file is not what its commit says.
+        """
+        for partition in self.read_commit(version).partitions:
+            path = self._delta_path(version) / partition.delta_path
+            data = path.read_bytes()
+            if _store.crc32c(data) != partition.delta_crc32c or data[:8] != _DELTA_MAGIC:
+                raise PublicationError(f"{path} fails its checksum")
+            at = len(_DELTA_MAGIC)
+            while at < len(data):
+                (length,) = struct.unpack_from("<I", data, at)
+                yield update_pb2.RowBatch.FromString(data[at + 4 : at + 4 + length])
+                at += 4 + length
+
+    def prune(self, keep_snapshots: int) -> int:
+        """Drop old snapshots, and the deltas that no kept snapshot needs.
+
+        Returns:
+            How many folders went.
+        """
+        snapshots = self.snapshots()
+        if len(snapshots) <= keep_snapshots:
+            return 0
+        oldest = snapshots[-keep_snapshots]
+        gone = [self.snapshot_path(v) for v in snapshots if v < oldest]
+        gone += [self._delta_path(v) for v in self.deltas() if v.number <= oldest.number]
+        for path in gone:
+            shutil.rmtree(path, ignore_errors=True)
+        return len(gone)

@@ -1,0 +1,279 @@
+"""Publisher: a trainer's changes become versions, in files and on the bus (DESIGN.md section 4).
+
+The order makes a version exist for everybody or for nobody: delta files, commit file, row batches
+on the buckets' streams, partition commits, and last the global commit, which Redis appends only
+while the lineage is still this publisher's. Redis away costs freshness alone: nodes read the files,
+and the next version goes out on the bus again.
+"""
+
+import dataclasses
+import logging
+import struct
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import redis
+
+from embertide import _store
+from embertide.trainer.errors import TrainerError
+from embertide.trainer.publish.folder import Publication, VersionId
+from embertide.trainer.publish.snapshot import dense_id
+from embertide.v1 import update_pb2
+
+PARTITIONS = 64
+"""Streams of one partition share a slot of a Redis Cluster."""
+_LINEAGE_KEY = "e:{commit}:lineage"
+_COMMIT_STREAM = "e:{commit}:log"
+# A batch with its header stays under 1 MiB.
+_MAX_BATCH_BYTES = (1 << 20) - 256
+_MAX_INLINE_DENSE = 1 << 20
+# Entries kept of each stream: minutes of versions; a node further behind reads files.
+_BUCKET_ENTRIES = 256
+_COMMIT_ENTRIES = 1024
+
+_TAKE_LINEAGE = """
+local now = tonumber(redis.call('GET', KEYS[1]) or '0')
+local mine = math.max(now, tonumber(ARGV[1])) + 1
+redis.call('SET', KEYS[1], mine)
+return mine
+"""
+_COMMIT = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[3], '*', 'm', ARGV[2])
+return 1
+"""
+
+log = logging.getLogger(__name__)
+
+
+class SupersededError(TrainerError):
+    """Another publisher has taken the lineage; this one must stop."""
+
+
+class BusError(TrainerError):
+    """Redis cannot be reached; the message names the address and the reason."""
+
+
+@dataclasses.dataclass(slots=True)
+class PublisherStats:
+    """Counters since the start."""
+
+    versions: int = 0
+    rows: int = 0
+    bytes: int = 0
+    bus_failures: int = 0
+
+
+Change = tuple[_store.TableConfig, int, bytes]
+"""Table, bucket, records that changed since the version before (tombstones among them)."""
+
+
+def _batch_crc(lineage: int, version: int, table: int, bucket: int, seq: int, rows: bytes) -> int:
+    return _store.crc32c(struct.pack("<QQIIQ", lineage, version, table, bucket, seq) + rows)
+
+
+class Publisher:
+    """Publishes the versions of one model. Used by one thread.
+
+    Attributes:
+        lineage: This publisher's run; larger than any before it.
+        newest: The version published last, by anybody; None before the first.
+    """
+
+    def __init__(self, publication: Publication, *, bus: str | None, schema_id: int) -> None:
+        """Take the lineage.
+
+        Args:
+            publication: Where versions are written.
+            bus: Redis URL; None publishes to files alone.
+            schema_id: Of the model, as its snapshots say.
+
+        Raises:
+            BusError: Redis cannot be reached now.
+        """
+        self.publication = publication
+        self.schema_id = schema_id
+        self.stats = PublisherStats()
+        versions = publication.versions()
+        self.newest: VersionId | None = versions[-1] if versions else None
+        floor = max((version.lineage for version in versions), default=0)
+        self._redis = None if bus is None else _connect(bus)
+        self.lineage = floor + 1 if self._redis is None else self._take_lineage(floor)
+        self._sequences: dict[tuple[int, int], int] = defaultdict(int)
+        self._dense_id = ""
+
+    def _take_lineage(self, floor: int) -> int:
+        assert self._redis is not None
+        try:
+            return int(self._redis.eval(_TAKE_LINEAGE, 1, _LINEAGE_KEY, floor))
+        except redis.RedisError as error:
+            raise BusError(f"Redis cannot be used: {error}") from error
+
+    def owed(self, since: int) -> dict[tuple[int, int], list[update_pb2.RowBatch]]:
+        """Return what other publishers sent after version number `since`, by (table id, bucket).
+
+        A publisher that resumes from `since` must send these rows in its first version: nodes may
+        hold what nobody will confirm.
+        """
+        batches = defaultdict(list)
+        for version in self.publication.deltas():
+            if version.number > since:
+                for batch in self.publication.read_batches(version):
+                    batches[batch.table_id, batch.bucket].append(batch)
+        return batches
+
+    def adopt(self, number: int, dense: bytes) -> None:
+        """Say that a snapshot of this lineage is the newest version: a publication's first."""
+        self.newest = VersionId(number, self.lineage)
+        self._dense_id = dense_id(dense)
+
+    def publish(
+        self, number: int, *, watermark_ms: int, changes: Iterable[Change], dense: bytes
+    ) -> VersionId:
+        """Publish a version.
+
+        Args:
+            number: Greater than that of any version before it.
+            watermark_ms: Event time up to which it has learned.
+            changes: Each changed bucket once.
+            dense: The dense tensors (safetensors); sent if they differ from the version before.
+
+        Raises:
+            ValueError: `number` does not rise.
+            SupersededError: Another publisher runs.
+        """
+        if self.newest is not None and number <= self.newest.number:
+            raise ValueError(f"version {number} is not newer than {self.newest.number}")
+        version = VersionId(number, self.lineage)
+        partitions = self._partitions(version, changes)
+        file = update_pb2.CommitFile()
+        commit = file.commit
+        commit.version.number, commit.version.lineage = version
+        if self.newest is not None:
+            commit.previous.number, commit.previous.lineage = self.newest
+        commit.watermark_ms = watermark_ms
+        commit.schema_id = self.schema_id
+        commit.committed_ms = time.time_ns() // 1_000_000
+        commit.dense_id = dense_id(dense)
+        changed = dense if commit.dense_id != self._dense_id else b""
+        self._check_lineage()
+        self.publication.write_delta(version, partitions, changed, file)
+        self.newest = version
+        self._dense_id = commit.dense_id
+        self.stats.versions += 1
+        if changed and len(changed) <= _MAX_INLINE_DENSE:
+            commit.dense = changed
+        self._send(partitions, commit)
+        return version
+
+    def _partitions(
+        self, version: VersionId, changes: Iterable[Change]
+    ) -> list[tuple[update_pb2.PartitionCommit, list[update_pb2.RowBatch]]]:
+        by_partition: dict[int, list[update_pb2.RowBatch]] = defaultdict(list)
+        commits: dict[int, update_pb2.PartitionCommit] = {}
+        for table, bucket, records in changes:
+            pieces = _store.cut_records(table.layout, records, _MAX_BATCH_BYTES)
+            if not pieces:
+                continue
+            partition = bucket % PARTITIONS
+            commit = commits.setdefault(
+                partition,
+                update_pb2.PartitionCommit(
+                    lineage=version.lineage, version=version.number, partition=partition
+                ),
+            )
+            for data, rows, tombstones in pieces:
+                self._sequences[table.id, bucket] += 1
+                batch = self._batch(version, table.id, bucket, data)
+                batch.rows, batch.tombstones = rows, tombstones
+                by_partition[partition].append(batch)
+                self.stats.rows += rows + tombstones
+                self.stats.bytes += len(data)
+            commit.buckets.add(
+                table_id=table.id,
+                bucket=bucket,
+                sequence=self._sequences[table.id, bucket],
+                batches=len(pieces),
+            )
+        return [(commits[partition], by_partition[partition]) for partition in sorted(commits)]
+
+    def _batch(
+        self, version: VersionId, table: int, bucket: int, data: bytes
+    ) -> update_pb2.RowBatch:
+        sequence = self._sequences[table, bucket]
+        return update_pb2.RowBatch(
+            lineage=version.lineage,
+            version=version.number,
+            table_id=table,
+            bucket=bucket,
+            sequence=sequence,
+            records=data,
+            schema_id=self.schema_id,
+            crc32c=_batch_crc(version.lineage, version.number, table, bucket, sequence, data),
+        )
+
+    def _check_lineage(self) -> None:
+        if self._redis is None:
+            return
+        try:
+            now = int(self._redis.get(_LINEAGE_KEY) or 0)
+        except redis.RedisError as error:
+            self._bus_failed(error)
+            return
+        if now == 0:
+            # Redis has lost everything: the lineage is taken again, under the same number.
+            self._redis.set(_LINEAGE_KEY, self.lineage, nx=True)
+        elif now != self.lineage:
+            raise SupersededError(
+                f"publisher of lineage {now} has taken over from {self.lineage}: stop this trainer"
+            )
+
+    def _bus_failed(self, error: Exception) -> None:
+        self.stats.bus_failures += 1
+        log.warning("the bus is away (%s); version goes out by files alone", error)
+
+    def _send(
+        self,
+        partitions: Sequence[tuple[update_pb2.PartitionCommit, list[update_pb2.RowBatch]]],
+        commit: update_pb2.GlobalCommit,
+    ) -> None:
+        if self._redis is None:
+            return
+        try:
+            pipe = self._redis.pipeline(transaction=False)
+            for partition, batches in partitions:
+                tag = f"e:{{{partition.partition}}}"
+                for batch in batches:
+                    stream = f"{tag}:{batch.table_id}:{batch.bucket}"
+                    _add(pipe, stream, batch.SerializeToString(), _BUCKET_ENTRIES)
+                _add(pipe, f"{tag}:commit", partition.SerializeToString(), _COMMIT_ENTRIES)
+            pipe.execute()
+            keys_and_args = (_LINEAGE_KEY, _COMMIT_STREAM, self.lineage, commit.SerializeToString())
+            done = self._redis.eval(_COMMIT, 2, *keys_and_args, _COMMIT_ENTRIES)
+        except redis.RedisError as error:
+            self._bus_failed(error)
+            return
+        if not done:
+            raise SupersededError(
+                f"another publisher has taken over from lineage {self.lineage}: stop this trainer"
+            )
+
+
+def _add(pipe: Any, stream: str, message: bytes, entries: int) -> None:
+    pipe.xadd(stream, {"m": message}, maxlen=entries, approximate=True)
+
+
+def _connect(url: str) -> Any:
+    try:
+        client = redis.Redis.from_url(
+            url, socket_timeout=5.0, socket_connect_timeout=2.0, health_check_interval=30
+        )
+        client.ping()
+    except (redis.RedisError, ValueError) as error:
+        raise BusError(
+            f"Redis at {url.rsplit('@', 1)[-1]} cannot be reached: {error}; start it, or give "
+            "another --bus URL"
+        ) from error
+    return client
