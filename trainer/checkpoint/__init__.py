@@ -1,0 +1,1 @@
+"""What a trainer needs to go on where it stopped."""

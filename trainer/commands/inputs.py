@@ -1,0 +1,57 @@
+"""The input options that the commands share: a file, or the generated news stream."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from embertide.trainer.config import ModelConfig, criteo, globo
+from embertide.trainer.data import open_events
+from embertide.trainer.data.base import DeadLetters, EventSource
+from embertide.trainer.data.generator import NewsConfig, NewsSource
+from embertide.trainer.data.limit import FirstEvents
+from embertide.trainer.errors import TrainerError
+
+Data = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATH",
+        help="Events in time order: .parquet, .csv, .tsv (Criteo), also fsspec URLs. Without it, "
+        "a seeded news stream is generated.",
+    ),
+]
+Events = Annotated[int | None, typer.Option(help="Read the first events alone.")]
+Hours = Annotated[int, typer.Option(help="Length of the generated stream.")]
+StreamSeed = Annotated[int, typer.Option(help="Seed of the generated stream.")]
+
+
+def open_input(
+    data: str | None,
+    events: int | None,
+    hours: int,
+    stream_seed: int,
+    dead_letters: Path | None = None,
+) -> EventSource:
+    """Open what the options say.
+
+    Raises:
+        TrainerError: The file is missing, or says nothing that we can read.
+    """
+    try:
+        if data is None:
+            source: EventSource = NewsSource(NewsConfig(hours=hours, seed=stream_seed))
+        else:
+            source = open_events(data, dead_letters=DeadLetters(path=dead_letters))
+        return source if events is None else FirstEvents(source, events)
+    except ValueError as error:
+        raise TrainerError(str(error)) from error
+
+
+def model_for(source: EventSource) -> ModelConfig:
+    """Return the preset whose features are the source's."""
+    names = [feature.name for feature in source.schema.features]
+    for preset in (globo(), criteo()):
+        wanted = [feature.name for feature in preset.features]
+        if [name.lower() for name in names] == wanted:
+            return preset
+    raise TrainerError(f"no preset model has the features {', '.join(names)}")

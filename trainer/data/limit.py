@@ -1,0 +1,97 @@
+"""The first events of a source, and the gate that keeps a trainer behind a scorer."""
+
+import dataclasses
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import redis
+
+from embertide.trainer.data.base import Batch, EventSource
+from embertide.trainer.errors import TrainerError
+
+SCORED_KEY = "e:{commit}:scored"
+"""Redis key: events before this index have been scored by the served model."""
+
+_POLL_S = 0.003
+# A scorer that stands still this long is gone.
+_PATIENCE_S = 600.0
+
+
+class FirstEvents(EventSource):
+    """The events of `source` before index `count`; a group of equal ts is in it whole or not."""
+
+    def __init__(self, source: EventSource, count: int) -> None:
+        """Limit a source.
+
+        Raises:
+            ValueError: `count` is below 1.
+        """
+        if count < 1:
+            raise ValueError(f"events is {count}; it must be at least 1")
+        self._source = source
+        self._count = count
+        self.schema = source.schema
+        self.dead_letters = source.dead_letters
+
+    def total_events(self) -> int | None:
+        """Events, at most."""
+        total = self._source.total_events()
+        return self._count if total is None else min(total, self._count)
+
+    def batches(self, *, batch_size: int, start: int = 0) -> Iterator[Batch]:
+        """Yield batches as the source does, the last one cut."""
+        for batch in self._source.batches(batch_size=batch_size, start=start):
+            if batch.event_B[-1] < self._count:
+                yield batch
+                continue
+            keep = int(np.searchsorted(batch.event_B, self._count))
+            if keep < len(batch):
+                keep = int(np.searchsorted(batch.ts_ms_B, batch.ts_ms_B[keep]))
+            if keep:
+                yield take(batch, 0, keep)
+            return
+
+
+def take(batch: Batch, begin: int, end: int) -> Batch:
+    """Return rows `begin` to `end` of a batch. Requires: no group of equal ts is cut."""
+    return dataclasses.replace(
+        batch,
+        first=int(batch.event_B[begin]),
+        next_offset=int(batch.event_B[end]) if end < len(batch) else batch.next_offset,
+        event_B=batch.event_B[begin:end],
+        ts_ms_B=batch.ts_ms_B[begin:end],
+        keys_BF=batch.keys_BF[begin:end],
+        dense_BD=batch.dense_BD[begin:end],
+        label_B=batch.label_B[begin:end],
+    )
+
+
+class ScoredGate:
+    """Lets a trainer read what a scorer has scored, as the scorer says in Redis."""
+
+    def __init__(self, url: str) -> None:
+        """Name the Redis."""
+        self._redis = redis.Redis.from_url(url, socket_timeout=5.0)
+        self._scored = 0
+
+    def wait(self, end: int) -> None:
+        """Return once all events before index `end` are scored.
+
+        Raises:
+            TrainerError: The scorer stood still for ten minutes.
+        """
+        deadline = time.monotonic() + _PATIENCE_S
+        while self._scored < end:
+            value = self._redis.get(SCORED_KEY)
+            scored = int(value) if isinstance(value, bytes) else 0
+            if scored > self._scored:
+                self._scored = scored
+                deadline = time.monotonic() + _PATIENCE_S
+                continue
+            if time.monotonic() > deadline:
+                raise TrainerError(
+                    f"nothing was scored for {_PATIENCE_S:.0f} s (at event {self._scored}): is the "
+                    "scorer running?"
+                )
+            time.sleep(_POLL_S)

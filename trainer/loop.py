@@ -1,0 +1,335 @@
+"""The training loop: score, train, publish; stop anywhere, go on as if never stopped.
+
+Versions are counted in event time: version 1 is the untrained model, version n is published when
+the stream reaches origin + (n - 1) * publish_every_s and has learned from every event before that.
+So a run that was killed and resumed publishes the versions of a run that was not: it trains again
+what its checkpoint lacks without publishing, until it passes the newest version that is out.
+
+Shapes: B events of a batch, F features, D dense columns.
+"""
+
+import dataclasses
+import itertools
+import logging
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from embertide.trainer.checkpoint import checkpoint as checkpoints
+from embertide.trainer.checkpoint.checkpoint import Checkpoint, CheckpointError
+from embertide.trainer.config import RunConfig
+from embertide.trainer.data.base import Batch, EventSource
+from embertide.trainer.data.limit import take
+from embertide.trainer.embedding.store import EmbeddingStore
+from embertide.trainer.eval.metrics import Prequential
+from embertide.trainer.model.dlrm import Dlrm, Probability
+from embertide.trainer.model.export import export_dense, tensor_bytes
+from embertide.trainer.publish.folder import Publication, VersionId
+from embertide.trainer.publish.publisher import Change, Publisher
+from embertide.trainer.publish.snapshot import DensePart, SnapshotInfo, schema_id, write_snapshot
+
+log = logging.getLogger(__name__)
+
+
+class Gate(Protocol):
+    """Says how far the trainer may read: it must not learn from what is not yet scored."""
+
+    def wait(self, end: int) -> None:
+        """Return once the events before index `end` may be trained on."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """Where a run is."""
+
+    events: int
+    total_events: int | None
+    ts_ms: int
+    version: int
+    auc: float  # of the current day, prequential
+    events_per_s: float
+    rows: int
+
+
+class Trainer:
+    """One run. Used by one thread.
+
+    Args:
+        run: The configuration.
+        publication: Where versions go; a checkpoint there is resumed.
+        bus: Redis URL; None publishes to files alone.
+        program_cache: Folder of compiled dense programs; compiling takes half a minute.
+
+    Raises:
+        CheckpointError: The publication holds a run of another configuration.
+        BusError: Redis cannot be reached.
+    """
+
+    def __init__(
+        self,
+        run: RunConfig,
+        publication: Publication,
+        *,
+        bus: str | None = None,
+        program_cache: Path | None = None,
+    ) -> None:
+        """Open store and net, resume a checkpoint, take the lineage."""
+        self.run = run
+        self.publication = publication
+        torch.set_num_threads(run.threads)
+        torch.manual_seed(run.seed)
+        self.net = Dlrm(run.model)
+        self.served = Probability(self.net)
+        self.rows = EmbeddingStore(
+            run.model,
+            optimizer=run.optimizer,
+            seed=run.seed,
+            ddr_budget_bytes=run.ddr_budget_bytes,
+            ssd_budget_bytes=run.ssd_budget_bytes,
+            ssd_directory=run.ssd_directory,
+        )
+        self.optimizer = torch.optim.Adam(
+            self.net.parameters(), lr=run.optimizer.dense_learning_rate
+        )
+        self.prequential = Prequential()
+        self.offset = 0  # of the batch to read first: batches depend on where one starts
+        self.done = 0  # events before this index are learned
+        self.events = 0
+        self.number = 0  # version that the state is at or past
+        self.origin_ms: int | None = None
+        self._copy: tuple[int, Path] | None = None
+        self._loss = nn.BCEWithLogitsLoss()
+        self._info = SnapshotInfo.of(run.model, lineage=0, version=0, watermark_ms=0)
+        self._resume()
+        if not publication.program.exists():
+            export_dense(
+                self.served,
+                publication.program,
+                dense_features=run.model.dense_features,
+                embedding_dim=self.rows.embedding_dim,
+                cpu=run.cpu,
+                cache=program_cache,
+            )
+        self.publisher = Publisher(
+            publication, bus=bus, schema_id=schema_id(self._info, self.rows.tables)
+        )
+        self._owe()
+
+    # --- resuming ---------------------------------------------------------------------------------
+
+    def _config(self) -> dict[str, object]:
+        """What two runs must share for one to go on from the other's checkpoint."""
+        config = dataclasses.asdict(self.run)
+        for name in ("keep_snapshots", "ddr_budget_bytes", "ssd_budget_bytes", "ssd_directory"):
+            del config[name]
+        return config
+
+    def _resume(self) -> None:
+        found = checkpoints.load_newest(self.publication)
+        if found is None:
+            if self.publication.versions():
+                raise CheckpointError(
+                    f"{self.publication.path} holds versions but no checkpoint: train into an "
+                    "empty folder"
+                )
+            return
+        mine = self._config()
+        for name, value in found.config.items():
+            if mine.get(name) != value:
+                raise CheckpointError(
+                    f"{self.publication.path} was trained with {name} = {value!r}, this run has "
+                    f"{mine.get(name)!r}: use the same, or an empty folder"
+                )
+        self._import_rows(found)
+        self.net.load_state_dict(found.net)
+        self.optimizer.load_state_dict(found.optimizer)
+        self.prequential = found.prequential
+        self.offset, self.done, self.events = found.offset, found.done, found.events
+        self.number, self.origin_ms = found.version.number, found.origin_ms
+        log.info("resumed at event %d, version %d", self.offset, self.number)
+
+    def _import_rows(self, found: Checkpoint) -> None:
+        directory = self.publication.snapshot_path(found.version)
+        for t, table, bucket, records in self.rows.read_buckets(directory):
+            self.rows.store.import_records(t, bucket, records)
+            self.rows.store.set_bucket_adagrad(t, bucket, found.adagrad[table.id, bucket])
+
+    def _owe(self) -> None:
+        """Mark what other publishers sent after our checkpoint: the next version makes it good."""
+        for t, table in enumerate(self.rows.tables):
+            for (table_id, bucket), batches in self.publisher.owed(self.number).items():
+                if table_id == table.id:
+                    for batch in batches:
+                        self.rows.mark_changed(t, bucket, batch.records)
+
+    def keep_copy(self, after: int, directory: Path) -> None:
+        """Copy the first snapshot that has learned the events before index `after`.
+
+        Versions are then cut to fall there: a snapshot is made at the first version that has.
+        """
+        if not directory.exists():
+            self._copy = (after, directory)
+
+    # --- training ---------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        source: EventSource,
+        *,
+        gate: Gate | None = None,
+        progress: Callable[[Progress], None] | None = None,
+        every_s: float = 0.5,
+    ) -> None:
+        """Read `source` from the offset to its end; publish on the way and at the end."""
+        began, begun_at, shown = time.monotonic(), self.events, 0.0
+        total = source.total_events()
+        for batch in source.batches(batch_size=self.run.batch_size, start=self.offset):
+            self.offset = batch.first
+            self._begin(int(batch.ts_ms_B[0]))
+            for part in self._split(batch):
+                if part.first < self.done:
+                    continue  # the checkpoint fell within this batch
+                self._reach(int(part.ts_ms_B[0]))
+                if gate is not None:
+                    gate.wait(int(part.event_B[-1]) + 1)
+                self._train(part)
+                self.done = part.next_offset
+            self.offset = batch.next_offset
+            now = time.monotonic()
+            if progress is not None and now - shown >= every_s:
+                shown = now
+                rate = (self.events - begun_at) / max(now - began, 1e-9)
+                progress(self._progress(batch.watermark_ms, total, rate))
+            last_ms = batch.watermark_ms
+        if self.events > begun_at:
+            self._publish(self.number + 1, last_ms, snapshot=True)
+            if progress is not None:
+                rate = (self.events - begun_at) / max(time.monotonic() - began, 1e-9)
+                progress(self._progress(last_ms, total, rate))
+
+    def _progress(self, ts_ms: int, total: int | None, rate: float) -> Progress:
+        daily = self.prequential.daily()
+        return Progress(
+            events=self.events,
+            total_events=total,
+            ts_ms=ts_ms,
+            version=self.number,
+            auc=daily[max(daily)] if daily else float("nan"),
+            events_per_s=rate,
+            rows=int(self.rows.stats()["rows"]),
+        )
+
+    def _begin(self, first_ms: int) -> None:
+        """Publish the untrained model before the first event of a fresh run."""
+        if self.origin_ms is None:
+            self.origin_ms = first_ms
+            self._publish(1, first_ms - 1, snapshot=True)
+
+    def _number_at(self, ts_ms: int) -> int:
+        assert self.origin_ms is not None
+        return 1 + (ts_ms - self.origin_ms) // (self.run.publish_every_s * 1000)
+
+    def _split(self, batch: Batch) -> Iterator[Batch]:
+        """Cut a batch where it crosses into a new version."""
+        assert self.origin_ms is not None
+        every = self.run.publish_every_s * 1000
+        number_B = (batch.ts_ms_B - self.origin_ms) // every
+        cuts = [0, *((number_B[1:] != number_B[:-1]).nonzero()[0] + 1).tolist(), len(batch)]
+        for begin, end in itertools.pairwise(cuts):
+            yield take(batch, begin, end)
+
+    def _reach(self, ts_ms: int) -> None:
+        """Publish the version whose time has come; all events before it are learned."""
+        number = self._number_at(ts_ms)
+        if number <= self.number:
+            return
+        assert self.origin_ms is not None
+        watermark_ms = self.origin_ms + (number - 1) * self.run.publish_every_s * 1000 - 1
+        every = self.run.snapshot_every
+        self._publish(number, watermark_ms, snapshot=number // every > self.number // every)
+
+    def _train(self, batch: Batch) -> None:
+        """Score a batch, then learn from it."""
+        self.optimizer.zero_grad()
+        label_B = torch.from_numpy(batch.label_B)
+        logits_B: Tensor = self.net(torch.from_numpy(batch.dense_BD), self.rows(batch.keys_BF))
+        self.prequential.add(batch.ts_ms_B, batch.label_B, torch.sigmoid(logits_B.detach()).numpy())
+        self._loss(logits_B, label_B).backward()
+        self.optimizer.step()
+        self.rows.step()
+        self.events += len(batch)
+
+    # --- publishing -------------------------------------------------------------------------------
+
+    def _publish(self, number: int, watermark_ms: int, *, snapshot: bool) -> None:
+        self.number = number
+        due = self._copy is not None and self.done >= self._copy[0]
+        snapshot = snapshot or due
+        dense = tensor_bytes(self.served)
+        newest = self.publisher.newest
+        if newest is None:
+            self._snapshot(number, watermark_ms, dense)
+            self.publisher.adopt(number, dense)
+            return
+        if number <= newest.number:
+            return  # out already, by the run that we resumed: only the state moves on
+        self.publisher.publish(
+            number, watermark_ms=watermark_ms, changes=self._changes(), dense=dense
+        )
+        if snapshot:
+            self._snapshot(number, watermark_ms, dense)
+        if due and self._copy is not None:
+            made = self.publication.snapshot_path(VersionId(number, self.publisher.lineage))
+            partial = self._copy[1].with_suffix(".partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            shutil.copytree(made, partial)
+            partial.rename(self._copy[1])
+            self._copy = None
+
+    def _changes(self) -> Iterator[Change]:
+        for t, table in enumerate(self.rows.tables):
+            for bucket in range(1 << table.bucket_bits):
+                records = self.rows.store.take_changes(t, bucket)
+                if records:
+                    yield table, bucket, records
+
+    def _snapshot(self, number: int, watermark_ms: int, dense: bytes) -> None:
+        version = VersionId(number, self.publisher.lineage)
+        assert self.origin_ms is not None
+        info = SnapshotInfo.of(
+            self.run.model,
+            lineage=version.lineage,
+            version=version.number,
+            watermark_ms=watermark_ms,
+        )
+        path = self.publication.snapshot_path(version)
+        if not path.exists():
+            part = DensePart(program=self.publication.program, cpu=self.run.cpu, tensors=dense)
+            write_snapshot(path, info, self.rows.tables, self.rows.buckets(), part)
+        states = {
+            (table.id, bucket): self.rows.store.bucket_adagrad(t, bucket)
+            for t, table in enumerate(self.rows.tables)
+            for bucket in range(1 << table.bucket_bits)
+        }
+        checkpoints.save(
+            self.publication,
+            Checkpoint(
+                version=version,
+                config=self._config(),
+                offset=self.offset,
+                done=self.done,
+                events=self.events,
+                origin_ms=self.origin_ms,
+                net=self.net.state_dict(),
+                optimizer=self.optimizer.state_dict(),
+                adagrad=states,
+                prequential=self.prequential,
+            ),
+        )
+        self.publication.prune(self.run.keep_snapshots)
+        checkpoints.prune(self.publication)
