@@ -1,0 +1,79 @@
+"""`export-dense`: compile anybody's `nn.Module` into the dense part of a snapshot."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import rich.console
+import rich.progress
+import typer
+
+from embertide.trainer.commands import print_json, refusals
+
+
+def command(
+    target: Annotated[
+        str, typer.Argument(metavar="MODULE:FACTORY", help="A function that makes the net.")
+    ],
+    output: Annotated[Path, typer.Argument(help="The folder to write; it must not exist.")],
+    embedding_dim: Annotated[
+        int,
+        typer.Option(help="Columns of embeddings: the features' dims, added up in their order."),
+    ],
+    dense_features: Annotated[int, typer.Option(help="Columns of dense; 0 if there is none.")] = 0,
+    weights: Annotated[
+        Path | None,
+        typer.Option(help="A state_dict to load into the net, .pt or .safetensors."),
+    ] = None,
+    cpu: Annotated[
+        str, typer.Option(help="The oldest CPU to run on: x86-64-v2, x86-64-v3 or x86-64-v4.")
+    ] = "x86-64-v3",
+    cache: Annotated[
+        Path | None,
+        typer.Option(help="A folder of compiled programs, to compile an unchanged net once."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Compile any nn.Module with forward(dense, embeddings) -> scores for serving.
+
+    The net is tried on zeros, compiled (about half a minute), and the compiled scores are compared
+    with its own. Its weights are inputs of the program, so one program serves every version.
+
+    Example, nets.py in the working directory, whose make() gives a net of 2 dense features over
+    embeddings of 8 + 8 + 4 values:
+
+        export-dense nets:make nets/rank --dense-features 2 --embedding-dim 20 --weights net.pt
+
+    Then: import --table ... --dense nets/rank snapshots/rank
+    """
+    from embertide.trainer.model import foreign  # torch takes seconds: not for --help
+
+    bar = rich.progress.Progress(
+        rich.progress.SpinnerColumn(),
+        rich.progress.TextColumn("{task.description}"),
+        rich.progress.TimeElapsedColumn(),
+        console=rich.console.Console(stderr=True),
+        disable=not sys.stderr.isatty(),
+    )
+    with refusals(as_json), bar:
+        task = bar.add_task("loading the module", total=None)
+        shape = foreign.DenseShape(
+            dense_features=dense_features, embedding_dim=embedding_dim, cpu=cpu
+        )
+        module = foreign.load_module(target)
+        unused = [] if weights is None else foreign.load_weights(module, weights)
+        bar.update(task, description="compiling and comparing")
+        facts = {"target": target, "unused_weights": unused}
+        description = foreign.export_folder(module, output, shape, cache=cache, **facts)
+    if as_json:
+        print_json({"path": str(output), **description})
+        return
+    if unused:
+        typer.echo(f"not used from {weights}: {', '.join(unused)}")
+    difference = description["max_difference"]
+    compared = (
+        f"scores within {difference:.1g} of the module's"
+        if difference is not None
+        else f"not compared with the module: this machine cannot run {cpu}"
+    )
+    typer.echo(f"{output}: {description['parameters']:,} parameters for {cpu}, {compared}")

@@ -1,0 +1,141 @@
+"""`import`: turn tables that exist already, and maybe a dense net, into a snapshot."""
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import rich.console
+import rich.progress
+import typer
+
+from embertide.trainer.commands import print_json, refusals
+from embertide.trainer.importer.model import ImportOptions, ImportReport, import_model
+from embertide.trainer.importer.sources import ModelImportError
+from embertide.trainer.importer.spec import ModelSpec, load_spec, parse_table
+
+
+def _spec(
+    output: Path,
+    model_file: Path | None,
+    table: list[str],
+    state_dict: Path | None,
+    dtype: str | None,
+) -> ModelSpec:
+    if model_file is None:
+        parsed = [parse_table(each, state_dict=state_dict, dtype=dtype or "fp32") for each in table]
+        return ModelSpec(
+            name=output.name,
+            tables=tuple(spec for spec, _ in parsed),
+            features=tuple(feature for _, features in parsed for feature in features),
+        )
+    given = {"--table": table, "--state-dict": state_dict, "--dtype": dtype}
+    for option, value in given.items():
+        if value:
+            raise ModelImportError(option, f"goes into {model_file} when --model-file is given")
+    return load_spec(model_file)
+
+
+def _import(spec: ModelSpec, output: Path, options: ImportOptions) -> ImportReport:
+    bar = rich.progress.Progress(
+        rich.progress.TextColumn("{task.description}"),
+        rich.progress.BarColumn(),
+        rich.progress.TaskProgressColumn(),
+        rich.progress.TimeRemainingColumn(),
+        console=rich.console.Console(stderr=True),
+        disable=not sys.stderr.isatty(),
+    )
+    tasks: dict[str, Any] = {}
+
+    def progress(name: str, done: int, total: int) -> None:
+        if name not in tasks:
+            tasks[name] = bar.add_task(name, total=total)
+        bar.update(tasks[name], completed=done)
+
+    with bar:
+        return import_model(spec, output, options, progress)
+
+
+def _print(report: ImportReport) -> None:
+    for table in report.tables:
+        left_out = f", {table.duplicates:,} duplicates left out" if table.duplicates else ""
+        typer.echo(
+            f"{table.name}: {table.rows:,} rows of {table.dim} {table.dtype} in "
+            f"{table.buckets:,} buckets{left_out}"
+        )
+    dense = f"dense net {report.dense_id}" if report.dense_id else "no dense net (lookup only)"
+    typer.echo(
+        f"{report.path}: model {report.model!r} at version {report.version}, {dense}, "
+        f"{report.bytes:,} bytes in {report.seconds:.1f} s"
+    )
+
+
+def command(
+    output: Annotated[Path, typer.Argument(help="The snapshot's folder; it must not exist.")],
+    table: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=SOURCE",
+            help="Once a table; :FEATURE or :FEATURE/POOLING may follow, once a feature. SOURCE: a "
+            "folder with keys.npy and vectors.npy; KEYS.npy,VECTORS.npy; a .safetensors file with "
+            "keys and vectors; an HPS folder with key and emb_vector; or, with --state-dict, a "
+            "parameter.",
+        ),
+    ] = None,
+    model_file: Annotated[
+        Path | None,
+        typer.Option(help="TOML or JSON with tables and features, instead of --table."),
+    ] = None,
+    state_dict: Annotated[
+        Path | None,
+        typer.Option(help="A torch state_dict whose parameters are the tables; row index = key."),
+    ] = None,
+    dense: Annotated[
+        Path | None, typer.Option(help="The folder that export-dense wrote, for ranking.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The model's name; by default that of the file or folder.")
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="How --table's rows are stored: fp32 (default), fp16, bf16 or int8."),
+    ] = None,
+    duplicates: Annotated[
+        str, typer.Option(help="When a key repeats: error, or last to keep the last row.")
+    ] = "error",
+    version: Annotated[int, typer.Option(help="The snapshot's version, 1 or more.")] = 1,
+    watermark_ms: Annotated[
+        int, typer.Option(help="Event time up to which the model has learned; 0: not known.")
+    ] = 0,
+    memory_mib: Annotated[int, typer.Option(help="Memory to use for rows, in MiB.")] = 512,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Turn an existing model into a snapshot that serves without trainer or Redis.
+
+    Rows are streamed, so tables may be far larger than memory; each lies once on disk beside the
+    output meanwhile. The snapshot appears whole or not at all.
+
+    Example, two tables of which items serve two features, for lookup:
+
+        import --table user=data/user --table item=data/item:cand:seen/mean snapshots/rank
+
+    The same with a dense net, for ranking: write the net with export-dense, then add
+    --dense nets/rank. From a torch model: --state-dict model.pt --table item=item_emb.weight
+    """
+    with refusals(as_json):
+        spec = _spec(output, model_file, table or [], state_dict, dtype)
+        if model is not None:
+            spec = dataclasses.replace(spec, name=model)
+        chosen: Any = duplicates  # checked by ImportOptions
+        options = ImportOptions(
+            version=version,
+            watermark_ms=watermark_ms,
+            memory_bytes=memory_mib << 20,
+            duplicates=chosen,
+            dense=dense,
+        )
+        report = _import(spec, output, options)
+    if as_json:
+        print_json(dataclasses.asdict(report))
+    else:
+        _print(report)
