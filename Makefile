@@ -7,9 +7,9 @@ BIN := $(abspath $(VENV))/bin
 # Found without importing it; the dense plugin is built against it.
 TORCH = $(shell $(BIN)/python -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])")
 APT := g++ cmake ninja-build libgtest-dev nlohmann-json3-dev libisal-dev libhiredis-dev \
-  libprotobuf-dev protobuf-compiler python3-dev python3-venv
+  libprotobuf-dev protobuf-compiler python3-dev python3-venv libb64-0d
 
-.PHONY: help dev cpp check test test-asan test-tsan clean
+.PHONY: help dev cpp check test bench-serve test-asan test-tsan clean
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
@@ -54,6 +54,9 @@ check: dev cpp ## formatters, linters, types, proto lint
 test: dev cpp ## every test: C++ and Python
 	ctest --test-dir build/cpp --output-on-failure -j $$(nproc)
 	$(BIN)/pytest -q
+
+bench-serve: dev cpp ## serving against Triton's Python backend with torch; half an hour
+	$(BIN)/python -m bench.serve
 
 test-asan: build/.apt ## the C++ tests under AddressSanitizer and UBSan
 	@cmake -S . -B build/asan -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all" >/dev/null

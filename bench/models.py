@@ -1,0 +1,119 @@
+"""Making the models that are measured: random rows as a snapshot, and as files for the peer.
+
+Row k of a table is the row of key k on both sides. What is made is kept under `build/bench/models`
+and made again only when the shape changes.
+
+Shapes: T tables, R rows a table, d values a row.
+"""
+
+import dataclasses
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bench.shapes import SEED, Shape
+from embertide import _store
+from embertide.trainer.config import ModelConfig
+from embertide.trainer.embedding.store import store_table
+from embertide.trainer.model.dlrm import Dlrm, Probability
+from embertide.trainer.model.export import export_dense, tensor_bytes
+from embertide.trainer.publish.snapshot import DensePart, SnapshotInfo, write_snapshot
+
+CPU = "x86-64-v3"
+_FULL = 1  # the live mask of a row of one chunk
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Files:
+    """Where a shape's files are."""
+
+    snapshot: Path
+    peer: Path  # tables.npy [T,R,d] and net.safetensors
+
+
+def _hashes(keys_R: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Hash keys as the store does (docs/formats.md)."""
+    z = keys_R + np.uint64(_store.HASH_SEED)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(z ^ (z >> np.uint64(31)))
+
+
+def _buckets(
+    table: _store.TableConfig, rows_Rd: NDArray[np.float32]
+) -> Iterator[tuple[_store.TableConfig, int, bytes]]:
+    """Give a table's buckets as row records; _store.encode_record a row would take minutes."""
+    record = np.dtype(
+        [("key", "<u8"), ("live", "<u2"), ("kind", "<u2"), ("values", "<f4", rows_Rd.shape[1])]
+    )
+    keys_R = np.arange(len(rows_Rd), dtype=np.uint64)
+    shift = np.uint64(64 - table.bucket_bits)
+    bucket_R = _hashes(keys_R) >> shift if table.bucket_bits else np.zeros_like(keys_R)
+    for bucket in range(1 << table.bucket_bits):
+        mine = np.flatnonzero(bucket_R == bucket)
+        records = np.zeros(len(mine), record)
+        records["key"] = keys_R[mine]
+        records["live"] = _FULL
+        records["values"] = rows_Rd[mine]
+        yield table, bucket, records.tobytes()
+
+
+def _draw_tables(shape: Shape, path: Path) -> None:
+    """Write tables.npy, one table in memory at a time."""
+    rng = np.random.default_rng(SEED)
+    size = (shape.tables, shape.rows, shape.dim)
+    out: NDArray[np.float32] = np.lib.format.open_memmap(  # type: ignore[no-untyped-call]
+        path, "w+", np.float32, size
+    )
+    for t in range(shape.tables):
+        out[t] = rng.random(size[1:], np.float32) - np.float32(0.5)
+    del out  # closes the file
+
+
+def _dense_part(config: ModelConfig, directory: Path, cache: Path) -> DensePart:
+    torch.manual_seed(SEED)
+    net = Probability(Dlrm(config))
+    tensors = tensor_bytes(net)
+    (directory / "net.safetensors").write_bytes(tensors)
+    program = directory / "program.pt2"
+    export_dense(
+        net,
+        program,
+        dense_features=config.dense_features,
+        embedding_dim=sum(config.feature_dims),
+        cpu=CPU,
+        cache=cache,
+    )
+    return DensePart(program=program, cpu=CPU, tensors=tensors)
+
+
+def _make(shape: Shape, directory: Path, cache: Path) -> None:
+    config = shape.config()
+    peer = directory / "peer"
+    peer.mkdir(parents=True)
+    _draw_tables(shape, peer / "tables.npy")
+    part = _dense_part(config, peer, cache)
+    tables = [store_table(table, i, SEED) for i, table in enumerate(config.tables)]
+    rows_TRd = np.load(peer / "tables.npy", mmap_mode="r")
+    buckets = (each for table in tables for each in _buckets(table, rows_TRd[table.id]))
+    info = SnapshotInfo.of(config, lineage=1, version=1, watermark_ms=1)
+    write_snapshot(directory / "snapshot", info, tables, buckets, part)
+
+
+def make(shape: Shape, build: Path) -> Files:
+    """Return the files of a shape, making them if need be."""
+    text = json.dumps([dataclasses.asdict(shape), SEED, CPU, torch.__version__], sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    directory = build / "bench" / "models" / f"{shape.name}-{digest}"
+    if not directory.is_dir():
+        partial = directory.with_name(f".{directory.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        _make(shape, partial, build / "cache" / "dense")
+        partial.rename(directory)
+    return Files(snapshot=directory / "snapshot", peer=directory / "peer")

@@ -1,0 +1,120 @@
+"""perf_analyzer: the last wheel that carries it, in an environment of its own, and what it reports.
+
+The binary needs `libb64.so.0d` of Debian (package libb64-0d) and `libcudart.so.12`, which another
+wheel brings.
+"""
+
+import csv
+import dataclasses
+import os
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+from typing import Literal
+
+from bench.servers import BUILD, BenchError
+
+_WHEELS = ("tritonclient==2.50.0", "nvidia-cuda-runtime-cu12==12.9.79")
+_ENVIRONMENT = BUILD / "bench" / "venv"
+# Three windows are what perf_analyzer averages; with a wide tolerance they are also the only ones.
+_WINDOWS = 3
+_TOLERANCE_PERCENT = 999
+_TIMEOUT_S = 120
+# Clients that wait for an answer at any time: FACTS of the project are measured with two.
+CONCURRENCY = 2
+
+Protocol = Literal["grpc", "http"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Load:
+    """What perf_analyzer sends, where and for how long."""
+
+    model: str
+    url: str
+    data: Path
+    batch: int = 1  # perf_analyzer's -b: samples of a rectangular request
+    window_ms: int = 300
+    protocol: Protocol = "grpc"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """What one run of perf_analyzer says."""
+
+    requests_per_s: float
+    latency_us_p99: float
+    report: str  # where the time went, for a reader
+
+
+def environment() -> Path:
+    """Return the environment of perf_analyzer, making it if need be.
+
+    Raises:
+        BenchError: The wheels cannot be installed.
+    """
+    if not (_ENVIRONMENT / "bin" / "perf_analyzer").is_file():
+        venv.create(_ENVIRONMENT, with_pip=True, clear=True)
+        command = [str(_ENVIRONMENT / "bin" / "pip"), "install", "-q", *_WHEELS]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode != 0:
+            raise BenchError(f"perf_analyzer cannot be installed:\n{result.stderr}")
+    return _ENVIRONMENT
+
+
+def _variables() -> dict[str, str]:
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    packages = environment() / "lib" / version / "site-packages"
+    libraries = packages / "nvidia" / "cuda_runtime" / "lib"
+    return {**os.environ, "LD_LIBRARY_PATH": str(libraries)}
+
+
+def _command(load: Load, report: Path) -> list[str]:
+    return [
+        str(environment() / "bin" / "perf_analyzer"),
+        *("-m", load.model, "-u", load.url, "-i", load.protocol, "-b", str(load.batch)),
+        *("--concurrency-range", str(CONCURRENCY), "--input-data", str(load.data)),
+        *("--measurement-interval", str(load.window_ms), "--max-trials", str(_WINDOWS)),
+        *("--stability-percentage", str(_TOLERANCE_PERCENT), "-f", str(report)),
+    ]
+
+
+def read_report(text: str, batch: int) -> Measured:
+    """Read perf_analyzer's CSV of one concurrency."""
+    row = next(csv.DictReader(text.splitlines()), None)
+    if row is None:
+        raise BenchError("perf_analyzer's report has no line")
+    return Measured(
+        requests_per_s=float(row["Inferences/Second"]) / batch,
+        latency_us_p99=float(row["p99 latency"]),
+        report=", ".join(f"{name} {value}" for name, value in row.items()),
+    )
+
+
+def run(load: Load) -> Measured:
+    """Run perf_analyzer once.
+
+    Raises:
+        BenchError: It complains, or no request was answered.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        report = Path(directory) / "report.csv"
+        result = subprocess.run(
+            _command(load, report),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_TIMEOUT_S,
+            env=_variables(),
+        )
+        said = f"{result.stdout}{result.stderr}"
+        if "libb64" in said:
+            raise BenchError("perf_analyzer needs libb64: apt-get install libb64-0d")
+        if result.returncode != 0 or not report.is_file():
+            raise BenchError(f"perf_analyzer on {load.model} by {load.protocol} failed:\n{said}")
+        measured = read_report(report.read_text(), load.batch)
+    if measured.requests_per_s <= 0:
+        raise BenchError(f"perf_analyzer on {load.model}: no request was answered:\n{said}")
+    return measured

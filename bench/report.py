@@ -1,0 +1,133 @@
+"""What a benchmark reports: rows of ours against a peer, as a table and as JSON."""
+
+import dataclasses
+import json
+import os
+import platform
+import statistics
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+from rich.table import Table
+
+# Fewer repetitions say nothing of the spread.
+LEAST_REPETITIONS = 5
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One metric of one case: medians of both sides and their ratio, ours / peer."""
+
+    case: str
+    metric: str
+    unit: str
+    ours: float
+    peer: float
+    peer_name: str
+    ratio: float
+    better: Literal["higher", "lower"]
+    n: int
+    spread: float  # the larger side's (maximum - minimum) / median
+    target: float
+
+    @property
+    def met(self) -> bool:
+        """Whether the ratio reaches the target."""
+        return self.ratio >= self.target if self.better == "higher" else self.ratio <= self.target
+
+
+def _spread(values: Sequence[float]) -> float:
+    return (max(values) - min(values)) / statistics.median(values)
+
+
+def compare(
+    name: tuple[str, str, str],
+    ours: Sequence[float],
+    peer: Sequence[float],
+    *,
+    peer_name: str,
+    better: Literal["higher", "lower"],
+    target: float,
+) -> Row:
+    """Return the row (case, metric, unit) of two interleaved series of one length."""
+    case, metric, unit = name
+    if len(ours) != len(peer) or not ours:
+        raise ValueError(f"{case}: {len(ours)} measurements of ours, {len(peer)} of the peer")
+    medians = statistics.median(ours), statistics.median(peer)
+    return Row(
+        case=case,
+        metric=metric,
+        unit=unit,
+        ours=round(medians[0], 3),
+        peer=round(medians[1], 3),
+        peer_name=peer_name,
+        ratio=round(medians[0] / medians[1], 4),
+        better=better,
+        n=len(ours),
+        spread=round(max(_spread(ours), _spread(peer)), 4),
+        target=target,
+    )
+
+
+def _cpu() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def machine() -> str:
+    """Describe this machine in words."""
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{_cpu()}, {os.cpu_count()} cores, {memory_gib:.0f} GiB, {platform.platform()}"
+
+
+def _commit(root: Path) -> str:
+    git = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40"]
+    result = subprocess.run(git, capture_output=True, text=True, check=False)
+    return result.stdout.strip() or "unknown"
+
+
+def write(path: Path, root: Path, rows: Sequence[Row]) -> None:
+    """Write the JSON of a run."""
+    document = {
+        "commit": _commit(root),
+        "machine": machine(),
+        "rows": [dataclasses.asdict(row) for row in rows],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+def show(title: str, rows: Sequence[Row]) -> None:
+    """Print the rows as a table."""
+    table = Table(title=title)
+    for column in (
+        "case",
+        "metric",
+        "ours",
+        "peer",
+        "unit",
+        "ratio",
+        "target",
+        "spread",
+        "peer is",
+    ):
+        table.add_column(column, justify="left" if column in {"case", "peer is"} else "right")
+    for row in rows:
+        sign = "≥" if row.better == "higher" else "≤"
+        colour = "green" if row.met else "red"
+        table.add_row(
+            row.case,
+            row.metric,
+            f"{row.ours:,.0f}",
+            f"{row.peer:,.0f}",
+            row.unit,
+            f"[{colour}]{row.ratio:.2f}[/{colour}]",
+            f"{sign} {row.target:g}",
+            f"{row.spread:.0%}",
+            row.peer_name,
+        )
+    Console(width=160).print(table)

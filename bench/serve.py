@@ -1,0 +1,282 @@
+"""Serving, ours against Triton's Python backend with torch: `make bench-serve`.
+
+Both sides hold the same weights in one tritonserver and get the same requests from perf_analyzer
+over gRPC. First each side's variants (instances, torch threads) are tried once a case, then the
+best of each are measured in turn, ours, peer, ours, peer. Before any timing the answers of both
+sides must agree.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc
+from numpy.typing import NDArray
+from rich.console import Console
+from tritonclient.utils import np_to_triton_dtype
+
+from bench import keys, models, perf, report
+from bench.servers import BUILD, ROOT, BenchError, BenchServer, Kind, Side, Variant, make_backends
+from bench.shapes import Shape
+from embertide.server.adapters.triton import TritonError
+
+_CONSOLE = Console(stderr=True, highlight=False)
+_AGREE = 1e-5
+# Distinct requests of a case; perf_analyzer sends them in a circle.
+_REQUESTS = 32
+_SMALL_SAMPLES = 4096
+# Of one repetition: perf_analyzer runs three windows, and its start costs as much again.
+_WINDOW_MS = 300
+_PILOT_WINDOW_MS = 150
+_PEER_NAMES: dict[Side, str] = {
+    "peer": "Triton Python backend, torch",
+    "fill": "C++ backend that only fills the output",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One kind of request, and what ours / peer must reach in requests per second."""
+
+    kind: Kind
+    batch: int
+    targets: dict[Side, float]  # by peer
+
+    def name(self, shape: Shape) -> str:
+        """Name the case in the report."""
+        form = f"{shape.tables}x{shape.rows}x{shape.dim}"
+        keys_a_feature = f", {shape.bag} keys a feature" if shape.bag > 1 else ""
+        return f"{self.kind} {form}{keys_a_feature}, batch {self.batch}"
+
+
+CRITEO = (
+    Case(kind="ranking", batch=1, targets={"peer": 2.5}),
+    Case(kind="ranking", batch=64, targets={"peer": 2.0}),
+    Case(kind="ranking", batch=256, targets={"peer": 1.5}),
+    Case(kind="lookup", batch=1, targets={"peer": 2.5, "fill": 0.75}),
+    Case(kind="lookup", batch=64, targets={"peer": 2.2, "fill": 0.75}),
+    Case(kind="lookup", batch=256, targets={"peer": 1.7, "fill": 0.75}),
+)
+BAGS = (Case(kind="ranking", batch=64, targets={"peer": 2.0}),)
+
+
+def variants(side: Side, kind: Kind, *, stacked: bool) -> list[Variant]:
+    """Return what a side may choose from."""
+    threads = (1, 2) if side == "peer" else (1,)
+    grid = itertools.product((1, 2), threads)
+    stacked = stacked and side == "peer"
+    return [
+        Variant(side=side, kind=kind, instances=instances, threads=each, stacked=stacked)
+        for instances, each in grid
+    ]
+
+
+class Bench:
+    """The measurements of one shape."""
+
+    def __init__(self, server: BenchServer, cases: Sequence[Case], *, stacked: bool) -> None:
+        """Make the cases' requests."""
+        self.server, self.shape, self.cases = server, server.shape, cases
+        self.stacked = stacked or self.shape.bag > 1
+        self._data = {case: self._write_data(case) for case in cases_by_data(cases)}
+
+    def _write_data(self, data: tuple[Kind, int]) -> Path:
+        kind, batch = data
+        path = BUILD / "bench" / "data" / f"{self.shape.name}-{kind}-{batch}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        count = _REQUESTS if self.shape.bag > 1 else max(_REQUESTS, _SMALL_SAMPLES // batch)
+        made = keys.requests(self.shape, batch=batch, count=count, dense=kind == "ranking")
+        path.write_text(json.dumps(made, separators=(",", ":")))
+        return path
+
+    def measure(self, variant: Variant, case: Case, window_ms: int) -> perf.Measured:
+        """Run perf_analyzer once."""
+        load = perf.Load(
+            model=self.server.load(variant),
+            url=self.server.triton.grpc,
+            data=self._data[case.kind, case.batch],
+            batch=1 if self.shape.bag > 1 else case.batch,
+            window_ms=window_ms,
+        )
+        measured = perf.run(load)
+        _CONSOLE.print(
+            f"[dim]{variant.model} b{case.batch}: {measured.requests_per_s:,.0f}/s,"
+            f" p99 {measured.latency_us_p99:,.0f} us"
+        )
+        return measured
+
+    # --- agreement --------------------------------------------------------------------------------
+
+    def _answer(self, variant: Variant, batch: int) -> NDArray[np.float32]:
+        keys_NFL, dense_ND = keys.draw(self.shape, batch)
+        if self.shape.bag > 1:
+            lengths = np.full((1, batch * self.shape.tables), self.shape.bag, np.int32)
+            arrays: dict[str, NDArray[Any]] = {
+                "KEYS": keys_NFL.reshape(1, -1),
+                "LENGTHS": lengths,
+                "DENSE": dense_ND.reshape(1, -1),
+            }
+        else:
+            arrays = {"KEYS": keys_NFL[:, :, 0], "DENSE": dense_ND}
+        if variant.kind == "lookup":
+            del arrays["DENSE"]
+        inputs = []
+        for name, array in arrays.items():
+            tensor = tritonclient.grpc.InferInput(
+                name, array.shape, np_to_triton_dtype(array.dtype)
+            )
+            tensor.set_data_from_numpy(np.ascontiguousarray(array))
+            inputs.append(tensor)
+        result = self.server.client.infer(self.server.load(variant), inputs)
+        name = "SCORE" if variant.kind == "ranking" else "EMBEDDING"
+        return np.asarray(result.as_numpy(name), np.float32)
+
+    def check(self, ours: Variant, peer: Variant, batch: int) -> None:
+        """Prove that both sides answer alike, and that the answers differ from each other.
+
+        Raises:
+            BenchError: They do not.
+        """
+        a, b = self._answer(ours, batch), self._answer(peer, batch)
+        if a.shape != b.shape:
+            raise BenchError(f"{ours.model} answers {a.shape}, {peer.model} {b.shape}")
+        worst = float(np.abs(a - b).max())
+        if worst > _AGREE:
+            raise BenchError(f"{ours.model} and {peer.model} differ by {worst:.2g}")
+        if batch > 1 and float(a.std()) < 100 * _AGREE:
+            raise BenchError(f"{ours.model} answers nearly the same for all keys")
+        _CONSOLE.print(f"{ours.model} and {peer.model} agree within {worst:.2g}, batch {batch}")
+
+    # --- measuring --------------------------------------------------------------------------------
+
+    def choose(self, side: Side, kind: Kind) -> dict[int, Variant]:
+        """Return the fastest variant of a side by batch."""
+        cases = [case for case in self.cases if case.kind == kind]
+        best: dict[int, tuple[float, Variant]] = {}
+        for variant in variants(side, kind, stacked=self.stacked):
+            before = {each for _, each in best.values()}
+            for case in cases:
+                rate = self.measure(variant, case, _PILOT_WINDOW_MS).requests_per_s
+                if rate > best.get(case.batch, (0.0, variant))[0]:
+                    best[case.batch] = (rate, variant)
+            losers = (before | {variant}) - {each for _, each in best.values()}
+            self.server.unload(losers)
+        return {batch: variant for batch, (_, variant) in best.items()}
+
+    def _interleave(
+        self, case: Case, sides: Sequence[Variant], repetitions: int
+    ) -> list[list[perf.Measured]]:
+        series: list[list[perf.Measured]] = [[] for _ in sides]
+        for _ in range(repetitions):
+            for i, variant in enumerate(sides):
+                series[i].append(self.measure(variant, case, _WINDOW_MS))
+        return series
+
+    def _rows(
+        self, case: Case, sides: Sequence[Variant], series: Sequence[Sequence[perf.Measured]]
+    ) -> list[report.Row]:
+        ours = series[0]
+        rows = []
+        for variant, peer in zip(sides[1:], series[1:], strict=True):
+            name = f"{_PEER_NAMES[variant.side]} ({variant.label}; ours {sides[0].label})"
+            case_name = case.name(self.shape)
+            rows.append(
+                report.compare(
+                    (case_name, "throughput", "requests/s"),
+                    [each.requests_per_s for each in ours],
+                    [each.requests_per_s for each in peer],
+                    peer_name=name,
+                    better="higher",
+                    target=case.targets[variant.side],
+                )
+            )
+            if variant.side == "peer":
+                rows.append(
+                    report.compare(
+                        (case_name, "p99 latency", "us"),
+                        [each.latency_us_p99 for each in ours],
+                        [each.latency_us_p99 for each in peer],
+                        peer_name=name,
+                        better="lower",
+                        target=1.0,
+                    )
+                )
+        return rows
+
+    def run(self, repetitions: int) -> list[report.Row]:
+        """Choose, prove and measure every case."""
+        rows = []
+        for kind in dict.fromkeys(case.kind for case in self.cases):
+            cases = [case for case in self.cases if case.kind == kind]
+            names: list[Side] = ["ours", *cases[0].targets]
+            chosen = {side: self.choose(side, kind) for side in names}
+            for case in cases:
+                sides = [chosen[side][case.batch] for side in names]
+                self.check(sides[0], sides[1], case.batch)
+                rows += self._rows(case, sides, self._interleave(case, sides, repetitions))
+            self.server.unload({each for side in chosen.values() for each in side.values()})
+        return rows
+
+
+def cases_by_data(cases: Sequence[Case]) -> list[tuple[Kind, int]]:
+    """Return the distinct inputs of cases."""
+    return list(dict.fromkeys((case.kind, case.batch) for case in cases))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench.serve", description=__doc__)
+    parser.add_argument("--only", choices=("criteo", "bags"), help="one of the two models")
+    parser.add_argument("--rows", type=int, default=200_000, help="of each criteo table")
+    parser.add_argument("--bag-rows", type=int, default=10_000_000, help="of all bag tables")
+    parser.add_argument("--repetitions", type=int, default=report.LEAST_REPETITIONS)
+    parser.add_argument("--kind", choices=("ranking", "lookup"), help="cases of one kind")
+    parser.add_argument("--stacked", action="store_true", help="the peer stacks its tables in one")
+    parser.add_argument("--backend", type=Path, default=BUILD / "cpp" / "backends" / "embertide")
+    parser.add_argument("--out", type=Path, default=BUILD / "bench" / "serve.json")
+    arguments = parser.parse_args()
+    if arguments.repetitions < 1:
+        parser.error("--repetitions must be at least 1")
+    return arguments
+
+
+def _plan(arguments: argparse.Namespace) -> list[tuple[Shape, tuple[Case, ...]]]:
+    bags = Shape(name="bags", rows=arguments.bag_rows // 26, dim=64, bag=20)
+    plan = [(Shape(name="criteo", rows=arguments.rows), CRITEO), (bags, BAGS)]
+    kinds = {arguments.kind} if arguments.kind else {"ranking", "lookup"}
+    chosen = [
+        (shape, tuple(case for case in cases if case.kind in kinds))
+        for shape, cases in plan
+        if arguments.only in (None, shape.name)
+    ]
+    return [(shape, cases) for shape, cases in chosen if cases]
+
+
+def main() -> int:
+    """Run the benchmark; the exit code says whether it ran, not whether targets were reached."""
+    arguments = _arguments()
+    rows: list[report.Row] = []
+    try:
+        backends = make_backends(arguments.backend)
+        for shape, cases in _plan(arguments):
+            _CONSOLE.print(f"[bold]{shape.name}[/bold]: {shape.row_bytes / 1e9:.2f} GB of rows")
+            files = models.make(shape, BUILD)
+            with BenchServer(backends, shape, files) as server:
+                bench = Bench(server, cases, stacked=arguments.stacked)
+                rows += bench.run(arguments.repetitions)
+    except (BenchError, TritonError) as error:
+        _CONSOLE.print(f"[red]bench-serve: {error}")
+        return 1
+    report.write(arguments.out, ROOT, rows)
+    report.show("Serving: ours against the peers", rows)
+    _CONSOLE.print(f"written to {arguments.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

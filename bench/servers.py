@@ -1,0 +1,239 @@
+"""One tritonserver with every side's backend, and the models that it is asked to load.
+
+`build/bench/backends` holds ours (a link to the build), the wheel's Python backend with the stub of
+this Python, and the fill backend, compiled here.
+"""
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Literal, Self
+
+import tritonclient.grpc
+
+from bench.models import Files
+from bench.shapes import Shape
+from embertide.server.adapters import triton
+from embertide.server.adapters.process import free_ports
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build"
+_HERE = Path(__file__).parent
+_MAX_BATCH = 1024
+_DENSE = 13
+
+# The Python backend's stub sees neither this environment nor the checkout.
+_PEER_MODEL = """import sys
+
+sys.path[:0] = {paths}
+from bench.peer import TritonPythonModel
+"""
+
+Kind = Literal["ranking", "lookup"]
+Side = Literal["ours", "peer", "fill"]
+
+
+class BenchError(RuntimeError):
+    """The benchmark cannot run; the message says what to do."""
+
+
+# --- backends -------------------------------------------------------------------------------------
+
+
+def _link(path: Path, target: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to(target)
+
+
+def _make_python_backend(directory: Path) -> None:
+    root = triton.find_installation().root
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    stub = root / "python_backend_stubs" / version / "triton_python_backend_stub"
+    if not stub.is_file():
+        raise BenchError(f"{stub} is missing: the wheel has no Python backend for {version}")
+    shutil.copytree(root / "backends" / "python", directory, dirs_exist_ok=True)
+    shutil.copy(stub, directory / stub.name)
+
+
+def _make_fill_backend(directory: Path) -> None:
+    source = _HERE / "fill_backend.cc"
+    library = directory / "libtriton_fill.so"
+    if library.is_file() and library.stat().st_mtime > source.stat().st_mtime:
+        return
+    directory.mkdir(parents=True, exist_ok=True)
+    command = ["g++", "-std=c++20", "-O2", "-fPIC", "-shared", f"-I{ROOT / 'backend_cpp'}"]
+    result = subprocess.run(
+        [*command, str(source), "-o", str(library)], capture_output=True, text=True, check=False
+    )
+    if result.returncode != 0:
+        raise BenchError(f"{source} does not compile:\n{result.stderr}")
+
+
+def make_backends(ours: Path) -> Path:
+    """Return a folder with all backends; `ours` holds libtriton_embertide.so.
+
+    Raises:
+        BenchError: The wheel lacks this Python's stub, or the fill backend does not compile.
+    """
+    directory = BUILD / "bench" / "backends"
+    directory.mkdir(parents=True, exist_ok=True)
+    _link(directory / "embertide", ours.resolve())
+    _make_python_backend(directory / "python")
+    _make_fill_backend(directory / "fill")
+    return directory
+
+
+# --- models ---------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """One side of a comparison at given instance and thread counts."""
+
+    side: Side
+    kind: Kind
+    instances: int = 1
+    threads: int = 1  # of torch, in each instance of the peer
+    stacked: bool = False  # the peer holds all tables in one EmbeddingBag
+
+    @property
+    def model(self) -> str:
+        """Name the model in Triton."""
+        stacked = "_stacked" if self.stacked else ""
+        return f"{self.side}_{self.kind}_i{self.instances}_t{self.threads}{stacked}"
+
+    @property
+    def label(self) -> str:
+        """Describe the variant in a report."""
+        threads = f", {self.threads} torch threads" if self.side == "peer" else ""
+        return f"{self.instances} instances{threads}"
+
+
+def _our_config(variant: Variant, shape: Shape, files: Files) -> str:
+    options = triton.ModelOptions(
+        snapshot=files.snapshot,
+        kind=variant.kind,
+        instances=variant.instances,
+        max_batch_size=_MAX_BATCH,
+        # Rows, index and headroom: nothing may spill in a comparison of memory with memory.
+        ddr_budget_bytes=2 * shape.row_bytes + (1 << 30),
+    )
+    lines = triton.model_config(variant.model, options).splitlines()
+    # perf_analyzer asks for every output; a client that wants scores asks for scores.
+    extras = ('name: "SOURCE"', 'name: "VERSION"')
+    return "\n".join(line for line in lines if not any(extra in line for extra in extras))
+
+
+def _peer_parameters(variant: Variant, shape: Shape, files: Files) -> dict[str, str]:
+    if variant.side == "fill":
+        return {"width": str(shape.tables * shape.dim)}
+    return {
+        "kind": variant.kind,
+        "directory": str(files.peer),
+        "jagged": str(int(shape.bag > 1)),
+        "stacked": str(int(variant.stacked)),
+        "threads": str(variant.threads),
+        "shape": json.dumps(dataclasses.asdict(shape)),
+    }
+
+
+def _tensor(kind: str, name: str, dtype: str, dim: int) -> str:
+    ragged = " allow_ragged_batch: true" if dim < 0 and kind == "input" else ""
+    return f'{kind} [ {{ name: "{name}" data_type: {dtype} dims: [ {dim} ]{ragged} }} ]'
+
+
+def _tensors(variant: Variant, shape: Shape) -> list[str]:
+    jagged = shape.bag > 1
+    ranking = variant.kind == "ranking"
+    tensors = [_tensor("input", "KEYS", "TYPE_INT64", -1 if jagged else shape.tables)]
+    if jagged:
+        tensors.append(_tensor("input", "LENGTHS", "TYPE_INT32", -1))
+    if ranking:
+        tensors.append(_tensor("input", "DENSE", "TYPE_FP32", -1 if jagged else _DENSE))
+    width = -1 if jagged else 1 if ranking else shape.tables * shape.dim
+    answer = "SCORE" if ranking else "EMBEDDING"
+    return [*tensors, _tensor("output", answer, "TYPE_FP32", width)]
+
+
+def _other_config(variant: Variant, shape: Shape, files: Files) -> str:
+    parameters = _peer_parameters(variant, shape, files)
+    lines = [
+        f'name: "{variant.model}"',
+        f'backend: "{"python" if variant.side == "peer" else "fill"}"',
+        f"max_batch_size: {_MAX_BATCH}",
+        *_tensors(variant, shape),
+        f"instance_group [ {{ count: {variant.instances} kind: KIND_CPU }} ]",
+        "dynamic_batching { }",
+    ]
+    lines += [
+        f"parameters {{ key: {json.dumps(key)} value: {{ string_value: {json.dumps(value)} }} }}"
+        for key, value in parameters.items()
+    ]
+    return "\n".join(lines)
+
+
+def write_model(repository: Path, variant: Variant, shape: Shape, files: Files) -> None:
+    """Write the directory of a variant into a model repository."""
+    directory = repository / variant.model
+    (directory / "1").mkdir(parents=True)
+    make = _our_config if variant.side == "ours" else _other_config
+    text = make(variant, shape, files)
+    (directory / "config.pbtxt").write_text(text + "\n", encoding="utf-8")
+    if variant.side == "peer":
+        paths = [sysconfig.get_paths()["purelib"], str(ROOT), str(ROOT / "typings")]
+        (directory / "1" / "model.py").write_text(_PEER_MODEL.format(paths=paths))
+
+
+# --- server ---------------------------------------------------------------------------------------
+
+
+class BenchServer:
+    """A tritonserver over the variants of one shape; models are loaded when first asked for."""
+
+    def __init__(self, backends: Path, shape: Shape, files: Files) -> None:
+        """Start a server without models."""
+        self.shape, self.files = shape, files
+        self._repository = BUILD / "bench" / "repository"
+        shutil.rmtree(self._repository, ignore_errors=True)
+        self._repository.mkdir(parents=True)
+        http, grpc, metrics = free_ports(3)
+        options = triton.ServerOptions(
+            repository=self._repository,
+            backends=backends,
+            log=BUILD / "bench" / f"triton-{shape.name}.log",
+            http_port=http,
+            grpc_port=grpc,
+            metrics_port=metrics,
+            explicit=True,
+        )
+        self._loaded: set[Variant] = set()
+        self.triton = triton.TritonServer(options)
+        self.client = tritonclient.grpc.InferenceServerClient(self.triton.grpc)
+
+    def load(self, variant: Variant) -> str:
+        """Load a variant, if it is not loaded, and return its model's name."""
+        if variant not in self._loaded:
+            write_model(self._repository, variant, self.shape, self.files)
+            self.client.load_model(variant.model)
+            self._loaded.add(variant)
+        return variant.model
+
+    def unload(self, variants: set[Variant]) -> None:
+        """Unload variants and give their memory back."""
+        for variant in variants & self._loaded:
+            self.client.unload_model(variant.model)
+            shutil.rmtree(self._repository / variant.model)
+        self._loaded -= variants
+
+    def __enter__(self) -> Self:
+        """Return the running server."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Stop it."""
+        self.client.close()
+        self.triton.stop()

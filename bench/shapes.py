@@ -1,0 +1,44 @@
+"""What is measured: DLRMs of Criteo's shape over tables of a given size.
+
+The peer's model imports this inside Triton, so it needs no compiled part of the project.
+"""
+
+import dataclasses
+
+from embertide.trainer.config import ModelConfig, bucket_bits, criteo
+
+# Every value the benchmark draws comes from this seed.
+SEED = 20_240_607
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """A model to measure and how its requests look."""
+
+    name: str
+    rows: int  # of one table
+    dim: int = 16
+    bag: int = 1  # keys a feature; above 1, requests are jagged
+    tables: int = 26
+
+    def __post_init__(self) -> None:
+        """Refuse shapes that the Criteo net has no place for."""
+        if not 1 <= self.tables <= 26:
+            raise ValueError(f"tables is {self.tables}; the Criteo net has 1 to 26")
+        if min(self.rows, self.dim, self.bag) < 1:
+            raise ValueError(f"{self}: rows, dim and bag must be at least 1")
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of all rows' values."""
+        return self.tables * self.rows * self.dim * 4
+
+    def config(self) -> ModelConfig:
+        """Return the DLRM of Criteo's shape over tables of this size."""
+        base = criteo()
+        tables = tuple(
+            dataclasses.replace(table, dim=self.dim, bucket_bits=bucket_bits(self.rows))
+            for table in base.tables[: self.tables]
+        )
+        features = base.features[: self.tables]
+        return dataclasses.replace(base, name=self.name, tables=tables, features=features)
