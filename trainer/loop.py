@@ -274,7 +274,7 @@ class Trainer:
         newest = self.publisher.newest
         if newest is None:
             self._snapshot(number, watermark_ms, dense)
-            self.publisher.adopt(number, dense)
+            self.publisher.adopt(number, watermark_ms=watermark_ms, dense=dense)
             return
         if number <= newest.number:
             return  # out already, by the run that we resumed: only the state moves on

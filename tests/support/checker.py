@@ -96,7 +96,7 @@ class CheckerPublisher:
         self.publisher = Publisher(self.publication, bus=bus, schema_id=schema_id(info, TABLES))
         if self.publisher.newest is None:
             self.snapshot(1)
-            self.publisher.adopt(1, dense_tensors(1))
+            self.publisher.adopt(1, watermark_ms=1, dense=dense_tensors(1))
 
     def snapshot(self, version: int) -> None:
         lineage = self.publisher.lineage

@@ -2,10 +2,12 @@
 
     PUB/snapshots/NUMBER-LINEAGE/    a snapshot each
     PUB/deltas/NUMBER-LINEAGE/       what one version changed; it exists once commit.pb does
+    PUB/versions.jsonl               a line for every version, kept when its files are pruned
 
 The nodes' side is backend_cpp/bus/delta.h. Names ascend as versions do.
 """
 
+import json
 import os
 import re
 import shutil
@@ -93,6 +95,22 @@ class Publication:
 
     def _delta_path(self, version: VersionId) -> Path:
         return self.path / "deltas" / version.folder
+
+    @property
+    def log(self) -> Path:
+        """Where every version is noted, oldest first."""
+        return self.path / "versions.jsonl"
+
+    def note(self, version: VersionId, *, watermark_ms: int, committed_ms: int) -> None:
+        """Note a version that is about to exist; after a crash it may never have."""
+        line = {
+            "number": version.number,
+            "lineage": version.lineage,
+            "watermark_ms": watermark_ms,
+            "committed_ms": committed_ms,
+        }
+        with self.log.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
 
     def write_delta(
         self,

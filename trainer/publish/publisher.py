@@ -70,6 +70,10 @@ Change = tuple[_store.TableConfig, int, bytes]
 """Table, bucket, records that changed since the version before (tombstones among them)."""
 
 
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
 def _batch_crc(lineage: int, version: int, table: int, bucket: int, seq: int, rows: bytes) -> int:
     return _store.crc32c(struct.pack("<QQIIQ", lineage, version, table, bucket, seq) + rows)
 
@@ -124,10 +128,11 @@ class Publisher:
                     batches[batch.table_id, batch.bucket].append(batch)
         return batches
 
-    def adopt(self, number: int, dense: bytes) -> None:
+    def adopt(self, number: int, *, watermark_ms: int, dense: bytes) -> None:
         """Say that a snapshot of this lineage is the newest version: a publication's first."""
         self.newest = VersionId(number, self.lineage)
         self._dense_id = dense_id(dense)
+        self.publication.note(self.newest, watermark_ms=watermark_ms, committed_ms=_now_ms())
 
     def publish(
         self, number: int, *, watermark_ms: int, changes: Iterable[Change], dense: bytes
@@ -155,10 +160,11 @@ class Publisher:
             commit.previous.number, commit.previous.lineage = self.newest
         commit.watermark_ms = watermark_ms
         commit.schema_id = self.schema_id
-        commit.committed_ms = time.time_ns() // 1_000_000
+        commit.committed_ms = _now_ms()
         commit.dense_id = dense_id(dense)
         changed = dense if commit.dense_id != self._dense_id else b""
         self._check_lineage()
+        self.publication.note(version, watermark_ms=watermark_ms, committed_ms=commit.committed_ms)
         self.publication.write_delta(version, partitions, changed, file)
         self.newest = version
         self._dense_id = commit.dense_id
