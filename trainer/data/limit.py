@@ -1,4 +1,4 @@
-"""The first events of a source, and the gate that keeps a trainer behind a scorer."""
+"""The first events of a source; the mark and the gate that keep a trainer behind a scorer."""
 
 import dataclasses
 import time
@@ -67,6 +67,30 @@ def take(batch: Batch, begin: int, end: int) -> Batch:
     )
 
 
+class ScoredMark:
+    """Tells trainers, through Redis, how far a scorer is."""
+
+    def __init__(self, url: str) -> None:
+        """Say that nothing is scored yet.
+
+        Raises:
+            TrainerError: Redis cannot be reached.
+        """
+        self._redis = redis.Redis.from_url(url, socket_timeout=5.0, socket_connect_timeout=2.0)
+        self.tell(0)
+
+    def tell(self, end: int) -> None:
+        """Say that the events before index `end` are scored.
+
+        Raises:
+            TrainerError: Redis cannot be reached.
+        """
+        try:
+            self._redis.set(SCORED_KEY, end)
+        except redis.RedisError as error:
+            raise TrainerError(f"Redis cannot be told what is scored: {error}") from error
+
+
 class ScoredGate:
     """Lets a trainer read what a scorer has scored, as the scorer says in Redis."""
 
@@ -79,11 +103,14 @@ class ScoredGate:
         """Return once all events before index `end` are scored.
 
         Raises:
-            TrainerError: The scorer stood still for ten minutes.
+            TrainerError: The scorer stood still for ten minutes, or Redis cannot be reached.
         """
         deadline = time.monotonic() + _PATIENCE_S
         while self._scored < end:
-            value = self._redis.get(SCORED_KEY)
+            try:
+                value = self._redis.get(SCORED_KEY)
+            except redis.RedisError as error:
+                raise TrainerError(f"Redis cannot be asked what is scored: {error}") from error
             scored = int(value) if isinstance(value, bytes) else 0
             if scored > self._scored:
                 self._scored = scored

@@ -1,0 +1,22 @@
+"""`python -m embertide.trainer`: the trainer's commands, which `embertide` starts as processes."""
+
+import typer
+
+from embertide.trainer.commands import describe, export_dense, import_model, replay, train, verify
+
+app = typer.Typer(
+    name="embertide.trainer",
+    help="Train, publish, evaluate and import models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("train")(train.command)
+app.command("import")(import_model.command)
+app.command("export-dense")(export_dense.command)
+app.command("describe")(describe.command)
+app.command("replay")(replay.command)
+app.command("verify")(verify.command)
+
+if __name__ == "__main__":
+    app(prog_name="embertide")

@@ -1,0 +1,105 @@
+"""`replay`: score a stream with a served model, in step with the trainer that learns from it."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import rich.console
+import rich.progress
+import typer
+
+from embertide.trainer.commands import refusals
+from embertide.trainer.commands.inputs import Data, Events, Hours, StreamSeed, open_input
+from embertide.trainer.errors import TrainerError
+
+
+def _bar() -> rich.progress.Progress:
+    return rich.progress.Progress(
+        rich.progress.TextColumn("scoring"),
+        rich.progress.BarColumn(),
+        rich.progress.MofNCompleteColumn(),
+        rich.progress.TextColumn("{task.fields[state]}"),
+        rich.progress.TimeRemainingColumn(),
+        console=rich.console.Console(stderr=True),
+        disable=not sys.stderr.isatty(),
+    )
+
+
+def command(
+    output: Annotated[
+        Path, typer.Argument(help="The folder for scores.parquet and requests.parquet.")
+    ],
+    url: Annotated[str, typer.Option(help="host:port of the node's gRPC.")] = "127.0.0.1:8001",
+    model: Annotated[str, typer.Option(help="The model's name in Triton.")] = "news",
+    data: Data = None,
+    events: Events = None,
+    hours: Hours = 48,
+    stream_seed: StreamSeed = 1,
+    bus: Annotated[
+        str | None,
+        typer.Option(help="Redis URL by which the trainer is told what is scored."),
+    ] = None,
+    max_staleness: Annotated[
+        float,
+        typer.Option(help="Wait while the served version is older, in minutes of event time."),
+    ] = 30.0,
+    frozen: Annotated[
+        bool,
+        typer.Option(help="The model does not change: wait for nothing, skip what it has learned."),
+    ] = False,
+    batch_size: Annotated[int, typer.Option(help="Events of a request, at least.")] = 256,
+    in_flight: Annotated[int, typer.Option(help="Requests at a time.")] = 3,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print progress and the result as JSON lines.")
+    ] = False,
+) -> None:
+    """Score every event of a stream with the served model.
+
+    With --bus, a trainer started with --behind-scorer learns only from what is scored here, and
+    scoring waits while the served version is older than --max-staleness: an honest rehearsal of a
+    live day, faster than life.
+
+    Example: replay build/scores --bus redis://127.0.0.1:6379 --data clicks.parquet
+    """
+    from embertide.trainer.data.limit import ScoredMark
+    from embertide.trainer.eval.records import Records
+    from embertide.trainer.eval.replay import Replay, ReplayConfig, ReplayProgress
+    from embertide.trainer.eval.served import ServedModel
+
+    with refusals(as_json), _bar() as bar:
+        source = open_input(data, events, hours, stream_seed)
+        try:
+            config = ReplayConfig(
+                batch_size=batch_size,
+                in_flight=in_flight,
+                max_staleness_ms=None if frozen else round(max_staleness * 60_000),
+            )
+        except ValueError as error:
+            raise TrainerError(str(error)) from error
+        task = bar.add_task("", total=source.total_events(), state="starting")
+
+        def show(progress: ReplayProgress) -> None:
+            if as_json:
+                print(json.dumps({"progress": dataclasses.asdict(progress)}), flush=True)
+            state = f"version {progress.version} · AUC {progress.auc:.4f}"
+            rate = f" · p99 {progress.p99_ms:.1f} ms · {progress.events_per_s:,.0f} events/s"
+            bar.update(task, completed=progress.events, state=state + rate)
+
+        served = ServedModel(url, model)
+        mark = ScoredMark(bus) if bus else None
+        replay = Replay(served, Records(output), config, scored=mark)
+        try:
+            replay.run(source, progress=show)
+        finally:
+            served.close()
+    stats = dataclasses.asdict(replay.stats)
+    if as_json:
+        print(json.dumps({"result": stats}), flush=True)
+        return
+    days = ", ".join(f"day {day}: {auc:.4f}" for day, auc in replay.prequential.daily().items())
+    typer.echo(
+        f"{stats['events']:,} events in {stats['requests']:,} requests, "
+        f"{stats['failed_requests']} failed; AUC {days}"
+    )

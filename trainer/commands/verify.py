@@ -1,0 +1,54 @@
+"""`verify`: make the figures of a replay again from its records and the input."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from embertide.trainer.commands import print_json, refusals
+from embertide.trainer.commands.inputs import Data, Events, Hours, StreamSeed, open_input
+
+
+def command(
+    scores: Annotated[Path, typer.Argument(help="The folder that `replay` wrote.")],
+    versions: Annotated[Path, typer.Argument(help="versions.jsonl of the publication.")],
+    data: Data = None,
+    events: Events = None,
+    hours: Hours = 48,
+    stream_seed: StreamSeed = 1,
+    frozen: Annotated[
+        Path | None, typer.Option(help="The folder of the frozen copy's `replay`.")
+    ] = None,
+    frozen_from: Annotated[
+        int, typer.Option(help="Event from which the copy stands for itself.")
+    ] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print every figure as JSON.")] = False,
+) -> None:
+    """Compute every figure of a replay from its records and the input, and look for faults.
+
+    Faults are rows without a score, rows answered by a version that had learned from the event,
+    groups of one ts split over versions, and answers older than one given before they were asked
+    for. Any of them gives exit status 1.
+    """
+    from embertide.trainer.eval.figures import Frozen, VersionLog, measure
+    from embertide.trainer.eval.records import Records
+
+    with refusals(as_json):
+        source = open_input(data, events, hours, stream_seed)
+        copy = Frozen(records=Records(frozen), first=frozen_from) if frozen else None
+        figures = measure(source, Records(scores), VersionLog.read(versions), copy)
+    faults = {
+        name: figures[name]
+        for name in ("missing_rows", "learned_rows", "split_groups", "steps_back")
+        if figures[name]
+    }
+    if as_json:
+        print_json(figures)
+    else:
+        for name in ("events", "served_auc", "frozen_auc", "requests", "p50_ms", "p99_ms"):
+            typer.echo(f"{name:12s} {json.dumps(figures[name])}")
+    for name, count in faults.items():
+        typer.echo(f"error: {count} {name.replace('_', ' ')}", err=True)
+    if faults:
+        raise typer.Exit(1)

@@ -1,0 +1,111 @@
+"""A ranking model in Triton, asked over gRPC (KServe v2).
+
+Shapes: B samples, F features, D dense columns.
+"""
+
+import dataclasses
+import time
+from typing import Any
+
+import grpc
+import numpy as np
+import tritonclient.grpc
+from numpy.typing import NDArray
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+from embertide.trainer.errors import TrainerError
+
+_TIMEOUT_S = 30.0
+# A node that restarts is away for seconds; one that is away for a minute is gone.
+_TRIES = 120
+_PAUSE_S = 0.5
+
+
+class ServingError(TrainerError):
+    """The served model refuses a request, or cannot be reached; the message says which."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """Scores, and the response parameters that say what they were made of."""
+
+    score_B: NDArray[np.float32]
+    version: int
+    watermark_ms: int
+    plan_epoch: int
+    node: str
+    failures: int  # requests that failed before this one was answered
+    sent_ms: int  # wall clock
+    latency_us: int  # of the request that was answered
+
+
+class ServedModel:
+    """One model of one server. Thread-safe: gRPC channels are.
+
+    Args:
+        url: host:port of gRPC.
+        model: Name in Triton.
+    """
+
+    def __init__(self, url: str, model: str) -> None:
+        """Name the model; nothing is sent yet."""
+        self.url, self.model = url, model
+        self._client = tritonclient.grpc.InferenceServerClient(url)
+        self._outputs = [tritonclient.grpc.InferRequestedOutput("SCORE")]
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    def score(self, keys_BF: NDArray[np.int64], dense_BD: NDArray[np.float32]) -> Answer:
+        """Score B samples in one request; all of them by one version.
+
+        A server that is away is asked again for a minute.
+
+        Raises:
+            ServingError: It refuses the request, or stays away.
+        """
+        inputs = [_tensor("KEYS", keys_BF)]
+        if dense_BD.shape[1]:
+            inputs.append(_tensor("DENSE", dense_BD))
+        for failures in range(_TRIES):
+            sent_ms, began = time.time_ns() // 1_000_000, time.perf_counter()
+            try:
+                result = self._client.infer(
+                    self.model, inputs, outputs=self._outputs, client_timeout=_TIMEOUT_S
+                )
+            except InferenceServerException as error:
+                if not _away(error):
+                    raise ServingError(f"model {self.model!r} at {self.url}: {error}") from error
+                time.sleep(_PAUSE_S)
+                continue
+            said = {
+                name: getattr(value, value.WhichOneof("parameter_choice"))
+                for name, value in result.get_response().parameters.items()
+            }
+            return Answer(
+                score_B=np.asarray(result.as_numpy("SCORE"), np.float32).reshape(-1),
+                version=int(said["version"]),
+                watermark_ms=int(said["watermark_ms"]),
+                plan_epoch=int(said["plan_epoch"]),
+                node=str(said["node"]),
+                failures=failures,
+                sent_ms=sent_ms,
+                latency_us=round((time.perf_counter() - began) * 1e6),
+            )
+        raise ServingError(
+            f"model {self.model!r} at {self.url} did not answer for {_TRIES * _PAUSE_S:.0f} s: is "
+            "the node running?"
+        )
+
+
+def _away(error: InferenceServerException) -> bool:
+    codes = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+    return any(str(code) == error.status() for code in codes)
+
+
+def _tensor(name: str, array: NDArray[Any]) -> tritonclient.grpc.InferInput:
+    array = np.ascontiguousarray(array)
+    tensor = tritonclient.grpc.InferInput(name, array.shape, np_to_triton_dtype(array.dtype))
+    tensor.set_data_from_numpy(array)
+    return tensor
