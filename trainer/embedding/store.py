@@ -89,7 +89,7 @@ class EmbeddingStore(nn.Module):
     def forward(self, keys_BF: Keys) -> Tensor:
         """Return embeddings_BE for one key a feature.
 
-        In training mode the result takes a gradient for `step`.
+        In training mode, unless torch records no gradients, the result takes one for `step`.
         """
         keys_BF = np.asarray(keys_BF, np.int64)
         out = np.empty((len(keys_BF), self.embedding_dim), np.float32)
@@ -101,7 +101,7 @@ class EmbeddingStore(nn.Module):
             for i, f in enumerate(features):
                 out[:, self._columns(f)] = values[i * len(keys_BF) : (i + 1) * len(keys_BF)]
         embeddings = torch.from_numpy(out)
-        if self.training:
+        if self.training and torch.is_grad_enabled():
             embeddings.requires_grad_()
             self._pending.append((keys_BF, embeddings))
         return embeddings
@@ -109,30 +109,34 @@ class EmbeddingStore(nn.Module):
     def step(self) -> int:
         """Bring the gradients of all forward passes since the last step into the rows.
 
+        As in torch, a key's gradients add up over all of them before the one update.
+
         Returns:
             How many rows were updated.
 
         Raises:
-            RuntimeError: A forward pass has no gradient yet (backward was not called).
+            RuntimeError: A forward pass has no gradient yet (backward was not called); no row
+                has changed then.
         """
-        updated = 0
+        passes: list[tuple[Keys, NDArray[np.float32]]] = []
         for keys_BF, embeddings in self._pending:
             if embeddings.grad is None:
                 raise RuntimeError("step() before backward(): the embeddings have no gradient")
-            gradient = embeddings.grad.numpy()
-            for table, features in enumerate(self._features):
-                if not features:
-                    continue
-                keys = np.ascontiguousarray(keys_BF[:, features].T).reshape(-1)
-                self.store.ensure_rows(table, keys)
-                parts = [gradient[:, self._columns(f)] for f in features]
-                updated += self.store.apply_gradients(
-                    table,
-                    keys,
-                    np.concatenate(parts),
-                    learning_rate=self.optimizer.sparse_learning_rate,
-                    epsilon=self.optimizer.epsilon,
-                )
+            passes.append((keys_BF, embeddings.grad.numpy()))
+        updated = 0
+        for table, features in enumerate(self._features):
+            if not features or not passes:
+                continue
+            keys = np.concatenate([keys_BF[:, f] for keys_BF, _ in passes for f in features])
+            parts = [gradient[:, self._columns(f)] for _, gradient in passes for f in features]
+            self.store.ensure_rows(table, keys)
+            updated += self.store.apply_gradients(
+                table,
+                keys,
+                np.concatenate(parts),
+                learning_rate=self.optimizer.sparse_learning_rate,
+                epsilon=self.optimizer.epsilon,
+            )
         self._pending.clear()
         return updated
 
