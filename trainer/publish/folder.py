@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +24,9 @@ _DELTA_MAGIC = b"EMDLT001"
 _COMMIT_MAGIC = b"EMCMT001"
 _COMMIT_FILE = "commit.pb"
 _DENSE_FILE = "dense.safetensors"
+_MANIFEST = "manifest.json"
 _NAME = re.compile(r"(\d{12,19})-(\d{6,19})")
+_PARTIAL = re.compile(r"\.(\d{12,19})-(\d{6,19})\.partial")
 
 
 class PublicationError(TrainerError):
@@ -57,12 +59,33 @@ def _list(parent: Path, file: str) -> list[VersionId]:
     return sorted(ids)
 
 
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
+def _write(path: Path, data: bytes | bytearray) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def _remove(folder: Path, file: str) -> None:
+    """Remove a folder that `file` makes exist: that one goes first, so none is there in part."""
+    (folder / file).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _unfinished(parent: Path, file: str) -> Iterator[tuple[int, Path]]:
+    """Yield (number, folder) of what a writer that was killed has left: folders without `file`."""
+    for path in parent.iterdir() if parent.is_dir() else ():
+        match = _PARTIAL.fullmatch(path.name) or _NAME.fullmatch(path.name)
+        if match and (match.re is _PARTIAL or not (path / file).exists()):
+            yield int(match[1]), path
 
 
 class Publication:
@@ -79,7 +102,7 @@ class Publication:
 
     def snapshots(self) -> list[VersionId]:
         """Return the versions that have a snapshot, ascending."""
-        return _list(self.path / "snapshots", "manifest.json")
+        return _list(self.path / "snapshots", _MANIFEST)
 
     def deltas(self) -> list[VersionId]:
         """Return the versions that have a committed delta folder, ascending."""
@@ -109,8 +132,12 @@ class Publication:
             "watermark_ms": watermark_ms,
             "committed_ms": committed_ms,
         }
-        with self.log.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        self.path.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab+") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+            # A writer killed within a line must not spoil the next one.
+            begin = b"\n" if file.read(1) not in (b"", b"\n") else b""
+            file.write(begin + json.dumps(line).encode() + b"\n")
 
     def write_delta(
         self,
@@ -141,13 +168,13 @@ class Publication:
             partition.delta_path = f"p-{partition.partition:02d}.delta"
             partition.delta_bytes = len(data)
             partition.delta_crc32c = _store.crc32c(bytes(data))
-            (folder / partition.delta_path).write_bytes(data)
+            _write(folder / partition.delta_path, data)
             file.partitions.append(partition)
             reference = file.commit.partitions.add()
             reference.partition = partition.partition
             reference.crc32c = _store.crc32c(partition.SerializeToString(deterministic=True))
         if dense:
-            (folder / _DENSE_FILE).write_bytes(dense)
+            _write(folder / _DENSE_FILE, dense)
             file.commit.dense_path = _DENSE_FILE
             file.commit.dense_bytes = len(dense)
             file.commit.dense_crc32c = _store.crc32c(dense)
@@ -158,14 +185,16 @@ class Publication:
         message = file.SerializeToString()
         header = _COMMIT_MAGIC + struct.pack("<II", len(message), _store.crc32c(message))
         temporary = folder / f".{_COMMIT_FILE}"
-        temporary.write_bytes(header + message)
+        _write(temporary, header + message)
         temporary.rename(folder / _COMMIT_FILE)
+        _sync(folder)
+        _sync(folder.parent)
 
     def read_commit(self, version: VersionId) -> update_pb2.CommitFile:
         """Read a version's commit file.
 
         Raises:
-            PublicationError: It is absent or fails its checksum.
+            PublicationError: It is absent, fails its checksum or is of another version.
         """
         path = self._delta_path(version) / _COMMIT_FILE
         try:
@@ -173,12 +202,13 @@ class Publication:
         except FileNotFoundError:
             raise PublicationError(f"{path} is missing") from None
         message = data[16:]
-        if data[:8] != _COMMIT_MAGIC or struct.unpack("<II", data[8:16]) != (
-            len(message),
-            _store.crc32c(message),
-        ):
+        header = _COMMIT_MAGIC + struct.pack("<II", len(message), _store.crc32c(message))
+        if data[:16] != header:
             raise PublicationError(f"{path} fails its checksum")
-        return update_pb2.CommitFile.FromString(message)
+        file = update_pb2.CommitFile.FromString(message)
+        if VersionId.of(file.commit.version) != version:
+            raise PublicationError(f"{path} is the commit of another version")
+        return file
 
     def read_batches(self, version: VersionId) -> Iterable[update_pb2.RowBatch]:
         """Yield all row batches of a version's delta files.
@@ -188,7 +218,10 @@ class Publication:
         """
         for partition in self.read_commit(version).partitions:
             path = self._delta_path(version) / partition.delta_path
-            data = path.read_bytes()
+            try:
+                data = path.read_bytes()
+            except FileNotFoundError:
+                raise PublicationError(f"{path} is missing") from None
             if _store.crc32c(data) != partition.delta_crc32c or data[:8] != _DELTA_MAGIC:
                 raise PublicationError(f"{path} fails its checksum")
             at = len(_DELTA_MAGIC)
@@ -198,17 +231,22 @@ class Publication:
                 at += 4 + length
 
     def prune(self, keep_snapshots: int) -> int:
-        """Drop old snapshots, and the deltas that no kept snapshot needs.
+        """Drop old snapshots, the deltas that no kept snapshot needs, and what was never finished.
 
         Returns:
             How many folders went.
         """
         snapshots = self.snapshots()
-        if len(snapshots) <= keep_snapshots:
+        if len(snapshots) < keep_snapshots:
             return 0
         oldest = snapshots[-keep_snapshots]
-        gone = [self.snapshot_path(v) for v in snapshots if v < oldest]
-        gone += [self._delta_path(v) for v in self.deltas() if v.number <= oldest.number]
-        for path in gone:
-            shutil.rmtree(path, ignore_errors=True)
+        gone = [(self.snapshot_path(v), _MANIFEST) for v in snapshots if v < oldest]
+        deltas = [v for v in self.deltas() if v.number <= oldest.number]
+        gone += [(self._delta_path(v), _COMMIT_FILE) for v in deltas]
+        for parent, file in (("snapshots", _MANIFEST), ("deltas", _COMMIT_FILE)):
+            for number, path in _unfinished(self.path / parent, file):
+                if number <= oldest.number:
+                    gone.append((path, file))
+        for path, file in gone:
+            _remove(path, file)
         return len(gone)

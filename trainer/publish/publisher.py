@@ -15,6 +15,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from embertide import _store
 from embertide.trainer.errors import TrainerError
@@ -38,6 +40,15 @@ local now = tonumber(redis.call('GET', KEYS[1]) or '0')
 local mine = math.max(now, tonumber(ARGV[1])) + 1
 redis.call('SET', KEYS[1], mine)
 return mine
+"""
+# Redis may have lost everything, or gone back to an older copy: the larger lineage counts.
+_HOLD_LINEAGE = """
+local now = tonumber(redis.call('GET', KEYS[1]) or '0')
+if now < tonumber(ARGV[1]) then
+  redis.call('SET', KEYS[1], ARGV[1])
+  now = tonumber(ARGV[1])
+end
+return now
 """
 _COMMIT = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
@@ -63,7 +74,7 @@ class PublisherStats:
     versions: int = 0
     rows: int = 0
     bytes: int = 0
-    bus_failures: int = 0
+    bus_failures: int = 0  # versions that went out by files alone, for want of Redis
 
 
 Change = tuple[_store.TableConfig, int, bytes]
@@ -100,13 +111,17 @@ class Publisher:
         self.publication = publication
         self.schema_id = schema_id
         self.stats = PublisherStats()
+        self._redis = None if bus is None else _connect(bus)
+        floor = self._largest_lineage()
+        self.lineage = floor + 1 if self._redis is None else self._take_lineage(floor)
+        # Listed once the lineage is ours: whoever had it commits no more.
         versions = publication.versions()
         self.newest: VersionId | None = versions[-1] if versions else None
-        floor = max((version.lineage for version in versions), default=0)
-        self._redis = None if bus is None else _connect(bus)
-        self.lineage = floor + 1 if self._redis is None else self._take_lineage(floor)
         self._sequences: dict[tuple[int, int], int] = defaultdict(int)
         self._dense_id = ""
+
+    def _largest_lineage(self) -> int:
+        return max((version.lineage for version in self.publication.versions()), default=0)
 
     def _take_lineage(self, floor: int) -> int:
         assert self._redis is not None
@@ -163,7 +178,7 @@ class Publisher:
         commit.committed_ms = _now_ms()
         commit.dense_id = dense_id(dense)
         changed = dense if commit.dense_id != self._dense_id else b""
-        self._check_lineage()
+        reached = self._check_lineage()
         self.publication.note(version, watermark_ms=watermark_ms, committed_ms=commit.committed_ms)
         self.publication.write_delta(version, partitions, changed, file)
         self.newest = version
@@ -171,7 +186,8 @@ class Publisher:
         self.stats.versions += 1
         if changed and len(changed) <= _MAX_INLINE_DENSE:
             commit.dense = changed
-        self._send(partitions, commit)
+        if reached:
+            self._send(partitions, commit)
         return version
 
     def _partitions(
@@ -220,21 +236,20 @@ class Publisher:
             crc32c=_batch_crc(version.lineage, version.number, table, bucket, sequence, data),
         )
 
-    def _check_lineage(self) -> None:
-        if self._redis is None:
-            return
-        try:
-            now = int(self._redis.get(_LINEAGE_KEY) or 0)
-        except redis.RedisError as error:
-            self._bus_failed(error)
-            return
-        if now == 0:
-            # Redis has lost everything: the lineage is taken again, under the same number.
-            self._redis.set(_LINEAGE_KEY, self.lineage, nx=True)
-        elif now != self.lineage:
+    def _check_lineage(self) -> bool:
+        """Return whether the bus can be written to; raises SupersededError if it must not be."""
+        now, reached = self._largest_lineage(), False
+        if self._redis is not None:
+            try:
+                held = int(self._redis.eval(_HOLD_LINEAGE, 1, _LINEAGE_KEY, self.lineage))
+                now, reached = max(now, held), True
+            except redis.RedisError as error:
+                self._bus_failed(error)
+        if now > self.lineage:
             raise SupersededError(
                 f"publisher of lineage {now} has taken over from {self.lineage}: stop this trainer"
             )
+        return reached
 
     def _bus_failed(self, error: Exception) -> None:
         self.stats.bus_failures += 1
@@ -245,8 +260,7 @@ class Publisher:
         partitions: Sequence[tuple[update_pb2.PartitionCommit, list[update_pb2.RowBatch]]],
         commit: update_pb2.GlobalCommit,
     ) -> None:
-        if self._redis is None:
-            return
+        assert self._redis is not None
         try:
             pipe = self._redis.pipeline(transaction=False)
             for partition, batches in partitions:
@@ -274,7 +288,12 @@ def _add(pipe: Any, stream: str, message: bytes, entries: int) -> None:
 def _connect(url: str) -> Any:
     try:
         client = redis.Redis.from_url(
-            url, socket_timeout=5.0, socket_connect_timeout=2.0, health_check_interval=30
+            url,
+            socket_timeout=5.0,
+            socket_connect_timeout=2.0,
+            health_check_interval=30,
+            # Once, at once, for a connection that a restart cut: a version must not wait.
+            retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
         )
         client.ping()
     except (redis.RedisError, ValueError) as error:

@@ -1,0 +1,469 @@
+"""Publishing versions: to files alone, and with a real Redis that may be taken over or lost."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import redis
+from checker import DIM, TABLES, bucket_of, dense_tensors
+from serving import flip_byte
+
+from embertide import _store
+from embertide.server.adapters import process
+from embertide.server.adapters.redis import RedisOptions, RedisServer
+from embertide.trainer.publish.folder import Publication, PublicationError, VersionId
+from embertide.trainer.publish.publisher import BusError, Change, Publisher, SupersededError
+from embertide.v1 import update_pb2
+
+SCHEMA = 77
+LOG = "e:{commit}:log"
+LINEAGE = "e:{commit}:lineage"
+
+
+@pytest.fixture
+def publication(tmp_path: Path) -> Publication:
+    return Publication(tmp_path / "pub")
+
+
+@pytest.fixture(scope="module")
+def one_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    log = tmp_path_factory.mktemp("redis") / "redis.log"
+    with RedisServer(RedisOptions(log=log, port=process.free_ports(1)[0])) as server:
+        yield server
+
+
+@pytest.fixture
+def bus(one_redis: RedisServer) -> Iterator[Any]:
+    """A client of an empty Redis; `bus.url` names it."""
+    with redis.Redis.from_url(one_redis.url) as client:
+        client.flushall()
+        client.url = one_redis.url
+        yield client
+
+
+def rows(keys: list[int], value: float, table: int = 0) -> list[Change]:
+    """Records of keys in every bucket that they fall in, `value` in every dimension."""
+    config = TABLES[table]
+    body = _store.encode_payload(config.layout, 1, np.full(DIM, value, np.float32))
+    records: dict[int, list[bytes]] = {}
+    for key in sorted(keys):
+        record = _store.encode_record(key, 1, 0, body)
+        records.setdefault(bucket_of(config, key), []).append(record)
+    return [(config, bucket, b"".join(records[bucket])) for bucket in sorted(records)]
+
+
+def publish(publisher: Publisher, number: int, changes: list[Change] | None = None) -> VersionId:
+    changes = rows(list(range(100)), number) if changes is None else changes
+    dense = dense_tensors(number)
+    return publisher.publish(number, watermark_ms=10 * number, changes=changes, dense=dense)
+
+
+def first_snapshot(publication: Publication, version: VersionId) -> None:
+    """What counts as a snapshot to listing and pruning."""
+    path = publication.snapshot_path(version)
+    path.mkdir(parents=True)
+    (path / "manifest.json").write_text("{}")
+    (path / "rows").write_text("rows")
+
+
+def folder(publication: Publication, version: VersionId) -> Path:
+    return publication.path / "deltas" / version.folder
+
+
+def commits(bus: Any) -> list[VersionId]:
+    """The versions that the bus says exist, in order."""
+    messages = [fields[b"m"] for _, fields in bus.xrange(LOG)]
+    return [VersionId.of(update_pb2.GlobalCommit.FromString(m).version) for m in messages]
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def test_versions_are_folders_whose_names_ascend_as_they_do(publication: Publication) -> None:
+    publisher = Publisher(publication, bus=None, schema_id=SCHEMA)
+    numbers = [2, 9, 10, 11, 100]
+    for number in numbers:
+        publish(publisher, number)
+    names = [path.name for path in (publication.path / "deltas").iterdir()]
+    assert sorted(names) == [f"{number:012d}-000001" for number in numbers]
+    assert publication.deltas() == [VersionId(number, 1) for number in numbers]
+    lines = [json.loads(line) for line in publication.log.read_text().splitlines()]
+    assert [(line["number"], line["watermark_ms"]) for line in lines] == [
+        (number, 10 * number) for number in numbers
+    ]
+
+
+def test_a_version_leads_from_the_one_before_and_names_what_it_changed(
+    publication: Publication,
+) -> None:
+    publisher = Publisher(publication, bus=None, schema_id=SCHEMA)
+    publish(publisher, 1)
+    second = publish(publisher, 5, rows([3, 4], 5.0) + rows([8], 5.0, table=1))
+    file = publication.read_commit(second)
+    assert VersionId.of(file.commit.previous) == (1, 1)
+    assert (file.commit.watermark_ms, file.commit.schema_id) == (50, SCHEMA)
+    assert [p.partition for p in file.partitions] == sorted(p.partition for p in file.partitions)
+    batches = list(publication.read_batches(second))
+    wanted = {(t.id, b): r for t, b, r in rows([3, 4], 5.0) + rows([8], 5.0, table=1)}
+    assert {(b.table_id, b.bucket): b.records for b in batches} == wanted
+    assert {(b.lineage, b.version, b.schema_id) for b in batches} == {(1, 5, SCHEMA)}
+
+
+def test_equal_dense_tensors_are_not_written_again(publication: Publication) -> None:
+    publisher = Publisher(publication, bus=None, schema_id=SCHEMA)
+    first = publish(publisher, 1)
+    dense = dense_tensors(1)
+    second = publisher.publish(2, watermark_ms=2, changes=[], dense=dense)
+    files = [publication.read_commit(version).commit for version in (first, second)]
+    assert [file.dense_path for file in files] == ["dense.safetensors", ""]
+    assert files[0].dense_id == files[1].dense_id
+    assert [p.name for p in folder(publication, second).iterdir()] == ["commit.pb"]
+
+
+def test_the_commit_file_is_written_last(
+    publication: Publication, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher = Publisher(publication, bus=None, schema_id=SCHEMA)
+    publish(publisher, 1)
+    rename, names = Path.rename, []
+
+    def killed(self: Path, target: Path) -> Path:
+        names.extend(sorted(path.name for path in self.parent.iterdir()))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "rename", killed)
+    with pytest.raises(KeyboardInterrupt):
+        publish(publisher, 2)
+    monkeypatch.setattr(Path, "rename", rename)
+    assert names == [".commit.pb", "dense.safetensors", *(f"p-0{p}.delta" for p in range(4))]
+    # All is there but the name: this is no version, and the next publisher may use its number.
+    assert publication.versions() == [VersionId(1, 1)]
+    successor = Publisher(publication, bus=None, schema_id=SCHEMA)
+    assert successor.newest == (1, 1)
+    assert publish(successor, 2) == (2, 2)
+
+
+def test_a_version_is_never_written_again(publication: Publication) -> None:
+    publisher = Publisher(publication, bus=None, schema_id=SCHEMA)
+    version = publish(publisher, 3)
+    before = {path.name: path.read_bytes() for path in folder(publication, version).iterdir()}
+    for number in (2, 3):
+        with pytest.raises(ValueError, match="not newer than 3"):
+            publish(publisher, number)
+    publisher.newest = VersionId(2, 1)  # as if it had not listed the files
+    with pytest.raises(PublicationError, match="never written again"):
+        publish(publisher, 3)
+    after = {path.name: path.read_bytes() for path in folder(publication, version).iterdir()}
+    assert after == before
+
+
+def test_a_line_that_was_cut_does_not_spoil_the_next(publication: Publication) -> None:
+    publisher = Publisher(publication, bus=None, schema_id=SCHEMA)
+    publish(publisher, 1)
+    with publication.log.open("a") as file:
+        file.write('{"number": 2, "li')
+    publish(publisher, 2)
+    lines = publication.log.read_text().splitlines()
+    assert [json.loads(line)["number"] for line in (lines[0], lines[2])] == [1, 2]
+    assert len(lines) == 3
+
+
+@pytest.mark.parametrize("name", ["commit.pb", "p-00.delta"])
+def test_harm_to_a_version_is_found_and_its_file_named(publication: Publication, name: str) -> None:
+    publisher = Publisher(publication, bus=None, schema_id=SCHEMA)
+    version = publish(publisher, 1)
+    path = folder(publication, version) / name
+    whole = path.read_bytes()
+
+    def refused(reason: str = "checksum") -> None:
+        with pytest.raises(PublicationError, match=f"{name}.*{reason}"):
+            list(publication.read_batches(version))
+
+    for at in range(0, len(whole), 7):
+        flip_byte(path, at)
+        refused()
+        path.write_bytes(whole)
+    for length in [*range(0, 24), len(whole) // 2, len(whole) - 1]:
+        path.write_bytes(whole[:length])
+        refused()
+    path.write_bytes(whole + b"\0")
+    refused()
+    path.unlink()
+    refused("missing")
+    path.write_bytes(whole)
+    assert sum(batch.rows for batch in publication.read_batches(version)) == 100
+
+
+def test_a_commit_under_another_versions_name_is_refused(publication: Publication) -> None:
+    publisher = Publisher(publication, bus=None, schema_id=SCHEMA)
+    version = publish(publisher, 1)
+    other = VersionId(2, 1)
+    folder(publication, version).rename(folder(publication, other))
+    with pytest.raises(PublicationError, match="another version"):
+        publication.read_commit(other)
+
+
+def test_a_large_change_is_cut_into_batches_under_a_mebibyte(publication: Publication) -> None:
+    publisher = Publisher(publication, bus=None, schema_id=SCHEMA)
+    changes = rows(list(range(100_000)), 1.0, table=1)
+    version = publish(publisher, 1, changes)
+    batches = list(publication.read_batches(version))
+    assert max(batch.ByteSize() for batch in batches) <= 1 << 20
+    for table, bucket, records in changes:
+        mine = [batch for batch in batches if batch.bucket == bucket]
+        assert [batch.sequence for batch in mine] == list(range(1, len(mine) + 1))
+        assert len(mine) == -(-len(records) // ((1 << 20) - 256)) > 1
+        assert b"".join(batch.records for batch in mine) == records
+        partition = next(
+            p for p in publication.read_commit(version).partitions if p.partition == bucket
+        )
+        (entry,) = partition.buckets
+        assert (entry.table_id, entry.sequence) == (table.id, len(mine))
+        assert entry.batches == len(mine)
+    assert publisher.stats.rows == 100_000
+
+
+def test_prune_keeps_a_snapshot_and_every_delta_after_it(publication: Publication) -> None:
+    publisher = Publisher(publication, bus=None, schema_id=SCHEMA)
+    for number in range(1, 13):
+        version = publish(publisher, number)
+        if number in (2, 5, 8, 11):
+            first_snapshot(publication, version)
+    # What a killed writer has left, before the oldest kept snapshot and after it.
+    for name in ("deltas/000000000004-000009", "deltas/000000000010-000009"):
+        (publication.path / name).mkdir()
+        (publication.path / name / "p-00.delta").write_text("half")
+    for name in (
+        "snapshots/.000000000005-000009.partial",
+        "snapshots/.000000000012-000009.partial",
+    ):
+        (publication.path / name / "tables").mkdir(parents=True)
+    assert publication.prune(5) == 0
+    assert publication.prune(4) == 2  # the deltas up to the first snapshot
+    assert publication.prune(2) == 2 + 6 + 2
+    assert [v.number for v in publication.snapshots()] == [8, 11]
+    assert [v.number for v in publication.deltas()] == [9, 10, 11, 12]
+    left = {path.name for path in (publication.path / "deltas").iterdir()}
+    left |= {path.name for path in (publication.path / "snapshots").iterdir()}
+    assert "000000000010-000009" in left
+    assert ".000000000012-000009.partial" in left
+    assert "000000000004-000009" not in left
+    assert ".000000000005-000009.partial" not in left
+    at = VersionId(12, 1)
+    while at.number > 8:  # the chain reaches the older snapshot
+        at = VersionId.of(publication.read_commit(at).commit.previous)
+    assert at in publication.snapshots()
+
+
+def test_a_prune_that_is_killed_leaves_no_version_in_part(
+    publication: Publication, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher = Publisher(publication, bus=None, schema_id=SCHEMA)
+    for number in range(1, 4):
+        first_snapshot(publication, publish(publisher, number))
+
+    def killed(path: Path, ignore_errors: bool) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shutil.rmtree", killed)
+    for _ in range(5):  # two snapshots, three deltas
+        with pytest.raises(KeyboardInterrupt):
+            publication.prune(1)
+        for version in publication.snapshots():
+            assert (publication.snapshot_path(version) / "rows").exists()
+        for version in publication.deltas():
+            assert sum(batch.rows for batch in publication.read_batches(version)) == 100
+    monkeypatch.undo()
+    publication.prune(1)
+    assert publication.versions() == [VersionId(3, 1)]
+    assert len(list((publication.path / "deltas").iterdir())) == 0
+
+
+def test_without_redis_a_lineage_in_the_files_still_fences(publication: Publication) -> None:
+    old = Publisher(publication, bus=None, schema_id=SCHEMA)
+    publish(old, 1)
+    new = Publisher(publication, bus=None, schema_id=SCHEMA)
+    assert (old.lineage, new.lineage) == (1, 2)
+    publish(new, 2)
+    with pytest.raises(SupersededError, match="lineage 2 has taken over from 1"):
+        publish(old, 3)
+    assert publication.versions() == [VersionId(1, 1), VersionId(2, 2)]
+
+
+# --- the bus --------------------------------------------------------------------------------------
+
+
+def test_what_goes_on_the_bus_is_what_the_files_hold(publication: Publication, bus: Any) -> None:
+    publisher = Publisher(publication, bus=bus.url, schema_id=SCHEMA)
+    versions = [publish(publisher, number) for number in (1, 2, 3)]
+    assert commits(bus) == versions
+    for i, version in enumerate(versions):
+        file = publication.read_commit(version)
+        on_bus = update_pb2.GlobalCommit.FromString(bus.xrange(LOG)[i][1][b"m"])
+        assert on_bus.dense == dense_tensors(version.number)
+        on_bus.ClearField("dense")
+        assert on_bus == file.commit
+        for partition, ref in zip(file.partitions, file.commit.partitions, strict=True):
+            sent = bus.xrange(f"e:{{{partition.partition}}}:commit")[i][1][b"m"]
+            assert update_pb2.PartitionCommit.FromString(sent) == partition
+            assert ref.crc32c == _store.crc32c(sent)
+        for batch in publication.read_batches(version):
+            stream = f"e:{{{batch.bucket}}}:{batch.table_id}:{batch.bucket}"
+            sent = bus.xrange(stream)[i][1][b"m"]
+            assert update_pb2.RowBatch.FromString(sent) == batch
+            assert batch.sequence == i + 1
+
+
+def test_the_lineage_is_larger_than_any_in_files_and_in_redis(
+    publication: Publication, bus: Any
+) -> None:
+    assert Publisher(publication, bus=bus.url, schema_id=SCHEMA).lineage == 1
+    assert Publisher(publication, bus=bus.url, schema_id=SCHEMA).lineage == 2
+    publisher = Publisher(publication, bus=bus.url, schema_id=SCHEMA)
+    publish(publisher, 1)
+    bus.flushall()
+    assert Publisher(publication, bus=bus.url, schema_id=SCHEMA).lineage == 4
+    bus.set(LINEAGE, 40)
+    assert Publisher(publication, bus=bus.url, schema_id=SCHEMA).lineage == 41
+    assert int(bus.get(LINEAGE)) == 41
+    publish(Publisher(publication, bus=None, schema_id=SCHEMA), 2)  # files alone: 4
+    bus.delete(LINEAGE)
+    assert Publisher(publication, bus=bus.url, schema_id=SCHEMA).lineage == 5
+
+
+def test_the_newest_version_is_looked_up_once_the_lineage_is_taken(
+    publication: Publication, bus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = Publisher(publication, bus=bus.url, schema_id=SCHEMA)
+    publish(old, 1)
+    take = Publisher._take_lineage
+
+    def slowly(self: Publisher, floor: int) -> int:
+        publish(old, 2)  # while the new one starts
+        return take(self, floor)
+
+    monkeypatch.setattr(Publisher, "_take_lineage", slowly)
+    assert Publisher(publication, bus=bus.url, schema_id=SCHEMA).newest == (2, 1)
+
+
+def test_a_superseded_publisher_stops_before_it_writes(publication: Publication, bus: Any) -> None:
+    old = Publisher(publication, bus=bus.url, schema_id=SCHEMA)
+    publish(old, 1)
+    new = Publisher(publication, bus=bus.url, schema_id=SCHEMA)
+    entries = {key: bus.xlen(key) for key in bus.keys("e:*:?:*")}
+    with pytest.raises(SupersededError, match="lineage 2 has taken over from 1"):
+        publish(old, 2)
+    assert publication.versions() == [VersionId(1, 1)]
+    assert {key: bus.xlen(key) for key in bus.keys("e:*:?:*")} == entries
+    publish(new, 2)
+    assert commits(bus) == [(1, 1), (2, 2)]
+
+
+def test_a_publisher_that_is_superseded_while_it_sends_never_commits(
+    publication: Publication, bus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = Publisher(publication, bus=bus.url, schema_id=SCHEMA)
+    publish(old, 1)
+    send = Publisher._send
+
+    def late(self: Publisher, *message: Any) -> None:
+        # Its lineage was checked; now another one starts.
+        Publisher(publication, bus=bus.url, schema_id=SCHEMA)
+        send(self, *message)
+
+    monkeypatch.setattr(Publisher, "_send", late)
+    with pytest.raises(SupersededError, match="taken over from lineage 1"):
+        publish(old, 2)
+    assert commits(bus) == [(1, 1)]
+
+
+def test_redis_that_went_back_to_an_older_copy_is_told_the_lineage(
+    publication: Publication, bus: Any
+) -> None:
+    bus.set(LINEAGE, 6)
+    publisher = Publisher(publication, bus=bus.url, schema_id=SCHEMA)
+    bus.set(LINEAGE, 3)
+    publish(publisher, 1)
+    assert int(bus.get(LINEAGE)) == publisher.lineage == 7
+    assert commits(bus) == [(1, 7)]
+
+
+def test_redis_that_lost_everything_is_told_the_lineage(publication: Publication, bus: Any) -> None:
+    publisher = Publisher(publication, bus=bus.url, schema_id=SCHEMA)
+    publish(publisher, 1)
+    bus.flushall()
+    publish(publisher, 2)
+    assert int(bus.get(LINEAGE)) == 1
+    assert commits(bus) == [(2, 1)]
+    # From the newest that the files have, so that a node sees what it lacks.
+    commit = update_pb2.GlobalCommit.FromString(bus.xrange(LOG)[0][1][b"m"])
+    assert VersionId.of(commit.previous) == (1, 1)
+    assert publisher.stats.bus_failures == 0
+
+
+def test_without_redis_versions_go_on_by_files_and_are_counted(
+    publication: Publication, tmp_path: Path
+) -> None:
+    options = RedisOptions(log=tmp_path / "redis.log", port=process.free_ports(1)[0])
+    server = RedisServer(options)
+    publisher = Publisher(publication, bus=server.url, schema_id=SCHEMA)
+    publish(publisher, 1)
+    server.process.kill()
+    began = time.monotonic()
+    for number in (2, 3, 4):
+        publish(publisher, number)
+    assert publisher.stats.bus_failures == 3
+    assert time.monotonic() - began < 2, "a version waits for a Redis that is away"
+    assert [v.number for v in publication.deltas()] == [1, 2, 3, 4]
+    with RedisServer(options), redis.Redis.from_url(options.url) as client:  # it comes back empty
+        publish(publisher, 5)
+        assert commits(client) == [(5, 1)]
+        assert int(client.get(LINEAGE)) == 1
+        assert publisher.stats.bus_failures == 3
+        assert publisher.stats.versions == 5
+
+
+def test_redis_lost_between_check_and_send_costs_freshness_alone(
+    publication: Publication, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = RedisServer(RedisOptions(log=tmp_path / "redis.log", port=process.free_ports(1)[0]))
+    publisher = Publisher(publication, bus=server.url, schema_id=SCHEMA)
+    note: Callable[..., None] = Publication.note
+
+    def then_lost(self: Publication, *args: Any, **kwargs: Any) -> None:
+        server.process.kill()
+        note(self, *args, **kwargs)
+
+    monkeypatch.setattr(Publication, "note", then_lost)
+    assert publish(publisher, 1) in publication.deltas()
+    assert publisher.stats.bus_failures == 1
+
+
+def test_a_redis_that_is_not_there_at_the_start_is_refused_without_its_password(
+    publication: Publication,
+) -> None:
+    (port,) = process.free_ports(1)
+    with pytest.raises(BusError, match=f"127.0.0.1:{port}/0 cannot be reached") as caught:
+        Publisher(publication, bus=f"redis://me:hush@127.0.0.1:{port}/0", schema_id=SCHEMA)
+    assert "hush" not in str(caught.value)
+    assert not os.path.lexists(publication.path)
+
+
+def test_rows_sent_after_a_checkpoint_are_owed(publication: Publication) -> None:
+    publisher = Publisher(publication, bus=None, schema_id=SCHEMA)
+    for number, keys in ((1, [1]), (2, [2, 3]), (3, [3]), (4, [])):
+        publish(publisher, number, rows(keys, number))
+    owed = Publisher(publication, bus=None, schema_id=SCHEMA).owed(since=1)
+    sent = {
+        (table, int(key))
+        for (table, _), batches in owed.items()
+        for batch in batches
+        for key in _store.record_keys(TABLES[table].layout, batch.records)
+    }
+    assert sent == {(0, 2), (0, 3)}
+    assert not Publisher(publication, bus=None, schema_id=SCHEMA).owed(since=4)
