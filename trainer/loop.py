@@ -11,7 +11,6 @@ Shapes: B events of a batch, F features, D dense columns.
 import dataclasses
 import itertools
 import logging
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from embertide import _store
 from embertide.trainer.checkpoint import checkpoint as checkpoints
 from embertide.trainer.checkpoint.checkpoint import Checkpoint, CheckpointError
 from embertide.trainer.config import RunConfig
@@ -31,7 +31,13 @@ from embertide.trainer.model.dlrm import Dlrm, Probability
 from embertide.trainer.model.export import export_dense, tensor_bytes
 from embertide.trainer.publish.folder import Publication, VersionId
 from embertide.trainer.publish.publisher import Change, Publisher
-from embertide.trainer.publish.snapshot import DensePart, SnapshotInfo, schema_id, write_snapshot
+from embertide.trainer.publish.snapshot import (
+    DensePart,
+    SnapshotInfo,
+    dense_id,
+    schema_id,
+    write_snapshot,
+)
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +109,7 @@ class Trainer:
         self.number = 0  # version that the state is at or past
         self.origin_ms: int | None = None
         self._copy: tuple[int, Path] | None = None
+        self._since: VersionId | None = None  # of the newest checkpoint
         self._loss = nn.BCEWithLogitsLoss()
         self._info = SnapshotInfo.of(run.model, lineage=0, version=0, watermark_ms=0)
         self._resume()
@@ -138,19 +145,18 @@ class Trainer:
                     "empty folder"
                 )
             return
-        mine = self._config()
-        for name, value in found.config.items():
-            if mine.get(name) != value:
-                raise CheckpointError(
-                    f"{self.publication.path} was trained with {name} = {value!r}, this run has "
-                    f"{mine.get(name)!r}: use the same, or an empty folder"
-                )
+        for name, theirs, mine in _differences(found.config, self._config()):
+            raise CheckpointError(
+                f"{self.publication.path} was trained with {name} = {theirs!r}, this run has "
+                f"{mine!r}: use the same, or an empty folder"
+            )
         self._import_rows(found)
         self.net.load_state_dict(found.net)
         self.optimizer.load_state_dict(found.optimizer)
         self.prequential = found.prequential
         self.offset, self.done, self.events = found.offset, found.done, found.events
         self.number, self.origin_ms = found.version.number, found.origin_ms
+        self._since = found.version
         log.info("resumed at event %d, version %d", self.offset, self.number)
 
     def _import_rows(self, found: Checkpoint) -> None:
@@ -161,16 +167,15 @@ class Trainer:
 
     def _owe(self) -> None:
         """Mark what other publishers sent after our checkpoint: the next version makes it good."""
-        for t, table in enumerate(self.rows.tables):
-            for (table_id, bucket), batches in self.publisher.owed(self.number).items():
-                if table_id == table.id:
-                    for batch in batches:
-                        self.rows.mark_changed(t, bucket, batch.records)
+        index = {table.id: t for t, table in enumerate(self.rows.tables)}
+        for (table_id, bucket), batches in self.publisher.owed(self.number).items():
+            for batch in batches:
+                self.rows.mark_changed(index[table_id], bucket, batch.records)
 
     def keep_copy(self, after: int, directory: Path) -> None:
-        """Copy the first snapshot that has learned the events before index `after`.
+        """Write the first version that has learned the events before index `after` as a snapshot.
 
-        Versions are then cut to fall there: a snapshot is made at the first version that has.
+        It goes to `directory` alone. If that exists, it was kept by the run that we go on from.
         """
         if not directory.exists():
             self._copy = (after, directory)
@@ -207,7 +212,7 @@ class Trainer:
                 progress(self._progress(batch.watermark_ms, total, rate))
             last_ms = batch.watermark_ms
         if self.events > begun_at:
-            self._publish(self.number + 1, last_ms, snapshot=True)
+            self._publish(self.number + 1, last_ms, snapshot=True, last=True)
             if progress is not None:
                 rate = (self.events - begun_at) / max(time.monotonic() - began, 1e-9)
                 progress(self._progress(last_ms, total, rate))
@@ -266,30 +271,61 @@ class Trainer:
 
     # --- publishing -------------------------------------------------------------------------------
 
-    def _publish(self, number: int, watermark_ms: int, *, snapshot: bool) -> None:
+    def _publish(
+        self, number: int, watermark_ms: int, *, snapshot: bool, last: bool = False
+    ) -> None:
         self.number = number
-        due = self._copy is not None and self.done >= self._copy[0]
-        snapshot = snapshot or due
         dense = tensor_bytes(self.served)
+        if self._copy is not None and self.done >= self._copy[0]:
+            copy = VersionId(number, self.publisher.lineage)
+            self._write_snapshot(self._copy[1], copy, watermark_ms, dense)
+            self._copy = None
         newest = self.publisher.newest
         if newest is None:
-            self._snapshot(number, watermark_ms, dense)
             self.publisher.adopt(number, watermark_ms=watermark_ms, dense=dense)
+            self._snapshot(VersionId(number, self.publisher.lineage), watermark_ms, dense)
             return
         if number <= newest.number:
-            return  # out already, by the run that we resumed: only the state moves on
-        self.publisher.publish(
+            # Out already, by the run that we resumed: only the state moves on. That run may have
+            # been killed before the snapshot.
+            if number < newest.number or not snapshot:
+                return
+            if self._is_state_of(newest, watermark_ms, dense):
+                for _ in self._changes():
+                    pass  # all of it is in `newest`
+                self._snapshot(newest, watermark_ms, dense)
+                return
+            log.warning("version %d was published with another state than this run's", number)
+            if not last:
+                return
+            self.number = number = newest.number + 1
+        version = self.publisher.publish(
             number, watermark_ms=watermark_ms, changes=self._changes(), dense=dense
         )
         if snapshot:
-            self._snapshot(number, watermark_ms, dense)
-        if due and self._copy is not None:
-            made = self.publication.snapshot_path(VersionId(number, self.publisher.lineage))
-            partial = self._copy[1].with_suffix(".partial")
-            shutil.rmtree(partial, ignore_errors=True)
-            shutil.copytree(made, partial)
-            partial.rename(self._copy[1])
-            self._copy = None
+            self._snapshot(version, watermark_ms, dense)
+
+    def _is_state_of(self, version: VersionId, watermark_ms: int, dense: bytes) -> bool:
+        """Prove that a version's files lead from our checkpoint to the bytes that we hold now."""
+        if self._since is None or version not in self.publication.deltas():
+            return False
+        commit = self.publication.read_commit(version).commit
+        if (commit.watermark_ms, commit.dense_id) != (watermark_ms, dense_id(dense)):
+            return False
+        owed = self.publisher.owed(self._since.number)
+        snapshot = self.publication.snapshot_path(self._since)
+        for t, table, bucket, records in self.rows.read_buckets(snapshot):
+            changed = [batch.records for batch in owed.get((table.id, bucket), [])]
+            mine = self.rows.store.export_bucket(t, bucket)
+            # Rows, their slots' slack and the index, with room to spare.
+            budget = (64 << 20) + 4 * (len(records) + sum(map(len, changed)))
+            theirs = _store.Store(tables=[table], ddr_budget_bytes=budget)
+            for each in (records, *changed):
+                theirs.stage_records(1, 0, bucket, each)
+            theirs.commit(1)
+            if theirs.export_bucket(0, bucket) != mine:
+                return False
+        return True
 
     def _changes(self) -> Iterator[Change]:
         for t, table in enumerate(self.rows.tables):
@@ -298,19 +334,20 @@ class Trainer:
                 if records:
                     yield table, bucket, records
 
-    def _snapshot(self, number: int, watermark_ms: int, dense: bytes) -> None:
-        version = VersionId(number, self.publisher.lineage)
-        assert self.origin_ms is not None
+    def _write_snapshot(
+        self, path: Path, version: VersionId, watermark_ms: int, dense: bytes
+    ) -> None:
         info = SnapshotInfo.of(
             self.run.model,
             lineage=version.lineage,
             version=version.number,
             watermark_ms=watermark_ms,
         )
-        path = self.publication.snapshot_path(version)
-        if not path.exists():
-            part = DensePart(program=self.publication.program, cpu=self.run.cpu, tensors=dense)
-            write_snapshot(path, info, self.rows.tables, self.rows.buckets(), part)
+        part = DensePart(program=self.publication.program, cpu=self.run.cpu, tensors=dense)
+        write_snapshot(path, info, self.rows.tables, self.rows.buckets(), part)
+
+    def _snapshot(self, version: VersionId, watermark_ms: int, dense: bytes) -> None:
+        assert self.origin_ms is not None
         states = {
             (table.id, bucket): self.rows.store.bucket_adagrad(t, bucket)
             for t, table in enumerate(self.rows.tables)
@@ -331,5 +368,24 @@ class Trainer:
                 prequential=self.prequential,
             ),
         )
+        path = self.publication.snapshot_path(version)
+        if not path.exists():
+            self._write_snapshot(path, version, watermark_ms, dense)
+        self._since = version
         self.publication.prune(self.run.keep_snapshots)
         checkpoints.prune(self.publication)
+
+
+def _differences(
+    theirs: object, mine: object, name: str = ""
+) -> Iterator[tuple[str, object, object]]:
+    """Yield (path, theirs, mine) of all fields in which two configurations differ."""
+    if isinstance(theirs, dict) and isinstance(mine, dict):
+        for key in {**theirs, **mine}:
+            path = f"{name}.{key}" if name else key
+            yield from _differences(theirs.get(key), mine.get(key), path)
+    elif isinstance(theirs, tuple) and isinstance(mine, tuple) and len(theirs) == len(mine):
+        for i, (one, other) in enumerate(zip(theirs, mine, strict=True)):
+            yield from _differences(one, other, f"{name}[{i}]")
+    elif theirs != mine:
+        yield name, theirs, mine

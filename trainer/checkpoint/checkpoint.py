@@ -4,13 +4,15 @@ A checkpoint belongs to a snapshot of the same version and holds what serving ha
 
     PUB/checkpoints/NUMBER-LINEAGE.pt
 
-It is written after the snapshot, by rename; the newest whose snapshot is there counts. It is a
-pickle: only files of one's own publication are read.
+It is written before the snapshot, by rename, and counts once the snapshot is there: so a snapshot
+is never without one, wherever its trainer was killed. The file is 8 bytes of magic, the u32 CRC32C
+of what follows, and a pickle: only files of one's own publication are read.
 """
 
 import dataclasses
+import io
 import os
-import pickle
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from embertide import _store
 from embertide.trainer.errors import TrainerError
 from embertide.trainer.eval.metrics import Prequential
 from embertide.trainer.publish.folder import Publication, VersionId
 
-FORMAT = 1
+FORMAT = 2
+_MAGIC = b"EMCKP002"
 
 
 class CheckpointError(TrainerError):
@@ -50,13 +54,17 @@ def _path(publication: Publication, version: VersionId) -> Path:
 
 
 def save(publication: Publication, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint. Requires: the snapshot of its version is there."""
+    """Write a checkpoint; it counts once the snapshot of its version is there."""
     path = _path(publication, checkpoint.version)
     path.parent.mkdir(parents=True, exist_ok=True)
     fields = {f.name: getattr(checkpoint, f.name) for f in dataclasses.fields(Checkpoint)}
+    pickled = io.BytesIO()
+    torch.save({"format": FORMAT, **fields}, pickled)
+    data = pickled.getvalue()
     temporary = path.with_suffix(".tmp")
     with temporary.open("wb") as file:
-        torch.save({"format": FORMAT, **fields}, file)
+        file.write(_MAGIC + struct.pack("<I", _store.crc32c(data)))
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
     temporary.rename(path)
@@ -66,25 +74,32 @@ def load_newest(publication: Publication) -> Checkpoint | None:
     """Return the newest checkpoint whose snapshot is there; None if there is none.
 
     Raises:
-        CheckpointError: It is of another format, or cannot be read.
+        CheckpointError: It is of another format, or its bytes are not those that were written.
     """
     for version in reversed(publication.snapshots()):
         path = _path(publication, version)
         if not path.is_file():
             continue
         try:
-            fields = torch.load(path, weights_only=False)
-        except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
+            data = path.read_bytes()
+        except OSError as error:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
-        if fields.pop("format", None) != FORMAT:
+        if data[:8] != _MAGIC:
             raise CheckpointError(f"{path} has another format than {FORMAT}")
+        pickled = data[12:]
+        if data[8:12] != struct.pack("<I", _store.crc32c(pickled)):
+            raise CheckpointError(
+                f"{path} fails its checksum: remove it, and the run goes on from the one before"
+            )
+        fields = torch.load(io.BytesIO(pickled), weights_only=False)
+        fields.pop("format")
         return Checkpoint(**{**fields, "version": VersionId(*fields["version"])})
     return None
 
 
 def prune(publication: Publication) -> None:
-    """Drop the checkpoints whose snapshots are gone."""
+    """Drop the checkpoints whose snapshots are gone, and what was never finished."""
     kept = {_path(publication, version) for version in publication.snapshots()}
-    for path in (publication.path / "checkpoints").glob("*.pt"):
+    for path in (publication.path / "checkpoints").iterdir():
         if path not in kept:
             path.unlink()

@@ -1,0 +1,444 @@
+"""The training loop: killed anywhere and started again, it ends where it would have anyway."""
+
+import dataclasses
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from serving import flip_byte
+
+from embertide import _store
+from embertide.trainer import loop
+from embertide.trainer.checkpoint import checkpoint as checkpoints
+from embertide.trainer.checkpoint.checkpoint import CheckpointError
+from embertide.trainer.config import RunConfig, TableConfig, globo
+from embertide.trainer.data.base import Batch
+from embertide.trainer.data.generator import NewsConfig, NewsSource
+from embertide.trainer.data.limit import FirstEvents
+from embertide.trainer.loop import Progress, Trainer
+from embertide.trainer.publish.folder import Publication, VersionId
+from embertide.trainer.publish.publisher import Publisher
+
+CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
+RUN = RunConfig(model=globo(), batch_size=24, publish_every_s=600, snapshot_every=4)
+NEWS = NewsSource(NewsConfig(hours=3, views_per_hour=60, users=80, new_items_per_hour=5))
+TOTAL = NEWS.total_events()
+
+
+class Killed(BaseException):
+    """What nobody catches, as nobody catches SIGKILL."""
+
+
+@dataclasses.dataclass
+class Whole:
+    """A run that nothing stopped."""
+
+    publication: Publication
+    trainer: Trainer
+    program: Path
+
+    def new(self, path: Path) -> Publication:
+        """An empty publication, with the program that all share: exporting it takes seconds."""
+        path.mkdir()
+        shutil.copyfile(self.program, path / "program.pt2")
+        return Publication(path)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    publication = Publication(tmp_path_factory.mktemp("whole") / "pub")
+    trainer = Trainer(RUN, publication, program_cache=CACHE)
+    trainer.fit(NEWS)
+    return Whole(publication, trainer, publication.program)
+
+
+@pytest.fixture
+def fresh(whole: Whole, tmp_path: Path) -> Publication:
+    return whole.new(tmp_path / "pub")
+
+
+def files(snapshot: Path) -> dict[str, bytes]:
+    """Every file of a snapshot; the lineage, which names the run, is left out of the manifest."""
+    found = {
+        str(path.relative_to(snapshot)): path.read_bytes()
+        for path in snapshot.rglob("*")
+        if path.is_file()
+    }
+    manifest = json.loads(found["manifest.json"])
+    del manifest["lineage"]
+    return {**found, "manifest.json": json.dumps(manifest).encode()}
+
+
+def newest_files(publication: Publication) -> dict[str, bytes]:
+    return files(publication.snapshot_path(publication.snapshots()[-1]))
+
+
+def numbers(publication: Publication) -> list[int]:
+    lines = publication.log.read_text().splitlines()
+    return sorted({json.loads(line)["number"] for line in lines})
+
+
+def resume(publication: Publication) -> Trainer:
+    trainer = Trainer(RUN, publication, program_cache=CACHE)
+    trainer.fit(NEWS)
+    return trainer
+
+
+def assert_ends_as(whole: Whole, publication: Publication, trainer: Trainer) -> None:
+    assert newest_files(publication) == newest_files(whole.publication)
+    assert publication.snapshots()[-1].number == whole.publication.snapshots()[-1].number
+    assert numbers(publication) == numbers(whole.publication)
+    assert trainer.number == whole.trainer.number
+    # Learned once, scored once.
+    assert (trainer.events, trainer.done, trainer.offset) == (TOTAL, TOTAL, TOTAL)
+    mine, theirs = trainer.prequential, whole.trainer.prequential
+    assert mine.daily_summaries() == theirs.daily_summaries()
+    assert mine.hourly() == theirs.hourly()
+    found = checkpoints.load_newest(publication)
+    assert found is not None
+    assert found.version == publication.snapshots()[-1]
+
+
+def kill_after_batches(publication: Publication, batches: int) -> None:
+    """Train until so many batches are learned, then die."""
+    left = batches
+
+    def show(progress: Progress) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise Killed
+
+    trainer = Trainer(RUN, publication, program_cache=CACHE)
+    with pytest.raises(Killed):
+        trainer.fit(NEWS, progress=show, every_s=0)
+
+
+# --- killed and resumed ---------------------------------------------------------------------------
+
+
+def test_the_whole_run_learns_everything_once_and_publishes_by_event_time(whole: Whole) -> None:
+    # An event of the last interval before hour 3 is there: versions 1 to 18, and the end.
+    assert numbers(whole.publication) == list(range(1, 20))
+    assert [v.number for v in whole.publication.snapshots()] == [16, 19]
+    assert whole.trainer.events == TOTAL > 500
+    assert whole.trainer.prequential.daily()[0] > 0.5
+    assert list(whole.publication.path.glob("*/.*")) == []
+
+
+@pytest.mark.parametrize("batches", [1, 7, 13, 22])
+def test_a_run_killed_between_batches_ends_as_one_never_killed(
+    whole: Whole, fresh: Publication, batches: int
+) -> None:
+    kill_after_batches(fresh, batches)
+    assert_ends_as(whole, fresh, resume(fresh))
+
+
+def test_a_run_killed_again_and_again_ends_as_one_never_killed(
+    whole: Whole, fresh: Publication
+) -> None:
+    for _ in range(3):
+        kill_after_batches(fresh, 8)
+    trainer = resume(fresh)
+    assert trainer.publisher.lineage >= 3
+    assert_ends_as(whole, fresh, trainer)
+
+
+PLACES: dict[str, tuple[Any, str]] = {
+    "delta": (Publication, "write_delta"),
+    "commit file": (Publication, "_write_commit"),
+    "publish": (Publisher, "publish"),
+    "checkpoint": (checkpoints, "save"),
+    "snapshot": (loop, "write_snapshot"),
+    "prune": (Publication, "prune"),
+    "prune checkpoints": (checkpoints, "prune"),
+}
+
+
+def kill_at(
+    publication: Publication, place: str, call: int, after: bool, patch: pytest.MonkeyPatch
+) -> None:
+    """Die at the n-th call of a step of publishing (-1: the last), before or after it."""
+    owner, name = PLACES[place]
+    real: Callable[..., Any] = getattr(owner, name)
+    calls = 0
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        last = trainer.done == TOTAL
+        due = last if call < 0 else calls == call
+        if due and not after:
+            raise Killed
+        result = real(*args, **kwargs)
+        if due:
+            raise Killed
+        return result
+
+    trainer = Trainer(RUN, publication, program_cache=CACHE)
+    static = isinstance(owner.__dict__.get(name), staticmethod)
+    with patch.context() as patched:
+        patched.setattr(owner, name, staticmethod(step) if static else step)
+        with pytest.raises(Killed):
+            trainer.fit(NEWS)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("call", [1, 3, -1], ids=["first", "third", "last"])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_run_killed_while_it_publishes_ends_as_one_never_killed(
+    whole: Whole,
+    fresh: Publication,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    call: int,
+    after: bool,
+) -> None:
+    kill_at(fresh, place, call, after, monkeypatch)
+    assert_ends_as(whole, fresh, resume(fresh))
+
+
+def test_a_run_that_is_done_has_nothing_more_to_do(whole: Whole, tmp_path: Path) -> None:
+    shutil.copytree(whole.publication.path, tmp_path / "pub")
+    publication = Publication(tmp_path / "pub")
+    before = publication.versions()
+    trainer = resume(publication)
+    assert trainer.publisher.stats.versions == 0
+    assert publication.versions() == before
+    assert_ends_as(whole, publication, trainer)
+
+
+def test_a_stream_that_went_on_is_learned_from_where_it_ended(
+    whole: Whole, fresh: Publication
+) -> None:
+    first = Trainer(RUN, fresh, program_cache=CACHE)
+    first.fit(FirstEvents(NEWS, TOTAL // 2))
+    second = resume(fresh)
+    assert first.events < TOTAL
+    assert (second.events, second.done) == (TOTAL, TOTAL)
+    # Batches fall elsewhere now, so the model is another one; the events are the same.
+    mine, theirs = second.prequential.daily_summaries(), whole.trainer.prequential.daily_summaries()
+    assert [day.events for day in mine.values()] == [day.events for day in theirs.values()]
+
+
+# --- what the killed run had sent -----------------------------------------------------------------
+
+
+def foreign_row(key: int) -> bytes:
+    layout = _store.RowLayout(chunk_dim=16)
+    return _store.encode_record(
+        key, 1, 0, _store.encode_payload(layout, 1, np.full(16, 9, np.float32))
+    )
+
+
+def send_foreign(publication: Publication, trainer: Trainer, number: int, key: int) -> VersionId:
+    """Publish as another run would, with a row of table `cand` that the stream does not have."""
+    other = Publisher(publication, bus=None, schema_id=trainer.publisher.schema_id)
+    table = trainer.rows.tables[2]
+    return other.publish(
+        number, watermark_ms=0, changes=[(table, 0, foreign_row(key))], dense=b"other"
+    )
+
+
+def test_what_only_the_killed_run_had_published_is_taken_back(
+    whole: Whole, fresh: Publication
+) -> None:
+    kill_after_batches(fresh, 14)
+    newest = fresh.versions()[-1].number
+    send_foreign(fresh, whole.trainer, newest + 1, key=77_777_777)
+    keeping_all = dataclasses.replace(RUN, keep_snapshots=9)
+    trainer = Trainer(keeping_all, fresh, program_cache=CACHE)
+    trainer.fit(NEWS)
+    assert_ends_as(whole, fresh, trainer)
+    first = next(v for v in fresh.deltas() if v.lineage == trainer.publisher.lineage)
+    assert first.number == newest + 2
+    records = b"".join(batch.records for batch in fresh.read_batches(first) if batch.table_id == 2)
+    assert _store.encode_record(77_777_777, 0, 2, b"") in records
+
+
+def test_an_end_that_was_published_with_another_state_is_published_again(
+    whole: Whole, fresh: Publication, caplog: pytest.LogCaptureFixture
+) -> None:
+    kill_after_batches(fresh, 22)
+    last = whole.trainer.number
+    send_foreign(fresh, whole.trainer, last, key=5)
+    with caplog.at_level(logging.WARNING, logger=loop.__name__):
+        trainer = resume(fresh)
+    assert f"version {last} was published with another state" in caplog.text
+    assert trainer.number == last + 1 == fresh.snapshots()[-1].number
+    mine, theirs = newest_files(fresh), newest_files(whole.publication)
+    assert mine["dense/tensors.safetensors"] == theirs["dense/tensors.safetensors"]
+    for t, table in enumerate(trainer.rows.tables):
+        for bucket in range(1 << table.bucket_bits):
+            rows = whole.trainer.rows.store.export_bucket(t, bucket)
+            assert trainer.rows.store.export_bucket(t, bucket) == rows
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+def changed_table(run: RunConfig) -> RunConfig:
+    tables = (*run.model.tables[:2], TableConfig(name="cand", dim=16, init_scale=0.5))
+    model = dataclasses.replace(run.model, tables=(*tables, *run.model.tables[3:]))
+    return dataclasses.replace(run, model=model)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda run: dataclasses.replace(run, seed=2), "seed = 1, this run has 2"),
+        (lambda run: dataclasses.replace(run, batch_size=49), "batch_size = 24, this run has 49"),
+        (changed_table, r"model.tables\[2\].init_scale = 0.05, this run has 0.5"),
+    ],
+)
+def test_a_checkpoint_of_another_config_is_refused_and_the_field_named(
+    whole: Whole, change: Callable[[RunConfig], RunConfig], message: str
+) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        Trainer(change(RUN), whole.publication, program_cache=CACHE)
+
+
+@pytest.fixture
+def copy(whole: Whole, tmp_path: Path) -> Publication:
+    """The whole run's publication, to be harmed."""
+    shutil.copytree(whole.publication.path, tmp_path / "copy")
+    return Publication(tmp_path / "copy")
+
+
+def test_versions_without_a_checkpoint_are_refused(copy: Publication) -> None:
+    shutil.rmtree(copy.path / "checkpoints")
+    with pytest.raises(CheckpointError, match="holds versions but no checkpoint"):
+        Trainer(RUN, copy, program_cache=CACHE)
+
+
+def test_a_harmed_checkpoint_is_refused_wherever_the_harm_is(
+    whole: Whole, copy: Publication
+) -> None:
+    path = copy.path / "checkpoints" / f"{copy.snapshots()[-1].folder}.pt"
+    data = path.read_bytes()
+
+    def refused(reason: str = "fails its checksum") -> None:
+        with pytest.raises(CheckpointError, match=f"{path.name} {reason}"):
+            checkpoints.load_newest(copy)
+
+    for at in range(8, len(data), len(data) // 97):
+        flip_byte(path, at)
+        refused()
+        path.write_bytes(data)
+    for length in (12, 500, len(data) // 2, len(data) - 1):
+        path.write_bytes(data[:length])
+        refused()
+    for text in (b"", b"EMCKP001" + data[8:]):
+        path.write_bytes(text)
+        refused("has another format")
+    # The remedy that the message gives: the run goes on from the one before.
+    path.unlink()
+    assert_ends_as(whole, copy, resume(copy))
+
+
+def test_what_a_killed_writer_left_is_cleared_away(fresh: Publication) -> None:
+    kill_after_batches(fresh, 5)
+    for name in ("checkpoints/000000000001-000001.tmp", "checkpoints/000000000003-000009.pt"):
+        (fresh.path / name).write_text("half")
+    resume(fresh)
+    kept = {f"{version.folder}.pt" for version in fresh.snapshots()}
+    assert {path.name for path in (fresh.path / "checkpoints").iterdir()} == kept
+
+
+# --- order ----------------------------------------------------------------------------------------
+
+
+class Watched(Trainer):
+    """Notes in what order it waits, learns and publishes."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.log: list[tuple[str, int, int]] = []
+        super().__init__(*args, **kwargs)
+
+    def _train(self, batch: Batch) -> None:
+        self.log.append(("learn", int(batch.event_B[0]), int(batch.event_B[-1])))
+        self.log.append(("times", int(batch.ts_ms_B[0]), int(batch.ts_ms_B[-1])))
+        super()._train(batch)
+
+    def _publish(self, number: int, watermark_ms: int, **kwargs: Any) -> None:
+        self.log.append(("publish", number, watermark_ms))
+        super()._publish(number, watermark_ms, **kwargs)
+
+    def wait(self, end: int) -> None:
+        """As the gate."""
+        self.log.append(("wait", end, end))
+
+
+def test_a_versions_watermark_parts_what_it_learned_from_what_it_did_not(
+    fresh: Publication,
+) -> None:
+    trainer = Watched(RUN, fresh, program_cache=CACHE)
+    trainer.fit(NEWS)
+    learned = newest = -1
+    for what, first, last in trainer.log:
+        if what == "publish":
+            assert learned <= last
+            newest = last
+        elif what == "times":
+            assert first > newest
+            learned = last
+    assert len([entry for entry in trainer.log if entry[0] == "publish"]) == 19
+
+
+def test_nothing_is_learned_before_the_gate_released_it(fresh: Publication) -> None:
+    trainer = Watched(RUN, fresh, program_cache=CACHE)
+    trainer.fit(NEWS, gate=trainer)
+    released, next_event = 0, 0
+    for what, first, last in trainer.log:
+        if what == "wait":
+            assert first > released
+            released = first
+        elif what == "learn":
+            assert first == next_event  # each once, in order
+            assert last < released
+            next_event = last + 1
+    assert next_event == TOTAL
+
+
+def test_a_gate_that_stays_shut_holds_the_trainer_back(whole: Whole, fresh: Publication) -> None:
+    class Shut:
+        def wait(self, end: int) -> None:
+            if end > TOTAL // 2:
+                raise Killed
+
+    trainer = Trainer(RUN, fresh, program_cache=CACHE)
+    with pytest.raises(Killed):
+        trainer.fit(NEWS, gate=Shut())
+    assert 0 < trainer.events <= TOTAL // 2
+    assert_ends_as(whole, fresh, resume(fresh))
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["whole", "killed"])
+def test_the_copy_kept_is_the_first_version_that_learned_the_first_quarter(
+    whole: Whole, fresh: Publication, tmp_path: Path, killed: bool
+) -> None:
+    every = dataclasses.replace(RUN, snapshot_every=1, keep_snapshots=99)
+    reference = Watched(every, whole.new(tmp_path / "every"), program_cache=CACHE)
+    reference.fit(NEWS)
+    done = number = 0
+    for what, first, last in reference.log:
+        done = last + 1 if what == "learn" else done
+        if what == "publish" and done >= TOTAL // 4:
+            number = first
+            break
+    copy = tmp_path / "kept" / "a.quarter"
+    if killed:
+        kill_after_batches(fresh, 8)  # past the quarter, before the next checkpoint
+        assert fresh.versions()[-1].number > number > fresh.snapshots()[-1].number
+    trainer = Trainer(RUN, fresh, program_cache=CACHE)
+    trainer.keep_copy(TOTAL // 4, copy)
+    trainer.fit(NEWS)
+    wanted = reference.publication.snapshot_path(VersionId(number, 1))
+    assert files(copy) == files(wanted)
+    assert_ends_as(whole, fresh, trainer)  # keeping a copy changes nothing else
+    assert list(copy.parent.iterdir()) == [copy]
