@@ -10,7 +10,7 @@ Status Store::ExportBucket(const ReadView& view, uint32_t t, uint32_t b,
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckBucket(t, b));
   const Table& table = impl_->tables[t];
   const BucketIndex& index = table.buckets[b].index;
-  Device& device = impl_->DeviceFor(b);
+  Device& device = impl_->DeviceFor(table, b);
   const Reading reading(&impl_->readers, view.reader_);
   // The writer stands still while the entries are listed; what they name then outlives the read.
   std::vector<std::pair<uint64_t, Location>> rows;
@@ -92,7 +92,7 @@ Status Store::CheckIntegrity() const {
     Named named;
     for (const Table& table : impl_->tables) {
       for (uint32_t b = 0; b < table.buckets.size(); ++b) {
-        if (impl_->DeviceOf(b) != d) continue;
+        if (impl_->DeviceOf(table, b) != d) continue;
         EMBERTIDE_RETURN_IF_ERROR(
             NameEntries(table, table.buckets[b], impl_->AuxBytes(table), &named));
       }

@@ -123,7 +123,7 @@ static void FindKeys(const Store::Impl& impl, const Table& table, std::span<cons
     switch (place.tier()) {
       case TierId::kDdr:
         found.source = Source::kDdr;
-        found.payload = impl.devices[impl.DeviceOf(bucket)]->arena.Address(place.slot());
+        found.payload = impl.devices[impl.DeviceOf(table, bucket)]->arena.Address(place.slot());
         __builtin_prefetch(found.payload);
         break;
       case TierId::kSsd:
@@ -154,7 +154,7 @@ static Status ReadSsdRows(const Store::Impl& impl, const Table& table, uint32_t 
     which.clear();
     for (size_t r = 0; r < scratch->ssd_reads.size(); ++r) {
       const uint64_t hash = scratch->hashes[scratch->ssd_keys[r]];
-      if (impl.DeviceOf(Store::Impl::BucketOf(table, hash)) != d) continue;
+      if (impl.DeviceOf(table, Store::Impl::BucketOf(table, hash)) != d) continue;
       reads.push_back(scratch->ssd_reads[r]);
       which.push_back(r);
     }
@@ -241,7 +241,7 @@ RowLocation ReadView::Explain(uint32_t table_number, uint64_t key) const {
   const Table& table = impl.tables[table_number];
   const uint64_t hash = HashKey(key);
   answer.bucket = Store::Impl::BucketOf(table, hash);
-  answer.device = impl.DeviceOf(answer.bucket);
+  answer.device = impl.DeviceOf(table, answer.bucket);
   const BucketIndex& index = table.buckets[answer.bucket].index;
   answer.access_count = index.AccessCount(hash, key);
   const Location place = Store::Impl::Resolve(index.Find(hash, key), version_, &answer.version);

@@ -87,7 +87,7 @@ void Store::Impl::AdvanceHand(Device* device, uint32_t entries, Visit visit) {
       // The first bucket of the next table that lies on this device.
       device->hand_bucket = 0;
       while (device->hand_bucket < tables[device->hand_table].buckets.size() &&
-             devices[DeviceOf(device->hand_bucket)].get() != device) {
+             devices[DeviceOf(tables[device->hand_table], device->hand_bucket)].get() != device) {
         ++device->hand_bucket;
       }
       // A whole round over tables without one entry: there is nothing to visit.
@@ -95,7 +95,7 @@ void Store::Impl::AdvanceHand(Device* device, uint32_t entries, Visit visit) {
       continue;
     }
     Bucket& bucket = table.buckets[device->hand_bucket];
-    if (devices[DeviceOf(device->hand_bucket)].get() != device ||
+    if (devices[DeviceOf(table, device->hand_bucket)].get() != device ||
         device->hand_entry >= bucket.index.capacity()) {
       ++device->hand_bucket;
       device->hand_entry = 0;
@@ -114,7 +114,7 @@ uint32_t Store::Impl::RoundOf(const Device* device) const {
   uint64_t entries = 0;
   for (const Table& table : tables) {
     for (uint32_t b = 0; b < table.buckets.size(); ++b) {
-      if (devices[DeviceOf(b)].get() == device) entries += table.buckets[b].index.capacity();
+      if (devices[DeviceOf(table, b)].get() == device) entries += table.buckets[b].index.capacity();
     }
   }
   return static_cast<uint32_t>(std::min<uint64_t>(entries, ~0U));

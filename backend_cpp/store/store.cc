@@ -65,7 +65,8 @@ const char* SourceName(Source source) {
 Store::Impl::Impl(StoreOptions opts) : options(std::move(opts)) {
   tables.reserve(options.tables.size());
   for (const TableConfig& config : options.tables) {
-    Table table{config, config.default_row, std::vector<Bucket>(config.buckets())};
+    Table table{config, static_cast<uint32_t>(tables.size()), config.default_row,
+                std::vector<Bucket>(config.buckets())};
     table.default_row.resize(config.layout.dim(), 0.0F);
     tables.push_back(std::move(table));
   }

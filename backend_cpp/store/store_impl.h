@@ -72,6 +72,7 @@ struct Device {
 
 struct Table {
   TableConfig config;
+  uint32_t ordinal = 0;            // index into StoreOptions::tables
   std::vector<float> default_row;  // dim values
   std::vector<Bucket> buckets;
 };
@@ -99,8 +100,13 @@ struct Store::Impl {
   std::atomic<uint64_t> index_bytes{0};  // arrays, nodes and directories, retired ones included
 
   bool training() const { return options.profile == Profile::kTrain; }
-  uint32_t DeviceOf(uint32_t bucket) const { return bucket % options.devices; }
-  Device& DeviceFor(uint32_t bucket) { return *devices[DeviceOf(bucket)]; }
+  // Shifted by the table, or the many tables of one bucket would all lie on device 0.
+  uint32_t DeviceOf(const Table& table, uint32_t bucket) const {
+    return (table.ordinal + bucket) % options.devices;
+  }
+  Device& DeviceFor(const Table& table, uint32_t bucket) {
+    return *devices[DeviceOf(table, bucket)];
+  }
   uint32_t AuxBytes(const Table& table) const {
     return training() ? static_cast<uint32_t>(sizeof(RowAux)) + 4U * table.config.layout.chunks : 0;
   }

@@ -50,7 +50,7 @@ Result<uint64_t> Store::EnsureRows(uint32_t t, std::span<const int64_t> keys) {
     const uint32_t b = Store::Impl::BucketOf(table, hash);
     Bucket* bucket = &table.buckets[b];
     if (bucket->index.Locate(hash, key) != BucketIndex::kNotFound) continue;
-    Device& device = impl_->DeviceFor(b);
+    Device& device = impl_->DeviceFor(impl_->tables[t], b);
     const std::lock_guard writer(device.writer);
     impl_->Reclaim(&device);
     for (uint32_t d = 0; d < layout.dim(); ++d) {
@@ -95,7 +95,7 @@ Result<uint64_t> Store::ApplyGradients(uint32_t t, std::span<const int64_t> keys
     }
     const auto key = static_cast<uint64_t>(raw);
     const uint32_t b = Store::Impl::BucketOf(table, HashKey(key));
-    Device& device = impl_->DeviceFor(b);
+    Device& device = impl_->DeviceFor(impl_->tables[t], b);
     const std::lock_guard writer(device.writer);
     impl_->Reclaim(&device);
     const Result<Location> place = impl_->ResidentRow(&device, t, b, key);
@@ -130,7 +130,7 @@ Status Store::SetLive(uint32_t t, uint64_t key, uint16_t live) {
   }
   const uint32_t b = Store::Impl::BucketOf(table, HashKey(key));
   Bucket* bucket = &table.buckets[b];
-  Device& device = impl_->DeviceFor(b);
+  Device& device = impl_->DeviceFor(impl_->tables[t], b);
   const std::lock_guard writer(device.writer);
   impl_->Reclaim(&device);
   const Result<Location> old = impl_->ResidentRow(&device, t, b, key);
@@ -173,7 +173,7 @@ Status Store::TakeChanges(uint32_t t, uint32_t b, std::vector<std::byte>* record
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckBucket(t, b));
   Table& table = impl_->tables[t];
   Bucket& bucket = table.buckets[b];
-  Device& device = impl_->DeviceFor(b);
+  Device& device = impl_->DeviceFor(impl_->tables[t], b);
   const std::lock_guard writer(device.writer);
   impl_->Reclaim(&device);
   std::map<uint64_t, RecordKind> changes(bucket.removed);
@@ -203,7 +203,7 @@ Status Store::MarkChanged(uint32_t t, uint32_t b, std::span<const uint64_t> keys
   if (!impl_->training()) return NotTraining();
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckBucket(t, b));
   Bucket& bucket = impl_->tables[t].buckets[b];
-  Device& device = impl_->DeviceFor(b);
+  Device& device = impl_->DeviceFor(impl_->tables[t], b);
   const std::lock_guard writer(device.writer);
   for (const uint64_t key : keys) {
     const Result<Location> place = impl_->ResidentRow(&device, t, b, key);
@@ -222,7 +222,7 @@ Result<float> Store::AdagradState(uint32_t t, uint64_t key) const {
   if (!impl_->training()) return NotTraining();
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckTable(t));
   const uint32_t b = Store::Impl::BucketOf(impl_->tables[t], HashKey(key));
-  Device& device = impl_->DeviceFor(b);
+  Device& device = impl_->DeviceFor(impl_->tables[t], b);
   const std::lock_guard writer(device.writer);
   const Result<Location> place = impl_->ResidentRow(&device, t, b, key);
   if (!place.ok()) return place.status();
@@ -233,7 +233,7 @@ Status Store::SetAdagradState(uint32_t t, uint64_t key, float accumulator) {
   if (!impl_->training()) return NotTraining();
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckTable(t));
   const uint32_t b = Store::Impl::BucketOf(impl_->tables[t], HashKey(key));
-  Device& device = impl_->DeviceFor(b);
+  Device& device = impl_->DeviceFor(impl_->tables[t], b);
   const std::lock_guard writer(device.writer);
   const Result<Location> place = impl_->ResidentRow(&device, t, b, key);
   if (!place.ok()) return place.status();
@@ -245,7 +245,7 @@ Status Store::ImportRecords(uint32_t t, uint32_t b, std::span<const std::byte> r
   if (!impl_->training()) return NotTraining();
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckBucket(t, b));
   Table& table = impl_->tables[t];
-  Device& device = impl_->DeviceFor(b);
+  Device& device = impl_->DeviceFor(impl_->tables[t], b);
   const std::lock_guard writer(device.writer);
   while (!records.empty()) {
     const Result<RowRecord> record = ReadRecord(table.config.layout, &records);

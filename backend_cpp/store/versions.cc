@@ -26,7 +26,7 @@ Status Store::StageRecords(uint64_t version, uint32_t table, uint32_t bucket,
                                   config.name + " is not of bucket " + std::to_string(bucket)};
     }
   }
-  Device& device = impl_->DeviceFor(bucket);
+  Device& device = impl_->DeviceFor(impl_->tables[table], bucket);
   const std::lock_guard writer(device.writer);
   while (!records.empty()) {
     const Result<RowRecord> record = ReadRecord(config.layout, &records);

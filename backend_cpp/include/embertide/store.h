@@ -50,7 +50,7 @@ const char* SourceName(Source source);
 struct StoreOptions {
   Profile profile = Profile::kServe;
   std::vector<TableConfig> tables;
-  uint32_t devices = 1;  // CPU arenas; bucket b of a table lies on device b % devices
+  uint32_t devices = 1;  // CPU arenas; bucket b of table t lies on device (t + b) % devices
   uint64_t ddr_budget_bytes = 1ULL << 30;  // of the whole store: payload pages, index, chains
   uint64_t ssd_budget_bytes = 0;           // 0: no SSD tier; a full DDR tier then refuses
   std::string ssd_directory;               // REQUIRED with an SSD budget; made if absent
