@@ -5,7 +5,9 @@
 #include <array>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <regex>
+#include <utility>
 
 #include "base/file.h"
 #include "embertide/checksum.h"
@@ -18,6 +20,7 @@ constexpr std::array<char, 8> kCommitMagic = {'E', 'M', 'C', 'M', 'T', '0', '0',
 // A commit names at most 64 partitions of 2^17 buckets in some tens of tables.
 constexpr size_t kMaxCommitBytes = size_t{64} << 20;
 constexpr size_t kMaxDenseBytes = size_t{1} << 30;
+constexpr uint32_t kPartitions = 64;
 
 Status Corrupt(const std::string& path, const std::string& what) {
   return {Code::kCorrupt, path + ": " + what};
@@ -39,6 +42,38 @@ Status CheckName(const std::string& name) {
   if (std::regex_match(name, kName)) return Status::Ok();
   return {Code::kCorrupt, "file name \"" + name + "\" of a commit"};
 }
+
+// Holds the batches of a file against what its partition commit says of their buckets.
+class BatchCounts {
+ public:
+  explicit BatchCounts(const v1::PartitionCommit& partition) {
+    for (const v1::BucketSequence& each : partition.buckets()) {
+      valid_ = valid_ && each.batches() > 0 && each.batches() <= each.sequence();
+      wanted_[{each.table_id(), each.bucket()}] = {each.sequence() - each.batches() + 1,
+                                                   each.sequence()};
+    }
+  }
+  // Whether `batch` is the next of its bucket.
+  bool Take(const v1::RowBatch& batch) {
+    const auto found = wanted_.find({batch.table_id(), batch.bucket()});
+    if (found == wanted_.end() || batch.sequence() != found->second.first ||
+        batch.sequence() > found->second.second) {
+      return false;
+    }
+    ++found->second.first;
+    return true;
+  }
+  bool Complete() const {
+    return valid_ && std::ranges::all_of(wanted_, [](const auto& each) {
+             return each.second.first == each.second.second + 1;
+           });
+  }
+
+ private:
+  // (table, bucket) -> the sequences that come next and last
+  std::map<std::pair<uint32_t, uint32_t>, std::pair<uint64_t, uint64_t>> wanted_;
+  bool valid_ = true;
+};
 
 }  // namespace
 
@@ -93,6 +128,18 @@ Result<v1::CommitFile> ReadCommitFile(const std::string& publication, VersionId 
       IdOf(file.commit().version()) != id) {
     return Corrupt(path, "it is no commit of " + Text(id));
   }
+  if (file.partitions_size() != file.commit().partitions_size()) {
+    return Corrupt(path, "it holds " + std::to_string(file.partitions_size()) +
+                             " partition commits and names " +
+                             std::to_string(file.commit().partitions_size()));
+  }
+  for (int i = 0; i < file.partitions_size(); ++i) {
+    const v1::PartitionCommit& partition = file.partitions(i);
+    if (partition.partition() != file.commit().partitions(i).partition() ||
+        VersionId{partition.version(), partition.lineage()} != id) {
+      return Corrupt(path, "partition commit " + std::to_string(i) + " is not the one it names");
+    }
+  }
   return file;
 }
 
@@ -109,6 +156,7 @@ Status ReadDeltaFile(const std::string& publication, VersionId id,
   if (text.size() < 8 || std::memcmp(text.data(), kDeltaMagic.data(), 8) != 0) {
     return Corrupt(path, "no delta file");
   }
+  BatchCounts counts(partition);
   for (size_t at = 8; at < text.size();) {
     if (text.size() - at < 4) return Corrupt(path, "cut at byte " + std::to_string(at));
     const auto length = Load<uint32_t>(text.data() + at);
@@ -122,9 +170,15 @@ Status ReadDeltaFile(const std::string& publication, VersionId id,
     if (const Status proved = CheckBatch(batch); !proved.ok()) {
       return Corrupt(path, proved.message());
     }
+    if (batch.bucket() % kPartitions != partition.partition() || !counts.Take(batch)) {
+      return Corrupt(path, "its commit names no batch " + std::to_string(batch.sequence()) +
+                               " of table " + std::to_string(batch.table_id()) + ", bucket " +
+                               std::to_string(batch.bucket()) + " here");
+    }
     EMBERTIDE_RETURN_IF_ERROR(consume(batch));
     at += length;
   }
+  if (!counts.Complete()) return Corrupt(path, "it lacks batches that its commit names");
   return Status::Ok();
 }
 

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <functional>
 #include <map>
 #include <mutex>
+#include <set>
 #include <thread>
 
 #include "bus/delta.h"
@@ -19,8 +21,6 @@ using std::chrono::milliseconds;
 constexpr milliseconds kRedisTimeout{2000};
 // One wait for the next commit; bounds how long a stop takes.
 constexpr milliseconds kBlock{100};
-// Between attempts to reach Redis, and between looks at the files while it is away.
-constexpr milliseconds kRetryEvery{500};
 constexpr size_t kCommitsAtOnce = 64;
 // Entries of each stream in one round trip: at most 64 MiB of one bucket's batches.
 constexpr size_t kBatchesAtOnce = 64;
@@ -36,6 +36,17 @@ std::string BucketStream(uint32_t partition, uint32_t table, uint32_t bucket) {
          std::to_string(bucket);
 }
 
+// The versions newer than `have`, newest first. The latest lineage counts first: what a publisher
+// still wrote after it was superseded leads nowhere. A lineage older than ours is not looked at.
+std::vector<VersionId> Newer(std::vector<VersionId> ids, VersionId have) {
+  std::erase_if(
+      ids, [&](VersionId id) { return id.number <= have.number || id.lineage < have.lineage; });
+  std::sort(ids.begin(), ids.end(), [](VersionId a, VersionId b) {
+    return std::pair(a.lineage, a.number) > std::pair(b.lineage, b.number);
+  });
+  return ids;
+}
+
 }  // namespace
 
 struct Follower::Impl {
@@ -48,8 +59,9 @@ struct Follower::Impl {
   bool stop = false;
   std::string error;
   std::unique_ptr<RedisConnection> redis;
-  std::map<std::string, std::string> cursors;  // stream -> id of the last entry read; bounded by
-                                               // the model's buckets
+  std::map<std::string, std::string> cursors;    // stream -> id of the last entry read; bounded by
+                                                 // the model's buckets
+  std::chrono::steady_clock::time_point looked;  // when the files were looked at last
   std::thread thread;
 
   VersionId newest() const { return {sink->newest_number(), sink->newest_lineage()}; }
@@ -85,9 +97,10 @@ struct Follower::Impl {
   Status ReadBatches(VersionId id, std::vector<Wanted>* wanted);
   Status Keep(VersionId id, const StreamEntry& entry, Wanted* wanted);
   Status CatchUp();
-  Status FindChain(std::vector<v1::CommitFile>* chain, VersionId* snapshot);
+  Status TakeWay(bool by_snapshot);
+  Status FindWay(bool by_snapshot, VersionId* snapshot, std::vector<v1::CommitFile>* chain);
+  std::vector<v1::CommitFile> Chain(VersionId have, const std::vector<VersionId>& deltas);
   Status TakeFromFiles(const v1::CommitFile& file);
-  Status Commit(const v1::GlobalCommit& commit);
 };
 
 void Follower::Impl::Run() {
@@ -95,7 +108,7 @@ void Follower::Impl::Run() {
   while (!Stopping()) {
     if (!options.bus.empty() && redis == nullptr) Connect();
     if (redis == nullptr) {
-      if (Wait(kRetryEvery)) return;
+      if (Wait(options.retry_every)) return;
       Note(CatchUp());
       continue;
     }
@@ -106,7 +119,7 @@ void Follower::Impl::Run() {
       redis.reset();
       stats.connected = false;
     }
-    if (Wait(kRetryEvery)) return;
+    if (Wait(options.retry_every)) return;
   }
 }
 
@@ -125,6 +138,10 @@ Status Follower::Impl::FollowOnce() {
   const auto entries =
       redis->ReadAfter(kCommitStream, Cursor(kCommitStream), kCommitsAtOnce, kBlock);
   if (!entries.ok()) return entries.status();
+  if (entries.value().empty() && std::chrono::steady_clock::now() - looked >= options.look_every) {
+    Note(CatchUp());
+    return Status::Ok();
+  }
   for (const StreamEntry& entry : entries.value()) {
     v1::GlobalCommit commit;
     if (!commit.ParseFromString(entry.message)) {
@@ -133,9 +150,9 @@ Status Follower::Impl::FollowOnce() {
       return status;  // the cursor stays: the commit is tried again
     }
     cursors[kCommitStream] = entry.id;
+    Note(Status::Ok());
     if (Stopping()) break;
   }
-  Note(Status::Ok());
   return Status::Ok();
 }
 
@@ -183,6 +200,8 @@ Status Follower::Impl::TakeFromBus(const v1::GlobalCommit& commit) {
     }
   }
   EMBERTIDE_RETURN_IF_ERROR(ReadBatches(id, &wanted));
+  const Result<std::string> tensors = ReadDenseTensors(options.publication, commit);
+  if (!tensors.ok()) return tensors.status();
   // Nothing is staged before everything is there and proved.
   for (const Wanted& each : wanted) {
     for (const v1::RowBatch& batch : each.batches) {
@@ -191,7 +210,9 @@ Status Follower::Impl::TakeFromBus(const v1::GlobalCommit& commit) {
       stats.rows += batch.rows() + batch.tombstones();
     }
   }
-  return Commit(commit);
+  EMBERTIDE_RETURN_IF_ERROR(sink->Commit(commit, tensors.value()));
+  ++stats.versions;
+  return Status::Ok();
 }
 
 Status Follower::Impl::ReadPartitions(const v1::GlobalCommit& commit,
@@ -212,7 +233,9 @@ Status Follower::Impl::ReadPartitions(const v1::GlobalCommit& commit,
         return {Code::kCorrupt, ranges[i].stream + " holds no partition commit at " + entry.id};
       }
       const VersionId at{partition.version(), partition.lineage()};
-      if (at.number > id.number) break;
+      const bool stale = at.lineage < id.lineage;
+      if (stale) ++stats.stale_lineage;
+      if (!stale && at.number > id.number) break;
       cursors[ranges[i].stream] = entry.id;
       if (at != id) continue;
       if (Crc32c(std::as_bytes(std::span(entry.message))) !=
@@ -241,12 +264,15 @@ Status Follower::Impl::Keep(VersionId id, const StreamEntry& entry, Wanted* want
     ++stats.stale_lineage;
     return Status::Ok();
   }
-  if (batch.version() < id.number) {
+  const uint64_t first = wanted->bucket.sequence() - wanted->bucket.batches() + 1;
+  // A publisher whose connection broke may have sent its batches of this version twice.
+  const bool again = batch.version() == id.number && batch.lineage() == id.lineage &&
+                     batch.sequence() < first + wanted->batches.size();
+  if (batch.version() < id.number || again) {
     ++stats.repeats;
     return Status::Ok();
   }
   EMBERTIDE_RETURN_IF_ERROR(CheckBatch(batch));
-  const uint64_t first = wanted->bucket.sequence() - wanted->bucket.batches() + 1;
   if (batch.version() != id.number || batch.table_id() != wanted->bucket.table_id() ||
       batch.bucket() != wanted->bucket.bucket() ||
       batch.sequence() != first + wanted->batches.size()) {
@@ -285,81 +311,107 @@ Status Follower::Impl::ReadBatches(VersionId id, std::vector<Wanted>* wanted) {
   }
 }
 
-Status Follower::Impl::Commit(const v1::GlobalCommit& commit) {
-  const Result<std::string> tensors = ReadDenseTensors(options.publication, commit);
-  if (!tensors.ok()) return tensors.status();
-  EMBERTIDE_RETURN_IF_ERROR(sink->Commit(commit, tensors.value()));
-  ++stats.versions;
-  return Status::Ok();
-}
-
 // --- files
 // -----------------------------------------------------------------------------------------
 
-// The commits that lead from the node's newest version, or from the snapshot `*snapshot` if its
-// number is not 0, to the newest version of the publication; empty if there is nothing newer.
-Status Follower::Impl::FindChain(std::vector<v1::CommitFile>* chain, VersionId* snapshot) {
+// The commits that lead from `have` to the newest version that can be reached; empty for none.
+std::vector<v1::CommitFile> Follower::Impl::Chain(VersionId have,
+                                                  const std::vector<VersionId>& deltas) {
+  std::set<VersionId> dead;  // looked at: they do not lead to `have`
+  for (const VersionId from : Newer(deltas, have)) {
+    std::vector<v1::CommitFile> chain;
+    VersionId at = from;
+    while (at.number > have.number && dead.insert(at).second) {
+      Result<v1::CommitFile> file = ReadCommitFile(options.publication, at);
+      if (!file.ok()) {
+        if (file.status().code() == Code::kCorrupt) ++stats.corrupt;
+        break;  // what lies below it may be reached all the same
+      }
+      at = IdOf(file.value().commit().previous());
+      chain.push_back(std::move(*file));
+    }
+    if (at != have) continue;
+    std::reverse(chain.begin(), chain.end());
+    return chain;
+  }
+  return {};
+}
+
+// Finds `*snapshot`, if its number is not 0, and the commits after it (or after the node's newest
+// version) to take. The chain alone is enough where it reaches as far; `by_snapshot`: it could not
+// be taken.
+Status Follower::Impl::FindWay(bool by_snapshot, VersionId* snapshot,
+                               std::vector<v1::CommitFile>* chain) {
   const VersionId have = newest();
   const std::vector<VersionId> deltas = ListVersions(options.publication + "/deltas", "commit.pb");
   const std::vector<VersionId> snapshots =
-      ListVersions(options.publication + "/snapshots", "manifest.json");
-  const auto newer = [&](const std::vector<VersionId>& ids) {
-    return !ids.empty() && ids.back().number > have.number && ids.back().lineage >= have.lineage;
-  };
-  VersionId at = newer(deltas) ? deltas.back() : have;
-  while (at != have) {
-    Result<v1::CommitFile> file = ReadCommitFile(options.publication, at);
-    if (!file.ok()) break;  // the chain does not reach us; a snapshot further up may serve
-    at = IdOf(file.value().commit().previous());
-    chain->push_back(std::move(*file));
-    if (at.number < have.number) break;
-  }
-  std::reverse(chain->begin(), chain->end());
-  if (at == have && (newer(deltas) || !newer(snapshots))) return Status::Ok();
-  // We are on no chain that leads there: take the newest snapshot and what follows it.
-  if (!newer(snapshots)) {
-    chain->clear();
+      Newer(ListVersions(options.publication + "/snapshots", "manifest.json"), have);
+  *chain = by_snapshot ? std::vector<v1::CommitFile>() : Chain(have, deltas);
+  const VersionId end = chain->empty() ? have : IdOf(chain->back().commit().version());
+  if (!snapshots.empty() && snapshots.front().number > end.number) {
+    *snapshot = snapshots.front();
+    *chain = Chain(*snapshot, deltas);
+  } else if (const auto newer = Newer(deltas, have); chain->empty() && !newer.empty()) {
     return {Code::kNotFound, "no chain of delta files leads from " + Text(have) + " to " +
-                                 Text(deltas.back()) + ", and no newer snapshot is there"};
+                                 Text(newer.front()) + ", and no newer snapshot is there"};
   }
-  *snapshot = snapshots.back();
-  std::erase_if(*chain, [&](const v1::CommitFile& file) {
-    return file.commit().version().number() <= snapshot->number;
-  });
-  if (!chain->empty() && IdOf(chain->front().commit().previous()) != *snapshot) chain->clear();
   return Status::Ok();
 }
 
+// Nothing is staged before all files are proved: what is staged of a version that then fails would
+// show in the next one.
 Status Follower::Impl::TakeFromFiles(const v1::CommitFile& file) {
   const VersionId id = IdOf(file.commit().version());
   if (file.commit().schema_id() != sink->schema_id()) {
     ++stats.other_schema;
     return {Code::kRejected, Text(id) + " has another schema than the one that is loaded"};
   }
-  for (const v1::PartitionCommit& partition : file.partitions()) {
-    EMBERTIDE_RETURN_IF_ERROR(
-        ReadDeltaFile(options.publication, id, partition, [&](const v1::RowBatch& batch) -> Status {
-          stats.rows += batch.rows() + batch.tombstones();
-          return sink->Stage(id.number, batch.table_id(), batch.bucket(), batch.records());
-        }));
-  }
-  EMBERTIDE_RETURN_IF_ERROR(Commit(file.commit()));
+  const Result<std::string> tensors = ReadDenseTensors(options.publication, file.commit());
+  if (!tensors.ok()) return tensors.status();
+  const auto each_batch = [&](const std::function<Status(const v1::RowBatch&)>& consume) -> Status {
+    for (const v1::PartitionCommit& partition : file.partitions()) {
+      EMBERTIDE_RETURN_IF_ERROR(ReadDeltaFile(options.publication, id, partition, consume));
+    }
+    return Status::Ok();
+  };
+  EMBERTIDE_RETURN_IF_ERROR(each_batch([](const v1::RowBatch&) { return Status::Ok(); }));
+  EMBERTIDE_RETURN_IF_ERROR(each_batch([&](const v1::RowBatch& batch) -> Status {
+    stats.rows += batch.rows() + batch.tombstones();
+    return sink->Stage(id.number, batch.table_id(), batch.bucket(), batch.records());
+  }));
+  EMBERTIDE_RETURN_IF_ERROR(sink->Commit(file.commit(), tensors.value()));
+  ++stats.versions;
   ++stats.catch_ups;
   return Status::Ok();
 }
 
-Status Follower::Impl::CatchUp() {
+Status Follower::Impl::TakeWay(bool by_snapshot) {
   std::vector<v1::CommitFile> chain;
   VersionId snapshot;
-  Status status = FindChain(&chain, &snapshot);
-  if (status.ok() && snapshot.number > 0) {
-    status = sink->Load(options.publication + "/snapshots/" + FolderName(snapshot));
-    if (status.ok()) ++stats.catch_ups;
+  EMBERTIDE_RETURN_IF_ERROR(FindWay(by_snapshot, &snapshot, &chain));
+  if (snapshot.number > 0) {
+    EMBERTIDE_RETURN_IF_ERROR(
+        sink->Load(options.publication + "/snapshots/" + FolderName(snapshot)));
+    ++stats.catch_ups;
   }
-  for (size_t i = 0; status.ok() && i < chain.size() && !Stopping(); ++i) {
-    status = TakeFromFiles(chain[i]);
+  for (const v1::CommitFile& file : chain) {
+    if (Stopping()) break;
+    EMBERTIDE_RETURN_IF_ERROR(TakeFromFiles(file));
   }
+  return Status::Ok();
+}
+
+Status Follower::Impl::CatchUp() {
+  looked = std::chrono::steady_clock::now();
+  Status status = TakeWay(/*by_snapshot=*/false);
+  const bool harmed = status.code() == Code::kCorrupt || status.code() == Code::kNotFound;
   if (status.code() == Code::kCorrupt) ++stats.corrupt;
+  // A newer snapshot leads past a file that is harmed or gone.
+  const auto snapshots = ListVersions(options.publication + "/snapshots", "manifest.json");
+  if (harmed && !Newer(snapshots, newest()).empty()) {
+    status = TakeWay(/*by_snapshot=*/true);
+    if (status.code() == Code::kCorrupt) ++stats.corrupt;
+  }
   if (status.code() == Code::kResourceExhausted) ++stats.refused;
   return status;
 }
@@ -401,13 +453,14 @@ std::string Follower::last_error() const {
 }
 
 Result<std::string> NewestSnapshot(const std::string& publication) {
-  const std::vector<VersionId> ids = ListVersions(publication + "/snapshots", "manifest.json");
+  const std::vector<VersionId> ids =
+      Newer(ListVersions(publication + "/snapshots", "manifest.json"), {});
   if (ids.empty()) {
     return Status(Code::kNotFound, publication +
                                        " holds no snapshot yet: start the trainer, and "
                                        "wait for its first");
   }
-  return publication + "/snapshots/" + FolderName(ids.back());
+  return publication + "/snapshots/" + FolderName(ids.front());
 }
 
 }  // namespace embertide

@@ -3,6 +3,7 @@
 
 #include <hiredis/hiredis.h>
 
+#include <algorithm>
 #include <charconv>
 #include <regex>
 
@@ -40,6 +41,38 @@ std::vector<StreamEntry> Entries(const redisReply* reply) {
   return entries;
 }
 
+// "%40" is "@", as redis-py has it: the trainer is given the same URL.
+std::string Unescaped(const std::string& text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    unsigned value = 0;
+    const char* hex = text.data() + i + 1;
+    if (text[i] == '%' && i + 2 < text.size() &&
+        std::from_chars(hex, hex + 2, value, 16).ptr == hex + 2) {
+      out.push_back(static_cast<char>(value));
+      i += 2;
+    } else {
+      out.push_back(text[i]);
+    }
+  }
+  return out;
+}
+
+// A URL as a message may quote it: without what could be a password, however it is misspelt.
+std::string Quotable(const std::string& url) {
+  const size_t slashes = url.find("://");
+  const size_t begin = slashes == std::string::npos ? 0 : slashes + 3;
+  if (const size_t at = url.rfind('@'); at != std::string::npos) {
+    return url.substr(0, begin) + "...@" + (at < begin ? "" : url.substr(at + 1));
+  }
+  const size_t colon = url.find(':', begin);
+  if (colon == std::string::npos) return url;
+  const size_t end = url.find_first_not_of("0123456789", colon + 1);
+  const size_t digits = std::min(end, url.size()) - colon - 1;
+  const bool port = (end == std::string::npos || url[end] == '/') && digits <= 5 && colon > begin;
+  return port ? url : url.substr(0, colon + 1) + "...";
+}
+
 }  // namespace
 
 Result<RedisAddress> ParseRedisUrl(const std::string& url) {
@@ -49,20 +82,19 @@ Result<RedisAddress> ParseRedisUrl(const std::string& url) {
   RedisAddress address;
   std::smatch match;
   if (std::regex_match(url, match, kTcp)) {
-    address.user = match[1];
-    address.password = match[2];
+    address.user = Unescaped(match[1]);
+    address.password = Unescaped(match[2]);
     address.host = match[3];
     if (match[4].matched) address.port = std::stoi(match[4]);
     if (match[5].matched) address.database = std::stoi(match[5]);
     if (address.port > 0 && address.port < 65536) return address;
   } else if (url.starts_with(kUnix) && url.size() > kUnix.size()) {
-    address.path = url.substr(kUnix.size());
-    return address;
+    RedisAddress socket;
+    socket.path = url.substr(kUnix.size());
+    return socket;
   }
-  const size_t at = url.rfind('@');
-  const std::string shown = at == std::string::npos ? url : "redis://...@" + url.substr(at + 1);
   return Status(Code::kInvalidArgument,
-                "Redis URL \"" + shown +
+                "Redis URL \"" + Quotable(url) +
                     "\": use redis://[user:password@]host[:port][/database] or unix:///path" +
                     (url.starts_with("rediss") ? " (this build has no TLS)" : ""));
 }

@@ -25,8 +25,9 @@ struct RedisAddress {
   int database = 0;
 };
 
-// "redis://[user:password@]host[:port][/database]" or "unix:///path". kInvalidArgument quoting the
-// URL (without its password) otherwise; rediss:// is refused: this build has no TLS.
+// "redis://[user:password@]host[:port][/database]" or "unix:///path"; user and password may be
+// percent-encoded. kInvalidArgument quoting the URL (without what may be a password) otherwise;
+// rediss:// is refused: this build has no TLS.
 Result<RedisAddress> ParseRedisUrl(const std::string& url);
 
 struct StreamEntry {

@@ -1,15 +1,17 @@
 // Follower: brings a node from version to version: stream tail, and one catch-up path from files.
 //
 //   commit on the bus, its `previous` is the node's newest   -> fetch its batches, stage, commit
-//   anything else (gap, bad checksum, trimmed, Redis away)   -> catch up: bucket files where the
-//                                                               chain of commits does not reach,
-//                                                               delta files, then the stream again
+//   anything else (gap, bad checksum, trimmed, Redis away    -> catch up: bucket files where the
+//   or silent)                                                  chain of commits does not reach or
+//                                                               is harmed, delta files, then the
+//                                                               stream again
 //
 // A thread of its own; the node is told nothing but whole versions, in ascending order. Every wait
 // is bounded, every drop counted.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -42,6 +44,10 @@ class VersionSink {
 struct FollowerOptions {
   std::string bus;          // Redis URL; empty: versions come from the publication's files alone
   std::string publication;  // REQUIRED: the folder that the trainer publishes to
+  // Between attempts to reach Redis, and between looks at the files while it is away.
+  std::chrono::milliseconds retry_every{500};
+  // A bus that is silent this long says nothing of a publisher that cannot reach it: look at files.
+  std::chrono::milliseconds look_every{2000};
 };
 
 // Counters since the start; any thread may read them.

@@ -1,0 +1,129 @@
+// Redis: URLs, and what a connection says to the server and makes of its answers.
+#include "bus/redis.h"
+
+#include <gtest/gtest.h>
+
+#include "bus/fake_redis.h"
+
+namespace embertide {
+namespace {
+
+using std::chrono::milliseconds;
+
+TEST(RedisUrlTest, PartsAreFound) {
+  auto parsed = ParseRedisUrl("redis://me:hush@db.example:6380/12");
+  ASSERT_TRUE(parsed.ok());
+  EXPECT_EQ(parsed->host, "db.example");
+  EXPECT_EQ(parsed->port, 6380);
+  EXPECT_EQ(parsed->database, 12);
+  EXPECT_EQ(parsed->user, "me");
+  EXPECT_EQ(parsed->password, "hush");
+  parsed = ParseRedisUrl("redis://:hush@127.0.0.1");
+  ASSERT_TRUE(parsed.ok());
+  EXPECT_EQ(parsed->host, "127.0.0.1");
+  EXPECT_EQ(parsed->port, 6379);
+  EXPECT_EQ(parsed->database, 0);
+  EXPECT_EQ(parsed->user, "");
+  EXPECT_EQ(parsed->password, "hush");
+  parsed = ParseRedisUrl("unix:///run/redis.sock");
+  ASSERT_TRUE(parsed.ok());
+  EXPECT_EQ(parsed->path, "/run/redis.sock");
+  EXPECT_EQ(parsed->host, "");
+}
+
+TEST(RedisUrlTest, UserAndPasswordMayBePercentEncoded) {
+  const auto parsed = ParseRedisUrl("redis://m%65:p%40%2Fs%3as%25%@host:1");
+  ASSERT_TRUE(parsed.ok());
+  EXPECT_EQ(parsed.value().user, "me");
+  EXPECT_EQ(parsed.value().password, "p@/s:s%%");
+}
+
+TEST(RedisUrlTest, WhatIsNoUrlIsRefusedWithoutItsPassword) {
+  for (const std::string url : {"",
+                                "redis://",
+                                "redis:///0",
+                                "host:6379",
+                                "http://me:hush@host",
+                                "rediss://me:hush@host",
+                                "redis://me:hush@",
+                                "redis://me:hush@host:0",
+                                "redis://me:hush@host:65536",
+                                "redis://me:hush@host:port",
+                                "redis://me:hush@host:1/x",
+                                "redis://me:hu@hush@host",
+                                "redis://me:hu/hush@host",
+                                "redis://:hush",
+                                "redis://me:hush",
+                                "me:hush@host:6379",
+                                "redis://:hush/0",
+                                "redis://me:4hush/0",
+                                "unix://",
+                                "redis://me:hush@[::1]:6379"}) {
+    const auto parsed = ParseRedisUrl(url);
+    ASSERT_FALSE(parsed.ok()) << url;
+    EXPECT_EQ(parsed.status().code(), Code::kInvalidArgument);
+    EXPECT_EQ(parsed.status().message().find("hush"), std::string::npos) << url;
+    EXPECT_NE(parsed.status().message().find("use redis://"), std::string::npos);
+  }
+  const auto shown = [](const std::string& url) { return ParseRedisUrl(url).status().message(); };
+  EXPECT_NE(shown("redis://me:x@host:65536").find("\"redis://...@host:65536\""), std::string::npos);
+  EXPECT_NE(shown("host:6379").find("\"host:6379\""), std::string::npos);
+  EXPECT_NE(shown("redis://:12345").find("\"redis://:...\""), std::string::npos);
+  EXPECT_NE(shown("rediss://host").find("no TLS"), std::string::npos);
+}
+
+class RedisConnectionTest : public ::testing::Test {
+ protected:
+  Result<std::unique_ptr<RedisConnection>> Open(const std::string& user, int database = 0) {
+    RedisAddress address = *ParseRedisUrl(redis_.url());
+    address.user = user;
+    address.password = user.empty() ? "" : user == "me" ? "hush" : "wrong";
+    address.database = database;
+    return RedisConnection::Open(address, milliseconds(2000));
+  }
+  FakeRedis redis_;
+};
+
+TEST_F(RedisConnectionTest, SaysWhoItIsAndWhichDatabaseItWants) {
+  ASSERT_TRUE(Open("").ok());
+  ASSERT_TRUE(Open("me", 3).ok());
+  EXPECT_EQ(redis_.commands(), std::vector<std::string>({"PING", "AUTH me hush", "SELECT 3"}));
+  const auto refused = Open("you");
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.status().code(), Code::kDeviceError);
+  EXPECT_NE(refused.status().message().find("WRONGPASS"), std::string::npos);
+}
+
+TEST_F(RedisConnectionTest, ReadsWhatFollowsAnEntryInOneRoundTrip) {
+  for (const char* text : {"one", "two", "three"}) redis_.Append("a", text);
+  redis_.Append("b", std::string("\0\r\n$", 4));
+  auto connection = Open("");
+  ASSERT_TRUE(connection.ok());
+  const auto after = connection.value()->ReadAfter("a", "1-0", 1, milliseconds(1));
+  ASSERT_TRUE(after.ok());
+  ASSERT_EQ(after.value().size(), 1U);
+  EXPECT_EQ(after.value()[0].id, "2-0");
+  EXPECT_EQ(after.value()[0].message, "two");
+  const auto ranges =
+      connection.value()->ReadRanges({{"a", "0-0"}, {"none", "0-0"}, {"b", "0-0"}}, 2);
+  ASSERT_TRUE(ranges.ok());
+  ASSERT_EQ(ranges.value().size(), 3U);
+  EXPECT_EQ(ranges.value()[0].size(), 2U);
+  EXPECT_TRUE(ranges.value()[1].empty());
+  EXPECT_EQ(ranges.value()[2][0].message, std::string("\0\r\n$", 4));
+  const auto nothing = connection.value()->ReadAfter("a", "3-0", 9, milliseconds(1));
+  ASSERT_TRUE(nothing.ok());
+  EXPECT_TRUE(nothing.value().empty());
+}
+
+TEST_F(RedisConnectionTest, ALostServerIsADeviceError) {
+  auto connection = Open("");
+  ASSERT_TRUE(connection.ok());
+  redis_.DropConnections();
+  const auto lost = connection.value()->ReadAfter("a", "0-0", 1, milliseconds(1));
+  ASSERT_FALSE(lost.ok());
+  EXPECT_EQ(lost.status().code(), Code::kDeviceError);
+}
+
+}  // namespace
+}  // namespace embertide
