@@ -319,6 +319,24 @@ def test_what_goes_on_the_bus_is_what_the_files_hold(publication: Publication, b
             assert batch.sequence == i + 1
 
 
+def test_the_commit_goes_out_when_all_that_it_names_is_there(
+    publication: Publication, bus: Any
+) -> None:
+    publisher = Publisher(publication, bus=bus.url, schema_id=SCHEMA)
+    sent: list[str] = []
+    with redis.Redis.from_url(bus.url) as other, other.monitor() as monitor:
+        publish(publisher, 1)
+        while not sent or sent[-1] != LOG:
+            command = monitor.next_command()["command"].split()
+            if command[0] == "XADD":
+                sent.append(command[1])
+    # For each partition its rows, then its commit; the version's commit when all of them are there.
+    assert sent == [
+        *(name for p in range(4) for name in (f"e:{{{p}}}:0:{p}", f"e:{{{p}}}:commit")),
+        LOG,
+    ]
+
+
 def test_the_lineage_is_larger_than_any_in_files_and_in_redis(
     publication: Publication, bus: Any
 ) -> None:
