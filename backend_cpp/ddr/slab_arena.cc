@@ -4,10 +4,37 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <string>
 
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25  // Linux 6.1; older kernels refuse it, and pages stay small
+#endif
+
 namespace embertide {
+namespace {
+
+constexpr uint32_t kExtentPages = 8;
+constexpr uint64_t kExtentBytes = uint64_t{kExtentPages} * kSlabPageBytes;
+constexpr uint32_t kFullExtent = (1U << kExtentPages) - 1;
+
+std::byte* Map(uint64_t bytes) {
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory);
+}
+
+// An extent at a multiple of its size, without memory yet.
+std::byte* MapExtent() {
+  std::byte* memory = Map(2 * kExtentBytes);
+  if (memory == nullptr) return nullptr;
+  const uint64_t before = -reinterpret_cast<uintptr_t>(memory) % kExtentBytes;
+  if (before > 0) munmap(memory, before);
+  munmap(memory + before + kExtentBytes, kExtentBytes - before);
+  return memory + before;
+}
+
+}  // namespace
 
 SlabArena::SlabArena(ByteBudget* budget)
     : budget_(budget),
@@ -18,6 +45,43 @@ SlabArena::~SlabArena() {
   for (uint32_t n = 0; n < next_number_; ++n) {
     if (Page* page = pages_[n].load(std::memory_order_relaxed); page != nullptr) DropPage(page);
   }
+}
+
+std::byte* SlabArena::MapPage(uint64_t bytes) {
+  if (bytes != kSlabPageBytes) return Map(bytes);
+  if (open_extents_.empty()) {
+    std::byte* memory = MapExtent();
+    if (memory == nullptr) return nullptr;
+    extents_.emplace(memory, 0);
+    open_extents_.push_back(memory);
+  }
+  std::byte* extent = open_extents_.back();
+  uint32_t& pages = extents_[extent];
+  const auto at = static_cast<uint32_t>(std::countr_one(pages));
+  pages |= 1U << at;
+  if (pages == kFullExtent) {
+    open_extents_.pop_back();
+    madvise(extent, kExtentBytes, MADV_COLLAPSE);
+  }
+  return extent + uint64_t{at} * kSlabPageBytes;
+}
+
+void SlabArena::UnmapPage(std::byte* memory, uint64_t bytes) {
+  if (bytes != kSlabPageBytes) {
+    munmap(memory, bytes);
+    return;
+  }
+  const auto found = std::prev(extents_.upper_bound(memory));
+  auto& [extent, pages] = *found;
+  if (pages == kFullExtent) open_extents_.push_back(extent);
+  pages &= ~(1U << static_cast<uint32_t>((memory - extent) / kSlabPageBytes));
+  if (pages != 0) {
+    madvise(memory, kSlabPageBytes, MADV_DONTNEED);
+    return;
+  }
+  munmap(extent, kExtentBytes);
+  open_extents_.erase(std::find(open_extents_.begin(), open_extents_.end(), extent));
+  extents_.erase(found);
 }
 
 Result<SlabArena::Page*> SlabArena::AddPage(ClassKey key) {
@@ -32,12 +96,11 @@ Result<SlabArena::Page*> SlabArena::AddPage(ClassKey key) {
                       std::to_string(budget_->limit_bytes()) + " bytes (" +
                       std::to_string(budget_->used_bytes()) + " used)");
   }
-  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) {
+  page->payload = MapPage(bytes);
+  if (page->payload == nullptr) {
     budget_->Release(bytes);
     return Status(Code::kDeviceError, "mmap of a DDR page: " + std::string(strerror(errno)));
   }
-  page->payload = static_cast<std::byte*>(memory);
   page->aux = page->payload + kSlabPageBytes;
   if (free_numbers_.empty()) {
     page->number = next_number_++;
@@ -59,7 +122,7 @@ void SlabArena::DropPage(Page* page) {
   if (page->condemned) --condemned_pages_;
   pages_[page->number].store(nullptr, std::memory_order_release);
   free_numbers_.push_back(page->number);
-  munmap(page->payload, bytes);
+  UnmapPage(page->payload, bytes);
   page_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
   budget_->Release(bytes);
   delete page;

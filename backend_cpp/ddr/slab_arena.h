@@ -10,6 +10,8 @@
 //   3. Free slots of a page form a stack threaded through the slots themselves (16-bit links), so a
 //      freed slot is reused first and freeing needs no memory.
 //   4. Every page byte, aux included, is charged to the budget while the page exists.
+//   5. Pages without aux lie eight to an extent of 2 MiB, which becomes a huge page of the system
+//      once all eight exist: never more resident than charged, and few page tables to wait for.
 //
 // Threads: Address() and Aux() may run on any thread beside one writer, for slots that were
 // published to that thread and not yet freed. All else: one writer.
@@ -108,6 +110,9 @@ class SlabArena {
     return static_cast<uint32_t>(slot) & ((1U << kSlotOrdinalBits) - 1U);
   }
   Result<Page*> AddPage(ClassKey key);
+  // Memory of a page; null with errno set when the system has none.
+  std::byte* MapPage(uint64_t bytes);
+  void UnmapPage(std::byte* memory, uint64_t bytes);
   void DropPage(Page* page);
   static uint64_t BytesOf(const Page& page) {
     return kSlabPageBytes + uint64_t{page.aux_bytes} * page.slots;
@@ -119,6 +124,8 @@ class SlabArena {
   std::vector<uint32_t> free_numbers_;  // page numbers given back, reused first
   uint32_t next_number_ = 0;
   std::map<ClassKey, std::vector<Page*>> room_;  // pages with room, by class
+  std::map<std::byte*, uint32_t> extents_;       // pages in use, a bit each, by address
+  std::vector<std::byte*> open_extents_;         // those with room
   std::atomic<uint64_t> page_bytes_{0};
   uint64_t used_slots_ = 0;
   uint32_t condemned_pages_ = 0;

@@ -1,10 +1,12 @@
 // BucketIndex: key -> Location for the resident rows of one bucket.
 //
-// Open addressing in groups of 16 with a tag byte an entry, compared 16 at a time:
+// Open addressing in groups of 7 entries that fill two cache lines, so that a lookup asks for one
+// place of memory, and the TLB for one page, before it knows where the row lies:
 //
-//   tags    [t t t t t t t t t t t t t t t t] ...   0..127 in use, 0x80 empty, 0xfe deleted
-//   counts  [c c c ...                      ] ...   saturating access counts
-//   entries [key, word] ...
+//   group  [ 7 tags, 1 unused ][ 7 counts, 1 unused ][ 7 x (key, word) ]      128 bytes, aligned
+//
+// Tags are compared all at once: 0..127 in use, 0x80 empty, 0xfe deleted, 0xff the unused one.
+// Counts are saturating access counts. Entry e is entry e % 8 of group e / 8; e % 8 is never 7.
 //
 // Invariants
 //   1. A key stands in at most one entry; its group chain from the hash's group has no group with
@@ -17,7 +19,9 @@
 // mistaken. The arrays of a grown bucket are handed to the writer's retire list, not freed.
 #pragma once
 
+#include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -30,22 +34,35 @@ namespace embertide {
 
 class BucketIndex {
  public:
-  // The arrays of one size; freed by whoever retired them.
+  static constexpr uint32_t kGroupEntries = 7;
+  struct Entry {
+    std::atomic<uint64_t> key{0};
+    std::atomic<uint64_t> word{0};
+  };
+  struct alignas(128) Group {
+    Group();
+    std::array<std::atomic<uint8_t>, 8> tags;
+    std::array<std::atomic<uint8_t>, 8> counts{};
+    std::array<Entry, kGroupEntries> entries;
+  };
+  // The groups of one size; freed by whoever retired them.
   struct Arrays {
-    uint32_t groups = 0;
+    explicit Arrays(uint32_t count);
+    ~Arrays();
+    Arrays(const Arrays&) = delete;
+    Arrays& operator=(const Arrays&) = delete;
+    const uint32_t group_count;
     uint32_t used = 0;  // entries in use
     uint32_t deleted = 0;
-    std::unique_ptr<std::atomic<uint8_t>[]> tags;
-    std::unique_ptr<std::atomic<uint8_t>[]> counts;
-    struct Entry {
-      std::atomic<uint64_t> key;
-      std::atomic<uint64_t> word;
-    };
-    std::unique_ptr<Entry[]> entries;
-    uint64_t bytes() const { return BytesFor(groups); }
+    Group* const groups;
+    uint64_t bytes() const { return BytesFor(group_count); }
+    Entry& entry(uint32_t e) { return groups[e / 8].entries[e % 8]; }
+    const Entry& entry(uint32_t e) const { return groups[e / 8].entries[e % 8]; }
+    std::atomic<uint8_t>& tag(uint32_t e) const { return groups[e / 8].tags[e % 8]; }
+    std::atomic<uint8_t>& count(uint32_t e) const { return groups[e / 8].counts[e % 8]; }
   };
   static uint64_t BytesFor(uint32_t groups) {
-    return sizeof(Arrays) + uint64_t{groups} * 16 * (2 + sizeof(Arrays::Entry));
+    return sizeof(Arrays) + uint64_t{groups} * sizeof(Group);
   }
   static constexpr uint32_t kNotFound = ~0U;
 
@@ -53,23 +70,37 @@ class BucketIndex {
   ~BucketIndex() { delete arrays_.load(); }
 
   // --- any thread, under a pin
-  // -------------------------------------------------------------------- Brings the tags of `hash`
-  // towards the cache.
-  void Prefetch(uint64_t hash) const;
-  // The location of `key`, counting an access; a default Location if it has no entry.
-  Location Find(uint64_t hash, uint64_t key) const;
+  // A lookup is two steps, so that a batch can take the first for many keys before the second: what
+  // that needs of memory was asked for by then.
+  struct Cursor {
+    const Arrays* arrays = nullptr;
+    uint64_t hash = 0;
+    uint64_t key = 0;
+  };
+  Cursor Begin(uint64_t hash, uint64_t key) const {
+    const Arrays* arrays = arrays_.load(std::memory_order_acquire);
+    if (arrays != nullptr) {
+      const Group* group = &arrays->groups[FirstGroup(*arrays, hash)];
+      __builtin_prefetch(group);
+      __builtin_prefetch(reinterpret_cast<const std::byte*>(group) + sizeof(Group) / 2);
+    }
+    return {arrays, hash, key};
+  }
+  // The location of the cursor's key, counting an access; a default Location if it has no entry.
+  static Location Finish(const Cursor& cursor);
+  // Both in one.
+  Location Find(uint64_t hash, uint64_t key) const { return Finish(Begin(hash, key)); }
   uint32_t AccessCount(uint64_t hash, uint64_t key) const;
 
   // --- the writer
-  // --------------------------------------------------------------------------------- The entry of
-  // `key`, or kNotFound.
+  // The entry of `key`, or kNotFound.
   uint32_t Locate(uint64_t hash, uint64_t key) const;
   Location At(uint32_t entry) const {
-    return Location::FromWord(arrays_.load()->entries[entry].word.load());
+    return Location::FromWord(arrays_.load()->entry(entry).word.load());
   }
-  uint64_t KeyAt(uint32_t entry) const { return arrays_.load()->entries[entry].key.load(); }
+  uint64_t KeyAt(uint32_t entry) const { return arrays_.load()->entry(entry).key.load(); }
   void Set(uint32_t entry, Location location) {
-    arrays_.load()->entries[entry].word.store(location.word(), std::memory_order_release);
+    arrays_.load()->entry(entry).word.store(location.word(), std::memory_order_release);
   }
   // Adds a key that is not there. If the arrays must grow, the new ones are charged to `budget`
   // and the old ones are handed to `retire`. kResourceExhausted if the budget has no room.
@@ -80,7 +111,7 @@ class BucketIndex {
   // Entries, used or not; iterate with Occupied.
   uint32_t capacity() const;
   bool Occupied(uint32_t entry) const {
-    return arrays_.load()->tags[entry].load(std::memory_order_relaxed) < 0x80;
+    return arrays_.load()->tag(entry).load(std::memory_order_relaxed) < 0x80;
   }
   // Halves the entry's access count and returns what it was: the clock hand of eviction.
   uint8_t Age(uint32_t entry);
@@ -91,6 +122,9 @@ class BucketIndex {
   Status CheckIntegrity(uint64_t (*hash)(uint64_t)) const;
 
  private:
+  static uint32_t FirstGroup(const Arrays& arrays, uint64_t hash) {
+    return static_cast<uint32_t>(hash >> 7) & (arrays.group_count - 1);
+  }
   static uint32_t Probe(const Arrays& arrays, uint64_t hash, uint64_t key);
   static void Place(Arrays* arrays, uint64_t hash, uint64_t key, uint64_t word, uint8_t count);
   std::atomic<Arrays*> arrays_{nullptr};

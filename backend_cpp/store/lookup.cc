@@ -1,18 +1,24 @@
 // Batched reads through a pinned view.
 //
-// A batch runs in three passes over arrays of the calling thread, so that no step waits for the one
-// before it on the same key: find the entries (tags prefetched ahead), bring the SSD rows (each
-// block once, in one batch), then decode or pool straight into the output.
+// A batch runs in passes over arrays of the calling thread, so that no key waits alone for memory:
+// find the entries, a block of keys at a time whose index groups are all asked for first; bring the
+// SSD rows (each block once, in one batch); then copy or pool the rows straight into the output,
+// asking for rows ahead.
 #include <algorithm>
+#include <cstring>
 
+#include "store/row_ops.h"
 #include "store/store_impl.h"
 
 namespace embertide {
 namespace {
 
-// Tags of this many keys are on their way to the cache before the first is probed: enough to cover
-// a DRAM access (~100 ns) at ~5 ns a probe.
-constexpr size_t kPrefetchAhead = 16;
+// Keys that are found together: more than a core has misses in flight (a few dozen), and their
+// cursors stay in the first-level cache.
+constexpr size_t kBlock = 64;
+// Rows asked for before the first is copied; finding them brought their first line near already.
+constexpr size_t kRowsAhead = 12;
+constexpr size_t kLine = 64;
 
 struct Found {
   const std::byte* payload = nullptr;  // null: the default row
@@ -20,15 +26,23 @@ struct Found {
   Source source = Source::kDefault;
 };
 
+// A row that lies on an SSD.
+struct SsdKey {
+  size_t at = 0;  // in Scratch::found
+  uint32_t table = 0;
+  uint32_t bucket = 0;
+  LogRead read;
+};
+
 // One batch's working memory, kept by each thread; bounded by the largest batch it saw.
 struct Scratch {
-  std::vector<uint64_t> hashes;
   std::vector<Found> found;
-  std::vector<size_t> ssd_keys;  // positions whose row lies on an SSD
+  std::vector<SsdKey> ssd_keys;
   std::vector<LogRead> ssd_reads;
   std::vector<std::byte> ssd_rows;
   BlockBuffers blocks;
   std::vector<double> sums;
+  std::vector<SourceCounts> counts;  // by table
 };
 
 Scratch& ThreadScratch() {
@@ -55,33 +69,140 @@ void WriteRow(const Table& table, const Found& found, float* out) {
   const RowLayout& layout = table.config.layout;
   if (found.payload == nullptr) {
     std::copy(table.default_row.begin(), table.default_row.end(), out);
+  } else if (IsWholeFp32(layout, found.live)) {
+    std::memcpy(out, found.payload, size_t{layout.dim()} * sizeof(float));
   } else {
     DecodePayload(layout, found.live, found.payload, out);
   }
 }
 
 void AddRow(const Table& table, const Found& found, double* sums) {
-  if (found.payload != nullptr) {
-    AccumulatePayload(table.config.layout, found.live, found.payload, 1.0, sums);
-    return;
+  const RowLayout& layout = table.config.layout;
+  if (found.payload == nullptr) {
+    for (size_t d = 0; d < table.default_row.size(); ++d) sums[d] += table.default_row[d];
+  } else if (IsWholeFp32(layout, found.live)) {
+    AddFloats(found.payload, layout.dim(), sums);
+  } else {
+    AccumulatePayload(layout, found.live, found.payload, 1.0, sums);
   }
-  for (size_t d = 0; d < table.default_row.size(); ++d) sums[d] += table.default_row[d];
 }
 
-// Pools rows found[at(0)] .. found[at(n - 1)] into `out`; kNone writes them one after the other.
-template <typename At>
-void PoolRows(const Table& table, Scratch* scratch, Pooling pooling, size_t n, const At& at,
-              float* out) {
-  const uint32_t dim = table.config.layout.dim();
-  if (n == 1 || pooling == Pooling::kNone) {
-    for (size_t i = 0; i < n; ++i) WriteRow(table, scratch->found[at(i)], out + i * dim);
-    return;
+// Finds keys in the order they are given, a block at a time.
+class Finder {
+ public:
+  // Requires: room in scratch->found for all keys that come.
+  Finder(const Store::Impl& impl, uint64_t version, Scratch* scratch)
+      : impl_(impl), version_(version), scratch_(scratch), next_(scratch->found.data()) {}
+
+  void Add(uint32_t table, int64_t signed_key) {
+    const auto key = static_cast<uint64_t>(signed_key);
+    const uint64_t hash = HashKey(key);
+    const Table& of = impl_.tables[table];
+    const uint32_t bucket = Store::Impl::BucketOf(of, hash);
+    Pending& pending = block_[size_++];
+    pending.table = table;
+    pending.bucket = bucket;
+    pending.cursor = of.buckets[bucket].index.Begin(hash, key);
+    if (size_ == kBlock) Flush();
   }
-  scratch->sums.assign(dim, 0.0);
-  for (size_t i = 0; i < n; ++i) AddRow(table, scratch->found[at(i)], scratch->sums.data());
-  const double divisor = pooling == Pooling::kMean && n > 0 ? static_cast<double>(n) : 1.0;
-  for (uint32_t d = 0; d < dim; ++d) out[d] = static_cast<float>(scratch->sums[d] / divisor);
-}
+
+  void Flush() {
+    for (size_t i = 0; i < size_; ++i) Place(block_[i], next_++);
+    size_ = 0;
+  }
+
+ private:
+  struct Pending {
+    BucketIndex::Cursor cursor;
+    uint32_t table;
+    uint32_t bucket;
+  };
+
+  void Place(const Pending& key, Found* found) {
+    const Location place = Store::Impl::Resolve(BucketIndex::Finish(key.cursor), version_);
+    found->live = place.live();
+    found->payload = nullptr;
+    switch (place.tier()) {
+      case TierId::kDdr:
+        found->source = Source::kDdr;
+        found->payload =
+            impl_.tables[key.table].buckets[key.bucket].device->arena.Address(place.slot());
+        __builtin_prefetch(found->payload);
+        break;
+      case TierId::kSsd:
+        found->source = Source::kSsd;
+        NoteSsd(key, place, found);
+        break;
+      case TierId::kHbm:  // No HBM tier yet: its slots are never handed out.
+      case TierId::kNowhere:
+        found->source = place.slot() == static_cast<uint64_t>(RecordKind::kPruned)
+                            ? Source::kPruned
+                            : Source::kDefault;
+    }
+    ++scratch_->counts[key.table][static_cast<size_t>(found->source)];
+  }
+
+  void NoteSsd(const Pending& key, Location place, const Found* found) {
+    const uint32_t bytes = impl_.tables[key.table].config.layout.PayloadBytes(place.live());
+    scratch_->ssd_keys.push_back({static_cast<size_t>(found - scratch_->found.data()),
+                                  key.table,
+                                  key.bucket,
+                                  {place.slot(), key.cursor.key, bytes, nullptr}});
+  }
+
+  const Store::Impl& impl_;
+  const uint64_t version_;
+  Scratch* scratch_;
+  Found* next_;
+  size_t size_ = 0;
+  std::array<Pending, kBlock> block_;
+};
+
+// Reads rows of found[] in the order they were found.
+class Pooler {
+ public:
+  explicit Pooler(Scratch* scratch)
+      : scratch_(scratch),
+        next_(scratch->found.data()),
+        end_(next_ + scratch->found.size()),
+        ahead_(next_) {}
+
+  // Pools the next n rows, all of `table`, into dim floats.
+  void Pool(const Table& table, Pooling pooling, size_t n, float* out) {
+    const uint32_t dim = table.config.layout.dim();
+    if (n == 1) {
+      FetchAhead(table);
+      return WriteRow(table, *next_++, out);
+    }
+    scratch_->sums.assign(dim, 0.0);
+    double* sums = scratch_->sums.data();
+    for (size_t i = 0; i < n; ++i) {
+      FetchAhead(table);
+      AddRow(table, *next_++, sums);
+    }
+    const double divisor = pooling == Pooling::kMean && n > 0 ? static_cast<double>(n) : 1.0;
+    for (uint32_t d = 0; d < dim; ++d) out[d] = static_cast<float>(sums[d] / divisor);
+  }
+
+  void WriteSources(size_t n, uint8_t* source) const {
+    for (size_t i = 0; i < n; ++i) source[i] = static_cast<uint8_t>(next_[i].source);
+  }
+
+ private:
+  // Rows of other tables may be longer; a line too few costs less than knowing.
+  void FetchAhead(const Table& table) {
+    const size_t bytes = table.config.layout.chunk_bytes() * table.config.layout.chunks;
+    const Found* until = std::min(end_, next_ + kRowsAhead);
+    for (; ahead_ < until; ++ahead_) {
+      for (size_t at = 0; at < bytes; at += kLine) __builtin_prefetch(ahead_->payload + at);
+    }
+  }
+
+  Scratch* scratch_;
+  const Found* next_;
+  const Found* end_;
+  const Found* ahead_;
+};
 
 }  // namespace
 
@@ -97,140 +218,141 @@ Location Store::Impl::Resolve(Location location, uint64_t version, uint64_t* cha
   return {};
 }
 
-// The keys found at `version`; SSD rows are noted, not yet read.
-static void FindKeys(const Store::Impl& impl, const Table& table, std::span<const int64_t> keys,
-                     uint64_t version, Scratch* scratch) {
-  const size_t n = keys.size();
-  scratch->hashes.resize(n);
-  scratch->found.assign(n, Found{});
-  scratch->ssd_keys.clear();
-  scratch->ssd_reads.clear();
-  for (size_t i = 0; i < n + kPrefetchAhead; ++i) {
-    if (i < n) {
-      const uint64_t hash = HashKey(static_cast<uint64_t>(keys[i]));
-      scratch->hashes[i] = hash;
-      table.buckets[Store::Impl::BucketOf(table, hash)].index.Prefetch(hash);
-    }
-    if (i < kPrefetchAhead) continue;
-    const size_t at = i - kPrefetchAhead;
-    const auto key = static_cast<uint64_t>(keys[at]);
-    const uint64_t hash = scratch->hashes[at];
-    const uint32_t bucket = Store::Impl::BucketOf(table, hash);
-    const Location place =
-        Store::Impl::Resolve(table.buckets[bucket].index.Find(hash, key), version);
-    Found& found = scratch->found[at];
-    found.live = place.live();
-    switch (place.tier()) {
-      case TierId::kDdr:
-        found.source = Source::kDdr;
-        found.payload = impl.devices[impl.DeviceOf(table, bucket)]->arena.Address(place.slot());
-        __builtin_prefetch(found.payload);
-        break;
-      case TierId::kSsd:
-        found.source = Source::kSsd;
-        scratch->ssd_keys.push_back(at);
-        scratch->ssd_reads.push_back(
-            {place.slot(), key, table.config.layout.PayloadBytes(place.live()), nullptr});
-        break;
-      case TierId::kHbm:  // No HBM tier yet: its slots are never handed out.
-      case TierId::kNowhere:
-        found.source = place.slot() == static_cast<uint64_t>(RecordKind::kPruned)
-                           ? Source::kPruned
-                           : Source::kDefault;
-    }
-  }
-}
-
-// Brings the noted SSD rows of every device and asks for their promotion.
-static Status ReadSsdRows(const Store::Impl& impl, const Table& table, uint32_t table_number,
-                          Scratch* scratch) {
-  const uint32_t row_bytes = table.config.layout.PayloadBytes(table.config.layout.full_mask());
-  scratch->ssd_rows.resize(scratch->ssd_reads.size() * row_bytes);
-  std::vector<LogRead> reads;
+// Brings the noted SSD rows, each device's in one batch, and asks for their promotion.
+static Status ReadSsdRows(const Store::Impl& impl, Scratch* scratch) {
+  auto& keys = scratch->ssd_keys;
+  uint64_t bytes = 0;
+  for (const SsdKey& key : keys) bytes += key.read.bytes;
+  scratch->ssd_rows.resize(bytes + 1);  // a row without bytes has an address, too
+  std::byte* row = scratch->ssd_rows.data();
   std::vector<size_t> which;
-  for (uint32_t d = 0; d < impl.options.devices; ++d) {
-    Device& device = *impl.devices[d];
-    reads.clear();
+  for (const auto& device : impl.devices) {
     which.clear();
-    for (size_t r = 0; r < scratch->ssd_reads.size(); ++r) {
-      const uint64_t hash = scratch->hashes[scratch->ssd_keys[r]];
-      if (impl.DeviceOf(table, Store::Impl::BucketOf(table, hash)) != d) continue;
-      reads.push_back(scratch->ssd_reads[r]);
-      which.push_back(r);
+    scratch->ssd_reads.clear();
+    for (size_t k = 0; k < keys.size(); ++k) {
+      if (impl.tables[keys[k].table].buckets[keys[k].bucket].device != device.get()) continue;
+      which.push_back(k);
+      scratch->ssd_reads.push_back(keys[k].read);
     }
-    if (reads.empty()) continue;
-    EMBERTIDE_RETURN_IF_ERROR(device.ssd->Read(reads, &scratch->blocks));
+    if (which.empty()) continue;
+    EMBERTIDE_RETURN_IF_ERROR(device->ssd->Read(scratch->ssd_reads, &scratch->blocks));
     // A reader never waits: if the list is being emptied now, these rows ask again next time.
-    const std::unique_lock lock(device.promotions_mutex, std::try_to_lock);
-    for (size_t r = 0; r < reads.size(); ++r) {
-      std::byte* row = scratch->ssd_rows.data() + which[r] * row_bytes;
-      std::copy_n(reads[r].row, reads[r].bytes, row);
-      scratch->found[scratch->ssd_keys[which[r]]].payload = row;
-      if (!lock.owns_lock() || device.promotions.size() >= kMaxPromotions) {
+    const std::unique_lock lock(device->promotions_mutex, std::try_to_lock);
+    for (size_t r = 0; r < which.size(); ++r) {
+      const LogRead& read = scratch->ssd_reads[r];
+      const SsdKey& key = keys[which[r]];
+      scratch->found[key.at].payload = row;
+      row = std::copy_n(read.row, read.bytes, row);
+      if (!lock.owns_lock() || device->promotions.size() >= kMaxPromotions) {
         const_cast<Store::Impl&>(impl).promotions_dropped.fetch_add(1, std::memory_order_relaxed);
         continue;
       }
-      const uint64_t hash = HashKey(reads[r].key);
-      device.promotions.push_back({table_number, Store::Impl::BucketOf(table, hash), reads[r].key});
+      device->promotions.push_back({key.table, key.bucket, read.key});
     }
   }
   return Status::Ok();
 }
 
-RowGather::RowGather(const ReadView& view) : view_(view) {
+// Those in a bag.
+static std::span<const int64_t> KeysOf(const KeyBags& request) {
+  const auto& offsets = request.offsets;
+  if (offsets.empty()) return request.keys;
+  return request.keys.subspan(offsets.front(), offsets.back() - offsets.front());
+}
+
+static void FindKeys(const Store::Impl& impl, uint64_t version,
+                     std::span<const BagFeature> features, std::span<const KeyBags> requests,
+                     Scratch* scratch) {
+  size_t keys = 0;
+  for (const KeyBags& request : requests) keys += KeysOf(request).size();
+  scratch->found.resize(keys);
+  scratch->ssd_keys.clear();
+  scratch->counts.assign(impl.tables.size(), SourceCounts{});
+  Finder finder(impl, version, scratch);
+  for (const KeyBags& request : requests) {
+    size_t feature = 0;
+    const auto next = [&] {
+      const uint32_t table = features[feature].table;
+      if (++feature == features.size()) feature = 0;
+      return table;
+    };
+    if (request.offsets.empty()) {
+      for (const int64_t key : request.keys) finder.Add(next(), key);
+      continue;
+    }
+    for (size_t bag = 0; bag + 1 < request.offsets.size(); ++bag) {
+      const uint32_t table = next();
+      for (uint32_t k = request.offsets[bag]; k < request.offsets[bag + 1]; ++k) {
+        finder.Add(table, request.keys[k]);
+      }
+    }
+  }
+  finder.Flush();
+}
+
+static void PoolBags(const Store::Impl& impl, std::span<const BagFeature> features,
+                     std::span<const KeyBags> requests, Scratch* scratch) {
+  Pooler pooler(scratch);
+  for (const KeyBags& request : requests) {
+    if (request.source != nullptr) {
+      const auto keys = KeysOf(request);
+      pooler.WriteSources(keys.size(), request.source + (keys.data() - request.keys.data()));
+    }
+    const bool jagged = !request.offsets.empty();
+    const size_t bags = jagged ? request.offsets.size() - 1 : request.keys.size();
+    float* out = request.out;
+    size_t feature = 0;
+    for (size_t bag = 0; bag < bags; ++bag) {
+      const BagFeature& of = features[feature];
+      pooler.Pool(impl.tables[of.table], of.pooling,
+                  jagged ? request.offsets[bag + 1] - request.offsets[bag] : 1, out + of.column);
+      if (++feature == features.size()) {
+        feature = 0;
+        out += request.out_stride;
+      }
+    }
+  }
+}
+
+BagReader::BagReader(const ReadView& view) : view_(view) {
   view_.store_->impl_->readers.BeginRead(view_.reader_);
 }
 
-RowGather::~RowGather() { view_.store_->impl_->readers.EndRead(view_.reader_); }
+BagReader::~BagReader() { view_.store_->impl_->readers.EndRead(view_.reader_); }
 
-Status RowGather::Find(uint32_t table_number, std::span<const int64_t> keys, uint8_t* source) {
+Status BagReader::Lookup(std::span<const BagFeature> features, std::span<const KeyBags> requests,
+                         std::span<SourceCounts> counts) const {
   const Store::Impl& impl = *view_.store_->impl_;
-  EMBERTIDE_RETURN_IF_ERROR(impl.CheckTable(table_number));
-  table_ = table_number;
-  const Table& table = impl.tables[table_number];
-  Scratch& scratch = ThreadScratch();
-  FindKeys(impl, table, keys, view_.version_, &scratch);
-  if (!scratch.ssd_reads.empty()) {
-    EMBERTIDE_RETURN_IF_ERROR(ReadSsdRows(impl, table, table_number, &scratch));
+  for (const BagFeature& feature : features) {
+    EMBERTIDE_RETURN_IF_ERROR(impl.CheckTable(feature.table));
   }
-  uint64_t hits[kSources] = {};
-  for (size_t i = 0; i < keys.size(); ++i) {
-    const auto from = static_cast<uint8_t>(scratch.found[i].source);
-    ++hits[from];
-    if (source != nullptr) source[i] = from;
+  Scratch& scratch = ThreadScratch();
+  FindKeys(impl, view_.version_, features, requests, &scratch);
+  if (!scratch.ssd_keys.empty()) EMBERTIDE_RETURN_IF_ERROR(ReadSsdRows(impl, &scratch));
+  PoolBags(impl, features, requests, &scratch);
+  SourceCounts all{};
+  for (size_t t = 0; t < impl.tables.size(); ++t) {
+    for (size_t s = 0; s < kSources; ++s) {
+      all[s] += scratch.counts[t][s];
+      if (!counts.empty()) counts[t][s] += scratch.counts[t][s];
+    }
   }
   for (size_t s = 0; s < kSources; ++s) {
-    if (hits[s] > 0) impl.hits[s].fetch_add(hits[s], std::memory_order_relaxed);
+    if (all[s] > 0) impl.hits[s].fetch_add(all[s], std::memory_order_relaxed);
   }
   return Status::Ok();
-}
-
-void RowGather::Pool(Pooling pooling, std::span<const uint32_t> which, float* out) const {
-  const Table& table = view_.store_->impl_->tables[table_];
-  PoolRows(table, &ThreadScratch(), pooling, which.size(), [&](size_t i) { return which[i]; }, out);
 }
 
 Status ReadView::Lookup(const LookupRequest& request) const {
-  const Store::Impl& impl = *store_->impl_;
-  EMBERTIDE_RETURN_IF_ERROR(impl.CheckTable(request.table));
-  const Table& table = impl.tables[request.table];
-  EMBERTIDE_RETURN_IF_ERROR(ValidateRequest(request, table.config));
-  RowGather gather(*this);
-  EMBERTIDE_RETURN_IF_ERROR(gather.Find(request.table, request.keys, request.source));
-  Scratch& scratch = ThreadScratch();
-  if (request.pooling == Pooling::kNone) {
-    for (size_t i = 0; i < request.keys.size(); ++i) {
-      WriteRow(table, scratch.found[i], request.out + i * request.out_stride);
-    }
-    return Status::Ok();
-  }
-  for (size_t bag = 0; bag + 1 < request.offsets.size(); ++bag) {
-    const uint32_t begin = request.offsets[bag];
-    PoolRows(
-        table, &scratch, request.pooling, request.offsets[bag + 1] - begin,
-        [=](size_t i) { return begin + i; }, request.out + bag * request.out_stride);
-  }
-  return Status::Ok();
+  EMBERTIDE_RETURN_IF_ERROR(store_->impl_->CheckTable(request.table));
+  const TableConfig& table = store_->impl_->tables[request.table].config;
+  EMBERTIDE_RETURN_IF_ERROR(ValidateRequest(request, table));
+  // Without pooling every key is a bag of its own.
+  const bool single = request.pooling == Pooling::kNone;
+  const BagFeature feature{request.table, single ? Pooling::kSum : request.pooling, 0};
+  const KeyBags bags{request.keys, single ? std::span<const uint32_t>() : request.offsets,
+                     request.out, request.out_stride, request.source};
+  return BagReader(*this).Lookup({&feature, 1}, {&bags, 1}, {});
 }
 
 RowLocation ReadView::Explain(uint32_t table_number, uint64_t key) const {

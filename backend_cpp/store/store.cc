@@ -73,6 +73,10 @@ Store::Impl::Impl(StoreOptions opts) : options(std::move(opts)) {
   for (uint32_t d = 0; d < options.devices; ++d) {
     devices.push_back(std::make_unique<Device>(options.ddr_budget_bytes / options.devices));
   }
+  for (Table& table : tables) {
+    for (uint32_t b = 0; b < table.buckets.size(); ++b)
+      table.buckets[b].device = &DeviceFor(table, b);
+  }
 }
 
 Store::Impl::~Impl() {

@@ -48,8 +48,11 @@ struct Retired {
   BucketIndex::Arrays* arrays = nullptr;
 };
 
+struct Device;
+
 struct Bucket {
   BucketIndex index;
+  Device* device = nullptr;                // where its rows lie
   std::vector<uint64_t> changed;           // training: keys of rows with aux.changed
   std::map<uint64_t, RecordKind> removed;  // training: keys removed since TakeChanges
 };

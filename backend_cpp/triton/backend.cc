@@ -26,8 +26,8 @@ struct ModelState {
 };
 
 struct ModelInstanceState {
-  ModelInstanceState(const ModelState& model, std::unique_ptr<DenseProgram> program)
-      : executor(model.config, *model.node, std::move(program), model.metrics.get()) {}
+  ModelInstanceState(const ModelState& model, std::vector<std::unique_ptr<DenseProgram>> programs)
+      : executor(model.config, *model.node, std::move(programs), model.metrics.get()) {}
   Executor executor;
 };
 
@@ -120,13 +120,13 @@ Status LoadInstance(TRITONBACKEND_ModelInstance* instance) {
   EMBERTIDE_RETURN_IF_ERROR(FromTriton(TRITONBACKEND_ModelInstanceModel(instance, &model)));
   EMBERTIDE_RETURN_IF_ERROR(FromTriton(TRITONBACKEND_ModelState(model, &model_state)));
   const auto& loaded = *static_cast<ModelState*>(model_state);
-  std::unique_ptr<DenseProgram> program;
-  if (loaded.config.ranking) {
+  std::vector<std::unique_ptr<DenseProgram>> programs;
+  for (uint32_t i = 0; loaded.config.ranking && i < loaded.config.threads; ++i) {
     Result<std::unique_ptr<DenseProgram>> opened = loaded.node->OpenProgram();
     if (!opened.ok()) return opened.status();
-    program = std::move(*opened);
+    programs.push_back(std::move(*opened));
   }
-  auto state = std::make_unique<ModelInstanceState>(loaded, std::move(program));
+  auto state = std::make_unique<ModelInstanceState>(loaded, std::move(programs));
   EMBERTIDE_RETURN_IF_ERROR(FromTriton(TRITONBACKEND_ModelInstanceSetState(instance, state.get())));
   [[maybe_unused]] const auto* owned_by_triton = state.release();
   return Status::Ok();

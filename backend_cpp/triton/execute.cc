@@ -11,6 +11,11 @@
 namespace embertide::triton {
 namespace {
 
+// The least that is worth waking a thread for, which takes some 50 us: about 200 us of a dense net,
+// and of lookups.
+constexpr size_t kSamplesAPart = 16;
+constexpr size_t kKeysAPart = 2048;
+
 // Triton's own statistics are taken with this clock.
 uint64_t NowNs() {
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -33,18 +38,19 @@ const Tensor* FindTensor(const std::vector<Tensor>& tensors, const std::string& 
 
 }  // namespace
 
-AnswerLayout::AnswerLayout(const Node& node) : table_features(node.manifest().tables.size()) {
-  uint32_t at = 0;
-  for (uint32_t f = 0; f < node.features().size(); ++f) {
-    column.push_back(at);
-    at += node.features()[f].dim;
-    table_features[node.features()[f].table].push_back(f);
-  }
-}
-
 Executor::Executor(const ModelConfig& config, const Node& node,
-                   std::unique_ptr<DenseProgram> program, ModelMetrics* metrics)
-    : config_(config), node_(node), program_(std::move(program)), metrics_(metrics), layout_(node) {
+                   std::vector<std::unique_ptr<DenseProgram>> programs, ModelMetrics* metrics)
+    : config_(config),
+      node_(node),
+      programs_(std::move(programs)),
+      metrics_(metrics),
+      parts_(config.threads),
+      crew_(config.threads) {
+  uint32_t column = 0;
+  for (const Feature& feature : node.features()) {
+    features_.push_back({feature.table, feature.pooling, column});
+    column += feature.dim;
+  }
   limits_.features = static_cast<uint32_t>(node.features().size());
   limits_.max_samples = config.max_samples;
   limits_.max_keys = config.max_keys;
@@ -60,9 +66,9 @@ Refusal Executor::Prove(Job* job) {
   }
   Refusal refusal =
       ParseBags(*keys, FindTensor(job->inputs, config_.tensors.lengths), limits_, &job->bags);
-  if (refusal.reason != Reason::kNone || program_ == nullptr) return refusal;
+  if (refusal.reason != Reason::kNone || programs_.empty()) return refusal;
   return ParseDense(config_.tensors.dense, FindTensor(job->inputs, config_.tensors.dense),
-                    program_->dense_features(), job->bags, &job->dense);
+                    programs_.front()->dense_features(), job->bags, &job->dense);
 }
 
 void Executor::Read(Job* job) {
@@ -125,63 +131,17 @@ Status Executor::MakeOutputs(const VersionInfo& version, Job* job) {
   return SetParameters(version, job->response);
 }
 
-void Executor::Collect(const std::vector<uint32_t>& features, std::span<Job*> jobs) {
-  size_t most = 0;
-  for (const Job* job : jobs) most += job->bags.keys.size();
-  dedup_.Start(most);
-  numbers_.clear();
-  for (const Job* job : jobs) {
-    const Bags& bags = job->bags;
-    for (const uint32_t feature : features) {
-      for (size_t bag = feature; bag < size_t{bags.samples} * limits_.features;
-           bag += limits_.features) {
-        for (uint32_t k = bags.Begin(bag); k < bags.End(bag); ++k) {
-          numbers_.push_back(dedup_.Add(bags.keys[k]));
-        }
-      }
-    }
-  }
-}
-
-void Executor::Scatter(const RowGather& gather, uint32_t feature, Job* job, size_t* cursor,
-                       ModelMetrics::SourceCounts* counts) {
-  const Bags& bags = job->bags;
-  const Pooling pooling = node_.features()[feature].pooling;
-  for (size_t sample = 0; sample < bags.samples; ++sample) {
-    const size_t bag = sample * limits_.features + feature;
-    const uint32_t begin = bags.Begin(bag);
-    const std::span<const uint32_t> numbers(numbers_.data() + *cursor, bags.End(bag) - begin);
-    *cursor += numbers.size();
-    gather.Pool(pooling, numbers,
-                job->embedding + sample * node_.total_dim() + layout_.column[feature]);
-    for (size_t i = 0; i < numbers.size(); ++i) {
-      const uint8_t source = sources_[numbers[i]];
-      ++(*counts)[source];
-      if (job->source != nullptr) job->source[begin + i] = source;
-    }
-  }
-}
-
-Status Executor::LookupTable(RowGather* gather, uint32_t table, std::span<Job*> jobs) {
-  const std::vector<uint32_t>& features = layout_.table_features[table];
-  if (features.empty()) return Status::Ok();
-  Collect(features, jobs);
-  sources_.resize(std::max(sources_.size(), dedup_.keys().size()));
-  EMBERTIDE_RETURN_IF_ERROR(gather->Find(table, dedup_.keys(), sources_.data()));
-  ModelMetrics::SourceCounts counts{};
-  size_t cursor = 0;
-  for (Job* job : jobs) {
-    for (const uint32_t feature : features) Scatter(*gather, feature, job, &cursor, &counts);
-  }
-  metrics_->AddKeys(table, counts);
-  return Status::Ok();
-}
-
-// Gives each request of a ranking group its rows of one matrix.
-void Executor::PlaceEmbeddings(std::span<Job*> jobs) {
+// Brings the dense features of a ranking group together, and gives each request its rows of one
+// matrix of embeddings and one of scores.
+void Executor::Gather(std::span<Job*> jobs) {
   size_t samples = 0;
-  for (const Job* job : jobs) samples += job->bags.samples;
+  dense_.clear();
+  for (const Job* job : jobs) {
+    samples += job->bags.samples;
+    dense_.insert(dense_.end(), job->dense.begin(), job->dense.end());
+  }
   embeddings_.resize(std::max(embeddings_.size(), samples * node_.total_dim()));
+  scores_.resize(std::max(scores_.size(), samples));
   float* at = embeddings_.data();
   for (Job* job : jobs) {
     job->embedding = at;
@@ -189,34 +149,85 @@ void Executor::PlaceEmbeddings(std::span<Job*> jobs) {
   }
 }
 
-// Runs the dense net once over all samples of a group.
-Status Executor::Rank(const DenseWeights& weights, std::span<Job*> jobs) {
+// Shares the samples of a group out among as many threads as they are worth waking.
+uint32_t Executor::PlanParts(std::span<Job*> jobs) {
   size_t samples = 0;
-  dense_.clear();
+  size_t keys = 0;
   for (const Job* job : jobs) {
     samples += job->bags.samples;
-    dense_.insert(dense_.end(), job->dense.begin(), job->dense.end());
+    keys += job->bags.keys.size();
   }
-  scores_.resize(std::max(scores_.size(), samples));
-  EMBERTIDE_RETURN_IF_ERROR(program_->Run(weights, static_cast<int64_t>(samples), dense_.data(),
-                                          embeddings_.data(), scores_.data()));
-  const float* at = scores_.data();
-  for (Job* job : jobs) {
-    if (job->score != nullptr) std::copy_n(at, job->bags.samples, job->score);
-    at += job->bags.samples;
+  const size_t worth = config_.ranking ? samples / kSamplesAPart : keys / kKeysAPart;
+  const size_t count = std::clamp<size_t>(std::min(worth, samples), 1, crew_.size());
+  for (size_t p = 0; p < count; ++p) {
+    parts_[p].first = samples * p / count;
+    parts_[p].samples = samples * (p + 1) / count - parts_[p].first;
+    parts_[p].bags.clear();
+    parts_[p].counts.assign(node_.manifest().tables.size(), SourceCounts{});
   }
-  return Status::Ok();
+  size_t first = 0;  // sample of the job at hand
+  for (const Job* job : jobs) {
+    const Bags& bags = job->bags;
+    for (size_t p = 0; p < count; ++p) {
+      Part& part = parts_[p];
+      const size_t begin = std::max(part.first, first);
+      const size_t end = std::min(part.first + part.samples, first + bags.samples);
+      if (begin >= end) continue;
+      const size_t bag = (begin - first) * limits_.features;
+      const size_t count_bags = (end - begin) * limits_.features;
+      KeyBags& mine = part.bags.emplace_back();
+      mine.out = job->embedding + (begin - first) * node_.total_dim();
+      mine.out_stride = node_.total_dim();
+      if (bags.jagged) {
+        mine.keys = bags.keys;
+        mine.offsets = std::span(bags.offsets).subspan(bag, count_bags + 1);
+        mine.source = job->source;
+      } else {
+        mine.keys = bags.keys.subspan(bag, count_bags);
+        mine.source = job->source == nullptr ? nullptr : job->source + bag;
+      }
+    }
+    first += bags.samples;
+  }
+  return static_cast<uint32_t>(count);
+}
+
+Status Executor::AnswerPart(const BagReader& rows, const VersionInfo& version, uint32_t number) {
+  try {
+    Part& part = parts_[number];
+    EMBERTIDE_RETURN_IF_ERROR(rows.Lookup(features_, part.bags, part.counts));
+    if (!config_.ranking) return Status::Ok();
+    DenseProgram& program = *programs_[number];
+    return program.Run(*version.weights, static_cast<int64_t>(part.samples),
+                       dense_.data() + part.first * program.dense_features(),
+                       embeddings_.data() + part.first * node_.total_dim(),
+                       scores_.data() + part.first);
+  } catch (const std::exception& error) {
+    return {Code::kResourceExhausted, error.what()};
+  }
 }
 
 Status Executor::AnswerGroup(const Pinned& pinned, std::span<Job*> jobs) {
-  if (config_.ranking) PlaceEmbeddings(jobs);
+  if (config_.ranking) Gather(jobs);
+  const uint32_t count = PlanParts(jobs);
   {
-    RowGather gather(pinned.rows);
-    for (uint32_t table = 0; table < layout_.table_features.size(); ++table) {
-      EMBERTIDE_RETURN_IF_ERROR(LookupTable(&gather, table, jobs));
+    const BagReader rows(pinned.rows);
+    crew_.Run(count, [&](uint32_t number) {
+      parts_[number].status = AnswerPart(rows, *pinned.info, number);
+    });
+  }
+  for (const Part& part : std::span(parts_).first(count)) {
+    EMBERTIDE_RETURN_IF_ERROR(part.status);
+    for (uint32_t table = 0; table < part.counts.size(); ++table) {
+      metrics_->AddKeys(table, part.counts[table]);
     }
   }
-  return config_.ranking ? Rank(*pinned.info->weights, jobs) : Status::Ok();
+  size_t first = 0;
+  for (Job* job : jobs) {
+    if (job->score != nullptr) std::copy_n(scores_.data() + first, job->bags.samples, job->score);
+    first += job->bags.samples;
+  }
+  return Status::Ok();
 }
 
 // Answers the good requests in groups of at most max_keys keys, all under one pin.

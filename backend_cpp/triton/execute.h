@@ -1,11 +1,10 @@
 // Executor: answers the requests of one execution, all at one version.
 //
-// An execution reads and proves each request, pins once, then works table by table: collect the
-// keys of all requests, find each distinct key once, pool the bags from the rows where they lie.
-// `lookup` pools into the outputs; `ranking` into one matrix, on which the dense net runs once for
-// all requests. A request that is
-// wrong gets its own error and costs the others nothing. Every request is answered, reported and
-// released.
+// An execution reads and proves each request, pins once, and answers the samples of all requests
+// together; with several threads, each takes as many of the samples. A part looks up the keys of
+// all tables in one pass: `lookup` pools into the outputs, `ranking` into one matrix, on which it
+// then runs the dense net. A request that is wrong gets its own error and costs the others nothing.
+// Every request is answered, reported and released.
 //
 // One of it in each model instance; used by one thread at a time.
 #pragma once
@@ -17,7 +16,7 @@
 #include <vector>
 
 #include "embertide/node.h"
-#include "triton/dedup.h"
+#include "triton/crew.h"
 #include "triton/metrics.h"
 #include "triton/model_config.h"
 #include "triton/request.h"
@@ -25,18 +24,12 @@
 
 namespace embertide::triton {
 
-// Column of each feature in an answer, and the features of each table.
-struct AnswerLayout {
-  explicit AnswerLayout(const Node& node);
-  std::vector<uint32_t> column;                       // by feature
-  std::vector<std::vector<uint32_t>> table_features;  // by table
-};
-
 class Executor {
  public:
-  // Requires: all arguments outlive it. `program` is its own; null for `lookup`.
-  Executor(const ModelConfig& config, const Node& node, std::unique_ptr<DenseProgram> program,
-           ModelMetrics* metrics);
+  // Requires: all arguments outlive it. `programs` are its own, one a thread of the configuration;
+  // none for `lookup`.
+  Executor(const ModelConfig& config, const Node& node,
+           std::vector<std::unique_ptr<DenseProgram>> programs, ModelMetrics* metrics);
 
   // Takes the requests over. Never throws.
   void Execute(TRITONBACKEND_ModelInstance* instance,
@@ -57,16 +50,22 @@ class Executor {
     uint8_t* source = nullptr;     // null unless asked for
   };
 
+  // What one thread does of an execution.
+  struct Part {
+    size_t first = 0;  // sample of the group
+    size_t samples = 0;
+    std::vector<KeyBags> bags;
+    std::vector<SourceCounts> counts;  // by table
+    Status status;
+  };
+
   void Read(Job* job);
   Refusal Prove(Job* job);
   void Answer(std::span<Job> jobs);
   Status AnswerGroup(const Pinned& pinned, std::span<Job*> jobs);
-  void PlaceEmbeddings(std::span<Job*> jobs);
-  Status LookupTable(RowGather* gather, uint32_t table, std::span<Job*> jobs);
-  void Collect(const std::vector<uint32_t>& features, std::span<Job*> jobs);
-  void Scatter(const RowGather& gather, uint32_t feature, Job* job, size_t* cursor,
-               ModelMetrics::SourceCounts* counts);
-  Status Rank(const DenseWeights& weights, std::span<Job*> jobs);
+  void Gather(std::span<Job*> jobs);
+  uint32_t PlanParts(std::span<Job*> jobs);
+  Status AnswerPart(const BagReader& rows, const VersionInfo& version, uint32_t number);
   Status MakeOutputs(const VersionInfo& version, Job* job);
   Status SetParameters(const VersionInfo& version, TRITONBACKEND_Response* response) const;
   void Finish(TRITONBACKEND_ModelInstance* instance, std::span<Job> jobs, uint64_t exec_start_ns,
@@ -75,17 +74,16 @@ class Executor {
 
   const ModelConfig& config_;
   const Node& node_;
-  std::unique_ptr<DenseProgram> program_;
+  std::vector<std::unique_ptr<DenseProgram>> programs_;  // by part
   ModelMetrics* metrics_;
   RequestLimits limits_;
-  AnswerLayout layout_;
+  std::vector<BagFeature> features_;
   // Working memory, kept between executions; bounded by max_keys (or the largest request).
-  Dedup dedup_;
-  std::vector<uint32_t> numbers_;  // of each key of the table at hand, in the order of Collect
-  std::vector<uint8_t> sources_;
+  std::vector<Part> parts_;
   std::vector<float> embeddings_;  // ranking: of all samples of a group
   std::vector<float> dense_;
   std::vector<float> scores_;
+  Crew crew_;  // last: its threads use the members above
 };
 
 }  // namespace embertide::triton

@@ -50,8 +50,6 @@ struct MetricFamilies {
 // Thread-safe. Requires: families and node outlive it.
 class ModelMetrics {
  public:
-  using SourceCounts = std::array<uint64_t, kSources>;
-
   ModelMetrics(const MetricFamilies& families, const std::string& model, const Node& node);
   ~ModelMetrics();
   ModelMetrics(const ModelMetrics&) = delete;

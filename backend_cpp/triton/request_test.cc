@@ -3,8 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include "triton/dedup.h"
-
 namespace embertide::triton {
 namespace {
 
@@ -76,17 +74,6 @@ TEST(RequestTest, RefusesOtherTypes) {
   keys.data = keys.copy;
   Bags bags;
   EXPECT_EQ(ParseBags(keys, nullptr, kLimits, &bags).reason, Reason::kDtype);
-}
-
-TEST(DedupTest, NumbersDistinctKeysInOrderOfAppearance) {
-  Dedup dedup;
-  for (int batch = 0; batch < 3; ++batch) {
-    dedup.Start(2000);
-    for (int64_t i = 0; i < 2000; ++i) {
-      EXPECT_EQ(dedup.Add((i % 500) * -977 - batch), static_cast<uint32_t>(i % 500));
-    }
-    EXPECT_EQ(dedup.keys().size(), 500U);
-  }
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 // must not run beside a writer.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -95,6 +96,28 @@ struct LookupRequest {
   uint8_t* source = nullptr;          // OPTIONAL: a Source per key
 };
 
+// One feature of a lookup over several tables.
+struct BagFeature {
+  uint32_t table = 0;               // index into StoreOptions::tables
+  Pooling pooling = Pooling::kSum;  // kSum or kMean
+  uint32_t column = 0;              // where its dim floats stand in a sample's answer
+};
+
+// Keys of one request, or of some of its samples, over F features: bag b is of sample b / F and
+// feature b % F.
+struct KeyBags {
+  std::span<const int64_t> keys;
+  // Bags + 1 ascending places in `keys`: bag b is keys[offsets[b]] .. keys[offsets[b + 1]]. Empty:
+  // bag b is keys[b] alone.
+  std::span<const uint32_t> offsets;
+  float* out = nullptr;  // samples x out_stride
+  size_t out_stride = 0;
+  uint8_t* source = nullptr;  // OPTIONAL: a Source for each of `keys` that is in a bag
+};
+
+// Keys looked up in a table, by Source.
+using SourceCounts = std::array<uint64_t, kSources>;
+
 class Store;
 
 // A pinned version. Cheap to make and to drop (one slot of a fixed array); movable; used by one
@@ -120,7 +143,7 @@ class ReadView {
 
  private:
   friend class Store;
-  friend class RowGather;
+  friend class BagReader;
   ReadView(const Store* store, uint32_t reader, uint64_t version)
       : store_(store), reader_(reader), version_(version) {}
   const Store* store_;
@@ -128,27 +151,26 @@ class ReadView {
   uint64_t version_;
 };
 
-// Rows of a batch of distinct keys, found once and then read in place, in any order and into any
-// place: for callers who pool bags of several requests from one batch. What Find found stays
-// readable until the next Find or the end of the object. Used by one thread; at most one of a
-// thread lives at a time. Requires: the view outlives it.
-class RowGather {
+// One read in flight of a view, for any number of threads at once; memory that is retired stays
+// until it ends. At most one of a view at a time. Requires: the view outlives it and reads nothing
+// else meanwhile.
+class BagReader {
  public:
-  explicit RowGather(const ReadView& view);
-  ~RowGather();
-  RowGather(const RowGather&) = delete;
-  RowGather& operator=(const RowGather&) = delete;
+  explicit BagReader(const ReadView& view);
+  ~BagReader();
+  BagReader(const BagReader&) = delete;
+  BagReader& operator=(const BagReader&) = delete;
 
-  // Finds `keys`; `source` (OPTIONAL) gets a Source for each. Errors are those of Lookup.
-  Status Find(uint32_t table, std::span<const int64_t> keys, uint8_t* source);
-  // Pools the rows of keys[which[i]] into dim floats: kSum or kMean, summed in fp64 in the order of
-  // `which` and rounded once; one row is copied bit for bit, none is zeros. kNone writes the rows
-  // one after the other (which.size() x dim floats). Requires: a Find that succeeded.
-  void Pool(Pooling pooling, std::span<const uint32_t> which, float* out) const;
+  // Answers several requests over several tables in one pass: what one key waits for in memory
+  // passes behind the others, whatever their tables. Bags are summed in fp64 in the order of their
+  // keys and rounded once; one row is copied bit for bit, none is zeros. `counts` (OPTIONAL, by
+  // table) is added to. Errors are those of ReadView::Lookup; outputs are then unspecified.
+  // Thread-safe. Requires: offsets and places as KeyBags says.
+  Status Lookup(std::span<const BagFeature> features, std::span<const KeyBags> requests,
+                std::span<SourceCounts> counts) const;
 
  private:
   const ReadView& view_;
-  uint32_t table_ = 0;
 };
 
 // Row-wise Adagrad, exact: one accumulator a row, h += mean_d(g_d^2); w -= lr * g / (sqrt(h) +
@@ -226,7 +248,7 @@ class Store {
 
  private:
   friend class ReadView;
-  friend class RowGather;
+  friend class BagReader;
   explicit Store(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
