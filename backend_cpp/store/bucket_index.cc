@@ -128,8 +128,7 @@ void BucketIndex::Place(Arrays* arrays, uint64_t hash, uint64_t key, uint64_t wo
   }
 }
 
-Status BucketIndex::Insert(uint64_t hash, uint64_t key, Location location, ByteBudget* budget,
-                           const std::function<void(Arrays*)>& retire) {
+Status BucketIndex::Reserve(ByteBudget* budget, const std::function<void(Arrays*)>& retire) {
   Arrays* old = arrays_.load();
   if (old == nullptr || (old->used + old->deleted + 1) * 8 > old->group_count * kMaxLoad8) {
     // Full of deleted entries: the same size again; else twice the size.
@@ -150,8 +149,11 @@ Status BucketIndex::Insert(uint64_t hash, uint64_t key, Location location, ByteB
     arrays_.store(grown.release(), std::memory_order_seq_cst);
     if (old != nullptr) retire(old);
   }
-  Place(arrays_.load(), hash, key, location.word(), 1);
   return Status::Ok();
+}
+
+void BucketIndex::Insert(uint64_t hash, uint64_t key, Location location) {
+  Place(arrays_.load(), hash, key, location.word(), 1);
 }
 
 void BucketIndex::Erase(uint32_t entry) {

@@ -102,10 +102,11 @@ class BucketIndex {
   void Set(uint32_t entry, Location location) {
     arrays_.load()->entry(entry).word.store(location.word(), std::memory_order_release);
   }
-  // Adds a key that is not there. If the arrays must grow, the new ones are charged to `budget`
+  // Makes room for one more entry. If the arrays must grow, the new ones are charged to `budget`
   // and the old ones are handed to `retire`. kResourceExhausted if the budget has no room.
-  Status Insert(uint64_t hash, uint64_t key, Location location, ByteBudget* budget,
-                const std::function<void(Arrays*)>& retire);
+  Status Reserve(ByteBudget* budget, const std::function<void(Arrays*)>& retire);
+  // Adds a key that is not there. Requires: Reserve, and no Insert since.
+  void Insert(uint64_t hash, uint64_t key, Location location);
   void Erase(uint32_t entry);
 
   // Entries, used or not; iterate with Occupied.

@@ -5,6 +5,7 @@
 // the index, whole pages are condemned and their rows moved. What is unlinked waits on the retire
 // list until no reader can be at it.
 #include <algorithm>
+#include <chrono>
 #include <thread>
 
 #include "store/store_impl.h"
@@ -17,6 +18,8 @@ constexpr uint64_t kEvictBytes = 256 * 1024;
 // Entries that one call of Maintain passes over to move rows out of condemned pages: ~1 ms.
 constexpr uint32_t kSweepEntries = 20000;
 constexpr size_t kPromotionsPerCall = 512;
+constexpr std::chrono::milliseconds kReadersLeave{5};
+constexpr std::chrono::microseconds kReadersPoll{50};
 // Above this share of the budget Maintain makes room ahead of need.
 constexpr double kHighWater = 0.97;
 
@@ -247,9 +250,10 @@ bool Store::Impl::MakeRoom(Device* device, int round) {
     MoveCondemned(device, RoundOf(device), /*demote=*/true);
   }
   Reclaim(device);
-  // What was retired waits for readers that are about to leave.
-  for (int i = 0; i < 1000 && !device->retired.empty(); ++i) {
-    std::this_thread::yield();
+  // What was retired waits for readers that are about to leave; one at the SSD takes milliseconds.
+  const auto deadline = std::chrono::steady_clock::now() + kReadersLeave;
+  while (!device->retired.empty() && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(kReadersPoll);
     Reclaim(device);
   }
   return true;
@@ -274,20 +278,28 @@ Result<Location> Store::Impl::StoreRow(Device* device, const Table& table, uint1
   return Location(TierId::kDdr, live, *slot);
 }
 
-Status Store::Impl::InsertEntry(Device* device, Bucket* bucket, uint64_t key, Location location) {
+Status Store::Impl::ReserveEntry(Device* device, Bucket* bucket) {
   const auto retire = [&](BucketIndex::Arrays* arrays) { RetireArrays(device, arrays); };
   for (int round = 0;; ++round) {
     const uint64_t before = bucket->index.bytes();
-    const Status inserted =
-        bucket->index.Insert(HashKey(key), key, location, &device->budget, retire);
-    if (inserted.ok()) {
+    const Status reserved = bucket->index.Reserve(&device->budget, retire);
+    if (reserved.ok()) {
       // The old arrays stay charged until they are freed.
       if (bucket->index.bytes() != before) index_bytes += bucket->index.bytes();
-      ++rows;
-      return inserted;
+      return reserved;
     }
-    if (!MakeRoom(device, round)) return inserted;
+    if (!MakeRoom(device, round)) {
+      return {reserved.code(), reserved.message() + ": of this device's " +
+                                   std::to_string(device->budget.limit_bytes()) + " bytes " +
+                                   std::to_string(device->budget.used_bytes()) + " are used, " +
+                                   std::to_string(device->arena.page_bytes()) + " of them by rows"};
+    }
   }
+}
+
+void Store::Impl::InsertEntry(Bucket* bucket, uint64_t key, Location location) {
+  bucket->index.Insert(HashKey(key), key, location);
+  ++rows;
 }
 
 Result<VersionNode*> Store::Impl::NewNode(Device* device) {

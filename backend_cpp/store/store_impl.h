@@ -126,8 +126,11 @@ struct Store::Impl {
   // A DDR row with this payload.
   Result<Location> StoreRow(Device* device, const Table& table, uint16_t live,
                             std::span<const std::byte> payload);
-  // Inserts a key that has no entry, making room for the index as needed.
-  Status InsertEntry(Device* device, Bucket* bucket, uint64_t key, Location location);
+  // Room for one more entry in the bucket's index, evicting rows as needed. To be called before a
+  // slot is taken for the new row: a page with a slot that no entry names cannot be emptied.
+  Status ReserveEntry(Device* device, Bucket* bucket);
+  // Inserts a key that has no entry. Requires: ReserveEntry.
+  void InsertEntry(Bucket* bucket, uint64_t key, Location location);
   // A version node, charged to the budget. kResourceExhausted as above.
   Result<VersionNode*> NewNode(Device* device);
   // Unlinked: frees when no reader can be at it.

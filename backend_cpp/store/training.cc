@@ -57,13 +57,10 @@ Result<uint64_t> Store::EnsureRows(uint32_t t, std::span<const int64_t> keys) {
       values[d] = InitialValue(config.init_seed, config.id, key, d, config.init_scale);
     }
     EncodePayload(layout, layout.full_mask(), values.data(), payload.data());
+    EMBERTIDE_RETURN_IF_ERROR(impl_->ReserveEntry(&device, bucket));
     Result<Location> place = impl_->StoreRow(&device, table, layout.full_mask(), payload);
     if (!place.ok()) return place.status();
-    const Status inserted = impl_->InsertEntry(&device, bucket, key, *place);
-    if (!inserted.ok()) {
-      impl_->RetirePlace(&device, table, *place);
-      return inserted;
-    }
+    impl_->InsertEntry(bucket, key, *place);
     bucket->removed.erase(key);
     impl_->MarkChanged(&device, bucket, key, *place);
     ++made;

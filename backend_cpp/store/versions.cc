@@ -43,6 +43,9 @@ Status Store::Impl::StageBase(Device* device, const Table& table, Bucket* bucket
                               const RowRecord& record) {
   Location place = Location::Removed(record.kind);
   if (record.kind == RecordKind::kRow) {
+    if (bucket->index.Locate(HashKey(record.key), record.key) == BucketIndex::kNotFound) {
+      EMBERTIDE_RETURN_IF_ERROR(ReserveEntry(device, bucket));
+    }
     Result<Location> stored = StoreRow(device, table, record.live, record.payload);
     if (!stored.ok()) return stored.status();
     place = *stored;
@@ -60,9 +63,8 @@ Status Store::Impl::StageBase(Device* device, const Table& table, Bucket* bucket
     return Status::Ok();
   }
   if (place.tier() == TierId::kNowhere) return Status::Ok();
-  const Status inserted = InsertEntry(device, bucket, record.key, place);
-  if (!inserted.ok()) RetirePlace(device, table, place);
-  return inserted;
+  InsertEntry(bucket, record.key, place);
+  return Status::Ok();
 }
 
 Status Store::Impl::StageOne(Device* device, uint64_t version, uint32_t t, uint32_t b,
@@ -73,6 +75,8 @@ Status Store::Impl::StageOne(Device* device, uint64_t version, uint32_t t, uint3
 
   const uint64_t hash = HashKey(record.key);
   // Everything that can fail for want of room comes first; what follows only links.
+  const bool unknown = bucket->index.Locate(hash, record.key) == BucketIndex::kNotFound;
+  if (unknown) EMBERTIDE_RETURN_IF_ERROR(ReserveEntry(device, bucket));
   Result<VersionNode*> node = NewNode(device);
   if (!node.ok()) return node.status();
   Result<VersionNode*> base = NewNode(device);
@@ -85,15 +89,12 @@ Status Store::Impl::StageOne(Device* device, uint64_t version, uint32_t t, uint3
     place = StoreRow(device, table, record.live, record.payload);
     if (!place.ok()) failed = place.status();
   }
-  if (failed.ok() && bucket->index.Locate(hash, record.key) == BucketIndex::kNotFound) {
-    failed = InsertEntry(device, bucket, record.key, Location());
-    if (!failed.ok()) RetirePlace(device, table, *place);
-  }
   if (!failed.ok()) {
     drop(node);
     drop(base);
     return failed;
   }
+  if (unknown) InsertEntry(bucket, record.key, Location());
   const uint32_t entry = bucket->index.Locate(hash, record.key);
   const Location current = bucket->index.At(entry);
   if (current.is_chain() && current.chain()->version >= version) {
