@@ -39,7 +39,8 @@ std::byte* MapExtent() {
 SlabArena::SlabArena(ByteBudget* budget)
     : budget_(budget),
       max_pages_(budget->limit_bytes() / kSlabPageBytes + 1),
-      pages_(new std::atomic<Page*>[max_pages_]()) {}
+      pages_(new std::atomic<Page*>[max_pages_]()),
+      places_(new Place[max_pages_]) {}
 
 SlabArena::~SlabArena() {
   for (uint32_t n = 0; n < next_number_; ++n) {
@@ -109,6 +110,8 @@ Result<SlabArena::Page*> SlabArena::AddPage(ClassKey key) {
     free_numbers_.pop_back();
   }
   page_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+  places_[page->number].payload.store(page->payload, std::memory_order_relaxed);
+  places_[page->number].slot_bytes.store(page->slot_bytes, std::memory_order_relaxed);
   pages_[page->number].store(page.get(), std::memory_order_release);
   return page.release();
 }

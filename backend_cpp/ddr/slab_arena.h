@@ -53,8 +53,9 @@ class SlabArena {
   void Free(uint64_t slot);
 
   std::byte* Address(uint64_t slot) const {
-    const Page& page = *pages_[slot >> kSlotOrdinalBits].load(std::memory_order_acquire);
-    return page.payload + Ordinal(slot) * page.slot_bytes;
+    const Place& place = places_[slot >> kSlotOrdinalBits];
+    return place.payload.load(std::memory_order_relaxed) +
+           Ordinal(slot) * place.slot_bytes.load(std::memory_order_relaxed);
   }
   // Requires: the slot was allocated with aux_bytes > 0.
   std::byte* Aux(uint64_t slot) const {
@@ -79,7 +80,7 @@ class SlabArena {
   // Bytes of pages and their aux.
   uint64_t page_bytes() const { return page_bytes_.load(std::memory_order_relaxed); }
   // Bytes of the page directory, charged to the budget when the arena is made.
-  uint64_t directory_bytes() const { return max_pages_ * sizeof(pages_[0]); }
+  uint64_t directory_bytes() const { return max_pages_ * (sizeof(pages_[0]) + sizeof(places_[0])); }
   uint64_t used_slots() const { return used_slots_; }
 
   // Verifies invariants 1 to 4, and that `slots` (all that the index names) are distinct, allocated
@@ -99,6 +100,12 @@ class SlabArena {
     bool condemned = false;
     bool listed = false;  // in its class's list of pages with room
     uint32_t number = 0;
+  };
+  // What Address needs of a page, in one cache line. Whoever was given a slot was given its page:
+  // the slot's publication orders these reads.
+  struct Place {
+    std::atomic<std::byte*> payload{nullptr};
+    std::atomic<uint32_t> slot_bytes{0};
   };
   static constexpr uint16_t kNoSlot = 0xffff;
   using ClassKey = std::pair<uint32_t, uint32_t>;
@@ -121,6 +128,7 @@ class SlabArena {
   ByteBudget* budget_;
   uint64_t max_pages_;
   std::unique_ptr<std::atomic<Page*>[]> pages_;
+  std::unique_ptr<Place[]> places_;
   std::vector<uint32_t> free_numbers_;  // page numbers given back, reused first
   uint32_t next_number_ = 0;
   std::map<ClassKey, std::vector<Page*>> room_;  // pages with room, by class

@@ -85,14 +85,14 @@ uint32_t BucketIndex::Probe(const Arrays& arrays, uint64_t hash, uint64_t key) {
   return kNotFound;
 }
 
-Location BucketIndex::Finish(const Cursor& cursor) {
-  if (cursor.arrays == nullptr) return {};
-  const uint32_t at = Probe(*cursor.arrays, cursor.hash, cursor.key);
+Location BucketIndex::Find(const Start& start, uint64_t hash, uint64_t key) {
+  if (start.arrays == nullptr) return {};
+  const uint32_t at = Probe(*start.arrays, hash, key);
   if (at == kNotFound) return {};
-  const Entry& entry = cursor.arrays->entry(at);
+  const Entry& entry = start.arrays->entry(at);
   const uint64_t word = entry.word.load(std::memory_order_acquire);
-  if (entry.key.load(std::memory_order_acquire) != cursor.key) return {};
-  std::atomic<uint8_t>& count = cursor.arrays->count(at);
+  if (entry.key.load(std::memory_order_acquire) != key) return {};
+  std::atomic<uint8_t>& count = start.arrays->count(at);
   const uint8_t before = count.load(std::memory_order_relaxed);
   if (before < 255) count.store(before + 1, std::memory_order_relaxed);
   return Location::FromWord(word);

@@ -70,26 +70,24 @@ class BucketIndex {
   ~BucketIndex() { delete arrays_.load(); }
 
   // --- any thread, under a pin
-  // A lookup is two steps, so that a batch can take the first for many keys before the second: what
-  // that needs of memory was asked for by then.
-  struct Cursor {
-    const Arrays* arrays = nullptr;
-    uint64_t hash = 0;
-    uint64_t key = 0;
-  };
-  Cursor Begin(uint64_t hash, uint64_t key) const {
-    const Arrays* arrays = arrays_.load(std::memory_order_acquire);
-    if (arrays != nullptr) {
-      const Group* group = &arrays->groups[FirstGroup(*arrays, hash)];
+  // Where a lookup of a hash begins; a batch asks for many keys' groups before it reads the first.
+  struct Start {
+    const Arrays* arrays = nullptr;  // null: an index without entries
+    const Group* group = nullptr;
+    void Prefetch() const {
       __builtin_prefetch(group);
       __builtin_prefetch(reinterpret_cast<const std::byte*>(group) + sizeof(Group) / 2);
     }
-    return {arrays, hash, key};
+  };
+  Start StartOf(uint64_t hash) const {
+    const Arrays* arrays = arrays_.load(std::memory_order_acquire);
+    if (arrays == nullptr) return {};
+    return {arrays, &arrays->groups[FirstGroup(*arrays, hash)]};
   }
-  // The location of the cursor's key, counting an access; a default Location if it has no entry.
-  static Location Finish(const Cursor& cursor);
-  // Both in one.
-  Location Find(uint64_t hash, uint64_t key) const { return Finish(Begin(hash, key)); }
+  // The location of `key`, counting an access; a default Location if it has no entry. Requires:
+  // `start` is that of its hash, under the same pin.
+  static Location Find(const Start& start, uint64_t hash, uint64_t key);
+  Location Find(uint64_t hash, uint64_t key) const { return Find(StartOf(hash), hash, key); }
   uint32_t AccessCount(uint64_t hash, uint64_t key) const;
 
   // --- the writer

@@ -7,10 +7,22 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "embertide/row.h"
 
 namespace embertide {
+
+// out[d] = values[d] for n floats, at any alignment; most rows are whole cache lines.
+inline void CopyFloats(const std::byte* values, uint32_t n, float* out) {
+  constexpr uint32_t kLineFloats = 16;
+  for (; n >= kLineFloats; n -= kLineFloats) {
+    std::memcpy(out, values, kLineFloats * sizeof(float));
+    values += kLineFloats * sizeof(float);
+    out += kLineFloats;
+  }
+  if (n > 0) std::memcpy(out, values, n * sizeof(float));
+}
 
 // sums[d] += values[d] for n floats, at any alignment.
 void AddFloats(const std::byte* values, uint32_t n, double* sums);

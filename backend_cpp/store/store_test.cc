@@ -269,6 +269,78 @@ TEST_F(StoreTest, PoolingSumsInFp64AndRoundsOnce) {
       Code::kInvalidArgument);
 }
 
+// Several requests over several tables in one pass, whole or cut into parts, answer as lookups of
+// each feature alone do.
+TEST_F(StoreTest, RequestsOverTablesEqualLookupsOfEachFeature) {
+  const StoreOptions options = Options(8ULL << 20, 0);
+  auto store = Open(options);
+  for (uint32_t t = 0; t < 2; ++t) {
+    const TableConfig& table = options.tables[t];
+    for (uint64_t key = 0; key < 300; ++key) {
+      const auto live = key % 3 == 0 ? table.layout.full_mask() : uint16_t{1};
+      ASSERT_TRUE(
+          store->StageRecords(1, t, BucketOf(table, key), Record(table, key, live, 0.1F)).ok());
+    }
+  }
+  ASSERT_TRUE(store->Commit(1).ok());
+  const std::vector<BagFeature> features = {
+      {0, Pooling::kSum, 0}, {1, Pooling::kMean, 16}, {0, Pooling::kMean, 32}};
+  constexpr size_t kSamples = 70;
+  constexpr size_t kBags = kSamples * 3;
+  constexpr size_t kStride = 48;
+  std::mt19937 random(3);
+  std::vector<int64_t> keys;
+  std::vector<uint32_t> offsets = {0};
+  for (size_t bag = 0; bag < kBags; ++bag) {
+    for (uint32_t n = random() % 4; n > 0; --n) keys.push_back(random() % 320);
+    offsets.push_back(static_cast<uint32_t>(keys.size()));
+  }
+  const ReadView view = std::move(*store->PinNewest());
+  std::vector<float> want(2 * kSamples * kStride);
+  std::vector<uint8_t> want_source(keys.size() + kBags);
+  for (size_t bag = 0; bag < kBags; ++bag) {
+    const BagFeature& feature = features[bag % 3];
+    float* out = want.data() + bag / 3 * kStride + feature.column;
+    const auto mine = std::span(keys).subspan(offsets[bag], offsets[bag + 1] - offsets[bag]);
+    const std::vector<uint32_t> ends = {0, static_cast<uint32_t>(mine.size())};
+    ASSERT_TRUE(view.Lookup({feature.table, mine, feature.pooling, ends, out, 16,
+                             want_source.data() + offsets[bag]})
+                    .ok());
+    ASSERT_TRUE(view.Lookup({feature.table,
+                             std::span(keys).subspan(bag, 1),
+                             Pooling::kNone,
+                             {},
+                             out + kSamples * kStride,
+                             16,
+                             want_source.data() + keys.size() + bag})
+                    .ok());
+  }
+  for (const size_t cut : {size_t{0}, size_t{1}, size_t{33}, kSamples}) {
+    std::vector<float> out(want.size(), -1.0F);
+    std::vector<uint8_t> source(want_source.size(), 99);
+    std::vector<SourceCounts> counts(2);
+    const BagReader reader(view);
+    for (const auto& [first, end] : {std::pair(size_t{0}, cut), std::pair(cut, kSamples)}) {
+      const std::vector<KeyBags> parts = {
+          {keys, std::span(offsets).subspan(first * 3, (end - first) * 3 + 1),
+           out.data() + first * kStride, kStride, source.data()},
+          {std::span(keys).subspan(first * 3, (end - first) * 3),
+           {},
+           out.data() + (kSamples + first) * kStride,
+           kStride,
+           source.data() + keys.size() + first * 3}};
+      ASSERT_TRUE(reader.Lookup(features, parts, counts).ok());
+    }
+    EXPECT_EQ(out, want) << "cut at " << cut;
+    EXPECT_EQ(source, want_source) << "cut at " << cut;
+    uint64_t counted = 0;
+    for (const SourceCounts& table : counts) {
+      for (const uint64_t count : table) counted += count;
+    }
+    EXPECT_EQ(counted, source.size());
+  }
+}
+
 // Invariant 4: the answer is the same whatever the tier and the number of devices.
 TEST_F(StoreTest, AnswersDoNotDependOnTiersOrDevices) {
   std::vector<std::vector<float>> answers;

@@ -14,7 +14,7 @@ namespace {
 // The least that is worth waking a thread for, which takes some 50 us: about 200 us of a dense net,
 // and of lookups.
 constexpr size_t kSamplesAPart = 16;
-constexpr size_t kKeysAPart = 2048;
+constexpr size_t kKeysAPart = 512;
 
 // Triton's own statistics are taken with this clock.
 uint64_t NowNs() {
