@@ -1,4 +1,4 @@
-# Embertide's commands. `make test` sets up whatever a fresh machine lacks; a second run starts at once.
+# Embertide's commands. Whatever a fresh machine lacks is set up; a second run starts at once.
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -9,7 +9,7 @@ TORCH = $(shell $(BIN)/python -c "import importlib.util as u; print(u.find_spec(
 APT := g++ cmake ninja-build libgtest-dev nlohmann-json3-dev libisal-dev libhiredis-dev \
   libprotobuf-dev protobuf-compiler python3-dev python3-venv libb64-0d
 
-.PHONY: help dev cpp check test bench-serve test-asan test-tsan clean
+.PHONY: help demo dev cpp check test bench-serve test-asan test-tsan clean
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
@@ -36,6 +36,9 @@ build/.dev: build/.venv $(SOURCES)
 	@PATH="$(BIN):$$PATH" $(BIN)/pip install -q --no-build-isolation --no-deps -e .
 	@rm -rf .mypy_cache
 	@touch $@
+
+demo: dev cpp ## a model learns while it is served; DATA=path.parquet EVENTS=n for a stream of yours
+	@$(BIN)/embertide demo $(if $(DATA),--data "$(DATA)") $(if $(EVENTS),--events $(EVENTS))
 
 dev: build/.dev ## the editable Python install
 cpp: build/.venv ## the C++ build, tests included

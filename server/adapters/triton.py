@@ -234,7 +234,7 @@ class TritonServer:
 
     def _wait_ready(self) -> None:
         deadline = time.monotonic() + self.options.start_timeout_s
-        while not self.ready():
+        while not (self.ready() and self._measured()):
             if not self.process.alive():
                 raise TritonError(
                     f"tritonserver ended with code {self.process.code}:\n{self._reason()}"
@@ -280,10 +280,24 @@ class TritonServer:
             return False
 
     def metrics(self) -> str:
-        """Return the page of metrics."""
+        """Return the page of metrics.
+
+        Raises:
+            TritonError: It cannot be read: the server ended.
+        """
         url = f"http://{self.options.host}:{self.options.metrics_port}/metrics"
-        with urllib.request.urlopen(url, timeout=10) as reply:
-            return str(reply.read().decode())
+        try:
+            with urllib.request.urlopen(url, timeout=10) as reply:
+                return str(reply.read().decode())
+        except OSError as error:
+            raise TritonError(f"{url} cannot be read: {error}; see {self.options.log}") from error
+
+    def _measured(self) -> bool:
+        """Return whether metrics can be read: they come up last."""
+        try:
+            return bool(self.metrics())
+        except TritonError:
+            return False
 
     def log_text(self) -> str:
         """Return the log so far."""

@@ -35,7 +35,7 @@ def command(
     model: Annotated[str, typer.Option(help="The model's name in Triton.")] = "news",
     data: Data = None,
     events: Events = None,
-    hours: Hours = 48,
+    hours: Hours = 96,
     stream_seed: StreamSeed = 1,
     bus: Annotated[
         str | None,

@@ -39,7 +39,7 @@ def command(
     ],
     data: Data = None,
     events: Events = None,
-    hours: Hours = 48,
+    hours: Hours = 96,
     stream_seed: StreamSeed = 1,
     bus: Annotated[
         str | None, typer.Option(help="Redis URL for updates; without it, files alone.")

@@ -15,14 +15,11 @@ def command(
     versions: Annotated[Path, typer.Argument(help="versions.jsonl of the publication.")],
     data: Data = None,
     events: Events = None,
-    hours: Hours = 48,
+    hours: Hours = 96,
     stream_seed: StreamSeed = 1,
     frozen: Annotated[
         Path | None, typer.Option(help="The folder of the frozen copy's `replay`.")
     ] = None,
-    frozen_from: Annotated[
-        int, typer.Option(help="Event from which the copy stands for itself.")
-    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print every figure as JSON.")] = False,
 ) -> None:
     """Compute every figure of a replay from its records and the input, and look for faults.
@@ -31,12 +28,12 @@ def command(
     groups of one ts split over versions, and answers older than one given before they were asked
     for. Any of them gives exit status 1.
     """
-    from embertide.trainer.eval.figures import Frozen, VersionLog, measure
+    from embertide.trainer.eval.figures import VersionLog, measure
     from embertide.trainer.eval.records import Records
 
     with refusals(as_json):
         source = open_input(data, events, hours, stream_seed)
-        copy = Frozen(records=Records(frozen), first=frozen_from) if frozen else None
+        copy = Records(frozen) if frozen else None
         figures = measure(source, Records(scores), VersionLog.read(versions), copy)
     faults = {
         name: figures[name]

@@ -66,7 +66,7 @@ class NewsConfig:
     hours: int = 48
     views_per_hour: int = 2_500
     day_swing: float = 0.4
-    users: int = 20_000
+    users: int = 60_000
     new_items_per_hour: int = 60
     lifetime_hours: int = 24
     half_life_hours: float = 4.0

@@ -102,14 +102,6 @@ class _Faults:
     split_groups: int = 0  # of one ts, over two versions
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Frozen:
-    """A copy of the model that stopped learning, scored on the events that it had not learned."""
-
-    records: Records
-    first: int  # event from which the copy stands for itself
-
-
 def _window(first_day: int, last_day: int) -> range:
     days = last_day - first_day + 1
     return range(first_day + math.ceil(WINDOW * days), last_day + 1)
@@ -125,21 +117,19 @@ def _clean(values: Mapping[int, float]) -> dict[str, float]:
 
 
 class _Hour:
-    """Labels and both scores of the hour in which the copy was made."""
+    """Labels and both scores of the hour in which the copy was made, from then on."""
 
     def __init__(self) -> None:
         self.hour: int | None = None
         self.parts: list[tuple[Any, Any, Any]] = []
 
-    def add(self, batch: Batch, served_B: Any, frozen_B: Any, first: int) -> None:
-        if self.hour is None and batch.event_B[-1] >= first:
-            at = int(np.searchsorted(batch.event_B, first))
-            self.hour = int(batch.ts_ms_B[at]) // HOUR_MS
-        if self.hour is not None:
-            mine = batch.ts_ms_B // HOUR_MS == self.hour
-            mine &= ~np.isnan(frozen_B)
-            if mine.any():
-                self.parts.append((batch.label_B[mine], served_B[mine], frozen_B[mine]))
+    def add(self, batch: Batch, served_B: Any, frozen_B: Any) -> None:
+        scored = ~np.isnan(frozen_B)
+        if self.hour is None and scored.any():
+            self.hour = int(batch.ts_ms_B[int(np.argmax(scored))]) // HOUR_MS
+        mine = scored & (batch.ts_ms_B // HOUR_MS == self.hour)
+        if mine.any():
+            self.parts.append((batch.label_B[mine], served_B[mine], frozen_B[mine]))
 
     def figures(self) -> dict[str, Any]:
         if not self.parts:
@@ -157,15 +147,21 @@ def measure(
     source: EventSource,
     records: Records,
     versions: VersionLog,
-    frozen: Frozen | None = None,
+    frozen: Records | None = None,
 ) -> dict[str, Any]:
     """Return the figures of a replay as JSON values.
+
+    Args:
+        source: The input, from its start.
+        records: What the served model answered.
+        versions: What the publisher noted.
+        frozen: What a copy answered that stopped learning, to the events that it had not learned.
 
     Raises:
         ProofError: A row is of no event of the input, or of a version that never was.
     """
     served = _Scores.read(records.scores)
-    copy = _Scores.read(frozen.records.scores) if frozen else None
+    copy = _Scores.read(frozen.scores) if frozen else None
     watermark_N = versions.watermarks(served.version)
     auc_served, auc_frozen, faults, hour = Prequential(), Prequential(), _Faults(), _Hour()
     seen = 0
@@ -182,12 +178,12 @@ def measure(
         same_ts = ts_ms_B[1:] == ts_ms_B[:-1]
         faults.split_groups += int((same_ts & (np.diff(served.version[here]) != 0)).sum())
         staleness_ms.append((ts_ms_B - watermark_N[here]).astype(np.int32))
-        if copy is not None and frozen is not None:
+        if copy is not None:
             there_f, here_f = copy.rows_of(batch)
             auc_frozen.add(batch.ts_ms_B[there_f], batch.label_B[there_f], copy.score[here_f])
             both = np.full((2, len(batch)), np.nan, np.float32)
             both[0, there], both[1, there_f] = served.score[here], copy.score[here_f]
-            hour.add(batch, both[0], both[1], frozen.first)
+            hour.add(batch, both[0], both[1])
     if seen < len(served.event):
         raise ProofError(f"{len(served.event) - seen} scored rows are of no event of the input")
     return {

@@ -1,0 +1,1 @@
+"""The command `embertide`: starts trainer, nodes and Redis as processes, imports none of them."""

@@ -1,0 +1,5 @@
+"""`python -m embertide.server.cli` is `embertide`."""
+
+from embertide.server.cli.app import main
+
+main()

@@ -1,0 +1,70 @@
+"""`embertide`: the one command. Every subcommand is a module beside this one, or the trainer's."""
+
+import os
+import signal
+import sys
+from types import FrameType
+
+import typer
+
+from embertide.server.cli import demo_command, doctor, serve, snapshot, status
+from embertide.server.cli.processes import TRAINER
+
+app = typer.Typer(
+    name="embertide",
+    help="Train embedding models continuously and serve them while they change. Start with "
+    "`embertide doctor`, then `embertide demo`.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+_FORWARDED = {
+    "train": "Train on a stream of events and publish as the model learns.",
+    "import": "Turn an existing model into a snapshot.",
+    "export-dense": "Compile any nn.Module for serving.",
+}
+
+
+def _forward(name: str, text: str) -> None:
+    """Add a command that the trainer's process takes over, options, help and all."""
+
+    def command(context: typer.Context) -> None:
+        os.execv(TRAINER[0], [*TRAINER, name, *context.args])
+
+    command.__doc__ = text
+    settings = {
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "help_option_names": [],  # --help too is the trainer's to answer
+    }
+    app.command(name, context_settings=settings)(command)
+
+
+_forward("train", _FORWARDED["train"])
+app.command("serve")(serve.command)
+app.command("status")(status.command)
+app.command("snapshot")(snapshot.command)
+_forward("import", _FORWARDED["import"])
+_forward("export-dense", _FORWARDED["export-dense"])
+app.command("doctor")(doctor.command)
+app.command("demo")(demo_command.command)
+
+
+def _terminate(signum: int, frame: FrameType | None) -> None:
+    # As Ctrl-C does: whoever started processes stops them on the way out.
+    raise KeyboardInterrupt
+
+
+def main() -> None:
+    """Run the command."""
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        app(prog_name="embertide")
+    except KeyboardInterrupt:
+        typer.echo("stopped", err=True)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

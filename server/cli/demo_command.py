@@ -1,0 +1,210 @@
+"""`demo`: run it, watch it, and afterwards let it prove itself."""
+
+import datetime
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import rich.box
+import rich.console
+import rich.live
+import rich.progress_bar
+import rich.table
+import typer
+
+from embertide.server.adapters.process import ProcessError
+from embertide.server.cli.demo import Demo, DemoOptions, State, check, load_demo
+from embertide.server.cli.refusals import (
+    DEFAULT_BACKENDS,
+    DEFAULT_CACHE,
+    Backends,
+    Json,
+    print_json,
+    refusals,
+)
+from embertide.server.cli.report import auc_text, headline, hit_share
+
+_EVERY_S = 5.0
+
+
+def _event_time(ts_ms: int | None) -> str:
+    if ts_ms is None:
+        return "none yet"
+    day, rest = divmod(ts_ms // 1000, 86_400)
+    return f"day {day}, {datetime.timedelta(seconds=rest // 60 * 60)!s:0>8}"[:-3]
+
+
+def _rows(state: State) -> list[tuple[str, str]]:
+    replay, trainer, node = state.replay, state.trainer, state.node
+    hits: Mapping[str, int] = node.get("hits", {})
+    shares = " · ".join(
+        f"{name} {hit_share(hits, name):.1%}" for name in ("hbm", "ddr", "ssd", "default")
+    )
+    resident: Mapping[str, int] = node.get("resident_bytes", {})
+    held = " · ".join(f"{name} {size / 2**20:.1f} MiB" for name, size in resident.items() if size)
+    rows = [("stage", state.stage), ("event time", _event_time(replay.get("ts_ms")))]
+    if replay:
+        rows += [
+            ("served AUC of the day", auc_text(replay["auc"])),
+            ("trainer's AUC of the day", auc_text(trainer.get("auc"))),
+            ("version", f"{replay['version']:,}"),
+            ("age of the model (event time)", f"{replay['staleness_s'] / 60:.0f} min"),
+            ("request p50 / p99", f"{replay['p50_ms']:.1f} / {replay['p99_ms']:.1f} ms"),
+            ("impressions a second", f"{replay['events_per_s']:,.0f}"),
+        ]
+    if node:
+        rows += [
+            ("rows", f"{node['rows']:,}"),
+            ("lookups from", shares),
+            ("bytes in", held),
+            ("failed requests", f"{node['failed_requests']:,}"),
+        ]
+    return rows
+
+
+def _view(state: State) -> rich.console.RenderableType:
+    done, total = state.replay.get("events", 0), state.stream.get("events")
+    table = rich.table.Table(
+        title="Embertide: a model that learns while it is served",
+        box=rich.box.ROUNDED,
+        show_header=False,
+        min_width=72,
+    )
+    for name, value in _rows(state):
+        table.add_row(name, value)
+    if total:
+        bar = rich.progress_bar.ProgressBar(total=total, completed=done, width=40)
+        table.add_row(f"{done:,} of {total:,}", bar)
+    return table
+
+
+class _Lines:
+    """What a log or a pipe gets instead of the live view: a line now and then."""
+
+    def __init__(self) -> None:
+        self._said, self._stage = 0.0, ""
+
+    def __call__(self, state: State) -> None:
+        now = time.monotonic()
+        if state.stage == self._stage and now - self._said < _EVERY_S:
+            return
+        if state.stage != self._stage:
+            typer.echo(f"== {state.stage}", err=True)
+        elif state.replay:
+            replay = state.replay
+            typer.echo(
+                f"   {_event_time(replay['ts_ms'])}: {replay['events']:,} scored, "
+                f"version {replay['version']}, AUC {auc_text(replay['auc'])}, "
+                f"p99 {replay['p99_ms']:.1f} ms",
+                err=True,
+            )
+        self._said, self._stage = now, state.stage
+
+
+def _run(options: DemoOptions) -> dict[str, Any]:
+    if not sys.stderr.isatty():
+        with Demo(options, _Lines()) as demo:
+            return demo.run()
+    console = rich.console.Console(stderr=True)
+    with (
+        rich.live.Live(_view(State()), console=console, refresh_per_second=8) as live,
+        Demo(options, lambda state: live.update(_view(state))) as demo,
+    ):
+        return demo.run()
+
+
+def _summary(report: Mapping[str, Any], directory: Path) -> None:
+    table = rich.table.Table(box=rich.box.SIMPLE, show_header=False)
+    for name, value in headline(report):
+        table.add_row(name, value)
+    rich.console.Console().print(table)
+    first, last = report["window_days"]
+    days = f"days {first} to {last}" if last > first else f"day {first}"
+    typer.echo(f"AUC: mean of the daily AUC over {days} of the stream.")
+    typer.echo(f"Pictures: {directory / 'report.html'}   figures: {directory / 'report.json'}")
+    typer.echo("Proof: `embertide demo --verify` makes every figure again from the records.")
+
+
+def _verify(directory: Path, as_json: bool) -> None:
+    options, report = load_demo(directory)
+    checks = list(check(options, report))
+    wrong = [each for each in checks if not each.holds]
+    if as_json:
+        print_json({"checks": len(checks), "wrong": [each.name for each in wrong]})
+    else:
+        typer.echo(
+            f"{report['events']:,} rows: every one scored, by a version that had not seen its "
+            "event; no click split over two versions; no step back"
+        )
+        typer.echo(f"{len(checks) - len(wrong)} of {len(checks)} figures of the report hold")
+    for each in wrong:
+        typer.echo(f"error: {each.name}: reported {each.reported}, found {each.found}", err=True)
+    if wrong:
+        raise typer.Exit(1)
+
+
+def command(
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="Events in time order, Parquet or CSV with the news columns; without it, a seeded "
+            "news stream is generated.",
+        ),
+    ] = None,
+    events: Annotated[int | None, typer.Option(help="The first events alone.", min=1)] = None,
+    hours: Annotated[int, typer.Option(help="Length of the generated stream.", min=1)] = 96,
+    max_staleness: Annotated[
+        float,
+        typer.Option(
+            help="Scoring waits while the served version is older, in minutes of event time.",
+            min=0.1,
+        ),
+    ] = 15.0,
+    out: Annotated[Path, typer.Option(help="Folder of everything that it writes.")] = Path(
+        "build/demo"
+    ),
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Prove the report of the last run instead.")
+    ] = False,
+    http_port: Annotated[int, typer.Option(help="The node's HTTP.")] = 8000,
+    grpc_port: Annotated[int, typer.Option(help="The node's gRPC.")] = 8001,
+    metrics_port: Annotated[int, typer.Option(help="The node's metrics.")] = 8002,
+    redis_port: Annotated[int, typer.Option(help="The demo's own Redis.")] = 16379,
+    backends: Backends = DEFAULT_BACKENDS,
+    as_json: Json = False,
+) -> None:
+    """Watch a model learn from a drifting news stream while Triton serves it.
+
+    Starts Redis, a trainer, a node of two CPU devices and a client; every impression is scored by
+    the served model before the trainer sees it. Ctrl-C ends all of them.
+
+    Example: demo --data clicks.parquet --events 1000000, then demo --verify
+    """
+    with refusals(as_json):
+        if verify:
+            _verify(out, as_json)
+            return
+        options = DemoOptions(
+            directory=out,
+            backends=backends,
+            cache=DEFAULT_CACHE,
+            data=data,
+            events=events,
+            hours=hours,
+            max_staleness_min=max_staleness,
+            http_port=http_port,
+            grpc_port=grpc_port,
+            metrics_port=metrics_port,
+            redis_port=redis_port,
+        )
+        try:
+            report = _run(options)
+        except OSError as error:
+            raise ProcessError(f"{error.filename or out}: {error.strerror or error}") from error
+    if as_json:
+        print_json({name: value for name, value in report.items() if name != "samples"})
+    else:
+        _summary(report, out)

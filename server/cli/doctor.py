@@ -1,0 +1,171 @@
+"""`doctor`: everything that a start depends on, and how to mend what is missing."""
+
+import ctypes.util
+import dataclasses
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import rich.console
+import rich.table
+import typer
+
+from embertide.server.adapters import redis, triton
+from embertide.server.adapters.process import ProcessError, check_port
+from embertide.server.cli.refusals import DEFAULT_BACKENDS, Backends, Json, print_json
+
+# What the dense programs' default baseline, x86-64-v3, needs of a CPU.
+_CPU_FLAGS = {"avx2", "fma", "bmi2", "f16c"}
+_LEAST_MEMORY = 4 << 30
+_LEAST_DISK = 5 << 30
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at."""
+
+    name: str
+    ok: bool
+    found: str
+    remedy: str = ""
+
+
+def _python() -> Finding:
+    version = ".".join(map(str, sys.version_info[:3]))
+    ok = sys.version_info[:2] in ((3, 11), (3, 12))
+    return Finding("Python", ok, version, "make the environment with Python 3.11 or 3.12")
+
+
+def _cpu() -> Finding:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        return Finding("CPU", False, str(error), "run on Linux")
+    flags = next((set(line.split()) for line in lines if line.startswith("flags")), set())
+    missing = sorted(_CPU_FLAGS - flags)
+    found = f"{os.cpu_count()} cores, " + (f"no {', '.join(missing)}" if missing else "x86-64-v3")
+    return Finding("CPU", not missing, found, "train and export with --cpu x86-64-v2")
+
+
+def _memory() -> Finding:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    found = f"{total / 2**30:.1f} GiB"
+    return Finding("memory", total >= _LEAST_MEMORY, found, "4 GiB are the least for the demo")
+
+
+def _disk() -> Finding:
+    free = shutil.disk_usage(Path.cwd()).free
+    found = f"{free / 2**30:.1f} GiB free in {Path.cwd()}"
+    return Finding("disk", free >= _LEAST_DISK, found, "free 5 GiB, or work elsewhere")
+
+
+def _package(name: str, extra: str) -> Finding:
+    remedy = f"pip install -c constraints.txt 'embertide[{extra}]', or `make dev`"
+    try:
+        return Finding(name, True, importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(name, False, "not installed", remedy)
+
+
+def _tritonserver() -> Finding:
+    try:
+        return Finding("tritonserver", True, str(triton.find_installation().binary))
+    except triton.TritonError as error:
+        return Finding("tritonserver", False, str(error), "`make dev`")
+
+
+def _redis() -> Finding:
+    try:
+        return Finding("redis-server", True, str(redis.find_binary()))
+    except redis.RedisError as error:
+        return Finding("redis-server", False, str(error), "`make dev`")
+
+
+def _library(backends: Path, name: str) -> Finding:
+    path = backends / triton.BACKEND / name
+    remedy = "`make cpp`, or give its folder by --backends or EMBERTIDE_BACKENDS"
+    if not path.is_file():
+        return Finding(name, False, f"{path} is missing", remedy)
+    libraries = triton.find_installation().libraries
+    listed = subprocess.run(
+        ["ldd", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "LD_LIBRARY_PATH": str(libraries)},
+    )
+    missing = [line.split()[0] for line in listed.stdout.splitlines() if "not found" in line]
+    # Triton's own library is there once the server runs.
+    missing = [each for each in missing if not each.startswith("libtritonserver")]
+    if missing:
+        return Finding(name, False, f"needs {', '.join(missing)}", "`make cpp` installs them")
+    return Finding(name, True, str(path))
+
+
+def _program(name: str, package: str) -> Finding:
+    path = shutil.which(name)
+    return Finding(name, path is not None, path or "not found", f"apt-get install {package}")
+
+
+def _port(what: str, port: int, option: str) -> Finding:
+    try:
+        check_port(what, "127.0.0.1", port)
+    except ProcessError as error:
+        return Finding(f"port {port}", False, str(error), f"or choose another by {option}")
+    return Finding(f"port {port}", True, f"free ({what})")
+
+
+def _compiler() -> Finding:
+    found = shutil.which("g++")
+    python = importlib.util.find_spec("torch") is not None
+    openmp = ctypes.util.find_library("gomp") is not None
+    ok = found is not None and python and openmp
+    text = found or "g++ not found"
+    return Finding("C++ compiler", ok, text, "apt-get install g++ (compiles dense nets)")
+
+
+def examine(backends: Path) -> Iterator[Finding]:
+    """Yield what was looked at, one after the other."""
+    first: list[Callable[[], Finding]] = [_python, _cpu, _memory, _disk]
+    for look in first:
+        yield look()
+    yield _package("embertide", "train,serve")
+    yield _package("torch", "train")
+    yield _package("tritonclient", "serve")
+    yield _compiler()
+    yield _program("setpriv", "util-linux")
+    yield _redis()
+    server = _tritonserver()
+    yield server
+    if server.ok:
+        yield _library(backends, "libtriton_embertide.so")
+        yield _library(backends, "libembertide_dense.so")
+    for what, port, option in (
+        ("HTTP", 8000, "--http-port"),
+        ("gRPC", 8001, "--grpc-port"),
+        ("metrics", 8002, "--metrics-port"),
+        ("Redis", 16379, "--redis-port"),
+    ):
+        yield _port(what, port, option)
+
+
+def command(backends: Backends = DEFAULT_BACKENDS, as_json: Json = False) -> None:
+    """Check everything that a start depends on, and say how to mend it."""
+    findings = list(examine(backends))
+    if as_json:
+        print_json({"findings": [dataclasses.asdict(each) for each in findings]})
+    else:
+        table = rich.table.Table("", "what", "found", show_lines=False)
+        for each in findings:
+            mark = "[green]ok[/green]" if each.ok else "[red]no[/red]"
+            table.add_row(
+                mark, each.name, each.found if each.ok else f"{each.found}: {each.remedy}"
+            )
+        rich.console.Console().print(table)
+    if not all(each.ok for each in findings):
+        raise typer.Exit(1)

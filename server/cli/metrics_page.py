@@ -1,0 +1,60 @@
+"""Reading Triton's /metrics page."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+TIERS = ("hbm", "ddr", "ssd", "index")
+SOURCES = ("hbm", "ddr", "ssd", "remote", "default", "pruned")
+
+
+class MetricsPage:
+    """The samples of one page."""
+
+    def __init__(self, text: str) -> None:
+        """Parse a page."""
+        self._samples: dict[str, list[tuple[Mapping[str, str], float]]] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                self._samples.setdefault(sample.name, []).append((sample.labels, sample.value))
+
+    def sum(self, name: str, **labels: str) -> float:
+        """Return the sum of all samples of `name` that carry these labels."""
+        # The parser gives every counter the suffix of OpenMetrics.
+        samples = self._samples.get(name) or self._samples.get(f"{name}_total") or []
+        return sum((value for said, value in samples if labels.items() <= said.items()), 0.0)
+
+    def models(self) -> list[str]:
+        """Return the models of ours, ascending."""
+        return sorted({labels["model"] for labels, _ in self._samples.get("embertide_version", ())})
+
+    def hits(self, model: str) -> dict[str, int]:
+        """Return keys answered, by where the answer came from."""
+        name = "embertide_lookup_keys_total"
+        return {each: int(self.sum(name, model=model, source=each)) for each in SOURCES}
+
+    def resident_bytes(self, model: str) -> dict[str, int]:
+        """Return bytes held, by tier."""
+        return {
+            tier: int(self.sum("embertide_tier_bytes", model=model, tier=tier)) for tier in TIERS
+        }
+
+    def model(self, name: str) -> dict[str, Any]:
+        """Return what a person asks of a model first."""
+        return dict(self._facts(name))
+
+    def _facts(self, name: str) -> Iterator[tuple[str, Any]]:
+        yield "version", int(self.sum("embertide_version", model=name))
+        yield "watermark_ms", int(self.sum("embertide_watermark_ms", model=name))
+        yield "plan_epoch", int(self.sum("embertide_plan_epoch", model=name))
+        yield "rows", int(self.sum("embertide_rows", model=name))
+        yield "resident_bytes", self.resident_bytes(name)
+        yield "hits", self.hits(name)
+        yield "refused", int(self.sum("embertide_requests_refused_total", model=name))
+        yield "inferences", int(self.sum("nv_inference_count", model=name))
+        yield "failed_requests", int(self.sum("nv_inference_request_failure", model=name))
+        if "embertide_bus_connected" in self._samples:
+            refused = self.sum("embertide_bus_events_total", model=name, event="refused")
+            yield "refused_versions", int(refused)
+            yield "bus_connected", bool(self.sum("embertide_bus_connected", model=name))

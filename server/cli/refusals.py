@@ -1,0 +1,44 @@
+"""What the commands share: an error is one message on stderr and exit status 1."""
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from embertide import server
+from embertide._store import StoreError
+from embertide.server.adapters.process import ProcessError
+
+_CHECKOUT = Path(server.__file__).resolve().parent.parent
+
+Backends = Annotated[
+    Path,
+    typer.Option(
+        envvar="EMBERTIDE_BACKENDS",
+        help="The folder that holds embertide/libtriton_embertide.so.",
+        show_default="build/cpp/backends of the checkout",
+    ),
+]
+DEFAULT_BACKENDS = _CHECKOUT / "build" / "cpp" / "backends"
+DEFAULT_CACHE = _CHECKOUT / "build" / "cache" / "dense"
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@contextlib.contextmanager
+def refusals(as_json: bool = False) -> Iterator[None]:
+    """Turn what is raised on purpose into a message and exit status 1."""
+    try:
+        yield
+    except (ProcessError, StoreError) as error:
+        if as_json:
+            print_json({"error": str(error)})
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """Print one JSON object to stdout."""
+    typer.echo(json.dumps(value, indent=1))

@@ -1,0 +1,177 @@
+"""The demo's report: report.json for programs, report.html with pictures for people."""
+
+import base64
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from jinja2 import Environment, StrictUndefined
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+_TIER_COLOURS = {
+    "hbm": "#7b3294",
+    "ddr": "#2c7fb8",
+    "ssd": "#f03b20",
+    "remote": "#636363",
+    "default": "#bdbdbd",
+    "pruned": "#252525",
+}
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Embertide demo</title>
+<style>
+body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem; }
+h1 { font-size: 1.5rem; } .big { display: flex; flex-wrap: wrap; gap: 1rem 2.5rem; }
+.big div { min-width: 9rem; } .big b { display: block; font-size: 1.7rem; line-height: 1.2; }
+.big span, figcaption { color: #555; font-size: .9rem; } figure { margin: 1.5rem 0; }
+img { width: 100%; } table { border-collapse: collapse; } td { padding: .1rem 1.5rem .1rem 0; }
+td + td { text-align: right; font-variant-numeric: tabular-nums; }
+</style></head><body>
+<h1>A model that learns while it is served</h1>
+<div class="big">{% for name, value in headline %}
+<div><b>{{ value }}</b><span>{{ name }}</span></div>{% endfor %}
+</div>
+{% for title, picture in pictures %}<figure>
+<img alt="{{ title }}" src="data:image/svg+xml;base64,{{ picture }}">
+<figcaption>{{ title }}</figcaption></figure>
+{% endfor %}<table>{% for name, value in facts %}
+<tr><td>{{ name }}</td><td>{{ value }}</td></tr>{% endfor %}
+</table></body></html>
+"""
+
+
+def auc_text(value: float | None) -> str:
+    """Return an AUC to four digits."""
+    return "none" if value is None else f"{value:.4f}"
+
+
+def hit_share(hits: Mapping[str, int], source: str) -> float:
+    """Return the share of lookups that a source answered."""
+    total = sum(hits.values())
+    return hits.get(source, 0) / total if total else 0.0
+
+
+def headline(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the figures that a person reads first, as (name, value)."""
+    hits = report["hits"]
+    return [
+        ("served AUC", auc_text(report["served_auc"])),
+        ("frozen AUC", auc_text(report["frozen_auc"])),
+        ("impressions scored", f"{report['events']:,}"),
+        ("failed requests", f"{report['failed_requests']:,}"),
+        ("p50 / p99 of a request", f"{report['p50_ms']:.1f} / {report['p99_ms']:.1f} ms"),
+        ("commit to first answer, p50 / p99", _freshness(report)),
+        ("versions published", f"{report['versions_published']:,}"),
+        ("lookups from DDR / SSD", f"{hit_share(hits, 'ddr'):.1%} / {hit_share(hits, 'ssd'):.1%}"),
+    ]
+
+
+def _freshness(report: Mapping[str, Any]) -> str:
+    return f"{report['freshness_p50_s']:.2f} / {report['freshness_p99_s']:.2f} s"
+
+
+def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    first, last = report["window_days"]
+    resident = report["resident_bytes"]
+    freezing = report["freezing_hour"]
+    facts = [
+        (
+            "AUC is the mean of the daily AUC over days",
+            f"{first} to {last}" if last > first else f"{first}",
+        ),
+        ("trainer's own AUC over them", auc_text(report["trainer_auc"])),
+        ("requests", f"{report['requests']:,}"),
+        (
+            "age of the model that answered, p50 / p99 (event time)",
+            f"{report['staleness_event_p50_s'] / 60:.1f} / "
+            f"{report['staleness_event_p99_s'] / 60:.1f} min",
+        ),
+        ("rows", f"{report['rows']:,}"),
+        ("bytes of all rows", f"{report['row_bytes']:,}"),
+        ("DDR budget", f"{report['ddr_budget_bytes']:,}"),
+        *((f"resident bytes, {tier}", f"{size:,}") for tier, size in resident.items()),
+        *((f"lookups from {source}", f"{count:,}") for source, count in report["hits"].items()),
+    ]
+    if freezing:
+        said = f"{freezing['served_auc']:.4f} / {freezing['frozen_auc']:.4f}"
+        facts.append(("served / frozen in the hour of freezing", said))
+    return facts
+
+
+def _days(hours: Mapping[str, Any]) -> list[float]:
+    return [(int(hour) + 0.5) / 24 for hour in hours]
+
+
+def _draw_auc(axes: Axes, report: Mapping[str, Any]) -> None:
+    for name, colour in (("served", "#2c7fb8"), ("frozen", "#f03b20")):
+        hours = report[f"{name}_auc_by_hour"]
+        if hours:
+            axes.plot(_days(hours), list(hours.values()), color=colour, label=name, linewidth=1.2)
+    axes.axhline(0.5, color="#bbb", linewidth=0.8)
+    axes.set_ylabel("AUC of an hour")
+    axes.legend(loc="lower left", frameon=False, ncols=2)
+
+
+def _draw_latency(axes: Axes, report: Mapping[str, Any]) -> None:
+    hours = report["latency_by_hour"]
+    for at, name in enumerate(("p50", "p99")):
+        values = [pair[at] for pair in hours.values()]
+        axes.plot(_days(hours), values, label=name, linewidth=1.2)
+    axes.set_ylabel("ms a request")
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.legend(loc="upper right", frameon=False, ncols=2)
+
+
+def _draw_hits(axes: Axes, report: Mapping[str, Any]) -> None:
+    samples = [sample for sample in report["samples"] if sample["ts_ms"] is not None]
+    days = [sample["ts_ms"] / 86_400_000 for sample in samples]
+    shares: dict[str, list[float]] = {name: [] for name in _TIER_COLOURS}
+    before: Mapping[str, int] = {}
+    for sample in samples:
+        grown = {name: count - before.get(name, 0) for name, count in sample["hits"].items()}
+        before = sample["hits"]
+        for name in shares:
+            shares[name].append(hit_share(grown, name))
+    used = {name: each for name, each in shares.items() if any(each)}
+    if used:
+        colours = [_TIER_COLOURS[name] for name in used]
+        axes.stackplot(days, list(used.values()), labels=list(used), colors=colours)
+        axes.legend(loc="lower left", ncols=len(used))
+    axes.set_ylim(0, 1)
+    axes.set_ylabel("share of lookups")
+
+
+_PICTURES = (
+    ("AUC over event time: the model that learns, and its copy frozen early on", _draw_auc),
+    ("Latency of scoring requests over event time", _draw_latency),
+    ("Where lookups were answered, over event time", _draw_hits),
+)
+
+
+def _picture(draw: Any, report: Mapping[str, Any]) -> str:
+    with mpl.rc_context({"font.size": 10, "svg.hashsalt": "embertide"}):
+        figure = Figure(figsize=(10, 3), layout="constrained")
+        axes = figure.subplots()
+        draw(axes, report)
+        axes.set_xlabel("days of event time")
+        axes.spines[["top", "right"]].set_visible(False)
+        out = io.BytesIO()
+        figure.savefig(out, format="svg", metadata={"Date": None})
+    return base64.b64encode(out.getvalue()).decode()
+
+
+def write_report(directory: Path, report: Mapping[str, Any]) -> None:
+    """Write report.json and report.html."""
+    text = json.dumps(report, indent=1) + "\n"
+    (directory / "report.json").write_text(text, encoding="utf-8")
+    page = Environment(undefined=StrictUndefined, autoescape=True).from_string(_PAGE)
+    html = page.render(
+        headline=headline(report),
+        pictures=[(title, _picture(draw, report)) for title, draw in _PICTURES],
+        facts=_facts(report),
+    )
+    (directory / "report.html").write_text(html, encoding="utf-8")

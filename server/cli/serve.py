@@ -1,0 +1,109 @@
+"""`serve`: one node over a snapshot, or over a trainer's publication as it grows."""
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from embertide.server.adapters import triton
+from embertide.server.adapters.process import ProcessError
+from embertide.server.cli.refusals import DEFAULT_BACKENDS, Backends, refusals
+
+_MIB = 1 << 20
+_POLL_S = 0.5
+
+
+def _is_snapshot(path: Path) -> bool:
+    if (path / "manifest.json").is_file():
+        return True
+    if (path / "snapshots").is_dir():
+        return False
+    raise ProcessError(
+        f"{path} holds neither a snapshot (manifest.json) nor a publication (snapshots/): give the "
+        "folder that `embertide import` or `embertide train` wrote"
+    )
+
+
+def command(
+    path: Annotated[
+        Path, typer.Argument(help="A snapshot, or the publication that a trainer writes.")
+    ],
+    bus: Annotated[
+        str | None,
+        typer.Option(
+            help="Redis URL of the trainer; without it a publication's files are followed."
+        ),
+    ] = None,
+    kind: Annotated[
+        str, typer.Option(help="ranking (scores) or lookup (embeddings, needs no dense net).")
+    ] = "ranking",
+    name: Annotated[str, typer.Option(help="The model's name in Triton.")] = "news",
+    devices: Annotated[int, typer.Option(help="CPU devices that share the rows.")] = 1,
+    instances: Annotated[int, typer.Option(help="Requests that are answered at a time.")] = 2,
+    ddr_mib: Annotated[int, typer.Option(help="DDR budget, MiB.")] = 1024,
+    ssd_mib: Annotated[int, typer.Option(help="SSD budget, MiB; 0: no SSD tier.")] = 0,
+    ssd_directory: Annotated[
+        Path | None, typer.Option(help="Where the SSD tier's log lies.")
+    ] = None,
+    node: Annotated[str, typer.Option(help="What this node calls itself.")] = "node-0",
+    directory: Annotated[
+        Path, typer.Option(help="Folder of the model repository and the log.")
+    ] = Path("build/serve"),
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    http_port: Annotated[int, typer.Option(help="KServe v2 over HTTP.")] = 8000,
+    grpc_port: Annotated[int, typer.Option(help="KServe v2 over gRPC.")] = 8001,
+    metrics_port: Annotated[int, typer.Option(help="Prometheus metrics.")] = 8002,
+    backends: Backends = DEFAULT_BACKENDS,
+) -> None:
+    """Serve a model by Triton until Ctrl-C.
+
+    Example: serve build/news --bus redis://127.0.0.1:6379 --ddr-mib 256 --ssd-mib 4096
+    """
+    with refusals(), contextlib.ExitStack() as stack:
+        if kind not in ("ranking", "lookup"):
+            raise ProcessError(f"kind is {kind!r}; use ranking or lookup")
+        chosen: Literal["ranking", "lookup"] = "ranking" if kind == "ranking" else "lookup"
+        snapshot = _is_snapshot(path)
+        if snapshot and bus is not None:
+            raise ProcessError(f"{path} is one snapshot: it has no updates, leave --bus out")
+        try:
+            options = triton.ModelOptions(
+                snapshot=path if snapshot else None,
+                publication=None if snapshot else path,
+                bus=bus,
+                kind=chosen,
+                instances=instances,
+                devices=devices,
+                ddr_budget_bytes=ddr_mib * _MIB,
+                ssd_budget_bytes=ssd_mib * _MIB,
+                ssd_directory=ssd_directory or (directory / "ssd" if ssd_mib else None),
+                node=node,
+            )
+        except ValueError as error:
+            raise ProcessError(str(error)) from error
+        repository = directory / "models"
+        triton.write_model(repository, name, options)
+        server_options = triton.ServerOptions(
+            repository=repository,
+            backends=backends,
+            log=directory / "node.log",
+            host=host,
+            http_port=http_port,
+            grpc_port=grpc_port,
+            metrics_port=metrics_port,
+            explicit=True,
+            models=(name,),
+        )
+        typer.echo(f"starting {node} over {path}", err=True)
+        server = stack.enter_context(triton.TritonServer(server_options))
+        typer.echo(
+            f"model {name!r} is ready: gRPC {server.grpc}, HTTP {server.http}, metrics "
+            f"http://{host}:{metrics_port}/metrics; log {server_options.log}; Ctrl-C stops it"
+        )
+        while server.alive():
+            time.sleep(_POLL_S)
+        raise ProcessError(
+            f"tritonserver ended with code {server.process.code}: see {server_options.log}"
+        )

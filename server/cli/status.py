@@ -1,0 +1,54 @@
+"""`status`: what a node serves now."""
+
+import datetime
+import urllib.error
+import urllib.request
+from typing import Annotated, Any
+
+import rich.console
+import rich.table
+import typer
+
+from embertide.server.adapters.process import ProcessError
+from embertide.server.cli.metrics_page import MetricsPage
+from embertide.server.cli.refusals import Json, print_json, refusals
+
+
+def _page(url: str) -> MetricsPage:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as reply:
+            return MetricsPage(reply.read().decode())
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        raise ProcessError(
+            f"no node answers at {url} ({error}): start one with `embertide serve`, or give --url"
+        ) from error
+
+
+def _text(name: str, value: Any) -> str:
+    if name == "watermark_ms":
+        when = datetime.timedelta(milliseconds=value)
+        return f"{value:,} ({when} of event time)"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {count:,}" for key, count in value.items() if count) or "none"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def command(
+    url: Annotated[str, typer.Option(help="The node's metrics.")] = "http://127.0.0.1:8002/metrics",
+    as_json: Json = False,
+) -> None:
+    """Say what a node serves: versions, rows, bytes and hits by tier, requests."""
+    with refusals(as_json):
+        page = _page(url)
+        models = {name: page.model(name) for name in page.models()}
+        if not models:
+            raise ProcessError(f"the server at {url} has no model of ours loaded")
+    if as_json:
+        print_json(models)
+        return
+    console = rich.console.Console()
+    for name, facts in models.items():
+        table = rich.table.Table(title=name, show_header=False, title_justify="left")
+        for fact, value in facts.items():
+            table.add_row(fact.replace("_", " "), _text(fact, value))
+        console.print(table)

@@ -1,0 +1,196 @@
+"""The demo as a user runs it: real processes, a small stream, its proof, and what goes wrong."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from serving import wait_until
+
+from embertide.server.adapters.process import free_ports
+
+COMMAND = (sys.executable, "-m", "embertide.server.cli")
+EVENTS = 40_000  # of the generated stream: four hours, so that the frozen copy has three to rot
+FIELDS = {
+    "events",
+    "served_auc",
+    "served_auc_by_day",
+    "served_auc_by_hour",
+    "trainer_auc",
+    "frozen_auc",
+    "requests",
+    "failed_requests",
+    "p50_ms",
+    "p99_ms",
+    "freshness_p50_s",
+    "freshness_p99_s",
+    "versions_published",
+    "rows",
+    "resident_bytes",
+    "hits",
+}
+
+
+def ports() -> list[str]:
+    names = ("--http-port", "--grpc-port", "--metrics-port", "--redis-port")
+    pairs = zip(names, free_ports(4), strict=True)
+    return [str(part) for pair in pairs for part in pair]
+
+
+def embertide(*arguments: object, timeout: float = 120) -> "subprocess.CompletedProcess[str]":
+    command = [*COMMAND, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    out = tmp_path_factory.mktemp("demo") / "out"
+    done = embertide("demo", "--events", EVENTS, "--out", out, *ports())
+    assert done.returncode == 0, done.stderr
+    assert "served AUC" in done.stdout
+    report: dict[str, Any] = json.loads((out / "report.json").read_text())
+    return out, report
+
+
+def test_the_report_says_what_happened(demo: tuple[Path, dict[str, Any]]) -> None:
+    out, report = demo
+    assert report.keys() >= FIELDS
+    assert report["events"] == pq.read_metadata(out / "scores.parquet").num_rows
+    assert 0.95 * EVENTS < report["events"] <= EVENTS
+    assert report["failed_requests"] == 0
+    assert report["served_auc"] > report["frozen_auc"] + 0.05
+    assert report["staleness_event_p99_s"] <= 900
+    assert report["hits"]["ddr"] > 0
+    assert set(report["resident_bytes"]) == {"hbm", "ddr", "ssd", "index"}
+    page = (out / "report.html").read_text()
+    assert page.count("data:image/svg+xml;base64,") == 3
+
+
+def test_every_row_names_the_version_that_answered(demo: tuple[Path, dict[str, Any]]) -> None:
+    out, report = demo
+    table = pq.read_table(out / "scores.parquet")
+    assert set(table.column_names) >= {"event", "ts_ms", "score", "version", "plan_epoch", "node"}
+    version = table.column("version").to_numpy()
+    assert version[0] == 1
+    assert (np.diff(version) >= 0).all() or report["steps_back"] == 0
+    assert len(np.unique(version)) == report["versions_answered"]
+    assert table.column("node").unique().to_pylist() == ["node-0"]
+
+
+def test_the_proof_holds(demo: tuple[Path, dict[str, Any]]) -> None:
+    done = embertide("demo", "--verify", "--out", demo[0])
+    assert done.returncode == 0, done.stderr
+    assert "figures of the report hold" in done.stdout
+
+
+def change_column(path: Path, name: str, values: Any) -> None:
+    table = pq.read_table(path)
+    index = table.schema.get_field_index(name)
+    column = pa.array(values, table.schema.field(index).type)
+    pq.write_table(table.set_column(index, name, column), path)
+
+
+@pytest.mark.parametrize("fault", ["score", "version", "report", "metrics"])
+def test_the_proof_finds_what_was_changed(
+    demo: tuple[Path, dict[str, Any]], fault: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    subprocess.run(["cp", "-r", str(demo[0]), str(out)], check=True)
+    scores = pq.read_table(out / "scores.parquet")
+    if fault == "score":
+        values = scores.column("score").to_numpy().copy()
+        values[:1000] = 0.5
+        change_column(out / "scores.parquet", "score", values)
+    elif fault == "version":  # as if the last version had answered all: it has seen everything
+        change_column(
+            out / "scores.parquet", "version", [demo[1]["versions_published"]] * len(scores)
+        )
+    elif fault == "report":
+        changed = {**demo[1], "served_auc": demo[1]["served_auc"] + 0.001}
+        (out / "report.json").write_text(json.dumps(changed))
+    else:
+        page = (out / "metrics.txt").read_text().splitlines()
+        page = [line for line in page if not line.startswith("nv_inference_count")]
+        (out / "metrics.txt").write_text("\n".join(page) + "\n")
+    done = embertide("demo", "--verify", "--out", out)
+    assert done.returncode == 1
+    expected = {
+        "score": "served_auc",
+        "version": "learned rows",
+        "report": "served_auc: reported",
+        "metrics": "nv_inference_count",
+    }
+    assert expected[fault] in done.stderr
+
+
+def running(marker: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if any(marker in part for part in process.info["cmdline"] or ()):
+            found.append(process)
+    return found
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_however_it_is_stopped_it_leaves_no_process(how: signal.Signals, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [*COMMAND, "demo", "--out", str(out), *ports()]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        wait_until(lambda: (out / "logs" / "replay-news.log").exists(), timeout_s=60)
+        assert len(running(str(out))) >= 3
+        os.kill(process.pid, how)
+        _, said = process.communicate(timeout=30)
+    wait_until(lambda: not running(str(out)), timeout_s=15)
+    if how != signal.SIGKILL:
+        assert process.returncode == 130
+        assert "stopped" in said
+        assert "Traceback" not in said
+
+
+def test_a_busy_port_is_named_with_its_option(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        arguments = [*ports()[:-1], port]
+        done = embertide("demo", "--events", 2000, "--out", tmp_path / "out", *arguments)
+    assert done.returncode == 1
+    assert f"port {port} is in use" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--data", "nowhere.parquet"), "nowhere.parquet is missing"),
+        (("--data", "README.md"), "README.md"),
+        (("--verify", "--out", "nowhere"), "run the demo first"),
+        (("--events", "0"), "0"),
+        (("--max-staleness", "0"), "0"),
+    ],
+)
+def test_wrong_arguments_are_refused_with_the_value(
+    arguments: Sequence[str], message: str, tmp_path: Path
+) -> None:
+    done = embertide("demo", "--out", tmp_path / "out", *arguments)
+    assert done.returncode in (1, 2)
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "precious.txt").write_text("mine")
+    done = embertide("demo", "--out", tmp_path, *ports())
+    assert done.returncode == 1
+    assert "holds something else than a demo" in done.stderr
+    assert (tmp_path / "precious.txt").read_text() == "mine"

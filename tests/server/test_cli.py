@@ -1,0 +1,140 @@
+"""The commands besides the demo: what they say, and how they refuse."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embertide.server.cli.metrics_page import MetricsPage
+
+COMMAND = (sys.executable, "-m", "embertide.server.cli")
+
+
+def embertide(*arguments: object) -> "subprocess.CompletedProcess[str]":
+    command = [*COMMAND, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_help_names_every_command() -> None:
+    done = embertide("--help")
+    assert done.returncode == 0
+    for name in (
+        "train",
+        "serve",
+        "status",
+        "snapshot",
+        "import",
+        "export-dense",
+        "doctor",
+        "demo",
+    ):
+        assert name in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "teaches"),
+    [
+        ("train", "--publish-every-s"),
+        ("import", "--state-dict"),
+        ("export-dense", "--embedding-dim"),
+        ("serve", "--ddr-mib"),
+        ("status", "--url"),
+        ("snapshot", "--verify"),
+        ("doctor", "--json"),
+        ("demo", "--max-staleness"),
+    ],
+)
+def test_each_command_teaches_itself(name: str, teaches: str) -> None:
+    done = embertide(name, "--help")
+    assert done.returncode == 0
+    assert teaches in done.stdout
+    assert f"embertide {name}" in done.stdout
+
+
+def test_doctor_looks_at_what_a_start_needs() -> None:
+    done = embertide("doctor", "--json")
+    findings = {each["name"]: each for each in json.loads(done.stdout)["findings"]}
+    needed = ("Python", "CPU", "torch", "tritonserver", "redis-server", "libtriton_embertide.so")
+    for name in needed:
+        assert findings[name]["ok"], findings[name]
+    assert done.returncode == (0 if all(each["ok"] for each in findings.values()) else 1)
+
+
+def test_doctor_says_how_to_mend_a_missing_backend(tmp_path: Path) -> None:
+    done = embertide("doctor", "--json", "--backends", tmp_path)
+    assert done.returncode == 1
+    findings = {each["name"]: each for each in json.loads(done.stdout)["findings"]}
+    finding = findings["libtriton_embertide.so"]
+    assert not finding["ok"]
+    assert "make cpp" in finding["remedy"]
+
+
+def make_snapshot(directory: Path) -> Path:
+    source = directory / "item"
+    source.mkdir()
+    np.save(source / "keys.npy", np.arange(100, dtype=np.int64))
+    np.save(source / "vectors.npy", np.ones((100, 4), np.float32))
+    out = directory / "snapshot"
+    done = embertide("import", "--table", f"item={source}", out)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def test_snapshot_describes_and_proves(tmp_path: Path) -> None:
+    path = make_snapshot(tmp_path)
+    done = embertide("snapshot", path, "--json")
+    said = json.loads(done.stdout)
+    assert said["rows"] == {"item": 100}
+    assert said["verified"]
+    assert "every file proved" in embertide("snapshot", path).stdout
+
+
+def test_snapshot_finds_a_flipped_byte(tmp_path: Path) -> None:
+    path = make_snapshot(tmp_path)
+    file = path / json.loads((path / "manifest.json").read_text())["buckets"][0]["path"]
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    done = embertide("snapshot", path)
+    assert done.returncode == 1
+    assert file.name in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("snapshot", "nowhere"), "nowhere holds no snapshot"),
+        (("serve", "nowhere"), "nowhere holds neither a snapshot"),
+        (("serve", "nowhere", "--kind", "rank"), "kind is 'rank'; use ranking or lookup"),
+        (("status", "--url", "http://127.0.0.1:1/metrics"), "no node answers at"),
+        (("train", "build/x", "--data", "nowhere.parquet"), "nowhere.parquet"),
+        (("import", "out", "--table", "item=nowhere"), "nowhere"),
+    ],
+)
+def test_refusals_name_the_value(arguments: tuple[str, ...], message: str) -> None:
+    done = embertide(*arguments)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_metrics_page_is_read_by_name_and_labels() -> None:
+    page = MetricsPage(
+        "# TYPE nv_inference_count counter\n"
+        'nv_inference_count{model="a",version="1"} 3\n'
+        'nv_inference_count{model="b",version="1"} 5\n'
+        "# TYPE embertide_version gauge\n"
+        'embertide_version{model="a"} 7\n'
+        "# TYPE embertide_lookup_keys_total counter\n"
+        'embertide_lookup_keys_total{model="a",source="ddr",table="x"} 1\n'
+        'embertide_lookup_keys_total{model="a",source="ddr",table="y"} 2\n'
+    )
+    assert page.sum("nv_inference_count", model="b") == 5
+    assert page.models() == ["a"]
+    assert page.hits("a")["ddr"] == 3
+    assert page.model("a")["version"] == 7
+    assert page.model("a")["inferences"] == 3
