@@ -80,11 +80,19 @@ void ReadDescription(EmbertideDenseProgram* program) {
   }
 }
 
+// The threads are Triton's; a pool of torch's own on the same cores is ruinous. OpenMP and MKL keep
+// the number for each thread that calls them, so every thread must say it.
+void UseThisThreadAlone() {
+  thread_local bool said = false;
+  if (said) return;
+  at::set_num_threads(1);
+  said = true;
+}
+
 int Open(const char* package, EmbertideDenseProgram** out, EmbertideDenseShape* shape, char* error,
          size_t capacity) {
   return Guard(error, capacity, [&] {
-    // The threads are Triton's; a pool of torch's own on the same cores is ruinous.
-    at::set_num_threads(1);
+    UseThisThreadAlone();
     auto program = std::make_unique<EmbertideDenseProgram>(package);
     ReadDescription(program.get());
     *shape = program->shape;
@@ -130,6 +138,7 @@ void Drop(EmbertideDenseWeights* weights) { delete weights; }
 int Run(EmbertideDenseProgram* program, const EmbertideDenseWeights* weights, int64_t batch,
         const float* dense, const float* embeddings, float* scores, char* error, size_t capacity) {
   return Guard(error, capacity, [&] {
+    UseThisThreadAlone();
     const c10::InferenceMode inference;
     std::vector<at::Tensor> inputs;
     inputs.reserve(2 + weights->tensors.size());
