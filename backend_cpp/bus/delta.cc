@@ -3,10 +3,11 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstring>
 #include <filesystem>
 #include <map>
-#include <regex>
+#include <string_view>
 #include <utility>
 
 #include "base/file.h"
@@ -37,10 +38,20 @@ std::string DeltaFolder(const std::string& publication, VersionId id) {
   return publication + "/deltas/" + FolderName(id) + "/";
 }
 
+// A plain name inside the folder: 1 to 64 of a-z 0-9 _ - and, not first, the dot.
 Status CheckName(const std::string& name) {
-  static const std::regex kName("[a-z0-9_.-]{1,64}");
-  if (std::regex_match(name, kName)) return Status::Ok();
+  const bool plain = std::ranges::all_of(name, [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '-' || c == '.';
+  });
+  if (plain && !name.empty() && name.size() <= 64 && name[0] != '.') return Status::Ok();
   return {Code::kCorrupt, "file name \"" + name + "\" of a commit"};
+}
+
+// A number of `digits` to 19 digits.
+bool ParseDigits(std::string_view text, size_t digits, uint64_t* number) {
+  const bool all = std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
+  return all && text.size() >= digits && text.size() <= 19 &&
+         std::from_chars(text.begin(), text.end(), *number).ptr == text.end();
 }
 
 // Holds the batches of a file against what its partition commit says of their buckets.
@@ -92,16 +103,18 @@ std::string Text(VersionId id) {
 }
 
 std::vector<VersionId> ListVersions(const std::string& parent, const std::string& file) {
-  static const std::regex kName("([0-9]{12,19})-([0-9]{6,19})");
   std::vector<VersionId> ids;
   std::error_code error;
   for (std::filesystem::directory_iterator it(parent, error), end; !error && it != end;
        it.increment(error)) {
     const std::string name = it->path().filename().string();
-    std::smatch match;
+    const size_t dash = std::min(name.find('-'), name.size());
+    VersionId id;
     std::error_code none;
-    if (std::regex_match(name, match, kName) && std::filesystem::exists(it->path() / file, none)) {
-      ids.push_back({std::stoull(match[1]), std::stoull(match[2])});
+    if (ParseDigits(std::string_view(name).substr(0, dash), 12, &id.number) && dash < name.size() &&
+        ParseDigits(std::string_view(name).substr(dash + 1), 6, &id.lineage) &&
+        std::filesystem::exists(it->path() / file, none)) {
+      ids.push_back(id);
     }
   }
   std::sort(ids.begin(), ids.end());

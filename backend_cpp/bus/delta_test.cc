@@ -165,8 +165,10 @@ TEST_F(DeltaTest, ANameThatLeavesTheFolderIsRefused) {
   partition.set_delta_path("../" + FolderName(kId) + "/p-0.delta");
   EXPECT_EQ(ReadDelta(partition).code(), Code::kCorrupt);
   v1::GlobalCommit commit = version_.file.commit();
-  commit.set_dense_path("/etc/hostname");
-  EXPECT_EQ(StatusOf(ReadDenseTensors(publication_.path(), commit)).code(), Code::kCorrupt);
+  for (const std::string name : {"/etc/hostname", "..", ".commit.pb", "a/b", "A"}) {
+    commit.set_dense_path(name);
+    EXPECT_EQ(StatusOf(ReadDenseTensors(publication_.path(), commit)).code(), Code::kCorrupt);
+  }
 }
 
 TEST_F(DeltaTest, DenseTensorsAreProvedInlineAndAsAFile) {
@@ -193,7 +195,8 @@ TEST_F(DeltaTest, VersionsAreTheFoldersThatAreWhole) {
   publication_.Write({12, 3}, kId, {});
   publication_.Write({100, 4}, {12, 3}, {});
   std::filesystem::create_directories(publication_.Delta({13, 3}));  // its commit is not there
-  for (const char* name : {"13-3", "000000000014-000003.tmp", ".000000000015-000003.partial"}) {
+  for (const char* name : {"13-3", "000000000014-000003.tmp", ".000000000015-000003.partial",
+                           "000000000016", "000000000017-", "00000000001x-000003", "-000003"}) {
     TestPublication::Put(publication_.Delta(kId).parent_path() / name / "commit.pb");
   }
   const std::string deltas = publication_.path() + "/deltas";

@@ -445,13 +445,14 @@ TEST_F(FollowerBusTest, ASilentBusIsNotBelieved) {
 
 TEST_F(FollowerBusTest, ALostConnectionIsMadeAgainAndNothingIsTakenTwice) {
   Start({1, 1}, redis_.url(), std::chrono::milliseconds(50));
+  ASSERT_TRUE(Eventually([&] { return stats().connected.load(); }));
   Send(Write(2));
   ASSERT_TRUE(sink_->WaitFor({2, 1}));
   Write(3);  // files alone
   redis_.DropConnections();
   redis_.LoseEverything();
   ASSERT_TRUE(sink_->WaitFor({3, 1}));
-  ASSERT_TRUE(Eventually([&] { return stats().connected.load(); }));
+  ASSERT_TRUE(Eventually([&] { return stats().reconnects == 2; }));
   Send(Write(4));
   ASSERT_TRUE(sink_->WaitFor({4, 1}));
   EXPECT_EQ(sink_->log(), Whole({2, 3, 4}));

@@ -5,7 +5,8 @@
 
 #include <algorithm>
 #include <charconv>
-#include <regex>
+#include <string_view>
+#include <system_error>
 
 namespace embertide {
 namespace {
@@ -73,22 +74,48 @@ std::string Quotable(const std::string& url) {
   return port ? url : url.substr(0, colon + 1) + "...";
 }
 
+bool ParseNumber(std::string_view text, int* number) {
+  const auto [at, error] = std::from_chars(text.begin(), text.end(), *number);
+  return error == std::errc() && at == text.end() && *number >= 0;
+}
+
+// redis://[user:password@]host[:port][/[database]]
+bool ParseTcp(const std::string& url, RedisAddress* address) {
+  constexpr std::string_view kScheme = "redis://";
+  if (!url.starts_with(kScheme)) return false;
+  std::string_view rest = url;
+  rest.remove_prefix(kScheme.size());
+  if (const size_t at = rest.find('@'); at != std::string_view::npos) {
+    const std::string_view credentials = rest.substr(0, at);
+    const size_t colon = credentials.find(':');
+    if (colon == std::string_view::npos || credentials.find('/') != std::string_view::npos) {
+      return false;
+    }
+    address->user = Unescaped(std::string(credentials.substr(0, colon)));
+    address->password = Unescaped(std::string(credentials.substr(colon + 1)));
+    rest.remove_prefix(at + 1);
+  }
+  if (const size_t slash = rest.find('/'); slash != std::string_view::npos) {
+    const std::string_view database = rest.substr(slash + 1);
+    if (!database.empty() && !ParseNumber(database, &address->database)) return false;
+    rest = rest.substr(0, slash);
+  }
+  if (const size_t colon = rest.find(':'); colon != std::string_view::npos) {
+    if (!ParseNumber(rest.substr(colon + 1), &address->port)) return false;
+    rest = rest.substr(0, colon);
+  }
+  address->host = rest;
+  return !rest.empty() && rest.find('@') == std::string_view::npos && address->port > 0 &&
+         address->port < 65536;
+}
+
 }  // namespace
 
 Result<RedisAddress> ParseRedisUrl(const std::string& url) {
-  static const std::regex kTcp(
-      R"(redis://(?:([^:@/]*):([^@/]*)@)?([^:@/]+)(?::(\d{1,5}))?(?:/(\d{1,3}))?)");
   static const std::string kUnix = "unix://";
   RedisAddress address;
-  std::smatch match;
-  if (std::regex_match(url, match, kTcp)) {
-    address.user = Unescaped(match[1]);
-    address.password = Unescaped(match[2]);
-    address.host = match[3];
-    if (match[4].matched) address.port = std::stoi(match[4]);
-    if (match[5].matched) address.database = std::stoi(match[5]);
-    if (address.port > 0 && address.port < 65536) return address;
-  } else if (url.starts_with(kUnix) && url.size() > kUnix.size()) {
+  if (ParseTcp(url, &address)) return address;
+  if (url.starts_with(kUnix) && url.size() > kUnix.size()) {
     RedisAddress socket;
     socket.path = url.substr(kUnix.size());
     return socket;

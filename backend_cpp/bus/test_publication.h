@@ -147,7 +147,9 @@ class TestPublication {
 
   static void Put(const std::filesystem::path& path, const std::string& bytes = "") {
     std::filesystem::create_directories(path.parent_path());
-    std::ofstream(path, std::ios::binary) << bytes;
+    const std::filesystem::path temporary = path.string() + ".tmp";
+    std::ofstream(temporary, std::ios::binary) << bytes;
+    std::filesystem::rename(temporary, path);  // a follower may be looking
   }
   static std::string Get(const std::filesystem::path& path) {
     std::ifstream in(path, std::ios::binary);
