@@ -197,13 +197,14 @@ Status Node::AddSnapshotVersion() {
 }
 
 void Node::AddVersion(std::shared_ptr<const VersionInfo> info) {
-  const std::shared_ptr<const Versions> old = versions_.load();
+  const std::shared_ptr<const Versions> old = versions();
   auto next = old ? std::make_shared<Versions>(*old) : std::make_shared<Versions>();
   const uint64_t number = info->number;
   (*next)[number] = std::move(info);
   // A reader that pinned the oldest of the window just before it left still finds it.
   while (next->size() > size_t{2} * options_.window_versions) next->erase(next->begin());
-  versions_.store(std::move(next));
+  const std::lock_guard lock(versions_mutex_);
+  versions_ = std::move(next);
 }
 
 Result<Pinned> Node::Pin() const {
@@ -211,9 +212,9 @@ Result<Pinned> Node::Pin() const {
   for (int attempt = 0; attempt < 2; ++attempt) {
     Result<ReadView> view = store_->PinNewest();
     if (!view.ok()) return view.status();
-    const std::shared_ptr<const Versions> versions = versions_.load();
-    const auto found = versions->find(view->version());
-    if (found != versions->end()) return Pinned{std::move(*view), found->second};
+    const std::shared_ptr<const Versions> known = versions();
+    const auto found = known->find(view->version());
+    if (found != known->end()) return Pinned{std::move(*view), found->second};
   }
   return Status(Code::kVersionGone, "the newest version left the window while it was pinned");
 }
@@ -227,7 +228,7 @@ class Node::Sink : public VersionSink {
   explicit Sink(Node* node) : node_(node) {
     const std::vector<TableConfig>& tables = node->manifest_.tables;
     for (uint32_t t = 0; t < tables.size(); ++t) table_of_id_[tables[t].id] = t;
-    newest_ = node->versions_.load()->rbegin()->second;
+    newest_ = node->versions()->rbegin()->second;
   }
   uint64_t newest_number() const override { return newest_->number; }
   uint64_t newest_lineage() const override { return newest_->lineage; }

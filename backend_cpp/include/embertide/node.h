@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -74,7 +75,7 @@ class Node {
   // Pins the newest version that this node holds.
   Result<Pinned> Pin() const;
   // The newest version that this node holds.
-  std::shared_ptr<const VersionInfo> newest() const { return versions_.load()->rbegin()->second; }
+  std::shared_ptr<const VersionInfo> newest() const { return versions()->rbegin()->second; }
   // Counters of the follower; null without a publication.
   const FollowerStats* follower_stats() const;
   // Why the follower could not take the last version it saw; empty if it could, or follows nothing.
@@ -87,6 +88,10 @@ class Node {
   using Versions = std::map<uint64_t, std::shared_ptr<const VersionInfo>>;
 
   Node() = default;
+  std::shared_ptr<const Versions> versions() const {
+    const std::lock_guard lock(versions_mutex_);
+    return versions_;
+  }
   Status LoadDense();
   Status Follow();
   Result<std::shared_ptr<const DenseWeights>> LoadWeights(std::span<const std::byte> tensors) const;
@@ -103,7 +108,10 @@ class Node {
   std::string program_path_;
   std::unique_ptr<DenseProgram> program_;  // proves weights; runs nothing
   std::unique_ptr<Store> store_;
-  std::atomic<std::shared_ptr<const Versions>> versions_;
+  // Under a mutex, and not std::atomic: that of libstdc++ 12 ends a load without release, and so
+  // races with the next store (ThreadSanitizer finds it).
+  mutable std::mutex versions_mutex_;
+  std::shared_ptr<const Versions> versions_;
   std::atomic<uint64_t> plan_epoch_{1};
   struct Worker;
   std::unique_ptr<Worker> worker_;
