@@ -21,6 +21,7 @@ from embertide.trainer.data.base import Batch
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.loop import Progress, Trainer
+from embertide.trainer.model.export import tensor_bytes
 from embertide.trainer.publish.folder import Publication, VersionId
 from embertide.trainer.publish.publisher import Publisher
 
@@ -236,12 +237,18 @@ def foreign_row(key: int) -> bytes:
     )
 
 
-def send_foreign(publication: Publication, trainer: Trainer, number: int, key: int) -> VersionId:
-    """Publish as another run would, with a row of table `cand` that the stream does not have."""
+def send_foreign(publication: Publication, trainer: Trainer, number: int, key: int) -> None:
+    """Publish as another run would, with a row of table `cand` that the stream does not have.
+
+    Everything else is as the last version of `trainer` is.
+    """
     other = Publisher(publication, bus=None, schema_id=trainer.publisher.schema_id)
-    table = trainer.rows.tables[2]
-    return other.publish(
-        number, watermark_ms=0, changes=[(table, 0, foreign_row(key))], dense=b"other"
+    last = trainer.publication.read_commit(trainer.publication.deltas()[-1]).commit
+    other.publish(
+        number,
+        watermark_ms=last.watermark_ms,
+        changes=[(trainer.rows.tables[2], 0, foreign_row(key))],
+        dense=tensor_bytes(trainer.served),
     )
 
 
