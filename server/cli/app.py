@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 from types import FrameType
 
 import typer
@@ -59,11 +58,7 @@ def _terminate(signum: int, frame: FrameType | None) -> None:
 def main() -> None:
     """Run the command."""
     signal.signal(signal.SIGTERM, _terminate)
-    try:
-        app(prog_name="embertide")
-    except KeyboardInterrupt:
-        typer.echo("stopped", err=True)
-        sys.exit(130)
+    app(prog_name="embertide")
 
 
 if __name__ == "__main__":

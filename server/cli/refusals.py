@@ -29,7 +29,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @contextlib.contextmanager
 def refusals(as_json: bool = False) -> Iterator[None]:
-    """Turn what is raised on purpose into a message and exit status 1."""
+    """Turn what is raised on purpose into a message and exit status 1, Ctrl-C into 130."""
     try:
         yield
     except (ProcessError, StoreError) as error:
@@ -37,6 +37,10 @@ def refusals(as_json: bool = False) -> Iterator[None]:
             print_json({"error": str(error)})
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from error
+    except KeyboardInterrupt:
+        # Whatever was started has been stopped on the way here.
+        typer.echo("stopped; nothing is left running", err=True)
+        raise typer.Exit(130) from None
 
 
 def print_json(value: Mapping[str, Any]) -> None:

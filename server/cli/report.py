@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -101,15 +102,18 @@ def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     return facts
 
 
-def _days(hours: Mapping[str, Any]) -> list[float]:
-    return [(int(hour) + 0.5) / 24 for hour in hours]
+def _line(hours: Mapping[str, float]) -> tuple[list[float], list[float]]:
+    """Return days and values, with a gap where an hour has none."""
+    numbers = range(min(map(int, hours)), max(map(int, hours)) + 1)
+    days = [(hour + 0.5) / 24 for hour in numbers]
+    return days, [hours.get(str(hour), math.nan) for hour in numbers]
 
 
 def _draw_auc(axes: Axes, report: Mapping[str, Any]) -> None:
     for name, colour in (("served", "#2c7fb8"), ("frozen", "#f03b20")):
         hours = report[f"{name}_auc_by_hour"]
         if hours:
-            axes.plot(_days(hours), list(hours.values()), color=colour, label=name, linewidth=1.2)
+            axes.plot(*_line(hours), color=colour, label=name, linewidth=1.2)
     axes.axhline(0.5, color="#bbb", linewidth=0.8)
     axes.set_ylabel("AUC of an hour")
     axes.legend(loc="lower left", frameon=False, ncols=2)
@@ -118,8 +122,8 @@ def _draw_auc(axes: Axes, report: Mapping[str, Any]) -> None:
 def _draw_latency(axes: Axes, report: Mapping[str, Any]) -> None:
     hours = report["latency_by_hour"]
     for at, name in enumerate(("p50", "p99")):
-        values = [pair[at] for pair in hours.values()]
-        axes.plot(_days(hours), values, label=name, linewidth=1.2)
+        values = {hour: pair[at] for hour, pair in hours.items()}
+        axes.plot(*_line(values), label=name, linewidth=1.2)
     axes.set_ylabel("ms a request")
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")

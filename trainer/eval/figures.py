@@ -117,29 +117,39 @@ def _clean(values: Mapping[int, float]) -> dict[str, float]:
 
 
 class _Hour:
-    """Labels and both scores of the hour in which the copy was made, from then on."""
+    """Labels and both scores of the clock hour in which the copy was made.
+
+    Until then the copy was the served model, and its scores are the served ones.
+    """
 
     def __init__(self) -> None:
         self.hour: int | None = None
-        self.parts: list[tuple[Any, Any, Any]] = []
+        self.parts: list[tuple[Any, Any, Any, Any]] = []
 
     def add(self, batch: Batch, served_B: Any, frozen_B: Any) -> None:
         scored = ~np.isnan(frozen_B)
+        hour_B = batch.ts_ms_B // HOUR_MS
         if self.hour is None and scored.any():
-            self.hour = int(batch.ts_ms_B[int(np.argmax(scored))]) // HOUR_MS
-        mine = scored & (batch.ts_ms_B // HOUR_MS == self.hour)
+            self.hour = int(hour_B[int(np.argmax(scored))])
+        # Before the copy is made, any batch may end in its hour.
+        wanted = int(hour_B[-1]) if self.hour is None else self.hour
+        mine = (hour_B == wanted) & ~np.isnan(served_B)
+        self.parts = [part for part in self.parts if part[0][0] == wanted]
         if mine.any():
-            self.parts.append((batch.label_B[mine], served_B[mine], frozen_B[mine]))
+            copy_B = np.where(scored, frozen_B, served_B)
+            columns = (hour_B, batch.label_B, served_B, copy_B)
+            hours, label, served, copy = (column[mine] for column in columns)
+            self.parts.append((hours, label, served, copy))
 
     def figures(self) -> dict[str, Any]:
-        if not self.parts:
+        if self.hour is None:
             return {}
-        label, served, frozen = (np.concatenate(part) for part in zip(*self.parts, strict=True))
+        _, label, served, copy = (np.concatenate(part) for part in zip(*self.parts, strict=True))
         return {
             "hour": self.hour,
             "events": len(label),
             "served_auc": auc(label, served),
-            "frozen_auc": auc(label, frozen),
+            "frozen_auc": auc(label, copy),
         }
 
 
