@@ -1,0 +1,189 @@
+"""Replay against an in-memory model and trainer: the pace, the records, the proof."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from numpy.typing import NDArray
+
+from embertide.trainer.data.base import EventSource
+from embertide.trainer.data.generator import NewsConfig, NewsSource
+from embertide.trainer.data.limit import FirstEvents
+from embertide.trainer.eval.figures import ProofError, VersionLog, measure
+from embertide.trainer.eval.records import Records
+from embertide.trainer.eval.replay import Replay, ReplayConfig
+from embertide.trainer.eval.served import Answer
+
+EVERY_MS = 600_000
+STALENESS_MS = 3 * EVERY_MS
+
+
+class Twin:
+    """A served model and its trainer in one: it learns what is scored, and publishes in time.
+
+    Version n has learned from every event before origin + (n - 1) * EVERY_MS, and comes out once
+    all of them are scored, as the real trainer's does.
+    """
+
+    def __init__(self, source: EventSource, *, published: bool = True) -> None:
+        ts = [batch.ts_ms_B for batch in source.batches(batch_size=4096)]
+        self.ts_ms = np.concatenate(ts)
+        self.origin = int(self.ts_ms[0])
+        self.published = published
+        self.scored = 0
+        self.sizes: list[int] = []
+        self.lock = threading.Lock()
+
+    def tell(self, end: int) -> None:
+        with self.lock:
+            self.scored = end
+
+    def watermark(self, version: int) -> int:
+        return self.origin + (version - 1) * EVERY_MS - 1
+
+    def version(self) -> int:
+        if not self.published:
+            return 1
+        next_ts = self.ts_ms[min(self.scored, len(self.ts_ms) - 1)]
+        return int(1 + (next_ts - self.origin) // EVERY_MS)
+
+    def score(self, keys_BF: NDArray[np.int64], dense_BD: NDArray[np.float32]) -> Answer:
+        with self.lock:
+            version = self.version()
+            self.sizes.append(len(keys_BF))
+        return Answer(
+            score_B=np.linspace(0.1, 0.9, len(keys_BF), dtype=np.float32),
+            version=version,
+            watermark_ms=self.watermark(version),
+            plan_epoch=1,
+            node="twin",
+            failures=0,
+            sent_ms=1000 * version,
+            latency_us=500,
+        )
+
+    def log(self, path: Path) -> VersionLog:
+        lines = [
+            {"number": n, "lineage": 1, "watermark_ms": self.watermark(n), "committed_ms": 1000 * n}
+            for n in range(1, 100)
+        ]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return VersionLog.read(path)
+
+
+def news(events: int = 20_000) -> EventSource:
+    return FirstEvents(NewsSource(NewsConfig(hours=6)), events)
+
+
+def replayed(tmp_path: Path, *, in_flight: int = 3) -> tuple[Replay, Twin, Records, VersionLog]:
+    twin = Twin(news())
+    records = Records(tmp_path)
+    config = ReplayConfig(in_flight=in_flight, max_staleness_ms=STALENESS_MS)
+    model: Any = twin
+    replay = Replay(model, records, config, scored=twin)
+    replay.run(news())
+    return replay, twin, records, twin.log(tmp_path / "versions.jsonl")
+
+
+@pytest.mark.parametrize("in_flight", [1, 4])
+def test_scorer_and_trainer_never_wait_for_each_other(tmp_path: Path, in_flight: int) -> None:
+    replay, twin, records, versions = replayed(tmp_path, in_flight=in_flight)
+    assert replay.stats.events == len(twin.ts_ms)
+    figures = measure(news(), records, versions)
+    assert figures["events"] == len(twin.ts_ms)
+    for fault in ("missing_rows", "learned_rows", "split_groups", "steps_back"):
+        assert figures[fault] == 0
+    assert figures["staleness_event_p99_s"] <= STALENESS_MS / 1000
+    assert figures["requests"] == replay.stats.requests == len(twin.sizes) - replay.stats.probes
+
+
+def test_the_figures_are_those_of_the_replay(tmp_path: Path) -> None:
+    replay, _, records, versions = replayed(tmp_path)
+    figures = measure(news(), records, versions)
+    assert figures["served_auc_by_day"] == {
+        str(day): auc for day, auc in replay.prequential.daily().items()
+    }
+    assert figures["p50_ms"] == 0.5
+
+
+def test_a_version_that_does_not_come_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embertide.trainer.eval.replay._PATIENCE_S", 0.05)
+    twin = Twin(news(), published=False)
+    model: Any = twin
+    replay = Replay(model, Records(tmp_path), ReplayConfig(max_staleness_ms=STALENESS_MS))
+    with pytest.raises(Exception, match="version 1 is still the newest served"):
+        replay.run(news())
+    assert not list(tmp_path.glob("*.parquet"))
+    assert not list(tmp_path.glob(".*.partial"))
+
+
+def test_a_frozen_model_skips_what_it_has_learned(tmp_path: Path) -> None:
+    twin = Twin(news(), published=False)
+    twin.origin += 2 * EVERY_MS
+    model: Any = twin
+    replay = Replay(model, Records(tmp_path), ReplayConfig(max_staleness_ms=None))
+    replay.run(news())
+    learned = int((twin.ts_ms <= twin.watermark(1)).sum())
+    first = pq.read_table(tmp_path / "scores.parquet").column("event")[0].as_py()
+    assert replay.stats.skipped + replay.stats.events == len(twin.ts_ms)
+    # A batch that has begun in what was learned is skipped whole.
+    assert learned <= first < learned + 512
+
+
+def rewrite(path: Path, name: str, change: Any) -> None:
+    table = pq.read_table(path)
+    index = table.schema.get_field_index(name)
+    values = table.column(name).to_numpy().copy()
+    change(values)
+    column = pa.array(values, table.schema.field(index).type)
+    pq.write_table(table.set_column(index, name, column), path)
+
+
+def test_an_answer_that_knew_its_event_is_found(tmp_path: Path) -> None:
+    _, _, records, versions = replayed(tmp_path)
+
+    def newer(values: Any) -> None:
+        values[100:110] = 90
+
+    rewrite(records.scores, "version", newer)
+    assert measure(news(), records, versions)["learned_rows"] == 10
+
+
+def test_a_split_group_is_found(tmp_path: Path) -> None:
+    _, _, records, versions = replayed(tmp_path)
+    version = pq.read_table(records.scores).column("version").to_numpy()
+    at = int(np.argmax(version == 3))  # the first row of a group
+
+    def older(values: Any) -> None:
+        values[at] = 2
+
+    rewrite(records.scores, "version", older)
+    assert measure(news(), records, versions)["split_groups"] == 1
+
+
+def test_rows_that_are_missing_or_foreign_are_found(tmp_path: Path) -> None:
+    _, _, records, versions = replayed(tmp_path)
+    table = pq.read_table(records.scores)
+    pq.write_table(table.slice(0, len(table) - 7), records.scores)
+    assert measure(news(), records, versions)["missing_rows"] == 7
+    pq.write_table(table, records.scores)
+    with pytest.raises(ProofError, match="of no event of the input"):
+        measure(news(10_000), records, versions)
+
+
+def test_a_version_that_was_never_published_is_found(tmp_path: Path) -> None:
+    _, _, records, versions = replayed(tmp_path)
+
+    def unknown(values: Any) -> None:
+        values[5] = 1234
+
+    rewrite(records.scores, "version", unknown)
+    with pytest.raises(ProofError, match="version 1234 answered"):
+        measure(news(), records, versions)
