@@ -7,6 +7,7 @@ import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Self
 
 _STOP_TIMEOUT_S = 30.0
 
@@ -46,7 +47,23 @@ def check_port(what: str, host: str, port: int) -> None:
             ) from error
 
 
-class Child:
+class Stopped:
+    """A context manager whose end is `stop`."""
+
+    def stop(self) -> int:
+        """Stop it and return its exit code; does nothing if it ended already."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        """Return it, running."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Stop it."""
+        self.stop()
+
+
+class Child(Stopped):
     """A process in a session of its own, its output in a log.
 
     Ctrl-C in a terminal reaches us alone, and we stop the child. Should the thread that starts it

@@ -7,13 +7,11 @@ from files.
 import dataclasses
 import importlib.util
 import time
-import types
 from pathlib import Path
-from typing import Self
 
 import redis
 
-from embertide.server.adapters.process import Child, ProcessError, check_port
+from embertide.server.adapters.process import Child, ProcessError, Stopped, check_port
 
 _START_TIMEOUT_S = 10.0
 _POLL_S = 0.02
@@ -49,7 +47,7 @@ class RedisOptions:
         return f"redis://{self.host}:{self.port}/0"
 
 
-class RedisServer:
+class RedisServer(Stopped):
     """A redis-server process. A context manager: leaving it stops the process."""
 
     def __init__(self, options: RedisOptions) -> None:
@@ -96,16 +94,3 @@ class RedisServer:
     def stop(self) -> int:
         """Stop the process and return its exit code."""
         return self.process.stop()
-
-    def __enter__(self) -> Self:
-        """Return the running server."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
-        """Stop it."""
-        self.stop()

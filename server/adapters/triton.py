@@ -10,14 +10,13 @@ import importlib.metadata
 import json
 import os
 import time
-import types
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
-from embertide.server.adapters.process import Child, ProcessError, check_port
+from embertide.server.adapters.process import Child, ProcessError, Stopped, check_port
 
 BACKEND = "embertide"
 _LIBRARY = f"libtriton_{BACKEND}.so"
@@ -184,7 +183,7 @@ def _check_ports(options: ServerOptions) -> None:
         check_port(name, options.host, port)
 
 
-class TritonServer:
+class TritonServer(Stopped):
     """A tritonserver process. A context manager: leaving it stops the process."""
 
     def __init__(self, options: ServerOptions) -> None:
@@ -306,16 +305,3 @@ class TritonServer:
     def stop(self) -> int:
         """Stop the process and return its exit code; does nothing if it ended already."""
         return self.process.stop()
-
-    def __enter__(self) -> Self:
-        """Return the running server."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
-        """Stop it."""
-        self.stop()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from embertide.server.adapters.process import Child, ProcessError
+from embertide.server.adapters.process import Child, ProcessError, Stopped
 
 TRAINER = (sys.executable, "-m", "embertide.trainer")
 _LINES = 12
@@ -23,7 +23,7 @@ def _reason(name: str, text: str) -> str:
     return said[-1] if said else "\n".join([f"{name} failed:", *lines[-_LINES:]])
 
 
-class TrainerProcess:
+class TrainerProcess(Stopped):
     """One of the trainer's commands with --json, running beside us. A context manager.
 
     Attributes:
@@ -60,13 +60,9 @@ class TrainerProcess:
             raise CommandError(_reason(self.name, self.process.log_text()))
         return alive
 
-    def __enter__(self) -> "TrainerProcess":
-        """Return it, running."""
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Stop it if it still runs."""
-        self.process.stop()
+    def stop(self) -> int:
+        """Stop it if it still runs, and return its exit code."""
+        return self.process.stop()
 
 
 def run_trainer(name: str, arguments: Sequence[str]) -> Mapping[str, Any]:

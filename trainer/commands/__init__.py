@@ -6,8 +6,11 @@ object, `{"error": ...}` where it failed.
 
 import contextlib
 import json
+import sys
 from collections.abc import Iterator, Mapping
 
+import rich.console
+import rich.progress
 import typer
 
 from embertide._store import StoreError
@@ -29,3 +32,21 @@ def refusals(as_json: bool) -> Iterator[None]:
 def print_json(value: Mapping[str, object]) -> None:
     """Print one JSON object to stdout."""
     typer.echo(json.dumps(value, indent=1))
+
+
+def progress_bar(*columns: rich.progress.ProgressColumn) -> rich.progress.Progress:
+    """Return a bar on stderr, for people alone."""
+    return rich.progress.Progress(
+        *columns, console=rich.console.Console(stderr=True), disable=not sys.stderr.isatty()
+    )
+
+
+def event_bar(verb: str) -> rich.progress.Progress:
+    """Return the bar of a command that goes through events; its task has a field `state`."""
+    return progress_bar(
+        rich.progress.TextColumn(verb),
+        rich.progress.BarColumn(),
+        rich.progress.MofNCompleteColumn(),
+        rich.progress.TextColumn("{task.fields[state]}"),
+        rich.progress.TimeRemainingColumn(),
+    )

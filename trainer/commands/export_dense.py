@@ -1,14 +1,12 @@
 """`export-dense`: compile anybody's `nn.Module` into the dense part of a snapshot."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
-import rich.console
 import rich.progress
 import typer
 
-from embertide.trainer.commands import print_json, refusals
+from embertide.trainer.commands import print_json, progress_bar, refusals
 
 
 def command(
@@ -48,12 +46,10 @@ def command(
     """
     from embertide.trainer.model import foreign  # torch takes seconds: not for --help
 
-    bar = rich.progress.Progress(
+    bar = progress_bar(
         rich.progress.SpinnerColumn(),
         rich.progress.TextColumn("{task.description}"),
         rich.progress.TimeElapsedColumn(),
-        console=rich.console.Console(stderr=True),
-        disable=not sys.stderr.isatty(),
     )
     with refusals(as_json), bar:
         task = bar.add_task("loading the module", total=None)

@@ -1,15 +1,13 @@
 """`import`: turn tables that exist already, and maybe a dense net, into a snapshot."""
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import rich.console
 import rich.progress
 import typer
 
-from embertide.trainer.commands import print_json, refusals
+from embertide.trainer.commands import print_json, progress_bar, refusals
 from embertide.trainer.importer.model import ImportOptions, ImportReport, import_model
 from embertide.trainer.importer.sources import ModelImportError
 from embertide.trainer.importer.spec import ModelSpec, load_spec, parse_table
@@ -37,13 +35,11 @@ def _spec(
 
 
 def _import(spec: ModelSpec, output: Path, options: ImportOptions) -> ImportReport:
-    bar = rich.progress.Progress(
+    bar = progress_bar(
         rich.progress.TextColumn("{task.description}"),
         rich.progress.BarColumn(),
         rich.progress.TaskProgressColumn(),
         rich.progress.TimeRemainingColumn(),
-        console=rich.console.Console(stderr=True),
-        disable=not sys.stderr.isatty(),
     )
     tasks: dict[str, Any] = {}
 

@@ -2,29 +2,14 @@
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
-import rich.console
-import rich.progress
 import typer
 
-from embertide.trainer.commands import refusals
+from embertide.trainer.commands import event_bar, refusals
 from embertide.trainer.commands.inputs import Data, Events, Hours, StreamSeed, open_input
 from embertide.trainer.errors import TrainerError
-
-
-def _bar() -> rich.progress.Progress:
-    return rich.progress.Progress(
-        rich.progress.TextColumn("scoring"),
-        rich.progress.BarColumn(),
-        rich.progress.MofNCompleteColumn(),
-        rich.progress.TextColumn("{task.fields[state]}"),
-        rich.progress.TimeRemainingColumn(),
-        console=rich.console.Console(stderr=True),
-        disable=not sys.stderr.isatty(),
-    )
 
 
 def command(
@@ -68,7 +53,7 @@ def command(
     from embertide.trainer.eval.replay import Replay, ReplayConfig, ReplayProgress
     from embertide.trainer.eval.served import ServedModel
 
-    with refusals(as_json), _bar() as bar:
+    with refusals(as_json), event_bar("scoring") as bar:
         source = open_input(data, events, hours, stream_seed)
         try:
             config = ReplayConfig(

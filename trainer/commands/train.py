@@ -2,15 +2,12 @@
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import rich.console
-import rich.progress
 import typer
 
-from embertide.trainer.commands import refusals
+from embertide.trainer.commands import event_bar, refusals
 from embertide.trainer.commands.inputs import (
     Data,
     Events,
@@ -19,18 +16,6 @@ from embertide.trainer.commands.inputs import (
     model_for,
     open_input,
 )
-
-
-def _bar() -> rich.progress.Progress:
-    return rich.progress.Progress(
-        rich.progress.TextColumn("training"),
-        rich.progress.BarColumn(),
-        rich.progress.MofNCompleteColumn(),
-        rich.progress.TextColumn("{task.fields[state]}"),
-        rich.progress.TimeRemainingColumn(),
-        console=rich.console.Console(stderr=True),
-        disable=not sys.stderr.isatty(),
-    )
 
 
 def command(
@@ -82,7 +67,7 @@ def command(
     from embertide.trainer.loop import Progress, Trainer
     from embertide.trainer.publish.folder import Publication
 
-    with refusals(as_json), _bar() as bar:
+    with refusals(as_json), event_bar("training") as bar:
         source = open_input(data, events, hours, stream_seed, dead_letters)
         try:
             run = RunConfig(
