@@ -9,7 +9,7 @@ TORCH = $(shell $(BIN)/python -c "import importlib.util as u; print(u.find_spec(
 APT := g++ cmake ninja-build libgtest-dev nlohmann-json3-dev libisal-dev libhiredis-dev \
   libprotobuf-dev protobuf-compiler python3-dev python3-venv libb64-0d
 
-.PHONY: help demo dev cpp check test bench-serve test-asan test-tsan clean
+.PHONY: help demo dev cpp check test bench-serve perf-check test-asan test-tsan clean
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
@@ -48,7 +48,7 @@ cpp: build/.venv ## the C++ build, tests included
 CC := git ls-files -co --exclude-standard -- '*.cc' '*.h'
 check: dev cpp ## formatters, linters, types, proto lint
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
-	$(BIN)/mypy && $(BIN)/mypy tests
+	$(BIN)/mypy && $(BIN)/mypy tests && $(BIN)/mypy -p bench
 	$(BIN)/buf lint && $(BIN)/buf format -d --exit-code >/dev/null
 	$(CC) | xargs $(BIN)/clang-format --dry-run -Werror
 	git ls-files -co --exclude-standard -- 'backend_cpp/*.cc' | grep -vE '_test\.cc$$|/python/' | \
@@ -58,8 +58,11 @@ test: dev cpp ## every test: C++ and Python
 	ctest --test-dir build/cpp --output-on-failure -j $$(nproc)
 	$(BIN)/pytest -q
 
-bench-serve: dev cpp ## serving against Triton's Python backend with torch; half an hour
+bench-serve: dev cpp ## serving against Triton's Python backend with torch; a quarter of an hour
 	$(BIN)/python -m bench.serve
+
+perf-check: dev cpp ## perf_analyzer drives lookup and ranking by gRPC and HTTP
+	$(BIN)/python -m bench.perf_check
 
 test-asan: build/.apt ## the C++ tests under AddressSanitizer and UBSan
 	@cmake -S . -B build/asan -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all" >/dev/null

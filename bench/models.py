@@ -21,12 +21,12 @@ from bench.shapes import SEED, Shape
 from embertide import _store
 from embertide.trainer.config import ModelConfig
 from embertide.trainer.embedding.store import store_table
+from embertide.trainer.importer.records import buckets_of, encode_rows
 from embertide.trainer.model.dlrm import Dlrm, Probability
 from embertide.trainer.model.export import export_dense, tensor_bytes
 from embertide.trainer.publish.snapshot import DensePart, SnapshotInfo, write_snapshot
 
 CPU = "x86-64-v3"
-_FULL = 1  # the live mask of a row of one chunk
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,31 +37,15 @@ class Files:
     peer: Path  # tables.npy [T,R,d] and net.safetensors
 
 
-def _hashes(keys_R: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Hash keys as the store does (docs/formats.md)."""
-    z = keys_R + np.uint64(_store.HASH_SEED)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.asarray(z ^ (z >> np.uint64(31)))
-
-
 def _buckets(
     table: _store.TableConfig, rows_Rd: NDArray[np.float32]
 ) -> Iterator[tuple[_store.TableConfig, int, bytes]]:
-    """Give a table's buckets as row records; _store.encode_record a row would take minutes."""
-    record = np.dtype(
-        [("key", "<u8"), ("live", "<u2"), ("kind", "<u2"), ("values", "<f4", rows_Rd.shape[1])]
-    )
+    """Give a table's buckets as row records."""
     keys_R = np.arange(len(rows_Rd), dtype=np.uint64)
-    shift = np.uint64(64 - table.bucket_bits)
-    bucket_R = _hashes(keys_R) >> shift if table.bucket_bits else np.zeros_like(keys_R)
+    bucket_R = buckets_of(keys_R, table.bucket_bits)
     for bucket in range(1 << table.bucket_bits):
         mine = np.flatnonzero(bucket_R == bucket)
-        records = np.zeros(len(mine), record)
-        records["key"] = keys_R[mine]
-        records["live"] = _FULL
-        records["values"] = rows_Rd[mine]
-        yield table, bucket, records.tobytes()
+        yield table, bucket, encode_rows(table.layout, keys_R[mine], rows_Rd[mine]).tobytes()
 
 
 def _draw_tables(shape: Shape, path: Path) -> None:

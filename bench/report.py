@@ -95,6 +95,7 @@ def write(path: Path, root: Path, rows: Sequence[Row]) -> None:
     document = {
         "commit": _commit(root),
         "machine": machine(),
+        "load": os.getloadavg(),  # at the end, over 1, 5 and 15 minutes: the benchmark's own is 2-3
         "rows": [dataclasses.asdict(row) for row in rows],
     }
     path.parent.mkdir(parents=True, exist_ok=True)

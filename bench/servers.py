@@ -97,7 +97,7 @@ class Variant:
     side: Side
     kind: Kind
     instances: int = 1
-    threads: int = 1  # of torch, in each instance of the peer
+    threads: int = 1  # of each instance; of the peer's, torch's
     stacked: bool = False  # the peer holds all tables in one EmbeddingBag
 
     @property
@@ -109,8 +109,12 @@ class Variant:
     @property
     def label(self) -> str:
         """Describe the variant in a report."""
-        threads = f", {self.threads} torch threads" if self.side == "peer" else ""
+        threads = "" if self.side == "fill" else f" x {self.threads} threads"
         return f"{self.instances} instances{threads}"
+
+
+def _parameter(key: str, value: str) -> str:
+    return f"parameters {{ key: {json.dumps(key)} value: {{ string_value: {json.dumps(value)} }} }}"
 
 
 def _our_config(variant: Variant, shape: Shape, files: Files) -> str:
@@ -125,7 +129,8 @@ def _our_config(variant: Variant, shape: Shape, files: Files) -> str:
     lines = triton.model_config(variant.model, options).splitlines()
     # perf_analyzer asks for every output; a client that wants scores asks for scores.
     extras = ('name: "SOURCE"', 'name: "VERSION"')
-    return "\n".join(line for line in lines if not any(extra in line for extra in extras))
+    kept = [line for line in lines if not any(extra in line for extra in extras)]
+    return "\n".join([*kept, _parameter("threads", str(variant.threads))])
 
 
 def _peer_parameters(variant: Variant, shape: Shape, files: Files) -> dict[str, str]:
@@ -169,10 +174,7 @@ def _other_config(variant: Variant, shape: Shape, files: Files) -> str:
         f"instance_group [ {{ count: {variant.instances} kind: KIND_CPU }} ]",
         "dynamic_batching { }",
     ]
-    lines += [
-        f"parameters {{ key: {json.dumps(key)} value: {{ string_value: {json.dumps(value)} }} }}"
-        for key, value in parameters.items()
-    ]
+    lines += [_parameter(key, value) for key, value in parameters.items()]
     return "\n".join(lines)
 
 
