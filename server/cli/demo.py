@@ -91,6 +91,7 @@ class State:
     """What the demo looks like now, for whoever shows it."""
 
     stage: str = "starting"
+    scored: str = "served"  # whose answers `replay` tells of: served, or frozen
     stream: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     trainer: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     replay: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -293,7 +294,7 @@ class Demo:
             pass
         output = self.options.directory / _FROZEN
         replay = self._start_replay(FROZEN_MODEL, output, "--frozen", "--batch-size", "1000")
-        self.state.replay = {}
+        self.state.replay, self.state.scored = {}, "frozen"
         while replay.poll():
             self.state.replay = replay.progress
             self._show(self.state)

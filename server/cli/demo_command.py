@@ -47,7 +47,7 @@ def _rows(state: State) -> list[tuple[str, str]]:
     rows = [("stage", state.stage), ("event time", _event_time(replay.get("ts_ms")))]
     if replay:
         rows += [
-            ("served AUC of the day", auc_text(replay["auc"])),
+            (f"{state.scored} AUC of the day", auc_text(replay["auc"])),
             ("trainer's AUC of the day", auc_text(trainer.get("auc"))),
             ("version", f"{replay['version']:,}"),
             ("age of the model (event time)", f"{replay['staleness_s'] / 60:.0f} min"),
@@ -70,7 +70,7 @@ def _view(state: State) -> rich.console.RenderableType:
         title="Embertide: a model that learns while it is served",
         box=rich.box.ROUNDED,
         show_header=False,
-        min_width=72,
+        width=88,
     )
     for name, value in _rows(state):
         table.add_row(name, value)
