@@ -14,12 +14,24 @@ from typing import Any
 import numpy as np
 import pytest
 import redis
-from checker import CheckerPublisher, Findings, Traffic, changes, check_once, write_models
+from checker import (
+    DIM,
+    TABLES,
+    CheckerPublisher,
+    Findings,
+    Traffic,
+    bucket_of,
+    changes,
+    check_once,
+    write_models,
+)
 from serving import Client, metric, wait_until
 from tritonclient.utils import InferenceServerException
 
+from embertide import _store
 from embertide.server.adapters import process, triton
 from embertide.server.adapters.redis import RedisOptions, RedisServer
+from embertide.trainer.publish.folder import VersionId
 from embertide.trainer.publish.publisher import BusError, SupersededError
 from embertide.v1 import update_pb2
 
@@ -115,6 +127,36 @@ def test_a_row_applied_early_is_found(site: Site) -> None:
         return findings.mixed > 0
 
     wait_until(found, timeout_s=10)
+    client.raw.close()
+
+
+def test_a_row_has_the_same_bytes_in_trainer_bus_file_and_node(site: Site) -> None:
+    key, table = 7, TABLES[0]
+    store = _store.Store(tables=[table], profile="train", ddr_budget_bytes=16 << 20)
+    store.ensure_rows(0, np.array([key]))
+    gradient = np.linspace(-1, 1, DIM, dtype=np.float32)[np.newaxis]
+    store.apply_gradients(0, np.array([key]), gradient, learning_rate=0.1)
+    bucket = bucket_of(table, key)
+    records = store.take_changes(0, bucket)
+    trained, _, _ = store.lookup(0, np.array([key]))
+    version = site.publisher.newest + 1
+    site.publisher.publish(version, [(table, bucket, records)])
+
+    with redis.Redis.from_url(site.redis.url) as client:
+        stream = f"e:{{{bucket % 64}}}:{table.id}:{bucket}"
+        sent = update_pb2.RowBatch.FromString(client.xrevrange(stream, count=1)[0][1][b"m"])
+    publication = site.publisher.publication
+    (written,) = publication.read_batches(VersionId(version, site.publisher.publisher.lineage))
+    assert sent.records == written.records == records
+    assert records.endswith(trained.tobytes())
+
+    client = Client("grpc", site.server)
+
+    def served() -> Any:
+        return client.send({"KEYS": np.array([[key, 0]])}, model="look")
+
+    wait_until(lambda: int(served().as_numpy("VERSION").item()) == version)
+    assert served().as_numpy("EMBEDDING")[0, :DIM].tobytes() == trained.tobytes()
     client.raw.close()
 
 
