@@ -187,3 +187,17 @@ def test_a_version_that_was_never_published_is_found(tmp_path: Path) -> None:
     rewrite(records.scores, "version", unknown)
     with pytest.raises(ProofError, match="version 1234 answered"):
         measure(news(), records, versions)
+
+
+def test_a_line_of_the_log_that_a_kill_cut_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "versions.jsonl"
+    whole = '{"number": 3, "lineage": 1, "watermark_ms": 5, "committed_ms": 7}\n'
+    path.write_text('{"number": 2, "lin\n' + whole)
+    assert dict(VersionLog.read(path).watermark_ms) == {3: 5}
+    with pytest.raises(ProofError, match="nowhere is missing"):
+        VersionLog.read(tmp_path / "nowhere")
+
+
+def test_records_that_are_missing_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ProofError, match=r"scores\.parquet is missing"):
+        measure(news(), Records(tmp_path), Twin(news()).log(tmp_path / "versions.jsonl"))

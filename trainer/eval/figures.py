@@ -42,11 +42,22 @@ class VersionLog:
 
     @classmethod
     def read(cls, path: Path) -> "VersionLog":
-        """Read versions.jsonl; of a number that two lineages used, the later watermark counts."""
+        """Read versions.jsonl; of a number that two lineages used, the later watermark counts.
+
+        Raises:
+            ProofError: There is none.
+        """
         watermark_ms: dict[int, int] = {}
         committed_ms: dict[int, int] = {}
-        for line in path.read_text(encoding="utf-8").splitlines():
-            said = json.loads(line)
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except FileNotFoundError:
+            raise ProofError(f"{path} is missing: give the publication's versions.jsonl") from None
+        for line in lines:
+            try:
+                said = json.loads(line)
+            except json.JSONDecodeError:
+                continue  # cut by a kill: its version never came
             number = said["number"]
             watermark_ms[number] = max(said["watermark_ms"], watermark_ms.get(number, -(2**63)))
             committed_ms[number] = said["committed_ms"]
@@ -76,7 +87,10 @@ class _Scores:
 
     @classmethod
     def read(cls, path: Path) -> "_Scores":
-        table = pq.read_table(path, columns=["event", "score", "version"])
+        try:
+            table = pq.read_table(path, columns=["event", "score", "version"])
+        except FileNotFoundError:
+            raise ProofError(f"{path} is missing: give the folder that `replay` wrote") from None
         columns = [table.column(name).to_numpy() for name in table.column_names]
         event = columns[0]
         if (np.diff(event) <= 0).any():
