@@ -269,10 +269,10 @@ def main() -> int:
             with BenchServer(backends, shape, files) as server:
                 bench = Bench(server, cases, stacked=arguments.stacked)
                 rows += bench.run(arguments.repetitions)
+            report.write(arguments.out, ROOT, rows)
     except (BenchError, TritonError) as error:
         _CONSOLE.print(f"[red]bench-serve: {error}")
         return 1
-    report.write(arguments.out, ROOT, rows)
     report.show("Serving: ours against the peers", rows)
     _CONSOLE.print(f"written to {arguments.out}")
     return 0
