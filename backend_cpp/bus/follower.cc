@@ -36,6 +36,14 @@ std::string BucketStream(uint32_t partition, uint32_t table, uint32_t bucket) {
          std::to_string(bucket);
 }
 
+// Wall clock since `ms`; 0 where clocks disagree.
+uint64_t MsSince(int64_t ms) {
+  const auto now = std::chrono::duration_cast<std::chrono::milliseconds>(
+                       std::chrono::system_clock::now().time_since_epoch())
+                       .count();
+  return static_cast<uint64_t>(std::max<int64_t>(0, now - ms));
+}
+
 // The versions newer than `have`, newest first. The latest lineage counts first: what a publisher
 // still wrote after it was superseded leads nowhere. A lineage older than ours is not looked at.
 std::vector<VersionId> Newer(std::vector<VersionId> ids, VersionId have) {
@@ -212,6 +220,7 @@ Status Follower::Impl::TakeFromBus(const v1::GlobalCommit& commit) {
   }
   EMBERTIDE_RETURN_IF_ERROR(sink->Commit(commit, tensors.value()));
   ++stats.versions;
+  stats.freshness_ms = MsSince(commit.committed_ms());
   return Status::Ok();
 }
 
@@ -381,6 +390,7 @@ Status Follower::Impl::TakeFromFiles(const v1::CommitFile& file) {
   }));
   EMBERTIDE_RETURN_IF_ERROR(sink->Commit(file.commit(), tensors.value()));
   ++stats.versions;
+  stats.freshness_ms = MsSince(file.commit().committed_ms());
   ++stats.catch_ups;
   return Status::Ok();
 }

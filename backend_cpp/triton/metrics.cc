@@ -59,12 +59,18 @@ MetricFamilies::MetricFamilies() {
   bus_connected = MakeFamily(gauge, "embertide_bus_connected", "1 while Redis can be read");
   watermark = MakeFamily(gauge, "embertide_watermark_ms",
                          "Event time up to which the newest version has learned");
+  freshness = MakeFamily(gauge, "embertide_freshness_ms",
+                         "From the trainer's commit of the newest version to its answers here");
+  rows_moved = MakeFamily(counter, "embertide_rows_moved_total",
+                          "Rows moved between DDR and SSD, by direction: evicted, promoted");
+  rows_refused = MakeFamily(counter, "embertide_rows_refused_total",
+                            "Rows of versions that no tier had room for");
   plan_epoch = MakeFamily(gauge, "embertide_plan_epoch", "Epoch of the plan in force");
 }
 
 MetricFamilies::~MetricFamilies() {
   for (auto* family : {keys, defaults, refused, rows, tier_bytes, version, plan_epoch, bus_events,
-                       bus_connected, watermark}) {
+                       bus_connected, watermark, freshness, rows_moved, rows_refused}) {
     if (family != nullptr) LogIfError(TRITONSERVER_MetricFamilyDelete(family), "metric family");
   }
 }
@@ -88,6 +94,9 @@ ModelMetrics::ModelMetrics(const MetricFamilies& families, const std::string& mo
   }
   defaults_series_ = Make(families.defaults, true, {});
   rows_series_ = Make(families.rows, false, {});
+  evicted_series_ = Make(families.rows_moved, true, {{"direction", "evicted"}});
+  promoted_series_ = Make(families.rows_moved, true, {{"direction", "promoted"}});
+  rows_refused_series_ = Make(families.rows_refused, true, {});
   version_series_ = Make(families.version, false, {});
   epoch_series_ = Make(families.plan_epoch, false, {});
   watermark_series_ = Make(families.watermark, false, {});
@@ -96,6 +105,7 @@ ModelMetrics::ModelMetrics(const MetricFamilies& families, const std::string& mo
       bus_series_[e] = Make(families.bus_events, true, {{"event", kBusEventList[e].name}});
     }
     connected_series_ = Make(families.bus_connected, false, {});
+    freshness_series_ = Make(families.freshness, false, {});
   }
   Publish();
   thread_ = std::thread([this] { Run(); });
@@ -118,7 +128,8 @@ ModelMetrics::~ModelMetrics() {
   for (Series& series : tier_series_) drop(series);
   for (Series& series : bus_series_) drop(series);
   for (Series* series : {&defaults_series_, &rows_series_, &version_series_, &epoch_series_,
-                         &watermark_series_, &connected_series_}) {
+                         &watermark_series_, &connected_series_, &freshness_series_,
+                         &evicted_series_, &promoted_series_, &rows_refused_series_}) {
     drop(*series);
   }
 }
@@ -171,6 +182,9 @@ void ModelMetrics::Publish() {
   Show(&tier_series_[0], stats.ddr_payload_bytes);
   Show(&tier_series_[1], stats.ssd_bytes);
   Show(&tier_series_[2], stats.index_bytes);
+  Show(&evicted_series_, stats.evictions_to_ssd);
+  Show(&promoted_series_, stats.promotions);
+  Show(&rows_refused_series_, stats.refused_rows);
   Show(&version_series_, stats.newest_version);
   Show(&epoch_series_, node_.plan_epoch());
   Show(&watermark_series_,
@@ -178,6 +192,7 @@ void ModelMetrics::Publish() {
   if (const FollowerStats* bus = node_.follower_stats(); bus != nullptr) {
     for (size_t e = 0; e < kBusEvents; ++e) Show(&bus_series_[e], bus->*kBusEventList[e].count);
     Show(&connected_series_, bus->connected ? 1 : 0);
+    Show(&freshness_series_, bus->freshness_ms);
     std::string error = node_.follower_error();
     if (error != bus_error_ && !error.empty()) {
       Log(TRITONSERVER_LOG_WARN, "model " + model_ + " does not follow: " + error);

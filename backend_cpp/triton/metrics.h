@@ -45,6 +45,9 @@ struct MetricFamilies {
   TRITONSERVER_MetricFamily* bus_events = nullptr;
   TRITONSERVER_MetricFamily* bus_connected = nullptr;
   TRITONSERVER_MetricFamily* watermark = nullptr;
+  TRITONSERVER_MetricFamily* freshness = nullptr;
+  TRITONSERVER_MetricFamily* rows_moved = nullptr;
+  TRITONSERVER_MetricFamily* rows_refused = nullptr;
 };
 
 // Thread-safe. Requires: families and node outlive it.
@@ -81,7 +84,7 @@ class ModelMetrics {
   std::array<Series, 3> tier_series_;  // ddr, ssd, index
   std::array<Series, kBusEvents> bus_series_;
   Series defaults_series_, rows_series_, version_series_, epoch_series_, watermark_series_,
-      connected_series_;
+      connected_series_, freshness_series_, evicted_series_, promoted_series_, rows_refused_series_;
   std::string bus_error_;  // shown last in the log
   std::mutex mutex_;
   std::condition_variable wake_;

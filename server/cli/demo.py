@@ -72,6 +72,7 @@ class DemoOptions:
     grpc_port: int = 8001
     metrics_port: int = 8002
     redis_port: int = 16379
+    bus: str | None = None  # a Redis that runs already; one of the demo's own without it
 
     def input(self) -> list[str]:
         """Return the trainer's options that name the stream."""
@@ -202,6 +203,8 @@ class Demo:
         time.sleep(_POLL_S)
 
     def _start_redis(self) -> str:
+        if self.options.bus is not None:
+            return self.options.bus
         log = self.options.directory / "logs" / "redis.log"
         options = RedisOptions(log=log, port=self.options.redis_port)
         return self._processes.enter_context(RedisServer(options)).url

@@ -173,6 +173,9 @@ def command(
     grpc_port: Annotated[int, typer.Option(help="The node's gRPC.")] = 8001,
     metrics_port: Annotated[int, typer.Option(help="The node's metrics.")] = 8002,
     redis_port: Annotated[int, typer.Option(help="The demo's own Redis.")] = 16379,
+    bus: Annotated[
+        str | None, typer.Option(help="URL of a Redis that runs already, instead of its own.")
+    ] = None,
     backends: Backends = DEFAULT_BACKENDS,
     as_json: Json = False,
 ) -> None:
@@ -199,6 +202,7 @@ def command(
             grpc_port=grpc_port,
             metrics_port=metrics_port,
             redis_port=redis_port,
+            bus=bus,
         )
         try:
             report = _run(options)

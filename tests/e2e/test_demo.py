@@ -176,6 +176,7 @@ def test_a_busy_port_is_named_with_its_option(tmp_path: Path) -> None:
         (("--data", "nowhere.parquet"), "nowhere.parquet is missing"),
         (("--data", "README.md"), "README.md"),
         (("--verify", "--out", "nowhere"), "run the demo first"),
+        (("--bus", "redis://127.0.0.1:1"), "Redis at redis://127.0.0.1:1 cannot be reached"),
         (("--events", "0"), "greater than or equal to 1"),
         (("--max-staleness", "0"), "--max-staleness"),
     ],

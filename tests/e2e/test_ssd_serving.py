@@ -1,15 +1,13 @@
 """Rows that do not fit DDR are served from the SSD tier by a real tritonserver, bit for bit."""
 
 import dataclasses
-import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pytest
 import tritonclient.grpc as grpcclient
 from numpy.typing import NDArray
+from serving import metric, wait_until
 
 from embertide import _store
 from embertide.server.adapters import process, triton
@@ -36,10 +34,8 @@ def write_buckets(directory: Path) -> list[_store.BucketFileInfo]:
     ]
 
 
-def ssd_keys_counted(server: triton.TritonServer) -> float:
-    line = r'^embertide_lookup_keys_total\{[^}]*source="ssd"[^}]*\} (\S+)'
-    found = re.findall(line, server.metrics(), re.M)
-    return sum(map(float, found))
+def counted(server: triton.TritonServer, name: str, **labels: str) -> float:
+    return metric(server.metrics(), name, model="large", **labels)
 
 
 def test_rows_beyond_the_ddr_budget_come_from_the_ssd(
@@ -86,9 +82,9 @@ def test_rows_beyond_the_ddr_budget_come_from_the_ssd(
             asked += source.size
             ssd += int((source == SOURCE_SSD).sum())
         assert ssd >= 0.03 * asked
-        # Metrics are written at most each second.
-        deadline = time.monotonic() + 10
-        while ssd_keys_counted(server) < ssd and time.monotonic() < deadline:
-            time.sleep(0.2)
-        assert ssd_keys_counted(server) == pytest.approx(ssd)
+        wait_until(lambda: counted(server, "embertide_lookup_keys_total", source="ssd") == ssd)
+        moved = "embertide_rows_moved_total"
+        assert counted(server, moved, direction="evicted") > 0
+        assert counted(server, moved, direction="promoted") > 0
+        assert counted(server, "embertide_rows_refused_total") == 0
         client.close()

@@ -63,6 +63,8 @@ struct FollowerStats {
   std::atomic<uint64_t> reconnects{0};     // attempts to reach Redis
   std::atomic<uint64_t> refused{0};        // versions that the store had no room for
   std::atomic<bool> connected{false};      // to Redis, now
+  // Wall clock from the publisher's commit of the newest version to its answers here.
+  std::atomic<uint64_t> freshness_ms{0};
 };
 
 class Follower {
