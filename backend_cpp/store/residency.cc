@@ -282,7 +282,7 @@ Status Store::Impl::ReserveEntry(Device* device, Bucket* bucket) {
   const auto retire = [&](BucketIndex::Arrays* arrays) { RetireArrays(device, arrays); };
   for (int round = 0;; ++round) {
     const uint64_t before = bucket->index.bytes();
-    const Status reserved = bucket->index.Reserve(&device->budget, retire);
+    Status reserved = bucket->index.Reserve(&device->budget, retire);
     if (reserved.ok()) {
       // The old arrays stay charged until they are freed.
       if (bucket->index.bytes() != before) index_bytes += bucket->index.bytes();
