@@ -16,6 +16,10 @@ namespace {
 // Keys that are found together: more than a core has misses in flight (a few dozen), and their
 // cursors stay in the first-level cache.
 constexpr size_t kBlock = 64;
+// About as many keys are found, and their rows read, before the next: what was asked for while
+// finding is still in the second-level cache when it is read, and SSD reads still come in batches
+// far deeper than a drive's queue.
+constexpr size_t kChunkKeys = 2048;
 // Rows asked for before the first is copied; finding them brought their first line near already.
 constexpr size_t kRowsAhead = 12;
 constexpr size_t kLine = 64;
@@ -275,7 +279,6 @@ static void FindKeys(const Store::Impl& impl, uint64_t version,
   for (const KeyBags& request : requests) keys += KeysOf(request).size();
   scratch->found.resize(keys);
   scratch->ssd_keys.clear();
-  scratch->counts.assign(impl.tables.size(), SourceCounts{});
   Finder finder(impl, version, scratch);
   for (const KeyBags& request : requests) {
     size_t feature = 0;
@@ -322,6 +325,44 @@ static void PoolBags(const Store::Impl& impl, std::span<const BagFeature> featur
   }
 }
 
+// The bags [first, end) of a request; both at the beginning of a sample of `features` bags.
+static KeyBags Slice(const KeyBags& request, size_t features, size_t first, size_t end) {
+  KeyBags slice = request;
+  slice.out += first / features * request.out_stride;
+  if (request.offsets.empty()) {
+    slice.keys = request.keys.subspan(first, end - first);
+    if (request.source != nullptr) slice.source += first;
+  } else {
+    slice.offsets = request.offsets.subspan(first, end - first + 1);
+  }
+  return slice;
+}
+
+// Calls answer(chunk) for all samples in order, about kChunkKeys keys at a time.
+template <typename Answer>
+static Status ForEachChunk(size_t features, std::span<const KeyBags> requests,
+                           const Answer& answer) {
+  std::vector<KeyBags> chunk;
+  size_t keys = 0;
+  for (const KeyBags& request : requests) {
+    const auto& offsets = request.offsets;
+    const size_t bags = offsets.empty() ? request.keys.size() : offsets.size() - 1;
+    for (size_t first = 0; first < bags;) {
+      size_t end = first;
+      for (; end < bags && keys < kChunkKeys; end += features) {
+        keys += offsets.empty() ? features : offsets[end + features] - offsets[end];
+      }
+      chunk.push_back(Slice(request, features, first, end));
+      first = end;
+      if (keys < kChunkKeys) continue;
+      EMBERTIDE_RETURN_IF_ERROR(answer(chunk));
+      chunk.clear();
+      keys = 0;
+    }
+  }
+  return chunk.empty() ? Status::Ok() : answer(chunk);
+}
+
 BagReader::BagReader(const ReadView& view) : view_(view) {
   view_.store_->impl_->readers.BeginRead(view_.reader_);
 }
@@ -335,9 +376,14 @@ Status BagReader::Lookup(std::span<const BagFeature> features, std::span<const K
     EMBERTIDE_RETURN_IF_ERROR(impl.CheckTable(feature.table));
   }
   Scratch& scratch = ThreadScratch();
-  FindKeys(impl, view_.version_, features, requests, &scratch);
-  if (!scratch.ssd_keys.empty()) EMBERTIDE_RETURN_IF_ERROR(ReadSsdRows(impl, &scratch));
-  PoolBags(impl, features, requests, &scratch);
+  scratch.counts.assign(impl.tables.size(), SourceCounts{});
+  EMBERTIDE_RETURN_IF_ERROR(
+      ForEachChunk(features.size(), requests, [&](std::span<const KeyBags> chunk) -> Status {
+        FindKeys(impl, view_.version_, features, chunk, &scratch);
+        if (!scratch.ssd_keys.empty()) EMBERTIDE_RETURN_IF_ERROR(ReadSsdRows(impl, &scratch));
+        PoolBags(impl, features, chunk, &scratch);
+        return Status::Ok();
+      }));
   SourceCounts all{};
   for (size_t t = 0; t < impl.tables.size(); ++t) {
     for (size_t s = 0; s < kSources; ++s) {
