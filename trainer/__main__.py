@@ -9,6 +9,7 @@ app = typer.Typer(
     help="Train, publish, evaluate and import models.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
 app.command("train")(train.command)

@@ -15,6 +15,7 @@ app = typer.Typer(
     "`embertide doctor`, then `embertide demo`.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
 

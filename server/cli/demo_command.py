@@ -184,7 +184,7 @@ def command(
     Starts Redis, a trainer, a node of two CPU devices and a client; every impression is scored by
     the served model before the trainer sees it. Ctrl-C ends all of them.
 
-    Example: demo --data clicks.parquet --events 1000000, then demo --verify
+    Example: embertide demo --data clicks.parquet --events 1000000, then embertide demo --verify
     """
     with refusals(as_json):
         if verify:

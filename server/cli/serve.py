@@ -59,7 +59,7 @@ def command(
 ) -> None:
     """Serve a model by Triton until Ctrl-C.
 
-    Example: serve build/news --bus redis://127.0.0.1:6379 --ddr-mib 256 --ssd-mib 4096
+    Example: embertide serve build/news --bus redis://127.0.0.1:6379 --ddr-mib 256 --ssd-mib 4096
     """
     with refusals(), contextlib.ExitStack() as stack:
         if kind not in ("ranking", "lookup"):

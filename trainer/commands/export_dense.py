@@ -40,9 +40,9 @@ def command(
     Example, nets.py in the working directory, whose make() gives a net of 2 dense features over
     embeddings of 8 + 8 + 4 values:
 
-        export-dense nets:make nets/rank --dense-features 2 --embedding-dim 20 --weights net.pt
+        embertide export-dense nets:make nets/rank --dense-features 2 --embedding-dim 20
 
-    Then: import --table ... --dense nets/rank snapshots/rank
+    Then: embertide import --table ... --dense nets/rank snapshots/rank
     """
     from embertide.trainer.model import foreign  # torch takes seconds: not for --help
 

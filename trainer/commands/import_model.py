@@ -113,7 +113,7 @@ def command(
 
     Example, two tables of which items serve two features, for lookup:
 
-        import --table user=data/user --table item=data/item:cand:seen/mean snapshots/rank
+        embertide import --table user=data/user --table item=data/item:cand:seen/mean snapshots/rank
 
     The same with a dense net, for ranking: write the net with export-dense, then add
     --dense nets/rank. From a torch model: --state-dict model.pt --table item=item_emb.weight

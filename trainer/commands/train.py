@@ -60,7 +60,7 @@ def command(
     The folder fills with snapshots, deltas and checkpoints; stop at any time and run the same
     command again to go on.
 
-    Example: train build/news --bus redis://127.0.0.1:6379 --data clicks.parquet
+    Example: embertide train build/news --bus redis://127.0.0.1:6379 --data clicks.parquet
     """
     from embertide.trainer.config import RunConfig  # torch takes seconds: not for --help
     from embertide.trainer.data.limit import ScoredGate
