@@ -34,7 +34,7 @@ FREEZE_AFTER = 0.25
 """The copy is made once this share of the events is learned."""
 DDR_SHARE = 0.25
 """DDR holds the index and this share of the rows' bytes; the versions' chains come out of it."""
-_LEAST_ROWS_BYTES = 1 << 20  # of a device: some pages, and a bucket's index while it doubles
+_LEAST_ROWS_BYTES = 1 << 19  # of a device: two pages, or a bucket's index while it doubles
 # What a row that changed in a version of the window costs until it folds into the index.
 _WINDOW = 8
 _CHAIN_BYTES = 64
