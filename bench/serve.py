@@ -1,9 +1,9 @@
 """Serving, ours against Triton's Python backend with torch: `make bench-serve`.
 
 Both sides hold the same weights in one tritonserver and get the same requests from perf_analyzer
-over gRPC. First each side's variants (instances, torch threads) are tried once a case, then the
-best of each are measured in turn, ours, peer, ours, peer. Before any timing the answers of both
-sides must agree.
+over gRPC. First each side's variants (instances, threads, dynamic batching) are tried once a case,
+then the best of each are measured in turn, ours, peer, ours, peer. Before any timing the answers of
+both sides must agree.
 """
 
 import argparse
@@ -69,11 +69,18 @@ BAGS = (Case(kind="ranking", batch=64, targets={"peer": 2.0}),)
 def variants(side: Side, kind: Kind, *, stacked: bool) -> list[Variant]:
     """Return what a side may choose from."""
     threads = (1,) if side == "fill" else (1, 2)
-    grid = itertools.product((1, 2), threads)
+    grid = itertools.product((1, 2), threads, (True, False))
     stacked = stacked and side == "peer"
     return [
-        Variant(side=side, kind=kind, instances=instances, threads=each, stacked=stacked)
-        for instances, each in grid
+        Variant(
+            side=side,
+            kind=kind,
+            instances=instances,
+            threads=each,
+            batching=batching,
+            stacked=stacked,
+        )
+        for instances, each, batching in grid
     ]
 
 

@@ -98,19 +98,21 @@ class Variant:
     kind: Kind
     instances: int = 1
     threads: int = 1  # of each instance; of the peer's, torch's
+    batching: bool = True  # Triton puts waiting requests together
     stacked: bool = False  # the peer holds all tables in one EmbeddingBag
 
     @property
     def model(self) -> str:
         """Name the model in Triton."""
         stacked = "_stacked" if self.stacked else ""
-        return f"{self.side}_{self.kind}_i{self.instances}_t{self.threads}{stacked}"
+        batching = "" if self.batching else "_alone"
+        return f"{self.side}_{self.kind}_i{self.instances}_t{self.threads}{batching}{stacked}"
 
     @property
     def label(self) -> str:
         """Describe the variant in a report."""
         threads = "" if self.side == "fill" else f" x {self.threads} threads"
-        return f"{self.instances} instances{threads}"
+        return f"{self.instances} instances{threads}{'' if self.batching else ', no batching'}"
 
 
 def _parameter(key: str, value: str) -> str:
@@ -122,7 +124,9 @@ def _our_config(variant: Variant, shape: Shape, files: Files) -> str:
         snapshot=files.snapshot,
         kind=variant.kind,
         instances=variant.instances,
+        threads=variant.threads,
         max_batch_size=_MAX_BATCH,
+        max_queue_delay_us=0 if variant.batching else None,
         # Rows, index and headroom: nothing may spill in a comparison of memory with memory.
         ddr_budget_bytes=2 * shape.row_bytes + (1 << 30),
     )
@@ -130,7 +134,7 @@ def _our_config(variant: Variant, shape: Shape, files: Files) -> str:
     # perf_analyzer asks for every output; a client that wants scores asks for scores.
     extras = ('name: "SOURCE"', 'name: "VERSION"')
     kept = [line for line in lines if not any(extra in line for extra in extras)]
-    return "\n".join([*kept, _parameter("threads", str(variant.threads))])
+    return "\n".join(kept)
 
 
 def _peer_parameters(variant: Variant, shape: Shape, files: Files) -> dict[str, str]:
@@ -172,7 +176,7 @@ def _other_config(variant: Variant, shape: Shape, files: Files) -> str:
         f"max_batch_size: {_MAX_BATCH}",
         *_tensors(variant, shape),
         f"instance_group [ {{ count: {variant.instances} kind: KIND_CPU }} ]",
-        "dynamic_batching { }",
+        *(["dynamic_batching { }"] if variant.batching else []),
     ]
     lines += [_parameter(key, value) for key, value in parameters.items()]
     return "\n".join(lines)

@@ -68,8 +68,9 @@ class ModelOptions:
     kind: Literal["lookup", "ranking"] = "lookup"
     hps_names: bool = False  # NUMKEYS and OUTPUT0 instead of LENGTHS and EMBEDDING
     instances: int = 1  # they share one copy of the rows
+    threads: int | None = None  # of an instance: they share the samples of an execution
     max_batch_size: int = 1024
-    max_queue_delay_us: int = 0
+    max_queue_delay_us: int | None = 0  # None: requests are not put together
     devices: int | None = None
     ddr_budget_bytes: int | None = None
     ssd_budget_bytes: int | None = None
@@ -94,6 +95,7 @@ class ModelOptions:
             "snapshot": self.snapshot.resolve() if self.snapshot else None,
             "publication": self.publication.resolve() if self.publication else None,
             "bus": self.bus,
+            "threads": self.threads,
             "devices": self.devices,
             "ddr_budget_bytes": self.ddr_budget_bytes,
             "ssd_budget_bytes": self.ssd_budget_bytes,
@@ -127,8 +129,10 @@ def model_config(name: str, options: ModelOptions) -> str:
         _tensor("output", "SOURCE", "TYPE_UINT8", -1),
         _tensor("output", "VERSION", "TYPE_INT64", 1),
         f"instance_group [ {{ count: {options.instances} kind: KIND_CPU }} ]",
-        f"dynamic_batching {{ max_queue_delay_microseconds: {options.max_queue_delay_us} }}",
     ]
+    if options.max_queue_delay_us is not None:
+        delay = f"max_queue_delay_microseconds: {options.max_queue_delay_us}"
+        lines.append(f"dynamic_batching {{ {delay} }}")
     lines += [
         f"parameters {{ key: {json.dumps(key)} value: {{ string_value: {json.dumps(value)} }} }}"
         for key, value in options.parameters().items()
