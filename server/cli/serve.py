@@ -42,6 +42,9 @@ def command(
     name: Annotated[str, typer.Option(help="The model's name in Triton.")] = "news",
     devices: Annotated[int, typer.Option(help="CPU devices that share the rows.")] = 1,
     instances: Annotated[int, typer.Option(help="Requests that are answered at a time.")] = 2,
+    threads: Annotated[
+        int, typer.Option(help="Threads of an instance that share a request's samples.", min=1)
+    ] = 1,
     ddr_mib: Annotated[int, typer.Option(help="DDR budget, MiB.")] = 1024,
     ssd_mib: Annotated[int, typer.Option(help="SSD budget, MiB; 0: no SSD tier.")] = 0,
     ssd_directory: Annotated[
@@ -75,6 +78,7 @@ def command(
                 bus=bus,
                 kind=chosen,
                 instances=instances,
+                threads=threads,
                 devices=devices,
                 ddr_budget_bytes=ddr_mib * _MIB,
                 ssd_budget_bytes=ssd_mib * _MIB,
