@@ -19,12 +19,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-_FORWARDED = {
-    "train": "Train on a stream of events and publish as the model learns.",
-    "import": "Turn an existing model into a snapshot.",
-    "export-dense": "Compile any nn.Module for serving.",
-}
-
 
 def _forward(name: str, text: str) -> None:
     """Add a command that the trainer's process takes over, options, help and all."""
@@ -41,12 +35,12 @@ def _forward(name: str, text: str) -> None:
     app.command(name, context_settings=settings)(command)
 
 
-_forward("train", _FORWARDED["train"])
+_forward("train", "Train on a stream of events and publish as the model learns.")
 app.command("serve")(serve.command)
 app.command("status")(status.command)
 app.command("snapshot")(snapshot.command)
-_forward("import", _FORWARDED["import"])
-_forward("export-dense", _FORWARDED["export-dense"])
+_forward("import", "Turn an existing model into a snapshot.")
+_forward("export-dense", "Compile any nn.Module for serving.")
 app.command("doctor")(doctor.command)
 app.command("demo")(demo_command.command)
 
@@ -60,7 +54,3 @@ def main() -> None:
     """Run the command."""
     signal.signal(signal.SIGTERM, _terminate)
     app(prog_name="embertide")
-
-
-if __name__ == "__main__":
-    main()

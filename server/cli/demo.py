@@ -35,7 +35,7 @@ FREEZE_AFTER = 0.25
 DDR_SHARE = 0.25
 """DDR holds the index and this share of the rows' bytes; the versions' chains come out of it."""
 _LEAST_ROWS_BYTES = 1 << 19  # of a device: two pages, or a bucket's index while it doubles
-# What a row that changed in a version of the window costs until it folds into the index.
+# A node of a version chain; a row that changed in the window has one or more (docs/design/0001).
 _WINDOW = 8
 _CHAIN_BYTES = 64
 _SSD_BYTES = 8 << 30

@@ -18,13 +18,12 @@ from numpy.typing import NDArray
 
 from embertide.trainer.data.base import Batch, EventSource
 from embertide.trainer.errors import TrainerError
-from embertide.trainer.eval.metrics import DAY_HOURS, HOUR_MS, Prequential, auc
+from embertide.trainer.eval.metrics import HOUR_MS, Prequential, auc
 from embertide.trainer.eval.records import Records
 
 WINDOW = 0.4
 """Daily AUC is averaged over the days after this share of them: a model is then warmed up."""
 
-_DAY_MS = DAY_HOURS * HOUR_MS
 _BATCH = 65_536
 Ints = NDArray[np.int64]
 
