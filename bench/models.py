@@ -92,7 +92,8 @@ def _make(shape: Shape, directory: Path, cache: Path) -> None:
 
 def make(shape: Shape, build: Path) -> Files:
     """Return the files of a shape, making them if need be."""
-    text = json.dumps([dataclasses.asdict(shape), SEED, CPU, torch.__version__], sort_keys=True)
+    parts = [dataclasses.asdict(shape), repr(shape.config()), SEED, CPU, torch.__version__]
+    text = json.dumps(parts, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     directory = build / "bench" / "models" / f"{shape.name}-{digest}"
     if not directory.is_dir():

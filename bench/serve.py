@@ -68,7 +68,7 @@ BAGS = (Case(kind="ranking", batch=64, targets={"peer": 2.0}),)
 
 def variants(side: Side, kind: Kind, *, stacked: bool) -> list[Variant]:
     """Return what a side may choose from."""
-    threads = (1,) if side == "fill" else (1, 2)
+    threads = (1,) if side == "fill" else (1, 2, 3)
     grid = itertools.product((1, 2), threads, (True, False))
     stacked = stacked and side == "peer"
     return [

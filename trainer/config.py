@@ -50,6 +50,9 @@ class ModelConfig:
     dense_features: int = 0
     bottom_mlp: tuple[int, ...] = ()  # hidden widths; the last layer has the embeddings' dim
     top_mlp: tuple[int, ...] = (128, 64)
+    # With few features the dot products alone lose what a single feature says; with many, showing
+    # the top MLP the embeddings as well mostly makes its first layer wide.
+    top_sees_embeddings: bool = True
 
     def __post_init__(self) -> None:
         """Refuse features without a table and tables of one name."""
@@ -63,6 +66,11 @@ class ModelConfig:
                 )
         if not self.features:
             raise ValueError(f"model {self.name!r} has no feature")
+        if not (self.top_sees_embeddings or self.dense_features or len(self.features) > 1):
+            raise ValueError(
+                f"model {self.name!r} has one feature, which has no dot product:"
+                " set top_sees_embeddings"
+            )
 
     def table_index(self, name: str) -> int:
         """Return the position of a table, which is also its id."""
@@ -138,7 +146,7 @@ def globo() -> ModelConfig:
 
 
 def criteo() -> ModelConfig:
-    """Return the DLRM of Criteo's display ads: 13 dense features, 26 sparse."""
+    """Return the reference DLRM of Criteo's display ads: 13 dense features, 26 sparse."""
     names = tuple(f"c{i}" for i in range(1, 27))
     return ModelConfig(
         name="criteo",
@@ -147,4 +155,5 @@ def criteo() -> ModelConfig:
         dense_features=13,
         bottom_mlp=(512, 256, 64),
         top_mlp=(512, 256),
+        top_sees_embeddings=False,
     )

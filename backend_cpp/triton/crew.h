@@ -1,7 +1,7 @@
 // Crew: threads that share the work of one execution, the caller's among them.
 //
-// They sleep between executions: threads that spin take the cores that Triton's own need. Used by
-// one thread at a time.
+// They stay awake for a moment after an execution and then sleep: threads that spin for long take
+// the cores that Triton's own need. Used by one thread at a time.
 #pragma once
 
 #include <atomic>

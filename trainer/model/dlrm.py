@@ -24,8 +24,8 @@ class Dlrm(nn.Module):
     """DLRM over features of one width; gives logits.
 
     Without dense features there is no bottom MLP, and the interaction runs over the embeddings
-    alone. The top MLP sees the embeddings, too: with few features the dot products alone lose what
-    a single feature says.
+    alone. The top MLP sees the dot products beside the bottom MLP's output (the paper's net) or, with
+    `top_sees_embeddings`, beside all vectors.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -48,7 +48,10 @@ class Dlrm(nn.Module):
         pairs = self.vectors * (self.vectors - 1) // 2
         rows, columns = torch.tril_indices(self.vectors, self.vectors, offset=-1)
         self.register_buffer("pairs", rows * self.vectors + columns, persistent=False)
-        self.top = _mlp((pairs + self.vectors * self.dim, *config.top_mlp, 1), last_relu=False)
+        # The bottom MLP's output comes first among the vectors.
+        seen = self.vectors if config.top_sees_embeddings else self.vectors - len(config.features)
+        self.seen_width = seen * self.dim
+        self.top = _mlp((pairs + self.seen_width, *config.top_mlp, 1), last_relu=False)
 
     def forward(self, dense_BD: Tensor, embeddings_BE: Tensor) -> Tensor:
         """Return logits_B."""
@@ -58,7 +61,8 @@ class Dlrm(nn.Module):
         x_BFd = x_BE.reshape(-1, self.vectors, self.dim)
         dots = torch.bmm(x_BFd, x_BFd.transpose(1, 2)).flatten(1)
         assert isinstance(self.pairs, Tensor)
-        top = self.top(torch.cat([x_BE, dots.index_select(1, self.pairs)], dim=1))
+        seen = x_BE[:, : self.seen_width]
+        top = self.top(torch.cat([seen, dots.index_select(1, self.pairs)], dim=1))
         return torch.squeeze(top, 1)
 
 
