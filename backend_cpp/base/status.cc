@@ -23,6 +23,10 @@ const char* CodeName(Code code) {
       return "DEVICE_ERROR";
     case Code::kVersionGone:
       return "VERSION_GONE";
+    case Code::kNotOwner:
+      return "NOT_OWNER";
+    case Code::kUnavailable:
+      return "UNAVAILABLE";
   }
   return "UNKNOWN";
 }

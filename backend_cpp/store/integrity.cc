@@ -9,9 +9,14 @@ Status Store::ExportBucket(const ReadView& view, uint32_t t, uint32_t b,
                            std::vector<std::byte>* records) const {
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckBucket(t, b));
   const Table& table = impl_->tables[t];
-  const BucketIndex& index = table.buckets[b].index;
-  Device& device = impl_->DeviceFor(table, b);
   const Reading reading(&impl_->readers, view.reader_);
+  const Bucket* bucket = table.buckets[b].At(view.version());
+  if (bucket == nullptr) {
+    return {Code::kNotOwner, "bucket " + std::to_string(b) + " of table " + table.config.name +
+                                 " is not held here at version " + std::to_string(view.version())};
+  }
+  const BucketIndex& index = bucket->index;
+  Device& device = *bucket->device;
   // The writer stands still while the entries are listed; what they name then outlives the read.
   std::vector<std::pair<uint64_t, Location>> rows;
   {
@@ -91,16 +96,22 @@ Status Store::CheckIntegrity() const {
     const std::lock_guard writer(device.writer);
     Named named;
     for (const Table& table : impl_->tables) {
-      for (uint32_t b = 0; b < table.buckets.size(); ++b) {
-        if (impl_->DeviceOf(table, b) != d) continue;
-        EMBERTIDE_RETURN_IF_ERROR(
-            NameEntries(table, table.buckets[b], impl_->AuxBytes(table), &named));
+      for (const BucketSlot& slot : table.buckets) {
+        const Bucket* bucket = slot.On(&device);
+        if (bucket == nullptr) continue;
+        EMBERTIDE_RETURN_IF_ERROR(NameEntries(table, *bucket, impl_->AuxBytes(table), &named));
       }
     }
+    const uint64_t held_rows = named.rows;
     for (const Retired& retired : device.retired) {
       if (retired.node != nullptr) named.index_bytes += kVersionNodeBytes;
       if (retired.arrays != nullptr) named.index_bytes += retired.arrays->bytes();
-      if (retired.node == nullptr && retired.arrays == nullptr) {
+      if (retired.bucket != nullptr) {
+        const Table& table = impl_->tables[retired.table];
+        EMBERTIDE_RETURN_IF_ERROR(
+            NameEntries(table, *retired.bucket, impl_->AuxBytes(table), &named));
+      }
+      if (retired.node == nullptr && retired.arrays == nullptr && retired.bucket == nullptr) {
         named.Add(retired.place, retired.bytes);
       }
     }
@@ -118,7 +129,7 @@ Status Store::CheckIntegrity() const {
                                   std::to_string(device.budget.limit_bytes())};
     }
     index_bytes += named.index_bytes;
-    rows += named.rows;
+    rows += held_rows;
   }
   if (index_bytes != impl_->index_bytes.load()) {
     return {Code::kCorrupt, "index bytes are counted as " +

@@ -24,10 +24,14 @@ constexpr size_t kChunkKeys = 2048;
 constexpr size_t kRowsAhead = 12;
 constexpr size_t kLine = 64;
 
+// What a key found; an enum, so that the usual case is one test.
+enum class What : uint8_t { kRow, kSums, kNothing };
+
 struct Found {
-  const std::byte* payload = nullptr;  // null: the default row
+  const std::byte* payload = nullptr;  // null: the default row. kSums: fp64 sums
   uint16_t live = 0;
   Source source = Source::kDefault;
+  What what = What::kRow;
 };
 
 // A row that lies on an SSD.
@@ -47,6 +51,10 @@ struct Scratch {
   BlockBuffers blocks;
   std::vector<double> sums;
   std::vector<SourceCounts> counts;  // by table
+  // The first key whose bucket is not held, if any.
+  bool not_held = false;
+  uint32_t not_held_table = 0;
+  uint32_t not_held_bucket = 0;
 };
 
 Scratch& ThreadScratch() {
@@ -82,7 +90,11 @@ void WriteRow(const Table& table, const Found& found, float* out) {
 
 void AddRow(const Table& table, const Found& found, double* sums) {
   const RowLayout& layout = table.config.layout;
-  if (found.payload == nullptr) {
+  if (found.what != What::kRow) {
+    if (found.what == What::kNothing) return;
+    const auto* others = reinterpret_cast<const double*>(found.payload);
+    for (uint32_t d = 0; d < layout.dim(); ++d) sums[d] += others[d];
+  } else if (found.payload == nullptr) {
     for (size_t d = 0; d < table.default_row.size(); ++d) sums[d] += table.default_row[d];
   } else if (IsWholeFp32(layout, found.live)) {
     AddFloats(found.payload, layout.dim(), sums);
@@ -100,19 +112,30 @@ class Finder {
   Finder(const Store::Impl& impl, uint64_t version, Scratch* scratch)
       : impl_(impl), version_(version), scratch_(scratch), next_(scratch->found.data()) {}
 
-  void Add(uint32_t table, int64_t key) {
+  // `remote`: what came from elsewhere for it; null: it is looked for.
+  void Add(uint32_t table, int64_t key, const RemoteRow* remote = nullptr) {
     block_[size_].table = table;
     block_[size_].key = static_cast<uint64_t>(key);
+    block_[size_].remote = remote;
     if (++size_ == kBlock) Flush();
   }
 
   void Flush() {
     for (size_t i = 0; i < size_; ++i) {
       Pending& key = block_[i];
+      key.start = {};
+      if (key.remote != nullptr) continue;
       key.hash = HashKey(key.key);
       const Table& table = impl_.tables[key.table];
-      key.bucket = &table.buckets[Store::Impl::BucketOf(table, key.hash)];
-      key.start = key.bucket->index.StartOf(key.hash);
+      const uint32_t number = Store::Impl::BucketOf(table, key.hash);
+      key.bucket = table.buckets[number].At(version_);
+      if (key.bucket != nullptr) {
+        key.start = key.bucket->index.StartOf(key.hash);
+      } else {
+        scratch_->not_held = true;
+        scratch_->not_held_table = key.table;
+        scratch_->not_held_bucket = number;
+      }
     }
     for (size_t i = 0; i < size_; ++i) block_[i].start.Prefetch();
     for (size_t i = 0; i < size_; ++i) Place(block_[i], next_ + i);
@@ -127,14 +150,27 @@ class Finder {
     uint64_t hash;
     const Bucket* bucket;
     BucketIndex::Start start;
+    const RemoteRow* remote;
     uint32_t table;
   };
 
+  void Take(const Pending& key, Found* found) {
+    const RemoteRow& row = *key.remote;
+    const auto* sums = reinterpret_cast<const std::byte*>(row.sums);
+    found->payload = sums != nullptr ? sums : row.payload;
+    found->live = row.live;
+    found->source = row.source;
+    found->what = row.summed ? What::kNothing : sums != nullptr ? What::kSums : What::kRow;
+    ++scratch_->counts[key.table][static_cast<size_t>(row.source)];
+  }
+
   void Place(const Pending& key, Found* found) {
+    if (key.remote != nullptr) return Take(key, found);
     const Location place =
         Store::Impl::Resolve(BucketIndex::Find(key.start, key.hash, key.key), version_);
     found->live = place.live();
     found->payload = nullptr;
+    found->what = What::kRow;
     switch (place.tier()) {
       case TierId::kDdr:
         found->source = Source::kDdr;
@@ -258,11 +294,22 @@ static Status ReadSsdRows(const Store::Impl& impl, Scratch* scratch) {
         const_cast<Store::Impl&>(impl).promotions_dropped.fetch_add(1, std::memory_order_relaxed);
         continue;
       }
-      const auto bucket = static_cast<uint32_t>(key.bucket - impl.tables[key.table].buckets.data());
+      const uint32_t bucket = Store::Impl::BucketOf(impl.tables[key.table], HashKey(read.key));
       device->promotions.push_back({key.table, bucket, read.key});
     }
   }
   return Status::Ok();
+}
+
+// After finding: what lies on an SSD is read; a key that nobody here holds fails the batch.
+static Status Bring(const Store::Impl& impl, Scratch* scratch) {
+  if (scratch->not_held) {
+    scratch->not_held = false;
+    return {Code::kNotOwner, "bucket " + std::to_string(scratch->not_held_bucket) + " of table " +
+                                 impl.tables[scratch->not_held_table].config.name +
+                                 " is not held here at the pinned version"};
+  }
+  return scratch->ssd_keys.empty() ? Status::Ok() : ReadSsdRows(impl, scratch);
 }
 
 // Those in a bag.
@@ -287,15 +334,17 @@ static void FindKeys(const Store::Impl& impl, uint64_t version,
       if (++feature == features.size()) feature = 0;
       return table;
     };
+    const auto add = [&](uint32_t table, size_t k) {
+      const uint32_t remote = request.remote_of == nullptr ? 0 : request.remote_of[k];
+      finder.Add(table, request.keys[k], remote == 0 ? nullptr : &request.remote[remote - 1]);
+    };
     if (request.offsets.empty()) {
-      for (const int64_t key : request.keys) finder.Add(next(), key);
+      for (size_t k = 0; k < request.keys.size(); ++k) add(next(), k);
       continue;
     }
     for (size_t bag = 0; bag + 1 < request.offsets.size(); ++bag) {
       const uint32_t table = next();
-      for (uint32_t k = request.offsets[bag]; k < request.offsets[bag + 1]; ++k) {
-        finder.Add(table, request.keys[k]);
-      }
+      for (uint32_t k = request.offsets[bag]; k < request.offsets[bag + 1]; ++k) add(table, k);
     }
   }
   finder.Flush();
@@ -332,6 +381,7 @@ static KeyBags Slice(const KeyBags& request, size_t features, size_t first, size
   if (request.offsets.empty()) {
     slice.keys = request.keys.subspan(first, end - first);
     if (request.source != nullptr) slice.source += first;
+    if (request.remote_of != nullptr) slice.remote_of += first;
   } else {
     slice.offsets = request.offsets.subspan(first, end - first + 1);
   }
@@ -380,7 +430,7 @@ Status BagReader::Lookup(std::span<const BagFeature> features, std::span<const K
   EMBERTIDE_RETURN_IF_ERROR(
       ForEachChunk(features.size(), requests, [&](std::span<const KeyBags> chunk) -> Status {
         FindKeys(impl, view_.version_, features, chunk, &scratch);
-        if (!scratch.ssd_keys.empty()) EMBERTIDE_RETURN_IF_ERROR(ReadSsdRows(impl, &scratch));
+        EMBERTIDE_RETURN_IF_ERROR(Bring(impl, &scratch));
         PoolBags(impl, features, chunk, &scratch);
         return Status::Ok();
       }));
@@ -393,6 +443,63 @@ Status BagReader::Lookup(std::span<const BagFeature> features, std::span<const K
   }
   for (size_t s = 0; s < kSources; ++s) {
     if (all[s] > 0) impl.hits[s].fetch_add(all[s], std::memory_order_relaxed);
+  }
+  return Status::Ok();
+}
+
+// Finds keys of one table, for peers.
+static Status FindAll(const Store::Impl& impl, uint64_t version, uint32_t table,
+                      std::span<const int64_t> keys, Scratch* scratch, uint8_t* sources) {
+  EMBERTIDE_RETURN_IF_ERROR(impl.CheckTable(table));
+  scratch->counts.assign(impl.tables.size(), SourceCounts{});
+  const BagFeature feature{table, Pooling::kSum, 0};
+  const KeyBags bags{keys, {}, nullptr, 0};
+  FindKeys(impl, version, {&feature, 1}, {&bags, 1}, scratch);
+  EMBERTIDE_RETURN_IF_ERROR(Bring(impl, scratch));
+  for (size_t i = 0; i < keys.size(); ++i) {
+    sources[i] = static_cast<uint8_t>(scratch->found[i].source);
+  }
+  const SourceCounts& counts = scratch->counts[table];
+  for (size_t s = 0; s < kSources; ++s) {
+    if (counts[s] > 0) impl.hits[s].fetch_add(counts[s], std::memory_order_relaxed);
+  }
+  return Status::Ok();
+}
+
+Status BagReader::CopyRows(uint32_t table, std::span<const int64_t> keys, std::string* records,
+                           uint8_t* sources) const {
+  const Store::Impl& impl = *view_.store_->impl_;
+  Scratch& scratch = ThreadScratch();
+  EMBERTIDE_RETURN_IF_ERROR(FindAll(impl, view_.version_, table, keys, &scratch, sources));
+  const RowLayout& layout = impl.tables[table].config.layout;
+  std::vector<std::byte> bytes;
+  bytes.reserve(keys.size() * (kRecordHeaderBytes + layout.PayloadBytes(layout.full_mask())));
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const Found& found = scratch.found[i];
+    if (found.payload == nullptr) continue;
+    AppendRecord({static_cast<uint64_t>(keys[i]),
+                  found.live,
+                  RecordKind::kRow,
+                  {found.payload, layout.PayloadBytes(found.live)}},
+                 &bytes);
+  }
+  records->append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  return Status::Ok();
+}
+
+Status BagReader::SumBags(uint32_t table, std::span<const int64_t> keys,
+                          std::span<const uint32_t> offsets, std::span<const uint32_t> places,
+                          double* sums, uint8_t* sources) const {
+  const Store::Impl& impl = *view_.store_->impl_;
+  Scratch& scratch = ThreadScratch();
+  EMBERTIDE_RETURN_IF_ERROR(FindAll(impl, view_.version_, table, keys, &scratch, sources));
+  const Table& of = impl.tables[table];
+  const uint32_t dim = of.config.layout.dim();
+  std::fill_n(sums, (offsets.size() - 1) * dim, 0.0);
+  for (size_t bag = 0; bag + 1 < offsets.size(); ++bag, sums += dim) {
+    for (uint32_t k = offsets[bag]; k < offsets[bag + 1]; ++k) {
+      AddRow(of, scratch.found[places[k]], sums);
+    }
   }
   return Status::Ok();
 }
@@ -417,8 +524,10 @@ RowLocation ReadView::Explain(uint32_t table_number, uint64_t key) const {
   const Table& table = impl.tables[table_number];
   const uint64_t hash = HashKey(key);
   answer.bucket = Store::Impl::BucketOf(table, hash);
-  answer.device = impl.DeviceOf(table, answer.bucket);
-  const BucketIndex& index = table.buckets[answer.bucket].index;
+  const Bucket* bucket = table.buckets[answer.bucket].At(version_);
+  if (bucket == nullptr) return answer;
+  answer.device = impl.NumberOf(bucket->device);
+  const BucketIndex& index = bucket->index;
   answer.access_count = index.AccessCount(hash, key);
   const Location place = Store::Impl::Resolve(index.Find(hash, key), version_, &answer.version);
   if (place.tier() == TierId::kNowhere) return answer;

@@ -60,6 +60,8 @@ void Store::Impl::Free(Device* device, const Retired& retired) {
     device->budget.Release(retired.arrays->bytes());
     index_bytes -= retired.arrays->bytes();
     delete retired.arrays;
+  } else if (retired.bucket != nullptr) {
+    FreeBucket(tables[retired.table], retired.bucket);
   } else if (retired.place.tier() == TierId::kDdr) {
     device->arena.Free(retired.place.slot());
   } else {
@@ -89,24 +91,24 @@ void Store::Impl::AdvanceHand(Device* device, uint32_t entries, Visit visit) {
       device->hand_entry = 0;
       // The first bucket of the next table that lies on this device.
       device->hand_bucket = 0;
-      while (device->hand_bucket < tables[device->hand_table].buckets.size() &&
-             devices[DeviceOf(tables[device->hand_table], device->hand_bucket)].get() != device) {
+      const auto& slots = tables[device->hand_table].buckets;
+      while (device->hand_bucket < slots.size() &&
+             slots[device->hand_bucket].On(device) == nullptr) {
         ++device->hand_bucket;
       }
       // A whole round over tables without one entry: there is nothing to visit.
       if (++skipped_buckets > 2 * tables.size() + 2) return;
       continue;
     }
-    Bucket& bucket = table.buckets[device->hand_bucket];
-    if (devices[DeviceOf(table, device->hand_bucket)].get() != device ||
-        device->hand_entry >= bucket.index.capacity()) {
+    Bucket* bucket = table.buckets[device->hand_bucket].On(device);
+    if (bucket == nullptr || device->hand_entry >= bucket->index.capacity()) {
       ++device->hand_bucket;
       device->hand_entry = 0;
       continue;
     }
-    if (bucket.index.Occupied(device->hand_entry)) {
+    if (bucket->index.Occupied(device->hand_entry)) {
       skipped_buckets = 0;
-      if (!visit(device->hand_table, device->hand_bucket, device->hand_entry)) return;
+      if (!visit(device->hand_table, bucket, device->hand_entry)) return;
     }
     ++device->hand_entry;
     --entries;
@@ -116,23 +118,23 @@ void Store::Impl::AdvanceHand(Device* device, uint32_t entries, Visit visit) {
 uint32_t Store::Impl::RoundOf(const Device* device) const {
   uint64_t entries = 0;
   for (const Table& table : tables) {
-    for (uint32_t b = 0; b < table.buckets.size(); ++b) {
-      if (devices[DeviceOf(table, b)].get() == device) entries += table.buckets[b].index.capacity();
+    for (const BucketSlot& slot : table.buckets) {
+      if (const Bucket* bucket = slot.On(device)) entries += bucket->index.capacity();
     }
   }
   return static_cast<uint32_t>(std::min<uint64_t>(entries, ~0U));
 }
 
-Location Store::Impl::PlaceOf(const Holder& holder) const {
+Location Store::Impl::PlaceOf(const Holder& holder) {
   if (holder.node != nullptr) return Location::FromWord(holder.node->word.load());
-  return tables[holder.table].buckets[holder.bucket].index.At(holder.entry);
+  return holder.bucket->index.At(holder.entry);
 }
 
 void Store::Impl::SetPlace(const Holder& holder, Location place) {
   if (holder.node != nullptr) {
     holder.node->word.store(place.word(), std::memory_order_release);
   } else {
-    tables[holder.table].buckets[holder.bucket].index.Set(holder.entry, place);
+    holder.bucket->index.Set(holder.entry, place);
   }
 }
 
@@ -140,8 +142,8 @@ void Store::Impl::Sweep(Device* device, uint32_t entries, bool any, std::vector<
                         uint64_t wanted) {
   uint64_t bytes = 0;
   // At most one round: a row is met once.
-  AdvanceHand(device, entries, [&](uint32_t t, uint32_t b, uint32_t e) {
-    BucketIndex& index = tables[t].buckets[b].index;
+  AdvanceHand(device, entries, [&](uint32_t t, Bucket* b, uint32_t e) {
+    BucketIndex& index = b->index;
     const Location place = index.At(e);
     if (place.is_chain() || place.tier() != TierId::kDdr || place.live() == 0) return true;
     if (index.Age(e) > 1 && !any) return true;
@@ -170,8 +172,8 @@ bool Store::Impl::Demote(Device* device, const std::vector<Holder>& victims) {
   std::vector<LogEntry> entries;
   for (size_t i = 0; i < victims.size(); ++i) {
     const Holder& v = victims[i];
-    entries.push_back({tables[v.table].buckets[v.bucket].index.KeyAt(v.entry),
-                       {rows.data() + offsets[i], offsets[i + 1] - offsets[i]}});
+    entries.push_back(
+        {v.bucket->index.KeyAt(v.entry), {rows.data() + offsets[i], offsets[i + 1] - offsets[i]}});
   }
   std::vector<uint64_t> slots;
   if (!device->ssd->Append(entries, &slots).ok()) return false;
@@ -215,8 +217,8 @@ void Store::Impl::MoveCondemned(Device* device, uint32_t entries, bool demote) {
     SetPlace(holder, Location(TierId::kDdr, place.live(), slot.value()));
     RetirePlace(device, table, place);
   };
-  AdvanceHand(device, entries, [&](uint32_t t, uint32_t b, uint32_t e) {
-    const Location place = tables[t].buckets[b].index.At(e);
+  AdvanceHand(device, entries, [&](uint32_t t, Bucket* b, uint32_t e) {
+    const Location place = b->index.At(e);
     if (!place.is_chain()) {
       move({t, b, e, nullptr});
     } else {
@@ -316,8 +318,13 @@ Result<VersionNode*> Store::Impl::NewNode(Device* device) {
 // ----------------------------------------------------------------------------------------
 
 Status Store::Impl::Promote(Device* device, uint32_t t, uint32_t b, uint64_t key) {
-  Table& table = tables[t];
-  BucketIndex& index = table.buckets[b].index;
+  Bucket* bucket = tables[t].buckets[b].On(device);
+  return bucket == nullptr ? Status::Ok() : PromoteRow(device, t, bucket, key);
+}
+
+Status Store::Impl::PromoteRow(Device* device, uint32_t t, Bucket* bucket, uint64_t key) {
+  const Table& table = tables[t];
+  BucketIndex& index = bucket->index;
   const uint32_t entry = index.Locate(HashKey(key), key);
   if (entry == BucketIndex::kNotFound) return Status::Ok();
   const Location place = index.At(entry);
@@ -344,14 +351,14 @@ void Store::Impl::CompactSegment(Device* device) {
   // The index is the only list of a segment's live rows; a pass over it finds them. A promotion
   // frees their bytes, and the clock writes them again, packed, if they are still cold.
   uint32_t moved = 0;
-  AdvanceHand(device, kSweepEntries, [&](uint32_t t, uint32_t b, uint32_t e) {
-    BucketIndex& index = tables[t].buckets[b].index;
+  AdvanceHand(device, kSweepEntries, [&](uint32_t t, Bucket* b, uint32_t e) {
+    BucketIndex& index = b->index;
     const Location place = index.At(e);
     if (place.is_chain() || place.tier() != TierId::kSsd ||
         BlockLog::SegmentOf(place.slot()) != segment) {
       return true;
     }
-    return Promote(device, t, b, index.KeyAt(e)).ok() && ++moved < kPromotionsPerCall;
+    return PromoteRow(device, t, b, index.KeyAt(e)).ok() && ++moved < kPromotionsPerCall;
   });
 }
 

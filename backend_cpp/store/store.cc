@@ -66,7 +66,7 @@ Store::Impl::Impl(StoreOptions opts) : options(std::move(opts)) {
   tables.reserve(options.tables.size());
   for (const TableConfig& config : options.tables) {
     Table table{config, static_cast<uint32_t>(tables.size()), config.default_row,
-                std::vector<Bucket>(config.buckets())};
+                std::vector<BucketSlot>(config.buckets())};
     table.default_row.resize(config.layout.dim(), 0.0F);
     tables.push_back(std::move(table));
   }
@@ -74,9 +74,18 @@ Store::Impl::Impl(StoreOptions opts) : options(std::move(opts)) {
     devices.push_back(std::make_unique<Device>(options.ddr_budget_bytes / options.devices));
   }
   for (Table& table : tables) {
-    for (uint32_t b = 0; b < table.buckets.size(); ++b)
-      table.buckets[b].device = &DeviceFor(table, b);
+    for (uint32_t b = 0; b < table.buckets.size() && options.hold_all; ++b) {
+      // Shifted by the table, or the many tables of one bucket would all lie on device 0.
+      Device* device = devices[(table.ordinal + b) % options.devices].get();
+      table.buckets[b].newest = new Bucket(device);
+    }
   }
+}
+
+uint32_t Store::Impl::NumberOf(const Device* device) const {
+  uint32_t number = 0;
+  while (devices[number].get() != device) ++number;
+  return number;
 }
 
 Store::Impl::~Impl() {
@@ -84,14 +93,11 @@ Store::Impl::~Impl() {
     for (const Retired& retired : device->retired) Free(device.get(), retired);
   }
   for (const Table& table : tables) {
-    for (const Bucket& bucket : table.buckets) {
-      for (uint32_t e = 0; e < bucket.index.capacity(); ++e) {
-        if (!bucket.index.Occupied(e) || !bucket.index.At(e).is_chain()) continue;
-        for (VersionNode* node = bucket.index.At(e).chain(); node != nullptr;) {
-          VersionNode* older = node->older.load();
-          delete node;
-          node = older;
-        }
+    for (const BucketSlot& slot : table.buckets) {
+      for (Bucket* bucket = slot.newest; bucket != nullptr;) {
+        Bucket* older = bucket->older;
+        FreeBucket(table, bucket);
+        bucket = older;
       }
     }
   }

@@ -1,6 +1,7 @@
 // Store::Impl: the state of a store and the operations its files share. Private to this folder.
 //
 //   store.cc       open, pin, stats          versions.cc   stage, commit, fold
+//   holding.cc     buckets added, dropped
 //   lookup.cc      batched reads             training.cc   rows made, updated and taken
 //   residency.cc   room: evict, promote, move, reclaim     integrity.cc  every invariant
 #pragma once
@@ -39,6 +40,9 @@ struct Promotion {
 // Why 4096: about what a device promotes between two calls of Maintain; more is dropped, counted.
 inline constexpr size_t kMaxPromotions = 4096;
 
+struct Bucket;
+struct Device;
+
 // Something unlinked, to be freed when no reader of its epoch is left.
 struct Retired {
   uint64_t epoch = 0;
@@ -46,15 +50,47 @@ struct Retired {
   uint32_t bytes = 0;
   VersionNode* node = nullptr;
   BucketIndex::Arrays* arrays = nullptr;
+  Bucket* bucket = nullptr;  // with all its rows
+  uint32_t table = 0;        // of `bucket`
 };
 
-struct Device;
-
+// The rows of one bucket on one device.
 struct Bucket {
+  explicit Bucket(Device* on) : device(on) {}
   BucketIndex index;
-  Device* device = nullptr;                // where its rows lie
+  Device* const device;  // where its rows lie
+  // It answers versions from here on; below, `older` does, if there is one. Set before readers can
+  // reach it.
+  uint64_t since = 0;
+  std::atomic<Bucket*> older{nullptr};     // on another device; until no pin below `since` is left
   std::vector<uint64_t> changed;           // training: keys of rows with aux.changed
   std::map<uint64_t, RecordKind> removed;  // training: keys removed since TakeChanges
+};
+
+// The copies of one bucket in this store. The newest is owned here, and owns its older one.
+struct BucketSlot {
+  BucketSlot() = default;
+  BucketSlot(BucketSlot&&) noexcept {}     // for std::vector, before there is anything in it
+  std::atomic<Bucket*> newest{nullptr};    // null: not held
+  std::atomic<Bucket*> building{nullptr};  // being filled: writers see it, readers do not
+
+  // What answers at a version; null if the bucket is not held there.
+  const Bucket* At(uint64_t version) const {
+    const Bucket* bucket = newest.load(std::memory_order_acquire);
+    while (bucket != nullptr && version < bucket->since) {
+      bucket = bucket->older.load(std::memory_order_acquire);
+    }
+    return bucket;
+  }
+  // Its copy on a device, being filled or superseded ones too. Requires: the device's writer.
+  Bucket* On(const Device* device) const {
+    Bucket* bucket = building.load();
+    if (bucket != nullptr && bucket->device == device) return bucket;
+    for (bucket = newest.load(); bucket != nullptr; bucket = bucket->older.load()) {
+      if (bucket->device == device) return bucket;
+    }
+    return nullptr;
+  }
 };
 
 struct Device {
@@ -77,7 +113,7 @@ struct Table {
   TableConfig config;
   uint32_t ordinal = 0;            // index into StoreOptions::tables
   std::vector<float> default_row;  // dim values
-  std::vector<Bucket> buckets;
+  std::vector<BucketSlot> buckets;
 };
 
 struct Store::Impl {
@@ -92,6 +128,8 @@ struct Store::Impl {
   std::atomic<uint64_t> newest{0};
   std::atomic<uint64_t> oldest{0};  // of the window
   std::deque<uint64_t> window;      // committed versions, ascending; guarded by commit_mutex
+  // (table, bucket) that have an older copy; guarded by commit_mutex.
+  std::vector<std::pair<uint32_t, uint32_t>> superseded;
   std::mutex commit_mutex;
 
   mutable std::atomic<uint64_t> hits[kSources] = {};
@@ -103,13 +141,12 @@ struct Store::Impl {
   std::atomic<uint64_t> index_bytes{0};  // arrays, nodes and directories, retired ones included
 
   bool training() const { return options.profile == Profile::kTrain; }
-  // Shifted by the table, or the many tables of one bucket would all lie on device 0.
-  uint32_t DeviceOf(const Table& table, uint32_t bucket) const {
-    return (table.ordinal + bucket) % options.devices;
+  // The newest copy of a bucket. Requires: the caller is its writer, or the store is of the
+  // training profile, whose buckets are always held.
+  static Bucket* Newest(const Table& table, uint32_t bucket) {
+    return table.buckets[bucket].newest.load();
   }
-  Device& DeviceFor(const Table& table, uint32_t bucket) {
-    return *devices[DeviceOf(table, bucket)];
-  }
+  uint32_t NumberOf(const Device* device) const;
   uint32_t AuxBytes(const Table& table) const {
     return training() ? static_cast<uint32_t>(sizeof(RowAux)) + 4U * table.config.layout.chunks : 0;
   }
@@ -146,12 +183,12 @@ struct Store::Impl {
   // A place that may change: an entry's own, or that of a node of its chain.
   struct Holder {
     uint32_t table;
-    uint32_t bucket;
+    Bucket* bucket;
     uint32_t entry;
     VersionNode* node;  // null: the entry itself
   };
-  Location PlaceOf(const Holder& holder) const;
-  void SetPlace(const Holder& holder, Location place);
+  static Location PlaceOf(const Holder& holder);
+  static void SetPlace(const Holder& holder, Location place);
   // Moves cold DDR rows to SSD until about `bytes` of payload went, or nothing more can; false if
   // nothing went.
   bool Evict(Device* device, uint64_t bytes);
@@ -166,17 +203,30 @@ struct Store::Impl {
   uint32_t RoundOf(const Device* device) const;
   // Brings an SSD row to DDR. Ok also when it is gone or already there.
   Status Promote(Device* device, uint32_t table, uint32_t bucket, uint64_t key);
+  Status PromoteRow(Device* device, uint32_t table, Bucket* bucket, uint64_t key);
   void CompactSegment(Device* device);
   template <typename Visit>
   void AdvanceHand(Device* device, uint32_t entries, Visit visit);
 
   // --- versions.cc -------------------------------------------------------------------------------
-  Status StageOne(Device* device, uint64_t version, uint32_t table, uint32_t bucket,
+  Status StageOne(Device* device, uint64_t version, uint32_t table, uint32_t number, Bucket* bucket,
                   const RowRecord& record);
   Status StageBase(Device* device, const Table& table, Bucket* bucket, const RowRecord& record);
   // Folds all versions <= `limit` of a device. Requires: no reader below `limit`, or ever again.
   void Fold(Device* device, uint64_t limit);
   void FoldNode(Device* device, VersionNode* node, uint64_t limit);
+
+  // --- holding.cc --------------------------------------------------------------------------------
+  // Retires older copies that no pin can read any more. Requires: commit_mutex.
+  void RetireSuperseded(uint64_t limit);
+  // Unlinks a bucket's versions and retires it. Requires: the device's writer; no reader can reach
+  // the bucket from now on.
+  void RetireBucket(uint32_t table, uint32_t number, Bucket* bucket);
+  // Requires: no reader can hold anything of it.
+  void FreeBucket(const Table& table, Bucket* bucket);
+  // All records are of the table and the bucket.
+  Status ProveRecords(const Table& table, uint32_t bucket,
+                      std::span<const std::byte> records) const;
 
   // --- lookup.cc ---------------------------------------------------------------------------------
   // What a chain or an entry means at a version.

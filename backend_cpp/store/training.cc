@@ -23,7 +23,7 @@ void Store::Impl::MarkChanged(Device* device, Bucket* bucket, uint64_t key, Loca
 }
 
 Result<Location> Store::Impl::ResidentRow(Device* device, uint32_t t, uint32_t b, uint64_t key) {
-  BucketIndex& index = tables[t].buckets[b].index;
+  BucketIndex& index = Newest(tables[t], b)->index;
   const uint32_t entry = index.Locate(HashKey(key), key);
   if (entry == BucketIndex::kNotFound) {
     return Status(Code::kNotFound,
@@ -48,9 +48,9 @@ Result<uint64_t> Store::EnsureRows(uint32_t t, std::span<const int64_t> keys) {
     const auto key = static_cast<uint64_t>(raw);
     const uint64_t hash = HashKey(key);
     const uint32_t b = Store::Impl::BucketOf(table, hash);
-    Bucket* bucket = &table.buckets[b];
+    Bucket* bucket = Store::Impl::Newest(table, b);
     if (bucket->index.Locate(hash, key) != BucketIndex::kNotFound) continue;
-    Device& device = impl_->DeviceFor(impl_->tables[t], b);
+    Device& device = *Store::Impl::Newest(impl_->tables[t], b)->device;
     const std::lock_guard writer(device.writer);
     impl_->Reclaim(&device);
     for (uint32_t d = 0; d < layout.dim(); ++d) {
@@ -92,7 +92,7 @@ Result<uint64_t> Store::ApplyGradients(uint32_t t, std::span<const int64_t> keys
     }
     const auto key = static_cast<uint64_t>(raw);
     const uint32_t b = Store::Impl::BucketOf(table, HashKey(key));
-    Device& device = impl_->DeviceFor(impl_->tables[t], b);
+    Device& device = *Store::Impl::Newest(impl_->tables[t], b)->device;
     const std::lock_guard writer(device.writer);
     impl_->Reclaim(&device);
     const Result<Location> place = impl_->ResidentRow(&device, t, b, key);
@@ -110,7 +110,7 @@ Result<uint64_t> Store::ApplyGradients(uint32_t t, std::span<const int64_t> keys
     DecodePayload(layout, place.value().live(), payload, values.data());
     for (uint32_t d = 0; d < dim; ++d) values[d] -= static_cast<float>(step * sums[d]);
     EncodePayload(layout, place.value().live(), values.data(), payload);
-    impl_->MarkChanged(&device, &table.buckets[b], key, place.value());
+    impl_->MarkChanged(&device, Store::Impl::Newest(table, b), key, place.value());
     ++updated;
   }
   return updated;
@@ -126,8 +126,8 @@ Status Store::SetLive(uint32_t t, uint64_t key, uint16_t live) {
                                         std::to_string(layout.chunks)};
   }
   const uint32_t b = Store::Impl::BucketOf(table, HashKey(key));
-  Bucket* bucket = &table.buckets[b];
-  Device& device = impl_->DeviceFor(impl_->tables[t], b);
+  Bucket* bucket = Store::Impl::Newest(table, b);
+  Device& device = *Store::Impl::Newest(impl_->tables[t], b)->device;
   const std::lock_guard writer(device.writer);
   impl_->Reclaim(&device);
   const Result<Location> old = impl_->ResidentRow(&device, t, b, key);
@@ -169,8 +169,8 @@ Status Store::TakeChanges(uint32_t t, uint32_t b, std::vector<std::byte>* record
   if (!impl_->training()) return NotTraining();
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckBucket(t, b));
   Table& table = impl_->tables[t];
-  Bucket& bucket = table.buckets[b];
-  Device& device = impl_->DeviceFor(impl_->tables[t], b);
+  Bucket& bucket = *Store::Impl::Newest(table, b);
+  Device& device = *Store::Impl::Newest(impl_->tables[t], b)->device;
   const std::lock_guard writer(device.writer);
   impl_->Reclaim(&device);
   std::map<uint64_t, RecordKind> changes(bucket.removed);
@@ -199,8 +199,8 @@ Status Store::TakeChanges(uint32_t t, uint32_t b, std::vector<std::byte>* record
 Status Store::MarkChanged(uint32_t t, uint32_t b, std::span<const uint64_t> keys) {
   if (!impl_->training()) return NotTraining();
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckBucket(t, b));
-  Bucket& bucket = impl_->tables[t].buckets[b];
-  Device& device = impl_->DeviceFor(impl_->tables[t], b);
+  Bucket& bucket = *Store::Impl::Newest(impl_->tables[t], b);
+  Device& device = *Store::Impl::Newest(impl_->tables[t], b)->device;
   const std::lock_guard writer(device.writer);
   for (const uint64_t key : keys) {
     const Result<Location> place = impl_->ResidentRow(&device, t, b, key);
@@ -219,7 +219,7 @@ Result<float> Store::AdagradState(uint32_t t, uint64_t key) const {
   if (!impl_->training()) return NotTraining();
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckTable(t));
   const uint32_t b = Store::Impl::BucketOf(impl_->tables[t], HashKey(key));
-  Device& device = impl_->DeviceFor(impl_->tables[t], b);
+  Device& device = *Store::Impl::Newest(impl_->tables[t], b)->device;
   const std::lock_guard writer(device.writer);
   const Result<Location> place = impl_->ResidentRow(&device, t, b, key);
   if (!place.ok()) return place.status();
@@ -230,7 +230,7 @@ Status Store::SetAdagradState(uint32_t t, uint64_t key, float accumulator) {
   if (!impl_->training()) return NotTraining();
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckTable(t));
   const uint32_t b = Store::Impl::BucketOf(impl_->tables[t], HashKey(key));
-  Device& device = impl_->DeviceFor(impl_->tables[t], b);
+  Device& device = *Store::Impl::Newest(impl_->tables[t], b)->device;
   const std::lock_guard writer(device.writer);
   const Result<Location> place = impl_->ResidentRow(&device, t, b, key);
   if (!place.ok()) return place.status();
@@ -242,7 +242,7 @@ Status Store::ImportRecords(uint32_t t, uint32_t b, std::span<const std::byte> r
   if (!impl_->training()) return NotTraining();
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckBucket(t, b));
   Table& table = impl_->tables[t];
-  Device& device = impl_->DeviceFor(impl_->tables[t], b);
+  Device& device = *Store::Impl::Newest(impl_->tables[t], b)->device;
   const std::lock_guard writer(device.writer);
   while (!records.empty()) {
     const Result<RowRecord> record = ReadRecord(table.config.layout, &records);
@@ -251,7 +251,8 @@ Status Store::ImportRecords(uint32_t t, uint32_t b, std::span<const std::byte> r
       return {Code::kCorrupt, "key " + std::to_string(record.value().key) + " is not of bucket " +
                                   std::to_string(b)};
     }
-    EMBERTIDE_RETURN_IF_ERROR(impl_->StageBase(&device, table, &table.buckets[b], record.value()));
+    EMBERTIDE_RETURN_IF_ERROR(
+        impl_->StageBase(&device, table, Store::Impl::Newest(table, b), record.value()));
     impl_->Reclaim(&device);
   }
   return Status::Ok();

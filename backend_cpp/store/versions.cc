@@ -16,24 +16,36 @@ Status Store::StageRecords(uint64_t version, uint32_t table, uint32_t bucket,
     return {Code::kRejected, "version " + std::to_string(version) + " is not newer than " +
                                  std::to_string(impl_->newest.load()) + ", which is committed"};
   }
-  const TableConfig& config = impl_->tables[table].config;
-  // All records are proved before the first is applied: a bad message changes nothing.
-  for (auto rest = records; !rest.empty();) {
-    const Result<RowRecord> record = ReadRecord(config.layout, &rest);
+  const Table& of = impl_->tables[table];
+  // A bad message changes nothing.
+  EMBERTIDE_RETURN_IF_ERROR(impl_->ProveRecords(of, bucket, records));
+  Bucket* rows = Store::Impl::Newest(of, bucket);
+  if (rows == nullptr) {
+    return {Code::kNotOwner, "bucket " + std::to_string(bucket) + " of table " + of.config.name +
+                                 " is not held here"};
+  }
+  Device& device = *rows->device;
+  const std::lock_guard writer(device.writer);
+  while (!records.empty()) {
+    const Result<RowRecord> record = ReadRecord(of.config.layout, &records);
+    const Status staged = impl_->StageOne(&device, version, table, bucket, rows, record.value());
+    if (!staged.ok()) {
+      ++impl_->refused_rows;
+      return staged;
+    }
+  }
+  return Status::Ok();
+}
+
+Status Store::Impl::ProveRecords(const Table& table, uint32_t bucket,
+                                 std::span<const std::byte> records) const {
+  const TableConfig& config = table.config;
+  while (!records.empty()) {
+    const Result<RowRecord> record = ReadRecord(config.layout, &records);
     if (!record.ok()) return record.status();
     if (BucketOfHash(HashKey(record.value().key), config.bucket_bits) != bucket) {
       return {Code::kCorrupt, "key " + std::to_string(record.value().key) + " of table " +
                                   config.name + " is not of bucket " + std::to_string(bucket)};
-    }
-  }
-  Device& device = impl_->DeviceFor(impl_->tables[table], bucket);
-  const std::lock_guard writer(device.writer);
-  while (!records.empty()) {
-    const Result<RowRecord> record = ReadRecord(config.layout, &records);
-    const Status staged = impl_->StageOne(&device, version, table, bucket, record.value());
-    if (!staged.ok()) {
-      ++impl_->refused_rows;
-      return staged;
     }
   }
   return Status::Ok();
@@ -68,9 +80,8 @@ Status Store::Impl::StageBase(Device* device, const Table& table, Bucket* bucket
 }
 
 Status Store::Impl::StageOne(Device* device, uint64_t version, uint32_t t, uint32_t b,
-                             const RowRecord& record) {
+                             Bucket* bucket, const RowRecord& record) {
   Table& table = tables[t];
-  Bucket* bucket = &table.buckets[b];
   if (newest.load() == 0) return StageBase(device, table, bucket, record);
 
   const uint64_t hash = HashKey(record.key);
@@ -144,6 +155,7 @@ Status Store::Commit(uint64_t version) {
     impl_->Fold(device.get(), limit);
     impl_->Reclaim(device.get());
   }
+  impl_->RetireSuperseded(limit);
   return Status::Ok();
 }
 
@@ -156,7 +168,7 @@ void Store::Impl::Fold(Device* device, uint64_t limit) {
       changed.push_back({node->key, {node->table, node->bucket}});
     }
     for (const auto& [key, where] : changed) {
-      BucketIndex& index = tables[where.first].buckets[where.second].index;
+      BucketIndex& index = tables[where.first].buckets[where.second].On(device)->index;
       const uint32_t entry = index.Locate(HashKey(key), key);
       if (entry == BucketIndex::kNotFound || !index.At(entry).is_chain()) continue;
       VersionNode* first = index.At(entry).chain();
@@ -169,7 +181,7 @@ void Store::Impl::Fold(Device* device, uint64_t limit) {
 
 void Store::Impl::FoldNode(Device* device, VersionNode* head, uint64_t limit) {
   Table& table = tables[head->table];
-  BucketIndex& index = table.buckets[head->bucket].index;
+  BucketIndex& index = table.buckets[head->bucket].On(device)->index;
   VersionNode* keep = head;
   while (keep->version > limit) {
     VersionNode* older = keep->older.load();

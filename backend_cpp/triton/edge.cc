@@ -19,6 +19,8 @@ TRITONSERVER_Error_Code ToTritonCode(Code code) {
     case Code::kBusy:
     case Code::kResourceExhausted:
     case Code::kVersionGone:
+    case Code::kNotOwner:
+    case Code::kUnavailable:
       return TRITONSERVER_ERROR_UNAVAILABLE;
   }
   return TRITONSERVER_ERROR_UNKNOWN;

@@ -25,6 +25,8 @@ enum class Code : uint8_t {
   kCorrupt,            // Bytes failed a proof (checksum, length, magic).
   kDeviceError,        // The operating system or a device failed; the message has errno's text.
   kVersionGone,        // The version asked for has left the window; pin a newer one.
+  kNotOwner,           // The bucket is not held here; look at the plan again.
+  kUnavailable,        // Nobody who could answer is reachable now.
 };
 
 // The name of `code` as messages and metrics spell it, for example "VERSION_GONE".

@@ -17,6 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -51,7 +52,10 @@ const char* SourceName(Source source);
 struct StoreOptions {
   Profile profile = Profile::kServe;
   std::vector<TableConfig> tables;
-  uint32_t devices = 1;  // CPU arenas; bucket b of table t lies on device (t + b) % devices
+  uint32_t devices = 1;  // CPU arenas
+  // All buckets are held from the start, bucket b of table t on device (t + b) % devices; else none
+  // is (serving profile) until AddBucket.
+  bool hold_all = true;
   uint64_t ddr_budget_bytes = 1ULL << 30;  // of the whole store: payload pages, index, chains
   uint64_t ssd_budget_bytes = 0;           // 0: no SSD tier; a full DDR tier then refuses
   std::string ssd_directory;               // REQUIRED with an SSD budget; made if absent
@@ -103,6 +107,16 @@ struct BagFeature {
   uint32_t column = 0;              // where its dim floats stand in a sample's answer
 };
 
+// What came from elsewhere for a key whose bucket is not held here.
+struct RemoteRow {
+  const std::byte* payload = nullptr;  // a row's payload; null: the default row, or see below
+  // fp64, dim of them: the sum of several rows of a bag, of which this key is the first.
+  const double* sums = nullptr;
+  uint16_t live = 0;
+  bool summed = false;  // it is in the sums of a key before it in its bag: nothing is to be added
+  Source source = Source::kRemote;
+};
+
 // Keys of one request, or of some of its samples, over F features: bag b is of sample b / F and
 // feature b % F.
 struct KeyBags {
@@ -113,6 +127,9 @@ struct KeyBags {
   float* out = nullptr;  // samples x out_stride
   size_t out_stride = 0;
   uint8_t* source = nullptr;  // OPTIONAL: a Source for each of `keys` that is in a bag
+  // OPTIONAL: for each of `keys` 0, or 1 + its place in `remote`; such a key is not looked for.
+  const uint32_t* remote_of = nullptr;
+  const RemoteRow* remote = nullptr;
 };
 
 // Keys looked up in a table, by Source.
@@ -165,9 +182,20 @@ class BagReader {
   // passes behind the others, whatever their tables. Bags are summed in fp64 in the order of their
   // keys and rounded once; one row is copied bit for bit, none is zeros. `counts` (OPTIONAL, by
   // table) is added to. Errors are those of ReadView::Lookup; outputs are then unspecified.
-  // Thread-safe. Requires: offsets and places as KeyBags says.
+  // Thread-safe. Requires: offsets and places as KeyBags says. kNotOwner: a key's bucket is not
+  // held at the view's version.
   Status Lookup(std::span<const BagFeature> features, std::span<const KeyBags> requests,
                 std::span<SourceCounts> counts) const;
+
+  // For a peer: appends the records of `keys` that have a row, in their order. `sources` gets a
+  // Source per key. Errors as above; thread-safe.
+  Status CopyRows(uint32_t table, std::span<const int64_t> keys, std::string* records,
+                  uint8_t* sources) const;
+  // For a peer: bag b is the keys at places[offsets[b]] .. places[offsets[b + 1]]; `sums` gets bags
+  // x dim fp64 sums, added in that order, default rows included. `sources` gets a Source per key.
+  // Errors as above; thread-safe.
+  Status SumBags(uint32_t table, std::span<const int64_t> keys, std::span<const uint32_t> offsets,
+                 std::span<const uint32_t> places, double* sums, uint8_t* sources) const;
 
  private:
   const ReadView& view_;
@@ -206,6 +234,17 @@ class Store {
                       std::span<const std::byte> records);
   // Makes `version` the newest. Requires: > newest_version. Folds versions that left the window.
   Status Commit(uint64_t version);
+  // Holds a bucket from now on, on a device, with these records as its rows at the newest version;
+  // it answers that version and later ones. A bucket that is held on another device moves: pins
+  // below are answered by the copy there until none is left. Requires: the caller is who stages
+  // and commits. kRejected: it is on that device already; kBusy: its last move is not over (a
+  // version must leave the window first); kCorrupt, kResourceExhausted as StageRecords (nothing is
+  // changed then).
+  Status AddBucket(uint32_t table, uint32_t bucket, uint32_t device,
+                   std::span<const std::byte> records);
+  // Holds a bucket no longer; reads in flight end well, later ones get kNotOwner. Ok if it was not
+  // held. Requires: as AddBucket.
+  Status DropBucket(uint32_t table, uint32_t bucket);
 
   // --- training profile ------------------------------------------------------------------------
   // Ensures that every key has a row (new rows: all chunks live, InitialValue). Returns how many
@@ -230,7 +269,12 @@ class Store {
   Status SetAdagradState(uint32_t table, uint64_t key, float accumulator);
 
   // --- both --------------------------------------------------------------------------------------
+  // The first version at which a bucket is answered, and the device of its newest copy; nullopt if
+  // it is not held. Any thread. Requires: table and bucket exist.
+  std::optional<uint64_t> HeldSince(uint32_t table, uint32_t bucket) const;
+  std::optional<uint32_t> DeviceOf(uint32_t table, uint32_t bucket) const;
   // Appends all rows of a bucket as records at the view's version, in ascending key order.
+  // kNotOwner if it is not held at that version.
   Status ExportBucket(const ReadView& view, uint32_t table, uint32_t bucket,
                       std::vector<std::byte>* records) const;
   // Training profile: inserts records as rows as they are (restore from a snapshot).

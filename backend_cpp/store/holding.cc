@@ -1,0 +1,164 @@
+// Which buckets a store holds: added at its newest version, superseded by a copy on another device,
+// dropped. Pointers to buckets change under the writer locks of all devices: a writer of one device
+// walks past the copies on others.
+#include <algorithm>
+
+#include "store/store_impl.h"
+
+namespace embertide {
+namespace {
+
+// Records that one hold of the writer lock takes in, so that Maintain gets its turn.
+constexpr size_t kRecordsAtOnce = 1024;
+
+using Writers = std::vector<std::unique_lock<std::mutex>>;
+
+Writers LockAll(const std::vector<std::unique_ptr<Device>>& devices) {
+  Writers writers;
+  writers.reserve(devices.size());
+  for (const auto& device : devices) writers.emplace_back(device->writer);
+  return writers;
+}
+
+}  // namespace
+
+Status Store::AddBucket(uint32_t t, uint32_t b, uint32_t d, std::span<const std::byte> records) {
+  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckBucket(t, b));
+  const Table& table = impl_->tables[t];
+  const std::string name = "bucket " + std::to_string(b) + " of table " + table.config.name;
+  if (impl_->training()) return {Code::kInvalidArgument, name + ": a trainer holds all buckets"};
+  if (d >= impl_->devices.size()) {
+    return {Code::kInvalidArgument, name + ": device " + std::to_string(d) +
+                                        " does not exist; there are " +
+                                        std::to_string(impl_->devices.size())};
+  }
+  EMBERTIDE_RETURN_IF_ERROR(impl_->ProveRecords(table, b, records));
+  const std::lock_guard commit(impl_->commit_mutex);
+  Device* device = impl_->devices[d].get();
+  BucketSlot& slot = impl_->tables[t].buckets[b];
+  Bucket* before = slot.newest;
+  if (before != nullptr && before->device == device) {
+    return {Code::kRejected, name + " is on device " + std::to_string(d) + " already"};
+  }
+  if (before != nullptr && before->older != nullptr) {
+    return {Code::kBusy, name + " is still read where it was before its last move"};
+  }
+  auto* bucket = new Bucket(device);
+  {
+    const Writers writers = LockAll(impl_->devices);
+    slot.building = bucket;
+  }
+  Status status = Status::Ok();
+  while (!records.empty() && status.ok()) {
+    const std::lock_guard writer(device->writer);
+    impl_->Reclaim(device);
+    for (size_t i = 0; i < kRecordsAtOnce && !records.empty() && status.ok(); ++i) {
+      const Result<RowRecord> record = ReadRecord(table.config.layout, &records);
+      status = impl_->StageBase(device, table, bucket, record.value());
+    }
+  }
+  const Writers writers = LockAll(impl_->devices);
+  slot.building = nullptr;
+  if (!status.ok()) {
+    impl_->RetireBucket(t, b, bucket);
+    ++impl_->refused_rows;
+    return status;
+  }
+  bucket->since = impl_->newest.load();
+  bucket->older = before;
+  slot.newest.store(bucket, std::memory_order_release);
+  if (before != nullptr) impl_->superseded.emplace_back(t, b);
+  return Status::Ok();
+}
+
+Status Store::DropBucket(uint32_t t, uint32_t b) {
+  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckBucket(t, b));
+  const std::lock_guard commit(impl_->commit_mutex);
+  BucketSlot& slot = impl_->tables[t].buckets[b];
+  const Writers writers = LockAll(impl_->devices);
+  for (Bucket* bucket = slot.newest.exchange(nullptr); bucket != nullptr;) {
+    Bucket* older = bucket->older;
+    impl_->RetireBucket(t, b, bucket);
+    bucket = older;
+  }
+  std::erase(impl_->superseded, std::pair(t, b));
+  return Status::Ok();
+}
+
+std::optional<uint64_t> Store::HeldSince(uint32_t t, uint32_t b) const {
+  const Bucket* bucket = impl_->tables[t].buckets[b].newest.load(std::memory_order_acquire);
+  if (bucket == nullptr) return std::nullopt;
+  while (const Bucket* older = bucket->older.load(std::memory_order_acquire)) bucket = older;
+  return bucket->since;
+}
+
+std::optional<uint32_t> Store::DeviceOf(uint32_t t, uint32_t b) const {
+  const Bucket* bucket = impl_->tables[t].buckets[b].newest.load(std::memory_order_acquire);
+  if (bucket == nullptr) return std::nullopt;
+  return impl_->NumberOf(bucket->device);
+}
+
+void Store::Impl::RetireSuperseded(uint64_t limit) {
+  if (superseded.empty()) return;
+  const Writers writers = LockAll(devices);
+  std::erase_if(superseded, [&](const std::pair<uint32_t, uint32_t>& where) {
+    Bucket* newest_copy = tables[where.first].buckets[where.second].newest;
+    if (newest_copy->since > limit) return false;
+    RetireBucket(where.first, where.second, newest_copy->older.exchange(nullptr));
+    return true;
+  });
+}
+
+void Store::Impl::RetireBucket(uint32_t t, uint32_t number, Bucket* bucket) {
+  Device* device = bucket->device;
+  // The lists of versions on this device name nodes that go with the bucket.
+  for (auto& [version, head] : device->staged) {
+    VersionNode** link = &head;
+    while (*link != nullptr) {
+      VersionNode* node = *link;
+      if (node->table == t && node->bucket == number) {
+        *link = node->next_staged;
+      } else {
+        link = &node->next_staged;
+      }
+    }
+  }
+  rows -= bucket->index.size();
+  Retired retired;
+  retired.epoch = readers.Retire();
+  retired.bucket = bucket;
+  retired.table = t;
+  device->retired.push_back(retired);
+}
+
+void Store::Impl::FreeBucket(const Table& table, Bucket* bucket) {
+  Device* device = bucket->device;
+  const auto free_place = [&](Location place) {
+    if (place.tier() == TierId::kNowhere) return;
+    Retired retired;
+    retired.place = place;
+    retired.bytes = table.config.layout.PayloadBytes(place.live()) + AuxBytes(table);
+    Free(device, retired);
+  };
+  for (uint32_t e = 0; e < bucket->index.capacity(); ++e) {
+    if (!bucket->index.Occupied(e)) continue;
+    const Location place = bucket->index.At(e);
+    if (!place.is_chain()) {
+      free_place(place);
+      continue;
+    }
+    for (VersionNode* node = place.chain(); node != nullptr;) {
+      VersionNode* older = node->older.load();
+      free_place(Location::FromWord(node->word.load()));
+      Retired retired;
+      retired.node = node;
+      Free(device, retired);
+      node = older;
+    }
+  }
+  device->budget.Release(bucket->index.bytes());
+  index_bytes -= bucket->index.bytes();
+  delete bucket;
+}
+
+}  // namespace embertide
