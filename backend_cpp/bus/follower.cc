@@ -6,9 +6,9 @@
 #include <functional>
 #include <map>
 #include <mutex>
-#include <set>
 #include <thread>
 
+#include "bus/chain.h"
 #include "bus/delta.h"
 #include "bus/redis.h"
 #include "embertide/checksum.h"
@@ -21,6 +21,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kRedisTimeout{2000};
 // One wait for the next commit; bounds how long a stop takes.
 constexpr milliseconds kBlock{100};
+constexpr milliseconds kSoon{1};  // the same while buckets are being added
 constexpr size_t kCommitsAtOnce = 64;
 // Entries of each stream in one round trip: at most 64 MiB of one bucket's batches.
 constexpr size_t kBatchesAtOnce = 64;
@@ -44,17 +45,6 @@ uint64_t MsSince(int64_t ms) {
   return static_cast<uint64_t>(std::max<int64_t>(0, now - ms));
 }
 
-// The versions newer than `have`, newest first. The latest lineage counts first: what a publisher
-// still wrote after it was superseded leads nowhere. A lineage older than ours is not looked at.
-std::vector<VersionId> Newer(std::vector<VersionId> ids, VersionId have) {
-  std::erase_if(
-      ids, [&](VersionId id) { return id.number <= have.number || id.lineage < have.lineage; });
-  std::sort(ids.begin(), ids.end(), [](VersionId a, VersionId b) {
-    return std::pair(a.lineage, a.number) > std::pair(b.lineage, b.number);
-  });
-  return ids;
-}
-
 }  // namespace
 
 struct Follower::Impl {
@@ -70,6 +60,7 @@ struct Follower::Impl {
   std::map<std::string, std::string> cursors;    // stream -> id of the last entry read; bounded by
                                                  // the model's buckets
   std::chrono::steady_clock::time_point looked;  // when the files were looked at last
+  std::chrono::steady_clock::time_point tried;   // when Redis was last to be reached
   std::thread thread;
 
   VersionId newest() const { return {sink->newest_number(), sink->newest_lineage()}; }
@@ -92,7 +83,7 @@ struct Follower::Impl {
 
   void Run();
   void Connect();
-  Status FollowOnce();
+  Status FollowOnce(milliseconds block);
   Status Take(const v1::GlobalCommit& commit);
   Status TakeFromBus(const v1::GlobalCommit& commit);
   Status ReadPartitions(const v1::GlobalCommit& commit, std::vector<v1::PartitionCommit>* out);
@@ -107,20 +98,21 @@ struct Follower::Impl {
   Status CatchUp();
   Status TakeWay(bool by_snapshot);
   Status FindWay(bool by_snapshot, VersionId* snapshot, std::vector<v1::CommitFile>* chain);
-  std::vector<v1::CommitFile> Chain(VersionId have, const std::vector<VersionId>& deltas);
   Status TakeFromFiles(const v1::CommitFile& file);
 };
 
 void Follower::Impl::Run() {
   Note(CatchUp());
   while (!Stopping()) {
-    if (!options.bus.empty() && redis == nullptr) Connect();
+    const bool more = sink->Between();
+    const auto now = std::chrono::steady_clock::now();
+    if (!options.bus.empty() && redis == nullptr && now - tried >= options.retry_every) Connect();
     if (redis == nullptr) {
-      if (Wait(options.retry_every)) return;
-      Note(CatchUp());
+      if (Wait(more ? kSoon : std::min(options.retry_every, kBlock))) return;
+      if (std::chrono::steady_clock::now() - looked >= options.retry_every) Note(CatchUp());
       continue;
     }
-    const Status status = FollowOnce();
+    const Status status = FollowOnce(more ? kSoon : kBlock);
     if (status.ok()) continue;
     Note(status);
     if (status.code() == Code::kDeviceError) {
@@ -132,6 +124,7 @@ void Follower::Impl::Run() {
 }
 
 void Follower::Impl::Connect() {
+  tried = std::chrono::steady_clock::now();
   ++stats.reconnects;
   Result<std::unique_ptr<RedisConnection>> opened = RedisConnection::Open(address, kRedisTimeout);
   if (!opened.ok()) return Note(opened.status());
@@ -142,9 +135,9 @@ void Follower::Impl::Connect() {
 }
 
 // Waits for commits and takes them in order. kDeviceError: the connection is gone.
-Status Follower::Impl::FollowOnce() {
+Status Follower::Impl::FollowOnce(milliseconds block) {
   const auto entries =
-      redis->ReadAfter(kCommitStream, Cursor(kCommitStream), kCommitsAtOnce, kBlock);
+      redis->ReadAfter(kCommitStream, Cursor(kCommitStream), kCommitsAtOnce, block);
   if (!entries.ok()) return entries.status();
   if (entries.value().empty() && std::chrono::steady_clock::now() - looked >= options.look_every) {
     Note(CatchUp());
@@ -204,6 +197,7 @@ Status Follower::Impl::TakeFromBus(const v1::GlobalCommit& commit) {
   std::vector<Wanted> wanted;
   for (const v1::PartitionCommit& partition : partitions) {
     for (const v1::BucketSequence& bucket : partition.buckets()) {
+      if (!sink->Holds(bucket.table_id(), bucket.bucket())) continue;
       wanted.push_back({partition.partition(), bucket, {}, false});
     }
   }
@@ -323,29 +317,6 @@ Status Follower::Impl::ReadBatches(VersionId id, std::vector<Wanted>* wanted) {
 // --- files
 // -----------------------------------------------------------------------------------------
 
-// The commits that lead from `have` to the newest version that can be reached; empty for none.
-std::vector<v1::CommitFile> Follower::Impl::Chain(VersionId have,
-                                                  const std::vector<VersionId>& deltas) {
-  std::set<VersionId> dead;  // looked at: they do not lead to `have`
-  for (const VersionId from : Newer(deltas, have)) {
-    std::vector<v1::CommitFile> chain;
-    VersionId at = from;
-    while (at.number > have.number && dead.insert(at).second) {
-      Result<v1::CommitFile> file = ReadCommitFile(options.publication, at);
-      if (!file.ok()) {
-        if (file.status().code() == Code::kCorrupt) ++stats.corrupt;
-        break;  // what lies below it may be reached all the same
-      }
-      at = IdOf(file.value().commit().previous());
-      chain.push_back(std::move(*file));
-    }
-    if (at != have) continue;
-    std::reverse(chain.begin(), chain.end());
-    return chain;
-  }
-  return {};
-}
-
 // Finds `*snapshot`, if its number is not 0, and the commits after it (or after the node's newest
 // version) to take. The chain alone is enough where it reaches as far; `by_snapshot`: it could not
 // be taken.
@@ -355,11 +326,14 @@ Status Follower::Impl::FindWay(bool by_snapshot, VersionId* snapshot,
   const std::vector<VersionId> deltas = ListVersions(options.publication + "/deltas", "commit.pb");
   const std::vector<VersionId> snapshots =
       Newer(ListVersions(options.publication + "/snapshots", "manifest.json"), have);
-  *chain = by_snapshot ? std::vector<v1::CommitFile>() : Chain(have, deltas);
+  const auto find_chain = [&](VersionId from) {
+    return NewestChain(options.publication, from, deltas, [this] { ++stats.corrupt; });
+  };
+  *chain = by_snapshot ? std::vector<v1::CommitFile>() : find_chain(have);
   const VersionId end = chain->empty() ? have : IdOf(chain->back().commit().version());
   if (!snapshots.empty() && snapshots.front().number > end.number) {
     *snapshot = snapshots.front();
-    *chain = Chain(*snapshot, deltas);
+    *chain = find_chain(*snapshot);
   } else if (const auto newer = Newer(deltas, have); chain->empty() && !newer.empty()) {
     return {Code::kNotFound, "no chain of delta files leads from " + Text(have) + " to " +
                                  Text(newer.front()) + ", and no newer snapshot is there"};
@@ -385,6 +359,7 @@ Status Follower::Impl::TakeFromFiles(const v1::CommitFile& file) {
   };
   EMBERTIDE_RETURN_IF_ERROR(each_batch([](const v1::RowBatch&) { return Status::Ok(); }));
   EMBERTIDE_RETURN_IF_ERROR(each_batch([&](const v1::RowBatch& batch) -> Status {
+    if (!sink->Holds(batch.table_id(), batch.bucket())) return Status::Ok();
     stats.rows += batch.rows() + batch.tombstones();
     return sink->Stage(id.number, batch.table_id(), batch.bucket(), batch.records());
   }));

@@ -204,6 +204,15 @@ Result<std::vector<StreamEntry>> RedisConnection::ReadAfter(const std::string& s
   return Entries(reply->element[0]->element[1]);
 }
 
+Result<std::optional<std::string>> RedisConnection::Get(const std::string& key) {
+  EMBERTIDE_RETURN_IF_ERROR(Send({"GET", key}));
+  redisReply* raw = nullptr;
+  EMBERTIDE_RETURN_IF_ERROR(Receive("GET", &raw));
+  const Reply reply(raw);
+  if (reply->type != REDIS_REPLY_STRING) return std::optional<std::string>();
+  return std::optional<std::string>(std::string(reply->str, reply->len));
+}
+
 Result<std::vector<std::vector<StreamEntry>>> RedisConnection::ReadRanges(
     const std::vector<Range>& ranges, size_t count) {
   for (const Range& range : ranges) {

@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -48,6 +49,8 @@ class RedisConnection {
   // for the first.
   Result<std::vector<StreamEntry>> ReadAfter(const std::string& stream, const std::string& id,
                                              size_t count, std::chrono::milliseconds block);
+  // The value of a string key; nullopt if there is none.
+  Result<std::optional<std::string>> Get(const std::string& key);
   struct Range {
     std::string stream;
     std::string after;  // id; "0-0" for all

@@ -11,6 +11,9 @@
 
 #include "base/file.h"
 #include "embertide/v1/update.pb.h"
+#include "node/fleet.h"
+#include "node/load_meter.h"
+#include "node/remote.h"
 
 namespace embertide {
 namespace {
@@ -42,23 +45,6 @@ Result<std::vector<Feature>> ResolveFeatures(const Manifest& manifest) {
   }
   if (features.empty()) return Status(Code::kCorrupt, "the manifest has no feature");
   return features;
-}
-
-Status LoadBuckets(const std::string& directory, const Manifest& manifest, Store* store) {
-  std::map<std::string, uint32_t> tables;
-  for (uint32_t t = 0; t < manifest.tables.size(); ++t) tables[manifest.tables[t].name] = t;
-  for (const BucketFileInfo& info : manifest.buckets) {
-    const auto table = tables.find(info.table);
-    if (table == tables.end()) {
-      return {Code::kCorrupt,
-              info.path + " is of table \"" + info.table + "\", which the manifest does not have"};
-    }
-    EMBERTIDE_RETURN_IF_ERROR(ReadBucketFile(
-        directory, manifest.tables[table->second], info, [&](std::span<const std::byte> records) {
-          return store->StageRecords(manifest.version, table->second, info.bucket, records);
-        }));
-  }
-  return Status::Ok();
 }
 
 // The one dense file of a role.
@@ -115,27 +101,72 @@ Result<std::unique_ptr<Node>> Node::Open(NodeOptions options) {
   store_options.ssd_budget_bytes = options.ssd_budget_bytes;
   store_options.ssd_directory = options.ssd_directory;
   store_options.window_versions = options.window_versions;
+  store_options.hold_all = options.state.empty();
+  std::unique_ptr<LoadMeter> load;
+  if (!options.state.empty()) load = std::make_unique<LoadMeter>(manifest->tables);
+  store_options.observer = load.get();
   Result<std::unique_ptr<Store>> store = Store::Open(std::move(store_options));
   if (!store.ok()) return store.status();
-  EMBERTIDE_RETURN_IF_ERROR(LoadBuckets(options.snapshot, *manifest, store->get()));
 
   std::unique_ptr<Node> node(new Node());
   node->options_ = options;
   node->manifest_ = std::move(*manifest);
   node->features_ = std::move(*features);
   for (const Feature& feature : node->features_) node->total_dim_ += feature.dim;
+  node->load_ = std::move(load);
   node->store_ = std::move(*store);
   if (!options.dense_plugin.empty()) EMBERTIDE_RETURN_IF_ERROR(node->LoadDense());
+  if (!options.state.empty()) {
+    Result<std::unique_ptr<Fleet>> fleet = Fleet::Join(node.get());
+    if (!fleet.ok()) return fleet.status();
+    node->fleet_ = std::move(*fleet);
+  }
+  EMBERTIDE_RETURN_IF_ERROR(node->LoadBuckets());
   EMBERTIDE_RETURN_IF_ERROR(node->AddSnapshotVersion());
   node->worker_ = std::make_unique<Worker>(node->store_.get());
   if (!options.publication.empty()) EMBERTIDE_RETURN_IF_ERROR(node->Follow());
+  if (node->fleet_ != nullptr) node->fleet_->Serve();
   return node;
 }
 
-// The threads end before what they work on.
+// Who calls ends before what is called: peers' calls, versions, upkeep.
 Node::~Node() {
+  if (fleet_ != nullptr) fleet_->Leave();
   follower_.reset();
+  fleet_.reset();
   worker_.reset();
+}
+
+// The buckets of the snapshot that this node holds.
+Status Node::LoadBuckets() {
+  std::map<std::string, uint32_t> tables;
+  for (uint32_t t = 0; t < manifest_.tables.size(); ++t) tables[manifest_.tables[t].name] = t;
+  if (fleet_ != nullptr) {
+    for (uint32_t t = 0; t < manifest_.tables.size(); ++t) {
+      for (uint32_t b = 0; b < manifest_.tables[t].buckets(); ++b) {
+        const int32_t device = fleet_->routing()->buckets[t][b].device;
+        if (device < 0) continue;
+        EMBERTIDE_RETURN_IF_ERROR(store_->AddBucket(t, b, static_cast<uint32_t>(device), {}));
+      }
+    }
+  }
+  for (const BucketFileInfo& info : manifest_.buckets) {
+    const auto table = tables.find(info.table);
+    if (table == tables.end()) {
+      return {Code::kCorrupt,
+              info.path + " is of table \"" + info.table + "\", which the manifest does not have"};
+    }
+    if (info.bucket < manifest_.tables[table->second].buckets() &&
+        !store_->HeldSince(table->second, info.bucket)) {
+      continue;
+    }
+    EMBERTIDE_RETURN_IF_ERROR(ReadBucketFile(
+        options_.snapshot, manifest_.tables[table->second], info,
+        [&](std::span<const std::byte> records) {
+          return store_->StageRecords(manifest_.version, table->second, info.bucket, records);
+        }));
+  }
+  return Status::Ok();
 }
 
 // The program that proves weights, and that it fits the features.
@@ -212,6 +243,15 @@ Result<Pinned> Node::Pin() const {
   for (int attempt = 0; attempt < 2; ++attempt) {
     Result<ReadView> view = store_->PinNewest();
     if (!view.ok()) return view.status();
+    if (fleet_ != nullptr) {
+      const uint64_t common = fleet_->CommonNewest(view->version());
+      if (common < view->version()) {
+        Result<ReadView> older = store_->Pin(common);
+        // What a peer holds at most has left the window here: it counts as dead.
+        if (older.ok()) view = std::move(older);
+      }
+      fleet_->NotePin(view->version());
+    }
     const std::shared_ptr<const Versions> known = versions();
     const auto found = known->find(view->version());
     if (found != known->end()) return Pinned{std::move(*view), found->second};
@@ -237,6 +277,8 @@ class Node::Sink : public VersionSink {
                const std::string& records) override;
   Status Commit(const v1::GlobalCommit& commit, const std::string& tensors) override;
   Status Load(const std::string& snapshot) override;
+  bool Holds(uint32_t table_id, uint32_t bucket) const override;
+  bool Between() override { return node_->fleet_ != nullptr && node_->fleet_->AlignBuckets(); }
 
  private:
   Status StageBucket(const std::string& snapshot, const Manifest& manifest, uint32_t table,
@@ -281,7 +323,17 @@ Status Node::Sink::Adopt(std::shared_ptr<const VersionInfo> info) {
   EMBERTIDE_RETURN_IF_ERROR(node_->store_->Commit(info->number));
   newest_ = std::move(info);
   staged_ = false;
+  if (node_->fleet_ != nullptr) node_->fleet_->Committed();
   return Status::Ok();
+}
+
+bool Node::Sink::Holds(uint32_t table_id, uint32_t bucket) const {
+  const auto table = table_of_id_.find(table_id);
+  // What is unknown goes on, to be refused by name.
+  if (table == table_of_id_.end() || bucket >= node_->manifest_.tables[table->second].buckets()) {
+    return true;
+  }
+  return node_->store_->HeldSince(table->second, bucket).has_value();
 }
 
 // Brings one bucket to what the snapshot's file says: its records where they differ from what is
@@ -343,6 +395,7 @@ Status Node::Sink::Load(const std::string& snapshot) {
   info->weights = std::move(*weights);
   for (uint32_t table = 0; table < node_->manifest_.tables.size(); ++table) {
     for (uint32_t bucket = 0; bucket < node_->manifest_.tables[table].buckets(); ++bucket) {
+      if (!node_->store_->HeldSince(table, bucket)) continue;
       EMBERTIDE_RETURN_IF_ERROR(StageBucket(snapshot, found, table, bucket));
     }
   }
@@ -361,6 +414,27 @@ Status Node::Follow() {
 std::string Node::follower_error() const {
   return follower_ == nullptr ? std::string() : follower_->last_error();
 }
+
+uint64_t Node::plan_epoch() const { return fleet_ == nullptr ? 1 : fleet_->routing()->epoch; }
+
+RemoteLookupPtr Node::NewRemoteLookup() const {
+  return {fleet_ == nullptr ? nullptr : fleet_->NewRemoteLookup().release(),
+          [](RemoteLookup* remote) { delete remote; }};
+}
+
+Status Node::Fetch(const Pinned& pinned, std::span<const BagFeature> features,
+                   std::span<KeyBags> requests, RemoteLookup* remote) const {
+  return remote->Fetch(*fleet_->routing(), pinned.rows.version(), pinned.info->lineage, features,
+                       requests);
+}
+
+void Node::RefreshPlan() const {
+  if (fleet_ != nullptr) fleet_->RefreshPlan();
+}
+
+std::string Node::address() const { return fleet_ == nullptr ? "" : fleet_->address(); }
+
+FleetStats Node::fleet_stats() const { return fleet_ == nullptr ? FleetStats() : fleet_->stats(); }
 
 const FollowerStats* Node::follower_stats() const {
   return follower_ == nullptr ? nullptr : &follower_->stats();

@@ -15,6 +15,7 @@ StoreOptions MakeOptions(std::vector<TableConfig> tables, const std::string& pro
   return {profile == "train" ? Profile::kTrain : Profile::kServe,
           std::move(tables),
           devices,
+          /*hold_all=*/true,
           ddr_budget_bytes,
           ssd_budget_bytes,
           std::move(ssd_directory),

@@ -67,6 +67,8 @@ Status Store::AddBucket(uint32_t t, uint32_t b, uint32_t d, std::span<const std:
   bucket->since = impl_->newest.load();
   bucket->older = before;
   slot.newest.store(bucket, std::memory_order_release);
+  slot.device = d;
+  if (before == nullptr) slot.held_since.store(bucket->since, std::memory_order_release);
   if (before != nullptr) impl_->superseded.emplace_back(t, b);
   return Status::Ok();
 }
@@ -76,6 +78,7 @@ Status Store::DropBucket(uint32_t t, uint32_t b) {
   const std::lock_guard commit(impl_->commit_mutex);
   BucketSlot& slot = impl_->tables[t].buckets[b];
   const Writers writers = LockAll(impl_->devices);
+  slot.held_since = BucketSlot::kNotHeld;
   for (Bucket* bucket = slot.newest.exchange(nullptr); bucket != nullptr;) {
     Bucket* older = bucket->older;
     impl_->RetireBucket(t, b, bucket);
@@ -86,24 +89,38 @@ Status Store::DropBucket(uint32_t t, uint32_t b) {
 }
 
 std::optional<uint64_t> Store::HeldSince(uint32_t t, uint32_t b) const {
-  const Bucket* bucket = impl_->tables[t].buckets[b].newest.load(std::memory_order_acquire);
-  if (bucket == nullptr) return std::nullopt;
-  while (const Bucket* older = bucket->older.load(std::memory_order_acquire)) bucket = older;
-  return bucket->since;
+  const uint64_t since = impl_->tables[t].buckets[b].held_since.load(std::memory_order_acquire);
+  return since == BucketSlot::kNotHeld ? std::nullopt : std::optional(since);
 }
 
 std::optional<uint32_t> Store::DeviceOf(uint32_t t, uint32_t b) const {
-  const Bucket* bucket = impl_->tables[t].buckets[b].newest.load(std::memory_order_acquire);
+  const BucketSlot& slot = impl_->tables[t].buckets[b];
+  if (slot.held_since == BucketSlot::kNotHeld) return std::nullopt;
+  return slot.device.load();
+}
+
+std::optional<Store::BucketSize> Store::BucketSizeOf(uint32_t t, uint32_t b) const {
+  const std::lock_guard commit(impl_->commit_mutex);  // it is not retired meanwhile
+  const Table& table = impl_->tables[t];
+  const Bucket* bucket = table.buckets[b].newest;
   if (bucket == nullptr) return std::nullopt;
-  return impl_->NumberOf(bucket->device);
+  const std::lock_guard writer(bucket->device->writer);
+  const RowLayout& layout = table.config.layout;
+  BucketSize size;
+  size.rows = bucket->index.size();
+  size.index_bytes = bucket->index.bytes();
+  size.payload_bytes = size.rows * layout.PayloadBytes(layout.full_mask());
+  return size;
 }
 
 void Store::Impl::RetireSuperseded(uint64_t limit) {
   if (superseded.empty()) return;
   const Writers writers = LockAll(devices);
   std::erase_if(superseded, [&](const std::pair<uint32_t, uint32_t>& where) {
-    Bucket* newest_copy = tables[where.first].buckets[where.second].newest;
+    BucketSlot& slot = tables[where.first].buckets[where.second];
+    Bucket* newest_copy = slot.newest;
     if (newest_copy->since > limit) return false;
+    slot.held_since = newest_copy->since;
     RetireBucket(where.first, where.second, newest_copy->older.exchange(nullptr));
     return true;
   });

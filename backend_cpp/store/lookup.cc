@@ -51,6 +51,15 @@ struct Scratch {
   BlockBuffers blocks;
   std::vector<double> sums;
   std::vector<SourceCounts> counts;  // by table
+  std::vector<ObservedRead> observed;
+  uint32_t until_observed = 0;  // keys
+  uint32_t dice = 1;
+  // Keys to pass over, kObserveEvery - 1 on average: a steady step would meet the same features
+  // again and again.
+  uint32_t Gap() {
+    dice = dice * 1664525 + 1013904223;  // Numerical Recipes, 2nd edition, 7.1
+    return (dice >> 16) % (2 * kObserveEvery - 1);
+  }
   // The first key whose bucket is not held, if any.
   bool not_held = false;
   uint32_t not_held_table = 0;
@@ -187,6 +196,19 @@ class Finder {
                             : Source::kDefault;
     }
     ++scratch_->counts[key.table][static_cast<size_t>(found->source)];
+    if (impl_.options.observer != nullptr) Observe(key, *found);
+  }
+
+  void Observe(const Pending& key, const Found& found) {
+    const bool by_place = scratch_->until_observed == 0;
+    // Bits that neither bucket nor index group depend on alone.
+    const bool by_key = (key.hash >> 20) % kObserveEvery == 0;
+    scratch_->until_observed = by_place ? scratch_->Gap() : scratch_->until_observed - 1;
+    if (!by_place && !by_key) return;
+    const Table& table = impl_.tables[key.table];
+    scratch_->observed.push_back(
+        {key.key, key.hash, key.table, Store::Impl::BucketOf(table, key.hash),
+         table.config.layout.PayloadBytes(found.live), found.source, by_place, by_key});
   }
 
   void NoteSsd(const Pending& key, Location place, const Found* found) {
@@ -319,6 +341,12 @@ static std::span<const int64_t> KeysOf(const KeyBags& request) {
   return request.keys.subspan(offsets.front(), offsets.back() - offsets.front());
 }
 
+static void Tell(const Store::Impl& impl, Scratch* scratch) {
+  if (scratch->observed.empty()) return;
+  if (impl.options.observer != nullptr) impl.options.observer->Observe(scratch->observed);
+  scratch->observed.clear();
+}
+
 static void FindKeys(const Store::Impl& impl, uint64_t version,
                      std::span<const BagFeature> features, std::span<const KeyBags> requests,
                      Scratch* scratch) {
@@ -434,6 +462,7 @@ Status BagReader::Lookup(std::span<const BagFeature> features, std::span<const K
         PoolBags(impl, features, chunk, &scratch);
         return Status::Ok();
       }));
+  Tell(impl, &scratch);
   SourceCounts all{};
   for (size_t t = 0; t < impl.tables.size(); ++t) {
     for (size_t s = 0; s < kSources; ++s) {
@@ -456,6 +485,7 @@ static Status FindAll(const Store::Impl& impl, uint64_t version, uint32_t table,
   const KeyBags bags{keys, {}, nullptr, 0};
   FindKeys(impl, version, {&feature, 1}, {&bags, 1}, scratch);
   EMBERTIDE_RETURN_IF_ERROR(Bring(impl, scratch));
+  Tell(impl, scratch);
   for (size_t i = 0; i < keys.size(); ++i) {
     sources[i] = static_cast<uint8_t>(scratch->found[i].source);
   }

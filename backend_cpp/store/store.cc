@@ -76,8 +76,10 @@ Store::Impl::Impl(StoreOptions opts) : options(std::move(opts)) {
   for (Table& table : tables) {
     for (uint32_t b = 0; b < table.buckets.size() && options.hold_all; ++b) {
       // Shifted by the table, or the many tables of one bucket would all lie on device 0.
-      Device* device = devices[(table.ordinal + b) % options.devices].get();
-      table.buckets[b].newest = new Bucket(device);
+      const uint32_t device = (table.ordinal + b) % options.devices;
+      table.buckets[b].newest = new Bucket(devices[device].get());
+      table.buckets[b].held_since = 0;
+      table.buckets[b].device = device;
     }
   }
 }

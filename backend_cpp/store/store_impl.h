@@ -73,6 +73,10 @@ struct BucketSlot {
   BucketSlot(BucketSlot&&) noexcept {}     // for std::vector, before there is anything in it
   std::atomic<Bucket*> newest{nullptr};    // null: not held
   std::atomic<Bucket*> building{nullptr};  // being filled: writers see it, readers do not
+  // For those who ask and pin nothing, and so may not follow the pointers.
+  static constexpr uint64_t kNotHeld = ~0ULL;
+  std::atomic<uint64_t> held_since{kNotHeld};
+  std::atomic<uint32_t> device{0};  // of `newest`
 
   // What answers at a version; null if the bucket is not held there.
   const Bucket* At(uint64_t version) const {

@@ -8,8 +8,8 @@
 namespace embertide::triton {
 namespace {
 
-// A thread that sleeps takes 50 to 150 us to be at work, as long as a small execution; under load the
-// next execution is there before this is over, and without load it costs next to nothing.
+// A thread that sleeps takes 50 to 150 us to be at work, as long as a small execution; under load
+// the next execution is there before this is over, and without load it costs next to nothing.
 constexpr std::chrono::microseconds kAwake(200);
 
 // Waits until `value` is not `old`: awake for kAwake, leaving the core to whoever wants it, then

@@ -44,6 +44,7 @@ Executor::Executor(const ModelConfig& config, const Node& node,
       node_(node),
       programs_(std::move(programs)),
       metrics_(metrics),
+      remote_(node.NewRemoteLookup()),
       parts_(config.threads),
       crew_(config.threads) {
   uint32_t column = 0;
@@ -95,7 +96,7 @@ Status Executor::SetParameters(const VersionInfo& version, TRITONBACKEND_Respons
       TRITONBACKEND_ResponseSetStringParameter(response, "node", node_.options().name.c_str()));
 }
 
-Status Executor::MakeOutputs(const VersionInfo& version, Job* job) {
+Status Executor::MakeOutputs(Job* job) {
   if (job->response == nullptr) return {Code::kDeviceError, "Triton gave no response object"};
   std::vector<std::string> names;
   EMBERTIDE_RETURN_IF_ERROR(ReadOutputNames(job->request, &names));
@@ -121,14 +122,33 @@ Status Executor::MakeOutputs(const VersionInfo& version, Job* job) {
       job->source = static_cast<uint8_t*>(buffer);
     } else if (name == config_.tensors.version) {
       EMBERTIDE_RETURN_IF_ERROR(make(name, TRITONSERVER_TYPE_INT64, 1, 8, &buffer));
-      std::fill_n(static_cast<int64_t*>(buffer), first, static_cast<int64_t>(version.number));
+      job->version = static_cast<int64_t*>(buffer);
     }
   }
   if (job->embedding == nullptr && !config_.ranking) {
     job->unasked.resize(size_t{job->bags.samples} * node_.total_dim());
     job->embedding = job->unasked.data();
   }
+  return Status::Ok();
+}
+
+// Writes what an answered request says of its version.
+Status Executor::Say(const VersionInfo& version, Job* job) const {
+  const int64_t count = job->bags.jagged ? 1 : job->bags.samples;
+  if (job->version != nullptr) {
+    std::fill_n(job->version, count, static_cast<int64_t>(version.number));
+  }
   return SetParameters(version, job->response);
+}
+
+KeyBags Executor::BagsOf(const Job& job) const {
+  KeyBags bags;
+  bags.keys = job.bags.keys;
+  if (job.bags.jagged) bags.offsets = job.bags.offsets;
+  bags.out = job.embedding;
+  bags.out_stride = node_.total_dim();
+  bags.source = job.source;
+  return bags;
 }
 
 // Brings the dense features of a ranking group together, and gives each request its rows of one
@@ -166,8 +186,8 @@ uint32_t Executor::PlanParts(std::span<Job*> jobs) {
     parts_[p].counts.assign(node_.manifest().tables.size(), SourceCounts{});
   }
   size_t first = 0;  // sample of the job at hand
-  for (const Job* job : jobs) {
-    const Bags& bags = job->bags;
+  for (size_t j = 0; j < jobs.size(); ++j) {
+    const Bags& bags = jobs[j]->bags;
     for (size_t p = 0; p < count; ++p) {
       Part& part = parts_[p];
       const size_t begin = std::max(part.first, first);
@@ -175,16 +195,14 @@ uint32_t Executor::PlanParts(std::span<Job*> jobs) {
       if (begin >= end) continue;
       const size_t bag = (begin - first) * limits_.features;
       const size_t count_bags = (end - begin) * limits_.features;
-      KeyBags& mine = part.bags.emplace_back();
-      mine.out = job->embedding + (begin - first) * node_.total_dim();
-      mine.out_stride = node_.total_dim();
+      KeyBags& mine = part.bags.emplace_back(bags_[j]);
+      mine.out += (begin - first) * node_.total_dim();
       if (bags.jagged) {
-        mine.keys = bags.keys;
-        mine.offsets = std::span(bags.offsets).subspan(bag, count_bags + 1);
-        mine.source = job->source;
+        mine.offsets = mine.offsets.subspan(bag, count_bags + 1);
       } else {
-        mine.keys = bags.keys.subspan(bag, count_bags);
-        mine.source = job->source == nullptr ? nullptr : job->source + bag;
+        mine.keys = mine.keys.subspan(bag, count_bags);
+        if (mine.source != nullptr) mine.source += bag;
+        if (mine.remote_of != nullptr) mine.remote_of += bag;
       }
     }
     first += bags.samples;
@@ -209,6 +227,11 @@ Status Executor::AnswerPart(const BagReader& rows, const VersionInfo& version, u
 
 Status Executor::AnswerGroup(const Pinned& pinned, std::span<Job*> jobs) {
   if (config_.ranking) Gather(jobs);
+  bags_.clear();
+  for (const Job* job : jobs) bags_.push_back(BagsOf(*job));
+  if (remote_ != nullptr) {
+    EMBERTIDE_RETURN_IF_ERROR(node_.Fetch(pinned, features_, bags_, remote_.get()));
+  }
   const uint32_t count = PlanParts(jobs);
   {
     const BagReader rows(pinned.rows);
@@ -230,40 +253,63 @@ Status Executor::AnswerGroup(const Pinned& pinned, std::span<Job*> jobs) {
   return Status::Ok();
 }
 
-// Answers the good requests in groups of at most max_keys keys, all under one pin.
+// Answers requests in groups of at most max_keys keys, all under one pin. False, with nothing
+// answered: they are to be started over, and unless it is the `last` time, they may be.
+bool Executor::AnswerAll(const Pinned& pinned, std::span<Job*> jobs, bool last) {
+  for (size_t first = 0; first < jobs.size();) {
+    uint64_t keys = jobs[first]->bags.keys.size();
+    size_t end = first + 1;
+    for (; end < jobs.size() && keys + jobs[end]->bags.keys.size() <= limits_.max_keys; ++end) {
+      keys += jobs[end]->bags.keys.size();
+    }
+    const std::span<Job*> group = jobs.subspan(first, end - first);
+    Status status;
+    try {
+      status = AnswerGroup(pinned, group);
+    } catch (const std::exception& error) {
+      status = {Code::kResourceExhausted, error.what()};
+    }
+    const bool over = status.code() == Code::kVersionGone || status.code() == Code::kNotOwner;
+    if (over && !last) {
+      for (Job* job : jobs) job->refusal = {};
+      return false;
+    }
+    for (Job* job : group) {
+      if (!status.ok()) job->refusal = {Reason::kInternal, status};
+    }
+    first = end;
+  }
+  for (Job* job : jobs) {
+    if (job->refusal.reason != Reason::kNone) continue;
+    if (const Status said = Say(*pinned.info, job); !said.ok()) {
+      job->refusal = {Reason::kInternal, said};
+    }
+  }
+  return true;
+}
+
+// Answers the good requests, all at one version.
 void Executor::Answer(std::span<Job> jobs) {
-  const auto fail = [](std::span<Job*> failed, const Status& status) {
-    for (Job* job : failed) job->refusal = {Reason::kInternal, status};
-  };
   std::vector<Job*> good;
   for (Job& job : jobs) {
-    if (job.refusal.reason == Reason::kNone) good.push_back(&job);
+    if (job.refusal.reason != Reason::kNone) continue;
+    if (const Status status = MakeOutputs(&job); !status.ok()) {
+      job.refusal = {Reason::kInternal, status};
+    } else {
+      good.push_back(&job);
+    }
   }
   if (good.empty()) return;
-  const Result<Pinned> pinned = node_.Pin();
-  if (!pinned.ok()) return fail(good, pinned.status());
-  std::vector<Job*> group;
-  uint64_t keys = 0;
-  const auto flush = [&] {
-    try {
-      if (const Status status = AnswerGroup(pinned.value(), group); !status.ok())
-        fail(group, status);
-    } catch (const std::exception& error) {
-      fail(group, Status(Code::kResourceExhausted, error.what()));
+  for (const bool last : {false, true}) {
+    const Result<Pinned> pinned = node_.Pin();
+    if (!pinned.ok()) {
+      for (Job* job : good) job->refusal = {Reason::kInternal, pinned.status()};
+      return;
     }
-    group.clear();
-    keys = 0;
-  };
-  for (Job* job : good) {
-    if (const Status status = MakeOutputs(*pinned.value().info, job); !status.ok()) {
-      fail({&job, 1}, status);
-      continue;
-    }
-    if (!group.empty() && keys + job->bags.keys.size() > limits_.max_keys) flush();
-    group.push_back(job);
-    keys += job->bags.keys.size();
+    if (AnswerAll(pinned.value(), good, last)) return;
+    // A peer knows more than this node: of the plan, or of the versions.
+    node_.RefreshPlan();
   }
-  if (!group.empty()) flush();
 }
 
 void Executor::Send(Job* job) {

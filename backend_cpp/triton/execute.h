@@ -46,6 +46,7 @@ class Executor {
     Refusal refusal;               // reason kNone while all is well
     std::vector<float> unasked;    // the embeddings of a lookup that did not ask for them
     float* embedding = nullptr;    // samples x total_dim
+    int64_t* version = nullptr;    // one a sample (or one, jagged); null unless asked for
     float* score = nullptr;        // null unless asked for
     uint8_t* source = nullptr;     // null unless asked for
   };
@@ -62,11 +63,14 @@ class Executor {
   void Read(Job* job);
   Refusal Prove(Job* job);
   void Answer(std::span<Job> jobs);
+  bool AnswerAll(const Pinned& pinned, std::span<Job*> jobs, bool last);
   Status AnswerGroup(const Pinned& pinned, std::span<Job*> jobs);
+  KeyBags BagsOf(const Job& job) const;
   void Gather(std::span<Job*> jobs);
   uint32_t PlanParts(std::span<Job*> jobs);
   Status AnswerPart(const BagReader& rows, const VersionInfo& version, uint32_t number);
-  Status MakeOutputs(const VersionInfo& version, Job* job);
+  Status MakeOutputs(Job* job);
+  Status Say(const VersionInfo& version, Job* job) const;
   Status SetParameters(const VersionInfo& version, TRITONBACKEND_Response* response) const;
   void Finish(TRITONBACKEND_ModelInstance* instance, std::span<Job> jobs, uint64_t exec_start_ns,
               uint64_t compute_start_ns, uint64_t compute_end_ns);
@@ -78,8 +82,10 @@ class Executor {
   ModelMetrics* metrics_;
   RequestLimits limits_;
   std::vector<BagFeature> features_;
+  RemoteLookupPtr remote_;  // null for a node alone
   // Working memory, kept between executions; bounded by max_keys (or the largest request).
   std::vector<Part> parts_;
+  std::vector<KeyBags> bags_;      // of a group's requests
   std::vector<float> embeddings_;  // ranking: of all samples of a group
   std::vector<float> dense_;
   std::vector<float> scores_;

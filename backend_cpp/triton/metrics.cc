@@ -27,6 +27,25 @@ constexpr std::array<BusEvent, kBusEvents> kBusEventList = {{
     {"reconnect", &FollowerStats::reconnects},
     {"refused", &FollowerStats::refused},
 }};
+// What a node that has peers counts: label `event` of embertide_fleet_events_total.
+struct FleetEvent {
+  const char* name;
+  uint64_t FleetStats::* count;
+};
+constexpr std::array<FleetEvent, kFleetEvents> kFleetEventList = {{
+    {"remote_key", &FleetStats::remote_keys},
+    {"remote_call", &FleetStats::remote_calls},
+    {"next_owner", &FleetStats::next_owners},
+    {"dead_owner", &FleetStats::dead_owners},
+    {"started_over", &FleetStats::started_over},
+    {"peer_failure", &FleetStats::peer_failures},
+    {"peer_death", &FleetStats::peer_deaths},
+    {"refused_call", &FleetStats::refused_calls},
+    {"refused_plan", &FleetStats::refused_plans},
+    {"bucket_added", &FleetStats::buckets_added},
+    {"bucket_dropped", &FleetStats::buckets_dropped},
+    {"failed_add", &FleetStats::failed_adds},
+}};
 constexpr std::array<const char*, 3> kTierNames = {"ddr", "ssd", "index"};
 
 TRITONSERVER_MetricFamily* MakeFamily(TRITONSERVER_MetricKind kind, const char* name,
@@ -57,6 +76,11 @@ MetricFamilies::MetricFamilies() {
   bus_events = MakeFamily(counter, "embertide_bus_events_total",
                           "What the follower of the bus applied, dropped or mended, by event");
   bus_connected = MakeFamily(gauge, "embertide_bus_connected", "1 while Redis can be read");
+  fleet_events = MakeFamily(counter, "embertide_fleet_events_total",
+                            "What a node with peers asked, missed, refused or moved, by event");
+  buckets = MakeFamily(gauge, "embertide_buckets",
+                       "Buckets that the plan gives this node, by state: held, left");
+  peers = MakeFamily(gauge, "embertide_peers_alive", "Other nodes of the group that answer");
   watermark = MakeFamily(gauge, "embertide_watermark_ms",
                          "Event time up to which the newest version has learned");
   freshness = MakeFamily(gauge, "embertide_freshness_ms",
@@ -69,8 +93,9 @@ MetricFamilies::MetricFamilies() {
 }
 
 MetricFamilies::~MetricFamilies() {
-  for (auto* family : {keys, defaults, refused, rows, tier_bytes, version, plan_epoch, bus_events,
-                       bus_connected, watermark, freshness, rows_moved, rows_refused}) {
+  for (auto* family :
+       {keys, defaults, refused, rows, tier_bytes, version, plan_epoch, bus_events, bus_connected,
+        fleet_events, buckets, peers, watermark, freshness, rows_moved, rows_refused}) {
     if (family != nullptr) LogIfError(TRITONSERVER_MetricFamilyDelete(family), "metric family");
   }
 }
@@ -107,6 +132,14 @@ ModelMetrics::ModelMetrics(const MetricFamilies& families, const std::string& mo
     connected_series_ = Make(families.bus_connected, false, {});
     freshness_series_ = Make(families.freshness, false, {});
   }
+  if (!node.options().state.empty()) {
+    for (size_t e = 0; e < kFleetEvents; ++e) {
+      fleet_series_[e] = Make(families.fleet_events, true, {{"event", kFleetEventList[e].name}});
+    }
+    buckets_series_[0] = Make(families.buckets, false, {{"state", "held"}});
+    buckets_series_[1] = Make(families.buckets, false, {{"state", "left"}});
+    peers_series_ = Make(families.peers, false, {});
+  }
   Publish();
   thread_ = std::thread([this] { Run(); });
 }
@@ -127,6 +160,9 @@ ModelMetrics::~ModelMetrics() {
   for (Series& series : refused_series_) drop(series);
   for (Series& series : tier_series_) drop(series);
   for (Series& series : bus_series_) drop(series);
+  for (Series& series : fleet_series_) drop(series);
+  for (Series& series : buckets_series_) drop(series);
+  drop(peers_series_);
   for (Series* series : {&defaults_series_, &rows_series_, &version_series_, &epoch_series_,
                          &watermark_series_, &connected_series_, &freshness_series_,
                          &evicted_series_, &promoted_series_, &rows_refused_series_}) {
@@ -198,6 +234,15 @@ void ModelMetrics::Publish() {
       Log(TRITONSERVER_LOG_WARN, "model " + model_ + " does not follow: " + error);
     }
     bus_error_ = std::move(error);
+  }
+  if (!node_.options().state.empty()) {
+    const FleetStats fleet = node_.fleet_stats();
+    for (size_t e = 0; e < kFleetEvents; ++e) {
+      Show(&fleet_series_[e], fleet.*kFleetEventList[e].count);
+    }
+    Show(&buckets_series_[0], fleet.buckets_held);
+    Show(&buckets_series_[1], fleet.buckets_left);
+    Show(&peers_series_, fleet.peers_alive);
   }
 }
 

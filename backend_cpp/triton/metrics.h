@@ -4,6 +4,8 @@
 //   embertide_default_returned_total{model}             embertide_tier_bytes{model,tier}
 //   embertide_requests_refused_total{model,reason}      embertide_version{model}
 //   embertide_bus_events_total{model,event}             embertide_plan_epoch{model}
+//   embertide_fleet_events_total{model,event}           embertide_buckets{model,state}
+//   embertide_peers_alive{model}
 //   embertide_bus_connected{model}                      embertide_watermark_ms{model}
 //
 // Executions add to atomics of ours; a thread of each model brings them to Triton once a second and
@@ -26,6 +28,7 @@
 namespace embertide::triton {
 
 inline constexpr size_t kBusEvents = 10;
+inline constexpr size_t kFleetEvents = 12;
 
 // The families; one of it in the backend, outliving every ModelMetrics. With a server that has
 // metrics off, everything here does nothing.
@@ -44,6 +47,9 @@ struct MetricFamilies {
   TRITONSERVER_MetricFamily* plan_epoch = nullptr;
   TRITONSERVER_MetricFamily* bus_events = nullptr;
   TRITONSERVER_MetricFamily* bus_connected = nullptr;
+  TRITONSERVER_MetricFamily* fleet_events = nullptr;
+  TRITONSERVER_MetricFamily* buckets = nullptr;
+  TRITONSERVER_MetricFamily* peers = nullptr;
   TRITONSERVER_MetricFamily* watermark = nullptr;
   TRITONSERVER_MetricFamily* freshness = nullptr;
   TRITONSERVER_MetricFamily* rows_moved = nullptr;
@@ -83,6 +89,9 @@ class ModelMetrics {
   std::array<Series, kReasons> refused_series_;
   std::array<Series, 3> tier_series_;  // ddr, ssd, index
   std::array<Series, kBusEvents> bus_series_;
+  std::array<Series, kFleetEvents> fleet_series_;
+  std::array<Series, 2> buckets_series_;  // held, left
+  Series peers_series_;
   Series defaults_series_, rows_series_, version_series_, epoch_series_, watermark_series_,
       connected_series_, freshness_series_, evicted_series_, promoted_series_, rows_refused_series_;
   std::string bus_error_;  // shown last in the log

@@ -2,6 +2,7 @@
 #include "triton/model_config.h"
 
 #include <charconv>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -41,10 +42,20 @@ Status ParseKind(const std::string& kind, bool* ranking) {
   return Refuse("kind is \"" + kind + "\"; use lookup or ranking");
 }
 
+// The first line of a file, which the message of an error does not quote.
+Status ReadToken(const std::string& file, std::string* token) {
+  std::ifstream in(file);
+  if (!std::getline(in, *token) || token->empty()) {
+    return Refuse("token_file " + file + " cannot be read, or is empty");
+  }
+  return Status::Ok();
+}
+
 // What each parameter does; the list of names is closed.
 using Setter = std::function<Status(const std::string&)>;
 std::map<std::string, Setter> Setters(const std::string& directory, ModelConfig* config,
-                                      std::string* kind) {
+                                      std::string* kind, std::string* token_file,
+                                      std::string* dead_owner) {
   NodeOptions* node = &config->node;
   const auto text = [](std::string* to) {
     return [to](const std::string& value) {
@@ -68,6 +79,13 @@ std::map<std::string, Setter> Setters(const std::string& directory, ModelConfig*
           {"publication", path(&node->publication)},
           {"bus", text(&node->bus)},
           {"ssd_directory", path(&node->ssd_directory)},
+          {"state", text(&node->state)},
+          {"control", text(&node->control)},
+          {"peer_address", text(&node->peer_address)},
+          {"group", number("group", 0, 1U << 16, &node->group)},
+          {"plan_file", path(&node->plan_file)},
+          {"token_file", path(token_file)},
+          {"dead_owner", text(dead_owner)},
           {"devices", number("devices", 1, 256, &node->devices)},
           {"ddr_budget_bytes", number("ddr_budget_bytes", 1, kMaxBytes, &node->ddr_budget_bytes)},
           {"ssd_budget_bytes", number("ssd_budget_bytes", 0, kMaxBytes, &node->ssd_budget_bytes)},
@@ -78,7 +96,9 @@ std::map<std::string, Setter> Setters(const std::string& directory, ModelConfig*
 
 Status ParseParameters(const Json& json, const std::string& directory, ModelConfig* config) {
   std::string kind;
-  const auto setters = Setters(directory, config, &kind);
+  std::string token_file;
+  std::string dead_owner = "default";
+  const auto setters = Setters(directory, config, &kind, &token_file, &dead_owner);
   const Json parameters = json.value("parameters", Json::object());
   for (const auto& [name, value] : parameters.items()) {
     const auto setter = setters.find(name);
@@ -100,6 +120,18 @@ Status ParseParameters(const Json& json, const std::string& directory, ModelConf
   if (!config->node.bus.empty() && config->node.publication.empty()) {
     return Refuse("parameter \"bus\" needs \"publication\": delta files are how a gap is closed");
   }
+  if (!config->node.state.empty() &&
+      (config->node.publication.empty() || config->node.peer_address.empty())) {
+    return Refuse("parameter \"state\" needs \"publication\" and \"peer_address\"");
+  }
+  if (config->node.state.empty() && !config->node.control.empty()) {
+    return Refuse("parameter \"control\" needs \"state\": plans are read there");
+  }
+  if (dead_owner != "default" && dead_owner != "error") {
+    return Refuse("dead_owner is \"" + dead_owner + "\"; use default or error");
+  }
+  config->node.dead_owner_defaults = dead_owner == "default";
+  if (!token_file.empty()) EMBERTIDE_RETURN_IF_ERROR(ReadToken(token_file, &config->node.token));
   if (config->node.ssd_budget_bytes > 0 && config->node.ssd_directory.empty()) {
     return Refuse("parameter \"ssd_budget_bytes\" needs \"ssd_directory\"");
   }

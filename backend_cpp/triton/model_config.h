@@ -24,7 +24,7 @@ struct TensorNames {
 
 struct ModelConfig {
   bool ranking = false;          // parameter kind
-  NodeOptions node;              // parameters snapshot, devices, *_bytes, ssd_directory, node
+  NodeOptions node;              // parameters of the node: see docs/serving.md
   uint32_t threads = 1;          // of an instance: they share the samples of an execution
   uint32_t max_samples = 4096;   // of a request, either form
   uint64_t max_keys = 1U << 18;  // of a request; also what an execution works on at once

@@ -78,6 +78,14 @@ class ModelOptions:
     max_samples: int | None = None
     max_keys: int | None = None
     node: str | None = None
+    # Of a node that shares the model with others.
+    state: str | None = None  # Redis URL of the plans
+    control: str | None = None  # host:port of the control plane
+    peer_address: str | None = None  # host:port where peers reach it
+    group: int | None = None
+    plan_file: Path | None = None
+    token_file: Path | None = None
+    dead_owner: Literal["default", "error"] | None = None
 
     def __post_init__(self) -> None:
         """Refuse what the backend would refuse."""
@@ -87,6 +95,12 @@ class ModelOptions:
             raise ValueError(f"max_batch_size is {self.max_batch_size}; it must be at least 1")
         if self.hps_names and self.kind == "ranking":
             raise ValueError("hps_names goes with kind lookup: HPS has no ranking models")
+        if self.state and not (self.publication and self.peer_address):
+            raise ValueError(
+                "state needs a publication, and the address where peers reach the node"
+            )
+        if self.control and not self.state:
+            raise ValueError("control needs state: plans are read there")
 
     def parameters(self) -> dict[str, str]:
         """Return the parameters of the backend, as text."""
@@ -103,6 +117,13 @@ class ModelOptions:
             "max_samples": self.max_samples,
             "max_keys": self.max_keys,
             "node": self.node,
+            "state": self.state,
+            "control": self.control,
+            "peer_address": self.peer_address,
+            "group": self.group,
+            "plan_file": self.plan_file.resolve() if self.plan_file else None,
+            "token_file": self.token_file.resolve() if self.token_file else None,
+            "dead_owner": self.dead_owner,
         }
         return {name: str(value) for name, value in values.items() if value is not None}
 

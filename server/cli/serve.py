@@ -51,6 +51,30 @@ def command(
         Path | None, typer.Option(help="Where the SSD tier's log lies.")
     ] = None,
     node: Annotated[str, typer.Option(help="What this node calls itself.")] = "node-0",
+    state: Annotated[
+        str | None,
+        typer.Option(
+            help="Redis URL of the plans: the node shares the model with others, holds what the "
+            "plan says and asks its peers for the rest. Needs --peer."
+        ),
+    ] = None,
+    control: Annotated[
+        str | None, typer.Option(help="HOST:PORT of the control plane to register with.")
+    ] = None,
+    peer: Annotated[
+        str | None, typer.Option(help="HOST:PORT where peers reach this node; it listens there.")
+    ] = None,
+    group: Annotated[int, typer.Option(help="Lookups stay inside a group.", min=0)] = 0,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help="File with the token that peers and the control plane ask for."),
+    ] = None,
+    dead_owner: Annotated[
+        str, typer.Option(help="What a key reads as without a live owner: default or error.")
+    ] = "default",
+    start_timeout_s: Annotated[
+        float, typer.Option(help="Time that loading may take.", min=1)
+    ] = 3600.0,
     directory: Annotated[
         Path, typer.Option(help="Folder of the model repository and the log.")
     ] = Path("build/serve"),
@@ -68,6 +92,9 @@ def command(
         if kind not in ("ranking", "lookup"):
             raise ProcessError(f"kind is {kind!r}; use ranking or lookup")
         chosen: Literal["ranking", "lookup"] = "ranking" if kind == "ranking" else "lookup"
+        if dead_owner not in ("default", "error"):
+            raise ProcessError(f"dead_owner is {dead_owner!r}; use default or error")
+        policy: Literal["default", "error"] = "default" if dead_owner == "default" else "error"
         snapshot = _is_snapshot(path)
         if snapshot and bus is not None:
             raise ProcessError(f"{path} is one snapshot: it has no updates, leave --bus out")
@@ -84,6 +111,13 @@ def command(
                 ssd_budget_bytes=ssd_mib * _MIB,
                 ssd_directory=ssd_directory or (directory / "ssd" if ssd_mib else None),
                 node=node,
+                state=state,
+                control=control,
+                peer_address=peer,
+                group=group if state else None,
+                plan_file=directory / "plan.bin" if state else None,
+                token_file=token_file,
+                dead_owner=policy if state else None,
             )
         except ValueError as error:
             raise ProcessError(str(error)) from error
@@ -99,6 +133,7 @@ def command(
             metrics_port=metrics_port,
             explicit=True,
             models=(name,),
+            start_timeout_s=start_timeout_s,
         )
         typer.echo(f"starting {node} over {path}", err=True)
         server = stack.enter_context(triton.TritonServer(server_options))

@@ -8,6 +8,7 @@ every step back.
 
 import dataclasses
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,10 +140,19 @@ class Findings:
             self.versions.add(version)
 
 
-def check_once(client: Client, rng: np.random.Generator, findings: Findings, last: int) -> int:
-    """One ranking and one lookup request; returns the version of the later."""
+OUTPUTS = {"rank": "SCORE", "look": "EMBEDDING"}
+
+
+def check_once(
+    client: Client,
+    rng: np.random.Generator,
+    findings: Findings,
+    last: int,
+    models: Sequence[str] = tuple(OUTPUTS),
+) -> int:
+    """One request to each model; returns the version of the later."""
     keys = rng.integers(0, KEYS, (16, 2))
-    for model, output in (("rank", "SCORE"), ("look", "EMBEDDING")):
+    for model, output in ((model, OUTPUTS[model]) for model in models):
         result = client.send({"KEYS": keys}, model=model)
         version = int(result.as_numpy("VERSION").reshape(-1)[0])
         values: NDArray[Any] = result.as_numpy(output)
@@ -174,7 +184,13 @@ def write_models(
 class Traffic:
     """Threads that check answers until told to stop."""
 
-    def __init__(self, server: triton.TritonServer, threads: int = 3) -> None:
+    def __init__(
+        self,
+        server: triton.TritonServer,
+        threads: int = 3,
+        models: Sequence[str] = tuple(OUTPUTS),
+    ) -> None:
+        self.models = models
         self.findings = Findings()
         self.errors: list[Exception] = []
         self._stop = threading.Event()
@@ -190,7 +206,7 @@ class Traffic:
         last = 0
         try:
             while not self._stop.is_set():
-                last = check_once(client, rng, self.findings, last)
+                last = check_once(client, rng, self.findings, last, self.models)
         except Exception as error:
             self.errors.append(error)
         finally:

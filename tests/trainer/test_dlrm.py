@@ -4,13 +4,16 @@ import dataclasses
 
 import pytest
 import torch
+from torch import nn
 
 from embertide.trainer.config import FeatureConfig, ModelConfig, TableConfig, criteo
 from embertide.trainer.model.dlrm import Dlrm
 
 
 def _first_width(config: ModelConfig) -> int:
-    return int(next(iter(Dlrm(config).top.children())).in_features)
+    first = Dlrm(config).top[0]
+    assert isinstance(first, nn.Linear)
+    return first.in_features
 
 
 def test_the_reference_net_sees_the_dots_and_the_bottom_mlp() -> None:
@@ -34,7 +37,7 @@ def test_without_dense_features_it_sees_the_dots_alone() -> None:
 
 
 def test_one_feature_alone_has_no_dot_product() -> None:
-    with pytest.raises(ValueError, match="model 'm' has one feature.*set top_sees_embeddings"):
+    with pytest.raises(ValueError, match=r"model 'm' has one feature.*set top_sees_embeddings"):
         ModelConfig(
             name="m",
             tables=(TableConfig(name="t"),),

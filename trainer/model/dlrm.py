@@ -24,8 +24,8 @@ class Dlrm(nn.Module):
     """DLRM over features of one width; gives logits.
 
     Without dense features there is no bottom MLP, and the interaction runs over the embeddings
-    alone. The top MLP sees the dot products beside the bottom MLP's output (the paper's net) or, with
-    `top_sees_embeddings`, beside all vectors.
+    alone. The top MLP sees the dot products beside the bottom MLP's output (the paper's net) or,
+    with `top_sees_embeddings`, beside all vectors.
     """
 
     def __init__(self, config: ModelConfig) -> None:

@@ -39,6 +39,15 @@ class VersionSink {
   virtual Status Commit(const v1::GlobalCommit& commit, const std::string& tensors) = 0;
   // Brings the node to the state of a snapshot newer than its own.
   virtual Status Load(const std::string& snapshot) = 0;
+  // Whether rows of a bucket are wanted; the others are neither read nor staged.
+  virtual bool Holds(uint32_t table_id, uint32_t bucket) const {
+    static_cast<void>(table_id);
+    static_cast<void>(bucket);
+    return true;
+  }
+  // Called between versions, at least every 100 ms: the time to add and drop buckets. True: there
+  // is more to do; it is called again soon.
+  virtual bool Between() { return false; }
 };
 
 struct FollowerOptions {

@@ -1,10 +1,12 @@
 // Node: a model loaded for serving: the store filled from a snapshot, its versions, its dense net.
 //
-// Knows no Triton. Bus, plan and peers join it here, behind the same Pin().
-// Thread-safe: any thread may pin and look up; one background thread applies and maintains.
+// Knows no Triton. Bus, plan and peers join it here, behind the same Pin(). A node alone holds
+// every bucket; one that is given a state store holds what the plan says and asks its peers for the
+// rest. Thread-safe: any thread may pin and look up; one background thread applies and maintains.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -31,6 +33,17 @@ struct NodeOptions {
   uint64_t ssd_budget_bytes = 0;
   std::string ssd_directory;
   uint32_t window_versions = 8;
+  // --- of a node that shares a model with others; needs a publication
+  std::string state;         // Redis URL of the state store, where plans are; empty: a node alone
+  std::string control;       // host:port of the control plane; empty: it does not register
+  std::string peer_address;  // REQUIRED with state: host:port where peers reach this node
+  uint32_t group = 0;
+  std::string plan_file;  // the last plan is kept here, for when `state` is away; empty: nowhere
+  std::string token;      // peers and the control plane ask for it; empty: none
+  // What a key reads as while none of its owners answers: the default row, or an error.
+  bool dead_owner_defaults = true;
+  std::chrono::milliseconds peer_timeout{100};
+  std::chrono::milliseconds plan_wait{120'000};  // at the start, for the first plan
 };
 
 // One feature as lookups need it, resolved from the manifest.
@@ -57,6 +70,31 @@ struct Pinned {
   std::shared_ptr<const VersionInfo> info;
 };
 
+class Fleet;
+class LoadMeter;
+class RemoteLookup;
+// Opaque outside of node.
+using RemoteLookupPtr = std::unique_ptr<RemoteLookup, void (*)(RemoteLookup*)>;
+
+// Counters of a node that has peers, since the start.
+struct FleetStats {
+  uint64_t remote_keys = 0;  // asked of peers, after deduplication
+  uint64_t remote_calls = 0;
+  uint64_t next_owners = 0;    // keys asked of another owner, as one did not answer
+  uint64_t dead_owners = 0;    // keys that no owner answered
+  uint64_t started_over = 0;   // executions, for a version or a bucket that a peer lacked
+  uint64_t peer_failures = 0;  // calls without an answer, beats included
+  uint64_t peer_deaths = 0;
+  uint64_t refused_calls = 0;  // of peers and operators
+  uint64_t refused_plans = 0;  // that broke a rule
+  uint64_t buckets_added = 0;
+  uint64_t buckets_dropped = 0;
+  uint64_t failed_adds = 0;  // tried again
+  uint64_t peers_alive = 0;  // that answer now
+  uint64_t buckets_held = 0;
+  uint64_t buckets_left = 0;  // of the plan, not held yet
+};
+
 class Node {
  public:
   // Loads the whole snapshot, then follows the publication, if there is one. Errors are those of
@@ -71,9 +109,23 @@ class Node {
   // Sum of the features' dims: the width of a `lookup` answer when all features are pooled.
   uint32_t total_dim() const { return total_dim_; }
   const Store& store() const { return *store_; }
-  uint64_t plan_epoch() const { return plan_epoch_.load(std::memory_order_acquire); }
-  // Pins the newest version that this node holds.
+  // Epoch of the plan that it acts by; 1 for a node alone.
+  uint64_t plan_epoch() const;
+  // Pins the newest version that this node and all its live peers hold.
   Result<Pinned> Pin() const;
+  // What finds the keys that are not held here, for one thread; null for a node alone.
+  RemoteLookupPtr NewRemoteLookup() const;
+  // Asks peers for what is not held here at the pin, and sets `remote_of` and `remote` of the
+  // requests. kVersionGone, kNotOwner: start over with a new pin, once; kUnavailable: an owner is
+  // dead, and the policy says error.
+  Status Fetch(const Pinned& pinned, std::span<const BagFeature> features,
+               std::span<KeyBags> requests, RemoteLookup* remote) const;
+  // Waits, a quarter of a second at most, for a look at the newest plan.
+  void RefreshPlan() const;
+  // Where peers reach it; empty for a node alone.
+  std::string address() const;
+  // All zeros for a node alone.
+  FleetStats fleet_stats() const;
   // The newest version that this node holds.
   std::shared_ptr<const VersionInfo> newest() const { return versions()->rbegin()->second; }
   // Counters of the follower; null without a publication.
@@ -84,6 +136,7 @@ class Node {
   Result<std::unique_ptr<DenseProgram>> OpenProgram() const;
 
  private:
+  friend class Fleet;
   // Versions that a pin may name, and a few before them, by number.
   using Versions = std::map<uint64_t, std::shared_ptr<const VersionInfo>>;
 
@@ -92,6 +145,7 @@ class Node {
     const std::lock_guard lock(versions_mutex_);
     return versions_;
   }
+  Status LoadBuckets();
   Status LoadDense();
   Status Follow();
   Result<std::shared_ptr<const DenseWeights>> LoadWeights(std::span<const std::byte> tensors) const;
@@ -107,16 +161,17 @@ class Node {
   uint32_t total_dim_ = 0;
   std::string program_path_;
   std::unique_ptr<DenseProgram> program_;  // proves weights; runs nothing
-  std::unique_ptr<Store> store_;
+  std::unique_ptr<LoadMeter> load_;        // null for a node alone
+  std::unique_ptr<Store> store_;           // after load_, which it tells of reads
   // Under a mutex, and not std::atomic: that of libstdc++ 12 ends a load without release, and so
   // races with the next store (ThreadSanitizer finds it).
   mutable std::mutex versions_mutex_;
   std::shared_ptr<const Versions> versions_;
-  std::atomic<uint64_t> plan_epoch_{1};
   struct Worker;
   std::unique_ptr<Worker> worker_;
   class Sink;
   std::unique_ptr<Sink> sink_;
+  std::unique_ptr<Fleet> fleet_;        // null: a node alone
   std::unique_ptr<Follower> follower_;  // last: it feeds the sink
 };
 

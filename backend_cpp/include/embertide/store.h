@@ -49,6 +49,26 @@ inline constexpr size_t kSources = 6;
 // "hbm", "ddr", "ssd", "remote", "default" or "pruned".
 const char* SourceName(Source source);
 
+// A key that was read.
+struct ObservedRead {
+  uint64_t key = 0;
+  uint64_t hash = 0;
+  uint32_t table = 0;  // index into StoreOptions::tables
+  uint32_t bucket = 0;
+  uint32_t bytes = 0;  // of payload
+  Source source = Source::kDefault;
+  bool by_place = false;  // it is one of kObserveEvery that were read, by chance
+  bool by_key = false;    // it is of the kObserveEvery-th part of all keys whose reads are all told
+};
+inline constexpr uint32_t kObserveEvery = 8;
+
+// Told of some of the keys read. Called by readers, from any thread, and must not make them wait.
+class ReadObserver {
+ public:
+  virtual ~ReadObserver() = default;
+  virtual void Observe(std::span<const ObservedRead> reads) = 0;
+};
+
 struct StoreOptions {
   Profile profile = Profile::kServe;
   std::vector<TableConfig> tables;
@@ -60,6 +80,7 @@ struct StoreOptions {
   uint64_t ssd_budget_bytes = 0;           // 0: no SSD tier; a full DDR tier then refuses
   std::string ssd_directory;               // REQUIRED with an SSD budget; made if absent
   uint32_t window_versions = 8;            // committed versions a Pin may still name
+  ReadObserver* observer = nullptr;        // OPTIONAL; outlives the store
 };
 
 // Counters since Open, and sizes now. Bytes include every index, chain and allocator overhead.
@@ -273,6 +294,15 @@ class Store {
   // it is not held. Any thread. Requires: table and bucket exist.
   std::optional<uint64_t> HeldSince(uint32_t table, uint32_t bucket) const;
   std::optional<uint32_t> DeviceOf(uint32_t table, uint32_t bucket) const;
+  // Size of a bucket's newest copy; nullopt if it is not held. `payload_bytes` is what its rows
+  // take with all their chunks, in whatever tier: an upper bound. Any thread; it may wait for a
+  // writer.
+  struct BucketSize {
+    uint64_t rows = 0;
+    uint64_t index_bytes = 0;
+    uint64_t payload_bytes = 0;
+  };
+  std::optional<BucketSize> BucketSizeOf(uint32_t table, uint32_t bucket) const;
   // Appends all rows of a bucket as records at the view's version, in ascending key order.
   // kNotOwner if it is not held at that version.
   Status ExportBucket(const ReadView& view, uint32_t table, uint32_t bucket,

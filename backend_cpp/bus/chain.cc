@@ -1,0 +1,156 @@
+// Chains of commits, and buckets rebuilt along them.
+#include "bus/chain.h"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+
+#include "embertide/row.h"
+
+namespace embertide {
+namespace {
+
+// The commits after `from` up to and with `to`, oldest first; nullopt if one is missing or harmed.
+std::optional<std::vector<v1::CommitFile>> ChainTo(const std::string& publication, VersionId from,
+                                                   VersionId to) {
+  std::vector<v1::CommitFile> chain;
+  while (to.number > from.number) {
+    Result<v1::CommitFile> file = ReadCommitFile(publication, to);
+    if (!file.ok()) return std::nullopt;
+    const VersionId previous = IdOf(file.value().commit().previous());
+    if (previous.number >= to.number) return std::nullopt;
+    to = previous;
+    chain.push_back(std::move(*file));
+  }
+  if (to != from) return std::nullopt;
+  std::reverse(chain.begin(), chain.end());
+  return chain;
+}
+
+// Records by key; what they hold is what a version says of a bucket.
+using Rows = std::map<uint64_t, std::vector<std::byte>>;
+
+Status Apply(const TableConfig& table, std::span<const std::byte> records, Rows* rows) {
+  while (!records.empty()) {
+    const std::byte* begin = records.data();
+    const Result<RowRecord> record = ReadRecord(table.layout, &records);
+    if (!record.ok()) return record.status();
+    if (record.value().kind == RecordKind::kRow) {
+      (*rows)[record.value().key].assign(begin, records.data());
+    } else {
+      rows->erase(record.value().key);
+    }
+  }
+  return Status::Ok();
+}
+
+Status ApplySnapshot(const std::string& directory, const Manifest& manifest,
+                     const std::map<std::string, const TableConfig*>& tables,
+                     std::map<BucketId, Rows>* buckets) {
+  const Result<Manifest> found = ReadManifest(directory);
+  if (!found.ok()) return found.status();
+  if (found.value().schema_id != manifest.schema_id) {
+    return {Code::kRejected, directory + " has another schema than the one that is loaded"};
+  }
+  for (const BucketFileInfo& info : found.value().buckets) {
+    const auto table = tables.find(info.table);
+    if (table == tables.end()) continue;
+    const auto wanted = buckets->find({table->second->id, info.bucket});
+    if (wanted == buckets->end()) continue;
+    EMBERTIDE_RETURN_IF_ERROR(
+        ReadBucketFile(directory, *table->second, info, [&](std::span<const std::byte> records) {
+          return Apply(*table->second, records, &wanted->second);
+        }));
+  }
+  return Status::Ok();
+}
+
+Status ApplyDeltas(const std::string& publication, const v1::CommitFile& file,
+                   const std::map<uint32_t, const TableConfig*>& tables,
+                   std::map<BucketId, Rows>* buckets) {
+  for (const v1::PartitionCommit& partition : file.partitions()) {
+    const bool wanted = std::ranges::any_of(partition.buckets(), [&](const auto& each) {
+      return buckets->contains({each.table_id(), each.bucket()});
+    });
+    if (!wanted) continue;
+    EMBERTIDE_RETURN_IF_ERROR(
+        ReadDeltaFile(publication, IdOf(file.commit().version()), partition,
+                      [&](const v1::RowBatch& batch) -> Status {
+                        const auto found = buckets->find({batch.table_id(), batch.bucket()});
+                        if (found == buckets->end()) return Status::Ok();
+                        return Apply(*tables.at(batch.table_id()),
+                                     std::as_bytes(std::span(batch.records())), &found->second);
+                      }));
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+std::vector<VersionId> Newer(std::vector<VersionId> ids, VersionId have) {
+  std::erase_if(
+      ids, [&](VersionId id) { return id.number <= have.number || id.lineage < have.lineage; });
+  std::sort(ids.begin(), ids.end(), [](VersionId a, VersionId b) {
+    return std::pair(a.lineage, a.number) > std::pair(b.lineage, b.number);
+  });
+  return ids;
+}
+
+std::vector<v1::CommitFile> NewestChain(const std::string& publication, VersionId have,
+                                        const std::vector<VersionId>& deltas,
+                                        const std::function<void()>& corrupt) {
+  std::set<VersionId> dead;  // looked at: they do not lead to `have`
+  for (const VersionId from : Newer(deltas, have)) {
+    std::vector<v1::CommitFile> chain;
+    VersionId at = from;
+    while (at.number > have.number && dead.insert(at).second) {
+      Result<v1::CommitFile> file = ReadCommitFile(publication, at);
+      if (!file.ok()) {
+        if (file.status().code() == Code::kCorrupt) corrupt();
+        break;  // what lies below it may be reached all the same
+      }
+      at = IdOf(file.value().commit().previous());
+      chain.push_back(std::move(*file));
+    }
+    if (at != have) continue;
+    std::reverse(chain.begin(), chain.end());
+    return chain;
+  }
+  return {};
+}
+
+Result<std::map<BucketId, std::vector<std::byte>>> ReadBucketsAt(
+    const std::string& publication, VersionId at, const Manifest& manifest,
+    std::span<const BucketId> buckets) {
+  std::map<std::string, const TableConfig*> by_name;
+  std::map<uint32_t, const TableConfig*> by_id;
+  for (const TableConfig& table : manifest.tables) {
+    by_name[table.name] = &table;
+    by_id[table.id] = &table;
+  }
+  std::vector<VersionId> snapshots = ListVersions(publication + "/snapshots", "manifest.json");
+  std::reverse(snapshots.begin(), snapshots.end());
+  Status last(Code::kNotFound, publication + ": no snapshot and delta files lead to " + Text(at));
+  for (const VersionId snapshot : snapshots) {
+    if (snapshot.number > at.number) continue;
+    const auto chain = ChainTo(publication, snapshot, at);
+    if (!chain) continue;
+    std::map<BucketId, Rows> rows;
+    for (const BucketId bucket : buckets) rows[bucket];
+    last =
+        ApplySnapshot(publication + "/snapshots/" + FolderName(snapshot), manifest, by_name, &rows);
+    for (const v1::CommitFile& file : *chain) {
+      if (last.ok()) last = ApplyDeltas(publication, file, by_id, &rows);
+    }
+    if (!last.ok()) continue;  // an older snapshot may lead past what is harmed
+    std::map<BucketId, std::vector<std::byte>> records;
+    for (auto& [bucket, by_key] : rows) {
+      std::vector<std::byte>& out = records[bucket];
+      for (const auto& [key, bytes] : by_key) out.insert(out.end(), bytes.begin(), bytes.end());
+    }
+    return records;
+  }
+  return last;
+}
+
+}  // namespace embertide

@@ -1,0 +1,46 @@
+// Which delta files lead from one version to another, and what they make of a bucket. Private to
+// bus and node.
+#pragma once
+
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "bus/delta.h"
+#include "embertide/snapshot.h"
+#include "embertide/status.h"
+
+namespace embertide {
+
+// The versions newer than `have`, newest first. The latest lineage counts first: what a publisher
+// still wrote after it was superseded leads nowhere. A lineage older than ours is not looked at.
+std::vector<VersionId> Newer(std::vector<VersionId> ids, VersionId have);
+
+// The commits that lead from `have` to the newest of `deltas` that can be reached, oldest first;
+// empty for none. `corrupt` is called for each commit file that fails a proof.
+std::vector<v1::CommitFile> NewestChain(const std::string& publication, VersionId have,
+                                        const std::vector<VersionId>& deltas,
+                                        const std::function<void()>& corrupt);
+
+struct BucketId {
+  uint32_t table_id = 0;
+  uint32_t bucket = 0;
+  auto operator<=>(const BucketId&) const = default;
+};
+
+// Records of buckets, ascending by key, as they were at exactly version `at`: from the newest
+// snapshot that leads there, and the delta files after it. `manifest` is that of the model; its
+// tables are what the bytes must fit. Memory: the buckets, twice. kNotFound: no snapshot leads
+// there (they are older than what is kept, or not written yet); kCorrupt, kRejected naming the
+// file.
+Result<std::map<BucketId, std::vector<std::byte>>> ReadBucketsAt(const std::string& publication,
+                                                                 VersionId at,
+                                                                 const Manifest& manifest,
+                                                                 std::span<const BucketId> buckets);
+
+}  // namespace embertide

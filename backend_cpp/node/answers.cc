@@ -1,0 +1,307 @@
+// What a node answers its peers, the control plane and operators.
+#include <algorithm>
+#include <chrono>
+
+#include "embertide/hash.h"
+#include "node/fleet.h"
+#include "node/load_meter.h"
+#include "peer/limits.h"
+
+namespace embertide {
+namespace {
+
+constexpr size_t kMaxReadBags = 65536;
+
+uint32_t HotKeysOf(uint32_t wanted) { return wanted == 0 ? 100 : std::min(wanted, 1000U); }
+
+}  // namespace
+
+uint64_t Fleet::StalenessMs(const VersionInfo& version) {
+  if (version.committed_ms == 0) return 0;
+  const auto now = std::chrono::duration_cast<std::chrono::milliseconds>(
+                       std::chrono::system_clock::now().time_since_epoch())
+                       .count();
+  return static_cast<uint64_t>(std::max<int64_t>(0, now - version.committed_ms));
+}
+
+std::optional<uint32_t> Fleet::TableOfId(uint32_t id) const {
+  const auto& tables = node_->manifest_.tables;
+  for (uint32_t t = 0; t < tables.size(); ++t) {
+    if (tables[t].id == id) return t;
+  }
+  return std::nullopt;
+}
+
+Status Fleet::Prove(const v1::LookupPart& part, uint32_t* table) const {
+  const auto refuse = [](const std::string& why) { return Status(Code::kInvalidArgument, why); };
+  const auto found = TableOfId(part.table_id());
+  if (!found) return refuse("table " + std::to_string(part.table_id()) + " is not served here");
+  *table = *found;
+  if (part.version().number() == 0) return refuse("a part names no version");
+  if (part.keys().empty()) return refuse("a part has no key");
+  const bool sums = part.pooling() == v1::PART_POOLING_SUM;
+  if (!sums && part.pooling() != v1::PART_POOLING_ROWS) {
+    return refuse("pooling " + std::to_string(part.pooling()) + " is neither rows nor sums");
+  }
+  if (!sums) return Status::Ok();
+  const auto& offsets = part.bag_offsets();
+  const auto keys = static_cast<uint32_t>(part.keys_size());
+  const auto places = static_cast<uint32_t>(part.bag_keys_size());
+  if (offsets.size() < 2 || offsets[0] != 0 || offsets[offsets.size() - 1] != places ||
+      !std::is_sorted(offsets.begin(), offsets.end())) {
+    return refuse("bag_offsets must ascend from 0 to the " + std::to_string(places) + " bag_keys");
+  }
+  const size_t answer = (static_cast<size_t>(offsets.size()) - 1) *
+                        node_->manifest_.tables[*table].layout.dim() * sizeof(double);
+  if (answer > kMaxAnswerBytes) {
+    return refuse("sums of " + std::to_string(answer) + " bytes are more than " +
+                  std::to_string(kMaxAnswerBytes));
+  }
+  for (const uint32_t place : part.bag_keys()) {
+    if (place >= keys)
+      return refuse("bag_keys names key " + std::to_string(place) + " of " + std::to_string(keys));
+  }
+  return Status::Ok();
+}
+
+void Fleet::Answer(const v1::LookupPart& part, v1::LookupResult* result) {
+  const uint32_t table = TableOfId(part.table_id()).value_or(0);  // proved before
+  const Result<ReadView> view = node_->store_->Pin(part.version().number());
+  const auto info = InfoOf(part.version().number());
+  if (!view.ok() || info == nullptr || info->lineage != part.version().lineage()) {
+    result->set_refusal(v1::LOOKUP_REFUSAL_VERSION_GONE);
+    return;
+  }
+  std::vector<int64_t> keys(part.keys().begin(), part.keys().end());
+  std::string sources(keys.size(), '\0');
+  auto* bytes = reinterpret_cast<uint8_t*>(sources.data());
+  const BagReader reader(view.value());
+  Status status;
+  if (part.pooling() == v1::PART_POOLING_ROWS) {
+    status = reader.CopyRows(table, keys, result->mutable_rows(), bytes);
+  } else {
+    const uint32_t dim = node_->manifest_.tables[table].layout.dim();
+    const int bags = part.bag_offsets_size() - 1;
+    result->mutable_sums()->Resize(bags * static_cast<int>(dim), 0.0);
+    status = reader.SumBags(table, keys, {part.bag_offsets().data(), static_cast<size_t>(bags) + 1},
+                            {part.bag_keys().data(), static_cast<size_t>(part.bag_keys_size())},
+                            result->mutable_sums()->mutable_data(), bytes);
+  }
+  if (status.ok()) {
+    result->set_sources(std::move(sources));
+    return;
+  }
+  result->Clear();
+  result->set_refusal(status.code() == Code::kNotOwner ? v1::LOOKUP_REFUSAL_NOT_OWNER
+                                                       : v1::LOOKUP_REFUSAL_VERSION_GONE);
+}
+
+Status Fleet::Lookup(const v1::LookupRequest& request, v1::LookupResponse* response) {
+  if (!request.asker().empty() && request.asker_versions().has_newest()) {
+    peers_->Heard(request.asker(), request.asker_versions());
+  }
+  const auto plan = routing();
+  response->set_plan_epoch(plan == nullptr ? 0 : plan->epoch);
+  *response->mutable_versions() = Range();
+  if (request.parts().empty()) return Status::Ok();
+  if (!serving_) return {Code::kUnavailable, "loading, or shutting down"};
+  size_t keys = 0;
+  for (const v1::LookupPart& part : request.parts()) {
+    uint32_t table = 0;
+    keys += static_cast<size_t>(part.keys_size());
+    EMBERTIDE_RETURN_IF_ERROR(Prove(part, &table));
+  }
+  if (static_cast<size_t>(request.parts_size()) > kMaxPartsACall || keys > kMaxKeysACall) {
+    return {Code::kInvalidArgument, std::to_string(request.parts_size()) + " parts with " +
+                                        std::to_string(keys) + " keys; a call has at most " +
+                                        std::to_string(kMaxPartsACall) + " and " +
+                                        std::to_string(kMaxKeysACall)};
+  }
+  for (const v1::LookupPart& part : request.parts()) Answer(part, response->add_results());
+  return Status::Ok();
+}
+
+Status Fleet::Read(const v1::ReadRequest& request, v1::ReadResponse* response) {
+  if (!serving_) return {Code::kUnavailable, "loading, or shutting down"};
+  const size_t features = node_->features_.size();
+  const auto bags = static_cast<size_t>(request.lengths_size());
+  if (bags == 0 || bags % features != 0 || bags > kMaxReadBags) {
+    return {Code::kInvalidArgument, std::to_string(bags) + " lengths; give samples x " +
+                                        std::to_string(features) + ", at most " +
+                                        std::to_string(kMaxReadBags)};
+  }
+  std::vector<uint32_t> offsets = {0};
+  uint64_t total = 0;
+  for (const uint32_t length : request.lengths()) {
+    total += length;
+    if (total > static_cast<uint64_t>(request.keys_size())) break;
+    offsets.push_back(static_cast<uint32_t>(total));
+  }
+  if (total != static_cast<uint64_t>(request.keys_size()) || total > kMaxKeysACall) {
+    return {Code::kInvalidArgument, "lengths add up to " + std::to_string(total) + ", there are " +
+                                        std::to_string(request.keys_size()) + " keys (at most " +
+                                        std::to_string(kMaxKeysACall) + ")"};
+  }
+  std::vector<BagFeature> of;
+  uint32_t column = 0;
+  for (const Feature& feature : node_->features_) {
+    of.push_back({feature.table, feature.pooling, column});
+    column += feature.dim;
+  }
+  const std::vector<int64_t> keys(request.keys().begin(), request.keys().end());
+  std::string sources(keys.size(), '\0');
+  response->mutable_embeddings()->Resize(static_cast<int>(bags / features * column), 0.0F);
+  KeyBags bags_of{keys, offsets, response->mutable_embeddings()->mutable_data(), column,
+                  reinterpret_cast<uint8_t*>(sources.data())};
+  const std::unique_ptr<RemoteLookup> remote = NewRemoteLookup();
+  Status status;
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    const Result<Pinned> pinned = node_->Pin();
+    if (!pinned.ok()) return pinned.status();
+    const auto plan = routing();
+    status = node_->Fetch(pinned.value(), of, {&bags_of, 1}, remote.get());
+    if (status.ok()) status = BagReader(pinned.value().rows).Lookup(of, {&bags_of, 1}, {});
+    if (status.ok()) {
+      response->mutable_version()->set_number(pinned.value().info->number);
+      response->mutable_version()->set_lineage(pinned.value().info->lineage);
+      response->set_sources(std::move(sources));
+      response->set_plan_epoch(plan->epoch);
+      return status;
+    }
+    if (status.code() == Code::kNotOwner) RefreshPlan();
+    if (status.code() != Code::kNotOwner && status.code() != Code::kVersionGone) return status;
+  }
+  return status;
+}
+
+Status Fleet::GetStatus(v1::NodeServiceGetStatusResponse* response) {
+  *response->mutable_node() = Self();
+  *response->mutable_versions() = Range();
+  const auto plan = routing();
+  response->set_plan_epoch(plan == nullptr ? 0 : plan->epoch);
+  if (response->versions().has_newest()) {
+    const auto info = InfoOf(response->versions().newest().number());
+    *response->mutable_newest_pinned() = response->versions().newest();
+    if (info != nullptr) {
+      response->set_staleness_ms(StalenessMs(*info));
+      response->set_watermark_ms(info->watermark_ms);
+    }
+  }
+  const Store& store = *node_->store_;
+  for (uint32_t t = 0; t < node_->manifest_.tables.size(); ++t) {
+    std::map<uint32_t, v1::TierUsage> usage;  // by device
+    for (uint32_t b = 0; b < node_->manifest_.tables[t].buckets(); ++b) {
+      const auto size = store.BucketSizeOf(t, b);
+      if (!size) continue;
+      v1::TierUsage& of = usage[store.DeviceOf(t, b).value_or(0)];
+      of.set_rows(of.rows() + size->rows);
+      of.set_index_bytes(of.index_bytes() + size->index_bytes);
+    }
+    for (auto& [device, of] : usage) {
+      of.set_device(device);
+      of.set_tier(v1::TIER_DDR);
+      of.set_table(node_->manifest_.tables[t].name);
+      *response->add_usage() = of;
+    }
+  }
+  auto& counters = *response->mutable_counters();
+  const FleetStats fleet = stats();
+  counters["remote_keys"] = fleet.remote_keys;
+  counters["remote_calls"] = fleet.remote_calls;
+  counters["next_owners"] = fleet.next_owners;
+  counters["dead_owners"] = fleet.dead_owners;
+  counters["started_over"] = fleet.started_over;
+  counters["peer_failures"] = fleet.peer_failures;
+  counters["peer_deaths"] = fleet.peer_deaths;
+  counters["refused_calls"] = fleet.refused_calls;
+  counters["refused_plans"] = fleet.refused_plans;
+  counters["buckets_added"] = fleet.buckets_added;
+  counters["buckets_dropped"] = fleet.buckets_dropped;
+  counters["failed_adds"] = fleet.failed_adds;
+  counters["peers_alive"] = fleet.peers_alive;
+  counters["buckets_held"] = fleet.buckets_held;
+  counters["buckets_left"] = fleet.buckets_left;
+  const StoreStats rows = store.Stats();
+  for (size_t s = 0; s < kSources; ++s) {
+    counters[std::string("lookups_") + SourceName(static_cast<Source>(s))] = rows.hits[s];
+  }
+  return Status::Ok();
+}
+
+Status Fleet::GetLoad(uint32_t hot_keys, v1::NodeServiceGetLoadResponse* response) {
+  if (!serving_) return {Code::kUnavailable, "loading, or shutting down"};
+  const LoadWindow window = node_->load_->Last(HotKeysOf(hot_keys));
+  response->set_window_ms(window.window_ms);
+  const Store& store = *node_->store_;
+  std::vector<uint32_t> tables(node_->manifest_.tables.size());
+  for (uint32_t t = 0; t < tables.size(); ++t) tables[t] = t;
+  std::ranges::sort(tables, {}, [&](uint32_t t) { return node_->manifest_.tables[t].id; });
+  for (const uint32_t t : tables) {
+    for (uint32_t b = 0; b < node_->manifest_.tables[t].buckets(); ++b) {
+      const auto size = store.BucketSizeOf(t, b);
+      const auto device = store.DeviceOf(t, b);
+      if (!size || !device) continue;
+      v1::BucketLoad* load = response->add_buckets();
+      load->set_table_id(node_->manifest_.tables[t].id);
+      load->set_bucket(b);
+      load->set_device(*device);
+      load->set_rows(size->rows);
+      load->set_resident_bytes(size->index_bytes + size->payload_bytes);
+      if (window.window_ms == 0) continue;
+      const BucketReads& reads = window.buckets[t][b];
+      load->set_reads(reads.reads);
+      load->set_unique_keys(std::min(reads.unique_keys, reads.reads));
+      load->set_bytes_read(reads.bytes);
+      for (const uint64_t count : reads.by_source) load->add_reads_by_source(count);
+    }
+  }
+  for (const HotKeyReads& hot : window.hot_keys) {
+    v1::HotKey* out = response->add_hot_keys();
+    out->set_table_id(node_->manifest_.tables[hot.table].id);
+    out->set_key(hot.key);
+    out->set_reads(hot.reads);
+    out->set_error(hot.error);
+  }
+  return Status::Ok();
+}
+
+Status Fleet::Explain(const v1::ExplainRequest& request, v1::ExplainResponse* response) {
+  if (!serving_) return {Code::kUnavailable, "loading, or shutting down"};
+  const auto& tables = node_->manifest_.tables;
+  const auto table = std::ranges::find(tables, request.table(), &TableConfig::name);
+  if (table == tables.end()) {
+    std::string names;
+    for (const TableConfig& each : tables) names += " " + each.name;
+    return {Code::kNotFound, "table \"" + request.table() + "\" does not exist; there are" + names};
+  }
+  const Result<ReadView> view =
+      request.version() == 0 ? node_->store_->PinNewest() : node_->store_->Pin(request.version());
+  if (!view.ok()) return view.status();
+  const auto t = static_cast<uint32_t>(table - tables.begin());
+  const RowLocation row = view.value().Explain(t, request.key());
+  const auto info = InfoOf(view.value().version());
+  response->mutable_version()->set_number(view.value().version());
+  if (info != nullptr) response->mutable_version()->set_lineage(info->lineage);
+  const uint32_t bucket = BucketOfHash(HashKey(request.key()), table->bucket_bits);
+  response->set_bucket(bucket);
+  const auto plan = routing();
+  response->set_plan_epoch(plan->epoch);
+  for (const v1::Assignment& assignment : plan->plan.assignments()) {
+    if (assignment.table_id() != table->id || bucket < assignment.bucket_begin() ||
+        bucket - assignment.bucket_begin() >= assignment.bucket_count()) {
+      continue;
+    }
+    *response->mutable_owners() = assignment.owners();
+  }
+  response->set_resident(row.resident);
+  if (!row.resident) return Status::Ok();
+  response->set_device(row.device);
+  response->set_tier(row.tier == Source::kSsd ? v1::TIER_SSD : v1::TIER_DDR);
+  response->set_live(row.live);
+  response->set_payload_bytes(row.payload_bytes);
+  response->set_access_count(row.access_count);
+  response->set_changed_version(row.version);
+  return Status::Ok();
+}
+
+}  // namespace embertide

@@ -1,0 +1,432 @@
+// Joining, keeping the plan, adding and dropping buckets. What it answers is in answers.cc.
+#include "node/fleet.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "base/file.h"
+#include "bus/chain.h"
+#include "embertide/hash.h"
+#include "node/load_meter.h"
+#include "peer/limits.h"
+
+namespace embertide {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kLookEvery{100};  // at the epoch
+constexpr milliseconds kRedisTimeout{1000};
+constexpr milliseconds kRefreshWait{250};
+constexpr milliseconds kAddAgain{500};  // after an add that failed
+// Buckets that one step adds: a few files, and not much memory, between two versions.
+constexpr size_t kAddAtOnce = 8;
+constexpr size_t kMaxPlanBytes = 16 << 20;
+
+std::string PlanKey(const std::string& model, const std::string& what) {
+  return "c:{" + model + "}:" + what;
+}
+
+}  // namespace
+
+Fleet::Fleet(Node* node) : node_(node), plan_file_(node->options_.plan_file) {}
+
+Result<std::unique_ptr<Fleet>> Fleet::Join(Node* node) {
+  std::unique_ptr<Fleet> fleet(new Fleet(node));
+  EMBERTIDE_RETURN_IF_ERROR(fleet->Start());
+  return fleet;
+}
+
+Status Fleet::Start() {
+  const NodeOptions& options = node_->options_;
+  if (options.publication.empty()) {
+    return {Code::kInvalidArgument,
+            "a node with `state` needs `publication`: buckets that come to "
+            "it are read from there"};
+  }
+  if (options.peer_address.empty()) {
+    return {Code::kInvalidArgument, "a node with `state` needs `peer_address`, host:port"};
+  }
+  Result<RedisAddress> state = ParseRedisUrl(options.state);
+  if (!state.ok()) return state.status();
+  state_ = std::move(*state);
+  const size_t colon = options.peer_address.rfind(':');
+  if (colon == std::string::npos || colon == 0) {
+    return {Code::kInvalidArgument,
+            "peer_address \"" + options.peer_address + "\": give host:port, as peers reach it"};
+  }
+  PeerPoolOptions pool;
+  pool.name = options.name;
+  pool.token = options.token;
+  peers_ = std::make_unique<PeerPool>(
+      std::move(pool), [this] { return Range(); },
+      [this] {
+        const auto now = routing();
+        return now == nullptr ? 0 : now->epoch;
+      });
+  Result<std::unique_ptr<NodeServer>> server =
+      NodeServer::Start({"0.0.0.0:" + options.peer_address.substr(colon + 1), options.token}, this);
+  if (!server.ok()) return server.status();
+  server_ = std::move(*server);
+  server_->SetServing(false);
+  address_ = options.peer_address.substr(0, colon + 1) + std::to_string(server_->port());
+
+  if (!options.control.empty()) {
+    v1::RegisterNodeRequest registration;
+    *registration.mutable_node() = Self();
+    registration.set_model(node_->manifest_.model);
+    registration.set_schema_id(node_->manifest_.schema_id);
+    std::vector<const TableConfig*> tables;
+    tables.reserve(node_->manifest_.tables.size());
+    for (const TableConfig& table : node_->manifest_.tables) tables.push_back(&table);
+    std::ranges::sort(tables, {}, &TableConfig::id);
+    for (const TableConfig* table : tables) {
+      v1::PlannedTable* planned = registration.add_tables();
+      planned->set_id(table->id);
+      planned->set_name(table->name);
+      planned->set_bucket_bits(table->bucket_bits);
+      planned->set_chunks(table->layout.chunks);
+    }
+    control_ = std::make_unique<ControlLink>(ControlLinkOptions{options.control, options.token},
+                                             std::move(registration),
+                                             [this](v1::HeartbeatRequest* beat) { Beat(beat); });
+  }
+  keeper_ = std::thread([this] { Keep(); });
+  return AwaitPlan();
+}
+
+// A plan on disk serves where `state` is away; a newer one from there replaces it.
+Status Fleet::AwaitPlan() {
+  const auto deadline = std::chrono::steady_clock::now() + node_->options_.plan_wait;
+  while (std::chrono::steady_clock::now() < deadline) {
+    std::string error;
+    {
+      std::unique_lock lock(mutex_);
+      if (routing_ != nullptr) return Status::Ok();
+      wake_.wait_for(lock, kLookEvery);
+      error = error_;
+    }
+    if (control_ != nullptr && !control_->refusal().empty()) {
+      return {Code::kRejected, control_->refusal()};
+    }
+    if (!plan_file_.empty() && !error.empty() && routing() == nullptr) {
+      const Result<std::string> kept = ReadWholeFile(plan_file_, kMaxPlanBytes);
+      if (kept.ok()) Note(Adopt(kept.value()));
+    }
+  }
+  const std::lock_guard lock(mutex_);
+  return {
+      Code::kUnavailable,
+      "no plan for model \"" + node_->manifest_.model + "\" came from " +
+          (error_.empty() ? "the state store: is the control plane up, and are all nodes that it "
+                            "expects?"
+                          : "the state store: " + error_)};
+}
+
+void Fleet::Serve() {
+  serving_ = true;
+  server_->SetServing(true);
+  AlignBuckets();
+  peers_->BeatNow();
+  if (control_ != nullptr) control_->BeatNow();
+}
+
+void Fleet::Leave() {
+  serving_ = false;
+  if (server_ != nullptr) server_->SetServing(false);
+}
+
+// Who calls ends before what is called.
+Fleet::~Fleet() {
+  Leave();
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_all();
+  if (keeper_.joinable()) keeper_.join();
+  control_.reset();
+  server_.reset();
+  peers_.reset();
+}
+
+// --- the plan
+// --------------------------------------------------------------------------------------
+
+void Fleet::Keep() {
+  while (true) {
+    const Status status = LookAtPlan();
+    if (!status.ok() && status.code() == Code::kDeviceError) redis_.reset();
+    std::unique_lock lock(mutex_);
+    error_ = status.ok() ? "" : status.ToString();
+    ++looks_;
+    looks_wanted_ = std::max(looks_wanted_, looks_);
+    wake_.notify_all();
+    wake_.wait_for(lock, kLookEvery, [this] { return stop_ || looks_wanted_ > looks_; });
+    if (stop_) return;
+  }
+}
+
+Status Fleet::LookAtPlan() {
+  if (redis_ == nullptr) {
+    Result<std::unique_ptr<RedisConnection>> opened = RedisConnection::Open(state_, kRedisTimeout);
+    if (!opened.ok()) return opened.status();
+    redis_ = std::move(*opened);
+  }
+  const std::string& model = node_->manifest_.model;
+  const auto text = redis_->Get(PlanKey(model, "epoch"));
+  if (!text.ok()) return text.status();
+  if (!text.value()) return Status::Ok();  // no plan has been made
+  uint64_t epoch = 0;
+  const std::string& digits = *text.value();
+  std::from_chars(digits.data(), digits.data() + digits.size(), epoch);
+  const auto have = routing();
+  if (have != nullptr && epoch <= have->epoch) return Status::Ok();
+  const auto plan = redis_->Get(PlanKey(model, "plan:" + std::to_string(epoch)));
+  if (!plan.ok()) return plan.status();
+  if (!plan.value()) return {Code::kNotFound, "plan of epoch " + digits + " is missing in state"};
+  EMBERTIDE_RETURN_IF_ERROR(Adopt(*plan.value()));
+  if (plan_file_.empty()) return Status::Ok();
+  return WriteFileAtomically(plan_file_, std::as_bytes(std::span(*plan.value())));
+}
+
+Status Fleet::Adopt(const std::string& bytes) {
+  v1::Plan plan;
+  if (!plan.ParseFromString(bytes)) return {Code::kCorrupt, "the plan is no Plan"};
+  Result<std::shared_ptr<const Routing>> made =
+      MakeRouting(plan, node_->manifest_, node_->options_.name);
+  if (!made.ok()) {
+    ++refused_plans_;
+    return made.status();
+  }
+  std::vector<PeerPool::Address> peers;
+  for (const Routing::Peer& peer : made.value()->peers) peers.push_back({peer.name, peer.address});
+  peers_->SetPeers(peers);
+  {
+    const std::lock_guard lock(mutex_);
+    if (routing_ != nullptr && routing_->epoch >= made.value()->epoch) return Status::Ok();
+    routing_ = std::move(*made);
+  }
+  wake_.notify_all();
+  if (control_ != nullptr) control_->BeatNow();
+  return Status::Ok();
+}
+
+void Fleet::RefreshPlan() {
+  std::unique_lock lock(mutex_);
+  // One that begins now: the one under way may have read before the plan was written.
+  const uint64_t wanted = looks_ + 2;
+  looks_wanted_ = std::max(looks_wanted_, wanted);
+  wake_.notify_all();
+  wake_.wait_for(lock, kRefreshWait, [&] { return stop_ || looks_ >= wanted; });
+}
+
+void Fleet::Note(const Status& status) {
+  const std::lock_guard lock(mutex_);
+  error_ = status.ok() ? "" : status.ToString();
+}
+
+// --- versions
+// --------------------------------------------------------------------------------------
+
+v1::VersionRange Fleet::Range() const {
+  v1::VersionRange range;
+  if (!serving_) return range;
+  const StoreStats stats = node_->store_->Stats();
+  const auto newest = InfoOf(stats.newest_version);
+  if (newest == nullptr) return range;
+  const auto oldest = InfoOf(stats.oldest_version);
+  range.mutable_newest()->set_number(newest->number);
+  range.mutable_newest()->set_lineage(newest->lineage);
+  range.mutable_oldest()->set_number(stats.oldest_version);
+  range.mutable_oldest()->set_lineage(oldest == nullptr ? 0 : oldest->lineage);
+  return range;
+}
+
+std::shared_ptr<const VersionInfo> Fleet::InfoOf(uint64_t number) const {
+  const auto known = node_->versions();
+  if (known == nullptr) return nullptr;
+  const auto found = known->find(number);
+  return found == known->end() ? nullptr : found->second;
+}
+
+uint64_t Fleet::CommonNewest(uint64_t newest) const { return peers_->CommonNewest(newest, floor_); }
+
+void Fleet::NotePin(uint64_t version) {
+  uint64_t floor = floor_;
+  while (floor < version && !floor_.compare_exchange_weak(floor, version)) {
+  }
+}
+
+void Fleet::Committed() { peers_->BeatNow(); }
+
+std::unique_ptr<RemoteLookup> Fleet::NewRemoteLookup() {
+  return std::make_unique<RemoteLookup>(*node_->store_, node_->manifest_, peers_.get(),
+                                        node_->options_.dead_owner_defaults,
+                                        node_->options_.peer_timeout, &remote_stats_);
+}
+
+// --- buckets
+// ---------------------------------------------------------------------------------------
+
+std::vector<Fleet::Change> Fleet::Missing(const Routing& routing) {
+  const Store& store = *node_->store_;
+  std::vector<Change> missing;
+  uint64_t held = 0;
+  for (uint32_t t = 0; t < routing.buckets.size(); ++t) {
+    for (uint32_t b = 0; b < routing.buckets[t].size(); ++b) {
+      const int32_t wanted = routing.buckets[t][b].device;
+      const auto device = store.DeviceOf(t, b);
+      if (wanted < 0) {
+        if (!device) continue;
+        if (node_->store_->DropBucket(t, b).ok()) ++dropped_;
+        continue;
+      }
+      if (device) ++held;
+      if (device != static_cast<uint32_t>(wanted)) {
+        missing.push_back({t, b, static_cast<uint32_t>(wanted), device.has_value()});
+      }
+    }
+  }
+  held_ = held;
+  left_ = missing.size();
+  return missing;
+}
+
+bool Fleet::AlignBuckets() {
+  const auto plan = routing();
+  if (plan->epoch == held_epoch_) return false;
+  if (std::chrono::steady_clock::now() < add_again_) return false;
+  std::vector<Change> missing = Missing(*plan);
+  if (!missing.empty()) {
+    if (missing.size() > kAddAtOnce) missing.resize(kAddAtOnce);
+    Add(missing);
+    missing = Missing(*plan);
+  }
+  if (!missing.empty()) return std::chrono::steady_clock::now() >= add_again_;
+  uint64_t since = 0;
+  for (uint32_t t = 0; t < plan->buckets.size(); ++t) {
+    for (uint32_t b = 0; b < plan->buckets[t].size(); ++b) {
+      if (plan->buckets[t][b].device < 0) continue;
+      since = std::max(since, node_->store_->HeldSince(t, b).value_or(0));
+    }
+  }
+  held_since_ = since;
+  held_epoch_ = plan->epoch;
+  if (control_ != nullptr) control_->BeatNow();
+  return false;
+}
+
+void Fleet::AddHere(const Change& change) {
+  std::vector<std::byte> records;
+  Status status = Status::Ok();
+  {
+    const Result<ReadView> view = node_->store_->PinNewest();
+    status = view.ok()
+                 ? node_->store_->ExportBucket(view.value(), change.table, change.bucket, &records)
+                 : view.status();
+  }
+  if (status.ok()) {
+    status = node_->store_->AddBucket(change.table, change.bucket, change.device, records);
+  }
+  if (status.ok()) {
+    ++added_;
+    return;
+  }
+  // Busy: an older move is not over; the next version, or the one after, ends it.
+  if (status.code() != Code::kBusy) ++failed_adds_;
+  Note(status);
+  add_again_ =
+      std::chrono::steady_clock::now() + (status.code() == Code::kBusy ? kLookEvery : kAddAgain);
+}
+
+void Fleet::Add(const std::vector<Change>& changes) {
+  std::map<BucketId, Change> by_id;
+  for (const Change& change : changes) {
+    if (change.here) {
+      AddHere(change);
+    } else {
+      by_id[{node_->manifest_.tables[change.table].id, change.bucket}] = change;
+    }
+  }
+  if (by_id.empty()) return;
+  std::vector<BucketId> wanted;
+  wanted.reserve(by_id.size());
+  for (const auto& [id, change] : by_id) wanted.push_back(id);
+  const auto info = InfoOf(node_->store_->Stats().newest_version);
+  const VersionId at{info->number, info->lineage};
+  const auto rows = ReadBucketsAt(node_->options_.publication, at, node_->manifest_, wanted);
+  Status status = rows.ok() ? Status::Ok() : rows.status();
+  if (rows.ok()) {
+    for (const auto& [id, records] : rows.value()) {
+      const Change& change = by_id.at(id);
+      status = node_->store_->AddBucket(change.table, change.bucket, change.device, records);
+      if (!status.ok()) break;
+      ++added_;
+    }
+  }
+  if (status.ok()) return;
+  // Files of the newest version may be a moment behind its commit; what is full may be given room.
+  ++failed_adds_;
+  Note(status);
+  add_again_ = std::chrono::steady_clock::now() + kAddAgain;
+}
+
+// --- the control plane
+// -----------------------------------------------------------------------------
+
+v1::Node Fleet::Self() const {
+  const NodeOptions& options = node_->options_;
+  v1::Node node;
+  node.set_name(options.name);
+  node.set_address(address_);
+  node.set_group(options.group);
+  for (uint32_t d = 0; d < options.devices; ++d) {
+    v1::Device* device = node.add_devices();
+    device->set_index(d);
+    device->set_kind(v1::DEVICE_KIND_CPU);
+    v1::TierBudget* ddr = device->add_budgets();
+    ddr->set_tier(v1::TIER_DDR);
+    ddr->set_budget_bytes(options.ddr_budget_bytes / options.devices);
+    if (options.ssd_budget_bytes == 0) continue;
+    v1::TierBudget* ssd = device->add_budgets();
+    ssd->set_tier(v1::TIER_SSD);
+    ssd->set_budget_bytes(options.ssd_budget_bytes / options.devices);
+  }
+  return node;
+}
+
+void Fleet::Beat(v1::HeartbeatRequest* beat) {
+  *beat->mutable_versions() = Range();
+  const auto plan = routing();
+  beat->set_plan_epoch(plan == nullptr ? 0 : plan->epoch);
+  const auto newest = InfoOf(node_->store_->Stats().newest_version);
+  if (newest != nullptr) beat->set_staleness_ms(StalenessMs(*newest));
+  if (serving_) {
+    beat->set_held_epoch(held_epoch_);
+    beat->set_held_since(held_since_);
+  }
+  beat->set_buckets_left(left_);
+}
+
+FleetStats Fleet::stats() const {
+  FleetStats stats;
+  stats.remote_keys = remote_stats_.keys;
+  stats.next_owners = remote_stats_.next_owners;
+  stats.dead_owners = remote_stats_.dead_owners;
+  stats.started_over = remote_stats_.version_gone + remote_stats_.not_owner;
+  stats.remote_calls = peers_->stats().calls;
+  stats.peer_failures = peers_->stats().failed;
+  stats.peer_deaths = peers_->stats().deaths;
+  stats.refused_calls = server_ == nullptr ? 0 : server_->refused();
+  stats.refused_plans = refused_plans_;
+  stats.buckets_added = added_;
+  stats.buckets_dropped = dropped_;
+  stats.failed_adds = failed_adds_;
+  stats.peers_alive = peers_->Alive();
+  stats.buckets_held = held_;
+  stats.buckets_left = left_;
+  return stats;
+}
+
+}  // namespace embertide

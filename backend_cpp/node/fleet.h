@@ -1,0 +1,126 @@
+// Fleet: what makes a node one of several: the plan it acts by, its peers, what it answers them,
+// its beats to the control plane, and the buckets it adds and drops as plans change
+// (docs/design/0003).
+//
+//   state (Redis) --plan--> keeper thread --routing--> executions, calls
+//                                        \-> AlignBuckets, between two versions: add, drop
+//
+// Thread-safe but for AlignBuckets, which belongs to the thread that applies versions.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "bus/redis.h"
+#include "embertide/node.h"
+#include "node/remote.h"
+#include "node/routing.h"
+#include "peer/control_link.h"
+#include "peer/node_service.h"
+#include "peer/peer_pool.h"
+
+namespace embertide {
+
+class Fleet : public NodeHandler {
+ public:
+  // Listens, registers, and waits for the first plan. kInvalidArgument, kDeviceError, kRejected for
+  // what cannot become right; kUnavailable when no plan came in time.
+  static Result<std::unique_ptr<Fleet>> Join(Node* node);
+  ~Fleet() override;
+
+  // The node's store is filled: calls are answered from now on.
+  void Serve();
+  // Calls are refused from now on, and the control plane is told nothing more.
+  void Leave();
+
+  std::shared_ptr<const Routing> routing() const {
+    const std::lock_guard lock(mutex_);
+    return routing_;
+  }
+  // The newest version, at most `newest`, that all live peers have; peers that are behind what was
+  // pinned last do not count.
+  uint64_t CommonNewest(uint64_t newest) const;
+  void NotePin(uint64_t version);
+  std::unique_ptr<RemoteLookup> NewRemoteLookup();
+  void RefreshPlan();
+  FleetStats stats() const;
+  const std::string& address() const { return address_; }
+  // A version was committed.
+  void Committed();
+  // Adds or drops a few buckets towards what the plan says; true if there is more to do.
+  bool AlignBuckets();
+
+  Status Lookup(const v1::LookupRequest& request, v1::LookupResponse* response) override;
+  Status Read(const v1::ReadRequest& request, v1::ReadResponse* response) override;
+  Status GetStatus(v1::NodeServiceGetStatusResponse* response) override;
+  Status GetLoad(uint32_t hot_keys, v1::NodeServiceGetLoadResponse* response) override;
+  Status Explain(const v1::ExplainRequest& request, v1::ExplainResponse* response) override;
+
+ private:
+  struct Change {
+    uint32_t table;
+    uint32_t bucket;
+    uint32_t device;
+    bool here;  // from another device of this node
+  };
+
+  explicit Fleet(Node* node);
+  Status Start();
+  void Keep();
+  Status LookAtPlan();
+  Status Adopt(const std::string& bytes);
+  Status AwaitPlan();
+  v1::Node Self() const;
+  v1::VersionRange Range() const;
+  void Beat(v1::HeartbeatRequest* beat);
+  std::vector<Change> Missing(const Routing& routing);
+  void Add(const std::vector<Change>& changes);
+  void AddHere(const Change& change);
+  void Note(const Status& status);
+  void Answer(const v1::LookupPart& part, v1::LookupResult* result);
+  Status Prove(const v1::LookupPart& part, uint32_t* table) const;
+  std::optional<uint32_t> TableOfId(uint32_t id) const;
+  std::shared_ptr<const VersionInfo> InfoOf(uint64_t number) const;
+  // ms since a version's commit; 0 if that is not known.
+  static uint64_t StalenessMs(const VersionInfo& version);
+
+  Node* node_;
+  const std::string plan_file_;
+  RedisAddress state_;
+  std::unique_ptr<RedisConnection> redis_;  // the keeper's
+  std::string address_;                     // where peers reach this node
+  mutable RemoteStats remote_stats_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  bool stop_ = false;
+  uint64_t looks_ = 0;         // at the plan, done
+  uint64_t looks_wanted_ = 0;  // more than looks_: look now
+  std::shared_ptr<const Routing> routing_;
+  std::string error_;  // of the last plan or bucket
+
+  std::atomic<bool> serving_{false};
+  std::atomic<uint64_t> floor_{0};
+  std::atomic<uint64_t> held_epoch_{0};
+  std::atomic<uint64_t> held_since_{0};
+  std::atomic<uint64_t> left_{0};
+  std::atomic<uint64_t> held_{0};
+  std::atomic<uint64_t> added_{0};
+  std::atomic<uint64_t> dropped_{0};
+  std::atomic<uint64_t> failed_adds_{0};
+  std::atomic<uint64_t> refused_plans_{0};
+  std::chrono::steady_clock::time_point add_again_;  // after a failure
+
+  std::unique_ptr<PeerPool> peers_;
+  std::unique_ptr<NodeServer> server_;
+  std::unique_ptr<ControlLink> control_;
+  std::thread keeper_;
+};
+
+}  // namespace embertide

@@ -1,0 +1,82 @@
+// LoadMeter: what was read lately: per bucket, and which keys most. Windows follow each other; the
+// last whole one is told. Fed with one read in eight (counts are times eight), and with all reads
+// of an eighth of the keys (for distinct keys, by HyperLogLog: Flajolet et al. 2007).
+//
+// Bounded: 72 bytes a bucket and window, 4,096 hot keys. Thread-safe; a reader that would wait is
+// not counted, and that is.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "embertide/store.h"
+
+namespace embertide {
+
+struct BucketReads {
+  uint64_t reads = 0;
+  uint64_t unique_keys = 0;
+  uint64_t bytes = 0;
+  std::array<uint64_t, kSources> by_source{};
+};
+
+struct HotKeyReads {
+  uint32_t table = 0;
+  uint64_t key = 0;
+  uint64_t reads = 0;  // at most, and at least reads - error
+  uint64_t error = 0;
+};
+
+struct LoadWindow {
+  uint64_t window_ms = 0;
+  std::vector<std::vector<BucketReads>> buckets;  // by table, by bucket
+  std::vector<HotKeyReads> hot_keys;              // most read first
+  uint64_t dropped = 0;                           // observations, since the start
+};
+
+class LoadMeter : public ReadObserver {
+ public:
+  explicit LoadMeter(const std::vector<TableConfig>& tables,
+                     std::chrono::milliseconds window = std::chrono::seconds(5));
+  void Observe(std::span<const ObservedRead> reads) override;
+  // The last whole window; window_ms is 0 before there is one.
+  LoadWindow Last(size_t hot_keys) const;
+
+ private:
+  struct Bucket {
+    uint64_t bytes = 0;
+    std::array<uint32_t, kSources> by_source{};
+    std::array<uint8_t, 32> registers{};  // HyperLogLog's
+  };
+  struct Count {
+    uint64_t reads = 0;
+    uint64_t error = 0;
+  };
+  struct KeyHash {
+    size_t operator()(const std::pair<uint32_t, uint64_t>& key) const {
+      return key.second * 0x9E3779B97F4A7C15ULL + key.first;
+    }
+  };
+  struct Window {
+    std::chrono::milliseconds length{0};
+    std::vector<std::vector<Bucket>> buckets;
+    std::unordered_map<std::pair<uint32_t, uint64_t>, Count, KeyHash> keys;
+    uint64_t least = 0;  // what a key that is not listed may have been read
+  };
+  void Turn(std::chrono::steady_clock::time_point now);
+  void Prune();
+
+  const std::chrono::milliseconds length_;
+  std::atomic<uint64_t> dropped_{0};
+  mutable std::mutex mutex_;
+  std::chrono::steady_clock::time_point begun_;
+  Window now_;
+  Window last_;
+};
+
+}  // namespace embertide

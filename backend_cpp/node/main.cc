@@ -1,0 +1,143 @@
+// embertide_node: a node without Triton, for tests with many of them and for tools. It answers
+// NodeService, `Read` among it, until SIGTERM.
+#include <getopt.h>
+
+#include <algorithm>
+#include <array>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "embertide/node.h"
+
+namespace embertide {
+namespace {
+
+constexpr const char* kHelp =
+    "embertide_node --publication DIR --state URL --peer-address HOST:PORT [options]\n\n"
+    "Holds what the plan says of a model and answers for all of it, over gRPC (NodeService).\n\n"
+    "  --publication DIR     folder that a trainer publishes to\n"
+    "  --state URL           Redis of the plans\n"
+    "  --peer-address H:P    where peers reach it; port 0 takes a free one\n"
+    "  --bus URL             Redis of the updates; without it, files alone\n"
+    "  --control HOST:PORT   control plane to register with\n"
+    "  --node NAME           its name in the plan (node-0)\n"
+    "  --group N             lookups stay inside a group (0)\n"
+    "  --devices N           CPU devices (1)\n"
+    "  --ddr-bytes N         budget of all its devices (1 GiB)\n"
+    "  --ssd-bytes N         the same of the SSD tier (0: none)\n"
+    "  --ssd-directory DIR   where that lies\n"
+    "  --plan-file FILE      the last plan is kept here\n"
+    "  --token TOKEN         what peers and the control plane ask for; or EMBERTIDE_TOKEN\n"
+    "  --dead-owner POLICY   default or error: what a key reads as without a live owner "
+    "(default)\n";
+
+int Refuse(const std::string& why) {
+  std::fprintf(stderr, "embertide_node: %s\n", why.c_str());
+  return 2;
+}
+
+int Run(int argc, char** argv) {
+  NodeOptions options;
+  options.devices = 1;
+  if (const char* token = std::getenv("EMBERTIDE_TOKEN")) options.token = token;
+  static constexpr std::array<option, 16> kOptions = {{
+      {"publication", required_argument, nullptr, 'p'},
+      {"state", required_argument, nullptr, 's'},
+      {"peer-address", required_argument, nullptr, 'a'},
+      {"bus", required_argument, nullptr, 'b'},
+      {"control", required_argument, nullptr, 'c'},
+      {"node", required_argument, nullptr, 'n'},
+      {"group", required_argument, nullptr, 'g'},
+      {"devices", required_argument, nullptr, 'd'},
+      {"ddr-bytes", required_argument, nullptr, 'm'},
+      {"ssd-bytes", required_argument, nullptr, 'M'},
+      {"ssd-directory", required_argument, nullptr, 'S'},
+      {"plan-file", required_argument, nullptr, 'f'},
+      {"token", required_argument, nullptr, 't'},
+      {"dead-owner", required_argument, nullptr, 'o'},
+      {"help", no_argument, nullptr, 'h'},
+      {nullptr, 0, nullptr, 0},
+  }};
+  for (int c = 0; (c = getopt_long(argc, argv, "", kOptions.data(), nullptr)) != -1;) {
+    const std::string value = optarg == nullptr ? "" : optarg;
+    switch (c) {
+      case 'p':
+        options.publication = value;
+        break;
+      case 's':
+        options.state = value;
+        break;
+      case 'a':
+        options.peer_address = value;
+        break;
+      case 'b':
+        options.bus = value;
+        break;
+      case 'c':
+        options.control = value;
+        break;
+      case 'n':
+        options.name = value;
+        break;
+      case 'g':
+        options.group = static_cast<uint32_t>(std::strtoul(value.c_str(), nullptr, 10));
+        break;
+      case 'd':
+        options.devices = static_cast<uint32_t>(std::strtoul(value.c_str(), nullptr, 10));
+        break;
+      case 'm':
+        options.ddr_budget_bytes = std::strtoull(value.c_str(), nullptr, 10);
+        break;
+      case 'M':
+        options.ssd_budget_bytes = std::strtoull(value.c_str(), nullptr, 10);
+        break;
+      case 'S':
+        options.ssd_directory = value;
+        break;
+      case 'f':
+        options.plan_file = value;
+        break;
+      case 't':
+        options.token = value;
+        break;
+      case 'o':
+        if (value != "default" && value != "error") {
+          return Refuse("--dead-owner " + value + ": use default or error");
+        }
+        options.dead_owner_defaults = value == "default";
+        break;
+      case 'h':
+        std::fputs(kHelp, stdout);
+        return 0;
+      default:
+        return 2;
+    }
+  }
+  if (options.publication.empty() || options.state.empty() || options.peer_address.empty()) {
+    return Refuse("--publication, --state and --peer-address are needed; see --help");
+  }
+  // Before any thread: they inherit the mask, and the signal is waited for here.
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  const Result<std::unique_ptr<Node>> node = Node::Open(std::move(options));
+  if (!node.ok()) return Refuse(node.status().ToString());
+  std::printf("ready at %s, version %llu, epoch %llu\n", node.value()->address().c_str(),
+              static_cast<unsigned long long>(node.value()->newest()->number),
+              static_cast<unsigned long long>(node.value()->plan_epoch()));
+  std::fflush(stdout);
+  int signal = 0;
+  sigwait(&signals, &signal);
+  return 0;
+}
+
+}  // namespace
+}  // namespace embertide
+
+// What could still throw is memory for a few strings.
+// NOLINTNEXTLINE(bugprone-exception-escape): see above.
+int main(int argc, char** argv) { return embertide::Run(argc, argv); }

@@ -1,0 +1,282 @@
+// Splitting keys by owner, asking, and putting answers where lookups find them.
+#include "node/remote.h"
+
+#include <algorithm>
+#include <memory>
+#include <tuple>
+
+#include "embertide/hash.h"
+#include "peer/limits.h"
+
+namespace embertide {
+namespace {
+
+// A larger bag comes as several sums.
+constexpr size_t kKeysASum = 4096;
+
+// Of one key in an answer, at most: a row, or the sum of a bag that it is alone in.
+size_t AnswerBytes(const TableConfig& table) {
+  return kRecordHeaderBytes + table.layout.dim() * sizeof(double);
+}
+
+Source SourceOf(char byte) {
+  const auto source = static_cast<Source>(byte);
+  // Where an owner found a row is its own affair; that there is none is the asker's, too.
+  return source == Source::kDefault || source == Source::kPruned ? source : Source::kRemote;
+}
+
+}  // namespace
+
+// The peer to ask; -1: it is held here; -2: nobody is left.
+int RemoteLookup::OwnerOf(const Routing& routing, uint32_t table, int64_t key, uint64_t version,
+                          std::span<const bool> excluded) const {
+  const uint32_t bucket =
+      BucketOfHash(HashKey(static_cast<uint64_t>(key)), manifest_.tables[table].bucket_bits);
+  if (const auto since = store_.HeldSince(table, bucket); since && *since <= version) return -1;
+  for (const uint16_t owner : routing.buckets[table][bucket].owners) {
+    if (!excluded[owner]) return owner;
+  }
+  return -2;
+}
+
+// Owners that are asked for more than a part may carry get several.
+RemoteLookup::Part* RemoteLookup::OpenPart(uint16_t peer, uint32_t table, bool sums,
+                                           Parts* parts) const {
+  const auto [at, fresh] = parts->open.try_emplace({peer, table, sums}, parts->all.size());
+  const size_t bytes = AnswerBytes(manifest_.tables[table]);
+  const size_t most = std::min(kMaxKeysACall, kMaxAnswerBytes / bytes) / 2;
+  if (!fresh && parts->all[at->second].users.size() < most) return &parts->all[at->second];
+  at->second = parts->all.size();
+  Part& part = parts->all.emplace_back();
+  part.peer = peer;
+  part.table = table;
+  part.sums = sums;
+  if (sums) part.offsets.push_back(0);
+  return &part;
+}
+
+void RemoteLookup::AddUser(const Wanted& wanted, int64_t key, Part* part) {
+  const auto [at, fresh] =
+      part->place_of.try_emplace(key, static_cast<uint32_t>(part->keys.size()));
+  if (fresh) part->keys.push_back(key);
+  part->users.push_back(wanted);
+  part->user_place.push_back(at->second);
+}
+
+void RemoteLookup::Split(const Routing& routing, uint64_t version,
+                         std::span<const BagFeature> features, std::span<KeyBags> requests,
+                         Parts* parts, std::vector<Wanted>* ownerless) const {
+  const std::unique_ptr<bool[]> dead(new bool[routing.peers.size() + 1]());
+  for (size_t p = 0; p < routing.peers.size(); ++p) {
+    dead[p] = !peers_->Lives(routing.peers[p].name, version);
+  }
+  const std::span<const bool> excluded(dead.get(), routing.peers.size());
+  std::vector<std::pair<int, uint32_t>> bag;  // owner, key: of one bag's remote keys
+  for (uint32_t r = 0; r < requests.size(); ++r) {
+    const KeyBags& request = requests[r];
+    const bool jagged = !request.offsets.empty();
+    const size_t bags = jagged ? request.offsets.size() - 1 : request.keys.size();
+    size_t feature = 0;
+    for (size_t b = 0; b < bags; ++b) {
+      const uint32_t table = features[feature].table;
+      if (++feature == features.size()) feature = 0;
+      const auto first = static_cast<uint32_t>(jagged ? request.offsets[b] : b);
+      const auto end = static_cast<uint32_t>(jagged ? request.offsets[b + 1] : b + 1);
+      bag.clear();
+      for (uint32_t k = first; k < end; ++k) {
+        const int owner = OwnerOf(routing, table, request.keys[k], version, excluded);
+        if (owner == -2) ownerless->push_back({r, k, table});
+        if (owner >= 0) bag.emplace_back(owner, k);
+      }
+      // Keys of one owner side by side, each owner's in their order.
+      std::stable_sort(bag.begin(), bag.end(),
+                       [](const auto& x, const auto& y) { return x.first < y.first; });
+      for (size_t i = 0; i < bag.size();) {
+        const int owner = bag[i].first;
+        size_t until = i;
+        while (until < bag.size() && until - i < kKeysASum && bag[until].first == owner) ++until;
+        const bool sums = until - i > 1;
+        Part* part = OpenPart(static_cast<uint16_t>(owner), table, sums, parts);
+        for (; i < until; ++i) {
+          AddUser({r, bag[i].second, table}, request.keys[bag[i].second], part);
+        }
+        if (sums) part->offsets.push_back(static_cast<uint32_t>(part->users.size()));
+      }
+    }
+  }
+}
+
+void RemoteLookup::Ask(const Routing& routing, uint64_t version, uint64_t lineage, Parts* parts) {
+  // Of one peer side by side: they may share a call.
+  std::ranges::stable_sort(parts->all, {}, &Part::peer);
+  std::vector<PartCall>& calls = calls_.emplace_back(parts->all.size());
+  std::atomic<uint32_t> left{0};
+  const auto deadline = std::chrono::steady_clock::now() + deadline_;
+  size_t c = 0;
+  std::map<uint16_t, std::pair<size_t, size_t>> by_peer;  // first call, number of calls
+  for (const Part& part : parts->all) {
+    const TableConfig& table = manifest_.tables[part.table];
+    v1::LookupPart& out = calls[c].part;
+    out.mutable_version()->set_number(version);
+    out.mutable_version()->set_lineage(lineage);
+    out.set_table_id(table.id);
+    for (const int64_t key : part.keys) out.add_keys(static_cast<uint64_t>(key));
+    out.set_pooling(part.sums ? v1::PART_POOLING_SUM : v1::PART_POOLING_ROWS);
+    calls[c].answer_bytes = part.users.size() * AnswerBytes(table);
+    if (part.sums) {
+      for (const uint32_t offset : part.offsets) out.add_bag_offsets(offset);
+      for (const uint32_t place : part.user_place) out.add_bag_keys(place);
+    }
+    auto [at, fresh] = by_peer.try_emplace(part.peer, c, 0);
+    ++at->second.second;
+    ++c;
+    stats_->keys += part.keys.size();
+  }
+  left = static_cast<uint32_t>(by_peer.size());
+  for (const auto& [peer, range] : by_peer) {
+    peers_->Lookup(routing.peers[peer].name, std::span(calls).subspan(range.first, range.second),
+                   routing.epoch, deadline, [&left] {
+                     if (--left == 0) left.notify_one();
+                   });
+  }
+  for (uint32_t now = left; now != 0; now = left) left.wait(now);
+}
+
+Status RemoteLookup::TakeRows(const Part& part, const v1::LookupResult& result) {
+  const RowLayout& layout = manifest_.tables[part.table].layout;
+  std::vector<RemoteRow> rows(part.keys.size());
+  auto rest = std::as_bytes(std::span(result.rows()));
+  for (size_t i = 0; i < part.keys.size(); ++i) {
+    rows[i].source = SourceOf(result.sources()[i]);
+    if (rows[i].source != Source::kRemote) continue;
+    const Result<RowRecord> record = ReadRecord(layout, &rest);
+    if (!record.ok()) return record.status();
+    if (record.value().key != static_cast<uint64_t>(part.keys[i])) {
+      return {Code::kCorrupt, "a peer answered another key than it was asked for"};
+    }
+    rows[i].payload = record.value().payload.data();
+    rows[i].live = record.value().live;
+  }
+  for (size_t u = 0; u < part.users.size(); ++u) *RowOf(part.users[u]) = rows[part.user_place[u]];
+  return Status::Ok();
+}
+
+Status RemoteLookup::TakeSums(const Part& part, const v1::LookupResult& result) {
+  const uint32_t dim = manifest_.tables[part.table].layout.dim();
+  const size_t bags = part.offsets.size() - 1;
+  if (static_cast<size_t>(result.sums_size()) != bags * dim) {
+    return {Code::kCorrupt, "a peer answered " + std::to_string(result.sums_size()) +
+                                " sums, asked for " + std::to_string(bags * dim)};
+  }
+  for (size_t b = 0; b < bags; ++b) {
+    for (uint32_t u = part.offsets[b]; u < part.offsets[b + 1]; ++u) {
+      RemoteRow* row = RowOf(part.users[u]);
+      *row = {};
+      row->source = SourceOf(result.sources()[part.user_place[u]]);
+      row->summed = u > part.offsets[b];
+      if (!row->summed) row->sums = result.sums().data() + b * dim;
+    }
+  }
+  return Status::Ok();
+}
+
+// Puts answers into the rows; keys of calls that failed go to `failed`, their peers are excluded.
+Status RemoteLookup::Take(const Parts& parts, std::vector<Wanted>* failed,
+                          std::vector<bool>* excluded) {
+  size_t c = 0;
+  for (const Part& part : parts.all) {
+    const PartCall& call = calls_.back()[c++];
+    if (call.status.code() == Code::kInvalidArgument) return call.status;
+    if (!call.status.ok()) {
+      (*excluded)[part.peer] = true;
+      failed->insert(failed->end(), part.users.begin(), part.users.end());
+      continue;
+    }
+    if (call.result.refusal() == v1::LOOKUP_REFUSAL_VERSION_GONE) {
+      ++stats_->version_gone;
+      return {Code::kVersionGone, "a peer no longer has the pinned version"};
+    }
+    if (call.result.refusal() != v1::LOOKUP_REFUSAL_UNSPECIFIED) {
+      ++stats_->not_owner;
+      return {Code::kNotOwner,
+              "a peer does not hold the bucket under epoch " + std::to_string(call.epoch)};
+    }
+    if (call.result.sources().size() != part.keys.size()) {
+      return {Code::kCorrupt, "a peer's answer has another length than the question"};
+    }
+    EMBERTIDE_RETURN_IF_ERROR(part.sums ? TakeSums(part, call.result)
+                                        : TakeRows(part, call.result));
+  }
+  return Status::Ok();
+}
+
+Status RemoteLookup::Fetch(const Routing& routing, uint64_t version, uint64_t lineage,
+                           std::span<const BagFeature> features, std::span<KeyBags> requests) {
+  calls_.clear();
+  rows_.clear();
+  row_of_.resize(std::max(row_of_.size(), requests.size()));
+  for (KeyBags& request : requests) request.remote_of = nullptr;
+  Parts parts;
+  std::vector<Wanted> waiting;
+  Split(routing, version, features, requests, &parts, &waiting);
+  if (parts.all.empty() && waiting.empty()) return Status::Ok();
+
+  size_t users = waiting.size();
+  for (const Part& part : parts.all) users += part.users.size();
+  rows_.reserve(users);
+  for (size_t r = 0; r < requests.size(); ++r) row_of_[r].assign(requests[r].keys.size(), 0);
+  const auto number = [&](const Wanted& wanted) {
+    rows_.push_back({});
+    row_of_[wanted.request][wanted.key] = static_cast<uint32_t>(rows_.size());
+  };
+  for (const Part& part : parts.all) std::ranges::for_each(part.users, number);
+  std::ranges::for_each(waiting, number);
+
+  std::vector<bool> excluded(routing.peers.size(), false);
+  for (size_t p = 0; p < routing.peers.size(); ++p) {
+    excluded[p] = !peers_->Lives(routing.peers[p].name, version);
+  }
+  std::vector<Wanted> ownerless = std::move(waiting);
+  // Each round excludes a peer, so there are at most as many as peers, and one.
+  while (!parts.all.empty()) {
+    Ask(routing, version, lineage, &parts);
+    std::vector<Wanted> failed;
+    EMBERTIDE_RETURN_IF_ERROR(Take(parts, &failed, &excluded));
+    parts = {};
+    const std::unique_ptr<bool[]> flags(new bool[excluded.size() + 1]());
+    std::ranges::copy(excluded, flags.get());
+    for (const Wanted& wanted : failed) {
+      const int64_t key = requests[wanted.request].keys[wanted.key];
+      const int owner =
+          OwnerOf(routing, wanted.table, key, version, {flags.get(), excluded.size()});
+      if (owner == -1) return {Code::kNotOwner, "a bucket came here meanwhile"};
+      if (owner == -2) {
+        ownerless.push_back(wanted);
+        continue;
+      }
+      ++stats_->next_owners;
+      AddUser(wanted, key, OpenPart(static_cast<uint16_t>(owner), wanted.table, false, &parts));
+    }
+  }
+  if (!ownerless.empty()) {
+    stats_->dead_owners += ownerless.size();
+    if (!default_rows_) {
+      const Wanted& first = ownerless.front();
+      return {Code::kUnavailable,
+              "no owner of a bucket of table " + manifest_.tables[first.table].name +
+                  " answers, and dead_owner = error; " + std::to_string(ownerless.size()) +
+                  " keys of the request need one"};
+    }
+    for (const Wanted& wanted : ownerless) {
+      *RowOf(wanted) = {};
+      RowOf(wanted)->source = Source::kDefault;
+    }
+  }
+  for (size_t r = 0; r < requests.size(); ++r) {
+    requests[r].remote_of = row_of_[r].data();
+    requests[r].remote = rows_.data();
+  }
+  return Status::Ok();
+}
+
+}  // namespace embertide

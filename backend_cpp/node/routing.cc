@@ -1,0 +1,168 @@
+// Proving and reading plans.
+#include "node/routing.h"
+
+#include <map>
+#include <set>
+
+namespace embertide {
+namespace {
+
+using Place = std::pair<uint32_t, uint32_t>;  // node, device
+
+class Reader {
+ public:
+  Reader(const v1::Plan& plan, const Manifest& manifest, const std::string& node)
+      : plan_(plan), manifest_(manifest), routing_(std::make_shared<Routing>()) {
+    for (int n = 0; n < plan.topology().nodes_size(); ++n) {
+      if (plan.topology().nodes(n).name() == node) self_ = n;
+    }
+    group_ = self_ < 0 ? 0 : plan.topology().nodes(self_).group();
+  }
+
+  Result<std::shared_ptr<const Routing>> Read() {
+    routing_->epoch = plan_.epoch();
+    routing_->plan = plan_;
+    if (plan_.epoch() == 0) return Refuse("its epoch is 0");
+    ReadPeers();
+    EMBERTIDE_RETURN_IF_ERROR(CheckTables());
+    std::map<uint32_t, size_t> tables;
+    for (size_t t = 0; t < manifest_.tables.size(); ++t) {
+      routing_->buckets.emplace_back(manifest_.tables[t].buckets());
+      assigned_.emplace_back(manifest_.tables[t].buckets(), false);
+      tables[manifest_.tables[t].id] = t;
+    }
+    for (const v1::Assignment& assignment : plan_.assignments()) {
+      const auto table = tables.find(assignment.table_id());
+      if (table == tables.end()) {
+        return Refuse("rule 1: table " + std::to_string(assignment.table_id()) + " is not served");
+      }
+      EMBERTIDE_RETURN_IF_ERROR(ReadAssignment(assignment, table->second));
+    }
+    for (size_t t = 0; t < assigned_.size(); ++t) {
+      for (size_t b = 0; b < assigned_[t].size(); ++b) {
+        if (!assigned_[t][b]) return Refuse("rule 1: " + Name(t, b) + " has no assignment");
+      }
+    }
+    return std::shared_ptr<const Routing>(routing_);
+  }
+
+ private:
+  Status Refuse(const std::string& why) const {
+    return {Code::kRejected, "plan of epoch " + std::to_string(plan_.epoch()) + ": " + why};
+  }
+  std::string Name(size_t table, size_t bucket) const {
+    return "bucket " + std::to_string(bucket) + " of table " + manifest_.tables[table].name;
+  }
+
+  void ReadPeers() {
+    for (int n = 0; n < plan_.topology().nodes_size(); ++n) {
+      const v1::Node& node = plan_.topology().nodes(n);
+      if (n == self_ || node.group() != group_) continue;
+      peer_of_[static_cast<uint32_t>(n)] = static_cast<uint16_t>(routing_->peers.size());
+      routing_->peers.push_back({node.name(), node.address()});
+    }
+  }
+
+  Status CheckTables() const {
+    std::map<std::string, const v1::PlannedTable*> planned;
+    for (const v1::PlannedTable& table : plan_.tables()) planned[table.name()] = &table;
+    for (const TableConfig& table : manifest_.tables) {
+      const auto found = planned.find(table.name);
+      if (found == planned.end() || found->second->id() != table.id ||
+          found->second->bucket_bits() != table.bucket_bits) {
+        return Refuse("it is made for other tables: " + table.name + " differs");
+      }
+    }
+    return Status::Ok();
+  }
+
+  // Owners, joining or leaving ones; `seen` finds what stands twice.
+  Status CheckOwner(const v1::Owner& owner, std::set<Place>* seen) const {
+    const v1::Topology& topology = plan_.topology();
+    const bool known =
+        owner.node() < static_cast<uint32_t>(topology.nodes_size()) &&
+        owner.device() <
+            static_cast<uint32_t>(topology.nodes(static_cast<int>(owner.node())).devices_size());
+    const std::string name =
+        "node " + std::to_string(owner.node()) + ", device " + std::to_string(owner.device());
+    if (!known) return Refuse("rule 2: " + name + " is not in its topology");
+    if (!seen->emplace(owner.node(), owner.device()).second) {
+      return Refuse("rule 2: " + name + " stands twice in an assignment");
+    }
+    return Status::Ok();
+  }
+
+  Status ReadAssignment(const v1::Assignment& assignment, size_t table) {
+    auto& buckets = routing_->buckets[table];
+    const uint64_t end = uint64_t{assignment.bucket_begin()} + assignment.bucket_count();
+    if (assignment.bucket_count() == 0 || end > buckets.size()) {
+      return Refuse("rule 1: table " + manifest_.tables[table].name + " has no buckets " +
+                    std::to_string(assignment.bucket_begin()) + " to " + std::to_string(end));
+    }
+    if (assignment.chunk_begin() != 0 ||
+        (assignment.chunk_count() != 0 &&
+         assignment.chunk_count() != manifest_.tables[table].layout.chunks)) {
+      return Refuse("it splits rows of table " + manifest_.tables[table].name +
+                    " by chunks, which serving does not");
+    }
+    std::set<Place> seen;
+    std::set<uint32_t> groups;
+    std::set<uint32_t> nodes;
+    Routing::Bucket bucket;
+    for (const v1::Owner& owner : assignment.owners()) {
+      EMBERTIDE_RETURN_IF_ERROR(CheckOwner(owner, &seen));
+      if (!nodes.insert(owner.node()).second) {
+        return Refuse("rule 2: node " + std::to_string(owner.node()) + " owns twice");
+      }
+      groups.insert(plan_.topology().nodes(static_cast<int>(owner.node())).group());
+      if (const auto peer = peer_of_.find(owner.node()); peer != peer_of_.end()) {
+        bucket.owners.push_back(peer->second);
+      }
+      if (static_cast<int>(owner.node()) == self_) {
+        bucket.device = static_cast<int32_t>(owner.device());
+      }
+    }
+    for (const v1::Owner& owner : assignment.leaving()) {
+      EMBERTIDE_RETURN_IF_ERROR(CheckOwner(owner, &seen));
+      if (static_cast<int>(owner.node()) == self_ && bucket.device < 0) {
+        bucket.device = static_cast<int32_t>(owner.device());
+      }
+    }
+    // Last: to another device of this node a bucket moves when it joins there.
+    for (const v1::Owner& owner : assignment.joining()) {
+      EMBERTIDE_RETURN_IF_ERROR(CheckOwner(owner, &seen));
+      if (static_cast<int>(owner.node()) == self_) {
+        bucket.device = static_cast<int32_t>(owner.device());
+      }
+    }
+    for (const v1::Node& node : plan_.topology().nodes()) {
+      if (!groups.contains(node.group())) {
+        return Refuse("rule 3: group " + std::to_string(node.group()) + " does not own " +
+                      Name(table, assignment.bucket_begin()));
+      }
+    }
+    for (uint64_t b = assignment.bucket_begin(); b < end; ++b) {
+      if (assigned_[table][b]) return Refuse("rule 1: " + Name(table, b) + " is assigned twice");
+      assigned_[table][b] = true;
+      buckets[b] = bucket;
+    }
+    return Status::Ok();
+  }
+
+  const v1::Plan& plan_;
+  const Manifest& manifest_;
+  std::shared_ptr<Routing> routing_;
+  int self_ = -1;
+  uint32_t group_ = 0;
+  std::map<uint32_t, uint16_t> peer_of_;     // node of the topology -> place in peers
+  std::vector<std::vector<bool>> assigned_;  // by table, by bucket
+};
+
+}  // namespace
+
+Result<std::shared_ptr<const Routing>> MakeRouting(const v1::Plan& plan, const Manifest& manifest,
+                                                   const std::string& node) {
+  return Reader(plan, manifest, node).Read();
+}
+
+}  // namespace embertide

@@ -1,0 +1,39 @@
+// Routing: what a plan means for one node: what it is to hold, and whom to ask for the rest.
+// Immutable; shared by the executions that use it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "embertide/snapshot.h"
+#include "embertide/status.h"
+#include "embertide/v1/plan.pb.h"
+
+namespace embertide {
+
+struct Routing {
+  struct Peer {
+    std::string name;
+    std::string address;  // of its NodeService
+  };
+  // One bucket as this node sees it.
+  struct Bucket {
+    std::vector<uint16_t> owners;  // places in `peers`, in order of preference
+    int32_t device = -1;           // where it is to be held here; -1: not
+  };
+
+  uint64_t epoch = 0;
+  std::vector<Peer> peers;                   // of this node's group, itself excluded
+  std::vector<std::vector<Bucket>> buckets;  // by table's place in the manifest, by bucket
+  v1::Plan plan;
+};
+
+// Proves a plan by the rules of plan.proto against the model's tables, and reads it for the node
+// named. kRejected naming the rule that it breaks. A node that the plan does not name holds nothing
+// and asks the owners of group 0.
+Result<std::shared_ptr<const Routing>> MakeRouting(const v1::Plan& plan, const Manifest& manifest,
+                                                   const std::string& node);
+
+}  // namespace embertide

@@ -1,0 +1,112 @@
+// A plan is read as it is meant, or refused by the rule that it breaks.
+#include "node/routing.h"
+
+#include <gtest/gtest.h>
+
+namespace embertide {
+namespace {
+
+class RoutingTest : public ::testing::Test {
+ protected:
+  RoutingTest() {
+    TableConfig table;
+    table.name = "item";
+    table.id = 7;
+    table.layout = {2, 4, DType::kFp32};
+    table.bucket_bits = 2;
+    manifest_.tables = {table};
+    plan_.set_epoch(3);
+    v1::PlannedTable* planned = plan_.add_tables();
+    planned->set_id(7);
+    planned->set_name("item");
+    planned->set_bucket_bits(2);
+    planned->set_chunks(2);
+    for (const char* name : {"a", "b", "other-group"}) {
+      v1::Node* node = plan_.mutable_topology()->add_nodes();
+      node->set_name(name);
+      node->set_address(std::string(name) + ":1");
+      node->set_group(name[0] == 'o' ? 1 : 0);
+      node->add_devices();
+      node->add_devices()->set_index(1);
+    }
+    Assign(0, 2, {{0, 0}, {2, 0}});
+    Assign(2, 2, {{1, 1}, {2, 1}});
+  }
+  v1::Assignment* Assign(uint32_t begin, uint32_t count,
+                         const std::vector<std::pair<uint32_t, uint32_t>>& owners) {
+    v1::Assignment* assignment = plan_.add_assignments();
+    assignment->set_table_id(7);
+    assignment->set_bucket_begin(begin);
+    assignment->set_bucket_count(count);
+    for (const auto& [node, device] : owners) Place(assignment->add_owners(), node, device);
+    return assignment;
+  }
+  static void Place(v1::Owner* owner, uint32_t node, uint32_t device) {
+    owner->set_node(node);
+    owner->set_device(device);
+  }
+  std::string Refusal() const {
+    const auto made = MakeRouting(plan_, manifest_, "a");
+    EXPECT_FALSE(made.ok());
+    if (made.ok()) return "";
+    EXPECT_EQ(made.status().code(), Code::kRejected);
+    return made.status().message();
+  }
+  Manifest manifest_;
+  v1::Plan plan_;
+};
+
+TEST_F(RoutingTest, ANodeHoldsWhatItOwnsJoinsOrLeavesAndAsksItsGroup) {
+  v1::Assignment* third = plan_.mutable_assignments(1);
+  Place(third->add_joining(), 0, 1);
+  const auto made = MakeRouting(plan_, manifest_, "a");
+  ASSERT_TRUE(made.ok()) << made.status().ToString();
+  const Routing& routing = *made.value();
+  EXPECT_EQ(routing.epoch, 3U);
+  ASSERT_EQ(routing.peers.size(), 1U) << "a node of another group is no peer";
+  EXPECT_EQ(routing.peers[0].name, "b");
+  EXPECT_EQ(routing.buckets[0][0].device, 0);
+  EXPECT_TRUE(routing.buckets[0][0].owners.empty());
+  EXPECT_EQ(routing.buckets[0][2].device, 1) << "it joins there";
+  EXPECT_EQ(routing.buckets[0][2].owners, std::vector<uint16_t>{0});
+
+  third->clear_joining();
+  Place(third->add_leaving(), 0, 0);
+  EXPECT_EQ(MakeRouting(plan_, manifest_, "a").value()->buckets[0][3].device, 0) << "it leaves";
+  EXPECT_EQ(MakeRouting(plan_, manifest_, "nobody").value()->buckets[0][3].device, -1);
+}
+
+TEST_F(RoutingTest, ABucketMovesBetweenDevicesWhenItJoins) {
+  Place(plan_.mutable_assignments(0)->add_joining(), 0, 1);
+  EXPECT_EQ(MakeRouting(plan_, manifest_, "a").value()->buckets[0][0].device, 1);
+}
+
+TEST_F(RoutingTest, BrokenRulesAreNamed) {
+  const v1::Plan right = plan_;
+  Assign(3, 1, {{0, 0}, {2, 0}});
+  EXPECT_NE(Refusal().find("rule 1: bucket 3 of table item is assigned twice"), std::string::npos);
+  plan_ = right;
+  plan_.mutable_assignments(1)->set_bucket_count(1);
+  EXPECT_NE(Refusal().find("rule 1: bucket 3 of table item has no assignment"), std::string::npos);
+  plan_ = right;
+  plan_.mutable_assignments(1)->set_bucket_count(9);
+  EXPECT_NE(Refusal().find("has no buckets 2 to 11"), std::string::npos);
+  plan_ = right;
+  Place(plan_.mutable_assignments(0)->add_owners(), 1, 7);
+  EXPECT_NE(Refusal().find("rule 2: node 1, device 7 is not in"), std::string::npos);
+  plan_ = right;
+  Place(plan_.mutable_assignments(0)->add_leaving(), 0, 0);
+  EXPECT_NE(Refusal().find("rule 2: node 0, device 0 stands twice"), std::string::npos);
+  plan_ = right;
+  plan_.mutable_assignments(0)->mutable_owners()->RemoveLast();
+  EXPECT_NE(Refusal().find("rule 3: group 1 does not own bucket 0"), std::string::npos);
+  plan_ = right;
+  plan_.mutable_assignments(0)->set_chunk_count(1);
+  EXPECT_NE(Refusal().find("splits rows of table item by chunks"), std::string::npos);
+  plan_ = right;
+  plan_.mutable_tables(0)->set_bucket_bits(3);
+  EXPECT_NE(Refusal().find("other tables: item differs"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace embertide

@@ -1,0 +1,17 @@
+// The bounds of node.proto that both ends keep. Private to peer and node.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace embertide {
+
+inline constexpr int kMaxMessageBytes = 64 << 20;
+inline constexpr size_t kMaxPartsACall = 256;
+inline constexpr size_t kMaxKeysACall = 65536;
+// A part is at most half of these, so that a call carries at least one.
+inline constexpr size_t kMaxAnswerBytes = 32 << 20;
+// What an asker puts together before it sends.
+inline constexpr size_t kCoalesceBytes = 64 << 10;
+
+}  // namespace embertide

@@ -1,0 +1,159 @@
+// The server: callback API, so that no thread waits for a call.
+#include "peer/node_service.h"
+
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
+
+#include <atomic>
+#include <chrono>
+
+#include "embertide/v1/node.grpc.pb.h"
+#include "peer/limits.h"
+
+namespace embertide {
+namespace {
+
+grpc::StatusCode CodeOf(Code code) {
+  switch (code) {
+    case Code::kOk:
+      return grpc::StatusCode::OK;
+    case Code::kInvalidArgument:
+      return grpc::StatusCode::INVALID_ARGUMENT;
+    case Code::kNotFound:
+      return grpc::StatusCode::NOT_FOUND;
+    case Code::kRejected:
+      return grpc::StatusCode::FAILED_PRECONDITION;
+    case Code::kBusy:
+    case Code::kResourceExhausted:
+      return grpc::StatusCode::RESOURCE_EXHAUSTED;
+    case Code::kCorrupt:
+      return grpc::StatusCode::DATA_LOSS;
+    case Code::kVersionGone:
+      return grpc::StatusCode::OUT_OF_RANGE;
+    case Code::kNotOwner:
+    case Code::kUnavailable:
+    case Code::kDeviceError:
+      return grpc::StatusCode::UNAVAILABLE;
+  }
+  return grpc::StatusCode::UNKNOWN;
+}
+
+// Lookup waits for nobody and runs on gRPC's own threads; Read may wait for peers, and the others
+// are rare: they have a pool.
+class Service final : public v1::NodeService::WithCallbackMethod_Lookup<v1::NodeService::Service> {
+ public:
+  Service(const NodeServerOptions& options, NodeHandler* handler)
+      : authorization_(options.token.empty() ? "" : "Bearer " + options.token),
+        max_calls_(options.max_calls),
+        handler_(handler) {}
+
+  uint64_t refused() const { return refused_.load(); }
+
+  grpc::ServerUnaryReactor* Lookup(grpc::CallbackServerContext* context,
+                                   const v1::LookupRequest* request,
+                                   v1::LookupResponse* response) override {
+    auto* reactor = context->DefaultReactor();
+    reactor->Finish(Guarded(*context, [&] { return handler_->Lookup(*request, response); }));
+    return reactor;
+  }
+  grpc::Status Read(grpc::ServerContext* context, const v1::ReadRequest* request,
+                    v1::ReadResponse* response) override {
+    return Guarded(*context, [&] { return handler_->Read(*request, response); });
+  }
+  grpc::Status GetStatus(grpc::ServerContext* context, const v1::NodeServiceGetStatusRequest*,
+                         v1::NodeServiceGetStatusResponse* response) override {
+    return Guarded(*context, [&] { return handler_->GetStatus(response); });
+  }
+  grpc::Status GetLoad(grpc::ServerContext* context, const v1::NodeServiceGetLoadRequest* request,
+                       v1::NodeServiceGetLoadResponse* response) override {
+    return Guarded(*context, [&] { return handler_->GetLoad(request->hot_keys(), response); });
+  }
+  grpc::Status Explain(grpc::ServerContext* context, const v1::ExplainRequest* request,
+                       v1::ExplainResponse* response) override {
+    return Guarded(*context, [&] { return handler_->Explain(*request, response); });
+  }
+
+ private:
+  template <typename Call>
+  grpc::Status Guarded(const grpc::ServerContextBase& context, const Call& call) {
+    if (!authorization_.empty()) {
+      const auto found = context.client_metadata().find("authorization");
+      if (found == context.client_metadata().end() || found->second != authorization_) {
+        ++refused_;
+        return {grpc::StatusCode::UNAUTHENTICATED, "token missing or wrong"};
+      }
+    }
+    const AtWork at_work(&at_work_);
+    if (at_work.count > max_calls_) {
+      ++refused_;
+      return {grpc::StatusCode::RESOURCE_EXHAUSTED,
+              std::to_string(max_calls_) + " calls are at work"};
+    }
+    try {
+      const Status status = call();
+      return {CodeOf(status.code()), status.message()};
+    } catch (const std::exception& error) {
+      return {grpc::StatusCode::RESOURCE_EXHAUSTED, error.what()};
+    }
+  }
+
+  struct AtWork {
+    explicit AtWork(std::atomic<uint32_t>* counter) : of(counter), count(++*counter) {}
+    ~AtWork() { --*of; }
+    AtWork(const AtWork&) = delete;
+    AtWork& operator=(const AtWork&) = delete;
+    std::atomic<uint32_t>* of;
+    uint32_t count;
+  };
+
+  const std::string authorization_;
+  const uint32_t max_calls_;
+  NodeHandler* handler_;
+  std::atomic<uint32_t> at_work_{0};
+  std::atomic<uint64_t> refused_{0};
+};
+
+}  // namespace
+
+struct NodeServer::Impl {
+  Impl(const NodeServerOptions& options, NodeHandler* handler) : service(options, handler) {}
+  Service service;
+  int port = 0;
+  std::unique_ptr<grpc::Server> server;
+};
+
+Result<std::unique_ptr<NodeServer>> NodeServer::Start(const NodeServerOptions& options,
+                                                      NodeHandler* handler) {
+  grpc::EnableDefaultHealthCheckService(true);
+  auto impl = std::make_unique<Impl>(options, handler);
+  grpc::ServerBuilder builder;
+  builder.AddListeningPort(options.listen, grpc::InsecureServerCredentials(), &impl->port);
+  // Two processes on one port would each get a part of the calls.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
+  builder.SetMaxSendMessageSize(kMaxMessageBytes);
+  builder.RegisterService(&impl->service);
+  impl->server = builder.BuildAndStart();
+  if (impl->server == nullptr || impl->port == 0) {
+    return Status(Code::kDeviceError, "peers cannot be answered at " + options.listen +
+                                          ": the address is in use or not of this machine");
+  }
+  return std::unique_ptr<NodeServer>(new NodeServer(std::move(impl)));
+}
+
+NodeServer::NodeServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+NodeServer::~NodeServer() {
+  impl_->server->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(1));
+  impl_->server->Wait();
+}
+
+int NodeServer::port() const { return impl_->port; }
+
+void NodeServer::SetServing(bool serving) {
+  impl_->server->GetHealthCheckService()->SetServingStatus(serving);
+}
+
+uint64_t NodeServer::refused() const { return impl_->service.refused(); }
+
+}  // namespace embertide

@@ -1,0 +1,212 @@
+"""Two Triton nodes, a control plane, and buckets that move while both are asked and versions come.
+
+`EMBERTIDE_CHECK_SECONDS` sets how long the traffic runs at least (5 by default).
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checker import CONFIG, TABLES, CheckerPublisher, Traffic
+from serving import metric, wait_until
+
+from embertide.server.adapters import process, triton
+from embertide.server.adapters.process import Child
+from embertide.server.adapters.redis import RedisOptions, RedisServer
+
+ROOT = Path(__file__).parents[2]
+CACHE = ROOT / "build" / "cache" / "dense"
+SECONDS = float(os.environ.get("EMBERTIDE_CHECK_SECONDS", "5"))
+COMMAND = [sys.executable, "-m", "embertide.server.cli"]
+BUCKETS = [(t.name, b) for t in TABLES for b in range(1 << t.bucket_bits)]
+
+
+@dataclasses.dataclass
+class Site:
+    """A fleet of two Triton nodes."""
+
+    directory: Path
+    url: str
+    control: str
+    publisher: CheckerPublisher
+    nodes: list[triton.TritonServer]
+
+    def command(self, *words: str) -> Any:
+        """Run an operator's command and return what it prints as JSON."""
+        done = subprocess.run(
+            [*COMMAND, *words, "--control", self.control, "--json"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return json.loads(done.stdout)
+
+    def plan(self) -> dict[tuple[str, int], list[str]]:
+        """Owners by (table, bucket), as node/device."""
+        plan = self.command("plan", "show")
+        names = {table["id"]: table["name"] for table in plan["tables"]}
+        nodes = [node["name"] for node in plan["topology"]["nodes"]]
+        owners = {}
+        for each in plan["assignments"]:
+            for b in range(each["bucket_begin"], each["bucket_begin"] + each["bucket_count"]):
+                at = [f"{nodes[o['node']]}/{o['device']}" for o in each["owners"]]
+                owners[names[each["table_id"]], b] = at
+        return owners
+
+    def swap(self, operation: str) -> None:
+        """Move every other bucket to the other node, and all others to the other device."""
+        plan = self.command("plan", "show")
+        now = self.plan()
+        assignments = []
+        for i, (table, bucket) in enumerate(BUCKETS):
+            node, device = now[table, bucket][0].split("/")
+            if i % 2:
+                device = str(1 - int(device))
+            else:
+                node = "node-1" if node == "node-0" else "node-0"
+            where = f"{node}/{device}"
+            assignments.append({"table": table, "buckets": str(bucket), "owners": [where]})
+        target = self.directory / f"{operation}.json"
+        target.write_text(
+            json.dumps({"base_epoch": int(plan["epoch"]), "assignments": assignments})
+        )
+        self.command("reshard", "--target", str(target), "--id", operation)
+
+    def state_of(self, operation: str) -> str:
+        listed = self.command("reshard", "list")["operations"]
+        state = next(str(each["state"]) for each in listed if each["id"] == operation)
+        return state.removeprefix("OPERATION_STATE_").lower()
+
+
+def _start_control(directory: Path, url: str, address: str) -> Child:
+    words = ["control", "--state", url, "--model", CONFIG.name, "--listen", address]
+    words += ["--expect-nodes", "2", "--directory", str(directory), "--longest-deadline-ms", "500"]
+    return Child([*COMMAND, *words], log=directory / "control.log")
+
+
+@pytest.fixture
+def site(tmp_path: Path, server_options: triton.ServerOptions) -> Iterator[Site]:
+    with contextlib.ExitStack() as stack:
+        port, control_port, *ports = process.free_ports(10)
+        redis = stack.enter_context(
+            RedisServer(RedisOptions(log=tmp_path / "redis.log", port=port))
+        )
+        publisher = CheckerPublisher(tmp_path / "publication", redis.url, CACHE)
+        address = f"127.0.0.1:{control_port}"
+        stack.enter_context(_start_control(tmp_path, redis.url, address))
+        starts = []
+        for n in range(2):
+            http, grpc, metrics, peer = ports[4 * n : 4 * n + 4]
+            repository = tmp_path / f"models-{n}"
+            model = triton.ModelOptions(
+                publication=publisher.publication.path,
+                bus=redis.url,
+                kind="ranking",
+                instances=2,
+                devices=2,
+                node=f"node-{n}",
+                state=redis.url,
+                control=address,
+                peer_address=f"127.0.0.1:{peer}",
+                plan_file=tmp_path / f"plan-{n}.bin",
+                dead_owner="error",
+            )
+            triton.write_model(repository, "rank", model)
+            starts.append(
+                dataclasses.replace(
+                    server_options,
+                    repository=repository,
+                    log=tmp_path / f"node-{n}.log",
+                    http_port=http,
+                    grpc_port=grpc,
+                    metrics_port=metrics,
+                    models=("rank",),
+                )
+            )
+        # Neither is ready before the plan is made, and that waits for both.
+        nodes = _start_together(stack, starts)
+        site = Site(tmp_path, redis.url, address, publisher, nodes)
+        wait_until(
+            lambda: all(metric(node.metrics(), "embertide_peers_alive") == 1 for node in nodes), 20
+        )
+        yield site
+
+
+def _start_together(
+    stack: contextlib.ExitStack, starts: list[triton.ServerOptions]
+) -> list[triton.TritonServer]:
+    # The threads live on: the kernel ends a child with the thread that started it.
+    pool = stack.enter_context(ThreadPoolExecutor(len(starts)))
+    futures = [pool.submit(triton.TritonServer, each) for each in starts]
+    nodes = [future.result(timeout=60) for future in futures]
+    for node in nodes:
+        stack.callback(node.stop)
+    return nodes
+
+
+class _Versions:
+    """Publishes eight versions a second, a snapshot every sixth."""
+
+    def __init__(self, publisher: CheckerPublisher) -> None:
+        self._publisher = publisher
+        self._stop = threading.Event()
+        self._errors: list[Exception] = []
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.wait(1 / 8):
+                self._publisher.publish(self._publisher.newest + 1)
+                if self._publisher.newest % 6 == 0:
+                    self._publisher.snapshot(self._publisher.newest)
+        except Exception as error:
+            self._errors.append(error)
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        assert self._errors == []
+
+
+def test_buckets_move_under_traffic_and_versions(site: Site) -> None:
+    before = site.plan()
+    traffics = [Traffic(node, models=("rank",)) for node in site.nodes]
+    versions = _Versions(site.publisher)
+    end = time.monotonic() + SECONDS
+    moved = 0
+    while time.monotonic() < end or moved % 2 == 0:  # an odd number, or all is where it was
+        moved += 1
+        site.swap(f"move-{moved}")
+        while (state := site.state_of(f"move-{moved}")) != "succeeded":
+            assert state in ("pending", "running"), state
+    versions.stop()
+    findings = [traffic.stop() for traffic in traffics]
+    assert [traffic.errors for traffic in traffics] == [[], []]
+    after = site.plan()
+    assert all(after[which] != before[which] for which in BUCKETS)
+    across = sum(a[0].split("/")[0] != before[w][0].split("/")[0] for w, a in after.items())
+    assert across >= len(BUCKETS) // 3
+    for node, found in zip(site.nodes, findings, strict=True):
+        page = node.metrics()
+        remote = metric(page, "embertide_lookup_keys_total", source="remote")
+        print(
+            f"{found.answers} answers of {len(found.versions)} versions, {remote:.0f} remote keys"
+        )
+        assert (found.mixed, found.back) == (0, 0)
+        assert found.answers > 50
+        assert len(found.versions) > 3
+        assert remote > found.answers
+        assert metric(page, "embertide_fleet_events_total", event="dead_owner") == 0
