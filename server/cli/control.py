@@ -1,0 +1,115 @@
+"""`control`: the control plane of a fleet, until Ctrl-C or until another one takes over."""
+
+import contextlib
+import logging
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlparse
+
+import typer
+
+from embertide.server.adapters.process import ProcessError, free_ports
+from embertide.server.adapters.redis import RedisOptions, RedisServer
+from embertide.server.adapters.state import RedisState
+from embertide.server.cli.refusals import refusals
+from embertide.server.core.control import ControlOptions
+from embertide.server.core.errors import RefusedError
+from embertide.server.services.control_server import ControlServer, ListenError, ServerOptions
+from embertide.server.services.tokens import TokensError, read_tokens
+
+
+def _own_state(directory: Path, port: int) -> RedisServer:
+    return RedisServer(
+        RedisOptions(
+            log=directory / "state.log",
+            port=port or free_ports(1)[0],
+            append_only=(directory / "state").absolute(),
+        )
+    )
+
+
+def _node_token(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return path.read_text().strip()
+    except OSError as error:
+        raise ProcessError(f"--node-token-file {path}: {error.strerror}") from error
+
+
+def _check_url(url: str) -> str:
+    if urlparse(url).scheme not in ("redis", "rediss", "unix"):
+        raise ProcessError(f"--state is {url!r}; use redis://HOST:PORT/0")
+    return url
+
+
+def command(
+    state: Annotated[
+        str | None,
+        typer.Option(help="Redis URL of the state store; without it one is started here."),
+    ] = None,
+    model: Annotated[str, typer.Option(help="The model whose fleet it is.")] = "news",
+    listen: Annotated[str, typer.Option(help="HOST:PORT to listen on.")] = "127.0.0.1:7070",
+    expect_nodes: Annotated[
+        int, typer.Option(help="Nodes that must have registered before the first plan.", min=1)
+    ] = 1,
+    tokens: Annotated[
+        Path | None,
+        typer.Option(help="File of role:token lines (reader, operator); without it, open to all."),
+    ] = None,
+    node_token_file: Annotated[
+        Path | None, typer.Option(help="File that holds the token that nodes ask for.")
+    ] = None,
+    audit: Annotated[
+        Path | None,
+        typer.Option(help="File of audit lines.", show_default="audit.jsonl in --directory"),
+    ] = None,
+    heartbeat_ms: Annotated[int, typer.Option(help="From one beat to the next.", min=10)] = 200,
+    longest_deadline_ms: Annotated[
+        int, typer.Option(help="How long a source holds on after it has left.", min=0)
+    ] = 2000,
+    directory: Annotated[
+        Path, typer.Option(help="Folder of the audit log and of a state store of our own.")
+    ] = Path("build/control"),
+    state_port: Annotated[
+        int, typer.Option(help="Port of a state store of our own; 0: any.")
+    ] = 6380,
+) -> None:
+    """Run the control plane: who is in the fleet, which plan holds, which operations run.
+
+    It is not on the serving path: nodes go on without it, and one that starts again carries on.
+
+    Example: embertide control --state redis://127.0.0.1:6380/0 --model news --expect-nodes 2
+    """
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    with refusals(), contextlib.ExitStack() as stack:
+        try:
+            options = ServerOptions(
+                control=ControlOptions(
+                    model=model,
+                    expect_nodes=expect_nodes,
+                    heartbeat_ms=heartbeat_ms,
+                    longest_deadline_ms=longest_deadline_ms,
+                ),
+                listen=listen,
+                tokens=read_tokens(tokens) if tokens else None,
+                audit=audit or directory / "audit.jsonl",
+                node_token=_node_token(node_token_file),
+            )
+            url = (
+                _check_url(state)
+                if state
+                else stack.enter_context(_own_state(directory, state_port)).url
+            )
+            store = RedisState(url, model)
+            stack.callback(store.close)
+            server = stack.enter_context(ControlServer(options, store))
+        except (RefusedError, TokensError, ListenError, ValueError) as error:
+            raise ProcessError(str(error)) from error
+        typer.echo(
+            f"control plane of model {model!r} at {server.address}, "
+            f"state at {urlparse(url).hostname}:{urlparse(url).port}, "
+            f"{'tokens asked for' if tokens else 'open to everybody'}; Ctrl-C stops it"
+        )
+        server.wait()
+        raise ProcessError("another control plane took over; this one has written nothing since")

@@ -1,0 +1,161 @@
+"""What the commands that talk to the control plane share: where it is, calls, and names."""
+
+import contextlib
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import grpc
+import typer
+
+from embertide.server.adapters.process import ProcessError
+from embertide.v1 import control_pb2, control_pb2_grpc, plan_pb2
+
+DEFAULT_CONTROL = "127.0.0.1:7070"
+DEADLINE_S = 5.0
+_MESSAGE_BYTES_MAX = (16 << 20) + (64 << 10)
+
+Control = Annotated[
+    str,
+    typer.Option(envvar="EMBERTIDE_CONTROL", help="HOST:PORT of the control plane."),
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(envvar="EMBERTIDE_TOKEN_FILE", help="File that holds your token, alone."),
+]
+
+_REMEDIES = {
+    grpc.StatusCode.UNAVAILABLE: "start it with `embertide control`, or give --control HOST:PORT",
+    grpc.StatusCode.UNAUTHENTICATED: "give --token-file",
+    grpc.StatusCode.PERMISSION_DENIED: "use an operator's token",
+}
+
+
+class CallError(ProcessError):
+    """The control plane refused, or cannot be reached.
+
+    Attributes:
+        code: The gRPC code, by name.
+    """
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        """Say what it said, and what to do."""
+        remedy = _REMEDIES.get(code)
+        super().__init__(f"{code.name}: {message}" + (f" ({remedy})" if remedy else ""))
+        self.code = code.name
+
+
+class Caller:
+    """Calls of one control plane, each with a deadline."""
+
+    def __init__(self, address: str, token: str | None) -> None:
+        """Connect when first called."""
+        self._address = address
+        self._channel = grpc.insecure_channel(
+            address, options=[("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX)]
+        )
+        self._stub = control_pb2_grpc.ControlServiceStub(self._channel)
+        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        self.open = False  # whether the control plane asks nobody for a token, once it has answered
+
+    def call(self, rpc: str, request: Any, deadline_s: float = DEADLINE_S) -> Any:
+        """Call an RPC.
+
+        Raises:
+            CallError: It was refused, or nobody answers.
+        """
+        with self._refusals():
+            answer, call = getattr(self._stub, rpc).with_call(
+                request, timeout=deadline_s, metadata=self._metadata
+            )
+            self.open = ("embertide-auth", "open") in [
+                (key, value) for key, value in call.initial_metadata()
+            ]
+            return answer
+
+    def watch(self, id: str, deadline_s: float) -> Iterator[control_pb2.Operation]:
+        """Yield an operation as it changes, to its end.
+
+        Raises:
+            CallError: It was refused, or nobody answers any more.
+        """
+        request = control_pb2.WatchOperationRequest(id=id)
+        with self._refusals():
+            for each in self._stub.WatchOperation(
+                request, timeout=deadline_s, metadata=self._metadata
+            ):
+                yield each.operation
+
+    @contextlib.contextmanager
+    def _refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except grpc.RpcError as error:
+            details = error.details() or "no reason given"
+            if error.code() is grpc.StatusCode.UNAVAILABLE and "Redis" not in details:
+                details = f"no control plane answers at {self._address}"
+            raise CallError(error.code(), details) from error
+
+    def plan(self, epoch: int = 0) -> plan_pb2.Plan:
+        """Return a plan; 0: the newest."""
+        plan: plan_pb2.Plan = self.call("GetPlan", control_pb2.GetPlanRequest(epoch=epoch)).plan
+        return plan
+
+    def close(self) -> None:
+        """End all calls."""
+        self._channel.close()
+
+
+@contextlib.contextmanager
+def calling(address: str, token_file: Path | None) -> Iterator[Caller]:
+    """Connect to a control plane.
+
+    Raises:
+        ProcessError: The token file cannot be read.
+    """
+    token = None
+    if token_file is not None:
+        try:
+            token = token_file.read_text().strip()
+        except OSError as error:
+            raise ProcessError(f"--token-file {token_file}: {error.strerror}") from error
+    caller = Caller(address, token)
+    try:
+        yield caller
+    finally:
+        caller.close()
+
+
+def new_id() -> str:
+    """Make the id of a request."""
+    return str(uuid.uuid4())
+
+
+def enum_name(enum: Any, value: int) -> str:
+    """Return a state's name without its enum's, as people say it."""
+    name: str = enum.Name(value)
+    return name.rpartition("_STATE_")[2]
+
+
+def owner_name(plan: plan_pb2.Plan, at: plan_pb2.Owner) -> str:
+    """Name a device: NODE/DEVICE."""
+    return f"{plan.topology.nodes[at.node].name}/{at.device}"
+
+
+def table_name(plan: plan_pb2.Plan, id: int) -> str:
+    """Name a table."""
+    return next((table.name for table in plan.tables if table.id == id), str(id))
+
+
+def table_of(plan: plan_pb2.Plan, name: str) -> plan_pb2.PlannedTable:
+    """Find a table by its name.
+
+    Raises:
+        ProcessError: There is none.
+    """
+    for table in plan.tables:
+        if table.name == name:
+            return table
+    names = ", ".join(table.name for table in plan.tables)
+    raise ProcessError(f"no table {name!r} in plan {plan.epoch}; it has {names}")

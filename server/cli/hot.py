@@ -1,0 +1,51 @@
+"""`hot`: the keys that are read most, and how unevenly devices are read."""
+
+from typing import Annotated
+
+import rich.console
+import rich.table
+import typer
+
+from embertide.server.cli.control_plane import (
+    DEFAULT_CONTROL,
+    Control,
+    TokenFile,
+    calling,
+    table_name,
+)
+from embertide.server.cli.fleet_view import fleet_facts, show_devices
+from embertide.server.cli.refusals import Json, print_json, refusals
+from embertide.v1 import control_pb2
+
+
+def command(
+    keys: Annotated[int, typer.Option(help="Keys to show.", min=1, max=1000)] = 20,
+    control: Control = DEFAULT_CONTROL,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
+    """Say which keys are hottest over all nodes, and the load of each device.
+
+    Example: embertide hot --keys 50 --json
+    """
+    with refusals(as_json), calling(control, token_file) as caller:
+        plan = caller.plan()
+        load = caller.call("GetFleetLoad", control_pb2.GetFleetLoadRequest(hot_keys=keys), 10.0)
+        facts = fleet_facts(caller)
+        hot = [
+            {
+                "table": table_name(plan, each.table_id),
+                "key": each.key,
+                "reads": each.reads,
+                "error": each.error,
+            }
+            for each in load.hot_keys
+        ]
+        if as_json:
+            print_json({"hot_keys": hot, "devices": facts["devices"], "skew": facts["skew"]})
+            return
+        table = rich.table.Table("table", "key", "reads (at most)", "may be too large by")
+        for row in hot:
+            table.add_row(row["table"], str(row["key"]), f"{row['reads']:,}", f"{row['error']:,}")
+        rich.console.Console().print(table)
+        show_devices(facts)

@@ -1,0 +1,160 @@
+"""`plan`: what the plan says, who holds a bucket, and how two plans differ."""
+
+from typing import Annotated, Any
+
+import rich.console
+import rich.table
+import typer
+from google.protobuf import json_format
+
+from embertide.server.adapters.process import ProcessError
+from embertide.server.cli.control_plane import (
+    DEFAULT_CONTROL,
+    Control,
+    TokenFile,
+    calling,
+    owner_name,
+    table_name,
+    table_of,
+)
+from embertide.server.cli.refusals import Json, print_json, refusals
+from embertide.server.core.plan.layout import Bucket, Holders, layout_of, place_name
+from embertide.server.core.plan.moves import changes
+from embertide.server.core.plan.workload import measured
+from embertide.v1 import control_pb2, plan_pb2
+
+app = typer.Typer(
+    help="Plans: which devices hold which buckets. Example: embertide plan explain user/3.",
+    rich_markup_mode="markdown",
+    no_args_is_help=True,
+)
+_SHOWN = 100
+
+
+def _names(plan: plan_pb2.Plan, held: Holders) -> dict[str, list[str]]:
+    return {
+        what: [place_name(plan.topology, at) for at in places]
+        for what, places in zip(Holders._fields, held, strict=True)
+    }
+
+
+def _text(names: dict[str, list[str]]) -> str:
+    said = " ".join(names["owners"]) or "nobody"
+    for what in ("joining", "leaving"):
+        if names[what]:
+            said += f", {what} {' '.join(names[what])}"
+    return said
+
+
+@app.command("show")
+def show(
+    epoch: Annotated[int, typer.Option(help="Epoch; 0: the newest.", min=0)] = 0,
+    control: Control = DEFAULT_CONTROL,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
+    """Show a plan. Example: embertide plan show --epoch 7."""
+    with refusals(as_json), calling(control, token_file) as caller:
+        plan = caller.plan(epoch)
+        if as_json:
+            print_json(
+                json_format.MessageToDict(
+                    plan,
+                    preserving_proto_field_name=True,
+                    always_print_fields_with_no_presence=True,
+                )
+            )
+            return
+        made = f"operation {plan.operation_id}" if plan.operation_id else "no operation"
+        typer.echo(
+            f"plan {plan.epoch} by {plan.planner or 'nobody'} ({made}): "
+            f"{len(plan.topology.nodes)} nodes, {len(plan.assignments)} assignments"
+        )
+        table = rich.table.Table("table", "buckets", "owners", "joining", "leaving")
+        for each in plan.assignments[:_SHOWN]:
+            last = each.bucket_begin + each.bucket_count - 1
+            table.add_row(
+                table_name(plan, each.table_id),
+                f"{each.bucket_begin}-{last}" if each.bucket_count > 1 else str(last),
+                *(
+                    " ".join(owner_name(plan, at) for at in places)
+                    for places in (each.owners, each.joining, each.leaving)
+                ),
+            )
+        rich.console.Console().print(table)
+        if len(plan.assignments) > _SHOWN:
+            typer.echo(f"and {len(plan.assignments) - _SHOWN} more; --json lists all")
+
+
+@app.command("explain")
+def explain(
+    where: Annotated[str, typer.Argument(help="TABLE/BUCKET, as user/3.")],
+    control: Control = DEFAULT_CONTROL,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
+    """Say who holds a bucket and how it is read. Example: embertide plan explain user/3."""
+    with refusals(as_json), calling(control, token_file) as caller:
+        plan = caller.plan()
+        name, _, number = where.rpartition("/")
+        table = table_of(plan, name)
+        if not number.isdecimal() or int(number) >= 1 << table.bucket_bits:
+            raise ProcessError(
+                f"bucket is {number!r}; table {name!r} has buckets 0 to "
+                f"{(1 << table.bucket_bits) - 1}"
+            )
+        at = Bucket(table.id, int(number))
+        load = caller.call("GetFleetLoad", control_pb2.GetFleetLoadRequest(hot_keys=1), 10.0)
+        workload = measured(plan.topology, {each.node: each.load for each in load.nodes})
+        held = layout_of(plan.assignments)[at]
+        read = {
+            plan.topology.nodes[each.node].name: workload.of(at, each.node)._asdict()
+            for each in held.owners
+        }
+        facts: dict[str, Any] = {
+            "table": name,
+            "bucket": at.bucket,
+            "plan_epoch": plan.epoch,
+            "operation": plan.operation_id,
+            **_names(plan, held),
+            "work": read,
+        }
+        if as_json:
+            print_json(facts)
+            return
+        typer.echo(f"bucket {at.bucket} of table {name!r}, plan {plan.epoch}: {_text(facts)}")
+        for node, work in read.items():
+            typer.echo(f"  {node}: {work['reads']:,} reads, {work['bytes']:,} bytes")
+
+
+@app.command("diff")
+def diff(
+    before: Annotated[int, typer.Argument(help="Epoch.", min=1)],
+    after: Annotated[int, typer.Argument(help="Epoch.", min=1)],
+    control: Control = DEFAULT_CONTROL,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
+    """Say which buckets two plans hold elsewhere. Example: embertide plan diff 3 7."""
+    with refusals(as_json), calling(control, token_file) as caller:
+        old, new = caller.plan(before), caller.plan(after)
+        found: list[dict[str, Any]] = [
+            {
+                "table": table_name(new, at.table),
+                "bucket": at.bucket,
+                "before": _names(old, was),
+                "after": _names(new, now),
+            }
+            for at, (was, now) in changes(old, new).items()
+        ]
+        if as_json:
+            print_json({"before": before, "after": after, "changes": found})
+            return
+        typer.echo(f"{len(found)} buckets differ between plan {before} and plan {after}")
+        for each in found[:_SHOWN]:
+            typer.echo(
+                f"  {each['table']}/{each['bucket']}: {_text(each['before'])} -> "
+                f"{_text(each['after'])}"
+            )
+        if len(found) > _SHOWN:
+            typer.echo(f"and {len(found) - _SHOWN} more; --json lists all")

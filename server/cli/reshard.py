@@ -1,0 +1,306 @@
+"""`reshard`: move buckets while they are served; watch, pause, resume, abort, undo."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import rich.console
+import rich.progress
+import rich.table
+import typer
+from google.protobuf import json_format
+
+from embertide.server.adapters.process import ProcessError
+from embertide.server.cli.control_plane import (
+    DEFAULT_CONTROL,
+    Caller,
+    CallError,
+    Control,
+    TokenFile,
+    calling,
+    enum_name,
+    new_id,
+    owner_name,
+    table_name,
+)
+from embertide.server.cli.refusals import Json, print_json, refusals
+from embertide.server.cli.target import read_target
+from embertide.v1 import control_pb2, plan_pb2
+
+app = typer.Typer(rich_markup_mode="markdown", invoke_without_command=True)
+_THINKING_S = 30.0
+_DAY_S = 24 * 3600.0
+_RECONNECT_S = 30.0
+_SHOWN = 20
+
+Id = Annotated[str, typer.Argument(help="The operation's id.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would move; move nothing.")]
+Watch = Annotated[bool, typer.Option("--watch", help="Stay until it has ended.")]
+Reason = Annotated[str, typer.Option(help="Why, for the audit log and people.")]
+
+
+def start(
+    caller: Caller, request: control_pb2.StartReshardRequest, *, watch: bool, as_json: bool
+) -> None:
+    """Start an operation, say what it moves, and stay if asked to."""
+    answer = caller.call("StartReshard", request, _THINKING_S)
+    if not as_json:
+        _show(caller.plan(), answer, dry_run=request.dry_run)
+    if watch and not request.dry_run:
+        follow(caller, request.operation_id, as_json=as_json)
+    elif as_json:
+        print_json(
+            json_format.MessageToDict(
+                answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+            )
+        )
+
+
+def follow(caller: Caller, id: str, *, as_json: bool) -> None:
+    """Show an operation's progress to its end.
+
+    Raises:
+        ProcessError: It ended short of its goal.
+    """
+    bar = rich.progress.Progress(
+        rich.progress.TextColumn("{task.fields[state]}"),
+        rich.progress.BarColumn(),
+        rich.progress.TextColumn("{task.completed}/{task.total} buckets"),
+        rich.progress.TextColumn("{task.fields[eta]}"),
+        rich.progress.TextColumn("{task.description}"),
+        console=rich.console.Console(stderr=True),
+        disable=as_json or not sys.stderr.isatty(),
+    )
+    operation = control_pb2.Operation(id=id)
+    with bar:
+        task = bar.add_task("", total=None, state="", eta="")
+        for operation in _watched(caller, id):
+            state = enum_name(control_pb2.OperationState, operation.state)
+            bar.update(
+                task,
+                completed=operation.buckets_done,
+                total=operation.buckets_total,
+                description=operation.message,
+                state=state,
+                eta=f"{operation.eta_ms / 1000:.0f} s left" if operation.eta_ms else "",
+            )
+            if bar.disable and not as_json:
+                typer.echo(_line(operation))
+    if as_json:
+        print_json(
+            json_format.MessageToDict(
+                operation,
+                preserving_proto_field_name=True,
+                always_print_fields_with_no_presence=True,
+            )
+        )
+    elif not bar.disable:
+        typer.echo(_line(operation))
+    if operation.state != control_pb2.OPERATION_STATE_SUCCEEDED:
+        raise ProcessError(f"operation {id} ended short of its goal: {operation.message}")
+
+
+def _watched(caller: Caller, id: str) -> Any:
+    """Yield an operation as it changes; a control plane that starts again is waited for."""
+    lost_s: float | None = None
+    while True:
+        try:
+            for operation in caller.watch(id, _DAY_S):
+                lost_s = None
+                yield operation
+            return
+        except CallError as error:
+            now_s = time.monotonic()
+            lost_s = lost_s if lost_s is not None else now_s
+            gone = error.code not in ("UNAVAILABLE", "ABORTED", "CANCELLED")
+            if gone or now_s - lost_s > _RECONNECT_S:
+                raise
+            time.sleep(1.0)
+
+
+def _line(operation: control_pb2.Operation) -> str:
+    eta = f", {operation.eta_ms / 1000:.0f} s left" if operation.eta_ms else ""
+    return (
+        f"{operation.id}: {enum_name(control_pb2.OperationState, operation.state)}, "
+        f"{operation.buckets_done}/{operation.buckets_total} buckets, "
+        f"{operation.bytes_done:,}/{operation.bytes_total:,} bytes{eta}"
+        + (f"; {operation.message}" if operation.message else "")
+    )
+
+
+def _show(plan: plan_pb2.Plan, answer: control_pb2.StartReshardResponse, *, dry_run: bool) -> None:
+    verb = "would move" if dry_run else "moves"
+    typer.echo(
+        f"operation {answer.operation.id} {verb} {len(answer.moves)} buckets, "
+        f"{answer.operation.bytes_total:,} bytes\n{answer.explanation}"
+    )
+    console = rich.console.Console()
+    moves = rich.table.Table("table", "bucket", "from", "to", "reads", "bytes")
+    for move in answer.moves[:_SHOWN]:
+        moves.add_row(
+            table_name(plan, move.table_id),
+            str(move.bucket),
+            owner_name(plan, move.source) if move.HasField("source") else "-",
+            owner_name(plan, move.target) if move.HasField("target") else "-",
+            f"{move.reads:,}",
+            f"{move.bytes:,}",
+        )
+    if answer.moves:
+        console.print(moves)
+    if len(answer.moves) > _SHOWN:
+        typer.echo(f"and {len(answer.moves) - _SHOWN} more; --json lists all")
+    devices = rich.table.Table("device", "reads", "reads after", "bytes", "bytes after")
+    for each in answer.devices:
+        numbers = (each.reads_before, each.reads_after, each.bytes_before, each.bytes_after)
+        devices.add_row(owner_name(plan, each.device), *(f"{number:,}" for number in numbers))
+    console.print(devices)
+
+
+@app.callback()
+def command(
+    context: typer.Context,
+    planner: Annotated[
+        str | None, typer.Option(help="Planner that makes the target from measured load: greedy.")
+    ] = None,
+    target: Annotated[
+        Path | None, typer.Option(help="JSON file that says where buckets shall be.")
+    ] = None,
+    dry_run: DryRun = False,
+    bytes_per_s: Annotated[
+        int, typer.Option(help="Bytes of buckets a second; 0: no bound.", min=0)
+    ] = 0,
+    p99_ms: Annotated[
+        float, typer.Option(help="Wait while a node's p99 is above it; 0: no bound.", min=0)
+    ] = 0,
+    buckets_at_once: Annotated[
+        int, typer.Option(help="Buckets on their way at once.", min=1, max=4096)
+    ] = 64,
+    id: Annotated[
+        str | None, typer.Option(help="The operation's id; the same id starts nothing anew.")
+    ] = None,
+    reason: Reason = "",
+    watch: Watch = False,
+    control: Control = DEFAULT_CONTROL,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
+    """Move buckets between devices while they are served; no request fails for it.
+
+    Example: embertide reshard --planner greedy --dry-run
+
+    Example: embertide reshard --target target.json --bytes-per-s 100000000 --p99-ms 10 --watch
+
+    Example: embertide reshard undo ID --watch
+    """
+    if context.invoked_subcommand is not None:
+        return
+    with refusals(as_json), calling(control, token_file) as caller:
+        if (planner is None) == (target is None):
+            raise ProcessError(
+                "give either --planner greedy or --target FILE; `embertide reshard --help` has more"
+            )
+        request = control_pb2.StartReshardRequest(
+            operation_id=id or new_id(),
+            dry_run=dry_run,
+            reason=reason,
+            budget=control_pb2.ReshardBudget(
+                bytes_per_s=bytes_per_s,
+                p99_us=round(p99_ms * 1000),
+                buckets_at_once=buckets_at_once,
+            ),
+        )
+        if target is not None:
+            request.target.CopyFrom(read_target(target, caller.plan()))
+        else:
+            request.planner = planner or ""
+        start(caller, request, watch=watch, as_json=as_json)
+
+
+@app.command("undo")
+def undo(
+    operation: Id,
+    dry_run: DryRun = False,
+    reason: Reason = "",
+    watch: Watch = False,
+    control: Control = DEFAULT_CONTROL,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
+    """Move the buckets of an ended operation back. Example: embertide reshard undo ID --watch."""
+    with refusals(as_json), calling(control, token_file) as caller:
+        request = control_pb2.StartReshardRequest(
+            operation_id=new_id(), undo_operation=operation, dry_run=dry_run, reason=reason
+        )
+        start(caller, request, watch=watch, as_json=as_json)
+
+
+@app.command("watch")
+def watch_operation(
+    operation: Id,
+    control: Control = DEFAULT_CONTROL,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
+    """Show an operation's progress to its end. Example: embertide reshard watch ID."""
+    with refusals(as_json), calling(control, token_file) as caller:
+        caller.call("GetOperation", control_pb2.GetOperationRequest(id=operation))
+        follow(caller, operation, as_json=as_json)
+
+
+def _steer(steering: "control_pb2.Steering.ValueType", text: str) -> Any:
+    def command(
+        operation: Id,
+        control: Control = DEFAULT_CONTROL,
+        token_file: TokenFile = None,
+        as_json: Json = False,
+    ) -> None:
+        with refusals(as_json), calling(control, token_file) as caller:
+            request = control_pb2.SteerOperationRequest(id=operation, steering=steering)
+            after = caller.call("SteerOperation", request).operation
+            if as_json:
+                print_json(
+                    json_format.MessageToDict(
+                        after,
+                        preserving_proto_field_name=True,
+                        always_print_fields_with_no_presence=True,
+                    )
+                )
+            else:
+                typer.echo(_line(after))
+
+    command.__doc__ = text
+    return command
+
+
+app.command("pause")(
+    _steer(control_pb2.STEERING_PAUSE, "Halt an operation. Example: embertide reshard pause ID.")
+)
+app.command("resume")(
+    _steer(control_pb2.STEERING_RESUME, "Let it go on. Example: embertide reshard resume ID.")
+)
+app.command("abort")(
+    _steer(
+        control_pb2.STEERING_ABORT,
+        "End an operation: what has moved stays. Example: embertide reshard abort ID.",
+    )
+)
+
+
+@app.command("list")
+def list_operations(
+    control: Control = DEFAULT_CONTROL, token_file: TokenFile = None, as_json: Json = False
+) -> None:
+    """List the newest operations. Example: embertide reshard list --json."""
+    with refusals(as_json), calling(control, token_file) as caller:
+        answer = caller.call("ListOperations", control_pb2.ListOperationsRequest())
+        if as_json:
+            print_json(
+                json_format.MessageToDict(
+                    answer,
+                    preserving_proto_field_name=True,
+                    always_print_fields_with_no_presence=True,
+                )
+            )
+        for operation in () if as_json else answer.operations:
+            typer.echo(_line(operation))

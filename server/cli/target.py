@@ -1,0 +1,70 @@
+"""Target files: where buckets shall be, in JSON with the names that operators use.
+
+{"base_epoch": 7, "assignments": [{"table": "user", "buckets": "0-7", "owners": ["node-0/0"]}]}
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from embertide.server.adapters.process import ProcessError
+from embertide.server.cli.control_plane import table_of
+from embertide.v1 import control_pb2, plan_pb2
+
+
+def read_target(path: Path, plan: plan_pb2.Plan) -> control_pb2.ReshardTarget:
+    """Read a target file, its names resolved by a plan.
+
+    Raises:
+        ProcessError: The file cannot be read, or an entry is not as above; the message names it.
+    """
+    try:
+        said = json.loads(path.read_text())
+    except OSError as error:
+        raise ProcessError(f"--target {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ProcessError(f"--target {path} is not JSON: {error}") from error
+    if not isinstance(said, dict) or not isinstance(said.get("assignments"), list):
+        raise ProcessError(f"--target {path}: write an object with base_epoch and assignments")
+    if not isinstance(said.get("base_epoch"), int):
+        raise ProcessError(
+            f"--target {path}: base_epoch is {said.get('base_epoch')!r}; name the plan it was made "
+            f"from (now {plan.epoch})"
+        )
+    target = control_pb2.ReshardTarget(base_epoch=said["base_epoch"])
+    for number, each in enumerate(said["assignments"]):
+        try:
+            target.assignments.append(_assignment(each, plan))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ProcessError(
+                f"--target {path}: assignment {number} is {json.dumps(each)[:200]}; write "
+                '{"table": NAME, "buckets": "FIRST-LAST", "owners": ["NODE/DEVICE"]}'
+            ) from error
+    return target
+
+
+def _assignment(said: dict[str, Any], plan: plan_pb2.Plan) -> plan_pb2.Assignment:
+    table = table_of(plan, said["table"]).id if "table" in said else said["table_id"]
+    if "buckets" in said:
+        first, _, last = str(said["buckets"]).partition("-")
+        begin, count = int(first), int(last or first) - int(first) + 1
+    else:
+        begin, count = said["bucket_begin"], said["bucket_count"]
+    return plan_pb2.Assignment(
+        table_id=table,
+        bucket_begin=begin,
+        bucket_count=count,
+        owners=[_owner(each, plan) for each in said["owners"]],
+    )
+
+
+def _owner(said: Any, plan: plan_pb2.Plan) -> plan_pb2.Owner:
+    if isinstance(said, dict):
+        return plan_pb2.Owner(node=said["node"], device=said["device"])
+    node, _, device = said.rpartition("/")
+    names = [each.name for each in plan.topology.nodes]
+    if node not in names:
+        raise ProcessError(
+            f"no node {node!r} in plan {plan.epoch}; it has {', '.join(names)} (write NODE/DEVICE)"
+        )
+    return plan_pb2.Owner(node=names.index(node), device=int(device))

@@ -1,0 +1,391 @@
+"""The control plane as a whole: requests and ticks in, answers and writes out.
+
+It is driven from one thread at a time. Each call decides on what is in memory and leaves in `take`
+what must be written before anybody is told; if that fails, this object is thrown away and another
+is made from what is in the store.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+from google.protobuf.message import Message
+
+from embertide.server.core.answers import Answers, check_id, content, in_use
+from embertide.server.core.errors import Code, RefusedError, invalid
+from embertide.server.core.fleet import Fleet, check_registration
+from embertide.server.core.loads import Loads
+from embertide.server.core.operation import View
+from embertide.server.core.operations import Operations
+from embertide.server.core.plan.first import first_plan, follow_machines, forget_last
+from embertide.server.core.plan.layout import Layout, layout_of
+from embertide.server.core.plan.validity import check_plan
+from embertide.server.core.plan.workload import device_loads, device_work, measured, predicted
+from embertide.server.core.reshard import (
+    Prepared,
+    Situation,
+    check_request,
+    move_of,
+    prepare,
+)
+from embertide.server.core.state import Saved, Writes
+from embertide.v1 import control_pb2, node_pb2, plan_pb2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ControlOptions:
+    """How a control plane decides.
+
+    Attributes:
+        model: The model whose fleet it is.
+        expect_nodes: Nodes that must live before the first plan is made.
+        heartbeat_ms: From one beat to the next; five missed make a node dead.
+        longest_deadline_ms: No lookup takes longer; a source that left holds on for as long.
+    """
+
+    model: str
+    expect_nodes: int = 1
+    heartbeat_ms: int = 200
+    longest_deadline_ms: int = 2000
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be."""
+        for name in ("expect_nodes", "heartbeat_ms"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; use at least 1")
+
+
+class Memory:
+    """What outlives one Control inside the process, and no process."""
+
+    def __init__(self, options: ControlOptions) -> None:
+        """Begin with nothing."""
+        self.fleet = Fleet(options.model, options.heartbeat_ms)
+        self.loads = Loads()
+        self.answers: Answers[Message] = Answers()
+
+
+class Control:
+    """Who is in the fleet, which plan holds, which operations run."""
+
+    def __init__(
+        self, options: ControlOptions, saved: Saved, now_ms: int, memory: Memory | None = None
+    ) -> None:
+        """Go on from what was written, killed wherever the one before was."""
+        self.options = options
+        self.memory = memory or Memory(options)
+        self.fleet = self.memory.fleet
+        self.fleet.restore(saved.nodes, now_ms)
+        self.loads = self.memory.loads
+        self.plan: plan_pb2.Plan | None = saved.plan
+        self.layout: Layout = layout_of(saved.plan.assignments) if saved.plan else {}
+        self.operations = Operations(saved.operations, options.longest_deadline_ms, now_ms)
+        self._writes = Writes()
+        self._answered: list[tuple[str, Message, Message, int]] = []
+        self._ticked_ms: int | None = None
+        # Operations whose moves were made from the plan of this epoch.
+        self._made_at: dict[str, int] = {}
+
+    def take(self) -> Writes:
+        """Return what must be written now, once."""
+        writes = self._writes
+        writes.operations.update(self.operations.changed)
+        self.operations.changed = {}
+        self._writes = Writes()
+        return writes
+
+    def written(self) -> None:
+        """Remember the answers given since, now that what they say is written."""
+        for answered in self._answered:
+            self.memory.answers.keep(*answered)
+        self._answered.clear()
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the newest plan. 0: none."""
+        return self.plan.epoch if self.plan else 0
+
+    def register(
+        self, request: control_pb2.RegisterNodeRequest, now_ms: int
+    ) -> control_pb2.RegisterNodeResponse:
+        """Make a node known, or known again."""
+        check_registration(request)
+        first = self._first_answer(request.request_id, request)
+        if isinstance(first, control_pb2.RegisterNodeResponse):
+            return first
+        for member in self.fleet:
+            if member.incarnation == request.request_id:  # registered before our start
+                if content(member.registration) != content(request):
+                    raise in_use(request.request_id)
+                return self._registered(request, now_ms)
+        self.fleet.check(request, self.plan.tables if self.plan else None, now_ms)
+        self._check_devices(request.node)
+        self.fleet.register(request, now_ms)
+        self._writes.nodes[request.node.name] = request
+        return self._registered(request, now_ms)
+
+    def _registered(
+        self, request: control_pb2.RegisterNodeRequest, now_ms: int
+    ) -> control_pb2.RegisterNodeResponse:
+        answer = control_pb2.RegisterNodeResponse(
+            incarnation=request.request_id,
+            plan_epoch=self.epoch,
+            heartbeat_interval_ms=self.options.heartbeat_ms,
+        )
+        self._answered.append((request.request_id, request, answer, now_ms))
+        return answer
+
+    def _first_answer(self, id: str, request: Message) -> Message | None:
+        return self.memory.answers.find(id, request)
+
+    def _check_devices(self, node: plan_pb2.Node) -> None:
+        """Prove that a planned node has kept its group and the devices that hold buckets."""
+        if self.plan is None:
+            return
+        for position, planned in enumerate(self.plan.topology.nodes):
+            if planned.name != node.name:
+                continue
+            if planned.group != node.group:
+                raise invalid(
+                    f"node {node.name!r} is of group {planned.group} in plan {self.epoch}, not of "
+                    f"{node.group}; remove it first, or keep its group"
+                )
+            used = {
+                each.device
+                for held in self.layout.values()
+                for places in held
+                for each in places
+                if each.node == position
+            }
+            if used and max(used) >= len(node.devices):
+                raise invalid(
+                    f"node {node.name!r}: plan {self.epoch} gives buckets to its device "
+                    f"{max(used)}; start it with as many devices, or drain it first"
+                )
+
+    def load(self, node: str, load: node_pb2.NodeServiceGetLoadResponse) -> None:
+        """Take what a node said that it read."""
+        self.loads.take(node, load)
+
+    def remove(
+        self, request: control_pb2.RemoveNodeRequest, now_ms: int
+    ) -> control_pb2.RemoveNodeResponse:
+        """Forget a node that holds nothing."""
+        check_id("request_id", request.request_id)
+        first = self._first_answer(request.request_id, request)
+        if isinstance(first, control_pb2.RemoveNodeResponse):
+            return first
+        if self.fleet.get(request.node) is None:
+            raise RefusedError(
+                Code.NOT_FOUND, f"no such node: {request.node[:80]!r}; look at status"
+            )
+        if self._is_named(request.node):
+            raise RefusedError(
+                Code.FAILED_PRECONDITION,
+                f"plan {self.epoch} gives buckets to node {request.node!r}; drain it first",
+            )
+        self.fleet.remove(request.node)
+        self.loads.forget(request.node)
+        self._writes.nodes[request.node] = None
+        topology = self.plan and forget_last(self.plan, request.node)
+        if topology:
+            self._replace(self._with_topology(topology, now_ms))
+        answer = control_pb2.RemoveNodeResponse()
+        self._answered.append((request.request_id, request, answer, now_ms))
+        return answer
+
+    def _is_named(self, node: str) -> bool:
+        """Whether the plan gives a node buckets, or an operation at work may yet."""
+        if self.plan is None:
+            return False
+        at = {each.name: position for position, each in enumerate(self.plan.topology.nodes)}.get(
+            node
+        )
+        named = {each.node for held in self.layout.values() for places in held for each in places}
+        for record in self.operations.active():
+            named |= {each.target.node for each in record.moves if each.HasField("target")}
+        return at in named
+
+    def status(self, now_ms: int) -> control_pb2.ControlServiceGetStatusResponse:
+        """Say how the fleet is, as it last reported."""
+        answer = control_pb2.ControlServiceGetStatusResponse(plan_epoch=self.epoch)
+        running = self.operations.running
+        draining = running.record.request.drain_node if running else None
+        for member in self.fleet:
+            beat = member.beat or control_pb2.HeartbeatRequest(
+                versions=member.registration.versions
+            )
+            answer.nodes.add(
+                node=member.registration.node,
+                state=self.fleet.state(member, now_ms, draining or None),
+                versions=beat.versions,
+                plan_epoch=beat.plan_epoch,
+                staleness_ms=beat.staleness_ms,
+                last_beat_ms=max(0, now_ms - member.heard_ms),
+            )
+        return answer
+
+    def fleet_load(
+        self, request: control_pb2.GetFleetLoadRequest
+    ) -> control_pb2.GetFleetLoadResponse:
+        """Say what was read in the last window."""
+        return self.loads.fleet(request.hot_keys)
+
+    def start(
+        self, request: control_pb2.StartReshardRequest, now_ms: int
+    ) -> control_pb2.StartReshardResponse:
+        """Accept an operation, or say what it would be."""
+        check_request(request)
+        first = self._first_answer(request.operation_id, request)
+        if isinstance(first, control_pb2.StartReshardResponse):
+            return first
+        if request.operation_id in self.operations.records:
+            return self._accepted_before(request)
+        situation = self._situation(now_ms)
+        if request.WhichOneof("goal") == "target" and request.target.base_epoch != self.epoch:
+            raise RefusedError(
+                Code.FAILED_PRECONDITION,
+                f"target.base_epoch is {request.target.base_epoch}; the plan is {self.epoch}: read "
+                "it and try again",
+            )
+        prepared = prepare(request, situation)
+        answer = control_pb2.StartReshardResponse(
+            operation=_operation(request, prepared, self.operations.created_ms(now_ms)),
+            moves=prepared.moves,
+            devices=device_loads(prepared.before, prepared.after),
+            explanation=prepared.explanation,
+        )
+        if request.dry_run:
+            return answer
+        self.operations.check_room()
+        self.operations.add(
+            control_pb2.OperationRecord(
+                operation=answer.operation, request=request, moves=prepared.moves
+            )
+        )
+        self._made_at[request.operation_id] = self.epoch
+        self._answered.append((request.operation_id, request, answer, now_ms))
+        return answer
+
+    def _accepted_before(
+        self, request: control_pb2.StartReshardRequest
+    ) -> control_pb2.StartReshardResponse:
+        """Answer a repeat whose first answer we have forgotten, from the record."""
+        record = self.operations.records[request.operation_id]
+        if content(record.request) != content(request):
+            raise in_use(request.operation_id)
+        answer = control_pb2.StartReshardResponse(
+            operation=record.operation,
+            moves=record.moves,
+            explanation="accepted before; device loads are as measured now",
+        )
+        if self.plan is not None:
+            workload = measured(self.plan.topology, self.loads.by_node)
+            before = device_work(self.plan.topology, self.layout, workload)
+            left = [move_of(each) for each in record.moves[record.operation.buckets_done :]]
+            left = left if not record.operation.ended_ms else []
+            after = predicted(before, left, workload)
+            answer.devices.extend(device_loads(before, after))
+        return answer
+
+    def _situation(self, now_ms: int) -> Situation:
+        if self.plan is None:
+            raise RefusedError(
+                Code.FAILED_PRECONDITION,
+                f"no plan yet: {len(self.fleet)} of {self.options.expect_nodes} nodes have "
+                "registered; wait for them",
+            )
+        return Situation(
+            plan=self.plan,
+            layout=self.layout,
+            workload=measured(self.plan.topology, self.loads.by_node),
+            alive=lambda name: self.fleet.alive(name, now_ms),
+            operations=self.operations.records,
+        )
+
+    def steer(
+        self, request: control_pb2.SteerOperationRequest, now_ms: int
+    ) -> control_pb2.Operation:
+        """Halt, resume or end an operation."""
+        check_id("id", request.id)
+        return self.operations.steer(request, now_ms).operation
+
+    def tick(self, now_ms: int) -> None:
+        """Do what time and beats allow: at most one plan."""
+        gap_ms = now_ms - self._ticked_ms if self._ticked_ms is not None else 0
+        self._ticked_ms = now_ms
+        if gap_ms > 2 * self.options.heartbeat_ms:
+            self.fleet.forgive(gap_ms)
+        if self.plan is None:
+            self._make_first(now_ms)
+            return
+        running = self.operations.running
+        behind = running is not None and running.record.step_epoch > self.epoch
+        if not behind:
+            topology = follow_machines(
+                self.plan, {member.name: member.registration.node for member in self.fleet}
+            )
+            if topology is not None:
+                self._replace(self._with_topology(topology, now_ms))
+                return
+        self._begin_next(now_ms)
+        plan = self.operations.advance(View(self.plan, self.layout, self.fleet, now_ms))
+        if plan is not None:
+            self._replace(plan)
+
+    def _make_first(self, now_ms: int) -> None:
+        live = self.fleet.live(now_ms)
+        if len(live) < self.options.expect_nodes:
+            return
+        tables = live[0].registration.tables
+        nodes: Mapping[str, plan_pb2.Node] = {each.name: each.registration.node for each in live}
+        plan = first_plan(nodes.values(), tables)
+        plan.created_ms = now_ms
+        self._replace(plan)
+
+    def _begin_next(self, now_ms: int) -> None:
+        record = self.operations.next_waiting()
+        if record is None:
+            return
+        id = record.operation.id
+        if self._made_at.pop(id, 0) != self.epoch:
+            # The plan has moved on while it waited: its moves are made again.
+            try:
+                prepared = prepare(record.request, self._situation(now_ms))
+            except RefusedError as error:
+                self.operations.fail(record, error.message, now_ms)
+                return
+            del record.moves[:]
+            record.moves.extend(prepared.moves)
+            record.operation.buckets_total = len(prepared.moves)
+            record.operation.bytes_total = sum(each.bytes for each in prepared.moves)
+        self.operations.begin(record, self.epoch, now_ms)
+
+    def _with_topology(self, topology: plan_pb2.Topology, now_ms: int) -> plan_pb2.Plan:
+        plan = plan_pb2.Plan()
+        if self.plan is not None:
+            plan.CopyFrom(self.plan)
+        plan.topology.CopyFrom(topology)
+        plan.epoch = self.epoch + 1
+        plan.created_ms = now_ms
+        return plan
+
+    def _replace(self, plan: plan_pb2.Plan) -> None:
+        check_plan(plan, previous_epoch=self.epoch)
+        self.plan = plan
+        self.layout = layout_of(plan.assignments)
+        self._writes.plan = plan
+
+
+def _operation(
+    request: control_pb2.StartReshardRequest, prepared: Prepared, created_ms: int
+) -> control_pb2.Operation:
+    return control_pb2.Operation(
+        id=request.operation_id,
+        kind=prepared.kind,
+        state=control_pb2.OPERATION_STATE_PENDING,
+        created_ms=created_ms,
+        buckets_total=len(prepared.moves),
+        bytes_total=sum(each.bytes for each in prepared.moves),
+        reason=request.reason,
+        planner=prepared.planner,
+    )

@@ -1,0 +1,49 @@
+"""Refusals of the control plane: a code that says what kind, a message that says what and why."""
+
+import enum
+
+
+class Code(enum.Enum):
+    """Kinds of refusal; each is the gRPC code of the same name."""
+
+    INVALID_ARGUMENT = "INVALID_ARGUMENT"
+    NOT_FOUND = "NOT_FOUND"
+    ALREADY_EXISTS = "ALREADY_EXISTS"
+    FAILED_PRECONDITION = "FAILED_PRECONDITION"
+    RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
+    OUT_OF_RANGE = "OUT_OF_RANGE"
+    UNAUTHENTICATED = "UNAUTHENTICATED"
+    PERMISSION_DENIED = "PERMISSION_DENIED"
+    UNAVAILABLE = "UNAVAILABLE"
+    ABORTED = "ABORTED"
+
+
+class RefusedError(Exception):
+    """A request is not done, and nothing has changed."""
+
+    def __init__(self, code: Code, message: str) -> None:
+        """Keep the kind and the words."""
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class StateUnavailableError(RefusedError):
+    """The `state` Redis cannot be reached, so what was decided may not have been written."""
+
+    def __init__(self, reason: str) -> None:
+        """Say why."""
+        super().__init__(Code.UNAVAILABLE, f"state Redis cannot be reached: {reason}")
+
+
+class SupersededError(RefusedError):
+    """Another control plane has taken a higher term, or moved the epoch on."""
+
+    def __init__(self, message: str) -> None:
+        """Say who."""
+        super().__init__(Code.ABORTED, f"another control plane took over: {message}")
+
+
+def invalid(message: str) -> RefusedError:
+    """Return a refusal of a wrong value."""
+    return RefusedError(Code.INVALID_ARGUMENT, message)

@@ -1,0 +1,203 @@
+"""The fleet: which nodes there are, and what each said in its last beat.
+
+A node registers under a name; each start of it is an incarnation. It is dead once it has missed
+five beats, and alive again with the next one.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+from embertide.server.core.answers import check_id
+from embertide.server.core.errors import Code, RefusedError, invalid
+from embertide.server.core.plan.validity import NODES_MAX, check_name, check_node, check_tables
+from embertide.v1 import control_pb2, plan_pb2
+
+BEATS_MISSED = 5
+
+
+@dataclasses.dataclass(slots=True)
+class Member:
+    """A node as it registered last and beat last.
+
+    Attributes:
+        beat: Unset until this incarnation's first.
+    """
+
+    registration: control_pb2.RegisterNodeRequest
+    heard_ms: int
+    beat: control_pb2.HeartbeatRequest | None = None
+
+    @property
+    def name(self) -> str:
+        """The node's name."""
+        return self.registration.node.name
+
+    @property
+    def incarnation(self) -> str:
+        """The name of its start."""
+        return self.registration.request_id
+
+    @property
+    def newest(self) -> int:
+        """Number of the newest version it can answer. 0: none."""
+        versions = self.beat.versions if self.beat else self.registration.versions
+        return versions.newest.number
+
+    def acts_by(self, epoch: int) -> bool:
+        """Whether it reads by that plan or a later one, or reads nothing at all yet."""
+        if self.beat is None:
+            return False  # it may act by anything until it says
+        return self.beat.plan_epoch >= epoch or not (self.beat.plan_epoch or self.newest)
+
+    def holds(self, epoch: int) -> bool:
+        """Whether it holds all that the plan of that epoch gives it."""
+        return self.beat is not None and self.beat.held_epoch >= epoch
+
+
+def check_registration(request: control_pb2.RegisterNodeRequest) -> None:
+    """Prove that a registration is well formed."""
+    check_id("request_id", request.request_id)
+    check_node(request.node)
+    check_name("model", request.model)
+    check_tables(request.tables)
+
+
+class Fleet:
+    """All members by name."""
+
+    def __init__(self, model: str, heartbeat_ms: int) -> None:
+        """Begin without members."""
+        self.model = model
+        self.heartbeat_ms = heartbeat_ms
+        self._members: dict[str, Member] = {}
+
+    def __iter__(self) -> Iterator[Member]:
+        """Yield the members by name."""
+        return iter([self._members[name] for name in sorted(self._members)])
+
+    def __len__(self) -> int:
+        """Count the members."""
+        return len(self._members)
+
+    def get(self, name: str) -> Member | None:
+        """Return the member of a name."""
+        return self._members.get(name)
+
+    def restore(self, nodes: Mapping[str, control_pb2.RegisterNodeRequest], now_ms: int) -> None:
+        """Take the members that were written; one that is not known yet has five beats to beat."""
+        members = {}
+        for name, registration in nodes.items():
+            known = self._members.get(name)
+            same = known is not None and known.incarnation == registration.request_id
+            members[name] = known if known and same else Member(registration, now_ms)
+        self._members = members
+
+    def forgive(self, gap_ms: int) -> None:
+        """Count no beat as missed in a time in which we ourselves did not run."""
+        for member in self:
+            member.heard_ms += gap_ms
+
+    def alive(self, name: str, now_ms: int) -> bool:
+        """Whether it is known and has not missed five beats."""
+        member = self._members.get(name)
+        return member is not None and self.is_alive(member, now_ms)
+
+    def is_alive(self, member: Member, now_ms: int) -> bool:
+        """Whether a member has not missed five beats."""
+        return now_ms - member.heard_ms <= BEATS_MISSED * self.heartbeat_ms
+
+    def live(self, now_ms: int) -> list[Member]:
+        """Return the members that live."""
+        return [member for member in self if self.is_alive(member, now_ms)]
+
+    def check(
+        self,
+        request: control_pb2.RegisterNodeRequest,
+        tables: Sequence[plan_pb2.PlannedTable] | None,
+        now_ms: int,
+    ) -> None:
+        """Prove that a node may be of this fleet. `tables` are the plan's, if there is one.
+
+        Raises:
+            RefusedError: It cannot be of this fleet.
+        """
+        node = request.node
+        known = self._members.get(node.name)
+        address = known.registration.node.address if known else node.address
+        if address != node.address and self.alive(node.name, now_ms):
+            raise RefusedError(
+                Code.FAILED_PRECONDITION,
+                f"node {node.name!r} is alive at {address}; two nodes have one name",
+            )
+        self._check_model(request, tables)
+        if known is None and len(self) >= NODES_MAX:
+            raise RefusedError(
+                Code.RESOURCE_EXHAUSTED, f"{len(self)} nodes are registered; remove some first"
+            )
+
+    def register(self, request: control_pb2.RegisterNodeRequest, now_ms: int) -> None:
+        """Take a member in, or its new incarnation."""
+        self._members[request.node.name] = Member(request, now_ms)
+
+    def _check_model(
+        self,
+        request: control_pb2.RegisterNodeRequest,
+        tables: Sequence[plan_pb2.PlannedTable] | None,
+    ) -> None:
+        if request.model != self.model:
+            raise RefusedError(
+                Code.FAILED_PRECONDITION,
+                f"node {request.node.name!r} serves model {request.model!r}; this fleet serves "
+                f"{self.model!r}",
+            )
+        others = [member for member in self if member.name != request.node.name]
+        if others and others[0].registration.schema_id != request.schema_id:
+            raise RefusedError(
+                Code.FAILED_PRECONDITION,
+                f"node {request.node.name!r} has schema {request.schema_id:#x}; the fleet has "
+                f"{others[0].registration.schema_id:#x}",
+            )
+        wanted = tables if tables is not None else others and others[0].registration.tables
+        if wanted and list(request.tables) != list(wanted):
+            named = ", ".join(f"{each.name} ({1 << each.bucket_bits} buckets)" for each in wanted)
+            raise RefusedError(
+                Code.FAILED_PRECONDITION,
+                f"tables of node {request.node.name!r} are not the fleet's: {named}",
+            )
+
+    def beat(self, request: control_pb2.HeartbeatRequest, now_ms: int) -> None:
+        """Take a beat; one at or below the last seen changes nothing.
+
+        Raises:
+            RefusedError: The node is not known, or was replaced.
+        """
+        if request.sequence == 0:
+            raise invalid("sequence is 0; the first beat is 1")
+        member = self._members.get(request.node)
+        if member is None:
+            raise RefusedError(
+                Code.NOT_FOUND, f"node {request.node[:80]!r} is not registered; register it"
+            )
+        if member.incarnation != request.incarnation:
+            raise RefusedError(
+                Code.FAILED_PRECONDITION,
+                f"incarnation {request.incarnation[:80]!r} of node {request.node!r} was replaced "
+                f"by {member.incarnation!r}",
+            )
+        if member.beat is None or request.sequence > member.beat.sequence:
+            member.beat = request
+            member.heard_ms = now_ms
+
+    def remove(self, name: str) -> None:
+        """Forget a member."""
+        del self._members[name]
+
+    def state(
+        self, member: Member, now_ms: int, draining: str | None
+    ) -> control_pb2.NodeState.ValueType:
+        """Return whether a member takes part."""
+        if not self.is_alive(member, now_ms):
+            return control_pb2.NODE_STATE_DEAD
+        if member.name == draining:
+            return control_pb2.NODE_STATE_DRAINING
+        return control_pb2.NODE_STATE_READY if member.newest else control_pb2.NODE_STATE_LOADING

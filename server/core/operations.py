@@ -1,0 +1,183 @@
+"""All operations: those that wait, the one at work, those that have ended, and pages of them."""
+
+import re
+from collections.abc import Mapping
+
+from embertide.server.core.errors import Code, RefusedError, invalid
+from embertide.server.core.operation import ENDED, Running, View
+from embertide.server.core.state import OPERATIONS_KEPT
+from embertide.v1 import control_pb2, plan_pb2
+
+WAITING_MAX = 100
+PAGE_MAX = 500
+_PAGE = 100
+_TOKEN = re.compile(r"before-(\d{1,18})")
+
+Record = control_pb2.OperationRecord
+State = control_pb2.OperationState
+
+
+class Operations:
+    """Records by id. `changed` holds what must be written; None: not kept any more."""
+
+    def __init__(
+        self, records: Mapping[str, Record], longest_deadline_ms: int, now_ms: int
+    ) -> None:
+        """Go on with what was written."""
+        self.records = dict(sorted(records.items(), key=lambda item: item[1].operation.created_ms))
+        self.changed: dict[str, Record | None] = {}
+        self._longest_deadline_ms = longest_deadline_ms
+        begun = [each for each in self.active() if each.operation.base_epoch]
+        self.running = Running(begun[0], longest_deadline_ms, now_ms) if begun else None
+
+    def active(self) -> list[Record]:
+        """Return those that have not ended, in the order they were accepted."""
+        return [each for each in self.records.values() if not each.operation.ended_ms]
+
+    def find(self, id: str) -> Record:
+        """Return an operation.
+
+        Raises:
+            RefusedError: There is none.
+        """
+        if id not in self.records:
+            raise RefusedError(Code.NOT_FOUND, f"no such operation: {id[:80]!r}; list operations")
+        return self.records[id]
+
+    def check_room(self) -> None:
+        """Prove that one more may wait."""
+        waiting = len(self.active()) - (self.running is not None)
+        if waiting >= WAITING_MAX:
+            raise RefusedError(Code.RESOURCE_EXHAUSTED, f"{waiting} operations wait; wait for them")
+
+    def created_ms(self, now_ms: int) -> int:
+        """Return a time of acceptance that no other operation has, so that it orders them."""
+        last = next(reversed(self.records.values()), None)
+        return max(now_ms, last.operation.created_ms + 1 if last else 0)
+
+    def add(self, record: Record) -> None:
+        """Take in an operation; the oldest ended ones above the bound are let go."""
+        self._keep(record)
+        for id in [id for id, each in self.records.items() if each.operation.ended_ms]:
+            if len(self.records) <= OPERATIONS_KEPT:
+                break
+            del self.records[id]
+            self.changed[id] = None
+
+    def _keep(self, record: Record) -> None:
+        self.records[record.operation.id] = record
+        self.changed[record.operation.id] = record
+
+    def next_waiting(self) -> Record | None:
+        """Return the operation whose turn it is, if none is at work."""
+        if self.running is not None:
+            return None
+        waiting = (
+            each
+            for each in self.active()
+            if each.operation.state == control_pb2.OPERATION_STATE_PENDING
+        )
+        return next(waiting, None)
+
+    def begin(self, record: Record, epoch: int, now_ms: int) -> None:
+        """Set an operation to work from a plan."""
+        record.operation.state = control_pb2.OPERATION_STATE_RUNNING
+        record.operation.base_epoch = epoch
+        self._keep(record)
+        self.running = Running(record, self._longest_deadline_ms, now_ms)
+
+    def fail(self, record: Record, message: str, now_ms: int) -> None:
+        """End an operation that cannot begin."""
+        record.operation.state = control_pb2.OPERATION_STATE_FAILED
+        record.operation.message = message
+        record.operation.ended_ms = now_ms
+        self._keep(record)
+
+    def advance(self, view: View) -> plan_pb2.Plan | None:
+        """Let the one at work do what the beats allow; return the plan to write, if one."""
+        if self.running is None:
+            return None
+        record = self.running.record
+        before = control_pb2.Operation()
+        before.CopyFrom(record.operation)
+        plan = self.running.advance(view)
+        # Its step changes with a plan alone, or with what is told of it.
+        if plan is not None or record.operation != before:
+            self._keep(record)
+        if record.operation.ended_ms:
+            self.running = None
+        return plan
+
+    def steer(self, request: control_pb2.SteerOperationRequest, now_ms: int) -> Record:
+        """Halt, resume or end an operation; repeating it changes nothing.
+
+        Raises:
+            RefusedError: There is none, or it has ended otherwise.
+        """
+        record = self.find(request.id)
+        operation = record.operation
+        wanted = _STEERED.get(request.steering)
+        if wanted is None:
+            raise invalid("steering is not said; use PAUSE, RESUME or ABORT")
+        if operation.state in ENDED:
+            if operation.state == wanted:
+                return record
+            name = State.Name(operation.state).removeprefix("OPERATION_STATE_")
+            raise RefusedError(
+                Code.FAILED_PRECONDITION, f"operation {operation.id!r} is over: it is {name}"
+            )
+        begun = bool(operation.base_epoch)
+        if wanted == control_pb2.OPERATION_STATE_RUNNING and not begun:
+            wanted = control_pb2.OPERATION_STATE_PENDING
+        if operation.state == wanted:
+            return record
+        operation.state = wanted
+        operation.message = _SAID[request.steering]
+        if wanted == control_pb2.OPERATION_STATE_ABORTED and record.moving == 0:
+            operation.ended_ms = now_ms
+            operation.eta_ms = 0
+            if self.running is not None and self.running.record is record:
+                self.running = None
+        self._keep(record)
+        return record
+
+    def page(
+        self, request: control_pb2.ListOperationsRequest
+    ) -> control_pb2.ListOperationsResponse:
+        """Return a page, newest first.
+
+        Raises:
+            RefusedError: The page is too long, or its token is not of ours.
+        """
+        if request.page_size > PAGE_MAX:
+            raise invalid(f"page_size is {request.page_size}; at most {PAGE_MAX}")
+        before: int | None = None
+        if request.page_token:
+            token = _TOKEN.fullmatch(request.page_token)
+            if token is None:
+                raise invalid(
+                    f"page_token {request.page_token[:80]!r} is not from this service; start again "
+                    "with an empty one"
+                )
+            before = int(token[1])
+        size = request.page_size or _PAGE
+        found = [
+            each.operation
+            for each in reversed(self.records.values())
+            if (before is None or each.operation.created_ms < before)
+            and request.state in (control_pb2.OPERATION_STATE_UNSPECIFIED, each.operation.state)
+        ]
+        more = f"before-{found[size - 1].created_ms}" if len(found) > size else ""
+        return control_pb2.ListOperationsResponse(operations=found[:size], next_page_token=more)
+
+
+_STEERED = {
+    control_pb2.STEERING_PAUSE: control_pb2.OPERATION_STATE_PAUSED,
+    control_pb2.STEERING_RESUME: control_pb2.OPERATION_STATE_RUNNING,
+    control_pb2.STEERING_ABORT: control_pb2.OPERATION_STATE_ABORTED,
+}
+_SAID = {
+    control_pb2.STEERING_PAUSE: "paused by an operator",
+    control_pb2.STEERING_RESUME: "resumed by an operator",
+    control_pb2.STEERING_ABORT: "aborted by an operator",
+}

@@ -1,0 +1,68 @@
+"""The planner `explicit`: the caller has said where buckets shall be."""
+
+import dataclasses
+
+from embertide.server.core.errors import Code, RefusedError, invalid
+from embertide.server.core.plan.layout import (
+    Bucket,
+    Holders,
+    Place,
+    bucket_name,
+    devices,
+    holders,
+    layout_of,
+)
+from embertide.server.core.plan.planner import Problem, Proposal
+from embertide.server.core.plan.validity import OWNERS_MAX, check_run
+from embertide.v1 import control_pb2, plan_pb2
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Explicit:
+    """Owners as a ReshardTarget names them; what it does not name stays."""
+
+    target: control_pb2.ReshardTarget
+
+    def propose(self, problem: Problem) -> Proposal:
+        """Return the target's owners.
+
+        Raises:
+            RefusedError: It names what does not exist, or names a bucket twice.
+        """
+        if not self.target.assignments:
+            raise invalid("target.assignments is empty; name the buckets that shall move")
+        wanted: dict[Bucket, tuple[Place, ...]] = {}
+        for run in self.target.assignments:
+            check_run(problem.plan.tables, run)
+            held = holders(run)
+            for at in layout_of([run]):
+                where = bucket_name(problem.plan.tables, at)
+                if at in wanted:
+                    raise invalid(f"assignments of the target overlap: {where} stands in two")
+                wanted[at] = held.owners
+            first = bucket_name(problem.plan.tables, Bucket(run.table_id, run.bucket_begin))
+            _check(problem.plan, held, first)
+        return Proposal(owners=wanted, explanation=f"{len(wanted)} buckets as the target says")
+
+
+def _check(plan: plan_pb2.Plan, held: Holders, where: str) -> None:
+    if held.joining or held.leaving:
+        raise invalid(f"{where}: a target names owners alone; leave joining and leaving out")
+    nodes = plan.topology.nodes
+    known = devices(plan.topology)
+    for at in held.owners:
+        if at.node >= len(nodes):
+            raise RefusedError(
+                Code.NOT_FOUND,
+                f"{where}: no such node: position {at.node} of a topology of {len(nodes)} nodes",
+            )
+        if at not in known:
+            raise invalid(f"{where}: node {nodes[at.node].name!r} has no device {at.device}")
+    owning = [at.node for at in held.owners]
+    if len(set(owning)) < len(owning):
+        raise invalid(f"{where}: a node stands twice among its owners")
+    if len(owning) > OWNERS_MAX:
+        raise invalid(f"{where}: {len(owning)} owners; at most {OWNERS_MAX}")
+    missing = {node.group for node in nodes} - {nodes[node].group for node in owning}
+    if missing:
+        raise invalid(f"{where}: group {min(missing)} has no owner; each group owns every bucket")

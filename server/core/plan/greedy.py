@@ -1,0 +1,174 @@
+"""The planner `greedy`: buckets go from the most loaded device of a group to the least.
+
+It starts from today's plan and moves as few buckets as bring the most loaded device near the mean:
+each time the hottest one that fits the gap. Every move lowers the larger of two loads, so it ends.
+It also places the buckets of a node that shall own nothing.
+"""
+
+import bisect
+import dataclasses
+from collections.abc import Iterable
+
+from embertide.server.core.errors import Code, RefusedError
+from embertide.server.core.plan.layout import (
+    Bucket,
+    Place,
+    bucket_name,
+    budget_bytes,
+    devices,
+    place_name,
+)
+from embertide.server.core.plan.planner import Problem, Proposal
+from embertide.server.core.plan.workload import Work, device_work, skew
+
+# Below this max/mean a further move costs more than the evenness gains.
+GOAL = 1.1
+_NAMED_MOVES = 5
+
+
+class _Group:
+    """The devices of a group with their loads and buckets, as moves change them."""
+
+    def __init__(
+        self, problem: Problem, group: int, owners: dict[Bucket, tuple[Place, ...]]
+    ) -> None:
+        """Gather the loads of a group; `owners` is changed in place."""
+        self.problem = problem
+        self.owners = owners
+        nodes = problem.plan.topology.nodes
+        known = devices(problem.plan.topology)
+        work = device_work(problem.plan.topology, problem.layout, problem.workload)
+        # All devices of the group, those of shunned nodes too: they hold what is to be moved.
+        self.load = {at: work[at] for at in known if nodes[at.node].group == group}
+        self.room = {at: budget_bytes(known[at]) - work[at].bytes for at in self.load}
+        self.open = [at for at in self.load if at.node not in problem.shunned]
+        # Per device its buckets, ascending by reads.
+        self.held: dict[Place, list[tuple[int, Bucket]]] = {at: [] for at in self.load}
+        for bucket, held in problem.layout.items():
+            for at in held.owners:
+                if at in self.held:
+                    self.held[at].append((problem.workload.of(bucket, at.node).reads, bucket))
+        for buckets in self.held.values():
+            buckets.sort()
+        self.moved: list[tuple[Bucket, Place, Place, int]] = []
+        # Where a bucket began, and its work there: a measurement goes with the bucket.
+        self.came: dict[tuple[Bucket, Place], Work] = {}
+
+    def _work(self, bucket: Bucket, at: Place) -> Work:
+        return self.came.get((bucket, at)) or self.problem.workload.of(bucket, at.node)
+
+    def may(self, bucket: Bucket, source: Place, target: Place) -> bool:
+        """Whether a device has room, and its node does not own the bucket already."""
+        if self._work(bucket, source).bytes > self.room[target]:
+            return False
+        if source.node == target.node:
+            return True
+        return all(at.node != target.node for at in self.owners[bucket])
+
+    def move(self, bucket: Bucket, source: Place, target: Place) -> None:
+        """Move a bucket."""
+        work = self._work(bucket, source)
+        self.held[source].remove((work.reads, bucket))
+        bisect.insort(self.held[target], (work.reads, bucket))
+        for at, sign in ((source, -1), (target, 1)):
+            had = self.load[at]
+            self.load[at] = Work(had.reads + sign * work.reads, had.bytes + sign * work.bytes)
+            self.room[at] -= sign * work.bytes
+        self.owners[bucket] = tuple(
+            target if each == source else each for each in self.owners[bucket]
+        )
+        self.came[bucket, target] = work
+        self.moved.append((bucket, source, target, work.reads))
+
+    def improve(self) -> bool:
+        """Make the best move off the most loaded device; False if none pays."""
+        source = max(self.open, key=lambda at: (self.load[at].reads, at))
+        total = sum(self.load[at].reads for at in self.open)
+        if not total or self.load[source].reads * len(self.open) <= GOAL * total:
+            return False
+        buckets = self.held[source]
+        for target in sorted(self.open, key=lambda at: (self.load[at].reads, at)):
+            gap = self.load[source].reads - self.load[target].reads
+            # The hottest that at most evens the two; else the coolest that still narrows the gap.
+            fits = bisect.bisect_right(buckets, gap // 2, key=lambda each: each[0])
+            for reads, bucket in (*reversed(buckets[:fits]), *buckets[fits:]):
+                if 0 < reads < gap and self.may(bucket, source, target):
+                    self.move(bucket, source, target)
+                    return True
+        return False
+
+    def empty(self, node: int) -> None:
+        """Move everything off a node, hottest first.
+
+        Raises:
+            RefusedError: A bucket finds no device with room.
+        """
+        for source in [at for at in self.load if at.node == node]:
+            for _, bucket in list(reversed(self.held[source])):
+                targets = [at for at in self.open if self.may(bucket, source, at)]
+                if targets:
+                    self.move(
+                        bucket, source, min(targets, key=lambda at: (self.load[at].reads, at))
+                    )
+                elif any(at in self.load for at in self.owners[bucket] if at.node != node):
+                    self.owners[bucket] = tuple(at for at in self.owners[bucket] if at.node != node)
+                else:
+                    raise RefusedError(
+                        Code.RESOURCE_EXHAUSTED,
+                        "no other device of the group has room for "
+                        f"{bucket_name(self.problem.plan.tables, bucket)}; raise a budget or add "
+                        "a node",
+                    )
+
+    def story(self, before: Iterable[int]) -> str:
+        """Say what was moved and why."""
+        topology = self.problem.plan.topology
+        group = topology.nodes[next(iter(self.load)).node].group
+        after = skew(self.load[at].reads for at in self.open)
+        said = f"group {group}: max/mean of reads {skew(before):.2f} -> {after:.2f}"
+        if not self.moved:
+            return f"{said}; nothing that moves would pay"
+        named = "; ".join(
+            f"{bucket_name(self.problem.plan.tables, bucket)} ({reads:,} reads) "
+            f"{place_name(topology, source)} -> {place_name(topology, target)}"
+            for bucket, source, target, reads in self.moved[:_NAMED_MOVES]
+        )
+        rest = len(self.moved) - _NAMED_MOVES
+        return f"{said} by {len(self.moved)} moves, hottest first: {named}" + (
+            f"; and {rest} more" if rest > 0 else ""
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Greedy:
+    """Evens the reads of the devices of each group.
+
+    Attributes:
+        drained: Position of a node that shall own nothing; None: none.
+    """
+
+    drained: int | None = None
+
+    def propose(self, problem: Problem) -> Proposal:
+        """Return the owners that even the load, or that empty the drained node.
+
+        Raises:
+            RefusedError: A bucket of the drained node has nowhere to go.
+        """
+        if self.drained is not None:
+            problem = dataclasses.replace(problem, shunned=problem.shunned | {self.drained})
+        stories: list[str] = []
+        owners = {at: held.owners for at, held in problem.layout.items()}
+        for number in sorted({node.group for node in problem.plan.topology.nodes}):
+            group = _Group(problem, number, owners)
+            before = [group.load[at].reads for at in group.open]
+            if self.drained is None:
+                while group.open and group.improve():
+                    pass
+            elif any(at.node == self.drained for at in group.load):
+                group.empty(self.drained)
+            else:
+                continue
+            stories.append(group.story(before))
+        moved = {at: now for at, now in owners.items() if now != problem.layout[at].owners}
+        return Proposal(owners=moved, explanation="; ".join(stories))

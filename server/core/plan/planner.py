@@ -1,0 +1,50 @@
+"""The interface of planners: workload + topology + budgets -> who owns what."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Protocol
+
+from embertide.server.core.plan.layout import Bucket, Layout, Place
+from embertide.server.core.plan.workload import Workload
+from embertide.v1 import plan_pb2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """What a planner goes by. Topology and tier budgets are those of the plan.
+
+    Attributes:
+        plan: Today's plan, from which as little as possible should move.
+        layout: The same, bucket by bucket; nothing joins or leaves.
+        workload: What was measured under it.
+        shunned: Positions of nodes that shall get nothing.
+    """
+
+    plan: plan_pb2.Plan
+    layout: Layout
+    workload: Workload
+    shunned: frozenset[int] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Proposal:
+    """What a planner makes of it.
+
+    Attributes:
+        owners: The new owners of the buckets that change, in order of preference.
+        explanation: For people: what it went by, what it moves and why.
+    """
+
+    owners: Mapping[Bucket, tuple[Place, ...]]
+    explanation: str
+
+
+class Planner(Protocol):
+    """Decides where buckets shall be. It is a function: the same problem, the same proposal."""
+
+    def propose(self, problem: Problem) -> Proposal:
+        """Return the owners that it wants.
+
+        Raises:
+            RefusedError: The problem has no answer; the message says what to change.
+        """

@@ -1,0 +1,152 @@
+"""When a plan is valid: the four rules and the limits of plan.proto.
+
+Each check raises a refusal that names the rule, the table and the bucket.
+"""
+
+import dataclasses
+import re
+from collections.abc import Sequence, Set
+
+from embertide.server.core.errors import RefusedError, invalid
+from embertide.server.core.plan.layout import Bucket, Holders, Place, bucket_name, devices, holders
+from embertide.v1 import plan_pb2
+
+NODES_MAX = 1024
+DEVICES_MAX = 16
+OWNERS_MAX = 8
+NAME_BYTES_MAX = 64
+ADDRESS_BYTES_MAX = 255
+BUCKET_BITS_MAX = 17
+CHUNKS_MAX = 16
+PLAN_BYTES_MAX = 16 << 20
+_ADDRESS = re.compile(r"[^\s/]+:(\d{1,5})")
+
+
+def check_name(what: str, name: str) -> None:
+    """Prove that a name is 1 to 64 bytes."""
+    size = len(name.encode())
+    if not 0 < size <= NAME_BYTES_MAX:
+        raise invalid(f"{what} {name[:80]!r} is {size} bytes; use 1 to {NAME_BYTES_MAX}")
+
+
+def check_tables(tables: Sequence[plan_pb2.PlannedTable]) -> None:
+    """Prove that tables can be planned for."""
+    if not tables:
+        raise invalid("tables is empty; name the model's tables")
+    for before, table in zip([None, *tables], tables, strict=False):
+        check_name("table", table.name)
+        if before is not None and before.id >= table.id:
+            raise invalid(f"table {table.name!r}: id {table.id} follows {before.id}; sort by id")
+        if table.bucket_bits > BUCKET_BITS_MAX:
+            raise invalid(
+                f"table {table.name!r}: bucket_bits is {table.bucket_bits}; at most "
+                f"{BUCKET_BITS_MAX}"
+            )
+        if not 1 <= table.chunks <= CHUNKS_MAX:
+            raise invalid(f"table {table.name!r}: chunks is {table.chunks}; use 1 to {CHUNKS_MAX}")
+
+
+def check_node(node: plan_pb2.Node) -> None:
+    """Prove that a node can be planned for."""
+    check_name("node", node.name)
+    port = _ADDRESS.fullmatch(node.address)
+    if len(node.address) > ADDRESS_BYTES_MAX or not port or not 0 < int(port[1]) < 1 << 16:
+        raise invalid(f"node {node.name!r}: address is {node.address[:80]!r}; use HOST:PORT")
+    if not 0 < len(node.devices) <= DEVICES_MAX:
+        raise invalid(f"node {node.name!r} has {len(node.devices)} devices; use 1 to {DEVICES_MAX}")
+    for index, device in enumerate(node.devices):
+        where = f"node {node.name!r}, device {device.index}"
+        if device.index != index:
+            raise invalid(f"{where}: stands at position {index}; list devices from 0 on")
+        if device.kind not in (plan_pb2.DEVICE_KIND_CPU, plan_pb2.DEVICE_KIND_GPU):
+            raise invalid(f"{where}: kind is not said; use CPU or GPU")
+        tiers = [budget.tier for budget in device.budgets]
+        if not tiers or plan_pb2.TIER_UNSPECIFIED in tiers or len(set(tiers)) < len(tiers):
+            raise invalid(f"{where}: budgets name tiers {tiers}; name each used tier once")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Machines:
+    """What rules 2 and 3 ask of the topology."""
+
+    known: Set[Place]
+    group_of: Sequence[int]
+    groups: Set[int]
+
+    def fault(self, held: Holders) -> tuple[str, str] | None:
+        """Return the rule that an assignment breaks, and how; None: none of them."""
+        named = [*held.owners, *held.joining, *held.leaving]
+        for at in named:
+            if at not in self.known:
+                return "rule 2", f"node {at.node}, device {at.device} does not exist"
+        if len(set(named)) < len(named):
+            return "rule 2", "a device is named twice"
+        owning = {at.node for at in held.owners}
+        if len(owning) < len(held.owners):
+            return "rule 2", "a node stands twice among its owners"
+        if len(owning) > OWNERS_MAX:
+            return "limit", f"it has {len(owning)} owners; at most {OWNERS_MAX}"
+        missing = self.groups - {self.group_of[node] for node in owning}
+        return ("rule 3", f"group {min(missing)} has no owner") if missing else None
+
+
+def check_run(tables: Sequence[plan_pb2.PlannedTable], assignment: plan_pb2.Assignment) -> None:
+    """Prove that an assignment names buckets that exist, whole."""
+    table = next((each for each in tables if each.id == assignment.table_id), None)
+    if table is None:
+        raise invalid(f"table {assignment.table_id} does not exist")
+    end = assignment.bucket_begin + assignment.bucket_count
+    run = f"table {table.name!r}: buckets {assignment.bucket_begin} to {end - 1}"
+    if assignment.bucket_count == 0 or end > 1 << table.bucket_bits:
+        raise invalid(f"{run} are not among its {1 << table.bucket_bits}")
+    if assignment.chunk_begin != 0 or assignment.chunk_count not in (0, table.chunks):
+        raise invalid(f"{run}: serving holds rows whole; leave chunk_begin and chunk_count at 0")
+
+
+def _check_cover(plan: plan_pb2.Plan) -> None:
+    """Prove rule 1."""
+    at, begin = 0, 0
+    for each in plan.assignments:
+        while at < len(plan.tables) and begin == 1 << plan.tables[at].bucket_bits:
+            at, begin = at + 1, 0
+        if at == len(plan.tables):
+            raise invalid(f"rule 1: table {each.table_id} is assigned twice or out of order")
+        table = plan.tables[at]
+        if (each.table_id, each.bucket_begin) != (table.id, begin):
+            raise invalid(
+                f"rule 1: table {table.name!r}: bucket {begin} is not assigned exactly once, in "
+                "order"
+            )
+        begin += each.bucket_count
+    if at < len(plan.tables) - 1 or begin != 1 << plan.tables[at].bucket_bits:
+        raise invalid(f"rule 1: table {plan.tables[at].name!r}: bucket {begin} has no owner")
+
+
+def check_plan(plan: plan_pb2.Plan, *, previous_epoch: int) -> None:
+    """Prove that a plan may replace the one of `previous_epoch`.
+
+    Raises:
+        RefusedError: It may not; the message names the rule.
+    """
+    if plan.epoch <= previous_epoch:
+        raise invalid(f"rule 4: epoch {plan.epoch} does not follow {previous_epoch}")
+    check_tables(plan.tables)
+    names = [node.name for node in plan.topology.nodes]
+    if not 0 < len(names) <= NODES_MAX or len(set(names)) < len(names):
+        raise invalid(f"topology has {len(names)} nodes, named once each: 1 to {NODES_MAX}")
+    for node in plan.topology.nodes:
+        check_node(node)
+    group_of = [node.group for node in plan.topology.nodes]
+    machines = _Machines(frozenset(devices(plan.topology)), group_of, frozenset(group_of))
+    for each in plan.assignments:
+        try:
+            check_run(plan.tables, each)
+        except RefusedError as error:
+            raise invalid(f"rule 1: {error.message}") from error
+        fault = ("rule 1", "it has no owner") if not each.owners else machines.fault(holders(each))
+        if fault is not None:
+            where = bucket_name(plan.tables, Bucket(each.table_id, each.bucket_begin))
+            raise invalid(f"{fault[0]}: {where}: {fault[1]}")
+    _check_cover(plan)
+    if plan.ByteSize() > PLAN_BYTES_MAX:
+        raise invalid(f"the plan is {plan.ByteSize()} bytes encoded; at most {PLAN_BYTES_MAX}")

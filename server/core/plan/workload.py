@@ -1,0 +1,99 @@
+"""What was measured, and what a plan makes of it: reads and bytes of every device."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from embertide.server.core.plan.layout import Bucket, Layout, Place, devices, owner
+from embertide.server.core.plan.moves import Move
+from embertide.v1 import control_pb2, node_pb2, plan_pb2
+
+
+class Work(NamedTuple):
+    """What one node did for one bucket in the last load window."""
+
+    reads: int = 0
+    bytes: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """Work by (bucket, position of the node); a bucket that nobody measured has none."""
+
+    work: Mapping[tuple[Bucket, int], Work]
+
+    def of(self, at: Bucket, node: int) -> Work:
+        """Return what a node did for a bucket."""
+        return self.work.get((at, node), Work())
+
+    def moved(self, move: Move) -> Work:
+        """Return what a move takes along: the source's reads, and the bytes of any copy."""
+        if move.source is not None:
+            return self.of(move.at, move.source.node)
+        copies = [work for (at, _), work in self.work.items() if at == move.at]
+        return Work(0, max((work.bytes for work in copies), default=0))
+
+
+def measured(
+    topology: plan_pb2.Topology, loads: Mapping[str, node_pb2.NodeServiceGetLoadResponse]
+) -> Workload:
+    """Gather the loads that nodes reported, by name."""
+    work = {}
+    for position, node in enumerate(topology.nodes):
+        for each in loads[node.name].buckets if node.name in loads else ():
+            at = (Bucket(each.table_id, each.bucket), position)
+            work[at] = Work(each.reads, each.resident_bytes)
+    return Workload(work=work)
+
+
+def device_work(
+    topology: plan_pb2.Topology, layout: Layout, workload: Workload
+) -> dict[Place, Work]:
+    """Add up the work of each device under a layout."""
+    reads = dict.fromkeys(devices(topology), 0)
+    size = dict.fromkeys(reads, 0)
+    for at, held in layout.items():
+        for place in held.owners:
+            work = workload.of(at, place.node)
+            reads[place] += work.reads
+            size[place] += work.bytes
+    return {place: Work(reads[place], size[place]) for place in reads}
+
+
+def predicted(
+    before: Mapping[Place, Work], moves: Iterable[Move], workload: Workload
+) -> dict[Place, Work]:
+    """Return the work of each device once the moves are made, if reads come as they came."""
+    after = dict(before)
+    for move in moves:
+        taken = workload.moved(move)
+        if move.target is not None:
+            had = after[move.target]
+            after[move.target] = Work(had.reads + taken.reads, had.bytes + taken.bytes)
+        if move.source is not None:
+            had = after[move.source]
+            after[move.source] = Work(had.reads - taken.reads, had.bytes - taken.bytes)
+    return after
+
+
+def device_loads(
+    before: Mapping[Place, Work], after: Mapping[Place, Work]
+) -> list[control_pb2.DeviceLoad]:
+    """Say both as messages, by place."""
+    return [
+        control_pb2.DeviceLoad(
+            device=owner(place),
+            reads_before=before[place].reads,
+            reads_after=after[place].reads,
+            bytes_before=before[place].bytes,
+            bytes_after=after[place].bytes,
+        )
+        for place in sorted(before)
+    ]
+
+
+def skew(reads: Iterable[int]) -> float:
+    """Return max over mean; 1 if nothing was read."""
+    counts = list(reads)
+    total = sum(counts)
+    return max(counts) * len(counts) / total if total else 1.0

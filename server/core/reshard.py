@@ -1,0 +1,219 @@
+"""From what a caller asks of a reshard to the moves that do it."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from embertide.server.core.answers import check_id
+from embertide.server.core.errors import Code, RefusedError, invalid
+from embertide.server.core.plan.explicit import Explicit
+from embertide.server.core.plan.greedy import Greedy
+from embertide.server.core.plan.layout import (
+    Bucket,
+    Layout,
+    Place,
+    bucket_name,
+    budget_bytes,
+    devices,
+    owner,
+    place,
+    place_name,
+)
+from embertide.server.core.plan.moves import Move, Step, arrived, moves_to, stepped
+from embertide.server.core.plan.planner import Planner, Problem, Proposal
+from embertide.server.core.plan.planners import planner
+from embertide.server.core.plan.validity import OWNERS_MAX, check_name
+from embertide.server.core.plan.workload import Work, Workload, device_work, predicted
+from embertide.v1 import control_pb2, plan_pb2
+
+BUCKETS_AT_ONCE = 64
+BUCKETS_AT_ONCE_MAX = 4096
+REASON_BYTES_MAX = 256
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Situation:
+    """What a request is judged by."""
+
+    plan: plan_pb2.Plan
+    layout: Layout
+    workload: Workload
+    alive: Callable[[str], bool]
+    operations: Mapping[str, control_pb2.OperationRecord]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """What a request comes to."""
+
+    kind: str
+    planner: str
+    moves: list[control_pb2.BucketMove]
+    before: dict[Place, Work]
+    after: dict[Place, Work]
+    explanation: str
+
+
+def check_request(request: control_pb2.StartReshardRequest) -> None:
+    """Prove what can be proved of a request without looking at the fleet."""
+    check_id("operation_id", request.operation_id)
+    goal = request.WhichOneof("goal")
+    if goal is None:
+        raise invalid("goal is not said; give target, planner, drain_node or undo_operation")
+    if goal == "target" and request.target.base_epoch == 0:
+        raise invalid("target.base_epoch is 0; give the epoch of the plan it was made from")
+    if goal == "planner":
+        check_name("planner", request.planner)
+    if goal == "drain_node":
+        check_name("drain_node", request.drain_node)
+    if goal == "undo_operation":
+        check_id("undo_operation", request.undo_operation)
+    if request.budget.buckets_at_once > BUCKETS_AT_ONCE_MAX:
+        raise invalid(
+            f"budget.buckets_at_once is {request.budget.buckets_at_once}; at most "
+            f"{BUCKETS_AT_ONCE_MAX}"
+        )
+    size = len(request.reason.encode())
+    if size > REASON_BYTES_MAX:
+        raise invalid(f"reason is {size} bytes; at most {REASON_BYTES_MAX}")
+
+
+def move_of(message: control_pb2.BucketMove) -> Move:
+    """Read a BucketMove."""
+    return Move(
+        Bucket(message.table_id, message.bucket),
+        place(message.source) if message.HasField("source") else None,
+        place(message.target) if message.HasField("target") else None,
+    )
+
+
+def prepare(request: control_pb2.StartReshardRequest, now: Situation) -> Prepared:
+    """Return the moves of a request and what they come to.
+
+    Raises:
+        RefusedError: It cannot be done; the message names what is wrong.
+    """
+    kind, name, chosen = _planner(request, now)
+    problem = Problem(
+        plan=now.plan,
+        layout=now.layout,
+        workload=now.workload,
+        shunned=frozenset(
+            at for at, node in enumerate(now.plan.topology.nodes) if not now.alive(node.name)
+        ),
+    )
+    proposal = chosen.propose(problem)
+    moves = moves_to(now.plan, now.layout, proposal.owners)
+    moves.sort(key=lambda move: (move.target is None, -now.workload.moved(move).reads))
+    _check_targets(moves, now)
+    before = device_work(now.plan.topology, now.layout, now.workload)
+    after = predicted(before, moves, now.workload)
+    _check_room(now.plan.topology, before, after)
+    return Prepared(
+        kind=kind,
+        planner=name,
+        moves=[_message(move, now.workload) for move in moves],
+        before=before,
+        after=after,
+        explanation=proposal.explanation or "nothing to move",
+    )
+
+
+def _planner(request: control_pb2.StartReshardRequest, now: Situation) -> tuple[str, str, Planner]:
+    goal = request.WhichOneof("goal")
+    nodes = now.plan.topology.nodes
+    if goal == "target":
+        return "reshard", "explicit", Explicit(request.target)
+    if goal == "drain_node":
+        names = [node.name for node in nodes]
+        if request.drain_node not in names:
+            raise RefusedError(
+                Code.NOT_FOUND, f"no such node: {request.drain_node!r}; the plan has {names}"
+            )
+        return "drain", "drain", Greedy(drained=names.index(request.drain_node))
+    if goal == "undo_operation":
+        return "reshard", "undo", _Undo(_ended(request.undo_operation, now.operations))
+    chosen = planner(request.planner)
+    owning = {at.node for held in now.layout.values() for at in held.owners}
+    for at in sorted(owning):
+        if not now.alive(nodes[at].name):
+            raise RefusedError(
+                Code.FAILED_PRECONDITION,
+                f"node {nodes[at].name!r} is dead, so its load is not known; wait for it, or "
+                "drain it",
+            )
+    return "reshard", request.planner, chosen
+
+
+def _ended(
+    id: str, operations: Mapping[str, control_pb2.OperationRecord]
+) -> control_pb2.OperationRecord:
+    if id not in operations:
+        raise RefusedError(Code.NOT_FOUND, f"no such operation: {id!r}")
+    if not operations[id].operation.ended_ms:
+        raise RefusedError(
+            Code.FAILED_PRECONDITION, f"operation {id!r} has not ended; abort it or wait"
+        )
+    return operations[id]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Undo:
+    """The planner `undo`: back to where an operation found the buckets that it moved."""
+
+    record: control_pb2.OperationRecord
+
+    def propose(self, problem: Problem) -> Proposal:
+        known = devices(problem.plan.topology)
+        made = [move_of(each) for each in self.record.moves[: self.record.operation.buckets_done]]
+        back, strayed = [], 0
+        for move in reversed(made):
+            owners = problem.layout[move.at].owners if move.at in problem.layout else ()
+            stays = move.target is None or move.target in owners
+            free = move.source is None or (move.source in known and move.source not in owners)
+            if stays and free:
+                back.append(move.reversed())
+            else:
+                strayed += 1
+        said = f"{len(back)} moves of {self.record.operation.id} back"
+        if strayed:
+            said += f"; {strayed} stay: their buckets have moved on since"
+        return Proposal(owners=arrived(problem.layout, back), explanation=said)
+
+
+def _check_targets(moves: list[Move], now: Situation) -> None:
+    nodes = now.plan.topology.nodes
+    for node in sorted({move.target.node for move in moves if move.target}):
+        if not now.alive(nodes[node].name):
+            raise RefusedError(
+                Code.FAILED_PRECONDITION, f"node {nodes[node].name!r} is dead; wait for it"
+            )
+    for at, held in stepped(now.layout, moves, Step.BOTH_OWN).items():
+        if len(held.owners) > OWNERS_MAX:
+            raise invalid(
+                f"{bucket_name(now.plan.tables, at)} would have {len(held.owners)} owners while "
+                f"it moves; at most {OWNERS_MAX}"
+            )
+
+
+def _check_room(
+    topology: plan_pb2.Topology, before: Mapping[Place, Work], after: Mapping[Place, Work]
+) -> None:
+    for at, device in devices(topology).items():
+        if after[at].bytes > max(budget_bytes(device), before[at].bytes):
+            raise RefusedError(
+                Code.RESOURCE_EXHAUSTED,
+                f"device {place_name(topology, at)} has no room: {after[at].bytes:,} bytes of "
+                f"buckets in a budget of {budget_bytes(device):,}; raise it, or move less",
+            )
+
+
+def _message(move: Move, workload: Workload) -> control_pb2.BucketMove:
+    taken = workload.moved(move)
+    return control_pb2.BucketMove(
+        table_id=move.at.table,
+        bucket=move.at.bucket,
+        source=owner(move.source) if move.source else None,
+        target=owner(move.target) if move.target else None,
+        bytes=taken.bytes if move.target else 0,
+        reads=taken.reads,
+    )

@@ -1,0 +1,64 @@
+"""What outlives the control plane, and the store that keeps it (docs/formats.md)."""
+
+import dataclasses
+from typing import Protocol
+
+from embertide.v1 import control_pb2, plan_pb2
+
+PLANS_KEPT = 16
+OPERATIONS_KEPT = 1000
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class Saved:
+    """All that a control plane carries on from."""
+
+    plan: plan_pb2.Plan | None = None
+    nodes: dict[str, control_pb2.RegisterNodeRequest] = dataclasses.field(default_factory=dict)
+    operations: dict[str, control_pb2.OperationRecord] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class Writes:
+    """What one decision changes; it is written as a whole or not at all.
+
+    Attributes:
+        plan: The plan that follows the newest one.
+        nodes: By name; None: forgotten.
+        operations: By id; None: not kept any more.
+    """
+
+    plan: plan_pb2.Plan | None = None
+    nodes: dict[str, control_pb2.RegisterNodeRequest | None] = dataclasses.field(
+        default_factory=dict
+    )
+    operations: dict[str, control_pb2.OperationRecord | None] = dataclasses.field(
+        default_factory=dict
+    )
+
+    def __bool__(self) -> bool:
+        """Whether there is something to write."""
+        return self.plan is not None or bool(self.nodes) or bool(self.operations)
+
+
+class StateStore(Protocol):
+    """Keeps the state of one model. Every call may raise StateUnavailableError."""
+
+    def take_term(self) -> int:
+        """Take a term above all others, which shuts out who wrote before, and return it."""
+
+    def term(self) -> int:
+        """Return the highest term taken. 0: none."""
+
+    def load(self) -> Saved:
+        """Return what was written last."""
+
+    def commit(self, term: int, writes: Writes) -> None:
+        """Write all of it.
+
+        Raises:
+            SupersededError: The term is not the highest, or the plan does not follow the newest.
+        """
+
+    def plan(self, epoch: int) -> plan_pb2.Plan | None:
+        """Return the plan of an epoch, or None if it is not kept."""

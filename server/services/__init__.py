@@ -1,0 +1,1 @@
+"""gRPC around the core: translate, ask the core, write what it decided, map refusals."""

@@ -1,0 +1,130 @@
+"""The control plane as a server: the service, health and reflection on one port, and its driver."""
+
+import dataclasses
+import logging
+from concurrent import futures
+from pathlib import Path
+from typing import Self
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from embertide.server.adapters.nodes import Nodes
+from embertide.server.core.control import ControlOptions
+from embertide.server.core.state import StateStore
+from embertide.server.services.audit import Audit
+from embertide.server.services.clock import Clock
+from embertide.server.services.control_service import WATCHERS_MAX, ControlService
+from embertide.server.services.driver import Driver
+from embertide.server.services.gate import LARGE_BYTES_MAX, SERVICE, Gate
+from embertide.server.services.tokens import Guard
+from embertide.v1 import control_pb2_grpc
+
+_WORKERS = 32  # beside the watchers, each of which holds a thread
+_QUEUED_MAX = 1024  # calls that wait for a thread; more are refused with RESOURCE_EXHAUSTED
+_POLL_S = 0.5
+# Room for the framing of a message that is just at its limit.
+_FRAME_BYTES = 64 << 10
+_log = logging.getLogger(__name__)
+
+
+class ListenError(RuntimeError):
+    """The address cannot be listened on."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ServerOptions:
+    """How to serve.
+
+    Attributes:
+        listen: HOST:PORT; port 0 takes a free one.
+        tokens: Role by token; None: open to everybody.
+        audit: File of the audit lines; None: none are kept.
+        node_token: What nodes ask of who calls them.
+    """
+
+    control: ControlOptions
+    listen: str = "127.0.0.1:7070"
+    tokens: dict[str, str] | None = None
+    audit: Path | None = None
+    node_token: str | None = None
+
+
+class ControlServer:
+    """Runs from its making to `stop`. A context manager.
+
+    Attributes:
+        address: HOST:PORT that it listens on.
+    """
+
+    def __init__(self, options: ServerOptions, store: StateStore) -> None:
+        """Take over from whoever ran before, and serve.
+
+        Raises:
+            StateUnavailableError: The store cannot be reached.
+            ListenError: The address cannot be listened on.
+        """
+        if options.tokens is None:
+            _log.warning("no tokens file: everybody who reaches %s may do all", options.listen)
+        self._audit = Audit(options.audit)
+        self.gate = Gate(Guard(options.tokens), self._audit)
+        self._health = health.HealthServicer()
+        self._server = grpc.server(
+            futures.ThreadPoolExecutor(_WORKERS + WATCHERS_MAX, thread_name_prefix="control"),
+            interceptors=[self.gate],
+            maximum_concurrent_rpcs=_WORKERS + WATCHERS_MAX + _QUEUED_MAX,
+            options=[
+                ("grpc.max_receive_message_length", LARGE_BYTES_MAX + _FRAME_BYTES),
+                ("grpc.max_send_message_length", LARGE_BYTES_MAX + _FRAME_BYTES),
+                ("grpc.so_reuseport", 0),
+            ],
+        )
+        try:
+            port = self._server.add_insecure_port(options.listen)
+        except RuntimeError as error:
+            raise ListenError(
+                f"cannot listen on {options.listen}: stop what listens there, or choose another "
+                "address"
+            ) from error
+        self.address = f"{options.listen.rpartition(':')[0]}:{port}"
+        self._nodes = Nodes(options.node_token)
+        self.driver = Driver(options.control, store, self._nodes, Clock())
+        control_pb2_grpc.add_ControlServiceServicer_to_server(
+            ControlService(self.driver), self._server
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection(
+            (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
+        )
+        self._say(True)
+        self.driver.start()
+        self._server.start()
+
+    def _say(self, serving: bool) -> None:
+        status = health_pb2.HealthCheckResponse
+        for name in ("", SERVICE):
+            self._health.set(name, status.SERVING if serving else status.NOT_SERVING)
+
+    def wait(self) -> None:
+        """Serve until another control plane takes over; health follows what the store does."""
+        while not self.driver.superseded.wait(_POLL_S):
+            self._say(self.driver.reachable)
+        self._say(False)
+
+    def stop(self) -> None:
+        """End at once, as a crash would: whoever starts next goes on from the store."""
+        self.driver.stop()
+        self._server.stop(None).wait()
+        self._nodes.close()
+        self._audit.close()
+        for what, count in sorted((self.gate.refused + self.driver.counts).items()):
+            _log.info("counted %s: %d", what, count)
+
+    def __enter__(self) -> Self:
+        """Return it, serving."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Stop it."""
+        self.stop()

@@ -1,0 +1,115 @@
+"""ControlService: each RPC translated to a question to the core; the gate maps refusals."""
+
+import threading
+from collections.abc import Iterator
+
+import grpc
+
+from embertide.server.core.answers import check_id
+from embertide.server.core.errors import Code, RefusedError
+from embertide.server.services.driver import Driver
+from embertide.v1 import control_pb2, control_pb2_grpc
+
+WATCHERS_MAX = 100
+_LOOK_S = 0.5
+
+
+class ControlService(control_pb2_grpc.ControlServiceServicer):
+    """Serves a driver."""
+
+    def __init__(self, driver: Driver) -> None:
+        """Take the driver."""
+        self._driver = driver
+        self._watchers = threading.BoundedSemaphore(WATCHERS_MAX)
+
+    def RegisterNode(
+        self, request: control_pb2.RegisterNodeRequest, context: grpc.ServicerContext
+    ) -> control_pb2.RegisterNodeResponse:
+        """Make a node known."""
+        return self._driver.call(lambda core, now_ms: core.register(request, now_ms))
+
+    def Heartbeat(
+        self, request: control_pb2.HeartbeatRequest, context: grpc.ServicerContext
+    ) -> control_pb2.HeartbeatResponse:
+        """Take a beat."""
+        return control_pb2.HeartbeatResponse(plan_epoch=self._driver.beat(request))
+
+    def GetPlan(
+        self, request: control_pb2.GetPlanRequest, context: grpc.ServicerContext
+    ) -> control_pb2.GetPlanResponse:
+        """Return a plan."""
+        return control_pb2.GetPlanResponse(plan=self._driver.plan(request.epoch))
+
+    def GetStatus(
+        self, request: control_pb2.ControlServiceGetStatusRequest, context: grpc.ServicerContext
+    ) -> control_pb2.ControlServiceGetStatusResponse:
+        """Say how the fleet is."""
+        return self._driver.call(lambda core, now_ms: core.status(now_ms))
+
+    def GetFleetLoad(
+        self, request: control_pb2.GetFleetLoadRequest, context: grpc.ServicerContext
+    ) -> control_pb2.GetFleetLoadResponse:
+        """Say what was read in the last window."""
+        return self._driver.call(lambda core, now_ms: core.fleet_load(request))
+
+    def RemoveNode(
+        self, request: control_pb2.RemoveNodeRequest, context: grpc.ServicerContext
+    ) -> control_pb2.RemoveNodeResponse:
+        """Forget a node."""
+        return self._driver.call(lambda core, now_ms: core.remove(request, now_ms))
+
+    def StartReshard(
+        self, request: control_pb2.StartReshardRequest, context: grpc.ServicerContext
+    ) -> control_pb2.StartReshardResponse:
+        """Accept an operation, from loads that are asked for now."""
+        self._driver.measure()
+        return self._driver.call(lambda core, now_ms: core.start(request, now_ms))
+
+    def GetOperation(
+        self, request: control_pb2.GetOperationRequest, context: grpc.ServicerContext
+    ) -> control_pb2.GetOperationResponse:
+        """Return an operation."""
+        return control_pb2.GetOperationResponse(operation=self._operation(request.id))
+
+    def WatchOperation(
+        self, request: control_pb2.WatchOperationRequest, context: grpc.ServicerContext
+    ) -> Iterator[control_pb2.WatchOperationResponse]:
+        """Send an operation whenever it changes, until it has ended or the caller has gone."""
+        operation = self._operation(request.id)
+        if not self._watchers.acquire(blocking=False):
+            raise RefusedError(
+                Code.RESOURCE_EXHAUSTED, f"{WATCHERS_MAX} callers watch; ask with GetOperation"
+            )
+        try:
+            yield control_pb2.WatchOperationResponse(operation=operation)
+            while not operation.ended_ms and context.is_active():
+                with self._driver.changed:
+                    self._driver.changed.wait(_LOOK_S)
+                now = self._operation(request.id)
+                if now != operation:
+                    operation = now
+                    yield control_pb2.WatchOperationResponse(operation=operation)
+        finally:
+            self._watchers.release()
+
+    def SteerOperation(
+        self, request: control_pb2.SteerOperationRequest, context: grpc.ServicerContext
+    ) -> control_pb2.SteerOperationResponse:
+        """Halt, resume or end an operation."""
+        return self._driver.call(
+            lambda core, now_ms: control_pb2.SteerOperationResponse(
+                operation=core.steer(request, now_ms)
+            )
+        )
+
+    def ListOperations(
+        self, request: control_pb2.ListOperationsRequest, context: grpc.ServicerContext
+    ) -> control_pb2.ListOperationsResponse:
+        """Return a page of operations."""
+        return self._driver.call(lambda core, now_ms: core.operations.page(request))
+
+    def _operation(self, id: str) -> control_pb2.Operation:
+        check_id("id", id)
+        copy = control_pb2.Operation()
+        self._driver.call(lambda core, now_ms: copy.CopyFrom(core.operations.find(id).operation))
+        return copy

@@ -1,0 +1,217 @@
+"""The driver: keeps one core, ticks it, and writes what it decides before anybody is told.
+
+If a write fails, nobody knows whether it was done. The core is then thrown away and made again from
+the store, as after a restart; what only lives in memory (beats, loads, first answers) is kept.
+"""
+
+import collections
+import logging
+import threading
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from embertide.server.core.control import Control, ControlOptions, Memory
+from embertide.server.core.errors import Code, RefusedError, StateUnavailableError, SupersededError
+from embertide.server.core.state import PLANS_KEPT, StateStore
+from embertide.server.services.clock import Clock
+from embertide.v1 import control_pb2, node_pb2, plan_pb2
+
+TICK_S = 0.05
+LOAD_EVERY_S = 5.0
+_PROOF_EVERY_MS = 1000
+_log = logging.getLogger(__name__)
+Answer = TypeVar("Answer")
+
+
+class LoadSource(Protocol):
+    """Asks nodes for their load."""
+
+    def loads(self, addresses: dict[str, str]) -> dict[str, node_pb2.NodeServiceGetLoadResponse]:
+        """Ask nodes by name; who does not answer is left out."""
+
+
+class Driver:
+    """Runs a core against a store. Safe from many threads.
+
+    Attributes:
+        lock: Held while the core is asked or ticked.
+        changed: Notified whenever something was written.
+        counts: What went wrong by name: refusals are counted by who refuses.
+    """
+
+    def __init__(
+        self, options: ControlOptions, store: StateStore, nodes: LoadSource, clock: Clock
+    ) -> None:
+        """Take a term and carry on from what the store holds.
+
+        Raises:
+            StateUnavailableError: The store cannot be reached.
+        """
+        self.options = options
+        self.changed = threading.Condition()
+        self.counts: collections.Counter[str] = collections.Counter()
+        self.superseded = threading.Event()
+        self._store = store
+        self._nodes = nodes
+        self._clock = clock
+        self.lock = threading.Lock()
+        self._memory = Memory(options)
+        self._term = store.take_term()
+        self._proved_ms = 0
+        self._core: Control | None = self._load()
+        self._epoch = self._core.epoch  # as it was written last
+        self._beat_lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._tick_on, name="control-tick", daemon=True),
+            threading.Thread(target=self._poll_on, name="control-load", daemon=True),
+        ]
+
+    def start(self) -> None:
+        """Begin to tick and to ask for loads."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End both, without finishing anything: a restart goes on from the store."""
+        self._stopping.set()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join()
+
+    def _load(self) -> Control:
+        return Control(self.options, self._store.load(), self._clock.now_ms(), self._memory)
+
+    def call(self, ask: Callable[[Control, int], Answer]) -> Answer:
+        """Ask the core, write what it decided, and return its answer.
+
+        Raises:
+            RefusedError: The core refuses, the store cannot be reached, or we were superseded.
+        """
+        with self.lock:
+            if self.superseded.is_set():
+                raise SupersededError("this one does not write any more")
+            if self._core is None:
+                self._core = self._load()
+            core = self._core
+            try:
+                answer = ask(core, self._clock.now_ms())
+                writes = core.take()
+                if writes:
+                    self._store.commit(self._term, writes)
+                core.written()
+                self._epoch = core.epoch
+            except StateUnavailableError:
+                self.counts["state_unavailable"] += 1
+                self._core = None
+                raise
+            except SupersededError as error:
+                self._give_way(error)
+                raise
+            except RefusedError:
+                core.take()
+                raise
+            except BaseException:
+                self._core = None
+                raise
+        if writes:
+            with self.changed:
+                self.changed.notify_all()
+        return answer
+
+    def beat(self, request: control_pb2.HeartbeatRequest) -> int:
+        """Take a beat, also while the store cannot be reached, and return the newest epoch.
+
+        Raises:
+            RefusedError: The node is not known, or we were superseded.
+        """
+        if self.superseded.is_set():
+            raise SupersededError("this one does not listen to beats any more")
+        with self._beat_lock:
+            self._memory.fleet.beat(request, self._clock.now_ms())
+        return self._epoch
+
+    @property
+    def reachable(self) -> bool:
+        """Whether the store answered when it was last asked."""
+        return self._core is not None
+
+    def plan(self, epoch: int) -> plan_pb2.Plan:
+        """Return a plan; 0: the newest.
+
+        Raises:
+            RefusedError: There is none, or it is not kept any more.
+        """
+        newest = self.call(lambda core, now_ms: core.plan)
+        if newest is None:
+            raise RefusedError(
+                Code.NOT_FOUND, "no plan has been made; it waits for nodes to register"
+            )
+        if epoch in (0, newest.epoch):
+            return newest
+        found = self._store.plan(epoch) if epoch < newest.epoch else None
+        if found is None:
+            oldest = max(1, newest.epoch - PLANS_KEPT + 1)
+            raise RefusedError(
+                Code.OUT_OF_RANGE, f"plan {epoch} is not kept; ask for {oldest} to {newest.epoch}"
+            )
+        return found
+
+    def measure(self) -> None:
+        """Ask all live nodes for their load now; forget what dead ones said."""
+        addresses = self.call(
+            lambda core, now_ms: {
+                member.name: member.registration.node.address for member in core.fleet.live(now_ms)
+            }
+        )
+        loads = self._nodes.loads(addresses)
+        self.counts["load_not_answered"] += len(addresses) - len(loads)
+
+        def take(core: Control, now_ms: int) -> None:
+            for member in core.fleet:
+                if member.name in loads:
+                    core.load(member.name, loads[member.name])
+                else:
+                    core.loads.forget(member.name)
+
+        self.call(take)
+
+    def _give_way(self, error: SupersededError) -> None:
+        self._core = None
+        self.superseded.set()
+        _log.error("%s; this one stops", error.message)
+
+    def _prove_term(self, now_ms: int) -> None:
+        """Look once a second whether the term is still ours, also when nothing is written."""
+        if now_ms - self._proved_ms < _PROOF_EVERY_MS:
+            return
+        self._proved_ms = now_ms
+        if (highest := self._store.term()) != self._term:
+            raise SupersededError(f"term {highest} was taken after {self._term}")
+
+    def _tick_on(self) -> None:
+        def tick(core: Control, now_ms: int) -> None:
+            self._prove_term(now_ms)
+            core.tick(now_ms)
+
+        said = ""
+        while not self._stopping.wait(TICK_S) and not self.superseded.is_set():
+            try:
+                self.call(tick)
+                said = ""
+            except RefusedError as error:
+                self.counts["tick_refused"] += 1
+                if error.message != said:
+                    said = error.message
+                    _log.warning("tick: %s", said)
+            except Exception:
+                self.counts["tick_failed"] += 1
+                _log.exception("tick failed; the core is made again from the store")
+
+    def _poll_on(self) -> None:
+        while not self._stopping.wait(LOAD_EVERY_S) and not self.superseded.is_set():
+            try:
+                self.measure()
+            except RefusedError as error:
+                self.counts["measure_refused"] += 1
+                _log.warning("loads: %s", error.message)

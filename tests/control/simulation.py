@@ -1,0 +1,213 @@
+"""A fleet in one thread and in no time: the core, the store's twin, and nodes that obey plans.
+
+A node reads the newest plan with each beat, loads what it is to hold after a delay, and drops what
+a plan that it acts by does not name. `check` proves after every step that no bucket is without an
+owner and that whoever is asked by any live node's plan holds what it is asked for.
+"""
+
+import dataclasses
+
+from embertide.server.adapters.state import MemoryState
+from embertide.server.core.control import Control, ControlOptions, Memory
+from embertide.server.core.plan.layout import Bucket, Place, layout_of
+from embertide.server.core.plan.validity import check_plan
+from embertide.server.core.state import Writes
+from embertide.v1 import control_pb2, node_pb2, plan_pb2, update_pb2
+
+TICK_MS = 50
+BEAT_MS = 200
+
+
+def make_node(
+    name: str, *, group: int = 0, devices: int = 1, budget: int = 1 << 30, address: str = ""
+) -> plan_pb2.Node:
+    tier = plan_pb2.TierBudget(tier=plan_pb2.TIER_DDR, budget_bytes=budget)
+    return plan_pb2.Node(
+        name=name,
+        address=address or f"{name}:7000",
+        group=group,
+        devices=[
+            plan_pb2.Device(index=index, kind=plan_pb2.DEVICE_KIND_CPU, budgets=[tier])
+            for index in range(devices)
+        ],
+    )
+
+
+def make_tables(**bits: int) -> list[plan_pb2.PlannedTable]:
+    return [
+        plan_pb2.PlannedTable(id=id, name=name, bucket_bits=each, chunks=1)
+        for id, (name, each) in enumerate(bits.items())
+    ]
+
+
+def make_registration(
+    node: plan_pb2.Node, tables: list[plan_pb2.PlannedTable], *, id: str = "", model: str = "news"
+) -> control_pb2.RegisterNodeRequest:
+    return control_pb2.RegisterNodeRequest(
+        request_id=id or f"{node.name}-1", node=node, model=model, schema_id=7, tables=tables
+    )
+
+
+def make_versions(newest: int) -> update_pb2.VersionRange:
+    if not newest:
+        return update_pb2.VersionRange()
+    return update_pb2.VersionRange(
+        oldest=update_pb2.Version(lineage=1, number=max(1, newest - 4)),
+        newest=update_pb2.Version(lineage=1, number=newest),
+    )
+
+
+@dataclasses.dataclass
+class SimulatedNode:
+    """Holds (bucket, device) pairs, as the plan that it acts by says."""
+
+    node: plan_pb2.Node
+    incarnation: str
+    alive: bool = True
+    restarted: bool = False
+    stuck: bool = False  # reads plans and loads nothing
+    deaf: bool = False  # reads no plans
+    version: int = 5
+    p99_us: int = 0
+    sequence: int = 0
+    plan: plan_pb2.Plan = dataclasses.field(default_factory=plan_pb2.Plan)
+    held: set[tuple[Bucket, int]] = dataclasses.field(default_factory=set)
+    held_epoch: int = 0
+
+    def position(self) -> int:
+        return [each.name for each in self.plan.topology.nodes].index(self.node.name)
+
+    def act(self, plan: plan_pb2.Plan | None) -> None:
+        if plan is None or self.deaf:
+            return
+        if plan.epoch > self.plan.epoch:
+            self.plan = plan
+        names = [each.name for each in self.plan.topology.nodes]
+        if self.node.name not in names:
+            return
+        me = self.position()
+        wanted, kept = set(), set()
+        for at, held in layout_of(self.plan.assignments).items():
+            wanted |= {(at, p.device) for p in (*held.owners, *held.joining) if p.node == me}
+            kept |= {(at, p.device) for p in held.leaving if p.node == me}
+        self.held &= wanted | kept
+        if not self.stuck:
+            self.held |= wanted
+        if wanted <= self.held:
+            self.held_epoch = self.plan.epoch
+
+    def beat(self) -> control_pb2.HeartbeatRequest:
+        self.sequence += 1
+        return control_pb2.HeartbeatRequest(
+            node=self.node.name,
+            incarnation=self.incarnation,
+            sequence=self.sequence,
+            versions=make_versions(self.version),
+            plan_epoch=self.plan.epoch,
+            held_epoch=self.held_epoch,
+            held_since=self.version if self.held_epoch else 0,
+            p99_us=self.p99_us,
+        )
+
+
+class Simulation:
+    """Time stands still between calls of `step`."""
+
+    def __init__(
+        self, tables: list[plan_pb2.PlannedTable], *, expect: int = 2, deadline_ms: int = 2000
+    ) -> None:
+        self.options = ControlOptions(
+            model="news", expect_nodes=expect, longest_deadline_ms=deadline_ms
+        )
+        self.tables = tables
+        self.store = MemoryState()
+        self.nodes: dict[str, SimulatedNode] = {}
+        self.now_ms = 1_000_000
+        self.starts = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """Kill the control plane and start another from what is in the store."""
+        self.term = self.store.take_term()
+        self.core = Control(self.options, self.store.load(), self.now_ms, Memory(self.options))
+
+    def settle(self) -> Writes:
+        writes = self.core.take()
+        if writes:
+            self.store.commit(self.term, writes)
+        self.core.written()
+        return writes
+
+    def add(self, node: plan_pb2.Node) -> control_pb2.RegisterNodeResponse:
+        """Start a node, or start it again: a new one holds nothing."""
+        self.starts += 1
+        id = f"{node.name}-start-{self.starts}"
+        answer = self.core.register(make_registration(node, self.tables, id=id), self.now_ms)
+        self.settle()
+        self.nodes[node.name] = SimulatedNode(node, id, restarted=node.name in self.nodes)
+        return answer
+
+    def step(self) -> plan_pb2.Plan | None:
+        """Let a tick pass, and beats when they are due; return the plan that was written."""
+        self.now_ms += TICK_MS
+        if self.now_ms % BEAT_MS == 0:
+            plan = self.store.load().plan
+            for node in self.nodes.values():
+                if node.alive:
+                    node.act(plan)
+                    self.core.fleet.beat(node.beat(), self.now_ms)
+        self.core.tick(self.now_ms)
+        written = self.settle().plan
+        self.check()
+        return written
+
+    def plan(self) -> plan_pb2.Plan:
+        plan = self.store.load().plan
+        assert plan is not None
+        return plan
+
+    def load(self, name: str, loads: dict[Bucket, tuple[int, int]]) -> None:
+        answer = node_pb2.NodeServiceGetLoadResponse(window_ms=1000)
+        for at, (reads, size) in sorted(loads.items()):
+            answer.buckets.add(
+                table_id=at.table, bucket=at.bucket, reads=reads, resident_bytes=size
+            )
+        self.core.load(name, answer)
+
+    def operation(self, id: str) -> control_pb2.Operation:
+        return self.core.operations.find(id).operation
+
+    def check(self) -> None:
+        """Prove the plan, and that who is asked holds what is asked for."""
+        plan = self.store.load().plan
+        if plan is None:
+            return
+        check_plan(plan, previous_epoch=plan.epoch - 1)
+        for asker in self.nodes.values():
+            if not asker.alive or not asker.plan.epoch:
+                continue
+            topology = asker.plan.topology
+            for at, held in layout_of(asker.plan.assignments).items():
+                names = [topology.nodes[owner.node].name for owner in held.owners]
+                some = any(self._holds(name, at) for name in names) or not any(
+                    self._holds(name, at) for name in self.nodes
+                )
+                for name, owner in zip(names, held.owners, strict=True):
+                    # One that was started again may lack what left it meanwhile: the owner that
+                    # is asked next has it, or all who had it are dead and it loads from files.
+                    if not (some and self.nodes[name].restarted):
+                        self._check_holds(name, at, owner, asker)
+
+    def _holds(self, name: str, at: Bucket) -> bool:
+        return self.nodes[name].alive and any(bucket == at for bucket, _ in self.nodes[name].held)
+
+    def _check_holds(self, name: str, at: Bucket, owner: Place, asker: SimulatedNode) -> None:
+        asked = self.nodes[name]
+        # Since its start it has not held its buckets yet, which any move must bear.
+        fresh = not asked.alive or not asked.held_epoch
+        if fresh or self._holds(name, at):
+            return
+        raise AssertionError(
+            f"{asker.node.name} by plan {asker.plan.epoch} asks {name} (by {asked.plan.epoch}) for "
+            f"{at}, device {owner.device}, which it does not hold"
+        )

@@ -1,0 +1,159 @@
+"""The commands of operators, against a control plane of their own and two nodes that are twins."""
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from control_bench import eventually
+from fake_node import FakeNode
+
+from embertide.server.adapters.process import Child, free_ports
+
+COMMAND = (sys.executable, "-m", "embertide.server.cli")
+
+
+class Operator:
+    """Runs commands with --control and a token."""
+
+    def __init__(self, address: str, token: Path) -> None:
+        self.address = address
+        self.options = ("--control", address, "--token-file", str(token))
+
+    def run(self, *arguments: object) -> "subprocess.CompletedProcess[str]":
+        command = [*COMMAND, *map(str, arguments), *self.options]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    def json(self, *arguments: object) -> dict[str, object]:
+        done = self.run(*arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        said: dict[str, object] = json.loads(done.stdout)
+        return said
+
+
+@pytest.fixture(scope="module")
+def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+    folder = tmp_path_factory.mktemp("control")
+    (folder / "tokens").write_text("# who may what\nreader:look\noperator:act\n")
+    (folder / "token").write_text("act\n")
+    port, state_port = free_ports(2)
+    command = [*COMMAND, "control", "--listen", f"127.0.0.1:{port}", "--expect-nodes", "2"]
+    command += ["--directory", str(folder), "--state-port", str(state_port)]
+    command += ["--tokens", str(folder / "tokens"), "--longest-deadline-ms", "100"]
+    with contextlib.ExitStack() as stack:
+        child = stack.enter_context(Child(command, log=folder / "control.log"))
+        eventually(lambda: "control plane of model" in child.log_text())
+        url = f"redis://127.0.0.1:{state_port}/0"
+        nodes = [
+            stack.enter_context(FakeNode(f"node-{index}", f"127.0.0.1:{port}", url, token="act"))
+            for index in range(2)
+        ]
+        nodes[0].reads = {0: 200, 4: 200, 8: 200, 12: 200}
+        eventually(lambda: all(node.held().epoch for node in nodes))
+        yield Operator(f"127.0.0.1:{port}", folder / "token")
+
+
+def test_status_shows_the_fleet(operator: Operator) -> None:
+    said = operator.run("status")
+    assert said.returncode == 0, said.stderr
+    assert "node-1" in said.stdout
+    assert "max/mean" in said.stdout
+    facts = operator.json("status")
+    assert facts["plan_epoch"]
+    assert not facts["open"]
+
+
+def test_a_reshard_from_a_dry_run_to_its_undo(operator: Operator, tmp_path: Path) -> None:
+    dry = operator.run("reshard", "--planner", "greedy", "--dry-run")
+    assert "would move" in dry.stdout, dry.stderr
+    assert "max/mean" in dry.stdout
+    done = operator.run("reshard", "--planner", "greedy", "--watch", "--id", "greedy-1")
+    assert done.returncode == 0, done.stderr
+    assert "greedy-1: SUCCEEDED" in done.stdout
+    assert "greedy-1: SUCCEEDED" in operator.run("reshard", "list").stdout
+    assert operator.run("reshard", "watch", "greedy-1").returncode == 0
+    over = operator.run("reshard", "abort", "greedy-1")
+    assert over.returncode == 1
+    assert "is over" in over.stderr
+    undone = operator.json("reshard", "undo", "greedy-1", "--watch")
+    assert undone["state"] == "OPERATION_STATE_SUCCEEDED"
+    epoch = operator.json("status")["plan_epoch"]
+    assert isinstance(epoch, int)
+    assert f"0 buckets differ between plan 1 and plan {epoch}" in (
+        operator.run("plan", "diff", 1, epoch).stdout
+    )
+    target = tmp_path / "target.json"
+    entry = {"table": "user", "buckets": "0-3", "owners": ["node-1/1"]}
+    target.write_text(json.dumps({"base_epoch": epoch, "assignments": [entry]}))
+    moved = operator.run("reshard", "--target", target, "--watch", "--reason", "by hand")
+    assert moved.returncode == 0, moved.stderr
+    explained = operator.json("plan", "explain", "user/2")
+    assert explained["owners"] == ["node-1/1"]
+    assert "user/2" in operator.run("plan", "diff", epoch, epoch + 4).stdout
+    assert "node-1/1" in operator.run("plan", "show").stdout
+
+
+def test_hot_keys_and_skew(operator: Operator) -> None:
+    # Loads are asked for every five seconds, and before a reshard is planned.
+    operator.run("reshard", "--planner", "greedy", "--dry-run")
+    hot = operator.json("hot")["hot_keys"]
+    assert hot == [{"table": "user", "key": 7, "reads": 80, "error": 2}]
+    assert "node-0/0" in operator.run("hot").stdout
+
+
+def test_nodes_are_listed_and_drained(operator: Operator) -> None:
+    assert "node-0" in operator.run("node", "list").stdout
+    planned = operator.run("node", "remove", "node-1")
+    assert planned.returncode == 1
+    assert "drain it first" in planned.stderr
+    drained = operator.run("node", "drain", "node-1", "--watch")
+    assert drained.returncode == 0, drained.stderr
+    devices = operator.json("status")["devices"]
+    assert isinstance(devices, list)
+    assert sum(each["buckets"] for each in devices if each["device"].startswith("node-1")) == 0
+
+
+def test_refusals_name_the_value(operator: Operator, tmp_path: Path) -> None:
+    (tmp_path / "bad.json").write_text('{"base_epoch": 1, "assignments": [{"table": "user"}]}')
+    (tmp_path / "who.json").write_text(
+        '{"base_epoch": 1, "assignments": [{"table": "user", "buckets": "0", "owners": ["x/0"]}]}'
+    )
+    for arguments, message in (
+        (("reshard",), "give either --planner greedy or --target FILE"),
+        (("reshard", "--planner", "best"), "no such planner: 'best'"),
+        (("reshard", "--target", "nowhere.json"), "nowhere.json"),
+        (("reshard", "--target", tmp_path / "bad.json"), "assignment 0"),
+        (("reshard", "--target", tmp_path / "who.json"), "no node 'x'"),
+        (("reshard", "pause", "r0"), "no such operation"),
+        (("node", "drain", "node-9"), "node-9"),
+        (("plan", "explain", "user/99"), "buckets 0 to 15"),
+        (("plan", "explain", "users/0"), "no table 'users'"),
+        (("plan", "show", "--epoch", "9999"), "9999"),
+    ):
+        done = operator.run(*arguments)
+        assert done.returncode == 1, arguments
+        assert message in done.stderr, done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_tokens_are_asked_for(operator: Operator, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("look")
+    reader = Operator(operator.address, tmp_path / "token")
+    assert reader.run("status").returncode == 0
+    refused = reader.run("node", "remove", "node-0")
+    assert "PERMISSION_DENIED" in refused.stderr
+    nobody = [*COMMAND, "node", "list", "--control", operator.address]
+    done = subprocess.run(nobody, capture_output=True, text=True, timeout=60, check=False)
+    assert "give --token-file" in done.stderr
+
+
+def test_nobody_answers() -> None:
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    command = [*COMMAND, "hot", "--control", address]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert f"no control plane answers at {address}" in done.stderr
+    assert "embertide control" in done.stderr

@@ -1,0 +1,133 @@
+"""The driver: what a failed write leaves behind, and whose word holds afterwards."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+from simulation import make_node, make_registration, make_tables, make_versions
+
+from embertide.server.adapters.state import MemoryState
+from embertide.server.core.control import ControlOptions
+from embertide.server.core.errors import RefusedError, StateUnavailableError, SupersededError
+from embertide.server.core.state import Saved, Writes
+from embertide.server.services.clock import Clock
+from embertide.server.services.driver import Driver
+from embertide.v1 import control_pb2, node_pb2, plan_pb2
+
+
+class BrokenState(MemoryState):
+    """Fails when told to, before a write or after it (the reply is lost)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fail: Callable[[], str] = lambda: ""
+
+    def commit(self, term: int, writes: Writes) -> None:
+        how = self.fail()
+        if how == "before":
+            raise StateUnavailableError("before")
+        super().commit(term, writes)
+        if how == "after":
+            raise StateUnavailableError("after")
+
+    def load(self) -> Saved:
+        if self.fail() == "load":
+            raise StateUnavailableError("load")
+        return super().load()
+
+
+class NoNodes:
+    def loads(self, addresses: dict[str, str]) -> dict[str, node_pb2.NodeServiceGetLoadResponse]:
+        return {}
+
+
+class StoppedClock(Clock):
+    def __init__(self) -> None:
+        self.at_ms = 1_000_000
+
+    def now_ms(self) -> int:
+        return self.at_ms
+
+
+def make_driver(store: MemoryState, clock: Clock | None = None) -> Driver:
+    options = ControlOptions(model="news", longest_deadline_ms=100)
+    return Driver(options, store, NoNodes(), clock or StoppedClock())
+
+
+def register(driver: Driver, node: plan_pb2.Node) -> control_pb2.RegisterNodeResponse:
+    request = make_registration(node, make_tables(user=2))
+    return driver.call(lambda core, now_ms: core.register(request, now_ms))
+
+
+@pytest.mark.parametrize("how", ["before", "after"])
+def test_a_write_that_failed_is_repeated_with_the_same_id(how: str) -> None:
+    store = BrokenState()
+    driver = make_driver(store)
+    store.fail = lambda: how
+    with pytest.raises(StateUnavailableError):
+        register(driver, make_node("node-0"))
+    assert not driver.reachable
+    assert driver.counts["state_unavailable"] == 1
+    store.fail = lambda: ""
+    assert register(driver, make_node("node-0")).incarnation == "node-0-1"
+    assert list(store.load().nodes) == ["node-0"]
+
+
+def test_the_older_of_two_writes_nothing_and_says_so() -> None:
+    store = MemoryState()
+    older = make_driver(store)
+    make_driver(store)
+    with pytest.raises(SupersededError):
+        register(older, make_node("node-0"))
+    assert older.superseded.is_set()
+    assert store.load() == Saved()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_an_operation_survives_a_store_that_fails_at_random(seed: int) -> None:
+    """Every other write fails, half of them after it was done; beats come all the time."""
+    dice = random.Random(seed)
+    store = BrokenState()
+    clock = StoppedClock()
+    driver = make_driver(store, clock)
+    nodes = [make_node("node-0"), make_node("node-1")]
+    for node in nodes:
+        register(driver, node)
+    driver.call(lambda core, now_ms: core.tick(now_ms))
+    target = control_pb2.ReshardTarget(base_epoch=1)
+    target.assignments.add(
+        table_id=0, bucket_begin=0, bucket_count=4, owners=[plan_pb2.Owner(node=1)]
+    )
+    start = control_pb2.StartReshardRequest(operation_id="r1", target=target)
+    store.fail = lambda: dice.choice(["", "", "", "before", "after", "load"])
+    accepted = False
+    for sequence in range(1, 2000):
+        clock.at_ms += 50
+        saved = MemoryState.load(store)
+        epoch = saved.plan.epoch if saved.plan else 0
+        for node in nodes:
+            driver.beat(
+                control_pb2.HeartbeatRequest(
+                    node=node.name,
+                    incarnation=f"{node.name}-1",
+                    sequence=sequence,
+                    versions=make_versions(5),
+                    plan_epoch=epoch,
+                    held_epoch=epoch,
+                    held_since=5,
+                )
+            )
+        try:
+            if not accepted:
+                driver.call(lambda core, now_ms: core.start(start, now_ms))
+                accepted = True
+            driver.call(lambda core, now_ms: core.tick(now_ms))
+        except StateUnavailableError:
+            continue
+        except RefusedError as error:
+            raise AssertionError(error.message) from error
+        if MemoryState.load(store).operations["r1"].operation.ended_ms:
+            break
+    ended = MemoryState.load(store).operations["r1"].operation
+    assert ended.state == control_pb2.OPERATION_STATE_SUCCEEDED
+    assert not driver.superseded.is_set()

@@ -1,0 +1,360 @@
+"""The service over real gRPC and a real Redis, with nodes that are twins."""
+
+import contextlib
+import json
+from pathlib import Path
+
+import grpc
+import pytest
+from control_bench import Bench, Client, eventually
+from fake_node import TABLES
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from simulation import make_node, make_registration
+
+from embertide.server.adapters.process import free_ports
+from embertide.server.adapters.redis import RedisOptions, RedisServer
+from embertide.server.adapters.state import RedisState
+from embertide.server.core.control import Control, ControlOptions
+from embertide.server.core.plan.layout import layout_of
+from embertide.server.services.control_server import ControlServer, ListenError, ServerOptions
+from embertide.v1 import control_pb2, plan_pb2
+
+SUCCEEDED = control_pb2.OPERATION_STATE_SUCCEEDED
+STATUS = control_pb2.ControlServiceGetStatusRequest()
+
+
+def wait_for_plan(client: Client, epoch: int = 1) -> None:
+    def acted() -> bool:
+        status = client.call("GetStatus", STATUS)
+        return status.plan_epoch >= epoch and all(
+            node.plan_epoch == status.plan_epoch for node in status.nodes
+        )
+
+    eventually(acted)
+
+
+def target(client: Client, node: int, buckets: int = 4) -> control_pb2.ReshardTarget:
+    wanted = control_pb2.ReshardTarget(base_epoch=client.call("GetStatus", STATUS).plan_epoch)
+    wanted.assignments.add(
+        table_id=0, bucket_begin=0, bucket_count=buckets, owners=[plan_pb2.Owner(node=node)]
+    )
+    return wanted
+
+
+def test_greedy_from_registration_to_the_end(bench: Bench) -> None:
+    control = bench.control()
+    nodes = [bench.node(f"node-{index}", control.address) for index in range(2)]
+    client = bench.client(control.address)
+    wait_for_plan(client)
+    nodes[0].reads = {0: 100, 4: 100, 8: 100, 12: 90}
+    answer = client.reshard("r1", planner="greedy", reason="one device is hot")
+    assert answer.operation.state == control_pb2.OPERATION_STATE_PENDING
+    assert answer.moves
+    assert "max/mean" in answer.explanation
+    after = [each.reads_after for each in answer.devices]
+    assert max(after) * len(after) / sum(after) <= 1.2
+    seen = [each.operation for each in client.call("WatchOperation", _watch("r1"), timeout_s=30.0)]
+    assert seen[-1].state == SUCCEEDED
+    assert seen[-1].ended_ms
+    assert seen[-1].buckets_done == len(answer.moves)
+    assert len(seen) > 3
+    plan = client.call("GetPlan", control_pb2.GetPlanRequest()).plan
+    assert plan.operation_id == "r1"
+    assert plan.planner == "greedy"
+    assert not any(each.joining or each.leaving for each in plan.assignments)
+    hot = client.call("GetFleetLoad", control_pb2.GetFleetLoadRequest(hot_keys=5)).hot_keys
+    assert [(each.key, each.reads, each.error) for each in hot] == [(7, 80, 2)]
+
+
+def _watch(id: str) -> control_pb2.WatchOperationRequest:
+    return control_pb2.WatchOperationRequest(id=id)
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 4])
+def test_a_control_plane_that_starts_again_in_any_step_goes_on(bench: Bench, step: int) -> None:
+    control = bench.control()
+    nodes = [bench.node(f"node-{index}", control.address) for index in range(2)]
+    client = bench.client(control.address)
+    wait_for_plan(client)
+    client.reshard("r1", target=target(client, 1))
+    store = RedisState(bench.url, "news")
+    eventually(lambda: store.load().operations["r1"].step >= step)
+    control.stop()
+    again = bench.control()
+    for node in nodes:
+        node.point_at(again.address)
+    client = bench.client(again.address)
+    eventually(lambda: client.operation("r1").ended_ms > 0)
+    store.close()
+    assert client.operation("r1").state == SUCCEEDED
+    layout = layout_of(client.call("GetPlan", control_pb2.GetPlanRequest()).plan.assignments)
+    assert all(layout[at].owners[0].node == 1 for at in list(layout)[:4])
+
+
+def test_of_two_control_planes_the_older_gives_way(bench: Bench) -> None:
+    older = bench.control()
+    bench.node("node-0", older.address)
+    client = bench.client(older.address)
+    newer = bench.control()
+    request = make_registration(make_node("node-5", address="127.0.0.1:1"), TABLES)
+    assert client.refused("RegisterNode", request)[0] == "ABORTED"
+    eventually(older.driver.superseded.is_set)
+    assert client.refused("GetStatus", STATUS)[0] == "ABORTED"
+    beat = control_pb2.HeartbeatRequest(node="node-0", incarnation="x", sequence=1)
+    assert client.refused("Heartbeat", beat)[0] == "ABORTED"
+    assert bench.client(newer.address).call("GetStatus", STATUS)
+
+
+def test_every_row_of_the_error_tables(bench: Bench) -> None:
+    control = bench.control(expect=2)
+    client = bench.client(control.address)
+    missing = control_pb2.GetOperationRequest(id="r0")
+    assert client.refused("GetPlan", control_pb2.GetPlanRequest())[0] == "NOT_FOUND"
+    start = control_pb2.StartReshardRequest(operation_id="r1", planner="greedy")
+    assert client.refused("StartReshard", start)[0] == "FAILED_PRECONDITION"
+    bench.node("node-0", control.address)
+    dead = bench.node("node-1", control.address)
+    wait_for_plan(client)
+    before = RedisState(bench.url, "news")
+    saved = before.load()
+
+    # RegisterNode
+    node = make_node("node-2", address="127.0.0.1:1")
+    for field, value in (("address", "nowhere"), ("name", "")):
+        wrong = make_registration(node, TABLES)
+        setattr(wrong.node, field, value)
+        assert client.refused("RegisterNode", wrong)[0] == "INVALID_ARGUMENT"
+    wrong = make_registration(node, TABLES)
+    del wrong.node.devices[:]
+    assert client.refused("RegisterNode", wrong)[0] == "INVALID_ARGUMENT"
+    other = make_registration(make_node("node-0", address="127.0.0.1:1"), TABLES, id="n")
+    assert client.refused("RegisterNode", other) == (
+        "FAILED_PRECONDITION",
+        f"node 'node-0' is alive at {saved.nodes['node-0'].node.address}; two nodes have one name",
+    )
+    other = make_registration(node, TABLES, model="other")
+    assert client.refused("RegisterNode", other)[0] == "FAILED_PRECONDITION"
+    other = make_registration(node, TABLES[:1])
+    assert client.refused("RegisterNode", other)[0] == "FAILED_PRECONDITION"
+    used = make_registration(node, TABLES, id=saved.nodes["node-0"].request_id)
+    assert client.refused("RegisterNode", used)[0] == "ALREADY_EXISTS"
+
+    # Heartbeat
+    beat = control_pb2.HeartbeatRequest(node="node-9", incarnation="x", sequence=1)
+    assert client.refused("Heartbeat", beat)[0] == "NOT_FOUND"
+    beat.node = "node-0"
+    assert client.refused("Heartbeat", beat)[0] == "FAILED_PRECONDITION"
+
+    # GetPlan, GetFleetLoad, RemoveNode
+    assert client.refused("GetPlan", control_pb2.GetPlanRequest(epoch=9))[0] == "OUT_OF_RANGE"
+    load = control_pb2.GetFleetLoadRequest(hot_keys=1001)
+    assert client.refused("GetFleetLoad", load)[0] == "INVALID_ARGUMENT"
+    remove = control_pb2.RemoveNodeRequest(request_id="x", node="node-9")
+    assert client.refused("RemoveNode", remove)[0] == "NOT_FOUND"
+    remove.node = "node-0"
+    assert client.refused("RemoveNode", remove)[0] == "FAILED_PRECONDITION"
+    remove.request_id = saved.nodes["node-0"].request_id
+    assert client.refused("RemoveNode", remove)[0] == "ALREADY_EXISTS"
+
+    # StartReshard
+    assert _reshard(client, target=target(client, 0, buckets=99))[0] == "INVALID_ARGUMENT"
+    overlapping = target(client, 0)
+    overlapping.assignments.append(overlapping.assignments[0])
+    assert _reshard(client, target=overlapping)[0] == "INVALID_ARGUMENT"
+    assert _reshard(client, target=target(client, 7))[0] == "NOT_FOUND"
+    assert _reshard(client, planner="best")[0] == "NOT_FOUND"
+    assert _reshard(client, drain_node="node-9")[0] == "NOT_FOUND"
+    assert _reshard(client, undo_operation="r0")[0] == "NOT_FOUND"
+    stale = target(client, 0)
+    stale.base_epoch = 9
+    assert _reshard(client, target=stale)[0] == "FAILED_PRECONDITION"
+    huge = control_pb2.ReshardBudget(buckets_at_once=5000)
+    assert _reshard(client, planner="greedy", budget=huge)[0] == "INVALID_ARGUMENT"
+
+    # Operations
+    assert client.refused("GetOperation", missing)[0] == "NOT_FOUND"
+    assert client.refused("WatchOperation", _watch("r0"))[0] == "NOT_FOUND"
+    steer = control_pb2.SteerOperationRequest(id="r0", steering=control_pb2.STEERING_PAUSE)
+    assert client.refused("SteerOperation", steer)[0] == "NOT_FOUND"
+    page = control_pb2.ListOperationsRequest(page_token="mine")
+    assert client.refused("ListOperations", page)[0] == "INVALID_ARGUMENT"
+
+    # For all
+    assert client.refused("GetStatus", STATUS, None)[0] == "INVALID_ARGUMENT"
+    with control.driver.lock:
+        assert client.refused("GetStatus", STATUS, 0.2)[0] == "DEADLINE_EXCEEDED"
+    long = control_pb2.GetOperationRequest(id="x" * (5 << 20))
+    assert client.refused("GetOperation", long)[0] == "INVALID_ARGUMENT"
+    assert client.refused("WatchOperation", _watch("r0"), 90_000.0)[0] == "INVALID_ARGUMENT"
+
+    # A dead node
+    dead.beating.clear()
+    eventually(
+        lambda: client.call("GetStatus", STATUS).nodes[1].state == control_pb2.NODE_STATE_DEAD
+    )
+    assert _reshard(client, target=target(client, 1))[0] == "FAILED_PRECONDITION"
+    assert _reshard(client, planner="greedy")[0] == "FAILED_PRECONDITION"
+    assert before.load() == saved, "something was changed by what was refused"
+    before.close()
+
+
+def _reshard(client: Client, **goal: object) -> tuple[str, str]:
+    request = control_pb2.StartReshardRequest(operation_id="bad", **goal)  # type: ignore[arg-type]
+    return client.refused("StartReshard", request)
+
+
+def test_a_device_without_room(bench: Bench) -> None:
+    control = bench.control()
+    bench.node("node-0", control.address)
+    bench.node("node-1", control.address, budget=9000)
+    client = bench.client(control.address)
+    wait_for_plan(client)
+    code, words = _reshard(client, target=target(client, 1, buckets=16))
+    assert code == "RESOURCE_EXHAUSTED"
+    assert "node-1/0 has no room" in words
+
+
+def test_queues_have_bounds(bench: Bench) -> None:
+    control = bench.control()
+    bench.node("node-0", control.address)
+    bench.node("node-1", control.address).loading.clear()
+    client = bench.client(control.address)
+    eventually(lambda: client.call("GetStatus", STATUS).plan_epoch == 1)
+    client.reshard("w0", target=target(client, 1, buckets=1))
+    eventually(lambda: client.operation("w0").base_epoch > 0)
+    request = control_pb2.StartReshardRequest(target=target(client, 1, buckets=1))
+    # Each would ask the nodes for their load; the bound is the core's.
+    for index in range(1, 101):
+        request.operation_id = f"w{index}"
+        request.target.base_epoch = client.call("GetStatus", STATUS).plan_epoch
+        control.driver.call(lambda core, now_ms: core.start(request, now_ms))
+    request.operation_id = "w101"
+    assert client.refused("StartReshard", request)[0] == "RESOURCE_EXHAUSTED"
+    with contextlib.ExitStack() as watches:
+        for _ in range(100):
+            stream = client.call("WatchOperation", _watch("w100"), timeout_s=20.0)
+            next(iter(stream))
+            watches.callback(stream.cancel)
+        assert client.refused("WatchOperation", _watch("w100"))[0] == "RESOURCE_EXHAUSTED"
+
+
+def test_more_nodes_than_a_plan_may_have(bench: Bench) -> None:
+    control = bench.control(expect=2000)
+    client = bench.client(control.address)
+
+    def fill(core: Control, now_ms: int) -> None:
+        for index in range(1024):
+            node = make_node(f"node-{index}")
+            core.fleet.register(make_registration(node, TABLES), now_ms)
+
+    control.driver.call(fill)
+    request = make_registration(make_node("one-more"), TABLES)
+    assert client.refused("RegisterNode", request)[0] == "RESOURCE_EXHAUSTED"
+
+
+def test_ids_and_pages(bench: Bench) -> None:
+    control = bench.control()
+    bench.node("node-0", control.address)
+    bench.node("node-1", control.address)
+    client = bench.client(control.address)
+    wait_for_plan(client)
+    wanted = target(client, 1)
+    first = client.reshard("r1", target=wanted)
+    assert client.reshard("r1", target=wanted) == first
+    request = control_pb2.StartReshardRequest(operation_id="r1", planner="greedy")
+    assert client.refused("StartReshard", request)[0] == "ALREADY_EXISTS"
+    eventually(lambda: client.operation("r1").ended_ms > 0)
+    assert client.reshard("r1", target=wanted) == first
+    client.reshard("r2", undo_operation="r1")
+    eventually(lambda: client.operation("r2").ended_ms > 0)
+    over = control_pb2.SteerOperationRequest(id="r2", steering=control_pb2.STEERING_ABORT)
+    assert client.refused("SteerOperation", over)[0] == "FAILED_PRECONDITION"
+    page = client.call("ListOperations", control_pb2.ListOperationsRequest(page_size=1))
+    assert [each.id for each in page.operations] == ["r2"]
+    following = control_pb2.ListOperationsRequest(page_size=1, page_token=page.next_page_token)
+    page = client.call("ListOperations", following)
+    assert [each.id for each in page.operations] == ["r1"]
+    assert not page.next_page_token
+
+
+def test_tokens_roles_and_the_audit_log(bench: Bench, tmp_path: Path) -> None:
+    audit = tmp_path / "audit.jsonl"
+    tokens = {"may-look": "reader", "may-act": "operator"}
+    control = bench.control(expect=1, tokens=tokens, audit=audit)
+    bench.node("node-0", control.address, token="may-act")
+    nobody, reader, operator = (
+        bench.client(control.address, token) for token in ("", "may-look", "may-act")
+    )
+    wait_for_plan(operator)
+    assert nobody.refused("GetStatus", STATUS)[0] == "UNAUTHENTICATED"
+    assert bench.client(control.address, "guess").refused("GetStatus", STATUS)[0] == (
+        "UNAUTHENTICATED"
+    )
+    assert reader.call("GetStatus", STATUS).plan_epoch == 1
+    start = control_pb2.StartReshardRequest(operation_id="r1", planner="greedy", reason="why not")
+    assert reader.refused("StartReshard", start)[0] == "PERMISSION_DENIED"
+    operator.call("StartReshard", start)
+    lines = [json.loads(line) for line in audit.read_text().splitlines()]
+    assert lines[0]["rpc"] == "RegisterNode"
+    assert lines[0]["node"] == "node-0"
+    denied, done = lines[-2:]
+    assert (denied["outcome"], denied["role"]) == ("PERMISSION_DENIED", "reader")
+    assert (done["outcome"], done["role"], done["reason"]) == ("OK", "operator", "why not")
+    assert done["ids"] == {"operation_id": "r1"}
+    assert "may-" not in audit.read_text()
+    assert control.gate.refused["StartReshard PERMISSION_DENIED"] == 1
+
+
+def test_a_state_that_cannot_be_reached(bench: Bench, tmp_path: Path) -> None:
+    port = free_ports(1)[0]
+    options = RedisOptions(log=tmp_path / "log", port=port, append_only=tmp_path / "state")
+    with RedisServer(options) as server:
+        store = RedisState(server.url, "news")
+        control = bench.stack.enter_context(
+            ControlServer(
+                ServerOptions(control=ControlOptions(model="news"), listen="127.0.0.1:0"), store
+            )
+        )
+        client = bench.client(control.address)
+        registration = make_registration(make_node("node-0", address="127.0.0.1:1"), TABLES)
+        client.call("RegisterNode", registration)
+    other = make_registration(make_node("node-1", address="127.0.0.1:2"), TABLES)
+    assert client.refused("RegisterNode", other)[0] == "UNAVAILABLE"
+    beat = control_pb2.HeartbeatRequest(
+        node="node-0", incarnation=registration.request_id, sequence=1
+    )
+    client.call("Heartbeat", beat)
+    with RedisServer(options):
+        eventually(lambda: control.driver.reachable or _answers(client))
+        assert client.call("RegisterNode", other).incarnation == other.request_id
+        names = [each.node.name for each in client.call("GetStatus", STATUS).nodes]
+        assert names == ["node-0", "node-1"]
+    store.close()
+
+
+def _answers(client: Client) -> bool:
+    try:
+        client.call("GetStatus", STATUS)
+    except grpc.RpcError:
+        return False
+    return True
+
+
+def test_health_reflection_and_a_taken_port(bench: Bench) -> None:
+    control = bench.control()
+    client = bench.client(control.address)
+    health = health_pb2_grpc.HealthStub(client.channel)
+    request = health_pb2.HealthCheckRequest(service="embertide.v1.ControlService")
+    assert health.Check(request, timeout=5).status == health_pb2.HealthCheckResponse.SERVING
+    reflection = reflection_pb2_grpc.ServerReflectionStub(client.channel)
+    asked = reflection_pb2.ServerReflectionRequest(list_services="")
+    answer = next(iter(reflection.ServerReflectionInfo(iter([asked]), timeout=5)))
+    names = [each.name for each in answer.list_services_response.service]
+    assert "embertide.v1.ControlService" in names
+    store = RedisState(bench.url, "news")
+    with pytest.raises(ListenError, match=control.address):
+        ControlServer(
+            ServerOptions(control=ControlOptions(model="news"), listen=control.address), store
+        )
+    store.close()
