@@ -14,6 +14,7 @@ TOP_LEVEL = {
     "backend_cpp",
     "bench",
     "docs",
+    "k8s",
     "proto",
     "server",
     "tests",

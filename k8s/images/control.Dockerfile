@@ -1,0 +1,30 @@
+# The control plane, and the command `embertide` for whoever looks after a cluster.
+#   docker build -f k8s/images/control.Dockerfile -t embertide/control:0.1.0 .
+ARG BASE=docker.io/library/debian:12
+
+# The wheel. All images begin like this, so that one build serves the next as a cache.
+FROM ${BASE} AS build
+WORKDIR /src
+RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends ca-certificates make python3
+COPY Makefile .
+RUN make build/.apt
+COPY . .
+RUN python3 -m venv /opt/embertide && PIP_CONSTRAINT=constraints.txt \
+    /opt/embertide/bin/pip wheel -q --no-cache-dir --no-deps --wheel-dir /wheels .
+
+# The command imports what `serve` needs, tritonserver included; torch it does without.
+FROM build AS install
+RUN /opt/embertide/bin/pip install -q --no-cache-dir -c constraints.txt \
+    "$(echo /wheels/*.whl)[serve]"
+
+FROM ${BASE}
+RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends ca-certificates python3 \
+      libisal2 && \
+    rm -rf /var/lib/apt/lists/* && useradd --uid 10001 embertide
+COPY --from=install /opt/embertide /opt/embertide
+ENV PATH=/opt/embertide/bin:$PATH
+# An image that lacks a library is not built.
+RUN embertide --help >/dev/null
+ENV HOME=/tmp
+USER 10001:10001
+CMD ["embertide", "--help"]

@@ -1,0 +1,32 @@
+# A trainer under torchrun. It compiles dense programs, hence the compiler and Python's headers.
+#   docker build -f k8s/images/trainer.Dockerfile -t embertide/trainer:0.1.0 .
+ARG BASE=docker.io/library/debian:12
+
+# The wheel. All images begin like this, so that one build serves the next as a cache.
+FROM ${BASE} AS build
+WORKDIR /src
+RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends ca-certificates make python3
+COPY Makefile .
+RUN make build/.apt
+COPY . .
+RUN python3 -m venv /opt/embertide && PIP_CONSTRAINT=constraints.txt \
+    /opt/embertide/bin/pip wheel -q --no-cache-dir --no-deps --wheel-dir /wheels .
+
+FROM build AS install
+# https://download.pytorch.org/whl/cpu here gives a torch without CUDA's libraries.
+ARG PIP_EXTRA_INDEX_URL
+RUN /opt/embertide/bin/pip install -q --no-cache-dir -c constraints.txt \
+    "$(echo /wheels/*.whl)[train]"
+COPY k8s/images/launch.py /opt/embertide/
+
+FROM ${BASE}
+RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends ca-certificates python3 \
+      g++ libisal2 python3-dev && \
+    rm -rf /var/lib/apt/lists/* && useradd --uid 10001 embertide
+COPY --from=install /opt/embertide /opt/embertide
+ENV PATH=/opt/embertide/bin:$PATH
+# An image that lacks a library is not built.
+RUN python -m embertide.trainer --help >/dev/null && python /opt/embertide/launch.py --help >/dev/null
+ENV HOME=/tmp
+USER 10001:10001
+CMD ["python", "/opt/embertide/launch.py", "--help"]

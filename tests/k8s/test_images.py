@@ -1,0 +1,85 @@
+"""Images: what their recipes share, how a trainer's pod ends, and that they build.
+
+Building takes minutes and a network, so it is done only when asked for:
+`EMBERTIDE_IMAGES=1 pytest tests/k8s/test_images.py`, with buildah installed. A machine that reaches
+no registry names a base image of its own in EMBERTIDE_BASE_IMAGE.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+RECIPES = sorted((ROOT / "k8s" / "images").glob("*.Dockerfile"))
+NAMES = [path.name.removesuffix(".Dockerfile") for path in RECIPES]
+BUILD_TIMEOUT_S = 1_800
+
+
+def test_there_is_a_recipe_for_each_image() -> None:
+    assert NAMES == ["control", "node", "trainer"]
+
+
+def test_images_share_their_first_stage_as_a_cache() -> None:
+    texts = [path.read_text() for path in RECIPES]
+    first = [text[text.index("\nARG BASE") : text.index("--wheel-dir /wheels .")] for text in texts]
+    assert len(set(first)) == 1
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=NAMES)
+def test_images_run_as_the_user_of_the_manifests(path: Path) -> None:
+    assert "USER 10001:10001" in path.read_text()
+
+
+def test_everything_that_a_build_reads_is_in_its_context() -> None:
+    allowed = (ROOT / ".dockerignore").read_text().splitlines()
+    paths = [line[1:] for line in allowed if line.startswith("!")]
+    assert "*" in allowed
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("worker", "code"),
+    [
+        ("raise SystemExit(0)", 0),
+        ("raise SystemExit(2)", 2),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 128 + 9),
+    ],
+    ids=["success", "configuration", "killed"],
+)
+def test_a_trainer_pod_ends_with_its_workers_exit_code(
+    worker: str, code: int, tmp_path: Path
+) -> None:
+    script = tmp_path / "worker.py"
+    script.write_text(worker)
+    launch = [sys.executable, str(ROOT / "k8s" / "images" / "launch.py"), "--nnodes=1"]
+    rendezvous = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--rdzv-id=test"]
+    environment = {**os.environ, "JOB_COMPLETION_INDEX": "0"}
+    done = subprocess.run(
+        [*launch, *rendezvous, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=environment,
+    )
+    assert done.returncode == code, done.stderr
+
+
+@pytest.mark.skipif(
+    not os.environ.get("EMBERTIDE_IMAGES"), reason="takes minutes: EMBERTIDE_IMAGES=1 asks for it"
+)
+@pytest.mark.skipif(shutil.which("buildah") is None, reason="buildah is not installed")
+@pytest.mark.parametrize("path", RECIPES, ids=NAMES)
+def test_an_image_builds(path: Path) -> None:
+    base = os.environ.get("EMBERTIDE_BASE_IMAGE")
+    name = f"localhost/embertide/{path.name.removesuffix('.Dockerfile')}:test"
+    command = ["buildah", "build", "--layers", "--isolation", "chroot", "-f", str(path), "-t", name]
+    command += [f"--build-arg=BASE={base}"] if base else []
+    done = subprocess.run(
+        [*command, str(ROOT)], capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False
+    )
+    assert done.returncode == 0, done.stdout[-4_000:] + done.stderr[-4_000:]

@@ -1,0 +1,587 @@
+"""What `kubectl apply` would take, and what it would take although it cannot work.
+
+kubernetes-validate knows types and fields; the checks below know what it does not: names that must
+meet, budgets that must fit, flags that the commands must have. A check returns its complaints, and
+each one is shown a manifest broken on purpose.
+"""
+
+import base64
+import copy
+import functools
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from embertide.server.services.tokens import read_tokens
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+K8S = ROOT / "k8s"
+SCHEMA = "1.36"
+PUBLIC_IMAGES = {"redis"}
+# Triton's own wait for requests in flight when it is told to end.
+TRITON_EXIT_S = 30
+
+Resource = dict[str, Any]
+Check = Callable[[list[Resource]], list[str]]
+
+
+# --- reading manifests ----------------------------------------------------------------------------
+
+
+def read(text: str) -> list[Resource]:
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+@functools.cache
+def build(folder: str) -> str:
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed")
+    command = ["kubectl", "kustomize", str(K8S / folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def deployed(folder: str = "base") -> list[Resource]:
+    """The base, and the training job beside it."""
+    return read(build(folder)) + read((K8S / "train-news.yaml").read_text())
+
+
+class Workload(NamedTuple):
+    """A resource that makes pods."""
+
+    resource: Resource
+    labels: dict[str, str]
+    pod: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.resource["metadata"]["name"])
+
+    def containers(self) -> list[dict[str, Any]]:
+        return [*self.pod.get("initContainers", []), *self.pod["containers"]]
+
+    def ports(self) -> dict[str, int]:
+        ports = [port for each in self.containers() for port in each.get("ports", [])]
+        return {port["name"]: port["containerPort"] for port in ports}
+
+
+def workloads(resources: list[Resource]) -> list[Workload]:
+    return [
+        Workload(each, each["spec"]["template"]["metadata"]["labels"], template["spec"])
+        for each in resources
+        if (template := each.get("spec", {}).get("template"))
+    ]
+
+
+def of_kind(resources: list[Resource], kind: str) -> dict[str, Resource]:
+    return {each["metadata"]["name"]: each for each in resources if each["kind"] == kind}
+
+
+def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    """Whether a selector, of a Service or with matchLabels and matchExpressions, means the pod."""
+    if not {"matchLabels", "matchExpressions"} & selector.keys():
+        selector = {"matchLabels": selector}
+    wanted = selector.get("matchLabels", {}).items()
+    listed = selector.get("matchExpressions", [])
+    assert all(each["operator"] == "In" for each in listed)
+    return wanted <= labels.items() and all(labels.get(e["key"]) in e["values"] for e in listed)
+
+
+def chosen(resources: list[Resource], selector: Mapping[str, Any]) -> list[Workload]:
+    return [each for each in workloads(resources) if selects(selector, each.labels)]
+
+
+def quantity(text: object) -> float:
+    match = re.fullmatch(r"([0-9.]+)(m|Ki|Mi|Gi)?", str(text))
+    assert match, f"not a quantity: {text}"
+    scale = {None: 1.0, "m": 1e-3, "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30}
+    return float(match[1]) * scale[match[2]]
+
+
+def command(container: Mapping[str, Any]) -> list[str]:
+    return [*container.get("command", []), *container.get("args", [])]
+
+
+def option(words: list[str], flag: str) -> str | None:
+    return next((w.split("=", 1)[1] for w in words if w.startswith(f"{flag}=")), None)
+
+
+# --- checks ---------------------------------------------------------------------------------------
+
+
+def selectors(resources: list[Resource]) -> list[str]:
+    """Whatever selects pods selects some; a workload selects its own."""
+    bad = []
+    for each in resources:
+        what = f"{each['kind']} {each['metadata']['name']}"
+        spec = each.get("spec", {})
+        selector = spec.get("podSelector") or spec.get("selector")
+        if selector and not chosen(resources, selector):
+            bad.append(f"{what} selects no pod: {selector}")
+    for work in workloads(resources):
+        own = [work.resource["spec"].get("selector")]
+        own += [each["labelSelector"] for each in work.pod.get("topologySpreadConstraints", [])]
+        bad += [f"{work.name} is not {s}" for s in own if s and not selects(s, work.labels)]
+    return bad
+
+
+def ports(resources: list[Resource]) -> list[str]:
+    """Ports are named, once each, and what is asked for is open in every pod that is meant."""
+    bad = []
+    for each in workloads(resources):
+        names = [p.get("name") for c in each.containers() for p in c.get("ports", [])]
+        if None in names or len(set(names)) < len(names):
+            bad.append(f"{each.name}: ports are {names}")
+    wanted = [
+        (name, service["spec"]["selector"], port["targetPort"])
+        for name, service in of_kind(resources, "Service").items()
+        for port in service["spec"]["ports"]
+    ] + [
+        (name, policy["spec"]["podSelector"], port["port"])
+        for name, policy in of_kind(resources, "NetworkPolicy").items()
+        for rule in policy["spec"]["ingress"]
+        for port in rule["ports"]
+    ]
+    for name, selector, port in wanted:
+        for work in chosen(resources, selector):
+            if port not in work.ports():
+                bad.append(f"{name}: {work.name} has no port {port}")
+    return bad
+
+
+def probes(resources: list[Resource]) -> list[str]:
+    """A probe asks a port of its own container; what runs for ever has the probes it needs."""
+    bad = []
+    for work in workloads(resources):
+        for container in work.containers():
+            here = {p["name"]: p["containerPort"] for p in container.get("ports", [])}
+            kinds = ("startupProbe", "readinessProbe", "livenessProbe")
+            found = {kind: container[kind] for kind in kinds if kind in container}
+            for kind, probe in found.items():
+                kinds_of_port = ("httpGet", "tcpSocket", "grpc")
+                port = next((probe[k]["port"] for k in kinds_of_port if k in probe), None)
+                if port is not None and port not in here and port not in here.values():
+                    bad.append(f"{work.name}/{container['name']}: {kind} asks port {port}")
+            serves = work.resource["kind"] != "Job" and here
+            if serves and not {"readinessProbe", "livenessProbe"} <= found.keys():
+                bad.append(f"{work.name}/{container['name']} has {sorted(found)} alone")
+    return bad
+
+
+def budgets(resources: list[Resource]) -> list[str]:
+    """Requests and limits are given and in order, and what a container is told to use fits."""
+    bad = []
+    for work in workloads(resources):
+        for container in work.containers():
+            what = f"{work.name}/{container['name']}"
+            given = container.get("resources", {})
+            asked, limit = given.get("requests", {}), given.get("limits", {})
+            for kind in ("cpu", "memory"):
+                if kind not in asked or kind not in limit:
+                    bad.append(f"{what}: {kind} is not both requested and limited")
+                elif quantity(asked[kind]) > quantity(limit[kind]):
+                    bad.append(f"{what}: requests {asked[kind]} {kind}, limit {limit[kind]}")
+            memory = quantity(limit.get("memory", 0))
+            ddr_mib = option(command(container), "--ddr-mib") or "0"
+            volumes = {each["name"]: each for each in work.pod.get("volumes", [])}
+            mounted = [volumes.get(m["name"], {}) for m in container.get("volumeMounts", [])]
+            for volume in mounted:
+                if volume.get("emptyDir", {}).get("medium") == "Memory":
+                    memory -= quantity(volume["emptyDir"].get("sizeLimit", "1024Gi"))
+            if quantity(f"{ddr_mib}Mi") >= memory:
+                bad.append(f"{what}: {ddr_mib} MiB of rows and its memory volumes do not fit")
+    return bad
+
+
+def images(resources: list[Resource]) -> list[str]:
+    """An image is built here, at this version, or public with a tag that stays."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    bad = []
+    for each in (c for work in workloads(resources) for c in work.containers()):
+        name, _, tag = each["image"].partition(":")
+        if name.startswith("embertide/"):
+            recipe = K8S / "images" / f"{name.removeprefix('embertide/')}.Dockerfile"
+            if not recipe.is_file() or tag != version:
+                bad.append(f"{each['image']}: {recipe.name} does not build it at {version}")
+        elif name not in PUBLIC_IMAGES or tag in ("", "latest"):
+            bad.append(f"{each['image']} is not a public image that we use, with a tag")
+    return bad
+
+
+def _volume_sources(pod: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for volume in pod.get("volumes", []):
+        if "secret" in volume:
+            yield "Secret", volume["secret"]["secretName"]
+        for source in volume.get("projected", {}).get("sources", []):
+            yield "Secret", source["secret"]["name"]
+        if "configMap" in volume:
+            yield "ConfigMap", volume["configMap"]["name"]
+        if "persistentVolumeClaim" in volume:
+            yield "PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]
+
+
+def references(resources: list[Resource]) -> list[str]:
+    """Every name of another resource is one that there is."""
+    wanted: list[tuple[str, str, str]] = []
+    bad = []
+    for work in workloads(resources):
+        wanted.append((work.name, "ServiceAccount", work.pod.get("serviceAccountName", "default")))
+        wanted += [(work.name, kind, name) for kind, name in _volume_sources(work.pod)]
+        volumes = {each["name"] for each in work.pod.get("volumes", [])}
+        claims = work.resource["spec"].get("volumeClaimTemplates", [])
+        volumes |= {each["metadata"]["name"] for each in claims}
+        for container in work.containers():
+            mounts = {each["name"] for each in container.get("volumeMounts", [])}
+            bad += [f"{work.name} mounts no volume {name}" for name in mounts - volumes]
+        governing = work.resource["spec"].get("serviceName") or work.pod.get("subdomain")
+        if governing:
+            service = of_kind(resources, "Service").get(governing, {"spec": {}})["spec"]
+            mine = service.get("selector") and selects(service["selector"], work.labels)
+            if service.get("clusterIP") != "None" or not mine:
+                bad.append(f"{work.name}: no headless Service {governing} selects it")
+    for name, binding in of_kind(resources, "RoleBinding").items():
+        wanted.append((name, binding["roleRef"]["kind"], binding["roleRef"]["name"]))
+    there = {(each["kind"], each["metadata"]["name"]) for each in resources}
+    return bad + [
+        f"{who}: no {kind} {name}" for who, kind, name in wanted if (kind, name) not in there
+    ]
+
+
+def addresses(resources: list[Resource]) -> list[str]:
+    """HOST:PORT in a command is a Service and one of its ports; POD.HOST:PORT a headless one."""
+    services = of_kind(resources, "Service")
+    bad = []
+    for work in workloads(resources):
+        for word in (w for c in work.containers() for w in command(c)):
+            match = re.search(r"(?:redis://|=)(?:([\w$()-]+)\.)?([a-z][a-z-]*):(\d+)$", word)
+            if not match:
+                continue
+            pod, host, port = match.groups()
+            spec = services.get(host, {"spec": {"ports": []}})["spec"]
+            if int(port) not in [each["port"] for each in spec["ports"]]:
+                bad.append(f"{work.name}: {word} leads to no Service")
+            elif pod and not (
+                spec.get("clusterIP") == "None" and spec.get("publishNotReadyAddresses")
+            ):
+                bad.append(f"{work.name}: {word} needs names before readiness")
+    return bad
+
+
+def jobs(resources: list[Resource]) -> list[str]:
+    """Training ends with its data or with a configuration error, and with nothing else."""
+    bad = []
+    for work in (each for each in workloads(resources) if each.resource["kind"] == "Job"):
+        spec = work.resource["spec"]
+        rules = spec.get("podFailurePolicy", {}).get("rules", [{}])
+        names = {each["name"] for each in work.containers()}
+        codes = [each["onExitCodes"] for each in rules if "onExitCodes" in each]
+        nodes = int(option(command(work.pod["containers"][0]), "--nnodes") or 0)
+        disrupted = [each["type"] for each in rules[0].get("onPodConditions", [])]
+        truths = {
+            "is Indexed": spec.get("completionMode") == "Indexed",
+            "runs as many pods as torchrun waits for": (
+                spec.get("completions") == spec.get("parallelism") == nodes
+            ),
+            "restarts no container: podFailurePolicy judges pods": (
+                work.pod.get("restartPolicy") == "Never"
+            ),
+            "first ignores disruptions": (
+                rules[0].get("action") == "Ignore" and disrupted == ["DisruptionTarget"]
+            ),
+            "fails by exit code 2 of a container it has": [
+                (each["containerName"] in names, each["operator"], each["values"]) for each in codes
+            ]
+            == [(True, "In", [2])],
+            "retries for ever": spec.get("backoffLimit", 6) >= 2**31 - 1,
+            "has no deadline": "activeDeadlineSeconds" not in spec | work.pod,
+            "stays to be read": "ttlSecondsAfterFinished" not in spec,
+            "has one writer at a time": spec.get("podReplacementPolicy") == "Failed",
+        }
+        bad += [
+            f"{work.name}: not true that it {what}" for what, holds in truths.items() if not holds
+        ]
+    return bad
+
+
+def security(resources: list[Resource]) -> list[str]:
+    """Pods pass Pod Security's `restricted`, write to volumes alone, and have no API token."""
+    bad = []
+    for work in workloads(resources):
+        pod = work.pod.get("securityContext", {})
+        if not pod.get("runAsNonRoot") or not pod.get("runAsUser"):
+            bad.append(f"{work.name} may run as root")
+        if pod.get("seccompProfile", {}).get("type") != "RuntimeDefault":
+            bad.append(f"{work.name} has no seccomp profile")
+        if work.pod.get("automountServiceAccountToken") is not False:
+            bad.append(f"{work.name} gets an API token")
+        for container in work.containers():
+            own = container.get("securityContext", {})
+            locked = (
+                own.get("allowPrivilegeEscalation") is False
+                and own.get("readOnlyRootFilesystem") is True
+                and own.get("capabilities") == {"drop": ["ALL"]}
+            )
+            if not locked:
+                bad.append(f"{work.name}/{container['name']} is not locked down: {own}")
+    return bad
+
+
+def fleet(resources: list[Resource]) -> list[str]:
+    """Control plane, nodes and tokens agree; nodes start together and end slowly enough."""
+    by_name = {each.name: each for each in workloads(resources)}
+    control, node = by_name["embertide-control"], by_name["embertide-node"]
+    asks, runs = command(control.pod["containers"][0]), command(node.pod["containers"][0])
+    spec = node.resource["spec"]
+    pause = node.pod["containers"][0].get("lifecycle", {}).get("preStop", {}).get("sleep", {})
+    grace = node.pod.get("terminationGracePeriodSeconds", 30)
+    secret = {name.rsplit("-", 1)[0]: v["data"] for name, v in of_kind(resources, "Secret").items()}
+    truths = {
+        "the first plan waits for all nodes": option(asks, "--expect-nodes")
+        == str(spec["replicas"]),
+        "one control plane at a time": control.resource["spec"]["strategy"]["type"] == "Recreate",
+        "nodes start together": spec.get("podManagementPolicy") == "Parallel",
+        "one model": option(asks, "--model") == option(runs, "--name"),
+        "one state": option(asks, "--state") == option(runs, "--state"),
+        "a node's name is its pod's": option(runs, "--node") == "$(POD_NAME)",
+        "preStop and Triton's end fit the grace period": (
+            0 < pause.get("seconds", 0) < grace - TRITON_EXIT_S
+        ),
+        "the node's token is an operator's": (
+            f"operator:{_text(secret['embertide-node-token']['token']).strip()}"
+            in _text(secret["embertide-tokens"]["tokens"]).splitlines()
+        ),
+    }
+    return [f"not true: {what}" for what, holds in truths.items() if not holds]
+
+
+def _text(data: str) -> str:
+    return base64.b64decode(data).decode()
+
+
+@functools.cache
+def known_flags(*program: str) -> frozenset[str]:
+    """The flags that a program's --help names; none if there is no such program."""
+    done = subprocess.run(
+        [sys.executable, *program, "--help"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "COLUMNS": "200", "TERM": "dumb"},
+    )
+    return frozenset(re.findall(r"--[a-z][a-z0-9-]*", done.stdout if done.returncode == 0 else ""))
+
+
+def flags(resources: list[Resource]) -> list[str]:
+    """Commands of ours have the flags that manifests give them."""
+    bad = []
+    for container in (c for work in workloads(resources) for c in work.containers()):
+        words = command(container)
+        parts: list[tuple[tuple[str, ...], list[str]]] = []
+        if words[0] == "embertide":
+            parts = [(("-m", "embertide.server.cli", words[1]), words[2:])]
+        elif words[:2] == ["python", "/opt/embertide/launch.py"]:
+            cut = words.index("-m")
+            parts = [((str(K8S / "images" / "launch.py"),), words[2:cut])]
+            parts += [(("-m", words[cut + 1], words[cut + 2]), words[cut + 3 :])]
+        elif container["image"].startswith("embertide/") and words[0] != "sh":
+            bad.append(f"{container['name']} runs {words[0]}, which nobody knows")
+        for program, rest in parts:
+            used = {word.split("=")[0] for word in rest if word.startswith("--")}
+            unknown = used - known_flags(*program)
+            bad += [f"{' '.join(program)} has no {flag}" for flag in sorted(unknown)]
+    return bad
+
+
+CHECKS: list[Check] = [
+    selectors, ports, probes, budgets, images, references, addresses, jobs, security, fleet, flags,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("folder", ["base", "overlays/dev"])
+def test_what_is_deployed_can_work(folder: str, check: Check) -> None:
+    assert check(deployed(folder)) == []
+
+
+@pytest.mark.parametrize("folder", ["base", "overlays/dev"])
+def test_every_resource_is_valid(folder: str) -> None:
+    for resource in deployed(folder):
+        assert kubernetes_validate.validate(resource, SCHEMA, strict=True) == SCHEMA
+
+
+def test_the_control_plane_reads_the_example_tokens() -> None:
+    roles = read_tokens(K8S / "base" / "secrets" / "tokens.example")
+    assert sorted(roles.values()) == ["operator", "operator", "reader"]
+    assert all(token.startswith("REPLACE-ME") for token in roles)
+
+
+def test_nothing_names_a_namespace_or_a_second_resource_of_one_name() -> None:
+    resources = deployed()
+    assert not [each for each in resources if "namespace" in each["metadata"]]
+    names = [(each["kind"], each["metadata"]["name"]) for each in resources]
+    assert len(set(names)) == len(names)
+
+
+# --- each check, shown what it is for -------------------------------------------------------------
+
+
+def edit(kind: str, name: str, *path: str | int, to: object) -> Callable[[list[Resource]], None]:
+    """A mutation: set what lies at the path of one resource, or remove it (`to` is None)."""
+
+    def mutate(resources: list[Resource]) -> None:
+        place: Any = of_kind(resources, kind)[name]
+        for step in path[:-1]:
+            place = place[step]
+        if to is None:
+            del place[path[-1]]
+        else:
+            place[path[-1]] = to
+
+    return mutate
+
+
+def say(kind: str, name: str, flag: str, to: str) -> Callable[[list[Resource]], None]:
+    """A mutation: give a flag of the first container another value, or give it at all."""
+
+    def mutate(resources: list[Resource]) -> None:
+        words = of_kind(resources, kind)[name]["spec"]["template"]["spec"]["containers"][0][
+            "command"
+        ]
+        words[:] = [word for word in words if not word.startswith(f"{flag}=")] + [f"{flag}={to}"]
+
+    return mutate
+
+
+POD = ("spec", "template", "spec")
+FIRST = (*POD, "containers", 0)
+NODE = ("StatefulSet", "embertide-node")
+STATE = ("StatefulSet", "embertide-state")
+CONTROL = ("Deployment", "embertide-control")
+JOB = ("Job", "train-news")
+SERVICE = ("Service", "embertide")
+BUDGET = ("PodDisruptionBudget", "embertide-node")
+POLICY = ("NetworkPolicy", "embertide-node")
+NAME = "app.kubernetes.io/name"
+MATCH = ("matchLabels", NAME)
+SPREAD = (*POD, "topologySpreadConstraints", 0, "labelSelector")
+TOKENS = (*POD, "volumes", 0, "projected", "sources", 0)
+RULES = ("spec", "podFailurePolicy", "rules")
+
+BROKEN: list[tuple[Check, str, Callable[[list[Resource]], None]]] = [
+    (selectors, "service", edit(*SERVICE, "spec", "selector", NAME, to="node")),
+    (selectors, "workload", edit(*NODE, "spec", "selector", *MATCH, to="node")),
+    (selectors, "pods", edit(*NODE, "spec", "template", "metadata", "labels", NAME, to="node")),
+    (selectors, "PDB", edit(*BUDGET, "spec", "selector", *MATCH, to="x")),
+    (selectors, "policy", edit(*POLICY, "spec", "podSelector", *MATCH, to="x")),
+    (selectors, "spread", edit(*JOB, *SPREAD, *MATCH, to="x")),
+    (ports, "target", edit(*SERVICE, "spec", "ports", 0, "targetPort", to="https")),
+    (ports, "renamed", edit(*NODE, *FIRST, "ports", 3, "name", to="shard")),
+    (ports, "twice", edit(*NODE, *FIRST, "ports", 3, "name", to="http")),
+    (probes, "name", edit(*NODE, *FIRST, "readinessProbe", "httpGet", "port", to="htp")),
+    (probes, "number", edit(*CONTROL, *FIRST, "readinessProbe", "grpc", "port", to=7101)),
+    (probes, "none", edit(*STATE, *FIRST, "readinessProbe", to=None)),
+    (budgets, "order", edit(*NODE, *FIRST, "resources", "requests", "memory", to="4Gi")),
+    (budgets, "no limit", edit(*CONTROL, *FIRST, "resources", "limits", "cpu", to=None)),
+    (budgets, "none", edit(*NODE, *POD, "initContainers", 0, "resources", to={})),
+    (budgets, "rows", say(*NODE, "--ddr-mib", "3072")),
+    (budgets, "shm", edit(*JOB, *POD, "volumes", 1, "emptyDir", "sizeLimit", to="8Gi")),
+    (images, "unbuilt", edit(*NODE, *FIRST, "image", to="embertide/nodes:0.1.0")),
+    (images, "version", edit(*JOB, *FIRST, "image", to="embertide/trainer:0.0.9")),
+    (images, "latest", edit(*STATE, *FIRST, "image", to="redis:latest")),
+    (images, "no tag", edit(*STATE, *FIRST, "image", to="redis")),
+    (images, "unknown", edit(*STATE, *FIRST, "image", to="example.org/redis:7")),
+    (references, "volume", edit(*NODE, *FIRST, "volumeMounts", 1, "name", to="runs")),
+    (
+        references,
+        "claim",
+        edit(*JOB, *POD, "volumes", 0, "persistentVolumeClaim", "claimName", to="x"),
+    ),
+    (references, "secret", edit(*NODE, *POD, "volumes", 2, "secret", "secretName", to="token")),
+    (references, "projected", edit(*CONTROL, *TOKENS, "secret", "name", to="tokens")),
+    (
+        references,
+        "config map",
+        edit(*CONTROL, *POD, "volumes", 1, to={"name": "tmp", "configMap": {"name": "x"}}),
+    ),
+    (references, "account", edit(*NODE, *POD, "serviceAccountName", to="node")),
+    (references, "default account", edit(*NODE, *POD, "serviceAccountName", to=None)),
+    (references, "governing", edit(*NODE, "spec", "serviceName", to="embertide")),
+    (references, "subdomain", edit(*JOB, *POD, "subdomain", to="train")),
+    (references, "role", edit("RoleBinding", "embertide-operator", "roleRef", "name", to="admin")),
+    (addresses, "host", say(*NODE, "--bus", "redis://embertide-buss:6379")),
+    (addresses, "port", say(*CONTROL, "--state", "redis://embertide-state:6380")),
+    (addresses, "peer", say(*NODE, "--peer", "$(POD_NAME).embertide:7200")),
+    (addresses, "rendezvous", say(*JOB, "--rdzv-endpoint", "train-news-0.train:29400")),
+    (
+        addresses,
+        "early names",
+        edit("Service", "train-news", "spec", "publishNotReadyAddresses", to=False),
+    ),
+    (jobs, "indexed", edit(*JOB, "spec", "completionMode", to="NonIndexed")),
+    (jobs, "parallelism", edit(*JOB, "spec", "parallelism", to=2)),
+    (jobs, "nnodes", say(*JOB, "--nnodes", "2")),
+    (jobs, "restart", edit(*JOB, *POD, "restartPolicy", to="OnFailure")),
+    (jobs, "disruptions", edit(*JOB, *RULES, 0, "action", to="Count")),
+    (jobs, "container", edit(*JOB, *RULES, 1, "onExitCodes", "containerName", to="train")),
+    (jobs, "code", edit(*JOB, *RULES, 1, "onExitCodes", "values", to=[1, 2])),
+    (jobs, "policy", edit(*JOB, "spec", "podFailurePolicy", to=None)),
+    (jobs, "back-off", edit(*JOB, "spec", "backoffLimit", to=6)),
+    (jobs, "deadline", edit(*JOB, "spec", "activeDeadlineSeconds", to=86_400)),
+    (jobs, "time to live", edit(*JOB, "spec", "ttlSecondsAfterFinished", to=60)),
+    (jobs, "two writers", edit(*JOB, "spec", "podReplacementPolicy", to="TerminatingOrFailed")),
+    (security, "root", edit(*NODE, *POD, "securityContext", "runAsNonRoot", to=False)),
+    (security, "seccomp", edit(*STATE, *POD, "securityContext", "seccompProfile", to=None)),
+    (security, "API token", edit(*JOB, *POD, "automountServiceAccountToken", to=True)),
+    (
+        security,
+        "root disk",
+        edit(*JOB, *FIRST, "securityContext", "readOnlyRootFilesystem", to=False),
+    ),
+    (security, "init", edit(*NODE, *POD, "initContainers", 0, "securityContext", to=None)),
+    (fleet, "replicas", edit(*NODE, "spec", "replicas", to=3)),
+    (fleet, "strategy", edit(*CONTROL, "spec", "strategy", "type", to="RollingUpdate")),
+    (fleet, "ordered", edit(*NODE, "spec", "podManagementPolicy", to="OrderedReady")),
+    (fleet, "model", say(*CONTROL, "--model", "ads")),
+    (fleet, "state", say(*NODE, "--state", "redis://embertide-bus:6379")),
+    (fleet, "name", say(*NODE, "--node", "node-0")),
+    (fleet, "grace", edit(*NODE, *POD, "terminationGracePeriodSeconds", to=40)),
+    (fleet, "no pause", edit(*NODE, *FIRST, "lifecycle", "preStop", to={})),
+    (flags, "serve", say(*NODE, "--ddr-gib", "1")),
+    (flags, "train", say(*JOB, "--publish-every", "1")),
+    (flags, "program", edit(*CONTROL, *FIRST, "command", 0, to="embertided")),
+]
+
+
+@pytest.mark.parametrize(
+    ("check", "mutate"),
+    [pytest.param(c, m, id=f"{c.__name__}-{what}") for c, what, m in BROKEN],
+)
+def test_a_check_finds_what_it_is_for(
+    check: Check, mutate: Callable[[list[Resource]], None]
+) -> None:
+    resources = copy.deepcopy(deployed())
+    mutate(resources)
+    assert check(resources)
+
+
+def test_each_check_was_shown_something_broken() -> None:
+    assert {check for check, _, _ in BROKEN} == set(CHECKS)
+
+
+def test_the_schema_refuses_an_unknown_field() -> None:
+    resources = deployed()
+    edit(*JOB, "spec", "backofLimit", to=1)(resources)
+    with pytest.raises(kubernetes_validate.ValidationError, match="backofLimit"):
+        kubernetes_validate.validate(of_kind(resources, "Job")["train-news"], SCHEMA, strict=True)
