@@ -9,7 +9,7 @@ TORCH = $(shell $(BIN)/python -c "import importlib.util as u; print(u.find_spec(
 APT := g++ cmake ninja-build libgtest-dev nlohmann-json3-dev libisal-dev libhiredis-dev \
   libprotobuf-dev protobuf-compiler libgrpc++-dev protobuf-compiler-grpc pkg-config python3-dev python3-venv libb64-0d
 
-.PHONY: help demo dev cpp check test bench-serve perf-check test-asan test-tsan clean
+.PHONY: help demo dev cpp check test bench-serve bench-remote perf-check test-asan test-tsan images clean
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
@@ -61,6 +61,9 @@ test: dev cpp ## every test: C++ and Python
 bench-serve: dev cpp ## serving against Triton's Python backend with torch; a quarter of an hour
 	$(BIN)/python -m bench.serve
 
+bench-remote: dev cpp ## lookups that ask another node for half of the keys
+	$(BIN)/python -m bench.remote
+
 perf-check: dev cpp ## perf_analyzer drives lookup and ranking by gRPC and HTTP
 	$(BIN)/python -m bench.perf_check
 
@@ -73,6 +76,9 @@ test-tsan: build/.apt ## the concurrent C++ tests under ThreadSanitizer
 	@cmake -S . -B build/tsan -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS="-fsanitize=thread" >/dev/null
 	@cmake --build build/tsan
 	ctest --test-dir build/tsan --output-on-failure -R 'Concurrency|Block|Node|Follower|Redis' -j 2
+
+images: dev ## the container images, where buildah is installed
+	EMBERTIDE_IMAGES=1 $(BIN)/pytest -q tests/k8s/test_images.py
 
 clean: ## everything that was built, the environment excepted
 	rm -rf build

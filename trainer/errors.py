@@ -5,7 +5,11 @@ class TrainerError(Exception):
     """Base of every error that the trainer raises on purpose."""
 
 
-class DataError(TrainerError):
+class ConfigurationError(TrainerError):
+    """What was asked for cannot work, however often it is tried."""
+
+
+class DataError(ConfigurationError):
     """Input that cannot be read, or that is not what the schema says.
 
     Attributes:

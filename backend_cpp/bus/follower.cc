@@ -103,6 +103,7 @@ struct Follower::Impl {
 
 void Follower::Impl::Run() {
   Note(CatchUp());
+  stats.caught_up = true;
   while (!Stopping()) {
     const bool more = sink->Between();
     const auto now = std::chrono::steady_clock::now();

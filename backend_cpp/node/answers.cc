@@ -64,13 +64,14 @@ Status Fleet::Prove(const v1::LookupPart& part, uint32_t* table) const {
   return Status::Ok();
 }
 
-void Fleet::Answer(const v1::LookupPart& part, v1::LookupResult* result) {
+Status Fleet::Answer(const v1::LookupPart& part, v1::LookupResult* result) {
   const uint32_t table = TableOfId(part.table_id()).value_or(0);  // proved before
   const Result<ReadView> view = node_->store_->Pin(part.version().number());
   const auto info = InfoOf(part.version().number());
+  if (!view.ok() && view.status().code() != Code::kVersionGone) return view.status();
   if (!view.ok() || info == nullptr || info->lineage != part.version().lineage()) {
     result->set_refusal(v1::LOOKUP_REFUSAL_VERSION_GONE);
-    return;
+    return Status::Ok();
   }
   std::vector<int64_t> keys(part.keys().begin(), part.keys().end());
   std::string sources(keys.size(), '\0');
@@ -89,11 +90,12 @@ void Fleet::Answer(const v1::LookupPart& part, v1::LookupResult* result) {
   }
   if (status.ok()) {
     result->set_sources(std::move(sources));
-    return;
+  } else if (status.code() == Code::kNotOwner) {
+    result->Clear();
+    result->set_refusal(v1::LOOKUP_REFUSAL_NOT_OWNER);
+    status = Status::Ok();
   }
-  result->Clear();
-  result->set_refusal(status.code() == Code::kNotOwner ? v1::LOOKUP_REFUSAL_NOT_OWNER
-                                                       : v1::LOOKUP_REFUSAL_VERSION_GONE);
+  return status;
 }
 
 Status Fleet::Lookup(const v1::LookupRequest& request, v1::LookupResponse* response) {
@@ -106,10 +108,20 @@ Status Fleet::Lookup(const v1::LookupRequest& request, v1::LookupResponse* respo
   if (request.parts().empty()) return Status::Ok();
   if (!serving_) return {Code::kUnavailable, "loading, or shutting down"};
   size_t keys = 0;
+  size_t answer = 0;
   for (const v1::LookupPart& part : request.parts()) {
     uint32_t table = 0;
-    keys += static_cast<size_t>(part.keys_size());
     EMBERTIDE_RETURN_IF_ERROR(Prove(part, &table));
+    const auto here = static_cast<size_t>(part.keys_size());
+    keys += here;
+    const size_t dim = node_->manifest_.tables[table].layout.dim();
+    answer += part.pooling() == v1::PART_POOLING_SUM
+                  ? static_cast<size_t>(part.bag_offsets_size()) * dim * sizeof(double)
+                  : here * (kRecordHeaderBytes + dim * sizeof(float));
+  }
+  if (answer > static_cast<size_t>(kMaxMessageBytes)) {
+    return {Code::kInvalidArgument, "the answer would have " + std::to_string(answer) +
+                                        " bytes; at most " + std::to_string(kMaxMessageBytes)};
   }
   if (static_cast<size_t>(request.parts_size()) > kMaxPartsACall || keys > kMaxKeysACall) {
     return {Code::kInvalidArgument, std::to_string(request.parts_size()) + " parts with " +
@@ -117,7 +129,9 @@ Status Fleet::Lookup(const v1::LookupRequest& request, v1::LookupResponse* respo
                                         std::to_string(kMaxPartsACall) + " and " +
                                         std::to_string(kMaxKeysACall)};
   }
-  for (const v1::LookupPart& part : request.parts()) Answer(part, response->add_results());
+  for (const v1::LookupPart& part : request.parts()) {
+    EMBERTIDE_RETURN_IF_ERROR(Answer(part, response->add_results()));
+  }
   return Status::Ok();
 }
 
@@ -147,6 +161,11 @@ Status Fleet::Read(const v1::ReadRequest& request, v1::ReadResponse* response) {
   for (const Feature& feature : node_->features_) {
     of.push_back({feature.table, feature.pooling, column});
     column += feature.dim;
+  }
+  if (bags / features * column * sizeof(float) > kMaxAnswerBytes) {
+    return {Code::kInvalidArgument, std::to_string(bags / features) + " samples of " +
+                                        std::to_string(column) + " values are more than " +
+                                        std::to_string(kMaxAnswerBytes) + " bytes"};
   }
   const std::vector<int64_t> keys(request.keys().begin(), request.keys().end());
   std::string sources(keys.size(), '\0');
@@ -280,8 +299,12 @@ Status Fleet::Explain(const v1::ExplainRequest& request, v1::ExplainResponse* re
   const auto t = static_cast<uint32_t>(table - tables.begin());
   const RowLocation row = view.value().Explain(t, request.key());
   const auto info = InfoOf(view.value().version());
-  response->mutable_version()->set_number(view.value().version());
-  if (info != nullptr) response->mutable_version()->set_lineage(info->lineage);
+  if (info == nullptr) {
+    return {Code::kVersionGone,
+            "version " + std::to_string(view.value().version()) + " was never held here"};
+  }
+  response->mutable_version()->set_number(info->number);
+  response->mutable_version()->set_lineage(info->lineage);
   const uint32_t bucket = BucketOfHash(HashKey(request.key()), table->bucket_bits);
   response->set_bucket(bucket);
   const auto plan = routing();

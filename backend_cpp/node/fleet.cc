@@ -19,8 +19,10 @@ constexpr milliseconds kLookEvery{100};  // at the epoch
 constexpr milliseconds kRedisTimeout{1000};
 constexpr milliseconds kRefreshWait{250};
 constexpr milliseconds kAddAgain{500};  // after an add that failed
-// Buckets that one step adds: a few files, and not much memory, between two versions.
-constexpr size_t kAddAtOnce = 8;
+// Buckets that one step adds, at most; as few as keep it to a fraction of the time between
+// versions.
+constexpr size_t kAddAtOnce = 64;
+constexpr milliseconds kStep{50};
 constexpr size_t kMaxPlanBytes = 16 << 20;
 
 std::string PlanKey(const std::string& model, const std::string& what) {
@@ -111,7 +113,7 @@ Status Fleet::AwaitPlan() {
     }
     if (!plan_file_.empty() && !error.empty() && routing() == nullptr) {
       const Result<std::string> kept = ReadWholeFile(plan_file_, kMaxPlanBytes);
-      if (kept.ok()) Note(Adopt(kept.value()));
+      if (kept.ok() && Adopt(kept.value()).ok()) return Status::Ok();
     }
   }
   const std::lock_guard lock(mutex_);
@@ -126,7 +128,6 @@ Status Fleet::AwaitPlan() {
 void Fleet::Serve() {
   serving_ = true;
   server_->SetServing(true);
-  AlignBuckets();
   peers_->BeatNow();
   if (control_ != nullptr) control_->BeatNow();
 }
@@ -199,12 +200,15 @@ Status Fleet::Adopt(const std::string& bytes) {
     ++refused_plans_;
     return made.status();
   }
+  // One plan at a time: the one kept on disk must not come after a newer one.
+  const std::lock_guard adopting(adopt_mutex_);
+  const auto before = routing();
+  if (before != nullptr && before->epoch >= made.value()->epoch) return Status::Ok();
   std::vector<PeerPool::Address> peers;
   for (const Routing::Peer& peer : made.value()->peers) peers.push_back({peer.name, peer.address});
   peers_->SetPeers(peers);
   {
     const std::lock_guard lock(mutex_);
-    if (routing_ != nullptr && routing_->epoch >= made.value()->epoch) return Status::Ok();
     routing_ = std::move(*made);
   }
   wake_.notify_all();
@@ -223,7 +227,12 @@ void Fleet::RefreshPlan() {
 
 void Fleet::Note(const Status& status) {
   const std::lock_guard lock(mutex_);
-  error_ = status.ok() ? "" : status.ToString();
+  bucket_error_ = status.ok() ? "" : status.ToString();
+}
+
+std::string Fleet::error() const {
+  const std::lock_guard lock(mutex_);
+  return bucket_error_.empty() ? error_ : bucket_error_;
 }
 
 // --- versions
@@ -299,8 +308,12 @@ bool Fleet::AlignBuckets() {
   if (std::chrono::steady_clock::now() < add_again_) return false;
   std::vector<Change> missing = Missing(*plan);
   if (!missing.empty()) {
-    if (missing.size() > kAddAtOnce) missing.resize(kAddAtOnce);
+    if (missing.size() > at_once_) missing.resize(at_once_);
+    const auto begun = std::chrono::steady_clock::now();
     Add(missing);
+    const auto took = std::chrono::steady_clock::now() - begun;
+    if (took > kStep) at_once_ = std::max<size_t>(1, at_once_ / 2);
+    if (took < kStep / 4) at_once_ = std::min(at_once_ * 2, kAddAtOnce);
     missing = Missing(*plan);
   }
   if (!missing.empty()) return std::chrono::steady_clock::now() >= add_again_;
@@ -311,6 +324,7 @@ bool Fleet::AlignBuckets() {
       since = std::max(since, node_->store_->HeldSince(t, b).value_or(0));
     }
   }
+  Note(Status::Ok());
   held_since_ = since;
   held_epoch_ = plan->epoch;
   if (control_ != nullptr) control_->BeatNow();

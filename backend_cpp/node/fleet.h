@@ -51,6 +51,8 @@ class Fleet : public NodeHandler {
   void RefreshPlan();
   FleetStats stats() const;
   const std::string& address() const { return address_; }
+  // Why a bucket or a plan could not be taken; empty while all is well.
+  std::string error() const;
   // A version was committed.
   void Committed();
   // Adds or drops a few buckets towards what the plan says; true if there is more to do.
@@ -83,7 +85,7 @@ class Fleet : public NodeHandler {
   void Add(const std::vector<Change>& changes);
   void AddHere(const Change& change);
   void Note(const Status& status);
-  void Answer(const v1::LookupPart& part, v1::LookupResult* result);
+  Status Answer(const v1::LookupPart& part, v1::LookupResult* result);
   Status Prove(const v1::LookupPart& part, uint32_t* table) const;
   std::optional<uint32_t> TableOfId(uint32_t id) const;
   std::shared_ptr<const VersionInfo> InfoOf(uint64_t number) const;
@@ -103,7 +105,10 @@ class Fleet : public NodeHandler {
   uint64_t looks_ = 0;         // at the plan, done
   uint64_t looks_wanted_ = 0;  // more than looks_: look now
   std::shared_ptr<const Routing> routing_;
-  std::string error_;  // of the last plan or bucket
+  std::string error_;         // of the last look at the plan
+  std::string bucket_error_;  // of the last bucket that could not be added; empty once all are held
+  std::mutex adopt_mutex_;
+  size_t at_once_ = 1;  // buckets that the next step adds
 
   std::atomic<bool> serving_{false};
   std::atomic<uint64_t> floor_{0};

@@ -125,7 +125,14 @@ Result<std::unique_ptr<Node>> Node::Open(NodeOptions options) {
   EMBERTIDE_RETURN_IF_ERROR(node->AddSnapshotVersion());
   node->worker_ = std::make_unique<Worker>(node->store_.get());
   if (!options.publication.empty()) EMBERTIDE_RETURN_IF_ERROR(node->Follow());
-  if (node->fleet_ != nullptr) node->fleet_->Serve();
+  if (node->fleet_ != nullptr) {
+    // Ready is what has caught up: peers do not hold what a snapshot began with.
+    const auto deadline = std::chrono::steady_clock::now() + options.plan_wait;
+    while (!node->follower_->stats().caught_up && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(kMaintainEvery);
+    }
+    node->fleet_->Serve();
+  }
   return node;
 }
 
@@ -243,18 +250,23 @@ Result<Pinned> Node::Pin() const {
   for (int attempt = 0; attempt < 2; ++attempt) {
     Result<ReadView> view = store_->PinNewest();
     if (!view.ok()) return view.status();
-    if (fleet_ != nullptr) {
-      const uint64_t common = fleet_->CommonNewest(view->version());
-      if (common < view->version()) {
-        Result<ReadView> older = store_->Pin(common);
-        // What a peer holds at most has left the window here: it counts as dead.
-        if (older.ok()) view = std::move(older);
-      }
-      fleet_->NotePin(view->version());
-    }
     const std::shared_ptr<const Versions> known = versions();
-    const auto found = known->find(view->version());
-    if (found != known->end()) return Pinned{std::move(*view), found->second};
+    auto found = known->find(view->version());
+    if (found == known->end()) continue;
+    if (fleet_ != nullptr) {
+      // The newest of this node's own versions that the others have; numbers may have holes.
+      const auto after = known->upper_bound(fleet_->CommonNewest(view->version()));
+      if (after != known->begin() && std::prev(after) != found) {
+        Result<ReadView> older = store_->Pin(std::prev(after)->first);
+        // What a peer holds at most has left the window here: it counts as dead.
+        if (older.ok()) {
+          view = std::move(older);
+          found = std::prev(after);
+        }
+      }
+      fleet_->NotePin(found->first);
+    }
+    return Pinned{std::move(*view), found->second};
   }
   return Status(Code::kVersionGone, "the newest version left the window while it was pinned");
 }
@@ -412,7 +424,8 @@ Status Node::Follow() {
 }
 
 std::string Node::follower_error() const {
-  return follower_ == nullptr ? std::string() : follower_->last_error();
+  std::string error = follower_ == nullptr ? std::string() : follower_->last_error();
+  return error.empty() && fleet_ != nullptr ? fleet_->error() : error;
 }
 
 uint64_t Node::plan_epoch() const { return fleet_ == nullptr ? 1 : fleet_->routing()->epoch; }

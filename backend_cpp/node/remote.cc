@@ -65,12 +65,8 @@ void RemoteLookup::AddUser(const Wanted& wanted, int64_t key, Part* part) {
 
 void RemoteLookup::Split(const Routing& routing, uint64_t version,
                          std::span<const BagFeature> features, std::span<KeyBags> requests,
-                         Parts* parts, std::vector<Wanted>* ownerless) const {
-  const std::unique_ptr<bool[]> dead(new bool[routing.peers.size() + 1]());
-  for (size_t p = 0; p < routing.peers.size(); ++p) {
-    dead[p] = !peers_->Lives(routing.peers[p].name, version);
-  }
-  const std::span<const bool> excluded(dead.get(), routing.peers.size());
+                         std::span<const bool> excluded, Parts* parts,
+                         std::vector<Wanted>* ownerless) const {
   std::vector<std::pair<int, uint32_t>> bag;  // owner, key: of one bag's remote keys
   for (uint32_t r = 0; r < requests.size(); ++r) {
     const KeyBags& request = requests[r];
@@ -89,8 +85,10 @@ void RemoteLookup::Split(const Routing& routing, uint64_t version,
         if (owner >= 0) bag.emplace_back(owner, k);
       }
       // Keys of one owner side by side, each owner's in their order.
-      std::stable_sort(bag.begin(), bag.end(),
-                       [](const auto& x, const auto& y) { return x.first < y.first; });
+      if (bag.size() > 1) {
+        std::stable_sort(bag.begin(), bag.end(),
+                         [](const auto& x, const auto& y) { return x.first < y.first; });
+      }
       for (size_t i = 0; i < bag.size();) {
         const int owner = bag[i].first;
         size_t until = i;
@@ -110,7 +108,8 @@ void RemoteLookup::Ask(const Routing& routing, uint64_t version, uint64_t lineag
   // Of one peer side by side: they may share a call.
   std::ranges::stable_sort(parts->all, {}, &Part::peer);
   std::vector<PartCall>& calls = calls_.emplace_back(parts->all.size());
-  std::atomic<uint32_t> left{0};
+  // Shared: who is last may still be waking this thread when it goes on.
+  const auto left = std::make_shared<std::atomic<uint32_t>>(0);
   const auto deadline = std::chrono::steady_clock::now() + deadline_;
   size_t c = 0;
   std::map<uint16_t, std::pair<size_t, size_t>> by_peer;  // first call, number of calls
@@ -132,14 +131,14 @@ void RemoteLookup::Ask(const Routing& routing, uint64_t version, uint64_t lineag
     ++c;
     stats_->keys += part.keys.size();
   }
-  left = static_cast<uint32_t>(by_peer.size());
+  *left = static_cast<uint32_t>(by_peer.size());
   for (const auto& [peer, range] : by_peer) {
     peers_->Lookup(routing.peers[peer].name, std::span(calls).subspan(range.first, range.second),
-                   routing.epoch, deadline, [&left] {
-                     if (--left == 0) left.notify_one();
+                   routing.epoch, deadline, [left] {
+                     if (--*left == 0) left->notify_one();
                    });
   }
-  for (uint32_t now = left; now != 0; now = left) left.wait(now);
+  for (uint32_t now = *left; now != 0; now = *left) left->wait(now);
 }
 
 Status RemoteLookup::TakeRows(const Part& part, const v1::LookupResult& result) {
@@ -182,13 +181,13 @@ Status RemoteLookup::TakeSums(const Part& part, const v1::LookupResult& result) 
 
 // Puts answers into the rows; keys of calls that failed go to `failed`, their peers are excluded.
 Status RemoteLookup::Take(const Parts& parts, std::vector<Wanted>* failed,
-                          std::vector<bool>* excluded) {
+                          std::span<bool> excluded) {
   size_t c = 0;
   for (const Part& part : parts.all) {
     const PartCall& call = calls_.back()[c++];
     if (call.status.code() == Code::kInvalidArgument) return call.status;
     if (!call.status.ok()) {
-      (*excluded)[part.peer] = true;
+      excluded[part.peer] = true;
       failed->insert(failed->end(), part.users.begin(), part.users.end());
       continue;
     }
@@ -218,7 +217,12 @@ Status RemoteLookup::Fetch(const Routing& routing, uint64_t version, uint64_t li
   for (KeyBags& request : requests) request.remote_of = nullptr;
   Parts parts;
   std::vector<Wanted> waiting;
-  Split(routing, version, features, requests, &parts, &waiting);
+  const std::unique_ptr<bool[]> flags(new bool[routing.peers.size() + 1]());
+  const std::span<bool> excluded(flags.get(), routing.peers.size());
+  for (size_t p = 0; p < excluded.size(); ++p) {
+    excluded[p] = !peers_->Lives(routing.peers[p].name, version, lineage);
+  }
+  Split(routing, version, features, requests, excluded, &parts, &waiting);
   if (parts.all.empty() && waiting.empty()) return Status::Ok();
 
   size_t users = waiting.size();
@@ -232,23 +236,16 @@ Status RemoteLookup::Fetch(const Routing& routing, uint64_t version, uint64_t li
   for (const Part& part : parts.all) std::ranges::for_each(part.users, number);
   std::ranges::for_each(waiting, number);
 
-  std::vector<bool> excluded(routing.peers.size(), false);
-  for (size_t p = 0; p < routing.peers.size(); ++p) {
-    excluded[p] = !peers_->Lives(routing.peers[p].name, version);
-  }
   std::vector<Wanted> ownerless = std::move(waiting);
   // Each round excludes a peer, so there are at most as many as peers, and one.
   while (!parts.all.empty()) {
     Ask(routing, version, lineage, &parts);
     std::vector<Wanted> failed;
-    EMBERTIDE_RETURN_IF_ERROR(Take(parts, &failed, &excluded));
+    EMBERTIDE_RETURN_IF_ERROR(Take(parts, &failed, excluded));
     parts = {};
-    const std::unique_ptr<bool[]> flags(new bool[excluded.size() + 1]());
-    std::ranges::copy(excluded, flags.get());
     for (const Wanted& wanted : failed) {
       const int64_t key = requests[wanted.request].keys[wanted.key];
-      const int owner =
-          OwnerOf(routing, wanted.table, key, version, {flags.get(), excluded.size()});
+      const int owner = OwnerOf(routing, wanted.table, key, version, excluded);
       if (owner == -1) return {Code::kNotOwner, "a bucket came here meanwhile"};
       if (owner == -2) {
         ownerless.push_back(wanted);

@@ -75,11 +75,12 @@ class RemoteLookup {
   int OwnerOf(const Routing& routing, uint32_t table, int64_t key, uint64_t version,
               std::span<const bool> excluded) const;
   void Split(const Routing& routing, uint64_t version, std::span<const BagFeature> features,
-             std::span<KeyBags> requests, Parts* parts, std::vector<Wanted>* ownerless) const;
+             std::span<KeyBags> requests, std::span<const bool> excluded, Parts* parts,
+             std::vector<Wanted>* ownerless) const;
   Part* OpenPart(uint16_t peer, uint32_t table, bool sums, Parts* parts) const;
   static void AddUser(const Wanted& wanted, int64_t key, Part* part);
   void Ask(const Routing& routing, uint64_t version, uint64_t lineage, Parts* parts);
-  Status Take(const Parts& parts, std::vector<Wanted>* failed, std::vector<bool>* excluded);
+  Status Take(const Parts& parts, std::vector<Wanted>* failed, std::span<bool> excluded);
   Status TakeRows(const Part& part, const v1::LookupResult& result);
   Status TakeSums(const Part& part, const v1::LookupResult& result);
   RemoteRow* RowOf(const Wanted& wanted) { return &rows_[row_of_[wanted.request][wanted.key] - 1]; }

@@ -65,6 +65,8 @@ struct Peer {
   bool lives = false;
   uint64_t oldest = 0;
   uint64_t newest = 0;
+  uint64_t lineage = 0;         // of newest
+  Clock::time_point newest_at;  // when `newest` was learned
   Clock::time_point heard;
   Clock::time_point beaten;
 };
@@ -75,7 +77,14 @@ struct Call {
   v1::LookupResponse response;
   std::vector<Waiting> parts;
   std::shared_ptr<Peer> peer;
+  Clock::time_point begun = Clock::now();
 };
+
+// Whether it can answer at a version. A version of the same number and another lineage is another.
+bool Has(const Peer& peer, uint64_t version, uint64_t lineage) {
+  if (!peer.lives || version < peer.oldest || version > peer.newest) return false;
+  return version < peer.newest || lineage == peer.lineage;
+}
 
 }  // namespace
 
@@ -113,18 +122,25 @@ struct PeerPool::Impl {
   void SendWaiting(const std::shared_ptr<Peer>& peer, bool now);
   void Send(std::unique_ptr<Call> call);
   void Answered(Call* call, const grpc::Status& status);
-  void Learn(Peer* peer, const v1::VersionRange& range, bool answered);
+  void Learn(Peer* peer, const v1::VersionRange& range, const Call* answered);
   void Missed(Peer* peer);
 };
 
-void PeerPool::Impl::Learn(Peer* peer, const v1::VersionRange& range, bool answered) {
+// `answered`: the call that it answered; null: it called.
+void PeerPool::Impl::Learn(Peer* peer, const v1::VersionRange& range, const Call* answered) {
   const std::lock_guard lock(peer->mutex);
   // One that calls may be out of reach for our calls all the same.
-  if (!answered && !peer->lives) return;
+  if (answered == nullptr && !peer->lives) return;
   peer->heard = Clock::now();
   peer->heard_of = true;
-  peer->oldest = range.oldest().number();
-  peer->newest = range.newest().number();
+  // Answers overtake each other: only a call that began later can say less than is known.
+  const bool later = answered != nullptr && answered->begun >= peer->newest_at;
+  if (range.newest().number() >= peer->newest || later) {
+    peer->oldest = range.oldest().number();
+    peer->newest = range.newest().number();
+    peer->lineage = range.newest().lineage();
+    peer->newest_at = peer->heard;
+  }
   peer->lives = peer->newest > 0;
 }
 
@@ -161,7 +177,7 @@ void PeerPool::Impl::Send(std::unique_ptr<Call> call) {
 
 void PeerPool::Impl::Answered(Call* call, const grpc::Status& status) {
   if (status.ok()) {
-    Learn(call->peer.get(), call->response.versions(), /*answered=*/true);
+    Learn(call->peer.get(), call->response.versions(), call);
   } else {
     Missed(call->peer.get());
   }
@@ -322,7 +338,7 @@ void PeerPool::SetPeers(std::span<const Address> peers) {
 }
 
 void PeerPool::Heard(const std::string& name, const v1::VersionRange& versions) {
-  if (const auto peer = impl_->Find(name)) impl_->Learn(peer.get(), versions, /*answered=*/false);
+  if (const auto peer = impl_->Find(name)) impl_->Learn(peer.get(), versions, nullptr);
 }
 
 void PeerPool::BeatNow() {
@@ -365,17 +381,24 @@ void PeerPool::Lookup(const std::string& name, std::span<PartCall> parts, uint64
   batch->Finish();
 }
 
-bool PeerPool::Lives(const std::string& name, uint64_t at_least) const {
+bool PeerPool::Lives(const std::string& name, uint64_t version, uint64_t lineage) const {
   const std::shared_ptr<Peer> peer = impl_->Find(name);
   if (peer == nullptr) return false;
   const std::lock_guard lock(peer->mutex);
-  return peer->heard_of ? peer->lives && peer->newest >= at_least : true;
+  return !peer->heard_of || Has(*peer, version, lineage);
 }
 
 uint64_t PeerPool::CommonNewest(uint64_t newest, uint64_t floor) const {
-  for (const auto& peer : impl_->All()) {
+  const auto peers = impl_->All();
+  // What one of them no longer has cannot be pinned either.
+  uint64_t low = floor;
+  for (const auto& peer : peers) {
     const std::lock_guard lock(peer->mutex);
-    if (peer->lives && peer->newest >= floor) newest = std::min(newest, peer->newest);
+    if (peer->lives && peer->newest >= floor) low = std::max(low, std::min(peer->oldest, newest));
+  }
+  for (const auto& peer : peers) {
+    const std::lock_guard lock(peer->mutex);
+    if (peer->lives && peer->newest >= low) newest = std::min(newest, peer->newest);
   }
   return newest;
 }

@@ -77,10 +77,10 @@ class PeerPool {
   void Lookup(const std::string& peer, std::span<PartCall> parts, uint64_t epoch,
               std::chrono::steady_clock::time_point deadline, std::function<void()> done);
 
-  // True while the peer answers and has `at_least` or a newer version, or was never heard of yet.
-  bool Lives(const std::string& peer, uint64_t at_least) const;
+  // True while the peer answers and has the version, or was never heard of yet.
+  bool Lives(const std::string& peer, uint64_t version, uint64_t lineage) const;
   // The newest version, at most `newest`, that all peers have that live and have reached `floor`.
-  // Peers below it are behind, and do not count.
+  // Peers below it, or below what another one still has, are behind, and do not count.
   uint64_t CommonNewest(uint64_t newest, uint64_t floor) const;
   uint32_t Alive() const;  // peers that answer
   const PeerStats& stats() const;

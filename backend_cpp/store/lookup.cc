@@ -52,6 +52,12 @@ struct Scratch {
   std::vector<double> sums;
   std::vector<SourceCounts> counts;  // by table
   std::vector<ObservedRead> observed;
+  // A batch that failed leaves nothing to the next, which may be another store's.
+  void Begin(size_t tables) {
+    counts.assign(tables, SourceCounts{});
+    observed.clear();
+    not_held = false;
+  }
   uint32_t until_observed = 0;  // keys
   uint32_t dice = 1;
   // Keys to pass over, kObserveEvery - 1 on average: a steady step would meet the same features
@@ -454,7 +460,7 @@ Status BagReader::Lookup(std::span<const BagFeature> features, std::span<const K
     EMBERTIDE_RETURN_IF_ERROR(impl.CheckTable(feature.table));
   }
   Scratch& scratch = ThreadScratch();
-  scratch.counts.assign(impl.tables.size(), SourceCounts{});
+  scratch.Begin(impl.tables.size());
   EMBERTIDE_RETURN_IF_ERROR(
       ForEachChunk(features.size(), requests, [&](std::span<const KeyBags> chunk) -> Status {
         FindKeys(impl, view_.version_, features, chunk, &scratch);
@@ -480,7 +486,7 @@ Status BagReader::Lookup(std::span<const BagFeature> features, std::span<const K
 static Status FindAll(const Store::Impl& impl, uint64_t version, uint32_t table,
                       std::span<const int64_t> keys, Scratch* scratch, uint8_t* sources) {
   EMBERTIDE_RETURN_IF_ERROR(impl.CheckTable(table));
-  scratch->counts.assign(impl.tables.size(), SourceCounts{});
+  scratch->Begin(impl.tables.size());
   const BagFeature feature{table, Pooling::kSum, 0};
   const KeyBags bags{keys, {}, nullptr, 0};
   FindKeys(impl, version, {&feature, 1}, {&bags, 1}, scratch);

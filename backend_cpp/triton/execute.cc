@@ -253,9 +253,10 @@ Status Executor::AnswerGroup(const Pinned& pinned, std::span<Job*> jobs) {
   return Status::Ok();
 }
 
-// Answers requests in groups of at most max_keys keys, all under one pin. False, with nothing
-// answered: they are to be started over, and unless it is the `last` time, they may be.
-bool Executor::AnswerAll(const Pinned& pinned, std::span<Job*> jobs, bool last) {
+// Answers requests in groups of at most max_keys keys, all under one pin. kVersionGone or
+// kNotOwner, with nothing answered: they are to be started over, and unless it is the `last` time,
+// they may be.
+Code Executor::AnswerAll(const Pinned& pinned, std::span<Job*> jobs, bool last) {
   for (size_t first = 0; first < jobs.size();) {
     uint64_t keys = jobs[first]->bags.keys.size();
     size_t end = first + 1;
@@ -272,7 +273,7 @@ bool Executor::AnswerAll(const Pinned& pinned, std::span<Job*> jobs, bool last) 
     const bool over = status.code() == Code::kVersionGone || status.code() == Code::kNotOwner;
     if (over && !last) {
       for (Job* job : jobs) job->refusal = {};
-      return false;
+      return status.code();
     }
     for (Job* job : group) {
       if (!status.ok()) job->refusal = {Reason::kInternal, status};
@@ -285,7 +286,7 @@ bool Executor::AnswerAll(const Pinned& pinned, std::span<Job*> jobs, bool last) 
       job->refusal = {Reason::kInternal, said};
     }
   }
-  return true;
+  return Code::kOk;
 }
 
 // Answers the good requests, all at one version.
@@ -306,9 +307,9 @@ void Executor::Answer(std::span<Job> jobs) {
       for (Job* job : good) job->refusal = {Reason::kInternal, pinned.status()};
       return;
     }
-    if (AnswerAll(pinned.value(), good, last)) return;
-    // A peer knows more than this node: of the plan, or of the versions.
-    node_.RefreshPlan();
+    const Code code = AnswerAll(pinned.value(), good, last);
+    if (code == Code::kOk) return;
+    if (code == Code::kNotOwner) node_.RefreshPlan();  // a peer has a newer one
   }
 }
 

@@ -63,7 +63,7 @@ class Executor {
   void Read(Job* job);
   Refusal Prove(Job* job);
   void Answer(std::span<Job> jobs);
-  bool AnswerAll(const Pinned& pinned, std::span<Job*> jobs, bool last);
+  Code AnswerAll(const Pinned& pinned, std::span<Job*> jobs, bool last);
   Status AnswerGroup(const Pinned& pinned, std::span<Job*> jobs);
   KeyBags BagsOf(const Job& job) const;
   void Gather(std::span<Job*> jobs);

@@ -1,7 +1,8 @@
 """The trainer's commands, one module each; every module's `command` is a typer function.
 
-What they share: an error is one line on stderr and exit status 1; with --json stdout is one JSON
-object, `{"error": ...}` where it failed.
+What they share: an error is one line on stderr and exit status 1, or 2 where running the same
+command again cannot help (usage, input that is not there or not what it should be); with --json
+stdout is one JSON object, `{"error": ...}` where it failed.
 """
 
 import contextlib
@@ -14,19 +15,22 @@ import rich.progress
 import typer
 
 from embertide._store import StoreError
-from embertide.trainer.errors import TrainerError
+from embertide.trainer.errors import ConfigurationError, TrainerError
+
+_FAILED, _CONFIGURATION = 1, 2
 
 
 @contextlib.contextmanager
 def refusals(as_json: bool) -> Iterator[None]:
-    """Turn what the trainer raises on purpose into a message and exit status 1."""
+    """Turn what the trainer raises on purpose into a message and an exit status."""
     try:
         yield
     except (TrainerError, StoreError) as error:
         if as_json:
             print_json({"error": str(error)})
         typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from error
+        status = _CONFIGURATION if isinstance(error, ConfigurationError) else _FAILED
+        raise typer.Exit(status) from error
 
 
 def print_json(value: Mapping[str, object]) -> None:

@@ -10,7 +10,7 @@ from embertide.trainer.data import open_events
 from embertide.trainer.data.base import DeadLetters, EventSource
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.limit import FirstEvents
-from embertide.trainer.errors import TrainerError
+from embertide.trainer.errors import ConfigurationError
 
 Data = Annotated[
     str | None,
@@ -35,7 +35,7 @@ def open_input(
     """Open what the options say.
 
     Raises:
-        TrainerError: The file is missing, or says nothing that we can read.
+        ConfigurationError: The file is missing, or says nothing that we can read.
     """
     try:
         if data is None:
@@ -44,7 +44,7 @@ def open_input(
             source = open_events(data, dead_letters=DeadLetters(path=dead_letters))
         return source if events is None else FirstEvents(source, events)
     except ValueError as error:
-        raise TrainerError(str(error)) from error
+        raise ConfigurationError(str(error)) from error
 
 
 def model_for(source: EventSource) -> ModelConfig:
@@ -54,4 +54,4 @@ def model_for(source: EventSource) -> ModelConfig:
         wanted = [feature.name for feature in preset.features]
         if [name.lower() for name in names] == wanted:
             return preset
-    raise TrainerError(f"no preset model has the features {', '.join(names)}")
+    raise ConfigurationError(f"no preset model has the features {', '.join(names)}")

@@ -72,6 +72,7 @@ struct FollowerStats {
   std::atomic<uint64_t> reconnects{0};     // attempts to reach Redis
   std::atomic<uint64_t> refused{0};        // versions that the store had no room for
   std::atomic<bool> connected{false};      // to Redis, now
+  std::atomic<bool> caught_up{false};      // with the files that were there at the start
   // Wall clock from the publisher's commit of the newest version to its answers here.
   std::atomic<uint64_t> freshness_ms{0};
 };
