@@ -64,19 +64,27 @@ Status Fleet::Prove(const v1::LookupPart& part, uint32_t* table) const {
   return Status::Ok();
 }
 
-Status Fleet::Answer(const v1::LookupPart& part, v1::LookupResult* result) {
+Status Fleet::Answer(const v1::LookupPart& part, AnswerView* at, v1::LookupResult* result) {
   const uint32_t table = TableOfId(part.table_id()).value_or(0);  // proved before
-  const Result<ReadView> view = node_->store_->Pin(part.version().number());
-  const auto info = InfoOf(part.version().number());
-  if (!view.ok() && view.status().code() != Code::kVersionGone) return view.status();
-  if (!view.ok() || info == nullptr || info->lineage != part.version().lineage()) {
-    result->set_refusal(v1::LOOKUP_REFUSAL_VERSION_GONE);
-    return Status::Ok();
+  const v1::Version& version = part.version();
+  if (at->number != version.number() || at->lineage != version.lineage()) {
+    Result<ReadView> view = node_->store_->Pin(version.number());
+    const auto info = InfoOf(version.number());
+    if (!view.ok() && view.status().code() != Code::kVersionGone) return view.status();
+    if (!view.ok() || info == nullptr || info->lineage != version.lineage()) {
+      result->set_refusal(v1::LOOKUP_REFUSAL_VERSION_GONE);
+      return Status::Ok();
+    }
+    at->view = std::move(view.value());
+    at->number = version.number();
+    at->lineage = version.lineage();
   }
-  std::vector<int64_t> keys(part.keys().begin(), part.keys().end());
+  // The same bits, read as Triton's signed ids.
+  const std::span<const int64_t> keys(reinterpret_cast<const int64_t*>(part.keys().data()),
+                                      static_cast<size_t>(part.keys_size()));
   std::string sources(keys.size(), '\0');
   auto* bytes = reinterpret_cast<uint8_t*>(sources.data());
-  const BagReader reader(view.value());
+  const BagReader reader(*at->view);
   Status status;
   if (part.pooling() == v1::PART_POOLING_ROWS) {
     status = reader.CopyRows(table, keys, result->mutable_rows(), bytes);
@@ -129,8 +137,9 @@ Status Fleet::Lookup(const v1::LookupRequest& request, v1::LookupResponse* respo
                                         std::to_string(kMaxPartsACall) + " and " +
                                         std::to_string(kMaxKeysACall)};
   }
+  AnswerView at;  // parts of one call are mostly of one version
   for (const v1::LookupPart& part : request.parts()) {
-    EMBERTIDE_RETURN_IF_ERROR(Answer(part, response->add_results()));
+    EMBERTIDE_RETURN_IF_ERROR(Answer(part, &at, response->add_results()));
   }
   return Status::Ok();
 }

@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -85,7 +86,12 @@ class Fleet : public NodeHandler {
   void Add(const std::vector<Change>& changes);
   void AddHere(const Change& change);
   void Note(const Status& status);
-  Status Answer(const v1::LookupPart& part, v1::LookupResult* result);
+  struct AnswerView {
+    std::optional<ReadView> view;
+    uint64_t number = 0;
+    uint64_t lineage = 0;
+  };
+  Status Answer(const v1::LookupPart& part, AnswerView* at, v1::LookupResult* result);
   Status Prove(const v1::LookupPart& part, uint32_t* table) const;
   std::optional<uint32_t> TableOfId(uint32_t id) const;
   std::shared_ptr<const VersionInfo> InfoOf(uint64_t number) const;

@@ -2,6 +2,7 @@
 #include "node/remote.h"
 
 #include <algorithm>
+#include <bit>
 #include <memory>
 #include <tuple>
 
@@ -39,34 +40,55 @@ int RemoteLookup::OwnerOf(const Routing& routing, uint32_t table, int64_t key, u
   return -2;
 }
 
+// Requires: at most `keys` keys come.
+void RemoteLookup::BeginParts(const Routing& routing, size_t keys, Parts* parts) {
+  parts->all.clear();
+  parts->open.assign(routing.peers.size() * manifest_.tables.size() * 2, -1);
+  const size_t size = std::bit_ceil(2 * keys + 1);
+  if (seen_.size() < size) seen_.assign(size, {});
+  ++round_;
+}
+
 // Owners that are asked for more than a part may carry get several.
-RemoteLookup::Part* RemoteLookup::OpenPart(uint16_t peer, uint32_t table, bool sums,
-                                           Parts* parts) const {
-  const auto [at, fresh] = parts->open.try_emplace({peer, table, sums}, parts->all.size());
+uint32_t RemoteLookup::OpenPart(uint16_t peer, uint32_t table, bool sums, Parts* parts) const {
+  constexpr size_t kUsual = 64;
+  int32_t& open = parts->open[(peer * manifest_.tables.size() + table) * 2 + (sums ? 1 : 0)];
   const size_t bytes = AnswerBytes(manifest_.tables[table]);
   const size_t most = std::min(kMaxKeysACall, kMaxAnswerBytes / bytes) / 2;
-  if (!fresh && parts->all[at->second].users.size() < most) return &parts->all[at->second];
-  at->second = parts->all.size();
+  if (open >= 0 && parts->all[static_cast<size_t>(open)].users.size() < most) {
+    return static_cast<uint32_t>(open);
+  }
+  open = static_cast<int32_t>(parts->all.size());
   Part& part = parts->all.emplace_back();
   part.peer = peer;
   part.table = table;
   part.sums = sums;
+  part.keys.reserve(kUsual);
+  part.users.reserve(kUsual);
+  part.user_place.reserve(kUsual);
   if (sums) part.offsets.push_back(0);
-  return &part;
+  return static_cast<uint32_t>(open);
 }
 
-void RemoteLookup::AddUser(const Wanted& wanted, int64_t key, Part* part) {
-  const auto [at, fresh] =
-      part->place_of.try_emplace(key, static_cast<uint32_t>(part->keys.size()));
-  if (fresh) part->keys.push_back(key);
-  part->users.push_back(wanted);
-  part->user_place.push_back(at->second);
+void RemoteLookup::AddUser(const Wanted& wanted, int64_t key, uint32_t number, Parts* parts) {
+  Part& part = parts->all[number];
+  const size_t mask = seen_.size() - 1;
+  size_t at = (HashKey(static_cast<uint64_t>(key)) + number * 0x9E3779B97F4A7C15ULL) & mask;
+  while (seen_[at].round == round_ && (seen_[at].key != key || seen_[at].part != number)) {
+    at = (at + 1) & mask;
+  }
+  if (seen_[at].round != round_) {
+    seen_[at] = {key, number, static_cast<uint32_t>(part.keys.size()), round_};
+    part.keys.push_back(key);
+  }
+  part.users.push_back(wanted);
+  part.user_place.push_back(seen_[at].place);
 }
 
 void RemoteLookup::Split(const Routing& routing, uint64_t version,
                          std::span<const BagFeature> features, std::span<KeyBags> requests,
                          std::span<const bool> excluded, Parts* parts,
-                         std::vector<Wanted>* ownerless) const {
+                         std::vector<Wanted>* ownerless) {
   std::vector<std::pair<int, uint32_t>> bag;  // owner, key: of one bag's remote keys
   for (uint32_t r = 0; r < requests.size(); ++r) {
     const KeyBags& request = requests[r];
@@ -94,11 +116,13 @@ void RemoteLookup::Split(const Routing& routing, uint64_t version,
         size_t until = i;
         while (until < bag.size() && until - i < kKeysASum && bag[until].first == owner) ++until;
         const bool sums = until - i > 1;
-        Part* part = OpenPart(static_cast<uint16_t>(owner), table, sums, parts);
+        const uint32_t part = OpenPart(static_cast<uint16_t>(owner), table, sums, parts);
         for (; i < until; ++i) {
-          AddUser({r, bag[i].second, table}, request.keys[bag[i].second], part);
+          AddUser({r, bag[i].second, table}, request.keys[bag[i].second], part, parts);
         }
-        if (sums) part->offsets.push_back(static_cast<uint32_t>(part->users.size()));
+        if (!sums) continue;
+        Part& made = parts->all[part];
+        made.offsets.push_back(static_cast<uint32_t>(made.users.size()));
       }
     }
   }
@@ -216,6 +240,12 @@ Status RemoteLookup::Fetch(const Routing& routing, uint64_t version, uint64_t li
   row_of_.resize(std::max(row_of_.size(), requests.size()));
   for (KeyBags& request : requests) request.remote_of = nullptr;
   Parts parts;
+  size_t keys = 0;
+  for (const KeyBags& request : requests) {
+    keys += request.offsets.empty() ? request.keys.size()
+                                    : request.offsets.back() - request.offsets.front();
+  }
+  BeginParts(routing, keys, &parts);
   std::vector<Wanted> waiting;
   const std::unique_ptr<bool[]> flags(new bool[routing.peers.size() + 1]());
   const std::span<bool> excluded(flags.get(), routing.peers.size());
@@ -242,7 +272,7 @@ Status RemoteLookup::Fetch(const Routing& routing, uint64_t version, uint64_t li
     Ask(routing, version, lineage, &parts);
     std::vector<Wanted> failed;
     EMBERTIDE_RETURN_IF_ERROR(Take(parts, &failed, excluded));
-    parts = {};
+    BeginParts(routing, failed.size(), &parts);
     for (const Wanted& wanted : failed) {
       const int64_t key = requests[wanted.request].keys[wanted.key];
       const int owner = OwnerOf(routing, wanted.table, key, version, excluded);
@@ -252,7 +282,8 @@ Status RemoteLookup::Fetch(const Routing& routing, uint64_t version, uint64_t li
         continue;
       }
       ++stats_->next_owners;
-      AddUser(wanted, key, OpenPart(static_cast<uint16_t>(owner), wanted.table, false, &parts));
+      const uint32_t part = OpenPart(static_cast<uint16_t>(owner), wanted.table, false, &parts);
+      AddUser(wanted, key, part, &parts);
     }
   }
   if (!ownerless.empty()) {

@@ -12,7 +12,6 @@
 #include <map>
 #include <span>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "embertide/snapshot.h"
@@ -61,24 +60,32 @@ class RemoteLookup {
     uint32_t table = 0;
     bool sums = false;
     std::vector<int64_t> keys;
-    std::unordered_map<int64_t, uint32_t> place_of;
     std::vector<Wanted> users;         // who gets an answer from it
     std::vector<uint32_t> user_place;  // place in keys of each
     std::vector<uint32_t> offsets;     // of sums; empty for rows
   };
   struct Parts {
     std::vector<Part> all;
-    // The one that further keys of a peer and table go to, by whether sums are wanted.
-    std::map<std::tuple<uint16_t, uint32_t, bool>, size_t> open;
+    // The one that further keys of a peer and table go to, by whether sums are wanted; -1: none
+    // yet.
+    std::vector<int32_t> open;
+  };
+  // A key that is in a part. Of an older round: free.
+  struct Seen {
+    int64_t key = 0;
+    uint32_t part = 0;
+    uint32_t place = 0;
+    uint64_t round = 0;
   };
 
   int OwnerOf(const Routing& routing, uint32_t table, int64_t key, uint64_t version,
               std::span<const bool> excluded) const;
   void Split(const Routing& routing, uint64_t version, std::span<const BagFeature> features,
              std::span<KeyBags> requests, std::span<const bool> excluded, Parts* parts,
-             std::vector<Wanted>* ownerless) const;
-  Part* OpenPart(uint16_t peer, uint32_t table, bool sums, Parts* parts) const;
-  static void AddUser(const Wanted& wanted, int64_t key, Part* part);
+             std::vector<Wanted>* ownerless);
+  void BeginParts(const Routing& routing, size_t keys, Parts* parts);
+  uint32_t OpenPart(uint16_t peer, uint32_t table, bool sums, Parts* parts) const;
+  void AddUser(const Wanted& wanted, int64_t key, uint32_t number, Parts* parts);
   void Ask(const Routing& routing, uint64_t version, uint64_t lineage, Parts* parts);
   Status Take(const Parts& parts, std::vector<Wanted>* failed, std::span<bool> excluded);
   Status TakeRows(const Part& part, const v1::LookupResult& result);
@@ -93,6 +100,8 @@ class RemoteLookup {
   RemoteStats* stats_;
   std::vector<std::vector<uint32_t>> row_of_;  // by request, by key
   std::vector<RemoteRow> rows_;
+  std::vector<Seen> seen_;  // a table with open addressing, a power of two long
+  uint64_t round_ = 0;
   std::vector<std::vector<PartCall>> calls_;  // by round; answers lie here while rows are read
 };
 
