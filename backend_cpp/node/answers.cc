@@ -75,7 +75,7 @@ Status Fleet::Answer(const v1::LookupPart& part, AnswerView* at, v1::LookupResul
       result->set_refusal(v1::LOOKUP_REFUSAL_VERSION_GONE);
       return Status::Ok();
     }
-    at->view = std::move(view.value());
+    at->view = std::make_unique<ReadView>(std::move(view.value()));
     at->number = version.number();
     at->lineage = version.lineage();
   }

@@ -87,7 +87,7 @@ class Fleet : public NodeHandler {
   void AddHere(const Change& change);
   void Note(const Status& status);
   struct AnswerView {
-    std::optional<ReadView> view;
+    std::unique_ptr<ReadView> view;  // of the version below, once there is one
     uint64_t number = 0;
     uint64_t lineage = 0;
   };
