@@ -11,9 +11,11 @@ import subprocess
 import sys
 import tempfile
 import venv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from bench.report import Row, compare
 from bench.servers import BUILD, BenchError
 
 _WHEELS = ("tritonclient==2.50.0", "nvidia-cuda-runtime-cu12==12.9.79")
@@ -136,3 +138,31 @@ def run(load: Load) -> Measured:
         if not any(each in said for each in _UNMEASURED):
             break
     raise BenchError(f"perf_analyzer on {load.model} by {load.protocol} failed:\n{said}")
+
+
+def compare_throughput(
+    case: str, ours: Sequence[Measured], peer: Sequence[Measured], *, peer_name: str, target: float
+) -> Row:
+    """Return the row of requests per second of two interleaved series."""
+    return compare(
+        (case, "throughput", "requests/s"),
+        [each.requests_per_s for each in ours],
+        [each.requests_per_s for each in peer],
+        peer_name=peer_name,
+        better="higher",
+        target=target,
+    )
+
+
+def compare_p99(
+    case: str, ours: Sequence[Measured], peer: Sequence[Measured], *, peer_name: str, target: float
+) -> Row:
+    """Return the row of p99 latencies of two interleaved series."""
+    return compare(
+        (case, "p99 latency", "us"),
+        [each.latency_us_p99 for each in ours],
+        [each.latency_us_p99 for each in peer],
+        peer_name=peer_name,
+        better="lower",
+        target=target,
+    )

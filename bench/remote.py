@@ -6,6 +6,7 @@ an embertide_node beside it holds the rest. Requests as in `bench.serve`, batch 
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import sys
 import time
@@ -96,15 +97,21 @@ def _measure(stack: contextlib.ExitStack, repetitions: int) -> list[report.Row]:
     words += ["--peer-address", addresses[1], "--ddr-bytes", budget]
     stack.enter_context(Child([str(binary), *map(str, words)], log=_FOLDER / "peer.log"))
     repository = _FOLDER / "models"
-    shared = {"instances": 2, "max_queue_delay_us": None, "ddr_budget_bytes": budget, "devices": 1}
-    local = triton.ModelOptions(snapshot=files.snapshot, **shared)  # type: ignore[arg-type]
-    half = triton.ModelOptions(
+    local = triton.ModelOptions(
+        snapshot=files.snapshot,
+        instances=2,
+        max_queue_delay_us=None,
+        ddr_budget_bytes=budget,
+        devices=1,
+    )
+    half = dataclasses.replace(
+        local,
+        snapshot=None,
         publication=publication,
         state=state.url,
         peer_address=addresses[0],
         node="node-0",
         dead_owner="error",
-        **shared,  # type: ignore[arg-type]
     )
     names = ("local", "half")
     for name, options in zip(names, (local, half), strict=True):
@@ -138,24 +145,10 @@ def _measure(stack: contextlib.ExitStack, repetitions: int) -> list[report.Row]:
                 f"[dim]{name}: {last.requests_per_s:,.0f}/s, p99 {last.latency_us_p99:,.0f} us"
             )
     case = f"lookup 26x200000x16, batch {_BATCH}, half of the keys remote"
-    ours, peer = measured["half"], measured["local"]
+    ours, peer, name = measured["half"], measured["local"], "all keys local"
     return [
-        report.compare(
-            (case, "throughput", "requests/s"),
-            [each.requests_per_s for each in ours],
-            [each.requests_per_s for each in peer],
-            peer_name="all keys local",
-            better="higher",
-            target=_LEAST_RATE,
-        ),
-        report.compare(
-            (case, "p99 latency", "us"),
-            [each.latency_us_p99 for each in ours],
-            [each.latency_us_p99 for each in peer],
-            peer_name="all keys local",
-            better="lower",
-            target=_MOST_P99,
-        ),
+        perf.compare_throughput(case, ours, peer, peer_name=name, target=_LEAST_RATE),
+        perf.compare_p99(case, ours, peer, peer_name=name, target=_MOST_P99),
     ]
 
 

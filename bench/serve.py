@@ -193,27 +193,12 @@ class Bench:
         for variant, peer in zip(sides[1:], series[1:], strict=True):
             name = f"{_PEER_NAMES[variant.side]} ({variant.label}; ours {sides[0].label})"
             case_name = case.name(self.shape)
+            target = case.targets[variant.side]
             rows.append(
-                report.compare(
-                    (case_name, "throughput", "requests/s"),
-                    [each.requests_per_s for each in ours],
-                    [each.requests_per_s for each in peer],
-                    peer_name=name,
-                    better="higher",
-                    target=case.targets[variant.side],
-                )
+                perf.compare_throughput(case_name, ours, peer, peer_name=name, target=target)
             )
             if variant.side == "peer":
-                rows.append(
-                    report.compare(
-                        (case_name, "p99 latency", "us"),
-                        [each.latency_us_p99 for each in ours],
-                        [each.latency_us_p99 for each in peer],
-                        peer_name=name,
-                        better="lower",
-                        target=1.0,
-                    )
-                )
+                rows.append(perf.compare_p99(case_name, ours, peer, peer_name=name, target=1.0))
         return rows
 
     def run(self, repetitions: int) -> list[report.Row]:

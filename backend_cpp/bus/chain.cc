@@ -10,16 +10,19 @@
 namespace embertide {
 namespace {
 
-// The commits after `from` up to and with `to`, oldest first; nullopt if one is missing or harmed.
+// The commits that lead from `from` to `to`, oldest first; nullopt if one is missing or harmed.
+// `dead` holds versions that were looked at and do not lead there, and gets those met here.
 std::optional<std::vector<v1::CommitFile>> ChainTo(const std::string& publication, VersionId from,
-                                                   VersionId to) {
+                                                   VersionId to, std::set<VersionId>* dead,
+                                                   const std::function<void()>& corrupt) {
   std::vector<v1::CommitFile> chain;
-  while (to.number > from.number) {
+  while (to.number > from.number && dead->insert(to).second) {
     Result<v1::CommitFile> file = ReadCommitFile(publication, to);
-    if (!file.ok()) return std::nullopt;
-    const VersionId previous = IdOf(file.value().commit().previous());
-    if (previous.number >= to.number) return std::nullopt;
-    to = previous;
+    if (!file.ok()) {
+      if (file.status().code() == Code::kCorrupt) corrupt();
+      return std::nullopt;
+    }
+    to = IdOf(file.value().commit().previous());
     chain.push_back(std::move(*file));
   }
   if (to != from) return std::nullopt;
@@ -99,22 +102,10 @@ std::vector<VersionId> Newer(std::vector<VersionId> ids, VersionId have) {
 std::vector<v1::CommitFile> NewestChain(const std::string& publication, VersionId have,
                                         const std::vector<VersionId>& deltas,
                                         const std::function<void()>& corrupt) {
-  std::set<VersionId> dead;  // looked at: they do not lead to `have`
-  for (const VersionId from : Newer(deltas, have)) {
-    std::vector<v1::CommitFile> chain;
-    VersionId at = from;
-    while (at.number > have.number && dead.insert(at).second) {
-      Result<v1::CommitFile> file = ReadCommitFile(publication, at);
-      if (!file.ok()) {
-        if (file.status().code() == Code::kCorrupt) corrupt();
-        break;  // what lies below it may be reached all the same
-      }
-      at = IdOf(file.value().commit().previous());
-      chain.push_back(std::move(*file));
-    }
-    if (at != have) continue;
-    std::reverse(chain.begin(), chain.end());
-    return chain;
+  std::set<VersionId> dead;
+  for (const VersionId to : Newer(deltas, have)) {
+    auto chain = ChainTo(publication, have, to, &dead, corrupt);
+    if (chain) return std::move(*chain);
   }
   return {};
 }
@@ -133,7 +124,8 @@ Result<std::map<BucketId, std::vector<std::byte>>> ReadBucketsAt(
   Status last(Code::kNotFound, publication + ": no snapshot and delta files lead to " + Text(at));
   for (const VersionId snapshot : snapshots) {
     if (snapshot.number > at.number) continue;
-    const auto chain = ChainTo(publication, snapshot, at);
+    std::set<VersionId> dead;
+    const auto chain = ChainTo(publication, snapshot, at, &dead, [] {});
     if (!chain) continue;
     std::map<BucketId, Rows> rows;
     for (const BucketId bucket : buckets) rows[bucket];

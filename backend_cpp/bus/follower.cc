@@ -8,6 +8,7 @@
 #include <mutex>
 #include <thread>
 
+#include "base/clock.h"
 #include "bus/chain.h"
 #include "bus/delta.h"
 #include "bus/redis.h"
@@ -35,14 +36,6 @@ std::string PartitionStream(uint32_t partition) {
 std::string BucketStream(uint32_t partition, uint32_t table, uint32_t bucket) {
   return "e:{" + std::to_string(partition) + "}:" + std::to_string(table) + ":" +
          std::to_string(bucket);
-}
-
-// Wall clock since `ms`; 0 where clocks disagree.
-uint64_t MsSince(int64_t ms) {
-  const auto now = std::chrono::duration_cast<std::chrono::milliseconds>(
-                       std::chrono::system_clock::now().time_since_epoch())
-                       .count();
-  return static_cast<uint64_t>(std::max<int64_t>(0, now - ms));
 }
 
 }  // namespace

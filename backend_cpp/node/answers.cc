@@ -1,7 +1,7 @@
 // What a node answers its peers, the control plane and operators.
 #include <algorithm>
-#include <chrono>
 
+#include "base/clock.h"
 #include "embertide/hash.h"
 #include "node/fleet.h"
 #include "node/load_meter.h"
@@ -17,11 +17,7 @@ uint32_t HotKeysOf(uint32_t wanted) { return wanted == 0 ? 100 : std::min(wanted
 }  // namespace
 
 uint64_t Fleet::StalenessMs(const VersionInfo& version) {
-  if (version.committed_ms == 0) return 0;
-  const auto now = std::chrono::duration_cast<std::chrono::milliseconds>(
-                       std::chrono::system_clock::now().time_since_epoch())
-                       .count();
-  return static_cast<uint64_t>(std::max<int64_t>(0, now - version.committed_ms));
+  return version.committed_ms == 0 ? 0 : MsSince(version.committed_ms);
 }
 
 std::optional<uint32_t> Fleet::TableOfId(uint32_t id) const {
@@ -64,8 +60,8 @@ Status Fleet::Prove(const v1::LookupPart& part, uint32_t* table) const {
   return Status::Ok();
 }
 
-Status Fleet::Answer(const v1::LookupPart& part, AnswerView* at, v1::LookupResult* result) {
-  const uint32_t table = TableOfId(part.table_id()).value_or(0);  // proved before
+Status Fleet::Answer(const v1::LookupPart& part, uint32_t table, AnswerView* at,
+                     v1::LookupResult* result) {
   const v1::Version& version = part.version();
   if (at->number != version.number() || at->lineage != version.lineage()) {
     Result<ReadView> view = node_->store_->Pin(version.number());
@@ -117,8 +113,10 @@ Status Fleet::Lookup(const v1::LookupRequest& request, v1::LookupResponse* respo
   if (!serving_) return {Code::kUnavailable, "loading, or shutting down"};
   size_t keys = 0;
   size_t answer = 0;
+  std::vector<uint32_t> tables;  // by part
+  tables.reserve(static_cast<size_t>(request.parts_size()));
   for (const v1::LookupPart& part : request.parts()) {
-    uint32_t table = 0;
+    uint32_t& table = tables.emplace_back();
     EMBERTIDE_RETURN_IF_ERROR(Prove(part, &table));
     const auto here = static_cast<size_t>(part.keys_size());
     keys += here;
@@ -138,8 +136,9 @@ Status Fleet::Lookup(const v1::LookupRequest& request, v1::LookupResponse* respo
                                         std::to_string(kMaxKeysACall)};
   }
   AnswerView at;  // parts of one call are mostly of one version
-  for (const v1::LookupPart& part : request.parts()) {
-    EMBERTIDE_RETURN_IF_ERROR(Answer(part, &at, response->add_results()));
+  for (int p = 0; p < request.parts_size(); ++p) {
+    EMBERTIDE_RETURN_IF_ERROR(
+        Answer(request.parts(p), tables[static_cast<size_t>(p)], &at, response->add_results()));
   }
   return Status::Ok();
 }

@@ -6,9 +6,6 @@
 
 #include "base/file.h"
 #include "bus/chain.h"
-#include "embertide/hash.h"
-#include "node/load_meter.h"
-#include "peer/limits.h"
 
 namespace embertide {
 namespace {

@@ -91,7 +91,8 @@ class Fleet : public NodeHandler {
     uint64_t number = 0;
     uint64_t lineage = 0;
   };
-  Status Answer(const v1::LookupPart& part, AnswerView* at, v1::LookupResult* result);
+  Status Answer(const v1::LookupPart& part, uint32_t table, AnswerView* at,
+                v1::LookupResult* result);
   Status Prove(const v1::LookupPart& part, uint32_t* table) const;
   std::optional<uint32_t> TableOfId(uint32_t id) const;
   std::shared_ptr<const VersionInfo> InfoOf(uint64_t number) const;

@@ -149,9 +149,10 @@ Status Node::LoadBuckets() {
   std::map<std::string, uint32_t> tables;
   for (uint32_t t = 0; t < manifest_.tables.size(); ++t) tables[manifest_.tables[t].name] = t;
   if (fleet_ != nullptr) {
-    for (uint32_t t = 0; t < manifest_.tables.size(); ++t) {
-      for (uint32_t b = 0; b < manifest_.tables[t].buckets(); ++b) {
-        const int32_t device = fleet_->routing()->buckets[t][b].device;
+    const auto plan = fleet_->routing();
+    for (uint32_t t = 0; t < plan->buckets.size(); ++t) {
+      for (uint32_t b = 0; b < plan->buckets[t].size(); ++b) {
+        const int32_t device = plan->buckets[t][b].device;
         if (device < 0) continue;
         EMBERTIDE_RETURN_IF_ERROR(store_->AddBucket(t, b, static_cast<uint32_t>(device), {}));
       }

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <map>
 #include <memory>
-#include <tuple>
 
 #include "embertide/hash.h"
 #include "peer/limits.h"

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstring>
 
+#include "base/clock.h"
 #include "triton/edge.h"
 #include "triton/tensor_io.h"
 
@@ -21,12 +22,6 @@ uint64_t NowNs() {
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
                                    std::chrono::steady_clock::now().time_since_epoch())
                                    .count());
-}
-
-int64_t WallMs() {
-  return std::chrono::duration_cast<std::chrono::milliseconds>(
-             std::chrono::system_clock::now().time_since_epoch())
-      .count();
 }
 
 const Tensor* FindTensor(const std::vector<Tensor>& tensors, const std::string& name) {
@@ -90,7 +85,7 @@ Status Executor::SetParameters(const VersionInfo& version, TRITONBACKEND_Respons
   EMBERTIDE_RETURN_IF_ERROR(integer("watermark_ms", version.watermark_ms));
   if (version.committed_ms > 0) {
     EMBERTIDE_RETURN_IF_ERROR(
-        integer("staleness_ms", std::max<int64_t>(0, WallMs() - version.committed_ms)));
+        integer("staleness_ms", static_cast<int64_t>(MsSince(version.committed_ms))));
   }
   return FromTriton(
       TRITONBACKEND_ResponseSetStringParameter(response, "node", node_.options().name.c_str()));

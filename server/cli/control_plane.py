@@ -8,8 +8,11 @@ from typing import Annotated, Any
 
 import grpc
 import typer
+from google.protobuf import json_format
+from google.protobuf.message import Message
 
 from embertide.server.adapters.process import ProcessError
+from embertide.server.cli.refusals import print_json
 from embertide.v1 import control_pb2, control_pb2_grpc, plan_pb2
 
 DEFAULT_CONTROL = "127.0.0.1:7070"
@@ -125,6 +128,15 @@ def calling(address: str, token_file: Path | None) -> Iterator[Caller]:
         yield caller
     finally:
         caller.close()
+
+
+def print_message(message: Message) -> None:
+    """Print a message as JSON, with the fields that are zero too: programs read it."""
+    print_json(
+        json_format.MessageToDict(
+            message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        )
+    )
 
 
 def new_id() -> str:

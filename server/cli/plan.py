@@ -5,7 +5,6 @@ from typing import Annotated, Any
 import rich.console
 import rich.table
 import typer
-from google.protobuf import json_format
 
 from embertide.server.adapters.process import ProcessError
 from embertide.server.cli.control_plane import (
@@ -14,6 +13,7 @@ from embertide.server.cli.control_plane import (
     TokenFile,
     calling,
     owner_name,
+    print_message,
     table_name,
     table_of,
 )
@@ -57,13 +57,7 @@ def show(
     with refusals(as_json), calling(control, token_file) as caller:
         plan = caller.plan(epoch)
         if as_json:
-            print_json(
-                json_format.MessageToDict(
-                    plan,
-                    preserving_proto_field_name=True,
-                    always_print_fields_with_no_presence=True,
-                )
-            )
+            print_message(plan)
             return
         made = f"operation {plan.operation_id}" if plan.operation_id else "no operation"
         typer.echo(

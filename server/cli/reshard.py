@@ -9,7 +9,6 @@ import rich.console
 import rich.progress
 import rich.table
 import typer
-from google.protobuf import json_format
 
 from embertide.server.adapters.process import ProcessError
 from embertide.server.cli.control_plane import (
@@ -22,9 +21,10 @@ from embertide.server.cli.control_plane import (
     enum_name,
     new_id,
     owner_name,
+    print_message,
     table_name,
 )
-from embertide.server.cli.refusals import Json, print_json, refusals
+from embertide.server.cli.refusals import Json, refusals
 from embertide.server.cli.target import read_target
 from embertide.v1 import control_pb2, plan_pb2
 
@@ -50,11 +50,7 @@ def start(
     if watch and not request.dry_run:
         follow(caller, request.operation_id, as_json=as_json)
     elif as_json:
-        print_json(
-            json_format.MessageToDict(
-                answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-            )
-        )
+        print_message(answer)
 
 
 def follow(caller: Caller, id: str, *, as_json: bool) -> None:
@@ -88,13 +84,7 @@ def follow(caller: Caller, id: str, *, as_json: bool) -> None:
             if bar.disable and not as_json:
                 typer.echo(_line(operation))
     if as_json:
-        print_json(
-            json_format.MessageToDict(
-                operation,
-                preserving_proto_field_name=True,
-                always_print_fields_with_no_presence=True,
-            )
-        )
+        print_message(operation)
     elif not bar.disable:
         typer.echo(_line(operation))
     if operation.state != control_pb2.OPERATION_STATE_SUCCEEDED:
@@ -259,13 +249,7 @@ def _steer(steering: "control_pb2.Steering.ValueType", text: str) -> Any:
             request = control_pb2.SteerOperationRequest(id=operation, steering=steering)
             after = caller.call("SteerOperation", request).operation
             if as_json:
-                print_json(
-                    json_format.MessageToDict(
-                        after,
-                        preserving_proto_field_name=True,
-                        always_print_fields_with_no_presence=True,
-                    )
-                )
+                print_message(after)
             else:
                 typer.echo(_line(after))
 
@@ -295,12 +279,6 @@ def list_operations(
     with refusals(as_json), calling(control, token_file) as caller:
         answer = caller.call("ListOperations", control_pb2.ListOperationsRequest())
         if as_json:
-            print_json(
-                json_format.MessageToDict(
-                    answer,
-                    preserving_proto_field_name=True,
-                    always_print_fields_with_no_presence=True,
-                )
-            )
+            print_message(answer)
         for operation in () if as_json else answer.operations:
             typer.echo(_line(operation))

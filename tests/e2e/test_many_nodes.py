@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+from checker import bucket_of
 from fleet import (
     CONFIG,
     DIM,
@@ -20,7 +21,6 @@ from fleet import (
     Model,
     NodeProcess,
     PlanWriter,
-    bucket_of,
     is_right,
 )
 from serving import wait_until

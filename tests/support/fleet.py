@@ -11,7 +11,7 @@ from typing import Any, Self
 import grpc
 import numpy as np
 import redis
-from checker import CheckerNet, dense_tensors
+from checker import CheckerNet, bucket_of, dense_tensors
 from numpy.typing import NDArray
 from serving import wait_until
 
@@ -47,10 +47,6 @@ TABLES = [store_table(table, i, 1) for i, table in enumerate(CONFIG.tables)]
 TABLE_OF_FEATURE = [CONFIG.table_index(feature.table) for feature in CONFIG.features]
 Rows = dict[tuple[int, int], NDArray[np.float32]]  # (table, key)
 Place = tuple[int, int]  # node, device
-
-
-def bucket_of(table: _store.TableConfig, key: int) -> int:
-    return _store.hash_key(key) >> (64 - table.bucket_bits) if table.bucket_bits else 0
 
 
 class Model:
