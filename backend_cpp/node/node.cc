@@ -272,6 +272,17 @@ Result<Pinned> Node::Pin() const {
   return Status(Code::kVersionGone, "the newest version left the window while it was pinned");
 }
 
+Result<Pinned> Node::Pin(uint64_t version) const {
+  Result<ReadView> view = store_->Pin(version);
+  if (!view.ok()) return view.status();
+  const std::shared_ptr<const Versions> known = versions();
+  const auto found = known->find(version);
+  if (found == known->end()) {  // a number that no version has: they may have holes
+    return Status(Code::kVersionGone, "there is no version " + std::to_string(version));
+  }
+  return Pinned{std::move(*view), found->second};
+}
+
 // --- following
 // -------------------------------------------------------------------------------------
 

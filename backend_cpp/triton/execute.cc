@@ -55,6 +55,9 @@ Executor::Executor(const ModelConfig& config, const Node& node,
 Refusal Executor::Prove(Job* job) {
   const Status read = ReadInputs(job->request, &job->inputs);
   if (!read.ok()) return {Reason::kInternal, read};
+  if (const Status named = ReadWantedVersion(job->request, &job->wanted); !named.ok()) {
+    return {Reason::kVersion, named};
+  }
   const Tensor* keys = FindTensor(job->inputs, config_.tensors.keys);
   if (keys == nullptr) {
     return {Reason::kShape,
@@ -284,7 +287,7 @@ Code Executor::AnswerAll(const Pinned& pinned, std::span<Job*> jobs, bool last) 
   return Code::kOk;
 }
 
-// Answers the good requests, all at one version.
+// Answers the good requests, those that want the same version together.
 void Executor::Answer(std::span<Job> jobs) {
   std::vector<Job*> good;
   for (Job& job : jobs) {
@@ -295,14 +298,27 @@ void Executor::Answer(std::span<Job> jobs) {
       good.push_back(&job);
     }
   }
-  if (good.empty()) return;
+  std::ranges::stable_sort(good, {}, &Job::wanted);
+  for (size_t first = 0; first < good.size();) {
+    size_t end = first + 1;
+    while (end < good.size() && good[end]->wanted == good[first]->wanted) ++end;
+    AnswerAt(good[first]->wanted, std::span(good).subspan(first, end - first));
+    first = end;
+  }
+}
+
+void Executor::AnswerAt(uint64_t wanted, std::span<Job*> jobs) {
   for (const bool last : {false, true}) {
-    const Result<Pinned> pinned = node_.Pin();
+    const Result<Pinned> pinned = wanted == 0 ? node_.Pin() : node_.Pin(wanted);
     if (!pinned.ok()) {
-      for (Job* job : good) job->refusal = {Reason::kInternal, pinned.status()};
+      const Status& why = pinned.status();
+      const Refusal refusal = wanted == 0
+                                  ? Refusal{Reason::kInternal, why}
+                                  : Refusal{Reason::kVersion, {Code::kNotFound, why.message()}};
+      for (Job* job : jobs) job->refusal = refusal;
       return;
     }
-    const Code code = AnswerAll(pinned.value(), good, last);
+    const Code code = AnswerAll(pinned.value(), jobs, last);
     if (code == Code::kOk) return;
     if (code == Code::kNotOwner) node_.RefreshPlan();  // a peer has a newer one
   }

@@ -1,10 +1,11 @@
-// Executor: answers the requests of one execution, all at one version.
+// Executor: answers the requests of one execution, all at one version but for those that name one.
 //
 // An execution reads and proves each request, pins once, and answers the samples of all requests
-// together; with several threads, each takes as many of the samples. A part looks up the keys of
-// all tables in one pass: `lookup` pools into the outputs, `ranking` into one matrix, on which it
-// then runs the dense net. A request that is wrong gets its own error and costs the others nothing.
-// Every request is answered, reported and released.
+// together (requests that name a version: those of one version together); with several threads,
+// each takes as many of the samples. A part looks up the keys of all tables in one pass: `lookup`
+// pools into the outputs, `ranking` into one matrix, on which it then runs the dense net. A request
+// that is wrong gets its own error and costs the others nothing. Every request is answered,
+// reported and released.
 //
 // One of it in each model instance; used by one thread at a time.
 #pragma once
@@ -41,6 +42,7 @@ class Executor {
     TRITONBACKEND_Request* request = nullptr;
     TRITONBACKEND_Response* response = nullptr;
     std::vector<Tensor> inputs;
+    uint64_t wanted = 0;  // version; 0: the newest
     Bags bags;
     std::span<const float> dense;  // samples x dense features
     Refusal refusal;               // reason kNone while all is well
@@ -63,6 +65,7 @@ class Executor {
   void Read(Job* job);
   Refusal Prove(Job* job);
   void Answer(std::span<Job> jobs);
+  void AnswerAt(uint64_t wanted, std::span<Job*> jobs);
   Code AnswerAll(const Pinned& pinned, std::span<Job*> jobs, bool last);
   Status AnswerGroup(const Pinned& pinned, std::span<Job*> jobs);
   KeyBags BagsOf(const Job& job) const;

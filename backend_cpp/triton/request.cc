@@ -122,7 +122,8 @@ Refusal ParseJagged(const Tensor& keys, const Tensor& lengths, const RequestLimi
 
 const char* ReasonName(Reason reason) {
   static constexpr std::array<const char*, kReasons> kNames = {
-      "none", "dtype", "shape", "lengths", "max_samples", "max_keys", "empty", "dense", "internal"};
+      "none",     "dtype", "shape", "lengths", "max_samples",
+      "max_keys", "empty", "dense", "version", "internal"};
   return kNames[static_cast<size_t>(reason)];
 }
 

@@ -28,9 +28,10 @@ enum class Reason : uint8_t {
   kMaxKeys,
   kEmpty,
   kDense,
+  kVersion,
   kInternal
 };
-inline constexpr size_t kReasons = 9;
+inline constexpr size_t kReasons = 10;
 const char* ReasonName(Reason reason);
 
 struct Refusal {

@@ -62,6 +62,27 @@ Status ReadInputs(TRITONBACKEND_Request* request, std::vector<Tensor>* inputs) {
   return Status::Ok();
 }
 
+Status ReadWantedVersion(TRITONBACKEND_Request* request, uint64_t* version) {
+  uint32_t count = 0;
+  EMBERTIDE_RETURN_IF_ERROR(FromTriton(TRITONBACKEND_RequestParameterCount(request, &count)));
+  for (uint32_t i = 0; i < count; ++i) {
+    const char* key = nullptr;
+    TRITONSERVER_ParameterType type = TRITONSERVER_PARAMETER_STRING;
+    const void* value = nullptr;
+    EMBERTIDE_RETURN_IF_ERROR(
+        FromTriton(TRITONBACKEND_RequestParameter(request, i, &key, &type, &value)));
+    if (std::strcmp(key, "version") != 0) continue;
+    const int64_t number =
+        type == TRITONSERVER_PARAMETER_INT ? *static_cast<const int64_t*>(value) : 0;
+    if (number <= 0) {
+      return {Code::kInvalidArgument,
+              "parameter version must be a positive integer; leave it out for the newest"};
+    }
+    *version = static_cast<uint64_t>(number);
+  }
+  return Status::Ok();
+}
+
 Status ReadOutputNames(TRITONBACKEND_Request* request, std::vector<std::string>* names) {
   uint32_t count = 0;
   EMBERTIDE_RETURN_IF_ERROR(FromTriton(TRITONBACKEND_RequestOutputCount(request, &count)));

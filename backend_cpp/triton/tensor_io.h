@@ -15,6 +15,10 @@ namespace embertide::triton {
 // kInvalidArgument for memory that is not the CPU's.
 Status ReadInputs(TRITONBACKEND_Request* request, std::vector<Tensor>* inputs);
 
+// The request parameter `version`: the version that the caller wants its answer from, 0 if it names
+// none. kInvalidArgument for one that is no positive integer.
+Status ReadWantedVersion(TRITONBACKEND_Request* request, uint64_t* version);
+
 // Names of the outputs that the caller asked for.
 Status ReadOutputNames(TRITONBACKEND_Request* request, std::vector<std::string>* names);
 

@@ -16,6 +16,8 @@ import pytest
 import redis
 from checker import (
     DIM,
+    KEYS,
+    OUTPUTS,
     TABLES,
     CheckerPublisher,
     Findings,
@@ -25,6 +27,7 @@ from checker import (
     check_once,
     write_models,
 )
+from numpy.typing import NDArray
 from serving import Client, metric, wait_until
 from tritonclient.utils import InferenceServerException
 
@@ -111,6 +114,41 @@ def test_no_answer_mixes_versions_and_none_goes_back(site: Site) -> None:
     assert site.events("gap") == 0
     assert 0 < metric(site.server.metrics(), "embertide_freshness_ms", model="rank") < 5000
     print(f"{findings.answers} answers, {newest} versions, 0 mixed, 0 steps back")
+
+
+def test_a_request_gets_the_version_that_it_names(site: Site) -> None:
+    for version in range(2, 13):  # more than a node holds
+        site.publisher.publish(version)
+    wait_until(lambda: site.served() == 12)
+    keys = np.random.default_rng(3).integers(0, KEYS, (16, 2))
+    for protocol in ("grpc", "http"):
+        client = Client(protocol, site.server)
+
+        def ask(
+            client: Client = client, **parameters: Any
+        ) -> dict[str, tuple[int, NDArray[np.float32]]]:
+            answers = {}
+            for model, output in OUTPUTS.items():
+                got = client.send({"KEYS": keys}, model=model, parameters=parameters)
+                version = int(got.as_numpy("VERSION").reshape(-1)[0])
+                answers[model] = version, got.as_numpy(output)
+            return answers
+
+        for wanted in (12, 6, 9, 12):
+            for version, values in ask(version=wanted).values():
+                assert version == wanted
+                assert np.all(values == wanted)
+        for wanted in (2, 13):
+            with pytest.raises(
+                InferenceServerException, match=f"version {wanted} is not held; .* "
+            ):
+                ask(version=wanted)
+        for nonsense in (0, -1, "new"):
+            with pytest.raises(InferenceServerException, match="must be a positive integer"):
+                ask(version=nonsense)
+        client.raw.close()
+    refused = "embertide_requests_refused_total"
+    wait_until(lambda: metric(site.server.metrics(), refused, reason="version") == 10)
 
 
 def test_a_row_applied_early_is_found(site: Site) -> None:

@@ -28,7 +28,11 @@ class Client:
         self.raw = self._module.InferenceServerClient(url)
 
     def send(
-        self, arrays: dict[str, NDArray[Any]], model: str = "lookup", outputs: Any = None
+        self,
+        arrays: dict[str, NDArray[Any]],
+        model: str = "lookup",
+        outputs: Any = None,
+        **more: Any,
     ) -> Any:
         inputs = []
         for name, array in arrays.items():
@@ -36,7 +40,7 @@ class Client:
             tensor.set_data_from_numpy(array)
             inputs.append(tensor)
         wanted = [self._module.InferRequestedOutput(name) for name in outputs] if outputs else None
-        return self.raw.infer(model, inputs, outputs=wanted)
+        return self.raw.infer(model, inputs, outputs=wanted, **more)
 
     def rectangular(self, keys: Any, **more: Any) -> Any:
         return self.send({"KEYS": np.array(keys, np.int64)}, **more)

@@ -113,6 +113,9 @@ class Node {
   uint64_t plan_epoch() const;
   // Pins the newest version that this node and all its live peers hold.
   Result<Pinned> Pin() const;
+  // Pins this version. kVersionGone, naming what is held, if it is not of the window; that peers
+  // hold it, only Fetch finds out.
+  Result<Pinned> Pin(uint64_t version) const;
   // What finds the keys that are not held here, for one thread; null for a node alone.
   RemoteLookupPtr NewRemoteLookup() const;
   // Asks peers for what is not held here at the pin, and sets `remote_of` and `remote` of the
