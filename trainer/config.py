@@ -134,10 +134,11 @@ def bucket_bits(expected_rows: int) -> int:
 def globo() -> ModelConfig:
     """Return the model of the news stream: user, article before, article shown, small columns."""
     small = ("env", "device", "os", "country", "region", "referrer", "hour")
+    # More buckets than the rows ask for: buckets are what devices share and a reshard moves.
     tables = (
-        TableConfig(name="user", bucket_bits=bucket_bits(400_000)),
-        TableConfig(name="prev"),
-        TableConfig(name="cand"),
+        TableConfig(name="user", bucket_bits=bucket_bits(400_000) + 2),
+        TableConfig(name="prev", bucket_bits=3),
+        TableConfig(name="cand", bucket_bits=3),
         *(TableConfig(name=name) for name in small),
     )
     names = ("user", "prev", "cand", *small)

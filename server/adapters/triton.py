@@ -5,6 +5,7 @@ The server is the one in the wheel ``nvidia-pytriton``, which is found, never im
 repository, waits until it is ready, and stops it.
 """
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import json
@@ -211,8 +212,8 @@ def _check_ports(options: ServerOptions) -> None:
 class TritonServer(Stopped):
     """A tritonserver process. A context manager: leaving it stops the process."""
 
-    def __init__(self, options: ServerOptions) -> None:
-        """Start the process and wait until all its models are ready.
+    def __init__(self, options: ServerOptions, *, wait: bool = True) -> None:
+        """Start the process and wait, unless told not to, until all its models are ready.
 
         Raises:
             TritonError: A port is in use, the backend is not built, a model does not load. No
@@ -225,8 +226,10 @@ class TritonServer(Stopped):
         installation = find_installation()
         _check_ports(options)
         self.process = self._start(installation)
+        if not wait:
+            return
         try:
-            self._wait_ready()
+            _wait_ready([self])
         except BaseException:
             self.stop()
             raise
@@ -256,21 +259,7 @@ class TritonServer(Stopped):
         }
         return Child(command, log=options.log, environment=environment)
 
-    def _wait_ready(self) -> None:
-        deadline = time.monotonic() + self.options.start_timeout_s
-        while not (self.ready() and self._measured()):
-            if not self.process.alive():
-                raise TritonError(
-                    f"tritonserver ended with code {self.process.code}:\n{self._reason()}"
-                )
-            if time.monotonic() > deadline:
-                raise TritonError(
-                    f"tritonserver is not ready after {self.options.start_timeout_s:.0f} s:\n"
-                    f"{self._reason()}"
-                )
-            time.sleep(_POLL_S)
-
-    def _reason(self) -> str:
+    def reason(self) -> str:
         """Return what the log says of a failed start: our lines if there are any, else its end."""
         lines = self.log_text().splitlines()
         ours = [line for line in lines if "embertide: " in line]
@@ -316,10 +305,10 @@ class TritonServer(Stopped):
         except OSError as error:
             raise TritonError(f"{url} cannot be read: {error}; see {self.options.log}") from error
 
-    def _measured(self) -> bool:
-        """Return whether metrics can be read: they come up last."""
+    def answers(self) -> bool:
+        """Return whether it is ready and its metrics can be read: they come up last."""
         try:
-            return bool(self.metrics())
+            return self.ready() and bool(self.metrics())
         except TritonError:
             return False
 
@@ -330,3 +319,35 @@ class TritonServer(Stopped):
     def stop(self) -> int:
         """Stop the process and return its exit code; does nothing if it ended already."""
         return self.process.stop()
+
+
+def start_together(
+    stack: contextlib.ExitStack, starts: Sequence[ServerOptions]
+) -> list[TritonServer]:
+    """Start servers that are ready only once all of them run, as nodes that wait for a first plan.
+
+    They stop as the stack ends.
+
+    Raises:
+        TritonError: One does not start; the others stop with the stack.
+    """
+    servers = [stack.enter_context(TritonServer(each, wait=False)) for each in starts]
+    _wait_ready(servers)
+    return servers
+
+
+def _wait_ready(servers: Sequence[TritonServer]) -> None:
+    timeout_s = max(each.options.start_timeout_s for each in servers)
+    deadline = time.monotonic() + timeout_s
+    waiting = list(servers)
+    while waiting := [each for each in waiting if not each.answers()]:
+        for each in waiting:
+            if not each.alive():
+                raise TritonError(
+                    f"tritonserver ended with code {each.process.code}:\n{each.reason()}"
+                )
+        if time.monotonic() > deadline:
+            raise TritonError(
+                f"tritonserver is not ready after {timeout_s:.0f} s:\n{waiting[0].reason()}"
+            )
+        time.sleep(_POLL_S)

@@ -8,7 +8,6 @@ import typer
 
 from embertide.server.cli import (
     control,
-    demo_command,
     doctor,
     hot,
     node,
@@ -18,6 +17,7 @@ from embertide.server.cli import (
     snapshot,
     status,
 )
+from embertide.server.cli.demo import command as demo
 from embertide.server.cli.processes import TRAINER
 
 app = typer.Typer(
@@ -58,7 +58,7 @@ app.command("snapshot")(snapshot.command)
 _forward("import", "Turn an existing model into a snapshot.")
 _forward("export-dense", "Compile any nn.Module for serving.")
 app.command("doctor")(doctor.command)
-app.command("demo")(demo_command.command)
+app.command("demo")(demo.command)
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:

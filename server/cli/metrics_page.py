@@ -10,7 +10,7 @@ SOURCES = ("hbm", "ddr", "ssd", "remote", "default", "pruned")
 
 
 class MetricsPage:
-    """The samples of one page."""
+    """The samples of one page, or of several nodes' pages one after the other."""
 
     def __init__(self, text: str) -> None:
         """Parse a page."""
@@ -24,6 +24,11 @@ class MetricsPage:
         # The parser gives every counter the suffix of OpenMetrics.
         samples = self._samples.get(name) or self._samples.get(f"{name}_total") or []
         return sum((value for said, value in samples if labels.items() <= said.items()), 0.0)
+
+    def least(self, name: str, **labels: str) -> float:
+        """Return the least sample of `name` that carries these labels, of all nodes."""
+        samples = self._samples.get(name, [])
+        return min((value for said, value in samples if labels.items() <= said.items()), default=0)
 
     def models(self) -> list[str]:
         """Return the models of ours, ascending."""
@@ -45,9 +50,9 @@ class MetricsPage:
         return dict(self._facts(name))
 
     def _facts(self, name: str) -> Iterator[tuple[str, Any]]:
-        yield "version", int(self.sum("embertide_version", model=name))
-        yield "watermark_ms", int(self.sum("embertide_watermark_ms", model=name))
-        yield "plan_epoch", int(self.sum("embertide_plan_epoch", model=name))
+        yield "version", int(self.least("embertide_version", model=name))
+        yield "watermark_ms", int(self.least("embertide_watermark_ms", model=name))
+        yield "plan_epoch", int(self.least("embertide_plan_epoch", model=name))
         yield "rows", int(self.sum("embertide_rows", model=name))
         yield "resident_bytes", self.resident_bytes(name)
         yield "hits", self.hits(name)
@@ -57,4 +62,4 @@ class MetricsPage:
         if "embertide_bus_connected" in self._samples:
             refused = self.sum("embertide_bus_events_total", model=name, event="refused")
             yield "refused_versions", int(refused)
-            yield "bus_connected", bool(self.sum("embertide_bus_connected", model=name))
+            yield "bus_connected", bool(self.least("embertide_bus_connected", model=name))

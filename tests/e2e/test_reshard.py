@@ -8,26 +8,23 @@ import dataclasses
 import json
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from checker import CONFIG, TABLES, CheckerPublisher, Traffic
-from serving import metric, wait_until
+from pair import COMMAND, start_pair
+from serving import metric
 
 from embertide.server.adapters import process, triton
-from embertide.server.adapters.process import Child
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / "build" / "cache" / "dense"
 SECONDS = float(os.environ.get("EMBERTIDE_CHECK_SECONDS", "5"))
-COMMAND = [sys.executable, "-m", "embertide.server.cli"]
 BUCKETS = [(t.name, b) for t in TABLES for b in range(1 << t.bucket_bits)]
 
 
@@ -36,7 +33,6 @@ class Site:
     """A fleet of two Triton nodes."""
 
     directory: Path
-    url: str
     control: str
     publisher: CheckerPublisher
     nodes: list[triton.TritonServer]
@@ -90,70 +86,21 @@ class Site:
         return state.removeprefix("OPERATION_STATE_").lower()
 
 
-def _start_control(directory: Path, url: str, address: str) -> Child:
-    words = ["control", "--state", url, "--model", CONFIG.name, "--listen", address]
-    words += ["--expect-nodes", "2", "--directory", str(directory), "--longest-deadline-ms", "500"]
-    return Child([*COMMAND, *words], log=directory / "control.log")
-
-
 @pytest.fixture
 def site(tmp_path: Path, server_options: triton.ServerOptions) -> Iterator[Site]:
     with contextlib.ExitStack() as stack:
-        port, control_port, *ports = process.free_ports(10)
-        redis = stack.enter_context(
-            RedisServer(RedisOptions(log=tmp_path / "redis.log", port=port))
-        )
+        options = RedisOptions(log=tmp_path / "redis.log", port=process.free_ports(1)[0])
+        redis = stack.enter_context(RedisServer(options))
         publisher = CheckerPublisher(tmp_path / "publication", redis.url, CACHE)
-        address = f"127.0.0.1:{control_port}"
-        stack.enter_context(_start_control(tmp_path, redis.url, address))
-        starts = []
-        for n in range(2):
-            http, grpc, metrics, peer = ports[4 * n : 4 * n + 4]
-            repository = tmp_path / f"models-{n}"
-            model = triton.ModelOptions(
-                publication=publisher.publication.path,
-                bus=redis.url,
-                kind="ranking",
-                instances=2,
-                devices=2,
-                node=f"node-{n}",
-                state=redis.url,
-                control=address,
-                peer_address=f"127.0.0.1:{peer}",
-                plan_file=tmp_path / f"plan-{n}.bin",
-                dead_owner="error",
-            )
-            triton.write_model(repository, "rank", model)
-            starts.append(
-                dataclasses.replace(
-                    server_options,
-                    repository=repository,
-                    log=tmp_path / f"node-{n}.log",
-                    http_port=http,
-                    grpc_port=grpc,
-                    metrics_port=metrics,
-                    models=("rank",),
-                )
-            )
-        # Neither is ready before the plan is made, and that waits for both.
-        nodes = _start_together(stack, starts)
-        site = Site(tmp_path, redis.url, address, publisher, nodes)
-        wait_until(
-            lambda: all(metric(node.metrics(), "embertide_peers_alive") == 1 for node in nodes), 20
+        pair = start_pair(
+            stack,
+            tmp_path,
+            server_options,
+            redis.url,
+            model=CONFIG.name,
+            publications=(publisher.publication.path,) * 2,
         )
-        yield site
-
-
-def _start_together(
-    stack: contextlib.ExitStack, starts: list[triton.ServerOptions]
-) -> list[triton.TritonServer]:
-    # The threads live on: the kernel ends a child with the thread that started it.
-    pool = stack.enter_context(ThreadPoolExecutor(len(starts)))
-    futures = [pool.submit(triton.TritonServer, each) for each in starts]
-    nodes = [future.result(timeout=60) for future in futures]
-    for node in nodes:
-        stack.callback(node.stop)
-    return nodes
+        yield Site(tmp_path, pair.control, publisher, pair.nodes)
 
 
 class _Versions:

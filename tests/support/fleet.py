@@ -4,7 +4,7 @@ processes, and plans written by hand.
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any, Self
 
@@ -46,18 +46,27 @@ CONFIG = ModelConfig(
 TABLES = [store_table(table, i, 1) for i, table in enumerate(CONFIG.tables)]
 TABLE_OF_FEATURE = [CONFIG.table_index(feature.table) for feature in CONFIG.features]
 Rows = dict[tuple[int, int], NDArray[np.float32]]  # (table, key)
+Lost = Set[tuple[int, int]]
+NONE: Lost = frozenset()
 Place = tuple[int, int]  # node, device
 
 
 class Model:
     """Publishes versions of random rows, and keeps what each version is."""
 
-    def __init__(self, folder: Path, bus: str | None, cache: Path, seed: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        bus: str | None,
+        cache: Path,
+        seed: int,
+        net: CheckerNet | None = None,  # its weight is the version
+    ) -> None:
         self.rng = np.random.default_rng(seed)
         self.publication = Publication(folder)
         program = self.publication.program
         export_dense(
-            CheckerNet(1),
+            net or CheckerNet(1),
             program,
             dense_features=0,
             embedding_dim=len(CONFIG.features) * DIM,
@@ -103,8 +112,10 @@ class Model:
             for (table, bucket), each in sorted(by_bucket.items())
         ]
 
-    def snapshot(self, version: int) -> None:
-        rows, lineage = self.versions[version], self.publisher.lineage
+    def snapshot(self, version: int, *, into: Path | None = None, without: Lost = NONE) -> None:
+        """Write a version as a snapshot; elsewhere and without some rows if that is wanted."""
+        lineage = self.publisher.lineage
+        rows = {at: row for at, row in self.versions[version].items() if at not in without}
         every = {
             (t, b): (table, b, b"")
             for t, table in enumerate(TABLES)
@@ -116,7 +127,7 @@ class Model:
         part = DensePart(
             program=self.publication.program, cpu="x86-64-v3", tensors=dense_tensors(version)
         )
-        path = self.publication.snapshot_path(VersionId(version, lineage))
+        path = into or self.publication.snapshot_path(VersionId(version, lineage))
         write_snapshot(path, info, TABLES, list(every.values()), part)
 
     def publish(self, changed: int = 60) -> int:
@@ -146,25 +157,43 @@ class Model:
         lengths = rng.choice([0, 1, 1, 1, 2, 3, 7], samples * len(CONFIG.features))
         return [[int(key) for key in rng.integers(0, KEYS + 50, n)] for n in lengths]
 
-    def answer(self, version: int, bags: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-        """What is right, each bag summed in float64 and rounded once."""
+    def answer(
+        self, version: int, bags: Sequence[Sequence[int]], lost: Lost = NONE
+    ) -> NDArray[np.float32]:
+        """What is right, each bag summed in float64 and rounded once; `lost` rows read as zeros."""
         rows, zero = self.versions[version], np.zeros(DIM, np.float32)
+        if lost:
+            rows = {at: row for at, row in rows.items() if at not in lost}
         out = []
         for b, bag in enumerate(bags):
             feature = b % len(CONFIG.features)
             table = TABLE_OF_FEATURE[feature]
-            values = [rows.get((table, key), zero).astype(np.float64) for key in bag]
-            total = np.sum(values, axis=0) if values else np.zeros(DIM)
-            if CONFIG.features[feature].pooling == "mean" and bag:
+            values = [rows.get((table, key), zero) for key in bag]
+            if len(values) < 2:
+                out.append(values[0] if values else zero)
+                continue
+            total = np.sum(values, axis=0, dtype=np.float64)
+            if CONFIG.features[feature].pooling == "mean":
                 total = total / len(bag)
             out.append(total.astype(np.float32))
         return np.concatenate(out)
 
 
-def is_right(model: Model, bags: Sequence[Sequence[int]], answer: "node_pb2.ReadResponse") -> bool:
+def keys_of(bags: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    """Table and key of each key, in the order of a request."""
+    tables = len(TABLE_OF_FEATURE)
+    return [(TABLE_OF_FEATURE[b % tables], key) for b, bag in enumerate(bags) for key in bag]
+
+
+def is_right(
+    model: Model,
+    bags: Sequence[Sequence[int]],
+    answer: "node_pb2.ReadResponse",
+    lost: Lost = NONE,
+) -> bool:
     """Single keys bit for bit, sums within one unit in the last place."""
     got = np.array(answer.embeddings, np.float32)
-    want = model.answer(answer.version.number, bags)
+    want = model.answer(answer.version.number, bags, lost)
     single = np.repeat([len(bag) <= 1 for bag in bags], DIM)
     off = np.abs(got - want)
     return bool(np.all(off[single] == 0) and np.all(off <= np.spacing(np.abs(want))))
@@ -180,7 +209,10 @@ class NodeProcess:
         for option, value in arguments.items():
             command += [f"--{option.replace('_', '-')}", str(value)]
         self.process = Child(command, log=log)
-        self.channel = grpc.insecure_channel(self.address)
+        # One that is started again is to be found at once.
+        backoff = ("initial_reconnect_backoff_ms", "min_reconnect_backoff_ms")
+        options_of = [(f"grpc.{name}", 50) for name in (*backoff, "max_reconnect_backoff_ms")]
+        self.channel = grpc.insecure_channel(self.address, options_of)
         self.stub = node_pb2_grpc.NodeServiceStub(self.channel)
 
     def read(self, bags: Sequence[Sequence[int]], timeout: float = 5.0) -> "node_pb2.ReadResponse":

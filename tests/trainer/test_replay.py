@@ -1,5 +1,6 @@
 """Replay against an in-memory model and trainer: the pace, the records, the proof."""
 
+import dataclasses
 import json
 import threading
 from pathlib import Path
@@ -14,10 +15,12 @@ from numpy.typing import NDArray
 from embertide.trainer.data.base import EventSource
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.limit import FirstEvents
+from embertide.trainer.eval.compare import Copy
 from embertide.trainer.eval.figures import ProofError, VersionLog, measure
+from embertide.trainer.eval.moves import Reshard
 from embertide.trainer.eval.records import Records
-from embertide.trainer.eval.replay import Replay, ReplayConfig
-from embertide.trainer.eval.served import Answer
+from embertide.trainer.eval.replay import Replay, ReplayConfig, ReplayProgress
+from embertide.trainer.eval.served import Answer, VersionNotHeldError
 
 EVERY_MS = 600_000
 STALENESS_MS = 3 * EVERY_MS
@@ -135,6 +138,85 @@ def test_a_frozen_model_skips_what_it_has_learned(tmp_path: Path) -> None:
     assert replay.stats.skipped + replay.stats.events == len(twin.ts_ms)
     # A batch that has begun in what was learned is skipped whole.
     assert learned <= first < learned + 512
+
+
+class CopyTwin(Twin):
+    """A copy that is loaded for a while, holds what it is asked for or not, and may differ."""
+
+    model, url = "copy", "nowhere"
+
+    def __init__(self, source: EventSource, *, off: float = 0.0, gone: bool = False) -> None:
+        super().__init__(source)
+        self.off, self.gone, self.asked, self.loaded = off, gone, 0, False
+
+    def ready(self) -> bool:
+        return self.loaded and self.asked < 20
+
+    def score(
+        self,
+        keys_BF: NDArray[np.int64],
+        dense_BD: NDArray[np.float32],
+        *,
+        version: int | None = None,
+    ) -> Answer:
+        self.asked += 1
+        if self.gone:
+            raise VersionNotHeldError("gone")
+        answer = super().score(keys_BF, dense_BD)
+        assert version is not None
+        return dataclasses.replace(answer, version=version, score_B=answer.score_B + self.off)
+
+
+@pytest.mark.parametrize(
+    ("off", "gone", "changed"), [(0.0, False, 0), (1e-7, False, 0), (1e-4, False, 1), (0, True, 0)]
+)
+def test_answers_are_compared_while_the_copy_is_loaded(
+    off: float, gone: bool, changed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embertide.trainer.eval.compare._LAG_S", 0.0)
+    monkeypatch.setattr("embertide.trainer.eval.compare._LOOK_EVERY_S", 0.0)
+    twin, copied = Twin(news()), CopyTwin(news(), off=off, gone=gone)
+    model: Any = twin
+    copy: Any = copied
+    config = ReplayConfig(max_staleness_ms=STALENESS_MS, compare_from=8000)
+    awaited = []
+
+    def show(progress: ReplayProgress) -> None:
+        if progress.awaits_copy:
+            awaited.append(progress.events)
+            copied.loaded = True
+
+    replay = Replay(model, Records(tmp_path), config, scored=twin, copy=Copy(copy))
+    replay.run(news(), progress=show, every_s=0.0)
+    stats, requests = replay.stats, pq.read_table(tmp_path / "requests.parquet").to_pydict()
+    assert stats.compared == sum(requests["compared"]) >= 20
+    assert stats.compared < stats.requests
+    assert stats.changed == changed * stats.compared
+    first = requests["first"][requests["compared"].index(True)]
+    assert 0 <= first - 8000 < 512
+    assert awaited == [first]
+    differences = [each for each in requests["difference"] if each is not None]
+    assert len(differences) == (0 if gone else stats.compared)
+
+    moved = Reshard(
+        began_ms=0,
+        ended_ms=10**9,
+        buckets=4,
+        buckets_moved=1,
+        buckets_moved_to_other_nodes=1,
+        bytes_moved=7,
+        features=[(2, [1]), *[(0, [])] * 9],
+    )
+    figures = measure(
+        news(), Records(tmp_path), twin.log(tmp_path / "versions.jsonl"), reshard=moved
+    )["reshard"]
+    assert figures["answers"] == stats.requests
+    assert figures["compared"] == len(differences)
+    assert figures["answers_changed"] == stats.changed
+    if not gone:
+        assert figures["touched"] > 0
+        # A quarter of the users' buckets moved, and of no other table.
+        assert 0.1 < figures["touched_impressions"] < 0.5
 
 
 def rewrite(path: Path, name: str, change: Any) -> None:

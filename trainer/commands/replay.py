@@ -1,5 +1,6 @@
 """`replay`: score a stream with a served model, in step with the trainer that learns from it."""
 
+import contextlib
 import dataclasses
 import json
 from pathlib import Path
@@ -16,7 +17,13 @@ def command(
     output: Annotated[
         Path, typer.Argument(help="The folder for scores.parquet and requests.parquet.")
     ],
-    url: Annotated[str, typer.Option(help="host:port of the node's gRPC.")] = "127.0.0.1:8001",
+    url: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="host:port of a node's gRPC; give it again for each node, to ask them in turn.",
+            show_default="127.0.0.1:8001",
+        ),
+    ] = None,
     model: Annotated[str, typer.Option(help="The model's name in Triton.")] = "news",
     data: Data = None,
     events: Events = None,
@@ -36,6 +43,15 @@ def command(
     ] = False,
     batch_size: Annotated[int, typer.Option(help="Events of a request, at least.")] = 256,
     in_flight: Annotated[int, typer.Option(help="Requests at a time.")] = 3,
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of a copy at the first node: while it is loaded, it is asked the same."
+        ),
+    ] = None,
+    compare_from: Annotated[
+        int, typer.Option(help="With --compare: wait for the copy before this event.")
+    ] = 0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print progress and the result as JSON lines.")
     ] = False,
@@ -44,14 +60,16 @@ def command(
 
     With --bus, a trainer started with --behind-scorer learns only from what is scored here, and
     scoring waits while the served version is older than --max-staleness: an honest rehearsal of a
-    live day, faster than life.
+    live day, faster than life. With --compare, answers are compared with those of a copy at the
+    same version.
 
     Example: replay build/scores --bus redis://127.0.0.1:6379 --data clicks.parquet
     """
     from embertide.trainer.data.limit import ScoredMark
+    from embertide.trainer.eval.compare import Copy
     from embertide.trainer.eval.records import Records
     from embertide.trainer.eval.replay import Replay, ReplayConfig, ReplayProgress
-    from embertide.trainer.eval.served import ServedModel
+    from embertide.trainer.eval.served import ServedModel, ServedNodes
 
     with refusals(as_json), event_bar("scoring") as bar:
         source = open_input(data, events, hours, stream_seed)
@@ -60,6 +78,7 @@ def command(
                 batch_size=batch_size,
                 in_flight=in_flight,
                 max_staleness_ms=None if frozen else round(max_staleness * 60_000),
+                compare_from=compare_from,
             )
         except ValueError as error:
             raise TrainerError(str(error)) from error
@@ -72,13 +91,19 @@ def command(
             rate = f" · p99 {progress.p99_ms:.1f} ms · {progress.events_per_s:,.0f} events/s"
             bar.update(task, completed=progress.events, state=state + rate)
 
-        served = ServedModel(url, model)
         mark = ScoredMark(bus) if bus else None
-        replay = Replay(served, Records(output), config, scored=mark)
-        try:
+        with contextlib.ExitStack() as stack:
+            urls = url or ["127.0.0.1:8001"]
+            nodes = [stack.enter_context(ServedModel(each, model)) for each in urls]
+            copy = stack.enter_context(ServedModel(urls[0], compare)) if compare else None
+            replay = Replay(
+                ServedNodes(nodes),
+                Records(output),
+                config,
+                scored=mark,
+                copy=Copy(copy) if copy else None,
+            )
             replay.run(source, progress=show)
-        finally:
-            served.close()
     stats = dataclasses.asdict(replay.stats)
     if as_json:
         print(json.dumps({"result": stats}), flush=True)

@@ -20,6 +20,9 @@ def command(
     frozen: Annotated[
         Path | None, typer.Option(help="The folder of the frozen copy's `replay`.")
     ] = None,
+    reshard: Annotated[
+        Path | None, typer.Option(help="JSON of a reshard that ran meanwhile.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print every figure as JSON.")] = False,
 ) -> None:
     """Compute every figure of a replay from its records and the input, and look for faults.
@@ -29,12 +32,14 @@ def command(
     for. Any of them gives exit status 1.
     """
     from embertide.trainer.eval.figures import VersionLog, measure
+    from embertide.trainer.eval.moves import Reshard
     from embertide.trainer.eval.records import Records
 
     with refusals(as_json):
         source = open_input(data, events, hours, stream_seed)
         copy = Records(frozen) if frozen else None
-        figures = measure(source, Records(scores), VersionLog.read(versions), copy)
+        moved = Reshard.read(reshard) if reshard else None
+        figures = measure(source, Records(scores), VersionLog.read(versions), copy, moved)
     faults = {
         name: figures[name]
         for name in ("missing_rows", "learned_rows", "split_groups", "steps_back")

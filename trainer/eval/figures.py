@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from embertide.trainer.data.base import Batch, EventSource
 from embertide.trainer.errors import TrainerError
 from embertide.trainer.eval.metrics import HOUR_MS, Prequential, auc
+from embertide.trainer.eval.moves import MovedKeys, Reshard
 from embertide.trainer.eval.records import Records
 
 WINDOW = 0.4
@@ -171,6 +172,7 @@ def measure(
     records: Records,
     versions: VersionLog,
     frozen: Records | None = None,
+    reshard: Reshard | None = None,
 ) -> dict[str, Any]:
     """Return the figures of a replay as JSON values.
 
@@ -179,6 +181,7 @@ def measure(
         records: What the served model answered.
         versions: What the publisher noted.
         frozen: What a copy answered that stopped learning, to the events that it had not learned.
+        reshard: What moved while the served model answered.
 
     Raises:
         ProofError: A row is of no event of the input, or of a version that never was.
@@ -188,9 +191,12 @@ def measure(
     watermark_N = versions.watermarks(served.version)
     auc_served, auc_frozen, faults, hour = Prequential(), Prequential(), _Faults(), _Hour()
     seen = 0
+    moved = MovedKeys(reshard, records) if reshard else None
     staleness_ms: list[Ints] = []
     for batch in source.batches(batch_size=_BATCH):
         there, here = served.rows_of(batch)
+        if moved is not None:
+            moved.add(batch)
         seen += len(here)
         faults.missing_rows += len(batch) - len(here)
         if len(here) == 0:
@@ -216,6 +222,7 @@ def measure(
         **dataclasses.asdict(faults),
         **_staleness(np.concatenate(staleness_ms)),
         **_requests(records, versions),
+        "reshard": moved.figures() if moved else None,
     }
 
 
@@ -264,7 +271,10 @@ def _requests(records: Records, versions: VersionLog) -> dict[str, Any]:
         "freshness_p99_s": float(fresh[1]),
         "latency_by_hour": _by_hour(columns["ts_ms"], columns["latency_us"]),
         "versions_answered": len(numbers),
-        "steps_back": _steps_back(sent_ms, answered_ms, columns["version"]),
+        "steps_back": sum(
+            _steps_back(sent_ms[mine], answered_ms[mine], columns["version"][mine])
+            for mine in (columns["node"] == node for node in np.unique(columns["node"]))
+        ),
     }
 
 
@@ -279,7 +289,10 @@ def _by_hour(ts_ms: Ints, latency_us: Ints) -> dict[str, list[float]]:
 
 
 def _steps_back(sent_ms: Ints, answered_ms: Ints, version: Ints) -> int:
-    """Count requests answered by an older version than one answered before they were sent."""
+    """Count requests answered by an older version than one answered before they were sent.
+
+    Of one node: what two nodes answer may lie a beat apart.
+    """
     order = np.argsort(answered_ms, kind="stable")
     newest = np.maximum.accumulate(version[order])
     before = np.searchsorted(answered_ms[order], sent_ms)  # strictly earlier, in whole ms

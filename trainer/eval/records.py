@@ -1,10 +1,14 @@
 """What a replay leaves behind: one row an impression, one row a request.
 
     OUT/scores.parquet      event, ts_ms, score, version, plan_epoch, node, answered_ms
-    OUT/requests.parquet    first event, events, ts_ms of the last, sent_ms, latency_us, version
+    OUT/requests.parquet    first event, events, ts_ms of the last, sent_ms, latency_us, version,
+                            node, failures, compared, difference
 
 Both are written under a temporary name and appear whole. `answered_ms` and `sent_ms` are wall
-clock, ms since the Unix epoch; `version` and `plan_epoch` are what the answer named.
+clock, ms since the Unix epoch; `version` and `plan_epoch` are what the answer named. `failures`
+are the times that the request failed before it was answered. `compared` says whether a copy was
+asked the same at the same version, `difference` how far a score was from its at most; it is null
+where the copy did not hold the version.
 """
 
 import dataclasses
@@ -35,6 +39,10 @@ REQUESTS = pa.schema(
         "sent_ms": pa.int64(),
         "latency_us": pa.int64(),
         "version": pa.int64(),
+        "node": pa.string(),
+        "failures": pa.int32(),
+        "compared": pa.bool_(),
+        "difference": pa.float64(),
     }
 )
 _GROUP_ROWS = 1 << 17

@@ -19,13 +19,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from embertide.trainer.data.base import Batch, EventSource
 from embertide.trainer.data.limit import take
 from embertide.trainer.errors import TrainerError
+from embertide.trainer.eval.compare import EQUAL, Copy
 from embertide.trainer.eval.metrics import Prequential
 from embertide.trainer.eval.records import REQUESTS, SCORES, Records, RecordWriter
-from embertide.trainer.eval.served import Answer, ServedModel
+from embertide.trainer.eval.served import Answer
 
 SPAN = 3
 """A request spans at most 1 / SPAN of the allowed staleness."""
@@ -33,6 +35,13 @@ SPAN = 3
 _POLL_S = 0.005
 _PATIENCE_S = 600.0
 _RECENT = 512
+
+
+class Scorer(Protocol):
+    """Scores requests; used by several threads."""
+
+    def score(self, keys_BF: NDArray[np.int64], dense_BD: NDArray[np.float32]) -> Answer:
+        """Score B samples, all of them by one version."""
 
 
 class Scored(Protocol):
@@ -49,6 +58,7 @@ class ReplayConfig:
     batch_size: int = 256  # events of a request, at least
     in_flight: int = 3  # requests at a time
     max_staleness_ms: int | None = 1_800_000  # event time; None: do not wait for versions
+    compare_from: int = 0  # with a copy: before this event, wait until it is loaded
 
     def __post_init__(self) -> None:
         """Refuse what cannot run."""
@@ -68,6 +78,8 @@ class ReplayStats:
     requests: int = 0
     probes: int = 0  # requests of one sample that only ask how fresh the served version is
     failed_requests: int = 0
+    compared: int = 0  # answers that a copy was asked for too
+    changed: int = 0  # of them, not equal to the copy's
     waited_s: float = 0.0  # for a fresher version
 
 
@@ -84,6 +96,18 @@ class ReplayProgress:
     p50_ms: float  # of the last requests
     p99_ms: float
     events_per_s: float
+    compared: int = 0
+    changed: int = 0
+    awaits_copy: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Landed:
+    """An answer, and how far it is from the copy's."""
+
+    answer: Answer
+    compared: bool = False
+    difference: float | None = None
 
 
 class Replay:
@@ -94,14 +118,16 @@ class Replay:
         records: Where rows go.
         config: Pace and size of requests.
         scored: Is told how far scoring is; None if nobody waits for it.
+        copy: What answers are compared with while it is loaded; None: they are not.
     """
 
     def __init__(
         self,
-        model: ServedModel,
+        model: Scorer,
         records: Records,
         config: ReplayConfig,
         scored: Scored | None = None,
+        copy: Copy | None = None,
     ) -> None:
         """Nothing is sent yet."""
         self.config = config
@@ -110,6 +136,7 @@ class Replay:
         self._model = model
         self._records = records
         self._scored = scored
+        self._copy = copy
         self._newest: Answer | None = None
         self._latency_us: deque[int] = deque(maxlen=_RECENT)
 
@@ -127,18 +154,19 @@ class Replay:
             TrainerError: No fresher version came for ten minutes.
         """
         began, shown = time.monotonic(), 0.0
+        awaits = self._copy is not None
         total = source.total_events()
         with (
             RecordWriter(self._records.scores, SCORES) as scores,
             RecordWriter(self._records.requests, REQUESTS) as requests,
             ThreadPoolExecutor(self.config.in_flight) as pool,
         ):
-            flying: deque[tuple[Batch, Future[Answer]]] = deque()
+            flying: deque[tuple[Batch, Future[_Landed]]] = deque()
 
             def land() -> None:
-                batch, answer = flying[0][0], flying[0][1].result()
+                batch, landed = flying[0][0], flying[0][1].result()
                 flying.popleft()
-                self._keep(batch, answer, scores, requests)
+                self._keep(batch, landed, scores, requests)
 
             for batch in self._parts(source):
                 while len(flying) >= self.config.in_flight:
@@ -147,9 +175,15 @@ class Replay:
                 while flying and not self._fresh_for(batch):
                     land()
                 self._wait_fresh(batch)
-                flying.append(
-                    (batch, pool.submit(self._model.score, batch.keys_BF, batch.dense_BD))
-                )
+                if self._copy is not None and awaits and batch.first >= self.config.compare_from:
+                    awaits = False
+                    while flying:
+                        land()
+                    if progress is not None and self._newest is not None:
+                        said = self._progress(batch.watermark_ms, total, time.monotonic() - began)
+                        progress(dataclasses.replace(said, awaits_copy=True))
+                    self._copy.wait()
+                flying.append((batch, pool.submit(self._ask, batch)))
                 now = time.monotonic()
                 if progress is not None and now - shown >= every_s and self._newest is not None:
                     shown = now
@@ -220,12 +254,23 @@ class Replay:
             time.sleep(_POLL_S)
         self.stats.waited_s += time.monotonic() - began
 
-    # --- keeping ----------------------------------------------------------------------------------
+    # --- asking and keeping -----------------------------------------------------------------------
+
+    def _ask(self, batch: Batch) -> _Landed:
+        """Have a batch scored, and compare; runs in the pool's threads."""
+        compared = self._copy is not None and self._copy.loaded()
+        answer = self._model.score(batch.keys_BF, batch.dense_BD)
+        if self._copy is None or not compared:
+            return _Landed(answer)
+        return _Landed(answer, compared, self._copy.difference(batch, answer))
 
     def _keep(
-        self, batch: Batch, answer: Answer, scores: RecordWriter, requests: RecordWriter
+        self, batch: Batch, landed: _Landed, scores: RecordWriter, requests: RecordWriter
     ) -> None:
+        answer = landed.answer
         self._see(answer)
+        self.stats.compared += landed.compared
+        self.stats.changed += landed.difference is not None and landed.difference > EQUAL
         size = len(batch)
         self.stats.events += size
         self.stats.requests += 1
@@ -250,6 +295,10 @@ class Replay:
                 "sent_ms": [answer.sent_ms],
                 "latency_us": [answer.latency_us],
                 "version": [answer.version],
+                "node": [answer.node],
+                "failures": [answer.failures],
+                "compared": [landed.compared],
+                "difference": [landed.difference],
             }
         )
         self.prequential.add(batch.ts_ms_B, batch.label_B, answer.score_B)
@@ -270,4 +319,6 @@ class Replay:
             p50_ms=float(latency[0]) / 1000,
             p99_ms=float(latency[1]) / 1000,
             events_per_s=self.stats.events / max(seconds, 1e-9),
+            compared=self.stats.compared,
+            changed=self.stats.changed,
         )

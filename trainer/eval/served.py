@@ -4,8 +4,10 @@ Shapes: B samples, F features, D dense columns.
 """
 
 import dataclasses
+import itertools
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Self
 
 import grpc
 import numpy as np
@@ -23,6 +25,10 @@ _PAUSE_S = 0.5
 
 class ServingError(TrainerError):
     """The served model refuses a request, or cannot be reached; the message says which."""
+
+
+class VersionNotHeldError(ServingError):
+    """The model does not hold the version that was asked for: it left the window, or is to come."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,18 +59,37 @@ class ServedModel:
         self._client = tritonclient.grpc.InferenceServerClient(url)
         self._outputs = [tritonclient.grpc.InferRequestedOutput("SCORE")]
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        """Return it."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
         """Close the connection."""
         self._client.close()
 
-    def score(self, keys_BF: NDArray[np.int64], dense_BD: NDArray[np.float32]) -> Answer:
-        """Score B samples in one request; all of them by one version.
+    def ready(self) -> bool:
+        """Return whether the model is loaded and its server answers."""
+        try:
+            return bool(self._client.is_model_ready(self.model, client_timeout=_TIMEOUT_S))
+        except InferenceServerException:
+            return False
+
+    def score(
+        self,
+        keys_BF: NDArray[np.int64],
+        dense_BD: NDArray[np.float32],
+        *,
+        version: int | None = None,
+    ) -> Answer:
+        """Score B samples in one request; all of them by one version, the newest or that given.
 
         A server that is away is asked again for a minute.
 
         Raises:
+            VersionNotHeldError: It does not hold the version that is given.
             ServingError: It refuses the request, or stays away.
         """
+        parameters = {"version": version} if version is not None else None
         inputs = [_tensor("KEYS", keys_BF)]
         if dense_BD.shape[1]:
             inputs.append(_tensor("DENSE", dense_BD))
@@ -72,11 +97,17 @@ class ServedModel:
             sent_ms, began = time.time_ns() // 1_000_000, time.perf_counter()
             try:
                 result = self._client.infer(
-                    self.model, inputs, outputs=self._outputs, client_timeout=_TIMEOUT_S
+                    self.model,
+                    inputs,
+                    outputs=self._outputs,
+                    client_timeout=_TIMEOUT_S,
+                    parameters=parameters,
                 )
             except InferenceServerException as error:
-                if not _away(error):
-                    raise ServingError(f"model {self.model!r} at {self.url}: {error}") from error
+                if not _is(error, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                    gone = version is not None and _is(error, grpc.StatusCode.NOT_FOUND)
+                    kind = VersionNotHeldError if gone else ServingError
+                    raise kind(f"model {self.model!r} at {self.url}: {error}") from error
                 time.sleep(_PAUSE_S)
                 continue
             said = {
@@ -99,8 +130,19 @@ class ServedModel:
         )
 
 
-def _away(error: InferenceServerException) -> bool:
-    codes = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+class ServedNodes:
+    """The nodes that serve one model, asked in turn. Thread-safe."""
+
+    def __init__(self, nodes: Sequence[ServedModel]) -> None:
+        """Begin with the first."""
+        self._turn = itertools.cycle(nodes)
+
+    def score(self, keys_BF: NDArray[np.int64], dense_BD: NDArray[np.float32]) -> Answer:
+        """Score B samples at the node whose turn it is; errors are those of `ServedModel.score`."""
+        return next(self._turn).score(keys_BF, dense_BD)
+
+
+def _is(error: InferenceServerException, *codes: grpc.StatusCode) -> bool:
     return any(str(code) == error.status() for code in codes)
 
 

@@ -57,8 +57,9 @@ def hit_share(hits: Mapping[str, int], source: str) -> float:
 
 def headline(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the figures that a person reads first, as (name, value)."""
-    hits = report["hits"]
-    return [
+    hits, reshard = report["hits"], report["reshard"]
+    sources = ("ddr", "ssd", "remote")
+    figures = [
         ("served AUC", auc_text(report["served_auc"])),
         ("frozen AUC", auc_text(report["frozen_auc"])),
         ("impressions scored", f"{report['events']:,}"),
@@ -66,8 +67,38 @@ def headline(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("p50 / p99 of a request", f"{report['p50_ms']:.1f} / {report['p99_ms']:.1f} ms"),
         ("commit to first answer, p50 / p99", _freshness(report)),
         ("versions published", f"{report['versions_published']:,}"),
-        ("lookups from DDR / SSD", f"{hit_share(hits, 'ddr'):.1%} / {hit_share(hits, 'ssd'):.1%}"),
+        (
+            "lookups from DDR / SSD / the other node",
+            " / ".join(f"{hit_share(hits, source):.1%}" for source in sources),
+        ),
     ]
+    if reshard:
+        figures += [
+            (
+                "buckets moved under traffic",
+                f"{reshard['buckets_moved']} of {reshard['buckets']} in {reshard['seconds']:.1f} s",
+            ),
+            (
+                "answers changed of those compared",
+                f"{reshard['answers_changed']} of {reshard['compared']:,}",
+            ),
+        ]
+    return figures
+
+
+def reshard_faults(report: Mapping[str, Any]) -> list[str]:
+    """Return what the reshard did that it must not do, in words; empty if it did nothing."""
+    reshard = report["reshard"]
+    if not reshard:
+        return []
+    faults = {
+        f"answers changed by the reshard, by up to {reshard['largest_difference']}": (
+            reshard["answers_changed"]
+        ),
+        "requests failed during the reshard": reshard["failed_requests"],
+        "answers of the reshard were not compared": reshard["answers"] - reshard["compared"],
+    }
+    return [f"{count} {text}" for text, count in faults.items() if count]
 
 
 def _freshness(report: Mapping[str, Any]) -> str:
@@ -77,7 +108,7 @@ def _freshness(report: Mapping[str, Any]) -> str:
 def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     first, last = report["window_days"]
     resident = report["resident_bytes"]
-    freezing = report["freezing_hour"]
+    freezing, reshard = report["freezing_hour"], report["reshard"]
     facts = [
         (
             "AUC is the mean of the daily AUC over days",
@@ -92,14 +123,32 @@ def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         ),
         ("rows", f"{report['rows']:,}"),
         ("bytes of all rows", f"{report['row_bytes']:,}"),
-        ("DDR budget", f"{report['ddr_budget_bytes']:,}"),
+        ("DDR budget of a node", f"{report['node_ddr_budget_bytes']:,}"),
         *((f"resident bytes, {tier}", f"{size:,}") for tier, size in resident.items()),
         *((f"lookups from {source}", f"{count:,}") for source, count in report["hits"].items()),
     ]
     if freezing:
         said = f"{freezing['served_auc']:.4f} / {freezing['frozen_auc']:.4f}"
         facts.append(("served / frozen in the hour of freezing", said))
+    if reshard:
+        facts += [
+            ("buckets moved to the other node", f"{reshard['buckets_moved_to_other_nodes']}"),
+            ("bytes moved", f"{reshard['bytes_moved']:,}"),
+            (
+                "answers while they moved; versions",
+                f"{reshard['answers']:,}; {reshard['versions']}",
+            ),
+            ("largest difference from the unmoved copy", f"{reshard['largest_difference']:.2g}"),
+            ("of them with a moved bucket's key", f"{reshard['touched']:.1%}"),
+            ("impressions with a moved bucket's key", f"{reshard['touched_impressions']:.1%}"),
+            ("p99 of a request while they moved", _ms(reshard["p99_ms"])),
+            ("p99 just before, the copy asked too", _ms(reshard["p99_before_ms"])),
+        ]
     return facts
+
+
+def _ms(value: float | None) -> str:
+    return "none" if value is None else f"{value:.1f} ms"
 
 
 def _line(hours: Mapping[str, float]) -> tuple[list[float], list[float]]:
@@ -156,12 +205,22 @@ _PICTURES = (
 )
 
 
+def _shade_reshard(axes: Axes, report: Mapping[str, Any]) -> None:
+    """Mark the event time in which buckets moved."""
+    moving = ("moving", "settling")
+    ts_ms = [each["ts_ms"] for each in report["samples"] if each["reshard"] in moving]
+    if ts_ms:
+        first, last = min(ts_ms) / 86_400_000, max(ts_ms) / 86_400_000
+        axes.axvspan(first, last, color="#fdae61", alpha=0.6, linewidth=1, zorder=0)
+
+
 def _picture(draw: Any, report: Mapping[str, Any]) -> str:
     with mpl.rc_context({"font.size": 10, "svg.hashsalt": "embertide"}):
         figure = Figure(figsize=(10, 3), layout="constrained")
         axes = figure.subplots()
         draw(axes, report)
-        axes.set_xlabel("days of event time")
+        _shade_reshard(axes, report)
+        axes.set_xlabel("days of event time; shaded: buckets move")
         axes.spines[["top", "right"]].set_visible(False)
         out = io.BytesIO()
         figure.savefig(out, format="svg", metadata={"Date": None})

@@ -15,7 +15,10 @@ import rich.table
 import typer
 
 from embertide.server.adapters.process import ProcessError
-from embertide.server.cli.demo import Demo, DemoOptions, State, check, load_demo
+from embertide.server.cli.demo.options import DemoOptions, load_demo
+from embertide.server.cli.demo.proof import check
+from embertide.server.cli.demo.report import auc_text, headline, hit_share, reshard_faults
+from embertide.server.cli.demo.run import Demo, State
 from embertide.server.cli.refusals import (
     DEFAULT_BACKENDS,
     DEFAULT_CACHE,
@@ -24,7 +27,6 @@ from embertide.server.cli.refusals import (
     print_json,
     refusals,
 )
-from embertide.server.cli.report import auc_text, headline, hit_share
 
 _EVERY_S = 5.0
 
@@ -37,12 +39,12 @@ def _event_time(ts_ms: int | None) -> str:
 
 
 def _rows(state: State) -> list[tuple[str, str]]:
-    replay, trainer, node = state.replay, state.trainer, state.node
-    hits: Mapping[str, int] = node.get("hits", {})
+    replay, trainer, nodes = state.replay, state.trainer, state.nodes
+    hits: Mapping[str, int] = nodes.get("hits", {})
     shares = " · ".join(
-        f"{name} {hit_share(hits, name):.1%}" for name in ("hbm", "ddr", "ssd", "default")
+        f"{name} {hit_share(hits, name):.1%}" for name in ("hbm", "ddr", "ssd", "remote", "default")
     )
-    resident: Mapping[str, int] = node.get("resident_bytes", {})
+    resident: Mapping[str, int] = nodes.get("resident_bytes", {})
     held = " · ".join(f"{name} {size / 2**20:.1f} MiB" for name, size in resident.items() if size)
     rows = [("stage", state.stage), ("event time", _event_time(replay.get("ts_ms")))]
     if replay:
@@ -54,14 +56,26 @@ def _rows(state: State) -> list[tuple[str, str]]:
             ("request p50 / p99", f"{replay['p50_ms']:.1f} / {replay['p99_ms']:.1f} ms"),
             ("impressions a second", f"{replay['events_per_s']:,.0f}"),
         ]
-    if node:
+    if nodes:
         rows += [
-            ("rows", f"{node['rows']:,}"),
+            ("rows of both nodes", f"{nodes['rows']:,}"),
             ("lookups from", shares),
             ("bytes in", held),
-            ("failed requests", f"{node['failed_requests']:,}"),
+            ("failed requests", f"{nodes['failed_requests']:,}"),
+            ("plan", f"{nodes['plan_epoch']}"),
         ]
+    if state.reshard:
+        rows.append(("reshard", _reshard_text(state.reshard)))
     return rows
+
+
+def _reshard_text(reshard: Mapping[str, Any]) -> str:
+    if reshard["phase"] == "waiting":
+        return "half way through the stream"
+    return (
+        f"{reshard['phase']} · {reshard['buckets_done']} of {reshard['buckets_total']} buckets · "
+        f"{reshard['compared']:,} answers compared, {reshard['changed']} changed"
+    )
 
 
 def _view(state: State) -> rich.console.RenderableType:
@@ -100,6 +114,8 @@ class _Lines:
                 f"p99 {replay['p99_ms']:.1f} ms",
                 err=True,
             )
+            if state.reshard.get("phase", "waiting") not in ("waiting", "done"):
+                typer.echo(f"   reshard: {_reshard_text(state.reshard)}", err=True)
         self._said, self._stage = now, state.stage
 
 
@@ -169,9 +185,12 @@ def command(
     verify: Annotated[
         bool, typer.Option("--verify", help="Prove the report of the last run instead.")
     ] = False,
-    http_port: Annotated[int, typer.Option(help="The node's HTTP.")] = 8000,
-    grpc_port: Annotated[int, typer.Option(help="The node's gRPC.")] = 8001,
-    metrics_port: Annotated[int, typer.Option(help="The node's metrics.")] = 8002,
+    http_port: Annotated[
+        int, typer.Option(help="The first node's HTTP; the second takes free ports.")
+    ] = 8000,
+    grpc_port: Annotated[int, typer.Option(help="Its gRPC.")] = 8001,
+    metrics_port: Annotated[int, typer.Option(help="Its metrics.")] = 8002,
+    control_port: Annotated[int, typer.Option(help="The control plane.")] = 7070,
     redis_port: Annotated[int, typer.Option(help="The demo's own Redis.")] = 16379,
     bus: Annotated[
         str | None, typer.Option(help="URL of a Redis that runs already, instead of its own.")
@@ -181,8 +200,10 @@ def command(
 ) -> None:
     """Watch a model learn from a drifting news stream while Triton serves it.
 
-    Starts Redis, a trainer, a node of two CPU devices and a client; every impression is scored by
-    the served model before the trainer sees it. Ctrl-C ends all of them.
+    Starts Redis, a trainer, a control plane, two nodes of two CPU devices that share the model, and
+    a client; every impression is scored by the served model before the trainer sees it. Half way
+    half of the buckets move to other devices while they are served, and each answer meanwhile is
+    compared with an unmoved copy's. Ctrl-C ends all of them.
 
     Example: embertide demo --data clicks.parquet --events 1000000, then embertide demo --verify
     """
@@ -201,6 +222,7 @@ def command(
             http_port=http_port,
             grpc_port=grpc_port,
             metrics_port=metrics_port,
+            control_port=control_port,
             redis_port=redis_port,
             bus=bus,
         )
@@ -212,3 +234,8 @@ def command(
         print_json({name: value for name, value in report.items() if name != "samples"})
     else:
         _summary(report, out)
+    faults = reshard_faults(report)
+    for fault in faults:
+        typer.echo(f"error: {fault}", err=True)
+    if faults:
+        raise typer.Exit(1)

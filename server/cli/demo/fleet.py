@@ -1,0 +1,187 @@
+"""What serves in the demo: a control plane, and two nodes of two CPU devices that share a model.
+
+embertide control ── plans ──> state Redis (its own)
+^ beats                        │ read by
+node-0 (0, 1) <── rows ──> node-1 (0, 1)      each a tritonserver; either answers any key
+"""
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
+
+from embertide.server.adapters import triton
+from embertide.server.adapters.process import Child, check_port, free_ports
+from embertide.server.cli.demo.options import MODEL, DemoError, DemoOptions
+from embertide.server.cli.metrics_page import MetricsPage
+
+NODES = 2
+DEVICES = 2
+DDR_SHARE = 0.25
+"""DDR holds the index and this share of the rows' bytes; the versions' chains come out of it."""
+_LEAST_ROWS_BYTES = 1 << 19  # of a device: two pages, or a bucket's index while it doubles
+_LEAST_DEVICE_BYTES = 1 << 20  # the backend refuses less
+# A node of a version chain; a row that changed in the window has one or more (docs/design/0001).
+_WINDOW = 8
+_CHAIN_BYTES = 64
+_SSD_BYTES = 8 << 30
+_LOAD_S = 60.0
+_HEARTBEAT_MS, _LONGEST_DEADLINE_MS = 100, 1000
+
+
+def _rows_budget(stream: Mapping[str, Any]) -> int:
+    chains = _WINDOW * _CHAIN_BYTES * int(stream["changed_rows"])
+    least = chains + DEVICES * _LEAST_ROWS_BYTES
+    return max(int(DDR_SHARE * stream["row_bytes"]), least)
+
+
+def ddr_budget(stream: Mapping[str, Any]) -> int:
+    """Return the DDR budget of a node that holds all, for a stream as `describe` tells of it."""
+    return int(stream["index_bytes"]) + _rows_budget(stream)
+
+
+def node_budget(stream: Mapping[str, Any]) -> int:
+    """Return that of a node that holds half of the rows, and while buckets move three quarters."""
+    index = int(stream["index_bytes"]) * 3 // 4
+    return max(index + _rows_budget(stream) // NODES, DEVICES * _LEAST_DEVICE_BYTES)
+
+
+class DemoFleet:
+    """The processes that serve. They are ended by the stack that they are started on."""
+
+    def __init__(
+        self,
+        options: DemoOptions,
+        stream: Mapping[str, Any],
+        bus: str,
+        processes: contextlib.ExitStack,
+    ) -> None:
+        """Start the control plane and the nodes, and wait until they serve.
+
+        Raises:
+            ProcessError: One of them does not start; the message says why.
+        """
+        self.options = options
+        self._stream, self._bus, self._processes = stream, bus, processes
+        # Asked for at once: two calls might give the same.
+        self._free = iter(free_ports(1 + NODES + 3 * (NODES - 1)))
+        self._start_control()
+        self.nodes = self._start_nodes()
+
+    @property
+    def control(self) -> str:
+        """host:port of the control plane."""
+        return f"127.0.0.1:{self.options.control_port}"
+
+    def _start_control(self) -> None:
+        check_port("control plane", "127.0.0.1", self.options.control_port)
+        state_port = next(self._free)
+        self._state = f"redis://127.0.0.1:{state_port}/0"
+        words: list[object] = ["control", "--model", MODEL, "--listen", self.control]
+        words += ["--expect-nodes", NODES, "--state-port", state_port]
+        words += ["--directory", self.options.directory / "control"]
+        words += ["--heartbeat-ms", _HEARTBEAT_MS, "--longest-deadline-ms", _LONGEST_DEADLINE_MS]
+        command = [sys.executable, "-m", "embertide.server.cli", *map(str, words)]
+        self._control = Child(command, log=self.options.log("control"))
+        self._processes.callback(self._control.stop)
+
+    def _model_options(self, name: str, **fields: Any) -> triton.ModelOptions:
+        """Return what all models of the demo have in common; `fields` are the rest."""
+        common = {
+            "kind": "ranking",
+            "instances": 2,
+            "max_batch_size": 4096,  # a request ends where a group of one ts does
+            "devices": DEVICES,
+            "ddr_budget_bytes": ddr_budget(self._stream),
+            "ssd_budget_bytes": _SSD_BYTES,
+            "ssd_directory": self.options.directory / "ssd" / name,
+        }
+        return triton.ModelOptions(**{**common, **fields})
+
+    def _start_nodes(self) -> list[triton.TritonServer]:
+        options = self.options
+        first = (options.http_port, options.grpc_port, options.metrics_port)
+        # Neither is ready before the plan is made, and that waits for both.
+        others = (tuple(next(self._free) for _ in range(3)) for _ in range(NODES - 1))
+        starts = [self._server(n, ports) for n, ports in enumerate((first, *others))]
+        return triton.start_together(self._processes, starts)
+
+    def _server(self, n: int, ports: tuple[int, ...]) -> triton.ServerOptions:
+        options, name = self.options, f"node-{n}"
+        model = self._model_options(
+            name,
+            publication=options.publication,
+            bus=self._bus,
+            node=name,
+            ddr_budget_bytes=node_budget(self._stream),
+            state=self._state,
+            control=self.control,
+            peer_address=f"127.0.0.1:{next(self._free)}",
+            plan_file=options.directory / f"plan-{n}.bin",
+        )
+        repository = options.directory / "models" / name
+        triton.write_model(repository, MODEL, model)
+        return triton.ServerOptions(
+            repository=repository,
+            backends=options.backends,
+            log=options.log(name),
+            http_port=ports[0],
+            grpc_port=ports[1],
+            metrics_port=ports[2],
+            explicit=True,
+            models=(MODEL,),
+        )
+
+    def check(self) -> None:
+        """Prove that all run.
+
+        Raises:
+            DemoError: One has ended.
+        """
+        processes = {f"node-{n}": node.process for n, node in enumerate(self.nodes)}
+        for name, process in {**processes, "control": self._control}.items():
+            if not process.alive():
+                raise DemoError(f"{name} ended with code {process.code}: see {process.log}")
+
+    def pages(self) -> str:
+        """Return the nodes' pages of metrics, one after the other."""
+        return "\n".join(node.metrics() for node in self.nodes)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the nodes' metrics say of the model."""
+        return MetricsPage(self.pages()).model(MODEL)
+
+    # --- models beside the fleet's, on the first node ---------------------------------------------
+
+    def _load(self, name: str, model: triton.ModelOptions) -> None:
+        """Load a model that holds all rows by itself."""
+        triton.write_model(self.nodes[0].options.repository, name, model)
+        with self._client() as client:
+            client.load_model(name, client_timeout=_LOAD_S)
+
+    def unload(self, name: str) -> None:
+        """Unload it."""
+        with self._client() as client:
+            client.unload_model(name, client_timeout=_LOAD_S)
+
+    @contextlib.contextmanager
+    def _client(self) -> Iterator[Any]:
+        node = self.nodes[0]
+        with tritonclient.grpc.InferenceServerClient(node.grpc) as client:
+            try:
+                yield client
+            except InferenceServerException as error:
+                raise DemoError(f"node-0: {error}; see {node.process.log}") from error
+
+    def load_unmoved(self, name: str) -> None:
+        """Load a copy of the model that follows the same publication and moves nothing."""
+        self._load(
+            name, self._model_options(name, publication=self.options.publication, bus=self._bus)
+        )
+
+    def load_frozen(self, name: str) -> None:
+        """Load the copy that was kept early on."""
+        self._load(name, self._model_options(name, snapshot=self.options.kept))

@@ -1,0 +1,104 @@
+"""What the demo runs over and where: what a user may choose, and what it chooses itself."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from embertide.server.adapters.process import ProcessError
+
+MODEL = "news"
+UNMOVED_MODEL = "unmoved"
+"""The copy on one node that holds all rows: what answers are compared with during the reshard."""
+FROZEN_MODEL = "frozen"
+_MARKER = "demo.json"
+_PATHS = ("directory", "backends", "cache")
+
+
+class DemoError(ProcessError):
+    """The demo cannot run; the message says what to do."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class DemoOptions:
+    """What the demo runs over, and where."""
+
+    directory: Path
+    backends: Path
+    cache: Path  # of compiled dense programs
+    data: str | None = None
+    events: int | None = None
+    hours: int = 96
+    max_staleness_min: float = 15.0
+    http_port: int = 8000  # of the first node, as the next two; the second takes free ones
+    grpc_port: int = 8001
+    metrics_port: int = 8002
+    control_port: int = 7070
+    redis_port: int = 16379
+    bus: str | None = None  # a Redis that runs already; one of the demo's own without it
+
+    def input(self) -> list[str]:
+        """Return the trainer's options that name the stream."""
+        named = {"--data": self.data, "--events": self.events, "--hours": self.hours}
+        if self.data is not None:
+            del named["--hours"]
+        return [str(part) for pair in named.items() if pair[1] is not None for part in pair]
+
+    @property
+    def publish_every_s(self) -> int:
+        """Event time between versions: three fit the staleness that scoring allows."""
+        return max(1, min(600, int(self.max_staleness_min * 60 / 3)))
+
+    @property
+    def publication(self) -> Path:
+        """Where the trainer publishes."""
+        return self.directory / "publication"
+
+    @property
+    def kept(self) -> Path:
+        """The copy that is frozen."""
+        return self.directory / "kept"
+
+    @property
+    def frozen_records(self) -> Path:
+        """What the frozen copy answered."""
+        return self.directory / "frozen"
+
+    @property
+    def reshard(self) -> Path:
+        """What moved, and when."""
+        return self.directory / "reshard.json"
+
+    @property
+    def metrics(self) -> Path:
+        """The nodes' last pages of metrics."""
+        return self.directory / "metrics.txt"
+
+    def log(self, name: str) -> Path:
+        """Where a process writes its log."""
+        return self.directory / "logs" / f"{name}.log"
+
+    def mark(self) -> None:
+        """Write them into the folder, which they make a demo's."""
+        text = json.dumps(dataclasses.asdict(self), default=str, indent=1)
+        (self.directory / _MARKER).write_text(text + "\n")
+
+    @staticmethod
+    def marks(directory: Path) -> bool:
+        """Return whether a folder is a demo's."""
+        return (directory / _MARKER).exists()
+
+
+def load_demo(directory: Path) -> tuple[DemoOptions, dict[str, Any]]:
+    """Return the options and the report of a demo that ran.
+
+    Raises:
+        DemoError: There is none.
+    """
+    try:
+        said = json.loads((directory / _MARKER).read_text())
+        report = json.loads((directory / "report.json").read_text())
+    except FileNotFoundError as error:
+        raise DemoError(f"{error.filename} is missing: run the demo first") from None
+    paths = {name: Path(said.pop(name)) for name in _PATHS}
+    return DemoOptions(**{**paths, **said, "directory": directory}), report

@@ -1,0 +1,254 @@
+"""The demo's stages.
+
+    redis-server <── trainer (learns behind the scorer, publishes) ──> build/demo/publication
+        └─────────> two nodes that share `news`, and their control plane (fleet.py)
+                        ^── replay (scores every impression over gRPC, then lets the trainer go on)
+
+Every impression is scored by the served model before the trainer sees it, by either node in turn.
+Half way half of the buckets move to other devices (reshard.py), and each answer meanwhile is
+compared with that of a copy that moves nothing. Then the copy of the model that was kept after the
+first quarter is scored on the same events, all figures are made from what was written down, and
+build/demo/report.json and report.html say them.
+"""
+
+import contextlib
+import dataclasses
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from embertide.server.adapters.redis import RedisOptions, RedisServer
+from embertide.server.cli.demo.fleet import DemoFleet, node_budget
+from embertide.server.cli.demo.options import (
+    FROZEN_MODEL,
+    MODEL,
+    UNMOVED_MODEL,
+    DemoError,
+    DemoOptions,
+)
+from embertide.server.cli.demo.proof import verify
+from embertide.server.cli.demo.report import write_report
+from embertide.server.cli.demo.reshard import DemoReshard
+from embertide.server.cli.metrics_page import MetricsPage
+from embertide.server.cli.processes import TrainerProcess, run_trainer
+
+FREEZE_AFTER = 0.25
+"""The copy is made once this share of the events is learned."""
+_POLL_S = 0.1
+_SAMPLE_EVERY_S = 1.0
+_MAX_SAMPLES = 2000
+
+
+@dataclasses.dataclass(slots=True)
+class State:
+    """What the demo looks like now, for whoever shows it."""
+
+    stage: str = "starting"
+    scored: str = "served"  # whose answers `replay` tells of: served, or frozen
+    stream: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    trainer: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    replay: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    nodes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    reshard: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+Show = Callable[[State], None]
+
+
+class Demo:
+    """One run. A context manager: leaving it stops every process that it started."""
+
+    def __init__(self, options: DemoOptions, show: Show) -> None:
+        """Prepare the folder; nothing runs yet.
+
+        Raises:
+            DemoError: The folder holds something else, or the input is missing.
+        """
+        self.options = options
+        self.state = State()
+        self._show = show
+        self._processes = contextlib.ExitStack()
+        self._samples: list[dict[str, Any]] = []
+        self._sampled = 0.0
+        self._prepare()
+
+    def __enter__(self) -> Self:
+        """Return the demo."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Stop what runs, the last started first."""
+        self._processes.close()
+
+    def _prepare(self) -> None:
+        directory = self.options.directory
+        if directory.exists() and any(directory.iterdir()) and not DemoOptions.marks(directory):
+            raise DemoError(f"{directory} holds something else than a demo: give another --out")
+        data = self.options.data
+        if data is not None and "://" not in data and not Path(data).is_file():
+            raise DemoError(f"{data} is missing: give the path of a Parquet or CSV file as DATA")
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        self.options.mark()
+
+    # --- the stages -------------------------------------------------------------------------------
+
+    def run(self) -> dict[str, Any]:
+        """Run everything and return the report.
+
+        Raises:
+            ProcessError: A process could not be started, or failed; the message says which.
+        """
+        self._stage("reading the input")
+        every = ("--every-s", str(self.options.publish_every_s))
+        self.state.stream = run_trainer("describe", [*self.options.input(), *every])
+        bus = self._start_redis()
+        trainer = self._start_trainer(bus)
+        self._stage("making the first snapshot (the dense net is compiled once)")
+        while not self._publishes() and trainer.poll():
+            self._tick(trainer)
+        self._stage("starting the control plane and two nodes")
+        fleet = DemoFleet(self.options, self.state.stream, bus, self._processes)
+        self._stage("learning and serving")
+        reshard = DemoReshard(self.options, fleet, self.state.stream)
+        replay = self._start_served_replay(fleet, reshard, bus)
+        while replay.poll():
+            trainer.poll()
+            reshard.step(replay.progress)
+            self._tick(trainer, replay, fleet, reshard)
+        reshard.end(replay.progress)
+        self._stage("the trainer publishes its last version")
+        while trainer.poll():
+            self._tick(trainer, replay, fleet)
+        self._await_last(fleet, int((trainer.result or {})["version"]))
+        served = fleet.pages()
+        self.options.metrics.write_text(served)
+        self._stage("scoring the frozen copy on the same events")
+        self._score_frozen(fleet)
+        self._processes.close()
+        self._stage("making the figures")
+        return self._report(trainer, replay, MetricsPage(served))
+
+    def _stage(self, text: str) -> None:
+        self.state.stage = text
+        self._show(self.state)
+
+    def _tick(
+        self,
+        trainer: TrainerProcess,
+        replay: TrainerProcess | None = None,
+        fleet: DemoFleet | None = None,
+        reshard: DemoReshard | None = None,
+    ) -> None:
+        self.state.trainer = trainer.progress
+        if replay is not None:
+            self.state.replay = replay.progress
+        if reshard is not None:
+            self.state.reshard = reshard.facts(self.state.replay)
+        now = time.monotonic()
+        if fleet is not None and now - self._sampled >= _SAMPLE_EVERY_S:
+            fleet.check()
+            self._sampled = now
+            self.state.nodes = fleet.facts()
+            if self.state.nodes["refused_versions"]:
+                raise DemoError(f"a node refuses a version: see {self.options.log('node-0')}")
+            phase = self.state.reshard.get("phase")
+            self._samples.append(
+                {"ts_ms": self.state.replay.get("ts_ms"), "reshard": phase, **self.state.nodes}
+            )
+            if len(self._samples) > _MAX_SAMPLES:
+                del self._samples[1::2]
+        self._show(self.state)
+        time.sleep(_POLL_S)
+
+    def _start_redis(self) -> str:
+        if self.options.bus is not None:
+            return self.options.bus
+        options = RedisOptions(log=self.options.log("redis"), port=self.options.redis_port)
+        return self._processes.enter_context(RedisServer(options)).url
+
+    def _publishes(self) -> bool:
+        return any(self.options.publication.glob("snapshots/*/manifest.json"))
+
+    def _start_trainer(self, bus: str) -> TrainerProcess:
+        keep_after = int(self.state.stream["events"] * FREEZE_AFTER)
+        arguments = [
+            str(self.options.publication),
+            *self.options.input(),
+            *("--bus", bus, "--behind-scorer", "--cache", str(self.options.cache)),
+            *("--publish-every-s", str(self.options.publish_every_s)),
+            *("--keep-after", str(keep_after), "--keep-in", str(self.options.kept)),
+        ]
+        log = self.options.log("trainer")
+        return self._processes.enter_context(TrainerProcess("train", arguments, log=log))
+
+    def _start_served_replay(
+        self, fleet: DemoFleet, reshard: DemoReshard, bus: str
+    ) -> TrainerProcess:
+        nodes = [word for node in fleet.nodes for word in ("--url", node.grpc)]
+        compare = ("--compare", UNMOVED_MODEL, "--compare-from", str(reshard.begins_at))
+        return self._start_replay(MODEL, self.options.directory, *nodes, "--bus", bus, *compare)
+
+    def _start_replay(self, model: str, output: Path, *more: str) -> TrainerProcess:
+        arguments = [
+            str(output),
+            *self.options.input(),
+            *("--model", model, "--max-staleness", str(self.options.max_staleness_min)),
+            *more,
+        ]
+        log = self.options.log(f"replay-{model}")
+        return self._processes.enter_context(TrainerProcess("replay", arguments, log=log))
+
+    def _await_last(self, fleet: DemoFleet, version: int) -> None:
+        """Wait until the nodes answer at the last version: what they hold is then the model."""
+        deadline = time.monotonic() + 30
+        while int(fleet.facts()["version"]) < version:
+            if time.monotonic() > deadline:
+                log = self.options.log("node-0")
+                raise DemoError(f"the nodes did not reach version {version}: see {log}")
+            time.sleep(_POLL_S)
+
+    def _score_frozen(self, fleet: DemoFleet) -> None:
+        if not (self.options.kept / "manifest.json").is_file():
+            return  # so few events that no version fell after the first quarter
+        fleet.load_frozen(FROZEN_MODEL)
+        url = ("--url", fleet.nodes[0].grpc)
+        how = ("--frozen", "--batch-size", "1000")
+        replay = self._start_replay(FROZEN_MODEL, self.options.frozen_records, *url, *how)
+        self.state.replay, self.state.scored = {}, "frozen"
+        while replay.poll():
+            self.state.replay = replay.progress
+            self._show(self.state)
+            time.sleep(_POLL_S)
+
+    # --- the report -------------------------------------------------------------------------------
+
+    def _report(
+        self, trainer: TrainerProcess, replay: TrainerProcess, page: MetricsPage
+    ) -> dict[str, Any]:
+        stats, trained = replay.result or {}, trainer.result or {}
+        figures = verify(self.options)
+        nodes = page.model(MODEL)
+        first, last = figures["window_days"]
+        by_day = trained["auc_by_day"]
+        window = [by_day[str(day)] for day in range(first, last + 1) if str(day) in by_day]
+        report = {
+            **figures,
+            "trainer_auc": sum(window) / len(window) if window else None,
+            "trainer_auc_by_day": by_day,
+            "failed_requests": stats["failed_requests"],
+            "probes": stats["probes"],
+            "waited_s": stats["waited_s"],
+            "versions_published": trained["version"],
+            "rows": nodes["rows"],
+            "resident_bytes": nodes["resident_bytes"],
+            "hits": nodes["hits"],
+            "node_ddr_budget_bytes": node_budget(self.state.stream),
+            "row_bytes": self.state.stream["row_bytes"],
+            "stream": self.state.stream,
+            "samples": self._samples,
+        }
+        write_report(self.options.directory, report)
+        return report

@@ -1,0 +1,177 @@
+"""The demo's reshard and its comparison with an unmoved copy: over real nodes, with versions that
+come meanwhile; and with a row that is lost on purpose, which the comparison must find.
+"""
+
+import contextlib
+import dataclasses
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import tritonclient.grpc
+from checker import CheckerNet
+from fleet import CONFIG, KEYS, Model
+from pair import Pair, start_pair
+from torch import Tensor
+
+from embertide.server.adapters import process, triton
+from embertide.server.adapters.redis import RedisOptions, RedisServer
+from embertide.server.cli.demo.options import UNMOVED_MODEL, DemoOptions
+from embertide.server.cli.demo.reshard import DemoReshard
+from embertide.trainer.data.base import Batch, EventSchema, EventSource, FeatureColumn
+from embertide.trainer.eval.compare import Copy
+from embertide.trainer.eval.moves import MovedKeys, Reshard
+from embertide.trainer.eval.records import Records
+from embertide.trainer.eval.replay import Replay, ReplayConfig, ReplayProgress
+from embertide.trainer.eval.served import ServedModel, ServedNodes
+
+CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
+EVENTS = 60_000
+
+
+class MeanNet(CheckerNet):
+    """A score in (0, 1) that every row and the version move."""
+
+    def forward(self, dense_BD: Tensor, embeddings_BE: Tensor) -> Tensor:
+        return torch.sigmoid(embeddings_BE.mean(1) + self.w / 1000)
+
+
+class Events(EventSource):
+    """Keys at random, a millisecond apart."""
+
+    def __init__(self) -> None:
+        columns = tuple(FeatureColumn(name=each.name, column=each.name) for each in CONFIG.features)
+        self.schema = EventSchema(features=columns, label="y")
+
+    def total_events(self) -> int:
+        return EVENTS
+
+    def batches(self, *, batch_size: int, start: int = 0) -> Iterator[Batch]:
+        rng = np.random.default_rng(start)
+        for first in range(start, EVENTS, batch_size):
+            event_B = np.arange(first, min(first + batch_size, EVENTS))
+            yield Batch(
+                first=first,
+                next_offset=int(event_B[-1]) + 1,
+                event_B=event_B,
+                ts_ms_B=event_B + 1_000_000,
+                keys_BF=rng.integers(0, KEYS, (len(event_B), len(CONFIG.features))),
+                dense_BD=np.zeros((len(event_B), 0), np.float32),
+                label_B=np.zeros(len(event_B), np.float32),
+            )
+
+
+@dataclasses.dataclass
+class Fleet:
+    """What DemoReshard asks of a fleet."""
+
+    pair: Pair
+    publication: Path
+    url: str
+
+    @property
+    def control(self) -> str:
+        return self.pair.control
+
+    def load_unmoved(self, name: str) -> None:
+        node = self.pair.nodes[0]
+        options = triton.ModelOptions(
+            publication=self.publication, bus=self.url, kind="ranking", instances=2
+        )
+        triton.write_model(node.options.repository, name, options)
+        with tritonclient.grpc.InferenceServerClient(node.grpc) as client:
+            client.load_model(name)
+
+    def unload(self, name: str) -> None:
+        with tritonclient.grpc.InferenceServerClient(self.pair.nodes[0].grpc) as client:
+            client.unload_model(name)
+
+
+class Publishing(threading.Thread):
+    """Publishes five versions a second until told to stop."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self._model, self._ending = model, threading.Event()
+
+    def run(self) -> None:
+        while not self._ending.wait(0.2):
+            self._model.publish()
+
+    def stop(self) -> None:
+        self._ending.set()
+        self.join()
+
+
+def _lose_rows(model: Model, publication: Path) -> None:
+    """Leave some rows out of the snapshot that buckets are added from."""
+    lost = {at for at in model.versions[1] if at[1] % 50 == 0}
+    [snapshot] = (publication / "snapshots").iterdir()
+    shutil.rmtree(snapshot)
+    model.snapshot(1, into=snapshot, without=lost)
+
+
+@pytest.mark.parametrize("lossy", [False, True], ids=["whole", "lossy"])
+def test_a_reshard_changes_no_answer_and_a_lost_row_is_found(
+    lossy: bool, tmp_path: Path, server_options: triton.ServerOptions
+) -> None:
+    with contextlib.ExitStack() as stack:
+        options = RedisOptions(log=tmp_path / "redis.log", port=process.free_ports(1)[0])
+        url = stack.enter_context(RedisServer(options)).url
+        model = Model(tmp_path / "publication", url, CACHE, seed=11, net=MeanNet(1))
+        true = model.publication.path
+        second = shutil.copytree(true, tmp_path / "second") if lossy else true
+        publications = (true, second)
+        pair = start_pair(
+            stack, tmp_path, server_options, url, model=CONFIG.name, publications=publications
+        )
+        if lossy:
+            _lose_rows(model, second)
+        else:
+            publishing = Publishing(model)
+            stack.callback(publishing.stop)
+            publishing.start()
+        fleet: Any = Fleet(pair, true, url)
+        demo = DemoOptions(directory=tmp_path, backends=tmp_path, cache=CACHE)
+        reshard = DemoReshard(demo, fleet, {"events": EVENTS})
+        progress: dict[str, Any] = {}
+
+        def show(said: ReplayProgress) -> None:
+            progress.update(dataclasses.asdict(said))
+
+        nodes = [stack.enter_context(ServedModel(node.grpc, "rank")) for node in pair.nodes]
+        copy = Copy(stack.enter_context(ServedModel(pair.nodes[0].grpc, UNMOVED_MODEL)))
+        config = ReplayConfig(max_staleness_ms=None, compare_from=reshard.begins_at)
+        replay = Replay(ServedNodes(nodes), Records(tmp_path), config, copy=copy)
+        pool = stack.enter_context(ThreadPoolExecutor(1))
+        running = pool.submit(replay.run, Events(), progress=show, every_s=0.05)
+        while not running.done():
+            reshard.step(dict(progress))
+            time.sleep(0.02)
+        running.result()
+        reshard.end(progress)
+        assert reshard.phase == "done"
+
+    moved = MovedKeys(Reshard.read(demo.reshard), Records(tmp_path))
+    for batch in Events().batches(batch_size=4096):
+        moved.add(batch)
+    figures = moved.figures()
+    assert figures["buckets_moved"] >= 0.3 * figures["buckets"]
+    assert figures["buckets_moved_to_other_nodes"] > 0
+    assert figures["failed_requests"] == 0
+    assert figures["compared"] == figures["answers"] > 5
+    assert figures["touched"] >= 0.2
+    if lossy:
+        assert figures["answers_changed"] > 0
+        assert figures["largest_difference"] > 1e-6
+    else:
+        assert figures["answers_changed"] == 0
+        assert figures["versions"] > 1
+    assert replay.stats.changed >= figures["answers_changed"]

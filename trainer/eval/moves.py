@@ -1,0 +1,119 @@
+"""What a reshard did to the answers given meanwhile: how many, how late, how far from a copy's.
+
+An answer is *meanwhile* if it was sent before the operation ended and came after it began. All of
+these must have been compared, and none may have changed. Shapes: B events, F features.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from embertide.trainer.data.base import Batch
+from embertide.trainer.embedding.keys import buckets_of
+from embertide.trainer.errors import TrainerError
+from embertide.trainer.eval.compare import EQUAL
+from embertide.trainer.eval.records import Records
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Reshard:
+    """An operation that ended, as whoever started it wrote it down.
+
+    Attributes:
+        features: Bits and moved buckets of each feature's table, in the order of the features.
+        buckets: Of all tables.
+    """
+
+    began_ms: int
+    ended_ms: int
+    buckets: int
+    buckets_moved: int
+    buckets_moved_to_other_nodes: int
+    bytes_moved: int
+    features: list[tuple[int, list[int]]]
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read its JSON.
+
+        Raises:
+            TrainerError: It is not there, or says something else.
+        """
+        try:
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise TrainerError(f"{path} does not tell of a reshard: {error}") from error
+
+
+class MovedKeys:
+    """The figures of a reshard, from the requests' records and the input, batch by batch."""
+
+    def __init__(self, reshard: Reshard, records: Records) -> None:
+        """Read the requests."""
+        self._reshard = reshard
+        table = pq.read_table(records.requests)
+        columns = {name: table.column(name).to_numpy() for name in table.column_names}
+        answered_ms = columns["sent_ms"] + columns["latency_us"] // 1000
+        order = np.argsort(columns["first"])
+        self._columns = {name: column[order] for name, column in columns.items()}
+        sent_ms, answered_ms = self._columns["sent_ms"], answered_ms[order]
+        self._meanwhile = (sent_ms <= reshard.ended_ms) & (answered_ms >= reshard.began_ms)
+        # The quiet time is judged where the copy was asked too: it shares the machine.
+        self._before = (answered_ms < reshard.began_ms) & self._columns["compared"]
+        self._moved = []
+        for bits, buckets in reshard.features:
+            moved = np.zeros(1 << bits, np.bool_)
+            moved[buckets] = True
+            self._moved.append((bits, moved))
+        self._touched = np.zeros(len(sent_ms), np.int64)  # impressions with a moved bucket's key
+
+    def add(self, batch: Batch) -> None:
+        """Look which events of a batch have a key in a bucket that moved."""
+        first = self._columns["first"]
+        request_B = np.searchsorted(first, batch.event_B, side="right") - 1
+        inside = request_B >= 0
+        inside[inside] &= self._meanwhile[request_B[inside]]
+        if not inside.any():
+            return
+        keys_BF = batch.keys_BF[inside].view(np.uint64)
+        touched: NDArray[np.bool_] = np.zeros(len(keys_BF), np.bool_)
+        for feature, (bits, moved) in enumerate(self._moved):
+            touched |= moved[buckets_of(keys_BF[:, feature], bits)]
+        np.add.at(self._touched, request_B[inside], touched)
+
+    def figures(self) -> dict[str, Any]:
+        """Return them as JSON values."""
+        reshard, columns = self._reshard, self._columns
+        mine = self._meanwhile
+        compared = mine & columns["compared"] & ~np.isnan(columns["difference"])
+        apart = columns["difference"][compared]
+        impressions = int(columns["events"][compared].sum())
+        return {
+            "buckets_moved": reshard.buckets_moved,
+            "buckets_moved_to_other_nodes": reshard.buckets_moved_to_other_nodes,
+            "buckets": reshard.buckets,
+            "bytes_moved": reshard.bytes_moved,
+            "seconds": (reshard.ended_ms - reshard.began_ms) / 1000,
+            "answers": int(mine.sum()),
+            "failed_requests": int(columns["failures"][mine].sum()),
+            "compared": len(apart),
+            "answers_changed": int((apart > EQUAL).sum()),
+            "largest_difference": float(apart.max()) if len(apart) else None,
+            "compared_impressions": impressions,
+            "touched": float((self._touched[compared] > 0).mean()) if len(apart) else None,
+            "touched_impressions": (
+                float(self._touched[compared].sum() / impressions) if impressions else None
+            ),
+            "versions": len(np.unique(columns["version"][mine])),
+            "p99_ms": _p99_ms(columns["latency_us"][mine]),
+            "p99_before_ms": _p99_ms(columns["latency_us"][self._before]),
+        }
+
+
+def _p99_ms(latency_us: NDArray[Any]) -> float | None:
+    return float(np.percentile(latency_us, 99)) / 1000 if len(latency_us) else None
