@@ -7,16 +7,14 @@ import contextlib
 import dataclasses
 import json
 import os
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from checker import CONFIG, TABLES, CheckerPublisher, Traffic
-from pair import COMMAND, start_pair
+from pair import Pair, start_pair
 from serving import metric
 
 from embertide.server.adapters import process, triton
@@ -33,38 +31,13 @@ class Site:
     """A fleet of two Triton nodes."""
 
     directory: Path
-    control: str
     publisher: CheckerPublisher
-    nodes: list[triton.TritonServer]
-
-    def command(self, *words: str) -> Any:
-        """Run an operator's command and return what it prints as JSON."""
-        done = subprocess.run(
-            [*COMMAND, *words, "--control", self.control, "--json"],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return json.loads(done.stdout)
-
-    def plan(self) -> dict[tuple[str, int], list[str]]:
-        """Owners by (table, bucket), as node/device."""
-        plan = self.command("plan", "show")
-        names = {table["id"]: table["name"] for table in plan["tables"]}
-        nodes = [node["name"] for node in plan["topology"]["nodes"]]
-        owners = {}
-        for each in plan["assignments"]:
-            for b in range(each["bucket_begin"], each["bucket_begin"] + each["bucket_count"]):
-                at = [f"{nodes[o['node']]}/{o['device']}" for o in each["owners"]]
-                owners[names[each["table_id"]], b] = at
-        return owners
+    pair: Pair
 
     def swap(self, operation: str) -> None:
         """Move every other bucket to the other node, and all others to the other device."""
-        plan = self.command("plan", "show")
-        now = self.plan()
+        plan = self.pair.ask("plan", "show")
+        now = self.pair.owners()
         assignments = []
         for i, (table, bucket) in enumerate(BUCKETS):
             node, device = now[table, bucket][0].split("/")
@@ -78,10 +51,10 @@ class Site:
         target.write_text(
             json.dumps({"base_epoch": int(plan["epoch"]), "assignments": assignments})
         )
-        self.command("reshard", "--target", str(target), "--id", operation)
+        self.pair.ask("reshard", "--target", str(target), "--id", operation)
 
     def state_of(self, operation: str) -> str:
-        listed = self.command("reshard", "list")["operations"]
+        listed = self.pair.ask("reshard", "list")["operations"]
         state = next(str(each["state"]) for each in listed if each["id"] == operation)
         return state.removeprefix("OPERATION_STATE_").lower()
 
@@ -100,7 +73,7 @@ def site(tmp_path: Path, server_options: triton.ServerOptions) -> Iterator[Site]
             model=CONFIG.name,
             publications=(publisher.publication.path,) * 2,
         )
-        yield Site(tmp_path, pair.control, publisher, pair.nodes)
+        yield Site(tmp_path, publisher, pair)
 
 
 class _Versions:
@@ -129,8 +102,8 @@ class _Versions:
 
 
 def test_buckets_move_under_traffic_and_versions(site: Site) -> None:
-    before = site.plan()
-    traffics = [Traffic(node, models=("rank",)) for node in site.nodes]
+    before = site.pair.owners()
+    traffics = [Traffic(node, models=("rank",)) for node in site.pair.nodes]
     versions = _Versions(site.publisher)
     end = time.monotonic() + SECONDS
     moved = 0
@@ -142,11 +115,11 @@ def test_buckets_move_under_traffic_and_versions(site: Site) -> None:
     versions.stop()
     findings = [traffic.stop() for traffic in traffics]
     assert [traffic.errors for traffic in traffics] == [[], []]
-    after = site.plan()
+    after = site.pair.owners()
     assert all(after[which] != before[which] for which in BUCKETS)
     across = sum(a[0].split("/")[0] != before[w][0].split("/")[0] for w, a in after.items())
     assert across >= len(BUCKETS) // 3
-    for node, found in zip(site.nodes, findings, strict=True):
+    for node, found in zip(site.pair.nodes, findings, strict=True):
         page = node.metrics()
         remote = metric(page, "embertide_lookup_keys_total", source="remote")
         print(

@@ -2,9 +2,11 @@
 
 import contextlib
 import dataclasses
+import json
+import subprocess
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from serving import metric, wait_until
 
@@ -20,6 +22,29 @@ class Pair:
 
     nodes: list[triton.TritonServer]
     control: str  # host:port
+
+    def command(self, *words: str) -> str:
+        """Run an operator's command and return what it prints."""
+        command = [*COMMAND, *words, "--control", self.control]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def ask(self, *words: str) -> Any:
+        """Run an operator's command and return what it says in JSON."""
+        return json.loads(self.command(*words, "--json"))
+
+    def owners(self) -> dict[tuple[str, int], list[str]]:
+        """Owners by (table, bucket), as node/device."""
+        plan = self.ask("plan", "show")
+        names = {table["id"]: table["name"] for table in plan["tables"]}
+        nodes = [node["name"] for node in plan["topology"]["nodes"]]
+        owners = {}
+        for each in plan["assignments"]:
+            for b in range(each["bucket_begin"], each["bucket_begin"] + each["bucket_count"]):
+                at = [f"{nodes[o['node']]}/{o['device']}" for o in each["owners"]]
+                owners[names[each["table_id"]], b] = at
+        return owners
 
 
 def start_pair(
