@@ -37,9 +37,9 @@ def _node_token(path: Path | None) -> str | None:
         raise ProcessError(f"--node-token-file {path}: {error.strerror}") from error
 
 
-def _check_url(url: str) -> str:
+def _check_url(option: str, url: str) -> str:
     if urlparse(url).scheme not in ("redis", "rediss", "unix"):
-        raise ProcessError(f"--state is {url!r}; use redis://HOST:PORT/0")
+        raise ProcessError(f"{option} is {url!r}; use redis://HOST:PORT/0")
     return url
 
 
@@ -56,6 +56,10 @@ def command(
     tokens: Annotated[
         Path | None,
         typer.Option(help="File of role:token lines (reader, operator); without it, open to all."),
+    ] = None,
+    bus: Annotated[
+        str | None,
+        typer.Option(help="Redis URL that versions come by: `status` then says what is committed."),
     ] = None,
     node_token_file: Annotated[
         Path | None, typer.Option(help="File that holds the token that nodes ask for.")
@@ -95,9 +99,10 @@ def command(
                 tokens=read_tokens(tokens) if tokens else None,
                 audit=audit or directory / "audit.jsonl",
                 node_token=_node_token(node_token_file),
+                bus=_check_url("--bus", bus) if bus else None,
             )
             url = (
-                _check_url(state)
+                _check_url("--state", state)
                 if state
                 else stack.enter_context(_own_state(directory, state_port)).url
             )

@@ -30,11 +30,14 @@ def fleet_facts(caller: Caller) -> dict[str, Any]:
         for each in status.nodes
     ]
     newest = [node["versions"][1] for node in nodes if node["versions"][1]]
+    known = status.HasField("newest_committed")
+    committed = status.newest_committed.number if known else None
     return {
         "plan_epoch": status.plan_epoch,
         "open": caller.open,
         "nodes": nodes,
-        "versions_behind": max(newest) - min(newest) if newest else 0,
+        "newest_committed": committed,
+        "versions_behind": max(*newest, committed or 0) - min(newest) if newest else 0,
         **_devices(caller),
     }
 
@@ -75,6 +78,11 @@ def _devices(caller: Caller) -> dict[str, Any]:
     }
 
 
+def _committed(facts: dict[str, Any]) -> str:
+    newest = facts["newest_committed"]
+    return f"version {newest:,} committed" if newest else "newest commit not known"
+
+
 def show_nodes(facts: dict[str, Any]) -> None:
     """Print the nodes."""
     table = rich.table.Table(
@@ -112,7 +120,7 @@ def show_fleet(facts: dict[str, Any]) -> None:
     epoch = facts["plan_epoch"]
     typer.echo(
         (f"plan {epoch}" if epoch else "no plan yet: it waits for nodes to register")
-        + f", nodes at most {facts['versions_behind']} versions apart"
+        + f", {_committed(facts)}, nodes at most {facts['versions_behind']} versions behind"
         + ("; OPEN: the control plane asks nobody for a token" if facts["open"] else "")
     )
     show_nodes(facts)

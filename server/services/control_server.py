@@ -10,6 +10,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from embertide.server.adapters.bus import Bus
 from embertide.server.adapters.nodes import Nodes
 from embertide.server.core.control import ControlOptions
 from embertide.server.core.state import StateStore
@@ -42,6 +43,7 @@ class ServerOptions:
         tokens: Role by token; None: open to everybody.
         audit: File of the audit lines; None: none are kept.
         node_token: What nodes ask of who calls them.
+        bus: Redis URL that versions come by; None: nobody knows what is committed.
     """
 
     control: ControlOptions
@@ -49,6 +51,7 @@ class ServerOptions:
     tokens: dict[str, str] | None = None
     audit: Path | None = None
     node_token: str | None = None
+    bus: str | None = None
 
 
 class ControlServer:
@@ -89,9 +92,10 @@ class ControlServer:
             ) from error
         self.address = f"{options.listen.rpartition(':')[0]}:{port}"
         self._nodes = Nodes(options.node_token)
+        self._bus = Bus(options.bus) if options.bus else None
         self.driver = Driver(options.control, store, self._nodes, Clock())
         control_pb2_grpc.add_ControlServiceServicer_to_server(
-            ControlService(self.driver), self._server
+            ControlService(self.driver, self._bus), self._server
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(
@@ -118,7 +122,11 @@ class ControlServer:
         self._server.stop(None).wait()
         self._nodes.close()
         self._audit.close()
-        for what, count in sorted((self.gate.refused + self.driver.counts).items()):
+        counts = self.gate.refused + self.driver.counts
+        if self._bus is not None:
+            self._bus.close()
+            counts["bus_not_answered"] = self._bus.missed
+        for what, count in sorted(counts.items()):
             _log.info("counted %s: %d", what, count)
 
     def __enter__(self) -> Self:

@@ -2,24 +2,33 @@
 
 import threading
 from collections.abc import Iterator
+from typing import Protocol
 
 import grpc
 
 from embertide.server.core.answers import check_id
 from embertide.server.core.errors import Code, RefusedError
 from embertide.server.services.driver import Driver
-from embertide.v1 import control_pb2, control_pb2_grpc
+from embertide.v1 import control_pb2, control_pb2_grpc, update_pb2
 
 WATCHERS_MAX = 100
 _LOOK_S = 0.5
 
 
+class CommitSource(Protocol):
+    """Knows the newest version that was committed."""
+
+    def newest(self) -> update_pb2.Version | None:
+        """Return it; None: there is none, or it cannot be known now."""
+
+
 class ControlService(control_pb2_grpc.ControlServiceServicer):
     """Serves a driver."""
 
-    def __init__(self, driver: Driver) -> None:
-        """Take the driver."""
+    def __init__(self, driver: Driver, commits: CommitSource | None = None) -> None:
+        """Take the driver, and who knows what is committed, if anybody does."""
         self._driver = driver
+        self._commits = commits
         self._watchers = threading.BoundedSemaphore(WATCHERS_MAX)
 
     def RegisterNode(
@@ -44,7 +53,11 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         self, request: control_pb2.ControlServiceGetStatusRequest, context: grpc.ServicerContext
     ) -> control_pb2.ControlServiceGetStatusResponse:
         """Say how the fleet is."""
-        return self._driver.call(lambda core, now_ms: core.status(now_ms))
+        answer = self._driver.call(lambda core, now_ms: core.status(now_ms))
+        newest = self._commits.newest() if self._commits else None
+        if newest is not None:
+            answer.newest_committed.CopyFrom(newest)
+        return answer
 
     def GetFleetLoad(
         self, request: control_pb2.GetFleetLoadRequest, context: grpc.ServicerContext

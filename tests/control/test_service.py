@@ -6,6 +6,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+import redis
 from control_bench import Bench, Client, eventually
 from fake_node import TABLES
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -18,7 +19,7 @@ from embertide.server.adapters.state import RedisState
 from embertide.server.core.control import Control, ControlOptions
 from embertide.server.core.plan.layout import layout_of
 from embertide.server.services.control_server import ControlServer, ListenError, ServerOptions
-from embertide.v1 import control_pb2, plan_pb2
+from embertide.v1 import control_pb2, plan_pb2, update_pb2
 
 SUCCEEDED = control_pb2.OPERATION_STATE_SUCCEEDED
 STATUS = control_pb2.ControlServiceGetStatusRequest()
@@ -213,6 +214,26 @@ def test_a_device_without_room(bench: Bench) -> None:
     code, words = _reshard(client, target=target(client, 1, buckets=16))
     assert code == "RESOURCE_EXHAUSTED"
     assert "node-1/0 has no room" in words
+
+
+def test_status_says_what_is_committed_and_outlives_the_bus(bench: Bench, redis_url: str) -> None:
+    def newest(bus: str | None) -> int | None:
+        with bench.control(bus=bus) as server:
+            client = bench.client(server.address)
+            status = client.call("GetStatus", control_pb2.ControlServiceGetStatusRequest())
+        known = status.HasField("newest_committed")
+        return int(status.newest_committed.number) if known else None
+
+    with redis.Redis.from_url(redis_url) as bus:
+        assert newest(redis_url) is None
+        for number in (7, 8):
+            commit = update_pb2.GlobalCommit(version=update_pb2.Version(number=number, lineage=1))
+            bus.xadd("e:{commit}:log", {"m": commit.SerializeToString()})
+        assert newest(redis_url) == 8
+        assert newest(None) is None
+        bus.xadd("e:{commit}:log", {"m": b"\xff no message"})
+        assert newest(redis_url) is None
+    assert newest("redis://127.0.0.1:1/0") is None
 
 
 def test_queues_have_bounds(bench: Bench) -> None:

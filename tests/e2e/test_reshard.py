@@ -112,6 +112,9 @@ def test_buckets_move_under_traffic_and_versions(site: Site) -> None:
         site.swap(f"move-{moved}")
         while (state := site.state_of(f"move-{moved}")) != "succeeded":
             assert state in ("pending", "running"), state
+    status = site.pair.ask("status")
+    assert site.publisher.newest - 30 < status["newest_committed"] <= site.publisher.newest
+    assert 0 <= status["versions_behind"] < 30
     versions.stop()
     findings = [traffic.stop() for traffic in traffics]
     assert [traffic.errors for traffic in traffics] == [[], []]

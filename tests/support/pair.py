@@ -61,7 +61,16 @@ def start_pair(
     control_port, *ports = process.free_ports(9)
     control = f"127.0.0.1:{control_port}"
     words = ["control", "--state", url, "--model", model, "--listen", control]
-    words += ["--expect-nodes", "2", "--directory", str(directory), "--longest-deadline-ms", "500"]
+    words += [
+        "--bus",
+        url,
+        "--expect-nodes",
+        "2",
+        "--directory",
+        str(directory),
+        "--longest-deadline-ms",
+        "500",
+    ]
     stack.enter_context(Child([*COMMAND, *words], log=directory / "control.log"))
     starts = []
     for n, publication in enumerate(publications):

@@ -81,7 +81,7 @@ class DemoFleet:
         state_port = next(self._free)
         self._state = f"redis://127.0.0.1:{state_port}/0"
         words: list[object] = ["control", "--model", MODEL, "--listen", self.control]
-        words += ["--expect-nodes", NODES, "--state-port", state_port]
+        words += ["--expect-nodes", NODES, "--state-port", state_port, "--bus", self._bus]
         words += ["--directory", self.options.directory / "control"]
         words += ["--heartbeat-ms", _HEARTBEAT_MS, "--longest-deadline-ms", _LONGEST_DEADLINE_MS]
         command = [sys.executable, "-m", "embertide.server.cli", *map(str, words)]

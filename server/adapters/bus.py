@@ -1,0 +1,65 @@
+"""The bus as the control plane sees it: the newest version that a publisher committed."""
+
+import contextlib
+import threading
+import time
+from typing import Any
+
+import redis
+from google.protobuf.message import DecodeError
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from embertide.v1 import update_pb2
+
+_COMMITS = "e:{commit}:log"  # docs/formats.md, "The bus"
+_TIMEOUT_S = 0.5
+_FRESH_S = 1.0
+
+
+class Bus:
+    """The newest commit, as of a second ago at most. Thread-safe.
+
+    Attributes:
+        missed: Times that the Redis did not answer.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Name the Redis; connects when first asked.
+
+        Raises:
+            ValueError: The URL is not one of Redis.
+        """
+        self._redis = redis.Redis.from_url(
+            url,
+            socket_timeout=_TIMEOUT_S,
+            socket_connect_timeout=_TIMEOUT_S,
+            retry=Retry(NoBackoff(), 0),
+        )
+        self._lock = threading.Lock()
+        self._asked_s = -_FRESH_S
+        self._newest: update_pb2.Version | None = None
+        self.missed = 0
+
+    def newest(self) -> update_pb2.Version | None:
+        """Return the newest committed version; None: there is none, or the bus does not answer."""
+        with self._lock:
+            if time.monotonic() - self._asked_s >= _FRESH_S:
+                self._newest = None
+                try:
+                    self._newest = self._ask()
+                except (redis.RedisError, DecodeError):
+                    self.missed += 1
+                self._asked_s = time.monotonic()
+            return self._newest
+
+    def _ask(self) -> update_pb2.Version | None:
+        entries: Any = self._redis.xrevrange(_COMMITS, count=1)
+        for _, fields in entries:
+            return update_pb2.GlobalCommit.FromString(fields[b"m"]).version
+        return None
+
+    def close(self) -> None:
+        """End the connection."""
+        with contextlib.suppress(redis.RedisError):
+            self._redis.close()
