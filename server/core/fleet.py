@@ -1,7 +1,7 @@
 """The fleet: which nodes there are, and what each said in its last beat.
 
 A node registers under a name; each start of it is an incarnation. It is dead once it has missed
-five beats, and alive again with the next one.
+five beats, and alive again with the next one. After a start of ours it has two seconds at least.
 """
 
 import dataclasses
@@ -13,6 +13,9 @@ from embertide.server.core.plan.validity import NODES_MAX, check_name, check_nod
 from embertide.v1 import control_pb2, plan_pb2
 
 BEATS_MISSED = 5
+# Nodes look for a control plane that is away every 0.6 s at the latest (control_link.cc), and a
+# machine on which one starts is busy.
+FOUND_AGAIN_MS = 2000
 
 
 @dataclasses.dataclass(slots=True)
@@ -84,12 +87,14 @@ class Fleet:
         return self._members.get(name)
 
     def restore(self, nodes: Mapping[str, control_pb2.RegisterNodeRequest], now_ms: int) -> None:
-        """Take the members that were written; one that is not known yet has five beats to beat."""
+        """Take the members that were written; one that is not known yet has time to find us."""
+        missed_ms = BEATS_MISSED * self.heartbeat_ms
+        heard_ms = now_ms + max(0, FOUND_AGAIN_MS - missed_ms)
         members = {}
         for name, registration in nodes.items():
             known = self._members.get(name)
             same = known is not None and known.incarnation == registration.request_id
-            members[name] = known if known and same else Member(registration, now_ms)
+            members[name] = known if known and same else Member(registration, heard_ms)
         self._members = members
 
     def forgive(self, gap_ms: int) -> None:

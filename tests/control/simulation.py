@@ -114,10 +114,18 @@ class Simulation:
     """Time stands still between calls of `step`."""
 
     def __init__(
-        self, tables: list[plan_pb2.PlannedTable], *, expect: int = 2, deadline_ms: int = 2000
+        self,
+        tables: list[plan_pb2.PlannedTable],
+        *,
+        expect: int = 2,
+        deadline_ms: int = 2000,
+        beat_ms: int = BEAT_MS,
     ) -> None:
         self.options = ControlOptions(
-            model="news", expect_nodes=expect, longest_deadline_ms=deadline_ms
+            model="news",
+            expect_nodes=expect,
+            heartbeat_ms=beat_ms,
+            longest_deadline_ms=deadline_ms,
         )
         self.tables = tables
         self.store = MemoryState()
@@ -126,8 +134,10 @@ class Simulation:
         self.starts = 0
         self.restart()
 
-    def restart(self) -> None:
-        """Kill the control plane and start another from what is in the store."""
+    def restart(self, found_after_ms: int = 0) -> None:
+        """Kill the control plane and start another from what is in the store; beats reach it when
+        its nodes have found it."""
+        self.found_ms = self.now_ms + found_after_ms
         self.term = self.store.take_term()
         self.core = Control(self.options, self.store.load(), self.now_ms, Memory(self.options))
 
@@ -150,12 +160,13 @@ class Simulation:
     def step(self) -> plan_pb2.Plan | None:
         """Let a tick pass, and beats when they are due; return the plan that was written."""
         self.now_ms += TICK_MS
-        if self.now_ms % BEAT_MS == 0:
+        if self.now_ms % self.options.heartbeat_ms == 0:
             plan = self.store.load().plan
             for node in self.nodes.values():
                 if node.alive:
                     node.act(plan)
-                    self.core.fleet.beat(node.beat(), self.now_ms)
+                    if self.now_ms >= self.found_ms:
+                        self.core.fleet.beat(node.beat(), self.now_ms)
         self.core.tick(self.now_ms)
         written = self.settle().plan
         self.check()

@@ -41,9 +41,13 @@ class Script:
             assert not self.fleet.core.take(), "a refusal has changed something"
             return [f"{error.code.value}: {error.message}"]
 
-    def do_fleet(self, expect: str = "2", deadline_ms: str = "2000", **bits: str) -> list[str]:
+    def do_fleet(
+        self, expect: str = "2", deadline_ms: str = "2000", beat_ms: str = "200", **bits: str
+    ) -> list[str]:
         tables = make_tables(**{name: int(each) for name, each in bits.items()})
-        self.fleet = Simulation(tables, expect=int(expect), deadline_ms=int(deadline_ms))
+        self.fleet = Simulation(
+            tables, expect=int(expect), deadline_ms=int(deadline_ms), beat_ms=int(beat_ms)
+        )
         return []
 
     def do_start(
@@ -86,8 +90,8 @@ class Script:
         node.version, node.p99_us = int(version), int(p99_us)
         return []
 
-    def do_restart(self) -> list[str]:
-        self.fleet.restart()
+    def do_restart(self, *, found_after_ms: str = "0") -> list[str]:
+        self.fleet.restart(int(found_after_ms))
         return []
 
     def do_remove(self, name: str, id: str = "remove") -> list[str]:
