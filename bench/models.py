@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from bench.shapes import SEED, Shape
 from embertide import _store
 from embertide.trainer.config import ModelConfig
+from embertide.trainer.embedding.keys import buckets_of
 from embertide.trainer.embedding.store import store_table
-from embertide.trainer.importer.records import buckets_of, encode_rows
+from embertide.trainer.importer.records import encode_rows
 from embertide.trainer.model.dlrm import Dlrm, Probability
 from embertide.trainer.model.export import export_dense, tensor_bytes
 from embertide.trainer.publish.snapshot import DensePart, SnapshotInfo, write_snapshot
@@ -37,7 +38,7 @@ class Files:
     peer: Path  # tables.npy [T,R,d] and net.safetensors
 
 
-def _buckets(
+def bucket_records(
     table: _store.TableConfig, rows_Rd: NDArray[np.float32]
 ) -> Iterator[tuple[_store.TableConfig, int, bytes]]:
     """Give a table's buckets as row records."""
@@ -85,7 +86,7 @@ def _make(shape: Shape, directory: Path, cache: Path) -> None:
     part = _dense_part(config, peer, cache)
     tables = [store_table(table, i, SEED) for i, table in enumerate(config.tables)]
     rows_TRd = np.load(peer / "tables.npy", mmap_mode="r")
-    buckets = (each for table in tables for each in _buckets(table, rows_TRd[table.id]))
+    buckets = (each for table in tables for each in bucket_records(table, rows_TRd[table.id]))
     info = SnapshotInfo.of(config, lineage=1, version=1, watermark_ms=1)
     write_snapshot(directory / "snapshot", info, tables, buckets, part)
 

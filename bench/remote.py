@@ -9,27 +9,24 @@ import contextlib
 import dataclasses
 import json
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import grpc
 import redis
 from rich.console import Console
 
 from bench import keys, models, perf, report
-from bench.servers import BUILD, ROOT, BenchError
+from bench.servers import BUILD, ROOT, BenchError, await_peer
 from bench.shapes import Shape
 from embertide.server.adapters import triton
 from embertide.server.adapters.process import Child, ProcessError, free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
-from embertide.v1 import node_pb2, node_pb2_grpc, plan_pb2
+from embertide.v1 import plan_pb2
 
 _CONSOLE = Console(stderr=True, highlight=False)
 _BATCH = 64
 _WINDOW_MS = 500
 _FOLDER = BUILD / "bench" / "remote"
-_START_S = 60.0
 _LEAST_RATE, _MOST_P99 = 0.5, 2.0  # half remote / all local
 
 
@@ -64,20 +61,6 @@ def _plan(snapshot: Path, addresses: Sequence[str]) -> plan_pb2.Plan:
                 table_id=table["id"], bucket_begin=bucket, bucket_count=1, owners=[owner]
             )
     return plan
-
-
-def _await_peer(address: str) -> None:
-    deadline = time.monotonic() + _START_S
-    with grpc.insecure_channel(address) as channel:
-        stub = node_pb2_grpc.NodeServiceStub(channel)
-        while True:
-            with contextlib.suppress(grpc.RpcError):
-                status = stub.GetStatus(node_pb2.NodeServiceGetStatusRequest(), timeout=1.0)
-                if status.counters["peers_alive"] == 1:
-                    return
-            if time.monotonic() > deadline:
-                raise BenchError(f"the peer at {address} does not find the node: see {_FOLDER}")
-            time.sleep(0.1)
 
 
 def _measure(stack: contextlib.ExitStack, repetitions: int) -> list[report.Row]:
@@ -130,7 +113,7 @@ def _measure(stack: contextlib.ExitStack, repetitions: int) -> list[report.Row]:
             )
         )
     )
-    _await_peer(addresses[1])
+    await_peer(addresses[1])
     data = _FOLDER / "requests.json"
     data.write_text(json.dumps(keys.requests(shape, batch=_BATCH, count=64, dense=False)))
     measured: dict[str, list[perf.Measured]] = {name: [] for name in names}

@@ -4,27 +4,32 @@
 this Python, and the fill backend, compiled here.
 """
 
+import contextlib
 import dataclasses
 import json
 import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 from pathlib import Path
 from typing import Literal, Self
 
+import grpc
 import tritonclient.grpc
 
 from bench.models import Files
 from bench.shapes import Shape
 from embertide.server.adapters import triton
 from embertide.server.adapters.process import free_ports
+from embertide.v1 import node_pb2, node_pb2_grpc
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
 _HERE = Path(__file__).parent
 _MAX_BATCH = 1024
 _DENSE = 13
+_START_S = 60.0
 
 # The Python backend's stub sees neither this environment nor the checkout.
 _PEER_MODEL = """import sys
@@ -206,13 +211,13 @@ class BenchServer:
         self._repository = BUILD / "bench" / "repository"
         shutil.rmtree(self._repository, ignore_errors=True)
         self._repository.mkdir(parents=True)
-        http, grpc, metrics = free_ports(3)
+        http, grpc_port, metrics = free_ports(3)
         options = triton.ServerOptions(
             repository=self._repository,
             backends=backends,
             log=BUILD / "bench" / f"triton-{shape.name}.log",
             http_port=http,
-            grpc_port=grpc,
+            grpc_port=grpc_port,
             metrics_port=metrics,
             explicit=True,
         )
@@ -243,3 +248,25 @@ class BenchServer:
         """Stop it."""
         self.client.close()
         self.triton.stop()
+
+
+# --- fleets ---------------------------------------------------------------------------------------
+
+
+def await_peer(address: str) -> None:
+    """Wait until the node whose peers reach it at `address` has found one of them.
+
+    Raises:
+        BenchError: It does not.
+    """
+    deadline = time.monotonic() + _START_S
+    with grpc.insecure_channel(address) as channel:
+        stub = node_pb2_grpc.NodeServiceStub(channel)
+        while True:
+            with contextlib.suppress(grpc.RpcError):
+                status = stub.GetStatus(node_pb2.NodeServiceGetStatusRequest(), timeout=1.0)
+                if status.counters["peers_alive"] == 1:
+                    return
+            if time.monotonic() > deadline:
+                raise BenchError(f"the node at {address} finds no peer: see its log")
+            time.sleep(0.1)

@@ -20,6 +20,7 @@ class Shape:
     dim: int = 16
     bag: int = 1  # keys a feature; above 1, requests are jagged
     tables: int = 26
+    buckets: int | None = None  # of a table, a power of two; None: about 10^5 rows each
 
     def __post_init__(self) -> None:
         """Refuse shapes that the Criteo net has no place for."""
@@ -27,6 +28,8 @@ class Shape:
             raise ValueError(f"tables is {self.tables}; the Criteo net has 1 to 26")
         if min(self.rows, self.dim, self.bag) < 1:
             raise ValueError(f"{self}: rows, dim and bag must be at least 1")
+        if self.buckets is not None and self.buckets.bit_count() != 1:
+            raise ValueError(f"buckets is {self.buckets}; it must be a power of two")
 
     @property
     def row_bytes(self) -> int:
@@ -36,8 +39,9 @@ class Shape:
     def config(self) -> ModelConfig:
         """Return the DLRM of Criteo's shape over tables of this size."""
         base = criteo()
+        bits = bucket_bits(self.rows) if self.buckets is None else self.buckets.bit_length() - 1
         tables = tuple(
-            dataclasses.replace(table, dim=self.dim, bucket_bits=bucket_bits(self.rows))
+            dataclasses.replace(table, dim=self.dim, bucket_bits=bits)
             for table in base.tables[: self.tables]
         )
         features = base.features[: self.tables]

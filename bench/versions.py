@@ -1,0 +1,145 @@
+"""A trainer's part of a benchmark: versions of a model's random rows, several a second.
+
+Each version changes 1 % of the rows of every table, and goes out as a trainer's do: delta files
+and, through Redis, row batches and commits.
+
+Shapes: T tables, R rows a table, d values a row.
+"""
+
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from bench.models import CPU, Files, bucket_records
+from bench.servers import BenchError
+from bench.shapes import SEED, Shape
+from embertide.trainer.embedding.keys import buckets_of
+from embertide.trainer.embedding.store import store_table
+from embertide.trainer.errors import TrainerError
+from embertide.trainer.importer.records import encode_rows
+from embertide.trainer.publish.folder import Publication, VersionId
+from embertide.trainer.publish.publisher import Change, Publisher
+from embertide.trainer.publish.snapshot import (
+    TENSORS,
+    DensePart,
+    SnapshotInfo,
+    schema_id,
+    write_snapshot,
+)
+
+CHANGED_SHARE = 0.01
+_KEPT_SNAPSHOTS = 2
+
+
+class Versions:
+    """A publication that grows while it is entered. Thread-safe."""
+
+    def __init__(self, folder: Path, bus: str, shape: Shape, files: Files, per_s: float) -> None:
+        """Begin a publication at `folder` with the shape's snapshot as its first version.
+
+        Raises:
+            BusError: Redis cannot be reached.
+        """
+        shutil.rmtree(folder, ignore_errors=True)
+        self.publication = Publication(folder)
+        first = self.publication.snapshot_path(VersionId(1, 1))
+        # Links to the files, not to the folder: what is pruned here must stay there.
+        shutil.copytree(files.snapshot, first, copy_function=os.link)
+        config = shape.config()
+        self._config, self._files, self._pause_s = config, files, 1 / per_s
+        self._tables = [store_table(table, i, SEED) for i, table in enumerate(config.tables)]
+        self._rows_TRd = np.load(files.peer / "tables.npy")
+        keys_R = np.arange(shape.rows, dtype=np.uint64)
+        self._bucket_TR = [buckets_of(keys_R, table.bucket_bits) for table in self._tables]
+        self._dense = (files.snapshot / TENSORS).read_bytes()
+        info = SnapshotInfo.of(config, lineage=1, version=1, watermark_ms=1)
+        self._publisher = Publisher(
+            self.publication, bus=bus, schema_id=schema_id(info, self._tables)
+        )
+        self._rng = np.random.default_rng(SEED)
+        self._published: list[float] = []  # wall clock, in s
+        self._publishing = threading.Lock()
+        self._stop = threading.Event()
+        self._error: TrainerError | None = None
+        self._thread = threading.Thread(target=self._run)
+
+    @property
+    def _newest(self) -> VersionId:
+        assert self._publisher.newest is not None
+        return self._publisher.newest
+
+    def _changes(self) -> list[Change]:
+        changes: list[Change] = []
+        for table, rows_Rd, bucket_R in zip(
+            self._tables, self._rows_TRd, self._bucket_TR, strict=True
+        ):
+            count = int(len(rows_Rd) * CHANGED_SHARE)
+            keys = np.sort(self._rng.choice(len(rows_Rd), count, replace=False))
+            rows_Rd[keys] = self._rng.random((count, rows_Rd.shape[1]), np.float32)
+            for bucket in range(1 << table.bucket_bits):
+                mine = keys[bucket_R[keys] == bucket]
+                records = encode_rows(table.layout, mine.astype(np.uint64), rows_Rd[mine])
+                changes.append((table, bucket, records.tobytes()))
+        return changes
+
+    def _publish(self) -> None:
+        with self._publishing:
+            number = self._newest.number + 1
+            self._publisher.publish(
+                number, watermark_ms=number, changes=self._changes(), dense=self._dense
+            )
+            self._published.append(time.time())
+
+    def _run(self) -> None:
+        due = time.monotonic() + self._pause_s
+        try:
+            while not self._stop.wait(max(0.0, due - time.monotonic())):
+                self._publish()
+                due = max(due + self._pause_s, time.monotonic())  # what was missed is not made up
+        except TrainerError as error:
+            self._error = error
+
+    def snapshot(self) -> None:
+        """Write a snapshot of the newest version and drop old files; no version comes meanwhile.
+
+        Raises:
+            BenchError: Publishing has failed.
+        """
+        if self._error:
+            raise BenchError(f"publishing failed: {self._error}")
+        with self._publishing:
+            info = SnapshotInfo.of(
+                self._config,
+                lineage=self._newest.lineage,
+                version=self._newest.number,
+                watermark_ms=self._newest.number,
+            )
+            part = DensePart(program=self._files.peer / "program.pt2", cpu=CPU, tensors=self._dense)
+            buckets = (
+                each
+                for table in self._tables
+                for each in bucket_records(table, self._rows_TRd[table.id])
+            )
+            path = self.publication.snapshot_path(self._newest)
+            write_snapshot(path, info, self._tables, buckets, part)
+            self.publication.prune(_KEPT_SNAPSHOTS)
+
+    def published(self, begin: float, end: float) -> int:
+        """Return how many versions were committed between two times of the wall clock."""
+        with self._publishing:
+            return sum(begin <= each <= end for each in self._published)
+
+    def __enter__(self) -> Self:
+        """Begin to publish."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Publish no more."""
+        self._stop.set()
+        self._thread.join()
