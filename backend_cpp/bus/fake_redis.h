@@ -1,4 +1,4 @@
-// A Redis in this process for tests of the bus: streams, and the commands that readers send.
+// A Redis in this process for tests: streams and strings, and the commands that readers send.
 //
 // Listens on a free port of 127.0.0.1; a thread for each connection. Entry ids count from 1-0.
 // Thread-safe.
@@ -51,10 +51,15 @@ class FakeRedis {
     streams_[stream].emplace_back(++last_id_, message);
     appended_.notify_all();
   }
+  void Set(const std::string& key, const std::string& value) {
+    const std::lock_guard lock(mutex_);
+    strings_[key] = value;
+  }
   // As a server that is started again, having lost everything: ids go on from the clock.
   void LoseEverything() {
     const std::lock_guard lock(mutex_);
     streams_.clear();
+    strings_.clear();
   }
   void Trim(const std::string& stream) {
     const std::lock_guard lock(mutex_);
@@ -164,6 +169,10 @@ class FakeRedis {
       if (found.empty()) return "*-1\r\n";
       return "*1\r\n*2\r\n" + Bulk(words[6]) + Encode(found);
     }
+    if (words[0] == "GET") {
+      const auto found = strings_.find(words[1]);
+      return found == strings_.end() ? "$-1\r\n" : Bulk(found->second);
+    }
     if (words[0] == "AUTH" && words.back() != "hush") return "-WRONGPASS invalid\r\n";
     return "+OK\r\n";
   }
@@ -173,6 +182,7 @@ class FakeRedis {
   mutable std::mutex mutex_;
   std::condition_variable appended_;
   std::map<std::string, Entries> streams_;
+  std::map<std::string, std::string> strings_;
   uint64_t last_id_ = 0;
   std::vector<int> sockets_;
   std::vector<std::string> commands_;

@@ -144,6 +144,13 @@ Status Fleet::Lookup(const v1::LookupRequest& request, v1::LookupResponse* respo
 }
 
 Status Fleet::Read(const v1::ReadRequest& request, v1::ReadResponse* response) {
+  const auto begun = std::chrono::steady_clock::now();
+  Status status = ReadBags(request, response);
+  node_->NoteLatency(std::chrono::steady_clock::now() - begun, 1);
+  return status;
+}
+
+Status Fleet::ReadBags(const v1::ReadRequest& request, v1::ReadResponse* response) {
   if (!serving_) return {Code::kUnavailable, "loading, or shutting down"};
   const size_t features = node_->features_.size();
   const auto bags = static_cast<size_t>(request.lengths_size());

@@ -6,6 +6,7 @@
 
 #include "base/file.h"
 #include "bus/chain.h"
+#include "node/latency_meter.h"
 
 namespace embertide {
 namespace {
@@ -418,6 +419,7 @@ void Fleet::Beat(v1::HeartbeatRequest* beat) {
     beat->set_held_since(held_since_);
   }
   beat->set_buckets_left(left_);
+  beat->set_p99_us(node_->latency_->P99Us());
 }
 
 FleetStats Fleet::stats() const {

@@ -60,6 +60,7 @@ class Fleet : public NodeHandler {
   bool AlignBuckets();
 
   Status Lookup(const v1::LookupRequest& request, v1::LookupResponse* response) override;
+  // Its latency counts in the p99 of the beats, as that of Triton's requests does.
   Status Read(const v1::ReadRequest& request, v1::ReadResponse* response) override;
   Status GetStatus(v1::NodeServiceGetStatusResponse* response) override;
   Status GetLoad(uint32_t hot_keys, v1::NodeServiceGetLoadResponse* response) override;
@@ -93,6 +94,7 @@ class Fleet : public NodeHandler {
   };
   Status Answer(const v1::LookupPart& part, uint32_t table, AnswerView* at,
                 v1::LookupResult* result);
+  Status ReadBags(const v1::ReadRequest& request, v1::ReadResponse* response);
   Status Prove(const v1::LookupPart& part, uint32_t* table) const;
   std::optional<uint32_t> TableOfId(uint32_t id) const;
   std::shared_ptr<const VersionInfo> InfoOf(uint64_t number) const;

@@ -3,69 +3,22 @@
 
 #include <atomic>
 #include <chrono>
-#include <functional>
-#include <map>
 #include <thread>
 
-#include "bus/test_publication.h"
-#include "embertide/hash.h"
 #include "embertide/node.h"
+#include "node/test_model.h"
 
 namespace embertide {
 namespace {
 
-constexpr uint32_t kDim = 4;
-using Rows = std::map<uint64_t, float>;  // key -> the value of every dimension
+constexpr uint32_t kDim = TestModel::kDim;
+using Rows = TestModel::Rows;
 
 class NodeFollowingTest : public ::testing::Test {
  protected:
-  NodeFollowingTest() {
-    table_.name = "item";
-    table_.layout = {1, kDim, DType::kFp32};
-    table_.bucket_bits = 1;
-    table_.default_row.assign(kDim, -1.0F);
-  }
-
-  std::vector<std::byte> Records(const Rows& rows, uint32_t bucket) const {
-    std::vector<std::byte> records;
-    for (const auto& [key, value] : rows) {
-      if (BucketOfHash(HashKey(key), 1) != bucket) continue;
-      const std::vector<float> values(kDim, value);
-      std::vector<std::byte> payload(4 * kDim);
-      EncodePayload(table_.layout, 1, values.data(), payload.data());
-      AppendRecord({key, 1, RecordKind::kRow, payload}, &records);
-    }
-    return records;
-  }
-  void WriteSnapshot(VersionId id, const Rows& rows) {
-    Manifest manifest;
-    manifest.model = "news";
-    manifest.lineage = id.lineage;
-    manifest.version = id.number;
-    manifest.schema_id = 1;
-    manifest.tables = {table_};
-    manifest.features = {{"cand", "item", "sum"}};
-    const std::string path = publication_.path() + "/snapshots/" + FolderName(id);
-    for (uint32_t bucket = 0; bucket < 2; ++bucket) {
-      const auto file = WriteBucketFile(path, table_, bucket, id.number, Records(rows, bucket));
-      ASSERT_TRUE(file.ok()) << file.status().ToString();
-      manifest.buckets.push_back(file.value());
-    }
-    ASSERT_TRUE(WriteManifest(path, manifest).ok());
-  }
-  void WriteDelta(VersionId id, VersionId previous, const Rows& rows) {
-    std::vector<TestChange> changes;
-    for (uint32_t bucket = 0; bucket < 2; ++bucket) {
-      const std::vector<std::byte> records = Records(rows, bucket);
-      if (records.empty()) continue;
-      const auto* text = reinterpret_cast<const char*>(records.data());
-      changes.push_back({0, bucket, {std::string(text, records.size())}});
-    }
-    publication_.Write(id, previous, changes);
-  }
   void Open() {
     NodeOptions options;
-    options.publication = publication_.path();
+    options.publication = model_.path();
     options.ddr_budget_bytes = 16ULL << 20;
     auto node = Node::Open(options);
     ASSERT_TRUE(node.ok()) << node.status().ToString();
@@ -100,8 +53,7 @@ class NodeFollowingTest : public ::testing::Test {
     return true;
   }
 
-  TableConfig table_;
-  TestPublication publication_;
+  TestModel model_;
   std::unique_ptr<Node> node_;  // ends before what it follows
 };
 
@@ -113,8 +65,8 @@ TEST_F(NodeFollowingTest, APinNamesTheVersionOfItsRowsWhileVersionsPass) {
     for (uint64_t key = 0; key < kKeys; ++key) rows[key] = static_cast<float>(n);
     return rows;
   };
-  WriteSnapshot({1, 1}, all(1));
-  for (uint64_t n = 2; n <= kVersions; ++n) WriteDelta({n, 1}, {n - 1, 1}, all(n));
+  model_.WriteSnapshot({1, 1}, all(1));
+  for (uint64_t n = 2; n <= kVersions; ++n) model_.WriteDelta({n, 1}, {n - 1, 1}, all(n));
   Open();
   std::atomic<uint64_t> pins{0};
   std::vector<std::thread> readers;
@@ -141,26 +93,26 @@ TEST_F(NodeFollowingTest, APinNamesTheVersionOfItsRowsWhileVersionsPass) {
 }
 
 TEST_F(NodeFollowingTest, ASnapshotTakesAwayTheRowsThatItLacks) {
-  WriteSnapshot({1, 1}, {{1, 1}, {2, 1}, {3, 1}, {4, 1}});
-  WriteDelta({2, 1}, {1, 1}, {{2, 2}, {5, 2}, {6, 2}});
+  model_.WriteSnapshot({1, 1}, {{1, 1}, {2, 1}, {3, 1}, {4, 1}});
+  model_.WriteDelta({2, 1}, {1, 1}, {{2, 2}, {5, 2}, {6, 2}});
   Open();
   ASSERT_TRUE(WaitFor(2));
   const std::vector<int64_t> keys = {1, 2, 3, 4, 5, 6, 7};
   EXPECT_EQ(Served(keys), Rows({{1, 1}, {2, 2}, {3, 1}, {4, 1}, {5, 2}, {6, 2}, {7, -1}}));
   // Another lineage, whose deltas are pruned: no chain leads there from version 2.
-  WriteSnapshot({9, 2}, {{1, 1}, {2, 9}, {4, 9}, {6, 2}, {7, 9}});
+  model_.WriteSnapshot({9, 2}, {{1, 1}, {2, 9}, {4, 9}, {6, 2}, {7, 9}});
   ASSERT_TRUE(WaitFor(9));
   EXPECT_EQ(Served(keys), Rows({{1, 1}, {2, 9}, {3, -1}, {4, 9}, {5, -1}, {6, 2}, {7, 9}}));
   EXPECT_EQ(node_->newest()->lineage, 2U);
-  WriteDelta({10, 2}, {9, 2}, {{3, 10}});
+  model_.WriteDelta({10, 2}, {9, 2}, {{3, 10}});
   ASSERT_TRUE(WaitFor(10));
   EXPECT_EQ(Served({3, 5}), Rows({{3, 10}, {5, -1}}));
 }
 
 TEST_F(NodeFollowingTest, ANodeThatStartsTakesTheSnapshotOfTheLatestLineage) {
-  WriteSnapshot({5, 1}, {{1, 5}});
-  WriteSnapshot({4, 2}, {{1, 4}});  // 5 was written by a publisher that was superseded
-  WriteDelta({6, 2}, {4, 2}, {{2, 6}});
+  model_.WriteSnapshot({5, 1}, {{1, 5}});
+  model_.WriteSnapshot({4, 2}, {{1, 4}});  // 5 was written by a publisher that was superseded
+  model_.WriteDelta({6, 2}, {4, 2}, {{2, 6}});
   Open();
   ASSERT_TRUE(WaitFor(6));
   EXPECT_EQ(Served({1, 2}), Rows({{1, 4}, {2, 6}}));

@@ -12,6 +12,7 @@
 #include "base/file.h"
 #include "embertide/v1/update.pb.h"
 #include "node/fleet.h"
+#include "node/latency_meter.h"
 #include "node/load_meter.h"
 #include "node/remote.h"
 
@@ -114,6 +115,7 @@ Result<std::unique_ptr<Node>> Node::Open(NodeOptions options) {
   node->features_ = std::move(*features);
   for (const Feature& feature : node->features_) node->total_dim_ += feature.dim;
   node->load_ = std::move(load);
+  if (!options.state.empty()) node->latency_ = std::make_unique<LatencyMeter>();
   node->store_ = std::move(*store);
   if (!options.dense_plugin.empty()) EMBERTIDE_RETURN_IF_ERROR(node->LoadDense());
   if (!options.state.empty()) {
@@ -451,6 +453,10 @@ Status Node::Fetch(const Pinned& pinned, std::span<const BagFeature> features,
                    std::span<KeyBags> requests, RemoteLookup* remote) const {
   return remote->Fetch(*fleet_->routing(), pinned.rows.version(), pinned.info->lineage, features,
                        requests);
+}
+
+void Node::NoteLatency(std::chrono::nanoseconds latency, size_t requests) const {
+  if (latency_ != nullptr) latency_->Note(latency, static_cast<uint32_t>(requests));
 }
 
 void Node::RefreshPlan() const {

@@ -338,6 +338,7 @@ void Executor::Finish(TRITONBACKEND_ModelInstance* instance, std::span<Job> jobs
                       uint64_t exec_start_ns, uint64_t compute_start_ns, uint64_t compute_end_ns) {
   for (Job& job : jobs) Send(&job);
   const uint64_t exec_end_ns = NowNs();
+  node_.NoteLatency(std::chrono::nanoseconds(exec_end_ns - exec_start_ns), jobs.size());
   uint64_t samples = 0;
   for (Job& job : jobs) {
     const bool success = job.refusal.reason == Reason::kNone;

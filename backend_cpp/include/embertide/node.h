@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -71,6 +72,7 @@ struct Pinned {
 };
 
 class Fleet;
+class LatencyMeter;
 class LoadMeter;
 class RemoteLookup;
 // Opaque outside of node.
@@ -123,6 +125,9 @@ class Node {
   // dead, and the policy says error.
   Status Fetch(const Pinned& pinned, std::span<const BagFeature> features,
                std::span<KeyBags> requests, RemoteLookup* remote) const;
+  // `requests` were answered together, `latency` after work on them began: for the p99 that the
+  // control plane is told. Never waits; does nothing for a node alone.
+  void NoteLatency(std::chrono::nanoseconds latency, size_t requests) const;
   // Waits, a quarter of a second at most, for a look at the newest plan.
   void RefreshPlan() const;
   // Where peers reach it; empty for a node alone.
@@ -165,6 +170,7 @@ class Node {
   std::string program_path_;
   std::unique_ptr<DenseProgram> program_;  // proves weights; runs nothing
   std::unique_ptr<LoadMeter> load_;        // null for a node alone
+  std::unique_ptr<LatencyMeter> latency_;  // the same
   std::unique_ptr<Store> store_;           // after load_, which it tells of reads
   // Under a mutex, and not std::atomic: that of libstdc++ 12 ends a load without release, and so
   // races with the next store (ThreadSanitizer finds it).

@@ -1,0 +1,78 @@
+// A model of one table for tests of a node: snapshots and delta files of rows whose values are all
+// alike.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "bus/test_publication.h"
+#include "embertide/hash.h"
+#include "embertide/snapshot.h"
+
+namespace embertide {
+
+class TestModel {
+ public:
+  static constexpr uint32_t kDim = 4;
+  using Rows = std::map<uint64_t, float>;  // key -> the value of every dimension
+
+  explicit TestModel(uint32_t bucket_bits = 1) {
+    table_.name = "item";
+    table_.layout = {1, kDim, DType::kFp32};
+    table_.bucket_bits = bucket_bits;
+    table_.default_row.assign(kDim, -1.0F);
+  }
+  std::string path() const { return publication_.path(); }
+  const TableConfig& table() const { return table_; }
+  uint32_t BucketOf(uint64_t key) const {
+    return BucketOfHash(HashKey(key), static_cast<int>(table_.bucket_bits));
+  }
+
+  void WriteSnapshot(VersionId id, const Rows& rows) const {
+    Manifest manifest;
+    manifest.model = "news";
+    manifest.lineage = id.lineage;
+    manifest.version = id.number;
+    manifest.schema_id = 1;
+    manifest.tables = {table_};
+    manifest.features = {{"cand", "item", "sum"}};
+    const std::string path = publication_.path() + "/snapshots/" + FolderName(id);
+    for (uint32_t bucket = 0; bucket < table_.buckets(); ++bucket) {
+      const auto file = WriteBucketFile(path, table_, bucket, id.number, Records(rows, bucket));
+      ASSERT_TRUE(file.ok()) << file.status().ToString();
+      manifest.buckets.push_back(file.value());
+    }
+    ASSERT_TRUE(WriteManifest(path, manifest).ok());
+  }
+  void WriteDelta(VersionId id, VersionId previous, const Rows& rows) {
+    std::vector<TestChange> changes;
+    for (uint32_t bucket = 0; bucket < table_.buckets(); ++bucket) {
+      const std::vector<std::byte> records = Records(rows, bucket);
+      if (records.empty()) continue;
+      const auto* text = reinterpret_cast<const char*>(records.data());
+      changes.push_back({0, bucket, {std::string(text, records.size())}});
+    }
+    publication_.Write(id, previous, changes);
+  }
+
+ private:
+  std::vector<std::byte> Records(const Rows& rows, uint32_t bucket) const {
+    std::vector<std::byte> records;
+    for (const auto& [key, value] : rows) {
+      if (BucketOf(key) != bucket) continue;
+      const std::vector<float> values(kDim, value);
+      std::vector<std::byte> payload(4 * kDim);
+      EncodePayload(table_.layout, 1, values.data(), payload.data());
+      AppendRecord({key, 1, RecordKind::kRow, payload}, &records);
+    }
+    return records;
+  }
+
+  TableConfig table_;
+  TestPublication publication_;
+};
+
+}  // namespace embertide
