@@ -240,18 +240,7 @@ Status Fleet::GetStatus(v1::NodeServiceGetStatusResponse* response) {
   }
   auto& counters = *response->mutable_counters();
   const FleetStats fleet = stats();
-  counters["remote_keys"] = fleet.remote_keys;
-  counters["remote_calls"] = fleet.remote_calls;
-  counters["next_owners"] = fleet.next_owners;
-  counters["dead_owners"] = fleet.dead_owners;
-  counters["started_over"] = fleet.started_over;
-  counters["peer_failures"] = fleet.peer_failures;
-  counters["peer_deaths"] = fleet.peer_deaths;
-  counters["refused_calls"] = fleet.refused_calls;
-  counters["refused_plans"] = fleet.refused_plans;
-  counters["buckets_added"] = fleet.buckets_added;
-  counters["buckets_dropped"] = fleet.buckets_dropped;
-  counters["failed_adds"] = fleet.failed_adds;
+  for (const FleetEvent& event : kFleetEvents) counters[event.name] = fleet.*event.count;
   counters["peers_alive"] = fleet.peers_alive;
   counters["buckets_held"] = fleet.buckets_held;
   counters["buckets_left"] = fleet.buckets_left;

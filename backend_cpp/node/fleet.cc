@@ -29,7 +29,10 @@ std::string PlanKey(const std::string& model, const std::string& what) {
 
 }  // namespace
 
-Fleet::Fleet(Node* node) : node_(node), plan_file_(node->options_.plan_file) {}
+Fleet::Fleet(Node* node)
+    : node_(node),
+      plan_file_(node->options_.plan_file),
+      cache_(node->options_.remote_cache_bytes) {}
 
 Result<std::unique_ptr<Fleet>> Fleet::Join(Node* node) {
   std::unique_ptr<Fleet> fleet(new Fleet(node));
@@ -268,7 +271,7 @@ void Fleet::NotePin(uint64_t version) {
 void Fleet::Committed() { peers_->BeatNow(); }
 
 std::unique_ptr<RemoteLookup> Fleet::NewRemoteLookup() {
-  return std::make_unique<RemoteLookup>(*node_->store_, node_->manifest_, peers_.get(),
+  return std::make_unique<RemoteLookup>(*node_->store_, node_->manifest_, peers_.get(), &cache_,
                                         node_->options_.dead_owner_defaults,
                                         node_->options_.peer_timeout, &remote_stats_);
 }
@@ -425,6 +428,7 @@ void Fleet::Beat(v1::HeartbeatRequest* beat) {
 FleetStats Fleet::stats() const {
   FleetStats stats;
   stats.remote_keys = remote_stats_.keys;
+  stats.remote_hits = remote_stats_.hits;
   stats.next_owners = remote_stats_.next_owners;
   stats.dead_owners = remote_stats_.dead_owners;
   stats.started_over = remote_stats_.version_gone + remote_stats_.not_owner;

@@ -107,6 +107,7 @@ class Fleet : public NodeHandler {
   std::unique_ptr<RedisConnection> redis_;  // the keeper's
   std::string address_;                     // where peers reach this node
   mutable RemoteStats remote_stats_;
+  RemoteCache cache_;
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;

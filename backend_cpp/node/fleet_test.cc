@@ -39,5 +39,174 @@ TEST(FleetNodeTest, BeatsTellTheP99OfWhatWasAnsweredInTheLastSecond) {
   EXPECT_TRUE(Await([&] { return last() == 0; })) << "a second without requests";
 }
 
+// The one value of each key, as one feature of one key gives it.
+std::vector<float> ValuesOf(const v1::ReadResponse& response) {
+  std::vector<float> values;
+  for (int i = 0; i < response.embeddings_size(); i += TestModel::kDim) {
+    values.push_back(response.embeddings(i));
+  }
+  return values;
+}
+
+std::string Sources(std::initializer_list<Source> sources) {
+  std::string bytes;
+  for (const Source each : sources) bytes += static_cast<char>(each);
+  return bytes;
+}
+
+TEST(FleetNodeTest, ARowOfAPeerIsAskedForOnceAVersion) {
+  TestFleet fleet(2);
+  const uint64_t near = fleet.KeyOf(0);
+  const uint64_t far = fleet.KeyOf(1);
+  const uint64_t unknown = fleet.KeyOf(1, 1000);
+  fleet.model.WriteSnapshot({1, 1}, ManyRows(50, 1));
+  fleet.Write(fleet.MakePlan(1));
+  fleet.StartAll();
+  const std::vector<uint64_t> keys = {near, far, unknown};
+  const auto expected = Sources({Source::kDdr, Source::kRemote, Source::kDefault});
+  const auto value = [](uint64_t key) { return 1 + static_cast<float>(key); };
+  v1::ReadResponse response;
+  for (const uint64_t hits : {0, 2, 4}) {
+    ASSERT_TRUE(fleet.Read(0, keys, &response).ok());
+    EXPECT_EQ(ValuesOf(response), std::vector<float>({value(near), value(far), -1}));
+    EXPECT_EQ(response.sources(), expected);
+    EXPECT_EQ(fleet.node(0).fleet_stats().remote_hits, hits);
+    EXPECT_EQ(fleet.node(0).fleet_stats().remote_keys, 2U);
+  }
+  // What changed at the owner is asked for at the new version, and so is what did not.
+  fleet.model.WriteDelta({2, 1}, {1, 1}, {{far, 9}});
+  ASSERT_TRUE(Await([&] {
+    EXPECT_TRUE(fleet.Read(0, keys, &response).ok());
+    return response.version().number() == 2;
+  }));
+  EXPECT_EQ(ValuesOf(response), std::vector<float>({value(near), 9, -1}));
+  EXPECT_EQ(fleet.node(0).fleet_stats().remote_keys, 4U);
+  ASSERT_TRUE(fleet.Read(0, keys, &response).ok());
+  EXPECT_EQ(ValuesOf(response), std::vector<float>({value(near), 9, -1}));
+  EXPECT_EQ(response.sources(), expected);
+  EXPECT_EQ(fleet.node(0).fleet_stats().remote_keys, 4U);
+}
+
+TEST(FleetNodeTest, StatusCountsByTheNamesOfTheMetrics) {
+  TestFleet fleet(2);
+  fleet.model.WriteSnapshot({1, 1}, ManyRows(50, 1));
+  fleet.Write(fleet.MakePlan(1));
+  fleet.StartAll();
+  v1::ReadResponse read;
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(fleet.Read(0, {fleet.KeyOf(1)}, &read).ok());
+  const FleetStats stats = fleet.node(0).fleet_stats();
+  const auto status = fleet.Status(0);
+  for (const FleetEvent& event : kFleetEvents) {
+    ASSERT_TRUE(status.counters().contains(event.name)) << event.name;
+    EXPECT_EQ(status.counters().at(event.name), stats.*event.count) << event.name;
+  }
+  EXPECT_EQ(status.counters().at("remote_key"), 1U);
+  EXPECT_EQ(status.counters().at("remote_hit"), 2U);
+  EXPECT_EQ(status.counters().at("peers_alive"), 1U);
+}
+
+TEST(FleetNodeTest, WhereAnOwnerLacksABucketTheNextOneIsAsked) {
+  TestFleet fleet(3);
+  fleet.model.WriteSnapshot({1, 1}, ManyRows(50, 1));
+  fleet.Write(fleet.MakePlan(1));
+  // Node 1 knows the first plan for ever: by that bucket 2 is node 2's alone.
+  FakeRedis old;
+  const v1::Plan first = fleet.MakePlan(1);
+  old.Set("c:{news}:plan:1", first.SerializeAsString());
+  old.Set("c:{news}:epoch", "1");
+  for (uint32_t n = 0; n < 3; ++n) {
+    NodeOptions options = fleet.Options(n);
+    if (n == 1) options.state = old.url();
+    fleet.Start(n, options);
+  }
+  fleet.Write(fleet.MakePlan(2, {{2, {{1, 2}, {}}}}));
+  ASSERT_TRUE(Await([&] { return fleet.node(0).plan_epoch() == 2; }));
+  ASSERT_TRUE(Await([&] { return fleet.node(0).fleet_stats().peers_alive == 2; }));
+  // One call to node 1 for both; the key of bucket 1 has no other owner.
+  const uint64_t own = fleet.KeyOf(1);
+  const uint64_t refused = fleet.KeyOf(2);
+  v1::ReadResponse response;
+  const grpc::Status status = fleet.Read(0, {own, refused}, &response);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(ValuesOf(response),
+            std::vector<float>({1 + static_cast<float>(own), 1 + static_cast<float>(refused)}));
+  EXPECT_EQ(fleet.node(0).fleet_stats().next_owners, 1U);
+  EXPECT_EQ(fleet.node(0).fleet_stats().started_over, 0U);
+  // Without another owner it is started over, and then refused.
+  fleet.Write(fleet.MakePlan(3, {{2, {{1}, {}}}}));
+  ASSERT_TRUE(Await([&] { return fleet.node(0).plan_epoch() == 3; }));
+  const uint64_t another = fleet.KeyOf(2, refused + 1);
+  EXPECT_EQ(fleet.Read(0, {another}, &response).error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(fleet.node(0).fleet_stats().started_over, 2U);
+}
+
+TEST(FleetNodeTest, OneDeadlineHoldsForAllOwners) {
+  TestFleet fleet(4);
+  fleet.model.WriteSnapshot({1, 1}, ManyRows(50, 1));
+  std::atomic<bool> over{false};
+  const auto hang = [&](const v1::LookupRequest&, v1::LookupResponse*) {
+    over.wait(false);
+    return grpc::Status::OK;
+  };
+  TestPeer silent({1, 1}, hang);
+  TestPeer silent_too({1, 1}, hang);
+  fleet.SetAddress(1, silent.address());
+  fleet.SetAddress(2, silent_too.address());
+  fleet.Write(fleet.MakePlan(1, {{1, {{1, 2, 3}, {}}}, {2, {{1, 2}, {}}}}));
+  NodeOptions options = fleet.Options(0);
+  options.peer_timeout = std::chrono::milliseconds(1200);
+  fleet.Start(0, options);
+  fleet.Start(3, fleet.Options(3));
+  ASSERT_TRUE(Await([&] { return fleet.node(0).fleet_stats().peers_alive == 3; }));
+  const auto timed = [&](uint64_t key, grpc::StatusCode code) {
+    v1::ReadResponse response;
+    const auto begun = std::chrono::steady_clock::now();
+    EXPECT_EQ(fleet.Read(0, {key}, &response).error_code(), code);
+    return std::chrono::steady_clock::now() - begun;
+  };
+  // Half of it for the first, half of the rest for the second: the third answers.
+  EXPECT_LT(timed(fleet.KeyOf(1), grpc::StatusCode::OK), options.peer_timeout);
+  EXPECT_EQ(fleet.node(0).fleet_stats().next_owners, 2U);
+  EXPECT_LT(timed(fleet.KeyOf(2), grpc::StatusCode::UNAVAILABLE), options.peer_timeout * 3 / 2);
+  over = true;
+  over.notify_all();
+}
+
+TEST(FleetNodeTest, ADeadOwnerCostsOnlyTheRequestsThatNeedIt) {
+  TestFleet fleet(3);
+  fleet.model.WriteSnapshot({1, 1}, ManyRows(50, 1));
+  fleet.Write(fleet.MakePlan(1));
+  fleet.StartAll();
+  fleet.Stop(2);
+  ASSERT_TRUE(Await([&] { return fleet.node(0).fleet_stats().peers_alive == 1; }));
+  const Node& node = fleet.node(0);
+  auto pinned = node.Pin();
+  ASSERT_TRUE(pinned.ok());
+  // Three requests, as of one execution.
+  const std::vector<std::vector<int64_t>> keys = {
+      {static_cast<int64_t>(fleet.KeyOf(0)), static_cast<int64_t>(fleet.KeyOf(1))},
+      {static_cast<int64_t>(fleet.KeyOf(1)), static_cast<int64_t>(fleet.KeyOf(2))},
+      {static_cast<int64_t>(fleet.KeyOf(1, 10))}};
+  std::vector<std::vector<float>> out;
+  std::vector<KeyBags> requests;
+  for (const auto& each : keys) out.emplace_back(each.size() * TestModel::kDim);
+  for (size_t r = 0; r < keys.size(); ++r) {
+    requests.push_back({keys[r], {}, out[r].data(), TestModel::kDim});
+  }
+  const std::vector<BagFeature> features = {{0, Pooling::kSum, 0}};
+  const RemoteLookupPtr remote = node.NewRemoteLookup();
+  const Status status = node.Fetch(*pinned, features, requests, remote.get());
+  EXPECT_EQ(status.code(), Code::kUnavailable) << status.ToString();
+  EXPECT_FALSE(Node::Lacks(*remote, 0));
+  EXPECT_TRUE(Node::Lacks(*remote, 1));
+  EXPECT_FALSE(Node::Lacks(*remote, 2));
+  ASSERT_TRUE(BagReader(pinned->rows).Lookup(features, requests, {}).ok());
+  for (const size_t r : {0, 2}) {
+    for (size_t k = 0; k < keys[r].size(); ++k) {
+      EXPECT_EQ(out[r][k * TestModel::kDim], 1 + static_cast<float>(keys[r][k]));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace embertide

@@ -455,6 +455,8 @@ Status Node::Fetch(const Pinned& pinned, std::span<const BagFeature> features,
                        requests);
 }
 
+bool Node::Lacks(const RemoteLookup& remote, size_t request) { return remote.Lacks(request); }
+
 void Node::NoteLatency(std::chrono::nanoseconds latency, size_t requests) const {
   if (latency_ != nullptr) latency_->Note(latency, static_cast<uint32_t>(requests));
 }

@@ -87,6 +87,41 @@ class TestControl : public v1::ControlService::Service {
   std::unique_ptr<grpc::Server> server_;
 };
 
+// A peer that answers what a test says, where no real one would: late, or never.
+class TestPeer : public v1::NodeService::Service {
+ public:
+  using Answer = std::function<grpc::Status(const v1::LookupRequest&, v1::LookupResponse*)>;
+  // It has version `at`; `answer` is for calls with parts, beats are answered.
+  TestPeer(VersionId at, Answer answer) : at_(at), answer_(std::move(answer)) {
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+  }
+  ~TestPeer() override {
+    server_->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(1));
+  }
+  TestPeer(const TestPeer&) = delete;
+  TestPeer& operator=(const TestPeer&) = delete;
+
+  std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
+  grpc::Status Lookup(grpc::ServerContext*, const v1::LookupRequest* request,
+                      v1::LookupResponse* response) override {
+    for (auto* each : {response->mutable_versions()->mutable_oldest(),
+                       response->mutable_versions()->mutable_newest()}) {
+      each->set_number(at_.number);
+      each->set_lineage(at_.lineage);
+    }
+    return request->parts().empty() ? grpc::Status::OK : answer_(*request, response);
+  }
+
+ private:
+  const VersionId at_;
+  const Answer answer_;
+  int port_ = 0;
+  std::unique_ptr<grpc::Server> server_;
+};
+
 // Who has a bucket, as places of nodes; device 0 each.
 struct TestAssignment {
   std::vector<uint32_t> owners;
@@ -115,7 +150,9 @@ class TestFleet {
     options.plan_wait = std::chrono::seconds(20);
     return options;
   }
-  // Writes a plan; bucket b goes to node b % nodes unless `of` says otherwise.
+  // From the next plan on; for a node that is none of these.
+  void SetAddress(uint32_t n, const std::string& address) { addresses_[n] = address; }
+  // A plan; bucket b goes to node b % nodes unless `of` says otherwise.
   v1::Plan MakePlan(uint64_t epoch, const std::map<uint32_t, TestAssignment>& of = {}) const {
     v1::Plan plan;
     plan.set_epoch(epoch);
@@ -177,6 +214,20 @@ class TestFleet {
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
     return Stub(n)->Read(&context, request, response);
+  }
+
+  v1::NodeServiceGetStatusResponse Status(uint32_t n) const {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+    v1::NodeServiceGetStatusResponse response;
+    EXPECT_TRUE(Stub(n)->GetStatus(&context, {}, &response).ok());
+    return response;
+  }
+  // The first key of a bucket, at or after `from`.
+  uint64_t KeyOf(uint32_t bucket, uint64_t from = 0) const {
+    for (uint64_t key = from;; ++key) {
+      if (model.BucketOf(key) == bucket) return key;
+    }
   }
 
   TestModel model;

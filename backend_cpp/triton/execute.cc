@@ -228,7 +228,12 @@ Status Executor::AnswerGroup(const Pinned& pinned, std::span<Job*> jobs) {
   bags_.clear();
   for (const Job* job : jobs) bags_.push_back(BagsOf(*job));
   if (remote_ != nullptr) {
-    EMBERTIDE_RETURN_IF_ERROR(node_.Fetch(pinned, features_, bags_, remote_.get()));
+    const Status fetched = node_.Fetch(pinned, features_, bags_, remote_.get());
+    if (!fetched.ok() && fetched.code() != Code::kUnavailable) return fetched;
+    for (size_t j = 0; !fetched.ok() && j < jobs.size(); ++j) {
+      // What it needs of a dead owner costs the requests beside it nothing.
+      if (Node::Lacks(*remote_, j)) jobs[j]->refusal = {Reason::kInternal, fetched};
+    }
   }
   const uint32_t count = PlanParts(jobs);
   {

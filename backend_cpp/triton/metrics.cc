@@ -27,25 +27,6 @@ constexpr std::array<BusEvent, kBusEvents> kBusEventList = {{
     {"reconnect", &FollowerStats::reconnects},
     {"refused", &FollowerStats::refused},
 }};
-// What a node that has peers counts: label `event` of embertide_fleet_events_total.
-struct FleetEvent {
-  const char* name;
-  uint64_t FleetStats::* count;
-};
-constexpr std::array<FleetEvent, kFleetEvents> kFleetEventList = {{
-    {"remote_key", &FleetStats::remote_keys},
-    {"remote_call", &FleetStats::remote_calls},
-    {"next_owner", &FleetStats::next_owners},
-    {"dead_owner", &FleetStats::dead_owners},
-    {"started_over", &FleetStats::started_over},
-    {"peer_failure", &FleetStats::peer_failures},
-    {"peer_death", &FleetStats::peer_deaths},
-    {"refused_call", &FleetStats::refused_calls},
-    {"refused_plan", &FleetStats::refused_plans},
-    {"bucket_added", &FleetStats::buckets_added},
-    {"bucket_dropped", &FleetStats::buckets_dropped},
-    {"failed_add", &FleetStats::failed_adds},
-}};
 constexpr std::array<const char*, 3> kTierNames = {"ddr", "ssd", "index"};
 
 TRITONSERVER_MetricFamily* MakeFamily(TRITONSERVER_MetricKind kind, const char* name,
@@ -133,8 +114,8 @@ ModelMetrics::ModelMetrics(const MetricFamilies& families, const std::string& mo
     freshness_series_ = Make(families.freshness, false, {});
   }
   if (!node.options().state.empty()) {
-    for (size_t e = 0; e < kFleetEvents; ++e) {
-      fleet_series_[e] = Make(families.fleet_events, true, {{"event", kFleetEventList[e].name}});
+    for (size_t e = 0; e < kFleetEvents.size(); ++e) {
+      fleet_series_[e] = Make(families.fleet_events, true, {{"event", kFleetEvents[e].name}});
     }
     buckets_series_[0] = Make(families.buckets, false, {{"state", "held"}});
     buckets_series_[1] = Make(families.buckets, false, {{"state", "left"}});
@@ -237,8 +218,8 @@ void ModelMetrics::Publish() {
   }
   if (!node_.options().state.empty()) {
     const FleetStats fleet = node_.fleet_stats();
-    for (size_t e = 0; e < kFleetEvents; ++e) {
-      Show(&fleet_series_[e], fleet.*kFleetEventList[e].count);
+    for (size_t e = 0; e < kFleetEvents.size(); ++e) {
+      Show(&fleet_series_[e], fleet.*kFleetEvents[e].count);
     }
     Show(&buckets_series_[0], fleet.buckets_held);
     Show(&buckets_series_[1], fleet.buckets_left);

@@ -28,7 +28,6 @@
 namespace embertide::triton {
 
 inline constexpr size_t kBusEvents = 10;
-inline constexpr size_t kFleetEvents = 12;
 
 // The families; one of it in the backend, outliving every ModelMetrics. With a server that has
 // metrics off, everything here does nothing.
@@ -89,7 +88,7 @@ class ModelMetrics {
   std::array<Series, kReasons> refused_series_;
   std::array<Series, 3> tier_series_;  // ddr, ssd, index
   std::array<Series, kBusEvents> bus_series_;
-  std::array<Series, kFleetEvents> fleet_series_;
+  std::array<Series, kFleetEvents.size()> fleet_series_;
   std::array<Series, 2> buckets_series_;  // held, left
   Series peers_series_;
   Series defaults_series_, rows_series_, version_series_, epoch_series_, watermark_series_,

@@ -124,11 +124,11 @@ def test_a_dead_owner_costs_what_the_policy_says(site: FleetSite) -> None:
     victim = site.nodes[3]
     asker = site.nodes[0]
     victim.process.kill()
-    wait_until(lambda: asker.status().counters["peer_deaths"] >= 1)
+    wait_until(lambda: asker.status().counters["peer_death"] >= 1)
     bags = site.model.draw(rng, samples=50)
     with pytest.raises(grpc.RpcError, match=r"no owner of a bucket of table .* answers"):
         asker.read(bags)
-    assert asker.status().counters["dead_owners"] > 0
+    assert asker.status().counters["dead_owner"] > 0
     site.options["dead_owner"] = "default"
     asker.stop()
     asker = site.nodes[0] = site.start(0)

@@ -5,6 +5,7 @@
 // rest. Thread-safe: any thread may pin and look up; one background thread applies and maintains.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -44,6 +45,8 @@ struct NodeOptions {
   // What a key reads as while none of its owners answers: the default row, or an error.
   bool dead_owner_defaults = true;
   std::chrono::milliseconds peer_timeout{100};
+  // For rows of peers that small executions asked for, beside the budgets above; 0: none is kept.
+  uint64_t remote_cache_bytes = 32ULL << 20;
   std::chrono::milliseconds plan_wait{120'000};  // at the start, for the first plan
 };
 
@@ -81,6 +84,7 @@ using RemoteLookupPtr = std::unique_ptr<RemoteLookup, void (*)(RemoteLookup*)>;
 // Counters of a node that has peers, since the start.
 struct FleetStats {
   uint64_t remote_keys = 0;  // asked of peers, after deduplication
+  uint64_t remote_hits = 0;  // keys not asked, as the version's row was in the cache
   uint64_t remote_calls = 0;
   uint64_t next_owners = 0;    // keys asked of another owner, as one did not answer
   uint64_t dead_owners = 0;    // keys that no owner answered
@@ -95,6 +99,28 @@ struct FleetStats {
   uint64_t peers_alive = 0;  // that answer now
   uint64_t buckets_held = 0;
   uint64_t buckets_left = 0;  // of the plan, not held yet
+};
+
+// What a node with peers counts, by the names that /metrics (label `event` of
+// embertide_fleet_events_total) and NodeService.GetStatus give it.
+struct FleetEvent {
+  const char* name;
+  uint64_t FleetStats::* count;
+};
+inline constexpr std::array kFleetEvents = {
+    FleetEvent{"remote_key", &FleetStats::remote_keys},
+    FleetEvent{"remote_hit", &FleetStats::remote_hits},
+    FleetEvent{"remote_call", &FleetStats::remote_calls},
+    FleetEvent{"next_owner", &FleetStats::next_owners},
+    FleetEvent{"dead_owner", &FleetStats::dead_owners},
+    FleetEvent{"started_over", &FleetStats::started_over},
+    FleetEvent{"peer_failure", &FleetStats::peer_failures},
+    FleetEvent{"peer_death", &FleetStats::peer_deaths},
+    FleetEvent{"refused_call", &FleetStats::refused_calls},
+    FleetEvent{"refused_plan", &FleetStats::refused_plans},
+    FleetEvent{"bucket_added", &FleetStats::buckets_added},
+    FleetEvent{"bucket_dropped", &FleetStats::buckets_dropped},
+    FleetEvent{"failed_add", &FleetStats::failed_adds},
 };
 
 class Node {
@@ -122,9 +148,11 @@ class Node {
   RemoteLookupPtr NewRemoteLookup() const;
   // Asks peers for what is not held here at the pin, and sets `remote_of` and `remote` of the
   // requests. kVersionGone, kNotOwner: start over with a new pin, once; kUnavailable: an owner is
-  // dead, and the policy says error.
+  // dead, and the policy says error. Requests that then do not lack a row may be answered.
   Status Fetch(const Pinned& pinned, std::span<const BagFeature> features,
                std::span<KeyBags> requests, RemoteLookup* remote) const;
+  // Whether a request of the last Fetch, which was kUnavailable, needs a key of a dead owner.
+  static bool Lacks(const RemoteLookup& remote, size_t request);
   // `requests` were answered together, `latency` after work on them began: for the p99 that the
   // control plane is told. Never waits; does nothing for a node alone.
   void NoteLatency(std::chrono::nanoseconds latency, size_t requests) const;
