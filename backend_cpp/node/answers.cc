@@ -208,7 +208,38 @@ Status Fleet::ReadBags(const v1::ReadRequest& request, v1::ReadResponse* respons
   return status;
 }
 
+Status Fleet::FillUsage(v1::NodeServiceGetStatusResponse* response) const {
+  const Store& store = *node_->store_;
+  const Result<ReadView> view = store.PinNewest();
+  if (!view.ok()) return view.status();
+  for (uint32_t t = 0; t < node_->manifest_.tables.size(); ++t) {
+    const TableConfig& table = node_->manifest_.tables[t];
+    std::vector<uint64_t> index_bytes(node_->options_.devices);
+    for (uint32_t b = 0; b < table.buckets(); ++b) {
+      const auto size = store.BucketSizeOf(view.value(), t, b);
+      if (size) index_bytes[store.DeviceOf(t, b).value_or(0)] += size->index_bytes;
+    }
+    for (uint32_t d = 0; d < index_bytes.size(); ++d) {
+      const Store::Usage usage = store.UsageOf(t, d);
+      const auto add = [&](v1::Tier tier, uint64_t rows, uint64_t payload, uint64_t index) {
+        if (rows == 0 && index == 0) return;
+        v1::TierUsage* of = response->add_usage();
+        of->set_device(d);
+        of->set_tier(tier);
+        of->set_table(table.name);
+        of->set_rows(rows);
+        of->set_payload_bytes(payload);
+        of->set_index_bytes(index);
+      };
+      add(v1::TIER_DDR, usage.ddr_rows, usage.ddr_bytes, index_bytes[d]);
+      add(v1::TIER_SSD, usage.ssd_rows, usage.ssd_bytes, 0);
+    }
+  }
+  return Status::Ok();
+}
+
 Status Fleet::GetStatus(v1::NodeServiceGetStatusResponse* response) {
+  if (!started_) return {Code::kUnavailable, "starting"};
   *response->mutable_node() = Self();
   *response->mutable_versions() = Range();
   const auto plan = routing();
@@ -221,30 +252,14 @@ Status Fleet::GetStatus(v1::NodeServiceGetStatusResponse* response) {
       response->set_watermark_ms(info->watermark_ms);
     }
   }
-  const Store& store = *node_->store_;
-  for (uint32_t t = 0; t < node_->manifest_.tables.size(); ++t) {
-    std::map<uint32_t, v1::TierUsage> usage;  // by device
-    for (uint32_t b = 0; b < node_->manifest_.tables[t].buckets(); ++b) {
-      const auto size = store.BucketSizeOf(t, b);
-      if (!size) continue;
-      v1::TierUsage& of = usage[store.DeviceOf(t, b).value_or(0)];
-      of.set_rows(of.rows() + size->rows);
-      of.set_index_bytes(of.index_bytes() + size->index_bytes);
-    }
-    for (auto& [device, of] : usage) {
-      of.set_device(device);
-      of.set_tier(v1::TIER_DDR);
-      of.set_table(node_->manifest_.tables[t].name);
-      *response->add_usage() = of;
-    }
-  }
+  EMBERTIDE_RETURN_IF_ERROR(FillUsage(response));
   auto& counters = *response->mutable_counters();
   const FleetStats fleet = stats();
   for (const FleetEvent& event : kFleetEvents) counters[event.name] = fleet.*event.count;
   counters["peers_alive"] = fleet.peers_alive;
   counters["buckets_held"] = fleet.buckets_held;
   counters["buckets_left"] = fleet.buckets_left;
-  const StoreStats rows = store.Stats();
+  const StoreStats rows = node_->store_->Stats();
   for (size_t s = 0; s < kSources; ++s) {
     counters[std::string("lookups_") + SourceName(static_cast<Source>(s))] = rows.hits[s];
   }
@@ -256,12 +271,14 @@ Status Fleet::GetLoad(uint32_t hot_keys, v1::NodeServiceGetLoadResponse* respons
   const LoadWindow window = node_->load_->Last(HotKeysOf(hot_keys));
   response->set_window_ms(window.window_ms);
   const Store& store = *node_->store_;
+  const Result<ReadView> view = store.PinNewest();
+  if (!view.ok()) return view.status();
   std::vector<uint32_t> tables(node_->manifest_.tables.size());
   for (uint32_t t = 0; t < tables.size(); ++t) tables[t] = t;
   std::ranges::sort(tables, {}, [&](uint32_t t) { return node_->manifest_.tables[t].id; });
   for (const uint32_t t : tables) {
     for (uint32_t b = 0; b < node_->manifest_.tables[t].buckets(); ++b) {
-      const auto size = store.BucketSizeOf(t, b);
+      const auto size = store.BucketSizeOf(view.value(), t, b);
       const auto device = store.DeviceOf(t, b);
       if (!size || !device) continue;
       v1::BucketLoad* load = response->add_buckets();

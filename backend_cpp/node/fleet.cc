@@ -17,6 +17,8 @@ constexpr milliseconds kLookEvery{100};  // at the epoch
 constexpr milliseconds kRedisTimeout{1000};
 constexpr milliseconds kRefreshWait{250};
 constexpr milliseconds kAddAgain{500};  // after an add that failed
+// What is answered at a pin that peers no longer take: longer than a request and five beats.
+constexpr milliseconds kPinsEnd{1000};
 // Buckets that one step adds, at most; as few as keep it to a fraction of the time between
 // versions.
 constexpr size_t kAddAtOnce = 64;
@@ -73,6 +75,7 @@ Status Fleet::Start() {
   server_ = std::move(*server);
   server_->SetServing(false);
   address_ = options.peer_address.substr(0, colon + 1) + std::to_string(server_->port());
+  started_ = true;
 
   if (!options.control.empty()) {
     v1::RegisterNodeRequest registration;
@@ -303,7 +306,18 @@ std::vector<Fleet::Change> Fleet::Missing(const Routing& routing) {
   return missing;
 }
 
+void Fleet::FreeSuperseded() {
+  const uint64_t until = node_->store_->SupersededUntil();
+  const auto now = std::chrono::steady_clock::now();
+  if (until == 0 || !peers_->HaveReached(until)) {
+    not_reached_ = now;
+  } else if (now - not_reached_ >= kPinsEnd) {
+    node_->store_->Forget(until);
+  }
+}
+
 bool Fleet::AlignBuckets() {
+  FreeSuperseded();
   const auto plan = routing();
   if (plan->epoch == held_epoch_) return false;
   if (std::chrono::steady_clock::now() < add_again_) return false;

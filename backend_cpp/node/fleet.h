@@ -84,6 +84,8 @@ class Fleet : public NodeHandler {
   v1::VersionRange Range() const;
   void Beat(v1::HeartbeatRequest* beat);
   std::vector<Change> Missing(const Routing& routing);
+  // Frees copies of buckets that moved between devices here, once no node can pin what they answer.
+  void FreeSuperseded();
   void Add(const std::vector<Change>& changes);
   void AddHere(const Change& change);
   void Note(const Status& status);
@@ -94,6 +96,7 @@ class Fleet : public NodeHandler {
   };
   Status Answer(const v1::LookupPart& part, uint32_t table, AnswerView* at,
                 v1::LookupResult* result);
+  Status FillUsage(v1::NodeServiceGetStatusResponse* response) const;
   Status ReadBags(const v1::ReadRequest& request, v1::ReadResponse* response);
   Status Prove(const v1::LookupPart& part, uint32_t* table) const;
   std::optional<uint32_t> TableOfId(uint32_t id) const;
@@ -120,6 +123,7 @@ class Fleet : public NodeHandler {
   std::mutex adopt_mutex_;
   size_t at_once_ = 1;  // buckets that the next step adds
 
+  std::atomic<bool> started_{false};  // address_ and what follows below are there
   std::atomic<bool> serving_{false};
   std::atomic<uint64_t> floor_{0};
   std::atomic<uint64_t> held_epoch_{0};
@@ -130,7 +134,8 @@ class Fleet : public NodeHandler {
   std::atomic<uint64_t> dropped_{0};
   std::atomic<uint64_t> failed_adds_{0};
   std::atomic<uint64_t> refused_plans_{0};
-  std::chrono::steady_clock::time_point add_again_;  // after a failure
+  std::chrono::steady_clock::time_point add_again_;    // after a failure
+  std::chrono::steady_clock::time_point not_reached_;  // a peer was seen below SupersededUntil
 
   std::unique_ptr<PeerPool> peers_;
   std::unique_ptr<NodeServer> server_;

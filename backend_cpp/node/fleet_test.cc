@@ -144,12 +144,12 @@ TEST(FleetNodeTest, OneDeadlineHoldsForAllOwners) {
   TestFleet fleet(4);
   fleet.model.WriteSnapshot({1, 1}, ManyRows(50, 1));
   std::atomic<bool> over{false};
-  const auto hang = [&](const v1::LookupRequest&, v1::LookupResponse*) {
-    over.wait(false);
+  const auto hang = [&](const v1::LookupRequest& request, v1::LookupResponse*) {
+    if (!request.parts().empty()) over.wait(false);
     return grpc::Status::OK;
   };
-  TestPeer silent({1, 1}, hang);
-  TestPeer silent_too({1, 1}, hang);
+  TestPeer silent(1, hang);
+  TestPeer silent_too(1, hang);
   fleet.SetAddress(1, silent.address());
   fleet.SetAddress(2, silent_too.address());
   fleet.Write(fleet.MakePlan(1, {{1, {{1, 2, 3}, {}}}, {2, {{1, 2}, {}}}}));
@@ -206,6 +206,69 @@ TEST(FleetNodeTest, ADeadOwnerCostsOnlyTheRequestsThatNeedIt) {
       EXPECT_EQ(out[r][k * TestModel::kDim], 1 + static_cast<float>(keys[r][k]));
     }
   }
+}
+
+TEST(FleetNodeTest, ACopyThatAMoveLeftBehindIsFreedWithoutFurtherVersions) {
+  TestFleet fleet(1, /*bucket_bits=*/1, /*devices=*/2);
+  fleet.model.WriteSnapshot({1, 1}, ManyRows(1000, 1));
+  fleet.model.WriteDelta({2, 1}, {1, 1}, {{0, 7}});
+  fleet.Write(fleet.MakePlan(1));
+  fleet.StartAll();
+  const Store& store = fleet.node(0).store();
+  const uint64_t rows = store.Stats().rows;
+  const auto rows_on = [&](uint32_t device) { return store.UsageOf(0, device).ddr_rows; };
+  const auto both = [&] { return rows_on(0) + rows_on(1); };
+  for (uint64_t epoch = 2; epoch < 5; ++epoch) {
+    v1::Plan plan = fleet.MakePlan(epoch);
+    const auto device = static_cast<uint32_t>(epoch % 2 == 0 ? 1 : 0);
+    plan.mutable_assignments(0)->mutable_owners(0)->set_device(device);
+    fleet.Write(plan);
+    // A move back is possible once the move before it is over.
+    ASSERT_TRUE(Await([&] { return store.DeviceOf(0, 0) == device; })) << fleet.node(0).newest();
+    ASSERT_TRUE(Await([&] { return store.Stats().rows == rows; }));
+    ASSERT_TRUE(Await([&] { return both() <= rows + 1; })) << "its memory is given back";
+  }
+  v1::ReadResponse response;
+  ASSERT_TRUE(fleet.Read(0, {0, 1, 2}, &response).ok());
+  EXPECT_EQ(ValuesOf(response), std::vector<float>({7, 2, 3}));
+  EXPECT_EQ(response.version().number(), 2U);
+}
+
+TEST(FleetNodeTest, AStatusNamesTheAddressFromTheFirstOn) {
+  for (int round = 0; round < 5; ++round) {
+    TestFleet fleet(1);
+    fleet.model.WriteSnapshot({1, 1}, ManyRows(50, 1));
+    fleet.Write(fleet.MakePlan(1));
+    std::atomic<bool> stop{false};
+    std::thread caller([&] {
+      const auto stub = fleet.Stub(0);
+      while (!stop) {
+        grpc::ClientContext context;
+        context.set_wait_for_ready(true);
+        context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(5));
+        v1::NodeServiceGetStatusResponse status;
+        if (!stub->GetStatus(&context, {}, &status).ok()) continue;
+        EXPECT_EQ(status.node().address(), fleet.address(0));
+      }
+    });
+    fleet.StartAll();
+    stop = true;
+    caller.join();
+  }
+}
+
+TEST(FleetNodeTest, StatusTellsWhatEachTierHolds) {
+  TestFleet fleet(1);
+  fleet.model.WriteSnapshot({1, 1}, ManyRows(1000, 1));
+  fleet.Write(fleet.MakePlan(1));
+  fleet.StartAll();
+  const auto status = fleet.Status(0);
+  ASSERT_EQ(status.usage_size(), 1);
+  const StoreStats stats = fleet.node(0).store().Stats();
+  EXPECT_EQ(status.usage(0).tier(), v1::TIER_DDR);
+  EXPECT_EQ(status.usage(0).rows(), 1000U);
+  EXPECT_EQ(status.usage(0).payload_bytes(), stats.ddr_payload_bytes);
+  EXPECT_GT(status.usage(0).index_bytes(), 1000U * 16);
 }
 
 }  // namespace

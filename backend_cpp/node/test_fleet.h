@@ -14,26 +14,15 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "bus/fake_redis.h"
 #include "embertide/node.h"
 #include "embertide/v1/control.grpc.pb.h"
-#include "embertide/v1/node.grpc.pb.h"
 #include "node/test_model.h"
+#include "peer/test_peer.h"
 
 namespace embertide {
-
-// True once it holds; false after 20 s.
-inline bool Await(const std::function<bool()>& condition) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-  while (!condition()) {
-    if (std::chrono::steady_clock::now() > deadline) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  }
-  return true;
-}
 
 // A control plane that takes every node, and keeps the beats. Beats wait while it is told so.
 class TestControl : public v1::ControlService::Service {
@@ -84,41 +73,6 @@ class TestControl : public v1::ControlService::Service {
   std::condition_variable released_;
   bool hold_ = false;
   std::vector<v1::HeartbeatRequest> beats_;
-  std::unique_ptr<grpc::Server> server_;
-};
-
-// A peer that answers what a test says, where no real one would: late, or never.
-class TestPeer : public v1::NodeService::Service {
- public:
-  using Answer = std::function<grpc::Status(const v1::LookupRequest&, v1::LookupResponse*)>;
-  // It has version `at`; `answer` is for calls with parts, beats are answered.
-  TestPeer(VersionId at, Answer answer) : at_(at), answer_(std::move(answer)) {
-    grpc::ServerBuilder builder;
-    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
-    builder.RegisterService(this);
-    server_ = builder.BuildAndStart();
-  }
-  ~TestPeer() override {
-    server_->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(1));
-  }
-  TestPeer(const TestPeer&) = delete;
-  TestPeer& operator=(const TestPeer&) = delete;
-
-  std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
-  grpc::Status Lookup(grpc::ServerContext*, const v1::LookupRequest* request,
-                      v1::LookupResponse* response) override {
-    for (auto* each : {response->mutable_versions()->mutable_oldest(),
-                       response->mutable_versions()->mutable_newest()}) {
-      each->set_number(at_.number);
-      each->set_lineage(at_.lineage);
-    }
-    return request->parts().empty() ? grpc::Status::OK : answer_(*request, response);
-  }
-
- private:
-  const VersionId at_;
-  const Answer answer_;
-  int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
 };
 

@@ -3,6 +3,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -60,6 +61,7 @@ struct Peer {
   uint64_t epoch = 0;  // of the newest caller
   uint32_t calls = 0;
   bool beat_under_way = false;
+  bool beat_again = false;  // as soon as that one is over
   // What is known of it. One that was never heard of is asked, for as long as beats may be missed.
   bool heard_of = false;
   bool lives = false;
@@ -118,7 +120,8 @@ struct PeerPool::Impl {
   }
 
   void Run();
-  void Beat(const std::shared_ptr<Peer>& peer);
+  // `again`: if a beat is under way, another one follows it.
+  void Beat(const std::shared_ptr<Peer>& peer, bool again);
   void SendWaiting(const std::shared_ptr<Peer>& peer, bool now);
   void Send(std::unique_ptr<Call> call);
   void Answered(Call* call, const grpc::Status& status);
@@ -182,10 +185,12 @@ void PeerPool::Impl::Answered(Call* call, const grpc::Status& status) {
     Missed(call->peer.get());
   }
   const bool beat = call->parts.empty();
+  bool again = false;
   {
     const std::lock_guard lock(call->peer->mutex);
     if (beat) {
       call->peer->beat_under_way = false;
+      again = call->peer->beat_again;
     } else {
       --call->peer->calls;
     }
@@ -204,6 +209,7 @@ void PeerPool::Impl::Answered(Call* call, const grpc::Status& status) {
     }
   }
   if (!beat) SendWaiting(call->peer, /*now=*/true);
+  if (again) Beat(call->peer, /*again=*/false);
   for (const Waiting& each : call->parts) each.batch->Finish();
 }
 
@@ -244,11 +250,16 @@ void PeerPool::Impl::SendWaiting(const std::shared_ptr<Peer>& peer, bool now) {
   }
 }
 
-void PeerPool::Impl::Beat(const std::shared_ptr<Peer>& peer) {
+void PeerPool::Impl::Beat(const std::shared_ptr<Peer>& peer, bool again) {
   {
     const std::lock_guard lock(peer->mutex);
-    if (peer->beat_under_way) return;
+    if (peer->beat_under_way) {
+      // What it carries may be older than what is to be told now.
+      peer->beat_again = peer->beat_again || again;
+      return;
+    }
     peer->beat_under_way = true;
+    peer->beat_again = false;
     peer->beaten = Clock::now();
   }
   auto call = std::make_unique<Call>();
@@ -282,7 +293,7 @@ void PeerPool::Impl::Run() {
         const std::lock_guard lock(peer->mutex);
         due = due || Clock::now() - peer->beaten >= options.beat_every;
       }
-      if (due) Beat(peer);
+      if (due) Beat(peer, all);
     }
   }
 }
@@ -401,6 +412,13 @@ uint64_t PeerPool::CommonNewest(uint64_t newest, uint64_t floor) const {
     if (peer->lives && peer->newest >= low) newest = std::min(newest, peer->newest);
   }
   return newest;
+}
+
+bool PeerPool::HaveReached(uint64_t version) const {
+  return std::ranges::all_of(impl_->All(), [&](const std::shared_ptr<Peer>& peer) {
+    const std::lock_guard lock(peer->mutex);
+    return !peer->lives || peer->newest >= version;
+  });
 }
 
 uint32_t PeerPool::Alive() const {

@@ -121,7 +121,7 @@ void BucketIndex::Place(Arrays* arrays, uint64_t hash, uint64_t key, uint64_t wo
       at.entries[i].word.store(word, std::memory_order_release);
       at.counts[i].store(count, std::memory_order_relaxed);
       at.tags[i].store(TagOf(hash), std::memory_order_release);
-      ++arrays->used;
+      arrays->used.store(arrays->used.load() + 1, std::memory_order_relaxed);
       return;
     }
     group = (group + 1) & (arrays->group_count - 1);
@@ -160,7 +160,7 @@ void BucketIndex::Erase(uint32_t entry) {
   Arrays* arrays = arrays_.load();
   arrays->entry(entry).word.store(Location().word(), std::memory_order_release);
   arrays->tag(entry).store(kDeleted, std::memory_order_release);
-  --arrays->used;
+  arrays->used.store(arrays->used.load() - 1, std::memory_order_relaxed);
   ++arrays->deleted;
 }
 
@@ -178,7 +178,7 @@ uint32_t BucketIndex::capacity() const {
 
 uint32_t BucketIndex::size() const {
   const Arrays* arrays = arrays_.load();
-  return arrays == nullptr ? 0 : arrays->used;
+  return arrays == nullptr ? 0 : arrays->used.load(std::memory_order_relaxed);
 }
 
 uint64_t BucketIndex::bytes() const {

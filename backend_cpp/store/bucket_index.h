@@ -52,7 +52,7 @@ class BucketIndex {
     Arrays(const Arrays&) = delete;
     Arrays& operator=(const Arrays&) = delete;
     const uint32_t group_count;
-    uint32_t used = 0;  // entries in use
+    std::atomic<uint32_t> used{0};  // entries in use; set by the writer, read by any thread
     uint32_t deleted = 0;
     Group* const groups;
     uint64_t bytes() const { return BytesFor(group_count); }

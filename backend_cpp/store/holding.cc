@@ -69,7 +69,10 @@ Status Store::AddBucket(uint32_t t, uint32_t b, uint32_t d, std::span<const std:
   slot.newest.store(bucket, std::memory_order_release);
   slot.device = d;
   if (before == nullptr) slot.held_since.store(bucket->since, std::memory_order_release);
-  if (before != nullptr) impl_->superseded.emplace_back(t, b);
+  if (before != nullptr) {
+    impl_->superseded.emplace_back(t, b);
+    impl_->superseded_until = bucket->since;  // versions only go up
+  }
   return Status::Ok();
 }
 
@@ -85,6 +88,7 @@ Status Store::DropBucket(uint32_t t, uint32_t b) {
     bucket = older;
   }
   std::erase(impl_->superseded, std::pair(t, b));
+  if (impl_->superseded.empty()) impl_->superseded_until = 0;
   return Status::Ok();
 }
 
@@ -99,12 +103,12 @@ std::optional<uint32_t> Store::DeviceOf(uint32_t t, uint32_t b) const {
   return slot.device.load();
 }
 
-std::optional<Store::BucketSize> Store::BucketSizeOf(uint32_t t, uint32_t b) const {
-  const std::lock_guard commit(impl_->commit_mutex);  // it is not retired meanwhile
+std::optional<Store::BucketSize> Store::BucketSizeOf(const ReadView& view, uint32_t t,
+                                                     uint32_t b) const {
+  const Reading reading(&impl_->readers, view.reader_);
   const Table& table = impl_->tables[t];
   const Bucket* bucket = table.buckets[b].newest;
   if (bucket == nullptr) return std::nullopt;
-  const std::lock_guard writer(bucket->device->writer);
   const RowLayout& layout = table.config.layout;
   BucketSize size;
   size.rows = bucket->index.size();
@@ -112,6 +116,8 @@ std::optional<Store::BucketSize> Store::BucketSizeOf(uint32_t t, uint32_t b) con
   size.payload_bytes = size.rows * layout.PayloadBytes(layout.full_mask());
   return size;
 }
+
+uint64_t Store::SupersededUntil() const { return impl_->superseded_until; }
 
 void Store::Impl::RetireSuperseded(uint64_t limit) {
   if (superseded.empty()) return;
@@ -124,6 +130,7 @@ void Store::Impl::RetireSuperseded(uint64_t limit) {
     RetireBucket(where.first, where.second, newest_copy->older.exchange(nullptr));
     return true;
   });
+  if (superseded.empty()) superseded_until = 0;
 }
 
 void Store::Impl::RetireBucket(uint32_t t, uint32_t number, Bucket* bucket) {
@@ -152,6 +159,7 @@ void Store::Impl::FreeBucket(const Table& table, Bucket* bucket) {
   Device* device = bucket->device;
   const auto free_place = [&](Location place) {
     if (place.tier() == TierId::kNowhere) return;
+    CountPlace(device, table, place, /*taken=*/false);
     Retired retired;
     retired.place = place;
     retired.bytes = table.config.layout.PayloadBytes(place.live()) + AuxBytes(table);

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <filesystem>
 #include <map>
@@ -364,6 +365,76 @@ TEST_F(HoldingTest, ConcurrencyOfReadersMovesAndVersions) {
   EXPECT_EQ(wrong, 0U);
   EXPECT_GT(answers, 10U);
   EXPECT_TRUE(store_->CheckIntegrity().ok()) << store_->CheckIntegrity().ToString();
+}
+
+TEST_F(HoldingTest, SizesAreToldWhileABucketIsBeingAdded) {
+  table_.bucket_bits = 0;
+  StoreOptions options;
+  options.tables = {table_};
+  options.hold_all = false;
+  options.ddr_budget_bytes = 256ULL << 20;
+  auto store = Store::Open(options);
+  ASSERT_TRUE(store.ok());
+  ASSERT_TRUE(store.value()->Commit(1).ok());
+  std::vector<std::byte> records;
+  for (uint64_t key = 0; key < 300'000; ++key) Append(key, 1.0F, &records);
+  std::atomic<bool> begun{false};
+  std::atomic<bool> added{false};
+  uint64_t told = 0;  // how often, while the bucket was not there yet
+  std::thread asker([&] {
+    begun = true;
+    while (!added) {
+      const auto view = store.value()->PinNewest();
+      ASSERT_TRUE(view.ok());
+      told += store.value()->BucketSizeOf(view.value(), 0, 0) ? 0 : 1;
+    }
+  });
+  while (!begun) std::this_thread::yield();
+  EXPECT_TRUE(store.value()->AddBucket(0, 0, 0, records).ok());
+  added = true;
+  asker.join();
+  EXPECT_GT(told, 100U) << "it waits for no writer";
+  const auto view = store.value()->PinNewest();
+  EXPECT_EQ(store.value()->BucketSizeOf(view.value(), 0, 0)->rows, 300'000U);
+}
+
+TEST_F(HoldingTest, AMovedBucketIsFreedWhenVersionsAreForgotten) {
+  Rows rows;
+  for (uint64_t key = 0; key < kKeys; key += 2) rows[key] = 1.0F;
+  ASSERT_TRUE(store_->AddBucket(0, 0, 0, {}).ok());
+  ASSERT_TRUE(store_->StageRecords(1, 0, 0, RecordsOf(rows, 0)).ok());
+  ASSERT_TRUE(store_->Commit(1).ok());
+  ASSERT_TRUE(store_->Commit(2).ok());
+  EXPECT_EQ(store_->SupersededUntil(), 0U);
+  const uint64_t held = store_->Stats().rows;
+  ASSERT_TRUE(store_->AddBucket(0, 0, 1, RecordsOf(rows, 0)).ok());
+  EXPECT_EQ(store_->SupersededUntil(), 2U);
+  EXPECT_EQ(store_->Stats().rows, 2 * held);
+  EXPECT_EQ(store_->AddBucket(0, 0, 0, {}).code(), Code::kBusy);
+  {
+    const auto view = store_->Pin(1);
+    ASSERT_TRUE(view.ok());
+    store_->Forget(2);
+    EXPECT_EQ(store_->Stats().oldest_version, 2U);
+    EXPECT_EQ(store_->Pin(1).status().code(), Code::kVersionGone);
+    EXPECT_EQ(store_->SupersededUntil(), 2U) << "a pin still needs the copy";
+    std::vector<float> out;
+    const auto key =
+        std::ranges::find_if(rows, [&](const auto& row) { return BucketOf(row.first) == 0; });
+    EXPECT_TRUE(Read(view.value(), key->first, &out).ok());
+    EXPECT_EQ(out, Values(key->first, 1.0F));
+  }
+  store_->Forget(2);
+  EXPECT_EQ(store_->SupersededUntil(), 0U);
+  EXPECT_EQ(store_->Stats().rows, held);
+  store_->Maintain();
+  EXPECT_EQ(store_->UsageOf(0, 0).ddr_rows, 0U);
+  EXPECT_EQ(store_->UsageOf(0, 0).ddr_bytes, 0U);
+  EXPECT_EQ(store_->UsageOf(0, 1).ddr_rows, held);
+  EXPECT_TRUE(store_->CheckIntegrity().ok());
+  EXPECT_TRUE(store_->AddBucket(0, 0, 0, RecordsOf(rows, 0)).ok());
+  store_->Forget(99);
+  EXPECT_EQ(store_->Stats().newest_version, 2U) << "the newest version stays";
 }
 
 }  // namespace

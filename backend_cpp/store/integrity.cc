@@ -48,14 +48,29 @@ namespace {
 
 // Every place that the entries of a device name, and what hangs on them.
 struct Named {
+  // Rows and bytes of a table that entries and chains name, by tier.
+  struct Count {
+    uint64_t rows = 0;
+    uint64_t bytes = 0;
+  };
+  explicit Named(size_t tables) : in_ddr(tables), in_ssd(tables) {}
   std::vector<uint64_t> ddr;
   std::vector<std::pair<uint64_t, uint32_t>> ssd;
+  std::vector<Count> in_ddr;
+  std::vector<Count> in_ssd;
   uint64_t index_bytes = 0;
   uint64_t rows = 0;
 
   void Add(Location place, uint32_t bytes) {
     if (place.tier() == TierId::kDdr) ddr.push_back(place.slot());
     if (place.tier() == TierId::kSsd) ssd.emplace_back(place.slot(), bytes);
+  }
+  void Add(uint32_t table, Location place, uint32_t bytes) {
+    Add(place, bytes);
+    if (place.tier() == TierId::kNowhere) return;
+    Count& count = (place.tier() == TierId::kSsd ? in_ssd : in_ddr)[table];
+    ++count.rows;
+    count.bytes += bytes;
   }
 };
 
@@ -68,7 +83,7 @@ Status NameEntries(const Table& table, const Bucket& bucket, uint32_t aux, Named
     if (!bucket.index.Occupied(e)) continue;
     const Location place = bucket.index.At(e);
     if (!place.is_chain()) {
-      named->Add(place, layout.PayloadBytes(place.live()) + aux);
+      named->Add(table.ordinal, place, layout.PayloadBytes(place.live()) + aux);
       continue;
     }
     uint64_t newer = ~0ULL;
@@ -80,7 +95,7 @@ Status NameEntries(const Table& table, const Bucket& bucket, uint32_t aux, Named
       newer = node->version;
       named->index_bytes += kVersionNodeBytes;
       const Location at = Location::FromWord(node->word.load());
-      named->Add(at, layout.PayloadBytes(at.live()) + aux);
+      named->Add(table.ordinal, at, layout.PayloadBytes(at.live()) + aux);
     }
   }
   return Status::Ok();
@@ -94,7 +109,7 @@ Status Store::CheckIntegrity() const {
   for (uint32_t d = 0; d < impl_->options.devices; ++d) {
     Device& device = *impl_->devices[d];
     const std::lock_guard writer(device.writer);
-    Named named;
+    Named named(impl_->tables.size());
     for (const Table& table : impl_->tables) {
       for (const BucketSlot& slot : table.buckets) {
         const Bucket* bucket = slot.On(&device);
@@ -127,6 +142,15 @@ Status Store::CheckIntegrity() const {
                                   std::to_string(device.budget.used_bytes()) + " bytes, holds " +
                                   std::to_string(held) + ", budget " +
                                   std::to_string(device.budget.limit_bytes())};
+    }
+    for (const Table& table : impl_->tables) {
+      const auto same = [&](const TierCount& counted, const Named::Count& found) {
+        return counted.rows == found.rows && counted.bytes == found.bytes;
+      };
+      const uint32_t t = table.ordinal;
+      if (!same(device.in_ddr[t], named.in_ddr[t]) || !same(device.in_ssd[t], named.in_ssd[t])) {
+        return {Code::kCorrupt, "rows of table " + table.config.name + " are not counted right"};
+      }
     }
     index_bytes += named.index_bytes;
     rows += held_rows;

@@ -28,8 +28,22 @@ constexpr double kHighWater = 0.97;
 // --- retiring
 // ---------------------------------------------------------------------------------------
 
+void Store::Impl::CountPlace(Device* device, const Table& table, Location place, bool taken) const {
+  TierCount& count =
+      (place.tier() == TierId::kSsd ? device->in_ssd : device->in_ddr)[table.ordinal];
+  const uint64_t bytes = table.config.layout.PayloadBytes(place.live()) + AuxBytes(table);
+  if (taken) {
+    ++count.rows;
+    count.bytes += bytes;
+  } else {
+    --count.rows;
+    count.bytes -= bytes;
+  }
+}
+
 void Store::Impl::RetirePlace(Device* device, const Table& table, Location place) {
   if (place.tier() == TierId::kNowhere) return;
+  CountPlace(device, table, place, /*taken=*/false);
   Retired retired;
   retired.epoch = readers.Retire();
   retired.place = place;
@@ -179,8 +193,11 @@ bool Store::Impl::Demote(Device* device, const std::vector<Holder>& victims) {
   if (!device->ssd->Append(entries, &slots).ok()) return false;
   for (size_t i = 0; i < victims.size(); ++i) {
     const Location place = PlaceOf(victims[i]);
-    SetPlace(victims[i], Location(TierId::kSsd, place.live(), slots[i]));
-    RetirePlace(device, tables[victims[i].table], place);
+    const Table& table = tables[victims[i].table];
+    const Location moved(TierId::kSsd, place.live(), slots[i]);
+    CountPlace(device, table, moved, /*taken=*/true);
+    SetPlace(victims[i], moved);
+    RetirePlace(device, table, place);
   }
   evictions += victims.size();
   return true;
@@ -214,7 +231,9 @@ void Store::Impl::MoveCondemned(Device* device, uint32_t entries, bool demote) {
     SlabArena& arena = device->arena;
     std::copy_n(arena.Address(place.slot()), payload, arena.Address(slot.value()));
     if (aux > 0) std::copy_n(arena.Aux(place.slot()), aux, arena.Aux(slot.value()));
-    SetPlace(holder, Location(TierId::kDdr, place.live(), slot.value()));
+    const Location moved(TierId::kDdr, place.live(), slot.value());
+    CountPlace(device, table, moved, /*taken=*/true);
+    SetPlace(holder, moved);
     RetirePlace(device, table, place);
   };
   AdvanceHand(device, entries, [&](uint32_t t, Bucket* b, uint32_t e) {
@@ -277,7 +296,9 @@ Result<Location> Store::Impl::StoreRow(Device* device, const Table& table, uint1
       AllocateDdr(device, static_cast<uint32_t>(payload.size()), AuxBytes(table));
   if (!slot.ok()) return slot.status();
   std::copy(payload.begin(), payload.end(), device->arena.Address(*slot));
-  return Location(TierId::kDdr, live, *slot);
+  const Location place(TierId::kDdr, live, *slot);
+  CountPlace(device, table, place, /*taken=*/true);
+  return place;
 }
 
 Status Store::Impl::ReserveEntry(Device* device, Bucket* bucket) {
@@ -339,7 +360,9 @@ Status Store::Impl::PromoteRow(Device* device, uint32_t t, Bucket* bucket, uint6
   std::copy_n(read.row, payload, device->arena.Address(*slot));
   if (aux > 0) std::copy_n(read.row + payload, aux, device->arena.Aux(*slot));
   // Making room may have written to the SSD, but never moves this entry: it is not in DDR.
-  index.Set(entry, Location(TierId::kDdr, place.live(), *slot));
+  const Location moved(TierId::kDdr, place.live(), *slot);
+  CountPlace(device, table, moved, /*taken=*/true);
+  index.Set(entry, moved);
   RetirePlace(device, table, place);
   ++promoted;
   return Status::Ok();

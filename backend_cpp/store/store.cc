@@ -71,7 +71,8 @@ Store::Impl::Impl(StoreOptions opts) : options(std::move(opts)) {
     tables.push_back(std::move(table));
   }
   for (uint32_t d = 0; d < options.devices; ++d) {
-    devices.push_back(std::make_unique<Device>(options.ddr_budget_bytes / options.devices));
+    devices.push_back(
+        std::make_unique<Device>(options.ddr_budget_bytes / options.devices, tables.size()));
   }
   for (Table& table : tables) {
     for (uint32_t b = 0; b < table.buckets.size() && options.hold_all; ++b) {
@@ -197,6 +198,25 @@ ReadView::~ReadView() {
 
 // --- counters
 // --------------------------------------------------------------------------------------
+
+Store::Usage Store::UsageOf(uint32_t table, uint32_t d) const {
+  const Device& device = *impl_->devices[d];
+  // Pages and segments are shared by the tables: each has as much of them as of the rows.
+  const auto share = [&](const std::vector<TierCount>& tier, uint64_t bytes) {
+    uint64_t all = 0;
+    for (const TierCount& each : tier) all += each.bytes.load();
+    const double part = static_cast<double>(tier[table].bytes.load());
+    return all == 0 ? 0
+                    : static_cast<uint64_t>(static_cast<double>(bytes) * part /
+                                            static_cast<double>(all));
+  };
+  Usage usage;
+  usage.ddr_rows = device.in_ddr[table].rows;
+  usage.ddr_bytes = share(device.in_ddr, device.arena.page_bytes());
+  usage.ssd_rows = device.in_ssd[table].rows;
+  if (device.ssd != nullptr) usage.ssd_bytes = share(device.in_ssd, device.ssd->used_bytes());
+  return usage;
+}
 
 StoreStats Store::Stats() const {
   StoreStats stats;

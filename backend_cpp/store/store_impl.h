@@ -97,12 +97,22 @@ struct BucketSlot {
   }
 };
 
+// Rows of one table in one tier of a device, those of older versions too, and their payload and
+// aux. Written under the device's writer lock.
+struct TierCount {
+  std::atomic<uint64_t> rows{0};
+  std::atomic<uint64_t> bytes{0};
+};
+
 struct Device {
-  explicit Device(uint64_t budget_bytes) : budget(budget_bytes), arena(&budget) {}
+  Device(uint64_t budget_bytes, size_t tables)
+      : budget(budget_bytes), arena(&budget), in_ddr(tables), in_ssd(tables) {}
   std::mutex writer;  // held by whoever writes to this device's buckets
   ByteBudget budget;  // this device's share of the DDR budget
   SlabArena arena;
   std::unique_ptr<BlockLog> ssd;            // null without an SSD budget
+  std::vector<TierCount> in_ddr;            // by table
+  std::vector<TierCount> in_ssd;            // by table
   std::deque<Retired> retired;              // ascending epochs
   std::map<uint64_t, VersionNode*> staged;  // version -> its nodes on this device
   std::mutex promotions_mutex;
@@ -134,6 +144,7 @@ struct Store::Impl {
   std::deque<uint64_t> window;      // committed versions, ascending; guarded by commit_mutex
   // (table, bucket) that have an older copy; guarded by commit_mutex.
   std::vector<std::pair<uint32_t, uint32_t>> superseded;
+  std::atomic<uint64_t> superseded_until{0};  // the largest `since` of them; 0: none
   std::mutex commit_mutex;
 
   mutable std::atomic<uint64_t> hits[kSources] = {};
@@ -174,6 +185,8 @@ struct Store::Impl {
   void InsertEntry(Bucket* bucket, uint64_t key, Location location);
   // A version node, charged to the budget. kResourceExhausted as above.
   Result<VersionNode*> NewNode(Device* device);
+  // A place was taken, or freed, for a row of the table.
+  void CountPlace(Device* device, const Table& table, Location place, bool taken) const;
   // Unlinked: frees when no reader can be at it.
   void RetirePlace(Device* device, const Table& table, Location place);
   void RetireNode(Device* device, VersionNode* node);
@@ -219,6 +232,9 @@ struct Store::Impl {
   // Folds all versions <= `limit` of a device. Requires: no reader below `limit`, or ever again.
   void Fold(Device* device, uint64_t limit);
   void FoldNode(Device* device, VersionNode* node, uint64_t limit);
+  // The window is what it is from now on: folds and retires what left it and no pin needs.
+  // Requires: commit_mutex.
+  void LeaveWindow();
 
   // --- holding.cc --------------------------------------------------------------------------------
   // Retires older copies that no pin can read any more. Requires: commit_mutex.

@@ -147,16 +147,27 @@ Status Store::Commit(uint64_t version) {
   impl_->newest.store(version);
   impl_->window.push_back(version);
   while (impl_->window.size() > impl_->options.window_versions) impl_->window.pop_front();
-  impl_->oldest.store(impl_->window.front());
-  // After `oldest` moved, no new pin goes below it; those there now hold the fold back.
-  const uint64_t limit = std::min(impl_->oldest.load(), impl_->readers.MinVersion());
-  for (auto& device : impl_->devices) {
-    const std::lock_guard writer(device->writer);
-    impl_->Fold(device.get(), limit);
-    impl_->Reclaim(device.get());
-  }
-  impl_->RetireSuperseded(limit);
+  impl_->LeaveWindow();
   return Status::Ok();
+}
+
+void Store::Forget(uint64_t version) {
+  const std::lock_guard commit(impl_->commit_mutex);
+  auto& window = impl_->window;
+  while (window.size() > 1 && window.front() < version) window.pop_front();
+  if (!window.empty()) impl_->LeaveWindow();
+}
+
+void Store::Impl::LeaveWindow() {
+  oldest.store(window.front());
+  // After `oldest` moved, no new pin goes below it; those there now hold the fold back.
+  const uint64_t limit = std::min(oldest.load(), readers.MinVersion());
+  for (auto& device : devices) {
+    const std::lock_guard writer(device->writer);
+    Fold(device.get(), limit);
+    Reclaim(device.get());
+  }
+  RetireSuperseded(limit);
 }
 
 void Store::Impl::Fold(Device* device, uint64_t limit) {

@@ -257,12 +257,19 @@ class Store {
   Status Commit(uint64_t version);
   // Holds a bucket from now on, on a device, with these records as its rows at the newest version;
   // it answers that version and later ones. A bucket that is held on another device moves: pins
-  // below are answered by the copy there until none is left. Requires: the caller is who stages
-  // and commits. kRejected: it is on that device already; kBusy: its last move is not over (a
-  // version must leave the window first); kCorrupt, kResourceExhausted as StageRecords (nothing is
-  // changed then).
+  // below are answered by the copy there until none is left (see Forget). Requires: the caller is
+  // who stages and commits. kRejected: it is on that device already; kBusy: its last move is not
+  // over (a version must leave the window first); kCorrupt, kResourceExhausted as StageRecords
+  // (nothing is changed then).
   Status AddBucket(uint32_t table, uint32_t bucket, uint32_t device,
                    std::span<const std::byte> records);
+  // The least version below which nothing must be pinned any more for all copies that a move left
+  // behind to be freed; 0: there is none. Any thread.
+  uint64_t SupersededUntil() const;
+  // Versions below `version` leave the window, whatever their count, and what they alone need is
+  // freed once no pin is left there; to be called again while SupersededUntil says so. The newest
+  // version stays. Requires: as AddBucket.
+  void Forget(uint64_t version);
   // Holds a bucket no longer; reads in flight end well, later ones get kNotOwner. Ok if it was not
   // held. Requires: as AddBucket.
   Status DropBucket(uint32_t table, uint32_t bucket);
@@ -295,14 +302,25 @@ class Store {
   std::optional<uint64_t> HeldSince(uint32_t table, uint32_t bucket) const;
   std::optional<uint32_t> DeviceOf(uint32_t table, uint32_t bucket) const;
   // Size of a bucket's newest copy; nullopt if it is not held. `payload_bytes` is what its rows
-  // take with all their chunks, in whatever tier: an upper bound. Any thread; it may wait for a
-  // writer.
+  // take with all their chunks, in whatever tier: an upper bound. Any thread; waits for nobody.
+  // Requires: the view, which keeps the bucket's memory, reads nothing else meanwhile.
   struct BucketSize {
     uint64_t rows = 0;
     uint64_t index_bytes = 0;
     uint64_t payload_bytes = 0;
   };
-  std::optional<BucketSize> BucketSizeOf(uint32_t table, uint32_t bucket) const;
+  std::optional<BucketSize> BucketSizeOf(const ReadView& view, uint32_t table,
+                                         uint32_t bucket) const;
+  // What the tiers of a device hold of a table: rows, also those that versions of the window
+  // changed since, and the table's share of the tier's bytes, waste included. Any thread; waits for
+  // nobody. Requires: table and device exist.
+  struct Usage {
+    uint64_t ddr_rows = 0;
+    uint64_t ddr_bytes = 0;
+    uint64_t ssd_rows = 0;
+    uint64_t ssd_bytes = 0;
+  };
+  Usage UsageOf(uint32_t table, uint32_t device) const;
   // Appends all rows of a bucket as records at the view's version, in ascending key order.
   // kNotOwner if it is not held at that version.
   Status ExportBucket(const ReadView& view, uint32_t table, uint32_t bucket,
