@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <string>
 
 #include "embertide/node.h"
@@ -28,10 +30,21 @@ constexpr const char* kHelp =
     "  --ddr-bytes N         budget of all its devices (1 GiB)\n"
     "  --ssd-bytes N         the same of the SSD tier (0: none)\n"
     "  --ssd-directory DIR   where that lies\n"
+    "  --remote-cache-bytes N  for rows of peers that small requests ask for (32 MiB; 0: none)\n"
     "  --plan-file FILE      the last plan is kept here\n"
     "  --token TOKEN         what peers and the control plane ask for; or EMBERTIDE_TOKEN\n"
     "  --dead-owner POLICY   default or error: what a key reads as without a live owner "
     "(default)\n";
+
+// Empty, or why the text is no number from `least` to `most`.
+template <typename Number>
+std::string ParseNumber(const std::string& text, Number least, Number most, Number* out) {
+  const char* const end = text.data() + text.size();
+  const auto [stopped, error] = std::from_chars(text.data(), end, *out);
+  if (error == std::errc() && stopped == end && *out >= least && *out <= most) return "";
+  return "\"" + text + "\"; give a whole number from " + std::to_string(least) + " to " +
+         std::to_string(most);
+}
 
 int Refuse(const std::string& why) {
   std::fprintf(stderr, "embertide_node: %s\n", why.c_str());
@@ -42,7 +55,7 @@ int Run(int argc, char** argv) {
   NodeOptions options;
   options.devices = 1;
   if (const char* token = std::getenv("EMBERTIDE_TOKEN")) options.token = token;
-  static constexpr std::array<option, 16> kOptions = {{
+  static constexpr std::array<option, 17> kOptions = {{
       {"publication", required_argument, nullptr, 'p'},
       {"state", required_argument, nullptr, 's'},
       {"peer-address", required_argument, nullptr, 'a'},
@@ -54,14 +67,18 @@ int Run(int argc, char** argv) {
       {"ddr-bytes", required_argument, nullptr, 'm'},
       {"ssd-bytes", required_argument, nullptr, 'M'},
       {"ssd-directory", required_argument, nullptr, 'S'},
+      {"remote-cache-bytes", required_argument, nullptr, 'r'},
       {"plan-file", required_argument, nullptr, 'f'},
       {"token", required_argument, nullptr, 't'},
       {"dead-owner", required_argument, nullptr, 'o'},
       {"help", no_argument, nullptr, 'h'},
       {nullptr, 0, nullptr, 0},
   }};
-  for (int c = 0; (c = getopt_long(argc, argv, "", kOptions.data(), nullptr)) != -1;) {
+  constexpr uint64_t kMost = std::numeric_limits<uint64_t>::max();
+  int flag = 0;
+  for (int c = 0; (c = getopt_long(argc, argv, "", kOptions.data(), &flag)) != -1;) {
     const std::string value = optarg == nullptr ? "" : optarg;
+    std::string wrong;
     switch (c) {
       case 'p':
         options.publication = value;
@@ -82,16 +99,19 @@ int Run(int argc, char** argv) {
         options.name = value;
         break;
       case 'g':
-        options.group = static_cast<uint32_t>(std::strtoul(value.c_str(), nullptr, 10));
+        wrong = ParseNumber(value, 0U, std::numeric_limits<uint32_t>::max(), &options.group);
         break;
       case 'd':
-        options.devices = static_cast<uint32_t>(std::strtoul(value.c_str(), nullptr, 10));
+        wrong = ParseNumber(value, 1U, 64U, &options.devices);
         break;
       case 'm':
-        options.ddr_budget_bytes = std::strtoull(value.c_str(), nullptr, 10);
+        wrong = ParseNumber(value, uint64_t{1}, kMost, &options.ddr_budget_bytes);
         break;
       case 'M':
-        options.ssd_budget_bytes = std::strtoull(value.c_str(), nullptr, 10);
+        wrong = ParseNumber(value, uint64_t{0}, kMost, &options.ssd_budget_bytes);
+        break;
+      case 'r':
+        wrong = ParseNumber(value, uint64_t{0}, kMost, &options.remote_cache_bytes);
         break;
       case 'S':
         options.ssd_directory = value;
@@ -113,6 +133,9 @@ int Run(int argc, char** argv) {
         return 0;
       default:
         return 2;
+    }
+    if (!wrong.empty()) {
+      return Refuse("--" + std::string(kOptions[static_cast<size_t>(flag)].name) + " " + wrong);
     }
   }
   if (options.publication.empty() || options.state.empty() || options.peer_address.empty()) {
