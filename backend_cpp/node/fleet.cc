@@ -19,10 +19,6 @@ constexpr milliseconds kRefreshWait{250};
 constexpr milliseconds kAddAgain{500};  // after an add that failed
 // What is answered at a pin that peers no longer take: longer than a request and five beats.
 constexpr milliseconds kPinsEnd{1000};
-// Buckets that one step adds, at most; as few as keep it to a fraction of the time between
-// versions.
-constexpr size_t kAddAtOnce = 64;
-constexpr milliseconds kStep{50};
 constexpr size_t kMaxPlanBytes = 16 << 20;
 
 std::string PlanKey(const std::string& model, const std::string& what) {
@@ -320,15 +316,16 @@ bool Fleet::AlignBuckets() {
   FreeSuperseded();
   const auto plan = routing();
   if (plan->epoch == held_epoch_) return false;
-  if (std::chrono::steady_clock::now() < add_again_) return false;
+  const auto begun = std::chrono::steady_clock::now();
+  if (begun < add_again_) return false;
+  if (pace_.Rests(begun)) return true;
   std::vector<Change> missing = Missing(*plan);
   if (!missing.empty()) {
-    if (missing.size() > at_once_) missing.resize(at_once_);
-    const auto begun = std::chrono::steady_clock::now();
-    Add(missing);
-    const auto took = std::chrono::steady_clock::now() - begun;
-    if (took > kStep) at_once_ = std::max<size_t>(1, at_once_ / 2);
-    if (took < kStep / 4) at_once_ = std::min(at_once_ * 2, kAddAtOnce);
+    if (missing.size() > pace_.buckets()) missing.resize(pace_.buckets());
+    const uint64_t before = added_;
+    const uint64_t bytes = Add(missing);
+    const auto now = std::chrono::steady_clock::now();
+    pace_.Note(added_ - before, bytes, now - begun, now);
     missing = Missing(*plan);
   }
   if (!missing.empty()) return std::chrono::steady_clock::now() >= add_again_;
@@ -346,7 +343,7 @@ bool Fleet::AlignBuckets() {
   return false;
 }
 
-void Fleet::AddHere(const Change& change) {
+uint64_t Fleet::AddHere(const Change& change) {
   std::vector<std::byte> records;
   Status status = Status::Ok();
   {
@@ -360,25 +357,27 @@ void Fleet::AddHere(const Change& change) {
   }
   if (status.ok()) {
     ++added_;
-    return;
+    return records.size();
   }
   // Busy: an older move is not over; the next version, or the one after, ends it.
   if (status.code() != Code::kBusy) ++failed_adds_;
   Note(status);
   add_again_ =
       std::chrono::steady_clock::now() + (status.code() == Code::kBusy ? kLookEvery : kAddAgain);
+  return 0;
 }
 
-void Fleet::Add(const std::vector<Change>& changes) {
+uint64_t Fleet::Add(const std::vector<Change>& changes) {
+  uint64_t bytes = 0;
   std::map<BucketId, Change> by_id;
   for (const Change& change : changes) {
     if (change.here) {
-      AddHere(change);
+      bytes += AddHere(change);
     } else {
       by_id[{node_->manifest_.tables[change.table].id, change.bucket}] = change;
     }
   }
-  if (by_id.empty()) return;
+  if (by_id.empty()) return bytes;
   std::vector<BucketId> wanted;
   wanted.reserve(by_id.size());
   for (const auto& [id, change] : by_id) wanted.push_back(id);
@@ -392,13 +391,15 @@ void Fleet::Add(const std::vector<Change>& changes) {
       status = node_->store_->AddBucket(change.table, change.bucket, change.device, records);
       if (!status.ok()) break;
       ++added_;
+      bytes += records.size();
     }
   }
-  if (status.ok()) return;
+  if (status.ok()) return bytes;
   // Files of the newest version may be a moment behind its commit; what is full may be given room.
   ++failed_adds_;
   Note(status);
   add_again_ = std::chrono::steady_clock::now() + kAddAgain;
+  return bytes;
 }
 
 // --- the control plane

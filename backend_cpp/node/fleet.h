@@ -20,6 +20,7 @@
 
 #include "bus/redis.h"
 #include "embertide/node.h"
+#include "node/join_pace.h"
 #include "node/remote.h"
 #include "node/routing.h"
 #include "peer/control_link.h"
@@ -56,7 +57,8 @@ class Fleet : public NodeHandler {
   std::string error() const;
   // A version was committed.
   void Committed();
-  // Adds or drops a few buckets towards what the plan says; true if there is more to do.
+  // Adds or drops a few buckets towards what the plan says, at the pace of JoinPace; true if there
+  // is more to do.
   bool AlignBuckets();
 
   Status Lookup(const v1::LookupRequest& request, v1::LookupResponse* response) override;
@@ -86,8 +88,9 @@ class Fleet : public NodeHandler {
   std::vector<Change> Missing(const Routing& routing);
   // Frees copies of buckets that moved between devices here, once no node can pin what they answer.
   void FreeSuperseded();
-  void Add(const std::vector<Change>& changes);
-  void AddHere(const Change& change);
+  // Both tell how many bytes of rows they brought.
+  uint64_t Add(const std::vector<Change>& changes);
+  uint64_t AddHere(const Change& change);
   void Note(const Status& status);
   struct AnswerView {
     std::unique_ptr<ReadView> view;  // of the version below, once there is one
@@ -121,7 +124,7 @@ class Fleet : public NodeHandler {
   std::string error_;         // of the last look at the plan
   std::string bucket_error_;  // of the last bucket that could not be added; empty once all are held
   std::mutex adopt_mutex_;
-  size_t at_once_ = 1;  // buckets that the next step adds
+  JoinPace pace_;
 
   std::atomic<bool> started_{false};  // address_ and what follows below are there
   std::atomic<bool> serving_{false};
