@@ -78,7 +78,7 @@ test-asan: build/.apt ## the C++ tests under AddressSanitizer and UBSan
 test-tsan: build/.apt ## the concurrent C++ tests under ThreadSanitizer
 	@cmake -S . -B build/tsan -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS="-fsanitize=thread" >/dev/null
 	@cmake --build build/tsan
-	ctest --test-dir build/tsan --output-on-failure -R 'Concurrency|Block|Node|Follower|Redis' -j 2
+	TSAN_OPTIONS=suppressions=$(CURDIR)/backend_cpp/tsan.supp ctest --test-dir build/tsan --output-on-failure -R 'Concurrency|Block|Node|Follower|Redis' -j 2
 
 images: dev ## the container images, where buildah is installed
 	EMBERTIDE_IMAGES=1 $(BIN)/pytest -q tests/k8s/test_images.py

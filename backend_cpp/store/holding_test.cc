@@ -367,7 +367,7 @@ TEST_F(HoldingTest, ConcurrencyOfReadersMovesAndVersions) {
   EXPECT_TRUE(store_->CheckIntegrity().ok()) << store_->CheckIntegrity().ToString();
 }
 
-TEST_F(HoldingTest, SizesAreToldWhileABucketIsBeingAdded) {
+TEST_F(HoldingTest, ConcurrencyOfSizesAndABucketThatIsAdded) {
   table_.bucket_bits = 0;
   StoreOptions options;
   options.tables = {table_};
