@@ -30,26 +30,55 @@ std::optional<std::vector<v1::CommitFile>> ChainTo(const std::string& publicatio
   return chain;
 }
 
-// Records by key; what they hold is what a version says of a bucket.
-using Rows = std::map<uint64_t, std::vector<std::byte>>;
+// A bucket on its way from a snapshot to a later version. Only what changed is sorted: deltas touch
+// a few of a bucket's rows.
+struct Rebuilt {
+  std::vector<std::byte> base;                         // records of the snapshot, ascending by key
+  std::map<uint64_t, std::vector<std::byte>> changes;  // records since; empty: the row is gone
+};
 
-Status Apply(const TableConfig& table, std::span<const std::byte> records, Rows* rows) {
+Status Change(const TableConfig& table, std::span<const std::byte> records, Rebuilt* bucket) {
   while (!records.empty()) {
     const std::byte* begin = records.data();
     const Result<RowRecord> record = ReadRecord(table.layout, &records);
     if (!record.ok()) return record.status();
-    if (record.value().kind == RecordKind::kRow) {
-      (*rows)[record.value().key].assign(begin, records.data());
-    } else {
-      rows->erase(record.value().key);
-    }
+    std::vector<std::byte>& change = bucket->changes[record.value().key];
+    change.clear();
+    if (record.value().kind == RecordKind::kRow) change.assign(begin, records.data());
   }
   return Status::Ok();
 }
 
+// The base with its changes, ascending by key.
+Result<std::vector<std::byte>> Merge(const TableConfig& table, const Rebuilt& bucket) {
+  std::vector<std::byte> out;
+  out.reserve(bucket.base.size());
+  auto change = bucket.changes.begin();
+  const auto take = [&] {
+    out.insert(out.end(), change->second.begin(), change->second.end());
+    ++change;
+  };
+  const std::byte* kept = bucket.base.data();  // from here on, the base is to be copied
+  for (std::span<const std::byte> rest = bucket.base; !rest.empty();) {
+    const std::byte* begin = rest.data();
+    const Result<RowRecord> record = ReadRecord(table.layout, &rest);
+    if (!record.ok()) return record.status();
+    if (change == bucket.changes.end() || record.value().key < change->first) continue;
+    out.insert(out.end(), kept, begin);
+    while (change != bucket.changes.end() && change->first < record.value().key) take();
+    kept = begin;
+    if (change == bucket.changes.end() || change->first != record.value().key) continue;
+    take();
+    kept = rest.data();
+  }
+  out.insert(out.end(), kept, bucket.base.data() + bucket.base.size());
+  while (change != bucket.changes.end()) take();
+  return out;
+}
+
 Status ApplySnapshot(const std::string& directory, const Manifest& manifest,
                      const std::map<std::string, const TableConfig*>& tables,
-                     std::map<BucketId, Rows>* buckets) {
+                     std::map<BucketId, Rebuilt>* buckets) {
   const Result<Manifest> found = ReadManifest(directory);
   if (!found.ok()) return found.status();
   if (found.value().schema_id != manifest.schema_id) {
@@ -62,7 +91,9 @@ Status ApplySnapshot(const std::string& directory, const Manifest& manifest,
     if (wanted == buckets->end()) continue;
     EMBERTIDE_RETURN_IF_ERROR(
         ReadBucketFile(directory, *table->second, info, [&](std::span<const std::byte> records) {
-          return Apply(*table->second, records, &wanted->second);
+          std::vector<std::byte>& base = wanted->second.base;
+          base.insert(base.end(), records.begin(), records.end());
+          return Status::Ok();
         }));
   }
   return Status::Ok();
@@ -70,7 +101,7 @@ Status ApplySnapshot(const std::string& directory, const Manifest& manifest,
 
 Status ApplyDeltas(const std::string& publication, const v1::CommitFile& file,
                    const std::map<uint32_t, const TableConfig*>& tables,
-                   std::map<BucketId, Rows>* buckets) {
+                   std::map<BucketId, Rebuilt>* buckets) {
   for (const v1::PartitionCommit& partition : file.partitions()) {
     const bool wanted = std::ranges::any_of(partition.buckets(), [&](const auto& each) {
       return buckets->contains({each.table_id(), each.bucket()});
@@ -81,8 +112,8 @@ Status ApplyDeltas(const std::string& publication, const v1::CommitFile& file,
                       [&](const v1::RowBatch& batch) -> Status {
                         const auto found = buckets->find({batch.table_id(), batch.bucket()});
                         if (found == buckets->end()) return Status::Ok();
-                        return Apply(*tables.at(batch.table_id()),
-                                     std::as_bytes(std::span(batch.records())), &found->second);
+                        return Change(*tables.at(batch.table_id()),
+                                      std::as_bytes(std::span(batch.records())), &found->second);
                       }));
   }
   return Status::Ok();
@@ -127,7 +158,7 @@ Result<std::map<BucketId, std::vector<std::byte>>> ReadBucketsAt(
     std::set<VersionId> dead;
     const auto chain = ChainTo(publication, snapshot, at, &dead, [] {});
     if (!chain) continue;
-    std::map<BucketId, Rows> rows;
+    std::map<BucketId, Rebuilt> rows;
     for (const BucketId bucket : buckets) rows[bucket];
     last =
         ApplySnapshot(publication + "/snapshots/" + FolderName(snapshot), manifest, by_name, &rows);
@@ -136,9 +167,10 @@ Result<std::map<BucketId, std::vector<std::byte>>> ReadBucketsAt(
     }
     if (!last.ok()) continue;  // an older snapshot may lead past what is harmed
     std::map<BucketId, std::vector<std::byte>> records;
-    for (auto& [bucket, by_key] : rows) {
-      std::vector<std::byte>& out = records[bucket];
-      for (const auto& [key, bytes] : by_key) out.insert(out.end(), bytes.begin(), bytes.end());
+    for (const auto& [bucket, rebuilt] : rows) {
+      Result<std::vector<std::byte>> merged = Merge(*by_id.at(bucket.table_id), rebuilt);
+      if (!merged.ok()) return merged.status();
+      records[bucket] = std::move(*merged);
     }
     return records;
   }

@@ -140,6 +140,33 @@ TEST(FleetNodeTest, WhereAnOwnerLacksABucketTheNextOneIsAsked) {
   EXPECT_EQ(fleet.node(0).fleet_stats().started_over, 2U);
 }
 
+// What leaves may be dropped by the next plan while a request reads it.
+TEST(FleetNodeTest, WhatLeavesIsAskedOfItsOwners) {
+  TestFleet fleet(2);
+  fleet.model.WriteSnapshot({1, 1}, ManyRows(50, 1));
+  fleet.Write(fleet.MakePlan(1));
+  fleet.StartAll();
+  const uint64_t key = fleet.KeyOf(0);
+  const auto source_under = [&](uint64_t epoch, const TestAssignment& given) {
+    fleet.Write(fleet.MakePlan(epoch, {{0, given}}));
+    for (uint32_t n = 0; n < 2; ++n) {
+      EXPECT_TRUE(Await([&] {
+        return fleet.node(n).plan_epoch() == epoch && fleet.node(n).fleet_stats().buckets_left == 0;
+      }));
+    }
+    v1::ReadResponse response;
+    const grpc::Status status = fleet.Read(0, {key}, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(ValuesOf(response), std::vector<float>({1 + static_cast<float>(key)}));
+    return response.sources();
+  };
+  EXPECT_EQ(source_under(2, {{0}, {1}, {}}), Sources({Source::kDdr}));
+  EXPECT_EQ(source_under(3, {{0, 1}, {}, {}}), Sources({Source::kDdr}));
+  EXPECT_EQ(source_under(4, {{1}, {}, {0}}), Sources({Source::kRemote}));
+  EXPECT_EQ(fleet.node(0).fleet_stats().buckets_held, 2U) << "it is held for those who still ask";
+  EXPECT_EQ(source_under(5, {{1}, {}, {}}), Sources({Source::kRemote}));
+}
+
 TEST(FleetNodeTest, OneDeadlineHoldsForAllOwners) {
   TestFleet fleet(4);
   fleet.model.WriteSnapshot({1, 1}, ManyRows(50, 1));

@@ -40,12 +40,14 @@ RemoteLookup::Owner RemoteLookup::OwnerOf(const Routing& routing, const Wanted& 
                                           uint64_t version, std::span<const bool> excluded) const {
   const uint32_t bucket =
       BucketOfHash(HashKey(static_cast<uint64_t>(key)), manifest_.tables[wanted.table].bucket_bits);
-  if (const auto since = store_.HeldSince(wanted.table, bucket); since && *since <= version) {
-    return {Owner::kHere, false};
-  }
+  const Routing::Bucket& planned = routing.buckets[wanted.table][bucket];
+  const auto since = store_.HeldSince(wanted.table, bucket);
+  const bool held = since && *since <= version;
+  // What leaves may be dropped while it is read: by this plan, its owners answer.
+  if (held && planned.owned) return {Owner::kHere, false};
   Owner found;
   bool again = false;
-  for (const uint16_t owner : routing.buckets[wanted.table][bucket].owners) {
+  for (const uint16_t owner : planned.owners) {
     if (excluded[owner]) continue;
     if (owner == wanted.refused_by) {
       again = true;
@@ -56,6 +58,7 @@ RemoteLookup::Owner RemoteLookup::OwnerOf(const Routing& routing, const Wanted& 
     }
   }
   if (found.peer == Owner::kNone && again) found.peer = wanted.refused_by;
+  if (found.peer == Owner::kNone && held) found.peer = Owner::kHere;
   return found;
 }
 

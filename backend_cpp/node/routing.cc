@@ -120,6 +120,7 @@ class Reader {
       }
       if (static_cast<int>(owner.node()) == self_) {
         bucket.device = static_cast<int32_t>(owner.device());
+        bucket.owned = true;
       }
     }
     for (const v1::Owner& owner : assignment.leaving()) {

@@ -22,6 +22,7 @@ struct Routing {
   struct Bucket {
     std::vector<uint16_t> owners;  // places in `peers`, in order of preference
     int32_t device = -1;           // where it is to be held here; -1: not
+    bool owned = false;            // here; what joins or leaves is held, and not relied upon
   };
 
   uint64_t epoch = 0;

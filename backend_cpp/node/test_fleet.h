@@ -79,7 +79,8 @@ class TestControl : public v1::ControlService::Service {
 // Who has a bucket, as places of nodes; device 0 each.
 struct TestAssignment {
   std::vector<uint32_t> owners;
-  std::vector<uint32_t> joining;
+  std::vector<uint32_t> joining = {};
+  std::vector<uint32_t> leaving = {};
 };
 
 class TestFleet {
@@ -127,9 +128,10 @@ class TestFleet {
       const auto given = of.find(b);
       const TestAssignment each =
           given != of.end() ? given->second
-                            : TestAssignment{{b % static_cast<uint32_t>(addresses_.size())}, {}};
+                            : TestAssignment{{b % static_cast<uint32_t>(addresses_.size())}};
       for (const uint32_t owner : each.owners) assignment->add_owners()->set_node(owner);
       for (const uint32_t owner : each.joining) assignment->add_joining()->set_node(owner);
+      for (const uint32_t owner : each.leaving) assignment->add_leaving()->set_node(owner);
     }
     return plan;
   }

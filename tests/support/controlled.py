@@ -451,7 +451,7 @@ class ControlledSite:
         self._was_away.clear()
         for asker in self._askers:
             asker.take()
-        self._dead_owners = self.counted("dead_owners")
+        self._dead_owners = self.counted("dead_owner")
 
     def judge(self) -> list[Seen]:
         """Prove that every answer since `forget` was right, and every doubt has its reason; what
@@ -473,7 +473,7 @@ class ControlledSite:
         # Each that was refused or defaulted is counted, where it was asked.
         counted = [
             now - before
-            for now, before in zip(self.counted("dead_owners"), self._dead_owners, strict=True)
+            for now, before in zip(self.counted("dead_owner"), self._dead_owners, strict=True)
         ]
         assert counted[0] >= len(all_seen[0].doubts)
         assert (counted[0] > 0) == (len(all_seen[0].doubts) > 0)
