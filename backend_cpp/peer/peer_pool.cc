@@ -337,7 +337,8 @@ void PeerPool::SetPeers(std::span<const Address> peers) {
     arguments.SetMaxSendMessageSize(kMaxMessageBytes);
     // A peer that restarts is to be found again at once.
     arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
-    arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 50);
+    // How long a connection may take to be made, at least: a busy peer takes its time.
+    arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 2000);
     arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 200);
     peer->stub = v1::NodeService::NewStub(
         grpc::CreateCustomChannel(each.address, grpc::InsecureChannelCredentials(), arguments));
