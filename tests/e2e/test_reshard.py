@@ -11,11 +11,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from checker import CONFIG, TABLES, CheckerPublisher, Traffic
 from pair import Pair, start_pair
-from serving import metric
+from serving import metric, wait_until
 
 from embertide.server.adapters import process, triton
 from embertide.server.adapters.redis import RedisOptions, RedisServer
@@ -34,7 +35,7 @@ class Site:
     publisher: CheckerPublisher
     pair: Pair
 
-    def swap(self, operation: str) -> None:
+    def swap(self, operation: str, *words: str) -> None:
         """Move every other bucket to the other node, and all others to the other device."""
         plan = self.pair.ask("plan", "show")
         now = self.pair.owners()
@@ -51,12 +52,14 @@ class Site:
         target.write_text(
             json.dumps({"base_epoch": int(plan["epoch"]), "assignments": assignments})
         )
-        self.pair.ask("reshard", "--target", str(target), "--id", operation)
+        self.pair.ask("reshard", "--target", str(target), "--id", operation, *words)
+
+    def operation(self, operation: str) -> Any:
+        listed = self.pair.ask("reshard", "list")["operations"]
+        return next(each for each in listed if each["id"] == operation)
 
     def state_of(self, operation: str) -> str:
-        listed = self.pair.ask("reshard", "list")["operations"]
-        state = next(str(each["state"]) for each in listed if each["id"] == operation)
-        return state.removeprefix("OPERATION_STATE_").lower()
+        return str(self.operation(operation)["state"]).removeprefix("OPERATION_STATE_").lower()
 
 
 @pytest.fixture
@@ -133,3 +136,19 @@ def test_buckets_move_under_traffic_and_versions(site: Site) -> None:
         assert len(found.versions) > 3
         assert remote > found.answers
         assert metric(page, "embertide_fleet_events_total", event="dead_owner") == 0
+
+
+def test_a_p99_budget_halts_a_reshard_while_requests_are_slower(site: Site) -> None:
+    traffics = [Traffic(node, models=("rank",)) for node in site.pair.nodes]
+    wait_until(lambda: all(traffic.findings.answers > 10 for traffic in traffics), 20)
+    before = site.pair.owners()
+    site.swap("halted", "--p99-ms", "0.001")
+    wait_until(lambda: "waits: p99 of node-" in str(site.operation("halted").get("message")), 20)
+    assert site.state_of("halted") == "running"
+    assert site.pair.owners() == before
+    for traffic in traffics:
+        traffic.stop()
+        assert traffic.errors == []
+    # A second without requests has no p99.
+    wait_until(lambda: site.state_of("halted") == "succeeded", 30)
+    assert all(owners != before[which] for which, owners in site.pair.owners().items())
