@@ -16,6 +16,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kLookEvery{100};  // at the epoch
 constexpr milliseconds kRedisTimeout{1000};
 constexpr milliseconds kRefreshWait{250};
+constexpr milliseconds kFollows{2000};  // since its last version, a node takes versions
 constexpr milliseconds kAddAgain{500};  // after an add that failed
 // What is answered at a pin that peers no longer take: longer than a request and five beats.
 constexpr milliseconds kPinsEnd{1000};
@@ -267,7 +268,23 @@ void Fleet::NotePin(uint64_t version) {
   }
 }
 
-void Fleet::Committed() { peers_->BeatNow(); }
+bool Fleet::AwaitBegin(uint64_t newest) const {
+  const uint64_t begin = peers_->Begin();
+  if (begin <= newest) return false;
+  const auto now = std::chrono::steady_clock::now;
+  const auto since = now();
+  if (since - committed_.load() > kFollows) return false;
+  while (now() - since < node_->options_.peer_timeout) {
+    if (node_->newest()->number >= begin) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return false;
+}
+
+void Fleet::Committed() {
+  committed_ = std::chrono::steady_clock::now();
+  peers_->BeatNow();
+}
 
 std::unique_ptr<RemoteLookup> Fleet::NewRemoteLookup() {
   return std::make_unique<RemoteLookup>(*node_->store_, node_->manifest_, peers_.get(), &cache_,

@@ -49,6 +49,9 @@ class Fleet : public NodeHandler {
   // pinned last do not count.
   uint64_t CommonNewest(uint64_t newest) const;
   void NotePin(uint64_t version);
+  // A peer that restarted may begin at a version that is only on its way here: waits for it, for
+  // peer_timeout at most, and not at all on a node that takes no versions. True if it has come.
+  bool AwaitBegin(uint64_t newest) const;
   std::unique_ptr<RemoteLookup> NewRemoteLookup();
   void RefreshPlan();
   FleetStats stats() const;
@@ -126,7 +129,9 @@ class Fleet : public NodeHandler {
   std::mutex adopt_mutex_;
   JoinPace pace_;
 
-  std::atomic<bool> started_{false};  // address_ and what follows below are there
+  std::atomic<std::chrono::steady_clock::time_point> committed_{
+      std::chrono::steady_clock::now()};  // the last version
+  std::atomic<bool> started_{false};      // address_ and what follows below are there
   std::atomic<bool> serving_{false};
   std::atomic<uint64_t> floor_{0};
   std::atomic<uint64_t> held_epoch_{0};

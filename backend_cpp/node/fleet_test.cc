@@ -167,6 +167,30 @@ TEST(FleetNodeTest, WhatLeavesIsAskedOfItsOwners) {
   EXPECT_EQ(source_under(5, {{1}, {}, {}}), Sources({Source::kRemote}));
 }
 
+// A node that restarts begins at the newest version, which may come here a moment later.
+TEST(FleetNodeTest, APeerThatBeginsAtTheNextVersionIsWaitedFor) {
+  TestFleet fleet(2);
+  fleet.model.WriteSnapshot({1, 1}, ManyRows(50, 1));
+  std::atomic<uint64_t> asked{0};  // at this version
+  TestPeer restarted(2, [&](const v1::LookupRequest& request, v1::LookupResponse*) {
+    if (request.parts().empty()) return grpc::Status::OK;
+    asked = request.parts(0).version().number();
+    return grpc::Status(grpc::StatusCode::UNIMPLEMENTED, "it has no rows");
+  });
+  fleet.SetAddress(1, restarted.address());
+  fleet.Write(fleet.MakePlan(1));
+  fleet.Start(0, fleet.Options(0));
+  ASSERT_TRUE(Await([&] { return fleet.node(0).fleet_stats().peers_alive == 1; }));
+  std::thread trainer([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    fleet.model.WriteDelta({2, 1}, {1, 1}, {{fleet.KeyOf(0), 9}});
+  });
+  v1::ReadResponse response;
+  fleet.Read(0, {fleet.KeyOf(1)}, &response).ok();
+  trainer.join();
+  EXPECT_EQ(asked, 2U);
+}
+
 TEST(FleetNodeTest, OneDeadlineHoldsForAllOwners) {
   TestFleet fleet(4);
   fleet.model.WriteSnapshot({1, 1}, ManyRows(50, 1));

@@ -1,25 +1,31 @@
 // JoinPace: how many buckets a node adds in one step, and how long it then rests, so that a join
 // costs requests and the freshness of versions little.
 //
-// A step adds at most 64 buckets, and at most 4 MiB of rows, by the size of those of the step
-// before; one bucket, if that is larger. Since no version is taken meanwhile, a step that took more
-// than 50 ms is followed by one of half as many. After each, the node rests as long as it took, so
-// that the join has half of one core and of its memory traffic. Used by one thread.
+// A step adds at most 64 buckets, and at most 1 MiB of rows, by the size of those of the step
+// before; one bucket, if that is larger. A step that took more than 10 ms is followed by one of
+// half as many: no version is taken meanwhile, and a request may wait for the core. After each, the
+// node rests, so that the join has a fortieth of the machine's cores, and half of one at most: that
+// keeps p99 and throughput near what they were (docs/results/reshard.md). Used by one thread.
 #pragma once
 
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <thread>
 
 namespace embertide {
 
 class JoinPace {
  public:
   using Clock = std::chrono::steady_clock;
-  static constexpr uint64_t kStepBytes = 4 << 20;
+  static constexpr uint64_t kStepBytes = 1 << 20;
   static constexpr size_t kStepBuckets = 64;
-  static constexpr std::chrono::milliseconds kStepTime{50};
+  static constexpr std::chrono::milliseconds kStepTime{10};
+  static constexpr uint32_t kCoresAJoin = 40;
+
+  explicit JoinPace(uint32_t cores = std::thread::hardware_concurrency())
+      : rest_(std::max<int64_t>(1, int64_t{kCoresAJoin / std::max(1U, cores)} - 1)) {}
 
   // What the next step may add.
   size_t buckets() const { return buckets_; }
@@ -27,7 +33,7 @@ class JoinPace {
   // A step that ended at `now` added buckets with so many bytes of rows. Nothing changes if there
   // were none.
   void Note(size_t added, uint64_t bytes, Clock::duration took, Clock::time_point now) {
-    until_ = now + took;
+    until_ = now + rest_ * took;
     if (added == 0) return;
     if (took > kStepTime) {
       buckets_ = std::max<size_t>(1, added / 2);
@@ -39,6 +45,7 @@ class JoinPace {
   }
 
  private:
+  int64_t rest_;  // times what a step took
   size_t buckets_ = 1;
   Clock::time_point until_;
 };

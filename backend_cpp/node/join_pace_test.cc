@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <utility>
+#include <vector>
+
 namespace embertide {
 namespace {
 
@@ -33,22 +36,26 @@ TEST(JoinPaceTest, AStepHasAtMostItsBytesOrOneBucket) {
 
 TEST(JoinPaceTest, AStepThatTookLongIsFollowedByASmallerOne) {
   JoinPace pace;
-  pace.Note(40, 40, milliseconds(51), kBegin);
+  pace.Note(40, 40, JoinPace::kStepTime + milliseconds(1), kBegin);
   EXPECT_EQ(pace.buckets(), 20U);
-  pace.Note(20, 20, milliseconds(30), kBegin);
+  pace.Note(20, 20, JoinPace::kStepTime / 2, kBegin);
   EXPECT_EQ(pace.buckets(), 20U);
   pace.Note(1, 1, milliseconds(500), kBegin);
   EXPECT_EQ(pace.buckets(), 1U);
 }
 
-TEST(JoinPaceTest, ItRestsAsLongAsAStepTook) {
-  JoinPace pace;
-  EXPECT_FALSE(pace.Rests(kBegin));
-  pace.Note(1, 1, milliseconds(40), kBegin);
-  EXPECT_TRUE(pace.Rests(kBegin + milliseconds(39)));
-  EXPECT_FALSE(pace.Rests(kBegin + milliseconds(40)));
-  pace.Note(0, 0, milliseconds(5), kBegin + milliseconds(50));
-  EXPECT_TRUE(pace.Rests(kBegin + milliseconds(54))) << "a step that failed read files, too";
+TEST(JoinPaceTest, ItRestsTheLongerTheFewerCoresThereAre) {
+  const std::vector<std::pair<uint32_t, int>> rests = {{0, 39}, {2, 19}, {4, 9}, {20, 1}, {64, 1}};
+  for (const auto& [cores, rest] : rests) {
+    JoinPace pace(cores);
+    EXPECT_FALSE(pace.Rests(kBegin));
+    pace.Note(1, 1, milliseconds(40), kBegin);
+    EXPECT_TRUE(pace.Rests(kBegin + rest * milliseconds(40) - milliseconds(1))) << cores;
+    EXPECT_FALSE(pace.Rests(kBegin + rest * milliseconds(40))) << cores;
+  }
+  JoinPace pace(4);
+  pace.Note(0, 0, milliseconds(5), kBegin);
+  EXPECT_TRUE(pace.Rests(kBegin + milliseconds(44))) << "a step that failed read files, too";
 }
 
 }  // namespace

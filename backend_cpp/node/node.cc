@@ -257,6 +257,7 @@ Result<Pinned> Node::Pin() const {
     auto found = known->find(view->version());
     if (found == known->end()) continue;
     if (fleet_ != nullptr) {
+      if (attempt == 0 && fleet_->AwaitBegin(view->version())) continue;
       // The newest of this node's own versions that the others have; numbers may have holes.
       const auto after = known->upper_bound(fleet_->CommonNewest(view->version()));
       if (after != known->begin() && std::prev(after) != found) {

@@ -415,6 +415,15 @@ uint64_t PeerPool::CommonNewest(uint64_t newest, uint64_t floor) const {
   return newest;
 }
 
+uint64_t PeerPool::Begin() const {
+  uint64_t begin = 0;
+  for (const auto& peer : impl_->All()) {
+    const std::lock_guard lock(peer->mutex);
+    if (peer->lives) begin = std::max(begin, peer->oldest);
+  }
+  return begin;
+}
+
 bool PeerPool::HaveReached(uint64_t version) const {
   return std::ranges::all_of(impl_->All(), [&](const std::shared_ptr<Peer>& peer) {
     const std::lock_guard lock(peer->mutex);
