@@ -152,3 +152,24 @@ def test_a_p99_budget_halts_a_reshard_while_requests_are_slower(site: Site) -> N
     # A second without requests has no p99.
     wait_until(lambda: site.state_of("halted") == "succeeded", 30)
     assert all(owners != before[which] for which, owners in site.pair.owners().items())
+
+
+def test_a_drained_node_owns_nothing_and_answers_and_undo_gives_it_back(site: Site) -> None:
+    before = site.pair.owners()
+    traffics = [Traffic(node, models=("rank",)) for node in site.pair.nodes]
+    versions = _Versions(site.publisher)
+    dry = site.pair.ask("node", "drain", "node-1", "--dry-run")
+    assert site.pair.owners() == before
+    said = site.pair.command("node", "drain", "node-1", "--id", "away", "--watch")
+    assert f"moves {len(dry['moves'])} buckets" in said
+    drained = site.pair.owners()
+    assert not [at for owners in drained.values() for at in owners if at.startswith("node-1/")]
+    answers = traffics[1].findings.answers
+    wait_until(lambda: traffics[1].findings.answers > answers + 20, 20)
+    site.pair.command("reshard", "undo", "away", "--watch")
+    assert site.pair.owners() == before
+    versions.stop()
+    for traffic in traffics:
+        found = traffic.stop()
+        assert traffic.errors == []
+        assert (found.mixed, found.back) == (0, 0)
