@@ -7,9 +7,8 @@ from typing import Any
 
 import redis
 from google.protobuf.message import DecodeError
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
+from embertide.server.adapters.redis import connect
 from embertide.v1 import update_pb2
 
 _COMMITS = "e:{commit}:log"  # docs/formats.md, "The bus"
@@ -30,12 +29,7 @@ class Bus:
         Raises:
             ValueError: The URL is not one of Redis.
         """
-        self._redis = redis.Redis.from_url(
-            url,
-            socket_timeout=_TIMEOUT_S,
-            socket_connect_timeout=_TIMEOUT_S,
-            retry=Retry(NoBackoff(), 0),
-        )
+        self._redis = connect(url, _TIMEOUT_S)
         self._lock = threading.Lock()
         self._asked_s = -_FRESH_S
         self._newest: update_pb2.Version | None = None

@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from embertide.server.adapters.process import Child, ProcessError, Stopped, check_port
 
@@ -57,6 +59,20 @@ def _append_only(folder: Path | None) -> list[str]:
         return ["--appendonly", "no"]
     folder.mkdir(parents=True, exist_ok=True)
     return ["--appendonly", "yes", "--appendfsync", "always", "--dir", str(folder)]
+
+
+def connect(url: str, timeout_s: float) -> redis.Redis:
+    """Return a client that asks once: a write whose reply was lost must not come again.
+
+    Raises:
+        ValueError: The URL is not one of Redis.
+    """
+    return redis.Redis.from_url(
+        url,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=timeout_s,
+        retry=Retry(NoBackoff(), 0),
+    )
 
 
 class RedisServer(Stopped):

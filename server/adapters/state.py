@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
+from embertide.server.adapters.redis import connect
 from embertide.server.core.errors import StateUnavailableError, SupersededError
 from embertide.server.core.state import PLANS_KEPT, Saved, Writes
 from embertide.v1 import control_pb2, plan_pb2
@@ -132,13 +131,8 @@ class RedisState:
         Raises:
             ValueError: The URL is not one of Redis.
         """
-        # No retries: a commit whose reply was lost would come again and be taken for another's.
-        self._redis = redis.Redis.from_url(
-            url,
-            socket_timeout=_TIMEOUT_S,
-            socket_connect_timeout=_TIMEOUT_S,
-            retry=Retry(NoBackoff(), 0),
-        )
+        # Asks once: a commit whose reply was lost would come again and be taken for another's.
+        self._redis = connect(url, _TIMEOUT_S)
         self._prefix = f"c:{{{model}}}:"
         self._commit = self._redis.register_script(_COMMIT)
 
