@@ -1,0 +1,24 @@
+// The makers of each policy, for policy.cc alone; every one has its own file and contract there.
+#pragma once
+
+#include <memory>
+
+#include "policy/policy.h"
+
+namespace embertide {
+
+std::unique_ptr<Policy> MakeLru(uint32_t capacity);
+std::unique_ptr<Policy> MakeLfu(uint32_t capacity);
+std::unique_ptr<Policy> MakeClock(uint32_t capacity);
+std::unique_ptr<Policy> MakeS3Fifo(uint32_t capacity);
+std::unique_ptr<Policy> MakeTinyLfu(uint32_t capacity);
+std::unique_ptr<Policy> MakeReuseDensity(uint32_t capacity);
+std::unique_ptr<Policy> MakeUtility(uint32_t capacity, std::function<float(uint64_t)> utility);
+// Lets `inner` be asked only at a key's `accesses`-th access of late.
+std::unique_ptr<Policy> MakeFrequencyAdmission(std::unique_ptr<Policy> inner, uint32_t capacity,
+                                               uint32_t accesses);
+
+// MakeReuseDensity with its clock at `now` to begin with: the tests of its wrapping at 2^32.
+std::unique_ptr<Policy> MakeReuseDensityAt(uint32_t capacity, uint32_t now);
+
+}  // namespace embertide

@@ -1,0 +1,98 @@
+// The list of policies, and admission by frequency before any of them.
+#include "policy/policy.h"
+
+#include <array>
+#include <charconv>
+#include <string_view>
+#include <utility>
+
+#include "policy/frequency_sketch.h"
+#include "policy/policies.h"
+
+namespace embertide {
+namespace {
+
+constexpr uint32_t kMostCapacity = 1U << 28;
+constexpr uint32_t kMostAccesses = FrequencySketch::kMost;
+
+// In the order of `MakeNamed`.
+constexpr std::array<PolicyInfo, 7> kPolicies = {{
+    {"reuse-density", "keeps what earns the most hits for its place, as learned", 16, 24, 24576},
+    {"lru", "the row asked for longest ago leaves", 8, 0, 64},
+    {"lfu", "the row asked for least often leaves; counts halve", 9, 0, 4096},
+    {"clock", "a hand halves counts; what was at most 1 leaves", 2, 0, 64},
+    {"s3-fifo", "a small queue before a main one, with ghosts", 17, 12, 256},
+    {"w-tinylfu", "a window and a segmented LRU behind a frequency sketch", 17, 16, 1024},
+    {"utility", "what training finds most useful stays", 9, 0, 64},
+}};
+
+std::unique_ptr<Policy> MakeNamed(std::string_view name, const PolicyOptions& options) {
+  if (name == "reuse-density") return MakeReuseDensity(options.capacity);
+  if (name == "lru") return MakeLru(options.capacity);
+  if (name == "lfu") return MakeLfu(options.capacity);
+  if (name == "clock") return MakeClock(options.capacity);
+  if (name == "s3-fifo") return MakeS3Fifo(options.capacity);
+  if (name == "w-tinylfu") return MakeTinyLfu(options.capacity);
+  if (name == "utility") return MakeUtility(options.capacity, options.utility);
+  return nullptr;
+}
+
+class FrequencyAdmission final : public Policy {
+ public:
+  FrequencyAdmission(std::unique_ptr<Policy> inner, uint32_t capacity, uint32_t accesses)
+      : inner_(std::move(inner)), accesses_(accesses), sketch_(capacity) {}
+  void Touch(uint32_t slot) override { inner_->Touch(slot); }
+  bool Admit(uint64_t key, bool full) override {
+    return sketch_.Add(key) >= accesses_ && inner_->Admit(key, full);
+  }
+  uint32_t Evict() override { return inner_->Evict(); }
+  void Insert(uint32_t slot, uint64_t key) override { inner_->Insert(slot, key); }
+  void Erase(uint32_t slot) override { inner_->Erase(slot); }
+  uint64_t bytes() const override { return inner_->bytes() + sketch_.bytes(); }
+
+ private:
+  const std::unique_ptr<Policy> inner_;
+  const uint32_t accesses_;
+  FrequencySketch sketch_;
+};
+
+}  // namespace
+
+std::unique_ptr<Policy> MakeFrequencyAdmission(std::unique_ptr<Policy> inner, uint32_t capacity,
+                                               uint32_t accesses) {
+  return std::make_unique<FrequencyAdmission>(std::move(inner), capacity, accesses);
+}
+
+std::span<const PolicyInfo> Policies() { return kPolicies; }
+
+Result<std::unique_ptr<Policy>> MakePolicy(const PolicyOptions& options) {
+  const auto invalid = [&](const std::string& what) {
+    return Status(Code::kInvalidArgument, "policy '" + options.name + "': " + what);
+  };
+  if (options.capacity == 0 || options.capacity > kMostCapacity) {
+    return invalid("a capacity of " + std::to_string(options.capacity) + " slots is not in 1 to " +
+                   std::to_string(kMostCapacity));
+  }
+  std::string_view name = options.name;
+  uint32_t accesses = 1;
+  if (const size_t colon = name.find(':'); colon != std::string_view::npos) {
+    const std::string_view number = name.substr(colon + 1);
+    const auto [end, error] = std::from_chars(number.begin(), number.end(), accesses);
+    if (error != std::errc() || end != number.end() || accesses < 2 || accesses > kMostAccesses) {
+      return invalid("after the colon stands the access at which a key enters, 2 to 15");
+    }
+    name = name.substr(0, colon);
+  }
+  if (name == "utility" && options.utility == nullptr) return invalid("there are no utilities");
+  std::unique_ptr<Policy> policy = MakeNamed(name, options);
+  if (policy == nullptr) {
+    std::string names;
+    for (const PolicyInfo& info : kPolicies)
+      names += std::string(names.empty() ? "" : ", ") + info.name;
+    return invalid("does not exist; there are " + names);
+  }
+  if (accesses == 1) return policy;
+  return MakeFrequencyAdmission(std::move(policy), options.capacity, accesses);
+}
+
+}  // namespace embertide

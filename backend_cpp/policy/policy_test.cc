@@ -1,0 +1,226 @@
+// What every policy promises, and what only some do.
+#include "policy/policy.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "policy/frequency_sketch.h"
+#include "policy/policies.h"
+
+namespace embertide {
+namespace {
+
+std::unique_ptr<Policy> Make(const std::string& name, uint32_t capacity) {
+  PolicyOptions options;
+  options.name = name;
+  options.capacity = capacity;
+  options.utility = [](uint64_t key) { return static_cast<float>(key % 97); };
+  Result<std::unique_ptr<Policy>> policy = MakePolicy(options);
+  EXPECT_TRUE(policy.ok());
+  return std::move(*policy);
+}
+
+// A tier that a policy decides for, checked at each step.
+class Tier {
+ public:
+  Tier(Policy* policy, uint32_t capacity) : policy_(policy), keys_(capacity, kFree) {
+    for (uint32_t slot = 0; slot < capacity; ++slot) free_.insert(slot);
+  }
+  bool Ask(uint64_t key) {
+    const auto at = std::find(keys_.begin(), keys_.end(), key);
+    if (at != keys_.end()) {
+      policy_->Touch(static_cast<uint32_t>(at - keys_.begin()));
+      return true;
+    }
+    if (policy_->Admit(key, free_.empty())) {
+      if (free_.empty()) Evict();
+      Load(key);
+    }
+    return false;
+  }
+  void Load(uint64_t key) {
+    const uint32_t slot = *free_.begin();
+    free_.erase(slot);
+    keys_[slot] = key;
+    policy_->Insert(slot, key);
+  }
+  void Evict() {
+    const uint32_t slot = policy_->Evict();
+    ASSERT_LT(slot, keys_.size());
+    ASSERT_NE(keys_[slot], kFree) << "a free slot was evicted";
+    keys_[slot] = kFree;
+    free_.insert(slot);
+  }
+  void Erase(uint32_t slot) {
+    if (keys_[slot] == kFree) return;
+    policy_->Erase(slot);
+    keys_[slot] = kFree;
+    free_.insert(slot);
+  }
+  bool full() const { return free_.empty(); }
+  bool empty() const { return free_.size() == keys_.size(); }
+
+ private:
+  static constexpr uint64_t kFree = ~0ULL - 1;
+  Policy* policy_;
+  std::vector<uint64_t> keys_;
+  std::set<uint32_t> free_;
+};
+
+// A name, and whether it has an ending ":2".
+using Case = std::pair<std::string, bool>;
+class EveryPolicyTest : public testing::TestWithParam<Case> {
+ protected:
+  std::string name() const { return GetParam().first + (GetParam().second ? ":2" : ""); }
+};
+
+TEST_P(EveryPolicyTest, EvictsRowsThatAreThereWhateverIsErasedMeanwhile) {
+  for (const uint32_t capacity : {1U, 2U, 9U, 33U, 100U}) {
+    const auto policy = Make(name(), capacity);
+    Tier tier(policy.get(), capacity);
+    std::mt19937 random(capacity);
+    for (int step = 0; step < 60000; ++step) {
+      const uint32_t what = random() % 100;
+      // Few keys at small numbers, many at large ones; -1 is a key like any other.
+      const uint64_t key = static_cast<uint64_t>(random() % (1 + random() % (4 * capacity))) - 1;
+      if (what < 90) {
+        tier.Ask(key);
+      } else if (what < 95) {
+        tier.Erase(random() % capacity);
+      } else if (what < 98 && !tier.empty()) {
+        tier.Evict();
+      } else if (what == 99 && !tier.full()) {
+        tier.Load(key + 1000 * capacity + step);  // loaded without being asked for
+      }
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST_P(EveryPolicyTest, MemoryIsConstantAndWithinWhatIsStated) {
+  const auto infos = Policies();
+  const auto info = std::find_if(infos.begin(), infos.end(), [&](const PolicyInfo& each) {
+    return each.name == GetParam().first;
+  });
+  for (const uint32_t capacity : {1U, 7U, 64U, 1000U, 65537U}) {
+    const auto policy = Make(name(), capacity);
+    const uint64_t bytes = policy->bytes();
+    const uint64_t sketch = GetParam().second ? 16ULL * std::max(capacity, 64U) : 0;
+    const uint64_t a_slot = info->slot_bytes + info->history_bytes;
+    EXPECT_LE(bytes, a_slot * capacity + info->fixed_bytes + sketch) << capacity;
+    Tier tier(policy.get(), capacity);
+    for (uint64_t key = 0; key < 2000; ++key) tier.Ask(key % 300);
+    EXPECT_EQ(policy->bytes(), bytes);
+  }
+}
+
+TEST_P(EveryPolicyTest, EqualCallsGiveEqualAnswers) {
+  const auto once = Make(name(), 40);
+  const auto again = Make(name(), 40);
+  Tier first(once.get(), 40);
+  Tier second(again.get(), 40);
+  std::mt19937_64 random(7);
+  for (int step = 0; step < 20000; ++step) {
+    const uint64_t key = random() % (1 + random() % 200);
+    ASSERT_EQ(first.Ask(key), second.Ask(key)) << step;
+  }
+}
+
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (const PolicyInfo& info : Policies()) {
+    cases.emplace_back(info.name, false);
+    cases.emplace_back(info.name, true);
+  }
+  return cases;
+}
+INSTANTIATE_TEST_SUITE_P(Policies, EveryPolicyTest, testing::ValuesIn(Cases()),
+                         [](const testing::TestParamInfo<Case>& info) {
+                           std::string name = info.param.first;
+                           std::erase(name, '-');
+                           return name + (info.param.second ? "AtSecond" : "");
+                         });
+
+TEST(PolicyTest, WhatCannotBeIsRefusedByName) {
+  const auto refusal = [](PolicyOptions options) {
+    const auto made = MakePolicy(options);
+    return made.ok() ? "" : made.status().ToString();
+  };
+  EXPECT_NE(
+      refusal({"mru", 4, nullptr}).find("'mru': does not exist; there are reuse-density, lru"),
+      std::string::npos);
+  EXPECT_NE(refusal({"lru", 0, nullptr}).find("capacity of 0"), std::string::npos);
+  EXPECT_NE(refusal({"lru", (1U << 28) + 1, nullptr}).find("capacity"), std::string::npos);
+  EXPECT_NE(refusal({"utility", 4, nullptr}).find("no utilities"), std::string::npos);
+  for (const char* name : {"lru:", "lru:1", "lru:16", "lru:2x", "lru:-2"}) {
+    EXPECT_NE(refusal({name, 4, nullptr}).find("after the colon"), std::string::npos) << name;
+  }
+  EXPECT_EQ(refusal({"lru:15", 4, nullptr}), "");
+}
+
+TEST(PolicyTest, AFrequencyLetsAKeyEnterAtThatAccess) {
+  const auto policy = Make("lru:3", 8);
+  Tier tier(policy.get(), 8);
+  EXPECT_FALSE(policy->Admit(1, false));
+  EXPECT_FALSE(policy->Admit(1, false));
+  EXPECT_TRUE(policy->Admit(1, false));
+  EXPECT_FALSE(policy->Admit(2, false));
+}
+
+TEST(PolicyTest, UtilityKeepsTheMostUseful) {
+  const auto policy = Make("utility", 10);
+  Tier tier(policy.get(), 10);
+  for (uint64_t key = 0; key < 97; ++key) tier.Ask(key);
+  for (uint64_t key = 87; key < 97; ++key) EXPECT_TRUE(tier.Ask(key)) << key;
+  EXPECT_FALSE(tier.Ask(86));
+}
+
+TEST(PolicyTest, TheClockOfReuseDensityMayWrap) {
+  constexpr uint32_t kCapacity = 50;
+  const auto from_zero = MakeReuseDensityAt(kCapacity, 0);
+  const auto wrapping = MakeReuseDensityAt(kCapacity, ~0U - 5000);
+  Tier first(from_zero.get(), kCapacity);
+  Tier second(wrapping.get(), kCapacity);
+  std::mt19937_64 random(3);
+  for (int step = 0; step < 20000; ++step) {
+    const uint64_t key = random() % (1 + random() % 400);
+    ASSERT_EQ(first.Ask(key), second.Ask(key)) << step;
+  }
+}
+
+TEST(FrequencySketchTest, CountsUpToFifteenAndHalves) {
+  FrequencySketch sketch(64);
+  for (uint32_t n = 1; n <= 20; ++n) EXPECT_EQ(sketch.Add(42), std::min(n, 15U));
+  EXPECT_EQ(sketch.Estimate(43), 0);
+  // 640 additions age it once: the last of these comes after the halving.
+  for (uint64_t key = 0; key < 620; ++key) sketch.Add(42);
+  EXPECT_EQ(sketch.Estimate(42), 15);
+  sketch.Add(1000);
+  EXPECT_EQ(sketch.Estimate(42), 7);
+}
+
+TEST(FrequencySketchTest, IsSeldomTooHighAndNeverTooLow) {
+  FrequencySketch sketch(1000);
+  std::mt19937_64 random(5);
+  std::vector<uint32_t> counts(1500);
+  for (int i = 0; i < 6000; ++i) {
+    const uint64_t key = random() % counts.size();
+    ++counts[key];
+    sketch.Add(key);
+  }
+  int high = 0;
+  for (uint64_t key = 0; key < counts.size(); ++key) {
+    const uint32_t truth = std::min(counts[key], 15U);
+    EXPECT_GE(sketch.Estimate(key), truth);
+    high += sketch.Estimate(key) > truth ? 1 : 0;
+  }
+  EXPECT_LT(high, 150);
+}
+
+}  // namespace
+}  // namespace embertide

@@ -1,0 +1,62 @@
+// "utility": the rows that training finds most useful stay. Of a sample, the row with the least
+// utility leaves; one that is not resident enters only if its own is larger. Knows nothing of the
+// accesses, so it is as good as the utilities are fresh.
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "policy/policies.h"
+#include "policy/sampler.h"
+
+namespace embertide {
+namespace {
+
+class Utility final : public Policy {
+ public:
+  Utility(uint32_t capacity, std::function<float(uint64_t)> utility)
+      : sampler_(capacity), keys_(capacity), used_(capacity), utility_(std::move(utility)) {}
+  void Touch(uint32_t /*slot*/) override {}
+  bool Admit(uint64_t key, bool full) override {
+    victim_ = full ? sampler_.Least(utility_(key), Rank{*this}) : SlotSampler::kNone;
+    return !full || victim_ != SlotSampler::kNone;
+  }
+  uint32_t Evict() override {
+    uint32_t slot = std::exchange(victim_, SlotSampler::kNone);
+    if (slot == SlotSampler::kNone) slot = sampler_.LeastOfAny(Rank{*this});
+    used_[slot] = false;
+    return slot;
+  }
+  void Insert(uint32_t slot, uint64_t key) override {
+    keys_[slot] = key;
+    used_[slot] = true;
+  }
+  void Erase(uint32_t slot) override {
+    used_[slot] = false;
+    if (victim_ == slot) victim_ = SlotSampler::kNone;
+  }
+  uint64_t bytes() const override { return keys_.size() * 8 + (used_.size() + 7) / 8; }
+
+ private:
+  // For the sampler.
+  struct Rank {
+    const Utility& policy;
+    float operator()(uint32_t slot) const {
+      if (!policy.used_[slot]) return std::numeric_limits<float>::infinity();
+      return policy.utility_(policy.keys_[slot]);
+    }
+  };
+
+  SlotSampler sampler_;
+  std::vector<uint64_t> keys_;
+  std::vector<bool> used_;
+  const std::function<float(uint64_t)> utility_;
+  uint32_t victim_ = SlotSampler::kNone;  // for which the last key was admitted
+};
+
+}  // namespace
+
+std::unique_ptr<Policy> MakeUtility(uint32_t capacity, std::function<float(uint64_t)> utility) {
+  return std::make_unique<Utility>(capacity, std::move(utility));
+}
+
+}  // namespace embertide
