@@ -50,6 +50,7 @@ std::span<const T> SpanOf(const Array<T>& array) {
   return {array.data(), static_cast<size_t>(array.size())};
 }
 
+void BindCache(pybind11::module_& m);
 void BindCodec(pybind11::module_& m);
 void BindStore(pybind11::module_& m);
 

@@ -15,6 +15,7 @@ PYBIND11_MODULE(_store, m) {
       PyErr_SetObject(error.ptr(), raised.ptr());
     }
   });
+  embertide::BindCache(m);
   embertide::BindCodec(m);
   embertide::BindStore(m);
 }
