@@ -139,6 +139,14 @@ TEST_F(GeneratedTraceTest, KeepsAHotSetThatStays) {
   EXPECT_GT(Gain(Zipf(), "s3-fifo"), 0);
 }
 
+TEST_F(GeneratedTraceTest, RefusesWhatWouldLeaveAtOnce) {
+  const Trace trace = MakeTrace(Zipf());
+  const auto result = Simulate(trace, {"reuse-density", kCapacity});
+  ASSERT_TRUE(result.ok());
+  const SimulationResult& r = result.value();
+  EXPECT_LT(r.inserted, (r.inserted + r.refused) / 3);
+}
+
 TEST_F(GeneratedTraceTest, FollowsAHotSetThatMoves) {
   std::vector<int64_t> keys = Zipf();
   for (size_t i = 0; i < keys.size(); ++i) keys[i] += static_cast<int64_t>(i / 20);
