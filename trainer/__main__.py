@@ -2,7 +2,15 @@
 
 import typer
 
-from embertide.trainer.commands import describe, export_dense, import_model, replay, train, verify
+from embertide.trainer.commands import (
+    cache_sim,
+    describe,
+    export_dense,
+    import_model,
+    replay,
+    train,
+    verify,
+)
 
 app = typer.Typer(
     name="embertide.trainer",
@@ -15,6 +23,7 @@ app = typer.Typer(
 app.command("train")(train.command)
 app.command("import")(import_model.command)
 app.command("export-dense")(export_dense.command)
+app.command("cache-sim")(cache_sim.command)
 app.command("describe")(describe.command)
 app.command("replay")(replay.command)
 app.command("verify")(verify.command)

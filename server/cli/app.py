@@ -57,6 +57,7 @@ app.add_typer(reshard.app, name="reshard")
 app.command("snapshot")(snapshot.command)
 _forward("import", "Turn an existing model into a snapshot.")
 _forward("export-dense", "Compile any nn.Module for serving.")
+_forward("cache-sim", "Simulate the policies of a tier on a trace of keys.")
 app.command("doctor")(doctor.command)
 app.command("demo")(demo.command)
 

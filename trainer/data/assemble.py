@@ -122,6 +122,16 @@ def hash_strings(values_U: NDArray[np.object_]) -> Ints:
     return np.fromiter(hashes, np.uint64, len(values_U)).view(np.int64)
 
 
+def column_keys(column: Column) -> Ints:
+    """Keys of a column of integers or strings, as "key" of `FeatureColumn` says."""
+    if column.code_N is not None:
+        return hash_strings(column.values)[column.code_N]
+    keys_N: Ints = column.values.astype(np.int64)
+    if column.null_N is not None:
+        keys_N[column.null_N] = MISSING_KEY
+    return keys_N
+
+
 class _Sieve:
     """Which rows of a chunk stand; a row is reported for its first fault only."""
 
@@ -221,13 +231,7 @@ class Assembler:
             if feature.transform == "hour_of_day":
                 keys_NF[:, f] = ts_ms_N // HOUR_MS % 24
                 continue
-            column = columns[feature.column]
-            if column.code_N is not None:
-                keys_NF[:, f] = hash_strings(column.values)[column.code_N]
-                continue
-            keys_NF[:, f] = column.values.astype(np.int64)
-            if column.null_N is not None:
-                keys_NF[column.null_N, f] = MISSING_KEY
+            keys_NF[:, f] = column_keys(columns[feature.column])
         return keys_NF
 
 
