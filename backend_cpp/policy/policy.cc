@@ -17,23 +17,23 @@ constexpr uint32_t kMostAccesses = FrequencySketch::kMost;
 
 // In the order of `MakeNamed`.
 constexpr std::array<PolicyInfo, 7> kPolicies = {{
-    {"reuse-density", "keeps what earns the most hits for its place, as learned", 16, 24, 24576},
+    {"reuse-density", "keeps what earns the most hits for its place, as learned", 8, 24, 49152},
     {"lru", "the row asked for longest ago leaves", 8, 0, 64},
     {"lfu", "the row asked for least often leaves; counts halve", 9, 0, 4096},
     {"clock", "a hand halves counts; what was at most 1 leaves", 2, 0, 64},
-    {"s3-fifo", "a small queue before a main one, with ghosts", 17, 12, 256},
-    {"w-tinylfu", "a window and a segmented LRU behind a frequency sketch", 17, 16, 1024},
-    {"utility", "what training finds most useful stays", 9, 0, 64},
+    {"s3-fifo", "a small queue before a main one, with ghosts", 9, 12, 256},
+    {"w-tinylfu", "a window and a segmented LRU behind a frequency sketch", 9, 16, 1024},
+    {"utility", "what training finds most useful stays", 1, 0, 64},
 }};
 
 std::unique_ptr<Policy> MakeNamed(std::string_view name, const PolicyOptions& options) {
-  if (name == "reuse-density") return MakeReuseDensity(options.capacity);
+  if (name == "reuse-density") return MakeReuseDensity(options.capacity, options.key_of);
   if (name == "lru") return MakeLru(options.capacity);
   if (name == "lfu") return MakeLfu(options.capacity);
   if (name == "clock") return MakeClock(options.capacity);
-  if (name == "s3-fifo") return MakeS3Fifo(options.capacity);
-  if (name == "w-tinylfu") return MakeTinyLfu(options.capacity);
-  if (name == "utility") return MakeUtility(options.capacity, options.utility);
+  if (name == "s3-fifo") return MakeS3Fifo(options.capacity, options.key_of);
+  if (name == "w-tinylfu") return MakeTinyLfu(options.capacity, options.key_of);
+  if (name == "utility") return MakeUtility(options.capacity, options.key_of, options.utility_of);
   return nullptr;
 }
 
@@ -83,7 +83,8 @@ Result<std::unique_ptr<Policy>> MakePolicy(const PolicyOptions& options) {
     }
     name = name.substr(0, colon);
   }
-  if (name == "utility" && options.utility == nullptr) return invalid("there are no utilities");
+  if (options.key_of == nullptr) return invalid("nothing says which key is in a slot");
+  if (name == "utility" && options.utility_of == nullptr) return invalid("there are no utilities");
   std::unique_ptr<Policy> policy = MakeNamed(name, options);
   if (policy == nullptr) {
     std::string names;

@@ -49,14 +49,19 @@ class Policy {
   virtual uint64_t bytes() const = 0;
 };
 
+// The key of the row in a slot, from its Insert until it has left.
+using KeyOf = std::function<uint64_t(uint32_t slot)>;
+// The utility that training gave to a key's row, larger is better; 0 for one that it does not know.
+using UtilityOf = std::function<float(uint64_t key)>;
+
 struct PolicyOptions {
   // One of `Policies()`. An ending ":n" lets a key enter at its n-th access of late (2 to 15),
   // counted in a sketch of 8 bytes a slot: "lru:2".
   std::string name = "reuse-density";
   uint32_t capacity = 0;  // slots; 1 to 2^28
-  // The utility that training gave to a key's row, larger is better; 0 for one that training does
-  // not know. Needed by "utility" alone, which calls it during Admit and Evict.
-  std::function<float(uint64_t key)> utility;
+  // What the caller knows; called during Touch, Admit and Evict, and never after the policy's end.
+  KeyOf key_of;
+  UtilityOf utility_of;  // for "utility" alone; else it may be null
 };
 
 struct PolicyInfo {
@@ -71,8 +76,8 @@ struct PolicyInfo {
 // Every policy, the one recommended first.
 std::span<const PolicyInfo> Policies();
 
-// kInvalidArgument naming what is wrong: a name that does not exist, a capacity out of range,
-// "utility" without one.
+// kInvalidArgument naming what is wrong: a name that does not exist, a capacity out of range, no
+// `key_of`, "utility" without utilities.
 Result<std::unique_ptr<Policy>> MakePolicy(const PolicyOptions& options);
 
 }  // namespace embertide

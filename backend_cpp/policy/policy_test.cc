@@ -15,22 +15,25 @@
 namespace embertide {
 namespace {
 
-std::unique_ptr<Policy> Make(const std::string& name, uint32_t capacity) {
-  PolicyOptions options;
-  options.name = name;
-  options.capacity = capacity;
-  options.utility = [](uint64_t key) { return static_cast<float>(key % 97); };
-  Result<std::unique_ptr<Policy>> policy = MakePolicy(options);
-  EXPECT_TRUE(policy.ok());
-  return std::move(*policy);
-}
-
 // A tier that a policy decides for, checked at each step.
 class Tier {
  public:
-  Tier(Policy* policy, uint32_t capacity) : policy_(policy), keys_(capacity, kFree) {
-    for (uint32_t slot = 0; slot < capacity; ++slot) free_.insert(slot);
+  Tier(const std::string& name, uint32_t capacity) : Tier(capacity) {
+    PolicyOptions options;
+    options.name = name;
+    options.capacity = capacity;
+    options.key_of = key_of();
+    options.utility_of = [](uint64_t key) { return static_cast<float>(key % 97); };
+    Result<std::unique_ptr<Policy>> policy = MakePolicy(options);
+    EXPECT_TRUE(policy.ok());
+    policy_ = std::move(*policy);
   }
+  static Tier OfReuseDensityAt(uint32_t capacity, uint32_t now) {
+    Tier tier(capacity);
+    tier.policy_ = MakeReuseDensityAt(capacity, tier.key_of(), now);
+    return tier;
+  }
+  Policy* operator->() { return policy_.get(); }
   bool Ask(uint64_t key) {
     const auto at = std::find(keys_.begin(), keys_.end(), key);
     if (at != keys_.end()) {
@@ -75,8 +78,19 @@ class Tier {
 
  private:
   static constexpr uint64_t kFree = ~0ULL - 1;
-  Policy* policy_;
-  std::vector<uint64_t> keys_;
+  explicit Tier(uint32_t capacity) : owned_(new std::vector<uint64_t>(capacity, kFree)) {
+    for (uint32_t slot = 0; slot < capacity; ++slot) free_.insert(slot);
+  }
+  KeyOf key_of() const {
+    return [keys = owned_.get()](uint32_t slot) {
+      EXPECT_NE((*keys)[slot], kFree) << "the key of a free slot was asked for";
+      return (*keys)[slot];
+    };
+  }
+  // Where it stays if the tier moves.
+  std::unique_ptr<std::vector<uint64_t>> owned_;
+  std::vector<uint64_t>& keys_ = *owned_;
+  std::unique_ptr<Policy> policy_;
   std::set<uint32_t> free_;
 };
 
@@ -89,8 +103,7 @@ class EveryPolicyTest : public testing::TestWithParam<Case> {
 
 TEST_P(EveryPolicyTest, EvictsRowsThatAreThereWhateverIsErasedMeanwhile) {
   for (const uint32_t capacity : {1U, 2U, 9U, 33U, 100U}) {
-    const auto policy = Make(name(), capacity);
-    Tier tier(policy.get(), capacity);
+    Tier tier(name(), capacity);
     std::mt19937 random(capacity);
     for (int step = 0; step < 60000; ++step) {
       const uint32_t what = random() % 100;
@@ -118,22 +131,19 @@ TEST_P(EveryPolicyTest, MemoryIsConstantAndWithinWhatIsStated) {
     return each.name == GetParam().first;
   });
   for (const uint32_t capacity : {1U, 7U, 64U, 1000U, 65537U}) {
-    const auto policy = Make(name(), capacity);
-    const uint64_t bytes = policy->bytes();
+    Tier tier(name(), capacity);
+    const uint64_t bytes = tier->bytes();
     const uint64_t sketch = GetParam().second ? 16ULL * std::max(capacity, 64U) : 0;
     const uint64_t a_slot = info->slot_bytes + info->history_bytes;
     EXPECT_LE(bytes, a_slot * capacity + info->fixed_bytes + sketch) << capacity;
-    Tier tier(policy.get(), capacity);
     for (uint64_t key = 0; key < 2000; ++key) tier.Ask(key % 300);
-    EXPECT_EQ(policy->bytes(), bytes);
+    EXPECT_EQ(tier->bytes(), bytes);
   }
 }
 
 TEST_P(EveryPolicyTest, EqualCallsGiveEqualAnswers) {
-  const auto once = Make(name(), 40);
-  const auto again = Make(name(), 40);
-  Tier first(once.get(), 40);
-  Tier second(again.get(), 40);
+  Tier first(name(), 40);
+  Tier second(name(), 40);
   std::mt19937_64 random(7);
   for (int step = 0; step < 20000; ++step) {
     const uint64_t key = random() % (1 + random() % 200);
@@ -157,34 +167,36 @@ INSTANTIATE_TEST_SUITE_P(Policies, EveryPolicyTest, testing::ValuesIn(Cases()),
                          });
 
 TEST(PolicyTest, WhatCannotBeIsRefusedByName) {
-  const auto refusal = [](PolicyOptions options) {
+  const auto refusal = [](const char* name, uint32_t capacity) {
+    PolicyOptions options;
+    options.name = name;
+    options.capacity = capacity;
+    if (std::string(name) != "keyless") options.key_of = [](uint32_t) { return 0; };
     const auto made = MakePolicy(options);
     return made.ok() ? "" : made.status().ToString();
   };
-  EXPECT_NE(
-      refusal({"mru", 4, nullptr}).find("'mru': does not exist; there are reuse-density, lru"),
-      std::string::npos);
-  EXPECT_NE(refusal({"lru", 0, nullptr}).find("capacity of 0"), std::string::npos);
-  EXPECT_NE(refusal({"lru", (1U << 28) + 1, nullptr}).find("capacity"), std::string::npos);
-  EXPECT_NE(refusal({"utility", 4, nullptr}).find("no utilities"), std::string::npos);
+  EXPECT_NE(refusal("mru", 4).find("'mru': does not exist; there are reuse-density, lru"),
+            std::string::npos);
+  EXPECT_NE(refusal("lru", 0).find("capacity of 0"), std::string::npos);
+  EXPECT_NE(refusal("lru", (1U << 28) + 1).find("capacity"), std::string::npos);
+  EXPECT_NE(refusal("utility", 4).find("no utilities"), std::string::npos);
+  EXPECT_NE(refusal("keyless", 4).find("which key"), std::string::npos);
   for (const char* name : {"lru:", "lru:1", "lru:16", "lru:2x", "lru:-2"}) {
-    EXPECT_NE(refusal({name, 4, nullptr}).find("after the colon"), std::string::npos) << name;
+    EXPECT_NE(refusal(name, 4).find("after the colon"), std::string::npos) << name;
   }
-  EXPECT_EQ(refusal({"lru:15", 4, nullptr}), "");
+  EXPECT_EQ(refusal("lru:15", 4), "");
 }
 
 TEST(PolicyTest, AFrequencyLetsAKeyEnterAtThatAccess) {
-  const auto policy = Make("lru:3", 8);
-  Tier tier(policy.get(), 8);
-  EXPECT_FALSE(policy->Admit(1, false));
-  EXPECT_FALSE(policy->Admit(1, false));
-  EXPECT_TRUE(policy->Admit(1, false));
-  EXPECT_FALSE(policy->Admit(2, false));
+  Tier tier("lru:3", 8);
+  EXPECT_FALSE(tier->Admit(1, false));
+  EXPECT_FALSE(tier->Admit(1, false));
+  EXPECT_TRUE(tier->Admit(1, false));
+  EXPECT_FALSE(tier->Admit(2, false));
 }
 
 TEST(PolicyTest, UtilityKeepsTheMostUseful) {
-  const auto policy = Make("utility", 10);
-  Tier tier(policy.get(), 10);
+  Tier tier("utility", 10);
   for (uint64_t key = 0; key < 97; ++key) tier.Ask(key);
   for (uint64_t key = 87; key < 97; ++key) EXPECT_TRUE(tier.Ask(key)) << key;
   EXPECT_FALSE(tier.Ask(86));
@@ -192,10 +204,8 @@ TEST(PolicyTest, UtilityKeepsTheMostUseful) {
 
 TEST(PolicyTest, TheClockOfReuseDensityMayWrap) {
   constexpr uint32_t kCapacity = 50;
-  const auto from_zero = MakeReuseDensityAt(kCapacity, 0);
-  const auto wrapping = MakeReuseDensityAt(kCapacity, ~0U - 5000);
-  Tier first(from_zero.get(), kCapacity);
-  Tier second(wrapping.get(), kCapacity);
+  Tier first = Tier::OfReuseDensityAt(kCapacity, 0);
+  Tier second = Tier::OfReuseDensityAt(kCapacity, ~0U - 5000);
   std::mt19937_64 random(3);
   for (int step = 0; step < 20000; ++step) {
     const uint64_t key = random() % (1 + random() % 400);

@@ -1,10 +1,11 @@
 // "reuse-density": the row leaves whose place earns the fewest hits from now on.
 //
-// A row is described by two numbers: how often it was asked for of late (a count that halves every
-// 64 accesses a slot) and its age, the accesses since the last one. For each class of counts and
-// each bin of ages, half an octave wide, the policy learns the hazard h that a row of that class is
-// asked for in that bin, from what really happened to resident rows and ghosts. A place that is
-// kept for T more accesses at most, or until the row is asked for, then earns
+// A row is described by how often it was asked for of late, in two counts, of which one halves
+// every 8 accesses a slot and the other every 64, and by its age, the accesses since the last one.
+// For each class of counts, an octave wide, and each bin of ages, half an octave wide, the policy
+// learns the hazard that a row of that class is asked for in that bin, from what really happened to
+// resident rows and ghosts. A place that is kept for T more accesses at most, or until the row is
+// asked for, then earns
 //
 //   density(class, age) = max over T of  P(asked for within T) / E[accesses until then, at most T]
 //
@@ -13,8 +14,8 @@
 // et al., "LHD", 2018) it learns densities; unlike it, it does not ask for how long rows happened
 // to be kept. A row enters if its density is above the least of a sample of 32, which leaves.
 //
-//   slot   [ last 4 ][ count 2 ][ class 2 ]   and the key, 8                  16 bytes
-//   ghost  [ last 4 ][ count 2 ][ tag 2 ]     three a slot, in sets of eight  24 bytes
+//   slot   [ last 32 ][ long 12 ][ recent 8 ][ class 12 ] bits                      8 bytes
+//   ghost  [ last 32 ][ long 12 ][ recent 8 ][ tag 12 ], three a slot, sets of eight  24 bytes
 //
 // The ghost of the least density in its set makes room for a new one: what is remembered is what
 // may come back. Ghosts are also what hazards are learned from beyond the age of eviction: a ghost
@@ -38,17 +39,27 @@ namespace {
 
 // --- ages and counts
 constexpr uint32_t kBins = 56;  // up to 2^28 accesses; an older row is in the last bin
-constexpr uint32_t kClasses = 17;
-// Why 64: between 32 and 128 hit rates on the two traces of docs/results/store.md differ by at most
-// half a point either way.
-constexpr double kHalfLifePerSlot = 64;
-constexpr uint32_t kOne = 256;  // a count is in 1/256
-constexpr uint32_t kMostCount = 65535;
 
+// Counts are in fixed point; both are at most what their bits hold, and their classes end there.
+// Two half-lives, since one does not suit both a hot set that stays and one that cools within
+// hours: docs/results/store.md.
+struct CountForm {
+  uint32_t one;  // a count of 1
+  uint32_t most;
+  uint32_t classes;  // octaves
+  double half_life_per_slot;
+};
+constexpr CountForm kLong{16, 4095, 8, 64};
+constexpr CountForm kRecent{8, 255, 5, 8};
+constexpr uint32_t kClasses = 1 + kLong.classes * kRecent.classes;
+// A free slot is in a class of its own, whose density is infinite: it never leaves.
+constexpr uint32_t kFree = kClasses;
+
+// 0 and 1, 2, 3, 4 and 5, 6 and 7, 8 to 11, ...: exponent and first bit of the mantissa as a float.
 uint32_t BinOf(uint32_t age) {
-  if (age < 2) return 0;
-  const auto octave = static_cast<uint32_t>(std::bit_width(age) - 1);
-  return std::min(kBins - 1, 2 * octave + (age >> (octave - 1) & 1) - 1);
+  const auto halves = static_cast<int32_t>(std::bit_cast<uint32_t>(static_cast<float>(age)) >> 22);
+  constexpr int32_t kOfOne = 127 << 1;
+  return static_cast<uint32_t>(std::clamp(halves - kOfOne - 1, 0, static_cast<int32_t>(kBins) - 1));
 }
 
 double BinBegin(uint32_t bin) {
@@ -57,21 +68,23 @@ double BinBegin(uint32_t bin) {
   return bin % 2 == 0 ? 1.5 * octave : octave;
 }
 
-// Class 0 has been asked for once; of the others, each is half an octave of counts wide.
-std::array<uint8_t, (kMostCount + 1) / 16> MakeClasses() noexcept {
-  std::array<uint8_t, (kMostCount + 1) / 16> classes{};
-  for (uint32_t i = kOne / 16; i < classes.size(); ++i) {
-    const auto halves = static_cast<uint32_t>(2 * std::log2(i * 16.0 / kOne));
-    classes[i] = static_cast<uint8_t>(std::min(kClasses - 1, 1 + halves));
-  }
-  return classes;
+// A row or a ghost; one that is not there has counts of 0.
+struct Row {
+  uint32_t last = 0;  // clock of the last access
+  uint32_t long_count : 12 = 0;
+  uint32_t recent_count : 8 = 0;
+  uint32_t mark : 12 = kFree;  // of a row its class; of a ghost some bits of its key's hash
+};
+static_assert(sizeof(Row) == 8);
+
+// Class 0 has been asked for once, as far as is known.
+uint32_t ClassOf(const Row& row) {
+  if (row.long_count == kLong.one) return 0;
+  const auto octave = [](uint32_t count, const CountForm& form) {
+    return static_cast<uint32_t>(std::bit_width(count / form.one)) - 1;
+  };
+  return 1 + octave(row.long_count, kLong) * kRecent.classes + octave(row.recent_count, kRecent);
 }
-const std::array<uint8_t, (kMostCount + 1) / 16> kClassOfCount = MakeClasses();
-
-// A free slot is in a class of its own, whose density is infinite: it never leaves.
-constexpr uint32_t kFree = kClasses;
-
-uint16_t ClassOf(uint16_t count) { return count == kOne ? 0 : kClassOfCount[count / 16]; }
 
 // --- what is learned
 class Densities {
@@ -142,15 +155,21 @@ class Densities {
     double stays = 1;  // P(not asked for yet)
     double hits = 0;
     double held = 0;
-    double best = 0;
-    for (uint32_t b = from; b + 1 < kBins; ++b) {
+    double best_hits = 0;
+    double best_held = 1;
+    // What comes after the last of them is nothing.
+    constexpr double kAllAskedFor = 1e-9;
+    for (uint32_t b = from; b + 1 < kBins && stays > kAllAskedFor; ++b) {
       const double asked = stays * hazard[b];
       hits += asked;
       held += (BinBegin(b + 1) - BinBegin(b)) * (stays - asked / 2);
       stays -= asked;
-      best = std::max(best, hits / held);
+      if (hits * best_held > best_hits * held) {
+        best_hits = hits;
+        best_held = held;
+      }
     }
-    return static_cast<float>(best);
+    return static_cast<float>(best_hits / best_held);
   }
 
   const uint64_t period_;
@@ -164,13 +183,14 @@ class Densities {
 // --- the policy
 class ReuseDensity final : public Policy {
  public:
-  ReuseDensity(uint32_t capacity, uint32_t now)
-      : decay_(static_cast<float>(-1 / (kHalfLifePerSlot * capacity))),
+  ReuseDensity(uint32_t capacity, KeyOf key_of, uint32_t now)
+      : long_decay_(static_cast<float>(-1 / (kLong.half_life_per_slot * capacity))),
+        recent_decay_(static_cast<float>(-1 / (kRecent.half_life_per_slot * capacity))),
         now_(now),
         densities_(capacity),
         sampler_(capacity),
         rows_(capacity),
-        keys_(capacity),
+        key_of_(std::move(key_of)),
         ghosts_(std::max(kLeastSets, uint64_t{kGhostsPerSlot} * capacity / kWays)) {}
   void Touch(uint32_t slot) override {
     Row& row = rows_[slot];
@@ -193,34 +213,26 @@ class ReuseDensity final : public Policy {
   uint32_t Evict() override {
     uint32_t slot = std::exchange(victim_, SlotSampler::kNone);
     if (slot == SlotSampler::kNone) slot = sampler_.LeastOfAny(Rank{*this});
-    Remember(keys_[slot], rows_[slot]);
+    Remember(key_of_(slot), rows_[slot]);
     rows_[slot] = {};
     return slot;
   }
   void Insert(uint32_t slot, uint64_t key) override {
-    keys_[slot] = key;
     const auto admitted = std::exchange(admitted_, std::nullopt);
-    rows_[slot] = admitted && admitted->first == key ? admitted->second : Row{now_, kOne, 0};
+    rows_[slot] = admitted && admitted->first == key ? admitted->second : First();
   }
   void Erase(uint32_t slot) override {
     rows_[slot] = {};
     if (victim_ == slot) victim_ = SlotSampler::kNone;
   }
   uint64_t bytes() const override {
-    return sizeof(Densities) + rows_.size() * sizeof(Row) + keys_.size() * sizeof(uint64_t) +
-           ghosts_.size() * sizeof(Set);
+    return sizeof(Densities) + rows_.size() * sizeof(Row) + ghosts_.size() * sizeof(Set);
   }
 
  private:
   static constexpr uint32_t kGhostsPerSlot = 3;
   static constexpr uint32_t kWays = 8;  // a set fills a line of the CPU's caches
   static constexpr uint64_t kLeastSets = 8;
-  // A row or a ghost; one that is not there has the count 0.
-  struct Row {
-    uint32_t last = 0;      // clock of the last access
-    uint16_t count = 0;     // in 1/256
-    uint16_t mark = kFree;  // of a row its class; of a ghost some bits of its key's hash
-  };
   struct alignas(64) Set {
     std::array<Row, kWays> ghosts;
   };
@@ -234,38 +246,45 @@ class ReuseDensity final : public Policy {
       return policy.densities_.Of(row.mark, policy.Age(row));
     }
   };
+  Row First() const { return {now_, kLong.one, kRecent.one, 0}; }
   // What a row or a ghost is after one more access, now.
   Row Counted(const Row& row) const {
-    const float left =
-        static_cast<float>(row.count) * std::exp2(static_cast<float>(Age(row)) * decay_);
-    // Above the count of a first access, so that the classes tell them apart.
-    const auto count =
-        static_cast<uint16_t>(std::clamp(static_cast<uint32_t>(left) + kOne, kOne + 1, kMostCount));
-    return {now_, count, ClassOf(count)};
+    const auto age = static_cast<float>(Age(row));
+    const auto more = [&](uint32_t count, float decay, const CountForm& form) {
+      const float left = static_cast<float>(count) * std::exp2(age * decay) + 0.5F;
+      return std::min(static_cast<uint32_t>(left) + form.one, form.most);
+    };
+    Row counted{now_, more(row.long_count, long_decay_, kLong),
+                more(row.recent_count, recent_decay_, kRecent), 0};
+    // Above that of a first access, whose class is another.
+    counted.long_count = std::max<uint32_t>(counted.long_count, kLong.one + 1);
+    counted.mark = ClassOf(counted);
+    return counted;
   }
+  static uint32_t TagOf(uint64_t hash) { return hash & 0xfff; }
   Set& SetOf(uint64_t hash) { return ghosts_[(hash >> 32) * ghosts_.size() >> 32]; }
   // What a key that is asked for is by now. Its ghost, if there is one, ends.
   Row Recall(uint64_t key) {
     const uint64_t hash = HashKey(key);
     for (Row& ghost : SetOf(hash).ghosts) {
-      if (ghost.count == 0 || ghost.mark != static_cast<uint16_t>(hash)) continue;
-      densities_.SeeAskedFor(ClassOf(ghost.count), Age(ghost));
+      if (ghost.long_count == 0 || ghost.mark != TagOf(hash)) continue;
+      densities_.SeeAskedFor(ClassOf(ghost), Age(ghost));
       return Counted(std::exchange(ghost, {}));
     }
-    return {now_, kOne, 0};
+    return First();
   }
   void Remember(uint64_t key, const Row& row) {
     const uint64_t hash = HashKey(key);
-    Row* place = nullptr;
-    float least = std::numeric_limits<float>::infinity();
-    for (Row& ghost : SetOf(hash).ghosts) {
-      const float its = ghost.count == 0 ? -1 : densities_.Of(ClassOf(ghost.count), Age(ghost));
-      if (its >= least) continue;
-      least = its;
-      place = &ghost;
+    std::array<Row, kWays>& ghosts = SetOf(hash).ghosts;
+    LeastRank least(std::numeric_limits<float>::infinity());
+    for (uint32_t way = 0; way < kWays; ++way) {
+      const Row& ghost = ghosts[way];
+      least.Add(ghost.long_count == 0 ? -1 : densities_.Of(ClassOf(ghost), Age(ghost)), way);
     }
-    if (place->count != 0) densities_.SeeForgotten(ClassOf(place->count), Age(*place));
-    *place = {row.last, row.count, static_cast<uint16_t>(hash)};
+    Row& place = ghosts[least.place()];
+    if (place.long_count != 0) densities_.SeeForgotten(ClassOf(place), Age(place));
+    place = row;
+    place.mark = TagOf(hash);
   }
   void Advance() {
     ++now_;
@@ -281,12 +300,13 @@ class ReuseDensity final : public Policy {
     }
   }
 
-  const float decay_;
+  const float long_decay_;  // log2 of what is left after one access
+  const float recent_decay_;
   uint32_t now_;  // accesses so far
   Densities densities_;
   SlotSampler sampler_;
   std::vector<Row> rows_;
-  std::vector<uint64_t> keys_;
+  const KeyOf key_of_;
   std::vector<Set> ghosts_;
   uint32_t victim_ = SlotSampler::kNone;              // for which the last key was admitted
   std::optional<std::pair<uint64_t, Row>> admitted_;  // the last key, until it is inserted
@@ -294,12 +314,12 @@ class ReuseDensity final : public Policy {
 
 }  // namespace
 
-std::unique_ptr<Policy> MakeReuseDensityAt(uint32_t capacity, uint32_t now) {
-  return std::make_unique<ReuseDensity>(capacity, now);
+std::unique_ptr<Policy> MakeReuseDensityAt(uint32_t capacity, KeyOf key_of, uint32_t now) {
+  return std::make_unique<ReuseDensity>(capacity, std::move(key_of), now);
 }
 
-std::unique_ptr<Policy> MakeReuseDensity(uint32_t capacity) {
-  return MakeReuseDensityAt(capacity, 0);
+std::unique_ptr<Policy> MakeReuseDensity(uint32_t capacity, KeyOf key_of) {
+  return MakeReuseDensityAt(capacity, std::move(key_of), 0);
 }
 
 }  // namespace embertide

@@ -7,6 +7,7 @@
 // as many were pushed after it as main has slots, or a little earlier where its set overflows.
 #include <algorithm>
 #include <array>
+#include <utility>
 #include <vector>
 
 #include "embertide/hash.h"
@@ -58,12 +59,12 @@ class GhostQueue {
 
 class S3Fifo final : public Policy {
  public:
-  explicit S3Fifo(uint32_t capacity)
+  S3Fifo(uint32_t capacity, KeyOf key_of)
       : small_target_(std::max(1U, capacity / 10)),
         main_target_(capacity - small_target_),
         links_(capacity, 2),
         rows_(capacity),
-        keys_(capacity),
+        key_of_(std::move(key_of)),
         ghosts_(main_target_) {}
   void Touch(uint32_t slot) override {
     if (rows_[slot].count < kMostCount) ++rows_[slot].count;
@@ -74,7 +75,7 @@ class S3Fifo final : public Policy {
       const uint32_t slot = links_.Back(kSmall);
       Leave(slot);
       if (rows_[slot].count < 2) {
-        ghosts_.Push(keys_[slot]);
+        ghosts_.Push(key_of_(slot));
         return slot;
       }
       Enter(kMain, slot);
@@ -90,12 +91,11 @@ class S3Fifo final : public Policy {
     }
   }
   void Insert(uint32_t slot, uint64_t key) override {
-    keys_[slot] = key;
     Enter(ghosts_.Take(key) ? kMain : kSmall, slot);
   }
   void Erase(uint32_t slot) override { Leave(slot); }
   uint64_t bytes() const override {
-    return links_.bytes() + rows_.size() * sizeof(Row) + keys_.size() * 8 + ghosts_.bytes();
+    return links_.bytes() + rows_.size() * sizeof(Row) + ghosts_.bytes();
   }
 
  private:
@@ -119,13 +119,15 @@ class S3Fifo final : public Policy {
   const uint32_t main_target_;
   SlotLinks links_;
   std::vector<Row> rows_;
-  std::vector<uint64_t> keys_;
+  const KeyOf key_of_;
   GhostQueue ghosts_;
   std::array<uint32_t, 2> sizes_{};
 };
 
 }  // namespace
 
-std::unique_ptr<Policy> MakeS3Fifo(uint32_t capacity) { return std::make_unique<S3Fifo>(capacity); }
+std::unique_ptr<Policy> MakeS3Fifo(uint32_t capacity, KeyOf key_of) {
+  return std::make_unique<S3Fifo>(capacity, std::move(key_of));
+}
 
 }  // namespace embertide

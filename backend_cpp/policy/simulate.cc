@@ -66,12 +66,13 @@ class UtilityFeed {
   uint32_t accesses_ = 0;
 };
 
-// The loop of policy.h over a trace.
+// The loop of policy.h over a trace; `keys` are those in the slots.
 template <typename See>
-SimulationResult Run(const Trace& trace, uint32_t capacity, Policy* policy, const See& see) {
+SimulationResult Run(const Trace& trace, std::vector<uint32_t>* keys, Policy* policy,
+                     const See& see) {
   SimulationResult result;
   std::vector<uint32_t> slot_of(trace.distinct(), kNone);
-  std::vector<uint32_t> key_in(capacity, kNone);
+  std::vector<uint32_t>& key_in = *keys;
   uint32_t used = 0;
   for (const uint32_t key : trace.numbers()) {
     see(key);
@@ -80,7 +81,7 @@ SimulationResult Run(const Trace& trace, uint32_t capacity, Policy* policy, cons
       policy->Touch(slot_of[key]);
       continue;
     }
-    const bool full = used == capacity;
+    const bool full = used == key_in.size();
     if (!policy->Admit(key, full)) {
       ++result.refused;
       continue;
@@ -90,9 +91,9 @@ SimulationResult Run(const Trace& trace, uint32_t capacity, Policy* policy, cons
       ++result.evicted;
       slot_of[key_in[slot]] = kNone;
     }
+    key_in[slot] = key;
     policy->Insert(slot, key);
     ++result.inserted;
-    key_in[slot] = key;
     slot_of[key] = slot;
   }
   result.policy_bytes = policy->bytes();
@@ -124,11 +125,17 @@ Result<SimulationResult> Simulate(const Trace& trace, const SimulationOptions& o
   }
   const bool by_utility = options.policy.starts_with("utility");
   UtilityFeed feed(by_utility ? trace.distinct() : 0, options);
-  PolicyOptions made{options.policy, options.capacity, [&](uint64_t key) { return feed.Of(key); }};
+  std::vector<uint32_t> key_in;
+  PolicyOptions made;
+  made.name = options.policy;
+  made.capacity = options.capacity;
+  made.key_of = [&](uint32_t slot) { return key_in[slot]; };
+  made.utility_of = [&](uint64_t key) { return feed.Of(key); };
   Result<std::unique_ptr<Policy>> policy = MakePolicy(made);
   if (!policy.ok()) return policy.status();
-  if (!by_utility) return Run(trace, options.capacity, policy->get(), [](uint32_t) {});
-  return Run(trace, options.capacity, policy->get(), [&](uint32_t key) { feed.See(key); });
+  key_in.resize(options.capacity);
+  if (!by_utility) return Run(trace, &key_in, policy->get(), [](uint32_t) {});
+  return Run(trace, &key_in, policy->get(), [&](uint32_t key) { feed.See(key); });
 }
 
 uint64_t OptimalHits(const Trace& trace, uint32_t capacity) {

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "policy/frequency_sketch.h"
@@ -21,16 +22,16 @@ namespace {
 
 class TinyLfu final : public Policy {
  public:
-  explicit TinyLfu(uint32_t capacity)
+  TinyLfu(uint32_t capacity, KeyOf key_of)
       : capacity_(capacity),
         window_target_(std::max(1U, capacity / 100)),
         step_(kFirstStep * capacity),
         links_(capacity, 3),
         lists_(capacity),
-        keys_(capacity),
+        key_of_(std::move(key_of)),
         sketch_(capacity) {}
   void Touch(uint32_t slot) override {
-    Count(keys_[slot], true);
+    Count(key_of_(slot), true);
     const List list = lists_[slot];
     Move(slot, list == kProbation ? kProtected : list);
     ShrinkProtected();
@@ -49,15 +50,14 @@ class TinyLfu final : public Policy {
     } else {
       const uint32_t candidate = links_.Back(kWindow);
       const uint32_t last = links_.Back(main);
-      const bool stays = sketch_.Estimate(keys_[candidate]) > sketch_.Estimate(keys_[last]);
+      const bool stays = sketch_.Estimate(key_of_(candidate)) > sketch_.Estimate(key_of_(last));
       if (stays) Move(candidate, kProbation);
       slot = stays ? last : candidate;
     }
     Erase(slot);
     return slot;
   }
-  void Insert(uint32_t slot, uint64_t key) override {
-    keys_[slot] = key;
+  void Insert(uint32_t slot, uint64_t /*key*/) override {
     Enter(slot, kWindow);
     ShrinkWindow();
   }
@@ -65,9 +65,7 @@ class TinyLfu final : public Policy {
     links_.Remove(slot);
     --sizes_[lists_[slot]];
   }
-  uint64_t bytes() const override {
-    return links_.bytes() + lists_.size() + keys_.size() * 8 + sketch_.bytes();
-  }
+  uint64_t bytes() const override { return links_.bytes() + lists_.size() + sketch_.bytes(); }
 
  private:
   enum List : uint8_t { kWindow, kProbation, kProtected };
@@ -124,15 +122,15 @@ class TinyLfu final : public Policy {
   uint64_t accesses_ = 0;
   SlotLinks links_;
   std::vector<List> lists_;
-  std::vector<uint64_t> keys_;
+  const KeyOf key_of_;
   FrequencySketch sketch_;
   std::array<uint32_t, 3> sizes_{};
 };
 
 }  // namespace
 
-std::unique_ptr<Policy> MakeTinyLfu(uint32_t capacity) {
-  return std::make_unique<TinyLfu>(capacity);
+std::unique_ptr<Policy> MakeTinyLfu(uint32_t capacity, KeyOf key_of) {
+  return std::make_unique<TinyLfu>(capacity, std::move(key_of));
 }
 
 }  // namespace embertide

@@ -13,11 +13,14 @@ namespace {
 
 class Utility final : public Policy {
  public:
-  Utility(uint32_t capacity, std::function<float(uint64_t)> utility)
-      : sampler_(capacity), keys_(capacity), used_(capacity), utility_(std::move(utility)) {}
+  Utility(uint32_t capacity, KeyOf key_of, UtilityOf utility_of)
+      : sampler_(capacity),
+        used_(capacity),
+        key_of_(std::move(key_of)),
+        utility_of_(std::move(utility_of)) {}
   void Touch(uint32_t /*slot*/) override {}
   bool Admit(uint64_t key, bool full) override {
-    victim_ = full ? sampler_.Least(utility_(key), Rank{*this}) : SlotSampler::kNone;
+    victim_ = full ? sampler_.Least(utility_of_(key), Rank{*this}) : SlotSampler::kNone;
     return !full || victim_ != SlotSampler::kNone;
   }
   uint32_t Evict() override {
@@ -26,15 +29,12 @@ class Utility final : public Policy {
     used_[slot] = false;
     return slot;
   }
-  void Insert(uint32_t slot, uint64_t key) override {
-    keys_[slot] = key;
-    used_[slot] = true;
-  }
+  void Insert(uint32_t slot, uint64_t /*key*/) override { used_[slot] = true; }
   void Erase(uint32_t slot) override {
     used_[slot] = false;
     if (victim_ == slot) victim_ = SlotSampler::kNone;
   }
-  uint64_t bytes() const override { return keys_.size() * 8 + (used_.size() + 7) / 8; }
+  uint64_t bytes() const override { return (used_.size() + 7) / 8; }
 
  private:
   // For the sampler.
@@ -42,21 +42,21 @@ class Utility final : public Policy {
     const Utility& policy;
     float operator()(uint32_t slot) const {
       if (!policy.used_[slot]) return std::numeric_limits<float>::infinity();
-      return policy.utility_(policy.keys_[slot]);
+      return policy.utility_of_(policy.key_of_(slot));
     }
   };
 
   SlotSampler sampler_;
-  std::vector<uint64_t> keys_;
   std::vector<bool> used_;
-  const std::function<float(uint64_t)> utility_;
+  const KeyOf key_of_;
+  const UtilityOf utility_of_;
   uint32_t victim_ = SlotSampler::kNone;  // for which the last key was admitted
 };
 
 }  // namespace
 
-std::unique_ptr<Policy> MakeUtility(uint32_t capacity, std::function<float(uint64_t)> utility) {
-  return std::make_unique<Utility>(capacity, std::move(utility));
+std::unique_ptr<Policy> MakeUtility(uint32_t capacity, KeyOf key_of, UtilityOf utility_of) {
+  return std::make_unique<Utility>(capacity, std::move(key_of), std::move(utility_of));
 }
 
 }  // namespace embertide

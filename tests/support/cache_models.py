@@ -247,13 +247,14 @@ class Utility:
 class ReuseDensity:
     """Ranks every row and every ghost, and finds the index by its definition."""
 
-    BINS, CLASSES = 56, 17
+    BINS, CLASSES = 56, 1 + 8 * 5
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._resident: set[int] = set()
         self._ghosts: set[int] = set()
-        self._rows: dict[int, tuple[int, float]] = {}  # of both: last access, count
+        # Of both: last access, and counts that halve every 64 and every 8 accesses a slot.
+        self._rows: dict[int, tuple[int, float, float]] = {}
         self._now = 0
         self._until, self._period = 8192, max(8192, 8 * capacity)
         self._asked = np.zeros((self.CLASSES, self.BINS))
@@ -264,12 +265,16 @@ class ReuseDensity:
     def ask(self, key: int) -> bool:
         hit = key in self._resident
         if key in self._rows:
-            last, count = self._rows[key]
+            last, long, recent = self._rows[key]
             self._asked[self._cell(key)] += 1
-            decayed = count * 2 ** (-(self._now - last) / (64 * self._capacity))
-            self._rows[key] = (self._now, 1 + decayed)
+            slots = (self._now - last) / self._capacity
+            self._rows[key] = (
+                self._now,
+                1 + long * 2 ** (-slots / 64),
+                1 + recent * 2 ** (-slots / 8),
+            )
         else:
-            self._rows[key] = (self._now, 1.0)
+            self._rows[key] = (self._now, 1.0, 1.0)
         if not hit:
             self._enter(key)
         self._now += 1
@@ -301,9 +306,10 @@ class ReuseDensity:
         return float(self._density[self._cell(key)])
 
     def _cell(self, key: int) -> tuple[int, int]:
-        last, count = self._rows[key]
+        last, long, recent = self._rows[key]
         age_bin = bisect.bisect_right(self._begin, self._now - last) - 1
-        of_class = 0 if count == 1 else min(self.CLASSES - 1, 1 + int(2 * math.log2(count)))
+        octaves = min(7, int(math.log2(long))), min(4, int(math.log2(recent)))
+        of_class = 0 if long == 1 else 1 + octaves[0] * 5 + octaves[1]
         return of_class, min(self.BINS - 1, age_bin)
 
     def _learn(self) -> None:
