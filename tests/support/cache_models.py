@@ -168,8 +168,6 @@ class FrequencyAdmission:
 
 
 class TinyLfu:
-    """The window does not climb: for traces of fewer than two samples."""
-
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._window_target = max(1, capacity // 100)
@@ -177,25 +175,47 @@ class TinyLfu:
         self._window: OrderedDict[int, None] = OrderedDict()
         self._probation: OrderedDict[int, None] = OrderedDict()
         self._protected: OrderedDict[int, None] = OrderedDict()
+        self._step, self._last_rate = 0.0625 * capacity, 0.0
+        self._accesses = self._hits = 0
 
     def ask(self, key: int) -> bool:
+        hit = any(key in rows for rows in (self._window, self._probation, self._protected))
         self._counts.add(key)
+        self._accesses, self._hits = self._accesses + 1, self._hits + hit
+        if self._accesses == 10 * self._capacity:
+            self._climb()
         if key in self._window:
             self._window.move_to_end(key)
-            return True
-        if key in self._protected or key in self._probation:
+        elif hit:
             self._probation.pop(key, None)
             self._protected[key] = None
             self._protected.move_to_end(key)
-            if len(self._protected) > int(0.8 * (self._capacity - self._window_target)):
-                self._probation[self._protected.popitem(last=False)[0]] = None
-            return True
-        if len(self._window) + len(self._probation) + len(self._protected) == self._capacity:
-            self._evict()
-        self._window[key] = None
+        else:
+            if len(self._window) + len(self._probation) + len(self._protected) == self._capacity:
+                self._evict()
+            self._window[key] = None
+        self._shrink()
+        return hit
+
+    def _shrink(self) -> None:
         while len(self._window) > self._window_target:
             self._probation[self._window.popitem(last=False)[0]] = None
-        return False
+        while len(self._protected) > int(0.8 * (self._capacity - self._window_target)):
+            self._probation[self._protected.popitem(last=False)[0]] = None
+
+    def _climb(self) -> None:
+        rate = self._hits / self._accesses
+        change, self._last_rate = rate - self._last_rate, rate
+        self._accesses = self._hits = 0
+        if change < 0:
+            self._step = -self._step
+        most = max(1, 0.8 * self._capacity)
+        self._window_target = int(min(max(round(self._window_target + self._step), 1), most))
+        full = math.copysign(0.0625 * self._capacity, self._step)
+        self._step = full if abs(change) >= 0.05 else 0.98 * self._step
+        while len(self._window) < self._window_target and self._probation:
+            self._window[self._probation.popitem(last=False)[0]] = None
+        self._shrink()
 
     def _evict(self) -> None:
         main = self._probation or self._protected
