@@ -4,6 +4,7 @@ come meanwhile; and with a row that is lost on purpose, which the comparison mus
 
 import contextlib
 import dataclasses
+import itertools
 import shutil
 import threading
 import time
@@ -33,7 +34,7 @@ from embertide.trainer.eval.replay import Replay, ReplayConfig, ReplayProgress
 from embertide.trainer.eval.served import ServedModel, ServedNodes
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
-EVENTS = 60_000
+WAITS_AT = 2_000  # event, for the copy
 
 
 class MeanNet(CheckerNet):
@@ -44,19 +45,24 @@ class MeanNet(CheckerNet):
 
 
 class Events(EventSource):
-    """Keys at random, a millisecond apart."""
+    """Keys at random, a millisecond apart; as many as there are, or until it is told to end."""
 
-    def __init__(self) -> None:
+    def __init__(self, events: int | None = None) -> None:
         columns = tuple(FeatureColumn(name=each.name, column=each.name) for each in CONFIG.features)
         self.schema = EventSchema(features=columns, label="y")
+        self.events = events
+        self.ending = threading.Event()
 
-    def total_events(self) -> int:
-        return EVENTS
+    def total_events(self) -> int | None:
+        return self.events
 
     def batches(self, *, batch_size: int, start: int = 0) -> Iterator[Batch]:
-        rng = np.random.default_rng(start)
-        for first in range(start, EVENTS, batch_size):
-            event_B = np.arange(first, min(first + batch_size, EVENTS))
+        for first in itertools.count(start, batch_size):
+            last = first + batch_size if self.events is None else self.events
+            event_B = np.arange(first, min(first + batch_size, last))
+            if self.ending.is_set() or len(event_B) == 0:
+                return
+            rng = np.random.default_rng(first)
             yield Batch(
                 first=first,
                 next_offset=int(event_B[-1]) + 1,
@@ -140,7 +146,7 @@ def test_a_reshard_changes_no_answer_and_a_lost_row_is_found(
             publishing.start()
         fleet: Any = Fleet(pair, true, url)
         demo = DemoOptions(directory=tmp_path, backends=tmp_path, cache=CACHE)
-        reshard = DemoReshard(demo, fleet, {"events": EVENTS})
+        reshard = DemoReshard(demo, fleet, {"events": 2 * WAITS_AT})
         progress: dict[str, Any] = {}
 
         def show(said: ReplayProgress) -> None:
@@ -151,22 +157,24 @@ def test_a_reshard_changes_no_answer_and_a_lost_row_is_found(
         config = ReplayConfig(max_staleness_ms=None, compare_from=reshard.begins_at)
         replay = Replay(ServedNodes(nodes), Records(tmp_path), config, copy=copy)
         pool = stack.enter_context(ThreadPoolExecutor(1))
-        running = pool.submit(replay.run, Events(), progress=show, every_s=0.05)
-        while not running.done():
+        events = Events()
+        stack.callback(events.ending.set)
+        running = pool.submit(replay.run, events, progress=show, every_s=0.05)
+        while reshard.phase != "done" and not running.done():
             reshard.step(dict(progress))
             time.sleep(0.02)
-        running.result()
-        reshard.end(progress)
+        events.ending.set()
+        running.result(timeout=60)
         assert reshard.phase == "done"
 
     moved = MovedKeys(Reshard.read(demo.reshard), Records(tmp_path))
-    for batch in Events().batches(batch_size=4096):
+    for batch in Events(replay.stats.events).batches(batch_size=config.batch_size):
         moved.add(batch)
     figures = moved.figures()
     assert figures["buckets_moved"] >= 0.3 * figures["buckets"]
     assert figures["buckets_moved_to_other_nodes"] > 0
     assert figures["failed_requests"] == 0
-    assert figures["compared"] == figures["answers"] > 5
+    assert figures["compared"] == figures["answers"] > 20
     assert figures["touched"] >= 0.2
     if lossy:
         assert figures["answers_changed"] > 0

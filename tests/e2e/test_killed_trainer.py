@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from checker import bucket_of
 from numpy.typing import NDArray
 from serving import Client, metric, wait_until
 
@@ -145,7 +146,7 @@ def foreign_version(site: Site) -> int:
     return publisher.publish(
         publisher.newest.number + 1,
         watermark_ms=0,
-        changes=[(table, 0, record)],
+        changes=[(table, bucket_of(table, FOREIGN_KEY), record)],
         dense=dense.read_bytes(),
     ).number
 

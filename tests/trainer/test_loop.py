@@ -16,7 +16,7 @@ from embertide import _store
 from embertide.trainer import loop
 from embertide.trainer.checkpoint import checkpoint as checkpoints
 from embertide.trainer.checkpoint.checkpoint import CheckpointError
-from embertide.trainer.config import RunConfig, TableConfig, globo
+from embertide.trainer.config import RunConfig, globo
 from embertide.trainer.data.base import Batch
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.limit import FirstEvents
@@ -290,7 +290,8 @@ def test_an_end_that_was_published_with_another_state_is_published_again(
 
 
 def changed_table(run: RunConfig) -> RunConfig:
-    tables = (*run.model.tables[:2], TableConfig(name="cand", dim=16, init_scale=0.5))
+    changed = dataclasses.replace(run.model.tables[2], init_scale=0.5)
+    tables = (*run.model.tables[:2], changed)
     model = dataclasses.replace(run.model, tables=(*tables, *run.model.tables[3:]))
     return dataclasses.replace(run, model=model)
 
