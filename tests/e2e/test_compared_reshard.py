@@ -20,6 +20,7 @@ import tritonclient.grpc
 from checker import CheckerNet
 from fleet import CONFIG, KEYS, Model
 from pair import Pair, start_pair
+from repeated import Repeated
 from torch import Tensor
 
 from embertide.server.adapters import process, triton
@@ -100,20 +101,19 @@ class Fleet:
             client.unload_model(name)
 
 
-class Publishing(threading.Thread):
+class Publishing(Repeated):
     """Publishes five versions a second until told to stop."""
 
     def __init__(self, model: Model) -> None:
-        super().__init__()
-        self._model, self._ending = model, threading.Event()
+        super().__init__(every_s=0.2)
+        self._model = model
 
-    def run(self) -> None:
-        while not self._ending.wait(0.2):
-            self._model.publish()
+    def act(self) -> None:
+        self._model.publish()
 
     def stop(self) -> None:
-        self._ending.set()
-        self.join()
+        super().stop()
+        assert self.error is None, self.error
 
 
 def _lose_rows(model: Model, publication: Path) -> None:

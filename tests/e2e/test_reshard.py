@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 from checker import CONFIG, TABLES, CheckerPublisher, Traffic
 from pair import Pair, start_pair
+from repeated import Repeated
 from serving import metric, wait_until
 
 from embertide.server.adapters import process, triton
@@ -79,29 +79,22 @@ def site(tmp_path: Path, server_options: triton.ServerOptions) -> Iterator[Site]
         yield Site(tmp_path, publisher, pair)
 
 
-class _Versions:
+class _Versions(Repeated):
     """Publishes eight versions a second, a snapshot every sixth."""
 
     def __init__(self, publisher: CheckerPublisher) -> None:
+        super().__init__(every_s=1 / 8)
         self._publisher = publisher
-        self._stop = threading.Event()
-        self._errors: list[Exception] = []
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
+        self.start()
 
-    def _run(self) -> None:
-        try:
-            while not self._stop.wait(1 / 8):
-                self._publisher.publish(self._publisher.newest + 1)
-                if self._publisher.newest % 6 == 0:
-                    self._publisher.snapshot(self._publisher.newest)
-        except Exception as error:
-            self._errors.append(error)
+    def act(self) -> None:
+        self._publisher.publish(self._publisher.newest + 1)
+        if self._publisher.newest % 6 == 0:
+            self._publisher.snapshot(self._publisher.newest)
 
     def stop(self) -> None:
-        self._stop.set()
-        self._thread.join()
-        assert self._errors == []
+        super().stop()
+        assert self.error is None, self.error
 
 
 def test_buckets_move_under_traffic_and_versions(site: Site) -> None:

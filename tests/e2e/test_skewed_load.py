@@ -1,7 +1,6 @@
 """A fleet that is really read unevenly: what nodes measure, and the planner that evens it out."""
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from checker import bucket_of
 from fleet import CONFIG, KEYS, TABLE_OF_FEATURE, TABLES, Model
 from numpy.typing import NDArray
 from pair import Pair, start_pair
+from repeated import Repeated
 from serving import Client, wait_until
 
 from embertide.server.adapters import process, triton
@@ -22,40 +22,32 @@ HOT_WEIGHT = 8  # reads of a key of its buckets, to one of any other
 WINDOW_S = 5  # of load, as nodes measure it
 
 
-class Reader(threading.Thread):
+class Reader(Repeated):
     """Asks one node for keys of which some are hot, and compares each answer with the model."""
 
     def __init__(self, model: Model, node: triton.TritonServer, weights: list[NDArray[np.float64]]):
-        super().__init__()
+        super().__init__(every_s=0)
         self.answers, self.wrong = 0, 0
-        self.error: Exception | None = None
-        self._node, self._weights = node, weights
+        self._weights = weights
+        self._client = Client("grpc", node)
+        self._rng = np.random.default_rng(node.options.grpc_port)
         rows = model.versions[1]
         zero = np.zeros_like(next(iter(rows.values())))
         self._rows = [
             np.stack([rows.get((t, key), zero) for key in range(KEYS)]) for t in range(len(TABLES))
         ]
-        self._ending = threading.Event()
 
-    def run(self) -> None:
-        client = Client("grpc", self._node)
-        rng = np.random.default_rng(self._node.options.grpc_port)
-        try:
-            while not self._ending.is_set():
-                columns = [rng.choice(KEYS, 64, p=self._weights[t]) for t in TABLE_OF_FEATURE]
-                got = client.send({"KEYS": np.stack(columns, 1)}, model="rank")
-                pairs = zip(columns, TABLE_OF_FEATURE, strict=True)
-                want = np.concatenate([self._rows[t][keys] for keys, t in pairs], 1)
-                self.answers += 1
-                self.wrong += not np.array_equal(got.as_numpy("EMBEDDING"), want)
-        except Exception as error:
-            self.error = error
-        finally:
-            client.raw.close()
+    def act(self) -> None:
+        columns = [self._rng.choice(KEYS, 64, p=self._weights[t]) for t in TABLE_OF_FEATURE]
+        got = self._client.send({"KEYS": np.stack(columns, 1)}, model="rank")
+        pairs = zip(columns, TABLE_OF_FEATURE, strict=True)
+        want = np.concatenate([self._rows[t][keys] for keys, t in pairs], 1)
+        self.answers += 1
+        self.wrong += not np.array_equal(got.as_numpy("EMBEDDING"), want)
 
     def stop(self) -> None:
-        self._ending.set()
-        self.join()
+        super().stop()
+        self._client.raw.close()
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ import functools
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ import numpy as np
 import redis
 from checker import bucket_of
 from fleet import CONFIG, KEYS, TABLES, Model, NodeProcess, is_right, keys_of
+from repeated import Repeated
 from serving import wait_until
 
 from embertide.server.adapters.process import Child, free_ports
@@ -103,30 +103,6 @@ class Control(Child):
     def stop(self) -> int:
         self.caller.close()
         return super().stop()
-
-
-class Repeated(threading.Thread):
-    """Does something again and again until it is stopped. Any thread may read `error`."""
-
-    def __init__(self, every_s: float) -> None:
-        super().__init__()
-        self.error: BaseException | None = None
-        self._every_s = every_s
-        self._ending = threading.Event()
-
-    def run(self) -> None:
-        try:
-            while not self._ending.wait(self._every_s):
-                self.act()
-        except BaseException as error:
-            self.error = error
-
-    def act(self) -> None:
-        raise NotImplementedError
-
-    def stop(self) -> None:
-        self._ending.set()
-        self.join()
 
 
 class Plans(Repeated):
