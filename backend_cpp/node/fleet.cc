@@ -260,7 +260,9 @@ std::shared_ptr<const VersionInfo> Fleet::InfoOf(uint64_t number) const {
   return found == known->end() ? nullptr : found->second;
 }
 
-uint64_t Fleet::CommonNewest(uint64_t newest) const { return peers_->CommonNewest(newest, floor_); }
+PeerPool::Common Fleet::CommonVersions(uint64_t newest) const {
+  return peers_->CommonVersions(newest, floor_);
+}
 
 void Fleet::NotePin(uint64_t version) {
   uint64_t floor = floor_;
@@ -268,14 +270,12 @@ void Fleet::NotePin(uint64_t version) {
   }
 }
 
-bool Fleet::AwaitBegin(uint64_t newest) const {
-  const uint64_t begin = peers_->Begin();
-  if (begin <= newest) return false;
+bool Fleet::Await(uint64_t version) const {
   const auto now = std::chrono::steady_clock::now;
   const auto since = now();
   if (since - committed_.load() > kFollows) return false;
   while (now() - since < node_->options_.peer_timeout) {
-    if (node_->newest()->number >= begin) return true;
+    if (node_->newest()->number >= version) return true;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   return false;

@@ -47,11 +47,11 @@ class Fleet : public NodeHandler {
   }
   // The newest version, at most `newest`, that all live peers have; peers that are behind what was
   // pinned last do not count.
-  uint64_t CommonNewest(uint64_t newest) const;
+  PeerPool::Common CommonVersions(uint64_t newest) const;
   void NotePin(uint64_t version);
   // A peer that restarted may begin at a version that is only on its way here: waits for it, for
   // peer_timeout at most, and not at all on a node that takes no versions. True if it has come.
-  bool AwaitBegin(uint64_t newest) const;
+  bool Await(uint64_t version) const;
   std::unique_ptr<RemoteLookup> NewRemoteLookup();
   void RefreshPlan();
   FleetStats stats() const;

@@ -257,9 +257,10 @@ Result<Pinned> Node::Pin() const {
     auto found = known->find(view->version());
     if (found == known->end()) continue;
     if (fleet_ != nullptr) {
-      if (attempt == 0 && fleet_->AwaitBegin(view->version())) continue;
+      const PeerPool::Common common = fleet_->CommonVersions(view->version());
+      if (attempt == 0 && common.begin > view->version() && fleet_->Await(common.begin)) continue;
       // The newest of this node's own versions that the others have; numbers may have holes.
-      const auto after = known->upper_bound(fleet_->CommonNewest(view->version()));
+      const auto after = known->upper_bound(common.newest);
       if (after != known->begin() && std::prev(after) != found) {
         Result<ReadView> older = store_->Pin(std::prev(after)->first);
         // What a peer holds at most has left the window here: it counts as dead.

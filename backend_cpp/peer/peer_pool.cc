@@ -400,28 +400,22 @@ bool PeerPool::Lives(const std::string& name, uint64_t version, uint64_t lineage
   return !peer->heard_of || Has(*peer, version, lineage);
 }
 
-uint64_t PeerPool::CommonNewest(uint64_t newest, uint64_t floor) const {
+PeerPool::Common PeerPool::CommonVersions(uint64_t newest, uint64_t floor) const {
   const auto peers = impl_->All();
+  Common common{newest, 0};
   // What one of them no longer has cannot be pinned either.
   uint64_t low = floor;
   for (const auto& peer : peers) {
     const std::lock_guard lock(peer->mutex);
-    if (peer->lives && peer->newest >= floor) low = std::max(low, std::min(peer->oldest, newest));
+    if (!peer->lives) continue;
+    common.begin = std::max(common.begin, peer->oldest);
+    if (peer->newest >= floor) low = std::max(low, std::min(peer->oldest, newest));
   }
   for (const auto& peer : peers) {
     const std::lock_guard lock(peer->mutex);
-    if (peer->lives && peer->newest >= low) newest = std::min(newest, peer->newest);
+    if (peer->lives && peer->newest >= low) common.newest = std::min(common.newest, peer->newest);
   }
-  return newest;
-}
-
-uint64_t PeerPool::Begin() const {
-  uint64_t begin = 0;
-  for (const auto& peer : impl_->All()) {
-    const std::lock_guard lock(peer->mutex);
-    if (peer->lives) begin = std::max(begin, peer->oldest);
-  }
-  return begin;
+  return common;
 }
 
 bool PeerPool::HaveReached(uint64_t version) const {

@@ -81,10 +81,13 @@ class PeerPool {
   bool Lives(const std::string& peer, uint64_t version, uint64_t lineage) const;
   // The newest version, at most `newest`, that all peers have that live and have reached `floor`.
   // Peers below it, or below what another one still has, are behind, and do not count.
-  uint64_t CommonNewest(uint64_t newest, uint64_t floor) const;
-  // The newest version that a peer which answers begins at: a node that restarted lacks those
-  // before. 0: none answers.
-  uint64_t Begin() const;
+  // `begin`: the newest version that a peer which answers begins at, as a node that restarted lacks
+  // those before; 0: none answers.
+  struct Common {
+    uint64_t newest = 0;
+    uint64_t begin = 0;
+  };
+  Common CommonVersions(uint64_t newest, uint64_t floor) const;
   // Whether all peers that answer have this version, or a newer one.
   bool HaveReached(uint64_t version) const;
   uint32_t Alive() const;  // peers that answer
