@@ -8,81 +8,41 @@
 #include <cstring>
 #include <string>
 
-#ifndef MADV_COLLAPSE
-#define MADV_COLLAPSE 25  // Linux 6.1; older kernels refuse it, and pages stay small
-#endif
+#include "ddr/page_pool.h"
 
 namespace embertide {
 namespace {
 
-constexpr uint32_t kExtentPages = 8;
-constexpr uint64_t kExtentBytes = uint64_t{kExtentPages} * kSlabPageBytes;
-constexpr uint32_t kFullExtent = (1U << kExtentPages) - 1;
+constexpr uint32_t kExtentPages = kHugePageBytes / kSlabPageBytes;
+constexpr uint8_t kFullExtent = 0xff;
 
+// Addresses without memory yet; null with errno set when the system has none.
 std::byte* Map(uint64_t bytes) {
-  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   return memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory);
 }
 
-// An extent at a multiple of its size, without memory yet.
-std::byte* MapExtent() {
-  std::byte* memory = Map(2 * kExtentBytes);
-  if (memory == nullptr) return nullptr;
-  const uint64_t before = -reinterpret_cast<uintptr_t>(memory) % kExtentBytes;
-  if (before > 0) munmap(memory, before);
-  munmap(memory + before + kExtentBytes, kExtentBytes - before);
-  return memory + before;
-}
+uint64_t RangeBytes(uint64_t pages) { return pages * kSlabPageBytes + 2 * kHugePageBytes; }
 
 }  // namespace
 
 SlabArena::SlabArena(ByteBudget* budget)
     : budget_(budget),
       max_pages_(budget->limit_bytes() / kSlabPageBytes + 1),
+      range_(Map(RangeBytes(max_pages_))),
       pages_(new std::atomic<Page*>[max_pages_]()),
-      places_(new Place[max_pages_]) {}
+      extents_(max_pages_ / kExtentPages + 1) {
+  if (range_ != nullptr) {
+    base_ = range_ + (kHugePageBytes - reinterpret_cast<uintptr_t>(range_) % kHugePageBytes);
+  }
+}
 
 SlabArena::~SlabArena() {
   for (uint32_t n = 0; n < next_number_; ++n) {
     if (Page* page = pages_[n].load(std::memory_order_relaxed); page != nullptr) DropPage(page);
   }
-}
-
-std::byte* SlabArena::MapPage(uint64_t bytes) {
-  if (bytes != kSlabPageBytes) return Map(bytes);
-  if (open_extents_.empty()) {
-    std::byte* memory = MapExtent();
-    if (memory == nullptr) return nullptr;
-    extents_.emplace(memory, 0);
-    open_extents_.push_back(memory);
-  }
-  std::byte* extent = open_extents_.back();
-  uint32_t& pages = extents_[extent];
-  const auto at = static_cast<uint32_t>(std::countr_one(pages));
-  pages |= 1U << at;
-  if (pages == kFullExtent) {
-    open_extents_.pop_back();
-    madvise(extent, kExtentBytes, MADV_COLLAPSE);
-  }
-  return extent + uint64_t{at} * kSlabPageBytes;
-}
-
-void SlabArena::UnmapPage(std::byte* memory, uint64_t bytes) {
-  if (bytes != kSlabPageBytes) {
-    munmap(memory, bytes);
-    return;
-  }
-  const auto found = std::prev(extents_.upper_bound(memory));
-  auto& [extent, pages] = *found;
-  if (pages == kFullExtent) open_extents_.push_back(extent);
-  pages &= ~(1U << static_cast<uint32_t>((memory - extent) / kSlabPageBytes));
-  if (pages != 0) {
-    madvise(memory, kSlabPageBytes, MADV_DONTNEED);
-    return;
-  }
-  munmap(extent, kExtentBytes);
-  open_extents_.erase(std::find(open_extents_.begin(), open_extents_.end(), extent));
-  extents_.erase(found);
+  if (range_ != nullptr) munmap(range_, RangeBytes(max_pages_));
 }
 
 Result<SlabArena::Page*> SlabArena::AddPage(ClassKey key) {
@@ -97,21 +57,24 @@ Result<SlabArena::Page*> SlabArena::AddPage(ClassKey key) {
                       std::to_string(budget_->limit_bytes()) + " bytes (" +
                       std::to_string(budget_->used_bytes()) + " used)");
   }
-  page->payload = MapPage(bytes);
-  if (page->payload == nullptr) {
+  if (page->aux_bytes > 0) page->aux = Map(AuxBytesOf(*page));
+  if (base_ == nullptr || (page->aux_bytes > 0 && page->aux == nullptr)) {
     budget_->Release(bytes);
-    return Status(Code::kDeviceError, "mmap of a DDR page: " + std::string(strerror(errno)));
+    return Status(Code::kDeviceError, "mmap of a DDR page: " + std::string(strerror(ENOMEM)));
   }
-  page->aux = page->payload + kSlabPageBytes;
   if (free_numbers_.empty()) {
     page->number = next_number_++;
   } else {
-    page->number = free_numbers_.back();
-    free_numbers_.pop_back();
+    page->number = *free_numbers_.begin();
+    free_numbers_.erase(free_numbers_.begin());
+  }
+  page->payload = base_ + uint64_t{page->number} * kSlabPageBytes;
+  uint8_t& extent = extents_[page->number / kExtentPages];
+  extent |= static_cast<uint8_t>(1U << page->number % kExtentPages);
+  if (extent == kFullExtent) {
+    MakeHugePage(base_ + page->number / kExtentPages * kHugePageBytes);
   }
   page_bytes_.fetch_add(bytes, std::memory_order_relaxed);
-  places_[page->number].payload.store(page->payload, std::memory_order_relaxed);
-  places_[page->number].slot_bytes.store(page->slot_bytes, std::memory_order_relaxed);
   pages_[page->number].store(page.get(), std::memory_order_release);
   return page.release();
 }
@@ -124,8 +87,11 @@ void SlabArena::DropPage(Page* page) {
   }
   if (page->condemned) --condemned_pages_;
   pages_[page->number].store(nullptr, std::memory_order_release);
-  free_numbers_.push_back(page->number);
-  UnmapPage(page->payload, bytes);
+  free_numbers_.insert(page->number);
+  extents_[page->number / kExtentPages] &=
+      static_cast<uint8_t>(~(1U << page->number % kExtentPages));
+  madvise(page->payload, kSlabPageBytes, MADV_DONTNEED);
+  if (page->aux != nullptr) munmap(page->aux, AuxBytesOf(*page));
   page_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
   budget_->Release(bytes);
   delete page;
@@ -170,13 +136,13 @@ uint64_t SlabArena::Take(std::vector<Page*>* room) {
   if (page->aux_bytes > 0) {
     std::memset(page->aux + size_t{ordinal} * page->aux_bytes, 0, page->aux_bytes);
   }
-  return (uint64_t{page->number} << kSlotOrdinalBits) | ordinal;
+  return page->number * kPageSlots + uint64_t{ordinal} * page->slot_bytes / kSlotUnitBytes;
 }
 
 void SlabArena::Free(uint64_t slot) {
-  Page* page = pages_[slot >> kSlotOrdinalBits].load(std::memory_order_relaxed);
+  Page* page = pages_[PageOf(slot)].load(std::memory_order_relaxed);
   EMBERTIDE_CHECK(page != nullptr && page->used > 0);
-  const auto ordinal = static_cast<uint16_t>(Ordinal(slot));
+  const auto ordinal = static_cast<uint16_t>(Ordinal(*page, slot));
   std::memcpy(page->payload + size_t{ordinal} * page->slot_bytes, &page->free_head, 2);
   page->free_head = ordinal;
   --used_slots_;
@@ -231,17 +197,18 @@ void SlabArena::CondemnPages(uint32_t pages) {
 Status SlabArena::CheckIntegrity(std::span<const uint64_t> slots) const {
   std::map<uint32_t, std::vector<bool>> seen;
   for (const uint64_t slot : slots) {
-    const auto number = static_cast<uint32_t>(slot >> kSlotOrdinalBits);
+    const uint32_t number = PageOf(slot);
     const Page* page = number < next_number_ ? pages_[number].load() : nullptr;
-    if (page == nullptr || Ordinal(slot) >= page->fresh) {
+    if (page == nullptr || Ordinal(*page, slot) >= page->fresh ||
+        Address(slot) != page->payload + uint64_t{Ordinal(*page, slot)} * page->slot_bytes) {
       return {Code::kCorrupt, "slot " + std::to_string(slot) + " lies in no page"};
     }
     auto& bits = seen[number];
     bits.resize(page->slots);
-    if (bits[Ordinal(slot)]) {
+    if (bits[Ordinal(*page, slot)]) {
       return {Code::kCorrupt, "slot " + std::to_string(slot) + " is named twice"};
     }
-    bits[Ordinal(slot)] = true;
+    bits[Ordinal(*page, slot)] = true;
   }
   uint64_t bytes = 0;
   for (uint32_t n = 0; n < next_number_; ++n) {

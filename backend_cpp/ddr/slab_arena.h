@@ -1,8 +1,11 @@
 // SlabArena: the DDR tier of one device. Payloads in 256 KiB pages of one size class each.
 //
-//   slot:  37            14 13        0        page: [slot 0][slot 1]...[slot n-1]     payload
-//          [ page         ][ ordinal  ]        aux:  [aux 0 ][aux 1 ]...[aux n-1 ]     training
-//          only
+//   slot:  its byte in the arena / 8      page n: bytes [n, n + 1) x 256 KiB of the arena
+//   page:  [slot 0][slot 1]...[slot n-1]  payload
+//   aux:   [aux 0 ][aux 1 ]...[aux n-1 ]  training only, apart
+//
+// The arena is one range of addresses as long as the budget; so a slot is an address but for one
+// addition, and a lookup reads nothing else to know where a row lies.
 //
 // Invariants
 //   1. A page holds slots of one (payload bytes, aux bytes) class; free + used = its slots.
@@ -10,8 +13,9 @@
 //   3. Free slots of a page form a stack threaded through the slots themselves (16-bit links), so a
 //      freed slot is reused first and freeing needs no memory.
 //   4. Every page byte, aux included, is charged to the budget while the page exists.
-//   5. Pages without aux lie eight to an extent of 2 MiB, which becomes a huge page of the system
-//      once all eight exist: never more resident than charged, and few page tables to wait for.
+//   5. Eight pages make an extent of 2 MiB, which becomes a huge page of the system once all eight
+//      exist: never more resident than charged, and few page tables to wait for. New pages take
+//      the lowest free number, so extents fill.
 //
 // Threads: Address() and Aux() may run on any thread beside one writer, for slots that were
 // published to that thread and not yet freed. All else: one writer.
@@ -22,6 +26,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <utility>
 #include <vector>
@@ -34,9 +39,9 @@ namespace embertide {
 // Why 256 KiB: 64 small pages of the TLB a page, and 1/4000 of a GiB, so a class that is hardly
 // used wastes little.
 inline constexpr uint32_t kSlabPageBytes = 256 * 1024;
-inline constexpr uint32_t kSlotOrdinalBits = 14;
-// A slot of at least 16 bytes keeps ordinals within 14 bits.
-inline constexpr uint32_t kMinSlotBytes = kSlabPageBytes >> kSlotOrdinalBits;
+inline constexpr uint32_t kSlotUnitBytes = 8;
+// A slot of at least 16 bytes keeps ordinals within the 16 bits of a link.
+inline constexpr uint32_t kMinSlotBytes = 16;
 
 class SlabArena {
  public:
@@ -52,15 +57,16 @@ class SlabArena {
   // Requires: `slot` is allocated and no reader can hold its address.
   void Free(uint64_t slot);
 
-  std::byte* Address(uint64_t slot) const {
-    const Place& place = places_[slot >> kSlotOrdinalBits];
-    return place.payload.load(std::memory_order_relaxed) +
-           Ordinal(slot) * place.slot_bytes.load(std::memory_order_relaxed);
+  // Of slot 0; never moves.
+  std::byte* base() const { return base_; }
+  static std::byte* AddressOf(std::byte* base, uint64_t slot) {
+    return base + slot * kSlotUnitBytes;
   }
+  std::byte* Address(uint64_t slot) const { return AddressOf(base_, slot); }
   // Requires: the slot was allocated with aux_bytes > 0.
   std::byte* Aux(uint64_t slot) const {
-    const Page& page = *pages_[slot >> kSlotOrdinalBits].load(std::memory_order_acquire);
-    return page.aux + Ordinal(slot) * page.aux_bytes;
+    const Page& page = *pages_[PageOf(slot)].load(std::memory_order_acquire);
+    return page.aux + uint64_t{Ordinal(page, slot)} * page.aux_bytes;
   }
 
   // Marks the sparsest pages, enough to bring waste (free slots) under 5 % of the pages' bytes, as
@@ -73,14 +79,14 @@ class SlabArena {
   Result<uint64_t> AllocateInRoom(uint32_t payload_bytes, uint32_t aux_bytes);
   uint32_t page_count() const { return next_number_ - static_cast<uint32_t>(free_numbers_.size()); }
   bool Condemned(uint64_t slot) const {
-    return pages_[slot >> kSlotOrdinalBits].load(std::memory_order_relaxed)->condemned;
+    return pages_[PageOf(slot)].load(std::memory_order_relaxed)->condemned;
   }
   bool has_condemned() const { return condemned_pages_ > 0; }
 
   // Bytes of pages and their aux.
   uint64_t page_bytes() const { return page_bytes_.load(std::memory_order_relaxed); }
   // Bytes of the page directory, charged to the budget when the arena is made.
-  uint64_t directory_bytes() const { return max_pages_ * (sizeof(pages_[0]) + sizeof(places_[0])); }
+  uint64_t directory_bytes() const { return max_pages_ * sizeof(pages_[0]) + extents_.size(); }
   uint64_t used_slots() const { return used_slots_; }
 
   // Verifies invariants 1 to 4, and that `slots` (all that the index names) are distinct, allocated
@@ -101,39 +107,33 @@ class SlabArena {
     bool listed = false;  // in its class's list of pages with room
     uint32_t number = 0;
   };
-  // What Address needs of a page, in one cache line. Whoever was given a slot was given its page:
-  // the slot's publication orders these reads.
-  struct Place {
-    std::atomic<std::byte*> payload{nullptr};
-    std::atomic<uint32_t> slot_bytes{0};
-  };
   static constexpr uint16_t kNoSlot = 0xffff;
   using ClassKey = std::pair<uint32_t, uint32_t>;
   static ClassKey ClassOf(uint32_t payload_bytes, uint32_t aux_bytes);
   uint64_t Take(std::vector<Page*>* room);
   void Condemn(Page* page);
 
-  static uint32_t Ordinal(uint64_t slot) {
-    return static_cast<uint32_t>(slot) & ((1U << kSlotOrdinalBits) - 1U);
+  static constexpr uint64_t kPageSlots = kSlabPageBytes / kSlotUnitBytes;
+  static uint32_t PageOf(uint64_t slot) { return static_cast<uint32_t>(slot / kPageSlots); }
+  static uint32_t Ordinal(const Page& page, uint64_t slot) {
+    return static_cast<uint32_t>(slot % kPageSlots * kSlotUnitBytes / page.slot_bytes);
   }
   Result<Page*> AddPage(ClassKey key);
-  // Memory of a page; null with errno set when the system has none.
-  std::byte* MapPage(uint64_t bytes);
-  void UnmapPage(std::byte* memory, uint64_t bytes);
   void DropPage(Page* page);
+  static uint64_t AuxBytesOf(const Page& page) { return uint64_t{page.aux_bytes} * page.slots; }
   static uint64_t BytesOf(const Page& page) {
-    return kSlabPageBytes + uint64_t{page.aux_bytes} * page.slots;
+    return kSlabPageBytes + AuxBytesOf(page);
   }
 
   ByteBudget* budget_;
-  uint64_t max_pages_;
+  const uint64_t max_pages_;
+  std::byte* range_ = nullptr;  // as the system gave it; null: it had none
+  std::byte* base_ = nullptr;   // the first address in it that an extent may begin at
   std::unique_ptr<std::atomic<Page*>[]> pages_;
-  std::unique_ptr<Place[]> places_;
-  std::vector<uint32_t> free_numbers_;  // page numbers given back, reused first
+  std::vector<uint8_t> extents_;                 // pages that exist, a bit each
+  std::set<uint32_t> free_numbers_;  // page numbers given back, below next_number_
   uint32_t next_number_ = 0;
   std::map<ClassKey, std::vector<Page*>> room_;  // pages with room, by class
-  std::map<std::byte*, uint32_t> extents_;       // pages in use, a bit each, by address
-  std::vector<std::byte*> open_extents_;         // those with room
   std::atomic<uint64_t> page_bytes_{0};
   uint64_t used_slots_ = 0;
   uint32_t condemned_pages_ = 0;

@@ -1,207 +1,209 @@
 // BucketIndex: see the header for the layout and the invariants.
 #include "store/bucket_index.h"
 
-#include <sys/mman.h>
-
-#include <bit>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <new>
 #include <string>
 
 #include "embertide/hash.h"
 
-#if defined(__SSE2__) && !defined(__SANITIZE_THREAD__)
-#include <emmintrin.h>
-#define EMBERTIDE_SIMD_TAGS 1
-#endif
-
 namespace embertide {
+
 namespace {
 
-constexpr uint8_t kEmpty = 0x80;
-constexpr uint8_t kDeleted = 0xfe;
-constexpr uint8_t kUnused = 0xff;
-// A group's entries, 7/8 of them in use, times 8.
-constexpr uint32_t kMaxLoad8 = BucketIndex::kGroupEntries * 7;
-// Arrays of at least this size lie in pages of it, if the system has any: a lookup then seldom
-// waits for a page table.
-constexpr size_t kHugePageBytes = size_t{2} << 20;
+// Smaller arrays are one piece of the ordinary heap.
+constexpr uint32_t kLeastPages = 5;
+constexpr uint32_t kLeastPagedGroups = kLeastPages * BucketIndex::kPageGroups;
 
-uint8_t TagOf(uint64_t hash) { return static_cast<uint8_t>(hash & 0x7f); }
-
-// Bit i says that tags[i] == tag.
-uint32_t Match(const BucketIndex::Group& group, uint8_t tag) {
-#ifdef EMBERTIDE_SIMD_TAGS
-  // A byte load is atomic whatever vector brings it; the scalar path below is what TSan sees.
-  const __m128i tags = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(group.tags.data()));
-  const __m128i wanted = _mm_set1_epi8(static_cast<char>(tag));
-  const int mask = _mm_movemask_epi8(_mm_cmpeq_epi8(tags, wanted)) & 0x7f;
-  std::atomic_signal_fence(std::memory_order_acquire);
-  return static_cast<uint32_t>(mask);
-#else
-  uint32_t mask = 0;
-  for (uint32_t i = 0; i < BucketIndex::kGroupEntries; ++i) {
-    mask |= static_cast<uint32_t>(group.tags[i].load(std::memory_order_acquire) == tag) << i;
-  }
-  return mask;
-#endif
+uint32_t PagesOf(uint32_t groups) {
+  return (groups + BucketIndex::kPageGroups - 1) / BucketIndex::kPageGroups;
 }
 
-BucketIndex::Group* AllocateGroups(uint32_t count) {
-  const size_t bytes = size_t{count} * sizeof(BucketIndex::Group);
-  const bool huge = bytes >= kHugePageBytes;
-  void* memory = std::aligned_alloc(huge ? kHugePageBytes : alignof(BucketIndex::Group), bytes);
-  if (memory == nullptr) throw std::bad_alloc();
-  // A system without huge pages says no, and serves with small ones.
-  if (huge) madvise(memory, bytes, MADV_HUGEPAGE);
-  auto* groups = static_cast<BucketIndex::Group*>(memory);
-  std::uninitialized_default_construct_n(groups, count);
-  return groups;
+BucketIndex::Arrays Allocate(uint32_t groups) {
+  const uint32_t pages = PagesOf(groups);
+  auto list = std::make_unique<BucketIndex::Group*[]>(pages);
+  if (groups < kLeastPagedGroups) {
+    const size_t bytes = size_t{groups} * sizeof(BucketIndex::Group);
+    void* memory = std::aligned_alloc(alignof(BucketIndex::Group), bytes);
+    if (memory == nullptr) throw std::bad_alloc();
+    std::memset(memory, 0, bytes);
+    for (uint32_t p = 0; p < pages; ++p) {
+      list[p] = static_cast<BucketIndex::Group*>(memory) + size_t{p} * BucketIndex::kPageGroups;
+    }
+  } else {
+    for (uint32_t p = 0; p < pages; ++p) {
+      list[p] = reinterpret_cast<BucketIndex::Group*>(TakePoolPage());
+    }
+  }
+  return {list.release(), groups};
 }
 
 }  // namespace
 
-BucketIndex::Group::Group() {
-  for (std::atomic<uint8_t>& tag : tags) tag.store(kEmpty, std::memory_order_relaxed);
-  tags[kGroupEntries].store(kUnused, std::memory_order_relaxed);
-}
-
-BucketIndex::Arrays::Arrays(uint32_t count) : group_count(count), groups(AllocateGroups(count)) {}
-
-BucketIndex::Arrays::~Arrays() { std::free(groups); }
-
-uint32_t BucketIndex::Probe(const Arrays& arrays, uint64_t hash, uint64_t key) {
-  uint32_t group = FirstGroup(arrays, hash);
-  for (uint32_t step = 0; step < arrays.group_count; ++step) {
-    const Group& at = arrays.groups[group];
-    for (uint32_t hits = Match(at, TagOf(hash)); hits != 0; hits &= hits - 1) {
-      const auto i = static_cast<uint32_t>(std::countr_zero(hits));
-      if (at.entries[i].key.load(std::memory_order_acquire) == key) return group * 8 + i;
-    }
-    if (Match(at, kEmpty) != 0) return kNotFound;
-    group = (group + 1) & (arrays.group_count - 1);
+const std::array<uint32_t, BucketIndex::kSizes> BucketIndex::kGroupCounts = [] {
+  std::array<uint32_t, kSizes> counts{};
+  uint64_t count = 1;
+  for (uint32_t& each : counts) {
+    each = static_cast<uint32_t>(count);
+    // A fifth that is no whole number is rounded down: less waste, a few more steps.
+    const uint64_t unit = count < kLeastPagedGroups ? 1 : kPageGroups;
+    count += std::max(count / 5 / unit * unit, unit);
+    if (unit == 1 && count >= kLeastPagedGroups) count = kLeastPagedGroups;
   }
-  return kNotFound;
+  return counts;
+}();
+
+uint64_t BucketIndex::Arrays::bytes() const {
+  return uint64_t{group_count} * sizeof(Group) + uint64_t{PagesOf(group_count)} * sizeof(Group*);
 }
 
-Location BucketIndex::Find(const Start& start, uint64_t hash, uint64_t key) {
-  if (start.arrays == nullptr) return {};
-  const uint32_t at = Probe(*start.arrays, hash, key);
-  if (at == kNotFound) return {};
-  const Entry& entry = start.arrays->entry(at);
-  const uint64_t word = entry.word.load(std::memory_order_acquire);
-  if (entry.key.load(std::memory_order_acquire) != key) return {};
-  std::atomic<uint8_t>& count = start.arrays->count(at);
-  const uint8_t before = count.load(std::memory_order_relaxed);
-  if (before < 255) count.store(before + 1, std::memory_order_relaxed);
-  return Location::FromWord(word);
+void BucketIndex::Free(const Arrays& arrays) {
+  if (arrays.pages == nullptr) return;
+  if (arrays.group_count < kLeastPagedGroups) {
+    std::free(arrays.pages[0]);
+  } else {
+    for (uint32_t p = 0; p < PagesOf(arrays.group_count); ++p) {
+      GivePoolPage(reinterpret_cast<std::byte*>(arrays.pages[p]));
+    }
+  }
+  delete[] arrays.pages;
+}
+
+BucketIndex::Found BucketIndex::Probe(uint64_t hash, uint64_t key) const {
+  for (Cursor at = Begin(hash); at.group != nullptr; at.Advance()) {
+    for (uint32_t i = 0; i < kGroupEntries; ++i) {
+      if (at.group->keys[i].load(std::memory_order_acquire) == key &&
+          IsLive(at.group->words[i].load(std::memory_order_acquire))) {
+        return {at.group, at.number, i};
+      }
+    }
+    if (!GoesOn(*at.group)) break;
+  }
+  return {};
+}
+
+BucketIndex::Group* BucketIndex::EmptyGroup() {
+  static Group group{};
+  return &group;
+}
+
+void BucketIndex::Count(Group* group, uint64_t key) {
+  for (uint32_t i = 0; i < kGroupEntries; ++i) {
+    if (group->keys[i].load(std::memory_order_acquire) != key) continue;
+    uint64_t word = group->words[i].load(std::memory_order_relaxed);
+    if (!IsLive(word) || CountOf(word) == kMaxAccessCount) continue;
+    // What the writer set meanwhile stays.
+    group->words[i].compare_exchange_strong(word, word + (1ULL << kCountShift),
+                                            std::memory_order_relaxed);
+  }
+}
+
+Location BucketIndex::Find(uint64_t hash, uint64_t key) const {
+  for (Cursor at = Begin(hash); at.group != nullptr; at.Advance()) {
+    if (const uint64_t word = WordIn(*at.group, key); word != 0) {
+      Count(at.group, key);
+      return LocationOf(word);
+    }
+    if (!GoesOn(*at.group)) break;
+  }
+  return {};
 }
 
 uint32_t BucketIndex::AccessCount(uint64_t hash, uint64_t key) const {
-  const Arrays* arrays = arrays_.load(std::memory_order_acquire);
-  const uint32_t entry = arrays == nullptr ? kNotFound : Probe(*arrays, hash, key);
-  return entry == kNotFound ? 0 : arrays->count(entry).load(std::memory_order_relaxed);
+  const Found found = Probe(hash, key);
+  if (found.group == nullptr) return 0;
+  return CountOf(found.group->words[found.lane].load(std::memory_order_relaxed));
 }
 
 uint32_t BucketIndex::Locate(uint64_t hash, uint64_t key) const {
-  const Arrays* arrays = arrays_.load();
-  return arrays == nullptr ? kNotFound : Probe(*arrays, hash, key);
+  const Found found = Probe(hash, key);
+  return found.group == nullptr ? kNotFound : found.number * kGroupEntries + found.lane;
 }
 
-void BucketIndex::Place(Arrays* arrays, uint64_t hash, uint64_t key, uint64_t word, uint8_t count) {
-  uint32_t group = FirstGroup(*arrays, hash);
-  while (true) {
-    Group& at = arrays->groups[group];
-    const uint32_t room = Match(at, kEmpty) | Match(at, kDeleted);
-    if (room != 0) {
-      const auto i = static_cast<uint32_t>(std::countr_zero(room));
-      if (at.tags[i].load() == kDeleted) --arrays->deleted;
-      at.entries[i].key.store(key, std::memory_order_release);
-      at.entries[i].word.store(word, std::memory_order_release);
-      at.counts[i].store(count, std::memory_order_relaxed);
-      at.tags[i].store(TagOf(hash), std::memory_order_release);
-      arrays->used.store(arrays->used.load() + 1, std::memory_order_relaxed);
-      return;
+void BucketIndex::Set(uint32_t entry, Location location) {
+  std::atomic<uint64_t>& word = Word(entry);
+  const uint64_t count = word.load(std::memory_order_relaxed) & kCountBits;
+  word.store(location.word() | count, std::memory_order_release);
+}
+
+bool BucketIndex::Place(const Arrays& arrays, uint64_t hash, uint64_t key, uint64_t word) {
+  for (Cursor at = CursorAt(arrays, hash);; at.Advance()) {
+    for (uint32_t i = 0; i < kGroupEntries; ++i) {
+      const uint64_t before = at.group->words[i].load(std::memory_order_relaxed);
+      if (IsLive(before)) continue;
+      at.group->keys[i].store(key, std::memory_order_release);
+      at.group->words[i].store(word, std::memory_order_release);
+      return before == kDeleted;
     }
-    group = (group + 1) & (arrays->group_count - 1);
   }
 }
 
-Status BucketIndex::Reserve(ByteBudget* budget, const std::function<void(Arrays*)>& retire) {
-  Arrays* old = arrays_.load();
-  if (old == nullptr || (old->used + old->deleted + 1) * 8 > old->group_count * kMaxLoad8) {
-    // Full of deleted entries: the same size again; else twice the size.
-    const uint32_t count = old == nullptr ? 1
-                           : (old->used + 1) * 2 > old->group_count * kGroupEntries
-                               ? old->group_count * 2
-                               : old->group_count;
-    if (!budget->TryCharge(BytesFor(count))) {
-      return {Code::kResourceExhausted,
-              "an index of " + std::to_string(BytesFor(count)) + " bytes does not fit the budget"};
-    }
-    auto grown = std::make_unique<Arrays>(count);
-    for (uint32_t e = 0; old != nullptr && e < old->group_count * 8; ++e) {
-      if (old->tag(e).load() >= 0x80) continue;
-      const uint64_t moved = old->entry(e).key.load();
-      Place(grown.get(), HashKey(moved), moved, old->entry(e).word.load(), old->count(e).load());
-    }
-    arrays_.store(grown.release(), std::memory_order_seq_cst);
-    if (old != nullptr) retire(old);
+Status BucketIndex::Reserve(ByteBudget* budget,
+                            const std::function<void(const Arrays&)>& retire) {
+  const Arrays old = arrays();
+  const auto fits = [](uint64_t entries, uint64_t groups) {
+    return entries * 4 <= groups * kGroupEntries * 3;
+  };
+  const uint32_t wanted = used_.load() + 1;
+  if (fits(wanted + deleted_, old.group_count)) return Status::Ok();
+  // Full of deleted entries: the same size again; else the next.
+  uint32_t size = old.pages == nullptr ? 0 : static_cast<uint32_t>(packed_.load() >> kSizeShift);
+  while (!fits(wanted + wanted / 16, kGroupCounts[size])) ++size;
+  const uint64_t bytes = Arrays{nullptr, kGroupCounts[size]}.bytes();
+  if (!budget->TryCharge(bytes)) {
+    return {Code::kResourceExhausted,
+            "an index of " + std::to_string(bytes) + " bytes does not fit the budget"};
   }
+  const Arrays grown = Allocate(kGroupCounts[size]);
+  for (uint32_t e = 0; e < old.group_count * kGroupEntries; ++e) {
+    const uint64_t word = Word(e).load();
+    if (!IsLive(word)) continue;
+    const uint64_t key = KeyAt(e);
+    Place(grown, HashKey(key), key, word);
+  }
+  deleted_ = 0;
+  packed_.store((uint64_t{size} << kSizeShift) | reinterpret_cast<uintptr_t>(grown.pages),
+                std::memory_order_seq_cst);
+  if (old.pages != nullptr) retire(old);
   return Status::Ok();
 }
 
 void BucketIndex::Insert(uint64_t hash, uint64_t key, Location location) {
-  Place(arrays_.load(), hash, key, location.word(), 1);
+  if (Place(arrays(), hash, key, location.word() | (1ULL << kCountShift))) --deleted_;
+  used_.store(used_.load() + 1, std::memory_order_relaxed);
 }
 
 void BucketIndex::Erase(uint32_t entry) {
-  Arrays* arrays = arrays_.load();
-  arrays->entry(entry).word.store(Location().word(), std::memory_order_release);
-  arrays->tag(entry).store(kDeleted, std::memory_order_release);
-  arrays->used.store(arrays->used.load() - 1, std::memory_order_relaxed);
-  ++arrays->deleted;
+  Word(entry).store(kDeleted, std::memory_order_release);
+  used_.store(used_.load() - 1, std::memory_order_relaxed);
+  ++deleted_;
 }
 
 uint8_t BucketIndex::Age(uint32_t entry) {
-  std::atomic<uint8_t>& count = arrays_.load()->count(entry);
-  const uint8_t before = count.load(std::memory_order_relaxed);
-  count.store(before / 2, std::memory_order_relaxed);
-  return before;
-}
-
-uint32_t BucketIndex::capacity() const {
-  const Arrays* arrays = arrays_.load();
-  return arrays == nullptr ? 0 : arrays->group_count * 8;
-}
-
-uint32_t BucketIndex::size() const {
-  const Arrays* arrays = arrays_.load();
-  return arrays == nullptr ? 0 : arrays->used.load(std::memory_order_relaxed);
-}
-
-uint64_t BucketIndex::bytes() const {
-  const Arrays* arrays = arrays_.load();
-  return arrays == nullptr ? 0 : arrays->bytes();
+  std::atomic<uint64_t>& at = Word(entry);
+  uint64_t word = at.load(std::memory_order_relaxed);
+  const uint32_t before = CountOf(word);
+  at.store((word & ~kCountBits) | (uint64_t{before / 2} << kCountShift),
+           std::memory_order_release);
+  return static_cast<uint8_t>(before);
 }
 
 Status BucketIndex::CheckIntegrity(uint64_t (*hash)(uint64_t)) const {
-  const Arrays* arrays = arrays_.load();
-  if (arrays == nullptr) return Status::Ok();
   uint32_t used = 0;
   uint32_t deleted = 0;
-  for (uint32_t e = 0; e < arrays->group_count * 8; ++e) {
-    deleted += static_cast<uint32_t>(arrays->tag(e).load() == kDeleted);
-    if (arrays->tag(e).load() >= 0x80) continue;
+  for (uint32_t e = 0; e < capacity(); ++e) {
+    const uint64_t word = Word(e).load();
+    deleted += static_cast<uint32_t>(word == kDeleted);
+    if (!IsLive(word)) continue;
     ++used;
-    const uint64_t key = arrays->entry(e).key.load();
-    if (Probe(*arrays, hash(key), key) != e) {
+    const uint64_t key = KeyAt(e);
+    if (Locate(hash(key), key) != e) {
       return {Code::kCorrupt, "key " + std::to_string(key) + " is not found where it stands"};
     }
   }
-  if (used != arrays->used || deleted != arrays->deleted ||
-      (used + deleted) * 8 > arrays->group_count * kMaxLoad8 + 8) {
+  if (used != used_ || deleted != deleted_ || (used + deleted) * 4 > capacity() * 3) {
     return {Code::kCorrupt, "the entries of an index do not add up"};
   }
   return Status::Ok();

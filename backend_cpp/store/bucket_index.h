@@ -1,132 +1,222 @@
 // BucketIndex: key -> Location for the resident rows of one bucket.
 //
-// Open addressing in groups of 7 entries that fill two cache lines, so that a lookup asks for one
-// place of memory, and the TLB for one page, before it knows where the row lies:
+// Open addressing in groups of four entries that fill one cache line, so that a lookup waits for
+// one line before it knows where the row lies:
 //
-//   group  [ 7 tags, 1 unused ][ 7 counts, 1 unused ][ 7 x (key, word) ]      128 bytes, aligned
+//   group  [ 4 keys ][ 4 words ]      64 bytes, aligned
+//   word   a Location, with bits of the index's own:  62..57 access count, 56 deleted; 0: empty
 //
-// Tags are compared all at once: 0..127 in use, 0x80 empty, 0xfe deleted, 0xff the unused one.
-// Counts are saturating access counts. Entry e is entry e % 8 of group e / 8; e % 8 is never 7.
+// Keys are compared whole, all four at once and without a branch: at one line a group there is no
+// second line that a tag could save. A hash's first group is its low 32 bits scaled to the number
+// of groups; a full group's keys go on in the next one. Arrays grow by a fifth when three quarters
+// are in use, so an entry costs 21 to 26 bytes; entries keep their order, so growing is one pass
+// along both arrays (docs/design/0004-one-line-index.md). Large arrays are lists of 64 KiB pages.
 //
 // Invariants
-//   1. A key stands in at most one entry; its group chain from the hash's group has no group with
-//      an empty tag before it.
-//   2. At most 7/8 of the entries are used or deleted.
+//   1. A key stands in at most one entry; no group from its hash's first to its own, the last left
+//      out, has an empty entry.
+//   2. At most 3/4 of the entries are used or deleted.
 //   3. The bytes of the arrays are charged to the budget while they exist, also while retired.
 //
-// Threads: Find, Word and Touch run on any thread beside one writer. An entry is published by its
-// tag; a reader that finds a key reads its word and then the key again, so a reused entry is never
+// Threads: Find and AccessCount run on any thread beside one writer. An entry is published by its
+// word; a reader that finds a key reads its word and then the key again, so a reused entry is never
 // mistaken. The arrays of a grown bucket are handed to the writer's retire list, not freed.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <memory>
 
 #include "ddr/byte_budget.h"
+#include "ddr/page_pool.h"
 #include "embertide/status.h"
 #include "store/location.h"
+
+#if defined(__SSE4_1__) && !defined(__SANITIZE_THREAD__)
+#include <immintrin.h>
+#define EMBERTIDE_VECTOR_GROUPS 1
+#endif
 
 namespace embertide {
 
 class BucketIndex {
  public:
-  static constexpr uint32_t kGroupEntries = 7;
-  struct Entry {
-    std::atomic<uint64_t> key{0};
-    std::atomic<uint64_t> word{0};
+  static constexpr uint32_t kGroupEntries = 4;
+  static constexpr uint32_t kMaxAccessCount = 63;
+  struct alignas(64) Group {
+    std::array<std::atomic<uint64_t>, kGroupEntries> keys;
+    std::array<std::atomic<uint64_t>, kGroupEntries> words;
   };
-  struct alignas(128) Group {
-    Group();
-    std::array<std::atomic<uint8_t>, 8> tags;
-    std::array<std::atomic<uint8_t>, 8> counts{};
-    std::array<Entry, kGroupEntries> entries;
-  };
-  // The groups of one size; freed by whoever retired them.
+  // The groups of one size, in pages; freed by whoever retired them.
+  static constexpr uint32_t kPageGroups = kPoolPageBytes / sizeof(Group);
   struct Arrays {
-    explicit Arrays(uint32_t count);
-    ~Arrays();
-    Arrays(const Arrays&) = delete;
-    Arrays& operator=(const Arrays&) = delete;
-    const uint32_t group_count;
-    std::atomic<uint32_t> used{0};  // entries in use; set by the writer, read by any thread
-    uint32_t deleted = 0;
-    Group* const groups;
-    uint64_t bytes() const { return BytesFor(group_count); }
-    Entry& entry(uint32_t e) { return groups[e / 8].entries[e % 8]; }
-    const Entry& entry(uint32_t e) const { return groups[e / 8].entries[e % 8]; }
-    std::atomic<uint8_t>& tag(uint32_t e) const { return groups[e / 8].tags[e % 8]; }
-    std::atomic<uint8_t>& count(uint32_t e) const { return groups[e / 8].counts[e % 8]; }
+    Group** pages = nullptr;
+    uint32_t group_count = 0;
+    Group* group(uint32_t number) const {
+      return pages[number / kPageGroups] + number % kPageGroups;
+    }
+    uint64_t bytes() const;
   };
-  static uint64_t BytesFor(uint32_t groups) {
-    return sizeof(Arrays) + uint64_t{groups} * sizeof(Group);
-  }
+  static void Free(const Arrays& arrays);
   static constexpr uint32_t kNotFound = ~0U;
 
   BucketIndex() = default;
-  ~BucketIndex() { delete arrays_.load(); }
+  ~BucketIndex() { Free(arrays()); }
+  BucketIndex(const BucketIndex&) = delete;
+  BucketIndex& operator=(const BucketIndex&) = delete;
 
   // --- any thread, under a pin
-  // Where a lookup of a hash begins; a batch asks for many keys' groups before it reads the first.
-  struct Start {
-    const Arrays* arrays = nullptr;  // null: an index without entries
-    const Group* group = nullptr;
-    void Prefetch() const {
-      __builtin_prefetch(group);
-      __builtin_prefetch(reinterpret_cast<const std::byte*>(group) + sizeof(Group) / 2);
+  // Where a lookup of a hash stands; a batch asks for many keys' groups before it reads the first.
+  struct Cursor {
+    Arrays arrays;
+    uint32_t number = 0;
+    Group* group = nullptr;  // null: an index without entries
+    void Prefetch() const { __builtin_prefetch(group); }
+    // To the next group of the chain.
+    void Advance() {
+      if (++number == arrays.group_count) number = 0;
+      group = arrays.group(number);
     }
   };
-  Start StartOf(uint64_t hash) const {
-    const Arrays* arrays = arrays_.load(std::memory_order_acquire);
-    if (arrays == nullptr) return {};
-    return {arrays, &arrays->groups[FirstGroup(*arrays, hash)]};
+  Cursor Begin(uint64_t hash) const {
+    const Arrays all = arrays();
+    return all.pages == nullptr ? Cursor() : CursorAt(all, hash);
   }
-  // The location of `key`, counting an access; a default Location if it has no entry. Requires:
-  // `start` is that of its hash, under the same pin.
-  static Location Find(const Start& start, uint64_t hash, uint64_t key);
-  Location Find(uint64_t hash, uint64_t key) const { return Find(StartOf(hash), hash, key); }
+  // Has no entries.
+  static Group* EmptyGroup();
+  // The word of `key` in one group, 0 if it is not there.
+  static uint64_t WordIn(const Group& group, uint64_t key);
+  // Whether a key that is not in this group may stand in the next.
+  static bool GoesOn(const Group& group);
+  // Counts an access of a key that was found in the group, unless a writer is quicker.
+  static void Count(Group* group, uint64_t key);
+
+  // The location of `key`, counting an access; a default Location if it has no entry.
+  Location Find(uint64_t hash, uint64_t key) const;
+  // 0 to kMaxAccessCount, halved by Age.
   uint32_t AccessCount(uint64_t hash, uint64_t key) const;
 
   // --- the writer
   // The entry of `key`, or kNotFound.
   uint32_t Locate(uint64_t hash, uint64_t key) const;
-  Location At(uint32_t entry) const {
-    return Location::FromWord(arrays_.load()->entry(entry).word.load());
+  Location At(uint32_t entry) const { return LocationOf(Word(entry).load()); }
+  uint64_t KeyAt(uint32_t entry) const {
+    return arrays().group(entry / kGroupEntries)->keys[entry % kGroupEntries].load();
   }
-  uint64_t KeyAt(uint32_t entry) const { return arrays_.load()->entry(entry).key.load(); }
-  void Set(uint32_t entry, Location location) {
-    arrays_.load()->entry(entry).word.store(location.word(), std::memory_order_release);
-  }
+  void Set(uint32_t entry, Location location);
   // Makes room for one more entry. If the arrays must grow, the new ones are charged to `budget`
   // and the old ones are handed to `retire`. kResourceExhausted if the budget has no room.
-  Status Reserve(ByteBudget* budget, const std::function<void(Arrays*)>& retire);
+  Status Reserve(ByteBudget* budget, const std::function<void(const Arrays&)>& retire);
   // Adds a key that is not there. Requires: Reserve, and no Insert since.
   void Insert(uint64_t hash, uint64_t key, Location location);
   void Erase(uint32_t entry);
 
   // Entries, used or not; iterate with Occupied.
-  uint32_t capacity() const;
+  uint32_t capacity() const { return arrays().group_count * kGroupEntries; }
   bool Occupied(uint32_t entry) const {
-    return arrays_.load()->tag(entry).load(std::memory_order_relaxed) < 0x80;
+    return IsLive(Word(entry).load(std::memory_order_relaxed));
   }
   // Halves the entry's access count and returns what it was: the clock hand of eviction.
   uint8_t Age(uint32_t entry);
-  uint32_t size() const;
-  uint64_t bytes() const;
+  uint32_t size() const { return used_.load(std::memory_order_relaxed); }
+  uint64_t bytes() const { return arrays().bytes(); }
 
   // Verifies invariants 1 and 2 given the hash of a key. kCorrupt naming the key.
   Status CheckIntegrity(uint64_t (*hash)(uint64_t)) const;
 
+  static Location LocationOf(uint64_t word) { return Location::FromWord(word & ~kOwnBits); }
+
  private:
-  static uint32_t FirstGroup(const Arrays& arrays, uint64_t hash) {
-    return static_cast<uint32_t>(hash >> 7) & (arrays.group_count - 1);
+  static constexpr uint32_t kCountShift = 57;
+  static constexpr uint64_t kDeleted = 1ULL << 56;
+  static constexpr uint64_t kCountBits = uint64_t{kMaxAccessCount} << kCountShift;
+  static constexpr uint64_t kOwnBits = kCountBits | kDeleted;
+  // The sizes that arrays grow through, in groups: each about a fifth more than the one before, and
+  // whole pages where that is fine enough.
+  static constexpr uint32_t kSizes = 112;
+  static const std::array<uint32_t, kSizes> kGroupCounts;
+
+  static uint32_t CountOf(uint64_t word) {
+    return static_cast<uint32_t>((word & kCountBits) >> kCountShift);
   }
-  static uint32_t Probe(const Arrays& arrays, uint64_t hash, uint64_t key);
-  static void Place(Arrays* arrays, uint64_t hash, uint64_t key, uint64_t word, uint8_t count);
-  std::atomic<Arrays*> arrays_{nullptr};
+  static bool IsLive(uint64_t word) { return word != 0 && word != kDeleted; }
+  static Cursor CursorAt(const Arrays& arrays, uint64_t hash) {
+    const auto number = static_cast<uint32_t>(
+        (uint64_t{static_cast<uint32_t>(hash)} * arrays.group_count) >> 32);
+    return {arrays, number, arrays.group(number)};
+  }
+  // One word names the arrays and their size, so that a reader never sees those of two.
+  static constexpr uint32_t kSizeShift = 48;
+  Arrays arrays() const {
+    const uint64_t packed = packed_.load(std::memory_order_acquire);
+    return {reinterpret_cast<Group**>(packed & ((1ULL << kSizeShift) - 1U)),
+            packed == 0 ? 0 : kGroupCounts[packed >> kSizeShift]};
+  }
+  std::atomic<uint64_t>& Word(uint32_t entry) const {
+    return arrays().group(entry / kGroupEntries)->words[entry % kGroupEntries];
+  }
+  // The group, its number and the lane of a key; a null group if it has no entry.
+  struct Found {
+    Group* group = nullptr;
+    uint32_t number = 0;
+    uint32_t lane = 0;
+  };
+  Found Probe(uint64_t hash, uint64_t key) const;
+  // Sets an empty or deleted entry on the way of `hash`; true if it was deleted.
+  static bool Place(const Arrays& arrays, uint64_t hash, uint64_t key, uint64_t word);
+
+  std::atomic<uint64_t> packed_{0};
+  std::atomic<uint32_t> used_{0};  // set by the writer, read by any thread
+  uint32_t deleted_ = 0;
 };
+
+// Always inlined: files of wider vectors compile it too, and no such code may serve another file.
+[[gnu::always_inline]] inline uint64_t BucketIndex::WordIn(const Group& group, uint64_t key) {
+  // A deleted or an empty entry may keep any key; its word adds nothing but the mark.
+  uint64_t word = 0;
+  // A lane is loaded whole whatever vector brings it; the scalar way is what TSan sees.
+#if defined(EMBERTIDE_VECTOR_GROUPS) && defined(__AVX2__)
+  const __m256i wanted = _mm256_set1_epi64x(static_cast<int64_t>(key));
+  const auto* keys = reinterpret_cast<const volatile __m256i*>(group.keys.data());
+  const auto* words = reinterpret_cast<const volatile __m256i*>(group.words.data());
+  const __m256i before = _mm256_cmpeq_epi64(*keys, wanted);
+  const __m256i its = _mm256_and_si256(before, *words);
+  const __m256i four = _mm256_and_si256(its, _mm256_cmpeq_epi64(*keys, wanted));
+  const __m128i both =
+      _mm_or_si128(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
+  word = static_cast<uint64_t>(_mm_cvtsi128_si64(both)) |
+         static_cast<uint64_t>(_mm_extract_epi64(both, 1));
+  return word & ~kDeleted;
+#elif defined(EMBERTIDE_VECTOR_GROUPS)
+  const __m128i wanted = _mm_set1_epi64x(static_cast<int64_t>(key));
+  __m128i both = _mm_setzero_si128();
+  for (uint32_t half = 0; half < 2; ++half) {
+    const auto* keys = reinterpret_cast<const volatile __m128i*>(&group.keys[2 * half]);
+    const auto* words = reinterpret_cast<const volatile __m128i*>(&group.words[2 * half]);
+    const __m128i before = _mm_cmpeq_epi64(*keys, wanted);
+    const __m128i its = _mm_and_si128(before, *words);
+    both = _mm_or_si128(both, _mm_and_si128(its, _mm_cmpeq_epi64(*keys, wanted)));
+  }
+  word = static_cast<uint64_t>(_mm_cvtsi128_si64(both)) |
+         static_cast<uint64_t>(_mm_extract_epi64(both, 1));
+  return word & ~kDeleted;
+#endif
+  for (uint32_t i = 0; i < kGroupEntries; ++i) {
+    const bool before = group.keys[i].load(std::memory_order_acquire) == key;
+    const uint64_t its = group.words[i].load(std::memory_order_acquire);
+    const bool after = group.keys[i].load(std::memory_order_acquire) == key;
+    word |= its & -static_cast<uint64_t>(static_cast<unsigned>(before) & after);
+  }
+  return word & ~kDeleted;
+}
+
+inline bool BucketIndex::GoesOn(const Group& group) {
+  return std::ranges::all_of(group.words, [](const std::atomic<uint64_t>& word) {
+    return word.load(std::memory_order_acquire) != 0;
+  });
+}
 
 }  // namespace embertide

@@ -120,13 +120,14 @@ Status Store::CheckIntegrity() const {
     const uint64_t held_rows = named.rows;
     for (const Retired& retired : device.retired) {
       if (retired.node != nullptr) named.index_bytes += kVersionNodeBytes;
-      if (retired.arrays != nullptr) named.index_bytes += retired.arrays->bytes();
+      if (retired.arrays.pages != nullptr) named.index_bytes += retired.arrays.bytes();
       if (retired.bucket != nullptr) {
         const Table& table = impl_->tables[retired.table];
         EMBERTIDE_RETURN_IF_ERROR(
             NameEntries(table, *retired.bucket, impl_->AuxBytes(table), &named));
       }
-      if (retired.node == nullptr && retired.arrays == nullptr && retired.bucket == nullptr) {
+      if (retired.node == nullptr && retired.arrays.pages == nullptr &&
+          retired.bucket == nullptr) {
         named.Add(retired.place, retired.bytes);
       }
     }

@@ -1,11 +1,12 @@
 // Location: the 64-bit word of an index entry, which says where a row lies.
 //
-//   bit  63       62 61    60      45   44..38   37        0
-//        [chain=0][ tier ][ live mask ][ zero  ][ slot      ]   one place
-//        [chain=1][             zero            ][ pointer  ]   a chain of versions (47 bits)
+//   bit  63       62 56   55 54   53     38   37        0
+//        [chain=0][ zero ][ tier ][ live mask ][ slot      ]   one place
+//        [chain=1][            zero            ][ pointer  ]   a chain of versions (47 bits)
 //
-// Tier kNowhere says that the key reads as the default; its slot field then holds the RecordKind
-// that removed it.
+// Bits 62 to 56 belong to the index (an access count and a mark), and a word of zeros is its empty
+// entry: no location is 0, for no entry names the HBM tier, which holds copies. Tier kNowhere says
+// that the key reads as the default; its slot field then holds the RecordKind that removed it.
 #pragma once
 
 #include <atomic>
@@ -23,7 +24,7 @@ class Location {
  public:
   Location() : Location(TierId::kNowhere, 0, 0) {}
   Location(TierId tier, uint16_t live, uint64_t slot)
-      : word_((uint64_t{static_cast<uint8_t>(tier)} << 61) | (uint64_t{live} << 45) | slot) {}
+      : word_((uint64_t{static_cast<uint8_t>(tier)} << 54) | (uint64_t{live} << 38) | slot) {}
   explicit Location(const VersionNode* chain)
       : word_(kChainBit | reinterpret_cast<uintptr_t>(chain)) {}
 
@@ -41,10 +42,14 @@ class Location {
   // Requires: is_chain().
   VersionNode* chain() const { return reinterpret_cast<VersionNode*>(word_ & ~kChainBit); }
   // Requires for the following: !is_chain().
-  TierId tier() const { return static_cast<TierId>((word_ >> 61) & 3U); }
-  uint16_t live() const { return static_cast<uint16_t>(word_ >> 45); }
+  TierId tier() const { return static_cast<TierId>((word_ >> 54) & 3U); }
+  uint16_t live() const { return static_cast<uint16_t>(word_ >> 38); }
   uint64_t slot() const { return word_ & ((1ULL << 38) - 1U); }
   bool operator==(const Location&) const = default;
+  // Whether a word, of an entry too, is one place in DDR: nearly all are.
+  static bool IsPlainDdr(uint64_t word) {
+    return (word & (kChainBit | 3ULL << 54)) == uint64_t{static_cast<uint8_t>(TierId::kDdr)} << 54;
+  }
 
  private:
   static constexpr uint64_t kChainBit = 1ULL << 63;

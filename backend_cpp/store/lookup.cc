@@ -1,9 +1,17 @@
 // Batched reads through a pinned view.
 //
-// A batch runs in passes over arrays of the calling thread, so that no key waits alone for memory:
-// find the entries, a block of keys at a time whose index groups are all asked for first; bring the
-// SSD rows (each block once, in one batch); then copy or pool the rows straight into the output,
-// asking for rows ahead.
+// A batch runs in chunks, a chunk in one pass over its keys in which four things go on in turn, a
+// step of sixteen keys each, so that no key waits alone for memory and the memory never waits long
+// for a sum:
+//
+//   step s + 3: ask for the keys' index groups        step s + 2: find them there, ask for the rows
+//   step s + 1: or in the groups after them           step s:     add the rows to their bags
+//
+// Each is a loop that does nothing else: a core looks some three hundred instructions ahead, and the
+// shorter the loop, the more keys that is.
+//
+// Rows that lie on an SSD hold the bags back: the rest of the chunk is found first, then they are
+// read in one batch (each block once). Then the pass goes on.
 #include <algorithm>
 #include <cstring>
 
@@ -13,23 +21,24 @@
 namespace embertide {
 namespace {
 
-// Keys that are found together: more than a core has misses in flight (a few dozen), and their
-// cursors stay in the first-level cache.
-constexpr size_t kBlock = 64;
-// About as many keys are found, and their rows read, before the next: what was asked for while
-// finding is still in the second-level cache when it is read, and SSD reads still come in batches
-// far deeper than a drive's queue.
+// Keys of a step. Three steps are more lines than a core has misses in flight, and few enough to
+// stay in the first-level cache.
+constexpr size_t kStep = 16;
+// Rows added at a time: then sums pass through memory once for as many rows.
+constexpr size_t kRows = 8;
+// Keys of a chunk: SSD reads come in batches far deeper than a drive's queue, and what a chunk
+// notes of its keys stays in the second-level cache.
 constexpr size_t kChunkKeys = 2048;
-// Rows asked for before the first is copied; finding them brought their first line near already.
-constexpr size_t kRowsAhead = 12;
 constexpr size_t kLine = 64;
+// Counting an access is a locked write, so a chunk's come together at its end, where no other key
+// waits for them. Where rows are evicted by the counts every access counts; else one in so many.
+constexpr uint32_t kCountEvery = 8;
 
 // What a key found; an enum, so that the usual case is one test.
-enum class What : uint8_t { kRow, kSums, kNothing };
+enum class What : uint8_t { kRow, kDefault, kSums, kNothing };
 
 struct Found {
-  const std::byte* payload = nullptr;  // null: the default row. kSums: fp64 sums
-  uint16_t live = 0;
+  EncodedRow row;  // kSums: fp64 sums in place of the payload
   Source source = Source::kDefault;
   What what = What::kRow;
 };
@@ -44,6 +53,11 @@ struct SsdKey {
 
 // One batch's working memory, kept by each thread; bounded by the largest batch it saw.
 struct Scratch {
+  std::vector<uint64_t> keys;
+  std::vector<uint64_t> hashes;
+  std::vector<uint32_t> tables;
+  std::vector<std::pair<BucketIndex::Group*, uint64_t>> counted;  // where a key was found
+  std::vector<const RemoteRow*> remote;  // empty: no key of the chunk came from elsewhere
   std::vector<Found> found;
   std::vector<SsdKey> ssd_keys;
   std::vector<LogRead> ssd_reads;
@@ -59,12 +73,13 @@ struct Scratch {
     not_held = false;
   }
   uint32_t until_observed = 0;  // keys
+  uint32_t until_counted = 0;   // keys
   uint32_t dice = 1;
-  // Keys to pass over, kObserveEvery - 1 on average: a steady step would meet the same features
-  // again and again.
-  uint32_t Gap() {
+  // Keys to pass over, every - 1 on average: a steady step would meet the same features again and
+  // again.
+  uint32_t Gap(uint32_t every) {
     dice = dice * 1664525 + 1013904223;  // Numerical Recipes, 2nd edition, 7.1
-    return (dice >> 16) % (2 * kObserveEvery - 1);
+    return (dice >> 16) % (2 * every - 1);
   }
   // The first key whose bucket is not held, if any.
   bool not_held = false;
@@ -92,192 +107,245 @@ Status ValidateRequest(const LookupRequest& request, const TableConfig& table) {
   return Status::Ok();
 }
 
-void WriteRow(const Table& table, const Found& found, float* out) {
-  const RowLayout& layout = table.config.layout;
-  if (found.payload == nullptr) {
-    std::copy(table.default_row.begin(), table.default_row.end(), out);
-  } else if (IsWholeFp32(layout, found.live)) {
-    CopyFloats(found.payload, layout.dim(), out);
-  } else {
-    DecodePayload(layout, found.live, found.payload, out);
-  }
-}
-
-void AddRow(const Table& table, const Found& found, double* sums) {
-  const RowLayout& layout = table.config.layout;
-  if (found.what != What::kRow) {
-    if (found.what == What::kNothing) return;
-    const auto* others = reinterpret_cast<const double*>(found.payload);
-    for (uint32_t d = 0; d < layout.dim(); ++d) sums[d] += others[d];
-  } else if (found.payload == nullptr) {
-    for (size_t d = 0; d < table.default_row.size(); ++d) sums[d] += table.default_row[d];
-  } else if (IsWholeFp32(layout, found.live)) {
-    AddFloats(found.payload, layout.dim(), sums);
-  } else {
-    AccumulatePayload(layout, found.live, found.payload, 1.0, sums);
-  }
-}
-
-// Finds keys in the order they are given, a block at a time. Memory is asked for in loops that do
-// nothing else: a core looks no further ahead than some three hundred instructions, and waits at a
-// prefetch for the page's address.
-class Finder {
+// The pass over one chunk. Keys, hashes, tables and remote rows stand in the scratch.
+class Pass {
  public:
-  // Requires: room in scratch->found for all keys that come.
-  Finder(const Store::Impl& impl, uint64_t version, Scratch* scratch)
-      : impl_(impl), version_(version), scratch_(scratch), next_(scratch->found.data()) {}
-
-  // `remote`: what came from elsewhere for it; null: it is looked for.
-  void Add(uint32_t table, int64_t key, const RemoteRow* remote = nullptr) {
-    block_[size_].table = table;
-    block_[size_].key = static_cast<uint64_t>(key);
-    block_[size_].remote = remote;
-    if (++size_ == kBlock) Flush();
+  Pass(const Store::Impl& impl, uint64_t version, Scratch* scratch)
+      : impl_(impl), version_(version), scratch_(scratch), end_(scratch->keys.size()) {
+    scratch->found.resize(end_);
+    scratch->ssd_keys.clear();
+    scratch->counted.clear();
   }
 
-  void Flush() {
-    for (size_t i = 0; i < size_; ++i) {
-      Pending& key = block_[i];
-      key.start = {};
-      if (key.remote != nullptr) continue;
-      key.hash = HashKey(key.key);
-      const Table& table = impl_.tables[key.table];
-      const uint32_t number = Store::Impl::BucketOf(table, key.hash);
-      key.bucket = table.buckets[number].At(version_);
-      if (key.bucket != nullptr) {
-        key.start = key.bucket->index.StartOf(key.hash);
-      } else {
-        scratch_->not_held = true;
-        scratch_->not_held_table = key.table;
-        scratch_->not_held_bucket = number;
+  // Finds the keys before `end`, and asks for what comes after them.
+  void FindUntil(size_t end) {
+    end = std::min(end, end_);
+    while (settled_ < end) {
+      const size_t begun = begun_;
+      const size_t found = found_;
+      begun_ = std::min(begun_ + kStep, end_);
+      found_ = std::min(found_ + kStep, begun);
+      const size_t settled = settled_;
+      settled_ = std::min(settled_ + kStep, found);
+      Begin(begun, begun_);
+      Find(found, found_);
+      for (size_t i = settled; i < settled_; ++i) {
+        if (At(i).goes_on) Settle(i);
       }
     }
-    for (size_t i = 0; i < size_; ++i) block_[i].start.Prefetch();
-    for (size_t i = 0; i < size_; ++i) Place(block_[i], next_ + i);
-    for (size_t i = 0; i < size_; ++i) __builtin_prefetch(next_[i].payload);
-    next_ += size_;
-    size_ = 0;
+  }
+  void FindAll() { FindUntil(end_); }
+
+  // Counts what was found, and tells it. Requires: all keys are found.
+  void Count() {
+    for (const auto& [group, key] : scratch_->counted) BucketIndex::Count(group, key);
+    const uint32_t* tables = scratch_->tables.data();
+    const Found* found = scratch_->found.data();
+    SourceCounts* counts = scratch_->counts.data();
+    for (size_t i = 0; i < end_; ++i) ++counts[tables[i]][static_cast<size_t>(found[i].source)];
+    if (impl_.options.observer == nullptr) return;
+    for (size_t i = 0; i < end_; ++i) {
+      if (!Remote(i)) Observe(i);
+    }
   }
 
  private:
   struct Pending {
-    uint64_t key;
-    uint64_t hash;
+    BucketIndex::Group* group;
     const Bucket* bucket;
-    BucketIndex::Start start;
-    const RemoteRow* remote;
-    uint32_t table;
+    bool goes_on;  // not in its first group, which is full
   };
-
-  void Take(const Pending& key, Found* found) {
-    const RemoteRow& row = *key.remote;
-    const auto* sums = reinterpret_cast<const std::byte*>(row.sums);
-    found->payload = sums != nullptr ? sums : row.payload;
-    found->live = row.live;
-    found->source = row.source;
-    found->what = row.summed ? What::kNothing : sums != nullptr ? What::kSums : What::kRow;
-    ++scratch_->counts[key.table][static_cast<size_t>(row.source)];
+  static constexpr size_t kPending = 4 * kStep;
+  Pending& At(size_t i) { return pending_[i % kPending]; }
+  bool Remote(size_t i) const {
+    return !scratch_->remote.empty() && scratch_->remote[i] != nullptr;
   }
 
-  void Place(const Pending& key, Found* found) {
-    if (key.remote != nullptr) return Take(key, found);
+  void Begin(size_t first, size_t end) {
+    const uint32_t* tables = scratch_->tables.data();
+    const uint64_t* hashes = scratch_->hashes.data();
+    for (size_t i = first; i < end; ++i) {
+      const Table& table = impl_.tables[tables[i]];
+      At(i).bucket = table.buckets[Store::Impl::BucketOf(table, hashes[i])].At(version_);
+    }
+    for (size_t i = first; i < end; ++i) {
+      Pending& key = At(i);
+      key.goes_on = false;
+      if (key.bucket == nullptr) {
+        key.group = BucketIndex::EmptyGroup();
+        if (!Remote(i)) NotHeld(i);
+        continue;
+      }
+      key.group = key.bucket->index.Begin(hashes[i]).group;
+      __builtin_prefetch(key.group);
+    }
+  }
+
+  void Find(size_t first, size_t end) {
+    const uint64_t* keys = scratch_->keys.data();
+    std::array<const BucketIndex::Group*, kStep> groups;
+    std::array<uint64_t, kStep> words;
+    for (size_t i = first; i < end; ++i) groups[i - first] = At(i).group;
+    kRowOps->words(groups.data(), keys + first, end - first, words.data());
+    for (size_t i = first; i < end; ++i) Meet(i, At(i), words[i - first]);
+    for (size_t i = first; i < end; ++i) {
+      if (scratch_->until_counted-- != 0) continue;
+      const Bucket* bucket = At(i).bucket;
+      const bool evicts = bucket != nullptr && bucket->device->ssd != nullptr;
+      scratch_->until_counted = evicts ? 0 : scratch_->Gap(kCountEvery);
+      if (bucket != nullptr) scratch_->counted.emplace_back(At(i).group, keys[i]);
+    }
+  }
+
+  // What was found in the key's first group.
+  void Meet(size_t i, Pending& key, uint64_t word) {
+    const Table& table = impl_.tables[scratch_->tables[i]];
+    if (Location::IsPlainDdr(word)) {
+      const Location place = BucketIndex::LocationOf(word);
+      const std::byte* payload = SlabArena::AddressOf(key.bucket->rows, place.slot());
+      scratch_->found[i] = {{payload, place.live()}, Source::kDdr, What::kRow};
+      const uint32_t bytes = place.live() == table.full_mask
+                                 ? table.row_bytes
+                                 : table.config.layout.PayloadBytes(place.live());
+      __builtin_prefetch(payload);
+      for (uint32_t at = kLine; at < bytes; at += kLine) __builtin_prefetch(payload + at);
+      return;
+    }
+    if (Remote(i)) return Take(*scratch_->remote[i], &scratch_->found[i]);
+    if (word != 0 || !BucketIndex::GoesOn(*key.group)) return Place(i, key, word);
+    key.goes_on = true;
+    BucketIndex::Cursor at = key.bucket->index.Begin(scratch_->hashes[i]);
+    at.Advance();
+    at.Prefetch();
+  }
+
+  void Settle(size_t i) {
+    Pending& key = At(i);
+    const uint64_t wanted = scratch_->keys[i];
+    BucketIndex::Cursor at = key.bucket->index.Begin(scratch_->hashes[i]);
+    uint64_t word;
+    do {
+      at.Advance();
+      word = BucketIndex::WordIn(*at.group, wanted);
+    } while (word == 0 && BucketIndex::GoesOn(*at.group));
+    key.group = at.group;
+    if (word == 0) return Place(i, key, word);
+    Meet(i, key, word);
+  }
+
+  void NotHeld(size_t i) {
+    scratch_->not_held = true;
+    scratch_->not_held_table = scratch_->tables[i];
+    scratch_->not_held_bucket =
+        Store::Impl::BucketOf(impl_.tables[scratch_->not_held_table], scratch_->hashes[i]);
+  }
+
+  static void Take(const RemoteRow& row, Found* found) {
+    const auto* sums = reinterpret_cast<const std::byte*>(row.sums);
+    found->row = {sums != nullptr ? sums : row.payload, row.live};
+    found->source = row.source;
+    found->what = row.summed               ? What::kNothing
+                  : sums != nullptr        ? What::kSums
+                  : row.payload != nullptr ? What::kRow
+                                           : What::kDefault;
+  }
+
+  // Anything but a plain DDR row; word 0: no entry.
+  void Place(size_t i, const Pending& key, uint64_t word) {
+    const uint32_t t = scratch_->tables[i];
     const Location place =
-        Store::Impl::Resolve(BucketIndex::Find(key.start, key.hash, key.key), version_);
-    found->live = place.live();
-    found->payload = nullptr;
-    found->what = What::kRow;
+        word == 0 ? Location()
+                  : Store::Impl::Resolve(BucketIndex::LocationOf(word), version_);
+    Found& found = scratch_->found[i];
     switch (place.tier()) {
       case TierId::kDdr:
-        found->source = Source::kDdr;
-        found->payload = key.bucket->device->arena.Address(place.slot());
+        found = {{SlabArena::AddressOf(key.bucket->rows, place.slot()), place.live()},
+                 Source::kDdr,
+                 What::kRow};
+        __builtin_prefetch(found.row.payload);
         break;
-      case TierId::kSsd:
-        found->source = Source::kSsd;
-        NoteSsd(key, place, found);
+      case TierId::kSsd: {
+        found = {{nullptr, place.live()}, Source::kSsd, What::kRow};
+        const uint32_t bytes = impl_.tables[t].config.layout.PayloadBytes(place.live());
+        scratch_->ssd_keys.push_back(
+            {i, t, key.bucket, {place.slot(), scratch_->keys[i], bytes, nullptr}});
         break;
-      case TierId::kHbm:  // No HBM tier yet: its slots are never handed out.
-      case TierId::kNowhere:
-        found->source = place.slot() == static_cast<uint64_t>(RecordKind::kPruned)
-                            ? Source::kPruned
-                            : Source::kDefault;
+      }
+      case TierId::kHbm:  // no entry names it
+      case TierId::kNowhere: {
+        const bool pruned = place.slot() == static_cast<uint64_t>(RecordKind::kPruned);
+        found = {{}, pruned ? Source::kPruned : Source::kDefault, What::kDefault};
+      }
     }
-    ++scratch_->counts[key.table][static_cast<size_t>(found->source)];
-    if (impl_.options.observer != nullptr) Observe(key, *found);
   }
 
-  void Observe(const Pending& key, const Found& found) {
+  void Observe(size_t i) {
+    const Found& found = scratch_->found[i];
+    const uint64_t hash = scratch_->hashes[i];
     const bool by_place = scratch_->until_observed == 0;
     // Bits that neither bucket nor index group depend on alone.
-    const bool by_key = (key.hash >> 20) % kObserveEvery == 0;
-    scratch_->until_observed = by_place ? scratch_->Gap() : scratch_->until_observed - 1;
+    const bool by_key = (hash >> 20) % kObserveEvery == 0;
+    scratch_->until_observed =
+        by_place ? scratch_->Gap(kObserveEvery) : scratch_->until_observed - 1;
     if (!by_place && !by_key) return;
-    const Table& table = impl_.tables[key.table];
-    scratch_->observed.push_back(
-        {key.key, key.hash, key.table, Store::Impl::BucketOf(table, key.hash),
-         table.config.layout.PayloadBytes(found.live), found.source, by_place, by_key});
-  }
-
-  void NoteSsd(const Pending& key, Location place, const Found* found) {
-    const uint32_t bytes = impl_.tables[key.table].config.layout.PayloadBytes(place.live());
-    scratch_->ssd_keys.push_back({static_cast<size_t>(found - scratch_->found.data()),
-                                  key.table,
-                                  key.bucket,
-                                  {place.slot(), key.key, bytes, nullptr}});
+    const uint32_t t = scratch_->tables[i];
+    const Table& table = impl_.tables[t];
+    scratch_->observed.push_back({scratch_->keys[i], hash, t, Store::Impl::BucketOf(table, hash),
+                                  table.config.layout.PayloadBytes(found.row.live), found.source,
+                                  by_place, by_key});
   }
 
   const Store::Impl& impl_;
   const uint64_t version_;
   Scratch* scratch_;
-  Found* next_;
-  size_t size_ = 0;
-  std::array<Pending, kBlock> block_;
+  const size_t end_;
+  size_t begun_ = 0;    // keys whose group was asked for
+  size_t found_ = 0;    // keys looked for in it
+  size_t settled_ = 0;  // keys that stand in scratch->found
+  std::array<Pending, kPending> pending_;
 };
 
-// Reads rows of found[] in the order they were found.
-class Pooler {
- public:
-  explicit Pooler(Scratch* scratch)
-      : scratch_(scratch),
-        next_(scratch->found.data()),
-        end_(next_ + scratch->found.size()),
-        ahead_(next_) {}
-
-  // Pools the next n rows, all of `table`, into dim floats.
-  void Pool(const Table& table, Pooling pooling, size_t n, float* out) {
-    const uint32_t dim = table.config.layout.dim();
-    if (n == 1) {
-      FetchAhead(table);
-      return WriteRow(table, *next_++, out);
+void AddOne(const Table& table, const Found& found, double* sums) {
+  const uint32_t dim = table.config.layout.dim();
+  switch (found.what) {
+    case What::kRow:
+      return AddRows(table.config.layout, &found.row, 1, sums);
+    case What::kDefault:
+      for (uint32_t d = 0; d < dim; ++d) sums[d] += table.default_row[d];
+      return;
+    case What::kSums: {
+      const auto* others = reinterpret_cast<const double*>(found.row.payload);
+      for (uint32_t d = 0; d < dim; ++d) sums[d] += others[d];
+      return;
     }
-    scratch_->sums.assign(dim, 0.0);
-    double* sums = scratch_->sums.data();
-    for (size_t i = 0; i < n; ++i) {
-      FetchAhead(table);
-      AddRow(table, *next_++, sums);
+    case What::kNothing:
+      return;
+  }
+}
+
+// In order, as many rows at once as stand together.
+void AddFound(const Table& table, const Found* found, size_t n, double* sums) {
+  std::array<EncodedRow, kRows> rows;
+  size_t together = 0;
+  for (size_t i = 0; i < n; ++i) {
+    if (found[i].what == What::kRow) {
+      rows[together++] = found[i].row;
+      continue;
     }
-    const double divisor = pooling == Pooling::kMean && n > 0 ? static_cast<double>(n) : 1.0;
-    for (uint32_t d = 0; d < dim; ++d) out[d] = static_cast<float>(sums[d] / divisor);
+    if (together > 0) AddRows(table.config.layout, rows.data(), together, sums);
+    together = 0;
+    AddOne(table, found[i], sums);
   }
+  if (together > 0) AddRows(table.config.layout, rows.data(), together, sums);
+}
 
-  void WriteSources(size_t n, uint8_t* source) const {
-    for (size_t i = 0; i < n; ++i) source[i] = static_cast<uint8_t>(next_[i].source);
+void WriteOne(const Table& table, const Found& found, float* out) {
+  if (found.what == What::kDefault) {
+    std::copy(table.default_row.begin(), table.default_row.end(), out);
+  } else {
+    WriteRow(table.config.layout, found.row, out);
   }
-
- private:
-  // Rows of other tables may be longer; a line too few costs less than knowing.
-  void FetchAhead(const Table& table) {
-    const size_t bytes = table.config.layout.chunk_bytes() * table.config.layout.chunks;
-    const Found* until = std::min(end_, next_ + kRowsAhead);
-    for (; ahead_ < until; ++ahead_) {
-      for (size_t at = 0; at < bytes; at += kLine) __builtin_prefetch(ahead_->payload + at);
-    }
-  }
-
-  Scratch* scratch_;
-  const Found* next_;
-  const Found* end_;
-  const Found* ahead_;
-};
+}
 
 }  // namespace
 
@@ -316,7 +384,7 @@ static Status ReadSsdRows(const Store::Impl& impl, Scratch* scratch) {
     for (size_t r = 0; r < which.size(); ++r) {
       const LogRead& read = scratch->ssd_reads[r];
       const SsdKey& key = keys[which[r]];
-      scratch->found[key.at].payload = row;
+      scratch->found[key.at].row.payload = row;
       row = std::copy_n(read.row, read.bytes, row);
       if (!lock.owns_lock() || device->promotions.size() >= kMaxPromotions) {
         const_cast<Store::Impl&>(impl).promotions_dropped.fetch_add(1, std::memory_order_relaxed);
@@ -353,59 +421,98 @@ static void Tell(const Store::Impl& impl, Scratch* scratch) {
   scratch->observed.clear();
 }
 
-static void FindKeys(const Store::Impl& impl, uint64_t version,
-                     std::span<const BagFeature> features, std::span<const KeyBags> requests,
-                     Scratch* scratch) {
+// Lays the keys of a chunk out: what each is, its hash and its table.
+static void LayOut(std::span<const BagFeature> features, std::span<const KeyBags> requests,
+                   Scratch* scratch) {
   size_t keys = 0;
-  for (const KeyBags& request : requests) keys += KeysOf(request).size();
-  scratch->found.resize(keys);
-  scratch->ssd_keys.clear();
-  Finder finder(impl, version, scratch);
+  bool remote = false;
   for (const KeyBags& request : requests) {
-    size_t feature = 0;
-    const auto next = [&] {
-      const uint32_t table = features[feature].table;
-      if (++feature == features.size()) feature = 0;
-      return table;
-    };
-    const auto add = [&](uint32_t table, size_t k) {
-      const uint32_t remote = request.remote_of == nullptr ? 0 : request.remote_of[k];
-      finder.Add(table, request.keys[k], remote == 0 ? nullptr : &request.remote[remote - 1]);
-    };
-    if (request.offsets.empty()) {
-      for (size_t k = 0; k < request.keys.size(); ++k) add(next(), k);
-      continue;
+    keys += KeysOf(request).size();
+    remote |= request.remote_of != nullptr;
+  }
+  scratch->keys.resize(keys);
+  scratch->hashes.resize(keys);
+  scratch->tables.resize(keys);
+  scratch->remote.assign(remote ? keys : 0, nullptr);
+  size_t at = 0;
+  for (const KeyBags& request : requests) {
+    const std::span<const int64_t> its = KeysOf(request);
+    const size_t first = static_cast<size_t>(its.data() - request.keys.data());
+    kRowOps->hash(its.data(), its.size(), &scratch->keys[at], &scratch->hashes[at]);
+    for (size_t k = 0; remote && request.remote_of != nullptr && k < its.size(); ++k) {
+      const uint32_t which = request.remote_of[first + k];
+      if (which != 0) scratch->remote[at + k] = &request.remote[which - 1];
     }
-    for (size_t bag = 0; bag + 1 < request.offsets.size(); ++bag) {
-      const uint32_t table = next();
-      for (uint32_t k = request.offsets[bag]; k < request.offsets[bag + 1]; ++k) add(table, k);
+    uint32_t* table = scratch->tables.data() + at;
+    at += its.size();
+    if (features.size() == 1) {
+      std::fill_n(table, its.size(), features[0].table);
+    } else if (request.offsets.empty()) {
+      for (size_t k = 0; k < its.size(); ++k) table[k] = features[k % features.size()].table;
+    } else {
+      for (size_t bag = 0; bag + 1 < request.offsets.size(); ++bag) {
+        const uint32_t n = request.offsets[bag + 1] - request.offsets[bag];
+        table = std::fill_n(table, n, features[bag % features.size()].table);
+      }
     }
   }
-  finder.Flush();
 }
 
-static void PoolBags(const Store::Impl& impl, std::span<const BagFeature> features,
-                     std::span<const KeyBags> requests, Scratch* scratch) {
-  Pooler pooler(scratch);
+// Finds and pools the keys of one chunk.
+static Status Answer(const Store::Impl& impl, uint64_t version,
+                     std::span<const BagFeature> features, std::span<const KeyBags> requests,
+                     Scratch* scratch) {
+  LayOut(features, requests, scratch);
+  Pass pass(impl, version, scratch);
+  bool brought = false;
+  // Makes found[..end) hold rows, and asks for those of the next keys.
+  const auto find = [&](size_t end) -> Status {
+    if (brought) return Status::Ok();
+    pass.FindUntil(end + kStep);
+    if (scratch->ssd_keys.empty() && !scratch->not_held) return Status::Ok();
+    brought = true;
+    pass.FindAll();
+    return Bring(impl, scratch);
+  };
+  size_t at = 0;
   for (const KeyBags& request : requests) {
-    if (request.source != nullptr) {
-      const auto keys = KeysOf(request);
-      pooler.WriteSources(keys.size(), request.source + (keys.data() - request.keys.data()));
-    }
+    const size_t first = at;
     const bool jagged = !request.offsets.empty();
     const size_t bags = jagged ? request.offsets.size() - 1 : request.keys.size();
     float* out = request.out;
     size_t feature = 0;
     for (size_t bag = 0; bag < bags; ++bag) {
       const BagFeature& of = features[feature];
-      pooler.Pool(impl.tables[of.table], of.pooling,
-                  jagged ? request.offsets[bag + 1] - request.offsets[bag] : 1, out + of.column);
+      const Table& table = impl.tables[of.table];
+      const size_t n = jagged ? request.offsets[bag + 1] - request.offsets[bag] : 1;
+      if (n == 1) {
+        EMBERTIDE_RETURN_IF_ERROR(find(at + 1));
+        WriteOne(table, scratch->found[at++], out + of.column);
+      } else {
+        const uint32_t dim = table.config.layout.dim();
+        scratch->sums.resize(dim);
+        double* sums = scratch->sums.data();
+        for (uint32_t d = 0; d < dim; ++d) sums[d] = 0.0;
+        for (size_t end = at + n; at < end;) {
+          const size_t step = std::min(kRows, end - at);
+          EMBERTIDE_RETURN_IF_ERROR(find(at + step));
+          AddFound(table, &scratch->found[at], step, sums);
+          at += step;
+        }
+        const bool mean = of.pooling == Pooling::kMean && n > 0;
+        RoundSums(sums, dim, mean ? static_cast<double>(n) : 1.0, out + of.column);
+      }
       if (++feature == features.size()) {
         feature = 0;
         out += request.out_stride;
       }
     }
+    if (request.source == nullptr) continue;
+    uint8_t* source = request.source + (KeysOf(request).data() - request.keys.data());
+    for (size_t i = first; i < at; ++i) *source++ = static_cast<uint8_t>(scratch->found[i].source);
   }
+  pass.Count();
+  return Status::Ok();
 }
 
 // The bags [first, end) of a request; both at the beginning of a sample of `features` bags.
@@ -463,10 +570,7 @@ Status BagReader::Lookup(std::span<const BagFeature> features, std::span<const K
   scratch.Begin(impl.tables.size());
   EMBERTIDE_RETURN_IF_ERROR(
       ForEachChunk(features.size(), requests, [&](std::span<const KeyBags> chunk) -> Status {
-        FindKeys(impl, view_.version_, features, chunk, &scratch);
-        EMBERTIDE_RETURN_IF_ERROR(Bring(impl, &scratch));
-        PoolBags(impl, features, chunk, &scratch);
-        return Status::Ok();
+        return Answer(impl, view_.version_, features, chunk, &scratch);
       }));
   Tell(impl, &scratch);
   SourceCounts all{};
@@ -489,8 +593,11 @@ static Status FindAll(const Store::Impl& impl, uint64_t version, uint32_t table,
   scratch->Begin(impl.tables.size());
   const BagFeature feature{table, Pooling::kSum, 0};
   const KeyBags bags{keys, {}, nullptr, 0};
-  FindKeys(impl, version, {&feature, 1}, {&bags, 1}, scratch);
+  LayOut({&feature, 1}, {&bags, 1}, scratch);
+  Pass pass(impl, version, scratch);
+  pass.FindAll();
   EMBERTIDE_RETURN_IF_ERROR(Bring(impl, scratch));
+  pass.Count();
   Tell(impl, scratch);
   for (size_t i = 0; i < keys.size(); ++i) {
     sources[i] = static_cast<uint8_t>(scratch->found[i].source);
@@ -512,11 +619,11 @@ Status BagReader::CopyRows(uint32_t table, std::span<const int64_t> keys, std::s
   bytes.reserve(keys.size() * (kRecordHeaderBytes + layout.PayloadBytes(layout.full_mask())));
   for (size_t i = 0; i < keys.size(); ++i) {
     const Found& found = scratch.found[i];
-    if (found.payload == nullptr) continue;
+    if (found.what != What::kRow) continue;
     AppendRecord({static_cast<uint64_t>(keys[i]),
-                  found.live,
+                  found.row.live,
                   RecordKind::kRow,
-                  {found.payload, layout.PayloadBytes(found.live)}},
+                  {found.row.payload, layout.PayloadBytes(found.row.live)}},
                  &bytes);
   }
   records->append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
@@ -534,7 +641,7 @@ Status BagReader::SumBags(uint32_t table, std::span<const int64_t> keys,
   std::fill_n(sums, (offsets.size() - 1) * dim, 0.0);
   for (size_t bag = 0; bag + 1 < offsets.size(); ++bag, sums += dim) {
     for (uint32_t k = offsets[bag]; k < offsets[bag + 1]; ++k) {
-      AddRow(of, scratch.found[places[k]], sums);
+      AddOne(of, scratch.found[places[k]], sums);
     }
   }
   return Status::Ok();

@@ -58,7 +58,7 @@ void Store::Impl::RetireNode(Device* device, VersionNode* node) {
   device->retired.push_back(retired);
 }
 
-void Store::Impl::RetireArrays(Device* device, BucketIndex::Arrays* arrays) {
+void Store::Impl::RetireArrays(Device* device, const BucketIndex::Arrays& arrays) {
   Retired retired;
   retired.epoch = readers.Retire();
   retired.arrays = arrays;
@@ -70,10 +70,10 @@ void Store::Impl::Free(Device* device, const Retired& retired) {
     delete retired.node;
     device->budget.Release(kVersionNodeBytes);
     index_bytes -= kVersionNodeBytes;
-  } else if (retired.arrays != nullptr) {
-    device->budget.Release(retired.arrays->bytes());
-    index_bytes -= retired.arrays->bytes();
-    delete retired.arrays;
+  } else if (retired.arrays.pages != nullptr) {
+    device->budget.Release(retired.arrays.bytes());
+    index_bytes -= retired.arrays.bytes();
+    BucketIndex::Free(retired.arrays);
   } else if (retired.bucket != nullptr) {
     FreeBucket(tables[retired.table], retired.bucket);
   } else if (retired.place.tier() == TierId::kDdr) {
@@ -302,13 +302,16 @@ Result<Location> Store::Impl::StoreRow(Device* device, const Table& table, uint1
 }
 
 Status Store::Impl::ReserveEntry(Device* device, Bucket* bucket) {
-  const auto retire = [&](BucketIndex::Arrays* arrays) { RetireArrays(device, arrays); };
+  const auto retire = [&](const BucketIndex::Arrays& arrays) { RetireArrays(device, arrays); };
   for (int round = 0;; ++round) {
     const uint64_t before = bucket->index.bytes();
     Status reserved = bucket->index.Reserve(&device->budget, retire);
     if (reserved.ok()) {
-      // The old arrays stay charged until they are freed.
-      if (bucket->index.bytes() != before) index_bytes += bucket->index.bytes();
+      if (bucket->index.bytes() != before) {
+        // The old arrays stay charged until they are freed: now, but for readers.
+        index_bytes += bucket->index.bytes();
+        Reclaim(device);
+      }
       return reserved;
     }
     if (!MakeRoom(device, round)) {

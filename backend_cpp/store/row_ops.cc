@@ -1,72 +1,58 @@
-// Adding floats to doubles, by what the CPU has.
+// Which vectors this CPU adds by.
 #include "store/row_ops.h"
 
-#include <cstring>
+#include <cstdlib>
 
 namespace embertide {
+
+// Of the files beside this one.
+const RowOps* PlainRowOps();
+#if defined(__x86_64__)
+const RowOps* Avx2RowOps();
+const RowOps* Avx512RowOps();
+#endif
+
 namespace {
 
-// Vectors of as many values each.
-using Floats2 = float __attribute__((vector_size(8)));
-using Floats4 = float __attribute__((vector_size(16)));
-using Floats8 = float __attribute__((vector_size(32)));
-using Doubles2 = double __attribute__((vector_size(16)));
-using Doubles4 = double __attribute__((vector_size(32)));
-using Doubles8 = double __attribute__((vector_size(64)));
+constexpr std::array<const char*, 3> kLevels = {"avx512", "avx2", "plain"};
 
-// Compiled for what the function may use that it is inlined into.
-template <typename Floats, typename Doubles>
-__attribute__((always_inline)) inline void Add(const std::byte* values, uint32_t n, double* sums) {
-  constexpr uint32_t kWidth = sizeof(Floats) / sizeof(float);
-  uint32_t d = 0;
-  for (; d + kWidth <= n; d += kWidth) {
-    Floats row;
-    Doubles sum;
-    std::memcpy(&row, values + size_t{d} * sizeof(float), sizeof(row));
-    std::memcpy(&sum, sums + d, sizeof(sum));
-    sum += __builtin_convertvector(row, Doubles);
-    std::memcpy(sums + d, &sum, sizeof(sum));
+struct Level {
+  const char* name;
+  const RowOps* ops;
+};
+
+// The widest that this CPU has, from the one that the environment names on; chosen by hand, for an
+// ifunc's resolver would run before the sanitizers are ready.
+Level Choose() noexcept {
+  const char* most = std::getenv("EMBERTIDE_VECTORS");
+  bool allowed = most == nullptr || RowOpsOf(most) == nullptr;
+  for (const char* name : kLevels) {
+    allowed |= most != nullptr && std::string_view(most) == name;
+    if (const RowOps* ops = allowed ? RowOpsOf(name) : nullptr) return {name, ops};
   }
-  for (; d < n; ++d) {
-    float value;
-    std::memcpy(&value, values + size_t{d} * sizeof(float), sizeof(value));
-    sums[d] += static_cast<double>(value);
-  }
+  return {"plain", PlainRowOps()};
 }
 
-void AddPlain(const std::byte* values, uint32_t n, double* sums) {
-  Add<Floats2, Doubles2>(values, n, sums);
-}
-
-#if defined(__x86_64__)
-__attribute__((target("avx2"))) void AddAvx2(const std::byte* values, uint32_t n, double* sums) {
-  Add<Floats4, Doubles4>(values, n, sums);
-}
-
-__attribute__((target("avx512f,avx512vl"))) void AddAvx512(const std::byte* values, uint32_t n,
-                                                           double* sums) {
-  Add<Floats8, Doubles8>(values, n, sums);
-}
-#endif
-
-using AddFunction = void (*)(const std::byte*, uint32_t, double*);
-
-// Chosen by hand: an ifunc's resolver would run before the sanitizers are ready.
-AddFunction ChooseAdd() noexcept {
-#if defined(__x86_64__)
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512vl") != 0) {
-    return AddAvx512;
-  }
-  if (__builtin_cpu_supports("avx2") != 0) return AddAvx2;
-#endif
-  return AddPlain;
-}
-
-const AddFunction kAdd = ChooseAdd();
+const Level kLevel = Choose();
 
 }  // namespace
 
-void AddFloats(const std::byte* values, uint32_t n, double* sums) { kAdd(values, n, sums); }
+const RowOps* RowOpsOf(std::string_view level) {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("f16c") != 0;
+  if (level == "avx2" && avx2) return Avx2RowOps();
+  if (level == "avx512" && avx2 && __builtin_cpu_supports("avx512f") != 0 &&
+      __builtin_cpu_supports("avx512vl") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
+      __builtin_cpu_supports("avx512dq") != 0) {
+    return Avx512RowOps();
+  }
+#endif
+  return level == "plain" ? PlainRowOps() : nullptr;
+}
+
+const RowOps* const kRowOps = kLevel.ops;
+
+const char* VectorLevel() { return kLevel.name; }
 
 }  // namespace embertide

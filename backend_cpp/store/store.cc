@@ -65,7 +65,12 @@ const char* SourceName(Source source) {
 Store::Impl::Impl(StoreOptions opts) : options(std::move(opts)) {
   tables.reserve(options.tables.size());
   for (const TableConfig& config : options.tables) {
-    Table table{config, static_cast<uint32_t>(tables.size()), config.default_row,
+    const uint16_t full = config.layout.full_mask();
+    Table table{config,
+                static_cast<uint32_t>(tables.size()),
+                full,
+                config.layout.PayloadBytes(full),
+                config.default_row,
                 std::vector<BucketSlot>(config.buckets())};
     table.default_row.resize(config.layout.dim(), 0.0F);
     tables.push_back(std::move(table));

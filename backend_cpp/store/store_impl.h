@@ -49,20 +49,21 @@ struct Retired {
   Location place;  // a slot, of `bytes` payload + aux (SSD needs them)
   uint32_t bytes = 0;
   VersionNode* node = nullptr;
-  BucketIndex::Arrays* arrays = nullptr;
+  BucketIndex::Arrays arrays;
   Bucket* bucket = nullptr;  // with all its rows
   uint32_t table = 0;        // of `bucket`
 };
 
-// The rows of one bucket on one device.
-struct Bucket {
-  explicit Bucket(Device* on) : device(on) {}
+// The rows of one bucket on one device. What a lookup reads comes first, in one cache line.
+struct alignas(64) Bucket {
+  explicit Bucket(Device* on);
   BucketIndex index;
-  Device* const device;  // where its rows lie
+  std::byte* const rows;  // address of slot 0 of its DDR rows
   // It answers versions from here on; below, `older` does, if there is one. Set before readers can
   // reach it.
   uint64_t since = 0;
   std::atomic<Bucket*> older{nullptr};     // on another device; until no pin below `since` is left
+  Device* const device;                    // where its rows lie
   std::vector<uint64_t> changed;           // training: keys of rows with aux.changed
   std::map<uint64_t, RecordKind> removed;  // training: keys removed since TakeChanges
 };
@@ -123,9 +124,13 @@ struct Device {
   uint32_t hand_entry = 0;
 };
 
+inline Bucket::Bucket(Device* on) : rows(on->arena.base()), device(on) {}
+
 struct Table {
   TableConfig config;
   uint32_t ordinal = 0;            // index into StoreOptions::tables
+  uint16_t full_mask = 0;          // of config.layout
+  uint32_t row_bytes = 0;          // payload of a row with all chunks live
   std::vector<float> default_row;  // dim values
   std::vector<BucketSlot> buckets;
 };
@@ -190,7 +195,7 @@ struct Store::Impl {
   // Unlinked: frees when no reader can be at it.
   void RetirePlace(Device* device, const Table& table, Location place);
   void RetireNode(Device* device, VersionNode* node);
-  void RetireArrays(Device* device, BucketIndex::Arrays* arrays);
+  void RetireArrays(Device* device, const BucketIndex::Arrays& arrays);
   // Frees what no reader can hold any more.
   void Reclaim(Device* device);
   void Free(Device* device, const Retired& retired);

@@ -1,7 +1,7 @@
 // The one hash of keys: a bijective mixer of 64 bits, the same in trainer, files, bus and node.
 //
-//   hash:  63            64-b | ...                    7 | 6      0
-//          [ bucket: top b bits ][ position in the bucket  ][  tag  ]
+//   hash:  63            64-b | ...  | 31                     0
+//          [ bucket: top b bits ][     ][ position in the bucket ]
 //
 // Its name and seed stand in every file; a reader refuses another hash rather than misplace rows.
 #pragma once
@@ -24,7 +24,7 @@ constexpr uint64_t HashKey(uint64_t key) {
 
 // The bucket that owns a hash. Requires: bucket_bits <= 17.
 constexpr uint32_t BucketOfHash(uint64_t hash, uint32_t bucket_bits) {
-  return bucket_bits == 0 ? 0 : static_cast<uint32_t>(hash >> (64 - bucket_bits));
+  return static_cast<uint32_t>(hash >> 1 >> (63 - bucket_bits));  // also for 0 bits
 }
 
 }  // namespace embertide

@@ -1,0 +1,97 @@
+// Every kind of vectors gives the bits of decoding a row and adding it, dimension by dimension.
+#include "store/row_ops.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <tuple>
+#include <vector>
+
+namespace embertide {
+namespace {
+
+using Parameters = std::tuple<const char*, DType, std::pair<uint16_t, uint16_t>>;
+
+class RowOpsTest : public testing::TestWithParam<Parameters> {
+ protected:
+  void SetUp() override {
+    ops_ = RowOpsOf(std::get<0>(GetParam()));
+    if (ops_ == nullptr) GTEST_SKIP() << "this CPU has no " << std::get<0>(GetParam());
+    layout_.dtype = std::get<1>(GetParam());
+    std::tie(layout_.chunks, layout_.chunk_dim) = std::get<2>(GetParam());
+    dtype_ = static_cast<size_t>(layout_.dtype);
+  }
+  // n rows, and what they decode to; `whole`: with all chunks live.
+  void MakeRows(size_t n, bool whole) {
+    std::mt19937 random(7);
+    std::normal_distribution<float> values(0.0F, 3.0F);
+    payloads_.clear();
+    rows_.clear();
+    decoded_.clear();
+    for (size_t r = 0; r < n; ++r) {
+      const auto live = static_cast<uint16_t>(whole ? layout_.full_mask()
+                                                    : random() & layout_.full_mask());
+      std::vector<float> row(layout_.dim());
+      for (float& value : row) value = values(random);
+      // At an odd address, as rows in records are.
+      payloads_.emplace_back(layout_.PayloadBytes(live) + 1);
+      EncodePayload(layout_, live, row.data(), payloads_.back().data() + 1);
+      DecodePayload(layout_, live, payloads_.back().data() + 1, row.data());
+      rows_.push_back({payloads_.back().data() + 1, live});
+      decoded_.push_back(row);
+    }
+  }
+
+  const RowOps* ops_ = nullptr;
+  RowLayout layout_;
+  size_t dtype_ = 0;
+  std::vector<std::vector<std::byte>> payloads_;
+  std::vector<EncodedRow> rows_;
+  std::vector<std::vector<float>> decoded_;
+};
+
+TEST_P(RowOpsTest, SumsAreThoseOfAddingInOrder) {
+  for (const bool whole : {true, false}) {
+    MakeRows(9, whole);
+    for (size_t n = 0; n <= rows_.size(); ++n) {
+      std::vector<double> sums(layout_.dim(), 0.25);
+      std::vector<double> expected = sums;
+      for (size_t r = 0; r < n; ++r) {
+        for (size_t d = 0; d < expected.size(); ++d) expected[d] += decoded_[r][d];
+      }
+      ops_->add[dtype_](layout_, rows_.data(), n, sums.data());
+      ASSERT_EQ(sums, expected) << n << " rows, whole: " << whole;
+      std::vector<float> rounded(layout_.dim());
+      ops_->round(sums.data(), layout_.dim(), 3.0, rounded.data());
+      for (size_t d = 0; d < expected.size(); ++d) {
+        ASSERT_EQ(rounded[d], static_cast<float>(expected[d] / 3.0));
+      }
+    }
+  }
+}
+
+TEST_P(RowOpsTest, ARowIsWrittenAsItDecodes) {
+  for (const bool whole : {true, false}) {
+    MakeRows(20, whole);
+    for (size_t r = 0; r < rows_.size(); ++r) {
+      std::vector<float> out(layout_.dim(), 7.0F);
+      ops_->write[dtype_](layout_, rows_[r], out.data());
+      ASSERT_EQ(out, decoded_[r]);
+    }
+  }
+}
+
+// Dimensions with and without a tail, chunks wider and narrower than a vector.
+INSTANTIATE_TEST_SUITE_P(
+    All, RowOpsTest,
+    testing::Combine(testing::Values("plain", "avx2", "avx512"),
+                     testing::Values(DType::kFp32, DType::kFp16, DType::kBf16, DType::kInt8),
+                     testing::Values(std::pair<uint16_t, uint16_t>{1, 3},
+                                     std::pair<uint16_t, uint16_t>{4, 4},
+                                     std::pair<uint16_t, uint16_t>{4, 16},
+                                     std::pair<uint16_t, uint16_t>{4, 32},
+                                     std::pair<uint16_t, uint16_t>{3, 20},
+                                     std::pair<uint16_t, uint16_t>{16, 16})));
+
+}  // namespace
+}  // namespace embertide
