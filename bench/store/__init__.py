@@ -1,0 +1,1 @@
+"""Benchmarks of the store against what people use today; `python -m bench.store --help`."""

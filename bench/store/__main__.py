@@ -1,0 +1,53 @@
+"""The store against its peers: `make bench-store`, or `python -m bench.store PART ...`.
+
+Each part prints a table and writes `build/bench/store_PART.json` and `.svg`. The machine should do
+nothing else meanwhile; a part says what it measures in its own docstring.
+"""
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from bench import report
+from bench.servers import BUILD, ROOT, BenchError
+from bench.store import plot
+
+_CONSOLE = Console(stderr=True, highlight=False)
+_PARTS = ("lookup", "training", "memory", "versions", "ssd")
+
+
+def _run(part: str, folder: Path) -> None:
+    module = importlib.import_module(f"bench.store.{part}")
+    rows: list[report.Row] = []
+    for row in module.run():
+        rows.append(row)
+        report.write(folder / f"store_{part}.json", ROOT, rows)
+    barred = [row for row in rows if row.target] or rows
+    report.show(f"The store: {part}", barred)
+    plot.draw(f"The store: {part}", barred, folder / f"store_{part}.svg")
+    _CONSOLE.print(f"all {len(rows)} rows: {folder / f'store_{part}.json'}, picture beside it")
+
+
+def main() -> int:
+    """Run the parts; the exit code says whether they ran, not whether bars were reached."""
+    parser = argparse.ArgumentParser(prog="bench.store", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(_PARTS)}; all")
+    parser.add_argument("--out", type=Path, default=BUILD / "bench", metavar="FOLDER")
+    arguments = parser.parse_args()
+    unknown = [part for part in arguments.parts if part not in _PARTS]
+    if unknown:
+        parser.error(f"there is no part {unknown[0]!r}; there are {', '.join(_PARTS)}")
+    try:
+        for part in arguments.parts or _PARTS:
+            _run(part, arguments.out)
+    except BenchError as error:
+        _CONSOLE.print(f"[red]bench-store: {error}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

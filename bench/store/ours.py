@@ -1,0 +1,79 @@
+"""Stores of ours that the benchmarks fill, and keys to ask for.
+
+Shapes: N keys, R rows, D dimensions.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.keys import zipf_keys
+from embertide import _store
+from embertide.trainer.embedding.keys import buckets_of, hash_keys
+
+Keys = NDArray[np.uint64]
+CHUNKS = 4
+_BUCKET_ROWS = 100_000
+_INDEX_BYTES = 40  # a row, with room to grow
+_SLACK = 64 << 20
+
+
+def keys_of(rows_N: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the 64-bit keys of rows: hashed, as ids of users and items are."""
+    return hash_keys(rows_N.astype(np.uint64) + np.uint64(0x5EED)).view(np.int64)
+
+
+def draw(
+    rng: np.random.Generator, rows: int, exponent: float, batches: int, size: int
+) -> list[NDArray[np.int64]]:
+    """Return batches of rows, uniform (exponent 0) or Zipf; no batch repeats another."""
+    if exponent == 0:
+        drawn = rng.integers(0, rows, batches * size)
+    else:
+        drawn = zipf_keys(rng, rows, exponent, batches * size)
+    return np.split(drawn, batches)
+
+
+def table_of(rows: int, dim: int, dtype: str = "fp32") -> _store.TableConfig:
+    """Return a table with about 100,000 rows a bucket."""
+    layout = _store.RowLayout(dtype=dtype, chunks=CHUNKS, chunk_dim=dim // CHUNKS)
+    bits = max(0, round(float(np.log2(max(rows, 1) / _BUCKET_ROWS))))
+    return _store.TableConfig(name="table", id=0, layout=layout, bucket_bits=bits)
+
+
+def records_of(
+    rng: np.random.Generator, keys_N: Keys, dim: int, *, live_chunks: int = CHUNKS
+) -> bytes:
+    """Return the records of rows of which any `live_chunks` chunks live, with random values."""
+    width = dim // CHUNKS * live_chunks
+    record = np.dtype(
+        [("key", "<u8"), ("live", "<u2"), ("kind", "u1"), ("zero", "u1"), ("values", "<f4", width)]
+    )
+    records = np.zeros(len(keys_N), record)
+    records["key"] = keys_N
+    order = rng.random((len(keys_N), CHUNKS)).argsort(axis=1)
+    bits = np.where(order < live_chunks, 1 << np.arange(CHUNKS), 0)
+    records["live"] = bits.sum(axis=1)
+    records["values"] = rng.random((len(keys_N), width), np.float32)
+    return records.tobytes()
+
+
+def fill(rows: int, dim: int, *, live_chunks: int = CHUNKS) -> _store.Store:
+    """Return a serving store with one version of `rows` rows."""
+    table = table_of(rows, dim)
+    payload = dim // CHUNKS * live_chunks * 4
+    store = _store.Store(
+        tables=[table],
+        profile="serve",
+        ddr_budget_bytes=rows * (payload + _INDEX_BYTES) + _SLACK,
+    )
+    keys_R = keys_of(np.arange(rows, dtype=np.int64)).view(np.uint64)
+    buckets_R = buckets_of(keys_R, table.bucket_bits)
+    order = np.argsort(buckets_R, kind="stable")
+    ends = np.searchsorted(buckets_R[order], np.arange((1 << table.bucket_bits) + 1))
+    rng = np.random.default_rng(1)
+    for bucket in range(1 << table.bucket_bits):
+        keys_N = keys_R[order[ends[bucket] : ends[bucket + 1]]]
+        records = records_of(rng, keys_N, dim, live_chunks=live_chunks)
+        store.stage_records(1, 0, bucket, records)
+    store.commit(1)
+    return store

@@ -1,0 +1,31 @@
+"""Pictures of a benchmark's rows: what ours is of the peer, and the bar."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from bench.report import Row
+
+_ROW_INCHES = 0.3
+_GOOD, _BAD, _PLAIN = "#2a7f62", "#b5483a", "#8a8f98"
+
+
+def draw(title: str, rows: Sequence[Row], path: Path) -> None:
+    """Draw a bar a row, its length ours / peer on a logarithmic scale, its bar a tick."""
+    figure = Figure(figsize=(9, 1.2 + _ROW_INCHES * len(rows)), layout="constrained")
+    axes = figure.add_subplot()
+    for at, row in enumerate(reversed(rows)):
+        colour = _PLAIN if row.target == 0 else _GOOD if row.met else _BAD
+        axes.barh(at, row.ratio, color=colour, height=0.7)
+        axes.text(row.ratio, at, f" {row.ratio:.2f}", va="center", fontsize=7)
+        if row.target:
+            axes.plot([row.target] * 2, [at - 0.45, at + 0.45], color="black", linewidth=1.5)
+    names = [f"{row.case}; {row.metric} / {row.peer_name}" for row in reversed(rows)]
+    axes.set_yticks(range(len(rows)), names, fontsize=7)
+    axes.set_xscale("log")
+    axes.axvline(1, color="black", linewidth=0.6)
+    axes.set_xlabel("ours / peer; a black tick is the bar to reach")
+    axes.set_title(title)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
