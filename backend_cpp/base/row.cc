@@ -156,6 +156,12 @@ void DecodePayload(const RowLayout& layout, uint16_t live, const std::byte* payl
   DecodeLive(layout, live, payload, [values](uint32_t d, float value) { values[d] = value; });
 }
 
+void AccumulatePayload(const RowLayout& layout, uint16_t live, const std::byte* payload,
+                       double* sums) {
+  DecodeLive(layout, live, payload,
+             [sums](uint32_t d, float value) { sums[d] += static_cast<double>(value); });
+}
+
 void AppendRecord(const RowRecord& record, std::vector<std::byte>* out) {
   std::array<std::byte, kRecordHeaderBytes> header{};
   Save(record.key, header.data());

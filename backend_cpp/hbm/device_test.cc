@@ -166,7 +166,7 @@ class Oracle {
   void Add(const HbmRef& ref, const std::byte* payload) {
     const uint32_t dim = layout_.dim();
     if (ref.kind == HbmRefKind::kRow) {
-      AccumulatePayload(layout_, ref.live, payload, 1.0, sums.data());
+      AccumulatePayload(layout_, ref.live, payload, sums.data());
       row.resize(dim);
       DecodePayload(layout_, ref.live, payload, row.data());
       return;

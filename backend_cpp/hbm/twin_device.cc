@@ -207,7 +207,7 @@ class TwinDevice : public HbmDevice {
     const auto* doubles = reinterpret_cast<const double*>(ref.payload);
     switch (ref.kind) {
       case HbmRefKind::kRow:
-        AccumulatePayload(LayoutOf(table), ref.live, ref.payload, 1.0, sums);
+        AccumulatePayload(LayoutOf(table), ref.live, ref.payload, sums);
         return;
       case HbmRefKind::kFloats:
         for (uint32_t d = 0; d < table.dim; ++d) sums[d] += static_cast<double>(floats[d]);

@@ -84,6 +84,7 @@ Status Store::DropBucket(uint32_t t, uint32_t b) {
   slot.held_since = BucketSlot::kNotHeld;
   for (Bucket* bucket = slot.newest.exchange(nullptr); bucket != nullptr;) {
     Bucket* older = bucket->older;
+    if (impl_->hbm != nullptr) impl_->EndInHbm(t, *bucket);
     impl_->RetireBucket(t, b, bucket);
     bucket = older;
   }

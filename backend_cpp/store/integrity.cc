@@ -133,6 +133,7 @@ Status Store::CheckIntegrity() const {
     }
     EMBERTIDE_RETURN_IF_ERROR(device.arena.CheckIntegrity(named.ddr));
     named.index_bytes += device.arena.directory_bytes();
+    if (impl_->hbm != nullptr) named.index_bytes += impl_->hbm->HostBytesOfArena();
     if (device.ssd != nullptr) {
       EMBERTIDE_RETURN_IF_ERROR(device.ssd->CheckIntegrity(named.ssd));
       named.index_bytes += device.ssd->directory_bytes();
@@ -156,6 +157,7 @@ Status Store::CheckIntegrity() const {
     index_bytes += named.index_bytes;
     rows += held_rows;
   }
+  if (impl_->hbm != nullptr) EMBERTIDE_RETURN_IF_ERROR(impl_->hbm->cache().CheckIntegrity());
   if (index_bytes != impl_->index_bytes.load()) {
     return {Code::kCorrupt, "index bytes are counted as " +
                                 std::to_string(impl_->index_bytes.load()) + " and are " +

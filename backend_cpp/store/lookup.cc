@@ -12,6 +12,9 @@
 //
 // Rows that lie on an SSD hold the bags back: the rest of the chunk is found first, then they are
 // read in one batch (each block once). Then the pass goes on.
+//
+// Longer than 600 lines because finding and pooling share one batch's memory, and the HBM tier, whose
+// batches lie in hbm_tier.cc, asks the finder for what it lacks.
 #include <algorithm>
 #include <cstring>
 
@@ -31,7 +34,7 @@ constexpr size_t kRows = 8;
 constexpr size_t kChunkKeys = 2048;
 constexpr size_t kLine = 64;
 // Counting an access is a locked write, so a chunk's come together at its end, where no other key
-// waits for them. Where rows are evicted by the counts every access counts; else one in so many.
+// waits for them. Where rows are moved by the counts every access counts; else one in so many.
 constexpr uint32_t kCountEvery = 8;
 
 // What a key found; an enum, so that the usual case is one test.
@@ -107,6 +110,21 @@ Status ValidateRequest(const LookupRequest& request, const TableConfig& table) {
   return Status::Ok();
 }
 
+// Notes a found key for the observer, if it is one of those that it is told of.
+void Observe(const Store::Impl& impl, uint32_t table, uint64_t key, const Found& found,
+             Scratch* scratch) {
+  const uint64_t hash = HashKey(key);
+  const bool by_place = scratch->until_observed == 0;
+  // Bits that neither bucket nor index group depend on alone.
+  const bool by_key = (hash >> 20) % kObserveEvery == 0;
+  scratch->until_observed = by_place ? scratch->Gap(kObserveEvery) : scratch->until_observed - 1;
+  if (!by_place && !by_key) return;
+  const Table& of = impl.tables[table];
+  scratch->observed.push_back({key, hash, table, Store::Impl::BucketOf(of, hash),
+                               of.config.layout.PayloadBytes(found.row.live), found.source, by_place,
+                               by_key});
+}
+
 // The pass over one chunk. Keys, hashes, tables and remote rows stand in the scratch.
 class Pass {
  public:
@@ -145,7 +163,7 @@ class Pass {
     for (size_t i = 0; i < end_; ++i) ++counts[tables[i]][static_cast<size_t>(found[i].source)];
     if (impl_.options.observer == nullptr) return;
     for (size_t i = 0; i < end_; ++i) {
-      if (!Remote(i)) Observe(i);
+      if (!Remote(i)) Observe(impl_, tables[i], scratch_->keys[i], found[i], scratch_);
     }
   }
 
@@ -189,11 +207,12 @@ class Pass {
     kRowOps->words(groups.data(), keys + first, end - first, words.data());
     for (size_t i = first; i < end; ++i) Meet(i, At(i), words[i - first]);
     for (size_t i = first; i < end; ++i) {
-      if (scratch_->until_counted-- != 0) continue;
       const Bucket* bucket = At(i).bucket;
-      const bool evicts = bucket != nullptr && bucket->device->ssd != nullptr;
-      scratch_->until_counted = evicts ? 0 : scratch_->Gap(kCountEvery);
-      if (bucket != nullptr) scratch_->counted.emplace_back(At(i).group, keys[i]);
+      if (bucket == nullptr) continue;
+      const bool moves = bucket->device->ssd != nullptr || impl_.hbm != nullptr;
+      if (!moves && scratch_->until_counted-- != 0) continue;
+      if (!moves) scratch_->until_counted = scratch_->Gap(kCountEvery);
+      scratch_->counted.emplace_back(At(i).group, keys[i]);
     }
   }
 
@@ -277,22 +296,6 @@ class Pass {
         found = {{}, pruned ? Source::kPruned : Source::kDefault, What::kDefault};
       }
     }
-  }
-
-  void Observe(size_t i) {
-    const Found& found = scratch_->found[i];
-    const uint64_t hash = scratch_->hashes[i];
-    const bool by_place = scratch_->until_observed == 0;
-    // Bits that neither bucket nor index group depend on alone.
-    const bool by_key = (hash >> 20) % kObserveEvery == 0;
-    scratch_->until_observed =
-        by_place ? scratch_->Gap(kObserveEvery) : scratch_->until_observed - 1;
-    if (!by_place && !by_key) return;
-    const uint32_t t = scratch_->tables[i];
-    const Table& table = impl_.tables[t];
-    scratch_->observed.push_back({scratch_->keys[i], hash, t, Store::Impl::BucketOf(table, hash),
-                                  table.config.layout.PayloadBytes(found.row.live), found.source,
-                                  by_place, by_key});
   }
 
   const Store::Impl& impl_;
@@ -515,6 +518,43 @@ static Status Answer(const Store::Impl& impl, uint64_t version,
   return Status::Ok();
 }
 
+namespace {
+
+// What the HBM tier asks of the tiers below it.
+class BelowHbmLookup : public BelowHbm {
+ public:
+  BelowHbmLookup(const Store::Impl& impl, uint64_t version, Scratch* scratch)
+      : impl_(impl), version_(version), scratch_(scratch) {}
+  Status Find(std::span<const BagFeature> features, const KeyBags& keys) override {
+    LayOut(features, {&keys, 1}, scratch_);
+    Pass pass(impl_, version_, scratch_);
+    pass.FindAll();
+    EMBERTIDE_RETURN_IF_ERROR(Bring(impl_, scratch_));
+    pass.Count();
+    return Status::Ok();
+  }
+  Row At(size_t i) const override {
+    const Found& found = scratch_->found[i];
+    const HbmRefKind kind = found.what == What::kSums      ? HbmRefKind::kSums
+                            : found.what == What::kNothing ? HbmRefKind::kNothing
+                            : found.what == What::kDefault ? HbmRefKind::kFloats
+                                                           : HbmRefKind::kRow;
+    return {kind, found.row.live, found.source, found.row.payload};
+  }
+  void CountHit(uint32_t table, uint64_t key, uint16_t live) override {
+    ++scratch_->counts[table][static_cast<size_t>(Source::kHbm)];
+    if (impl_.options.observer == nullptr) return;
+    Observe(impl_, table, key, {{nullptr, live}, Source::kHbm, What::kRow}, scratch_);
+  }
+
+ private:
+  const Store::Impl& impl_;
+  const uint64_t version_;
+  Scratch* scratch_;
+};
+
+}  // namespace
+
 // The bags [first, end) of a request; both at the beginning of a sample of `features` bags.
 static KeyBags Slice(const KeyBags& request, size_t features, size_t first, size_t end) {
   KeyBags slice = request;
@@ -568,10 +608,19 @@ Status BagReader::Lookup(std::span<const BagFeature> features, std::span<const K
   }
   Scratch& scratch = ThreadScratch();
   scratch.Begin(impl.tables.size());
-  EMBERTIDE_RETURN_IF_ERROR(
-      ForEachChunk(features.size(), requests, [&](std::span<const KeyBags> chunk) -> Status {
-        return Answer(impl, view_.version_, features, chunk, &scratch);
-      }));
+  Status status(Code::kUnavailable, "there is no HBM tier");
+  if (impl.hbm != nullptr) {
+    BelowHbmLookup below(impl, view_.version_, &scratch);
+    status = impl.hbm->Lookup(view_.version_, features, requests, &below);
+    // Answered without it, the keys are counted again.
+    if (status.code() == Code::kUnavailable) scratch.Begin(impl.tables.size());
+  }
+  if (status.code() == Code::kUnavailable) {
+    status = ForEachChunk(features.size(), requests, [&](std::span<const KeyBags> chunk) {
+      return Answer(impl, view_.version_, features, chunk, &scratch);
+    });
+  }
+  EMBERTIDE_RETURN_IF_ERROR(status);
   Tell(impl, &scratch);
   SourceCounts all{};
   for (size_t t = 0; t < impl.tables.size(); ++t) {

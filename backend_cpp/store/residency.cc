@@ -302,12 +302,16 @@ Result<Location> Store::Impl::StoreRow(Device* device, const Table& table, uint1
 }
 
 Status Store::Impl::ReserveEntry(Device* device, Bucket* bucket) {
-  const auto retire = [&](const BucketIndex::Arrays& arrays) { RetireArrays(device, arrays); };
+  bool grown = false;
+  const auto retire = [&](const BucketIndex::Arrays& arrays) {
+    RetireArrays(device, arrays);
+    grown = true;  // also where the new ones are as large as the old
+  };
   for (int round = 0;; ++round) {
     const uint64_t before = bucket->index.bytes();
     Status reserved = bucket->index.Reserve(&device->budget, retire);
     if (reserved.ok()) {
-      if (bucket->index.bytes() != before) {
+      if (grown || bucket->index.bytes() != before) {
         // The old arrays stay charged until they are freed: now, but for readers.
         index_bytes += bucket->index.bytes();
         Reclaim(device);
@@ -420,6 +424,7 @@ void Store::Maintain() {
     if (device->ssd != nullptr) impl_->CompactSegment(device);
     impl_->Reclaim(device);
   }
+  if (impl_->hbm != nullptr) impl_->FillHbm();
 }
 
 }  // namespace embertide

@@ -118,8 +118,14 @@ Result<std::unique_ptr<Store>> Store::Open(StoreOptions options) {
   EMBERTIDE_RETURN_IF_ERROR(ValidateOptions(options));
   auto impl = std::make_unique<Impl>(std::move(options));
   const StoreOptions& opts = impl->options;
+  if (opts.hbm_budget_bytes > 0) {
+    auto hbm = HbmTier::Open(opts);
+    if (!hbm.ok()) return hbm.status();
+    impl->hbm = std::move(*hbm);
+  }
   for (uint32_t d = 0; d < opts.devices; ++d) {
     uint64_t directory = impl->devices[d]->arena.directory_bytes();
+    if (impl->hbm != nullptr) directory += impl->hbm->HostBytesOfArena();
     if (opts.ssd_budget_bytes > 0) {
       std::error_code error;
       std::filesystem::create_directories(opts.ssd_directory, error);
@@ -236,6 +242,17 @@ StoreStats Store::Stats() const {
   stats.evictions_to_ssd = impl_->evictions.load();
   stats.promotions = impl_->promoted.load();
   stats.refused_rows = impl_->refused_rows.load();
+  if (impl_->hbm != nullptr) {
+    const HbmStats hbm = impl_->hbm->cache().Stats();
+    stats.hbm_bytes = hbm.used_bytes;
+    stats.hbm_rows = hbm.rows;
+    stats.hbm_placed = hbm.placed;
+    stats.hbm_evictions = hbm.evictions;
+    stats.hbm_ended = hbm.ended;
+    stats.hbm_refused = hbm.in_use + hbm.deferred + impl_->hbm->wishes_dropped();
+    stats.hbm_fallbacks = impl_->hbm->fallbacks();
+    stats.hbm_failed = !impl_->hbm->cache().healthy();
+  }
   stats.oldest_version = impl_->oldest.load();
   stats.newest_version = impl_->newest.load();
   return stats;

@@ -3,6 +3,7 @@
 //   store.cc       open, pin, stats          versions.cc   stage, commit, fold
 //   holding.cc     buckets added, dropped
 //   lookup.cc      batched reads             training.cc   rows made, updated and taken
+//   hbm_tier.cc    the tier above DDR
 //   residency.cc   room: evict, promote, move, reclaim     integrity.cc  every invariant
 #pragma once
 
@@ -20,6 +21,7 @@
 #include "embertide/store.h"
 #include "ssd/block_log.h"
 #include "store/bucket_index.h"
+#include "store/hbm_tier.h"
 #include "store/location.h"
 #include "store/reader_registry.h"
 
@@ -143,6 +145,7 @@ struct Store::Impl {
   std::vector<Table> tables;
   std::vector<std::unique_ptr<Device>> devices;
   mutable ReaderRegistry readers{kMaxReaders};
+  std::unique_ptr<HbmTier> hbm;  // null without an HBM budget
 
   std::atomic<uint64_t> newest{0};
   std::atomic<uint64_t> oldest{0};  // of the window
@@ -252,6 +255,15 @@ struct Store::Impl {
   // All records are of the table and the bucket.
   Status ProveRecords(const Table& table, uint32_t bucket,
                       std::span<const std::byte> records) const;
+
+  // --- hbm_tier.cc -------------------------------------------------------------------------------
+  // Copies rows that readers missed to HBM.
+  void FillHbm();
+  // No pin finds the bucket's rows in HBM any more. Requires: as RetireBucket.
+  void EndInHbm(uint32_t table, const Bucket& bucket);
+  // The row's payload, versions and live mask, if it is in DDR on this device, asked for often
+  // enough and has any. Requires: the device's writer.
+  bool RowForHbm(const Device* device, HbmRow* row) const;
 
   // --- lookup.cc ---------------------------------------------------------------------------------
   // What a chain or an entry means at a version.

@@ -134,6 +134,7 @@ Status Store::Impl::StageOne(Device* device, uint64_t version, uint32_t t, uint3
   head->next_staged = device->staged[version];
   device->staged[version] = head;
   bucket->index.Set(entry, Location(head));
+  if (hbm != nullptr) hbm->cache().End(t, record.key, version);
   return Status::Ok();
 }
 
@@ -144,6 +145,7 @@ Status Store::Commit(uint64_t version) {
     return {Code::kRejected,
             "version " + std::to_string(version) + " is not newer than " + std::to_string(newest)};
   }
+  if (impl_->hbm != nullptr) impl_->hbm->cache().Flush();
   impl_->newest.store(version);
   impl_->window.push_back(version);
   while (impl_->window.size() > impl_->options.window_versions) impl_->window.pop_front();

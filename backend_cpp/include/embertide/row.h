@@ -80,6 +80,12 @@ void EncodePayload(const RowLayout& layout, uint16_t live, const float* values, 
 // Decodes a payload into layout.dim() floats; dead chunks become zeros.
 void DecodePayload(const RowLayout& layout, uint16_t live, const std::byte* payload, float* values);
 
+// Adds a row to layout.dim() fp64 accumulators (pooled values are summed in
+// fp64 and rounded once, so that any split of a bag over owners gives the same floats). Plain and
+// slow; the store adds many rows at once (store/row_ops.h).
+void AccumulatePayload(const RowLayout& layout, uint16_t live, const std::byte* payload,
+                       double* sums);
+
 // Appends one record to `out`.
 void AppendRecord(const RowRecord& record, std::vector<std::byte>* out);
 

@@ -69,6 +69,12 @@ class ReadObserver {
   virtual void Observe(std::span<const ObservedRead> reads) = 0;
 };
 
+// What the HBM tier's devices are.
+enum class HbmKind : uint8_t {
+  kGpu,   // GPUs 0 to hbm_devices - 1 of this process
+  kTwin,  // host memory, through the same code: for tests and for machines without a GPU
+};
+
 struct StoreOptions {
   Profile profile = Profile::kServe;
   std::vector<TableConfig> tables;
@@ -79,8 +85,13 @@ struct StoreOptions {
   uint64_t ddr_budget_bytes = 1ULL << 30;  // of the whole store: payload pages, index, chains
   uint64_t ssd_budget_bytes = 0;           // 0: no SSD tier; a full DDR tier then refuses
   std::string ssd_directory;               // REQUIRED with an SSD budget; made if absent
-  uint32_t window_versions = 8;            // committed versions a Pin may still name
-  ReadObserver* observer = nullptr;        // OPTIONAL; outlives the store
+  // Of each HBM device, its directory and all that batches go through included; 0: no HBM tier.
+  // What the host holds for it counts against the DDR budget. Serving profile.
+  uint64_t hbm_budget_bytes = 0;
+  uint32_t hbm_devices = 1;
+  HbmKind hbm_kind = HbmKind::kGpu;
+  uint32_t window_versions = 8;      // committed versions a Pin may still name
+  ReadObserver* observer = nullptr;  // OPTIONAL; outlives the store
 };
 
 // Counters since Open, and sizes now. Bytes include every index, chain and allocator overhead.
@@ -93,7 +104,15 @@ struct StoreStats {
   uint64_t hits[kSources] = {};  // keys looked up, by Source
   uint64_t evictions_to_ssd = 0;
   uint64_t promotions = 0;
-  uint64_t refused_rows = 0;    // staged rows that no tier had room for
+  uint64_t refused_rows = 0;  // staged rows that no tier had room for
+  uint64_t hbm_bytes = 0;     // of all HBM devices: pages with rows, and all that is no page
+  uint64_t hbm_rows = 0;
+  uint64_t hbm_placed = 0;      // rows that entered HBM
+  uint64_t hbm_evictions = 0;   // rows that left it, also those that had ended
+  uint64_t hbm_ended = 0;       // rows of it that a version changed
+  uint64_t hbm_refused = 0;     // rows not let in: no room, or none that another would leave
+  uint64_t hbm_fallbacks = 0;   // lookups answered without it, as they did not fit or it has failed
+  bool hbm_failed = false;      // a device failed; the tier is not used any more
   uint64_t oldest_version = 0;  // of the window; 0 before the first commit
   uint64_t newest_version = 0;
 };

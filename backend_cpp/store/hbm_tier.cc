@@ -1,0 +1,327 @@
+// HbmTier: lookups through the devices, and the rows that are copied to them.
+#include "store/hbm_tier.h"
+
+#include <algorithm>
+#include <set>
+
+#include "store/store_impl.h"
+
+namespace embertide {
+namespace {
+
+// Batches of one lookup under way: probed, pooled, copied out.
+constexpr size_t kDepth = 3;
+// As for the SSD: a row asked for once may never be asked for again.
+constexpr uint32_t kAccessesToEnter = 2;
+// Wishes kept for each row that one fill may bring to a device: many name a row twice, or one that
+// was asked for once.
+constexpr size_t kWishesPerRow = 4;
+
+size_t BagsOf(const KeyBags& request) {
+  return request.offsets.empty() ? request.keys.size() : request.offsets.size() - 1;
+}
+
+// Places of a bag's keys in KeyBags::keys.
+std::pair<size_t, size_t> KeysOfBag(const KeyBags& request, size_t bag) {
+  if (request.offsets.empty()) return {bag, bag + 1};
+  return {request.offsets[bag], request.offsets[bag + 1]};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<HbmTier>> HbmTier::Open(const StoreOptions& options) {
+  if (options.profile != Profile::kServe) {
+    return Status(Code::kInvalidArgument, "an HBM tier serves lookups; a trainer has none");
+  }
+  if (options.hbm_devices == 0 || options.hbm_devices > 64) {
+    return Status(Code::kInvalidArgument,
+                  "hbm_devices = " + std::to_string(options.hbm_devices) + "; give 1 to 64");
+  }
+  std::vector<std::unique_ptr<HbmDevice>> devices;
+  for (uint32_t d = 0; d < options.hbm_devices; ++d) {
+    if (options.hbm_kind == HbmKind::kTwin) {
+      devices.push_back(OpenTwinDevice());
+      continue;
+    }
+    Result<std::unique_ptr<HbmDevice>> gpu = OpenGpu(d);
+    if (!gpu.ok()) return gpu.status();
+    devices.push_back(std::move(*gpu));
+  }
+  std::unique_ptr<HbmTier> tier(new HbmTier);
+  Result<std::unique_ptr<HbmCache>> cache =
+      HbmCache::Open({options.tables, options.hbm_budget_bytes}, std::move(devices));
+  if (!cache.ok()) return cache.status();
+  tier->cache_ = std::move(*cache);
+  tier->arena_bytes_ =
+      (tier->cache_->host_bytes() + options.devices - 1) / uint64_t{options.devices};
+  return tier;
+}
+
+bool HbmTier::Cut(size_t features, std::span<const KeyBags> requests,
+                  std::vector<Pieces>* batches) const {
+  size_t room = 0;
+  for (size_t r = 0; r < requests.size(); ++r) {
+    const KeyBags& request = requests[r];
+    for (size_t first = 0; first < BagsOf(request); first += features) {
+      const size_t keys =
+          KeysOfBag(request, first + features - 1).second - KeysOfBag(request, first).first;
+      if (keys > cache_->batch_keys()) return false;
+      const bool fits = keys <= room && !batches->empty();
+      if (!fits) {
+        batches->emplace_back();
+        room = cache_->batch_keys();
+      }
+      room -= keys;
+      Pieces& pieces = batches->back();
+      if (fits && !pieces.empty() && pieces.back().request == r) {
+        pieces.back().end += features;
+      } else {
+        pieces.push_back({r, first, first + features});
+      }
+    }
+  }
+  return true;
+}
+
+// One lookup's batches, a ring of them under way.
+struct HbmTier::Flight {
+  HbmTier* tier;
+  uint64_t version;
+  std::span<const BagFeature> features;
+  std::span<const KeyBags> requests;
+  BelowHbm* below;
+  std::vector<std::unique_ptr<HbmBatch>> ring{};
+  // What a batch missed, as a request to the tiers below.
+  std::vector<int64_t> keys{};
+  std::vector<uint32_t> offsets{};
+  std::vector<uint32_t> remote_of{};
+  std::vector<RemoteRow> remote{};
+  std::vector<uint8_t*> sources{};  // null: nobody asks
+  std::vector<size_t> at{};         // in the batch
+  std::vector<std::pair<uint32_t, uint64_t>> missed{};
+
+  // Calls use(request, bag, feature) for the bags of a batch in order.
+  template <typename Use>
+  void ForEachBag(const Pieces& pieces, const Use& use) const {
+    for (const Piece& piece : pieces) {
+      for (size_t bag = piece.first; bag < piece.end; ++bag) {
+        use(requests[piece.request], bag, features[bag % features.size()]);
+      }
+    }
+  }
+
+  Status Probe(HbmBatch* batch, const Pieces& pieces) const {
+    batch->Begin(version);
+    ForEachBag(pieces, [&](const KeyBags& request, size_t bag, const BagFeature& feature) {
+      const auto [first, end] = KeysOfBag(request, bag);
+      batch->Add(feature.table, feature.pooling == Pooling::kMean,
+                 request.keys.subspan(first, end - first),
+                 request.remote_of == nullptr ? nullptr : request.remote_of + first);
+    });
+    return batch->Probe();
+  }
+
+  void CollectMisses(const HbmBatch& batch, const Pieces& pieces) {
+    keys.clear();
+    offsets.assign(1, 0);
+    remote_of.clear();
+    remote.clear();
+    sources.clear();
+    at.clear();
+    size_t next = 0;
+    ForEachBag(pieces, [&](const KeyBags& request, size_t bag, const BagFeature& feature) {
+      const auto [first, end] = KeysOfBag(request, bag);
+      for (size_t k = first; k < end; ++k, ++next) {
+        uint8_t* source = request.source == nullptr ? nullptr : request.source + k;
+        if (batch.Hit(next)) {
+          below->CountHit(feature.table, static_cast<uint64_t>(request.keys[k]), batch.Live(next));
+          if (source != nullptr) *source = static_cast<uint8_t>(Source::kHbm);
+          continue;
+        }
+        const uint32_t from = request.remote_of == nullptr ? 0 : request.remote_of[k];
+        if (from != 0) remote.push_back(request.remote[from - 1]);
+        remote_of.push_back(from == 0 ? 0 : static_cast<uint32_t>(remote.size()));
+        keys.push_back(request.keys[k]);
+        sources.push_back(source);
+        at.push_back(next);
+      }
+      offsets.push_back(static_cast<uint32_t>(keys.size()));
+    });
+  }
+
+  // Waits for the answers, brings what is missing, and has the bags pooled.
+  Status Resolve(HbmBatch* batch, const Pieces& pieces) {
+    EMBERTIDE_RETURN_IF_ERROR(batch->WaitForAnswers());
+    CollectMisses(*batch, pieces);
+    KeyBags request;
+    request.keys = keys;
+    request.offsets = offsets;
+    request.remote_of = remote_of.data();
+    request.remote = remote.data();
+    Status found = below->Find(features, request);
+    if (!found.ok()) {
+      failed_below = true;
+      return found;
+    }
+    missed.clear();
+    size_t bag = 0;
+    for (size_t i = 0; i < keys.size(); ++i) {
+      while (offsets[bag + 1] <= i) ++bag;
+      const BelowHbm::Row row = below->At(i);
+      batch->Give(at[i], row.kind, row.live, row.payload);
+      if (sources[i] != nullptr) *sources[i] = static_cast<uint8_t>(row.source);
+      const bool may_enter = row.source == Source::kDdr && remote_of[i] == 0 && row.live != 0;
+      if (may_enter) {
+        missed.emplace_back(features[bag % features.size()].table, static_cast<uint64_t>(keys[i]));
+      }
+    }
+    tier->Wish(missed);
+    return batch->Pool();
+  }
+
+  Status Collect(HbmBatch* batch, const Pieces& pieces) const {
+    EMBERTIDE_RETURN_IF_ERROR(batch->Collect());
+    size_t b = 0;
+    ForEachBag(pieces, [&](const KeyBags& request, size_t bag, const BagFeature& feature) {
+      const uint32_t dim = tier->cache_->TableOf(feature.table).layout.dim();
+      float* out = request.out + bag / features.size() * request.out_stride + feature.column;
+      const float* pooled = batch->Out(b++);
+      if (pooled == nullptr) {
+        std::fill_n(out, dim, 0.0F);
+      } else {
+        std::copy_n(pooled, dim, out);
+      }
+    });
+    return Status::Ok();
+  }
+
+  bool failed_below = false;
+};
+
+Status HbmTier::AnswerAll(std::span<const Pieces> batches, Flight* flight) {
+  const auto of = [&](size_t i) { return flight->ring[i % flight->ring.size()].get(); };
+  // Batch i is probed while the rows that batch i - 1 lacks are found and batch i - 2 is pooled.
+  for (size_t i = 0; i < batches.size() + kDepth - 1; ++i) {
+    if (i < batches.size()) EMBERTIDE_RETURN_IF_ERROR(flight->Probe(of(i), batches[i]));
+    if (i >= 1 && i - 1 < batches.size()) {
+      EMBERTIDE_RETURN_IF_ERROR(flight->Resolve(of(i - 1), batches[i - 1]));
+    }
+    if (i >= 2) EMBERTIDE_RETURN_IF_ERROR(flight->Collect(of(i - 2), batches[i - 2]));
+  }
+  return Status::Ok();
+}
+
+Status HbmTier::Lookup(uint64_t version, std::span<const BagFeature> features,
+                       std::span<const KeyBags> requests, BelowHbm* below) {
+  const auto without = [&](const std::string& why) {
+    fallbacks_.fetch_add(1, std::memory_order_relaxed);
+    return Status(Code::kUnavailable, why);
+  };
+  if (!cache_->healthy()) return without("a device of the HBM tier has failed");
+  std::vector<Pieces> batches;
+  if (!Cut(features.size(), requests, &batches)) {
+    return without("a sample has more keys than a batch of the HBM tier");
+  }
+  if (batches.empty()) return Status::Ok();
+  const HbmLanes lanes(cache_.get(), static_cast<uint32_t>(std::min(batches.size(), kDepth)));
+  Flight flight{this, version, features, requests, below};
+  for (const uint32_t lane : lanes.numbers()) {
+    flight.ring.push_back(std::make_unique<HbmBatch>(cache_.get(), lane));
+  }
+  Status status = AnswerAll(batches, &flight);
+  if (status.ok() || flight.failed_below) return status;
+  return without(status.message());
+}
+
+void HbmTier::Wish(const std::vector<std::pair<uint32_t, uint64_t>>& missed) {
+  if (missed.empty()) return;
+  // A reader never waits: what finds no room wishes again at its next miss.
+  const std::unique_lock lock(wishes_mutex_, std::try_to_lock);
+  const size_t most = size_t{cache_->fill_rows()} * cache_->devices() * kWishesPerRow;
+  const size_t room = lock.owns_lock() ? most - std::min(most, wishes_.size()) : 0;
+  const size_t take = std::min(room, missed.size());
+  wishes_dropped_.fetch_add(missed.size() - take, std::memory_order_relaxed);
+  wishes_.insert(wishes_.end(), missed.begin(), missed.begin() + static_cast<ptrdiff_t>(take));
+}
+
+std::vector<std::vector<HbmRow>> HbmTier::TakeWishes() {
+  std::vector<std::pair<uint32_t, uint64_t>> wishes;
+  {
+    const std::lock_guard lock(wishes_mutex_);
+    wishes.swap(wishes_);
+  }
+  std::set<std::pair<uint32_t, uint64_t>> met;
+  std::vector<std::vector<HbmRow>> rows(cache_->devices());
+  for (const auto& [table, key] : wishes) {
+    std::vector<HbmRow>& of = rows[cache_->DeviceOf(table, key)];
+    if (of.size() == cache_->fill_rows() || !met.emplace(table, key).second) continue;
+    HbmRow row;
+    row.table = table;
+    row.key = key;
+    of.push_back(row);
+  }
+  return rows;
+}
+
+bool Store::Impl::RowForHbm(const Device* device, HbmRow* row) const {
+  const Table& table = tables[row->table];
+  const uint64_t hash = HashKey(row->key);
+  const Bucket* bucket = Newest(table, BucketOf(table, hash));
+  if (bucket == nullptr || bucket->device != device) return false;
+  const uint32_t entry = bucket->index.Locate(hash, row->key);
+  if (entry == BucketIndex::kNotFound) return false;
+  if (bucket->index.AccessCount(hash, row->key) < kAccessesToEnter) return false;
+  const uint64_t newest_version = newest.load();
+  // Out of its chain, a row has not changed since the window began.
+  row->since = oldest.load();
+  row->until = kHbmOpenEnd;
+  Location place = bucket->index.At(entry);
+  if (place.is_chain()) {
+    const VersionNode* node = place.chain();
+    for (; node != nullptr && node->version > newest_version; node = node->older.load()) {
+      row->until = node->version;
+    }
+    if (node == nullptr) return false;
+    if (node->version != 0) row->since = node->version;
+    place = Location::FromWord(node->word.load());
+  }
+  if (place.tier() != TierId::kDdr || place.live() == 0) return false;
+  row->since = std::max(row->since, bucket->since);
+  row->live = place.live();
+  row->payload = {device->arena.Address(place.slot()),
+                  table.config.layout.PayloadBytes(place.live())};
+  return true;
+}
+
+void Store::Impl::EndInHbm(uint32_t table, const Bucket& bucket) {
+  // No version is below 1.
+  for (uint32_t e = 0; e < bucket.index.capacity(); ++e) {
+    if (bucket.index.Occupied(e)) hbm->cache().End(table, bucket.index.KeyAt(e), 1);
+  }
+  hbm->cache().Flush();
+}
+
+void Store::Impl::FillHbm() {
+  const std::unique_lock filling(hbm->filling(), std::try_to_lock);
+  // Before the first version rows change where they are.
+  if (!filling.owns_lock() || newest.load() == 0) return;
+  HbmCache& cache = hbm->cache();
+  auto wanted = hbm->TakeWishes();
+  for (uint32_t h = 0; h < cache.devices(); ++h) {
+    if (!wanted[h].empty()) cache.Survey(h, wanted[h]);
+  }
+  const uint64_t safe = readers.MinEpoch();
+  for (const auto& device : devices) {
+    // Whoever changes a row holds this lock, and ends the row in HBM before letting go of it.
+    const std::lock_guard writer(device->writer);
+    for (uint32_t h = 0; h < cache.devices(); ++h) {
+      std::vector<HbmRow> rows;
+      for (HbmRow& row : wanted[h]) {
+        if (RowForHbm(device.get(), &row)) rows.push_back(row);
+      }
+      cache.Place(h, rows, oldest.load(), safe, [this] { return readers.Retire(); });
+    }
+  }
+}
+
+}  // namespace embertide
