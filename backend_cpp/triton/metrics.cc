@@ -27,7 +27,7 @@ constexpr std::array<BusEvent, kBusEvents> kBusEventList = {{
     {"reconnect", &FollowerStats::reconnects},
     {"refused", &FollowerStats::refused},
 }};
-constexpr std::array<const char*, 3> kTierNames = {"ddr", "ssd", "index"};
+constexpr std::array<const char*, 4> kTierNames = {"ddr", "ssd", "index", "hbm"};
 
 TRITONSERVER_MetricFamily* MakeFamily(TRITONSERVER_MetricKind kind, const char* name,
                                       const char* help) {
@@ -199,6 +199,7 @@ void ModelMetrics::Publish() {
   Show(&tier_series_[0], stats.ddr_payload_bytes);
   Show(&tier_series_[1], stats.ssd_bytes);
   Show(&tier_series_[2], stats.index_bytes);
+  Show(&tier_series_[3], stats.hbm_bytes);
   Show(&evicted_series_, stats.evictions_to_ssd);
   Show(&promoted_series_, stats.promotions);
   Show(&rows_refused_series_, stats.refused_rows);

@@ -86,7 +86,7 @@ class ModelMetrics {
   std::array<std::atomic<uint64_t>, kReasons> refused_{};
   std::vector<std::array<Series, kSources>> keys_series_;
   std::array<Series, kReasons> refused_series_;
-  std::array<Series, 3> tier_series_;  // ddr, ssd, index
+  std::array<Series, 4> tier_series_;  // ddr, ssd, index, hbm
   std::array<Series, kBusEvents> bus_series_;
   std::array<Series, kFleetEvents.size()> fleet_series_;
   std::array<Series, 2> buckets_series_;  // held, left

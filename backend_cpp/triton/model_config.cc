@@ -89,6 +89,8 @@ std::map<std::string, Setter> Setters(const std::string& directory, ModelConfig*
           {"devices", number("devices", 1, 256, &node->devices)},
           {"ddr_budget_bytes", number("ddr_budget_bytes", 1, kMaxBytes, &node->ddr_budget_bytes)},
           {"ssd_budget_bytes", number("ssd_budget_bytes", 0, kMaxBytes, &node->ssd_budget_bytes)},
+          {"hbm_budget_bytes", number("hbm_budget_bytes", 0, kMaxBytes, &node->hbm_budget_bytes)},
+          {"hbm_devices", number("hbm_devices", 1, 64, &node->hbm_devices)},
           {"threads", number("threads", 1, 256, &config->threads)},
           {"max_samples", number("max_samples", 1, 1U << 20, &config->max_samples)},
           {"max_keys", number("max_keys", 1, 1U << 28, &config->max_keys)}};

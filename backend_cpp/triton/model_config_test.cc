@@ -21,6 +21,7 @@ Json Good() {
     "output": [{"name": "EMBEDDING", "data_type": "TYPE_FP32", "dims": [-1]}],
     "instance_group": [{"kind": "KIND_CPU", "count": 2}],
     "parameters": {"kind": {"string_value": "lookup"}, "snapshot": {"string_value": "snap"},
+                   "hbm_budget_bytes": {"string_value": "123456789"},
                    "max_keys": {"string_value": "77"}}})");
 }
 
@@ -35,6 +36,7 @@ TEST(ModelConfigTest, ParsesWhatIsThere) {
   ASSERT_TRUE(config.ok()) << config.status().message();
   EXPECT_EQ(config.value().node.snapshot, "/models/m/snap");
   EXPECT_EQ(config.value().max_keys, 77U);
+  EXPECT_EQ(config.value().node.hbm_budget_bytes, 123456789U);
   EXPECT_EQ(config.value().tensors.embedding, "EMBEDDING");
 }
 

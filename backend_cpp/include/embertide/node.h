@@ -34,6 +34,9 @@ struct NodeOptions {
   uint64_t ddr_budget_bytes = 1ULL << 30;
   uint64_t ssd_budget_bytes = 0;
   std::string ssd_directory;
+  uint64_t hbm_budget_bytes = 0;  // of each GPU; 0: none is used
+  uint32_t hbm_devices = 1;
+  HbmKind hbm_kind = HbmKind::kGpu;
   uint32_t window_versions = 8;
   // --- of a node that shares a model with others; needs a publication
   std::string state;         // Redis URL of the state store, where plans are; empty: a node alone
