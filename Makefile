@@ -9,7 +9,7 @@ TORCH = $(shell $(BIN)/python -c "import importlib.util as u; print(u.find_spec(
 APT := g++ cmake ninja-build libgtest-dev nlohmann-json3-dev libisal-dev libhiredis-dev \
   libprotobuf-dev protobuf-compiler libgrpc++-dev protobuf-compiler-grpc pkg-config python3-dev python3-venv libb64-0d
 
-.PHONY: help demo dev cpp check test bench-serve bench-remote bench-cache bench-reshard perf-check test-asan test-tsan images clean
+.PHONY: help demo dev cpp check test bench-serve bench-remote bench-cache bench-reshard perf-check gpu-deps gpu-check test-asan test-tsan images clean
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
@@ -30,7 +30,7 @@ build/.venv: pyproject.toml constraints.txt build/.apt
 	@$(BIN)/pip install -q -c constraints.txt $$($(BIN)/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; print(*(r.replace(' ', '') for extra in (p['dependencies'], *p['optional-dependencies'].values()) for r in extra))")
 	@touch $@
 
-SOURCES := $(shell git ls-files -co --exclude-standard -- '*.cc' '*.h' '*.proto' '*.pyi' '*CMakeLists.txt')
+SOURCES := $(shell git ls-files -co --exclude-standard -- '*.cc' '*.cu' '*.h' '*.proto' '*.pyi' '*CMakeLists.txt')
 build/.dev: build/.venv $(SOURCES)
 	@echo "== editable install (builds the _store extension and the protos)"
 	@PATH="$(BIN):$$PATH" $(BIN)/pip install -q --no-build-isolation --no-deps -e .
@@ -45,7 +45,7 @@ cpp: build/.venv ## the C++ build, tests included
 	@cmake -S . -B build/cpp -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEMBERTIDE_TORCH=$(TORCH) >build/cmake.log || { cat build/cmake.log; exit 1; }
 	@cmake --build build/cpp
 
-CC := git ls-files -co --exclude-standard -- '*.cc' '*.h'
+CC := git ls-files -co --exclude-standard -- '*.cc' '*.cu' '*.h'
 check: dev cpp ## formatters, linters, types, proto lint
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/mypy && $(BIN)/mypy tests && $(BIN)/mypy -p bench
@@ -72,6 +72,24 @@ bench-cache: dev ## hit rates of the cache policies; TRACES="a.trace.xz b.parque
 
 perf-check: dev cpp ## perf_analyzer drives lookup and ranking by gRPC and HTTP
 	$(BIN)/python -m bench.perf_check
+
+# googletest, nlohmann-json and ISA-L are all that the store needs beside compilers. Where nothing can be
+# installed, gpu-deps makes a folder of them on a machine that can download, to be taken along.
+GPU_DEPS := build/gpu-deps
+gpu-deps: ## build/gpu-deps: what gpu-check needs, for a machine that can download nothing
+	@rm -rf $(GPU_DEPS) && mkdir -p $(GPU_DEPS)
+	@cd $(GPU_DEPS) && apt-get download libgtest-dev nlohmann-json3-dev libisal-dev libisal2 && \
+	  for p in *.deb; do dpkg -x $$p .; done && rm *.deb
+
+gpu-check: ## the store and its CUDA alone: tests and benchmark on one GPU, nothing downloaded
+	@command -v nvcc >/dev/null || { echo "gpu-check needs nvcc on the PATH"; exit 1; }
+	@mkdir -p build
+	@cmake -S . -B build/gpu -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEMBERTIDE_STORE_ONLY=ON -DCMAKE_CUDA_ARCHITECTURES=90 \
+	  -DCMAKE_PREFIX_PATH=$(CURDIR)/$(GPU_DEPS)/usr >build/gpu-cmake.log || { cat build/gpu-cmake.log; \
+	  echo "It needs libgtest-dev, nlohmann-json3-dev and libisal-dev: installed, or from 'make gpu-deps' elsewhere."; exit 1; }
+	@cmake --build build/gpu -j $$(nproc) --target row_test places_test hbm_device_test hbm_test store_test hbm_bench
+	timeout 240 ctest --test-dir build/gpu --output-on-failure -j 4 -R 'Row|Hbm|Twin|Store'
+	$(PYTHON) -m bench.hbm --binary build/gpu/bench/hbm_bench --output build/bench/gpu.json
 
 test-asan: build/.apt ## the C++ tests under AddressSanitizer and UBSan
 	@cmake -S . -B build/asan -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all" >/dev/null
