@@ -10,6 +10,8 @@
 #include <random>
 #include <vector>
 
+#include "hbm/emulated_device.h"
+
 namespace embertide {
 namespace {
 
@@ -90,7 +92,7 @@ TEST_P(HbmDeviceTest, ARowIsFoundByItsKeyAndTableForItsVersionsAlone) {
     EXPECT_EQ(pages[row * kRowBytes + 55], static_cast<std::byte>(row));
   }
 
-  // Every key in every table, in one launch that fills no block; then those that no table has.
+  // Every key in every table, and those that no table has, in a launch that fills no block.
   std::vector<uint64_t> keys;
   std::vector<uint16_t> tables;
   for (uint64_t key = 0; key < kRows + 3; ++key) {
@@ -101,7 +103,10 @@ TEST_P(HbmDeviceTest, ARowIsFoundByItsKeyAndTableForItsVersionsAlone) {
     keys.push_back(key);
     tables.push_back(kHbmNoTable);
   }
+  keys.push_back(0);
+  tables.push_back(0);
   const auto count = static_cast<uint32_t>(keys.size());
+  ASSERT_NE(count % 4, 0U);
   HbmRef* refs = OnDevice(std::vector<HbmRef>(count));
   uint32_t* answers = OnDevice(std::vector<uint32_t>(count, 77));
   HbmDevice::LookupArgs args{OnDevice(keys), OnDevice(tables), count, 0, refs, answers};
@@ -193,7 +198,8 @@ TEST_P(HbmDeviceTest, PooledBagsAreThePassOverTheirRowsBitForBit) {
   const std::vector<RowLayout> layouts = {
       {1, 128, DType::kFp32}, {4, 4, DType::kFp32},    {16, 8, DType::kFp32}, {3, 5, DType::kFp32},
       {1, 1, DType::kFp32},   {1, 1000, DType::kFp32}, {2, 64, DType::kFp16}, {2, 7, DType::kFp16},
-      {4, 32, DType::kBf16},  {1, 33, DType::kBf16},   {8, 16, DType::kInt8}, {2, 9, DType::kInt8}};
+      {4, 32, DType::kBf16},  {1, 33, DType::kBf16},   {8, 16, DType::kInt8}, {2, 9, DType::kInt8},
+      {4, 5, DType::kFp32},   {2, 6, DType::kInt8}};
   std::vector<HbmTable> tables;
   for (const RowLayout& layout : layouts) {
     tables.push_back({layout.dim(), layout.chunks, layout.chunk_dim, layout.dtype});
@@ -205,7 +211,7 @@ TEST_P(HbmDeviceTest, PooledBagsAreThePassOverTheirRowsBitForBit) {
   uint32_t out = 0;
   uint32_t partials = 0;
   std::normal_distribution<float> normal(0, 3);
-  for (int bag_number = 0; bag_number < 600; ++bag_number) {
+  for (int bag_number = 0; bag_number < 601; ++bag_number) {
     HbmBag bag;
     bag.table = static_cast<uint16_t>(random_() % layouts.size());
     const RowLayout& layout = layouts[bag.table];
@@ -319,10 +325,14 @@ TEST(TwinDeviceTest, WorkIsDoneBeforeSomebodyWaitsOrNotByChance) {
   EXPECT_LT(early, 80);
 }
 
-INSTANTIATE_TEST_SUITE_P(Twin, HbmDeviceTest,
-                         ::testing::Values(Kind{"twin", [] { return Result(OpenTwinDevice()); }}));
-INSTANTIATE_TEST_SUITE_P(Gpu, HbmDeviceTest,
-                         ::testing::Values(Kind{"gpu", [] { return OpenGpu(0); }}));
+Result<std::unique_ptr<HbmDevice>> OpenTwin() { return OpenTwinDevice(); }
+Result<std::unique_ptr<HbmDevice>> OpenEmulated() { return OpenEmulatedDevice(); }
+Result<std::unique_ptr<HbmDevice>> OpenFirstGpu() { return OpenGpu(0); }
+
+INSTANTIATE_TEST_SUITE_P(Twin, HbmDeviceTest, ::testing::Values(Kind{"twin", OpenTwin}));
+INSTANTIATE_TEST_SUITE_P(Emulated, HbmDeviceTest,
+                         ::testing::Values(Kind{"emulated", OpenEmulated}));
+INSTANTIATE_TEST_SUITE_P(Gpu, HbmDeviceTest, ::testing::Values(Kind{"gpu", OpenFirstGpu}));
 
 }  // namespace
 }  // namespace embertide
