@@ -5,13 +5,13 @@
 
 #include <atomic>
 #include <bit>
-#include <map>
+#include <deque>
 #include <random>
 #include <thread>
 
 #include "embertide/hash.h"
 #include "embertide/store.h"
-#include "hbm/device.h"
+#include "hbm/cache.h"
 
 namespace embertide {
 namespace {
@@ -106,6 +106,43 @@ class HbmTest : public ::testing::TestWithParam<Case> {
     }
   }
 
+  // What peers answered for some keys of a request: rows, default rows, or a sum of several keys.
+  struct Remote {
+    std::vector<uint32_t> of;
+    std::vector<RemoteRow> rows;
+    std::deque<std::vector<std::byte>> payloads;
+    std::deque<std::vector<double>> sums;
+
+    void AddBag(HbmTest* test, const RowLayout& layout, size_t bag_keys) {
+      of.resize(of.size() + bag_keys, 0);
+      if (bag_keys == 0 || test->Random(3) != 0) return;
+      uint32_t* of_bag = &of[of.size() - bag_keys];
+      RemoteRow row;
+      if (bag_keys > 2 && test->Random(2) == 0) {
+        sums.emplace_back(layout.dim());
+        for (double& sum : sums.back()) sum = std::normal_distribution<double>()(test->random_);
+        row.sums = sums.back().data();
+        rows.push_back(row);
+        of_bag[0] = static_cast<uint32_t>(rows.size());
+        row = {};
+        row.summed = true;
+        rows.push_back(row);
+        of_bag[2] = static_cast<uint32_t>(rows.size());
+        return;
+      }
+      if (test->Random(4) != 0) {
+        std::vector<float> values(layout.dim());
+        for (float& value : values) value = std::normal_distribution<float>()(test->random_);
+        row.live = static_cast<uint16_t>(1 + test->Random(layout.full_mask()));
+        payloads.emplace_back(layout.PayloadBytes(row.live));
+        EncodePayload(layout, row.live, values.data(), payloads.back().data());
+        row.payload = payloads.back().data();
+      }
+      rows.push_back(row);
+      of_bag[test->Random(static_cast<uint32_t>(bag_keys))] = static_cast<uint32_t>(rows.size());
+    }
+  };
+
   // Bit for bit the same; with several devices sums within 1 ulp, for bags of more than one key.
   static void ExpectEqual(float got, float want, bool exact, const std::string& what) {
     const auto bits = [](float value) { return std::bit_cast<int32_t>(value); };
@@ -124,8 +161,10 @@ class HbmTest : public ::testing::TestWithParam<Case> {
     }
     std::vector<int64_t> keys;
     std::vector<uint32_t> offsets = {0};
+    Remote remote;
     for (size_t bag = 0; bag < samples * features.size(); ++bag) {
       for (uint32_t n = Random(6); n > 0; --n) keys.push_back(Key());
+      remote.AddBag(this, tables_[bag % features.size()].layout, keys.size() - offsets.back());
       offsets.push_back(static_cast<uint32_t>(keys.size()));
     }
     std::vector<float> got(2 * samples * width, -1);
@@ -134,7 +173,8 @@ class HbmTest : public ::testing::TestWithParam<Case> {
     std::vector<uint8_t> want_source(got_source.size(), 99);
     const auto answer = [&](const ReadView& view, std::vector<float>* out,
                             std::vector<uint8_t>* source) {
-      const KeyBags jagged{keys, offsets, out->data(), width, source->data()};
+      const KeyBags jagged{keys,           offsets,          out->data(),       width,
+                           source->data(), remote.of.data(), remote.rows.data()};
       const std::span<const int64_t> first = std::span(keys).first(samples * features.size());
       const KeyBags single{
           first, {}, out->data() + samples * width, width, source->data() + keys.size()};
@@ -336,7 +376,7 @@ TEST_P(HbmTest, ConcurrencyNoAnswerMixesVersions) {
   std::atomic<bool> stop{false};
   std::atomic<uint64_t> mixed{0};
   std::vector<std::thread> threads;
-  for (uint32_t r = 0; r < 3; ++r) {
+  for (uint32_t r = 0; r < kHbmLanes + 2; ++r) {  // some wait for a lane
     threads.emplace_back([&, r] {
       std::mt19937 random(r);
       std::vector<int64_t> keys(128);
