@@ -77,6 +77,8 @@ class SlabArena {
   }
   bool has_condemned() const { return condemned_pages_ > 0; }
 
+  // What a page for such slots takes of the budget.
+  static uint64_t PageBytesFor(uint32_t payload_bytes, uint32_t aux_bytes);
   // Bytes of pages and their aux.
   uint64_t page_bytes() const { return page_bytes_.load(std::memory_order_relaxed); }
   // Bytes of the page directory, charged to the budget when the arena is made.

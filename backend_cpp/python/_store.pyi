@@ -89,6 +89,15 @@ class BucketFileInfo:
     @property
     def crc32c(self) -> int: ...
 
+class TableBudget:
+    """Room of all devices that one table has to itself."""
+
+    def __init__(self, *, ddr_bytes: int, ssd_bytes: int = 0) -> None: ...
+    @property
+    def ddr_bytes(self) -> int: ...
+    @property
+    def ssd_bytes(self) -> int: ...
+
 class Store:
     """The tables of one node or trainer rank. One writer at a time; reads pin a version."""
 
@@ -102,6 +111,7 @@ class Store:
         ssd_budget_bytes: int = 0,
         ssd_directory: str = "",
         window_versions: int = 8,
+        table_budgets: dict[str, TableBudget] = ...,
     ) -> None: ...
     def lookup(
         self,

@@ -8,7 +8,8 @@ namespace py = pybind11;
 
 StoreOptions MakeOptions(std::vector<TableConfig> tables, const std::string& profile,
                          uint32_t devices, uint64_t ddr_budget_bytes, uint64_t ssd_budget_bytes,
-                         std::string ssd_directory, uint32_t window_versions) {
+                         std::string ssd_directory, uint32_t window_versions,
+                         std::map<std::string, TableBudget> table_budgets) {
   if (profile != "serve" && profile != "train") {
     throw BindingError{{Code::kInvalidArgument, "profile \"" + profile + "\"; use serve or train"}};
   }
@@ -18,6 +19,7 @@ StoreOptions MakeOptions(std::vector<TableConfig> tables, const std::string& pro
           /*hold_all=*/true,
           ddr_budget_bytes,
           ssd_budget_bytes,
+          std::move(table_budgets),
           std::move(ssd_directory),
           window_versions};
 }
@@ -126,16 +128,23 @@ py::dict StatsDict(const Store& store) {
 }  // namespace
 
 void BindStore(py::module_& m) {
+  py::class_<TableBudget>(m, "TableBudget")
+      .def(py::init([](uint64_t ddr, uint64_t ssd) { return TableBudget{ddr, ssd}; }),
+           py::kw_only(), py::arg("ddr_bytes"), py::arg("ssd_bytes") = 0)
+      .def_readonly("ddr_bytes", &TableBudget::ddr_bytes)
+      .def_readonly("ssd_bytes", &TableBudget::ssd_bytes);
   py::class_<Store>(m, "Store")
-      .def(
-          py::init([](std::vector<TableConfig> tables, const std::string& profile, uint32_t devices,
-                      uint64_t ddr, uint64_t ssd, std::string directory, uint32_t window) {
-            return ValueOrThrow(Store::Open(MakeOptions(std::move(tables), profile, devices, ddr,
-                                                        ssd, std::move(directory), window)));
-          }),
-          py::kw_only(), py::arg("tables"), py::arg("profile") = "serve", py::arg("devices") = 1,
-          py::arg("ddr_budget_bytes") = 1ULL << 30, py::arg("ssd_budget_bytes") = 0,
-          py::arg("ssd_directory") = "", py::arg("window_versions") = 8)
+      .def(py::init([](std::vector<TableConfig> tables, const std::string& profile,
+                       uint32_t devices, uint64_t ddr, uint64_t ssd, std::string directory,
+                       uint32_t window, std::map<std::string, TableBudget> budgets) {
+             return ValueOrThrow(
+                 Store::Open(MakeOptions(std::move(tables), profile, devices, ddr, ssd,
+                                         std::move(directory), window, std::move(budgets))));
+           }),
+           py::kw_only(), py::arg("tables"), py::arg("profile") = "serve", py::arg("devices") = 1,
+           py::arg("ddr_budget_bytes") = 1ULL << 30, py::arg("ssd_budget_bytes") = 0,
+           py::arg("ssd_directory") = "", py::arg("window_versions") = 8,
+           py::arg("table_budgets") = std::map<std::string, TableBudget>())
       .def("lookup", &Lookup, py::arg("table"), py::arg("keys"), py::kw_only(),
            py::arg("pooling") = "none", py::arg("offsets") = Array<uint32_t>(0),
            py::arg("version") = py::none())

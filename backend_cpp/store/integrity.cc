@@ -106,11 +106,12 @@ Status NameEntries(const Table& table, const Bucket& bucket, uint32_t aux, Named
 Status Store::CheckIntegrity() const {
   uint64_t index_bytes = 0;
   uint64_t rows = 0;
-  for (uint32_t d = 0; d < impl_->options.devices; ++d) {
-    Device& device = *impl_->devices[d];
+  for (const auto& each : impl_->devices) {
+    Device& device = *each;
     const std::lock_guard writer(device.writer);
     Named named(impl_->tables.size());
-    for (const Table& table : impl_->tables) {
+    for (const uint32_t t : device.tables) {
+      const Table& table = impl_->tables[t];
       for (const BucketSlot& slot : table.buckets) {
         const Bucket* bucket = slot.On(&device);
         if (bucket == nullptr) continue;
@@ -136,9 +137,10 @@ Status Store::CheckIntegrity() const {
       EMBERTIDE_RETURN_IF_ERROR(device.ssd->CheckIntegrity(named.ssd));
       named.index_bytes += device.ssd->directory_bytes();
     }
-    const uint64_t held = named.index_bytes + device.arena.page_bytes();
+    const uint64_t reserve = device.reserve_lent ? 0 : device.reserve_bytes;
+    const uint64_t held = named.index_bytes + device.arena.page_bytes() + reserve;
     if (device.budget.used_bytes() != held || held > device.budget.limit_bytes()) {
-      return {Code::kCorrupt, "device " + std::to_string(d) + ": charged " +
+      return {Code::kCorrupt, "device " + std::to_string(device.number) + ": charged " +
                                   std::to_string(device.budget.used_bytes()) + " bytes, holds " +
                                   std::to_string(held) + ", budget " +
                                   std::to_string(device.budget.limit_bytes())};

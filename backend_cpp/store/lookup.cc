@@ -562,7 +562,7 @@ RowLocation ReadView::Explain(uint32_t table_number, uint64_t key) const {
   answer.bucket = Store::Impl::BucketOf(table, hash);
   const Bucket* bucket = table.buckets[answer.bucket].At(version_);
   if (bucket == nullptr) return answer;
-  answer.device = impl.NumberOf(bucket->device);
+  answer.device = bucket->device->number;
   const BucketIndex& index = bucket->index;
   answer.access_count = index.AccessCount(hash, key);
   const Location place = Store::Impl::Resolve(index.Find(hash, key), version_, &answer.version);

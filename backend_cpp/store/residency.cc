@@ -99,19 +99,19 @@ template <typename Visit>
 void Store::Impl::AdvanceHand(Device* device, uint32_t entries, Visit visit) {
   uint32_t skipped_buckets = 0;
   while (entries > 0) {
-    Table& table = tables[device->hand_table];
+    const Table& table = tables[device->tables[device->hand_table]];
     if (device->hand_bucket >= table.buckets.size()) {
-      device->hand_table = (device->hand_table + 1) % tables.size();
+      device->hand_table = (device->hand_table + 1) % device->tables.size();
       device->hand_entry = 0;
       // The first bucket of the next table that lies on this device.
       device->hand_bucket = 0;
-      const auto& slots = tables[device->hand_table].buckets;
+      const auto& slots = tables[device->tables[device->hand_table]].buckets;
       while (device->hand_bucket < slots.size() &&
              slots[device->hand_bucket].On(device) == nullptr) {
         ++device->hand_bucket;
       }
       // A whole round over tables without one entry: there is nothing to visit.
-      if (++skipped_buckets > 2 * tables.size() + 2) return;
+      if (++skipped_buckets > 2 * device->tables.size() + 2) return;
       continue;
     }
     Bucket* bucket = table.buckets[device->hand_bucket].On(device);
@@ -122,7 +122,7 @@ void Store::Impl::AdvanceHand(Device* device, uint32_t entries, Visit visit) {
     }
     if (bucket->index.Occupied(device->hand_entry)) {
       skipped_buckets = 0;
-      if (!visit(device->hand_table, bucket, device->hand_entry)) return;
+      if (!visit(table.ordinal, bucket, device->hand_entry)) return;
     }
     ++device->hand_entry;
     --entries;
@@ -131,8 +131,8 @@ void Store::Impl::AdvanceHand(Device* device, uint32_t entries, Visit visit) {
 
 uint32_t Store::Impl::RoundOf(const Device* device) const {
   uint64_t entries = 0;
-  for (const Table& table : tables) {
-    for (const BucketSlot& slot : table.buckets) {
+  for (const uint32_t t : device->tables) {
+    for (const BucketSlot& slot : tables[t].buckets) {
       if (const Bucket* bucket = slot.On(device)) entries += bucket->index.capacity();
     }
   }
@@ -256,11 +256,22 @@ void Store::Impl::MoveCondemned(Device* device, uint32_t entries, bool demote) {
 // --- room
 // ---------------------------------------------------------------------------------------------
 
+uint64_t Store::Impl::FreeSlotBytes(const Device& device) {
+  uint64_t bytes = device.arena.page_bytes();
+  for (const TierCount& rows : device.in_ddr) bytes -= rows.bytes.load();
+  return bytes;
+}
+
 bool Store::Impl::MakeRoom(Device* device, int round) {
   // Each round takes some hundred KiB out; a budget that this cannot serve is too small.
   constexpr int kRounds = 64;
   if (round >= kRounds) return false;
   Reclaim(device);
+  // Without an SSD rows can only be packed, which gives a page back if a page of slots is free.
+  if (device->ssd == nullptr && device->retired.empty() &&
+      FreeSlotBytes(*device) < kSlabPageBytes) {
+    return false;
+  }
   if (round == 0) return true;
   // Cold rows first, in the odd rounds; slots that they free may be of the wrong size, so whole
   // pages in the even ones: a sixteenth of them, that a pass over the index may pay.
@@ -278,6 +289,10 @@ bool Store::Impl::MakeRoom(Device* device, int round) {
     Reclaim(device);
   }
   return true;
+}
+
+void Store::Impl::TakeReserveBack(Device* device) {
+  if (device->reserve_lent) device->reserve_lent = !device->budget.TryCharge(device->reserve_bytes);
 }
 
 Result<uint64_t> Store::Impl::AllocateDdr(Device* device, uint32_t payload_bytes,
@@ -302,6 +317,14 @@ Result<Location> Store::Impl::StoreRow(Device* device, const Table& table, uint1
 }
 
 Status Store::Impl::ReserveEntry(Device* device, Bucket* bucket) {
+  // A new row is never why rows that are there cannot be pruned.
+  TakeReserveBack(device);
+  for (int round = 0; device->reserve_lent; ++round) {
+    if (!MakeRoom(device, round)) {
+      return {Code::kResourceExhausted, "the DDR budget has no room beside what pruning needs"};
+    }
+    TakeReserveBack(device);
+  }
   const auto retire = [&](BucketIndex::Arrays* arrays) { RetireArrays(device, arrays); };
   for (int round = 0;; ++round) {
     const uint64_t before = bucket->index.bytes();

@@ -1,4 +1,5 @@
 // Store: opening, pinning, counters. The rest of the class is in the files beside this one.
+#include <algorithm>
 #include <filesystem>
 #include <set>
 #include <system_error>
@@ -10,6 +11,52 @@ namespace {
 
 // Reads of one batch that a device serves side by side; SATA and cloud disks gain little past it.
 constexpr uint32_t kSsdReadThreads = 4;
+// A device of less than so many pages has none to spare: where it is full, no row can be pruned.
+constexpr uint64_t kLeastOverReserve = 16;
+
+uint64_t BytesOf(const TableBudget& budget, bool ssd) {
+  return ssd ? budget.ssd_bytes : budget.ddr_bytes;
+}
+
+// What the tables with budgets of their own leave to the others.
+uint64_t LeftToShare(const StoreOptions& options, bool ssd) {
+  uint64_t left = ssd ? options.ssd_budget_bytes : options.ddr_budget_bytes;
+  for (const auto& [name, budget] : options.table_budgets) left -= BytesOf(budget, ssd);
+  return left;
+}
+
+// Of each table, and of all of them in each tier.
+Status ValidateBudgets(const StoreOptions& options, const std::set<std::string>& names) {
+  for (const bool ssd : {false, true}) {
+    const std::string what = ssd ? "ssd_budget_bytes" : "ddr_budget_bytes";
+    const uint64_t all = ssd ? options.ssd_budget_bytes : options.ddr_budget_bytes;
+    const uint64_t least =
+        options.devices * (ssd ? 2 * kSegmentBytes : uint64_t{4} * kSlabPageBytes);
+    const std::string too_little = " is less than " + std::to_string(least) + " (" +
+                                   std::to_string(least / options.devices) + " a device)";
+    uint64_t left = all;
+    for (const auto& [name, budget] : options.table_budgets) {
+      const uint64_t bytes = BytesOf(budget, ssd);
+      const std::string its = what + " of table " + name + " = " + std::to_string(bytes);
+      if (!names.contains(name)) {
+        return {Code::kInvalidArgument, its + ": there is no such table"};
+      }
+      if (bytes < least && !(ssd && bytes == 0)) return {Code::kInvalidArgument, its + too_little};
+      if (bytes > left) {
+        return {Code::kInvalidArgument,
+                its + ": with the tables before it, it exceeds the " + std::to_string(all) +
+                    " bytes of the store; give the store more or the tables less"};
+      }
+      left -= bytes;
+    }
+    if (options.table_budgets.size() < names.size() && left < least && !(ssd && all == 0)) {
+      return {Code::kInvalidArgument,
+              what + ": the " + std::to_string(left) +
+                  " bytes that tables with budgets of their own leave to the others" + too_little};
+    }
+  }
+  return Status::Ok();
+}
 
 Status ValidateOptions(const StoreOptions& options) {
   if (options.tables.empty()) return {Code::kInvalidArgument, "a store needs at least one table"};
@@ -51,7 +98,7 @@ Status ValidateOptions(const StoreOptions& options) {
                   " is less than 2 MiB a device; give more or 0"};
     }
   }
-  return Status::Ok();
+  return ValidateBudgets(options, names);
 }
 
 }  // namespace
@@ -70,25 +117,70 @@ Store::Impl::Impl(StoreOptions opts) : options(std::move(opts)) {
     table.default_row.resize(config.layout.dim(), 0.0F);
     tables.push_back(std::move(table));
   }
-  for (uint32_t d = 0; d < options.devices; ++d) {
-    devices.push_back(
-        std::make_unique<Device>(options.ddr_budget_bytes / options.devices, tables.size()));
-  }
+  MakeDevices();
   for (Table& table : tables) {
     for (uint32_t b = 0; b < table.buckets.size() && options.hold_all; ++b) {
       // Shifted by the table, or the many tables of one bucket would all lie on device 0.
       const uint32_t device = (table.ordinal + b) % options.devices;
-      table.buckets[b].newest = new Bucket(devices[device].get());
+      table.buckets[b].newest = new Bucket(DeviceOf(table, device));
       table.buckets[b].held_since = 0;
       table.buckets[b].device = device;
     }
   }
 }
 
-uint32_t Store::Impl::NumberOf(const Device* device) const {
-  uint32_t number = 0;
-  while (devices[number].get() != device) ++number;
-  return number;
+void Store::Impl::MakeDevices() {
+  const auto add_part = [&](uint64_t ddr_bytes, const std::vector<uint32_t>& of) {
+    for (const uint32_t t : of) {
+      tables[t].part = static_cast<uint32_t>(devices.size()) / options.devices;
+    }
+    for (uint32_t d = 0; d < options.devices; ++d) {
+      devices.push_back(
+          std::make_unique<Device>(d, ddr_bytes / options.devices, of, tables.size()));
+    }
+  };
+  std::vector<uint32_t> sharing;
+  for (const Table& table : tables) {
+    if (!options.table_budgets.contains(table.config.name)) sharing.push_back(table.ordinal);
+  }
+  if (!sharing.empty()) add_part(LeftToShare(options, /*ssd=*/false), sharing);
+  for (const Table& table : tables) {
+    const auto own = options.table_budgets.find(table.config.name);
+    if (own != options.table_budgets.end()) add_part(own->second.ddr_bytes, {table.ordinal});
+  }
+}
+
+Status Store::Impl::OpenDevice(Device* device) {
+  uint64_t directory = device->arena.directory_bytes();
+  const std::string& name = tables[device->tables.front()].config.name;
+  const auto own = options.table_budgets.find(name);
+  const bool shared = own == options.table_budgets.end();
+  const uint64_t ssd_bytes = shared ? LeftToShare(options, /*ssd=*/true) : own->second.ssd_bytes;
+  if (ssd_bytes > 0) {
+    std::error_code error;
+    std::filesystem::create_directories(options.ssd_directory, error);
+    const std::string path = options.ssd_directory + "/device-" + std::to_string(device->number) +
+                             (shared ? "" : "-" + name) + ".log";
+    auto file = OpenPreadBlockFile(path, kSsdReadThreads);
+    if (!file.ok()) return file.status();
+    device->ssd = std::make_unique<BlockLog>(std::move(*file), ssd_bytes / options.devices);
+    directory += device->ssd->directory_bytes();
+  }
+  if (!device->budget.TryCharge(directory)) {
+    return {Code::kInvalidArgument, "ddr_budget_bytes is too small for its directories" +
+                                        (shared ? "" : ": table " + name)};
+  }
+  index_bytes += directory;
+  if (!training() || device->ssd != nullptr) return Status::Ok();
+  uint64_t page = 0;
+  for (const uint32_t t : device->tables) {
+    const uint32_t payload = tables[t].config.layout.PayloadBytes(1);
+    page = std::max(page, SlabArena::PageBytesFor(payload, AuxBytes(tables[t])));
+  }
+  if (page <= device->budget.limit_bytes() / kLeastOverReserve && device->budget.TryCharge(page)) {
+    device->reserve_bytes = page;
+  }
+  return Status::Ok();
 }
 
 Store::Impl::~Impl() {
@@ -112,23 +204,8 @@ Store::~Store() = default;
 Result<std::unique_ptr<Store>> Store::Open(StoreOptions options) {
   EMBERTIDE_RETURN_IF_ERROR(ValidateOptions(options));
   auto impl = std::make_unique<Impl>(std::move(options));
-  const StoreOptions& opts = impl->options;
-  for (uint32_t d = 0; d < opts.devices; ++d) {
-    uint64_t directory = impl->devices[d]->arena.directory_bytes();
-    if (opts.ssd_budget_bytes > 0) {
-      std::error_code error;
-      std::filesystem::create_directories(opts.ssd_directory, error);
-      const std::string path = opts.ssd_directory + "/device-" + std::to_string(d) + ".log";
-      auto file = OpenPreadBlockFile(path, kSsdReadThreads);
-      if (!file.ok()) return file.status();
-      impl->devices[d]->ssd =
-          std::make_unique<BlockLog>(std::move(*file), opts.ssd_budget_bytes / opts.devices);
-      directory += impl->devices[d]->ssd->directory_bytes();
-    }
-    if (!impl->devices[d]->budget.TryCharge(directory)) {
-      return Status(Code::kInvalidArgument, "ddr_budget_bytes is too small for its directories");
-    }
-    impl->index_bytes += directory;
+  for (auto& device : impl->devices) {
+    EMBERTIDE_RETURN_IF_ERROR(impl->OpenDevice(device.get()));
   }
   return std::unique_ptr<Store>(new Store(std::move(impl)));
 }
@@ -200,7 +277,7 @@ ReadView::~ReadView() {
 // --------------------------------------------------------------------------------------
 
 Store::Usage Store::UsageOf(uint32_t table, uint32_t d) const {
-  const Device& device = *impl_->devices[d];
+  const Device& device = *impl_->DeviceOf(impl_->tables[table], d);
   // Pages and segments are shared by the tables: each has as much of them as of the rows.
   const auto share = [&](const std::vector<TierCount>& tier, uint64_t bytes) {
     uint64_t all = 0;
@@ -213,6 +290,8 @@ Store::Usage Store::UsageOf(uint32_t table, uint32_t d) const {
   Usage usage;
   usage.ddr_rows = device.in_ddr[table].rows;
   usage.ddr_bytes = share(device.in_ddr, device.arena.page_bytes());
+  usage.budget_bytes = device.budget.limit_bytes();
+  usage.budget_used_bytes = device.budget.used_bytes();
   usage.ssd_rows = device.in_ssd[table].rows;
   if (device.ssd != nullptr) usage.ssd_bytes = share(device.in_ssd, device.ssd->used_bytes());
   return usage;

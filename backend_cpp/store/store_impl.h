@@ -104,12 +104,26 @@ struct TierCount {
   std::atomic<uint64_t> bytes{0};
 };
 
+// A device; or the part of one that is set aside for a table with budgets of its own, which shares
+// nothing with the rest of the device but its number.
 struct Device {
-  Device(uint64_t budget_bytes, size_t tables)
-      : budget(budget_bytes), arena(&budget), in_ddr(tables), in_ssd(tables) {}
-  std::mutex writer;  // held by whoever writes to this device's buckets
-  ByteBudget budget;  // this device's share of the DDR budget
+  Device(uint32_t d, uint64_t budget_bytes, std::vector<uint32_t> of, size_t all_tables)
+      : number(d),
+        tables(std::move(of)),
+        budget(budget_bytes),
+        arena(&budget),
+        in_ddr(all_tables),
+        in_ssd(all_tables) {}
+  const uint32_t number;               // of the device
+  const std::vector<uint32_t> tables;  // whose rows may lie here
+  std::mutex writer;                   // held by whoever writes to this device's buckets
+  ByteBudget budget;                   // its share of the DDR budget
   SlabArena arena;
+  // Charged from the beginning, so that rows of a full device can still be pruned, which needs a
+  // page for the smaller ones before the larger ones leave theirs. Lent for that, and taken back
+  // before anything else gets the room. 0 where rows go to an SSD instead, and in serving.
+  uint64_t reserve_bytes = 0;
+  bool reserve_lent = false;
   std::unique_ptr<BlockLog> ssd;            // null without an SSD budget
   std::vector<TierCount> in_ddr;            // by table
   std::vector<TierCount> in_ssd;            // by table
@@ -117,7 +131,7 @@ struct Device {
   std::map<uint64_t, VersionNode*> staged;  // version -> its nodes on this device
   std::mutex promotions_mutex;
   std::vector<Promotion> promotions;
-  // Where the clock hand stands: table, ordinal of the bucket, entry.
+  // Where the clock hand stands: place in `tables`, ordinal of the bucket, entry.
   uint32_t hand_table = 0;
   uint32_t hand_bucket = 0;
   uint32_t hand_entry = 0;
@@ -128,6 +142,7 @@ struct Table {
   uint32_t ordinal = 0;            // index into StoreOptions::tables
   std::vector<float> default_row;  // dim values
   std::vector<BucketSlot> buckets;
+  uint32_t part = 0;  // its rows lie on devices[part * options.devices ...]
 };
 
 struct Store::Impl {
@@ -136,6 +151,7 @@ struct Store::Impl {
 
   StoreOptions options;
   std::vector<Table> tables;
+  // Part by part; the part that tables share, if any do, is the first.
   std::vector<std::unique_ptr<Device>> devices;
   mutable ReaderRegistry readers{kMaxReaders};
 
@@ -161,7 +177,13 @@ struct Store::Impl {
   static Bucket* Newest(const Table& table, uint32_t bucket) {
     return table.buckets[bucket].newest.load();
   }
-  uint32_t NumberOf(const Device* device) const;
+  // Requires: d < options.devices.
+  Device* DeviceOf(const Table& table, uint32_t d) const {
+    return devices[size_t{table.part} * options.devices + d].get();
+  }
+  void MakeDevices();
+  // The directories of its tiers, charged; its file on the SSD.
+  Status OpenDevice(Device* device);
   uint32_t AuxBytes(const Table& table) const {
     return training() ? static_cast<uint32_t>(sizeof(RowAux)) + 4U * table.config.layout.chunks : 0;
   }
@@ -175,6 +197,7 @@ struct Store::Impl {
   // --- residency.cc; the device's writer is held -------------------------------------------------
   // A DDR slot, evicting to SSD as needed. kResourceExhausted when nothing more can go.
   Result<uint64_t> AllocateDdr(Device* device, uint32_t payload_bytes, uint32_t aux_bytes);
+  void TakeReserveBack(Device* device);
   // A DDR row with this payload.
   Result<Location> StoreRow(Device* device, const Table& table, uint16_t live,
                             std::span<const std::byte> payload);
@@ -197,6 +220,8 @@ struct Store::Impl {
   // One step towards room: reclaims, then takes cold rows, then whole pages out of DDR. False when
   // there is nothing left to try.
   bool MakeRoom(Device* device, int round);
+  // Of the pages of a device, what no row takes; rows count as they are, not as their slots.
+  static uint64_t FreeSlotBytes(const Device& device);
   // A place that may change: an entry's own, or that of a node of its chain.
   struct Holder {
     uint32_t table;

@@ -130,6 +130,7 @@ Status Store::SetLive(uint32_t t, uint64_t key, uint16_t live) {
   Device& device = *Store::Impl::Newest(impl_->tables[t], b)->device;
   const std::lock_guard writer(device.writer);
   impl_->Reclaim(&device);
+  impl_->TakeReserveBack(&device);
   const Result<Location> old = impl_->ResidentRow(&device, t, b, key);
   if (!old.ok()) return old.status();
   if (live == old.value().live()) return Status::Ok();
@@ -141,6 +142,12 @@ Status Store::SetLive(uint32_t t, uint64_t key, uint16_t live) {
     std::vector<std::byte> payload(layout.PayloadBytes(live));
     EncodePayload(layout, live, values.data(), payload.data());
     Result<Location> stored = impl_->StoreRow(&device, table, live, payload);
+    const bool shrinks = payload.size() < layout.PayloadBytes(old.value().live());
+    if (!stored.ok() && shrinks && device.reserve_bytes > 0 && !device.reserve_lent) {
+      device.reserve_lent = true;
+      device.budget.Release(device.reserve_bytes);
+      stored = impl_->StoreRow(&device, table, live, payload);
+    }
     if (!stored.ok()) return stored.status();
     place = *stored;
   }

@@ -16,6 +16,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -69,6 +70,12 @@ class ReadObserver {
   virtual void Observe(std::span<const ObservedRead> reads) = 0;
 };
 
+// Room that one table has to itself: no other table takes of it, and the table takes no more.
+struct TableBudget {
+  uint64_t ddr_bytes = 0;  // of all devices: its payload pages, its index, its chains
+  uint64_t ssd_bytes = 0;  // 0: no SSD tier for this table; where it is full, it refuses
+};
+
 struct StoreOptions {
   Profile profile = Profile::kServe;
   std::vector<TableConfig> tables;
@@ -78,9 +85,12 @@ struct StoreOptions {
   bool hold_all = true;
   uint64_t ddr_budget_bytes = 1ULL << 30;  // of the whole store: payload pages, index, chains
   uint64_t ssd_budget_bytes = 0;           // 0: no SSD tier; a full DDR tier then refuses
-  std::string ssd_directory;               // REQUIRED with an SSD budget; made if absent
-  uint32_t window_versions = 8;            // committed versions a Pin may still name
-  ReadObserver* observer = nullptr;        // OPTIONAL; outlives the store
+  // OPTIONAL, by name of the table. The tables that are not named share what these leave; budgets
+  // are cut evenly among the devices.
+  std::map<std::string, TableBudget> table_budgets;
+  std::string ssd_directory;         // REQUIRED with an SSD budget; made if absent
+  uint32_t window_versions = 8;      // committed versions a Pin may still name
+  ReadObserver* observer = nullptr;  // OPTIONAL; outlives the store
 };
 
 // Counters since Open, and sizes now. Bytes include every index, chain and allocator overhead.
@@ -319,6 +329,9 @@ class Store {
     uint64_t ddr_bytes = 0;
     uint64_t ssd_rows = 0;
     uint64_t ssd_bytes = 0;
+    // Of the DDR budget that the table has to itself or shares there: pages, index and all else.
+    uint64_t budget_bytes = 0;
+    uint64_t budget_used_bytes = 0;
   };
   Usage UsageOf(uint32_t table, uint32_t device) const;
   // Appends all rows of a bucket as records at the view's version, in ascending key order.

@@ -1,0 +1,220 @@
+// What the tiers hold of each table: budgets, and room that pruning frees.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <filesystem>
+#include <random>
+#include <thread>
+
+#include "embertide/hash.h"
+#include "embertide/store.h"
+
+namespace embertide {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr uint64_t kMiB = 1ULL << 20;
+
+TableConfig MakeTable(const std::string& name, uint32_t id, RowLayout layout, uint32_t bits = 0) {
+  TableConfig table;
+  table.name = name;
+  table.id = id;
+  table.layout = layout;
+  table.bucket_bits = bits;
+  return table;
+}
+
+// The record of a row whose every value is `value`.
+std::vector<std::byte> Record(const TableConfig& table, uint64_t key, uint16_t live, float value) {
+  const std::vector<float> values(table.layout.dim(), value);
+  std::vector<std::byte> payload(table.layout.PayloadBytes(live));
+  EncodePayload(table.layout, live, values.data(), payload.data());
+  std::vector<std::byte> record;
+  AppendRecord({key, live, RecordKind::kRow, payload}, &record);
+  return record;
+}
+
+class ResidencyTest : public ::testing::Test {
+ protected:
+  ResidencyTest()
+      : directory_(fs::temp_directory_path() /
+                   ("embertide-residency-" + std::to_string(::getpid()))) {}
+  ~ResidencyTest() override { fs::remove_all(directory_); }
+
+  StoreOptions Options(std::vector<TableConfig> tables, uint64_t ddr, uint64_t ssd) const {
+    StoreOptions options;
+    options.tables = std::move(tables);
+    options.ddr_budget_bytes = ddr;
+    options.ssd_budget_bytes = ssd;
+    options.ssd_directory = directory_;
+    return options;
+  }
+  void Open(const StoreOptions& options) {
+    auto store = Store::Open(options);
+    ASSERT_TRUE(store.ok()) << store.status().ToString();
+    store_ = std::move(*store);
+  }
+  Status Stage(uint64_t version, uint32_t t, uint64_t key, uint16_t live, float value) {
+    const TableConfig& table = store_->options().tables[t];
+    return store_->StageRecords(version, t, BucketOfHash(HashKey(key), table.bucket_bits),
+                                Record(table, key, live, value));
+  }
+  std::string Refusal(const StoreOptions& options) {
+    const auto store = Store::Open(options);
+    EXPECT_FALSE(store.ok());
+    EXPECT_EQ(store.status().code(), Code::kInvalidArgument);
+    return store.status().message();
+  }
+  void Whole() {
+    const Status whole = store_->CheckIntegrity();
+    ASSERT_TRUE(whole.ok()) << whole.ToString();
+  }
+
+  fs::path directory_;
+  std::unique_ptr<Store> store_;
+};
+
+// --- budgets of tables
+
+// Four tables, all of whose rows are wanted in DDR; one has room of its own, one of its own without
+// an SSD tier, two share the rest.
+TEST_F(ResidencyTest, NoInsertTakesATableOrAnotherOverItsBudget) {
+  const RowLayout wide{4, 16, DType::kFp32};
+  StoreOptions options =
+      Options({MakeTable("user", 1, wide, 2), MakeTable("item", 2, wide, 1),
+               MakeTable("shop", 3, {2, 4, DType::kFp32}, 1), MakeTable("page", 4, wide, 1)},
+              16 * kMiB, 96 * kMiB);
+  options.devices = 2;
+  options.table_budgets = {{"user", {5 * kMiB, 48 * kMiB}}, {"shop", {3 * kMiB, 0}}};
+  Open(options);
+  const auto usage = [&](uint32_t t, uint32_t d) { return store_->UsageOf(t, d); };
+  ASSERT_EQ(usage(0, 0).budget_bytes, 5 * kMiB / 2);
+  ASSERT_EQ(usage(2, 1).budget_bytes, 3 * kMiB / 2);
+  ASSERT_EQ(usage(1, 0).budget_bytes, 4 * kMiB);
+  ASSERT_EQ(usage(3, 0).budget_bytes, 4 * kMiB);
+
+  // At every moment, seen from another thread.
+  std::atomic<bool> done{false};
+  std::atomic<uint64_t> looks{0};
+  std::atomic<uint64_t> over{0};
+  std::thread watcher([&] {
+    while (!done) {
+      for (uint32_t t = 0; t < 4; ++t) {
+        for (uint32_t d = 0; d < 2; ++d) {
+          const Store::Usage now = usage(t, d);
+          if (now.budget_used_bytes > now.budget_bytes) ++over;
+        }
+      }
+      ++looks;
+    }
+  });
+  // The neighbours first, and as much as there is of them: nothing of theirs is to shrink later.
+  std::mt19937_64 random(5);
+  uint64_t refused = 0;
+  for (uint64_t key = 0; key < 2000; ++key) ASSERT_TRUE(Stage(1, 1, key, 15, 1.0F).ok());
+  const uint64_t item_rows = usage(1, 0).ddr_rows + usage(1, 1).ddr_rows;
+  // Masks of all sizes, keys that come again with another mask, versions, and a table that is full.
+  for (uint64_t version = 1; version <= 4; ++version) {
+    for (int i = 0; i < (version == 1 ? 40000 : 2000); ++i) {
+      const auto live = static_cast<uint16_t>(1 + random() % 15);
+      const Status user = Stage(version, 0, random() % 30000, live, 2.0F);
+      ASSERT_TRUE(user.ok()) << user.ToString();
+      const Status shop =
+          Stage(version, 2, random() % 60000, static_cast<uint16_t>(1 + i % 3), 3.0F);
+      ASSERT_TRUE(shop.ok() || shop.code() == Code::kResourceExhausted) << shop.ToString();
+      refused += shop.ok() ? 0 : 1;
+    }
+    ASSERT_TRUE(store_->Commit(version).ok());
+    Whole();
+  }
+  done = true;
+  watcher.join();
+  EXPECT_GT(looks, 0U);
+  EXPECT_EQ(over, 0U);
+  EXPECT_GT(usage(0, 0).ssd_rows, 0U);
+  EXPECT_EQ(usage(2, 0).ssd_rows + usage(2, 1).ssd_rows, 0U) << "shop has no SSD tier";
+  EXPECT_GT(refused, 0U) << "shop was never full";
+  EXPECT_EQ(store_->Stats().refused_rows, refused);
+  // The tables that share have lost nothing, and still have their room.
+  EXPECT_EQ(usage(1, 0).ddr_rows + usage(1, 1).ddr_rows, item_rows);
+  for (uint64_t key = 0; key < 10000; ++key) ASSERT_TRUE(Stage(5, 3, key, 15, 1.0F).ok());
+  EXPECT_EQ(usage(3, 0).ssd_rows + usage(3, 1).ssd_rows, 0U);
+}
+
+TEST_F(ResidencyTest, BudgetsThatCannotHoldAreRefusedByName) {
+  const RowLayout layout{1, 16, DType::kFp32};
+  const std::vector<TableConfig> tables = {MakeTable("user", 1, layout),
+                                           MakeTable("item", 2, layout)};
+  const auto refusal = [&](const std::map<std::string, TableBudget>& budgets) {
+    StoreOptions options = Options(tables, 8 * kMiB, 16 * kMiB);
+    options.table_budgets = budgets;
+    return Refusal(options);
+  };
+  EXPECT_NE(refusal({{"itme", {2 * kMiB, 0}}}).find("there is no such table"), std::string::npos);
+  EXPECT_NE(refusal({{"item", {1, 0}}}).find("item = 1 is less than"), std::string::npos);
+  EXPECT_NE(refusal({{"item", {2 * kMiB, 1}}}).find("ssd_budget_bytes of table item = 1"),
+            std::string::npos);
+  EXPECT_NE(refusal({{"item", {5 * kMiB, 0}}, {"user", {4 * kMiB, 0}}}).find("exceeds the 8388608"),
+            std::string::npos);
+  EXPECT_NE(refusal({{"item", {8 * kMiB, 0}}}).find("leave to the others"), std::string::npos);
+  EXPECT_NE(refusal({{"item", {2 * kMiB, 16 * kMiB}}}).find("leave to the others"),
+            std::string::npos);
+  // All tables have their own: nothing need be left.
+  StoreOptions options = Options(tables, 8 * kMiB, 16 * kMiB);
+  options.table_budgets = {{"item", {4 * kMiB, 8 * kMiB}}, {"user", {4 * kMiB, 8 * kMiB}}};
+  Open(options);
+  ASSERT_TRUE(Stage(1, 0, 7, 1, 1.0F).ok());
+  Whole();
+}
+
+// --- bytes that pruning frees
+
+// A full training store loses nine tenths of its chunks; rows of one chunk then find all the room
+// that was freed, but for what the moving of rows may waste.
+TEST_F(ResidencyTest, ChunksThatArePrunedMakeRoomForOtherRows) {
+  const RowLayout layout{10, 16, DType::kFp32};
+  StoreOptions options = Options({MakeTable("user", 1, layout, 4)}, 32 * kMiB, 0);
+  options.profile = Profile::kTrain;
+  Open(options);
+  std::vector<int64_t> keys;
+  for (int64_t key = 0;; ++key) {
+    const auto made = store_->EnsureRows(0, {&key, 1});
+    if (!made.ok()) {
+      ASSERT_EQ(made.status().code(), Code::kResourceExhausted);
+      break;
+    }
+    keys.push_back(key);
+  }
+  ASSERT_GT(keys.size(), 35000U);
+  std::mt19937 random(3);
+  for (const int64_t key : keys) {
+    const Status pruned =
+        store_->SetLive(0, static_cast<uint64_t>(key), static_cast<uint16_t>(1U << random() % 10));
+    ASSERT_TRUE(pruned.ok()) << pruned.ToString();
+  }
+  Whole();
+  // One more chunk would need 64 bytes and its aux: what a row costs is page bytes and its entry.
+  const uint32_t one_chunk = layout.PayloadBytes(1);
+  uint64_t filled = 0;
+  const TableConfig& table = options.tables[0];
+  for (uint64_t key = 1'000'000;; ++key, ++filled) {
+    const uint32_t bucket = BucketOfHash(HashKey(key), table.bucket_bits);
+    if (!store_->ImportRecords(0, bucket, Record(table, key, 1, 1.0F)).ok()) break;
+  }
+  Whole();
+  const Store::Usage usage = store_->UsageOf(0, 0);
+  EXPECT_EQ(usage.ddr_rows, keys.size() + filled);
+  constexpr uint32_t kAux = 8 + 4 * 10;
+  const uint64_t live = usage.ddr_rows * (one_chunk + kAux);
+  const StoreStats stats = store_->Stats();
+  // Of the budget all but a twentieth is rows and index.
+  EXPECT_LE(stats.ddr_payload_bytes - live, stats.ddr_payload_bytes / 20)
+      << "page bytes " << stats.ddr_payload_bytes << ", rows " << live;
+  EXPECT_GE(live + stats.index_bytes, stats.ddr_budget_bytes * 95 / 100)
+      << "rows " << live << " index " << stats.index_bytes;
+}
+
+}  // namespace
+}  // namespace embertide
