@@ -92,11 +92,15 @@ class BucketFileInfo:
 class TableBudget:
     """Room of all devices that one table has to itself."""
 
-    def __init__(self, *, ddr_bytes: int, ssd_bytes: int = 0) -> None: ...
+    def __init__(
+        self, *, ddr_bytes: int, ssd_bytes: int = 0, ddr_policy: str = ...
+    ) -> None: ...
     @property
     def ddr_bytes(self) -> int: ...
     @property
     def ssd_bytes(self) -> int: ...
+    @property
+    def ddr_policy(self) -> str: ...
 
 class Store:
     """The tables of one node or trainer rank. One writer at a time; reads pin a version."""
@@ -111,6 +115,7 @@ class Store:
         ssd_budget_bytes: int = 0,
         ssd_directory: str = "",
         window_versions: int = 8,
+        ddr_policy: str = ...,
         table_budgets: dict[str, TableBudget] = ...,
     ) -> None: ...
     def lookup(

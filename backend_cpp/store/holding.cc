@@ -148,6 +148,9 @@ void Store::Impl::RetireBucket(uint32_t t, uint32_t number, Bucket* bucket) {
     }
   }
   rows -= bucket->index.size();
+  for (uint32_t e = 0; device->policy != nullptr && e < bucket->index.capacity(); ++e) {
+    if (bucket->index.Occupied(e)) device->policy->Leave(bucket->index.KeyAt(e));
+  }
   Retired retired;
   retired.epoch = readers.Retire();
   retired.bucket = bucket;

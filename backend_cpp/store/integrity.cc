@@ -60,6 +60,7 @@ struct Named {
   std::vector<Count> in_ssd;
   uint64_t index_bytes = 0;
   uint64_t rows = 0;
+  uint64_t chosen_among = 0;  // keys that the policy of the device holds
 
   void Add(Location place, uint32_t bytes) {
     if (place.tier() == TierId::kDdr) ddr.push_back(place.slot());
@@ -74,14 +75,24 @@ struct Named {
   }
 };
 
-Status NameEntries(const Table& table, const Bucket& bucket, uint32_t aux, Named* named) {
+Status NameEntries(const Table& table, const Bucket& bucket, uint32_t aux, bool retired,
+                   Named* named) {
   const RowLayout& layout = table.config.layout;
   EMBERTIDE_RETURN_IF_ERROR(bucket.index.CheckIntegrity(&HashKey));
   named->index_bytes += bucket.index.bytes();
+  // That of a retired bucket knows of its rows no longer.
+  const TierPolicy* policy = retired ? nullptr : bucket.device->policy.get();
   named->rows += bucket.index.size();
   for (uint32_t e = 0; e < bucket.index.capacity(); ++e) {
     if (!bucket.index.Occupied(e)) continue;
     const Location place = bucket.index.At(e);
+    const uint64_t key = bucket.index.KeyAt(e);
+    if (policy != nullptr) {
+      if (policy->Holds(key)) ++named->chosen_among;
+      if (Store::Impl::Resolve(place, ~0ULL).tier() == TierId::kDdr && !policy->Holds(key)) {
+        return {Code::kCorrupt, "the policy does not know of key " + std::to_string(key)};
+      }
+    }
     if (!place.is_chain()) {
       named->Add(table.ordinal, place, layout.PayloadBytes(place.live()) + aux);
       continue;
@@ -115,17 +126,23 @@ Status Store::CheckIntegrity() const {
       for (const BucketSlot& slot : table.buckets) {
         const Bucket* bucket = slot.On(&device);
         if (bucket == nullptr) continue;
-        EMBERTIDE_RETURN_IF_ERROR(NameEntries(table, *bucket, impl_->AuxBytes(table), &named));
+        EMBERTIDE_RETURN_IF_ERROR(
+            NameEntries(table, *bucket, impl_->AuxBytes(table), /*retired=*/false, &named));
       }
     }
     const uint64_t held_rows = named.rows;
+    if (device.policy != nullptr && device.policy->rows() != named.chosen_among) {
+      return {Code::kCorrupt, "the policy holds " + std::to_string(device.policy->rows()) +
+                                  " rows, " + std::to_string(named.chosen_among) +
+                                  " of them have an entry"};
+    }
     for (const Retired& retired : device.retired) {
       if (retired.node != nullptr) named.index_bytes += kVersionNodeBytes;
       if (retired.arrays != nullptr) named.index_bytes += retired.arrays->bytes();
       if (retired.bucket != nullptr) {
         const Table& table = impl_->tables[retired.table];
         EMBERTIDE_RETURN_IF_ERROR(
-            NameEntries(table, *retired.bucket, impl_->AuxBytes(table), &named));
+            NameEntries(table, *retired.bucket, impl_->AuxBytes(table), /*retired=*/true, &named));
       }
       if (retired.node == nullptr && retired.arrays == nullptr && retired.bucket == nullptr) {
         named.Add(retired.place, retired.bytes);
@@ -138,7 +155,8 @@ Status Store::CheckIntegrity() const {
       named.index_bytes += device.ssd->directory_bytes();
     }
     const uint64_t reserve = device.reserve_lent ? 0 : device.reserve_bytes;
-    const uint64_t held = named.index_bytes + device.arena.page_bytes() + reserve;
+    const uint64_t held =
+        named.index_bytes + device.arena.page_bytes() + reserve + device.PolicyBytes();
     if (device.budget.used_bytes() != held || held > device.budget.limit_bytes()) {
       return {Code::kCorrupt, "device " + std::to_string(device.number) + ": charged " +
                                   std::to_string(device.budget.used_bytes()) + " bytes, holds " +

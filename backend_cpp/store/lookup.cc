@@ -52,10 +52,12 @@ struct Scratch {
   std::vector<double> sums;
   std::vector<SourceCounts> counts;  // by table
   std::vector<ObservedRead> observed;
+  std::vector<std::pair<Device*, Access>> accesses;  // for the policies
   // A batch that failed leaves nothing to the next, which may be another store's.
   void Begin(size_t tables) {
     counts.assign(tables, SourceCounts{});
     observed.clear();
+    accesses.clear();
     not_held = false;
   }
   uint32_t until_observed = 0;  // keys
@@ -187,10 +189,15 @@ class Finder {
     found->payload = nullptr;
     found->what = What::kRow;
     switch (place.tier()) {
-      case TierId::kDdr:
+      case TierId::kDdr: {
+        Device* device = key.bucket->device;
         found->source = Source::kDdr;
-        found->payload = key.bucket->device->arena.Address(place.slot());
+        found->payload = device->arena.Address(place.slot());
+        if (device->policy != nullptr) {
+          scratch_->accesses.push_back({device, {key.key, key.table}});
+        }
         break;
+      }
       case TierId::kSsd:
         found->source = Source::kSsd;
         NoteSsd(key, place, found);
@@ -293,7 +300,7 @@ Location Store::Impl::Resolve(Location location, uint64_t version, uint64_t* cha
   return {};
 }
 
-// Brings the noted SSD rows, each device's in one batch, and asks for their promotion.
+// Brings the noted SSD rows, each device's in one batch.
 static Status ReadSsdRows(const Store::Impl& impl, Scratch* scratch) {
   auto& keys = scratch->ssd_keys;
   uint64_t bytes = 0;
@@ -311,19 +318,12 @@ static Status ReadSsdRows(const Store::Impl& impl, Scratch* scratch) {
     }
     if (which.empty()) continue;
     EMBERTIDE_RETURN_IF_ERROR(device->ssd->Read(scratch->ssd_reads, &scratch->blocks));
-    // A reader never waits: if the list is being emptied now, these rows ask again next time.
-    const std::unique_lock lock(device->promotions_mutex, std::try_to_lock);
     for (size_t r = 0; r < which.size(); ++r) {
       const LogRead& read = scratch->ssd_reads[r];
       const SsdKey& key = keys[which[r]];
       scratch->found[key.at].payload = row;
       row = std::copy_n(read.row, read.bytes, row);
-      if (!lock.owns_lock() || device->promotions.size() >= kMaxPromotions) {
-        const_cast<Store::Impl&>(impl).promotions_dropped.fetch_add(1, std::memory_order_relaxed);
-        continue;
-      }
-      const uint32_t bucket = Store::Impl::BucketOf(impl.tables[key.table], HashKey(read.key));
-      device->promotions.push_back({key.table, bucket, read.key});
+      scratch->accesses.push_back({device.get(), {read.key, key.table}});
     }
   }
   return Status::Ok();
@@ -347,7 +347,31 @@ static std::span<const int64_t> KeysOf(const KeyBags& request) {
   return request.keys.subspan(offsets.front(), offsets.back() - offsets.front());
 }
 
+// Tells the policies of what was read, device by device. A reader never waits: while a log is being
+// emptied, what it has to tell is lost, and counted.
+static void TellPolicies(const Store::Impl& impl, Scratch* scratch) {
+  auto& accesses = scratch->accesses;
+  if (accesses.empty()) return;
+  const auto by_device = [](const auto& a, const auto& b) { return a.first < b.first; };
+  if (impl.devices.size() > 1) std::stable_sort(accesses.begin(), accesses.end(), by_device);
+  uint64_t told = 0;
+  for (size_t i = 0; i < accesses.size();) {
+    Device* device = accesses[i].first;
+    const std::unique_lock lock(device->accesses_mutex, std::try_to_lock);
+    size_t room = lock.owns_lock() ? device->most_accesses - device->accesses.size() : 0;
+    for (; i < accesses.size() && accesses[i].first == device; ++i) {
+      if (room == 0) continue;
+      device->accesses.push_back(accesses[i].second);
+      --room;
+      ++told;
+    }
+  }
+  if (told < accesses.size()) impl.dropped_accesses += accesses.size() - told;
+  accesses.clear();
+}
+
 static void Tell(const Store::Impl& impl, Scratch* scratch) {
+  TellPolicies(impl, scratch);
   if (scratch->observed.empty()) return;
   if (impl.options.observer != nullptr) impl.options.observer->Observe(scratch->observed);
   scratch->observed.clear();

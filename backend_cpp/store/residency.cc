@@ -1,9 +1,9 @@
 // Residency: which tier holds a row. Everything here runs under the device's writer lock.
 //
-// Room in DDR is made by a clock hand that passes over the device's entries: an entry whose halved
-// access count was zero leaves for the SSD. When the bytes are wanted by another size class or by
-// the index, whole pages are condemned and their rows moved. What is unlinked waits on the retire
-// list until no reader can be at it.
+// Room in DDR is made as the device's policy says; without one, by a clock hand that passes over
+// the device's entries: an entry whose halved access count was zero leaves for the SSD. When the
+// bytes are wanted by another size class or by the index, whole pages are condemned and their rows
+// moved. What is unlinked waits on the retire list until no reader can be at it.
 #include <algorithm>
 #include <chrono>
 #include <thread>
@@ -15,6 +15,8 @@ namespace {
 
 // Payload that one eviction takes out, so that its SSD write is a few hundred KiB.
 constexpr uint64_t kEvictBytes = 256 * 1024;
+// And no more than this part of the budget: a batch is what the policy cannot take back.
+constexpr uint64_t kLeastOverEvicted = 64;
 // Entries that one call of Maintain passes over to move rows out of condemned pages: ~1 ms.
 constexpr uint32_t kSweepEntries = 20000;
 constexpr size_t kPromotionsPerCall = 512;
@@ -167,6 +169,32 @@ void Store::Impl::Sweep(Device* device, uint32_t entries, bool any, std::vector<
   });
 }
 
+template <typename Visit>
+void Store::Impl::ForEachPlace(uint32_t t, Bucket* bucket, uint32_t entry, const Visit& visit) {
+  const Location place = bucket->index.At(entry);
+  if (!place.is_chain()) return visit(Holder{t, bucket, entry, nullptr});
+  for (VersionNode* n = place.chain(); n != nullptr; n = n->older.load()) {
+    visit(Holder{t, bucket, entry, n});
+  }
+}
+
+void Store::Impl::ChooseByPolicy(Device* device, uint64_t wanted, std::vector<Holder>* victims) {
+  const uint32_t t = device->tables.front();
+  uint64_t bytes = 0;
+  while (bytes < wanted) {
+    const std::optional<uint64_t> key = device->policy->Evict();
+    if (!key) return;
+    const uint64_t hash = HashKey(*key);
+    Bucket* bucket = tables[t].buckets[BucketOf(tables[t], hash)].On(device);
+    ForEachPlace(t, bucket, bucket->index.Locate(hash, *key), [&](const Holder& holder) {
+      const Location place = PlaceOf(holder);
+      if (place.tier() != TierId::kDdr) return;
+      victims->push_back(holder);
+      bytes += kMinSlotBytes + tables[t].config.layout.PayloadBytes(place.live());
+    });
+  }
+}
+
 bool Store::Impl::Demote(Device* device, const std::vector<Holder>& victims) {
   if (victims.empty() || device->ssd == nullptr) return false;
   std::vector<std::byte> rows;
@@ -190,7 +218,13 @@ bool Store::Impl::Demote(Device* device, const std::vector<Holder>& victims) {
         {v.bucket->index.KeyAt(v.entry), {rows.data() + offsets[i], offsets[i + 1] - offsets[i]}});
   }
   std::vector<uint64_t> slots;
-  if (!device->ssd->Append(entries, &slots).ok()) return false;
+  if (!device->ssd->Append(entries, &slots).ok()) {
+    for (const LogEntry& row : entries) {
+      // Chosen, and there still.
+      if (device->policy != nullptr) device->policy->Enter(row.key);
+    }
+    return false;
+  }
   for (size_t i = 0; i < victims.size(); ++i) {
     const Location place = PlaceOf(victims[i]);
     const Table& table = tables[victims[i].table];
@@ -198,14 +232,22 @@ bool Store::Impl::Demote(Device* device, const std::vector<Holder>& victims) {
     CountPlace(device, table, moved, /*taken=*/true);
     SetPlace(victims[i], moved);
     RetirePlace(device, table, place);
+    const Location now = victims[i].bucket->index.At(victims[i].entry);
+    const bool newest = !now.is_chain() || now.chain() == victims[i].node;
+    if (newest && device->policy != nullptr) device->policy->Leave(entries[i].key);
   }
   evictions += victims.size();
   return true;
 }
 
-bool Store::Impl::Evict(Device* device, uint64_t bytes) {
+bool Store::Impl::Evict(Device* device) {
   if (device->ssd == nullptr) return false;
+  const uint64_t bytes = std::min(kEvictBytes, device->budget.limit_bytes() / kLeastOverEvicted);
   std::vector<Holder> victims;
+  if (device->policy != nullptr) {
+    ChooseByPolicy(device, bytes, &victims);
+    return Demote(device, victims);
+  }
   const uint32_t round = RoundOf(device);
   Sweep(device, round, /*any=*/false, &victims, bytes);
   // All were in use lately: take them in the hand's order.
@@ -237,12 +279,7 @@ void Store::Impl::MoveCondemned(Device* device, uint32_t entries, bool demote) {
     RetirePlace(device, table, place);
   };
   AdvanceHand(device, entries, [&](uint32_t t, Bucket* b, uint32_t e) {
-    const Location place = b->index.At(e);
-    if (!place.is_chain()) {
-      move({t, b, e, nullptr});
-    } else {
-      for (VersionNode* n = place.chain(); n != nullptr; n = n->older.load()) move({t, b, e, n});
-    }
+    ForEachPlace(t, b, e, move);
     if (demote && bytes >= kEvictBytes) {
       Demote(device, victims);
       victims.clear();
@@ -262,6 +299,12 @@ uint64_t Store::Impl::FreeSlotBytes(const Device& device) {
   return bytes;
 }
 
+bool Store::Impl::Full(const Device& device) {
+  const auto high =
+      static_cast<uint64_t>(kHighWater * static_cast<double>(device.budget.limit_bytes()));
+  return device.ssd != nullptr && device.budget.used_bytes() - FreeSlotBytes(device) > high;
+}
+
 bool Store::Impl::MakeRoom(Device* device, int round) {
   // Each round takes some hundred KiB out; a budget that this cannot serve is too small.
   constexpr int kRounds = 64;
@@ -276,7 +319,7 @@ bool Store::Impl::MakeRoom(Device* device, int round) {
   // Cold rows first, in the odd rounds; slots that they free may be of the wrong size, so whole
   // pages in the even ones: a sixteenth of them, that a pass over the index may pay.
   bool went = false;
-  if (round % 2 == 1) went = Evict(device, kEvictBytes);
+  if (round % 2 == 1) went = Evict(device);
   if (!went) {
     device->arena.CondemnPages(1 + device->arena.page_count() / 16);
     MoveCondemned(device, RoundOf(device), /*demote=*/true);
@@ -297,6 +340,11 @@ void Store::Impl::TakeReserveBack(Device* device) {
 
 Result<uint64_t> Store::Impl::AllocateDdr(Device* device, uint32_t payload_bytes,
                                           uint32_t aux_bytes) {
+  for (int round = 0; device->policy != nullptr && !device->policy->Reserve(); ++round) {
+    if (!MakeRoom(device, round)) {
+      return Status(Code::kResourceExhausted, "no room for the policy of one row more");
+    }
+  }
   Result<uint64_t> slot = device->arena.Allocate(payload_bytes, aux_bytes);
   for (int round = 0; !slot.ok() && MakeRoom(device, round); ++round) {
     slot = device->arena.Allocate(payload_bytes, aux_bytes);
@@ -304,8 +352,8 @@ Result<uint64_t> Store::Impl::AllocateDdr(Device* device, uint32_t payload_bytes
   return slot;
 }
 
-Result<Location> Store::Impl::StoreRow(Device* device, const Table& table, uint16_t live,
-                                       std::span<const std::byte> payload) {
+Result<Location> Store::Impl::StoreRow(Device* device, const Table& table, uint64_t key,
+                                       uint16_t live, std::span<const std::byte> payload) {
   // A row without live chunks needs no slot of its own, but the least keeps one meaning of "row".
   Result<uint64_t> slot =
       AllocateDdr(device, static_cast<uint32_t>(payload.size()), AuxBytes(table));
@@ -313,6 +361,7 @@ Result<Location> Store::Impl::StoreRow(Device* device, const Table& table, uint1
   std::copy(payload.begin(), payload.end(), device->arena.Address(*slot));
   const Location place(TierId::kDdr, live, *slot);
   CountPlace(device, table, place, /*taken=*/true);
+  if (device->policy != nullptr) device->policy->Enter(key);
   return place;
 }
 
@@ -346,6 +395,13 @@ Status Store::Impl::ReserveEntry(Device* device, Bucket* bucket) {
 void Store::Impl::InsertEntry(Bucket* bucket, uint64_t key, Location location) {
   bucket->index.Insert(HashKey(key), key, location);
   ++rows;
+}
+
+void Store::Impl::EraseEntry(Bucket* bucket, uint32_t entry) {
+  TierPolicy* policy = bucket->device->policy.get();
+  if (policy != nullptr) policy->Leave(bucket->index.KeyAt(entry));
+  bucket->index.Erase(entry);
+  --rows;
 }
 
 Result<VersionNode*> Store::Impl::NewNode(Device* device) {
@@ -386,9 +442,38 @@ Status Store::Impl::PromoteRow(Device* device, uint32_t t, Bucket* bucket, uint6
   const Location moved(TierId::kDdr, place.live(), *slot);
   CountPlace(device, table, moved, /*taken=*/true);
   index.Set(entry, moved);
+  if (device->policy != nullptr) device->policy->Enter(key);
   RetirePlace(device, table, place);
   ++promoted;
   return Status::Ok();
+}
+
+void Store::Impl::Replay(Device* device) {
+  device->replayed.clear();
+  {
+    const std::lock_guard lock(device->accesses_mutex);
+    device->accesses.swap(device->replayed);
+  }
+  size_t rows_asked = 0;
+  for (const auto& [key, t] : device->replayed) {
+    if (device->policy != nullptr && device->policy->Touch(key)) continue;
+    const uint64_t hash = HashKey(key);
+    Bucket* bucket = tables[t].buckets[BucketOf(tables[t], hash)].On(device);
+    if (bucket == nullptr) continue;
+    const uint32_t entry = bucket->index.Locate(hash, key);
+    if (entry == BucketIndex::kNotFound) continue;
+    const Location place = bucket->index.At(entry);
+    if (place.is_chain() || place.tier() != TierId::kSsd) continue;
+    const bool admitted = device->policy != nullptr
+                              ? device->policy->Admit(key, Full(*device))
+                              : bucket->index.AccessCount(hash, key) >= device->least_count;
+    if (!admitted) continue;
+    // A promotion that finds no room, or a bad block, leaves the row where reads find it (or report
+    // it); nothing is lost.
+    if (++rows_asked > kPromotionsPerCall || !PromoteRow(device, t, bucket, key).ok()) {
+      ++dropped_accesses;
+    }
+  }
 }
 
 void Store::Impl::CompactSegment(Device* device) {
@@ -413,27 +498,9 @@ void Store::Maintain() {
     Device* device = owned.get();
     const std::lock_guard writer(device->writer);
     impl_->Reclaim(device);
-    std::vector<Promotion> wanted;
-    {
-      const std::lock_guard lock(device->promotions_mutex);
-      const size_t take = std::min(device->promotions.size(), kPromotionsPerCall);
-      wanted.assign(device->promotions.begin(),
-                    device->promotions.begin() + static_cast<ptrdiff_t>(take));
-      device->promotions.erase(device->promotions.begin(),
-                               device->promotions.begin() + static_cast<ptrdiff_t>(take));
-    }
-    for (const Promotion& row : wanted) {
-      // A promotion that finds no room, or a bad block, leaves the row where reads find it (or
-      // report it); nothing is lost.
-      if (!impl_->Promote(device, row.table, row.bucket, row.key).ok()) {
-        impl_->promotions_dropped.fetch_add(1, std::memory_order_relaxed);
-      }
-    }
-    const auto high =
-        static_cast<uint64_t>(kHighWater * static_cast<double>(device->budget.limit_bytes()));
-    if (device->ssd != nullptr && device->budget.used_bytes() > high) {
-      impl_->Evict(device, kEvictBytes);
-    }
+    impl_->Replay(device);
+    if (Store::Impl::Full(*device)) impl_->Evict(device);
+    if (device->policy != nullptr) device->policy->Fit();
     if (!device->arena.has_condemned()) device->arena.CondemnSparsePages();
     if (device->arena.has_condemned())
       impl_->MoveCondemned(device, kSweepEntries, /*demote=*/false);

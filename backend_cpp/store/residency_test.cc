@@ -4,6 +4,8 @@
 
 #include <atomic>
 #include <filesystem>
+#include <map>
+#include <optional>
 #include <random>
 #include <thread>
 
@@ -167,6 +169,133 @@ TEST_F(ResidencyTest, BudgetsThatCannotHoldAreRefusedByName) {
   Open(options);
   ASSERT_TRUE(Stage(1, 0, 7, 1, 1.0F).ok());
   Whole();
+}
+
+// --- policies
+
+// Versions under pins, rows pruned, buckets moved and dropped: whatever orders the rows of DDR
+// knows of all that are there and of no other (CheckIntegrity), and no answer depends on it.
+class PolicyTest : public ResidencyTest, public ::testing::WithParamInterface<const char*> {};
+
+TEST_P(PolicyTest, RandomVersionsAndMovesUnderAPolicyEqualAMap) {
+  const TableConfig table = MakeTable("user", 1, {4, 4, DType::kFp32}, 3);
+  StoreOptions options =
+      Options({table, MakeTable("item", 2, {1, 8, DType::kFp32}, 1)}, 9 * kMiB, 64 * kMiB);
+  options.devices = 2;
+  options.hold_all = false;
+  options.window_versions = 3;
+  options.table_budgets = {{"user", {9 * kMiB / 2, 48 * kMiB, GetParam()}}};
+  Open(options);
+  std::mt19937 random(7);
+  std::map<uint64_t, float> model;
+  for (uint32_t b = 0; b < 8; ++b) ASSERT_TRUE(store_->AddBucket(0, b, b % 2, {}).ok());
+  constexpr uint64_t kKeys = 40000;
+  std::optional<ReadView> pin;
+  for (uint64_t version = 1; version <= 12; ++version) {
+    for (int i = 0; i < (version == 1 ? 40000 : 2000); ++i) {
+      const uint64_t key = random() % kKeys;
+      std::vector<std::byte> record;
+      if (version > 1 && random() % 4 == 0) {
+        AppendRecord({key, 0, RecordKind::kPruned, {}}, &record);
+        model.erase(key);
+      } else {
+        model[key] = static_cast<float>(version);
+        record = Record(table, key, static_cast<uint16_t>(random() % 2 == 0 ? 15 : 1),
+                        static_cast<float>(version));
+      }
+      const Status staged = store_->StageRecords(version, 0, BucketOfHash(HashKey(key), 3), record);
+      ASSERT_TRUE(staged.ok()) << staged.ToString();
+    }
+    ASSERT_TRUE(store_->Commit(version).ok());
+    pin.reset();
+    if (version % 3 == 0) pin.emplace(std::move(*store_->Pin(version)));
+    const uint32_t moved = version % 8;
+    std::vector<std::byte> rows;
+    ASSERT_TRUE(store_->ExportBucket(*store_->PinNewest(), 0, moved, &rows).ok());
+    uint32_t to = 1 - *store_->DeviceOf(0, moved);
+    if (version % 2 == 0) {
+      ASSERT_TRUE(store_->DropBucket(0, moved).ok());
+      to = 1 - to;
+    }
+    const Status added = store_->AddBucket(0, moved, to, rows);
+    ASSERT_TRUE(added.ok()) << added.ToString();
+    for (int round = 0; round < 8; ++round) {
+      std::vector<int64_t> keys;
+      // Few keys often: most reads are of rows that were promoted.
+      for (int i = 0; i < 400; ++i) {
+        keys.push_back(static_cast<int64_t>(random() % (random() % 2 == 0 ? 500 : kKeys)));
+      }
+      std::vector<float> out(keys.size() * 16);
+      ASSERT_TRUE(
+          store_->PinNewest()->Lookup({0, keys, Pooling::kNone, {}, out.data(), 16, nullptr}).ok());
+      for (size_t k = 0; k < keys.size(); ++k) {
+        const auto row = model.find(static_cast<uint64_t>(keys[k]));
+        ASSERT_EQ(out[k * 16], row == model.end() ? 0.0F : row->second) << "key " << keys[k];
+      }
+      store_->Maintain();
+    }
+    Whole();
+  }
+  const StoreStats stats = store_->Stats();
+  EXPECT_GT(stats.evictions_to_ssd, 0U);
+  EXPECT_GT(stats.promotions, 0U);
+  EXPECT_EQ(stats.refused_rows, 0U);
+}
+
+INSTANTIATE_TEST_SUITE_P(Policies, PolicyTest,
+                         ::testing::Values("clock", "clock:2", "lru", "lfu", "s3-fifo", "w-tinylfu",
+                                           "reuse-density", "lru:2"));
+
+// A trainer's rows too: their optimizer state goes with them, and what is pruned is forgotten.
+TEST_F(ResidencyTest, ATrainerUnderAPolicyLearnsAsWithoutBudgets) {
+  const RowLayout layout{2, 8, DType::kFp32};
+  const auto train = [&](const StoreOptions& options) {
+    Open(options);
+    std::mt19937 random(5);
+    for (int step = 0; step < 60; ++step) {
+      std::vector<int64_t> keys;
+      for (int i = 0; i < 500; ++i) {
+        keys.push_back(static_cast<int64_t>(random() % (i % 2 == 0 ? 300 : 20000)));
+      }
+      const std::vector<float> gradients(keys.size() * 16, 0.01F * static_cast<float>(step));
+      std::vector<float> out(keys.size() * 16);
+      EXPECT_TRUE(
+          store_->PinNewest()->Lookup({0, keys, Pooling::kNone, {}, out.data(), 16, nullptr}).ok());
+      EXPECT_TRUE(store_->EnsureRows(0, keys).ok());
+      EXPECT_TRUE(store_->ApplyGradients(0, keys, gradients.data(), {}).ok());
+      EXPECT_TRUE(store_->SetLive(0, static_cast<uint64_t>(keys[0]), step % 3).ok());
+      if (step % 4 == 0) store_->Maintain();
+    }
+    Whole();
+    std::vector<std::byte> rows;
+    for (uint32_t b = 0; b < 2; ++b) {
+      EXPECT_TRUE(store_->ExportBucket(*store_->PinNewest(), 0, b, &rows).ok());
+    }
+    return rows;
+  };
+  StoreOptions options = Options({MakeTable("user", 1, layout, 1)}, 64 * kMiB, 0);
+  options.profile = Profile::kTrain;
+  const auto want = train(options);
+  options.ddr_budget_bytes = 2 * kMiB;
+  options.ssd_budget_bytes = 32 * kMiB;
+  options.ddr_policy = "s3-fifo";
+  EXPECT_EQ(train(options), want);
+  EXPECT_GT(store_->Stats().promotions, 0U);
+}
+
+TEST_F(ResidencyTest, PoliciesThatCannotChooseAreRefused) {
+  const RowLayout layout{1, 16, DType::kFp32};
+  StoreOptions options =
+      Options({MakeTable("user", 1, layout), MakeTable("item", 2, layout)}, 8 * kMiB, 16 * kMiB);
+  options.ddr_policy = "lru";
+  EXPECT_NE(Refusal(options).find("2 tables share"), std::string::npos);
+  options.ddr_policy = "fifo";
+  EXPECT_NE(Refusal(options).find("does not exist"), std::string::npos);
+  options.ddr_policy = kDefaultDdrPolicy;
+  options.table_budgets = {{"item", {2 * kMiB, 4 * kMiB, "utility"}}};
+  EXPECT_NE(Refusal(options).find("no utilities"), std::string::npos);
+  options.table_budgets = {{"item", {2 * kMiB, 0, "lru"}}};
+  EXPECT_NE(Refusal(options).find("nothing to choose"), std::string::npos);
 }
 
 // --- bytes that pruning frees

@@ -11,11 +11,41 @@ namespace {
 
 // Reads of one batch that a device serves side by side; SATA and cloud disks gain little past it.
 constexpr uint32_t kSsdReadThreads = 4;
+// Reads that a device's policy can hear of between two calls of Maintain, by the size of its
+// budget: a log and its copy take a hundredth, or the least that says anything.
+constexpr uint64_t kLeastOverLogs = 100;
+constexpr uint64_t kLeastAccesses = 512;
+constexpr uint64_t kMostAccesses = 1 << 16;
 // A device of less than so many pages has none to spare: where it is full, no row can be pruned.
 constexpr uint64_t kLeastOverReserve = 16;
 
 uint64_t BytesOf(const TableBudget& budget, bool ssd) {
   return ssd ? budget.ssd_bytes : budget.ddr_bytes;
+}
+
+// Tables that share room share a policy, and one that names rows by key knows those of one table.
+Status ValidatePolicies(const StoreOptions& options) {
+  const size_t sharing = options.tables.size() - options.table_budgets.size();
+  const Result<PolicyName> shared = ParsePolicyName(options.ddr_policy);
+  if (!shared.ok()) return {shared.status().code(), "ddr_policy: " + shared.status().message()};
+  if (shared.value().name != "clock" && sharing > 1) {
+    return {Code::kInvalidArgument, "ddr_policy = " + options.ddr_policy + ": " +
+                                        std::to_string(sharing) +
+                                        " tables share the room, which clock alone can do; give "
+                                        "each table a budget of its own"};
+  }
+  for (const auto& [name, budget] : options.table_budgets) {
+    const Result<PolicyName> policy = ParsePolicyName(budget.ddr_policy);
+    if (!policy.ok()) {
+      return {policy.status().code(), "table " + name + ": " + policy.status().message()};
+    }
+    if (policy.value().name != "clock" && budget.ssd_bytes == 0) {
+      return {Code::kInvalidArgument,
+              "table " + name + ": policy " + budget.ddr_policy +
+                  " has nothing to choose, since no row can leave DDR; give ssd_bytes"};
+    }
+  }
+  return Status::Ok();
 }
 
 // What the tables with budgets of their own leave to the others.
@@ -98,7 +128,8 @@ Status ValidateOptions(const StoreOptions& options) {
                   " is less than 2 MiB a device; give more or 0"};
     }
   }
-  return ValidateBudgets(options, names);
+  EMBERTIDE_RETURN_IF_ERROR(ValidateBudgets(options, names));
+  return ValidatePolicies(options);
 }
 
 }  // namespace
@@ -171,6 +202,8 @@ Status Store::Impl::OpenDevice(Device* device) {
                                         (shared ? "" : ": table " + name)};
   }
   index_bytes += directory;
+  EMBERTIDE_RETURN_IF_ERROR(
+      OpenPolicy(device, shared ? options.ddr_policy : own->second.ddr_policy));
   if (!training() || device->ssd != nullptr) return Status::Ok();
   uint64_t page = 0;
   for (const uint32_t t : device->tables) {
@@ -180,6 +213,25 @@ Status Store::Impl::OpenDevice(Device* device) {
   if (page <= device->budget.limit_bytes() / kLeastOverReserve && device->budget.TryCharge(page)) {
     device->reserve_bytes = page;
   }
+  return Status::Ok();
+}
+
+Status Store::Impl::OpenPolicy(Device* device, const std::string& text) {
+  if (device->ssd == nullptr) return Status::Ok();  // nothing leaves DDR or comes back
+  const Result<PolicyName> name = ParsePolicyName(text);
+  if (!name.ok()) return name.status();
+  const uint64_t share = device->budget.limit_bytes() / (kLeastOverLogs * 2 * sizeof(Access));
+  device->most_accesses = std::clamp<uint64_t>(share, kLeastAccesses, kMostAccesses);
+  if (!device->budget.TryCharge(device->LogBytes())) {
+    return {Code::kInvalidArgument, "ddr_budget_bytes is too small for the log of its policy"};
+  }
+  device->accesses.reserve(device->most_accesses);
+  device->replayed.reserve(device->most_accesses);
+  device->least_count = name.value().accesses;
+  if (name.value().name == "clock") return Status::Ok();
+  Result<std::unique_ptr<TierPolicy>> policy = TierPolicy::Make(text, &device->budget);
+  if (!policy.ok()) return policy.status();
+  device->policy = std::move(*policy);
   return Status::Ok();
 }
 
@@ -310,6 +362,12 @@ StoreStats Store::Stats() const {
   stats.evictions_to_ssd = impl_->evictions.load();
   stats.promotions = impl_->promoted.load();
   stats.refused_rows = impl_->refused_rows.load();
+  stats.dropped_accesses = impl_->dropped_accesses.load();
+  for (const auto& device : impl_->devices) {
+    // The writer resizes the policy.
+    const std::lock_guard writer(device->writer);
+    stats.policy_bytes += device->PolicyBytes();
+  }
   stats.oldest_version = impl_->oldest.load();
   stats.newest_version = impl_->newest.load();
   return stats;

@@ -22,6 +22,7 @@
 #include "store/bucket_index.h"
 #include "store/location.h"
 #include "store/reader_registry.h"
+#include "store/tier_policy.h"
 
 namespace embertide {
 
@@ -31,14 +32,11 @@ struct RowAux {
   uint32_t changed = 0;      // 1: changed since TakeChanges, and listed in Bucket::changed
 };
 
-// A row asked for on an SSD more than once, to be brought into DDR.
-struct Promotion {
-  uint32_t table;
-  uint32_t bucket;
+// A row that was read, from a device whose policy is to hear of it.
+struct Access {
   uint64_t key;
+  uint32_t table;
 };
-// Why 4096: about what a device promotes between two calls of Maintain; more is dropped, counted.
-inline constexpr size_t kMaxPromotions = 4096;
 
 struct Bucket;
 struct Device;
@@ -129,8 +127,18 @@ struct Device {
   std::vector<TierCount> in_ssd;            // by table
   std::deque<Retired> retired;              // ascending epochs
   std::map<uint64_t, VersionNode*> staged;  // version -> its nodes on this device
-  std::mutex promotions_mutex;
-  std::vector<Promotion> promotions;
+  // Which rows leave DDR and which enter; null: the counts of the index and the clock hand, and a
+  // row enters from the SSD once its count is `least_count`.
+  std::unique_ptr<TierPolicy> policy;
+  uint32_t least_count = 1;
+  // Rows read from the SSD; with a policy, from DDR too. Appended to by readers, emptied by
+  // Maintain. What is more than `most_accesses` is dropped and counted.
+  std::mutex accesses_mutex;
+  size_t most_accesses = 0;
+  std::vector<Access> accesses;
+  std::vector<Access> replayed;  // those of Maintain's last turn: its memory is kept
+  uint64_t LogBytes() const { return 2 * most_accesses * sizeof(Access); }
+  uint64_t PolicyBytes() const { return LogBytes() + (policy == nullptr ? 0 : policy->bytes()); }
   // Where the clock hand stands: place in `tables`, ordinal of the bucket, entry.
   uint32_t hand_table = 0;
   uint32_t hand_bucket = 0;
@@ -166,7 +174,7 @@ struct Store::Impl {
   mutable std::atomic<uint64_t> hits[kSources] = {};
   std::atomic<uint64_t> evictions{0};
   std::atomic<uint64_t> promoted{0};
-  std::atomic<uint64_t> promotions_dropped{0};
+  mutable std::atomic<uint64_t> dropped_accesses{0};
   std::atomic<uint64_t> refused_rows{0};
   std::atomic<uint64_t> rows{0};         // index entries of all buckets
   std::atomic<uint64_t> index_bytes{0};  // arrays, nodes and directories, retired ones included
@@ -182,8 +190,9 @@ struct Store::Impl {
     return devices[size_t{table.part} * options.devices + d].get();
   }
   void MakeDevices();
-  // The directories of its tiers, charged; its file on the SSD.
+  // The directories of its tiers, its policy and its logs, charged; its file on the SSD.
   Status OpenDevice(Device* device);
+  Status OpenPolicy(Device* device, const std::string& name);
   uint32_t AuxBytes(const Table& table) const {
     return training() ? static_cast<uint32_t>(sizeof(RowAux)) + 4U * table.config.layout.chunks : 0;
   }
@@ -198,14 +207,15 @@ struct Store::Impl {
   // A DDR slot, evicting to SSD as needed. kResourceExhausted when nothing more can go.
   Result<uint64_t> AllocateDdr(Device* device, uint32_t payload_bytes, uint32_t aux_bytes);
   void TakeReserveBack(Device* device);
-  // A DDR row with this payload.
-  Result<Location> StoreRow(Device* device, const Table& table, uint16_t live,
+  // A DDR row with this payload, which becomes the newest of its key.
+  Result<Location> StoreRow(Device* device, const Table& table, uint64_t key, uint16_t live,
                             std::span<const std::byte> payload);
   // Room for one more entry in the bucket's index, evicting rows as needed. To be called before a
   // slot is taken for the new row: a page with a slot that no entry names cannot be emptied.
   Status ReserveEntry(Device* device, Bucket* bucket);
   // Inserts a key that has no entry. Requires: ReserveEntry.
   void InsertEntry(Bucket* bucket, uint64_t key, Location location);
+  void EraseEntry(Bucket* bucket, uint32_t entry);
   // A version node, charged to the budget. kResourceExhausted as above.
   Result<VersionNode*> NewNode(Device* device);
   // A place was taken, or freed, for a row of the table.
@@ -222,6 +232,8 @@ struct Store::Impl {
   bool MakeRoom(Device* device, int round);
   // Of the pages of a device, what no row takes; rows count as they are, not as their slots.
   static uint64_t FreeSlotBytes(const Device& device);
+  // Whether another row must leave for one that enters.
+  static bool Full(const Device& device);
   // A place that may change: an entry's own, or that of a node of its chain.
   struct Holder {
     uint32_t table;
@@ -231,9 +243,13 @@ struct Store::Impl {
   };
   static Location PlaceOf(const Holder& holder);
   static void SetPlace(const Holder& holder, Location place);
-  // Moves cold DDR rows to SSD until about `bytes` of payload went, or nothing more can; false if
-  // nothing went.
-  bool Evict(Device* device, uint64_t bytes);
+  // Moves some hundred KiB of DDR rows to SSD, less on a small device, as its policy or the clock
+  // chooses; false if nothing went.
+  bool Evict(Device* device);
+  void ChooseByPolicy(Device* device, uint64_t wanted, std::vector<Holder>* victims);
+  // Calls visit(holder) for all places of an entry.
+  template <typename Visit>
+  static void ForEachPlace(uint32_t table, Bucket* bucket, uint32_t entry, const Visit& visit);
   // Passes the clock hand over up to `entries` entries, collecting rows that may leave DDR.
   void Sweep(Device* device, uint32_t entries, bool any, std::vector<Holder>* victims,
              uint64_t wanted);
@@ -243,6 +259,8 @@ struct Store::Impl {
   void MoveCondemned(Device* device, uint32_t entries, bool demote);
   // Entries of the device's buckets, used or not: one round of the clock hand.
   uint32_t RoundOf(const Device* device) const;
+  // Tells the policy what was read since, and brings the rows that it admits from the SSD.
+  void Replay(Device* device);
   // Brings an SSD row to DDR. Ok also when it is gone or already there.
   Status Promote(Device* device, uint32_t table, uint32_t bucket, uint64_t key);
   Status PromoteRow(Device* device, uint32_t table, Bucket* bucket, uint64_t key);

@@ -58,7 +58,7 @@ Result<uint64_t> Store::EnsureRows(uint32_t t, std::span<const int64_t> keys) {
     }
     EncodePayload(layout, layout.full_mask(), values.data(), payload.data());
     EMBERTIDE_RETURN_IF_ERROR(impl_->ReserveEntry(&device, bucket));
-    Result<Location> place = impl_->StoreRow(&device, table, layout.full_mask(), payload);
+    Result<Location> place = impl_->StoreRow(&device, table, key, layout.full_mask(), payload);
     if (!place.ok()) return place.status();
     impl_->InsertEntry(bucket, key, *place);
     bucket->removed.erase(key);
@@ -141,12 +141,12 @@ Status Store::SetLive(uint32_t t, uint64_t key, uint16_t live) {
                   values.data());
     std::vector<std::byte> payload(layout.PayloadBytes(live));
     EncodePayload(layout, live, values.data(), payload.data());
-    Result<Location> stored = impl_->StoreRow(&device, table, live, payload);
+    Result<Location> stored = impl_->StoreRow(&device, table, key, live, payload);
     const bool shrinks = payload.size() < layout.PayloadBytes(old.value().live());
     if (!stored.ok() && shrinks && device.reserve_bytes > 0 && !device.reserve_lent) {
       device.reserve_lent = true;
       device.budget.Release(device.reserve_bytes);
-      stored = impl_->StoreRow(&device, table, live, payload);
+      stored = impl_->StoreRow(&device, table, key, live, payload);
     }
     if (!stored.ok()) return stored.status();
     place = *stored;
@@ -159,8 +159,7 @@ Status Store::SetLive(uint32_t t, uint64_t key, uint16_t live) {
     return again.status();
   }
   if (live == 0) {
-    bucket->index.Erase(entry);
-    --impl_->rows;
+    impl_->EraseEntry(bucket, entry);
     bucket->removed[key] = RecordKind::kPruned;
   } else {
     std::copy_n(device.arena.Aux(again.value().slot()), impl_->AuxBytes(table),

@@ -89,6 +89,14 @@ std::map<std::string, Setter> Setters(const std::string& directory, ModelConfig*
           {"devices", number("devices", 1, 256, &node->devices)},
           {"ddr_budget_bytes", number("ddr_budget_bytes", 1, kMaxBytes, &node->ddr_budget_bytes)},
           {"ssd_budget_bytes", number("ssd_budget_bytes", 0, kMaxBytes, &node->ssd_budget_bytes)},
+          {"ddr_policy", text(&node->ddr_policy)},
+          {"table_budgets",
+           [node](const std::string& value) {
+             Result<std::map<std::string, TableBudget>> budgets = ParseTableBudgets(value);
+             if (!budgets.ok()) return Refuse(budgets.status().message());
+             node->table_budgets = std::move(*budgets);
+             return Status::Ok();
+           }},
           {"threads", number("threads", 1, 256, &config->threads)},
           {"max_samples", number("max_samples", 1, 1U << 20, &config->max_samples)},
           {"max_keys", number("max_keys", 1, 1U << 28, &config->max_keys)}};

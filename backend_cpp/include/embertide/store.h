@@ -70,11 +70,21 @@ class ReadObserver {
   virtual void Observe(std::span<const ObservedRead> reads) = 0;
 };
 
+// Which rows of the SSD tier are brought into DDR, and which leave it for them: a name of
+// policy/policy.h. "clock" lives in the index, which counts reads anyhow, and needs no memory; it
+// is all that tables which share room can have. The others keep what `Policies()` says of each row
+// of DDR and 13 bytes more, charged to the budget, and hear of reads by a log that is bounded.
+inline constexpr const char* kDefaultDdrPolicy = "clock";
+
 // Room that one table has to itself: no other table takes of it, and the table takes no more.
 struct TableBudget {
   uint64_t ddr_bytes = 0;  // of all devices: its payload pages, its index, its chains
   uint64_t ssd_bytes = 0;  // 0: no SSD tier for this table; where it is full, it refuses
+  std::string ddr_policy = kDefaultDdrPolicy;
 };
+// As operators write them: "TABLE=DDR_BYTES[/SSD_BYTES[/POLICY]]", several with commas between.
+// kInvalidArgument naming the part that is wrong.
+Result<std::map<std::string, TableBudget>> ParseTableBudgets(const std::string& text);
 
 struct StoreOptions {
   Profile profile = Profile::kServe;
@@ -83,8 +93,9 @@ struct StoreOptions {
   // All buckets are held from the start, bucket b of table t on device (t + b) % devices; else none
   // is (serving profile) until AddBucket.
   bool hold_all = true;
-  uint64_t ddr_budget_bytes = 1ULL << 30;  // of the whole store: payload pages, index, chains
-  uint64_t ssd_budget_bytes = 0;           // 0: no SSD tier; a full DDR tier then refuses
+  uint64_t ddr_budget_bytes = 1ULL << 30;      // of the whole store: payload pages, index, chains
+  uint64_t ssd_budget_bytes = 0;               // 0: no SSD tier; a full DDR tier then refuses
+  std::string ddr_policy = kDefaultDdrPolicy;  // of the tables that share
   // OPTIONAL, by name of the table. The tables that are not named share what these leave; budgets
   // are cut evenly among the devices.
   std::map<std::string, TableBudget> table_budgets;
@@ -103,7 +114,10 @@ struct StoreStats {
   uint64_t hits[kSources] = {};  // keys looked up, by Source
   uint64_t evictions_to_ssd = 0;
   uint64_t promotions = 0;
-  uint64_t refused_rows = 0;    // staged rows that no tier had room for
+  uint64_t refused_rows = 0;  // staged rows that no tier had room for
+  // Reads that the policies of DDR were to hear of and did not, rows to be promoted among them.
+  uint64_t dropped_accesses = 0;
+  uint64_t policy_bytes = 0;    // what policies and their logs take of the DDR budget
   uint64_t oldest_version = 0;  // of the window; 0 before the first commit
   uint64_t newest_version = 0;
 };
