@@ -57,6 +57,10 @@ class SlabArena {
     return place.payload.load(std::memory_order_relaxed) +
            Ordinal(slot) * place.slot_bytes.load(std::memory_order_relaxed);
   }
+  // Of payload, the class of the slot. Any thread, as Address.
+  uint32_t SlotBytes(uint64_t slot) const {
+    return places_[slot >> kSlotOrdinalBits].slot_bytes.load(std::memory_order_relaxed);
+  }
   // Requires: the slot was allocated with aux_bytes > 0.
   std::byte* Aux(uint64_t slot) const {
     const Page& page = *pages_[slot >> kSlotOrdinalBits].load(std::memory_order_acquire);

@@ -98,6 +98,16 @@ Location BucketIndex::Find(const Start& start, uint64_t hash, uint64_t key) {
   return Location::FromWord(word);
 }
 
+Location BucketIndex::Peek(uint64_t hash, uint64_t key) const {
+  const Arrays* arrays = arrays_.load(std::memory_order_acquire);
+  const uint32_t at = arrays == nullptr ? kNotFound : Probe(*arrays, hash, key);
+  if (at == kNotFound) return {};
+  const Entry& entry = arrays->entry(at);
+  const uint64_t word = entry.word.load(std::memory_order_acquire);
+  // As in Find: the entry may have been reused since it was met.
+  return entry.key.load(std::memory_order_acquire) == key ? Location::FromWord(word) : Location();
+}
+
 uint32_t BucketIndex::AccessCount(uint64_t hash, uint64_t key) const {
   const Arrays* arrays = arrays_.load(std::memory_order_acquire);
   const uint32_t entry = arrays == nullptr ? kNotFound : Probe(*arrays, hash, key);

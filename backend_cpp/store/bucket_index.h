@@ -88,6 +88,8 @@ class BucketIndex {
   // `start` is that of its hash, under the same pin.
   static Location Find(const Start& start, uint64_t hash, uint64_t key);
   Location Find(uint64_t hash, uint64_t key) const { return Find(StartOf(hash), hash, key); }
+  // As Find, but counts no access.
+  Location Peek(uint64_t hash, uint64_t key) const;
   uint32_t AccessCount(uint64_t hash, uint64_t key) const;
 
   // --- the writer

@@ -589,10 +589,17 @@ RowLocation ReadView::Explain(uint32_t table_number, uint64_t key) const {
   answer.device = bucket->device->number;
   const BucketIndex& index = bucket->index;
   answer.access_count = index.AccessCount(hash, key);
-  const Location place = Store::Impl::Resolve(index.Find(hash, key), version_, &answer.version);
-  if (place.tier() == TierId::kNowhere) return answer;
+  const Location place = Store::Impl::Resolve(index.Peek(hash, key), version_, &answer.version);
+  if (place.tier() == TierId::kNowhere) {
+    const bool pruned = place.slot() == static_cast<uint64_t>(RecordKind::kPruned);
+    if (pruned) answer.tier = Source::kPruned;
+    return answer;
+  }
   answer.resident = true;
   answer.tier = place.tier() == TierId::kDdr ? Source::kDdr : Source::kSsd;
+  if (place.tier() == TierId::kDdr) {
+    answer.slot_bytes = bucket->device->arena.SlotBytes(place.slot());
+  }
   answer.live = place.live();
   answer.payload_bytes = table.config.layout.PayloadBytes(place.live());
   return answer;

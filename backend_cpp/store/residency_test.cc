@@ -298,6 +298,46 @@ TEST_F(ResidencyTest, PoliciesThatCannotChooseAreRefused) {
   EXPECT_NE(Refusal(options).find("nothing to choose"), std::string::npos);
 }
 
+TEST_F(ResidencyTest, ExplainSaysWhereARowIsAndCountsNoAccess) {
+  const RowLayout layout{4, 8, DType::kFp32};
+  StoreOptions options = Options({MakeTable("user", 1, layout, 1)}, 8 * kMiB, 0);
+  Open(options);
+  ASSERT_TRUE(Stage(1, 0, 5, 0b0101, 1.0F).ok());
+  ASSERT_TRUE(Stage(1, 0, 6, 0b1111, 1.0F).ok());
+  ASSERT_TRUE(store_->Commit(1).ok());
+  ASSERT_TRUE(Stage(2, 0, 5, 0b0100, 1.0F).ok());
+  std::vector<std::byte> pruned;
+  AppendRecord({6, 0, RecordKind::kPruned, {}}, &pruned);
+  ASSERT_TRUE(store_->StageRecords(2, 0, BucketOfHash(HashKey(6), 1), pruned).ok());
+  ASSERT_TRUE(store_->Commit(2).ok());
+  const auto explain = [&](uint64_t version, uint64_t key) {
+    return store_->Pin(version)->Explain(0, key);
+  };
+  const RowLocation before = explain(1, 5);
+  EXPECT_EQ(before.live, 0b0101);
+  EXPECT_EQ(before.payload_bytes, 64U);
+  EXPECT_EQ(before.slot_bytes, 64U);
+  EXPECT_EQ(before.version, 0U) << "of the base";
+  const RowLocation after = explain(2, 5);
+  EXPECT_TRUE(after.resident);
+  EXPECT_EQ(after.tier, Source::kDdr);
+  EXPECT_EQ(after.live, 0b0100);
+  EXPECT_EQ(after.slot_bytes, 32U);
+  EXPECT_EQ(after.version, 2U);
+  EXPECT_EQ(after.bucket, BucketOfHash(HashKey(5), 1));
+  EXPECT_EQ(after.access_count, before.access_count) << "two looks";
+  std::vector<float> out(32);
+  const int64_t key = 5;
+  ASSERT_TRUE(store_->PinNewest()
+                  ->Lookup({0, {&key, 1}, Pooling::kNone, {}, out.data(), 32, nullptr})
+                  .ok());
+  EXPECT_EQ(explain(2, 5).access_count, after.access_count + 1);
+  EXPECT_TRUE(explain(1, 6).resident);
+  EXPECT_FALSE(explain(2, 6).resident);
+  EXPECT_EQ(explain(2, 6).tier, Source::kPruned);
+  EXPECT_EQ(explain(2, 7).tier, Source::kDefault);
+}
+
 // --- bytes that pruning frees
 
 // A full training store loses nine tenths of its chunks; rows of one chunk then find all the room

@@ -9,6 +9,7 @@ import typer
 from embertide.server.cli import (
     control,
     doctor,
+    explain,
     hot,
     node,
     plan,
@@ -52,6 +53,7 @@ app.command("status")(status.command)
 app.command("control")(control.command)
 app.add_typer(node.app, name="node")
 app.add_typer(plan.app, name="plan")
+app.command("explain")(explain.command)
 app.command("hot")(hot.command)
 app.add_typer(reshard.app, name="reshard")
 app.command("snapshot")(snapshot.command)

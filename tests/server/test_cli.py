@@ -31,6 +31,7 @@ def test_help_names_every_command() -> None:
         "cache-sim",
         "doctor",
         "demo",
+        "explain",
         "control",
         "reshard",
         "node",
@@ -58,6 +59,7 @@ def test_help_names_every_command() -> None:
         ("hot", "--keys"),
         ("node", "drain"),
         ("plan", "explain"),
+        ("explain", "--snapshot"),
     ],
 )
 def test_each_command_teaches_itself(name: str, teaches: str) -> None:
@@ -105,6 +107,20 @@ def test_snapshot_describes_and_proves(tmp_path: Path) -> None:
     assert "every file proved" in embertide("snapshot", path).stdout
 
 
+def test_explain_reads_a_row_of_a_snapshot(tmp_path: Path) -> None:
+    path = make_snapshot(tmp_path)
+    said = json.loads(embertide("explain", "item", 42, "--snapshot", path, "--json").stdout)
+    assert (said["resident"], said["live_chunks"], said["payload_bytes"]) == (True, [0], 16)
+    assert said["version"] == json.loads((path / "manifest.json").read_text())["version"]
+    absent = json.loads(embertide("explain", "item", -7, "--snapshot", path, "--json").stdout)
+    assert (absent["resident"], absent["live_chunks"]) == (False, [])
+    assert "default row" in embertide("explain", "item", 100, "--snapshot", path).stdout
+    refused = embertide("explain", "user", 1, "--snapshot", path)
+    assert refused.returncode == 1
+    assert "no table 'user'" in refused.stderr
+    assert "it has item" in refused.stderr
+
+
 def test_snapshot_finds_a_flipped_byte(tmp_path: Path) -> None:
     path = make_snapshot(tmp_path)
     file = path / json.loads((path / "manifest.json").read_text())["buckets"][0]["path"]
@@ -127,6 +143,11 @@ def test_snapshot_finds_a_flipped_byte(tmp_path: Path) -> None:
         (("control", "--state", "nowhere"), "--state is 'nowhere'; use redis://HOST:PORT/0"),
         (("control", "--tokens", "nowhere"), "tokens file nowhere"),
         (("train", "build/x", "--data", "nowhere.parquet"), "nowhere.parquet"),
+        (("explain", "item", 1, "--snapshot", "nowhere"), "nowhere holds no snapshot"),
+        (("explain", "item", 1, "--node", "127.0.0.1:1"), "no node that shares a model answers"),
+        (("explain", "item", 1, "--node", "a:1", "--token-file", "nowhere"), "--token-file nowhere"),
+        (("explain", "item", 1 << 63), "is no 64-bit integer"),
+        (("explain", "item", 1, "--snapshot", "x", "--version", 2), "leave those out"),
         (("import", "out", "--table", "item=nowhere"), "nowhere"),
     ],
 )

@@ -125,7 +125,8 @@ struct StoreStats {
 // Where one key lives, for `explain`.
 struct RowLocation {
   bool resident = false;
-  Source tier = Source::kDefault;
+  Source tier = Source::kDefault;  // kPruned: it was, and no row is left
+  uint32_t slot_bytes = 0;         // in DDR: the class of its slot
   uint16_t live = 0;
   uint32_t payload_bytes = 0;
   uint32_t bucket = 0;
@@ -201,6 +202,7 @@ class ReadView {
   // kCorrupt: an SSD block could not be read or failed its checksum.
   Status Lookup(const LookupRequest& request) const;
 
+  // Counts no access.
   RowLocation Explain(uint32_t table, uint64_t key) const;
 
  private:
