@@ -98,35 +98,34 @@ void Store::Impl::Reclaim(Device* device) {
 // --------------------------------------------------------------------------------------
 
 template <typename Visit>
-void Store::Impl::AdvanceHand(Device* device, uint32_t entries, Visit visit) {
+void Store::Impl::AdvanceHand(Device* device, Hand* hand, uint32_t entries, Visit visit) {
   uint32_t skipped_buckets = 0;
   while (entries > 0) {
-    const Table& table = tables[device->tables[device->hand_table]];
-    if (device->hand_bucket >= table.buckets.size()) {
-      device->hand_table = (device->hand_table + 1) % device->tables.size();
-      device->hand_entry = 0;
+    const Table& table = tables[device->tables[hand->table]];
+    if (hand->bucket >= table.buckets.size()) {
+      hand->table = (hand->table + 1) % device->tables.size();
+      hand->entry = 0;
       // The first bucket of the next table that lies on this device.
-      device->hand_bucket = 0;
-      const auto& slots = tables[device->tables[device->hand_table]].buckets;
-      while (device->hand_bucket < slots.size() &&
-             slots[device->hand_bucket].On(device) == nullptr) {
-        ++device->hand_bucket;
+      hand->bucket = 0;
+      const auto& slots = tables[device->tables[hand->table]].buckets;
+      while (hand->bucket < slots.size() && slots[hand->bucket].On(device) == nullptr) {
+        ++hand->bucket;
       }
       // A whole round over tables without one entry: there is nothing to visit.
       if (++skipped_buckets > 2 * device->tables.size() + 2) return;
       continue;
     }
-    Bucket* bucket = table.buckets[device->hand_bucket].On(device);
-    if (bucket == nullptr || device->hand_entry >= bucket->index.capacity()) {
-      ++device->hand_bucket;
-      device->hand_entry = 0;
+    Bucket* bucket = table.buckets[hand->bucket].On(device);
+    if (bucket == nullptr || hand->entry >= bucket->index.capacity()) {
+      ++hand->bucket;
+      hand->entry = 0;
       continue;
     }
-    if (bucket->index.Occupied(device->hand_entry)) {
+    if (bucket->index.Occupied(hand->entry)) {
       skipped_buckets = 0;
-      if (!visit(table.ordinal, bucket, device->hand_entry)) return;
+      if (!visit(table.ordinal, bucket, hand->entry)) return;
     }
-    ++device->hand_entry;
+    ++hand->entry;
     --entries;
   }
 }
@@ -158,7 +157,7 @@ void Store::Impl::Sweep(Device* device, uint32_t entries, bool any, std::vector<
                         uint64_t wanted) {
   uint64_t bytes = 0;
   // At most one round: a row is met once.
-  AdvanceHand(device, entries, [&](uint32_t t, Bucket* b, uint32_t e) {
+  AdvanceHand(device, &device->clock, entries, [&](uint32_t t, Bucket* b, uint32_t e) {
     BucketIndex& index = b->index;
     const Location place = index.At(e);
     if (place.is_chain() || place.tier() != TierId::kDdr || place.live() == 0) return true;
@@ -278,7 +277,7 @@ void Store::Impl::MoveCondemned(Device* device, uint32_t entries, bool demote) {
     SetPlace(holder, moved);
     RetirePlace(device, table, place);
   };
-  AdvanceHand(device, entries, [&](uint32_t t, Bucket* b, uint32_t e) {
+  AdvanceHand(device, &device->packing, entries, [&](uint32_t t, Bucket* b, uint32_t e) {
     ForEachPlace(t, b, e, move);
     if (demote && bytes >= kEvictBytes) {
       Demote(device, victims);
@@ -482,7 +481,7 @@ void Store::Impl::CompactSegment(Device* device) {
   // The index is the only list of a segment's live rows; a pass over it finds them. A promotion
   // frees their bytes, and the clock writes them again, packed, if they are still cold.
   uint32_t moved = 0;
-  AdvanceHand(device, kSweepEntries, [&](uint32_t t, Bucket* b, uint32_t e) {
+  AdvanceHand(device, &device->packing, kSweepEntries, [&](uint32_t t, Bucket* b, uint32_t e) {
     BucketIndex& index = b->index;
     const Location place = index.At(e);
     if (place.is_chain() || place.tier() != TierId::kSsd ||

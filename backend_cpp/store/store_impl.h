@@ -102,6 +102,13 @@ struct TierCount {
   std::atomic<uint64_t> bytes{0};
 };
 
+// Where a pass over a device's entries stands: place in its tables, ordinal of the bucket, entry.
+struct Hand {
+  uint32_t table = 0;
+  uint32_t bucket = 0;
+  uint32_t entry = 0;
+};
+
 // A device; or the part of one that is set aside for a table with budgets of its own, which shares
 // nothing with the rest of the device but its number.
 struct Device {
@@ -139,10 +146,8 @@ struct Device {
   std::vector<Access> replayed;  // those of Maintain's last turn: its memory is kept
   uint64_t LogBytes() const { return 2 * most_accesses * sizeof(Access); }
   uint64_t PolicyBytes() const { return LogBytes() + (policy == nullptr ? 0 : policy->bytes()); }
-  // Where the clock hand stands: place in `tables`, ordinal of the bucket, entry.
-  uint32_t hand_table = 0;
-  uint32_t hand_bucket = 0;
-  uint32_t hand_entry = 0;
+  Hand clock;    // of eviction: what it meets ages
+  Hand packing;  // of moving rows out of pages; were it the clock's, rows would leave by chance
 };
 
 struct Table {
@@ -266,7 +271,7 @@ struct Store::Impl {
   Status PromoteRow(Device* device, uint32_t table, Bucket* bucket, uint64_t key);
   void CompactSegment(Device* device);
   template <typename Visit>
-  void AdvanceHand(Device* device, uint32_t entries, Visit visit);
+  void AdvanceHand(Device* device, Hand* hand, uint32_t entries, Visit visit);
 
   // --- versions.cc -------------------------------------------------------------------------------
   Status StageOne(Device* device, uint64_t version, uint32_t table, uint32_t number, Bucket* bucket,
