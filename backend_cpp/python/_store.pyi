@@ -116,6 +116,7 @@ class Store:
         ssd_directory: str = "",
         window_versions: int = 8,
         ddr_policy: str = ...,
+        new_row_accesses: int = 1,
         table_budgets: dict[str, TableBudget] = ...,
     ) -> None: ...
     def lookup(

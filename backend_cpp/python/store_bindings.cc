@@ -9,7 +9,8 @@ namespace py = pybind11;
 StoreOptions MakeOptions(std::vector<TableConfig> tables, const std::string& profile,
                          uint32_t devices, uint64_t ddr_budget_bytes, uint64_t ssd_budget_bytes,
                          std::string ssd_directory, uint32_t window_versions,
-                         std::string ddr_policy, std::map<std::string, TableBudget> table_budgets) {
+                         std::string ddr_policy, std::map<std::string, TableBudget> table_budgets,
+                         uint32_t new_row_accesses) {
   if (profile != "serve" && profile != "train") {
     throw BindingError{{Code::kInvalidArgument, "profile \"" + profile + "\"; use serve or train"}};
   }
@@ -22,7 +23,8 @@ StoreOptions MakeOptions(std::vector<TableConfig> tables, const std::string& pro
           std::move(ddr_policy),
           std::move(table_budgets),
           std::move(ssd_directory),
-          window_versions};
+          window_versions,
+          new_row_accesses};
 }
 
 Pooling ParsePooling(const std::string& name) {
@@ -121,6 +123,8 @@ py::dict StatsDict(const Store& store) {
   dict["evictions_to_ssd"] = stats.evictions_to_ssd;
   dict["promotions"] = stats.promotions;
   dict["refused_rows"] = stats.refused_rows;
+  dict["new_keys_waiting"] = stats.new_keys_waiting;
+  dict["dropped_gradients"] = stats.dropped_gradients;
   dict["dropped_accesses"] = stats.dropped_accesses;
   dict["policy_bytes"] = stats.policy_bytes;
   dict["oldest_version"] = stats.oldest_version;
@@ -141,19 +145,20 @@ void BindStore(py::module_& m) {
       .def_readonly("ssd_bytes", &TableBudget::ssd_bytes)
       .def_readonly("ddr_policy", &TableBudget::ddr_policy);
   py::class_<Store>(m, "Store")
-      .def(
-          py::init([](std::vector<TableConfig> tables, const std::string& profile, uint32_t devices,
-                      uint64_t ddr, uint64_t ssd, std::string directory, uint32_t window,
-                      std::string policy, std::map<std::string, TableBudget> budgets) {
-            return ValueOrThrow(Store::Open(MakeOptions(std::move(tables), profile, devices, ddr,
-                                                        ssd, std::move(directory), window,
-                                                        std::move(policy), std::move(budgets))));
-          }),
-          py::kw_only(), py::arg("tables"), py::arg("profile") = "serve", py::arg("devices") = 1,
-          py::arg("ddr_budget_bytes") = 1ULL << 30, py::arg("ssd_budget_bytes") = 0,
-          py::arg("ssd_directory") = "", py::arg("window_versions") = 8,
-          py::arg("ddr_policy") = kDefaultDdrPolicy,
-          py::arg("table_budgets") = std::map<std::string, TableBudget>())
+      .def(py::init([](std::vector<TableConfig> tables, const std::string& profile,
+                       uint32_t devices, uint64_t ddr, uint64_t ssd, std::string directory,
+                       uint32_t window, std::string policy,
+                       std::map<std::string, TableBudget> budgets, uint32_t accesses) {
+             return ValueOrThrow(Store::Open(
+                 MakeOptions(std::move(tables), profile, devices, ddr, ssd, std::move(directory),
+                             window, std::move(policy), std::move(budgets), accesses)));
+           }),
+           py::kw_only(), py::arg("tables"), py::arg("profile") = "serve", py::arg("devices") = 1,
+           py::arg("ddr_budget_bytes") = 1ULL << 30, py::arg("ssd_budget_bytes") = 0,
+           py::arg("ssd_directory") = "", py::arg("window_versions") = 8,
+           py::arg("ddr_policy") = kDefaultDdrPolicy,
+           py::arg("table_budgets") = std::map<std::string, TableBudget>(),
+           py::arg("new_row_accesses") = 1)
       .def("lookup", &Lookup, py::arg("table"), py::arg("keys"), py::kw_only(),
            py::arg("pooling") = "none", py::arg("offsets") = Array<uint32_t>(0),
            py::arg("version") = py::none())

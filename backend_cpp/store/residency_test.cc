@@ -338,6 +338,52 @@ TEST_F(ResidencyTest, ExplainSaysWhereARowIsAndCountsNoAccess) {
   EXPECT_EQ(explain(2, 7).tier, Source::kDefault);
 }
 
+// --- rows of new keys
+
+TEST_F(ResidencyTest, AKeyGetsItsRowAtItsThirdOccurrence) {
+  const RowLayout layout{1, 8, DType::kFp32};
+  StoreOptions options =
+      Options({MakeTable("user", 1, layout, 1), MakeTable("item", 2, layout)}, 4 * kMiB, 0);
+  options.tables[0].default_row.assign(8, 0.5F);
+  options.new_row_accesses = 3;
+  EXPECT_NE(Refusal(options).find("new_row_accesses = 3"), std::string::npos) << "serving";
+  options.profile = Profile::kTrain;
+  options.new_row_accesses = 16;
+  EXPECT_NE(Refusal(options).find("new_row_accesses = 16"), std::string::npos);
+  options.new_row_accesses = 3;
+  Open(options);
+  const std::vector<float> gradients(size_t{3} * 8, 1.0F);
+  const auto value = [&](int64_t key) {
+    std::vector<float> out(8);
+    EXPECT_TRUE(store_->PinNewest()
+                    ->Lookup({0, {&key, 1}, Pooling::kNone, {}, out.data(), 8, nullptr})
+                    .ok());
+    return out[0];
+  };
+  // Twice in one batch; in another table it is another key.
+  EXPECT_EQ(*store_->EnsureRows(0, std::vector<int64_t>{7, 8, 7}), 0U);
+  EXPECT_EQ(*store_->EnsureRows(1, std::vector<int64_t>{7, 7}), 0U);
+  EXPECT_EQ(*store_->ApplyGradients(0, std::vector<int64_t>{7, 8, 7}, gradients.data(), {}), 0U);
+  EXPECT_EQ(value(7), 0.5F);
+  EXPECT_EQ(store_->Stats().new_keys_waiting, 5U);
+  EXPECT_EQ(store_->Stats().dropped_gradients, 2U);
+  EXPECT_EQ(*store_->EnsureRows(0, std::vector<int64_t>{7, 8}), 1U);
+  EXPECT_EQ(*store_->ApplyGradients(0, std::vector<int64_t>{7, 8, 9}, gradients.data(), {}), 1U);
+  EXPECT_NE(value(7), 0.5F);
+  EXPECT_EQ(value(8), 0.5F);
+  EXPECT_EQ(store_->Stats().dropped_gradients, 4U);
+  Whole();
+  // A stream of keys that never come again makes no rows to speak of.
+  std::mt19937_64 random(9);
+  uint64_t made = 0;
+  for (int i = 0; i < 3000; ++i) {
+    const auto key = static_cast<int64_t>(random());
+    made += *store_->EnsureRows(0, {&key, 1});
+  }
+  EXPECT_LT(made, 100U) << "of 3,000 keys that were there once, by chance of the sketch";
+  Whole();
+}
+
 // --- bytes that pruning frees
 
 // A full training store loses nine tenths of its chunks; rows of one chunk then find all the room

@@ -1,5 +1,6 @@
 // Store: opening, pinning, counters. The rest of the class is in the files beside this one.
 #include <algorithm>
+#include <bit>
 #include <filesystem>
 #include <set>
 #include <system_error>
@@ -11,6 +12,9 @@ namespace {
 
 // Reads of one batch that a device serves side by side; SATA and cloud disks gain little past it.
 constexpr uint32_t kSsdReadThreads = 4;
+// The sketch of new keys, 8 bytes a slot: this part of the budget, and for 2^26 keys at most.
+constexpr uint64_t kLeastOverSketch = 128;
+constexpr uint64_t kMostSketchSlots = 1 << 26;
 // Reads that a device's policy can hear of between two calls of Maintain, by the size of its
 // budget: a log and its copy take a hundredth, or the least that says anything.
 constexpr uint64_t kLeastOverLogs = 100;
@@ -115,6 +119,13 @@ Status ValidateOptions(const StoreOptions& options) {
             "ddr_budget_bytes = " + std::to_string(options.ddr_budget_bytes) +
                 " is less than 1 MiB a device; give more"};
   }
+  const bool one = options.new_row_accesses == 1;
+  if (options.new_row_accesses == 0 || options.new_row_accesses > FrequencySketch::kMost ||
+      (!one && options.profile != Profile::kTrain)) {
+    return {Code::kInvalidArgument,
+            "new_row_accesses = " + std::to_string(options.new_row_accesses) +
+                "; a trainer may give 1 to 15, serving takes the rows that it is given"};
+  }
   if (options.window_versions == 0) {
     return {Code::kInvalidArgument, "window_versions = 0; give at least 1"};
   }
@@ -204,7 +215,16 @@ Status Store::Impl::OpenDevice(Device* device) {
   index_bytes += directory;
   EMBERTIDE_RETURN_IF_ERROR(
       OpenPolicy(device, shared ? options.ddr_policy : own->second.ddr_policy));
-  if (!training() || device->ssd != nullptr) return Status::Ok();
+  if (!training()) return Status::Ok();
+  if (options.new_row_accesses > 1) {
+    const auto slots = static_cast<uint32_t>(std::bit_floor(
+        std::min(kMostSketchSlots, device->budget.limit_bytes() / kLeastOverSketch / 8)));
+    if (!device->budget.TryCharge(FrequencySketch::BytesFor(slots))) {
+      return {Code::kInvalidArgument, "ddr_budget_bytes is too small to count new keys"};
+    }
+    device->new_keys = std::make_unique<FrequencySketch>(slots);
+  }
+  if (device->ssd != nullptr) return Status::Ok();
   uint64_t page = 0;
   for (const uint32_t t : device->tables) {
     const uint32_t payload = tables[t].config.layout.PayloadBytes(1);
@@ -362,6 +382,8 @@ StoreStats Store::Stats() const {
   stats.evictions_to_ssd = impl_->evictions.load();
   stats.promotions = impl_->promoted.load();
   stats.refused_rows = impl_->refused_rows.load();
+  stats.new_keys_waiting = impl_->new_keys_waiting.load();
+  stats.dropped_gradients = impl_->dropped_gradients.load();
   stats.dropped_accesses = impl_->dropped_accesses.load();
   for (const auto& device : impl_->devices) {
     // The writer resizes the policy.

@@ -18,6 +18,7 @@
 #include "ddr/slab_arena.h"
 #include "embertide/hash.h"
 #include "embertide/store.h"
+#include "policy/frequency_sketch.h"
 #include "ssd/block_log.h"
 #include "store/bucket_index.h"
 #include "store/location.h"
@@ -129,6 +130,8 @@ struct Device {
   // before anything else gets the room. 0 where rows go to an SSD instead, and in serving.
   uint64_t reserve_bytes = 0;
   bool reserve_lent = false;
+  // Training: occurrences of keys that have no row; null: every key gets one at once.
+  std::unique_ptr<FrequencySketch> new_keys;
   std::unique_ptr<BlockLog> ssd;            // null without an SSD budget
   std::vector<TierCount> in_ddr;            // by table
   std::vector<TierCount> in_ssd;            // by table
@@ -145,7 +148,10 @@ struct Device {
   std::vector<Access> accesses;
   std::vector<Access> replayed;  // those of Maintain's last turn: its memory is kept
   uint64_t LogBytes() const { return 2 * most_accesses * sizeof(Access); }
-  uint64_t PolicyBytes() const { return LogBytes() + (policy == nullptr ? 0 : policy->bytes()); }
+  uint64_t PolicyBytes() const {
+    return LogBytes() + (policy == nullptr ? 0 : policy->bytes()) +
+           (new_keys == nullptr ? 0 : new_keys->bytes());
+  }
   Hand clock;    // of eviction: what it meets ages
   Hand packing;  // of moving rows out of pages; were it the clock's, rows would leave by chance
 };
@@ -181,6 +187,8 @@ struct Store::Impl {
   std::atomic<uint64_t> promoted{0};
   mutable std::atomic<uint64_t> dropped_accesses{0};
   std::atomic<uint64_t> refused_rows{0};
+  std::atomic<uint64_t> new_keys_waiting{0};
+  std::atomic<uint64_t> dropped_gradients{0};
   std::atomic<uint64_t> rows{0};         // index entries of all buckets
   std::atomic<uint64_t> index_bytes{0};  // arrays, nodes and directories, retired ones included
 
@@ -305,6 +313,15 @@ struct Store::Impl {
   Result<Location> ResidentRow(Device* device, uint32_t table, uint32_t bucket, uint64_t key);
   RowAux* AuxOf(Device* device, Location place) const {
     return reinterpret_cast<RowAux*>(device->arena.Aux(place.slot()));
+  }
+  // An occurrence of a key without a row: whether it gets one now.
+  bool EntersNow(Device* device, const Table& table, uint64_t key) {
+    if (device->new_keys == nullptr) return true;
+    // A key of several tables is several keys.
+    const uint64_t counted = HashKey(key) ^ (uint64_t{table.ordinal} << 32);
+    if (device->new_keys->Add(counted) >= options.new_row_accesses) return true;
+    ++new_keys_waiting;
+    return false;
   }
   void MarkChanged(Device* device, Bucket* bucket, uint64_t key, Location place);
 };

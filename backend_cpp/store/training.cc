@@ -53,6 +53,7 @@ Result<uint64_t> Store::EnsureRows(uint32_t t, std::span<const int64_t> keys) {
     Device& device = *Store::Impl::Newest(impl_->tables[t], b)->device;
     const std::lock_guard writer(device.writer);
     impl_->Reclaim(&device);
+    if (!impl_->EntersNow(&device, table, key)) continue;
     for (uint32_t d = 0; d < layout.dim(); ++d) {
       values[d] = InitialValue(config.init_seed, config.id, key, d, config.init_scale);
     }
@@ -97,7 +98,10 @@ Result<uint64_t> Store::ApplyGradients(uint32_t t, std::span<const int64_t> keys
     impl_->Reclaim(&device);
     const Result<Location> place = impl_->ResidentRow(&device, t, b, key);
     if (!place.ok()) {
-      if (place.status().code() == Code::kNotFound) continue;
+      if (place.status().code() == Code::kNotFound) {
+        ++impl_->dropped_gradients;
+        continue;
+      }
       return place.status();
     }
     double squares = 0.0;

@@ -99,8 +99,13 @@ struct StoreOptions {
   // OPTIONAL, by name of the table. The tables that are not named share what these leave; budgets
   // are cut evenly among the devices.
   std::map<std::string, TableBudget> table_budgets;
-  std::string ssd_directory;         // REQUIRED with an SSD budget; made if absent
-  uint32_t window_versions = 8;      // committed versions a Pin may still name
+  std::string ssd_directory;     // REQUIRED with an SSD budget; made if absent
+  uint32_t window_versions = 8;  // committed versions a Pin may still name
+  // Training: EnsureRows gives a key its row at its so many-th occurrence of late, 1 to 15; until
+  // then it reads as the default row and its gradients are dropped, both counted. Occurrences are
+  // counted in a sketch, which may take keys that share its counters for one: 1/128 of the DDR
+  // budget. It is no part of a checkpoint: after a restart counting begins anew.
+  uint32_t new_row_accesses = 1;
   ReadObserver* observer = nullptr;  // OPTIONAL; outlives the store
 };
 
@@ -117,8 +122,10 @@ struct StoreStats {
   uint64_t refused_rows = 0;  // staged rows that no tier had room for
   // Reads that the policies of DDR were to hear of and did not, rows to be promoted among them.
   uint64_t dropped_accesses = 0;
-  uint64_t policy_bytes = 0;    // what policies and their logs take of the DDR budget
-  uint64_t oldest_version = 0;  // of the window; 0 before the first commit
+  uint64_t new_keys_waiting = 0;   // occurrences of keys that were no reason for a row yet
+  uint64_t dropped_gradients = 0;  // of keys without a row, a key a call
+  uint64_t policy_bytes = 0;       // what policies and their logs take of the DDR budget
+  uint64_t oldest_version = 0;     // of the window; 0 before the first commit
   uint64_t newest_version = 0;
 };
 
@@ -301,12 +308,13 @@ class Store {
   Status DropBucket(uint32_t table, uint32_t bucket);
 
   // --- training profile ------------------------------------------------------------------------
-  // Ensures that every key has a row (new rows: all chunks live, InitialValue). Returns how many
-  // were new. kResourceExhausted when the budgets are full.
+  // Ensures that every key has a row (new rows: all chunks live, InitialValue), but for those that
+  // wait for their new_row_accesses-th occurrence. Returns how many were new. kResourceExhausted
+  // when the budgets are full.
   Result<uint64_t> EnsureRows(uint32_t table, std::span<const int64_t> keys);
   // One exact row-wise Adagrad step. `gradients` is keys x dim; keys may repeat, and then their
   // gradients are summed in ascending position in fp64 before the one update. Keys without a row
-  // are skipped. Bitwise repeatable. Returns the number of distinct rows updated.
+  // are skipped and counted. Bitwise repeatable. Returns the number of distinct rows updated.
   Result<uint64_t> ApplyGradients(uint32_t table, std::span<const int64_t> keys,
                                   const float* gradients, const RowwiseAdagrad& optimizer);
   // Sets the live mask of a row; a chunk that becomes live starts at zero, and mask 0 removes the
