@@ -85,8 +85,11 @@ def main() -> None:
         keys_N = read_trace(path, column=column or None, accesses=given.accesses)
     records = rows_of(keys_N, given.dim)
     index, distinct = index_bytes(records, given.dim), len(np.unique(keys_N))
-    table = Table("policy", title=f"{len(keys_N):,} accesses, {distinct:,} keys, rows of "
-                  f"{4 * given.dim} bytes: hits in DDR, last quarter")
+    table = Table(
+        "policy",
+        title=f"{len(keys_N):,} accesses, {distinct:,} keys, rows of "
+        f"{4 * given.dim} bytes: hits in DDR, last quarter",
+    )
     shares = [float(share) for share in given.shares.split(",")]
     for share in shares:
         table.add_column(f"{100 * share:g} %", justify="right")
@@ -105,7 +108,9 @@ def main() -> None:
                 *_, last = hit_rates(store, keys_N)
                 stats = store.stats()
                 dropped = stats["dropped_accesses"] / len(keys_N)
-                cells.append(f"{last:.4f} ({stats['policy_bytes'] >> 10} KiB, {dropped:.1%} dropped)")
+                cells.append(
+                    f"{last:.4f} ({stats['policy_bytes'] >> 10} KiB, {dropped:.1%} dropped)"
+                )
         table.add_row(policy, *cells)
     Console(width=140).print(table)
 
