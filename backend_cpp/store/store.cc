@@ -71,7 +71,8 @@ Status ValidateBudgets(const StoreOptions& options, const std::set<std::string>&
     uint64_t left = all;
     for (const auto& [name, budget] : options.table_budgets) {
       const uint64_t bytes = BytesOf(budget, ssd);
-      const std::string its = what + " of table " + name + " = " + std::to_string(bytes);
+      std::string its = what;
+      its.append(" of table ").append(name).append(" = ").append(std::to_string(bytes));
       if (!names.contains(name)) {
         return {Code::kInvalidArgument, its + ": there is no such table"};
       }
@@ -84,9 +85,10 @@ Status ValidateBudgets(const StoreOptions& options, const std::set<std::string>&
       left -= bytes;
     }
     if (options.table_budgets.size() < names.size() && left < least && !(ssd && all == 0)) {
-      return {Code::kInvalidArgument,
-              what + ": the " + std::to_string(left) +
-                  " bytes that tables with budgets of their own leave to the others" + too_little};
+      std::string all_but_theirs = what;
+      all_but_theirs.append(": the ").append(std::to_string(left));
+      all_but_theirs.append(" bytes that tables with budgets of their own leave to the others");
+      return {Code::kInvalidArgument, all_but_theirs.append(too_little)};
     }
   }
   return Status::Ok();

@@ -11,7 +11,8 @@ Result<std::map<std::string, TableBudget>> ParseTableBudgets(const std::string& 
   std::istringstream all(text);
   for (std::string part; std::getline(all, part, ',');) {
     const auto wrong = [&](const std::string& why) {
-      return Status(Code::kInvalidArgument, "table budget \"" + part + "\" " + why);
+      std::string message = "table budget \"";
+      return Status(Code::kInvalidArgument, message.append(part).append("\" ").append(why));
     };
     const size_t equals = part.find('=');
     if (equals == std::string::npos) {
