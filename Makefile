@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(abspath $(VENV))/bin
 # Found without importing it; the dense plugin is built against it.
 TORCH = $(shell $(BIN)/python -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])")
-APT := g++ cmake ninja-build libgtest-dev nlohmann-json3-dev libisal-dev libhiredis-dev \
+APT := g++ cmake ninja-build libgtest-dev nlohmann-json3-dev libisal-dev libhiredis-dev liburing-dev libaio-dev \
   libprotobuf-dev protobuf-compiler libgrpc++-dev protobuf-compiler-grpc pkg-config python3-dev python3-venv libb64-0d
 
 .PHONY: help demo dev cpp check test bench-serve bench-remote bench-cache bench-reshard perf-check test-asan test-tsan images clean

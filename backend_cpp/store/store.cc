@@ -8,9 +8,6 @@
 namespace embertide {
 namespace {
 
-// Reads of one batch that a device serves side by side; SATA and cloud disks gain little past it.
-constexpr uint32_t kSsdReadThreads = 4;
-
 Status ValidateOptions(const StoreOptions& options) {
   if (options.tables.empty()) return {Code::kInvalidArgument, "a store needs at least one table"};
   std::set<std::string> names;
@@ -119,10 +116,12 @@ Result<std::unique_ptr<Store>> Store::Open(StoreOptions options) {
       std::error_code error;
       std::filesystem::create_directories(opts.ssd_directory, error);
       const std::string path = opts.ssd_directory + "/device-" + std::to_string(d) + ".log";
-      auto file = OpenPreadBlockFile(path, kSsdReadThreads);
-      if (!file.ok()) return file.status();
+      auto opened = OpenBlockFile(path, opts.ssd_engine);
+      if (!opened.ok()) return opened.status();
+      std::unique_ptr<BlockFile> file = std::move(*opened);
+      if (opts.wrap_ssd) file = opts.wrap_ssd(std::move(file));
       impl->devices[d]->ssd =
-          std::make_unique<BlockLog>(std::move(*file), opts.ssd_budget_bytes / opts.devices);
+          std::make_unique<BlockLog>(std::move(file), opts.ssd_budget_bytes / opts.devices);
       directory += impl->devices[d]->ssd->directory_bytes();
     }
     if (!impl->devices[d]->budget.TryCharge(directory)) {
@@ -218,18 +217,34 @@ Store::Usage Store::UsageOf(uint32_t table, uint32_t d) const {
   return usage;
 }
 
+static void AddSsd(const BlockLog& log, StoreStats* stats) {
+  const LogStats counted = log.Stats();
+  stats->ssd_bytes += log.used_bytes();
+  stats->ssd.engine = log.file().engine();
+  stats->ssd.direct = log.file().direct();
+  stats->ssd.blocks_read += counted.blocks_read;
+  stats->ssd.bytes_written += counted.bytes_written;
+  stats->ssd.row_bytes += counted.row_bytes;
+  stats->ssd.read_errors += counted.read_errors;
+  stats->ssd.corrupt += counted.corrupt;
+  stats->ssd.write_errors += counted.write_errors;
+}
+
 StoreStats Store::Stats() const {
   StoreStats stats;
   stats.rows = impl_->rows.load();
   for (const auto& device : impl_->devices) {
     stats.ddr_payload_bytes += device->arena.page_bytes();
-    if (device->ssd != nullptr) stats.ssd_bytes += device->ssd->used_bytes();
+    if (device->ssd != nullptr) AddSsd(*device->ssd, &stats);
   }
   stats.index_bytes = impl_->index_bytes.load();
   stats.ddr_budget_bytes = impl_->options.ddr_budget_bytes;
   for (size_t s = 0; s < kSources; ++s) stats.hits[s] = impl_->hits[s].load();
   stats.evictions_to_ssd = impl_->evictions.load();
   stats.promotions = impl_->promoted.load();
+  stats.ssd.compacted_bytes = impl_->compacted_bytes.load();
+  stats.ssd.compacted_rows = impl_->compacted_rows.load();
+  stats.ssd.compactions_forced = impl_->compactions_forced.load();
   stats.refused_rows = impl_->refused_rows.load();
   stats.oldest_version = impl_->oldest.load();
   stats.newest_version = impl_->newest.load();
