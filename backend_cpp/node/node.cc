@@ -101,6 +101,8 @@ Result<std::unique_ptr<Node>> Node::Open(NodeOptions options) {
   store_options.ddr_budget_bytes = options.ddr_budget_bytes;
   store_options.ssd_budget_bytes = options.ssd_budget_bytes;
   store_options.ssd_directory = options.ssd_directory;
+  store_options.ssd_engine = options.ssd_engine;
+  store_options.ssd_compaction_bytes_per_s = options.ssd_compaction_bytes_per_s;
   store_options.window_versions = options.window_versions;
   store_options.hold_all = options.state.empty();
   std::unique_ptr<LoadMeter> load;

@@ -70,6 +70,8 @@ TEST(ModelConfigTest, RefusesParametersThatItDoesNotKnowOrCannotRead) {
         std::array{"kind", "embedding", "use lookup or ranking"},
         std::array{"kind", "ranking", "output EMBEDDING is unknown"},
         std::array{"ssd_budget_bytes", "9", "ssd_directory"},
+        std::array{"ssd_engine", "uring", "use auto, io_uring, libaio or pread"},
+        std::array{"ssd_compaction_bytes_per_s", "1MiB", "whole number"},
         std::array{"snapshot", "", "one of the parameters"},
         std::array{"publication", "pub", "one of the parameters"},
         std::array{"bus", "redis://x", "needs \"publication\""}}) {

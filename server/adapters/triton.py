@@ -76,6 +76,8 @@ class ModelOptions:
     ddr_budget_bytes: int | None = None
     ssd_budget_bytes: int | None = None
     ssd_directory: Path | None = None
+    ssd_engine: str | None = None  # auto, io_uring, libaio or pread
+    ssd_compaction_bytes_per_s: int | None = None
     max_samples: int | None = None
     max_keys: int | None = None
     node: str | None = None
@@ -115,6 +117,8 @@ class ModelOptions:
             "ddr_budget_bytes": self.ddr_budget_bytes,
             "ssd_budget_bytes": self.ssd_budget_bytes,
             "ssd_directory": self.ssd_directory.resolve() if self.ssd_directory else None,
+            "ssd_engine": self.ssd_engine,
+            "ssd_compaction_bytes_per_s": self.ssd_compaction_bytes_per_s,
             "max_samples": self.max_samples,
             "max_keys": self.max_keys,
             "node": self.node,

@@ -50,6 +50,9 @@ def command(
     ssd_directory: Annotated[
         Path | None, typer.Option(help="Where the SSD tier's log lies.")
     ] = None,
+    ssd_engine: Annotated[
+        str, typer.Option(help="How it is read: auto, io_uring, libaio or pread.")
+    ] = "auto",
     node: Annotated[str, typer.Option(help="What this node calls itself.")] = "node-0",
     state: Annotated[
         str | None,
@@ -110,6 +113,7 @@ def command(
                 ddr_budget_bytes=ddr_mib * _MIB,
                 ssd_budget_bytes=ssd_mib * _MIB,
                 ssd_directory=ssd_directory or (directory / "ssd" if ssd_mib else None),
+                ssd_engine=ssd_engine,
                 node=node,
                 state=state,
                 control=control,

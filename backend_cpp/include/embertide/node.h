@@ -34,6 +34,8 @@ struct NodeOptions {
   uint64_t ddr_budget_bytes = 1ULL << 30;
   uint64_t ssd_budget_bytes = 0;
   std::string ssd_directory;
+  SsdEngine ssd_engine = SsdEngine::kAuto;
+  uint64_t ssd_compaction_bytes_per_s = 64ULL << 20;  // in the background; see StoreOptions
   uint32_t window_versions = 8;
   // --- of a node that shares a model with others; needs a publication
   std::string state;         // Redis URL of the state store, where plans are; empty: a node alone
