@@ -5,6 +5,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -43,9 +44,14 @@ class Faults {
     Fault fault;
     uint32_t bit;
   };
-  const Wrong* Find(uint64_t block) const {
+  std::optional<Wrong> Find(uint64_t block) const {
+    const std::lock_guard lock(mutex_);
     const auto found = blocks_.find(block);
-    return found == blocks_.end() ? nullptr : &found->second;
+    return found == blocks_.end() ? std::nullopt : std::optional(found->second);
+  }
+  bool WritesFail() const {
+    const std::lock_guard lock(mutex_);
+    return writes_fail_;
   }
   mutable std::mutex mutex_;
   std::map<uint64_t, Wrong> blocks_;
@@ -60,9 +66,8 @@ class FaultyBlockFile : public BlockFile {
 
   Status Read(std::span<const uint64_t> blocks, const BlockSink& sink) override {
     return file_->Read(blocks, [&](size_t read, const std::byte* block) {
-      const std::lock_guard lock(faults_->mutex_);
-      const auto* put = faults_->Find(blocks[read]);
-      if (put == nullptr) return sink(read, block);
+      const auto put = faults_->Find(blocks[read]);
+      if (!put.has_value()) return sink(read, block);
       if (put->fault == Fault::kIoError) {
         return Status(Code::kDeviceError,
                       "read of SSD block " + std::to_string(blocks[read]) + ": " + strerror(EIO));
@@ -78,8 +83,7 @@ class FaultyBlockFile : public BlockFile {
   }
 
   Status Write(uint64_t block, std::span<const std::byte> bytes) override {
-    const std::lock_guard lock(faults_->mutex_);
-    if (!faults_->writes_fail_) return file_->Write(block, bytes);
+    if (!faults_->WritesFail()) return file_->Write(block, bytes);
     const size_t half = bytes.size() / kBlockBytes / 2;
     EMBERTIDE_RETURN_IF_ERROR(file_->Write(block, bytes.first(half * kBlockBytes)));
     return {Code::kDeviceError,
