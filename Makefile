@@ -6,10 +6,10 @@ VENV := .venv
 BIN := $(abspath $(VENV))/bin
 # Found without importing it; the dense plugin is built against it.
 TORCH = $(shell $(BIN)/python -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])")
-APT := g++ cmake ninja-build libgtest-dev nlohmann-json3-dev libisal-dev libhiredis-dev \
+APT := g++ cmake ninja-build libgtest-dev nlohmann-json3-dev libisal-dev libhiredis-dev liburing-dev libaio-dev \
   libprotobuf-dev protobuf-compiler libgrpc++-dev protobuf-compiler-grpc pkg-config python3-dev python3-venv libb64-0d
 
-.PHONY: help demo dev cpp check test bench-serve bench-remote bench-cache bench-reshard perf-check test-asan test-tsan images clean
+.PHONY: help demo dev cpp check test bench-serve bench-remote bench-cache bench-reshard bench-ssd perf-check test-asan test-tsan images clean
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
@@ -69,6 +69,9 @@ bench-reshard: dev cpp ## twenty reshards under load and versions; six minutes
 
 bench-cache: dev ## hit rates of the cache policies; TRACES="a.trace.xz b.parquet:item" for keys of yours
 	$(BIN)/python -m bench.cache $(TRACES)
+
+bench-ssd: dev cpp ## the SSD tier against RocksDB and fio (librocksdb-dev, fio); five minutes, 7 GB of disk
+	$(BIN)/python -m bench.store.ssd
 
 perf-check: dev cpp ## perf_analyzer drives lookup and ranking by gRPC and HTTP
 	$(BIN)/python -m bench.perf_check

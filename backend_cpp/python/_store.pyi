@@ -114,6 +114,7 @@ class Store:
         ddr_budget_bytes: int = ...,
         ssd_budget_bytes: int = 0,
         ssd_directory: str = "",
+        ssd_engine: str = "auto",
         window_versions: int = 8,
         ddr_policy: str = ...,
         new_row_accesses: int = 1,
@@ -197,6 +198,10 @@ class CacheTrace:
     ) -> CacheResult: ...
     def optimal_hits(self, capacity: int) -> int: ...
     def best_fixed_hits(self, capacity: int) -> int: ...
+
+def probe_ssd(directory: str, engine: str = "auto") -> tuple[str, bool, str]:
+    """Return the engine that a directory would be read with, whether past the page cache, and what
+    the system refused before it."""
 
 def cache_policies() -> list[CachePolicy]: ...
 def hash_key(key: int, /) -> int: ...

@@ -4,6 +4,12 @@
 #include "store/store_impl.h"
 
 namespace embertide {
+namespace {
+
+// Rows that an export brings from the SSD together: several times a drive's queue.
+constexpr size_t kRowsAtATime = 1024;
+
+}  // namespace
 
 Status Store::ExportBucket(const ReadView& view, uint32_t t, uint32_t b,
                            std::vector<std::byte>* records) const {
@@ -29,17 +35,27 @@ Status Store::ExportBucket(const ReadView& view, uint32_t t, uint32_t b,
   }
   std::sort(rows.begin(), rows.end(),
             [](const auto& a, const auto& b) { return a.first < b.first; });
-  BlockBuffers buffers;
   const RowLayout& layout = table.config.layout;
-  for (const auto& [key, place] : rows) {
-    const uint32_t bytes = layout.PayloadBytes(place.live());
-    LogRead read{place.slot(), key, bytes, nullptr};
-    if (place.tier() == TierId::kSsd) {
-      EMBERTIDE_RETURN_IF_ERROR(device.ssd->Read({&read, 1}, &buffers));
-    } else {
-      read.row = device.arena.Address(place.slot());
+  const uint32_t most = layout.PayloadBytes(layout.full_mask());
+  std::vector<std::byte> ssd_rows(size_t{kRowsAtATime} * most);
+  std::vector<LogRead> reads;
+  for (size_t first = 0; first < rows.size(); first += kRowsAtATime) {
+    const auto part = std::span(rows).subspan(first, std::min(kRowsAtATime, rows.size() - first));
+    reads.clear();
+    for (size_t r = 0; r < part.size(); ++r) {
+      const auto& [key, place] = part[r];
+      if (place.tier() != TierId::kSsd) continue;
+      reads.push_back(
+          {place.slot(), key, t, layout.PayloadBytes(place.live()), ssd_rows.data() + r * most});
     }
-    AppendRecord({key, place.live(), RecordKind::kRow, {read.row, bytes}}, records);
+    if (!reads.empty()) EMBERTIDE_RETURN_IF_ERROR(device.ssd->Read(reads));
+    for (size_t r = 0; r < part.size(); ++r) {
+      const auto& [key, place] = part[r];
+      const std::byte* row = place.tier() == TierId::kSsd ? ssd_rows.data() + r * most
+                                                          : device.arena.Address(place.slot());
+      AppendRecord({key, place.live(), RecordKind::kRow, {row, layout.PayloadBytes(place.live())}},
+                   records);
+    }
   }
   return Status::Ok();
 }

@@ -37,8 +37,7 @@ struct Found {
 // A row that lies on an SSD.
 struct SsdKey {
   size_t at = 0;  // in Scratch::found
-  uint32_t table = 0;
-  const Bucket* bucket = nullptr;
+  const Device* device = nullptr;
   LogRead read;
 };
 
@@ -48,7 +47,6 @@ struct Scratch {
   std::vector<SsdKey> ssd_keys;
   std::vector<LogRead> ssd_reads;
   std::vector<std::byte> ssd_rows;
-  BlockBuffers blocks;
   std::vector<double> sums;
   std::vector<SourceCounts> counts;  // by table
   std::vector<ObservedRead> observed;
@@ -227,9 +225,8 @@ class Finder {
   void NoteSsd(const Pending& key, Location place, const Found* found) {
     const uint32_t bytes = impl_.tables[key.table].config.layout.PayloadBytes(place.live());
     scratch_->ssd_keys.push_back({static_cast<size_t>(found - scratch_->found.data()),
-                                  key.table,
-                                  key.bucket,
-                                  {place.slot(), key.key, bytes, nullptr}});
+                                  key.bucket->device,
+                                  {place.slot(), key.key, key.table, bytes, nullptr}});
   }
 
   const Store::Impl& impl_;
@@ -307,23 +304,19 @@ static Status ReadSsdRows(const Store::Impl& impl, Scratch* scratch) {
   for (const SsdKey& key : keys) bytes += key.read.bytes;
   scratch->ssd_rows.resize(bytes + 1);  // a row without bytes has an address, too
   std::byte* row = scratch->ssd_rows.data();
-  std::vector<size_t> which;
   for (const auto& device : impl.devices) {
-    which.clear();
     scratch->ssd_reads.clear();
-    for (size_t k = 0; k < keys.size(); ++k) {
-      if (keys[k].bucket->device != device.get()) continue;
-      which.push_back(k);
-      scratch->ssd_reads.push_back(keys[k].read);
-    }
-    if (which.empty()) continue;
-    EMBERTIDE_RETURN_IF_ERROR(device->ssd->Read(scratch->ssd_reads, &scratch->blocks));
-    for (size_t r = 0; r < which.size(); ++r) {
-      const LogRead& read = scratch->ssd_reads[r];
-      const SsdKey& key = keys[which[r]];
+    for (SsdKey& key : keys) {
+      if (key.device != device.get()) continue;
+      key.read.to = row;
       scratch->found[key.at].payload = row;
-      row = std::copy_n(read.row, read.bytes, row);
-      scratch->accesses.push_back({device.get(), {read.key, key.table}});
+      row += key.read.bytes;
+      scratch->ssd_reads.push_back(key.read);
+    }
+    if (scratch->ssd_reads.empty()) continue;
+    EMBERTIDE_RETURN_IF_ERROR(device->ssd->Read(scratch->ssd_reads));
+    for (const LogRead& read : scratch->ssd_reads) {
+      scratch->accesses.push_back({device.get(), {read.key, read.table}});
     }
   }
   return Status::Ok();

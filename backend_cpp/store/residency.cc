@@ -22,6 +22,9 @@ constexpr uint32_t kSweepEntries = 20000;
 constexpr size_t kPromotionsPerCall = 512;
 constexpr std::chrono::milliseconds kReadersLeave{5};
 constexpr std::chrono::microseconds kReadersPoll{50};
+// Segments compacted for one write to a full SSD: each gives an eighth of itself or more, and a
+// write is about a quarter.
+constexpr int kCompactTries = 8;
 // Above this share of the budget Maintain makes room ahead of need.
 constexpr double kHighWater = 0.97;
 
@@ -91,6 +94,16 @@ void Store::Impl::Reclaim(Device* device) {
   while (!device->retired.empty() && device->retired.front().epoch < safe) {
     Free(device, device->retired.front());
     device->retired.pop_front();
+  }
+}
+
+void Store::Impl::AwaitReaders(Device* device) {
+  Reclaim(device);
+  // What was retired waits for readers that are about to leave; one at the SSD takes milliseconds.
+  const auto deadline = std::chrono::steady_clock::now() + kReadersLeave;
+  while (!device->retired.empty() && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(kReadersPoll);
+    Reclaim(device);
   }
 }
 
@@ -213,11 +226,18 @@ bool Store::Impl::Demote(Device* device, const std::vector<Holder>& victims) {
   std::vector<LogEntry> entries;
   for (size_t i = 0; i < victims.size(); ++i) {
     const Holder& v = victims[i];
-    entries.push_back(
-        {v.bucket->index.KeyAt(v.entry), {rows.data() + offsets[i], offsets[i + 1] - offsets[i]}});
+    entries.push_back({v.bucket->index.KeyAt(v.entry),
+                       v.table,
+                       {rows.data() + offsets[i], offsets[i + 1] - offsets[i]}});
   }
   std::vector<uint64_t> slots;
-  if (!device->ssd->Append(entries, &slots).ok()) {
+  Status appended = device->ssd->Append(entries, &slots);
+  for (int tries = 0; appended.code() == Code::kResourceExhausted && tries < kCompactTries &&
+                      CompactForRoom(device);
+       ++tries) {
+    appended = device->ssd->Append(entries, &slots);
+  }
+  if (!appended.ok()) {
     for (const LogEntry& row : entries) {
       // Chosen, and there still.
       if (device->policy != nullptr) device->policy->Enter(row.key);
@@ -323,13 +343,7 @@ bool Store::Impl::MakeRoom(Device* device, int round) {
     device->arena.CondemnPages(1 + device->arena.page_count() / 16);
     MoveCondemned(device, RoundOf(device), /*demote=*/true);
   }
-  Reclaim(device);
-  // What was retired waits for readers that are about to leave; one at the SSD takes milliseconds.
-  const auto deadline = std::chrono::steady_clock::now() + kReadersLeave;
-  while (!device->retired.empty() && std::chrono::steady_clock::now() < deadline) {
-    std::this_thread::sleep_for(kReadersPoll);
-    Reclaim(device);
-  }
+  AwaitReaders(device);
   return true;
 }
 
@@ -426,18 +440,19 @@ Status Store::Impl::PromoteRow(Device* device, uint32_t t, Bucket* bucket, uint6
   BucketIndex& index = bucket->index;
   const uint32_t entry = index.Locate(HashKey(key), key);
   if (entry == BucketIndex::kNotFound) return Status::Ok();
-  const Location place = index.At(entry);
+  Location place = index.At(entry);
   if (place.is_chain() || place.tier() != TierId::kSsd) return Status::Ok();
   const uint32_t payload = table.config.layout.PayloadBytes(place.live());
   const uint32_t aux = AuxBytes(table);
-  LogRead read{place.slot(), key, payload + aux, nullptr};
-  BlockBuffers buffers;
-  EMBERTIDE_RETURN_IF_ERROR(device->ssd->Read({&read, 1}, &buffers));
+  std::vector<std::byte> row(payload + aux);
+  LogRead read{place.slot(), key, t, payload + aux, row.data()};
+  EMBERTIDE_RETURN_IF_ERROR(device->ssd->Read({&read, 1}));
   Result<uint64_t> slot = AllocateDdr(device, payload, aux);
   if (!slot.ok()) return slot.status();
-  std::copy_n(read.row, payload, device->arena.Address(*slot));
-  if (aux > 0) std::copy_n(read.row + payload, aux, device->arena.Aux(*slot));
-  // Making room may have written to the SSD, but never moves this entry: it is not in DDR.
+  std::copy_n(row.data(), payload, device->arena.Address(*slot));
+  if (aux > 0) std::copy_n(row.data() + payload, aux, device->arena.Aux(*slot));
+  // Making room may have compacted the segment that it lay in.
+  place = index.At(entry);
   const Location moved(TierId::kDdr, place.live(), *slot);
   CountPlace(device, table, moved, /*taken=*/true);
   index.Set(entry, moved);
@@ -475,23 +490,6 @@ void Store::Impl::Replay(Device* device) {
   }
 }
 
-void Store::Impl::CompactSegment(Device* device) {
-  const uint32_t segment = device->ssd->SegmentToCompact();
-  if (segment == BlockLog::kNoSegment) return;
-  // The index is the only list of a segment's live rows; a pass over it finds them. A promotion
-  // frees their bytes, and the clock writes them again, packed, if they are still cold.
-  uint32_t moved = 0;
-  AdvanceHand(device, &device->packing, kSweepEntries, [&](uint32_t t, Bucket* b, uint32_t e) {
-    BucketIndex& index = b->index;
-    const Location place = index.At(e);
-    if (place.is_chain() || place.tier() != TierId::kSsd ||
-        BlockLog::SegmentOf(place.slot()) != segment) {
-      return true;
-    }
-    return PromoteRow(device, t, b, index.KeyAt(e)).ok() && ++moved < kPromotionsPerCall;
-  });
-}
-
 void Store::Maintain() {
   for (auto& owned : impl_->devices) {
     Device* device = owned.get();
@@ -503,7 +501,7 @@ void Store::Maintain() {
     if (!device->arena.has_condemned()) device->arena.CondemnSparsePages();
     if (device->arena.has_condemned())
       impl_->MoveCondemned(device, kSweepEntries, /*demote=*/false);
-    if (device->ssd != nullptr) impl_->CompactSegment(device);
+    if (device->ssd != nullptr) impl_->CompactInBackground(device);
     impl_->Reclaim(device);
   }
 }

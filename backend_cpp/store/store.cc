@@ -10,8 +10,6 @@
 namespace embertide {
 namespace {
 
-// Reads of one batch that a device serves side by side; SATA and cloud disks gain little past it.
-constexpr uint32_t kSsdReadThreads = 4;
 // The sketch of new keys, 8 bytes a slot: this part of the budget, and for 2^26 keys at most.
 constexpr uint64_t kLeastOverSketch = 128;
 constexpr uint64_t kMostSketchSlots = 1 << 26;
@@ -205,9 +203,11 @@ Status Store::Impl::OpenDevice(Device* device) {
     std::filesystem::create_directories(options.ssd_directory, error);
     const std::string path = options.ssd_directory + "/device-" + std::to_string(device->number) +
                              (shared ? "" : "-" + name) + ".log";
-    auto file = OpenPreadBlockFile(path, kSsdReadThreads);
-    if (!file.ok()) return file.status();
-    device->ssd = std::make_unique<BlockLog>(std::move(*file), ssd_bytes / options.devices);
+    auto opened = OpenBlockFile(path, options.ssd_engine);
+    if (!opened.ok()) return opened.status();
+    std::unique_ptr<BlockFile> file = std::move(*opened);
+    if (options.wrap_ssd) file = options.wrap_ssd(std::move(file));
+    device->ssd = std::make_unique<BlockLog>(std::move(file), ssd_bytes / options.devices);
     directory += device->ssd->directory_bytes();
   }
   if (!device->budget.TryCharge(directory)) {
@@ -371,18 +371,34 @@ Store::Usage Store::UsageOf(uint32_t table, uint32_t d) const {
   return usage;
 }
 
+static void AddSsd(const BlockLog& log, StoreStats* stats) {
+  const LogStats counted = log.Stats();
+  stats->ssd_bytes += log.used_bytes();
+  stats->ssd.engine = log.file().engine();
+  stats->ssd.direct = log.file().direct();
+  stats->ssd.blocks_read += counted.blocks_read;
+  stats->ssd.bytes_written += counted.bytes_written;
+  stats->ssd.row_bytes += counted.row_bytes;
+  stats->ssd.read_errors += counted.read_errors;
+  stats->ssd.corrupt += counted.corrupt;
+  stats->ssd.write_errors += counted.write_errors;
+}
+
 StoreStats Store::Stats() const {
   StoreStats stats;
   stats.rows = impl_->rows.load();
   for (const auto& device : impl_->devices) {
     stats.ddr_payload_bytes += device->arena.page_bytes();
-    if (device->ssd != nullptr) stats.ssd_bytes += device->ssd->used_bytes();
+    if (device->ssd != nullptr) AddSsd(*device->ssd, &stats);
   }
   stats.index_bytes = impl_->index_bytes.load();
   stats.ddr_budget_bytes = impl_->options.ddr_budget_bytes;
   for (size_t s = 0; s < kSources; ++s) stats.hits[s] = impl_->hits[s].load();
   stats.evictions_to_ssd = impl_->evictions.load();
   stats.promotions = impl_->promoted.load();
+  stats.ssd.compacted_bytes = impl_->compacted_bytes.load();
+  stats.ssd.compacted_rows = impl_->compacted_rows.load();
+  stats.ssd.compactions_forced = impl_->compactions_forced.load();
   stats.refused_rows = impl_->refused_rows.load();
   stats.new_keys_waiting = impl_->new_keys_waiting.load();
   stats.dropped_gradients = impl_->dropped_gradients.load();

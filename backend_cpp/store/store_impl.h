@@ -4,13 +4,16 @@
 //   holding.cc     buckets added, dropped
 //   lookup.cc      batched reads             training.cc   rows made, updated and taken
 //   residency.cc   room: evict, promote, move, reclaim     integrity.cc  every invariant
+//   compaction.cc  room on the SSD
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -154,6 +157,9 @@ struct Device {
   }
   Hand clock;    // of eviction: what it meets ages
   Hand packing;  // of moving rows out of pages; were it the clock's, rows would leave by chance
+  // Bytes that compaction may read and write now, and when that was reckoned.
+  double compaction_credit = 0;
+  std::chrono::steady_clock::time_point compaction_at = std::chrono::steady_clock::now();
 };
 
 struct Table {
@@ -189,6 +195,9 @@ struct Store::Impl {
   std::atomic<uint64_t> refused_rows{0};
   std::atomic<uint64_t> new_keys_waiting{0};
   std::atomic<uint64_t> dropped_gradients{0};
+  std::atomic<uint64_t> compacted_bytes{0};
+  std::atomic<uint64_t> compacted_rows{0};
+  std::atomic<uint64_t> compactions_forced{0};
   std::atomic<uint64_t> rows{0};         // index entries of all buckets
   std::atomic<uint64_t> index_bytes{0};  // arrays, nodes and directories, retired ones included
 
@@ -239,6 +248,8 @@ struct Store::Impl {
   void RetireArrays(Device* device, BucketIndex::Arrays* arrays);
   // Frees what no reader can hold any more.
   void Reclaim(Device* device);
+  // As Reclaim, giving those readers a few ms to leave.
+  void AwaitReaders(Device* device);
   void Free(Device* device, const Retired& retired);
   // One step towards room: reclaims, then takes cold rows, then whole pages out of DDR. False when
   // there is nothing left to try.
@@ -277,9 +288,20 @@ struct Store::Impl {
   // Brings an SSD row to DDR. Ok also when it is gone or already there.
   Status Promote(Device* device, uint32_t table, uint32_t bucket, uint64_t key);
   Status PromoteRow(Device* device, uint32_t table, Bucket* bucket, uint64_t key);
-  void CompactSegment(Device* device);
   template <typename Visit>
   void AdvanceHand(Device* device, Hand* hand, uint32_t entries, Visit visit);
+
+  // --- compaction.cc; the device's writer is held -----------------------------------------------
+  // Who names this SSD slot; nullopt: nobody does any more.
+  std::optional<Holder> HolderOf(Device* device, uint32_t table, uint64_t key, uint64_t ssd_slot);
+  // Moves the live rows of some blocks of a segment of which `least_dead` is dead. Returns the
+  // bytes read and written, 0 if there is no such segment.
+  uint64_t CompactStep(Device* device, double least_dead);
+  // A step, if the budget of bytes a second allows it.
+  void CompactInBackground(Device* device);
+  // Up to a segment, whatever that budget: rows would be refused otherwise. False if none is worth
+  // it.
+  bool CompactForRoom(Device* device);
 
   // --- versions.cc -------------------------------------------------------------------------------
   Status StageOne(Device* device, uint64_t version, uint32_t table, uint32_t number, Bucket* bucket,

@@ -62,6 +62,9 @@ def command(
             "`embertide cache-sim` compares the policies."
         ),
     ] = None,
+    ssd_engine: Annotated[
+        str, typer.Option(help="How it is read: auto, io_uring, libaio or pread.")
+    ] = "auto",
     node: Annotated[str, typer.Option(help="What this node calls itself.")] = "node-0",
     state: Annotated[
         str | None,
@@ -124,6 +127,7 @@ def command(
                 ssd_directory=ssd_directory or (directory / "ssd" if ssd_mib else None),
                 ddr_policy=ddr_policy,
                 table_budgets=tuple(table_budget or ()),
+                ssd_engine=ssd_engine,
                 node=node,
                 state=state,
                 control=control,

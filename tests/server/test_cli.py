@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from embertide import _store
 from embertide.server.cli.metrics_page import MetricsPage
 
 COMMAND = (sys.executable, "-m", "embertide.server.cli")
@@ -78,6 +79,21 @@ def test_doctor_looks_at_what_a_start_needs() -> None:
     for name in needed:
         assert findings[name]["ok"], findings[name]
     assert done.returncode == (0 if all(each["ok"] for each in findings.values()) else 1)
+
+
+def test_doctor_says_how_the_ssd_tier_would_be_read(tmp_path: Path) -> None:
+    done = embertide("doctor", "--json", "--ssd-directory", tmp_path)
+    findings = {each["name"]: each for each in json.loads(done.stdout)["findings"]}
+    engine, direct, refused = _store.probe_ssd(str(tmp_path))
+    assert findings["SSD engine"]["found"].startswith(f"{engine} in {tmp_path}")
+    assert refused in findings["SSD engine"]["found"]
+    assert findings["O_DIRECT"]["ok"] == direct
+    assert not list(tmp_path.iterdir())
+    done = embertide("doctor", "--json", "--ssd-directory", tmp_path / "away")
+    findings = {each["name"]: each for each in json.loads(done.stdout)["findings"]}
+    assert not findings["SSD engine"]["ok"]
+    assert str(tmp_path / "away") in findings["SSD engine"]["found"]
+    assert {"huge pages", "NUMA nodes", "vectors"} <= set(findings)
 
 
 def test_doctor_says_how_to_mend_a_missing_backend(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -23,6 +24,7 @@
 #include <string>
 #include <vector>
 
+#include "embertide/ssd.h"
 #include "embertide/status.h"
 #include "embertide/table.h"
 
@@ -70,6 +72,8 @@ class ReadObserver {
   virtual void Observe(std::span<const ObservedRead> reads) = 0;
 };
 
+class BlockFile;
+
 // Which rows of the SSD tier are brought into DDR, and which leave it for them: a name of
 // policy/policy.h. "clock" lives in the index, which counts reads anyhow, and needs no memory; it
 // is all that tables which share room can have. The others keep what `Policies()` says of each row
@@ -99,7 +103,13 @@ struct StoreOptions {
   // OPTIONAL, by name of the table. The tables that are not named share what these leave; budgets
   // are cut evenly among the devices.
   std::map<std::string, TableBudget> table_budgets;
-  std::string ssd_directory;     // REQUIRED with an SSD budget; made if absent
+  std::string ssd_directory;  // REQUIRED with an SSD budget; made if absent
+  SsdEngine ssd_engine = SsdEngine::kAuto;
+  // What compaction in the background may read and write, of the whole store. A full SSD tier is
+  // compacted whatever this says; 0: then alone.
+  uint64_t ssd_compaction_bytes_per_s = 64ULL << 20;
+  // OPTIONAL: puts something between the store and each device's file, as tests do with faults.
+  std::function<std::unique_ptr<BlockFile>(std::unique_ptr<BlockFile>)> wrap_ssd;
   uint32_t window_versions = 8;  // committed versions a Pin may still name
   // Training: EnsureRows gives a key its row at its so many-th occurrence of late, 1 to 15; until
   // then it reads as the default row and its gradients are dropped, both counted. Occurrences are
@@ -109,12 +119,28 @@ struct StoreOptions {
   ReadObserver* observer = nullptr;  // OPTIONAL; outlives the store
 };
 
+// What the SSD tier did since Open, over all devices.
+struct SsdStats {
+  const char* engine = "";  // that reads it; "": there is no SSD tier
+  bool direct = false;      // past the page cache; false: the file system refuses O_DIRECT
+  uint64_t blocks_read = 0;
+  uint64_t bytes_written = 0;    // whole blocks; over row_bytes it is the write amplification
+  uint64_t row_bytes = 0;        // of rows that came from DDR, aux included
+  uint64_t compacted_bytes = 0;  // read and written by compaction
+  uint64_t compacted_rows = 0;
+  uint64_t compactions_forced = 0;  // for want of room, whatever the budget of bytes a second
+  uint64_t read_errors = 0;         // batches that the drive failed
+  uint64_t corrupt = 0;             // batches with a block that is not what was written
+  uint64_t write_errors = 0;
+};
+
 // Counters since Open, and sizes now. Bytes include every index, chain and allocator overhead.
 struct StoreStats {
   uint64_t rows = 0;
   uint64_t ddr_payload_bytes = 0;  // whole slab pages in use
   uint64_t index_bytes = 0;        // index arrays, page directory, version chains
   uint64_t ssd_bytes = 0;          // segments in use
+  SsdStats ssd;
   uint64_t ddr_budget_bytes = 0;
   uint64_t hits[kSources] = {};  // keys looked up, by Source
   uint64_t evictions_to_ssd = 0;

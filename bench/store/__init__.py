@@ -1,0 +1,1 @@
+"""The store's tiers against what a user would take instead."""
