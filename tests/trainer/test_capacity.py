@@ -86,9 +86,13 @@ def test_curves_never_fall_and_what_is_wrong_is_refused() -> None:
         TierCosts(ssd_us=math.nan)
 
 
-@pytest.mark.parametrize(("policy", "policy_bytes"), [("clock", 0), ("s3-fifo", 34)])
+# A store's clock keeps the counts of rows on the SSD too, which the simulator's forgets, and so may
+# do better than is predicted: the plan is on the safe side.
+@pytest.mark.parametrize(
+    ("policy", "policy_bytes", "better"), [("clock", 0, 0.04), ("s3-fifo", 34, 0.02)]
+)
 def test_a_store_of_the_planned_size_hits_as_predicted(
-    policy: str, policy_bytes: int, tmp_path: Path
+    policy: str, policy_bytes: int, better: float, tmp_path: Path
 ) -> None:
     keys_N = zipf(240_000, 24_000)
     curve = capacity.hit_curve(keys_N, policy, sizes=12)
@@ -122,7 +126,7 @@ def test_a_store_of_the_planned_size_hits_as_predicted(
         return float((store.stats()["hits"]["ddr"] - before) / len(part_N))
 
     read(keys_N[:120_000])
-    assert read(keys_N[120_000:]) == pytest.approx(planned.ddr_hits, abs=0.02)
+    assert -0.02 <= read(keys_N[120_000:]) - planned.ddr_hits <= better
     store.check_integrity()
 
 
