@@ -1,7 +1,6 @@
 // "clock": a hand passes over the slots and halves the counts that it meets; a row whose count was
 // below 2 leaves. Every miss enters, with the count 1. A store does this in its index, whose counts
-// cost nothing (store/residency.cc): the simulator's hit rates are those of a store within two
-// points.
+// cost nothing (store/residency.cc) and stay while a row is on the SSD: it hits a few points more.
 #include <vector>
 
 #include "policy/policies.h"

@@ -569,33 +569,4 @@ Status ReadView::Lookup(const LookupRequest& request) const {
   return BagReader(*this).Lookup({&feature, 1}, {&bags, 1}, {});
 }
 
-RowLocation ReadView::Explain(uint32_t table_number, uint64_t key) const {
-  RowLocation answer;
-  const Store::Impl& impl = *store_->impl_;
-  if (!impl.CheckTable(table_number).ok()) return answer;
-  const Reading reading(&impl.readers, reader_);
-  const Table& table = impl.tables[table_number];
-  const uint64_t hash = HashKey(key);
-  answer.bucket = Store::Impl::BucketOf(table, hash);
-  const Bucket* bucket = table.buckets[answer.bucket].At(version_);
-  if (bucket == nullptr) return answer;
-  answer.device = bucket->device->number;
-  const BucketIndex& index = bucket->index;
-  answer.access_count = index.AccessCount(hash, key);
-  const Location place = Store::Impl::Resolve(index.Peek(hash, key), version_, &answer.version);
-  if (place.tier() == TierId::kNowhere) {
-    const bool pruned = place.slot() == static_cast<uint64_t>(RecordKind::kPruned);
-    if (pruned) answer.tier = Source::kPruned;
-    return answer;
-  }
-  answer.resident = true;
-  answer.tier = place.tier() == TierId::kDdr ? Source::kDdr : Source::kSsd;
-  if (place.tier() == TierId::kDdr) {
-    answer.slot_bytes = bucket->device->arena.SlotBytes(place.slot());
-  }
-  answer.live = place.live();
-  answer.payload_bytes = table.config.layout.PayloadBytes(place.live());
-  return answer;
-}
-
 }  // namespace embertide

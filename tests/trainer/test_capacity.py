@@ -81,7 +81,7 @@ def test_curves_never_fall_and_what_is_wrong_is_refused() -> None:
             capacity.hit_curve(keys_N, policy, sizes=sizes)
     for wrong in ({}, {"mean_us": 1, "keys": 0}):
         with pytest.raises(ConfigurationError):
-            Goal(**wrong)  # type: ignore[arg-type]
+            Goal(**wrong)
     with pytest.raises(ConfigurationError):
         TierCosts(ssd_us=math.nan)
 

@@ -199,7 +199,7 @@ def latency(hbm_hits: float, ddr_hits: float, goal: Goal, costs: TierCosts) -> t
 
 def _binomial(n: int, p: float) -> NDArray[np.float64]:
     if p in (0.0, 1.0):
-        return (np.arange(n + 1) == n * p).astype(np.float64)
+        return np.asarray(np.arange(n + 1) == n * p, np.float64)
     k = np.arange(n + 1)
     logs = np.array([math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) for i in k])
     return np.asarray(np.exp(logs + k * math.log(p) + (n - k) * math.log1p(-p)), np.float64)
