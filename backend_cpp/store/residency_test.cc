@@ -246,6 +246,44 @@ INSTANTIATE_TEST_SUITE_P(Policies, PolicyTest,
                          ::testing::Values("clock", "clock:2", "lru", "lfu", "s3-fifo", "w-tinylfu",
                                            "reuse-density", "lru:2"));
 
+// Readers tell, the writer replays, and what is evicted beside them is read as it was.
+TEST_F(ResidencyTest, ConcurrencyOfReadersAndAPolicy) {
+  const TableConfig table = MakeTable("user", 1, {1, 16, DType::kFp32}, 1);
+  StoreOptions options = Options({table}, 2 * kMiB, 32 * kMiB);
+  options.ddr_policy = "s3-fifo";
+  Open(options);
+  constexpr uint64_t kKeys = 20000;
+  for (uint64_t key = 0; key < kKeys; ++key) {
+    ASSERT_TRUE(Stage(1, 0, key, 1, static_cast<float>(key)).ok());
+  }
+  ASSERT_TRUE(store_->Commit(1).ok());
+  std::atomic<bool> done{false};
+  std::atomic<uint64_t> wrong{0};
+  std::vector<std::thread> readers;
+  for (uint32_t r = 0; r < 3; ++r) {
+    readers.emplace_back([&, r] {
+      std::mt19937 random(r);
+      std::vector<int64_t> keys(64);
+      std::vector<float> out(64 * 16);
+      while (!done) {
+        for (int64_t& key : keys) key = random() % (random() % 2 == 0 ? 500 : kKeys);
+        const Status read =
+            store_->PinNewest()->Lookup({0, keys, Pooling::kNone, {}, out.data(), 16, nullptr});
+        for (size_t k = 0; k < keys.size(); ++k) {
+          if (!read.ok() || out[k * 16] != static_cast<float>(keys[k])) ++wrong;
+        }
+        if (store_->Stats().policy_bytes == 0) ++wrong;
+      }
+    });
+  }
+  for (int turn = 0; turn < 300; ++turn) store_->Maintain();
+  while (store_->Stats().promotions < 1000) store_->Maintain();
+  done = true;
+  for (std::thread& reader : readers) reader.join();
+  EXPECT_EQ(wrong, 0U);
+  Whole();
+}
+
 // A trainer's rows too: their optimizer state goes with them, and what is pruned is forgotten.
 TEST_F(ResidencyTest, ATrainerUnderAPolicyLearnsAsWithoutBudgets) {
   const RowLayout layout{2, 8, DType::kFp32};

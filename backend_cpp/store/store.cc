@@ -403,11 +403,7 @@ StoreStats Store::Stats() const {
   stats.new_keys_waiting = impl_->new_keys_waiting.load();
   stats.dropped_gradients = impl_->dropped_gradients.load();
   stats.dropped_accesses = impl_->dropped_accesses.load();
-  for (const auto& device : impl_->devices) {
-    // The writer resizes the policy.
-    const std::lock_guard writer(device->writer);
-    stats.policy_bytes += device->PolicyBytes();
-  }
+  for (const auto& device : impl_->devices) stats.policy_bytes += device->PolicyBytes();
   stats.oldest_version = impl_->oldest.load();
   stats.newest_version = impl_->newest.load();
   return stats;

@@ -66,13 +66,12 @@ Result<std::unique_ptr<TierPolicy>> TierPolicy::Make(const std::string& name, By
   if (!budget->TryCharge(made->BytesFor(kLeastCapacity))) {
     return Status(Code::kResourceExhausted, "policy '" + name + "' does not fit the DDR budget");
   }
+  made->bytes_ = made->BytesFor(kLeastCapacity);
   made->slots_ = std::move(slots);
   return made;
 }
 
-TierPolicy::~TierPolicy() {
-  if (slots_.policy != nullptr) budget_->Release(bytes());
-}
+TierPolicy::~TierPolicy() { budget_->Release(bytes()); }
 
 uint64_t TierPolicy::BytesFor(uint32_t capacity) const {
   return MostPolicyBytes(name_, capacity) + uint64_t{capacity} * sizeof(uint64_t) +
@@ -124,7 +123,7 @@ bool TierPolicy::Resize(uint32_t capacity) {
     slots.Link(*key);
     slots.policy->Insert(slot, *key);
   }
-  budget_->Release(bytes());
+  budget_->Release(bytes_.exchange(BytesFor(capacity)));
   slots_ = std::move(slots);
   return true;
 }

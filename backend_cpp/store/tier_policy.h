@@ -12,9 +12,10 @@
 //   1. A key has at most one slot; free + used = capacity.
 //   2. All memory, that of two policies while rows change over, is charged to the budget.
 //
-// Threads: none; the device's writer.
+// Threads: the device's writer, but for bytes().
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -52,7 +53,8 @@ class TierPolicy {
   void Fit();
 
   uint32_t rows() const { return slots_.used; }
-  uint64_t bytes() const { return BytesFor(slots_.capacity()); }
+  // Charged to the budget. Any thread.
+  uint64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
 
  private:
   static constexpr uint32_t kNone = ~0U;
@@ -77,6 +79,7 @@ class TierPolicy {
 
   const std::string name_;
   ByteBudget* const budget_;
+  std::atomic<uint64_t> bytes_{0};
   Slots slots_;
 };
 
