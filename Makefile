@@ -6,10 +6,10 @@ VENV := .venv
 BIN := $(abspath $(VENV))/bin
 # Found without importing it; the dense plugin is built against it.
 TORCH = $(shell $(BIN)/python -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])")
-APT := g++ cmake ninja-build libgtest-dev nlohmann-json3-dev libisal-dev libhiredis-dev \
+APT := g++ cmake ninja-build libgtest-dev nlohmann-json3-dev libisal-dev libhiredis-dev liburing-dev libaio-dev \
   libprotobuf-dev protobuf-compiler libgrpc++-dev protobuf-compiler-grpc pkg-config python3-dev python3-venv libb64-0d
 
-.PHONY: help demo dev cpp check test bench-serve bench-remote bench-cache bench-reshard perf-check gpu-deps gpu-check test-asan test-tsan images clean
+.PHONY: help demo dev cpp check test bench-serve bench-remote bench-cache bench-reshard bench-store perf-check gpu-deps gpu-check test-asan test-tsan images clean
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
@@ -69,6 +69,15 @@ bench-reshard: dev cpp ## twenty reshards under load and versions; six minutes
 
 bench-cache: dev ## hit rates of the cache policies; TRACES="a.trace.xz b.parquet:item" for keys of yours
 	$(BIN)/python -m bench.cache $(TRACES)
+
+# FBGEMM stays out of the environment; what it needs of it fits.
+build/.peers: build/.venv
+	@echo "== FBGEMM, to measure against"
+	@$(BIN)/pip install -q --no-deps --target build/peers torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0 pyre-extensions==0.0.32 tqdm torchmetrics==1.0.3 tensordict==0.15.3
+	@touch $@
+
+bench-store: dev cpp build/.peers ## the store against FBGEMM, RocksDB, fio and others; PARTS="lookup ssd" for some; an hour
+	$(BIN)/python -m bench.store $(PARTS)
 
 perf-check: dev cpp ## perf_analyzer drives lookup and ranking by gRPC and HTTP
 	$(BIN)/python -m bench.perf_check

@@ -4,6 +4,7 @@ import typer
 
 from embertide.trainer.commands import (
     cache_sim,
+    capacity,
     describe,
     export_dense,
     import_model,
@@ -24,6 +25,7 @@ app.command("train")(train.command)
 app.command("import")(import_model.command)
 app.command("export-dense")(export_dense.command)
 app.command("cache-sim")(cache_sim.command)
+app.command("capacity")(capacity.command)
 app.command("describe")(describe.command)
 app.command("replay")(replay.command)
 app.command("verify")(verify.command)

@@ -101,6 +101,11 @@ SlabArena::ClassKey SlabArena::ClassOf(uint32_t payload_bytes, uint32_t aux_byte
   return {std::max((payload_bytes + 7U) & ~7U, kMinSlotBytes), (aux_bytes + 7U) & ~7U};
 }
 
+uint64_t SlabArena::PageBytesFor(uint32_t payload_bytes, uint32_t aux_bytes) {
+  const ClassKey key = ClassOf(payload_bytes, aux_bytes);
+  return kSlabPageBytes + uint64_t{key.second} * (kSlabPageBytes / key.first);
+}
+
 Result<uint64_t> SlabArena::Allocate(uint32_t payload_bytes, uint32_t aux_bytes) {
   const ClassKey key = ClassOf(payload_bytes, aux_bytes);
   auto& room = room_[key];

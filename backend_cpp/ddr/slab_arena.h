@@ -63,6 +63,10 @@ class SlabArena {
     return base + slot * kSlotUnitBytes;
   }
   std::byte* Address(uint64_t slot) const { return AddressOf(base_, slot); }
+  // Of payload, the class of the slot. Any thread, as Address.
+  uint32_t SlotBytes(uint64_t slot) const {
+    return pages_[PageOf(slot)].load(std::memory_order_acquire)->slot_bytes;
+  }
   // Requires: the slot was allocated with aux_bytes > 0.
   std::byte* Aux(uint64_t slot) const {
     const Page& page = *pages_[PageOf(slot)].load(std::memory_order_acquire);
@@ -83,6 +87,8 @@ class SlabArena {
   }
   bool has_condemned() const { return condemned_pages_ > 0; }
 
+  // What a page for such slots takes of the budget.
+  static uint64_t PageBytesFor(uint32_t payload_bytes, uint32_t aux_bytes);
   // Bytes of pages and their aux.
   uint64_t page_bytes() const { return page_bytes_.load(std::memory_order_relaxed); }
   // Bytes of the page directory, charged to the budget when the arena is made.

@@ -338,7 +338,9 @@ Status Fleet::Explain(const v1::ExplainRequest& request, v1::ExplainResponse* re
     *response->mutable_owners() = assignment.owners();
   }
   response->set_resident(row.resident);
+  if (row.tier == Source::kPruned) response->set_tombstone(v1::TOMBSTONE_REASON_PRUNED);
   if (!row.resident) return Status::Ok();
+  response->set_slot_bytes(row.slot_bytes);
   response->set_device(row.device);
   response->set_tier(row.tier == Source::kSsd ? v1::TIER_SSD : v1::TIER_DDR);
   response->set_live(row.live);

@@ -30,6 +30,11 @@ constexpr const char* kHelp =
     "  --ddr-bytes N         budget of all its devices (1 GiB)\n"
     "  --ssd-bytes N         the same of the SSD tier (0: none)\n"
     "  --ssd-directory DIR   where that lies\n"
+    "  --ddr-policy NAME     which rows DDR holds (clock)\n"
+    "  --table-budgets LIST  room that tables have to themselves, of the budgets above:\n"
+    "                        TABLE=DDR_BYTES[/SSD_BYTES[/POLICY]],...\n"
+    "  --ssd-engine ENGINE   auto, io_uring, libaio or pread (auto)\n"
+    "  --ssd-compaction-bytes N  of its compaction in the background, a second (64 MiB)\n"
     "  --remote-cache-bytes N  for rows of peers that small requests ask for (32 MiB; 0: none)\n"
     "  --plan-file FILE      the last plan is kept here\n"
     "  --token TOKEN         what peers and the control plane ask for; or EMBERTIDE_TOKEN\n"
@@ -55,7 +60,7 @@ int Run(int argc, char** argv) {
   NodeOptions options;
   options.devices = 1;
   if (const char* token = std::getenv("EMBERTIDE_TOKEN")) options.token = token;
-  static constexpr std::array<option, 17> kOptions = {{
+  static constexpr std::array<option, 21> kOptions = {{
       {"publication", required_argument, nullptr, 'p'},
       {"state", required_argument, nullptr, 's'},
       {"peer-address", required_argument, nullptr, 'a'},
@@ -67,6 +72,10 @@ int Run(int argc, char** argv) {
       {"ddr-bytes", required_argument, nullptr, 'm'},
       {"ssd-bytes", required_argument, nullptr, 'M'},
       {"ssd-directory", required_argument, nullptr, 'S'},
+      {"ddr-policy", required_argument, nullptr, 'P'},
+      {"table-budgets", required_argument, nullptr, 'T'},
+      {"ssd-engine", required_argument, nullptr, 'E'},
+      {"ssd-compaction-bytes", required_argument, nullptr, 'C'},
       {"remote-cache-bytes", required_argument, nullptr, 'r'},
       {"plan-file", required_argument, nullptr, 'f'},
       {"token", required_argument, nullptr, 't'},
@@ -115,6 +124,24 @@ int Run(int argc, char** argv) {
         break;
       case 'S':
         options.ssd_directory = value;
+        break;
+      case 'P':
+        options.ddr_policy = value;
+        break;
+      case 'T': {
+        Result<std::map<std::string, TableBudget>> budgets = ParseTableBudgets(value);
+        if (!budgets.ok()) return Refuse("--table-budgets: " + budgets.status().message());
+        options.table_budgets = std::move(*budgets);
+        break;
+      }
+      case 'E': {
+        const Result<SsdEngine> engine = ParseSsdEngine(value);
+        if (!engine.ok()) return Refuse("--ssd-engine: " + engine.status().message());
+        options.ssd_engine = engine.value();
+        break;
+      }
+      case 'C':
+        wrong = ParseNumber(value, uint64_t{0}, kMost, &options.ssd_compaction_bytes_per_s);
         break;
       case 'f':
         options.plan_file = value;

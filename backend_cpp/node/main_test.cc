@@ -39,6 +39,7 @@ TEST(NodeMainTest, ANumberThatIsNoneIsRefusedByItsFlag) {
                            {"ddr-bytes", "1e9", "1 to " + most},
                            {"ddr-bytes", "0", "1 to " + most},
                            {"ssd-bytes", "1GiB", "0 to " + most},
+                           {"ssd-compaction-bytes", "-1", "0 to " + most},
                            {"ssd-bytes", most + "0", "0 to " + most},
                            {"remote-cache-bytes", "+1", "0 to " + most}}) {
     std::string said;
@@ -46,6 +47,12 @@ TEST(NodeMainTest, ANumberThatIsNoneIsRefusedByItsFlag) {
     EXPECT_EQ(said, "embertide_node: --" + each.flag + " \"" + each.value +
                         "\"; give a whole number from " + each.allowed + "\n");
   }
+}
+
+TEST(NodeMainTest, AnUnknownSsdEngineIsRefused) {
+  std::string said;
+  EXPECT_EQ(RunNode("--ssd-engine uring", &said), 2);
+  EXPECT_NE(said.find("use auto, io_uring, libaio or pread"), std::string::npos) << said;
 }
 
 TEST(NodeMainTest, GoodNumbersAreTaken) {

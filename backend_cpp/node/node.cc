@@ -104,6 +104,10 @@ Result<std::unique_ptr<Node>> Node::Open(NodeOptions options) {
   store_options.hbm_budget_bytes = options.hbm_budget_bytes;
   store_options.hbm_devices = options.hbm_devices;
   store_options.hbm_kind = options.hbm_kind;
+  store_options.ddr_policy = options.ddr_policy;
+  store_options.table_budgets = options.table_budgets;
+  store_options.ssd_engine = options.ssd_engine;
+  store_options.ssd_compaction_bytes_per_s = options.ssd_compaction_bytes_per_s;
   store_options.window_versions = options.window_versions;
   store_options.hold_all = options.state.empty();
   std::unique_ptr<LoadMeter> load;

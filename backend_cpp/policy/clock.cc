@@ -1,6 +1,6 @@
 // "clock": a hand passes over the slots and halves the counts that it meets; a row whose count was
-// below 2 leaves. Every miss enters, with the count 1. This is what a store's residency does
-// (store/residency.cc), less its batches and the counts that its index keeps of rows on the SSD.
+// below 2 leaves. Every miss enters, with the count 1. A store does this in its index, whose counts
+// cost nothing (store/residency.cc) and stay while a row is on the SSD: it hits a few points more.
 #include <vector>
 
 #include "policy/policies.h"

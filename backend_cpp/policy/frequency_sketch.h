@@ -20,8 +20,7 @@ class FrequencySketch {
   // Why 64 words: of so few keys, no two should share all four counters.
   static constexpr uint32_t kLeastWords = 64;
   explicit FrequencySketch(uint32_t slots)
-      : words_(std::bit_ceil(std::max(slots, kLeastWords))),
-        until_aging_(uint64_t{10} * words_.size()) {}
+      : words_(BytesFor(slots) / sizeof(uint64_t)), until_aging_(uint64_t{10} * words_.size()) {}
 
   // Adds an access and returns the estimate with it.
   uint32_t Add(uint64_t key) {
@@ -49,6 +48,9 @@ class FrequencySketch {
       least = std::min(least, static_cast<uint32_t>(word >> ShiftOf(hash, row)) & kMost);
     }
     return least;
+  }
+  static uint64_t BytesFor(uint32_t slots) {
+    return uint64_t{std::bit_ceil(std::max(slots, kLeastWords))} * sizeof(uint64_t);
   }
   uint64_t bytes() const { return words_.size() * sizeof(uint64_t); }
 

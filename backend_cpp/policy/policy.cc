@@ -65,6 +65,40 @@ std::unique_ptr<Policy> MakeFrequencyAdmission(std::unique_ptr<Policy> inner, ui
 
 std::span<const PolicyInfo> Policies() { return kPolicies; }
 
+Result<PolicyName> ParsePolicyName(const std::string& text) {
+  const auto invalid = [&](const std::string& what) {
+    return Status(Code::kInvalidArgument, "policy '" + text + "': " + what);
+  };
+  PolicyName parsed;
+  const size_t colon = text.find(':');
+  parsed.name = text.substr(0, colon);
+  if (colon != std::string::npos) {
+    const std::string_view number = std::string_view(text).substr(colon + 1);
+    const auto [end, error] = std::from_chars(number.begin(), number.end(), parsed.accesses);
+    if (error != std::errc() || end != number.end() || parsed.accesses < 2 ||
+        parsed.accesses > kMostAccesses) {
+      return invalid("after the colon stands the access at which a key enters, 2 to 15");
+    }
+  }
+  std::string names;
+  for (const PolicyInfo& info : kPolicies) {
+    if (parsed.name == info.name) return parsed;
+    names += std::string(names.empty() ? "" : ", ") + info.name;
+  }
+  return invalid("does not exist; there are " + names);
+}
+
+uint64_t MostPolicyBytes(const std::string& name, uint32_t capacity) {
+  const Result<PolicyName> parsed = ParsePolicyName(name);
+  EMBERTIDE_CHECK(parsed.ok());
+  uint64_t bytes = 0;
+  for (const PolicyInfo& info : kPolicies) {
+    if (parsed.value().name != info.name) continue;
+    bytes = uint64_t{info.slot_bytes + info.history_bytes} * capacity + info.fixed_bytes;
+  }
+  return bytes + (parsed.value().accesses > 1 ? FrequencySketch::BytesFor(capacity) : 0);
+}
+
 Result<std::unique_ptr<Policy>> MakePolicy(const PolicyOptions& options) {
   const auto invalid = [&](const std::string& what) {
     return Status(Code::kInvalidArgument, "policy '" + options.name + "': " + what);
@@ -73,25 +107,12 @@ Result<std::unique_ptr<Policy>> MakePolicy(const PolicyOptions& options) {
     return invalid("a capacity of " + std::to_string(options.capacity) + " slots is not in 1 to " +
                    std::to_string(kMostCapacity));
   }
-  std::string_view name = options.name;
-  uint32_t accesses = 1;
-  if (const size_t colon = name.find(':'); colon != std::string_view::npos) {
-    const std::string_view number = name.substr(colon + 1);
-    const auto [end, error] = std::from_chars(number.begin(), number.end(), accesses);
-    if (error != std::errc() || end != number.end() || accesses < 2 || accesses > kMostAccesses) {
-      return invalid("after the colon stands the access at which a key enters, 2 to 15");
-    }
-    name = name.substr(0, colon);
-  }
   if (options.key_of == nullptr) return invalid("nothing says which key is in a slot");
+  const Result<PolicyName> parsed = ParsePolicyName(options.name);
+  if (!parsed.ok()) return parsed.status();
+  const auto& [name, accesses] = parsed.value();
   if (name == "utility" && options.utility_of == nullptr) return invalid("there are no utilities");
   std::unique_ptr<Policy> policy = MakeNamed(name, options);
-  if (policy == nullptr) {
-    std::string names;
-    for (const PolicyInfo& info : kPolicies)
-      names += std::string(names.empty() ? "" : ", ") + info.name;
-    return invalid("does not exist; there are " + names);
-  }
   if (accesses == 1) return policy;
   return MakeFrequencyAdmission(std::move(policy), options.capacity, accesses);
 }

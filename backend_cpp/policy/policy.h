@@ -76,6 +76,16 @@ struct PolicyInfo {
 // Every policy, the one recommended first.
 std::span<const PolicyInfo> Policies();
 
+// A name and the access at which a key enters, which stands after a colon; 1 without one.
+struct PolicyName {
+  std::string name;
+  uint32_t accesses = 1;
+};
+// kInvalidArgument if there is no such policy, or what follows the colon is none of 2 to 15.
+Result<PolicyName> ParsePolicyName(const std::string& text);
+// A bound of bytes() of a policy by this name. Requires: there is one.
+uint64_t MostPolicyBytes(const std::string& name, uint32_t capacity);
+
 // kInvalidArgument naming what is wrong: a name that does not exist, a capacity out of range, no
 // `key_of`, "utility" without utilities.
 Result<std::unique_ptr<Policy>> MakePolicy(const PolicyOptions& options);

@@ -64,6 +64,17 @@ Array<uint64_t> RecordKeys(const RowLayout& layout, const py::bytes& records) {
   return Array<uint64_t>(static_cast<py::ssize_t>(keys.size()), keys.data());
 }
 
+// (live mask, payload bytes) of a key's row; None without one.
+std::optional<std::pair<uint16_t, size_t>> FindRecord(const RowLayout& layout,
+                                                      const py::bytes& records, int64_t key) {
+  for (std::span<const std::byte> rest = BytesIn(records); !rest.empty();) {
+    const RowRecord record = ValueOrThrow(ReadRecord(layout, &rest));
+    if (record.key != static_cast<uint64_t>(key) || record.kind != RecordKind::kRow) continue;
+    return std::pair(record.live, record.payload.size());
+  }
+  return std::nullopt;
+}
+
 py::bytes ReadBucket(const std::string& directory, const TableConfig& table,
                      const BucketFileInfo& info) {
   std::vector<std::byte> records;
@@ -135,6 +146,7 @@ void BindCodec(py::module_& m) {
   m.def("encode_record", &Record, py::arg("key"), py::arg("live"), py::arg("kind"),
         py::arg("payload"));
   m.def("cut_records", &CutRecords, py::arg("layout"), py::arg("records"), py::arg("max_bytes"));
+  m.def("find_record", &FindRecord, py::arg("layout"), py::arg("records"), py::arg("key"));
   m.def("record_keys", &RecordKeys, py::arg("layout"), py::arg("records"));
   m.def("write_bucket_file", [](const std::string& directory, const TableConfig& table,
                                 uint32_t bucket, uint64_t version, const py::bytes& records) {

@@ -8,18 +8,26 @@ namespace py = pybind11;
 
 StoreOptions MakeOptions(std::vector<TableConfig> tables, const std::string& profile,
                          uint32_t devices, uint64_t ddr_budget_bytes, uint64_t ssd_budget_bytes,
-                         std::string ssd_directory, uint32_t window_versions) {
+                         std::string ssd_directory, const std::string& ssd_engine,
+                         uint32_t window_versions, std::string ddr_policy,
+                         std::map<std::string, TableBudget> table_budgets,
+                         uint32_t new_row_accesses) {
   if (profile != "serve" && profile != "train") {
     throw BindingError{{Code::kInvalidArgument, "profile \"" + profile + "\"; use serve or train"}};
   }
-  return {profile == "train" ? Profile::kTrain : Profile::kServe,
-          std::move(tables),
-          devices,
-          /*hold_all=*/true,
-          ddr_budget_bytes,
-          ssd_budget_bytes,
-          std::move(ssd_directory),
-          window_versions};
+  StoreOptions options;
+  options.profile = profile == "train" ? Profile::kTrain : Profile::kServe;
+  options.tables = std::move(tables);
+  options.devices = devices;
+  options.ddr_budget_bytes = ddr_budget_bytes;
+  options.ssd_budget_bytes = ssd_budget_bytes;
+  options.ssd_directory = std::move(ssd_directory);
+  options.ssd_engine = ValueOrThrow(ParseSsdEngine(ssd_engine));
+  options.window_versions = window_versions;
+  options.ddr_policy = std::move(ddr_policy);
+  options.table_budgets = std::move(table_budgets);
+  options.new_row_accesses = new_row_accesses;
+  return options;
 }
 
 Pooling ParsePooling(const std::string& name) {
@@ -113,11 +121,25 @@ py::dict StatsDict(const Store& store) {
   dict["ddr_payload_bytes"] = stats.ddr_payload_bytes;
   dict["index_bytes"] = stats.index_bytes;
   dict["ssd_bytes"] = stats.ssd_bytes;
+  dict["ssd"] = py::dict(py::arg("engine") = stats.ssd.engine, py::arg("direct") = stats.ssd.direct,
+                         py::arg("blocks_read") = stats.ssd.blocks_read,
+                         py::arg("bytes_written") = stats.ssd.bytes_written,
+                         py::arg("row_bytes") = stats.ssd.row_bytes,
+                         py::arg("compacted_bytes") = stats.ssd.compacted_bytes,
+                         py::arg("compacted_rows") = stats.ssd.compacted_rows,
+                         py::arg("compactions_forced") = stats.ssd.compactions_forced,
+                         py::arg("read_errors") = stats.ssd.read_errors,
+                         py::arg("corrupt") = stats.ssd.corrupt,
+                         py::arg("write_errors") = stats.ssd.write_errors);
   dict["ddr_budget_bytes"] = stats.ddr_budget_bytes;
   dict["hits"] = hits;
   dict["evictions_to_ssd"] = stats.evictions_to_ssd;
   dict["promotions"] = stats.promotions;
   dict["refused_rows"] = stats.refused_rows;
+  dict["new_keys_waiting"] = stats.new_keys_waiting;
+  dict["dropped_gradients"] = stats.dropped_gradients;
+  dict["dropped_accesses"] = stats.dropped_accesses;
+  dict["policy_bytes"] = stats.policy_bytes;
   dict["oldest_version"] = stats.oldest_version;
   dict["newest_version"] = stats.newest_version;
   return dict;
@@ -126,16 +148,38 @@ py::dict StatsDict(const Store& store) {
 }  // namespace
 
 void BindStore(py::module_& m) {
+  py::class_<TableBudget>(m, "TableBudget")
+      .def(py::init([](uint64_t ddr, uint64_t ssd, std::string policy) {
+             return TableBudget{ddr, ssd, std::move(policy)};
+           }),
+           py::kw_only(), py::arg("ddr_bytes"), py::arg("ssd_bytes") = 0,
+           py::arg("ddr_policy") = kDefaultDdrPolicy)
+      .def_readonly("ddr_bytes", &TableBudget::ddr_bytes)
+      .def_readonly("ssd_bytes", &TableBudget::ssd_bytes)
+      .def_readonly("ddr_policy", &TableBudget::ddr_policy);
+  m.def(
+      "probe_ssd",
+      [](const std::string& directory, const std::string& engine) {
+        const SsdProbe probe =
+            ValueOrThrow(ProbeSsd(directory, ValueOrThrow(ParseSsdEngine(engine))));
+        return py::make_tuple(SsdEngineName(probe.engine), probe.direct, probe.refused);
+      },
+      py::arg("directory"), py::arg("engine") = "auto");
   py::class_<Store>(m, "Store")
-      .def(
-          py::init([](std::vector<TableConfig> tables, const std::string& profile, uint32_t devices,
-                      uint64_t ddr, uint64_t ssd, std::string directory, uint32_t window) {
-            return ValueOrThrow(Store::Open(MakeOptions(std::move(tables), profile, devices, ddr,
-                                                        ssd, std::move(directory), window)));
-          }),
-          py::kw_only(), py::arg("tables"), py::arg("profile") = "serve", py::arg("devices") = 1,
-          py::arg("ddr_budget_bytes") = 1ULL << 30, py::arg("ssd_budget_bytes") = 0,
-          py::arg("ssd_directory") = "", py::arg("window_versions") = 8)
+      .def(py::init([](std::vector<TableConfig> tables, const std::string& profile,
+                       uint32_t devices, uint64_t ddr, uint64_t ssd, std::string directory,
+                       const std::string& engine, uint32_t window, std::string policy,
+                       std::map<std::string, TableBudget> budgets, uint32_t accesses) {
+             return ValueOrThrow(Store::Open(
+                 MakeOptions(std::move(tables), profile, devices, ddr, ssd, std::move(directory),
+                             engine, window, std::move(policy), std::move(budgets), accesses)));
+           }),
+           py::kw_only(), py::arg("tables"), py::arg("profile") = "serve", py::arg("devices") = 1,
+           py::arg("ddr_budget_bytes") = 1ULL << 30, py::arg("ssd_budget_bytes") = 0,
+           py::arg("ssd_directory") = "", py::arg("ssd_engine") = "auto",
+           py::arg("window_versions") = 8, py::arg("ddr_policy") = kDefaultDdrPolicy,
+           py::arg("table_budgets") = std::map<std::string, TableBudget>(),
+           py::arg("new_row_accesses") = 1)
       .def("lookup", &Lookup, py::arg("table"), py::arg("keys"), py::kw_only(),
            py::arg("pooling") = "none", py::arg("offsets") = Array<uint32_t>(0),
            py::arg("version") = py::none())

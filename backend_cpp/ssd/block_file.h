@@ -1,8 +1,11 @@
 // BlockFile: 4 KiB blocks of one file, read in batches: what the SSD tier needs of a device.
 //
-// The engine in use is shown by name. PreadBlockFile reads with O_DIRECT through a small pool of
-// threads; a file system that refuses O_DIRECT is read through the page cache, and engine() says
-// so. MemoryBlockFile is the twin for tests: same contract, in memory, and it can fail on demand.
+//   io_uring, libaio   ring_file.h: a batch keeps up to kReadDepth reads in flight
+//   pread              a pool of threads, one read each
+//   memory             the twin for tests: same contract, in memory
+//
+// A file is opened with O_DIRECT; a file system that refuses it is read through the page cache, and
+// direct() says so.
 #pragma once
 
 #include <cstddef>
@@ -12,33 +15,50 @@
 #include <span>
 #include <string>
 
+#include "embertide/ssd.h"
 #include "embertide/status.h"
 
 namespace embertide {
 
 inline constexpr uint32_t kBlockBytes = 4096;
+// Why 128: network and cloud drives give all they have at 64, an NVMe drive near all at 128.
+inline constexpr uint32_t kReadDepth = 128;
 
-struct BlockRead {
-  uint64_t block = 0;
-  std::byte* buffer = nullptr;  // kBlockBytes, aligned to kBlockBytes
-};
+// Takes blocks[read] when it has come, and says whether its bytes are right. The bytes are gone
+// when it returns. It may be called from several threads at a time, for different reads.
+using BlockSink = std::function<Status(size_t read, const std::byte* block)>;
 
 class BlockFile {
  public:
   virtual ~BlockFile() = default;
-  // Reads all blocks or fails with kDeviceError naming the block; thread-safe, also beside Write.
-  virtual Status Read(std::span<const BlockRead> reads) = 0;
-  // Writes `bytes` (a multiple of kBlockBytes, aligned) at `block`. One writer.
+  // Reads all blocks and gives each to `sink` once, in any order; other reads are in flight
+  // meanwhile. The first failure ends it: kDeviceError naming the block and errno, or what `sink`
+  // said. Thread-safe, also beside Write.
+  virtual Status Read(std::span<const uint64_t> blocks, const BlockSink& sink) = 0;
+  // Writes `bytes` (a multiple of kBlockBytes, aligned) at `block`. One writer. kDeviceError naming
+  // the block and errno; what the blocks then hold is unspecified.
   virtual Status Write(uint64_t block, std::span<const std::byte> bytes) = 0;
-  // "pread-direct", "pread-buffered" or "memory".
+  // "io_uring", "libaio", "pread" or "memory".
   virtual const char* engine() const = 0;
+  virtual bool direct() const = 0;
 };
 
-// Opens (creating or truncating) `path`. `threads` read a batch side by side.
-// kDeviceError naming the path and errno.
-Result<std::unique_ptr<BlockFile>> OpenPreadBlockFile(const std::string& path, uint32_t threads);
+// Opens (creating or truncating) `path`. kDeviceError naming the path and errno, or an `engine`
+// that was asked for and that the system refuses; what kAuto passed over is added to `refused`.
+Result<std::unique_ptr<BlockFile>> OpenBlockFile(const std::string& path, SsdEngine engine,
+                                                 std::string* refused = nullptr);
 
-// `fail`, if set, is asked before each operation with the block number; true makes it fail.
-std::unique_ptr<BlockFile> NewMemoryBlockFile(std::function<bool(uint64_t)> fail = nullptr);
+std::unique_ptr<BlockFile> NewMemoryBlockFile();
+
+// Memory for blocks, aligned for O_DIRECT; grows and is kept by its owner for the next use.
+class BlockBuffers {
+ public:
+  // Room for `blocks` blocks; earlier contents are lost.
+  std::byte* Reserve(size_t blocks);
+
+ private:
+  std::unique_ptr<std::byte[]> memory_;
+  size_t blocks_ = 0;
+};
 
 }  // namespace embertide

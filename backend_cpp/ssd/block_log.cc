@@ -3,85 +3,134 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 
 #include "embertide/checksum.h"
 
 namespace embertide {
 namespace {
 
+struct BlockHeader {
+  uint32_t crc;
+  uint16_t bytes;
+  uint16_t rows;
+};
+static_assert(sizeof(BlockHeader) == kBlockHeaderBytes);
+
+struct EntryHeader {
+  uint64_t key;
+  uint32_t table;
+  uint16_t bytes;
+  uint16_t zero;
+};
+static_assert(sizeof(EntryHeader) == kEntryHeaderBytes);
+
+template <typename T>
+T Load(const std::byte* from) {
+  T value;
+  std::memcpy(&value, from, sizeof(value));
+  return value;
+}
+
+template <typename T>
+void Save(const T& value, std::byte* to) {
+  std::memcpy(to, &value, sizeof(value));
+}
+
 uint32_t BlockCrc(const std::byte* block) { return Crc32c({block + 4, kBlockBytes - 4}); }
 
-}  // namespace
-
-std::byte* BlockBuffers::Reserve(size_t blocks) {
-  // One block more than asked, so that the start can be aligned.
-  if (blocks > blocks_) {
-    memory_.reset(new std::byte[(blocks + 1) * kBlockBytes]);
-    blocks_ = blocks;
-  }
-  const auto address = reinterpret_cast<uintptr_t>(memory_.get());
-  return memory_.get() + (kBlockBytes - address % kBlockBytes) % kBlockBytes;
+Status CheckBlock(uint64_t number, const std::byte* block) {
+  if (Load<BlockHeader>(block).crc == BlockCrc(block)) return Status::Ok();
+  return {Code::kCorrupt, "SSD block " + std::to_string(number) + " fails its checksum"};
 }
+
+uint64_t BlockOf(uint64_t slot) { return slot >> kSsdOffsetBits; }
+
+// Copies what was asked of a block that passed its checksum.
+Status CopyEntry(const LogRead& read, const std::byte* block) {
+  const uint32_t at = (read.slot & ((1U << kSsdOffsetBits) - 1U)) * 8;
+  EntryHeader entry{};
+  if (at + kEntryHeaderBytes <= kBlockBytes) entry = Load<EntryHeader>(block + at);
+  if (entry.key != read.key || entry.table != read.table || entry.bytes < read.bytes ||
+      at + kEntryHeaderBytes + read.bytes > kBlockBytes) {
+    return {Code::kCorrupt, "SSD block " + std::to_string(BlockOf(read.slot)) +
+                                " does not hold key " + std::to_string(read.key) + " of table " +
+                                std::to_string(read.table) + " where it was written"};
+  }
+  std::copy_n(block + at + kEntryHeaderBytes, read.bytes, read.to);
+  return Status::Ok();
+}
+
+}  // namespace
 
 BlockLog::BlockLog(std::unique_ptr<BlockFile> file, uint64_t budget_bytes)
     : file_(std::move(file)), segments_(budget_bytes / kSegmentBytes) {}
 
-uint32_t BlockLog::OpenSegment() {
+uint32_t BlockLog::OpenSegment(bool moved) const {
   if (current_ != kNoSegment && segments_[current_].written_blocks < kSegmentBlocks) {
     return current_;
   }
+  const uint64_t free = segments_.size() - used_bytes() / kSegmentBytes;
+  if (free < (moved ? 1 : 2)) return kNoSegment;
   for (uint32_t s = 0; s < segments_.size(); ++s) {
     if (!segments_[s].open) return s;
   }
   return kNoSegment;
 }
 
-Status BlockLog::Append(std::span<const LogEntry> entries, std::vector<uint64_t>* slots) {
+uint32_t BlockLog::Pack(std::span<const LogEntry> entries, size_t* done, uint64_t first,
+                        uint32_t room, std::byte* buffer, std::vector<uint64_t>* slots) {
+  uint32_t blocks = 0;
+  for (; blocks < room && *done < entries.size(); ++blocks) {
+    std::byte* block = buffer + size_t{blocks} * kBlockBytes;
+    std::memset(block, 0, kBlockBytes);
+    uint32_t at = kBlockHeaderBytes;
+    uint16_t rows = 0;
+    for (; *done < entries.size(); ++*done, ++rows) {
+      const LogEntry& entry = entries[*done];
+      const uint32_t need = EntryBytes(entry.bytes.size());
+      EMBERTIDE_CHECK(entry.bytes.size() <= kMaxEntryBytes);
+      if (at + need > kBlockBytes) break;
+      Save(EntryHeader{entry.key, entry.table, static_cast<uint16_t>(entry.bytes.size()), 0},
+           block + at);
+      std::copy(entry.bytes.begin(), entry.bytes.end(), block + at + kEntryHeaderBytes);
+      slots->push_back(((first + blocks) << kSsdOffsetBits) | (at / 8));
+      at += need;
+    }
+    BlockHeader header{0, static_cast<uint16_t>(at), rows};
+    Save(header, block);
+    header.crc = BlockCrc(block);
+    Save(header, block);
+  }
+  return blocks;
+}
+
+void BlockLog::Undo(std::span<const LogEntry> entries, size_t slots_before,
+                    std::vector<uint64_t>* slots) {
+  for (size_t s = slots_before; s < slots->size(); ++s) {
+    Free((*slots)[s], static_cast<uint32_t>(entries[s - slots_before].bytes.size()));
+  }
+  slots->resize(slots_before);
+}
+
+Status BlockLog::Append(std::span<const LogEntry> entries, std::vector<uint64_t>* slots,
+                        bool moved) {
   size_t done = 0;
   const size_t slots_before = slots->size();
   while (done < entries.size()) {
-    const uint32_t number = OpenSegment();
+    const uint32_t number = OpenSegment(moved);
     if (number == kNoSegment) {
-      size_t undo = slots_before;
-      for (size_t e = 0; e < done; ++e, ++undo) {
-        Free((*slots)[undo], static_cast<uint32_t>(entries[e].bytes.size()));
-      }
-      slots->resize(slots_before);
+      Undo(entries, slots_before, slots);
       return {Code::kResourceExhausted, "the SSD budget of " +
                                             std::to_string(segments_.size() * kSegmentBytes) +
                                             " bytes has no free segment"};
     }
     Segment& segment = segments_[number];
+    const uint64_t first = uint64_t{number} * kSegmentBlocks + segment.written_blocks;
     const uint32_t room = kSegmentBlocks - segment.written_blocks;
     std::byte* buffer = write_buffer_.Reserve(room);
-    uint32_t blocks = 0;
-    uint32_t live = 0;
-    while (blocks < room && done < entries.size()) {
-      std::byte* block = buffer + size_t{blocks} * kBlockBytes;
-      std::memset(block, 0, kBlockBytes);
-      uint32_t at = kBlockHeaderBytes;
-      uint16_t rows = 0;
-      const uint64_t block_number =
-          uint64_t{number} * kSegmentBlocks + segment.written_blocks + blocks;
-      for (; done < entries.size(); ++done, ++rows) {
-        const LogEntry& entry = entries[done];
-        const uint32_t need = EntryBytes(entry.bytes.size());
-        EMBERTIDE_CHECK(entry.bytes.size() <= kMaxEntryBytes);
-        if (at + need > kBlockBytes) break;
-        std::memcpy(block + at, &entry.key, 8);
-        std::memcpy(block + at + kEntryHeaderBytes, entry.bytes.data(), entry.bytes.size());
-        slots->push_back((block_number << kSsdOffsetBits) | (at / 8));
-        at += need;
-        live += need;
-      }
-      const auto used = static_cast<uint16_t>(at);
-      std::memcpy(block + 4, &used, 2);
-      std::memcpy(block + 6, &rows, 2);
-      const uint32_t crc = BlockCrc(block);
-      std::memcpy(block, &crc, 4);
-      ++blocks;
-    }
-    const uint64_t first = uint64_t{number} * kSegmentBlocks + segment.written_blocks;
+    const size_t before = done;
+    const uint32_t blocks = Pack(entries, &done, first, room, buffer, slots);
     const Status written = file_->Write(first, {buffer, size_t{blocks} * kBlockBytes});
     if (!segment.open) {
       segment.open = true;
@@ -89,54 +138,48 @@ Status BlockLog::Append(std::span<const LogEntry> entries, std::vector<uint64_t>
     }
     current_ = number;
     segment.written_blocks += blocks;
-    segment.live_bytes += live;
+    uint64_t row_bytes = 0;
+    for (const LogEntry& entry : entries.subspan(before, done - before)) {
+      segment.entry_bytes += EntryBytes(entry.bytes.size());
+      segment.live_bytes += EntryBytes(entry.bytes.size());
+      row_bytes += entry.bytes.size();
+    }
     if (!written.ok()) {
-      // The blocks count as written and dead; compaction takes the segment back.
-      for (size_t e = 0; e < done; ++e) {
-        Free((*slots)[slots_before + e], static_cast<uint32_t>(entries[e].bytes.size()));
-      }
-      slots->resize(slots_before);
+      // The blocks count as written and dead.
+      write_errors_.fetch_add(1, std::memory_order_relaxed);
+      Undo(entries, slots_before, slots);
       return written;
     }
+    bytes_written_.fetch_add(uint64_t{blocks} * kBlockBytes, std::memory_order_relaxed);
+    if (!moved) row_bytes_.fetch_add(row_bytes, std::memory_order_relaxed);
   }
   return Status::Ok();
 }
 
-Status BlockLog::Read(std::span<LogRead> reads, BlockBuffers* buffers) const {
-  std::vector<BlockRead> blocks;
-  blocks.reserve(reads.size());
-  for (const LogRead& read : reads) blocks.push_back({read.slot >> kSsdOffsetBits, nullptr});
-  const auto by_block = [](const BlockRead& a, const BlockRead& b) { return a.block < b.block; };
-  std::sort(blocks.begin(), blocks.end(), by_block);
-  blocks.erase(
-      std::unique(blocks.begin(), blocks.end(),
-                  [](const BlockRead& a, const BlockRead& b) { return a.block == b.block; }),
-      blocks.end());
-  std::byte* memory = buffers->Reserve(blocks.size());
-  for (size_t b = 0; b < blocks.size(); ++b) blocks[b].buffer = memory + b * kBlockBytes;
-  EMBERTIDE_RETURN_IF_ERROR(file_->Read(blocks));
-  for (const BlockRead& block : blocks) {
-    uint32_t crc;
-    std::memcpy(&crc, block.buffer, 4);
-    if (crc != BlockCrc(block.buffer)) {
-      return {Code::kCorrupt, "SSD block " + std::to_string(block.block) + " fails its checksum"};
-    }
+Status BlockLog::Read(std::span<LogRead> reads) const {
+  std::sort(reads.begin(), reads.end(),
+            [](const LogRead& a, const LogRead& b) { return a.slot < b.slot; });
+  std::vector<uint64_t> blocks;
+  std::vector<size_t> first;  // by block, and one past the last: its first read
+  for (size_t r = 0; r < reads.size(); ++r) {
+    if (!blocks.empty() && blocks.back() == BlockOf(reads[r].slot)) continue;
+    blocks.push_back(BlockOf(reads[r].slot));
+    first.push_back(r);
   }
-  for (LogRead& read : reads) {
-    const uint64_t number = read.slot >> kSsdOffsetBits;
-    const auto block =
-        std::lower_bound(blocks.begin(), blocks.end(), BlockRead{number, nullptr}, by_block);
-    const uint32_t at = (read.slot & ((1U << kSsdOffsetBits) - 1U)) * 8;
-    uint64_t key;
-    std::memcpy(&key, block->buffer + at, 8);
-    if (key != read.key || at + EntryBytes(read.bytes) > kBlockBytes) {
-      return {Code::kCorrupt, "SSD block " + std::to_string(number) + " holds key " +
-                                  std::to_string(key) + " where " + std::to_string(read.key) +
-                                  " was written"};
+  first.push_back(reads.size());
+  const Status status = file_->Read(blocks, [&](size_t b, const std::byte* block) {
+    EMBERTIDE_RETURN_IF_ERROR(CheckBlock(blocks[b], block));
+    for (const LogRead& read : reads.subspan(first[b], first[b + 1] - first[b])) {
+      EMBERTIDE_RETURN_IF_ERROR(CopyEntry(read, block));
     }
-    read.row = block->buffer + at + kEntryHeaderBytes;
+    return Status::Ok();
+  });
+  blocks_read_.fetch_add(blocks.size(), std::memory_order_relaxed);
+  if (!status.ok()) {
+    (status.code() == Code::kCorrupt ? corrupt_ : read_errors_)
+        .fetch_add(1, std::memory_order_relaxed);
   }
-  return Status::Ok();
+  return status;
 }
 
 void BlockLog::Free(uint64_t slot, uint32_t bytes) {
@@ -144,24 +187,78 @@ void BlockLog::Free(uint64_t slot, uint32_t bytes) {
   Segment& segment = segments_[number];
   EMBERTIDE_CHECK(segment.live_bytes >= EntryBytes(bytes));
   segment.live_bytes -= EntryBytes(bytes);
-  if (segment.live_bytes == 0 && (number != current_ || segment.written_blocks == kSegmentBlocks)) {
-    segment = Segment{};
-    if (number == current_) current_ = kNoSegment;
-    used_bytes_.fetch_sub(kSegmentBytes, std::memory_order_relaxed);
+  if (segment.live_bytes > 0) return;
+  if (number == current_) {
+    if (segment.written_blocks < kSegmentBlocks) return;
+    current_ = kNoSegment;
+  }
+  segment = Segment{};
+  if (number == compacting_) compacting_ = kNoSegment;
+  used_bytes_.fetch_sub(kSegmentBytes, std::memory_order_relaxed);
+}
+
+std::optional<BlockLog::Run> BlockLog::NextToCompact(uint32_t blocks, double least_dead) {
+  if (compacting_ == kNoSegment) {
+    uint32_t most_dead = 0;
+    for (uint32_t s = 0; s < segments_.size(); ++s) {
+      const Segment& segment = segments_[s];
+      if (!segment.open || s == current_ || segment.compacted) continue;
+      const uint32_t dead = segment.entry_bytes - segment.live_bytes;
+      if (dead <= most_dead || dead < least_dead * segment.entry_bytes) continue;
+      most_dead = dead;
+      compacting_ = s;
+    }
+    compact_next_ = 0;
+  }
+  if (compacting_ == kNoSegment) return std::nullopt;
+  const uint32_t left = segments_[compacting_].written_blocks - compact_next_;
+  return Run{uint64_t{compacting_} * kSegmentBlocks + compact_next_, std::min(blocks, left)};
+}
+
+void BlockLog::Compacted(Run run) {
+  EMBERTIDE_CHECK(compacting_ == run.first / kSegmentBlocks);
+  compact_next_ += run.blocks;
+  if (compact_next_ < segments_[compacting_].written_blocks) return;
+  segments_[compacting_].compacted = true;
+  compacting_ = kNoSegment;
+}
+
+void BlockLog::Scan(Run run, std::vector<LogRow>* rows, std::vector<std::byte>* bytes) const {
+  std::mutex mutex;
+  const auto take = [&](uint64_t number, const std::byte* block) {
+    EMBERTIDE_RETURN_IF_ERROR(CheckBlock(number, block));
+    const std::lock_guard lock(mutex);
+    uint32_t at = kBlockHeaderBytes;
+    for (uint16_t left = Load<BlockHeader>(block).rows; left > 0; --left) {
+      const auto entry = Load<EntryHeader>(block + at);
+      rows->push_back({(number << kSsdOffsetBits) | (at / 8), entry.key, entry.table, entry.bytes,
+                       bytes->size()});
+      const std::byte* row = block + at + kEntryHeaderBytes;
+      bytes->insert(bytes->end(), row, row + entry.bytes);
+      at += EntryBytes(entry.bytes);
+    }
+    return Status::Ok();
+  };
+  std::vector<uint64_t> blocks(run.blocks);
+  for (uint32_t b = 0; b < run.blocks; ++b) blocks[b] = run.first + b;
+  blocks_read_.fetch_add(run.blocks, std::memory_order_relaxed);
+  const auto sink = [&](size_t b, const std::byte* block) { return take(blocks[b], block); };
+  if (file_->Read(blocks, sink).ok()) return;
+  // One by one, to pass over the bad ones.
+  rows->clear();
+  bytes->clear();
+  for (const uint64_t number : blocks) {
+    const Status status = file_->Read(
+        {&number, 1}, [&](size_t /*read*/, const std::byte* block) { return take(number, block); });
+    if (status.ok()) continue;
+    (status.code() == Code::kCorrupt ? corrupt_ : read_errors_)
+        .fetch_add(1, std::memory_order_relaxed);
   }
 }
 
-uint32_t BlockLog::SegmentToCompact() const {
-  uint32_t best = kNoSegment;
-  uint64_t best_live = kSegmentBytes / 2;
-  for (uint32_t s = 0; s < segments_.size(); ++s) {
-    if (!segments_[s].open || s == current_) continue;
-    if (segments_[s].live_bytes < best_live) {
-      best = s;
-      best_live = segments_[s].live_bytes;
-    }
-  }
-  return best;
+LogStats BlockLog::Stats() const {
+  return {blocks_read_.load(), bytes_written_.load(), row_bytes_.load(),
+          read_errors_.load(), corrupt_.load(),       write_errors_.load()};
 }
 
 Status BlockLog::CheckIntegrity(std::span<const std::pair<uint64_t, uint32_t>> rows) const {

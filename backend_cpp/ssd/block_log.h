@@ -1,23 +1,27 @@
 // BlockLog: the SSD tier of one device. Rows packed into 4 KiB blocks, blocks into 1 MiB segments.
 //
 //   slot:   37          9 8          0       block: [u32 crc32c][u16 bytes][u16 rows][entry]...
-//           [ block      ][ offset/8 ]       entry: [u64 key][payload, aux], padded to 8 bytes
+//           [ block      ][ offset/8 ]       entry: [u64 key][u32 table][u16 bytes][u16 zero]
+//                                                   [payload, aux], padded to 8 bytes
 //
-// The index entry of an SSD row stays in DDR, so a miss costs one read of one block. The log holds
-// what DDR had no room for, not what a restart needs: after a restart a node reads its snapshot.
+// The index entry of an SSD row stays in DDR, so a miss costs one read of one block; an entry says
+// whose it is, so a segment's live rows are found from its own blocks. The log holds what DDR had
+// no room for, not what a restart needs: after a restart a node reads its snapshot.
 //
 // Invariants
 //   1. An entry lies in one block. The checksum covers the block after the checksum itself.
-//   2. Segments in use times 1 MiB never exceed the budget.
+//   2. Segments in use times 1 MiB never exceed the budget. The last free one is left to
+//      compaction, which could free nothing without room to write.
 //   3. A segment whose last live byte is freed is used again; nothing is written over before.
 //
-// Threads: Read() on any thread beside one writer, for slots published to that thread and not yet
-// freed. All else: one writer.
+// Threads: Read() and Stats() on any thread beside one writer; Read for slots published to that
+// thread and not yet freed. All else: one writer.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -31,33 +35,43 @@ inline constexpr uint32_t kSegmentBlocks = 256;
 inline constexpr uint64_t kSegmentBytes = uint64_t{kSegmentBlocks} * kBlockBytes;
 inline constexpr uint32_t kSsdOffsetBits = 9;
 inline constexpr uint32_t kBlockHeaderBytes = 8;
-inline constexpr uint32_t kEntryHeaderBytes = 8;
+inline constexpr uint32_t kEntryHeaderBytes = 16;
 // The largest payload plus aux that an entry can hold.
 inline constexpr uint32_t kMaxEntryBytes = kBlockBytes - kBlockHeaderBytes - kEntryHeaderBytes;
 
 // A row to be written; `bytes` (payload, then aux) need only live until Append returns.
 struct LogEntry {
   uint64_t key = 0;
+  uint32_t table = 0;
   std::span<const std::byte> bytes;
 };
 
-// A row to be read; `row` is set to the entry's bytes inside `buffers` of Read.
+// A row to be read.
 struct LogRead {
   uint64_t slot = 0;
   uint64_t key = 0;
-  uint32_t bytes = 0;
-  const std::byte* row = nullptr;
+  uint32_t table = 0;
+  uint32_t bytes = 0;       // of the entry, from its front
+  std::byte* to = nullptr;  // where they are copied
 };
 
-// Aligned memory for the blocks of one batch; grows and is kept by its owner for the next batch.
-class BlockBuffers {
- public:
-  // Room for `blocks` blocks; earlier contents are lost.
-  std::byte* Reserve(size_t blocks);
+// A row that a scan met, live or not; its entry's bytes are bytes[at], ... of the scan.
+struct LogRow {
+  uint64_t slot = 0;
+  uint64_t key = 0;
+  uint32_t table = 0;
+  uint32_t bytes = 0;
+  size_t at = 0;
+};
 
- private:
-  std::unique_ptr<std::byte[]> memory_;
-  size_t blocks_ = 0;
+// Counters since the log was made.
+struct LogStats {
+  uint64_t blocks_read = 0;
+  uint64_t bytes_written = 0;  // whole blocks, compaction's too
+  uint64_t row_bytes = 0;      // of entries written for the first time: what the blocks were for
+  uint64_t read_errors = 0;    // reads that the file refused
+  uint64_t corrupt = 0;        // reads of a block that is not what was written
+  uint64_t write_errors = 0;
 };
 
 class BlockLog {
@@ -65,18 +79,33 @@ class BlockLog {
   BlockLog(std::unique_ptr<BlockFile> file, uint64_t budget_bytes);
 
   // Writes all entries and appends their slots to `slots` (same order). All or nothing:
-  // kResourceExhausted when the budget has no free segment, else the file's error.
-  Status Append(std::span<const LogEntry> entries, std::vector<uint64_t>* slots);
-  // Reads the rows of `reads`, each block once. kCorrupt naming the block when a checksum or a key
-  // does not match; kDeviceError from the file. Valid until `buffers` is used again.
-  Status Read(std::span<LogRead> reads, BlockBuffers* buffers) const;
+  // kResourceExhausted when the budget has no free segment, else the file's error. `moved`: they
+  // are compaction's, which may use the last free segment.
+  Status Append(std::span<const LogEntry> entries, std::vector<uint64_t>* slots,
+                bool moved = false);
+  // Reads rows, each block once; sorts `reads` by slot. kCorrupt naming the block when its checksum
+  // or an entry does not match, kDeviceError from the file; what is at `to` is then unspecified.
+  Status Read(std::span<LogRead> reads) const;
   // Gives the entry's bytes back. Requires: no reader can still be at it.
   void Free(uint64_t slot, uint32_t bytes);
 
-  // The segment with the most dead bytes if over half of it is dead, else kNoSegment; its owner
-  // moves the live rows away, which frees it.
+  // Blocks that follow one another.
+  struct Run {
+    uint64_t first = 0;
+    uint32_t blocks = 0;
+  };
+  // The next blocks whose live rows are worth moving away: of the segment at hand, else of the one
+  // with the most dead bytes, if they are at least `least_dead` of what was written to it. When
+  // the last live row of a segment has moved and is freed, so is the segment. nullopt: there is
+  // none.
+  std::optional<Run> NextToCompact(uint32_t blocks, double least_dead);
+  // The rows of a run were moved. Requires: NextToCompact gave it, and nothing was freed since.
+  void Compacted(Run run);
+  // Appends all rows of a run to `rows` and their bytes to `bytes`. Blocks that cannot be read, or
+  // fail their checksum, are left out and counted: their rows fail when they are asked for.
+  void Scan(Run run, std::vector<LogRow>* rows, std::vector<std::byte>* bytes) const;
+
   static constexpr uint32_t kNoSegment = ~0U;
-  uint32_t SegmentToCompact() const;
   static uint32_t SegmentOf(uint64_t slot) {
     return static_cast<uint32_t>((slot >> kSsdOffsetBits) / kSegmentBlocks);
   }
@@ -84,27 +113,43 @@ class BlockLog {
   uint64_t used_bytes() const { return used_bytes_.load(std::memory_order_relaxed); }
   // DDR bytes of the segment table.
   uint64_t directory_bytes() const { return segments_.size() * sizeof(Segment); }
-  const char* engine() const { return file_->engine(); }
+  const BlockFile& file() const { return *file_; }
+  LogStats Stats() const;
   // Verifies that live bytes by segment are those of `rows` (slot, bytes), and invariant 2.
   Status CheckIntegrity(std::span<const std::pair<uint64_t, uint32_t>> rows) const;
 
  private:
   struct Segment {
     bool open = false;
+    bool compacted = false;  // all its blocks were: what is still live is retired, or unreadable
     uint32_t written_blocks = 0;
-    uint32_t live_bytes = 0;
+    uint32_t entry_bytes = 0;  // of all entries written
+    uint32_t live_bytes = 0;   // of those not freed
   };
   static uint32_t EntryBytes(size_t bytes) {
     return (kEntryHeaderBytes + static_cast<uint32_t>(bytes) + 7U) & ~7U;
   }
-  // Blocks that can still be written without a new segment, and from where.
-  uint32_t OpenSegment();
+  // The segment with room for more blocks, or a free one.
+  uint32_t OpenSegment(bool moved) const;
+  // Fills blocks with entries from *done on, and appends their slots; returns how many blocks.
+  uint32_t Pack(std::span<const LogEntry> entries, size_t* done, uint64_t first, uint32_t room,
+                std::byte* buffer, std::vector<uint64_t>* slots);
+  // Takes appended entries back.
+  void Undo(std::span<const LogEntry> entries, size_t slots_before, std::vector<uint64_t>* slots);
 
   std::unique_ptr<BlockFile> file_;
   std::vector<Segment> segments_;
   uint32_t current_ = kNoSegment;
+  uint32_t compacting_ = kNoSegment;
+  uint32_t compact_next_ = 0;  // block of that segment
   std::atomic<uint64_t> used_bytes_{0};
   BlockBuffers write_buffer_;
+  std::atomic<uint64_t> bytes_written_{0};
+  std::atomic<uint64_t> row_bytes_{0};
+  std::atomic<uint64_t> write_errors_{0};
+  mutable std::atomic<uint64_t> blocks_read_{0};
+  mutable std::atomic<uint64_t> read_errors_{0};
+  mutable std::atomic<uint64_t> corrupt_{0};
 };
 
 }  // namespace embertide

@@ -4,29 +4,32 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <filesystem>
-#include <fstream>
 #include <random>
-#include <thread>
+#include <set>
+
+#include "ssd/faulty_file.h"
 
 namespace embertide {
 namespace {
+
+constexpr uint32_t kTable = 3;
 
 std::vector<std::byte> RowOf(uint64_t key, size_t bytes) {
   return std::vector<std::byte>(bytes, static_cast<std::byte>(key * 7 + 1));
 }
 
-// Both engines give the same answers to the same calls.
-class BlockLogTest : public ::testing::TestWithParam<bool> {
+std::vector<std::byte> BytesOf(uint32_t bytes) { return std::vector<std::byte>(bytes); }
+
+class BlockLogTest : public ::testing::TestWithParam<const char*> {
  protected:
   BlockLogTest()
       : path_(std::filesystem::temp_directory_path() /
               ("embertide-log-" + std::to_string(::getpid()))) {}
   ~BlockLogTest() override { std::filesystem::remove(path_); }
   std::unique_ptr<BlockFile> File() {
-    if (GetParam()) return NewMemoryBlockFile();
-    return std::move(*OpenPreadBlockFile(path_, 4));
+    if (GetParam() == std::string("memory")) return NewMemoryBlockFile();
+    return std::move(*OpenBlockFile(path_, *ParseSsdEngine(GetParam())));
   }
   std::filesystem::path path_;
 };
@@ -46,7 +49,7 @@ TEST_P(BlockLogTest, RandomWritesReadsAndFrees) {
     std::vector<LogEntry> entries;
     for (uint32_t n = random() % 400; n > 0; --n) {
       payloads.push_back(RowOf(next_key + entries.size(), 4 + random() % 500));
-      entries.push_back({next_key + entries.size(), {}});
+      entries.push_back({next_key + entries.size(), kTable, {}});
     }
     for (size_t i = 0; i < entries.size(); ++i) entries[i].bytes = payloads[i];
     std::vector<uint64_t> slots;
@@ -67,15 +70,17 @@ TEST_P(BlockLogTest, RandomWritesReadsAndFrees) {
       rows.pop_back();
     }
     std::vector<LogRead> reads;
+    std::vector<std::vector<std::byte>> got;
+    got.reserve(40);
     for (int i = 0; i < 40 && !rows.empty(); ++i) {
       const Row& row = rows[random() % rows.size()];
-      reads.push_back({row.slot, row.key, row.bytes, nullptr});
+      got.push_back(BytesOf(row.bytes));
+      reads.push_back({row.slot, row.key, kTable, row.bytes, got.back().data()});
     }
-    BlockBuffers buffers;
-    const Status read = log.Read(reads, &buffers);
+    const Status read = log.Read(reads);
     ASSERT_TRUE(read.ok()) << read.ToString();
     for (const LogRead& r : reads) {
-      ASSERT_EQ(std::vector<std::byte>(r.row, r.row + r.bytes), RowOf(r.key, r.bytes));
+      ASSERT_EQ(std::vector<std::byte>(r.to, r.to + r.bytes), RowOf(r.key, r.bytes));
     }
     std::vector<std::pair<uint64_t, uint32_t>> named;
     for (const Row& row : rows) named.emplace_back(row.slot, row.bytes);
@@ -86,90 +91,176 @@ TEST_P(BlockLogTest, RandomWritesReadsAndFrees) {
   EXPECT_GT(refused, 0) << "the budget was never reached";
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, BlockLogTest, ::testing::Values(true, false),
-                         [](const auto& info) { return info.param ? "Memory" : "Pread"; });
+INSTANTIATE_TEST_SUITE_P(Engines, BlockLogTest,
+                         ::testing::Values("io_uring", "libaio", "pread", "memory"),
+                         [](const auto& info) { return std::string(info.param); });
 
-// A pool thread once woke for a batch whose last read the caller took before it asked again.
-TEST(BlockFileTest, ManyCallersShareThePool) {
-  const auto path =
-      std::filesystem::temp_directory_path() / ("embertide-pool-" + std::to_string(::getpid()));
-  const auto file = std::move(*OpenPreadBlockFile(path, 4));
-  BlockBuffers written;
-  std::byte* block = written.Reserve(8);
-  for (uint32_t b = 0; b < 8; ++b) {
-    std::fill_n(block + size_t{b} * kBlockBytes, kBlockBytes, static_cast<std::byte>(b));
+// A log over the twin, with faults between, and rows of 200 bytes in it.
+class BlockLogFaultTest : public ::testing::Test {
+ protected:
+  BlockLogFaultTest()
+      : log_(std::make_unique<FaultyBlockFile>(NewMemoryBlockFile(), &faults_), 4 * kSegmentBytes) {
   }
-  ASSERT_TRUE(file->Write(0, {block, 8 * kBlockBytes}).ok());
-  std::vector<std::thread> callers;
-  std::atomic<int> wrong{0};
-  for (int c = 0; c < 3; ++c) {
-    callers.emplace_back([&] {
-      BlockBuffers buffers;
-      std::byte* memory = buffers.Reserve(4);
-      for (uint64_t i = 0; i < 2000; ++i) {
-        std::vector<BlockRead> reads;
-        for (uint64_t r = 0; r < 4; ++r) reads.push_back({(i + r) % 8, memory + r * kBlockBytes});
-        if (!file->Read(reads).ok()) ++wrong;
-        for (const BlockRead& read : reads) {
-          if (read.buffer[9] != static_cast<std::byte>(read.block)) ++wrong;
+
+  Status Write(uint64_t first_key, size_t count) {
+    std::vector<std::vector<std::byte>> rows;
+    std::vector<LogEntry> entries;
+    for (size_t i = 0; i < count; ++i) rows.push_back(RowOf(first_key + i, kBytes));
+    for (size_t i = 0; i < count; ++i) entries.push_back({first_key + i, kTable, rows[i]});
+    return log_.Append(entries, &slots_);
+  }
+  Status Read(uint64_t key) {
+    row_ = BytesOf(kBytes);
+    LogRead read{slots_[key], key, kTable, kBytes, row_.data()};
+    const Status status = log_.Read({&read, 1});
+    if (status.ok()) {
+      EXPECT_EQ(row_, RowOf(key, kBytes));
+    }
+    return status;
+  }
+  uint64_t BlockOf(uint64_t key) const { return slots_[key] >> kSsdOffsetBits; }
+  Status Integrity() const {
+    std::vector<std::pair<uint64_t, uint32_t>> rows;
+    for (const uint64_t slot : slots_) rows.emplace_back(slot, kBytes);
+    return log_.CheckIntegrity(rows);
+  }
+
+  static constexpr uint32_t kBytes = 200;
+  Faults faults_;
+  BlockLog log_;
+  std::vector<uint64_t> slots_;  // by key
+  std::vector<std::byte> row_;
+};
+
+// Each fault on each block in turn: the rows of that block fail, by its number, and no other does.
+TEST_F(BlockLogFaultTest, AFaultOnAnyBlockIsFoundAndFailsItsRowsAlone) {
+  constexpr uint64_t kKeys = 300;
+  ASSERT_TRUE(Write(0, kKeys).ok());
+  const uint64_t blocks = BlockOf(kKeys - 1) + 1;
+  ASSERT_GT(blocks, 10U);
+  uint64_t corrupt = 0;
+  uint64_t read_errors = 0;
+  for (uint64_t bad = 0; bad < blocks; ++bad) {
+    for (const Fault fault : {Fault::kIoError, Fault::kShortRead, Fault::kBitFlip}) {
+      // Another bit of each block, the checksum's among them, and the unused tail's.
+      faults_.Put(bad, fault, static_cast<uint32_t>(bad * 4099 % (kBlockBytes * 8)));
+      for (uint64_t key = 0; key < kKeys; ++key) {
+        const Status read = Read(key);
+        if (BlockOf(key) != bad) {
+          ASSERT_TRUE(read.ok()) << read.ToString();
+          continue;
         }
+        ASSERT_EQ(read.code(), fault == Fault::kIoError ? Code::kDeviceError : Code::kCorrupt);
+        ASSERT_NE(read.message().find("SSD block " + std::to_string(bad)), std::string::npos)
+            << read.ToString();
+        ++(fault == Fault::kIoError ? read_errors : corrupt);
       }
-    });
+      faults_.Clear();
+    }
   }
-  for (std::thread& caller : callers) caller.join();
-  EXPECT_EQ(wrong, 0);
-  std::filesystem::remove(path);
+  EXPECT_EQ(log_.Stats().corrupt, corrupt);
+  EXPECT_EQ(log_.Stats().read_errors, read_errors);
+  EXPECT_GE(corrupt, 2 * kKeys);
 }
 
-TEST(BlockLogFaultTest, ACorruptedBlockIsNamed) {
-  const auto path =
-      std::filesystem::temp_directory_path() / ("embertide-corrupt-" + std::to_string(::getpid()));
-  BlockLog log(std::move(*OpenPreadBlockFile(path, 0)), 2 * kSegmentBytes);
-  const auto row = RowOf(5, 64);
-  const LogEntry entry{5, row};
-  std::vector<uint64_t> slots;
-  ASSERT_TRUE(log.Append({&entry, 1}, &slots).ok());
-  {
-    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
-    file.seekp(100);
-    file.put('!');
+// Every bit of one block.
+TEST_F(BlockLogFaultTest, AnyBitOfABlockCounts) {
+  ASSERT_TRUE(Write(0, 5).ok());
+  for (uint32_t bit = 0; bit < kBlockBytes * 8; ++bit) {
+    faults_.Put(0, Fault::kBitFlip, bit);
+    ASSERT_EQ(Read(2).code(), Code::kCorrupt) << bit;
   }
-  LogRead read{slots[0], 5, 64, nullptr};
-  BlockBuffers buffers;
-  const Status status = log.Read({&read, 1}, &buffers);
-  EXPECT_EQ(status.code(), Code::kCorrupt);
-  EXPECT_NE(status.message().find("block 0"), std::string::npos);
-  std::filesystem::remove(path);
 }
 
-TEST(BlockLogFaultTest, FailedReadsAndWritesAreReportedAndLoseNothing) {
-  bool failing = false;
-  BlockLog log(NewMemoryBlockFile([&](uint64_t) { return failing; }), 2 * kSegmentBytes);
-  const auto row = RowOf(5, 64);
-  const LogEntry entry{5, row};
-  std::vector<uint64_t> slots;
-  ASSERT_TRUE(log.Append({&entry, 1}, &slots).ok());
-  failing = true;
-  std::vector<uint64_t> none;
-  EXPECT_EQ(log.Append({&entry, 1}, &none).code(), Code::kDeviceError);
-  EXPECT_TRUE(none.empty());
-  LogRead read{slots[0], 5, 64, nullptr};
-  BlockBuffers buffers;
-  EXPECT_EQ(log.Read({&read, 1}, &buffers).code(), Code::kDeviceError);
-  failing = false;
-  ASSERT_TRUE(log.Read({&read, 1}, &buffers).ok());
-  EXPECT_TRUE(log.CheckIntegrity(std::vector<std::pair<uint64_t, uint32_t>>{{slots[0], 64}}).ok());
+TEST_F(BlockLogFaultTest, AFullDiskIsReportedAndLosesNothing) {
+  ASSERT_TRUE(Write(0, 100).ok());
+  faults_.FillDisk();
+  const Status full = Write(100, 100);
+  EXPECT_EQ(full.code(), Code::kDeviceError);
+  EXPECT_NE(full.message().find("No space left on device"), std::string::npos) << full.ToString();
+  EXPECT_EQ(slots_.size(), 100U);
+  EXPECT_EQ(log_.Stats().write_errors, 1U);
+  faults_.Clear();
+  ASSERT_TRUE(Write(100, 100).ok());
+  for (uint64_t key = 0; key < 200; ++key) ASSERT_TRUE(Read(key).ok());
+  EXPECT_TRUE(Integrity().ok());
 }
 
-TEST(BlockLogFaultTest, AnotherKeyAtTheSlotIsCorrupt) {
-  BlockLog log(NewMemoryBlockFile(), 2 * kSegmentBytes);
-  const auto row = RowOf(5, 64);
-  const LogEntry entry{5, row};
-  std::vector<uint64_t> slots;
-  ASSERT_TRUE(log.Append({&entry, 1}, &slots).ok());
-  LogRead read{slots[0], 6, 64, nullptr};
-  BlockBuffers buffers;
-  EXPECT_EQ(log.Read({&read, 1}, &buffers).code(), Code::kCorrupt);
+// A disk that stays full burns the segments' blocks, and gives them back.
+TEST_F(BlockLogFaultTest, AnyNumberOfFailedWritesLeavesTheLogUsable) {
+  ASSERT_TRUE(Write(0, 100).ok());
+  faults_.FillDisk();
+  for (int i = 0; i < 50; ++i) EXPECT_EQ(Write(100, 1000).code(), Code::kDeviceError);
+  faults_.Clear();
+  ASSERT_TRUE(Write(100, 1000).ok());
+  EXPECT_TRUE(Integrity().ok()) << Integrity().ToString();
+}
+
+TEST_F(BlockLogFaultTest, AnotherRowAtTheSlotIsCorrupt) {
+  ASSERT_TRUE(Write(0, 2).ok());
+  row_ = BytesOf(kBytes);
+  for (LogRead read : {LogRead{slots_[0], 1, kTable, kBytes, row_.data()},
+                       LogRead{slots_[0], 0, kTable + 1, kBytes, row_.data()},
+                       LogRead{slots_[0], 0, kTable, kBytes + 1, row_.data()},
+                       LogRead{slots_[0] + 3, 0, kTable, kBytes, row_.data()}}) {
+    EXPECT_EQ(log_.Read({&read, 1}).code(), Code::kCorrupt);
+  }
+}
+
+// The live rows of the deadest segment are given run by run; bad blocks are passed over.
+TEST_F(BlockLogFaultTest, CompactionMeetsTheRowsOfTheDeadestSegment) {
+  uint64_t keys = 0;
+  for (; log_.used_bytes() < 3 * kSegmentBytes; keys += 50) ASSERT_TRUE(Write(keys, 50).ok());
+  EXPECT_FALSE(log_.NextToCompact(64, 0.5).has_value()) << "nothing is dead";
+  std::vector<std::pair<uint64_t, uint32_t>> left;
+  std::set<uint64_t> live;
+  for (uint64_t key = 0; key < keys; ++key) {
+    if (BlockLog::SegmentOf(slots_[key]) == 1 && key % 4 != 0) {
+      log_.Free(slots_[key], kBytes);
+      continue;
+    }
+    left.emplace_back(slots_[key], kBytes);
+    if (BlockLog::SegmentOf(slots_[key]) == 1) live.insert(key);
+  }
+  const uint64_t bad = kSegmentBlocks + 70;
+  faults_.Put(bad, Fault::kBitFlip, 99);
+  std::set<uint64_t> met;
+  uint32_t blocks = 0;
+  while (const auto run = log_.NextToCompact(64, 0.5)) {
+    ASSERT_EQ(run->first, kSegmentBlocks + blocks);
+    std::vector<LogRow> rows;
+    std::vector<std::byte> bytes;
+    log_.Scan(*run, &rows, &bytes);
+    for (const LogRow& row : rows) {
+      EXPECT_EQ(row.slot, slots_[row.key]);
+      EXPECT_EQ(row.table, kTable);
+      const auto at = bytes.begin() + static_cast<ptrdiff_t>(row.at);
+      EXPECT_EQ(std::vector<std::byte>(at, at + row.bytes), RowOf(row.key, kBytes));
+      EXPECT_TRUE(met.insert(row.key).second);
+    }
+    blocks += run->blocks;
+    log_.Compacted(*run);
+  }
+  EXPECT_EQ(blocks, kSegmentBlocks);
+  EXPECT_EQ(log_.Stats().corrupt, 1U);
+  for (const uint64_t key : live) EXPECT_EQ(met.count(key), BlockOf(key) == bad ? 0U : 1U);
+  // The segment is free when its last row is.
+  const uint64_t before = log_.used_bytes();
+  for (const uint64_t key : live) log_.Free(slots_[key], kBytes);
+  EXPECT_EQ(log_.used_bytes(), before - kSegmentBytes);
+}
+
+TEST_F(BlockLogFaultTest, TheLastFreeSegmentIsCompactions) {
+  uint64_t keys = 0;
+  Status written;
+  for (; (written = Write(keys, 50)).ok(); keys += 50) {
+  }
+  EXPECT_EQ(written.code(), Code::kResourceExhausted);
+  EXPECT_EQ(log_.used_bytes(), 3 * kSegmentBytes);
+  const auto row = RowOf(keys, kBytes);
+  std::vector<LogEntry> entries(200, {keys, kTable, row});
+  EXPECT_TRUE(log_.Append(entries, &slots_, /*moved=*/true).ok());
+  EXPECT_EQ(log_.used_bytes(), 4 * kSegmentBytes);
 }
 
 }  // namespace

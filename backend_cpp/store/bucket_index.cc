@@ -72,7 +72,7 @@ void BucketIndex::Free(const Arrays& arrays) {
 }
 
 BucketIndex::Found BucketIndex::Probe(uint64_t hash, uint64_t key) const {
-  for (Cursor at = Begin(hash); at.group != nullptr; at.Advance()) {
+  for (Cursor at = Begin(hash);; at.Advance()) {
     for (uint32_t i = 0; i < kGroupEntries; ++i) {
       if (at.group->keys[i].load(std::memory_order_acquire) == key &&
           IsLive(at.group->words[i].load(std::memory_order_acquire))) {
@@ -84,10 +84,7 @@ BucketIndex::Found BucketIndex::Probe(uint64_t hash, uint64_t key) const {
   return {};
 }
 
-BucketIndex::Group* BucketIndex::EmptyGroup() {
-  static Group group{};
-  return &group;
-}
+constinit BucketIndex::Group BucketIndex::empty_group_{};
 
 void BucketIndex::Count(Group* group, uint64_t key) {
   for (uint32_t i = 0; i < kGroupEntries; ++i) {
@@ -101,11 +98,19 @@ void BucketIndex::Count(Group* group, uint64_t key) {
 }
 
 Location BucketIndex::Find(uint64_t hash, uint64_t key) const {
-  for (Cursor at = Begin(hash); at.group != nullptr; at.Advance()) {
+  for (Cursor at = Begin(hash);; at.Advance()) {
     if (const uint64_t word = WordIn(*at.group, key); word != 0) {
       Count(at.group, key);
       return LocationOf(word);
     }
+    if (!GoesOn(*at.group)) break;
+  }
+  return {};
+}
+
+Location BucketIndex::Peek(uint64_t hash, uint64_t key) const {
+  for (Cursor at = Begin(hash);; at.Advance()) {
+    if (const uint64_t word = WordIn(*at.group, key); word != 0) return LocationOf(word);
     if (!GoesOn(*at.group)) break;
   }
   return {};

@@ -73,7 +73,7 @@ class BucketIndex {
   struct Cursor {
     Arrays arrays;
     uint32_t number = 0;
-    Group* group = nullptr;  // null: an index without entries
+    Group* group = nullptr;
     void Prefetch() const { __builtin_prefetch(group); }
     // To the next group of the chain.
     void Advance() {
@@ -83,10 +83,10 @@ class BucketIndex {
   };
   Cursor Begin(uint64_t hash) const {
     const Arrays all = arrays();
-    return all.pages == nullptr ? Cursor() : CursorAt(all, hash);
+    return all.pages == nullptr ? Cursor{all, 0, EmptyGroup()} : CursorAt(all, hash);
   }
-  // Has no entries.
-  static Group* EmptyGroup();
+  // That of an index without arrays.
+  static Group* EmptyGroup() { return &empty_group_; }
   // The word of `key` in one group, 0 if it is not there.
   static uint64_t WordIn(const Group& group, uint64_t key);
   // Whether a key that is not in this group may stand in the next.
@@ -96,6 +96,8 @@ class BucketIndex {
 
   // The location of `key`, counting an access; a default Location if it has no entry.
   Location Find(uint64_t hash, uint64_t key) const;
+  // As Find, but counts no access.
+  Location Peek(uint64_t hash, uint64_t key) const;
   // 0 to kMaxAccessCount, halved by Age.
   uint32_t AccessCount(uint64_t hash, uint64_t key) const;
 
@@ -168,6 +170,7 @@ class BucketIndex {
   // Sets an empty or deleted entry on the way of `hash`; true if it was deleted.
   static bool Place(const Arrays& arrays, uint64_t hash, uint64_t key, uint64_t word);
 
+  static Group empty_group_;
   std::atomic<uint64_t> packed_{0};
   std::atomic<uint32_t> used_{0};  // set by the writer, read by any thread
   uint32_t deleted_ = 0;

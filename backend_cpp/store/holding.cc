@@ -27,14 +27,14 @@ Status Store::AddBucket(uint32_t t, uint32_t b, uint32_t d, std::span<const std:
   const Table& table = impl_->tables[t];
   const std::string name = "bucket " + std::to_string(b) + " of table " + table.config.name;
   if (impl_->training()) return {Code::kInvalidArgument, name + ": a trainer holds all buckets"};
-  if (d >= impl_->devices.size()) {
+  if (d >= impl_->options.devices) {
     return {Code::kInvalidArgument, name + ": device " + std::to_string(d) +
                                         " does not exist; there are " +
-                                        std::to_string(impl_->devices.size())};
+                                        std::to_string(impl_->options.devices)};
   }
   EMBERTIDE_RETURN_IF_ERROR(impl_->ProveRecords(table, b, records));
   const std::lock_guard commit(impl_->commit_mutex);
-  Device* device = impl_->devices[d].get();
+  Device* device = impl_->DeviceOf(table, d);
   BucketSlot& slot = impl_->tables[t].buckets[b];
   Bucket* before = slot.newest;
   if (before != nullptr && before->device == device) {
@@ -149,6 +149,9 @@ void Store::Impl::RetireBucket(uint32_t t, uint32_t number, Bucket* bucket) {
     }
   }
   rows -= bucket->index.size();
+  for (uint32_t e = 0; device->policy != nullptr && e < bucket->index.capacity(); ++e) {
+    if (bucket->index.Occupied(e)) device->policy->Leave(bucket->index.KeyAt(e));
+  }
   Retired retired;
   retired.epoch = readers.Retire();
   retired.bucket = bucket;

@@ -1,9 +1,44 @@
-// Whole-bucket reads and the check of every invariant.
+// Where a row is, whole-bucket reads, and the check of every invariant.
 #include <algorithm>
 
 #include "store/store_impl.h"
 
 namespace embertide {
+namespace {
+
+// Rows that an export brings from the SSD together: several times a drive's queue.
+constexpr size_t kRowsAtATime = 1024;
+
+}  // namespace
+
+RowLocation ReadView::Explain(uint32_t table_number, uint64_t key) const {
+  RowLocation answer;
+  const Store::Impl& impl = *store_->impl_;
+  if (!impl.CheckTable(table_number).ok()) return answer;
+  const Reading reading(&impl.readers, reader_);
+  const Table& table = impl.tables[table_number];
+  const uint64_t hash = HashKey(key);
+  answer.bucket = Store::Impl::BucketOf(table, hash);
+  const Bucket* bucket = table.buckets[answer.bucket].At(version_);
+  if (bucket == nullptr) return answer;
+  answer.device = bucket->device->number;
+  const BucketIndex& index = bucket->index;
+  answer.access_count = index.AccessCount(hash, key);
+  const Location place = Store::Impl::Resolve(index.Peek(hash, key), version_, &answer.version);
+  if (place.tier() == TierId::kNowhere) {
+    const bool pruned = place.slot() == static_cast<uint64_t>(RecordKind::kPruned);
+    if (pruned) answer.tier = Source::kPruned;
+    return answer;
+  }
+  answer.resident = true;
+  answer.tier = place.tier() == TierId::kDdr ? Source::kDdr : Source::kSsd;
+  if (place.tier() == TierId::kDdr) {
+    answer.slot_bytes = bucket->device->arena.SlotBytes(place.slot());
+  }
+  answer.live = place.live();
+  answer.payload_bytes = table.config.layout.PayloadBytes(place.live());
+  return answer;
+}
 
 Status Store::ExportBucket(const ReadView& view, uint32_t t, uint32_t b,
                            std::vector<std::byte>* records) const {
@@ -29,17 +64,27 @@ Status Store::ExportBucket(const ReadView& view, uint32_t t, uint32_t b,
   }
   std::sort(rows.begin(), rows.end(),
             [](const auto& a, const auto& b) { return a.first < b.first; });
-  BlockBuffers buffers;
   const RowLayout& layout = table.config.layout;
-  for (const auto& [key, place] : rows) {
-    const uint32_t bytes = layout.PayloadBytes(place.live());
-    LogRead read{place.slot(), key, bytes, nullptr};
-    if (place.tier() == TierId::kSsd) {
-      EMBERTIDE_RETURN_IF_ERROR(device.ssd->Read({&read, 1}, &buffers));
-    } else {
-      read.row = device.arena.Address(place.slot());
+  const uint32_t most = layout.PayloadBytes(layout.full_mask());
+  std::vector<std::byte> ssd_rows(size_t{kRowsAtATime} * most);
+  std::vector<LogRead> reads;
+  for (size_t first = 0; first < rows.size(); first += kRowsAtATime) {
+    const auto part = std::span(rows).subspan(first, std::min(kRowsAtATime, rows.size() - first));
+    reads.clear();
+    for (size_t r = 0; r < part.size(); ++r) {
+      const auto& [key, place] = part[r];
+      if (place.tier() != TierId::kSsd) continue;
+      reads.push_back(
+          {place.slot(), key, t, layout.PayloadBytes(place.live()), ssd_rows.data() + r * most});
     }
-    AppendRecord({key, place.live(), RecordKind::kRow, {read.row, bytes}}, records);
+    if (!reads.empty()) EMBERTIDE_RETURN_IF_ERROR(device.ssd->Read(reads));
+    for (size_t r = 0; r < part.size(); ++r) {
+      const auto& [key, place] = part[r];
+      const std::byte* row = place.tier() == TierId::kSsd ? ssd_rows.data() + r * most
+                                                          : device.arena.Address(place.slot());
+      AppendRecord({key, place.live(), RecordKind::kRow, {row, layout.PayloadBytes(place.live())}},
+                   records);
+    }
   }
   return Status::Ok();
 }
@@ -60,6 +105,7 @@ struct Named {
   std::vector<Count> in_ssd;
   uint64_t index_bytes = 0;
   uint64_t rows = 0;
+  uint64_t chosen_among = 0;  // keys that the policy of the device holds
 
   void Add(Location place, uint32_t bytes) {
     if (place.tier() == TierId::kDdr) ddr.push_back(place.slot());
@@ -74,14 +120,24 @@ struct Named {
   }
 };
 
-Status NameEntries(const Table& table, const Bucket& bucket, uint32_t aux, Named* named) {
+Status NameEntries(const Table& table, const Bucket& bucket, uint32_t aux, bool retired,
+                   Named* named) {
   const RowLayout& layout = table.config.layout;
   EMBERTIDE_RETURN_IF_ERROR(bucket.index.CheckIntegrity(&HashKey));
   named->index_bytes += bucket.index.bytes();
+  // That of a retired bucket knows of its rows no longer.
+  const TierPolicy* policy = retired ? nullptr : bucket.device->policy.get();
   named->rows += bucket.index.size();
   for (uint32_t e = 0; e < bucket.index.capacity(); ++e) {
     if (!bucket.index.Occupied(e)) continue;
     const Location place = bucket.index.At(e);
+    const uint64_t key = bucket.index.KeyAt(e);
+    if (policy != nullptr) {
+      if (policy->Holds(key)) ++named->chosen_among;
+      if (Store::Impl::Resolve(place, ~0ULL).tier() == TierId::kDdr && !policy->Holds(key)) {
+        return {Code::kCorrupt, "the policy does not know of key " + std::to_string(key)};
+      }
+    }
     if (!place.is_chain()) {
       named->Add(table.ordinal, place, layout.PayloadBytes(place.live()) + aux);
       continue;
@@ -106,25 +162,32 @@ Status NameEntries(const Table& table, const Bucket& bucket, uint32_t aux, Named
 Status Store::CheckIntegrity() const {
   uint64_t index_bytes = 0;
   uint64_t rows = 0;
-  for (uint32_t d = 0; d < impl_->options.devices; ++d) {
-    Device& device = *impl_->devices[d];
+  for (const auto& each : impl_->devices) {
+    Device& device = *each;
     const std::lock_guard writer(device.writer);
     Named named(impl_->tables.size());
-    for (const Table& table : impl_->tables) {
+    for (const uint32_t t : device.tables) {
+      const Table& table = impl_->tables[t];
       for (const BucketSlot& slot : table.buckets) {
         const Bucket* bucket = slot.On(&device);
         if (bucket == nullptr) continue;
-        EMBERTIDE_RETURN_IF_ERROR(NameEntries(table, *bucket, impl_->AuxBytes(table), &named));
+        EMBERTIDE_RETURN_IF_ERROR(
+            NameEntries(table, *bucket, impl_->AuxBytes(table), /*retired=*/false, &named));
       }
     }
     const uint64_t held_rows = named.rows;
+    if (device.policy != nullptr && device.policy->rows() != named.chosen_among) {
+      return {Code::kCorrupt, "the policy holds " + std::to_string(device.policy->rows()) +
+                                  " rows, " + std::to_string(named.chosen_among) +
+                                  " of them have an entry"};
+    }
     for (const Retired& retired : device.retired) {
       if (retired.node != nullptr) named.index_bytes += kVersionNodeBytes;
       if (retired.arrays.pages != nullptr) named.index_bytes += retired.arrays.bytes();
       if (retired.bucket != nullptr) {
         const Table& table = impl_->tables[retired.table];
         EMBERTIDE_RETURN_IF_ERROR(
-            NameEntries(table, *retired.bucket, impl_->AuxBytes(table), &named));
+            NameEntries(table, *retired.bucket, impl_->AuxBytes(table), /*retired=*/true, &named));
       }
       if (retired.node == nullptr && retired.arrays.pages == nullptr &&
           retired.bucket == nullptr) {
@@ -133,14 +196,18 @@ Status Store::CheckIntegrity() const {
     }
     EMBERTIDE_RETURN_IF_ERROR(device.arena.CheckIntegrity(named.ddr));
     named.index_bytes += device.arena.directory_bytes();
-    if (impl_->hbm != nullptr) named.index_bytes += impl_->hbm->HostBytesOfArena();
+    if (impl_->hbm != nullptr && impl_->tables[device.tables.front()].part == 0) {
+      named.index_bytes += impl_->hbm->HostBytesOfArena();
+    }
     if (device.ssd != nullptr) {
       EMBERTIDE_RETURN_IF_ERROR(device.ssd->CheckIntegrity(named.ssd));
       named.index_bytes += device.ssd->directory_bytes();
     }
-    const uint64_t held = named.index_bytes + device.arena.page_bytes();
+    const uint64_t reserve = device.reserve_lent ? 0 : device.reserve_bytes;
+    const uint64_t held =
+        named.index_bytes + device.arena.page_bytes() + reserve + device.PolicyBytes();
     if (device.budget.used_bytes() != held || held > device.budget.limit_bytes()) {
-      return {Code::kCorrupt, "device " + std::to_string(d) + ": charged " +
+      return {Code::kCorrupt, "device " + std::to_string(device.number) + ": charged " +
                                   std::to_string(device.budget.used_bytes()) + " bytes, holds " +
                                   std::to_string(held) + ", budget " +
                                   std::to_string(device.budget.limit_bytes())};

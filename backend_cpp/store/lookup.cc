@@ -49,8 +49,7 @@ struct Found {
 // A row that lies on an SSD.
 struct SsdKey {
   size_t at = 0;  // in Scratch::found
-  uint32_t table = 0;
-  const Bucket* bucket = nullptr;
+  const Device* device = nullptr;
   LogRead read;
 };
 
@@ -65,14 +64,15 @@ struct Scratch {
   std::vector<SsdKey> ssd_keys;
   std::vector<LogRead> ssd_reads;
   std::vector<std::byte> ssd_rows;
-  BlockBuffers blocks;
   std::vector<double> sums;
   std::vector<SourceCounts> counts;  // by table
   std::vector<ObservedRead> observed;
+  std::vector<std::pair<Device*, Access>> accesses;  // for the policies
   // A batch that failed leaves nothing to the next, which may be another store's.
   void Begin(size_t tables) {
     counts.assign(tables, SourceCounts{});
     observed.clear();
+    accesses.clear();
     not_held = false;
   }
   uint32_t until_observed = 0;  // keys
@@ -206,13 +206,22 @@ class Pass {
     for (size_t i = first; i < end; ++i) groups[i - first] = At(i).group;
     kRowOps->words(groups.data(), keys + first, end - first, words.data());
     for (size_t i = first; i < end; ++i) Meet(i, At(i), words[i - first]);
-    for (size_t i = first; i < end; ++i) {
-      const Bucket* bucket = At(i).bucket;
-      if (bucket == nullptr) continue;
-      const bool moves = bucket->device->ssd != nullptr || impl_.hbm != nullptr;
-      if (!moves && scratch_->until_counted-- != 0) continue;
-      if (!moves) scratch_->until_counted = scratch_->Gap(kCountEvery);
-      scratch_->counted.emplace_back(At(i).group, keys[i]);
+    for (size_t i = first; i < end; ++i) NoteAccess(i);
+  }
+
+  // Notes an access to be counted, unless the key's row is still looked for.
+  void NoteAccess(size_t i) {
+    const Pending& key = At(i);
+    if (key.bucket == nullptr || key.goes_on) return;
+    Device* device = key.bucket->device;
+    const bool moves = device->ssd != nullptr || impl_.hbm != nullptr;
+    if (!moves) {
+      if (scratch_->until_counted-- != 0) return;
+      scratch_->until_counted = scratch_->Gap(kCountEvery);
+    }
+    scratch_->counted.emplace_back(key.group, scratch_->keys[i]);
+    if (device->policy != nullptr && scratch_->found[i].source == Source::kDdr) {
+      scratch_->accesses.push_back({device, {scratch_->keys[i], scratch_->tables[i]}});
     }
   }
 
@@ -248,8 +257,10 @@ class Pass {
       word = BucketIndex::WordIn(*at.group, wanted);
     } while (word == 0 && BucketIndex::GoesOn(*at.group));
     key.group = at.group;
+    key.goes_on = false;
     if (word == 0) return Place(i, key, word);
     Meet(i, key, word);
+    NoteAccess(i);
   }
 
   void NotHeld(size_t i) {
@@ -287,7 +298,7 @@ class Pass {
         found = {{nullptr, place.live()}, Source::kSsd, What::kRow};
         const uint32_t bytes = impl_.tables[t].config.layout.PayloadBytes(place.live());
         scratch_->ssd_keys.push_back(
-            {i, t, key.bucket, {place.slot(), scratch_->keys[i], bytes, nullptr}});
+            {i, key.bucket->device, {place.slot(), scratch_->keys[i], t, bytes, nullptr}});
         break;
       }
       case TierId::kHbm:  // no entry names it
@@ -364,37 +375,26 @@ Location Store::Impl::Resolve(Location location, uint64_t version, uint64_t* cha
   return {};
 }
 
-// Brings the noted SSD rows, each device's in one batch, and asks for their promotion.
+// Brings the noted SSD rows, each device's in one batch.
 static Status ReadSsdRows(const Store::Impl& impl, Scratch* scratch) {
   auto& keys = scratch->ssd_keys;
   uint64_t bytes = 0;
   for (const SsdKey& key : keys) bytes += key.read.bytes;
   scratch->ssd_rows.resize(bytes + 1);  // a row without bytes has an address, too
   std::byte* row = scratch->ssd_rows.data();
-  std::vector<size_t> which;
   for (const auto& device : impl.devices) {
-    which.clear();
     scratch->ssd_reads.clear();
-    for (size_t k = 0; k < keys.size(); ++k) {
-      if (keys[k].bucket->device != device.get()) continue;
-      which.push_back(k);
-      scratch->ssd_reads.push_back(keys[k].read);
-    }
-    if (which.empty()) continue;
-    EMBERTIDE_RETURN_IF_ERROR(device->ssd->Read(scratch->ssd_reads, &scratch->blocks));
-    // A reader never waits: if the list is being emptied now, these rows ask again next time.
-    const std::unique_lock lock(device->promotions_mutex, std::try_to_lock);
-    for (size_t r = 0; r < which.size(); ++r) {
-      const LogRead& read = scratch->ssd_reads[r];
-      const SsdKey& key = keys[which[r]];
+    for (SsdKey& key : keys) {
+      if (key.device != device.get()) continue;
+      key.read.to = row;
       scratch->found[key.at].row.payload = row;
-      row = std::copy_n(read.row, read.bytes, row);
-      if (!lock.owns_lock() || device->promotions.size() >= kMaxPromotions) {
-        const_cast<Store::Impl&>(impl).promotions_dropped.fetch_add(1, std::memory_order_relaxed);
-        continue;
-      }
-      const uint32_t bucket = Store::Impl::BucketOf(impl.tables[key.table], HashKey(read.key));
-      device->promotions.push_back({key.table, bucket, read.key});
+      row += key.read.bytes;
+      scratch->ssd_reads.push_back(key.read);
+    }
+    if (scratch->ssd_reads.empty()) continue;
+    EMBERTIDE_RETURN_IF_ERROR(device->ssd->Read(scratch->ssd_reads));
+    for (const LogRead& read : scratch->ssd_reads) {
+      scratch->accesses.push_back({device.get(), {read.key, read.table}});
     }
   }
   return Status::Ok();
@@ -418,7 +418,31 @@ static std::span<const int64_t> KeysOf(const KeyBags& request) {
   return request.keys.subspan(offsets.front(), offsets.back() - offsets.front());
 }
 
+// Tells the policies of what was read, device by device. A reader never waits: while a log is being
+// emptied, what it has to tell is lost, and counted.
+static void TellPolicies(const Store::Impl& impl, Scratch* scratch) {
+  auto& accesses = scratch->accesses;
+  if (accesses.empty()) return;
+  const auto by_device = [](const auto& a, const auto& b) { return a.first < b.first; };
+  if (impl.devices.size() > 1) std::stable_sort(accesses.begin(), accesses.end(), by_device);
+  uint64_t told = 0;
+  for (size_t i = 0; i < accesses.size();) {
+    Device* device = accesses[i].first;
+    const std::unique_lock lock(device->accesses_mutex, std::try_to_lock);
+    size_t room = lock.owns_lock() ? device->most_accesses - device->accesses.size() : 0;
+    for (; i < accesses.size() && accesses[i].first == device; ++i) {
+      if (room == 0) continue;
+      device->accesses.push_back(accesses[i].second);
+      --room;
+      ++told;
+    }
+  }
+  if (told < accesses.size()) impl.dropped_accesses += accesses.size() - told;
+  accesses.clear();
+}
+
 static void Tell(const Store::Impl& impl, Scratch* scratch) {
+  TellPolicies(impl, scratch);
   if (scratch->observed.empty()) return;
   if (impl.options.observer != nullptr) impl.options.observer->Observe(scratch->observed);
   scratch->observed.clear();
@@ -706,28 +730,6 @@ Status ReadView::Lookup(const LookupRequest& request) const {
   const KeyBags bags{request.keys, single ? std::span<const uint32_t>() : request.offsets,
                      request.out, request.out_stride, request.source};
   return BagReader(*this).Lookup({&feature, 1}, {&bags, 1}, {});
-}
-
-RowLocation ReadView::Explain(uint32_t table_number, uint64_t key) const {
-  RowLocation answer;
-  const Store::Impl& impl = *store_->impl_;
-  if (!impl.CheckTable(table_number).ok()) return answer;
-  const Reading reading(&impl.readers, reader_);
-  const Table& table = impl.tables[table_number];
-  const uint64_t hash = HashKey(key);
-  answer.bucket = Store::Impl::BucketOf(table, hash);
-  const Bucket* bucket = table.buckets[answer.bucket].At(version_);
-  if (bucket == nullptr) return answer;
-  answer.device = impl.NumberOf(bucket->device);
-  const BucketIndex& index = bucket->index;
-  answer.access_count = index.AccessCount(hash, key);
-  const Location place = Store::Impl::Resolve(index.Find(hash, key), version_, &answer.version);
-  if (place.tier() == TierId::kNowhere) return answer;
-  answer.resident = true;
-  answer.tier = place.tier() == TierId::kDdr ? Source::kDdr : Source::kSsd;
-  answer.live = place.live();
-  answer.payload_bytes = table.config.layout.PayloadBytes(place.live());
-  return answer;
 }
 
 }  // namespace embertide

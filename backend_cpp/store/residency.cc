@@ -1,9 +1,9 @@
 // Residency: which tier holds a row. Everything here runs under the device's writer lock.
 //
-// Room in DDR is made by a clock hand that passes over the device's entries: an entry whose halved
-// access count was zero leaves for the SSD. When the bytes are wanted by another size class or by
-// the index, whole pages are condemned and their rows moved. What is unlinked waits on the retire
-// list until no reader can be at it.
+// Room in DDR is made as the device's policy says; without one, by a clock hand that passes over
+// the device's entries: an entry whose halved access count was zero leaves for the SSD. When the
+// bytes are wanted by another size class or by the index, whole pages are condemned and their rows
+// moved. What is unlinked waits on the retire list until no reader can be at it.
 #include <algorithm>
 #include <chrono>
 #include <thread>
@@ -15,11 +15,16 @@ namespace {
 
 // Payload that one eviction takes out, so that its SSD write is a few hundred KiB.
 constexpr uint64_t kEvictBytes = 256 * 1024;
+// And no more than this part of the budget: a batch is what the policy cannot take back.
+constexpr uint64_t kLeastOverEvicted = 64;
 // Entries that one call of Maintain passes over to move rows out of condemned pages: ~1 ms.
 constexpr uint32_t kSweepEntries = 20000;
 constexpr size_t kPromotionsPerCall = 512;
 constexpr std::chrono::milliseconds kReadersLeave{5};
 constexpr std::chrono::microseconds kReadersPoll{50};
+// Segments compacted for one write to a full SSD: each gives an eighth of itself or more, and a
+// write is about a quarter.
+constexpr int kCompactTries = 8;
 // Above this share of the budget Maintain makes room ahead of need.
 constexpr double kHighWater = 0.97;
 
@@ -92,47 +97,56 @@ void Store::Impl::Reclaim(Device* device) {
   }
 }
 
+void Store::Impl::AwaitReaders(Device* device) {
+  Reclaim(device);
+  // What was retired waits for readers that are about to leave; one at the SSD takes milliseconds.
+  const auto deadline = std::chrono::steady_clock::now() + kReadersLeave;
+  while (!device->retired.empty() && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(kReadersPoll);
+    Reclaim(device);
+  }
+}
+
 // --- the clock
 // --------------------------------------------------------------------------------------
 
 template <typename Visit>
-void Store::Impl::AdvanceHand(Device* device, uint32_t entries, Visit visit) {
+void Store::Impl::AdvanceHand(Device* device, Hand* hand, uint32_t entries, Visit visit) {
   uint32_t skipped_buckets = 0;
   while (entries > 0) {
-    Table& table = tables[device->hand_table];
-    if (device->hand_bucket >= table.buckets.size()) {
-      device->hand_table = (device->hand_table + 1) % tables.size();
-      device->hand_entry = 0;
+    const Table& table = tables[device->tables[hand->table]];
+    if (hand->bucket >= table.buckets.size()) {
+      hand->table = (hand->table + 1) % device->tables.size();
+      hand->entry = 0;
       // The first bucket of the next table that lies on this device.
-      device->hand_bucket = 0;
-      const auto& slots = tables[device->hand_table].buckets;
-      while (device->hand_bucket < slots.size() &&
-             slots[device->hand_bucket].On(device) == nullptr) {
-        ++device->hand_bucket;
+      hand->bucket = 0;
+      const auto& slots = tables[device->tables[hand->table]].buckets;
+      while (hand->bucket < slots.size() && slots[hand->bucket].On(device) == nullptr) {
+        ++hand->bucket;
       }
       // A whole round over tables without one entry: there is nothing to visit.
-      if (++skipped_buckets > 2 * tables.size() + 2) return;
+      if (++skipped_buckets > 2 * device->tables.size() + 2) return;
       continue;
     }
-    Bucket* bucket = table.buckets[device->hand_bucket].On(device);
-    if (bucket == nullptr || device->hand_entry >= bucket->index.capacity()) {
-      ++device->hand_bucket;
-      device->hand_entry = 0;
+    Bucket* bucket = table.buckets[hand->bucket].On(device);
+    if (bucket == nullptr || hand->entry >= bucket->index.capacity()) {
+      ++hand->bucket;
+      hand->entry = 0;
       continue;
     }
-    if (bucket->index.Occupied(device->hand_entry)) {
+    if (bucket->index.Occupied(hand->entry)) {
       skipped_buckets = 0;
-      if (!visit(device->hand_table, bucket, device->hand_entry)) return;
+      if (!visit(table.ordinal, bucket, hand->entry)) return;
     }
-    ++device->hand_entry;
+    ++hand->entry;
     --entries;
   }
 }
 
 uint32_t Store::Impl::RoundOf(const Device* device) const {
   uint64_t entries = 0;
-  for (const Table& table : tables) {
-    for (const BucketSlot& slot : table.buckets) {
+  for (const uint32_t t : device->tables) {
+    for (const BucketSlot& slot : tables[t].buckets) {
       if (const Bucket* bucket = slot.On(device)) entries += bucket->index.capacity();
     }
   }
@@ -156,7 +170,7 @@ void Store::Impl::Sweep(Device* device, uint32_t entries, bool any, std::vector<
                         uint64_t wanted) {
   uint64_t bytes = 0;
   // At most one round: a row is met once.
-  AdvanceHand(device, entries, [&](uint32_t t, Bucket* b, uint32_t e) {
+  AdvanceHand(device, &device->clock, entries, [&](uint32_t t, Bucket* b, uint32_t e) {
     BucketIndex& index = b->index;
     const Location place = index.At(e);
     if (place.is_chain() || place.tier() != TierId::kDdr || place.live() == 0) return true;
@@ -165,6 +179,32 @@ void Store::Impl::Sweep(Device* device, uint32_t entries, bool any, std::vector<
     bytes += tables[t].config.layout.PayloadBytes(place.live());
     return bytes < wanted;
   });
+}
+
+template <typename Visit>
+void Store::Impl::ForEachPlace(uint32_t t, Bucket* bucket, uint32_t entry, const Visit& visit) {
+  const Location place = bucket->index.At(entry);
+  if (!place.is_chain()) return visit(Holder{t, bucket, entry, nullptr});
+  for (VersionNode* n = place.chain(); n != nullptr; n = n->older.load()) {
+    visit(Holder{t, bucket, entry, n});
+  }
+}
+
+void Store::Impl::ChooseByPolicy(Device* device, uint64_t wanted, std::vector<Holder>* victims) {
+  const uint32_t t = device->tables.front();
+  uint64_t bytes = 0;
+  while (bytes < wanted) {
+    const std::optional<uint64_t> key = device->policy->Evict();
+    if (!key) return;
+    const uint64_t hash = HashKey(*key);
+    Bucket* bucket = tables[t].buckets[BucketOf(tables[t], hash)].On(device);
+    ForEachPlace(t, bucket, bucket->index.Locate(hash, *key), [&](const Holder& holder) {
+      const Location place = PlaceOf(holder);
+      if (place.tier() != TierId::kDdr) return;
+      victims->push_back(holder);
+      bytes += kMinSlotBytes + tables[t].config.layout.PayloadBytes(place.live());
+    });
+  }
 }
 
 bool Store::Impl::Demote(Device* device, const std::vector<Holder>& victims) {
@@ -186,11 +226,24 @@ bool Store::Impl::Demote(Device* device, const std::vector<Holder>& victims) {
   std::vector<LogEntry> entries;
   for (size_t i = 0; i < victims.size(); ++i) {
     const Holder& v = victims[i];
-    entries.push_back(
-        {v.bucket->index.KeyAt(v.entry), {rows.data() + offsets[i], offsets[i + 1] - offsets[i]}});
+    entries.push_back({v.bucket->index.KeyAt(v.entry),
+                       v.table,
+                       {rows.data() + offsets[i], offsets[i + 1] - offsets[i]}});
   }
   std::vector<uint64_t> slots;
-  if (!device->ssd->Append(entries, &slots).ok()) return false;
+  Status appended = device->ssd->Append(entries, &slots);
+  for (int tries = 0; appended.code() == Code::kResourceExhausted && tries < kCompactTries &&
+                      CompactForRoom(device);
+       ++tries) {
+    appended = device->ssd->Append(entries, &slots);
+  }
+  if (!appended.ok()) {
+    for (const LogEntry& row : entries) {
+      // Chosen, and there still.
+      if (device->policy != nullptr) device->policy->Enter(row.key);
+    }
+    return false;
+  }
   for (size_t i = 0; i < victims.size(); ++i) {
     const Location place = PlaceOf(victims[i]);
     const Table& table = tables[victims[i].table];
@@ -198,14 +251,22 @@ bool Store::Impl::Demote(Device* device, const std::vector<Holder>& victims) {
     CountPlace(device, table, moved, /*taken=*/true);
     SetPlace(victims[i], moved);
     RetirePlace(device, table, place);
+    const Location now = victims[i].bucket->index.At(victims[i].entry);
+    const bool newest = !now.is_chain() || now.chain() == victims[i].node;
+    if (newest && device->policy != nullptr) device->policy->Leave(entries[i].key);
   }
   evictions += victims.size();
   return true;
 }
 
-bool Store::Impl::Evict(Device* device, uint64_t bytes) {
+bool Store::Impl::Evict(Device* device) {
   if (device->ssd == nullptr) return false;
+  const uint64_t bytes = std::min(kEvictBytes, device->budget.limit_bytes() / kLeastOverEvicted);
   std::vector<Holder> victims;
+  if (device->policy != nullptr) {
+    ChooseByPolicy(device, bytes, &victims);
+    return Demote(device, victims);
+  }
   const uint32_t round = RoundOf(device);
   Sweep(device, round, /*any=*/false, &victims, bytes);
   // All were in use lately: take them in the hand's order.
@@ -236,13 +297,8 @@ void Store::Impl::MoveCondemned(Device* device, uint32_t entries, bool demote) {
     SetPlace(holder, moved);
     RetirePlace(device, table, place);
   };
-  AdvanceHand(device, entries, [&](uint32_t t, Bucket* b, uint32_t e) {
-    const Location place = b->index.At(e);
-    if (!place.is_chain()) {
-      move({t, b, e, nullptr});
-    } else {
-      for (VersionNode* n = place.chain(); n != nullptr; n = n->older.load()) move({t, b, e, n});
-    }
+  AdvanceHand(device, &device->packing, entries, [&](uint32_t t, Bucket* b, uint32_t e) {
+    ForEachPlace(t, b, e, move);
     if (demote && bytes >= kEvictBytes) {
       Demote(device, victims);
       victims.clear();
@@ -256,32 +312,52 @@ void Store::Impl::MoveCondemned(Device* device, uint32_t entries, bool demote) {
 // --- room
 // ---------------------------------------------------------------------------------------------
 
+uint64_t Store::Impl::FreeSlotBytes(const Device& device) {
+  uint64_t bytes = device.arena.page_bytes();
+  for (const TierCount& rows : device.in_ddr) bytes -= rows.bytes.load();
+  return bytes;
+}
+
+bool Store::Impl::Full(const Device& device) {
+  const auto high =
+      static_cast<uint64_t>(kHighWater * static_cast<double>(device.budget.limit_bytes()));
+  return device.ssd != nullptr && device.budget.used_bytes() - FreeSlotBytes(device) > high;
+}
+
 bool Store::Impl::MakeRoom(Device* device, int round) {
   // Each round takes some hundred KiB out; a budget that this cannot serve is too small.
   constexpr int kRounds = 64;
   if (round >= kRounds) return false;
   Reclaim(device);
+  // Without an SSD rows can only be packed, which gives a page back if a page of slots is free.
+  if (device->ssd == nullptr && device->retired.empty() &&
+      FreeSlotBytes(*device) < kSlabPageBytes) {
+    return false;
+  }
   if (round == 0) return true;
   // Cold rows first, in the odd rounds; slots that they free may be of the wrong size, so whole
   // pages in the even ones: a sixteenth of them, that a pass over the index may pay.
   bool went = false;
-  if (round % 2 == 1) went = Evict(device, kEvictBytes);
+  if (round % 2 == 1) went = Evict(device);
   if (!went) {
     device->arena.CondemnPages(1 + device->arena.page_count() / 16);
     MoveCondemned(device, RoundOf(device), /*demote=*/true);
   }
-  Reclaim(device);
-  // What was retired waits for readers that are about to leave; one at the SSD takes milliseconds.
-  const auto deadline = std::chrono::steady_clock::now() + kReadersLeave;
-  while (!device->retired.empty() && std::chrono::steady_clock::now() < deadline) {
-    std::this_thread::sleep_for(kReadersPoll);
-    Reclaim(device);
-  }
+  AwaitReaders(device);
   return true;
+}
+
+void Store::Impl::TakeReserveBack(Device* device) {
+  if (device->reserve_lent) device->reserve_lent = !device->budget.TryCharge(device->reserve_bytes);
 }
 
 Result<uint64_t> Store::Impl::AllocateDdr(Device* device, uint32_t payload_bytes,
                                           uint32_t aux_bytes) {
+  for (int round = 0; device->policy != nullptr && !device->policy->Reserve(); ++round) {
+    if (!MakeRoom(device, round)) {
+      return Status(Code::kResourceExhausted, "no room for the policy of one row more");
+    }
+  }
   Result<uint64_t> slot = device->arena.Allocate(payload_bytes, aux_bytes);
   for (int round = 0; !slot.ok() && MakeRoom(device, round); ++round) {
     slot = device->arena.Allocate(payload_bytes, aux_bytes);
@@ -289,8 +365,8 @@ Result<uint64_t> Store::Impl::AllocateDdr(Device* device, uint32_t payload_bytes
   return slot;
 }
 
-Result<Location> Store::Impl::StoreRow(Device* device, const Table& table, uint16_t live,
-                                       std::span<const std::byte> payload) {
+Result<Location> Store::Impl::StoreRow(Device* device, const Table& table, uint64_t key,
+                                       uint16_t live, std::span<const std::byte> payload) {
   // A row without live chunks needs no slot of its own, but the least keeps one meaning of "row".
   Result<uint64_t> slot =
       AllocateDdr(device, static_cast<uint32_t>(payload.size()), AuxBytes(table));
@@ -298,10 +374,19 @@ Result<Location> Store::Impl::StoreRow(Device* device, const Table& table, uint1
   std::copy(payload.begin(), payload.end(), device->arena.Address(*slot));
   const Location place(TierId::kDdr, live, *slot);
   CountPlace(device, table, place, /*taken=*/true);
+  if (device->policy != nullptr) device->policy->Enter(key);
   return place;
 }
 
 Status Store::Impl::ReserveEntry(Device* device, Bucket* bucket) {
+  // A new row is never why rows that are there cannot be pruned.
+  TakeReserveBack(device);
+  for (int round = 0; device->reserve_lent; ++round) {
+    if (!MakeRoom(device, round)) {
+      return {Code::kResourceExhausted, "the DDR budget has no room beside what pruning needs"};
+    }
+    TakeReserveBack(device);
+  }
   bool grown = false;
   const auto retire = [&](const BucketIndex::Arrays& arrays) {
     RetireArrays(device, arrays);
@@ -332,6 +417,13 @@ void Store::Impl::InsertEntry(Bucket* bucket, uint64_t key, Location location) {
   ++rows;
 }
 
+void Store::Impl::EraseEntry(Bucket* bucket, uint32_t entry) {
+  TierPolicy* policy = bucket->device->policy.get();
+  if (policy != nullptr) policy->Leave(bucket->index.KeyAt(entry));
+  bucket->index.Erase(entry);
+  --rows;
+}
+
 Result<VersionNode*> Store::Impl::NewNode(Device* device) {
   for (int round = 0; !device->budget.TryCharge(kVersionNodeBytes); ++round) {
     if (!MakeRoom(device, round)) {
@@ -355,41 +447,54 @@ Status Store::Impl::PromoteRow(Device* device, uint32_t t, Bucket* bucket, uint6
   BucketIndex& index = bucket->index;
   const uint32_t entry = index.Locate(HashKey(key), key);
   if (entry == BucketIndex::kNotFound) return Status::Ok();
-  const Location place = index.At(entry);
+  Location place = index.At(entry);
   if (place.is_chain() || place.tier() != TierId::kSsd) return Status::Ok();
   const uint32_t payload = table.config.layout.PayloadBytes(place.live());
   const uint32_t aux = AuxBytes(table);
-  LogRead read{place.slot(), key, payload + aux, nullptr};
-  BlockBuffers buffers;
-  EMBERTIDE_RETURN_IF_ERROR(device->ssd->Read({&read, 1}, &buffers));
+  std::vector<std::byte> row(payload + aux);
+  LogRead read{place.slot(), key, t, payload + aux, row.data()};
+  EMBERTIDE_RETURN_IF_ERROR(device->ssd->Read({&read, 1}));
   Result<uint64_t> slot = AllocateDdr(device, payload, aux);
   if (!slot.ok()) return slot.status();
-  std::copy_n(read.row, payload, device->arena.Address(*slot));
-  if (aux > 0) std::copy_n(read.row + payload, aux, device->arena.Aux(*slot));
-  // Making room may have written to the SSD, but never moves this entry: it is not in DDR.
+  std::copy_n(row.data(), payload, device->arena.Address(*slot));
+  if (aux > 0) std::copy_n(row.data() + payload, aux, device->arena.Aux(*slot));
+  // Making room may have compacted the segment that it lay in.
+  place = index.At(entry);
   const Location moved(TierId::kDdr, place.live(), *slot);
   CountPlace(device, table, moved, /*taken=*/true);
   index.Set(entry, moved);
+  if (device->policy != nullptr) device->policy->Enter(key);
   RetirePlace(device, table, place);
   ++promoted;
   return Status::Ok();
 }
 
-void Store::Impl::CompactSegment(Device* device) {
-  const uint32_t segment = device->ssd->SegmentToCompact();
-  if (segment == BlockLog::kNoSegment) return;
-  // The index is the only list of a segment's live rows; a pass over it finds them. A promotion
-  // frees their bytes, and the clock writes them again, packed, if they are still cold.
-  uint32_t moved = 0;
-  AdvanceHand(device, kSweepEntries, [&](uint32_t t, Bucket* b, uint32_t e) {
-    BucketIndex& index = b->index;
-    const Location place = index.At(e);
-    if (place.is_chain() || place.tier() != TierId::kSsd ||
-        BlockLog::SegmentOf(place.slot()) != segment) {
-      return true;
+void Store::Impl::Replay(Device* device) {
+  device->replayed.clear();
+  {
+    const std::lock_guard lock(device->accesses_mutex);
+    device->accesses.swap(device->replayed);
+  }
+  size_t rows_asked = 0;
+  for (const auto& [key, t] : device->replayed) {
+    if (device->policy != nullptr && device->policy->Touch(key)) continue;
+    const uint64_t hash = HashKey(key);
+    Bucket* bucket = tables[t].buckets[BucketOf(tables[t], hash)].On(device);
+    if (bucket == nullptr) continue;
+    const uint32_t entry = bucket->index.Locate(hash, key);
+    if (entry == BucketIndex::kNotFound) continue;
+    const Location place = bucket->index.At(entry);
+    if (place.is_chain() || place.tier() != TierId::kSsd) continue;
+    const bool admitted = device->policy != nullptr
+                              ? device->policy->Admit(key, Full(*device))
+                              : bucket->index.AccessCount(hash, key) >= device->least_count;
+    if (!admitted) continue;
+    // A promotion that finds no room, or a bad block, leaves the row where reads find it (or report
+    // it); nothing is lost.
+    if (++rows_asked > kPromotionsPerCall || !PromoteRow(device, t, bucket, key).ok()) {
+      ++dropped_accesses;
     }
-    return PromoteRow(device, t, b, index.KeyAt(e)).ok() && ++moved < kPromotionsPerCall;
-  });
+  }
 }
 
 void Store::Maintain() {
@@ -397,31 +502,13 @@ void Store::Maintain() {
     Device* device = owned.get();
     const std::lock_guard writer(device->writer);
     impl_->Reclaim(device);
-    std::vector<Promotion> wanted;
-    {
-      const std::lock_guard lock(device->promotions_mutex);
-      const size_t take = std::min(device->promotions.size(), kPromotionsPerCall);
-      wanted.assign(device->promotions.begin(),
-                    device->promotions.begin() + static_cast<ptrdiff_t>(take));
-      device->promotions.erase(device->promotions.begin(),
-                               device->promotions.begin() + static_cast<ptrdiff_t>(take));
-    }
-    for (const Promotion& row : wanted) {
-      // A promotion that finds no room, or a bad block, leaves the row where reads find it (or
-      // report it); nothing is lost.
-      if (!impl_->Promote(device, row.table, row.bucket, row.key).ok()) {
-        impl_->promotions_dropped.fetch_add(1, std::memory_order_relaxed);
-      }
-    }
-    const auto high =
-        static_cast<uint64_t>(kHighWater * static_cast<double>(device->budget.limit_bytes()));
-    if (device->ssd != nullptr && device->budget.used_bytes() > high) {
-      impl_->Evict(device, kEvictBytes);
-    }
+    impl_->Replay(device);
+    if (Store::Impl::Full(*device)) impl_->Evict(device);
+    if (device->policy != nullptr) device->policy->Fit();
     if (!device->arena.has_condemned()) device->arena.CondemnSparsePages();
     if (device->arena.has_condemned())
       impl_->MoveCondemned(device, kSweepEntries, /*demote=*/false);
-    if (device->ssd != nullptr) impl_->CompactSegment(device);
+    if (device->ssd != nullptr) impl_->CompactInBackground(device);
     impl_->Reclaim(device);
   }
   if (impl_->hbm != nullptr) impl_->FillHbm();

@@ -1,4 +1,6 @@
 // Store: opening, pinning, counters. The rest of the class is in the files beside this one.
+#include <algorithm>
+#include <bit>
 #include <filesystem>
 #include <set>
 #include <system_error>
@@ -8,8 +10,87 @@
 namespace embertide {
 namespace {
 
-// Reads of one batch that a device serves side by side; SATA and cloud disks gain little past it.
-constexpr uint32_t kSsdReadThreads = 4;
+// The sketch of new keys, 8 bytes a slot: this part of the budget, and for 2^26 keys at most.
+constexpr uint64_t kLeastOverSketch = 128;
+constexpr uint64_t kMostSketchSlots = 1 << 26;
+// Reads that a device's policy can hear of between two calls of Maintain, by the size of its
+// budget: a log and its copy take a hundredth, or the least that says anything.
+constexpr uint64_t kLeastOverLogs = 100;
+constexpr uint64_t kLeastAccesses = 512;
+constexpr uint64_t kMostAccesses = 1 << 16;
+// A device of less than so many pages has none to spare: where it is full, no row can be pruned.
+constexpr uint64_t kLeastOverReserve = 16;
+
+uint64_t BytesOf(const TableBudget& budget, bool ssd) {
+  return ssd ? budget.ssd_bytes : budget.ddr_bytes;
+}
+
+// Tables that share room share a policy, and one that names rows by key knows those of one table.
+Status ValidatePolicies(const StoreOptions& options) {
+  const size_t sharing = options.tables.size() - options.table_budgets.size();
+  const Result<PolicyName> shared = ParsePolicyName(options.ddr_policy);
+  if (!shared.ok()) return {shared.status().code(), "ddr_policy: " + shared.status().message()};
+  if (shared.value().name != "clock" && sharing > 1) {
+    return {Code::kInvalidArgument, "ddr_policy = " + options.ddr_policy + ": " +
+                                        std::to_string(sharing) +
+                                        " tables share the room, which clock alone can do; give "
+                                        "each table a budget of its own"};
+  }
+  for (const auto& [name, budget] : options.table_budgets) {
+    const Result<PolicyName> policy = ParsePolicyName(budget.ddr_policy);
+    if (!policy.ok()) {
+      return {policy.status().code(), "table " + name + ": " + policy.status().message()};
+    }
+    if (policy.value().name != "clock" && budget.ssd_bytes == 0) {
+      return {Code::kInvalidArgument,
+              "table " + name + ": policy " + budget.ddr_policy +
+                  " has nothing to choose, since no row can leave DDR; give ssd_bytes"};
+    }
+  }
+  return Status::Ok();
+}
+
+// What the tables with budgets of their own leave to the others.
+uint64_t LeftToShare(const StoreOptions& options, bool ssd) {
+  uint64_t left = ssd ? options.ssd_budget_bytes : options.ddr_budget_bytes;
+  for (const auto& [name, budget] : options.table_budgets) left -= BytesOf(budget, ssd);
+  return left;
+}
+
+// Of each table, and of all of them in each tier.
+Status ValidateBudgets(const StoreOptions& options, const std::set<std::string>& names) {
+  for (const bool ssd : {false, true}) {
+    const std::string what = ssd ? "ssd_budget_bytes" : "ddr_budget_bytes";
+    const uint64_t all = ssd ? options.ssd_budget_bytes : options.ddr_budget_bytes;
+    const uint64_t least =
+        options.devices * (ssd ? 2 * kSegmentBytes : uint64_t{4} * kSlabPageBytes);
+    const std::string too_little = " is less than " + std::to_string(least) + " (" +
+                                   std::to_string(least / options.devices) + " a device)";
+    uint64_t left = all;
+    for (const auto& [name, budget] : options.table_budgets) {
+      const uint64_t bytes = BytesOf(budget, ssd);
+      std::string its = what;
+      its.append(" of table ").append(name).append(" = ").append(std::to_string(bytes));
+      if (!names.contains(name)) {
+        return {Code::kInvalidArgument, its + ": there is no such table"};
+      }
+      if (bytes < least && !(ssd && bytes == 0)) return {Code::kInvalidArgument, its + too_little};
+      if (bytes > left) {
+        return {Code::kInvalidArgument,
+                its + ": with the tables before it, it exceeds the " + std::to_string(all) +
+                    " bytes of the store; give the store more or the tables less"};
+      }
+      left -= bytes;
+    }
+    if (options.table_budgets.size() < names.size() && left < least && !(ssd && all == 0)) {
+      std::string all_but_theirs = what;
+      all_but_theirs.append(": the ").append(std::to_string(left));
+      all_but_theirs.append(" bytes that tables with budgets of their own leave to the others");
+      return {Code::kInvalidArgument, all_but_theirs.append(too_little)};
+    }
+  }
+  return Status::Ok();
+}
 
 Status ValidateOptions(const StoreOptions& options) {
   if (options.tables.empty()) return {Code::kInvalidArgument, "a store needs at least one table"};
@@ -38,6 +119,13 @@ Status ValidateOptions(const StoreOptions& options) {
             "ddr_budget_bytes = " + std::to_string(options.ddr_budget_bytes) +
                 " is less than 1 MiB a device; give more"};
   }
+  const bool one = options.new_row_accesses == 1;
+  if (options.new_row_accesses == 0 || options.new_row_accesses > FrequencySketch::kMost ||
+      (!one && options.profile != Profile::kTrain)) {
+    return {Code::kInvalidArgument,
+            "new_row_accesses = " + std::to_string(options.new_row_accesses) +
+                "; a trainer may give 1 to 15, serving takes the rows that it is given"};
+  }
   if (options.window_versions == 0) {
     return {Code::kInvalidArgument, "window_versions = 0; give at least 1"};
   }
@@ -51,7 +139,8 @@ Status ValidateOptions(const StoreOptions& options) {
                   " is less than 2 MiB a device; give more or 0"};
     }
   }
-  return Status::Ok();
+  EMBERTIDE_RETURN_IF_ERROR(ValidateBudgets(options, names));
+  return ValidatePolicies(options);
 }
 
 }  // namespace
@@ -75,25 +164,105 @@ Store::Impl::Impl(StoreOptions opts) : options(std::move(opts)) {
     table.default_row.resize(config.layout.dim(), 0.0F);
     tables.push_back(std::move(table));
   }
-  for (uint32_t d = 0; d < options.devices; ++d) {
-    devices.push_back(
-        std::make_unique<Device>(options.ddr_budget_bytes / options.devices, tables.size()));
-  }
+  MakeDevices();
   for (Table& table : tables) {
     for (uint32_t b = 0; b < table.buckets.size() && options.hold_all; ++b) {
       // Shifted by the table, or the many tables of one bucket would all lie on device 0.
       const uint32_t device = (table.ordinal + b) % options.devices;
-      table.buckets[b].newest = new Bucket(devices[device].get());
+      table.buckets[b].newest = new Bucket(DeviceOf(table, device));
       table.buckets[b].held_since = 0;
       table.buckets[b].device = device;
     }
   }
 }
 
-uint32_t Store::Impl::NumberOf(const Device* device) const {
-  uint32_t number = 0;
-  while (devices[number].get() != device) ++number;
-  return number;
+void Store::Impl::MakeDevices() {
+  const auto add_part = [&](uint64_t ddr_bytes, const std::vector<uint32_t>& of) {
+    for (const uint32_t t : of) {
+      tables[t].part = static_cast<uint32_t>(devices.size()) / options.devices;
+    }
+    for (uint32_t d = 0; d < options.devices; ++d) {
+      devices.push_back(
+          std::make_unique<Device>(d, ddr_bytes / options.devices, of, tables.size()));
+    }
+  };
+  std::vector<uint32_t> sharing;
+  for (const Table& table : tables) {
+    if (!options.table_budgets.contains(table.config.name)) sharing.push_back(table.ordinal);
+  }
+  if (!sharing.empty()) add_part(LeftToShare(options, /*ssd=*/false), sharing);
+  for (const Table& table : tables) {
+    const auto own = options.table_budgets.find(table.config.name);
+    if (own != options.table_budgets.end()) add_part(own->second.ddr_bytes, {table.ordinal});
+  }
+}
+
+Status Store::Impl::OpenDevice(Device* device) {
+  uint64_t directory = device->arena.directory_bytes();
+  if (hbm != nullptr && tables[device->tables.front()].part == 0) {
+    directory += hbm->HostBytesOfArena();
+  }
+  const std::string& name = tables[device->tables.front()].config.name;
+  const auto own = options.table_budgets.find(name);
+  const bool shared = own == options.table_budgets.end();
+  const uint64_t ssd_bytes = shared ? LeftToShare(options, /*ssd=*/true) : own->second.ssd_bytes;
+  if (ssd_bytes > 0) {
+    std::error_code error;
+    std::filesystem::create_directories(options.ssd_directory, error);
+    const std::string path = options.ssd_directory + "/device-" + std::to_string(device->number) +
+                             (shared ? "" : "-" + name) + ".log";
+    auto opened = OpenBlockFile(path, options.ssd_engine);
+    if (!opened.ok()) return opened.status();
+    std::unique_ptr<BlockFile> file = std::move(*opened);
+    if (options.wrap_ssd) file = options.wrap_ssd(std::move(file));
+    device->ssd = std::make_unique<BlockLog>(std::move(file), ssd_bytes / options.devices);
+    directory += device->ssd->directory_bytes();
+  }
+  if (!device->budget.TryCharge(directory)) {
+    return {Code::kInvalidArgument, "ddr_budget_bytes is too small for its directories" +
+                                        (shared ? "" : ": table " + name)};
+  }
+  index_bytes += directory;
+  EMBERTIDE_RETURN_IF_ERROR(
+      OpenPolicy(device, shared ? options.ddr_policy : own->second.ddr_policy));
+  if (!training()) return Status::Ok();
+  if (options.new_row_accesses > 1) {
+    const auto slots = static_cast<uint32_t>(std::bit_floor(
+        std::min(kMostSketchSlots, device->budget.limit_bytes() / kLeastOverSketch / 8)));
+    if (!device->budget.TryCharge(FrequencySketch::BytesFor(slots))) {
+      return {Code::kInvalidArgument, "ddr_budget_bytes is too small to count new keys"};
+    }
+    device->new_keys = std::make_unique<FrequencySketch>(slots);
+  }
+  if (device->ssd != nullptr) return Status::Ok();
+  uint64_t page = 0;
+  for (const uint32_t t : device->tables) {
+    const uint32_t payload = tables[t].config.layout.PayloadBytes(1);
+    page = std::max(page, SlabArena::PageBytesFor(payload, AuxBytes(tables[t])));
+  }
+  if (page <= device->budget.limit_bytes() / kLeastOverReserve && device->budget.TryCharge(page)) {
+    device->reserve_bytes = page;
+  }
+  return Status::Ok();
+}
+
+Status Store::Impl::OpenPolicy(Device* device, const std::string& text) {
+  if (device->ssd == nullptr) return Status::Ok();  // nothing leaves DDR or comes back
+  const Result<PolicyName> name = ParsePolicyName(text);
+  if (!name.ok()) return name.status();
+  const uint64_t share = device->budget.limit_bytes() / (kLeastOverLogs * 2 * sizeof(Access));
+  device->most_accesses = std::clamp<uint64_t>(share, kLeastAccesses, kMostAccesses);
+  if (!device->budget.TryCharge(device->LogBytes())) {
+    return {Code::kInvalidArgument, "ddr_budget_bytes is too small for the log of its policy"};
+  }
+  device->accesses.reserve(device->most_accesses);
+  device->replayed.reserve(device->most_accesses);
+  device->least_count = name.value().accesses;
+  if (name.value().name == "clock") return Status::Ok();
+  Result<std::unique_ptr<TierPolicy>> policy = TierPolicy::Make(text, &device->budget);
+  if (!policy.ok()) return policy.status();
+  device->policy = std::move(*policy);
+  return Status::Ok();
 }
 
 Store::Impl::~Impl() {
@@ -117,29 +286,13 @@ Store::~Store() = default;
 Result<std::unique_ptr<Store>> Store::Open(StoreOptions options) {
   EMBERTIDE_RETURN_IF_ERROR(ValidateOptions(options));
   auto impl = std::make_unique<Impl>(std::move(options));
-  const StoreOptions& opts = impl->options;
-  if (opts.hbm_budget_bytes > 0) {
+  if (const StoreOptions& opts = impl->options; opts.hbm_budget_bytes > 0) {
     auto hbm = HbmTier::Open(opts);
     if (!hbm.ok()) return hbm.status();
     impl->hbm = std::move(*hbm);
   }
-  for (uint32_t d = 0; d < opts.devices; ++d) {
-    uint64_t directory = impl->devices[d]->arena.directory_bytes();
-    if (impl->hbm != nullptr) directory += impl->hbm->HostBytesOfArena();
-    if (opts.ssd_budget_bytes > 0) {
-      std::error_code error;
-      std::filesystem::create_directories(opts.ssd_directory, error);
-      const std::string path = opts.ssd_directory + "/device-" + std::to_string(d) + ".log";
-      auto file = OpenPreadBlockFile(path, kSsdReadThreads);
-      if (!file.ok()) return file.status();
-      impl->devices[d]->ssd =
-          std::make_unique<BlockLog>(std::move(*file), opts.ssd_budget_bytes / opts.devices);
-      directory += impl->devices[d]->ssd->directory_bytes();
-    }
-    if (!impl->devices[d]->budget.TryCharge(directory)) {
-      return Status(Code::kInvalidArgument, "ddr_budget_bytes is too small for its directories");
-    }
-    impl->index_bytes += directory;
+  for (auto& device : impl->devices) {
+    EMBERTIDE_RETURN_IF_ERROR(impl->OpenDevice(device.get()));
   }
   return std::unique_ptr<Store>(new Store(std::move(impl)));
 }
@@ -211,7 +364,7 @@ ReadView::~ReadView() {
 // --------------------------------------------------------------------------------------
 
 Store::Usage Store::UsageOf(uint32_t table, uint32_t d) const {
-  const Device& device = *impl_->devices[d];
+  const Device& device = *impl_->DeviceOf(impl_->tables[table], d);
   // Pages and segments are shared by the tables: each has as much of them as of the rows.
   const auto share = [&](const std::vector<TierCount>& tier, uint64_t bytes) {
     uint64_t all = 0;
@@ -224,9 +377,24 @@ Store::Usage Store::UsageOf(uint32_t table, uint32_t d) const {
   Usage usage;
   usage.ddr_rows = device.in_ddr[table].rows;
   usage.ddr_bytes = share(device.in_ddr, device.arena.page_bytes());
+  usage.budget_bytes = device.budget.limit_bytes();
+  usage.budget_used_bytes = device.budget.used_bytes();
   usage.ssd_rows = device.in_ssd[table].rows;
   if (device.ssd != nullptr) usage.ssd_bytes = share(device.in_ssd, device.ssd->used_bytes());
   return usage;
+}
+
+static void AddSsd(const BlockLog& log, StoreStats* stats) {
+  const LogStats counted = log.Stats();
+  stats->ssd_bytes += log.used_bytes();
+  stats->ssd.engine = log.file().engine();
+  stats->ssd.direct = log.file().direct();
+  stats->ssd.blocks_read += counted.blocks_read;
+  stats->ssd.bytes_written += counted.bytes_written;
+  stats->ssd.row_bytes += counted.row_bytes;
+  stats->ssd.read_errors += counted.read_errors;
+  stats->ssd.corrupt += counted.corrupt;
+  stats->ssd.write_errors += counted.write_errors;
 }
 
 StoreStats Store::Stats() const {
@@ -234,13 +402,16 @@ StoreStats Store::Stats() const {
   stats.rows = impl_->rows.load();
   for (const auto& device : impl_->devices) {
     stats.ddr_payload_bytes += device->arena.page_bytes();
-    if (device->ssd != nullptr) stats.ssd_bytes += device->ssd->used_bytes();
+    if (device->ssd != nullptr) AddSsd(*device->ssd, &stats);
   }
   stats.index_bytes = impl_->index_bytes.load();
   stats.ddr_budget_bytes = impl_->options.ddr_budget_bytes;
   for (size_t s = 0; s < kSources; ++s) stats.hits[s] = impl_->hits[s].load();
   stats.evictions_to_ssd = impl_->evictions.load();
   stats.promotions = impl_->promoted.load();
+  stats.ssd.compacted_bytes = impl_->compacted_bytes.load();
+  stats.ssd.compacted_rows = impl_->compacted_rows.load();
+  stats.ssd.compactions_forced = impl_->compactions_forced.load();
   stats.refused_rows = impl_->refused_rows.load();
   if (impl_->hbm != nullptr) {
     const HbmStats hbm = impl_->hbm->cache().Stats();
@@ -253,6 +424,10 @@ StoreStats Store::Stats() const {
     stats.hbm_fallbacks = impl_->hbm->fallbacks();
     stats.hbm_failed = !impl_->hbm->cache().healthy();
   }
+  stats.new_keys_waiting = impl_->new_keys_waiting.load();
+  stats.dropped_gradients = impl_->dropped_gradients.load();
+  stats.dropped_accesses = impl_->dropped_accesses.load();
+  for (const auto& device : impl_->devices) stats.policy_bytes += device->PolicyBytes();
   stats.oldest_version = impl_->oldest.load();
   stats.newest_version = impl_->newest.load();
   return stats;

@@ -5,13 +5,16 @@
 //   lookup.cc      batched reads             training.cc   rows made, updated and taken
 //   hbm_tier.cc    the tier above DDR
 //   residency.cc   room: evict, promote, move, reclaim     integrity.cc  every invariant
+//   compaction.cc  room on the SSD
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,11 +22,13 @@
 #include "ddr/slab_arena.h"
 #include "embertide/hash.h"
 #include "embertide/store.h"
+#include "policy/frequency_sketch.h"
 #include "ssd/block_log.h"
 #include "store/bucket_index.h"
 #include "store/hbm_tier.h"
 #include "store/location.h"
 #include "store/reader_registry.h"
+#include "store/tier_policy.h"
 
 namespace embertide {
 
@@ -33,14 +38,11 @@ struct RowAux {
   uint32_t changed = 0;      // 1: changed since TakeChanges, and listed in Bucket::changed
 };
 
-// A row asked for on an SSD more than once, to be brought into DDR.
-struct Promotion {
-  uint32_t table;
-  uint32_t bucket;
+// A row that was read, from a device whose policy is to hear of it.
+struct Access {
   uint64_t key;
+  uint32_t table;
 };
-// Why 4096: about what a device promotes between two calls of Maintain; more is dropped, counted.
-inline constexpr size_t kMaxPromotions = 4096;
 
 struct Bucket;
 struct Device;
@@ -107,23 +109,60 @@ struct TierCount {
   std::atomic<uint64_t> bytes{0};
 };
 
+// Where a pass over a device's entries stands: place in its tables, ordinal of the bucket, entry.
+struct Hand {
+  uint32_t table = 0;
+  uint32_t bucket = 0;
+  uint32_t entry = 0;
+};
+
+// A device; or the part of one that is set aside for a table with budgets of its own, which shares
+// nothing with the rest of the device but its number.
 struct Device {
-  Device(uint64_t budget_bytes, size_t tables)
-      : budget(budget_bytes), arena(&budget), in_ddr(tables), in_ssd(tables) {}
-  std::mutex writer;  // held by whoever writes to this device's buckets
-  ByteBudget budget;  // this device's share of the DDR budget
+  Device(uint32_t d, uint64_t budget_bytes, std::vector<uint32_t> of, size_t all_tables)
+      : number(d),
+        tables(std::move(of)),
+        budget(budget_bytes),
+        arena(&budget),
+        in_ddr(all_tables),
+        in_ssd(all_tables) {}
+  const uint32_t number;               // of the device
+  const std::vector<uint32_t> tables;  // whose rows may lie here
+  std::mutex writer;                   // held by whoever writes to this device's buckets
+  ByteBudget budget;                   // its share of the DDR budget
   SlabArena arena;
+  // Charged from the beginning, so that rows of a full device can still be pruned, which needs a
+  // page for the smaller ones before the larger ones leave theirs. Lent for that, and taken back
+  // before anything else gets the room. 0 where rows go to an SSD instead, and in serving.
+  uint64_t reserve_bytes = 0;
+  bool reserve_lent = false;
+  // Training: occurrences of keys that have no row; null: every key gets one at once.
+  std::unique_ptr<FrequencySketch> new_keys;
   std::unique_ptr<BlockLog> ssd;            // null without an SSD budget
   std::vector<TierCount> in_ddr;            // by table
   std::vector<TierCount> in_ssd;            // by table
   std::deque<Retired> retired;              // ascending epochs
   std::map<uint64_t, VersionNode*> staged;  // version -> its nodes on this device
-  std::mutex promotions_mutex;
-  std::vector<Promotion> promotions;
-  // Where the clock hand stands: table, ordinal of the bucket, entry.
-  uint32_t hand_table = 0;
-  uint32_t hand_bucket = 0;
-  uint32_t hand_entry = 0;
+  // Which rows leave DDR and which enter; null: the counts of the index and the clock hand, and a
+  // row enters from the SSD once its count is `least_count`.
+  std::unique_ptr<TierPolicy> policy;
+  uint32_t least_count = 1;
+  // Rows read from the SSD; with a policy, from DDR too. Appended to by readers, emptied by
+  // Maintain. What is more than `most_accesses` is dropped and counted.
+  std::mutex accesses_mutex;
+  size_t most_accesses = 0;
+  std::vector<Access> accesses;
+  std::vector<Access> replayed;  // those of Maintain's last turn: its memory is kept
+  uint64_t LogBytes() const { return 2 * most_accesses * sizeof(Access); }
+  uint64_t PolicyBytes() const {
+    return LogBytes() + (policy == nullptr ? 0 : policy->bytes()) +
+           (new_keys == nullptr ? 0 : new_keys->bytes());
+  }
+  Hand clock;    // of eviction: what it meets ages
+  Hand packing;  // of moving rows out of pages; were it the clock's, rows would leave by chance
+  // Bytes that compaction may read and write now, and when that was reckoned.
+  double compaction_credit = 0;
+  std::chrono::steady_clock::time_point compaction_at = std::chrono::steady_clock::now();
 };
 
 inline Bucket::Bucket(Device* on) : rows(on->arena.base()), device(on) {}
@@ -135,6 +174,7 @@ struct Table {
   uint32_t row_bytes = 0;          // payload of a row with all chunks live
   std::vector<float> default_row;  // dim values
   std::vector<BucketSlot> buckets;
+  uint32_t part = 0;  // its rows lie on devices[part * options.devices ...]
 };
 
 struct Store::Impl {
@@ -143,6 +183,7 @@ struct Store::Impl {
 
   StoreOptions options;
   std::vector<Table> tables;
+  // Part by part; the part that tables share, if any do, is the first.
   std::vector<std::unique_ptr<Device>> devices;
   mutable ReaderRegistry readers{kMaxReaders};
   std::unique_ptr<HbmTier> hbm;  // null without an HBM budget
@@ -158,8 +199,13 @@ struct Store::Impl {
   mutable std::atomic<uint64_t> hits[kSources] = {};
   std::atomic<uint64_t> evictions{0};
   std::atomic<uint64_t> promoted{0};
-  std::atomic<uint64_t> promotions_dropped{0};
+  mutable std::atomic<uint64_t> dropped_accesses{0};
   std::atomic<uint64_t> refused_rows{0};
+  std::atomic<uint64_t> new_keys_waiting{0};
+  std::atomic<uint64_t> dropped_gradients{0};
+  std::atomic<uint64_t> compacted_bytes{0};
+  std::atomic<uint64_t> compacted_rows{0};
+  std::atomic<uint64_t> compactions_forced{0};
   std::atomic<uint64_t> rows{0};         // index entries of all buckets
   std::atomic<uint64_t> index_bytes{0};  // arrays, nodes and directories, retired ones included
 
@@ -169,7 +215,14 @@ struct Store::Impl {
   static Bucket* Newest(const Table& table, uint32_t bucket) {
     return table.buckets[bucket].newest.load();
   }
-  uint32_t NumberOf(const Device* device) const;
+  // Requires: d < options.devices.
+  Device* DeviceOf(const Table& table, uint32_t d) const {
+    return devices[size_t{table.part} * options.devices + d].get();
+  }
+  void MakeDevices();
+  // The directories of its tiers, its policy and its logs, charged; its file on the SSD.
+  Status OpenDevice(Device* device);
+  Status OpenPolicy(Device* device, const std::string& name);
   uint32_t AuxBytes(const Table& table) const {
     return training() ? static_cast<uint32_t>(sizeof(RowAux)) + 4U * table.config.layout.chunks : 0;
   }
@@ -183,14 +236,16 @@ struct Store::Impl {
   // --- residency.cc; the device's writer is held -------------------------------------------------
   // A DDR slot, evicting to SSD as needed. kResourceExhausted when nothing more can go.
   Result<uint64_t> AllocateDdr(Device* device, uint32_t payload_bytes, uint32_t aux_bytes);
-  // A DDR row with this payload.
-  Result<Location> StoreRow(Device* device, const Table& table, uint16_t live,
+  void TakeReserveBack(Device* device);
+  // A DDR row with this payload, which becomes the newest of its key.
+  Result<Location> StoreRow(Device* device, const Table& table, uint64_t key, uint16_t live,
                             std::span<const std::byte> payload);
   // Room for one more entry in the bucket's index, evicting rows as needed. To be called before a
   // slot is taken for the new row: a page with a slot that no entry names cannot be emptied.
   Status ReserveEntry(Device* device, Bucket* bucket);
   // Inserts a key that has no entry. Requires: ReserveEntry.
   void InsertEntry(Bucket* bucket, uint64_t key, Location location);
+  void EraseEntry(Bucket* bucket, uint32_t entry);
   // A version node, charged to the budget. kResourceExhausted as above.
   Result<VersionNode*> NewNode(Device* device);
   // A place was taken, or freed, for a row of the table.
@@ -201,10 +256,16 @@ struct Store::Impl {
   void RetireArrays(Device* device, const BucketIndex::Arrays& arrays);
   // Frees what no reader can hold any more.
   void Reclaim(Device* device);
+  // As Reclaim, giving those readers a few ms to leave.
+  void AwaitReaders(Device* device);
   void Free(Device* device, const Retired& retired);
   // One step towards room: reclaims, then takes cold rows, then whole pages out of DDR. False when
   // there is nothing left to try.
   bool MakeRoom(Device* device, int round);
+  // Of the pages of a device, what no row takes; rows count as they are, not as their slots.
+  static uint64_t FreeSlotBytes(const Device& device);
+  // Whether another row must leave for one that enters.
+  static bool Full(const Device& device);
   // A place that may change: an entry's own, or that of a node of its chain.
   struct Holder {
     uint32_t table;
@@ -214,9 +275,13 @@ struct Store::Impl {
   };
   static Location PlaceOf(const Holder& holder);
   static void SetPlace(const Holder& holder, Location place);
-  // Moves cold DDR rows to SSD until about `bytes` of payload went, or nothing more can; false if
-  // nothing went.
-  bool Evict(Device* device, uint64_t bytes);
+  // Moves some hundred KiB of DDR rows to SSD, less on a small device, as its policy or the clock
+  // chooses; false if nothing went.
+  bool Evict(Device* device);
+  void ChooseByPolicy(Device* device, uint64_t wanted, std::vector<Holder>* victims);
+  // Calls visit(holder) for all places of an entry.
+  template <typename Visit>
+  static void ForEachPlace(uint32_t table, Bucket* bucket, uint32_t entry, const Visit& visit);
   // Passes the clock hand over up to `entries` entries, collecting rows that may leave DDR.
   void Sweep(Device* device, uint32_t entries, bool any, std::vector<Holder>* victims,
              uint64_t wanted);
@@ -226,12 +291,25 @@ struct Store::Impl {
   void MoveCondemned(Device* device, uint32_t entries, bool demote);
   // Entries of the device's buckets, used or not: one round of the clock hand.
   uint32_t RoundOf(const Device* device) const;
+  // Tells the policy what was read since, and brings the rows that it admits from the SSD.
+  void Replay(Device* device);
   // Brings an SSD row to DDR. Ok also when it is gone or already there.
   Status Promote(Device* device, uint32_t table, uint32_t bucket, uint64_t key);
   Status PromoteRow(Device* device, uint32_t table, Bucket* bucket, uint64_t key);
-  void CompactSegment(Device* device);
   template <typename Visit>
-  void AdvanceHand(Device* device, uint32_t entries, Visit visit);
+  void AdvanceHand(Device* device, Hand* hand, uint32_t entries, Visit visit);
+
+  // --- compaction.cc; the device's writer is held -----------------------------------------------
+  // Who names this SSD slot; nullopt: nobody does any more.
+  std::optional<Holder> HolderOf(Device* device, uint32_t table, uint64_t key, uint64_t ssd_slot);
+  // Moves the live rows of some blocks of a segment of which `least_dead` is dead. Returns the
+  // bytes read and written, 0 if there is no such segment.
+  uint64_t CompactStep(Device* device, double least_dead);
+  // A step, if the budget of bytes a second allows it.
+  void CompactInBackground(Device* device);
+  // Up to a segment, whatever that budget: rows would be refused otherwise. False if none is worth
+  // it.
+  bool CompactForRoom(Device* device);
 
   // --- versions.cc -------------------------------------------------------------------------------
   Status StageOne(Device* device, uint64_t version, uint32_t table, uint32_t number, Bucket* bucket,
@@ -274,6 +352,15 @@ struct Store::Impl {
   Result<Location> ResidentRow(Device* device, uint32_t table, uint32_t bucket, uint64_t key);
   RowAux* AuxOf(Device* device, Location place) const {
     return reinterpret_cast<RowAux*>(device->arena.Aux(place.slot()));
+  }
+  // An occurrence of a key without a row: whether it gets one now.
+  bool EntersNow(Device* device, const Table& table, uint64_t key) {
+    if (device->new_keys == nullptr) return true;
+    // A key of several tables is several keys.
+    const uint64_t counted = HashKey(key) ^ (uint64_t{table.ordinal} << 32);
+    if (device->new_keys->Add(counted) >= options.new_row_accesses) return true;
+    ++new_keys_waiting;
+    return false;
   }
   void MarkChanged(Device* device, Bucket* bucket, uint64_t key, Location place);
 };

@@ -53,12 +53,13 @@ Result<uint64_t> Store::EnsureRows(uint32_t t, std::span<const int64_t> keys) {
     Device& device = *Store::Impl::Newest(impl_->tables[t], b)->device;
     const std::lock_guard writer(device.writer);
     impl_->Reclaim(&device);
+    if (!impl_->EntersNow(&device, table, key)) continue;
     for (uint32_t d = 0; d < layout.dim(); ++d) {
       values[d] = InitialValue(config.init_seed, config.id, key, d, config.init_scale);
     }
     EncodePayload(layout, layout.full_mask(), values.data(), payload.data());
     EMBERTIDE_RETURN_IF_ERROR(impl_->ReserveEntry(&device, bucket));
-    Result<Location> place = impl_->StoreRow(&device, table, layout.full_mask(), payload);
+    Result<Location> place = impl_->StoreRow(&device, table, key, layout.full_mask(), payload);
     if (!place.ok()) return place.status();
     impl_->InsertEntry(bucket, key, *place);
     bucket->removed.erase(key);
@@ -97,7 +98,10 @@ Result<uint64_t> Store::ApplyGradients(uint32_t t, std::span<const int64_t> keys
     impl_->Reclaim(&device);
     const Result<Location> place = impl_->ResidentRow(&device, t, b, key);
     if (!place.ok()) {
-      if (place.status().code() == Code::kNotFound) continue;
+      if (place.status().code() == Code::kNotFound) {
+        ++impl_->dropped_gradients;
+        continue;
+      }
       return place.status();
     }
     double squares = 0.0;
@@ -130,6 +134,7 @@ Status Store::SetLive(uint32_t t, uint64_t key, uint16_t live) {
   Device& device = *Store::Impl::Newest(impl_->tables[t], b)->device;
   const std::lock_guard writer(device.writer);
   impl_->Reclaim(&device);
+  impl_->TakeReserveBack(&device);
   const Result<Location> old = impl_->ResidentRow(&device, t, b, key);
   if (!old.ok()) return old.status();
   if (live == old.value().live()) return Status::Ok();
@@ -140,7 +145,13 @@ Status Store::SetLive(uint32_t t, uint64_t key, uint16_t live) {
                   values.data());
     std::vector<std::byte> payload(layout.PayloadBytes(live));
     EncodePayload(layout, live, values.data(), payload.data());
-    Result<Location> stored = impl_->StoreRow(&device, table, live, payload);
+    Result<Location> stored = impl_->StoreRow(&device, table, key, live, payload);
+    const bool shrinks = payload.size() < layout.PayloadBytes(old.value().live());
+    if (!stored.ok() && shrinks && device.reserve_bytes > 0 && !device.reserve_lent) {
+      device.reserve_lent = true;
+      device.budget.Release(device.reserve_bytes);
+      stored = impl_->StoreRow(&device, table, key, live, payload);
+    }
     if (!stored.ok()) return stored.status();
     place = *stored;
   }
@@ -152,8 +163,7 @@ Status Store::SetLive(uint32_t t, uint64_t key, uint16_t live) {
     return again.status();
   }
   if (live == 0) {
-    bucket->index.Erase(entry);
-    --impl_->rows;
+    impl_->EraseEntry(bucket, entry);
     bucket->removed[key] = RecordKind::kPruned;
   } else {
     std::copy_n(device.arena.Aux(again.value().slot()), impl_->AuxBytes(table),

@@ -58,7 +58,7 @@ Status Store::Impl::StageBase(Device* device, const Table& table, Bucket* bucket
     if (bucket->index.Locate(HashKey(record.key), record.key) == BucketIndex::kNotFound) {
       EMBERTIDE_RETURN_IF_ERROR(ReserveEntry(device, bucket));
     }
-    Result<Location> stored = StoreRow(device, table, record.live, record.payload);
+    Result<Location> stored = StoreRow(device, table, record.key, record.live, record.payload);
     if (!stored.ok()) return stored.status();
     place = *stored;
   }
@@ -66,8 +66,7 @@ Status Store::Impl::StageBase(Device* device, const Table& table, Bucket* bucket
   if (entry != BucketIndex::kNotFound) {
     const Location old = bucket->index.At(entry);
     if (place.tier() == TierId::kNowhere) {
-      bucket->index.Erase(entry);
-      --rows;
+      EraseEntry(bucket, entry);
     } else {
       bucket->index.Set(entry, place);
     }
@@ -97,7 +96,7 @@ Status Store::Impl::StageOne(Device* device, uint64_t version, uint32_t t, uint3
   Result<Location> place = Location::Removed(record.kind);
   Status failed = base.ok() ? Status::Ok() : base.status();
   if (failed.ok() && record.kind == RecordKind::kRow) {
-    place = StoreRow(device, table, record.live, record.payload);
+    place = StoreRow(device, table, record.key, record.live, record.payload);
     if (!place.ok()) failed = place.status();
   }
   if (!failed.ok()) {
@@ -194,7 +193,8 @@ void Store::Impl::Fold(Device* device, uint64_t limit) {
 
 void Store::Impl::FoldNode(Device* device, VersionNode* head, uint64_t limit) {
   Table& table = tables[head->table];
-  BucketIndex& index = table.buckets[head->bucket].On(device)->index;
+  Bucket* bucket = table.buckets[head->bucket].On(device);
+  BucketIndex& index = bucket->index;
   VersionNode* keep = head;
   while (keep->version > limit) {
     VersionNode* older = keep->older.load();
@@ -207,8 +207,7 @@ void Store::Impl::FoldNode(Device* device, VersionNode* head, uint64_t limit) {
   if (keep == head) {
     const uint32_t entry = index.Locate(HashKey(head->key), head->key);
     if (kept.tier() == TierId::kNowhere) {
-      index.Erase(entry);
-      --rows;
+      EraseEntry(bucket, entry);
     } else {
       index.Set(entry, kept);
     }

@@ -260,10 +260,15 @@ Status Executor::AnswerGroup(const Pinned& pinned, std::span<Job*> jobs) {
 // kNotOwner, with nothing answered: they are to be started over, and unless it is the `last` time,
 // they may be.
 Code Executor::AnswerAll(const Pinned& pinned, std::span<Job*> jobs, bool last) {
+  // A row that cannot be read costs the requests beside it nothing: jobs before this one are asked
+  // each alone.
+  size_t alone = 0;
   for (size_t first = 0; first < jobs.size();) {
     uint64_t keys = jobs[first]->bags.keys.size();
     size_t end = first + 1;
-    for (; end < jobs.size() && keys + jobs[end]->bags.keys.size() <= limits_.max_keys; ++end) {
+    for (; first >= alone && end < jobs.size() &&
+           keys + jobs[end]->bags.keys.size() <= limits_.max_keys;
+         ++end) {
       keys += jobs[end]->bags.keys.size();
     }
     const std::span<Job*> group = jobs.subspan(first, end - first);
@@ -272,6 +277,11 @@ Code Executor::AnswerAll(const Pinned& pinned, std::span<Job*> jobs, bool last) 
       status = AnswerGroup(pinned, group);
     } catch (const std::exception& error) {
       status = {Code::kResourceExhausted, error.what()};
+    }
+    if (group.size() > 1 &&
+        (status.code() == Code::kCorrupt || status.code() == Code::kDeviceError)) {
+      alone = end;
+      continue;
     }
     const bool over = status.code() == Code::kVersionGone || status.code() == Code::kNotOwner;
     if (over && !last) {

@@ -28,6 +28,9 @@ constexpr std::array<BusEvent, kBusEvents> kBusEventList = {{
     {"refused", &FollowerStats::refused},
 }};
 constexpr std::array<const char*, 4> kTierNames = {"ddr", "ssd", "index", "hbm"};
+constexpr std::array<const char*, 4> kSsdBytes = {"read", "written", "rows", "compacted"};
+constexpr std::array<const char*, 3> kSsdErrors = {"read", "corrupt", "write"};
+constexpr uint64_t kSsdBlockBytes = 4096;
 
 TRITONSERVER_MetricFamily* MakeFamily(TRITONSERVER_MetricKind kind, const char* name,
                                       const char* help) {
@@ -71,12 +74,18 @@ MetricFamilies::MetricFamilies() {
   rows_refused = MakeFamily(counter, "embertide_rows_refused_total",
                             "Rows of versions that no tier had room for");
   plan_epoch = MakeFamily(gauge, "embertide_plan_epoch", "Epoch of the plan in force");
+  ssd_engine = MakeFamily(gauge, "embertide_ssd_engine",
+                          "1, by how the SSD tier is read, and whether past the page cache");
+  ssd_bytes = MakeFamily(counter, "embertide_ssd_bytes_total",
+                         "Bytes of the SSD tier, by kind: read, written, rows, compacted");
+  ssd_errors = MakeFamily(counter, "embertide_ssd_errors_total",
+                          "Batches and writes that the SSD tier failed, by kind");
 }
 
 MetricFamilies::~MetricFamilies() {
-  for (auto* family :
-       {keys, defaults, refused, rows, tier_bytes, version, plan_epoch, bus_events, bus_connected,
-        fleet_events, buckets, peers, watermark, freshness, rows_moved, rows_refused}) {
+  for (auto* family : {keys, defaults, refused, rows, tier_bytes, version, plan_epoch, bus_events,
+                       bus_connected, fleet_events, buckets, peers, watermark, freshness,
+                       rows_moved, rows_refused, ssd_engine, ssd_bytes, ssd_errors}) {
     if (family != nullptr) LogIfError(TRITONSERVER_MetricFamilyDelete(family), "metric family");
   }
 }
@@ -106,6 +115,16 @@ ModelMetrics::ModelMetrics(const MetricFamilies& families, const std::string& mo
   version_series_ = Make(families.version, false, {});
   epoch_series_ = Make(families.plan_epoch, false, {});
   watermark_series_ = Make(families.watermark, false, {});
+  if (const SsdStats ssd = node.store().Stats().ssd; ssd.engine[0] != '\0') {
+    ssd_engine_series_ = Make(families.ssd_engine, false,
+                              {{"engine", ssd.engine}, {"direct", ssd.direct ? "true" : "false"}});
+    for (size_t k = 0; k < kSsdBytes.size(); ++k) {
+      ssd_bytes_series_[k] = Make(families.ssd_bytes, true, {{"kind", kSsdBytes[k]}});
+    }
+    for (size_t k = 0; k < kSsdErrors.size(); ++k) {
+      ssd_errors_series_[k] = Make(families.ssd_errors, true, {{"kind", kSsdErrors[k]}});
+    }
+  }
   if (node.follower_stats() != nullptr) {
     for (size_t e = 0; e < kBusEvents; ++e) {
       bus_series_[e] = Make(families.bus_events, true, {{"event", kBusEventList[e].name}});
@@ -143,6 +162,9 @@ ModelMetrics::~ModelMetrics() {
   for (Series& series : bus_series_) drop(series);
   for (Series& series : fleet_series_) drop(series);
   for (Series& series : buckets_series_) drop(series);
+  for (Series& series : ssd_bytes_series_) drop(series);
+  for (Series& series : ssd_errors_series_) drop(series);
+  drop(ssd_engine_series_);
   drop(peers_series_);
   for (Series* series : {&defaults_series_, &rows_series_, &version_series_, &epoch_series_,
                          &watermark_series_, &connected_series_, &freshness_series_,
@@ -203,6 +225,14 @@ void ModelMetrics::Publish() {
   Show(&evicted_series_, stats.evictions_to_ssd);
   Show(&promoted_series_, stats.promotions);
   Show(&rows_refused_series_, stats.refused_rows);
+  Show(&ssd_engine_series_, 1);
+  Show(&ssd_bytes_series_[0], stats.ssd.blocks_read * kSsdBlockBytes);
+  Show(&ssd_bytes_series_[1], stats.ssd.bytes_written);
+  Show(&ssd_bytes_series_[2], stats.ssd.row_bytes);
+  Show(&ssd_bytes_series_[3], stats.ssd.compacted_bytes);
+  Show(&ssd_errors_series_[0], stats.ssd.read_errors);
+  Show(&ssd_errors_series_[1], stats.ssd.corrupt);
+  Show(&ssd_errors_series_[2], stats.ssd.write_errors);
   Show(&version_series_, stats.newest_version);
   Show(&epoch_series_, node_.plan_epoch());
   Show(&watermark_series_,

@@ -53,6 +53,9 @@ struct MetricFamilies {
   TRITONSERVER_MetricFamily* freshness = nullptr;
   TRITONSERVER_MetricFamily* rows_moved = nullptr;
   TRITONSERVER_MetricFamily* rows_refused = nullptr;
+  TRITONSERVER_MetricFamily* ssd_engine = nullptr;
+  TRITONSERVER_MetricFamily* ssd_bytes = nullptr;
+  TRITONSERVER_MetricFamily* ssd_errors = nullptr;
 };
 
 // Thread-safe. Requires: families and node outlive it.
@@ -91,6 +94,9 @@ class ModelMetrics {
   std::array<Series, kFleetEvents.size()> fleet_series_;
   std::array<Series, 2> buckets_series_;  // held, left
   Series peers_series_;
+  Series ssd_engine_series_;
+  std::array<Series, 4> ssd_bytes_series_;   // as kSsdBytes
+  std::array<Series, 3> ssd_errors_series_;  // as kSsdErrors
   Series defaults_series_, rows_series_, version_series_, epoch_series_, watermark_series_,
       connected_series_, freshness_series_, evicted_series_, promoted_series_, rows_refused_series_;
   std::string bus_error_;  // shown last in the log

@@ -79,6 +79,14 @@ std::map<std::string, Setter> Setters(const std::string& directory, ModelConfig*
           {"publication", path(&node->publication)},
           {"bus", text(&node->bus)},
           {"ssd_directory", path(&node->ssd_directory)},
+          {"ssd_engine",
+           [node](const std::string& value) {
+             const Result<SsdEngine> engine = ParseSsdEngine(value);
+             if (!engine.ok())
+               return Refuse("parameter \"ssd_engine\": " + engine.status().message());
+             node->ssd_engine = engine.value();
+             return Status::Ok();
+           }},
           {"state", text(&node->state)},
           {"control", text(&node->control)},
           {"peer_address", text(&node->peer_address)},
@@ -91,6 +99,16 @@ std::map<std::string, Setter> Setters(const std::string& directory, ModelConfig*
           {"ssd_budget_bytes", number("ssd_budget_bytes", 0, kMaxBytes, &node->ssd_budget_bytes)},
           {"hbm_budget_bytes", number("hbm_budget_bytes", 0, kMaxBytes, &node->hbm_budget_bytes)},
           {"hbm_devices", number("hbm_devices", 1, 64, &node->hbm_devices)},
+          {"ddr_policy", text(&node->ddr_policy)},
+          {"table_budgets",
+           [node](const std::string& value) {
+             Result<std::map<std::string, TableBudget>> budgets = ParseTableBudgets(value);
+             if (!budgets.ok()) return Refuse(budgets.status().message());
+             node->table_budgets = std::move(*budgets);
+             return Status::Ok();
+           }},
+          {"ssd_compaction_bytes_per_s",
+           number("ssd_compaction_bytes_per_s", 0, kMaxBytes, &node->ssd_compaction_bytes_per_s)},
           {"threads", number("threads", 1, 256, &config->threads)},
           {"max_samples", number("max_samples", 1, 1U << 20, &config->max_samples)},
           {"max_keys", number("max_keys", 1, 1U << 28, &config->max_keys)}};

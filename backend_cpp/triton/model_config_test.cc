@@ -40,6 +40,22 @@ TEST(ModelConfigTest, ParsesWhatIsThere) {
   EXPECT_EQ(config.value().tensors.embedding, "EMBEDDING");
 }
 
+TEST(ModelConfigTest, TablesMayHaveBudgetsAndPoliciesOfTheirOwn) {
+  Json json = Good();
+  json["parameters"]["table_budgets"]["string_value"] = "item=4096/8192/lru:2,user=512";
+  json["parameters"]["ddr_policy"]["string_value"] = "clock:3";
+  const Result<ModelConfig> config = ParseModelConfig(json.dump(), "/models/m");
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  const auto& budgets = config.value().node.table_budgets;
+  ASSERT_EQ(budgets.size(), 2U);
+  EXPECT_EQ(budgets.at("item").ddr_bytes, 4096U);
+  EXPECT_EQ(budgets.at("item").ssd_bytes, 8192U);
+  EXPECT_EQ(budgets.at("item").ddr_policy, "lru:2");
+  EXPECT_EQ(budgets.at("user").ssd_bytes, 0U);
+  EXPECT_EQ(budgets.at("user").ddr_policy, kDefaultDdrPolicy);
+  EXPECT_EQ(config.value().node.ddr_policy, "clock:3");
+}
+
 TEST(ModelConfigTest, SpeaksTheNamesOfHps) {
   Json json = Good();
   json["input"][1]["name"] = "NUMKEYS";
@@ -72,6 +88,11 @@ TEST(ModelConfigTest, RefusesParametersThatItDoesNotKnowOrCannotRead) {
         std::array{"kind", "embedding", "use lookup or ranking"},
         std::array{"kind", "ranking", "output EMBEDDING is unknown"},
         std::array{"ssd_budget_bytes", "9", "ssd_directory"},
+        std::array{"table_budgets", "item", "is not TABLE=DDR_BYTES"},
+        std::array{"table_budgets", "item=1/x", "has \"x\" for bytes"},
+        std::array{"table_budgets", "item=1,item=2", "second one of its table"},
+        std::array{"ssd_engine", "uring", "use auto, io_uring, libaio or pread"},
+        std::array{"ssd_compaction_bytes_per_s", "1MiB", "whole number"},
         std::array{"snapshot", "", "one of the parameters"},
         std::array{"publication", "pub", "one of the parameters"},
         std::array{"bus", "redis://x", "needs \"publication\""}}) {

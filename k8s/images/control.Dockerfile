@@ -19,7 +19,7 @@ RUN /opt/embertide/bin/pip install -q --no-cache-dir -c constraints.txt \
 
 FROM ${BASE}
 RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends ca-certificates python3 \
-      libisal2 && \
+      libaio1 libisal2 liburing2 && \
     rm -rf /var/lib/apt/lists/* && useradd --uid 10001 embertide
 COPY --from=install /opt/embertide /opt/embertide
 ENV PATH=/opt/embertide/bin:$PATH

@@ -25,7 +25,7 @@ RUN cmake -S . -B build/cpp -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEMBERTI
 
 FROM ${BASE}
 RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends ca-certificates python3 \
-      libb64-0d libgrpc++1.51 libhiredis0.14 libisal2 libprotobuf32 && \
+      libaio1 libb64-0d libgrpc++1.51 libhiredis0.14 libisal2 libprotobuf32 liburing2 && \
     rm -rf /var/lib/apt/lists/* && useradd --uid 10001 embertide
 COPY --from=install /opt/embertide /opt/embertide
 ENV PATH=/opt/embertide/bin:$PATH EMBERTIDE_BACKENDS=/opt/embertide/backends

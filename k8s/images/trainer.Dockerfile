@@ -21,7 +21,7 @@ COPY k8s/images/launch.py /opt/embertide/
 
 FROM ${BASE}
 RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends ca-certificates python3 \
-      g++ libisal2 python3-dev && \
+      g++ libaio1 libisal2 liburing2 python3-dev && \
     rm -rf /var/lib/apt/lists/* && useradd --uid 10001 embertide
 COPY --from=install /opt/embertide /opt/embertide
 ENV PATH=/opt/embertide/bin:$PATH

@@ -76,6 +76,11 @@ class ModelOptions:
     ddr_budget_bytes: int | None = None
     ssd_budget_bytes: int | None = None
     ssd_directory: Path | None = None
+    ddr_policy: str | None = None  # which rows DDR holds, of tables that share it
+    # TABLE=DDR_BYTES[/SSD_BYTES[/POLICY]]: room of those budgets that a table has to itself
+    table_budgets: tuple[str, ...] = ()
+    ssd_engine: str | None = None  # auto, io_uring, libaio or pread
+    ssd_compaction_bytes_per_s: int | None = None
     max_samples: int | None = None
     max_keys: int | None = None
     node: str | None = None
@@ -115,6 +120,10 @@ class ModelOptions:
             "ddr_budget_bytes": self.ddr_budget_bytes,
             "ssd_budget_bytes": self.ssd_budget_bytes,
             "ssd_directory": self.ssd_directory.resolve() if self.ssd_directory else None,
+            "ddr_policy": self.ddr_policy,
+            "table_budgets": ",".join(self.table_budgets) or None,
+            "ssd_engine": self.ssd_engine,
+            "ssd_compaction_bytes_per_s": self.ssd_compaction_bytes_per_s,
             "max_samples": self.max_samples,
             "max_keys": self.max_keys,
             "node": self.node,

@@ -9,6 +9,7 @@ import typer
 from embertide.server.cli import (
     control,
     doctor,
+    explain,
     hot,
     node,
     plan,
@@ -52,12 +53,15 @@ app.command("status")(status.command)
 app.command("control")(control.command)
 app.add_typer(node.app, name="node")
 app.add_typer(plan.app, name="plan")
+# A key may be negative.
+app.command("explain", context_settings={"ignore_unknown_options": True})(explain.command)
 app.command("hot")(hot.command)
 app.add_typer(reshard.app, name="reshard")
 app.command("snapshot")(snapshot.command)
 _forward("import", "Turn an existing model into a snapshot.")
 _forward("export-dense", "Compile any nn.Module for serving.")
 _forward("cache-sim", "Simulate the policies of a tier on a trace of keys.")
+_forward("capacity", "Plan tier sizes for a latency goal from a trace of keys.")
 app.command("doctor")(doctor.command)
 app.command("demo")(demo.command)
 

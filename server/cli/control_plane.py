@@ -110,6 +110,20 @@ class Caller:
         self._channel.close()
 
 
+def read_token(token_file: Path | None) -> str | None:
+    """Return the token of a file, if there is one.
+
+    Raises:
+        ProcessError: The file cannot be read.
+    """
+    if token_file is None:
+        return None
+    try:
+        return token_file.read_text().strip()
+    except OSError as error:
+        raise ProcessError(f"--token-file {token_file}: {error.strerror}") from error
+
+
 @contextlib.contextmanager
 def calling(address: str, token_file: Path | None) -> Iterator[Caller]:
     """Connect to a control plane.
@@ -117,13 +131,7 @@ def calling(address: str, token_file: Path | None) -> Iterator[Caller]:
     Raises:
         ProcessError: The token file cannot be read.
     """
-    token = None
-    if token_file is not None:
-        try:
-            token = token_file.read_text().strip()
-        except OSError as error:
-            raise ProcessError(f"--token-file {token_file}: {error.strerror}") from error
-    caller = Caller(address, token)
+    caller = Caller(address, read_token(token_file))
     try:
         yield caller
     finally:

@@ -10,11 +10,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Annotated
 
 import rich.console
 import rich.table
 import typer
 
+from embertide import _store
 from embertide.server.adapters import redis, triton
 from embertide.server.adapters.process import ProcessError, check_port
 from embertide.server.cli.refusals import DEFAULT_BACKENDS, Backends, Json, print_json
@@ -62,6 +64,45 @@ def _disk() -> Finding:
     free = shutil.disk_usage(Path.cwd()).free
     found = f"{free / 2**30:.1f} GiB free in {Path.cwd()}"
     return Finding("disk", free >= _LEAST_DISK, found, "free 5 GiB, or work elsewhere")
+
+
+def _vectors() -> Finding:
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    flags = next((set(line.split()) for line in lines if line.startswith("flags")), set())
+    level = next((each for each in ("avx512vl", "avx2") if each in flags), "none of those used")
+    return Finding("vectors", True, level)
+
+
+def _huge_pages() -> Finding:
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    # The one in force stands in brackets.
+    text = setting.read_text(encoding="utf-8") if setting.is_file() else "[not there]"
+    found = text[text.index("[") + 1 : text.index("]")]
+    remedy = f"echo madvise > {setting}: rows in memory are then found with fewer waits"
+    return Finding("huge pages", found in ("always", "madvise"), found, remedy)
+
+
+def _numa() -> Finding:
+    nodes = sorted(each.name for each in Path("/sys/devices/system/node").glob("node[0-9]*"))
+    return Finding("NUMA nodes", True, str(len(nodes) or 1))
+
+
+def _ssd(directory: Path) -> Iterator[Finding]:
+    """Look at what the SSD tier would read a directory with."""
+    try:
+        engine, direct, refused = _store.probe_ssd(str(directory))
+    except _store.StoreError as error:
+        yield Finding("SSD engine", False, str(error), "give a folder by --ssd-directory")
+        return
+    yield Finding(
+        "SSD engine", True, f"{engine} in {directory}" + (f" ({refused})" * bool(refused))
+    )
+    yield Finding(
+        "O_DIRECT",
+        direct,
+        "taken" if direct else f"refused by the file system of {directory}",
+        "reads of the SSD tier go through the page cache: choose ext4 or xfs on a local drive",
+    )
 
 
 def _package(name: str, extra: str) -> Finding:
@@ -129,11 +170,14 @@ def _compiler() -> Finding:
     return Finding("C++ compiler", ok, text, "apt-get install g++ (compiles dense nets)")
 
 
-def examine(backends: Path) -> Iterator[Finding]:
+def examine(backends: Path, ssd_directory: Path) -> Iterator[Finding]:
     """Yield what was looked at, one after the other."""
-    first: list[Callable[[], Finding]] = [_python, _cpu, _memory, _disk]
+    first: list[Callable[[], Finding]] = [
+        *(_python, _cpu, _vectors, _memory, _huge_pages, _numa, _disk)
+    ]
     for look in first:
         yield look()
+    yield from _ssd(ssd_directory)
     yield _package("embertide", "train,serve")
     yield _package("torch", "train")
     yield _package("tritonclient", "serve")
@@ -154,9 +198,15 @@ def examine(backends: Path) -> Iterator[Finding]:
         yield _port(what, port, option)
 
 
-def command(backends: Backends = DEFAULT_BACKENDS, as_json: Json = False) -> None:
+def command(
+    backends: Backends = DEFAULT_BACKENDS,
+    ssd_directory: Annotated[
+        Path, typer.Option(help="Where the SSD tier would lie.", file_okay=False)
+    ] = Path(),
+    as_json: Json = False,
+) -> None:
     """Check everything that a start depends on, and say how to mend it."""
-    findings = list(examine(backends))
+    findings = list(examine(backends, ssd_directory))
     if as_json:
         print_json({"findings": [dataclasses.asdict(each) for each in findings]})
     else:

@@ -50,6 +50,21 @@ def command(
     ssd_directory: Annotated[
         Path | None, typer.Option(help="Where the SSD tier's log lies.")
     ] = None,
+    ddr_policy: Annotated[
+        str | None,
+        typer.Option(help="Which rows DDR holds: clock, or clock:2 to enter at the second read."),
+    ] = None,
+    table_budget: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Room of those budgets that a table has to itself, and its policy: "
+            "TABLE=DDR_BYTES[/SSD_BYTES[/POLICY]]; may be given several times. "
+            "`embertide cache-sim` compares the policies."
+        ),
+    ] = None,
+    ssd_engine: Annotated[
+        str, typer.Option(help="How it is read: auto, io_uring, libaio or pread.")
+    ] = "auto",
     node: Annotated[str, typer.Option(help="What this node calls itself.")] = "node-0",
     state: Annotated[
         str | None,
@@ -110,6 +125,9 @@ def command(
                 ddr_budget_bytes=ddr_mib * _MIB,
                 ssd_budget_bytes=ssd_mib * _MIB,
                 ssd_directory=ssd_directory or (directory / "ssd" if ssd_mib else None),
+                ddr_policy=ddr_policy,
+                table_budgets=tuple(table_budget or ()),
+                ssd_engine=ssd_engine,
                 node=node,
                 state=state,
                 control=control,

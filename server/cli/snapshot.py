@@ -15,8 +15,12 @@ from embertide.server.adapters.process import ProcessError
 from embertide.server.cli.refusals import Json, print_json, refusals
 
 
-def _newest(path: Path) -> Path:
-    """Return the snapshot at `path`: itself, or the newest of a publication."""
+def newest_snapshot(path: Path) -> Path:
+    """Return the snapshot at `path`: itself, or the newest of a publication.
+
+    Raises:
+        ProcessError: There is none.
+    """
     if (path / "manifest.json").is_file():
         return path
     found = sorted(path.glob("snapshots/*/manifest.json"))
@@ -28,7 +32,8 @@ def _newest(path: Path) -> Path:
     return found[-1].parent
 
 
-def _table(fields: dict[str, Any]) -> _store.TableConfig:
+def config_of(fields: dict[str, Any]) -> _store.TableConfig:
+    """Return a table as the manifest describes it."""
     layout = _store.RowLayout(
         dtype=fields["dtype"],
         chunks=fields["chunks"],
@@ -51,7 +56,7 @@ def _verify(path: Path, manifest: dict[str, Any]) -> None:
     Raises:
         StoreError: A file is not what the manifest says.
     """
-    tables = {fields["name"]: _table(fields) for fields in manifest["tables"]}
+    tables = {fields["name"]: config_of(fields) for fields in manifest["tables"]}
     bar = rich.progress.track(
         manifest["buckets"],
         description="proving",
@@ -77,7 +82,7 @@ def command(
 ) -> None:
     """Describe a snapshot and prove its files against their checksums."""
     with refusals(as_json):
-        path = _newest(path)
+        path = newest_snapshot(path)
         manifest = json.loads(_store.check_manifest((path / "manifest.json").read_text()))
         if verify:
             _verify(path, manifest)

@@ -1,11 +1,14 @@
 """Rows that do not fit DDR are served from the SSD tier by a real tritonserver, bit for bit."""
 
 import dataclasses
+import os
+import queue
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import tritonclient.grpc as grpcclient
+import tritonclient.utils
 from numpy.typing import NDArray
 from serving import metric, wait_until
 
@@ -38,6 +41,32 @@ def counted(server: triton.TritonServer, name: str, **labels: str) -> float:
     return metric(server.metrics(), name, model="large", **labels)
 
 
+def start(
+    server_options: triton.ServerOptions, directory: Path, model: triton.ModelOptions
+) -> triton.TritonServer:
+    repository = directory / "models"
+    repository.mkdir()
+    triton.write_model(repository, "large", model)
+    ports = process.free_ports(3)
+    return triton.TritonServer(
+        dataclasses.replace(
+            server_options,
+            repository=repository,
+            log=directory / "log",
+            models=("large",),
+            http_port=ports[0],
+            grpc_port=ports[1],
+            metrics_port=ports[2],
+        )
+    )
+
+
+def keys_input(keys: NDArray[np.int64]) -> grpcclient.InferInput:
+    tensor = grpcclient.InferInput("KEYS", list(keys.shape), "INT64")
+    tensor.set_data_from_numpy(keys)
+    return tensor
+
+
 def test_rows_beyond_the_ddr_budget_come_from_the_ssd(
     server_options: triton.ServerOptions,
     tmp_path: Path,
@@ -45,8 +74,6 @@ def test_rows_beyond_the_ddr_budget_come_from_the_ssd(
 ) -> None:
     (tmp_path / "snapshot").mkdir()
     one_table_manifest(tmp_path / "snapshot", TABLE, write_buckets(tmp_path / "snapshot"))
-    repository = tmp_path / "models"
-    repository.mkdir()
     model = triton.ModelOptions(
         snapshot=tmp_path / "snapshot",
         devices=2,
@@ -54,27 +81,14 @@ def test_rows_beyond_the_ddr_budget_come_from_the_ssd(
         ssd_budget_bytes=32 << 20,
         ssd_directory=tmp_path / "ssd",
     )
-    triton.write_model(repository, "large", model)
-    ports = process.free_ports(3)
-    options = dataclasses.replace(
-        server_options,
-        repository=repository,
-        log=tmp_path / "log",
-        models=("large",),
-        http_port=ports[0],
-        grpc_port=ports[1],
-        metrics_port=ports[2],
-    )
     rng = np.random.default_rng(3)
     asked = ssd = 0
-    with triton.TritonServer(options) as server:
+    with start(server_options, tmp_path, model) as server:
         client = grpcclient.InferenceServerClient(server.grpc)
         for _ in range(40):
             keys = rng.integers(0, ROWS, size=(64, 1), dtype=np.int64)
-            tensor = grpcclient.InferInput("KEYS", [64, 1], "INT64")
-            tensor.set_data_from_numpy(keys)
             wanted = [grpcclient.InferRequestedOutput(name) for name in ("EMBEDDING", "SOURCE")]
-            answer = client.infer("large", [tensor], outputs=wanted)
+            answer = client.infer("large", [keys_input(keys)], outputs=wanted)
             expected = np.stack([row(int(key)) for key in keys[:, 0]])
             assert answer.as_numpy("EMBEDDING").tobytes() == expected.tobytes()
             source = answer.as_numpy("SOURCE")
@@ -87,4 +101,77 @@ def test_rows_beyond_the_ddr_budget_come_from_the_ssd(
         assert counted(server, moved, direction="evicted") > 0
         assert counted(server, moved, direction="promoted") > 0
         assert counted(server, "embertide_rows_refused_total") == 0
+        engine, direct, _ = _store.probe_ssd(str(tmp_path))
+        labels = {"engine": engine, "direct": "true" if direct else "false"}
+        assert counted(server, "embertide_ssd_engine", **labels) == 1
+        rows = counted(server, "embertide_ssd_bytes_total", kind="rows")
+        assert 0 < rows < counted(server, "embertide_ssd_bytes_total", kind="written")
+        assert counted(server, "embertide_ssd_bytes_total", kind="read") >= 4096
+        client.close()
+
+
+def spoil(path: Path, block: int) -> None:
+    with path.open("r+b") as log:
+        log.seek(block * 4096 + 100)
+        byte = log.read(1)[0]
+        log.seek(block * 4096 + 100)
+        log.write(bytes([byte ^ 16]))
+        log.flush()
+        os.fsync(log.fileno())
+
+
+def test_a_bad_block_fails_the_requests_for_its_rows_alone(
+    server_options: triton.ServerOptions,
+    tmp_path: Path,
+    one_table_manifest: Callable[..., None],
+) -> None:
+    (tmp_path / "snapshot").mkdir()
+    one_table_manifest(tmp_path / "snapshot", TABLE, write_buckets(tmp_path / "snapshot"))
+    model = triton.ModelOptions(
+        snapshot=tmp_path / "snapshot",
+        devices=1,
+        ddr_budget_bytes=3 << 20,
+        ssd_budget_bytes=32 << 20,
+        ssd_directory=tmp_path / "ssd",
+        max_queue_delay_us=500_000,
+    )
+    with start(server_options, tmp_path, model) as server:
+        spoil(tmp_path / "ssd" / "device-0.log", block=3)
+        client = grpcclient.InferenceServerClient(server.grpc)
+        answers: queue.Queue[tuple[int, grpcclient.InferResult | None, str]] = queue.Queue()
+
+        def ask(number: int, keys: NDArray[np.int64]) -> None:
+            def done(
+                result: grpcclient.InferResult | None,
+                error: tritonclient.utils.InferenceServerException | None,
+            ) -> None:
+                answers.put((number, result, str(error) if error else ""))
+
+            client.async_infer("large", [keys_input(keys)], done)
+
+        # Some of the rows that left memory first lie in that block.
+        for first in range(0, ROWS, 500):
+            ask(first, np.arange(first, first + 500, dtype=np.int64)[:, None])
+        said = {number: error for number, _, error in (answers.get() for _ in range(0, ROWS, 500))}
+        failed = [number for number, error in said.items() if error]
+        assert 0 < len(failed) < ROWS // 500
+        assert all("SSD block 3 fails its checksum" in said[number] for number in failed)
+
+        before = client.get_inference_statistics("large").model_stats[0]
+        bad = np.arange(failed[0], failed[0] + 500, dtype=np.int64)[:, None]
+        good = np.arange(min(set(said) - set(failed)), ROWS, dtype=np.int64)[:500, None]
+        ask(0, bad)
+        ask(1, good)
+        both = {number: (result, error) for number, result, error in (answers.get(), answers.get())}
+        after = client.get_inference_statistics("large").model_stats[0]
+        assert after.execution_count - before.execution_count == 1
+        assert "SSD block 3 " in both[0][1]
+        result, error = both[1]
+        assert result is not None, error
+        expected = np.stack([row(int(key)) for key in good[:, 0]])
+        assert result.as_numpy("EMBEDDING").tobytes() == expected.tobytes()
+        wait_until(
+            lambda: counted(server, "embertide_ssd_errors_total", kind="corrupt") > len(failed)
+        )
+        assert counted(server, "embertide_ssd_errors_total", kind="read") == 0
         client.close()

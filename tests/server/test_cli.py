@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from embertide import _store
 from embertide.server.cli.metrics_page import MetricsPage
 
 COMMAND = (sys.executable, "-m", "embertide.server.cli")
@@ -29,8 +30,10 @@ def test_help_names_every_command() -> None:
         "import",
         "export-dense",
         "cache-sim",
+        "capacity",
         "doctor",
         "demo",
+        "explain",
         "control",
         "reshard",
         "node",
@@ -47,6 +50,7 @@ def test_help_names_every_command() -> None:
         ("import", "--state-dict"),
         ("export-dense", "--embedding-dim"),
         ("cache-sim", "--column"),
+        ("capacity", "--latency-goal"),
         ("serve", "--ddr-mib"),
         ("status", "--url"),
         ("snapshot", "--verify"),
@@ -58,6 +62,7 @@ def test_help_names_every_command() -> None:
         ("hot", "--keys"),
         ("node", "drain"),
         ("plan", "explain"),
+        ("explain", "--snapshot"),
     ],
 )
 def test_each_command_teaches_itself(name: str, teaches: str) -> None:
@@ -74,6 +79,21 @@ def test_doctor_looks_at_what_a_start_needs() -> None:
     for name in needed:
         assert findings[name]["ok"], findings[name]
     assert done.returncode == (0 if all(each["ok"] for each in findings.values()) else 1)
+
+
+def test_doctor_says_how_the_ssd_tier_would_be_read(tmp_path: Path) -> None:
+    done = embertide("doctor", "--json", "--ssd-directory", tmp_path)
+    findings = {each["name"]: each for each in json.loads(done.stdout)["findings"]}
+    engine, direct, refused = _store.probe_ssd(str(tmp_path))
+    assert findings["SSD engine"]["found"].startswith(f"{engine} in {tmp_path}")
+    assert refused in findings["SSD engine"]["found"]
+    assert findings["O_DIRECT"]["ok"] == direct
+    assert not list(tmp_path.iterdir())
+    done = embertide("doctor", "--json", "--ssd-directory", tmp_path / "away")
+    findings = {each["name"]: each for each in json.loads(done.stdout)["findings"]}
+    assert not findings["SSD engine"]["ok"]
+    assert str(tmp_path / "away") in findings["SSD engine"]["found"]
+    assert {"huge pages", "NUMA nodes", "vectors"} <= set(findings)
 
 
 def test_doctor_says_how_to_mend_a_missing_backend(tmp_path: Path) -> None:
@@ -105,6 +125,20 @@ def test_snapshot_describes_and_proves(tmp_path: Path) -> None:
     assert "every file proved" in embertide("snapshot", path).stdout
 
 
+def test_explain_reads_a_row_of_a_snapshot(tmp_path: Path) -> None:
+    path = make_snapshot(tmp_path)
+    said = json.loads(embertide("explain", "item", 42, "--snapshot", path, "--json").stdout)
+    assert (said["resident"], said["live_chunks"], said["payload_bytes"]) == (True, [0], 16)
+    assert said["version"] == json.loads((path / "manifest.json").read_text())["version"]
+    absent = json.loads(embertide("explain", "item", -7, "--snapshot", path, "--json").stdout)
+    assert (absent["resident"], absent["live_chunks"]) == (False, [])
+    assert "default row" in embertide("explain", "item", 100, "--snapshot", path).stdout
+    refused = embertide("explain", "user", 1, "--snapshot", path)
+    assert refused.returncode == 1
+    assert "no table 'user'" in refused.stderr
+    assert "it has item" in refused.stderr
+
+
 def test_snapshot_finds_a_flipped_byte(tmp_path: Path) -> None:
     path = make_snapshot(tmp_path)
     file = path / json.loads((path / "manifest.json").read_text())["buckets"][0]["path"]
@@ -127,6 +161,14 @@ def test_snapshot_finds_a_flipped_byte(tmp_path: Path) -> None:
         (("control", "--state", "nowhere"), "--state is 'nowhere'; use redis://HOST:PORT/0"),
         (("control", "--tokens", "nowhere"), "tokens file nowhere"),
         (("train", "build/x", "--data", "nowhere.parquet"), "nowhere.parquet"),
+        (("explain", "item", 1, "--snapshot", "nowhere"), "nowhere holds no snapshot"),
+        (("explain", "item", 1, "--node", "127.0.0.1:1"), "no node that shares a model answers"),
+        (
+            ("explain", "item", 1, "--node", "a:1", "--token-file", "nowhere"),
+            "--token-file nowhere",
+        ),
+        (("explain", "item", 1 << 63), "is no 64-bit integer"),
+        (("explain", "item", 1, "--snapshot", "x", "--version", 2), "leave those out"),
         (("import", "out", "--table", "item=nowhere"), "nowhere"),
     ],
 )

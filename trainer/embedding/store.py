@@ -47,6 +47,9 @@ class EmbeddingStore(nn.Module):
         optimizer: Rates of row-wise Adagrad.
         seed: Of new rows' values, a function of (seed, table, key, dimension).
         ddr_budget_bytes: Rows, index and optimizer state must fit it (or the SSD budget).
+        new_row_accesses: A key gets a row at its so many-th occurrence of late, 1 to 15; before, it
+            reads as the default row and its gradients are dropped (counted in `stats`). What was
+            counted is no part of a checkpoint.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class EmbeddingStore(nn.Module):
         ddr_budget_bytes: int = 4 << 30,
         ssd_budget_bytes: int = 0,
         ssd_directory: str = "",
+        new_row_accesses: int = 1,
     ) -> None:
         """Open the store."""
         super().__init__()
@@ -70,6 +74,7 @@ class EmbeddingStore(nn.Module):
             ddr_budget_bytes=ddr_budget_bytes,
             ssd_budget_bytes=ssd_budget_bytes,
             ssd_directory=ssd_directory,
+            new_row_accesses=new_row_accesses,
         )
         self._features: list[list[int]] = [[] for _ in config.tables]
         for f, feature in enumerate(config.features):

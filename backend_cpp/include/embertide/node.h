@@ -37,6 +37,10 @@ struct NodeOptions {
   uint64_t hbm_budget_bytes = 0;  // of each GPU; 0: none is used
   uint32_t hbm_devices = 1;
   HbmKind hbm_kind = HbmKind::kGpu;
+  std::string ddr_policy = kDefaultDdrPolicy;  // these two as in StoreOptions
+  std::map<std::string, TableBudget> table_budgets;
+  SsdEngine ssd_engine = SsdEngine::kAuto;
+  uint64_t ssd_compaction_bytes_per_s = 64ULL << 20;  // in the background; see StoreOptions
   uint32_t window_versions = 8;
   // --- of a node that shares a model with others; needs a publication
   std::string state;         // Redis URL of the state store, where plans are; empty: a node alone

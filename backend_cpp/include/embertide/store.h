@@ -16,12 +16,15 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "embertide/ssd.h"
 #include "embertide/status.h"
 #include "embertide/table.h"
 
@@ -75,6 +78,24 @@ enum class HbmKind : uint8_t {
   kTwin,  // host memory, through the same code: for tests and for machines without a GPU
 };
 
+class BlockFile;
+
+// Which rows of the SSD tier are brought into DDR, and which leave it for them: a name of
+// policy/policy.h. "clock" lives in the index, which counts reads anyhow, and needs no memory; it
+// is all that tables which share room can have. The others keep what `Policies()` says of each row
+// of DDR and 13 bytes more, charged to the budget, and hear of reads by a log that is bounded.
+inline constexpr const char* kDefaultDdrPolicy = "clock";
+
+// Room that one table has to itself: no other table takes of it, and the table takes no more.
+struct TableBudget {
+  uint64_t ddr_bytes = 0;  // of all devices: its payload pages, its index, its chains
+  uint64_t ssd_bytes = 0;  // 0: no SSD tier for this table; where it is full, it refuses
+  std::string ddr_policy = kDefaultDdrPolicy;
+};
+// As operators write them: "TABLE=DDR_BYTES[/SSD_BYTES[/POLICY]]", several with commas between.
+// kInvalidArgument naming the part that is wrong.
+Result<std::map<std::string, TableBudget>> ParseTableBudgets(const std::string& text);
+
 struct StoreOptions {
   Profile profile = Profile::kServe;
   std::vector<TableConfig> tables;
@@ -82,16 +103,46 @@ struct StoreOptions {
   // All buckets are held from the start, bucket b of table t on device (t + b) % devices; else none
   // is (serving profile) until AddBucket.
   bool hold_all = true;
-  uint64_t ddr_budget_bytes = 1ULL << 30;  // of the whole store: payload pages, index, chains
-  uint64_t ssd_budget_bytes = 0;           // 0: no SSD tier; a full DDR tier then refuses
-  std::string ssd_directory;               // REQUIRED with an SSD budget; made if absent
+  uint64_t ddr_budget_bytes = 1ULL << 30;      // of the whole store: payload pages, index, chains
+  uint64_t ssd_budget_bytes = 0;               // 0: no SSD tier; a full DDR tier then refuses
+  std::string ddr_policy = kDefaultDdrPolicy;  // of the tables that share
+  // OPTIONAL, by name of the table. The tables that are not named share what these leave; budgets
+  // are cut evenly among the devices.
+  std::map<std::string, TableBudget> table_budgets;
+  std::string ssd_directory;  // REQUIRED with an SSD budget; made if absent
+  SsdEngine ssd_engine = SsdEngine::kAuto;
+  // What compaction in the background may read and write, of the whole store. A full SSD tier is
+  // compacted whatever this says; 0: then alone.
+  uint64_t ssd_compaction_bytes_per_s = 64ULL << 20;
+  // OPTIONAL: puts something between the store and each device's file, as tests do with faults.
+  std::function<std::unique_ptr<BlockFile>(std::unique_ptr<BlockFile>)> wrap_ssd;
   // Of each HBM device, its directory and all that batches go through included; 0: no HBM tier.
   // What the host holds for it counts against the DDR budget. Serving profile.
   uint64_t hbm_budget_bytes = 0;
   uint32_t hbm_devices = 1;
   HbmKind hbm_kind = HbmKind::kGpu;
-  uint32_t window_versions = 8;      // committed versions a Pin may still name
+  uint32_t window_versions = 8;  // committed versions a Pin may still name
+  // Training: EnsureRows gives a key its row at its so many-th occurrence of late, 1 to 15; until
+  // then it reads as the default row and its gradients are dropped, both counted. Occurrences are
+  // counted in a sketch, which may take keys that share its counters for one: 1/128 of the DDR
+  // budget. It is no part of a checkpoint: after a restart counting begins anew.
+  uint32_t new_row_accesses = 1;
   ReadObserver* observer = nullptr;  // OPTIONAL; outlives the store
+};
+
+// What the SSD tier did since Open, over all devices.
+struct SsdStats {
+  const char* engine = "";  // that reads it; "": there is no SSD tier
+  bool direct = false;      // past the page cache; false: the file system refuses O_DIRECT
+  uint64_t blocks_read = 0;
+  uint64_t bytes_written = 0;    // whole blocks; over row_bytes it is the write amplification
+  uint64_t row_bytes = 0;        // of rows that came from DDR, aux included
+  uint64_t compacted_bytes = 0;  // read and written by compaction
+  uint64_t compacted_rows = 0;
+  uint64_t compactions_forced = 0;  // for want of room, whatever the budget of bytes a second
+  uint64_t read_errors = 0;         // batches that the drive failed
+  uint64_t corrupt = 0;             // batches with a block that is not what was written
+  uint64_t write_errors = 0;
 };
 
 // Counters since Open, and sizes now. Bytes include every index, chain and allocator overhead.
@@ -100,6 +151,7 @@ struct StoreStats {
   uint64_t ddr_payload_bytes = 0;  // whole slab pages in use
   uint64_t index_bytes = 0;        // index arrays, page directory, version chains
   uint64_t ssd_bytes = 0;          // segments in use
+  SsdStats ssd;
   uint64_t ddr_budget_bytes = 0;
   uint64_t hits[kSources] = {};  // keys looked up, by Source
   uint64_t evictions_to_ssd = 0;
@@ -113,14 +165,20 @@ struct StoreStats {
   uint64_t hbm_refused = 0;     // rows not let in: no room, or none that another would leave
   uint64_t hbm_fallbacks = 0;   // lookups answered without it, as they did not fit or it has failed
   bool hbm_failed = false;      // a device failed; the tier is not used any more
-  uint64_t oldest_version = 0;  // of the window; 0 before the first commit
+  // Reads that the policies of DDR were to hear of and did not, rows to be promoted among them.
+  uint64_t dropped_accesses = 0;
+  uint64_t new_keys_waiting = 0;   // occurrences of keys that were no reason for a row yet
+  uint64_t dropped_gradients = 0;  // of keys without a row, a key a call
+  uint64_t policy_bytes = 0;       // what policies and their logs take of the DDR budget
+  uint64_t oldest_version = 0;     // of the window; 0 before the first commit
   uint64_t newest_version = 0;
 };
 
 // Where one key lives, for `explain`.
 struct RowLocation {
   bool resident = false;
-  Source tier = Source::kDefault;
+  Source tier = Source::kDefault;  // kPruned: it was, and no row is left
+  uint32_t slot_bytes = 0;         // in DDR: the class of its slot
   uint16_t live = 0;
   uint32_t payload_bytes = 0;
   uint32_t bucket = 0;
@@ -196,6 +254,7 @@ class ReadView {
   // kCorrupt: an SSD block could not be read or failed its checksum.
   Status Lookup(const LookupRequest& request) const;
 
+  // Counts no access.
   RowLocation Explain(uint32_t table, uint64_t key) const;
 
  private:
@@ -294,12 +353,13 @@ class Store {
   Status DropBucket(uint32_t table, uint32_t bucket);
 
   // --- training profile ------------------------------------------------------------------------
-  // Ensures that every key has a row (new rows: all chunks live, InitialValue). Returns how many
-  // were new. kResourceExhausted when the budgets are full.
+  // Ensures that every key has a row (new rows: all chunks live, InitialValue), but for those that
+  // wait for their new_row_accesses-th occurrence. Returns how many were new. kResourceExhausted
+  // when the budgets are full.
   Result<uint64_t> EnsureRows(uint32_t table, std::span<const int64_t> keys);
   // One exact row-wise Adagrad step. `gradients` is keys x dim; keys may repeat, and then their
   // gradients are summed in ascending position in fp64 before the one update. Keys without a row
-  // are skipped. Bitwise repeatable. Returns the number of distinct rows updated.
+  // are skipped and counted. Bitwise repeatable. Returns the number of distinct rows updated.
   Result<uint64_t> ApplyGradients(uint32_t table, std::span<const int64_t> keys,
                                   const float* gradients, const RowwiseAdagrad& optimizer);
   // Sets the live mask of a row; a chunk that becomes live starts at zero, and mask 0 removes the
@@ -338,6 +398,9 @@ class Store {
     uint64_t ddr_bytes = 0;
     uint64_t ssd_rows = 0;
     uint64_t ssd_bytes = 0;
+    // Of the DDR budget that the table has to itself or shares there: pages, index and all else.
+    uint64_t budget_bytes = 0;
+    uint64_t budget_used_bytes = 0;
   };
   Usage UsageOf(uint32_t table, uint32_t device) const;
   // Appends all rows of a bucket as records at the view's version, in ascending key order.

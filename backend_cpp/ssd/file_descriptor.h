@@ -1,0 +1,35 @@
+// An open file of blocks: what all engines but the twin share. Private to this folder.
+#pragma once
+
+#include <cstdint>
+
+#include "ssd/block_file.h"
+
+namespace embertide {
+
+// Owns the descriptor. Thread-safe.
+class BlockDescriptor {
+ public:
+  BlockDescriptor(int fd, bool direct) : fd_(fd), direct_(direct) {}
+  ~BlockDescriptor();
+  BlockDescriptor(const BlockDescriptor&) = delete;
+  BlockDescriptor& operator=(const BlockDescriptor&) = delete;
+
+  int fd() const { return fd_; }
+  bool direct() const { return direct_; }
+  // As BlockFile::Write.
+  Status Write(uint64_t block, std::span<const std::byte> bytes) const;
+  // Reads one block into an aligned buffer, waiting for it. kDeviceError naming block and errno.
+  Status Read(uint64_t block, std::byte* buffer) const;
+
+ private:
+  const int fd_;
+  const bool direct_;
+};
+
+// kDeviceError naming the block; `error` is errno, 0: the file ends before the block does.
+Status ReadFailed(uint64_t block, int error);
+
+std::unique_ptr<BlockFile> NewPreadBlockFile(std::unique_ptr<BlockDescriptor> file);
+
+}  // namespace embertide

@@ -1,0 +1,312 @@
+// The store over an SSD tier that fails, fills up and is compacted.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <map>
+#include <numeric>
+#include <random>
+
+#include "embertide/hash.h"
+#include "embertide/store.h"
+#include "ssd/faulty_file.h"
+
+namespace embertide {
+namespace {
+
+constexpr uint32_t kDim = 32;
+// In DDR, beside their index, a tenth of them have room.
+constexpr uint64_t kKeys = 40'000;
+
+float ValueOf(uint32_t table, uint64_t key, uint32_t d, uint64_t version) {
+  return static_cast<float>(table * 1000 + key % 1000 + d) + static_cast<float>(version) * 0.25F;
+}
+
+class SsdStoreTest : public ::testing::Test {
+ protected:
+  SsdStoreTest()
+      : directory_(std::filesystem::temp_directory_path() /
+                   ("embertide-ssd-" + std::to_string(::getpid()))) {
+    options_.tables.resize(2);
+    for (uint32_t t = 0; t < 2; ++t) {
+      options_.tables[t].name = t == 0 ? "user" : "item";
+      options_.tables[t].id = t + 1;
+      options_.tables[t].layout = {1, kDim, DType::kFp32};
+      options_.tables[t].bucket_bits = 2;
+    }
+    options_.ddr_budget_bytes = 6ULL << 20;
+    options_.ssd_budget_bytes = 64ULL << 20;
+    options_.ssd_directory = directory_;
+    options_.window_versions = 1;
+    options_.ssd_compaction_bytes_per_s = 0;
+    options_.wrap_ssd = [this](std::unique_ptr<BlockFile> file) {
+      return std::make_unique<FaultyBlockFile>(std::move(file), &faults_);
+    };
+  }
+  ~SsdStoreTest() override { std::filesystem::remove_all(directory_); }
+
+  void Open() { store_ = std::move(*Store::Open(options_)); }
+  Status Stage(uint64_t version, uint32_t t, uint64_t key) {
+    const TableConfig& table = options_.tables[t];
+    std::vector<float> values(kDim);
+    for (uint32_t d = 0; d < kDim; ++d) values[d] = ValueOf(t, key, d, version);
+    std::vector<std::byte> payload(kDim * sizeof(float));
+    EncodePayload(table.layout, 1, values.data(), payload.data());
+    std::vector<std::byte> record;
+    AppendRecord({key, 1, RecordKind::kRow, payload}, &record);
+    const Status staged =
+        store_->StageRecords(version, t, BucketOfHash(HashKey(key), table.bucket_bits), record);
+    if (staged.ok()) rows_[{t, key}] = version;
+    return staged;
+  }
+  void Commit(uint64_t version) { ASSERT_TRUE(store_->Commit(version).ok()); }
+  // kKeys rows of each table.
+  void Load() {
+    for (uint64_t key = 0; key < kKeys; ++key) {
+      for (uint32_t t = 0; t < 2; ++t) ASSERT_TRUE(Stage(1, t, key).ok());
+    }
+    Commit(1);
+  }
+  Status Lookup(uint32_t t, int64_t key, Source* from = nullptr) const {
+    std::vector<float> out(kDim);
+    uint8_t source = 0;
+    auto view = store_->PinNewest();
+    const Status status =
+        view->Lookup({t, {&key, 1}, Pooling::kNone, {}, out.data(), kDim, &source});
+    if (!status.ok()) return status;
+    const uint64_t version = rows_.at({t, static_cast<uint64_t>(key)});
+    for (uint32_t d = 0; d < kDim; ++d) {
+      EXPECT_EQ(out[d], ValueOf(t, key, d, version)) << "table " << t << ", key " << key;
+    }
+    if (from != nullptr) *from = static_cast<Source>(source);
+    return status;
+  }
+  // Of eight rows `share` again, some thousand a version, as a follower would stage them: their
+  // places on the SSD are dead.
+  void Replace(uint64_t first_version, uint64_t share) {
+    for (uint64_t key = 0; key < kKeys; ++key) {
+      for (uint32_t t = 0; t < 2 && key % 8 < share; ++t) {
+        ASSERT_TRUE(Stage(first_version + key / 4000, t, key).ok()) << key;
+      }
+      if (key % 4000 == 3999) Commit(first_version + key / 4000);
+    }
+  }
+  void CheckAll() const {
+    auto view = store_->PinNewest();
+    for (uint32_t t = 0; t < 2; ++t) {
+      std::vector<int64_t> keys;
+      for (auto row = rows_.lower_bound({t, 0}); row != rows_.end() && row->first.first == t;
+           ++row) {
+        keys.push_back(static_cast<int64_t>(row->first.second));
+      }
+      std::vector<float> out(keys.size() * kDim);
+      const Status read = view->Lookup({t, keys, Pooling::kNone, {}, out.data(), kDim, nullptr});
+      ASSERT_TRUE(read.ok()) << read.ToString();
+      for (size_t k = 0; k < keys.size(); ++k) {
+        const auto key = static_cast<uint64_t>(keys[k]);
+        const uint64_t version = rows_.at({t, key});
+        for (uint32_t d = 0; d < kDim; ++d) {
+          ASSERT_EQ(out[k * kDim + d], ValueOf(t, key, d, version)) << "key " << key;
+        }
+      }
+    }
+    const Status integrity = store_->CheckIntegrity();
+    ASSERT_TRUE(integrity.ok()) << integrity.ToString();
+  }
+  uint64_t CompactedWhileMaintained(std::chrono::milliseconds time) {
+    const auto until = std::chrono::steady_clock::now() + time;
+    while (std::chrono::steady_clock::now() < until) store_->Maintain();
+    return store_->Stats().ssd.compacted_bytes;
+  }
+
+  std::filesystem::path directory_;
+  StoreOptions options_;
+  Faults faults_;
+  std::unique_ptr<Store> store_;
+  std::map<std::pair<uint32_t, uint64_t>, uint64_t> rows_;  // -> version
+};
+
+TEST_F(SsdStoreTest, ABadBlockFailsTheLookupsOfItsRowsAlone) {
+  Open();
+  Load();
+  std::vector<int64_t> on_ssd;
+  for (int64_t key = 0; key < 4000; ++key) {
+    Source source{};
+    ASSERT_TRUE(Lookup(0, key, &source).ok());
+    if (source == Source::kSsd) on_ssd.push_back(key);
+  }
+  ASSERT_GT(on_ssd.size(), 1000U);
+  for (const Fault fault : {Fault::kIoError, Fault::kShortRead, Fault::kBitFlip}) {
+    const StoreStats before = store_->Stats();
+    faults_.Put(5, fault, 12345);
+    uint64_t failed = 0;
+    for (const int64_t key : on_ssd) {
+      const Status read = Lookup(0, key);
+      if (read.ok()) continue;
+      ++failed;
+      ASSERT_EQ(read.code(), fault == Fault::kIoError ? Code::kDeviceError : Code::kCorrupt);
+      ASSERT_NE(read.message().find("SSD block 5"), std::string::npos) << read.ToString();
+    }
+    faults_.Clear();
+    EXPECT_GT(failed, 0U);
+    EXPECT_LT(failed, 30U);
+    const StoreStats after = store_->Stats();
+    const bool device = fault == Fault::kIoError;
+    EXPECT_EQ(after.ssd.read_errors - before.ssd.read_errors, device ? failed : 0);
+    EXPECT_EQ(after.ssd.corrupt - before.ssd.corrupt, device ? 0 : failed);
+    for (const int64_t key : on_ssd) ASSERT_TRUE(Lookup(0, key).ok());
+  }
+}
+
+TEST_F(SsdStoreTest, AFullDiskRefusesRowsAndLosesNone) {
+  Open();
+  Load();
+  faults_.FillDisk();
+  Status staged;
+  for (uint64_t key = kKeys; staged.ok() && key < 2 * kKeys; ++key) staged = Stage(2, 0, key);
+  EXPECT_EQ(staged.code(), Code::kResourceExhausted);
+  EXPECT_GT(store_->Stats().ssd.write_errors, 0U);
+  EXPECT_EQ(store_->Stats().refused_rows, 1U);
+  faults_.Clear();
+  for (uint64_t key = kKeys; key < kKeys + 4000; ++key) ASSERT_TRUE(Stage(2, 0, key).ok());
+  Commit(2);
+  CheckAll();
+}
+
+// The live rows of segments that are mostly dead move, and the segments come free. The rows are the
+// same, and the bytes as the budget says.
+TEST_F(SsdStoreTest, CompactionInTheBackgroundKeepsToItsBudgetAndFreesSegments) {
+  constexpr uint64_t kRate = 4ULL << 20;
+  options_.ssd_compaction_bytes_per_s = kRate;
+  Open();
+  Load();
+  Replace(2, 5);
+  const StoreStats before = store_->Stats();
+  const auto start = std::chrono::steady_clock::now();
+  const uint64_t compacted =
+      CompactedWhileMaintained(std::chrono::milliseconds(1000)) - before.ssd.compacted_bytes;
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const StoreStats after = store_->Stats();
+  // A burst of a tenth of a second, and the last step, come on top.
+  const double most = static_cast<double>(kRate) * (seconds + 0.1) + (512 << 10);
+  EXPECT_LE(static_cast<double>(compacted), most);
+  EXPECT_GE(static_cast<double>(compacted), static_cast<double>(kRate) * seconds * 0.5);
+  EXPECT_GT(after.ssd.compacted_rows, 1000U);
+  EXPECT_LT(after.ssd_bytes, before.ssd_bytes);
+  EXPECT_EQ(after.ssd.compactions_forced, 0U);
+  EXPECT_GT(after.ssd.bytes_written, after.ssd.row_bytes);
+  CheckAll();
+}
+
+TEST_F(SsdStoreTest, WithoutABudgetOfBytesNothingIsCompactedInTheBackground) {
+  Open();
+  Load();
+  Replace(2, 5);
+  EXPECT_EQ(CompactedWhileMaintained(std::chrono::milliseconds(100)), 0U);
+}
+
+// Versions under pins until the SSD is full of dead rows: room is made there, no row is refused,
+// and pins read what they pinned, also rows that moved while on a chain.
+TEST_F(SsdStoreTest, AFullSsdIsCompactedForRoomUnderPins) {
+  options_.ssd_budget_bytes = 9ULL << 20;
+  options_.ddr_budget_bytes = 8ULL << 20;
+  options_.window_versions = 2;
+  Open();
+  Load();
+  std::mt19937 random(5);
+  for (uint64_t version = 2; version <= 40; ++version) {
+    auto older = store_->PinNewest();
+    std::map<std::pair<uint32_t, int64_t>, uint64_t> pinned;
+    for (int i = 0; i < 1500; ++i) {
+      const auto t = static_cast<uint32_t>(random() % 2);
+      const uint64_t key = random() % kKeys;
+      pinned.try_emplace({t, static_cast<int64_t>(key)}, rows_.at({t, key}));
+      const Status staged = Stage(version, t, key);
+      ASSERT_TRUE(staged.ok()) << version << ": " << staged.ToString();
+    }
+    for (const auto& [row, at] : pinned) {
+      std::vector<float> out(kDim);
+      const int64_t key = row.second;
+      const Status read =
+          older->Lookup({row.first, {&key, 1}, Pooling::kNone, {}, out.data(), kDim, nullptr});
+      ASSERT_TRUE(read.ok()) << read.ToString();
+      ASSERT_EQ(out[3], ValueOf(row.first, static_cast<uint64_t>(key), 3, at));
+    }
+    Commit(version);
+    // Brings in some of what was read, whose room may be made by moving the very row.
+    store_->Maintain();
+    if (version % 4 == 0) CheckAll();
+    if (HasFatalFailure()) return;
+  }
+  const StoreStats stats = store_->Stats();
+  EXPECT_GT(stats.ssd.compactions_forced, 0U);
+  EXPECT_GT(stats.ssd.compacted_rows, 0U);
+  EXPECT_GT(stats.promotions, 0U);
+  EXPECT_EQ(stats.refused_rows, 0U);
+  CheckAll();
+}
+
+// Each row that a step updates is brought from the SSD; room for it is made by moving others there,
+// and with the SSD full that may move the very row.
+TEST_F(SsdStoreTest, TrainingOverAFullSsdLosesNoStep) {
+  options_.profile = Profile::kTrain;
+  options_.tables.resize(1);
+  options_.ddr_budget_bytes = 3ULL << 20;
+  options_.ssd_budget_bytes = 8ULL << 20;
+  Open();
+  std::vector<int64_t> keys(kKeys);
+  std::iota(keys.begin(), keys.end(), 0);
+  ASSERT_TRUE(store_->EnsureRows(0, keys).ok());
+  std::mt19937 random(9);
+  std::vector<uint32_t> steps(kKeys);
+  for (int step = 0; step < 25; ++step) {
+    std::vector<int64_t> some;
+    for (const int64_t key : keys) {
+      if (random() % 16 == 0) some.push_back(key);
+    }
+    const std::vector<float> gradients(some.size() * kDim, 1.0F);
+    const auto updated = store_->ApplyGradients(0, some, gradients.data(), {});
+    ASSERT_TRUE(updated.ok()) << step << ": " << updated.status().ToString();
+    ASSERT_EQ(updated.value(), some.size());
+    for (const int64_t key : some) ++steps[static_cast<size_t>(key)];
+    const Status integrity = store_->CheckIntegrity();
+    ASSERT_TRUE(integrity.ok()) << step << ": " << integrity.ToString();
+  }
+  EXPECT_GT(store_->Stats().ssd.compactions_forced, 0U);
+  // The accumulator grows by the mean of the squared gradients, which is one.
+  for (const int64_t key : keys) {
+    const auto state = store_->AdagradState(0, static_cast<uint64_t>(key));
+    ASSERT_TRUE(state.ok()) << state.status().ToString();
+    ASSERT_EQ(state.value(), static_cast<float>(steps[static_cast<size_t>(key)]));
+  }
+}
+
+// A block that fails when its segment is compacted keeps its rows where they are: the others move,
+// and asking for a lost one names the block.
+TEST_F(SsdStoreTest, CompactionPassesOverABadBlock) {
+  options_.ssd_compaction_bytes_per_s = 1ULL << 30;
+  Open();
+  Load();
+  faults_.Put(9, Fault::kBitFlip, 777);
+  Replace(2, 5);
+  CompactedWhileMaintained(std::chrono::milliseconds(300));
+  EXPECT_GT(store_->Stats().ssd.corrupt, 0U);
+  uint64_t lost = 0;
+  for (uint64_t key = 0; key < kKeys; ++key) {
+    const Status read = Lookup(0, static_cast<int64_t>(key));
+    if (read.ok()) continue;
+    ++lost;
+    ASSERT_NE(read.message().find("SSD block 9 "), std::string::npos) << read.ToString();
+  }
+  faults_.Clear();
+  EXPECT_GT(lost, 0U);
+  EXPECT_LT(lost, 30U);
+  // What comes anew for them is good.
+  Replace(100, 8);
+  CheckAll();
+}
+
+}  // namespace
+}  // namespace embertide

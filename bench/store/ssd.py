@@ -1,0 +1,250 @@
+"""Random reads from the SSD tier against RocksDB and fio: `make bench-ssd`.
+
+Rows of 128 floats, 5.7 M of them; the store's whole DDR budget, index included, and RocksDB's block
+cache are a tenth of their bytes. Both read past the page cache, batches of 2,048 uniform keys.
+fio reads blocks of the store's own log, as many in flight as the store keeps.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from bench import report
+from bench.servers import BUILD, ROOT, BenchError
+
+_CONSOLE = Console(stderr=True, highlight=False)
+_FOLDER = BUILD / "bench" / "ssd"
+_ROWS, _DIM = 5_760_000, 128
+_MEMORY_SHARE = 0.1
+_DEPTH = 128  # kReadDepth of backend_cpp/ssd/block_file.h
+_RUN_S = 3.0
+_THREADS = (1, 2, 4, 8, 16, 32)
+# Bars: rows/s at one thread, rows per CPU-second at the peer's best, blocks/s of fio's.
+_LEAST_RATE, _LEAST_PER_CPU, _LEAST_OF_URING, _LEAST_OF_AIO = 5.0, 1.5, 0.8, 0.7
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Run:
+    """What one run of ssd_peer read."""
+
+    rows: int
+    seconds: float
+    cpu_seconds: float
+    blocks: int
+
+    @property
+    def rows_per_s(self) -> float:
+        """Return the throughput."""
+        return self.rows / self.seconds
+
+    @property
+    def rows_per_cpu_s(self) -> float:
+        """Return what a second of one core is worth, the kernel's part of it included."""
+        return self.rows / self.cpu_seconds
+
+
+class Peer:
+    """The program with both sides in it, its rows loaded."""
+
+    def __init__(self, binary: Path, rows: int) -> None:
+        """Start it; loading takes a minute or two."""
+        memory = int(rows * _DIM * 4 * _MEMORY_SHARE)
+        self._process = subprocess.Popen(
+            [str(binary), str(_FOLDER), str(rows), str(_DIM), str(memory)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.loaded = self._answer()
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the program."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=60)
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise BenchError(f"ssd_peer ended with {self._process.wait(timeout=60)}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def run(self, who: str, engine: str = "-", threads: int = 1) -> Run:
+        """Ask one side for a while."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{who} {engine} {threads} {_RUN_S}\n")
+        self._process.stdin.flush()
+        run = Run(**self._answer())
+        _CONSOLE.print(
+            f"[dim]{who} {engine}, {threads} threads: {run.rows_per_s:,.0f} rows/s, "
+            f"{run.rows_per_cpu_s:,.0f} rows/CPU-s"
+        )
+        return run
+
+
+def _fio(engine: str) -> float:
+    """Return fio's blocks a second from the store's log."""
+    command = [
+        *("fio", "--name=read", f"--filename={_FOLDER / 'device-0.log'}", "--readonly"),
+        *("--rw=randread", "--bs=4k", "--direct=1", f"--ioengine={engine}", f"--iodepth={_DEPTH}"),
+        *(f"--runtime={_RUN_S}", "--time_based", "--norandommap", "--randrepeat=0"),
+        "--output-format=json",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise BenchError(f"fio: {done.stderr.strip()}")
+    rate = float(json.loads(done.stdout)["jobs"][0]["read"]["iops"])
+    _CONSOLE.print(f"[dim]fio {engine}: {rate:,.0f} blocks/s")
+    return rate
+
+
+def _build() -> Path:
+    if shutil.which("fio") is None:
+        raise BenchError("fio is missing: apt-get install fio")
+    target = ["cmake", "--build", str(BUILD / "cpp"), "--target", "ssd_peer"]
+    if subprocess.run(target, check=False, stdout=subprocess.DEVNULL).returncode != 0:
+        raise BenchError("ssd_peer does not build: apt-get install librocksdb-dev, `make cpp`")
+    return BUILD / "cpp" / "bench" / "store" / "ssd_peer"
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[None]:
+    shutil.rmtree(_FOLDER, ignore_errors=True)
+    _FOLDER.mkdir(parents=True)
+    try:
+        yield
+    finally:
+        shutil.rmtree(_FOLDER, ignore_errors=True)
+
+
+Curves = dict[str, list[Run]]
+
+
+def _measure(rows: int, repetitions: int) -> tuple[list[report.Row], Curves, dict[str, Any]]:
+    binary = _build()
+    _CONSOLE.print(f"loading {rows:,} rows of {4 * _DIM} bytes into both")
+    with _folder(), Peer(binary, rows) as peer:
+        curves: Curves = {
+            "RocksDB MultiGet": [peer.run("rocksdb", threads=threads) for threads in _THREADS],
+            "SSD tier, io_uring": [peer.run("store", "io_uring", threads) for threads in _THREADS],
+        }
+        by_cpu = [run.rows_per_cpu_s for run in curves["RocksDB MultiGet"]]
+        best = _THREADS[by_cpu.index(max(by_cpu))]
+        runs: dict[str, list[Run]] = {"uring": [], "aio": [], "pread": [], "one": [], "best": []}
+        fio: dict[str, list[float]] = {"uring": [], "aio": []}
+        for _ in range(repetitions):
+            runs["uring"].append(peer.run("store", "io_uring"))
+            fio["uring"].append(_fio("io_uring"))
+            runs["one"].append(peer.run("rocksdb"))
+            runs["aio"].append(peer.run("store", "libaio"))
+            fio["aio"].append(_fio("libaio"))
+            runs["best"].append(peer.run("rocksdb", threads=best))
+            runs["pread"].append(peer.run("store", "pread"))
+        loaded = peer.loaded
+
+    def blocks(name: str) -> list[float]:
+        return [run.blocks / run.seconds for run in runs[name]]
+
+    def rates(name: str) -> list[float]:
+        return [run.rows_per_s for run in runs[name]]
+
+    def per_cpu(name: str) -> list[float]:
+        return [run.rows_per_cpu_s for run in runs[name]]
+
+    case = f"SSD {rows / 1e6:.2g} M x {4 * _DIM} B, DDR {_MEMORY_SHARE:.0%}"
+    compared = []
+    for name, ours, theirs, peer_name, target in (
+        ("io_uring, one thread", rates("uring"), rates("one"), "MultiGet", _LEAST_RATE),
+        ("libaio, one thread", rates("aio"), rates("one"), "MultiGet", _LEAST_RATE),
+        ("pread, one thread", rates("pread"), rates("one"), "MultiGet", _LEAST_RATE),
+    ):
+        metric = (f"{case}, {name}", "rows/s", "rows/s")
+        compared.append(
+            report.compare(
+                metric, ours, theirs, peer_name=peer_name, better="higher", target=target
+            )
+        )
+    compared.append(
+        report.compare(
+            (f"{case}, io_uring, one thread", "rows per CPU-second", "rows/s"),
+            per_cpu("uring"),
+            per_cpu("best"),
+            peer_name=f"MultiGet, {best} threads",
+            better="higher",
+            target=_LEAST_PER_CPU,
+        )
+    )
+    for name, engine, target in (
+        ("uring", "io_uring", _LEAST_OF_URING),
+        ("aio", "libaio", _LEAST_OF_AIO),
+    ):
+        compared.append(
+            report.compare(
+                (f"{case}, {engine}, one thread", "4 KiB blocks/s", "blocks/s"),
+                blocks(name),
+                fio[name],
+                peer_name=f"fio {engine}, depth {_DEPTH}",
+                better="higher",
+                target=target,
+            )
+        )
+    return compared, curves, loaded
+
+
+def _draw(curves: Curves, output: Path) -> None:
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    for place, title in enumerate(("rows/s", "rows per CPU-second"), start=1):
+        axes = figure.add_subplot(1, 2, place)
+        for name, runs in curves.items():
+            values = [run.rows_per_s if place == 1 else run.rows_per_cpu_s for run in runs]
+            axes.plot(_THREADS, values, marker="o", label=name)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(_THREADS, [str(threads) for threads in _THREADS])
+        axes.set_xlabel("threads")
+        axes.set_ylim(bottom=0)
+        axes.set_title(title)
+        axes.legend()
+    figure.savefig(output, metadata={"Date": None})
+
+
+def main() -> int:
+    """Run the benchmark; the exit code says whether it ran, not whether targets were reached."""
+    parser = argparse.ArgumentParser(prog="bench.store.ssd", description=__doc__)
+    parser.add_argument("--repetitions", type=int, default=report.LEAST_REPETITIONS)
+    parser.add_argument("--rows", type=int, default=_ROWS)
+    parser.add_argument("--out", type=Path, default=BUILD / "bench" / "ssd.json")
+    arguments = parser.parse_args()
+    try:
+        rows, curves, loaded = _measure(arguments.rows, arguments.repetitions)
+    except BenchError as error:
+        _CONSOLE.print(f"[red]bench-ssd: {error}")
+        return 1
+    report.write(arguments.out, ROOT, rows)
+    _draw(curves, arguments.out.with_suffix(".svg"))
+    report.show("SSD tier", rows)
+    _CONSOLE.print(
+        f"{loaded['ddr_rows_share']:.1%} of the rows lay in DDR, index {loaded['index_bytes']:,} "
+        f"bytes; loading wrote {loaded['write_amplification']:.2f} bytes a byte of row"
+    )
+    _CONSOLE.print(f"written to {arguments.out}, and .svg")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

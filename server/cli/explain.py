@@ -1,0 +1,172 @@
+"""`explain`: where the row of a key lives, what is live of it, its bytes, version and use."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import grpc
+import rich.console
+import rich.table
+import typer
+
+from embertide import _store
+from embertide.server.adapters.process import ProcessError
+from embertide.server.cli.control_plane import (
+    DEFAULT_CONTROL,
+    Control,
+    TokenFile,
+    calling,
+    read_token,
+    table_of,
+)
+from embertide.server.cli.refusals import Json, print_json, refusals
+from embertide.server.cli.snapshot import config_of, newest_snapshot
+from embertide.v1 import node_pb2, node_pb2_grpc, plan_pb2, update_pb2
+
+_DEADLINE_S = 1.0
+
+
+def _bucket_of(key: int, bits: int) -> int:
+    return (_store.hash_key(key) >> (64 - bits)) if bits else 0
+
+
+def _owner(plan: plan_pb2.Plan, table: str, key: int) -> str:
+    """Return the address of the first owner of a key.
+
+    Raises:
+        ProcessError: No such table, or nobody owns the key.
+    """
+    planned = table_of(plan, table)
+    bucket = _bucket_of(key, planned.bucket_bits)
+    for each in plan.assignments:
+        past = bucket - each.bucket_begin
+        if each.table_id == planned.id and 0 <= past < each.bucket_count and each.owners:
+            return plan.topology.nodes[each.owners[0].node].address
+    raise ProcessError(f"bucket {bucket} of table {table} has no owner in plan {plan.epoch}")
+
+
+def _ask(address: str, token: str | None, request: node_pb2.ExplainRequest) -> dict[str, Any]:
+    """Ask a node.
+
+    Raises:
+        ProcessError: It refused, or nobody answers.
+    """
+    metadata = (("authorization", f"Bearer {token}"),) if token else ()
+    with grpc.insecure_channel(address) as channel:
+        try:
+            said: node_pb2.ExplainResponse = node_pb2_grpc.NodeServiceStub(channel).Explain(
+                request, timeout=_DEADLINE_S, metadata=metadata
+            )
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                raise ProcessError(
+                    f"no node that shares a model answers at {address}: {error.details()}"
+                ) from error
+            raise ProcessError(f"{address}: {error.code().name}: {error.details()}") from error
+    reason = update_pb2.TombstoneReason.Name(said.tombstone).rpartition("_")[2].lower()
+    return {
+        "node": address,
+        "version": said.version.number,
+        "plan_epoch": said.plan_epoch,
+        "bucket": said.bucket,
+        "resident": said.resident,
+        "gone": reason if said.tombstone else None,
+        "tier": plan_pb2.Tier.Name(said.tier).rpartition("_")[2].lower() if said.resident else None,
+        "device": said.device,
+        "live_chunks": _live_chunks(said.live),
+        "payload_bytes": said.payload_bytes,
+        "slot_bytes": said.slot_bytes,
+        "access_count": said.access_count,
+        "changed_version": said.changed_version or None,
+    }
+
+
+def _in_snapshot(path: Path, table: str, key: int) -> dict[str, Any]:
+    """Read a row from the files of a snapshot.
+
+    Raises:
+        ProcessError: No such snapshot or table.
+        StoreError: The bucket's file is not what the manifest says.
+    """
+    path = newest_snapshot(path)
+    manifest = json.loads(_store.check_manifest((path / "manifest.json").read_text()))
+    tables = {fields["name"]: config_of(fields) for fields in manifest["tables"]}
+    if table not in tables:
+        raise ProcessError(f"no table {table!r} in {path}; it has {', '.join(tables)}")
+    layout, bucket = tables[table].layout, _bucket_of(key, tables[table].bucket_bits)
+    live, payload_bytes = 0, 0
+    for fields in manifest["buckets"]:
+        if (fields["table"], fields["bucket"]) != (table, bucket):
+            continue
+        info = _store.BucketFileInfo(**fields)
+        records = _store.read_bucket_file(str(path), tables[table], info)
+        live, payload_bytes = _store.find_record(layout, records, key) or (0, 0)
+    return {
+        "snapshot": str(path),
+        "version": manifest["version"],
+        "bucket": bucket,
+        "resident": live != 0,
+        "live_chunks": _live_chunks(live),
+        "payload_bytes": payload_bytes,
+    }
+
+
+def _live_chunks(live: int) -> list[int]:
+    return [chunk for chunk in range(live.bit_length()) if live >> chunk & 1]
+
+
+def _show(table: str, key: int, said: dict[str, Any]) -> None:
+    view = rich.table.Table(title=f"key {key} of table {table}", show_header=False)
+    for name, value in said.items():
+        text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        view.add_row(name.replace("_", " "), "-" if value is None else text or "none")
+    rich.console.Console().print(view)
+    if not said["resident"]:
+        typer.echo("there is no row: the key reads as the table's default row")
+
+
+def command(
+    table: Annotated[str, typer.Argument(help="The table's name.")],
+    key: Annotated[int, typer.Argument(help="The key, as KEYS has it.")],
+    node: Annotated[
+        str | None,
+        typer.Option(
+            help="HOST:PORT where peers reach a node; without it the control plane says who owns "
+            "the key."
+        ),
+    ] = None,
+    snapshot: Annotated[
+        Path | None,
+        typer.Option(help="Look into a snapshot's files, or a publication's newest, instead."),
+    ] = None,
+    version: Annotated[
+        int, typer.Option(min=0, help="A version of the node's window; 0: the newest.")
+    ] = 0,
+    control: Control = DEFAULT_CONTROL,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
+    """Say where the row of a key lives: tier, device, live chunks, bytes, version, use.
+
+    A running node is asked (one that shares its model: only those listen to peers), or the files of
+    a snapshot are read. Nothing is counted as an access.
+
+    Example: embertide explain item 4711 --node 127.0.0.1:9001
+    """
+    with refusals(as_json):
+        if not -(1 << 63) <= key < 1 << 63:
+            raise ProcessError(f"key {key} is no 64-bit integer")
+        if snapshot is not None:
+            if node is not None or version:
+                raise ProcessError("--snapshot has one version and no node: leave those out")
+            said = _in_snapshot(snapshot, table, key)
+        else:
+            if node is None:
+                with calling(control, token_file) as caller:
+                    node = _owner(caller.plan(), table, key)
+            request = node_pb2.ExplainRequest(table=table, key=key % (1 << 64), version=version)
+            said = _ask(node, read_token(token_file), request)
+        if as_json:
+            print_json({"table": table, "key": key, **said})
+        else:
+            _show(table, key, said)

@@ -1,0 +1,153 @@
+"""`capacity`: tier sizes that meet a latency goal, from a trace of keys."""
+
+from pathlib import Path
+from typing import Annotated
+
+import rich.console
+import rich.progress
+import rich.table
+import typer
+
+from embertide._store import cache_policies
+from embertide.trainer.commands import print_json, progress_bar, refusals
+from embertide.trainer.data.trace import read_trace
+from embertide.trainer.errors import ConfigurationError
+from embertide.trainer.eval import cache, capacity
+
+_MIB = 1 << 20
+# Beside what `Policies()` says: the key of a slot, and its place in the map from keys to slots.
+_SLOT_BYTES = 13
+_COSTS = capacity.TierCosts()
+
+
+def _policy_bytes(name: str) -> int:
+    """Return what a policy needs in DDR for each row; clock lives in the index."""
+    base, _, accesses = name.partition(":")
+    if base == "clock":
+        return 0
+    for each in cache_policies():
+        if each.name == base:
+            sketch = 16 if accesses else 0  # 8 bytes a slot, of a power of two of slots
+            return int(each.slot_bytes + each.history_bytes + _SLOT_BYTES + sketch)
+    raise ConfigurationError(f"policy {name!r} does not exist; there are {cache.policy_names()}")
+
+
+def _show(plans: dict[str, capacity.Plan], goal: capacity.Goal, title: str) -> None:
+    wanted = [
+        f"{name} {value:g} us"
+        for name, value in (("mean", goal.mean_us), ("p99", goal.p99_us))
+        if value is not None
+    ]
+    table = rich.table.Table(
+        title=f"{title}\ngoal: {' and '.join(wanted)} for requests of {goal.keys} keys"
+    )
+    for name in ("policy", "HBM", "DDR", "SSD", "rows in DDR", "HBM hits", "DDR hits", "mean us"):
+        table.add_column(name, justify="left" if name == "policy" else "right")
+    table.add_column("p99 us", justify="right")
+    table.add_column("goal")
+    for policy, plan in plans.items():
+        sizes = (plan.hbm_bytes, plan.ddr_bytes, plan.ssd_bytes)
+        table.add_row(
+            policy,
+            *(f"{size / _MIB:,.1f} MiB" for size in sizes),
+            f"{plan.ddr_rows:,}",
+            f"{plan.hbm_hits:.2%}",
+            f"{plan.ddr_hits:.2%}",
+            f"{plan.mean_us:,.1f}",
+            f"{plan.p99_us:,.1f}",
+            "met" if plan.meets else "[bold]not met, whatever the size[/]",
+        )
+    rich.console.Console().print(table)
+
+
+def command(
+    trace: Annotated[
+        str,
+        typer.Argument(
+            help="Keys in the order in which they were asked for, as for cache-sim: .parquet, "
+            ".csv (see --column), .trace or .trace.xz; also fsspec URLs."
+        ),
+    ],
+    row_bytes: Annotated[int, typer.Option(min=1, help="Of a row's payload, as it is stored.")],
+    latency_goal: Annotated[
+        float | None, typer.Option(help="Mean of a request, in microseconds.")
+    ] = None,
+    p99_goal: Annotated[
+        float | None, typer.Option(help="99 of 100 requests, in microseconds.")
+    ] = None,
+    keys: Annotated[int, typer.Option(min=1, help="That a request reads.")] = 26,
+    column: Annotated[str | None, typer.Option(help="The key column of the trace.")] = None,
+    accesses: Annotated[int | None, typer.Option(min=1, help="Read the first ones alone.")] = None,
+    total_rows: Annotated[
+        int | None, typer.Option(min=1, help="Rows of the model; default: the keys of the trace.")
+    ] = None,
+    hbm_mib: Annotated[int, typer.Option(min=0, help="HBM that there is, MiB.")] = 0,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(help="Of DDR; may be given several times.", show_default="clock"),
+    ] = None,
+    sizes: Annotated[int, typer.Option(help="At which a policy is simulated, 2 to 24.")] = 12,
+    hbm_us: Annotated[float, typer.Option(help="Of a row in HBM.")] = _COSTS.hbm_us,
+    ddr_us: Annotated[float, typer.Option(help="Of a row in DDR.")] = _COSTS.ddr_us,
+    ssd_us: Annotated[float, typer.Option(help="Of a request's first SSD row.")] = _COSTS.ssd_us,
+    ssd_more_us: Annotated[
+        float, typer.Option(help="Of each further SSD row of it.")
+    ] = _COSTS.ssd_more_us,
+    base_us: Annotated[
+        float, typer.Option(help="Of a request, whatever it reads.")
+    ] = _COSTS.base_us,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw hit-rate curves and sizes: .svg, .png or .pdf.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Plan tier sizes: the smallest DDR budget whose predicted latency meets a goal.
+
+    Hit rates come from the policies' own code on your trace, latencies from what a read of each
+    tier costs: measure yours with `make bench-serve` and give them. DDR counts index and policy.
+
+    Example: embertide capacity clicks.parquet --column cand --row-bytes 64 --latency-goal 200
+    """
+    with refusals(as_json):
+        goal = capacity.Goal(mean_us=latency_goal, p99_us=p99_goal, keys=keys)
+        costs = capacity.TierCosts(
+            hbm_us=hbm_us, ddr_us=ddr_us, ssd_us=ssd_us, ssd_more_us=ssd_more_us, base_us=base_us
+        )
+        picture = None if plot is None else cache.new_picture(plot)
+        needs = {name: _policy_bytes(name) for name in policy or ["clock"]}
+        keys_N = read_trace(trace, column=column, accesses=accesses)
+        curves = {}
+        bar = progress_bar(
+            rich.progress.TextColumn("{task.description}"), rich.progress.BarColumn()
+        )
+        with bar:
+            for name in needs:
+                task = bar.add_task(name)
+                curves[name] = capacity.hit_curve(
+                    keys_N,
+                    name,
+                    sizes=sizes,
+                    progress=lambda done, total, task=task: bar.update(  # type: ignore[misc]
+                        task, completed=done, total=total
+                    ),
+                )
+        plans = {
+            name: capacity.plan(
+                curve,
+                goal,
+                costs,
+                row_bytes=row_bytes,
+                total_rows=total_rows,
+                hbm_bytes=hbm_mib * _MIB,
+                policy_bytes=needs[name],
+            )
+            for name, curve in curves.items()
+        }
+        if picture and plot:
+            capacity.draw(picture, list(curves.values()), list(plans.values()), plot)
+    if as_json:
+        print_json({"plans": {name: plan.as_json() for name, plan in plans.items()}})
+    else:
+        _show(plans, goal, f"{len(keys_N):,} accesses of {Path(trace).name}")
+    if not all(plan.meets for plan in plans.values()):
+        raise typer.Exit(1)
