@@ -179,6 +179,20 @@ TEST_F(SnapshotTest, ManifestRefusesWhatItCannotProve) {
             std::string::npos);
   EXPECT_NE(with("dense/model.pt2", "../../etc/passwd").message().find("leaves"),
             std::string::npos);
+  // Numbers that would be cut to fit, and what no field is called.
+  for (const auto& [from, to, says] :
+       {std::array{"\"bucket_bits\": 1", "\"bucket_bits\": 4294967297", "bucket_bits"},
+        std::array{"\"version\": 9", "\"version\": -9", "version"},
+        std::array{"\"rows\": 5", "\"rows\": 5.5", "rows"},
+        std::array{"\"crc32c\": 1", "\"crc32c\": true", "crc32c"},
+        std::array{"\"dense_features\": 13", "\"dense_features\": 1e99", "dense_features"},
+        std::array{"\"pooling\"", "\"weight\": 1, \"pooling\"", "weight"},
+        std::array{"\"lineage\"", "\"lineages\": 1, \"lineage\"", "lineages"},
+        std::array{"\"init_scale\"", "\"init_scale\": 1e99, \"x\"", "init_scale"}}) {
+    const Status status = with(from, to);
+    EXPECT_EQ(status.code(), Code::kCorrupt) << to;
+    EXPECT_NE(status.message().find(says), std::string::npos) << status.message();
+  }
   EXPECT_EQ(ManifestFromJson(good.substr(0, good.size() / 2)).status().code(), Code::kCorrupt);
   EXPECT_EQ(ManifestFromJson("[]").status().code(), Code::kCorrupt);
 }
