@@ -76,7 +76,9 @@ class BucketIndex {
     const Group* group = nullptr;
     void Prefetch() const {
       __builtin_prefetch(group);
-      __builtin_prefetch(reinterpret_cast<const std::byte*>(group) + sizeof(Group) / 2);
+      // As a number: nothing may be added to a null pointer.
+      const auto second = reinterpret_cast<uintptr_t>(group) + sizeof(Group) / 2;
+      __builtin_prefetch(reinterpret_cast<const void*>(second));
     }
   };
   Start StartOf(uint64_t hash) const {
