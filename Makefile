@@ -7,9 +7,10 @@ BIN := $(abspath $(VENV))/bin
 # Found without importing it; the dense plugin is built against it.
 TORCH = $(shell $(BIN)/python -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])")
 APT := g++ cmake ninja-build libgtest-dev nlohmann-json3-dev libisal-dev libhiredis-dev liburing-dev libaio-dev \
-  libprotobuf-dev protobuf-compiler libgrpc++-dev protobuf-compiler-grpc pkg-config python3-dev python3-venv libb64-0d
+  libprotobuf-dev protobuf-compiler libgrpc++-dev protobuf-compiler-grpc pkg-config python3-dev python3-venv libb64-0d \
+  clang-19 libclang-rt-19-dev
 
-.PHONY: help demo dev cpp check test bench-serve bench-remote bench-cache bench-reshard bench-store perf-check gpu-deps gpu-check test-asan test-tsan images clean
+.PHONY: help demo dev cpp check test bench-serve bench-remote bench-cache bench-reshard bench-store perf-check gpu-deps gpu-check test-asan test-tsan fuzz images clean
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
@@ -51,10 +52,10 @@ check: dev cpp ## formatters, linters, types, proto lint
 	$(BIN)/mypy && $(BIN)/mypy tests && $(BIN)/mypy -p bench
 	$(BIN)/buf lint && $(BIN)/buf format -d --exit-code >/dev/null
 	$(CC) | xargs $(BIN)/clang-format --dry-run -Werror
-	git ls-files -co --exclude-standard -- 'backend_cpp/*.cc' | grep -vE '_test\.cc$$|/python/' | \
+	git ls-files -co --exclude-standard -- 'backend_cpp/*.cc' | grep -vE '_test\.cc$$|/python/|/fuzz/|/fake_' | \
 	  xargs -P $$(nproc) -n 2 $(BIN)/clang-tidy -p build/cpp --quiet --extra-arg=-Wno-deprecated-declarations 2>/dev/null
 
-test: dev cpp ## every test: C++ and Python
+test: dev cpp fuzz ## every test: C++ and Python
 	ctest --test-dir build/cpp --output-on-failure -j $$(nproc)
 	$(BIN)/pytest -q
 
@@ -108,7 +109,13 @@ test-asan: build/.apt ## the C++ tests under AddressSanitizer and UBSan
 test-tsan: build/.apt ## the concurrent C++ tests under ThreadSanitizer
 	@cmake -S . -B build/tsan -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS="-fsanitize=thread" >/dev/null
 	@cmake --build build/tsan
-	TSAN_OPTIONS=suppressions=$(CURDIR)/backend_cpp/tsan.supp ctest --test-dir build/tsan --output-on-failure -R 'Concurrency|Block|Node|Follower|Redis' -j 2
+	TSAN_OPTIONS='suppressions=$(CURDIR)/backend_cpp/tsan.supp ignore_noninstrumented_modules=1' \
+	  ctest --test-dir build/tsan --output-on-failure -R 'Concurrency|Block|Node|Follower|Redis' -j 2
+
+fuzz: build/.apt ## every parser of bytes from outside, tried with a fixed count of inputs
+	@cmake -S . -B build/fuzz -G Ninja -DCMAKE_CXX_COMPILER=clang++-19 -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEMBERTIDE_BUILD_FUZZ=ON >/dev/null
+	@cmake --build build/fuzz --target fuzz
+	ctest --test-dir build/fuzz --output-on-failure -j $$(nproc)
 
 images: dev ## the container images, where buildah is installed
 	EMBERTIDE_IMAGES=1 $(BIN)/pytest -q tests/k8s/test_images.py

@@ -120,6 +120,9 @@ Status CompareHeader(const std::string& path, const Header& got, const Header& w
   for (const auto& field : fields) {
     if (field.got != field.want) return differs(field.name, field.got, field.want);
   }
+  if (std::memcmp(got.zero, want.zero, sizeof(got.zero)) != 0) {
+    return {Code::kCorrupt, path + ": the reserved bytes of the header are not zero"};
+  }
   if (std::memcmp(got.hash_name, want.hash_name, sizeof(got.hash_name)) != 0) {
     return {Code::kRejected, path + ": another hash than " + kHashName};
   }
@@ -208,6 +211,9 @@ Status ReadBlocks(Reader* reader, const TableConfig& table, const BucketFileInfo
   std::vector<std::byte> records;
   uint64_t rows = 0;
   for (uint32_t blocks = 0;; ++blocks) {
+    const auto fail = [&](const std::string& what) {
+      return reader->Fail("block " + std::to_string(blocks) + ": " + what);
+    };
     BlockHeader header;
     EMBERTIDE_RETURN_IF_ERROR(reader->Read(reinterpret_cast<std::byte*>(&header), 16));
     if (header.magic == kFooterMagic) {
@@ -215,7 +221,8 @@ Status ReadBlocks(Reader* reader, const TableConfig& table, const BucketFileInfo
       std::memcpy(&footer, &header, 16);
       EMBERTIDE_RETURN_IF_ERROR(
           reader->Read(reinterpret_cast<std::byte*>(&footer.crc32c), sizeof(footer.crc32c)));
-      if (footer.crc32c != Crc32c(BytesOf(footer, 16))) return reader->Fail("footer checksum");
+      if (footer.crc32c != Crc32c(BytesOf(footer, 16)))
+        return reader->Fail("the footer fails its checksum");
       const uint64_t footer_rows = uint64_t{footer.rows_high} << 32 | footer.rows_low;
       if (footer.blocks != blocks || footer_rows != rows || rows != info.rows) {
         return reader->Fail("the footer counts " + std::to_string(footer_rows) + " rows, " +
@@ -223,17 +230,17 @@ Status ReadBlocks(Reader* reader, const TableConfig& table, const BucketFileInfo
       }
       return Status::Ok();
     }
-    if (header.magic != kBlockMagic) return reader->Fail("no block starts here");
+    if (header.magic != kBlockMagic) return fail("its magic differs");
     if (header.bytes > kMaxBlockBytes) {
-      return reader->Fail("a block of " + std::to_string(header.bytes) + " bytes is too long");
+      return fail("its length of " + std::to_string(header.bytes) + " bytes is too long");
     }
     records.resize(header.bytes);
     EMBERTIDE_RETURN_IF_ERROR(reader->Read(records.data(), records.size()));
-    if (header.crc32c != BlockCrc(header, records)) return reader->Fail("block checksum");
+    if (header.crc32c != BlockCrc(header, records)) return fail("it fails its checksum");
     const Result<std::vector<Block>> proved = CutBlocks(table, info.bucket, records);
-    if (!proved.ok()) return reader->Fail(proved.status().message());
+    if (!proved.ok()) return fail(proved.status().message());
     if (proved.value().size() != 1 || proved.value()[0].rows != header.rows) {
-      return reader->Fail("a block does not hold the rows that it counts");
+      return fail("it does not hold the rows that it counts");
     }
     rows += header.rows;
     EMBERTIDE_RETURN_IF_ERROR(consume(records));

@@ -1,4 +1,5 @@
 // manifest.json: docs/formats.md, "Manifest".
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "base/file.h"
@@ -12,6 +13,37 @@ using Json = nlohmann::ordered_json;
 
 // 131072 buckets a table at ~200 bytes a line, for some tens of tables.
 constexpr size_t kMaxManifestBytes = size_t{1} << 30;
+
+// Whether a value was read as it stands, arrays by their elements; a float holds less than JSON's
+// numbers do.
+bool Same(const Json& read, const Json& kept) {
+  if (read.is_array() && kept.is_array()) {
+    return std::equal(read.begin(), read.end(), kept.begin(), kept.end(), Same);
+  }
+  const bool floats = read.is_number() && kept.is_number_float();
+  // By their text: to == of this library, -1 is the largest unsigned number.
+  return floats ? read.get<float>() == kept.get<float>() : read.dump() == kept.dump();
+}
+
+// nlohmann's conversions cut numbers to fit and pass over what they are not asked for: what was
+// read must say the same when it is written, but for fields proved `apart`. Throws naming the first
+// that does not.
+void Prove(const std::string& what, const Json& read, const Json& kept,
+           const std::vector<std::string>& apart = {}) {
+  for (const auto& [name, value] : read.items()) {
+    if (std::find(apart.begin(), apart.end(), name) != apart.end()) continue;
+    std::string wrong;
+    if (!kept.contains(name)) {
+      wrong = "is not understood";
+    } else if (!Same(value, kept.at(name))) {
+      wrong = "cannot be " + value.dump();
+    } else {
+      continue;
+    }
+    std::string message = what;
+    throw std::invalid_argument(message.append(": field \"").append(name).append("\" ") + wrong);
+  }
+}
 
 Json TableToJson(const TableConfig& table) {
   return {{"name", table.name},
@@ -47,6 +79,7 @@ TableConfig TableFromJson(const Json& json) {
   if (const Status status = table.Validate(); !status.ok()) {
     throw std::invalid_argument(status.message());
   }
+  Prove("table \"" + table.name + "\"", json, TableToJson(table));
   return table;
 }
 
@@ -74,7 +107,52 @@ BucketFileInfo BucketFromJson(const Json& json) {
   info.rows = json.at("rows");
   info.bytes = json.at("bytes");
   info.crc32c = json.at("crc32c");
+  Prove("bucket file " + info.path, json, BucketToJson(info));
   return info;
+}
+
+Json FeatureToJson(const FeatureConfig& feature) {
+  return {{"name", feature.name}, {"table", feature.table}, {"pooling", feature.pooling}};
+}
+
+FeatureConfig FeatureFromJson(const Json& json) {
+  FeatureConfig feature{json.at("name"), json.at("table"), json.at("pooling")};
+  Prove("feature \"" + feature.name + "\"", json, FeatureToJson(feature));
+  return feature;
+}
+
+Json DenseToJson(const DenseFileInfo& file) {
+  return {{"role", file.role}, {"path", file.path}, {"bytes", file.bytes}, {"crc32c", file.crc32c}};
+}
+
+DenseFileInfo DenseFromJson(const Json& json) {
+  DenseFileInfo file{json.at("role"), PathFromJson(json), json.at("bytes"), json.at("crc32c")};
+  Prove("dense file " + file.path, json, DenseToJson(file));
+  return file;
+}
+
+Json ToJson(const Manifest& manifest) {
+  Json json;
+  json["format_version"] = kFormatVersion;
+  json["hash_name"] = kHashName;
+  json["hash_seed"] = kHashSeed;
+  json["model"] = manifest.model;
+  json["lineage"] = manifest.lineage;
+  json["version"] = manifest.version;
+  json["watermark_ms"] = manifest.watermark_ms;
+  json["schema_id"] = manifest.schema_id;
+  json["dense_features"] = manifest.dense_features;
+  const auto list = [&json](const char* name, const auto& items, auto to_json) {
+    json[name] = Json::array();
+    for (const auto& item : items) json[name].push_back(to_json(item));
+  };
+  list("tables", manifest.tables, TableToJson);
+  list("features", manifest.features, FeatureToJson);
+  list("buckets", manifest.buckets, BucketToJson);
+  list("dense", manifest.dense, DenseToJson);
+  json["dense_id"] = manifest.dense_id;
+  json["dense_cpu"] = manifest.dense_cpu;
+  return json;
 }
 
 // Throws nlohmann's or std's exceptions on anything wrong; the caller turns them into a Status.
@@ -86,17 +164,13 @@ Manifest Parse(const Json& json) {
   manifest.watermark_ms = json.at("watermark_ms");
   manifest.schema_id = json.at("schema_id");
   manifest.dense_features = json.at("dense_features");
-  for (const Json& table : json.at("tables")) manifest.tables.push_back(TableFromJson(table));
-  for (const Json& feature : json.at("features")) {
-    manifest.features.push_back({feature.at("name"), feature.at("table"), feature.at("pooling")});
-  }
-  for (const Json& bucket : json.at("buckets")) manifest.buckets.push_back(BucketFromJson(bucket));
-  for (const Json& file : json.at("dense")) {
-    manifest.dense.push_back(
-        {file.at("role"), PathFromJson(file), file.at("bytes"), file.at("crc32c")});
-  }
   manifest.dense_id = json.at("dense_id");
   manifest.dense_cpu = json.at("dense_cpu");
+  Prove("the manifest", json, ToJson(manifest), {"tables", "features", "buckets", "dense"});
+  for (const Json& table : json.at("tables")) manifest.tables.push_back(TableFromJson(table));
+  for (const Json& each : json.at("features")) manifest.features.push_back(FeatureFromJson(each));
+  for (const Json& bucket : json.at("buckets")) manifest.buckets.push_back(BucketFromJson(bucket));
+  for (const Json& file : json.at("dense")) manifest.dense.push_back(DenseFromJson(file));
   return manifest;
 }
 
@@ -119,35 +193,7 @@ Status CheckFormat(const Json& json) {
 
 }  // namespace
 
-std::string ManifestToJson(const Manifest& manifest) {
-  Json json;
-  json["format_version"] = kFormatVersion;
-  json["hash_name"] = kHashName;
-  json["hash_seed"] = kHashSeed;
-  json["model"] = manifest.model;
-  json["lineage"] = manifest.lineage;
-  json["version"] = manifest.version;
-  json["watermark_ms"] = manifest.watermark_ms;
-  json["schema_id"] = manifest.schema_id;
-  json["dense_features"] = manifest.dense_features;
-  json["tables"] = Json::array();
-  for (const TableConfig& table : manifest.tables) json["tables"].push_back(TableToJson(table));
-  json["features"] = Json::array();
-  for (const FeatureConfig& feature : manifest.features) {
-    json["features"].push_back(
-        {{"name", feature.name}, {"table", feature.table}, {"pooling", feature.pooling}});
-  }
-  json["buckets"] = Json::array();
-  for (const BucketFileInfo& info : manifest.buckets) json["buckets"].push_back(BucketToJson(info));
-  json["dense"] = Json::array();
-  for (const DenseFileInfo& file : manifest.dense) {
-    json["dense"].push_back(
-        {{"role", file.role}, {"path", file.path}, {"bytes", file.bytes}, {"crc32c", file.crc32c}});
-  }
-  json["dense_id"] = manifest.dense_id;
-  json["dense_cpu"] = manifest.dense_cpu;
-  return json.dump(1) + "\n";
-}
+std::string ManifestToJson(const Manifest& manifest) { return ToJson(manifest).dump(1) + "\n"; }
 
 Result<Manifest> ManifestFromJson(const std::string& text) {
   try {

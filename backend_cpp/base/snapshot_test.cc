@@ -3,9 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
+#include "embertide/checksum.h"
 #include "embertide/hash.h"
 
 namespace embertide {
@@ -103,6 +106,94 @@ TEST_F(SnapshotTest, EveryTruncationAndAnyTailIsRefused) {
   EXPECT_NE(Read(info.value()).message().find("follow the footer"), std::string::npos);
 }
 
+// Where a file of several blocks was harmed: the message names the file, and the block or the part.
+struct Harm {
+  size_t at;  // byte of the file
+  std::string says;
+};
+
+TEST_F(SnapshotTest, HarmInEachFieldOfEachBlockIsNamed) {
+  const auto info = WriteBucketFile(directory_, table_, 1, 9, Records(30000));
+  ASSERT_TRUE(info.ok());
+  const std::string good = Slurp(info.value());
+  constexpr size_t kHeader = 96;
+  std::vector<Harm> harms;
+  for (const size_t at : {0, 7}) harms.push_back({at, "magic differs"});
+  for (const size_t at : {8, 11}) harms.push_back({at, "format version"});
+  for (size_t at = 12; at < kHeader; ++at) harms.push_back({at, "the header fails its checksum"});
+  size_t blocks = 0;
+  std::vector<size_t> boundaries = {0, kHeader};
+  size_t at = kHeader;
+  for (; good.compare(at, 4, "EEND") != 0; ++blocks) {
+    const std::string block = "block " + std::to_string(blocks) + ": it";
+    uint32_t bytes = 0;
+    std::memcpy(&bytes, good.data() + at + 8, 4);
+    harms.push_back({at, block + "s magic differs"});
+    harms.push_back({at + 4, block + " fails its checksum"});
+    harms.push_back({at + 8, block + " fails its checksum"});  // a length that fits
+    harms.push_back({at + 11, block + "s length of"});         // one that does not
+    harms.push_back({at + 12, block + " fails its checksum"});
+    for (const size_t in :
+         {size_t{0}, size_t{8}, size_t{12}, size_t{bytes / 2}, size_t{bytes - 1}}) {
+      harms.push_back({at + 16 + in, block + " fails its checksum"});
+    }
+    boundaries.push_back(at + 16);
+    at += 16 + bytes;
+    boundaries.push_back(at);
+  }
+  EXPECT_GT(blocks, 2U);
+  harms.push_back({at, "block " + std::to_string(blocks) + ": its magic differs"});
+  for (size_t in = 4; in < 20; ++in) harms.push_back({at + in, "the footer fails its checksum"});
+  for (const Harm& harm : harms) {
+    std::string bad = good;
+    bad[harm.at] = static_cast<char>(bad[harm.at] ^ 0x10);
+    Spill(info.value(), bad);
+    const Status read = Read(info.value());
+    ASSERT_FALSE(read.ok()) << "byte " << harm.at;
+    EXPECT_NE(read.message().find(info.value().path), std::string::npos);
+    EXPECT_NE(read.message().find(harm.says), std::string::npos)
+        << "byte " << harm.at << ": " << read.message();
+  }
+  for (const size_t end : boundaries) {
+    BucketFileInfo told = info.value();
+    told.bytes = end;  // the manifest agrees with the cut
+    Spill(info.value(), good.substr(0, end));
+    const Status read = Read(told);
+    EXPECT_NE(read.message().find("cut short at byte " + std::to_string(end)), std::string::npos)
+        << end << ": " << read.message();
+  }
+}
+
+// Behind its checksum each field of the header is compared with the manifest, and named.
+TEST_F(SnapshotTest, AHeaderThatIsWholeAndOfAnotherFileNamesTheField) {
+  const auto info = WriteBucketFile(directory_, table_, 1, 9, Records(5));
+  ASSERT_TRUE(info.ok());
+  const std::string good = Slurp(info.value());
+  for (const auto& [at, says] :
+       std::initializer_list<std::pair<size_t, const char*>>{{12, "header_bytes"},
+                                                             {16, "hash seed"},
+                                                             {24, "another hash"},
+                                                             {40, "version"},
+                                                             {48, "rows"},
+                                                             {56, "table id"},
+                                                             {60, "bucket"},
+                                                             {64, "bucket_bits"},
+                                                             {68, "chunks"},
+                                                             {70, "chunk_dim"},
+                                                             {72, "dtype"},
+                                                             {73, "reserved"},
+                                                             {91, "reserved"}}) {
+    std::string bad = good;
+    bad[at] = static_cast<char>(bad[at] ^ 1);
+    const uint32_t crc = Crc32c(std::as_bytes(std::span(bad).first(92)));
+    std::memcpy(bad.data() + 92, &crc, 4);
+    Spill(info.value(), bad);
+    const Status read = Read(info.value());
+    EXPECT_FALSE(read.ok()) << says;
+    EXPECT_NE(read.message().find(says), std::string::npos) << read.message();
+  }
+}
+
 TEST_F(SnapshotTest, ADifferentTableNamesTheField) {
   const auto info = WriteBucketFile(directory_, table_, 1, 9, Records(5));
   ASSERT_TRUE(info.ok());
@@ -179,8 +270,55 @@ TEST_F(SnapshotTest, ManifestRefusesWhatItCannotProve) {
             std::string::npos);
   EXPECT_NE(with("dense/model.pt2", "../../etc/passwd").message().find("leaves"),
             std::string::npos);
+  // Numbers that would be cut to fit, and what no field is called.
+  for (const auto& [from, to, says] :
+       {std::array{"\"bucket_bits\": 1", "\"bucket_bits\": 4294967297", "bucket_bits"},
+        std::array{"\"version\": 9", "\"version\": -9", "version"},
+        std::array{"\"rows\": 5", "\"rows\": 5.5", "rows"},
+        std::array{"\"crc32c\": 1", "\"crc32c\": true", "crc32c"},
+        std::array{"\"dense_features\": 13", "\"dense_features\": 1e99", "dense_features"},
+        std::array{"\"pooling\"", "\"weight\": 1, \"pooling\"", "weight"},
+        std::array{"\"lineage\"", "\"lineages\": 1, \"lineage\"", "lineages"},
+        std::array{"\"init_scale\"", "\"init_scale\": 1e99, \"x\"", "init_scale"}}) {
+    const Status status = with(from, to);
+    EXPECT_EQ(status.code(), Code::kCorrupt) << to;
+    EXPECT_NE(status.message().find(says), std::string::npos) << status.message();
+  }
   EXPECT_EQ(ManifestFromJson(good.substr(0, good.size() / 2)).status().code(), Code::kCorrupt);
   EXPECT_EQ(ManifestFromJson("[]").status().code(), Code::kCorrupt);
+}
+
+// Each field of each object, absent: it is named.
+TEST_F(SnapshotTest, AManifestThatLacksAFieldNamesIt) {
+  Manifest manifest = Example(table_, {"p", "item", 1, 9, 5, 10, 1});
+  table_.default_row = {1, 2, 3, 4};
+  manifest.tables = {table_};
+  const auto good = nlohmann::json::parse(ManifestToJson(manifest));
+  const auto refused = [](const nlohmann::json& bad, const std::string& name) {
+    const Status status = ManifestFromJson(bad.dump()).status();
+    EXPECT_EQ(status.code(), Code::kCorrupt) << name;
+    EXPECT_NE(status.message().find("'" + name + "'"), std::string::npos) << status.message();
+  };
+  size_t fields = 0;
+  for (const auto& [name, value] : good.items()) {
+    nlohmann::json bad = good;
+    bad.erase(name);
+    refused(bad, name);
+    ++fields;
+    if (!value.is_array()) continue;
+    ASSERT_EQ(value.size(), 1U) << name;
+    for (const auto& field : value[0].items()) {
+      bad = good;
+      bad[name][0].erase(field.key());
+      refused(bad, field.key());
+      ++fields;
+    }
+  }
+  EXPECT_EQ(fields, 15U + 9 + 3 + 7 + 4);
+  const std::string text = ManifestToJson(manifest);
+  for (size_t end = 0; end + 1 < text.size(); ++end) {
+    ASSERT_EQ(ManifestFromJson(text.substr(0, end)).status().code(), Code::kCorrupt) << end;
+  }
 }
 
 }  // namespace

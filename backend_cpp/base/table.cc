@@ -2,6 +2,7 @@
 #include "embertide/table.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace embertide {
 
@@ -22,9 +23,15 @@ Status TableConfig::Validate() const {
     return bad("bucket_bits = " + std::to_string(bucket_bits) + " exceeds " +
                std::to_string(kMaxBucketBits));
   }
+  if (!std::isfinite(init_scale) || init_scale < 0) {
+    return bad("init_scale = " + std::to_string(init_scale) + " is not finite, or negative");
+  }
   if (!default_row.empty() && default_row.size() != layout.dim()) {
     return bad("default_row has " + std::to_string(default_row.size()) + " values, dim is " +
                std::to_string(layout.dim()));
+  }
+  for (const float value : default_row) {
+    if (!std::isfinite(value)) return bad("default_row holds " + std::to_string(value));
   }
   return Status::Ok();
 }

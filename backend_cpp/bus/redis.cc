@@ -61,16 +61,21 @@ std::string Unescaped(const std::string& text) {
 
 // A URL as a message may quote it: without what could be a password, however it is misspelt.
 std::string Quotable(const std::string& url) {
-  const size_t slashes = url.find("://");
-  const size_t begin = slashes == std::string::npos ? 0 : slashes + 3;
+  constexpr const char* kDigits = "0123456789";
+  const size_t letters = url.find_first_not_of("abcdefghijklmnopqrstuvwxyz");
+  const bool scheme = letters != std::string::npos && url.compare(letters, 3, "://") == 0;
+  const size_t begin = scheme ? letters + 3 : 0;
   if (const size_t at = url.rfind('@'); at != std::string::npos) {
-    return url.substr(0, begin) + "...@" + (at < begin ? "" : url.substr(at + 1));
+    return url.substr(0, begin) + "...@" + url.substr(at + 1);
   }
   const size_t colon = url.find(':', begin);
   if (colon == std::string::npos) return url;
-  const size_t end = url.find_first_not_of("0123456789", colon + 1);
-  const size_t digits = std::min(end, url.size()) - colon - 1;
-  const bool port = (end == std::string::npos || url[end] == '/') && digits <= 5 && colon > begin;
+  const size_t end = std::min(url.find_first_not_of(kDigits, colon + 1), url.size());
+  const size_t digits = end - colon - 1;
+  const bool last =
+      end == url.size() ||
+      (url[end] == '/' && url.find_first_not_of(kDigits, end + 1) == std::string::npos);
+  const bool port = digits > 0 && digits <= 5 && last && colon > begin;
   return port ? url : url.substr(0, colon + 1) + "...";
 }
 

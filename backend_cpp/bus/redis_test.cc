@@ -58,7 +58,10 @@ TEST(RedisUrlTest, WhatIsNoUrlIsRefusedWithoutItsPassword) {
                                 "redis://:hush/0",
                                 "redis://me:4hush/0",
                                 "unix://",
-                                "redis://me:hush@[::1]:6379"}) {
+                                "redis://me:hush@[::1]:6379",
+                                "redis:/me:hush@host://",
+                                "redis:/:hush",
+                                "redis://host:6379/:hush"}) {
     const auto parsed = ParseRedisUrl(url);
     ASSERT_FALSE(parsed.ok()) << url;
     EXPECT_EQ(parsed.status().code(), Code::kInvalidArgument);

@@ -201,6 +201,12 @@ TEST(FleetNodeTest, OneDeadlineHoldsForAllOwners) {
   };
   TestPeer silent(1, hang);
   TestPeer silent_too(1, hang);
+  // However the test ends: a peer waits for its calls before it goes.
+  const auto release = [&over](const void*) {
+    over = true;
+    over.notify_all();
+  };
+  const std::unique_ptr<const void, decltype(release)> released(&over, release);
   fleet.SetAddress(1, silent.address());
   fleet.SetAddress(2, silent_too.address());
   fleet.Write(fleet.MakePlan(1, {{1, {{1, 2, 3}, {}}}, {2, {{1, 2}, {}}}}));
@@ -227,8 +233,6 @@ TEST(FleetNodeTest, OneDeadlineHoldsForAllOwners) {
   }));
   EXPECT_LT(timed(fleet.KeyOf(2), &code), twice);
   EXPECT_EQ(code, grpc::StatusCode::UNAVAILABLE);
-  over = true;
-  over.notify_all();
 }
 
 TEST(FleetNodeTest, ADeadOwnerCostsOnlyTheRequestsThatNeedIt) {

@@ -62,8 +62,9 @@ struct Manifest {
   std::string dense_cpu;             // baseline of the program, as "x86-64-v3"
 };
 
-// JSON of the manifest and back. Parsing: kCorrupt for what is no JSON or lacks a field (named),
-// kRejected for another format version or hash (both values named).
+// JSON of the manifest and back. Parsing: kCorrupt for what is no JSON, and for a field (named)
+// that is absent, out of range or not understood; kRejected for another format version or hash
+// (both values named).
 std::string ManifestToJson(const Manifest& manifest);
 Result<Manifest> ManifestFromJson(const std::string& json);
 

@@ -1,0 +1,115 @@
+// Tensors of a Triton request, in pieces and at any address: what is taken are bags that lie in
+// KEYS one after the other, and finite dense values, as many as the shapes say.
+//
+//   input: [i64 version] then for KEYS, LENGTHS and DENSE:
+//          [u8 there][u8 dtype][u8 dims][i64]...[u8 pieces]([u16 length][bytes])...
+#include <cmath>
+
+#include "fuzz/fuzz.h"
+#include "triton/fake_request.h"
+
+namespace embertide::fuzz {
+namespace {
+
+using triton::FakeInput;
+using triton::FakeRequest;
+using triton::Reason;
+using triton::Tensor;
+
+constexpr triton::RequestLimits kLimits{2, 8, 64};
+constexpr uint32_t kColumns = 3;
+
+FakeInput TakeInput(const char* name, std::string_view* input) {
+  FakeInput made;
+  made.name = name;
+  constexpr TRITONSERVER_DataType kTypes[] = {TRITONSERVER_TYPE_INT64, TRITONSERVER_TYPE_INT32,
+                                              TRITONSERVER_TYPE_FP32, TRITONSERVER_TYPE_BYTES};
+  made.dtype = kTypes[Take<uint8_t>(input) % 4];
+  for (int dims = Take<uint8_t>(input) % 4; dims > 0; --dims) {
+    made.shape.push_back(Take<int64_t>(input));
+  }
+  for (int pieces = Take<uint8_t>(input) % 4; pieces > 0; --pieces) {
+    const size_t length = std::min<size_t>(Take<uint16_t>(input), input->size());
+    made.buffers.emplace_back(input->substr(0, length));
+    input->remove_prefix(length);
+  }
+  return made;
+}
+
+template <typename T>
+std::string Seed(uint8_t dtype, const std::vector<int64_t>& shape, const std::vector<T>& values,
+                 size_t cut) {
+  std::string bytes;
+  for (const T value : values) bytes += Raw(value);
+  std::string seed = Raw<uint8_t>(1) + Raw(dtype) + Raw(static_cast<uint8_t>(shape.size()));
+  for (const int64_t dim : shape) seed += Raw(dim);
+  const std::string first = bytes.substr(0, cut);
+  const std::string rest = bytes.substr(first.size());
+  seed += Raw<uint8_t>(rest.empty() ? 1 : 2) + Raw(static_cast<uint16_t>(first.size())) + first;
+  return rest.empty() ? seed : seed + Raw(static_cast<uint16_t>(rest.size())) + rest;
+}
+
+const Tensor* Find(const std::vector<Tensor>& tensors, const std::string& name) {
+  for (const Tensor& tensor : tensors) {
+    if (tensor.name == name) return &tensor;
+  }
+  return nullptr;
+}
+
+void CheckBags(const triton::Bags& bags, const Tensor& keys) {
+  const size_t bag_count = size_t{bags.samples} * kLimits.features;
+  EMBERTIDE_CHECK(bags.samples > 0 && bags.samples <= kLimits.max_samples);
+  EMBERTIDE_CHECK(bags.keys.size() * 8 == keys.data.size());
+  EMBERTIDE_CHECK(bags.keys.size() <= kLimits.max_keys);
+  uint32_t at = 0;
+  for (size_t bag = 0; bag < bag_count; ++bag) {
+    EMBERTIDE_CHECK(bags.Begin(bag) == at && bags.End(bag) >= at);
+    at = bags.End(bag);
+  }
+  EMBERTIDE_CHECK(at == bags.keys.size());
+}
+
+}  // namespace
+
+std::vector<std::string> Seeds() {
+  const std::string none(1, '\0');
+  return {Raw<int64_t>(0) + Seed<int64_t>(0, {2, 2}, {1, 2, 3, 4}, 99) + none +
+              Seed<float>(2, {2, 3}, {0, 1, 2, 3, 4, 5}, 5),
+          Raw<int64_t>(7) + Seed<int64_t>(0, {1, 3}, {1, 2, 3}, 11) +
+              Seed<int32_t>(1, {1, 4}, {1, 0, 2, 0}, 99) +
+              Seed<float>(2, {1, 6}, {0, 1, 2, 3, 4, 5}, 99)};
+}
+
+void Run(std::string_view input) {
+  FakeRequest request;
+  if (const auto version = Take<int64_t>(&input); version != 0) request.version = version;
+  for (const char* name : {"KEYS", "LENGTHS", "DENSE"}) {
+    if (Take<uint8_t>(&input) % 2 == 1) request.inputs.push_back(TakeInput(name, &input));
+  }
+  uint64_t version = 0;
+  const Status wanted = triton::ReadWantedVersion(request.handle(), &version);
+  EMBERTIDE_CHECK(wanted.ok() == (request.version.value_or(1) > 0));
+  std::vector<Tensor> tensors;
+  EMBERTIDE_CHECK(triton::ReadInputs(request.handle(), &tensors).ok());
+  for (size_t t = 0; t < tensors.size(); ++t) {
+    std::string whole;
+    for (const std::string& piece : request.inputs[t].buffers) whole += piece;
+    EMBERTIDE_CHECK(tensors[t].data.size() == whole.size());
+    EMBERTIDE_CHECK(whole.empty() ||
+                    std::memcmp(tensors[t].data.data(), whole.data(), whole.size()) == 0);
+  }
+  const Tensor* keys = Find(tensors, "KEYS");
+  if (keys == nullptr) return;
+  triton::Bags bags;
+  if (triton::ParseBags(*keys, Find(tensors, "LENGTHS"), kLimits, &bags).reason != Reason::kNone) {
+    return;
+  }
+  CheckBags(bags, *keys);
+  std::span<const float> dense;
+  const Tensor* of = Find(tensors, "DENSE");
+  if (triton::ParseDense("DENSE", of, kColumns, bags, &dense).reason != Reason::kNone) return;
+  EMBERTIDE_CHECK(dense.size() == size_t{bags.samples} * kColumns);
+  for (const float value : dense) EMBERTIDE_CHECK(std::isfinite(value));
+}
+
+}  // namespace embertide::fuzz

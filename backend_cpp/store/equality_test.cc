@@ -1,0 +1,211 @@
+// DESIGN section 9, "equal": what is answered does not depend on where rows lie. Rows and bags of
+// one key are equal bit for bit, pooled values within 1 ulp, whatever the tier, the number of
+// devices, the order of requests in an execution, and keys that stand twice.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <memory>
+#include <numeric>
+
+#include "store/test_rows.h"
+
+namespace embertide {
+namespace {
+
+constexpr uint64_t kKeys = 3000;
+constexpr size_t kSamples = 60;
+
+struct Place {
+  uint32_t devices;
+  bool on_ssd;  // nearly all rows; else all in DDR
+};
+
+class EqualityTest : public ::testing::TestWithParam<Place> {
+ protected:
+  EqualityTest()
+      : directory_(std::filesystem::temp_directory_path() /
+                   ("embertide-equal-" + std::to_string(::getpid()))) {
+    std::mt19937 random(4);
+    for (uint32_t t = 0; t < tables_.size(); ++t) {
+      for (uint64_t key = 0; key < kKeys; ++key) {
+        if (key % 11 != 0) rows_[{t, key}] = RandomRow(tables_[t], &random);
+      }
+    }
+    for (uint32_t t = 0; t < tables_.size(); ++t) {
+      for (const Pooling pooling : {Pooling::kSum, Pooling::kMean}) {
+        features_.push_back({t, pooling, stride_});
+        stride_ += tables_[t].layout.dim();
+      }
+    }
+    // Bags of none, one and several keys; in every third the first key stands again at its end.
+    for (size_t bag = 0; bag < kSamples * features_.size(); ++bag) {
+      const size_t begin = keys_.size();
+      for (size_t n = random() % 6; n > 0; --n) {
+        keys_.push_back(static_cast<int64_t>(random() % (kKeys + 100)));
+      }
+      if (bag % 3 == 0 && keys_.size() > begin) keys_.push_back(keys_[begin]);
+      offsets_.push_back(static_cast<uint32_t>(keys_.size()));
+    }
+  }
+  ~EqualityTest() override { std::filesystem::remove_all(directory_); }
+
+  std::unique_ptr<Store> Open(Place place) const {
+    StoreOptions options;
+    options.tables = tables_;
+    options.devices = place.devices;
+    options.ddr_budget_bytes = place.on_ssd ? place.devices * (5ULL << 18) : 64ULL << 20;
+    options.ssd_budget_bytes = place.on_ssd ? 64ULL << 20 : 0;
+    options.ssd_directory = directory_;
+    auto store = std::move(*Store::Open(options));
+    for (uint32_t t = 0; t < tables_.size(); ++t) {
+      for (uint32_t b = 0; b < tables_[t].buckets(); ++b) {
+        const Status staged = store->StageRecords(1, t, b, BucketRecords(tables_, rows_, t, b));
+        EXPECT_TRUE(staged.ok()) << staged.ToString();
+      }
+    }
+    EXPECT_TRUE(store->Commit(1).ok());
+    return store;
+  }
+  // The samples in this order, cut into requests of an execution.
+  std::vector<float> Answer(const Store& store, const std::vector<size_t>& order, size_t requests) {
+    std::vector<std::vector<int64_t>> keys(requests);
+    std::vector<std::vector<uint32_t>> offsets(requests, {0});
+    std::vector<std::vector<float>> out(requests);
+    const size_t bags = features_.size();
+    for (size_t i = 0; i < order.size(); ++i) {
+      const size_t r = i * requests / order.size();
+      for (size_t bag = order[i] * bags; bag < (order[i] + 1) * bags; ++bag) {
+        keys[r].insert(keys[r].end(), keys_.begin() + offsets_[bag],
+                       keys_.begin() + offsets_[bag + 1]);
+        offsets[r].push_back(static_cast<uint32_t>(keys[r].size()));
+      }
+      out[r].resize(out[r].size() + stride_, -7.0F);
+    }
+    std::vector<KeyBags> asked;
+    for (size_t r = 0; r < requests; ++r) {
+      asked.push_back({keys[r], offsets[r], out[r].data(), stride_});
+    }
+    const auto view = store.PinNewest();
+    EXPECT_TRUE(BagReader(view.value()).Lookup(features_, asked, {}).ok());
+    std::vector<float> answer(order.size() * stride_);
+    size_t i = 0;
+    for (const std::vector<float>& part : out) {
+      for (size_t at = 0; at < part.size(); at += stride_, ++i) {
+        std::copy_n(&part[at], stride_, &answer[order[i] * stride_]);
+      }
+    }
+    return answer;
+  }
+  // Bits for bags of one key or none, 1 ulp for the others.
+  void ExpectEqual(const std::vector<float>& got, const std::vector<float>& want) const {
+    for (size_t bag = 0; bag + 1 < offsets_.size(); ++bag) {
+      const BagFeature& feature = features_[bag % features_.size()];
+      const size_t at = bag / features_.size() * stride_ + feature.column;
+      for (uint32_t d = 0; d < tables_[feature.table].layout.dim(); ++d) {
+        const float g = got[at + d];
+        const float w = want[at + d];
+        if (offsets_[bag + 1] - offsets_[bag] < 2) {
+          ASSERT_EQ(std::bit_cast<uint32_t>(g), std::bit_cast<uint32_t>(w)) << "bag " << bag;
+        } else {
+          ASSERT_TRUE(g == w || g == std::nextafter(w, g))
+              << "bag " << bag << ": " << g << ", " << w;
+        }
+      }
+    }
+  }
+  // From the rows alone, in fp64.
+  std::vector<float> Reference() const {
+    std::vector<float> answer(kSamples * stride_);
+    for (size_t bag = 0; bag + 1 < offsets_.size(); ++bag) {
+      const BagFeature& feature = features_[bag % features_.size()];
+      const TableConfig& table = tables_[feature.table];
+      std::vector<double> sums(table.layout.dim(), 0.0);
+      for (uint32_t k = offsets_[bag]; k < offsets_[bag + 1]; ++k) {
+        const auto row = rows_.find({feature.table, static_cast<uint64_t>(keys_[k])});
+        const auto values = ValuesOf(table, row == rows_.end() ? nullptr : &row->second);
+        for (size_t d = 0; d < sums.size(); ++d) sums[d] += values[d];
+      }
+      const uint32_t n = offsets_[bag + 1] - offsets_[bag];
+      const double divisor = feature.pooling == Pooling::kMean && n > 0 ? n : 1;
+      for (size_t d = 0; d < sums.size(); ++d) {
+        answer[bag / features_.size() * stride_ + feature.column + d] =
+            static_cast<float>(sums[d] / divisor);
+      }
+    }
+    return answer;
+  }
+
+  const std::vector<TableConfig> tables_ = TestTables();
+  std::filesystem::path directory_;
+  TestRows rows_;
+  std::vector<BagFeature> features_;
+  uint32_t stride_ = 0;
+  std::vector<int64_t> keys_;
+  std::vector<uint32_t> offsets_ = {0};
+};
+
+TEST_P(EqualityTest, OfAnswersWhateverThePlaceAndTheOrder) {
+  const auto store = Open(GetParam());
+  const std::vector<float> want = Reference();
+  std::vector<size_t> order(kSamples);
+  std::iota(order.begin(), order.end(), 0);
+  std::mt19937 random(6);
+  for (const size_t requests : {size_t{1}, size_t{7}, kSamples}) {
+    ASSERT_NO_FATAL_FAILURE(ExpectEqual(Answer(*store, order, requests), want)) << requests;
+    std::shuffle(order.begin(), order.end(), random);
+    store->Maintain();  // rows that were read come into DDR, others go
+  }
+  const StoreStats stats = store->Stats();
+  const uint64_t ssd = stats.hits[static_cast<size_t>(Source::kSsd)];
+  const uint64_t ddr = stats.hits[static_cast<size_t>(Source::kDdr)];
+  if (GetParam().on_ssd) {
+    EXPECT_GT(ssd, ddr);
+  } else {
+    EXPECT_EQ(ssd, 0U);
+  }
+}
+
+// How far a row may be from what was encoded follows from the format: half of its last place (10, 7
+// bits behind the point), and of int8's 127 steps to the row's largest value.
+TEST(DTypeToleranceTest, RowsAreWithinHalfAStepOfWhatWasEncoded) {
+  std::mt19937 random(2);
+  std::normal_distribution<float> normal;
+  for (const TableConfig& table : TestTables()) {
+    const RowLayout& layout = table.layout;
+    std::vector<float> values(layout.dim());
+    float largest = 0;
+    for (float& value : values) largest = std::max(largest, std::fabs(value = normal(random)));
+    TestRow row{layout.full_mask(),
+                std::vector<std::byte>(layout.PayloadBytes(layout.full_mask()))};
+    EncodePayload(layout, row.live, values.data(), row.payload.data());
+    const std::vector<float> got = ValuesOf(table, &row);
+    double worst = 0;  // of the half steps
+    for (uint32_t d = 0; d < layout.dim(); ++d) {
+      const int exponent = std::ilogb(values[d]);
+      double half = 0;
+      if (layout.dtype == DType::kFp16) half = std::ldexp(1.0, std::max(exponent, -14) - 11);
+      if (layout.dtype == DType::kBf16) half = std::ldexp(1.0, exponent - 8);
+      // The scale is itself rounded to fp32.
+      if (layout.dtype == DType::kInt8) half = largest / 127 / 2 * (1 + 1e-5);
+      const double error = std::fabs(double{got[d]} - values[d]);
+      ASSERT_LE(error, half) << table.name << ": " << values[d];
+      if (half > 0) worst = std::max(worst, error / half);
+    }
+    // The bound is one that is nearly reached.
+    EXPECT_GT(worst, layout.dtype == DType::kFp32 ? -1 : 0.9) << table.name;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Places, EqualityTest,
+                         ::testing::Values(Place{1, false}, Place{1, true}, Place{2, true},
+                                           Place{3, true}, Place{5, true}, Place{5, false}),
+                         [](const auto& info) {
+                           return std::to_string(info.param.devices) +
+                                  (info.param.on_ssd ? "Ssd" : "Ddr");
+                         });
+
+}  // namespace
+}  // namespace embertide

@@ -1,0 +1,85 @@
+// Random rows of every dtype for tests that hold a store against a map.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "embertide/hash.h"
+#include "embertide/store.h"
+
+namespace embertide {
+
+// One row as its record stands in files.
+struct TestRow {
+  uint16_t live = 0;
+  std::vector<std::byte> payload;
+  bool operator==(const TestRow&) const = default;
+};
+
+using TestRows = std::map<std::pair<uint32_t, uint64_t>, TestRow>;  // (table, key)
+
+// A table of each dtype, with rows so long that some thousands fill several pages.
+inline std::vector<TableConfig> TestTables() {
+  std::vector<TableConfig> tables;
+  const RowLayout layouts[] = {{4, 128, DType::kFp32},
+                               {2, 256, DType::kFp16},
+                               {3, 128, DType::kBf16},
+                               {2, 400, DType::kInt8}};
+  for (const RowLayout& layout : layouts) {
+    TableConfig table;
+    table.name = std::string("of_") + DTypeName(layout.dtype);
+    table.id = static_cast<uint32_t>(tables.size()) * 3 + 1;
+    table.layout = layout;
+    table.bucket_bits = 2;
+    table.init_seed = 11;
+    for (uint32_t d = 0; d < layout.dim(); ++d) {
+      table.default_row.push_back(0.5F + static_cast<float>(d));
+    }
+    tables.push_back(table);
+  }
+  return tables;
+}
+
+inline uint32_t BucketOfKey(const TableConfig& table, uint64_t key) {
+  return BucketOfHash(HashKey(key), table.bucket_bits);
+}
+
+inline TestRow RandomRow(const TableConfig& table, std::mt19937* random) {
+  TestRow row;
+  row.live = static_cast<uint16_t>(1 + (*random)() % table.layout.full_mask());
+  std::vector<float> values(table.layout.dim());
+  for (float& value : values) value = static_cast<float>((*random)() % 2000) * 0.01F - 10;
+  row.payload.resize(table.layout.PayloadBytes(row.live));
+  EncodePayload(table.layout, row.live, values.data(), row.payload.data());
+  return row;
+}
+
+inline void AppendRow(uint64_t key, const TestRow& row, std::vector<std::byte>* records) {
+  AppendRecord({key, row.live, RecordKind::kRow, row.payload}, records);
+}
+
+// What a bucket's rows are as records, ascending by key.
+inline std::vector<std::byte> BucketRecords(const std::vector<TableConfig>& tables,
+                                            const TestRows& rows, uint32_t table, uint32_t bucket) {
+  std::vector<std::byte> records;
+  for (auto row = rows.lower_bound({table, 0}); row != rows.end() && row->first.first == table;
+       ++row) {
+    const uint64_t key = row->first.second;
+    if (BucketOfKey(tables[table], key) == bucket) AppendRow(key, row->second, &records);
+  }
+  return records;
+}
+
+// The values that a key reads as.
+inline std::vector<float> ValuesOf(const TableConfig& table, const TestRow* row) {
+  if (row == nullptr) return table.default_row;
+  std::vector<float> values(table.layout.dim());
+  DecodePayload(table.layout, row->live, row->payload.data(), values.data());
+  return values;
+}
+
+}  // namespace embertide
