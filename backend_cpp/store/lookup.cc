@@ -184,7 +184,9 @@ class Pass {
     const uint64_t* hashes = scratch_->hashes.data();
     for (size_t i = first; i < end; ++i) {
       const Table& table = impl_.tables[tables[i]];
-      At(i).bucket = table.buckets[Store::Impl::BucketOf(table, hashes[i])].At(version_);
+      // What came from elsewhere is not looked for here, where a superseded copy may still be.
+      At(i).bucket = Remote(i) ? nullptr
+                               : table.buckets[Store::Impl::BucketOf(table, hashes[i])].At(version_);
     }
     for (size_t i = first; i < end; ++i) {
       Pending& key = At(i);
@@ -250,12 +252,13 @@ class Pass {
   void Settle(size_t i) {
     Pending& key = At(i);
     const uint64_t wanted = scratch_->keys[i];
+    // From the first group again: the arrays may have grown since, and hold the key elsewhere.
     BucketIndex::Cursor at = key.bucket->index.Begin(scratch_->hashes[i]);
-    uint64_t word;
-    do {
+    uint64_t word = BucketIndex::WordIn(*at.group, wanted);
+    while (word == 0 && BucketIndex::GoesOn(*at.group)) {
       at.Advance();
       word = BucketIndex::WordIn(*at.group, wanted);
-    } while (word == 0 && BucketIndex::GoesOn(*at.group));
+    }
     key.group = at.group;
     key.goes_on = false;
     if (word == 0) return Place(i, key, word);
