@@ -10,7 +10,7 @@ APT := g++ cmake ninja-build libgtest-dev nlohmann-json3-dev libisal-dev libhire
   libprotobuf-dev protobuf-compiler libgrpc++-dev protobuf-compiler-grpc pkg-config python3-dev python3-venv libb64-0d \
   clang-19 libclang-rt-19-dev
 
-.PHONY: help demo dev cpp check test bench-serve bench-remote bench-cache bench-reshard bench-store perf-check gpu-deps gpu-check test-asan test-tsan fuzz images clean
+.PHONY: help demo dev cpp check test bench-serve bench-remote bench-cache bench-reshard bench-store bench-ssd perf-check gpu-deps gpu-check test-asan test-tsan fuzz images clean
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
@@ -77,8 +77,11 @@ build/.peers: build/.venv
 	@$(BIN)/pip install -q --no-deps --target build/peers torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0 pyre-extensions==0.0.32 tqdm torchmetrics==1.0.3 tensordict==0.15.3
 	@touch $@
 
-bench-store: dev cpp build/.peers ## the store against FBGEMM, RocksDB, fio and others; PARTS="lookup ssd" for some; an hour
+bench-store: dev cpp build/.peers ## the store against FBGEMM, absl and Redis; PARTS="lookup" for one part; half an hour
 	$(BIN)/python -m bench.store $(PARTS)
+
+bench-ssd: dev cpp ## the SSD tier against RocksDB and fio (librocksdb-dev, fio); five minutes, 7 GB of disk
+	$(BIN)/python -m bench.store.ssd
 
 perf-check: dev cpp ## perf_analyzer drives lookup and ranking by gRPC and HTTP
 	$(BIN)/python -m bench.perf_check

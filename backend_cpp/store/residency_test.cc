@@ -368,10 +368,12 @@ TEST_F(ResidencyTest, ExplainSaysWhereARowIsAndCountsNoAccess) {
   EXPECT_EQ(after.access_count, before.access_count) << "two looks";
   std::vector<float> out(32);
   const int64_t key = 5;
-  ASSERT_TRUE(store_->PinNewest()
-                  ->Lookup({0, {&key, 1}, Pooling::kNone, {}, out.data(), 32, nullptr})
-                  .ok());
-  EXPECT_EQ(explain(2, 5).access_count, after.access_count + 1);
+  for (int i = 0; i < 64; ++i) {  // where counts move no row, one access in eight counts
+    ASSERT_TRUE(store_->PinNewest()
+                    ->Lookup({0, {&key, 1}, Pooling::kNone, {}, out.data(), 32, nullptr})
+                    .ok());
+  }
+  EXPECT_GT(explain(2, 5).access_count, after.access_count);
   EXPECT_TRUE(explain(1, 6).resident);
   EXPECT_FALSE(explain(2, 6).resident);
   EXPECT_EQ(explain(2, 6).tier, Source::kPruned);

@@ -183,6 +183,7 @@ struct RowLocation {
   uint32_t payload_bytes = 0;
   uint32_t bucket = 0;
   uint32_t device = 0;
+  // Of late, 0 to 63; where no tier moves rows by it, of one access in eight on average.
   uint32_t access_count = 0;
   uint64_t version = 0;  // the version that last changed it, 0 if it has folded into the base
 };

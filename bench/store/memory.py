@@ -1,0 +1,179 @@
+"""Bytes a row costs over its payload, while a table grows and when it is full.
+
+Rows come in random order, a hundredth of them at a time, so that all buckets grow alike; after each
+bucket's share the store's own account is read, which holds it to its budget. Each side runs in a
+process of its own, whose resident memory the account is checked against. Redis keeps rows as
+strings, absl::flat_hash_map as values; FBGEMM's hash map stands beside a dense table.
+"""
+
+import dataclasses
+import json
+import multiprocessing
+import os
+import statistics
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import redis
+from rich.console import Console
+
+from bench import report
+from bench.servers import BUILD
+from bench.store import ours, peers
+from embertide import _store
+from embertide.server.adapters.process import free_ports
+from embertide.server.adapters.redis import RedisOptions, RedisServer
+from embertide.trainer.embedding.keys import buckets_of
+
+_CONSOLE = Console(stderr=True, highlight=False)
+_ROWS = 4_000_000
+_DIM = 32
+_PAYLOAD = 4 * _DIM
+_SHARES = 100
+# Sizes below this say more of the store's own directory than of rows.
+_FROM = 400_000
+_MEAN_BAR, _WORST_BAR, _ALLOCATOR_BAR = 24.0, 32.0, 1.03
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Grown:
+    """What a growing table cost over its payload."""
+
+    rows: list[int]
+    over_payload: list[float]  # bytes a row
+    account: int  # bytes at the end, payload included
+    resident: int  # of the process, more than before the first row
+
+
+def _resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _grow(profile: str) -> Grown:
+    rng = np.random.default_rng(1)
+    table = ours.table_of(_ROWS, _DIM)
+    store = _store.Store(
+        tables=[table], profile=profile, ddr_budget_bytes=_ROWS * (_PAYLOAD + 120) + (64 << 20)
+    )
+    order = rng.permutation(_ROWS)
+    before = _resident()
+    rows: list[int] = []
+    over: list[float] = []
+    for part in np.array_split(order, _SHARES):
+        keys_N = ours.keys_of(part)
+        if profile == "train":
+            store.ensure_rows(0, keys_N)
+            _note(store, rows, over)
+            continue
+        buckets_N = buckets_of(keys_N.view(np.uint64), table.bucket_bits)
+        for bucket in range(1 << table.bucket_bits):
+            chosen = keys_N[buckets_N == bucket].view(np.uint64)
+            store.stage_records(1, 0, bucket, ours.records_of(rng, chosen, _DIM))
+            _note(store, rows, over)
+    stats = store.stats()
+    account = stats["ddr_payload_bytes"] + stats["index_bytes"]
+    return Grown(rows, over, account, _resident() - before)
+
+
+def _note(store: _store.Store, rows: list[int], over: list[float]) -> None:
+    stats = store.stats()
+    if stats["rows"] < _FROM:
+        return
+    used = stats["ddr_payload_bytes"] + stats["index_bytes"]
+    rows.append(stats["rows"])
+    over.append(used / stats["rows"] - _PAYLOAD)
+
+
+def _redis() -> float:
+    log = BUILD / "bench" / "redis.log"
+    options = RedisOptions(log=log, port=free_ports(1)[0], max_memory_bytes=4 << 30)
+    rows = _ROWS // 4
+    keys = ours.keys_of(np.arange(rows))
+    values = np.random.default_rng(1).random((rows, _DIM), np.float32)
+    with RedisServer(options) as server:
+        client = redis.Redis.from_url(server.url)
+        before = client.info("memory")["used_memory"]
+        for part in np.array_split(np.arange(rows), rows // 10_000):
+            pipe = client.pipeline(transaction=False)
+            for row in part:
+                pipe.set(keys[row].tobytes(), values[row].tobytes())
+            pipe.execute()
+        used = int(client.info("memory")["used_memory"] - before)
+    return used / rows - _PAYLOAD
+
+
+def _flat_hash_map() -> tuple[float, float]:
+    """Return bytes a row over payload of absl's map: mean and worst while it grows."""
+    program = BUILD / "cpp" / "bench" / "store" / "map_peer"
+    build = ["cmake", "--build", str(BUILD / "cpp"), "--target", "map_peer"]
+    subprocess.run(build, check=True, stdout=subprocess.DEVNULL)
+    command = [str(program), str(_ROWS), str(_FROM)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    said = json.loads(done.stdout)
+    return said["mean"], said["worst"]
+
+
+def _pruned_hash() -> float:
+    before = _resident()
+    peer = peers.PrunedHash(_ROWS, _DIM)
+    over = (_resident() - before) / _ROWS - _PAYLOAD
+    del peer
+    return over - 4  # the rows' ids, which the benchmark keeps
+
+
+def _in_process(work: Callable[..., Any], *arguments: object) -> Any:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(work, arguments)
+
+
+def _row(case: str, metric: str, value: float, peer: float, name: str, bar: float) -> report.Row:
+    return report.Row(
+        case=case,
+        metric=metric,
+        unit="bytes a row over payload",
+        ours=round(value, 2),
+        peer=round(peer, 2),
+        peer_name=name,
+        ratio=round(value / peer, 4),
+        better="lower",
+        n=1,
+        spread=0.0,
+        target=bar,
+    )
+
+
+def run() -> Iterator[report.Row]:
+    """Yield the rows of the report; bars on ours alone are stated against the bar itself."""
+    case = f"{_ROWS:,} rows of {_DIM} floats"
+    _CONSOLE.print(f"bytes a row: {case}")
+    serve: Grown = _in_process(_grow, "serve")
+    mean, worst = statistics.fmean(serve.over_payload), max(serve.over_payload)
+    yield _row(f"{case}, serve", "mean of growth", mean, _MEAN_BAR, "the bar", 1.0)
+    yield _row(f"{case}, serve", "worst moment of growth", worst, _WORST_BAR, "the bar", 1.0)
+    train: Grown = _in_process(_grow, "train")
+    train_mean = statistics.fmean(train.over_payload)
+    yield _row(f"{case}, train", "mean of growth", train_mean, mean, "ours, serve", 0.0)
+    for name, grown in (("serve", serve), ("train", train)):
+        yield dataclasses.replace(
+            _row(
+                f"{case}, {name}",
+                "account / resident memory",
+                grown.account,
+                grown.resident,
+                "the process",
+                _ALLOCATOR_BAR,
+            ),
+            unit="bytes",
+        )
+    yield _row(f"{case}, serve", "full", serve.over_payload[-1], _redis(), "Redis strings", 0.0)
+    map_mean, map_worst = _flat_hash_map()
+    yield _row(f"{case}, serve", "mean of growth", mean, map_mean, "absl::flat_hash_map", 0.0)
+    yield _row(f"{case}, serve", "worst of growth", worst, map_worst, "absl::flat_hash_map", 0.0)
+    peer = peers.PrunedHash.name
+    yield _row(
+        f"{case}, serve", "full", serve.over_payload[-1], _in_process(_pruned_hash), peer, 0.0
+    )
