@@ -1,7 +1,7 @@
 // Batched reads through a pinned view.
 //
 // A batch runs in chunks, a chunk in one pass over its keys in which four things go on in turn, a
-// step of sixteen keys each, so that no key waits alone for memory and the memory never waits long
+// step of eight keys each, so that no key waits alone for memory and the memory never waits long
 // for a sum:
 //
 //   step s + 3: ask for the keys' index groups        step s + 2: find them there, ask for the rows
@@ -26,7 +26,7 @@ namespace {
 
 // Keys of a step. Three steps are more lines than a core has misses in flight, and few enough to
 // stay in the first-level cache.
-constexpr size_t kStep = 16;
+constexpr size_t kStep = 8;
 // Rows added at a time: then sums pass through memory once for as many rows.
 constexpr size_t kRows = 8;
 // Keys of a chunk: SSD reads come in batches far deeper than a drive's queue, and what a chunk
