@@ -127,16 +127,14 @@ class SlabArena {
   Result<Page*> AddPage(ClassKey key);
   void DropPage(Page* page);
   static uint64_t AuxBytesOf(const Page& page) { return uint64_t{page.aux_bytes} * page.slots; }
-  static uint64_t BytesOf(const Page& page) {
-    return kSlabPageBytes + AuxBytesOf(page);
-  }
+  static uint64_t BytesOf(const Page& page) { return kSlabPageBytes + AuxBytesOf(page); }
 
   ByteBudget* budget_;
   const uint64_t max_pages_;
   std::byte* range_ = nullptr;  // as the system gave it; null: it had none
   std::byte* base_ = nullptr;   // the first address in it that an extent may begin at
   std::unique_ptr<std::atomic<Page*>[]> pages_;
-  std::vector<uint8_t> extents_;                 // pages that exist, a bit each
+  std::vector<uint8_t> extents_;     // pages that exist, a bit each
   std::set<uint32_t> free_numbers_;  // page numbers given back, below next_number_
   uint32_t next_number_ = 0;
   std::map<ClassKey, std::vector<Page*>> room_;  // pages with room, by class

@@ -145,8 +145,7 @@ bool BucketIndex::Place(const Arrays& arrays, uint64_t hash, uint64_t key, uint6
   }
 }
 
-Status BucketIndex::Reserve(ByteBudget* budget,
-                            const std::function<void(const Arrays&)>& retire) {
+Status BucketIndex::Reserve(ByteBudget* budget, const std::function<void(const Arrays&)>& retire) {
   const Arrays old = arrays();
   const auto fits = [](uint64_t entries, uint64_t groups) {
     return entries * 4 <= groups * kGroupEntries * 3;
@@ -190,8 +189,7 @@ uint8_t BucketIndex::Age(uint32_t entry) {
   std::atomic<uint64_t>& at = Word(entry);
   uint64_t word = at.load(std::memory_order_relaxed);
   const uint32_t before = CountOf(word);
-  at.store((word & ~kCountBits) | (uint64_t{before / 2} << kCountShift),
-           std::memory_order_release);
+  at.store((word & ~kCountBits) | (uint64_t{before / 2} << kCountShift), std::memory_order_release);
   return static_cast<uint8_t>(before);
 }
 

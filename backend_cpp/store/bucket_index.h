@@ -146,8 +146,8 @@ class BucketIndex {
   }
   static bool IsLive(uint64_t word) { return word != 0 && word != kDeleted; }
   static Cursor CursorAt(const Arrays& arrays, uint64_t hash) {
-    const auto number = static_cast<uint32_t>(
-        (uint64_t{static_cast<uint32_t>(hash)} * arrays.group_count) >> 32);
+    const auto number =
+        static_cast<uint32_t>((uint64_t{static_cast<uint32_t>(hash)} * arrays.group_count) >> 32);
     return {arrays, number, arrays.group(number)};
   }
   // One word names the arrays and their size, so that a reader never sees those of two.

@@ -189,8 +189,7 @@ Status Store::CheckIntegrity() const {
         EMBERTIDE_RETURN_IF_ERROR(
             NameEntries(table, *retired.bucket, impl_->AuxBytes(table), /*retired=*/true, &named));
       }
-      if (retired.node == nullptr && retired.arrays.pages == nullptr &&
-          retired.bucket == nullptr) {
+      if (retired.node == nullptr && retired.arrays.pages == nullptr && retired.bucket == nullptr) {
         named.Add(retired.place, retired.bytes);
       }
     }

@@ -7,14 +7,14 @@
 //   step s + 3: ask for the keys' index groups        step s + 2: find them there, ask for the rows
 //   step s + 1: or in the groups after them           step s:     add the rows to their bags
 //
-// Each is a loop that does nothing else: a core looks some three hundred instructions ahead, and the
-// shorter the loop, the more keys that is.
+// Each is a loop that does nothing else: a core looks some three hundred instructions ahead, and
+// the shorter the loop, the more keys that is.
 //
 // Rows that lie on an SSD hold the bags back: the rest of the chunk is found first, then they are
 // read in one batch (each block once). Then the pass goes on.
 //
-// Longer than 600 lines because finding and pooling share one batch's memory, and the HBM tier, whose
-// batches lie in hbm_tier.cc, asks the finder for what it lacks.
+// Longer than 600 lines because finding and pooling share one batch's memory, and the HBM tier,
+// whose batches lie in hbm_tier.cc, asks the finder for what it lacks.
 #include <algorithm>
 #include <cstring>
 
@@ -121,8 +121,8 @@ void Observe(const Store::Impl& impl, uint32_t table, uint64_t key, const Found&
   if (!by_place && !by_key) return;
   const Table& of = impl.tables[table];
   scratch->observed.push_back({key, hash, table, Store::Impl::BucketOf(of, hash),
-                               of.config.layout.PayloadBytes(found.row.live), found.source, by_place,
-                               by_key});
+                               of.config.layout.PayloadBytes(found.row.live), found.source,
+                               by_place, by_key});
 }
 
 // The pass over one chunk. Keys, hashes, tables and remote rows stand in the scratch.
@@ -185,8 +185,8 @@ class Pass {
     for (size_t i = first; i < end; ++i) {
       const Table& table = impl_.tables[tables[i]];
       // What came from elsewhere is not looked for here, where a superseded copy may still be.
-      At(i).bucket = Remote(i) ? nullptr
-                               : table.buckets[Store::Impl::BucketOf(table, hashes[i])].At(version_);
+      At(i).bucket =
+          Remote(i) ? nullptr : table.buckets[Store::Impl::BucketOf(table, hashes[i])].At(version_);
     }
     for (size_t i = first; i < end; ++i) {
       Pending& key = At(i);
@@ -287,8 +287,7 @@ class Pass {
   void Place(size_t i, const Pending& key, uint64_t word) {
     const uint32_t t = scratch_->tables[i];
     const Location place =
-        word == 0 ? Location()
-                  : Store::Impl::Resolve(BucketIndex::LocationOf(word), version_);
+        word == 0 ? Location() : Store::Impl::Resolve(BucketIndex::LocationOf(word), version_);
     Found& found = scratch_->found[i];
     switch (place.tier()) {
       case TierId::kDdr:

@@ -117,12 +117,11 @@ inline Doubles Widen(HalfFloats values) {
 }
 
 inline HalfFloats Half(const Floats& values, uint32_t which) {
-  return Load<HalfFloats>(reinterpret_cast<const std::byte*>(&values) +
-                          which * sizeof(HalfFloats));
+  return Load<HalfFloats>(reinterpret_cast<const std::byte*>(&values) + which * sizeof(HalfFloats));
 }
 
-// Dimensions [first, first + kSteps * kWidth) of all rows. Rows that are not whole: of layouts whose
-// chunks are multiples of kWidth.
+// Dimensions [first, first + kSteps * kWidth) of all rows. Rows that are not whole: of layouts
+// whose chunks are multiples of kWidth.
 template <typename D, bool kWhole, uint32_t kSteps>
 void AddPass(const RowLayout& layout, const EncodedRow* rows, size_t n, uint32_t first,
              double* sums) {
@@ -139,8 +138,8 @@ void AddPass(const RowLayout& layout, const EncodedRow* rows, size_t n, uint32_t
     } else {
       chunk = first / chunk_dim;
       left = chunk_dim - first % chunk_dim;
-      const auto before = static_cast<uint32_t>(
-          __builtin_popcount(row.live & ((1U << chunk) - 1U)));
+      const auto before =
+          static_cast<uint32_t>(__builtin_popcount(row.live & ((1U << chunk) - 1U)));
       const uint32_t lives = row.live >> chunk & 1U;
       from.at += size_t{before * chunk_dim + lives * (first % chunk_dim)} * D::kBytes;
     }

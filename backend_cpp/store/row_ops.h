@@ -2,8 +2,8 @@
 // a bag's fp64 sums, write a row as floats.
 //
 // By the widest vectors that this CPU has (AVX-512, AVX2, else the compiler's baseline), chosen
-// once; EMBERTIDE_VECTORS=avx2 or =plain in the environment forbids wider ones. Every way gives the same bits: each
-// dimension is added to in the order of the rows. Pure and thread-safe.
+// once; EMBERTIDE_VECTORS=avx2 or =plain in the environment forbids wider ones. Every way gives the
+// same bits: each dimension is added to in the order of the rows. Pure and thread-safe.
 #pragma once
 
 #include <array>

@@ -29,8 +29,8 @@ class RowOpsTest : public testing::TestWithParam<Parameters> {
     rows_.clear();
     decoded_.clear();
     for (size_t r = 0; r < n; ++r) {
-      const auto live = static_cast<uint16_t>(whole ? layout_.full_mask()
-                                                    : random() & layout_.full_mask());
+      const auto live =
+          static_cast<uint16_t>(whole ? layout_.full_mask() : random() & layout_.full_mask());
       std::vector<float> row(layout_.dim());
       for (float& value : row) value = values(random);
       // At an odd address, as rows in records are.
@@ -82,16 +82,16 @@ TEST_P(RowOpsTest, ARowIsWrittenAsItDecodes) {
 }
 
 // Dimensions with and without a tail, chunks wider and narrower than a vector.
-INSTANTIATE_TEST_SUITE_P(
-    All, RowOpsTest,
-    testing::Combine(testing::Values("plain", "avx2", "avx512"),
-                     testing::Values(DType::kFp32, DType::kFp16, DType::kBf16, DType::kInt8),
-                     testing::Values(std::pair<uint16_t, uint16_t>{1, 3},
-                                     std::pair<uint16_t, uint16_t>{4, 4},
-                                     std::pair<uint16_t, uint16_t>{4, 16},
-                                     std::pair<uint16_t, uint16_t>{4, 32},
-                                     std::pair<uint16_t, uint16_t>{3, 20},
-                                     std::pair<uint16_t, uint16_t>{16, 16})));
+INSTANTIATE_TEST_SUITE_P(All, RowOpsTest,
+                         testing::Combine(testing::Values("plain", "avx2", "avx512"),
+                                          testing::Values(DType::kFp32, DType::kFp16, DType::kBf16,
+                                                          DType::kInt8),
+                                          testing::Values(std::pair<uint16_t, uint16_t>{1, 3},
+                                                          std::pair<uint16_t, uint16_t>{4, 4},
+                                                          std::pair<uint16_t, uint16_t>{4, 16},
+                                                          std::pair<uint16_t, uint16_t>{4, 32},
+                                                          std::pair<uint16_t, uint16_t>{3, 20},
+                                                          std::pair<uint16_t, uint16_t>{16, 16})));
 
 }  // namespace
 }  // namespace embertide

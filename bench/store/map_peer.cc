@@ -57,14 +57,14 @@ int main(int argc, char** argv) {
     if (row < from) continue;
     const auto now = static_cast<double>(g_bytes) / static_cast<double>(row + 1);
     // A table that grew held both for a moment.
-    const double peak =
-        g_bytes == before ? now
-                          : static_cast<double>(g_bytes + before) / static_cast<double>(row + 1);
+    const double peak = g_bytes == before
+                            ? now
+                            : static_cast<double>(g_bytes + before) / static_cast<double>(row + 1);
     sum += now;
     worst = std::max(worst, peak);
   }
   const double payload = kPayloadBytes;
-  std::printf("{\"mean\": %.3f, \"worst\": %.3f}\n", sum / static_cast<double>(rows - from) - payload,
-              worst - payload);
+  std::printf("{\"mean\": %.3f, \"worst\": %.3f}\n",
+              sum / static_cast<double>(rows - from) - payload, worst - payload);
   return 0;
 }

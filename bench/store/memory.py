@@ -161,10 +161,10 @@ def run() -> Iterator[report.Row]:
         yield dataclasses.replace(
             _row(
                 f"{case}, {name}",
-                "account / resident memory",
-                grown.account,
+                "resident memory",
                 grown.resident,
-                "the process",
+                grown.account,
+                "our account",
                 _ALLOCATOR_BAR,
             ),
             unit="bytes",

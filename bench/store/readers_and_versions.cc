@@ -1,11 +1,11 @@
-// A reader beside a writer of whole versions, in one process. Prints the reader's latencies as JSON;
-// run by bench.store.versions.
+// A reader beside a writer of whole versions, in one process. Prints the reader's latencies as
+// JSON; run by bench.store.versions.
 //
 //   readers_and_versions ROWS_PER_S SECONDS
 //
 // The reader pools 64 bags of 10 Zipf-like keys through a view of the newest version; every 64th
-// time it also checks that all rows of a bag are of that one version. The writer commits ten versions
-// a second, each of a tenth of ROWS_PER_S random rows.
+// time it also checks that all rows of a bag are of that one version. The writer commits ten
+// versions a second, each of a tenth of ROWS_PER_S random rows.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -114,7 +114,8 @@ int Run(uint64_t rows_per_s, double seconds) {
     if (!view->Lookup({0, some, Pooling::kNone, {}, row.data(), kDim, nullptr}).ok()) return 1;
     for (uint32_t k = 0; k < kBag; ++k) {
       const float* values = &row[k * kDim];
-      const bool whole = std::all_of(values, values + kDim, [&](float v) { return v == values[0]; });
+      const bool whole =
+          std::all_of(values, values + kDim, [&](float v) { return v == values[0]; });
       if (!whole || values[0] > static_cast<float>(view->version())) ++mixed;
     }
   }
@@ -124,9 +125,10 @@ int Run(uint64_t rows_per_s, double seconds) {
   const auto at = [&](double share) {
     return micros[static_cast<size_t>(share * static_cast<double>(micros.size() - 1))];
   };
-  std::printf("{\"reads\": %zu, \"versions\": %lu, \"mixed\": %lu, \"p50_us\": %.2f, "
-              "\"p99_us\": %.2f, \"worst_us\": %.2f}\n",
-              micros.size(), applied, mixed, at(0.5), at(0.99), micros.back());
+  std::printf(
+      "{\"reads\": %zu, \"versions\": %lu, \"mixed\": %lu, \"p50_us\": %.2f, "
+      "\"p99_us\": %.2f, \"worst_us\": %.2f}\n",
+      micros.size(), applied, mixed, at(0.5), at(0.99), micros.back());
   return 0;
 }
 

@@ -159,12 +159,12 @@ struct StoreStats {
   uint64_t refused_rows = 0;  // staged rows that no tier had room for
   uint64_t hbm_bytes = 0;     // of all HBM devices: pages with rows, and all that is no page
   uint64_t hbm_rows = 0;
-  uint64_t hbm_placed = 0;      // rows that entered HBM
-  uint64_t hbm_evictions = 0;   // rows that left it, also those that had ended
-  uint64_t hbm_ended = 0;       // rows of it that a version changed
-  uint64_t hbm_refused = 0;     // rows not let in: no room, or none that another would leave
-  uint64_t hbm_fallbacks = 0;   // lookups answered without it, as they did not fit or it has failed
-  bool hbm_failed = false;      // a device failed; the tier is not used any more
+  uint64_t hbm_placed = 0;     // rows that entered HBM
+  uint64_t hbm_evictions = 0;  // rows that left it, also those that had ended
+  uint64_t hbm_ended = 0;      // rows of it that a version changed
+  uint64_t hbm_refused = 0;    // rows not let in: no room, or none that another would leave
+  uint64_t hbm_fallbacks = 0;  // lookups answered without it, as they did not fit or it has failed
+  bool hbm_failed = false;     // a device failed; the tier is not used any more
   // Reads that the policies of DDR were to hear of and did not, rows to be promoted among them.
   uint64_t dropped_accesses = 0;
   uint64_t new_keys_waiting = 0;   // occurrences of keys that were no reason for a row yet
