@@ -27,6 +27,12 @@ class BlockLogTest : public ::testing::TestWithParam<const char*> {
       : path_(std::filesystem::temp_directory_path() /
               ("embertide-log-" + std::to_string(::getpid()))) {}
   ~BlockLogTest() override { std::filesystem::remove(path_); }
+  void SetUp() override {
+    auto engine = ParseSsdEngine(GetParam());
+    if (engine.ok() && !ProbeSsd(path_.parent_path(), *engine).ok()) {
+      GTEST_SKIP() << GetParam() << " is refused here";
+    }
+  }
   std::unique_ptr<BlockFile> File() {
     if (GetParam() == std::string("memory")) return NewMemoryBlockFile();
     return std::move(*OpenBlockFile(path_, *ParseSsdEngine(GetParam())));
