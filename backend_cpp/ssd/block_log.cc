@@ -231,6 +231,8 @@ void BlockLog::Scan(Run run, std::vector<LogRow>* rows, std::vector<std::byte>* 
     uint32_t at = kBlockHeaderBytes;
     for (uint16_t left = Load<BlockHeader>(block).rows; left > 0; --left) {
       const auto entry = Load<EntryHeader>(block + at);
+      // The checksum has passed: whoever wrote this wrote it wrongly.
+      EMBERTIDE_CHECK(at + EntryBytes(entry.bytes) <= kBlockBytes);
       rows->push_back({(number << kSsdOffsetBits) | (at / 8), entry.key, entry.table, entry.bytes,
                        bytes->size()});
       const std::byte* row = block + at + kEntryHeaderBytes;

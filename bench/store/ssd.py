@@ -172,7 +172,7 @@ def _measure(rows: int, repetitions: int) -> tuple[list[report.Row], Curves, dic
     for name, ours, theirs, peer_name, target in (
         ("io_uring, one thread", rates("uring"), rates("one"), "MultiGet", _LEAST_RATE),
         ("libaio, one thread", rates("aio"), rates("one"), "MultiGet", _LEAST_RATE),
-        ("pread, one thread", rates("pread"), rates("one"), "MultiGet", _LEAST_RATE),
+        ("pread, one thread", rates("pread"), rates("one"), "MultiGet", 1.0),  # no bar of its own
     ):
         metric = (f"{case}, {name}", "rows/s", "rows/s")
         compared.append(
