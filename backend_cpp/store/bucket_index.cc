@@ -42,18 +42,20 @@ BucketIndex::Arrays Allocate(uint32_t groups) {
 
 }  // namespace
 
-const std::array<uint32_t, BucketIndex::kSizes> BucketIndex::kGroupCounts = [] {
-  std::array<uint32_t, kSizes> counts{};
-  uint64_t count = 1;
-  for (uint32_t& each : counts) {
-    each = static_cast<uint32_t>(count);
-    // A fifth that is no whole number is rounded down: less waste, a few more steps.
-    const uint64_t unit = count < kLeastPagedGroups ? 1 : kPageGroups;
-    count += std::max(count / 5 / unit * unit, unit);
-    if (unit == 1 && count >= kLeastPagedGroups) count = kLeastPagedGroups;
-  }
-  return counts;
-}();
+constinit const std::array<uint32_t, BucketIndex::kSizes> BucketIndex::kGroupCounts =
+    []() noexcept {
+      std::array<uint32_t, kSizes> counts{};
+      uint64_t count = 1;
+      for (uint32_t& each : counts) {
+        each = static_cast<uint32_t>(count);
+        // A fifth that is no whole number is rounded down: less waste, a few more steps.
+        const uint64_t unit = count < kLeastPagedGroups ? 1 : kPageGroups;
+        const uint64_t fifth = count / 5 / unit * unit;
+        count += fifth == 0 ? unit : fifth;
+        if (unit == 1 && count >= kLeastPagedGroups) count = kLeastPagedGroups;
+      }
+      return counts;
+    }();
 
 uint64_t BucketIndex::Arrays::bytes() const {
   return uint64_t{group_count} * sizeof(Group) + uint64_t{PagesOf(group_count)} * sizeof(Group*);
