@@ -23,7 +23,7 @@ void CheckPayload(const RowLayout& layout, const RowRecord& record) {
   std::vector<float> values(layout.dim());
   DecodePayload(layout, record.live, record.payload.data(), values.data());
   std::vector<double> sums(layout.dim(), 0.0);
-  AccumulatePayload(layout, record.live, record.payload.data(), 1.0, sums.data());
+  AccumulatePayload(layout, record.live, record.payload.data(), sums.data());
   bool numbers = true;
   for (uint32_t d = 0; d < layout.dim(); ++d) {
     numbers = numbers && !std::isnan(values[d]);

@@ -9,6 +9,17 @@
 
 #include "embertide/hash.h"
 
+#if defined(__SANITIZE_ADDRESS__)
+#define EMBERTIDE_LEAK_CHECK 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define EMBERTIDE_LEAK_CHECK 1
+#endif
+#endif
+#ifdef EMBERTIDE_LEAK_CHECK
+#include <sanitizer/lsan_interface.h>
+#endif
+
 namespace embertide {
 
 namespace {
@@ -37,6 +48,10 @@ BucketIndex::Arrays Allocate(uint32_t groups) {
       list[p] = reinterpret_cast<BucketIndex::Group*>(TakePoolPage());
     }
   }
+#ifdef EMBERTIDE_LEAK_CHECK
+  // Beside the size in one word, the address of a list is none to the leak checker.
+  __lsan_ignore_object(list.get());
+#endif
   return {list.release(), groups};
 }
 
