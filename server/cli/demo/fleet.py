@@ -40,7 +40,8 @@ def _rows_budget(stream: Mapping[str, Any]) -> int:
 
 def ddr_budget(stream: Mapping[str, Any]) -> int:
     """Return the DDR budget of a node that holds all, for a stream as `describe` tells of it."""
-    return int(stream["index_bytes"]) + _rows_budget(stream)
+    wanted = int(stream["index_bytes"]) + _rows_budget(stream)
+    return max(wanted, DEVICES * _LEAST_DEVICE_BYTES)
 
 
 def node_budget(stream: Mapping[str, Any]) -> int:
