@@ -114,17 +114,6 @@ void BucketIndex::Count(Group* group, uint64_t key) {
   }
 }
 
-Location BucketIndex::Find(uint64_t hash, uint64_t key) const {
-  for (Cursor at = Begin(hash);; at.Advance()) {
-    if (const uint64_t word = WordIn(*at.group, key); word != 0) {
-      Count(at.group, key);
-      return LocationOf(word);
-    }
-    if (!GoesOn(*at.group)) break;
-  }
-  return {};
-}
-
 Location BucketIndex::Peek(uint64_t hash, uint64_t key) const {
   for (Cursor at = Begin(hash);; at.Advance()) {
     if (const uint64_t word = WordIn(*at.group, key); word != 0) return LocationOf(word);

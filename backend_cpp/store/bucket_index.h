@@ -18,7 +18,7 @@
 //   2. At most 3/4 of the entries are used or deleted.
 //   3. The bytes of the arrays are charged to the budget while they exist, also while retired.
 //
-// Threads: Find and AccessCount run on any thread beside one writer. An entry is published by its
+// Threads: Begin to AccessCount run on any thread beside one writer. An entry is published by its
 // word; a reader that finds a key reads its word and then the key again, so a reused entry is never
 // mistaken. The arrays of a grown bucket are handed to the writer's retire list, not freed.
 #pragma once
@@ -94,9 +94,7 @@ class BucketIndex {
   // Counts an access of a key that was found in the group, unless a writer is quicker.
   static void Count(Group* group, uint64_t key);
 
-  // The location of `key`, counting an access; a default Location if it has no entry.
-  Location Find(uint64_t hash, uint64_t key) const;
-  // As Find, but counts no access.
+  // The location of `key`, which counts as no access; a default Location if it has no entry.
   Location Peek(uint64_t hash, uint64_t key) const;
   // 0 to kMaxAccessCount, halved by Age.
   uint32_t AccessCount(uint64_t hash, uint64_t key) const;

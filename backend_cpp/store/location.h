@@ -46,10 +46,6 @@ class Location {
   uint16_t live() const { return static_cast<uint16_t>(word_ >> 38); }
   uint64_t slot() const { return word_ & ((1ULL << 38) - 1U); }
   bool operator==(const Location&) const = default;
-  // Whether a word, of an entry too, is one place in DDR: nearly all are.
-  static bool IsPlainDdr(uint64_t word) {
-    return (word & (kChainBit | 3ULL << 54)) == uint64_t{static_cast<uint8_t>(TierId::kDdr)} << 54;
-  }
 
  private:
   static constexpr uint64_t kChainBit = 1ULL << 63;

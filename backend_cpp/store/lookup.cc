@@ -207,7 +207,7 @@ class Pass {
     std::array<uint64_t, kStep> words;
     for (size_t i = first; i < end; ++i) groups[i - first] = At(i).group;
     kRowOps->words(groups.data(), keys + first, end - first, words.data());
-    for (size_t i = first; i < end; ++i) Meet(i, At(i), words[i - first]);
+    for (size_t i = first; i < end; ++i) Meet(i, words[i - first]);
     for (size_t i = first; i < end; ++i) NoteAccess(i);
   }
 
@@ -227,22 +227,11 @@ class Pass {
     }
   }
 
-  // What was found in the key's first group.
-  void Meet(size_t i, Pending& key, uint64_t word) {
-    const Table& table = impl_.tables[scratch_->tables[i]];
-    if (Location::IsPlainDdr(word)) {
-      const Location place = BucketIndex::LocationOf(word);
-      const std::byte* payload = SlabArena::AddressOf(key.bucket->rows, place.slot());
-      scratch_->found[i] = {{payload, place.live()}, Source::kDdr, What::kRow};
-      const uint32_t bytes = place.live() == table.full_mask
-                                 ? table.row_bytes
-                                 : table.config.layout.PayloadBytes(place.live());
-      __builtin_prefetch(payload);
-      for (uint32_t at = kLine; at < bytes; at += kLine) __builtin_prefetch(payload + at);
-      return;
-    }
+  // What the key's first group has of it.
+  void Meet(size_t i, uint64_t word) {
+    Pending& key = At(i);
     if (Remote(i)) return Take(*scratch_->remote[i], &scratch_->found[i]);
-    if (word != 0 || !BucketIndex::GoesOn(*key.group)) return Place(i, key, word);
+    if (word != 0 || !BucketIndex::GoesOn(*key.group)) return Place(i, word);
     key.goes_on = true;
     BucketIndex::Cursor at = key.bucket->index.Begin(scratch_->hashes[i]);
     at.Advance();
@@ -261,8 +250,7 @@ class Pass {
     }
     key.group = at.group;
     key.goes_on = false;
-    if (word == 0) return Place(i, key, word);
-    Meet(i, key, word);
+    Place(i, word);
     NoteAccess(i);
   }
 
@@ -283,26 +271,30 @@ class Pass {
                                            : What::kDefault;
   }
 
-  // Anything but a plain DDR row; word 0: no entry.
-  void Place(size_t i, const Pending& key, uint64_t word) {
+  // What an entry's word means at the pinned version; 0: there is no entry.
+  void Place(size_t i, uint64_t word) {
+    const Bucket* bucket = At(i).bucket;
     const uint32_t t = scratch_->tables[i];
+    const Table& table = impl_.tables[t];
     const Location place =
         word == 0 ? Location() : Store::Impl::Resolve(BucketIndex::LocationOf(word), version_);
+    const uint32_t bytes = place.live() == table.full_mask
+                               ? table.row_bytes
+                               : table.config.layout.PayloadBytes(place.live());
     Found& found = scratch_->found[i];
     switch (place.tier()) {
-      case TierId::kDdr:
-        found = {{SlabArena::AddressOf(key.bucket->rows, place.slot()), place.live()},
-                 Source::kDdr,
-                 What::kRow};
-        __builtin_prefetch(found.row.payload);
-        break;
-      case TierId::kSsd: {
-        found = {{nullptr, place.live()}, Source::kSsd, What::kRow};
-        const uint32_t bytes = impl_.tables[t].config.layout.PayloadBytes(place.live());
-        scratch_->ssd_keys.push_back(
-            {i, key.bucket->device, {place.slot(), scratch_->keys[i], t, bytes, nullptr}});
+      case TierId::kDdr: {
+        const std::byte* payload = SlabArena::AddressOf(bucket->rows, place.slot());
+        found = {{payload, place.live()}, Source::kDdr, What::kRow};
+        __builtin_prefetch(payload);
+        for (uint32_t at = kLine; at < bytes; at += kLine) __builtin_prefetch(payload + at);
         break;
       }
+      case TierId::kSsd:
+        found = {{nullptr, place.live()}, Source::kSsd, What::kRow};
+        scratch_->ssd_keys.push_back(
+            {i, bucket->device, {place.slot(), scratch_->keys[i], t, bytes, nullptr}});
+        break;
       case TierId::kHbm:  // no entry names it
       case TierId::kNowhere: {
         const bool pruned = place.slot() == static_cast<uint64_t>(RecordKind::kPruned);
@@ -544,6 +536,17 @@ static Status Answer(const Store::Impl& impl, uint64_t version,
   return Status::Ok();
 }
 
+// Finds all keys of a request, to be read from scratch->found, and counts them.
+static Status FindAll(const Store::Impl& impl, uint64_t version,
+                      std::span<const BagFeature> features, const KeyBags& keys, Scratch* scratch) {
+  LayOut(features, {&keys, 1}, scratch);
+  Pass pass(impl, version, scratch);
+  pass.FindAll();
+  EMBERTIDE_RETURN_IF_ERROR(Bring(impl, scratch));
+  pass.Count();
+  return Status::Ok();
+}
+
 namespace {
 
 // What the HBM tier asks of the tiers below it.
@@ -552,12 +555,7 @@ class BelowHbmLookup : public BelowHbm {
   BelowHbmLookup(const Store::Impl& impl, uint64_t version, Scratch* scratch)
       : impl_(impl), version_(version), scratch_(scratch) {}
   Status Find(std::span<const BagFeature> features, const KeyBags& keys) override {
-    LayOut(features, {&keys, 1}, scratch_);
-    Pass pass(impl_, version_, scratch_);
-    pass.FindAll();
-    EMBERTIDE_RETURN_IF_ERROR(Bring(impl_, scratch_));
-    pass.Count();
-    return Status::Ok();
+    return FindAll(impl_, version_, features, keys, scratch_);
   }
   Row At(size_t i) const override {
     const Found& found = scratch_->found[i];
@@ -662,17 +660,13 @@ Status BagReader::Lookup(std::span<const BagFeature> features, std::span<const K
 }
 
 // Finds keys of one table, for peers.
-static Status FindAll(const Store::Impl& impl, uint64_t version, uint32_t table,
-                      std::span<const int64_t> keys, Scratch* scratch, uint8_t* sources) {
+static Status FindForPeer(const Store::Impl& impl, uint64_t version, uint32_t table,
+                          std::span<const int64_t> keys, Scratch* scratch, uint8_t* sources) {
   EMBERTIDE_RETURN_IF_ERROR(impl.CheckTable(table));
   scratch->Begin(impl.tables.size());
   const BagFeature feature{table, Pooling::kSum, 0};
   const KeyBags bags{keys, {}, nullptr, 0};
-  LayOut({&feature, 1}, {&bags, 1}, scratch);
-  Pass pass(impl, version, scratch);
-  pass.FindAll();
-  EMBERTIDE_RETURN_IF_ERROR(Bring(impl, scratch));
-  pass.Count();
+  EMBERTIDE_RETURN_IF_ERROR(FindAll(impl, version, {&feature, 1}, bags, scratch));
   Tell(impl, scratch);
   for (size_t i = 0; i < keys.size(); ++i) {
     sources[i] = static_cast<uint8_t>(scratch->found[i].source);
@@ -688,7 +682,7 @@ Status BagReader::CopyRows(uint32_t table, std::span<const int64_t> keys, std::s
                            uint8_t* sources) const {
   const Store::Impl& impl = *view_.store_->impl_;
   Scratch& scratch = ThreadScratch();
-  EMBERTIDE_RETURN_IF_ERROR(FindAll(impl, view_.version_, table, keys, &scratch, sources));
+  EMBERTIDE_RETURN_IF_ERROR(FindForPeer(impl, view_.version_, table, keys, &scratch, sources));
   const RowLayout& layout = impl.tables[table].config.layout;
   std::vector<std::byte> bytes;
   bytes.reserve(keys.size() * (kRecordHeaderBytes + layout.PayloadBytes(layout.full_mask())));
@@ -710,7 +704,7 @@ Status BagReader::SumBags(uint32_t table, std::span<const int64_t> keys,
                           double* sums, uint8_t* sources) const {
   const Store::Impl& impl = *view_.store_->impl_;
   Scratch& scratch = ThreadScratch();
-  EMBERTIDE_RETURN_IF_ERROR(FindAll(impl, view_.version_, table, keys, &scratch, sources));
+  EMBERTIDE_RETURN_IF_ERROR(FindForPeer(impl, view_.version_, table, keys, &scratch, sources));
   const Table& of = impl.tables[table];
   const uint32_t dim = of.config.layout.dim();
   std::fill_n(sums, (offsets.size() - 1) * dim, 0.0);
