@@ -71,10 +71,10 @@ bench-reshard: dev cpp ## twenty reshards under load and versions; six minutes
 bench-cache: dev ## hit rates of the cache policies; TRACES="a.trace.xz b.parquet:item" for keys of yours
 	$(BIN)/python -m bench.cache $(TRACES)
 
-# FBGEMM stays out of the environment; what it needs of it fits.
+# FBGEMM alone, out of the environment; what it needs is there.
 build/.peers: build/.venv
 	@echo "== FBGEMM, to measure against"
-	@$(BIN)/pip install -q --no-deps --target build/peers torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0 pyre-extensions==0.0.32 tqdm torchmetrics==1.0.3 tensordict==0.15.3
+	@$(BIN)/pip install -q --no-deps --target build/peers --upgrade fbgemm-gpu-cpu==1.8.0
 	@touch $@
 
 bench-store: dev cpp build/.peers ## the store against FBGEMM, absl and Redis; PARTS="lookup" for one part; half an hour

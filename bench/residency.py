@@ -9,6 +9,7 @@ Nothing is timed; an SSD that is not in memory makes it slow, and no figure othe
 import argparse
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,9 +43,9 @@ def rows_of(keys_N: Keys, dim: int) -> list[bytes]:
     return [trainer.export_bucket(0, bucket) for bucket in range(1 << _BITS)]
 
 
-def opened(records: list[bytes], dim: int, **options: object) -> _store.Store:
+def opened(records: list[bytes], dim: int, **options: Any) -> _store.Store:
     """A serving store with these rows at version 1."""
-    store = _store.Store(tables=[_table(dim)], **options)  # type: ignore[arg-type]
+    store = _store.Store(tables=[_table(dim)], **options)
     for bucket, rows in enumerate(records):
         store.stage_records(1, 0, bucket, rows)
     store.commit(1)

@@ -13,7 +13,7 @@
 
 #include "embertide/hash.h"
 #include "embertide/row.h"
-#include "embertide/store.h"
+#include "one_table.h"
 
 namespace embertide {
 namespace {
@@ -21,21 +21,9 @@ namespace {
 constexpr uint32_t kDim = 32;
 constexpr uint32_t kPowers = 40;
 
-int Run(uint64_t rows, uint32_t bucket_bits) {
-  TableConfig table;
-  table.name = "table";
-  table.layout = {1, kDim, DType::kFp32};
-  table.bucket_bits = bucket_bits;
-  StoreOptions options;
-  options.tables = {table};
-  options.ddr_budget_bytes = rows * (4 * kDim + 60) + (256ULL << 20);
-  auto opened = Store::Open(options);
-  if (!opened.ok()) {
-    std::fprintf(stderr, "%s\n", opened.status().ToString().c_str());
-    return 1;
-  }
-  Store& store = **opened;
-  const std::vector<std::byte> payload(table.layout.PayloadBytes(1));
+void Run(uint64_t rows, uint32_t bucket_bits) {
+  const auto store = OpenOneTable(kDim, bucket_bits, rows, rows * 60 + (256ULL << 20));
+  const std::vector<std::byte> payload(4 * kDim);
   std::array<uint64_t, kPowers> histogram{};
   uint64_t longest = 0;
   std::vector<std::byte> record;
@@ -43,12 +31,10 @@ int Run(uint64_t rows, uint32_t bucket_bits) {
     record.clear();
     AppendRecord({key, 1, RecordKind::kRow, payload}, &record);
     const auto begin = std::chrono::steady_clock::now();
-    const Status staged = store.StageRecords(1, 0, BucketOfHash(HashKey(key), bucket_bits), record);
+    const Status staged =
+        store->StageRecords(1, 0, BucketOfHash(HashKey(key), bucket_bits), record);
     const auto took = std::chrono::steady_clock::now() - begin;
-    if (!staged.ok()) {
-      std::fprintf(stderr, "%s\n", staged.ToString().c_str());
-      return 1;
-    }
+    ExitIfError(staged);
     const auto nanos =
         static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(took).count());
     ++histogram[std::min<uint64_t>(std::bit_width(nanos), kPowers - 1)];
@@ -57,7 +43,6 @@ int Run(uint64_t rows, uint32_t bucket_bits) {
   std::printf("{\"longest_ns\": %lu, \"histogram\": [", longest);
   for (uint32_t p = 0; p < kPowers; ++p) std::printf("%s%lu", p == 0 ? "" : ", ", histogram[p]);
   std::printf("]}\n");
-  return 0;
 }
 
 }  // namespace
@@ -68,6 +53,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "growth_pauses ROWS BUCKET_BITS\n");
     return 2;
   }
-  return embertide::Run(std::strtoull(argv[1], nullptr, 10),
-                        static_cast<uint32_t>(std::strtoul(argv[2], nullptr, 10)));
+  embertide::Run(std::strtoull(argv[1], nullptr, 10),
+                 static_cast<uint32_t>(std::strtoul(argv[2], nullptr, 10)));
+  return 0;
 }

@@ -18,7 +18,7 @@
 
 #include "embertide/hash.h"
 #include "embertide/row.h"
-#include "embertide/store.h"
+#include "one_table.h"
 
 namespace embertide {
 namespace {
@@ -43,32 +43,17 @@ void Append(uint64_t key, float value, std::vector<std::vector<std::byte>>* reco
 
 void Stage(Store* store, uint64_t version, const std::vector<std::vector<std::byte>>& records) {
   for (uint32_t b = 0; b < records.size(); ++b) {
-    const Status staged = store->StageRecords(version, 0, b, records[b]);
-    if (!staged.ok()) {
-      std::fprintf(stderr, "%s\n", staged.ToString().c_str());
-      std::exit(1);
-    }
+    ExitIfError(store->StageRecords(version, 0, b, records[b]));
   }
 }
 
-int Run(uint64_t rows_per_s, double seconds) {
-  TableConfig table;
-  table.name = "table";
-  table.layout = {1, kDim, DType::kFp32};
-  table.bucket_bits = kBucketBits;
-  StoreOptions options;
-  options.tables = {table};
-  options.ddr_budget_bytes = kRows * (4 * kDim + 40) + (1ULL << 30);
-  auto opened = Store::Open(options);
-  if (!opened.ok()) {
-    std::fprintf(stderr, "%s\n", opened.status().ToString().c_str());
-    return 1;
-  }
-  Store& store = **opened;
+void Run(uint64_t rows_per_s, double seconds) {
+  const auto opened = OpenOneTable(kDim, kBucketBits, kRows, kRows * 40 + (1ULL << 30));
+  Store& store = *opened;
   std::vector<std::vector<std::byte>> records(1U << kBucketBits);
   for (uint64_t key = 0; key < kRows; ++key) Append(key, 1.0F, &records);
   Stage(&store, 1, records);
-  if (!store.Commit(1).ok()) return 1;
+  ExitIfError(store.Commit(1));
 
   std::atomic<bool> stop{false};
   uint64_t applied = 0;
@@ -81,7 +66,7 @@ int Run(uint64_t rows_per_s, double seconds) {
         Append(random() % kRows, static_cast<float>(version), &records);
       }
       Stage(&store, version, records);
-      if (!store.Commit(version).ok()) std::exit(1);
+      ExitIfError(store.Commit(version));
       store.Maintain();
       ++applied;
       next += std::chrono::milliseconds(1000 / kVersionsPerSecond);
@@ -107,11 +92,11 @@ int Run(uint64_t rows_per_s, double seconds) {
     auto view = store.PinNewest();
     const Status read = view->Lookup({0, keys, Pooling::kSum, offsets, out.data(), kDim, nullptr});
     micros.push_back(std::chrono::duration<double, std::micro>(Clock::now() - begin).count());
-    if (!read.ok()) return 1;
+    ExitIfError(read);
     if (micros.size() % 64 != 0) continue;
     // No row of a later version, and each row whole.
     const std::span<const int64_t> some(keys.data(), kBag);
-    if (!view->Lookup({0, some, Pooling::kNone, {}, row.data(), kDim, nullptr}).ok()) return 1;
+    ExitIfError(view->Lookup({0, some, Pooling::kNone, {}, row.data(), kDim, nullptr}));
     for (uint32_t k = 0; k < kBag; ++k) {
       const float* values = &row[k * kDim];
       const bool whole =
@@ -129,7 +114,6 @@ int Run(uint64_t rows_per_s, double seconds) {
       "{\"reads\": %zu, \"versions\": %lu, \"mixed\": %lu, \"p50_us\": %.2f, "
       "\"p99_us\": %.2f, \"worst_us\": %.2f}\n",
       micros.size(), applied, mixed, at(0.5), at(0.99), micros.back());
-  return 0;
 }
 
 }  // namespace
@@ -140,5 +124,6 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "readers_and_versions ROWS_PER_S SECONDS\n");
     return 2;
   }
-  return embertide::Run(std::strtoull(argv[1], nullptr, 10), std::strtod(argv[2], nullptr));
+  embertide::Run(std::strtoull(argv[1], nullptr, 10), std::strtod(argv[2], nullptr));
+  return 0;
 }

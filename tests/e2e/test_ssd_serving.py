@@ -37,6 +37,19 @@ def write_buckets(directory: Path) -> list[_store.BucketFileInfo]:
     ]
 
 
+def write_model(directory: Path, manifest: Callable[..., None]) -> triton.ModelOptions:
+    snapshot = directory / "snapshot"
+    snapshot.mkdir()
+    manifest(snapshot, TABLE, write_buckets(snapshot))
+    return triton.ModelOptions(
+        snapshot=snapshot,
+        devices=2,
+        ddr_budget_bytes=3 << 20,
+        ssd_budget_bytes=32 << 20,
+        ssd_directory=directory / "ssd",
+    )
+
+
 def counted(server: triton.TritonServer, name: str, **labels: str) -> float:
     return metric(server.metrics(), name, model="large", **labels)
 
@@ -72,15 +85,7 @@ def test_rows_beyond_the_ddr_budget_come_from_the_ssd(
     tmp_path: Path,
     one_table_manifest: Callable[..., None],
 ) -> None:
-    (tmp_path / "snapshot").mkdir()
-    one_table_manifest(tmp_path / "snapshot", TABLE, write_buckets(tmp_path / "snapshot"))
-    model = triton.ModelOptions(
-        snapshot=tmp_path / "snapshot",
-        devices=2,
-        ddr_budget_bytes=3 << 20,
-        ssd_budget_bytes=32 << 20,
-        ssd_directory=tmp_path / "ssd",
-    )
+    model = write_model(tmp_path, one_table_manifest)
     rng = np.random.default_rng(3)
     asked = ssd = 0
     with start(server_options, tmp_path, model) as server:
@@ -125,15 +130,8 @@ def test_a_bad_block_fails_the_requests_for_its_rows_alone(
     tmp_path: Path,
     one_table_manifest: Callable[..., None],
 ) -> None:
-    (tmp_path / "snapshot").mkdir()
-    one_table_manifest(tmp_path / "snapshot", TABLE, write_buckets(tmp_path / "snapshot"))
-    model = triton.ModelOptions(
-        snapshot=tmp_path / "snapshot",
-        devices=1,
-        ddr_budget_bytes=3 << 20,
-        ssd_budget_bytes=32 << 20,
-        ssd_directory=tmp_path / "ssd",
-        max_queue_delay_us=500_000,
+    model = dataclasses.replace(
+        write_model(tmp_path, one_table_manifest), devices=1, max_queue_delay_us=500_000
     )
     with start(server_options, tmp_path, model) as server:
         spoil(tmp_path / "ssd" / "device-0.log", block=3)

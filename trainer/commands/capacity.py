@@ -1,5 +1,6 @@
 """`capacity`: tier sizes that meet a latency goal, from a trace of keys."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,12 @@ _MIB = 1 << 20
 # Beside what `Policies()` says: the key of a slot, and its place in the map from keys to slots.
 _SLOT_BYTES = 13
 _COSTS = capacity.TierCosts()
+
+
+def _advance(
+    bar: rich.progress.Progress, task: rich.progress.TaskID, done: int, total: int
+) -> None:
+    bar.update(task, completed=done, total=total)
 
 
 def _policy_bytes(name: str) -> int:
@@ -127,9 +134,7 @@ def command(
                     keys_N,
                     name,
                     sizes=sizes,
-                    progress=lambda done, total, task=task: bar.update(  # type: ignore[misc]
-                        task, completed=done, total=total
-                    ),
+                    progress=partial(_advance, bar, task),
                 )
         plans = {
             name: capacity.plan(
