@@ -87,8 +87,16 @@ class BucketIndex {
   }
   // That of an index without arrays.
   static Group* EmptyGroup() { return &empty_group_; }
-  // The word of `key` in one group, 0 if it is not there.
-  static uint64_t WordIn(const Group& group, uint64_t key);
+  // The word of `key` in one group; if it is not there 0, or kGoesOn if GoesOn(group).
+  // (As a word, kGoesOn names a row of DDR, so that one test tells both from all else.)
+  static constexpr uint64_t kGoesOn =
+      (1ULL << 56) | (uint64_t{static_cast<uint8_t>(TierId::kDdr)} << 54);
+  static uint64_t WordOrGoesOn(const Group& group, uint64_t key);
+  // As before, 0 in either case.
+  static uint64_t WordIn(const Group& group, uint64_t key) {
+    const uint64_t word = WordOrGoesOn(group, key);
+    return word == kGoesOn ? 0 : word;
+  }
   // Whether a key that is not in this group may stand in the next.
   static bool GoesOn(const Group& group);
   // Counts an access of a key that was found in the group, unless a writer is quicker.
@@ -175,43 +183,50 @@ class BucketIndex {
 };
 
 // Always inlined: files of wider vectors compile it too, and no such code may serve another file.
-[[gnu::always_inline]] inline uint64_t BucketIndex::WordIn(const Group& group, uint64_t key) {
+[[gnu::always_inline]] inline uint64_t BucketIndex::WordOrGoesOn(const Group& group, uint64_t key) {
   // A deleted or an empty entry may keep any key; its word adds nothing but the mark.
   uint64_t word = 0;
+  bool full = true;
   // A lane is loaded whole whatever vector brings it; the scalar way is what TSan sees.
 #if defined(EMBERTIDE_VECTOR_GROUPS) && defined(__AVX2__)
   const __m256i wanted = _mm256_set1_epi64x(static_cast<int64_t>(key));
   const auto* keys = reinterpret_cast<const volatile __m256i*>(group.keys.data());
-  const auto* words = reinterpret_cast<const volatile __m256i*>(group.words.data());
   const __m256i before = _mm256_cmpeq_epi64(*keys, wanted);
-  const __m256i its = _mm256_and_si256(before, *words);
+  const __m256i words = *reinterpret_cast<const volatile __m256i*>(group.words.data());
+  const __m256i its = _mm256_and_si256(before, words);
   const __m256i four = _mm256_and_si256(its, _mm256_cmpeq_epi64(*keys, wanted));
+  const __m256i empty = _mm256_cmpeq_epi64(words, _mm256_setzero_si256());
+  full = _mm256_testz_si256(empty, empty) != 0;
   const __m128i both =
       _mm_or_si128(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
   word = static_cast<uint64_t>(_mm_cvtsi128_si64(both)) |
          static_cast<uint64_t>(_mm_extract_epi64(both, 1));
-  return word & ~kDeleted;
 #elif defined(EMBERTIDE_VECTOR_GROUPS)
   const __m128i wanted = _mm_set1_epi64x(static_cast<int64_t>(key));
   __m128i both = _mm_setzero_si128();
+  __m128i empty = _mm_setzero_si128();
   for (uint32_t half = 0; half < 2; ++half) {
     const auto* keys = reinterpret_cast<const volatile __m128i*>(&group.keys[2 * half]);
-    const auto* words = reinterpret_cast<const volatile __m128i*>(&group.words[2 * half]);
     const __m128i before = _mm_cmpeq_epi64(*keys, wanted);
-    const __m128i its = _mm_and_si128(before, *words);
+    const __m128i words = *reinterpret_cast<const volatile __m128i*>(&group.words[2 * half]);
+    const __m128i its = _mm_and_si128(before, words);
     both = _mm_or_si128(both, _mm_and_si128(its, _mm_cmpeq_epi64(*keys, wanted)));
+    empty = _mm_or_si128(empty, _mm_cmpeq_epi64(words, _mm_setzero_si128()));
   }
+  full = _mm_testz_si128(empty, empty) != 0;
   word = static_cast<uint64_t>(_mm_cvtsi128_si64(both)) |
          static_cast<uint64_t>(_mm_extract_epi64(both, 1));
-  return word & ~kDeleted;
-#endif
+#else
   for (uint32_t i = 0; i < kGroupEntries; ++i) {
     const bool before = group.keys[i].load(std::memory_order_acquire) == key;
     const uint64_t its = group.words[i].load(std::memory_order_acquire);
     const bool after = group.keys[i].load(std::memory_order_acquire) == key;
     word |= its & -static_cast<uint64_t>(static_cast<unsigned>(before) & after);
+    full &= its != 0;
   }
-  return word & ~kDeleted;
+#endif
+  word &= ~kDeleted;
+  return word | (static_cast<uint64_t>(static_cast<unsigned>(word == 0) & full) * kGoesOn);
 }
 
 inline bool BucketIndex::GoesOn(const Group& group) {

@@ -43,7 +43,7 @@ Status Store::AddBucket(uint32_t t, uint32_t b, uint32_t d, std::span<const std:
   if (before != nullptr && before->older != nullptr) {
     return {Code::kBusy, name + " is still read where it was before its last move"};
   }
-  auto* bucket = new Bucket(device);
+  auto* bucket = new Bucket(device, table);
   {
     const Writers writers = LockAll(impl_->devices);
     slot.building = bucket;

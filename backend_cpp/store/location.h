@@ -41,6 +41,10 @@ class Location {
   bool is_chain() const { return (word_ & kChainBit) != 0; }
   // Requires: is_chain().
   VersionNode* chain() const { return reinterpret_cast<VersionNode*>(word_ & ~kChainBit); }
+  // A word of an index entry, its own bits included, that names a row of DDR and no chain.
+  bool is_ddr_row() const {
+    return (word_ & (kChainBit | kTierBits)) == uint64_t{static_cast<uint8_t>(TierId::kDdr)} << 54;
+  }
   // Requires for the following: !is_chain().
   TierId tier() const { return static_cast<TierId>((word_ >> 54) & 3U); }
   uint16_t live() const { return static_cast<uint16_t>(word_ >> 38); }
@@ -49,6 +53,7 @@ class Location {
 
  private:
   static constexpr uint64_t kChainBit = 1ULL << 63;
+  static constexpr uint64_t kTierBits = 3ULL << 54;
   uint64_t word_;
 };
 

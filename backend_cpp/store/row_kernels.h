@@ -3,7 +3,6 @@
 // internal linkage and calls nothing of the library, so that no wide instruction leaves the file.
 #include <cstring>
 
-#include "embertide/hash.h"
 #include "store/row_ops.h"
 
 #if defined(__F16C__)
@@ -98,7 +97,7 @@ alignas(64) constexpr std::byte kZeros[4 * kWidth] = {};
 // A row's elements, from the first dimension on.
 template <typename D>
 struct Elements {
-  explicit Elements(const EncodedRow& row) : at(row.payload) {
+  explicit Elements(const FoundRow& row) : at(row.payload) {
     if (D::kScaled && row.live != 0) {
       scale = Load<float>(at);
       at += sizeof(float);
@@ -120,16 +119,33 @@ inline HalfFloats Half(const Floats& values, uint32_t which) {
   return Load<HalfFloats>(reinterpret_cast<const std::byte*>(&values) + which * sizeof(HalfFloats));
 }
 
+// Where sums come from and go to: memory, or nowhere and, rounded, the output.
+struct ToSums {
+  double* sums;
+  Doubles Begin(uint32_t d) const { return Load<Doubles>(sums + d); }
+  void End(const Doubles& total, uint32_t d) const { Save(total, sums + d); }
+};
+
+struct ToFloats {
+  float* out;
+  double divisor;
+  static Doubles Begin(uint32_t) { return Doubles{}; }
+  void End(const Doubles& total, uint32_t d) const {
+    // Dividing by one changes nothing but takes as long as a row.
+    const Doubles value = divisor == 1.0 ? total : total / divisor;
+    Save(__builtin_convertvector(value, HalfFloats), out + d);
+  }
+};
+
 // Dimensions [first, first + kSteps * kWidth) of all rows. Rows that are not whole: of layouts
 // whose chunks are multiples of kWidth.
-template <typename D, bool kWhole, uint32_t kSteps>
-void AddPass(const RowLayout& layout, const EncodedRow* rows, size_t n, uint32_t first,
-             double* sums) {
+template <typename D, bool kWhole, uint32_t kSteps, typename To>
+void AddPass(const RowLayout& layout, const FoundRow* rows, size_t n, uint32_t first, To to) {
   Doubles total[2 * kSteps];
-  for (uint32_t s = 0; s < 2 * kSteps; ++s) total[s] = Load<Doubles>(sums + first + s * kHalf);
+  for (uint32_t s = 0; s < 2 * kSteps; ++s) total[s] = to.Begin(first + s * kHalf);
   const uint32_t chunk_dim = layout.chunk_dim;
   for (size_t r = 0; r < n; ++r) {
-    const EncodedRow& row = rows[r];
+    const FoundRow& row = rows[r];
     Elements<D> from(row);
     uint32_t chunk = 0;
     uint32_t left = 0;  // dimensions of `chunk` to come
@@ -161,12 +177,12 @@ void AddPass(const RowLayout& layout, const EncodedRow* rows, size_t n, uint32_t
       total[2 * s + 1] += Widen(Half(values, 1));
     }
   }
-  for (uint32_t s = 0; s < 2 * kSteps; ++s) Save(total[s], sums + first + s * kHalf);
+  for (uint32_t s = 0; s < 2 * kSteps; ++s) to.End(total[s], first + s * kHalf);
 }
 
 // Calls use(dimension, element) for the live elements: kWidth at a time, then one at a time.
 template <typename D, typename Many, typename One>
-inline void ForEachLive(const RowLayout& layout, const EncodedRow& row, const Many& many,
+inline void ForEachLive(const RowLayout& layout, const FoundRow& row, const Many& many,
                         const One& one) {
   Elements<D> from(row);
   const bool whole = row.live == layout.full_mask();
@@ -183,7 +199,7 @@ inline void ForEachLive(const RowLayout& layout, const EncodedRow& row, const Ma
 }
 
 template <typename D>
-inline void AddRow(const RowLayout& layout, const EncodedRow& row, double* sums) {
+inline void AddRow(const RowLayout& layout, const FoundRow& row, double* sums) {
   ForEachLive<D>(
       layout, row,
       [sums](uint32_t d, const Floats& values) {
@@ -195,35 +211,38 @@ inline void AddRow(const RowLayout& layout, const EncodedRow& row, double* sums)
       [sums](uint32_t d, float value) { sums[d] += static_cast<double>(value); });
 }
 
-template <typename D, bool kWhole>
-void AddInPasses(const RowLayout& layout, const EncodedRow* rows, size_t n, double* sums) {
+template <typename D, bool kWhole, typename To>
+void AddInPasses(const RowLayout& layout, const FoundRow* rows, size_t n, To to) {
   const uint32_t dim = layout.dim();
   uint32_t d = 0;
   constexpr uint32_t kSteps = kPassFloats / kWidth;
   for (; d + kPassFloats <= dim; d += kPassFloats) {
-    AddPass<D, kWhole, kSteps>(layout, rows, n, d, sums);
+    AddPass<D, kWhole, kSteps>(layout, rows, n, d, to);
   }
-  for (; d < dim; d += kWidth) AddPass<D, kWhole, 1>(layout, rows, n, d, sums);
+  for (; d < dim; d += kWidth) AddPass<D, kWhole, 1>(layout, rows, n, d, to);
 }
 
-template <typename D>
-void Add(const RowLayout& layout, const EncodedRow* rows, size_t n, double* sums) {
+// False, and nothing is done, if the layout is not made of whole vectors.
+template <typename D, typename To>
+inline bool AddByVectors(const RowLayout& layout, const FoundRow* rows, size_t n, To to) {
+  if (layout.dim() % kWidth != 0) return false;
   const uint16_t full = layout.full_mask();
-  if (layout.dim() % kWidth == 0) {
-    bool whole = true;
-    for (size_t r = 0; r < n; ++r) whole &= rows[r].live == full;
-    if (whole) return AddInPasses<D, true>(layout, rows, n, sums);
-    if (layout.chunk_dim % kWidth == 0) return AddInPasses<D, false>(layout, rows, n, sums);
+  uint32_t dead = 0;
+  for (size_t r = 0; r < n; ++r) dead |= rows[r].live ^ full;
+  if (dead == 0) {
+    AddInPasses<D, true>(layout, rows, n, to);
+  } else if (layout.chunk_dim % kWidth == 0) {
+    AddInPasses<D, false>(layout, rows, n, to);
+  } else {
+    return false;
   }
-  for (size_t r = 0; r < n; ++r) AddRow<D>(layout, rows[r], sums);
+  return true;
 }
 
 template <typename D>
-void Write(const RowLayout& layout, const EncodedRow& row, float* out) {
-  if (row.live != layout.full_mask()) std::memset(out, 0, layout.dim() * sizeof(float));
-  ForEachLive<D>(
-      layout, row, [out](uint32_t d, const Floats& values) { Save(values, out + d); },
-      [out](uint32_t d, float value) { out[d] = value; });
+void Add(const RowLayout& layout, const FoundRow* rows, size_t n, double* sums) {
+  if (AddByVectors<D>(layout, rows, n, ToSums{sums})) return;
+  for (size_t r = 0; r < n; ++r) AddRow<D>(layout, rows[r], sums);
 }
 
 void Round(const double* sums, uint32_t n, double divisor, float* out) {
@@ -234,21 +253,35 @@ void Round(const double* sums, uint32_t n, double divisor, float* out) {
   for (; d < n; ++d) out[d] = static_cast<float>(sums[d] / divisor);
 }
 
-void Hash(const int64_t* keys, size_t n, uint64_t* plain, uint64_t* hashes) {
-  for (size_t i = 0; i < n; ++i) {
-    plain[i] = static_cast<uint64_t>(keys[i]);
-    hashes[i] = HashKey(plain[i]);
+template <typename D>
+void Pool(const RowLayout& layout, const FoundRow* rows, size_t n, double divisor, double* sums,
+          float* out) {
+  if (AddByVectors<D>(layout, rows, n, ToFloats{out, divisor})) return;
+  const uint32_t dim = layout.dim();
+  std::memset(sums, 0, dim * sizeof(double));
+  for (size_t r = 0; r < n; ++r) AddRow<D>(layout, rows[r], sums);
+  Round(sums, dim, divisor, out);
+}
+
+template <typename D>
+void Write(const RowLayout& layout, const FoundRow* rows, size_t n, size_t step, float* out,
+           size_t out_stride) {
+  for (; n > 0; --n, rows += step, out += out_stride) {
+    if (rows->live != layout.full_mask()) std::memset(out, 0, layout.dim() * sizeof(float));
+    ForEachLive<D>(
+        layout, *rows, [out](uint32_t d, const Floats& values) { Save(values, out + d); },
+        [out](uint32_t d, float value) { out[d] = value; });
   }
 }
 
 void Words(const BucketIndex::Group* const* groups, const uint64_t* keys, size_t n,
            uint64_t* words) {
-  for (size_t i = 0; i < n; ++i) words[i] = BucketIndex::WordIn(*groups[i], keys[i]);
+  for (size_t i = 0; i < n; ++i) words[i] = BucketIndex::WordOrGoesOn(*groups[i], keys[i]);
 }
 
-constexpr RowOps kOps = {Hash,
-                         Words,
+constexpr RowOps kOps = {Words,
                          {Add<Fp32>, Add<Fp16>, Add<Bf16>, Add<Int8>},
+                         {Pool<Fp32>, Pool<Fp16>, Pool<Bf16>, Pool<Int8>},
                          {Write<Fp32>, Write<Fp16>, Write<Bf16>, Write<Int8>},
                          Round};
 

@@ -1,4 +1,4 @@
-// What a lookup does with many keys or rows at once: hash keys, look into index groups, add rows to
+// What a lookup does with many keys or rows at once: look into index groups, pool rows, add them to
 // a bag's fp64 sums, write a row as floats.
 //
 // By the widest vectors that this CPU has (AVX-512, AVX2, else the compiler's baseline), chosen
@@ -12,29 +12,41 @@
 #include <string_view>
 
 #include "embertide/row.h"
+#include "embertide/store.h"
 #include "store/bucket_index.h"
 
 namespace embertide {
 
-// An encoded row.
-struct EncodedRow {
+// What a key's answer is made of.
+enum class FoundKind : uint8_t {
+  kRow,      // a payload
+  kDefault,  // the table's default row
+  kSums,     // fp64 sums stand where a payload would
+  kNothing,  // nothing: it is in another key's sums
+};
+
+// What a key found.
+struct FoundRow {
   const std::byte* payload = nullptr;
   uint16_t live = 0;
+  Source source = Source::kDefault;
+  FoundKind kind = FoundKind::kRow;
 };
 
 // The functions below for one kind of vectors, by DType.
 struct RowOps {
-  using Add = void (*)(const RowLayout& layout, const EncodedRow* rows, size_t n, double* sums);
-  using Write = void (*)(const RowLayout& layout, const EncodedRow& row, float* out);
+  using Add = void (*)(const RowLayout& layout, const FoundRow* rows, size_t n, double* sums);
+  using Pool = void (*)(const RowLayout& layout, const FoundRow* rows, size_t n, double divisor,
+                        double* sums, float* out);
+  using Write = void (*)(const RowLayout& layout, const FoundRow* rows, size_t n, size_t step,
+                         float* out, size_t out_stride);
   using Round = void (*)(const double* sums, uint32_t n, double divisor, float* out);
-  // hashes[i] = HashKey(keys[i]); `keys` are written as unsigned numbers to `plain`.
-  using Hash = void (*)(const int64_t* keys, size_t n, uint64_t* plain, uint64_t* hashes);
-  // words[i] = BucketIndex::WordIn(*groups[i], keys[i]).
+  // words[i] = BucketIndex::WordOrGoesOn(*groups[i], keys[i]).
   using Words = void (*)(const BucketIndex::Group* const* groups, const uint64_t* keys, size_t n,
                          uint64_t* words);
-  Hash hash;
   Words words;
   std::array<Add, 4> add;
+  std::array<Pool, 4> pool;
   std::array<Write, 4> write;
   Round round;
 };
@@ -42,15 +54,25 @@ extern const RowOps* const kRowOps;
 // Those of "avx512", "avx2" or "plain"; null if this CPU has none, or there is no such level.
 const RowOps* RowOpsOf(std::string_view level);
 
-// sums[d] += rows[0][d], then rows[1][d] ..., for layout.dim() sums; a dead chunk adds nothing.
-// More rows at once are quicker, for sums then stay in registers.
-inline void AddRows(const RowLayout& layout, const EncodedRow* rows, size_t n, double* sums) {
+// sums[d] += rows[0][d], then rows[1][d] ..., for layout.dim() sums; a dead chunk adds nothing. All
+// are payloads. More rows at once are quicker, for sums then stay in registers.
+inline void AddRows(const RowLayout& layout, const FoundRow* rows, size_t n, double* sums) {
   kRowOps->add[static_cast<size_t>(layout.dtype)](layout, rows, n, sums);
 }
 
-// out[d] = row[d] for layout.dim() floats; dead chunks become zeros.
-inline void WriteRow(const RowLayout& layout, const EncodedRow& row, float* out) {
-  kRowOps->write[static_cast<size_t>(layout.dtype)](layout, row, out);
+// out[d] = float((0 + rows[0][d] + rows[1][d] ...) / divisor), added in fp64 in that order and
+// rounded once. `sums`: working memory, layout.dim() of them. All are payloads.
+inline void PoolRows(const RowLayout& layout, const FoundRow* rows, size_t n, double divisor,
+                     double* sums, float* out) {
+  kRowOps->pool[static_cast<size_t>(layout.dtype)](layout, rows, n, divisor, sums, out);
+}
+
+// Writes rows[0], rows[step], ... n of them, as layout.dim() floats each to `out`, out +
+// out_stride,
+// ...; dead chunks become zeros. All are payloads.
+inline void WriteRows(const RowLayout& layout, const FoundRow* rows, size_t n, size_t step,
+                      float* out, size_t out_stride) {
+  kRowOps->write[static_cast<size_t>(layout.dtype)](layout, rows, n, step, out, out_stride);
 }
 
 // out[d] = float(sums[d] / divisor) for n values, rounded once.

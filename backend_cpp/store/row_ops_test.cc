@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 #include <tuple>
 #include <vector>
@@ -46,7 +47,7 @@ class RowOpsTest : public testing::TestWithParam<Parameters> {
   RowLayout layout_;
   size_t dtype_ = 0;
   std::vector<std::vector<std::byte>> payloads_;
-  std::vector<EncodedRow> rows_;
+  std::vector<FoundRow> rows_;
   std::vector<std::vector<float>> decoded_;
 };
 
@@ -61,6 +62,16 @@ TEST_P(RowOpsTest, SumsAreThoseOfAddingInOrder) {
       }
       ops_->add[dtype_](layout_, rows_.data(), n, sums.data());
       ASSERT_EQ(sums, expected) << n << " rows, whole: " << whole;
+      std::vector<float> pooled(layout_.dim(), 7.0F);
+      std::vector<double> work(layout_.dim(), 7.0);
+      for (const double divisor : {1.0, 3.0}) {
+        ops_->pool[dtype_](layout_, rows_.data(), n, divisor, work.data(), pooled.data());
+        for (size_t d = 0; d < expected.size(); ++d) {
+          double sum = 0.0;
+          for (size_t r = 0; r < n; ++r) sum += decoded_[r][d];
+          ASSERT_EQ(pooled[d], static_cast<float>(sum / divisor)) << n << " rows by " << divisor;
+        }
+      }
       std::vector<float> rounded(layout_.dim());
       ops_->round(sums.data(), layout_.dim(), 3.0, rounded.data());
       for (size_t d = 0; d < expected.size(); ++d) {
@@ -73,10 +84,16 @@ TEST_P(RowOpsTest, SumsAreThoseOfAddingInOrder) {
 TEST_P(RowOpsTest, ARowIsWrittenAsItDecodes) {
   for (const bool whole : {true, false}) {
     MakeRows(20, whole);
-    for (size_t r = 0; r < rows_.size(); ++r) {
-      std::vector<float> out(layout_.dim(), 7.0F);
-      ops_->write[dtype_](layout_, rows_[r], out.data());
-      ASSERT_EQ(out, decoded_[r]);
+    const size_t stride = layout_.dim() + 3;
+    for (const size_t step : {1, 3}) {
+      const size_t n = rows_.size() / step;
+      std::vector<float> out(n * stride, 7.0F);
+      std::vector<float> expected = out;
+      for (size_t r = 0; r < n; ++r) {
+        std::ranges::copy(decoded_[r * step], expected.begin() + static_cast<long>(r * stride));
+      }
+      ops_->write[dtype_](layout_, rows_.data(), n, step, out.data(), stride);
+      ASSERT_EQ(out, expected) << "every " << step << ". row";
     }
   }
 }

@@ -154,12 +154,7 @@ const char* SourceName(Source source) {
 Store::Impl::Impl(StoreOptions opts) : options(std::move(opts)) {
   tables.reserve(options.tables.size());
   for (const TableConfig& config : options.tables) {
-    const uint16_t full = config.layout.full_mask();
-    Table table{config,
-                static_cast<uint32_t>(tables.size()),
-                full,
-                config.layout.PayloadBytes(full),
-                config.default_row,
+    Table table{config, static_cast<uint32_t>(tables.size()), config.default_row,
                 std::vector<BucketSlot>(config.buckets())};
     table.default_row.resize(config.layout.dim(), 0.0F);
     tables.push_back(std::move(table));
@@ -169,7 +164,7 @@ Store::Impl::Impl(StoreOptions opts) : options(std::move(opts)) {
     for (uint32_t b = 0; b < table.buckets.size() && options.hold_all; ++b) {
       // Shifted by the table, or the many tables of one bucket would all lie on device 0.
       const uint32_t device = (table.ordinal + b) % options.devices;
-      table.buckets[b].newest = new Bucket(DeviceOf(table, device));
+      table.buckets[b].newest = new Bucket(DeviceOf(table, device), table);
       table.buckets[b].held_since = 0;
       table.buckets[b].device = device;
     }

@@ -1,14 +1,15 @@
 // Store::Impl: the state of a store and the operations its files share. Private to this folder.
 //
 //   store.cc       open, pin, stats          versions.cc   stage, commit, fold
-//   holding.cc     buckets added, dropped
-//   lookup.cc      batched reads             training.cc   rows made, updated and taken
+//   holding.cc     buckets added, dropped    training.cc   rows made, updated and taken
+//   finder.cc      where a batch's rows lie  lookup.cc     batched reads
 //   hbm_tier.cc    the tier above DDR
 //   residency.cc   room: evict, promote, move, reclaim     integrity.cc  every invariant
 //   compaction.cc  room on the SSD
 #pragma once
 
 #include <atomic>
+#include <bit>
 #include <chrono>
 #include <deque>
 #include <map>
@@ -46,6 +47,7 @@ struct Access {
 
 struct Bucket;
 struct Device;
+struct Table;
 
 // Something unlinked, to be freed when no reader of its epoch is left.
 struct Retired {
@@ -60,14 +62,22 @@ struct Retired {
 
 // The rows of one bucket on one device. What a lookup reads comes first, in one cache line.
 struct alignas(64) Bucket {
-  explicit Bucket(Device* on);
+  Bucket(Device* on, const Table& of);
   BucketIndex index;
   std::byte* const rows;  // address of slot 0 of its DDR rows
   // It answers versions from here on; below, `older` does, if there is one. Set before readers can
   // reach it.
   uint64_t since = 0;
-  std::atomic<Bucket*> older{nullptr};     // on another device; until no pin below `since` is left
-  Device* const device;                    // where its rows lie
+  std::atomic<Bucket*> older{nullptr};  // on another device; until no pin below `since` is left
+  Device* const device;                 // where its rows lie
+  const uint32_t table;                 // ordinal
+  const uint32_t chunk_bytes;           // of its table's rows
+  const uint16_t scale_bytes;           // before the chunks
+  const uint16_t full_mask;             // live mask of a whole row
+  // As RowLayout::PayloadBytes. Requires: a live chunk.
+  uint32_t PayloadBytes(uint16_t live) const {
+    return scale_bytes + static_cast<uint32_t>(std::popcount(live)) * chunk_bytes;
+  }
   std::vector<uint64_t> changed;           // training: keys of rows with aux.changed
   std::map<uint64_t, RecordKind> removed;  // training: keys removed since TakeChanges
 };
@@ -165,17 +175,21 @@ struct Device {
   std::chrono::steady_clock::time_point compaction_at = std::chrono::steady_clock::now();
 };
 
-inline Bucket::Bucket(Device* on) : rows(on->arena.base()), device(on) {}
-
 struct Table {
   TableConfig config;
   uint32_t ordinal = 0;            // index into StoreOptions::tables
-  uint16_t full_mask = 0;          // of config.layout
-  uint32_t row_bytes = 0;          // payload of a row with all chunks live
   std::vector<float> default_row;  // dim values
   std::vector<BucketSlot> buckets;
   uint32_t part = 0;  // its rows lie on devices[part * options.devices ...]
 };
+
+inline Bucket::Bucket(Device* on, const Table& of)
+    : rows(on->arena.base()),
+      device(on),
+      table(of.ordinal),
+      chunk_bytes(of.config.layout.chunk_bytes()),
+      scale_bytes(static_cast<uint16_t>(of.config.layout.PayloadBytes(1) - chunk_bytes)),
+      full_mask(of.config.layout.full_mask()) {}
 
 struct Store::Impl {
   explicit Impl(StoreOptions opts);

@@ -229,6 +229,11 @@ struct KeyBags {
   // OPTIONAL: for each of `keys` 0, or 1 + its place in `remote`; such a key is not looked for.
   const uint32_t* remote_of = nullptr;
   const RemoteRow* remote = nullptr;
+
+  // Those of `keys` that are in a bag.
+  std::span<const int64_t> bag_keys() const {
+    return offsets.empty() ? keys : keys.subspan(offsets.front(), offsets.back() - offsets.front());
+  }
 };
 
 // Keys looked up in a table, by Source.

@@ -1,0 +1,298 @@
+// Finder: see the header.
+#include "store/finder.h"
+
+#include <algorithm>
+#include <string>
+
+namespace embertide {
+namespace {
+
+constexpr uintptr_t kLine = 64;
+// Counting an access is a locked write, so a chunk's come together at its end, where no other key
+// waits for them. Where rows are moved by the counts every access counts; else one in so many.
+constexpr uint32_t kCountEvery = 64;
+
+// Grows only: elements beyond the chunk are left over from larger ones.
+template <typename T>
+void Cover(std::vector<T>* items, size_t n) {
+  if (items->size() < n) items->resize(n);
+}
+
+// Of `bytes` at an address.
+uint32_t LinesOf(uintptr_t at, uint32_t bytes) {
+  return static_cast<uint32_t>((at % kLine + bytes + kLine - 1) / kLine);
+}
+
+// To the second-level cache: the first has room for some two dozen misses only.
+void AskFor(const void* line) { __builtin_prefetch(line, 0, 2); }
+
+}  // namespace
+
+void Finder::Begin(const Store::Impl* impl, uint64_t version) {
+  impl_ = impl;
+  version_ = version;
+  size_ = begun_ = met_ = settled_ = ready_ = late_count_ = 0;
+  waits_ = false;
+  only_ddr_ = true;
+  not_held_ = kHeld;
+  remote_.clear();
+  ssd_keys_.clear();
+}
+
+void Finder::Add(std::span<const BagFeature> features, const KeyBags& request) {
+  const std::span<const int64_t> keys = request.bag_keys();
+  const size_t first = size_;
+  size_ += keys.size();
+  Cover(&keys_, size_);
+  Cover(&groups_, size_);
+  Cover(&buckets_, size_);
+  Cover(&found_, size_);
+  if (request.remote_of != nullptr || !remote_.empty()) remote_.resize(size_, nullptr);
+  for (size_t k = 0; request.remote_of != nullptr && k < keys.size(); ++k) {
+    const uint32_t which =
+        request.remote_of[static_cast<size_t>(keys.data() - &request.keys[0]) + k];
+    if (which != 0) remote_[first + k] = &request.remote[which - 1];
+  }
+  const auto table_of = [&](size_t bag) -> const Table& {
+    return impl_->tables[features[bag % features.size()].table];
+  };
+  if (features.size() == 1) {
+    Aim(table_of(0), keys.data(), keys.size(), first);
+  } else if (request.offsets.empty()) {
+    for (size_t k = 0; k < keys.size(); ++k) Aim(table_of(k), &keys[k], 1, first + k);
+  } else {
+    size_t at = 0;
+    for (size_t bag = 0; bag + 1 < request.offsets.size(); ++bag) {
+      const size_t n = request.offsets[bag + 1] - request.offsets[bag];
+      Aim(table_of(bag), keys.data() + at, n, first + at);
+      at += n;
+    }
+  }
+  if (request.remote_of == nullptr) return;
+  for (size_t i = first; i < size_; ++i) {
+    // What came from elsewhere is not looked for here, where a superseded copy may still be.
+    if (!remote(i)) continue;
+    groups_[i] = BucketIndex::EmptyGroup();
+    buckets_[i] = nullptr;
+  }
+}
+
+// Notes the first groups of keys of one table.
+void Finder::Aim(const Table& table, const int64_t* keys, size_t n, size_t at) {
+  const BucketSlot* slots = table.buckets.data();
+  const uint32_t bits = table.config.bucket_bits;
+  const uint64_t version = version_;
+  uint64_t* plain = &keys_[at];
+  BucketIndex::Group** groups = &groups_[at];
+  const Bucket** buckets = &buckets_[at];
+  bool held = true;
+  for (size_t k = 0; k < n; ++k) {
+    const auto key = static_cast<uint64_t>(keys[k]);
+    const uint64_t hash = HashKey(key);
+    const Bucket* bucket = slots[BucketOfHash(hash, bits)].At(version);
+    plain[k] = key;
+    buckets[k] = bucket;
+    held &= bucket != nullptr;
+    groups[k] = bucket == nullptr ? BucketIndex::EmptyGroup() : bucket->index.Begin(hash).group;
+  }
+  for (size_t i = at; !held && not_held_ == kHeld && i < at + n; ++i) {
+    if (buckets_[i] != nullptr || remote(i)) continue;
+    not_held_ = i;
+    not_held_table_ = table.ordinal;
+    waits_ = true;
+  }
+}
+
+void Finder::Step() {
+  const size_t begun = begun_;
+  const size_t met = met_;
+  begun_ = std::min(begun + kStep, size_);
+  for (size_t i = begun; i < begun_; ++i) AskFor(groups_[i]);
+  Settle();
+  ready_ = settled_;
+  settled_ = met;
+  met_ = std::min(met + kStep, begun);
+  std::array<uint64_t, kStep> words;
+  kRowOps->words(&groups_[met], &keys_[met], met_ - met, words.data());
+  Place(met, met_, words.data());
+}
+
+// What the keys' first groups have of them.
+void Finder::Place(size_t first, size_t end, const uint64_t* words) {
+  FoundRow* found = found_.data();
+  const Bucket* const* buckets = buckets_.data();
+  BucketIndex::Group* const* groups = groups_.data();
+  size_t late = 0;
+  for (size_t i = first; i < end; ++i) {
+    const uint64_t word = words[i - first];
+    const Location place = Location::FromWord(word);
+    if (!place.is_ddr_row()) [[unlikely]] {
+      PlaceOdd(i, word);
+      continue;
+    }
+    // One in six goes on, too few and too many for a branch: its next group is asked for as if it
+    // were a row, as many times as that has lines.
+    const bool goes_on = word == BucketIndex::kGoesOn;
+    late_[late] = i;
+    late += static_cast<size_t>(goes_on);
+    const uint64_t other = -static_cast<uint64_t>(goes_on);
+    const Bucket& bucket = *buckets[i];
+    const std::byte* payload = SlabArena::AddressOf(bucket.rows, place.slot());
+    const auto live = static_cast<uint16_t>(place.live() | (bucket.full_mask & other));
+    found[i] = {payload, live, Source::kDdr, FoundKind::kRow};
+    const uintptr_t row = reinterpret_cast<uintptr_t>(payload) & ~other;
+    const uintptr_t next = reinterpret_cast<uintptr_t>(groups[i] + 1) & other;
+    const uintptr_t begin = (row | next) & ~(kLine - 1);
+    const uintptr_t step = kLine & ~other;
+    const uint32_t lines = LinesOf(row | next, bucket.PayloadBytes(live));
+    for (uint32_t l = 0; l < lines; ++l) AskFor(reinterpret_cast<const void*>(begin + l * step));
+  }
+  late_count_ = late;
+}
+
+void Finder::AskForRow(const Bucket& bucket, const std::byte* payload, uint16_t live) {
+  const auto begin = reinterpret_cast<uintptr_t>(payload);
+  const uint32_t lines = LinesOf(begin, bucket.PayloadBytes(live));
+  for (uint32_t l = 0; l < lines; ++l) AskFor(payload + l * kLine);
+}
+
+// All but a row of DDR that an entry names; 0: there is no entry.
+void Finder::PlaceOdd(size_t i, uint64_t word) {
+  if (remote(i)) return TakeRemote(i);
+  const Location place =
+      word == 0 ? Location() : Store::Impl::Resolve(BucketIndex::LocationOf(word), version_);
+  FoundRow& found = found_[i];
+  found = {nullptr, place.live(), Source::kDdr, FoundKind::kRow};
+  switch (place.tier()) {
+    case TierId::kDdr:
+      found.payload = SlabArena::AddressOf(buckets_[i]->rows, place.slot());
+      return AskForRow(*buckets_[i], found.payload, found.live);
+    case TierId::kSsd: {
+      const Bucket& bucket = *buckets_[i];
+      found.source = Source::kSsd;
+      ssd_keys_.push_back(
+          {i,
+           bucket.device,
+           {place.slot(), keys_[i], bucket.table, bucket.PayloadBytes(found.live), nullptr}});
+      waits_ = true;
+      break;
+    }
+    case TierId::kHbm:  // no entry names it
+    case TierId::kNowhere: {
+      const bool pruned = place.slot() == static_cast<uint64_t>(RecordKind::kPruned);
+      found = {nullptr, 0, pruned ? Source::kPruned : Source::kDefault, FoundKind::kDefault};
+    }
+  }
+  only_ddr_ = false;
+}
+
+void Finder::TakeRemote(size_t i) {
+  const RemoteRow& row = *remote_[i];
+  const auto* sums = reinterpret_cast<const std::byte*>(row.sums);
+  found_[i] = {sums != nullptr ? sums : row.payload, row.live, row.source,
+               row.summed               ? FoundKind::kNothing
+               : sums != nullptr        ? FoundKind::kSums
+               : row.payload != nullptr ? FoundKind::kRow
+                                        : FoundKind::kDefault};
+  only_ddr_ = false;
+}
+
+// Looks into the groups after the first, of all keys of a step that are late.
+void Finder::Settle() {
+  std::array<const BucketIndex::Group*, kStep> groups;
+  std::array<uint64_t, kStep> keys;
+  std::array<uint64_t, kStep> words;
+  for (size_t l = 0; l < late_count_; ++l) {
+    const size_t i = late_[l];
+    keys[l] = keys_[i];
+    BucketIndex::Cursor at = buckets_[i]->index.Begin(HashKey(keys[l]));
+    // If the arrays have grown since, its first group may hold the key now.
+    if (at.group == groups_[i]) at.Advance();
+    groups[l] = groups_[i] = at.group;
+  }
+  kRowOps->words(groups.data(), keys.data(), late_count_, words.data());
+  for (size_t l = 0; l < late_count_; ++l) {
+    const size_t i = late_[l];
+    if (words[l] == BucketIndex::kGoesOn) words[l] = WordFurther(i);
+    const Location place = Location::FromWord(words[l]);
+    if (!place.is_ddr_row()) [[unlikely]] {
+      PlaceOdd(i, words[l]);
+      continue;
+    }
+    const std::byte* payload = SlabArena::AddressOf(buckets_[i]->rows, place.slot());
+    found_[i] = {payload, place.live(), Source::kDdr, FoundKind::kRow};
+    AskForRow(*buckets_[i], payload, place.live());
+  }
+}
+
+// Of a key that its first two groups do not have: its word, 0 if it has no entry.
+uint64_t Finder::WordFurther(size_t i) {
+  BucketIndex::Cursor at = buckets_[i]->index.Begin(HashKey(keys_[i]));
+  uint64_t word = BucketIndex::WordOrGoesOn(*at.group, keys_[i]);
+  while (word == BucketIndex::kGoesOn) {
+    at.Advance();
+    word = BucketIndex::WordOrGoesOn(*at.group, keys_[i]);
+  }
+  groups_[i] = at.group;
+  return word;
+}
+
+Status Finder::FindAll() {
+  while (ready_ < size_) Step();
+  waits_ = false;
+  if (not_held_ != kHeld) {
+    const Table& table = impl_->tables[not_held_table_];
+    return {Code::kNotOwner,
+            "bucket " + std::to_string(Store::Impl::BucketOf(table, HashKey(keys_[not_held_]))) +
+                " of table " + table.config.name + " is not held here at the pinned version"};
+  }
+  return ssd_keys_.empty() ? Status::Ok() : ReadSsdRows();
+}
+
+// Brings the noted SSD rows, each device's in one batch.
+Status Finder::ReadSsdRows() {
+  uint64_t bytes = 0;
+  for (const SsdKey& key : ssd_keys_) bytes += key.read.bytes;
+  ssd_rows_.resize(bytes + 1);  // a row without bytes has an address, too
+  std::byte* row = ssd_rows_.data();
+  for (const auto& device : impl_->devices) {
+    ssd_reads_.clear();
+    for (SsdKey& key : ssd_keys_) {
+      if (key.device != device.get()) continue;
+      key.read.to = row;
+      found_[key.at].payload = row;
+      row += key.read.bytes;
+      ssd_reads_.push_back(key.read);
+    }
+    if (ssd_reads_.empty()) continue;
+    EMBERTIDE_RETURN_IF_ERROR(device->ssd->Read(ssd_reads_));
+    for (const LogRead& read : ssd_reads_) {
+      accesses_.push_back({device.get(), {read.key, read.table}});
+    }
+  }
+  ssd_keys_.clear();
+  return Status::Ok();
+}
+
+void Finder::Count() {
+  const bool rows_move =
+      impl_->hbm != nullptr || std::ranges::any_of(impl_->devices, [](const auto& device) {
+        return device->ssd != nullptr;
+      });
+  if (!rows_move) {
+    size_t i = until_counted_;
+    for (; i < size_; i += 1 + dice_.Gap(kCountEvery)) BucketIndex::Count(groups_[i], keys_[i]);
+    until_counted_ = i - size_;
+    return;
+  }
+  for (size_t i = 0; i < size_; ++i) {
+    if (buckets_[i] == nullptr) continue;
+    BucketIndex::Count(groups_[i], keys_[i]);
+    Device* device = buckets_[i]->device;
+    if (device->policy != nullptr && found_[i].source == Source::kDdr) {
+      accesses_.push_back({device, {keys_[i], buckets_[i]->table}});
+    }
+  }
+}
+
+}  // namespace embertide

@@ -1,0 +1,122 @@
+// Finder: where the rows of a chunk of keys lie, as of one pinned version.
+//
+// Each key's index group is known at once; after that keys go on in steps, so that none waits alone
+// for memory and memory seldom waits for a sum:
+//
+//   step s + 3: ask for the keys' groups    step s + 2: find them there, ask for the rows
+//   step s + 1: or in the groups after      step s:     what the caller may pool
+//
+// Lines are asked for into the second-level cache, which has room for more misses than the first.
+// Each part is a loop that does nothing else: a core looks some three hundred instructions ahead,
+// and the shorter the loop, the more keys that is.
+//
+// Rows on an SSD, and keys that nobody here holds, hold the steps back: the caller then asks for
+// everything that is left, and the rows are read in one batch (each block once).
+//
+// Used by one thread, within one BagReader; its memory is kept and bounded by the largest chunk.
+#pragma once
+
+#include <array>
+#include <span>
+#include <vector>
+
+#include "store/row_ops.h"
+#include "store/store_impl.h"
+
+namespace embertide {
+
+// Gaps between sampled keys that vary, for steady ones would meet the same features again and again.
+class Dice {
+ public:
+  // Keys to pass over, `every` - 1 on average.
+  uint32_t Gap(uint32_t every) {
+    state_ = state_ * 1664525 + 1013904223;  // Numerical Recipes, 2nd edition, 7.1
+    return (state_ >> 16) % (2 * every - 1);
+  }
+
+ private:
+  uint32_t state_ = 1;
+};
+
+class Finder {
+ public:
+  // Forgets all keys. `impl` must live until the next Begin.
+  void Begin(const Store::Impl* impl, uint64_t version);
+  // Adds the keys of a request that are in a bag, in order.
+  void Add(std::span<const BagFeature> features, const KeyBags& request);
+
+  // Makes found()[.. end) what those keys found, and asks for what comes after them; false if some
+  // wait for Bring.
+  bool Find(size_t end) {
+    while (ready_ < end) {
+      if (waits_) return false;
+      Step();
+    }
+    return true;
+  }
+  // Finds all keys, rows on an SSD included. kNotOwner, or what reading them failed with.
+  Status FindAll();
+
+  const FoundRow* found() const { return found_.data(); }
+  // Whether all that was found so far, if it was not left to Bring, is rows of DDR.
+  bool only_ddr() const { return only_ddr_; }
+  uint64_t key(size_t i) const { return keys_[i]; }
+  bool remote(size_t i) const { return !remote_.empty() && remote_[i] != nullptr; }
+  size_t size() const { return size_; }
+  // Rows that were read, for the policies; the caller empties it.
+  std::vector<std::pair<Device*, Access>>& accesses() { return accesses_; }
+
+  // Counts the accesses. Requires: all keys are found.
+  void Count();
+
+ private:
+  // A row that lies on an SSD.
+  struct SsdKey {
+    size_t at = 0;  // in found_
+    const Device* device = nullptr;
+    LogRead read;
+  };
+  // Keys of a step. Three steps are more lines than a core has misses in flight, and few enough to
+  // stay in the second-level cache with their rows.
+  static constexpr size_t kStep = 32;
+
+  void Aim(const Table& table, const int64_t* keys, size_t n, size_t at);
+  void Step();
+  void Place(size_t first, size_t end, const uint64_t* words);
+  void PlaceOdd(size_t i, uint64_t word);
+  void TakeRemote(size_t i);
+  void Settle();
+  uint64_t WordFurther(size_t i);
+  Status ReadSsdRows();
+  static void AskForRow(const Bucket& bucket, const std::byte* payload, uint16_t live);
+
+  const Store::Impl* impl_ = nullptr;
+  uint64_t version_ = 0;
+  size_t size_ = 0;
+  size_t begun_ = 0;    // keys whose group was asked for
+  size_t met_ = 0;      // keys looked for in it
+  size_t settled_ = 0;  // keys looked for everywhere
+  size_t ready_ = 0;    // those whose rows are on their way since a step
+  bool waits_ = false;
+  bool only_ddr_ = true;
+  // Of each key; groups are those where it was found, or the first.
+  std::vector<uint64_t> keys_;
+  std::vector<BucketIndex::Group*> groups_;
+  std::vector<const Bucket*> buckets_;
+  std::vector<FoundRow> found_;
+  std::vector<const RemoteRow*> remote_;  // empty: no key came from elsewhere
+  std::array<size_t, kStep + 1> late_;    // keys that are not in their first group, which is full
+  size_t late_count_ = 0;
+  // The first key whose bucket is not held, if any.
+  size_t not_held_ = kHeld;
+  uint32_t not_held_table_ = 0;
+  static constexpr size_t kHeld = ~size_t{0};
+  std::vector<SsdKey> ssd_keys_;
+  std::vector<LogRead> ssd_reads_;
+  std::vector<std::byte> ssd_rows_;
+  std::vector<std::pair<Device*, Access>> accesses_;
+  Dice dice_;
+  size_t until_counted_ = 0;  // keys
+};
+
+}  // namespace embertide
