@@ -25,7 +25,7 @@
 
 namespace embertide {
 
-// Gaps between sampled keys that vary, for steady ones would meet the same features again and again.
+// Gaps between sampled keys. They vary: steady ones would meet the same features again and again.
 class Dice {
  public:
   // Keys to pass over, `every` - 1 on average.
