@@ -36,6 +36,7 @@ struct Fp32 {
   static constexpr uint32_t kBytes = 4;
   static constexpr bool kScaled = false;
   static Floats Many(const std::byte* from, float) { return Load<Floats>(from); }
+  static HalfFloats Half(const std::byte* from, float) { return Load<HalfFloats>(from); }
   static float One(const std::byte* from, float) { return Load<float>(from); }
 };
 
@@ -49,17 +50,31 @@ struct Fp16 {
     return static_cast<float>(Load<_Float16>(from));
 #endif
   }
-  static Floats Many(const std::byte* from, float scale) {
+  template <typename Values>
+  static Values Convert(const std::byte* from) {
+    Values values;
+    for (uint32_t i = 0; i < sizeof(Values) / sizeof(float); ++i) {
+      values[i] = One(from + i * kBytes, 0.0F);
+    }
+    return values;
+  }
+  static Floats Many(const std::byte* from, float) {
 #if defined(__AVX512F__)
-    (void)scale;
     return reinterpret_cast<Floats>(_mm512_maskz_cvtph_ps(0xffff, Load<__m256i>(from)));
 #elif defined(__F16C__)
-    (void)scale;
     return reinterpret_cast<Floats>(_mm256_cvtph_ps(Load<__m128i>(from)));
 #else
-    Floats values;
-    for (uint32_t i = 0; i < kWidth; ++i) values[i] = One(from + i * kBytes, scale);
-    return values;
+    return Convert<Floats>(from);
+#endif
+  }
+  static HalfFloats Half(const std::byte* from, float) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<HalfFloats>(_mm256_cvtph_ps(Load<__m128i>(from)));
+#elif defined(__F16C__)
+    return reinterpret_cast<HalfFloats>(
+        _mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+#else
+    return Convert<HalfFloats>(from);
 #endif
   }
 };
@@ -67,10 +82,17 @@ struct Fp16 {
 struct Bf16 {
   static constexpr uint32_t kBytes = 2;
   static constexpr bool kScaled = false;
+  template <typename Values, typename Shorts, typename Words>
+  static Values Convert(const std::byte* from) {
+    return reinterpret_cast<Values>(__builtin_convertvector(Load<Shorts>(from), Words) << 16);
+  }
   using Shorts = uint16_t __attribute__((vector_size(2 * kWidth)));
   using Words = uint32_t __attribute__((vector_size(4 * kWidth)));
-  static Floats Many(const std::byte* from, float) {
-    return reinterpret_cast<Floats>(__builtin_convertvector(Load<Shorts>(from), Words) << 16);
+  using HalfShorts = uint16_t __attribute__((vector_size(kWidth)));
+  using HalfWords = uint32_t __attribute__((vector_size(2 * kWidth)));
+  static Floats Many(const std::byte* from, float) { return Convert<Floats, Shorts, Words>(from); }
+  static HalfFloats Half(const std::byte* from, float) {
+    return Convert<HalfFloats, HalfShorts, HalfWords>(from);
   }
   static float One(const std::byte* from, float) {
     return __builtin_bit_cast(float, uint32_t{Load<uint16_t>(from)} << 16);
@@ -82,9 +104,15 @@ struct Int8 {
   static constexpr bool kScaled = true;
   using Bytes = int8_t __attribute__((vector_size(kWidth)));
   using Words = int32_t __attribute__((vector_size(4 * kWidth)));
+  using HalfBytes = int8_t __attribute__((vector_size(kWidth / 2)));
+  using HalfWords = int32_t __attribute__((vector_size(2 * kWidth)));
   static Floats Many(const std::byte* from, float scale) {
-    const Words words = __builtin_convertvector(Load<Bytes>(from), Words);
-    return __builtin_convertvector(words, Floats) * scale;
+    return __builtin_convertvector(__builtin_convertvector(Load<Bytes>(from), Words), Floats) *
+           scale;
+  }
+  static HalfFloats Half(const std::byte* from, float scale) {
+    const HalfWords words = __builtin_convertvector(Load<HalfBytes>(from), HalfWords);
+    return __builtin_convertvector(words, HalfFloats) * scale;
   }
   static float One(const std::byte* from, float scale) {
     return scale * static_cast<float>(Load<int8_t>(from));
@@ -93,6 +121,13 @@ struct Int8 {
 
 // What stands for the elements of a dead chunk.
 alignas(64) constexpr std::byte kZeros[4 * kWidth] = {};
+
+// One or the other, without a branch, which live masks would send the wrong way half of the time.
+inline const std::byte* Choose(size_t first, const std::byte* one, const std::byte* other) {
+  const auto with = reinterpret_cast<uintptr_t>(one);
+  const auto without = reinterpret_cast<uintptr_t>(other);
+  return reinterpret_cast<const std::byte*>(without ^ ((with ^ without) & -uintptr_t{first}));
+}
 
 // A row's elements, from the first dimension on.
 template <typename D>
@@ -126,57 +161,66 @@ struct ToSums {
   void End(const Doubles& total, uint32_t d) const { Save(total, sums + d); }
 };
 
+// Dividing by one changes nothing but takes as long as a row.
+template <bool kDivide>
 struct ToFloats {
   float* out;
   double divisor;
   static Doubles Begin(uint32_t) { return Doubles{}; }
   void End(const Doubles& total, uint32_t d) const {
-    // Dividing by one changes nothing but takes as long as a row.
-    const Doubles value = divisor == 1.0 ? total : total / divisor;
-    Save(__builtin_convertvector(value, HalfFloats), out + d);
+    Save(__builtin_convertvector(kDivide ? total / divisor : total, HalfFloats), out + d);
   }
 };
 
-// Dimensions [first, first + kSteps * kWidth) of all rows. Rows that are not whole: of layouts
-// whose chunks are multiples of kWidth.
-template <typename D, bool kWhole, uint32_t kSteps, typename To>
+// Vectors in a chunk: none of the rows has dead chunks, so there are none to mind; or as many as
+// turns out.
+constexpr uint32_t kWhole = 0;
+constexpr uint32_t kAsMany = ~0U;
+
+// Dimensions [first, first + kSteps * kWidth) of all rows, which begin a chunk unless kAsMany.
+template <typename D, uint32_t kChunkVectors, uint32_t kSteps, typename To>
 void AddPass(const RowLayout& layout, const FoundRow* rows, size_t n, uint32_t first, To to) {
+  // Loops over it are unrolled, or it would lie in memory.
   Doubles total[2 * kSteps];
+#pragma GCC unroll 16
   for (uint32_t s = 0; s < 2 * kSteps; ++s) total[s] = to.Begin(first + s * kHalf);
-  const uint32_t chunk_dim = layout.chunk_dim;
+  constexpr size_t kBytes = size_t{kWidth} * D::kBytes;
+  const uint32_t vectors = kChunkVectors == kAsMany ? layout.chunk_dim / kWidth : kChunkVectors;
+  const uint32_t before = kChunkVectors == kWhole ? first / kWidth : first / kWidth / vectors;
+  const uint32_t into = kChunkVectors == kAsMany ? first / kWidth % vectors : 0;
   for (size_t r = 0; r < n; ++r) {
-    const FoundRow& row = rows[r];
-    Elements<D> from(row);
-    uint32_t chunk = 0;
-    uint32_t left = 0;  // dimensions of `chunk` to come
-    if (kWhole) {
-      from.at += size_t{first} * D::kBytes;
+    Elements<D> from(rows[r]);
+    uint32_t live = rows[r].live;
+    if (kChunkVectors == kWhole) {
+      from.at += before * kBytes;
     } else {
-      chunk = first / chunk_dim;
-      left = chunk_dim - first % chunk_dim;
-      const auto before =
-          static_cast<uint32_t>(__builtin_popcount(row.live & ((1U << chunk) - 1U)));
-      const uint32_t lives = row.live >> chunk & 1U;
-      from.at += size_t{before * chunk_dim + lives * (first % chunk_dim)} * D::kBytes;
+      const auto passed = static_cast<uint32_t>(__builtin_popcount(live & ((1U << before) - 1U)));
+      live >>= before;
+      from.at += (size_t{passed} * vectors + (live & 1U) * into) * kBytes;
     }
+    uint32_t left = vectors - into;  // of the chunk
 #pragma GCC unroll 16
     for (uint32_t s = 0; s < kSteps; ++s) {
       const std::byte* element = from.at;
-      if (kWhole) {
-        from.at += size_t{kWidth} * D::kBytes;
+      if (kChunkVectors == kWhole) {
+        from.at += kBytes;
       } else {
-        const bool lives = (row.live >> chunk & 1U) != 0;
-        element = lives ? element : kZeros;
-        from.at += lives ? size_t{kWidth} * D::kBytes : 0;
-        left -= kWidth;
-        chunk += static_cast<uint32_t>(left == 0);
-        left = left == 0 ? chunk_dim : left;
+        const size_t lives = live & 1U;
+        element = Choose(lives, element, kZeros);
+        from.at += lives * kBytes;
+        if (kChunkVectors == kAsMany) {
+          --left;
+          live >>= static_cast<uint32_t>(left == 0);
+          left = left == 0 ? vectors : left;
+        } else if ((s + 1) % kChunkVectors == 0) {
+          live >>= 1;
+        }
       }
-      const Floats values = D::Many(element, from.scale);
-      total[2 * s] += Widen(Half(values, 0));
-      total[2 * s + 1] += Widen(Half(values, 1));
+      total[2 * s] += Widen(D::Half(element, from.scale));
+      total[2 * s + 1] += Widen(D::Half(element + kBytes / 2, from.scale));
     }
   }
+#pragma GCC unroll 16
   for (uint32_t s = 0; s < 2 * kSteps; ++s) to.End(total[s], first + s * kHalf);
 }
 
@@ -211,15 +255,16 @@ inline void AddRow(const RowLayout& layout, const FoundRow& row, double* sums) {
       [sums](uint32_t d, float value) { sums[d] += static_cast<double>(value); });
 }
 
-template <typename D, bool kWhole, typename To>
+template <typename D, uint32_t kChunkVectors, typename To>
 void AddInPasses(const RowLayout& layout, const FoundRow* rows, size_t n, To to) {
   const uint32_t dim = layout.dim();
   uint32_t d = 0;
   constexpr uint32_t kSteps = kPassFloats / kWidth;
   for (; d + kPassFloats <= dim; d += kPassFloats) {
-    AddPass<D, kWhole, kSteps>(layout, rows, n, d, to);
+    AddPass<D, kChunkVectors, kSteps>(layout, rows, n, d, to);
   }
-  for (; d < dim; d += kWidth) AddPass<D, kWhole, 1>(layout, rows, n, d, to);
+  constexpr uint32_t kRest = kChunkVectors == kWhole ? kWhole : kAsMany;
+  for (; d < dim; d += kWidth) AddPass<D, kRest, 1>(layout, rows, n, d, to);
 }
 
 // False, and nothing is done, if the layout is not made of whole vectors.
@@ -227,14 +272,18 @@ template <typename D, typename To>
 inline bool AddByVectors(const RowLayout& layout, const FoundRow* rows, size_t n, To to) {
   if (layout.dim() % kWidth != 0) return false;
   const uint16_t full = layout.full_mask();
-  uint32_t dead = 0;
-  for (size_t r = 0; r < n; ++r) dead |= rows[r].live ^ full;
-  if (dead == 0) {
-    AddInPasses<D, true>(layout, rows, n, to);
-  } else if (layout.chunk_dim % kWidth == 0) {
-    AddInPasses<D, false>(layout, rows, n, to);
-  } else {
+  bool whole = true;
+  for (size_t r = 0; r < n && whole; ++r) whole = rows[r].live == full;
+  if (whole) {
+    AddInPasses<D, kWhole>(layout, rows, n, to);
+  } else if (layout.chunk_dim % kWidth != 0) {
     return false;
+  } else if (layout.chunk_dim == kWidth) {
+    AddInPasses<D, 1>(layout, rows, n, to);
+  } else if (layout.chunk_dim == 2 * kWidth) {
+    AddInPasses<D, 2>(layout, rows, n, to);
+  } else {
+    AddInPasses<D, kAsMany>(layout, rows, n, to);
   }
   return true;
 }
@@ -256,7 +305,10 @@ void Round(const double* sums, uint32_t n, double divisor, float* out) {
 template <typename D>
 void Pool(const RowLayout& layout, const FoundRow* rows, size_t n, double divisor, double* sums,
           float* out) {
-  if (AddByVectors<D>(layout, rows, n, ToFloats{out, divisor})) return;
+  if (divisor == 1.0 ? AddByVectors<D>(layout, rows, n, ToFloats<false>{out, divisor})
+                     : AddByVectors<D>(layout, rows, n, ToFloats<true>{out, divisor})) {
+    return;
+  }
   const uint32_t dim = layout.dim();
   std::memset(sums, 0, dim * sizeof(double));
   for (size_t r = 0; r < n; ++r) AddRow<D>(layout, rows[r], sums);
