@@ -224,20 +224,23 @@ bool HbmCache::Check(const Status& status) {
   return status.ok();
 }
 
-HbmStats HbmCache::Stats() const {
-  HbmStats stats;
+std::vector<HbmDeviceStats> HbmCache::Stats() const {
+  std::vector<HbmDeviceStats> all;
   for (const auto& shard : shards_) {
+    HbmDeviceStats& stats = all.emplace_back();
+    stats.hits = shard->hits.load(std::memory_order_relaxed);
+    stats.misses = shard->misses.load(std::memory_order_relaxed);
     const std::lock_guard lock(shard->mutex);
-    stats.budget_bytes += budget_bytes_;
-    stats.used_bytes += shard->fixed_bytes + shard->places->page_bytes();
-    stats.rows += shard->places->rows();
-    stats.placed += shard->placed;
-    stats.evictions += shard->places->evictions();
-    stats.ended += shard->ended;
-    stats.in_use += shard->in_use;
-    stats.deferred += shard->deferred;
+    stats.budget_bytes = budget_bytes_;
+    stats.used_bytes = shard->fixed_bytes + shard->places->page_bytes();
+    stats.rows = shard->places->rows();
+    stats.placed = shard->placed;
+    stats.evictions = shard->places->evictions();
+    stats.ended = shard->ended;
+    stats.in_use = shard->in_use;
+    stats.deferred = shard->deferred;
   }
-  return stats;
+  return all;
 }
 
 Status HbmCache::CheckIntegrity() const {
@@ -246,6 +249,12 @@ Status HbmCache::CheckIntegrity() const {
     EMBERTIDE_RETURN_IF_ERROR(shard->places->CheckIntegrity());
   }
   return Status::Ok();
+}
+
+Result<HbmKind> ParseHbmKind(const std::string& name) {
+  if (name == "gpu") return HbmKind::kGpu;
+  if (name == "twin") return HbmKind::kTwin;
+  return Status(Code::kInvalidArgument, "HBM kind \"" + name + "\"; use gpu or twin");
 }
 
 // --- rows that end

@@ -404,18 +404,14 @@ StoreStats Store::Stats() const {
   for (size_t s = 0; s < kSources; ++s) stats.hits[s] = impl_->hits[s].load();
   stats.evictions_to_ssd = impl_->evictions.load();
   stats.promotions = impl_->promoted.load();
+  stats.refused_promotions = impl_->refused_promotions.load();
   stats.ssd.compacted_bytes = impl_->compacted_bytes.load();
   stats.ssd.compacted_rows = impl_->compacted_rows.load();
   stats.ssd.compactions_forced = impl_->compactions_forced.load();
   stats.refused_rows = impl_->refused_rows.load();
   if (impl_->hbm != nullptr) {
-    const HbmStats hbm = impl_->hbm->cache().Stats();
-    stats.hbm_bytes = hbm.used_bytes;
-    stats.hbm_rows = hbm.rows;
-    stats.hbm_placed = hbm.placed;
-    stats.hbm_evictions = hbm.evictions;
-    stats.hbm_ended = hbm.ended;
-    stats.hbm_refused = hbm.in_use + hbm.deferred + impl_->hbm->wishes_dropped();
+    stats.hbm = impl_->hbm->cache().Stats();
+    stats.hbm_dropped_misses = impl_->hbm->wishes_dropped();
     stats.hbm_fallbacks = impl_->hbm->fallbacks();
     stats.hbm_failed = !impl_->hbm->cache().healthy();
   }

@@ -221,7 +221,9 @@ void ModelMetrics::Publish() {
   Show(&tier_series_[0], stats.ddr_payload_bytes);
   Show(&tier_series_[1], stats.ssd_bytes);
   Show(&tier_series_[2], stats.index_bytes);
-  Show(&tier_series_[3], stats.hbm_bytes);
+  uint64_t hbm_bytes = 0;
+  for (const HbmDeviceStats& device : stats.hbm) hbm_bytes += device.used_bytes;
+  Show(&tier_series_[3], hbm_bytes);
   Show(&evicted_series_, stats.evictions_to_ssd);
   Show(&promoted_series_, stats.promotions);
   Show(&rows_refused_series_, stats.refused_rows);

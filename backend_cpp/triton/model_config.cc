@@ -99,6 +99,14 @@ std::map<std::string, Setter> Setters(const std::string& directory, ModelConfig*
           {"ssd_budget_bytes", number("ssd_budget_bytes", 0, kMaxBytes, &node->ssd_budget_bytes)},
           {"hbm_budget_bytes", number("hbm_budget_bytes", 0, kMaxBytes, &node->hbm_budget_bytes)},
           {"hbm_devices", number("hbm_devices", 1, 64, &node->hbm_devices)},
+          {"hbm_kind",
+           [node](const std::string& value) {
+             const Result<HbmKind> kind = ParseHbmKind(value);
+             if (!kind.ok()) return Refuse("parameter \"hbm_kind\": " + kind.status().message());
+             node->hbm_kind = kind.value();
+             return Status::Ok();
+           }},
+          {"hbm_policy", text(&node->hbm_policy)},
           {"ddr_policy", text(&node->ddr_policy)},
           {"table_budgets",
            [node](const std::string& value) {

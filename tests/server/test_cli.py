@@ -157,6 +157,7 @@ def test_snapshot_finds_a_flipped_byte(tmp_path: Path) -> None:
         (("snapshot", "nowhere"), "nowhere holds no snapshot"),
         (("serve", "nowhere"), "nowhere holds neither a snapshot"),
         (("serve", "nowhere", "--kind", "rank"), "kind is 'rank'; use ranking or lookup"),
+        (("serve", "nowhere", "--hbm-kind", "cpu"), "hbm_kind is 'cpu'; use gpu or twin"),
         (("status", "--url", "http://127.0.0.1:1/metrics"), "no node answers at"),
         (("control", "--state", "nowhere"), "--state is 'nowhere'; use redis://HOST:PORT/0"),
         (("control", "--tokens", "nowhere"), "tokens file nowhere"),
