@@ -45,6 +45,13 @@ class MetricsPage:
             tier: int(self.sum("embertide_tier_bytes", model=model, tier=tier)) for tier in TIERS
         }
 
+    def _by(self, name: str, label: str, model: str) -> dict[str, int]:
+        """Return the values of `name` by a label of theirs."""
+        said = {
+            labels[label] for labels, _ in self._samples.get(name, ()) if labels["model"] == model
+        }
+        return {each: int(self.sum(name, model=model, **{label: each})) for each in sorted(said)}
+
     def model(self, name: str) -> dict[str, Any]:
         """Return what a person asks of a model first."""
         return dict(self._facts(name))
@@ -56,6 +63,8 @@ class MetricsPage:
         yield "rows", int(self.sum("embertide_rows", model=name))
         yield "resident_bytes", self.resident_bytes(name)
         yield "hits", self.hits(name)
+        if "embertide_hbm_rows" in self._samples:
+            yield "hbm", self._by("embertide_hbm_events_total", "event", name)
         yield "refused", int(self.sum("embertide_requests_refused_total", model=name))
         yield "inferences", int(self.sum("nv_inference_count", model=name))
         yield "failed_requests", int(self.sum("nv_inference_request_failure", model=name))

@@ -29,8 +29,9 @@ from serving import (
 from tritonclient.utils import InferenceServerException
 
 from embertide.server.adapters import process, triton
+from embertide.server.cli.metrics_page import MetricsPage
 
-SOURCE_DDR = 1
+SOURCE_HBM, SOURCE_DDR = 0, 1
 SOURCE_DEFAULT = 4
 UNKNOWN = 987_654_321
 
@@ -348,6 +349,65 @@ def test_metrics_count_what_was_done(server: triton.TritonServer, client: Client
     assert value("embertide_tier_bytes", tier="index") > 0
     assert value("embertide_plan_epoch") == 1
     assert value("embertide_version") == 41
+
+
+def test_an_hbm_tier_answers_alike_and_counts_by_device(
+    server: triton.TritonServer, snapshot: Any, reference: Any
+) -> None:
+    options = triton.ModelOptions(
+        snapshot=snapshot[0],
+        hbm_budget_bytes=16 << 20,
+        hbm_devices=2,
+        hbm_kind="twin",
+        hbm_policy="clock:2,tag=none",
+    )
+    triton.write_model(server.options.repository, "twin", options)
+    client = Client("grpc", server)
+    client.raw.load_model("twin")
+
+    def events(event: str, **labels: str) -> float:
+        page = server.metrics()
+        name = "embertide_hbm_events_total"
+        return metric(page, name, model="twin", event=event, **labels)
+
+    samples = [[[7 * i], [i], [14, 21 * i], [100 + i]] for i in range(16)]
+    answers = 0
+
+    def all_but_tags_hit() -> bool:
+        nonlocal answers
+        reply = client.jagged(samples, model="twin", outputs=["EMBEDDING", "SOURCE"])
+        answers += 1
+        got = reply.as_numpy("EMBEDDING").reshape(16, -1)
+        np.testing.assert_allclose(got, reference.answer(samples), rtol=1e-6)
+        source = reply.as_numpy("SOURCE").reshape(16, 5)
+        assert (source[:, 4] == SOURCE_DDR).all()  # tag=none
+        return bool((source[:, :4] == SOURCE_HBM).all())
+
+    wait_until(all_but_tags_hit)
+    keys = 5 * 16 * answers
+    wait_until(lambda: events("hit") + events("miss") == keys)
+    for device in ("0", "1"):
+        assert events("hit", device=device) > 0
+        assert events("placed", device=device) > 0
+    page = server.metrics()
+    hits = metric(page, "embertide_lookup_keys_total", model="twin", source="hbm")
+    assert hits == events("hit")
+    assert metric(page, "embertide_hbm_rows", model="twin") == events("placed")
+    used = metric(page, "embertide_hbm_bytes", model="twin")
+    assert 0 < used == metric(page, "embertide_tier_bytes", model="twin", tier="hbm")
+    assert metric(page, "embertide_hbm_failed", model="twin") == 0
+    shown = MetricsPage(page).model("twin")["hbm"]
+    assert (shown["hit"], shown["placed"]) == (events("hit"), events("placed"))
+    client.raw.unload_model("twin")
+    client.raw.close()
+
+
+@pytest.mark.usefixtures("good")
+def test_a_gpu_that_is_not_there_is_named_at_load(
+    server: triton.TritonServer, client: Client, snapshot: Any
+) -> None:
+    write_bad(server, snapshot[0], hbm_budget_bytes=16 << 20, hbm_devices=64)
+    assert "GPU" in load_error(client)
 
 
 def test_statistics_hold_every_request_and_batch(

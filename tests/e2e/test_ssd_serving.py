@@ -47,6 +47,7 @@ def write_model(directory: Path, manifest: Callable[..., None]) -> triton.ModelO
         ddr_budget_bytes=3 << 20,
         ssd_budget_bytes=32 << 20,
         ssd_directory=directory / "ssd",
+        ddr_policy="lru:2",
     )
 
 
@@ -105,6 +106,10 @@ def test_rows_beyond_the_ddr_budget_come_from_the_ssd(
         moved = "embertide_rows_moved_total"
         assert counted(server, moved, direction="evicted") > 0
         assert counted(server, moved, direction="promoted") > 0
+        # lru:2 lets a row in at its second read of late.
+        assert counted(server, "embertide_promotions_refused_total") > 0
+        assert counted(server, "embertide_policy_bytes") > 0
+        assert counted(server, "embertide_accesses_dropped_total", tier="ddr") == 0
         assert counted(server, "embertide_rows_refused_total") == 0
         engine, direct, _ = _store.probe_ssd(str(tmp_path))
         labels = {"engine": engine, "direct": "true" if direct else "false"}
