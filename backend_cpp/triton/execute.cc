@@ -211,7 +211,9 @@ uint32_t Executor::PlanParts(std::span<Job*> jobs) {
 Status Executor::AnswerPart(const BagReader& rows, const VersionInfo& version, uint32_t number) {
   try {
     Part& part = parts_[number];
+    const uint64_t begin_ns = NowNs();
     EMBERTIDE_RETURN_IF_ERROR(rows.Lookup(features_, part.bags, part.counts));
+    part.looked_up_ns = NowNs() - begin_ns;
     if (!config_.ranking) return Status::Ok();
     DenseProgram& program = *programs_[number];
     return program.Run(*version.weights, static_cast<int64_t>(part.samples),
@@ -227,6 +229,7 @@ Status Executor::AnswerGroup(const Pinned& pinned, std::span<Job*> jobs) {
   if (config_.ranking) Gather(jobs);
   bags_.clear();
   for (const Job* job : jobs) bags_.push_back(BagsOf(*job));
+  const uint64_t begin_ns = NowNs();
   if (remote_ != nullptr) {
     const Status fetched = node_.Fetch(pinned, features_, bags_, remote_.get());
     if (!fetched.ok() && fetched.code() != Code::kUnavailable) return fetched;
@@ -236,18 +239,22 @@ Status Executor::AnswerGroup(const Pinned& pinned, std::span<Job*> jobs) {
     }
   }
   const uint32_t count = PlanParts(jobs);
+  const uint64_t fetched_ns = NowNs() - begin_ns;
   {
     const BagReader rows(pinned.rows);
     crew_.Run(count, [&](uint32_t number) {
       parts_[number].status = AnswerPart(rows, *pinned.info, number);
     });
   }
+  uint64_t longest_ns = 0;
   for (const Part& part : std::span(parts_).first(count)) {
     EMBERTIDE_RETURN_IF_ERROR(part.status);
+    longest_ns = std::max(longest_ns, part.looked_up_ns);
     for (uint32_t table = 0; table < part.counts.size(); ++table) {
       metrics_->AddKeys(table, part.counts[table]);
     }
   }
+  metrics_->AddLookup(std::chrono::nanoseconds(fetched_ns + longest_ns));
   size_t first = 0;
   for (Job* job : jobs) {
     if (job->score != nullptr) std::copy_n(scores_.data() + first, job->bags.samples, job->score);

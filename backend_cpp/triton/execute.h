@@ -59,6 +59,7 @@ class Executor {
     size_t samples = 0;
     std::vector<KeyBags> bags;
     std::vector<SourceCounts> counts;  // by table
+    uint64_t looked_up_ns = 0;         // how long rows took
     Status status;
   };
 

@@ -14,6 +14,10 @@ constexpr uint64_t kSsdBlockBytes = 4096;
 
 constexpr auto kCounter = TRITONSERVER_METRIC_KIND_COUNTER;
 constexpr auto kGauge = TRITONSERVER_METRIC_KIND_GAUGE;
+constexpr auto kHistogram = TRITONSERVER_METRIC_KIND_HISTOGRAM;
+// Upper bounds of a duration's buckets, about three a decade: from a few keys in DDR to a deadline.
+constexpr double kDurationsUs[] = {20,   50,    100,   200,   500,    1000,   2000,
+                                   5000, 10000, 20000, 50000, 100000, 200000, 500000};
 
 struct FamilyInfo {
   const char* name;
@@ -25,7 +29,11 @@ constexpr FamilyInfo kFamilies[] = {
     {"embertide_default_returned_total", kCounter,
      "Keys answered with the default row because the model has none"},
     {"embertide_requests_refused_total", kCounter, "Requests answered with an error, by reason"},
+    {"embertide_lookup_duration_us", kHistogram,
+     "Time in which the rows of requests answered together were found and pooled"},
     {"embertide_rows", kGauge, "Rows resident in the node"},
+    {"embertide_table_rows", kGauge, "Rows held, by table and tier: ddr, ssd"},
+    {"embertide_table_bytes", kGauge, "Bytes of those rows, waste included, by table and tier"},
     {"embertide_tier_bytes", kGauge, "Bytes resident, by tier"},
     {"embertide_version", kGauge, "Newest version that requests are answered at"},
     {"embertide_plan_epoch", kGauge, "Epoch of the plan in force"},
@@ -115,6 +123,7 @@ ModelMetrics::ModelMetrics(const MetricFamilies& families, const std::string& mo
                            const Node& node)
     : families_(families), node_(node), model_(model), keys_(node.manifest().tables.size()) {
   const StoreStats stats = node.store().Stats();
+  lookup_us_ = Make(families.Of("embertide_lookup_duration_us"), {});
   AddOfTables();
   AddOfStore();
   if (stats.ssd.engine[0] != '\0') AddOfSsd();
@@ -132,18 +141,15 @@ ModelMetrics::~ModelMetrics() {
   }
   wake_.notify_all();
   thread_.join();
+  if (lookup_us_ != nullptr) LogIfError(TRITONSERVER_MetricDelete(lookup_us_), "metric");
   for (const Series& series : series_) {
     if (series.metric != nullptr) LogIfError(TRITONSERVER_MetricDelete(series.metric), "metric");
   }
 }
 
-void ModelMetrics::Add(const char* family, const Labels& labels,
-                       std::function<uint64_t(const Sample&)> value) {
-  const MetricFamilies::Family& of = families_.Of(family);
-  if (of.family == nullptr) return;
-  Series series;
-  series.counter = of.kind == kCounter;
-  series.value = std::move(value);
+TRITONSERVER_Metric* ModelMetrics::Make(const MetricFamilies::Family& family,
+                                        const Labels& labels) const {
+  if (family.family == nullptr) return nullptr;
   std::vector<const TRITONSERVER_Parameter*> parameters;
   const auto add = [&](const char* name, const std::string& text) {
     parameters.push_back(
@@ -151,13 +157,28 @@ void ModelMetrics::Add(const char* family, const Labels& labels,
   };
   add("model", model_);
   for (const auto& [name, text] : labels) add(name, text);
-  LogIfError(
-      TRITONSERVER_MetricNew(&series.metric, of.family, parameters.data(), parameters.size()),
-      "metric");
+  TRITONSERVER_MetricArgs* args = nullptr;
+  if (family.kind == kHistogram) {
+    LogIfError(TRITONSERVER_MetricArgsNew(&args), "metric");
+    LogIfError(TRITONSERVER_MetricArgsSetHistogram(args, kDurationsUs, std::size(kDurationsUs)),
+               "metric");
+  }
+  TRITONSERVER_Metric* metric = nullptr;
+  LogIfError(TRITONSERVER_MetricNewWithArgs(&metric, family.family, parameters.data(),
+                                            parameters.size(), args),
+             "metric");
+  if (args != nullptr) LogIfError(TRITONSERVER_MetricArgsDelete(args), "metric");
   for (const auto* parameter : parameters) {
     TRITONSERVER_ParameterDelete(const_cast<TRITONSERVER_Parameter*>(parameter));
   }
-  if (series.metric != nullptr) series_.push_back(std::move(series));
+  return metric;
+}
+
+void ModelMetrics::Add(const char* family, const Labels& labels,
+                       std::function<uint64_t(const Sample&)> value) {
+  const MetricFamilies::Family& of = families_.Of(family);
+  TRITONSERVER_Metric* metric = Make(of, labels);
+  if (metric != nullptr) series_.push_back({metric, of.kind == kCounter, 0, std::move(value)});
 }
 
 void ModelMetrics::AddOfTables() {
@@ -168,6 +189,14 @@ void ModelMetrics::AddOfTables() {
           {{"table", table}, {"source", SourceName(static_cast<Source>(s))}},
           [this, t, s](const Sample&) { return keys_[t][s].load(); });
     }
+    const auto add = [&](const char* family, const char* tier, uint64_t Store::Usage::* value) {
+      Add(family, {{"table", table}, {"tier", tier}},
+          [t, value](const Sample& now) { return now.tables[t].*value; });
+    };
+    add("embertide_table_rows", "ddr", &Store::Usage::ddr_rows);
+    add("embertide_table_rows", "ssd", &Store::Usage::ssd_rows);
+    add("embertide_table_bytes", "ddr", &Store::Usage::ddr_bytes);
+    add("embertide_table_bytes", "ssd", &Store::Usage::ssd_bytes);
   }
   Add("embertide_default_returned_total", {}, [this](const Sample&) {
     uint64_t defaults = 0;
@@ -271,8 +300,25 @@ void ModelMetrics::AddKeys(uint32_t table, const SourceCounts& counts) {
   }
 }
 
+void ModelMetrics::AddLookup(std::chrono::nanoseconds duration) const {
+  if (lookup_us_ == nullptr) return;
+  LogIfError(TRITONSERVER_MetricObserve(lookup_us_, static_cast<double>(duration.count()) / 1e3),
+             "metric");
+}
+
 void ModelMetrics::Publish() {
-  const Sample now{node_.store().Stats(), node_.fleet_stats()};
+  const Store& store = node_.store();
+  Sample now{store.Stats(), node_.fleet_stats(), {}};
+  for (uint32_t t = 0; t < keys_.size(); ++t) {
+    Store::Usage& all = now.tables.emplace_back();
+    for (uint32_t d = 0; d < store.options().devices; ++d) {
+      const Store::Usage usage = store.UsageOf(t, d);
+      all.ddr_rows += usage.ddr_rows;
+      all.ddr_bytes += usage.ddr_bytes;
+      all.ssd_rows += usage.ssd_rows;
+      all.ssd_bytes += usage.ssd_bytes;
+    }
+  }
   for (Series& series : series_) {
     const uint64_t value = series.value(now);
     if (series.shown == value && value != 0) continue;

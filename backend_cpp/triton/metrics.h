@@ -4,11 +4,13 @@
 //
 // Labels are of closed lists and of the model's tables, devices and HBM devices, so the page is
 // bounded. Executions add to atomics of ours; a thread of each model brings them to Triton once a
-// second and once at the end, so a request pays no lock of Triton's.
+// second and once at the end. Durations alone go there at once, since Triton takes them one by one:
+// an execution's lookup pays one short lock.
 #pragma once
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <map>
@@ -55,12 +57,15 @@ class ModelMetrics {
 
   void AddKeys(uint32_t table, const SourceCounts& counts);
   void AddRefused(Reason reason) { ++refused_[static_cast<size_t>(reason)]; }
+  // Rows of one group of requests were found and pooled, peers' among them, in so long.
+  void AddLookup(std::chrono::nanoseconds duration) const;
 
  private:
   // What one round of publishing reads, once.
   struct Sample {
     StoreStats store;
     FleetStats fleet;
+    std::vector<Store::Usage> tables;  // of all devices
   };
   // A metric, and what says its value. A counter gets the difference, a gauge the value.
   struct Series {
@@ -71,6 +76,8 @@ class ModelMetrics {
   };
   using Labels = std::vector<std::pair<const char*, std::string>>;
 
+  // Null where metrics are off.
+  TRITONSERVER_Metric* Make(const MetricFamilies::Family& family, const Labels& labels) const;
   void Add(const char* family, const Labels& labels, std::function<uint64_t(const Sample&)> value);
   void AddOfTables();
   void AddOfStore();
@@ -87,6 +94,7 @@ class ModelMetrics {
   std::vector<std::array<std::atomic<uint64_t>, kSources>> keys_;  // by table
   std::array<std::atomic<uint64_t>, kReasons> refused_{};
   std::vector<Series> series_;
+  TRITONSERVER_Metric* lookup_us_ = nullptr;
   std::string bus_error_;  // shown last in the log
   std::mutex mutex_;
   std::condition_variable wake_;

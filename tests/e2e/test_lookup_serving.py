@@ -327,7 +327,9 @@ def test_a_model_loads_and_unloads_beside_others(
 # --- metrics, start -------------------------------------------------------------------------------
 
 
-def test_metrics_count_what_was_done(server: triton.TritonServer, client: Client) -> None:
+def test_metrics_count_what_was_done(
+    server: triton.TritonServer, client: Client, reference: Any
+) -> None:
     def value(name: str, **labels: str) -> float:
         return metric(server.metrics(), name, model="lookup", **labels)
 
@@ -344,11 +346,37 @@ def test_metrics_count_what_was_done(server: triton.TritonServer, client: Client
     wait_until(lambda: value("nv_inference_count") == inferences + 4)
     assert value("embertide_lookup_keys_total", table="item", source="ddr") == keys + 7
     assert value("embertide_default_returned_total") == defaults + 1
-    assert value("embertide_rows") > 0
-    assert value("embertide_tier_bytes", tier="ddr") > 0
+    tables = {name: value("embertide_table_rows", table=name) for name in reference.rows}
+    assert tables == {name: len(rows) for name, rows in reference.rows.items()}
+    assert value("embertide_rows") == sum(tables.values())
+    assert value("embertide_table_rows", tier="ssd") == 0
+    held = value("embertide_table_bytes", tier="ddr")
+    assert 0 < held <= value("embertide_tier_bytes", tier="ddr")
     assert value("embertide_tier_bytes", tier="index") > 0
     assert value("embertide_plan_epoch") == 1
     assert value("embertide_version") == 41
+
+
+def test_lookup_durations_are_a_histogram_of_executions(
+    server: triton.TritonServer, client: Client
+) -> None:
+    def value(name: str, **labels: str) -> float:
+        full = f"embertide_lookup_duration_us{name}"
+        return metric(server.metrics(), full, model="lookup", **labels)
+
+    def executions() -> float:
+        return metric(server.metrics(), "nv_inference_exec_count", model="lookup")
+
+    executed, count, total = executions(), value("_count"), value("_sum")
+    begin = time.monotonic()
+    for _ in range(20):
+        client.rectangular([[7, 0, 14, 100]] * 3)
+    passed_us = (time.monotonic() - begin) * 1e6
+    # Triton counts after it answers.
+    wait_until(lambda: executions() - executed == 20)
+    assert value("_count") - count == 20
+    assert 0 < value("_sum") - total < passed_us
+    assert value("_bucket", le="+Inf") == value("_count") >= value("_bucket", le="20")
 
 
 def test_an_hbm_tier_answers_alike_and_counts_by_device(

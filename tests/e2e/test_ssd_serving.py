@@ -109,6 +109,10 @@ def test_rows_beyond_the_ddr_budget_come_from_the_ssd(
         # lru:2 lets a row in at its second read of late.
         assert counted(server, "embertide_promotions_refused_total") > 0
         assert counted(server, "embertide_policy_bytes") > 0
+        wait_until(lambda: counted(server, "embertide_table_rows") == ROWS)  # none on its way
+        for tier in ("ddr", "ssd"):
+            assert counted(server, "embertide_table_rows", tier=tier) > 0
+            assert counted(server, "embertide_table_bytes", tier=tier) > 0
         assert counted(server, "embertide_accesses_dropped_total", tier="ddr") == 0
         assert counted(server, "embertide_rows_refused_total") == 0
         engine, direct, _ = _store.probe_ssd(str(tmp_path))
