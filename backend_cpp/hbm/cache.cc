@@ -243,6 +243,12 @@ std::vector<HbmDeviceStats> HbmCache::Stats() const {
   return all;
 }
 
+bool HbmCache::Has(uint32_t table, uint64_t key, uint64_t version) const {
+  Shard& shard = *shards_[DeviceOf(table, key)];
+  const std::lock_guard lock(shard.mutex);
+  return shard.places->EndOf(table, key) > version;
+}
+
 Status HbmCache::CheckIntegrity() const {
   for (const auto& shard : shards_) {
     const std::lock_guard lock(shard->mutex);

@@ -73,6 +73,8 @@ class HbmCache {
   }
   const TableConfig& TableOf(uint32_t table) const { return tables_[table]; }
   bool healthy() const { return !failed_.load(); }
+  // Whether a row is there that no version up to this one has ended.
+  bool Has(uint32_t table, uint64_t key, uint64_t version) const;
   // Keys that one batch takes.
   uint32_t batch_keys() const { return batch_keys_; }
   // Rows of one device that one fill takes at most.

@@ -30,6 +30,11 @@ uint32_t HbmPlaces::Find(uint32_t table, uint64_t key) const {
   return kNoWay;
 }
 
+uint64_t HbmPlaces::EndOf(uint32_t table, uint64_t key) const {
+  const uint32_t way = Find(table, key);
+  return way == kNoWay ? 0 : ways_[way].until;
+}
+
 uint32_t HbmPlaces::End(uint32_t table, uint64_t key, uint64_t until) {
   const uint32_t way = Find(table, key);
   if (way == kNoWay || ways_[way].until <= until) return kNoWay;

@@ -39,6 +39,8 @@ class HbmPlaces {
 
   // The way where a row stands, ended or not; kNoWay if in none.
   uint32_t Find(uint32_t table, uint64_t key) const;
+  // The version that ends the row; 0 if there is none.
+  uint64_t EndOf(uint32_t table, uint64_t key) const;
   // The row ends with version `until`, if it is there and no earlier end is known: its way, or
   // kNoWay.
   uint32_t End(uint32_t table, uint64_t key, uint64_t until);

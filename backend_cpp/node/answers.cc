@@ -337,6 +337,10 @@ Status Fleet::Explain(const v1::ExplainRequest& request, v1::ExplainResponse* re
     }
     *response->mutable_owners() = assignment.owners();
   }
+  for (const uint16_t peer : plan->buckets[t][bucket].owners) {
+    response->add_peers(plan->peers[peer].address);
+  }
+  response->set_held(row.held);
   response->set_resident(row.resident);
   if (row.tier == Source::kPruned) response->set_tombstone(v1::TOMBSTONE_REASON_PRUNED);
   if (!row.resident) return Status::Ok();
@@ -347,6 +351,7 @@ Status Fleet::Explain(const v1::ExplainRequest& request, v1::ExplainResponse* re
   response->set_payload_bytes(row.payload_bytes);
   response->set_access_count(row.access_count);
   response->set_changed_version(row.version);
+  if (row.hbm_copy) response->set_hbm_copy(1 + *row.hbm_copy);
   return Status::Ok();
 }
 

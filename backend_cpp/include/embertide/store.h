@@ -176,6 +176,7 @@ struct StoreStats {
 
 // Where one key lives, for `explain`.
 struct RowLocation {
+  bool held = false;  // its bucket, at the view's version; else there is nothing to say
   bool resident = false;
   Source tier = Source::kDefault;  // kPruned: it was, and no row is left
   uint32_t slot_bytes = 0;         // in DDR: the class of its slot
@@ -186,6 +187,8 @@ struct RowLocation {
   // Of late, 0 to 63; where no tier moves rows by it, of one access in eight on average.
   uint32_t access_count = 0;
   uint64_t version = 0;  // the version that last changed it, 0 if it has folded into the base
+  // The HBM device that has a copy which no version up to the view's has ended.
+  std::optional<uint32_t> hbm_copy;
 };
 
 // One batched lookup in one table.
