@@ -68,6 +68,16 @@ TEST(ModelConfigTest, HbmMayBeATwinAndHasAPolicy) {
   ExpectRefused(json, "use gpu or twin");
 }
 
+TEST(ModelConfigTest, RowsOfPeersHaveACacheWhoseSizeMayBeGiven) {
+  Json json = Good();
+  const uint64_t usual = ParseModelConfig(json.dump(), "/models/m").value().node.remote_cache_bytes;
+  EXPECT_EQ(usual, NodeOptions().remote_cache_bytes);
+  json["parameters"]["remote_cache_bytes"]["string_value"] = "0";
+  EXPECT_EQ(ParseModelConfig(json.dump(), "/models/m").value().node.remote_cache_bytes, 0U);
+  json["parameters"]["remote_cache_bytes"]["string_value"] = "32M";
+  ExpectRefused(json, "\"remote_cache_bytes\" is \"32M\"");
+}
+
 TEST(ModelConfigTest, SpeaksTheNamesOfHps) {
   Json json = Good();
   json["input"][1]["name"] = "NUMKEYS";

@@ -96,6 +96,7 @@ class ModelOptions:
     plan_file: Path | None = None
     token_file: Path | None = None
     dead_owner: Literal["default", "error"] | None = None
+    remote_cache_bytes: int | None = None  # for rows of peers; 0: none is kept
 
     def __post_init__(self) -> None:
         """Refuse what the backend would refuse."""
@@ -142,6 +143,7 @@ class ModelOptions:
             "plan_file": self.plan_file.resolve() if self.plan_file else None,
             "token_file": self.token_file.resolve() if self.token_file else None,
             "dead_owner": self.dead_owner,
+            "remote_cache_bytes": self.remote_cache_bytes,
         }
         return {name: str(value) for name, value in values.items() if value is not None}
 

@@ -103,6 +103,10 @@ def command(
     dead_owner: Annotated[
         str, typer.Option(help="What a key reads as without a live owner: default or error.")
     ] = "default",
+    remote_cache_mib: Annotated[
+        int,
+        typer.Option(help="For rows of peers that small requests ask for, MiB; 0: none.", min=0),
+    ] = 32,
     start_timeout_s: Annotated[
         float, typer.Option(help="Time that loading may take.", min=1)
     ] = 3600.0,
@@ -159,6 +163,7 @@ def command(
                 plan_file=directory / "plan.bin" if state else None,
                 token_file=token_file,
                 dead_owner=policy if state else None,
+                remote_cache_bytes=remote_cache_mib * _MIB if state else None,
             )
         except ValueError as error:
             raise ProcessError(str(error)) from error
