@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from serving import (
     Client,
     Samples,
+    beside,
     change_manifest,
     flip_byte,
     jagged_arrays,
@@ -477,18 +478,8 @@ def test_a_port_in_use_is_named(server_options: triton.ServerOptions, tmp_path: 
 def test_a_model_that_does_not_load_ends_the_start(
     server_options: triton.ServerOptions, tmp_path: Path
 ) -> None:
-    ports = process.free_ports(3)
     triton.write_model(tmp_path, "m", triton.ModelOptions(snapshot=tmp_path / "nothing"))
-    options = dataclasses.replace(
-        server_options,
-        repository=tmp_path,
-        log=tmp_path / "log",
-        http_port=ports[0],
-        grpc_port=ports[1],
-        metrics_port=ports[2],
-        explicit=False,
-        models=(),
-    )
+    options = beside(server_options, tmp_path, tmp_path / "log", (), explicit=False)
     with pytest.raises(triton.TritonError, match="nothing"):
         triton.TritonServer(options)
 

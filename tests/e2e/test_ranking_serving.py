@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from serving import Client, change_manifest, flip_byte, metric, parameters, wait_until
+from serving import Client, beside, change_manifest, flip_byte, metric, parameters, wait_until
 from tritonclient.utils import InferenceServerException
 
-from embertide.server.adapters import process, triton
+from embertide.server.adapters import triton
 from embertide.trainer.config import FeatureConfig, ModelConfig, OptimizerConfig, TableConfig
 from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.model.dlrm import Dlrm, Probability
@@ -114,16 +114,7 @@ def server(
     trained: Trained, server_options: triton.ServerOptions, tmp_path_factory: Any
 ) -> Iterator[triton.TritonServer]:
     directory = tmp_path_factory.mktemp("ranking-triton")
-    http, grpc, metrics = process.free_ports(3)
-    options = dataclasses.replace(
-        server_options,
-        repository=directory,
-        log=directory / "triton.log",
-        http_port=http,
-        grpc_port=grpc,
-        metrics_port=metrics,
-        models=("rank",),
-    )
+    options = beside(server_options, directory, directory / "triton.log", ("rank",))
     triton.write_model(
         directory,
         "rank",

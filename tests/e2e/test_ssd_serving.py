@@ -10,10 +10,10 @@ import numpy as np
 import tritonclient.grpc as grpcclient
 import tritonclient.utils
 from numpy.typing import NDArray
-from serving import metric, wait_until
+from serving import beside, metric, wait_until
 
 from embertide import _store
-from embertide.server.adapters import process, triton
+from embertide.server.adapters import triton
 
 ROWS = 40_000
 DIM = 16
@@ -61,18 +61,8 @@ def start(
     repository = directory / "models"
     repository.mkdir()
     triton.write_model(repository, "large", model)
-    ports = process.free_ports(3)
-    return triton.TritonServer(
-        dataclasses.replace(
-            server_options,
-            repository=repository,
-            log=directory / "log",
-            models=("large",),
-            http_port=ports[0],
-            grpc_port=ports[1],
-            metrics_port=ports[2],
-        )
-    )
+    options = beside(server_options, repository, directory / "log", ("large",))
+    return triton.TritonServer(options)
 
 
 def keys_input(keys: NDArray[np.int64]) -> grpcclient.InferInput:
