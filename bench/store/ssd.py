@@ -56,11 +56,11 @@ class Run:
 class Peer:
     """The program with both sides in it, its rows loaded."""
 
-    def __init__(self, binary: Path, rows: int) -> None:
-        """Start it; loading takes a minute or two."""
-        memory = int(rows * _DIM * 4 * _MEMORY_SHARE)
+    def __init__(self, rows: int, dim: int, memory_bytes: int) -> None:
+        """Build and start it, in `folder()`; loading takes a minute or two."""
+        command = [str(_build()), str(_FOLDER), str(rows), str(dim), str(memory_bytes)]
         self._process = subprocess.Popen(
-            [str(binary), str(_FOLDER), str(rows), str(_DIM), str(memory)],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -115,8 +115,6 @@ def _fio(engine: str) -> float:
 
 
 def _build() -> Path:
-    if shutil.which("fio") is None:
-        raise BenchError("fio is missing: apt-get install fio")
     target = ["cmake", "--build", str(BUILD / "cpp"), "--target", "ssd_peer"]
     if subprocess.run(target, check=False, stdout=subprocess.DEVNULL).returncode != 0:
         raise BenchError("ssd_peer does not build: apt-get install librocksdb-dev, `make cpp`")
@@ -124,7 +122,8 @@ def _build() -> Path:
 
 
 @contextlib.contextmanager
-def _folder() -> Iterator[None]:
+def folder() -> Iterator[None]:
+    """Make the folder of both sides' files, and remove it in the end."""
     shutil.rmtree(_FOLDER, ignore_errors=True)
     _FOLDER.mkdir(parents=True)
     try:
@@ -137,9 +136,11 @@ Curves = dict[str, list[Run]]
 
 
 def _measure(rows: int, repetitions: int) -> tuple[list[report.Row], Curves, dict[str, Any]]:
-    binary = _build()
+    if shutil.which("fio") is None:
+        raise BenchError("fio is missing: apt-get install fio")
+    memory = int(rows * _DIM * 4 * _MEMORY_SHARE)
     _CONSOLE.print(f"loading {rows:,} rows of {4 * _DIM} bytes into both")
-    with _folder(), Peer(binary, rows) as peer:
+    with folder(), Peer(rows, _DIM, memory) as peer:
         curves: Curves = {
             "RocksDB MultiGet": [peer.run("rocksdb", threads=threads) for threads in _THREADS],
             "SSD tier, io_uring": [peer.run("store", "io_uring", threads) for threads in _THREADS],
