@@ -1,7 +1,8 @@
 """Random reads from the SSD tier against RocksDB and fio: `make bench-ssd`.
 
 Rows of 128 floats, 5.7 M of them; the store's whole DDR budget, index included, and RocksDB's block
-cache are a tenth of their bytes. Both read past the page cache, batches of 2,048 uniform keys.
+cache are a tenth of their bytes. Both read past the page cache, batches of 2,048 uniform keys; of
+one, to see what a request waits for.
 fio reads blocks of the store's own log, as many in flight as the store keeps.
 """
 
@@ -19,7 +20,7 @@ from typing import Any, Self
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from bench import report
+from bench import costs, report
 from bench.servers import BUILD, ROOT, BenchError
 
 _CONSOLE = Console(stderr=True, highlight=False)
@@ -28,6 +29,7 @@ _ROWS, _DIM = 5_760_000, 128
 _MEMORY_SHARE = 0.1
 _DEPTH = 128  # kReadDepth of backend_cpp/ssd/block_file.h
 _RUN_S = 3.0
+_BATCH = 2048
 _THREADS = (1, 2, 4, 8, 16, 32)
 # Bars: rows/s at one thread, rows per CPU-second at the peer's best, blocks/s of fio's.
 _LEAST_RATE, _LEAST_PER_CPU, _LEAST_OF_URING, _LEAST_OF_AIO = 5.0, 1.5, 0.8, 0.7
@@ -85,15 +87,15 @@ class Peer:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def run(self, who: str, engine: str = "-", threads: int = 1) -> Run:
+    def run(self, who: str, engine: str = "-", threads: int = 1, *, batch: int = _BATCH) -> Run:
         """Ask one side for a while."""
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{who} {engine} {threads} {_RUN_S}\n")
+        self._process.stdin.write(f"{who} {engine} {threads} {_RUN_S} {batch}\n")
         self._process.stdin.flush()
         run = Run(**self._answer())
         _CONSOLE.print(
-            f"[dim]{who} {engine}, {threads} threads: {run.rows_per_s:,.0f} rows/s, "
-            f"{run.rows_per_cpu_s:,.0f} rows/CPU-s"
+            f"[dim]{who} {engine}, {threads} threads, batches of {batch}: "
+            f"{run.rows_per_s:,.0f} rows/s, {run.rows_per_cpu_s:,.0f} rows/CPU-s"
         )
         return run
 
@@ -147,7 +149,8 @@ def _measure(rows: int, repetitions: int) -> tuple[list[report.Row], Curves, dic
         }
         by_cpu = [run.rows_per_cpu_s for run in curves["RocksDB MultiGet"]]
         best = _THREADS[by_cpu.index(max(by_cpu))]
-        runs: dict[str, list[Run]] = {"uring": [], "aio": [], "pread": [], "one": [], "best": []}
+        names = ("uring", "aio", "pread", "one", "best", "uring alone", "one alone")
+        runs: dict[str, list[Run]] = {name: [] for name in names}
         fio: dict[str, list[float]] = {"uring": [], "aio": []}
         for _ in range(repetitions):
             runs["uring"].append(peer.run("store", "io_uring"))
@@ -157,6 +160,8 @@ def _measure(rows: int, repetitions: int) -> tuple[list[report.Row], Curves, dic
             fio["aio"].append(_fio("libaio"))
             runs["best"].append(peer.run("rocksdb", threads=best))
             runs["pread"].append(peer.run("store", "pread"))
+            runs["uring alone"].append(peer.run("store", "io_uring", batch=1))
+            runs["one alone"].append(peer.run("rocksdb", batch=1))
         loaded = peer.loaded
 
     def blocks(name: str) -> list[float]:
@@ -191,6 +196,17 @@ def _measure(rows: int, repetitions: int) -> tuple[list[report.Row], Curves, dic
             target=_LEAST_PER_CPU,
         )
     )
+    alone = report.compare(
+        (f"{case}, io_uring, one row at a time", "time of a row", "us"),
+        [1e6 / rate for rate in rates("uring alone")],
+        [1e6 / rate for rate in rates("one alone")],
+        peer_name="MultiGet",
+        better="lower",
+        target=1.0,  # no bar of its own
+    )
+    compared.append(alone)
+    costs.note("ssd_us", row_bytes=4 * _DIM, us=alone.ours, by="make bench-ssd")
+    costs.note("ssd_more_us", row_bytes=4 * _DIM, us=1e6 / compared[0].ours, by="make bench-ssd")
     for name, engine, target in (
         ("uring", "io_uring", _LEAST_OF_URING),
         ("aio", "libaio", _LEAST_OF_AIO),

@@ -8,8 +8,8 @@
 // it was loaded (the store's index and directories; RocksDB's indexes, filters and memtables), and
 // on the disk. Then each line of standard input is a run, and is answered by a line of JSON:
 //
-//   store ENGINE THREADS SECONDS      batches of kBatch uniform keys through a pinned view
-//   rocksdb - THREADS SECONDS         the same keys by MultiGet
+//   store ENGINE THREADS SECONDS BATCH    batches of uniform keys through a pinned view
+//   rocksdb - THREADS SECONDS BATCH       the same keys by MultiGet
 #include <rocksdb/db.h>
 #include <rocksdb/filter_policy.h>
 #include <rocksdb/table.h>
@@ -32,7 +32,7 @@
 namespace embertide {
 namespace {
 
-constexpr size_t kBatch = 2048;
+constexpr size_t kBatchLoaded = 2048;  // by RocksDB
 constexpr uint64_t kRowsALoad = 1'000'000;
 // Buckets of nearly as many rows as an index of 16,384 groups holds: 128 bytes for 5.5 rows.
 constexpr uint64_t kRowsABucket = 90'000;
@@ -114,7 +114,8 @@ class Bench {
     std::fflush(stdout);
   }
 
-  void Run(const std::string& who, const std::string& engine, uint32_t threads, double seconds) {
+  void Run(const std::string& who, const std::string& engine, uint32_t threads, double seconds,
+           size_t batch) {
     if (who == "store") file_->Choose(engine);
     std::vector<std::thread> workers;
     std::atomic<bool> stop{false};
@@ -125,13 +126,13 @@ class Bench {
     for (uint32_t t = 0; t < threads; ++t) {
       workers.emplace_back([&, seed = ++seed_] {
         std::mt19937_64 random(seed);
-        std::vector<int64_t> keys(kBatch);
-        std::vector<float> out(kBatch * dim_);
+        std::vector<int64_t> keys(batch);
+        std::vector<float> out(batch * dim_);
         while (!stop) {
           for (int64_t& key : keys) key = static_cast<int64_t>(random() % rows_);
           who == "store" ? AskStore(keys, out.data()) : AskRocks(keys, out.data());
           Prove(keys.front(), out.data());
-          answered += kBatch;
+          answered += batch;
         }
       });
     }
@@ -202,7 +203,7 @@ class Bench {
                      &records[BucketOfHash(HashKey(key), table_.bucket_bits)]);
         const auto* bytes = reinterpret_cast<const char*>(row.data());
         Check(batch.Put(KeyOf(static_cast<int64_t>(key)), {bytes, dim_ * sizeof(float)}));
-        if (batch.Count() < kBatch && key + 1 < rows_) continue;
+        if (batch.Count() < kBatchLoaded && key + 1 < rows_) continue;
         Check(rocks_->Write(unlogged, &batch));
         batch.Clear();
         rocks_bytes_max_ = std::max(rocks_bytes_max_, RocksBytes());
@@ -292,8 +293,9 @@ int Main(int argc, char** argv) {
     std::string engine;
     uint32_t threads = 0;
     double seconds = 0;
-    if (!(words >> who >> engine >> threads >> seconds)) return 2;
-    bench.Run(who, engine, threads, seconds);
+    size_t batch = 0;
+    if (!(words >> who >> engine >> threads >> seconds >> batch) || batch == 0) return 2;
+    bench.Run(who, engine, threads, seconds, batch);
   }
   return 0;
 }
