@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/clock.h"
+#include "node/placed_bags.h"
 #include "triton/edge.h"
 #include "triton/tensor_io.h"
 
@@ -39,6 +40,7 @@ Executor::Executor(const ModelConfig& config, const Node& node,
       node_(node),
       programs_(std::move(programs)),
       metrics_(metrics),
+      sequences_(HasSequences(node.features())),
       remote_(node.NewRemoteLookup()),
       parts_(config.threads),
       crew_(config.threads) {
@@ -65,6 +67,11 @@ Refusal Executor::Prove(Job* job) {
   }
   Refusal refusal =
       ParseBags(*keys, FindTensor(job->inputs, config_.tensors.lengths), limits_, &job->bags);
+  if (refusal.reason == Reason::kNone && sequences_) {
+    const Bags& bags = job->bags;
+    job->places = PlaceBags(node_.features(), size_t{bags.samples} * limits_.features,
+                            bags.jagged ? bags.offsets : std::span<const uint32_t>());
+  }
   if (refusal.reason != Reason::kNone || programs_.empty()) return refusal;
   return ParseDense(config_.tensors.dense, FindTensor(job->inputs, config_.tensors.dense),
                     programs_.front()->dense_features(), job->bags, &job->dense);
@@ -94,6 +101,10 @@ Status Executor::SetParameters(const VersionInfo& version, TRITONBACKEND_Respons
       TRITONBACKEND_ResponseSetStringParameter(response, "node", node_.options().name.c_str()));
 }
 
+size_t Executor::FloatsOf(const Job& job) const {
+  return sequences_ ? job.places.back() : size_t{job.bags.samples} * node_.total_dim();
+}
+
 Status Executor::MakeOutputs(Job* job) {
   if (job->response == nullptr) return {Code::kDeviceError, "Triton gave no response object"};
   std::vector<std::string> names;
@@ -108,8 +119,8 @@ Status Executor::MakeOutputs(Job* job) {
   for (const std::string& name : names) {
     void* buffer = nullptr;
     if (name == config_.tensors.embedding && !config_.ranking) {
-      EMBERTIDE_RETURN_IF_ERROR(
-          make(name, TRITONSERVER_TYPE_FP32, rest * node_.total_dim(), 4, &buffer));
+      EMBERTIDE_RETURN_IF_ERROR(make(name, TRITONSERVER_TYPE_FP32,
+                                     static_cast<int64_t>(FloatsOf(*job)) / first, 4, &buffer));
       job->embedding = static_cast<float*>(buffer);
     } else if (name == config_.tensors.score && config_.ranking) {
       EMBERTIDE_RETURN_IF_ERROR(make(name, TRITONSERVER_TYPE_FP32, rest, 4, &buffer));
@@ -124,7 +135,7 @@ Status Executor::MakeOutputs(Job* job) {
     }
   }
   if (job->embedding == nullptr && !config_.ranking) {
-    job->unasked.resize(size_t{job->bags.samples} * node_.total_dim());
+    job->unasked.resize(FloatsOf(*job));
     job->embedding = job->unasked.data();
   }
   return Status::Ok();
@@ -181,6 +192,7 @@ uint32_t Executor::PlanParts(std::span<Job*> jobs) {
     parts_[p].first = samples * p / count;
     parts_[p].samples = samples * (p + 1) / count - parts_[p].first;
     parts_[p].bags.clear();
+    parts_[p].places.clear();
     parts_[p].counts.assign(node_.manifest().tables.size(), SourceCounts{});
   }
   size_t first = 0;  // sample of the job at hand
@@ -194,7 +206,11 @@ uint32_t Executor::PlanParts(std::span<Job*> jobs) {
       const size_t bag = (begin - first) * limits_.features;
       const size_t count_bags = (end - begin) * limits_.features;
       KeyBags& mine = part.bags.emplace_back(bags_[j]);
-      mine.out += (begin - first) * node_.total_dim();
+      if (sequences_) {
+        part.places.push_back(jobs[j]->places.data() + bag);
+      } else {
+        mine.out += (begin - first) * node_.total_dim();
+      }
       if (bags.jagged) {
         mine.offsets = mine.offsets.subspan(bag, count_bags + 1);
       } else {
@@ -212,7 +228,9 @@ Status Executor::AnswerPart(const BagReader& rows, const VersionInfo& version, u
   try {
     Part& part = parts_[number];
     const uint64_t begin_ns = NowNs();
-    EMBERTIDE_RETURN_IF_ERROR(rows.Lookup(features_, part.bags, part.counts));
+    EMBERTIDE_RETURN_IF_ERROR(
+        sequences_ ? LookupPlaced(rows, node_.features(), part.bags, part.places, part.counts)
+                   : rows.Lookup(features_, part.bags, part.counts));
     part.looked_up_ns = NowNs() - begin_ns;
     if (!config_.ranking) return Status::Ok();
     DenseProgram& program = *programs_[number];

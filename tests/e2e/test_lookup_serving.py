@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import dataclasses
+import json
 import os
 import re
 import signal
@@ -276,9 +277,9 @@ HARM: dict[str, tuple[Callable[[Path], object], str]] = {
     "other_format_version": (lambda d: change_manifest(d, format_version=2), "format_version is 2"),
     "other_hash": (lambda d: change_manifest(d, hash_name="md5"), "hash_name"),
     "no_features": (lambda d: change_manifest(d, features=[]), "feature"),
-    "pooling_none": (
-        lambda d: change_manifest(d, features=[{"name": "a", "table": "tag", "pooling": "none"}]),
-        "pooling none",
+    "pooling_max": (
+        lambda d: change_manifest(d, features=[{"name": "a", "table": "tag", "pooling": "max"}]),
+        "use sum, mean or none",
     ),
 }
 
@@ -323,6 +324,61 @@ def test_a_model_loads_and_unloads_beside_others(
         assert np.array_equal(answer, reference.answer([[[7], [3], [14], [101]]]))
         client.raw.unload_model("bad")
         wait_until(lambda: not client.raw.is_model_ready("bad"))
+
+
+# --- sequences ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sequences(
+    server: triton.TritonServer, new_snapshot: Callable[[], Path], client: Client
+) -> Iterator[None]:
+    """Serve a model whose third feature is a sequence."""
+    directory = new_snapshot()
+    features = json.loads((directory / "manifest.json").read_text())["features"]
+    features[2]["pooling"] = "none"
+    change_manifest(directory, features=features)
+    options = triton.ModelOptions(snapshot=directory, instances=2, threads=3, max_keys=5000)
+    triton.write_model(server.options.repository, "sequences", options)
+    client.raw.load_model("sequences")
+    yield
+    client.raw.unload_model("sequences")
+
+
+@pytest.mark.usefixtures("sequences")
+def test_a_sequence_gives_a_row_for_each_key(client: Client, reference: Any) -> None:
+    samples = [
+        [[7, 14], [3], [21, UNKNOWN, 28, 21], [101, 102]],
+        [[], [1], [], []],
+        [[0], [], [35], [139]],
+    ]
+    wanted = ["EMBEDDING", "SOURCE"]
+    reply = client.jagged(samples, model="sequences", outputs=wanted)
+    want = reference.flat(samples)
+    assert reply.as_numpy("EMBEDDING").shape == (1, len(want))
+    np.testing.assert_allclose(reply.as_numpy("EMBEDDING")[0], want, rtol=1e-6)
+    keys = [key for bags in samples for bag in bags for key in bag]
+    sources = [SOURCE_DEFAULT if key == UNKNOWN else SOURCE_DDR for key in keys]
+    assert reply.as_numpy("SOURCE")[0].tolist() == sources
+    # Without lengths every bag has one key, and every sample the same width.
+    keys_BF = [[7, 3, 21, 101], [0, 1, UNKNOWN, 139]]
+    reply = client.rectangular(keys_BF, model="sequences")
+    want = reference.flat([[[key] for key in keys] for keys in keys_BF])
+    np.testing.assert_allclose(reply.as_numpy("EMBEDDING"), want.reshape(2, -1), rtol=1e-6)
+
+
+@pytest.mark.usefixtures("sequences")
+def test_threads_share_long_sequences_out(client: Client, reference: Any) -> None:
+    rng = np.random.default_rng(4)
+    samples = [
+        [[7], [int(rng.integers(50))], (7 * rng.integers(0, 400, n)).tolist(), [100, 101]]
+        for n in rng.integers(0, 120, 40)
+    ]
+    reply = client.jagged(samples, model="sequences")
+    want = reference.flat(samples)
+    np.testing.assert_allclose(reply.as_numpy("EMBEDDING")[0], want, rtol=1e-6)
+    wanted = client.jagged(samples, model="sequences", outputs=["VERSION"])
+    assert wanted.as_numpy("VERSION")[0, 0] == 41
 
 
 # --- metrics, start -------------------------------------------------------------------------------

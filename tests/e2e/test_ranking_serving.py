@@ -1,6 +1,7 @@
 """`ranking` in a real tritonserver: the scores of the trainer's own net, at the same version."""
 
 import dataclasses
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -242,6 +243,12 @@ def other_net(directory: Path) -> None:
     )
 
 
+def sequence(directory: Path) -> None:
+    features = json.loads((directory / "manifest.json").read_text())["features"]
+    features[0]["pooling"] = "none"
+    change_manifest(directory, features=features)
+
+
 HARM: dict[str, tuple[Callable[[Path], object], str]] = {
     "other_cpu": (lambda d: change_manifest(d, dense_cpu="x86-64-v9"), "x86-64-v9"),
     "no_dense_part": (drop_dense, "lookup only"),
@@ -251,6 +258,7 @@ HARM: dict[str, tuple[Callable[[Path], object], str]] = {
         "tensors.safetensors",
     ),
     "other_net": (other_net, "net.top.0.bias"),
+    "sequence": (sequence, "the dense net takes one vector a feature"),
 }
 
 

@@ -205,7 +205,7 @@ struct LookupRequest {
 // One feature of a lookup over several tables.
 struct BagFeature {
   uint32_t table = 0;               // index into StoreOptions::tables
-  Pooling pooling = Pooling::kSum;  // kSum or kMean
+  Pooling pooling = Pooling::kSum;  // kSum or kMean; kNone for Node::Fetch alone
   uint32_t column = 0;              // where its dim floats stand in a sample's answer
 };
 
