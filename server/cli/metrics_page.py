@@ -61,6 +61,7 @@ class MetricsPage:
         yield "watermark_ms", int(self.least("embertide_watermark_ms", model=name))
         yield "plan_epoch", int(self.least("embertide_plan_epoch", model=name))
         yield "rows", int(self.sum("embertide_rows", model=name))
+        yield "rows_by_table", self._by("embertide_table_rows", "table", name)
         yield "resident_bytes", self.resident_bytes(name)
         yield "hits", self.hits(name)
         if "embertide_hbm_rows" in self._samples:

@@ -191,9 +191,16 @@ def test_the_metrics_page_is_read_by_name_and_labels() -> None:
         "# TYPE embertide_lookup_keys_total counter\n"
         'embertide_lookup_keys_total{model="a",source="ddr",table="x"} 1\n'
         'embertide_lookup_keys_total{model="a",source="ddr",table="y"} 2\n'
+        "# TYPE embertide_table_rows gauge\n"
+        'embertide_table_rows{model="a",table="x",tier="ddr"} 4\n'
+        'embertide_table_rows{model="a",table="x",tier="ssd"} 5\n'
+        'embertide_table_rows{model="a",table="y",tier="ddr"} 6\n'
+        'embertide_table_rows{model="b",table="z",tier="ddr"} 7\n'
     )
     assert page.sum("nv_inference_count", model="b") == 5
     assert page.models() == ["a"]
     assert page.hits("a")["ddr"] == 3
     assert page.model("a")["version"] == 7
+    assert page.model("a")["rows_by_table"] == {"x": 9, "y": 6}
+    assert "hbm" not in page.model("a")
     assert page.model("a")["inferences"] == 3
