@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from checker import CONFIG as CHECKED
 from checker import CheckerPublisher, bucket_of
-from fleet import TABLES, FleetSite, Model, PlanWriter
+from fleet import TABLES, FleetSite, start_fleet
 from pair import start_pair
 from serving import Client, wait_until
 
@@ -40,21 +40,9 @@ def said(*words: object) -> dict[str, Any]:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[FleetSite]:
-    port, *ports = free_ports(1 + NODES)
-    with RedisServer(RedisOptions(log=tmp_path / "redis.log", port=port)) as server:
-        model = Model(tmp_path / "publication", server.url, CACHE, seed=6)
-        nodes = [(f"node-{n}", f"127.0.0.1:{p}") for n, p in enumerate(ports)]
-        options = {
-            "publication": tmp_path / "publication",
-            "state": server.url,
-            "bus": server.url,
-            "ddr_bytes": 64 << 20,
-            "hbm_bytes": 16 << 20,
-            "hbm_kind": "twin",
-        }
-        writer = PlanWriter(server.url, nodes, devices=1)
-        with FleetSite(tmp_path, server.url, model, writer, options) as running:
-            yield running
+    more = {"ddr_bytes": 64 << 20, "hbm_bytes": 16 << 20, "hbm_kind": "twin"}
+    with start_fleet(tmp_path, nodes=NODES, devices=1, seed=6, **more) as running:
+        yield running
 
 
 def owner(site: FleetSite, key: int) -> int:
