@@ -243,6 +243,19 @@ std::vector<HbmDeviceStats> HbmCache::Stats() const {
   return all;
 }
 
+std::vector<HbmTableStats> HbmCache::TableStats() const {
+  std::vector<HbmTableStats> all(tables_.size());
+  for (const auto& shard : shards_) {
+    const std::lock_guard lock(shard->mutex);
+    for (uint32_t t = 0; t < all.size(); ++t) {
+      const HbmTableStats here = shard->places->OfTable(t);
+      all[t].rows += here.rows;
+      all[t].bytes += here.bytes;
+    }
+  }
+  return all;
+}
+
 bool HbmCache::Has(uint32_t table, uint64_t key, uint64_t version) const {
   Shard& shard = *shards_[DeviceOf(table, key)];
   const std::lock_guard lock(shard.mutex);

@@ -82,6 +82,8 @@ class HbmCache {
   uint64_t host_bytes() const { return host_bytes_; }
   // By device.
   std::vector<HbmDeviceStats> Stats() const;
+  // By table, of all devices.
+  std::vector<HbmTableStats> TableStats() const;
   // The places of every device hold their invariants. Requires: no writer.
   Status CheckIntegrity() const;
 

@@ -423,6 +423,7 @@ StoreStats Store::Stats() const {
   stats.refused_rows = impl_->refused_rows.load();
   if (impl_->hbm != nullptr) {
     stats.hbm = impl_->hbm->cache().Stats();
+    stats.hbm_tables = impl_->hbm->cache().TableStats();
     stats.hbm_dropped_misses = impl_->hbm->wishes_dropped();
     stats.hbm_fallbacks = impl_->hbm->fallbacks();
     stats.hbm_failed = !impl_->hbm->cache().healthy();

@@ -32,7 +32,7 @@ constexpr FamilyInfo kFamilies[] = {
     {"embertide_lookup_duration_us", kHistogram,
      "Time in which the rows of requests answered together were found and pooled"},
     {"embertide_rows", kGauge, "Rows resident in the node"},
-    {"embertide_table_rows", kGauge, "Rows held, by table and tier: ddr, ssd"},
+    {"embertide_table_rows", kGauge, "Rows held, by table and tier: ddr, ssd; copies in hbm"},
     {"embertide_table_bytes", kGauge, "Bytes of those rows, waste included, by table and tier"},
     {"embertide_tier_bytes", kGauge, "Bytes resident, by tier"},
     {"embertide_version", kGauge, "Newest version that requests are answered at"},
@@ -264,6 +264,13 @@ void ModelMetrics::AddOfHbm(size_t devices) {
     for (const HbmEvent& event : kHbmEvents) {
       add("embertide_hbm_events_total", {{"event", event.name}}, event.count);
     }
+  }
+  for (size_t t = 0; t < keys_.size(); ++t) {
+    const Labels labels = {{"table", node_.manifest().tables[t].name}, {"tier", "hbm"}};
+    Add("embertide_table_rows", labels,
+        [t](const Sample& now) { return now.store.hbm_tables[t].rows; });
+    Add("embertide_table_bytes", labels,
+        [t](const Sample& now) { return now.store.hbm_tables[t].bytes; });
   }
   Add("embertide_accesses_dropped_total", {{"tier", "hbm"}},
       [](const Sample& now) { return now.store.hbm_dropped_misses; });

@@ -45,12 +45,14 @@ class MetricsPage:
             tier: int(self.sum("embertide_tier_bytes", model=model, tier=tier)) for tier in TIERS
         }
 
-    def _by(self, name: str, label: str, model: str) -> dict[str, int]:
-        """Return the values of `name` by a label of theirs."""
+    def _by(self, name: str, label: str, model: str, **more: str) -> dict[str, int]:
+        """Return the values of `name` by a label of theirs, of those that carry `more`."""
         said = {
             labels[label] for labels, _ in self._samples.get(name, ()) if labels["model"] == model
         }
-        return {each: int(self.sum(name, model=model, **{label: each})) for each in sorted(said)}
+        return {
+            each: int(self.sum(name, model=model, **{label: each, **more})) for each in sorted(said)
+        }
 
     def model(self, name: str) -> dict[str, Any]:
         """Return what a person asks of a model first."""
@@ -61,7 +63,10 @@ class MetricsPage:
         yield "watermark_ms", int(self.least("embertide_watermark_ms", model=name))
         yield "plan_epoch", int(self.least("embertide_plan_epoch", model=name))
         yield "rows", int(self.sum("embertide_rows", model=name))
-        yield "rows_by_table", self._by("embertide_table_rows", "table", name)
+        ddr, ssd = (
+            self._by("embertide_table_rows", "table", name, tier=tier) for tier in ("ddr", "ssd")
+        )
+        yield "rows_by_table", {table: ddr[table] + ssd[table] for table in ddr}  # hbm has copies
         yield "resident_bytes", self.resident_bytes(name)
         yield "hits", self.hits(name)
         if "embertide_hbm_rows" in self._samples:

@@ -481,6 +481,15 @@ def test_an_hbm_tier_answers_alike_and_counts_by_device(
     used = metric(page, "embertide_hbm_bytes", model="twin")
     assert 0 < used == metric(page, "embertide_tier_bytes", model="twin", tier="hbm")
     assert metric(page, "embertide_hbm_failed", model="twin") == 0
+
+    def copies(table: str) -> float:
+        return metric(page, "embertide_table_rows", model="twin", table=table, tier="hbm")
+
+    assert (copies("user"), copies("tag")) == (16, 0)
+    assert copies("item") + 16 == metric(page, "embertide_hbm_rows", model="twin")
+    copied = metric(page, "embertide_table_bytes", model="twin", table="user", tier="hbm")
+    assert copied == 16 * 32  # rows of 12 bytes
+    assert MetricsPage(page).model("twin")["rows_by_table"]["tag"] == len(reference.rows["tag"])
     shown = MetricsPage(page).model("twin")["hbm"]
     assert (shown["hit"], shown["placed"]) == (events("hit"), events("placed"))
     client.raw.unload_model("twin")

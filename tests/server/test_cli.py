@@ -194,6 +194,7 @@ def test_the_metrics_page_is_read_by_name_and_labels() -> None:
         "# TYPE embertide_table_rows gauge\n"
         'embertide_table_rows{model="a",table="x",tier="ddr"} 4\n'
         'embertide_table_rows{model="a",table="x",tier="ssd"} 5\n'
+        'embertide_table_rows{model="a",table="x",tier="hbm"} 3\n'
         'embertide_table_rows{model="a",table="y",tier="ddr"} 6\n'
         'embertide_table_rows{model="b",table="z",tier="ddr"} 7\n'
     )

@@ -31,4 +31,11 @@ struct HbmDeviceStats {
   uint64_t deferred = 0;   // rows put off: no slot of their size, or no room to copy them through
 };
 
+// What all devices hold of one table now.
+struct HbmTableStats {
+  uint64_t rows = 0;   // those that a version ended and nobody took the place of among them
+  uint64_t bytes = 0;  // of their slots
+  bool operator==(const HbmTableStats&) const = default;
+};
+
 }  // namespace embertide

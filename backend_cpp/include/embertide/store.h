@@ -159,10 +159,11 @@ struct StoreStats {
   uint64_t hits[kSources] = {};  // keys looked up, by Source
   uint64_t evictions_to_ssd = 0;
   uint64_t promotions = 0;
-  uint64_t refused_promotions = 0;  // rows read from the SSD that DDR's policy did not let in
-  uint64_t refused_rows = 0;        // staged rows that no tier had room for
-  std::vector<HbmDeviceStats> hbm;  // by device; empty: there is no HBM tier
-  uint64_t hbm_dropped_misses = 0;  // that the choice of rows was to hear of and did not
+  uint64_t refused_promotions = 0;        // rows read from the SSD that DDR's policy did not let in
+  uint64_t refused_rows = 0;              // staged rows that no tier had room for
+  std::vector<HbmDeviceStats> hbm;        // by device; empty: there is no HBM tier
+  std::vector<HbmTableStats> hbm_tables;  // by table; empty as well
+  uint64_t hbm_dropped_misses = 0;        // that the choice of rows was to hear of and did not
   uint64_t hbm_fallbacks = 0;  // lookups answered without it, as they did not fit or it has failed
   bool hbm_failed = false;     // a device failed; the tier is not used any more
   // Reads that the policies of DDR were to hear of and did not, rows to be promoted among them.
