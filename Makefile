@@ -77,7 +77,7 @@ build/.peers: build/.venv
 	@$(BIN)/pip install -q --no-deps --target build/peers --upgrade fbgemm-gpu-cpu==1.8.0
 	@touch $@
 
-bench-store: dev cpp build/.peers ## the store against FBGEMM, absl and Redis; PARTS="lookup" for one part; half an hour
+bench-store: dev cpp build/.peers ## the store against FBGEMM, absl, Redis and RocksDB (librocksdb-dev); PARTS="lookup" for one part; half an hour
 	$(BIN)/python -m bench.store $(PARTS)
 
 bench-ssd: dev cpp ## the SSD tier against RocksDB and fio (librocksdb-dev, fio); five minutes, 7 GB of disk

@@ -253,7 +253,7 @@ class StoreUnderTest {
     const auto hbm = static_cast<double>(Hits(Source::kHbm));
     return hbm / (hbm + static_cast<double>(Hits(Source::kDdr)));
   }
-  uint64_t hbm_rows() const { return store_->Stats().hbm_rows; }
+  uint64_t hbm_rows() const { return store_->Stats().hbm.front().rows; }
 
  private:
   // Every key is asked for twice, so that it may enter.

@@ -9,18 +9,18 @@ Nothing is timed; an SSD that is not in memory makes it slow, and no figure othe
 import argparse
 import tempfile
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from bench.store import ours
 from embertide import _store
 from embertide.trainer.data.trace import read_trace
 
 Keys = NDArray[np.int64]
-_BITS = 3
+_BUCKET_ROWS = 10_000
 _POLICIES = ("clock", "clock:2", "lru", "lfu", "s3-fifo", "w-tinylfu", "reuse-density")
 
 
@@ -29,32 +29,6 @@ def zipf(accesses: int, keys: int, exponent: float, seed: int) -> Keys:
     weights = np.arange(1, keys + 1) ** -exponent
     drawn = np.random.default_rng(seed).choice(keys, accesses, p=weights / weights.sum())
     return drawn.astype(np.int64)
-
-
-def _table(dim: int) -> _store.TableConfig:
-    layout = _store.RowLayout(chunk_dim=dim)
-    return _store.TableConfig(name="item", id=1, layout=layout, bucket_bits=_BITS)
-
-
-def rows_of(keys_N: Keys, dim: int) -> list[bytes]:
-    """The records of a row for each key that a trace names, bucket by bucket."""
-    trainer = _store.Store(tables=[_table(dim)], profile="train", ddr_budget_bytes=8 << 30)
-    trainer.ensure_rows(0, np.unique(keys_N))
-    return [trainer.export_bucket(0, bucket) for bucket in range(1 << _BITS)]
-
-
-def opened(records: list[bytes], dim: int, **options: Any) -> _store.Store:
-    """A serving store with these rows at version 1."""
-    store = _store.Store(tables=[_table(dim)], **options)
-    for bucket, rows in enumerate(records):
-        store.stage_records(1, 0, bucket, rows)
-    store.commit(1)
-    return store
-
-
-def index_bytes(records: list[bytes], dim: int) -> int:
-    """What the index of all rows takes."""
-    return int(opened(records, dim, ddr_budget_bytes=4 << 30).stats()["index_bytes"])
 
 
 def hit_rates(store: _store.Store, keys_N: Keys, batch: int) -> Iterator[float]:
@@ -84,8 +58,11 @@ def main() -> None:
     else:
         path, _, column = given.trace.partition(":")
         keys_N = read_trace(path, column=column or None, accesses=given.accesses)
-    records = rows_of(keys_N, given.dim)
-    index, distinct = index_bytes(records, given.dim), len(np.unique(keys_N))
+    named_R = np.unique(keys_N)
+    distinct = len(named_R)
+    # Small ones, for while a bucket's index grows there are two of it.
+    rows = ours.table_of(distinct, given.dim, bucket_rows=_BUCKET_ROWS)
+    index = ours.filled(rows, named_R, ddr_budget_bytes=4 << 30).stats()["index_bytes"]
     table = Table(
         "policy",
         title=f"{len(keys_N):,} accesses, {distinct:,} keys, rows of "
@@ -98,9 +75,9 @@ def main() -> None:
         cells = []
         for share in shares:
             with tempfile.TemporaryDirectory(dir=given.ssd_directory) as folder:
-                store = opened(
-                    records,
-                    given.dim,
+                store = ours.filled(
+                    rows,
+                    named_R,
                     ddr_budget_bytes=index + int(share * distinct * 4 * given.dim),
                     ssd_budget_bytes=max(64 << 20, 3 * distinct * (4 * given.dim + 8)),
                     ssd_directory=folder,

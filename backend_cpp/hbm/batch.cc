@@ -148,10 +148,27 @@ Status HbmBatch::Probe() {
   return Status::Ok();
 }
 
-Status HbmBatch::WaitForAnswers() {
+Status HbmBatch::Wait() {
   for (uint32_t d = 0; d < parts_.size(); ++d) {
     if (parts_[d].positions == 0) continue;
     EMBERTIDE_RETURN_IF_ERROR(Check(cache_->shards_[d]->device->Wait(LaneOf(d).stream)));
+  }
+  return Status::Ok();
+}
+
+Status HbmBatch::WaitForAnswers() {
+  EMBERTIDE_RETURN_IF_ERROR(Wait());
+  for (uint32_t d = 0; d < parts_.size(); ++d) {
+    HbmCache::Shard& shard = *cache_->shards_[d];
+    const HbmCache::Lane::Side& host = LaneOf(d).host;
+    uint64_t hits = 0;
+    uint64_t asked = 0;
+    for (uint32_t p = 0; p < parts_[d].positions; ++p) {
+      asked += host.tables[p] != kHbmNoTable ? 1 : 0;
+      hits += (host.answers[p] & kHit) != 0 ? 1 : 0;
+    }
+    shard.hits.fetch_add(hits, std::memory_order_relaxed);
+    shard.misses.fetch_add(asked - hits, std::memory_order_relaxed);
   }
   return Status::Ok();
 }
@@ -280,7 +297,7 @@ Status HbmBatch::Pool() {
 }
 
 Status HbmBatch::Collect() {
-  const Status status = WaitForAnswers();
+  const Status status = Wait();
   under_way_ = false;
   return status;
 }

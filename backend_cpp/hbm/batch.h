@@ -45,10 +45,11 @@ class HbmBatch {
   // keys of the batch are at most batch_keys().
   void Add(uint32_t table, bool mean, std::span<const int64_t> keys, const uint32_t* remote_of);
   Status Probe();
+  // And counts them, by device.
   Status WaitForAnswers();
 
   size_t keys() const { return places_.size(); }
-  bool Hit(size_t k) const { return (AnswerOf(k) & 0x10000U) != 0; }
+  bool Hit(size_t k) const { return (AnswerOf(k) & kHit) != 0; }
   // Of a key that hit.
   uint16_t Live(size_t k) const { return static_cast<uint16_t>(AnswerOf(k)); }
   // What answers key k, which did not hit; copied. kRow: a payload; kSums: dim doubles; kFloats:
@@ -61,6 +62,7 @@ class HbmBatch {
   const float* Out(size_t bag) const;
 
  private:
+  static constexpr uint32_t kHit = 0x10000;  // of an answer; the live mask is below it
   struct Place {
     uint32_t device;
     uint32_t position;
@@ -88,6 +90,8 @@ class HbmBatch {
     std::vector<HbmBag> sums;  // for other homes
     std::vector<Partial> partials;
   };
+  // For all work of the batch on all devices.
+  Status Wait();
   uint32_t AnswerOf(size_t k) const;
   HbmCache::Lane& LaneOf(uint32_t device) const { return cache_->shards_[device]->lanes[lane_]; }
   uint32_t AddPosition(uint32_t device, uint32_t table, uint64_t key);

@@ -224,20 +224,42 @@ bool HbmCache::Check(const Status& status) {
   return status.ok();
 }
 
-HbmStats HbmCache::Stats() const {
-  HbmStats stats;
+std::vector<HbmDeviceStats> HbmCache::Stats() const {
+  std::vector<HbmDeviceStats> all;
+  for (const auto& shard : shards_) {
+    HbmDeviceStats& stats = all.emplace_back();
+    stats.hits = shard->hits.load(std::memory_order_relaxed);
+    stats.misses = shard->misses.load(std::memory_order_relaxed);
+    const std::lock_guard lock(shard->mutex);
+    stats.budget_bytes = budget_bytes_;
+    stats.used_bytes = shard->fixed_bytes + shard->places->page_bytes();
+    stats.rows = shard->places->rows();
+    stats.placed = shard->placed;
+    stats.evictions = shard->places->evictions();
+    stats.ended = shard->ended;
+    stats.in_use = shard->in_use;
+    stats.deferred = shard->deferred;
+  }
+  return all;
+}
+
+std::vector<HbmTableStats> HbmCache::TableStats() const {
+  std::vector<HbmTableStats> all(tables_.size());
   for (const auto& shard : shards_) {
     const std::lock_guard lock(shard->mutex);
-    stats.budget_bytes += budget_bytes_;
-    stats.used_bytes += shard->fixed_bytes + shard->places->page_bytes();
-    stats.rows += shard->places->rows();
-    stats.placed += shard->placed;
-    stats.evictions += shard->places->evictions();
-    stats.ended += shard->ended;
-    stats.in_use += shard->in_use;
-    stats.deferred += shard->deferred;
+    for (uint32_t t = 0; t < all.size(); ++t) {
+      const HbmTableStats here = shard->places->OfTable(t);
+      all[t].rows += here.rows;
+      all[t].bytes += here.bytes;
+    }
   }
-  return stats;
+  return all;
+}
+
+bool HbmCache::Has(uint32_t table, uint64_t key, uint64_t version) const {
+  Shard& shard = *shards_[DeviceOf(table, key)];
+  const std::lock_guard lock(shard.mutex);
+  return shard.places->EndOf(table, key) > version;
 }
 
 Status HbmCache::CheckIntegrity() const {
@@ -246,6 +268,12 @@ Status HbmCache::CheckIntegrity() const {
     EMBERTIDE_RETURN_IF_ERROR(shard->places->CheckIntegrity());
   }
   return Status::Ok();
+}
+
+Result<HbmKind> ParseHbmKind(const std::string& name) {
+  if (name == "gpu") return HbmKind::kGpu;
+  if (name == "twin") return HbmKind::kTwin;
+  return Status(Code::kInvalidArgument, "HBM kind \"" + name + "\"; use gpu or twin");
 }
 
 // --- rows that end

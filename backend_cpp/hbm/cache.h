@@ -29,6 +29,7 @@
 #include <span>
 #include <vector>
 
+#include "embertide/hbm.h"
 #include "embertide/table.h"
 #include "hbm/device.h"
 #include "hbm/places.h"
@@ -38,18 +39,6 @@ namespace embertide {
 struct HbmOptions {
   std::vector<TableConfig> tables;
   uint64_t budget_bytes = 0;  // of each device
-};
-
-// Since the start; bytes and rows now.
-struct HbmStats {
-  uint64_t budget_bytes = 0;  // of all devices
-  uint64_t used_bytes = 0;    // of them: all but pages without rows
-  uint64_t rows = 0;
-  uint64_t placed = 0;     // rows that entered
-  uint64_t evictions = 0;  // rows that left, also those that had ended
-  uint64_t ended = 0;      // rows that a version changed
-  uint64_t in_use = 0;     // rows not admitted, as their sets' rows were all in use
-  uint64_t deferred = 0;   // rows put off: no slot of their size, or no room to copy them through
 };
 
 // A row that is to enter.
@@ -84,12 +73,17 @@ class HbmCache {
   }
   const TableConfig& TableOf(uint32_t table) const { return tables_[table]; }
   bool healthy() const { return !failed_.load(); }
+  // Whether a row is there that no version up to this one has ended.
+  bool Has(uint32_t table, uint64_t key, uint64_t version) const;
   // Keys that one batch takes.
   uint32_t batch_keys() const { return batch_keys_; }
   // Rows of one device that one fill takes at most.
   uint32_t fill_rows() const { return fill_rows_; }
   uint64_t host_bytes() const { return host_bytes_; }
-  HbmStats Stats() const;
+  // By device.
+  std::vector<HbmDeviceStats> Stats() const;
+  // By table, of all devices.
+  std::vector<HbmTableStats> TableStats() const;
   // The places of every device hold their invariants. Requires: no writer.
   Status CheckIntegrity() const;
 
@@ -138,6 +132,8 @@ class HbmCache {
     std::vector<Lane> lanes;
     std::unique_ptr<HbmPlaces> places;
     uint64_t fixed_bytes = 0;  // of the budget, all but pages
+    std::atomic<uint64_t> hits{0};
+    std::atomic<uint64_t> misses{0};
     // Guarded by mutex: places and what follows.
     std::mutex mutex;
     HbmEnding* endings = nullptr;

@@ -30,6 +30,11 @@ uint32_t HbmPlaces::Find(uint32_t table, uint64_t key) const {
   return kNoWay;
 }
 
+uint64_t HbmPlaces::EndOf(uint32_t table, uint64_t key) const {
+  const uint32_t way = Find(table, key);
+  return way == kNoWay ? 0 : ways_[way].until;
+}
+
 uint32_t HbmPlaces::End(uint32_t table, uint64_t key, uint64_t until) {
   const uint32_t way = Find(table, key);
   if (way == kNoWay || ways_[way].until <= until) return kNoWay;
@@ -93,13 +98,28 @@ void HbmPlaces::ListEmptyPage(uint32_t number) {
   empty_pages_.push_back(number);
 }
 
+void HbmPlaces::CountRow(const Way& way, bool comes) {
+  if (by_table_.size() <= way.table) by_table_.resize(way.table + 1U);
+  HbmTableStats& of = by_table_[way.table];
+  const uint64_t bytes = uint64_t{UnitsAt(way.slot)} * kHbmSlotUnit;
+  if (comes) {
+    ++rows_;
+    ++of.rows;
+    of.bytes += bytes;
+  } else {
+    --rows_;
+    --of.rows;
+    of.bytes -= bytes;
+  }
+}
+
 void HbmPlaces::Empty(uint32_t way) {
   Way& at = ways_[way];
+  CountRow(at, /*comes=*/false);
   *OwnerOf(at.slot) = kNoWay;
   given_up_.push_back(at.slot);
   at.until = 0;
   at.batch = batch_;
-  --rows_;
   ++evictions_;
 }
 
@@ -178,7 +198,7 @@ HbmPlaces::Place HbmPlaces::Put(uint32_t table, uint64_t key, uint32_t bytes, ui
   if (ways_[best].until != 0) Empty(best);
   ways_[best] = {key, until, *slot, static_cast<uint16_t>(table), batch_};
   *OwnerOf(*slot) = best;
-  ++rows_;
+  CountRow(ways_[best], /*comes=*/true);
   return {Answer::kPlaced, best, *slot};
 }
 
@@ -195,10 +215,13 @@ Status HbmPlaces::CheckIntegrity() const {
   const auto corrupt = [](const std::string& what) { return Status(Code::kCorrupt, what); };
   std::vector<uint32_t> out(pages_.size(), 0);
   uint64_t rows = 0;
+  std::vector<HbmTableStats> by_table(by_table_.size());
   for (uint32_t way = 0; way < ways_.size(); ++way) {
     const Way& at = ways_[way];
     if (at.until == 0) continue;
     ++rows;
+    ++by_table[at.table].rows;
+    by_table[at.table].bytes += uint64_t{UnitsAt(at.slot)} * kHbmSlotUnit;
     const Page& page = pages_[at.slot / kPageUnits];
     if (page.units == 0 || at.slot % kPageUnits % page.units != 0 ||
         page.owners[at.slot % kPageUnits / page.units] != way) {
@@ -225,7 +248,7 @@ Status HbmPlaces::CheckIntegrity() const {
                      std::to_string(free[p]) + " free of " + std::to_string(slots));
     }
   }
-  if (rows != rows_) return corrupt("rows are not counted right");
+  if (rows != rows_ || by_table != by_table_) return corrupt("rows are not counted right");
   return Status::Ok();
 }
 

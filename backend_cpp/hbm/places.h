@@ -22,6 +22,7 @@
 #include <optional>
 #include <vector>
 
+#include "embertide/hbm.h"
 #include "embertide/status.h"
 #include "hbm/layout.h"
 
@@ -39,6 +40,8 @@ class HbmPlaces {
 
   // The way where a row stands, ended or not; kNoWay if in none.
   uint32_t Find(uint32_t table, uint64_t key) const;
+  // The version that ends the row; 0 if there is none.
+  uint64_t EndOf(uint32_t table, uint64_t key) const;
   // The row ends with version `until`, if it is there and no earlier end is known: its way, or
   // kNoWay.
   uint32_t End(uint32_t table, uint64_t key, uint64_t until);
@@ -65,6 +68,9 @@ class HbmPlaces {
   void EndBatch(uint64_t epoch);
 
   uint64_t rows() const { return rows_; }
+  HbmTableStats OfTable(uint32_t table) const {
+    return table < by_table_.size() ? by_table_[table] : HbmTableStats();
+  }
   uint64_t evictions() const { return evictions_; }
   // Bytes of pages that have a class.
   uint64_t page_bytes() const;
@@ -100,6 +106,8 @@ class HbmPlaces {
   bool AddPage(uint32_t units);
   void FreeSlot(uint32_t slot);
   void ListEmptyPage(uint32_t number);
+  // A row came to a way, or is about to leave it.
+  void CountRow(const Way& way, bool comes);
   // The row in a way leaves.
   void Empty(uint32_t way);
   void TakePageFor(uint32_t units, std::vector<uint32_t>* emptied);
@@ -121,6 +129,7 @@ class HbmPlaces {
   uint32_t short_of_ = 0;  // units of a class that found no slot in the last batch; 0: none
   uint16_t batch_ = 0;
   uint64_t rows_ = 0;
+  std::vector<HbmTableStats> by_table_;  // as many as had rows
   uint64_t evictions_ = 0;
 };
 

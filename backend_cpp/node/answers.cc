@@ -5,6 +5,7 @@
 #include "embertide/hash.h"
 #include "node/fleet.h"
 #include "node/load_meter.h"
+#include "node/placed_bags.h"
 #include "peer/limits.h"
 
 namespace embertide {
@@ -177,14 +178,15 @@ Status Fleet::ReadBags(const v1::ReadRequest& request, v1::ReadResponse* respons
     of.push_back({feature.table, feature.pooling, column});
     column += feature.dim;
   }
-  if (bags / features * column * sizeof(float) > kMaxAnswerBytes) {
-    return {Code::kInvalidArgument, std::to_string(bags / features) + " samples of " +
-                                        std::to_string(column) + " values are more than " +
-                                        std::to_string(kMaxAnswerBytes) + " bytes"};
+  const std::vector<uint64_t> places = PlaceBags(node_->features_, bags, offsets);
+  if (places.back() * sizeof(float) > kMaxAnswerBytes) {
+    return {Code::kInvalidArgument,
+            std::to_string(bags / features) + " samples of " + std::to_string(places.back()) +
+                " values in all are more than " + std::to_string(kMaxAnswerBytes) + " bytes"};
   }
   const std::vector<int64_t> keys(request.keys().begin(), request.keys().end());
   std::string sources(keys.size(), '\0');
-  response->mutable_embeddings()->Resize(static_cast<int>(bags / features * column), 0.0F);
+  response->mutable_embeddings()->Resize(static_cast<int>(places.back()), 0.0F);
   KeyBags bags_of{keys, offsets, response->mutable_embeddings()->mutable_data(), column,
                   reinterpret_cast<uint8_t*>(sources.data())};
   const std::unique_ptr<RemoteLookup> remote = NewRemoteLookup();
@@ -194,7 +196,13 @@ Status Fleet::ReadBags(const v1::ReadRequest& request, v1::ReadResponse* respons
     if (!pinned.ok()) return pinned.status();
     const auto plan = routing();
     status = node_->Fetch(pinned.value(), of, {&bags_of, 1}, remote.get());
-    if (status.ok()) status = BagReader(pinned.value().rows).Lookup(of, {&bags_of, 1}, {});
+    if (status.ok()) {
+      const BagReader rows(pinned.value().rows);
+      const uint64_t* const at = places.data();
+      status = HasSequences(node_->features_)
+                   ? LookupPlaced(rows, node_->features_, {&bags_of, 1}, {&at, 1}, {})
+                   : rows.Lookup(of, {&bags_of, 1}, {});
+    }
     if (status.ok()) {
       response->mutable_version()->set_number(pinned.value().info->number);
       response->mutable_version()->set_lineage(pinned.value().info->lineage);
@@ -337,6 +345,10 @@ Status Fleet::Explain(const v1::ExplainRequest& request, v1::ExplainResponse* re
     }
     *response->mutable_owners() = assignment.owners();
   }
+  for (const uint16_t peer : plan->buckets[t][bucket].owners) {
+    response->add_peers(plan->peers[peer].address);
+  }
+  response->set_held(row.held);
   response->set_resident(row.resident);
   if (row.tier == Source::kPruned) response->set_tombstone(v1::TOMBSTONE_REASON_PRUNED);
   if (!row.resident) return Status::Ok();
@@ -347,6 +359,7 @@ Status Fleet::Explain(const v1::ExplainRequest& request, v1::ExplainResponse* re
   response->set_payload_bytes(row.payload_bytes);
   response->set_access_count(row.access_count);
   response->set_changed_version(row.version);
+  if (row.hbm_copy) response->set_hbm_copy(1 + *row.hbm_copy);
   return Status::Ok();
 }
 

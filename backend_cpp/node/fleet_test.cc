@@ -87,6 +87,43 @@ TEST(FleetNodeTest, ARowOfAPeerIsAskedForOnceAVersion) {
   EXPECT_EQ(fleet.node(0).fleet_stats().remote_keys, 4U);
 }
 
+// Every key of a sequence gives its row, wherever it lies; bags beside it are pooled.
+TEST(FleetNodeTest, ASequenceIsReadRowByRowFromItsOwners) {
+  TestFleet fleet(2);
+  fleet.model.features = {
+      {"first", "item", "sum"}, {"seen", "item", "none"}, {"last", "item", "mean"}};
+  fleet.model.WriteSnapshot({1, 1}, ManyRows(50, 1));
+  fleet.Write(fleet.MakePlan(1));
+  fleet.StartAll();
+  const uint64_t near = fleet.KeyOf(0);
+  const uint64_t far = fleet.KeyOf(1);
+  const uint64_t further = fleet.KeyOf(3);
+  const uint64_t unknown = fleet.KeyOf(1, 1000);
+  const auto value = [](uint64_t key) { return 1 + static_cast<float>(key); };
+  v1::ReadRequest request;
+  // Two keys of one peer stand side by side in a sequence, and make a sum in the bag after it.
+  for (const uint64_t key : {near, far, /**/ far, near, further, unknown, /**/ far, further,  //
+                             /**/ further, near}) {
+    request.add_keys(key);
+  }
+  for (const uint32_t length : {2, 4, 2, 1, 0, 1}) request.add_lengths(length);
+  for (const uint32_t node : {0U, 1U}) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+    v1::ReadResponse response;
+    const grpc::Status read = fleet.Stub(node)->Read(&context, request, &response);
+    ASSERT_TRUE(read.ok()) << read.error_message();
+    EXPECT_EQ(
+        ValuesOf(response),
+        std::vector<float>({value(near) + value(far), value(far), value(near), value(further), -1,
+                            (value(far) + value(further)) / 2, value(further), value(near)}));
+    const Source here = node == 0 ? Source::kDdr : Source::kRemote;
+    const Source there = node == 0 ? Source::kRemote : Source::kDdr;
+    EXPECT_EQ(response.sources(), Sources({here, there, there, here, there, Source::kDefault, there,
+                                           there, there, here}));
+  }
+}
+
 TEST(FleetNodeTest, StatusCountsByTheNamesOfTheMetrics) {
   TestFleet fleet(2);
   fleet.model.WriteSnapshot({1, 1}, ManyRows(50, 1));

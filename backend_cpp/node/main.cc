@@ -33,6 +33,11 @@ constexpr const char* kHelp =
     "  --ddr-policy NAME     which rows DDR holds (clock)\n"
     "  --table-budgets LIST  room that tables have to themselves, of the budgets above:\n"
     "                        TABLE=DDR_BYTES[/SSD_BYTES[/POLICY]],...\n"
+    "  --hbm-bytes N         of each GPU, for copies of hot rows (0: no GPU is used)\n"
+    "  --hbm-devices N       GPUs, from the first that the process sees (1)\n"
+    "  --hbm-kind KIND       gpu, or twin: host memory in their place (gpu)\n"
+    "  --hbm-policy LIST     at which read rows enter, of all tables and of some: POLICY[,TABLE=\n"
+    "                        POLICY...], each clock, clock:2 to clock:15 or none (clock:2)\n"
     "  --ssd-engine ENGINE   auto, io_uring, libaio or pread (auto)\n"
     "  --ssd-compaction-bytes N  of its compaction in the background, a second (64 MiB)\n"
     "  --remote-cache-bytes N  for rows of peers that small requests ask for (32 MiB; 0: none)\n"
@@ -60,7 +65,7 @@ int Run(int argc, char** argv) {
   NodeOptions options;
   options.devices = 1;
   if (const char* token = std::getenv("EMBERTIDE_TOKEN")) options.token = token;
-  static constexpr std::array<option, 21> kOptions = {{
+  static constexpr std::array<option, 25> kOptions = {{
       {"publication", required_argument, nullptr, 'p'},
       {"state", required_argument, nullptr, 's'},
       {"peer-address", required_argument, nullptr, 'a'},
@@ -74,6 +79,10 @@ int Run(int argc, char** argv) {
       {"ssd-directory", required_argument, nullptr, 'S'},
       {"ddr-policy", required_argument, nullptr, 'P'},
       {"table-budgets", required_argument, nullptr, 'T'},
+      {"hbm-bytes", required_argument, nullptr, 'G'},
+      {"hbm-devices", required_argument, nullptr, 'H'},
+      {"hbm-kind", required_argument, nullptr, 'K'},
+      {"hbm-policy", required_argument, nullptr, 'A'},
       {"ssd-engine", required_argument, nullptr, 'E'},
       {"ssd-compaction-bytes", required_argument, nullptr, 'C'},
       {"remote-cache-bytes", required_argument, nullptr, 'r'},
@@ -134,6 +143,21 @@ int Run(int argc, char** argv) {
         options.table_budgets = std::move(*budgets);
         break;
       }
+      case 'G':
+        wrong = ParseNumber(value, uint64_t{0}, kMost, &options.hbm_budget_bytes);
+        break;
+      case 'H':
+        wrong = ParseNumber(value, 1U, 64U, &options.hbm_devices);
+        break;
+      case 'K': {
+        const Result<HbmKind> kind = ParseHbmKind(value);
+        if (!kind.ok()) return Refuse("--hbm-kind: " + kind.status().message());
+        options.hbm_kind = kind.value();
+        break;
+      }
+      case 'A':
+        options.hbm_policy = value;
+        break;
       case 'E': {
         const Result<SsdEngine> engine = ParseSsdEngine(value);
         if (!engine.ok()) return Refuse("--ssd-engine: " + engine.status().message());

@@ -41,6 +41,8 @@ TEST(NodeMainTest, ANumberThatIsNoneIsRefusedByItsFlag) {
                            {"ssd-bytes", "1GiB", "0 to " + most},
                            {"ssd-compaction-bytes", "-1", "0 to " + most},
                            {"ssd-bytes", most + "0", "0 to " + most},
+                           {"hbm-bytes", "16M", "0 to " + most},
+                           {"hbm-devices", "0", "1 to 64"},
                            {"remote-cache-bytes", "+1", "0 to " + most}}) {
     std::string said;
     EXPECT_EQ(RunNode("--" + each.flag + " '" + each.value + "'", &said), 2) << each.flag;
@@ -53,6 +55,12 @@ TEST(NodeMainTest, AnUnknownSsdEngineIsRefused) {
   std::string said;
   EXPECT_EQ(RunNode("--ssd-engine uring", &said), 2);
   EXPECT_NE(said.find("use auto, io_uring, libaio or pread"), std::string::npos) << said;
+}
+
+TEST(NodeMainTest, AnUnknownHbmKindIsRefused) {
+  std::string said;
+  EXPECT_EQ(RunNode("--hbm-kind cpu", &said), 2);
+  EXPECT_EQ(said, "embertide_node: --hbm-kind: HBM kind \"cpu\"; use gpu or twin\n");
 }
 
 TEST(NodeMainTest, GoodNumbersAreTaken) {

@@ -104,6 +104,7 @@ Result<std::unique_ptr<Node>> Node::Open(NodeOptions options) {
   store_options.hbm_budget_bytes = options.hbm_budget_bytes;
   store_options.hbm_devices = options.hbm_devices;
   store_options.hbm_kind = options.hbm_kind;
+  store_options.hbm_policy = options.hbm_policy;
   store_options.ddr_policy = options.ddr_policy;
   store_options.table_budgets = options.table_budgets;
   store_options.ssd_engine = options.ssd_engine;

@@ -134,6 +134,7 @@ void RemoteLookup::Split(const Routing& routing, uint64_t version, uint64_t line
     size_t feature = 0;
     for (size_t b = 0; b < bags; ++b) {
       const uint32_t table = features[feature].table;
+      const bool sequence = features[feature].pooling == Pooling::kNone;  // of rows, not of sums
       if (++feature == features.size()) feature = 0;
       const auto first = static_cast<uint32_t>(jagged ? request.offsets[b] : b);
       const auto end = static_cast<uint32_t>(jagged ? request.offsets[b + 1] : b + 1);
@@ -157,8 +158,11 @@ void RemoteLookup::Split(const Routing& routing, uint64_t version, uint64_t line
       }
       for (size_t i = 0; i < bag.size();) {
         const int32_t owner = bag[i].first;
-        size_t until = i;
-        while (until < bag.size() && until - i < kKeysASum && bag[until].first == owner) ++until;
+        size_t until = i + 1;
+        while (!sequence && until < bag.size() && until - i < kKeysASum &&
+               bag[until].first == owner) {
+          ++until;
+        }
         const bool sums = until - i > 1;
         const uint32_t part = OpenPart(static_cast<uint16_t>(owner), table, sums, parts);
         for (; i < until; ++i) {

@@ -25,6 +25,7 @@ class TestModel {
     table_.bucket_bits = bucket_bits;
     table_.default_row.assign(kDim, -1.0F);
   }
+  std::vector<FeatureConfig> features = {{"cand", "item", "sum"}};  // of snapshots from now on
   std::string path() const { return publication_.path(); }
   const TableConfig& table() const { return table_; }
   uint32_t BucketOf(uint64_t key) const {
@@ -38,7 +39,7 @@ class TestModel {
     manifest.version = id.number;
     manifest.schema_id = 1;
     manifest.tables = {table_};
-    manifest.features = {{"cand", "item", "sum"}};
+    manifest.features = features;
     const std::string path = publication_.path() + "/snapshots/" + FolderName(id);
     for (uint32_t bucket = 0; bucket < table_.buckets(); ++bucket) {
       const auto file = WriteBucketFile(path, table_, bucket, id.number, Records(rows, bucket));

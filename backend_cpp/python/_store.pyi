@@ -117,6 +117,10 @@ class Store:
         ddr_policy: str = ...,
         new_row_accesses: int = 1,
         table_budgets: dict[str, TableBudget] = ...,
+        hbm_budget_bytes: int = 0,
+        hbm_devices: int = 1,
+        hbm_kind: str = "gpu",
+        hbm_policy: str = ...,
     ) -> None: ...
     def lookup(
         self,

@@ -11,7 +11,8 @@ StoreOptions MakeOptions(std::vector<TableConfig> tables, const std::string& pro
                          std::string ssd_directory, const std::string& ssd_engine,
                          uint32_t window_versions, std::string ddr_policy,
                          std::map<std::string, TableBudget> table_budgets,
-                         uint32_t new_row_accesses) {
+                         uint32_t new_row_accesses, uint64_t hbm_budget_bytes, uint32_t hbm_devices,
+                         const std::string& hbm_kind, std::string hbm_policy) {
   if (profile != "serve" && profile != "train") {
     throw BindingError{{Code::kInvalidArgument, "profile \"" + profile + "\"; use serve or train"}};
   }
@@ -27,6 +28,10 @@ StoreOptions MakeOptions(std::vector<TableConfig> tables, const std::string& pro
   options.ddr_policy = std::move(ddr_policy);
   options.table_budgets = std::move(table_budgets);
   options.new_row_accesses = new_row_accesses;
+  options.hbm_budget_bytes = hbm_budget_bytes;
+  options.hbm_devices = hbm_devices;
+  options.hbm_kind = ValueOrThrow(ParseHbmKind(hbm_kind));
+  options.hbm_policy = std::move(hbm_policy);
   return options;
 }
 
@@ -135,7 +140,21 @@ py::dict StatsDict(const Store& store) {
   dict["hits"] = hits;
   dict["evictions_to_ssd"] = stats.evictions_to_ssd;
   dict["promotions"] = stats.promotions;
+  dict["refused_promotions"] = stats.refused_promotions;
   dict["refused_rows"] = stats.refused_rows;
+  py::list hbm;
+  for (const HbmDeviceStats& device : stats.hbm) {
+    hbm.append(py::dict(py::arg("budget_bytes") = device.budget_bytes,
+                        py::arg("used_bytes") = device.used_bytes, py::arg("rows") = device.rows,
+                        py::arg("hits") = device.hits, py::arg("misses") = device.misses,
+                        py::arg("placed") = device.placed, py::arg("evictions") = device.evictions,
+                        py::arg("ended") = device.ended, py::arg("in_use") = device.in_use,
+                        py::arg("deferred") = device.deferred));
+  }
+  dict["hbm"] = hbm;
+  dict["hbm_dropped_misses"] = stats.hbm_dropped_misses;
+  dict["hbm_fallbacks"] = stats.hbm_fallbacks;
+  dict["hbm_failed"] = stats.hbm_failed;
   dict["new_keys_waiting"] = stats.new_keys_waiting;
   dict["dropped_gradients"] = stats.dropped_gradients;
   dict["dropped_accesses"] = stats.dropped_accesses;
@@ -169,17 +188,21 @@ void BindStore(py::module_& m) {
       .def(py::init([](std::vector<TableConfig> tables, const std::string& profile,
                        uint32_t devices, uint64_t ddr, uint64_t ssd, std::string directory,
                        const std::string& engine, uint32_t window, std::string policy,
-                       std::map<std::string, TableBudget> budgets, uint32_t accesses) {
+                       std::map<std::string, TableBudget> budgets, uint32_t accesses, uint64_t hbm,
+                       uint32_t hbm_devices, const std::string& hbm_kind, std::string hbm_policy) {
              return ValueOrThrow(Store::Open(
                  MakeOptions(std::move(tables), profile, devices, ddr, ssd, std::move(directory),
-                             engine, window, std::move(policy), std::move(budgets), accesses)));
+                             engine, window, std::move(policy), std::move(budgets), accesses, hbm,
+                             hbm_devices, hbm_kind, std::move(hbm_policy))));
            }),
            py::kw_only(), py::arg("tables"), py::arg("profile") = "serve", py::arg("devices") = 1,
            py::arg("ddr_budget_bytes") = 1ULL << 30, py::arg("ssd_budget_bytes") = 0,
            py::arg("ssd_directory") = "", py::arg("ssd_engine") = "auto",
            py::arg("window_versions") = 8, py::arg("ddr_policy") = kDefaultDdrPolicy,
            py::arg("table_budgets") = std::map<std::string, TableBudget>(),
-           py::arg("new_row_accesses") = 1)
+           py::arg("new_row_accesses") = 1, py::arg("hbm_budget_bytes") = 0,
+           py::arg("hbm_devices") = 1, py::arg("hbm_kind") = "gpu",
+           py::arg("hbm_policy") = kDefaultHbmPolicy)
       .def("lookup", &Lookup, py::arg("table"), py::arg("keys"), py::kw_only(),
            py::arg("pooling") = "none", py::arg("offsets") = Array<uint32_t>(0),
            py::arg("version") = py::none())

@@ -3,9 +3,11 @@
 // Over twins always, and over GPUs where there are any (tests named Gpu).
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <deque>
+#include <map>
 #include <random>
 #include <thread>
 
@@ -244,8 +246,16 @@ TEST_P(HbmTest, AnswersEqualThoseOfTheStoreWithoutIt) {
   const StoreStats stats = with->Stats();
   EXPECT_GT(stats.hits[static_cast<size_t>(Source::kHbm)],
             stats.hits[static_cast<size_t>(Source::kDdr)]);
-  EXPECT_GT(stats.hbm_ended, 100U);
-  EXPECT_LE(stats.hbm_bytes, GetParam().devices * (16ULL << 20));
+  ASSERT_EQ(stats.hbm.size(), GetParam().devices);
+  uint64_t hits = 0;
+  for (const HbmDeviceStats& device : stats.hbm) {
+    hits += device.hits;
+    EXPECT_GT(device.misses, 0U);
+    EXPECT_GT(device.placed, 100U);
+    EXPECT_GT(device.ended, 30U);
+    EXPECT_LE(device.used_bytes, 16ULL << 20);
+  }
+  EXPECT_EQ(hits, stats.hits[static_cast<size_t>(Source::kHbm)]);
   EXPECT_FALSE(stats.hbm_failed);
   EXPECT_EQ(stats.hbm_fallbacks, 0U);
 }
@@ -281,9 +291,15 @@ TEST_P(HbmTest, AFullCacheLetsRowsLeaveAndStaysRight) {
     ASSERT_TRUE(integrity.ok()) << integrity.ToString();
   }
   const StoreStats stats = with->Stats();
-  EXPECT_GT(stats.hbm_rows, 5000U);
-  EXPECT_GT(stats.hbm_evictions, 5000U);
-  EXPECT_LE(stats.hbm_bytes, GetParam().devices * kBudget);
+  uint64_t rows = 0;
+  uint64_t evictions = 0;
+  for (const HbmDeviceStats& device : stats.hbm) {
+    rows += device.rows;
+    evictions += device.evictions;
+    EXPECT_LE(device.used_bytes, kBudget);
+  }
+  EXPECT_GT(rows, 5000U);
+  EXPECT_GT(evictions, 5000U);
 }
 
 TEST_P(HbmTest, RowsOfADroppedBucketAreNotFoundAndComeBackAsTheyAreNow) {
@@ -336,6 +352,36 @@ TEST_P(HbmTest, RowsOfADroppedBucketAreNotFoundAndComeBackAsTheyAreNow) {
   ASSERT_TRUE(store->Commit(3).ok());
   ASSERT_TRUE(read(&value, &source).ok());
   EXPECT_EQ(value, 3.0F);
+}
+
+// A table may keep its rows out, and each says at which read they enter.
+TEST_P(HbmTest, APolicyATableSaysWhichRowsEnter) {
+  StoreOptions options = Options(16ULL << 20);
+  options.hbm_policy = "clock:3,t1=none,t2=clock";
+  const auto store = Open(options);
+  const std::array<Store*, 1> stores = {store.get()};
+  Stage(stores, 1, 4 * keys_);
+  ASSERT_TRUE(store->Commit(1).ok());
+  std::vector<int64_t> keys(200);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<int64_t>(i);
+  // Keys of a table that HBM answers when they are read for the `reads`-th time.
+  const auto found_at = [&](uint32_t t, int reads) {
+    const uint32_t dim = tables_[t].layout.dim();
+    std::vector<float> out(keys.size() * dim);
+    std::vector<uint8_t> sources(keys.size());
+    for (int i = 0; i < reads; ++i) {
+      EXPECT_TRUE(store->PinNewest()
+                      ->Lookup({t, keys, Pooling::kNone, {}, out.data(), dim, sources.data()})
+                      .ok());
+      store->Maintain();
+    }
+    return std::count(sources.begin(), sources.end(), static_cast<uint8_t>(Source::kHbm));
+  };
+  EXPECT_EQ(found_at(0, 20), 0);
+  EXPECT_GT(found_at(1, 2), 50);
+  // That it came counts as a read.
+  EXPECT_EQ(found_at(2, 2), 0);
+  EXPECT_GT(found_at(2, 1), 50);
 }
 
 TEST_P(HbmTest, ASampleThatFitsNoBatchIsAnsweredWithoutIt) {
@@ -433,6 +479,25 @@ TEST(HbmOptionsTest, WhatCannotBeIsRefusedAndSaysWhy) {
   options.hbm_kind = HbmKind::kGpu;
   options.hbm_devices = GpuCount() + 1;
   EXPECT_EQ(Store::Open(options).status().code(), Code::kNotFound);
+}
+
+TEST(HbmOptionsTest, APolicyThatCannotBeIsRefusedAndSaysWhy) {
+  StoreOptions options;
+  options.tables = Tables();
+  options.hbm_kind = HbmKind::kTwin;
+  options.hbm_budget_bytes = 16ULL << 20;
+  for (const auto& [policy, why] :
+       std::map<std::string, std::string>{{"lru", "chooses among all rows of a tier"},
+                                          {"clock:16", "the access at which a key enters, 2 to 15"},
+                                          {"clock,t9=none", "there is no table t9"},
+                                          {"clock,t1=none,t1=clock", "table t1 is named twice"},
+                                          {"t1=none", "give POLICY[,TABLE=POLICY...]"},
+                                          {"", "give POLICY[,TABLE=POLICY...]"}}) {
+    options.hbm_policy = policy;
+    const auto store = Store::Open(options);
+    ASSERT_FALSE(store.ok()) << policy;
+    EXPECT_NE(store.status().message().find(why), std::string::npos) << store.status().message();
+  }
 }
 
 }  // namespace

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <set>
+#include <sstream>
 
+#include "policy/policy.h"
 #include "store/store_impl.h"
 
 namespace embertide {
@@ -11,8 +13,6 @@ namespace {
 
 // Batches of one lookup under way: probed, pooled, copied out.
 constexpr size_t kDepth = 3;
-// As for the SSD: a row asked for once may never be asked for again.
-constexpr uint32_t kAccessesToEnter = 2;
 // Wishes kept for each row that one fill may bring to a device: many name a row twice, or one that
 // was asked for once.
 constexpr size_t kWishesPerRow = 4;
@@ -25,6 +25,44 @@ size_t BagsOf(const KeyBags& request) {
 std::pair<size_t, size_t> KeysOfBag(const KeyBags& request, size_t bag) {
   if (request.offsets.empty()) return {bag, bag + 1};
   return {request.offsets[bag], request.offsets[bag + 1]};
+}
+
+// HbmTier::AccessesToEnter as hbm_policy says.
+Result<std::vector<uint32_t>> AccessesByTable(const StoreOptions& options) {
+  const auto wrong = [&](const std::string& why) {
+    return Status(Code::kInvalidArgument, "hbm_policy = " + options.hbm_policy + ": " + why);
+  };
+  std::vector<uint32_t> accesses(options.tables.size());
+  std::set<std::string> named;
+  std::istringstream all(options.hbm_policy);
+  for (std::string part; std::getline(all, part, ',');) {
+    // The part for all tables is the first, and has no name before it.
+    const size_t equals = part.find('=');
+    const std::string table = equals == std::string::npos ? "" : part.substr(0, equals);
+    if (table.empty() != named.empty()) return wrong("give POLICY[,TABLE=POLICY...]");
+    if (!named.insert(table).second) return wrong("table " + table + " is named twice");
+    const std::string text = equals == std::string::npos ? part : part.substr(equals + 1);
+    uint32_t enters = 0;
+    if (text != "none") {
+      const Result<PolicyName> policy = ParsePolicyName(text);
+      if (!policy.ok()) return wrong(policy.status().message());
+      if (policy.value().name != "clock") {
+        return wrong(text +
+                     " chooses among all rows of a tier, and a row of HBM leaves for one of "
+                     "its set and size; give clock, clock:2 to clock:15, or none");
+      }
+      enters = policy.value().accesses;
+    }
+    bool exists = table.empty();
+    for (size_t t = 0; t < accesses.size(); ++t) {
+      if (!table.empty() && options.tables[t].name != table) continue;
+      accesses[t] = enters;
+      exists = true;
+    }
+    if (!exists) return wrong("there is no table " + table);
+  }
+  if (named.empty()) return wrong("give POLICY[,TABLE=POLICY...]");
+  return accesses;
 }
 
 }  // namespace
@@ -48,6 +86,9 @@ Result<std::unique_ptr<HbmTier>> HbmTier::Open(const StoreOptions& options) {
     devices.push_back(std::move(*gpu));
   }
   std::unique_ptr<HbmTier> tier(new HbmTier);
+  Result<std::vector<uint32_t>> accesses = AccessesByTable(options);
+  if (!accesses.ok()) return accesses.status();
+  tier->accesses_to_enter_ = std::move(*accesses);
   Result<std::unique_ptr<HbmCache>> cache =
       HbmCache::Open({options.tables, options.hbm_budget_bytes}, std::move(devices));
   if (!cache.ok()) return cache.status();
@@ -170,10 +211,10 @@ struct HbmTier::Flight {
       const BelowHbm::Row row = below->At(i);
       batch->Give(at[i], row.kind, row.live, row.payload);
       if (sources[i] != nullptr) *sources[i] = static_cast<uint8_t>(row.source);
-      const bool may_enter = row.source == Source::kDdr && remote_of[i] == 0 && row.live != 0;
-      if (may_enter) {
-        missed.emplace_back(features[bag % features.size()].table, static_cast<uint64_t>(keys[i]));
-      }
+      const uint32_t table = features[bag % features.size()].table;
+      const bool may_enter = row.source == Source::kDdr && remote_of[i] == 0 && row.live != 0 &&
+                             tier->AccessesToEnter(table) != 0;
+      if (may_enter) missed.emplace_back(table, static_cast<uint64_t>(keys[i]));
     }
     tier->Wish(missed);
     return batch->Pool();
@@ -270,7 +311,7 @@ bool Store::Impl::RowForHbm(const Device* device, HbmRow* row) const {
   if (bucket == nullptr || bucket->device != device) return false;
   const uint32_t entry = bucket->index.Locate(hash, row->key);
   if (entry == BucketIndex::kNotFound) return false;
-  if (bucket->index.AccessCount(hash, row->key) < kAccessesToEnter) return false;
+  if (bucket->index.AccessCount(hash, row->key) < hbm->AccessesToEnter(row->table)) return false;
   const uint64_t newest_version = newest.load();
   // Out of its chain, a row has not changed since the window began.
   row->since = oldest.load();

@@ -3,7 +3,7 @@
 //   lookup   the devices are asked for every key; what they lack is found below, batch by batch,
 //            while they are at the batches before and after (hbm/batch.h)
 //   commit   rows that a version changes end there before it can be pinned
-//   fill     rows that missed and were asked for more than once are copied there
+//   fill     rows that missed, as often as StoreOptions::hbm_policy says, are copied there
 //
 // The tiers below hold every row, so nothing depends on this one: if its devices fail, or a sample
 // has more keys than a batch takes, a lookup is answered without it, and that is counted.
@@ -53,6 +53,8 @@ class HbmTier {
                 std::span<const KeyBags> requests, BelowHbm* below);
 
   HbmCache& cache() { return *cache_; }
+  // Reads of late at which a row of the table enters; 0: none of its rows does.
+  uint32_t AccessesToEnter(uint32_t table) const { return accesses_to_enter_[table]; }
   uint64_t fallbacks() const { return fallbacks_.load(); }
   uint64_t wishes_dropped() const { return wishes_dropped_.load(); }
   // Of the host's bytes, what one arena of the store is charged.
@@ -80,6 +82,7 @@ class HbmTier {
 
   std::unique_ptr<HbmCache> cache_;
   uint64_t arena_bytes_ = 0;
+  std::vector<uint32_t> accesses_to_enter_;  // by table
   std::atomic<uint64_t> fallbacks_{0};
   std::atomic<uint64_t> wishes_dropped_{0};
   std::mutex filling_;

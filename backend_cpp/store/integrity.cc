@@ -21,6 +21,7 @@ RowLocation ReadView::Explain(uint32_t table_number, uint64_t key) const {
   answer.bucket = Store::Impl::BucketOf(table, hash);
   const Bucket* bucket = table.buckets[answer.bucket].At(version_);
   if (bucket == nullptr) return answer;
+  answer.held = true;
   answer.device = bucket->device->number;
   const BucketIndex& index = bucket->index;
   answer.access_count = index.AccessCount(hash, key);
@@ -31,6 +32,9 @@ RowLocation ReadView::Explain(uint32_t table_number, uint64_t key) const {
     return answer;
   }
   answer.resident = true;
+  if (impl.hbm != nullptr && impl.hbm->cache().Has(table_number, key, version_)) {
+    answer.hbm_copy = impl.hbm->cache().DeviceOf(table_number, key);
+  }
   answer.tier = place.tier() == TierId::kDdr ? Source::kDdr : Source::kSsd;
   if (place.tier() == TierId::kDdr) {
     answer.slot_bytes = bucket->device->arena.SlotBytes(place.slot());

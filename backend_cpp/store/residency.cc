@@ -488,7 +488,10 @@ void Store::Impl::Replay(Device* device) {
     const bool admitted = device->policy != nullptr
                               ? device->policy->Admit(key, Full(*device))
                               : bucket->index.AccessCount(hash, key) >= device->least_count;
-    if (!admitted) continue;
+    if (!admitted) {
+      ++refused_promotions;
+      continue;
+    }
     // A promotion that finds no room, or a bad block, leaves the row where reads find it (or report
     // it); nothing is lost.
     if (++rows_asked > kPromotionsPerCall || !PromoteRow(device, t, bucket, key).ok()) {

@@ -25,10 +25,22 @@ uint64_t BytesOf(const TableBudget& budget, bool ssd) {
   return ssd ? budget.ssd_bytes : budget.ddr_bytes;
 }
 
+// A policy of DDR that a store can follow.
+Result<PolicyName> ParseDdrPolicy(const std::string& text) {
+  Result<PolicyName> policy = ParsePolicyName(text);
+  if (policy.ok() && policy.value().name == "utility") {
+    return Status(Code::kInvalidArgument,
+                  "policy '" + text +
+                      "' goes by what training says of each row, which no snapshot and no delta "
+                      "carries; give reuse-density, which learns from reads, or clock");
+  }
+  return policy;
+}
+
 // Tables that share room share a policy, and one that names rows by key knows those of one table.
 Status ValidatePolicies(const StoreOptions& options) {
   const size_t sharing = options.tables.size() - options.table_budgets.size();
-  const Result<PolicyName> shared = ParsePolicyName(options.ddr_policy);
+  const Result<PolicyName> shared = ParseDdrPolicy(options.ddr_policy);
   if (!shared.ok()) return {shared.status().code(), "ddr_policy: " + shared.status().message()};
   if (shared.value().name != "clock" && sharing > 1) {
     return {Code::kInvalidArgument, "ddr_policy = " + options.ddr_policy + ": " +
@@ -37,7 +49,7 @@ Status ValidatePolicies(const StoreOptions& options) {
                                         "each table a budget of its own"};
   }
   for (const auto& [name, budget] : options.table_budgets) {
-    const Result<PolicyName> policy = ParsePolicyName(budget.ddr_policy);
+    const Result<PolicyName> policy = ParseDdrPolicy(budget.ddr_policy);
     if (!policy.ok()) {
       return {policy.status().code(), "table " + name + ": " + policy.status().message()};
     }
@@ -404,18 +416,15 @@ StoreStats Store::Stats() const {
   for (size_t s = 0; s < kSources; ++s) stats.hits[s] = impl_->hits[s].load();
   stats.evictions_to_ssd = impl_->evictions.load();
   stats.promotions = impl_->promoted.load();
+  stats.refused_promotions = impl_->refused_promotions.load();
   stats.ssd.compacted_bytes = impl_->compacted_bytes.load();
   stats.ssd.compacted_rows = impl_->compacted_rows.load();
   stats.ssd.compactions_forced = impl_->compactions_forced.load();
   stats.refused_rows = impl_->refused_rows.load();
   if (impl_->hbm != nullptr) {
-    const HbmStats hbm = impl_->hbm->cache().Stats();
-    stats.hbm_bytes = hbm.used_bytes;
-    stats.hbm_rows = hbm.rows;
-    stats.hbm_placed = hbm.placed;
-    stats.hbm_evictions = hbm.evictions;
-    stats.hbm_ended = hbm.ended;
-    stats.hbm_refused = hbm.in_use + hbm.deferred + impl_->hbm->wishes_dropped();
+    stats.hbm = impl_->hbm->cache().Stats();
+    stats.hbm_tables = impl_->hbm->cache().TableStats();
+    stats.hbm_dropped_misses = impl_->hbm->wishes_dropped();
     stats.hbm_fallbacks = impl_->hbm->fallbacks();
     stats.hbm_failed = !impl_->hbm->cache().healthy();
   }

@@ -213,6 +213,7 @@ struct Store::Impl {
   mutable std::atomic<uint64_t> hits[kSources] = {};
   std::atomic<uint64_t> evictions{0};
   std::atomic<uint64_t> promoted{0};
+  std::atomic<uint64_t> refused_promotions{0};
   mutable std::atomic<uint64_t> dropped_accesses{0};
   std::atomic<uint64_t> refused_rows{0};
   std::atomic<uint64_t> new_keys_waiting{0};

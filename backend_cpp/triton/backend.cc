@@ -63,13 +63,14 @@ Status ReadConfig(TRITONBACKEND_Model* model, ModelConfig* config) {
   return Status::Ok();
 }
 
-// What of a snapshot this stage cannot serve.
-Status CheckServable(const Node& node) {
+// What of a snapshot a dense net cannot be given.
+Status CheckRankable(const Node& node) {
   for (const Feature& feature : node.features()) {
     if (feature.pooling == Pooling::kNone) {
       return {Code::kRejected, "snapshot " + node.options().snapshot + ": feature \"" +
                                    feature.name +
-                                   "\" has pooling none; sum and mean are served for now"};
+                                   "\" has pooling none, and the dense net takes one vector a "
+                                   "feature: use sum or mean, or kind lookup"};
     }
   }
   return Status::Ok();
@@ -96,7 +97,7 @@ Status LoadModel(TRITONBACKEND_Model* model) {
             "snapshot " + state->config.node.snapshot + ": " + node.status().message()};
   }
   state->node = std::move(*node);
-  EMBERTIDE_RETURN_IF_ERROR(CheckServable(*state->node));
+  if (state->config.ranking) EMBERTIDE_RETURN_IF_ERROR(CheckRankable(*state->node));
 
   TRITONBACKEND_Backend* backend = nullptr;
   void* backend_state = nullptr;

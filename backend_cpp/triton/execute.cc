@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/clock.h"
+#include "node/placed_bags.h"
 #include "triton/edge.h"
 #include "triton/tensor_io.h"
 
@@ -39,6 +40,7 @@ Executor::Executor(const ModelConfig& config, const Node& node,
       node_(node),
       programs_(std::move(programs)),
       metrics_(metrics),
+      sequences_(HasSequences(node.features())),
       remote_(node.NewRemoteLookup()),
       parts_(config.threads),
       crew_(config.threads) {
@@ -65,6 +67,11 @@ Refusal Executor::Prove(Job* job) {
   }
   Refusal refusal =
       ParseBags(*keys, FindTensor(job->inputs, config_.tensors.lengths), limits_, &job->bags);
+  if (refusal.reason == Reason::kNone && sequences_) {
+    const Bags& bags = job->bags;
+    job->places = PlaceBags(node_.features(), size_t{bags.samples} * limits_.features,
+                            bags.jagged ? bags.offsets : std::span<const uint32_t>());
+  }
   if (refusal.reason != Reason::kNone || programs_.empty()) return refusal;
   return ParseDense(config_.tensors.dense, FindTensor(job->inputs, config_.tensors.dense),
                     programs_.front()->dense_features(), job->bags, &job->dense);
@@ -94,6 +101,10 @@ Status Executor::SetParameters(const VersionInfo& version, TRITONBACKEND_Respons
       TRITONBACKEND_ResponseSetStringParameter(response, "node", node_.options().name.c_str()));
 }
 
+size_t Executor::FloatsOf(const Job& job) const {
+  return sequences_ ? job.places.back() : size_t{job.bags.samples} * node_.total_dim();
+}
+
 Status Executor::MakeOutputs(Job* job) {
   if (job->response == nullptr) return {Code::kDeviceError, "Triton gave no response object"};
   std::vector<std::string> names;
@@ -108,8 +119,8 @@ Status Executor::MakeOutputs(Job* job) {
   for (const std::string& name : names) {
     void* buffer = nullptr;
     if (name == config_.tensors.embedding && !config_.ranking) {
-      EMBERTIDE_RETURN_IF_ERROR(
-          make(name, TRITONSERVER_TYPE_FP32, rest * node_.total_dim(), 4, &buffer));
+      EMBERTIDE_RETURN_IF_ERROR(make(name, TRITONSERVER_TYPE_FP32,
+                                     static_cast<int64_t>(FloatsOf(*job)) / first, 4, &buffer));
       job->embedding = static_cast<float*>(buffer);
     } else if (name == config_.tensors.score && config_.ranking) {
       EMBERTIDE_RETURN_IF_ERROR(make(name, TRITONSERVER_TYPE_FP32, rest, 4, &buffer));
@@ -124,7 +135,7 @@ Status Executor::MakeOutputs(Job* job) {
     }
   }
   if (job->embedding == nullptr && !config_.ranking) {
-    job->unasked.resize(size_t{job->bags.samples} * node_.total_dim());
+    job->unasked.resize(FloatsOf(*job));
     job->embedding = job->unasked.data();
   }
   return Status::Ok();
@@ -181,6 +192,7 @@ uint32_t Executor::PlanParts(std::span<Job*> jobs) {
     parts_[p].first = samples * p / count;
     parts_[p].samples = samples * (p + 1) / count - parts_[p].first;
     parts_[p].bags.clear();
+    parts_[p].places.clear();
     parts_[p].counts.assign(node_.manifest().tables.size(), SourceCounts{});
   }
   size_t first = 0;  // sample of the job at hand
@@ -194,7 +206,11 @@ uint32_t Executor::PlanParts(std::span<Job*> jobs) {
       const size_t bag = (begin - first) * limits_.features;
       const size_t count_bags = (end - begin) * limits_.features;
       KeyBags& mine = part.bags.emplace_back(bags_[j]);
-      mine.out += (begin - first) * node_.total_dim();
+      if (sequences_) {
+        part.places.push_back(jobs[j]->places.data() + bag);
+      } else {
+        mine.out += (begin - first) * node_.total_dim();
+      }
       if (bags.jagged) {
         mine.offsets = mine.offsets.subspan(bag, count_bags + 1);
       } else {
@@ -211,7 +227,11 @@ uint32_t Executor::PlanParts(std::span<Job*> jobs) {
 Status Executor::AnswerPart(const BagReader& rows, const VersionInfo& version, uint32_t number) {
   try {
     Part& part = parts_[number];
-    EMBERTIDE_RETURN_IF_ERROR(rows.Lookup(features_, part.bags, part.counts));
+    const uint64_t begin_ns = NowNs();
+    EMBERTIDE_RETURN_IF_ERROR(
+        sequences_ ? LookupPlaced(rows, node_.features(), part.bags, part.places, part.counts)
+                   : rows.Lookup(features_, part.bags, part.counts));
+    part.looked_up_ns = NowNs() - begin_ns;
     if (!config_.ranking) return Status::Ok();
     DenseProgram& program = *programs_[number];
     return program.Run(*version.weights, static_cast<int64_t>(part.samples),
@@ -227,6 +247,7 @@ Status Executor::AnswerGroup(const Pinned& pinned, std::span<Job*> jobs) {
   if (config_.ranking) Gather(jobs);
   bags_.clear();
   for (const Job* job : jobs) bags_.push_back(BagsOf(*job));
+  const uint64_t begin_ns = NowNs();
   if (remote_ != nullptr) {
     const Status fetched = node_.Fetch(pinned, features_, bags_, remote_.get());
     if (!fetched.ok() && fetched.code() != Code::kUnavailable) return fetched;
@@ -236,18 +257,22 @@ Status Executor::AnswerGroup(const Pinned& pinned, std::span<Job*> jobs) {
     }
   }
   const uint32_t count = PlanParts(jobs);
+  const uint64_t fetched_ns = NowNs() - begin_ns;
   {
     const BagReader rows(pinned.rows);
     crew_.Run(count, [&](uint32_t number) {
       parts_[number].status = AnswerPart(rows, *pinned.info, number);
     });
   }
+  uint64_t longest_ns = 0;
   for (const Part& part : std::span(parts_).first(count)) {
     EMBERTIDE_RETURN_IF_ERROR(part.status);
+    longest_ns = std::max(longest_ns, part.looked_up_ns);
     for (uint32_t table = 0; table < part.counts.size(); ++table) {
       metrics_->AddKeys(table, part.counts[table]);
     }
   }
+  metrics_->AddLookup(std::chrono::nanoseconds(fetched_ns + longest_ns));
   size_t first = 0;
   for (Job* job : jobs) {
     if (job->score != nullptr) std::copy_n(scores_.data() + first, job->bags.samples, job->score);

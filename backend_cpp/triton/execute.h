@@ -44,10 +44,12 @@ class Executor {
     std::vector<Tensor> inputs;
     uint64_t wanted = 0;  // version; 0: the newest
     Bags bags;
+    // Of bags in the answer, in floats, and its end; of a model with sequences (placed_bags.h).
+    std::vector<uint64_t> places;
     std::span<const float> dense;  // samples x dense features
     Refusal refusal;               // reason kNone while all is well
     std::vector<float> unasked;    // the embeddings of a lookup that did not ask for them
-    float* embedding = nullptr;    // samples x total_dim
+    float* embedding = nullptr;    // samples x total_dim, or as `places` says
     int64_t* version = nullptr;    // one a sample (or one, jagged); null unless asked for
     float* score = nullptr;        // null unless asked for
     uint8_t* source = nullptr;     // null unless asked for
@@ -58,11 +60,15 @@ class Executor {
     size_t first = 0;  // sample of the group
     size_t samples = 0;
     std::vector<KeyBags> bags;
-    std::vector<SourceCounts> counts;  // by table
+    std::vector<const uint64_t*> places;  // of each of `bags`; of a model with sequences
+    std::vector<SourceCounts> counts;     // by table
+    uint64_t looked_up_ns = 0;            // how long rows took
     Status status;
   };
 
   void Read(Job* job);
+  // Values of a lookup's answer.
+  size_t FloatsOf(const Job& job) const;
   Refusal Prove(Job* job);
   void Answer(std::span<Job> jobs);
   void AnswerAt(uint64_t wanted, std::span<Job*> jobs);
@@ -85,6 +91,7 @@ class Executor {
   ModelMetrics* metrics_;
   RequestLimits limits_;
   std::vector<BagFeature> features_;
+  const bool sequences_;    // whether one of them is
   RemoteLookupPtr remote_;  // null for a node alone
   // Working memory, kept between executions; bounded by max_keys (or the largest request).
   std::vector<Part> parts_;

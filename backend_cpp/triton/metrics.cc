@@ -10,12 +10,71 @@ namespace embertide::triton {
 namespace {
 
 constexpr std::chrono::seconds kPublishEvery{1};
+constexpr uint64_t kSsdBlockBytes = 4096;
+
+constexpr auto kCounter = TRITONSERVER_METRIC_KIND_COUNTER;
+constexpr auto kGauge = TRITONSERVER_METRIC_KIND_GAUGE;
+constexpr auto kHistogram = TRITONSERVER_METRIC_KIND_HISTOGRAM;
+// Upper bounds of a duration's buckets, about three a decade: from a few keys in DDR to a deadline.
+constexpr double kDurationsUs[] = {20,   50,    100,   200,   500,    1000,   2000,
+                                   5000, 10000, 20000, 50000, 100000, 200000, 500000};
+
+struct FamilyInfo {
+  const char* name;
+  TRITONSERVER_MetricKind kind;
+  const char* help;
+};
+constexpr FamilyInfo kFamilies[] = {
+    {"embertide_lookup_keys_total", kCounter, "Keys looked up, by where the answer came from"},
+    {"embertide_default_returned_total", kCounter,
+     "Keys answered with the default row because the model has none"},
+    {"embertide_requests_refused_total", kCounter, "Requests answered with an error, by reason"},
+    {"embertide_lookup_duration_us", kHistogram,
+     "Time in which the rows of requests answered together were found and pooled"},
+    {"embertide_rows", kGauge, "Rows resident in the node"},
+    {"embertide_table_rows", kGauge, "Rows held, by table and tier: ddr, ssd; copies in hbm"},
+    {"embertide_table_bytes", kGauge, "Bytes of those rows, waste included, by table and tier"},
+    {"embertide_tier_bytes", kGauge, "Bytes resident, by tier"},
+    {"embertide_version", kGauge, "Newest version that requests are answered at"},
+    {"embertide_plan_epoch", kGauge, "Epoch of the plan in force"},
+    {"embertide_watermark_ms", kGauge, "Event time up to which the newest version has learned"},
+    {"embertide_rows_moved_total", kCounter,
+     "Rows moved between DDR and SSD, by direction: evicted, promoted"},
+    {"embertide_promotions_refused_total", kCounter,
+     "Rows read from the SSD that the policy of DDR did not let in"},
+    {"embertide_accesses_dropped_total", kCounter,
+     "Reads that the choice of a tier's rows was to hear of and did not, by tier: ddr, hbm"},
+    {"embertide_policy_bytes", kGauge, "Bytes of the DDR budget that its policies take"},
+    {"embertide_rows_refused_total", kCounter, "Rows of versions that no tier had room for"},
+    {"embertide_ssd_engine", kGauge,
+     "1, by how the SSD tier is read, and whether past the page cache"},
+    {"embertide_ssd_bytes_total", kCounter,
+     "Bytes of the SSD tier, by kind: read, written, rows, compacted"},
+    {"embertide_ssd_errors_total", kCounter,
+     "Batches and writes that the SSD tier failed, by kind"},
+    {"embertide_hbm_events_total", kCounter,
+     "Keys that an HBM device was asked for and rows that it took, by device and event"},
+    {"embertide_hbm_rows", kGauge, "Rows in HBM, by device"},
+    {"embertide_hbm_bytes", kGauge, "Bytes of HBM in use, by device"},
+    {"embertide_hbm_fallbacks_total", kCounter, "Lookups that were answered without HBM"},
+    {"embertide_hbm_failed", kGauge, "1 once a device failed, and HBM is used no more"},
+    {"embertide_bus_events_total", kCounter,
+     "What the follower of the bus applied, dropped or mended, by event"},
+    {"embertide_bus_connected", kGauge, "1 while Redis can be read"},
+    {"embertide_freshness_ms", kGauge,
+     "From the trainer's commit of the newest version to its answers here"},
+    {"embertide_fleet_events_total", kCounter,
+     "What a node with peers asked, missed, refused or moved, by event"},
+    {"embertide_buckets", kGauge, "Buckets that the plan gives this node, by state: held, left"},
+    {"embertide_peers_alive", kGauge, "Other nodes of the group that answer"},
+};
+
 // What the follower counts: label `event` of embertide_bus_events_total.
 struct BusEvent {
   const char* name;
   std::atomic<uint64_t> FollowerStats::* count;
 };
-constexpr std::array<BusEvent, kBusEvents> kBusEventList = {{
+constexpr BusEvent kBusEvents[] = {
     {"version", &FollowerStats::versions},
     {"row", &FollowerStats::rows},
     {"repeat", &FollowerStats::repeats},
@@ -26,120 +85,51 @@ constexpr std::array<BusEvent, kBusEvents> kBusEventList = {{
     {"catch_up", &FollowerStats::catch_ups},
     {"reconnect", &FollowerStats::reconnects},
     {"refused", &FollowerStats::refused},
-}};
-constexpr std::array<const char*, 4> kTierNames = {"ddr", "ssd", "index", "hbm"};
-constexpr std::array<const char*, 4> kSsdBytes = {"read", "written", "rows", "compacted"};
-constexpr std::array<const char*, 3> kSsdErrors = {"read", "corrupt", "write"};
-constexpr uint64_t kSsdBlockBytes = 4096;
+};
 
-TRITONSERVER_MetricFamily* MakeFamily(TRITONSERVER_MetricKind kind, const char* name,
-                                      const char* help) {
-  TRITONSERVER_MetricFamily* family = nullptr;
-  const Status status = FromTriton(TRITONSERVER_MetricFamilyNew(&family, kind, name, help));
-  if (!status.ok()) {
-    Log(TRITONSERVER_LOG_WARN, std::string("no metric ") + name + ": " + status.message());
-    return nullptr;
-  }
-  return family;
-}
+// What an HBM device counts: label `event` of embertide_hbm_events_total.
+struct HbmEvent {
+  const char* name;
+  uint64_t HbmDeviceStats::* count;
+};
+constexpr HbmEvent kHbmEvents[] = {
+    {"hit", &HbmDeviceStats::hits},          {"miss", &HbmDeviceStats::misses},
+    {"placed", &HbmDeviceStats::placed},     {"evicted", &HbmDeviceStats::evictions},
+    {"ended", &HbmDeviceStats::ended},       {"in_use", &HbmDeviceStats::in_use},
+    {"deferred", &HbmDeviceStats::deferred},
+};
 
 }  // namespace
 
 MetricFamilies::MetricFamilies() {
-  const auto counter = TRITONSERVER_METRIC_KIND_COUNTER;
-  const auto gauge = TRITONSERVER_METRIC_KIND_GAUGE;
-  keys = MakeFamily(counter, "embertide_lookup_keys_total",
-                    "Keys looked up, by where the answer came from");
-  defaults = MakeFamily(counter, "embertide_default_returned_total",
-                        "Keys answered with the default row because the model has none");
-  refused = MakeFamily(counter, "embertide_requests_refused_total",
-                       "Requests answered with an error, by reason");
-  rows = MakeFamily(gauge, "embertide_rows", "Rows resident in the node");
-  tier_bytes = MakeFamily(gauge, "embertide_tier_bytes", "Bytes resident, by tier");
-  version = MakeFamily(gauge, "embertide_version", "Newest version that requests are answered at");
-  bus_events = MakeFamily(counter, "embertide_bus_events_total",
-                          "What the follower of the bus applied, dropped or mended, by event");
-  bus_connected = MakeFamily(gauge, "embertide_bus_connected", "1 while Redis can be read");
-  fleet_events = MakeFamily(counter, "embertide_fleet_events_total",
-                            "What a node with peers asked, missed, refused or moved, by event");
-  buckets = MakeFamily(gauge, "embertide_buckets",
-                       "Buckets that the plan gives this node, by state: held, left");
-  peers = MakeFamily(gauge, "embertide_peers_alive", "Other nodes of the group that answer");
-  watermark = MakeFamily(gauge, "embertide_watermark_ms",
-                         "Event time up to which the newest version has learned");
-  freshness = MakeFamily(gauge, "embertide_freshness_ms",
-                         "From the trainer's commit of the newest version to its answers here");
-  rows_moved = MakeFamily(counter, "embertide_rows_moved_total",
-                          "Rows moved between DDR and SSD, by direction: evicted, promoted");
-  rows_refused = MakeFamily(counter, "embertide_rows_refused_total",
-                            "Rows of versions that no tier had room for");
-  plan_epoch = MakeFamily(gauge, "embertide_plan_epoch", "Epoch of the plan in force");
-  ssd_engine = MakeFamily(gauge, "embertide_ssd_engine",
-                          "1, by how the SSD tier is read, and whether past the page cache");
-  ssd_bytes = MakeFamily(counter, "embertide_ssd_bytes_total",
-                         "Bytes of the SSD tier, by kind: read, written, rows, compacted");
-  ssd_errors = MakeFamily(counter, "embertide_ssd_errors_total",
-                          "Batches and writes that the SSD tier failed, by kind");
+  for (const FamilyInfo& info : kFamilies) {
+    Family& made = families_[info.name];
+    made.kind = info.kind;
+    const Status status =
+        FromTriton(TRITONSERVER_MetricFamilyNew(&made.family, info.kind, info.name, info.help));
+    if (status.ok()) continue;
+    Log(TRITONSERVER_LOG_WARN, std::string("no metric ") + info.name + ": " + status.message());
+    made.family = nullptr;
+  }
 }
 
 MetricFamilies::~MetricFamilies() {
-  for (auto* family : {keys, defaults, refused, rows, tier_bytes, version, plan_epoch, bus_events,
-                       bus_connected, fleet_events, buckets, peers, watermark, freshness,
-                       rows_moved, rows_refused, ssd_engine, ssd_bytes, ssd_errors}) {
-    if (family != nullptr) LogIfError(TRITONSERVER_MetricFamilyDelete(family), "metric family");
+  for (const auto& [name, made] : families_) {
+    if (made.family != nullptr) LogIfError(TRITONSERVER_MetricFamilyDelete(made.family), "family");
   }
 }
 
 ModelMetrics::ModelMetrics(const MetricFamilies& families, const std::string& model,
                            const Node& node)
-    : node_(node), model_(model), keys_(node.manifest().tables.size()) {
-  for (const TableConfig& table : node.manifest().tables) {
-    auto& series = keys_series_.emplace_back();
-    for (size_t s = 0; s < kSources; ++s) {
-      series[s] = Make(families.keys, true,
-                       {{"table", table.name}, {"source", SourceName(static_cast<Source>(s))}});
-    }
-  }
-  for (size_t r = 1; r < kReasons; ++r) {
-    refused_series_[r] =
-        Make(families.refused, true, {{"reason", ReasonName(static_cast<Reason>(r))}});
-  }
-  for (size_t t = 0; t < tier_series_.size(); ++t) {
-    tier_series_[t] = Make(families.tier_bytes, false, {{"tier", kTierNames[t]}});
-  }
-  defaults_series_ = Make(families.defaults, true, {});
-  rows_series_ = Make(families.rows, false, {});
-  evicted_series_ = Make(families.rows_moved, true, {{"direction", "evicted"}});
-  promoted_series_ = Make(families.rows_moved, true, {{"direction", "promoted"}});
-  rows_refused_series_ = Make(families.rows_refused, true, {});
-  version_series_ = Make(families.version, false, {});
-  epoch_series_ = Make(families.plan_epoch, false, {});
-  watermark_series_ = Make(families.watermark, false, {});
-  if (const SsdStats ssd = node.store().Stats().ssd; ssd.engine[0] != '\0') {
-    ssd_engine_series_ = Make(families.ssd_engine, false,
-                              {{"engine", ssd.engine}, {"direct", ssd.direct ? "true" : "false"}});
-    for (size_t k = 0; k < kSsdBytes.size(); ++k) {
-      ssd_bytes_series_[k] = Make(families.ssd_bytes, true, {{"kind", kSsdBytes[k]}});
-    }
-    for (size_t k = 0; k < kSsdErrors.size(); ++k) {
-      ssd_errors_series_[k] = Make(families.ssd_errors, true, {{"kind", kSsdErrors[k]}});
-    }
-  }
-  if (node.follower_stats() != nullptr) {
-    for (size_t e = 0; e < kBusEvents; ++e) {
-      bus_series_[e] = Make(families.bus_events, true, {{"event", kBusEventList[e].name}});
-    }
-    connected_series_ = Make(families.bus_connected, false, {});
-    freshness_series_ = Make(families.freshness, false, {});
-  }
-  if (!node.options().state.empty()) {
-    for (size_t e = 0; e < kFleetEvents.size(); ++e) {
-      fleet_series_[e] = Make(families.fleet_events, true, {{"event", kFleetEvents[e].name}});
-    }
-    buckets_series_[0] = Make(families.buckets, false, {{"state", "held"}});
-    buckets_series_[1] = Make(families.buckets, false, {{"state", "left"}});
-    peers_series_ = Make(families.peers, false, {});
-  }
+    : families_(families), node_(node), model_(model), keys_(node.manifest().tables.size()) {
+  const StoreStats stats = node.store().Stats();
+  lookup_us_ = Make(families.Of("embertide_lookup_duration_us"), {});
+  AddOfTables();
+  AddOfStore();
+  if (stats.ssd.engine[0] != '\0') AddOfSsd();
+  if (!stats.hbm.empty()) AddOfHbm(stats.hbm.size());
+  if (node.follower_stats() != nullptr) AddOfBus();
+  if (!node.options().state.empty()) AddOfFleet();
   Publish();
   thread_ = std::thread([this] { Run(); });
 }
@@ -151,46 +141,164 @@ ModelMetrics::~ModelMetrics() {
   }
   wake_.notify_all();
   thread_.join();
-  const auto drop = [](Series& series) {
+  if (lookup_us_ != nullptr) LogIfError(TRITONSERVER_MetricDelete(lookup_us_), "metric");
+  for (const Series& series : series_) {
     if (series.metric != nullptr) LogIfError(TRITONSERVER_MetricDelete(series.metric), "metric");
-  };
-  for (auto& table : keys_series_) {
-    for (Series& series : table) drop(series);
-  }
-  for (Series& series : refused_series_) drop(series);
-  for (Series& series : tier_series_) drop(series);
-  for (Series& series : bus_series_) drop(series);
-  for (Series& series : fleet_series_) drop(series);
-  for (Series& series : buckets_series_) drop(series);
-  for (Series& series : ssd_bytes_series_) drop(series);
-  for (Series& series : ssd_errors_series_) drop(series);
-  drop(ssd_engine_series_);
-  drop(peers_series_);
-  for (Series* series : {&defaults_series_, &rows_series_, &version_series_, &epoch_series_,
-                         &watermark_series_, &connected_series_, &freshness_series_,
-                         &evicted_series_, &promoted_series_, &rows_refused_series_}) {
-    drop(*series);
   }
 }
 
-ModelMetrics::Series ModelMetrics::Make(TRITONSERVER_MetricFamily* family, bool counter,
-                                        const Labels& labels) {
-  Series series;
-  series.counter = counter;
-  if (family == nullptr) return series;
+TRITONSERVER_Metric* ModelMetrics::Make(const MetricFamilies::Family& family,
+                                        const Labels& labels) const {
+  if (family.family == nullptr) return nullptr;
   std::vector<const TRITONSERVER_Parameter*> parameters;
-  const auto add = [&](const char* name, const std::string& value) {
+  const auto add = [&](const char* name, const std::string& text) {
     parameters.push_back(
-        TRITONSERVER_ParameterNew(name, TRITONSERVER_PARAMETER_STRING, value.c_str()));
+        TRITONSERVER_ParameterNew(name, TRITONSERVER_PARAMETER_STRING, text.c_str()));
   };
   add("model", model_);
-  for (const auto& [name, value] : labels) add(name, value);
-  LogIfError(TRITONSERVER_MetricNew(&series.metric, family, parameters.data(), parameters.size()),
+  for (const auto& [name, text] : labels) add(name, text);
+  TRITONSERVER_MetricArgs* args = nullptr;
+  if (family.kind == kHistogram) {
+    LogIfError(TRITONSERVER_MetricArgsNew(&args), "metric");
+    LogIfError(TRITONSERVER_MetricArgsSetHistogram(args, kDurationsUs, std::size(kDurationsUs)),
+               "metric");
+  }
+  TRITONSERVER_Metric* metric = nullptr;
+  LogIfError(TRITONSERVER_MetricNewWithArgs(&metric, family.family, parameters.data(),
+                                            parameters.size(), args),
              "metric");
+  if (args != nullptr) LogIfError(TRITONSERVER_MetricArgsDelete(args), "metric");
   for (const auto* parameter : parameters) {
     TRITONSERVER_ParameterDelete(const_cast<TRITONSERVER_Parameter*>(parameter));
   }
-  return series;
+  return metric;
+}
+
+void ModelMetrics::Add(const char* family, const Labels& labels,
+                       std::function<uint64_t(const Sample&)> value) {
+  const MetricFamilies::Family& of = families_.Of(family);
+  TRITONSERVER_Metric* metric = Make(of, labels);
+  if (metric != nullptr) series_.push_back({metric, of.kind == kCounter, 0, std::move(value)});
+}
+
+void ModelMetrics::AddOfTables() {
+  for (size_t t = 0; t < keys_.size(); ++t) {
+    const std::string& table = node_.manifest().tables[t].name;
+    for (size_t s = 0; s < kSources; ++s) {
+      Add("embertide_lookup_keys_total",
+          {{"table", table}, {"source", SourceName(static_cast<Source>(s))}},
+          [this, t, s](const Sample&) { return keys_[t][s].load(); });
+    }
+    const auto add = [&](const char* family, const char* tier, uint64_t Store::Usage::* value) {
+      Add(family, {{"table", table}, {"tier", tier}},
+          [t, value](const Sample& now) { return now.tables[t].*value; });
+    };
+    add("embertide_table_rows", "ddr", &Store::Usage::ddr_rows);
+    add("embertide_table_rows", "ssd", &Store::Usage::ssd_rows);
+    add("embertide_table_bytes", "ddr", &Store::Usage::ddr_bytes);
+    add("embertide_table_bytes", "ssd", &Store::Usage::ssd_bytes);
+  }
+  Add("embertide_default_returned_total", {}, [this](const Sample&) {
+    uint64_t defaults = 0;
+    for (const auto& table : keys_) defaults += table[static_cast<size_t>(Source::kDefault)];
+    return defaults;
+  });
+  for (size_t r = 1; r < kReasons; ++r) {
+    Add("embertide_requests_refused_total", {{"reason", ReasonName(static_cast<Reason>(r))}},
+        [this, r](const Sample&) { return refused_[r].load(); });
+  }
+}
+
+void ModelMetrics::AddOfStore() {
+  const auto add = [this](const char* family, const Labels& labels, uint64_t StoreStats::* value) {
+    Add(family, labels, [value](const Sample& now) { return now.store.*value; });
+  };
+  add("embertide_rows", {}, &StoreStats::rows);
+  add("embertide_tier_bytes", {{"tier", "ddr"}}, &StoreStats::ddr_payload_bytes);
+  add("embertide_tier_bytes", {{"tier", "ssd"}}, &StoreStats::ssd_bytes);
+  add("embertide_tier_bytes", {{"tier", "index"}}, &StoreStats::index_bytes);
+  Add("embertide_tier_bytes", {{"tier", "hbm"}}, [](const Sample& now) {
+    uint64_t bytes = 0;
+    for (const HbmDeviceStats& device : now.store.hbm) bytes += device.used_bytes;
+    return bytes;
+  });
+  add("embertide_rows_moved_total", {{"direction", "evicted"}}, &StoreStats::evictions_to_ssd);
+  add("embertide_rows_moved_total", {{"direction", "promoted"}}, &StoreStats::promotions);
+  add("embertide_promotions_refused_total", {}, &StoreStats::refused_promotions);
+  add("embertide_accesses_dropped_total", {{"tier", "ddr"}}, &StoreStats::dropped_accesses);
+  add("embertide_policy_bytes", {}, &StoreStats::policy_bytes);
+  add("embertide_rows_refused_total", {}, &StoreStats::refused_rows);
+  add("embertide_version", {}, &StoreStats::newest_version);
+  Add("embertide_plan_epoch", {}, [this](const Sample&) { return node_.plan_epoch(); });
+  Add("embertide_watermark_ms", {}, [this](const Sample&) {
+    return static_cast<uint64_t>(std::max<int64_t>(0, node_.newest()->watermark_ms));
+  });
+}
+
+void ModelMetrics::AddOfSsd() {
+  const SsdStats ssd = node_.store().Stats().ssd;
+  Add("embertide_ssd_engine", {{"engine", ssd.engine}, {"direct", ssd.direct ? "true" : "false"}},
+      [](const Sample&) { return 1; });
+  Add("embertide_ssd_bytes_total", {{"kind", "read"}},
+      [](const Sample& now) { return now.store.ssd.blocks_read * kSsdBlockBytes; });
+  const auto add = [this](const char* family, const char* kind, uint64_t SsdStats::* value) {
+    Add(family, {{"kind", kind}}, [value](const Sample& now) { return now.store.ssd.*value; });
+  };
+  add("embertide_ssd_bytes_total", "written", &SsdStats::bytes_written);
+  add("embertide_ssd_bytes_total", "rows", &SsdStats::row_bytes);
+  add("embertide_ssd_bytes_total", "compacted", &SsdStats::compacted_bytes);
+  add("embertide_ssd_errors_total", "read", &SsdStats::read_errors);
+  add("embertide_ssd_errors_total", "corrupt", &SsdStats::corrupt);
+  add("embertide_ssd_errors_total", "write", &SsdStats::write_errors);
+}
+
+void ModelMetrics::AddOfHbm(size_t devices) {
+  for (size_t d = 0; d < devices; ++d) {
+    const std::string device = std::to_string(d);
+    const auto add = [&](const char* family, Labels labels, uint64_t HbmDeviceStats::* value) {
+      labels.emplace_back("device", device);
+      Add(family, labels, [d, value](const Sample& now) { return now.store.hbm[d].*value; });
+    };
+    add("embertide_hbm_rows", {}, &HbmDeviceStats::rows);
+    add("embertide_hbm_bytes", {}, &HbmDeviceStats::used_bytes);
+    for (const HbmEvent& event : kHbmEvents) {
+      add("embertide_hbm_events_total", {{"event", event.name}}, event.count);
+    }
+  }
+  for (size_t t = 0; t < keys_.size(); ++t) {
+    const Labels labels = {{"table", node_.manifest().tables[t].name}, {"tier", "hbm"}};
+    Add("embertide_table_rows", labels,
+        [t](const Sample& now) { return now.store.hbm_tables[t].rows; });
+    Add("embertide_table_bytes", labels,
+        [t](const Sample& now) { return now.store.hbm_tables[t].bytes; });
+  }
+  Add("embertide_accesses_dropped_total", {{"tier", "hbm"}},
+      [](const Sample& now) { return now.store.hbm_dropped_misses; });
+  Add("embertide_hbm_fallbacks_total", {},
+      [](const Sample& now) { return now.store.hbm_fallbacks; });
+  Add("embertide_hbm_failed", {}, [](const Sample& now) { return now.store.hbm_failed ? 1 : 0; });
+}
+
+void ModelMetrics::AddOfBus() {
+  const FollowerStats* bus = node_.follower_stats();
+  for (const BusEvent& event : kBusEvents) {
+    Add("embertide_bus_events_total", {{"event", event.name}},
+        [bus, count = event.count](const Sample&) { return (bus->*count).load(); });
+  }
+  Add("embertide_bus_connected", {}, [bus](const Sample&) { return bus->connected ? 1 : 0; });
+  Add("embertide_freshness_ms", {}, [bus](const Sample&) { return bus->freshness_ms.load(); });
+}
+
+void ModelMetrics::AddOfFleet() {
+  const auto add = [this](const char* family, const Labels& labels, uint64_t FleetStats::* value) {
+    Add(family, labels, [value](const Sample& now) { return now.fleet.*value; });
+  };
+  for (const FleetEvent& event : kFleetEvents) {
+    add("embertide_fleet_events_total", {{"event", event.name}}, event.count);
+  }
+  add("embertide_buckets", {{"state", "held"}}, &FleetStats::buckets_held);
+  add("embertide_buckets", {{"state", "left"}}, &FleetStats::buckets_left);
+  add("embertide_peers_alive", {}, &FleetStats::peers_alive);
 }
 
 void ModelMetrics::AddKeys(uint32_t table, const SourceCounts& counts) {
@@ -199,63 +307,39 @@ void ModelMetrics::AddKeys(uint32_t table, const SourceCounts& counts) {
   }
 }
 
-void ModelMetrics::Show(Series* series, uint64_t value) {
-  if (series->metric == nullptr || (series->shown == value && series->shown != 0)) return;
-  LogIfError(series->counter ? TRITONSERVER_MetricIncrement(
-                                   series->metric, static_cast<double>(value - series->shown))
-                             : TRITONSERVER_MetricSet(series->metric, static_cast<double>(value)),
+void ModelMetrics::AddLookup(std::chrono::nanoseconds duration) const {
+  if (lookup_us_ == nullptr) return;
+  LogIfError(TRITONSERVER_MetricObserve(lookup_us_, static_cast<double>(duration.count()) / 1e3),
              "metric");
-  series->shown = value;
 }
 
 void ModelMetrics::Publish() {
-  uint64_t defaults = 0;
-  for (size_t t = 0; t < keys_.size(); ++t) {
-    for (size_t s = 0; s < kSources; ++s) Show(&keys_series_[t][s], keys_[t][s]);
-    defaults += keys_[t][static_cast<size_t>(Source::kDefault)];
-  }
-  Show(&defaults_series_, defaults);
-  for (size_t r = 1; r < kReasons; ++r) Show(&refused_series_[r], refused_[r]);
-  const StoreStats stats = node_.store().Stats();
-  Show(&rows_series_, stats.rows);
-  Show(&tier_series_[0], stats.ddr_payload_bytes);
-  Show(&tier_series_[1], stats.ssd_bytes);
-  Show(&tier_series_[2], stats.index_bytes);
-  Show(&tier_series_[3], stats.hbm_bytes);
-  Show(&evicted_series_, stats.evictions_to_ssd);
-  Show(&promoted_series_, stats.promotions);
-  Show(&rows_refused_series_, stats.refused_rows);
-  Show(&ssd_engine_series_, 1);
-  Show(&ssd_bytes_series_[0], stats.ssd.blocks_read * kSsdBlockBytes);
-  Show(&ssd_bytes_series_[1], stats.ssd.bytes_written);
-  Show(&ssd_bytes_series_[2], stats.ssd.row_bytes);
-  Show(&ssd_bytes_series_[3], stats.ssd.compacted_bytes);
-  Show(&ssd_errors_series_[0], stats.ssd.read_errors);
-  Show(&ssd_errors_series_[1], stats.ssd.corrupt);
-  Show(&ssd_errors_series_[2], stats.ssd.write_errors);
-  Show(&version_series_, stats.newest_version);
-  Show(&epoch_series_, node_.plan_epoch());
-  Show(&watermark_series_,
-       static_cast<uint64_t>(std::max<int64_t>(0, node_.newest()->watermark_ms)));
-  if (const FollowerStats* bus = node_.follower_stats(); bus != nullptr) {
-    for (size_t e = 0; e < kBusEvents; ++e) Show(&bus_series_[e], bus->*kBusEventList[e].count);
-    Show(&connected_series_, bus->connected ? 1 : 0);
-    Show(&freshness_series_, bus->freshness_ms);
-    std::string error = node_.follower_error();
-    if (error != bus_error_ && !error.empty()) {
-      Log(TRITONSERVER_LOG_WARN, "model " + model_ + " does not follow: " + error);
+  const Store& store = node_.store();
+  Sample now{store.Stats(), node_.fleet_stats(), {}};
+  for (uint32_t t = 0; t < keys_.size(); ++t) {
+    Store::Usage& all = now.tables.emplace_back();
+    for (uint32_t d = 0; d < store.options().devices; ++d) {
+      const Store::Usage usage = store.UsageOf(t, d);
+      all.ddr_rows += usage.ddr_rows;
+      all.ddr_bytes += usage.ddr_bytes;
+      all.ssd_rows += usage.ssd_rows;
+      all.ssd_bytes += usage.ssd_bytes;
     }
-    bus_error_ = std::move(error);
   }
-  if (!node_.options().state.empty()) {
-    const FleetStats fleet = node_.fleet_stats();
-    for (size_t e = 0; e < kFleetEvents.size(); ++e) {
-      Show(&fleet_series_[e], fleet.*kFleetEvents[e].count);
-    }
-    Show(&buckets_series_[0], fleet.buckets_held);
-    Show(&buckets_series_[1], fleet.buckets_left);
-    Show(&peers_series_, fleet.peers_alive);
+  for (Series& series : series_) {
+    const uint64_t value = series.value(now);
+    if (series.shown == value && value != 0) continue;
+    LogIfError(series.counter ? TRITONSERVER_MetricIncrement(
+                                    series.metric, static_cast<double>(value - series.shown))
+                              : TRITONSERVER_MetricSet(series.metric, static_cast<double>(value)),
+               "metric");
+    series.shown = value;
   }
+  std::string error = node_.follower_error();
+  if (error != bus_error_ && !error.empty()) {
+    Log(TRITONSERVER_LOG_WARN, "model " + model_ + " does not follow: " + error);
+  }
+  bus_error_ = std::move(error);
 }
 
 void ModelMetrics::Run() {

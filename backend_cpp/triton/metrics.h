@@ -1,24 +1,24 @@
-// Our metrics on Triton's /metrics page: families of the backend, values of each model.
+// Our metrics on Triton's /metrics page: families of the backend, values of each model. What each
+// is called and counts stands in docs/serving.md, once more in kFamilies (metrics.cc); every value
+// has the label `model`.
 //
-//   embertide_lookup_keys_total{model,table,source}     embertide_rows{model}
-//   embertide_default_returned_total{model}             embertide_tier_bytes{model,tier}
-//   embertide_requests_refused_total{model,reason}      embertide_version{model}
-//   embertide_bus_events_total{model,event}             embertide_plan_epoch{model}
-//   embertide_fleet_events_total{model,event}           embertide_buckets{model,state}
-//   embertide_peers_alive{model}
-//   embertide_bus_connected{model}                      embertide_watermark_ms{model}
-//
-// Executions add to atomics of ours; a thread of each model brings them to Triton once a second and
-// once at the end, so a request pays no lock of Triton's.
+// Labels are of closed lists and of the model's tables, devices and HBM devices, so the page is
+// bounded. Executions add to atomics of ours; a thread of each model brings them to Triton once a
+// second and once at the end. Durations alone go there at once, since Triton takes them one by one:
+// an execution's lookup pays one short lock.
 #pragma once
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
+#include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "embertide/node.h"
@@ -27,35 +27,24 @@
 
 namespace embertide::triton {
 
-inline constexpr size_t kBusEvents = 10;
-
 // The families; one of it in the backend, outliving every ModelMetrics. With a server that has
 // metrics off, everything here does nothing.
-struct MetricFamilies {
+class MetricFamilies {
+ public:
   MetricFamilies();
   ~MetricFamilies();
   MetricFamilies(const MetricFamilies&) = delete;
   MetricFamilies& operator=(const MetricFamilies&) = delete;
 
-  TRITONSERVER_MetricFamily* keys = nullptr;
-  TRITONSERVER_MetricFamily* defaults = nullptr;
-  TRITONSERVER_MetricFamily* refused = nullptr;
-  TRITONSERVER_MetricFamily* rows = nullptr;
-  TRITONSERVER_MetricFamily* tier_bytes = nullptr;
-  TRITONSERVER_MetricFamily* version = nullptr;
-  TRITONSERVER_MetricFamily* plan_epoch = nullptr;
-  TRITONSERVER_MetricFamily* bus_events = nullptr;
-  TRITONSERVER_MetricFamily* bus_connected = nullptr;
-  TRITONSERVER_MetricFamily* fleet_events = nullptr;
-  TRITONSERVER_MetricFamily* buckets = nullptr;
-  TRITONSERVER_MetricFamily* peers = nullptr;
-  TRITONSERVER_MetricFamily* watermark = nullptr;
-  TRITONSERVER_MetricFamily* freshness = nullptr;
-  TRITONSERVER_MetricFamily* rows_moved = nullptr;
-  TRITONSERVER_MetricFamily* rows_refused = nullptr;
-  TRITONSERVER_MetricFamily* ssd_engine = nullptr;
-  TRITONSERVER_MetricFamily* ssd_bytes = nullptr;
-  TRITONSERVER_MetricFamily* ssd_errors = nullptr;
+  struct Family {
+    TRITONSERVER_MetricFamily* family = nullptr;  // null: metrics are off
+    TRITONSERVER_MetricKind kind = TRITONSERVER_METRIC_KIND_GAUGE;
+  };
+  // Requires: `name` is one of kFamilies.
+  const Family& Of(const std::string& name) const { return families_.at(name); }
+
+ private:
+  std::map<std::string, Family> families_;
 };
 
 // Thread-safe. Requires: families and node outlive it.
@@ -68,37 +57,44 @@ class ModelMetrics {
 
   void AddKeys(uint32_t table, const SourceCounts& counts);
   void AddRefused(Reason reason) { ++refused_[static_cast<size_t>(reason)]; }
+  // Rows of one group of requests were found and pooled, peers' among them, in so long.
+  void AddLookup(std::chrono::nanoseconds duration) const;
 
  private:
-  // A value of ours and its metric. A counter gets the difference, a gauge the value.
+  // What one round of publishing reads, once.
+  struct Sample {
+    StoreStats store;
+    FleetStats fleet;
+    std::vector<Store::Usage> tables;  // of all devices
+  };
+  // A metric, and what says its value. A counter gets the difference, a gauge the value.
   struct Series {
     TRITONSERVER_Metric* metric = nullptr;
     bool counter = false;
     uint64_t shown = 0;
+    std::function<uint64_t(const Sample&)> value;
   };
   using Labels = std::vector<std::pair<const char*, std::string>>;
 
-  Series Make(TRITONSERVER_MetricFamily* family, bool counter, const Labels& labels);
-  static void Show(Series* series, uint64_t value);
+  // Null where metrics are off.
+  TRITONSERVER_Metric* Make(const MetricFamilies::Family& family, const Labels& labels) const;
+  void Add(const char* family, const Labels& labels, std::function<uint64_t(const Sample&)> value);
+  void AddOfTables();
+  void AddOfStore();
+  void AddOfSsd();
+  void AddOfHbm(size_t devices);
+  void AddOfBus();
+  void AddOfFleet();
   void Publish();
   void Run();
 
+  const MetricFamilies& families_;
   const Node& node_;
   std::string model_;
   std::vector<std::array<std::atomic<uint64_t>, kSources>> keys_;  // by table
   std::array<std::atomic<uint64_t>, kReasons> refused_{};
-  std::vector<std::array<Series, kSources>> keys_series_;
-  std::array<Series, kReasons> refused_series_;
-  std::array<Series, 4> tier_series_;  // ddr, ssd, index, hbm
-  std::array<Series, kBusEvents> bus_series_;
-  std::array<Series, kFleetEvents.size()> fleet_series_;
-  std::array<Series, 2> buckets_series_;  // held, left
-  Series peers_series_;
-  Series ssd_engine_series_;
-  std::array<Series, 4> ssd_bytes_series_;   // as kSsdBytes
-  std::array<Series, 3> ssd_errors_series_;  // as kSsdErrors
-  Series defaults_series_, rows_series_, version_series_, epoch_series_, watermark_series_,
-      connected_series_, freshness_series_, evicted_series_, promoted_series_, rows_refused_series_;
+  std::vector<Series> series_;
+  TRITONSERVER_Metric* lookup_us_ = nullptr;
   std::string bus_error_;  // shown last in the log
   std::mutex mutex_;
   std::condition_variable wake_;

@@ -72,7 +72,9 @@ std::map<std::string, Setter> Setters(const std::string& directory, ModelConfig*
   const auto number = [](const char* name, uint64_t low, uint64_t high, auto* to) {
     return [=](const std::string& value) { return ParseNumber(name, value, low, high, to); };
   };
-  constexpr uint64_t kMaxBytes = uint64_t{1} << 50;
+  const auto bytes = [&number](const char* name, uint64_t low, uint64_t* to) {
+    return number(name, low, uint64_t{1} << 50, to);
+  };
   return {{"kind", text(kind)},
           {"node", text(&node->name)},
           {"snapshot", path(&node->snapshot)},
@@ -95,10 +97,18 @@ std::map<std::string, Setter> Setters(const std::string& directory, ModelConfig*
           {"token_file", path(token_file)},
           {"dead_owner", text(dead_owner)},
           {"devices", number("devices", 1, 256, &node->devices)},
-          {"ddr_budget_bytes", number("ddr_budget_bytes", 1, kMaxBytes, &node->ddr_budget_bytes)},
-          {"ssd_budget_bytes", number("ssd_budget_bytes", 0, kMaxBytes, &node->ssd_budget_bytes)},
-          {"hbm_budget_bytes", number("hbm_budget_bytes", 0, kMaxBytes, &node->hbm_budget_bytes)},
+          {"ddr_budget_bytes", bytes("ddr_budget_bytes", 1, &node->ddr_budget_bytes)},
+          {"ssd_budget_bytes", bytes("ssd_budget_bytes", 0, &node->ssd_budget_bytes)},
+          {"hbm_budget_bytes", bytes("hbm_budget_bytes", 0, &node->hbm_budget_bytes)},
           {"hbm_devices", number("hbm_devices", 1, 64, &node->hbm_devices)},
+          {"hbm_kind",
+           [node](const std::string& value) {
+             const Result<HbmKind> kind = ParseHbmKind(value);
+             if (!kind.ok()) return Refuse("parameter \"hbm_kind\": " + kind.status().message());
+             node->hbm_kind = kind.value();
+             return Status::Ok();
+           }},
+          {"hbm_policy", text(&node->hbm_policy)},
           {"ddr_policy", text(&node->ddr_policy)},
           {"table_budgets",
            [node](const std::string& value) {
@@ -108,7 +118,8 @@ std::map<std::string, Setter> Setters(const std::string& directory, ModelConfig*
              return Status::Ok();
            }},
           {"ssd_compaction_bytes_per_s",
-           number("ssd_compaction_bytes_per_s", 0, kMaxBytes, &node->ssd_compaction_bytes_per_s)},
+           bytes("ssd_compaction_bytes_per_s", 0, &node->ssd_compaction_bytes_per_s)},
+          {"remote_cache_bytes", bytes("remote_cache_bytes", 0, &node->remote_cache_bytes)},
           {"threads", number("threads", 1, 256, &config->threads)},
           {"max_samples", number("max_samples", 1, 1U << 20, &config->max_samples)},
           {"max_keys", number("max_keys", 1, 1U << 28, &config->max_keys)}};

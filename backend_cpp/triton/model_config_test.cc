@@ -56,6 +56,28 @@ TEST(ModelConfigTest, TablesMayHaveBudgetsAndPoliciesOfTheirOwn) {
   EXPECT_EQ(config.value().node.ddr_policy, "clock:3");
 }
 
+TEST(ModelConfigTest, HbmMayBeATwinAndHasAPolicy) {
+  Json json = Good();
+  json["parameters"]["hbm_kind"]["string_value"] = "twin";
+  json["parameters"]["hbm_policy"]["string_value"] = "clock:3,item=none";
+  const Result<ModelConfig> config = ParseModelConfig(json.dump(), "/models/m");
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  EXPECT_EQ(config.value().node.hbm_kind, HbmKind::kTwin);
+  EXPECT_EQ(config.value().node.hbm_policy, "clock:3,item=none");
+  json["parameters"]["hbm_kind"]["string_value"] = "cpu";
+  ExpectRefused(json, "use gpu or twin");
+}
+
+TEST(ModelConfigTest, RowsOfPeersHaveACacheWhoseSizeMayBeGiven) {
+  Json json = Good();
+  const uint64_t usual = ParseModelConfig(json.dump(), "/models/m").value().node.remote_cache_bytes;
+  EXPECT_EQ(usual, NodeOptions().remote_cache_bytes);
+  json["parameters"]["remote_cache_bytes"]["string_value"] = "0";
+  EXPECT_EQ(ParseModelConfig(json.dump(), "/models/m").value().node.remote_cache_bytes, 0U);
+  json["parameters"]["remote_cache_bytes"]["string_value"] = "32M";
+  ExpectRefused(json, "\"remote_cache_bytes\" is \"32M\"");
+}
+
 TEST(ModelConfigTest, SpeaksTheNamesOfHps) {
   Json json = Good();
   json["input"][1]["name"] = "NUMKEYS";

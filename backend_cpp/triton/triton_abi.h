@@ -29,6 +29,7 @@ struct TRITONBACKEND_Response;
 struct TRITONSERVER_Error;
 struct TRITONSERVER_Message;
 struct TRITONSERVER_Metric;
+struct TRITONSERVER_MetricArgs;
 struct TRITONSERVER_MetricFamily;
 struct TRITONSERVER_Parameter;
 
@@ -118,9 +119,20 @@ TRITONSERVER_Error* TRITONSERVER_MetricNew(TRITONSERVER_Metric** metric,
                                            TRITONSERVER_MetricFamily* family,
                                            const TRITONSERVER_Parameter** labels,
                                            uint64_t label_count);
+TRITONSERVER_Error* TRITONSERVER_MetricNewWithArgs(TRITONSERVER_Metric** metric,
+                                                   TRITONSERVER_MetricFamily* family,
+                                                   const TRITONSERVER_Parameter** labels,
+                                                   uint64_t label_count,
+                                                   const TRITONSERVER_MetricArgs* args);
+TRITONSERVER_Error* TRITONSERVER_MetricArgsNew(TRITONSERVER_MetricArgs** args);
+TRITONSERVER_Error* TRITONSERVER_MetricArgsSetHistogram(TRITONSERVER_MetricArgs* args,
+                                                        const double* buckets,
+                                                        uint64_t buckets_count);
+TRITONSERVER_Error* TRITONSERVER_MetricArgsDelete(TRITONSERVER_MetricArgs* args);
 TRITONSERVER_Error* TRITONSERVER_MetricDelete(TRITONSERVER_Metric* metric);
 TRITONSERVER_Error* TRITONSERVER_MetricIncrement(TRITONSERVER_Metric* metric, double value);
 TRITONSERVER_Error* TRITONSERVER_MetricSet(TRITONSERVER_Metric* metric, double value);
+TRITONSERVER_Error* TRITONSERVER_MetricObserve(TRITONSERVER_Metric* metric, double value);
 
 TRITONSERVER_Error* TRITONBACKEND_ApiVersion(uint32_t* major, uint32_t* minor);
 TRITONSERVER_Error* TRITONBACKEND_BackendState(TRITONBACKEND_Backend* backend, void** state);

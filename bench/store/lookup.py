@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from rich.console import Console
 
-from bench import report
+from bench import costs, report
 from bench.servers import BUILD, BenchError
 from bench.store import ours, peers
 from embertide import _store
@@ -254,6 +254,8 @@ def run(*, rows: int = ROWS, dims: Sequence[int] = DIMS) -> Iterator[report.Row]
         _CONSOLE.print(f"pooled lookup, dim {dim}: {rows:,} rows")
         dense = list(_against_dense(dim, rows, ours.CHUNKS))
         yield from dense
+        usual = next(row for row in dense if row.case == str(Case(dim, 10, 0.0, 1)))
+        costs.note("ddr_us", row_bytes=4 * dim, us=1 / usual.ours, by="make bench-store")
         for name in (peers.Tbe.name, peers.Bag.name):
             bar = _BARS.get(dim, 0.0) if name == peers.Tbe.name else 0.0
             means += _means([row for row in dense if row.peer_name == name], dim, "", bar)

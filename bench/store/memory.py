@@ -3,7 +3,8 @@
 Rows come in random order, a hundredth of them at a time, so that all buckets grow alike; after each
 bucket's share the store's own account is read, which holds it to its budget. Each side runs in a
 process of its own, whose resident memory the account is checked against. Redis keeps rows as
-strings, absl::flat_hash_map as values; FBGEMM's hash map stands beside a dense table.
+strings, absl::flat_hash_map as values; FBGEMM's hash map stands beside a dense table. RocksDB keeps
+rows on the disk, and is compared with a store whose rows are mostly there.
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ from rich.console import Console
 
 from bench import report
 from bench.servers import BUILD
-from bench.store import ours, peers
+from bench.store import ours, peers, ssd
 from embertide import _store
 from embertide.server.adapters.process import free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
@@ -33,6 +34,8 @@ _ROWS = 4_000_000
 _DIM = 32
 _PAYLOAD = 4 * _DIM
 _SHARES = 100
+# Bytes a row that the store may take where most rows are on the SSD: its index, and some rows.
+_SSD_MEMORY = 48
 # Sizes below this say more of the store's own directory than of rows.
 _FROM = 400_000
 _MEAN_BAR, _WORST_BAR, _ALLOCATOR_BAR = 24.0, 32.0, 1.03
@@ -117,6 +120,27 @@ def _flat_hash_map() -> tuple[float, float]:
     return said["mean"], said["worst"]
 
 
+def _on_the_ssd(case: str) -> Iterator[report.Row]:
+    """Compare rows on the SSD with RocksDB's: memory beside them, and bytes on the disk."""
+    name = "RocksDB: indexes, filters, memtables"
+    with ssd.folder(), ssd.Peer(_ROWS, _DIM, _ROWS * _SSD_MEMORY) as peer:
+        said = peer.loaded
+    case = f"{case}, serve, {1 - said['ddr_rows_share']:.0%} on the SSD"
+    for metric, ours_bytes, theirs in (
+        ("memory, full", "index_bytes", "rocksdb_bytes"),
+        ("memory, worst of loading", "index_bytes_max", "rocksdb_bytes_max"),
+    ):
+        yield _row(case, metric, said[ours_bytes] / _ROWS, said[theirs] / _ROWS, name, 0.0)
+    yield _row(
+        case,
+        "disk",
+        said["ssd_bytes"] / said["ssd_rows"] - _PAYLOAD,
+        said["rocksdb_disk_bytes"] / _ROWS - _PAYLOAD,
+        "RocksDB, compacted",
+        0.0,
+    )
+
+
 def _pruned_hash() -> float:
     before = _resident()
     peer = peers.PrunedHash(_ROWS, _DIM)
@@ -173,6 +197,7 @@ def run() -> Iterator[report.Row]:
     map_mean, map_worst = _flat_hash_map()
     yield _row(f"{case}, serve", "mean of growth", mean, map_mean, "absl::flat_hash_map", 0.0)
     yield _row(f"{case}, serve", "worst of growth", worst, map_worst, "absl::flat_hash_map", 0.0)
+    yield from _on_the_ssd(case)
     peer = peers.PrunedHash.name
     yield _row(
         f"{case}, serve", "full", serve.over_payload[-1], _in_process(_pruned_hash), peer, 0.0

@@ -3,6 +3,8 @@
 Shapes: N keys, R rows, D dimensions.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,10 +35,12 @@ def draw(
     return np.split(drawn, batches)
 
 
-def table_of(rows: int, dim: int, dtype: str = "fp32") -> _store.TableConfig:
-    """Return a table with about 100,000 rows a bucket."""
+def table_of(
+    rows: int, dim: int, dtype: str = "fp32", *, bucket_rows: int = _BUCKET_ROWS
+) -> _store.TableConfig:
+    """Return a table with about so many rows a bucket."""
     layout = _store.RowLayout(dtype=dtype, chunks=CHUNKS, chunk_dim=dim // CHUNKS)
-    bits = max(0, round(float(np.log2(max(rows, 1) / _BUCKET_ROWS))))
+    bits = max(0, round(float(np.log2(max(rows, 1) / bucket_rows))))
     return _store.TableConfig(name="table", id=0, layout=layout, bucket_bits=bits)
 
 
@@ -57,23 +61,34 @@ def records_of(
     return records.tobytes()
 
 
-def fill(rows: int, dim: int, *, live_chunks: int = CHUNKS) -> _store.Store:
-    """Return a serving store with one version of `rows` rows."""
-    table = table_of(rows, dim)
-    payload = dim // CHUNKS * live_chunks * 4
-    store = _store.Store(
-        tables=[table],
-        profile="serve",
-        ddr_budget_bytes=rows * (payload + _INDEX_BYTES) + _SLACK,
-    )
-    keys_R = keys_of(np.arange(rows, dtype=np.int64)).view(np.uint64)
-    buckets_R = buckets_of(keys_R, table.bucket_bits)
+def filled(
+    table: _store.TableConfig,
+    keys_R: NDArray[np.int64],
+    *,
+    live_chunks: int = CHUNKS,
+    **options: Any,
+) -> _store.Store:
+    """Return a serving store with one version of a row for each of these keys, each named once."""
+    store = _store.Store(tables=[table], profile="serve", **options)
+    unsigned_R = keys_R.view(np.uint64)
+    buckets_R = buckets_of(unsigned_R, table.bucket_bits)
     order = np.argsort(buckets_R, kind="stable")
     ends = np.searchsorted(buckets_R[order], np.arange((1 << table.bucket_bits) + 1))
     rng = np.random.default_rng(1)
     for bucket in range(1 << table.bucket_bits):
-        keys_N = keys_R[order[ends[bucket] : ends[bucket + 1]]]
-        records = records_of(rng, keys_N, dim, live_chunks=live_chunks)
+        keys_N = unsigned_R[order[ends[bucket] : ends[bucket + 1]]]
+        records = records_of(rng, keys_N, table.layout.dim, live_chunks=live_chunks)
         store.stage_records(1, 0, bucket, records)
     store.commit(1)
     return store
+
+
+def fill(rows: int, dim: int, *, live_chunks: int = CHUNKS) -> _store.Store:
+    """Return a serving store of so many rows, all in DDR."""
+    payload = dim // CHUNKS * live_chunks * 4
+    return filled(
+        table_of(rows, dim),
+        keys_of(np.arange(rows, dtype=np.int64)),
+        live_chunks=live_chunks,
+        ddr_budget_bytes=rows * (payload + _INDEX_BYTES) + _SLACK,
+    )

@@ -1,7 +1,8 @@
 """Random reads from the SSD tier against RocksDB and fio: `make bench-ssd`.
 
 Rows of 128 floats, 5.7 M of them; the store's whole DDR budget, index included, and RocksDB's block
-cache are a tenth of their bytes. Both read past the page cache, batches of 2,048 uniform keys.
+cache are a tenth of their bytes. Both read past the page cache, batches of 2,048 uniform keys; of
+one, to see what a request waits for.
 fio reads blocks of the store's own log, as many in flight as the store keeps.
 """
 
@@ -19,7 +20,7 @@ from typing import Any, Self
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from bench import report
+from bench import costs, report
 from bench.servers import BUILD, ROOT, BenchError
 
 _CONSOLE = Console(stderr=True, highlight=False)
@@ -28,6 +29,7 @@ _ROWS, _DIM = 5_760_000, 128
 _MEMORY_SHARE = 0.1
 _DEPTH = 128  # kReadDepth of backend_cpp/ssd/block_file.h
 _RUN_S = 3.0
+_BATCH = 2048
 _THREADS = (1, 2, 4, 8, 16, 32)
 # Bars: rows/s at one thread, rows per CPU-second at the peer's best, blocks/s of fio's.
 _LEAST_RATE, _LEAST_PER_CPU, _LEAST_OF_URING, _LEAST_OF_AIO = 5.0, 1.5, 0.8, 0.7
@@ -56,11 +58,11 @@ class Run:
 class Peer:
     """The program with both sides in it, its rows loaded."""
 
-    def __init__(self, binary: Path, rows: int) -> None:
-        """Start it; loading takes a minute or two."""
-        memory = int(rows * _DIM * 4 * _MEMORY_SHARE)
+    def __init__(self, rows: int, dim: int, memory_bytes: int) -> None:
+        """Build and start it, in `folder()`; loading takes a minute or two."""
+        command = [str(_build()), str(_FOLDER), str(rows), str(dim), str(memory_bytes)]
         self._process = subprocess.Popen(
-            [str(binary), str(_FOLDER), str(rows), str(_DIM), str(memory)],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -85,15 +87,15 @@ class Peer:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def run(self, who: str, engine: str = "-", threads: int = 1) -> Run:
+    def run(self, who: str, engine: str = "-", threads: int = 1, *, batch: int = _BATCH) -> Run:
         """Ask one side for a while."""
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{who} {engine} {threads} {_RUN_S}\n")
+        self._process.stdin.write(f"{who} {engine} {threads} {_RUN_S} {batch}\n")
         self._process.stdin.flush()
         run = Run(**self._answer())
         _CONSOLE.print(
-            f"[dim]{who} {engine}, {threads} threads: {run.rows_per_s:,.0f} rows/s, "
-            f"{run.rows_per_cpu_s:,.0f} rows/CPU-s"
+            f"[dim]{who} {engine}, {threads} threads, batches of {batch}: "
+            f"{run.rows_per_s:,.0f} rows/s, {run.rows_per_cpu_s:,.0f} rows/CPU-s"
         )
         return run
 
@@ -115,8 +117,6 @@ def _fio(engine: str) -> float:
 
 
 def _build() -> Path:
-    if shutil.which("fio") is None:
-        raise BenchError("fio is missing: apt-get install fio")
     target = ["cmake", "--build", str(BUILD / "cpp"), "--target", "ssd_peer"]
     if subprocess.run(target, check=False, stdout=subprocess.DEVNULL).returncode != 0:
         raise BenchError("ssd_peer does not build: apt-get install librocksdb-dev, `make cpp`")
@@ -124,7 +124,8 @@ def _build() -> Path:
 
 
 @contextlib.contextmanager
-def _folder() -> Iterator[None]:
+def folder() -> Iterator[None]:
+    """Make the folder of both sides' files, and remove it in the end."""
     shutil.rmtree(_FOLDER, ignore_errors=True)
     _FOLDER.mkdir(parents=True)
     try:
@@ -137,16 +138,19 @@ Curves = dict[str, list[Run]]
 
 
 def _measure(rows: int, repetitions: int) -> tuple[list[report.Row], Curves, dict[str, Any]]:
-    binary = _build()
+    if shutil.which("fio") is None:
+        raise BenchError("fio is missing: apt-get install fio")
+    memory = int(rows * _DIM * 4 * _MEMORY_SHARE)
     _CONSOLE.print(f"loading {rows:,} rows of {4 * _DIM} bytes into both")
-    with _folder(), Peer(binary, rows) as peer:
+    with folder(), Peer(rows, _DIM, memory) as peer:
         curves: Curves = {
             "RocksDB MultiGet": [peer.run("rocksdb", threads=threads) for threads in _THREADS],
             "SSD tier, io_uring": [peer.run("store", "io_uring", threads) for threads in _THREADS],
         }
         by_cpu = [run.rows_per_cpu_s for run in curves["RocksDB MultiGet"]]
         best = _THREADS[by_cpu.index(max(by_cpu))]
-        runs: dict[str, list[Run]] = {"uring": [], "aio": [], "pread": [], "one": [], "best": []}
+        names = ("uring", "aio", "pread", "one", "best", "uring alone", "one alone")
+        runs: dict[str, list[Run]] = {name: [] for name in names}
         fio: dict[str, list[float]] = {"uring": [], "aio": []}
         for _ in range(repetitions):
             runs["uring"].append(peer.run("store", "io_uring"))
@@ -156,6 +160,8 @@ def _measure(rows: int, repetitions: int) -> tuple[list[report.Row], Curves, dic
             fio["aio"].append(_fio("libaio"))
             runs["best"].append(peer.run("rocksdb", threads=best))
             runs["pread"].append(peer.run("store", "pread"))
+            runs["uring alone"].append(peer.run("store", "io_uring", batch=1))
+            runs["one alone"].append(peer.run("rocksdb", batch=1))
         loaded = peer.loaded
 
     def blocks(name: str) -> list[float]:
@@ -190,6 +196,17 @@ def _measure(rows: int, repetitions: int) -> tuple[list[report.Row], Curves, dic
             target=_LEAST_PER_CPU,
         )
     )
+    alone = report.compare(
+        (f"{case}, io_uring, one row at a time", "time of a row", "us"),
+        [1e6 / rate for rate in rates("uring alone")],
+        [1e6 / rate for rate in rates("one alone")],
+        peer_name="MultiGet",
+        better="lower",
+        target=1.0,  # no bar of its own
+    )
+    compared.append(alone)
+    costs.note("ssd_us", row_bytes=4 * _DIM, us=alone.ours, by="make bench-ssd")
+    costs.note("ssd_more_us", row_bytes=4 * _DIM, us=1e6 / compared[0].ours, by="make bench-ssd")
     for name, engine, target in (
         ("uring", "io_uring", _LEAST_OF_URING),
         ("aio", "libaio", _LEAST_OF_AIO),

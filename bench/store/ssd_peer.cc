@@ -4,10 +4,12 @@
 //
 // Both get MEMORY_BYTES: the store as its DDR budget, index included; RocksDB as its block cache,
 // its filters and index beside it. Both read past the page cache. When the rows are loaded a line
-// of JSON says so; then each line of standard input is a run, and is answered by a line of JSON:
+// of JSON says so, and what each side takes beside the rows: in memory at the end and at most while
+// it was loaded (the store's index and directories; RocksDB's indexes, filters and memtables), and
+// on the disk. Then each line of standard input is a run, and is answered by a line of JSON:
 //
-//   store ENGINE THREADS SECONDS      batches of kBatch uniform keys through a pinned view
-//   rocksdb - THREADS SECONDS         the same keys by MultiGet
+//   store ENGINE THREADS SECONDS BATCH    batches of uniform keys through a pinned view
+//   rocksdb - THREADS SECONDS BATCH       the same keys by MultiGet
 #include <rocksdb/db.h>
 #include <rocksdb/filter_policy.h>
 #include <rocksdb/table.h>
@@ -30,7 +32,7 @@
 namespace embertide {
 namespace {
 
-constexpr size_t kBatch = 2048;
+constexpr size_t kBatchLoaded = 2048;  // by RocksDB
 constexpr uint64_t kRowsALoad = 1'000'000;
 // Buckets of nearly as many rows as an index of 16,384 groups holds: 128 bytes for 5.5 rows.
 constexpr uint64_t kRowsABucket = 90'000;
@@ -100,16 +102,20 @@ class Bench {
     OpenRocks(memory);
     Load();
     const StoreStats stats = store_->Stats();
+    const Store::Usage usage = store_->UsageOf(0, 0);
     std::printf(
-        "{\"rows\": %lu, \"ddr_rows_share\": %.4f, \"index_bytes\": %lu, "
-        "\"ssd_bytes\": %lu, \"write_amplification\": %.3f}\n",
-        rows_, static_cast<double>(store_->UsageOf(0, 0).ddr_rows) / static_cast<double>(rows_),
-        stats.index_bytes, stats.ssd_bytes,
-        static_cast<double>(stats.ssd.bytes_written) / static_cast<double>(stats.ssd.row_bytes));
+        "{\"rows\": %lu, \"ddr_rows_share\": %.4f, \"index_bytes\": %lu, \"index_bytes_max\": %lu, "
+        "\"ssd_rows\": %lu, \"ssd_bytes\": %lu, \"write_amplification\": %.3f, "
+        "\"rocksdb_bytes\": %lu, \"rocksdb_bytes_max\": %lu, \"rocksdb_disk_bytes\": %lu}\n",
+        rows_, static_cast<double>(usage.ddr_rows) / static_cast<double>(rows_), stats.index_bytes,
+        index_bytes_max_, usage.ssd_rows, usage.ssd_bytes,
+        static_cast<double>(stats.ssd.bytes_written) / static_cast<double>(stats.ssd.row_bytes),
+        RocksBytes(), rocks_bytes_max_, RocksProperty("rocksdb.live-sst-files-size"));
     std::fflush(stdout);
   }
 
-  void Run(const std::string& who, const std::string& engine, uint32_t threads, double seconds) {
+  void Run(const std::string& who, const std::string& engine, uint32_t threads, double seconds,
+           size_t batch) {
     if (who == "store") file_->Choose(engine);
     std::vector<std::thread> workers;
     std::atomic<bool> stop{false};
@@ -120,13 +126,13 @@ class Bench {
     for (uint32_t t = 0; t < threads; ++t) {
       workers.emplace_back([&, seed = ++seed_] {
         std::mt19937_64 random(seed);
-        std::vector<int64_t> keys(kBatch);
-        std::vector<float> out(kBatch * dim_);
+        std::vector<int64_t> keys(batch);
+        std::vector<float> out(batch * dim_);
         while (!stop) {
           for (int64_t& key : keys) key = static_cast<int64_t>(random() % rows_);
           who == "store" ? AskStore(keys, out.data()) : AskRocks(keys, out.data());
           Prove(keys.front(), out.data());
-          answered += kBatch;
+          answered += batch;
         }
       });
     }
@@ -197,18 +203,32 @@ class Bench {
                      &records[BucketOfHash(HashKey(key), table_.bucket_bits)]);
         const auto* bytes = reinterpret_cast<const char*>(row.data());
         Check(batch.Put(KeyOf(static_cast<int64_t>(key)), {bytes, dim_ * sizeof(float)}));
-        if (batch.Count() < kBatch && key + 1 < rows_) continue;
+        if (batch.Count() < kBatchLoaded && key + 1 < rows_) continue;
         Check(rocks_->Write(unlogged, &batch));
         batch.Clear();
+        rocks_bytes_max_ = std::max(rocks_bytes_max_, RocksBytes());
       }
       Check(rocks_->Write(unlogged, &batch));
       for (uint32_t b = 0; b < records.size(); ++b) {
         Check(store_->StageRecords(1, 0, b, records[b]));
+        index_bytes_max_ = std::max(index_bytes_max_, store_->Stats().index_bytes);
       }
     }
     Check(store_->Commit(1));
     Check(rocks_->Flush({}));
     Check(rocks_->CompactRange({}, nullptr, nullptr));
+  }
+
+  uint64_t RocksProperty(const char* name) const {
+    uint64_t value = 0;
+    if (rocks_->GetIntProperty(name, &value)) return value;
+    std::fprintf(stderr, "ssd_peer: RocksDB does not tell %s\n", name);
+    std::exit(1);
+  }
+  // Indexes and filters, which the block cache does not hold, and memtables.
+  uint64_t RocksBytes() const {
+    return RocksProperty("rocksdb.estimate-table-readers-mem") +
+           RocksProperty("rocksdb.size-all-mem-tables");
   }
 
   // Big-endian: in the order of the keys.
@@ -255,6 +275,8 @@ class Bench {
   ChosenFile* file_ = nullptr;
   std::unique_ptr<rocksdb::DB> rocks_;
   uint64_t seed_ = 0;
+  uint64_t index_bytes_max_ = 0;
+  uint64_t rocks_bytes_max_ = 0;
 };
 
 int Main(int argc, char** argv) {
@@ -271,8 +293,9 @@ int Main(int argc, char** argv) {
     std::string engine;
     uint32_t threads = 0;
     double seconds = 0;
-    if (!(words >> who >> engine >> threads >> seconds)) return 2;
-    bench.Run(who, engine, threads, seconds);
+    size_t batch = 0;
+    if (!(words >> who >> engine >> threads >> seconds >> batch) || batch == 0) return 2;
+    bench.Run(who, engine, threads, seconds, batch);
   }
   return 0;
 }

@@ -76,6 +76,10 @@ class ModelOptions:
     ddr_budget_bytes: int | None = None
     ssd_budget_bytes: int | None = None
     ssd_directory: Path | None = None
+    hbm_budget_bytes: int | None = None  # of each GPU
+    hbm_devices: int | None = None
+    hbm_kind: Literal["gpu", "twin"] | None = None  # twin: host memory in a GPU's place
+    hbm_policy: str | None = None  # at which read rows enter: POLICY[,TABLE=POLICY...]
     ddr_policy: str | None = None  # which rows DDR holds, of tables that share it
     # TABLE=DDR_BYTES[/SSD_BYTES[/POLICY]]: room of those budgets that a table has to itself
     table_budgets: tuple[str, ...] = ()
@@ -92,6 +96,7 @@ class ModelOptions:
     plan_file: Path | None = None
     token_file: Path | None = None
     dead_owner: Literal["default", "error"] | None = None
+    remote_cache_bytes: int | None = None  # for rows of peers; 0: none is kept
 
     def __post_init__(self) -> None:
         """Refuse what the backend would refuse."""
@@ -120,6 +125,10 @@ class ModelOptions:
             "ddr_budget_bytes": self.ddr_budget_bytes,
             "ssd_budget_bytes": self.ssd_budget_bytes,
             "ssd_directory": self.ssd_directory.resolve() if self.ssd_directory else None,
+            "hbm_budget_bytes": self.hbm_budget_bytes,
+            "hbm_devices": self.hbm_devices,
+            "hbm_kind": self.hbm_kind,
+            "hbm_policy": self.hbm_policy,
             "ddr_policy": self.ddr_policy,
             "table_budgets": ",".join(self.table_budgets) or None,
             "ssd_engine": self.ssd_engine,
@@ -134,6 +143,7 @@ class ModelOptions:
             "plan_file": self.plan_file.resolve() if self.plan_file else None,
             "token_file": self.token_file.resolve() if self.token_file else None,
             "dead_owner": self.dead_owner,
+            "remote_cache_bytes": self.remote_cache_bytes,
         }
         return {name: str(value) for name, value in values.items() if value is not None}
 

@@ -45,7 +45,9 @@ def _owner(plan: plan_pb2.Plan, table: str, key: int) -> str:
     raise ProcessError(f"bucket {bucket} of table {table} has no owner in plan {plan.epoch}")
 
 
-def _ask(address: str, token: str | None, request: node_pb2.ExplainRequest) -> dict[str, Any]:
+def _ask(
+    address: str, token: str | None, request: node_pb2.ExplainRequest
+) -> node_pb2.ExplainResponse:
     """Ask a node.
 
     Raises:
@@ -63,8 +65,30 @@ def _ask(address: str, token: str | None, request: node_pb2.ExplainRequest) -> d
                     f"no node that shares a model answers at {address}: {error.details()}"
                 ) from error
             raise ProcessError(f"{address}: {error.code().name}: {error.details()}") from error
+    return said
+
+
+def _explained(address: str, token: str | None, request: node_pb2.ExplainRequest) -> dict[str, Any]:
+    """Ask a node, and, if it does not hold the key's bucket, the peers that it would ask.
+
+    Raises:
+        ProcessError: It refused, or nobody holds the bucket and answers.
+    """
+    asked, said = address, _ask(address, token, request)
+    wrong = [f"{address} does not hold bucket {said.bucket}"]
+    for peer in said.peers:
+        if said.held:
+            break
+        try:
+            address, said = peer, _ask(peer, token, request)
+        except ProcessError as error:
+            wrong.append(str(error))
+    if not said.held:
+        raise ProcessError("; ".join([*wrong, "no peer of it that answers does either"]))
     reason = update_pb2.TombstoneReason.Name(said.tombstone).rpartition("_")[2].lower()
     return {
+        "asked": asked,
+        "remote": address != asked,
         "node": address,
         "version": said.version.number,
         "plan_epoch": said.plan_epoch,
@@ -72,6 +96,7 @@ def _ask(address: str, token: str | None, request: node_pb2.ExplainRequest) -> d
         "resident": said.resident,
         "gone": reason if said.tombstone else None,
         "tier": plan_pb2.Tier.Name(said.tier).rpartition("_")[2].lower() if said.resident else None,
+        "hbm_copy": said.hbm_copy - 1 if said.hbm_copy else None,
         "device": said.device,
         "live_chunks": _live_chunks(said.live),
         "payload_bytes": said.payload_bytes,
@@ -121,6 +146,8 @@ def _show(table: str, key: int, said: dict[str, Any]) -> None:
         text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
         view.add_row(name.replace("_", " "), "-" if value is None else text or "none")
     rich.console.Console().print(view)
+    if said.get("remote"):
+        typer.echo(f"{said['asked']} does not hold its bucket: it asks {said['node']} (remote)")
     if not said["resident"]:
         typer.echo("there is no row: the key reads as the table's default row")
 
@@ -148,8 +175,9 @@ def command(
 ) -> None:
     """Say where the row of a key lives: tier, device, live chunks, bytes, version, use.
 
-    A running node is asked (one that shares its model: only those listen to peers), or the files of
-    a snapshot are read. Nothing is counted as an access.
+    A running node is asked (one that shares its model: only those listen to peers), and, where it
+    does not hold the bucket of the key, the peers that it would ask; or the files of a snapshot are
+    read. Nothing is counted as an access.
 
     Example: embertide explain item 4711 --node 127.0.0.1:9001
     """
@@ -165,7 +193,7 @@ def command(
                 with calling(control, token_file) as caller:
                     node = _owner(caller.plan(), table, key)
             request = node_pb2.ExplainRequest(table=table, key=key % (1 << 64), version=version)
-            said = _ask(node, read_token(token_file), request)
+            said = _explained(node, read_token(token_file), request)
         if as_json:
             print_json({"table": table, "key": key, **said})
         else:

@@ -45,6 +45,15 @@ class MetricsPage:
             tier: int(self.sum("embertide_tier_bytes", model=model, tier=tier)) for tier in TIERS
         }
 
+    def _by(self, name: str, label: str, model: str, **more: str) -> dict[str, int]:
+        """Return the values of `name` by a label of theirs, of those that carry `more`."""
+        said = {
+            labels[label] for labels, _ in self._samples.get(name, ()) if labels["model"] == model
+        }
+        return {
+            each: int(self.sum(name, model=model, **{label: each, **more})) for each in sorted(said)
+        }
+
     def model(self, name: str) -> dict[str, Any]:
         """Return what a person asks of a model first."""
         return dict(self._facts(name))
@@ -54,8 +63,14 @@ class MetricsPage:
         yield "watermark_ms", int(self.least("embertide_watermark_ms", model=name))
         yield "plan_epoch", int(self.least("embertide_plan_epoch", model=name))
         yield "rows", int(self.sum("embertide_rows", model=name))
+        ddr, ssd = (
+            self._by("embertide_table_rows", "table", name, tier=tier) for tier in ("ddr", "ssd")
+        )
+        yield "rows_by_table", {table: ddr[table] + ssd[table] for table in ddr}  # hbm has copies
         yield "resident_bytes", self.resident_bytes(name)
         yield "hits", self.hits(name)
+        if "embertide_hbm_rows" in self._samples:
+            yield "hbm", self._by("embertide_hbm_events_total", "event", name)
         yield "refused", int(self.sum("embertide_requests_refused_total", model=name))
         yield "inferences", int(self.sum("nv_inference_count", model=name))
         yield "failed_requests", int(self.sum("nv_inference_request_failure", model=name))

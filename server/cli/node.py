@@ -13,7 +13,7 @@ from embertide.server.cli.control_plane import (
 )
 from embertide.server.cli.fleet_view import fleet_facts, show_nodes
 from embertide.server.cli.refusals import Json, print_json, refusals
-from embertide.server.cli.reshard import DryRun, Reason, Watch, start
+from embertide.server.cli.reshard import DryRun, NewId, Reason, Watch, start
 from embertide.v1 import control_pb2
 
 app = typer.Typer(
@@ -41,7 +41,7 @@ def list_nodes(
 def drain(
     node: Name,
     dry_run: DryRun = False,
-    id: Annotated[str | None, typer.Option(help="The operation's id.")] = None,
+    id: NewId = None,
     reason: Reason = "",
     watch: Watch = False,
     control: Control = DEFAULT_CONTROL,

@@ -35,6 +35,9 @@ _RECONNECT_S = 30.0
 _SHOWN = 20
 
 Id = Annotated[str, typer.Argument(help="The operation's id.")]
+NewId = Annotated[
+    str | None, typer.Option(help="The operation's id; the same id starts nothing anew.")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would move; move nothing.")]
 Watch = Annotated[bool, typer.Option("--watch", help="Stay until it has ended.")]
 Reason = Annotated[str, typer.Option(help="Why, for the audit log and people.")]
@@ -166,9 +169,7 @@ def command(
     buckets_at_once: Annotated[
         int, typer.Option(help="Buckets on their way at once.", min=1, max=4096)
     ] = 64,
-    id: Annotated[
-        str | None, typer.Option(help="The operation's id; the same id starts nothing anew.")
-    ] = None,
+    id: NewId = None,
     reason: Reason = "",
     watch: Watch = False,
     control: Control = DEFAULT_CONTROL,

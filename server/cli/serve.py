@@ -62,6 +62,22 @@ def command(
             "`embertide cache-sim` compares the policies."
         ),
     ] = None,
+    hbm_mib: Annotated[
+        int, typer.Option(help="HBM budget of each GPU, MiB, for copies of hot rows; 0: no GPU.")
+    ] = 0,
+    hbm_devices: Annotated[
+        int, typer.Option(help="GPUs, from the first that the process sees.", min=1)
+    ] = 1,
+    hbm_kind: Annotated[
+        str, typer.Option(help="gpu; or twin: host memory in a GPU's place, to try it without one.")
+    ] = "gpu",
+    hbm_policy: Annotated[
+        str | None,
+        typer.Option(
+            help="At which read rows enter HBM, of all tables and of some: "
+            "POLICY[,TABLE=POLICY...], each clock, clock:2 to clock:15 or none (clock:2)."
+        ),
+    ] = None,
     ssd_engine: Annotated[
         str, typer.Option(help="How it is read: auto, io_uring, libaio or pread.")
     ] = "auto",
@@ -87,6 +103,10 @@ def command(
     dead_owner: Annotated[
         str, typer.Option(help="What a key reads as without a live owner: default or error.")
     ] = "default",
+    remote_cache_mib: Annotated[
+        int,
+        typer.Option(help="For rows of peers that small requests ask for, MiB; 0: none.", min=0),
+    ] = 32,
     start_timeout_s: Annotated[
         float, typer.Option(help="Time that loading may take.", min=1)
     ] = 3600.0,
@@ -110,6 +130,9 @@ def command(
         if dead_owner not in ("default", "error"):
             raise ProcessError(f"dead_owner is {dead_owner!r}; use default or error")
         policy: Literal["default", "error"] = "default" if dead_owner == "default" else "error"
+        if hbm_kind not in ("gpu", "twin"):
+            raise ProcessError(f"hbm_kind is {hbm_kind!r}; use gpu or twin")
+        device: Literal["gpu", "twin"] = "gpu" if hbm_kind == "gpu" else "twin"
         snapshot = _is_snapshot(path)
         if snapshot and bus is not None:
             raise ProcessError(f"{path} is one snapshot: it has no updates, leave --bus out")
@@ -125,6 +148,10 @@ def command(
                 ddr_budget_bytes=ddr_mib * _MIB,
                 ssd_budget_bytes=ssd_mib * _MIB,
                 ssd_directory=ssd_directory or (directory / "ssd" if ssd_mib else None),
+                hbm_budget_bytes=hbm_mib * _MIB if hbm_mib else None,
+                hbm_devices=hbm_devices if hbm_mib else None,
+                hbm_kind=device if hbm_mib else None,
+                hbm_policy=hbm_policy,
                 ddr_policy=ddr_policy,
                 table_budgets=tuple(table_budget or ()),
                 ssd_engine=ssd_engine,
@@ -136,6 +163,7 @@ def command(
                 plan_file=directory / "plan.bin" if state else None,
                 token_file=token_file,
                 dead_owner=policy if state else None,
+                remote_cache_bytes=remote_cache_mib * _MIB if state else None,
             )
         except ValueError as error:
             raise ProcessError(str(error)) from error

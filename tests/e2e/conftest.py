@@ -89,6 +89,15 @@ class Reference:
             [self.pooled(feature, bag) for feature, bag in zip(FEATURES, bags, strict=True)]
         )
 
+    def flat(self, samples: Sequence[Sequence[Sequence[int]]]) -> NDArray[np.float32]:
+        """What is right if the third feature is a sequence: a row for each of its keys."""
+        parts = []
+        for bags in samples:
+            for f, (feature, bag) in enumerate(zip(FEATURES, bags, strict=True)):
+                rows = [self.row(feature, int(key)) for key in bag]
+                parts += rows if f == 2 else [self.pooled(feature, bag)]
+        return np.concatenate(parts)
+
     def answer(self, samples: Sequence[Sequence[Sequence[int]]]) -> NDArray[np.float32]:
         return np.stack([self.sample(bags) for bags in samples])
 

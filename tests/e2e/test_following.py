@@ -28,7 +28,7 @@ from checker import (
     write_models,
 )
 from numpy.typing import NDArray
-from serving import Client, metric, wait_until
+from serving import Client, beside, metric, wait_until
 from tritonclient.utils import InferenceServerException
 
 from embertide import _store
@@ -79,20 +79,11 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path, server_options: triton.ServerOptions) -> Iterator[Site]:
-    http, grpc, metrics, port = process.free_ports(4)
-    redis_options = RedisOptions(log=tmp_path / "redis.log", port=port)
+    redis_options = RedisOptions(log=tmp_path / "redis.log", port=process.free_ports(1)[0])
     bus = RedisServer(redis_options)
     publisher = CheckerPublisher(tmp_path / "pub", bus.url, CACHE)
     models = write_models(tmp_path / "models", tmp_path / "pub", bus.url)
-    options = dataclasses.replace(
-        server_options,
-        repository=tmp_path / "models",
-        log=tmp_path / "triton.log",
-        http_port=http,
-        grpc_port=grpc,
-        metrics_port=metrics,
-        models=models,
-    )
+    options = beside(server_options, tmp_path / "models", tmp_path / "triton.log", models)
     made = Site(tmp_path, redis_options, bus, publisher, options, triton.TritonServer(options))
     yield made
     made.server.stop()

@@ -15,10 +15,10 @@ import pytest
 import torch
 import typer
 from numpy.typing import NDArray
-from serving import Client, jagged_arrays, parameters
+from serving import Client, beside, jagged_arrays, parameters
 from typer.testing import CliRunner
 
-from embertide.server.adapters import process, triton
+from embertide.server.adapters import triton
 from embertide.trainer.commands import export_dense, import_model
 
 ROOT = Path(__file__).parents[2]
@@ -102,16 +102,8 @@ def server(
     foreign: Foreign, server_options: triton.ServerOptions, tmp_path_factory: Any
 ) -> Iterator[triton.TritonServer]:
     directory = tmp_path_factory.mktemp("imported-triton")
-    http, grpc, metrics = process.free_ports(3)
-    options = dataclasses.replace(
-        server_options,
-        repository=directory,
-        log=directory / "triton.log",
-        http_port=http,
-        grpc_port=grpc,
-        metrics_port=metrics,
-        models=("ranking", "lookup"),
-    )
+    log = directory / "triton.log"
+    options = beside(server_options, directory, log, ("ranking", "lookup"))
     model = triton.ModelOptions(snapshot=foreign.directory, max_batch_size=64)
     triton.write_model(directory, "ranking", dataclasses.replace(model, kind="ranking"))
     triton.write_model(directory, "lookup", model)

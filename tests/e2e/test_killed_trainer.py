@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from checker import bucket_of
 from numpy.typing import NDArray
-from serving import Client, metric, wait_until
+from serving import Client, beside, metric, wait_until
 
 from embertide import _store
 from embertide.server.adapters import process, triton
@@ -95,17 +95,10 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path, server_options: triton.ServerOptions) -> Iterator[Site]:
-    http, grpc, metrics, port = process.free_ports(4)
-    options = dataclasses.replace(
-        server_options,
-        repository=tmp_path / "models",
-        log=tmp_path / "triton.log",
-        http_port=http,
-        grpc_port=grpc,
-        metrics_port=metrics,
-        models=("rank", "look"),
-    )
-    with RedisServer(RedisOptions(log=tmp_path / "redis.log", port=port)) as bus:
+    redis_options = RedisOptions(log=tmp_path / "redis.log", port=process.free_ports(1)[0])
+    with RedisServer(redis_options) as bus:
+        log = tmp_path / "triton.log"
+        options = beside(server_options, tmp_path / "models", log, ("rank", "look"))
         made = Site(bus, Publication(tmp_path / "pub"), tmp_path, options)
         yield made
         if made.trainer is not None:

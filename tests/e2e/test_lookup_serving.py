@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import dataclasses
+import json
 import os
 import re
 import signal
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from serving import (
     Client,
     Samples,
+    beside,
     change_manifest,
     flip_byte,
     jagged_arrays,
@@ -29,8 +31,9 @@ from serving import (
 from tritonclient.utils import InferenceServerException
 
 from embertide.server.adapters import process, triton
+from embertide.server.cli.metrics_page import MetricsPage
 
-SOURCE_DDR = 1
+SOURCE_HBM, SOURCE_DDR = 0, 1
 SOURCE_DEFAULT = 4
 UNKNOWN = 987_654_321
 
@@ -274,9 +277,9 @@ HARM: dict[str, tuple[Callable[[Path], object], str]] = {
     "other_format_version": (lambda d: change_manifest(d, format_version=2), "format_version is 2"),
     "other_hash": (lambda d: change_manifest(d, hash_name="md5"), "hash_name"),
     "no_features": (lambda d: change_manifest(d, features=[]), "feature"),
-    "pooling_none": (
-        lambda d: change_manifest(d, features=[{"name": "a", "table": "tag", "pooling": "none"}]),
-        "pooling none",
+    "pooling_max": (
+        lambda d: change_manifest(d, features=[{"name": "a", "table": "tag", "pooling": "max"}]),
+        "use sum, mean or none",
     ),
 }
 
@@ -323,10 +326,67 @@ def test_a_model_loads_and_unloads_beside_others(
         wait_until(lambda: not client.raw.is_model_ready("bad"))
 
 
+# --- sequences ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sequences(
+    server: triton.TritonServer, new_snapshot: Callable[[], Path], client: Client
+) -> Iterator[None]:
+    """Serve a model whose third feature is a sequence."""
+    directory = new_snapshot()
+    features = json.loads((directory / "manifest.json").read_text())["features"]
+    features[2]["pooling"] = "none"
+    change_manifest(directory, features=features)
+    options = triton.ModelOptions(snapshot=directory, instances=2, threads=3, max_keys=5000)
+    triton.write_model(server.options.repository, "sequences", options)
+    client.raw.load_model("sequences")
+    yield
+    client.raw.unload_model("sequences")
+
+
+@pytest.mark.usefixtures("sequences")
+def test_a_sequence_gives_a_row_for_each_key(client: Client, reference: Any) -> None:
+    samples = [
+        [[7, 14], [3], [21, UNKNOWN, 28, 21], [101, 102]],
+        [[], [1], [], []],
+        [[0], [], [35], [139]],
+    ]
+    wanted = ["EMBEDDING", "SOURCE"]
+    reply = client.jagged(samples, model="sequences", outputs=wanted)
+    want = reference.flat(samples)
+    assert reply.as_numpy("EMBEDDING").shape == (1, len(want))
+    np.testing.assert_allclose(reply.as_numpy("EMBEDDING")[0], want, rtol=1e-6)
+    keys = [key for bags in samples for bag in bags for key in bag]
+    sources = [SOURCE_DEFAULT if key == UNKNOWN else SOURCE_DDR for key in keys]
+    assert reply.as_numpy("SOURCE")[0].tolist() == sources
+    # Without lengths every bag has one key, and every sample the same width.
+    keys_BF = [[7, 3, 21, 101], [0, 1, UNKNOWN, 139]]
+    reply = client.rectangular(keys_BF, model="sequences")
+    want = reference.flat([[[key] for key in keys] for keys in keys_BF])
+    np.testing.assert_allclose(reply.as_numpy("EMBEDDING"), want.reshape(2, -1), rtol=1e-6)
+
+
+@pytest.mark.usefixtures("sequences")
+def test_threads_share_long_sequences_out(client: Client, reference: Any) -> None:
+    rng = np.random.default_rng(4)
+    samples = [
+        [[7], [int(rng.integers(50))], (7 * rng.integers(0, 400, n)).tolist(), [100, 101]]
+        for n in rng.integers(0, 120, 40)
+    ]
+    reply = client.jagged(samples, model="sequences")
+    want = reference.flat(samples)
+    np.testing.assert_allclose(reply.as_numpy("EMBEDDING")[0], want, rtol=1e-6)
+    wanted = client.jagged(samples, model="sequences", outputs=["VERSION"])
+    assert wanted.as_numpy("VERSION")[0, 0] == 41
+
+
 # --- metrics, start -------------------------------------------------------------------------------
 
 
-def test_metrics_count_what_was_done(server: triton.TritonServer, client: Client) -> None:
+def test_metrics_count_what_was_done(
+    server: triton.TritonServer, client: Client, reference: Any
+) -> None:
     def value(name: str, **labels: str) -> float:
         return metric(server.metrics(), name, model="lookup", **labels)
 
@@ -343,11 +403,105 @@ def test_metrics_count_what_was_done(server: triton.TritonServer, client: Client
     wait_until(lambda: value("nv_inference_count") == inferences + 4)
     assert value("embertide_lookup_keys_total", table="item", source="ddr") == keys + 7
     assert value("embertide_default_returned_total") == defaults + 1
-    assert value("embertide_rows") > 0
-    assert value("embertide_tier_bytes", tier="ddr") > 0
+    tables = {name: value("embertide_table_rows", table=name) for name in reference.rows}
+    assert tables == {name: len(rows) for name, rows in reference.rows.items()}
+    assert value("embertide_rows") == sum(tables.values())
+    assert value("embertide_table_rows", tier="ssd") == 0
+    held = value("embertide_table_bytes", tier="ddr")
+    assert 0 < held <= value("embertide_tier_bytes", tier="ddr")
     assert value("embertide_tier_bytes", tier="index") > 0
     assert value("embertide_plan_epoch") == 1
     assert value("embertide_version") == 41
+
+
+def test_lookup_durations_are_a_histogram_of_executions(
+    server: triton.TritonServer, client: Client
+) -> None:
+    def value(name: str, **labels: str) -> float:
+        full = f"embertide_lookup_duration_us{name}"
+        return metric(server.metrics(), full, model="lookup", **labels)
+
+    def executions() -> float:
+        return metric(server.metrics(), "nv_inference_exec_count", model="lookup")
+
+    executed, count, total = executions(), value("_count"), value("_sum")
+    begin = time.monotonic()
+    for _ in range(20):
+        client.rectangular([[7, 0, 14, 100]] * 3)
+    passed_us = (time.monotonic() - begin) * 1e6
+    # Triton counts after it answers.
+    wait_until(lambda: executions() - executed == 20)
+    assert value("_count") - count == 20
+    assert 0 < value("_sum") - total < passed_us
+    assert value("_bucket", le="+Inf") == value("_count") >= value("_bucket", le="20")
+
+
+def test_an_hbm_tier_answers_alike_and_counts_by_device(
+    server: triton.TritonServer, snapshot: Any, reference: Any
+) -> None:
+    options = triton.ModelOptions(
+        snapshot=snapshot[0],
+        hbm_budget_bytes=16 << 20,
+        hbm_devices=2,
+        hbm_kind="twin",
+        hbm_policy="clock:2,tag=none",
+    )
+    triton.write_model(server.options.repository, "twin", options)
+    client = Client("grpc", server)
+    client.raw.load_model("twin")
+
+    def events(event: str, **labels: str) -> float:
+        page = server.metrics()
+        name = "embertide_hbm_events_total"
+        return metric(page, name, model="twin", event=event, **labels)
+
+    samples = [[[7 * i], [i], [14, 21 * i], [100 + i]] for i in range(16)]
+    answers = 0
+
+    def all_but_tags_hit() -> bool:
+        nonlocal answers
+        reply = client.jagged(samples, model="twin", outputs=["EMBEDDING", "SOURCE"])
+        answers += 1
+        got = reply.as_numpy("EMBEDDING").reshape(16, -1)
+        np.testing.assert_allclose(got, reference.answer(samples), rtol=1e-6)
+        source = reply.as_numpy("SOURCE").reshape(16, 5)
+        assert (source[:, 4] == SOURCE_DDR).all()  # tag=none
+        return bool((source[:, :4] == SOURCE_HBM).all())
+
+    wait_until(all_but_tags_hit)
+    keys = 5 * 16 * answers
+    wait_until(lambda: events("hit") + events("miss") == keys)
+    for device in ("0", "1"):
+        assert events("hit", device=device) > 0
+        assert events("placed", device=device) > 0
+    page = server.metrics()
+    hits = metric(page, "embertide_lookup_keys_total", model="twin", source="hbm")
+    assert hits == events("hit")
+    assert metric(page, "embertide_hbm_rows", model="twin") == events("placed")
+    used = metric(page, "embertide_hbm_bytes", model="twin")
+    assert 0 < used == metric(page, "embertide_tier_bytes", model="twin", tier="hbm")
+    assert metric(page, "embertide_hbm_failed", model="twin") == 0
+
+    def copies(table: str) -> float:
+        return metric(page, "embertide_table_rows", model="twin", table=table, tier="hbm")
+
+    assert (copies("user"), copies("tag")) == (16, 0)
+    assert copies("item") + 16 == metric(page, "embertide_hbm_rows", model="twin")
+    copied = metric(page, "embertide_table_bytes", model="twin", table="user", tier="hbm")
+    assert copied == 16 * 32  # rows of 12 bytes
+    assert MetricsPage(page).model("twin")["rows_by_table"]["tag"] == len(reference.rows["tag"])
+    shown = MetricsPage(page).model("twin")["hbm"]
+    assert (shown["hit"], shown["placed"]) == (events("hit"), events("placed"))
+    client.raw.unload_model("twin")
+    client.raw.close()
+
+
+@pytest.mark.usefixtures("good")
+def test_a_gpu_that_is_not_there_is_named_at_load(
+    server: triton.TritonServer, client: Client, snapshot: Any
+) -> None:
+    write_bad(server, snapshot[0], hbm_budget_bytes=16 << 20, hbm_devices=64)
+    assert "GPU" in load_error(client)
 
 
 def test_statistics_hold_every_request_and_batch(
@@ -389,18 +543,8 @@ def test_a_port_in_use_is_named(server_options: triton.ServerOptions, tmp_path: 
 def test_a_model_that_does_not_load_ends_the_start(
     server_options: triton.ServerOptions, tmp_path: Path
 ) -> None:
-    ports = process.free_ports(3)
     triton.write_model(tmp_path, "m", triton.ModelOptions(snapshot=tmp_path / "nothing"))
-    options = dataclasses.replace(
-        server_options,
-        repository=tmp_path,
-        log=tmp_path / "log",
-        http_port=ports[0],
-        grpc_port=ports[1],
-        metrics_port=ports[2],
-        explicit=False,
-        models=(),
-    )
+    options = beside(server_options, tmp_path, tmp_path / "log", (), explicit=False)
     with pytest.raises(triton.TritonError, match="nothing"):
         triton.TritonServer(options)
 

@@ -18,19 +18,14 @@ from fleet import (
     TABLE_OF_FEATURE,
     TABLES,
     FleetSite,
-    Model,
     NodeProcess,
-    PlanWriter,
     is_right,
+    start_fleet,
 )
 from serving import wait_until
 
-from embertide.server.adapters.process import free_ports
-from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.v1 import node_pb2, update_pb2
 
-ROOT = Path(__file__).parents[2]
-CACHE = ROOT / "build" / "cache" / "dense"
 SECONDS = float(os.environ.get("EMBERTIDE_CHECK_SECONDS", "5"))
 NODES, DEVICES = 8, 2
 _REMOTE = 3
@@ -38,21 +33,9 @@ _REMOTE = 3
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[FleetSite]:
-    port, *ports = free_ports(1 + NODES)
-    with RedisServer(RedisOptions(log=tmp_path / "redis.log", port=port)) as server:
-        model = Model(tmp_path / "publication", server.url, CACHE, seed=5)
-        nodes = [(f"node-{n}", f"127.0.0.1:{p}") for n, p in enumerate(ports)]
-        options = {
-            "publication": tmp_path / "publication",
-            "state": server.url,
-            "bus": server.url,
-            "devices": DEVICES,
-            "ddr_bytes": 32 << 20,
-            "dead_owner": "error",  # an answer is right, or there is none
-        }
-        writer = PlanWriter(server.url, nodes, DEVICES)
-        with FleetSite(tmp_path, server.url, model, writer, options) as running:
-            yield running
+    more = {"ddr_bytes": 32 << 20, "dead_owner": "error"}  # an answer is right, or there is none
+    with start_fleet(tmp_path, nodes=NODES, devices=DEVICES, seed=5, **more) as running:
+        yield running
 
 
 def owner_of(site: FleetSite, bag: int, key: int) -> int:

@@ -1,6 +1,7 @@
 """`ranking` in a real tritonserver: the scores of the trainer's own net, at the same version."""
 
 import dataclasses
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from serving import Client, change_manifest, flip_byte, metric, parameters, wait_until
+from serving import Client, beside, change_manifest, flip_byte, metric, parameters, wait_until
 from tritonclient.utils import InferenceServerException
 
-from embertide.server.adapters import process, triton
+from embertide.server.adapters import triton
 from embertide.trainer.config import FeatureConfig, ModelConfig, OptimizerConfig, TableConfig
 from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.model.dlrm import Dlrm, Probability
@@ -114,16 +115,7 @@ def server(
     trained: Trained, server_options: triton.ServerOptions, tmp_path_factory: Any
 ) -> Iterator[triton.TritonServer]:
     directory = tmp_path_factory.mktemp("ranking-triton")
-    http, grpc, metrics = process.free_ports(3)
-    options = dataclasses.replace(
-        server_options,
-        repository=directory,
-        log=directory / "triton.log",
-        http_port=http,
-        grpc_port=grpc,
-        metrics_port=metrics,
-        models=("rank",),
-    )
+    options = beside(server_options, directory, directory / "triton.log", ("rank",))
     triton.write_model(
         directory,
         "rank",
@@ -251,6 +243,12 @@ def other_net(directory: Path) -> None:
     )
 
 
+def sequence(directory: Path) -> None:
+    features = json.loads((directory / "manifest.json").read_text())["features"]
+    features[0]["pooling"] = "none"
+    change_manifest(directory, features=features)
+
+
 HARM: dict[str, tuple[Callable[[Path], object], str]] = {
     "other_cpu": (lambda d: change_manifest(d, dense_cpu="x86-64-v9"), "x86-64-v9"),
     "no_dense_part": (drop_dense, "lookup only"),
@@ -260,6 +258,7 @@ HARM: dict[str, tuple[Callable[[Path], object], str]] = {
         "tensors.safetensors",
     ),
     "other_net": (other_net, "net.top.0.bias"),
+    "sequence": (sequence, "the dense net takes one vector a feature"),
 }
 
 

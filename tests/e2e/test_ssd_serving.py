@@ -10,10 +10,10 @@ import numpy as np
 import tritonclient.grpc as grpcclient
 import tritonclient.utils
 from numpy.typing import NDArray
-from serving import metric, wait_until
+from serving import beside, metric, wait_until
 
 from embertide import _store
-from embertide.server.adapters import process, triton
+from embertide.server.adapters import triton
 
 ROWS = 40_000
 DIM = 16
@@ -47,6 +47,7 @@ def write_model(directory: Path, manifest: Callable[..., None]) -> triton.ModelO
         ddr_budget_bytes=3 << 20,
         ssd_budget_bytes=32 << 20,
         ssd_directory=directory / "ssd",
+        ddr_policy="lru:2",
     )
 
 
@@ -60,18 +61,8 @@ def start(
     repository = directory / "models"
     repository.mkdir()
     triton.write_model(repository, "large", model)
-    ports = process.free_ports(3)
-    return triton.TritonServer(
-        dataclasses.replace(
-            server_options,
-            repository=repository,
-            log=directory / "log",
-            models=("large",),
-            http_port=ports[0],
-            grpc_port=ports[1],
-            metrics_port=ports[2],
-        )
-    )
+    options = beside(server_options, repository, directory / "log", ("large",))
+    return triton.TritonServer(options)
 
 
 def keys_input(keys: NDArray[np.int64]) -> grpcclient.InferInput:
@@ -105,6 +96,14 @@ def test_rows_beyond_the_ddr_budget_come_from_the_ssd(
         moved = "embertide_rows_moved_total"
         assert counted(server, moved, direction="evicted") > 0
         assert counted(server, moved, direction="promoted") > 0
+        # lru:2 lets a row in at its second read of late.
+        assert counted(server, "embertide_promotions_refused_total") > 0
+        assert counted(server, "embertide_policy_bytes") > 0
+        wait_until(lambda: counted(server, "embertide_table_rows") == ROWS)  # none on its way
+        for tier in ("ddr", "ssd"):
+            assert counted(server, "embertide_table_rows", tier=tier) > 0
+            assert counted(server, "embertide_table_bytes", tier=tier) > 0
+        assert counted(server, "embertide_accesses_dropped_total", tier="ddr") == 0
         assert counted(server, "embertide_rows_refused_total") == 0
         engine, direct, _ = _store.probe_ssd(str(tmp_path))
         labels = {"engine": engine, "direct": "true" if direct else "false"}

@@ -157,6 +157,7 @@ def test_snapshot_finds_a_flipped_byte(tmp_path: Path) -> None:
         (("snapshot", "nowhere"), "nowhere holds no snapshot"),
         (("serve", "nowhere"), "nowhere holds neither a snapshot"),
         (("serve", "nowhere", "--kind", "rank"), "kind is 'rank'; use ranking or lookup"),
+        (("serve", "nowhere", "--hbm-kind", "cpu"), "hbm_kind is 'cpu'; use gpu or twin"),
         (("status", "--url", "http://127.0.0.1:1/metrics"), "no node answers at"),
         (("control", "--state", "nowhere"), "--state is 'nowhere'; use redis://HOST:PORT/0"),
         (("control", "--tokens", "nowhere"), "tokens file nowhere"),
@@ -190,9 +191,17 @@ def test_the_metrics_page_is_read_by_name_and_labels() -> None:
         "# TYPE embertide_lookup_keys_total counter\n"
         'embertide_lookup_keys_total{model="a",source="ddr",table="x"} 1\n'
         'embertide_lookup_keys_total{model="a",source="ddr",table="y"} 2\n'
+        "# TYPE embertide_table_rows gauge\n"
+        'embertide_table_rows{model="a",table="x",tier="ddr"} 4\n'
+        'embertide_table_rows{model="a",table="x",tier="ssd"} 5\n'
+        'embertide_table_rows{model="a",table="x",tier="hbm"} 3\n'
+        'embertide_table_rows{model="a",table="y",tier="ddr"} 6\n'
+        'embertide_table_rows{model="b",table="z",tier="ddr"} 7\n'
     )
     assert page.sum("nv_inference_count", model="b") == 5
     assert page.models() == ["a"]
     assert page.hits("a")["ddr"] == 3
     assert page.model("a")["version"] == 7
+    assert page.model("a")["rows_by_table"] == {"x": 9, "y": 6}
+    assert "hbm" not in page.model("a")
     assert page.model("a")["inferences"] == 3

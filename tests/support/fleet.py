@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from serving import wait_until
 
 from embertide import _store
-from embertide.server.adapters.process import Child
+from embertide.server.adapters.process import Child, free_ports
+from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.trainer.config import FeatureConfig, ModelConfig, TableConfig
 from embertide.trainer.embedding.store import store_table
 from embertide.trainer.model.export import export_dense
@@ -337,3 +338,20 @@ class FleetSite:
         with contextlib.ExitStack() as stack:
             for node in self.nodes:
                 stack.callback(node.stop)
+
+
+@contextlib.contextmanager
+def start_fleet(
+    directory: Path, *, nodes: int, devices: int, seed: int, **options: Any
+) -> Iterator[FleetSite]:
+    """Start nodes of a new model; `options` are further ones of embertide_node."""
+    port, *ports = free_ports(1 + nodes)
+    with RedisServer(RedisOptions(log=directory / "redis.log", port=port)) as server:
+        folder = directory / "publication"
+        model = Model(folder, server.url, ROOT / "build" / "cache" / "dense", seed=seed)
+        named = [(f"node-{n}", f"127.0.0.1:{p}") for n, p in enumerate(ports)]
+        shared = {"publication": folder, "state": server.url, "bus": server.url}
+        writer = PlanWriter(server.url, named, devices)
+        of = {**shared, "devices": devices, **options}
+        with FleetSite(directory, server.url, model, writer, of) as running:
+            yield running

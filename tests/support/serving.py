@@ -1,5 +1,6 @@
 """What the end-to-end tests share: a client with short verbs, readers of replies, ways to harm."""
 
+import dataclasses
 import json
 import re
 import time
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from tritonclient.utils import np_to_triton_dtype
 
 from embertide.server.adapters import triton
+from embertide.server.adapters.process import free_ports
 
 Samples = Sequence[Sequence[Sequence[int]]]
 MODULES: dict[str, Any] = {"grpc": tritonclient.grpc, "http": tritonclient.http}
@@ -47,6 +49,23 @@ class Client:
 
     def jagged(self, samples: Samples, lengths: str = "LENGTHS", **more: Any) -> Any:
         return self.send(jagged_arrays(samples, lengths), **more)
+
+
+def beside(
+    options: triton.ServerOptions, repository: Path, log: Path, models: Sequence[str], **more: Any
+) -> triton.ServerOptions:
+    """Options of one more server: ports of its own, another repository and other models."""
+    http, grpc, metrics = free_ports(3)
+    return dataclasses.replace(
+        options,
+        repository=repository,
+        log=log,
+        models=tuple(models),
+        http_port=http,
+        grpc_port=grpc,
+        metrics_port=metrics,
+        **more,
+    )
 
 
 def jagged_arrays(samples: Samples, lengths: str = "LENGTHS") -> dict[str, NDArray[Any]]:

@@ -148,6 +148,25 @@ def test_the_command_plans_from_a_file(tmp_path: Path) -> None:
     assert plans["clock"]["ddr_rows"] > 0
     assert (tmp_path / "p.svg").is_file()
     assert run("--latency-goal", "1").returncode == 1
+    costs = json.loads(done.stdout)["costs"]
+    assert {each["from"] for each in costs.values()} == {"assumed"}
+
+    # What benchmarks measured, of the nearest size of row; what is given stands before it.
+    measured = tmp_path / "costs.json"
+    rows = [("ddr_us", 64, 0.07), ("ddr_us", 512, 0.2), ("ssd_us", 512, 90.0)]
+    entries = [{"name": name, "row_bytes": size, "us": us, "by": "x"} for name, size, us in rows]
+    measured.write_text(json.dumps({"machine": "this", "costs": entries}))
+    with_measured = ("--latency-goal", "300", "--measured", str(measured))
+    costs = json.loads(run(*with_measured, "--ssd-us", "80").stdout)["costs"]
+    assert costs["ddr_us"] == {"us": 0.07, "from": "measured"}
+    assert costs["ssd_us"] == {"us": 80, "from": "given"}
+    assert costs["base_us"]["from"] == "assumed"
+    slower = json.loads(run(*with_measured).stdout)["plans"]["lru"]
+    assert slower["ddr_rows"] < plans["lru"]["ddr_rows"]  # 90 us a miss, not 120
+    measured.write_text("[]")
+    wrong = run(*with_measured)
+    assert wrong.returncode == 2
+    assert "is no costs.json of" in json.loads(wrong.stdout)["error"]
     refused = run()
     assert refused.returncode == 2
     assert "no goal" in json.loads(refused.stdout)["error"]

@@ -1,8 +1,9 @@
 """`capacity`: tier sizes that meet a latency goal, from a trace of keys."""
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import rich.console
 import rich.progress
@@ -37,6 +38,22 @@ def _policy_bytes(name: str) -> int:
             sketch = 16 if accesses else 0  # 8 bytes a slot, of a power of two of slots
             return int(each.slot_bytes + each.history_bytes + _SLOT_BYTES + sketch)
     raise ConfigurationError(f"policy {name!r} does not exist; there are {cache.policy_names()}")
+
+
+def _cost(what: str, name: str) -> Any:
+    return typer.Option(help=f"{what}.", show_default=f"{getattr(_COSTS, name):g}, assumed")
+
+
+def _costs(
+    given: Mapping[str, float | None], measured: Mapping[str, float]
+) -> tuple[capacity.TierCosts, dict[str, str]]:
+    """Return the costs, and of each whether it was given, measured or is assumed."""
+    chosen = {name: us for name, us in given.items() if us is not None}
+    sources = {
+        name: "given" if name in chosen else "measured" if name in measured else "assumed"
+        for name in given
+    }
+    return capacity.TierCosts(**{**measured, **chosen}), sources
 
 
 def _show(plans: dict[str, capacity.Plan], goal: capacity.Goal, title: str) -> None:
@@ -94,15 +111,20 @@ def command(
         typer.Option(help="Of DDR; may be given several times.", show_default="clock"),
     ] = None,
     sizes: Annotated[int, typer.Option(help="At which a policy is simulated, 2 to 24.")] = 12,
-    hbm_us: Annotated[float, typer.Option(help="Of a row in HBM.")] = _COSTS.hbm_us,
-    ddr_us: Annotated[float, typer.Option(help="Of a row in DDR.")] = _COSTS.ddr_us,
-    ssd_us: Annotated[float, typer.Option(help="Of a request's first SSD row.")] = _COSTS.ssd_us,
+    measured: Annotated[
+        Path | None,
+        typer.Option(
+            help="Take the costs that benchmarks measured here: build/bench/costs.json, written by "
+            "`make bench-store` and `make bench-ssd`. What is not there nor given is assumed."
+        ),
+    ] = None,
+    hbm_us: Annotated[float | None, _cost("Of a row in HBM", "hbm_us")] = None,
+    ddr_us: Annotated[float | None, _cost("Of a row in DDR", "ddr_us")] = None,
+    ssd_us: Annotated[float | None, _cost("Of a request's first SSD row", "ssd_us")] = None,
     ssd_more_us: Annotated[
-        float, typer.Option(help="Of each further SSD row of it.")
-    ] = _COSTS.ssd_more_us,
-    base_us: Annotated[
-        float, typer.Option(help="Of a request, whatever it reads.")
-    ] = _COSTS.base_us,
+        float | None, _cost("Of each further SSD row of it", "ssd_more_us")
+    ] = None,
+    base_us: Annotated[float | None, _cost("Of a request, whatever it reads", "base_us")] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw hit-rate curves and sizes: .svg, .png or .pdf.")
     ] = None,
@@ -111,15 +133,21 @@ def command(
     """Plan tier sizes: the smallest DDR budget whose predicted latency meets a goal.
 
     Hit rates come from the policies' own code on your trace, latencies from what a read of each
-    tier costs: measure yours with `make bench-serve` and give them. DDR counts index and policy.
+    tier costs: assumed, unless you give it or what was measured. DDR counts index and policy.
 
     Example: embertide capacity clicks.parquet --column cand --row-bytes 64 --latency-goal 200
     """
     with refusals(as_json):
         goal = capacity.Goal(mean_us=latency_goal, p99_us=p99_goal, keys=keys)
-        costs = capacity.TierCosts(
-            hbm_us=hbm_us, ddr_us=ddr_us, ssd_us=ssd_us, ssd_more_us=ssd_more_us, base_us=base_us
-        )
+        given = {
+            "hbm_us": hbm_us,
+            "ddr_us": ddr_us,
+            "ssd_us": ssd_us,
+            "ssd_more_us": ssd_more_us,
+            "base_us": base_us,
+        }
+        known = {} if measured is None else capacity.measured_costs(measured, row_bytes)
+        costs, sources = _costs(given, known)
         picture = None if plot is None else cache.new_picture(plot)
         needs = {name: _policy_bytes(name) for name in policy or ["clock"]}
         keys_N = read_trace(trace, column=column, accesses=accesses)
@@ -151,8 +179,15 @@ def command(
         if picture and plot:
             capacity.draw(picture, list(curves.values()), list(plans.values()), plot)
     if as_json:
-        print_json({"plans": {name: plan.as_json() for name, plan in plans.items()}})
+        as_said = {
+            name: {"us": getattr(costs, name), "from": source} for name, source in sources.items()
+        }
+        print_json(
+            {"costs": as_said, "plans": {name: plan.as_json() for name, plan in plans.items()}}
+        )
     else:
         _show(plans, goal, f"{len(keys_N):,} accesses of {Path(trace).name}")
+        said = (f"{n} {getattr(costs, n):g} ({source})" for n, source in sources.items())
+        typer.echo(f"costs: {', '.join(said)}")
     if not all(plan.meets for plan in plans.values()):
         raise typer.Exit(1)

@@ -9,6 +9,7 @@ for one whose misses come together (see docs/results/store.md).
 """
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,7 +40,8 @@ _SEARCH_STEPS = 60
 class TierCosts:
     """Times of a read, in microseconds.
 
-    The defaults were measured on a small virtual machine (docs/results/store.md); give your own.
+    The defaults are assumed, for a small server with an NVMe drive; give your own, or what
+    benchmarks measured (`measured_costs`).
 
     Attributes:
         hbm_us: Each row in HBM.
@@ -61,6 +63,29 @@ class TierCosts:
             value = getattr(self, field.name)
             if not (math.isfinite(value) and value >= 0):
                 raise ConfigurationError(f"{field.name} is {value}; give a time of 0 or more")
+
+
+def measured_costs(path: Path, row_bytes: int) -> dict[str, float]:
+    """Reads what benchmarks wrote of this machine: for each cost, that of the nearest size of row.
+
+    Args:
+        path: costs.json of `make bench-store` and `make bench-ssd`.
+        row_bytes: Of a row's payload.
+
+    Raises:
+        ConfigurationError: The file is not there, or is none of theirs.
+    """
+    found: dict[str, tuple[float, float]] = {}  # how far from row_bytes, and the time
+    try:
+        for each in json.loads(path.read_text(encoding="utf-8"))["costs"]:
+            off = abs(math.log(each["row_bytes"] / row_bytes))
+            found[each["name"]] = min(found.get(each["name"], (math.inf, 0.0)), (off, each["us"]))
+        TierCosts(**{name: us for name, (_, us) in found.items()})
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ConfigurationError(
+            f"{path} is no costs.json of `make bench-store` or `make bench-ssd`: {error}"
+        ) from error
+    return {name: us for name, (_, us) in found.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,8 @@ struct NodeOptions {
   uint64_t hbm_budget_bytes = 0;  // of each GPU; 0: none is used
   uint32_t hbm_devices = 1;
   HbmKind hbm_kind = HbmKind::kGpu;
-  std::string ddr_policy = kDefaultDdrPolicy;  // these two as in StoreOptions
+  std::string hbm_policy = kDefaultHbmPolicy;  // these three as in StoreOptions
+  std::string ddr_policy = kDefaultDdrPolicy;
   std::map<std::string, TableBudget> table_budgets;
   SsdEngine ssd_engine = SsdEngine::kAuto;
   uint64_t ssd_compaction_bytes_per_s = 64ULL << 20;  // in the background; see StoreOptions

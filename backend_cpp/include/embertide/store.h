@@ -24,6 +24,7 @@
 #include <string>
 #include <vector>
 
+#include "embertide/hbm.h"
 #include "embertide/ssd.h"
 #include "embertide/status.h"
 #include "embertide/table.h"
@@ -72,12 +73,6 @@ class ReadObserver {
   virtual void Observe(std::span<const ObservedRead> reads) = 0;
 };
 
-// What the HBM tier's devices are.
-enum class HbmKind : uint8_t {
-  kGpu,   // GPUs 0 to hbm_devices - 1 of this process
-  kTwin,  // host memory, through the same code: for tests and for machines without a GPU
-};
-
 class BlockFile;
 
 // Which rows of the SSD tier are brought into DDR, and which leave it for them: a name of
@@ -85,6 +80,13 @@ class BlockFile;
 // is all that tables which share room can have. The others keep what `Policies()` says of each row
 // of DDR and 13 bytes more, charged to the budget, and hear of reads by a log that is bounded.
 inline constexpr const char* kDefaultDdrPolicy = "clock";
+
+// Which rows enter HBM, as "clock" or "clock:n" (at the first, or the n-th read of late, 2 to 15,
+// that a row came counted as one) or "none"; then, for tables that are to differ, ",TABLE=" and one
+// of those, as "clock:2,item=none". Which leave is always a clock's choice, on the device: a row
+// takes a way of its set and a slot of its size, and the other policies choose among all rows of a
+// tier.
+inline constexpr const char* kDefaultHbmPolicy = "clock:2";
 
 // Room that one table has to itself: no other table takes of it, and the table takes no more.
 struct TableBudget {
@@ -121,6 +123,7 @@ struct StoreOptions {
   uint64_t hbm_budget_bytes = 0;
   uint32_t hbm_devices = 1;
   HbmKind hbm_kind = HbmKind::kGpu;
+  std::string hbm_policy = kDefaultHbmPolicy;
   uint32_t window_versions = 8;  // committed versions a Pin may still name
   // Training: EnsureRows gives a key its row at its so many-th occurrence of late, 1 to 15; until
   // then it reads as the default row and its gradients are dropped, both counted. Occurrences are
@@ -156,13 +159,11 @@ struct StoreStats {
   uint64_t hits[kSources] = {};  // keys looked up, by Source
   uint64_t evictions_to_ssd = 0;
   uint64_t promotions = 0;
-  uint64_t refused_rows = 0;  // staged rows that no tier had room for
-  uint64_t hbm_bytes = 0;     // of all HBM devices: pages with rows, and all that is no page
-  uint64_t hbm_rows = 0;
-  uint64_t hbm_placed = 0;     // rows that entered HBM
-  uint64_t hbm_evictions = 0;  // rows that left it, also those that had ended
-  uint64_t hbm_ended = 0;      // rows of it that a version changed
-  uint64_t hbm_refused = 0;    // rows not let in: no room, or none that another would leave
+  uint64_t refused_promotions = 0;        // rows read from the SSD that DDR's policy did not let in
+  uint64_t refused_rows = 0;              // staged rows that no tier had room for
+  std::vector<HbmDeviceStats> hbm;        // by device; empty: there is no HBM tier
+  std::vector<HbmTableStats> hbm_tables;  // by table; empty as well
+  uint64_t hbm_dropped_misses = 0;        // that the choice of rows was to hear of and did not
   uint64_t hbm_fallbacks = 0;  // lookups answered without it, as they did not fit or it has failed
   bool hbm_failed = false;     // a device failed; the tier is not used any more
   // Reads that the policies of DDR were to hear of and did not, rows to be promoted among them.
@@ -176,6 +177,7 @@ struct StoreStats {
 
 // Where one key lives, for `explain`.
 struct RowLocation {
+  bool held = false;  // its bucket, at the view's version; else there is nothing to say
   bool resident = false;
   Source tier = Source::kDefault;  // kPruned: it was, and no row is left
   uint32_t slot_bytes = 0;         // in DDR: the class of its slot
@@ -186,6 +188,8 @@ struct RowLocation {
   // Of late, 0 to 63; where no tier moves rows by it, of one access in eight on average.
   uint32_t access_count = 0;
   uint64_t version = 0;  // the version that last changed it, 0 if it has folded into the base
+  // The HBM device that has a copy which no version up to the view's has ended.
+  std::optional<uint32_t> hbm_copy;
 };
 
 // One batched lookup in one table.
@@ -202,7 +206,7 @@ struct LookupRequest {
 // One feature of a lookup over several tables.
 struct BagFeature {
   uint32_t table = 0;               // index into StoreOptions::tables
-  Pooling pooling = Pooling::kSum;  // kSum or kMean
+  Pooling pooling = Pooling::kSum;  // kSum or kMean; kNone for Node::Fetch alone
   uint32_t column = 0;              // where its dim floats stand in a sample's answer
 };
 
