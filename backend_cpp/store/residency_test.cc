@@ -375,7 +375,7 @@ TEST_F(ResidencyTest, ExplainSaysWhereARowIsAndCountsNoAccess) {
   EXPECT_EQ(after.access_count, before.access_count) << "two looks";
   std::vector<float> out(32);
   const int64_t key = 5;
-  for (int i = 0; i < 64; ++i) {  // where counts move no row, one access in eight counts
+  for (int i = 0; i < 640; ++i) {  // where counts move no row, one access in 64 counts
     ASSERT_TRUE(store_->PinNewest()
                     ->Lookup({0, {&key, 1}, Pooling::kNone, {}, out.data(), 32, nullptr})
                     .ok());

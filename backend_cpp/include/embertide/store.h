@@ -185,7 +185,7 @@ struct RowLocation {
   uint32_t payload_bytes = 0;
   uint32_t bucket = 0;
   uint32_t device = 0;
-  // Of late, 0 to 63; where no tier moves rows by it, of one access in eight on average.
+  // Of late, 0 to 63; where no tier moves rows by it, of one access in 64 on average.
   uint32_t access_count = 0;
   uint64_t version = 0;  // the version that last changed it, 0 if it has folded into the base
   // The HBM device that has a copy which no version up to the view's has ended.
