@@ -198,7 +198,7 @@ Status Store::CheckIntegrity() const {
       }
     }
     EMBERTIDE_RETURN_IF_ERROR(device.arena.CheckIntegrity(named.ddr));
-    named.index_bytes += device.arena.directory_bytes();
+    named.index_bytes += device.arena.directory_bytes() + device.index_pages.directory_bytes();
     if (impl_->hbm != nullptr && impl_->tables[device.tables.front()].part == 0) {
       named.index_bytes += impl_->hbm->HostBytesOfArena();
     }

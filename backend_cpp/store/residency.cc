@@ -78,7 +78,7 @@ void Store::Impl::Free(Device* device, const Retired& retired) {
   } else if (retired.arrays.pages != nullptr) {
     device->budget.Release(retired.arrays.bytes());
     index_bytes -= retired.arrays.bytes();
-    BucketIndex::Free(retired.arrays);
+    BucketIndex::Free(&device->index_pages, retired.arrays);
   } else if (retired.bucket != nullptr) {
     FreeBucket(tables[retired.table], retired.bucket);
   } else if (retired.place.tier() == TierId::kDdr) {
@@ -387,22 +387,21 @@ Status Store::Impl::ReserveEntry(Device* device, Bucket* bucket) {
     }
     TakeReserveBack(device);
   }
-  bool grown = false;
+  uint64_t retired_bytes = 0;
   const auto retire = [&](const BucketIndex::Arrays& arrays) {
     RetireArrays(device, arrays);
-    grown = true;  // also where the new ones are as large as the old
+    retired_bytes += arrays.bytes();
   };
   for (int round = 0;; ++round) {
     const uint64_t before = bucket->index.bytes();
-    Status reserved = bucket->index.Reserve(&device->budget, retire);
+    Status reserved = bucket->index.Reserve(&device->budget, &device->index_pages, retire);
+    // What was retired stays charged until it is freed: now, but for readers.
+    index_bytes += bucket->index.bytes() + retired_bytes - before;
     if (reserved.ok()) {
-      if (grown || bucket->index.bytes() != before) {
-        // The old arrays stay charged until they are freed: now, but for readers.
-        index_bytes += bucket->index.bytes();
-        Reclaim(device);
-      }
+      if (retired_bytes > 0) Reclaim(device);
       return reserved;
     }
+    retired_bytes = 0;
     if (!MakeRoom(device, round)) {
       return {reserved.code(), reserved.message() + ": of this device's " +
                                    std::to_string(device->budget.limit_bytes()) + " bytes " +
@@ -500,9 +499,22 @@ void Store::Impl::Replay(Device* device) {
   }
 }
 
+void Store::Impl::MakeHugePage(Device* device, PagePool* pool) {
+  std::optional<uint32_t> region;
+  {
+    const std::lock_guard writer(device->writer);
+    region = pool->NextDue(PagePool::Clock::now());
+  }
+  if (!region.has_value() || !pool->Prepare(*region)) return;
+  const std::lock_guard writer(device->writer);
+  pool->Exchange(*region);
+}
+
 void Store::Maintain() {
   for (auto& owned : impl_->devices) {
     Device* device = owned.get();
+    impl_->MakeHugePage(device, device->arena.pool());
+    impl_->MakeHugePage(device, &device->index_pages);
     const std::lock_guard writer(device->writer);
     impl_->Reclaim(device);
     impl_->Replay(device);

@@ -205,7 +205,7 @@ void Store::Impl::MakeDevices() {
 }
 
 Status Store::Impl::OpenDevice(Device* device) {
-  uint64_t directory = device->arena.directory_bytes();
+  uint64_t directory = device->arena.directory_bytes() + device->index_pages.directory_bytes();
   if (hbm != nullptr && tables[device->tables.front()].part == 0) {
     directory += hbm->HostBytesOfArena();
   }

@@ -63,6 +63,9 @@ struct Retired {
 // The rows of one bucket on one device. What a lookup reads comes first, in one cache line.
 struct alignas(64) Bucket {
   Bucket(Device* on, const Table& of);
+  ~Bucket();
+  Bucket(const Bucket&) = delete;
+  Bucket& operator=(const Bucket&) = delete;
   BucketIndex index;
   std::byte* const rows;  // address of slot 0 of its DDR rows
   // It answers versions from here on; below, `older` does, if there is one. Set before readers can
@@ -134,6 +137,7 @@ struct Device {
         tables(std::move(of)),
         budget(budget_bytes),
         arena(&budget),
+        index_pages(budget_bytes / BucketIndex::kPageBytes, BucketIndex::kPageBytes),
         in_ddr(all_tables),
         in_ssd(all_tables) {}
   const uint32_t number;               // of the device
@@ -141,6 +145,7 @@ struct Device {
   std::mutex writer;                   // held by whoever writes to this device's buckets
   ByteBudget budget;                   // its share of the DDR budget
   SlabArena arena;
+  PagePool index_pages;  // of its buckets' arrays
   // Charged from the beginning, so that rows of a full device can still be pruned, which needs a
   // page for the smaller ones before the larger ones leave theirs. Lent for that, and taken back
   // before anything else gets the room. 0 where rows go to an SSD instead, and in serving.
@@ -182,6 +187,8 @@ struct Table {
   std::vector<BucketSlot> buckets;
   uint32_t part = 0;  // its rows lie on devices[part * options.devices ...]
 };
+
+inline Bucket::~Bucket() { index.Clear(&device->index_pages); }
 
 inline Bucket::Bucket(Device* on, const Table& of)
     : rows(on->arena.base()),
@@ -313,6 +320,10 @@ struct Store::Impl {
   Status PromoteRow(Device* device, uint32_t table, Bucket* bucket, uint64_t key);
   template <typename Visit>
   void AdvanceHand(Device* device, Hand* hand, uint32_t entries, Visit visit);
+
+  // Makes one region of a pool of the device a huge page, if one is due. Takes the writer itself,
+  // and not for what takes long.
+  static void MakeHugePage(Device* device, PagePool* pool);
 
   // --- compaction.cc; the device's writer is held -----------------------------------------------
   // Who names this SSD slot; nullopt: nobody does any more.
