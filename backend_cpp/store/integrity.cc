@@ -48,24 +48,31 @@ Status Store::ExportBucket(const ReadView& view, uint32_t t, uint32_t b,
                            std::vector<std::byte>* records) const {
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckBucket(t, b));
   const Table& table = impl_->tables[t];
-  const Reading reading(&impl_->readers, view.reader_);
-  const Bucket* bucket = table.buckets[b].At(view.version());
-  if (bucket == nullptr) {
-    return {Code::kNotOwner, "bucket " + std::to_string(b) + " of table " + table.config.name +
-                                 " is not held here at version " + std::to_string(view.version())};
-  }
-  const BucketIndex& index = bucket->index;
-  Device& device = *bucket->device;
-  // The writer stands still while the entries are listed; what they name then outlives the read.
-  std::vector<std::pair<uint64_t, Location>> rows;
+  const auto find = [&] { return table.buckets[b].At(view.version()); };
+  Status not_held{Code::kNotOwner, "bucket " + std::to_string(b) + " of table " +
+                                             table.config.name + " is not held here at version " +
+                                             std::to_string(view.version())};
+  Device* device = nullptr;
   {
-    const std::lock_guard writer(device.writer);
-    for (uint32_t e = 0; e < index.capacity(); ++e) {
-      if (!index.Occupied(e)) continue;
-      const Location place = Store::Impl::Resolve(index.At(e), view.version());
-      if (place.tier() != TierId::kNowhere) rows.emplace_back(index.KeyAt(e), place);
-    }
+    const Reading reading(&impl_->readers, view.reader_);
+    const Bucket* bucket = find();
+    if (bucket == nullptr) return not_held;
+    device = bucket->device;
   }
+  // The writer stands still while the entries are listed; what they name then outlives the read. It
+  // is taken first: a writer that needs room waits for reads to end.
+  std::vector<std::pair<uint64_t, Location>> rows;
+  std::unique_lock writer(device->writer);
+  const Reading reading(&impl_->readers, view.reader_);
+  const Bucket* bucket = find();
+  if (bucket == nullptr || bucket->device != device) return not_held;
+  const BucketIndex& index = bucket->index;
+  for (uint32_t e = 0; e < index.capacity(); ++e) {
+    if (!index.Occupied(e)) continue;
+    const Location place = Store::Impl::Resolve(index.At(e), view.version());
+    if (place.tier() != TierId::kNowhere) rows.emplace_back(index.KeyAt(e), place);
+  }
+  writer.unlock();
   std::sort(rows.begin(), rows.end(),
             [](const auto& a, const auto& b) { return a.first < b.first; });
   const RowLayout& layout = table.config.layout;
@@ -81,11 +88,11 @@ Status Store::ExportBucket(const ReadView& view, uint32_t t, uint32_t b,
       reads.push_back(
           {place.slot(), key, t, layout.PayloadBytes(place.live()), ssd_rows.data() + r * most});
     }
-    if (!reads.empty()) EMBERTIDE_RETURN_IF_ERROR(device.ssd->Read(reads));
+    if (!reads.empty()) EMBERTIDE_RETURN_IF_ERROR(device->ssd->Read(reads));
     for (size_t r = 0; r < part.size(); ++r) {
       const auto& [key, place] = part[r];
       const std::byte* row = place.tier() == TierId::kSsd ? ssd_rows.data() + r * most
-                                                          : device.arena.Address(place.slot());
+                                                          : device->arena.Address(place.slot());
       AppendRecord({key, place.live(), RecordKind::kRow, {row, layout.PayloadBytes(place.live())}},
                    records);
     }

@@ -421,6 +421,7 @@ StoreStats Store::Stats() const {
   stats.ssd.compacted_rows = impl_->compacted_rows.load();
   stats.ssd.compactions_forced = impl_->compactions_forced.load();
   stats.refused_rows = impl_->refused_rows.load();
+  stats.reader_waits_given_up = impl_->reader_waits_given_up.load();
   if (impl_->hbm != nullptr) {
     stats.hbm = impl_->hbm->cache().Stats();
     stats.hbm_tables = impl_->hbm->cache().TableStats();

@@ -4,18 +4,20 @@
 //   holding.cc     buckets added, dropped    training.cc   rows made, updated and taken
 //   finder.cc      where a batch's rows lie  lookup.cc     batched reads
 //   hbm_tier.cc    the tier above DDR
-//   residency.cc   room: evict, promote, move, reclaim     integrity.cc  every invariant
-//   compaction.cc  room on the SSD
+//   residency.cc   room: evict, move, reclaim              integrity.cc  every invariant
+//   compaction.cc  room on the SSD         upkeep.cc     promotions, huge pages: Maintain
 #pragma once
 
 #include <atomic>
 #include <bit>
 #include <chrono>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -143,6 +145,7 @@ struct Device {
   const uint32_t number;               // of the device
   const std::vector<uint32_t> tables;  // whose rows may lie here
   std::mutex writer;                   // held by whoever writes to this device's buckets
+  std::mutex upkeep;                   // held by who maintains it; taken before `writer`
   ByteBudget budget;                   // its share of the DDR budget
   SlabArena arena;
   PagePool index_pages;  // of its buckets' arrays
@@ -167,7 +170,9 @@ struct Device {
   std::mutex accesses_mutex;
   size_t most_accesses = 0;
   std::vector<Access> accesses;
-  std::vector<Access> replayed;  // those of Maintain's last turn: its memory is kept
+  std::vector<Access> replayed;  // those of Maintain's last turn: its memory is kept (`upkeep`)
+  // SSD slots that Maintain reads without the writer, but for those freed since.
+  std::set<uint64_t> promoting;
   uint64_t LogBytes() const { return 2 * most_accesses * sizeof(Access); }
   uint64_t PolicyBytes() const {
     return LogBytes() + (policy == nullptr ? 0 : policy->bytes()) +
@@ -223,6 +228,7 @@ struct Store::Impl {
   std::atomic<uint64_t> refused_promotions{0};
   mutable std::atomic<uint64_t> dropped_accesses{0};
   std::atomic<uint64_t> refused_rows{0};
+  std::atomic<uint64_t> reader_waits_given_up{0};
   std::atomic<uint64_t> new_keys_waiting{0};
   std::atomic<uint64_t> dropped_gradients{0};
   std::atomic<uint64_t> compacted_bytes{0};
@@ -278,12 +284,15 @@ struct Store::Impl {
   void RetireArrays(Device* device, const BucketIndex::Arrays& arrays);
   // Frees what no reader can hold any more.
   void Reclaim(Device* device);
-  // As Reclaim, giving those readers a few ms to leave.
-  void AwaitReaders(Device* device);
+  // As Reclaim, waiting for those readers. kResourceExhausted naming the one that stays longer than
+  // options.reader_wait_ms.
+  Status AwaitReaders(Device* device);
   void Free(Device* device, const Retired& retired);
-  // One step towards room: reclaims, then takes cold rows, then whole pages out of DDR. False when
-  // there is nothing left to try.
-  bool MakeRoom(Device* device, int round);
+  // One step towards room: reclaims, then takes cold rows, then whole pages out of DDR. Returns
+  // `wanted`, which has failed for want of room, when there is nothing left to try.
+  Status MakeRoom(Device* device, int round, const Status& wanted);
+  // Attempts, making room in between, until it no longer fails for want of room.
+  Status WithRoom(Device* device, const std::function<Status()>& attempt);
   // Of the pages of a device, what no row takes; rows count as they are, not as their slots.
   static uint64_t FreeSlotBytes(const Device& device);
   // Whether another row must leave for one that enters.
@@ -313,17 +322,26 @@ struct Store::Impl {
   void MoveCondemned(Device* device, uint32_t entries, bool demote);
   // Entries of the device's buckets, used or not: one round of the clock hand.
   uint32_t RoundOf(const Device* device) const;
-  // Tells the policy what was read since, and brings the rows that it admits from the SSD.
-  void Replay(Device* device);
-  // Brings an SSD row to DDR. Ok also when it is gone or already there.
-  Status Promote(Device* device, uint32_t table, uint32_t bucket, uint64_t key);
-  Status PromoteRow(Device* device, uint32_t table, Bucket* bucket, uint64_t key);
   template <typename Visit>
   void AdvanceHand(Device* device, Hand* hand, uint32_t entries, Visit visit);
 
-  // Makes one region of a pool of the device a huge page, if one is due. Takes the writer itself,
-  // and not for what takes long.
+  // --- upkeep.cc; these take the writer themselves, and not for what takes long: `upkeep` is held
+  void Maintain(Device* device);
+  // Tells the policy what was read since, and gives the rows that it admits from the SSD.
+  std::vector<Access> Replay(Device* device);
+  // Reads rows from the SSD in one batch and brings them to DDR, but for those that are gone, there
+  // already, or changed meanwhile. Counts those for which there is no room or no good block.
+  void Promote(Device* device, std::span<const Access> rows);
+  // Makes one region of a pool of the device a huge page, if one is due.
   static void MakeHugePage(Device* device, PagePool* pool);
+  // --- and these run under it
+  // The entry of a row whose newest place is on the SSD; kNotFound: it has none there.
+  uint32_t EntryOnSsd(Device* device, const Access& row, Bucket** bucket) const;
+  // Gives a row of the SSD, read to `bytes`, a place in DDR.
+  Status Install(Device* device, uint32_t table, Bucket* bucket, uint64_t key,
+                 const std::byte* bytes);
+  // Brings one SSD row to DDR. Ok also when it is gone or already there.
+  Status PromoteOne(Device* device, const Access& row);
 
   // --- compaction.cc; the device's writer is held -----------------------------------------------
   // Who names this SSD slot; nullopt: nobody does any more.
