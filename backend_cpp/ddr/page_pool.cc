@@ -48,15 +48,16 @@ PagePool::~PagePool() {
   if (range_ != nullptr) munmap(range_, 2 * range_bytes_ + kHugePageBytes);
 }
 
-std::byte* PagePool::Take() {
+std::byte* PagePool::Take(bool whole) {
   if (base_ == nullptr) return nullptr;
   while (first_free_ < regions_.size() && regions_[first_free_].used == FullMask()) ++first_free_;
   if (first_free_ == regions_.size()) return nullptr;
   Region& region = regions_[first_free_];
-  const uint32_t number =
-      first_free_ * pages_of_region_ + static_cast<uint32_t>(std::countr_one(region.used));
-  region.used |= region.used + 1;
-  if (region.used == FullMask()) {
+  const auto at = static_cast<uint32_t>(std::countr_one(region.used));
+  const uint32_t number = first_free_ * pages_of_region_ + at;
+  region.used |= 1U << at;
+  if (whole) region.whole |= 1U << at;
+  if (region.whole == FullMask()) {
     region.full_since = Clock::now();
     if (!region.due) due_.push_back(first_free_);
     region.due = true;
@@ -74,6 +75,7 @@ void PagePool::Give(std::byte* first, uint32_t pages) {
     const uint32_t bit = 1U << number % pages_of_region_;
     EMBERTIDE_CHECK((region.used & bit) != 0);
     region.used &= ~bit;
+    region.whole &= ~bit;
     if (region.huge) --huge_;
     region.huge = false;
   }
@@ -85,7 +87,7 @@ std::optional<uint32_t> PagePool::NextDue(Clock::time_point now) {
   for (size_t left = std::min(due_.size(), kMostLookedAt); left > 0; --left) {
     const uint32_t at = due_.front();
     Region& region = regions_[at];
-    if (region.used == FullMask() && now < region.full_since + kFullFor) {
+    if (region.whole == FullMask() && now < region.full_since + kFullFor) {
       // Those behind it were full later, or have not been full throughout.
       due_.pop_front();
       due_.push_back(at);
@@ -93,7 +95,7 @@ std::optional<uint32_t> PagePool::NextDue(Clock::time_point now) {
     }
     due_.pop_front();
     region.due = false;
-    if (region.used == FullMask() && !region.huge) return at;
+    if (region.whole == FullMask() && !region.huge) return at;
   }
   return std::nullopt;
 }
@@ -106,11 +108,19 @@ bool PagePool::Prepare(uint32_t region) const {
   return false;
 }
 
+void PagePool::PutBack(uint32_t at, Clock::time_point now) {
+  Region& region = regions_[at];
+  if (region.whole != FullMask() || region.due) return;
+  region.full_since = now;
+  region.due = true;
+  due_.push_back(at);
+}
+
 void PagePool::Exchange(uint32_t at) {
   Region& region = regions_[at];
   std::byte* fresh = twin_ + at * kHugePageBytes;
   std::byte* old = base_ + at * kHugePageBytes;
-  if (region.used != FullMask() || region.huge) {
+  if (region.whole != FullMask() || region.huge) {
     madvise(fresh, kHugePageBytes, MADV_DONTNEED);
     return;
   }

@@ -17,6 +17,7 @@
 // NUMA: a page lies at the node of the thread that first writes to it, or where Bind says.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -42,8 +43,9 @@ class PagePool {
 
   // Of page 0; null: the system had no addresses.
   std::byte* base() const { return base_; }
-  // A page of zeros; null when all are taken.
-  std::byte* Take();
+  // A page of zeros; null when all are taken. One that is not to be written to `whole` keeps its
+  // region from becoming a huge page.
+  std::byte* Take(bool whole = true);
   // Pages that follow one another: one call for them costs a quarter of one call each.
   void Give(std::byte* first, uint32_t pages = 1);
   // No page from here on was ever taken.
@@ -51,21 +53,25 @@ class PagePool {
   uint32_t pages_used() const { return used_; }
   // Of the table of regions.
   uint64_t directory_bytes() const { return regions_.size() * sizeof(Region); }
-  uint64_t huge_bytes() const { return huge_ * kHugePageBytes; }
+  // Any thread.
+  uint64_t huge_bytes() const { return huge_.load(std::memory_order_relaxed) * kHugePageBytes; }
 
   // --- huge pages, in three steps, of which the one that takes long needs no writer
   // A region that has been full for a while by now; the caller goes on with the others.
   std::optional<uint32_t> NextDue(Clock::time_point now);
-  // Takes a huge page for it; false where the system has none. At most one thread a region.
+  // Takes a huge page for it; false if the system has none now. At most one thread a region.
   bool Prepare(uint32_t region) const;
+  // It had none: the region is due again when as much time has passed once more.
+  void PutBack(uint32_t region, Clock::time_point now);
   // Copies the region there and puts it in the region's place, or gives the huge page back if the
   // region is not full any more. Copies 2 MiB.
   void Exchange(uint32_t region);
 
  private:
   struct Region {
-    uint32_t used = 0;  // a bit each page
-    bool due = false;   // stands in due_
+    uint32_t used = 0;   // a bit each page
+    uint32_t whole = 0;  // the same, of those that are used whole
+    bool due = false;    // stands in due_
     bool huge = false;
     Clock::time_point full_since;
   };
@@ -82,7 +88,7 @@ class PagePool {
   uint32_t first_free_ = 0;   // no region below has a free page
   uint32_t seen_ = 0;
   uint32_t used_ = 0;
-  uint64_t huge_ = 0;  // regions
+  std::atomic<uint64_t> huge_{0};  // regions
 };
 
 }  // namespace embertide

@@ -40,7 +40,10 @@ uint32_t MakeAll(PagePool* pool) {
   uint32_t made = 0;
   const auto later = PagePool::Clock::now() + kFullFor;
   while (const std::optional<uint32_t> region = pool->NextDue(later)) {
-    if (!pool->Prepare(*region)) continue;
+    // A system under load may have none for a moment.
+    bool ready = pool->Prepare(*region);
+    for (int tries = 0; !ready && tries < 1000; ++tries) ready = pool->Prepare(*region);
+    if (!ready) continue;
     pool->Exchange(*region);
     ++made;
   }
@@ -99,6 +102,27 @@ TEST(PagePoolTest, ARegionThatLostAPageMeanwhileIsLeftAsItIs) {
   pool.Exchange(*region);
   EXPECT_EQ(pool.huge_bytes(), 0U);
   EXPECT_EQ(ResidentBytes(pool, 2 * kHugePageBytes), kHugePageBytes - kPageBytes);
+}
+
+TEST(PagePoolTest, ARegionForWhichThereWasNoHugePageIsDueAgain) {
+  PagePool pool(kPagesOfHuge, kPageBytes);
+  for (uint32_t p = 0; p < kPagesOfHuge; ++p) pool.Take();
+  const auto later = PagePool::Clock::now() + kFullFor;
+  ASSERT_EQ(pool.NextDue(later), 0U);
+  EXPECT_EQ(pool.NextDue(later + kFullFor), std::nullopt);
+  pool.PutBack(0, later);
+  EXPECT_EQ(pool.NextDue(later), std::nullopt);
+  EXPECT_EQ(pool.NextDue(later + kFullFor), 0U);
+}
+
+TEST(PagePoolTest, APageUsedInPartKeepsItsRegionFromBecomingAHugePage) {
+  PagePool pool(kPagesOfHuge, kPageBytes);
+  for (uint32_t p = 0; p < kPagesOfHuge; ++p) pool.Take(/*whole=*/p != 3);
+  const auto later = PagePool::Clock::now() + kFullFor;
+  EXPECT_EQ(pool.NextDue(later), std::nullopt);
+  pool.Give(pool.base() + 3 * size_t{kPageBytes});
+  pool.Take();
+  EXPECT_EQ(pool.NextDue(later + kFullFor), 0U);
 }
 
 TEST(PagePoolTest, ReadersSeeTheSameWhileARegionIsExchanged) {

@@ -24,9 +24,18 @@ namespace embertide {
 
 namespace {
 
-// Smaller arrays are one piece of the ordinary heap.
-constexpr uint32_t kLeastPages = 5;
-constexpr uint32_t kLeastPagedGroups = kLeastPages * BucketIndex::kPageGroups;
+// Smaller arrays are one piece of the ordinary heap, with the list of their pages before it. What
+// the heap keeps of those that a bucket grew out of is as much again, which nobody counts.
+constexpr uint32_t kLeastPagedBytes = 32 << 10;
+static_assert(kLeastPagedBytes == BucketIndex::kPageBytes / BucketIndex::kPagesPerBudgetPage);
+constexpr uint32_t kLeastPagedGroups = kLeastPagedBytes / sizeof(BucketIndex::Group);
+// From here on they are whole pages, which is fine enough a step; below, the last page is used in
+// part.
+constexpr uint32_t kLeastWholePages = 5;
+constexpr uint32_t kLeastWholeGroups = kLeastWholePages * BucketIndex::kPageGroups;
+constexpr uint64_t kSystemPageBytes = 4096;
+// What the heap takes for a piece, beside it: its header, and what aligning leaves.
+constexpr uint64_t kHeapBytes = 64;
 
 uint32_t PagesOf(uint32_t groups) {
   return (groups + BucketIndex::kPageGroups - 1) / BucketIndex::kPageGroups;
@@ -36,25 +45,23 @@ uint32_t PagesOf(uint32_t groups) {
 
 BucketIndex::Arrays BucketIndex::Allocate(uint32_t groups, PagePool* pool) {
   const uint32_t pages = PagesOf(groups);
-  void* memory = ::operator new(sizeof(Growth) + pages * sizeof(Group*));
+  const bool paged = groups >= kLeastPagedGroups;
+  const uint64_t head = HeadBytes(groups);
+  void* memory =
+      std::aligned_alloc(alignof(Group), head + (paged ? 0 : uint64_t{groups} * sizeof(Group)));
+  if (memory == nullptr) throw std::bad_alloc();
 #ifdef EMBERTIDE_LEAK_CHECK
   // Beside the size in one word, the address of a list is none to the leak checker.
   __lsan_ignore_object(memory);
 #endif
   auto** list = reinterpret_cast<Group**>(new (memory) Growth + 1);
-  if (groups < kLeastPagedGroups) {
-    const size_t bytes = size_t{groups} * sizeof(Group);
-    void* heap = std::aligned_alloc(alignof(Group), bytes);
-    if (heap == nullptr) throw std::bad_alloc();
-    std::memset(heap, 0, bytes);
-    for (uint32_t p = 0; p < pages; ++p) {
-      list[p] = static_cast<Group*>(heap) + size_t{p} * kPageGroups;
-    }
-  } else {
-    for (uint32_t p = 0; p < pages; ++p) {
-      list[p] = reinterpret_cast<Group*>(pool->Take());
-      if (list[p] == nullptr) throw std::bad_alloc();
-    }
+  std::byte* behind = static_cast<std::byte*>(memory) + head;
+  if (!paged) std::memset(behind, 0, uint64_t{groups} * sizeof(Group));
+  for (uint32_t p = 0; p < pages; ++p) {
+    const bool whole = uint64_t{p + 1} * kPageGroups <= groups;
+    std::byte* page = paged ? pool->Take(whole) : behind + uint64_t{p} * kPageBytes;
+    if (page == nullptr) throw std::bad_alloc();
+    list[p] = reinterpret_cast<Group*>(page);
   }
   return {list, groups};
 }
@@ -66,24 +73,31 @@ constinit const std::array<uint32_t, BucketIndex::kSizes> BucketIndex::kGroupCou
       for (uint32_t& each : counts) {
         each = static_cast<uint32_t>(count);
         // A fifth that is no whole number is rounded down: less waste, a few more steps.
-        const uint64_t unit = count < kLeastPagedGroups ? 1 : kPageGroups;
+        const uint64_t unit = count < kLeastWholeGroups ? 1 : kPageGroups;
         const uint64_t fifth = count / 5 / unit * unit;
         count += fifth == 0 ? unit : fifth;
-        if (unit == 1 && count >= kLeastPagedGroups) count = kLeastPagedGroups;
+        if (unit == 1 && count >= kLeastWholeGroups) count = kLeastWholeGroups;
       }
       return counts;
     }();
 
+uint64_t BucketIndex::HeadBytes(uint32_t group_count) {
+  const uint64_t bytes = sizeof(Growth) + uint64_t{PagesOf(group_count)} * sizeof(Group*);
+  return (bytes + alignof(Group) - 1) / alignof(Group) * alignof(Group);
+}
+
 uint64_t BucketIndex::BytesFor(uint32_t group_count) {
-  return uint64_t{group_count} * sizeof(Group) + sizeof(Growth) +
-         uint64_t{PagesOf(group_count)} * sizeof(Group*);
+  uint64_t groups = uint64_t{group_count} * sizeof(Group);
+  // What is written to, as the system counts.
+  if (group_count >= kLeastPagedGroups) {
+    groups = (groups + kSystemPageBytes - 1) / kSystemPageBytes * kSystemPageBytes;
+  }
+  return HeadBytes(group_count) + groups + kHeapBytes;
 }
 
 void BucketIndex::Free(PagePool* pool, const Arrays& arrays) {
   if (arrays.pages == nullptr) return;
-  if (arrays.group_count < kLeastPagedGroups) {
-    std::free(arrays.pages[0]);
-  } else {
+  if (arrays.group_count >= kLeastPagedGroups) {
     const uint32_t pages = PagesOf(arrays.group_count);
     for (uint32_t first = 0, p = 1; p <= pages; ++p) {
       if (p < pages && arrays.pages[p] == arrays.pages[p - 1] + kPageGroups) continue;
@@ -91,7 +105,7 @@ void BucketIndex::Free(PagePool* pool, const Arrays& arrays) {
       first = p;
     }
   }
-  ::operator delete(GrowthOf(arrays));
+  std::free(GrowthOf(arrays));
 }
 
 void BucketIndex::Clear(PagePool* pool) {
@@ -208,7 +222,7 @@ Status BucketIndex::Reserve(ByteBudget* budget, PagePool* pool,
   deleted_ = 0;
   GrowthOf(to)->from = now;
   packed_.store(now.pages == nullptr ? packed : packed | kGrowing, std::memory_order_seq_cst);
-  if (now.pages != nullptr) Step(now.group_count < kLeastPagedGroups ? ~0U : kStepGroups, retire);
+  if (now.pages != nullptr) Step(kStepGroups, retire);
   return Status::Ok();
 }
 

@@ -11,7 +11,7 @@
 // of groups; a full group's keys go on in the next one. Arrays grow by a fifth when three quarters
 // are in use, so an entry costs 21 to 26 bytes; entries keep their order, so growing is one pass
 // along both arrays (docs/design/0004-one-line-index.md). Large arrays are lists of 64 KiB pages,
-// and their pass goes kStepGroups at a time, a step for each entry that is added, so that nobody
+// and the pass goes kStepGroups at a time, a step for each entry that is added, so that nobody
 // waits for all of it:
 //
 //   from   [ homes below `moved`: stand in `to` ][ homes from `moved` on: stand here ]
@@ -76,6 +76,8 @@ class BucketIndex {
   static void Free(PagePool* pool, const Arrays& arrays);
   static constexpr uint32_t kNotFound = ~0U;
 
+  // Arrays of half a page and more lie in pages, so a budget may need twice the pages that it pays.
+  static constexpr uint32_t kPagesPerBudgetPage = 2;
   BucketIndex() = default;
   ~BucketIndex() { EMBERTIDE_CHECK(arrays().pages == nullptr); }
   BucketIndex(const BucketIndex&) = delete;
@@ -133,7 +135,7 @@ class BucketIndex {
   }
   void Set(uint32_t entry, Location location);
   // Makes room for one more entry. If the arrays must grow, the new ones are charged to `budget`
-  // and lie in `pool`, which has pages of kPageBytes, as many as that budget pays for; the old ones
+  // and lie in `pool`, which has pages of kPageBytes, as many as that budget may need; the old ones
   // are handed to `retire`, by this call or a later one. Entries have other numbers then.
   // kResourceExhausted if the budget has no room.
   Status Reserve(ByteBudget* budget, PagePool* pool,
@@ -182,12 +184,14 @@ class BucketIndex {
     const uint32_t number = HomeOf(hash, arrays.group_count);
     return {arrays, number, arrays.group(number)};
   }
-  // Stands before the list of pages of arrays that were grown into, and is freed with it.
+  // Stands before the list of pages of any arrays, and says what was grown out of into them.
   struct Growth {
     Arrays from;
     std::atomic<uint32_t> moved{0};  // homes of `from` below this one; all of them: it is over
   };
   static Growth* GrowthOf(const Arrays& to) { return reinterpret_cast<Growth*>(to.pages) - 1; }
+  // Of the piece of the heap that holds growth and list, up to where groups may follow.
+  static uint64_t HeadBytes(uint32_t group_count);
   static Arrays Allocate(uint32_t groups, PagePool* pool);
   // One word names the arrays and their size, so that a reader never sees those of two.
   static constexpr uint32_t kSizeShift = 48;

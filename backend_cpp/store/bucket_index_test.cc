@@ -18,7 +18,8 @@ constexpr uint64_t kBudget = 64ULL << 20;
 
 struct IndexTest : testing::Test {
   ByteBudget budget{kBudget};
-  PagePool pool{kBudget / BucketIndex::kPageBytes, BucketIndex::kPageBytes};
+  PagePool pool{kBudget / BucketIndex::kPageBytes * BucketIndex::kPagesPerBudgetPage,
+                BucketIndex::kPageBytes};
   BucketIndex index;
   std::vector<BucketIndex::Arrays> retired;
 

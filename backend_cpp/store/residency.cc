@@ -68,9 +68,7 @@ void Store::Impl::RetireArrays(Device* device, const BucketIndex::Arrays& arrays
 
 void Store::Impl::Free(Device* device, const Retired& retired) {
   if (retired.node != nullptr) {
-    delete retired.node;
-    device->budget.Release(kVersionNodeBytes);
-    index_bytes -= kVersionNodeBytes;
+    device->nodes.Give(retired.node);
   } else if (retired.arrays.pages != nullptr) {
     device->budget.Release(retired.arrays.bytes());
     index_bytes -= retired.arrays.bytes();
@@ -442,12 +440,13 @@ void Store::Impl::EraseEntry(Bucket* bucket, uint32_t entry) {
 }
 
 Result<VersionNode*> Store::Impl::NewNode(Device* device) {
+  VersionNode* node = nullptr;
   EMBERTIDE_RETURN_IF_ERROR(WithRoom(device, [&]() -> Status {
-    if (device->budget.TryCharge(kVersionNodeBytes)) return Status::Ok();
-    return {Code::kResourceExhausted, "no room for a version node in the DDR budget"};
+    node = device->nodes.Take();
+    if (node != nullptr) return Status::Ok();
+    return {Code::kResourceExhausted, "no room for version nodes in the DDR budget"};
   }));
-  index_bytes += kVersionNodeBytes;
-  return new VersionNode;
+  return node;
 }
 
 }  // namespace embertide

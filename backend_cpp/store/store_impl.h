@@ -30,6 +30,7 @@
 #include "store/bucket_index.h"
 #include "store/hbm_tier.h"
 #include "store/location.h"
+#include "store/node_pool.h"
 #include "store/reader_registry.h"
 #include "store/tier_policy.h"
 
@@ -87,6 +88,9 @@ struct alignas(64) Bucket {
   std::map<uint64_t, RecordKind> removed;  // training: keys removed since TakeChanges
 };
 
+// What a bucket costs without its rows and arrays: what the budget is charged.
+inline constexpr uint64_t kBucketBytes = sizeof(Bucket) + alignof(Bucket);
+
 // The copies of one bucket in this store. The newest is owned here, and owns its older one.
 struct BucketSlot {
   BucketSlot() = default;
@@ -139,7 +143,9 @@ struct Device {
         tables(std::move(of)),
         budget(budget_bytes),
         arena(&budget),
-        index_pages(budget_bytes / BucketIndex::kPageBytes, BucketIndex::kPageBytes),
+        index_pages(budget_bytes / BucketIndex::kPageBytes * BucketIndex::kPagesPerBudgetPage,
+                    BucketIndex::kPageBytes),
+        nodes(&budget, &index_pages),
         in_ddr(all_tables),
         in_ssd(all_tables) {}
   const uint32_t number;               // of the device
@@ -148,7 +154,8 @@ struct Device {
   std::mutex upkeep;                   // held by who maintains it; taken before `writer`
   ByteBudget budget;                   // its share of the DDR budget
   SlabArena arena;
-  PagePool index_pages;  // of its buckets' arrays
+  PagePool index_pages;  // of its buckets' arrays, and of:
+  NodePool nodes;
   // Charged from the beginning, so that rows of a full device can still be pruned, which needs a
   // page for the smaller ones before the larger ones leave theirs. Lent for that, and taken back
   // before anything else gets the room. 0 where rows go to an SSD instead, and in serving.
@@ -250,6 +257,8 @@ struct Store::Impl {
   void MakeDevices();
   // The directories of its tiers, its policy and its logs, charged; its file on the SSD.
   Status OpenDevice(Device* device);
+  // Of a device's DDR, what it takes before the first bucket.
+  uint64_t DirectoryBytes(const Device& device) const;
   Status OpenPolicy(Device* device, const std::string& name);
   uint32_t AuxBytes(const Table& table) const {
     return training() ? static_cast<uint32_t>(sizeof(RowAux)) + 4U * table.config.layout.chunks : 0;

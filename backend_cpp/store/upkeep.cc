@@ -169,9 +169,14 @@ void Store::Impl::MakeHugePage(Device* device, PagePool* pool) {
     const std::lock_guard writer(device->writer);
     region = pool->NextDue(PagePool::Clock::now());
   }
-  if (!region.has_value() || !pool->Prepare(*region)) return;
+  if (!region.has_value()) return;
+  const bool ready = pool->Prepare(*region);
   const std::lock_guard writer(device->writer);
-  pool->Exchange(*region);
+  if (ready) {
+    pool->Exchange(*region);
+  } else {
+    pool->PutBack(*region, PagePool::Clock::now());
+  }
 }
 
 void Store::Impl::Maintain(Device* device) {
