@@ -14,7 +14,7 @@
 //
 // Threads: one writer; Prepare on any thread. Readers of the pages wait for nothing but the moment
 // in which the system exchanges the mapping, and what they write to a region just then may be lost.
-// NUMA: a page lies at the node of the thread that first writes to it, or where Bind says.
+// NUMA: a page lies at the node of the thread that first writes to it.
 #pragma once
 
 #include <atomic>
