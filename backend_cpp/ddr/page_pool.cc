@@ -3,79 +3,146 @@
 
 #include <sys/mman.h>
 
-#include <map>
-#include <mutex>
-#include <new>
-#include <set>
+#include <algorithm>
+#include <atomic>
+#include <bit>
 
-#ifndef MADV_COLLAPSE
-#define MADV_COLLAPSE 25  // Linux 6.1
-#endif
+#include "embertide/status.h"
 
 namespace embertide {
 namespace {
 
-constexpr uint32_t kPagesOfHuge = kHugePageBytes / kPoolPageBytes;
-// Addresses taken from the system at once; they cost nothing until they are written to.
-constexpr uint64_t kReserveBytes = uint64_t{1} << 30;
+// Regions that one call of NextDue looks at.
+constexpr size_t kMostLookedAt = 16;
 
-std::byte* HugePageOf(std::byte* page) {
-  return page - reinterpret_cast<uintptr_t>(page) % kHugePageBytes;
+std::byte* Map(uint64_t bytes) {
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory);
 }
 
-class PagePool {
- public:
-  std::byte* Take() {
-    bool full;
-    std::byte* page;
-    {
-      const std::lock_guard lock(mutex_);
-      if (free_.empty()) Reserve();
-      page = *free_.begin();
-      free_.erase(free_.begin());
-      full = ++used_[HugePageOf(page)] == kPagesOfHuge;
-    }
-    if (full) MakeHugePage(HugePageOf(page));
-    return page;
-  }
-
-  void Give(std::byte* page) {
-    madvise(page, kPoolPageBytes, MADV_DONTNEED);
-    const std::lock_guard lock(mutex_);
-    --used_[HugePageOf(page)];
-    free_.insert(page);
-  }
-
- private:
-  void Reserve() {
-    void* memory = mmap(nullptr, kReserveBytes + kHugePageBytes, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) throw std::bad_alloc();
-    std::byte* first = HugePageOf(static_cast<std::byte*>(memory)) + kHugePageBytes;
-    for (uint64_t at = 0; at < kReserveBytes; at += kPoolPageBytes) free_.insert(first + at);
-  }
-
-  std::mutex mutex_;
-  std::set<std::byte*> free_;
-  std::map<std::byte*, uint32_t> used_;  // pages in use of each huge page
-};
-
-// Never destroyed: pages may be given back by other static objects.
-PagePool& Pool() {
-  static auto* pool = new PagePool;
-  return *pool;
+// Whether all of a region is in memory, of which one byte was touched.
+bool IsHuge(std::byte* region) {
+  constexpr size_t kSmallPages = kHugePageBytes / 4096;
+  unsigned char resident[kSmallPages];
+  return mincore(region, kHugePageBytes, resident) == 0 && (resident[kSmallPages - 1] & 1U) != 0;
 }
 
 }  // namespace
 
-void MakeHugePage(void* page) {
-  if (madvise(page, kHugePageBytes, MADV_COLLAPSE) != 0) {
-    madvise(page, kHugePageBytes, MADV_HUGEPAGE);
-  }
+PagePool::PagePool(uint64_t pages, uint32_t page_bytes)
+    : page_bytes_(page_bytes),
+      pages_of_region_(static_cast<uint32_t>(kHugePageBytes / page_bytes)),
+      range_bytes_((pages + pages_of_region_ - 1) / pages_of_region_ * kHugePageBytes),
+      range_(Map(2 * range_bytes_ + kHugePageBytes)),
+      regions_(range_bytes_ / kHugePageBytes) {
+  if (range_ == nullptr) return;
+  base_ = range_ + (kHugePageBytes - reinterpret_cast<uintptr_t>(range_) % kHugePageBytes);
+  twin_ = base_ + range_bytes_;
+  // Not where the system gives huge pages unasked either: a page is what is charged.
+  madvise(base_, range_bytes_, MADV_NOHUGEPAGE);
+  madvise(twin_, range_bytes_, MADV_HUGEPAGE);
 }
 
-std::byte* TakePoolPage() { return Pool().Take(); }
+PagePool::~PagePool() {
+  if (range_ != nullptr) munmap(range_, 2 * range_bytes_ + kHugePageBytes);
+}
 
-void GivePoolPage(std::byte* page) { Pool().Give(page); }
+std::byte* PagePool::Take(bool whole) {
+  if (base_ == nullptr) return nullptr;
+  while (first_free_ < regions_.size() && regions_[first_free_].used == FullMask()) ++first_free_;
+  if (first_free_ == regions_.size()) return nullptr;
+  Region& region = regions_[first_free_];
+  const auto at = static_cast<uint32_t>(std::countr_one(region.used));
+  const uint32_t number = first_free_ * pages_of_region_ + at;
+  region.used |= 1U << at;
+  if (whole) region.whole |= 1U << at;
+  if (region.whole == FullMask()) {
+    region.full_since = Clock::now();
+    if (!region.due) due_.push_back(first_free_);
+    region.due = true;
+  }
+  ++used_;
+  seen_ = std::max(seen_, number + 1);
+  return base_ + uint64_t{number} * page_bytes_;
+}
+
+void PagePool::Give(std::byte* first, uint32_t pages) {
+  madvise(first, uint64_t{pages} * page_bytes_, MADV_DONTNEED);
+  const auto from = static_cast<uint32_t>((first - base_) / page_bytes_);
+  for (uint32_t number = from; number < from + pages; ++number) {
+    Region& region = regions_[number / pages_of_region_];
+    const uint32_t bit = 1U << number % pages_of_region_;
+    EMBERTIDE_CHECK((region.used & bit) != 0);
+    region.used &= ~bit;
+    region.whole &= ~bit;
+    if (region.huge) --huge_;
+    region.huge = false;
+  }
+  first_free_ = std::min(first_free_, from / pages_of_region_);
+  used_ -= pages;
+}
+
+std::optional<uint32_t> PagePool::NextDue(Clock::time_point now) {
+  for (size_t left = std::min(due_.size(), kMostLookedAt); left > 0; --left) {
+    const uint32_t at = due_.front();
+    Region& region = regions_[at];
+    if (region.whole == FullMask() && now < region.full_since + kFullFor) {
+      // Those behind it were full later, or have not been full throughout.
+      due_.pop_front();
+      due_.push_back(at);
+      continue;
+    }
+    due_.pop_front();
+    region.due = false;
+    if (region.whole == FullMask() && !region.huge) return at;
+  }
+  return std::nullopt;
+}
+
+bool PagePool::Prepare(uint32_t region) const {
+  std::byte* fresh = twin_ + region * kHugePageBytes;
+  *static_cast<volatile std::byte*>(fresh) = std::byte{0};
+  if (IsHuge(fresh)) return true;
+  madvise(fresh, kHugePageBytes, MADV_DONTNEED);
+  return false;
+}
+
+void PagePool::PutBack(uint32_t at, Clock::time_point now) {
+  Region& region = regions_[at];
+  if (region.whole != FullMask() || region.due) return;
+  region.full_since = now;
+  region.due = true;
+  due_.push_back(at);
+}
+
+void PagePool::Exchange(uint32_t at) {
+  Region& region = regions_[at];
+  std::byte* fresh = twin_ + at * kHugePageBytes;
+  std::byte* old = base_ + at * kHugePageBytes;
+  if (region.whole != FullMask() || region.huge) {
+    madvise(fresh, kHugePageBytes, MADV_DONTNEED);
+    return;
+  }
+  // Word by word, as readers may write to what they read meanwhile.
+  auto* from = reinterpret_cast<uint64_t*>(old);
+  auto* to = reinterpret_cast<uint64_t*>(fresh);
+  for (size_t i = 0; i < kHugePageBytes / sizeof(uint64_t); ++i) {
+    to[i] = std::atomic_ref<uint64_t>(from[i]).load(std::memory_order_relaxed);
+  }
+  // The twin keeps its addresses.
+  const void* moved = mremap(fresh, kHugePageBytes, kHugePageBytes,
+                             MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, old);
+  if (moved != old) {
+    // The system has no room for its own notes; then nothing has changed.
+    unsigned char there = 0;
+    EMBERTIDE_CHECK(mincore(old, 1, &there) == 0);
+    madvise(fresh, kHugePageBytes, MADV_DONTNEED);
+    return;
+  }
+  madvise(old, kHugePageBytes, MADV_NOHUGEPAGE);
+  region.huge = true;
+  ++huge_;
+}
 
 }  // namespace embertide

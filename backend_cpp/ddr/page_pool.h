@@ -1,25 +1,94 @@
-// Pages of 64 KiB that fill huge pages of the system where it has any, so that a lookup at random
-// seldom waits for a page table. One pool for the process: large arrays are lists of its pages,
-// for ranges that come and go in many sizes would leave no 2 MiB without a hole.
+// PagePool: pages of one size in a range of addresses, in regions of 2 MiB that become huge pages
+// of the system, so that a lookup at random seldom waits for a page table.
 //
-// The lowest free page is given first; 2 MiB become a huge page when all 32 pages are in use, so no
-// more is resident than is used. A freed page goes back to the system at once. Thread-safe.
+//   range  [ region 0: page 0, page 1, ... ][ region 1 ] ...     page n: bytes [n, n + 1) x its
+//   size twin   [ as long; a region's new memory ][          ] ...     without memory but for a
+//   moment
+//
+// The lowest free page is taken first, so regions fill. A page that is given back goes back to the
+// system at once. A region whose pages have all been in use for kFullFor is copied into one huge
+// page, which then takes its place: the system would collapse it by itself, but while it does,
+// nothing in the whole range can be faulted in, for milliseconds (docs/results/store.md, "Growth").
+//
+// Invariant: no more is resident than the pages in use, but for one region at a time in Prepare.
+//
+// Threads: one writer; Prepare on any thread. Readers of the pages wait for nothing but the moment
+// in which the system exchanges the mapping, and what they write to a region just then may be lost.
 // NUMA: a page lies at the node of the thread that first writes to it.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
+#include <optional>
+#include <vector>
 
 namespace embertide {
 
 inline constexpr uint64_t kHugePageBytes = uint64_t{2} << 20;
-// Makes the 2 MiB at `page`, all in use and aligned to their size, one page of the system: at once
-// from Linux 6.1 on, else when its daemon comes by, or never where the system refuses.
-void MakeHugePage(void* page);
+// Arrays of a growing bucket come and go sooner.
+inline constexpr std::chrono::milliseconds kFullFor{1000};
 
-inline constexpr uint64_t kPoolPageBytes = uint64_t{64} << 10;
-// A zeroed page. Throws std::bad_alloc when the system has no addresses left.
-std::byte* TakePoolPage();
-void GivePoolPage(std::byte* page);
+class PagePool {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // `page_bytes` is a power of two from 64 KiB to 2 MiB. Takes addresses, no memory.
+  PagePool(uint64_t pages, uint32_t page_bytes);
+  ~PagePool();
+  PagePool(const PagePool&) = delete;
+  PagePool& operator=(const PagePool&) = delete;
+
+  // Of page 0; null: the system had no addresses.
+  std::byte* base() const { return base_; }
+  // A page of zeros; null when all are taken. One that is not to be written to `whole` keeps its
+  // region from becoming a huge page.
+  std::byte* Take(bool whole = true);
+  // Pages that follow one another: one call for them costs a quarter of one call each.
+  void Give(std::byte* first, uint32_t pages = 1);
+  // No page from here on was ever taken.
+  uint32_t pages_seen() const { return seen_; }
+  uint32_t pages_used() const { return used_; }
+  // Of the table of regions.
+  uint64_t directory_bytes() const { return regions_.size() * sizeof(Region); }
+  // Any thread.
+  uint64_t huge_bytes() const { return huge_.load(std::memory_order_relaxed) * kHugePageBytes; }
+
+  // --- huge pages, in three steps, of which the one that takes long needs no writer
+  // A region that has been full for a while by now; the caller goes on with the others.
+  std::optional<uint32_t> NextDue(Clock::time_point now);
+  // Takes a huge page for it; false if the system has none now. At most one thread a region.
+  bool Prepare(uint32_t region) const;
+  // It had none: the region is due again when as much time has passed once more.
+  void PutBack(uint32_t region, Clock::time_point now);
+  // Copies the region there and puts it in the region's place, or gives the huge page back if the
+  // region is not full any more. Copies 2 MiB.
+  void Exchange(uint32_t region);
+
+ private:
+  struct Region {
+    uint32_t used = 0;   // a bit each page
+    uint32_t whole = 0;  // the same, of those that are used whole
+    bool due = false;    // stands in due_
+    bool huge = false;
+    Clock::time_point full_since;
+  };
+  uint32_t FullMask() const { return pages_of_region_ == 32 ? ~0U : (1U << pages_of_region_) - 1; }
+
+  const uint32_t page_bytes_;
+  const uint32_t pages_of_region_;
+  const uint64_t range_bytes_;
+  std::byte* range_ = nullptr;  // as the system gave it, with its twin; null: it had none
+  std::byte* base_ = nullptr;   // the first region in it
+  std::byte* twin_ = nullptr;
+  std::vector<Region> regions_;
+  std::deque<uint32_t> due_;  // those full once, the longest first; each at most once
+  uint32_t first_free_ = 0;   // no region below has a free page
+  uint32_t seen_ = 0;
+  uint32_t used_ = 0;
+  std::atomic<uint64_t> huge_{0};  // regions
+};
 
 }  // namespace embertide

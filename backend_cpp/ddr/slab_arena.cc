@@ -4,17 +4,11 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <string>
 
-#include "ddr/page_pool.h"
-
 namespace embertide {
 namespace {
-
-constexpr uint32_t kExtentPages = kHugePageBytes / kSlabPageBytes;
-constexpr uint8_t kFullExtent = 0xff;
 
 // Addresses without memory yet; null with errno set when the system has none.
 std::byte* Map(uint64_t bytes) {
@@ -23,26 +17,18 @@ std::byte* Map(uint64_t bytes) {
   return memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory);
 }
 
-uint64_t RangeBytes(uint64_t pages) { return pages * kSlabPageBytes + 2 * kHugePageBytes; }
-
 }  // namespace
 
 SlabArena::SlabArena(ByteBudget* budget)
     : budget_(budget),
       max_pages_(budget->limit_bytes() / kSlabPageBytes + 1),
-      range_(Map(RangeBytes(max_pages_))),
-      pages_(new std::atomic<Page*>[max_pages_]()),
-      extents_(max_pages_ / kExtentPages + 1) {
-  if (range_ != nullptr) {
-    base_ = range_ + (kHugePageBytes - reinterpret_cast<uintptr_t>(range_) % kHugePageBytes);
-  }
-}
+      pool_(max_pages_, kSlabPageBytes),
+      pages_(new std::atomic<Page*>[max_pages_]()) {}
 
 SlabArena::~SlabArena() {
-  for (uint32_t n = 0; n < next_number_; ++n) {
+  for (uint32_t n = 0; n < pool_.pages_seen(); ++n) {
     if (Page* page = pages_[n].load(std::memory_order_relaxed); page != nullptr) DropPage(page);
   }
-  if (range_ != nullptr) munmap(range_, RangeBytes(max_pages_));
 }
 
 Result<SlabArena::Page*> SlabArena::AddPage(ClassKey key) {
@@ -51,29 +37,19 @@ Result<SlabArena::Page*> SlabArena::AddPage(ClassKey key) {
   page->aux_bytes = key.second;
   page->slots = kSlabPageBytes / key.first;
   const uint64_t bytes = BytesOf(*page);
-  if ((free_numbers_.empty() && next_number_ == max_pages_) || !budget_->TryCharge(bytes)) {
+  if (pool_.pages_used() == max_pages_ || !budget_->TryCharge(bytes)) {
     return Status(Code::kResourceExhausted,
                   "a DDR page of " + std::to_string(bytes) + " bytes does not fit the budget of " +
                       std::to_string(budget_->limit_bytes()) + " bytes (" +
                       std::to_string(budget_->used_bytes()) + " used)");
   }
   if (page->aux_bytes > 0) page->aux = Map(AuxBytesOf(*page));
-  if (base_ == nullptr || (page->aux_bytes > 0 && page->aux == nullptr)) {
+  if (base() == nullptr || (page->aux_bytes > 0 && page->aux == nullptr)) {
     budget_->Release(bytes);
     return Status(Code::kDeviceError, "mmap of a DDR page: " + std::string(strerror(ENOMEM)));
   }
-  if (free_numbers_.empty()) {
-    page->number = next_number_++;
-  } else {
-    page->number = *free_numbers_.begin();
-    free_numbers_.erase(free_numbers_.begin());
-  }
-  page->payload = base_ + uint64_t{page->number} * kSlabPageBytes;
-  uint8_t& extent = extents_[page->number / kExtentPages];
-  extent |= static_cast<uint8_t>(1U << page->number % kExtentPages);
-  if (extent == kFullExtent) {
-    MakeHugePage(base_ + page->number / kExtentPages * kHugePageBytes);
-  }
+  page->payload = pool_.Take();
+  page->number = static_cast<uint32_t>((page->payload - base()) / kSlabPageBytes);
   page_bytes_.fetch_add(bytes, std::memory_order_relaxed);
   pages_[page->number].store(page.get(), std::memory_order_release);
   return page.release();
@@ -87,10 +63,7 @@ void SlabArena::DropPage(Page* page) {
   }
   if (page->condemned) --condemned_pages_;
   pages_[page->number].store(nullptr, std::memory_order_release);
-  free_numbers_.insert(page->number);
-  extents_[page->number / kExtentPages] &=
-      static_cast<uint8_t>(~(1U << page->number % kExtentPages));
-  madvise(page->payload, kSlabPageBytes, MADV_DONTNEED);
+  pool_.Give(page->payload);
   if (page->aux != nullptr) munmap(page->aux, AuxBytesOf(*page));
   page_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
   budget_->Release(bytes);
@@ -189,7 +162,7 @@ void SlabArena::CondemnSparsePages() {
 
 void SlabArena::CondemnPages(uint32_t pages) {
   std::vector<Page*> candidates;
-  for (uint32_t n = 0; n < next_number_; ++n) {
+  for (uint32_t n = 0; n < pool_.pages_seen(); ++n) {
     Page* page = pages_[n].load(std::memory_order_relaxed);
     if (page != nullptr && !page->condemned) candidates.push_back(page);
   }
@@ -203,7 +176,7 @@ Status SlabArena::CheckIntegrity(std::span<const uint64_t> slots) const {
   std::map<uint32_t, std::vector<bool>> seen;
   for (const uint64_t slot : slots) {
     const uint32_t number = PageOf(slot);
-    const Page* page = number < next_number_ ? pages_[number].load() : nullptr;
+    const Page* page = number < pool_.pages_seen() ? pages_[number].load() : nullptr;
     if (page == nullptr || Ordinal(*page, slot) >= page->fresh ||
         Address(slot) != page->payload + uint64_t{Ordinal(*page, slot)} * page->slot_bytes) {
       return {Code::kCorrupt, "slot " + std::to_string(slot) + " lies in no page"};
@@ -216,7 +189,7 @@ Status SlabArena::CheckIntegrity(std::span<const uint64_t> slots) const {
     bits[Ordinal(*page, slot)] = true;
   }
   uint64_t bytes = 0;
-  for (uint32_t n = 0; n < next_number_; ++n) {
+  for (uint32_t n = 0; n < pool_.pages_seen(); ++n) {
     const Page* page = pages_[n].load();
     if (page == nullptr) continue;
     bytes += BytesOf(*page);

@@ -13,9 +13,7 @@
 //   3. Free slots of a page form a stack threaded through the slots themselves (16-bit links), so a
 //      freed slot is reused first and freeing needs no memory.
 //   4. Every page byte, aux included, is charged to the budget while the page exists.
-//   5. Eight pages make an extent of 2 MiB, which becomes a huge page of the system once all eight
-//      exist: never more resident than charged, and few page tables to wait for. New pages take
-//      the lowest free number, so extents fill.
+//   5. Pages lie in a pool whose full regions become huge pages (page_pool.h).
 //
 // Threads: Address() and Aux() may run on any thread beside one writer, for slots that were
 // published to that thread and not yet freed. All else: one writer.
@@ -26,12 +24,12 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <set>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "ddr/byte_budget.h"
+#include "ddr/page_pool.h"
 #include "embertide/status.h"
 
 namespace embertide {
@@ -58,11 +56,11 @@ class SlabArena {
   void Free(uint64_t slot);
 
   // Of slot 0; never moves.
-  std::byte* base() const { return base_; }
+  std::byte* base() const { return pool_.base(); }
   static std::byte* AddressOf(std::byte* base, uint64_t slot) {
     return base + slot * kSlotUnitBytes;
   }
-  std::byte* Address(uint64_t slot) const { return AddressOf(base_, slot); }
+  std::byte* Address(uint64_t slot) const { return AddressOf(base(), slot); }
   // Of payload, the class of the slot. Any thread, as Address.
   uint32_t SlotBytes(uint64_t slot) const {
     return pages_[PageOf(slot)].load(std::memory_order_acquire)->slot_bytes;
@@ -81,7 +79,7 @@ class SlabArena {
   void CondemnPages(uint32_t pages);
   // As Allocate, but never adds a page.
   Result<uint64_t> AllocateInRoom(uint32_t payload_bytes, uint32_t aux_bytes);
-  uint32_t page_count() const { return next_number_ - static_cast<uint32_t>(free_numbers_.size()); }
+  uint32_t page_count() const { return pool_.pages_used(); }
   bool Condemned(uint64_t slot) const {
     return pages_[PageOf(slot)].load(std::memory_order_relaxed)->condemned;
   }
@@ -92,7 +90,11 @@ class SlabArena {
   // Bytes of pages and their aux.
   uint64_t page_bytes() const { return page_bytes_.load(std::memory_order_relaxed); }
   // Bytes of the page directory, charged to the budget when the arena is made.
-  uint64_t directory_bytes() const { return max_pages_ * sizeof(pages_[0]) + extents_.size(); }
+  uint64_t directory_bytes() const {
+    return max_pages_ * sizeof(pages_[0]) + pool_.directory_bytes();
+  }
+  // The memory of the pages, for who makes huge pages of it.
+  PagePool* pool() { return &pool_; }
   uint64_t used_slots() const { return used_slots_; }
 
   // Verifies invariants 1 to 4, and that `slots` (all that the index names) are distinct, allocated
@@ -131,12 +133,8 @@ class SlabArena {
 
   ByteBudget* budget_;
   const uint64_t max_pages_;
-  std::byte* range_ = nullptr;  // as the system gave it; null: it had none
-  std::byte* base_ = nullptr;   // the first address in it that an extent may begin at
+  PagePool pool_;
   std::unique_ptr<std::atomic<Page*>[]> pages_;
-  std::vector<uint8_t> extents_;     // pages that exist, a bit each
-  std::set<uint32_t> free_numbers_;  // page numbers given back, below next_number_
-  uint32_t next_number_ = 0;
   std::map<ClassKey, std::vector<Page*>> room_;  // pages with room, by class
   std::atomic<uint64_t> page_bytes_{0};
   uint64_t used_slots_ = 0;

@@ -142,6 +142,8 @@ py::dict StatsDict(const Store& store) {
   dict["promotions"] = stats.promotions;
   dict["refused_promotions"] = stats.refused_promotions;
   dict["refused_rows"] = stats.refused_rows;
+  dict["reader_waits_given_up"] = stats.reader_waits_given_up;
+  dict["huge_bytes"] = stats.huge_bytes;
   py::list hbm;
   for (const HbmDeviceStats& device : stats.hbm) {
     hbm.append(py::dict(py::arg("budget_bytes") = device.budget_bytes,

@@ -24,38 +24,47 @@ namespace embertide {
 
 namespace {
 
-// Smaller arrays are one piece of the ordinary heap.
-constexpr uint32_t kLeastPages = 5;
-constexpr uint32_t kLeastPagedGroups = kLeastPages * BucketIndex::kPageGroups;
+// Smaller arrays are one piece of the ordinary heap, with the list of their pages before it. What
+// the heap keeps of those that a bucket grew out of is as much again, which nobody counts.
+constexpr uint32_t kLeastPagedBytes = 32 << 10;
+static_assert(kLeastPagedBytes == BucketIndex::kPageBytes / BucketIndex::kPagesPerBudgetPage);
+constexpr uint32_t kLeastPagedGroups = kLeastPagedBytes / sizeof(BucketIndex::Group);
+// From here on they are whole pages, which is fine enough a step; below, the last page is used in
+// part.
+constexpr uint32_t kLeastWholePages = 5;
+constexpr uint32_t kLeastWholeGroups = kLeastWholePages * BucketIndex::kPageGroups;
+constexpr uint64_t kSystemPageBytes = 4096;
+// What the heap takes for a piece, beside it: its header, and what aligning leaves.
+constexpr uint64_t kHeapBytes = 64;
 
 uint32_t PagesOf(uint32_t groups) {
   return (groups + BucketIndex::kPageGroups - 1) / BucketIndex::kPageGroups;
 }
 
-BucketIndex::Arrays Allocate(uint32_t groups) {
+}  // namespace
+
+BucketIndex::Arrays BucketIndex::Allocate(uint32_t groups, PagePool* pool) {
   const uint32_t pages = PagesOf(groups);
-  auto list = std::make_unique<BucketIndex::Group*[]>(pages);
-  if (groups < kLeastPagedGroups) {
-    const size_t bytes = size_t{groups} * sizeof(BucketIndex::Group);
-    void* memory = std::aligned_alloc(alignof(BucketIndex::Group), bytes);
-    if (memory == nullptr) throw std::bad_alloc();
-    std::memset(memory, 0, bytes);
-    for (uint32_t p = 0; p < pages; ++p) {
-      list[p] = static_cast<BucketIndex::Group*>(memory) + size_t{p} * BucketIndex::kPageGroups;
-    }
-  } else {
-    for (uint32_t p = 0; p < pages; ++p) {
-      list[p] = reinterpret_cast<BucketIndex::Group*>(TakePoolPage());
-    }
-  }
+  const bool paged = groups >= kLeastPagedGroups;
+  const uint64_t head = HeadBytes(groups);
+  void* memory =
+      std::aligned_alloc(alignof(Group), head + (paged ? 0 : uint64_t{groups} * sizeof(Group)));
+  if (memory == nullptr) throw std::bad_alloc();
 #ifdef EMBERTIDE_LEAK_CHECK
   // Beside the size in one word, the address of a list is none to the leak checker.
-  __lsan_ignore_object(list.get());
+  __lsan_ignore_object(memory);
 #endif
-  return {list.release(), groups};
+  auto** list = reinterpret_cast<Group**>(new (memory) Growth + 1);
+  std::byte* behind = static_cast<std::byte*>(memory) + head;
+  if (!paged) std::memset(behind, 0, uint64_t{groups} * sizeof(Group));
+  for (uint32_t p = 0; p < pages; ++p) {
+    const bool whole = uint64_t{p + 1} * kPageGroups <= groups;
+    std::byte* page = paged ? pool->Take(whole) : behind + uint64_t{p} * kPageBytes;
+    if (page == nullptr) throw std::bad_alloc();
+    list[p] = reinterpret_cast<Group*>(page);
+  }
+  return {list, groups};
 }
-
-}  // namespace
 
 constinit const std::array<uint32_t, BucketIndex::kSizes> BucketIndex::kGroupCounts =
     []() noexcept {
@@ -64,28 +73,45 @@ constinit const std::array<uint32_t, BucketIndex::kSizes> BucketIndex::kGroupCou
       for (uint32_t& each : counts) {
         each = static_cast<uint32_t>(count);
         // A fifth that is no whole number is rounded down: less waste, a few more steps.
-        const uint64_t unit = count < kLeastPagedGroups ? 1 : kPageGroups;
+        const uint64_t unit = count < kLeastWholeGroups ? 1 : kPageGroups;
         const uint64_t fifth = count / 5 / unit * unit;
         count += fifth == 0 ? unit : fifth;
-        if (unit == 1 && count >= kLeastPagedGroups) count = kLeastPagedGroups;
+        if (unit == 1 && count >= kLeastWholeGroups) count = kLeastWholeGroups;
       }
       return counts;
     }();
 
-uint64_t BucketIndex::Arrays::bytes() const {
-  return uint64_t{group_count} * sizeof(Group) + uint64_t{PagesOf(group_count)} * sizeof(Group*);
+uint64_t BucketIndex::HeadBytes(uint32_t group_count) {
+  const uint64_t bytes = sizeof(Growth) + uint64_t{PagesOf(group_count)} * sizeof(Group*);
+  return (bytes + alignof(Group) - 1) / alignof(Group) * alignof(Group);
 }
 
-void BucketIndex::Free(const Arrays& arrays) {
+uint64_t BucketIndex::BytesFor(uint32_t group_count) {
+  uint64_t groups = uint64_t{group_count} * sizeof(Group);
+  // What is written to, as the system counts.
+  if (group_count >= kLeastPagedGroups) {
+    groups = (groups + kSystemPageBytes - 1) / kSystemPageBytes * kSystemPageBytes;
+  }
+  return HeadBytes(group_count) + groups + kHeapBytes;
+}
+
+void BucketIndex::Free(PagePool* pool, const Arrays& arrays) {
   if (arrays.pages == nullptr) return;
-  if (arrays.group_count < kLeastPagedGroups) {
-    std::free(arrays.pages[0]);
-  } else {
-    for (uint32_t p = 0; p < PagesOf(arrays.group_count); ++p) {
-      GivePoolPage(reinterpret_cast<std::byte*>(arrays.pages[p]));
+  if (arrays.group_count >= kLeastPagedGroups) {
+    const uint32_t pages = PagesOf(arrays.group_count);
+    for (uint32_t first = 0, p = 1; p <= pages; ++p) {
+      if (p < pages && arrays.pages[p] == arrays.pages[p - 1] + kPageGroups) continue;
+      pool->Give(reinterpret_cast<std::byte*>(arrays.pages[first]), p - first);
+      first = p;
     }
   }
-  delete[] arrays.pages;
+  std::free(GrowthOf(arrays));
+}
+
+void BucketIndex::Clear(PagePool* pool) {
+  Free(pool, Growing());
+  Free(pool, arrays());
+  packed_ = 0;
 }
 
 BucketIndex::Found BucketIndex::Probe(uint64_t hash, uint64_t key) const {
@@ -93,7 +119,8 @@ BucketIndex::Found BucketIndex::Probe(uint64_t hash, uint64_t key) const {
     for (uint32_t i = 0; i < kGroupEntries; ++i) {
       if (at.group->keys[i].load(std::memory_order_acquire) == key &&
           IsLive(at.group->words[i].load(std::memory_order_acquire))) {
-        return {at.group, at.number, i};
+        const bool in_from = at.arrays.pages != arrays().pages;
+        return {at.group, at.number + (in_from ? arrays().group_count : 0), i};
       }
     }
     if (!GoesOn(*at.group)) break;
@@ -102,6 +129,15 @@ BucketIndex::Found BucketIndex::Probe(uint64_t hash, uint64_t key) const {
 }
 
 constinit BucketIndex::Group BucketIndex::empty_group_{};
+
+BucketIndex::Cursor BucketIndex::BeginRare(uint64_t packed, uint64_t hash) {
+  const Arrays to = Unpack(packed);
+  if (to.pages == nullptr) return {to, 0, EmptyGroup()};
+  const Growth& growth = *GrowthOf(to);
+  const uint32_t home = HomeOf(hash, growth.from.group_count);
+  const bool moved = home < growth.moved.load(std::memory_order_acquire);
+  return CursorAt(moved ? to : growth.from, hash);
+}
 
 void BucketIndex::Count(Group* group, uint64_t key) {
   for (uint32_t i = 0; i < kGroupEntries; ++i) {
@@ -139,8 +175,16 @@ void BucketIndex::Set(uint32_t entry, Location location) {
   word.store(location.word() | count, std::memory_order_release);
 }
 
-bool BucketIndex::Place(const Arrays& arrays, uint64_t hash, uint64_t key, uint64_t word) {
-  for (Cursor at = CursorAt(arrays, hash);; at.Advance()) {
+bool BucketIndex::Occupied(uint32_t entry) const {
+  if (!IsLive(Word(entry).load(std::memory_order_relaxed))) return false;
+  const Arrays all = arrays();
+  if (entry < all.group_count * kGroupEntries) return true;
+  // What was moved lies there still.
+  return HomeOf(HashKey(KeyAt(entry)), Growing().group_count) >= GrowthOf(all)->moved.load();
+}
+
+bool BucketIndex::Place(Cursor at, uint64_t key, uint64_t word) {
+  for (;; at.Advance()) {
     for (uint32_t i = 0; i < kGroupEntries; ++i) {
       const uint64_t before = at.group->words[i].load(std::memory_order_relaxed);
       if (IsLive(before)) continue;
@@ -151,44 +195,75 @@ bool BucketIndex::Place(const Arrays& arrays, uint64_t hash, uint64_t key, uint6
   }
 }
 
-Status BucketIndex::Reserve(ByteBudget* budget, const std::function<void(const Arrays&)>& retire) {
-  const Arrays old = arrays();
+Status BucketIndex::Reserve(ByteBudget* budget, PagePool* pool,
+                            const std::function<void(const Arrays&)>& retire) {
   const auto fits = [](uint64_t entries, uint64_t groups) {
     return entries * 4 <= groups * kGroupEntries * 3;
   };
+  const Arrays now = arrays();
   const uint32_t wanted = used_.load() + 1;
-  if (fits(wanted + deleted_, old.group_count)) return Status::Ok();
+  if (growing()) {
+    Step(kStepGroups, retire);
+    if (fits(wanted + deleted_, now.group_count)) return Status::Ok();
+    if (growing()) Step(~0U, retire);
+  } else if (fits(wanted + deleted_, now.group_count)) {
+    return Status::Ok();
+  }
   // Full of deleted entries: the same size again; else the next.
-  uint32_t size = old.pages == nullptr ? 0 : static_cast<uint32_t>(packed_.load() >> kSizeShift);
+  uint32_t size = now.pages == nullptr ? 0 : SizeOf(packed_.load());
   while (!fits(wanted + wanted / 16, kGroupCounts[size])) ++size;
-  const uint64_t bytes = Arrays{nullptr, kGroupCounts[size]}.bytes();
+  const uint64_t bytes = BytesFor(kGroupCounts[size]);
   if (!budget->TryCharge(bytes)) {
     return {Code::kResourceExhausted,
             "an index of " + std::to_string(bytes) + " bytes does not fit the budget"};
   }
-  const Arrays grown = Allocate(kGroupCounts[size]);
-  for (uint32_t e = 0; e < old.group_count * kGroupEntries; ++e) {
-    const uint64_t word = Word(e).load();
-    if (!IsLive(word)) continue;
-    const uint64_t key = KeyAt(e);
-    Place(grown, HashKey(key), key, word);
-  }
+  const Arrays to = Allocate(kGroupCounts[size], pool);
+  const uint64_t packed = (uint64_t{size} << kSizeShift) | reinterpret_cast<uintptr_t>(to.pages);
   deleted_ = 0;
-  packed_.store((uint64_t{size} << kSizeShift) | reinterpret_cast<uintptr_t>(grown.pages),
-                std::memory_order_seq_cst);
-  if (old.pages != nullptr) retire(old);
+  GrowthOf(to)->from = now;
+  packed_.store(now.pages == nullptr ? packed : packed | kGrowing, std::memory_order_seq_cst);
+  if (now.pages != nullptr) Step(kStepGroups, retire);
   return Status::Ok();
 }
 
+void BucketIndex::Step(uint32_t groups, const std::function<void(const Arrays&)>& retire) {
+  const uint64_t packed = packed_.load();
+  const Arrays to = Unpack(packed);
+  Growth& growth = *GrowthOf(to);
+  const Arrays from = growth.from;
+  const uint32_t first = growth.moved.load();
+  const uint32_t end = first + std::min(groups, from.group_count - first);
+  Cursor at{from, first, from.group(first)};
+  for (uint32_t seen = 1;; ++seen, at.Advance()) {
+    for (uint32_t i = 0; i < kGroupEntries; ++i) {
+      const uint64_t word = at.group->words[i].load();
+      if (!IsLive(word)) continue;
+      const uint64_t key = at.group->keys[i].load();
+      const uint64_t hash = HashKey(key);
+      const uint32_t home = HomeOf(hash, from.group_count);
+      if (home >= first && home < end && Place(CursorAt(to, hash), key, word)) --deleted_;
+    }
+    // Keys of the last home stand in the groups after it as long as these are full.
+    if (first + seen >= end && !GoesOn(*at.group)) break;
+    if (seen == from.group_count) break;
+  }
+  growth.moved.store(end, std::memory_order_release);
+  if (end < from.group_count) return;
+  packed_.store(packed & ~kGrowing, std::memory_order_seq_cst);
+  retire(from);
+}
+
 void BucketIndex::Insert(uint64_t hash, uint64_t key, Location location) {
-  if (Place(arrays(), hash, key, location.word() | (1ULL << kCountShift))) --deleted_;
+  const Cursor at = Begin(hash);
+  const bool deleted = Place(at, key, location.word() | (1ULL << kCountShift));
+  if (deleted && at.arrays.pages == arrays().pages) --deleted_;
   used_.store(used_.load() + 1, std::memory_order_relaxed);
 }
 
 void BucketIndex::Erase(uint32_t entry) {
   Word(entry).store(kDeleted, std::memory_order_release);
   used_.store(used_.load() - 1, std::memory_order_relaxed);
-  ++deleted_;
+  if (entry < arrays().group_count * kGroupEntries) ++deleted_;
 }
 
 uint8_t BucketIndex::Age(uint32_t entry) {
@@ -200,19 +275,19 @@ uint8_t BucketIndex::Age(uint32_t entry) {
 }
 
 Status BucketIndex::CheckIntegrity(uint64_t (*hash)(uint64_t)) const {
-  uint32_t used = 0;
-  uint32_t deleted = 0;
+  uint64_t used = 0;
+  uint64_t deleted = 0;
+  const uint64_t entries = uint64_t{arrays().group_count} * kGroupEntries;
   for (uint32_t e = 0; e < capacity(); ++e) {
-    const uint64_t word = Word(e).load();
-    deleted += static_cast<uint32_t>(word == kDeleted);
-    if (!IsLive(word)) continue;
+    if (e < entries && Word(e).load() == kDeleted) ++deleted;
+    if (!Occupied(e)) continue;
     ++used;
     const uint64_t key = KeyAt(e);
     if (Locate(hash(key), key) != e) {
       return {Code::kCorrupt, "key " + std::to_string(key) + " is not found where it stands"};
     }
   }
-  if (used != used_ || deleted != deleted_ || (used + deleted) * 4 > capacity() * 3) {
+  if (used != used_ || deleted != deleted_ || (used + deleted) * 4 > entries * 3) {
     return {Code::kCorrupt, "the entries of an index do not add up"};
   }
   return Status::Ok();

@@ -10,12 +10,19 @@
 // second line that a tag could save. A hash's first group is its low 32 bits scaled to the number
 // of groups; a full group's keys go on in the next one. Arrays grow by a fifth when three quarters
 // are in use, so an entry costs 21 to 26 bytes; entries keep their order, so growing is one pass
-// along both arrays (docs/design/0004-one-line-index.md). Large arrays are lists of 64 KiB pages.
+// along both arrays (docs/design/0004-one-line-index.md). Large arrays are lists of 64 KiB pages,
+// and the pass goes kStepGroups at a time, a step for each entry that is added, so that nobody
+// waits for all of it:
+//
+//   from   [ homes below `moved`: stand in `to` ][ homes from `moved` on: stand here ]
+//   to     [ ....................................... ][ empty yet                         ]
+//
+// What was moved stays in `from` unread, until that is retired.
 //
 // Invariants
 //   1. A key stands in at most one entry; no group from its hash's first to its own, the last left
 //      out, has an empty entry.
-//   2. At most 3/4 of the entries are used or deleted.
+//   2. At most 3/4 of the entries of `to` are used or deleted, and of `from` a few more.
 //   3. The bytes of the arrays are charged to the budget while they exist, also while retired.
 //
 // Threads: Begin to AccessCount run on any thread beside one writer. An entry is published by its
@@ -50,21 +57,29 @@ class BucketIndex {
     std::array<std::atomic<uint64_t>, kGroupEntries> keys;
     std::array<std::atomic<uint64_t>, kGroupEntries> words;
   };
+  // Groups that are moved when an entry is added: about 10 us, and over long before either of the
+  // arrays is full.
+  static constexpr uint32_t kStepGroups = 256;
+  static constexpr uint32_t kPageBytes = 64 << 10;
+  static constexpr uint32_t kPageGroups = kPageBytes / sizeof(Group);
   // The groups of one size, in pages; freed by whoever retired them.
-  static constexpr uint32_t kPageGroups = kPoolPageBytes / sizeof(Group);
   struct Arrays {
     Group** pages = nullptr;
     uint32_t group_count = 0;
     Group* group(uint32_t number) const {
       return pages[number / kPageGroups] + number % kPageGroups;
     }
-    uint64_t bytes() const;
+    uint64_t bytes() const { return pages == nullptr ? 0 : BytesFor(group_count); }
   };
-  static void Free(const Arrays& arrays);
+  // With the list of their pages.
+  static uint64_t BytesFor(uint32_t group_count);
+  static void Free(PagePool* pool, const Arrays& arrays);
   static constexpr uint32_t kNotFound = ~0U;
 
+  // Arrays of half a page and more lie in pages, so a budget may need twice the pages that it pays.
+  static constexpr uint32_t kPagesPerBudgetPage = 2;
   BucketIndex() = default;
-  ~BucketIndex() { Free(arrays()); }
+  ~BucketIndex() { EMBERTIDE_CHECK(arrays().pages == nullptr); }
   BucketIndex(const BucketIndex&) = delete;
   BucketIndex& operator=(const BucketIndex&) = delete;
 
@@ -82,8 +97,12 @@ class BucketIndex {
     }
   };
   Cursor Begin(uint64_t hash) const {
-    const Arrays all = arrays();
-    return all.pages == nullptr ? Cursor{all, 0, EmptyGroup()} : CursorAt(all, hash);
+    const uint64_t packed = packed_.load(std::memory_order_acquire);
+    // One test for both rare cases: no arrays, or growing.
+    if (static_cast<int64_t>(packed - 1) < 0) [[unlikely]] {
+      return BeginRare(packed, hash);
+    }
+    return CursorAt(Unpack(packed), hash);
   }
   // That of an index without arrays.
   static Group* EmptyGroup() { return &empty_group_; }
@@ -112,25 +131,31 @@ class BucketIndex {
   uint32_t Locate(uint64_t hash, uint64_t key) const;
   Location At(uint32_t entry) const { return LocationOf(Word(entry).load()); }
   uint64_t KeyAt(uint32_t entry) const {
-    return arrays().group(entry / kGroupEntries)->keys[entry % kGroupEntries].load();
+    return GroupOf(entry)->keys[entry % kGroupEntries].load();
   }
   void Set(uint32_t entry, Location location);
   // Makes room for one more entry. If the arrays must grow, the new ones are charged to `budget`
-  // and the old ones are handed to `retire`. kResourceExhausted if the budget has no room.
-  Status Reserve(ByteBudget* budget, const std::function<void(const Arrays&)>& retire);
+  // and lie in `pool`, which has pages of kPageBytes, as many as that budget may need; the old ones
+  // are handed to `retire`, by this call or a later one. Entries have other numbers then.
+  // kResourceExhausted if the budget has no room.
+  Status Reserve(ByteBudget* budget, PagePool* pool,
+                 const std::function<void(const Arrays&)>& retire);
   // Adds a key that is not there. Requires: Reserve, and no Insert since.
   void Insert(uint64_t hash, uint64_t key, Location location);
   void Erase(uint32_t entry);
+  // Frees the arrays. Requires: no reader. To be called before it ends.
+  void Clear(PagePool* pool);
 
   // Entries, used or not; iterate with Occupied.
-  uint32_t capacity() const { return arrays().group_count * kGroupEntries; }
-  bool Occupied(uint32_t entry) const {
-    return IsLive(Word(entry).load(std::memory_order_relaxed));
+  uint32_t capacity() const {
+    return (arrays().group_count + Growing().group_count) * kGroupEntries;
   }
+  bool Occupied(uint32_t entry) const;
   // Halves the entry's access count and returns what it was: the clock hand of eviction.
   uint8_t Age(uint32_t entry);
   uint32_t size() const { return used_.load(std::memory_order_relaxed); }
-  uint64_t bytes() const { return arrays().bytes(); }
+  uint64_t bytes() const { return arrays().bytes() + Growing().bytes(); }
+  bool growing() const { return Growing().pages != nullptr; }
 
   // Verifies invariants 1 and 2 given the hash of a key. kCorrupt naming the key.
   Status CheckIntegrity(uint64_t (*hash)(uint64_t)) const;
@@ -151,35 +176,66 @@ class BucketIndex {
     return static_cast<uint32_t>((word & kCountBits) >> kCountShift);
   }
   static bool IsLive(uint64_t word) { return word != 0 && word != kDeleted; }
+  // The first group of a hash among so many.
+  static uint32_t HomeOf(uint64_t hash, uint32_t group_count) {
+    return static_cast<uint32_t>((uint64_t{static_cast<uint32_t>(hash)} * group_count) >> 32);
+  }
   static Cursor CursorAt(const Arrays& arrays, uint64_t hash) {
-    const auto number =
-        static_cast<uint32_t>((uint64_t{static_cast<uint32_t>(hash)} * arrays.group_count) >> 32);
+    const uint32_t number = HomeOf(hash, arrays.group_count);
     return {arrays, number, arrays.group(number)};
   }
+  // Stands before the list of pages of any arrays, and says what was grown out of into them.
+  struct Growth {
+    Arrays from;
+    std::atomic<uint32_t> moved{0};  // homes of `from` below this one; all of them: it is over
+  };
+  static Growth* GrowthOf(const Arrays& to) { return reinterpret_cast<Growth*>(to.pages) - 1; }
+  // Of the piece of the heap that holds growth and list, up to where groups may follow.
+  static uint64_t HeadBytes(uint32_t group_count);
+  static Arrays Allocate(uint32_t groups, PagePool* pool);
   // One word names the arrays and their size, so that a reader never sees those of two.
   static constexpr uint32_t kSizeShift = 48;
-  Arrays arrays() const {
-    const uint64_t packed = packed_.load(std::memory_order_acquire);
+  static constexpr uint64_t kGrowing = 1ULL << 63;
+  static uint32_t SizeOf(uint64_t packed) {
+    return static_cast<uint32_t>((packed & ~kGrowing) >> kSizeShift);
+  }
+  static Arrays Unpack(uint64_t packed) {
     return {reinterpret_cast<Group**>(packed & ((1ULL << kSizeShift) - 1U)),
-            packed == 0 ? 0 : kGroupCounts[packed >> kSizeShift]};
+            packed == 0 ? 0 : kGroupCounts[SizeOf(packed)]};
+  }
+  // While growing, those that are grown into.
+  Arrays arrays() const { return Unpack(packed_.load(std::memory_order_acquire)); }
+  // Those that are grown out of; none if not growing.
+  Arrays Growing() const {
+    const uint64_t packed = packed_.load(std::memory_order_acquire);
+    return (packed & kGrowing) == 0 ? Arrays{} : GrowthOf(Unpack(packed))->from;
+  }
+  static Cursor BeginRare(uint64_t packed, uint64_t hash);
+  // Moves the next homes, and hands the old arrays to `retire` when all are. Requires: growing.
+  void Step(uint32_t groups, const std::function<void(const Arrays&)>& retire);
+  // Entries are numbered through the arrays, then, while growing, through those grown out of.
+  Group* GroupOf(uint32_t entry) const {
+    const Arrays all = arrays();
+    const uint32_t number = entry / kGroupEntries;
+    return number < all.group_count ? all.group(number) : Growing().group(number - all.group_count);
   }
   std::atomic<uint64_t>& Word(uint32_t entry) const {
-    return arrays().group(entry / kGroupEntries)->words[entry % kGroupEntries];
+    return GroupOf(entry)->words[entry % kGroupEntries];
   }
   // The group, its number and the lane of a key; a null group if it has no entry.
   struct Found {
     Group* group = nullptr;
-    uint32_t number = 0;
+    uint32_t number = 0;  // through both arrays
     uint32_t lane = 0;
   };
   Found Probe(uint64_t hash, uint64_t key) const;
-  // Sets an empty or deleted entry on the way of `hash`; true if it was deleted.
-  static bool Place(const Arrays& arrays, uint64_t hash, uint64_t key, uint64_t word);
+  // Sets an empty or deleted entry on the way from `at`; true if it was deleted.
+  static bool Place(Cursor at, uint64_t key, uint64_t word);
 
   static Group empty_group_;
   std::atomic<uint64_t> packed_{0};
   std::atomic<uint32_t> used_{0};  // set by the writer, read by any thread
-  uint32_t deleted_ = 0;
+  uint32_t deleted_ = 0;           // of arrays()
 };
 
 // Always inlined: files of wider vectors compile it too, and no such code may serve another file.

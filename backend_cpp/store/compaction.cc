@@ -94,8 +94,7 @@ bool Store::Impl::CompactForRoom(Device* device) {
   while (steps < kSegmentBlocks / kStepBlocks && CompactStep(device, kWorthMovingFull) > 0) ++steps;
   if (steps == 0) return false;
   ++compactions_forced;
-  AwaitReaders(device);
-  return true;
+  return AwaitReaders(device).ok();
 }
 
 }  // namespace embertide

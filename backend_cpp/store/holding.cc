@@ -43,6 +43,14 @@ Status Store::AddBucket(uint32_t t, uint32_t b, uint32_t d, std::span<const std:
   if (before != nullptr && before->older != nullptr) {
     return {Code::kBusy, name + " is still read where it was before its last move"};
   }
+  {
+    const std::lock_guard writer(device->writer);
+    EMBERTIDE_RETURN_IF_ERROR(impl_->WithRoom(device, [&]() -> Status {
+      if (device->budget.TryCharge(kBucketBytes)) return Status::Ok();
+      return {Code::kResourceExhausted, name + ": no room for a bucket more in the DDR budget"};
+    }));
+    impl_->index_bytes += kBucketBytes;
+  }
   auto* bucket = new Bucket(device, table);
   {
     const Writers writers = LockAll(impl_->devices);
@@ -185,8 +193,9 @@ void Store::Impl::FreeBucket(const Table& table, Bucket* bucket) {
       node = older;
     }
   }
-  device->budget.Release(bucket->index.bytes());
-  index_bytes -= bucket->index.bytes();
+  const uint64_t bytes = kBucketBytes + bucket->index.bytes();
+  device->budget.Release(bytes);
+  index_bytes -= bytes;
   delete bucket;
 }
 

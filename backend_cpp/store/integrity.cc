@@ -48,24 +48,31 @@ Status Store::ExportBucket(const ReadView& view, uint32_t t, uint32_t b,
                            std::vector<std::byte>* records) const {
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckBucket(t, b));
   const Table& table = impl_->tables[t];
-  const Reading reading(&impl_->readers, view.reader_);
-  const Bucket* bucket = table.buckets[b].At(view.version());
-  if (bucket == nullptr) {
-    return {Code::kNotOwner, "bucket " + std::to_string(b) + " of table " + table.config.name +
-                                 " is not held here at version " + std::to_string(view.version())};
-  }
-  const BucketIndex& index = bucket->index;
-  Device& device = *bucket->device;
-  // The writer stands still while the entries are listed; what they name then outlives the read.
-  std::vector<std::pair<uint64_t, Location>> rows;
+  const auto find = [&] { return table.buckets[b].At(view.version()); };
+  Status not_held{Code::kNotOwner, "bucket " + std::to_string(b) + " of table " +
+                                       table.config.name + " is not held here at version " +
+                                       std::to_string(view.version())};
+  Device* device = nullptr;
   {
-    const std::lock_guard writer(device.writer);
-    for (uint32_t e = 0; e < index.capacity(); ++e) {
-      if (!index.Occupied(e)) continue;
-      const Location place = Store::Impl::Resolve(index.At(e), view.version());
-      if (place.tier() != TierId::kNowhere) rows.emplace_back(index.KeyAt(e), place);
-    }
+    const Reading reading(&impl_->readers, view.reader_);
+    const Bucket* bucket = find();
+    if (bucket == nullptr) return not_held;
+    device = bucket->device;
   }
+  // The writer stands still while the entries are listed; what they name then outlives the read. It
+  // is taken first: a writer that needs room waits for reads to end.
+  std::vector<std::pair<uint64_t, Location>> rows;
+  std::unique_lock writer(device->writer);
+  const Reading reading(&impl_->readers, view.reader_);
+  const Bucket* bucket = find();
+  if (bucket == nullptr || bucket->device != device) return not_held;
+  const BucketIndex& index = bucket->index;
+  for (uint32_t e = 0; e < index.capacity(); ++e) {
+    if (!index.Occupied(e)) continue;
+    const Location place = Store::Impl::Resolve(index.At(e), view.version());
+    if (place.tier() != TierId::kNowhere) rows.emplace_back(index.KeyAt(e), place);
+  }
+  writer.unlock();
   std::sort(rows.begin(), rows.end(),
             [](const auto& a, const auto& b) { return a.first < b.first; });
   const RowLayout& layout = table.config.layout;
@@ -81,11 +88,11 @@ Status Store::ExportBucket(const ReadView& view, uint32_t t, uint32_t b,
       reads.push_back(
           {place.slot(), key, t, layout.PayloadBytes(place.live()), ssd_rows.data() + r * most});
     }
-    if (!reads.empty()) EMBERTIDE_RETURN_IF_ERROR(device.ssd->Read(reads));
+    if (!reads.empty()) EMBERTIDE_RETURN_IF_ERROR(device->ssd->Read(reads));
     for (size_t r = 0; r < part.size(); ++r) {
       const auto& [key, place] = part[r];
       const std::byte* row = place.tier() == TierId::kSsd ? ssd_rows.data() + r * most
-                                                          : device.arena.Address(place.slot());
+                                                          : device->arena.Address(place.slot());
       AppendRecord({key, place.live(), RecordKind::kRow, {row, layout.PayloadBytes(place.live())}},
                    records);
     }
@@ -107,6 +114,7 @@ struct Named {
   std::vector<std::pair<uint64_t, uint32_t>> ssd;
   std::vector<Count> in_ddr;
   std::vector<Count> in_ssd;
+  uint64_t nodes = 0;
   uint64_t index_bytes = 0;
   uint64_t rows = 0;
   uint64_t chosen_among = 0;  // keys that the policy of the device holds
@@ -128,7 +136,7 @@ Status NameEntries(const Table& table, const Bucket& bucket, uint32_t aux, bool 
                    Named* named) {
   const RowLayout& layout = table.config.layout;
   EMBERTIDE_RETURN_IF_ERROR(bucket.index.CheckIntegrity(&HashKey));
-  named->index_bytes += bucket.index.bytes();
+  named->index_bytes += kBucketBytes + bucket.index.bytes();
   // That of a retired bucket knows of its rows no longer.
   const TierPolicy* policy = retired ? nullptr : bucket.device->policy.get();
   named->rows += bucket.index.size();
@@ -153,7 +161,7 @@ Status NameEntries(const Table& table, const Bucket& bucket, uint32_t aux, bool 
                 "the chain of key " + std::to_string(node->key) + " does not descend"};
       }
       newer = node->version;
-      named->index_bytes += kVersionNodeBytes;
+      ++named->nodes;
       const Location at = Location::FromWord(node->word.load());
       named->Add(table.ordinal, at, layout.PayloadBytes(at.live()) + aux);
     }
@@ -186,7 +194,7 @@ Status Store::CheckIntegrity() const {
                                   " of them have an entry"};
     }
     for (const Retired& retired : device.retired) {
-      if (retired.node != nullptr) named.index_bytes += kVersionNodeBytes;
+      if (retired.node != nullptr) ++named.nodes;
       if (retired.arrays.pages != nullptr) named.index_bytes += retired.arrays.bytes();
       if (retired.bucket != nullptr) {
         const Table& table = impl_->tables[retired.table];
@@ -197,18 +205,16 @@ Status Store::CheckIntegrity() const {
         named.Add(retired.place, retired.bytes);
       }
     }
+    if (named.nodes != device.nodes.nodes()) {
+      return {Code::kCorrupt, "chains name " + std::to_string(named.nodes) + " nodes, " +
+                                  std::to_string(device.nodes.nodes()) + " are in use"};
+    }
     EMBERTIDE_RETURN_IF_ERROR(device.arena.CheckIntegrity(named.ddr));
-    named.index_bytes += device.arena.directory_bytes();
-    if (impl_->hbm != nullptr && impl_->tables[device.tables.front()].part == 0) {
-      named.index_bytes += impl_->hbm->HostBytesOfArena();
-    }
-    if (device.ssd != nullptr) {
-      EMBERTIDE_RETURN_IF_ERROR(device.ssd->CheckIntegrity(named.ssd));
-      named.index_bytes += device.ssd->directory_bytes();
-    }
+    named.index_bytes += impl_->DirectoryBytes(device);
+    if (device.ssd != nullptr) EMBERTIDE_RETURN_IF_ERROR(device.ssd->CheckIntegrity(named.ssd));
     const uint64_t reserve = device.reserve_lent ? 0 : device.reserve_bytes;
-    const uint64_t held =
-        named.index_bytes + device.arena.page_bytes() + reserve + device.PolicyBytes();
+    const uint64_t held = named.index_bytes + device.nodes.bytes() + device.arena.page_bytes() +
+                          reserve + device.PolicyBytes();
     if (device.budget.used_bytes() != held || held > device.budget.limit_bytes()) {
       return {Code::kCorrupt, "device " + std::to_string(device.number) + ": charged " +
                                   std::to_string(device.budget.used_bytes()) + " bytes, holds " +

@@ -69,7 +69,4 @@ struct VersionNode {
   uint32_t table = 0;
   uint32_t bucket = 0;
 };
-// What a node costs, with its allocation header: what the budget is charged.
-inline constexpr uint64_t kVersionNodeBytes = sizeof(VersionNode) + 16;
-
 }  // namespace embertide

@@ -47,6 +47,22 @@ uint64_t ReaderRegistry::MinEpoch() const {
   return least;
 }
 
+std::string ReaderRegistry::OldestRead() const {
+  uint64_t least = ~0ULL;
+  std::string name = "no read";
+  const uint32_t used = slots_used_.load();
+  for (uint32_t s = 0; s < used; ++s) {
+    const uint64_t epoch = slots_[s].epoch.load();
+    if (epoch == 0 || epoch >= least) continue;
+    least = epoch;
+    const uint64_t version = slots_[s].version.load();
+    name = "reader " + std::to_string(s) +
+           (version == ~0ULL ? "" : " at version " + std::to_string(version)) + ", " +
+           std::to_string(epoch_.load() - epoch) + " retirements old";
+  }
+  return name;
+}
+
 uint64_t ReaderRegistry::MinVersion() const {
   uint64_t least = ~0ULL;
   const uint32_t used = slots_used_.load();

@@ -13,6 +13,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "embertide/status.h"
 
@@ -35,6 +36,8 @@ class ReaderRegistry {
   uint64_t Retire() { return epoch_.fetch_add(1); }
   // What was retired under an epoch < this may be freed.
   uint64_t MinEpoch() const;
+  // The read in flight that began first, for messages.
+  std::string OldestRead() const;
   // The oldest version that a reader shows; ~0 if none.
   uint64_t MinVersion() const;
 

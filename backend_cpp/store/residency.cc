@@ -17,10 +17,6 @@ namespace {
 constexpr uint64_t kEvictBytes = 256 * 1024;
 // And no more than this part of the budget: a batch is what the policy cannot take back.
 constexpr uint64_t kLeastOverEvicted = 64;
-// Entries that one call of Maintain passes over to move rows out of condemned pages: ~1 ms.
-constexpr uint32_t kSweepEntries = 20000;
-constexpr size_t kPromotionsPerCall = 512;
-constexpr std::chrono::milliseconds kReadersLeave{5};
 constexpr std::chrono::microseconds kReadersPoll{50};
 // Segments compacted for one write to a full SSD: each gives an eighth of itself or more, and a
 // write is about a quarter.
@@ -72,18 +68,17 @@ void Store::Impl::RetireArrays(Device* device, const BucketIndex::Arrays& arrays
 
 void Store::Impl::Free(Device* device, const Retired& retired) {
   if (retired.node != nullptr) {
-    delete retired.node;
-    device->budget.Release(kVersionNodeBytes);
-    index_bytes -= kVersionNodeBytes;
+    device->nodes.Give(retired.node);
   } else if (retired.arrays.pages != nullptr) {
     device->budget.Release(retired.arrays.bytes());
     index_bytes -= retired.arrays.bytes();
-    BucketIndex::Free(retired.arrays);
+    BucketIndex::Free(&device->index_pages, retired.arrays);
   } else if (retired.bucket != nullptr) {
     FreeBucket(tables[retired.table], retired.bucket);
   } else if (retired.place.tier() == TierId::kDdr) {
     device->arena.Free(retired.place.slot());
   } else {
+    device->promoting.erase(retired.place.slot());
     device->ssd->Free(retired.place.slot(), retired.bytes);
   }
 }
@@ -97,14 +92,27 @@ void Store::Impl::Reclaim(Device* device) {
   }
 }
 
-void Store::Impl::AwaitReaders(Device* device) {
+Status Store::Impl::AwaitReaders(Device* device) {
   Reclaim(device);
-  // What was retired waits for readers that are about to leave; one at the SSD takes milliseconds.
-  const auto deadline = std::chrono::steady_clock::now() + kReadersLeave;
-  while (!device->retired.empty() && std::chrono::steady_clock::now() < deadline) {
+  const auto begin = std::chrono::steady_clock::now();
+  const std::chrono::milliseconds most(options.reader_wait_ms);
+  // Reads that begin from now on hold none of it. Those in flight take microseconds, or as long as
+  // the SSD; they tell nobody when they end, so that they cost nothing.
+  while (!device->retired.empty()) {
+    const auto waited = std::chrono::steady_clock::now() - begin;
+    if (waited > most) {
+      ++reader_waits_given_up;
+      return {Code::kResourceExhausted,
+              std::to_string(device->retired.size()) + " retired pieces wait for " +
+                  readers.OldestRead() + ", and did for " +
+                  std::to_string(
+                      std::chrono::duration_cast<std::chrono::milliseconds>(waited).count()) +
+                  " ms"};
+    }
     std::this_thread::sleep_for(kReadersPoll);
     Reclaim(device);
   }
+  return Status::Ok();
 }
 
 // --- the clock
@@ -324,17 +332,17 @@ bool Store::Impl::Full(const Device& device) {
   return device.ssd != nullptr && device.budget.used_bytes() - FreeSlotBytes(device) > high;
 }
 
-bool Store::Impl::MakeRoom(Device* device, int round) {
+Status Store::Impl::MakeRoom(Device* device, int round, const Status& wanted) {
   // Each round takes some hundred KiB out; a budget that this cannot serve is too small.
   constexpr int kRounds = 64;
-  if (round >= kRounds) return false;
+  if (round >= kRounds) return wanted;
   Reclaim(device);
   // Without an SSD rows can only be packed, which gives a page back if a page of slots is free.
   if (device->ssd == nullptr && device->retired.empty() &&
       FreeSlotBytes(*device) < kSlabPageBytes) {
-    return false;
+    return wanted;
   }
-  if (round == 0) return true;
+  if (round == 0) return Status::Ok();
   // Cold rows first, in the odd rounds; slots that they free may be of the wrong size, so whole
   // pages in the even ones: a sixteenth of them, that a pass over the index may pay.
   bool went = false;
@@ -343,8 +351,18 @@ bool Store::Impl::MakeRoom(Device* device, int round) {
     device->arena.CondemnPages(1 + device->arena.page_count() / 16);
     MoveCondemned(device, RoundOf(device), /*demote=*/true);
   }
-  AwaitReaders(device);
-  return true;
+  Status waited = AwaitReaders(device);
+  if (waited.ok()) return waited;
+  return {waited.code(), wanted.message() + ": " + waited.message()};
+}
+
+Status Store::Impl::WithRoom(Device* device, const std::function<Status()>& attempt) {
+  Status status = attempt();
+  for (int round = 0; status.code() == Code::kResourceExhausted; ++round) {
+    EMBERTIDE_RETURN_IF_ERROR(MakeRoom(device, round, status));
+    status = attempt();
+  }
+  return status;
 }
 
 void Store::Impl::TakeReserveBack(Device* device) {
@@ -353,15 +371,19 @@ void Store::Impl::TakeReserveBack(Device* device) {
 
 Result<uint64_t> Store::Impl::AllocateDdr(Device* device, uint32_t payload_bytes,
                                           uint32_t aux_bytes) {
-  for (int round = 0; device->policy != nullptr && !device->policy->Reserve(); ++round) {
-    if (!MakeRoom(device, round)) {
-      return Status(Code::kResourceExhausted, "no room for the policy of one row more");
-    }
+  if (device->policy != nullptr) {
+    EMBERTIDE_RETURN_IF_ERROR(WithRoom(device, [&]() -> Status {
+      if (device->policy->Reserve()) return Status::Ok();
+      return {Code::kResourceExhausted, "no room for the policy of one row more"};
+    }));
   }
-  Result<uint64_t> slot = device->arena.Allocate(payload_bytes, aux_bytes);
-  for (int round = 0; !slot.ok() && MakeRoom(device, round); ++round) {
-    slot = device->arena.Allocate(payload_bytes, aux_bytes);
-  }
+  uint64_t slot = 0;
+  EMBERTIDE_RETURN_IF_ERROR(WithRoom(device, [&] {
+    Result<uint64_t> allocated = device->arena.Allocate(payload_bytes, aux_bytes);
+    if (!allocated.ok()) return allocated.status();
+    slot = *allocated;
+    return Status::Ok();
+  }));
   return slot;
 }
 
@@ -380,36 +402,29 @@ Result<Location> Store::Impl::StoreRow(Device* device, const Table& table, uint6
 
 Status Store::Impl::ReserveEntry(Device* device, Bucket* bucket) {
   // A new row is never why rows that are there cannot be pruned.
-  TakeReserveBack(device);
-  for (int round = 0; device->reserve_lent; ++round) {
-    if (!MakeRoom(device, round)) {
-      return {Code::kResourceExhausted, "the DDR budget has no room beside what pruning needs"};
-    }
+  EMBERTIDE_RETURN_IF_ERROR(WithRoom(device, [&]() -> Status {
     TakeReserveBack(device);
-  }
-  bool grown = false;
+    if (!device->reserve_lent) return Status::Ok();
+    return {Code::kResourceExhausted, "the DDR budget has no room beside what pruning needs"};
+  }));
+  uint64_t retired_bytes = 0;
   const auto retire = [&](const BucketIndex::Arrays& arrays) {
     RetireArrays(device, arrays);
-    grown = true;  // also where the new ones are as large as the old
+    retired_bytes += arrays.bytes();
   };
-  for (int round = 0;; ++round) {
+  return WithRoom(device, [&]() -> Status {
     const uint64_t before = bucket->index.bytes();
-    Status reserved = bucket->index.Reserve(&device->budget, retire);
-    if (reserved.ok()) {
-      if (grown || bucket->index.bytes() != before) {
-        // The old arrays stay charged until they are freed: now, but for readers.
-        index_bytes += bucket->index.bytes();
-        Reclaim(device);
-      }
-      return reserved;
-    }
-    if (!MakeRoom(device, round)) {
-      return {reserved.code(), reserved.message() + ": of this device's " +
-                                   std::to_string(device->budget.limit_bytes()) + " bytes " +
-                                   std::to_string(device->budget.used_bytes()) + " are used, " +
-                                   std::to_string(device->arena.page_bytes()) + " of them by rows"};
-    }
-  }
+    retired_bytes = 0;
+    Status reserved = bucket->index.Reserve(&device->budget, &device->index_pages, retire);
+    // What was retired stays charged until it is freed: now, but for readers.
+    index_bytes += bucket->index.bytes() + retired_bytes - before;
+    if (retired_bytes > 0) Reclaim(device);
+    if (reserved.ok()) return reserved;
+    return {reserved.code(), reserved.message() + ": of this device's " +
+                                 std::to_string(device->budget.limit_bytes()) + " bytes " +
+                                 std::to_string(device->budget.used_bytes()) + " are used, " +
+                                 std::to_string(device->arena.page_bytes()) + " of them by rows"};
+  });
 }
 
 void Store::Impl::InsertEntry(Bucket* bucket, uint64_t key, Location location) {
@@ -425,96 +440,13 @@ void Store::Impl::EraseEntry(Bucket* bucket, uint32_t entry) {
 }
 
 Result<VersionNode*> Store::Impl::NewNode(Device* device) {
-  for (int round = 0; !device->budget.TryCharge(kVersionNodeBytes); ++round) {
-    if (!MakeRoom(device, round)) {
-      return Status(Code::kResourceExhausted, "no room for a version node in the DDR budget");
-    }
-  }
-  index_bytes += kVersionNodeBytes;
-  return new VersionNode;
-}
-
-// --- moving rows
-// ----------------------------------------------------------------------------------------
-
-Status Store::Impl::Promote(Device* device, uint32_t t, uint32_t b, uint64_t key) {
-  Bucket* bucket = tables[t].buckets[b].On(device);
-  return bucket == nullptr ? Status::Ok() : PromoteRow(device, t, bucket, key);
-}
-
-Status Store::Impl::PromoteRow(Device* device, uint32_t t, Bucket* bucket, uint64_t key) {
-  const Table& table = tables[t];
-  BucketIndex& index = bucket->index;
-  const uint32_t entry = index.Locate(HashKey(key), key);
-  if (entry == BucketIndex::kNotFound) return Status::Ok();
-  Location place = index.At(entry);
-  if (place.is_chain() || place.tier() != TierId::kSsd) return Status::Ok();
-  const uint32_t payload = table.config.layout.PayloadBytes(place.live());
-  const uint32_t aux = AuxBytes(table);
-  std::vector<std::byte> row(payload + aux);
-  LogRead read{place.slot(), key, t, payload + aux, row.data()};
-  EMBERTIDE_RETURN_IF_ERROR(device->ssd->Read({&read, 1}));
-  Result<uint64_t> slot = AllocateDdr(device, payload, aux);
-  if (!slot.ok()) return slot.status();
-  std::copy_n(row.data(), payload, device->arena.Address(*slot));
-  if (aux > 0) std::copy_n(row.data() + payload, aux, device->arena.Aux(*slot));
-  // Making room may have compacted the segment that it lay in.
-  place = index.At(entry);
-  const Location moved(TierId::kDdr, place.live(), *slot);
-  CountPlace(device, table, moved, /*taken=*/true);
-  index.Set(entry, moved);
-  if (device->policy != nullptr) device->policy->Enter(key);
-  RetirePlace(device, table, place);
-  ++promoted;
-  return Status::Ok();
-}
-
-void Store::Impl::Replay(Device* device) {
-  device->replayed.clear();
-  {
-    const std::lock_guard lock(device->accesses_mutex);
-    device->accesses.swap(device->replayed);
-  }
-  size_t rows_asked = 0;
-  for (const auto& [key, t] : device->replayed) {
-    if (device->policy != nullptr && device->policy->Touch(key)) continue;
-    const uint64_t hash = HashKey(key);
-    Bucket* bucket = tables[t].buckets[BucketOf(tables[t], hash)].On(device);
-    if (bucket == nullptr) continue;
-    const uint32_t entry = bucket->index.Locate(hash, key);
-    if (entry == BucketIndex::kNotFound) continue;
-    const Location place = bucket->index.At(entry);
-    if (place.is_chain() || place.tier() != TierId::kSsd) continue;
-    const bool admitted = device->policy != nullptr
-                              ? device->policy->Admit(key, Full(*device))
-                              : bucket->index.AccessCount(hash, key) >= device->least_count;
-    if (!admitted) {
-      ++refused_promotions;
-      continue;
-    }
-    // A promotion that finds no room, or a bad block, leaves the row where reads find it (or report
-    // it); nothing is lost.
-    if (++rows_asked > kPromotionsPerCall || !PromoteRow(device, t, bucket, key).ok()) {
-      ++dropped_accesses;
-    }
-  }
-}
-
-void Store::Maintain() {
-  for (auto& owned : impl_->devices) {
-    Device* device = owned.get();
-    const std::lock_guard writer(device->writer);
-    impl_->Reclaim(device);
-    impl_->Replay(device);
-    if (Store::Impl::Full(*device)) impl_->Evict(device);
-    if (device->policy != nullptr) device->policy->Fit();
-    if (!device->arena.has_condemned()) device->arena.CondemnSparsePages();
-    if (device->arena.has_condemned())
-      impl_->MoveCondemned(device, kSweepEntries, /*demote=*/false);
-    if (device->ssd != nullptr) impl_->CompactInBackground(device);
-    impl_->Reclaim(device);
-  }
-  if (impl_->hbm != nullptr) impl_->FillHbm();
+  VersionNode* node = nullptr;
+  EMBERTIDE_RETURN_IF_ERROR(WithRoom(device, [&]() -> Status {
+    node = device->nodes.Take();
+    if (node != nullptr) return Status::Ok();
+    return {Code::kResourceExhausted, "no room for version nodes in the DDR budget"};
+  }));
+  return node;
 }
 
 }  // namespace embertide

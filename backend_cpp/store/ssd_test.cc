@@ -2,11 +2,16 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <random>
+#include <thread>
+#include <utility>
 
 #include "embertide/hash.h"
 #include "embertide/store.h"
@@ -305,6 +310,116 @@ TEST_F(SsdStoreTest, CompactionPassesOverABadBlock) {
   EXPECT_LT(lost, 30U);
   // What comes anew for them is good.
   Replace(100, 8);
+  CheckAll();
+}
+
+TEST_F(SsdStoreTest, AWriterThatNeedsRoomWaitsForALongRead) {
+  Open();
+  Load();
+  auto view = std::make_optional(std::move(*store_->PinNewest()));
+  auto held = std::make_optional<BagReader>(*view);
+  const uint64_t before = store_->Stats().evictions_to_ssd;
+  std::atomic<bool> staged = false;
+  std::thread writer([&] {
+    for (uint64_t key = kKeys; key < kKeys + 20'000; ++key) ASSERT_TRUE(Stage(2, 0, key).ok());
+    staged = true;
+  });
+  // What it evicts is held by the read, so it soon stands still; longer than rounds of 5 ms would.
+  uint64_t evicted = before;
+  auto since = std::chrono::steady_clock::now();
+  while (std::chrono::steady_clock::now() < since + std::chrono::milliseconds(600)) {
+    std::this_thread::yield();
+    if (const uint64_t now = store_->Stats().evictions_to_ssd; now != evicted) {
+      evicted = now;
+      since = std::chrono::steady_clock::now();
+    }
+  }
+  EXPECT_GT(evicted, before) << "the writer needed no room";
+  EXPECT_FALSE(staged);
+  held.reset();
+  writer.join();
+  EXPECT_TRUE(staged);
+  EXPECT_EQ(store_->Stats().reader_waits_given_up, 0U);
+  Commit(2);
+  EXPECT_TRUE(store_->CheckIntegrity().ok()) << store_->CheckIntegrity().ToString();
+}
+
+TEST_F(SsdStoreTest, AReadThatDoesNotEndIsNamedWhereRoomIsRefused) {
+  options_.reader_wait_ms = 20;
+  Open();
+  Load();
+  auto view = std::move(*store_->PinNewest());
+  const BagReader held(view);
+  Status refused = Status::Ok();
+  for (uint64_t key = kKeys; refused.ok() && key < 3 * kKeys; ++key) refused = Stage(2, 0, key);
+  EXPECT_EQ(refused.code(), Code::kResourceExhausted);
+  EXPECT_NE(refused.message().find("at version 1"), std::string::npos) << refused.message();
+  EXPECT_GT(store_->Stats().reader_waits_given_up, 0U);
+  EXPECT_TRUE(store_->CheckIntegrity().ok());
+}
+
+// Calls `hook`, once, before the next read.
+class HookedFile : public BlockFile {
+ public:
+  HookedFile(std::unique_ptr<BlockFile> file, std::function<void()>* hook)
+      : file_(std::move(file)), hook_(hook) {}
+  Status Read(std::span<const uint64_t> blocks, const BlockSink& sink) override {
+    if (auto hook = std::exchange(*hook_, nullptr)) hook();
+    return file_->Read(blocks, sink);
+  }
+  Status Write(uint64_t block, std::span<const std::byte> bytes) override {
+    return file_->Write(block, bytes);
+  }
+  const char* engine() const override { return file_->engine(); }
+  bool direct() const override { return file_->direct(); }
+
+ private:
+  const std::unique_ptr<BlockFile> file_;
+  std::function<void()>* const hook_;
+};
+
+TEST_F(SsdStoreTest, ARowThatChangesWhileItIsPromotedKeepsItsNewValues) {
+  std::function<void()> hook;
+  options_.wrap_ssd = [&](std::unique_ptr<BlockFile> file) {
+    return std::make_unique<HookedFile>(std::move(file), &hook);
+  };
+  Open();
+  Load();
+  std::vector<uint64_t> keys;
+  for (uint64_t key = 0; keys.size() < 200; key += 7) {
+    Source from = Source::kDefault;
+    ASSERT_TRUE(Lookup(0, static_cast<int64_t>(key), &from).ok());
+    if (from == Source::kSsd) keys.push_back(key);
+  }
+  const uint64_t before = store_->Stats().promotions;
+  // A writer, while the rows are read: were its lock held then, this would never end.
+  uint64_t promoted_meanwhile = 0;
+  hook = [&] {
+    for (size_t k = 0; k < keys.size(); k += 2) ASSERT_TRUE(Stage(2, 0, keys[k]).ok());
+    Commit(2);
+    promoted_meanwhile = store_->Stats().promotions - before;
+  };
+  store_->Maintain();
+  EXPECT_EQ(hook, nullptr) << "nothing was read";
+  EXPECT_EQ(promoted_meanwhile, 0U);
+  EXPECT_GT(store_->Stats().promotions, before);
+  EXPECT_GT(store_->Stats().dropped_accesses, 0U) << "rows that changed";
+  CheckAll();
+}
+
+TEST_F(SsdStoreTest, PromotionsPassOverABadBlock) {
+  Open();
+  Load();
+  for (int64_t key = 0; key < 500; ++key) ASSERT_TRUE(Lookup(0, key).ok());
+  for (uint64_t block = 0; block < 60; block += 6) faults_.Put(block, Fault::kBitFlip, 12345);
+  const StoreStats before = store_->Stats();
+  store_->Maintain();
+  const StoreStats after = store_->Stats();
+  const uint64_t dropped = after.dropped_accesses - before.dropped_accesses;
+  EXPECT_GT(dropped, 0U) << "no row of a bad block was asked for";
+  EXPECT_GT(after.promotions - before.promotions, dropped);
+  EXPECT_GT(after.ssd.corrupt, before.ssd.corrupt);
+  faults_.Clear();
   CheckAll();
 }
 

@@ -204,11 +204,17 @@ void Store::Impl::MakeDevices() {
   }
 }
 
-Status Store::Impl::OpenDevice(Device* device) {
-  uint64_t directory = device->arena.directory_bytes();
-  if (hbm != nullptr && tables[device->tables.front()].part == 0) {
-    directory += hbm->HostBytesOfArena();
+uint64_t Store::Impl::DirectoryBytes(const Device& device) const {
+  uint64_t bytes = device.arena.directory_bytes() + device.index_pages.directory_bytes();
+  for (const uint32_t t : device.tables) {
+    bytes += tables[t].buckets.size() * sizeof(BucketSlot) / options.devices;
   }
+  if (hbm != nullptr && tables[device.tables.front()].part == 0) bytes += hbm->HostBytesOfArena();
+  if (device.ssd != nullptr) bytes += device.ssd->directory_bytes();
+  return bytes;
+}
+
+Status Store::Impl::OpenDevice(Device* device) {
   const std::string& name = tables[device->tables.front()].config.name;
   const auto own = options.table_budgets.find(name);
   const bool shared = own == options.table_budgets.end();
@@ -223,7 +229,12 @@ Status Store::Impl::OpenDevice(Device* device) {
     std::unique_ptr<BlockFile> file = std::move(*opened);
     if (options.wrap_ssd) file = options.wrap_ssd(std::move(file));
     device->ssd = std::make_unique<BlockLog>(std::move(file), ssd_bytes / options.devices);
-    directory += device->ssd->directory_bytes();
+  }
+  uint64_t directory = DirectoryBytes(*device);
+  for (const uint32_t t : device->tables) {
+    for (const BucketSlot& slot : tables[t].buckets) {
+      if (slot.On(device) != nullptr) directory += kBucketBytes;
+    }
   }
   if (!device->budget.TryCharge(directory)) {
     return {Code::kInvalidArgument, "ddr_budget_bytes is too small for its directories" +
@@ -409,9 +420,11 @@ StoreStats Store::Stats() const {
   stats.rows = impl_->rows.load();
   for (const auto& device : impl_->devices) {
     stats.ddr_payload_bytes += device->arena.page_bytes();
+    stats.huge_bytes += device->arena.pool()->huge_bytes() + device->index_pages.huge_bytes();
     if (device->ssd != nullptr) AddSsd(*device->ssd, &stats);
   }
   stats.index_bytes = impl_->index_bytes.load();
+  for (const auto& device : impl_->devices) stats.index_bytes += device->nodes.bytes();
   stats.ddr_budget_bytes = impl_->options.ddr_budget_bytes;
   for (size_t s = 0; s < kSources; ++s) stats.hits[s] = impl_->hits[s].load();
   stats.evictions_to_ssd = impl_->evictions.load();
@@ -421,6 +434,7 @@ StoreStats Store::Stats() const {
   stats.ssd.compacted_rows = impl_->compacted_rows.load();
   stats.ssd.compactions_forced = impl_->compactions_forced.load();
   stats.refused_rows = impl_->refused_rows.load();
+  stats.reader_waits_given_up = impl_->reader_waits_given_up.load();
   if (impl_->hbm != nullptr) {
     stats.hbm = impl_->hbm->cache().Stats();
     stats.hbm_tables = impl_->hbm->cache().TableStats();

@@ -4,18 +4,20 @@
 //   holding.cc     buckets added, dropped    training.cc   rows made, updated and taken
 //   finder.cc      where a batch's rows lie  lookup.cc     batched reads
 //   hbm_tier.cc    the tier above DDR
-//   residency.cc   room: evict, promote, move, reclaim     integrity.cc  every invariant
-//   compaction.cc  room on the SSD
+//   residency.cc   room: evict, move, reclaim              integrity.cc  every invariant
+//   compaction.cc  room on the SSD         upkeep.cc     promotions, huge pages: Maintain
 #pragma once
 
 #include <atomic>
 #include <bit>
 #include <chrono>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -28,6 +30,7 @@
 #include "store/bucket_index.h"
 #include "store/hbm_tier.h"
 #include "store/location.h"
+#include "store/node_pool.h"
 #include "store/reader_registry.h"
 #include "store/tier_policy.h"
 
@@ -63,6 +66,9 @@ struct Retired {
 // The rows of one bucket on one device. What a lookup reads comes first, in one cache line.
 struct alignas(64) Bucket {
   Bucket(Device* on, const Table& of);
+  ~Bucket();
+  Bucket(const Bucket&) = delete;
+  Bucket& operator=(const Bucket&) = delete;
   BucketIndex index;
   std::byte* const rows;  // address of slot 0 of its DDR rows
   // It answers versions from here on; below, `older` does, if there is one. Set before readers can
@@ -81,6 +87,9 @@ struct alignas(64) Bucket {
   std::vector<uint64_t> changed;           // training: keys of rows with aux.changed
   std::map<uint64_t, RecordKind> removed;  // training: keys removed since TakeChanges
 };
+
+// What a bucket costs without its rows and arrays: what the budget is charged.
+inline constexpr uint64_t kBucketBytes = sizeof(Bucket) + alignof(Bucket);
 
 // The copies of one bucket in this store. The newest is owned here, and owns its older one.
 struct BucketSlot {
@@ -134,13 +143,19 @@ struct Device {
         tables(std::move(of)),
         budget(budget_bytes),
         arena(&budget),
+        index_pages(budget_bytes / BucketIndex::kPageBytes * BucketIndex::kPagesPerBudgetPage,
+                    BucketIndex::kPageBytes),
+        nodes(&budget, &index_pages),
         in_ddr(all_tables),
         in_ssd(all_tables) {}
   const uint32_t number;               // of the device
   const std::vector<uint32_t> tables;  // whose rows may lie here
   std::mutex writer;                   // held by whoever writes to this device's buckets
+  std::mutex upkeep;                   // held by who maintains it; taken before `writer`
   ByteBudget budget;                   // its share of the DDR budget
   SlabArena arena;
+  PagePool index_pages;  // of its buckets' arrays, and of:
+  NodePool nodes;
   // Charged from the beginning, so that rows of a full device can still be pruned, which needs a
   // page for the smaller ones before the larger ones leave theirs. Lent for that, and taken back
   // before anything else gets the room. 0 where rows go to an SSD instead, and in serving.
@@ -162,7 +177,9 @@ struct Device {
   std::mutex accesses_mutex;
   size_t most_accesses = 0;
   std::vector<Access> accesses;
-  std::vector<Access> replayed;  // those of Maintain's last turn: its memory is kept
+  std::vector<Access> replayed;  // those of Maintain's last turn: its memory is kept (`upkeep`)
+  // SSD slots that Maintain reads without the writer, but for those freed since.
+  std::set<uint64_t> promoting;
   uint64_t LogBytes() const { return 2 * most_accesses * sizeof(Access); }
   uint64_t PolicyBytes() const {
     return LogBytes() + (policy == nullptr ? 0 : policy->bytes()) +
@@ -182,6 +199,8 @@ struct Table {
   std::vector<BucketSlot> buckets;
   uint32_t part = 0;  // its rows lie on devices[part * options.devices ...]
 };
+
+inline Bucket::~Bucket() { index.Clear(&device->index_pages); }
 
 inline Bucket::Bucket(Device* on, const Table& of)
     : rows(on->arena.base()),
@@ -216,6 +235,7 @@ struct Store::Impl {
   std::atomic<uint64_t> refused_promotions{0};
   mutable std::atomic<uint64_t> dropped_accesses{0};
   std::atomic<uint64_t> refused_rows{0};
+  std::atomic<uint64_t> reader_waits_given_up{0};
   std::atomic<uint64_t> new_keys_waiting{0};
   std::atomic<uint64_t> dropped_gradients{0};
   std::atomic<uint64_t> compacted_bytes{0};
@@ -237,6 +257,8 @@ struct Store::Impl {
   void MakeDevices();
   // The directories of its tiers, its policy and its logs, charged; its file on the SSD.
   Status OpenDevice(Device* device);
+  // Of a device's DDR, what it takes before the first bucket.
+  uint64_t DirectoryBytes(const Device& device) const;
   Status OpenPolicy(Device* device, const std::string& name);
   uint32_t AuxBytes(const Table& table) const {
     return training() ? static_cast<uint32_t>(sizeof(RowAux)) + 4U * table.config.layout.chunks : 0;
@@ -271,12 +293,15 @@ struct Store::Impl {
   void RetireArrays(Device* device, const BucketIndex::Arrays& arrays);
   // Frees what no reader can hold any more.
   void Reclaim(Device* device);
-  // As Reclaim, giving those readers a few ms to leave.
-  void AwaitReaders(Device* device);
+  // As Reclaim, waiting for those readers. kResourceExhausted naming the one that stays longer than
+  // options.reader_wait_ms.
+  Status AwaitReaders(Device* device);
   void Free(Device* device, const Retired& retired);
-  // One step towards room: reclaims, then takes cold rows, then whole pages out of DDR. False when
-  // there is nothing left to try.
-  bool MakeRoom(Device* device, int round);
+  // One step towards room: reclaims, then takes cold rows, then whole pages out of DDR. Returns
+  // `wanted`, which has failed for want of room, when there is nothing left to try.
+  Status MakeRoom(Device* device, int round, const Status& wanted);
+  // Attempts, making room in between, until it no longer fails for want of room.
+  Status WithRoom(Device* device, const std::function<Status()>& attempt);
   // Of the pages of a device, what no row takes; rows count as they are, not as their slots.
   static uint64_t FreeSlotBytes(const Device& device);
   // Whether another row must leave for one that enters.
@@ -306,13 +331,26 @@ struct Store::Impl {
   void MoveCondemned(Device* device, uint32_t entries, bool demote);
   // Entries of the device's buckets, used or not: one round of the clock hand.
   uint32_t RoundOf(const Device* device) const;
-  // Tells the policy what was read since, and brings the rows that it admits from the SSD.
-  void Replay(Device* device);
-  // Brings an SSD row to DDR. Ok also when it is gone or already there.
-  Status Promote(Device* device, uint32_t table, uint32_t bucket, uint64_t key);
-  Status PromoteRow(Device* device, uint32_t table, Bucket* bucket, uint64_t key);
   template <typename Visit>
   void AdvanceHand(Device* device, Hand* hand, uint32_t entries, Visit visit);
+
+  // --- upkeep.cc; these take the writer themselves, and not for what takes long: `upkeep` is held
+  void Maintain(Device* device);
+  // Tells the policy what was read since, and gives the rows that it admits from the SSD.
+  std::vector<Access> Replay(Device* device);
+  // Reads rows from the SSD in one batch and brings them to DDR, but for those that are gone, there
+  // already, or changed meanwhile. Counts those for which there is no room or no good block.
+  void Promote(Device* device, std::span<const Access> rows);
+  // Makes one region of a pool of the device a huge page, if one is due.
+  static void MakeHugePage(Device* device, PagePool* pool);
+  // --- and these run under it
+  // The entry of a row whose newest place is on the SSD; kNotFound: it has none there.
+  uint32_t EntryOnSsd(Device* device, const Access& row, Bucket** bucket) const;
+  // Gives a row of the SSD, read to `bytes`, a place in DDR.
+  Status Install(Device* device, uint32_t table, Bucket* bucket, uint64_t key,
+                 const std::byte* bytes);
+  // Brings one SSD row to DDR. Ok also when it is gone or already there.
+  Status PromoteOne(Device* device, const Access& row);
 
   // --- compaction.cc; the device's writer is held -----------------------------------------------
   // Who names this SSD slot; nullopt: nobody does any more.

@@ -30,7 +30,7 @@ Result<Location> Store::Impl::ResidentRow(Device* device, uint32_t t, uint32_t b
                   "key " + std::to_string(key) + " has no row in table " + tables[t].config.name);
   }
   if (index.At(entry).tier() == TierId::kSsd) {
-    EMBERTIDE_RETURN_IF_ERROR(Promote(device, t, b, key));
+    EMBERTIDE_RETURN_IF_ERROR(PromoteOne(device, {key, t}));
   }
   return index.At(index.Locate(HashKey(key), key));
 }

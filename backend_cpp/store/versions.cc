@@ -8,6 +8,12 @@
 #include "store/store_impl.h"
 
 namespace embertide {
+namespace {
+
+// Entries of the retire list, which is not charged, before a fold looks whether readers are gone.
+constexpr size_t kMostRetired = 4096;
+
+}  // namespace
 
 Status Store::StageRecords(uint64_t version, uint32_t table, uint32_t bucket,
                            std::span<const std::byte> records) {
@@ -172,21 +178,20 @@ void Store::Impl::LeaveWindow() {
 }
 
 void Store::Impl::Fold(Device* device, uint64_t limit) {
+  // Version by version, so that no node of a later one is freed before its turn.
   while (!device->staged.empty() && device->staged.begin()->first <= limit) {
-    VersionNode* head = device->staged.begin()->second;
+    const auto [version, head] = *device->staged.begin();
     device->staged.erase(device->staged.begin());
-    std::vector<std::pair<uint64_t, std::pair<uint32_t, uint32_t>>> changed;
-    for (VersionNode* node = head; node != nullptr; node = node->next_staged) {
-      changed.push_back({node->key, {node->table, node->bucket}});
-    }
-    for (const auto& [key, where] : changed) {
-      BucketIndex& index = tables[where.first].buckets[where.second].On(device)->index;
-      const uint32_t entry = index.Locate(HashKey(key), key);
+    for (VersionNode *node = head, *next = nullptr; node != nullptr; node = next) {
+      next = node->next_staged;
+      if (device->retired.size() > kMostRetired) Reclaim(device);
+      BucketIndex& index = tables[node->table].buckets[node->bucket].On(device)->index;
+      const uint32_t entry = index.Locate(HashKey(node->key), node->key);
       if (entry == BucketIndex::kNotFound || !index.At(entry).is_chain()) continue;
       VersionNode* first = index.At(entry).chain();
-      first->table = where.first;
-      first->bucket = where.second;
-      FoldNode(device, first, limit);
+      first->table = node->table;
+      first->bucket = node->bucket;
+      FoldNode(device, first, version);
     }
   }
 }

@@ -3,6 +3,7 @@
 Shapes: N keys, R rows, D dimensions.
 """
 
+import time
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ CHUNKS = 4
 _BUCKET_ROWS = 100_000
 _INDEX_BYTES = 40  # a row, with room to grow
 _SLACK = 64 << 20
+_SETTLED_S = 1.5  # memory becomes huge pages when it has been full for a second
 
 
 def keys_of(rows_N: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -86,9 +88,20 @@ def filled(
 def fill(rows: int, dim: int, *, live_chunks: int = CHUNKS) -> _store.Store:
     """Return a serving store of so many rows, all in DDR."""
     payload = dim // CHUNKS * live_chunks * 4
-    return filled(
+    store = filled(
         table_of(rows, dim),
         keys_of(np.arange(rows, dtype=np.int64)),
         live_chunks=live_chunks,
         ddr_budget_bytes=rows * (payload + _INDEX_BYTES) + _SLACK,
     )
+    settle(store)
+    return store
+
+
+def settle(store: _store.Store) -> None:
+    """Maintain a store until what it holds lies in huge pages, as far as the system gives any."""
+    huge, since = -1, time.monotonic()
+    while time.monotonic() < since + _SETTLED_S:
+        store.maintain()
+        if (now := store.stats()["huge_bytes"]) != huge:
+            huge, since = now, time.monotonic()

@@ -143,6 +143,7 @@ class EmbeddingStore(nn.Module):
                 epsilon=self.optimizer.epsilon,
             )
         self._pending.clear()
+        self.store.maintain()
         return updated
 
     def buckets(self) -> Iterator[tuple[_store.TableConfig, int, bytes]]:

@@ -125,6 +125,9 @@ struct StoreOptions {
   HbmKind hbm_kind = HbmKind::kGpu;
   std::string hbm_policy = kDefaultHbmPolicy;
   uint32_t window_versions = 8;  // committed versions a Pin may still name
+  // How long a writer that needs room waits for one read in flight that holds memory retired before
+  // it; then its rows are refused, and the reader is named and counted.
+  uint32_t reader_wait_ms = 5000;
   // Training: EnsureRows gives a key its row at its so many-th occurrence of late, 1 to 15; until
   // then it reads as the default row and its gradients are dropped, both counted. Occurrences are
   // counted in a sketch, which may take keys that share its counters for one: 1/128 of the DDR
@@ -153,6 +156,7 @@ struct StoreStats {
   uint64_t rows = 0;
   uint64_t ddr_payload_bytes = 0;  // whole slab pages in use
   uint64_t index_bytes = 0;        // index arrays, page directory, version chains
+  uint64_t huge_bytes = 0;         // of pages and index arrays, what lies in huge pages by now
   uint64_t ssd_bytes = 0;          // segments in use
   SsdStats ssd;
   uint64_t ddr_budget_bytes = 0;
@@ -161,6 +165,7 @@ struct StoreStats {
   uint64_t promotions = 0;
   uint64_t refused_promotions = 0;        // rows read from the SSD that DDR's policy did not let in
   uint64_t refused_rows = 0;              // staged rows that no tier had room for
+  uint64_t reader_waits_given_up = 0;     // by writers that needed room: see reader_wait_ms
   std::vector<HbmDeviceStats> hbm;        // by device; empty: there is no HBM tier
   std::vector<HbmTableStats> hbm_tables;  // by table; empty as well
   uint64_t hbm_dropped_misses = 0;        // that the choice of rows was to hear of and did not
@@ -419,8 +424,10 @@ class Store {
                       std::vector<std::byte>* records) const;
   // Training profile: inserts records as rows as they are (restore from a snapshot).
   Status ImportRecords(uint32_t table, uint32_t bucket, std::span<const std::byte> records);
-  // Work for a background thread: promotes hot SSD rows, frees retired memory, compacts segments.
-  // Bounded (about a millisecond a call). Safe beside readers and writers.
+  // Work for a background thread: promotes hot SSD rows, frees retired memory, compacts segments,
+  // makes full regions of memory huge pages. Bounded, and holds up writers for less than a
+  // millisecond at a time, but for writes to the SSD. Safe beside readers and writers; of two calls
+  // at once, one passes over the device that the other is at.
   void Maintain();
   // Verifies every invariant of the store: free + used = capacity, the index is injective on slots,
   // budgets hold, every entry is found by its key. kCorrupt naming the first that fails.
