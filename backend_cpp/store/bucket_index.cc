@@ -151,16 +151,19 @@ bool BucketIndex::Place(const Arrays& arrays, uint64_t hash, uint64_t key, uint6
   }
 }
 
-Status BucketIndex::Reserve(ByteBudget* budget, const std::function<void(const Arrays&)>& retire) {
+Status BucketIndex::Reserve(ByteBudget* budget, const std::function<void(const Arrays&)>& retire,
+                            uint32_t entries) {
   const Arrays old = arrays();
-  const auto fits = [](uint64_t entries, uint64_t groups) {
-    return entries * 4 <= groups * kGroupEntries * 3;
+  const auto fits = [](uint64_t taken, uint64_t groups) {
+    return taken * 4 <= groups * kGroupEntries * 3;
   };
-  const uint32_t wanted = used_.load() + 1;
+  const uint32_t wanted = used_.load() + entries;
   if (fits(wanted + deleted_, old.group_count)) return Status::Ok();
   // Full of deleted entries: the same size again; else the next.
   uint32_t size = old.pages == nullptr ? 0 : static_cast<uint32_t>(packed_.load() >> kSizeShift);
-  while (!fits(wanted + wanted / 16, kGroupCounts[size])) ++size;
+  // One at a time: arrays that have just grown shall not be full again soon.
+  const uint32_t spare = entries == 1 ? wanted / 16 : 0;
+  while (!fits(wanted + spare, kGroupCounts[size])) ++size;
   const uint64_t bytes = Arrays{nullptr, kGroupCounts[size]}.bytes();
   if (!budget->TryCharge(bytes)) {
     return {Code::kResourceExhausted,

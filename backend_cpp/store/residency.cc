@@ -233,7 +233,7 @@ bool Store::Impl::Demote(Device* device, const std::vector<Holder>& victims) {
   std::vector<uint64_t> slots;
   Status appended = device->ssd->Append(entries, &slots);
   for (int tries = 0; appended.code() == Code::kResourceExhausted && tries < kCompactTries &&
-                      CompactForRoom(device);
+                      (DropSeals(device) || CompactForRoom(device));
        ++tries) {
     appended = device->ssd->Append(entries, &slots);
   }
@@ -378,7 +378,7 @@ Result<Location> Store::Impl::StoreRow(Device* device, const Table& table, uint6
   return place;
 }
 
-Status Store::Impl::ReserveEntry(Device* device, Bucket* bucket) {
+Status Store::Impl::ReserveEntries(Device* device, Bucket* bucket, uint32_t entries) {
   // A new row is never why rows that are there cannot be pruned.
   TakeReserveBack(device);
   for (int round = 0; device->reserve_lent; ++round) {
@@ -394,7 +394,7 @@ Status Store::Impl::ReserveEntry(Device* device, Bucket* bucket) {
   };
   for (int round = 0;; ++round) {
     const uint64_t before = bucket->index.bytes();
-    Status reserved = bucket->index.Reserve(&device->budget, retire);
+    Status reserved = bucket->index.Reserve(&device->budget, retire, entries);
     if (reserved.ok()) {
       if (grown || bucket->index.bytes() != before) {
         // The old arrays stay charged until they are freed: now, but for readers.
