@@ -2,7 +2,6 @@
 #include "bus/chain.h"
 
 #include <algorithm>
-#include <optional>
 #include <set>
 
 #include "embertide/row.h"
@@ -141,6 +140,12 @@ std::vector<v1::CommitFile> NewestChain(const std::string& publication, VersionI
   return {};
 }
 
+std::optional<std::vector<v1::CommitFile>> ChainBetween(const std::string& publication,
+                                                        VersionId from, VersionId to) {
+  std::set<VersionId> dead;
+  return ChainTo(publication, from, to, &dead, [] {});
+}
+
 Result<std::map<BucketId, std::vector<std::byte>>> ReadBucketsAt(
     const std::string& publication, VersionId at, const Manifest& manifest,
     std::span<const BucketId> buckets) {
@@ -155,8 +160,7 @@ Result<std::map<BucketId, std::vector<std::byte>>> ReadBucketsAt(
   Status last(Code::kNotFound, publication + ": no snapshot and delta files lead to " + Text(at));
   for (const VersionId snapshot : snapshots) {
     if (snapshot.number > at.number) continue;
-    std::set<VersionId> dead;
-    const auto chain = ChainTo(publication, snapshot, at, &dead, [] {});
+    const auto chain = ChainBetween(publication, snapshot, at);
     if (!chain) continue;
     std::map<BucketId, Rebuilt> rows;
     for (const BucketId bucket : buckets) rows[bucket];

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -26,6 +27,10 @@ std::vector<VersionId> Newer(std::vector<VersionId> ids, VersionId have);
 std::vector<v1::CommitFile> NewestChain(const std::string& publication, VersionId have,
                                         const std::vector<VersionId>& deltas,
                                         const std::function<void()>& corrupt);
+
+// The commits that lead from `from` to `to`, oldest first; nullopt if one is missing or harmed.
+std::optional<std::vector<v1::CommitFile>> ChainBetween(const std::string& publication,
+                                                        VersionId from, VersionId to);
 
 struct BucketId {
   uint32_t table_id = 0;

@@ -8,6 +8,7 @@
 //   commit.pb, delta files, dense tensors of a commit   | delta_fuzz.cc
 //   batches of the bus, staged into a store             | batch_fuzz.cc
 //   blocks of the SSD log                               | block_log_fuzz.cc
+//   seals of the SSD tier                               | seal_fuzz.cc
 //   safetensors                                         | tensors_fuzz.cc
 //   replies of Redis; its URL                           | redis_fuzz.cc, redis_url_fuzz.cc
 //   plans, from the state store or a file               | plan_fuzz.cc

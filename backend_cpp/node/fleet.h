@@ -56,6 +56,8 @@ class Fleet : public NodeHandler {
   void RefreshPlan();
   FleetStats stats() const;
   const std::string& address() const { return address_; }
+  // Every bucket of the newest plan is held.
+  bool Aligned() const { return routing()->epoch == held_epoch_; }
   // Why a bucket or a plan could not be taken; empty while all is well.
   std::string error() const;
   // A version was committed.

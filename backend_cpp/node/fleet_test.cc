@@ -1,6 +1,8 @@
 // Nodes that share a model: what they tell the control plane, and what they ask each other.
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "node/test_fleet.h"
 
 namespace embertide {
@@ -369,6 +371,50 @@ TEST(FleetNodeTest, StatusTellsWhatEachTierHolds) {
   EXPECT_EQ(status.usage(0).rows(), 1000U);
   EXPECT_EQ(status.usage(0).payload_bytes(), stats.ddr_payload_bytes);
   EXPECT_GT(status.usage(0).index_bytes(), 1000U * 16);
+}
+
+TEST(FleetNodeTest, ASealIsBroughtInLineWithThePlan) {
+  TestFleet fleet(2);
+  constexpr uint64_t kKeys = 400;
+  const std::string directory = fleet.model.path() + "-ssd";
+  fleet.model.WriteSnapshot({1, 1}, ManyRows(kKeys, 1));
+  fleet.Write(fleet.MakePlan(1));
+  NodeOptions sealed = fleet.Options(1);
+  sealed.ssd_budget_bytes = 8ULL << 20;
+  sealed.ssd_directory = directory;
+  sealed.ssd_seal_interval_ms = 1;
+  fleet.Start(0, fleet.Options(0));
+  fleet.Start(1, sealed);
+  fleet.model.WriteDelta({2, 1}, {1, 1}, ManyRows(kKeys / 2, 100));
+  ASSERT_TRUE(Await([&] { return fleet.node(1).store().Stats().seal.version == 2; }));
+  fleet.Stop(1);
+  // While it is away: bucket 1 leaves it, bucket 2 comes to it, and some rows change.
+  fleet.Write(fleet.MakePlan(2, {{0, {{0}}}, {1, {{0}}}, {2, {{1}}}, {3, {{1}}}}));
+  fleet.model.WriteDelta({3, 1}, {2, 1}, ManyRows(kKeys / 4, 1000));
+  ASSERT_TRUE(Await([&] {
+    const FleetStats stats = fleet.node(0).fleet_stats();
+    return fleet.node(0).plan_epoch() == 2 && stats.buckets_held == 2 && stats.buckets_left == 0 &&
+           fleet.node(0).newest()->number == 3;
+  }));
+  fleet.Start(1, sealed);
+  EXPECT_TRUE(fleet.node(1).opened_from_seal()) << fleet.node(1).seal_refusal();
+  const Store& store = fleet.node(1).store();
+  for (uint32_t b = 0; b < 4; ++b) EXPECT_EQ(store.HeldSince(0, b).has_value(), b >= 2) << b;
+  std::vector<uint64_t> keys(kKeys);
+  std::vector<float> expected(kKeys);
+  for (uint64_t key = 0; key < kKeys; ++key) {
+    keys[key] = key;
+    const float base = key < kKeys / 4 ? 1000 : key < kKeys / 2 ? 100 : 1;
+    expected[key] = base + static_cast<float>(key);
+  }
+  ASSERT_TRUE(Await([&] { return fleet.node(1).fleet_stats().peers_alive == 1; }));
+  v1::ReadResponse response;
+  const grpc::Status read = fleet.Read(1, keys, &response);
+  ASSERT_TRUE(read.ok()) << read.error_message();
+  EXPECT_EQ(ValuesOf(response), expected);
+  EXPECT_TRUE(store.CheckIntegrity().ok());
+  fleet.Stop(1);
+  std::filesystem::remove_all(directory);
 }
 
 }  // namespace

@@ -40,6 +40,10 @@ constexpr const char* kHelp =
     "                        POLICY...], each clock, clock:2 to clock:15 or none (clock:2)\n"
     "  --ssd-engine ENGINE   auto, io_uring, libaio or pread (auto)\n"
     "  --ssd-compaction-bytes N  of its compaction in the background, a second (64 MiB)\n"
+    "  --ssd-seal-interval-ms N  between seals, which it is opened from after a kill (300000; 0: "
+    "none)\n"
+    "  --ssd-seal-bytes N    of a seal, a second while it is written (64 MiB; 0: as fast as it "
+    "goes)\n"
     "  --remote-cache-bytes N  for rows of peers that small requests ask for (32 MiB; 0: none)\n"
     "  --plan-file FILE      the last plan is kept here\n"
     "  --token TOKEN         what peers and the control plane ask for; or EMBERTIDE_TOKEN\n"
@@ -65,7 +69,7 @@ int Run(int argc, char** argv) {
   NodeOptions options;
   options.devices = 1;
   if (const char* token = std::getenv("EMBERTIDE_TOKEN")) options.token = token;
-  static constexpr std::array<option, 25> kOptions = {{
+  static constexpr std::array<option, 27> kOptions = {{
       {"publication", required_argument, nullptr, 'p'},
       {"state", required_argument, nullptr, 's'},
       {"peer-address", required_argument, nullptr, 'a'},
@@ -85,6 +89,8 @@ int Run(int argc, char** argv) {
       {"hbm-policy", required_argument, nullptr, 'A'},
       {"ssd-engine", required_argument, nullptr, 'E'},
       {"ssd-compaction-bytes", required_argument, nullptr, 'C'},
+      {"ssd-seal-interval-ms", required_argument, nullptr, 'i'},
+      {"ssd-seal-bytes", required_argument, nullptr, 'I'},
       {"remote-cache-bytes", required_argument, nullptr, 'r'},
       {"plan-file", required_argument, nullptr, 'f'},
       {"token", required_argument, nullptr, 't'},
@@ -167,6 +173,12 @@ int Run(int argc, char** argv) {
       case 'C':
         wrong = ParseNumber(value, uint64_t{0}, kMost, &options.ssd_compaction_bytes_per_s);
         break;
+      case 'i':
+        wrong = ParseNumber(value, uint64_t{0}, uint64_t{1} << 32, &options.ssd_seal_interval_ms);
+        break;
+      case 'I':
+        wrong = ParseNumber(value, uint64_t{0}, kMost, &options.ssd_seal_bytes_per_s);
+        break;
       case 'f':
         options.plan_file = value;
         break;
@@ -200,9 +212,14 @@ int Run(int argc, char** argv) {
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   const Result<std::unique_ptr<Node>> node = Node::Open(std::move(options));
   if (!node.ok()) return Refuse(node.status().ToString());
-  std::printf("ready at %s, version %llu, epoch %llu\n", node.value()->address().c_str(),
+  if (const std::string& why = node.value()->seal_refusal(); !why.empty()) {
+    std::fprintf(stderr, "embertide_node: the seal of the SSD tier is not used: %s\n", why.c_str());
+  }
+  std::printf("ready at %s, version %llu, epoch %llu, rows from %s\n",
+              node.value()->address().c_str(),
               static_cast<unsigned long long>(node.value()->newest()->number),
-              static_cast<unsigned long long>(node.value()->plan_epoch()));
+              static_cast<unsigned long long>(node.value()->plan_epoch()),
+              node.value()->opened_from_seal() ? "a seal" : "the snapshot");
   std::fflush(stdout);
   int signal = 0;
   sigwait(&signals, &signal);

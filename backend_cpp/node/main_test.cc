@@ -40,6 +40,8 @@ TEST(NodeMainTest, ANumberThatIsNoneIsRefusedByItsFlag) {
                            {"ddr-bytes", "0", "1 to " + most},
                            {"ssd-bytes", "1GiB", "0 to " + most},
                            {"ssd-compaction-bytes", "-1", "0 to " + most},
+                           {"ssd-seal-interval-ms", "5s", "0 to 4294967296"},
+                           {"ssd-seal-bytes", "-1", "0 to " + most},
                            {"ssd-bytes", most + "0", "0 to " + most},
                            {"hbm-bytes", "16M", "0 to " + most},
                            {"hbm-devices", "0", "1 to 64"},

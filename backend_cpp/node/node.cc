@@ -14,6 +14,7 @@
 #include "node/fleet.h"
 #include "node/latency_meter.h"
 #include "node/load_meter.h"
+#include "node/recovery.h"
 #include "node/remote.h"
 
 namespace embertide {
@@ -114,31 +115,60 @@ Result<std::unique_ptr<Node>> Node::Open(NodeOptions options) {
   std::unique_ptr<LoadMeter> load;
   if (!options.state.empty()) load = std::make_unique<LoadMeter>(manifest->tables);
   store_options.observer = load.get();
-  Result<std::unique_ptr<Store>> store = Store::Open(std::move(store_options));
-  if (!store.ok()) return store.status();
-
+  const bool seals = options.ssd_budget_bytes > 0 && options.ssd_seal_interval_ms > 0;
   std::unique_ptr<Node> node(new Node());
+  std::optional<Recovered> recovered;
+  if (seals) {
+    auto opened = OpenFromSeal(options, *manifest, store_options);
+    if (opened.ok()) recovered = std::move(*opened);
+    if (!opened.ok()) node->seal_refusal_ = opened.status().ToString();
+  }
+  node->opened_from_seal_ = recovered.has_value();
+  if (recovered) {
+    node->store_ = std::move(recovered->store);
+  } else {
+    Result<std::unique_ptr<Store>> store = Store::Open(std::move(store_options));
+    if (!store.ok()) return store.status();
+    node->store_ = std::move(*store);
+  }
   node->options_ = options;
   node->manifest_ = std::move(*manifest);
   node->features_ = std::move(*features);
   for (const Feature& feature : node->features_) node->total_dim_ += feature.dim;
   node->load_ = std::move(load);
   if (!options.state.empty()) node->latency_ = std::make_unique<LatencyMeter>();
-  node->store_ = std::move(*store);
   if (!options.dense_plugin.empty()) EMBERTIDE_RETURN_IF_ERROR(node->LoadDense());
   if (!options.state.empty()) {
     Result<std::unique_ptr<Fleet>> fleet = Fleet::Join(node.get());
     if (!fleet.ok()) return fleet.status();
     node->fleet_ = std::move(*fleet);
   }
-  EMBERTIDE_RETURN_IF_ERROR(node->LoadBuckets());
-  EMBERTIDE_RETURN_IF_ERROR(node->AddSnapshotVersion());
+  if (recovered) {
+    EMBERTIDE_RETURN_IF_ERROR(node->DropUnplanned());
+    std::shared_ptr<const DenseWeights> weights;
+    if (node->program_ != nullptr) {
+      auto loaded = node->LoadWeights(std::as_bytes(std::span(recovered->tensors)));
+      if (!loaded.ok()) return loaded.status();
+      weights = std::move(*loaded);
+    }
+    EMBERTIDE_RETURN_IF_ERROR(
+        node->AddFirstVersion(std::move(recovered->version), std::move(weights)));
+  } else {
+    EMBERTIDE_RETURN_IF_ERROR(node->LoadBuckets());
+    EMBERTIDE_RETURN_IF_ERROR(node->AddSnapshotVersion());
+  }
   node->worker_ = std::make_unique<Worker>(node->store_.get());
   if (!options.publication.empty()) EMBERTIDE_RETURN_IF_ERROR(node->Follow());
+  if (seals) node->sealer_ = std::make_unique<Sealer>(node.get());
   if (node->fleet_ != nullptr) {
-    // Ready is what has caught up: peers do not hold what a snapshot began with.
+    // Ready is what has caught up: peers do not hold what a snapshot began with. A seal may lack
+    // buckets that came after it; they are added as those of a new plan are.
+    const auto ready = [&] {
+      return node->follower_->stats().caught_up &&
+             (!node->opened_from_seal_ || node->fleet_->Aligned());
+    };
     const auto deadline = std::chrono::steady_clock::now() + options.plan_wait;
-    while (!node->follower_->stats().caught_up && std::chrono::steady_clock::now() < deadline) {
+    while (!ready() && std::chrono::steady_clock::now() < deadline) {
       std::this_thread::sleep_for(kMaintainEvery);
     }
     node->fleet_->Serve();
@@ -148,10 +178,23 @@ Result<std::unique_ptr<Node>> Node::Open(NodeOptions options) {
 
 // Who calls ends before what is called: peers' calls, versions, upkeep.
 Node::~Node() {
+  sealer_.reset();
   if (fleet_ != nullptr) fleet_->Leave();
   follower_.reset();
   fleet_.reset();
   worker_.reset();
+}
+
+Status Node::DropUnplanned() {
+  if (fleet_ == nullptr) return Status::Ok();
+  const auto plan = fleet_->routing();
+  for (uint32_t t = 0; t < plan->buckets.size(); ++t) {
+    for (uint32_t b = 0; b < plan->buckets[t].size(); ++b) {
+      if (plan->buckets[t][b].device >= 0) continue;
+      EMBERTIDE_RETURN_IF_ERROR(store_->DropBucket(t, b));
+    }
+  }
+  return Status::Ok();
 }
 
 // The buckets of the snapshot that this node holds.
@@ -233,17 +276,26 @@ Result<std::shared_ptr<const DenseWeights>> Node::SnapshotWeights(const std::str
 }
 
 Status Node::AddSnapshotVersion() {
-  auto info = std::make_shared<VersionInfo>();
-  info->lineage = manifest_.lineage;
-  info->number = manifest_.version;
-  info->watermark_ms = manifest_.watermark_ms;
-  info->dense_id = manifest_.dense_id;
   auto weights = SnapshotWeights(options_.snapshot, manifest_);
   if (!weights.ok()) return weights.status();
-  info->weights = std::move(*weights);
-  AddVersion(std::move(info));
-  return store_->Commit(manifest_.version);
+  return AddFirstVersion(VersionInfoOf(manifest_), std::move(*weights));
 }
+
+Status Node::AddFirstVersion(VersionInfo info, std::shared_ptr<const DenseWeights> weights) {
+  info.weights = std::move(weights);
+  const uint64_t number = info.number;
+  AddVersion(std::make_shared<VersionInfo>(std::move(info)));
+  return store_->Commit(number);
+}
+
+std::optional<SealedVersion> Node::NameOf(uint64_t number) const {
+  const std::shared_ptr<const Versions> known = versions();
+  const auto found = known->find(number);
+  if (found == known->end()) return std::nullopt;
+  return SealedVersion{number, found->second->lineage, found->second->proof};
+}
+
+std::string Node::seal_error() const { return sealer_ == nullptr ? "" : sealer_->error(); }
 
 void Node::AddVersion(std::shared_ptr<const VersionInfo> info) {
   const std::shared_ptr<const Versions> old = versions();
@@ -339,12 +391,7 @@ Status Node::Sink::Stage(uint64_t version, uint32_t table_id, uint32_t bucket,
 }
 
 Status Node::Sink::Commit(const v1::GlobalCommit& commit, const std::string& tensors) {
-  auto info = std::make_shared<VersionInfo>();
-  info->lineage = commit.version().lineage();
-  info->number = commit.version().number();
-  info->watermark_ms = commit.watermark_ms();
-  info->committed_ms = commit.committed_ms();
-  info->dense_id = commit.dense_id();
+  auto info = std::make_shared<VersionInfo>(VersionInfoOf(commit));
   info->weights = newest_->weights;
   if (node_->program_ != nullptr && commit.dense_id() != newest_->dense_id) {
     auto weights = node_->LoadWeights(std::as_bytes(std::span(tensors)));
@@ -421,11 +468,7 @@ Status Node::Sink::Load(const std::string& snapshot) {
   if (found.schema_id != node_->manifest_.schema_id) {
     return {Code::kRejected, snapshot + " has another schema than the one that is loaded"};
   }
-  auto info = std::make_shared<VersionInfo>();
-  info->lineage = found.lineage;
-  info->number = found.version;
-  info->watermark_ms = found.watermark_ms;
-  info->dense_id = found.dense_id;
+  auto info = std::make_shared<VersionInfo>(VersionInfoOf(found));
   auto weights = node_->SnapshotWeights(snapshot, found);
   if (!weights.ok()) return weights.status();
   info->weights = std::move(*weights);

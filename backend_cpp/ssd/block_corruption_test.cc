@@ -30,6 +30,7 @@ class HarmfulFile : public BlockFile {
   Status Write(uint64_t block, std::span<const std::byte> bytes) override {
     return file_->Write(block, bytes);
   }
+  Status Sync() override { return file_->Sync(); }
   const char* engine() const override { return "harmful"; }
   bool direct() const override { return false; }
 

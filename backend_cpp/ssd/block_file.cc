@@ -38,6 +38,7 @@ class MemoryBlockFile : public BlockFile {
     }
     return Status::Ok();
   }
+  Status Sync() override { return Status::Ok(); }
   const char* engine() const override { return "memory"; }
   bool direct() const override { return false; }
 
@@ -91,6 +92,11 @@ Status BlockDescriptor::Write(uint64_t block, std::span<const std::byte> bytes) 
   return Status::Ok();
 }
 
+Status BlockDescriptor::Sync() const {
+  if (fdatasync(fd_) == 0) return Status::Ok();
+  return {Code::kDeviceError, std::string("sync of the SSD log: ") + strerror(errno)};
+}
+
 Status BlockDescriptor::Read(uint64_t block, std::byte* buffer) const {
   size_t done = 0;
   while (done < kBlockBytes) {
@@ -104,13 +110,13 @@ Status BlockDescriptor::Read(uint64_t block, std::byte* buffer) const {
 }
 
 Result<std::unique_ptr<BlockFile>> OpenBlockFile(const std::string& path, SsdEngine engine,
-                                                 std::string* refused) {
+                                                 std::string* refused, bool keep) {
   bool direct = true;
-  constexpr int kFlags = O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC;
-  int fd = open(path.c_str(), kFlags | O_DIRECT, 0644);
+  const int flags = O_RDWR | O_CREAT | O_CLOEXEC | (keep ? 0 : O_TRUNC);
+  int fd = open(path.c_str(), flags | O_DIRECT, 0644);
   if (fd < 0 && errno == EINVAL) {
     direct = false;
-    fd = open(path.c_str(), kFlags, 0644);
+    fd = open(path.c_str(), flags, 0644);
   }
   if (fd < 0) return Status(Code::kDeviceError, path + ": " + strerror(errno));
   auto file = std::make_unique<BlockDescriptor>(fd, direct);

@@ -38,15 +38,19 @@ class BlockFile {
   // Writes `bytes` (a multiple of kBlockBytes, aligned) at `block`. One writer. kDeviceError naming
   // the block and errno; what the blocks then hold is unspecified.
   virtual Status Write(uint64_t block, std::span<const std::byte> bytes) = 0;
+  // Waits until what was written is on the drive and would outlive a loss of power. Any thread,
+  // also beside Read and Write. kDeviceError naming errno.
+  virtual Status Sync() = 0;
   // "io_uring", "libaio", "pread" or "memory".
   virtual const char* engine() const = 0;
   virtual bool direct() const = 0;
 };
 
-// Opens (creating or truncating) `path`. kDeviceError naming the path and errno, or an `engine`
-// that was asked for and that the system refuses; what kAuto passed over is added to `refused`.
+// Opens `path`, making it if need be; what it holds goes unless `keep`. kDeviceError naming the
+// path and errno, or an `engine` that was asked for and that the system refuses; what kAuto passed
+// over is added to `refused`.
 Result<std::unique_ptr<BlockFile>> OpenBlockFile(const std::string& path, SsdEngine engine,
-                                                 std::string* refused = nullptr);
+                                                 std::string* refused = nullptr, bool keep = false);
 
 std::unique_ptr<BlockFile> NewMemoryBlockFile();
 

@@ -4,14 +4,16 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
+#include <random>
 
 #include "embertide/checksum.h"
+#include "embertide/hash.h"
 
 namespace embertide {
 namespace {
 
 struct BlockHeader {
-  uint32_t crc;
+  uint32_t check;
   uint16_t bytes;
   uint16_t rows;
 };
@@ -39,11 +41,6 @@ void Save(const T& value, std::byte* to) {
 
 uint32_t BlockCrc(const std::byte* block) { return Crc32c({block + 4, kBlockBytes - 4}); }
 
-Status CheckBlock(uint64_t number, const std::byte* block) {
-  if (Load<BlockHeader>(block).crc == BlockCrc(block)) return Status::Ok();
-  return {Code::kCorrupt, "SSD block " + std::to_string(number) + " fails its checksum"};
-}
-
 uint64_t BlockOf(uint64_t slot) { return slot >> kSsdOffsetBits; }
 
 // Copies what was asked of a block that passed its checksum.
@@ -64,7 +61,16 @@ Status CopyEntry(const LogRead& read, const std::byte* block) {
 }  // namespace
 
 BlockLog::BlockLog(std::unique_ptr<BlockFile> file, uint64_t budget_bytes)
-    : file_(std::move(file)), segments_(budget_bytes / kSegmentBytes) {}
+    : file_(std::move(file)), segments_(budget_bytes / kSegmentBytes) {
+  std::random_device chance;
+  next_salt_ = (uint64_t{chance()} << 32) | chance();
+}
+
+Status BlockLog::CheckBlock(uint64_t number, const std::byte* block) const {
+  const uint32_t salt = segments_[number / kSegmentBlocks].salt;
+  if (Load<BlockHeader>(block).check == (BlockCrc(block) ^ salt)) return Status::Ok();
+  return {Code::kCorrupt, "SSD block " + std::to_string(number) + " fails its checksum"};
+}
 
 uint32_t BlockLog::OpenSegment(bool moved) const {
   if (current_ != kNoSegment && segments_[current_].written_blocks < kSegmentBlocks) {
@@ -79,7 +85,8 @@ uint32_t BlockLog::OpenSegment(bool moved) const {
 }
 
 uint32_t BlockLog::Pack(std::span<const LogEntry> entries, size_t* done, uint64_t first,
-                        uint32_t room, std::byte* buffer, std::vector<uint64_t>* slots) {
+                        uint32_t room, uint32_t salt, std::byte* buffer,
+                        std::vector<uint64_t>* slots) {
   uint32_t blocks = 0;
   for (; blocks < room && *done < entries.size(); ++blocks) {
     std::byte* block = buffer + size_t{blocks} * kBlockBytes;
@@ -99,7 +106,7 @@ uint32_t BlockLog::Pack(std::span<const LogEntry> entries, size_t* done, uint64_
     }
     BlockHeader header{0, static_cast<uint16_t>(at), rows};
     Save(header, block);
-    header.crc = BlockCrc(block);
+    header.check = BlockCrc(block) ^ salt;
     Save(header, block);
   }
   return blocks;
@@ -128,14 +135,15 @@ Status BlockLog::Append(std::span<const LogEntry> entries, std::vector<uint64_t>
     Segment& segment = segments_[number];
     const uint64_t first = uint64_t{number} * kSegmentBlocks + segment.written_blocks;
     const uint32_t room = kSegmentBlocks - segment.written_blocks;
-    std::byte* buffer = write_buffer_.Reserve(room);
-    const size_t before = done;
-    const uint32_t blocks = Pack(entries, &done, first, room, buffer, slots);
-    const Status written = file_->Write(first, {buffer, size_t{blocks} * kBlockBytes});
     if (!segment.open) {
       segment.open = true;
+      segment.salt = static_cast<uint32_t>(HashKey(next_salt_++));
       used_bytes_.fetch_add(kSegmentBytes, std::memory_order_relaxed);
     }
+    std::byte* buffer = write_buffer_.Reserve(room);
+    const size_t before = done;
+    const uint32_t blocks = Pack(entries, &done, first, room, segment.salt, buffer, slots);
+    const Status written = file_->Write(first, {buffer, size_t{blocks} * kBlockBytes});
     current_ = number;
     segment.written_blocks += blocks;
     uint64_t row_bytes = 0;
@@ -192,9 +200,103 @@ void BlockLog::Free(uint64_t slot, uint32_t bytes) {
     if (segment.written_blocks < kSegmentBlocks) return;
     current_ = kNoSegment;
   }
-  segment = Segment{};
+  Close(number);
+}
+
+void BlockLog::Close(uint32_t number) {
+  Segment& segment = segments_[number];
   if (number == compacting_) compacting_ = kNoSegment;
+  if (segment.sealed || segment.named) {
+    kept_bytes_.fetch_add(kSegmentBytes, std::memory_order_relaxed);
+    return;
+  }
+  segment = Segment{};
   used_bytes_.fetch_sub(kSegmentBytes, std::memory_order_relaxed);
+}
+
+// --- seals
+// ---------------------------------------------------------------------------------------------
+
+void BlockLog::Name(uint64_t slot) {
+  Segment& segment = segments_[SegmentOf(slot)];
+  const auto block = static_cast<uint16_t>(BlockOf(slot) % kSegmentBlocks);
+  segment.first_block = segment.named ? std::min(segment.first_block, block) : block;
+  segment.last_block = segment.named ? std::max(segment.last_block, block) : block;
+  segment.named = true;
+}
+
+std::vector<SealedSegment> BlockLog::Named() const {
+  std::vector<SealedSegment> named;
+  for (uint32_t s = 0; s < segments_.size(); ++s) {
+    const Segment& segment = segments_[s];
+    if (!segment.named) continue;
+    named.push_back({s, segment.salt, segment.first_block, segment.last_block,
+                     segment.written_blocks, segment.entry_bytes});
+  }
+  return named;
+}
+
+void BlockLog::CompleteSeal() {
+  for (Segment& segment : segments_) segment.sealed = std::exchange(segment.named, false);
+  CloseUnnamed();
+}
+
+void BlockLog::AbandonSeal() {
+  for (Segment& segment : segments_) segment.named = false;
+  CloseUnnamed();
+}
+
+void BlockLog::DropSeals() {
+  for (Segment& segment : segments_) segment.named = segment.sealed = false;
+  CloseUnnamed();
+}
+
+void BlockLog::CloseUnnamed() {
+  kept_bytes_.store(0, std::memory_order_relaxed);
+  for (uint32_t s = 0; s < segments_.size(); ++s) {
+    const bool full = segments_[s].written_blocks == kSegmentBlocks;
+    // The one at hand that has room may be empty: it goes on.
+    if (segments_[s].open && segments_[s].live_bytes == 0 && (s != current_ || full)) Close(s);
+  }
+}
+
+Status BlockLog::Reopen(std::span<const SealedSegment> segments) {
+  std::vector<uint64_t> blocks;
+  for (const SealedSegment& sealed : segments) {
+    const std::string name = "SSD segment " + std::to_string(sealed.number) + " of the seal ";
+    if (sealed.number >= segments_.size()) {
+      return {Code::kRejected, name + "lies beyond the SSD budget of " +
+                                   std::to_string(segments_.size() * kSegmentBytes) + " bytes"};
+    }
+    Segment& segment = segments_[sealed.number];
+    if (segment.open || sealed.first_block > sealed.last_block ||
+        sealed.last_block >= sealed.written_blocks || sealed.written_blocks > kSegmentBlocks ||
+        sealed.entry_bytes > kSegmentBytes) {
+      return {Code::kCorrupt, name + "cannot be as it says"};
+    }
+    segment.open = segment.sealed = true;
+    segment.first_block = sealed.first_block;
+    segment.last_block = sealed.last_block;
+    segment.salt = sealed.salt;
+    segment.written_blocks = sealed.written_blocks;
+    segment.entry_bytes = sealed.entry_bytes;
+    used_bytes_.fetch_add(kSegmentBytes, std::memory_order_relaxed);
+    const uint64_t begin = uint64_t{sealed.number} * kSegmentBlocks;
+    blocks.push_back(begin + sealed.first_block);
+    if (sealed.last_block > sealed.first_block) blocks.push_back(begin + sealed.last_block);
+  }
+  blocks_read_.fetch_add(blocks.size(), std::memory_order_relaxed);
+  return file_->Read(
+      blocks, [&](size_t b, const std::byte* block) { return CheckBlock(blocks[b], block); });
+}
+
+bool BlockLog::Adopt(uint64_t slot, uint32_t bytes) {
+  if (SegmentOf(slot) >= segments_.size() || bytes > kMaxEntryBytes) return false;
+  Segment& segment = segments_[SegmentOf(slot)];
+  const uint64_t block = BlockOf(slot) % kSegmentBlocks;
+  if (!segment.sealed || block < segment.first_block || block > segment.last_block) return false;
+  segment.live_bytes += EntryBytes(bytes);
+  return segment.live_bytes <= segment.entry_bytes;
 }
 
 std::optional<BlockLog::Run> BlockLog::NextToCompact(uint32_t blocks, double least_dead) {
@@ -202,7 +304,7 @@ std::optional<BlockLog::Run> BlockLog::NextToCompact(uint32_t blocks, double lea
     uint32_t most_dead = 0;
     for (uint32_t s = 0; s < segments_.size(); ++s) {
       const Segment& segment = segments_[s];
-      if (!segment.open || s == current_ || segment.compacted) continue;
+      if (!segment.open || s == current_ || segment.compacted || segment.live_bytes == 0) continue;
       const uint32_t dead = segment.entry_bytes - segment.live_bytes;
       if (dead <= most_dead || dead < least_dead * segment.entry_bytes) continue;
       most_dead = dead;

@@ -1,18 +1,21 @@
 // BlockLog: the SSD tier of one device. Rows packed into 4 KiB blocks, blocks into 1 MiB segments.
 //
-//   slot:   37          9 8          0       block: [u32 crc32c][u16 bytes][u16 rows][entry]...
+//   slot:   37          9 8          0       block: [u32 check][u16 bytes][u16 rows][entry]...
 //           [ block      ][ offset/8 ]       entry: [u64 key][u32 table][u16 bytes][u16 zero]
 //                                                   [payload, aux], padded to 8 bytes
 //
 // The index entry of an SSD row stays in DDR, so a miss costs one read of one block; an entry says
 // whose it is, so a segment's live rows are found from its own blocks. The log holds what DDR had
-// no room for, not what a restart needs: after a restart a node reads its snapshot.
+// no room for; which rows of it a restart may still use, a seal says (store/seal_file.h).
 //
 // Invariants
-//   1. An entry lies in one block. The checksum covers the block after the checksum itself.
+//   1. An entry lies in one block. `check` is the CRC32C of the block after it, xor the segment's
+//      salt: a number chosen each time a segment is taken into use, so that what it held before, or
+//      for another process, is never taken for what it holds now.
 //   2. Segments in use times 1 MiB never exceed the budget. The last free one is left to
 //      compaction, which could free nothing without room to write.
-//   3. A segment whose last live byte is freed is used again; nothing is written over before.
+//   3. A segment whose last live byte is freed is used again; nothing is written over before. If
+//      the newest complete seal, or the one being written, names it, it waits for the next one.
 //
 // Threads: Read() and Stats() on any thread beside one writer; Read for slots published to that
 // thread and not yet freed. All else: one writer.
@@ -64,6 +67,18 @@ struct LogRow {
   size_t at = 0;
 };
 
+// What a seal needs to know of a segment to use it again.
+struct SealedSegment {
+  uint32_t number = 0;
+  uint32_t salt = 0;
+  // Of the blocks that the seal names, the first and the last. Blocks are written in ascending
+  // order: where the first is what it was, nothing after it was written over.
+  uint16_t first_block = 0;
+  uint16_t last_block = 0;
+  uint32_t written_blocks = 0;
+  uint32_t entry_bytes = 0;
+};
+
 // Counters since the log was made.
 struct LogStats {
   uint64_t blocks_read = 0;
@@ -105,6 +120,27 @@ class BlockLog {
   // fail their checksum, are left out and counted: their rows fail when they are asked for.
   void Scan(Run run, std::vector<LogRow>* rows, std::vector<std::byte>* bytes) const;
 
+  // --- seals
+  // The seal being written names the row at `slot`. Requires: it is live.
+  void Name(uint64_t slot);
+  std::vector<SealedSegment> Named() const;
+  // As BlockFile::Sync.
+  Status Sync() const { return file_->Sync(); }
+  // The seal being written is complete: what it does not name is kept no longer.
+  void CompleteSeal();
+  // It is given up.
+  void AbandonSeal();
+  // Nothing is kept for any seal any more.
+  void DropSeals();
+  // Of segments without a live byte, which wait for the next seal. Any thread.
+  uint64_t kept_bytes() const { return kept_bytes_.load(std::memory_order_relaxed); }
+  // Takes over what a complete seal names, its rows aside. Requires: a new log on a file that was
+  // kept. kRejected: a segment lies beyond the budget; kCorrupt naming the block that is not what
+  // was sealed, kDeviceError: the log must then not be used.
+  Status Reopen(std::span<const SealedSegment> segments);
+  // A row of the seal is in use. False: there cannot be such a row.
+  bool Adopt(uint64_t slot, uint32_t bytes);
+
   static constexpr uint32_t kNoSegment = ~0U;
   static uint32_t SegmentOf(uint64_t slot) {
     return static_cast<uint32_t>((slot >> kSsdOffsetBits) / kSegmentBlocks);
@@ -122,6 +158,11 @@ class BlockLog {
   struct Segment {
     bool open = false;
     bool compacted = false;  // all its blocks were: what is still live is retired, or unreadable
+    bool sealed = false;     // the newest complete seal names it
+    bool named = false;      // so does the one being written: blocks from first to last
+    uint16_t first_block = 0;
+    uint16_t last_block = 0;
+    uint32_t salt = 0;
     uint32_t written_blocks = 0;
     uint32_t entry_bytes = 0;  // of all entries written
     uint32_t live_bytes = 0;   // of those not freed
@@ -129,11 +170,17 @@ class BlockLog {
   static uint32_t EntryBytes(size_t bytes) {
     return (kEntryHeaderBytes + static_cast<uint32_t>(bytes) + 7U) & ~7U;
   }
+  // A segment without a live byte is free, or kept for a seal.
+  void Close(uint32_t number);
+  // Frees the segments that only a seal kept.
+  void CloseUnnamed();
+  // Requires: a slot in the block is live, and was published to this thread.
+  Status CheckBlock(uint64_t number, const std::byte* block) const;
   // The segment with room for more blocks, or a free one.
   uint32_t OpenSegment(bool moved) const;
   // Fills blocks with entries from *done on, and appends their slots; returns how many blocks.
   uint32_t Pack(std::span<const LogEntry> entries, size_t* done, uint64_t first, uint32_t room,
-                std::byte* buffer, std::vector<uint64_t>* slots);
+                uint32_t salt, std::byte* buffer, std::vector<uint64_t>* slots);
   // Takes appended entries back.
   void Undo(std::span<const LogEntry> entries, size_t slots_before, std::vector<uint64_t>* slots);
 
@@ -143,6 +190,8 @@ class BlockLog {
   uint32_t compacting_ = kNoSegment;
   uint32_t compact_next_ = 0;  // block of that segment
   std::atomic<uint64_t> used_bytes_{0};
+  std::atomic<uint64_t> kept_bytes_{0};
+  uint64_t next_salt_;  // by chance at first: no other process of this file has the same
   BlockBuffers write_buffer_;
   std::atomic<uint64_t> bytes_written_{0};
   std::atomic<uint64_t> row_bytes_{0};

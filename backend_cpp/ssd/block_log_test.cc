@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <random>
 #include <set>
@@ -267,6 +268,39 @@ TEST_F(BlockLogFaultTest, TheLastFreeSegmentIsCompactions) {
   std::vector<LogEntry> entries(200, {keys, kTable, row});
   EXPECT_TRUE(log_.Append(entries, &slots_, /*moved=*/true).ok());
   EXPECT_EQ(log_.used_bytes(), 4 * kSegmentBytes);
+}
+
+TEST_F(BlockLogFaultTest, ASegmentThatASealNamesWaitsForTheNext) {
+  uint64_t keys = 0;
+  for (; log_.used_bytes() < 3 * kSegmentBytes; keys += 50) ASSERT_TRUE(Write(keys, 50).ok());
+  const auto free_segment = [&](uint32_t segment) {
+    for (uint64_t key = 0; key < keys; ++key) {
+      if (BlockLog::SegmentOf(slots_[key]) == segment) log_.Free(slots_[key], kBytes);
+    }
+  };
+  // The first seal names segments 0 and 1; the second, which is given up, segment 2.
+  log_.Name(slots_[1]);
+  log_.Name(slots_[1000]);
+  log_.Name(*std::ranges::find(slots_, uint64_t{1}, BlockLog::SegmentOf));
+  const auto sealed = log_.Named();
+  ASSERT_EQ(sealed.size(), 2U);
+  EXPECT_EQ(sealed[0].first_block, BlockOf(1));
+  EXPECT_EQ(sealed[0].last_block, BlockOf(1000));
+  log_.CompleteSeal();
+  EXPECT_TRUE(log_.Named().empty());
+  free_segment(0);
+  free_segment(1);
+  EXPECT_EQ(log_.used_bytes(), 3 * kSegmentBytes) << "both are kept";
+  EXPECT_EQ(log_.kept_bytes(), 2 * kSegmentBytes);
+  EXPECT_FALSE(log_.NextToCompact(64, 0.5).has_value()) << "there is nothing to gain of them";
+  EXPECT_EQ(Write(keys, 8000).code(), Code::kResourceExhausted);
+  log_.Name(*std::ranges::find(slots_, uint64_t{2}, BlockLog::SegmentOf));
+  log_.AbandonSeal();
+  EXPECT_EQ(log_.kept_bytes(), 2 * kSegmentBytes) << "the complete one is the newest still";
+  log_.CompleteSeal();  // one that names nothing
+  EXPECT_EQ(log_.kept_bytes(), 0U);
+  EXPECT_EQ(log_.used_bytes(), kSegmentBytes);
+  EXPECT_TRUE(Write(keys, 8000).ok());
 }
 
 }  // namespace

@@ -89,6 +89,10 @@ class FaultyBlockFile : public BlockFile {
     return {Code::kDeviceError,
             "write of SSD block " + std::to_string(block + half) + ": " + strerror(ENOSPC)};
   }
+  Status Sync() override {
+    if (!faults_->WritesFail()) return file_->Sync();
+    return {Code::kDeviceError, std::string("sync of the SSD log: ") + strerror(ENOSPC)};
+  }
   const char* engine() const override { return file_->engine(); }
   bool direct() const override { return file_->direct(); }
 

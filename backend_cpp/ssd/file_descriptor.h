@@ -19,6 +19,8 @@ class BlockDescriptor {
   bool direct() const { return direct_; }
   // As BlockFile::Write.
   Status Write(uint64_t block, std::span<const std::byte> bytes) const;
+  // As BlockFile::Sync.
+  Status Sync() const;
   // Reads one block into an aligned buffer, waiting for it. kDeviceError naming block and errno.
   Status Read(uint64_t block, std::byte* buffer) const;
 

@@ -196,12 +196,12 @@ bool BucketIndex::Place(Cursor at, uint64_t key, uint64_t word) {
 }
 
 Status BucketIndex::Reserve(ByteBudget* budget, PagePool* pool,
-                            const std::function<void(const Arrays&)>& retire) {
-  const auto fits = [](uint64_t entries, uint64_t groups) {
-    return entries * 4 <= groups * kGroupEntries * 3;
+                            const std::function<void(const Arrays&)>& retire, uint32_t entries) {
+  const auto fits = [](uint64_t taken, uint64_t groups) {
+    return taken * 4 <= groups * kGroupEntries * 3;
   };
   const Arrays now = arrays();
-  const uint32_t wanted = used_.load() + 1;
+  const uint32_t wanted = used_.load() + entries;
   if (growing()) {
     Step(kStepGroups, retire);
     if (fits(wanted + deleted_, now.group_count)) return Status::Ok();
@@ -211,7 +211,9 @@ Status BucketIndex::Reserve(ByteBudget* budget, PagePool* pool,
   }
   // Full of deleted entries: the same size again; else the next.
   uint32_t size = now.pages == nullptr ? 0 : SizeOf(packed_.load());
-  while (!fits(wanted + wanted / 16, kGroupCounts[size])) ++size;
+  // One at a time: arrays that have just grown shall not be full again soon.
+  const uint32_t spare = entries == 1 ? wanted / 16 : 0;
+  while (!fits(wanted + spare, kGroupCounts[size])) ++size;
   const uint64_t bytes = BytesFor(kGroupCounts[size]);
   if (!budget->TryCharge(bytes)) {
     return {Code::kResourceExhausted,

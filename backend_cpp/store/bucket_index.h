@@ -39,6 +39,7 @@
 
 #include "ddr/byte_budget.h"
 #include "ddr/page_pool.h"
+#include "embertide/hash.h"
 #include "embertide/status.h"
 #include "store/location.h"
 
@@ -134,12 +135,12 @@ class BucketIndex {
     return GroupOf(entry)->keys[entry % kGroupEntries].load();
   }
   void Set(uint32_t entry, Location location);
-  // Makes room for one more entry. If the arrays must grow, the new ones are charged to `budget`
-  // and lie in `pool`, which has pages of kPageBytes, as many as that budget may need; the old ones
-  // are handed to `retire`, by this call or a later one. Entries have other numbers then.
+  // Makes room for so many more entries. If the arrays must grow, the new ones are charged to
+  // `budget` and lie in `pool`, which has pages of kPageBytes, as many as that budget may need; the
+  // old ones are handed to `retire`, by this call or a later one. Entries have other numbers then.
   // kResourceExhausted if the budget has no room.
   Status Reserve(ByteBudget* budget, PagePool* pool,
-                 const std::function<void(const Arrays&)>& retire);
+                 const std::function<void(const Arrays&)>& retire, uint32_t entries = 1);
   // Adds a key that is not there. Requires: Reserve, and no Insert since.
   void Insert(uint64_t hash, uint64_t key, Location location);
   void Erase(uint32_t entry);
@@ -151,6 +152,13 @@ class BucketIndex {
     return (arrays().group_count + Growing().group_count) * kGroupEntries;
   }
   bool Occupied(uint32_t entry) const;
+  // Calls visit(key, location) for every key whose hash's low half is begin, ..., end - 1.
+  // Requires: begin < end <= 2^32.
+  template <typename Visit>
+  void ForEachIn(uint64_t begin, uint64_t end, const Visit& visit) const {
+    VisitIn(arrays(), 0, begin, end, visit);
+    VisitIn(Growing(), arrays().group_count * kGroupEntries, begin, end, visit);
+  }
   // Halves the entry's access count and returns what it was: the clock hand of eviction.
   uint8_t Age(uint32_t entry);
   uint32_t size() const { return used_.load(std::memory_order_relaxed); }
@@ -221,6 +229,26 @@ class BucketIndex {
   }
   std::atomic<uint64_t>& Word(uint32_t entry) const {
     return GroupOf(entry)->words[entry % kGroupEntries];
+  }
+  // As ForEachIn, of arrays whose entries are numbered from `first` on.
+  template <typename Visit>
+  void VisitIn(const Arrays& all, uint32_t first, uint64_t begin, uint64_t end,
+               const Visit& visit) const {
+    if (all.pages == nullptr) return;
+    Cursor at = CursorAt(all, begin);
+    const uint32_t last = CursorAt(all, end - 1).number;
+    for (uint32_t step = 0, least = last - at.number; step < all.group_count; ++step) {
+      for (uint32_t i = 0; i < kGroupEntries; ++i) {
+        const uint32_t entry = first + at.number * kGroupEntries + i;
+        if (!Occupied(entry)) continue;
+        const uint64_t key = KeyAt(entry);
+        const auto hash = static_cast<uint32_t>(HashKey(key));
+        if (hash >= begin && hash < end) visit(key, At(entry));
+      }
+      // Keys of the last home stand in the groups after it as long as these are full.
+      if (step >= least && !GoesOn(*at.group)) break;
+      at.Advance();
+    }
   }
   // The group, its number and the lane of a key; a null group if it has no entry.
   struct Found {

@@ -241,7 +241,7 @@ bool Store::Impl::Demote(Device* device, const std::vector<Holder>& victims) {
   std::vector<uint64_t> slots;
   Status appended = device->ssd->Append(entries, &slots);
   for (int tries = 0; appended.code() == Code::kResourceExhausted && tries < kCompactTries &&
-                      CompactForRoom(device);
+                      (DropSeals(device) || CompactForRoom(device));
        ++tries) {
     appended = device->ssd->Append(entries, &slots);
   }
@@ -400,7 +400,7 @@ Result<Location> Store::Impl::StoreRow(Device* device, const Table& table, uint6
   return place;
 }
 
-Status Store::Impl::ReserveEntry(Device* device, Bucket* bucket) {
+Status Store::Impl::ReserveEntries(Device* device, Bucket* bucket, uint32_t entries) {
   // A new row is never why rows that are there cannot be pruned.
   EMBERTIDE_RETURN_IF_ERROR(WithRoom(device, [&]() -> Status {
     TakeReserveBack(device);
@@ -415,7 +415,7 @@ Status Store::Impl::ReserveEntry(Device* device, Bucket* bucket) {
   return WithRoom(device, [&]() -> Status {
     const uint64_t before = bucket->index.bytes();
     retired_bytes = 0;
-    Status reserved = bucket->index.Reserve(&device->budget, &device->index_pages, retire);
+    Status reserved = bucket->index.Reserve(&device->budget, &device->index_pages, retire, entries);
     // What was retired stays charged until it is freed: now, but for readers.
     index_bytes += bucket->index.bytes() + retired_bytes - before;
     if (retired_bytes > 0) Reclaim(device);

@@ -370,6 +370,7 @@ class HookedFile : public BlockFile {
   Status Write(uint64_t block, std::span<const std::byte> bytes) override {
     return file_->Write(block, bytes);
   }
+  Status Sync() override { return file_->Sync(); }
   const char* engine() const override { return file_->engine(); }
   bool direct() const override { return file_->direct(); }
 

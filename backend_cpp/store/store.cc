@@ -141,6 +141,9 @@ Status ValidateOptions(const StoreOptions& options) {
   if (options.window_versions == 0) {
     return {Code::kInvalidArgument, "window_versions = 0; give at least 1"};
   }
+  if (options.open_seal && (options.profile == Profile::kTrain || options.ssd_budget_bytes == 0)) {
+    return {Code::kInvalidArgument, "open_seal: seals are of the SSD tier of a store that serves"};
+  }
   if (options.ssd_budget_bytes > 0) {
     if (options.ssd_directory.empty()) {
       return {Code::kInvalidArgument, "an SSD budget needs ssd_directory"};
@@ -204,6 +207,14 @@ void Store::Impl::MakeDevices() {
   }
 }
 
+std::string Store::Impl::LogOf(const Device& device) const {
+  const std::string& name = tables[device.tables.front()].config.name;
+  const auto own = options.table_budgets.find(name);
+  const bool shared = own == options.table_budgets.end();
+  if ((shared ? LeftToShare(options, /*ssd=*/true) : own->second.ssd_bytes) == 0) return "";
+  return "device-" + std::to_string(device.number) + (shared ? "" : "-" + name) + ".log";
+}
+
 uint64_t Store::Impl::DirectoryBytes(const Device& device) const {
   uint64_t bytes = device.arena.directory_bytes() + device.index_pages.directory_bytes();
   for (const uint32_t t : device.tables) {
@@ -214,7 +225,7 @@ uint64_t Store::Impl::DirectoryBytes(const Device& device) const {
   return bytes;
 }
 
-Status Store::Impl::OpenDevice(Device* device) {
+Status Store::Impl::OpenDevice(Device* device, const std::vector<SealedSegment>* sealed) {
   const std::string& name = tables[device->tables.front()].config.name;
   const auto own = options.table_budgets.find(name);
   const bool shared = own == options.table_budgets.end();
@@ -222,13 +233,13 @@ Status Store::Impl::OpenDevice(Device* device) {
   if (ssd_bytes > 0) {
     std::error_code error;
     std::filesystem::create_directories(options.ssd_directory, error);
-    const std::string path = options.ssd_directory + "/device-" + std::to_string(device->number) +
-                             (shared ? "" : "-" + name) + ".log";
-    auto opened = OpenBlockFile(path, options.ssd_engine);
+    auto opened = OpenBlockFile(options.ssd_directory + "/" + LogOf(*device), options.ssd_engine,
+                                nullptr, /*keep=*/sealed != nullptr);
     if (!opened.ok()) return opened.status();
     std::unique_ptr<BlockFile> file = std::move(*opened);
     if (options.wrap_ssd) file = options.wrap_ssd(std::move(file));
     device->ssd = std::make_unique<BlockLog>(std::move(file), ssd_bytes / options.devices);
+    if (sealed != nullptr) EMBERTIDE_RETURN_IF_ERROR(device->ssd->Reopen(*sealed));
   }
   uint64_t directory = DirectoryBytes(*device);
   for (const uint32_t t : device->tables) {
@@ -309,10 +320,22 @@ Result<std::unique_ptr<Store>> Store::Open(StoreOptions options) {
     if (!hbm.ok()) return hbm.status();
     impl->hbm = std::move(*hbm);
   }
-  for (auto& device : impl->devices) {
-    EMBERTIDE_RETURN_IF_ERROR(impl->OpenDevice(device.get()));
+  std::unique_ptr<SealReader> seal;
+  if (impl->options.open_seal) {
+    auto opened = SealReader::Open(impl->options.ssd_directory, impl->DescribeSeal());
+    if (!opened.ok()) return opened.status();
+    seal = std::move(*opened);
+  } else if (impl->options.ssd_budget_bytes > 0) {
+    // What it names is about to be gone.
+    EMBERTIDE_RETURN_IF_ERROR(RemoveSeal(impl->options.ssd_directory));
   }
-  return std::unique_ptr<Store>(new Store(std::move(impl)));
+  for (size_t d = 0; d < impl->devices.size(); ++d) {
+    EMBERTIDE_RETURN_IF_ERROR(
+        impl->OpenDevice(impl->devices[d].get(), seal ? &seal->segments()[d] : nullptr));
+  }
+  std::unique_ptr<Store> store(new Store(std::move(impl)));
+  if (seal != nullptr) EMBERTIDE_RETURN_IF_ERROR(store->LoadSeal(seal.get()));
+  return store;
 }
 
 const StoreOptions& Store::options() const { return impl_->options; }
@@ -405,6 +428,7 @@ Store::Usage Store::UsageOf(uint32_t table, uint32_t d) const {
 static void AddSsd(const BlockLog& log, StoreStats* stats) {
   const LogStats counted = log.Stats();
   stats->ssd_bytes += log.used_bytes();
+  stats->seal.kept_bytes += log.kept_bytes();
   stats->ssd.engine = log.file().engine();
   stats->ssd.direct = log.file().direct();
   stats->ssd.blocks_read += counted.blocks_read;
@@ -435,6 +459,12 @@ StoreStats Store::Stats() const {
   stats.ssd.compactions_forced = impl_->compactions_forced.load();
   stats.refused_rows = impl_->refused_rows.load();
   stats.reader_waits_given_up = impl_->reader_waits_given_up.load();
+  stats.seal.written = impl_->seals_written;
+  stats.seal.failed = impl_->seals_failed;
+  stats.seal.dropped = impl_->seals_dropped;
+  stats.seal.bytes = impl_->seal_bytes;
+  stats.seal.seconds = impl_->seal_seconds;
+  stats.seal.version = impl_->sealed_version;
   if (impl_->hbm != nullptr) {
     stats.hbm = impl_->hbm->cache().Stats();
     stats.hbm_tables = impl_->hbm->cache().TableStats();

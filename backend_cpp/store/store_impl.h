@@ -5,7 +5,8 @@
 //   finder.cc      where a batch's rows lie  lookup.cc     batched reads
 //   hbm_tier.cc    the tier above DDR
 //   residency.cc   room: evict, move, reclaim              integrity.cc  every invariant
-//   compaction.cc  room on the SSD         upkeep.cc     promotions, huge pages: Maintain
+//   compaction.cc  room on the SSD           upkeep.cc     promotions, huge pages: Maintain
+//   sealing.cc     what outlives a kill
 #pragma once
 
 #include <atomic>
@@ -32,6 +33,7 @@
 #include "store/location.h"
 #include "store/node_pool.h"
 #include "store/reader_registry.h"
+#include "store/seal_file.h"
 #include "store/tier_policy.h"
 
 namespace embertide {
@@ -229,6 +231,16 @@ struct Store::Impl {
   std::atomic<uint64_t> superseded_until{0};  // the largest `since` of them; 0: none
   std::mutex commit_mutex;
 
+  std::mutex seal_mutex;  // held while one is written
+  // Guards the seal's manifest. Taken after a device's writer lock, never before one.
+  std::mutex seal_manifest_mutex;
+  std::atomic<uint64_t> seals_dropped{0};
+  std::atomic<uint64_t> sealed_version{0};
+  std::atomic<uint64_t> seals_written{0};
+  std::atomic<uint64_t> seals_failed{0};
+  std::atomic<uint64_t> seal_bytes{0};
+  std::atomic<double> seal_seconds{0};
+
   mutable std::atomic<uint64_t> hits[kSources] = {};
   std::atomic<uint64_t> evictions{0};
   std::atomic<uint64_t> promoted{0};
@@ -255,10 +267,13 @@ struct Store::Impl {
     return devices[size_t{table.part} * options.devices + d].get();
   }
   void MakeDevices();
-  // The directories of its tiers, its policy and its logs, charged; its file on the SSD.
-  Status OpenDevice(Device* device);
+  // The directories of its tiers, its policy and its logs, charged; its file on the SSD, with what
+  // `sealed` names of it, or empty.
+  Status OpenDevice(Device* device, const std::vector<SealedSegment>* sealed);
   // Of a device's DDR, what it takes before the first bucket.
   uint64_t DirectoryBytes(const Device& device) const;
+  // The name of a device's file on the SSD; empty: it has none.
+  std::string LogOf(const Device& device) const;
   Status OpenPolicy(Device* device, const std::string& name);
   uint32_t AuxBytes(const Table& table) const {
     return training() ? static_cast<uint32_t>(sizeof(RowAux)) + 4U * table.config.layout.chunks : 0;
@@ -277,9 +292,11 @@ struct Store::Impl {
   // A DDR row with this payload, which becomes the newest of its key.
   Result<Location> StoreRow(Device* device, const Table& table, uint64_t key, uint16_t live,
                             std::span<const std::byte> payload);
-  // Room for one more entry in the bucket's index, evicting rows as needed. To be called before a
-  // slot is taken for the new row: a page with a slot that no entry names cannot be emptied.
-  Status ReserveEntry(Device* device, Bucket* bucket);
+  // Room for so many more entries in the bucket's index, evicting rows as needed. To be called
+  // before a slot is taken for the new row: a page with a slot that no entry names cannot be
+  // emptied.
+  Status ReserveEntries(Device* device, Bucket* bucket, uint32_t entries);
+  Status ReserveEntry(Device* device, Bucket* bucket) { return ReserveEntries(device, bucket, 1); }
   // Inserts a key that has no entry. Requires: ReserveEntry.
   void InsertEntry(Bucket* bucket, uint64_t key, Location location);
   void EraseEntry(Bucket* bucket, uint32_t entry);
@@ -363,6 +380,22 @@ struct Store::Impl {
   // Up to a segment, whatever that budget: rows would be refused otherwise. False if none is worth
   // it.
   bool CompactForRoom(Device* device);
+
+  // --- sealing.cc --------------------------------------------------------------------------------
+  // All but what the logs keep for it. `dropped`: seals_dropped when it began; given up when that
+  // has changed.
+  Status WriteSeal(const SealOptions& options, uint64_t dropped);
+  // Of the rows of a bucket, those whose hash's low half is part->begin or more; sets part->end.
+  // False: it is not held, or has left part->log (which the first slice sets).
+  bool TakeSlice(SealPart* part);
+  Status PublishSeal(const SealInfo& info, uint64_t dropped);
+  // Rows need the room that seals keep on this device; the newest is gone, one being written ends
+  // without success. False: they keep none. Requires: the device's writer.
+  bool DropSeals(Device* device);
+  // Requires: nothing is committed yet, and the logs are reopened.
+  Status LoadPart(const SealPart& part);
+  // The tables and logs, as a seal names them.
+  SealInfo DescribeSeal() const;
 
   // --- versions.cc -------------------------------------------------------------------------------
   Status StageOne(Device* device, uint64_t version, uint32_t table, uint32_t number, Bucket* bucket,

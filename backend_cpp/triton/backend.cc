@@ -106,9 +106,15 @@ Status LoadModel(TRITONBACKEND_Model* model) {
   state->metrics = std::make_unique<ModelMetrics>(
       static_cast<BackendState*>(backend_state)->families, state->name, *state->node);
   const Manifest& manifest = state->node->manifest();
+  if (const std::string& why = state->node->seal_refusal(); !why.empty()) {
+    Log(TRITONSERVER_LOG_WARN,
+        "model " + state->name + " does not use the seal of its SSD tier: " + why);
+  }
   Log(TRITONSERVER_LOG_INFO,
-      "model " + state->name + " serves version " + std::to_string(manifest.version) + " of \"" +
-          manifest.model + "\": " + std::to_string(state->node->store().Stats().rows) + " rows, " +
+      "model " + state->name + " serves version " +
+          std::to_string(state->node->store().Stats().newest_version) + " of \"" + manifest.model +
+          "\": " + std::to_string(state->node->store().Stats().rows) + " rows, from " +
+          (state->node->opened_from_seal() ? "a seal" : "the snapshot") + ", " +
           std::to_string(manifest.features.size()) + " features");
   EMBERTIDE_RETURN_IF_ERROR(FromTriton(TRITONBACKEND_ModelSetState(model, state.get())));
   [[maybe_unused]] const auto* owned_by_triton = state.release();

@@ -52,6 +52,16 @@ constexpr FamilyInfo kFamilies[] = {
      "Bytes of the SSD tier, by kind: read, written, rows, compacted"},
     {"embertide_ssd_errors_total", kCounter,
      "Batches and writes that the SSD tier failed, by kind"},
+    {"embertide_opened_from", kGauge,
+     "1, by what the rows came from at the start: seal, snapshot, or snapshot as the seal was "
+     "refused"},
+    {"embertide_seals_total", kCounter,
+     "Seals of the SSD tier, by result: written, failed, dropped for room"},
+    {"embertide_seal_bytes_total", kCounter, "Bytes of rows written to seals"},
+    {"embertide_seal_ms_total", kCounter,
+     "Time spent writing seals, waits for their budget included"},
+    {"embertide_seal_version", kGauge, "Version of the newest complete seal; 0: there is none"},
+    {"embertide_seal_kept_bytes", kGauge, "Bytes on the SSD that no row uses and a seal names"},
     {"embertide_hbm_events_total", kCounter,
      "Keys that an HBM device was asked for and rows that it took, by device and event"},
     {"embertide_hbm_rows", kGauge, "Rows in HBM, by device"},
@@ -250,6 +260,21 @@ void ModelMetrics::AddOfSsd() {
   add("embertide_ssd_errors_total", "read", &SsdStats::read_errors);
   add("embertide_ssd_errors_total", "corrupt", &SsdStats::corrupt);
   add("embertide_ssd_errors_total", "write", &SsdStats::write_errors);
+  const char* from = node_.seal_refusal().empty() ? "snapshot" : "snapshot, seal refused";
+  Add("embertide_opened_from", {{"source", node_.opened_from_seal() ? "seal" : from}},
+      [](const Sample&) { return 1; });
+  const auto add_seal = [this](const char* family, const Labels& labels,
+                               uint64_t SealStats::* value) {
+    Add(family, labels, [value](const Sample& now) { return now.store.seal.*value; });
+  };
+  add_seal("embertide_seals_total", {{"result", "written"}}, &SealStats::written);
+  add_seal("embertide_seals_total", {{"result", "failed"}}, &SealStats::failed);
+  add_seal("embertide_seals_total", {{"result", "dropped"}}, &SealStats::dropped);
+  add_seal("embertide_seal_bytes_total", {}, &SealStats::bytes);
+  Add("embertide_seal_ms_total", {},
+      [](const Sample& now) { return static_cast<uint64_t>(now.store.seal.seconds * 1000); });
+  add_seal("embertide_seal_version", {}, &SealStats::version);
+  add_seal("embertide_seal_kept_bytes", {}, &SealStats::kept_bytes);
 }
 
 void ModelMetrics::AddOfHbm(size_t devices) {
@@ -340,6 +365,11 @@ void ModelMetrics::Publish() {
     Log(TRITONSERVER_LOG_WARN, "model " + model_ + " does not follow: " + error);
   }
   bus_error_ = std::move(error);
+  error = node_.seal_error();
+  if (error != seal_error_ && !error.empty()) {
+    Log(TRITONSERVER_LOG_WARN, "model " + model_ + " wrote no seal: " + error);
+  }
+  seal_error_ = std::move(error);
 }
 
 void ModelMetrics::Run() {

@@ -95,7 +95,8 @@ class ModelMetrics {
   std::array<std::atomic<uint64_t>, kReasons> refused_{};
   std::vector<Series> series_;
   TRITONSERVER_Metric* lookup_us_ = nullptr;
-  std::string bus_error_;  // shown last in the log
+  std::string bus_error_;   // shown last in the log
+  std::string seal_error_;  // the same
   std::mutex mutex_;
   std::condition_variable wake_;
   bool stop_ = false;

@@ -115,6 +115,8 @@ TEST(ModelConfigTest, RefusesParametersThatItDoesNotKnowOrCannotRead) {
         std::array{"table_budgets", "item=1,item=2", "second one of its table"},
         std::array{"ssd_engine", "uring", "use auto, io_uring, libaio or pread"},
         std::array{"ssd_compaction_bytes_per_s", "1MiB", "whole number"},
+        std::array{"ssd_seal_interval_ms", "-1", "whole number"},
+        std::array{"ssd_seal_bytes_per_s", "64 MiB", "whole number"},
         std::array{"snapshot", "", "one of the parameters"},
         std::array{"publication", "pub", "one of the parameters"},
         std::array{"bus", "redis://x", "needs \"publication\""}}) {

@@ -74,6 +74,7 @@ class ChosenFile : public BlockFile {
   Status Write(uint64_t block, std::span<const std::byte> bytes) override {
     return chosen_.load()->Write(block, bytes);
   }
+  Status Sync() override { return chosen_.load()->Sync(); }
   const char* engine() const override { return chosen_.load()->engine(); }
   bool direct() const override { return chosen_.load()->direct(); }
 

@@ -85,6 +85,8 @@ class ModelOptions:
     table_budgets: tuple[str, ...] = ()
     ssd_engine: str | None = None  # auto, io_uring, libaio or pread
     ssd_compaction_bytes_per_s: int | None = None
+    ssd_seal_interval_ms: int | None = None
+    ssd_seal_bytes_per_s: int | None = None
     max_samples: int | None = None
     max_keys: int | None = None
     node: str | None = None
@@ -133,6 +135,8 @@ class ModelOptions:
             "table_budgets": ",".join(self.table_budgets) or None,
             "ssd_engine": self.ssd_engine,
             "ssd_compaction_bytes_per_s": self.ssd_compaction_bytes_per_s,
+            "ssd_seal_interval_ms": self.ssd_seal_interval_ms,
+            "ssd_seal_bytes_per_s": self.ssd_seal_bytes_per_s,
             "max_samples": self.max_samples,
             "max_keys": self.max_keys,
             "node": self.node,

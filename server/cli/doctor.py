@@ -2,8 +2,10 @@
 
 import ctypes.util
 import dataclasses
+import datetime
 import importlib.metadata
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -105,6 +107,32 @@ def _ssd(directory: Path) -> Iterator[Finding]:
     )
 
 
+def seal(directory: Path) -> Finding:
+    """Look at what a start of the SSD tier there would find."""
+    path = directory / "seal.json"
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+        named = read["seal"]
+        # As it was written: sorted, without spaces.
+        text = json.dumps(named, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        if _store.crc32c(text.encode()) != read["crc32c"]:
+            raise ValueError("its checksum fails")
+        rows = directory / named["file"]
+        if rows.stat().st_size != named["file_bytes"]:
+            raise ValueError(f"{rows} is not as long as it says")
+        written = datetime.datetime.fromtimestamp(named["written_ms"] / 1000, datetime.UTC)
+        found = (
+            f"version {named['last']['number']} of {named['model']}, {named['rows']:,} rows, "
+            f"{named['ddr_rows']:,} of them from memory, {written:%Y-%m-%d %H:%M:%S} UTC"
+        )
+    except FileNotFoundError:
+        return Finding("SSD seal", True, f"none in {directory}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        remedy = "a start reads the snapshot instead, and the next seal takes its place"
+        return Finding("SSD seal", False, f"{path}: {error}", remedy)
+    return Finding("SSD seal", True, found)
+
+
 def _package(name: str, extra: str) -> Finding:
     remedy = f"pip install -c constraints.txt 'embertide[{extra}]', or `make dev`"
     try:
@@ -178,6 +206,7 @@ def examine(backends: Path, ssd_directory: Path) -> Iterator[Finding]:
     for look in first:
         yield look()
     yield from _ssd(ssd_directory)
+    yield seal(ssd_directory)
     yield _package("embertide", "train,serve")
     yield _package("torch", "train")
     yield _package("tritonclient", "serve")

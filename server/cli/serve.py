@@ -81,6 +81,14 @@ def command(
     ssd_engine: Annotated[
         str, typer.Option(help="How it is read: auto, io_uring, libaio or pread.")
     ] = "auto",
+    ssd_seal_s: Annotated[
+        float,
+        typer.Option(
+            help="Seconds between seals of the SSD tier, from which a start after a kill reads it; "
+            "0: none, all rows are read from the snapshot.",
+            min=0,
+        ),
+    ] = 300.0,
     node: Annotated[str, typer.Option(help="What this node calls itself.")] = "node-0",
     state: Annotated[
         str | None,
@@ -155,6 +163,7 @@ def command(
                 ddr_policy=ddr_policy,
                 table_budgets=tuple(table_budget or ()),
                 ssd_engine=ssd_engine,
+                ssd_seal_interval_ms=round(1000 * ssd_seal_s) if ssd_mib else None,
                 node=node,
                 state=state,
                 control=control,

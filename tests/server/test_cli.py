@@ -96,6 +96,37 @@ def test_doctor_says_how_the_ssd_tier_would_be_read(tmp_path: Path) -> None:
     assert {"huge pages", "NUMA nodes", "vectors"} <= set(findings)
 
 
+def test_doctor_says_what_seal_a_start_would_find(tmp_path: Path) -> None:
+    def seal() -> tuple[bool, str]:
+        done = embertide("doctor", "--json", "--ssd-directory", tmp_path)
+        findings = {each["name"]: each for each in json.loads(done.stdout)["findings"]}
+        return findings["SSD seal"]["ok"], findings["SSD seal"]["found"]
+
+    assert seal() == (True, f"none in {tmp_path}")
+    # As a store wrote it, but for its rows.
+    written = (
+        '{"crc32c":%d,"seal":{"ddr_rows":3,"file":"seal-4.rows","file_bytes":5,"first":{'
+        '"lineage":1,"number":6,"proof":1},"format":1,"last":{"lineage":1,"number":7,"proof":2},'
+        '"logs":["device-0.log"],"model":"news","rows":1234,"schema_id":18446744073709551615,'
+        '"segments_at":2,"sequence":4,"tables":["item 0: 1 x 4 fp32, 1 bits"],'
+        '"written_ms":1700000000000}}'
+    )
+    body = written[written.index('"seal":') + 7 : -1]
+    (tmp_path / "seal-4.rows").write_bytes(b"12345")
+    (tmp_path / "seal.json").write_text(written % _store.crc32c(body.encode()))
+    assert seal() == (
+        True,
+        "version 7 of news, 1,234 rows, 3 of them from memory, 2023-11-14 22:13:20 UTC",
+    )
+    (tmp_path / "seal.json").write_text(written % 1)
+    ok, found = seal()
+    assert not ok
+    assert "checksum" in found
+    (tmp_path / "seal.json").write_text(written % _store.crc32c(body.encode()))
+    (tmp_path / "seal-4.rows").write_bytes(b"1234")
+    assert not seal()[0]
+
+
 def test_doctor_says_how_to_mend_a_missing_backend(tmp_path: Path) -> None:
     done = embertide("doctor", "--json", "--backends", tmp_path)
     assert done.returncode == 1

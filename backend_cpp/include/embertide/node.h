@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -42,6 +43,9 @@ struct NodeOptions {
   std::map<std::string, TableBudget> table_budgets;
   SsdEngine ssd_engine = SsdEngine::kAuto;
   uint64_t ssd_compaction_bytes_per_s = 64ULL << 20;  // in the background; see StoreOptions
+  // After so long a seal is written, from which the SSD tier is opened after a kill; 0: neither.
+  uint64_t ssd_seal_interval_ms = 300'000;
+  uint64_t ssd_seal_bytes_per_s = 64ULL << 20;  // while it is written; 0: as fast as it goes
   uint32_t window_versions = 8;
   // --- of a node that shares a model with others; needs a publication
   std::string state;         // Redis URL of the state store, where plans are; empty: a node alone
@@ -73,6 +77,7 @@ struct VersionInfo {
   int64_t watermark_ms = 0;  // event time; the version has learned from no event after it
   int64_t committed_ms = 0;  // wall clock of the publisher; 0: unknown (a snapshot)
   std::string dense_id;
+  uint32_t proof = 0;  // checksum of the commit or manifest that announced it
   std::shared_ptr<const DenseWeights> weights;  // null without a dense net
 };
 
@@ -86,6 +91,7 @@ class Fleet;
 class LatencyMeter;
 class LoadMeter;
 class RemoteLookup;
+class Sealer;
 // Opaque outside of node.
 using RemoteLookupPtr = std::unique_ptr<RemoteLookup, void (*)(RemoteLookup*)>;
 
@@ -172,6 +178,14 @@ class Node {
   FleetStats fleet_stats() const;
   // The newest version that this node holds.
   std::shared_ptr<const VersionInfo> newest() const { return versions()->rbegin()->second; }
+  // Whether its rows came from the seal of its SSD tier; else from the snapshot's files.
+  bool opened_from_seal() const { return opened_from_seal_; }
+  // Why the seal that lay there was not used; empty if it was, or if none lay there.
+  const std::string& seal_refusal() const { return seal_refusal_; }
+  // Why the last seal could not be written; empty if it could.
+  std::string seal_error() const;
+  // What a seal calls a version; nullopt if it is not known (any more).
+  std::optional<SealedVersion> NameOf(uint64_t number) const;
   // Counters of the follower; null without a publication.
   const FollowerStats* follower_stats() const;
   // Why the follower could not take the last version it saw; empty if it could, or follows nothing.
@@ -181,6 +195,7 @@ class Node {
 
  private:
   friend class Fleet;
+  friend class Sealer;
   // Versions that a pin may name, and a few before them, by number.
   using Versions = std::map<uint64_t, std::shared_ptr<const VersionInfo>>;
 
@@ -190,10 +205,14 @@ class Node {
     return versions_;
   }
   Status LoadBuckets();
+  // What was taken from the seal is brought in line with the plan.
+  Status DropUnplanned();
   Status LoadDense();
   Status Follow();
   Result<std::shared_ptr<const DenseWeights>> LoadWeights(std::span<const std::byte> tensors) const;
   Status AddSnapshotVersion();
+  // The version that the store is filled with; commits it.
+  Status AddFirstVersion(VersionInfo info, std::shared_ptr<const DenseWeights> weights);
   Result<std::shared_ptr<const DenseWeights>> SnapshotWeights(const std::string& directory,
                                                               const Manifest& manifest) const;
   // Makes `info` known; must come before the store's commit of it.
@@ -216,8 +235,11 @@ class Node {
   std::unique_ptr<Worker> worker_;
   class Sink;
   std::unique_ptr<Sink> sink_;
+  std::string seal_refusal_;
+  bool opened_from_seal_ = false;
   std::unique_ptr<Fleet> fleet_;        // null: a node alone
-  std::unique_ptr<Follower> follower_;  // last: it feeds the sink
+  std::unique_ptr<Follower> follower_;  // it feeds the sink
+  std::unique_ptr<Sealer> sealer_;      // null without an SSD tier, or without seals
 };
 
 }  // namespace embertide

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "embertide/hbm.h"
+#include "embertide/seal.h"
 #include "embertide/ssd.h"
 #include "embertide/status.h"
 #include "embertide/table.h"
@@ -74,6 +75,7 @@ class ReadObserver {
 };
 
 class BlockFile;
+class SealReader;
 
 // Which rows of the SSD tier are brought into DDR, and which leave it for them: a name of
 // policy/policy.h. "clock" lives in the index, which counts reads anyhow, and needs no memory; it
@@ -116,6 +118,11 @@ struct StoreOptions {
   // What compaction in the background may read and write, of the whole store. A full SSD tier is
   // compacted whatever this says; 0: then alone.
   uint64_t ssd_compaction_bytes_per_s = 64ULL << 20;
+  // Opens with the rows of the seal that lies in ssd_directory: not committed, and as of versions
+  // from SealInfo::first to ::last; the caller stages again what changed in between, and commits
+  // `last`. Without hold_all, the seal's buckets are then those that are held. Else the tier begins
+  // empty, and a seal that lies there is removed. Serving profile.
+  bool open_seal = false;
   // OPTIONAL: puts something between the store and each device's file, as tests do with faults.
   std::function<std::unique_ptr<BlockFile>(std::unique_ptr<BlockFile>)> wrap_ssd;
   // Of each HBM device, its directory and all that batches go through included; 0: no HBM tier.
@@ -151,6 +158,17 @@ struct SsdStats {
   uint64_t write_errors = 0;
 };
 
+// Seals since Open.
+struct SealStats {
+  uint64_t written = 0;
+  uint64_t failed = 0;      // not written to the end, those given up among them
+  uint64_t dropped = 0;     // that rows needed the room of: there is none until the next is written
+  uint64_t bytes = 0;       // of files of rows
+  double seconds = 0;       // spent on all of them, waits for the budget of bytes a second included
+  uint64_t version = 0;     // of the newest that is complete; 0: there is none
+  uint64_t kept_bytes = 0;  // of segments that hold no row and wait for the next seal
+};
+
 // Counters since Open, and sizes now. Bytes include every index, chain and allocator overhead.
 struct StoreStats {
   uint64_t rows = 0;
@@ -159,6 +177,7 @@ struct StoreStats {
   uint64_t huge_bytes = 0;         // of pages and index arrays, what lies in huge pages by now
   uint64_t ssd_bytes = 0;          // segments in use
   SsdStats ssd;
+  SealStats seal;
   uint64_t ddr_budget_bytes = 0;
   uint64_t hits[kSources] = {};  // keys looked up, by Source
   uint64_t evictions_to_ssd = 0;
@@ -325,7 +344,10 @@ struct RowwiseAdagrad {
 
 class Store {
  public:
-  // kInvalidArgument naming the option; kDeviceError if the SSD directory cannot be used.
+  // kInvalidArgument naming the option; kDeviceError if the SSD directory cannot be used. With
+  // open_seal also kNotFound: there is none; kRejected, naming both values: it is of other tables
+  // or budgets; kCorrupt: it is not what was written, or the log is not what it names;
+  // kResourceExhausted: its rows do not fit.
   static Result<std::unique_ptr<Store>> Open(StoreOptions options);
   ~Store();
   Store(const Store&) = delete;
@@ -429,6 +451,11 @@ class Store {
   // millisecond at a time, but for writes to the SSD. Safe beside readers and writers; of two calls
   // at once, one passes over the device that the other is at.
   void Maintain();
+  // Seals the SSD tier: what of it can be used after a kill (docs/design/0006-seals.md). Blocks for
+  // as long as it takes; readers never wait for it, writers for a slice of a millisecond or so at a
+  // time. One at a time; safe beside everything else. kRejected: nothing is committed, the versions
+  // have no name, or it was given up; kDeviceError from the files. Serving profile, with an SSD.
+  Status Seal(const SealOptions& options);
   // Verifies every invariant of the store: free + used = capacity, the index is injective on slots,
   // budgets hold, every entry is found by its key. kCorrupt naming the first that fails.
   // Requires: no concurrent writer.
@@ -441,6 +468,7 @@ class Store {
   friend class ReadView;
   friend class BagReader;
   explicit Store(std::unique_ptr<Impl> impl);
+  Status LoadSeal(SealReader* seal);
   std::unique_ptr<Impl> impl_;
 };
 

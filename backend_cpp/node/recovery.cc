@@ -1,0 +1,217 @@
+// Opening from a seal, and the thread that writes them.
+#include "node/recovery.h"
+
+#include <algorithm>
+#include <map>
+#include <vector>
+
+#include "base/file.h"
+#include "bus/chain.h"
+#include "embertide/checksum.h"
+
+namespace embertide {
+namespace {
+
+VersionId IdOf(const SealedVersion& version) { return {version.number, version.lineage}; }
+
+SealedVersion Sealed(const VersionInfo& info) { return {info.number, info.lineage, info.proof}; }
+
+std::string SnapshotFolder(const std::string& publication, VersionId id) {
+  return publication + "/snapshots/" + FolderName(id);
+}
+
+Result<std::string> SnapshotTensors(const std::string& directory, const Manifest& manifest) {
+  for (const DenseFileInfo& file : manifest.dense) {
+    if (file.role != "tensors") continue;
+    return ReadProvedFile(directory + "/" + file.path, file.bytes, file.crc32c);
+  }
+  return Status(Code::kNotFound, directory + " has no dense tensors");
+}
+
+// What is to be done with the rows of a seal.
+struct Way {
+  std::vector<v1::CommitFile> replay;  // to bring all rows to the seal's last version
+  VersionInfo version;                 // which is this
+};
+
+// The publication has the very version that was sealed last, and all after it.
+Result<Way> FindWay(const std::string& publication, const SealInfo& seal) {
+  const VersionId last = IdOf(seal.last);
+  Way way;
+  auto replay = ChainBetween(publication, IdOf(seal.first), last);
+  if (!replay) {
+    return Status(Code::kNotFound, "no delta files lead from " + Text(IdOf(seal.first)) + " to " +
+                                       Text(last) + ", between which it was sealed");
+  }
+  way.replay = std::move(*replay);
+  const Result<v1::CommitFile> commit = ReadCommitFile(publication, last);
+  if (commit.ok()) way.version = VersionInfoOf(commit.value().commit());
+  if (Sealed(way.version) != seal.last) {
+    const Result<Manifest> manifest = ReadManifest(SnapshotFolder(publication, last));
+    if (manifest.ok()) way.version = VersionInfoOf(manifest.value());
+  }
+  if (Sealed(way.version) != seal.last) {
+    return Status(Code::kRejected,
+                  Text(last) + " of " + publication + " is not the one that was sealed");
+  }
+  const auto deltas = ListVersions(publication + "/deltas", "commit.pb");
+  const auto chain = NewestChain(publication, last, deltas, [] {});
+  const VersionId end = chain.empty() ? last : embertide::IdOf(chain.back().commit().version());
+  std::vector<VersionId> others = Newer(deltas, end);
+  const auto snapshots = Newer(ListVersions(publication + "/snapshots", "manifest.json"), {});
+  if (!snapshots.empty()) others.push_back(snapshots.front());
+  for (const VersionId other : others) {
+    if (other.number > end.number || other.lineage > end.lineage) {
+      return Status(Code::kNotFound,
+                    "delta files lead from it to " + Text(end) + ", not to " + Text(other));
+    }
+  }
+  return way;
+}
+
+// The dense tensors of a version: the last that were sent since a snapshot, or that snapshot's.
+Result<std::string> TensorsOf(const std::string& publication, VersionId version) {
+  std::vector<VersionId> snapshots = ListVersions(publication + "/snapshots", "manifest.json");
+  std::reverse(snapshots.begin(), snapshots.end());
+  for (const VersionId snapshot : snapshots) {
+    if (snapshot.number > version.number) continue;
+    auto chain = ChainBetween(publication, snapshot, version);
+    if (!chain) continue;
+    for (auto file = chain->rbegin(); file != chain->rend(); ++file) {
+      Result<std::string> tensors = ReadDenseTensors(publication, file->commit());
+      if (!tensors.ok() || !tensors.value().empty()) return tensors;
+    }
+    const std::string directory = SnapshotFolder(publication, snapshot);
+    const Result<Manifest> manifest = ReadManifest(directory);
+    return manifest.ok() ? SnapshotTensors(directory, manifest.value()) : manifest.status();
+  }
+  return Status(Code::kNotFound, "no snapshot leads to the dense tensors of " + Text(version));
+}
+
+// Without a publication there is one version, the snapshot's.
+Result<Way> FindSnapshot(const Manifest& manifest, const SealInfo& seal) {
+  Way way{{}, VersionInfoOf(manifest)};
+  if (Sealed(way.version) == seal.last && seal.first == seal.last) return way;
+  return Status(Code::kRejected, "it is of " + Text(IdOf(seal.last)) +
+                                     ", and the snapshot is another or of other rows");
+}
+
+}  // namespace
+
+VersionInfo VersionInfoOf(const v1::GlobalCommit& commit) {
+  VersionInfo info;
+  info.lineage = commit.version().lineage();
+  info.number = commit.version().number();
+  info.watermark_ms = commit.watermark_ms();
+  info.committed_ms = commit.committed_ms();
+  info.dense_id = commit.dense_id();
+  v1::GlobalCommit alike = commit;
+  alike.clear_dense();  // which the bus's copy alone has
+  const std::string bytes = alike.SerializeAsString();
+  info.proof = Crc32c(std::as_bytes(std::span(bytes)));
+  return info;
+}
+
+VersionInfo VersionInfoOf(const Manifest& manifest) {
+  VersionInfo info;
+  info.lineage = manifest.lineage;
+  info.number = manifest.version;
+  info.watermark_ms = manifest.watermark_ms;
+  info.dense_id = manifest.dense_id;
+  const std::string json = ManifestToJson(manifest);
+  info.proof = Crc32c(std::as_bytes(std::span(json)));
+  return info;
+}
+
+Result<std::optional<Recovered>> OpenFromSeal(const NodeOptions& options, const Manifest& manifest,
+                                              StoreOptions store_options) {
+  const Result<SealInfo> seal = ReadSealInfo(options.ssd_directory);
+  if (!seal.ok()) {
+    if (seal.status().code() == Code::kNotFound) return std::optional<Recovered>();
+    return seal.status();
+  }
+  if (seal.value().model != manifest.model || seal.value().schema_id != manifest.schema_id) {
+    return Status(Code::kRejected, "it is of model \"" + seal.value().model + "\", schema " +
+                                       std::to_string(seal.value().schema_id));
+  }
+  const std::string& publication = options.publication;
+  Result<Way> way = publication.empty() ? FindSnapshot(manifest, seal.value())
+                                        : FindWay(publication, seal.value());
+  if (!way.ok()) return way.status();
+  Recovered recovered;
+  recovered.version = way->version;
+  if (!options.dense_plugin.empty()) {
+    Result<std::string> tensors = publication.empty()
+                                      ? SnapshotTensors(options.snapshot, manifest)
+                                      : TensorsOf(publication, IdOf(seal.value().last));
+    if (!tensors.ok()) return tensors.status();
+    recovered.tensors = std::move(*tensors);
+  }
+  store_options.open_seal = true;
+  Result<std::unique_ptr<Store>> store = Store::Open(std::move(store_options));
+  if (!store.ok()) return store.status();
+  recovered.store = std::move(*store);
+  std::map<uint32_t, uint32_t> tables;
+  for (uint32_t t = 0; t < manifest.tables.size(); ++t) tables[manifest.tables[t].id] = t;
+  for (const v1::CommitFile& file : way->replay) {
+    const VersionId id = embertide::IdOf(file.commit().version());
+    for (const v1::PartitionCommit& partition : file.partitions()) {
+      EMBERTIDE_RETURN_IF_ERROR(
+          ReadDeltaFile(publication, id, partition, [&](const v1::RowBatch& batch) -> Status {
+            const auto table = tables.find(batch.table_id());
+            if (table == tables.end() ||
+                batch.bucket() >= manifest.tables[table->second].buckets()) {
+              return {Code::kCorrupt, Text(id) + " has a bucket that the manifest does not have"};
+            }
+            if (!recovered.store->HeldSince(table->second, batch.bucket())) return Status::Ok();
+            return recovered.store->StageRecords(recovered.version.number, table->second,
+                                                 batch.bucket(),
+                                                 std::as_bytes(std::span(batch.records())));
+          }));
+    }
+  }
+  return std::optional(std::move(recovered));
+}
+
+// --- writing
+// --------------------------------------------------------------------------------------------
+
+Sealer::Sealer(const Node* node) : node_(node), thread_([this] { Run(); }) {}
+
+Sealer::~Sealer() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_all();
+  thread_.join();
+}
+
+std::string Sealer::error() const {
+  const std::lock_guard lock(mutex_);
+  return error_;
+}
+
+bool Sealer::Wait(std::chrono::nanoseconds time) {
+  std::unique_lock lock(mutex_);
+  return !wake_.wait_for(lock, time, [this] { return stop_; });
+}
+
+void Sealer::Run() {
+  SealOptions seal;
+  seal.model = node_->manifest().model;
+  seal.schema_id = node_->manifest().schema_id;
+  seal.bytes_per_s = node_->options().ssd_seal_bytes_per_s;
+  seal.name = [this](uint64_t number) { return node_->NameOf(number); };
+  seal.wait = [this](std::chrono::nanoseconds time) { return Wait(time); };
+  while (Wait(std::chrono::milliseconds(node_->options().ssd_seal_interval_ms))) {
+    const StoreStats stats = node_->store().Stats();
+    // The last one is as good as another would be, and keeps no room that rows have left.
+    if (stats.seal.version == stats.newest_version && stats.seal.kept_bytes == 0) continue;
+    const Status status = node_->store_->Seal(seal);
+    const std::lock_guard lock(mutex_);
+    if (!stop_) error_ = status.ok() ? "" : status.ToString();
+  }
+}
+
+}  // namespace embertide

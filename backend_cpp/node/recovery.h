@@ -1,0 +1,64 @@
+// Opening a node from the seal of its SSD tier, and writing seals while it runs
+// (docs/design/0006-seals.md). Private to this folder.
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "embertide/node.h"
+
+namespace embertide {
+
+namespace v1 {
+class GlobalCommit;
+}
+
+// What a version is beside its rows and weights, as its commit or its snapshot says.
+VersionInfo VersionInfoOf(const v1::GlobalCommit& commit);
+VersionInfo VersionInfoOf(const Manifest& manifest);
+
+// A store as of `version`, which is not committed yet.
+struct Recovered {
+  std::unique_ptr<Store> store;
+  VersionInfo version;  // without weights
+  std::string tensors;  // its dense tensors; empty for a node that leaves the dense part alone
+};
+
+// Opens the store from the seal in the SSD directory, if that is of this model and delta files lead
+// from it to the publication's newest version; without a publication, if it is of this snapshot.
+// nullopt: there is no seal. Otherwise the error says why it cannot be used: nothing is lost, the
+// snapshot has all rows. `manifest` is that of options.snapshot.
+Result<std::optional<Recovered>> OpenFromSeal(const NodeOptions& options, const Manifest& manifest,
+                                              StoreOptions store_options);
+
+// A thread that seals the store again and again. Thread-safe.
+class Sealer {
+ public:
+  // `node` outlives it.
+  explicit Sealer(const Node* node);
+  // Gives up the seal at hand; waits for a slice of it at most.
+  ~Sealer();
+  Sealer(const Sealer&) = delete;
+  Sealer& operator=(const Sealer&) = delete;
+
+  // Why the last seal failed, empty if it did not.
+  std::string error() const;
+
+ private:
+  void Run();
+  // False: the thread is to end.
+  bool Wait(std::chrono::nanoseconds time);
+
+  const Node* const node_;
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  bool stop_ = false;
+  std::string error_;
+  std::thread thread_;  // last: it uses the members above
+};
+
+}  // namespace embertide

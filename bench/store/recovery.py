@@ -1,0 +1,124 @@
+"""A node's start after SIGKILL, from the seal of its SSD tier and from its snapshot.
+
+2 GB of rows of 512 bytes, DDR a tenth of that with its index. By turns, the files out of the page
+cache before each start: a start on an empty directory (all rows from the snapshot), a seal,
+SIGKILL, a start from the seal, SIGKILL. Then what seals cost beside a reader of 64 keys and a
+writer of 5,000 rows a second, by turns with windows without one: DDR that holds all rows, so that
+a seal writes all of them and nothing else makes anyone wait; and DDR of a quarter.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from bench import report
+from bench.servers import BUILD, BenchError
+
+_CONSOLE = Console(stderr=True, highlight=False)
+_FOLDER = BUILD / "bench" / "recovery"
+_PROGRAM = BUILD / "cpp" / "bench" / "store" / "recovery"
+_ROWS, _DIM = 4_000_000, 128
+_COST_ROWS, _COST_WINDOWS, _COST_SECONDS = 1_000_000, 5, 2
+_REPETITIONS = report.LEAST_REPETITIONS
+_MOST_SLOWER = 1.1  # a reader's p99 while a seal is written
+
+
+def _command(mode: str, rows: int, *more: object) -> list[str]:
+    return [str(_PROGRAM), mode, str(_FOLDER), str(rows), str(_DIM), *map(str, more)]
+
+
+def _forget(folder: Path) -> None:
+    """Take the files of a folder out of the page cache."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _start(*, from_seal: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what a start said when it was ready, and when it had a seal; ends it by SIGKILL."""
+    _forget(_FOLDER)
+    process = subprocess.Popen(_command("start", _ROWS), stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        said = [json.loads(process.stdout.readline() or "{}") for _ in range(2)]
+    finally:
+        process.kill()
+        process.wait()
+    if not said[1] or said[0]["from_seal"] != from_seal or said[0]["rows"] != _ROWS:
+        raise BenchError(f"a start that was to be from_seal={from_seal} said {said}")
+    return said[0], said[1]
+
+
+def _starts() -> Iterator[report.Row]:
+    subprocess.run(_command("write", _ROWS), check=True)
+    ready: dict[str, list[float]] = {"seal": [], "snapshot": []}
+    sealed = []
+    for _ in range(_REPETITIONS):
+        shutil.rmtree(_FOLDER / "ssd", ignore_errors=True)
+        from_snapshot, seal = _start(from_seal=False)
+        from_seal, _ = _start(from_seal=True)
+        ready["snapshot"].append(from_snapshot["seconds"])
+        ready["seal"].append(from_seal["seconds"])
+        sealed.append(seal)
+        _CONSOLE.print(
+            f"[dim]ready after {from_snapshot['seconds']:.2f} s from the snapshot "
+            f"({from_snapshot['ssd_rows']:,} rows on the SSD), {from_seal['seconds']:.2f} s from a "
+            f"seal of {seal['bytes']:,} bytes, written in {seal['sealed_seconds']:.2f} s"
+        )
+    yield report.compare(
+        (f"{_ROWS / 1e6:.2g} M x {4 * _DIM} B, DDR 10%", "start to ready after SIGKILL", "s"),
+        ready["seal"],
+        ready["snapshot"],
+        peer_name="without a seal",
+        better="lower",
+        target=0.5,
+    )
+
+
+def _cost(ddr_percent: int) -> Iterator[report.Row]:
+    command = _command("cost", _COST_ROWS, ddr_percent, _COST_WINDOWS, _COST_SECONDS)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise BenchError(f"recovery: {done.stderr.strip()}")
+    windows = [json.loads(line) for line in done.stdout.splitlines()]
+    if any(window["refused"] for window in windows):
+        raise BenchError("rows were refused")
+    case = f"{_COST_ROWS / 1e6:.2g} M x {4 * _DIM} B, DDR {ddr_percent}% of the rows"
+    for metric, unit in (("read_us_p50", "us"), ("read_us_p99", "us"), ("write_us_p99", "us")):
+        sides = [
+            [w[metric] for w in windows if w["sealing"] == sealing] for sealing in (True, False)
+        ]
+        yield report.compare(
+            (case, f"{metric.replace('_us_', ' ')} while a seal is written", unit),
+            sides[0],
+            sides[1],
+            peer_name="no seal",
+            better="lower",
+            target=_MOST_SLOWER if metric.startswith("read") else 0.0,
+        )
+    written = windows[-1]["seal_bytes"] / (_COST_WINDOWS * _COST_SECONDS)
+    reads = statistics.median(w["reads"] for w in windows)
+    _CONSOLE.print(f"[dim]{case}: {written / 1e6:.1f} MB/s of seal, {reads:,.0f} reads a window")
+
+
+def run() -> Iterator[report.Row]:
+    """Yield the rows of the report."""
+    build = ["cmake", "--build", str(BUILD / "cpp"), "--target", "recovery"]
+    subprocess.run(build, check=True, stdout=subprocess.DEVNULL)
+    shutil.rmtree(_FOLDER, ignore_errors=True)
+    _FOLDER.mkdir(parents=True)
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, _FOLDER, ignore_errors=True)
+        yield from _starts()
+        yield from _cost(150)
+        yield from _cost(25)
