@@ -4,6 +4,7 @@ Contracts stand in backend_cpp/include/embertide; this file gives the Python typ
 the store is a StoreError whose `code` is the name of the C++ status code.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,9 @@ class TableBudget:
     @property
     def ddr_policy(self) -> str: ...
 
+# (table, keys_N, offsets or None where each key is a bag of its own, gradients_BD).
+BagGradients = tuple[int, NDArray[np.int64], NDArray[np.uint32] | None, NDArray[np.float32]]
+
 class Store:
     """The tables of one node or trainer rank. One writer at a time; reads pin a version."""
 
@@ -136,9 +140,7 @@ class Store:
     def ensure_rows(self, table: int, keys: NDArray[np.int64]) -> int: ...
     def apply_gradients(
         self,
-        table: int,
-        keys: NDArray[np.int64],
-        gradients: NDArray[np.float32],
+        bags: Sequence[BagGradients],
         *,
         learning_rate: float,
         epsilon: float = 1e-8,

@@ -69,16 +69,41 @@ py::tuple Lookup(const Store& store, uint32_t table, const Array<int64_t>& keys,
   return py::make_tuple(out, source, view.version());
 }
 
-uint64_t ApplyGradients(Store* store, uint32_t table, const Array<int64_t>& keys,
-                        const Array<float>& gradients, float learning_rate, float epsilon,
-                        float initial_accumulator) {
-  if (table >= store->options().tables.size() ||
-      gradients.size() != keys.size() * store->options().tables[table].layout.dim()) {
-    throw BindingError{{Code::kInvalidArgument, "gradients must be keys x dim of the table"}};
+// (table, keys, offsets or None, gradients), as BagGradients has them; rows of gradients may stand
+// apart.
+using PyBags = std::tuple<uint32_t, Array<int64_t>, std::optional<Array<uint32_t>>,
+                          py::array_t<float, py::array::forcecast>>;
+
+BagGradients MakeBags(const Store& store, PyBags* from) {
+  auto& [table, keys, offsets, gradients] = *from;
+  const py::ssize_t count = !offsets.has_value()   ? keys.size()
+                            : offsets->size() == 0 ? 0
+                                                   : offsets->size() - 1;
+  const auto& tables = store.options().tables;
+  if (table >= tables.size() || gradients.ndim() != 2 || gradients.shape(0) != count ||
+      gradients.shape(1) != static_cast<py::ssize_t>(tables[table].layout.dim())) {
+    throw BindingError{{Code::kInvalidArgument, "gradients must be bags x dim of the table: " +
+                                                    std::to_string(count) + " bags"}};
   }
+  const auto size = static_cast<py::ssize_t>(sizeof(float));
+  const py::ssize_t apart = gradients.strides(0) / size;
+  if (gradients.strides(1) != size || gradients.strides(0) % size != 0 ||
+      apart < gradients.shape(1)) {
+    gradients = Array<float>(gradients);  // copied
+  }
+  BagGradients bags{table, SpanOf(keys), {}, gradients.data(), 0};
+  if (offsets.has_value()) bags.offsets = SpanOf(*offsets);
+  bags.stride = static_cast<size_t>(gradients.strides(0) / size);
+  return bags;
+}
+
+uint64_t ApplyGradients(Store* store, std::vector<PyBags> batch, float learning_rate, float epsilon,
+                        float initial_accumulator) {
+  std::vector<BagGradients> bags;
+  for (PyBags& each : batch) bags.push_back(MakeBags(*store, &each));
   const RowwiseAdagrad optimizer{learning_rate, epsilon, initial_accumulator};
   const py::gil_scoped_release released;
-  return ValueOrThrow(store->ApplyGradients(table, SpanOf(keys), gradients.data(), optimizer));
+  return ValueOrThrow(store->ApplyGradients(bags, optimizer));
 }
 
 // Keys of a bucket's rows, ascending as unsigned numbers.
@@ -159,6 +184,8 @@ py::dict StatsDict(const Store& store) {
   dict["hbm_failed"] = stats.hbm_failed;
   dict["new_keys_waiting"] = stats.new_keys_waiting;
   dict["dropped_gradients"] = stats.dropped_gradients;
+  dict["refused_gradients"] = stats.refused_gradients;
+  dict["failed_keys"] = stats.failed_keys;
   dict["dropped_accesses"] = stats.dropped_accesses;
   dict["policy_bytes"] = stats.policy_bytes;
   dict["oldest_version"] = stats.oldest_version;
@@ -219,9 +246,9 @@ void BindStore(py::module_& m) {
              const py::gil_scoped_release released;
              return ValueOrThrow(store->EnsureRows(table, SpanOf(keys)));
            })
-      .def("apply_gradients", &ApplyGradients, py::arg("table"), py::arg("keys"),
-           py::arg("gradients"), py::kw_only(), py::arg("learning_rate"),
-           py::arg("epsilon") = 1e-8F, py::arg("initial_accumulator") = 0.0F)
+      .def("apply_gradients", &ApplyGradients, py::arg("bags"), py::kw_only(),
+           py::arg("learning_rate"), py::arg("epsilon") = 1e-8F,
+           py::arg("initial_accumulator") = 0.0F)
       .def("set_live",
            [](Store* store, uint32_t table, int64_t key, uint16_t live) {
              ThrowIfError(store->SetLive(table, static_cast<uint64_t>(key), live));

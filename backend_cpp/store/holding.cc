@@ -193,7 +193,7 @@ void Store::Impl::FreeBucket(const Table& table, Bucket* bucket) {
       node = older;
     }
   }
-  const uint64_t bytes = kBucketBytes + bucket->index.bytes();
+  const uint64_t bytes = kBucketBytes + bucket->index.bytes() + bucket->changed.bytes();
   device->budget.Release(bytes);
   index_bytes -= bytes;
   delete bucket;

@@ -412,7 +412,7 @@ Status Store::Impl::ReserveEntries(Device* device, Bucket* bucket, uint32_t entr
     RetireArrays(device, arrays);
     retired_bytes += arrays.bytes();
   };
-  return WithRoom(device, [&]() -> Status {
+  EMBERTIDE_RETURN_IF_ERROR(WithRoom(device, [&]() -> Status {
     const uint64_t before = bucket->index.bytes();
     retired_bytes = 0;
     Status reserved = bucket->index.Reserve(&device->budget, &device->index_pages, retire, entries);
@@ -424,7 +424,8 @@ Status Store::Impl::ReserveEntries(Device* device, Bucket* bucket, uint32_t entr
                                  std::to_string(device->budget.limit_bytes()) + " bytes " +
                                  std::to_string(device->budget.used_bytes()) + " are used, " +
                                  std::to_string(device->arena.page_bytes()) + " of them by rows"};
-  });
+  }));
+  return training() ? FitChanged(device, bucket) : Status::Ok();
 }
 
 void Store::Impl::InsertEntry(Bucket* bucket, uint64_t key, Location location) {

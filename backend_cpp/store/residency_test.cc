@@ -11,6 +11,7 @@
 
 #include "embertide/hash.h"
 #include "embertide/store.h"
+#include "store/test_rows.h"
 
 namespace embertide {
 namespace {
@@ -302,7 +303,7 @@ TEST_F(ResidencyTest, ATrainerUnderAPolicyLearnsAsWithoutBudgets) {
       EXPECT_TRUE(
           store_->PinNewest()->Lookup({0, keys, Pooling::kNone, {}, out.data(), 16, nullptr}).ok());
       EXPECT_TRUE(store_->EnsureRows(0, keys).ok());
-      EXPECT_TRUE(store_->ApplyGradients(0, keys, gradients.data(), {}).ok());
+      EXPECT_TRUE(ApplyRows(store_.get(), 0, keys, gradients, {}).ok());
       EXPECT_TRUE(store_->SetLive(0, static_cast<uint64_t>(keys[0]), step % 3).ok());
       if (step % 4 == 0) store_->Maintain();
     }
@@ -412,15 +413,19 @@ TEST_F(ResidencyTest, AKeyGetsItsRowAtItsThirdOccurrence) {
   // Twice in one batch; in another table it is another key.
   EXPECT_EQ(*store_->EnsureRows(0, std::vector<int64_t>{7, 8, 7}), 0U);
   EXPECT_EQ(*store_->EnsureRows(1, std::vector<int64_t>{7, 7}), 0U);
-  EXPECT_EQ(*store_->ApplyGradients(0, std::vector<int64_t>{7, 8, 7}, gradients.data(), {}), 0U);
-  EXPECT_EQ(value(7), 0.5F);
   EXPECT_EQ(store_->Stats().new_keys_waiting, 5U);
-  EXPECT_EQ(store_->Stats().dropped_gradients, 2U);
-  EXPECT_EQ(*store_->EnsureRows(0, std::vector<int64_t>{7, 8}), 1U);
-  EXPECT_EQ(*store_->ApplyGradients(0, std::vector<int64_t>{7, 8, 9}, gradients.data(), {}), 1U);
+  // A gradient is an occurrence too.
+  EXPECT_EQ(*ApplyRows(store_.get(), 0, std::vector<int64_t>{8}, gradients, {}), 0U);
+  EXPECT_EQ(store_->Stats().new_keys_waiting, 6U);
+  EXPECT_EQ(store_->Stats().dropped_gradients, 1U);
+  EXPECT_EQ(value(7), 0.5F);
+  EXPECT_EQ(*ApplyRows(store_.get(), 0, std::vector<int64_t>{7, 9, 7}, gradients, {}), 1U);
   EXPECT_NE(value(7), 0.5F);
   EXPECT_EQ(value(8), 0.5F);
-  EXPECT_EQ(store_->Stats().dropped_gradients, 4U);
+  EXPECT_EQ(value(9), 0.5F);
+  EXPECT_EQ(store_->Stats().new_keys_waiting, 7U);
+  EXPECT_EQ(store_->Stats().dropped_gradients, 2U);
+  EXPECT_EQ(*store_->EnsureRows(0, std::vector<int64_t>{7, 8}), 1U);
   Whole();
   // A stream of keys that never come again makes no rows to speak of.
   std::mt19937_64 random(9);

@@ -8,10 +8,13 @@ constexpr uint32_t kWidth = 8;
 }  // namespace embertide
 
 #include "store/row_kernels.h"
+#include "store/train_kernels.h"
 
 namespace embertide {
 
 const RowOps* Avx2RowOps();
 const RowOps* Avx2RowOps() { return &kOps; }
+const TrainOps* Avx2TrainOps();
+const TrainOps* Avx2TrainOps() { return &kTrainOps; }
 
 }  // namespace embertide

@@ -8,10 +8,13 @@ constexpr uint32_t kWidth = 4;
 }  // namespace embertide
 
 #include "store/row_kernels.h"
+#include "store/train_kernels.h"
 
 namespace embertide {
 
 const RowOps* PlainRowOps();
 const RowOps* PlainRowOps() { return &kOps; }
+const TrainOps* PlainTrainOps();
+const TrainOps* PlainTrainOps() { return &kTrainOps; }
 
 }  // namespace embertide

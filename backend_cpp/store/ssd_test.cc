@@ -16,6 +16,7 @@
 #include "embertide/hash.h"
 #include "embertide/store.h"
 #include "ssd/faulty_file.h"
+#include "store/test_rows.h"
 
 namespace embertide {
 namespace {
@@ -272,7 +273,7 @@ TEST_F(SsdStoreTest, TrainingOverAFullSsdLosesNoStep) {
       if (random() % 16 == 0) some.push_back(key);
     }
     const std::vector<float> gradients(some.size() * kDim, 1.0F);
-    const auto updated = store_->ApplyGradients(0, some, gradients.data(), {});
+    const auto updated = ApplyRows(store_.get(), 0, some, gradients, {});
     ASSERT_TRUE(updated.ok()) << step << ": " << updated.status().ToString();
     ASSERT_EQ(updated.value(), some.size());
     for (const int64_t key : some) ++steps[static_cast<size_t>(key)];

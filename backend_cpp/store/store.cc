@@ -474,6 +474,8 @@ StoreStats Store::Stats() const {
   }
   stats.new_keys_waiting = impl_->new_keys_waiting.load();
   stats.dropped_gradients = impl_->dropped_gradients.load();
+  stats.refused_gradients = impl_->refused_gradients.load();
+  stats.failed_keys = impl_->failed_keys.load();
   stats.dropped_accesses = impl_->dropped_accesses.load();
   for (const auto& device : impl_->devices) stats.policy_bytes += device->PolicyBytes();
   stats.oldest_version = impl_->oldest.load();

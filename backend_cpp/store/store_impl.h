@@ -1,8 +1,9 @@
 // Store::Impl: the state of a store and the operations its files share. Private to this folder.
 //
 //   store.cc       open, pin, stats          versions.cc   stage, commit, fold
-//   holding.cc     buckets added, dropped    training.cc   rows made, updated and taken
-//   finder.cc      where a batch's rows lie  lookup.cc     batched reads
+//   holding.cc     buckets added, dropped    training.cc   rows pruned and taken
+//   finder.cc      where a batch's rows lie  training_step.cc   rows made and updated
+//   lookup.cc      batched reads
 //   hbm_tier.cc    the tier above DDR
 //   residency.cc   room: evict, move, reclaim              integrity.cc  every invariant
 //   compaction.cc  room on the SSD           upkeep.cc     promotions, huge pages: Maintain
@@ -29,20 +30,16 @@
 #include "policy/frequency_sketch.h"
 #include "ssd/block_log.h"
 #include "store/bucket_index.h"
+#include "store/changed_cells.h"
 #include "store/hbm_tier.h"
 #include "store/location.h"
 #include "store/node_pool.h"
 #include "store/reader_registry.h"
 #include "store/seal_file.h"
 #include "store/tier_policy.h"
+#include "store/train_ops.h"
 
 namespace embertide {
-
-// Training state beside a payload (profile kTrain). Followed by `chunks` floats of utility.
-struct RowAux {
-  float accumulator = 0.0F;  // row-wise Adagrad's h
-  uint32_t changed = 0;      // 1: changed since TakeChanges, and listed in Bucket::changed
-};
 
 // A row that was read, from a device whose policy is to hear of it.
 struct Access {
@@ -86,7 +83,7 @@ struct alignas(64) Bucket {
   uint32_t PayloadBytes(uint16_t live) const {
     return scale_bytes + static_cast<uint32_t>(std::popcount(live)) * chunk_bytes;
   }
-  std::vector<uint64_t> changed;           // training: keys of rows with aux.changed
+  ChangedCells changed;                    // training: where rows with aux.changed are
   std::map<uint64_t, RecordKind> removed;  // training: keys removed since TakeChanges
 };
 
@@ -250,6 +247,8 @@ struct Store::Impl {
   std::atomic<uint64_t> reader_waits_given_up{0};
   std::atomic<uint64_t> new_keys_waiting{0};
   std::atomic<uint64_t> dropped_gradients{0};
+  std::atomic<uint64_t> refused_gradients{0};
+  std::atomic<uint64_t> failed_keys{0};
   std::atomic<uint64_t> compacted_bytes{0};
   std::atomic<uint64_t> compacted_rows{0};
   std::atomic<uint64_t> compactions_forced{0};
@@ -292,9 +291,9 @@ struct Store::Impl {
   // A DDR row with this payload, which becomes the newest of its key.
   Result<Location> StoreRow(Device* device, const Table& table, uint64_t key, uint16_t live,
                             std::span<const std::byte> payload);
-  // Room for so many more entries in the bucket's index, evicting rows as needed. To be called
-  // before a slot is taken for the new row: a page with a slot that no entry names cannot be
-  // emptied.
+  // Room for so many more entries in the bucket's index (and, in training, for noting their
+  // changes), evicting rows as needed. To be called before a slot is taken for the new row: a page
+  // with a slot that no entry names cannot be emptied.
   Status ReserveEntries(Device* device, Bucket* bucket, uint32_t entries);
   Status ReserveEntry(Device* device, Bucket* bucket) { return ReserveEntries(device, bucket, 1); }
   // Inserts a key that has no entry. Requires: ReserveEntry.
@@ -436,7 +435,7 @@ struct Store::Impl {
   // --- training.cc; the device's writer is held --------------------------------------------------
   // The row of an entry in DDR (brought there from SSD if need be).
   Result<Location> ResidentRow(Device* device, uint32_t table, uint32_t bucket, uint64_t key);
-  RowAux* AuxOf(Device* device, Location place) const {
+  static RowAux* AuxOf(const Device* device, Location place) {
     return reinterpret_cast<RowAux*>(device->arena.Aux(place.slot()));
   }
   // An occurrence of a key without a row: whether it gets one now.
@@ -448,7 +447,16 @@ struct Store::Impl {
     ++new_keys_waiting;
     return false;
   }
-  void MarkChanged(Device* device, Bucket* bucket, uint64_t key, Location place);
+  // Room to note every row of the bucket as changed. kResourceExhausted as ReserveEntry.
+  Status FitChanged(Device* device, Bucket* bucket);
+  // Requires: ReserveEntry was called for the row.
+  static void MarkChanged(Bucket* bucket, uint64_t hash, RowAux* aux) {
+    if (aux->changed != 0) return;
+    aux->changed = 1;
+    bucket->changed.Set(hash);
+  }
+  // Adds the keys of the rows that changed, and of some on the SSD that may have.
+  static void ChangedRows(const Bucket& bucket, std::map<uint64_t, RecordKind>* changes);
 };
 
 }  // namespace embertide

@@ -11,6 +11,7 @@
 #include <random>
 
 #include "embertide/hash.h"
+#include "store/test_rows.h"
 
 namespace embertide {
 namespace {
@@ -415,7 +416,7 @@ TEST_F(TrainingStoreTest, RowwiseAdagradEqualsAReferenceWithDuplicatesAndEvictio
         values[d] -= static_cast<float>(0.1F / (std::sqrt(state) + 1e-8) * sum[d]);
       }
     }
-    const auto updated = store->ApplyGradients(0, keys, gradients.data(), {0.1F, 1e-8F, 0.0F});
+    const auto updated = ApplyRows(store.get(), 0, keys, gradients, {0.1F, 1e-8F, 0.0F});
     ASSERT_TRUE(updated.ok()) << updated.status().ToString();
     EXPECT_EQ(updated.value(), sums.size());
     if (step % 10 == 0) {
@@ -442,7 +443,7 @@ TEST_F(TrainingStoreTest, ChangesAreTakenOnceAndRebuildTheStore) {
     for (int i = 0; i < 500; ++i) keys.push_back(static_cast<int64_t>(random() % 2000));
     ASSERT_TRUE(store->EnsureRows(0, keys).ok());
     const std::vector<float> gradients(keys.size() * 16, 0.5F);
-    ASSERT_TRUE(store->ApplyGradients(0, keys, gradients.data(), {}).ok());
+    ASSERT_TRUE(ApplyRows(store.get(), 0, keys, gradients, {}).ok());
     for (int i = 0; i < 50; ++i) {
       const Status set = store->SetLive(0, random() % 2000, random() % 16);
       ASSERT_TRUE(set.ok() || set.code() == Code::kNotFound) << set.ToString();

@@ -5,6 +5,7 @@
 
 #include <map>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -80,6 +81,15 @@ inline std::vector<float> ValuesOf(const TableConfig& table, const TestRow* row)
   std::vector<float> values(table.layout.dim());
   DecodePayload(table.layout, row->live, row->payload.data(), values.data());
   return values;
+}
+
+// A step in which each key is a bag of its own: `gradients` is keys x dim.
+inline Result<uint64_t> ApplyRows(Store* store, uint32_t table, std::span<const int64_t> keys,
+                                  const std::vector<float>& gradients,
+                                  const RowwiseAdagrad& optimizer) {
+  const BagGradients bags{
+      table, keys, {}, gradients.data(), store->options().tables[table].layout.dim()};
+  return store->ApplyGradients({&bags, 1}, optimizer);
 }
 
 }  // namespace embertide

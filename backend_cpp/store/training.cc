@@ -1,8 +1,6 @@
-// The training profile: rows made when first seen, exact row-wise Adagrad, changes taken for a
-// version. One writer; rows change in place.
+// The training profile beside its step (training_step.cc): chunks that live and die, changes taken
+// for a version, state for checkpoints. One writer; rows change in place.
 #include <algorithm>
-#include <cmath>
-#include <numeric>
 
 #include "store/store_impl.h"
 
@@ -15,11 +13,44 @@ Status NotTraining() {
 
 }  // namespace
 
-void Store::Impl::MarkChanged(Device* device, Bucket* bucket, uint64_t key, Location place) {
-  RowAux* aux = AuxOf(device, place);
-  if (aux->changed != 0) return;
-  aux->changed = 1;
-  bucket->changed.push_back(key);
+Status Store::Impl::FitChanged(Device* device, Bucket* bucket) {
+  const uint64_t before = bucket->changed.bytes();
+  const uint32_t entries = bucket->index.capacity();
+  const uint64_t bytes = ChangedCells::BytesFor(entries);
+  if (bytes <= before) return Status::Ok();
+  EMBERTIDE_RETURN_IF_ERROR(WithRoom(device, [&]() -> Status {
+    if (device->budget.TryCharge(bytes)) return Status::Ok();
+    return {Code::kResourceExhausted, "no room for the marks of changed rows"};
+  }));
+  bucket->changed.Fit(entries);
+  device->budget.Release(before);
+  index_bytes += bytes - before;
+  return Status::Ok();
+}
+
+void Store::Impl::ChangedRows(const Bucket& bucket, std::map<uint64_t, RecordKind>* changes) {
+  const BucketIndex& index = bucket.index;
+  const auto note = [&](uint64_t key) {
+    const uint64_t hash = HashKey(key);
+    if (!bucket.changed.Has(hash)) return;
+    const Location place = index.Peek(hash, key);
+    const bool changed =
+        place.tier() == TierId::kSsd ||
+        (place.tier() == TierId::kDdr && AuxOf(bucket.device, place)->changed != 0);
+    if (changed) changes->emplace(key, RecordKind::kRow);
+  };
+  // Of the hashes that begin at one group of the index; a cell may be for those of several.
+  const uint32_t groups = std::max(index.capacity() / BucketIndex::kGroupEntries, 1U);
+  const uint64_t apart = std::max<uint64_t>((uint64_t{1} << 32) / groups, 1);
+  bucket.changed.ForEach([&](uint32_t first, uint32_t last) {
+    for (uint64_t hash = first;; hash = std::min<uint64_t>(hash + apart, last)) {
+      for (BucketIndex::Cursor at = index.Begin(hash);; at.Advance()) {
+        for (const auto& key : at.group->keys) note(key.load());
+        if (!BucketIndex::GoesOn(*at.group)) break;
+      }
+      if (hash == last) break;
+    }
+  });
 }
 
 Result<Location> Store::Impl::ResidentRow(Device* device, uint32_t t, uint32_t b, uint64_t key) {
@@ -33,91 +64,6 @@ Result<Location> Store::Impl::ResidentRow(Device* device, uint32_t t, uint32_t b
     EMBERTIDE_RETURN_IF_ERROR(PromoteOne(device, {key, t}));
   }
   return index.At(index.Locate(HashKey(key), key));
-}
-
-Result<uint64_t> Store::EnsureRows(uint32_t t, std::span<const int64_t> keys) {
-  if (!impl_->training()) return NotTraining();
-  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckTable(t));
-  Table& table = impl_->tables[t];
-  const TableConfig& config = table.config;
-  const RowLayout& layout = config.layout;
-  std::vector<float> values(layout.dim());
-  std::vector<std::byte> payload(layout.PayloadBytes(layout.full_mask()));
-  uint64_t made = 0;
-  for (const int64_t raw : keys) {
-    const auto key = static_cast<uint64_t>(raw);
-    const uint64_t hash = HashKey(key);
-    const uint32_t b = Store::Impl::BucketOf(table, hash);
-    Bucket* bucket = Store::Impl::Newest(table, b);
-    if (bucket->index.Locate(hash, key) != BucketIndex::kNotFound) continue;
-    Device& device = *Store::Impl::Newest(impl_->tables[t], b)->device;
-    const std::lock_guard writer(device.writer);
-    impl_->Reclaim(&device);
-    if (!impl_->EntersNow(&device, table, key)) continue;
-    for (uint32_t d = 0; d < layout.dim(); ++d) {
-      values[d] = InitialValue(config.init_seed, config.id, key, d, config.init_scale);
-    }
-    EncodePayload(layout, layout.full_mask(), values.data(), payload.data());
-    EMBERTIDE_RETURN_IF_ERROR(impl_->ReserveEntry(&device, bucket));
-    Result<Location> place = impl_->StoreRow(&device, table, key, layout.full_mask(), payload);
-    if (!place.ok()) return place.status();
-    impl_->InsertEntry(bucket, key, *place);
-    bucket->removed.erase(key);
-    impl_->MarkChanged(&device, bucket, key, *place);
-    ++made;
-  }
-  return made;
-}
-
-Result<uint64_t> Store::ApplyGradients(uint32_t t, std::span<const int64_t> keys,
-                                       const float* gradients, const RowwiseAdagrad& optimizer) {
-  if (!impl_->training()) return NotTraining();
-  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckTable(t));
-  Table& table = impl_->tables[t];
-  const RowLayout& layout = table.config.layout;
-  const uint32_t dim = layout.dim();
-  // Positions grouped by key, ascending inside a group: the fixed order of the sums.
-  std::vector<uint32_t> order(keys.size());
-  std::iota(order.begin(), order.end(), 0U);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](uint32_t a, uint32_t b) { return keys[a] < keys[b]; });
-  std::vector<double> sums(dim);
-  std::vector<float> values(dim);
-  uint64_t updated = 0;
-  for (size_t i = 0; i < order.size();) {
-    const int64_t raw = keys[order[i]];
-    std::fill(sums.begin(), sums.end(), 0.0);
-    for (; i < order.size() && keys[order[i]] == raw; ++i) {
-      const float* gradient = gradients + size_t{order[i]} * dim;
-      for (uint32_t d = 0; d < dim; ++d) sums[d] += gradient[d];
-    }
-    const auto key = static_cast<uint64_t>(raw);
-    const uint32_t b = Store::Impl::BucketOf(table, HashKey(key));
-    Device& device = *Store::Impl::Newest(impl_->tables[t], b)->device;
-    const std::lock_guard writer(device.writer);
-    impl_->Reclaim(&device);
-    const Result<Location> place = impl_->ResidentRow(&device, t, b, key);
-    if (!place.ok()) {
-      if (place.status().code() == Code::kNotFound) {
-        ++impl_->dropped_gradients;
-        continue;
-      }
-      return place.status();
-    }
-    double squares = 0.0;
-    for (uint32_t d = 0; d < dim; ++d) squares += sums[d] * sums[d];
-    RowAux* aux = impl_->AuxOf(&device, place.value());
-    if (aux->accumulator == 0.0F) aux->accumulator = optimizer.initial_accumulator;
-    aux->accumulator += static_cast<float>(squares / dim);
-    const double step = optimizer.learning_rate / (std::sqrt(aux->accumulator) + optimizer.epsilon);
-    std::byte* payload = device.arena.Address(place.value().slot());
-    DecodePayload(layout, place.value().live(), payload, values.data());
-    for (uint32_t d = 0; d < dim; ++d) values[d] -= static_cast<float>(step * sums[d]);
-    EncodePayload(layout, place.value().live(), values.data(), payload);
-    impl_->MarkChanged(&device, Store::Impl::Newest(table, b), key, place.value());
-    ++updated;
-  }
-  return updated;
 }
 
 Status Store::SetLive(uint32_t t, uint64_t key, uint16_t live) {
@@ -169,7 +115,7 @@ Status Store::SetLive(uint32_t t, uint64_t key, uint16_t live) {
     std::copy_n(device.arena.Aux(again.value().slot()), impl_->AuxBytes(table),
                 device.arena.Aux(place.slot()));
     bucket->index.Set(entry, place);
-    impl_->MarkChanged(&device, bucket, key, place);
+    Store::Impl::MarkChanged(bucket, HashKey(key), impl_->AuxOf(&device, place));
   }
   impl_->RetirePlace(&device, table, again.value());
   return Status::Ok();
@@ -184,7 +130,7 @@ Status Store::TakeChanges(uint32_t t, uint32_t b, std::vector<std::byte>* record
   const std::lock_guard writer(device.writer);
   impl_->Reclaim(&device);
   std::map<uint64_t, RecordKind> changes(bucket.removed);
-  for (const uint64_t key : bucket.changed) changes.emplace(key, RecordKind::kRow);
+  Store::Impl::ChangedRows(bucket, &changes);
   for (const auto& [key, kind] : changes) {
     if (kind != RecordKind::kRow) {
       AppendRecord({key, 0, kind, {}}, records);
@@ -192,7 +138,9 @@ Status Store::TakeChanges(uint32_t t, uint32_t b, std::vector<std::byte>* record
     }
     const Result<Location> place = impl_->ResidentRow(&device, t, b, key);
     if (!place.ok()) return place.status();
-    impl_->AuxOf(&device, place.value())->changed = 0;
+    RowAux* aux = impl_->AuxOf(&device, place.value());
+    if (aux->changed == 0) continue;  // it was on the SSD, where that is not seen
+    aux->changed = 0;
     const uint16_t live = place.value().live();
     AppendRecord(
         {key,
@@ -201,7 +149,7 @@ Status Store::TakeChanges(uint32_t t, uint32_t b, std::vector<std::byte>* record
          {device.arena.Address(place.value().slot()), table.config.layout.PayloadBytes(live)}},
         records);
   }
-  bucket.changed.clear();
+  bucket.changed.Clear();
   bucket.removed.clear();
   return Status::Ok();
 }
@@ -209,13 +157,14 @@ Status Store::TakeChanges(uint32_t t, uint32_t b, std::vector<std::byte>* record
 Status Store::MarkChanged(uint32_t t, uint32_t b, std::span<const uint64_t> keys) {
   if (!impl_->training()) return NotTraining();
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckBucket(t, b));
-  Bucket& bucket = *Store::Impl::Newest(impl_->tables[t], b);
-  Device& device = *Store::Impl::Newest(impl_->tables[t], b)->device;
+  const Table& table = impl_->tables[t];
+  Bucket& bucket = *Store::Impl::Newest(table, b);
+  Device& device = *bucket.device;
   const std::lock_guard writer(device.writer);
   for (const uint64_t key : keys) {
     const Result<Location> place = impl_->ResidentRow(&device, t, b, key);
     if (place.ok()) {
-      impl_->MarkChanged(&device, &bucket, key, place.value());
+      Store::Impl::MarkChanged(&bucket, HashKey(key), impl_->AuxOf(&device, place.value()));
     } else if (place.status().code() == Code::kNotFound) {
       bucket.removed[key] = RecordKind::kExpired;
     } else {
@@ -228,8 +177,9 @@ Status Store::MarkChanged(uint32_t t, uint32_t b, std::span<const uint64_t> keys
 Result<float> Store::AdagradState(uint32_t t, uint64_t key) const {
   if (!impl_->training()) return NotTraining();
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckTable(t));
-  const uint32_t b = Store::Impl::BucketOf(impl_->tables[t], HashKey(key));
-  Device& device = *Store::Impl::Newest(impl_->tables[t], b)->device;
+  const Table& table = impl_->tables[t];
+  const uint32_t b = Store::Impl::BucketOf(table, HashKey(key));
+  Device& device = *Store::Impl::Newest(table, b)->device;
   const std::lock_guard writer(device.writer);
   const Result<Location> place = impl_->ResidentRow(&device, t, b, key);
   if (!place.ok()) return place.status();
@@ -239,8 +189,9 @@ Result<float> Store::AdagradState(uint32_t t, uint64_t key) const {
 Status Store::SetAdagradState(uint32_t t, uint64_t key, float accumulator) {
   if (!impl_->training()) return NotTraining();
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckTable(t));
-  const uint32_t b = Store::Impl::BucketOf(impl_->tables[t], HashKey(key));
-  Device& device = *Store::Impl::Newest(impl_->tables[t], b)->device;
+  const Table& table = impl_->tables[t];
+  const uint32_t b = Store::Impl::BucketOf(table, HashKey(key));
+  Device& device = *Store::Impl::Newest(table, b)->device;
   const std::lock_guard writer(device.writer);
   const Result<Location> place = impl_->ResidentRow(&device, t, b, key);
   if (!place.ok()) return place.status();

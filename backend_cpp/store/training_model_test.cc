@@ -73,11 +73,9 @@ class TrainingModelTest : public ::testing::TestWithParam<uint32_t> {
     return row;
   }
 
-  void Ensure() {
-    const uint32_t t = RandomTable();
+  // Rows for keys that have none; returns for how many.
+  uint64_t MakeMissing(uint32_t t, const std::vector<int64_t>& keys) {
     const TableConfig& table = Table(t);
-    std::vector<int64_t> keys;
-    for (uint32_t n = 1 + Random(120); n > 0; --n) keys.push_back(Random(kKeys));
     uint64_t made = 0;
     for (const int64_t raw : keys) {
       const Name name{t, static_cast<uint64_t>(raw)};
@@ -92,12 +90,20 @@ class TrainingModelTest : public ::testing::TestWithParam<uint32_t> {
       removed_.erase(name);
       ++made;
     }
+    return made;
+  }
+
+  void Ensure() {
+    const uint32_t t = RandomTable();
+    std::vector<int64_t> keys;
+    for (uint32_t n = 1 + Random(120); n > 0; --n) keys.push_back(Random(kKeys));
+    const uint64_t made = MakeMissing(t, keys);
     const auto ensured = store_->EnsureRows(t, keys);
     ASSERT_TRUE(ensured.ok()) << ensured.status().ToString();
     ASSERT_EQ(ensured.value(), made);
   }
 
-  // Some keys twice, some without a row. What was computed exactly is then what the store stored.
+  // Some keys twice, some new. What was computed exactly is then what the store stored.
   void Apply() {
     const uint32_t t = RandomTable();
     const TableConfig& table = Table(t);
@@ -107,14 +113,14 @@ class TrainingModelTest : public ::testing::TestWithParam<uint32_t> {
     keys.push_back(keys.front());
     std::vector<float> gradients(keys.size() * dim);
     for (float& g : gradients) g = static_cast<float>(Random(2001)) * 0.001F - 1;
+    MakeMissing(t, keys);
     std::map<uint64_t, std::vector<double>> sums;
     for (size_t k = 0; k < keys.size(); ++k) {
-      if (!rows_.contains({t, static_cast<uint64_t>(keys[k])})) continue;
       std::vector<double>& sum = sums[static_cast<uint64_t>(keys[k])];
       sum.resize(dim);
       for (uint32_t d = 0; d < dim; ++d) sum[d] += gradients[k * dim + d];
     }
-    const auto updated = store_->ApplyGradients(t, keys, gradients.data(), kAdagrad);
+    const auto updated = ApplyRows(store_.get(), t, keys, gradients, kAdagrad);
     ASSERT_TRUE(updated.ok()) << updated.status().ToString();
     ASSERT_EQ(updated.value(), sums.size());
     for (const auto& [key, sum] : sums) {

@@ -16,7 +16,7 @@ from bench.servers import BUILD, ROOT, BenchError
 from bench.store import plot
 
 _CONSOLE = Console(stderr=True, highlight=False)
-_PARTS = ("lookup", "memory", "growth", "versions", "recovery")
+_PARTS = ("lookup", "training", "memory", "growth", "versions", "recovery")
 
 
 def _run(part: str, folder: Path) -> None:

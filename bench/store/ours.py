@@ -17,6 +17,7 @@ Keys = NDArray[np.uint64]
 CHUNKS = 4
 _BUCKET_ROWS = 100_000
 _INDEX_BYTES = 40  # a row, with room to grow
+_AUX_BYTES = 8 + 4 * CHUNKS  # a row of the training profile
 _SLACK = 64 << 20
 _SETTLED_S = 1.5  # memory becomes huge pages when it has been full for a second
 
@@ -38,12 +39,12 @@ def draw(
 
 
 def table_of(
-    rows: int, dim: int, dtype: str = "fp32", *, bucket_rows: int = _BUCKET_ROWS
+    rows: int, dim: int, dtype: str = "fp32", *, bucket_rows: int = _BUCKET_ROWS, number: int = 0
 ) -> _store.TableConfig:
     """Return a table with about so many rows a bucket."""
     layout = _store.RowLayout(dtype=dtype, chunks=CHUNKS, chunk_dim=dim // CHUNKS)
     bits = max(0, round(float(np.log2(max(rows, 1) / bucket_rows))))
-    return _store.TableConfig(name="table", id=0, layout=layout, bucket_bits=bits)
+    return _store.TableConfig(name=f"table{number}", id=number, layout=layout, bucket_bits=bits)
 
 
 def records_of(
@@ -105,3 +106,19 @@ def settle(store: _store.Store) -> None:
         store.maintain()
         if (now := store.stats()["huge_bytes"]) != huge:
             huge, since = now, time.monotonic()
+
+
+def train(tables: int, rows: int, dim: int) -> _store.Store:
+    """Return a training store of some tables with `rows` new rows each."""
+    row_bytes = 4 * dim + _AUX_BYTES + _INDEX_BYTES
+    store = _store.Store(
+        tables=[table_of(rows, dim, number=table) for table in range(tables)],
+        profile="train",
+        ddr_budget_bytes=tables * rows * row_bytes + _SLACK,
+    )
+    order = np.random.default_rng(1).permutation(rows)
+    for table in range(tables):
+        for part in np.array_split(order, 10):
+            store.ensure_rows(table, keys_of(part))
+    settle(store)
+    return store

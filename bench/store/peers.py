@@ -68,6 +68,40 @@ class Tbe:
         return pooled
 
 
+class TrainingTbe:
+    """FBGEMM's training TBE with exact row-wise Adagrad, some tables of one size, sum pooling."""
+
+    name = "FBGEMM TBE"
+
+    def __init__(self, tables: int, rows: int, dim: int, rate: float, epsilon: float) -> None:
+        """Make the tables with random values."""
+        training = fbgemm("split_table_batched_embeddings_ops_training")
+        common = fbgemm("split_table_batched_embeddings_ops_common")
+        place = (common.EmbeddingLocation.HOST, training.ComputeDevice.CPU)
+        self._module = training.SplitTableBatchedEmbeddingBagsCodegen(
+            [(rows, dim, *place)] * tables,
+            pooling_mode=common.PoolingMode.SUM,
+            optimizer=fbgemm("split_embedding_configs").EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+            learning_rate=rate,
+            eps=epsilon,
+        )
+        for weights_RD in self._module.split_embedding_weights():
+            weights_RD.uniform_(-0.01, 0.01)
+        use_huge_pages(self._module.weights_host)
+        use_huge_pages(self._module.momentum1_host)
+        self._pooled: Tensor | None = None
+
+    def forward(self, ids_N: Tensor, offsets_B: Tensor) -> None:
+        """Pool the bags, table by table."""
+        self._pooled = self._module(ids_N, offsets_B)
+
+    def backward(self, gradients_BE: Tensor) -> None:
+        """Bring the gradients of the last forward's answer into the rows."""
+        assert self._pooled is not None
+        self._pooled.backward(gradients_BE)
+        self._pooled = None
+
+
 class Bag:
     """torch.nn.EmbeddingBag over the rows of a TBE."""
 

@@ -128,7 +128,7 @@ def test_a_row_is_the_same_from_trainer_to_file_to_node(tmp_path: Path) -> None:
     keys = np.array([5, 11, 5], dtype=np.int64)
     trained.ensure_rows(0, keys)
     gradients = np.arange(12, dtype=np.float32).reshape(3, 4)
-    assert trained.apply_gradients(0, keys, gradients, learning_rate=0.1) == 2
+    assert trained.apply_gradients([(0, keys, None, gradients)], learning_rate=0.1) == 2
     trained.set_live(0, 11, 2)
     records = trained.take_changes(0, 0)
     info = _store.write_bucket_file(str(tmp_path), table(0), 0, 1, records)

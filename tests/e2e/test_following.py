@@ -165,7 +165,7 @@ def test_a_row_has_the_same_bytes_in_trainer_bus_file_and_node(site: Site) -> No
     store = _store.Store(tables=[table], profile="train", ddr_budget_bytes=16 << 20)
     store.ensure_rows(0, np.array([key]))
     gradient = np.linspace(-1, 1, DIM, dtype=np.float32)[np.newaxis]
-    store.apply_gradients(0, np.array([key]), gradient, learning_rate=0.1)
+    store.apply_gradients([(0, np.array([key]), None, gradient)], learning_rate=0.1)
     bucket = bucket_of(table, key)
     records = store.take_changes(0, bucket)
     trained, _, _ = store.lookup(0, np.array([key]))

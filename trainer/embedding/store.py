@@ -128,20 +128,17 @@ class EmbeddingStore(nn.Module):
             if embeddings.grad is None:
                 raise RuntimeError("step() before backward(): the embeddings have no gradient")
             passes.append((keys_BF, embeddings.grad.numpy()))
-        updated = 0
-        for table, features in enumerate(self._features):
-            if not features or not passes:
-                continue
-            keys = np.concatenate([keys_BF[:, f] for keys_BF, _ in passes for f in features])
-            parts = [gradient[:, self._columns(f)] for _, gradient in passes for f in features]
-            self.store.ensure_rows(table, keys)
-            updated += self.store.apply_gradients(
-                table,
-                keys,
-                np.concatenate(parts),
-                learning_rate=self.optimizer.sparse_learning_rate,
-                epsilon=self.optimizer.epsilon,
-            )
+        bags: list[_store.BagGradients] = [
+            (table, np.ascontiguousarray(keys_BF[:, f]), None, gradient[:, self._columns(f)])
+            for table, features in enumerate(self._features)
+            for keys_BF, gradient in passes
+            for f in features
+        ]
+        updated = self.store.apply_gradients(
+            bags,
+            learning_rate=self.optimizer.sparse_learning_rate,
+            epsilon=self.optimizer.epsilon,
+        )
         self._pending.clear()
         self.store.maintain()
         return updated

@@ -192,10 +192,14 @@ struct StoreStats {
   bool hbm_failed = false;     // a device failed; the tier is not used any more
   // Reads that the policies of DDR were to hear of and did not, rows to be promoted among them.
   uint64_t dropped_accesses = 0;
-  uint64_t new_keys_waiting = 0;   // occurrences of keys that were no reason for a row yet
-  uint64_t dropped_gradients = 0;  // of keys without a row, a key a call
-  uint64_t policy_bytes = 0;       // what policies and their logs take of the DDR budget
-  uint64_t oldest_version = 0;     // of the window; 0 before the first commit
+  uint64_t new_keys_waiting = 0;  // occurrences of keys that were no reason for a row yet
+  // Of training calls, a key a call: gradients of keys that wait for a row; gradients that are not
+  // finite, or whose squares are not; keys whose row could be neither made nor brought to DDR.
+  uint64_t dropped_gradients = 0;
+  uint64_t refused_gradients = 0;
+  uint64_t failed_keys = 0;
+  uint64_t policy_bytes = 0;    // what policies and their logs take of the DDR budget
+  uint64_t oldest_version = 0;  // of the window; 0 before the first commit
   uint64_t newest_version = 0;
 };
 
@@ -342,6 +346,19 @@ struct RowwiseAdagrad {
   float initial_accumulator = 0.0F;
 };
 
+// The gradients of some bags of one table. A key of several bags, or several times in one, has a
+// gradient from each.
+struct BagGradients {
+  uint32_t table = 0;  // index into StoreOptions::tables
+  std::span<const int64_t> keys;
+  // Bags + 1 ascending places in `keys`: bag b is keys[offsets[b]] .. keys[offsets[b + 1]]. Empty:
+  // bag b is keys[b] alone.
+  std::span<const uint32_t> offsets;
+  // Bags x stride: of each bag's sum, by its `dim` values; of a mean, divided by the bag's size.
+  const float* gradients = nullptr;
+  size_t stride = 0;  // floats from one bag's to the next one's, >= dim
+};
+
 class Store {
  public:
   // kInvalidArgument naming the option; kDeviceError if the SSD directory cannot be used. With
@@ -392,13 +409,18 @@ class Store {
   // --- training profile ------------------------------------------------------------------------
   // Ensures that every key has a row (new rows: all chunks live, InitialValue), but for those that
   // wait for their new_row_accesses-th occurrence. Returns how many were new. kResourceExhausted
-  // when the budgets are full.
+  // when the budgets are full; the other keys have their rows.
   Result<uint64_t> EnsureRows(uint32_t table, std::span<const int64_t> keys);
-  // One exact row-wise Adagrad step. `gradients` is keys x dim; keys may repeat, and then their
-  // gradients are summed in ascending position in fp64 before the one update. Keys without a row
-  // are skipped and counted. Bitwise repeatable. Returns the number of distinct rows updated.
-  Result<uint64_t> ApplyGradients(uint32_t table, std::span<const int64_t> keys,
-                                  const float* gradients, const RowwiseAdagrad& optimizer);
+  // One exact row-wise Adagrad step, for all bags of a batch at once, after EnsureRows for their
+  // keys. A key's gradients, of all its occurrences in all bags of its table, are summed in fp64 in
+  // the order of the call before the one update. Keys that wait for a row are skipped, as are sums
+  // that are not finite; both are counted. Bitwise repeatable, and the same bits whatever the
+  // vectors of the CPU and the number of devices. Returns the number of rows updated.
+  // kInvalidArgument naming what is wrong with the bags: nothing has changed. Else the error of the
+  // first key whose row could be neither made nor read (counted): all others are updated, so the
+  // call is not to be repeated.
+  Result<uint64_t> ApplyGradients(std::span<const BagGradients> bags,
+                                  const RowwiseAdagrad& optimizer);
   // Sets the live mask of a row; a chunk that becomes live starts at zero, and mask 0 removes the
   // row. kNotFound if the key has none.
   Status SetLive(uint32_t table, uint64_t key, uint16_t live);

@@ -1,0 +1,246 @@
+// The loops behind train_ops.h, compiled once for each kind of vectors: to be included after
+// row_kernels.h, whose vectors and dtypes they use and whose rules they keep.
+#include "store/train_ops.h"
+
+namespace embertide {
+namespace {
+
+constexpr uint32_t kSquareLanes = 16;
+
+using FourDoubles = double __attribute__((vector_size(32)));
+using TwoDoubles = double __attribute__((vector_size(16)));
+
+inline double Fold(const TwoDoubles& lanes) { return lanes[0] + lanes[1]; }
+#if defined(__AVX2__)
+inline double Fold(const FourDoubles& lanes) {
+  return Fold(__builtin_shufflevector(lanes, lanes, 0, 1) +
+              __builtin_shufflevector(lanes, lanes, 2, 3));
+}
+#endif
+#if defined(__AVX512F__)
+inline double Fold(const Doubles& lanes) {
+  return Fold(__builtin_shufflevector(lanes, lanes, 0, 1, 2, 3) +
+              __builtin_shufflevector(lanes, lanes, 4, 5, 6, 7));
+}
+#endif
+
+// Sixteen sums of squares; lane d % 16 takes those of dimension d.
+struct Squares {
+  static constexpr uint32_t kVectors = kSquareLanes / kHalf;
+  Doubles lanes[kVectors] = {};
+
+  void Add(uint32_t vector, const Doubles& values) { lanes[vector % kVectors] += values * values; }
+  // Lane l and l + 8, then l + 4, l + 2, l + 1, however many of them are one vector.
+  double Total() {
+#pragma GCC unroll 8
+    for (uint32_t apart = kVectors / 2; apart > 0; apart /= 2) {
+#pragma GCC unroll 8
+      for (uint32_t v = 0; v < apart; ++v) lanes[v] += lanes[v + apart];
+    }
+    return Fold(lanes[0]);
+  }
+};
+
+// Dimensions [first, first + kVectors * kHalf) of all gradients, in their order; kVectors vectors
+// from `first` on fill whole rounds of lanes.
+template <uint32_t kVectors>
+inline void SumPass(const float* const* gradients, size_t n, uint32_t first, double* sums,
+                    Squares* squares) {
+  Doubles total[kVectors];
+#pragma GCC unroll 32
+  for (uint32_t v = 0; v < kVectors; ++v) {
+    total[v] = Widen(Load<HalfFloats>(gradients[0] + first + v * kHalf));
+  }
+  for (size_t i = 1; i < n; ++i) {
+    const float* gradient = gradients[i] + first;
+#pragma GCC unroll 32
+    for (uint32_t v = 0; v < kVectors; ++v) {
+      total[v] += Widen(Load<HalfFloats>(gradient + v * kHalf));
+    }
+  }
+#pragma GCC unroll 32
+  for (uint32_t v = 0; v < kVectors; ++v) {
+    Save(total[v], sums + first + v * kHalf);
+    squares->Add(v, total[v]);
+  }
+}
+
+double Sum(const float* const* gradients, size_t n, uint32_t dim, double* sums) {
+  Squares squares;
+  uint32_t d = 0;
+  for (; d + kPassFloats <= dim; d += kPassFloats) {
+    SumPass<kPassFloats / kHalf>(gradients, n, d, sums, &squares);
+  }
+  for (; d + kSquareLanes <= dim; d += kSquareLanes) {
+    SumPass<kSquareLanes / kHalf>(gradients, n, d, sums, &squares);
+  }
+  if (d < dim) {
+    std::array<double, kSquareLanes> rest{};
+    for (uint32_t i = 0; d + i < dim; ++i) {
+      for (size_t g = 0; g < n; ++g) rest[i] += static_cast<double>(gradients[g][d + i]);
+      sums[d + i] = rest[i];
+    }
+    for (uint32_t v = 0; v < Squares::kVectors; ++v) {
+      squares.Add(v, Load<Doubles>(rest.data() + v * kHalf));
+    }
+  }
+  return squares.Total();
+}
+
+// What a step takes from kWidth dimensions or one, rounded once.
+inline Floats StepMany(const double* sums, double step) {
+  const auto half = [=](uint32_t h) {
+    return __builtin_convertvector(Load<Doubles>(sums + h * kHalf) * step, HalfFloats);
+  };
+#if defined(__AVX512F__)
+  return __builtin_shufflevector(half(0), half(1), 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14,
+                                 15);
+#elif defined(__AVX2__)
+  return __builtin_shufflevector(half(0), half(1), 0, 1, 2, 3, 4, 5, 6, 7);
+#else
+  return __builtin_shufflevector(half(0), half(1), 0, 1, 2, 3);
+#endif
+}
+inline float StepOne(double sum, double step) { return static_cast<float>(step * sum); }
+
+// How floats become elements of a dtype, the bits of EncodePayload.
+template <typename D>
+struct To;
+
+template <>
+struct To<Fp32> {
+  static void Many(const Floats& values, std::byte* to) { Save(values, to); }
+  static void One(float value, std::byte* to) { Save(value, to); }
+};
+
+template <>
+struct To<Fp16> {
+  static void One(float value, std::byte* to) {
+#if defined(__F16C__)
+    Save(static_cast<uint16_t>(_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT)), to);
+#else
+    Save(static_cast<_Float16>(value), to);
+#endif
+  }
+  static void Many(const Floats& values, std::byte* to) {
+#if defined(__AVX512F__)
+    Save(_mm512_maskz_cvtps_ph(0xffff, reinterpret_cast<__m512>(values), _MM_FROUND_TO_NEAREST_INT),
+         to);
+#elif defined(__F16C__)
+    Save(_mm256_cvtps_ph(reinterpret_cast<__m256>(values), _MM_FROUND_TO_NEAREST_INT), to);
+#else
+    for (uint32_t i = 0; i < kWidth; ++i) One(values[i], to + i * Fp16::kBytes);
+#endif
+  }
+};
+
+template <>
+struct To<Bf16> {
+  using Words = Bf16::Words;
+  static constexpr uint32_t kNoSign = 0x7fffffffU;
+  static constexpr uint32_t kInfinity = 0x7f800000U;
+  // To nearest even. A NaN stays one: only a row that was one before can be.
+  static void Many(const Floats& values, std::byte* to) {
+    const auto bits = reinterpret_cast<Words>(values);
+    const Words rounded = (bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16;
+    const Words nan = (bits >> 16) | 0x40U;
+    const Words chosen = (bits & kNoSign) > kInfinity ? nan : rounded;
+    Save(__builtin_convertvector(chosen, Bf16::Shorts), to);
+  }
+  static void One(float value, std::byte* to) {
+    const auto bits = __builtin_bit_cast(uint32_t, value);
+    const uint32_t rounded = (bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16;
+    const bool nan = (bits & kNoSign) > kInfinity;
+    Save(static_cast<uint16_t>(nan ? (bits >> 16) | 0x40U : rounded), to);
+  }
+};
+
+// Calls use(dimension) at the dimensions of the live chunks where kWidth elements begin, then
+// one(dimension) at single ones, with the place of their elements.
+template <typename D, typename Many, typename One>
+inline void ForEachPlace(const RowLayout& layout, uint16_t live, std::byte* at, const Many& many,
+                         const One& one) {
+  const bool whole = live == layout.full_mask();
+  const uint32_t run = whole ? layout.dim() : layout.chunk_dim;
+  const uint32_t runs = whole ? 1 : layout.chunks;
+  for (uint32_t c = 0; c < runs; ++c) {
+    if ((live >> c & 1U) == 0) continue;
+    uint32_t d = c * run;
+    const uint32_t end = d + run;
+    for (; d + kWidth <= end; d += kWidth, at += size_t{kWidth} * D::kBytes) many(d, at);
+    for (; d < end; ++d, at += D::kBytes) one(d, at);
+  }
+}
+
+// The row less the step; `sums` become its values where they must be known before the row's scale.
+template <typename D>
+struct Row {
+  static void Descend(const RowLayout& layout, uint16_t live, double* sums, double step,
+                      std::byte* payload) {
+    ForEachPlace<D>(
+        layout, live, payload,
+        [&](uint32_t d, std::byte* at) {
+          To<D>::Many(D::Many(at, 0.0F) - StepMany(sums + d, step), at);
+        },
+        [&](uint32_t d, std::byte* at) {
+          To<D>::One(D::One(at, 0.0F) - StepOne(sums[d], step), at);
+        });
+  }
+};
+
+template <>
+struct Row<Int8> {
+  using Ints = int32_t __attribute__((vector_size(4 * kWidth)));
+  static void Descend(const RowLayout& layout, uint16_t live, double* sums, double step,
+                      std::byte* payload) {
+    if (live == 0) return;
+    const auto before = Load<float>(payload);
+    std::byte* elements = payload + sizeof(float);
+    // New values lie as floats over the sums that they were made of.
+    auto* values = reinterpret_cast<std::byte*>(sums);
+    const auto place = [values](uint32_t d) { return values + size_t{d} * sizeof(float); };
+    Floats most = {};
+    float most_one = 0.0F;
+    ForEachPlace<Int8>(
+        layout, live, elements,
+        [&](uint32_t d, std::byte* at) {
+          const Floats value = Int8::Many(at, before) - StepMany(sums + d, step);
+          Save(value, place(d));
+          const Floats size = value < 0.0F ? -value : value;
+          most = most < size ? size : most;
+        },
+        [&](uint32_t d, std::byte* at) {
+          const float value = Int8::One(at, before) - StepOne(sums[d], step);
+          Save(value, place(d));
+          const float size = value < 0.0F ? -value : value;
+          most_one = most_one < size ? size : most_one;
+        });
+    for (uint32_t i = 0; i < kWidth; ++i) most_one = most_one < most[i] ? most[i] : most_one;
+    const float scale = most_one / 127.0F;
+    Save(scale, payload);
+    const float divisor = scale == 0.0F ? 1.0F : scale;
+    // Adding it leaves no bits behind the point, rounded to the nearest even.
+    constexpr float kPoint = 0x1.8p23F;
+    ForEachPlace<Int8>(
+        layout, live, elements,
+        [&](uint32_t d, std::byte* at) {
+          Floats value = Load<Floats>(place(d)) / divisor;
+          value = value > 127.0F ? Floats{} + 127.0F : value;
+          value = value < -127.0F ? Floats{} - 127.0F : value;
+          const Ints ints = __builtin_convertvector((value + kPoint) - kPoint, Ints);
+          Save(__builtin_convertvector(ints, Int8::Bytes), at);
+        },
+        [&](uint32_t d, std::byte* at) {
+          float value = Load<float>(place(d)) / divisor;
+          value = value > 127.0F ? 127.0F : value;
+          value = value < -127.0F ? -127.0F : value;
+          Save(static_cast<int8_t>((value + kPoint) - kPoint), at);
+        });
+  }
+};
+
+constexpr TrainOps kTrainOps = {
+    Sum, {Row<Fp32>::Descend, Row<Fp16>::Descend, Row<Bf16>::Descend, Row<Int8>::Descend}};
+
+}  // namespace
+}  // namespace embertide

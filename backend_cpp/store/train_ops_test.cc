@@ -1,0 +1,99 @@
+// Every kind of vectors gives the bits of summing, and of decoding, changing and encoding a row,
+// one dimension after the other.
+#include "store/train_ops.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <random>
+#include <tuple>
+#include <vector>
+
+namespace embertide {
+namespace {
+
+using Parameters = std::tuple<const char*, DType, std::pair<uint16_t, uint16_t>>;
+
+class TrainOpsTest : public testing::TestWithParam<Parameters> {
+ protected:
+  void SetUp() override {
+    ops_ = TrainOpsOf(std::get<0>(GetParam()));
+    if (ops_ == nullptr) GTEST_SKIP() << "this CPU has no " << std::get<0>(GetParam());
+    layout_.dtype = std::get<1>(GetParam());
+    std::tie(layout_.chunks, layout_.chunk_dim) = std::get<2>(GetParam());
+  }
+  std::vector<float> Values(float spread) {
+    std::normal_distribution<float> normal(0.0F, spread);
+    std::vector<float> values(layout_.dim());
+    for (float& value : values) value = normal(random_);
+    return values;
+  }
+
+  const TrainOps* ops_ = nullptr;
+  RowLayout layout_;
+  std::mt19937 random_{3};
+};
+
+TEST_P(TrainOpsTest, SumsAndSquaresAreThoseInOrder) {
+  const uint32_t dim = layout_.dim();
+  std::vector<std::vector<float>> gradients;
+  std::vector<const float*> places;
+  std::vector<double> want(dim);
+  for (size_t n = 1; n <= 9; ++n) {
+    gradients.push_back(Values(n % 3 == 0 ? 1e6F : 1e-3F));  // so that the order tells
+    places.clear();
+    for (const auto& each : gradients) places.push_back(each.data());
+    std::array<double, 16> squares{};
+    for (uint32_t d = 0; d < dim; ++d) {
+      want[d] += static_cast<double>(gradients.back()[d]);
+      squares[d % 16] += want[d] * want[d];
+    }
+    for (uint32_t apart = 8; apart > 0; apart /= 2) {
+      for (uint32_t lane = 0; lane < apart; ++lane) squares[lane] += squares[lane + apart];
+    }
+    std::vector<double> sums(dim, -1.0);
+    EXPECT_EQ(ops_->sum(places.data(), n, dim, sums.data()), squares[0]) << n;
+    ASSERT_EQ(sums, want) << n;
+  }
+}
+
+TEST_P(TrainOpsTest, ARowDescendsAsItsDecodedValuesDo) {
+  constexpr double kStep = 0.37;
+  for (int turn = 0; turn < 40; ++turn) {
+    // Whole rows, dead chunks, rows of zeros, and values that fp16 has only as subnormals or not.
+    const auto live = static_cast<uint16_t>(turn % 2 == 0 ? layout_.full_mask()
+                                                          : random_() & layout_.full_mask());
+    const std::vector<float> before = Values(turn == 2 ? 0.0F : turn % 5 == 4 ? 1e-5F : 2.0F);
+    std::vector<double> sums(layout_.dim());
+    for (double& sum : sums)
+      sum = std::normal_distribution(0.0, turn % 7 == 0 ? 1e5 : 1.0)(random_);
+    if (turn == 2) std::fill(sums.begin(), sums.end(), 0.0);
+    // At an odd address, and what stands behind it stays.
+    const uint32_t bytes = layout_.PayloadBytes(live);
+    std::vector<std::byte> row(bytes + 2, std::byte{7});
+    EncodePayload(layout_, live, before.data(), row.data() + 1);
+    std::vector<float> values(layout_.dim());
+    DecodePayload(layout_, live, row.data() + 1, values.data());
+    for (uint32_t d = 0; d < layout_.dim(); ++d) values[d] -= static_cast<float>(kStep * sums[d]);
+    std::vector<std::byte> want = row;
+    EncodePayload(layout_, live, values.data(), want.data() + 1);
+    ops_->descend[static_cast<size_t>(layout_.dtype)](layout_, live, sums.data(), kStep,
+                                                      row.data() + 1);
+    ASSERT_EQ(row, want) << "turn " << turn;
+  }
+}
+
+// Dimensions with and without a tail, chunks wider and narrower than a vector.
+INSTANTIATE_TEST_SUITE_P(All, TrainOpsTest,
+                         testing::Combine(testing::Values("plain", "avx2", "avx512"),
+                                          testing::Values(DType::kFp32, DType::kFp16, DType::kBf16,
+                                                          DType::kInt8),
+                                          testing::Values(std::pair<uint16_t, uint16_t>{1, 3},
+                                                          std::pair<uint16_t, uint16_t>{4, 4},
+                                                          std::pair<uint16_t, uint16_t>{4, 16},
+                                                          std::pair<uint16_t, uint16_t>{4, 32},
+                                                          std::pair<uint16_t, uint16_t>{3, 20},
+                                                          std::pair<uint16_t, uint16_t>{16, 16})));
+
+}  // namespace
+}  // namespace embertide

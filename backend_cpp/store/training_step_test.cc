@@ -1,0 +1,359 @@
+// A training step as its contract says it: bags, repeated keys, rows on the SSD, keys that fail,
+// gradients that are not finite.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <array>
+#include <bit>
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <set>
+
+#include "ssd/faulty_file.h"
+#include "store/test_rows.h"
+
+namespace embertide {
+namespace {
+
+constexpr RowwiseAdagrad kAdagrad{0.1F, 1e-6F, 0.0F};
+
+class TrainingStepTest : public ::testing::Test {
+ protected:
+  TrainingStepTest()
+      : directory_(std::filesystem::temp_directory_path() /
+                   ("embertide-step-" + std::to_string(::getpid()))) {
+    options_.profile = Profile::kTrain;
+    options_.ddr_budget_bytes = 64ULL << 20;
+  }
+  ~TrainingStepTest() override {
+    store_.reset();
+    std::filesystem::remove_all(directory_);
+  }
+  void Open() { store_ = std::move(*Store::Open(options_)); }
+  // Tables of `dim` floats and of so many buckets.
+  void Tables(uint32_t count, uint16_t dim, uint32_t bucket_bits) {
+    for (uint32_t t = 0; t < count; ++t) {
+      TableConfig table;
+      table.name = "t" + std::to_string(t);
+      table.id = t;
+      table.layout = {1, dim, DType::kFp32};
+      table.bucket_bits = bucket_bits;
+      options_.tables.push_back(table);
+    }
+  }
+  std::vector<float> Read(uint32_t t, int64_t key) const {
+    std::vector<float> out(options_.tables[t].layout.dim());
+    EXPECT_TRUE(store_->PinNewest()
+                    ->Lookup({t, {&key, 1}, Pooling::kNone, {}, out.data(), out.size(), nullptr})
+                    .ok());
+    return out;
+  }
+  std::vector<std::byte> Everything() const {
+    std::vector<std::byte> rows;
+    for (uint32_t t = 0; t < options_.tables.size(); ++t) {
+      for (uint32_t b = 0; b < options_.tables[t].buckets(); ++b) {
+        EXPECT_TRUE(store_->ExportBucket(*store_->PinNewest(), t, b, &rows).ok());
+      }
+    }
+    return rows;
+  }
+  void Whole() const {
+    const Status integrity = store_->CheckIntegrity();
+    ASSERT_TRUE(integrity.ok()) << integrity.ToString();
+  }
+
+  std::filesystem::path directory_;
+  StoreOptions options_;
+  Faults faults_;
+  std::unique_ptr<Store> store_;
+};
+
+// A batch over several tables, one of them in two pieces whose gradients stand apart, as features
+// of a batch do: against a reference in fp64.
+TEST_F(TrainingStepTest, PooledBagsEqualAReferenceInDoubles) {
+  constexpr uint32_t kDim = 20;
+  constexpr uint32_t kStride = 50;
+  constexpr int kKeys = 300;
+  Tables(2, kDim, 3);
+  Open();
+  struct Reference {
+    std::vector<double> values;
+    double h = 0;
+  };
+  std::map<std::pair<uint32_t, int64_t>, Reference> rows;
+  std::mt19937 random(7);
+  std::normal_distribution<float> normal;
+  for (int step = 0; step < 30; ++step) {
+    struct Piece {
+      uint32_t table;
+      std::vector<int64_t> keys;
+      std::vector<uint32_t> offsets;
+      std::vector<float> gradients;
+    };
+    std::vector<Piece> pieces;
+    for (const uint32_t table : {1U, 0U, 1U}) {
+      Piece piece{table, {}, {0}, {}};
+      for (int bag = 0; bag < 40; ++bag) {
+        for (uint32_t n = random() % 8; n > 0; --n) piece.keys.push_back(random() % kKeys);
+        piece.offsets.push_back(static_cast<uint32_t>(piece.keys.size()));
+        for (uint32_t d = 0; d < kStride; ++d) piece.gradients.push_back(normal(random));
+      }
+      pieces.push_back(std::move(piece));
+    }
+    std::vector<BagGradients> bags;
+    std::map<std::pair<uint32_t, int64_t>, std::vector<double>> sums;
+    for (const Piece& piece : pieces) {
+      bags.push_back({piece.table, piece.keys, piece.offsets, piece.gradients.data(), kStride});
+      for (size_t bag = 0; bag + 1 < piece.offsets.size(); ++bag) {
+        for (uint32_t k = piece.offsets[bag]; k < piece.offsets[bag + 1]; ++k) {
+          auto& sum = sums[{piece.table, piece.keys[k]}];
+          sum.resize(kDim);
+          for (uint32_t d = 0; d < kDim; ++d) sum[d] += piece.gradients[bag * kStride + d];
+        }
+      }
+    }
+    for (const auto& [name, sum] : sums) {
+      Reference& row = rows[name];
+      const TableConfig& table = options_.tables[name.first];
+      for (uint32_t d = 0; row.values.size() < kDim; ++d) {
+        row.values.push_back(
+            InitialValue(table.init_seed, table.id, name.second, d, table.init_scale));
+      }
+      double squares = 0;
+      for (const double each : sum) squares += each * each;
+      row.h += squares / kDim;
+      const double rate = kAdagrad.learning_rate / (std::sqrt(row.h) + kAdagrad.epsilon);
+      for (uint32_t d = 0; d < kDim; ++d) row.values[d] -= rate * sum[d];
+    }
+    const auto updated = store_->ApplyGradients(bags, kAdagrad);
+    ASSERT_TRUE(updated.ok()) << updated.status().ToString();
+    ASSERT_EQ(updated.value(), sums.size());
+  }
+  for (const auto& [name, row] : rows) {
+    const auto got = Read(name.first, name.second);
+    for (uint32_t d = 0; d < kDim; ++d) ASSERT_NEAR(got[d], row.values[d], 1e-6);
+    const auto h = static_cast<uint64_t>(name.second);
+    ASSERT_NEAR(*store_->AdagradState(name.first, h), row.h, 1e-6 * row.h);
+  }
+  Whole();
+}
+
+// One key's gradients whose fp64 sum depends on their order: it is that of the batch, over bags and
+// pieces, whatever the batch is dealt out to.
+TEST_F(TrainingStepTest, RepeatedKeysAddUpInTheOrderOfTheBatch) {
+  constexpr uint32_t kDim = 4;
+  Tables(1, kDim, 5);
+  const std::vector<float> in_order = {1e30F, 1.0F, -1e30F, 1e-3F, 1e22F, 3.0F, -1e22F, 5.0F};
+  double sum = 0;
+  for (const float each : in_order) sum += static_cast<double>(each);
+  ASSERT_EQ(sum, 5.0);
+  ASSERT_NE(std::accumulate(in_order.rbegin(), in_order.rend(), 0.0), sum);
+  for (const uint32_t others : {0U, 3000U}) {
+    Open();
+    std::vector<int64_t> keys;
+    std::vector<float> gradients;
+    for (const float each : in_order) {
+      keys.push_back(-77);
+      gradients.insert(gradients.end(), kDim, each);
+      for (uint32_t n = 0; n < others; ++n) {
+        keys.push_back(static_cast<int64_t>(keys.size()));
+        gradients.insert(gradients.end(), kDim, 0.25F);
+      }
+    }
+    // In two pieces.
+    const size_t half = keys.size() / 2;
+    const std::span<const int64_t> all(keys);
+    const std::vector<BagGradients> bags = {
+        {0, all.first(half), {}, gradients.data(), kDim},
+        {0, all.subspan(half), {}, gradients.data() + half * kDim, kDim}};
+    ASSERT_EQ(*store_->ApplyGradients(bags, kAdagrad), keys.size() - in_order.size() + 1);
+    EXPECT_EQ(*store_->AdagradState(0, static_cast<uint64_t>(-77)), 25.0F);
+    Whole();
+  }
+}
+
+// The bytes of rows and states do not depend on devices, buckets aside, nor on what was in DDR.
+TEST_F(TrainingStepTest, TheSameBytesWhateverTheDevicesAndTheTiers) {
+  constexpr uint32_t kDim = 64;
+  Tables(3, kDim, 4);
+  std::vector<std::vector<std::byte>> got;
+  for (const uint32_t devices : {1U, 3U, 2U}) {
+    options_.devices = devices;
+    options_.ddr_budget_bytes = devices == 2 ? 4ULL << 20 : 64ULL << 20;
+    options_.ssd_budget_bytes = devices == 2 ? 64ULL << 20 : 0;
+    options_.ssd_directory = directory_;
+    Open();
+    std::mt19937 random(11);
+    std::normal_distribution<float> normal;
+    for (int step = 0; step < 12; ++step) {
+      std::vector<int64_t> keys(6000);
+      for (int64_t& key : keys) key = static_cast<int64_t>(random() % 9000);
+      std::vector<float> gradients(keys.size() / 5 * kDim);
+      for (float& each : gradients) each = normal(random);
+      std::vector<uint32_t> offsets;
+      for (uint32_t at = 0; at <= keys.size(); at += 5) offsets.push_back(at);
+      const std::vector<BagGradients> bags = {
+          {2, keys, offsets, gradients.data(), kDim},
+          {0, std::span(keys).first(1200), {}, gradients.data(), kDim}};
+      ASSERT_TRUE(store_->ApplyGradients(bags, kAdagrad).ok());
+    }
+    Whole();
+    EXPECT_EQ(store_->Stats().promotions > 0, devices == 2);
+    got.push_back(Everything());
+    for (int64_t key = 0; key < 9000; key += 100) {
+      const Result<float> h = store_->AdagradState(2, static_cast<uint64_t>(key));
+      const auto bits = std::bit_cast<std::array<std::byte, 4>>(h.ok() ? h.value() : -1.0F);
+      got.back().insert(got.back().end(), bits.begin(), bits.end());
+    }
+  }
+  EXPECT_EQ(got[1], got[0]);
+  EXPECT_EQ(got[2], got[0]);
+}
+
+TEST_F(TrainingStepTest, GradientsThatAreNotFiniteAreRefusedAndCounted) {
+  Tables(1, 4, 2);
+  Open();
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  constexpr float kHuge = 1e30F;  // its square is no float
+  const std::vector<int64_t> keys = {1, 2, 3, 4, 5, 5, 6};
+  ASSERT_EQ(*store_->EnsureRows(0, keys), 6U);
+  const std::vector<std::byte> before = Everything();
+  std::vector<float> gradients(keys.size() * 4, 0.0F);
+  gradients[0] = kNan;
+  gradients[7] = -kInfinity;
+  gradients[8] = kHuge;
+  gradients[16] = kInfinity;  // both of key 5: no number
+  gradients[20] = -kInfinity;
+  ASSERT_EQ(*ApplyRows(store_.get(), 0, keys, gradients, kAdagrad), 2U);
+  EXPECT_EQ(store_->Stats().refused_gradients, 4U);
+  EXPECT_EQ(Everything(), before) << "4 and 6 have gradients of zeros";
+  for (const uint64_t key : {1, 2, 3, 5}) EXPECT_EQ(*store_->AdagradState(0, key), 0.0F);
+  gradients.assign(keys.size() * 4, 1.0F);
+  ASSERT_EQ(*ApplyRows(store_.get(), 0, keys, gradients, kAdagrad), 6U);
+  EXPECT_EQ(store_->Stats().refused_gradients, 4U);
+}
+
+// A block that cannot be read fails its rows, by name; all others of the batch are updated once.
+TEST_F(TrainingStepTest, AKeyThatFailsLosesNoOther) {
+  constexpr uint32_t kDim = 32;
+  constexpr int64_t kKeys = 40000;
+  Tables(1, kDim, 3);
+  options_.ddr_budget_bytes = 3ULL << 20;
+  options_.ssd_budget_bytes = 64ULL << 20;
+  options_.ssd_directory = directory_;
+  options_.wrap_ssd = [this](std::unique_ptr<BlockFile> file) {
+    return std::make_unique<FaultyBlockFile>(std::move(file), &faults_);
+  };
+  Open();
+  std::vector<int64_t> keys(kKeys);
+  std::iota(keys.begin(), keys.end(), 0);
+  ASSERT_TRUE(store_->EnsureRows(0, keys).ok());
+  for (const uint64_t block : {3, 20}) faults_.Put(block, Fault::kIoError);
+  std::vector<int64_t> some;
+  for (int64_t key = 0; key < kKeys; key += 8) some.push_back(key);
+  const std::vector<float> gradients(some.size() * kDim, 1.0F);
+  const auto updated = ApplyRows(store_.get(), 0, some, gradients, kAdagrad);
+  ASSERT_FALSE(updated.ok());
+  EXPECT_EQ(updated.status().code(), Code::kDeviceError) << updated.status().ToString();
+  EXPECT_NE(updated.status().message().find(" of table t0"), std::string::npos);
+  const uint64_t failed = store_->Stats().failed_keys;
+  EXPECT_GT(failed, 0U);
+  EXPECT_LT(failed, 60U) << "two blocks";
+  faults_.Clear();
+  uint64_t not_updated = 0;
+  for (const int64_t key : some) {
+    const auto h = store_->AdagradState(0, static_cast<uint64_t>(key));
+    ASSERT_TRUE(h.ok()) << h.status().ToString();
+    ASSERT_TRUE(h.value() == 1.0F || h.value() == 0.0F) << h.value();
+    if (h.value() == 0.0F) ++not_updated;
+  }
+  EXPECT_EQ(not_updated, failed);
+  Whole();
+}
+
+TEST_F(TrainingStepTest, AFullBudgetFailsNewRowsAndUpdatesTheOthers) {
+  constexpr uint32_t kDim = 64;
+  Tables(1, kDim, 2);
+  options_.ddr_budget_bytes = 2ULL << 20;
+  Open();
+  std::vector<int64_t> keys(20000);
+  std::iota(keys.begin(), keys.end(), 0);
+  const std::vector<float> gradients(keys.size() * kDim, 1.0F);
+  const auto first = ApplyRows(store_.get(), 0, keys, gradients, kAdagrad);
+  ASSERT_FALSE(first.ok());
+  EXPECT_EQ(first.status().code(), Code::kResourceExhausted) << first.status().ToString();
+  const StoreStats stats = store_->Stats();
+  EXPECT_GT(stats.rows, 3000U);
+  EXPECT_EQ(stats.failed_keys, keys.size() - stats.rows);
+  Whole();
+  EXPECT_FALSE(ApplyRows(store_.get(), 0, keys, gradients, kAdagrad).ok());
+  uint64_t twice = 0;
+  for (const int64_t key : keys) {
+    const auto h = store_->AdagradState(0, static_cast<uint64_t>(key));
+    if (!h.ok()) continue;
+    ASSERT_EQ(h.value(), 2.0F);
+    ++twice;
+  }
+  EXPECT_EQ(twice, stats.rows);
+}
+
+TEST_F(TrainingStepTest, BagsThatCannotBeRightAreRefusedBeforeAnythingChanges) {
+  Tables(2, 8, 1);
+  Open();
+  const std::vector<int64_t> keys = {1, 2, 3};
+  const std::vector<float> gradients(24, 1.0F);
+  const std::vector<uint32_t> descending = {0, 2, 1};
+  const std::vector<uint32_t> past = {0, 4};
+  const BagGradients good{0, keys, {}, gradients.data(), 8};
+  for (const BagGradients& bad :
+       {BagGradients{2, keys, {}, gradients.data(), 8},
+        BagGradients{1, keys, descending, gradients.data(), 8},
+        BagGradients{1, keys, past, gradients.data(), 8},
+        BagGradients{1, keys, {}, gradients.data(), 7}, BagGradients{1, keys, {}, nullptr, 8}}) {
+    const std::vector<BagGradients> bags = {good, bad};
+    const auto refused = store_->ApplyGradients(bags, kAdagrad);
+    ASSERT_FALSE(refused.ok());
+    EXPECT_EQ(refused.status().code(), Code::kInvalidArgument) << refused.status().ToString();
+  }
+  EXPECT_EQ(store_->Stats().rows, 0U);
+  // Keys outside of all bags are none.
+  const std::vector<uint32_t> inner = {1, 2, 2};
+  const BagGradients bags{0, keys, inner, gradients.data(), 8};
+  EXPECT_EQ(*store_->ApplyGradients({&bags, 1}, kAdagrad), 1U);
+  EXPECT_EQ(store_->Stats().rows, 1U);
+}
+
+// Marks of changed rows are charged: noted in an index that grows, taken once, exactly.
+TEST_F(TrainingStepTest, ChangesAreNotedWhileTheIndexGrows) {
+  Tables(1, 4, 1);
+  Open();
+  std::set<int64_t> changed;
+  std::mt19937 random(3);
+  for (int step = 0; step < 60; ++step) {
+    std::vector<int64_t> keys(step % 7 == 0 ? 3000 : 40);
+    for (int64_t& key : keys) key = static_cast<int64_t>(random() % 30000);
+    const std::vector<float> gradients(keys.size() * 4, 1.0F);
+    ASSERT_TRUE(ApplyRows(store_.get(), 0, keys, gradients, kAdagrad).ok());
+    changed.insert(keys.begin(), keys.end());
+    if (step % 5 != 0) continue;
+    Whole();
+    std::set<int64_t> taken;
+    for (uint32_t b = 0; b < 2; ++b) {
+      std::vector<std::byte> records;
+      ASSERT_TRUE(store_->TakeChanges(0, b, &records).ok());
+      for (std::span<const std::byte> rest = records; !rest.empty();) {
+        taken.insert(
+            static_cast<int64_t>(ReadRecord(options_.tables[0].layout, &rest).value().key));
+      }
+    }
+    ASSERT_EQ(taken, changed);
+    changed.clear();
+  }
+}
+
+}  // namespace
+}  // namespace embertide

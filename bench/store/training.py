@@ -1,0 +1,163 @@
+"""The training step, embedding side alone: pooled forward, then gradients of the bags into rows.
+
+Ours by hashed 64-bit keys, exact row-wise Adagrad in a store of the training profile; FBGEMM's TBE
+by dense ids with EXACT_ROWWISE_ADAGRAD. The sides take turns in one process, batches are never
+repeated, rows and optimizer state lie in huge pages where the side lets them. Forward and backward
+are timed apart; the bars are for both together. With two threads our forward shares the bags out,
+our backward is one thread: the store has one writer.
+
+Shapes: N keys, B samples, T tables, D dimensions.
+"""
+
+import dataclasses
+import gc
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+
+from bench import report
+from bench.store import ours, peers
+from embertide import _store
+
+_CONSOLE = Console(stderr=True, highlight=False)
+EXPONENTS = (0.0, 1.05, 1.2)
+THREADS = (1, 2)
+_REPETITIONS = 7  # and one more, first, that does not count
+_RATE, _EPSILON = 0.01, 1e-8
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Model:
+    """Tables of one size, and what ours is to reach of TBE's steps a second."""
+
+    tables: int
+    rows: int
+    dim: int
+    shapes: tuple[tuple[int, int], ...]  # samples a batch, keys a bag
+    bar: float
+
+
+ONE = Model(1, 10_000_000, 16, ((200_000, 1), (20_000, 10), (4_000, 50)), 1.0)
+MANY = Model(26, 200_000, 64, ((128, 20), (512, 20), (2_048, 20)), 1.2)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Case:
+    """One measurement."""
+
+    model: Model
+    samples: int
+    bag: int
+    exponent: float
+    threads: int
+
+    def __str__(self) -> str:
+        """Name it in the report."""
+        tables = f"{self.model.tables} tables, " if self.model.tables > 1 else ""
+        spread = f"Zipf {self.exponent:g}" if self.exponent else "uniform"
+        threads = f"{self.threads} thread{'s' * (self.threads > 1)}"
+        dim = f"dim {self.model.dim}"
+        return f"{tables}{dim}, {self.samples:,} bags of {self.bag}, {spread}, {threads}"
+
+    @property
+    def keys(self) -> int:
+        """Of a batch."""
+        return self.model.tables * self.samples * self.bag
+
+
+class Ours:
+    """A store that has every row."""
+
+    def __init__(self, model: Model) -> None:
+        """Make the rows."""
+        self._store = ours.train(model.tables, model.rows, model.dim)
+        self._pool = ThreadPoolExecutor(max(THREADS))
+
+    def forward(self, keys_TN: NDArray[np.int64], bag: int, threads: int) -> None:
+        """Look the bags of each table up."""
+        parts = np.array_split(np.arange(keys_TN.shape[1] // bag), threads)
+
+        def lookup(part: NDArray[np.int64]) -> None:
+            bags = np.arange(len(part) + 1, dtype=np.uint32) * np.uint32(bag)
+            for table, keys_N in enumerate(keys_TN):
+                keys = keys_N[part[0] * bag : (part[-1] + 1) * bag]
+                self._store.lookup(table, keys, pooling="sum", offsets=bags)
+
+        if threads == 1:
+            lookup(parts[0])
+        else:
+            list(self._pool.map(lookup, parts))
+
+    def backward(
+        self, keys_TN: NDArray[np.int64], bag: int, gradients_BTD: NDArray[np.float32]
+    ) -> None:
+        """Bring the gradients of all bags into the rows."""
+        offsets = np.arange(len(gradients_BTD) + 1, dtype=np.uint32) * np.uint32(bag)
+        bags: list[_store.BagGradients] = [
+            (table, keys_N, offsets, gradients_BTD[:, table])
+            for table, keys_N in enumerate(keys_TN)
+        ]
+        self._store.apply_gradients(bags, learning_rate=_RATE, epsilon=_EPSILON)
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
+
+
+def _measure(case: Case, side: Ours, tbe: peers.TrainingTbe) -> Iterator[report.Row]:
+    model, rng = case.model, np.random.default_rng(4)
+    torch.set_num_threads(case.threads)
+    offsets = torch.arange(0, case.keys + 1, case.bag)
+    rates: list[list[float]] = []
+    for _ in range(_REPETITIONS + 1):
+        (ids_N,) = ours.draw(rng, model.rows, case.exponent, 1, case.keys)
+        keys_TN = ours.keys_of(ids_N).reshape(model.tables, -1)
+        shape = (case.samples, model.tables, model.dim)
+        gradients_BTD = rng.standard_normal(shape, dtype=np.float32)
+        ids, gradients = torch.from_numpy(ids_N), torch.from_numpy(gradients_BTD).flatten(1)
+        times = [
+            _seconds(partial(side.forward, keys_TN, case.bag, case.threads)),
+            _seconds(partial(side.backward, keys_TN, case.bag, gradients_BTD)),
+            _seconds(partial(tbe.forward, ids, offsets)),
+            _seconds(partial(tbe.backward, gradients)),
+        ]
+        forward, backward, peer_forward, peer_backward = times
+        both = [forward + backward, peer_forward + peer_backward]
+        rates.append([case.keys / seconds / 1e6 for seconds in (*times, *both)])
+    series = list(zip(*rates[1:], strict=True))
+    for metric, mine, peer, bar in (
+        ("training step", 4, 5, model.bar),
+        ("forward alone", 0, 2, 0.0),
+        ("backward alone", 1, 3, 0.0),
+    ):
+        yield report.compare(
+            (str(case), metric, "M keys/s"),
+            series[mine],
+            series[peer],
+            peer_name=tbe.name,
+            better="higher",
+            target=bar,
+        )
+
+
+def run() -> Iterator[report.Row]:
+    """Yield the rows of the report."""
+    for model in (ONE, MANY):
+        _CONSOLE.print(f"training: {model.tables} x {model.rows:,} rows of {model.dim} floats")
+        side = Ours(model)
+        tbe = peers.TrainingTbe(model.tables, model.rows, model.dim, _RATE, _EPSILON)
+        for threads, exponent, (samples, bag) in itertools.product(
+            THREADS, EXPONENTS, model.shapes
+        ):
+            yield from _measure(Case(model, samples, bag, exponent, threads), side, tbe)
+        del side, tbe
+        gc.collect()
