@@ -174,7 +174,6 @@ Result<std::optional<Recovered>> OpenFromSeal(const NodeOptions& options, const 
 }
 
 // --- writing
-// --------------------------------------------------------------------------------------------
 
 Sealer::Sealer(const Node* node) : node_(node), thread_([this] { Run(); }) {}
 

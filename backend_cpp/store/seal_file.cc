@@ -59,8 +59,9 @@ static_assert(sizeof(FrameHeader) == 16 && sizeof(PartHeader) == 40 &&
 
 template <typename T>
 void Append(const T& value, std::vector<std::byte>* out) {
-  const auto bytes = std::as_bytes(std::span(&value, 1));
-  out->insert(out->end(), bytes.begin(), bytes.end());
+  const size_t at = out->size();
+  out->resize(at + sizeof(T));
+  std::memcpy(out->data() + at, &value, sizeof(T));
 }
 
 // Takes a value from the front; false: there are too few bytes.

@@ -36,7 +36,6 @@ SealInfo Store::Impl::DescribeSeal() const {
 }
 
 // --- writing
-// --------------------------------------------------------------------------------------------
 
 bool Store::Impl::TakeSlice(SealPart* part) {
   Table& table = tables[part->table];
@@ -193,7 +192,6 @@ Status Store::Seal(const SealOptions& options) {
 }
 
 // --- opening
-// --------------------------------------------------------------------------------------------
 
 Status Store::Impl::LoadPart(const SealPart& part) {
   const Table& table = tables[part.table];

@@ -46,6 +46,9 @@ constexpr FamilyInfo kFamilies[] = {
      "Reads that the choice of a tier's rows was to hear of and did not, by tier: ddr, hbm"},
     {"embertide_policy_bytes", kGauge, "Bytes of the DDR budget that its policies take"},
     {"embertide_rows_refused_total", kCounter, "Rows of versions that no tier had room for"},
+    {"embertide_reader_waits_given_up_total", kCounter,
+     "Rows refused as a read that went on too long held what was to give room"},
+    {"embertide_huge_page_bytes", kGauge, "Bytes of DDR that lie in huge pages"},
     {"embertide_ssd_engine", kGauge,
      "1, by how the SSD tier is read, and whether past the page cache"},
     {"embertide_ssd_bytes_total", kCounter,
@@ -238,6 +241,8 @@ void ModelMetrics::AddOfStore() {
   add("embertide_accesses_dropped_total", {{"tier", "ddr"}}, &StoreStats::dropped_accesses);
   add("embertide_policy_bytes", {}, &StoreStats::policy_bytes);
   add("embertide_rows_refused_total", {}, &StoreStats::refused_rows);
+  add("embertide_reader_waits_given_up_total", {}, &StoreStats::reader_waits_given_up);
+  add("embertide_huge_page_bytes", {}, &StoreStats::huge_bytes);
   add("embertide_version", {}, &StoreStats::newest_version);
   Add("embertide_plan_epoch", {}, [this](const Sample&) { return node_.plan_epoch(); });
   Add("embertide_watermark_ms", {}, [this](const Sample&) {

@@ -105,6 +105,7 @@ def test_rows_beyond_the_ddr_budget_come_from_the_ssd(
             assert counted(server, "embertide_table_bytes", tier=tier) > 0
         assert counted(server, "embertide_accesses_dropped_total", tier="ddr") == 0
         assert counted(server, "embertide_rows_refused_total") == 0
+        assert counted(server, "embertide_reader_waits_given_up_total") == 0
         engine, direct, _ = _store.probe_ssd(str(tmp_path))
         labels = {"engine": engine, "direct": "true" if direct else "false"}
         assert counted(server, "embertide_ssd_engine", **labels) == 1
