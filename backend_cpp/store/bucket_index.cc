@@ -54,7 +54,8 @@ BucketIndex::Arrays BucketIndex::Allocate(uint32_t groups, PagePool* pool) {
   // Beside the size in one word, the address of a list is none to the leak checker.
   __lsan_ignore_object(memory);
 #endif
-  auto** list = reinterpret_cast<Group**>(new (memory) Growth + 1);
+  Growth* growth = new (memory) Growth;
+  auto** list = reinterpret_cast<Group**>(growth + 1);
   std::byte* behind = static_cast<std::byte*>(memory) + head;
   if (!paged) std::memset(behind, 0, uint64_t{groups} * sizeof(Group));
   for (uint32_t p = 0; p < pages; ++p) {
