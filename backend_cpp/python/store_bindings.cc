@@ -93,7 +93,8 @@ BagGradients MakeBags(const Store& store, PyBags* from) {
   }
   BagGradients bags{table, SpanOf(keys), {}, gradients.data(), 0};
   if (offsets.has_value()) bags.offsets = SpanOf(*offsets);
-  bags.stride = static_cast<size_t>(gradients.strides(0) / size);
+  // An axis of one row may have any stride, numpy's newaxis gives 0.
+  bags.stride = static_cast<size_t>(count > 1 ? gradients.strides(0) / size : gradients.shape(1));
   return bags;
 }
 
