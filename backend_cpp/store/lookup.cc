@@ -264,6 +264,10 @@ static Status Answer(const Store::Impl& impl, uint64_t version,
     }
     if (request.source == nullptr) continue;
     uint8_t* source = request.source + (request.bag_keys().data() - request.keys.data());
+    if (finder.only_ddr()) {
+      std::fill_n(source, at - first, static_cast<uint8_t>(Source::kDdr));
+      continue;
+    }
     for (size_t i = first; i < at; ++i) *source++ = static_cast<uint8_t>(finder.found()[i].source);
   }
   finder.Count();
