@@ -4,8 +4,8 @@
 #include <cstdint>
 
 // Reads the cache lines at lines[0..n) of `memory`, each asked for `ahead` lines before, into the
-// second-level cache, which more are on their way to than to the first. Returns a
-// sum, so that nothing is left out.
+// second-level cache, to which more can be on their way than to the first. Returns a sum, so that
+// nothing is left out.
 extern "C" uint64_t ReadLines(const std::byte* memory, const uint64_t* lines, uint64_t n,
                               uint64_t ahead) {
   uint64_t sum = 0;
