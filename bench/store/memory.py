@@ -12,7 +12,6 @@ import json
 import multiprocessing
 import os
 import statistics
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from rich.console import Console
 
 from bench import report
 from bench.servers import BUILD
-from bench.store import ours, peers, ssd
+from bench.store import ours, peers, programs, ssd
 from embertide import _store
 from embertide.server.adapters.process import free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
@@ -111,12 +110,7 @@ def _redis() -> float:
 
 def _flat_hash_map() -> tuple[float, float]:
     """Return bytes a row over payload of absl's map: mean and worst while it grows."""
-    program = BUILD / "cpp" / "bench" / "store" / "map_peer"
-    build = ["cmake", "--build", str(BUILD / "cpp"), "--target", "map_peer"]
-    subprocess.run(build, check=True, stdout=subprocess.DEVNULL)
-    command = [str(program), str(_ROWS), str(_FROM)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    said = json.loads(done.stdout)
+    said = json.loads(programs.run(programs.build("map_peer"), _ROWS, _FROM))
     return said["mean"], said["worst"]
 
 

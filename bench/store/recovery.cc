@@ -33,6 +33,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr uint32_t kBagKeys = 64;
 constexpr uint64_t kRecordsAtOnce = 100;
+constexpr double kMostSeconds = 600;  // to be ready and to have a seal
 constexpr double kSkew = 8;  // most reads are of rows that DDR holds
 
 double Since(Clock::time_point begin) {
@@ -108,7 +109,12 @@ void Start(const Model& model) {
       static_cast<unsigned long long>(store.Stats().rows),
       static_cast<unsigned long long>(usage.ssd_rows));
   std::fflush(stdout);
-  while (store.Stats().seal.version == 0) usleep(1000);
+  while (store.Stats().seal.version == 0) {
+    if (Since(begin) > kMostSeconds) {
+      ExitIfError({Code::kUnavailable, "no seal: " + node.value()->seal_error()});
+    }
+    usleep(1000);
+  }
   const SealStats seal = store.Stats().seal;
   std::printf("{\"sealed_seconds\": %.4f, \"bytes\": %llu}\n", seal.seconds,
               static_cast<unsigned long long>(seal.bytes));

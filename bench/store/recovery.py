@@ -21,6 +21,7 @@ from rich.console import Console
 
 from bench import report
 from bench.servers import BUILD, BenchError
+from bench.store import programs
 
 _CONSOLE = Console(stderr=True, highlight=False)
 _FOLDER = BUILD / "bench" / "recovery"
@@ -31,8 +32,8 @@ _REPETITIONS = report.LEAST_REPETITIONS
 _MOST_SLOWER = 1.1  # a reader's p99 while a seal is written
 
 
-def _command(mode: str, rows: int, *more: object) -> list[str]:
-    return [str(_PROGRAM), mode, str(_FOLDER), str(rows), str(_DIM), *map(str, more)]
+def _words(mode: str, rows: int, *more: object) -> list[str]:
+    return [mode, str(_FOLDER), str(rows), str(_DIM), *map(str, more)]
 
 
 def _forget(folder: Path) -> None:
@@ -47,7 +48,8 @@ def _forget(folder: Path) -> None:
 def _start(*, from_seal: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what a start said when it was ready, and when it had a seal; ends it by SIGKILL."""
     _forget(_FOLDER)
-    process = subprocess.Popen(_command("start", _ROWS), stdout=subprocess.PIPE, text=True)
+    command = [str(_PROGRAM), *_words("start", _ROWS)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         said = [json.loads(process.stdout.readline() or "{}") for _ in range(2)]
@@ -60,7 +62,7 @@ def _start(*, from_seal: bool) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _starts() -> Iterator[report.Row]:
-    subprocess.run(_command("write", _ROWS), check=True)
+    programs.run(_PROGRAM, *_words("write", _ROWS))
     ready: dict[str, list[float]] = {"seal": [], "snapshot": []}
     sealed = []
     for _ in range(_REPETITIONS):
@@ -86,11 +88,8 @@ def _starts() -> Iterator[report.Row]:
 
 
 def _cost(ddr_percent: int) -> Iterator[report.Row]:
-    command = _command("cost", _COST_ROWS, ddr_percent, _COST_WINDOWS, _COST_SECONDS)
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise BenchError(f"recovery: {done.stderr.strip()}")
-    windows = [json.loads(line) for line in done.stdout.splitlines()]
+    words = _words("cost", _COST_ROWS, ddr_percent, _COST_WINDOWS, _COST_SECONDS)
+    windows = [json.loads(line) for line in programs.run(_PROGRAM, *words).splitlines()]
     if any(window["refused"] for window in windows):
         raise BenchError("rows were refused")
     case = f"{_COST_ROWS / 1e6:.2g} M x {4 * _DIM} B, DDR {ddr_percent}% of the rows"
@@ -113,8 +112,7 @@ def _cost(ddr_percent: int) -> Iterator[report.Row]:
 
 def run() -> Iterator[report.Row]:
     """Yield the rows of the report."""
-    build = ["cmake", "--build", str(BUILD / "cpp"), "--target", "recovery"]
-    subprocess.run(build, check=True, stdout=subprocess.DEVNULL)
+    programs.build(_PROGRAM.name)
     shutil.rmtree(_FOLDER, ignore_errors=True)
     _FOLDER.mkdir(parents=True)
     with contextlib.ExitStack() as stack:

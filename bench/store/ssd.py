@@ -22,6 +22,7 @@ from rich.console import Console
 
 from bench import costs, report
 from bench.servers import BUILD, ROOT, BenchError
+from bench.store import programs
 
 _CONSOLE = Console(stderr=True, highlight=False)
 _FOLDER = BUILD / "bench" / "ssd"
@@ -60,7 +61,8 @@ class Peer:
 
     def __init__(self, rows: int, dim: int, memory_bytes: int) -> None:
         """Build and start it, in `folder()`; loading takes a minute or two."""
-        command = [str(_build()), str(_FOLDER), str(rows), str(dim), str(memory_bytes)]
+        program = programs.build("ssd_peer", "apt-get install librocksdb-dev, `make cpp`")
+        command = [str(program), str(_FOLDER), str(rows), str(dim), str(memory_bytes)]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -114,13 +116,6 @@ def _fio(engine: str) -> float:
     rate = float(json.loads(done.stdout)["jobs"][0]["read"]["iops"])
     _CONSOLE.print(f"[dim]fio {engine}: {rate:,.0f} blocks/s")
     return rate
-
-
-def _build() -> Path:
-    target = ["cmake", "--build", str(BUILD / "cpp"), "--target", "ssd_peer"]
-    if subprocess.run(target, check=False, stdout=subprocess.DEVNULL).returncode != 0:
-        raise BenchError("ssd_peer does not build: apt-get install librocksdb-dev, `make cpp`")
-    return BUILD / "cpp" / "bench" / "store" / "ssd_peer"
 
 
 @contextlib.contextmanager

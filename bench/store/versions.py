@@ -6,13 +6,14 @@ also proves that no row is of a later version than its view's.
 
 import dataclasses
 import json
-import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 from rich.console import Console
 
 from bench import report
-from bench.servers import BUILD, BenchError
+from bench.servers import BenchError
+from bench.store import programs
 
 _CONSOLE = Console(stderr=True, highlight=False)
 _RATES = (0, 10_000, 100_000)
@@ -33,23 +34,17 @@ class Seen:
     worst_us: float
 
 
-def _run(rate: int) -> Seen:
-    program = BUILD / "cpp" / "bench" / "store" / "readers_and_versions"
-    command = [str(program), str(rate), str(_SECONDS)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise BenchError(f"{program.name} {rate}: {done.stderr.strip()}")
-    return Seen(**json.loads(done.stdout))
+def _run(program: Path, rate: int) -> Seen:
+    return Seen(**json.loads(programs.run(program, rate, _SECONDS)))
 
 
 def run() -> Iterator[report.Row]:
     """Yield the rows of the report."""
-    build = ["cmake", "--build", str(BUILD / "cpp"), "--target", "readers_and_versions"]
-    subprocess.run(build, check=True, stdout=subprocess.DEVNULL)
+    program = programs.build("readers_and_versions")
     seen: dict[int, list[Seen]] = {rate: [] for rate in _RATES}
     for _ in range(_REPETITIONS):
         for rate in _RATES:
-            seen[rate].append(_run(rate))
+            seen[rate].append(_run(program, rate))
     mixed = sum(each.mixed for runs in seen.values() for each in runs)
     if mixed:
         raise BenchError(f"{mixed} rows were of another version than the view's")

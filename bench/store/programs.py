@@ -1,0 +1,23 @@
+"""The C++ programs of these benchmarks: built where they are asked for, run to their end."""
+
+import subprocess
+from pathlib import Path
+
+from bench.servers import BUILD, BenchError
+
+
+def build(target: str, remedy: str = "`make cpp` says more") -> Path:
+    """Build a program and return where it lies; BenchError with the remedy where it does not."""
+    command = ["cmake", "--build", str(BUILD / "cpp"), "--target", target]
+    if subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode != 0:
+        raise BenchError(f"{target} does not build: {remedy}")
+    return BUILD / "cpp" / "bench" / "store" / target
+
+
+def run(program: Path, *words: object) -> str:
+    """Return what a program printed; BenchError with what it complained of if it failed."""
+    command = [str(program), *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise BenchError(f"{' '.join([program.name, *command[1:]])}: {done.stderr.strip()}")
+    return done.stdout
