@@ -14,26 +14,30 @@
 namespace embertide {
 namespace {
 
-Status Failed(const std::string& path) {
-  return {errno == ENOENT ? Code::kNotFound : Code::kDeviceError, path + ": " + strerror(errno)};
-}
-
 Status WriteAndSync(const std::string& path, std::span<const std::byte> bytes) {
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (fd < 0) return Failed(path);
-  Status status = Status::Ok();
-  while (status.ok() && !bytes.empty()) {
-    const ssize_t n = write(fd, bytes.data(), bytes.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) status = Failed(path);
-    if (n > 0) bytes = bytes.subspan(static_cast<size_t>(n));
-  }
-  if (status.ok() && fsync(fd) != 0) status = Failed(path);
+  if (fd < 0) return FileFailed(path);
+  Status status = WriteAll(fd, path, bytes);
+  if (status.ok() && fsync(fd) != 0) status = FileFailed(path);
   close(fd);
   return status;
 }
 
 }  // namespace
+
+Status FileFailed(const std::string& path) {
+  return {errno == ENOENT ? Code::kNotFound : Code::kDeviceError, path + ": " + strerror(errno)};
+}
+
+Status WriteAll(int fd, const std::string& path, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n = write(fd, bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return FileFailed(path);
+    bytes = bytes.subspan(static_cast<size_t>(n));
+  }
+  return Status::Ok();
+}
 
 Status WriteFileAtomically(const std::string& path, std::span<const std::byte> bytes) {
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();
@@ -43,28 +47,28 @@ Status WriteFileAtomically(const std::string& path, std::span<const std::byte> b
   // One name a process: writers of one path in one process are serialised by their owner.
   const std::string temporary = path + ".tmp" + std::to_string(getpid());
   Status status = WriteAndSync(temporary, bytes);
-  if (status.ok() && rename(temporary.c_str(), path.c_str()) != 0) status = Failed(path);
+  if (status.ok() && rename(temporary.c_str(), path.c_str()) != 0) status = FileFailed(path);
   if (!status.ok()) {
     unlink(temporary.c_str());
     return status;
   }
   const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return Failed(folder.string());
-  if (fsync(fd) != 0) status = Failed(folder.string());
+  if (fd < 0) return FileFailed(folder.string());
+  if (fsync(fd) != 0) status = FileFailed(folder.string());
   close(fd);
   return status;
 }
 
 Result<std::string> ReadWholeFile(const std::string& path, size_t max_bytes) {
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return Failed(path);
+  if (fd < 0) return FileFailed(path);
   std::string text;
   char buffer[65536];
   Status status = Status::Ok();
   while (status.ok()) {
     const ssize_t n = read(fd, buffer, sizeof(buffer));
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) status = Failed(path);
+    if (n < 0) status = FileFailed(path);
     if (n <= 0) break;
     text.append(buffer, static_cast<size_t>(n));
     if (text.size() > max_bytes) {

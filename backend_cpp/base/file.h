@@ -1,4 +1,5 @@
-// Whole files, read and written so that a reader never sees half of one. Private to this library.
+// Files, and whole ones read and written so that a reader never sees half of one. Private to the
+// backend.
 #pragma once
 
 #include <cstddef>
@@ -9,6 +10,12 @@
 #include "embertide/status.h"
 
 namespace embertide {
+
+// What errno says of a path: kNotFound if there is none, else kDeviceError.
+Status FileFailed(const std::string& path);
+
+// Writes all of them, where `fd` stands. FileFailed, naming `path`; some may be written then.
+Status WriteAll(int fd, const std::string& path, std::span<const std::byte> bytes);
 
 // Writes under a temporary name, fsyncs, renames, fsyncs the folder; makes missing folders.
 // kDeviceError naming the path and errno; the old file, if any, is then still there.

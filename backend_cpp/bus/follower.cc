@@ -308,8 +308,7 @@ Status Follower::Impl::ReadBatches(VersionId id, std::vector<Wanted>* wanted) {
   }
 }
 
-// --- files
-// -----------------------------------------------------------------------------------------
+// --- files ---------------------------------------------------------------------------------------
 
 // Finds `*snapshot`, if its number is not 0, and the commits after it (or after the node's newest
 // version) to take. The chain alone is enough where it reaches as far; `by_snapshot`: it could not
@@ -395,8 +394,7 @@ Status Follower::Impl::CatchUp() {
   return status;
 }
 
-// --- the object
-// ------------------------------------------------------------------------------------
+// --- the object ----------------------------------------------------------------------------------
 
 Result<std::unique_ptr<Follower>> Follower::Start(const FollowerOptions& options,
                                                   VersionSink* sink) {

@@ -152,8 +152,7 @@ Fleet::~Fleet() {
   peers_.reset();
 }
 
-// --- the plan
-// --------------------------------------------------------------------------------------
+// --- the plan ------------------------------------------------------------------------------------
 
 void Fleet::Keep() {
   while (true) {
@@ -236,8 +235,7 @@ std::string Fleet::error() const {
   return bucket_error_.empty() ? error_ : bucket_error_;
 }
 
-// --- versions
-// --------------------------------------------------------------------------------------
+// --- versions ------------------------------------------------------------------------------------
 
 v1::VersionRange Fleet::Range() const {
   v1::VersionRange range;
@@ -292,8 +290,7 @@ std::unique_ptr<RemoteLookup> Fleet::NewRemoteLookup() {
                                         node_->options_.peer_timeout, &remote_stats_);
 }
 
-// --- buckets
-// ---------------------------------------------------------------------------------------
+// --- buckets -------------------------------------------------------------------------------------
 
 std::vector<Fleet::Change> Fleet::Missing(const Routing& routing) {
   const Store& store = *node_->store_;
@@ -419,8 +416,7 @@ uint64_t Fleet::Add(const std::vector<Change>& changes) {
   return bytes;
 }
 
-// --- the control plane
-// -----------------------------------------------------------------------------
+// --- the control plane ---------------------------------------------------------------------------
 
 v1::Node Fleet::Self() const {
   const NodeOptions& options = node_->options_;

@@ -347,8 +347,7 @@ Result<Pinned> Node::Pin(uint64_t version) const {
   return Pinned{std::move(*view), found->second};
 }
 
-// --- following
-// -------------------------------------------------------------------------------------
+// --- following -----------------------------------------------------------------------------------
 
 // Turns the follower's versions into the node's: rows into the store, tensors into weights.
 class Node::Sink : public VersionSink {

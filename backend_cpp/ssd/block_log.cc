@@ -214,8 +214,7 @@ void BlockLog::Close(uint32_t number) {
   used_bytes_.fetch_sub(kSegmentBytes, std::memory_order_relaxed);
 }
 
-// --- seals
-// ---------------------------------------------------------------------------------------------
+// --- seals ---------------------------------------------------------------------------------------
 
 void BlockLog::Name(uint64_t slot) {
   Segment& segment = segments_[SegmentOf(slot)];

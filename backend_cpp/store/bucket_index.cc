@@ -151,12 +151,15 @@ void BucketIndex::Count(Group* group, uint64_t key) {
   }
 }
 
-Location BucketIndex::Peek(uint64_t hash, uint64_t key) const {
-  for (Cursor at = Begin(hash);; at.Advance()) {
-    if (const uint64_t word = WordIn(*at.group, key); word != 0) return LocationOf(word);
-    if (!GoesOn(*at.group)) break;
+uint64_t BucketIndex::Find(uint64_t hash, uint64_t key, Group** group) const {
+  Cursor at = Begin(hash);
+  uint64_t word = WordOrGoesOn(*at.group, key);
+  while (word == kGoesOn) {
+    at.Advance();
+    word = WordOrGoesOn(*at.group, key);
   }
-  return {};
+  *group = at.group;
+  return word;
 }
 
 uint32_t BucketIndex::AccessCount(uint64_t hash, uint64_t key) const {

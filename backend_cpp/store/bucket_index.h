@@ -112,18 +112,19 @@ class BucketIndex {
   static constexpr uint64_t kGoesOn =
       (1ULL << 56) | (uint64_t{static_cast<uint8_t>(TierId::kDdr)} << 54);
   static uint64_t WordOrGoesOn(const Group& group, uint64_t key);
-  // As before, 0 in either case.
-  static uint64_t WordIn(const Group& group, uint64_t key) {
-    const uint64_t word = WordOrGoesOn(group, key);
-    return word == kGoesOn ? 0 : word;
-  }
   // Whether a key that is not in this group may stand in the next.
   static bool GoesOn(const Group& group);
   // Counts an access of a key that was found in the group, unless a writer is quicker.
   static void Count(Group* group, uint64_t key);
 
+  // The word of `key` and the last group that was looked at, its own if it has one; else 0.
+  uint64_t Find(uint64_t hash, uint64_t key, Group** group) const;
   // The location of `key`, which counts as no access; a default Location if it has no entry.
-  Location Peek(uint64_t hash, uint64_t key) const;
+  Location Peek(uint64_t hash, uint64_t key) const {
+    Group* group = nullptr;
+    const uint64_t word = Find(hash, key, &group);
+    return word == 0 ? Location() : LocationOf(word);
+  }
   // 0 to kMaxAccessCount, halved by Age.
   uint32_t AccessCount(uint64_t hash, uint64_t key) const;
 

@@ -4,10 +4,11 @@
 #include <algorithm>
 #include <string>
 
+#include "store/prefetch.h"
+
 namespace embertide {
 namespace {
 
-constexpr uintptr_t kLine = 64;
 // Counting an access is a locked write, so a chunk's come together at its end, where no other key
 // waits for them. Where rows are moved by the counts every access counts; else one in so many.
 constexpr uint32_t kCountEvery = 64;
@@ -17,14 +18,6 @@ template <typename T>
 void Cover(std::vector<T>* items, size_t n) {
   if (items->size() < n) items->resize(n);
 }
-
-// Of `bytes` at an address.
-uint32_t LinesOf(uintptr_t at, uint32_t bytes) {
-  return static_cast<uint32_t>((at % kLine + bytes + kLine - 1) / kLine);
-}
-
-// To the second-level cache: the first has room for some two dozen misses only.
-void AskFor(const void* line) { __builtin_prefetch(line, 0, 2); }
 
 }  // namespace
 
@@ -127,7 +120,7 @@ void Finder::Place(size_t first, size_t end, const uint64_t* words) {
     const uint64_t word = words[i - first];
     const Location place = Location::FromWord(word);
     if (!place.is_ddr_row()) [[unlikely]] {
-      PlaceOdd(i, word);
+      PlaceOne(i, word);
       continue;
     }
     // One in six goes on, too few and too many for a branch: its next group is asked for as if it
@@ -150,14 +143,8 @@ void Finder::Place(size_t first, size_t end, const uint64_t* words) {
   late_count_ = late;
 }
 
-void Finder::AskForRow(const Bucket& bucket, const std::byte* payload, uint16_t live) {
-  const auto begin = reinterpret_cast<uintptr_t>(payload);
-  const uint32_t lines = LinesOf(begin, bucket.PayloadBytes(live));
-  for (uint32_t l = 0; l < lines; ++l) AskFor(payload + l * kLine);
-}
-
-// All but a row of DDR that an entry names; 0: there is no entry.
-void Finder::PlaceOdd(size_t i, uint64_t word) {
+// Of any key whose word is known, wherever its row lies; 0: there is no entry.
+void Finder::PlaceOne(size_t i, uint64_t word) {
   if (remote(i)) return TakeRemote(i);
   const Location place =
       word == 0 ? Location() : Store::Impl::Resolve(BucketIndex::LocationOf(word), version_);
@@ -166,7 +153,7 @@ void Finder::PlaceOdd(size_t i, uint64_t word) {
   switch (place.tier()) {
     case TierId::kDdr:
       found.payload = SlabArena::AddressOf(buckets_[i]->rows, place.slot());
-      return AskForRow(*buckets_[i], found.payload, found.live);
+      return AskForLines(found.payload, buckets_[i]->PayloadBytes(found.live));
     case TierId::kSsd: {
       const Bucket& bucket = *buckets_[i];
       found.source = Source::kSsd;
@@ -213,28 +200,11 @@ void Finder::Settle() {
   kRowOps->words(groups.data(), keys.data(), late_count_, words.data());
   for (size_t l = 0; l < late_count_; ++l) {
     const size_t i = late_[l];
-    if (words[l] == BucketIndex::kGoesOn) words[l] = WordFurther(i);
-    const Location place = Location::FromWord(words[l]);
-    if (!place.is_ddr_row()) [[unlikely]] {
-      PlaceOdd(i, words[l]);
-      continue;
+    if (words[l] == BucketIndex::kGoesOn) {
+      words[l] = buckets_[i]->index.Find(HashKey(keys_[i]), keys_[i], &groups_[i]);
     }
-    const std::byte* payload = SlabArena::AddressOf(buckets_[i]->rows, place.slot());
-    found_[i] = {payload, place.live(), Source::kDdr, FoundKind::kRow};
-    AskForRow(*buckets_[i], payload, place.live());
+    PlaceOne(i, words[l]);
   }
-}
-
-// Of a key that its first two groups do not have: its word, 0 if it has no entry.
-uint64_t Finder::WordFurther(size_t i) {
-  BucketIndex::Cursor at = buckets_[i]->index.Begin(HashKey(keys_[i]));
-  uint64_t word = BucketIndex::WordOrGoesOn(*at.group, keys_[i]);
-  while (word == BucketIndex::kGoesOn) {
-    at.Advance();
-    word = BucketIndex::WordOrGoesOn(*at.group, keys_[i]);
-  }
-  groups_[i] = at.group;
-  return word;
 }
 
 Status Finder::FindAll() {

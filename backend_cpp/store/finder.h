@@ -83,12 +83,10 @@ class Finder {
   void Aim(const Table& table, const int64_t* keys, size_t n, size_t at);
   void Step();
   void Place(size_t first, size_t end, const uint64_t* words);
-  void PlaceOdd(size_t i, uint64_t word);
+  void PlaceOne(size_t i, uint64_t word);
   void TakeRemote(size_t i);
   void Settle();
-  uint64_t WordFurther(size_t i);
   Status ReadSsdRows();
-  static void AskForRow(const Bucket& bucket, const std::byte* payload, uint16_t live);
 
   const Store::Impl* impl_ = nullptr;
   uint64_t version_ = 0;

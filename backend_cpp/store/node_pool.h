@@ -16,14 +16,15 @@
 
 #include "ddr/byte_budget.h"
 #include "ddr/page_pool.h"
+#include "store/bucket_index.h"
 #include "store/location.h"
 
 namespace embertide {
 
 class NodePool {
  public:
+  static constexpr uint32_t kPageBytes = BucketIndex::kPageBytes;
   // Both outlive it. `pages` are of kPageBytes.
-  static constexpr uint32_t kPageBytes = 64 << 10;
   NodePool(ByteBudget* budget, PagePool* pages) : budget_(budget), pages_(pages) {}
   NodePool(const NodePool&) = delete;
   NodePool& operator=(const NodePool&) = delete;

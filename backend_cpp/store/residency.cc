@@ -26,8 +26,7 @@ constexpr double kHighWater = 0.97;
 
 }  // namespace
 
-// --- retiring
-// ---------------------------------------------------------------------------------------
+// --- retiring ------------------------------------------------------------------------------------
 
 void Store::Impl::CountPlace(Device* device, const Table& table, Location place, bool taken) const {
   TierCount& count =
@@ -115,8 +114,7 @@ Status Store::Impl::AwaitReaders(Device* device) {
   return Status::Ok();
 }
 
-// --- the clock
-// --------------------------------------------------------------------------------------
+// --- the clock -----------------------------------------------------------------------------------
 
 template <typename Visit>
 void Store::Impl::AdvanceHand(Device* device, Hand* hand, uint32_t entries, Visit visit) {
@@ -317,8 +315,7 @@ void Store::Impl::MoveCondemned(Device* device, uint32_t entries, bool demote) {
   if (demote) Demote(device, victims);
 }
 
-// --- room
-// ---------------------------------------------------------------------------------------------
+// --- room ----------------------------------------------------------------------------------------
 
 uint64_t Store::Impl::FreeSlotBytes(const Device& device) {
   uint64_t bytes = device.arena.page_bytes();

@@ -5,15 +5,14 @@
 
 #include <algorithm>
 #include <random>
-#include <tuple>
 #include <vector>
+
+#include "store/test_rows.h"
 
 namespace embertide {
 namespace {
 
-using Parameters = std::tuple<const char*, DType, std::pair<uint16_t, uint16_t>>;
-
-class RowOpsTest : public testing::TestWithParam<Parameters> {
+class RowOpsTest : public testing::TestWithParam<VectorCase> {
  protected:
   void SetUp() override {
     ops_ = RowOpsOf(std::get<0>(GetParam()));
@@ -99,16 +98,7 @@ TEST_P(RowOpsTest, ARowIsWrittenAsItDecodes) {
 }
 
 // Dimensions with and without a tail, chunks wider and narrower than a vector.
-INSTANTIATE_TEST_SUITE_P(All, RowOpsTest,
-                         testing::Combine(testing::Values("plain", "avx2", "avx512"),
-                                          testing::Values(DType::kFp32, DType::kFp16, DType::kBf16,
-                                                          DType::kInt8),
-                                          testing::Values(std::pair<uint16_t, uint16_t>{1, 3},
-                                                          std::pair<uint16_t, uint16_t>{4, 4},
-                                                          std::pair<uint16_t, uint16_t>{4, 16},
-                                                          std::pair<uint16_t, uint16_t>{4, 32},
-                                                          std::pair<uint16_t, uint16_t>{3, 20},
-                                                          std::pair<uint16_t, uint16_t>{16, 16})));
+INSTANTIATE_TEST_SUITE_P(All, RowOpsTest, VectorCases());
 
 }  // namespace
 }  // namespace embertide

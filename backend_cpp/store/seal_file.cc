@@ -78,10 +78,6 @@ uint32_t FrameCrc(const FrameHeader& header, std::span<const std::byte> payload)
   return Crc32c(payload, Crc32c(head));
 }
 
-Status Failed(const std::string& path) {
-  return {errno == ENOENT ? Code::kNotFound : Code::kDeviceError, path + ": " + strerror(errno)};
-}
-
 Json VersionToJson(const SealedVersion& version) {
   return {{"number", version.number}, {"lineage", version.lineage}, {"proof", version.proof}};
 }
@@ -147,25 +143,19 @@ Result<SealPart> DecodePart(std::span<const std::byte> payload) {
   return part;
 }
 
-// --- writing
-// --------------------------------------------------------------------------------------------
+// --- writing -------------------------------------------------------------------------------------
 
 Result<std::unique_ptr<SealWriter>> SealWriter::Create(const std::string& path) {
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (fd < 0) return Failed(path);
+  if (fd < 0) return FileFailed(path);
   return std::unique_ptr<SealWriter>(new SealWriter(path, fd));
 }
 
 SealWriter::~SealWriter() { close(fd_); }
 
 Status SealWriter::Write(std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    const ssize_t n = write(fd_, bytes.data(), bytes.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return Failed(path_);
-    bytes = bytes.subspan(static_cast<size_t>(n));
-    bytes_ += static_cast<uint64_t>(n);
-  }
+  EMBERTIDE_RETURN_IF_ERROR(WriteAll(fd_, path_, bytes));
+  bytes_ += bytes.size();
   return Status::Ok();
 }
 
@@ -179,7 +169,7 @@ Status SealWriter::AddFrame(uint32_t kind, std::span<const std::byte> payload) {
   EMBERTIDE_RETURN_IF_ERROR(Write(std::as_bytes(std::span(&header, 1))));
   EMBERTIDE_RETURN_IF_ERROR(Write(payload));
   if (bytes_ - synced_ < kSyncBytes) return Status::Ok();
-  if (fdatasync(fd_) != 0) return Failed(path_);
+  if (fdatasync(fd_) != 0) return FileFailed(path_);
   // Only a start reads it: readers' memory is worth more.
   posix_fadvise(fd_, 0, static_cast<off_t>(bytes_), POSIX_FADV_DONTNEED);
   synced_ = bytes_;
@@ -202,11 +192,10 @@ Status SealWriter::Finish(std::span<const std::vector<SealedSegment>> logs, Seal
   }
   EMBERTIDE_RETURN_IF_ERROR(AddFrame(kEnd, {}));
   info->file_bytes = bytes_;
-  return fsync(fd_) == 0 ? Status::Ok() : Failed(path_);
+  return fsync(fd_) == 0 ? Status::Ok() : FileFailed(path_);
 }
 
-// --- reading
-// --------------------------------------------------------------------------------------------
+// --- reading -------------------------------------------------------------------------------------
 
 Result<std::unique_ptr<SealReader>> SealReader::Open(const std::string& directory,
                                                      const SealInfo& expected) {
@@ -221,10 +210,10 @@ Result<std::unique_ptr<SealReader>> SealReader::Open(const std::string& director
   if (info->logs != expected.logs) return differs("logs", info->logs, expected.logs);
   const std::string path = directory + "/" + info->file;
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return Failed(path);
+  if (fd < 0) return FileFailed(path);
   std::unique_ptr<SealReader> reader(new SealReader(path, fd, std::move(*info)));
   struct stat status{};
-  if (fstat(fd, &status) != 0) return Failed(path);
+  if (fstat(fd, &status) != 0) return FileFailed(path);
   if (static_cast<uint64_t>(status.st_size) != reader->info_.file_bytes) {
     return reader->Corrupt(static_cast<uint64_t>(status.st_size), "the file ends here");
   }
@@ -244,7 +233,7 @@ Status SealReader::ReadFrame(uint64_t* at, uint64_t end, uint32_t* kind,
     while (!to.empty()) {
       const ssize_t n = pread(fd_, to.data(), to.size(), static_cast<off_t>(from));
       if (n < 0 && errno == EINTR) continue;
-      if (n < 0) return Failed(path_);
+      if (n < 0) return FileFailed(path_);
       if (n == 0) return Corrupt(from, "the file ends here");
       to = to.subspan(static_cast<size_t>(n));
       from += static_cast<uint64_t>(n);
@@ -304,8 +293,7 @@ Status SealReader::ReadParts(const std::function<Status(const SealPart&)>& consu
   return Status::Ok();
 }
 
-// --- the manifest
-// ---------------------------------------------------------------------------------------
+// --- the manifest --------------------------------------------------------------------------------
 
 Status WriteSealInfo(const std::string& directory, const SealInfo& info) {
   const Json seal = ToJson(info);
@@ -351,7 +339,7 @@ Result<SealInfo> ReadSealInfo(const std::string& directory) {
 
 Status RemoveSeal(const std::string& directory) {
   const std::string path = directory + kManifest;
-  if (unlink(path.c_str()) != 0 && errno != ENOENT) return Failed(path);
+  if (unlink(path.c_str()) != 0 && errno != ENOENT) return FileFailed(path);
   return Status::Ok();
 }
 

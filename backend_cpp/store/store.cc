@@ -354,8 +354,7 @@ Status Store::Impl::CheckBucket(uint32_t table, uint32_t bucket) const {
                                       std::to_string(tables[table].buckets.size())};
 }
 
-// --- pins
-// ------------------------------------------------------------------------------------------
+// --- pins ----------------------------------------------------------------------------------------
 
 Result<ReadView> Store::Pin(uint64_t version) const {
   Result<uint32_t> reader = impl_->readers.Enter(version);
@@ -401,8 +400,7 @@ ReadView::~ReadView() {
   if (store_ != nullptr) store_->impl_->readers.Leave(reader_);
 }
 
-// --- counters
-// --------------------------------------------------------------------------------------
+// --- counters ------------------------------------------------------------------------------------
 
 Store::Usage Store::UsageOf(uint32_t table, uint32_t d) const {
   const Device& device = *impl_->DeviceOf(impl_->tables[table], d);

@@ -1,4 +1,4 @@
-// Random rows of every dtype for tests that hold a store against a map.
+// Rows of every dtype for tests that hold a store against a map, or vectors against scalars.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -7,12 +7,25 @@
 #include <random>
 #include <span>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "embertide/hash.h"
 #include "embertide/store.h"
 
 namespace embertide {
+
+// The name of a kind of vectors; the dtype of a row; its chunks and dimensions a chunk.
+using VectorCase = std::tuple<const char*, DType, std::pair<uint16_t, uint16_t>>;
+
+// Every kind of vectors over rows that fill none of them, one, several, and with a rest.
+inline auto VectorCases() {
+  using Shape = std::pair<uint16_t, uint16_t>;
+  return testing::Combine(testing::Values("plain", "avx2", "avx512"),
+                          testing::Values(DType::kFp32, DType::kFp16, DType::kBf16, DType::kInt8),
+                          testing::Values(Shape{1, 3}, Shape{4, 4}, Shape{4, 16}, Shape{4, 32},
+                                          Shape{3, 20}, Shape{16, 16}));
+}
 
 // One row as its record stands in files.
 struct TestRow {

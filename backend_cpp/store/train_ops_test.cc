@@ -6,15 +6,14 @@
 
 #include <array>
 #include <random>
-#include <tuple>
 #include <vector>
+
+#include "store/test_rows.h"
 
 namespace embertide {
 namespace {
 
-using Parameters = std::tuple<const char*, DType, std::pair<uint16_t, uint16_t>>;
-
-class TrainOpsTest : public testing::TestWithParam<Parameters> {
+class TrainOpsTest : public testing::TestWithParam<VectorCase> {
  protected:
   void SetUp() override {
     ops_ = TrainOpsOf(std::get<0>(GetParam()));
@@ -84,16 +83,7 @@ TEST_P(TrainOpsTest, ARowDescendsAsItsDecodedValuesDo) {
 }
 
 // Dimensions with and without a tail, chunks wider and narrower than a vector.
-INSTANTIATE_TEST_SUITE_P(All, TrainOpsTest,
-                         testing::Combine(testing::Values("plain", "avx2", "avx512"),
-                                          testing::Values(DType::kFp32, DType::kFp16, DType::kBf16,
-                                                          DType::kInt8),
-                                          testing::Values(std::pair<uint16_t, uint16_t>{1, 3},
-                                                          std::pair<uint16_t, uint16_t>{4, 4},
-                                                          std::pair<uint16_t, uint16_t>{4, 16},
-                                                          std::pair<uint16_t, uint16_t>{4, 32},
-                                                          std::pair<uint16_t, uint16_t>{3, 20},
-                                                          std::pair<uint16_t, uint16_t>{16, 16})));
+INSTANTIATE_TEST_SUITE_P(All, TrainOpsTest, VectorCases());
 
 }  // namespace
 }  // namespace embertide

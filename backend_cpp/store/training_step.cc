@@ -17,6 +17,7 @@
 #include <cmath>
 #include <limits>
 
+#include "store/prefetch.h"
 #include "store/row_ops.h"
 #include "store/store_impl.h"
 #include "store/train_ops.h"
@@ -29,7 +30,6 @@ constexpr size_t kFind = 2 * kStep;
 constexpr size_t kPlace = 4 * kStep;
 constexpr size_t kTake = 6 * kStep;
 constexpr size_t kPending = 8 * kStep;  // more than kTake + kStep
-constexpr size_t kLine = 64;
 constexpr size_t kLineSums = kLine / sizeof(double);
 // Occurrences of a part, on average: with what is noted of them they fill a second-level cache.
 constexpr size_t kPartKeys = 1024;
@@ -90,9 +90,6 @@ Scratch& ThreadScratch() {
   thread_local Scratch scratch;
   return scratch;
 }
-
-// Into the second-level cache, which has room for more misses than the first.
-void AskFor(const void* line) { __builtin_prefetch(line, 0, 2); }
 
 // Keys [first, end) that are in a bag.
 std::pair<size_t, size_t> KeysIn(const BagGradients& bags) {
@@ -289,14 +286,11 @@ class TableStep {
     row = RowAt(device, &group, row.bucket, place);
     if (optimizer_ == nullptr) return;
     AskFor(row.aux);
-    const uint32_t bytes = table_.config.layout.PayloadBytes(row.live);
-    for (uint32_t at = 0; at < bytes; at += kLine) AskFor(row.payload + at);
+    const RowLayout& layout = table_.config.layout;
+    AskForLines(row.payload, layout.PayloadBytes(row.live));
     uint32_t occurrence = group.first;
     for (uint32_t n = std::min(group.count, kGradientsAhead); n > 0; --n) {
-      const float* gradient = dealt_[occurrence].gradient;
-      for (uint32_t d = 0; d < table_.config.layout.dim(); d += kLine / sizeof(float)) {
-        AskFor(gradient + d);
-      }
+      AskForLines(dealt_[occurrence].gradient, layout.dim() * sizeof(float));
       occurrence = scratch_.next[occurrence];
     }
   }
