@@ -199,7 +199,7 @@ class StoreUnderTest {
   StoreUnderTest(HbmKind kind, uint32_t rows, uint64_t hbm_bytes) : rows_(rows) {
     StoreOptions options;
     TableConfig table;
-    table.name = "t";
+    table.name = std::string("t");
     table.id = 1;
     table.layout = {1, kDim, DType::kFp32};
     table.bucket_bits = 4;

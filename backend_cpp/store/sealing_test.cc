@@ -494,10 +494,15 @@ TEST_F(SealingTest, AnotherTableOrBudgetIsNamed) {
 class KilledSealingTest : public SealingTest {
  protected:
   // Goes on from the seal, or makes the first one, until it is killed. Writes a byte once it is at
-  // work.
-  [[noreturn]] void RunUntilKilled(int ready) {
-    seal_.wait = [this](std::chrono::nanoseconds) {
+  // work, and one a version from then on.
+  [[noreturn]] void RunUntilKilled(int told) {
+    bool at_work = false;
+    const auto next = [&] {
       Version(store_->Stats().newest_version + 1);
+      if (at_work && write(told, "v", 1) != 1) _exit(4);
+    };
+    seal_.wait = [&](std::chrono::nanoseconds) {
+      next();
       return true;
     };
     if (!Open(ReadSealInfo(directory_).ok()).ok()) _exit(3);
@@ -507,10 +512,11 @@ class KilledSealingTest : public SealingTest {
       Version(1);
       if (!store_->Seal(seal_).ok()) _exit(5);
     }
-    if (write(ready, "r", 1) != 1 || HasFailure()) _exit(4);
+    at_work = true;
+    if (write(told, "r", 1) != 1) _exit(4);
     while (!HasFailure()) {
       for (int n = 0; n < 3; ++n) {
-        Version(store_->Stats().newest_version + 1);
+        next();
         Read(store_->Stats().newest_version);
       }
       if (!store_->Seal(seal_).ok()) _exit(5);
@@ -521,24 +527,32 @@ class KilledSealingTest : public SealingTest {
 
 TEST_F(KilledSealingTest, WhatIsOpenedAfterAKillAtAnyMomentIsWhatANodeNeverKilledHas) {
   constexpr int kKills = 60;
+  constexpr uint32_t kMostVersions = 32;  // that a process makes; a seal takes some ten
   for (TableConfig& table : options_.tables) table.bucket_bits = 1;  // few slices: many seals
   std::mt19937 random(11);
   uint64_t newest = 0;
   for (int kill = 0; kill < kKills; ++kill) {
-    std::array<int, 2> ready{};
-    ASSERT_EQ(pipe(ready.data()), 0);
+    std::array<int, 2> told{};
+    ASSERT_EQ(pipe(told.data()), 0);
     const pid_t child = fork();
     ASSERT_GE(child, 0);
-    if (child == 0) RunUntilKilled(ready[1]);
-    close(ready[1]);
-    char byte = 0;
-    ASSERT_EQ(read(ready[0], &byte, 1), 1) << "the process ended by itself";
-    close(ready[0]);
-    // Not to wait for anything: the moment is to be any.
-    std::this_thread::sleep_for(std::chrono::microseconds(random() % 400'000));
+    if (child == 0) RunUntilKilled(told[1]);
+    close(told[1]);
+    auto last = std::chrono::steady_clock::now();
+    std::chrono::microseconds step{};
+    for (uint32_t versions = random() % kMostVersions, n = 0; n <= versions; ++n) {
+      char byte = 0;
+      ASSERT_EQ(read(told[0], &byte, 1), 1) << "the process ended by itself";
+      const auto now = std::chrono::steady_clock::now();
+      step = std::chrono::duration_cast<std::chrono::microseconds>(now - last);
+      last = now;
+    }
+    // Not to wait for anything: the moment is to be any, between two versions or later.
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % (2 * step.count() + 1)));
     ASSERT_EQ(::kill(child, SIGKILL), 0);
     int status = 0;
     ASSERT_EQ(waitpid(child, &status, 0), child);
+    close(told[0]);
     ASSERT_TRUE(WIFSIGNALED(status)) << "it ended with " << WEXITSTATUS(status);
     const auto info = ReadSealInfo(directory_);
     ASSERT_TRUE(info.ok()) << info.status().ToString();
