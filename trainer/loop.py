@@ -9,25 +9,20 @@ Shapes: B events of a batch, F features, D dense columns.
 """
 
 import dataclasses
-import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
-import torch
-from torch import Tensor, nn
-
 from embertide import _store
 from embertide.trainer.checkpoint import checkpoint as checkpoints
 from embertide.trainer.checkpoint.checkpoint import Checkpoint, CheckpointError
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data.base import Batch, EventSource
-from embertide.trainer.data.limit import take
-from embertide.trainer.embedding.store import EmbeddingStore
+from embertide.trainer.data.limit import blocks
 from embertide.trainer.eval.metrics import Prequential
-from embertide.trainer.model.dlrm import Dlrm, Probability
+from embertide.trainer.learner import Learner
 from embertide.trainer.model.export import export_dense, tensor_bytes
 from embertide.trainer.publish.folder import Publication, VersionId
 from embertide.trainer.publish.publisher import Change, Publisher
@@ -87,21 +82,8 @@ class Trainer:
         """Open store and net, resume a checkpoint, take the lineage."""
         self.run = run
         self.publication = publication
-        torch.set_num_threads(run.threads)
-        torch.manual_seed(run.seed)
-        self.net = Dlrm(run.model)
-        self.served = Probability(self.net)
-        self.rows = EmbeddingStore(
-            run.model,
-            optimizer=run.optimizer,
-            seed=run.seed,
-            ddr_budget_bytes=run.ddr_budget_bytes,
-            ssd_budget_bytes=run.ssd_budget_bytes,
-            ssd_directory=run.ssd_directory,
-        )
-        self.optimizer = torch.optim.Adam(
-            self.net.parameters(), lr=run.optimizer.dense_learning_rate
-        )
+        self.learner = Learner(run)
+        self.rows, self.served = self.learner.rows, self.learner.served
         self.prequential = Prequential()
         self.offset = 0  # of the batch to read first: batches depend on where one starts
         self.done = 0  # events before this index are learned
@@ -110,7 +92,6 @@ class Trainer:
         self.origin_ms: int | None = None
         self._copy: tuple[int, Path] | None = None
         self._since: VersionId | None = None  # of the newest checkpoint
-        self._loss = nn.BCEWithLogitsLoss()
         self._info = SnapshotInfo.of(run.model, lineage=0, version=0, watermark_ms=0)
         self._resume()
         if not publication.program.exists():
@@ -151,8 +132,8 @@ class Trainer:
                 f"{mine!r}: use the same, or an empty folder"
             )
         self._import_rows(found)
-        self.net.load_state_dict(found.net)
-        self.optimizer.load_state_dict(found.optimizer)
+        self.learner.net.load_state_dict(found.net)
+        self.learner.optimizer.load_state_dict(found.optimizer)
         self.prequential = found.prequential
         self.offset, self.done, self.events = found.offset, found.done, found.events
         self.number, self.origin_ms = found.version.number, found.origin_ms
@@ -196,7 +177,10 @@ class Trainer:
         for batch in source.batches(batch_size=self.run.batch_size, start=self.offset):
             self.offset = batch.first
             self._begin(int(batch.ts_ms_B[0]))
-            for part in self._split(batch):
+            every_ms = self.run.publish_every_s * 1000
+            assert self.origin_ms is not None
+            # Cut where it crosses into a new version.
+            for _, part in blocks(batch, origin_ms=self.origin_ms, every_ms=every_ms):
                 if part.first < self.done:
                     continue  # the checkpoint fell within this batch
                 self._reach(int(part.ts_ms_B[0]))
@@ -239,15 +223,6 @@ class Trainer:
         assert self.origin_ms is not None
         return 1 + (ts_ms - self.origin_ms) // (self.run.publish_every_s * 1000)
 
-    def _split(self, batch: Batch) -> Iterator[Batch]:
-        """Cut a batch where it crosses into a new version."""
-        assert self.origin_ms is not None
-        every = self.run.publish_every_s * 1000
-        number_B = (batch.ts_ms_B - self.origin_ms) // every
-        cuts = [0, *((number_B[1:] != number_B[:-1]).nonzero()[0] + 1).tolist(), len(batch)]
-        for begin, end in itertools.pairwise(cuts):
-            yield take(batch, begin, end)
-
     def _reach(self, ts_ms: int) -> None:
         """Publish the version whose time has come; all events before it are learned."""
         number = self._number_at(ts_ms)
@@ -260,13 +235,8 @@ class Trainer:
 
     def _train(self, batch: Batch) -> None:
         """Score a batch, then learn from it."""
-        self.optimizer.zero_grad()
-        label_B = torch.from_numpy(batch.label_B)
-        logits_B: Tensor = self.net(torch.from_numpy(batch.dense_BD), self.rows(batch.keys_BF))
-        self.prequential.add(batch.ts_ms_B, batch.label_B, torch.sigmoid(logits_B.detach()).numpy())
-        self._loss(logits_B, label_B).backward()
-        self.optimizer.step()
-        self.rows.step()
+        score_B = self.learner.learn(batch)
+        self.prequential.add(batch.ts_ms_B, batch.label_B, score_B)
         self.events += len(batch)
 
     # --- publishing -------------------------------------------------------------------------------
@@ -362,8 +332,8 @@ class Trainer:
                 done=self.done,
                 events=self.events,
                 origin_ms=self.origin_ms,
-                net=self.net.state_dict(),
-                optimizer=self.optimizer.state_dict(),
+                net=self.learner.net.state_dict(),
+                optimizer=self.learner.optimizer.state_dict(),
                 adagrad=states,
                 prequential=self.prequential,
             ),

@@ -1,6 +1,7 @@
-"""The first events of a source; the mark and the gate that keep a trainer behind a scorer."""
+"""Parts of a source; the mark and the gate that keep a trainer behind a scorer."""
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Iterator
 
@@ -65,6 +66,14 @@ def take(batch: Batch, begin: int, end: int) -> Batch:
         dense_BD=batch.dense_BD[begin:end],
         label_B=batch.label_B[begin:end],
     )
+
+
+def blocks(batch: Batch, *, origin_ms: int, every_ms: int) -> Iterator[tuple[int, Batch]]:
+    """Yield (block, the events of the batch in it); block n begins at origin + n * every_ms."""
+    block_B = (batch.ts_ms_B - origin_ms) // every_ms
+    cuts = [0, *(np.flatnonzero(np.diff(block_B)) + 1).tolist(), len(batch)]
+    for begin, end in itertools.pairwise(cuts):
+        yield int(block_B[begin]), take(batch, begin, end)
 
 
 class ScoredMark:
