@@ -10,7 +10,7 @@ APT := g++ cmake ninja-build libgtest-dev nlohmann-json3-dev libisal-dev libhire
   libprotobuf-dev protobuf-compiler libgrpc++-dev protobuf-compiler-grpc pkg-config python3-dev python3-venv libb64-0d \
   clang-19 libclang-rt-19-dev
 
-.PHONY: help demo dev cpp check test bench-serve bench-remote bench-cache bench-reshard bench-store bench-ssd perf-check gpu-deps gpu-check test-asan test-tsan fuzz images clean
+.PHONY: help demo dev cpp check test bench-serve bench-remote bench-cache bench-reshard bench-store bench-ssd bench-train perf-check gpu-deps gpu-check test-asan test-tsan fuzz images clean
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
@@ -82,6 +82,9 @@ bench-store: dev cpp build/.peers ## the store against FBGEMM, absl, Redis and R
 
 bench-ssd: dev cpp ## the SSD tier against RocksDB and fio (librocksdb-dev, fio); five minutes, 7 GB of disk
 	$(BIN)/python -m bench.store.ssd
+
+bench-train: dev ## quality of trained models on a file of clicks, DATA=clicks.parquet; PARTS="quality" for one part; runs are resumed
+	$(BIN)/python -m bench.train $(PARTS) --data $(DATA)
 
 perf-check: dev cpp ## perf_analyzer drives lookup and ranking by gRPC and HTTP
 	$(BIN)/python -m bench.perf_check

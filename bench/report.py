@@ -102,6 +102,10 @@ def write(path: Path, root: Path, rows: Sequence[Row]) -> None:
     path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
+def _digits(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 10 or value == 0 else f"{value:.4f}"
+
+
 def show(title: str, rows: Sequence[Row]) -> None:
     """Print the rows as a table."""
     table = Table(title=title)
@@ -123,8 +127,8 @@ def show(title: str, rows: Sequence[Row]) -> None:
         table.add_row(
             row.case,
             row.metric,
-            f"{row.ours:,.0f}",
-            f"{row.peer:,.0f}",
+            _digits(row.ours),
+            _digits(row.peer),
             row.unit,
             f"[{colour}]{row.ratio:.2f}[/{colour}]",
             f"{sign} {row.target:g}",

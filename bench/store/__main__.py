@@ -11,9 +11,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench import report
+from bench import plot, report
 from bench.servers import BUILD, ROOT, BenchError
-from bench.store import plot
 
 _CONSOLE = Console(stderr=True, highlight=False)
 _PARTS = ("lookup", "training", "memory", "growth", "versions", "recovery")

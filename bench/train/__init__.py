@@ -1,0 +1,1 @@
+"""What the trainer reaches: quality, pruning, drift and speed."""

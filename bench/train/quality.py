@@ -1,0 +1,34 @@
+"""AUC of models that keep every key, each block scored with the weights of the block before."""
+
+from collections.abc import Sequence
+
+from bench import report
+from bench.train.runs import Case, Stream, mean_and_error, outcomes
+from embertide.trainer.config import RunConfig, globo
+
+# (case, the bar of its AUC; 0: none)
+_CASES = ((Case(name="DLRM, T=30", run=RunConfig(model=globo())), 0.870),)
+
+
+def run(stream: Stream, seeds: Sequence[int], jobs: int) -> list[report.Row]:
+    """Return a row a case; its spread is the standard error over the seeds."""
+    found = outcomes([case for case, _ in _CASES], seeds, stream, jobs=jobs)
+    rows = []
+    for case, bar in _CASES:
+        auc, error = mean_and_error([outcome.auc for outcome in found[case.name]])
+        rows.append(
+            report.Row(
+                case=case.name,
+                metric="AUC",
+                unit="",
+                ours=round(auc, 5),
+                peer=bar,
+                peer_name="the bar",
+                ratio=round(auc / bar, 5) if bar else 0.0,
+                better="higher",
+                n=len(seeds),
+                spread=round(error, 6),
+                target=1.0 if bar else 0.0,
+            )
+        )
+    return rows

@@ -1,0 +1,159 @@
+"""Training runs of a benchmark, each kept in a file, so that what was stopped goes on.
+
+A run is scored block by block (`embertide.trainer.eval.blocks`). Its file is named by everything
+that its figures depend on: the configuration, the seed, the events and the code. One run takes one
+core for some minutes; `jobs` of them go at once.
+"""
+
+import concurrent.futures
+import dataclasses
+import hashlib
+import json
+import multiprocessing
+import statistics
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bench.servers import BUILD, ROOT, BenchError
+from embertide.trainer.config import RunConfig
+from embertide.trainer.data import open_events
+from embertide.trainer.data.limit import FirstEvents
+from embertide.trainer.eval.blocks import BlockQuality
+from embertide.trainer.learner import Learner
+
+_CONSOLE = Console(stderr=True, highlight=False)
+_FOLDER = BUILD / "bench" / "train"
+# What decides the figures beside the configuration.
+_CODE = ("trainer", "backend_cpp", "pyproject.toml")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Stream:
+    """The events of a run, and how they are scored.
+
+    Attributes:
+        path: A file of events.
+        days: The first and the last day whose AUC count.
+        seen_by: The feature whose first impressions are also left out.
+        events: Events at most; None: all.
+    """
+
+    path: Path
+    days: tuple[int, int]
+    seen_by: str
+    events: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One configuration; its seed is that of each run."""
+
+    name: str
+    run: RunConfig
+    block_s: int = 1800
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What a run came to.
+
+    Attributes:
+        auc: Mean of the daily AUC.
+        repeated_auc: The same without first impressions.
+        bytes: Of the store's account at the end: payload, aux and index.
+        rows: At the end.
+        seconds: It took.
+    """
+
+    auc: float
+    repeated_auc: float
+    bytes: int
+    rows: int
+    seconds: float
+
+
+def _tree(path: str) -> str:
+    git = ["git", "-C", str(ROOT), "rev-parse", f"HEAD:{path}"]
+    done = subprocess.run(git, capture_output=True, text=True, check=False)
+    changed = subprocess.run(
+        ["git", "-C", str(ROOT), "diff", "HEAD", "--", path], capture_output=True, check=False
+    ).stdout
+    return done.stdout.strip() + hashlib.sha256(changed).hexdigest()
+
+
+def _file(case: Case, seed: int, stream: Stream, code: str) -> Path:
+    said = repr((dataclasses.replace(case.run, seed=seed), case.block_s, stream, code))
+    name = hashlib.sha256(said.encode()).hexdigest()[:16]
+    return _FOLDER / f"{case.name.replace(' ', '-')}-{seed}-{name}.json"
+
+
+def _run(case: Case, seed: int, stream: Stream, path: Path) -> None:
+    """Train one model; in a process of its own."""
+    began = time.monotonic()
+    source = open_events(str(stream.path))
+    if stream.events is not None:
+        source = FirstEvents(source, stream.events)
+    learner = Learner(dataclasses.replace(case.run, seed=seed))
+    quality = BlockQuality(learner, source, seen_by=stream.seen_by)
+    quality.run(block_s=case.block_s, batch_size=case.run.batch_size)
+    stats: dict[str, Any] = learner.rows.stats()
+    outcome = Outcome(
+        auc=quality.all.mean_daily(*stream.days),
+        repeated_auc=quality.repeated.mean_daily(*stream.days),
+        bytes=stats["ddr_payload_bytes"] + stats["index_bytes"],
+        rows=stats["rows"],
+        seconds=round(time.monotonic() - began, 1),
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(dataclasses.asdict(outcome)) + "\n", encoding="utf-8")
+    temporary.rename(path)
+
+
+def outcomes(
+    cases: Sequence[Case], seeds: Sequence[int], stream: Stream, *, jobs: int
+) -> dict[str, list[Outcome]]:
+    """Return each case's outcomes, by seed in the order of `seeds`.
+
+    Raises:
+        BenchError: A run failed; those that were complete are kept.
+    """
+    code = "".join(map(_tree, _CODE))
+    files = {(case.name, seed): _file(case, seed, stream, code) for case in cases for seed in seeds}
+    todo = [(case, seed) for seed in seeds for case in cases if not files[case.name, seed].exists()]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    spawn = multiprocessing.get_context("spawn")  # torch and its threads do not fork
+    with (
+        Progress(*columns, TimeElapsedColumn(), console=_CONSOLE) as bar,
+        concurrent.futures.ProcessPoolExecutor(jobs, mp_context=spawn) as pool,
+    ):
+        task = bar.add_task("training runs", total=len(files), completed=len(files) - len(todo))
+        running = {
+            pool.submit(_run, case, seed, stream, files[case.name, seed]): (case.name, seed)
+            for case, seed in todo
+        }
+        for done in concurrent.futures.as_completed(running):
+            if (error := done.exception()) is not None:
+                pool.shutdown(cancel_futures=True)
+                name, seed = running[done]
+                raise BenchError(f"{name}, seed {seed}: {error}") from error
+            bar.advance(task)
+    return {
+        case.name: [
+            Outcome(**json.loads(files[case.name, seed].read_text(encoding="utf-8")))
+            for seed in seeds
+        ]
+        for case in cases
+    }
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean of values and its standard error; nan with fewer than two."""
+    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+    return statistics.fmean(values), error
