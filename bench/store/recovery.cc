@@ -7,12 +7,16 @@
 //                                     to be killed
 //   recovery cost DIR ROWS DIM DDR_PERCENT WINDOWS SECONDS
 //                                     windows by turns with and without a seal being written:
-//                                     latencies of a reader and of a writer, DDR so large
+//                                     latencies of a reader and of a writer, DDR so large; and how
+//                                     many calls for one bucket's rows took the writer up to each
+//                                     power of two nanoseconds
 #include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <bit>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -33,8 +37,9 @@ using Clock = std::chrono::steady_clock;
 
 constexpr uint32_t kBagKeys = 64;
 constexpr uint64_t kRecordsAtOnce = 100;
+constexpr uint32_t kPowers = 40;
 constexpr double kMostSeconds = 600;  // to be ready and to have a seal
-constexpr double kSkew = 8;  // most reads are of rows that DDR holds
+constexpr double kSkew = 8;           // most reads are of rows that DDR holds
 
 double Since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
@@ -200,6 +205,11 @@ class Cost {
     const std::lock_guard lock(mutex_);
     of[turn_].push_back(us);
   }
+  void NoteStaged(std::chrono::nanoseconds took) {
+    const auto ns = static_cast<uint64_t>(took.count());
+    const std::lock_guard lock(mutex_);
+    ++staged_[turn_][std::min<size_t>(std::bit_width(ns), kPowers - 1)];
+  }
   void Read() {
     std::mt19937_64 random(1);
     std::vector<int64_t> keys(kBagKeys);
@@ -230,7 +240,9 @@ class Cost {
         const auto begin = Clock::now();
         for (uint32_t b = 0; b < records.size(); ++b) {
           if (records[b].empty()) continue;
+          const auto staged = Clock::now();
           ExitIfError(store_->StageRecords(version, 0, b, records[b]));
+          NoteStaged(Clock::now() - staged);
         }
         Note(write_us_, 1e6 * Since(begin));
         usleep(20'000);
@@ -244,12 +256,17 @@ class Cost {
     std::printf(
         "{\"sealing\": %s, \"reads\": %zu, \"read_us_p50\": %.2f, \"read_us_p99\": %.2f, "
         "\"writes\": %zu, \"write_us_p50\": %.2f, \"write_us_p99\": %.2f, \"seal_bytes\": %llu, "
-        "\"refused\": %llu}\n",
+        "\"refused\": %llu, \"stage_ns_histogram\": [",
         turn == 1 ? "true" : "false", read_us_[turn].size(), Percentile(&read_us_[turn], 0.5),
         Percentile(&read_us_[turn], 0.99), write_us_[turn].size(),
         Percentile(&write_us_[turn], 0.5), Percentile(&write_us_[turn], 0.99),
         static_cast<unsigned long long>(seal.bytes),
         static_cast<unsigned long long>(store_->Stats().refused_rows));
+    for (uint32_t p = 0; p < kPowers; ++p) {
+      std::printf("%s%llu", p == 0 ? "" : ", ",
+                  static_cast<unsigned long long>(std::exchange(staged_[turn][p], 0)));
+    }
+    std::printf("]}\n");
     std::fflush(stdout);
     read_us_[turn].clear();
     write_us_[turn].clear();
@@ -262,6 +279,7 @@ class Cost {
   std::mutex mutex_;
   std::vector<double> read_us_[2];
   std::vector<double> write_us_[2];
+  std::array<uint64_t, kPowers> staged_[2] = {};
 };
 
 int Main(int argc, char** argv) {
