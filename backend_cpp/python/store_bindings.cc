@@ -165,6 +165,7 @@ py::dict StatsDict(const Store& store) {
   dict["ddr_budget_bytes"] = stats.ddr_budget_bytes;
   dict["hits"] = hits;
   dict["evictions_to_ssd"] = stats.evictions_to_ssd;
+  dict["evictions_by_writers"] = stats.evictions_by_writers;
   dict["promotions"] = stats.promotions;
   dict["refused_promotions"] = stats.refused_promotions;
   dict["refused_rows"] = stats.refused_rows;

@@ -35,8 +35,8 @@ class BlockFile {
   // meanwhile. The first failure ends it: kDeviceError naming the block and errno, or what `sink`
   // said. Thread-safe, also beside Write.
   virtual Status Read(std::span<const uint64_t> blocks, const BlockSink& sink) = 0;
-  // Writes `bytes` (a multiple of kBlockBytes, aligned) at `block`. One writer. kDeviceError naming
-  // the block and errno; what the blocks then hold is unspecified.
+  // Writes `bytes` (a multiple of kBlockBytes, aligned) at `block`. Thread-safe, for different
+  // blocks. kDeviceError naming the block and errno; what the blocks then hold is unspecified.
   virtual Status Write(uint64_t block, std::span<const std::byte> bytes) = 0;
   // Waits until what was written is on the drive and would outlive a loss of power. Any thread,
   // also beside Read and Write. kDeviceError naming errno.

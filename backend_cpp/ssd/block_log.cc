@@ -84,84 +84,103 @@ uint32_t BlockLog::OpenSegment(bool moved) const {
   return kNoSegment;
 }
 
-uint32_t BlockLog::Pack(std::span<const LogEntry> entries, size_t* done, uint64_t first,
-                        uint32_t room, uint32_t salt, std::byte* buffer,
-                        std::vector<uint64_t>* slots) {
-  uint32_t blocks = 0;
-  for (; blocks < room && *done < entries.size(); ++blocks) {
-    std::byte* block = buffer + size_t{blocks} * kBlockBytes;
-    std::memset(block, 0, kBlockBytes);
-    uint32_t at = kBlockHeaderBytes;
-    uint16_t rows = 0;
-    for (; *done < entries.size(); ++*done, ++rows) {
-      const LogEntry& entry = entries[*done];
-      const uint32_t need = EntryBytes(entry.bytes.size());
-      EMBERTIDE_CHECK(entry.bytes.size() <= kMaxEntryBytes);
-      if (at + need > kBlockBytes) break;
-      Save(EntryHeader{entry.key, entry.table, static_cast<uint16_t>(entry.bytes.size()), 0},
-           block + at);
-      std::copy(entry.bytes.begin(), entry.bytes.end(), block + at + kEntryHeaderBytes);
-      slots->push_back(((first + blocks) << kSsdOffsetBits) | (at / 8));
-      at += need;
-    }
-    BlockHeader header{0, static_cast<uint16_t>(at), rows};
-    Save(header, block);
-    header.check = BlockCrc(block) ^ salt;
-    Save(header, block);
-  }
-  return blocks;
-}
-
-void BlockLog::Undo(std::span<const LogEntry> entries, size_t slots_before,
-                    std::vector<uint64_t>* slots) {
-  for (size_t s = slots_before; s < slots->size(); ++s) {
-    Free((*slots)[s], static_cast<uint32_t>(entries[s - slots_before].bytes.size()));
-  }
-  slots->resize(slots_before);
-}
-
-Status BlockLog::Append(std::span<const LogEntry> entries, std::vector<uint64_t>* slots,
-                        bool moved) {
-  size_t done = 0;
-  const size_t slots_before = slots->size();
-  while (done < entries.size()) {
+Result<LogBatch> BlockLog::Take(std::span<const LogEntry> entries, bool moved) {
+  LogBatch batch;
+  batch.slots.reserve(entries.size());
+  while (batch.slots.size() < entries.size()) {
     const uint32_t number = OpenSegment(moved);
     if (number == kNoSegment) {
-      Undo(entries, slots_before, slots);
-      return {Code::kResourceExhausted, "the SSD budget of " +
-                                            std::to_string(segments_.size() * kSegmentBytes) +
-                                            " bytes has no free segment"};
+      Release(entries, batch);
+      return Status(Code::kResourceExhausted, "the SSD budget of " +
+                                                  std::to_string(segments_.size() * kSegmentBytes) +
+                                                  " bytes has no free segment");
     }
     Segment& segment = segments_[number];
-    const uint64_t first = uint64_t{number} * kSegmentBlocks + segment.written_blocks;
-    const uint32_t room = kSegmentBlocks - segment.written_blocks;
     if (!segment.open) {
       segment.open = true;
       segment.salt = static_cast<uint32_t>(HashKey(next_salt_++));
       used_bytes_.fetch_add(kSegmentBytes, std::memory_order_relaxed);
     }
-    std::byte* buffer = write_buffer_.Reserve(room);
-    const size_t before = done;
-    const uint32_t blocks = Pack(entries, &done, first, room, segment.salt, buffer, slots);
-    const Status written = file_->Write(first, {buffer, size_t{blocks} * kBlockBytes});
     current_ = number;
-    segment.written_blocks += blocks;
-    uint64_t row_bytes = 0;
-    for (const LogEntry& entry : entries.subspan(before, done - before)) {
-      segment.entry_bytes += EntryBytes(entry.bytes.size());
-      segment.live_bytes += EntryBytes(entry.bytes.size());
-      row_bytes += entry.bytes.size();
+    ++segment.writing;
+    batch.runs.push_back(
+        {uint64_t{number} * kSegmentBlocks + segment.written_blocks, 0, segment.salt});
+    LogRun& run = batch.runs.back();
+    for (uint32_t at = kBlockBytes; batch.slots.size() < entries.size();) {
+      const size_t bytes = entries[batch.slots.size()].bytes.size();
+      EMBERTIDE_CHECK(bytes <= kMaxEntryBytes);
+      if (at + EntryBytes(bytes) > kBlockBytes) {
+        if (segment.written_blocks == kSegmentBlocks) break;
+        ++segment.written_blocks;
+        ++run.blocks;
+        at = kBlockHeaderBytes;
+      }
+      batch.slots.push_back(((run.first + run.blocks - 1) << kSsdOffsetBits) | (at / 8));
+      at += EntryBytes(bytes);
+      segment.entry_bytes += EntryBytes(bytes);
+      segment.live_bytes += EntryBytes(bytes);
     }
+  }
+  return batch;
+}
+
+Status BlockLog::Write(std::span<const LogEntry> entries, const LogBatch& batch) {
+  BlockBuffers buffers;
+  size_t e = 0;
+  for (const LogRun& run : batch.runs) {
+    const size_t bytes = size_t{run.blocks} * kBlockBytes;
+    std::byte* buffer = buffers.Reserve(run.blocks);
+    std::memset(buffer, 0, bytes);
+    for (uint32_t b = 0; b < run.blocks; ++b) {
+      std::byte* block = buffer + size_t{b} * kBlockBytes;
+      BlockHeader header{0, kBlockHeaderBytes, 0};
+      for (; e < entries.size() && BlockOf(batch.slots[e]) == run.first + b; ++e, ++header.rows) {
+        const LogEntry& entry = entries[e];
+        std::byte* to = block + header.bytes;
+        Save(EntryHeader{entry.key, entry.table, static_cast<uint16_t>(entry.bytes.size()), 0}, to);
+        std::copy(entry.bytes.begin(), entry.bytes.end(), to + kEntryHeaderBytes);
+        header.bytes = static_cast<uint16_t>(header.bytes + EntryBytes(entry.bytes.size()));
+      }
+      Save(header, block);
+      header.check = BlockCrc(block) ^ run.salt;
+      Save(header, block);
+    }
+    const Status written = file_->Write(run.first, {buffer, bytes});
     if (!written.ok()) {
-      // The blocks count as written and dead.
       write_errors_.fetch_add(1, std::memory_order_relaxed);
-      Undo(entries, slots_before, slots);
       return written;
     }
-    bytes_written_.fetch_add(uint64_t{blocks} * kBlockBytes, std::memory_order_relaxed);
-    if (!moved) row_bytes_.fetch_add(row_bytes, std::memory_order_relaxed);
+    bytes_written_.fetch_add(bytes, std::memory_order_relaxed);
   }
   return Status::Ok();
+}
+
+void BlockLog::Finish(std::span<const LogEntry> entries, const LogBatch& batch,
+                      const Status& written, bool moved) {
+  if (!written.ok()) return Release(entries, batch);
+  for (const LogRun& run : batch.runs) --segments_[run.first / kSegmentBlocks].writing;
+  if (moved) return;
+  uint64_t row_bytes = 0;
+  for (const LogEntry& entry : entries) row_bytes += entry.bytes.size();
+  row_bytes_.fetch_add(row_bytes, std::memory_order_relaxed);
+}
+
+void BlockLog::Release(std::span<const LogEntry> entries, const LogBatch& batch) {
+  for (const LogRun& run : batch.runs) --segments_[run.first / kSegmentBlocks].writing;
+  for (size_t s = 0; s < batch.slots.size(); ++s) {
+    Free(batch.slots[s], static_cast<uint32_t>(entries[s].bytes.size()));
+  }
+}
+
+Status BlockLog::Append(std::span<const LogEntry> entries, std::vector<uint64_t>* slots,
+                        bool moved) {
+  const Result<LogBatch> batch = Take(entries, moved);
+  if (!batch.ok()) return batch.status();
+  const Status written = Write(entries, batch.value());
+  Finish(entries, batch.value(), written, moved);
+  const std::vector<uint64_t>& taken = batch.value().slots;
+  if (written.ok()) slots->insert(slots->end(), taken.begin(), taken.end());
+  return written;
 }
 
 Status BlockLog::Read(std::span<LogRead> reads) const {
@@ -195,7 +214,12 @@ void BlockLog::Free(uint64_t slot, uint32_t bytes) {
   Segment& segment = segments_[number];
   EMBERTIDE_CHECK(segment.live_bytes >= EntryBytes(bytes));
   segment.live_bytes -= EntryBytes(bytes);
-  if (segment.live_bytes > 0) return;
+  CloseIfEmpty(number);
+}
+
+void BlockLog::CloseIfEmpty(uint32_t number) {
+  const Segment& segment = segments_[number];
+  if (segment.live_bytes > 0 || segment.scanning > 0) return;
   if (number == current_) {
     if (segment.written_blocks < kSegmentBlocks) return;
     current_ = kNoSegment;
@@ -253,9 +277,7 @@ void BlockLog::DropSeals() {
 void BlockLog::CloseUnnamed() {
   kept_bytes_.store(0, std::memory_order_relaxed);
   for (uint32_t s = 0; s < segments_.size(); ++s) {
-    const bool full = segments_[s].written_blocks == kSegmentBlocks;
-    // The one at hand that has room may be empty: it goes on.
-    if (segments_[s].open && segments_[s].live_bytes == 0 && (s != current_ || full)) Close(s);
+    if (segments_[s].open) CloseIfEmpty(s);
   }
 }
 
@@ -298,33 +320,43 @@ bool BlockLog::Adopt(uint64_t slot, uint32_t bytes) {
   return segment.live_bytes <= segment.entry_bytes;
 }
 
-std::optional<BlockLog::Run> BlockLog::NextToCompact(uint32_t blocks, double least_dead) {
+std::optional<LogRun> BlockLog::NextToCompact(uint32_t blocks, double least_dead) {
   if (compacting_ == kNoSegment) {
     uint32_t most_dead = 0;
     for (uint32_t s = 0; s < segments_.size(); ++s) {
       const Segment& segment = segments_[s];
-      if (!segment.open || s == current_ || segment.compacted || segment.live_bytes == 0) continue;
+      if (!segment.open || s == current_ || segment.writing > 0 || segment.compacted ||
+          segment.live_bytes == 0) {
+        continue;
+      }
       const uint32_t dead = segment.entry_bytes - segment.live_bytes;
       if (dead <= most_dead || dead < least_dead * segment.entry_bytes) continue;
       most_dead = dead;
       compacting_ = s;
     }
-    compact_next_ = 0;
   }
   if (compacting_ == kNoSegment) return std::nullopt;
-  const uint32_t left = segments_[compacting_].written_blocks - compact_next_;
-  return Run{uint64_t{compacting_} * kSegmentBlocks + compact_next_, std::min(blocks, left)};
+  Segment& segment = segments_[compacting_];
+  ++segment.scanning;
+  return LogRun{uint64_t{compacting_} * kSegmentBlocks + segment.compact_next,
+                std::min(blocks, segment.written_blocks - segment.compact_next), segment.salt};
 }
 
-void BlockLog::Compacted(Run run) {
-  EMBERTIDE_CHECK(compacting_ == run.first / kSegmentBlocks);
-  compact_next_ += run.blocks;
-  if (compact_next_ < segments_[compacting_].written_blocks) return;
-  segments_[compacting_].compacted = true;
-  compacting_ = kNoSegment;
+void BlockLog::Compacted(const LogRun& run, bool moved) {
+  const auto number = static_cast<uint32_t>(run.first / kSegmentBlocks);
+  Segment& segment = segments_[number];
+  --segment.scanning;
+  if (moved) {
+    const auto end = static_cast<uint16_t>(run.first % kSegmentBlocks + run.blocks);
+    segment.compact_next = std::max(segment.compact_next, end);
+    segment.compacted = segment.compact_next == segment.written_blocks;
+    if (segment.compacted && compacting_ == number) compacting_ = kNoSegment;
+  }
+  CloseIfEmpty(number);
 }
 
-void BlockLog::Scan(Run run, std::vector<LogRow>* rows, std::vector<std::byte>* bytes) const {
+void BlockLog::Scan(const LogRun& run, std::vector<LogRow>* rows,
+                    std::vector<std::byte>* bytes) const {
   std::mutex mutex;
   const auto take = [&](uint64_t number, const std::byte* block) {
     EMBERTIDE_RETURN_IF_ERROR(CheckBlock(number, block));

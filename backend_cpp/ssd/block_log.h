@@ -17,8 +17,8 @@
 //   3. A segment whose last live byte is freed is used again; nothing is written over before. If
 //      the newest complete seal, or the one being written, names it, it waits for the next one.
 //
-// Threads: Read() and Stats() on any thread beside one writer; Read for slots published to that
-// thread and not yet freed. All else: one writer.
+// Threads: Read(), Write(), Scan() and Stats() on any thread beside one writer; Read for slots
+// published to that thread and not yet freed. All else: one writer.
 #pragma once
 
 #include <atomic>
@@ -42,7 +42,7 @@ inline constexpr uint32_t kEntryHeaderBytes = 16;
 // The largest payload plus aux that an entry can hold.
 inline constexpr uint32_t kMaxEntryBytes = kBlockBytes - kBlockHeaderBytes - kEntryHeaderBytes;
 
-// A row to be written; `bytes` (payload, then aux) need only live until Append returns.
+// A row to be written; `bytes` (payload, then aux) need only live until it is.
 struct LogEntry {
   uint64_t key = 0;
   uint32_t table = 0;
@@ -65,6 +65,19 @@ struct LogRow {
   uint32_t table = 0;
   uint32_t bytes = 0;
   size_t at = 0;
+};
+
+// Blocks that follow one another.
+struct LogRun {
+  uint64_t first = 0;
+  uint32_t blocks = 0;
+  uint32_t salt = 0;  // of their segment
+};
+
+// Room that entries have taken: the slot of each, and the blocks that they lie in.
+struct LogBatch {
+  std::vector<uint64_t> slots;
+  std::vector<LogRun> runs;  // of a segment each
 };
 
 // What a seal needs to know of a segment to use it again.
@@ -98,27 +111,31 @@ class BlockLog {
   // are compaction's, which may use the last free segment.
   Status Append(std::span<const LogEntry> entries, std::vector<uint64_t>* slots,
                 bool moved = false);
+  // The same in three steps, of which the one that waits for the drive needs no writer. The first
+  // gives the entries their slots, which count as live, and must not be read or freed before the
+  // last.
+  Result<LogBatch> Take(std::span<const LogEntry> entries, bool moved = false);
+  // Any thread. Requires: the batch that Take gave for the entries. The file's error.
+  Status Write(std::span<const LogEntry> entries, const LogBatch& batch);
+  // `written`: what Write said. If it is an error, the slots are given back, the blocks are dead.
+  void Finish(std::span<const LogEntry> entries, const LogBatch& batch, const Status& written,
+              bool moved = false);
   // Reads rows, each block once; sorts `reads` by slot. kCorrupt naming the block when its checksum
   // or an entry does not match, kDeviceError from the file; what is at `to` is then unspecified.
   Status Read(std::span<LogRead> reads) const;
   // Gives the entry's bytes back. Requires: no reader can still be at it.
   void Free(uint64_t slot, uint32_t bytes);
 
-  // Blocks that follow one another.
-  struct Run {
-    uint64_t first = 0;
-    uint32_t blocks = 0;
-  };
   // The next blocks whose live rows are worth moving away: of the segment at hand, else of the one
-  // with the most dead bytes, if they are at least `least_dead` of what was written to it. When
-  // the last live row of a segment has moved and is freed, so is the segment. nullopt: there is
-  // none.
-  std::optional<Run> NextToCompact(uint32_t blocks, double least_dead);
-  // The rows of a run were moved. Requires: NextToCompact gave it, and nothing was freed since.
-  void Compacted(Run run);
+  // with the most dead bytes, if they are at least `least_dead` of what was written to it. Until
+  // Compacted the segment stays, so that Scan may read it without the writer. When the last live
+  // row of a segment has moved and is freed, so is the segment. nullopt: there is none.
+  std::optional<LogRun> NextToCompact(uint32_t blocks, double least_dead);
+  // Ends what NextToCompact gave; unless its rows were `moved`, it is given again.
+  void Compacted(const LogRun& run, bool moved);
   // Appends all rows of a run to `rows` and their bytes to `bytes`. Blocks that cannot be read, or
   // fail their checksum, are left out and counted: their rows fail when they are asked for.
-  void Scan(Run run, std::vector<LogRow>* rows, std::vector<std::byte>* bytes) const;
+  void Scan(const LogRun& run, std::vector<LogRow>* rows, std::vector<std::byte>* bytes) const;
 
   // --- seals
   // The seal being written names the row at `slot`. Requires: it is live.
@@ -157,9 +174,12 @@ class BlockLog {
  private:
   struct Segment {
     bool open = false;
-    bool compacted = false;  // all its blocks were: what is still live is retired, or unreadable
-    bool sealed = false;     // the newest complete seal names it
-    bool named = false;      // so does the one being written: blocks from first to last
+    bool compacted = false;     // all its blocks were: what is still live is retired, or unreadable
+    bool sealed = false;        // the newest complete seal names it
+    bool named = false;         // so does the one being written: blocks from first to last
+    uint16_t writing = 0;       // batches with room here that are not finished
+    uint16_t scanning = 0;      // runs of compaction that are not ended
+    uint16_t compact_next = 0;  // the first block that compaction has not moved
     uint16_t first_block = 0;
     uint16_t last_block = 0;
     uint32_t salt = 0;
@@ -172,27 +192,23 @@ class BlockLog {
   }
   // A segment without a live byte is free, or kept for a seal.
   void Close(uint32_t number);
+  // If it has no live byte, nobody scans it and no more is to be written to it.
+  void CloseIfEmpty(uint32_t number);
   // Frees the segments that only a seal kept.
   void CloseUnnamed();
   // Requires: a slot in the block is live, and was published to this thread.
   Status CheckBlock(uint64_t number, const std::byte* block) const;
   // The segment with room for more blocks, or a free one.
   uint32_t OpenSegment(bool moved) const;
-  // Fills blocks with entries from *done on, and appends their slots; returns how many blocks.
-  uint32_t Pack(std::span<const LogEntry> entries, size_t* done, uint64_t first, uint32_t room,
-                uint32_t salt, std::byte* buffer, std::vector<uint64_t>* slots);
-  // Takes appended entries back.
-  void Undo(std::span<const LogEntry> entries, size_t slots_before, std::vector<uint64_t>* slots);
+  void Release(std::span<const LogEntry> entries, const LogBatch& batch);
 
   std::unique_ptr<BlockFile> file_;
   std::vector<Segment> segments_;
   uint32_t current_ = kNoSegment;
   uint32_t compacting_ = kNoSegment;
-  uint32_t compact_next_ = 0;  // block of that segment
   std::atomic<uint64_t> used_bytes_{0};
   std::atomic<uint64_t> kept_bytes_{0};
   uint64_t next_salt_;  // by chance at first: no other process of this file has the same
-  BlockBuffers write_buffer_;
   std::atomic<uint64_t> bytes_written_{0};
   std::atomic<uint64_t> row_bytes_{0};
   std::atomic<uint64_t> write_errors_{0};

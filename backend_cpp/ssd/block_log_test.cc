@@ -246,7 +246,7 @@ TEST_F(BlockLogFaultTest, CompactionMeetsTheRowsOfTheDeadestSegment) {
       EXPECT_TRUE(met.insert(row.key).second);
     }
     blocks += run->blocks;
-    log_.Compacted(*run);
+    log_.Compacted(*run, /*moved=*/true);
   }
   EXPECT_EQ(blocks, kSegmentBlocks);
   EXPECT_EQ(log_.Stats().corrupt, 1U);
@@ -268,6 +268,60 @@ TEST_F(BlockLogFaultTest, TheLastFreeSegmentIsCompactions) {
   std::vector<LogEntry> entries(200, {keys, kTable, row});
   EXPECT_TRUE(log_.Append(entries, &slots_, /*moved=*/true).ok());
   EXPECT_EQ(log_.used_bytes(), 4 * kSegmentBytes);
+}
+
+// Two writers' rows share a segment; which of them is written first, and that one fails, is nothing
+// to the other.
+TEST_F(BlockLogFaultTest, RoomIsTakenInOneOrderAndWrittenInAnother) {
+  std::vector<std::vector<std::byte>> rows;
+  for (uint64_t key = 0; key < 120; ++key) rows.push_back(RowOf(key, kBytes));
+  std::vector<std::vector<LogEntry>> entries(3);
+  std::vector<LogBatch> batches;
+  for (uint64_t b = 0; b < 3; ++b) {
+    for (uint64_t key = 40 * b; key < 40 * b + 40; ++key) {
+      entries[b].push_back({key, kTable, rows[key]});
+    }
+    batches.push_back(*log_.Take(entries[b]));
+    slots_.insert(slots_.end(), batches[b].slots.begin(), batches[b].slots.end());
+  }
+  EXPECT_TRUE(Integrity().ok()) << "rows that have room are live: " << Integrity().ToString();
+  EXPECT_EQ(std::set<uint64_t>(slots_.begin(), slots_.end()).size(), 120U);
+  for (const uint64_t b : {2, 0, 1}) {
+    if (b == 0) faults_.FillDisk();
+    const Status written = log_.Write(entries[b], batches[b]);
+    EXPECT_EQ(written.ok(), b != 0);
+    log_.Finish(entries[b], batches[b], written);
+    faults_.Clear();
+  }
+  for (uint64_t key = 40; key < 120; ++key) EXPECT_TRUE(Read(key).ok()) << key;
+  slots_.erase(slots_.begin(), slots_.begin() + 40);
+  EXPECT_TRUE(Integrity().ok()) << Integrity().ToString();
+  EXPECT_EQ(log_.Stats().row_bytes, 80U * kBytes);
+}
+
+// Compaction reads without the writer: what it reads is not written over, though all its rows go.
+TEST_F(BlockLogFaultTest, ASegmentThatIsScannedIsNotUsedAgain) {
+  uint64_t keys = 0;
+  for (; log_.used_bytes() < 3 * kSegmentBytes; keys += 50) ASSERT_TRUE(Write(keys, 50).ok());
+  const auto in_second = [&](uint64_t key) { return BlockLog::SegmentOf(slots_[key]) == 1; };
+  for (uint64_t key = 0; key < keys; ++key) {
+    if (in_second(key) && key % 4 != 0) log_.Free(slots_[key], kBytes);
+  }
+  const auto run = log_.NextToCompact(64, 0.5);
+  ASSERT_TRUE(run.has_value());
+  for (uint64_t key = 0; key < keys; ++key) {
+    if (in_second(key) && key % 4 == 0) log_.Free(slots_[key], kBytes);
+  }
+  EXPECT_EQ(log_.used_bytes(), 3 * kSegmentBytes);
+  while (Write(keys, 50).ok()) keys += 50;
+  std::vector<LogRow> rows;
+  std::vector<std::byte> bytes;
+  log_.Scan(*run, &rows, &bytes);
+  EXPECT_GT(rows.size(), 500U);
+  for (const LogRow& row : rows) EXPECT_EQ(row.slot, slots_[row.key]);
+  EXPECT_EQ(log_.Stats().corrupt, 0U);
+  log_.Compacted(*run, /*moved=*/false);
+  EXPECT_EQ(log_.used_bytes(), 2 * kSegmentBytes);
 }
 
 TEST_F(BlockLogFaultTest, ASegmentThatASealNamesWaitsForTheNext) {

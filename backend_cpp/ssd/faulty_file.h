@@ -1,8 +1,10 @@
-// FaultyBlockFile: any BlockFile with faults put in between, for tests.
+// FaultyBlockFile: any BlockFile with faults put in between, or something done while it works, for
+// tests.
 #pragma once
 
 #include <cerrno>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -31,11 +33,22 @@ class Faults {
     const std::lock_guard lock(mutex_);
     blocks_.clear();
     writes_fail_ = false;
+    before_read_ = before_write_ = nullptr;
   }
   // Writes get half of their blocks through, then the disk is full.
   void FillDisk() {
     const std::lock_guard lock(mutex_);
     writes_fail_ = true;
+  }
+  // Called once, by whoever reads or writes next, before it does: what a drive that takes long
+  // leaves others the time for.
+  void BeforeRead(std::function<void()> call) {
+    const std::lock_guard lock(mutex_);
+    before_read_ = std::move(call);
+  }
+  void BeforeWrite(std::function<void()> call) {
+    const std::lock_guard lock(mutex_);
+    before_write_ = std::move(call);
   }
 
  private:
@@ -49,6 +62,14 @@ class Faults {
     const auto found = blocks_.find(block);
     return found == blocks_.end() ? std::nullopt : std::optional(found->second);
   }
+  void CallOnce(std::function<void()> Faults::* which) {
+    std::function<void()> call;
+    {
+      const std::lock_guard lock(mutex_);
+      call = std::exchange(this->*which, nullptr);
+    }
+    if (call) call();
+  }
   bool WritesFail() const {
     const std::lock_guard lock(mutex_);
     return writes_fail_;
@@ -56,15 +77,18 @@ class Faults {
   mutable std::mutex mutex_;
   std::map<uint64_t, Wrong> blocks_;
   bool writes_fail_ = false;
+  std::function<void()> before_read_;
+  std::function<void()> before_write_;
 };
 
 class FaultyBlockFile : public BlockFile {
  public:
   // `faults` outlives it.
-  FaultyBlockFile(std::unique_ptr<BlockFile> file, const Faults* faults)
+  FaultyBlockFile(std::unique_ptr<BlockFile> file, Faults* faults)
       : file_(std::move(file)), faults_(faults) {}
 
   Status Read(std::span<const uint64_t> blocks, const BlockSink& sink) override {
+    faults_->CallOnce(&Faults::before_read_);
     return file_->Read(blocks, [&](size_t read, const std::byte* block) {
       const auto put = faults_->Find(blocks[read]);
       if (!put.has_value()) return sink(read, block);
@@ -83,6 +107,7 @@ class FaultyBlockFile : public BlockFile {
   }
 
   Status Write(uint64_t block, std::span<const std::byte> bytes) override {
+    faults_->CallOnce(&Faults::before_write_);
     if (!faults_->WritesFail()) return file_->Write(block, bytes);
     const size_t half = bytes.size() / kBlockBytes / 2;
     EMBERTIDE_RETURN_IF_ERROR(file_->Write(block, bytes.first(half * kBlockBytes)));
@@ -98,7 +123,7 @@ class FaultyBlockFile : public BlockFile {
 
  private:
   const std::unique_ptr<BlockFile> file_;
-  const Faults* const faults_;
+  Faults* const faults_;
 };
 
 }  // namespace embertide

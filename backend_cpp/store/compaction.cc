@@ -1,5 +1,7 @@
-// Compaction: the live rows of a segment that is mostly dead are written again, packed, so that the
-// segment is free. Everything here runs under the device's writer lock.
+// Rows moved to and on the SSD, and compaction: the live rows of a segment that is mostly dead are
+// written again, packed, so that the segment is free. What upkeep asks for lets go of the writer
+// lock while the drive reads and writes; a row that changed meanwhile keeps its place, and the copy
+// is dead.
 //
 // The segment's own blocks say which rows it holds; one look at the index tells the live ones. What
 // is live yet in no entry, because its bucket or version was retired, is freed without being moved.
@@ -11,26 +13,29 @@
 namespace embertide {
 namespace {
 
-// Blocks of one step: a millisecond or two of a drive, for which writers wait.
+// Blocks of one step: a millisecond or two of a drive.
 constexpr uint32_t kStepBlocks = 64;
 // In the background a segment is worth its move when half is dead: a byte is then written twice at
 // most. When the budget is full, any segment of which an eighth is.
 constexpr double kWorthMoving = 0.5;
 constexpr double kWorthMovingFull = 0.125;
+// Segments compacted for one write to a full SSD: each gives an eighth of itself or more, and a
+// write is about a quarter.
+constexpr int kCompactTries = 8;
 // What a device that had nothing to compact may do at once, of a second's budget.
 constexpr double kBurstSeconds = 0.1;
 
 }  // namespace
 
 std::optional<Store::Impl::Holder> Store::Impl::HolderOf(Device* device, uint32_t table,
-                                                         uint64_t key, uint64_t ssd_slot) {
+                                                         uint64_t key, Location named) {
   const uint64_t hash = HashKey(key);
   Bucket* bucket = tables[table].buckets[BucketOf(tables[table], hash)].On(device);
   if (bucket == nullptr) return std::nullopt;
   const uint32_t entry = bucket->index.Locate(hash, key);
   if (entry == BucketIndex::kNotFound) return std::nullopt;
-  const auto there = [ssd_slot](Location place) {
-    return place.tier() == TierId::kSsd && place.slot() == ssd_slot;
+  const auto there = [named](Location place) {
+    return place.tier() == named.tier() && place.slot() == named.slot();
   };
   const Location place = bucket->index.At(entry);
   if (!place.is_chain()) {
@@ -43,42 +48,77 @@ std::optional<Store::Impl::Holder> Store::Impl::HolderOf(Device* device, uint32_
   return std::nullopt;
 }
 
-uint64_t Store::Impl::CompactStep(Device* device, double least_dead) {
+Result<size_t> Store::Impl::MoveToLog(Device* device, std::span<const Moving> rows, bool compaction,
+                                      WriterLock* writer) {
   BlockLog& log = *device->ssd;
-  const std::optional<BlockLog::Run> run = log.NextToCompact(kStepBlocks, least_dead);
-  if (!run.has_value()) return 0;
-  std::vector<LogRow> rows;
-  std::vector<std::byte> bytes;
-  log.Scan(*run, &rows, &bytes);
-  std::vector<Holder> holders;
   std::vector<LogEntry> entries;
-  uint64_t moved_bytes = 0;
-  for (const LogRow& row : rows) {
-    const std::optional<Holder> holder = HolderOf(device, row.table, row.key, row.slot);
-    if (!holder.has_value()) continue;
-    holders.push_back(*holder);
-    entries.push_back({row.key, row.table, std::span(bytes).subspan(row.at, row.bytes)});
-    moved_bytes += row.bytes;
+  entries.reserve(rows.size());
+  for (const Moving& row : rows) entries.push_back({row.key, row.table, row.bytes});
+  Result<LogBatch> batch = log.Take(entries, compaction);
+  for (int tries = 0; !batch.ok() && !compaction && tries < kCompactTries &&
+                      (DropSeals(device) || CompactForRoom(device, writer));
+       ++tries) {
+    batch = log.Take(entries);
   }
-  const uint64_t work = uint64_t{run->blocks} * kBlockBytes + moved_bytes;
-  compacted_bytes += work;
-  std::vector<uint64_t> slots;
-  // Without room, or with a drive that fails, the rows stay where they are and are tried again.
-  if (!log.Append(entries, &slots, /*moved=*/true).ok()) return work;
-  for (size_t i = 0; i < holders.size(); ++i) {
-    const Table& table = tables[holders[i].table];
-    const Location place = PlaceOf(holders[i]);
-    const Location moved(TierId::kSsd, place.live(), slots[i]);
-    CountPlace(device, table, moved, /*taken=*/true);
-    SetPlace(holders[i], moved);
+  if (!batch.ok()) return batch.status();
+  Status written;
+  WithoutWriter(writer, [&] { written = log.Write(entries, *batch); });
+  log.Finish(entries, *batch, written, compaction);
+  if (!written.ok()) return written;
+  size_t moved = 0;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const Moving& row = rows[i];
+    const Table& table = tables[row.table];
+    const std::optional<Holder> holder = HolderOf(device, row.table, row.key, row.from);
+    // Its slot may be another row's by now, and training changes rows where they are: what counts
+    // is that the bytes are those that were written.
+    const auto same = [&] {
+      const auto payload = row.bytes.first(row.bytes.size() - AuxBytes(table));
+      const auto aux = row.bytes.subspan(payload.size());
+      return PlaceOf(*holder).live() == row.from.live() &&
+             std::ranges::equal(
+                 payload, std::span(device->arena.Address(row.from.slot()), payload.size())) &&
+             (aux.empty() ||
+              std::ranges::equal(aux, std::span(device->arena.Aux(row.from.slot()), aux.size())));
+    };
+    if (!holder.has_value() || (row.from.tier() == TierId::kDdr && !same())) {
+      log.Free(batch->slots[i], static_cast<uint32_t>(row.bytes.size()));
+      continue;
+    }
+    const Location place = PlaceOf(*holder);
+    const Location to(TierId::kSsd, place.live(), batch->slots[i]);
+    CountPlace(device, table, to, /*taken=*/true);
+    SetPlace(*holder, to);
     RetirePlace(device, table, place);
+    ++moved;
   }
-  compacted_rows += holders.size();
-  log.Compacted(*run);
+  return moved;
+}
+
+uint64_t Store::Impl::CompactStep(Device* device, double least_dead, WriterLock* writer) {
+  BlockLog& log = *device->ssd;
+  const std::optional<LogRun> run = log.NextToCompact(kStepBlocks, least_dead);
+  if (!run.has_value()) return 0;
+  std::vector<LogRow> scanned;
+  std::vector<std::byte> bytes;
+  WithoutWriter(writer, [&] { log.Scan(*run, &scanned, &bytes); });
+  std::vector<Moving> rows;
+  uint64_t work = uint64_t{run->blocks} * kBlockBytes;
+  for (const LogRow& row : scanned) {
+    const Location place(TierId::kSsd, 0, row.slot);
+    if (!HolderOf(device, row.table, row.key, place).has_value()) continue;
+    rows.push_back({row.table, row.key, place, std::span(bytes).subspan(row.at, row.bytes)});
+    work += row.bytes;
+  }
+  compacted_bytes += work;
+  // Without room, or with a drive that fails, the rows stay where they are and are tried again.
+  const Result<size_t> moved = MoveToLog(device, rows, /*compaction=*/true, writer);
+  if (moved.ok()) compacted_rows += moved.value();
+  log.Compacted(*run, moved.ok());
   return work;
 }
 
-void Store::Impl::CompactInBackground(Device* device) {
+void Store::Impl::CompactInBackground(Device* device, WriterLock* writer) {
   const auto now = std::chrono::steady_clock::now();
   const std::chrono::duration<double> passed = now - device->compaction_at;
   device->compaction_at = now;
@@ -86,14 +126,19 @@ void Store::Impl::CompactInBackground(Device* device) {
       static_cast<double>(options.ssd_compaction_bytes_per_s) / static_cast<double>(devices.size());
   double& credit = device->compaction_credit;
   credit = std::min(credit + rate * passed.count(), rate * kBurstSeconds);
-  if (credit > 0) credit -= static_cast<double>(CompactStep(device, kWorthMoving));
+  if (credit > 0) credit -= static_cast<double>(CompactStep(device, kWorthMoving, writer));
 }
 
-bool Store::Impl::CompactForRoom(Device* device) {
+bool Store::Impl::CompactForRoom(Device* device, WriterLock* writer) {
   uint32_t steps = 0;
-  while (steps < kSegmentBlocks / kStepBlocks && CompactStep(device, kWorthMovingFull) > 0) ++steps;
+  while (steps < kSegmentBlocks / kStepBlocks &&
+         CompactStep(device, kWorthMovingFull, writer) > 0) {
+    ++steps;
+  }
   if (steps == 0) return false;
   ++compactions_forced;
+  // Upkeep tries again another time: no writer shall wait for readers on its behalf.
+  if (writer != nullptr) return Reclaim(device);
   return AwaitReaders(device).ok();
 }
 

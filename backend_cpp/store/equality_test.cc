@@ -162,7 +162,7 @@ TEST_P(EqualityTest, OfAnswersWhateverThePlaceAndTheOrder) {
   const uint64_t ssd = stats.hits[static_cast<size_t>(Source::kSsd)];
   const uint64_t ddr = stats.hits[static_cast<size_t>(Source::kDdr)];
   if (GetParam().on_ssd) {
-    EXPECT_GT(ssd, ddr);
+    EXPECT_GT(2 * ssd, ddr);  // what was read once may have come into DDR
   } else {
     EXPECT_EQ(ssd, 0U);
   }

@@ -11,7 +11,10 @@ namespace {
 // Records that one hold of the writer lock takes in, so that Maintain gets its turn.
 constexpr size_t kRecordsAtOnce = 1024;
 
-using Writers = std::vector<std::unique_lock<std::mutex>>;
+// Versions' nodes and entries that one hold of it passes when a bucket leaves.
+constexpr uint32_t kPassedAtOnce = 4096;
+
+using Writers = std::vector<WriterLock>;
 
 Writers LockAll(const std::vector<std::unique_ptr<Device>>& devices) {
   Writers writers;
@@ -65,18 +68,22 @@ Status Store::AddBucket(uint32_t t, uint32_t b, uint32_t d, std::span<const std:
       status = impl_->StageBase(device, table, bucket, record.value());
     }
   }
-  const Writers writers = LockAll(impl_->devices);
-  slot.building = nullptr;
+  {
+    const Writers writers = LockAll(impl_->devices);
+    slot.building = nullptr;
+    if (status.ok()) {
+      bucket->since = impl_->newest.load();
+      bucket->older = before;
+      slot.newest.store(bucket, std::memory_order_release);
+      slot.device = d;
+      if (before == nullptr) slot.held_since.store(bucket->since, std::memory_order_release);
+    }
+  }
   if (!status.ok()) {
     impl_->RetireBucket(t, b, bucket);
     ++impl_->refused_rows;
     return status;
   }
-  bucket->since = impl_->newest.load();
-  bucket->older = before;
-  slot.newest.store(bucket, std::memory_order_release);
-  slot.device = d;
-  if (before == nullptr) slot.held_since.store(bucket->since, std::memory_order_release);
   if (before != nullptr) {
     impl_->superseded.emplace_back(t, b);
     impl_->superseded_until = bucket->since;  // versions only go up
@@ -88,11 +95,18 @@ Status Store::DropBucket(uint32_t t, uint32_t b) {
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckBucket(t, b));
   const std::lock_guard commit(impl_->commit_mutex);
   BucketSlot& slot = impl_->tables[t].buckets[b];
-  const Writers writers = LockAll(impl_->devices);
-  slot.held_since = BucketSlot::kNotHeld;
-  for (Bucket* bucket = slot.newest.exchange(nullptr); bucket != nullptr;) {
+  Bucket* bucket = nullptr;
+  {
+    const Writers writers = LockAll(impl_->devices);
+    slot.held_since = BucketSlot::kNotHeld;
+    bucket = slot.newest.exchange(nullptr);
+    for (const Bucket* each = bucket; each != nullptr && impl_->hbm != nullptr;
+         each = each->older) {
+      impl_->EndInHbm(t, *each);
+    }
+  }
+  while (bucket != nullptr) {
     Bucket* older = bucket->older;
-    if (impl_->hbm != nullptr) impl_->EndInHbm(t, *bucket);
     impl_->RetireBucket(t, b, bucket);
     bucket = older;
   }
@@ -130,24 +144,38 @@ uint64_t Store::SupersededUntil() const { return impl_->superseded_until; }
 
 void Store::Impl::RetireSuperseded(uint64_t limit) {
   if (superseded.empty()) return;
-  const Writers writers = LockAll(devices);
-  std::erase_if(superseded, [&](const std::pair<uint32_t, uint32_t>& where) {
-    BucketSlot& slot = tables[where.first].buckets[where.second];
-    Bucket* newest_copy = slot.newest;
-    if (newest_copy->since > limit) return false;
-    slot.held_since = newest_copy->since;
-    RetireBucket(where.first, where.second, newest_copy->older.exchange(nullptr));
-    return true;
-  });
+  struct Left {
+    uint32_t table;
+    uint32_t number;
+    Bucket* bucket;
+  };
+  std::vector<Left> left;
+  {
+    const Writers writers = LockAll(devices);
+    std::erase_if(superseded, [&](const std::pair<uint32_t, uint32_t>& where) {
+      BucketSlot& slot = tables[where.first].buckets[where.second];
+      Bucket* newest_copy = slot.newest;
+      if (newest_copy->since > limit) return false;
+      slot.held_since = newest_copy->since;
+      left.push_back({where.first, where.second, newest_copy->older.exchange(nullptr)});
+      return true;
+    });
+  }
+  for (const Left& each : left) RetireBucket(each.table, each.number, each.bucket);
   if (superseded.empty()) superseded_until = 0;
 }
 
 void Store::Impl::RetireBucket(uint32_t t, uint32_t number, Bucket* bucket) {
   Device* device = bucket->device;
-  // The lists of versions on this device name nodes that go with the bucket.
+  WriterLock writer(device->writer);
+  uint32_t passed = 0;
+  const auto pass = [&] {
+    if (++passed % kPassedAtOnce == 0) WithoutWriter(&writer, [] {});
+  };
+  // The lists of versions on this device name nodes that go with the bucket. Meanwhile nothing is
+  // folded, and what is staged, of other buckets, comes before the nodes that were there.
   for (auto& [version, head] : device->staged) {
-    VersionNode** link = &head;
-    while (*link != nullptr) {
+    for (VersionNode** link = &head; *link != nullptr; pass()) {
       VersionNode* node = *link;
       if (node->table == t && node->bucket == number) {
         *link = node->next_staged;
@@ -156,10 +184,10 @@ void Store::Impl::RetireBucket(uint32_t t, uint32_t number, Bucket* bucket) {
       }
     }
   }
-  rows -= bucket->index.size();
-  for (uint32_t e = 0; device->policy != nullptr && e < bucket->index.capacity(); ++e) {
+  for (uint32_t e = 0; device->policy != nullptr && e < bucket->index.capacity(); ++e, pass()) {
     if (bucket->index.Occupied(e)) device->policy->Leave(bucket->index.KeyAt(e));
   }
+  rows -= bucket->index.size();
   Retired retired;
   retired.epoch = readers.Retire();
   retired.bucket = bucket;
@@ -167,7 +195,7 @@ void Store::Impl::RetireBucket(uint32_t t, uint32_t number, Bucket* bucket) {
   device->retired.push_back(retired);
 }
 
-void Store::Impl::FreeBucket(const Table& table, Bucket* bucket) {
+bool Store::Impl::FreeBucket(const Table& table, Bucket* bucket, uint32_t* entry, uint32_t most) {
   Device* device = bucket->device;
   const auto free_place = [&](Location place) {
     if (place.tier() == TierId::kNowhere) return;
@@ -175,11 +203,13 @@ void Store::Impl::FreeBucket(const Table& table, Bucket* bucket) {
     Retired retired;
     retired.place = place;
     retired.bytes = table.config.layout.PayloadBytes(place.live()) + AuxBytes(table);
-    Free(device, retired);
+    Free(device, &retired);
   };
-  for (uint32_t e = 0; e < bucket->index.capacity(); ++e) {
-    if (!bucket->index.Occupied(e)) continue;
-    const Location place = bucket->index.At(e);
+  for (; *entry < bucket->index.capacity(); ++*entry, --most) {
+    if (most == 0) return false;
+    if (!bucket->index.Occupied(*entry)) continue;
+    const Location place = bucket->index.At(*entry);
+    bucket->index.Erase(*entry);
     if (!place.is_chain()) {
       free_place(place);
       continue;
@@ -189,7 +219,7 @@ void Store::Impl::FreeBucket(const Table& table, Bucket* bucket) {
       free_place(Location::FromWord(node->word.load()));
       Retired retired;
       retired.node = node;
-      Free(device, retired);
+      Free(device, &retired);
       node = older;
     }
   }
@@ -197,6 +227,7 @@ void Store::Impl::FreeBucket(const Table& table, Bucket* bucket) {
   device->budget.Release(bytes);
   index_bytes -= bytes;
   delete bucket;
+  return true;
 }
 
 }  // namespace embertide

@@ -437,5 +437,45 @@ TEST_F(HoldingTest, AMovedBucketIsFreedWhenVersionsAreForgotten) {
   EXPECT_EQ(store_->Stats().newest_version, 2U) << "the newest version stays";
 }
 
+// No writer waits for a hundred thousand rows to be freed: they go a part at a time.
+TEST_F(HoldingTest, ADroppedBucketIsFreedInParts) {
+  StoreOptions options;
+  options.tables = {table_};
+  options.tables[0].bucket_bits = 0;
+  options.ddr_budget_bytes = 8ULL << 20;
+  options.hold_all = false;
+  store_ = std::move(*Store::Open(options));
+  const uint64_t empty = store_->UsageOf(0, 0).budget_used_bytes;
+  std::vector<std::byte> records;
+  for (uint64_t key = 0; key < 10'000; ++key) Append(key, 1.0F, &records);
+  ASSERT_TRUE(store_->AddBucket(0, 0, 0, records).ok());
+  ASSERT_TRUE(store_->Commit(1).ok());
+  // Versions of some rows are of the window still when they go.
+  for (uint64_t version = 2; version <= 4; ++version) {
+    records.clear();
+    for (uint64_t key = version; key < 10'000; key += 3) Append(key, 2.0F, &records);
+    ASSERT_TRUE(store_->StageRecords(version, 0, 0, records).ok());
+    ASSERT_TRUE(store_->Commit(version).ok());
+  }
+  ASSERT_TRUE(store_->DropBucket(0, 0).ok());
+  EXPECT_EQ(store_->Stats().rows, 0U);
+  uint64_t left = store_->UsageOf(0, 0).ddr_rows;
+  uint64_t parts = 0;
+  for (uint64_t version = 5; left > 0 && version < 100; ++version) {
+    ASSERT_TRUE(store_->Commit(version).ok());  // frees one
+    const Status integrity = store_->CheckIntegrity();
+    ASSERT_TRUE(integrity.ok()) << integrity.ToString();
+    const uint64_t now = store_->UsageOf(0, 0).ddr_rows;
+    if (now < left) ++parts;
+    EXPECT_LE(left - now, 4096U);
+    left = now;
+    if (parts == 5) store_->Maintain();  // the rest
+    if (parts == 5) left = store_->UsageOf(0, 0).ddr_rows;
+  }
+  EXPECT_EQ(parts, 5U);
+  EXPECT_EQ(left, 0U);
+  EXPECT_EQ(store_->UsageOf(0, 0).budget_used_bytes, empty);
+}
+
 }  // namespace
 }  // namespace embertide

@@ -62,7 +62,7 @@ Status Store::ExportBucket(const ReadView& view, uint32_t t, uint32_t b,
   // The writer stands still while the entries are listed; what they name then outlives the read. It
   // is taken first: a writer that needs room waits for reads to end.
   std::vector<std::pair<uint64_t, Location>> rows;
-  std::unique_lock writer(device->writer);
+  WriterLock writer(device->writer);
   const Reading reading(&impl_->readers, view.reader_);
   const Bucket* bucket = find();
   if (bucket == nullptr || bucket->device != device) return not_held;
@@ -176,6 +176,8 @@ Status Store::CheckIntegrity() const {
   uint64_t rows = 0;
   for (const auto& each : impl_->devices) {
     Device& device = *each;
+    // Upkeep lets go of the writer in the middle of a move.
+    const std::lock_guard upkeep(device.upkeep);
     const std::lock_guard writer(device.writer);
     Named named(impl_->tables.size());
     for (const uint32_t t : device.tables) {

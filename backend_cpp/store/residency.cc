@@ -1,4 +1,5 @@
-// Residency: which tier holds a row. Everything here runs under the device's writer lock.
+// Residency: which tier holds a row. Everything here runs under the device's writer lock, which
+// upkeep lets go of while the drive writes: it makes room ahead, so that writers find it ready.
 //
 // Room in DDR is made as the device's policy says; without one, by a clock hand that passes over
 // the device's entries: an entry whose halved access count was zero leaves for the SSD. When the
@@ -18,11 +19,22 @@ constexpr uint64_t kEvictBytes = 256 * 1024;
 // And no more than this part of the budget: a batch is what the policy cannot take back.
 constexpr uint64_t kLeastOverEvicted = 64;
 constexpr std::chrono::microseconds kReadersPoll{50};
-// Segments compacted for one write to a full SSD: each gives an eighth of itself or more, and a
-// write is about a quarter.
-constexpr int kCompactTries = 8;
 // Above this share of the budget Maintain makes room ahead of need.
 constexpr double kHighWater = 0.97;
+// And it empties pages until this part of the budget is free, a page of rows and two of nodes or
+// index at least and so many bytes at most: rows of another size, index arrays and version nodes
+// need pages, which slots that came free here and there do not give.
+constexpr uint64_t kLeastOverReady = 100;
+constexpr uint64_t kLeastReady = kSlabPageBytes + uint64_t{2} * BucketIndex::kPageBytes;
+constexpr uint64_t kMostReady = 64 << 20;
+// Entries of a bucket that are freed at once, under the writer lock.
+constexpr uint32_t kFreedAtOnce = 1024;
+// Entries passed at once by upkeep, a third of a millisecond: on the way to the rows of condemned
+// pages, which are looked up and moved, and to cold rows, which are only looked at.
+constexpr uint32_t kSweepEntries = 10000;
+constexpr uint32_t kClockEntries = 32768;
+// Such turns of one call of MakeRoomAhead.
+constexpr int kRoomTurns = 16;
 
 }  // namespace
 
@@ -65,39 +77,42 @@ void Store::Impl::RetireArrays(Device* device, const BucketIndex::Arrays& arrays
   device->retired.push_back(retired);
 }
 
-void Store::Impl::Free(Device* device, const Retired& retired) {
-  if (retired.node != nullptr) {
-    device->nodes.Give(retired.node);
-  } else if (retired.arrays.pages != nullptr) {
-    device->budget.Release(retired.arrays.bytes());
-    index_bytes -= retired.arrays.bytes();
-    BucketIndex::Free(&device->index_pages, retired.arrays);
-  } else if (retired.bucket != nullptr) {
-    FreeBucket(tables[retired.table], retired.bucket);
-  } else if (retired.place.tier() == TierId::kDdr) {
-    device->arena.Free(retired.place.slot());
+bool Store::Impl::Free(Device* device, Retired* retired) {
+  if (retired->node != nullptr) {
+    device->nodes.Give(retired->node);
+  } else if (retired->arrays.pages != nullptr) {
+    device->budget.Release(retired->arrays.bytes());
+    index_bytes -= retired->arrays.bytes();
+    BucketIndex::Free(&device->index_pages, retired->arrays);
+  } else if (retired->bucket != nullptr) {
+    return FreeBucket(tables[retired->table], retired->bucket, &retired->entry, kFreedAtOnce);
+  } else if (retired->place.tier() == TierId::kDdr) {
+    device->arena.Free(retired->place.slot());
   } else {
-    device->promoting.erase(retired.place.slot());
-    device->ssd->Free(retired.place.slot(), retired.bytes);
+    device->promoting.erase(retired->place.slot());
+    device->ssd->Free(retired->place.slot(), retired->bytes);
   }
+  return true;
 }
 
-void Store::Impl::Reclaim(Device* device) {
-  if (device->retired.empty()) return;
+bool Store::Impl::Reclaim(Device* device) {
+  if (device->retired.empty()) return false;
   const uint64_t safe = readers.MinEpoch();
-  while (!device->retired.empty() && device->retired.front().epoch < safe) {
-    Free(device, device->retired.front());
+  if (device->retired.front().epoch >= safe) return false;
+  while (!device->retired.empty() && device->retired.front().epoch < safe &&
+         Free(device, &device->retired.front())) {
     device->retired.pop_front();
   }
+  return true;
 }
 
 Status Store::Impl::AwaitReaders(Device* device) {
-  Reclaim(device);
   const auto begin = std::chrono::steady_clock::now();
   const std::chrono::milliseconds most(options.reader_wait_ms);
   // Reads that begin from now on hold none of it. Those in flight take microseconds, or as long as
   // the SSD; they tell nobody when they end, so that they cost nothing.
   while (!device->retired.empty()) {
+    if (Reclaim(device)) continue;
     const auto waited = std::chrono::steady_clock::now() - begin;
     if (waited > most) {
       ++reader_waits_given_up;
@@ -109,7 +124,6 @@ Status Store::Impl::AwaitReaders(Device* device) {
                   " ms"};
     }
     std::this_thread::sleep_for(kReadersPoll);
-    Reclaim(device);
   }
   return Status::Ok();
 }
@@ -117,9 +131,10 @@ Status Store::Impl::AwaitReaders(Device* device) {
 // --- the clock -----------------------------------------------------------------------------------
 
 template <typename Visit>
-void Store::Impl::AdvanceHand(Device* device, Hand* hand, uint32_t entries, Visit visit) {
+uint32_t Store::Impl::AdvanceHand(Device* device, Hand* hand, uint32_t entries, Visit visit) {
   uint32_t skipped_buckets = 0;
-  while (entries > 0) {
+  uint32_t passed = 0;
+  while (passed < entries) {
     const Table& table = tables[device->tables[hand->table]];
     if (hand->bucket >= table.buckets.size()) {
       hand->table = (hand->table + 1) % device->tables.size();
@@ -131,7 +146,7 @@ void Store::Impl::AdvanceHand(Device* device, Hand* hand, uint32_t entries, Visi
         ++hand->bucket;
       }
       // A whole round over tables without one entry: there is nothing to visit.
-      if (++skipped_buckets > 2 * device->tables.size() + 2) return;
+      if (++skipped_buckets > 2 * device->tables.size() + 2) return entries;
       continue;
     }
     Bucket* bucket = table.buckets[hand->bucket].On(device);
@@ -142,11 +157,12 @@ void Store::Impl::AdvanceHand(Device* device, Hand* hand, uint32_t entries, Visi
     }
     if (bucket->index.Occupied(hand->entry)) {
       skipped_buckets = 0;
-      if (!visit(table.ordinal, bucket, hand->entry)) return;
+      if (!visit(table.ordinal, bucket, hand->entry)) return passed;
     }
     ++hand->entry;
-    --entries;
+    ++passed;
   }
+  return passed;
 }
 
 uint32_t Store::Impl::RoundOf(const Device* device) const {
@@ -196,14 +212,17 @@ void Store::Impl::ForEachPlace(uint32_t t, Bucket* bucket, uint32_t entry, const
   }
 }
 
-void Store::Impl::ChooseByPolicy(Device* device, uint64_t wanted, std::vector<Holder>* victims) {
+uint32_t Store::Impl::ChooseByPolicy(Device* device, uint64_t wanted,
+                                     std::vector<Holder>* victims) {
   const uint32_t t = device->tables.front();
   uint64_t bytes = 0;
-  while (bytes < wanted) {
+  uint32_t chosen = 0;
+  for (; bytes < wanted; ++chosen) {
     const std::optional<uint64_t> key = device->policy->Evict();
-    if (!key) return;
+    if (!key) break;
     const uint64_t hash = HashKey(*key);
     Bucket* bucket = tables[t].buckets[BucketOf(tables[t], hash)].On(device);
+    if (bucket == nullptr) continue;  // it was dropped, and its rows are about to leave
     ForEachPlace(t, bucket, bucket->index.Locate(hash, *key), [&](const Holder& holder) {
       const Location place = PlaceOf(holder);
       if (place.tier() != TierId::kDdr) return;
@@ -211,76 +230,72 @@ void Store::Impl::ChooseByPolicy(Device* device, uint64_t wanted, std::vector<Ho
       bytes += kMinSlotBytes + tables[t].config.layout.PayloadBytes(place.live());
     });
   }
+  return chosen;
 }
 
-bool Store::Impl::Demote(Device* device, const std::vector<Holder>& victims) {
+bool Store::Impl::Demote(Device* device, const std::vector<Holder>& victims, WriterLock* writer) {
   if (victims.empty() || device->ssd == nullptr) return false;
-  std::vector<std::byte> rows;
-  std::vector<size_t> offsets;
+  std::vector<Moving> rows;
+  uint64_t all_bytes = 0;
   for (const Holder& v : victims) {
-    const Table& table = tables[v.table];
     const Location place = PlaceOf(v);
-    offsets.push_back(rows.size());
-    const std::byte* from = device->arena.Address(place.slot());
-    rows.insert(rows.end(), from, from + table.config.layout.PayloadBytes(place.live()));
-    if (const uint32_t aux = AuxBytes(table); aux > 0) {
-      const std::byte* aux_from = device->arena.Aux(place.slot());
-      rows.insert(rows.end(), aux_from, aux_from + aux);
+    const Table& table = tables[v.table];
+    all_bytes += table.config.layout.PayloadBytes(place.live()) + AuxBytes(table);
+    rows.push_back({v.table, v.bucket->index.KeyAt(v.entry), place, {}});
+  }
+  std::vector<std::byte> bytes(all_bytes);
+  auto to = bytes.begin();
+  for (Moving& row : rows) {
+    const Table& table = tables[row.table];
+    const uint32_t payload = table.config.layout.PayloadBytes(row.from.live());
+    const uint32_t aux = AuxBytes(table);
+    row.bytes = {to, to + payload + aux};
+    to = std::copy_n(device->arena.Address(row.from.slot()), payload, to);
+    if (aux > 0) to = std::copy_n(device->arena.Aux(row.from.slot()), aux, to);
+  }
+  const Result<size_t> moved = MoveToLog(device, rows, /*compaction=*/false, writer);
+  for (const Moving& row : rows) {
+    if (device->policy == nullptr) break;
+    // Chosen or not, it holds the rows whose newest place is in DDR.
+    const uint64_t hash = HashKey(row.key);
+    const Bucket* bucket = tables[row.table].buckets[BucketOf(tables[row.table], hash)].On(device);
+    const Location newest_place =
+        bucket == nullptr ? Location() : Resolve(bucket->index.Peek(hash, row.key), ~0ULL);
+    if (newest_place.tier() == TierId::kDdr) {
+      device->policy->Enter(row.key);
+    } else {
+      device->policy->Leave(row.key);
     }
   }
-  offsets.push_back(rows.size());
-  std::vector<LogEntry> entries;
-  for (size_t i = 0; i < victims.size(); ++i) {
-    const Holder& v = victims[i];
-    entries.push_back({v.bucket->index.KeyAt(v.entry),
-                       v.table,
-                       {rows.data() + offsets[i], offsets[i + 1] - offsets[i]}});
-  }
-  std::vector<uint64_t> slots;
-  Status appended = device->ssd->Append(entries, &slots);
-  for (int tries = 0; appended.code() == Code::kResourceExhausted && tries < kCompactTries &&
-                      (DropSeals(device) || CompactForRoom(device));
-       ++tries) {
-    appended = device->ssd->Append(entries, &slots);
-  }
-  if (!appended.ok()) {
-    for (const LogEntry& row : entries) {
-      // Chosen, and there still.
-      if (device->policy != nullptr) device->policy->Enter(row.key);
-    }
-    return false;
-  }
-  for (size_t i = 0; i < victims.size(); ++i) {
-    const Location place = PlaceOf(victims[i]);
-    const Table& table = tables[victims[i].table];
-    const Location moved(TierId::kSsd, place.live(), slots[i]);
-    CountPlace(device, table, moved, /*taken=*/true);
-    SetPlace(victims[i], moved);
-    RetirePlace(device, table, place);
-    const Location now = victims[i].bucket->index.At(victims[i].entry);
-    const bool newest = !now.is_chain() || now.chain() == victims[i].node;
-    if (newest && device->policy != nullptr) device->policy->Leave(entries[i].key);
-  }
-  evictions += victims.size();
-  return true;
+  if (!moved.ok()) return false;
+  evictions += moved.value();
+  if (writer == nullptr) evictions_by_writers += moved.value();
+  return moved.value() > 0;
 }
 
-bool Store::Impl::Evict(Device* device) {
+bool Store::Impl::Evict(Device* device, WriterLock* writer) {
   if (device->ssd == nullptr) return false;
   const uint64_t bytes = std::min(kEvictBytes, device->budget.limit_bytes() / kLeastOverEvicted);
   std::vector<Holder> victims;
   if (device->policy != nullptr) {
-    ChooseByPolicy(device, bytes, &victims);
-    return Demote(device, victims);
+    const uint32_t chosen = ChooseByPolicy(device, bytes, &victims);
+    const bool went = Demote(device, victims, writer);
+    device->policy->Settle(chosen);
+    return went;
   }
   const uint32_t round = RoundOf(device);
-  Sweep(device, round, /*any=*/false, &victims, bytes);
+  // Who waits for the writer gets it between two parts of a round.
+  const uint32_t part = writer == nullptr ? round : kClockEntries;
+  for (uint32_t passed = 0; passed < round && victims.empty(); passed += part) {
+    Sweep(device, std::min(round - passed, part), /*any=*/false, &victims, bytes);
+    if (victims.empty()) WithoutWriter(writer, [] {});
+  }
   // All were in use lately: take them in the hand's order.
   if (victims.empty()) Sweep(device, round, /*any=*/true, &victims, bytes);
-  return Demote(device, victims);
+  return Demote(device, victims, writer);
 }
 
-void Store::Impl::MoveCondemned(Device* device, uint32_t entries, bool demote) {
+void Store::Impl::MoveCondemned(Device* device, uint32_t entries, bool demote, WriterLock* writer) {
   std::vector<Holder> victims;
   uint64_t bytes = 0;
   const auto move = [&](const Holder& holder) {
@@ -291,8 +306,8 @@ void Store::Impl::MoveCondemned(Device* device, uint32_t entries, bool demote) {
     const uint32_t aux = AuxBytes(table);
     const Result<uint64_t> slot = device->arena.AllocateInRoom(payload, aux);
     if (!slot.ok()) {
-      victims.push_back(holder);
-      bytes += payload;
+      if (demote) victims.push_back(holder);
+      bytes += demote ? payload : 0;
       return;
     }
     SlabArena& arena = device->arena;
@@ -303,16 +318,17 @@ void Store::Impl::MoveCondemned(Device* device, uint32_t entries, bool demote) {
     SetPlace(holder, moved);
     RetirePlace(device, table, place);
   };
-  AdvanceHand(device, &device->packing, entries, [&](uint32_t t, Bucket* b, uint32_t e) {
+  const auto visit = [&](uint32_t t, Bucket* b, uint32_t e) {
     ForEachPlace(t, b, e, move);
-    if (demote && bytes >= kEvictBytes) {
-      Demote(device, victims);
-      victims.clear();
-      bytes = 0;
-    }
-    return true;
-  });
-  if (demote) Demote(device, victims);
+    return bytes < kEvictBytes;
+  };
+  for (uint32_t passed = 0; passed < entries;) {
+    const uint32_t part = std::min(entries - passed, kSweepEntries);
+    passed += std::max(1U, AdvanceHand(device, &device->packing, part, visit));
+    if (!victims.empty() && !Demote(device, victims, writer)) return;
+    victims.clear();
+    bytes = 0;
+  }
 }
 
 // --- room ----------------------------------------------------------------------------------------
@@ -329,6 +345,28 @@ bool Store::Impl::Full(const Device& device) {
   return device.ssd != nullptr && device.budget.used_bytes() - FreeSlotBytes(device) > high;
 }
 
+uint64_t Store::Impl::ReadyBytes(const Device& device) {
+  return std::clamp(device.budget.limit_bytes() / kLeastOverReady, kLeastReady, kMostReady);
+}
+
+void Store::Impl::MakeRoomAhead(Device* device) {
+  for (int turn = 0; turn < kRoomTurns; ++turn) {
+    WriterLock writer(device->writer);
+    Reclaim(device);
+    if (Full(*device)) {
+      if (!Evict(device, &writer)) return;
+      continue;
+    }
+    const uint64_t room = device->budget.limit_bytes() - device->budget.used_bytes();
+    if (device->ssd == nullptr || room >= ReadyBytes(*device)) return;
+    if (!device->arena.has_condemned()) {
+      device->arena.CondemnPages(
+          1 + static_cast<uint32_t>((ReadyBytes(*device) - room) / kSlabPageBytes));
+    }
+    MoveCondemned(device, kSweepEntries, /*demote=*/true, &writer);
+  }
+}
+
 Status Store::Impl::MakeRoom(Device* device, int round, const Status& wanted) {
   // Each round takes some hundred KiB out; a budget that this cannot serve is too small.
   constexpr int kRounds = 64;
@@ -343,10 +381,10 @@ Status Store::Impl::MakeRoom(Device* device, int round, const Status& wanted) {
   // Cold rows first, in the odd rounds; slots that they free may be of the wrong size, so whole
   // pages in the even ones: a sixteenth of them, that a pass over the index may pay.
   bool went = false;
-  if (round % 2 == 1) went = Evict(device);
+  if (round % 2 == 1) went = Evict(device, nullptr);
   if (!went) {
     device->arena.CondemnPages(1 + device->arena.page_count() / 16);
-    MoveCondemned(device, RoundOf(device), /*demote=*/true);
+    MoveCondemned(device, RoundOf(device), /*demote=*/true, nullptr);
   }
   Status waited = AwaitReaders(device);
   if (waited.ok()) return waited;

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <filesystem>
 #include <functional>
+#include <future>
 #include <map>
 #include <numeric>
 #include <optional>
@@ -359,32 +360,7 @@ TEST_F(SsdStoreTest, AReadThatDoesNotEndIsNamedWhereRoomIsRefused) {
   EXPECT_TRUE(store_->CheckIntegrity().ok());
 }
 
-// Calls `hook`, once, before the next read.
-class HookedFile : public BlockFile {
- public:
-  HookedFile(std::unique_ptr<BlockFile> file, std::function<void()>* hook)
-      : file_(std::move(file)), hook_(hook) {}
-  Status Read(std::span<const uint64_t> blocks, const BlockSink& sink) override {
-    if (auto hook = std::exchange(*hook_, nullptr)) hook();
-    return file_->Read(blocks, sink);
-  }
-  Status Write(uint64_t block, std::span<const std::byte> bytes) override {
-    return file_->Write(block, bytes);
-  }
-  Status Sync() override { return file_->Sync(); }
-  const char* engine() const override { return file_->engine(); }
-  bool direct() const override { return file_->direct(); }
-
- private:
-  const std::unique_ptr<BlockFile> file_;
-  std::function<void()>* const hook_;
-};
-
 TEST_F(SsdStoreTest, ARowThatChangesWhileItIsPromotedKeepsItsNewValues) {
-  std::function<void()> hook;
-  options_.wrap_ssd = [&](std::unique_ptr<BlockFile> file) {
-    return std::make_unique<HookedFile>(std::move(file), &hook);
-  };
   Open();
   Load();
   std::vector<uint64_t> keys;
@@ -395,18 +371,166 @@ TEST_F(SsdStoreTest, ARowThatChangesWhileItIsPromotedKeepsItsNewValues) {
   }
   const uint64_t before = store_->Stats().promotions;
   // A writer, while the rows are read: were its lock held then, this would never end.
-  uint64_t promoted_meanwhile = 0;
-  hook = [&] {
+  std::optional<uint64_t> promoted_meanwhile;
+  faults_.BeforeRead([&] {
     for (size_t k = 0; k < keys.size(); k += 2) ASSERT_TRUE(Stage(2, 0, keys[k]).ok());
     Commit(2);
     promoted_meanwhile = store_->Stats().promotions - before;
-  };
+  });
   store_->Maintain();
-  EXPECT_EQ(hook, nullptr) << "nothing was read";
-  EXPECT_EQ(promoted_meanwhile, 0U);
+  EXPECT_EQ(promoted_meanwhile, 0U) << "nothing was read, or rows came before they were";
   EXPECT_GT(store_->Stats().promotions, before);
   EXPECT_GT(store_->Stats().dropped_accesses, 0U) << "rows that changed";
   CheckAll();
+}
+
+// A drive that is as slow as can be: no write or read of upkeep, for evictions and for compaction,
+// ends before a writer has written a row.
+TEST_F(SsdStoreTest, NoWriterWaitsForTheDriveOfUpkeep) {
+  options_.ssd_compaction_bytes_per_s = 1ULL << 30;
+  Open();
+  Load();
+  Replace(2, 5);
+  uint64_t version = 100;
+  // Needs no slot, so that it never waits for room.
+  const auto prune = [&] {
+    const uint64_t key = kKeys - version;
+    std::vector<std::byte> record;
+    AppendRecord({key, 0, RecordKind::kPruned, {}}, &record);
+    rows_.erase({0, key});
+    return store_->StageRecords(version, 0, BucketOfKey(options_.tables[0], key), record);
+  };
+  std::future<Status> pruned;
+  bool waited = false;
+  uint64_t beside = 0;
+  const std::function<void()> write_beside = [&] {
+    ++beside;
+    pruned = std::async(std::launch::async, prune);
+    // Where it waits for the writer lock, it ends once this has.
+    waited = pruned.wait_for(std::chrono::seconds(5)) != std::future_status::ready;
+    EXPECT_TRUE(waited || pruned.get().ok());
+  };
+  const StoreStats before = store_->Stats();
+  uint64_t evicted_by_upkeep = 0;
+  uint64_t compacted = 0;
+  for (uint64_t turn = 0; turn < 200 && !waited; ++turn) {
+    (turn % 2 == 0) ? faults_.BeforeWrite(write_beside) : faults_.BeforeRead(write_beside);
+    const StoreStats maintained = store_->Stats();
+    store_->Maintain();
+    faults_.Clear();
+    const StoreStats now = store_->Stats();
+    evicted_by_upkeep += now.evictions_to_ssd - maintained.evictions_to_ssd;
+    compacted += now.ssd.compacted_rows - maintained.ssd.compacted_rows;
+    // Less than what is kept ready.
+    for (uint64_t key = turn * 100; key < turn * 100 + 100; ++key) {
+      ASSERT_TRUE(Stage(version, turn % 2, key).ok());
+    }
+    Commit(version++);
+  }
+  EXPECT_FALSE(waited) << "beside read or write " << beside;
+  EXPECT_TRUE(!pruned.valid() || pruned.get().ok());
+  EXPECT_GT(beside, 50U);
+  EXPECT_GT(evicted_by_upkeep, 5000U);
+  EXPECT_GT(compacted, 5000U);
+  const uint64_t by_writers = store_->Stats().evictions_by_writers - before.evictions_by_writers;
+  EXPECT_LT(by_writers * 20, evicted_by_upkeep);
+  CheckAll();
+}
+
+// While rows are written to the SSD, some of them change, some go, their bucket goes.
+class MovingRowsTest : public SsdStoreTest, public testing::WithParamInterface<const char*> {};
+
+TEST_P(MovingRowsTest, RowsThatChangeMeanwhileStayAsTheyAre) {
+  const uint64_t ddr = options_.ddr_budget_bytes / 2;
+  const uint64_t ssd = options_.ssd_budget_bytes / 2;
+  options_.table_budgets = {{"user", {ddr, ssd, GetParam()}}, {"item", {ddr, ssd, GetParam()}}};
+  options_.ssd_compaction_bytes_per_s = 1ULL << 30;
+  options_.window_versions = 2;
+  Open();
+  Load();
+  std::mt19937 random(3);
+  uint64_t version = 2;
+  uint64_t beside = 0;
+  // Until the writes end, rows that lie in DDR are written, some of them twice, and a bucket is
+  // dropped and comes back empty.
+  const auto change = [&] {
+    ++beside;
+    for (int i = 0; i < 300; ++i) {
+      const auto t = static_cast<uint32_t>(random() % 2);
+      const uint64_t key = random() % kKeys;
+      if (!rows_.contains({t, key})) continue;
+      ASSERT_TRUE(Stage(version, t, key).ok());
+    }
+    if (beside % 2 == 0) Commit(version++);
+    if (beside % 8 != 4) return;
+    const auto t = static_cast<uint32_t>(random() % 2);
+    const auto bucket = static_cast<uint32_t>(random() % 4);
+    ASSERT_TRUE(store_->DropBucket(t, bucket).ok());
+    std::erase_if(rows_, [&](const auto& row) {
+      return row.first.first == t && BucketOfKey(options_.tables[t], row.first.second) == bucket;
+    });
+    ASSERT_TRUE(store_->AddBucket(t, bucket, 0, {}).ok());
+  };
+  for (int turn = 0; turn < 24; ++turn) {
+    for (int i = 0; i < 400; ++i) {
+      const auto t = static_cast<uint32_t>(random() % 2);
+      const uint64_t key = random() % kKeys;
+      ASSERT_TRUE(Stage(version, t, key).ok());
+    }
+    Commit(version++);
+    faults_.BeforeWrite(change);
+    store_->Maintain();
+    faults_.Clear();
+    const Status integrity = store_->CheckIntegrity();
+    ASSERT_TRUE(integrity.ok()) << turn << ": " << integrity.ToString();
+  }
+  EXPECT_GT(beside, 8U);
+  Commit(version);
+  CheckAll();
+}
+
+INSTANTIATE_TEST_SUITE_P(Policies, MovingRowsTest,
+                         testing::Values("clock", "lru", "s3-fifo", "reuse-density"));
+
+TEST_F(SsdStoreTest, TrainingBesideAnEvictionLosesNoStep) {
+  options_.profile = Profile::kTrain;
+  options_.tables.resize(1);
+  options_.ddr_budget_bytes = 4ULL << 20;
+  Open();
+  std::vector<int64_t> keys(kKeys);
+  std::iota(keys.begin(), keys.end(), 0);
+  ASSERT_TRUE(store_->EnsureRows(0, keys).ok());
+  std::mt19937 random(9);
+  std::vector<uint32_t> steps(kKeys);
+  const auto step = [&] {
+    std::vector<int64_t> some;
+    for (const int64_t key : keys) {
+      if (random() % 64 == 0) some.push_back(key);
+    }
+    const std::vector<float> gradients(some.size() * kDim, 1.0F);
+    const auto updated = ApplyRows(store_.get(), 0, some, gradients, {});
+    ASSERT_TRUE(updated.ok()) << updated.status().ToString();
+    ASSERT_EQ(updated.value(), some.size());
+    for (const int64_t key : some) ++steps[static_cast<size_t>(key)];
+  };
+  uint64_t beside = 0;
+  for (int turn = 0; turn < 16; ++turn) {
+    step();
+    faults_.BeforeWrite([&] {
+      ++beside;
+      step();
+    });
+    store_->Maintain();
+    faults_.Clear();
+    const Status integrity = store_->CheckIntegrity();
+    ASSERT_TRUE(integrity.ok()) << turn << ": " << integrity.ToString();
+  }
+  EXPECT_GT(beside, 4U);
+  for (const int64_t key : keys) {
+    const auto state = store_->AdagradState(0, static_cast<uint64_t>(key));
+    ASSERT_TRUE(state.ok()) << state.status().ToString();
+    ASSERT_EQ(state.value(), static_cast<float>(steps[static_cast<size_t>(key)])) << key;
+  }
 }
 
 TEST_F(SsdStoreTest, PromotionsPassOverABadBlock) {

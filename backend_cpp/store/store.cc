@@ -296,13 +296,16 @@ Status Store::Impl::OpenPolicy(Device* device, const std::string& text) {
 
 Store::Impl::~Impl() {
   for (auto& device : devices) {
-    for (const Retired& retired : device->retired) Free(device.get(), retired);
+    for (Retired& retired : device->retired) {
+      while (!Free(device.get(), &retired)) continue;
+    }
   }
   for (const Table& table : tables) {
     for (const BucketSlot& slot : table.buckets) {
       for (Bucket* bucket = slot.newest; bucket != nullptr;) {
         Bucket* older = bucket->older;
-        FreeBucket(table, bucket);
+        uint32_t entry = 0;
+        FreeBucket(table, bucket, &entry, ~0U);
         bucket = older;
       }
     }
@@ -450,6 +453,7 @@ StoreStats Store::Stats() const {
   stats.ddr_budget_bytes = impl_->options.ddr_budget_bytes;
   for (size_t s = 0; s < kSources; ++s) stats.hits[s] = impl_->hits[s].load();
   stats.evictions_to_ssd = impl_->evictions.load();
+  stats.evictions_by_writers = impl_->evictions_by_writers.load();
   stats.promotions = impl_->promoted.load();
   stats.refused_promotions = impl_->refused_promotions.load();
   stats.ssd.compacted_bytes = impl_->compacted_bytes.load();

@@ -6,7 +6,7 @@
 //   lookup.cc      batched reads
 //   hbm_tier.cc    the tier above DDR
 //   residency.cc   room: evict, move, reclaim              integrity.cc  every invariant
-//   compaction.cc  room on the SSD           upkeep.cc     promotions, huge pages: Maintain
+//   compaction.cc  rows moved to and on the SSD   upkeep.cc     promotions, room ahead: Maintain
 //   sealing.cc     what outlives a kill
 #pragma once
 
@@ -38,6 +38,7 @@
 #include "store/seal_file.h"
 #include "store/tier_policy.h"
 #include "store/train_ops.h"
+#include "store/turn_mutex.h"
 
 namespace embertide {
 
@@ -60,6 +61,7 @@ struct Retired {
   BucketIndex::Arrays arrays;
   Bucket* bucket = nullptr;  // with all its rows
   uint32_t table = 0;        // of `bucket`
+  uint32_t entry = 0;        // of `bucket`: those before it are freed
 };
 
 // The rows of one bucket on one device. What a lookup reads comes first, in one cache line.
@@ -149,7 +151,7 @@ struct Device {
         in_ssd(all_tables) {}
   const uint32_t number;               // of the device
   const std::vector<uint32_t> tables;  // whose rows may lie here
-  std::mutex writer;                   // held by whoever writes to this device's buckets
+  TurnMutex writer;                    // held by whoever writes to this device's buckets
   std::mutex upkeep;                   // held by who maintains it; taken before `writer`
   ByteBudget budget;                   // its share of the DDR budget
   SlabArena arena;
@@ -190,6 +192,17 @@ struct Device {
   double compaction_credit = 0;
   std::chrono::steady_clock::time_point compaction_at = std::chrono::steady_clock::now();
 };
+
+// What holds a device's writer, for who lets go of it while a drive works.
+using WriterLock = std::unique_lock<TurnMutex>;
+// Does what takes long without the writer; with it where the lock is null, since the caller is in
+// the middle of a row of its own.
+template <typename Io>
+void WithoutWriter(WriterLock* writer, const Io& io) {
+  if (writer != nullptr) writer->unlock();
+  io();
+  if (writer != nullptr) writer->lock();
+}
 
 struct Table {
   TableConfig config;
@@ -240,6 +253,7 @@ struct Store::Impl {
 
   mutable std::atomic<uint64_t> hits[kSources] = {};
   std::atomic<uint64_t> evictions{0};
+  std::atomic<uint64_t> evictions_by_writers{0};
   std::atomic<uint64_t> promoted{0};
   std::atomic<uint64_t> refused_promotions{0};
   mutable std::atomic<uint64_t> dropped_accesses{0};
@@ -307,12 +321,14 @@ struct Store::Impl {
   void RetirePlace(Device* device, const Table& table, Location place);
   void RetireNode(Device* device, VersionNode* node);
   void RetireArrays(Device* device, const BucketIndex::Arrays& arrays);
-  // Frees what no reader can hold any more.
-  void Reclaim(Device* device);
+  // Frees what no reader can hold any more; of a bucket with many rows a part, and the next call
+  // another. True: something was freed.
+  bool Reclaim(Device* device);
   // As Reclaim, waiting for those readers. kResourceExhausted naming the one that stays longer than
   // options.reader_wait_ms.
   Status AwaitReaders(Device* device);
-  void Free(Device* device, const Retired& retired);
+  // False: it is a bucket, of which a part is left.
+  bool Free(Device* device, Retired* retired);
   // One step towards room: reclaims, then takes cold rows, then whole pages out of DDR. Returns
   // `wanted`, which has failed for want of room, when there is nothing left to try.
   Status MakeRoom(Device* device, int round, const Status& wanted);
@@ -322,6 +338,8 @@ struct Store::Impl {
   static uint64_t FreeSlotBytes(const Device& device);
   // Whether another row must leave for one that enters.
   static bool Full(const Device& device);
+  // Bytes of the budget that writers shall find free, for pages of any kind.
+  static uint64_t ReadyBytes(const Device& device);
   // A place that may change: an entry's own, or that of a node of its chain.
   struct Holder {
     uint32_t table;
@@ -332,53 +350,72 @@ struct Store::Impl {
   static Location PlaceOf(const Holder& holder);
   static void SetPlace(const Holder& holder, Location place);
   // Moves some hundred KiB of DDR rows to SSD, less on a small device, as its policy or the clock
-  // chooses; false if nothing went.
-  bool Evict(Device* device);
-  void ChooseByPolicy(Device* device, uint64_t wanted, std::vector<Holder>* victims);
+  // chooses; false if nothing went. `writer` as in WithoutWriter; without one, the rows count as
+  // evicted by a writer.
+  bool Evict(Device* device, WriterLock* writer);
+  // Rows that the policy lets go; returns how many keys it chose for them.
+  uint32_t ChooseByPolicy(Device* device, uint64_t wanted, std::vector<Holder>* victims);
   // Calls visit(holder) for all places of an entry.
   template <typename Visit>
   static void ForEachPlace(uint32_t table, Bucket* bucket, uint32_t entry, const Visit& visit);
   // Passes the clock hand over up to `entries` entries, collecting rows that may leave DDR.
   void Sweep(Device* device, uint32_t entries, bool any, std::vector<Holder>* victims,
              uint64_t wanted);
-  bool Demote(Device* device, const std::vector<Holder>& victims);
-  // Moves the rows of condemned pages that a pass over `entries` entries meets: into other pages
-  // with room, else, if `demote`, to the SSD.
-  void MoveCondemned(Device* device, uint32_t entries, bool demote);
+  // Moves rows of DDR to the SSD; false if none went.
+  bool Demote(Device* device, const std::vector<Holder>& victims, WriterLock* writer);
+  // Moves the rows of condemned pages that a pass over `entries` entries meets into other pages
+  // with room; if `demote`, those that find none to the SSD.
+  void MoveCondemned(Device* device, uint32_t entries, bool demote, WriterLock* writer);
   // Entries of the device's buckets, used or not: one round of the clock hand.
   uint32_t RoundOf(const Device* device) const;
+  // Returns how many of the entries were passed.
   template <typename Visit>
-  void AdvanceHand(Device* device, Hand* hand, uint32_t entries, Visit visit);
+  uint32_t AdvanceHand(Device* device, Hand* hand, uint32_t entries, Visit visit);
 
   // --- upkeep.cc; these take the writer themselves, and not for what takes long: `upkeep` is held
   void Maintain(Device* device);
+  // In residency.cc: room in DDR before somebody needs it. Cold rows leave, then pages are emptied.
+  void MakeRoomAhead(Device* device);
   // Tells the policy what was read since, and gives the rows that it admits from the SSD.
   std::vector<Access> Replay(Device* device);
   // Reads rows from the SSD in one batch and brings them to DDR, but for those that are gone, there
   // already, or changed meanwhile. Counts those for which there is no room or no good block.
   void Promote(Device* device, std::span<const Access> rows);
+  // How a row at a place of the SSD is read.
+  LogRead ReadOf(const Access& row, Location place, std::byte* to) const;
   // Makes one region of a pool of the device a huge page, if one is due.
   static void MakeHugePage(Device* device, PagePool* pool);
   // --- and these run under it
   // The entry of a row whose newest place is on the SSD; kNotFound: it has none there.
   uint32_t EntryOnSsd(Device* device, const Access& row, Bucket** bucket) const;
-  // Gives a row of the SSD, read to `bytes`, a place in DDR.
-  Status Install(Device* device, uint32_t table, Bucket* bucket, uint64_t key,
-                 const std::byte* bytes);
+  // Gives a row of the SSD, read to `bytes`, a slot of DDR that was allocated for it.
+  void Install(Device* device, uint32_t table, Bucket* bucket, uint64_t key, const std::byte* bytes,
+               uint64_t slot);
   // Brings one SSD row to DDR. Ok also when it is gone or already there.
   Status PromoteOne(Device* device, const Access& row);
 
-  // --- compaction.cc; the device's writer is held -----------------------------------------------
-  // Who names this SSD slot; nullopt: nobody does any more.
-  std::optional<Holder> HolderOf(Device* device, uint32_t table, uint64_t key, uint64_t ssd_slot);
+  // --- compaction.cc; the device's writer is held, but as WithoutWriter says ---------------------
+  // Who names this place; nullopt: nobody does any more.
+  std::optional<Holder> HolderOf(Device* device, uint32_t table, uint64_t key, Location place);
+  // A row that is to lie elsewhere on the SSD, as it was when its bytes were copied.
+  struct Moving {
+    uint32_t table;
+    uint64_t key;
+    Location from;
+    std::span<const std::byte> bytes;
+  };
+  // Writes rows to the log, and whoever names their places names the new ones, but for rows that
+  // are gone or changed meanwhile. Returns how many moved; an error: none did.
+  Result<size_t> MoveToLog(Device* device, std::span<const Moving> rows, bool compaction,
+                           WriterLock* writer);
   // Moves the live rows of some blocks of a segment of which `least_dead` is dead. Returns the
   // bytes read and written, 0 if there is no such segment.
-  uint64_t CompactStep(Device* device, double least_dead);
+  uint64_t CompactStep(Device* device, double least_dead, WriterLock* writer);
   // A step, if the budget of bytes a second allows it.
-  void CompactInBackground(Device* device);
+  void CompactInBackground(Device* device, WriterLock* writer);
   // Up to a segment, whatever that budget: rows would be refused otherwise. False if none is worth
   // it.
-  bool CompactForRoom(Device* device);
+  bool CompactForRoom(Device* device, WriterLock* writer);
 
   // --- sealing.cc --------------------------------------------------------------------------------
   // All but what the logs keep for it. `dropped`: seals_dropped when it began; given up when that
@@ -410,11 +447,12 @@ struct Store::Impl {
   // --- holding.cc --------------------------------------------------------------------------------
   // Retires older copies that no pin can read any more. Requires: commit_mutex.
   void RetireSuperseded(uint64_t limit);
-  // Unlinks a bucket's versions and retires it. Requires: the device's writer; no reader can reach
-  // the bucket from now on.
+  // Unlinks a bucket's versions and retires it, in slices under its device's writer. Requires:
+  // commit_mutex; nobody can reach the bucket from now on but readers that have it.
   void RetireBucket(uint32_t table, uint32_t number, Bucket* bucket);
-  // Requires: no reader can hold anything of it.
-  void FreeBucket(const Table& table, Bucket* bucket);
+  // Frees up to so many entries of a bucket from *entry on, and once it is past the last, the
+  // bucket: true. Requires: no reader can hold anything of it.
+  bool FreeBucket(const Table& table, Bucket* bucket, uint32_t* entry, uint32_t most);
   // All records are of the table and the bucket.
   Status ProveRecords(const Table& table, uint32_t bucket,
                       std::span<const std::byte> records) const;

@@ -102,13 +102,14 @@ bool TierPolicy::Touch(uint64_t key) {
 }
 
 bool TierPolicy::Reserve() {
-  if (slots_.free != kNone) return true;
+  if (slots_.used + leaving_ < slots_.capacity()) return true;
   return Resize(slots_.capacity() + std::max(kLeastCapacity, slots_.capacity() / 4));
 }
 
 void TierPolicy::Fit() {
-  const uint32_t wanted = std::max(kLeastCapacity, slots_.used + slots_.used / 4);
-  if (slots_.used < slots_.capacity() / 2 && wanted < slots_.capacity()) Resize(wanted);
+  const uint32_t rows = slots_.used + leaving_;
+  const uint32_t wanted = std::max(kLeastCapacity, rows + rows / 4);
+  if (rows < slots_.capacity() / 2 && wanted < slots_.capacity()) Resize(wanted);
 }
 
 bool TierPolicy::Resize(uint32_t capacity) {
@@ -118,7 +119,7 @@ bool TierPolicy::Resize(uint32_t capacity) {
     budget_->Release(BytesFor(capacity));
     return false;
   }
-  while (const std::optional<uint64_t> key = Evict()) {
+  while (const std::optional<uint64_t> key = Pop()) {
     const uint32_t slot = slots.free;
     slots.Link(*key);
     slots.policy->Insert(slot, *key);
@@ -144,6 +145,12 @@ void TierPolicy::Leave(uint64_t key) {
 }
 
 std::optional<uint64_t> TierPolicy::Evict() {
+  const std::optional<uint64_t> key = Pop();
+  if (key.has_value()) ++leaving_;
+  return key;
+}
+
+std::optional<uint64_t> TierPolicy::Pop() {
   if (slots_.used == 0) return std::nullopt;
   const uint64_t key = slots_.keys[slots_.policy->Evict()];
   slots_.Unlink(key);

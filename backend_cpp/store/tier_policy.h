@@ -47,8 +47,11 @@ class TierPolicy {
   void Enter(uint64_t key);
   // A row is gone from the tier. Nothing changes if it is not there.
   void Leave(uint64_t key);
-  // The row that leaves next; it has left. Nothing: there is none.
+  // The row that leaves next; it has left, but may Enter again as long as it is not settled, for
+  // its slot is kept. Nothing: there is none.
   std::optional<uint64_t> Evict();
+  // So many of the rows that Evict gave have gone, or are back.
+  void Settle(uint32_t rows) { leaving_ -= rows; }
   // Gives back slots that the rows no longer need, if many.
   void Fit();
 
@@ -76,11 +79,13 @@ class TierPolicy {
   uint64_t BytesFor(uint32_t capacity) const;
   Status Make(uint32_t capacity, Slots* slots) const;
   bool Resize(uint32_t capacity);
+  std::optional<uint64_t> Pop();
 
   const std::string name_;
   ByteBudget* const budget_;
   std::atomic<uint64_t> bytes_{0};
   Slots slots_;
+  uint32_t leaving_ = 0;  // rows that Evict gave and that are not settled
 };
 
 }  // namespace embertide

@@ -10,6 +10,8 @@ namespace {
 
 // Entries that one call passes over to move rows out of condemned pages: half a millisecond.
 constexpr uint32_t kSweepEntries = 10000;
+// Rows that one call may free, of buckets that were dropped, a part of a bucket at a time.
+constexpr int kFreeTurns = 64;
 constexpr size_t kPromotionsPerCall = 512;
 // Rows of one batch of reads, and then of one hold of the writer lock.
 constexpr size_t kPromotionsAtOnce = 64;
@@ -30,38 +32,44 @@ uint32_t Store::Impl::EntryOnSsd(Device* device, const Access& row, Bucket** buc
   return !place.is_chain() && place.tier() == TierId::kSsd ? entry : BucketIndex::kNotFound;
 }
 
-Status Store::Impl::Install(Device* device, uint32_t t, Bucket* bucket, uint64_t key,
-                            const std::byte* bytes) {
+LogRead Store::Impl::ReadOf(const Access& row, Location place, std::byte* to) const {
+  const Table& table = tables[row.table];
+  return {place.slot(), row.key, row.table,
+          table.config.layout.PayloadBytes(place.live()) + AuxBytes(table), to};
+}
+
+void Store::Impl::Install(Device* device, uint32_t t, Bucket* bucket, uint64_t key,
+                          const std::byte* bytes, uint64_t slot) {
   const Table& table = tables[t];
   BucketIndex& index = bucket->index;
   const uint32_t entry = index.Locate(HashKey(key), key);
-  const uint32_t payload = table.config.layout.PayloadBytes(index.At(entry).live());
-  const uint32_t aux = AuxBytes(table);
-  Result<uint64_t> slot = AllocateDdr(device, payload, aux);
-  if (!slot.ok()) return slot.status();
-  std::copy_n(bytes, payload, device->arena.Address(*slot));
-  if (aux > 0) std::copy_n(bytes + payload, aux, device->arena.Aux(*slot));
   // Making room may have compacted the segment that it lay in.
   const Location place = index.At(entry);
-  const Location moved(TierId::kDdr, place.live(), *slot);
+  const uint32_t payload = table.config.layout.PayloadBytes(place.live());
+  const uint32_t aux = AuxBytes(table);
+  std::copy_n(bytes, payload, device->arena.Address(slot));
+  if (aux > 0) std::copy_n(bytes + payload, aux, device->arena.Aux(slot));
+  const Location moved(TierId::kDdr, place.live(), slot);
   CountPlace(device, table, moved, /*taken=*/true);
   index.Set(entry, moved);
   if (device->policy != nullptr) device->policy->Enter(key);
   RetirePlace(device, table, place);
   ++promoted;
-  return Status::Ok();
 }
 
 Status Store::Impl::PromoteOne(Device* device, const Access& row) {
   Bucket* bucket = nullptr;
   const uint32_t entry = EntryOnSsd(device, row, &bucket);
   if (entry == BucketIndex::kNotFound) return Status::Ok();
-  const Location place = bucket->index.At(entry);
-  const Table& table = tables[row.table];
-  std::vector<std::byte> bytes(table.config.layout.PayloadBytes(place.live()) + AuxBytes(table));
-  LogRead read{place.slot(), row.key, row.table, static_cast<uint32_t>(bytes.size()), bytes.data()};
+  LogRead read = ReadOf(row, bucket->index.At(entry), nullptr);
+  std::vector<std::byte> bytes(read.bytes);
+  read.to = bytes.data();
   EMBERTIDE_RETURN_IF_ERROR(device->ssd->Read({&read, 1}));
-  return Install(device, row.table, bucket, row.key, bytes.data());
+  const uint32_t aux = AuxBytes(tables[row.table]);
+  const Result<uint64_t> slot = AllocateDdr(device, read.bytes - aux, aux);
+  if (!slot.ok()) return slot.status();
+  Install(device, row.table, bucket, row.key, bytes.data(), slot.value());
+  return Status::Ok();
 }
 
 void Store::Impl::Promote(Device* device, std::span<const Access> rows) {
@@ -73,9 +81,9 @@ void Store::Impl::Promote(Device* device, std::span<const Access> rows) {
     return;
   }
   struct Wanted {
+    Bucket* bucket = nullptr;  // null: not to be installed
     Location place;
     std::vector<std::byte> bytes;
-    bool good = true;
   };
   std::vector<Wanted> wanted(rows.size());
   std::vector<LogRead> reads;
@@ -84,48 +92,45 @@ void Store::Impl::Promote(Device* device, std::span<const Access> rows) {
     const std::lock_guard writer(device->writer);
     reading.emplace(&readers, *reader);
     for (size_t i = 0; i < rows.size(); ++i) {
-      Bucket* bucket = nullptr;
-      const uint32_t entry = EntryOnSsd(device, rows[i], &bucket);
+      Wanted& row = wanted[i];
+      const uint32_t entry = EntryOnSsd(device, rows[i], &row.bucket);
       if (entry == BucketIndex::kNotFound) continue;
-      const Table& table = tables[rows[i].table];
-      wanted[i].place = bucket->index.At(entry);
-      wanted[i].bytes.resize(table.config.layout.PayloadBytes(wanted[i].place.live()) +
-                             AuxBytes(table));
-      reads.push_back({wanted[i].place.slot(), rows[i].key, rows[i].table,
-                       static_cast<uint32_t>(wanted[i].bytes.size()), wanted[i].bytes.data()});
-      device->promoting.insert(wanted[i].place.slot());
+      row.place = row.bucket->index.At(entry);
+      row.bytes.resize(ReadOf(rows[i], row.place, nullptr).bytes);
+      reads.push_back(ReadOf(rows[i], row.place, row.bytes.data()));
+      device->promoting.insert(row.place.slot());
     }
   }
+  std::set<const std::byte*> bad;
   if (!reads.empty() && !device->ssd->Read(reads).ok()) {
     // One by one, to pass over the bad ones: reads find those, and report them.
-    for (size_t i = 0; i < rows.size(); ++i) {
-      if (wanted[i].bytes.empty()) continue;
-      LogRead read{wanted[i].place.slot(), rows[i].key, rows[i].table,
-                   static_cast<uint32_t>(wanted[i].bytes.size()), wanted[i].bytes.data()};
-      wanted[i].good = device->ssd->Read({&read, 1}).ok();
+    for (LogRead& read : reads) {
+      if (!device->ssd->Read({&read, 1}).ok()) bad.insert(read.to);
     }
   }
   reading.reset();
   readers.Leave(*reader);
   const std::lock_guard writer(device->writer);
-  // A slot that was freed may hold other bytes by now. Before room is made, which frees some.
-  std::vector<Bucket*> buckets(rows.size());
   for (size_t i = 0; i < rows.size(); ++i) {
-    const uint32_t entry = EntryOnSsd(device, rows[i], &buckets[i]);
-    if (entry == BucketIndex::kNotFound || buckets[i]->index.At(entry) != wanted[i].place ||
-        !device->promoting.contains(wanted[i].place.slot())) {
-      buckets[i] = nullptr;
+    Wanted& row = wanted[i];
+    if (row.bytes.empty()) continue;
+    // A slot that was freed may hold other bytes by now.
+    const uint32_t entry = EntryOnSsd(device, rows[i], &row.bucket);
+    const bool same = entry != BucketIndex::kNotFound && row.bucket->index.At(entry) == row.place &&
+                      device->promoting.contains(row.place.slot()) &&
+                      !bad.contains(row.bytes.data());
+    // A promotion that finds no room, or a bad block, leaves the row where it is: nothing is lost.
+    const uint32_t aux = AuxBytes(tables[rows[i].table]);
+    const auto payload = static_cast<uint32_t>(row.bytes.size() - aux);
+    if (same && (device->policy == nullptr || device->policy->Reserve())) {
+      if (const Result<uint64_t> slot = device->arena.Allocate(payload, aux); slot.ok()) {
+        Install(device, rows[i].table, row.bucket, rows[i].key, row.bytes.data(), slot.value());
+        continue;
+      }
     }
+    ++dropped_accesses;
   }
   device->promoting.clear();
-  for (size_t i = 0; i < rows.size(); ++i) {
-    if (wanted[i].bytes.empty()) continue;
-    // A promotion that finds no room, or a bad block, leaves the row where it is: nothing is lost.
-    if (buckets[i] == nullptr || !wanted[i].good ||
-        !Install(device, rows[i].table, buckets[i], rows[i].key, wanted[i].bytes.data()).ok()) {
-      ++dropped_accesses;
-    }
-  }
 }
 
 std::vector<Access> Store::Impl::Replay(Device* device) {
@@ -183,17 +188,23 @@ void Store::Impl::Maintain(Device* device) {
   MakeHugePage(device, device->arena.pool());
   MakeHugePage(device, &device->index_pages);
   const std::vector<Access> admitted = Replay(device);
+  MakeRoomAhead(device);
   for (size_t first = 0; first < admitted.size(); first += kPromotionsAtOnce) {
     Promote(device, std::span(admitted).subspan(
                         first, std::min(kPromotionsAtOnce, admitted.size() - first)));
+    MakeRoomAhead(device);
   }
-  const std::lock_guard writer(device->writer);
-  Reclaim(device);
-  if (Full(*device)) Evict(device);
+  for (int turn = 0; turn < kFreeTurns; ++turn) {
+    const std::lock_guard writer(device->writer);
+    if (!Reclaim(device)) break;
+  }
+  WriterLock writer(device->writer);
   if (device->policy != nullptr) device->policy->Fit();
   if (!device->arena.has_condemned()) device->arena.CondemnSparsePages();
-  if (device->arena.has_condemned()) MoveCondemned(device, kSweepEntries, /*demote=*/false);
-  if (device->ssd != nullptr) CompactInBackground(device);
+  if (device->arena.has_condemned()) {
+    MoveCondemned(device, kSweepEntries, /*demote=*/false, &writer);
+  }
+  if (device->ssd != nullptr) CompactInBackground(device, &writer);
   Reclaim(device);
 }
 

@@ -40,6 +40,8 @@ constexpr FamilyInfo kFamilies[] = {
     {"embertide_watermark_ms", kGauge, "Event time up to which the newest version has learned"},
     {"embertide_rows_moved_total", kCounter,
      "Rows moved between DDR and SSD, by direction: evicted, promoted"},
+    {"embertide_evictions_by_writers_total", kCounter,
+     "Of the rows evicted, those for whose room a writer had to wait"},
     {"embertide_promotions_refused_total", kCounter,
      "Rows read from the SSD that the policy of DDR did not let in"},
     {"embertide_accesses_dropped_total", kCounter,
@@ -237,6 +239,7 @@ void ModelMetrics::AddOfStore() {
   });
   add("embertide_rows_moved_total", {{"direction", "evicted"}}, &StoreStats::evictions_to_ssd);
   add("embertide_rows_moved_total", {{"direction", "promoted"}}, &StoreStats::promotions);
+  add("embertide_evictions_by_writers_total", {}, &StoreStats::evictions_by_writers);
   add("embertide_promotions_refused_total", {}, &StoreStats::refused_promotions);
   add("embertide_accesses_dropped_total", {{"tier", "ddr"}}, &StoreStats::dropped_accesses);
   add("embertide_policy_bytes", {}, &StoreStats::policy_bytes);

@@ -181,6 +181,7 @@ struct StoreStats {
   uint64_t ddr_budget_bytes = 0;
   uint64_t hits[kSources] = {};  // keys looked up, by Source
   uint64_t evictions_to_ssd = 0;
+  uint64_t evictions_by_writers = 0;  // of these, rows for whose room a writer had to wait
   uint64_t promotions = 0;
   uint64_t refused_promotions = 0;        // rows read from the SSD that DDR's policy did not let in
   uint64_t refused_rows = 0;              // staged rows that no tier had room for
@@ -469,9 +470,10 @@ class Store {
   // Training profile: inserts records as rows as they are (restore from a snapshot).
   Status ImportRecords(uint32_t table, uint32_t bucket, std::span<const std::byte> records);
   // Work for a background thread: promotes hot SSD rows, frees retired memory, compacts segments,
-  // makes full regions of memory huge pages. Bounded, and holds up writers for less than a
-  // millisecond at a time, but for writes to the SSD. Safe beside readers and writers; of two calls
-  // at once, one passes over the device that the other is at.
+  // makes room in DDR and on the SSD before somebody needs it, makes full regions of memory huge
+  // pages. Bounded, and holds up writers for less than a millisecond at a time; none waits for the
+  // SSD. Safe beside readers and writers; of two calls at once, one passes over the device that the
+  // other is at.
   void Maintain();
   // Seals the SSD tier: what of it can be used after a kill (docs/design/0006-seals.md). Blocks for
   // as long as it takes; readers never wait for it, writers for a slice of a millisecond or so at a
