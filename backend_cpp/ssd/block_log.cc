@@ -41,8 +41,6 @@ void Save(const T& value, std::byte* to) {
 
 uint32_t BlockCrc(const std::byte* block) { return Crc32c({block + 4, kBlockBytes - 4}); }
 
-uint64_t BlockOf(uint64_t slot) { return slot >> kSsdOffsetBits; }
-
 // Copies what was asked of a block that passed its checksum.
 Status CopyEntry(const LogRead& read, const std::byte* block) {
   const uint32_t at = (read.slot & ((1U << kSsdOffsetBits) - 1U)) * 8;
@@ -50,7 +48,7 @@ Status CopyEntry(const LogRead& read, const std::byte* block) {
   if (at + kEntryHeaderBytes <= kBlockBytes) entry = Load<EntryHeader>(block + at);
   if (entry.key != read.key || entry.table != read.table || entry.bytes < read.bytes ||
       at + kEntryHeaderBytes + read.bytes > kBlockBytes) {
-    return {Code::kCorrupt, "SSD block " + std::to_string(BlockOf(read.slot)) +
+    return {Code::kCorrupt, "SSD block " + std::to_string(BlockLog::BlockOf(read.slot)) +
                                 " does not hold key " + std::to_string(read.key) + " of table " +
                                 std::to_string(read.table) + " where it was written"};
   }
@@ -69,6 +67,7 @@ BlockLog::BlockLog(std::unique_ptr<BlockFile> file, uint64_t budget_bytes)
 Status BlockLog::CheckBlock(uint64_t number, const std::byte* block) const {
   const uint32_t salt = segments_[number / kSegmentBlocks].salt;
   if (Load<BlockHeader>(block).check == (BlockCrc(block) ^ salt)) return Status::Ok();
+  bad_blocks_.Note(number);
   return {Code::kCorrupt, "SSD block " + std::to_string(number) + " fails its checksum"};
 }
 
@@ -197,7 +196,10 @@ Status BlockLog::Read(std::span<LogRead> reads) const {
   const Status status = file_->Read(blocks, [&](size_t b, const std::byte* block) {
     EMBERTIDE_RETURN_IF_ERROR(CheckBlock(blocks[b], block));
     for (const LogRead& read : reads.subspan(first[b], first[b + 1] - first[b])) {
-      EMBERTIDE_RETURN_IF_ERROR(CopyEntry(read, block));
+      Status copied = CopyEntry(read, block);
+      if (copied.ok()) continue;
+      bad_blocks_.Note(blocks[b]);
+      return copied;
     }
     return Status::Ok();
   });
@@ -235,6 +237,9 @@ void BlockLog::Close(uint32_t number) {
     return;
   }
   segment = Segment{};
+  // No read is at it any more: what comes to lie here is not noted before.
+  const uint64_t begin = uint64_t{number} * kSegmentBlocks;
+  bad_blocks_.Forget(begin, begin + kSegmentBlocks);
   used_bytes_.fetch_sub(kSegmentBytes, std::memory_order_relaxed);
 }
 

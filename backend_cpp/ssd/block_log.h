@@ -30,6 +30,7 @@
 #include <vector>
 
 #include "embertide/status.h"
+#include "ssd/bad_blocks.h"
 #include "ssd/block_file.h"
 
 namespace embertide {
@@ -167,6 +168,10 @@ class BlockLog {
   // DDR bytes of the segment table.
   uint64_t directory_bytes() const { return segments_.size() * sizeof(Segment); }
   const BlockFile& file() const { return *file_; }
+  static uint64_t BlockOf(uint64_t slot) { return slot >> kSsdOffsetBits; }
+  // Blocks that reads and scans found not to be what was written, and whose segment is still the
+  // same.
+  BadBlocks& bad_blocks() const { return bad_blocks_; }
   LogStats Stats() const;
   // Verifies that live bytes by segment are those of `rows` (slot, bytes), and invariant 2.
   Status CheckIntegrity(std::span<const std::pair<uint64_t, uint32_t>> rows) const;
@@ -196,7 +201,8 @@ class BlockLog {
   void CloseIfEmpty(uint32_t number);
   // Frees the segments that only a seal kept.
   void CloseUnnamed();
-  // Requires: a slot in the block is live, and was published to this thread.
+  // Notes the block if it fails. Requires: a slot in the block is live, and was published to this
+  // thread.
   Status CheckBlock(uint64_t number, const std::byte* block) const;
   // The segment with room for more blocks, or a free one.
   uint32_t OpenSegment(bool moved) const;
@@ -208,6 +214,7 @@ class BlockLog {
   uint32_t compacting_ = kNoSegment;
   std::atomic<uint64_t> used_bytes_{0};
   std::atomic<uint64_t> kept_bytes_{0};
+  mutable BadBlocks bad_blocks_;
   uint64_t next_salt_;  // by chance at first: no other process of this file has the same
   std::atomic<uint64_t> bytes_written_{0};
   std::atomic<uint64_t> row_bytes_{0};

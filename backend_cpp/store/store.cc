@@ -438,6 +438,8 @@ static void AddSsd(const BlockLog& log, StoreStats* stats) {
   stats->ssd.read_errors += counted.read_errors;
   stats->ssd.corrupt += counted.corrupt;
   stats->ssd.write_errors += counted.write_errors;
+  stats->ssd.bad_blocks += log.bad_blocks().found();
+  stats->ssd.bad_blocks_dropped += log.bad_blocks().dropped();
 }
 
 StoreStats Store::Stats() const {
@@ -459,6 +461,7 @@ StoreStats Store::Stats() const {
   stats.ssd.compacted_bytes = impl_->compacted_bytes.load();
   stats.ssd.compacted_rows = impl_->compacted_rows.load();
   stats.ssd.compactions_forced = impl_->compactions_forced.load();
+  stats.ssd.mended_rows = impl_->mended_rows.load();
   stats.refused_rows = impl_->refused_rows.load();
   stats.reader_waits_given_up = impl_->reader_waits_given_up.load();
   stats.seal.written = impl_->seals_written;

@@ -7,7 +7,7 @@
 //   hbm_tier.cc    the tier above DDR
 //   residency.cc   room: evict, move, reclaim              integrity.cc  every invariant
 //   compaction.cc  rows moved to and on the SSD   upkeep.cc     promotions, room ahead: Maintain
-//   sealing.cc     what outlives a kill
+//   sealing.cc     what outlives a kill           mending.cc    rows of bad blocks
 #pragma once
 
 #include <atomic>
@@ -266,6 +266,7 @@ struct Store::Impl {
   std::atomic<uint64_t> compacted_bytes{0};
   std::atomic<uint64_t> compacted_rows{0};
   std::atomic<uint64_t> compactions_forced{0};
+  std::atomic<uint64_t> mended_rows{0};
   std::atomic<uint64_t> rows{0};         // index entries of all buckets
   std::atomic<uint64_t> index_bytes{0};  // arrays, nodes and directories, retired ones included
 
@@ -432,6 +433,17 @@ struct Store::Impl {
   Status LoadPart(const SealPart& part);
   // The tables and logs, as a seal names them.
   SealInfo DescribeSeal() const;
+
+  // --- mending.cc; the device's writer is held ---------------------------------------------------
+  // The place that answers the key of an entry at a version, if it is of a bad block.
+  static std::optional<Holder> BadPlace(const Device* device, const std::set<uint64_t>& blocks,
+                                        uint32_t table, Bucket* bucket, uint32_t entry,
+                                        uint64_t version);
+  // The newest copy of a bucket, if it is on this device and answers that version.
+  static Bucket* CopyAt(const Device* device, const BucketSlot& slot, uint64_t version);
+  // Ok also if the row is not in a bad block any more.
+  Status MendOne(Device* device, const Table& table, uint32_t bucket, uint64_t version,
+                 const RowRecord& record);
 
   // --- versions.cc -------------------------------------------------------------------------------
   Status StageOne(Device* device, uint64_t version, uint32_t table, uint32_t number, Bucket* bucket,

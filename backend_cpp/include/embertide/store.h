@@ -156,6 +156,21 @@ struct SsdStats {
   uint64_t read_errors = 0;         // batches that the drive failed
   uint64_t corrupt = 0;             // batches with a block that is not what was written
   uint64_t write_errors = 0;
+  uint64_t bad_blocks = 0;          // noted as not what was written
+  uint64_t bad_blocks_dropped = 0;  // times that one was not noted: too many are
+  uint64_t mended_rows = 0;         // of such blocks, given their bytes again
+};
+
+// A block of the SSD tier that is not what was written.
+struct BadBlock {
+  std::string file;
+  uint64_t offset = 0;  // in the file
+  struct Row {
+    uint32_t table = 0;  // index into StoreOptions::tables
+    uint32_t bucket = 0;
+    uint64_t key = 0;
+  };
+  std::vector<Row> rows;  // of the newest version, that lie in it; not empty
 };
 
 // Seals since Open.
@@ -480,6 +495,18 @@ class Store {
   // time. One at a time; safe beside everything else. kRejected: nothing is committed, the versions
   // have no name, or it was given up; kDeviceError from the files. Serving profile, with an SSD.
   Status Seal(const SealOptions& options);
+  // The blocks that reads found bad since Open and in which rows of the newest version still lie,
+  // at most 256 a device and table budget. Costs a pass over the index if there are any; holds up
+  // writers for a bucket at a time. Any thread.
+  std::vector<BadBlock> FindBadBlocks();
+  // Gives the rows of a bucket that the view's version has in bad blocks their bytes again, in DDR,
+  // out of `records`: the bucket's, as they are at that version. Rows that left those blocks
+  // meanwhile stay as they are. Any thread, beside readers and writers. kNotOwner: the bucket is
+  // not held at that version; kNotFound, kCorrupt naming a key whose row `records` lacks, or has
+  // with other live chunks; kResourceExhausted as StageRecords; the rows before it are mended.
+  // Serving profile.
+  Status Mend(const ReadView& view, uint32_t table, uint32_t bucket,
+              std::span<const std::byte> records);
   // Verifies every invariant of the store: free + used = capacity, the index is injective on slots,
   // budgets hold, every entry is found by its key. kCorrupt naming the first that fails.
   // Requires: no concurrent writer.
