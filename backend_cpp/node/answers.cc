@@ -271,6 +271,9 @@ Status Fleet::GetStatus(v1::NodeServiceGetStatusResponse* response) {
   for (size_t s = 0; s < kSources; ++s) {
     counters[std::string("lookups_") + SourceName(static_cast<Source>(s))] = rows.hits[s];
   }
+  counters["bad_blocks"] = rows.ssd.bad_blocks;
+  counters["mended_rows"] = rows.ssd.mended_rows;
+  counters["failed_mends"] = node_->failed_mends();
   return Status::Ok();
 }
 

@@ -210,6 +210,9 @@ int Run(int argc, char** argv) {
   sigaddset(&signals, SIGTERM);
   sigaddset(&signals, SIGINT);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  options.log = [](const std::string& line) {
+    std::fprintf(stderr, "embertide_node: %s\n", line.c_str());
+  };
   const Result<std::unique_ptr<Node>> node = Node::Open(std::move(options));
   if (!node.ok()) return Refuse(node.status().ToString());
   if (const std::string& why = node.value()->seal_refusal(); !why.empty()) {

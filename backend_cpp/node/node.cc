@@ -14,6 +14,7 @@
 #include "node/fleet.h"
 #include "node/latency_meter.h"
 #include "node/load_meter.h"
+#include "node/mending.h"
 #include "node/recovery.h"
 #include "node/remote.h"
 
@@ -160,6 +161,7 @@ Result<std::unique_ptr<Node>> Node::Open(NodeOptions options) {
   node->worker_ = std::make_unique<Worker>(node->store_.get());
   if (!options.publication.empty()) EMBERTIDE_RETURN_IF_ERROR(node->Follow());
   if (seals) node->sealer_ = std::make_unique<Sealer>(node.get());
+  if (options.ssd_budget_bytes > 0) node->mender_ = std::make_unique<Mender>(node.get());
   if (node->fleet_ != nullptr) {
     // Ready is what has caught up: peers do not hold what a snapshot began with. A seal may lack
     // buckets that came after it; they are added as those of a new plan are.
@@ -178,6 +180,7 @@ Result<std::unique_ptr<Node>> Node::Open(NodeOptions options) {
 
 // Who calls ends before what is called: peers' calls, versions, upkeep.
 Node::~Node() {
+  mender_.reset();
   sealer_.reset();
   if (fleet_ != nullptr) fleet_->Leave();
   follower_.reset();
@@ -296,6 +299,8 @@ std::optional<SealedVersion> Node::NameOf(uint64_t number) const {
 }
 
 std::string Node::seal_error() const { return sealer_ == nullptr ? "" : sealer_->error(); }
+
+uint64_t Node::failed_mends() const { return mender_ == nullptr ? 0 : mender_->failed(); }
 
 void Node::AddVersion(std::shared_ptr<const VersionInfo> info) {
   const std::shared_ptr<const Versions> old = versions();

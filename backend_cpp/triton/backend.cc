@@ -91,6 +91,9 @@ Status LoadModel(TRITONBACKEND_Model* model) {
         FromTriton(TRITONBACKEND_BackendArtifacts(own, &artifact, &directory)));
     state->config.node.dense_plugin = std::string(directory) + "/libembertide_dense.so";
   }
+  state->config.node.log = [name = state->name](const std::string& line) {
+    Log(TRITONSERVER_LOG_WARN, "model " + name + ": " + line);
+  };
   Result<std::unique_ptr<Node>> node = Node::Open(state->config.node);
   if (!node.ok()) {
     return {node.status().code(),

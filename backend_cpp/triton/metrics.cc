@@ -57,6 +57,9 @@ constexpr FamilyInfo kFamilies[] = {
      "Bytes of the SSD tier, by kind: read, written, rows, compacted"},
     {"embertide_ssd_errors_total", kCounter,
      "Batches and writes that the SSD tier failed, by kind"},
+    {"embertide_ssd_mending_total", kCounter,
+     "What became of SSD blocks that are not what was written, by event: bad_block, dropped, "
+     "mended_row, failed"},
     {"embertide_opened_from", kGauge,
      "1, by what the rows came from at the start: seal, snapshot, or snapshot as the seal was "
      "refused"},
@@ -268,6 +271,13 @@ void ModelMetrics::AddOfSsd() {
   add("embertide_ssd_errors_total", "read", &SsdStats::read_errors);
   add("embertide_ssd_errors_total", "corrupt", &SsdStats::corrupt);
   add("embertide_ssd_errors_total", "write", &SsdStats::write_errors);
+  const auto add_mending = [this](const char* event, std::function<uint64_t(const Sample&)> value) {
+    Add("embertide_ssd_mending_total", {{"event", event}}, std::move(value));
+  };
+  add_mending("bad_block", [](const Sample& now) { return now.store.ssd.bad_blocks; });
+  add_mending("dropped", [](const Sample& now) { return now.store.ssd.bad_blocks_dropped; });
+  add_mending("mended_row", [](const Sample& now) { return now.store.ssd.mended_rows; });
+  add_mending("failed", [this](const Sample&) { return node_.failed_mends(); });
   const char* from = node_.seal_refusal().empty() ? "snapshot" : "snapshot, seal refused";
   Add("embertide_opened_from", {{"source", node_.opened_from_seal() ? "seal" : from}},
       [](const Sample&) { return 1; });

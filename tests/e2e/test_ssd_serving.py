@@ -125,7 +125,7 @@ def spoil(path: Path, block: int) -> None:
         os.fsync(log.fileno())
 
 
-def test_a_bad_block_fails_the_requests_for_its_rows_alone(
+def test_a_bad_block_fails_the_requests_for_its_rows_alone_and_is_mended(
     server_options: triton.ServerOptions,
     tmp_path: Path,
     one_table_manifest: Callable[..., None],
@@ -134,7 +134,10 @@ def test_a_bad_block_fails_the_requests_for_its_rows_alone(
         write_model(tmp_path, one_table_manifest), devices=1, max_queue_delay_us=500_000
     )
     with start(server_options, tmp_path, model) as server:
-        spoil(tmp_path / "ssd" / "device-0.log", block=3)
+        log = tmp_path / "ssd" / "device-0.log"
+        # Nothing to mend by, for the time being.
+        (tmp_path / "snapshot").rename(tmp_path / "away")
+        spoil(log, block=3)
         client = grpcclient.InferenceServerClient(server.grpc)
         answers: queue.Queue[tuple[int, grpcclient.InferResult | None, str]] = queue.Queue()
 
@@ -172,4 +175,18 @@ def test_a_bad_block_fails_the_requests_for_its_rows_alone(
             lambda: counted(server, "embertide_ssd_errors_total", kind="corrupt") > len(failed)
         )
         assert counted(server, "embertide_ssd_errors_total", kind="read") == 0
+
+        mending = "embertide_ssd_mending_total"
+        wait_until(lambda: counted(server, mending, event="failed") > 0)
+        assert counted(server, mending, event="bad_block") == 1
+        assert counted(server, mending, event="mended_row") == 0
+        (tmp_path / "away").rename(tmp_path / "snapshot")
+        wait_until(lambda: counted(server, mending, event="mended_row") > 0)
+        for number in failed:
+            keys = np.arange(number, number + 500, dtype=np.int64)[:, None]
+            expected = np.stack([row(int(key)) for key in keys[:, 0]])
+            answer = client.infer("large", [keys_input(keys)])
+            assert answer.as_numpy("EMBEDDING").tobytes() == expected.tobytes()
         client.close()
+    said_once = f"byte {3 * 4096} of {log} is not what was written"
+    assert (tmp_path / "log").read_text().count(said_once) == 1

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -47,6 +48,9 @@ struct NodeOptions {
   uint64_t ssd_seal_interval_ms = 300'000;
   uint64_t ssd_seal_bytes_per_s = 64ULL << 20;  // while it is written; 0: as fast as it goes
   uint32_t window_versions = 8;
+  // OPTIONAL: told, a line at a time, of what an operator is to know and no request says: blocks of
+  // the SSD that are bad. From any thread of the node; must not call the node.
+  std::function<void(const std::string& line)> log;
   // --- of a node that shares a model with others; needs a publication
   std::string state;         // Redis URL of the state store, where plans are; empty: a node alone
   std::string control;       // host:port of the control plane; empty: it does not register
@@ -90,6 +94,7 @@ struct Pinned {
 class Fleet;
 class LatencyMeter;
 class LoadMeter;
+class Mender;
 class RemoteLookup;
 class Sealer;
 // Opaque outside of node.
@@ -184,6 +189,8 @@ class Node {
   const std::string& seal_refusal() const { return seal_refusal_; }
   // Why the last seal could not be written; empty if it could.
   std::string seal_error() const;
+  // Buckets, an attempt each, whose rows in bad blocks of the SSD could not be brought again.
+  uint64_t failed_mends() const;
   // What a seal calls a version; nullopt if it is not known (any more).
   std::optional<SealedVersion> NameOf(uint64_t number) const;
   // Counters of the follower; null without a publication.
@@ -195,6 +202,7 @@ class Node {
 
  private:
   friend class Fleet;
+  friend class Mender;
   friend class Sealer;
   // Versions that a pin may name, and a few before them, by number.
   using Versions = std::map<uint64_t, std::shared_ptr<const VersionInfo>>;
@@ -240,6 +248,7 @@ class Node {
   std::unique_ptr<Fleet> fleet_;        // null: a node alone
   std::unique_ptr<Follower> follower_;  // it feeds the sink
   std::unique_ptr<Sealer> sealer_;      // null without an SSD tier, or without seals
+  std::unique_ptr<Mender> mender_;      // null without an SSD tier
 };
 
 }  // namespace embertide

@@ -1,0 +1,128 @@
+// Mending: the thread, and a bucket's rows out of files.
+#include "node/mending.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "bus/chain.h"
+
+namespace embertide {
+namespace {
+
+// How often it looks whether a block was found bad: one load a device.
+constexpr std::chrono::milliseconds kLookEvery{100};
+// After a bucket that could not be mended; twice as long each time, up to the second. Files of the
+// newest version may be a moment behind its commit; what is full may be given room.
+constexpr std::chrono::milliseconds kTryAgain{200};
+constexpr std::chrono::milliseconds kTryAgainMost{60'000};
+
+std::string NameOf(const BadBlock& block) {
+  return "the SSD block at byte " + std::to_string(block.offset) + " of " + block.file;
+}
+
+// The records of a bucket at exactly a version of the node.
+Result<std::vector<std::byte>> ReadBucket(const NodeOptions& options, const Manifest& manifest,
+                                          const VersionInfo& at, uint32_t table, uint32_t bucket) {
+  const TableConfig& config = manifest.tables[table];
+  if (at.number != manifest.version || at.lineage != manifest.lineage) {
+    const BucketId id{config.id, bucket};
+    auto rows = ReadBucketsAt(options.publication, {at.number, at.lineage}, manifest, {&id, 1});
+    if (!rows.ok()) return rows.status();
+    return std::move(rows->at(id));
+  }
+  std::vector<std::byte> records;
+  for (const BucketFileInfo& info : manifest.buckets) {
+    if (info.table != config.name || info.bucket != bucket) continue;
+    EMBERTIDE_RETURN_IF_ERROR(
+        ReadBucketFile(options.snapshot, config, info, [&](std::span<const std::byte> some) {
+          records.insert(records.end(), some.begin(), some.end());
+          return Status::Ok();
+        }));
+  }
+  return records;
+}
+
+}  // namespace
+
+Mender::Mender(Node* node) : node_(node), thread_([this] { Run(); }) {}
+
+Mender::~Mender() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_all();
+  thread_.join();
+}
+
+bool Mender::Wait(std::chrono::milliseconds time) {
+  std::unique_lock lock(mutex_);
+  return !wake_.wait_for(lock, time, [this] { return stop_; });
+}
+
+void Mender::Say(const std::string& line) const {
+  if (node_->options_.log) node_->options_.log(line);
+}
+
+void Mender::Tell(const std::vector<BadBlock>& blocks) {
+  std::set<std::string> bad;
+  for (const BadBlock& block : blocks) {
+    const std::string name = NameOf(block);
+    bad.insert(name);
+    if (told_.contains(name)) continue;
+    const BadBlock::Row& first = block.rows.front();
+    Say(name + " is not what was written: " + std::to_string(block.rows.size()) +
+        " rows are brought again, the first is key " + std::to_string(first.key) + " of table " +
+        node_->manifest_.tables[first.table].name);
+  }
+  for (const std::string& name : told_) {
+    if (!bad.contains(name)) Say(name + " has no row any more");
+  }
+  told_ = std::move(bad);
+}
+
+Status Mender::MendBucket(uint32_t table, uint32_t bucket) const {
+  const Result<ReadView> view = node_->store_->PinNewest();
+  if (!view.ok()) return view.status();
+  const auto known = node_->versions();
+  const auto at = known->find(view.value().version());
+  if (at == known->end()) return {Code::kVersionGone, "the version left while it was pinned"};
+  const auto records = ReadBucket(node_->options_, node_->manifest_, *at->second, table, bucket);
+  if (!records.ok()) return records.status();
+  return node_->store_->Mend(view.value(), table, bucket, records.value());
+}
+
+void Mender::Run() {
+  auto wait = kLookEvery;
+  auto again = kTryAgain;
+  while (Wait(wait)) {
+    wait = kLookEvery;
+    const std::vector<BadBlock> blocks = node_->store_->FindBadBlocks();
+    Tell(blocks);
+    std::set<std::pair<uint32_t, uint32_t>> buckets;
+    for (const BadBlock& block : blocks) {
+      for (const BadBlock::Row& row : block.rows) buckets.emplace(row.table, row.bucket);
+    }
+    std::string error;
+    for (const auto& [table, bucket] : buckets) {
+      if (!Wait(std::chrono::milliseconds(0))) return;
+      const Status mended = MendBucket(table, bucket);
+      if (mended.ok()) continue;
+      ++failed_;
+      error = "rows of bucket " + std::to_string(bucket) + " of table " +
+              node_->manifest_.tables[table].name +
+              " are not mended, and tried again: " + mended.ToString();
+    }
+    if (!error.empty() && error != error_) Say(error);
+    if (error.empty()) {
+      again = kTryAgain;
+    } else {
+      wait = again;
+      again = std::min(2 * again, kTryAgainMost);
+    }
+    error_ = std::move(error);
+  }
+}
+
+}  // namespace embertide

@@ -1,0 +1,51 @@
+// The thread that brings rows of bad SSD blocks again, from where the node got them
+// (docs/design/0006-seals.md). Private to this folder.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "embertide/node.h"
+
+namespace embertide {
+
+// Thread-safe.
+class Mender {
+ public:
+  // `node` outlives it.
+  explicit Mender(Node* node);
+  // Waits for the bucket at hand.
+  ~Mender();
+  Mender(const Mender&) = delete;
+  Mender& operator=(const Mender&) = delete;
+
+  // Buckets whose rows could not be mended, an attempt each.
+  uint64_t failed() const { return failed_; }
+
+ private:
+  void Run();
+  // False: the thread is to end.
+  bool Wait(std::chrono::milliseconds time);
+  // Says which blocks are bad, and which no longer are; each once.
+  void Tell(const std::vector<BadBlock>& blocks);
+  void Say(const std::string& line) const;
+  // Brings a bucket's rows in bad blocks again, as the newest version has them.
+  Status MendBucket(uint32_t table, uint32_t bucket) const;
+
+  Node* const node_;
+  std::atomic<uint64_t> failed_{0};
+  std::set<std::string> told_;  // blocks that are bad
+  std::string error_;           // the last that was told
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool stop_ = false;
+  std::thread thread_;  // last: it uses the members above
+};
+
+}  // namespace embertide
