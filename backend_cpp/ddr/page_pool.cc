@@ -7,6 +7,7 @@
 #include <atomic>
 #include <bit>
 
+#include "embertide/numa.h"
 #include "embertide/status.h"
 
 namespace embertide {
@@ -46,6 +47,12 @@ PagePool::PagePool(uint64_t pages, uint32_t page_bytes)
 
 PagePool::~PagePool() {
   if (range_ != nullptr) munmap(range_, 2 * range_bytes_ + kHugePageBytes);
+}
+
+Status PagePool::Bind(uint32_t numa_node) {
+  if (base_ == nullptr) return Status::Ok();
+  // The twin too: its huge pages come to stand here.
+  return BindMemory(base_, 2 * range_bytes_, numa_node);
 }
 
 std::byte* PagePool::Take(bool whole) {

@@ -14,7 +14,7 @@
 //
 // Threads: one writer; Prepare on any thread. Readers of the pages wait for nothing but the moment
 // in which the system exchanges the mapping, and what they write to a region just then may be lost.
-// NUMA: a page lies at the node of the thread that first writes to it.
+// NUMA: a page lies where Bind says; without it, at the node of the thread that first writes to it.
 #pragma once
 
 #include <atomic>
@@ -24,6 +24,8 @@
 #include <deque>
 #include <optional>
 #include <vector>
+
+#include "embertide/status.h"
 
 namespace embertide {
 
@@ -41,6 +43,9 @@ class PagePool {
   PagePool(const PagePool&) = delete;
   PagePool& operator=(const PagePool&) = delete;
 
+  // All pages come from this NUMA node. To be called before the first is taken. Errors are those of
+  // BindMemory.
+  Status Bind(uint32_t numa_node);
   // Of page 0; null: the system had no addresses.
   std::byte* base() const { return base_; }
   // A page of zeros; null when all are taken. One that is not to be written to `whole` keeps its

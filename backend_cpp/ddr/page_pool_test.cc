@@ -10,9 +10,12 @@
 #include <cstring>
 #include <fstream>
 #include <random>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "embertide/numa.h"
 
 namespace embertide {
 namespace {
@@ -67,6 +70,39 @@ TEST(PagePoolTest, TheLowestFreePageIsTakenAndIsZeros) {
     ASSERT_EQ(page, pages[wanted]);
     EXPECT_EQ(std::count(page, page + kPageBytes, std::byte{0}), kPageBytes);
   }
+}
+
+// What /proc/self/numa_maps says of the ranges that begin in [first, end).
+std::vector<std::string> PoliciesIn(const std::byte* first, const std::byte* end) {
+  std::vector<std::string> policies;
+  std::ifstream maps("/proc/self/numa_maps");
+  for (std::string line; std::getline(maps, line);) {
+    std::istringstream words(line);
+    uintptr_t begin = 0;
+    std::string policy;
+    words >> std::hex >> begin >> policy;
+    if (begin < reinterpret_cast<uintptr_t>(first) || begin >= reinterpret_cast<uintptr_t>(end)) {
+      continue;
+    }
+    policies.push_back(policy);
+  }
+  return policies;
+}
+
+TEST(PagePoolTest, PagesAreOfTheNumaNodeHugeOnesToo) {
+  const std::vector<uint32_t> nodes = NumaNodes();
+  if (nodes.empty()) GTEST_SKIP() << "the system lets this process bind no memory";
+  PagePool pool(3 * kPagesOfHuge, kPageBytes);
+  EXPECT_NE(pool.Bind(1023).message().find("NUMA node 1023 does not exist"), std::string::npos);
+  ASSERT_TRUE(pool.Bind(nodes.front()).ok());
+  for (uint32_t p = 0; p < 3 * kPagesOfHuge; ++p) std::memset(pool.Take(), 1, kPageBytes);
+  const uint32_t made = MakeAll(&pool);
+  EXPECT_EQ(made > 0, SystemHasHugePages());
+  const std::string bound = "bind:" + std::to_string(nodes.front());
+  // The range and its twin.
+  const auto policies = PoliciesIn(pool.base(), pool.base() + 6 * kHugePageBytes);
+  EXPECT_FALSE(policies.empty());
+  for (const std::string& policy : policies) EXPECT_EQ(policy, bound);
 }
 
 TEST(PagePoolTest, AFullRegionBecomesAHugePageAndKeepsWhatItHolds) {

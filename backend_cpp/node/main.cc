@@ -27,6 +27,9 @@ constexpr const char* kHelp =
     "  --node NAME           its name in the plan (node-0)\n"
     "  --group N             lookups stay inside a group (0)\n"
     "  --devices N           CPU devices (1)\n"
+    "  --numa-nodes LIST     whose memory device 0, 1, ... is in, over again: auto, none or "
+    "0,1,...\n"
+    "                        (auto: all, if there are several)\n"
     "  --ddr-bytes N         budget of all its devices (1 GiB)\n"
     "  --ssd-bytes N         the same of the SSD tier (0: none)\n"
     "  --ssd-directory DIR   where that lies\n"
@@ -69,7 +72,7 @@ int Run(int argc, char** argv) {
   NodeOptions options;
   options.devices = 1;
   if (const char* token = std::getenv("EMBERTIDE_TOKEN")) options.token = token;
-  static constexpr std::array<option, 27> kOptions = {{
+  static constexpr std::array<option, 28> kOptions = {{
       {"publication", required_argument, nullptr, 'p'},
       {"state", required_argument, nullptr, 's'},
       {"peer-address", required_argument, nullptr, 'a'},
@@ -78,6 +81,7 @@ int Run(int argc, char** argv) {
       {"node", required_argument, nullptr, 'n'},
       {"group", required_argument, nullptr, 'g'},
       {"devices", required_argument, nullptr, 'd'},
+      {"numa-nodes", required_argument, nullptr, 'N'},
       {"ddr-bytes", required_argument, nullptr, 'm'},
       {"ssd-bytes", required_argument, nullptr, 'M'},
       {"ssd-directory", required_argument, nullptr, 'S'},
@@ -127,6 +131,9 @@ int Run(int argc, char** argv) {
         break;
       case 'd':
         wrong = ParseNumber(value, 1U, 64U, &options.devices);
+        break;
+      case 'N':
+        options.numa_nodes = value;
         break;
       case 'm':
         wrong = ParseNumber(value, uint64_t{1}, kMost, &options.ddr_budget_bytes);

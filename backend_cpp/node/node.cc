@@ -4,12 +4,14 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <span>
 #include <thread>
 
 #include "base/file.h"
+#include "embertide/numa.h"
 #include "embertide/v1/update.pb.h"
 #include "node/fleet.h"
 #include "node/latency_meter.h"
@@ -61,9 +63,18 @@ Result<DenseFileInfo> DenseFile(const Manifest& manifest, const std::string& rol
 
 }  // namespace
 
-// The background thread of a node.
+// A thread in the background of a node: the upkeep of its devices, or of one at its NUMA node.
 struct Node::Worker {
-  explicit Worker(Store* store) : thread([this, store] { Run(store); }) {}
+  explicit Worker(Store* store) : thread([this, store] { Run([store] { store->Maintain(); }); }) {}
+  // A thread that may not be bound runs where it can: `log` is told.
+  Worker(Store* store, uint32_t device, uint32_t numa_node,
+         const std::function<void(const std::string&)>& log)
+      : thread([this, store, device, numa_node, log] {
+          const Status bound = BindThread(numa_node);
+          if (!bound.ok() && log)
+            log("upkeep of device " + std::to_string(device) + ": " + bound.ToString());
+          Run([store, device] { store->Maintain(device); });
+        }) {}
   ~Worker() {
     {
       const std::lock_guard lock(mutex);
@@ -72,11 +83,11 @@ struct Node::Worker {
     wake.notify_all();
     thread.join();
   }
-  void Run(Store* store) {
+  void Run(const std::function<void()>& maintain) {
     std::unique_lock lock(mutex);
     while (!wake.wait_for(lock, kMaintainEvery, [this] { return stop; })) {
       lock.unlock();
-      store->Maintain();
+      maintain();
       lock.lock();
     }
   }
@@ -100,6 +111,9 @@ Result<std::unique_ptr<Node>> Node::Open(NodeOptions options) {
   StoreOptions store_options;
   store_options.tables = manifest->tables;
   store_options.devices = options.devices;
+  Result<std::vector<uint32_t>> numa_nodes = ParseNumaNodes(options.numa_nodes);
+  if (!numa_nodes.ok()) return numa_nodes.status();
+  store_options.numa_nodes = std::move(*numa_nodes);
   store_options.ddr_budget_bytes = options.ddr_budget_bytes;
   store_options.ssd_budget_bytes = options.ssd_budget_bytes;
   store_options.ssd_directory = options.ssd_directory;
@@ -158,7 +172,12 @@ Result<std::unique_ptr<Node>> Node::Open(NodeOptions options) {
     EMBERTIDE_RETURN_IF_ERROR(node->LoadBuckets());
     EMBERTIDE_RETURN_IF_ERROR(node->AddSnapshotVersion());
   }
-  node->worker_ = std::make_unique<Worker>(node->store_.get());
+  const std::vector<uint32_t>& numa = node->store_->options().numa_nodes;
+  if (numa.empty()) node->workers_.push_back(std::make_unique<Worker>(node->store_.get()));
+  for (uint32_t d = 0; !numa.empty() && d < options.devices; ++d) {
+    node->workers_.push_back(
+        std::make_unique<Worker>(node->store_.get(), d, numa[d % numa.size()], options.log));
+  }
   if (!options.publication.empty()) EMBERTIDE_RETURN_IF_ERROR(node->Follow());
   if (seals) node->sealer_ = std::make_unique<Sealer>(node.get());
   if (options.ssd_budget_bytes > 0) node->mender_ = std::make_unique<Mender>(node.get());
@@ -185,7 +204,7 @@ Node::~Node() {
   if (fleet_ != nullptr) fleet_->Leave();
   follower_.reset();
   fleet_.reset();
-  worker_.reset();
+  workers_.clear();
 }
 
 Status Node::DropUnplanned() {

@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "embertide/hash.h"
+#include "embertide/numa.h"
 
 namespace embertide {
 namespace {
@@ -47,15 +48,30 @@ class NodeTest : public ::testing::Test {
 
   void Write() { ASSERT_TRUE(WriteManifest(directory_, manifest_).ok()); }
   Result<std::unique_ptr<Node>> Open() {
-    NodeOptions options;
-    options.snapshot = directory_;
-    options.ddr_budget_bytes = 16ULL << 20;
-    return Node::Open(options);
+    options_.snapshot = directory_;
+    options_.ddr_budget_bytes = 16ULL << 20;
+    return Node::Open(options_);
   }
 
   fs::path directory_;
   Manifest manifest_;
+  NodeOptions options_;
 };
+
+TEST_F(NodeTest, DevicesAreBoundToTheNumaNodesThatAreNamed) {
+  const std::vector<uint32_t> nodes = NumaNodes();
+  if (nodes.empty()) GTEST_SKIP() << "the system lets this process bind no memory";
+  options_.numa_nodes = std::to_string(nodes.back());
+  const auto node = Open();
+  ASSERT_TRUE(node.ok()) << node.status().ToString();
+  EXPECT_EQ(node.value()->store().options().numa_nodes, std::vector<uint32_t>{nodes.back()});
+  for (const char* wrong : {"1000", "0,x"}) {
+    options_.numa_nodes = wrong;
+    const Status refused = Open().status();
+    EXPECT_EQ(refused.code(), Code::kInvalidArgument);
+    EXPECT_NE(refused.message().find("NUMA node"), std::string::npos) << refused.ToString();
+  }
+}
 
 TEST_F(NodeTest, ServesASnapshotAlone) {
   const auto node = Open();

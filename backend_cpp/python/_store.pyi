@@ -206,6 +206,9 @@ class CacheTrace:
 def probe_ssd(directory: str, engine: str = "auto") -> tuple[str, bool, str]:
     """Return (engine of the directory, whether it passes the page cache by, what was refused)."""
 
+def numa_nodes() -> list[int]:
+    """Return the nodes whose memory this process may bind."""
+
 def cache_policies() -> list[CachePolicy]: ...
 def hash_key(key: int, /) -> int: ...
 def initial_value(seed: int, table_id: int, key: int, d: int, scale: float, /) -> float: ...

@@ -1,5 +1,6 @@
 // Bindings of Store. The GIL is released in calls that may take long; arrays are held meanwhile.
 #include "bindings.h"
+#include "embertide/numa.h"
 
 namespace embertide {
 namespace {
@@ -207,6 +208,7 @@ void BindStore(py::module_& m) {
       .def_readonly("ddr_bytes", &TableBudget::ddr_bytes)
       .def_readonly("ssd_bytes", &TableBudget::ssd_bytes)
       .def_readonly("ddr_policy", &TableBudget::ddr_policy);
+  m.def("numa_nodes", &NumaNodes);
   m.def(
       "probe_ssd",
       [](const std::string& directory, const std::string& engine) {
@@ -282,7 +284,8 @@ void BindStore(py::module_& m) {
            [](const Store& store, uint32_t table, int64_t key) {
              return ValueOrThrow(store.AdagradState(table, static_cast<uint64_t>(key)));
            })
-      .def("maintain", &Store::Maintain, py::call_guard<py::gil_scoped_release>())
+      .def("maintain", py::overload_cast<>(&Store::Maintain),
+           py::call_guard<py::gil_scoped_release>())
       .def("check_integrity", [](const Store& store) { ThrowIfError(store.CheckIntegrity()); })
       .def("stats", &StatsDict);
 }

@@ -323,6 +323,13 @@ Result<std::unique_ptr<Store>> Store::Open(StoreOptions options) {
     if (!hbm.ok()) return hbm.status();
     impl->hbm = std::move(*hbm);
   }
+  const std::vector<uint32_t>& numa_nodes = impl->options.numa_nodes;
+  for (const auto& device : impl->devices) {
+    if (numa_nodes.empty()) break;
+    const uint32_t node = numa_nodes[device->number % numa_nodes.size()];
+    EMBERTIDE_RETURN_IF_ERROR(device->arena.pool()->Bind(node));
+    EMBERTIDE_RETURN_IF_ERROR(device->index_pages.Bind(node));
+  }
   std::unique_ptr<SealReader> seal;
   if (impl->options.open_seal) {
     auto opened = SealReader::Open(impl->options.ssd_directory, impl->DescribeSeal());

@@ -6,11 +6,13 @@
 
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <optional>
 #include <random>
 
 #include "embertide/hash.h"
+#include "embertide/numa.h"
 #include "store/test_rows.h"
 
 namespace embertide {
@@ -173,6 +175,39 @@ TEST_F(StoreTest, RandomVersionsUnderPinsEqualAMap) {
   EXPECT_GT(stats.evictions_to_ssd, 0U);
   EXPECT_GT(stats.promotions, 0U);
   EXPECT_EQ(stats.refused_rows, 0U);
+}
+
+// The pages of this process, in use, whose memory is bound to a NUMA node.
+uint64_t PagesBoundTo(uint32_t node) {
+  uint64_t pages = 0;
+  std::ifstream maps("/proc/self/numa_maps");
+  for (std::string line; std::getline(maps, line);) {
+    const size_t anon = line.find(" anon=");
+    const bool bound = line.find(" bind:" + std::to_string(node) + " ") != std::string::npos;
+    if (bound && anon != std::string::npos) pages += std::stoull(line.substr(anon + 6));
+  }
+  return pages;
+}
+
+TEST_F(StoreTest, RowsAndTheirIndexLieAtTheNumaNodeThatIsNamed) {
+  const std::vector<uint32_t> nodes = NumaNodes();
+  if (nodes.empty()) GTEST_SKIP() << "the system lets this process bind no memory";
+  StoreOptions options;
+  options.tables = {MakeTable("item", 1, {1, 8, DType::kFp32}, 0)};
+  options.ddr_budget_bytes = 16ULL << 20;
+  options.numa_nodes = {1000};
+  const Status refused = Store::Open(options).status();
+  EXPECT_EQ(refused.code(), Code::kInvalidArgument);
+  EXPECT_NE(refused.message().find("NUMA node 1000 does not exist"), std::string::npos);
+  options.numa_nodes = {nodes.back()};
+  const uint64_t before = PagesBoundTo(nodes.back());
+  const auto store = std::move(*Store::Open(options));
+  constexpr uint64_t kRows = 40'000;
+  for (uint64_t key = 0; key < kRows; ++key) {
+    ASSERT_TRUE(store->StageRecords(1, 0, 0, Record(options.tables[0], key, 1, 0)).ok());
+  }
+  ASSERT_TRUE(store->Commit(1).ok());
+  EXPECT_GE(PagesBoundTo(nodes.back()) - before, kRows * (32 + 16) / 4096);
 }
 
 TEST_F(StoreTest, PinsOutsideTheWindowAreRefusedWithItsRange) {

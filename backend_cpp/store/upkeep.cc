@@ -209,11 +209,16 @@ void Store::Impl::Maintain(Device* device) {
 }
 
 void Store::Maintain() {
+  for (uint32_t d = 0; d < impl_->options.devices; ++d) Maintain(d);
+}
+
+void Store::Maintain(uint32_t number) {
   for (auto& device : impl_->devices) {
+    if (device->number != number) continue;
     const std::unique_lock upkeep(device->upkeep, std::try_to_lock);
     if (upkeep.owns_lock()) impl_->Maintain(device.get());
   }
-  if (impl_->hbm != nullptr) impl_->FillHbm();
+  if (number == 0 && impl_->hbm != nullptr) impl_->FillHbm();
 }
 
 }  // namespace embertide

@@ -51,6 +51,7 @@ constexpr FamilyInfo kFamilies[] = {
     {"embertide_reader_waits_given_up_total", kCounter,
      "Rows refused as a read that went on too long held what was to give room"},
     {"embertide_huge_page_bytes", kGauge, "Bytes of DDR that lie in huge pages"},
+    {"embertide_numa_node", kGauge, "1, by device and the NUMA node that its memory is bound to"},
     {"embertide_ssd_engine", kGauge,
      "1, by how the SSD tier is read, and whether past the page cache"},
     {"embertide_ssd_bytes_total", kCounter,
@@ -249,6 +250,12 @@ void ModelMetrics::AddOfStore() {
   add("embertide_rows_refused_total", {}, &StoreStats::refused_rows);
   add("embertide_reader_waits_given_up_total", {}, &StoreStats::reader_waits_given_up);
   add("embertide_huge_page_bytes", {}, &StoreStats::huge_bytes);
+  const StoreOptions& options = node_.store().options();
+  for (uint32_t d = 0; !options.numa_nodes.empty() && d < options.devices; ++d) {
+    const uint32_t numa_node = options.numa_nodes[d % options.numa_nodes.size()];
+    Add("embertide_numa_node", {{"device", std::to_string(d)}, {"node", std::to_string(numa_node)}},
+        [](const Sample&) { return 1; });
+  }
   add("embertide_version", {}, &StoreStats::newest_version);
   Add("embertide_plan_epoch", {}, [this](const Sample&) { return node_.plan_epoch(); });
   Add("embertide_watermark_ms", {}, [this](const Sample&) {

@@ -97,6 +97,7 @@ std::map<std::string, Setter> Setters(const std::string& directory, ModelConfig*
           {"token_file", path(token_file)},
           {"dead_owner", text(dead_owner)},
           {"devices", number("devices", 1, 256, &node->devices)},
+          {"numa_nodes", text(&node->numa_nodes)},
           {"ddr_budget_bytes", bytes("ddr_budget_bytes", 1, &node->ddr_budget_bytes)},
           {"ssd_budget_bytes", bytes("ssd_budget_bytes", 0, &node->ssd_budget_bytes)},
           {"hbm_budget_bytes", bytes("hbm_budget_bytes", 0, &node->hbm_budget_bytes)},

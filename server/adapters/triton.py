@@ -73,6 +73,7 @@ class ModelOptions:
     max_batch_size: int = 1024
     max_queue_delay_us: int | None = 0  # None: requests are not put together
     devices: int | None = None
+    numa_nodes: str | None = None  # of those devices' memory: auto, none, or numbers as "0,1"
     ddr_budget_bytes: int | None = None
     ssd_budget_bytes: int | None = None
     ssd_directory: Path | None = None
@@ -124,6 +125,7 @@ class ModelOptions:
             "bus": self.bus,
             "threads": self.threads,
             "devices": self.devices,
+            "numa_nodes": self.numa_nodes,
             "ddr_budget_bytes": self.ddr_budget_bytes,
             "ssd_budget_bytes": self.ssd_budget_bytes,
             "ssd_directory": self.ssd_directory.resolve() if self.ssd_directory else None,

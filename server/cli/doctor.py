@@ -85,8 +85,13 @@ def _huge_pages() -> Finding:
 
 
 def _numa() -> Finding:
-    nodes = sorted(each.name for each in Path("/sys/devices/system/node").glob("node[0-9]*"))
-    return Finding("NUMA nodes", True, str(len(nodes) or 1))
+    there = len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1
+    bound = _store.numa_nodes()
+    if there == 1:
+        return Finding("NUMA nodes", True, "1")
+    found = f"{there}, of which devices are bound to {', '.join(map(str, bound)) or 'none'}"
+    remedy = "a container needs CAP_SYS_NICE for that; rows lie where a writer happens to run"
+    return Finding("NUMA nodes", len(bound) > 1, found, remedy)
 
 
 def _ssd(directory: Path) -> Iterator[Finding]:

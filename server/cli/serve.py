@@ -41,6 +41,13 @@ def command(
     ] = "ranking",
     name: Annotated[str, typer.Option(help="The model's name in Triton.")] = "news",
     devices: Annotated[int, typer.Option(help="CPU devices that share the rows.")] = 1,
+    numa_nodes: Annotated[
+        str,
+        typer.Option(
+            help="NUMA nodes whose memory those devices are in, in turn: auto (all, if there are "
+            "several), none, or numbers as 0,1."
+        ),
+    ] = "auto",
     instances: Annotated[int, typer.Option(help="Requests that are answered at a time.")] = 2,
     threads: Annotated[
         int, typer.Option(help="Threads of an instance that share a request's samples.", min=1)
@@ -153,6 +160,7 @@ def command(
                 instances=instances,
                 threads=threads,
                 devices=devices,
+                numa_nodes=numa_nodes,
                 ddr_budget_bytes=ddr_mib * _MIB,
                 ssd_budget_bytes=ssd_mib * _MIB,
                 ssd_directory=ssd_directory or (directory / "ssd" if ssd_mib else None),

@@ -33,6 +33,8 @@ struct NodeOptions {
   std::string bus;           // Redis URL; empty: versions come from the publication's files alone
   std::string dense_plugin;  // libembertide_dense.so; empty: the dense part is left alone (lookup)
   uint32_t devices = 2;
+  // As ParseNumaNodes takes them; a device's upkeep runs on its node's CPUs.
+  std::string numa_nodes = "auto";
   uint64_t ddr_budget_bytes = 1ULL << 30;
   uint64_t ssd_budget_bytes = 0;
   std::string ssd_directory;
@@ -240,7 +242,7 @@ class Node {
   mutable std::mutex versions_mutex_;
   std::shared_ptr<const Versions> versions_;
   struct Worker;
-  std::unique_ptr<Worker> worker_;
+  std::vector<std::unique_ptr<Worker>> workers_;
   class Sink;
   std::unique_ptr<Sink> sink_;
   std::string seal_refusal_;

@@ -104,6 +104,10 @@ struct StoreOptions {
   Profile profile = Profile::kServe;
   std::vector<TableConfig> tables;
   uint32_t devices = 1;  // CPU arenas
+  // Device d has its rows and their index in memory of the NUMA node [d % their number], but for
+  // the index of a few rows, which is the heap's, and aux; empty: memory comes from the node of
+  // whoever first writes to it.
+  std::vector<uint32_t> numa_nodes;
   // All buckets are held from the start, bucket b of table t on device (t + b) % devices; else none
   // is (serving profile) until AddBucket.
   bool hold_all = true;
@@ -377,7 +381,8 @@ struct BagGradients {
 
 class Store {
  public:
-  // kInvalidArgument naming the option; kDeviceError if the SSD directory cannot be used. With
+  // kInvalidArgument naming the option; kDeviceError if the SSD directory cannot be used, or memory
+  // not be bound. With
   // open_seal also kNotFound: there is none; kRejected, naming both values: it is of other tables
   // or budgets; kCorrupt: it is not what was written, or the log is not what it names;
   // kResourceExhausted: its rows do not fit.
@@ -490,6 +495,8 @@ class Store {
   // SSD. Safe beside readers and writers; of two calls at once, one passes over the device that the
   // other is at.
   void Maintain();
+  // The same, of one device: for a thread at its NUMA node. What is of no device, of the first.
+  void Maintain(uint32_t device);
   // Seals the SSD tier: what of it can be used after a kill (docs/design/0006-seals.md). Blocks for
   // as long as it takes; readers never wait for it, writers for a slice of a millisecond or so at a
   // time. One at a time; safe beside everything else. kRejected: nothing is committed, the versions
