@@ -1,24 +1,11 @@
 // SlabArena: see the header for the layout and the invariants.
 #include "ddr/slab_arena.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstring>
 #include <string>
 
 namespace embertide {
-namespace {
-
-// Addresses without memory yet; null with errno set when the system has none.
-std::byte* Map(uint64_t bytes) {
-  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  return memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory);
-}
-
-}  // namespace
-
 SlabArena::SlabArena(ByteBudget* budget)
     : budget_(budget),
       max_pages_(budget->limit_bytes() / kSlabPageBytes + 1),
@@ -35,28 +22,27 @@ Result<SlabArena::Page*> SlabArena::AddPage(ClassKey key) {
   auto page = std::make_unique<Page>();
   page->slot_bytes = key.first;
   page->aux_bytes = key.second;
-  page->slots = kSlabPageBytes / key.first;
-  const uint64_t bytes = BytesOf(*page);
-  if (pool_.pages_used() == max_pages_ || !budget_->TryCharge(bytes)) {
-    return Status(Code::kResourceExhausted,
-                  "a DDR page of " + std::to_string(bytes) + " bytes does not fit the budget of " +
-                      std::to_string(budget_->limit_bytes()) + " bytes (" +
-                      std::to_string(budget_->used_bytes()) + " used)");
+  page->slots = kSlabPageBytes / (key.first + key.second);
+  if (pool_.pages_used() == max_pages_ || !budget_->TryCharge(kSlabPageBytes)) {
+    return Status(Code::kResourceExhausted, "a DDR page of " + std::to_string(kSlabPageBytes) +
+                                                " bytes does not fit the budget of " +
+                                                std::to_string(budget_->limit_bytes()) +
+                                                " bytes (" + std::to_string(budget_->used_bytes()) +
+                                                " used)");
   }
-  if (page->aux_bytes > 0) page->aux = Map(AuxBytesOf(*page));
-  if (base() == nullptr || (page->aux_bytes > 0 && page->aux == nullptr)) {
-    budget_->Release(bytes);
+  if (base() == nullptr) {
+    budget_->Release(kSlabPageBytes);
     return Status(Code::kDeviceError, "mmap of a DDR page: " + std::string(strerror(ENOMEM)));
   }
   page->payload = pool_.Take();
+  page->aux = page->payload + size_t{page->slots} * page->slot_bytes;
   page->number = static_cast<uint32_t>((page->payload - base()) / kSlabPageBytes);
-  page_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+  page_bytes_.fetch_add(kSlabPageBytes, std::memory_order_relaxed);
   pages_[page->number].store(page.get(), std::memory_order_release);
   return page.release();
 }
 
 void SlabArena::DropPage(Page* page) {
-  const uint64_t bytes = BytesOf(*page);
   if (page->listed) {
     auto& list = room_[{page->slot_bytes, page->aux_bytes}];
     list.erase(std::find(list.begin(), list.end(), page));
@@ -64,19 +50,13 @@ void SlabArena::DropPage(Page* page) {
   if (page->condemned) --condemned_pages_;
   pages_[page->number].store(nullptr, std::memory_order_release);
   pool_.Give(page->payload);
-  if (page->aux != nullptr) munmap(page->aux, AuxBytesOf(*page));
-  page_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
-  budget_->Release(bytes);
+  page_bytes_.fetch_sub(kSlabPageBytes, std::memory_order_relaxed);
+  budget_->Release(kSlabPageBytes);
   delete page;
 }
 
 SlabArena::ClassKey SlabArena::ClassOf(uint32_t payload_bytes, uint32_t aux_bytes) {
   return {std::max((payload_bytes + 7U) & ~7U, kMinSlotBytes), (aux_bytes + 7U) & ~7U};
-}
-
-uint64_t SlabArena::PageBytesFor(uint32_t payload_bytes, uint32_t aux_bytes) {
-  const ClassKey key = ClassOf(payload_bytes, aux_bytes);
-  return kSlabPageBytes + uint64_t{key.second} * (kSlabPageBytes / key.first);
 }
 
 Result<uint64_t> SlabArena::Allocate(uint32_t payload_bytes, uint32_t aux_bytes) {
@@ -144,10 +124,11 @@ void SlabArena::Condemn(Page* page) {
 
 void SlabArena::CondemnSparsePages() {
   for (auto& [key, list] : room_) {
+    if (list.empty()) continue;
     // Per class: emptying a page needs room for its rows in the class's other pages.
     uint64_t free_slots = 0;
     for (const Page* page : list) free_slots += page->slots - page->used;
-    const uint64_t allowed = std::max<uint64_t>(used_slots_ / 20, kSlabPageBytes / key.first);
+    const uint64_t allowed = std::max<uint64_t>(used_slots_ / 20, list.front()->slots);
     std::sort(list.begin(), list.end(),
               [](const Page* a, const Page* b) { return a->used > b->used; });
     while (list.size() > 1 && free_slots > allowed) {
@@ -192,7 +173,7 @@ Status SlabArena::CheckIntegrity(std::span<const uint64_t> slots) const {
   for (uint32_t n = 0; n < pool_.pages_seen(); ++n) {
     const Page* page = pages_[n].load();
     if (page == nullptr) continue;
-    bytes += BytesOf(*page);
+    bytes += kSlabPageBytes;
     uint32_t free_slots = page->slots - page->fresh;
     auto& bits = seen[n];
     bits.resize(page->slots);

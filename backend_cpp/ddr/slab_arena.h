@@ -1,8 +1,10 @@
 // SlabArena: the DDR tier of one device. Payloads in 256 KiB pages of one size class each.
 //
 //   slot:  its byte in the arena / 8      page n: bytes [n, n + 1) x 256 KiB of the arena
-//   page:  [slot 0][slot 1]...[slot n-1]  payload
-//   aux:   [aux 0 ][aux 1 ]...[aux n-1 ]  training only, apart
+//   page:  [slot 0][slot 1]...[slot n-1][aux 0][aux 1]...[aux n-1]     aux: training only
+//
+// Aux lies behind all payload of its page: rows keep the lines that they would have without it, and
+// lie in the same huge page as what stands beside them.
 //
 // The arena is one range of addresses as long as the budget; so a slot is an address but for one
 // addition, and a lookup reads nothing else to know where a row lies.
@@ -12,7 +14,7 @@
 //   2. A page without a used slot is given back to the system and its bytes to the budget.
 //   3. Free slots of a page form a stack threaded through the slots themselves (16-bit links), so a
 //      freed slot is reused first and freeing needs no memory.
-//   4. Every page byte, aux included, is charged to the budget while the page exists.
+//   4. Every page byte is charged to the budget while the page exists.
 //   5. Pages lie in a pool whose full regions become huge pages (page_pool.h).
 //
 // Threads: Address() and Aux() may run on any thread beside one writer, for slots that were
@@ -85,9 +87,7 @@ class SlabArena {
   }
   bool has_condemned() const { return condemned_pages_ > 0; }
 
-  // What a page for such slots takes of the budget.
-  static uint64_t PageBytesFor(uint32_t payload_bytes, uint32_t aux_bytes);
-  // Bytes of pages and their aux.
+  // Bytes of pages.
   uint64_t page_bytes() const { return page_bytes_.load(std::memory_order_relaxed); }
   // Bytes of the page directory, charged to the budget when the arena is made.
   uint64_t directory_bytes() const {
@@ -104,7 +104,7 @@ class SlabArena {
  private:
   struct Page {
     std::byte* payload = nullptr;
-    std::byte* aux = nullptr;
+    std::byte* aux = nullptr;  // behind the last slot
     uint32_t slot_bytes = 0;
     uint32_t aux_bytes = 0;
     uint32_t slots = 0;
@@ -128,8 +128,6 @@ class SlabArena {
   }
   Result<Page*> AddPage(ClassKey key);
   void DropPage(Page* page);
-  static uint64_t AuxBytesOf(const Page& page) { return uint64_t{page.aux_bytes} * page.slots; }
-  static uint64_t BytesOf(const Page& page) { return kSlabPageBytes + AuxBytesOf(page); }
 
   ByteBudget* budget_;
   const uint64_t max_pages_;

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 #include <set>
@@ -14,32 +15,52 @@ TEST(SlabArenaTest, RandomAllocationsKeepEveryInvariant) {
   ByteBudget budget(8ULL << 20);
   SlabArena arena(&budget);
   std::mt19937 random(1);
-  std::vector<std::pair<uint64_t, uint32_t>> held;
+  struct Held {
+    uint64_t slot;
+    uint32_t bytes;
+    uint32_t aux_bytes;
+    int fill;
+  };
+  std::vector<Held> held;
   uint64_t refused = 0;
+  const auto has = [](const std::byte* at, uint32_t bytes, int fill) {
+    return std::all_of(at, at + bytes, [fill](std::byte b) { return b == std::byte(fill); });
+  };
   for (int step = 0; step < 60000; ++step) {
     if (held.empty() || random() % 5 < 3) {
       const uint32_t bytes = 16 + random() % 4 * 48;
-      const Result<uint64_t> slot = arena.Allocate(bytes, random() % 2 * 24);
+      const uint32_t aux_bytes = random() % 2 * 24;
+      const Result<uint64_t> slot = arena.Allocate(bytes, aux_bytes);
       if (!slot.ok()) {
         EXPECT_EQ(slot.status().code(), Code::kResourceExhausted);
         ++refused;
         continue;
       }
-      std::memset(arena.Address(slot.value()), step & 0xff, bytes);
-      held.emplace_back(slot.value(), bytes);
+      const int fill = step % 250;
+      std::memset(arena.Address(slot.value()), fill, bytes);
+      if (aux_bytes > 0) {
+        ASSERT_TRUE(has(arena.Aux(slot.value()), aux_bytes, 0));
+        std::memset(arena.Aux(slot.value()), fill + 1, aux_bytes);
+      }
+      held.push_back({slot.value(), bytes, aux_bytes, fill});
     } else {
       std::swap(held[random() % held.size()], held.back());
-      arena.Free(held.back().first);
+      const Held& last = held.back();
+      ASSERT_TRUE(has(arena.Address(last.slot), last.bytes, last.fill));
+      if (last.aux_bytes > 0) {
+        ASSERT_TRUE(has(arena.Aux(last.slot), last.aux_bytes, last.fill + 1));
+      }
+      arena.Free(last.slot);
       held.pop_back();
     }
     ASSERT_LE(budget.used_bytes(), budget.limit_bytes());
     if (step % 1000 != 0) continue;
     std::vector<uint64_t> slots;
-    for (const auto& [slot, bytes] : held) slots.push_back(slot);
+    for (const Held& each : held) slots.push_back(each.slot);
     const Status status = arena.CheckIntegrity(slots);
     ASSERT_TRUE(status.ok()) << status.ToString();
   }
-  for (const auto& [slot, bytes] : held) arena.Free(slot);
+  for (const Held& each : held) arena.Free(each.slot);
   EXPECT_EQ(budget.used_bytes(), 0U) << "an empty page was kept";
 }
 

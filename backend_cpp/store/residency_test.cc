@@ -317,7 +317,7 @@ TEST_F(ResidencyTest, ATrainerUnderAPolicyLearnsAsWithoutBudgets) {
   StoreOptions options = Options({MakeTable("user", 1, layout, 1)}, 64 * kMiB, 0);
   options.profile = Profile::kTrain;
   const auto want = train(options);
-  options.ddr_budget_bytes = 2 * kMiB;
+  options.ddr_budget_bytes = 3 * kMiB / 2;
   options.ssd_budget_bytes = 32 * kMiB;
   options.ddr_policy = "s3-fifo";
   EXPECT_EQ(train(options), want);

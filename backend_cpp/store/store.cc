@@ -264,13 +264,9 @@ Status Store::Impl::OpenDevice(Device* device, const std::vector<SealedSegment>*
     device->new_keys = std::make_unique<FrequencySketch>(slots);
   }
   if (device->ssd != nullptr) return Status::Ok();
-  uint64_t page = 0;
-  for (const uint32_t t : device->tables) {
-    const uint32_t payload = tables[t].config.layout.PayloadBytes(1);
-    page = std::max(page, SlabArena::PageBytesFor(payload, AuxBytes(tables[t])));
-  }
-  if (page <= device->budget.limit_bytes() / kLeastOverReserve && device->budget.TryCharge(page)) {
-    device->reserve_bytes = page;
+  if (kSlabPageBytes <= device->budget.limit_bytes() / kLeastOverReserve &&
+      device->budget.TryCharge(kSlabPageBytes)) {
+    device->reserve_bytes = kSlabPageBytes;
   }
   return Status::Ok();
 }
