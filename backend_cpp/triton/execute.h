@@ -16,8 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "base/crew.h"
 #include "embertide/node.h"
-#include "triton/crew.h"
 #include "triton/metrics.h"
 #include "triton/model_config.h"
 #include "triton/request.h"

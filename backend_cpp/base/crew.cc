@@ -1,11 +1,11 @@
 // Handing work to sleeping threads, and waiting for them.
-#include "triton/crew.h"
+#include "base/crew.h"
 
 #include <sched.h>
 
 #include <chrono>
 
-namespace embertide::triton {
+namespace embertide {
 namespace {
 
 // A thread that sleeps takes 50 to 150 us to be at work, as long as a small execution; under load
@@ -66,4 +66,4 @@ void Crew::Run(uint32_t parts, const std::function<void(uint32_t)>& work) {
   for (uint32_t left = at_work_; left != 0; left = at_work_) WaitWhile(at_work_, left);
 }
 
-}  // namespace embertide::triton
+}  // namespace embertide

@@ -1,7 +1,8 @@
-// Crew: threads that share the work of one execution, the caller's among them.
+// Crew: threads that share one piece of work after the other, the caller's among them: executions
+// of the Triton backend, turns of a training step.
 //
-// They stay awake for a moment after an execution and then sleep: threads that spin for long take
-// the cores that Triton's own need. Used by one thread at a time.
+// They stay awake for a moment after their work and then sleep: threads that spin for long take the
+// cores that others need. Used by one thread at a time.
 #pragma once
 
 #include <atomic>
@@ -11,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-namespace embertide::triton {
+namespace embertide {
 
 class Crew {
  public:
@@ -38,4 +39,4 @@ class Crew {
   std::atomic<uint32_t> at_work_{0};
 };
 
-}  // namespace embertide::triton
+}  // namespace embertide

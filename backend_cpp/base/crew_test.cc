@@ -1,11 +1,11 @@
 // Work is done once a part, whoever does it, and a crew can be used again and again.
-#include "triton/crew.h"
+#include "base/crew.h"
 
 #include <gtest/gtest.h>
 
 #include <array>
 
-namespace embertide::triton {
+namespace embertide {
 namespace {
 
 TEST(CrewTest, EveryPartIsDoneOnceEachTime) {
@@ -30,4 +30,4 @@ TEST(CrewTest, ACrewOfOneIsTheCaller) {
 }
 
 }  // namespace
-}  // namespace embertide::triton
+}  // namespace embertide
