@@ -144,7 +144,7 @@ class Trainer:
         directory = self.publication.snapshot_path(found.version)
         for t, table, bucket, records in self.rows.read_buckets(directory):
             self.rows.store.import_records(t, bucket, records)
-            self.rows.store.set_bucket_adagrad(t, bucket, found.adagrad[table.id, bucket])
+            self.rows.store.set_bucket_state(t, bucket, found.states[table.id, bucket])
 
     def _owe(self) -> None:
         """Mark what other publishers sent after our checkpoint: the next version makes it good."""
@@ -319,7 +319,7 @@ class Trainer:
     def _snapshot(self, version: VersionId, watermark_ms: int, dense: bytes) -> None:
         assert self.origin_ms is not None
         states = {
-            (table.id, bucket): self.rows.store.bucket_adagrad(t, bucket)
+            (table.id, bucket): self.rows.store.bucket_state(t, bucket)
             for t, table in enumerate(self.rows.tables)
             for bucket in range(1 << table.bucket_bits)
         }
@@ -334,7 +334,7 @@ class Trainer:
                 origin_ms=self.origin_ms,
                 net=self.learner.net.state_dict(),
                 optimizer=self.learner.optimizer.state_dict(),
-                adagrad=states,
+                states=states,
                 prequential=self.prequential,
             ),
         )

@@ -12,8 +12,9 @@ StoreOptions MakeOptions(std::vector<TableConfig> tables, const std::string& pro
                          std::string ssd_directory, const std::string& ssd_engine,
                          uint32_t window_versions, std::string ddr_policy,
                          std::map<std::string, TableBudget> table_budgets,
-                         uint32_t new_row_accesses, uint64_t hbm_budget_bytes, uint32_t hbm_devices,
-                         const std::string& hbm_kind, std::string hbm_policy) {
+                         uint32_t new_row_accesses, double utility_decay, uint64_t hbm_budget_bytes,
+                         uint32_t hbm_devices, const std::string& hbm_kind,
+                         std::string hbm_policy) {
   if (profile != "serve" && profile != "train") {
     throw BindingError{{Code::kInvalidArgument, "profile \"" + profile + "\"; use serve or train"}};
   }
@@ -29,6 +30,7 @@ StoreOptions MakeOptions(std::vector<TableConfig> tables, const std::string& pro
   options.ddr_policy = std::move(ddr_policy);
   options.table_budgets = std::move(table_budgets);
   options.new_row_accesses = new_row_accesses;
+  options.utility_decay = utility_decay;
   options.hbm_budget_bytes = hbm_budget_bytes;
   options.hbm_devices = hbm_devices;
   options.hbm_kind = ValueOrThrow(ParseHbmKind(hbm_kind));
@@ -100,12 +102,12 @@ BagGradients MakeBags(const Store& store, PyBags* from) {
 }
 
 uint64_t ApplyGradients(Store* store, std::vector<PyBags> batch, float learning_rate, float epsilon,
-                        float initial_accumulator) {
+                        float initial_accumulator, uint32_t threads) {
   std::vector<BagGradients> bags;
   for (PyBags& each : batch) bags.push_back(MakeBags(*store, &each));
   const RowwiseAdagrad optimizer{learning_rate, epsilon, initial_accumulator};
   const py::gil_scoped_release released;
-  return ValueOrThrow(store->ApplyGradients(bags, optimizer));
+  return ValueOrThrow(store->ApplyGradients(bags, optimizer, threads));
 }
 
 // Keys of a bucket's rows, ascending as unsigned numbers.
@@ -121,24 +123,40 @@ std::vector<uint64_t> BucketKeys(const Store& store, uint32_t table, uint32_t bu
   return keys;
 }
 
-Array<float> BucketAdagrad(const Store& store, uint32_t table, uint32_t bucket) {
+// Training state of a bucket's rows in key order: (accumulators [rows], steps since each row was
+// last updated [rows], utilities at that step [rows, chunks]).
+py::tuple BucketState(const Store& store, uint32_t table, uint32_t bucket) {
   const std::vector<uint64_t> keys = BucketKeys(store, table, bucket);
-  Array<float> states(static_cast<py::ssize_t>(keys.size()));
+  const auto rows = static_cast<py::ssize_t>(keys.size());
+  const uint32_t chunks = store.options().tables[table].layout.chunks;
+  Array<float> accumulators(rows);
+  Array<uint32_t> ages(rows);
+  Array<float> utilities({rows, static_cast<py::ssize_t>(chunks)});
   for (size_t i = 0; i < keys.size(); ++i) {
-    states.mutable_data()[i] = ValueOrThrow(store.AdagradState(table, keys[i]));
+    const RowState state = ValueOrThrow(store.StateOf(table, keys[i]));
+    accumulators.mutable_data()[i] = state.accumulator;
+    ages.mutable_data()[i] = state.age;
+    std::copy_n(state.utility.begin(), chunks, utilities.mutable_data() + i * chunks);
   }
-  return states;
+  return py::make_tuple(accumulators, ages, utilities);
 }
 
-void SetBucketAdagrad(Store* store, uint32_t table, uint32_t bucket, const Array<float>& states) {
+void SetBucketState(Store* store, uint32_t table, uint32_t bucket,
+                    const std::tuple<Array<float>, Array<uint32_t>, Array<float>>& states) {
+  const auto& [accumulators, ages, utilities] = states;
   const std::vector<uint64_t> keys = BucketKeys(*store, table, bucket);
-  if (static_cast<size_t>(states.size()) != keys.size()) {
-    throw BindingError{{Code::kInvalidArgument,
-                        "bucket " + std::to_string(bucket) + " has " + std::to_string(keys.size()) +
-                            " rows, " + std::to_string(states.size()) + " states were given"}};
+  const auto rows = static_cast<py::ssize_t>(keys.size());
+  const uint32_t chunks = store->options().tables[table].layout.chunks;
+  if (accumulators.size() != rows || ages.size() != rows || utilities.size() != rows * chunks) {
+    throw BindingError{{Code::kInvalidArgument, "bucket " + std::to_string(bucket) + " has " +
+                                                    std::to_string(keys.size()) + " rows, " +
+                                                    std::to_string(accumulators.size()) +
+                                                    " states were given"}};
   }
   for (size_t i = 0; i < keys.size(); ++i) {
-    ThrowIfError(store->SetAdagradState(table, keys[i], states.data()[i]));
+    RowState state{accumulators.data()[i], ages.data()[i], {}};
+    std::copy_n(utilities.data() + i * chunks, chunks, state.utility.begin());
+    ThrowIfError(store->SetState(table, keys[i], state));
   }
 }
 
@@ -221,20 +239,21 @@ void BindStore(py::module_& m) {
       .def(py::init([](std::vector<TableConfig> tables, const std::string& profile,
                        uint32_t devices, uint64_t ddr, uint64_t ssd, std::string directory,
                        const std::string& engine, uint32_t window, std::string policy,
-                       std::map<std::string, TableBudget> budgets, uint32_t accesses, uint64_t hbm,
-                       uint32_t hbm_devices, const std::string& hbm_kind, std::string hbm_policy) {
+                       std::map<std::string, TableBudget> budgets, uint32_t accesses, double decay,
+                       uint64_t hbm, uint32_t hbm_devices, const std::string& hbm_kind,
+                       std::string hbm_policy) {
              return ValueOrThrow(Store::Open(
                  MakeOptions(std::move(tables), profile, devices, ddr, ssd, std::move(directory),
-                             engine, window, std::move(policy), std::move(budgets), accesses, hbm,
-                             hbm_devices, hbm_kind, std::move(hbm_policy))));
+                             engine, window, std::move(policy), std::move(budgets), accesses, decay,
+                             hbm, hbm_devices, hbm_kind, std::move(hbm_policy))));
            }),
            py::kw_only(), py::arg("tables"), py::arg("profile") = "serve", py::arg("devices") = 1,
            py::arg("ddr_budget_bytes") = 1ULL << 30, py::arg("ssd_budget_bytes") = 0,
            py::arg("ssd_directory") = "", py::arg("ssd_engine") = "auto",
            py::arg("window_versions") = 8, py::arg("ddr_policy") = kDefaultDdrPolicy,
            py::arg("table_budgets") = std::map<std::string, TableBudget>(),
-           py::arg("new_row_accesses") = 1, py::arg("hbm_budget_bytes") = 0,
-           py::arg("hbm_devices") = 1, py::arg("hbm_kind") = "gpu",
+           py::arg("new_row_accesses") = 1, py::arg("utility_decay") = StoreOptions().utility_decay,
+           py::arg("hbm_budget_bytes") = 0, py::arg("hbm_devices") = 1, py::arg("hbm_kind") = "gpu",
            py::arg("hbm_policy") = kDefaultHbmPolicy)
       .def("lookup", &Lookup, py::arg("table"), py::arg("keys"), py::kw_only(),
            py::arg("pooling") = "none", py::arg("offsets") = Array<uint32_t>(0),
@@ -252,7 +271,7 @@ void BindStore(py::module_& m) {
            })
       .def("apply_gradients", &ApplyGradients, py::arg("bags"), py::kw_only(),
            py::arg("learning_rate"), py::arg("epsilon") = 1e-8F,
-           py::arg("initial_accumulator") = 0.0F)
+           py::arg("initial_accumulator") = 0.0F, py::arg("threads") = 1)
       .def("set_live",
            [](Store* store, uint32_t table, int64_t key, uint16_t live) {
              ThrowIfError(store->SetLive(table, static_cast<uint64_t>(key), live));
@@ -278,12 +297,8 @@ void BindStore(py::module_& m) {
            [](Store* store, uint32_t table, uint32_t bucket, const Array<uint64_t>& keys) {
              ThrowIfError(store->MarkChanged(table, bucket, SpanOf(keys)));
            })
-      .def("bucket_adagrad", &BucketAdagrad)
-      .def("set_bucket_adagrad", &SetBucketAdagrad)
-      .def("adagrad_state",
-           [](const Store& store, uint32_t table, int64_t key) {
-             return ValueOrThrow(store.AdagradState(table, static_cast<uint64_t>(key)));
-           })
+      .def("bucket_state", &BucketState)
+      .def("set_bucket_state", &SetBucketState)
       .def("maintain", py::overload_cast<>(&Store::Maintain),
            py::call_guard<py::gil_scoped_release>())
       .def("check_integrity", [](const Store& store) { ThrowIfError(store.CheckIntegrity()); })

@@ -5,10 +5,11 @@
 // that a row in it may have changed. The row's own mark (RowAux) says whether. The cells are made
 // finer as the index grows: each becomes two, both as it was.
 //
-// One writer.
+// One writer, but for Set, which its threads may call at once.
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstdint>
 #include <cstring>
@@ -41,8 +42,9 @@ class ChangedCells {
   // Requires for the following: Fit.
   void Set(uint64_t hash) {
     const uint32_t cell = CellOf(hash);
-    words_[cell / 64] |= uint64_t{1} << cell % 64;
-    any_ = true;
+    std::atomic_ref(words_[cell / 64])
+        .fetch_or(uint64_t{1} << cell % 64, std::memory_order_relaxed);
+    any_.store(true, std::memory_order_relaxed);
   }
   bool Has(uint64_t hash) const {
     const uint32_t cell = CellOf(hash);
@@ -52,7 +54,8 @@ class ChangedCells {
   template <typename Use>
   void ForEach(const Use& use) const {
     const uint32_t width = (uint32_t{1} << shift_) - 1U;
-    for (uint64_t w = 0; any_ && w < bytes() / sizeof(uint64_t); ++w) {
+    for (uint64_t w = 0; any_.load(std::memory_order_relaxed) && w < bytes() / sizeof(uint64_t);
+         ++w) {
       for (uint64_t word = words_[w]; word != 0; word &= word - 1) {
         const auto first = static_cast<uint32_t>((w * 64 + std::countr_zero(word)) << shift_);
         use(first, first + width);
@@ -61,7 +64,7 @@ class ChangedCells {
   }
   void Clear() {
     if (words_ != nullptr) std::memset(words_.get(), 0, bytes());
-    any_ = false;
+    any_.store(false, std::memory_order_relaxed);
   }
 
  private:
@@ -75,7 +78,7 @@ class ChangedCells {
 
   std::unique_ptr<uint64_t[]> words_;
   uint32_t shift_ = 0;  // of the low 32 bits of a hash, to its cell
-  bool any_ = false;
+  std::atomic<bool> any_{false};
 };
 
 }  // namespace embertide

@@ -284,9 +284,9 @@ TEST_F(SsdStoreTest, TrainingOverAFullSsdLosesNoStep) {
   EXPECT_GT(store_->Stats().ssd.compactions_forced, 0U);
   // The accumulator grows by the mean of the squared gradients, which is one.
   for (const int64_t key : keys) {
-    const auto state = store_->AdagradState(0, static_cast<uint64_t>(key));
+    const auto state = store_->StateOf(0, static_cast<uint64_t>(key));
     ASSERT_TRUE(state.ok()) << state.status().ToString();
-    ASSERT_EQ(state.value(), static_cast<float>(steps[static_cast<size_t>(key)]));
+    ASSERT_EQ(state.value().accumulator, static_cast<float>(steps[static_cast<size_t>(key)]));
   }
 }
 

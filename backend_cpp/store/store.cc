@@ -131,6 +131,10 @@ Status ValidateOptions(const StoreOptions& options) {
             "ddr_budget_bytes = " + std::to_string(options.ddr_budget_bytes) +
                 " is less than 1 MiB a device; give more"};
   }
+  if (!(options.utility_decay > 0.0 && options.utility_decay <= 1.0)) {
+    return {Code::kInvalidArgument, "utility_decay = " + std::to_string(options.utility_decay) +
+                                        "; give more than 0 and at most 1"};
+  }
   const bool one = options.new_row_accesses == 1;
   if (options.new_row_accesses == 0 || options.new_row_accesses > FrequencySketch::kMost ||
       (!one && options.profile != Profile::kTrain)) {

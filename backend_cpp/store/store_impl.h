@@ -2,7 +2,8 @@
 //
 //   store.cc       open, pin, stats          versions.cc   stage, commit, fold
 //   holding.cc     buckets added, dropped    training.cc   rows pruned and taken
-//   finder.cc      where a batch's rows lie  training_step.cc   rows made and updated
+//   finder.cc      where a batch's rows lie  training_step.cc   rows made and updated,
+//                                            part_worker.cc     by its threads
 //   lookup.cc      batched reads
 //   hbm_tier.cc    the tier above DDR
 //   residency.cc   room: evict, move, reclaim              integrity.cc  every invariant
@@ -23,6 +24,7 @@
 #include <string>
 #include <vector>
 
+#include "base/crew.h"
 #include "ddr/byte_budget.h"
 #include "ddr/slab_arena.h"
 #include "embertide/hash.h"
@@ -31,6 +33,7 @@
 #include "ssd/block_log.h"
 #include "store/bucket_index.h"
 #include "store/changed_cells.h"
+#include "store/decay.h"
 #include "store/hbm_tier.h"
 #include "store/location.h"
 #include "store/node_pool.h"
@@ -240,6 +243,12 @@ struct Store::Impl {
   std::vector<std::pair<uint32_t, uint32_t>> superseded;
   std::atomic<uint64_t> superseded_until{0};  // the largest `since` of them; 0: none
   std::mutex commit_mutex;
+
+  // Training.
+  const Decay decay{options.utility_decay};
+  std::atomic<uint32_t> tick{0};  // steps that were begun, modulo RowAux::kTicks
+  std::mutex crew_mutex;          // held by a step of several threads; taken before any writer lock
+  std::unique_ptr<Crew> crew;     // the largest that a step asked for
 
   std::mutex seal_mutex;  // held while one is written
   // Guards the seal's manifest. Taken after a device's writer lock, never before one.

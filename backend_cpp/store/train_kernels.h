@@ -1,5 +1,7 @@
 // The loops behind train_ops.h, compiled once for each kind of vectors: to be included after
 // row_kernels.h, whose vectors and dtypes they use and whose rules they keep.
+#include <type_traits>
+
 #include "store/train_ops.h"
 
 namespace embertide {
@@ -24,12 +26,21 @@ inline double Fold(const Doubles& lanes) {
 }
 #endif
 
-// Sixteen sums of squares; lane d % 16 takes those of dimension d.
+// The first kLanes of sixteen sums of squares, of which the others are zeros.
+template <uint32_t kLanes>
 struct Squares {
-  static constexpr uint32_t kVectors = kSquareLanes / kHalf;
-  Doubles lanes[kVectors] = {};
+  using Vector = std::conditional_t<(kLanes < kHalf), FourDoubles, Doubles>;
+  static constexpr uint32_t kEach = sizeof(Vector) / sizeof(double);
+  static constexpr uint32_t kVectors = kLanes / kEach;
+  Vector lanes[kVectors] = {};
 
-  void Add(uint32_t vector, const Doubles& values) { lanes[vector % kVectors] += values * values; }
+  void AddRound(const double* values) {
+#pragma GCC unroll 8
+    for (uint32_t v = 0; v < kVectors; ++v) {
+      const auto vector = Load<Vector>(values + size_t{v} * kEach);
+      lanes[v] += vector * vector;
+    }
+  }
   // Lane l and l + 8, then l + 4, l + 2, l + 1, however many of them are one vector.
   double Total() {
 #pragma GCC unroll 8
@@ -41,11 +52,31 @@ struct Squares {
   }
 };
 
-// Dimensions [first, first + kVectors * kHalf) of all gradients, in their order; kVectors vectors
-// from `first` on fill whole rounds of lanes.
+template <uint32_t kLanes>
+inline double SquaresOfOneRound(const double* sums) {
+  Squares<kLanes> squares;
+  squares.AddRound(sums);
+  return squares.Total();
+}
+
+// Of the `dim` sums of a chunk.
+inline double SquaresOf(const double* sums, uint32_t dim) {
+  if (dim == 4) return SquaresOfOneRound<4>(sums);
+  if (dim == 8) return SquaresOfOneRound<8>(sums);
+  Squares<kSquareLanes> squares;
+  uint32_t d = 0;
+  for (; d + kSquareLanes <= dim; d += kSquareLanes) squares.AddRound(sums + d);
+  if (d < dim) {
+    double rest[kSquareLanes] = {};
+    for (uint32_t i = 0; d + i < dim; ++i) rest[i] = sums[d + i];
+    squares.AddRound(rest);
+  }
+  return squares.Total();
+}
+
+// Dimensions [first, first + kVectors * kHalf) of all gradients, in their order.
 template <uint32_t kVectors>
-inline void SumPass(const float* const* gradients, size_t n, uint32_t first, double* sums,
-                    Squares* squares) {
+inline void SumPass(const float* const* gradients, size_t n, uint32_t first, double* sums) {
   Doubles total[kVectors];
 #pragma GCC unroll 32
   for (uint32_t v = 0; v < kVectors; ++v) {
@@ -59,32 +90,43 @@ inline void SumPass(const float* const* gradients, size_t n, uint32_t first, dou
     }
   }
 #pragma GCC unroll 32
-  for (uint32_t v = 0; v < kVectors; ++v) {
-    Save(total[v], sums + first + v * kHalf);
-    squares->Add(v, total[v]);
+  for (uint32_t v = 0; v < kVectors; ++v) Save(total[v], sums + first + v * kHalf);
+}
+
+void Sum(const RowLayout& layout, const float* const* gradients, size_t n, double* sums,
+         ChunkSquares* squares) {
+  const uint32_t dim = layout.dim();
+  uint32_t d = 0;
+  for (; d + kPassFloats <= dim; d += kPassFloats) {
+    SumPass<kPassFloats / kHalf>(gradients, n, d, sums);
+  }
+  for (; d + kWidth <= dim; d += kWidth) SumPass<kWidth / kHalf>(gradients, n, d, sums);
+  for (; d < dim; ++d) {
+    sums[d] = gradients[0][d];
+    for (size_t g = 1; g < n; ++g) sums[d] += static_cast<double>(gradients[g][d]);
+  }
+  for (uint32_t c = 0; c < layout.chunks; ++c, sums += layout.chunk_dim) {
+    squares->data()[c] = SquaresOf(sums, layout.chunk_dim);
   }
 }
 
-double Sum(const float* const* gradients, size_t n, uint32_t dim, double* sums) {
-  Squares squares;
-  uint32_t d = 0;
-  for (; d + kPassFloats <= dim; d += kPassFloats) {
-    SumPass<kPassFloats / kHalf>(gradients, n, d, sums, &squares);
+void Use(uint32_t chunks, const ChunkSquares& squares, uint32_t accesses, double kept,
+         float* utility) {
+  uint32_t c = 0;
+#if defined(__AVX__)
+  for (; c + 4 <= chunks; c += 4) {
+    const __m256d norms = _mm256_sqrt_pd(_mm256_loadu_pd(squares.data() + c));
+    const __m256d before = _mm256_cvtps_pd(_mm_loadu_ps(utility + c));
+    const __m256d after = _mm256_add_pd(_mm256_mul_pd(_mm256_set1_pd(kept), before),
+                                        _mm256_mul_pd(_mm256_set1_pd(accesses), norms));
+    _mm_storeu_ps(utility + c, _mm256_cvtpd_ps(after));
   }
-  for (; d + kSquareLanes <= dim; d += kSquareLanes) {
-    SumPass<kSquareLanes / kHalf>(gradients, n, d, sums, &squares);
+#endif
+  for (; c < chunks; ++c) {
+    const double norm = __builtin_sqrt(squares.data()[c]);
+    utility[c] = static_cast<float>(kept * static_cast<double>(utility[c]) +
+                                    static_cast<double>(accesses) * norm);
   }
-  if (d < dim) {
-    std::array<double, kSquareLanes> rest{};
-    for (uint32_t i = 0; d + i < dim; ++i) {
-      for (size_t g = 0; g < n; ++g) rest[i] += static_cast<double>(gradients[g][d + i]);
-      sums[d + i] = rest[i];
-    }
-    for (uint32_t v = 0; v < Squares::kVectors; ++v) {
-      squares.Add(v, Load<Doubles>(rest.data() + v * kHalf));
-    }
-  }
-  return squares.Total();
 }
 
 // What a step takes from kWidth dimensions or one, rounded once.
@@ -240,7 +282,7 @@ struct Row<Int8> {
 };
 
 constexpr TrainOps kTrainOps = {
-    Sum, {Row<Fp32>::Descend, Row<Fp16>::Descend, Row<Bf16>::Descend, Row<Int8>::Descend}};
+    Sum, Use, {Row<Fp32>::Descend, Row<Fp16>::Descend, Row<Bf16>::Descend, Row<Int8>::Descend}};
 
 }  // namespace
 }  // namespace embertide

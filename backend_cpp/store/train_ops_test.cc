@@ -5,9 +5,11 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cmath>
 #include <random>
 #include <vector>
 
+#include "store/decay.h"
 #include "store/test_rows.h"
 
 namespace embertide {
@@ -42,17 +44,33 @@ TEST_P(TrainOpsTest, SumsAndSquaresAreThoseInOrder) {
     gradients.push_back(Values(n % 3 == 0 ? 1e6F : 1e-3F));  // so that the order tells
     places.clear();
     for (const auto& each : gradients) places.push_back(each.data());
-    std::array<double, 16> squares{};
-    for (uint32_t d = 0; d < dim; ++d) {
-      want[d] += static_cast<double>(gradients.back()[d]);
-      squares[d % 16] += want[d] * want[d];
-    }
-    for (uint32_t apart = 8; apart > 0; apart /= 2) {
-      for (uint32_t lane = 0; lane < apart; ++lane) squares[lane] += squares[lane + apart];
+    for (uint32_t d = 0; d < dim; ++d) want[d] += static_cast<double>(gradients.back()[d]);
+    ChunkSquares squares{};
+    for (uint32_t c = 0; c < layout_.chunks; ++c) {
+      std::array<double, 16> lanes{};
+      for (uint32_t d = 0; d < layout_.chunk_dim; ++d) {
+        const double value = want[c * layout_.chunk_dim + d];
+        lanes[d % 16] += value * value;
+      }
+      for (uint32_t apart = 8; apart > 0; apart /= 2) {
+        for (uint32_t lane = 0; lane < apart; ++lane) lanes[lane] += lanes[lane + apart];
+      }
+      squares[c] = lanes[0];
     }
     std::vector<double> sums(dim, -1.0);
-    EXPECT_EQ(ops_->sum(places.data(), n, dim, sums.data()), squares[0]) << n;
+    ChunkSquares got{};
+    ops_->sum(layout_, places.data(), n, sums.data(), &got);
+    EXPECT_EQ(got, squares) << n;
     ASSERT_EQ(sums, want) << n;
+    std::array<float, kMaxChunks> used{};
+    std::array<float, kMaxChunks> utility{};
+    for (uint32_t c = 0; c < kMaxChunks; ++c) used[c] = utility[c] = 0.1F * static_cast<float>(c);
+    for (uint32_t c = 0; c < layout_.chunks; ++c) {
+      const double before = 0.7 * static_cast<double>(used[c]);
+      used[c] = static_cast<float>(before + static_cast<double>(n) * std::sqrt(squares[c]));
+    }
+    ops_->use(layout_.chunks, squares, static_cast<uint32_t>(n), 0.7, utility.data());
+    EXPECT_EQ(utility, used) << n;
   }
 }
 
@@ -79,6 +97,19 @@ TEST_P(TrainOpsTest, ARowDescendsAsItsDecodedValuesDo) {
     ops_->descend[static_cast<size_t>(layout_.dtype)](layout_, live, sums.data(), kStep,
                                                       row.data() + 1);
     ASSERT_EQ(row, want) << "turn " << turn;
+  }
+}
+
+TEST(DecayTest, StepsAtOnceAreThoseOneAfterTheOther) {
+  for (const double factor : {0.5, 0.9999, 1.0}) {
+    const Decay decay(factor);
+    EXPECT_EQ(decay.Over(0), 1.0);
+    EXPECT_EQ(decay.Over(1), factor);
+    for (const uint32_t steps : {2U, 255U, 256U, 65535U, 65536U, 70000U, 20'000'000U}) {
+      const double want = std::pow(factor, steps);
+      EXPECT_NEAR(decay.Over(steps), want, 1e-9 * want) << steps;
+    }
+    EXPECT_EQ(decay.Over((1U << 31) - 1), factor == 1.0 ? 1.0 : 0.0);
   }
 }
 

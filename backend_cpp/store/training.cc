@@ -174,7 +174,7 @@ Status Store::MarkChanged(uint32_t t, uint32_t b, std::span<const uint64_t> keys
   return Status::Ok();
 }
 
-Result<float> Store::AdagradState(uint32_t t, uint64_t key) const {
+Result<RowState> Store::StateOf(uint32_t t, uint64_t key) const {
   if (!impl_->training()) return NotTraining();
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckTable(t));
   const Table& table = impl_->tables[t];
@@ -183,10 +183,13 @@ Result<float> Store::AdagradState(uint32_t t, uint64_t key) const {
   const std::lock_guard writer(device.writer);
   const Result<Location> place = impl_->ResidentRow(&device, t, b, key);
   if (!place.ok()) return place.status();
-  return impl_->AuxOf(&device, place.value())->accumulator;
+  RowAux* aux = impl_->AuxOf(&device, place.value());
+  RowState state{aux->accumulator, RowAux::Steps(aux->tick, impl_->tick), {}};
+  std::copy_n(aux->utility(), table.config.layout.chunks, state.utility.begin());
+  return state;
 }
 
-Status Store::SetAdagradState(uint32_t t, uint64_t key, float accumulator) {
+Status Store::SetState(uint32_t t, uint64_t key, const RowState& state) {
   if (!impl_->training()) return NotTraining();
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckTable(t));
   const Table& table = impl_->tables[t];
@@ -195,8 +198,15 @@ Status Store::SetAdagradState(uint32_t t, uint64_t key, float accumulator) {
   const std::lock_guard writer(device.writer);
   const Result<Location> place = impl_->ResidentRow(&device, t, b, key);
   if (!place.ok()) return place.status();
-  impl_->AuxOf(&device, place.value())->accumulator = accumulator;
+  RowAux* aux = impl_->AuxOf(&device, place.value());
+  aux->accumulator = state.accumulator;
+  aux->tick = RowAux::Steps(state.age, impl_->tick);
+  std::copy_n(state.utility.begin(), table.config.layout.chunks, aux->utility());
   return Status::Ok();
+}
+
+float Store::UtilityNow(float utility, uint32_t age) const {
+  return static_cast<float>(impl_->decay.Over(age % RowAux::kTicks) * utility);
 }
 
 Status Store::ImportRecords(uint32_t t, uint32_t b, std::span<const std::byte> records) {

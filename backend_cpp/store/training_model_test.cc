@@ -129,10 +129,10 @@ class TrainingModelTest : public ::testing::TestWithParam<uint32_t> {
       for (const double s : sum) squares += s * s;
       const double before = states_[name] == 0 ? kAdagrad.initial_accumulator : states_[name];
       const double state = before + squares / dim;
-      const auto stored = store_->AdagradState(t, key);
+      const auto stored = store_->StateOf(t, key);
       ASSERT_TRUE(stored.ok());
-      ASSERT_NEAR(stored.value(), state, std::ldexp(state, -22));
-      states_[name] = stored.value();
+      ASSERT_NEAR(stored.value().accumulator, state, std::ldexp(state, -22));
+      states_[name] = stored.value().accumulator;
       TestRow& row = rows_[name];
       std::vector<float> want = ValuesOf(table, &row);
       double largest = 0;
@@ -264,7 +264,7 @@ TEST_P(TrainingModelTest, EqualsAMapWhateverHappens) {
   EXPECT_GT(store_->Stats().promotions, 0U);
   EXPECT_EQ(store_->Stats().rows, rows_.size());
   for (const auto& [name, state] : states_) {
-    ASSERT_EQ(*store_->AdagradState(name.first, name.second), state);
+    ASSERT_EQ(store_->StateOf(name.first, name.second)->accumulator, state);
   }
   // A store restored from the records, and the optimizer's state, is the same.
   StoreOptions options = options_;

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <filesystem>
@@ -11,6 +12,7 @@
 #include <memory>
 #include <numeric>
 #include <set>
+#include <thread>
 
 #include "ssd/faulty_file.h"
 #include "store/test_rows.h"
@@ -136,13 +138,13 @@ TEST_F(TrainingStepTest, PooledBagsEqualAReferenceInDoubles) {
     const auto got = Read(name.first, name.second);
     for (uint32_t d = 0; d < kDim; ++d) ASSERT_NEAR(got[d], row.values[d], 1e-6);
     const auto h = static_cast<uint64_t>(name.second);
-    ASSERT_NEAR(*store_->AdagradState(name.first, h), row.h, 1e-6 * row.h);
+    ASSERT_NEAR(store_->StateOf(name.first, h)->accumulator, row.h, 1e-6 * row.h);
   }
   Whole();
 }
 
 // One key's gradients whose fp64 sum depends on their order: it is that of the batch, over bags and
-// pieces, whatever the batch is dealt out to.
+// pieces, whatever the batch is dealt out to, by however many threads.
 TEST_F(TrainingStepTest, RepeatedKeysAddUpInTheOrderOfTheBatch) {
   constexpr uint32_t kDim = 4;
   Tables(1, kDim, 5);
@@ -151,7 +153,7 @@ TEST_F(TrainingStepTest, RepeatedKeysAddUpInTheOrderOfTheBatch) {
   for (const float each : in_order) sum += static_cast<double>(each);
   ASSERT_EQ(sum, 5.0);
   ASSERT_NE(std::accumulate(in_order.rbegin(), in_order.rend(), 0.0), sum);
-  for (const uint32_t others : {0U, 3000U}) {
+  for (const auto& [others, threads] : {std::pair(0U, 1U), {3000U, 1U}, {3000U, 4U}}) {
     Open();
     std::vector<int64_t> keys;
     std::vector<float> gradients;
@@ -169,27 +171,38 @@ TEST_F(TrainingStepTest, RepeatedKeysAddUpInTheOrderOfTheBatch) {
     const std::vector<BagGradients> bags = {
         {0, all.first(half), {}, gradients.data(), kDim},
         {0, all.subspan(half), {}, gradients.data() + half * kDim, kDim}};
-    ASSERT_EQ(*store_->ApplyGradients(bags, kAdagrad), keys.size() - in_order.size() + 1);
-    EXPECT_EQ(*store_->AdagradState(0, static_cast<uint64_t>(-77)), 25.0F);
+    ASSERT_EQ(*store_->ApplyGradients(bags, kAdagrad, threads), keys.size() - in_order.size() + 1);
+    EXPECT_EQ(store_->StateOf(0, static_cast<uint64_t>(-77))->accumulator, 25.0F);
     Whole();
   }
 }
 
-// The bytes of rows and states do not depend on devices, buckets aside, nor on what was in DDR.
-TEST_F(TrainingStepTest, TheSameBytesWhateverTheDevicesAndTheTiers) {
+// The bytes of rows and states do not depend on devices, buckets aside, nor on what was in DDR, nor
+// on the threads of a step.
+TEST_F(TrainingStepTest, TheSameBytesWhateverTheDevicesTheTiersAndTheThreads) {
   constexpr uint32_t kDim = 64;
   Tables(3, kDim, 4);
-  std::vector<std::vector<std::byte>> got;
-  for (const uint32_t devices : {1U, 3U, 2U}) {
-    options_.devices = devices;
-    options_.ddr_budget_bytes = devices == 2 ? 4ULL << 20 : 64ULL << 20;
-    options_.ssd_budget_bytes = devices == 2 ? 64ULL << 20 : 0;
+  struct Case {
+    uint32_t devices;
+    uint32_t threads;
+    bool ssd;
+  };
+  std::vector<std::byte> want;
+  for (const Case& of : std::vector<Case>{{1, 1, false},
+                                          {3, 1, false},
+                                          {2, 1, true},
+                                          {1, 2, false},
+                                          {3, 5, false},
+                                          {2, 4, true}}) {
+    options_.devices = of.devices;
+    options_.ddr_budget_bytes = of.ssd ? 4ULL << 20 : 64ULL << 20;
+    options_.ssd_budget_bytes = of.ssd ? 64ULL << 20 : 0;
     options_.ssd_directory = directory_;
     Open();
     std::mt19937 random(11);
     std::normal_distribution<float> normal;
     for (int step = 0; step < 12; ++step) {
-      std::vector<int64_t> keys(6000);
+      std::vector<int64_t> keys(10000);
       for (int64_t& key : keys) key = static_cast<int64_t>(random() % 9000);
       std::vector<float> gradients(keys.size() / 5 * kDim);
       for (float& each : gradients) each = normal(random);
@@ -198,19 +211,146 @@ TEST_F(TrainingStepTest, TheSameBytesWhateverTheDevicesAndTheTiers) {
       const std::vector<BagGradients> bags = {
           {2, keys, offsets, gradients.data(), kDim},
           {0, std::span(keys).first(1200), {}, gradients.data(), kDim}};
-      ASSERT_TRUE(store_->ApplyGradients(bags, kAdagrad).ok());
+      ASSERT_TRUE(store_->ApplyGradients(bags, kAdagrad, of.threads).ok());
     }
     Whole();
-    EXPECT_EQ(store_->Stats().promotions > 0, devices == 2);
-    got.push_back(Everything());
-    for (int64_t key = 0; key < 9000; key += 100) {
-      const Result<float> h = store_->AdagradState(2, static_cast<uint64_t>(key));
-      const auto bits = std::bit_cast<std::array<std::byte, 4>>(h.ok() ? h.value() : -1.0F);
-      got.back().insert(got.back().end(), bits.begin(), bits.end());
+    EXPECT_EQ(store_->Stats().promotions > 0, of.ssd);
+    std::vector<std::byte> got = Everything();
+    for (uint64_t key = 0; key < 9000; key += 100) {
+      const auto state = store_->StateOf(2, key);
+      const auto bits = std::bit_cast<std::array<std::byte, sizeof(RowState)>>(
+          state.ok() ? state.value() : RowState{-1.0F, 0, {}});
+      got.insert(got.end(), bits.begin(), bits.end());
+    }
+    if (want.empty()) want = got;
+    EXPECT_EQ(got, want) << of.devices << " devices, " << of.threads << " threads";
+  }
+}
+
+// Many threads at a step beside one that takes changes and maintains the store: nothing is lost.
+TEST(StepConcurrencyTest, ThreadsOfAStepAndOtherCallsLoseNothing) {
+  constexpr uint32_t kDim = 16;
+  constexpr uint64_t kKeys = 20000;
+  StoreOptions options;
+  options.profile = Profile::kTrain;
+  options.ddr_budget_bytes = 64ULL << 20;
+  TableConfig table;
+  table.name = "t";
+  table.layout = {4, kDim / 4, DType::kFp32};
+  table.bucket_bits = 1;  // so that parts share buckets, and words of their marks
+  options.tables = {table};
+  std::vector<std::vector<std::byte>> got;
+  for (const uint32_t threads : {1U, 4U}) {
+    const auto store = std::move(*Store::Open(options));
+    std::set<uint64_t> taken;
+    const auto take = [&] {
+      for (uint32_t b = 0; b < 2; ++b) {
+        std::vector<std::byte> records;
+        ASSERT_TRUE(store->TakeChanges(0, b, &records).ok());
+        for (std::span<const std::byte> rest = records; !rest.empty();) {
+          taken.insert(ReadRecord(table.layout, &rest).value().key);
+        }
+      }
+    };
+    std::atomic<bool> done{false};
+    std::thread other([&] {
+      while (!done) {
+        take();
+        store->Maintain();
+      }
+    });
+    std::mt19937 random(5);
+    std::set<uint64_t> used;
+    for (int step = 0; step < 20; ++step) {
+      std::vector<int64_t> keys(30000);
+      for (int64_t& key : keys) key = static_cast<int64_t>(random() % kKeys);
+      used.insert(keys.begin(), keys.end());
+      std::vector<float> gradients(keys.size() * kDim);
+      for (float& each : gradients) each = static_cast<float>(random() % 100) - 50.0F;
+      const BagGradients bags{0, keys, {}, gradients.data(), kDim};
+      ASSERT_TRUE(store->ApplyGradients({&bags, 1}, kAdagrad, threads).ok());
+    }
+    done = true;
+    other.join();
+    take();
+    EXPECT_EQ(taken, used);
+    ASSERT_TRUE(store->CheckIntegrity().ok());
+    std::vector<std::byte>& rows = got.emplace_back();
+    for (uint32_t b = 0; b < 2; ++b) {
+      ASSERT_TRUE(store->ExportBucket(*store->PinNewest(), 0, b, &rows).ok());
     }
   }
   EXPECT_EQ(got[1], got[0]);
-  EXPECT_EQ(got[2], got[0]);
+}
+
+// A chunk's utility against one that is decayed in each step, for all keys and dead chunks too.
+TEST_F(TrainingStepTest, UtilityEqualsOneThatIsKeptInDoublesStepByStep) {
+  constexpr uint32_t kChunks = 3;
+  constexpr uint32_t kChunkDim = 5;
+  constexpr uint32_t kDim = kChunks * kChunkDim;
+  constexpr uint64_t kKeys = 200;
+  Tables(1, kDim, 2);
+  options_.tables[0].layout = {kChunks, kChunkDim, DType::kFp32};
+  options_.utility_decay = 0.97;
+  Open();
+  std::map<uint64_t, std::array<double, kChunks>> want;
+  std::map<uint64_t, uint32_t> ages;
+  std::mt19937 random(9);
+  std::normal_distribution<float> normal;
+  for (int step = 0; step < 400; ++step) {
+    for (auto& [key, utility] : want) {
+      ++ages[key];
+      for (double& each : utility) each *= options_.utility_decay;
+    }
+    std::vector<int64_t> keys(30);
+    for (int64_t& key : keys) key = static_cast<int64_t>(random() % kKeys);
+    std::vector<float> gradients(keys.size() * kDim);
+    for (float& each : gradients) each = normal(random);
+    // One key's gradients are refused: its utility decays, and nothing else.
+    const bool refused = step % 10 == 9;
+    if (refused) gradients[3] = std::numeric_limits<float>::infinity();
+    std::map<uint64_t, std::array<double, kDim>> sums;
+    std::map<uint64_t, int> accesses;
+    for (size_t k = 0; k < keys.size(); ++k) {
+      const auto key = static_cast<uint64_t>(keys[k]);
+      ++accesses[key];
+      for (uint32_t d = 0; d < kDim; ++d) sums[key][d] += gradients[k * kDim + d];
+    }
+    ASSERT_TRUE(ApplyRows(store_.get(), 0, keys, gradients, kAdagrad).ok());
+    for (const auto& [key, sum] : sums) {
+      auto& utility = want[key];
+      if (refused && key == static_cast<uint64_t>(keys[0])) continue;
+      ages[key] = 0;
+      for (uint32_t c = 0; c < kChunks; ++c) {
+        double squares = 0;
+        for (uint32_t d = c * kChunkDim; d < (c + 1) * kChunkDim; ++d) squares += sum[d] * sum[d];
+        utility[c] += accesses[key] * std::sqrt(squares);
+      }
+    }
+    if (step == 100) {
+      for (const uint64_t key : {1, 2, 3}) {
+        if (want.contains(key)) {
+          ASSERT_TRUE(store_->SetLive(0, key, 1).ok());
+        }
+      }
+    }
+  }
+  uint32_t oldest = 0;
+  for (const auto& [key, utility] : want) {
+    const RowState state = store_->StateOf(0, key).value();
+    if (state.accumulator > 0) {
+      EXPECT_EQ(state.age, ages[key]) << key;
+    }
+    oldest = std::max(oldest, state.age);
+    for (uint32_t c = 0; c < kChunks; ++c) {
+      EXPECT_NEAR(store_->UtilityNow(state.utility[c], state.age), utility[c], 1e-5 * utility[c]);
+    }
+    // Into another store, where it decays on.
+    ASSERT_TRUE(store_->SetState(0, key, {state.accumulator, 7, state.utility}).ok());
+    EXPECT_EQ(store_->StateOf(0, key)->age, 7U);
+    EXPECT_EQ(store_->StateOf(0, key)->utility, state.utility);
+  }
+  EXPECT_GT(oldest, 10U) << "no key waited";
 }
 
 TEST_F(TrainingStepTest, GradientsThatAreNotFiniteAreRefusedAndCounted) {
@@ -231,7 +371,7 @@ TEST_F(TrainingStepTest, GradientsThatAreNotFiniteAreRefusedAndCounted) {
   ASSERT_EQ(*ApplyRows(store_.get(), 0, keys, gradients, kAdagrad), 2U);
   EXPECT_EQ(store_->Stats().refused_gradients, 4U);
   EXPECT_EQ(Everything(), before) << "4 and 6 have gradients of zeros";
-  for (const uint64_t key : {1, 2, 3, 5}) EXPECT_EQ(*store_->AdagradState(0, key), 0.0F);
+  for (const uint64_t key : {1, 2, 3, 5}) EXPECT_EQ(store_->StateOf(0, key)->accumulator, 0.0F);
   gradients.assign(keys.size() * 4, 1.0F);
   ASSERT_EQ(*ApplyRows(store_.get(), 0, keys, gradients, kAdagrad), 6U);
   EXPECT_EQ(store_->Stats().refused_gradients, 4U);
@@ -266,10 +406,11 @@ TEST_F(TrainingStepTest, AKeyThatFailsLosesNoOther) {
   faults_.Clear();
   uint64_t not_updated = 0;
   for (const int64_t key : some) {
-    const auto h = store_->AdagradState(0, static_cast<uint64_t>(key));
+    const auto h = store_->StateOf(0, static_cast<uint64_t>(key));
     ASSERT_TRUE(h.ok()) << h.status().ToString();
-    ASSERT_TRUE(h.value() == 1.0F || h.value() == 0.0F) << h.value();
-    if (h.value() == 0.0F) ++not_updated;
+    ASSERT_TRUE(h.value().accumulator == 1.0F || h.value().accumulator == 0.0F)
+        << h.value().accumulator;
+    if (h.value().accumulator == 0.0F) ++not_updated;
   }
   EXPECT_EQ(not_updated, failed);
   Whole();
@@ -293,12 +434,24 @@ TEST_F(TrainingStepTest, AFullBudgetFailsNewRowsAndUpdatesTheOthers) {
   EXPECT_FALSE(ApplyRows(store_.get(), 0, keys, gradients, kAdagrad).ok());
   uint64_t twice = 0;
   for (const int64_t key : keys) {
-    const auto h = store_->AdagradState(0, static_cast<uint64_t>(key));
+    const auto h = store_->StateOf(0, static_cast<uint64_t>(key));
     if (!h.ok()) continue;
-    ASSERT_EQ(h.value(), 2.0F);
+    ASSERT_EQ(h.value().accumulator, 2.0F);
     ++twice;
   }
   EXPECT_EQ(twice, stats.rows);
+  // The same keys fail, whatever the threads.
+  const std::vector<std::byte> rows = Everything();
+  Open();
+  const BagGradients bags{0, keys, {}, gradients.data(), kDim};
+  for (int step = 0; step < 2; ++step) {
+    const auto shared = store_->ApplyGradients({&bags, 1}, kAdagrad, 4);
+    ASSERT_FALSE(shared.ok());
+    if (step == 0) {
+      EXPECT_EQ(shared.status().message(), first.status().message());
+    }
+  }
+  EXPECT_EQ(Everything(), rows);
 }
 
 TEST_F(TrainingStepTest, BagsThatCannotBeRightAreRefusedBeforeAnythingChanges) {
@@ -318,6 +471,16 @@ TEST_F(TrainingStepTest, BagsThatCannotBeRightAreRefusedBeforeAnythingChanges) {
     const auto refused = store_->ApplyGradients(bags, kAdagrad);
     ASSERT_FALSE(refused.ok());
     EXPECT_EQ(refused.status().code(), Code::kInvalidArgument) << refused.status().ToString();
+  }
+  for (const uint32_t threads : {0U, kMaxStepThreads + 1}) {
+    const auto refused = store_->ApplyGradients({&good, 1}, kAdagrad, threads);
+    ASSERT_FALSE(refused.ok());
+    EXPECT_EQ(refused.status().code(), Code::kInvalidArgument) << refused.status().ToString();
+  }
+  for (const double decay : {0.0, 1.5, std::numeric_limits<double>::quiet_NaN()}) {
+    StoreOptions wrong = options_;
+    wrong.utility_decay = decay;
+    EXPECT_EQ(Store::Open(wrong).status().code(), Code::kInvalidArgument);
   }
   EXPECT_EQ(store_->Stats().rows, 0U);
   // Keys outside of all bags are none.

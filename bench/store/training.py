@@ -3,8 +3,7 @@
 Ours by hashed 64-bit keys, exact row-wise Adagrad in a store of the training profile; FBGEMM's TBE
 by dense ids with EXACT_ROWWISE_ADAGRAD. The sides take turns in one process, batches are never
 repeated, rows and optimizer state lie in huge pages where the side lets them. Forward and backward
-are timed apart; the bars are for both together. With two threads our forward shares the bags out,
-our backward is one thread: the store has one writer.
+are timed apart; the bars are for both together. Ours also keeps the utility of each row's chunks.
 
 Shapes: N keys, B samples, T tables, D dimensions.
 """
@@ -96,7 +95,11 @@ class Ours:
             list(self._pool.map(lookup, parts))
 
     def backward(
-        self, keys_TN: NDArray[np.int64], bag: int, gradients_BTD: NDArray[np.float32]
+        self,
+        keys_TN: NDArray[np.int64],
+        bag: int,
+        gradients_BTD: NDArray[np.float32],
+        threads: int,
     ) -> None:
         """Bring the gradients of all bags into the rows."""
         offsets = np.arange(len(gradients_BTD) + 1, dtype=np.uint32) * np.uint32(bag)
@@ -104,7 +107,7 @@ class Ours:
             (table, keys_N, offsets, gradients_BTD[:, table])
             for table, keys_N in enumerate(keys_TN)
         ]
-        self._store.apply_gradients(bags, learning_rate=_RATE, epsilon=_EPSILON)
+        self._store.apply_gradients(bags, learning_rate=_RATE, epsilon=_EPSILON, threads=threads)
 
 
 def _seconds(run: Callable[[], object]) -> float:
@@ -126,7 +129,7 @@ def _measure(case: Case, side: Ours, tbe: peers.TrainingTbe) -> Iterator[report.
         ids, gradients = torch.from_numpy(ids_N), torch.from_numpy(gradients_BTD).flatten(1)
         times = [
             _seconds(partial(side.forward, keys_TN, case.bag, case.threads)),
-            _seconds(partial(side.backward, keys_TN, case.bag, gradients_BTD)),
+            _seconds(partial(side.backward, keys_TN, case.bag, gradients_BTD, case.threads)),
             _seconds(partial(tbe.forward, ids, offsets)),
             _seconds(partial(tbe.backward, gradients)),
         ]

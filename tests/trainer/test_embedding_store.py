@@ -164,8 +164,9 @@ def test_rows_on_the_ssd_learn_as_rows_in_memory_do(tmp_path: Path) -> None:
     assert small.stats()["promotions"] > 1000
     for bucket in range(2):
         assert small.store.export_bucket(0, bucket) == in_memory.store.export_bucket(0, bucket)
-        states = [rows.store.bucket_adagrad(0, bucket) for rows in (in_memory, small)]
-        np.testing.assert_array_equal(states[0], states[1])
+        states = [rows.store.bucket_state(0, bucket) for rows in (in_memory, small)]
+        for mine, theirs in zip(*states, strict=True):
+            np.testing.assert_array_equal(mine, theirs)
         changes = [rows.store.take_changes(0, bucket) for rows in (in_memory, small)]
         assert changes[0] == changes[1]
     small.store.check_integrity()
@@ -223,8 +224,9 @@ def test_an_imported_store_goes_on_bit_for_bit() -> None:
         for bucket in range(1 << table.bucket_bits):
             first.store.take_changes(t, bucket)
             second.store.import_records(t, bucket, first.store.export_bucket(t, bucket))
-            states = first.store.bucket_adagrad(t, bucket)
-            second.store.set_bucket_adagrad(t, bucket, states)
+            states = first.store.bucket_state(t, bucket)
+            assert states[2].all(), "a row without utility"
+            second.store.set_bucket_state(t, bucket, states)
     for rows in (first, second):
         train(rows, np.random.default_rng(2), 20)
     assert all_rows(second) == all_rows(first)
@@ -233,8 +235,9 @@ def test_an_imported_store_goes_on_bit_for_bit() -> None:
             # Imported rows count as published; only what was learned since is a change.
             changes = first.store.take_changes(t, bucket)
             assert second.store.take_changes(t, bucket) == changes
-            states = first.store.bucket_adagrad(t, bucket)
-            np.testing.assert_array_equal(second.store.bucket_adagrad(t, bucket), states)
+            states = [rows.store.bucket_state(t, bucket) for rows in (first, second)]
+            for mine, theirs in zip(*states, strict=True):
+                np.testing.assert_array_equal(mine, theirs)
 
 
 def test_a_marked_key_is_a_change_as_it_is_or_as_a_tombstone() -> None:

@@ -16,17 +16,15 @@ import struct
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from embertide import _store
 from embertide.trainer.errors import TrainerError
 from embertide.trainer.eval.metrics import Prequential
 from embertide.trainer.publish.folder import Publication, VersionId
 
-FORMAT = 2
-_MAGIC = b"EMCKP002"
+FORMAT = 3
+_MAGIC = b"EMCKP003"
 
 
 class CheckpointError(TrainerError):
@@ -45,7 +43,7 @@ class Checkpoint:
     origin_ms: int  # where versions are counted from
     net: dict[str, Any]
     optimizer: dict[str, Any]
-    adagrad: dict[tuple[int, int], NDArray[np.float32]]  # (table, bucket), rows in key order
+    states: dict[tuple[int, int], "_store.BucketState"]  # by (table, bucket)
     prequential: Prequential
 
 

@@ -3,7 +3,7 @@
 A key that has no row yet reads as the table's default row, in training as in serving, so the
 scores of a forward pass are those that serving would give. After `loss.backward()`, `step()` makes
 the missing rows and brings the gradients of the forward passes since into all of them by exact
-row-wise Adagrad.
+row-wise Adagrad, on as many threads as torch uses; the rows do not depend on how many.
 
 Shapes: B samples, F features, N keys, E all embedding values of a sample.
 """
@@ -22,6 +22,7 @@ from embertide.trainer.config import ModelConfig, OptimizerConfig, TableConfig
 from embertide.trainer.publish.snapshot import read_manifest
 
 Keys = NDArray[np.int64]
+_MAX_THREADS = 64  # that the store shares a step by
 
 
 def store_table(table: TableConfig, index: int, seed: int) -> _store.TableConfig:
@@ -138,6 +139,7 @@ class EmbeddingStore(nn.Module):
             bags,
             learning_rate=self.optimizer.sparse_learning_rate,
             epsilon=self.optimizer.epsilon,
+            threads=min(torch.get_num_threads(), _MAX_THREADS),
         )
         self._pending.clear()
         self.store.maintain()

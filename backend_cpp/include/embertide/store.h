@@ -144,6 +144,11 @@ struct StoreOptions {
   // counted in a sketch, which may take keys that share its counters for one: 1/128 of the DDR
   // budget. It is no part of a checkpoint: after a restart counting begins anew.
   uint32_t new_row_accesses = 1;
+  // Training: what a chunk's utility keeps over a step, more than 0 and at most 1. A step
+  // (ApplyGradients) makes the utility u of each chunk of the rows that it updates u x decay +
+  // occurrences of the key x L2 norm of the chunk's gradient, of dead chunks too, and that of all
+  // others u x decay. The default halves it in 6,931 steps.
+  double utility_decay = 0.9999;
   ReadObserver* observer = nullptr;  // OPTIONAL; outlives the store
 };
 
@@ -366,6 +371,18 @@ struct RowwiseAdagrad {
   float initial_accumulator = 0.0F;
 };
 
+// What training keeps of a row beside its values.
+struct RowState {
+  float accumulator = 0.0F;  // row-wise Adagrad's h
+  uint32_t age = 0;          // steps since the row was last updated, below 2^31
+  // By chunk, as it was then: what it keeps over the steps since is taken off when it is next used
+  // (StoreOptions::utility_decay), so that a row which is not in a batch costs the step nothing.
+  std::array<float, kMaxChunks> utility{};
+};
+
+// Threads that a step may be shared by.
+inline constexpr uint32_t kMaxStepThreads = 64;
+
 // The gradients of some bags of one table. A key of several bags, or several times in one, has a
 // gradient from each.
 struct BagGradients {
@@ -436,12 +453,14 @@ class Store {
   // keys. A key's gradients, of all its occurrences in all bags of its table, are summed in fp64 in
   // the order of the call before the one update. Keys that wait for a row are skipped, as are sums
   // that are not finite; both are counted. Bitwise repeatable, and the same bits whatever the
-  // vectors of the CPU and the number of devices. Returns the number of rows updated.
+  // vectors of the CPU, the number of devices and the number of `threads`, the caller's among them.
+  // They are kept for the next call. Of calls at once, those of several threads go one after the
+  // other. Returns the number of rows updated.
   // kInvalidArgument naming what is wrong with the bags: nothing has changed. Else the error of the
   // first key whose row could be neither made nor read (counted): all others are updated, so the
   // call is not to be repeated.
   Result<uint64_t> ApplyGradients(std::span<const BagGradients> bags,
-                                  const RowwiseAdagrad& optimizer);
+                                  const RowwiseAdagrad& optimizer, uint32_t threads = 1);
   // Sets the live mask of a row; a chunk that becomes live starts at zero, and mask 0 removes the
   // row. kNotFound if the key has none.
   Status SetLive(uint32_t table, uint64_t key, uint16_t live);
@@ -451,9 +470,11 @@ class Store {
   // Makes the next TakeChanges give these keys of one bucket too: as they are, or, where there is
   // no row, as tombstones. For a publisher that must make good what another one sent.
   Status MarkChanged(uint32_t table, uint32_t bucket, std::span<const uint64_t> keys);
-  // Optimizer state of a key, for checkpoints and tests. kNotFound if it has no row.
-  Result<float> AdagradState(uint32_t table, uint64_t key) const;
-  Status SetAdagradState(uint32_t table, uint64_t key, float accumulator);
+  // Training state of a key, for checkpoints and for who prunes. kNotFound if it has no row.
+  Result<RowState> StateOf(uint32_t table, uint64_t key) const;
+  Status SetState(uint32_t table, uint64_t key, const RowState& state);
+  // What a chunk's utility is now, of what it was `age` steps ago. Any thread.
+  float UtilityNow(float utility, uint32_t age) const;
 
   // --- both --------------------------------------------------------------------------------------
   // The first version at which a bucket is answered, and the device of its newest copy; nullopt if

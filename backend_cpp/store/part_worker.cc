@@ -1,0 +1,223 @@
+// A part of a training step: see the header for the order in which its keys are taken.
+#include "store/part_worker.h"
+
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "store/row_ops.h"
+
+namespace embertide {
+namespace {
+
+// So that few slots of a part's hash table are asked for by two keys.
+constexpr uint32_t kSlotsOverKeys = 4;
+// Gradients of one key that are asked for ahead; more than these keep the core busy.
+constexpr uint32_t kGradientsAhead = 4;
+
+}  // namespace
+
+void PartWorker::Begin(const TableStep& step) {
+  step_ = step;
+  layout_ = step.table->config.layout;
+  bucket_bits_ = step.table->config.bucket_bits;
+  descend_ = ops_.descend[static_cast<size_t>(layout_.dtype)];
+  sums_ = (layout_.dim() + kLineSums - 1) / kLineSums * kLineSums;
+  sum_lines_.resize(kStep * sums_ + kLineSums);
+  updated_ = refused_ = 0;
+  ForgetLate();
+}
+
+void PartWorker::Run(const Device& device, uint32_t part, std::span<const Occurrence> occurrences) {
+  if (occurrences.empty()) return;
+  dealt_ = occurrences.data();
+  GroupKeys(static_cast<uint32_t>(occurrences.size()));
+  const size_t n = groups_count_;
+  for (size_t s = 0; s < n + kTake; s += kStep) {
+    if (s >= kTake) Take(part, s - kTake, std::min(s - kTake + kStep, n));
+    if (s >= kFind && s - kFind < n) Find(s - kFind, std::min(s - kFind + kStep, n));
+    for (size_t i = s; i < s + kStep; ++i) {
+      if (i < n) AskForGroup(i);
+      if (i >= kPlace && i - kPlace < n) Place(device, i - kPlace);
+    }
+  }
+}
+
+void PartWorker::GroupKeys(uint32_t n) {
+  const uint32_t slots = std::bit_ceil(kSlotsOverKeys * n);
+  slots_.assign(slots, 0);
+  if (next_.size() < n) next_.resize(n);
+  if (groups_.size() < n) groups_.resize(n);
+  uint32_t* const slot_of = slots_.data();
+  uint32_t* const next = next_.data();
+  Group* const groups = groups_.data();
+  uint32_t count = 0;
+  for (uint32_t i = 0; i < n; ++i) {
+    const uint64_t key = dealt_[i].key;
+    const uint64_t hash = HashKey(key);
+    // Bits that the part does not depend on.
+    auto slot = static_cast<uint32_t>(hash >> 8) & (slots - 1);
+    while (slot_of[slot] != 0 && groups[slot_of[slot] - 1].key != key) {
+      slot = (slot + 1) & (slots - 1);
+    }
+    if (slot_of[slot] == 0) {
+      groups[count] = {key, hash, i, i, 1};
+      slot_of[slot] = ++count;
+      continue;
+    }
+    Group& group = groups[slot_of[slot] - 1];
+    next[group.last] = i;
+    group.last = i;
+    ++group.count;
+  }
+  groups_count_ = count;
+}
+
+void PartWorker::AskForGroup(size_t i) {
+  const uint64_t hash = groups_[i].hash;
+  Pending& key = At(i);
+  key.row.bucket = Store::Impl::Newest(*step_.table, BucketOfHash(hash, bucket_bits_));
+  key.index_group = key.row.bucket->index.Begin(hash).group;
+  AskFor(key.index_group);
+}
+
+void PartWorker::Find(size_t first, size_t end) {
+  std::array<const BucketIndex::Group*, kStep> groups{};
+  std::array<uint64_t, kStep> keys{};
+  std::array<uint64_t, kStep> words;
+  for (size_t i = first; i < end; ++i) {
+    groups[i - first] = At(i).index_group;
+    keys[i - first] = groups_[i].key;
+  }
+  kRowOps->words(groups.data(), keys.data(), end - first, words.data());
+  for (size_t i = first; i < end; ++i) {
+    Pending& key = At(i);
+    key.word = words[i - first];
+    if (key.word != BucketIndex::kGoesOn) {
+      key.index_group = nullptr;
+      continue;
+    }
+    BucketIndex::Cursor at = key.row.bucket->index.Begin(groups_[i].hash);
+    at.Advance();
+    AskFor(at.group);
+  }
+}
+
+// Where the row lies; asks for it and for the gradients.
+void PartWorker::Place(const Device& device, size_t i) {
+  const Group& group = groups_[i];
+  Pending& key = At(i);
+  Row& row = key.row;
+  const Location place = key.index_group != nullptr ? row.bucket->index.Peek(group.hash, group.key)
+                                                    : BucketIndex::LocationOf(key.word);
+  row.payload = nullptr;
+  if (place.tier() != TierId::kDdr) return;
+  row = RowAt(device, &group, row.bucket, place);
+  if (step_.optimizer == nullptr) return;
+  AskForLines(row.aux, static_cast<uint32_t>(sizeof(RowAux)) + 4U * layout_.chunks);
+  AskForLines(row.payload, layout_.PayloadBytes(row.live));
+  uint32_t occurrence = group.first;
+  for (uint32_t n = std::min(group.count, kGradientsAhead); n > 0; --n) {
+    AskForLines(dealt_[occurrence].gradient, layout_.dim() * sizeof(float));
+    occurrence = next_[occurrence];
+  }
+}
+
+PartWorker::Row PartWorker::RowAt(const Device& device, const Group* group, Bucket* bucket,
+                                  Location place) {
+  return {group, bucket, device.arena.Address(place.slot()), Store::Impl::AuxOf(&device, place),
+          place.live()};
+}
+
+void PartWorker::Take(uint32_t part, size_t first, size_t end) {
+  std::array<Row, kStep> rows;
+  size_t n = 0;
+  for (size_t i = first; i < end; ++i) {
+    const Row& row = At(i).row;
+    if (row.payload == nullptr) {
+      Leave(part, groups_[i]);
+    } else if (step_.optimizer != nullptr) {
+      Sum(n, GradientsOf(groups_[i]), groups_[i].count);
+      rows[n++] = row;
+    }
+  }
+  Descend(rows.data(), n);
+}
+
+const float** PartWorker::GradientsOf(const Group& group) {
+  if (gradients_.size() < group.count) gradients_.resize(group.count);
+  uint32_t occurrence = group.first;
+  for (uint32_t i = 0; i < group.count; ++i) {
+    gradients_[i] = dealt_[occurrence].gradient;
+    occurrence = next_[occurrence];
+  }
+  return gradients_.data();
+}
+
+void PartWorker::Leave(uint32_t part, const Group& group) {
+  late_.push_back({part, group, nullptr});
+  const float* const* gradients = GradientsOf(group);
+  late_gradients_.insert(late_gradients_.end(), gradients, gradients + group.count);
+}
+
+const std::vector<PartWorker::Late>& PartWorker::late() {
+  const float* const* gradients = late_gradients_.data();
+  for (Late& each : late_) {
+    each.gradients = gradients;
+    gradients += each.group.count;
+  }
+  return late_;
+}
+
+void PartWorker::ForgetLate() {
+  late_.clear();
+  late_gradients_.clear();
+}
+
+void PartWorker::Update(const Device& device, const Late& late, Bucket* bucket, Location place) {
+  const Row row = RowAt(device, &late.group, bucket, place);
+  Sum(0, late.gradients, late.group.count);
+  Descend(&row, 1);
+}
+
+void PartWorker::Sum(size_t row, const float* const* gradients, size_t n) {
+  ops_.sum(layout_, gradients, n, SumsOf(row), &squares_[row]);
+}
+
+// Up to kStep rows: each waits for a division and a root, but not one for another's.
+void PartWorker::Descend(const Row* rows, size_t n) {
+  const RowwiseAdagrad& optimizer = *step_.optimizer;
+  std::array<double, kStep> rates;
+  std::array<bool, kStep> finite;
+  for (size_t r = 0; r < n; ++r) {
+    double squares = 0.0;
+    for (uint32_t c = 0; c < layout_.chunks; ++c) squares += squares_[r][c];
+    float& h = rows[r].aux->accumulator;
+    const float before = h == 0.0F ? optimizer.initial_accumulator : h;
+    const float after = before + static_cast<float>(squares / layout_.dim());
+    // Not so if a gradient or a sum is not.
+    finite[r] = after <= std::numeric_limits<float>::max();
+    h = finite[r] ? after : h;
+    rates[r] = optimizer.learning_rate / (std::sqrt(after) + optimizer.epsilon);
+  }
+  for (size_t r = 0; r < n; ++r) {
+    const Row& row = rows[r];
+    if (!finite[r]) {
+      ++refused_;
+      continue;
+    }
+    const double kept = step_.impl->decay.Over(RowAux::Steps(row.aux->tick, step_.tick));
+    row.aux->tick = step_.tick;
+    ops_.use(layout_.chunks, squares_[r], row.group->count, kept, row.aux->utility());
+    descend_(layout_, row.live, SumsOf(r), rates[r], row.payload);
+    Store::Impl::MarkChanged(row.bucket, row.group->hash, row.aux);
+    ++updated_;
+  }
+}
+
+double* PartWorker::SumsOf(size_t row) {
+  const auto base = reinterpret_cast<uintptr_t>(sum_lines_.data()) + kLine - 1;
+  return reinterpret_cast<double*>(base / kLine * kLine) + row * sums_;
+}
+
+}  // namespace embertide

@@ -1,0 +1,134 @@
+// PartWorker: one thread's part of a training step. Brings the gradients of a part of a table's
+// batch into the rows that lie in DDR; keys that have none there are left to the device's writer.
+//
+// A part fits the first caches; its keys are grouped by a small hash table, and then taken in steps
+// of eight, so that no key waits alone for memory:
+//
+//   step s + 6: ask for the keys' index groups        step s + 4: find them there
+//   step s + 2: or in the groups after them; ask for the rows and what stands beside them
+//   step s:     add the rows' gradients and take the step
+//
+// The distances are twice those of lookup.cc, for a row is several lines.
+//
+// Used by one thread at a time; several may be at work on a device at once, as long as none of
+// their parts have a key in common. Its memory is kept, and bounded by the largest part it saw.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "store/prefetch.h"
+#include "store/store_impl.h"
+#include "store/train_ops.h"
+
+namespace embertide {
+
+// A key of the batch, and its gradient there; null where rows are made alone.
+struct Occurrence {
+  uint64_t key;
+  const float* gradient;
+};
+
+// What the threads of a step share.
+struct TableStep {
+  Store::Impl* impl = nullptr;
+  Table* table = nullptr;
+  const RowwiseAdagrad* optimizer = nullptr;  // null: rows are made and not updated
+  uint32_t tick = 0;                          // of the step
+};
+
+class PartWorker {
+ public:
+  // A key of a part and its occurrences, a chain in the order of the batch.
+  struct Group {
+    uint64_t key;
+    uint64_t hash;
+    uint32_t first;
+    uint32_t last;
+    uint32_t count;
+  };
+  // A key without a row in DDR.
+  struct Late {
+    uint32_t part;
+    Group group;
+    const float* const* gradients;  // of its occurrences, in their order
+  };
+
+  // Forgets what it did for another table.
+  void Begin(const TableStep& step);
+  // Requires: the caller, or who waits for it, is the device's writer, and all keys' buckets lie
+  // there.
+  void Run(const Device& device, uint32_t part, std::span<const Occurrence> occurrences);
+  // One row, which lies in DDR by now. Requires: the device's writer.
+  void Update(const Device& device, const Late& late, Bucket* bucket, Location place);
+
+  // Of the parts since ForgetLate, those of a part in the order of their first occurrences.
+  const std::vector<Late>& late();
+  void ForgetLate();
+  // Rows since Begin, and those whose gradients are not finite.
+  uint64_t updated() const { return updated_; }
+  uint64_t refused() const { return refused_; }
+
+ private:
+  static constexpr size_t kStep = 8;  // keys
+  static constexpr size_t kFind = 2 * kStep;
+  static constexpr size_t kPlace = 4 * kStep;
+  static constexpr size_t kTake = 6 * kStep;
+  static constexpr size_t kPending = 8 * kStep;  // more than kTake + kStep
+  static constexpr size_t kLineSums = kLine / sizeof(double);
+
+  // A row in DDR and what is brought into it.
+  struct Row {
+    const Group* group;
+    Bucket* bucket;
+    std::byte* payload;  // null: there is no row in DDR
+    RowAux* aux;
+    uint16_t live;
+  };
+  // What a key's place in the pipeline holds of it.
+  struct Pending {
+    const BucketIndex::Group* index_group;  // null: the word is known
+    uint64_t word;
+    Row row;
+  };
+
+  void GroupKeys(uint32_t n);
+  Pending& At(size_t i) { return pending_[i % kPending]; }
+  void AskForGroup(size_t i);
+  void Find(size_t first, size_t end);
+  void Place(const Device& device, size_t i);
+  static Row RowAt(const Device& device, const Group* group, Bucket* bucket, Location place);
+  void Take(uint32_t part, size_t first, size_t end);
+  // The gradients of a key, in order.
+  const float** GradientsOf(const Group& group);
+  void Leave(uint32_t part, const Group& group);
+  // Brings what was summed for rows [0, n) into them.
+  void Descend(const Row* rows, size_t n);
+  void Sum(size_t row, const float* const* gradients, size_t n);
+  // At the beginning of a line.
+  double* SumsOf(size_t row);
+
+  TableStep step_;
+  RowLayout layout_;
+  uint32_t bucket_bits_ = 0;
+  const TrainOps& ops_ = ChosenTrainOps();
+  TrainOps::Descend descend_ = nullptr;
+  size_t sums_ = 0;  // whole lines of them, a row's
+  const Occurrence* dealt_ = nullptr;
+  size_t groups_count_ = 0;
+  std::vector<uint32_t> slots_;
+  std::vector<uint32_t> next_;  // occurrence of the same key
+  std::vector<Group> groups_;
+  std::array<Pending, kPending> pending_;
+  std::vector<const float*> gradients_;
+  std::vector<double> sum_lines_;
+  std::array<ChunkSquares, kStep> squares_;
+  std::vector<Late> late_;
+  std::vector<const float*> late_gradients_;
+  uint64_t updated_ = 0;
+  uint64_t refused_ = 0;
+};
+
+}  // namespace embertide
