@@ -76,7 +76,9 @@ def test_rows_beyond_the_ddr_budget_come_from_the_ssd(
     tmp_path: Path,
     one_table_manifest: Callable[..., None],
 ) -> None:
+    numa = [str(node) for node in _store.numa_nodes()[:1]]
     model = write_model(tmp_path, one_table_manifest)
+    model = dataclasses.replace(model, numa_nodes=",".join(numa) or "none")
     rng = np.random.default_rng(3)
     asked = ssd = 0
     with start(server_options, tmp_path, model) as server:
@@ -106,6 +108,8 @@ def test_rows_beyond_the_ddr_budget_come_from_the_ssd(
         assert counted(server, "embertide_accesses_dropped_total", tier="ddr") == 0
         assert counted(server, "embertide_rows_refused_total") == 0
         assert counted(server, "embertide_reader_waits_given_up_total") == 0
+        for device in "01" * len(numa):
+            assert counted(server, "embertide_numa_node", device=device, node=numa[0]) == 1
         engine, direct, _ = _store.probe_ssd(str(tmp_path))
         labels = {"engine": engine, "direct": "true" if direct else "false"}
         assert counted(server, "embertide_ssd_engine", **labels) == 1
