@@ -108,6 +108,7 @@ void Finder::Step() {
   std::array<uint64_t, kStep> words;
   kRowOps->words(&groups_[met], &keys_[met], met_ - met, words.data());
   Place(met, met_, words.data());
+  SettleLast();
 }
 
 // What the keys' first groups have of them.
@@ -184,7 +185,8 @@ void Finder::TakeRemote(size_t i) {
   only_ddr_ = false;
 }
 
-// Looks into the groups after the first, of all keys of a step that are late.
+// Looks into the second group of each key that is late. One in forty is not there, either: its
+// third is asked for, and looked into by SettleLast.
 void Finder::Settle() {
   std::array<const BucketIndex::Group*, kStep> groups;
   std::array<uint64_t, kStep> keys;
@@ -198,12 +200,23 @@ void Finder::Settle() {
     groups[l] = groups_[i] = at.group;
   }
   kRowOps->words(groups.data(), keys.data(), late_count_, words.data());
+  last_count_ = 0;
   for (size_t l = 0; l < late_count_; ++l) {
     const size_t i = late_[l];
     if (words[l] == BucketIndex::kGoesOn) {
-      words[l] = buckets_[i]->index.Find(HashKey(keys_[i]), keys_[i], &groups_[i]);
+      AskFor(groups[l] + 1);
+      last_[last_count_++] = i;
+    } else {
+      PlaceOne(i, words[l]);
     }
-    PlaceOne(i, words[l]);
+  }
+}
+
+// Looks wherever else the keys may be that Settle did not find.
+void Finder::SettleLast() {
+  for (size_t l = 0; l < last_count_; ++l) {
+    const size_t i = last_[l];
+    PlaceOne(i, buckets_[i]->index.Find(HashKey(keys_[i]), keys_[i], &groups_[i]));
   }
 }
 

@@ -86,6 +86,7 @@ class Finder {
   void PlaceOne(size_t i, uint64_t word);
   void TakeRemote(size_t i);
   void Settle();
+  void SettleLast();
   Status ReadSsdRows();
 
   const Store::Impl* impl_ = nullptr;
@@ -105,6 +106,8 @@ class Finder {
   std::vector<const RemoteRow*> remote_;  // empty: no key came from elsewhere
   std::array<size_t, kStep + 1> late_;    // keys that are not in their first group, which is full
   size_t late_count_ = 0;
+  std::array<size_t, kStep> last_;  // of those, keys that are not in their second group, either
+  size_t last_count_ = 0;
   // The first key whose bucket is not held, if any.
   size_t not_held_ = kHeld;
   uint32_t not_held_table_ = 0;
