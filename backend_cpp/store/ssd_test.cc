@@ -527,9 +527,9 @@ TEST_F(SsdStoreTest, TrainingBesideAnEvictionLosesNoStep) {
   }
   EXPECT_GT(beside, 4U);
   for (const int64_t key : keys) {
-    const auto state = store_->AdagradState(0, static_cast<uint64_t>(key));
+    auto state = store_->StateOf(0, static_cast<uint64_t>(key));
     ASSERT_TRUE(state.ok()) << state.status().ToString();
-    ASSERT_EQ(state.value(), static_cast<float>(steps[static_cast<size_t>(key)])) << key;
+    ASSERT_EQ(state->accumulator, static_cast<float>(steps[static_cast<size_t>(key)])) << key;
   }
 }
 
