@@ -5,7 +5,8 @@
 // device, in the order of the batch. Parts have no key in common, so several threads may be at them
 // (part_worker.h). A device's writer is held for a turn of some parts at a time, so that others get
 // theirs. Keys without a row in DDR come last in a turn, one by one: theirs is made, or brought
-// from the SSD. What is dealt and what is a turn does not depend on the threads, nor does any sum.
+// from the SSD. What is dealt does not depend on the threads, nor does any sum; turns are longer
+// with more of them, for each begins and ends with all.
 #include <algorithm>
 #include <atomic>
 #include <utility>
@@ -18,7 +19,7 @@ namespace {
 
 // Occurrences of a part, on average: with what is noted of them they fill a second-level cache.
 constexpr size_t kPartKeys = 1024;
-// Occurrences brought in while a device's writer is held: about half a millisecond of one thread.
+// Occurrences that each thread brings in while a device's writer is held: about a millisecond.
 constexpr size_t kTurnKeys = 16384;
 // That a thread deals out at least: less is not worth its while.
 constexpr size_t kLeastDealt = 4096;
@@ -106,7 +107,7 @@ class TableRun {
       const size_t first = part;
       const auto d = static_cast<uint32_t>(part >> part_bits_);
       const size_t until = (size_t{d} + 1) << part_bits_;
-      while (part < until && BeginOf(part) - BeginOf(first) < kTurnKeys) ++part;
+      while (part < until && BeginOf(part) - BeginOf(first) < kTurnKeys * workers_.size()) ++part;
       if (BeginOf(part) > BeginOf(first)) Turn(impl_.DeviceOf(table_, d), first, part);
     }
     for (const PartWorker* worker : workers_) {
