@@ -103,8 +103,8 @@ class TableBudget:
 
 # (table, keys_N, offsets or None where each key is a bag of its own, gradients_BD).
 BagGradients = tuple[int, NDArray[np.int64], NDArray[np.uint32] | None, NDArray[np.float32]]
-# Of rows in key order: (accumulators_N, steps since each was last updated, ages_N, utilities at that
-# step, one a chunk, utilities_NC).
+# Of rows in key order: (accumulators_N, steps since each was last updated, utilities at that step,
+# one a chunk, utilities_NC).
 BucketState = tuple[NDArray[np.float32], NDArray[np.uint32], NDArray[np.float32]]
 
 class Store:
