@@ -273,7 +273,19 @@ class BucketIndex {
   uint64_t word = 0;
   bool full = true;
   // A lane is loaded whole whatever vector brings it; the scalar way is what TSan sees.
-#if defined(EMBERTIDE_VECTOR_GROUPS) && defined(__AVX2__)
+#if defined(EMBERTIDE_VECTOR_GROUPS) && defined(__AVX512VL__)
+  // Empty entries stand after all others, so the first lane that has the key or is empty decides.
+  const __m256i wanted = _mm256_set1_epi64x(static_cast<int64_t>(key));
+  const auto* keys = reinterpret_cast<const volatile __m256i*>(group.keys.data());
+  const __mmask8 before = _mm256_cmpeq_epi64_mask(*keys, wanted);
+  const __m256i words = *reinterpret_cast<const volatile __m256i*>(group.words.data());
+  const __mmask8 its = _mm256_mask_cmpeq_epi64_mask(before, *keys, wanted);
+  const __mmask8 empty = _mm256_testn_epi64_mask(words, words);
+  const __m256i undeleted = _mm256_andnot_si256(_mm256_set1_epi64x(kDeleted), words);
+  const __m256i first = _mm256_mask_compress_epi64(_mm256_set1_epi64x(kGoesOn),
+                                                   static_cast<__mmask8>(its | empty), undeleted);
+  return static_cast<uint64_t>(_mm_cvtsi128_si64(_mm256_castsi256_si128(first)));
+#elif defined(EMBERTIDE_VECTOR_GROUPS) && defined(__AVX2__)
   const __m256i wanted = _mm256_set1_epi64x(static_cast<int64_t>(key));
   const auto* keys = reinterpret_cast<const volatile __m256i*>(group.keys.data());
   const __m256i before = _mm256_cmpeq_epi64(*keys, wanted);

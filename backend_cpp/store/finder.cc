@@ -24,10 +24,11 @@ void Cover(std::vector<T>* items, size_t n) {
 void Finder::Begin(const Store::Impl* impl, uint64_t version) {
   impl_ = impl;
   version_ = version;
-  size_ = begun_ = met_ = settled_ = ready_ = late_count_ = 0;
+  size_ = run_ = begun_ = met_ = settled_ = ready_ = late_count_ = 0;
   waits_ = false;
   only_ddr_ = true;
   not_held_ = kHeld;
+  runs_.clear();
   remote_.clear();
   ssd_keys_.clear();
 }
@@ -46,73 +47,80 @@ void Finder::Add(std::span<const BagFeature> features, const KeyBags& request) {
         request.remote_of[static_cast<size_t>(keys.data() - &request.keys[0]) + k];
     if (which != 0) remote_[first + k] = &request.remote[which - 1];
   }
-  const auto table_of = [&](size_t bag) -> const Table& {
-    return impl_->tables[features[bag % features.size()].table];
+  std::ranges::copy(keys, &keys_[first]);
+  const auto add = [&](size_t bag, size_t n) {
+    const size_t before = runs_.empty() ? 0 : runs_.back().end;
+    runs_.push_back({&impl_->tables[features[bag % features.size()].table], before + n});
   };
   if (features.size() == 1) {
-    Aim(table_of(0), keys.data(), keys.size(), first);
+    add(0, keys.size());
   } else if (request.offsets.empty()) {
-    for (size_t k = 0; k < keys.size(); ++k) Aim(table_of(k), &keys[k], 1, first + k);
+    for (size_t k = 0; k < keys.size(); ++k) add(k, 1);
   } else {
-    size_t at = 0;
     for (size_t bag = 0; bag + 1 < request.offsets.size(); ++bag) {
-      const size_t n = request.offsets[bag + 1] - request.offsets[bag];
-      Aim(table_of(bag), keys.data() + at, n, first + at);
-      at += n;
+      add(bag, request.offsets[bag + 1] - request.offsets[bag]);
     }
   }
-  if (request.remote_of == nullptr) return;
-  for (size_t i = first; i < size_; ++i) {
+}
+
+// Notes the first groups of the next keys and asks for them.
+void Finder::Aim(size_t first, size_t end) {
+  std::array<uint64_t, kStep> hashes;
+  kRowOps->hashes(&keys_[first], end - first, hashes.data());
+  const uint64_t version = version_;
+  const uint64_t* hash = hashes.data();
+  for (size_t i = first; i < end; ++run_) {
+    const Table& table = *runs_[run_].table;
+    const BucketSlot* slots = table.buckets.data();
+    const uint32_t bits = table.config.bucket_bits;
+    const size_t until = std::min(runs_[run_].end, end);
+    for (; i < until; ++i, ++hash) {
+      const Bucket* bucket = slots[BucketOfHash(*hash, bits)].At(version);
+      buckets_[i] = bucket;
+      BucketIndex::Group* group = BucketIndex::EmptyGroup();
+      if (bucket != nullptr) [[likely]] {
+        group = bucket->index.Begin(*hash).group;
+      } else {
+        NoteNotHeld(table, i);
+      }
+      groups_[i] = group;
+    }
+    if (until < runs_[run_].end) break;
+  }
+  for (size_t i = first; !remote_.empty() && i < end; ++i) {
     // What came from elsewhere is not looked for here, where a superseded copy may still be.
     if (!remote(i)) continue;
     groups_[i] = BucketIndex::EmptyGroup();
     buckets_[i] = nullptr;
   }
+  for (size_t i = first; i < end; ++i) AskFor(groups_[i]);
 }
 
-// Notes the first groups of keys of one table.
-void Finder::Aim(const Table& table, const int64_t* keys, size_t n, size_t at) {
-  const BucketSlot* slots = table.buckets.data();
-  const uint32_t bits = table.config.bucket_bits;
-  const uint64_t version = version_;
-  uint64_t* plain = &keys_[at];
-  BucketIndex::Group** groups = &groups_[at];
-  const Bucket** buckets = &buckets_[at];
-  bool held = true;
-  for (size_t k = 0; k < n; ++k) {
-    const auto key = static_cast<uint64_t>(keys[k]);
-    const uint64_t hash = HashKey(key);
-    const Bucket* bucket = slots[BucketOfHash(hash, bits)].At(version);
-    plain[k] = key;
-    buckets[k] = bucket;
-    held &= bucket != nullptr;
-    groups[k] = bucket == nullptr ? BucketIndex::EmptyGroup() : bucket->index.Begin(hash).group;
-  }
-  for (size_t i = at; !held && not_held_ == kHeld && i < at + n; ++i) {
-    if (buckets_[i] != nullptr || remote(i)) continue;
-    not_held_ = i;
-    not_held_table_ = table.ordinal;
-    waits_ = true;
-  }
+void Finder::NoteNotHeld(const Table& table, size_t i) {
+  if (not_held_ != kHeld || remote(i)) return;
+  not_held_ = i;
+  not_held_table_ = table.ordinal;
+  waits_ = true;
 }
 
 void Finder::Step() {
   const size_t begun = begun_;
   const size_t met = met_;
   begun_ = std::min(begun + kStep, size_);
-  for (size_t i = begun; i < begun_; ++i) AskFor(groups_[i]);
+  Aim(begun, begun_);
   Settle();
   ready_ = settled_;
   settled_ = met;
   met_ = std::min(met + kStep, begun);
-  std::array<uint64_t, kStep> words;
-  kRowOps->words(&groups_[met], &keys_[met], met_ - met, words.data());
-  Place(met, met_, words.data());
+  Place(met, met_);
   SettleLast();
+  AskForRows();
 }
 
 // What the keys' first groups have of them.
-void Finder::Place(size_t first, size_t end, const uint64_t* words) {
+void Finder::Place(size_t first, size_t end) {
+  std::array<uint64_t, kStep> words;
+  kRowOps->words(&groups_[first], &keys_[first], end - first, words.data());
   FoundRow* found = found_.data();
   const Bucket* const* buckets = buckets_.data();
   BucketIndex::Group* const* groups = groups_.data();
@@ -136,12 +144,20 @@ void Finder::Place(size_t first, size_t end, const uint64_t* words) {
     found[i] = {payload, live, Source::kDdr, FoundKind::kRow};
     const uintptr_t row = reinterpret_cast<uintptr_t>(payload) & ~other;
     const uintptr_t next = reinterpret_cast<uintptr_t>(groups[i] + 1) & other;
-    const uintptr_t begin = (row | next) & ~(kLine - 1);
-    const uintptr_t step = kLine & ~other;
-    const uint32_t lines = LinesOf(row | next, bucket.PayloadBytes(live));
-    for (uint32_t l = 0; l < lines; ++l) AskFor(reinterpret_cast<const void*>(begin + l * step));
+    lines_[lines_count_++] = {(row | next) & ~(kLine - 1), static_cast<uint32_t>(kLine & ~other),
+                              LinesOf(row | next, bucket.PayloadBytes(live))};
   }
   late_count_ = late;
+}
+
+void Finder::AskForRows() {
+  for (size_t k = 0; k < lines_count_; ++k) {
+    uintptr_t line = lines_[k].first;
+    for (uint32_t l = 0; l < lines_[k].count; ++l, line += lines_[k].step) {
+      AskFor(reinterpret_cast<const void*>(line));
+    }
+  }
+  lines_count_ = 0;
 }
 
 // Of any key whose word is known, wherever its row lies; 0: there is no entry.
@@ -154,7 +170,10 @@ void Finder::PlaceOne(size_t i, uint64_t word) {
   switch (place.tier()) {
     case TierId::kDdr:
       found.payload = SlabArena::AddressOf(buckets_[i]->rows, place.slot());
-      return AskForLines(found.payload, buckets_[i]->PayloadBytes(found.live));
+      lines_[lines_count_++] = {reinterpret_cast<uintptr_t>(found.payload) & ~(kLine - 1), kLine,
+                                LinesOf(reinterpret_cast<uintptr_t>(found.payload),
+                                        buckets_[i]->PayloadBytes(found.live))};
+      return;
     case TierId::kSsd: {
       const Bucket& bucket = *buckets_[i];
       found.source = Source::kSsd;
@@ -185,7 +204,7 @@ void Finder::TakeRemote(size_t i) {
   only_ddr_ = false;
 }
 
-// Looks into the second group of each key that is late. One in forty is not there, either: its
+// Looks into the second group of each key that is late. One in thirty is not there, either: its
 // third is asked for, and looked into by SettleLast.
 void Finder::Settle() {
   std::array<const BucketIndex::Group*, kStep> groups;

@@ -1,14 +1,14 @@
 // Finder: where the rows of a chunk of keys lie, as of one pinned version.
 //
-// Each key's index group is known at once; after that keys go on in steps, so that none waits alone
-// for memory and memory seldom waits for a sum:
+// Keys go on in steps, so that none waits alone for memory and memory seldom waits for a sum:
 //
 //   step s + 3: ask for the keys' groups    step s + 2: find them there, ask for the rows
 //   step s + 1: or in the groups after      step s:     what the caller may pool
 //
-// Lines are asked for into the second-level cache, which has room for more misses than the first.
-// Each part is a loop that does nothing else: a core looks some three hundred instructions ahead,
-// and the shorter the loop, the more keys that is.
+// Lines are asked for into the second-level cache, which has room for more misses than the first,
+// by loops that do nothing else: until its address is translated, which takes a walk through the
+// page tables, what asks for a line keeps a core from going on for more than some three hundred
+// instructions, and the fewer a line takes, the more lines that is.
 //
 // Rows on an SSD, and keys that nobody here holds, hold the steps back: the caller then asks for
 // everything that is left, and the rows are read in one batch (each block once).
@@ -70,6 +70,17 @@ class Finder {
   void Count();
 
  private:
+  // Keys that stand together and are of one table.
+  struct Run {
+    const Table* table = nullptr;
+    size_t end = 0;
+  };
+  // Lines of memory.
+  struct Lines {
+    uintptr_t first;
+    uint32_t step;  // bytes from one to the next
+    uint32_t count;
+  };
   // A row that lies on an SSD.
   struct SsdKey {
     size_t at = 0;  // in found_
@@ -80,18 +91,22 @@ class Finder {
   // stay in the second-level cache with their rows.
   static constexpr size_t kStep = 32;
 
-  void Aim(const Table& table, const int64_t* keys, size_t n, size_t at);
+  void Aim(size_t first, size_t end);
+  void NoteNotHeld(const Table& table, size_t i);
   void Step();
-  void Place(size_t first, size_t end, const uint64_t* words);
+  void Place(size_t first, size_t end);
   void PlaceOne(size_t i, uint64_t word);
   void TakeRemote(size_t i);
   void Settle();
   void SettleLast();
+  // Asks for what was noted in lines_.
+  void AskForRows();
   Status ReadSsdRows();
 
   const Store::Impl* impl_ = nullptr;
   uint64_t version_ = 0;
   size_t size_ = 0;
+  size_t run_ = 0;      // of the next key to begin
   size_t begun_ = 0;    // keys whose group was asked for
   size_t met_ = 0;      // keys looked for in it
   size_t settled_ = 0;  // keys looked for everywhere
@@ -99,6 +114,7 @@ class Finder {
   bool waits_ = false;
   bool only_ddr_ = true;
   // Of each key; groups are those where it was found, or the first.
+  std::vector<Run> runs_;
   std::vector<uint64_t> keys_;
   std::vector<BucketIndex::Group*> groups_;
   std::vector<const Bucket*> buckets_;
@@ -108,6 +124,8 @@ class Finder {
   size_t late_count_ = 0;
   std::array<size_t, kStep> last_;  // of those, keys that are not in their second group, either
   size_t last_count_ = 0;
+  std::array<Lines, 2 * kStep> lines_;  // of the rows that a step found
+  size_t lines_count_ = 0;
   // The first key whose bucket is not held, if any.
   size_t not_held_ = kHeld;
   uint32_t not_held_table_ = 0;

@@ -326,12 +326,17 @@ void Write(const RowLayout& layout, const FoundRow* rows, size_t n, size_t step,
   }
 }
 
+void Hashes(const uint64_t* keys, size_t n, uint64_t* hashes) {
+  for (size_t i = 0; i < n; ++i) hashes[i] = HashKey(keys[i]);
+}
+
 void Words(const BucketIndex::Group* const* groups, const uint64_t* keys, size_t n,
            uint64_t* words) {
   for (size_t i = 0; i < n; ++i) words[i] = BucketIndex::WordOrGoesOn(*groups[i], keys[i]);
 }
 
-constexpr RowOps kOps = {Words,
+constexpr RowOps kOps = {Hashes,
+                         Words,
                          {Add<Fp32>, Add<Fp16>, Add<Bf16>, Add<Int8>},
                          {Pool<Fp32>, Pool<Fp16>, Pool<Bf16>, Pool<Int8>},
                          {Write<Fp32>, Write<Fp16>, Write<Bf16>, Write<Int8>},

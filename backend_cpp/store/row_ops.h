@@ -41,9 +41,12 @@ struct RowOps {
   using Write = void (*)(const RowLayout& layout, const FoundRow* rows, size_t n, size_t step,
                          float* out, size_t out_stride);
   using Round = void (*)(const double* sums, uint32_t n, double divisor, float* out);
+  // hashes[i] = HashKey(keys[i]).
+  using Hashes = void (*)(const uint64_t* keys, size_t n, uint64_t* hashes);
   // words[i] = BucketIndex::WordOrGoesOn(*groups[i], keys[i]).
   using Words = void (*)(const BucketIndex::Group* const* groups, const uint64_t* keys, size_t n,
                          uint64_t* words);
+  Hashes hashes;
   Words words;
   std::array<Add, 4> add;
   std::array<Pool, 4> pool;

@@ -97,6 +97,59 @@ TEST_P(RowOpsTest, ARowIsWrittenAsItDecodes) {
   }
 }
 
+class KeyOpsTest : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    ops_ = RowOpsOf(GetParam());
+    if (ops_ == nullptr) GTEST_SKIP() << "this CPU has no " << GetParam();
+  }
+  const RowOps* ops_ = nullptr;
+};
+
+TEST_P(KeyOpsTest, HashesAreThoseOfOneKeyAtATime) {
+  std::mt19937_64 random(3);
+  for (size_t n = 0; n < 40; ++n) {
+    std::vector<uint64_t> keys(n);
+    for (uint64_t& key : keys) key = random();
+    std::vector<uint64_t> hashes(n);
+    ops_->hashes(keys.data(), n, hashes.data());
+    for (size_t i = 0; i < n; ++i) ASSERT_EQ(hashes[i], HashKey(keys[i]));
+  }
+}
+
+// Groups as they come about: entries are taken from the front and never empty again, and a deleted
+// one keeps its key.
+TEST_P(KeyOpsTest, AWordIsThatOfTheKeyOrSaysWhetherToGoOn) {
+  constexpr uint64_t kDeleted = 1ULL << 56;
+  std::mt19937_64 random(5);
+  for (int turn = 0; turn < 20000; ++turn) {
+    BucketIndex::Group group{};
+    const uint32_t used = random() % (BucketIndex::kGroupEntries + 1);
+    const uint64_t wanted = random() % 4 == 0 ? 0 : random();
+    const uint32_t at = random() % 8;  // from `used` on: it is not there
+    uint64_t expected = used == BucketIndex::kGroupEntries ? BucketIndex::kGoesOn : 0;
+    for (uint32_t i = 0; i < used; ++i) {
+      const bool deleted = random() % 4 == 0;
+      const uint64_t count = (random() % 64) << 57;
+      const uint64_t word = Location(TierId::kDdr, 15, random() % 1000).word() | count;
+      group.keys[i] = i == at ? wanted : random() | 1;
+      group.words[i] = deleted ? kDeleted : word;
+      if (i == at) expected = deleted ? expected : word;
+    }
+    const BucketIndex::Group* groups[] = {&group};
+    uint64_t word = 7;
+    ops_->words(groups, &wanted, 1, &word);
+    // Whether a deleted key is looked for further makes no difference: it stands nowhere else.
+    if (at < used && group.words[at] == kDeleted) {
+      ASSERT_TRUE(word == 0 || word == BucketIndex::kGoesOn) << "turn " << turn;
+    } else {
+      ASSERT_EQ(word, expected) << "turn " << turn;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, KeyOpsTest, testing::Values("plain", "avx2", "avx512"));
+
 // Dimensions with and without a tail, chunks wider and narrower than a vector.
 INSTANTIATE_TEST_SUITE_P(All, RowOpsTest, VectorCases());
 

@@ -15,7 +15,8 @@ inline constexpr const char kHashName[] = "splitmix64";
 inline constexpr uint64_t kHashSeed = 0x9e3779b97f4a7c15ULL;
 
 // Steele, Lea & Flood's finaliser (SplitMix64), a bijection of 64-bit words.
-constexpr uint64_t HashKey(uint64_t key) {
+// Always inlined: files of wider vectors compile it, too.
+[[gnu::always_inline]] constexpr uint64_t HashKey(uint64_t key) {
   uint64_t z = key + kHashSeed;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
