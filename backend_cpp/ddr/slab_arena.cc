@@ -141,7 +141,7 @@ void SlabArena::CondemnSparsePages() {
   }
 }
 
-void SlabArena::CondemnPages(uint32_t pages) {
+void SlabArena::CondemnPages(uint32_t pages, bool must_fit) {
   std::vector<Page*> candidates;
   for (uint32_t n = 0; n < pool_.pages_seen(); ++n) {
     Page* page = pages_[n].load(std::memory_order_relaxed);
@@ -150,7 +150,19 @@ void SlabArena::CondemnPages(uint32_t pages) {
   const auto used_bytes = [](const Page* page) { return uint64_t{page->used} * page->slot_bytes; };
   std::stable_sort(candidates.begin(), candidates.end(),
                    [&](const Page* a, const Page* b) { return used_bytes(a) < used_bytes(b); });
-  for (size_t i = 0; i < candidates.size() && i < pages; ++i) Condemn(candidates[i]);
+  std::map<ClassKey, uint64_t> room;  // slots free in pages that are not condemned
+  for (const auto& [key, list] : room_) {
+    for (const Page* page : list) room[key] += page->slots - page->used;
+  }
+  for (Page* page : candidates) {
+    if (pages == 0) break;
+    uint64_t& elsewhere = room[{page->slot_bytes, page->aux_bytes}];
+    const uint32_t own = page->slots - page->used;
+    if (must_fit && elsewhere < uint64_t{own} + page->used) continue;
+    elsewhere -= std::min<uint64_t>(elsewhere, uint64_t{own} + page->used);
+    Condemn(page);
+    --pages;
+  }
 }
 
 Status SlabArena::CheckIntegrity(std::span<const uint64_t> slots) const {

@@ -77,8 +77,9 @@ class SlabArena {
   // condemned: nothing is allocated from them, and the owner moves their rows away.
   void CondemnSparsePages();
   // Condemns up to `pages` pages whatever the waste, those with the least used bytes first: what
-  // must go when another size class, or the index, needs their bytes.
-  void CondemnPages(uint32_t pages);
+  // must go when another size class, or the index, needs their bytes. `must_fit`: only those whose
+  // rows have room in the other pages of their class, as there is nowhere else.
+  void CondemnPages(uint32_t pages, bool must_fit = false);
   // As Allocate, but never adds a page.
   Result<uint64_t> AllocateInRoom(uint32_t payload_bytes, uint32_t aux_bytes);
   uint32_t page_count() const { return pool_.pages_used(); }

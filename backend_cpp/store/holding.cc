@@ -223,7 +223,7 @@ bool Store::Impl::FreeBucket(const Table& table, Bucket* bucket, uint32_t* entry
       node = older;
     }
   }
-  const uint64_t bytes = kBucketBytes + bucket->index.bytes() + bucket->changed.bytes();
+  const uint64_t bytes = kBucketBytes + bucket->index.bytes() + bucket->change_bytes();
   device->budget.Release(bytes);
   index_bytes -= bytes;
   delete bucket;

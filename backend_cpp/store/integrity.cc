@@ -136,7 +136,7 @@ Status NameEntries(const Table& table, const Bucket& bucket, uint32_t aux, bool 
                    Named* named) {
   const RowLayout& layout = table.config.layout;
   EMBERTIDE_RETURN_IF_ERROR(bucket.index.CheckIntegrity(&HashKey));
-  named->index_bytes += kBucketBytes + bucket.index.bytes() + bucket.changed.bytes();
+  named->index_bytes += kBucketBytes + bucket.index.bytes() + bucket.change_bytes();
   // That of a retired bucket knows of its rows no longer.
   const TierPolicy* policy = retired ? nullptr : bucket.device->policy.get();
   named->rows += bucket.index.size();

@@ -383,7 +383,8 @@ Status Store::Impl::MakeRoom(Device* device, int round, const Status& wanted) {
   bool went = false;
   if (round % 2 == 1) went = Evict(device, nullptr);
   if (!went) {
-    device->arena.CondemnPages(1 + device->arena.page_count() / 16);
+    device->arena.CondemnPages(1 + device->arena.page_count() / 16,
+                               /*must_fit=*/device->ssd == nullptr);
     MoveCondemned(device, RoundOf(device), /*demote=*/true, nullptr);
   }
   Status waited = AwaitReaders(device);

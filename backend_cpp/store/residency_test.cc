@@ -2,11 +2,13 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <filesystem>
 #include <map>
 #include <optional>
 #include <random>
+#include <set>
 #include <thread>
 
 #include "embertide/hash.h"
@@ -483,6 +485,64 @@ TEST_F(ResidencyTest, ChunksThatArePrunedMakeRoomForOtherRows) {
       << "page bytes " << stats.ddr_payload_bytes << ", rows " << live;
   EXPECT_GE(live + stats.index_bytes, stats.ddr_budget_bytes * 95 / 100)
       << "rows " << live << " index " << stats.index_bytes;
+}
+
+// Keys that are pruned leave a note until TakeChanges. The notes are of the budget (CheckIntegrity
+// adds up what is charged), rows of a full store can be pruned for all that, and to prune the same
+// keys over and over takes no more than to prune each once.
+TEST_F(ResidencyTest, NotesOfPrunedKeysAreOfTheBudget) {
+  StoreOptions options = Options({MakeTable("user", 1, {1, 4, DType::kFp32}, 1)}, 8 * kMiB, 0);
+  options.profile = Profile::kTrain;
+  Open(options);
+  std::vector<int64_t> keys;
+  for (int64_t key = 0; store_->EnsureRows(0, {&key, 1}).ok(); ++key) keys.push_back(key);
+  ASSERT_GT(keys.size(), 50'000U);
+  std::vector<std::byte> records;
+  for (uint32_t b = 0; b < 2; ++b) ASSERT_TRUE(store_->TakeChanges(0, b, &records).ok());
+  std::mt19937 random(3);
+  std::shuffle(keys.begin(), keys.end(), random);
+  const auto check = [&] {
+    const Status integrity = store_->CheckIntegrity();
+    ASSERT_TRUE(integrity.ok()) << integrity.ToString();
+  };
+  const auto prune = [&](int64_t key) {
+    const Status pruned = store_->SetLive(0, static_cast<uint64_t>(key), 0);
+    ASSERT_TRUE(pruned.ok()) << pruned.ToString();
+  };
+  for (size_t i = 0; i < keys.size(); ++i) {
+    ASSERT_NO_FATAL_FAILURE(prune(keys[i])) << i << " of " << keys.size();
+    if (i % 2000 != 0) continue;
+    ASSERT_NO_FATAL_FAILURE(check());
+  }
+  const uint64_t noted = store_->UsageOf(0, 0).budget_used_bytes;
+  const auto taken = [&] {
+    std::set<uint64_t> pruned;
+    for (uint32_t b = 0; b < 2; ++b) {
+      records.clear();
+      EXPECT_TRUE(store_->TakeChanges(0, b, &records).ok());
+      for (std::span<const std::byte> rest = records; !rest.empty();) {
+        const auto record = ReadRecord(options.tables[0].layout, &rest);
+        EXPECT_EQ(record.value().kind, RecordKind::kPruned);
+        EXPECT_TRUE(pruned.insert(record.value().key).second);
+      }
+    }
+    return pruned.size();
+  };
+  EXPECT_EQ(taken(), keys.size());
+  check();
+  EXPECT_LE(store_->UsageOf(0, 0).budget_used_bytes + keys.size() * 16, noted)
+      << "what the notes took";
+  const uint64_t before = store_->Stats().index_bytes;
+  for (int turn = 0; turn < 2000; ++turn) {
+    for (int64_t key = 0; key < 10; ++key) {
+      ASSERT_TRUE(store_->EnsureRows(0, {&key, 1}).ok());
+      ASSERT_NO_FATAL_FAILURE(prune(key));
+    }
+  }
+  check();
+  EXPECT_LE(store_->Stats().index_bytes, before + 4 * 4096);
+  EXPECT_EQ(taken(), 10U);
+  EXPECT_EQ(store_->Stats().index_bytes, before);
 }
 
 }  // namespace

@@ -67,6 +67,11 @@ struct Retired {
   uint32_t entry = 0;        // of `bucket`: those before it are freed
 };
 
+struct RemovedKey {
+  uint64_t key;
+  RecordKind kind;
+};
+
 // The rows of one bucket on one device. What a lookup reads comes first, in one cache line.
 struct alignas(64) Bucket {
   Bucket(Device* on, const Table& of);
@@ -88,8 +93,14 @@ struct alignas(64) Bucket {
   uint32_t PayloadBytes(uint16_t live) const {
     return scale_bytes + static_cast<uint32_t>(std::popcount(live)) * chunk_bytes;
   }
-  ChangedCells changed;                    // training: where rows with aux.changed are
-  std::map<uint64_t, RecordKind> removed;  // training: keys removed since TakeChanges
+  ChangedCells changed;  // training: where rows with aux.changed are
+  // Training: keys removed since TakeChanges. Of several notes of a key the last counts, and none
+  // if it has a row again: those are left out once there are twice as many as `tidied`.
+  std::deque<RemovedKey> removed;
+  size_t tidied = 0;
+  uint64_t removed_bytes = 0;  // charged for them
+  // Of marks and notes, as the budget is charged.
+  uint64_t change_bytes() const { return changed.bytes() + removed_bytes; }
 };
 
 // What a bucket costs without its rows and arrays: what the budget is charged.
@@ -508,6 +519,10 @@ struct Store::Impl {
   }
   // Room to note every row of the bucket as changed. kResourceExhausted as ReserveEntry.
   Status FitChanged(Device* device, Bucket* bucket);
+  // Room to note one more key as removed. kResourceExhausted as ReserveEntry; nothing is changed.
+  Status FitRemoved(Device* device, Bucket* bucket);
+  // Of the notes of removed keys, leaves those that count, ascending by key.
+  static void TidyRemoved(Bucket* bucket);
   // Requires: ReserveEntry was called for the row.
   static void MarkChanged(Bucket* bucket, uint64_t hash, RowAux* aux) {
     if (aux->changed != 0) return;

@@ -7,6 +7,12 @@
 namespace embertide {
 namespace {
 
+// What a note of a removed key takes in a deque, its share of the list of pieces included; and room
+// that a bucket's notes are charged at a time.
+constexpr size_t kNoteBytes = sizeof(RemovedKey) + 1;
+constexpr uint64_t kNotePage = 4096;
+constexpr size_t kNotesOfPage = kNotePage / kNoteBytes;
+
 Status NotTraining() {
   return {Code::kInvalidArgument, "this call needs a store of the training profile"};
 }
@@ -25,6 +31,42 @@ Status Store::Impl::FitChanged(Device* device, Bucket* bucket) {
   bucket->changed.Fit(entries);
   device->budget.Release(before);
   index_bytes += bytes - before;
+  return Status::Ok();
+}
+
+void Store::Impl::TidyRemoved(Bucket* bucket) {
+  auto& removed = bucket->removed;
+  std::ranges::stable_sort(removed, {}, &RemovedKey::key);
+  auto to = removed.begin();
+  for (auto at = removed.begin(); at != removed.end(); ++at) {
+    const bool last = at + 1 == removed.end() || at[1].key != at->key;
+    const uint32_t entry = last ? bucket->index.Locate(HashKey(at->key), at->key) : 0;
+    if (last && entry == BucketIndex::kNotFound) *to++ = *at;
+  }
+  removed.erase(to, removed.end());
+  bucket->tidied = removed.size();
+}
+
+Status Store::Impl::FitRemoved(Device* device, Bucket* bucket) {
+  const auto fits = [&] {
+    return (bucket->removed.size() + 1) * kNoteBytes <= bucket->removed_bytes;
+  };
+  if (fits()) return Status::Ok();
+  if (bucket->removed.size() >= 2 * bucket->tidied + kNotesOfPage) TidyRemoved(bucket);
+  if (fits()) return Status::Ok();
+  const auto charge = [&]() -> Status {
+    if (device->budget.TryCharge(kNotePage)) return Status::Ok();
+    return {Code::kResourceExhausted, "no room to note removed keys in the DDR budget"};
+  };
+  Status charged = WithRoom(device, charge);
+  if (!charged.ok() && device->reserve_bytes > 0 && !device->reserve_lent) {
+    device->reserve_lent = true;
+    device->budget.Release(device->reserve_bytes);
+    charged = charge();
+  }
+  if (!charged.ok()) return charged;
+  bucket->removed_bytes += kNotePage;
+  index_bytes += kNotePage;
   return Status::Ok();
 }
 
@@ -84,6 +126,7 @@ Status Store::SetLive(uint32_t t, uint64_t key, uint16_t live) {
   const Result<Location> old = impl_->ResidentRow(&device, t, b, key);
   if (!old.ok()) return old.status();
   if (live == old.value().live()) return Status::Ok();
+  if (live == 0) EMBERTIDE_RETURN_IF_ERROR(impl_->FitRemoved(&device, bucket));
   Location place = Location::Removed(RecordKind::kPruned);
   if (live != 0) {
     std::vector<float> values(layout.dim());
@@ -110,7 +153,7 @@ Status Store::SetLive(uint32_t t, uint64_t key, uint16_t live) {
   }
   if (live == 0) {
     impl_->EraseEntry(bucket, entry);
-    bucket->removed[key] = RecordKind::kPruned;
+    bucket->removed.push_back({key, RecordKind::kPruned});
   } else {
     std::copy_n(device.arena.Aux(again.value().slot()), impl_->AuxBytes(table),
                 device.arena.Aux(place.slot()));
@@ -129,7 +172,9 @@ Status Store::TakeChanges(uint32_t t, uint32_t b, std::vector<std::byte>* record
   Device& device = *Store::Impl::Newest(impl_->tables[t], b)->device;
   const std::lock_guard writer(device.writer);
   impl_->Reclaim(&device);
-  std::map<uint64_t, RecordKind> changes(bucket.removed);
+  Store::Impl::TidyRemoved(&bucket);
+  std::map<uint64_t, RecordKind> changes;
+  for (const RemovedKey& each : bucket.removed) changes.emplace(each.key, each.kind);
   Store::Impl::ChangedRows(bucket, &changes);
   for (const auto& [key, kind] : changes) {
     if (kind != RecordKind::kRow) {
@@ -150,7 +195,10 @@ Status Store::TakeChanges(uint32_t t, uint32_t b, std::vector<std::byte>* record
         records);
   }
   bucket.changed.Clear();
-  bucket.removed.clear();
+  std::deque<RemovedKey>().swap(bucket.removed);
+  bucket.tidied = 0;
+  device.budget.Release(bucket.removed_bytes);
+  impl_->index_bytes -= std::exchange(bucket.removed_bytes, 0);
   return Status::Ok();
 }
 
@@ -166,7 +214,8 @@ Status Store::MarkChanged(uint32_t t, uint32_t b, std::span<const uint64_t> keys
     if (place.ok()) {
       Store::Impl::MarkChanged(&bucket, HashKey(key), impl_->AuxOf(&device, place.value()));
     } else if (place.status().code() == Code::kNotFound) {
-      bucket.removed[key] = RecordKind::kExpired;
+      EMBERTIDE_RETURN_IF_ERROR(impl_->FitRemoved(&device, &bucket));
+      bucket.removed.push_back({key, RecordKind::kExpired});
     } else {
       return place.status();
     }

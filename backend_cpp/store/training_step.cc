@@ -275,7 +275,6 @@ Result<Location> TableRun::MakeRow(Device* device, Bucket* bucket, const PartWor
   Result<Location> place = impl_.StoreRow(device, table_, group.key, layout.full_mask(), payload);
   if (!place.ok()) return place;
   impl_.InsertEntry(bucket, group.key, *place);
-  bucket->removed.erase(group.key);
   Store::Impl::MarkChanged(bucket, group.hash, Store::Impl::AuxOf(device, *place));
   ++made_;
   return place;

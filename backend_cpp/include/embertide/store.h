@@ -462,13 +462,14 @@ class Store {
   Result<uint64_t> ApplyGradients(std::span<const BagGradients> bags,
                                   const RowwiseAdagrad& optimizer, uint32_t threads = 1);
   // Sets the live mask of a row; a chunk that becomes live starts at zero, and mask 0 removes the
-  // row. kNotFound if the key has none.
+  // row. kNotFound if the key has none; kResourceExhausted when the budgets are full.
   Status SetLive(uint32_t table, uint64_t key, uint16_t live);
   // Appends the records of rows changed since the last call for this bucket (tombstones included),
   // in ascending key order. Bitwise repeatable.
   Status TakeChanges(uint32_t table, uint32_t bucket, std::vector<std::byte>* records);
   // Makes the next TakeChanges give these keys of one bucket too: as they are, or, where there is
   // no row, as tombstones. For a publisher that must make good what another one sent.
+  // kResourceExhausted when the budgets are full; the keys before are marked.
   Status MarkChanged(uint32_t table, uint32_t bucket, std::span<const uint64_t> keys);
   // Training state of a key, for checkpoints and for who prunes. kNotFound if it has no row.
   Result<RowState> StateOf(uint32_t table, uint64_t key) const;
