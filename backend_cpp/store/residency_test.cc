@@ -6,6 +6,7 @@
 #include <atomic>
 #include <filesystem>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <set>
@@ -80,6 +81,48 @@ class ResidencyTest : public ::testing::Test {
   fs::path directory_;
   std::unique_ptr<Store> store_;
 };
+
+// What readers have to tell of the SSD, and what becomes of it, adds up.
+TEST_F(ResidencyTest, EachReadOfTheSsdIsPromotedRefusedOrDroppedAndCounted) {
+  for (const char* policy : {"clock", "clock:15"}) {
+    StoreOptions options =
+        Options({MakeTable("item", 1, {1, 32, DType::kFp32})}, 2 * kMiB, 32 * kMiB);
+    options.ddr_policy = policy;
+    Open(options);
+    constexpr int64_t kKeys = 20'000;
+    for (uint64_t key = 0; key < kKeys; ++key) ASSERT_TRUE(Stage(1, 0, key, 1, 1).ok());
+    ASSERT_TRUE(store_->Commit(1).ok());
+    const StoreStats before = store_->Stats();
+    const auto since = [&](uint64_t StoreStats::* value) {
+      return store_->Stats().*value - before.*value;
+    };
+    constexpr auto kSsd = static_cast<size_t>(Source::kSsd);
+    for (int64_t first = 0; first < kKeys; first += 250) {
+      std::vector<int64_t> keys(250);
+      std::iota(keys.begin(), keys.end(), first);
+      std::vector<float> out(keys.size() * 32);
+      ASSERT_TRUE(
+          store_->PinNewest()->Lookup({0, keys, Pooling::kNone, {}, out.data(), 32, nullptr}).ok());
+    }
+    const uint64_t read = store_->Stats().hits[kSsd] - before.hits[kSsd];
+    const uint64_t told = read - since(&StoreStats::dropped_accesses);
+    // The log is bounded, by a part of the budget, and so is what one turn promotes.
+    EXPECT_GT(read, 10'000U);
+    EXPECT_GT(told, 512U);
+    EXPECT_LT(told, 2'000U);
+    store_->Maintain();
+    const uint64_t promoted = since(&StoreStats::promotions);
+    const uint64_t refused = since(&StoreStats::refused_promotions);
+    EXPECT_EQ(promoted + refused + since(&StoreStats::dropped_accesses), read);
+    if (std::string(policy) == "clock") {
+      EXPECT_GT(promoted, 0U);
+      EXPECT_LE(promoted, 512U);
+    } else {
+      EXPECT_EQ(refused, told);
+    }
+    Whole();
+  }
+}
 
 // --- budgets of tables
 
