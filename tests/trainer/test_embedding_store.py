@@ -235,8 +235,8 @@ def test_an_imported_store_goes_on_bit_for_bit() -> None:
             # Imported rows count as published; only what was learned since is a change.
             changes = first.store.take_changes(t, bucket)
             assert second.store.take_changes(t, bucket) == changes
-            states = [rows.store.bucket_state(t, bucket) for rows in (first, second)]
-            for mine, theirs in zip(*states, strict=True):
+            both = [rows.store.bucket_state(t, bucket) for rows in (first, second)]
+            for mine, theirs in zip(*both, strict=True):
                 np.testing.assert_array_equal(mine, theirs)
 
 
