@@ -105,8 +105,8 @@ struct StoreOptions {
   std::vector<TableConfig> tables;
   uint32_t devices = 1;  // CPU arenas
   // Device d has its rows and their index in memory of the NUMA node [d % their number], but for
-  // the index of a few rows, which is the heap's, and aux; empty: memory comes from the node of
-  // whoever first writes to it.
+  // the index of a few rows, which is the heap's; empty: memory comes from the node of whoever
+  // first writes to it.
   std::vector<uint32_t> numa_nodes;
   // All buckets are held from the start, bucket b of table t on device (t + b) % devices; else none
   // is (serving profile) until AddBucket.
