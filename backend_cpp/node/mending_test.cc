@@ -50,7 +50,8 @@ class NodeMendingTest : public ::testing::Test {
   }
   template <typename Condition>
   static bool Await(const Condition& condition) {
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    const auto deadline =
+        std::chrono::steady_clock::now() + std::chrono::seconds(120);  // of a sanitizer
     while (!condition()) {
       if (std::chrono::steady_clock::now() > deadline) return false;
       std::this_thread::yield();
@@ -97,7 +98,11 @@ class NodeMendingTest : public ::testing::Test {
         right = false;
         continue;
       }
-      for (size_t i = 0; i < out.size(); ++i) EXPECT_EQ(out[i], rows_.at(first + i / kDim));
+      for (size_t k = 0; k < keys.size(); ++k) {
+        const std::vector<float> row(out.begin() + static_cast<ptrdiff_t>(k * kDim),
+                                     out.begin() + static_cast<ptrdiff_t>((k + 1) * kDim));
+        EXPECT_EQ(row, std::vector<float>(kDim, rows_.at(first + k)));
+      }
     }
     return right;
   }
