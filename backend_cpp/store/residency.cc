@@ -19,14 +19,16 @@ constexpr uint64_t kEvictBytes = 256 * 1024;
 // And no more than this part of the budget: a batch is what the policy cannot take back.
 constexpr uint64_t kLeastOverEvicted = 64;
 constexpr std::chrono::microseconds kReadersPoll{50};
-// Above this share of the budget Maintain makes room ahead of need.
-constexpr double kHighWater = 0.97;
+// With room for rows of less than this share of the budget Maintain makes some ahead of need.
+constexpr double kLowRoom = 0.03;
 // And it empties pages until this part of the budget is free, a page of rows and two of nodes or
 // index at least and so many bytes at most: rows of another size, index arrays and version nodes
-// need pages, which slots that came free here and there do not give.
+// need pages, which slots that came free here and there do not give. A budget of which the least
+// is more than an eighth keeps none.
 constexpr uint64_t kLeastOverReady = 100;
 constexpr uint64_t kLeastReady = kSlabPageBytes + uint64_t{2} * BucketIndex::kPageBytes;
 constexpr uint64_t kMostReady = 64 << 20;
+constexpr uint64_t kLeastLimitOverReady = 8;
 // Entries of a bucket that are freed at once, under the writer lock.
 constexpr uint32_t kFreedAtOnce = 1024;
 // Entries passed at once by upkeep, a third of a millisecond: on the way to the rows of condemned
@@ -339,17 +341,26 @@ uint64_t Store::Impl::FreeSlotBytes(const Device& device) {
   return bytes;
 }
 
+uint64_t Store::Impl::SparePages(const Device& device) {
+  const uint64_t kept = device.budget.used_bytes() + ReadyBytes(device);
+  const uint64_t limit = device.budget.limit_bytes();
+  return kept < limit ? (limit - kept) / kSlabPageBytes : 0;
+}
+
 bool Store::Impl::Full(const Device& device) {
-  const auto high =
-      static_cast<uint64_t>(kHighWater * static_cast<double>(device.budget.limit_bytes()));
-  return device.ssd != nullptr && device.budget.used_bytes() - FreeSlotBytes(device) > high;
+  const auto low =
+      static_cast<uint64_t>(kLowRoom * static_cast<double>(device.budget.limit_bytes()));
+  return device.ssd != nullptr && FreeSlotBytes(device) + SparePages(device) * kSlabPageBytes < low;
 }
 
 uint64_t Store::Impl::ReadyBytes(const Device& device) {
-  return std::clamp(device.budget.limit_bytes() / kLeastOverReady, kLeastReady, kMostReady);
+  const uint64_t limit = device.budget.limit_bytes();
+  if (limit < kLeastReady * kLeastLimitOverReady) return 0;
+  return std::clamp(limit / kLeastOverReady, kLeastReady, kMostReady);
 }
 
-void Store::Impl::MakeRoomAhead(Device* device) {
+void Store::Impl::MakeRoomAhead(Device* device, uint32_t pages) {
+  const uint64_t wanted = ReadyBytes(*device) + uint64_t{pages} * kSlabPageBytes;
   for (int turn = 0; turn < kRoomTurns; ++turn) {
     WriterLock writer(device->writer);
     Reclaim(device);
@@ -358,10 +369,9 @@ void Store::Impl::MakeRoomAhead(Device* device) {
       continue;
     }
     const uint64_t room = device->budget.limit_bytes() - device->budget.used_bytes();
-    if (device->ssd == nullptr || room >= ReadyBytes(*device)) return;
+    if (device->ssd == nullptr || room >= wanted) return;
     if (!device->arena.has_condemned()) {
-      device->arena.CondemnPages(
-          1 + static_cast<uint32_t>((ReadyBytes(*device) - room) / kSlabPageBytes));
+      device->arena.CondemnPages(1 + static_cast<uint32_t>((wanted - room) / kSlabPageBytes));
     }
     MoveCondemned(device, kSweepEntries, /*demote=*/true, &writer);
   }

@@ -128,6 +128,38 @@ TEST_F(ResidencyTest, EachReadOfTheSsdIsPromotedRefusedOrDroppedAndCounted) {
 
 // Four tables, all of whose rows are wanted in DDR; one has room of its own, one of its own without
 // an SSD tier, two share the rest.
+// A budget of few pages; and rows of a size that none of its pages is for.
+TEST_F(ResidencyTest, RowsThatAreReadComeToStayWhateverTheirSize) {
+  for (const uint64_t ddr : {2 * kMiB, 48 * kMiB}) {
+    Open(Options({MakeTable("large", 1, {1, 96, DType::kFp32}),
+                  MakeTable("small", 2, {1, 16, DType::kFp32})},
+                 ddr, 256 * kMiB));
+    const uint64_t rows = ddr / 256;
+    for (uint64_t key = 0; key < rows / 4; ++key) ASSERT_TRUE(Stage(1, 1, key, 1, 1).ok());
+    for (uint64_t key = 0; key < rows; ++key) ASSERT_TRUE(Stage(1, 0, key, 1, 1).ok());
+    ASSERT_TRUE(store_->Commit(1).ok());
+    for (uint32_t table = 0; table < 2; ++table) {
+      std::vector<int64_t> keys(ddr / 8192);  // a few of the rows that leave first
+      std::iota(keys.begin(), keys.end(), 0);
+      const uint32_t dim = store_->options().tables[table].layout.dim();
+      std::vector<float> out(keys.size() * dim);
+      const auto read = [&] {
+        const uint64_t before = store_->Stats().hits[static_cast<size_t>(Source::kDdr)];
+        EXPECT_TRUE(store_->PinNewest()
+                        ->Lookup({table, keys, Pooling::kNone, {}, out.data(), dim, nullptr})
+                        .ok());
+        store_->Maintain();
+        return store_->Stats().hits[static_cast<size_t>(Source::kDdr)] - before;
+      };
+      for (int turn = 0; turn < 40; ++turn) read();
+      for (int turn = 0; turn < 10; ++turn) {
+        ASSERT_GT(read(), keys.size() * 9 / 10) << "table " << table << " of " << ddr;
+      }
+      Whole();
+    }
+  }
+}
+
 TEST_F(ResidencyTest, NoInsertTakesATableOrAnotherOverItsBudget) {
   const RowLayout wide{4, 16, DType::kFp32};
   StoreOptions options =

@@ -357,6 +357,8 @@ struct Store::Impl {
   Status WithRoom(Device* device, const std::function<Status()>& attempt);
   // Of the pages of a device, what no row takes; rows count as they are, not as their slots.
   static uint64_t FreeSlotBytes(const Device& device);
+  // Pages that rows may take beside what is kept ready for others.
+  static uint64_t SparePages(const Device& device);
   // Whether another row must leave for one that enters.
   static bool Full(const Device& device);
   // Bytes of the budget that writers shall find free, for pages of any kind.
@@ -396,12 +398,14 @@ struct Store::Impl {
   // --- upkeep.cc; these take the writer themselves, and not for what takes long: `upkeep` is held
   void Maintain(Device* device);
   // In residency.cc: room in DDR before somebody needs it. Cold rows leave, then pages are emptied.
-  void MakeRoomAhead(Device* device);
+  // Room for `pages` of rows beside what is kept ready.
+  void MakeRoomAhead(Device* device, uint32_t pages);
   // Tells the policy what was read since, and gives the rows that it admits from the SSD.
   std::vector<Access> Replay(Device* device);
   // Reads rows from the SSD in one batch and brings them to DDR, but for those that are gone, there
-  // already, or changed meanwhile. Counts those for which there is no room or no good block.
-  void Promote(Device* device, std::span<const Access> rows);
+  // already, or changed meanwhile. Counts those for which there is no room or no good block. True: a
+  // row lacked a page of its size, though there is room for others.
+  bool Promote(Device* device, std::span<const Access> rows);
   // How a row at a place of the SSD is read.
   LogRead ReadOf(const Access& row, Location place, std::byte* to) const;
   // Makes one region of a pool of the device a huge page, if one is due.

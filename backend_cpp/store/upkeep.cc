@@ -72,13 +72,13 @@ Status Store::Impl::PromoteOne(Device* device, const Access& row) {
   return Status::Ok();
 }
 
-void Store::Impl::Promote(Device* device, std::span<const Access> rows) {
+bool Store::Impl::Promote(Device* device, std::span<const Access> rows) {
   // A reader like any other, of no version, so that what it reads stays where it is; but not while
   // it waits for the writer lock, whose holder may wait for reads to end.
   Result<uint32_t> reader = readers.Enter(~0ULL);
   if (!reader.ok()) {
     dropped_accesses += rows.size();
-    return;
+    return false;
   }
   struct Wanted {
     Bucket* bucket = nullptr;  // null: not to be installed
@@ -110,6 +110,7 @@ void Store::Impl::Promote(Device* device, std::span<const Access> rows) {
   }
   reading.reset();
   readers.Leave(*reader);
+  bool lacks_page = false;
   const std::lock_guard writer(device->writer);
   for (size_t i = 0; i < rows.size(); ++i) {
     Wanted& row = wanted[i];
@@ -123,14 +124,20 @@ void Store::Impl::Promote(Device* device, std::span<const Access> rows) {
     const uint32_t aux = AuxBytes(tables[rows[i].table]);
     const auto payload = static_cast<uint32_t>(row.bytes.size() - aux);
     if (same && (device->policy == nullptr || device->policy->Reserve())) {
-      if (const Result<uint64_t> slot = device->arena.Allocate(payload, aux); slot.ok()) {
+      // A page that is kept ready is not for this: another would be emptied for it.
+      const Result<uint64_t> slot = SparePages(*device) > 0
+                                        ? device->arena.Allocate(payload, aux)
+                                        : device->arena.AllocateInRoom(payload, aux);
+      if (slot.ok()) {
         Install(device, rows[i].table, row.bucket, rows[i].key, row.bytes.data(), slot.value());
         continue;
       }
+      lacks_page |= !Full(*device);
     }
     ++dropped_accesses;
   }
   device->promoting.clear();
+  return lacks_page;
 }
 
 std::vector<Access> Store::Impl::Replay(Device* device) {
@@ -188,11 +195,11 @@ void Store::Impl::Maintain(Device* device) {
   MakeHugePage(device, device->arena.pool());
   MakeHugePage(device, &device->index_pages);
   const std::vector<Access> admitted = Replay(device);
-  MakeRoomAhead(device);
+  MakeRoomAhead(device, 0);
   for (size_t first = 0; first < admitted.size(); first += kPromotionsAtOnce) {
-    Promote(device, std::span(admitted).subspan(
-                        first, std::min(kPromotionsAtOnce, admitted.size() - first)));
-    MakeRoomAhead(device);
+    const auto some =
+        std::span(admitted).subspan(first, std::min(kPromotionsAtOnce, admitted.size() - first));
+    MakeRoomAhead(device, Promote(device, some) ? 1 : 0);
   }
   for (int turn = 0; turn < kFreeTurns; ++turn) {
     const std::lock_guard writer(device->writer);
