@@ -403,8 +403,8 @@ struct Store::Impl {
   // Tells the policy what was read since, and gives the rows that it admits from the SSD.
   std::vector<Access> Replay(Device* device);
   // Reads rows from the SSD in one batch and brings them to DDR, but for those that are gone, there
-  // already, or changed meanwhile. Counts those for which there is no room or no good block. True: a
-  // row lacked a page of its size, though there is room for others.
+  // already, or changed meanwhile. Counts those for which there is no room or no good block. True:
+  // a row lacked a page of its size, though there is room for others.
   bool Promote(Device* device, std::span<const Access> rows);
   // How a row at a place of the SSD is read.
   LogRead ReadOf(const Access& row, Location place, std::byte* to) const;
