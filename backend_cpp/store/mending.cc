@@ -24,6 +24,16 @@ std::optional<Store::Impl::Holder> Store::Impl::BadPlace(const Device* device,
   return bad ? std::optional(holder) : std::nullopt;
 }
 
+template <typename Visit>
+void Store::Impl::ForEachBad(const Device* device, const std::set<uint64_t>& blocks, uint32_t table,
+                             Bucket* bucket, uint64_t version, const Visit& visit) {
+  for (uint32_t e = 0; e < bucket->index.capacity(); ++e) {
+    if (!bucket->index.Occupied(e)) continue;
+    const auto holder = BadPlace(device, blocks, table, bucket, e, version);
+    if (holder) visit(bucket->index.KeyAt(e), PlaceOf(*holder));
+  }
+}
+
 Bucket* Store::Impl::CopyAt(const Device* device, const BucketSlot& slot, uint64_t version) {
   Bucket* bucket = slot.newest;
   const bool here = bucket != nullptr && bucket->device == device && bucket->since <= version;
@@ -42,13 +52,10 @@ std::vector<BadBlock> Store::FindBadBlocks() {
         const std::lock_guard writer(device->writer);
         const uint64_t newest = impl_->newest.load();
         Bucket* bucket = Impl::CopyAt(device.get(), table.buckets[b], newest);
-        for (uint32_t e = 0; bucket != nullptr && e < bucket->index.capacity(); ++e) {
-          if (!bucket->index.Occupied(e)) continue;
-          const auto holder = Impl::BadPlace(device.get(), blocks, t, bucket, e, newest);
-          if (!holder) continue;
-          const uint64_t block = BlockLog::BlockOf(Impl::PlaceOf(*holder).slot());
-          bad[block].rows.push_back({t, b, bucket->index.KeyAt(e)});
-        }
+        if (bucket == nullptr) continue;
+        Impl::ForEachBad(device.get(), blocks, t, bucket, newest, [&](uint64_t key, Location at) {
+          bad[BlockLog::BlockOf(at.slot())].rows.push_back({t, b, key});
+        });
       }
     }
     for (const uint64_t block : blocks) {
@@ -80,12 +87,8 @@ Status Store::Mend(const ReadView& view, uint32_t t, uint32_t b,
                                    " is not held at version " + std::to_string(view.version())};
     }
     const std::set<uint64_t> blocks = device->ssd->bad_blocks().blocks();
-    for (uint32_t e = 0; e < bucket->index.capacity(); ++e) {
-      if (!bucket->index.Occupied(e)) continue;
-      if (Impl::BadPlace(device, blocks, t, bucket, e, view.version())) {
-        keys.insert(bucket->index.KeyAt(e));
-      }
-    }
+    Impl::ForEachBad(device, blocks, t, bucket, view.version(),
+                     [&](uint64_t key, Location) { keys.insert(key); });
   }
   while (!records.empty() && !keys.empty()) {
     const Result<RowRecord> record = ReadRecord(table.config.layout, &records);

@@ -463,6 +463,10 @@ struct Store::Impl {
   static std::optional<Holder> BadPlace(const Device* device, const std::set<uint64_t>& blocks,
                                         uint32_t table, Bucket* bucket, uint32_t entry,
                                         uint64_t version);
+  // Calls visit(key, place) for all of a bucket's entries of which there is one.
+  template <typename Visit>
+  static void ForEachBad(const Device* device, const std::set<uint64_t>& blocks, uint32_t table,
+                         Bucket* bucket, uint64_t version, const Visit& visit);
   // The newest copy of a bucket, if it is on this device and answers that version.
   static Bucket* CopyAt(const Device* device, const BucketSlot& slot, uint64_t version);
   // Ok also if the row is not in a bad block any more.
