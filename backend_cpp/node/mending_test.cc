@@ -10,24 +10,14 @@
 #include <filesystem>
 #include <thread>
 
-#include "node/test_model.h"
+#include "node/test_ssd_node.h"
 
 namespace embertide {
 namespace {
 
-constexpr uint32_t kDim = TestModel::kDim;
-// In DDR, beside their index, half of them have room.
-constexpr uint64_t kKeys = 60'000;
-using Rows = TestModel::Rows;
-
-class NodeMendingTest : public ::testing::Test {
+class NodeMendingTest : public SsdNodeTest {
  protected:
-  NodeMendingTest() : directory_(model_.path() + "-ssd") {
-    options_.publication = model_.path();
-    options_.devices = 1;
-    options_.ddr_budget_bytes = (5ULL << 20) / 2;
-    options_.ssd_budget_bytes = 32ULL << 20;
-    options_.ssd_directory = directory_;
+  NodeMendingTest() : SsdNodeTest(std::chrono::seconds(120)), rows_(All()) {  // of a sanitizer
     options_.ssd_compaction_bytes_per_s = 0;
     options_.ssd_seal_interval_ms = 0;
     options_.window_versions = 1;  // so that rows that changed leave for the SSD again
@@ -35,29 +25,11 @@ class NodeMendingTest : public ::testing::Test {
       const std::lock_guard lock(log_mutex_);
       log_.push_back(line);
     };
-    for (uint64_t key = 0; key < kKeys; ++key) rows_[key] = static_cast<float>(key % 100);
     model_.WriteSnapshot({1, 1}, rows_);
   }
-  ~NodeMendingTest() override {
-    node_.reset();
-    std::filesystem::remove_all(directory_);
-  }
+  // What it logs to goes first.
+  ~NodeMendingTest() override { node_.reset(); }
 
-  void Open() {
-    auto node = Node::Open(options_);
-    ASSERT_TRUE(node.ok()) << node.status().ToString();
-    node_ = std::move(*node);
-  }
-  template <typename Condition>
-  static bool Await(const Condition& condition) {
-    const auto deadline =
-        std::chrono::steady_clock::now() + std::chrono::seconds(120);  // of a sanitizer
-    while (!condition()) {
-      if (std::chrono::steady_clock::now() > deadline) return false;
-      std::this_thread::yield();
-    }
-    return true;
-  }
   // A version whose rows are new values, here and in what is expected.
   void WriteVersion(uint64_t number) {
     Rows changes;
@@ -67,12 +39,9 @@ class NodeMendingTest : public ::testing::Test {
     model_.WriteDelta({number, 1}, {number - 1, 1}, changes);
     for (const auto& [key, value] : changes) rows_[key] = value;
   }
-  bool WaitFor(uint64_t number) const {
-    return Await([&] { return node_->store().Stats().newest_version == number; });
-  }
   // Flips a bit of a block, in the file itself.
   void Spoil(uint64_t block) const {
-    const int file = ::open((directory_ / "device-0.log").c_str(), O_RDWR);
+    const int file = ::open((directory_ / "node" / "device-0.log").c_str(), O_RDWR);
     ASSERT_GE(file, 0);
     char byte = 0;
     const auto at = static_cast<off_t>(block * 4096 + 100);
@@ -112,13 +81,9 @@ class NodeMendingTest : public ::testing::Test {
         log_, [&](const std::string& line) { return line.find(text) != std::string::npos; }));
   }
 
-  TestModel model_;
-  const std::filesystem::path directory_;
   mutable std::mutex log_mutex_;
   std::vector<std::string> log_;
   Rows rows_;  // of the newest version
-  NodeOptions options_;
-  std::unique_ptr<Node> node_;
 };
 
 TEST_F(NodeMendingTest, RowsOfBadBlocksComeRightWhileTheNodeServes) {
@@ -140,7 +105,7 @@ TEST_F(NodeMendingTest, RowsOfBadBlocksComeRightWhileTheNodeServes) {
   EXPECT_GT(ssd.mended_rows, 100U);
   EXPECT_EQ(node_->failed_mends(), 0U);
   // Each block was told once, and that it is done.
-  const std::string file = (directory_ / "device-0.log").string();
+  const std::string file = (directory_ / "node" / "device-0.log").string();
   const size_t told = Logged(" of " + file + " is not what was written: ");
   EXPECT_GT(told, 20U);
   EXPECT_LE(told, (written + 6) / 7);

@@ -8,51 +8,15 @@
 #include <filesystem>
 #include <thread>
 
-#include "node/test_model.h"
+#include "node/test_ssd_node.h"
 
 namespace embertide {
 namespace {
 
-constexpr uint32_t kDim = TestModel::kDim;
-// In DDR, beside their index, half of them have room.
-constexpr uint64_t kKeys = 60'000;
-using Rows = TestModel::Rows;
-
-class NodeRecoveryTest : public ::testing::Test {
+class NodeRecoveryTest : public SsdNodeTest {
  protected:
-  NodeRecoveryTest() : directory_(std::filesystem::path(model_.path() + "-ssd")) {
-    std::filesystem::remove_all(directory_);
-    options_.publication = model_.path();
-    options_.devices = 1;
-    options_.ddr_budget_bytes = (5ULL << 20) / 2;
-    options_.ssd_budget_bytes = 32ULL << 20;
-    options_.ssd_directory = directory_ / "node";
-    options_.ssd_seal_interval_ms = 1;
-  }
-  ~NodeRecoveryTest() override {
-    node_.reset();
-    std::filesystem::remove_all(directory_);
-  }
+  NodeRecoveryTest() : SsdNodeTest(std::chrono::seconds(30)) { options_.ssd_seal_interval_ms = 1; }
 
-  // Nothing is written when a node ends: to what lies on the drive it is as a kill.
-  void Open() {
-    node_.reset();
-    auto node = Node::Open(options_);
-    ASSERT_TRUE(node.ok()) << node.status().ToString();
-    node_ = std::move(*node);
-  }
-  template <typename Condition>
-  static bool Await(const Condition& condition) {
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-    while (!condition()) {
-      if (std::chrono::steady_clock::now() > deadline) return false;
-      std::this_thread::yield();
-    }
-    return true;
-  }
-  bool WaitFor(uint64_t number) const {
-    return Await([&] { return node_->store().Stats().newest_version == number; });
-  }
   bool WaitForSeal(uint64_t number) const {
     return Await([&] { return node_->store().Stats().seal.version == number; });
   }
@@ -61,11 +25,6 @@ class NodeRecoveryTest : public ::testing::Test {
     for (uint64_t n = 0; n < keys; ++n) {
       rows[(version * 7919 + n * 31) % (kKeys + 100)] = static_cast<float>(version);
     }
-    return rows;
-  }
-  static Rows All() {
-    Rows rows;
-    for (uint64_t key = 0; key < kKeys; ++key) rows[key] = static_cast<float>(key % 100);
     return rows;
   }
   void WriteVersions(uint64_t first, uint64_t last, uint64_t lineage = 1) {
@@ -97,11 +56,6 @@ class NodeRecoveryTest : public ::testing::Test {
     EXPECT_EQ(node_->newest()->watermark_ms, other.value()->newest()->watermark_ms);
     EXPECT_FALSE(std::filesystem::exists(directory_ / "fresh" / "seal.json"));
   }
-
-  TestModel model_;
-  const std::filesystem::path directory_;
-  NodeOptions options_;
-  std::unique_ptr<Node> node_;
 };
 
 TEST_F(NodeRecoveryTest, ANodeGoesOnFromItsSeal) {

@@ -255,39 +255,59 @@ TEST_F(SsdStoreTest, AFullSsdIsCompactedForRoomUnderPins) {
   CheckAll();
 }
 
-// Each row that a step updates is brought from the SSD; room for it is made by moving others there,
-// and with the SSD full that may move the very row.
-TEST_F(SsdStoreTest, TrainingOverAFullSsdLosesNoStep) {
-  options_.profile = Profile::kTrain;
-  options_.tables.resize(1);
-  options_.ddr_budget_bytes = 3ULL << 20;
-  options_.ssd_budget_bytes = 8ULL << 20;
-  Open();
-  std::vector<int64_t> keys(kKeys);
-  std::iota(keys.begin(), keys.end(), 0);
-  ASSERT_TRUE(store_->EnsureRows(0, keys).ok());
-  std::mt19937 random(9);
-  std::vector<uint32_t> steps(kKeys);
-  for (int step = 0; step < 25; ++step) {
+// A trainer of one table, all of whose keys have rows; steps of gradients that are one everywhere.
+class SsdTrainerTest : public SsdStoreTest {
+ protected:
+  void OpenTrainer() {
+    options_.profile = Profile::kTrain;
+    options_.tables.resize(1);
+    Open();
+    std::iota(keys_.begin(), keys_.end(), 0);
+    ASSERT_TRUE(store_->EnsureRows(0, keys_).ok());
+  }
+  // Of one key in `one_in`, by chance.
+  void Step(uint32_t one_in) {
     std::vector<int64_t> some;
-    for (const int64_t key : keys) {
-      if (random() % 16 == 0) some.push_back(key);
+    for (const int64_t key : keys_) {
+      if (random_() % one_in == 0) some.push_back(key);
     }
     const std::vector<float> gradients(some.size() * kDim, 1.0F);
     const auto updated = ApplyRows(store_.get(), 0, some, gradients, {});
-    ASSERT_TRUE(updated.ok()) << step << ": " << updated.status().ToString();
+    ASSERT_TRUE(updated.ok()) << updated.status().ToString();
     ASSERT_EQ(updated.value(), some.size());
-    for (const int64_t key : some) ++steps[static_cast<size_t>(key)];
+    for (const int64_t key : some) ++steps_[static_cast<size_t>(key)];
+  }
+  // The accumulator grows by the mean of the squared gradients, which is one.
+  void ExpectAllSteps() const {
+    for (const int64_t key : keys_) {
+      const auto state = store_->StateOf(0, static_cast<uint64_t>(key));
+      ASSERT_TRUE(state.ok()) << state.status().ToString();
+      ASSERT_EQ(state.value().accumulator, static_cast<float>(steps_[static_cast<size_t>(key)]))
+          << key;
+    }
+  }
+  void ExpectIntegrity(int turn) const {
     const Status integrity = store_->CheckIntegrity();
-    ASSERT_TRUE(integrity.ok()) << step << ": " << integrity.ToString();
+    ASSERT_TRUE(integrity.ok()) << turn << ": " << integrity.ToString();
+  }
+
+  std::vector<int64_t> keys_ = std::vector<int64_t>(kKeys);
+  std::vector<uint32_t> steps_ = std::vector<uint32_t>(kKeys);
+  std::mt19937 random_{9};
+};
+
+// Each row that a step updates is brought from the SSD; room for it is made by moving others there,
+// and with the SSD full that may move the very row.
+TEST_F(SsdTrainerTest, TrainingOverAFullSsdLosesNoStep) {
+  options_.ddr_budget_bytes = 3ULL << 20;
+  options_.ssd_budget_bytes = 8ULL << 20;
+  ASSERT_NO_FATAL_FAILURE(OpenTrainer());
+  for (int step = 0; step < 25; ++step) {
+    ASSERT_NO_FATAL_FAILURE(Step(16)) << step;
+    ASSERT_NO_FATAL_FAILURE(ExpectIntegrity(step));
   }
   EXPECT_GT(store_->Stats().ssd.compactions_forced, 0U);
-  // The accumulator grows by the mean of the squared gradients, which is one.
-  for (const int64_t key : keys) {
-    const auto state = store_->StateOf(0, static_cast<uint64_t>(key));
-    ASSERT_TRUE(state.ok()) << state.status().ToString();
-    ASSERT_EQ(state.value().accumulator, static_cast<float>(steps[static_cast<size_t>(key)]));
-  }
+  ExpectAllSteps();
 }
 
 // A block that fails when its segment is compacted keeps its rows where they are: the others move,
@@ -492,45 +512,22 @@ TEST_P(MovingRowsTest, RowsThatChangeMeanwhileStayAsTheyAre) {
 INSTANTIATE_TEST_SUITE_P(Policies, MovingRowsTest,
                          testing::Values("clock", "lru", "s3-fifo", "reuse-density"));
 
-TEST_F(SsdStoreTest, TrainingBesideAnEvictionLosesNoStep) {
-  options_.profile = Profile::kTrain;
-  options_.tables.resize(1);
+TEST_F(SsdTrainerTest, TrainingBesideAnEvictionLosesNoStep) {
   options_.ddr_budget_bytes = 4ULL << 20;
-  Open();
-  std::vector<int64_t> keys(kKeys);
-  std::iota(keys.begin(), keys.end(), 0);
-  ASSERT_TRUE(store_->EnsureRows(0, keys).ok());
-  std::mt19937 random(9);
-  std::vector<uint32_t> steps(kKeys);
-  const auto step = [&] {
-    std::vector<int64_t> some;
-    for (const int64_t key : keys) {
-      if (random() % 64 == 0) some.push_back(key);
-    }
-    const std::vector<float> gradients(some.size() * kDim, 1.0F);
-    const auto updated = ApplyRows(store_.get(), 0, some, gradients, {});
-    ASSERT_TRUE(updated.ok()) << updated.status().ToString();
-    ASSERT_EQ(updated.value(), some.size());
-    for (const int64_t key : some) ++steps[static_cast<size_t>(key)];
-  };
+  ASSERT_NO_FATAL_FAILURE(OpenTrainer());
   uint64_t beside = 0;
   for (int turn = 0; turn < 16; ++turn) {
-    step();
+    ASSERT_NO_FATAL_FAILURE(Step(64)) << turn;
     faults_.BeforeWrite([&] {
       ++beside;
-      step();
+      Step(64);
     });
     store_->Maintain();
     faults_.Clear();
-    const Status integrity = store_->CheckIntegrity();
-    ASSERT_TRUE(integrity.ok()) << turn << ": " << integrity.ToString();
+    ASSERT_NO_FATAL_FAILURE(ExpectIntegrity(turn));
   }
   EXPECT_GT(beside, 4U);
-  for (const int64_t key : keys) {
-    auto state = store_->StateOf(0, static_cast<uint64_t>(key));
-    ASSERT_TRUE(state.ok()) << state.status().ToString();
-    ASSERT_EQ(state->accumulator, static_cast<float>(steps[static_cast<size_t>(key)])) << key;
-  }
+  ExpectAllSteps();
 }
 
 TEST_F(SsdStoreTest, PromotionsPassOverABadBlock) {
