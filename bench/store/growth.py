@@ -1,14 +1,14 @@
 """How long a writer waits for one new row while a table grows: buckets of 100,000 rows, as planned.
 
 Beside it buckets of 1,600,000 rows, which no table should have. A machine that takes a core away
-counts as a pause here; so a loop that waits for nothing stands beside each run, and the longest CPU
-time of an insert.
+counts as a pause here, and one whose host must find memory; so a loop that waits for nothing stands
+beside each run, one that writes to new pages, and the longest CPU time of an insert.
 """
 
 import dataclasses
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -25,7 +25,7 @@ _BAR_US = 1_000.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Waits:
-    """Of the inserts of one run, or of a loop that only asks for the time."""
+    """Of the inserts of one run, or of a loop that shows what the machine does."""
 
     longest_ns: int
     longest_own_ns: int
@@ -35,21 +35,37 @@ class _Waits:
     histogram: list[int]
 
 
-def _run(program: Path, bits: int) -> tuple[_Waits, _Waits]:
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Run:
+    inserts: _Waits
+    idle: _Waits
+    touches: _Waits
+
+
+def _run(program: Path, bits: int) -> _Run:
     said = json.loads(programs.run(program, _ROWS, bits))
-    return _Waits(**said["inserts"]), _Waits(**said["idle"])
+    return _Run(**{name: _Waits(**waits) for name, waits in said.items()})
 
 
-def _show(case: str, inserts: _Waits, idle: _Waits) -> None:
+def _show(case: str, run: _Run) -> None:
+    inserts = run.inserts
     _CONSOLE.print(f"{case}: inserts by how long they took")
     for power, count in enumerate(inserts.histogram):
         if count:
             _CONSOLE.print(f"  up to {2**power / 1000:>10,.1f} us {count:>10,}")
     _CONSOLE.print(
         f"  over 1 ms {inserts.over_1_ms:,}, {inserts.over_1_ms_own:,} of them without a switch; a "
-        f"loop that waits for nothing: {idle.over_1_ms:,}; longest CPU time of an insert "
+        f"loop that waits for nothing: {run.idle.over_1_ms:,}; one that writes to new pages: "
+        f"{run.touches.over_1_ms:,}; longest CPU time of an insert "
         f"{inserts.longest_cpu_ns / 1000:,.1f} us"
     )
+
+
+def _longest(name: str, waits: Sequence[_Waits]) -> list[float]:
+    """Print and return the longest of each run, ascending."""
+    longest = sorted(each.longest_ns / 1000 for each in waits)
+    _CONSOLE.print(f"longest, {name}: " + ", ".join(f"{us:,.0f} us" for us in longest))
+    return longest
 
 
 def run() -> Iterator[report.Row]:
@@ -58,12 +74,14 @@ def run() -> Iterator[report.Row]:
     for bits in _BUCKET_BITS:
         case = f"{_ROWS:,} rows in {1 << bits} buckets"
         runs = sorted(
-            (_run(program, bits) for _ in range(_REPETITIONS)), key=lambda run: run[0].longest_ns
+            (_run(program, bits) for _ in range(_REPETITIONS)),
+            key=lambda run: run.inserts.longest_ns,
         )
-        _show(case, *runs[_REPETITIONS // 2])
-        longest = [inserts.longest_ns / 1000 for inserts, _ in runs]
+        _show(case, runs[_REPETITIONS // 2])
+        longest = _longest("an insert", [run.inserts for run in runs])
+        _longest("of a loop that waits for nothing", [run.idle for run in runs])
+        _longest("of a loop that writes to new pages", [run.touches for run in runs])
         median = statistics.median(longest)
-        _CONSOLE.print("longest waits of the runs: " + ", ".join(f"{us:,.0f} us" for us in longest))
         yield report.Row(
             case=case,
             metric="longest wait for one row",
