@@ -1,6 +1,6 @@
-"""Pictures of a benchmark's rows: what ours is of the peer, and the bar."""
+"""Pictures of a benchmark: rows, what ours is of the peer and the bar; curves of what it costs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -27,5 +27,27 @@ def draw(title: str, rows: Sequence[Row], path: Path) -> None:
     axes.axvline(1, color="black", linewidth=0.6)
     axes.set_xlabel("ours / peer; a black tick is the bar to reach")
     axes.set_title(title)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def curves(
+    title: str,
+    labels: tuple[str, str],
+    lines: Mapping[str, Sequence[tuple[float, float, float]]],
+    path: Path,
+) -> None:
+    """Draw lines through points (x, y, error of y) over a logarithmic x; labels are (x, y)."""
+    figure = Figure(figsize=(9, 5.5), layout="constrained")
+    axes = figure.add_subplot()
+    for name, points in lines.items():
+        x, y, error = zip(*sorted(points), strict=True)
+        axes.errorbar(x, y, error, marker="o", markersize=4, linewidth=1.2, capsize=2, label=name)
+    axes.set_xscale("log")
+    axes.set_xlabel(labels[0])
+    axes.set_ylabel(labels[1])
+    axes.set_title(title)
+    axes.grid(visible=True, which="both", linewidth=0.3)
+    axes.legend(fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)

@@ -102,11 +102,66 @@ class OptimizerConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PruneConfig:
+    """Which rows stay while a model learns: those whose use, a byte, is the greatest.
+
+    A table of one chunk is pruned by rows, one of several by chunks: `TableConfig.chunks`. Steps
+    are batches. docs/design/0008-pruning.md has the rule and what the defaults were chosen by.
+
+    `bytes` is what rows may take, with their index entries, optimizer state and utilities, and what
+    remembers keys without a row. `utility` is what a chunk earns in a batch: its squared gradient
+    ("squares"), the occurrences of its key times the gradient's norm ("norms", FIITED's), or the
+    occurrences alone ("accesses").
+    """
+
+    bytes: int
+    tables: tuple[str, ...] = ()  # that are pruned, together; none named: all
+    utility: Literal["squares", "norms", "accesses"] = "squares"
+    half_life: int = 2000  # steps in which a utility halves
+    first: tuple[int, ...] = (20, 50, 100)  # steps after which a pass is made ...
+    every: int = 200  # ... and then after so many each ...
+    least: int = 10  # ... or as few, if new rows find little room
+    least_room: float = 0.01  # of `bytes`
+    max_age: int = 0  # rows that no step updated in so many go, too; 0: none
+    waiting_share: float = 1 / 16  # of `bytes`, for keys without a row: 4 bytes each
+
+    def __post_init__(self) -> None:
+        """Refuse what no pass could do."""
+        for name in ("bytes", "half_life", "every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"prune: {name} is {getattr(self, name)}; it must be at least 1")
+        if not 0 < self.waiting_share < 1:
+            raise ValueError(f"prune: waiting_share is {self.waiting_share}; give 0 to 1")
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What remembers keys without a row."""
+        return int(self.bytes * self.waiting_share)
+
+    @property
+    def row_bytes(self) -> int:
+        """What is left for rows."""
+        return self.bytes - self.waiting_bytes
+
+    def due(self, step: int, since: int, room: int) -> bool:
+        """Whether a pass follows a step.
+
+        Args:
+            step: Its number; the first is 1.
+            since: Steps since the last pass.
+            room: Bytes that new rows may still take.
+        """
+        short = room < self.least_room * self.row_bytes and since >= self.least
+        return step in self.first or since >= self.every or short
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
     """A training run. Two runs of equal configs over equal inputs give equal bytes."""
 
     model: ModelConfig
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    prune: PruneConfig | None = None  # None: every key keeps its row
     seed: int = 1
     batch_size: int = 256
     threads: int = 1  # of torch; part of what repeats bit for bit
@@ -124,6 +179,12 @@ class RunConfig:
         for name in counts:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        names = [table.name for table in self.model.tables]
+        for table in self.prune.tables if self.prune is not None else ():
+            if table not in names:
+                raise ValueError(f"prune names table {table!r}; there are {names}")
+        if self.prune is not None and self.ssd_budget_bytes > 0:
+            raise ValueError("prune: rows on an SSD are not pruned; leave ssd_budget_bytes at 0")
 
 
 def bucket_bits(expected_rows: int) -> int:

@@ -33,6 +33,7 @@ class Learner:
             ddr_budget_bytes=run.ddr_budget_bytes,
             ssd_budget_bytes=run.ssd_budget_bytes,
             ssd_directory=run.ssd_directory,
+            prune=run.prune,
         )
         self.optimizer = torch.optim.Adam(
             self.net.parameters(), lr=run.optimizer.dense_learning_rate

@@ -145,6 +145,7 @@ class Trainer:
         for t, table, bucket, records in self.rows.read_buckets(directory):
             self.rows.store.import_records(t, bucket, records)
             self.rows.store.set_bucket_state(t, bucket, found.states[table.id, bucket])
+        self.rows.resume(found.rows)
 
     def _owe(self) -> None:
         """Mark what other publishers sent after our checkpoint: the next version makes it good."""
@@ -335,6 +336,7 @@ class Trainer:
                 net=self.learner.net.state_dict(),
                 optimizer=self.learner.optimizer.state_dict(),
                 states=states,
+                rows=self.rows.progress(),
                 prequential=self.prequential,
             ),
         )

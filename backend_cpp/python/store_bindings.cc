@@ -7,14 +7,17 @@ namespace {
 
 namespace py = pybind11;
 
+using PyPruneGroup = std::pair<std::vector<uint32_t>, uint64_t>;  // tables, waiting_bytes
+
 StoreOptions MakeOptions(std::vector<TableConfig> tables, const std::string& profile,
                          uint32_t devices, uint64_t ddr_budget_bytes, uint64_t ssd_budget_bytes,
                          std::string ssd_directory, const std::string& ssd_engine,
                          uint32_t window_versions, std::string ddr_policy,
                          std::map<std::string, TableBudget> table_budgets,
-                         uint32_t new_row_accesses, double utility_decay, uint64_t hbm_budget_bytes,
-                         uint32_t hbm_devices, const std::string& hbm_kind,
-                         std::string hbm_policy) {
+                         uint32_t new_row_accesses, const std::string& utility,
+                         double utility_decay, std::vector<PyPruneGroup> prune_groups,
+                         uint64_t hbm_budget_bytes, uint32_t hbm_devices,
+                         const std::string& hbm_kind, std::string hbm_policy) {
   if (profile != "serve" && profile != "train") {
     throw BindingError{{Code::kInvalidArgument, "profile \"" + profile + "\"; use serve or train"}};
   }
@@ -30,7 +33,11 @@ StoreOptions MakeOptions(std::vector<TableConfig> tables, const std::string& pro
   options.ddr_policy = std::move(ddr_policy);
   options.table_budgets = std::move(table_budgets);
   options.new_row_accesses = new_row_accesses;
+  options.utility = ValueOrThrow(ParseUtilityKind(utility));
   options.utility_decay = utility_decay;
+  for (PyPruneGroup& group : prune_groups) {
+    options.prune_groups.push_back({std::move(group.first), group.second});
+  }
   options.hbm_budget_bytes = hbm_budget_bytes;
   options.hbm_devices = hbm_devices;
   options.hbm_kind = ValueOrThrow(ParseHbmKind(hbm_kind));
@@ -207,6 +214,8 @@ py::dict StatsDict(const Store& store) {
   dict["dropped_gradients"] = stats.dropped_gradients;
   dict["refused_gradients"] = stats.refused_gradients;
   dict["failed_keys"] = stats.failed_keys;
+  dict["unworthy_keys"] = stats.unworthy_keys;
+  dict["worthy_keys_without_room"] = stats.worthy_keys_without_room;
   dict["dropped_accesses"] = stats.dropped_accesses;
   dict["policy_bytes"] = stats.policy_bytes;
   dict["oldest_version"] = stats.oldest_version;
@@ -235,25 +244,37 @@ void BindStore(py::module_& m) {
         return py::make_tuple(SsdEngineName(probe.engine), probe.direct, probe.refused);
       },
       py::arg("directory"), py::arg("engine") = "auto");
+  py::class_<PruneOutcome>(m, "PruneOutcome")
+      .def_readonly("price", &PruneOutcome::price)
+      .def_readonly("rows", &PruneOutcome::rows)
+      .def_readonly("bytes", &PruneOutcome::bytes)
+      .def_readonly("rows_pruned", &PruneOutcome::rows_pruned)
+      .def_readonly("rows_expired", &PruneOutcome::rows_expired)
+      .def_readonly("chunks_pruned", &PruneOutcome::chunks_pruned)
+      .def_readonly("chunks_regrown", &PruneOutcome::chunks_regrown)
+      .def_readonly("rows_unchanged", &PruneOutcome::rows_unchanged);
   py::class_<Store>(m, "Store")
       .def(py::init([](std::vector<TableConfig> tables, const std::string& profile,
                        uint32_t devices, uint64_t ddr, uint64_t ssd, std::string directory,
                        const std::string& engine, uint32_t window, std::string policy,
-                       std::map<std::string, TableBudget> budgets, uint32_t accesses, double decay,
+                       std::map<std::string, TableBudget> budgets, uint32_t accesses,
+                       const std::string& utility, double decay, std::vector<PyPruneGroup> groups,
                        uint64_t hbm, uint32_t hbm_devices, const std::string& hbm_kind,
                        std::string hbm_policy) {
-             return ValueOrThrow(Store::Open(
-                 MakeOptions(std::move(tables), profile, devices, ddr, ssd, std::move(directory),
-                             engine, window, std::move(policy), std::move(budgets), accesses, decay,
-                             hbm, hbm_devices, hbm_kind, std::move(hbm_policy))));
+             return ValueOrThrow(Store::Open(MakeOptions(
+                 std::move(tables), profile, devices, ddr, ssd, std::move(directory), engine,
+                 window, std::move(policy), std::move(budgets), accesses, utility, decay,
+                 std::move(groups), hbm, hbm_devices, hbm_kind, std::move(hbm_policy))));
            }),
            py::kw_only(), py::arg("tables"), py::arg("profile") = "serve", py::arg("devices") = 1,
            py::arg("ddr_budget_bytes") = 1ULL << 30, py::arg("ssd_budget_bytes") = 0,
            py::arg("ssd_directory") = "", py::arg("ssd_engine") = "auto",
            py::arg("window_versions") = 8, py::arg("ddr_policy") = kDefaultDdrPolicy,
            py::arg("table_budgets") = std::map<std::string, TableBudget>(),
-           py::arg("new_row_accesses") = 1, py::arg("utility_decay") = StoreOptions().utility_decay,
-           py::arg("hbm_budget_bytes") = 0, py::arg("hbm_devices") = 1, py::arg("hbm_kind") = "gpu",
+           py::arg("new_row_accesses") = 1, py::arg("utility") = "squares",
+           py::arg("utility_decay") = StoreOptions().utility_decay,
+           py::arg("prune_groups") = std::vector<PyPruneGroup>(), py::arg("hbm_budget_bytes") = 0,
+           py::arg("hbm_devices") = 1, py::arg("hbm_kind") = "gpu",
            py::arg("hbm_policy") = kDefaultHbmPolicy)
       .def("lookup", &Lookup, py::arg("table"), py::arg("keys"), py::kw_only(),
            py::arg("pooling") = "none", py::arg("offsets") = Array<uint32_t>(0),
@@ -275,6 +296,23 @@ void BindStore(py::module_& m) {
       .def("set_live",
            [](Store* store, uint32_t table, int64_t key, uint16_t live) {
              ThrowIfError(store->SetLive(table, static_cast<uint64_t>(key), live));
+           })
+      .def(
+          "prune",
+          [](Store* store, uint32_t group, uint64_t bytes, uint32_t max_age) {
+            const py::gil_scoped_release released;
+            return ValueOrThrow(store->Prune(group, bytes, max_age));
+          },
+          py::arg("group"), py::arg("bytes"), py::kw_only(), py::arg("max_age") = 0)
+      .def("prune_room",
+           [](const Store& store, uint32_t group) { return ValueOrThrow(store.PruneRoom(group)); })
+      .def("prune_state",
+           [](const Store& store, uint32_t group) {
+             return py::bytes(ValueOrThrow(store.PruneState(group)));
+           })
+      .def("set_prune_state",
+           [](Store* store, uint32_t group, const std::string& state) {
+             ThrowIfError(store->SetPruneState(group, state));
            })
       .def("take_changes",
            [](Store* store, uint32_t table, uint32_t bucket) {

@@ -37,6 +37,11 @@ constexpr uint64_t kSystemPageBytes = 4096;
 // What the heap takes for a piece, beside it: its header, and what aligning leaves.
 constexpr uint64_t kHeapBytes = 64;
 
+// Three quarters in use.
+bool Fits(uint64_t taken, uint64_t groups) {
+  return taken * 4 <= groups * BucketIndex::kGroupEntries * 3;
+}
+
 uint32_t PagesOf(uint32_t groups) {
   return (groups + BucketIndex::kPageGroups - 1) / BucketIndex::kPageGroups;
 }
@@ -201,35 +206,50 @@ bool BucketIndex::Place(Cursor at, uint64_t key, uint64_t word) {
 
 Status BucketIndex::Reserve(ByteBudget* budget, PagePool* pool,
                             const std::function<void(const Arrays&)>& retire, uint32_t entries) {
-  const auto fits = [](uint64_t taken, uint64_t groups) {
-    return taken * 4 <= groups * kGroupEntries * 3;
-  };
   const Arrays now = arrays();
   const uint32_t wanted = used_.load() + entries;
   if (growing()) {
     Step(kStepGroups, retire);
-    if (fits(wanted + deleted_, now.group_count)) return Status::Ok();
+    if (Fits(wanted + deleted_, now.group_count)) return Status::Ok();
     if (growing()) Step(~0U, retire);
-  } else if (fits(wanted + deleted_, now.group_count)) {
+  } else if (Fits(wanted + deleted_, now.group_count)) {
     return Status::Ok();
   }
   // Full of deleted entries: the same size again; else the next.
   uint32_t size = now.pages == nullptr ? 0 : SizeOf(packed_.load());
   // One at a time: arrays that have just grown shall not be full again soon.
   const uint32_t spare = entries == 1 ? wanted / 16 : 0;
-  while (!fits(wanted + spare, kGroupCounts[size])) ++size;
+  while (!Fits(wanted + spare, kGroupCounts[size])) ++size;
   const uint64_t bytes = BytesFor(kGroupCounts[size]);
   if (!budget->TryCharge(bytes)) {
     return {Code::kResourceExhausted,
             "an index of " + std::to_string(bytes) + " bytes does not fit the budget"};
   }
+  GrowInto(size, pool);
+  if (now.pages != nullptr) Step(kStepGroups, retire);
+  return Status::Ok();
+}
+
+void BucketIndex::GrowInto(uint32_t size, PagePool* pool) {
+  const Arrays now = arrays();
   const Arrays to = Allocate(kGroupCounts[size], pool);
   const uint64_t packed = (uint64_t{size} << kSizeShift) | reinterpret_cast<uintptr_t>(to.pages);
   deleted_ = 0;
   GrowthOf(to)->from = now;
   packed_.store(now.pages == nullptr ? packed : packed | kGrowing, std::memory_order_seq_cst);
-  if (now.pages != nullptr) Step(kStepGroups, retire);
-  return Status::Ok();
+}
+
+void BucketIndex::Shrink(ByteBudget* budget, PagePool* pool,
+                         const std::function<void(const Arrays&)>& retire) {
+  if (arrays().pages == nullptr) return;
+  if (growing()) Step(~0U, retire);
+  const uint32_t wanted = used_.load() + used_.load() / 16;
+  uint32_t size = 0;
+  while (!Fits(wanted, kGroupCounts[size])) ++size;
+  if (kGroupCounts[size] * 4 > arrays().group_count * 3) return;
+  if (!budget->TryCharge(BytesFor(kGroupCounts[size]))) return;
+  GrowInto(size, pool);
+  Step(~0U, retire);
 }
 
 void BucketIndex::Step(uint32_t groups, const std::function<void(const Arrays&)>& retire) {

@@ -142,6 +142,9 @@ class BucketIndex {
   // kResourceExhausted if the budget has no room.
   Status Reserve(ByteBudget* budget, PagePool* pool,
                  const std::function<void(const Arrays&)>& retire, uint32_t entries = 1);
+  // Makes the arrays smaller, if those of 3/4 their size and less would do, with room to spare; all
+  // at once. Charged and retired as by Reserve; nothing happens if the budget has no room for both.
+  void Shrink(ByteBudget* budget, PagePool* pool, const std::function<void(const Arrays&)>& retire);
   // Adds a key that is not there. Requires: Reserve, and no Insert since.
   void Insert(uint64_t hash, uint64_t key, Location location);
   void Erase(uint32_t entry);
@@ -220,6 +223,9 @@ class BucketIndex {
     return (packed & kGrowing) == 0 ? Arrays{} : GrowthOf(Unpack(packed))->from;
   }
   static Cursor BeginRare(uint64_t packed, uint64_t hash);
+  // New arrays of a size, into which Step moves what there is. Requires: not growing; `bytes` of
+  // them are charged.
+  void GrowInto(uint32_t size, PagePool* pool);
   // Moves the next homes, and hands the old arrays to `retire` when all are. Requires: growing.
   void Step(uint32_t groups, const std::function<void(const Arrays&)>& retire);
   // Entries are numbered through the arrays, then, while growing, through those grown out of.

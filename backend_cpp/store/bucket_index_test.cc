@@ -41,6 +41,45 @@ struct IndexTest : testing::Test {
   }
 };
 
+TEST_F(IndexTest, GivesBackWhatEntriesThatAreGoneTook) {
+  const auto shrink = [&] {
+    index.Shrink(&budget, &pool, [&](const auto& arrays) { retired.push_back(arrays); });
+    FreeRetired();
+    const Status whole = index.CheckIntegrity(HashKey);
+    EXPECT_TRUE(whole.ok()) << whole.ToString();
+    EXPECT_EQ(budget.used_bytes(), index.bytes());
+  };
+  shrink();  // of nothing
+  for (uint64_t key = 0; key < 50'000; ++key) {
+    ASSERT_TRUE(Reserve());
+    FreeRetired();
+    index.Insert(HashKey(key), key, Place(key));
+  }
+  const uint64_t full = index.bytes();
+  shrink();
+  EXPECT_GE(index.bytes(), full * 3 / 4) << "it is as full as it should be";
+  for (uint64_t key = 0; key < 50'000; ++key) {
+    if (key % 10 != 0) index.Erase(index.Locate(HashKey(key), key));
+  }
+  shrink();
+  EXPECT_LT(index.bytes(), full / 8);
+  for (uint64_t key = 0; key < 50'000; ++key) {
+    const Location place = index.Peek(HashKey(key), key);
+    ASSERT_EQ(place.tier() == TierId::kDdr, key % 10 == 0) << key;
+    ASSERT_TRUE(key % 10 != 0 || place.slot() == key);
+  }
+  // Without room for both it stays as it is.
+  for (uint64_t key = 0; key < 50'000; key += 20) index.Erase(index.Locate(HashKey(key), key));
+  const uint64_t before = index.bytes();
+  const uint64_t rest = kBudget - budget.used_bytes();
+  ASSERT_TRUE(budget.TryCharge(rest));
+  index.Shrink(&budget, &pool, [&](const auto& arrays) { retired.push_back(arrays); });
+  EXPECT_EQ(index.bytes(), before);
+  budget.Release(rest);
+  shrink();
+  EXPECT_LT(index.bytes(), before);
+}
+
 TEST_F(IndexTest, HoldsWhatAMapHoldsWhileItGrows) {
   std::mt19937_64 random(1);
   std::unordered_map<uint64_t, uint64_t> expected;

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "store/row_ops.h"
 
@@ -21,6 +22,7 @@ void PartWorker::Begin(const TableStep& step) {
   step_ = step;
   layout_ = step.table->config.layout;
   bucket_bits_ = step.table->config.bucket_bits;
+  use_ = ops_.use[static_cast<size_t>(step.impl->options.utility)];
   descend_ = ops_.descend[static_cast<size_t>(layout_.dtype)];
   sums_ = (layout_.dim() + kLineSums - 1) / kLineSums * kLineSums;
   sum_lines_.resize(kStep * sums_ + kLineSums);
@@ -180,6 +182,13 @@ void PartWorker::Update(const Device& device, const Late& late, Bucket* bucket, 
   Descend(&row, 1);
 }
 
+float PartWorker::Earned(const Late& late) {
+  Sum(0, late.gradients, late.group.count);
+  std::array<float, kMaxChunks> utility{};
+  use_(layout_.chunks, squares_[0], late.group.count, 0.0, utility.data());
+  return std::accumulate(utility.begin(), utility.begin() + layout_.chunks, 0.0F);
+}
+
 void PartWorker::Sum(size_t row, const float* const* gradients, size_t n) {
   ops_.sum(layout_, gradients, n, SumsOf(row), &squares_[row]);
 }
@@ -208,7 +217,7 @@ void PartWorker::Descend(const Row* rows, size_t n) {
     }
     const double kept = step_.impl->decay.Over(RowAux::Steps(row.aux->tick, step_.tick));
     row.aux->tick = step_.tick;
-    ops_.use(layout_.chunks, squares_[r], row.group->count, kept, row.aux->utility());
+    use_(layout_.chunks, squares_[r], row.group->count, kept, row.aux->utility());
     descend_(layout_, row.live, SumsOf(r), rates[r], row.payload);
     Store::Impl::MarkChanged(row.bucket, row.group->hash, row.aux);
     ++updated_;

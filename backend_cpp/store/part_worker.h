@@ -63,6 +63,8 @@ class PartWorker {
   void Run(const Device& device, uint32_t part, std::span<const Occurrence> occurrences);
   // One row, which lies in DDR by now. Requires: the device's writer.
   void Update(const Device& device, const Late& late, Bucket* bucket, Location place);
+  // What a key's gradients add to the utility of all its chunks; not finite if they are not.
+  float Earned(const Late& late);
 
   // Of the parts since ForgetLate, those of a part in the order of their first occurrences.
   const std::vector<Late>& late();
@@ -114,6 +116,7 @@ class PartWorker {
   RowLayout layout_;
   uint32_t bucket_bits_ = 0;
   const TrainOps& ops_ = ChosenTrainOps();
+  TrainOps::Use use_ = nullptr;
   TrainOps::Descend descend_ = nullptr;
   size_t sums_ = 0;  // whole lines of them, a row's
   const Occurrence* dealt_ = nullptr;

@@ -474,6 +474,18 @@ Status Store::Impl::ReserveEntries(Device* device, Bucket* bucket, uint32_t entr
   return training() ? FitChanged(device, bucket) : Status::Ok();
 }
 
+void Store::Impl::ShrinkIndex(Device* device, Bucket* bucket) {
+  uint64_t retired_bytes = 0;
+  const uint64_t before = bucket->index.bytes();
+  bucket->index.Shrink(&device->budget, &device->index_pages,
+                       [&](const BucketIndex::Arrays& arrays) {
+                         RetireArrays(device, arrays);
+                         retired_bytes += arrays.bytes();
+                       });
+  index_bytes += bucket->index.bytes() + retired_bytes - before;
+  Reclaim(device);
+}
+
 void Store::Impl::InsertEntry(Bucket* bucket, uint64_t key, Location location) {
   bucket->index.Insert(HashKey(key), key, location);
   ++rows;

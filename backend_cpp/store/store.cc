@@ -104,6 +104,36 @@ Status ValidateBudgets(const StoreOptions& options, const std::set<std::string>&
   return Status::Ok();
 }
 
+Status ValidateGroups(const StoreOptions& options) {
+  if (!options.prune_groups.empty() &&
+      (options.profile != Profile::kTrain || options.ssd_budget_bytes > 0)) {
+    return {Code::kInvalidArgument,
+            "prune_groups: rows are pruned in a trainer without an SSD tier"};
+  }
+  std::set<uint32_t> pruned;
+  for (const PruneGroup& group : options.prune_groups) {
+    if (group.tables.empty()) {
+      return {Code::kInvalidArgument, "prune_groups: a group without tables"};
+    }
+    if (group.waiting_bytes > options.ddr_budget_bytes / 4) {
+      return {Code::kInvalidArgument,
+              "prune_groups: waiting_bytes = " + std::to_string(group.waiting_bytes) +
+                  " is more than a fourth of ddr_budget_bytes"};
+    }
+    for (const uint32_t t : group.tables) {
+      if (t >= options.tables.size()) {
+        return {Code::kInvalidArgument,
+                "prune_groups: table " + std::to_string(t) + " does not exist"};
+      }
+      if (!pruned.insert(t).second) {
+        return {Code::kInvalidArgument, "prune_groups: table " + options.tables[t].name +
+                                            " stands twice; it can be of one group"};
+      }
+    }
+  }
+  return Status::Ok();
+}
+
 Status ValidateOptions(const StoreOptions& options) {
   if (options.tables.empty()) return {Code::kInvalidArgument, "a store needs at least one table"};
   std::set<std::string> names;
@@ -158,6 +188,7 @@ Status ValidateOptions(const StoreOptions& options) {
                   " is less than 2 MiB a device; give more or 0"};
     }
   }
+  EMBERTIDE_RETURN_IF_ERROR(ValidateGroups(options));
   EMBERTIDE_RETURN_IF_ERROR(ValidateBudgets(options, names));
   return ValidatePolicies(options);
 }
@@ -170,13 +201,31 @@ const char* SourceName(Source source) {
   return kNames[static_cast<size_t>(source)];
 }
 
+const char* UtilityKindName(UtilityKind kind) {
+  static constexpr const char* kNames[] = {"squares", "norms", "accesses"};
+  return kNames[static_cast<size_t>(kind)];
+}
+
+Result<UtilityKind> ParseUtilityKind(const std::string& name) {
+  for (const UtilityKind kind :
+       {UtilityKind::kSquares, UtilityKind::kNorms, UtilityKind::kAccesses}) {
+    if (name == UtilityKindName(kind)) return kind;
+  }
+  return Status(Code::kInvalidArgument, "utility \"" + name + "\"; use squares, norms or accesses");
+}
+
 Store::Impl::Impl(StoreOptions opts) : options(std::move(opts)) {
   tables.reserve(options.tables.size());
   for (const TableConfig& config : options.tables) {
     Table table{config, static_cast<uint32_t>(tables.size()), config.default_row,
                 std::vector<BucketSlot>(config.buckets())};
     table.default_row.resize(config.layout.dim(), 0.0F);
+    table.cost = RowCost::Of(config.layout, AuxBytes(table));
     tables.push_back(std::move(table));
+  }
+  for (const PruneGroup& group : options.prune_groups) {
+    groups.push_back(std::make_unique<GroupPrice>(group, &decay));
+    for (const uint32_t t : group.tables) tables[t].pruned_with = groups.back().get();
   }
   MakeDevices();
   for (Table& table : tables) {
@@ -226,6 +275,9 @@ uint64_t Store::Impl::DirectoryBytes(const Device& device) const {
   }
   if (hbm != nullptr && tables[device.tables.front()].part == 0) bytes += hbm->HostBytesOfArena();
   if (device.ssd != nullptr) bytes += device.ssd->directory_bytes();
+  for (const auto& group : groups) {
+    if (DeviceOf(tables[group->tables.front()], 0) == &device) bytes += group->waiting.bytes();
+  }
   return bytes;
 }
 
@@ -252,8 +304,9 @@ Status Store::Impl::OpenDevice(Device* device, const std::vector<SealedSegment>*
     }
   }
   if (!device->budget.TryCharge(directory)) {
-    return {Code::kInvalidArgument, "ddr_budget_bytes is too small for its directories" +
-                                        (shared ? "" : ": table " + name)};
+    return {Code::kInvalidArgument,
+            "ddr_budget_bytes is too small for its directories and waiting_bytes" +
+                (shared ? "" : ": table " + name)};
   }
   index_bytes += directory;
   EMBERTIDE_RETURN_IF_ERROR(
@@ -488,6 +541,8 @@ StoreStats Store::Stats() const {
   stats.dropped_gradients = impl_->dropped_gradients.load();
   stats.refused_gradients = impl_->refused_gradients.load();
   stats.failed_keys = impl_->failed_keys.load();
+  stats.unworthy_keys = impl_->unworthy_keys.load();
+  stats.worthy_keys_without_room = impl_->worthy_keys_without_room.load();
   stats.dropped_accesses = impl_->dropped_accesses.load();
   for (const auto& device : impl_->devices) stats.policy_bytes += device->PolicyBytes();
   stats.oldest_version = impl_->oldest.load();

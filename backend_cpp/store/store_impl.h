@@ -3,7 +3,7 @@
 //   store.cc       open, pin, stats          versions.cc   stage, commit, fold
 //   holding.cc     buckets added, dropped    training.cc   rows pruned and taken
 //   finder.cc      where a batch's rows lie  training_step.cc   rows made and updated,
-//                                            part_worker.cc     by its threads
+//   pruning.cc     what rows are worth         part_worker.cc     by its threads
 //   lookup.cc      batched reads
 //   hbm_tier.cc    the tier above DDR
 //   residency.cc   room: evict, move, reclaim              integrity.cc  every invariant
@@ -37,11 +37,13 @@
 #include "store/hbm_tier.h"
 #include "store/location.h"
 #include "store/node_pool.h"
+#include "store/prune_price.h"
 #include "store/reader_registry.h"
 #include "store/seal_file.h"
 #include "store/tier_policy.h"
 #include "store/train_ops.h"
 #include "store/turn_mutex.h"
+#include "store/waiting_keys.h"
 
 namespace embertide {
 
@@ -218,12 +220,26 @@ void WithoutWriter(WriterLock* writer, const Io& io) {
   if (writer != nullptr) writer->lock();
 }
 
+// What pruning keeps of a group of tables beside their rows.
+struct GroupPrice {
+  GroupPrice(const PruneGroup& of, const Decay* decay)
+      : tables(of.tables), waiting(of.waiting_bytes, decay) {}
+  const std::vector<uint32_t> tables;
+  std::mutex mutex;  // guards what follows; taken after any writer lock
+  WaitingKeys waiting;
+  float price = 0.0F;
+  uint64_t room = ~0ULL;  // bytes that new rows may take until the next pass
+  uint64_t step = 0;      // steps that were begun
+};
+
 struct Table {
   TableConfig config;
   uint32_t ordinal = 0;            // index into StoreOptions::tables
   std::vector<float> default_row;  // dim values
   std::vector<BucketSlot> buckets;
   uint32_t part = 0;  // its rows lie on devices[part * options.devices ...]
+  RowCost cost{};
+  GroupPrice* pruned_with = nullptr;  // null: its rows are not pruned
 };
 
 inline Bucket::~Bucket() { index.Clear(&device->index_pages); }
@@ -257,9 +273,10 @@ struct Store::Impl {
 
   // Training.
   const Decay decay{options.utility_decay};
-  std::atomic<uint32_t> tick{0};  // steps that were begun, modulo RowAux::kTicks
-  std::mutex crew_mutex;          // held by a step of several threads; taken before any writer lock
-  std::unique_ptr<Crew> crew;     // the largest that a step asked for
+  std::vector<std::unique_ptr<GroupPrice>> groups;  // as options.prune_groups
+  std::atomic<uint32_t> tick{0};                    // steps that were begun, modulo RowAux::kTicks
+  std::mutex crew_mutex;       // held by a step of several threads; taken before any writer lock
+  std::unique_ptr<Crew> crew;  // the largest that a step asked for
 
   std::mutex seal_mutex;  // held while one is written
   // Guards the seal's manifest. Taken after a device's writer lock, never before one.
@@ -283,6 +300,8 @@ struct Store::Impl {
   std::atomic<uint64_t> dropped_gradients{0};
   std::atomic<uint64_t> refused_gradients{0};
   std::atomic<uint64_t> failed_keys{0};
+  std::atomic<uint64_t> unworthy_keys{0};
+  std::atomic<uint64_t> worthy_keys_without_room{0};
   std::atomic<uint64_t> compacted_bytes{0};
   std::atomic<uint64_t> compacted_rows{0};
   std::atomic<uint64_t> compactions_forced{0};
@@ -331,6 +350,8 @@ struct Store::Impl {
   // with a slot that no entry names cannot be emptied.
   Status ReserveEntries(Device* device, Bucket* bucket, uint32_t entries);
   Status ReserveEntry(Device* device, Bucket* bucket) { return ReserveEntries(device, bucket, 1); }
+  // Gives back what entries that are gone took in a bucket's index.
+  void ShrinkIndex(Device* device, Bucket* bucket);
   // Inserts a key that has no entry. Requires: ReserveEntry.
   void InsertEntry(Bucket* bucket, uint64_t key, Location location);
   void EraseEntry(Bucket* bucket, uint32_t entry);
@@ -525,6 +546,9 @@ struct Store::Impl {
     ++new_keys_waiting;
     return false;
   }
+  // Gives the row of a key another live mask; 0 removes it, as `kind`. Errors as Store::SetLive.
+  Status ChangeLive(Device* device, const Table& table, uint32_t bucket, uint64_t key,
+                    uint16_t live, RecordKind kind);
   // Room to note every row of the bucket as changed. kResourceExhausted as ReserveEntry.
   Status FitChanged(Device* device, Bucket* bucket);
   // Room to note one more key as removed. kResourceExhausted as ReserveEntry; nothing is changed.
@@ -539,6 +563,24 @@ struct Store::Impl {
   }
   // Adds the keys of the rows that changed, and of some on the SSD that may have.
   static void ChangedRows(const Bucket& bucket, std::map<uint64_t, RecordKind>* changes);
+
+  // --- pruning.cc --------------------------------------------------------------------------------
+  // kInvalidArgument: there is no such group.
+  Status CheckGroup(uint32_t group) const;
+  // A key of a table that is pruned, without a row, has earned so much in this step: what it has
+  // earned in all, if that is worth a row for which there is room.
+  std::optional<float> Worth(const Table& table, uint64_t key, float earned);
+  // Calls visit(key, place) for a bucket's rows, in slices under its device's writer, which may
+  // change them in after(), called at each slice's end.
+  template <typename Visit, typename After>
+  static void ForEachSlice(Bucket* bucket, const Visit& visit, const After& after);
+  // What a row's chunks are worth now.
+  std::array<float, kMaxChunks> UtilityOf(const Device* device, const Table& table,
+                                          Location place) const;
+  PriceSample SampleOf(const GroupPrice& group, uint32_t rare) const;
+  // One bucket's part of a pass.
+  void PruneBucket(GroupPrice* group, const Table& table, uint32_t bucket, uint32_t max_age,
+                   PruneOutcome* outcome);
 };
 
 }  // namespace embertide

@@ -110,22 +110,28 @@ void Sum(const RowLayout& layout, const float* const* gradients, size_t n, doubl
   }
 }
 
+template <UtilityKind kKind>
 void Use(uint32_t chunks, const ChunkSquares& squares, uint32_t accesses, double kept,
          float* utility) {
   uint32_t c = 0;
 #if defined(__AVX__)
+  const __m256d count = _mm256_set1_pd(accesses);
   for (; c + 4 <= chunks; c += 4) {
-    const __m256d norms = _mm256_sqrt_pd(_mm256_loadu_pd(squares.data() + c));
+    __m256d earned = count;
+    if constexpr (kKind != UtilityKind::kAccesses) earned = _mm256_loadu_pd(squares.data() + c);
+    if constexpr (kKind == UtilityKind::kNorms) {
+      earned = _mm256_mul_pd(count, _mm256_sqrt_pd(earned));
+    }
     const __m256d before = _mm256_cvtps_pd(_mm_loadu_ps(utility + c));
-    const __m256d after = _mm256_add_pd(_mm256_mul_pd(_mm256_set1_pd(kept), before),
-                                        _mm256_mul_pd(_mm256_set1_pd(accesses), norms));
+    const __m256d after = _mm256_add_pd(_mm256_mul_pd(_mm256_set1_pd(kept), before), earned);
     _mm_storeu_ps(utility + c, _mm256_cvtpd_ps(after));
   }
 #endif
   for (; c < chunks; ++c) {
-    const double norm = __builtin_sqrt(squares.data()[c]);
-    utility[c] = static_cast<float>(kept * static_cast<double>(utility[c]) +
-                                    static_cast<double>(accesses) * norm);
+    double earned = accesses;
+    if constexpr (kKind == UtilityKind::kSquares) earned = squares.data()[c];
+    if constexpr (kKind == UtilityKind::kNorms) earned *= __builtin_sqrt(squares.data()[c]);
+    utility[c] = static_cast<float>(kept * static_cast<double>(utility[c]) + earned);
   }
 }
 
@@ -282,7 +288,9 @@ struct Row<Int8> {
 };
 
 constexpr TrainOps kTrainOps = {
-    Sum, Use, {Row<Fp32>::Descend, Row<Fp16>::Descend, Row<Bf16>::Descend, Row<Int8>::Descend}};
+    Sum,
+    {Use<UtilityKind::kSquares>, Use<UtilityKind::kNorms>, Use<UtilityKind::kAccesses>},
+    {Row<Fp32>::Descend, Row<Fp16>::Descend, Row<Bf16>::Descend, Row<Int8>::Descend}};
 
 }  // namespace
 }  // namespace embertide

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "embertide/prune.h"
 #include "embertide/row.h"
 
 namespace embertide {
@@ -36,7 +37,7 @@ struct TrainOps {
   // Sums `n` > 0 gradients of layout.dim() floats each into `sums`.
   using Sum = void (*)(const RowLayout& layout, const float* const* gradients, size_t n,
                        double* sums, ChunkSquares* squares);
-  // Each chunk's utility u becomes `kept` * u + `accesses` * sqrt(its squares), rounded once.
+  // Each chunk's utility u becomes `kept` * u + what the UtilityKind says, rounded once.
   using Use = void (*)(uint32_t chunks, const ChunkSquares& squares, uint32_t accesses, double kept,
                        float* utility);
   // Takes float(step * sums[d]) from each live element d of the row at `payload`. `sums` are
@@ -44,7 +45,7 @@ struct TrainOps {
   using Descend = void (*)(const RowLayout& layout, uint16_t live, double* sums, double step,
                            std::byte* payload);
   Sum sum;
-  Use use;
+  std::array<Use, 3> use;          // by UtilityKind
   std::array<Descend, 4> descend;  // by DType
 };
 // Those of "avx512", "avx2" or "plain"; null if this CPU has none, or there is no such level.

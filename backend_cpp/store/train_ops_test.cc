@@ -62,15 +62,21 @@ TEST_P(TrainOpsTest, SumsAndSquaresAreThoseInOrder) {
     ops_->sum(layout_, places.data(), n, sums.data(), &got);
     EXPECT_EQ(got, squares) << n;
     ASSERT_EQ(sums, want) << n;
-    std::array<float, kMaxChunks> used{};
-    std::array<float, kMaxChunks> utility{};
-    for (uint32_t c = 0; c < kMaxChunks; ++c) used[c] = utility[c] = 0.1F * static_cast<float>(c);
-    for (uint32_t c = 0; c < layout_.chunks; ++c) {
-      const double before = 0.7 * static_cast<double>(used[c]);
-      used[c] = static_cast<float>(before + static_cast<double>(n) * std::sqrt(squares[c]));
+    for (const UtilityKind kind :
+         {UtilityKind::kSquares, UtilityKind::kNorms, UtilityKind::kAccesses}) {
+      std::array<float, kMaxChunks> used{};
+      std::array<float, kMaxChunks> utility{};
+      for (uint32_t c = 0; c < kMaxChunks; ++c) used[c] = utility[c] = 0.1F * static_cast<float>(c);
+      for (uint32_t c = 0; c < layout_.chunks; ++c) {
+        double earned = static_cast<double>(n);
+        if (kind == UtilityKind::kSquares) earned = squares[c];
+        if (kind == UtilityKind::kNorms) earned *= std::sqrt(squares[c]);
+        used[c] = static_cast<float>(0.7 * static_cast<double>(used[c]) + earned);
+      }
+      ops_->use[static_cast<size_t>(kind)](layout_.chunks, squares, static_cast<uint32_t>(n), 0.7,
+                                           utility.data());
+      EXPECT_EQ(utility, used) << n << UtilityKindName(kind);
     }
-    ops_->use(layout_.chunks, squares, static_cast<uint32_t>(n), 0.7, utility.data());
-    EXPECT_EQ(utility, used) << n;
   }
 }
 

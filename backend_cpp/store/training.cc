@@ -108,60 +108,66 @@ Result<Location> Store::Impl::ResidentRow(Device* device, uint32_t t, uint32_t b
   return index.At(index.Locate(HashKey(key), key));
 }
 
-Status Store::SetLive(uint32_t t, uint64_t key, uint16_t live) {
-  if (!impl_->training()) return NotTraining();
-  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckTable(t));
-  Table& table = impl_->tables[t];
+Status Store::Impl::ChangeLive(Device* device, const Table& table, uint32_t b, uint64_t key,
+                               uint16_t live, RecordKind kind) {
   const RowLayout& layout = table.config.layout;
-  if ((live & ~layout.full_mask()) != 0) {
-    return {Code::kInvalidArgument, "live mask " + std::to_string(live) + " names chunks past " +
-                                        std::to_string(layout.chunks)};
-  }
-  const uint32_t b = Store::Impl::BucketOf(table, HashKey(key));
-  Bucket* bucket = Store::Impl::Newest(table, b);
-  Device& device = *Store::Impl::Newest(impl_->tables[t], b)->device;
-  const std::lock_guard writer(device.writer);
-  impl_->Reclaim(&device);
-  impl_->TakeReserveBack(&device);
-  const Result<Location> old = impl_->ResidentRow(&device, t, b, key);
+  Bucket* bucket = Newest(table, b);
+  const Result<Location> old = ResidentRow(device, table.ordinal, b, key);
   if (!old.ok()) return old.status();
   if (live == old.value().live()) return Status::Ok();
-  if (live == 0) EMBERTIDE_RETURN_IF_ERROR(impl_->FitRemoved(&device, bucket));
-  Location place = Location::Removed(RecordKind::kPruned);
+  if (live == 0) EMBERTIDE_RETURN_IF_ERROR(FitRemoved(device, bucket));
+  Location place = Location::Removed(kind);
   if (live != 0) {
     std::vector<float> values(layout.dim());
-    DecodePayload(layout, old.value().live(), device.arena.Address(old.value().slot()),
+    DecodePayload(layout, old.value().live(), device->arena.Address(old.value().slot()),
                   values.data());
     std::vector<std::byte> payload(layout.PayloadBytes(live));
     EncodePayload(layout, live, values.data(), payload.data());
-    Result<Location> stored = impl_->StoreRow(&device, table, key, live, payload);
+    Result<Location> stored = StoreRow(device, table, key, live, payload);
     const bool shrinks = payload.size() < layout.PayloadBytes(old.value().live());
-    if (!stored.ok() && shrinks && device.reserve_bytes > 0 && !device.reserve_lent) {
-      device.reserve_lent = true;
-      device.budget.Release(device.reserve_bytes);
-      stored = impl_->StoreRow(&device, table, key, live, payload);
+    if (!stored.ok() && shrinks && device->reserve_bytes > 0 && !device->reserve_lent) {
+      device->reserve_lent = true;
+      device->budget.Release(device->reserve_bytes);
+      stored = StoreRow(device, table, key, live, payload);
     }
     if (!stored.ok()) return stored.status();
     place = *stored;
   }
   // Making room may have moved the old row to the SSD: ask the index again.
   const uint32_t entry = bucket->index.Locate(HashKey(key), key);
-  const Result<Location> again = impl_->ResidentRow(&device, t, b, key);
+  const Result<Location> again = ResidentRow(device, table.ordinal, b, key);
   if (!again.ok()) {
-    impl_->RetirePlace(&device, table, place);
+    RetirePlace(device, table, place);
     return again.status();
   }
   if (live == 0) {
-    impl_->EraseEntry(bucket, entry);
-    bucket->removed.push_back({key, RecordKind::kPruned});
+    EraseEntry(bucket, entry);
+    bucket->removed.push_back({key, kind});
   } else {
-    std::copy_n(device.arena.Aux(again.value().slot()), impl_->AuxBytes(table),
-                device.arena.Aux(place.slot()));
+    std::copy_n(device->arena.Aux(again.value().slot()), AuxBytes(table),
+                device->arena.Aux(place.slot()));
     bucket->index.Set(entry, place);
-    Store::Impl::MarkChanged(bucket, HashKey(key), impl_->AuxOf(&device, place));
+    MarkChanged(bucket, HashKey(key), AuxOf(device, place));
   }
-  impl_->RetirePlace(&device, table, again.value());
+  RetirePlace(device, table, again.value());
   return Status::Ok();
+}
+
+Status Store::SetLive(uint32_t t, uint64_t key, uint16_t live) {
+  if (!impl_->training()) return NotTraining();
+  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckTable(t));
+  const Table& table = impl_->tables[t];
+  const RowLayout& layout = table.config.layout;
+  if ((live & ~layout.full_mask()) != 0) {
+    return {Code::kInvalidArgument, "live mask " + std::to_string(live) + " names chunks past " +
+                                        std::to_string(layout.chunks)};
+  }
+  const uint32_t b = Store::Impl::BucketOf(table, HashKey(key));
+  Device& device = *Store::Impl::Newest(table, b)->device;
+  const std::lock_guard writer(device.writer);
+  impl_->Reclaim(&device);
+  impl_->TakeReserveBack(&device);
+  return impl_->ChangeLive(&device, table, b, key, live, RecordKind::kPruned);
 }
 
 Status Store::TakeChanges(uint32_t t, uint32_t b, std::vector<std::byte>* records) {

@@ -9,6 +9,8 @@
 // with more of them, for each begins and ends with all.
 #include <algorithm>
 #include <atomic>
+#include <cmath>
+#include <optional>
 #include <utility>
 
 #include "store/part_worker.h"
@@ -214,6 +216,13 @@ class TableRun {
   // A key whose row is not in DDR. kResourceExhausted, kDeviceError, kCorrupt naming the key.
   Status MakeOrBring(Device* device, const PartWorker::Late& late);
   Result<Location> MakeRow(Device* device, Bucket* bucket, const PartWorker::Group& group);
+  // A new row begins with what its key earned without one, its chunks with the same.
+  void Credit(const Device& device, Location place, float utility) const {
+    RowAux* aux = Store::Impl::AuxOf(&device, place);
+    const uint32_t chunks = table_.config.layout.chunks;
+    aux->tick = step_.tick;
+    std::fill_n(aux->utility(), chunks, utility / static_cast<float>(chunks));
+  }
   std::string Name(const PartWorker::Group& group) const {
     return std::to_string(static_cast<int64_t>(group.key)) + " of table " + table_.config.name;
   }
@@ -243,11 +252,19 @@ Status TableRun::MakeOrBring(Device* device, const PartWorker::Late& late) {
     for (uint32_t n = group.count; n > 0 && !enters; --n) {
       enters = impl_.EntersNow(device, table_, group.key);
     }
+    std::optional<float> worth;
+    if (enters && updates && table_.pruned_with != nullptr) {
+      const float earned = workers_.front()->Earned(late);
+      if (std::isfinite(earned)) worth = impl_.Worth(table_, group.key, earned);
+      enters = worth.has_value();
+      if (enters) *worth -= earned;  // which the step itself adds
+    }
     if (!enters) {
       if (updates) ++impl_.dropped_gradients;
       return Status::Ok();
     }
     if (device != full_) place = MakeRow(device, bucket, group);
+    if (place.ok() && worth.has_value() && device != full_) Credit(*device, *place, *worth);
   } else if (!updates) {
     return Status::Ok();
   } else if (device != full_) {
@@ -330,7 +347,13 @@ Result<uint64_t> RunTables(Store::Impl* impl, std::span<const BagGradients> bags
     }
   }
   TableStep step{impl, nullptr, optimizer, 0};
-  if (optimizer != nullptr) step.tick = (impl->tick.fetch_add(1) + 1) % RowAux::kTicks;
+  if (optimizer != nullptr) {
+    step.tick = (impl->tick.fetch_add(1) + 1) % RowAux::kTicks;
+    for (const auto& group : impl->groups) {
+      const std::lock_guard lock(group->mutex);
+      ++group->step;
+    }
+  }
   Status failure;
   uint64_t done = 0;
   for (auto first = by_table.begin(); first != by_table.end();) {

@@ -291,6 +291,7 @@ TEST_F(TrainingStepTest, UtilityEqualsOneThatIsKeptInDoublesStepByStep) {
   constexpr uint64_t kKeys = 200;
   Tables(1, kDim, 2);
   options_.tables[0].layout = {kChunks, kChunkDim, DType::kFp32};
+  options_.utility = UtilityKind::kNorms;
   options_.utility_decay = 0.97;
   Open();
   std::map<uint64_t, std::array<double, kChunks>> want;

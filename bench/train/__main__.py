@@ -19,7 +19,7 @@ from bench.train.runs import Stream
 from embertide.trainer.errors import TrainerError
 
 _CONSOLE = Console(stderr=True, highlight=False)
-_PARTS = ("quality",)
+_PARTS = ("quality", "pruning")
 _DAYS = (4, 9)
 
 

@@ -15,19 +15,23 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench.servers import BUILD, ROOT, BenchError
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data import open_events
+from embertide.trainer.data.assemble import fold
+from embertide.trainer.data.base import Batch
 from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.eval.blocks import BlockQuality
 from embertide.trainer.learner import Learner
 
 _CONSOLE = Console(stderr=True, highlight=False)
+_DAY_S = 86_400
 _FOLDER = BUILD / "bench" / "train"
 # What decides the figures beside the configuration.
 _CODE = ("trainer", "backend_cpp", "pyproject.toml")
@@ -52,10 +56,18 @@ class Stream:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """One configuration; its seed is that of each run."""
+    """One configuration; its seed is that of each run.
+
+    Attributes:
+        name: Of its rows and files.
+        run: The configuration.
+        fold: Features whose keys are hashed to so many.
+        block_s: How old weights get before they are replaced.
+    """
 
     name: str
     run: RunConfig
+    fold: tuple[tuple[str, int], ...] = ()
     block_s: int = 1800
 
 
@@ -66,8 +78,10 @@ class Outcome:
     Attributes:
         auc: Mean of the daily AUC.
         repeated_auc: The same without first impressions.
-        bytes: Of the store's account at the end: payload, aux and index.
+        bytes: Of the store, the most at the end of any block of the days that count: pages
+            of rows and of what training keeps beside them, index, and all else that is charged.
         rows: At the end.
+        passes: Of pruning.
         seconds: It took.
     """
 
@@ -75,7 +89,29 @@ class Outcome:
     repeated_auc: float
     bytes: int
     rows: int
+    passes: int
     seconds: float
+
+
+class _FoldedLearner(Learner):
+    """A learner that sees some keys hashed to fewer: the hashing trick (Weinberger et al. 2009)."""
+
+    def __init__(self, run: RunConfig, fold: Sequence[tuple[str, int]]) -> None:
+        super().__init__(run)
+        names = [feature.name for feature in run.model.features]
+        self._fold = [(names.index(name), rows) for name, rows in fold]
+
+    def _folded(self, batch: Batch) -> Batch:
+        keys_BF = batch.keys_BF.copy()
+        for f, rows in self._fold:
+            keys_BF[:, f] = fold(keys_BF[:, f], rows)
+        return dataclasses.replace(batch, keys_BF=keys_BF)
+
+    def score(self, batch: Batch) -> NDArray[np.float32]:
+        return super().score(self._folded(batch))
+
+    def learn(self, batch: Batch) -> NDArray[np.float32]:
+        return super().learn(self._folded(batch))
 
 
 def _tree(path: str) -> str:
@@ -99,15 +135,27 @@ def _run(case: Case, seed: int, stream: Stream, path: Path) -> None:
     source = open_events(str(stream.path))
     if stream.events is not None:
         source = FirstEvents(source, stream.events)
-    learner = Learner(dataclasses.replace(case.run, seed=seed))
+    learner = _FoldedLearner(dataclasses.replace(case.run, seed=seed), case.fold)
+    most = 0
+
+    def publish(block: int) -> None:
+        """Take what a version would, and note what the store takes."""
+        nonlocal most
+        for t, table in enumerate(learner.rows.tables):
+            for bucket in range(1 << table.bucket_bits):
+                learner.rows.store.take_changes(t, bucket)
+        if block * case.block_s >= stream.days[0] * _DAY_S:
+            stats = learner.rows.stats()
+            most = max(most, stats["ddr_payload_bytes"] + stats["index_bytes"])
+
     quality = BlockQuality(learner, source, seen_by=stream.seen_by)
-    quality.run(block_s=case.block_s, batch_size=case.run.batch_size)
-    stats: dict[str, Any] = learner.rows.stats()
+    quality.run(block_s=case.block_s, batch_size=case.run.batch_size, after_block=publish)
     outcome = Outcome(
         auc=quality.all.mean_daily(*stream.days),
         repeated_auc=quality.repeated.mean_daily(*stream.days),
-        bytes=stats["ddr_payload_bytes"] + stats["index_bytes"],
-        rows=stats["rows"],
+        bytes=most,
+        rows=learner.rows.stats()["rows"],
+        passes=learner.rows.passes,
         seconds=round(time.monotonic() - began, 1),
     )
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from embertide import _store
 from embertide.trainer import loop
 from embertide.trainer.checkpoint import checkpoint as checkpoints
 from embertide.trainer.checkpoint.checkpoint import CheckpointError
-from embertide.trainer.config import RunConfig, globo
+from embertide.trainer.config import PruneConfig, RunConfig, globo
 from embertide.trainer.data.base import Batch
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.limit import FirstEvents
@@ -26,7 +26,9 @@ from embertide.trainer.publish.folder import Publication, VersionId
 from embertide.trainer.publish.publisher import Publisher
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
-RUN = RunConfig(model=globo(), batch_size=24, publish_every_s=600, snapshot_every=4)
+# So few bytes that rows go and come back at every pass.
+PRUNE = PruneConfig(bytes=10_000, half_life=20, first=(3,), every=5, least=2)
+RUN = RunConfig(model=globo(), prune=PRUNE, batch_size=24, publish_every_s=600, snapshot_every=4)
 NEWS = NewsSource(NewsConfig(hours=3, views_per_hour=60, users=80, new_items_per_hour=5))
 TOTAL = NEWS.total_events()
 
@@ -130,6 +132,11 @@ def test_the_whole_run_learns_everything_once_and_publishes_by_event_time(whole:
     assert whole.trainer.events == TOTAL > 500
     assert whole.trainer.prequential.daily()[0] > 0.5
     assert list(whole.publication.path.glob("*/.*")) == []
+    assert whole.trainer.rows.passes > 10
+    assert whole.trainer.rows.pruned is not None
+    assert whole.trainer.rows.pruned.rows_pruned > 0
+    assert whole.trainer.rows.stats()["unworthy_keys"] > 0
+    assert whole.trainer.rows.pruned.bytes <= PRUNE.row_bytes
 
 
 @pytest.mark.parametrize("batches", [1, 7, 13, 22])

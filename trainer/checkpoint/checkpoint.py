@@ -23,8 +23,8 @@ from embertide.trainer.errors import TrainerError
 from embertide.trainer.eval.metrics import Prequential
 from embertide.trainer.publish.folder import Publication, VersionId
 
-FORMAT = 3
-_MAGIC = b"EMCKP003"
+FORMAT = 4
+_MAGIC = b"EMCKP004"
 
 
 class CheckpointError(TrainerError):
@@ -44,6 +44,7 @@ class Checkpoint:
     net: dict[str, Any]
     optimizer: dict[str, Any]
     states: dict[tuple[int, int], "_store.BucketState"]  # by (table, bucket)
+    rows: tuple[int, int, bytes]  # EmbeddingStore.progress
     prequential: Prequential
 
 

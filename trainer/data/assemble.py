@@ -116,6 +116,12 @@ def _concatenate(parts: Sequence[_Rows]) -> _Rows:
     return _Rows(tuple(np.concatenate(a) for a in zip(*(p.arrays for p in parts), strict=True)))
 
 
+def fold(keys_N: Ints, rows: int) -> Ints:
+    """Return a number below `rows` for each key, by the top half of its product with an odd one."""
+    mixed_N = keys_N.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return ((mixed_N >> np.uint64(32)) % np.uint64(rows)).view(np.int64)
+
+
 def hash_strings(values_U: NDArray[np.object_]) -> Ints:
     """Keys of U byte strings: xxh3_64 read as a signed integer."""
     hashes = (xxhash.xxh3_64_intdigest(value) for value in values_U)
@@ -232,6 +238,8 @@ class Assembler:
                 keys_NF[:, f] = ts_ms_N // HOUR_MS % 24
                 continue
             keys_NF[:, f] = column_keys(columns[feature.column])
+            if feature.rows:
+                keys_NF[:, f] = fold(keys_NF[:, f], feature.rows)
         return keys_NF
 
 

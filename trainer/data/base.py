@@ -32,11 +32,15 @@ class FeatureColumn:
         transform: "key" takes an integer column as the raw 64-bit key (null: `MISSING_KEY`) and
             hashes strings with xxh3_64 to a signed key (null: that of the empty string);
             "hour_of_day" gives the hour, 0 to 23, of the event's time.
+        rows: The hashing trick (Weinberger et al. 2009): keys are hashed to 0, ..., rows - 1, so
+            that several share a row; 0 leaves them as they are. Who asks for scores must do the
+            same.
     """
 
     name: str
     column: str
     transform: Literal["key", "hour_of_day"] = "key"
+    rows: int = 0
 
     def __post_init__(self) -> None:
         """Refuses a transform that does not exist."""
@@ -45,6 +49,8 @@ class FeatureColumn:
                 f"feature {self.name!r}: transform {self.transform!r} does not exist; "
                 "use 'key' or 'hour_of_day'"
             )
+        if self.rows < 0:
+            raise ValueError(f"feature {self.name!r}: rows is {self.rows}; give 0 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from embertide import _store
-from embertide.trainer.config import ModelConfig, OptimizerConfig, TableConfig
+from embertide.trainer.config import ModelConfig, OptimizerConfig, PruneConfig, TableConfig
 from embertide.trainer.publish.snapshot import read_manifest
 
 Keys = NDArray[np.int64]
@@ -40,6 +40,18 @@ def store_table(table: TableConfig, index: int, seed: int) -> _store.TableConfig
     )
 
 
+def _pruning(config: ModelConfig, prune: PruneConfig | None) -> dict[str, Any]:
+    """Return the store's arguments of pruning."""
+    if prune is None:
+        return {}
+    tables = prune.tables or tuple(table.name for table in config.tables)
+    return {
+        "utility": prune.utility,
+        "utility_decay": 0.5 ** (1 / prune.half_life),
+        "prune_groups": [([config.table_index(name) for name in tables], prune.waiting_bytes)],
+    }
+
+
 class EmbeddingStore(nn.Module):
     """The tables of a model. Not thread-safe; one process owns a store.
 
@@ -51,6 +63,7 @@ class EmbeddingStore(nn.Module):
         new_row_accesses: A key gets a row at its so many-th occurrence of late, 1 to 15; before, it
             reads as the default row and its gradients are dropped (counted in `stats`). What was
             counted is no part of a checkpoint.
+        prune: Which rows stay; None: all.
     """
 
     def __init__(
@@ -63,6 +76,7 @@ class EmbeddingStore(nn.Module):
         ssd_budget_bytes: int = 0,
         ssd_directory: str = "",
         new_row_accesses: int = 1,
+        prune: PruneConfig | None = None,
     ) -> None:
         """Open the store."""
         super().__init__()
@@ -76,7 +90,11 @@ class EmbeddingStore(nn.Module):
             ssd_budget_bytes=ssd_budget_bytes,
             ssd_directory=ssd_directory,
             new_row_accesses=new_row_accesses,
+            **_pruning(config, prune),
         )
+        self.prune = prune
+        self.steps = self._pruned_at = self.passes = 0
+        self.pruned: _store.PruneOutcome | None = None  # the newest pass
         self._features: list[list[int]] = [[] for _ in config.tables]
         for f, feature in enumerate(config.features):
             self._features[config.table_index(feature.table)].append(f)
@@ -142,8 +160,30 @@ class EmbeddingStore(nn.Module):
             threads=min(torch.get_num_threads(), _MAX_THREADS),
         )
         self._pending.clear()
+        self.steps += 1
+        if self.prune is not None and self.prune.due(
+            self.steps, self.steps - self._pruned_at, self.store.prune_room(0)
+        ):
+            self.pruned = self.store.prune(0, self.prune.row_bytes, max_age=self.prune.max_age)
+            self._pruned_at = self.steps
+            self.passes += 1
         self.store.maintain()
         return updated
+
+    def progress(self) -> tuple[int, int, bytes]:
+        """Return what a run depends on beside rows and their state, for checkpoints."""
+        state = b"" if self.prune is None else self.store.prune_state(0)
+        return self.steps, self._pruned_at, state
+
+    def resume(self, progress: tuple[int, int, bytes]) -> None:
+        """Go on from what `progress` gave.
+
+        Raises:
+            StoreError: It is not of a store that is pruned as this one.
+        """
+        self.steps, self._pruned_at, state = progress
+        if self.prune is not None:
+            self.store.set_prune_state(0, state)
 
     def buckets(self) -> Iterator[tuple[_store.TableConfig, int, bytes]]:
         """Yield all rows as (table, bucket, records), one bucket at a time."""

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "embertide/hbm.h"
+#include "embertide/prune.h"
 #include "embertide/seal.h"
 #include "embertide/ssd.h"
 #include "embertide/status.h"
@@ -144,11 +145,12 @@ struct StoreOptions {
   // counted in a sketch, which may take keys that share its counters for one: 1/128 of the DDR
   // budget. It is no part of a checkpoint: after a restart counting begins anew.
   uint32_t new_row_accesses = 1;
-  // Training: what a chunk's utility keeps over a step, more than 0 and at most 1. A step
-  // (ApplyGradients) makes the utility u of each chunk of the rows that it updates u x decay +
-  // occurrences of the key x L2 norm of the chunk's gradient, of dead chunks too, and that of all
-  // others u x decay. The default halves it in 6,931 steps.
-  double utility_decay = 0.9999;
+  // Training: what a step (ApplyGradients) adds to the utility of the chunks of its rows, and what
+  // all utilities keep over a step, more than 0 and at most 1. The default halves them in 2,000.
+  UtilityKind utility = UtilityKind::kSquares;
+  double utility_decay = 0.99965;
+  // Training, of tables without an SSD tier: see Prune.
+  std::vector<PruneGroup> prune_groups;
   ReadObserver* observer = nullptr;  // OPTIONAL; outlives the store
 };
 
@@ -223,6 +225,10 @@ struct StoreStats {
   uint64_t dropped_gradients = 0;
   uint64_t refused_gradients = 0;
   uint64_t failed_keys = 0;
+  // Of keys without a row, in prune groups: occurrences in a batch that were not worth one, and
+  // that were, but it had no room beside the others.
+  uint64_t unworthy_keys = 0;
+  uint64_t worthy_keys_without_room = 0;
   uint64_t policy_bytes = 0;    // what policies and their logs take of the DDR budget
   uint64_t oldest_version = 0;  // of the window; 0 before the first commit
   uint64_t newest_version = 0;
@@ -464,6 +470,26 @@ class Store {
   // Sets the live mask of a row; a chunk that becomes live starts at zero, and mask 0 removes the
   // row. kNotFound if the key has none; kResourceExhausted when the budgets are full.
   Status SetLive(uint32_t table, uint64_t key, uint16_t live);
+  // Prunes the rows of a group of StoreOptions::prune_groups to `bytes` at most, by the utility of
+  // their chunks: those that are worth less than a price are dropped, dead ones that are worth more
+  // come back as zeros, and rows worth nothing beside their chunks go; the price is what makes it
+  // fit. Bytes are those of payload, of what training keeps of a row, and 24 for its index entry.
+  // The price comes of 65,536 rows at most, which the keys' hashes choose, so up to 1 % more may be
+  // left; 5 % are left free, for keys that come until the next call. From the first call on a key
+  // without a row of these tables gets one once it has earned the price of a whole row, if it
+  // fits; what it earns is remembered in PruneGroup::waiting_bytes. `max_age`: rows that no step
+  // updated in so many steps go, too; 0: none.
+  // Costs a pass over all rows; the writer's lock is held for some thousand at a time. Depends on
+  // nothing but the rows, their state and the calls before.
+  // kInvalidArgument: there is no such group, or `bytes` do not hold one row of it.
+  Result<PruneOutcome> Prune(uint32_t group, uint64_t bytes, uint32_t max_age = 0);
+  // Bytes that new rows of a group may take until the next pass; where few are left, one is due.
+  // ~0: none was made yet. Any thread. kInvalidArgument as Prune.
+  Result<uint64_t> PruneRoom(uint32_t group) const;
+  // What Prune and the steps since keep of a group beside its rows, for checkpoints, in this
+  // machine's byte order. SetPruneState: kCorrupt, it is not of such a group.
+  Result<std::string> PruneState(uint32_t group) const;
+  Status SetPruneState(uint32_t group, const std::string& state);
   // Appends the records of rows changed since the last call for this bucket (tombstones included),
   // in ascending key order. Bitwise repeatable.
   Status TakeChanges(uint32_t table, uint32_t bucket, std::vector<std::byte>* records);

@@ -1,0 +1,44 @@
+// Pruning: what chunks are worth, which tables share what there is, what a pass did. Store::Prune
+// says how; docs/design/0008-pruning.md why.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "embertide/status.h"
+
+namespace embertide {
+
+// What a step adds to the utility of each chunk of a row that it updates, dead chunks too. g is the
+// sum of the chunk's gradients, of all occurrences of the key in the batch.
+enum class UtilityKind : uint8_t {
+  kSquares,   // |g|^2
+  kNorms,     // occurrences x |g|: FIITED (arXiv:2401.04408)
+  kAccesses,  // occurrences
+};
+// "squares", "norms" or "accesses".
+const char* UtilityKindName(UtilityKind kind);
+// kInvalidArgument naming the text and the names there are.
+Result<UtilityKind> ParseUtilityKind(const std::string& name);
+
+// Tables whose rows are pruned together: one price a byte for all of them.
+struct PruneGroup {
+  std::vector<uint32_t> tables;  // index into StoreOptions::tables; a table is of one group at most
+  // Of the DDR budget, what remembers keys without a row, at 4 bytes each; kept to a power of two.
+  uint64_t waiting_bytes = 256 << 10;
+};
+
+// What a pass of pruning did.
+struct PruneOutcome {
+  float price = 0.0F;  // of a byte, in utility; 0: all that is of use fits
+  uint64_t rows = 0;   // that are left
+  uint64_t bytes = 0;  // that they take: see Store::Prune
+  uint64_t rows_pruned = 0;
+  uint64_t rows_expired = 0;
+  uint64_t chunks_pruned = 0;  // of rows that are left
+  uint64_t chunks_regrown = 0;
+  uint64_t rows_unchanged = 0;  // that found no room for what they should have become
+};
+
+}  // namespace embertide

@@ -1,0 +1,96 @@
+// What a chunk must be worth: one price a byte for all rows of a group of tables, so that what is
+// worth it fits the bytes that the group may have (docs/design/0008-pruning.md).
+//
+//   a chunk is kept     if its utility exceeds price x its bytes
+//   a row is kept       if what its kept chunks are worth over that exceeds price x what the row
+//                       costs beside them: index entry, optimizer state, utilities
+//
+// Bytes are integers and a sum of them is the same in any order, so neither depends on the order in
+// which rows are met. Pure and thread-safe.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "embertide/row.h"
+#include "store/train_ops.h"
+
+namespace embertide {
+
+// An index entry, of arrays as full as they are on average.
+inline constexpr uint32_t kEntryBytes = 24;
+
+// What rows of a table cost.
+struct RowCost {
+  uint32_t chunks = 0;
+  uint32_t chunk_bytes = 0;
+  uint32_t row_bytes = 0;  // beside chunks: the scale, aux, the index entry
+
+  static RowCost Of(const RowLayout& layout, uint32_t aux_bytes) {
+    const uint32_t scale = layout.PayloadBytes(1) - layout.chunk_bytes();
+    return {layout.chunks, layout.chunk_bytes(), scale + aux_bytes + kEntryBytes};
+  }
+  // Of a row with these live chunks.
+  uint64_t Bytes(uint16_t live) const {
+    return row_bytes + uint64_t{chunk_bytes} * static_cast<uint32_t>(std::popcount(live));
+  }
+  uint64_t FullBytes() const { return row_bytes + uint64_t{chunk_bytes} * chunks; }
+  // The chunks that are worth `price` utility a byte; 0: the row is not.
+  uint16_t WorthKeeping(const float* utility, float price) const {
+    const double chunk_price = static_cast<double>(price) * chunk_bytes;
+    double surplus = 0.0;
+    uint32_t kept = 0;
+    for (uint32_t c = 0; c < chunks; ++c) {
+      const double over = static_cast<double>(utility[c]) - chunk_price;
+      if (over <= 0.0) continue;
+      surplus += over;
+      kept |= 1U << c;
+    }
+    // Without a price nothing is too little, but for what was never of use.
+    const bool worth = surplus > static_cast<double>(price) * row_bytes;
+    return worth ? static_cast<uint16_t>(kept) : uint16_t{0};
+  }
+};
+
+// Rows that stand for all of their group.
+class PriceSample {
+ public:
+  void Add(const RowCost& cost, const float* utility) {
+    rows_.push_back({cost, utilities_.size()});
+    utilities_.insert(utilities_.end(), utility, utility + cost.chunks);
+  }
+  size_t size() const { return rows_.size(); }
+  // Of the rows and chunks that are worth that price.
+  uint64_t BytesAt(float price) const {
+    uint64_t bytes = 0;
+    for (const Row& row : rows_) {
+      const uint16_t kept = row.cost.WorthKeeping(utilities_.data() + row.first, price);
+      if (kept != 0) bytes += row.cost.Bytes(kept);
+    }
+    return bytes;
+  }
+  // The least price at which they take `bytes` at most; 0 if they do so anyhow.
+  float PriceFor(uint64_t bytes) const {
+    // A price's bits, as a number, are in the order of prices.
+    uint32_t enough = std::bit_cast<uint32_t>(std::numeric_limits<float>::max());
+    uint32_t little = 0;
+    if (BytesAt(0.0F) <= bytes) return 0.0F;
+    while (enough - little > 1) {
+      const uint32_t middle = little + (enough - little) / 2;
+      (BytesAt(std::bit_cast<float>(middle)) <= bytes ? enough : little) = middle;
+    }
+    return std::bit_cast<float>(enough);
+  }
+
+ private:
+  struct Row {
+    RowCost cost;
+    size_t first;  // of its utilities
+  };
+  std::vector<Row> rows_;
+  std::vector<float> utilities_;
+};
+
+}  // namespace embertide

@@ -1,0 +1,241 @@
+// Pruning: a price a byte for the rows of a group of tables, and a pass that leaves what is worth
+// it. prune_price.h says what is; waiting_keys.h what becomes of keys without a row.
+#include <algorithm>
+#include <cstring>
+
+#include "store/store_impl.h"
+
+namespace embertide {
+namespace {
+
+// Rows that a price is found with, at most: the bytes that they stand for are within 1 % of all.
+constexpr uint64_t kSampleRows = 65'536;
+// Of the bytes, what a pass leaves free for keys that come until the next.
+constexpr double kLeftFree = 0.05;
+// Entries of a slice: well under a millisecond.
+constexpr uint64_t kSliceEntries = 4096;
+// Bits of a hash that choose neither its bucket nor its place in the index.
+constexpr uint32_t kSampleShift = 32;
+constexpr uint32_t kMostRare = 64 - kSampleShift - kMaxBucketBits;
+
+// What PruneState writes before the waiting keys.
+struct SavedPrice {
+  float price;
+  uint32_t zero;
+  uint64_t room;
+  uint64_t step;
+};
+
+uint64_t HashIn(const Table& table, uint64_t key) {
+  // A key of several tables is several keys.
+  return HashKey(HashKey(key) + table.config.id);
+}
+
+}  // namespace
+
+Status Store::Impl::CheckGroup(uint32_t group) const {
+  if (group < groups.size()) return Status::Ok();
+  return {Code::kInvalidArgument, "prune group " + std::to_string(group) +
+                                      " does not exist; there are " +
+                                      std::to_string(groups.size())};
+}
+
+std::optional<float> Store::Impl::Worth(const Table& table, uint64_t key, float earned) {
+  GroupPrice& group = *table.pruned_with;
+  const std::lock_guard lock(group.mutex);
+  const uint64_t hash = HashIn(table, key);
+  const float utility = group.waiting.Add(hash, earned, group.step);
+  const uint64_t bytes = table.cost.FullBytes();
+  if (!(utility > group.price * static_cast<float>(bytes))) {
+    ++unworthy_keys;
+    return std::nullopt;
+  }
+  if (group.room < bytes) {
+    ++worthy_keys_without_room;
+    return std::nullopt;
+  }
+  group.room -= bytes;
+  group.waiting.Remove(hash);
+  return utility;
+}
+
+template <typename Visit, typename After>
+void Store::Impl::ForEachSlice(Bucket* bucket, const Visit& visit, const After& after) {
+  constexpr uint64_t kHashes = uint64_t{1} << 32;
+  for (uint64_t begin = 0; begin < kHashes;) {
+    const std::lock_guard writer(bucket->device->writer);
+    const uint64_t slices = bucket->index.capacity() / kSliceEntries + 1;
+    const uint64_t end = std::min(kHashes, begin + kHashes / slices + 1);
+    bucket->index.ForEachIn(begin, end, visit);
+    after();
+    begin = end;
+  }
+}
+
+std::array<float, kMaxChunks> Store::Impl::UtilityOf(const Device* device, const Table& table,
+                                                     Location place) const {
+  std::array<float, kMaxChunks> utility{};
+  RowAux* aux = AuxOf(device, place);
+  const double kept = decay.Over(RowAux::Steps(aux->tick, tick));
+  for (uint32_t c = 0; c < table.config.layout.chunks; ++c) {
+    utility[c] = static_cast<float>(kept * static_cast<double>(aux->utility()[c]));
+  }
+  return utility;
+}
+
+PriceSample Store::Impl::SampleOf(const GroupPrice& group, uint32_t rare) const {
+  PriceSample sample;
+  const uint64_t others = (uint64_t{1} << rare) - 1;
+  for (const uint32_t t : group.tables) {
+    const Table& table = tables[t];
+    for (uint32_t b = 0; b < table.config.buckets(); ++b) {
+      Bucket* bucket = Newest(table, b);
+      ForEachSlice(
+          bucket,
+          [&](uint64_t key, Location place) {
+            if ((HashKey(key) >> kSampleShift & others) != 0) return;
+            sample.Add(table.cost, UtilityOf(bucket->device, table, place).data());
+          },
+          [] {});
+    }
+  }
+  return sample;
+}
+
+void Store::Impl::PruneBucket(GroupPrice* group, const Table& table, uint32_t b, uint32_t max_age,
+                              PruneOutcome* outcome) {
+  Bucket* bucket = Newest(table, b);
+  Device* device = bucket->device;
+  struct Change {
+    uint64_t key;
+    uint16_t was;
+    uint16_t live;
+    RecordKind kind;
+    float utility;  // of all its chunks
+  };
+  std::vector<Change> changes;  // of a slice
+  std::vector<Change> gone;
+  const auto visit = [&](uint64_t key, Location place) {
+    const auto utility = UtilityOf(device, table, place);
+    const uint32_t age = RowAux::Steps(AuxOf(device, place)->tick, tick);
+    const bool expired = max_age > 0 && age > max_age;
+    const uint16_t live =
+        expired ? uint16_t{0} : table.cost.WorthKeeping(utility.data(), group->price);
+    if (live == place.live()) {
+      ++outcome->rows;
+      outcome->bytes += table.cost.Bytes(live);
+      return;
+    }
+    float sum = 0.0F;
+    for (uint32_t c = 0; c < table.config.layout.chunks; ++c) sum += utility[c];
+    const RecordKind kind = expired ? RecordKind::kExpired : RecordKind::kPruned;
+    changes.push_back({key, place.live(), live, kind, sum});
+  };
+  const auto apply = [&] {
+    TakeReserveBack(device);
+    for (const Change& each : changes) {
+      uint16_t live = each.live;
+      if (!ChangeLive(device, table, b, each.key, live, each.kind).ok()) {
+        ++outcome->rows_unchanged;
+        live = each.was;
+      } else if (live != 0) {
+        outcome->chunks_pruned += static_cast<uint32_t>(std::popcount<uint16_t>(each.was & ~live));
+        outcome->chunks_regrown += static_cast<uint32_t>(std::popcount<uint16_t>(live & ~each.was));
+      }
+      if (live == 0) {
+        gone.push_back(each);
+        ++(each.kind == RecordKind::kExpired ? outcome->rows_expired : outcome->rows_pruned);
+        continue;
+      }
+      ++outcome->rows;
+      outcome->bytes += table.cost.Bytes(live);
+    }
+    changes.clear();
+    Reclaim(device);
+  };
+  ForEachSlice(bucket, visit, apply);
+  {
+    const std::lock_guard writer(device->writer);
+    ShrinkIndex(device, bucket);
+  }
+  // In an order that does not depend on where they stood.
+  std::ranges::sort(gone, {}, &Change::key);
+  const std::lock_guard lock(group->mutex);
+  for (const Change& each : gone) {
+    if (each.kind == RecordKind::kExpired) continue;
+    group->waiting.Add(HashIn(table, each.key), each.utility, group->step);
+  }
+}
+
+Result<PruneOutcome> Store::Prune(uint32_t g, uint64_t bytes, uint32_t max_age) {
+  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckGroup(g));
+  GroupPrice* group = impl_->groups[g].get();
+  uint64_t least = 0;
+  uint64_t rows = 0;
+  for (const uint32_t t : group->tables) {
+    const Table& table = impl_->tables[t];
+    least = std::max(least, table.cost.FullBytes());
+    for (uint32_t b = 0; b < table.config.buckets(); ++b) {
+      rows += Store::Impl::Newest(table, b)->index.size();
+    }
+  }
+  if (bytes < least) {
+    return Status(Code::kInvalidArgument, "pruning to " + std::to_string(bytes) +
+                                              " bytes, less than one row of " +
+                                              std::to_string(least));
+  }
+  const uint32_t rare =
+      std::min(kMostRare, static_cast<uint32_t>(std::bit_width(rows / kSampleRows)));
+  const PriceSample sample = impl_->SampleOf(*group, rare);
+  const auto aim = static_cast<uint64_t>(static_cast<double>(bytes) * (1.0 - kLeftFree));
+  {
+    const std::lock_guard lock(group->mutex);
+    group->price = sample.PriceFor(aim >> rare);
+  }
+  PruneOutcome outcome;
+  outcome.price = group->price;
+  for (const uint32_t t : group->tables) {
+    for (uint32_t b = 0; b < impl_->tables[t].config.buckets(); ++b) {
+      impl_->PruneBucket(group, impl_->tables[t], b, max_age, &outcome);
+    }
+  }
+  const std::lock_guard lock(group->mutex);
+  group->room = bytes - std::min(bytes, outcome.bytes);
+  return outcome;
+}
+
+Result<uint64_t> Store::PruneRoom(uint32_t g) const {
+  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckGroup(g));
+  const std::lock_guard lock(impl_->groups[g]->mutex);
+  return impl_->groups[g]->room;
+}
+
+Result<std::string> Store::PruneState(uint32_t g) const {
+  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckGroup(g));
+  GroupPrice& group = *impl_->groups[g];
+  const std::lock_guard lock(group.mutex);
+  const SavedPrice saved{group.price, 0, group.room, group.step};
+  std::string state(sizeof(saved), '\0');
+  std::memcpy(state.data(), &saved, sizeof(saved));
+  return state + group.waiting.Save();
+}
+
+Status Store::SetPruneState(uint32_t g, const std::string& state) {
+  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckGroup(g));
+  GroupPrice& group = *impl_->groups[g];
+  SavedPrice saved{};
+  const std::lock_guard lock(group.mutex);
+  if (state.size() < sizeof(saved) ||
+      !group.waiting.Load(std::string_view(state).substr(sizeof(saved)))) {
+    return {Code::kCorrupt, "a prune state of " + std::to_string(state.size()) +
+                                " bytes is not of prune group " + std::to_string(g) +
+                                ": its waiting_bytes must be those that it was saved with"};
+  }
+  std::memcpy(&saved, state.data(), sizeof(saved));
+  group.price = saved.price;
+  group.room = saved.room;
+  group.step = saved.step;
+  return Status::Ok();
+}
+
+}  // namespace embertide

@@ -1,0 +1,127 @@
+// WaitingKeys: what keys without a row earned of late, so that those that are worth a row get one.
+// A pruned key goes on earning here, at 4 bytes for each of so many keys.
+//
+//   set   [ 8 marks of 16 bits ][ 8 utilities as bf16 ]      32 bytes; a key's hash chooses its set
+//
+// A key that finds no place takes that of the least worth in its set, if that is worth less, so a
+// stream of keys that never come again does not drive out those that do. Two keys of a set that
+// share a mark are taken for one: 1 in 8,000 keys. Utilities decay with the steps as those of rows
+// do; all are kept as they would be in one step, and made anew before that grows too large.
+//
+// Deterministic: the same calls in the same order give the same bytes. One thread at a time.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "store/decay.h"
+
+namespace embertide {
+
+class WaitingKeys {
+ public:
+  static constexpr uint32_t kWays = 8;
+  static constexpr uint64_t kSetBytes = kWays * 2 * sizeof(uint16_t);
+
+  // As many sets as fit the bytes, a power of two, one at least. `decay` outlives it.
+  WaitingKeys(uint64_t bytes, const Decay* decay)
+      : decay_(*decay), sets_(std::bit_floor(std::max<uint64_t>(bytes / kSetBytes, 1))) {}
+
+  // Adds to what a key earned and returns it, the new part included. `step` counts the steps of
+  // training; it never goes back.
+  float Add(uint64_t hash, float utility, uint64_t step) {
+    Advance(step);
+    Set& set = SetOf(hash);
+    const uint16_t mark = MarkOf(hash);
+    const double scale = 1.0 / decay_.Over(static_cast<uint32_t>(step_ - base_));
+    uint32_t least = 0;
+    for (uint32_t way = 0; way < kWays; ++way) {
+      if (set.marks[way] == mark) {
+        const double sum = Value(set.utilities[way]) + utility * scale;
+        set.utilities[way] = Rounded(sum);
+        return static_cast<float>(sum / scale);
+      }
+      if (set.utilities[way] < set.utilities[least]) least = way;  // in the order of their values
+    }
+    const uint16_t its = Rounded(utility * scale);
+    if (its > set.utilities[least]) {
+      set.marks[least] = mark;
+      set.utilities[least] = its;
+    }
+    return utility;
+  }
+  // The key has a row.
+  void Remove(uint64_t hash) {
+    Set& set = SetOf(hash);
+    for (uint32_t way = 0; way < kWays; ++way) {
+      if (set.marks[way] == MarkOf(hash)) set.marks[way] = set.utilities[way] = 0;
+    }
+  }
+  uint64_t bytes() const { return sets_.size() * sizeof(Set); }
+
+  // Its state as bytes of this machine's order, for checkpoints.
+  std::string Save() const {
+    std::string state(sizeof(base_) + sizeof(step_), '\0');
+    std::memcpy(state.data(), &base_, sizeof(base_));
+    std::memcpy(state.data() + sizeof(base_), &step_, sizeof(step_));
+    return state.append(reinterpret_cast<const char*>(sets_.data()), bytes());
+  }
+  // False: it is not of so many bytes; nothing has changed.
+  bool Load(std::string_view state) {
+    if (state.size() != sizeof(base_) + sizeof(step_) + bytes()) return false;
+    std::memcpy(&base_, state.data(), sizeof(base_));
+    std::memcpy(&step_, state.data() + sizeof(base_), sizeof(step_));
+    std::memcpy(sets_.data(), state.data() + sizeof(base_) + sizeof(step_), bytes());
+    return true;
+  }
+
+ private:
+  struct Set {
+    std::array<uint16_t, kWays> marks{};
+    std::array<uint16_t, kWays> utilities{};
+  };
+  // What a utility may have grown by before all are made anew.
+  static constexpr double kLeastKept = 0x1p-40;
+  static constexpr double kMost = 0x1p126;
+
+  Set& SetOf(uint64_t hash) { return sets_[(hash >> 16) & (sets_.size() - 1)]; }
+  // Never that of an empty way.
+  static uint16_t MarkOf(uint64_t hash) {
+    return static_cast<uint16_t>(std::max<uint64_t>(hash & 0xffff, 1));
+  }
+  static double Value(uint16_t bf16) { return std::bit_cast<float>(uint32_t{bf16} << 16); }
+  static uint16_t Rounded(double value) {
+    const auto bits = std::bit_cast<uint32_t>(static_cast<float>(std::min(value, kMost)));
+    return static_cast<uint16_t>((bits + 0x8000U) >> 16);
+  }
+  void Advance(uint64_t step) {
+    step_ = std::max(step_, step);
+    const uint64_t apart = step_ - base_;
+    if (apart > UINT32_MAX) {
+      sets_.assign(sets_.size(), Set{});
+    } else if (const double kept = decay_.Over(static_cast<uint32_t>(apart)); kept < kLeastKept) {
+      for (Set& set : sets_) {
+        for (uint32_t way = 0; way < kWays; ++way) {
+          set.utilities[way] = Rounded(Value(set.utilities[way]) * kept);
+          if (set.utilities[way] == 0) set.marks[way] = 0;
+        }
+      }
+    } else {
+      return;
+    }
+    base_ = step_;
+  }
+
+  const Decay& decay_;
+  std::vector<Set> sets_;
+  uint64_t base_ = 0;  // the step in which utilities are as they are kept
+  uint64_t step_ = 0;
+};
+
+}  // namespace embertide

@@ -1,0 +1,107 @@
+"""Pruning in the trainer: what configs refuse, when passes are made, and that bytes hold."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from embertide.trainer.config import FeatureConfig, ModelConfig, PruneConfig, RunConfig, TableConfig
+from embertide.trainer.data.assemble import fold
+from embertide.trainer.data.base import FeatureColumn
+from embertide.trainer.embedding.store import EmbeddingStore
+
+MODEL = ModelConfig(
+    name="m",
+    tables=(TableConfig(name="user", dim=4), TableConfig(name="item", dim=4)),
+    features=(FeatureConfig(name="who", table="user"), FeatureConfig(name="what", table="item")),
+)
+# Payload, accumulator and marks, utility, index entry.
+ROW = 16 + 8 + 4 + 24
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"bytes": 0}, "bytes is 0"),
+        ({"half_life": 0}, "half_life is 0"),
+        ({"every": 0}, "every is 0"),
+        ({"waiting_share": 1.0}, "waiting_share is 1.0"),
+        ({"tables": ("user", "word")}, "names table 'word'"),
+    ],
+)
+def test_what_cannot_be_is_refused(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        RunConfig(model=MODEL, prune=PruneConfig(**{"bytes": 1000, **wrong}))
+
+
+def test_rows_on_an_ssd_are_not_pruned() -> None:
+    with pytest.raises(ValueError, match="ssd_budget_bytes"):
+        RunConfig(model=MODEL, prune=PruneConfig(bytes=1000), ssd_budget_bytes=1 << 30)
+
+
+def test_a_pass_follows_early_steps_then_every_so_many_or_want_of_room() -> None:
+    prune = PruneConfig(bytes=16_000, first=(2, 5), every=10, least=3, least_room=0.1)
+    assert prune.row_bytes == 15_000
+    made = []
+    since = 0
+    for step in range(1, 40):
+        since += 1
+        room = 1_400 if 20 < step < 30 else 1_600
+        if prune.due(step, since, room):
+            made.append(step)
+            since = 0
+    assert made == [2, 5, 15, 21, 24, 27, 37]
+
+
+def learn(rows: EmbeddingStore, keys_BF: NDArray[np.int64], gradient: float) -> None:
+    embeddings = rows(keys_BF)
+    (embeddings * gradient).sum().backward()
+    rows.step()
+
+
+@pytest.mark.parametrize("tables", [(), ("user",)])
+def test_rows_take_the_bytes_that_they_may_and_those_of_use_stay(tables: tuple[str, ...]) -> None:
+    prune = PruneConfig(bytes=100 * ROW * 16 // 15, tables=tables, first=(), every=20, least=1)
+    rows = EmbeddingStore(MODEL, prune=prune)
+    random = np.random.default_rng(3)
+    for _ in range(200):
+        often = random.integers(0, 20, (30, 2))
+        rare = random.integers(100, 5000, (30, 2))
+        learn(rows, np.concatenate([often, rare]), 0.1)
+    assert rows.pruned is not None
+    assert rows.passes >= 10
+    assert 0 < rows.pruned.bytes <= prune.row_bytes
+    stats = rows.stats()
+    items = 20 + len(range(100, 5000))
+    limit = 100 if not tables else 100 + items
+    assert 40 < stats["rows"] <= limit
+    assert stats["unworthy_keys"] > 1000
+    for table in range(2 if not tables else 1):
+        _, source, _ = rows.store.lookup(table, np.arange(20))
+        assert (source == 1).all(), "a key of every batch has no row"
+
+
+def test_a_store_goes_on_from_what_another_said() -> None:
+    prune = PruneConfig(bytes=100 * ROW)
+    rows = EmbeddingStore(MODEL, prune=prune)
+    learn(rows, np.arange(10).reshape(5, 2), 0.1)
+    other = EmbeddingStore(MODEL, prune=prune)
+    other.resume(rows.progress())
+    assert other.steps == 1
+    assert other.progress() == rows.progress()
+    wrong = EmbeddingStore(MODEL, prune=dataclasses.replace(prune, waiting_share=0.5))
+    with pytest.raises(Exception, match="waiting_bytes"):
+        wrong.resume(rows.progress())
+
+
+def test_keys_are_folded_alike_and_evenly() -> None:
+    keys = np.arange(-50_000, 50_000)
+    folded = fold(keys, 100)
+    assert folded.min() == 0
+    assert folded.max() == 99
+    assert np.bincount(folded).std() < 100
+    assert (fold(keys[::-1], 100) == folded[::-1]).all()
+    with pytest.raises(ValueError, match="rows is -1"):
+        FeatureColumn(name="a", column="a", rows=-1)
