@@ -269,6 +269,18 @@ TEST_F(PruningTest, AKeyGetsItsRowOnceItHasEarnedThePrice) {
   EXPECT_EQ(Live(0, 6000), 0);
 }
 
+// A row that was of much use long ago is worth less than one of some use now.
+TEST_F(PruningTest, WhatWasOfUseIsForgotten) {
+  options_.utility_decay = 0.9;
+  Open();
+  Step(0, Keys(0, 100), 4.0F);
+  for (int i = 0; i < 60; ++i) Step(1, Keys(0, 100), 0.5F);
+  const PruneOutcome outcome = Prune(110 * kRow);
+  EXPECT_EQ(outcome.rows, 100U);
+  EXPECT_EQ(Live(0, 3), 0);
+  EXPECT_EQ(Live(1, 3), 0b1111);
+}
+
 TEST_F(PruningTest, NewRowsNeverTakeMoreThanIsLeft) {
   options_.prune_groups = {{{0, 1}, 256 << 10}};
   Open();
