@@ -108,50 +108,58 @@ class PruneConfig:
     A table of one chunk is pruned by rows, one of several by chunks: `TableConfig.chunks`. Steps
     are batches. docs/design/0008-pruning.md has the rule and what the defaults were chosen by.
 
-    `bytes` is what rows may take, with their index entries, optimizer state and utilities, and what
-    remembers keys without a row. `utility` is what a chunk earns in a batch: its squared gradient
-    ("squares"), the occurrences of its key times the gradient's norm ("norms", FIITED's), or the
-    occurrences alone ("accesses").
+    Rows may take `bytes`, with their index entries, optimizer state and utilities, and what
+    remembers keys without a row; or 1 / `ratio` of what those of all keys seen so far would take.
+    `utility` is what a chunk earns in a batch: its squared gradient ("squares"), the occurrences of
+    its key times the gradient's norm ("norms", FIITED's), or the occurrences alone ("accesses").
     """
 
-    bytes: int
+    bytes: int = 0
+    ratio: float = 0.0
     tables: tuple[str, ...] = ()  # that are pruned, together; none named: all
     utility: Literal["squares", "norms", "accesses"] = "squares"
     half_life: int = 2000  # steps in which a utility halves
     first: tuple[int, ...] = (20, 50, 100)  # steps after which a pass is made ...
     every: int = 200  # ... and then after so many each ...
     least: int = 10  # ... or as few, if new rows find little room
-    least_room: float = 0.01  # of `bytes`
+    least_room: float = 0.01  # of the bytes of rows
     max_age: int = 0  # rows that no step updated in so many go, too; 0: none
-    waiting_share: float = 1 / 16  # of `bytes`, for keys without a row: 4 bytes each
+    # For keys without a row: 4 bytes each. 0: a sixteenth of `bytes`, or with `ratio` 256 KiB.
+    waiting_bytes: int = 0
 
     def __post_init__(self) -> None:
         """Refuse what no pass could do."""
-        for name in ("bytes", "half_life", "every"):
+        if (self.bytes > 0) == (self.ratio > 0) or self.bytes < 0 or self.ratio < 0:
+            raise ValueError(
+                f"prune: bytes is {self.bytes}, ratio {self.ratio}; give one of them, above 0"
+            )
+        for name in ("half_life", "every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"prune: {name} is {getattr(self, name)}; it must be at least 1")
-        if not 0 < self.waiting_share < 1:
-            raise ValueError(f"prune: waiting_share is {self.waiting_share}; give 0 to 1")
+        if 0 < self.bytes <= self.waiting_bytes:
+            raise ValueError(
+                f"prune: waiting_bytes is {self.waiting_bytes}, which leaves nothing of bytes ="
+                f" {self.bytes} for rows"
+            )
 
     @property
-    def waiting_bytes(self) -> int:
-        """What remembers keys without a row."""
-        return int(self.bytes * self.waiting_share)
+    def waiting(self) -> int:
+        """Bytes of what remembers keys without a row."""
+        return self.waiting_bytes or (self.bytes // 16 if self.bytes else 256 << 10)
 
-    @property
-    def row_bytes(self) -> int:
-        """What is left for rows."""
-        return self.bytes - self.waiting_bytes
+    def row_bytes(self, seen: int) -> int:
+        """Return what rows may take, if those of all keys would take `seen`."""
+        return self.bytes - self.waiting if self.bytes else int(seen / self.ratio)
 
-    def due(self, step: int, since: int, room: int) -> bool:
+    def due(self, step: int, since: int, room: float) -> bool:
         """Whether a pass follows a step.
 
         Args:
             step: Its number; the first is 1.
             since: Steps since the last pass.
-            room: Bytes that new rows may still take.
+            room: What new rows may still take, as a share of what rows may take.
         """
-        short = room < self.least_room * self.row_bytes and since >= self.least
+        short = room < self.least_room and since >= self.least
         return step in self.first or since >= self.every or short
 
 

@@ -306,6 +306,8 @@ void BindStore(py::module_& m) {
           py::arg("group"), py::arg("bytes"), py::kw_only(), py::arg("max_age") = 0)
       .def("prune_room",
            [](const Store& store, uint32_t group) { return ValueOrThrow(store.PruneRoom(group)); })
+      .def("seen_bytes",
+           [](const Store& store, uint32_t group) { return ValueOrThrow(store.SeenBytes(group)); })
       .def("prune_state",
            [](const Store& store, uint32_t group) {
              return py::bytes(ValueOrThrow(store.PruneState(group)));

@@ -44,6 +44,7 @@ std::optional<float> Store::Impl::Worth(const Table& table, uint64_t key, float 
   GroupPrice& group = *table.pruned_with;
   const std::lock_guard lock(group.mutex);
   const uint64_t hash = HashIn(table, key);
+  group.seen[table.place_in_group].Add(hash);
   const float utility = group.waiting.Add(hash, earned, group.step);
   const uint64_t bytes = table.cost.FullBytes();
   if (!(utility > group.price * static_cast<float>(bytes))) {
@@ -210,13 +211,26 @@ Result<uint64_t> Store::PruneRoom(uint32_t g) const {
   return impl_->groups[g]->room;
 }
 
+Result<uint64_t> Store::SeenBytes(uint32_t g) const {
+  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckGroup(g));
+  GroupPrice& group = *impl_->groups[g];
+  const std::lock_guard lock(group.mutex);
+  double bytes = 0.0;
+  for (size_t i = 0; i < group.tables.size(); ++i) {
+    const RowCost& cost = impl_->tables[group.tables[i]].cost;
+    bytes += group.seen[i].Estimate() * static_cast<double>(cost.FullBytes());
+  }
+  return static_cast<uint64_t>(bytes);
+}
+
 Result<std::string> Store::PruneState(uint32_t g) const {
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckGroup(g));
   GroupPrice& group = *impl_->groups[g];
   const std::lock_guard lock(group.mutex);
   const SavedPrice saved{group.price, 0, group.room, group.step};
-  std::string state(sizeof(saved), '\0');
-  std::memcpy(state.data(), &saved, sizeof(saved));
+  std::string state(reinterpret_cast<const char*>(&saved), sizeof(saved));
+  state.append(reinterpret_cast<const char*>(group.seen.data()),
+               group.seen.size() * sizeof(DistinctKeys));
   return state + group.waiting.Save();
 }
 
@@ -225,13 +239,16 @@ Status Store::SetPruneState(uint32_t g, const std::string& state) {
   GroupPrice& group = *impl_->groups[g];
   SavedPrice saved{};
   const std::lock_guard lock(group.mutex);
-  if (state.size() < sizeof(saved) ||
-      !group.waiting.Load(std::string_view(state).substr(sizeof(saved)))) {
-    return {Code::kCorrupt, "a prune state of " + std::to_string(state.size()) +
-                                " bytes is not of prune group " + std::to_string(g) +
-                                ": its waiting_bytes must be those that it was saved with"};
+  const uint64_t seen_bytes = group.seen.size() * sizeof(DistinctKeys);
+  if (state.size() < sizeof(saved) + seen_bytes ||
+      !group.waiting.Load(std::string_view(state).substr(sizeof(saved) + seen_bytes))) {
+    return {Code::kCorrupt,
+            "a prune state of " + std::to_string(state.size()) + " bytes is not of prune group " +
+                std::to_string(g) +
+                ": its tables and waiting_bytes must be those that it was saved with"};
   }
   std::memcpy(&saved, state.data(), sizeof(saved));
+  std::memcpy(group.seen.data(), state.data() + sizeof(saved), seen_bytes);
   group.price = saved.price;
   group.room = saved.room;
   group.step = saved.step;

@@ -9,6 +9,7 @@
 #include <random>
 #include <vector>
 
+#include "store/distinct_keys.h"
 #include "store/prune_price.h"
 #include "store/test_rows.h"
 #include "store/waiting_keys.h"
@@ -108,6 +109,20 @@ TEST(WaitingKeysTest, ItsStateIsAllThatItDependsOn) {
   EXPECT_EQ(add(&one, 5000, random), add(&other, 5000, random));
   EXPECT_EQ(one.Save(), other.Save());
   EXPECT_FALSE(WaitingKeys(2 << 10, &decay).Load(one.Save()));
+}
+
+TEST(DistinctKeysTest, CountsWithinSomePercentHoweverMany) {
+  DistinctKeys seen;
+  uint64_t key = 0;
+  EXPECT_EQ(seen.Estimate(), 0.0);
+  for (const uint64_t count : {1U, 100U, 3000U, 6000U, 100'000U, 3'000'000U}) {
+    for (; key < count; ++key) {
+      seen.Add(HashKey(key));
+      seen.Add(HashKey(key / 2));
+    }
+    const auto want = static_cast<double>(count);
+    EXPECT_NEAR(seen.Estimate(), want, 0.07 * want + 0.5);
+  }
 }
 
 // --- the store
@@ -289,6 +304,8 @@ TEST_F(PruningTest, NewRowsNeverTakeMoreThanIsLeft) {
   for (int64_t first = 1000; first < 4000; first += 100) Step(1, Keys(first, 100), 5.0F);
   EXPECT_EQ(store_->Stats().rows, 1000U);
   EXPECT_EQ(store_->Stats().worthy_keys_without_room, 2500U);
+  const double all = 3500 * kRow;  // whether they have a row or not
+  EXPECT_NEAR(static_cast<double>(*store_->SeenBytes(0)), all, 0.07 * all);
   // They had no row, and are worth more than some that have.
   Prune(1000 * kRow);
   for (int64_t first = 1000; first < 4000; first += 100) Step(1, Keys(first, 100), 5.0F);

@@ -225,7 +225,10 @@ Store::Impl::Impl(StoreOptions opts) : options(std::move(opts)) {
   }
   for (const PruneGroup& group : options.prune_groups) {
     groups.push_back(std::make_unique<GroupPrice>(group, &decay));
-    for (const uint32_t t : group.tables) tables[t].pruned_with = groups.back().get();
+    for (size_t i = 0; i < group.tables.size(); ++i) {
+      tables[group.tables[i]].pruned_with = groups.back().get();
+      tables[group.tables[i]].place_in_group = i;
+    }
   }
   MakeDevices();
   for (Table& table : tables) {
@@ -276,7 +279,7 @@ uint64_t Store::Impl::DirectoryBytes(const Device& device) const {
   if (hbm != nullptr && tables[device.tables.front()].part == 0) bytes += hbm->HostBytesOfArena();
   if (device.ssd != nullptr) bytes += device.ssd->directory_bytes();
   for (const auto& group : groups) {
-    if (DeviceOf(tables[group->tables.front()], 0) == &device) bytes += group->waiting.bytes();
+    if (DeviceOf(tables[group->tables.front()], 0) == &device) bytes += group->bytes();
   }
   return bytes;
 }

@@ -34,6 +34,7 @@
 #include "store/bucket_index.h"
 #include "store/changed_cells.h"
 #include "store/decay.h"
+#include "store/distinct_keys.h"
 #include "store/hbm_tier.h"
 #include "store/location.h"
 #include "store/node_pool.h"
@@ -223,9 +224,11 @@ void WithoutWriter(WriterLock* writer, const Io& io) {
 // What pruning keeps of a group of tables beside their rows.
 struct GroupPrice {
   GroupPrice(const PruneGroup& of, const Decay* decay)
-      : tables(of.tables), waiting(of.waiting_bytes, decay) {}
+      : tables(of.tables), seen(of.tables.size()), waiting(of.waiting_bytes, decay) {}
+  uint64_t bytes() const { return waiting.bytes() + seen.size() * sizeof(DistinctKeys); }
   const std::vector<uint32_t> tables;
-  std::mutex mutex;  // guards what follows; taken after any writer lock
+  std::mutex mutex;                // guards what follows; taken after any writer lock
+  std::vector<DistinctKeys> seen;  // by place in `tables`
   WaitingKeys waiting;
   float price = 0.0F;
   uint64_t room = ~0ULL;  // bytes that new rows may take until the next pass
@@ -240,6 +243,7 @@ struct Table {
   uint32_t part = 0;  // its rows lie on devices[part * options.devices ...]
   RowCost cost{};
   GroupPrice* pruned_with = nullptr;  // null: its rows are not pruned
+  size_t place_in_group = 0;          // among its tables
 };
 
 inline Bucket::~Bucket() { index.Clear(&device->index_pages); }

@@ -24,10 +24,12 @@ ROW = 16 + 8 + 4 + 24
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"bytes": 0}, "bytes is 0"),
+        ({"bytes": 0}, "bytes is 0, ratio 0.0; give one"),
+        ({"ratio": 2.0}, "bytes is 1000, ratio 2.0; give one"),
+        ({"bytes": -5}, "bytes is -5"),
         ({"half_life": 0}, "half_life is 0"),
         ({"every": 0}, "every is 0"),
-        ({"waiting_share": 1.0}, "waiting_share is 1.0"),
+        ({"waiting_bytes": 1000}, "leaves nothing of bytes = 1000"),
         ({"tables": ("user", "word")}, "names table 'word'"),
     ],
 )
@@ -43,12 +45,12 @@ def test_rows_on_an_ssd_are_not_pruned() -> None:
 
 def test_a_pass_follows_early_steps_then_every_so_many_or_want_of_room() -> None:
     prune = PruneConfig(bytes=16_000, first=(2, 5), every=10, least=3, least_room=0.1)
-    assert prune.row_bytes == 15_000
+    assert prune.row_bytes(seen=0) == 15_000
     made = []
     since = 0
     for step in range(1, 40):
         since += 1
-        room = 1_400 if 20 < step < 30 else 1_600
+        room = 0.09 if 20 < step < 30 else 0.11
         if prune.due(step, since, room):
             made.append(step)
             since = 0
@@ -72,7 +74,7 @@ def test_rows_take_the_bytes_that_they_may_and_those_of_use_stay(tables: tuple[s
         learn(rows, np.concatenate([often, rare]), 0.1)
     assert rows.pruned is not None
     assert rows.passes >= 10
-    assert 0 < rows.pruned.bytes <= prune.row_bytes
+    assert 0 < rows.pruned.bytes <= prune.row_bytes(seen=0)
     stats = rows.stats()
     items = 20 + len(range(100, 5000))
     limit = 100 if not tables else 100 + items
@@ -83,6 +85,18 @@ def test_rows_take_the_bytes_that_they_may_and_those_of_use_stay(tables: tuple[s
         assert (source == 1).all(), "a key of every batch has no row"
 
 
+def test_a_ratio_is_of_all_keys_that_were_seen() -> None:
+    prune = PruneConfig(ratio=4.0, first=(), every=20)
+    rows = EmbeddingStore(MODEL, prune=prune)
+    random = np.random.default_rng(4)
+    for first in range(0, 100_000, 1000):
+        learn(rows, random.integers(first, first + 1000, (500, 2)), 0.1)
+        assert rows.pruned is None or rows.pruned.bytes <= rows.store.seen_bytes(0) / 4
+    distinct = 2 * 100 * 1000 * (1 - (1 - 1 / 1000) ** 500)
+    assert rows.store.seen_bytes(0) == pytest.approx(distinct * ROW, rel=0.1)
+    assert rows.stats()["rows"] == pytest.approx(distinct / 4, rel=0.15)
+
+
 def test_a_store_goes_on_from_what_another_said() -> None:
     prune = PruneConfig(bytes=100 * ROW)
     rows = EmbeddingStore(MODEL, prune=prune)
@@ -91,7 +105,7 @@ def test_a_store_goes_on_from_what_another_said() -> None:
     other.resume(rows.progress())
     assert other.steps == 1
     assert other.progress() == rows.progress()
-    wrong = EmbeddingStore(MODEL, prune=dataclasses.replace(prune, waiting_share=0.5))
+    wrong = EmbeddingStore(MODEL, prune=dataclasses.replace(prune, waiting_bytes=3000))
     with pytest.raises(Exception, match="waiting_bytes"):
         wrong.resume(rows.progress())
 

@@ -23,6 +23,7 @@ from embertide.trainer.publish.snapshot import read_manifest
 
 Keys = NDArray[np.int64]
 _MAX_THREADS = 64  # that the store shares a step by
+_LEAST_BYTES = 64 << 10  # a share of all keys that is less than this is left alone
 
 
 def store_table(table: TableConfig, index: int, seed: int) -> _store.TableConfig:
@@ -48,7 +49,7 @@ def _pruning(config: ModelConfig, prune: PruneConfig | None) -> dict[str, Any]:
     return {
         "utility": prune.utility,
         "utility_decay": 0.5 ** (1 / prune.half_life),
-        "prune_groups": [([config.table_index(name) for name in tables], prune.waiting_bytes)],
+        "prune_groups": [([config.table_index(name) for name in tables], prune.waiting)],
     }
 
 
@@ -161,14 +162,22 @@ class EmbeddingStore(nn.Module):
         )
         self._pending.clear()
         self.steps += 1
-        if self.prune is not None and self.prune.due(
-            self.steps, self.steps - self._pruned_at, self.store.prune_room(0)
-        ):
-            self.pruned = self.store.prune(0, self.prune.row_bytes, max_age=self.prune.max_age)
-            self._pruned_at = self.steps
-            self.passes += 1
+        self._prune()
         self.store.maintain()
         return updated
+
+    def _prune(self) -> None:
+        """Make a pass of pruning, if one is due."""
+        if self.prune is None:
+            return
+        may_take = self.prune.row_bytes(self.store.seen_bytes(0) if self.prune.ratio else 0)
+        if self.prune.ratio and may_take < _LEAST_BYTES:
+            return
+        room = self.store.prune_room(0) / max(may_take, 1)
+        if self.prune.due(self.steps, self.steps - self._pruned_at, room):
+            self.pruned = self.store.prune(0, may_take, max_age=self.prune.max_age)
+            self._pruned_at = self.steps
+            self.passes += 1
 
     def progress(self) -> tuple[int, int, bytes]:
         """Return what a run depends on beside rows and their state, for checkpoints."""

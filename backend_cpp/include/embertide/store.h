@@ -486,6 +486,9 @@ class Store {
   // Bytes that new rows of a group may take until the next pass; where few are left, one is due.
   // ~0: none was made yet. Any thread. kInvalidArgument as Prune.
   Result<uint64_t> PruneRoom(uint32_t group) const;
+  // Bytes that whole rows of all keys would take that ever asked for one in a step, within some 3
+  // %: what a share of can be a target. Any thread. kInvalidArgument as Prune.
+  Result<uint64_t> SeenBytes(uint32_t group) const;
   // What Prune and the steps since keep of a group beside its rows, for checkpoints, in this
   // machine's byte order. SetPruneState: kCorrupt, it is not of such a group.
   Result<std::string> PruneState(uint32_t group) const;
