@@ -103,9 +103,15 @@ class TableBudget:
 
 # (table, keys_N, offsets or None where each key is a bag of its own, gradients_BD).
 BagGradients = tuple[int, NDArray[np.int64], NDArray[np.uint32] | None, NDArray[np.float32]]
-# Of rows in key order: (accumulators_N, steps since each was last updated, utilities at that step,
-# one a chunk, utilities_NC).
-BucketState = tuple[NDArray[np.float32], NDArray[np.uint32], NDArray[np.float32]]
+# Of rows in key order: accumulators_N, steps since each was last updated, utilities_NC at that
+# step, one a chunk, and what some optimizers keep: each row's own steps, elements_NE (E: dim or 0).
+BucketState = tuple[
+    NDArray[np.float32],
+    NDArray[np.uint32],
+    NDArray[np.float32],
+    NDArray[np.uint32],
+    NDArray[np.float32],
+]
 
 class PruneOutcome:
     """What a pass of pruning did; `bytes` are those of the rows that are left."""
@@ -146,6 +152,7 @@ class Store:
         utility: str = "squares",
         utility_decay: float = ...,
         prune_groups: Sequence[tuple[Sequence[int], int]] = ...,
+        optimizer: str = "rowwise_adagrad",
         table_budgets: dict[str, TableBudget] = ...,
         hbm_budget_bytes: int = 0,
         hbm_devices: int = 1,
@@ -171,6 +178,9 @@ class Store:
         learning_rate: float,
         epsilon: float = 1e-8,
         initial_accumulator: float = 0.0,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        max_gradient_norm: float = 0.0,
         threads: int = 1,
     ) -> int: ...
     def set_live(self, table: int, key: int, live: int) -> None: ...

@@ -1,4 +1,6 @@
 // Bindings of Store. The GIL is released in calls that may take long; arrays are held meanwhile.
+#include <algorithm>
+
 #include "bindings.h"
 #include "embertide/numa.h"
 
@@ -16,8 +18,9 @@ StoreOptions MakeOptions(std::vector<TableConfig> tables, const std::string& pro
                          std::map<std::string, TableBudget> table_budgets,
                          uint32_t new_row_accesses, const std::string& utility,
                          double utility_decay, std::vector<PyPruneGroup> prune_groups,
-                         uint64_t hbm_budget_bytes, uint32_t hbm_devices,
-                         const std::string& hbm_kind, std::string hbm_policy) {
+                         const std::string& optimizer, uint64_t hbm_budget_bytes,
+                         uint32_t hbm_devices, const std::string& hbm_kind,
+                         std::string hbm_policy) {
   if (profile != "serve" && profile != "train") {
     throw BindingError{{Code::kInvalidArgument, "profile \"" + profile + "\"; use serve or train"}};
   }
@@ -38,6 +41,7 @@ StoreOptions MakeOptions(std::vector<TableConfig> tables, const std::string& pro
   for (PyPruneGroup& group : prune_groups) {
     options.prune_groups.push_back({std::move(group.first), group.second});
   }
+  options.optimizer = ValueOrThrow(ParseOptimizer(optimizer));
   options.hbm_budget_bytes = hbm_budget_bytes;
   options.hbm_devices = hbm_devices;
   options.hbm_kind = ValueOrThrow(ParseHbmKind(hbm_kind));
@@ -109,12 +113,14 @@ BagGradients MakeBags(const Store& store, PyBags* from) {
 }
 
 uint64_t ApplyGradients(Store* store, std::vector<PyBags> batch, float learning_rate, float epsilon,
-                        float initial_accumulator, uint32_t threads) {
+                        float initial_accumulator, double beta1, double beta2,
+                        float max_gradient_norm, uint32_t threads) {
   std::vector<BagGradients> bags;
   for (PyBags& each : batch) bags.push_back(MakeBags(*store, &each));
-  const RowwiseAdagrad optimizer{learning_rate, epsilon, initial_accumulator};
+  const StepOptions options{learning_rate, epsilon, initial_accumulator,
+                            beta1,         beta2,   max_gradient_norm};
   const py::gil_scoped_release released;
-  return ValueOrThrow(store->ApplyGradients(bags, optimizer, threads));
+  return ValueOrThrow(store->ApplyGradients(bags, options, threads));
 }
 
 // Keys of a bucket's rows, ascending as unsigned numbers.
@@ -130,38 +136,54 @@ std::vector<uint64_t> BucketKeys(const Store& store, uint32_t table, uint32_t bu
   return keys;
 }
 
-// Training state of a bucket's rows in key order: (accumulators [rows], steps since each row was
-// last updated [rows], utilities at that step [rows, chunks]).
-py::tuple BucketState(const Store& store, uint32_t table, uint32_t bucket) {
+// Training state of a bucket's rows in key order, a member of RowState each: accumulators [rows],
+// ages [rows], utilities [rows, chunks], steps [rows], elements [rows, dim or 0].
+using PyStates =
+    std::tuple<Array<float>, Array<uint32_t>, Array<float>, Array<uint32_t>, Array<float>>;
+
+py::ssize_t ElementsOf(const Store& store, uint32_t table) {
+  const StoreOptions& options = store.options();
+  return KeepsElements(options.optimizer) ? options.tables[table].layout.dim() : 0;
+}
+
+PyStates BucketState(const Store& store, uint32_t table, uint32_t bucket) {
   const std::vector<uint64_t> keys = BucketKeys(store, table, bucket);
   const auto rows = static_cast<py::ssize_t>(keys.size());
   const uint32_t chunks = store.options().tables[table].layout.chunks;
-  Array<float> accumulators(rows);
-  Array<uint32_t> ages(rows);
-  Array<float> utilities({rows, static_cast<py::ssize_t>(chunks)});
+  const py::ssize_t elements = ElementsOf(store, table);
+  PyStates states{Array<float>(rows), Array<uint32_t>(rows),
+                  Array<float>({rows, static_cast<py::ssize_t>(chunks)}), Array<uint32_t>(rows),
+                  Array<float>({rows, elements})};
+  auto& [accumulators, ages, utilities, steps, kept] = states;
   for (size_t i = 0; i < keys.size(); ++i) {
     const RowState state = ValueOrThrow(store.StateOf(table, keys[i]));
     accumulators.mutable_data()[i] = state.accumulator;
     ages.mutable_data()[i] = state.age;
     std::copy_n(state.utility.begin(), chunks, utilities.mutable_data() + i * chunks);
+    steps.mutable_data()[i] = state.steps;
+    std::ranges::copy(state.elements, kept.mutable_data() + i * elements);
   }
-  return py::make_tuple(accumulators, ages, utilities);
+  return states;
 }
 
-void SetBucketState(Store* store, uint32_t table, uint32_t bucket,
-                    const std::tuple<Array<float>, Array<uint32_t>, Array<float>>& states) {
-  const auto& [accumulators, ages, utilities] = states;
+void SetBucketState(Store* store, uint32_t table, uint32_t bucket, const PyStates& states) {
+  const auto& [accumulators, ages, utilities, steps, kept] = states;
   const std::vector<uint64_t> keys = BucketKeys(*store, table, bucket);
   const auto rows = static_cast<py::ssize_t>(keys.size());
   const uint32_t chunks = store->options().tables[table].layout.chunks;
-  if (accumulators.size() != rows || ages.size() != rows || utilities.size() != rows * chunks) {
-    throw BindingError{{Code::kInvalidArgument, "bucket " + std::to_string(bucket) + " has " +
-                                                    std::to_string(keys.size()) + " rows, " +
-                                                    std::to_string(accumulators.size()) +
-                                                    " states were given"}};
+  const py::ssize_t elements = ElementsOf(*store, table);
+  if (accumulators.size() != rows || ages.size() != rows || utilities.size() != rows * chunks ||
+      steps.size() != rows || kept.size() != rows * elements) {
+    throw BindingError{{Code::kInvalidArgument,
+                        "bucket " + std::to_string(bucket) + " has " + std::to_string(rows) +
+                            " rows of " + std::to_string(elements) + " elements of state, " +
+                            std::to_string(accumulators.size()) + " states of " +
+                            std::to_string(kept.size()) + " elements in all were given"}};
   }
   for (size_t i = 0; i < keys.size(); ++i) {
-    RowState state{accumulators.data()[i], ages.data()[i], {}};
+    const float* first = kept.data() + i * elements;
+    RowState state{
+        accumulators.data()[i], ages.data()[i], {}, steps.data()[i], {first, first + elements}};
     std::copy_n(utilities.data() + i * chunks, chunks, state.utility.begin());
     ThrowIfError(store->SetState(table, keys[i], state));
   }
@@ -213,6 +235,7 @@ py::dict StatsDict(const Store& store) {
   dict["new_keys_waiting"] = stats.new_keys_waiting;
   dict["dropped_gradients"] = stats.dropped_gradients;
   dict["refused_gradients"] = stats.refused_gradients;
+  dict["clipped_gradients"] = stats.clipped_gradients;
   dict["failed_keys"] = stats.failed_keys;
   dict["unworthy_keys"] = stats.unworthy_keys;
   dict["worthy_keys_without_room"] = stats.worthy_keys_without_room;
@@ -259,12 +282,12 @@ void BindStore(py::module_& m) {
                        const std::string& engine, uint32_t window, std::string policy,
                        std::map<std::string, TableBudget> budgets, uint32_t accesses,
                        const std::string& utility, double decay, std::vector<PyPruneGroup> groups,
-                       uint64_t hbm, uint32_t hbm_devices, const std::string& hbm_kind,
-                       std::string hbm_policy) {
+                       const std::string& optimizer, uint64_t hbm, uint32_t hbm_devices,
+                       const std::string& hbm_kind, std::string hbm_policy) {
              return ValueOrThrow(Store::Open(MakeOptions(
                  std::move(tables), profile, devices, ddr, ssd, std::move(directory), engine,
                  window, std::move(policy), std::move(budgets), accesses, utility, decay,
-                 std::move(groups), hbm, hbm_devices, hbm_kind, std::move(hbm_policy))));
+                 std::move(groups), optimizer, hbm, hbm_devices, hbm_kind, std::move(hbm_policy))));
            }),
            py::kw_only(), py::arg("tables"), py::arg("profile") = "serve", py::arg("devices") = 1,
            py::arg("ddr_budget_bytes") = 1ULL << 30, py::arg("ssd_budget_bytes") = 0,
@@ -273,8 +296,9 @@ void BindStore(py::module_& m) {
            py::arg("table_budgets") = std::map<std::string, TableBudget>(),
            py::arg("new_row_accesses") = 1, py::arg("utility") = "squares",
            py::arg("utility_decay") = StoreOptions().utility_decay,
-           py::arg("prune_groups") = std::vector<PyPruneGroup>(), py::arg("hbm_budget_bytes") = 0,
-           py::arg("hbm_devices") = 1, py::arg("hbm_kind") = "gpu",
+           py::arg("prune_groups") = std::vector<PyPruneGroup>(),
+           py::arg("optimizer") = OptimizerName(StoreOptions().optimizer),
+           py::arg("hbm_budget_bytes") = 0, py::arg("hbm_devices") = 1, py::arg("hbm_kind") = "gpu",
            py::arg("hbm_policy") = kDefaultHbmPolicy)
       .def("lookup", &Lookup, py::arg("table"), py::arg("keys"), py::kw_only(),
            py::arg("pooling") = "none", py::arg("offsets") = Array<uint32_t>(0),
@@ -291,8 +315,10 @@ void BindStore(py::module_& m) {
              return ValueOrThrow(store->EnsureRows(table, SpanOf(keys)));
            })
       .def("apply_gradients", &ApplyGradients, py::arg("bags"), py::kw_only(),
-           py::arg("learning_rate"), py::arg("epsilon") = 1e-8F,
-           py::arg("initial_accumulator") = 0.0F, py::arg("threads") = 1)
+           py::arg("learning_rate"), py::arg("epsilon") = StepOptions().epsilon,
+           py::arg("initial_accumulator") = StepOptions().initial_accumulator,
+           py::arg("beta1") = StepOptions().beta1, py::arg("beta2") = StepOptions().beta2,
+           py::arg("max_gradient_norm") = StepOptions().max_gradient_norm, py::arg("threads") = 1)
       .def("set_live",
            [](Store* store, uint32_t table, int64_t key, uint16_t live) {
              ThrowIfError(store->SetLive(table, static_cast<uint64_t>(key), live));

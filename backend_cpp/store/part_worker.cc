@@ -26,7 +26,8 @@ void PartWorker::Begin(const TableStep& step) {
   descend_ = ops_.descend[static_cast<size_t>(layout_.dtype)];
   sums_ = (layout_.dim() + kLineSums - 1) / kLineSums * kLineSums;
   sum_lines_.resize(kStep * sums_ + kLineSums);
-  updated_ = refused_ = 0;
+  aux_bytes_ = step.impl->AuxBytes(*step.table);
+  updated_ = clipped_ = refused_ = 0;
   ForgetLate();
 }
 
@@ -115,8 +116,8 @@ void PartWorker::Place(const Device& device, size_t i) {
   row.payload = nullptr;
   if (place.tier() != TierId::kDdr) return;
   row = RowAt(device, &group, row.bucket, place);
-  if (step_.optimizer == nullptr) return;
-  AskForLines(row.aux, static_cast<uint32_t>(sizeof(RowAux)) + 4U * layout_.chunks);
+  if (step_.options == nullptr) return;
+  AskForLines(row.aux, aux_bytes_);
   AskForLines(row.payload, layout_.PayloadBytes(row.live));
   uint32_t occurrence = group.first;
   for (uint32_t n = std::min(group.count, kGradientsAhead); n > 0; --n) {
@@ -138,12 +139,12 @@ void PartWorker::Take(uint32_t part, size_t first, size_t end) {
     const Row& row = At(i).row;
     if (row.payload == nullptr) {
       Leave(part, groups_[i]);
-    } else if (step_.optimizer != nullptr) {
+    } else if (step_.options != nullptr) {
       Sum(n, GradientsOf(groups_[i]), groups_[i].count);
       rows[n++] = row;
     }
   }
-  Descend(rows.data(), n);
+  if (n > 0) Descend(rows.data(), n);
 }
 
 const float** PartWorker::GradientsOf(const Group& group) {
@@ -193,21 +194,57 @@ void PartWorker::Sum(size_t row, const float* const* gradients, size_t n) {
   ops_.sum(layout_, gradients, n, SumsOf(row), &squares_[row]);
 }
 
+double PartWorker::Clip(size_t row, double most) {
+  const double squares = TotalOf(squares_[row]);
+  if (!(squares > most * most)) return 1.0;
+  // Squares that are infinite become no numbers, which RateOf refuses.
+  const double scale = most / std::sqrt(squares);
+  for (uint32_t c = 0; c < layout_.chunks; ++c) squares_[row][c] *= scale * scale;
+  return scale;
+}
+
+template <Optimizer kOptimizer>
+bool PartWorker::RateOf(RowAux* aux, const ChunkSquares& squares, double* rate) const {
+  constexpr float kMost = std::numeric_limits<float>::max();
+  const StepOptions& options = *step_.options;
+  const double total = TotalOf(squares);
+  const auto mean = static_cast<float>(total / layout_.dim());
+  float& kept = aux->accumulator;
+  *rate = options.learning_rate;
+  if constexpr (kOptimizer == Optimizer::kRowwiseAdagrad) {
+    const float before = kept == 0.0F ? options.initial_accumulator : kept;
+    const float after = before + mean;
+    const bool finite = after <= kMost;
+    kept = finite ? after : kept;
+    *rate = options.learning_rate / (std::sqrt(after) + options.epsilon);
+    return finite;
+  } else if constexpr (kOptimizer == Optimizer::kAdagrad) {
+    return static_cast<float>(total) <= kMost;  // so each square by itself is a number
+  } else if constexpr (kOptimizer == Optimizer::kSgd) {
+    return mean <= kMost;
+  } else {
+    if (!(mean <= kMost)) return false;
+    uint32_t& steps = *aux->steps(layout_);
+    if (steps < std::numeric_limits<uint32_t>::max()) ++steps;
+    kept = static_cast<float>(options.beta2 * kept + (1.0 - options.beta2) * mean);
+    const double second = kept / (1.0 - step_.decay->second.Over(steps));
+    *rate /= (1.0 - step_.decay->first.Over(steps)) * (std::sqrt(second) + options.epsilon);
+    return true;
+  }
+}
+
 // Up to kStep rows: each waits for a division and a root, but not one for another's.
-void PartWorker::Descend(const Row* rows, size_t n) {
-  const RowwiseAdagrad& optimizer = *step_.optimizer;
+template <Optimizer kOptimizer>
+void PartWorker::DescendBy(const Row* rows, size_t n) {
+  const StepOptions& options = *step_.options;
+  const double most = options.max_gradient_norm;
+  std::array<double, kStep> scales;
   std::array<double, kStep> rates;
   std::array<bool, kStep> finite;
+  scales.fill(1.0);
+  for (size_t r = 0; most > 0.0 && r < n; ++r) scales[r] = Clip(r, most);
   for (size_t r = 0; r < n; ++r) {
-    double squares = 0.0;
-    for (uint32_t c = 0; c < layout_.chunks; ++c) squares += squares_[r][c];
-    float& h = rows[r].aux->accumulator;
-    const float before = h == 0.0F ? optimizer.initial_accumulator : h;
-    const float after = before + static_cast<float>(squares / layout_.dim());
-    // Not so if a gradient or a sum is not.
-    finite[r] = after <= std::numeric_limits<float>::max();
-    h = finite[r] ? after : h;
-    rates[r] = optimizer.learning_rate / (std::sqrt(after) + optimizer.epsilon);
+    finite[r] = RateOf<kOptimizer>(rows[r].aux, squares_[r], &rates[r]);
   }
   for (size_t r = 0; r < n; ++r) {
     const Row& row = rows[r];
@@ -215,13 +252,43 @@ void PartWorker::Descend(const Row* rows, size_t n) {
       ++refused_;
       continue;
     }
+    if (scales[r] != 1.0) ++clipped_;
     const double kept = step_.impl->decay.Over(RowAux::Steps(row.aux->tick, step_.tick));
     row.aux->tick = step_.tick;
     use_(layout_.chunks, squares_[r], row.group->count, kept, row.aux->utility());
-    descend_(layout_, row.live, SumsOf(r), rates[r], row.payload);
+    double* const sums = SumsOf(r);
+    if constexpr (kOptimizer == Optimizer::kAdagrad) {
+      ops_.adagrad(layout_, row.live, scales[r], options.initial_accumulator, options.epsilon,
+                   row.aux->elements(kOptimizer, layout_), sums);
+    } else if constexpr (kOptimizer == Optimizer::kRowwiseAdam) {
+      ops_.momentum(layout_, row.live, options.beta1, (1.0 - options.beta1) * scales[r],
+                    row.aux->elements(kOptimizer, layout_), sums);
+    } else {
+      rates[r] *= scales[r];
+    }
+    descend_(layout_, row.live, sums, rates[r], row.payload);
     Store::Impl::MarkChanged(row.bucket, row.group->hash, row.aux);
     ++updated_;
   }
+}
+
+void PartWorker::Descend(const Row* rows, size_t n) {
+  switch (step_.impl->options.optimizer) {
+    case Optimizer::kRowwiseAdagrad:
+      return DescendBy<Optimizer::kRowwiseAdagrad>(rows, n);
+    case Optimizer::kAdagrad:
+      return DescendBy<Optimizer::kAdagrad>(rows, n);
+    case Optimizer::kSgd:
+      return DescendBy<Optimizer::kSgd>(rows, n);
+    case Optimizer::kRowwiseAdam:
+      return DescendBy<Optimizer::kRowwiseAdam>(rows, n);
+  }
+}
+
+double PartWorker::TotalOf(const ChunkSquares& squares) const {
+  double total = 0.0;
+  for (uint32_t c = 0; c < layout_.chunks; ++c) total += squares[c];
+  return total;
 }
 
 double* PartWorker::SumsOf(size_t row) {

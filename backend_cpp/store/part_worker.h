@@ -31,12 +31,19 @@ struct Occurrence {
   const float* gradient;
 };
 
+// What moments lose over a row's steps.
+struct MomentDecay {
+  Decay first;
+  Decay second;
+};
+
 // What the threads of a step share.
 struct TableStep {
   Store::Impl* impl = nullptr;
   Table* table = nullptr;
-  const RowwiseAdagrad* optimizer = nullptr;  // null: rows are made and not updated
-  uint32_t tick = 0;                          // of the step
+  const StepOptions* options = nullptr;  // null: rows are made and not updated
+  uint32_t tick = 0;                     // of the step
+  const MomentDecay* decay = nullptr;    // of a step that counts steps
 };
 
 class PartWorker {
@@ -69,8 +76,10 @@ class PartWorker {
   // Of the parts since ForgetLate, those of a part in the order of their first occurrences.
   const std::vector<Late>& late();
   void ForgetLate();
-  // Rows since Begin, and those whose gradients are not finite.
+  // Rows since Begin, those of them whose gradients were clipped, and those whose gradients are not
+  // finite.
   uint64_t updated() const { return updated_; }
+  uint64_t clipped() const { return clipped_; }
   uint64_t refused() const { return refused_; }
 
  private:
@@ -108,6 +117,15 @@ class PartWorker {
   void Leave(uint32_t part, const Group& group);
   // Brings what was summed for rows [0, n) into them.
   void Descend(const Row* rows, size_t n);
+  template <Optimizer kOptimizer>
+  void DescendBy(const Row* rows, size_t n);
+  // How much of what was summed for a row is left of it, with a norm of `most`.
+  double Clip(size_t row, double most);
+  // Takes the squares of a row's gradient into what is kept of the row, and gives the rate of its
+  // step. False: the gradient is not finite, or its squares are not; nothing is changed.
+  template <Optimizer kOptimizer>
+  bool RateOf(RowAux* aux, const ChunkSquares& squares, double* rate) const;
+  double TotalOf(const ChunkSquares& squares) const;
   void Sum(size_t row, const float* const* gradients, size_t n);
   // At the beginning of a line.
   double* SumsOf(size_t row);
@@ -118,7 +136,8 @@ class PartWorker {
   const TrainOps& ops_ = ChosenTrainOps();
   TrainOps::Use use_ = nullptr;
   TrainOps::Descend descend_ = nullptr;
-  size_t sums_ = 0;  // whole lines of them, a row's
+  uint32_t aux_bytes_ = 0;  // of a row
+  size_t sums_ = 0;         // whole lines of them, a row's
   const Occurrence* dealt_ = nullptr;
   size_t groups_count_ = 0;
   std::vector<uint32_t> slots_;
@@ -131,6 +150,7 @@ class PartWorker {
   std::vector<Late> late_;
   std::vector<const float*> late_gradients_;
   uint64_t updated_ = 0;
+  uint64_t clipped_ = 0;
   uint64_t refused_ = 0;
 };
 

@@ -144,7 +144,7 @@ Status ValidateOptions(const StoreOptions& options) {
       return {Code::kInvalidArgument, "table " + table.name + ": name or id is used twice"};
     }
     const uint32_t aux =
-        options.profile == Profile::kTrain ? sizeof(RowAux) + 4U * table.layout.chunks : 0;
+        options.profile == Profile::kTrain ? RowAux::Bytes(options.optimizer, table.layout) : 0;
     const uint32_t bytes = table.layout.PayloadBytes(table.layout.full_mask()) + aux;
     if (bytes > kMaxEntryBytes) {
       return {Code::kInvalidArgument, "table " + table.name + ": a row of " +
@@ -543,6 +543,7 @@ StoreStats Store::Stats() const {
   stats.new_keys_waiting = impl_->new_keys_waiting.load();
   stats.dropped_gradients = impl_->dropped_gradients.load();
   stats.refused_gradients = impl_->refused_gradients.load();
+  stats.clipped_gradients = impl_->clipped_gradients.load();
   stats.failed_keys = impl_->failed_keys.load();
   stats.unworthy_keys = impl_->unworthy_keys.load();
   stats.worthy_keys_without_room = impl_->worthy_keys_without_room.load();

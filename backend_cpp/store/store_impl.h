@@ -303,6 +303,7 @@ struct Store::Impl {
   std::atomic<uint64_t> new_keys_waiting{0};
   std::atomic<uint64_t> dropped_gradients{0};
   std::atomic<uint64_t> refused_gradients{0};
+  std::atomic<uint64_t> clipped_gradients{0};
   std::atomic<uint64_t> failed_keys{0};
   std::atomic<uint64_t> unworthy_keys{0};
   std::atomic<uint64_t> worthy_keys_without_room{0};
@@ -333,7 +334,7 @@ struct Store::Impl {
   std::string LogOf(const Device& device) const;
   Status OpenPolicy(Device* device, const std::string& name);
   uint32_t AuxBytes(const Table& table) const {
-    return training() ? static_cast<uint32_t>(sizeof(RowAux)) + 4U * table.config.layout.chunks : 0;
+    return training() ? RowAux::Bytes(options.optimizer, table.config.layout) : 0;
   }
   static uint32_t BucketOf(const Table& table, uint64_t hash) {
     return BucketOfHash(hash, table.config.bucket_bits);
@@ -541,6 +542,9 @@ struct Store::Impl {
   static RowAux* AuxOf(const Device* device, Location place) {
     return reinterpret_cast<RowAux*>(device->arena.Aux(place.slot()));
   }
+  // Of chunks that are not in `kept`, nothing is left of what the optimizer keeps of their
+  // elements.
+  void ForgetElements(const Table& table, uint32_t kept, RowAux* aux) const;
   // An occurrence of a key without a row: whether it gets one now.
   bool EntersNow(Device* device, const Table& table, uint64_t key) {
     if (device->new_keys == nullptr) return true;

@@ -98,11 +98,10 @@ inline std::vector<float> ValuesOf(const TableConfig& table, const TestRow* row)
 
 // A step in which each key is a bag of its own: `gradients` is keys x dim.
 inline Result<uint64_t> ApplyRows(Store* store, uint32_t table, std::span<const int64_t> keys,
-                                  const std::vector<float>& gradients,
-                                  const RowwiseAdagrad& optimizer) {
+                                  const std::vector<float>& gradients, const StepOptions& options) {
   const BagGradients bags{
       table, keys, {}, gradients.data(), store->options().tables[table].layout.dim()};
-  return store->ApplyGradients({&bags, 1}, optimizer);
+  return store->ApplyGradients({&bags, 1}, options);
 }
 
 }  // namespace embertide

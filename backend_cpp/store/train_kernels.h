@@ -135,6 +135,72 @@ void Use(uint32_t chunks, const ChunkSquares& squares, uint32_t accesses, double
   }
 }
 
+// Calls many(dimension) at the dimensions of the live chunks where kMany of them begin, then
+// one(dimension) at single ones.
+template <uint32_t kMany, typename Many, typename One>
+inline void ForEachLive(const RowLayout& layout, uint16_t live, const Many& many, const One& one) {
+  const bool whole = live == layout.full_mask();
+  const uint32_t run = whole ? layout.dim() : layout.chunk_dim;
+  const uint32_t runs = whole ? 1 : layout.chunks;
+  for (uint32_t c = 0; c < runs; ++c) {
+    if ((live >> c & 1U) == 0) continue;
+    uint32_t d = c * run;
+    const uint32_t end = d + run;
+    for (; d + kMany <= end; d += kMany) many(d);
+    for (; d < end; ++d) one(d);
+  }
+}
+
+inline Doubles Root(const Doubles& values) {
+#if defined(__AVX512F__)
+  return _mm512_maskz_sqrt_pd(0xff, values);
+#elif defined(__AVX2__)
+  return _mm256_sqrt_pd(values);
+#else
+  Doubles roots;
+  for (uint32_t i = 0; i < kHalf; ++i) roots[i] = __builtin_sqrt(values[i]);
+  return roots;
+#endif
+}
+
+void Adagrad(const RowLayout& layout, uint16_t live, double scale, float initial, double epsilon,
+             float* elements, double* sums) {
+  ForEachLive<kHalf>(
+      layout, live,
+      [=](uint32_t d) {
+        const Doubles g = Load<Doubles>(sums + d) * scale;
+        const auto before = Load<HalfFloats>(elements + d);
+        const HalfFloats begun = before == 0.0F ? HalfFloats{} + initial : before;
+        const HalfFloats after = __builtin_convertvector(Widen(begun) + g * g, HalfFloats);
+        Save(after, elements + d);
+        Save(g / (Root(Widen(after)) + epsilon), sums + d);
+      },
+      [=](uint32_t d) {
+        const double g = sums[d] * scale;
+        const double begun = elements[d] == 0.0F ? initial : elements[d];
+        elements[d] = static_cast<float>(begun + g * g);
+        sums[d] = g / (__builtin_sqrt(static_cast<double>(elements[d])) + epsilon);
+      });
+}
+
+void Momentum(const RowLayout& layout, uint16_t live, double kept, double taken, float* elements,
+              double* sums) {
+  ForEachLive<kHalf>(
+      layout, live,
+      [=](uint32_t d) {
+        const Doubles before = Widen(Load<HalfFloats>(elements + d)) * kept;
+        const Doubles after = before + Load<Doubles>(sums + d) * taken;
+        const HalfFloats rounded = __builtin_convertvector(after, HalfFloats);
+        Save(rounded, elements + d);
+        Save(Widen(rounded), sums + d);
+      },
+      [=](uint32_t d) {
+        const double before = static_cast<double>(elements[d]) * kept;
+        elements[d] = static_cast<float>(before + sums[d] * taken);
+        sums[d] = elements[d];
+      });
+}
+
 // What a step takes from kWidth dimensions or one, rounded once.
 inline Floats StepMany(const double* sums, double step) {
   const auto half = [=](uint32_t h) {
@@ -203,21 +269,20 @@ struct To<Bf16> {
   }
 };
 
-// Calls use(dimension) at the dimensions of the live chunks where kWidth elements begin, then
-// one(dimension) at single ones, with the place of their elements.
+// ForEachLive, with the place of each dimension's element.
 template <typename D, typename Many, typename One>
 inline void ForEachPlace(const RowLayout& layout, uint16_t live, std::byte* at, const Many& many,
                          const One& one) {
-  const bool whole = live == layout.full_mask();
-  const uint32_t run = whole ? layout.dim() : layout.chunk_dim;
-  const uint32_t runs = whole ? 1 : layout.chunks;
-  for (uint32_t c = 0; c < runs; ++c) {
-    if ((live >> c & 1U) == 0) continue;
-    uint32_t d = c * run;
-    const uint32_t end = d + run;
-    for (; d + kWidth <= end; d += kWidth, at += size_t{kWidth} * D::kBytes) many(d, at);
-    for (; d < end; ++d, at += D::kBytes) one(d, at);
-  }
+  ForEachLive<kWidth>(
+      layout, live,
+      [&](uint32_t d) {
+        many(d, at);
+        at += size_t{kWidth} * D::kBytes;
+      },
+      [&](uint32_t d) {
+        one(d, at);
+        at += D::kBytes;
+      });
 }
 
 // The row less the step; `sums` become its values where they must be known before the row's scale.
@@ -290,6 +355,8 @@ struct Row<Int8> {
 constexpr TrainOps kTrainOps = {
     Sum,
     {Use<UtilityKind::kSquares>, Use<UtilityKind::kNorms>, Use<UtilityKind::kAccesses>},
+    Adagrad,
+    Momentum,
     {Row<Fp32>::Descend, Row<Fp16>::Descend, Row<Bf16>::Descend, Row<Int8>::Descend}};
 
 }  // namespace

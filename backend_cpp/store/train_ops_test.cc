@@ -106,6 +106,43 @@ TEST_P(TrainOpsTest, ARowDescendsAsItsDecodedValuesDo) {
   }
 }
 
+TEST_P(TrainOpsTest, WhatIsKeptOfElementsIsThatOfEachByItself) {
+  constexpr double kScale = 0.3;
+  constexpr float kInitial = 0.25F;
+  constexpr double kEpsilon = 1e-3;
+  for (int turn = 0; turn < 20; ++turn) {
+    const auto live = static_cast<uint16_t>(turn % 2 == 0 ? layout_.full_mask()
+                                                          : random_() & layout_.full_mask());
+    std::vector<double> sums(layout_.dim());
+    std::vector<float> kept = Values(2.0F);
+    for (uint32_t d = 0; d < layout_.dim(); ++d) {
+      sums[d] = std::normal_distribution(0.0, turn % 7 == 0 ? 1e5 : 1.0)(random_);
+      kept[d] = turn % 3 == 0 && d % 3 == 0 ? 0.0F : std::fabs(kept[d]);
+    }
+    std::vector<double> adagrad_sums = sums;
+    std::vector<double> momentum_sums = sums;
+    std::vector<float> adagrad_kept = kept;
+    std::vector<float> momentum_kept = kept;
+    for (uint32_t d = 0; d < layout_.dim(); ++d) {
+      if ((live >> (d / layout_.chunk_dim) & 1U) == 0) continue;
+      const double g = sums[d] * kScale;
+      const double before = kept[d] == 0.0F ? kInitial : kept[d];
+      adagrad_kept[d] = static_cast<float>(before + g * g);
+      adagrad_sums[d] = g / (std::sqrt(static_cast<double>(adagrad_kept[d])) + kEpsilon);
+      momentum_kept[d] = static_cast<float>(0.9 * kept[d] + sums[d] * 0.1);
+      momentum_sums[d] = momentum_kept[d];
+    }
+    std::vector<double> got_sums = sums;
+    std::vector<float> got_kept = kept;
+    ops_->adagrad(layout_, live, kScale, kInitial, kEpsilon, got_kept.data(), got_sums.data());
+    ASSERT_EQ(got_kept, adagrad_kept) << "turn " << turn;
+    ASSERT_EQ(got_sums, adagrad_sums) << "turn " << turn;
+    ops_->momentum(layout_, live, 0.9, 0.1, kept.data(), sums.data());
+    ASSERT_EQ(kept, momentum_kept) << "turn " << turn;
+    ASSERT_EQ(sums, momentum_sums) << "turn " << turn;
+  }
+}
+
 TEST(DecayTest, StepsAtOnceAreThoseOneAfterTheOther) {
   for (const double factor : {0.5, 0.9999, 1.0}) {
     const Decay decay(factor);

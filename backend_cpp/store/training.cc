@@ -108,6 +108,15 @@ Result<Location> Store::Impl::ResidentRow(Device* device, uint32_t t, uint32_t b
   return index.At(index.Locate(HashKey(key), key));
 }
 
+void Store::Impl::ForgetElements(const Table& table, uint32_t kept, RowAux* aux) const {
+  if (!KeepsElements(options.optimizer)) return;
+  const RowLayout& layout = table.config.layout;
+  float* elements = aux->elements(options.optimizer, layout);
+  for (uint32_t c = 0; c < layout.chunks; ++c, elements += layout.chunk_dim) {
+    if ((kept >> c & 1U) == 0) std::fill_n(elements, layout.chunk_dim, 0.0F);
+  }
+}
+
 Status Store::Impl::ChangeLive(Device* device, const Table& table, uint32_t b, uint64_t key,
                                uint16_t live, RecordKind kind) {
   const RowLayout& layout = table.config.layout;
@@ -147,7 +156,9 @@ Status Store::Impl::ChangeLive(Device* device, const Table& table, uint32_t b, u
     std::copy_n(device->arena.Aux(again.value().slot()), AuxBytes(table),
                 device->arena.Aux(place.slot()));
     bucket->index.Set(entry, place);
-    MarkChanged(bucket, HashKey(key), AuxOf(device, place));
+    RowAux* aux = AuxOf(device, place);
+    ForgetElements(table, live & again.value().live(), aux);
+    MarkChanged(bucket, HashKey(key), aux);
   }
   RetirePlace(device, table, again.value());
   return Status::Ok();
@@ -239,8 +250,15 @@ Result<RowState> Store::StateOf(uint32_t t, uint64_t key) const {
   const Result<Location> place = impl_->ResidentRow(&device, t, b, key);
   if (!place.ok()) return place.status();
   RowAux* aux = impl_->AuxOf(&device, place.value());
-  RowState state{aux->accumulator, RowAux::Steps(aux->tick, impl_->tick), {}};
-  std::copy_n(aux->utility(), table.config.layout.chunks, state.utility.begin());
+  const RowLayout& layout = table.config.layout;
+  const Optimizer optimizer = impl_->options.optimizer;
+  RowState state{aux->accumulator, RowAux::Steps(aux->tick, impl_->tick), {}, 0, {}};
+  std::copy_n(aux->utility(), layout.chunks, state.utility.begin());
+  if (CountsSteps(optimizer)) state.steps = *aux->steps(layout);
+  if (KeepsElements(optimizer)) {
+    const float* elements = aux->elements(optimizer, layout);
+    state.elements.assign(elements, elements + layout.dim());
+  }
   return state;
 }
 
@@ -248,6 +266,16 @@ Status Store::SetState(uint32_t t, uint64_t key, const RowState& state) {
   if (!impl_->training()) return NotTraining();
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckTable(t));
   const Table& table = impl_->tables[t];
+  const RowLayout& layout = table.config.layout;
+  const Optimizer optimizer = impl_->options.optimizer;
+  const size_t elements = KeepsElements(optimizer) ? layout.dim() : 0;
+  if (state.elements.size() != elements || (state.steps != 0 && !CountsSteps(optimizer))) {
+    return {Code::kInvalidArgument,
+            "a state of " + std::to_string(state.elements.size()) + " elements and " +
+                std::to_string(state.steps) + " steps: " + OptimizerName(optimizer) + " keeps " +
+                std::to_string(elements) + " of a row of table " + table.config.name +
+                "; give the state that this optimizer had"};
+  }
   const uint32_t b = Store::Impl::BucketOf(table, HashKey(key));
   Device& device = *Store::Impl::Newest(table, b)->device;
   const std::lock_guard writer(device.writer);
@@ -256,7 +284,12 @@ Status Store::SetState(uint32_t t, uint64_t key, const RowState& state) {
   RowAux* aux = impl_->AuxOf(&device, place.value());
   aux->accumulator = state.accumulator;
   aux->tick = RowAux::Steps(state.age, impl_->tick);
-  std::copy_n(state.utility.begin(), table.config.layout.chunks, aux->utility());
+  std::copy_n(state.utility.begin(), layout.chunks, aux->utility());
+  if (CountsSteps(optimizer)) *aux->steps(layout) = state.steps;
+  if (elements > 0) {
+    std::copy_n(state.elements.begin(), elements, aux->elements(optimizer, layout));
+    impl_->ForgetElements(table, place.value().live(), aux);
+  }
   return Status::Ok();
 }
 

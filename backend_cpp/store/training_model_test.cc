@@ -15,7 +15,7 @@ namespace {
 
 constexpr uint64_t kKeys = 3000;  // of each table
 constexpr int kSteps = 500;
-constexpr RowwiseAdagrad kAdagrad{0.1F, 1e-8F, 0.5F};
+constexpr StepOptions kAdagrad{0.1F, 1e-8F, 0.5F};
 
 // How far a stored value may be from the exact one: half a step of the format, and of fp32, in
 // which updates are computed (10, 7 and 23 bits behind the point; int8 counts in 127ths of the

@@ -1,5 +1,5 @@
-// The training step: new rows for keys that lack one, exact row-wise Adagrad for all of a batch and
-// the utility of its rows' chunks, a table after the other.
+// The training step: new rows for keys that lack one, an exact step of the optimizer for all of a
+// batch and the utility of its rows' chunks, a table after the other.
 //
 // The occurrences of a table's keys are dealt out to parts, each of a range of hashes and of one
 // device, in the order of the batch. Parts have no key in common, so several threads may be at them
@@ -115,6 +115,7 @@ class TableRun {
     for (const PartWorker* worker : workers_) {
       if (worker == nullptr) continue;
       updated_ += worker->updated();
+      impl_.clipped_gradients += worker->clipped();
       impl_.refused_gradients += worker->refused();
     }
   }
@@ -245,7 +246,7 @@ Status TableRun::MakeOrBring(Device* device, const PartWorker::Late& late) {
   const PartWorker::Group& group = late.group;
   const uint32_t b = BucketOfHash(group.hash, table_.config.bucket_bits);
   Bucket* bucket = Store::Impl::Newest(table_, b);
-  const bool updates = step_.optimizer != nullptr;
+  const bool updates = step_.options != nullptr;
   Result<Location> place = Location();
   if (bucket->index.Locate(group.hash, group.key) == BucketIndex::kNotFound) {
     bool enters = false;
@@ -317,7 +318,7 @@ Status ValidateBags(const Store::Impl& impl, const BagGradients& bags) {
 
 // Runs the tables in their order, each with its bags in the order of the call.
 Result<uint64_t> RunTables(Store::Impl* impl, std::span<const BagGradients> bags,
-                           const RowwiseAdagrad* optimizer, uint32_t threads) {
+                           const StepOptions* options, uint32_t threads) {
   if (!impl->training()) {
     return Status(Code::kInvalidArgument, "this call needs a store of the training profile");
   }
@@ -346,12 +347,17 @@ Result<uint64_t> RunTables(Store::Impl* impl, std::span<const BagGradients> bags
       impl->crew = std::make_unique<Crew>(threads);
     }
   }
-  TableStep step{impl, nullptr, optimizer, 0};
-  if (optimizer != nullptr) {
+  TableStep step{impl, nullptr, options, 0, nullptr};
+  std::optional<MomentDecay> decay;
+  if (options != nullptr) {
     step.tick = (impl->tick.fetch_add(1) + 1) % RowAux::kTicks;
     for (const auto& group : impl->groups) {
       const std::lock_guard lock(group->mutex);
       ++group->step;
+    }
+    if (CountsSteps(impl->options.optimizer)) {
+      decay.emplace(Decay(options->beta1), Decay(options->beta2));
+      step.decay = &*decay;
     }
   }
   Status failure;
@@ -363,7 +369,7 @@ Result<uint64_t> RunTables(Store::Impl* impl, std::span<const BagGradients> bags
     step.table = &impl->tables[table];
     TableRun run(step, threads > 1 ? impl->crew.get() : nullptr, &ThreadScratch());
     run.Run({{first, end}});
-    done += optimizer == nullptr ? run.made() : run.updated();
+    done += options == nullptr ? run.made() : run.updated();
     if (failure.ok()) failure = run.failure();
     first = end;
   }
@@ -379,13 +385,14 @@ Result<uint64_t> Store::EnsureRows(uint32_t t, std::span<const int64_t> keys) {
 }
 
 Result<uint64_t> Store::ApplyGradients(std::span<const BagGradients> bags,
-                                       const RowwiseAdagrad& optimizer, uint32_t threads) {
+                                       const StepOptions& options, uint32_t threads) {
+  EMBERTIDE_RETURN_IF_ERROR(options.Validate());
   for (const BagGradients& each : bags) {
     if (each.gradients == nullptr && !each.keys.empty()) {
       return Status(Code::kInvalidArgument, "bags without gradients");
     }
   }
-  return RunTables(impl_.get(), bags, &optimizer, threads);
+  return RunTables(impl_.get(), bags, &options, threads);
 }
 
 }  // namespace embertide

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "embertide/hbm.h"
+#include "embertide/optimizer.h"
 #include "embertide/prune.h"
 #include "embertide/seal.h"
 #include "embertide/ssd.h"
@@ -151,6 +152,9 @@ struct StoreOptions {
   double utility_decay = 0.99965;
   // Training, of tables without an SSD tier: see Prune.
   std::vector<PruneGroup> prune_groups;
+  // Training: of all tables. A row takes what it keeps (optimizer.h) beside its payload, in DDR and
+  // on the SSD, for dead chunks too.
+  Optimizer optimizer = Optimizer::kRowwiseAdagrad;
   ReadObserver* observer = nullptr;  // OPTIONAL; outlives the store
 };
 
@@ -221,9 +225,11 @@ struct StoreStats {
   uint64_t dropped_accesses = 0;
   uint64_t new_keys_waiting = 0;  // occurrences of keys that were no reason for a row yet
   // Of training calls, a key a call: gradients of keys that wait for a row; gradients that are not
-  // finite, or whose squares are not; keys whose row could be neither made nor brought to DDR.
+  // finite, or whose squares are not; gradients that were clipped; keys whose row could be neither
+  // made nor brought to DDR.
   uint64_t dropped_gradients = 0;
   uint64_t refused_gradients = 0;
+  uint64_t clipped_gradients = 0;
   uint64_t failed_keys = 0;
   // Of keys without a row, in prune groups: occurrences in a batch that were not worth one, and
   // that were, but it had no room beside the others.
@@ -369,21 +375,16 @@ class BagReader {
   const ReadView& view_;
 };
 
-// Row-wise Adagrad, exact: one accumulator a row, h += mean_d(g_d^2); w -= lr * g / (sqrt(h) +
-// eps). The mean runs over all `dim` dimensions, dead chunks' gradients included.
-struct RowwiseAdagrad {
-  float learning_rate = 0.01F;
-  float epsilon = 1e-8F;
-  float initial_accumulator = 0.0F;
-};
-
 // What training keeps of a row beside its values.
 struct RowState {
-  float accumulator = 0.0F;  // row-wise Adagrad's h
+  float accumulator = 0.0F;  // row-wise Adagrad's h, row-wise Adam's v; else 0
   uint32_t age = 0;          // steps since the row was last updated, below 2^31
   // By chunk, as it was then: what it keeps over the steps since is taken off when it is next used
   // (StoreOptions::utility_decay), so that a row which is not in a batch costs the step nothing.
   std::array<float, kMaxChunks> utility{};
+  uint32_t steps = 0;                // row-wise Adam's t; else 0
+  std::vector<float> elements = {};  // dim of Adagrad's h_d or row-wise Adam's m_d; else none
+  bool operator==(const RowState&) const = default;
 };
 
 // Threads that a step may be shared by.
@@ -455,20 +456,22 @@ class Store {
   // wait for their new_row_accesses-th occurrence. Returns how many were new. kResourceExhausted
   // when the budgets are full; the other keys have their rows.
   Result<uint64_t> EnsureRows(uint32_t table, std::span<const int64_t> keys);
-  // One exact row-wise Adagrad step, for all bags of a batch at once, after EnsureRows for their
-  // keys. A key's gradients, of all its occurrences in all bags of its table, are summed in fp64 in
-  // the order of the call before the one update. Keys that wait for a row are skipped, as are sums
-  // that are not finite; both are counted. Bitwise repeatable, and the same bits whatever the
-  // vectors of the CPU, the number of devices and the number of `threads`, the caller's among them.
+  // One exact step of StoreOptions::optimizer, for all bags of a batch at once, after EnsureRows
+  // for their keys. A key's gradients, of all its occurrences in all bags of its table, are summed
+  // in fp64 in the order of the call before the one update. Keys that wait for a row are skipped,
+  // as are sums that are not finite; both are counted, as are sums that are clipped. Bitwise
+  // repeatable, and the same bits whatever the vectors of the CPU, the number of devices and the
+  // number of `threads`, the caller's among them.
   // They are kept for the next call. Of calls at once, those of several threads go one after the
   // other. Returns the number of rows updated.
-  // kInvalidArgument naming what is wrong with the bags: nothing has changed. Else the error of the
-  // first key whose row could be neither made nor read (counted): all others are updated, so the
-  // call is not to be repeated.
-  Result<uint64_t> ApplyGradients(std::span<const BagGradients> bags,
-                                  const RowwiseAdagrad& optimizer, uint32_t threads = 1);
-  // Sets the live mask of a row; a chunk that becomes live starts at zero, and mask 0 removes the
-  // row. kNotFound if the key has none; kResourceExhausted when the budgets are full.
+  // kInvalidArgument naming what is wrong with bags or options: nothing has changed. Else the error
+  // of the first key whose row could be neither made nor read (counted): all others are updated, so
+  // the call is not to be repeated.
+  Result<uint64_t> ApplyGradients(std::span<const BagGradients> bags, const StepOptions& options,
+                                  uint32_t threads = 1);
+  // Sets the live mask of a row; a chunk that becomes live starts at zero, what the optimizer keeps
+  // of its elements too, and mask 0 removes the row. kNotFound if the key has none;
+  // kResourceExhausted when the budgets are full.
   Status SetLive(uint32_t table, uint64_t key, uint16_t live);
   // Prunes the rows of a group of StoreOptions::prune_groups to `bytes` at most, by the utility of
   // their chunks: those that are worth less than a price are dropped, dead ones that are worth more
@@ -500,7 +503,8 @@ class Store {
   // no row, as tombstones. For a publisher that must make good what another one sent.
   // kResourceExhausted when the budgets are full; the keys before are marked.
   Status MarkChanged(uint32_t table, uint32_t bucket, std::span<const uint64_t> keys);
-  // Training state of a key, for checkpoints and for who prunes. kNotFound if it has no row.
+  // Training state of a key, for checkpoints and for who prunes. kNotFound if it has no row;
+  // kInvalidArgument: the state is of another optimizer, or another dim.
   Result<RowState> StateOf(uint32_t table, uint64_t key) const;
   Status SetState(uint32_t table, uint64_t key, const RowState& state);
   // What a chunk's utility is now, of what it was `age` steps ago. Any thread.
