@@ -6,9 +6,10 @@ that we know stand at the end.
 
 import dataclasses
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 Pooling = Literal["sum", "mean"]
+Optimizer = Literal["rowwise_adagrad", "adagrad", "sgd", "rowwise_adam"]  # of rows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,21 +85,40 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerConfig:
-    """Exact row-wise Adagrad for rows, Adam for the dense net.
+    """One of the store's exact optimizers for rows, Adam for the dense net.
 
-    The defaults were chosen on days 2 and 3 of the news stream.
+    The formulas stand in `backend_cpp/include/embertide/optimizer.h`. The default rates were chosen
+    for row-wise Adagrad on days 2 and 3 of the news stream; others need rates of their own.
     """
 
-    sparse_learning_rate: float = 0.1
-    dense_learning_rate: float = 0.001
-    epsilon: float = 1e-8
+    # Row-wise Adagrad: what industry trains tables with; 4 bytes a row. A checkpoint of one
+    # optimizer is refused by another.
+    name: Optimizer = "rowwise_adagrad"
+    sparse_learning_rate: float = 0.1  # of rows
+    dense_learning_rate: float = 0.001  # of the dense net's Adam
+    epsilon: float = 1e-8  # added to roots; more than 0, or a gradient of zeros is divided by it
+    initial_accumulator: float = 0.0  # of both Adagrads; more makes a row's first steps smaller
+    beta1: float = 0.9  # row-wise Adam's decay of first moments, as published
+    beta2: float = 0.999  # ... and of second moments
+    # Of one row's gradient in a batch, the L2 norm that it is scaled down to, counted in
+    # `clipped_gradients`; 0: none, for both Adagrads bound a step by themselves. SGD may need it.
+    max_gradient_norm: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse rates that cannot learn."""
-        for name in ("sparse_learning_rate", "dense_learning_rate"):
+        """Refuse numbers that cannot learn."""
+        if self.name not in get_args(Optimizer):
+            raise ValueError(f"optimizer {self.name!r}; use one of {get_args(Optimizer)}")
+        for name in ("sparse_learning_rate", "dense_learning_rate", "epsilon"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name} is {value}; it must be a positive number")
+        for name in ("initial_accumulator", "max_gradient_norm"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} is {value}; it must be 0 or a positive number")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; give 0 or more, less than 1")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -185,6 +185,7 @@ void PartWorker::Update(const Device& device, const Late& late, Bucket* bucket, 
 
 float PartWorker::Earned(const Late& late) {
   Sum(0, late.gradients, late.group.count);
+  if (step_.options->max_gradient_norm > 0.0F) Clip(0, step_.options->max_gradient_norm);
   std::array<float, kMaxChunks> utility{};
   use_(layout_.chunks, squares_[0], late.group.count, 0.0, utility.data());
   return std::accumulate(utility.begin(), utility.begin() + layout_.chunks, 0.0F);

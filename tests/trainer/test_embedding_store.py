@@ -3,7 +3,9 @@
 Shapes: B samples, F features, E all embedding values of a sample.
 """
 
+import dataclasses
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,7 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from embertide import _store
-from embertide.trainer.config import FeatureConfig, ModelConfig, OptimizerConfig, TableConfig
+from embertide.trainer.config import (
+    FeatureConfig,
+    ModelConfig,
+    Optimizer,
+    OptimizerConfig,
+    TableConfig,
+)
 from embertide.trainer.embedding.store import EmbeddingStore
 
 SEED = 5
@@ -78,10 +86,12 @@ class Reference:
             embedding.weight.grad = None
 
 
-def make(ddr: int = 64 << 20, ssd: int = 0, directory: str = "") -> EmbeddingStore:
+def make(
+    ddr: int = 64 << 20, ssd: int = 0, directory: str = "", optimizer: OptimizerConfig = RATES
+) -> EmbeddingStore:
     return EmbeddingStore(
         CONFIG,
-        optimizer=RATES,
+        optimizer=optimizer,
         seed=SEED,
         ddr_budget_bytes=ddr,
         ssd_budget_bytes=ssd,
@@ -217,8 +227,10 @@ def test_reading_without_gradients_needs_no_step() -> None:
     assert all_rows(rows) == before
 
 
-def test_an_imported_store_goes_on_bit_for_bit() -> None:
-    first, second = make(), make()
+@pytest.mark.parametrize("name", get_args(Optimizer))
+def test_an_imported_store_goes_on_bit_for_bit(name: Optimizer) -> None:
+    optimizer = dataclasses.replace(RATES, name=name)
+    first, second = make(optimizer=optimizer), make(optimizer=optimizer)
     train(first, np.random.default_rng(1), 20)
     for t, table in enumerate(first.tables):
         for bucket in range(1 << table.bucket_bits):

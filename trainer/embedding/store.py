@@ -2,8 +2,8 @@
 
 A key that has no row yet reads as the table's default row, in training as in serving, so the
 scores of a forward pass are those that serving would give. After `loss.backward()`, `step()` makes
-the missing rows and brings the gradients of the forward passes since into all of them by exact
-row-wise Adagrad, on as many threads as torch uses; the rows do not depend on how many.
+the missing rows and brings the gradients of the forward passes since into all of them by an exact
+step of the optimizer, on as many threads as torch uses; the rows do not depend on how many.
 
 Shapes: B samples, F features, N keys, E all embedding values of a sample.
 """
@@ -58,7 +58,7 @@ class EmbeddingStore(nn.Module):
 
     Args:
         config: Tables and features; a table may serve several features.
-        optimizer: Rates of row-wise Adagrad.
+        optimizer: That of rows, and its numbers; row-wise Adagrad if left out.
         seed: Of new rows' values, a function of (seed, table, key, dimension).
         ddr_budget_bytes: Rows, index and optimizer state must fit it (or the SSD budget).
         new_row_accesses: A key gets a row at its so many-th occurrence of late, 1 to 15; before, it
@@ -91,6 +91,7 @@ class EmbeddingStore(nn.Module):
             ssd_budget_bytes=ssd_budget_bytes,
             ssd_directory=ssd_directory,
             new_row_accesses=new_row_accesses,
+            optimizer=self.optimizer.name,
             **_pruning(config, prune),
         )
         self.prune = prune
@@ -158,6 +159,10 @@ class EmbeddingStore(nn.Module):
             bags,
             learning_rate=self.optimizer.sparse_learning_rate,
             epsilon=self.optimizer.epsilon,
+            initial_accumulator=self.optimizer.initial_accumulator,
+            beta1=self.optimizer.beta1,
+            beta2=self.optimizer.beta2,
+            max_gradient_norm=self.optimizer.max_gradient_norm,
             threads=min(torch.get_num_threads(), _MAX_THREADS),
         )
         self._pending.clear()
