@@ -91,6 +91,12 @@ class TrainingTbe:
         use_huge_pages(self._module.momentum1_host)
         self._pooled: Tensor | None = None
 
+    def state(self) -> tuple[Tensor, Tensor]:
+        """Return weights_RD, which may be written to, and accumulators_R of the first table."""
+        weights_RD: Tensor = self._module.split_embedding_weights()[0]
+        accumulators_R: Tensor = self._module.split_optimizer_states()[0][0]
+        return weights_RD, accumulators_R
+
     def forward(self, ids_N: Tensor, offsets_B: Tensor) -> None:
         """Pool the bags, table by table."""
         self._pooled = self._module(ids_N, offsets_B)
