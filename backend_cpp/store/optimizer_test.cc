@@ -222,12 +222,12 @@ TEST_P(OptimizerTest, AClippedGradientCountsAsTheClippedOne) {
   StepOptions step{0.1F, 1e-8F, 0.0F, 0.9, 0.999, 5.0F};
   ASSERT_EQ(Apply({1}, gradients, step), 1U);
   EXPECT_EQ(store_->Stats().clipped_gradients, 0U) << "a norm of 5 is allowed";
-  EXPECT_EQ(store_->StateOf(0, 1)->utility, (std::array<float, kMaxChunks>{3.0F, 4.0F}));
+  EXPECT_EQ(store_->StateOf(0, 1)->utility, (std::array<float, kMaxChunks>{9.0F, 16.0F}));
   step.max_gradient_norm = 0.5F;
   ASSERT_EQ(Apply({2}, gradients, step), 1U);
   EXPECT_EQ(store_->Stats().clipped_gradients, 1U);
-  EXPECT_FLOAT_EQ(store_->StateOf(0, 2)->utility[0], 0.3F);
-  EXPECT_FLOAT_EQ(store_->StateOf(0, 2)->utility[1], 0.4F);
+  EXPECT_FLOAT_EQ(store_->StateOf(0, 2)->utility[0], 0.09F);
+  EXPECT_FLOAT_EQ(store_->StateOf(0, 2)->utility[1], 0.16F);
 }
 
 // The bytes of rows and all that is kept of them do not depend on devices, tiers and threads.
