@@ -4,11 +4,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 PAGE = Path(__file__).parents[2] / "docs" / "library.md"
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_the_example_of_a_loop_of_ones_own_learns() -> None:
     (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert sum(bool(line.strip()) for line in example.splitlines()) <= 20

@@ -4,7 +4,6 @@ Shapes: B samples, E all embedding values of a sample.
 """
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
@@ -28,21 +27,14 @@ from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.loop import Progress, Trainer
 from embertide.trainer.publish.folder import Publication
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 KEYS, DIM, SEED = 300, 12, 3
 CONFIG = ModelConfig(
     name="m",
     tables=(TableConfig(name="item", dim=DIM, chunks=3, bucket_bits=2),),
     features=(FeatureConfig(name="shown", table="item"),),
 )
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Torch's threads are the process's: one, and afterwards as many as they were."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make(optimizer: OptimizerConfig) -> EmbeddingStore:
