@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 Pooling = Literal["sum", "mean"]
 Optimizer = Literal["rowwise_adagrad", "adagrad", "sgd", "rowwise_adam"]  # of rows
+Net = Literal["dlrm", "dcn_v2", "deepfm", "history"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,31 +43,91 @@ class FeatureConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SequenceConfig:
+    """The items that a user liked last, newest first, made from the stream (data/history.py).
+
+    It takes `length` columns of KEYS, `name`0 and so on, behind those of the features and in the
+    table of `item`; and two of DENSE behind the model's own: how many of its places are taken, and
+    whether the event's own item is among them.
+    """
+
+    name: str
+    user: str  # the feature that says whose items
+    item: str  # the feature whose keys are kept; its vector attends to the sequence
+    length: int = 10  # beyond that little is gained, and each place costs a lookup
+    # Most users remembered, about 300 bytes each; those not seen for longest are forgotten.
+    users: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        """Refuse a sequence of nothing."""
+        for name in ("length", "users"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"sequence {self.name!r}: {name} is {getattr(self, name)}; give at least 1"
+                )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of its columns of KEYS."""
+        return tuple(f"{self.name}{place}" for place in range(self.length))
+
+    @property
+    def dense_columns(self) -> tuple[str, ...]:
+        """Names of its columns of DENSE."""
+        return f"{self.name}_length", f"{self.name}_repeat"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
-    """A DLRM over the tables' embeddings (Naumov et al. 2019, arXiv:1906.00091)."""
+    """Tables, the columns of a request, and the net over them (trainer/model says which)."""
 
     name: str
     tables: tuple[TableConfig, ...]
     features: tuple[FeatureConfig, ...]  # in the order of KEYS' columns
-    dense_features: int = 0
+    sequences: tuple[SequenceConfig, ...] = ()  # for the net "history", which needs one
+    dense_features: int = 0  # the model's own columns of DENSE
+    net: Net = "dlrm"
     bottom_mlp: tuple[int, ...] = ()  # hidden widths; the last layer has the embeddings' dim
-    top_mlp: tuple[int, ...] = (128, 64)
-    # With few features the dot products alone lose what a single feature says; with many, showing
-    # the top MLP the embeddings as well mostly makes its first layer wide.
+    top_mlp: tuple[int, ...] = (128, 64)  # hidden widths; of DeepFM, the deep part
+    # DLRM: with few features the dot products alone lose what a single feature says; with many,
+    # showing the top MLP the embeddings as well mostly makes its first layer wide.
     top_sees_embeddings: bool = True
+    cross_layers: int = 3  # DCN-v2: interactions of up to one feature more than that
+    cross_rank: int = 0  # DCN-v2: of a cross layer's matrix; 0: full
+    attention_mlp: tuple[int, ...] = (32,)  # history: hidden widths of what weighs an item
 
     def __post_init__(self) -> None:
-        """Refuse features without a table and tables of one name."""
-        names = [table.name for table in self.tables]
-        if len(set(names)) < len(names):
-            raise ValueError(f"model {self.name!r}: table names repeat in {names}")
-        for feature in self.features:
-            if feature.table not in names:
-                raise ValueError(
-                    f"feature {feature.name!r} names table {feature.table!r}; there are {names}"
-                )
+        """Refuse columns without a table, repeated names, and nets that lack what they need."""
+        tables = [table.name for table in self.tables]
+        if len(set(tables)) < len(tables):
+            raise ValueError(f"model {self.name!r}: table names repeat in {tables}")
         if not self.features:
             raise ValueError(f"model {self.name!r} has no feature")
+        names = [feature.name for feature in self.features]
+        for sequence in self.sequences:
+            for name in (sequence.user, sequence.item):
+                if name not in names:
+                    raise ValueError(
+                        f"sequence {sequence.name!r} names feature {name!r}; there are {names}"
+                    )
+        for feature in self.columns:
+            if feature.table not in tables:
+                raise ValueError(
+                    f"feature {feature.name!r} names table {feature.table!r}; there are {tables}"
+                )
+        self._check_net()
+
+    def _check_net(self) -> None:
+        if (self.net == "history") != bool(self.sequences):
+            raise ValueError(
+                f"model {self.name!r}: net {self.net!r} with {len(self.sequences)} sequences; "
+                "the net 'history' takes sequences, and no other does"
+            )
+        if self.cross_layers < 1 or self.cross_rank < 0:
+            raise ValueError(
+                f"model {self.name!r}: cross_layers is {self.cross_layers}, cross_rank "
+                f"{self.cross_rank}; give at least 1 and 0"
+            )
         if not (self.top_sees_embeddings or self.dense_features or len(self.features) > 1):
             raise ValueError(
                 f"model {self.name!r} has one feature, which has no dot product:"
@@ -77,10 +138,29 @@ class ModelConfig:
         """Return the position of a table, which is also its id."""
         return next(i for i, table in enumerate(self.tables) if table.name == name)
 
+    def feature_index(self, name: str) -> int:
+        """Return the position of a feature, which is its column of KEYS."""
+        return next(i for i, feature in enumerate(self.features) if feature.name == name)
+
+    @property
+    def columns(self) -> tuple[FeatureConfig, ...]:
+        """Every column of KEYS: the features, then the places of each sequence."""
+        places = (
+            FeatureConfig(name=name, table=self.features[self.feature_index(sequence.item)].table)
+            for sequence in self.sequences
+            for name in sequence.columns
+        )
+        return (*self.features, *places)
+
     @property
     def feature_dims(self) -> tuple[int, ...]:
-        """The width of each feature's pooled embedding."""
-        return tuple(self.tables[self.table_index(f.table)].dim for f in self.features)
+        """The width of the embedding of each column of KEYS."""
+        return tuple(self.tables[self.table_index(f.table)].dim for f in self.columns)
+
+    @property
+    def dense_columns(self) -> int:
+        """Columns of DENSE: the model's own and those of its sequences."""
+        return self.dense_features + sum(len(each.dense_columns) for each in self.sequences)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -220,19 +300,40 @@ def bucket_bits(expected_rows: int) -> int:
     return max(0, math.ceil(math.log2(max(1, expected_rows) / 1e5)))
 
 
+_GLOBO_SMALL = ("env", "device", "os", "country", "region", "referrer", "hour")
+
+
 def globo() -> ModelConfig:
     """Return the model of the news stream: user, article before, article shown, small columns."""
-    small = ("env", "device", "os", "country", "region", "referrer", "hour")
     # More buckets than the rows ask for: buckets are what devices share and a reshard moves.
     tables = (
         TableConfig(name="user", bucket_bits=bucket_bits(400_000) + 2),
         TableConfig(name="prev", bucket_bits=3),
         TableConfig(name="cand", bucket_bits=3),
-        *(TableConfig(name=name) for name in small),
+        *(TableConfig(name=name) for name in _GLOBO_SMALL),
     )
-    names = ("user", "prev", "cand", *small)
-    features = tuple(FeatureConfig(name=name, table=name) for name in names)
+    features = tuple(FeatureConfig(name=table.name, table=table.name) for table in tables)
     return ModelConfig(name="news", tables=tables, features=features)
+
+
+def globo_history() -> ModelConfig:
+    """Return the news model that knows what its users liked; articles share a table."""
+    tables = (
+        TableConfig(name="user", bucket_bits=bucket_bits(400_000) + 2),
+        TableConfig(name="article", bucket_bits=3),
+        *(TableConfig(name=name) for name in _GLOBO_SMALL),
+    )
+    table_of = {"user": "user", "prev": "article", "cand": "article"}
+    table_of |= {name: name for name in _GLOBO_SMALL}
+    return ModelConfig(
+        name="news",
+        tables=tables,
+        features=tuple(FeatureConfig(name=n, table=t) for n, t in table_of.items()),
+        sequences=(SequenceConfig(name="hist", user="user", item="cand"),),
+        net="history",
+        bottom_mlp=(16,),
+        top_mlp=(256, 64),
+    )
 
 
 def criteo() -> ModelConfig:

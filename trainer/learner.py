@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data.base import Batch
 from embertide.trainer.embedding.store import EmbeddingStore
-from embertide.trainer.model.dlrm import Dlrm, Probability
+from embertide.trainer.model.build import build_net
+from embertide.trainer.model.dlrm import Probability
 
 
 class Learner:
@@ -24,7 +25,7 @@ class Learner:
         """Open the store and make the net, both as the run's seed says."""
         torch.set_num_threads(run.threads)
         torch.manual_seed(run.seed)
-        self.net = Dlrm(run.model)
+        self.net = build_net(run.model)
         self.served = Probability(self.net)
         self.rows = EmbeddingStore(
             run.model,

@@ -98,7 +98,7 @@ class Trainer:
             export_dense(
                 self.served,
                 publication.program,
-                dense_features=run.model.dense_features,
+                dense_features=run.model.dense_columns,
                 embedding_dim=self.rows.embedding_dim,
                 cpu=run.cpu,
                 cache=program_cache,

@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 MISSING_KEY = -1
 """Key of a null in an integer column; a null string has the key of the empty string instead."""
 
+PADDING_KEY = -(1 << 63)
+"""Key of a place of a sequence that is not taken: it gets no row. No column may mean it."""
+
 MAX_GROUP = 65_536
 """Most events of one ts: a larger group would let one batch grow without bound."""
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from embertide import _store
 from embertide.trainer.config import ModelConfig, OptimizerConfig, PruneConfig, TableConfig
+from embertide.trainer.data.base import PADDING_KEY
 from embertide.trainer.publish.snapshot import read_manifest
 
 Keys = NDArray[np.int64]
@@ -98,7 +99,7 @@ class EmbeddingStore(nn.Module):
         self.steps = self._pruned_at = self.passes = 0
         self.pruned: _store.PruneOutcome | None = None  # the newest pass
         self._features: list[list[int]] = [[] for _ in config.tables]
-        for f, feature in enumerate(config.features):
+        for f, feature in enumerate(config.columns):
             self._features[config.table_index(feature.table)].append(f)
         dims = config.feature_dims
         self._begin = [sum(dims[:f]) for f in range(len(dims) + 1)]
@@ -150,7 +151,7 @@ class EmbeddingStore(nn.Module):
                 raise RuntimeError("step() before backward(): the embeddings have no gradient")
             passes.append((keys_BF, embeddings.grad.numpy()))
         bags: list[_store.BagGradients] = [
-            (table, np.ascontiguousarray(keys_BF[:, f]), None, gradient[:, self._columns(f)])
+            self._bags(table, f, keys_BF, gradient)
             for table, features in enumerate(self._features)
             for keys_BF, gradient in passes
             for f in features
@@ -198,6 +199,16 @@ class EmbeddingStore(nn.Module):
         self.steps, self._pruned_at, state = progress
         if self.prune is not None:
             self.store.set_prune_state(0, state)
+
+    def _bags(
+        self, table: int, feature: int, keys_BF: Keys, gradient_BE: NDArray[np.float32]
+    ) -> "_store.BagGradients":
+        """Return the bags of one column; a place of a sequence that is not taken makes no row."""
+        keys_B, gradient_Bd = keys_BF[:, feature], gradient_BE[:, self._columns(feature)]
+        if feature >= len(self.config.features):
+            taken_B = keys_B != PADDING_KEY
+            return table, keys_B[taken_B], None, gradient_Bd[taken_B]
+        return table, np.ascontiguousarray(keys_B), None, gradient_Bd
 
     def buckets(self) -> Iterator[tuple[_store.TableConfig, int, bytes]]:
         """Yield all rows as (table, bucket, records), one bucket at a time."""

@@ -66,8 +66,8 @@ class SnapshotInfo:
             lineage=lineage,
             version=version,
             watermark_ms=watermark_ms,
-            dense_features=config.dense_features,
-            features=config.features,
+            dense_features=config.dense_columns,
+            features=config.columns,
         )
 
 

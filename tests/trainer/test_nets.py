@@ -1,0 +1,246 @@
+"""Each net computes what its paper says; all of them learn, and export for serving.
+
+Shapes: B samples, F features, L places of a sequence, vectors of width d.
+"""
+
+import dataclasses
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from embertide import _store
+from embertide.trainer.config import (
+    FeatureConfig,
+    ModelConfig,
+    OptimizerConfig,
+    SequenceConfig,
+    TableConfig,
+)
+from embertide.trainer.data.base import PADDING_KEY
+from embertide.trainer.embedding.store import EmbeddingStore
+from embertide.trainer.model.build import build_net
+from embertide.trainer.model.dcn import DcnV2
+from embertide.trainer.model.deepfm import DeepFm
+from embertide.trainer.model.dlrm import Probability
+from embertide.trainer.model.foreign import DenseShape, export_folder, largest_difference
+from embertide.trainer.model.history import Attention, HistoryNet
+
+CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
+DIM, LENGTH = 4, 3
+PLAIN = ModelConfig(
+    name="m",
+    tables=(TableConfig(name="item", dim=DIM), TableConfig(name="user", dim=DIM)),
+    features=(
+        FeatureConfig(name="user", table="user"),
+        FeatureConfig(name="shown", table="item"),
+        FeatureConfig(name="before", table="item"),
+    ),
+    dense_features=2,
+    bottom_mlp=(5,),
+    top_mlp=(6,),
+)
+LOOKING_BACK = dataclasses.replace(
+    PLAIN,
+    net="history",
+    sequences=(SequenceConfig(name="liked", user="user", item="shown", length=LENGTH),),
+)
+MODELS: dict[str, ModelConfig] = {
+    "dlrm": PLAIN,
+    "dcn_v2": dataclasses.replace(PLAIN, net="dcn_v2"),
+    "dcn_v2 of rank 2": dataclasses.replace(PLAIN, net="dcn_v2", cross_rank=2),
+    "deepfm": dataclasses.replace(PLAIN, net="deepfm"),
+    "history": LOOKING_BACK,
+}
+
+
+def inputs(config: ModelConfig, batch: int, seed: int = 1) -> tuple[Tensor, Tensor]:
+    """Random (dense_BD, embeddings_BE); sequences of every length."""
+    generator = torch.Generator().manual_seed(seed)
+    dense_BD = torch.randn(batch, config.dense_columns, generator=generator)
+    if config.sequences:
+        dense_BD[:, config.dense_features] = torch.arange(batch) % (LENGTH + 1)
+    return dense_BD, torch.randn(batch, sum(config.feature_dims), generator=generator)
+
+
+def by_hand(layers: nn.Module, x: Tensor) -> Tensor:
+    """An MLP written out."""
+    linear = [each for each in layers.modules() if isinstance(each, nn.Linear)]
+    for i, layer in enumerate(linear):
+        x = layer.weight @ x + layer.bias
+        if i + 1 < len(linear):
+            x = x.clamp(min=0)
+    return x
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_net_gives_a_logit_a_sample_whatever_the_batch(name: str) -> None:
+    config = MODELS[name]
+    torch.manual_seed(1)
+    net = build_net(config)
+    dense_BD, embeddings_BE = inputs(config, 9)
+    logits_B = net(dense_BD, embeddings_BE)
+    assert logits_B.shape == (9,)
+    assert len(torch.unique(logits_B)) == 9
+    one_by_one = [net(dense_BD[b : b + 1], embeddings_BE[b : b + 1]) for b in range(9)]
+    torch.testing.assert_close(logits_B, torch.cat(one_by_one))
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_cross_layer_is_the_papers(rank: int) -> None:
+    config = dataclasses.replace(PLAIN, net="dcn_v2", cross_rank=rank, dense_features=0)
+    torch.manual_seed(2)
+    net = DcnV2(config)
+    dense_BD, embeddings_BE = inputs(config, 1)
+    x0_n = x_n = embeddings_BE[0]
+    for matrix in net.cross:
+        linear = [each for each in matrix.modules() if isinstance(each, nn.Linear)]
+        assert linear[0].weight.shape == ((rank, len(x0_n)) if rank else (len(x0_n),) * 2)
+        weight = linear[1].weight @ linear[0].weight if rank else linear[0].weight
+        x_n = x0_n * (weight @ x_n + linear[-1].bias) + x_n
+    torch.testing.assert_close(net(dense_BD, embeddings_BE), by_hand(net.top, x_n))
+
+
+def test_deepfm_adds_pairs_of_factors_first_orders_and_the_deep_part() -> None:
+    config = dataclasses.replace(PLAIN, net="deepfm", dense_features=0)
+    torch.manual_seed(3)
+    net = DeepFm(config)
+    nn.init.constant_(net.bias, 0.5)
+    dense_BD, embeddings_BE = inputs(config, 1)
+    vectors = list(embeddings_BE[0].reshape(-1, DIM))
+    logit = net.bias + sum(vector[0] for vector in vectors)
+    for one, other in itertools.combinations(vectors, 2):
+        logit = logit + one[1:] @ other[1:]
+    logit = logit + by_hand(net.deep, torch.cat([vector[1:] for vector in vectors]))
+    torch.testing.assert_close(net(dense_BD, embeddings_BE), logit)
+
+
+def test_attention_weighs_each_item_by_the_target_and_skips_places_not_taken() -> None:
+    torch.manual_seed(4)
+    attention = Attention(DIM, LENGTH, (5,))
+    target_Bd, items_BLd = torch.randn(LENGTH + 1, DIM), torch.randn(LENGTH + 1, LENGTH, DIM)
+    pooled_Bd = attention(target_Bd, items_BLd, torch.arange(LENGTH + 1).float())
+    for taken in range(LENGTH + 1):
+        target, pooled = target_Bd[taken], torch.zeros(DIM)
+        for item in items_BLd[taken, :taken]:
+            weight = by_hand(
+                attention.weigh, torch.cat([item, target, item * target, item - target])
+            )
+            pooled = pooled + weight * item
+        torch.testing.assert_close(pooled_Bd[taken], pooled)
+
+
+def test_what_stands_in_a_place_not_taken_changes_nothing_and_learns_nothing() -> None:
+    torch.manual_seed(5)
+    net = build_net(LOOKING_BACK)
+    dense_BD, embeddings_BE = inputs(LOOKING_BACK, LENGTH + 1)
+    other_BE = embeddings_BE.clone()
+    first = len(PLAIN.features) * DIM
+    for taken in range(LENGTH + 1):
+        other_BE[taken, first + taken * DIM :] += 3
+    embeddings_BE.requires_grad_()
+    logits_B = net(dense_BD, embeddings_BE)
+    torch.testing.assert_close(net(dense_BD, other_BE), logits_B, rtol=0, atol=0)
+    logits_B.sum().backward()
+    assert embeddings_BE.grad is not None
+    for taken in range(LENGTH + 1):
+        gradient = embeddings_BE.grad[taken, first:].reshape(LENGTH, DIM)
+        assert not gradient[taken:].any()
+        assert gradient[:taken].any(1).all()
+
+
+def test_after_attention_a_sequence_is_one_feature_more_of_a_dlrm() -> None:
+    torch.manual_seed(6)
+    net = HistoryNet(LOOKING_BACK)
+    dense_BD, embeddings_BE = inputs(LOOKING_BACK, 4)
+    first = len(PLAIN.features) * DIM
+    (attention,) = net.attention
+    items_BLd = embeddings_BE[:, first:].reshape(4, LENGTH, DIM)
+    pooled_Bd = attention(embeddings_BE[:, DIM : 2 * DIM], items_BLd, dense_BD[:, 2])
+    scaled_BD = dense_BD.clone()
+    scaled_BD[:, 2] /= LENGTH
+    wanted_B = net.dlrm(scaled_BD, torch.cat([embeddings_BE[:, :first], pooled_Bd], 1))
+    torch.testing.assert_close(net(dense_BD, embeddings_BE), wanted_B)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_net_and_its_rows_learn_what_only_two_features_together_tell(name: str) -> None:
+    config = dataclasses.replace(MODELS[name], dense_features=0)
+    torch.manual_seed(7)
+    torch.set_num_threads(1)
+    net = build_net(config)
+    rows = EmbeddingStore(config, optimizer=OptimizerConfig(sparse_learning_rate=0.1))
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    rng = np.random.default_rng(7)
+    losses = []
+    for _ in range(200):
+        keys_BF = rng.integers(0, 4, (32, len(config.columns)))
+        label_B = torch.from_numpy(((keys_BF[:, 0] + keys_BF[:, 1]) % 2).astype(np.float32))
+        dense_BD = torch.zeros(32, config.dense_columns)
+        optimizer.zero_grad()
+        loss = nn.functional.binary_cross_entropy_with_logits(net(dense_BD, rows(keys_BF)), label_B)
+        loss.backward()
+        optimizer.step()
+        rows.step()
+        losses.append(float(loss.detach()))
+    assert losses[0] > 0.6
+    assert np.mean(losses[-20:]) < 0.1
+
+
+def test_a_place_not_taken_gets_no_row_and_items_share_theirs() -> None:
+    net, rows = build_net(LOOKING_BACK), EmbeddingStore(LOOKING_BACK)
+    none = PADDING_KEY
+    keys_BF = np.array([[1, 10, 11, 12, none, none], [2, 10, 12, none, none, none]])
+    dense_BD = torch.tensor([[0, 0, 1, 0], [0, 0, 0, 0]], dtype=torch.float32)
+    net(dense_BD, rows(keys_BF)).sum().backward()
+    assert rows.step() == 5
+    layout = rows.tables[0].layout
+    items, users = (_store.record_keys(layout, rows.store.export_bucket(t, 0)) for t in (0, 1))
+    assert sorted(items) == [10, 11, 12]
+    assert sorted(users) == [1, 2]
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "net": ({"net": "wide"}, "there is no net 'wide'; use one of dlrm, dcn_v2, deepfm, history"),
+    "no sequence": ({"net": "history"}, "net 'history' with 0 sequences"),
+    "not for it": ({"sequences": LOOKING_BACK.sequences}, "net 'dlrm' with 1 sequences"),
+    "feature": (
+        {"net": "history", "sequences": (SequenceConfig(name="s", user="who", item="shown"),)},
+        "sequence 's' names feature 'who'; there are",
+    ),
+    "layers": ({"cross_layers": 0}, "cross_layers is 0"),
+    "rank": ({"cross_rank": -1}, "cross_rank -1"),
+    "dims": (
+        {"tables": (TableConfig(name="item", dim=4), TableConfig(name="user", dim=8))},
+        r"net 'dlrm' needs features of one dim, not \[4, 8\]",
+    ),
+    "no factors": (
+        {"net": "deepfm", "tables": tuple(TableConfig(name=n, dim=1) for n in ("item", "user"))},
+        "DeepFM needs a dim of 2 or more, not 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_net_that_cannot_be_built_says_why(name: str) -> None:
+    changes, message = WRONG[name]
+    with pytest.raises(ValueError, match=message):
+        build_net(dataclasses.replace(PLAIN, **changes))
+
+
+@pytest.mark.parametrize("name", ["dcn_v2 of rank 2", "deepfm", "history"])
+def test_the_compiled_net_gives_the_scores_of_the_trainers(name: str, tmp_path: Path) -> None:
+    config = MODELS[name]
+    torch.manual_seed(8)
+    served = Probability(build_net(config))
+    shape = DenseShape(dense_features=config.dense_columns, embedding_dim=sum(config.feature_dims))
+    export_folder(served, tmp_path / "dense", shape, cache=CACHE)
+    # Other weights, as a later version has: they are inputs of the program.
+    with torch.no_grad():
+        for parameter in served.parameters():
+            parameter.mul_(1.5)
+    assert largest_difference(served, tmp_path / "dense" / "program.pt2", shape) < 1e-5

@@ -1,0 +1,91 @@
+"""A net that looks back: target attention over sequences (Zhou et al. 2018, arXiv:1706.06978).
+
+Shapes: B samples, D dense columns, E all embedding values of a sample, L places of a sequence,
+vectors of width d.
+"""
+
+import dataclasses
+
+import torch
+from torch import Tensor, nn
+
+from embertide.trainer.config import FeatureConfig, ModelConfig
+from embertide.trainer.model.dlrm import Dlrm
+from embertide.trainer.model.layers import mlp
+
+
+class Attention(nn.Module):
+    """The paper's activation unit: a sum of the sequence's vectors, weighed by the target.
+
+    Weights are not normalised, so that many items of a kind say more than one. A place that is
+    not taken has weight 0, whatever is read there, and gets no gradient.
+    """
+
+    def __init__(self, dim: int, length: int, hidden: tuple[int, ...]) -> None:
+        """Build for `length` vectors of width `dim`."""
+        super().__init__()
+        self.weigh = mlp((4 * dim, *hidden, 1), last_relu=False)
+        self.register_buffer("place", torch.arange(length), persistent=False)
+
+    def forward(self, target_Bd: Tensor, items_BLd: Tensor, length_B: Tensor) -> Tensor:
+        """Return pooled_Bd."""
+        target_BLd = target_Bd.unsqueeze(1).expand_as(items_BLd)
+        both = (items_BLd, target_BLd, items_BLd * target_BLd, items_BLd - target_BLd)
+        weight_BL = torch.squeeze(self.weigh(torch.cat(both, dim=2)), 2)
+        assert isinstance(self.place, Tensor)
+        taken_BL = self.place < length_B.unsqueeze(1)
+        weight_BL = torch.where(taken_BL, weight_BL, torch.zeros_like(weight_BL))
+        return torch.bmm(weight_BL.unsqueeze(1), items_BLd).squeeze(1)
+
+
+class HistoryNet(nn.Module):
+    """A DLRM that takes each sequence, pooled by attention, as one more feature; gives logits.
+
+    Whether a sequence holds the target, and its length as a share of its places, are dense
+    features to it.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Build for a model whose features and sequences have one width; errors as `Dlrm`."""
+        super().__init__()
+        pooled = tuple(
+            FeatureConfig(
+                name=each.name, table=config.features[config.feature_index(each.item)].table
+            )
+            for each in config.sequences
+        )
+        inner = dataclasses.replace(
+            config,
+            net="dlrm",
+            features=(*config.features, *pooled),
+            sequences=(),
+            dense_features=config.dense_columns,
+        )
+        self.dlrm = Dlrm(inner)
+        self.features = len(config.features)
+        self.lengths = [each.length for each in config.sequences]
+        self.targets = [config.feature_index(each.item) for each in config.sequences]
+        self.attention = nn.ModuleList(
+            Attention(self.dlrm.dim, length, config.attention_mlp) for length in self.lengths
+        )
+        share = torch.ones(config.dense_columns)
+        for i, length in enumerate(self.lengths):
+            share[config.dense_features + 2 * i] /= length
+        self.register_buffer("share", share, persistent=False)
+        self.first_length = config.dense_features
+
+    def forward(self, dense_BD: Tensor, embeddings_BE: Tensor) -> Tensor:
+        """Return logits_B."""
+        # Not by len(embeddings_BE): the exported program takes batches of any size.
+        columns = self.features + sum(self.lengths)
+        x_BFd = embeddings_BE.reshape(-1, columns, self.dlrm.dim)
+        vectors = [x_BFd[:, : self.features].flatten(1)]
+        begin = self.features
+        for i, attention in enumerate(self.attention):
+            items_BLd = x_BFd[:, begin : begin + self.lengths[i]]
+            length_B = dense_BD[:, self.first_length + 2 * i]
+            vectors.append(attention(x_BFd[:, self.targets[i]], items_BLd, length_B))
+            begin += self.lengths[i]
+        assert isinstance(self.share, Tensor)
+        logits_B: Tensor = self.dlrm(dense_BD * self.share, torch.cat(vectors, dim=1))
+        return logits_B
