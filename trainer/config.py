@@ -54,7 +54,7 @@ class SequenceConfig:
     name: str
     user: str  # the feature that says whose items
     item: str  # the feature whose keys are kept; its vector attends to the sequence
-    length: int = 10  # beyond that little is gained, and each place costs a lookup
+    length: int = 10  # each place costs a lookup
     # Most users remembered, about 300 bytes each; those not seen for longest are forgotten.
     users: int = 1_000_000
 

@@ -20,6 +20,7 @@ from embertide.trainer.checkpoint import checkpoint as checkpoints
 from embertide.trainer.checkpoint.checkpoint import Checkpoint, CheckpointError
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data.base import Batch, EventSource
+from embertide.trainer.data.history import History, extend
 from embertide.trainer.data.limit import blocks
 from embertide.trainer.eval.metrics import Prequential
 from embertide.trainer.learner import Learner
@@ -85,6 +86,8 @@ class Trainer:
         self.learner = Learner(run)
         self.rows, self.served = self.learner.rows, self.learner.served
         self.prequential = Prequential()
+        names = [feature.name for feature in run.model.features]
+        self.histories = [History(each, names) for each in run.model.sequences]
         self.offset = 0  # of the batch to read first: batches depend on where one starts
         self.done = 0  # events before this index are learned
         self.events = 0
@@ -135,6 +138,8 @@ class Trainer:
         self.learner.net.load_state_dict(found.net)
         self.learner.optimizer.load_state_dict(found.optimizer)
         self.prequential = found.prequential
+        for history, state in zip(self.histories, found.histories, strict=True):
+            history.restore(state)
         self.offset, self.done, self.events = found.offset, found.done, found.events
         self.number, self.origin_ms = found.version.number, found.origin_ms
         self._since = found.version
@@ -187,7 +192,7 @@ class Trainer:
                 self._reach(int(part.ts_ms_B[0]))
                 if gate is not None:
                     gate.wait(int(part.event_B[-1]) + 1)
-                self._train(part)
+                self._train(extend(self.histories, part))
                 self.done = part.next_offset
             self.offset = batch.next_offset
             now = time.monotonic()
@@ -338,6 +343,7 @@ class Trainer:
                 states=states,
                 rows=self.rows.progress(),
                 prequential=self.prequential,
+                histories=[history.state() for history in self.histories],
             ),
         )
         path = self.publication.snapshot_path(version)

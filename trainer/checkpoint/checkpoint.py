@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from embertide import _store
+from embertide.trainer.data.history import HistoryState
 from embertide.trainer.errors import TrainerError
 from embertide.trainer.eval.metrics import Prequential
 from embertide.trainer.publish.folder import Publication, VersionId
@@ -46,6 +47,7 @@ class Checkpoint:
     states: dict[tuple[int, int], "_store.BucketState"]  # by (table, bucket)
     rows: tuple[int, int, bytes]  # EmbeddingStore.progress
     prequential: Prequential
+    histories: list[HistoryState]  # by sequence, as of `done`
 
 
 def _path(publication: Publication, version: VersionId) -> Path:

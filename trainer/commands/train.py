@@ -103,6 +103,7 @@ def command(
             "version": trainer.number,
             "lineage": trainer.publisher.lineage,
             "auc_by_day": trainer.prequential.daily(),
+            "forgotten_users": {each.config.name: each.forgotten for each in trainer.histories},
             "rejected": source.dead_letters.by_reason,
             "published": dataclasses.asdict(trainer.publisher.stats),
             "store": trainer.rows.stats(),

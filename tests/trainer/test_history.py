@@ -1,0 +1,168 @@
+"""Histories hold what was before an event, no more; and go on exactly where they stopped."""
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embertide.trainer.config import SequenceConfig, globo_history
+from embertide.trainer.data.base import (
+    MISSING_KEY,
+    PADDING_KEY,
+    Batch,
+    EventSource,
+)
+from embertide.trainer.data.generator import NewsConfig, NewsSource
+from embertide.trainer.data.history import History, HistorySource
+from embertide.trainer.errors import DataError
+
+NEWS = NewsSource(NewsConfig(hours=2, views_per_hour=60, users=20, new_items_per_hour=5))
+SEQUENCE = SequenceConfig(name="liked", user="user", item="cand", length=3)
+NAMES = [feature.name for feature in NEWS.schema.features]
+USER, CAND = NAMES.index("user"), NAMES.index("cand")
+
+
+def events(rows: Sequence[tuple[int, int, int, int]]) -> Batch:
+    """A batch of (ts, user, item, label)."""
+    ts_B, user_B, item_B, label_B = np.array(rows, np.int64).T
+    return Batch(
+        first=0,
+        next_offset=len(rows),
+        event_B=np.arange(len(rows), dtype=np.int64),
+        ts_ms_B=ts_B,
+        keys_BF=np.stack([user_B, item_B], 1),
+        dense_BD=np.full((len(rows), 1), 7, np.float32),
+        label_B=label_B.astype(np.float32),
+    )
+
+
+def history(**changes: Any) -> History:
+    return History(dataclasses.replace(SEQUENCE, **changes), ["user", "cand"])
+
+
+def items(batch: Batch) -> list[list[int]]:
+    """The sequence of each event, without padding."""
+    return [[key for key in row if key != PADDING_KEY] for row in batch.keys_BF[:, 2:].tolist()]
+
+
+def expected(source: EventSource, config: SequenceConfig) -> tuple[list[Any], list[Any]]:
+    """Each event's keys and dense columns, written down event by event, slowly."""
+    liked: OrderedDict[int, list[int]] = OrderedDict()
+    waiting: list[tuple[int, int]] = []  # positives of the ts that is being read
+    keys, dense, last_ms = [], [], -1
+    for batch in source.batches(batch_size=1):
+        for ts_ms, key_F, label in zip(
+            batch.ts_ms_B.tolist(), batch.keys_BF.tolist(), batch.label_B.tolist(), strict=True
+        ):
+            if ts_ms != last_ms:
+                for user, item in waiting:
+                    liked[user] = [item, *liked.get(user, [])][: config.length]
+                waiting, last_ms = [], ts_ms
+            mine = liked.get(key_F[USER], [])
+            keys.append([*key_F, *mine, *[PADDING_KEY] * (config.length - len(mine))])
+            dense.append([len(mine), key_F[CAND] in mine])
+            if label:
+                waiting.append((key_F[USER], key_F[CAND]))
+    return keys, dense
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 64, 10_000])
+def test_each_event_sees_the_last_positives_before_its_ts(batch_size: int) -> None:
+    keys, dense = expected(NEWS, SEQUENCE)
+    batches = list(HistorySource(NEWS, [SEQUENCE]).batches(batch_size=batch_size))
+    assert np.concatenate([batch.keys_BF for batch in batches]).tolist() == keys
+    assert np.concatenate([batch.dense_BD for batch in batches]).tolist() == dense
+    assert max(length for length, _ in dense) == SEQUENCE.length
+    assert any(repeat for _, repeat in dense)
+
+
+def test_the_newest_comes_first_and_the_oldest_falls_out() -> None:
+    batch = history().extend(events([(t, 5, 10 + t, 1) for t in range(6)]))
+    assert items(batch) == [[], [10], [11, 10], [12, 11, 10], [13, 12, 11], [14, 13, 12]]
+    assert batch.dense_BD.tolist() == [[7, min(t, 3), 0] for t in range(6)]
+
+
+def test_a_group_of_one_ts_does_not_see_its_own_labels() -> None:
+    group = [(1, 5, 10, 1), (1, 5, 11, 0), (1, 5, 10, 0)]
+    batch = history().extend(events([*group, (2, 5, 10, 0)]))
+    assert items(batch) == [[], [], [], [10]]
+    assert batch.dense_BD[:, 2].tolist() == [0, 0, 0, 1]
+
+
+def test_users_are_apart_and_those_without_a_key_have_no_history() -> None:
+    rows = [(1, 5, 10, 1), (2, 6, 11, 1), (3, MISSING_KEY, 12, 1), (4, 5, 1, 0), (5, 6, 1, 0)]
+    batch = history().extend(events([*rows, (6, MISSING_KEY, 12, 0)]))
+    assert items(batch)[3:] == [[10], [11], []]
+
+
+def test_the_user_not_seen_for_longest_is_forgotten_and_counted() -> None:
+    # 5 and 6 fill the room; 5 is seen again, so 7 takes the place of 6.
+    rows = [(1, 5, 10, 1), (2, 6, 11, 1), (3, 5, 1, 0), (4, 7, 12, 1), (5, 6, 1, 0)]
+    bounded = history(users=2)
+    batch = bounded.extend(events([*rows, (6, 5, 1, 0), (7, 7, 1, 0)]))
+    assert items(batch)[4:] == [[], [10], [12]]
+    assert bounded.forgotten == 1
+    assert len(bounded.state().user_U) == 2
+
+
+def test_many_users_fit_though_room_is_made_as_they_come() -> None:
+    users, kept = range(5_000), history()
+    kept.extend(events([(u, u, 10 + u, 1) for u in users]))
+    again = kept.extend(events([(5_000 + u, u, 1, 0) for u in users]))
+    assert items(again) == [[10 + u] for u in users]
+
+
+@pytest.mark.parametrize("users", [1_000, 5])
+def test_a_restored_history_goes_on_as_one_never_stopped(users: int) -> None:
+    config = dataclasses.replace(SEQUENCE, users=users)
+    (whole,) = NEWS.batches(batch_size=10_000)
+    unstopped = History(config, NAMES)
+    wanted = unstopped.extend(whole)
+    parts = list(NEWS.batches(batch_size=50))
+    for stop in (3, len(parts) // 2):
+        first, second = History(config, NAMES), History(config, NAMES)
+        for part in parts[:stop]:
+            first.extend(part)
+        second.extend(parts[-1])  # restoring drops it
+        second.restore(first.state())
+        rest = [second.extend(part).keys_BF for part in parts[stop:]]
+        begin = parts[stop].first
+        np.testing.assert_array_equal(np.concatenate(rest), wanted.keys_BF[begin:])
+        assert second.forgotten == unstopped.forgotten
+        assert (first.forgotten > 0) == (users == 5)
+
+
+def test_a_source_read_from_a_start_gives_the_batches_after_it() -> None:
+    source = HistorySource(NEWS, [SEQUENCE])
+    whole = list(source.batches(batch_size=48))
+    for at in (1, len(whole) // 2, len(whole) - 1):
+        rest = list(source.batches(batch_size=48, start=whole[at].first))
+        assert [batch.first for batch in rest] == [batch.first for batch in whole[at:]]
+        for mine, theirs in zip(rest, whole[at:], strict=True):
+            np.testing.assert_array_equal(mine.keys_BF, theirs.keys_BF)
+            np.testing.assert_array_equal(mine.dense_BD, theirs.dense_BD)
+    total = source.total_events() or 0
+    assert list(source.batches(batch_size=48, start=total)) == []
+    with pytest.raises(DataError, match="beyond"):
+        list(source.batches(batch_size=48, start=total + 1))
+
+
+def test_the_schema_names_the_columns_as_the_model_does() -> None:
+    model = globo_history()
+    schema = HistorySource(NEWS, model.sequences).schema
+    assert [feature.name for feature in schema.features] == [each.name for each in model.columns]
+    assert len(schema.dense) == model.dense_columns == 2
+    (batch,) = HistorySource(NEWS, model.sequences).batches(batch_size=10_000)
+    assert batch.keys_BF.shape[1] == len(model.columns) == 20
+    assert batch.dense_BD.shape[1] == model.dense_columns
+
+
+def test_a_sequence_of_features_that_the_events_lack_is_refused() -> None:
+    with pytest.raises(ValueError, match="sequence 'liked' names feature 'who'; the events have"):
+        HistorySource(NEWS, [dataclasses.replace(SEQUENCE, user="who")])
+    for name in ("length", "users"):
+        with pytest.raises(ValueError, match=f"sequence 'liked': {name} is 0; give at least 1"):
+            history(**{name: 0})

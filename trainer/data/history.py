@@ -1,0 +1,198 @@
+"""Histories made from the stream itself: the items that each event's user liked before it.
+
+A history is what was before the event's ts: a group of equal ts, as the impressions of one click,
+sees none of its own labels, which are added once all of it is read. It becomes columns, so that a
+request carries it as it carries every other key: `SequenceConfig` says which.
+
+The state is a function of the events before. A trainer keeps it beside its rows, as of the events
+that it has learned, and in its checkpoints: a stream need not be read again from its beginning.
+`HistorySource` is for readers that have no checkpoint; it does read what is before its start.
+
+Shapes: B events of a batch, F features, L places of a sequence, U users.
+"""
+
+import dataclasses
+import itertools
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embertide.trainer.config import SequenceConfig
+from embertide.trainer.data.base import (
+    MISSING_KEY,
+    PADDING_KEY,
+    Batch,
+    EventSchema,
+    EventSource,
+    FeatureColumn,
+)
+from embertide.trainer.data.limit import FirstEvents
+
+_FIRST_SLOTS = 1024
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class HistoryState:
+    """All that a `History` holds, for a checkpoint.
+
+    Attributes:
+        user_U: Keys of the users, the one not seen for longest first.
+        items_UL: Their items, newest first, padded with `PADDING_KEY`.
+        forgotten: As `History.forgotten`.
+    """
+
+    user_U: NDArray[np.int64]
+    items_UL: NDArray[np.int64]
+    forgotten: int
+
+
+class History:
+    """The last positive items of the users of one stream. Used by one thread.
+
+    An event without a user (`MISSING_KEY`) has no history and makes none; an item whose key is
+    `PADDING_KEY` is not kept.
+
+    Attributes:
+        forgotten: Users who were dropped because more than `SequenceConfig.users` came.
+    """
+
+    def __init__(self, config: SequenceConfig, features: Sequence[str]) -> None:
+        """Begin with nobody; `features` names the first columns of KEYS."""
+        self.config = config
+        self.forgotten = 0
+        self._user, self._item = features.index(config.user), features.index(config.item)
+        # Slot 0 is the history of those who have none.
+        self._items_SL = np.full((_FIRST_SLOTS, config.length), PADDING_KEY, np.int64)
+        self._slots: OrderedDict[int, int] = OrderedDict()  # by user, latest seen last
+
+    def extend(self, batch: Batch) -> Batch:
+        """Return the batch with the sequence's columns, and add its positives to the histories.
+
+        Requires: batches come in order, and no group of equal ts is cut.
+        """
+        user_B, item_B = batch.keys_BF[:, self._user], batch.keys_BF[:, self._item]
+        users, items = user_B.tolist(), item_B.tolist()
+        items_BL = np.empty((len(batch), self.config.length), np.int64)
+        positive_P = np.flatnonzero(batch.label_B).tolist()
+        ends = np.flatnonzero(np.diff(batch.ts_ms_B)) + 1
+        next_positive = 0
+        for begin, end in itertools.pairwise([0, *ends.tolist(), len(batch)]):
+            items_BL[begin:end] = self._items_SL[[self._seen(user) for user in users[begin:end]]]
+            while next_positive < len(positive_P) and positive_P[next_positive] < end:
+                self._add(users[positive_P[next_positive]], items[positive_P[next_positive]])
+                next_positive += 1
+        length_B = (items_BL != PADDING_KEY).sum(axis=1)
+        repeat_B = (items_BL == item_B[:, None]).any(axis=1)
+        dense_BD = np.column_stack((batch.dense_BD, length_B, repeat_B)).astype(np.float32)
+        keys_BF = np.concatenate((batch.keys_BF, items_BL), axis=1)
+        return dataclasses.replace(batch, keys_BF=keys_BF, dense_BD=dense_BD)
+
+    def state(self) -> HistoryState:
+        """Return a copy of all that is held."""
+        return HistoryState(
+            user_U=np.fromiter(self._slots.keys(), np.int64, len(self._slots)),
+            items_UL=self._items_SL[list(self._slots.values())],
+            forgotten=self.forgotten,
+        )
+
+    def restore(self, state: HistoryState) -> None:
+        """Hold what `state` says, and nothing else."""
+        users = len(state.user_U)
+        self._items_SL = np.full(
+            (max(_FIRST_SLOTS, users + 1), self.config.length), PADDING_KEY, np.int64
+        )
+        self._items_SL[1 : users + 1] = state.items_UL
+        self._slots = OrderedDict(zip(state.user_U.tolist(), range(1, users + 1), strict=True))
+        self.forgotten = state.forgotten
+
+    def _seen(self, user: int) -> int:
+        """Return the slot of a user, 0 for one without a history."""
+        slot = self._slots.get(user, 0)
+        if slot:
+            self._slots.move_to_end(user)
+        return slot
+
+    def _add(self, user: int, item: int) -> None:
+        if user == MISSING_KEY or item == PADDING_KEY:
+            return
+        slot = self._slots.get(user)
+        if slot is None:
+            slot = self._slots[user] = self._new_slot()
+        row = self._items_SL[slot]
+        row[1:] = row[:-1]
+        row[0] = item
+
+    def _new_slot(self) -> int:
+        """Return an empty slot, if need be that of the user who was not seen for longest."""
+        if len(self._slots) == self.config.users:
+            _, slot = self._slots.popitem(last=False)
+            self._items_SL[slot] = PADDING_KEY
+            self.forgotten += 1
+            return slot
+        slot = len(self._slots) + 1
+        if slot == len(self._items_SL):
+            more = np.full_like(self._items_SL, PADDING_KEY)
+            self._items_SL = np.concatenate((self._items_SL, more))
+        return slot
+
+
+class HistorySource(EventSource):
+    """The events of `source` with the columns of sequences.
+
+    Read from a start, it first reads all that is before it, whose rejected rows are counted again.
+    """
+
+    def __init__(self, source: EventSource, sequences: Sequence[SequenceConfig]) -> None:
+        """Name the events and the sequences.
+
+        Raises:
+            ValueError: The source lacks a feature that a sequence names.
+        """
+        self._source = source
+        self._sequences = sequences
+        self._names = [feature.name for feature in source.schema.features]
+        for sequence in sequences:
+            for name in (sequence.user, sequence.item):
+                if name not in self._names:
+                    raise ValueError(
+                        f"sequence {sequence.name!r} names feature {name!r}; the events have "
+                        f"{', '.join(self._names)}"
+                    )
+        self.schema = _extended(source.schema, sequences)
+        self.dead_letters = source.dead_letters
+
+    def total_events(self) -> int | None:
+        """As the source."""
+        return self._source.total_events()
+
+    def batches(self, *, batch_size: int, start: int = 0) -> Iterator[Batch]:
+        """Yield batches as the source does, extended."""
+        histories = [History(sequence, self._names) for sequence in self._sequences]
+        if start > 0:
+            for batch in FirstEvents(self._source, start).batches(batch_size=batch_size):
+                extend(histories, batch)
+        for batch in self._source.batches(batch_size=batch_size, start=start):
+            yield extend(histories, batch)
+
+
+def extend(histories: Sequence[History], batch: Batch) -> Batch:
+    """Return a batch with the columns of all histories, in their order."""
+    for history in histories:
+        batch = history.extend(batch)
+    return batch
+
+
+def _extended(schema: EventSchema, sequences: Sequence[SequenceConfig]) -> EventSchema:
+    """Return what a schema is with the sequences' columns, which come from those of the items."""
+    column = {feature.name: feature.column for feature in schema.features}
+    places = [
+        FeatureColumn(name=name, column=column[sequence.item])
+        for sequence in sequences
+        for name in sequence.columns
+    ]
+    dense = [name for sequence in sequences for name in sequence.dense_columns]
+    return dataclasses.replace(
+        schema, features=(*schema.features, *places), dense=(*schema.dense, *dense)
+    )
