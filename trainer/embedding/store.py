@@ -1,5 +1,7 @@
 """EmbeddingStore: embedding tables held by the C++ store, used like any nn.Module.
 
+Called with one key a feature; `pool` takes bags of keys, weighed or not.
+
 A key that has no row yet reads as the table's default row, in training as in serving, so the
 scores of a forward pass are those that serving would give. After `loss.backward()`, `step()` makes
 the missing rows and brings the gradients of the forward passes since into all of them by an exact
@@ -8,7 +10,8 @@ step of the optimizer, on as many threads as torch uses; the rows do not depend 
 Shapes: B samples, F features, N keys, E all embedding values of a sample.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +21,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from embertide import _store
-from embertide.trainer.config import ModelConfig, OptimizerConfig, PruneConfig, TableConfig
+from embertide.trainer.config import (
+    ModelConfig,
+    OptimizerConfig,
+    Pooling,
+    PruneConfig,
+    TableConfig,
+)
 from embertide.trainer.data.base import PADDING_KEY
+from embertide.trainer.embedding.bags import Bags, Floats
 from embertide.trainer.publish.snapshot import read_manifest
 
 Keys = NDArray[np.int64]
@@ -99,11 +109,13 @@ class EmbeddingStore(nn.Module):
         self.steps = self._pruned_at = self.passes = 0
         self.pruned: _store.PruneOutcome | None = None  # the newest pass
         self._features: list[list[int]] = [[] for _ in config.tables]
-        for f, feature in enumerate(config.columns):
-            self._features[config.table_index(feature.table)].append(f)
+        self._poolings = [column.pooling for column in config.columns]
+        self._tables = [config.table_index(column.table) for column in config.columns]
+        for f, table in enumerate(self._tables):
+            self._features[table].append(f)
         dims = config.feature_dims
         self._begin = [sum(dims[:f]) for f in range(len(dims) + 1)]
-        self._pending: list[tuple[Keys, Tensor]] = []
+        self._pending: list[tuple[Callable[[Floats], list[_store.BagGradients]], Tensor]] = []
 
     @property
     def embedding_dim(self) -> int:
@@ -127,10 +139,45 @@ class EmbeddingStore(nn.Module):
             values, _, _ = self.store.lookup(table, keys)
             for i, f in enumerate(features):
                 out[:, self._columns(f)] = values[i * len(keys_BF) : (i + 1) * len(keys_BF)]
+        return self._taking(partial(self._of_keys, keys_BF), out)
+
+    def pool(self, bags_F: Sequence[Bags]) -> Tensor:
+        """Return embeddings_BE for any number of keys a feature, pooled as its config says.
+
+        It takes a gradient for `step` as `forward` does.
+
+        Raises:
+            ValueError: There is not one `Bags` a column of KEYS, or they differ in length.
+        """
+        columns, sizes = len(self._tables), {len(bags) for bags in bags_F}
+        if len(bags_F) != columns or len(sizes) != 1:
+            raise ValueError(
+                f"{len(bags_F)} features of {sorted(sizes)} bags; give {columns} of one number"
+            )
+        out = np.empty((sizes.pop(), self.embedding_dim), np.float32)
+        for f, (table, pooling, bags) in enumerate(self._with(bags_F)):
+            if bags.weights_N is None:
+                values, _, _ = self.store.lookup(
+                    table, bags.keys_N, pooling=pooling, offsets=bags.offsets_B1
+                )
+            else:
+                rows_Nd, _, _ = self.store.lookup(table, bags.keys_N)
+                values = bags.pooled(rows_Nd, pooling)
+            out[:, self._columns(f)] = values
+        return self._taking(partial(self._of_bags, bags_F), out)
+
+    def _with(self, bags_F: Sequence[Bags]) -> Iterator[tuple[int, Pooling, Bags]]:
+        """Give each column's table, pooling and bags."""
+        return zip(self._tables, self._poolings, bags_F, strict=True)
+
+    def _taking(
+        self, gradients: "Callable[[Floats], list[_store.BagGradients]]", out: Floats
+    ) -> Tensor:
+        """Return `out` as a tensor whose gradient the next step takes, if there will be one."""
         embeddings = torch.from_numpy(out)
         if self.training and torch.is_grad_enabled():
             embeddings.requires_grad_()
-            self._pending.append((keys_BF, embeddings))
+            self._pending.append((gradients, embeddings))
         return embeddings
 
     def step(self) -> int:
@@ -145,17 +192,11 @@ class EmbeddingStore(nn.Module):
             RuntimeError: A forward pass has no gradient yet (backward was not called); no row
                 has changed then.
         """
-        passes: list[tuple[Keys, NDArray[np.float32]]] = []
-        for keys_BF, embeddings in self._pending:
+        bags: list[_store.BagGradients] = []
+        for gradients, embeddings in self._pending:
             if embeddings.grad is None:
                 raise RuntimeError("step() before backward(): the embeddings have no gradient")
-            passes.append((keys_BF, embeddings.grad.numpy()))
-        bags: list[_store.BagGradients] = [
-            self._bags(table, f, keys_BF, gradient)
-            for table, features in enumerate(self._features)
-            for keys_BF, gradient in passes
-            for f in features
-        ]
+            bags += gradients(embeddings.grad.numpy())
         updated = self.store.apply_gradients(
             bags,
             learning_rate=self.optimizer.sparse_learning_rate,
@@ -200,15 +241,24 @@ class EmbeddingStore(nn.Module):
         if self.prune is not None:
             self.store.set_prune_state(0, state)
 
-    def _bags(
-        self, table: int, feature: int, keys_BF: Keys, gradient_BE: NDArray[np.float32]
-    ) -> "_store.BagGradients":
-        """Return the bags of one column; a place of a sequence that is not taken makes no row."""
-        keys_B, gradient_Bd = keys_BF[:, feature], gradient_BE[:, self._columns(feature)]
-        if feature >= len(self.config.features):
-            taken_B = keys_B != PADDING_KEY
-            return table, keys_B[taken_B], None, gradient_Bd[taken_B]
-        return table, np.ascontiguousarray(keys_B), None, gradient_Bd
+    def _of_keys(self, keys_BF: Keys, gradient_BE: Floats) -> "list[_store.BagGradients]":
+        """Return the gradients of a forward pass; a place of a sequence not taken has none."""
+        bags: list[_store.BagGradients] = []
+        for f, table in enumerate(self._tables):
+            keys_B, gradient_Bd = keys_BF[:, f], gradient_BE[:, self._columns(f)]
+            if f >= len(self.config.features):
+                taken_B = keys_B != PADDING_KEY
+                keys_B, gradient_Bd = keys_B[taken_B], gradient_Bd[taken_B]
+            bags.append((table, np.ascontiguousarray(keys_B), None, gradient_Bd))
+        return bags
+
+    def _of_bags(self, bags_F: Sequence[Bags], gradient_BE: Floats) -> "list[_store.BagGradients]":
+        """Return the gradients of pooled bags."""
+        gradients: list[_store.BagGradients] = []
+        for f, (table, pooling, bags) in enumerate(self._with(bags_F)):
+            offsets, gradient = bags.gradients(gradient_BE[:, self._columns(f)], pooling)
+            gradients.append((table, bags.keys_N, offsets, gradient))
+        return gradients
 
     def buckets(self) -> Iterator[tuple[_store.TableConfig, int, bytes]]:
         """Yield all rows as (table, bucket, records), one bucket at a time."""

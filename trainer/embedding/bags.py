@@ -1,0 +1,85 @@
+"""Bags: any number of keys of one feature a sample, each counting as much as its weight.
+
+Shapes: B samples, N keys, vectors of width d.
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embertide.trainer.config import Pooling
+
+Floats = NDArray[np.float32]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Bags:
+    """The keys of one feature.
+
+    Attributes:
+        keys_N: Keys of all samples, one after the other.
+        offsets_B1: Bag b is keys_N[offsets_B1[b] : offsets_B1[b + 1]]; empty bags may be.
+        weights_N: What each key's row is multiplied by before it is pooled; None: 1. A mean is
+            divided by the number of keys, as FBGEMM's, and not by the sum of their weights.
+    """
+
+    keys_N: NDArray[np.int64]
+    offsets_B1: NDArray[np.uint32]
+    weights_N: Floats | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse bags that do not cover the keys, and weights that cannot be learned with."""
+        offsets = self.offsets_B1
+        if len(offsets) < 1 or offsets[0] != 0 or offsets[-1] != len(self.keys_N):
+            raise ValueError(
+                f"offsets go from {offsets[:1]} to {offsets[-1:]} over {len(self.keys_N)} keys; "
+                "give one more than bags, from 0 to the number of keys"
+            )
+        if (offsets[1:] < offsets[:-1]).any():
+            raise ValueError("offsets descend; give the ends of the bags in their order")
+        if self.weights_N is None:
+            return
+        if self.weights_N.shape != self.keys_N.shape:
+            raise ValueError(
+                f"there are {len(self.weights_N)} weights for {len(self.keys_N)} keys; give as many"
+            )
+        if not np.isfinite(self.weights_N).all():
+            bad = np.flatnonzero(~np.isfinite(self.weights_N))
+            raise ValueError(
+                f"weight {self.weights_N[bad[0]]} of key {self.keys_N[bad[0]]} is not finite"
+            )
+
+    def __len__(self) -> int:
+        """Number of bags."""
+        return len(self.offsets_B1) - 1
+
+    @property
+    def sizes_B(self) -> NDArray[np.int64]:
+        """Keys of each bag."""
+        return np.diff(self.offsets_B1.astype(np.int64))
+
+    def pooled(self, rows_Nd: Floats, pooling: Pooling) -> Floats:
+        """Return the weighed rows of each bag pooled, summed in fp64 and rounded once."""
+        assert self.weights_N is not None
+        out_Bd = np.zeros((len(self), rows_Nd.shape[1]), np.float64)
+        bag_N = np.repeat(np.arange(len(self)), self.sizes_B)
+        np.add.at(out_Bd, bag_N, self.weights_N[:, None].astype(np.float64) * rows_Nd)
+        return self._divided(out_Bd, pooling).astype(np.float32)
+
+    def gradients(
+        self, gradient_Bd: Floats, pooling: Pooling
+    ) -> tuple[NDArray[np.uint32] | None, Floats]:
+        """Return offsets and the gradient of each bag's sum; with weights None and each row's."""
+        of_sum_Bd = self._divided(gradient_Bd, pooling)
+        if self.weights_N is None:
+            return self.offsets_B1, of_sum_Bd
+        return None, self.weights_N[:, None] * np.repeat(of_sum_Bd, self.sizes_B, axis=0)
+
+    def _divided(self, values_Bd: NDArray[Any], pooling: Pooling) -> NDArray[Any]:
+        if pooling == "sum":
+            return values_Bd
+        sizes_B = np.maximum(self.sizes_B, 1).astype(values_Bd.dtype)
+        divided_Bd: NDArray[Any] = values_Bd / sizes_B[:, None]
+        return divided_Bd
