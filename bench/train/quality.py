@@ -4,11 +4,15 @@ from collections.abc import Sequence
 
 from bench import report
 from bench.train.runs import Case, Stream, mean_and_error, outcomes
-from embertide.trainer.config import OptimizerConfig, RunConfig, globo
+from embertide.trainer.config import RunConfig, globo, globo_history, globo_rates
 
-DLRM = RunConfig(model=globo(), optimizer=OptimizerConfig(dense_learning_rate=0.002))
+DLRM = RunConfig(model=globo(), optimizer=globo_rates())
+HISTORY = RunConfig(model=globo_history(), optimizer=globo_rates())
 # (case, the bar of its AUC; 0: none)
-_CASES = ((Case(name="DLRM, T=30", run=DLRM), 0.870),)
+_CASES = (
+    (Case(name="DLRM, T=30", run=DLRM), 0.870),
+    (Case(name="history, T=30", run=HISTORY), 0.884),
+)
 
 
 def run(stream: Stream, seeds: Sequence[int], jobs: int) -> list[report.Row]:

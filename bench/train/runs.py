@@ -26,6 +26,7 @@ from embertide.trainer.config import RunConfig
 from embertide.trainer.data import open_events
 from embertide.trainer.data.assemble import fold
 from embertide.trainer.data.base import Batch
+from embertide.trainer.data.history import HistorySource
 from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.eval.blocks import BlockQuality
 from embertide.trainer.learner import Learner
@@ -135,6 +136,8 @@ def _run(case: Case, seed: int, stream: Stream, path: Path) -> None:
     source = open_events(str(stream.path))
     if stream.events is not None:
         source = FirstEvents(source, stream.events)
+    if case.run.model.sequences:
+        source = HistorySource(source, case.run.model.sequences)
     learner = _FoldedLearner(dataclasses.replace(case.run, seed=seed), case.fold)
     most = 0
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from embertide.trainer.config import ModelConfig, criteo, globo
+from embertide.trainer.config import ModelConfig, OptimizerConfig, criteo, globo, globo_rates
 from embertide.trainer.data import open_events
 from embertide.trainer.data.base import DeadLetters, EventSource
 from embertide.trainer.data.generator import NewsConfig, NewsSource
@@ -55,3 +55,8 @@ def model_for(source: EventSource) -> ModelConfig:
         if [name.lower() for name in names] == wanted:
             return preset
     raise ConfigurationError(f"no preset model has the features {', '.join(names)}")
+
+
+def rates_for(model: ModelConfig) -> OptimizerConfig:
+    """Return the rates that go with a preset."""
+    return globo_rates() if model == globo() else OptimizerConfig()

@@ -15,6 +15,7 @@ from embertide.trainer.commands.inputs import (
     StreamSeed,
     model_for,
     open_input,
+    rates_for,
 )
 
 
@@ -70,8 +71,10 @@ def command(
     with refusals(as_json), event_bar("training") as bar:
         source = open_input(data, events, hours, stream_seed, dead_letters)
         try:
+            model = model_for(source)
             run = RunConfig(
-                model=model_for(source),
+                model=model,
+                optimizer=rates_for(model),
                 seed=seed,
                 batch_size=batch_size,
                 publish_every_s=publish_every_s,
