@@ -186,7 +186,7 @@ def test_a_trainer_killed_twice_ends_as_one_never_killed_and_so_does_the_node(
             assert (embeddings[0] == 9).sum() == 16  # the node took it
         trainer = site.start_trainer()
     result, reference = finish(trainer), finish(never_killed)
-    for name in ("events", "version", "auc_by_day"):
+    for name in ("events", "version", "auc_by_day", "calibration_by_day"):
         assert result[name] == reference[name]
     assert result["lineage"] > reference["lineage"]
 

@@ -101,11 +101,14 @@ def command(
             gate=ScoredGate(bus) if behind_scorer and bus else None,
             progress=show,
         )
+        by_day = trainer.prequential.daily_summaries()
         result: dict[str, Any] = {
             "events": trainer.events,
             "version": trainer.number,
             "lineage": trainer.publisher.lineage,
-            "auc_by_day": trainer.prequential.daily(),
+            "auc_by_day": {day: each.auc for day, each in by_day.items()},
+            "log_loss_by_day": {day: each.log_loss for day, each in by_day.items()},
+            "calibration_by_day": {day: each.calibration for day, each in by_day.items()},
             "forgotten_users": {each.config.name: each.forgotten for each in trainer.histories},
             "rejected": source.dead_letters.by_reason,
             "published": dataclasses.asdict(trainer.publisher.stats),
@@ -114,7 +117,10 @@ def command(
     if as_json:
         print(json.dumps({"result": result}), flush=True)
         return
-    days = ", ".join(f"day {day}: {value:.4f}" for day, value in result["auc_by_day"].items())
-    typer.echo(f"{trainer.events:,} events, version {trainer.number}; AUC {days}")
+    days = ", ".join(
+        f"day {day}: {each.auc:.4f} ({each.calibration:.3f})" for day, each in by_day.items()
+    )
+    # Calibration: the mean score over the mean label; 1 promises what comes true.
+    typer.echo(f"{trainer.events:,} events, version {trainer.number}; AUC (calibration) {days}")
     if source.dead_letters.count:
         typer.echo(f"rejected rows: {source.dead_letters.by_reason}")
