@@ -1,14 +1,19 @@
-"""Events in time order: from Parquet, CSV and Criteo's files, or from a seeded generator."""
+"""Events in time order: from files, or from a seeded generator."""
 
+from collections.abc import Mapping, Sequence
+
+from embertide.trainer.data.arrow import Kind
+from embertide.trainer.data.assemble import ChunkedSource
 from embertide.trainer.data.base import (
     DeadLetters,
     EventSchema,
     EventSource,
     criteo_schema,
-    globo_schema,
+    known_schema,
 )
 from embertide.trainer.data.criteo import CriteoSource
 from embertide.trainer.data.csv import CsvSource, TextFormat, text_columns
+from embertide.trainer.data.files import FilesSource, matching_files
 from embertide.trainer.data.parquet import ParquetSource, parquet_columns
 from embertide.trainer.errors import DataError
 
@@ -20,16 +25,17 @@ FORMATS = ("parquet", "csv", "criteo")
 
 
 def open_events(
-    path: str,
+    path: str | Sequence[str],
     *,
     format: str | None = None,
     schema: EventSchema | None = None,
     dead_letters: DeadLetters | None = None,
 ) -> EventSource:
-    """Opens a file of events.
+    """Opens files of events.
 
     Args:
-        path: Local path or fsspec URL.
+        path: Local path or fsspec URL; with `*`, `?` or `[` all files that match, or a list of
+            such: they are read in order of time.
         format: "parquet", "csv" or "criteo"; by default the suffix tells (.parquet or .pq, .csv,
             .tsv for criteo; of text, also compressed: .csv.gz).
         schema: What to read; by default `globo_schema` or `criteo_schema`, whichever the columns
@@ -39,8 +45,27 @@ def open_events(
     Raises:
         ValueError: The format does not exist, or is not told by the suffix, or criteo was given
             another schema.
-        DataError: The file is missing or broken, or its columns fit no schema.
+        DataError: A file is missing or broken, or its columns fit no schema.
     """
+    patterns = [path] if isinstance(path, str) else list(path)
+    paths = [name for pattern in patterns for name in matching_files(pattern)]
+    parts: list[ChunkedSource] = []
+    kinds: Mapping[str, Kind] | None = None
+    for name in paths:
+        one = _open_file(name, format, schema, kinds, dead_letters if len(paths) == 1 else None)
+        parts.append(one)
+        # What was found in the first file holds for all.
+        schema, kinds = one.schema, one.key_kinds if isinstance(one, CsvSource) else None
+    return parts[0] if len(parts) == 1 else FilesSource(", ".join(patterns), parts, dead_letters)
+
+
+def _open_file(
+    path: str,
+    format: str | None,
+    schema: EventSchema | None,
+    kinds: Mapping[str, Kind] | None,
+    dead_letters: DeadLetters | None,
+) -> ChunkedSource:
     format = _format(path) if format is None else format
     if format == "criteo":
         if schema not in (None, criteo_schema()):
@@ -51,7 +76,7 @@ def open_events(
         return ParquetSource(path, schema, dead_letters=dead_letters)
     if format == "csv":
         schema = schema or _recognise(path, text_columns(path, TextFormat()))
-        return CsvSource(path, schema, dead_letters=dead_letters)
+        return CsvSource(path, schema, kinds=kinds, dead_letters=dead_letters)
     raise ValueError(f"format {format!r} does not exist; use one of {', '.join(FORMATS)}")
 
 
@@ -68,11 +93,11 @@ def _format(path: str) -> str:
 
 
 def _recognise(path: str, columns: list[str]) -> EventSchema:
-    for schema in (globo_schema(), criteo_schema()):
-        if set(schema.columns) <= set(columns):
-            return schema
-    raise DataError(
-        path,
-        f"columns {', '.join(columns)} fit no known schema; pass schema=EventSchema(features="
-        "(FeatureColumn(name=..., column=...), ...), label=..., ts=...)",
-    )
+    schema = known_schema(columns)
+    if schema is None:
+        raise DataError(
+            path,
+            f"columns {', '.join(columns)} fit no known schema; pass schema=EventSchema(features="
+            "(FeatureColumn(name=..., column=...), ...), label=..., ts=...)",
+        )
+    return schema

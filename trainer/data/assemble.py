@@ -70,11 +70,16 @@ class Chunk:
         event_N: Their event indices, ascending.
         columns: Every column of the schema.
         end: Event index after this chunk, lines without a row counted.
+        malformed: Event index and text of what was no row at all.
+        begins: Name and first ts of the file that begins with this chunk, where files follow one
+            another in time.
     """
 
     event_N: Ints
     columns: Mapping[str, Column]
     end: int
+    malformed: Sequence[tuple[int, str]] = ()
+    begins: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +168,31 @@ class Assembler:
         self._dead = dead_letters
         self._latest_ms = -MAX_TS_MS
 
+    @property
+    def latest_ms(self) -> int:
+        """The latest accepted ts: no event before it is accepted."""
+        return self._latest_ms
+
+    def close(self, ts_ms: int) -> None:
+        """Says that the group of this ts is complete: from now on such an event is late."""
+        self._latest_ms = max(self._latest_ms, ts_ms + 1)
+
     def accept(self, chunk: Chunk) -> _Rows:
-        """Validates a chunk; rejected rows go to the dead letters."""
+        """Validates a chunk; rejected rows go to the dead letters.
+
+        Raises:
+            DataError: A file begins before the end of the one before it.
+        """
         schema, columns = self._schema, chunk.columns
+        if chunk.begins is not None and chunk.begins[1] < self._latest_ms:
+            raise DataError(
+                chunk.begins[0],
+                f"begins at ts {chunk.begins[1]} ms, but the file before it goes on to "
+                f"{self._latest_ms} ms: files may not overlap in time; sort their rows into one",
+            )
+        if chunk.malformed:
+            event_R, text_R = zip(*chunk.malformed, strict=True)
+            self._dead.add(event_R, "malformed line", text_R)
         sieve = _Sieve(chunk.event_N, self._dead)
         label_N = self._label(columns[schema.label], sieve)
         dense_ND = self._dense(chunk, sieve)
@@ -243,16 +270,23 @@ class Assembler:
         return keys_NF
 
 
-class _Cutter:
+class Cutter:
     """Cuts accepted rows into batches at the bounds that `EventSource` promises."""
 
     def __init__(self, path: str, batch_size: int) -> None:
+        """Holds nothing yet; `path` is for messages."""
         self._path = path
         self._batch_size = batch_size
         self._parts: list[_Rows] = []
         self._held = 0
 
+    @property
+    def held(self) -> int:
+        """Rows of the batch that may not be complete yet."""
+        return self._held
+
     def add(self, rows: _Rows) -> Iterator[Batch]:
+        """Takes the next rows and yields the batches that are complete with them."""
         if not len(rows):
             return
         self._parts.append(rows)
@@ -268,8 +302,11 @@ class _Cutter:
         self._held = len(held) - begin
 
     def finish(self, end: int) -> Iterator[Batch]:
+        """Yields what is held as the last batch before event index `end`."""
         if self._held:
-            yield self._checked(_concatenate(self._parts)).batch(end)
+            batch = self._checked(_concatenate(self._parts)).batch(end)
+            self._parts, self._held = [], 0
+            yield batch
 
     def _end(self, ts_ms_N: Ints, begin: int) -> int:
         last = begin + self._batch_size - 1
@@ -290,6 +327,14 @@ class _Cutter:
                     row=int(rows.events[row]),
                 )
         return rows
+
+
+def check_bounds(batch_size: int, start: int) -> None:
+    """Refuses, as `EventSource.batches` says, what no source can begin with."""
+    if batch_size < 1:
+        raise ValueError(f"batch_size {batch_size} is below 1; give a positive one")
+    if start < 0:
+        raise ValueError(f"start {start} is negative; give an event index")
 
 
 class ChunkedSource(EventSource):
@@ -315,17 +360,14 @@ class ChunkedSource(EventSource):
 
     def batches(self, *, batch_size: int, start: int = 0) -> Iterator[Batch]:
         """See `EventSource.batches`."""
-        if batch_size < 1:
-            raise ValueError(f"batch_size {batch_size} is below 1; give a positive one")
-        if start < 0:
-            raise ValueError(f"start {start} is negative; give an event index")
+        check_bounds(batch_size, start)
         return self._batches(batch_size, start)
 
     def _batches(self, batch_size: int, start: int) -> Iterator[Batch]:
         total = self.total_events()
         end = 0 if total is None else total
         assembler = Assembler(self.schema, self.dead_letters)
-        cutter = _Cutter(self.path, batch_size)
+        cutter = Cutter(self.path, batch_size)
         for chunk in self.chunks(start):
             end = chunk.end
             yield from cutter.add(assembler.accept(chunk))

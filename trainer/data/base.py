@@ -131,6 +131,14 @@ def criteo_schema() -> EventSchema:
     )
 
 
+def known_schema(columns: Sequence[str]) -> EventSchema | None:
+    """The schema of those above whose columns are all there; None if none is."""
+    for schema in (globo_schema(), criteo_schema()):
+        if set(schema.columns) <= set(columns):
+            return schema
+    return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """Consecutive accepted events, ts ascending; never empty.
@@ -168,7 +176,7 @@ class Batch:
 class DeadLetters:
     """Counts rejected rows and, given a path, appends them there as JSON lines.
 
-    Each line has `event` (index), `reason` and `value` (a short repr). Nothing but the counts is
+    Each line has `event` (index), `reason` and `value` (a short text). Nothing but the counts is
     held in memory. A run that resumes may write again what the run before had read ahead.
 
     Attributes:
@@ -210,6 +218,22 @@ class DeadLetters:
                 out.write(json.dumps(row) + "\n")
         self._written += room
 
+    def add_range(self, first: int, count: int, reason: str, value: str) -> None:
+        """Records `count` events from index `first` on, in one line that also has `events`.
+
+        For what cannot be looked at event by event: an entry that does not decode, a gap.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        self.by_reason[reason] = self.by_reason.get(reason, 0) + count
+        if self.path is None or self._written >= self.max_lines:
+            return
+        row = {"event": first, "events": count, "reason": reason, "value": value[:200]}
+        with self.path.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(row) + "\n")
+        self._written += 1
+
 
 class EventSource(abc.ABC):
     """A stream of events in time order that can be resumed.
@@ -244,3 +268,14 @@ class EventSource(abc.ABC):
     @abc.abstractmethod
     def total_events(self) -> int | None:
         """Events in the whole input, rejected ones counted; None if only reading tells."""
+
+    def checkpointed(self, offset: int) -> None:  # noqa: B027  most sources have nothing to do
+        """Takes note that a complete checkpoint goes on from event index `offset`.
+
+        Called by the trainer's thread while another may be reading. Never raises: what could not
+        be noted is noted with the next checkpoint.
+        """
+
+    def counters(self) -> dict[str, int]:
+        """What happened to this source beside dead letters, by name; empty for most."""
+        return {}

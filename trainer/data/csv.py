@@ -84,6 +84,11 @@ class TextSource(ChunkedSource):
                 )
         self._kinds = self._find_kinds()
 
+    @property
+    def key_kinds(self) -> dict[str, Kind]:
+        """How each key column is read, for `TextFormat.kinds` of a file like this one."""
+        return {name: self._kinds[name] for name in self.schema.key_columns}
+
     def total_events(self) -> int | None:
         """Unknown: only reading counts lines."""
         return None
@@ -94,7 +99,6 @@ class TextSource(ChunkedSource):
         with open_bytes(self.path, inflate=True) as file:
             for block in self._blocks(file, lines):
                 event_N = lines.number(block.num_rows)
-                self._report(lines, start)
                 skip = int(np.searchsorted(event_N, start))
                 rows = block.slice(skip)
                 yield Chunk(
@@ -104,19 +108,16 @@ class TextSource(ChunkedSource):
                         for name, kind in self._kinds.items()
                     },
                     end=lines.at,
+                    malformed=lines.take_skipped(start),
                 )
             lines.number(0, last=True)
-            self._report(lines, start)
-            yield self._nothing(lines.at)
-
-    def _nothing(self, end: int) -> Chunk:
-        none = pa.array([], pa.binary())
-        columns = {name: text_column(none, kind) for name, kind in self._kinds.items()}
-        return Chunk(event_N=np.empty(0, np.int64), columns=columns, end=end)
-
-    def _report(self, lines: "_Lines", start: int) -> None:
-        bad = [(event, text) for event, text in lines.take_skipped() if event >= start]
-        self.dead_letters.add([event for event, _ in bad], "malformed line", [t for _, t in bad])
+            none = pa.array([], pa.binary())
+            yield Chunk(
+                event_N=np.empty(0, np.int64),
+                columns={name: text_column(none, kind) for name, kind in self._kinds.items()},
+                end=lines.at,
+                malformed=lines.take_skipped(start),
+            )
 
     def _blocks(self, file: Any, lines: "_Lines") -> Iterator[Any]:
         try:
@@ -210,9 +211,10 @@ class _Lines:
         self.at = end
         return event_N
 
-    def take_skipped(self) -> list[tuple[int, str]]:
+    def take_skipped(self, start: int) -> list[tuple[int, str]]:
+        """What was skipped since the last call, from event index `start` on."""
         passed, self._passed = self._passed, []
-        return passed
+        return [(event, text) for event, text in passed if event >= start]
 
 
 def _as_utf8(file: Any) -> Any:

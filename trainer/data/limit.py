@@ -45,6 +45,8 @@ class FirstEvents(EventSource):
         for batch in self._source.batches(batch_size=batch_size, start=start):
             if batch.event_B[-1] < self._count:
                 yield batch
+                if batch.next_offset >= self._count:
+                    return  # a live stream would wait for what nobody wants
                 continue
             keep = int(np.searchsorted(batch.event_B, self._count))
             if keep < len(batch):
@@ -52,6 +54,14 @@ class FirstEvents(EventSource):
             if keep:
                 yield take(batch, 0, keep)
             return
+
+    def checkpointed(self, offset: int) -> None:
+        """See `EventSource.checkpointed`."""
+        self._source.checkpointed(offset)
+
+    def counters(self) -> dict[str, int]:
+        """See `EventSource.counters`."""
+        return self._source.counters()
 
 
 def take(batch: Batch, begin: int, end: int) -> Batch:
