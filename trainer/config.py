@@ -1,7 +1,8 @@
 """What a training run is: model, optimisation, publishing. Configuration as code.
 
 Every class is frozen and checked when it is made; a run is a `RunConfig`. Presets for the inputs
-that we know stand at the end.
+that we know stand at the end. `embertide train --print-config` shows the "Attributes" below as they
+stand, so each says in plain words what its setting does and why the default is what it is.
 """
 
 import dataclasses
@@ -17,7 +18,14 @@ Net = Literal["dlrm", "dcn_v2", "deepfm", "history"]
 class TableConfig:
     """One embedding table.
 
-    `bucket_bits` fixes 2^bucket_bits buckets for ever: about 10^5 expected rows each.
+    Attributes:
+        name: Its name in snapshots, metrics and features.
+        dim: Width of a row.
+        chunks: Parts of a row that can be pruned apart; they divide dim. 1 prunes whole rows.
+        dtype: What a row is stored and served as: "fp32", "fp16", "bf16" or "int8".
+        bucket_bits: The table has 2^bucket_bits buckets for ever, the units of files, devices and
+            moves: as many as give each about 10^5 of the rows expected. 0 suits small tables.
+        init_scale: A new row's values lie between this and its negative, drawn from the key.
     """
 
     name: str
@@ -35,7 +43,13 @@ class TableConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class FeatureConfig:
-    """One sparse feature: a column of KEYS, the table of its keys, how a bag is pooled."""
+    """One sparse feature: a column of KEYS, the table of its keys, how a bag is pooled.
+
+    Attributes:
+        name: The feature's name; that of the events' schema, in lower case.
+        table: The table of its keys; features may share one.
+        pooling: How a bag of several keys becomes one embedding: "sum" or "mean".
+    """
 
     name: str
     table: str
@@ -265,18 +279,40 @@ class PruneConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
-    """A training run. Two runs of equal configs over equal inputs give equal bytes."""
+    """A training run. Two runs of equal configs over equal inputs give equal bytes.
+
+    Attributes:
+        model: Tables, features and dense net.
+        optimizer: How rows and net learn.
+        seed: Of the net and of new rows.
+        batch_size: Events of a step, at least: a group of one time is never split. Small batches
+            learn more from each event, large ones go faster.
+        threads: Of torch and of the store's step; a part of what repeats bit for bit.
+        batches_ahead: Batches read and prepared by another thread while one is learned; 0 reads
+            between steps. Four smooth out row groups and cost little memory.
+        publish_every_s: Event time between versions, in seconds: how stale the served model gets.
+        snapshot_every: Versions from one snapshot, with its checkpoint, to the next: what a killed
+            trainer learns again, and how many deltas a node that starts reads.
+        keep_snapshots: Snapshots kept, with the deltas that follow the oldest. Two, so that nodes
+            that load one while the next is written find it.
+        cpu: Baseline of the compiled dense program: the oldest CPU that is to serve it.
+        ddr_budget_bytes: Memory of rows, optimizer state and index; what exceeds it is refused and
+            counted where there is no SSD.
+        ssd_budget_bytes: Disk for rows that memory does not hold; 0 does without.
+        ssd_directory: Where they lie; needed with a budget.
+    """
 
     model: ModelConfig
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     prune: PruneConfig | None = None  # None: every key keeps its row
     seed: int = 1
     batch_size: int = 256
-    threads: int = 1  # of torch; part of what repeats bit for bit
-    publish_every_s: int = 600  # event time
-    snapshot_every: int = 6  # versions; a checkpoint comes with each snapshot
+    threads: int = 1
+    batches_ahead: int = 4
+    publish_every_s: int = 600
+    snapshot_every: int = 6
     keep_snapshots: int = 2
-    cpu: str = "x86-64-v3"  # baseline of the dense program
+    cpu: str = "x86-64-v3"
     ddr_budget_bytes: int = 4 << 30
     ssd_budget_bytes: int = 0
     ssd_directory: str = ""
@@ -293,6 +329,8 @@ class RunConfig:
                 raise ValueError(f"prune names table {table!r}; there are {names}")
         if self.prune is not None and self.ssd_budget_bytes > 0:
             raise ValueError("prune: rows on an SSD are not pruned; leave ssd_budget_bytes at 0")
+        if self.batches_ahead < 0:
+            raise ValueError(f"batches_ahead is {self.batches_ahead}; 0 reads between steps")
 
 
 def bucket_bits(expected_rows: int) -> int:

@@ -19,6 +19,7 @@ from embertide import _store
 from embertide.trainer.checkpoint import checkpoint as checkpoints
 from embertide.trainer.checkpoint.checkpoint import Checkpoint, CheckpointError
 from embertide.trainer.config import RunConfig
+from embertide.trainer.data.ahead import read_ahead
 from embertide.trainer.data.base import Batch, EventSource
 from embertide.trainer.data.history import History, extend
 from embertide.trainer.data.limit import blocks
@@ -26,7 +27,7 @@ from embertide.trainer.eval.metrics import Prequential
 from embertide.trainer.learner import Learner
 from embertide.trainer.model.export import export_dense, tensor_bytes
 from embertide.trainer.publish.folder import Publication, VersionId
-from embertide.trainer.publish.publisher import Change, Publisher
+from embertide.trainer.publish.publisher import Change, Publisher, PublisherStats
 from embertide.trainer.publish.snapshot import (
     DensePart,
     SnapshotInfo,
@@ -36,6 +37,16 @@ from embertide.trainer.publish.snapshot import (
 )
 
 log = logging.getLogger(__name__)
+
+# Counters of the store that say what it did not do.
+_DROPS = (
+    "refused_rows",
+    "refused_gradients",
+    "dropped_gradients",
+    "failed_keys",
+    "dropped_accesses",
+    "reader_waits_given_up",
+)
 
 
 class Gate(Protocol):
@@ -56,6 +67,13 @@ class Progress:
     auc: float  # of the current day, prequential
     events_per_s: float
     rows: int
+    resident_bytes: dict[str, int]  # by tier, the index apart
+    checkpoints: int
+    checkpoint_s: float  # taken by all of them, their snapshots included
+    published: PublisherStats
+    rejected: dict[str, int]  # events, by reason; counted where they are read, which is ahead
+    source: dict[str, int]  # other counters of the source
+    dropped: dict[str, int]  # by the store, by counter
 
 
 class Trainer:
@@ -93,6 +111,8 @@ class Trainer:
         self.events = 0
         self.number = 0  # version that the state is at or past
         self.origin_ms: int | None = None
+        self.checkpoints, self.checkpoint_s = 0, 0.0
+        self._source: EventSource | None = None  # of this `fit`
         self._copy: tuple[int, Path] | None = None
         self._since: VersionId | None = None  # of the newest checkpoint
         self._info = SnapshotInfo.of(run.model, lineage=0, version=0, watermark_ms=0)
@@ -116,7 +136,13 @@ class Trainer:
     def _config(self) -> dict[str, object]:
         """What two runs must share for one to go on from the other's checkpoint."""
         config = dataclasses.asdict(self.run)
-        for name in ("keep_snapshots", "ddr_budget_bytes", "ssd_budget_bytes", "ssd_directory"):
+        for name in (
+            "batches_ahead",
+            "keep_snapshots",
+            "ddr_budget_bytes",
+            "ssd_budget_bytes",
+            "ssd_directory",
+        ):
             del config[name]
         return config
 
@@ -177,10 +203,32 @@ class Trainer:
         progress: Callable[[Progress], None] | None = None,
         every_s: float = 0.5,
     ) -> None:
-        """Read `source` from the offset to its end; publish on the way and at the end."""
+        """Read `source` from the offset to its end; publish on the way and at the end.
+
+        Batches are read and prepared by a thread of their own, `batches_ahead` at most.
+        """
+        self._source = source
+        batches = source.batches(batch_size=self.run.batch_size, start=self.offset)
+        with read_ahead(batches, self.run.batches_ahead) as ahead:
+            self._fit(ahead, source, gate, progress, every_s)
+
+    def _fit(
+        self,
+        batches: Iterator[Batch],
+        source: EventSource,
+        gate: Gate | None,
+        progress: Callable[[Progress], None] | None,
+        every_s: float,
+    ) -> None:
         began, begun_at, shown = time.monotonic(), self.events, 0.0
         total = source.total_events()
-        for batch in source.batches(batch_size=self.run.batch_size, start=self.offset):
+
+        def show(ts_ms: int, now: float) -> None:
+            if progress is not None:
+                rate = (self.events - begun_at) / max(now - began, 1e-9)
+                progress(self._progress(source, ts_ms, total, rate))
+
+        for batch in batches:
             self.offset = batch.first
             self._begin(int(batch.ts_ms_B[0]))
             every_ms = self.run.publish_every_s * 1000
@@ -196,19 +244,18 @@ class Trainer:
                 self.done = part.next_offset
             self.offset = batch.next_offset
             now = time.monotonic()
-            if progress is not None and now - shown >= every_s:
+            if now - shown >= every_s:
                 shown = now
-                rate = (self.events - begun_at) / max(now - began, 1e-9)
-                progress(self._progress(batch.watermark_ms, total, rate))
+                show(batch.watermark_ms, now)
             last_ms = batch.watermark_ms
         if self.events > begun_at:
             self._publish(self.number + 1, last_ms, snapshot=True, last=True)
-            if progress is not None:
-                rate = (self.events - begun_at) / max(time.monotonic() - began, 1e-9)
-                progress(self._progress(last_ms, total, rate))
+            show(last_ms, time.monotonic())
 
-    def _progress(self, ts_ms: int, total: int | None, rate: float) -> Progress:
-        daily = self.prequential.daily()
+    def _progress(
+        self, source: EventSource, ts_ms: int, total: int | None, rate: float
+    ) -> Progress:
+        daily, stats = self.prequential.daily(), self.rows.stats()
         return Progress(
             events=self.events,
             total_events=total,
@@ -216,7 +263,18 @@ class Trainer:
             version=self.number,
             auc=daily[max(daily)] if daily else float("nan"),
             events_per_s=rate,
-            rows=int(self.rows.stats()["rows"]),
+            rows=int(stats["rows"]),
+            resident_bytes={
+                "ddr": stats["ddr_payload_bytes"],
+                "index": stats["index_bytes"],
+                "ssd": stats["ssd_bytes"],
+            },
+            checkpoints=self.checkpoints,
+            checkpoint_s=self.checkpoint_s,
+            published=self.publisher.stats,
+            rejected=dict(source.dead_letters.by_reason),
+            source=source.counters(),
+            dropped={name: stats[name] for name in _DROPS},
         )
 
     def _begin(self, first_ms: int) -> None:
@@ -324,6 +382,7 @@ class Trainer:
 
     def _snapshot(self, version: VersionId, watermark_ms: int, dense: bytes) -> None:
         assert self.origin_ms is not None
+        began = time.monotonic()
         states = {
             (table.id, bucket): self.rows.store.bucket_state(t, bucket)
             for t, table in enumerate(self.rows.tables)
@@ -352,6 +411,10 @@ class Trainer:
         self._since = version
         self.publication.prune(self.run.keep_snapshots)
         checkpoints.prune(self.publication)
+        self.checkpoints += 1
+        self.checkpoint_s += time.monotonic() - began
+        if self._source is not None:
+            self._source.checkpointed(self.offset)
 
 
 def _differences(
