@@ -9,6 +9,7 @@ from embertide.trainer.commands import (
     export_dense,
     import_model,
     replay,
+    send,
     train,
     verify,
 )
@@ -27,6 +28,7 @@ app.command("export-dense")(export_dense.command)
 app.command("cache-sim")(cache_sim.command)
 app.command("capacity")(capacity.command)
 app.command("describe")(describe.command)
+app.command("send-events")(send.command)
 app.command("replay")(replay.command)
 app.command("verify")(verify.command)
 

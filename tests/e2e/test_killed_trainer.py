@@ -15,6 +15,7 @@ import pytest
 from checker import bucket_of
 from numpy.typing import NDArray
 from serving import Client, beside, metric, wait_until
+from snapshots import files
 
 from embertide import _store
 from embertide.server.adapters import process, triton
@@ -47,14 +48,6 @@ def finish(trainer: process.Child) -> dict[str, Any]:
     result = json.loads(trainer.log_text().splitlines()[-1])["result"]
     assert isinstance(result, dict)
     return result
-
-
-def files(snapshot: Path) -> dict[str, bytes]:
-    """Every file of a snapshot but the manifest, and that without its lineage."""
-    manifest = {k: v for k, v in read_manifest(snapshot).items() if k != "lineage"}
-    paths = [path for path in snapshot.rglob("*") if path.is_file()]
-    found = {str(path.relative_to(snapshot)): path.read_bytes() for path in paths}
-    return {**found, "manifest.json": json.dumps(manifest).encode()}
 
 
 @dataclasses.dataclass

@@ -30,6 +30,7 @@ def test_help_names_every_command() -> None:
         "import",
         "export-dense",
         "cache-sim",
+        "send-events",
         "capacity",
         "doctor",
         "demo",

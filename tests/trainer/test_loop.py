@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from serving import flip_byte
+from snapshots import files
 
 from embertide import _store
 from embertide.trainer import loop
@@ -63,18 +64,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
 @pytest.fixture
 def fresh(whole: Whole, tmp_path: Path) -> Publication:
     return whole.new(tmp_path / "pub")
-
-
-def files(snapshot: Path) -> dict[str, bytes]:
-    """Every file of a snapshot; the lineage, which names the run, is left out of the manifest."""
-    found = {
-        str(path.relative_to(snapshot)): path.read_bytes()
-        for path in snapshot.rglob("*")
-        if path.is_file()
-    }
-    manifest = json.loads(found["manifest.json"])
-    del manifest["lineage"]
-    return {**found, "manifest.json": json.dumps(manifest).encode()}
 
 
 def newest_files(publication: Publication) -> dict[str, bytes]:

@@ -1,4 +1,4 @@
-"""The input options that the commands share: a file, or the generated news stream."""
+"""The input options that the commands share: files, a stream, or the generated news."""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,8 +16,9 @@ Data = Annotated[
     str | None,
     typer.Option(
         metavar="PATH",
-        help="Events in time order: .parquet, .csv, .tsv (Criteo), also fsspec URLs. Without it, "
-        "a seeded news stream is generated.",
+        help="Events in time order: .parquet, .csv, .tsv (Criteo), also globs ('day-*.csv') and "
+        "fsspec URLs; or redis://HOST:PORT/DB#KEY, a stream of live events. Without it, a seeded "
+        "news stream is generated.",
     ),
 ]
 Events = Annotated[int | None, typer.Option(help="Read the first events alone.")]
@@ -31,8 +32,9 @@ def open_input(
     hours: int,
     stream_seed: int,
     dead_letters: Path | None = None,
+    group: str = "reader",
 ) -> EventSource:
-    """Open what the options say.
+    """Open what the options say; a stream is read as consumer group `group`.
 
     Raises:
         ConfigurationError: The file is missing, or says nothing that we can read.
@@ -41,7 +43,7 @@ def open_input(
         if data is None:
             source: EventSource = NewsSource(NewsConfig(hours=hours, seed=stream_seed))
         else:
-            source = open_events(data, dead_letters=DeadLetters(path=dead_letters))
+            source = open_events(data, dead_letters=DeadLetters(path=dead_letters), group=group)
         return source if events is None else FirstEvents(source, events)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error

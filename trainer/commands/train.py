@@ -69,7 +69,7 @@ def command(
     from embertide.trainer.publish.folder import Publication
 
     with refusals(as_json), event_bar("training") as bar:
-        source = open_input(data, events, hours, stream_seed, dead_letters)
+        source = open_input(data, events, hours, stream_seed, dead_letters, publication.name)
         try:
             model = model_for(source)
             run = RunConfig(

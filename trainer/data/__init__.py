@@ -1,4 +1,4 @@
-"""Events in time order: from files, or from a seeded generator."""
+"""Events in time order: files, a Redis Stream of live events, or a seeded generator."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,6 +15,7 @@ from embertide.trainer.data.criteo import CriteoSource
 from embertide.trainer.data.csv import CsvSource, TextFormat, text_columns
 from embertide.trainer.data.files import FilesSource, matching_files
 from embertide.trainer.data.parquet import ParquetSource, parquet_columns
+from embertide.trainer.data.redis_stream import SCHEMES, RedisStreamSource, StreamConfig
 from embertide.trainer.errors import DataError
 
 __all__ = ["open_events"]
@@ -30,23 +31,29 @@ def open_events(
     format: str | None = None,
     schema: EventSchema | None = None,
     dead_letters: DeadLetters | None = None,
+    group: str = "reader",
 ) -> EventSource:
-    """Opens files of events.
+    """Opens files of events, or a stream.
 
     Args:
         path: Local path or fsspec URL; with `*`, `?` or `[` all files that match, or a list of
-            such: they are read in order of time.
+            such: they are read in order of time. Or redis://HOST:PORT/DB#KEY, a stream.
         format: "parquet", "csv" or "criteo"; by default the suffix tells (.parquet or .pq, .csv,
             .tsv for criteo; of text, also compressed: .csv.gz).
         schema: What to read; by default `globo_schema` or `criteo_schema`, whichever the columns
             fit. Criteo's TSV is always read with its own.
         dead_letters: Where rejected rows go; by default they are only counted.
+        group: Consumer group of a stream; files have none.
 
     Raises:
         ValueError: The format does not exist, or is not told by the suffix, or criteo was given
             another schema.
         DataError: A file is missing or broken, or its columns fit no schema.
+        TrainerError: Redis cannot be reached.
     """
+    if isinstance(path, str) and path.startswith(SCHEMES):
+        stream = StreamConfig.of(path, group=group)
+        return RedisStreamSource(stream, schema, dead_letters=dead_letters)
     patterns = [path] if isinstance(path, str) else list(path)
     paths = [name for pattern in patterns for name in matching_files(pattern)]
     parts: list[ChunkedSource] = []

@@ -1,0 +1,149 @@
+"""Training on a Redis Stream: killed anywhere, it ends with the bytes of a run over a file."""
+
+import itertools
+import json
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from serving import wait_until
+from snapshots import files
+
+from embertide.server.adapters.process import Child, free_ports
+from embertide.server.adapters.redis import RedisOptions, RedisServer
+from embertide.trainer.config import RunConfig, globo
+from embertide.trainer.data.generator import NewsConfig, NewsSource
+from embertide.trainer.data.limit import FirstEvents
+from embertide.trainer.data.redis_stream import (
+    STREAM,
+    EventSender,
+    RedisStreamSource,
+    StreamConfig,
+)
+from embertide.trainer.loop import Progress, Trainer
+from embertide.trainer.publish.folder import Publication
+
+CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
+RUN = RunConfig(model=globo(), batch_size=24, publish_every_s=600, snapshot_every=4)
+NEWS = NewsSource(NewsConfig(hours=3, views_per_hour=60, users=80, new_items_per_hour=5))
+TOTAL = NEWS.total_events()
+
+
+class Killed(BaseException):
+    """What nobody catches, as nobody catches SIGKILL."""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Publication:
+    """A run over the events themselves that nothing stopped."""
+    publication = Publication(tmp_path_factory.mktemp("whole") / "pub")
+    Trainer(RUN, publication, program_cache=CACHE).fit(NEWS)
+    return publication
+
+
+@pytest.fixture
+def fresh(whole: Publication, tmp_path: Path) -> Publication:
+    """An empty publication, with the program that all share."""
+    (tmp_path / "news").mkdir()
+    shutil.copyfile(whole.program, tmp_path / "news" / "program.pt2")
+    return Publication(tmp_path / "news")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    with RedisServer(RedisOptions(log=tmp_path / "redis.log", port=free_ports(1)[0])) as started:
+        yield started
+
+
+def send(server: RedisServer, begin: int, end: int) -> None:
+    """Add the batches that begin at event `begin` and before `end`, in entries of odd sizes."""
+    sender = EventSender(StreamConfig(url=server.url), NEWS.schema)
+    for batch in NEWS.batches(batch_size=31):
+        if begin <= batch.first < end:
+            assert sender.send(batch) == batch.first
+
+
+def newest(publication: Publication) -> dict[str, bytes]:
+    return files(publication.snapshot_path(publication.snapshots()[-1]))
+
+
+def open_live(server: RedisServer) -> RedisStreamSource:
+    return RedisStreamSource(StreamConfig(url=server.url, group="news", quiet_s=0.2))
+
+
+def pending(server: RedisServer) -> int:
+    with redis.Redis.from_url(server.url) as client:
+        found: Any = client.xpending(STREAM, "news")
+        return int(found["pending"])
+
+
+def killer(call: int) -> Callable[[object], None]:
+    """What dies when it is called for the n-th time."""
+    calls = itertools.count(1)
+
+    def kill(_: object) -> None:
+        if next(calls) == call:
+            raise Killed
+
+    return kill
+
+
+@pytest.mark.parametrize(
+    ("place", "calls"), [("between batches", (9, 12)), ("before it acknowledges", (1, 2))]
+)
+def test_a_live_run_killed_twice_ends_as_a_run_over_a_file(
+    server: RedisServer,
+    whole: Publication,
+    fresh: Publication,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    calls: tuple[int, int],
+) -> None:
+    send(server, 0, TOTAL)
+    for call in calls:
+        live, progress = open_live(server), None
+        if place == "between batches":
+            progress = killer(call)
+        else:
+            monkeypatch.setattr(live, "checkpointed", killer(call))
+        trainer = Trainer(RUN, fresh, program_cache=CACHE)
+        with pytest.raises(Killed):
+            trainer.fit(FirstEvents(live, TOTAL), progress=progress, every_s=0)
+        assert pending(server) > 0
+    live = open_live(server)
+    said: list[Progress] = []
+    trainer = Trainer(RUN, fresh, program_cache=CACHE)
+    trainer.fit(FirstEvents(live, TOTAL), progress=said.append)
+    assert (trainer.events, trainer.offset) == (TOTAL, TOTAL)
+    assert live.dead_letters.count == 0
+    assert newest(fresh) == newest(whole)
+    assert said[-1].source["closed"] == 1
+    assert said[-1].checkpoints > 0
+    # The mark that closed the last group comes again to whoever goes on.
+    assert pending(server) == 1
+
+
+def test_the_command_killed_half_way_ends_as_a_run_over_a_file(
+    server: RedisServer, whole: Publication, fresh: Publication, tmp_path: Path
+) -> None:
+    half = next(b.first for b in NEWS.batches(batch_size=31) if b.first >= TOTAL // 2)
+    send(server, 0, half)
+    command = [sys.executable, "-m", "embertide.trainer", "train", str(fresh.path), "--json"]
+    command += ["--data", server.url, "--events", str(TOTAL), "--cache", str(CACHE)]
+    command += ["--batch-size", "24", "--snapshot-every", "4"]
+    trainer = Child(command, log=tmp_path / "first.log")
+    # It has read all there is, a checkpoint is behind it, and it waits for more.
+    wait_until(lambda: bool(fresh.versions()) and fresh.versions()[-1].number >= 8, 60)
+    trainer.kill()
+    assert trainer.code == -signal.SIGKILL
+    send(server, half, TOTAL)
+    again = Child(command, log=tmp_path / "second.log")
+    assert again.wait(60) == 0, again.log_text()
+    result = json.loads(again.log_text().splitlines()[-1])["result"]
+    assert (result["events"], result["rejected"]) == (TOTAL, {})
+    assert newest(fresh) == newest(whole)
