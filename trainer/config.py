@@ -288,8 +288,8 @@ class RunConfig:
         batch_size: Events of a step, at least: a group of one time is never split. Small batches
             learn more from each event, large ones go faster.
         threads: Of torch and of the store's step; a part of what repeats bit for bit.
-        batches_ahead: Batches read and prepared by another thread while one is learned; 0 reads
-            between steps. Four smooth out row groups and cost little memory.
+        ahead_bytes: What another thread reads and prepares ahead while a batch is learned, at
+            most; 0 reads between steps. 64 MiB hold some chunks of a file, which are read at once.
         publish_every_s: Event time between versions, in seconds: how stale the served model gets.
         snapshot_every: Versions from one snapshot, with its checkpoint, to the next: what a killed
             trainer learns again, and how many deltas a node that starts reads.
@@ -308,7 +308,7 @@ class RunConfig:
     seed: int = 1
     batch_size: int = 256
     threads: int = 1
-    batches_ahead: int = 4
+    ahead_bytes: int = 64 << 20
     publish_every_s: int = 600
     snapshot_every: int = 6
     keep_snapshots: int = 2
@@ -329,8 +329,8 @@ class RunConfig:
                 raise ValueError(f"prune names table {table!r}; there are {names}")
         if self.prune is not None and self.ssd_budget_bytes > 0:
             raise ValueError("prune: rows on an SSD are not pruned; leave ssd_budget_bytes at 0")
-        if self.batches_ahead < 0:
-            raise ValueError(f"batches_ahead is {self.batches_ahead}; 0 reads between steps")
+        if self.ahead_bytes < 0:
+            raise ValueError(f"ahead_bytes is {self.ahead_bytes}; 0 reads between steps")
 
 
 def bucket_bits(expected_rows: int) -> int:

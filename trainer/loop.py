@@ -137,7 +137,7 @@ class Trainer:
         """What two runs must share for one to go on from the other's checkpoint."""
         config = dataclasses.asdict(self.run)
         for name in (
-            "batches_ahead",
+            "ahead_bytes",
             "keep_snapshots",
             "ddr_budget_bytes",
             "ssd_budget_bytes",
@@ -205,11 +205,11 @@ class Trainer:
     ) -> None:
         """Read `source` from the offset to its end; publish on the way and at the end.
 
-        Batches are read and prepared by a thread of their own, `batches_ahead` at most.
+        Batches are read and prepared by a thread of their own, `ahead_bytes` at most.
         """
         self._source = source
         batches = source.batches(batch_size=self.run.batch_size, start=self.offset)
-        with read_ahead(batches, self.run.batches_ahead) as ahead:
+        with read_ahead(batches, self.run.ahead_bytes) as ahead:
             self._fit(ahead, source, gate, progress, every_s)
 
     def _fit(

@@ -1,27 +1,72 @@
-"""Reading ahead: one thread reads and prepares the next batches while this one learns."""
+"""Reading ahead: one thread reads and prepares the next batches while this one learns.
+
+A reader makes hundreds of batches at once out of a chunk, and then takes as long as many steps for
+the next chunk. So what waits is bounded by bytes, which hold a few chunks, and not by batches.
+"""
 
 import contextlib
-import queue
 import threading
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from embertide.trainer.data.base import Batch
 
-_POLL_S = 0.1
 # A stream that is away may take longer to give up; its thread ends with the process.
 _LEAVE_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
-    """What the thread puts last: why it stopped."""
+class _Ahead:
+    """What the thread has read and nobody took; `changed` guards all of it."""
 
-    error: BaseException | None = None
+    def __init__(self, batches: Iterator[Batch], most_bytes: int) -> None:
+        self._batches = batches
+        self._most_bytes = most_bytes
+        self._waiting: deque[Batch] = deque()
+        self._bytes = 0
+        self._ended = self._left = False
+        self._error: BaseException | None = None
+        self._changed = threading.Condition()
+
+    def read(self) -> None:
+        """Read until the end, an error, or `leave`."""
+        try:
+            for batch in self._batches:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._left or self._bytes < self._most_bytes)
+                    if self._left:
+                        return
+                    self._waiting.append(batch)
+                    self._bytes += batch.nbytes
+                    self._changed.notify_all()
+        except BaseException as error:
+            self._error = error
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def given(self) -> Iterator[Batch]:
+        """Yield what was read; the reader's error comes after the batches before it."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._ended)
+                if not self._waiting:
+                    break
+                batch = self._waiting.popleft()
+                self._bytes -= batch.nbytes
+                self._changed.notify_all()
+            yield batch
+        if self._error is not None:
+            raise self._error
+
+    def leave(self) -> None:
+        """Let the thread end at its next batch."""
+        with self._changed:
+            self._left = True
+            self._changed.notify_all()
 
 
 @contextlib.contextmanager
-def read_ahead(batches: Iterator[Batch], depth: int) -> Iterator[Iterator[Batch]]:
+def read_ahead(batches: Iterator[Batch], most_bytes: int) -> Iterator[Iterator[Batch]]:
     """Gives the same batches, read in a thread of their own; at the end the thread stops.
 
     An error of `batches` comes where its batch would have. Leaving waits for the batch that is
@@ -29,45 +74,16 @@ def read_ahead(batches: Iterator[Batch], depth: int) -> Iterator[Iterator[Batch]
 
     Args:
         batches: What to read; nobody else may use it.
-        depth: Batches that wait at most. 0 reads in the caller's thread.
+        most_bytes: What waits, at most, but for one batch. 0 reads in the caller's thread.
     """
-    if depth == 0:
+    if most_bytes == 0:
         yield batches
         return
-    waiting: queue.Queue[Batch | _End] = queue.Queue(depth)
-    left = threading.Event()
-
-    def put(item: Batch | _End) -> bool:
-        while not left.is_set():
-            try:
-                waiting.put(item, timeout=_POLL_S)
-                return True
-            except queue.Full:
-                continue
-        return False
-
-    def read() -> None:
-        try:
-            for batch in batches:
-                if not put(batch):
-                    return
-            put(_End())
-        except BaseException as error:
-            put(_End(error))
-
-    def given() -> Iterator[Batch]:
-        while True:
-            item = waiting.get()
-            if isinstance(item, _End):
-                if item.error is not None:
-                    raise item.error
-                return
-            yield item
-
-    thread = threading.Thread(target=read, name="reader", daemon=True)
+    ahead = _Ahead(batches, most_bytes)
+    thread = threading.Thread(target=ahead.read, name="reader", daemon=True)
     thread.start()
     try:
-        yield given()
+        yield ahead.given()
     finally:
-        left.set()
+        ahead.leave()
         thread.join(_LEAVE_S)

@@ -167,6 +167,12 @@ class Batch:
         return len(self.label_B)
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        arrays = (self.event_B, self.ts_ms_B, self.keys_BF, self.dense_BD, self.label_B)
+        return sum(array.nbytes for array in arrays)
+
+    @property
     def watermark_ms(self) -> int:
         """Time of the last event: all accepted events up to it are in this batch or before."""
         return int(self.ts_ms_B[-1])
