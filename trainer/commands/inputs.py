@@ -51,12 +51,33 @@ def open_input(
 
 def model_for(source: EventSource) -> ModelConfig:
     """Return the preset whose features are the source's."""
-    names = [feature.name for feature in source.schema.features]
+    names = [feature.name.lower() for feature in source.schema.features]
     for preset in (globo(), criteo()):
-        wanted = [feature.name for feature in preset.features]
-        if [name.lower() for name in names] == wanted:
+        if names == [feature.name for feature in preset.features]:
             return preset
-    raise ConfigurationError(f"no preset model has the features {', '.join(names)}")
+    raise ConfigurationError(
+        f"no preset model has the features {', '.join(names)}; define one in a run's file: --config"
+    )
+
+
+def check_model(model: ModelConfig, source: EventSource) -> None:
+    """Refuse a model whose features are not the source's.
+
+    Raises:
+        ConfigurationError: The features differ, or the number of dense columns.
+    """
+    names = [feature.name.lower() for feature in source.schema.features]
+    wanted = [feature.name for feature in model.features]
+    if names != wanted:
+        raise ConfigurationError(
+            f"model {model.name!r} has the features {', '.join(wanted)}; the events have "
+            f"{', '.join(names)}: give both the same, in the same order"
+        )
+    if len(source.schema.dense) != model.dense_features:
+        raise ConfigurationError(
+            f"model {model.name!r} has dense_features={model.dense_features}; the events have "
+            f"{len(source.schema.dense)} dense columns"
+        )
 
 
 def rates_for(model: ModelConfig) -> OptimizerConfig:

@@ -1,9 +1,10 @@
 """`train`: learn from a stream of events, publish versions, resume where a run stopped."""
 
+import contextlib
 import dataclasses
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -13,13 +14,31 @@ from embertide.trainer.commands.inputs import (
     Events,
     Hours,
     StreamSeed,
+    check_model,
     model_for,
     open_input,
     rates_for,
 )
+from embertide.trainer.config import RunConfig, criteo, globo
+from embertide.trainer.data.base import EventSource
+from embertide.trainer.errors import ConfigurationError
+
+# Options that are settings of a run: a run's file has them, or the command line.
+_SETTINGS = ("seed", "batch_size", "publish_every_s", "snapshot_every", "threads", "cpu")
+
+
+def _print_config(preset: str | None) -> None:
+    if preset is not None:
+        from embertide.trainer.commands.run_file import explained
+
+        model = {"news": globo, "criteo": criteo}[preset]()
+        run = RunConfig(model=model, optimizer=rates_for(model))
+        typer.echo(explained(run), nl=False)
+        raise typer.Exit
 
 
 def command(
+    context: typer.Context,
     publication: Annotated[
         Path, typer.Argument(help="The folder to publish to; a run found there goes on.")
     ],
@@ -27,6 +46,22 @@ def command(
     events: Events = None,
     hours: Hours = 96,
     stream_seed: StreamSeed = 1,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="A run's file: Python with run = RunConfig(...), and source = open_events(...) in "
+            "place of --data."
+        ),
+    ] = None,
+    print_config: Annotated[
+        Literal["news", "criteo"] | None,
+        typer.Option(
+            is_eager=True,
+            callback=_print_config,
+            help="Print a run's file of that model, with every setting, its default and what it "
+            "means; and do no more.",
+        ),
+    ] = None,
     bus: Annotated[
         str | None, typer.Option(help="Redis URL for updates; without it, files alone.")
     ] = None,
@@ -51,6 +86,15 @@ def command(
         int | None, typer.Option(help="Keep a copy of the model after this many events ...")
     ] = None,
     keep_in: Annotated[Path | None, typer.Option(help="... in this folder.")] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Serve /metrics for Prometheus on this port.")
+    ] = None,
+    log: Annotated[
+        Path | None, typer.Option(help="File to append progress and messages to, as JSON lines.")
+    ] = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option(help="Folder of scalars for TensorBoard, if it is installed.")
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print progress and the result as JSON lines.")
     ] = False,
@@ -62,28 +106,33 @@ def command(
     command again to go on.
 
     Example: embertide train build/news --bus redis://127.0.0.1:6379 --data clicks.parquet
+
+    A model and settings of your own: embertide train --print-config news > run.py, change it, and
+    embertide train build/mine --config run.py --data 'clicks-*.parquet'
     """
-    from embertide.trainer.config import RunConfig  # torch takes seconds: not for --help
+    from embertide.trainer.commands import reports, run_file
     from embertide.trainer.data.limit import ScoredGate
-    from embertide.trainer.loop import Progress, Trainer
+    from embertide.trainer.loop import Progress, Trainer  # torch takes seconds: not for --help
     from embertide.trainer.publish.folder import Publication
 
-    with refusals(as_json), event_bar("training") as bar:
-        source = open_input(data, events, hours, stream_seed, dead_letters, publication.name)
-        try:
-            model = model_for(source)
-            run = RunConfig(
-                model=model,
-                optimizer=rates_for(model),
-                seed=seed,
-                batch_size=batch_size,
-                publish_every_s=publish_every_s,
-                snapshot_every=snapshot_every,
-                threads=threads,
-                cpu=cpu,
-            )
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from error
+    with refusals(as_json), contextlib.ExitStack() as stack:
+        given = None if config is None else run_file.load(config)
+        if given is not None:
+            _refuse_both(context, config, given.source)
+        source = given.source if given else None
+        if source is None:
+            source = open_input(data, events, hours, stream_seed, dead_letters, publication.name)
+        if given is not None:
+            run = given.run
+            check_model(run.model, source)
+        else:
+            settings = {name: context.params[name] for name in _SETTINGS}
+            try:
+                model = model_for(source)
+                run = RunConfig(model=model, optimizer=rates_for(model), **settings)
+            except ValueError as error:
+                raise typer.BadParameter(str(error)) from error
+        bar = stack.enter_context(event_bar("training"))
         task = bar.add_task("", total=source.total_events(), state="starting")
 
         def show(progress: Progress) -> None:
@@ -93,13 +142,26 @@ def command(
             rate = f" · {progress.events_per_s:,.0f} events/s"
             bar.update(task, completed=progress.events, state=state + rate)
 
+        shows: list[reports.Show] = [show]
+        if metrics_port is not None:
+            shows.append(stack.enter_context(reports.metrics_page(metrics_port, source)))
+        json_log = None if log is None else stack.enter_context(reports.json_log(log))
+        if json_log is not None:
+            shows.append(json_log.show)
+        if tensorboard is not None:
+            shows.append(stack.enter_context(reports.tensorboard(tensorboard)))
+
+        def show_all(progress: Progress) -> None:
+            for each in shows:
+                each(progress)
+
         trainer = Trainer(run, Publication(publication), bus=bus, program_cache=cache)
         if keep_after is not None and keep_in is not None:
             trainer.keep_copy(keep_after, keep_in)
         trainer.fit(
             source,
             gate=ScoredGate(bus) if behind_scorer and bus else None,
-            progress=show,
+            progress=show_all,
         )
         by_day = trainer.prequential.daily_summaries()
         result: dict[str, Any] = {
@@ -111,9 +173,12 @@ def command(
             "calibration_by_day": {day: each.calibration for day, each in by_day.items()},
             "forgotten_users": {each.config.name: each.forgotten for each in trainer.histories},
             "rejected": source.dead_letters.by_reason,
+            "source": source.counters(),
             "published": dataclasses.asdict(trainer.publisher.stats),
             "store": trainer.rows.stats(),
         }
+        if json_log is not None:
+            json_log.write({"result": result})
     if as_json:
         print(json.dumps({"result": result}), flush=True)
         return
@@ -124,3 +189,17 @@ def command(
     typer.echo(f"{trainer.events:,} events, version {trainer.number}; AUC (calibration) {days}")
     if source.dead_letters.count:
         typer.echo(f"rejected rows: {source.dead_letters.by_reason}")
+
+
+def _refuse_both(context: typer.Context, config: Path | None, source: EventSource | None) -> None:
+    """Refuse options that say what the run's file says.
+
+    Raises:
+        ConfigurationError: One was given.
+    """
+    of_source = ("data", "events", "hours", "stream_seed", "dead_letters")
+    for name in _SETTINGS + (of_source if source is not None else ()):
+        origin = context.get_parameter_source(name)
+        if origin is not None and origin.name == "COMMANDLINE":
+            option = name.replace("_", "-")
+            raise ConfigurationError(f"--{option}: {config} says it; change it there")

@@ -1,0 +1,148 @@
+"""What a run says of itself beside the terminal: /metrics, a log of JSON lines, TensorBoard."""
+
+import json
+import logging
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from typer.testing import CliRunner
+
+from embertide.server.adapters.process import free_ports
+from embertide.trainer.__main__ import app
+from embertide.trainer.commands.reports import json_log, metrics_page, tensorboard
+from embertide.trainer.data.generator import NewsConfig, NewsSource
+from embertide.trainer.errors import ConfigurationError
+from embertide.trainer.loop import Progress
+from embertide.trainer.publish.publisher import PublisherStats
+
+CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
+
+
+def progress(auc: float = 0.75) -> Progress:
+    return Progress(
+        events=1234,
+        total_events=None,
+        ts_ms=3_600_000,
+        version=7,
+        auc=auc,
+        events_per_s=50.5,
+        rows=99,
+        resident_bytes={"ddr": 4096, "index": 64, "ssd": 0},
+        checkpoints=3,
+        checkpoint_s=1.5,
+        published=PublisherStats(versions=6, rows=500, bytes=9000, bus_failures=1),
+        rejected={},
+        source={},
+        dropped={"refused_rows": 2},
+    )
+
+
+def scrape(port: int) -> dict[str, float]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as page:
+        text = page.read().decode()
+    families = list(text_string_to_metric_families(text))
+    assert all(family.documentation for family in families)
+    return {
+        "/".join([sample.name, *sample.labels.values()]): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def test_a_scrape_gets_the_newest_progress_and_the_sources_counters() -> None:
+    source, (port,) = NewsSource(NewsConfig(hours=1)), free_ports(1)
+    with metrics_page(port, source) as show:
+        # Before the first batch: what was rejected is seen though nothing is learned from.
+        source.dead_letters.add([1, 2], "ts goes backwards", [0, 0])
+        name = "embertide_trainer_rejected_events_total/ts goes backwards"
+        assert scrape(port) == {name: 2}
+        show(progress())
+        source.dead_letters.add([3], "ts goes backwards", [0])
+        page = scrape(port)
+    assert page.pop("embertide_trainer_watermark_lag_seconds") > 1e9
+    assert page == {
+        name: 3,
+        "embertide_trainer_events_total": 1234,
+        "embertide_trainer_events_per_second": 50.5,
+        "embertide_trainer_auc": 0.75,
+        "embertide_trainer_version": 7,
+        "embertide_trainer_watermark_seconds": 3600,
+        "embertide_trainer_rows": 99,
+        "embertide_trainer_bytes/ddr": 4096,
+        "embertide_trainer_bytes/index": 64,
+        "embertide_trainer_bytes/ssd": 0,
+        "embertide_trainer_checkpoints_total": 3,
+        "embertide_trainer_checkpoint_seconds_total": 1.5,
+        "embertide_trainer_dropped_total/refused_rows": 2,
+        "embertide_trainer_published_total/versions": 6,
+        "embertide_trainer_published_total/rows": 500,
+        "embertide_trainer_published_total/bytes": 9000,
+        "embertide_trainer_published_total/bus_failures": 1,
+    }
+
+
+def test_a_port_in_use_is_an_error_that_names_it() -> None:
+    source, (port,) = NewsSource(NewsConfig(hours=1)), free_ports(1)
+    with (
+        metrics_page(port, source),
+        pytest.raises(ConfigurationError, match=f"--metrics-port {port} cannot be used"),
+        metrics_page(port, source),
+    ):
+        pass
+    with metrics_page(port, source):
+        pass  # the first one gave it back
+
+
+def test_the_log_has_progress_and_messages_as_json_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.jsonl"
+    with json_log(path) as log:
+        log.show(progress(auc=float("nan")))
+        log.show(progress())  # too soon
+        logging.getLogger("embertide.trainer.loop").info("resumed at event %d", 5)
+        logging.getLogger("embertide.trainer.loop").warning("the bus is away")
+    logging.getLogger("embertide.trainer.loop").info("nobody listens")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert all(line.pop("time").endswith("+00:00") for line in lines)
+    assert lines[0]["progress"]["events"] == 1234
+    assert lines[0]["progress"]["auc"] is None
+    assert lines[1:] == [
+        {"level": "info", "message": "resumed at event 5"},
+        {"level": "warning", "message": "the bus is away"},
+    ]
+    with pytest.raises(ConfigurationError, match=r"--log .* cannot be written"), json_log(tmp_path):
+        pass
+
+
+def test_without_tensorboard_the_option_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
+    with pytest.raises(ConfigurationError, match="pip install tensorboard"), tensorboard(tmp_path):
+        pass
+
+
+def test_a_run_by_its_file_logs_and_resumes(tmp_path: Path) -> None:
+    path, log = tmp_path / "run.py", tmp_path / "run.jsonl"
+    path.write_text(
+        "from embertide.trainer.config import RunConfig, globo\n"
+        "from embertide.trainer.data.generator import NewsConfig, NewsSource\n"
+        "run = RunConfig(model=globo(), batch_size=64)\n"
+        "source = NewsSource(NewsConfig(hours=1, views_per_hour=60, users=40))\n"
+    )
+    command = ["train", str(tmp_path / "pub"), "--config", str(path), "--cache", str(CACHE)]
+    command += ["--log", str(log), "--metrics-port", str(free_ports(1)[0]), "--json"]
+    for resumed in (False, True):
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 0, done.output
+        result = json.loads(done.stdout.splitlines()[-1])["result"]
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        assert lines[-1]["result"] == result
+        said = [line["message"] for line in lines if "message" in line]
+        assert any("resumed at event" in message for message in said) == resumed
+    assert result["events"] > 100

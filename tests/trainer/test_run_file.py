@@ -1,0 +1,101 @@
+"""A run's file: what it defines, what is wrong with it and where, and the file of all defaults."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from embertide.trainer import config
+from embertide.trainer.__main__ import app
+from embertide.trainer.commands.run_file import attributes, explained, load
+from embertide.trainer.config import RunConfig, criteo, globo
+from embertide.trainer.data.generator import NewsConfig, NewsSource
+from embertide.trainer.errors import ConfigurationError, DataError, TrainerError
+
+CONFIGS = [each for each in vars(config).values() if dataclasses.is_dataclass(each)]
+HEAD = "from embertide.trainer.config import RunConfig, globo\n"
+
+
+@pytest.mark.parametrize("kind", CONFIGS, ids=lambda kind: kind.__name__)
+def test_every_setting_is_explained_and_nothing_else(kind: type) -> None:
+    fields = [field.name for field in dataclasses.fields(kind)]
+    assert list(attributes(kind)) == fields
+    assert all(attributes(kind).values())
+
+
+@pytest.mark.parametrize("preset", [globo, criteo])
+def test_the_printed_file_is_the_run_itself(tmp_path: Path, preset: object) -> None:
+    assert callable(preset)
+    run = RunConfig(model=preset(), batch_size=77)
+    path = tmp_path / "run.py"
+    path.write_text(explained(run))
+    assert load(path).run == run
+    assert max(map(len, path.read_text().splitlines())) <= 100
+    for field in dataclasses.fields(RunConfig):
+        assert f"    {field.name}=" in path.read_text()
+
+
+def test_the_command_prints_it_and_needs_nothing_else() -> None:
+    done = CliRunner().invoke(app, ["train", "--print-config", "criteo"])
+    assert done.exit_code == 0
+    assert done.stdout == explained(RunConfig(model=criteo()))
+    assert "# Versions from one snapshot" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (HEAD + "\nrun = RunConfig(model=globo(), batch_size=0)\n", r"run.py:3: .*batch_size is 0"),
+        (HEAD + "run = RunConfig(model=globo(), batches=1)\n", r"run.py:2: .*argument 'batches'"),
+        (HEAD + "def f():\n    return 1 / 0\n\nf()\n", "run.py:3: ZeroDivisionError"),
+        ("x = 1\nrun = (\n", "run.py:2: SyntaxError"),
+        ("x = 1\n", r"run.py defines no run; write run = RunConfig\(model=...\)"),
+        ("run = 3\n", "run.py defines run as a int"),
+        (HEAD + "run = RunConfig(model=globo())\nsource = 'a.csv'\n", "source as a str"),
+    ],
+)
+def test_what_is_wrong_is_named_with_file_and_line(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "run.py"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match=message):
+        load(path)
+    with pytest.raises(ConfigurationError, match="there is no such file"):
+        load(tmp_path / "gone.py")
+
+
+@pytest.mark.parametrize("name", ["TrainerError('away')", "DataError('a.csv', 'is gone')"])
+def test_what_another_try_may_mend_stays_so(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "run.py"
+    path.write_text(f"from embertide.trainer.errors import *\nraise {name}\n")
+    with pytest.raises(TrainerError, match=r"run.py:2: (away|a.csv: is gone)") as caught:
+        load(path)
+    assert isinstance(caught.value, ConfigurationError) == name.startswith(DataError.__name__)
+
+
+def run_file(path: Path, source: str = "") -> list[str]:
+    path.write_text(f"{HEAD}run = RunConfig(model=globo(), batch_size=64)\n{source}")
+    return ["train", str(path.parent / "pub"), "--config", str(path)]
+
+
+def test_an_option_that_the_file_decides_is_refused(tmp_path: Path) -> None:
+    command = run_file(tmp_path / "run.py")
+    done = CliRunner().invoke(app, [*command, "--batch-size", "64"])
+    assert done.exit_code == 2
+    assert "--batch-size: " in done.stderr
+    assert "change it there" in done.stderr
+    source = "from embertide.trainer.data.generator import NewsSource\nsource = NewsSource()\n"
+    done = CliRunner().invoke(app, [*run_file(tmp_path / "run.py", source), "--hours", "2"])
+    assert done.exit_code == 2
+    assert "--hours: " in done.stderr
+
+
+def test_a_model_that_the_events_do_not_fit_is_refused(tmp_path: Path) -> None:
+    news = tmp_path / "news.parquet"
+    NewsSource(NewsConfig(hours=1, views_per_hour=5)).write_parquet(str(news))
+    path = tmp_path / "run.py"
+    path.write_text(f"{HEAD.replace('globo', 'criteo')}run = RunConfig(model=criteo())\n")
+    command = ["train", str(tmp_path / "pub"), "--config", str(path), "--data", str(news)]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 2
+    assert "the events have user, prev, cand" in done.stderr
