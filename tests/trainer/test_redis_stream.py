@@ -73,6 +73,10 @@ def rows(ts: list[int], **changes: Any) -> dict[str, Any]:
     return {**columns, "y": [0] * n, **changes}
 
 
+# Its second place is none of the dictionary's.
+BEYOND = pa.DictionaryArray.from_arrays(pa.array([0, 999]), pa.array(["a"]), safe=False)
+
+
 class Stream:
     """What a producer without our library would do: ids of its own."""
 
@@ -222,6 +226,7 @@ def test_events_trimmed_unread_are_counted_and_named(
         (encoded(rows([1])), "it holds 1 events"),
         (encoded({"ts": [1, 2]}), "column 'item' is missing"),
         (encoded(rows([1, 2], y=["a", "b"])), "label column 'y' is string; cast it"),
+        (encoded(rows([1, 2], word=BEYOND)), "out of bounds"),
     ],
 )
 def test_a_malformed_entry_costs_its_events_alone(
@@ -275,6 +280,25 @@ def test_a_stream_that_was_lost_is_an_error_that_says_what_to_do(
     live = source(server).batches(batch_size=1, start=7)
     client.xadd(STREAM, {"arrow": encoded(rows([9]))}, id="7-1")
     assert next(live).event_B.tolist() == [7]
+
+
+def test_a_stream_lost_while_it_is_read_is_not_taken_for_the_one_that_was(
+    server: RedisServer, client: Any
+) -> None:
+    stream = Stream(client)
+    stream.add([1, 2])
+    live = source(server)
+    real = live._close
+
+    def close(*args: Any) -> None:
+        client.delete(STREAM)
+        stream.at = 0
+        stream.add([7])
+        real(*args)
+
+    live._close = close
+    with pytest.raises(DataError, match="start 2 lies beyond its 1 events: was the stream lost"):
+        next(live.batches(batch_size=1000))
 
 
 def test_a_connection_lost_while_it_waits_loses_and_repeats_nothing(
