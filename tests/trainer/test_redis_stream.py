@@ -425,5 +425,6 @@ def test_the_command_sends_a_file_and_goes_on_where_it_was_told(
     total = news.total_events()
     theirs = FirstEvents(RedisStreamSource(config(server)), total).batches(batch_size=64)
     assert all(map(same, news.batches(batch_size=64), theirs))
-    failed = CliRunner().invoke(app, ["send-events", "http://x"])
-    assert failed.exit_code == 2
+    for arguments in (["http://x"], [server.url, "--data", server.url]):
+        failed = CliRunner().invoke(app, ["send-events", *arguments])
+        assert failed.exit_code == 2

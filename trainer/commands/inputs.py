@@ -10,6 +10,7 @@ from embertide.trainer.data import open_events
 from embertide.trainer.data.base import DeadLetters, EventSource
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.limit import FirstEvents
+from embertide.trainer.data.redis_stream import SCHEMES
 from embertide.trainer.errors import ConfigurationError
 
 Data = Annotated[
@@ -17,8 +18,8 @@ Data = Annotated[
     typer.Option(
         metavar="PATH",
         help="Events in time order: .parquet, .csv, .tsv (Criteo), also globs ('day-*.csv') and "
-        "fsspec URLs; or redis://HOST:PORT/DB#KEY, a stream of live events. Without it, a seeded "
-        "news stream is generated.",
+        "fsspec URLs; for train also redis://HOST:PORT/DB#KEY, a stream of live events. Without "
+        "it, a seeded news stream is generated.",
     ),
 ]
 Events = Annotated[int | None, typer.Option(help="Read the first events alone.")]
@@ -32,9 +33,9 @@ def open_input(
     hours: int,
     stream_seed: int,
     dead_letters: Path | None = None,
-    group: str = "reader",
+    group: str | None = None,
 ) -> EventSource:
-    """Open what the options say; a stream is read as consumer group `group`.
+    """Open what the options say; a stream is read as consumer group `group`, or not without.
 
     Raises:
         ConfigurationError: The file is missing, or says nothing that we can read.
@@ -43,7 +44,10 @@ def open_input(
         if data is None:
             source: EventSource = NewsSource(NewsConfig(hours=hours, seed=stream_seed))
         else:
-            source = open_events(data, dead_letters=DeadLetters(path=dead_letters), group=group)
+            if group is None and data.startswith(SCHEMES):
+                raise ConfigurationError("a stream, which has no end, is for train; give files")
+            letters = DeadLetters(path=dead_letters)
+            source = open_events(data, dead_letters=letters, group=group or "reader")
         return source if events is None else FirstEvents(source, events)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error

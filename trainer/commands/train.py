@@ -121,7 +121,8 @@ def command(
             _refuse_both(context, config, given.source)
         source = given.source if given else None
         if source is None:
-            source = open_input(data, events, hours, stream_seed, dead_letters, publication.name)
+            group = publication.resolve().name
+            source = open_input(data, events, hours, stream_seed, dead_letters, group)
         if given is not None:
             run = given.run
             check_model(run.model, source)
