@@ -63,13 +63,19 @@ class SequenceConfig:
     It takes `length` columns of KEYS, `name`0 and so on, behind those of the features and in the
     table of `item`; and two of DENSE behind the model's own: how many of its places are taken, and
     whether the event's own item is among them.
+
+    Attributes:
+        name: What its columns are called by.
+        user: The feature that says whose items.
+        item: The feature whose keys are kept; its vector attends to the sequence.
+        length: Items at most; each place costs a lookup.
+        users: Most users remembered, about 300 bytes each; those not seen longest are forgotten.
     """
 
     name: str
-    user: str  # the feature that says whose items
-    item: str  # the feature whose keys are kept; its vector attends to the sequence
-    length: int = 10  # each place costs a lookup
-    # Most users remembered, about 300 bytes each; those not seen for longest are forgotten.
+    user: str
+    item: str
+    length: int = 10
     users: int = 1_000_000
 
     def __post_init__(self) -> None:
@@ -93,22 +99,37 @@ class SequenceConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
-    """Tables, the columns of a request, and the net over them (trainer/model says which)."""
+    """Tables, the columns of a request, and the net over them (trainer/model says which).
+
+    Attributes:
+        name: The model's name.
+        tables: The embedding tables; a table's place is its id.
+        features: The sparse features, in the order of KEYS' columns.
+        sequences: For the net "history", which needs one.
+        dense_features: The model's own columns of DENSE.
+        net: "dlrm", "dcn_v2", "deepfm" or "history".
+        bottom_mlp: Hidden widths of the MLP over DENSE; its last layer has the embeddings' dim.
+        top_mlp: Hidden widths of the MLP that gives the score; of DeepFM, the deep part.
+        top_sees_embeddings: DLRM: whether the top MLP gets the embeddings beside their dot
+            products. With few features the dot products alone lose what a single feature says;
+            with many, the embeddings mostly make the first layer wide.
+        cross_layers: DCN-v2: interactions of up to one feature more than that.
+        cross_rank: DCN-v2: of a cross layer's matrix; 0: full.
+        attention_mlp: History: hidden widths of what weighs an item.
+    """
 
     name: str
     tables: tuple[TableConfig, ...]
-    features: tuple[FeatureConfig, ...]  # in the order of KEYS' columns
-    sequences: tuple[SequenceConfig, ...] = ()  # for the net "history", which needs one
-    dense_features: int = 0  # the model's own columns of DENSE
+    features: tuple[FeatureConfig, ...]
+    sequences: tuple[SequenceConfig, ...] = ()
+    dense_features: int = 0
     net: Net = "dlrm"
-    bottom_mlp: tuple[int, ...] = ()  # hidden widths; the last layer has the embeddings' dim
-    top_mlp: tuple[int, ...] = (128, 64)  # hidden widths; of DeepFM, the deep part
-    # DLRM: with few features the dot products alone lose what a single feature says; with many,
-    # showing the top MLP the embeddings as well mostly makes its first layer wide.
+    bottom_mlp: tuple[int, ...] = ()
+    top_mlp: tuple[int, ...] = (128, 64)
     top_sees_embeddings: bool = True
-    cross_layers: int = 3  # DCN-v2: interactions of up to one feature more than that
-    cross_rank: int = 0  # DCN-v2: of a cross layer's matrix; 0: full
-    attention_mlp: tuple[int, ...] = (32,)  # history: hidden widths of what weighs an item
+    cross_layers: int = 3
+    cross_rank: int = 0
+    attention_mlp: tuple[int, ...] = (32,)
 
     def __post_init__(self) -> None:
         """Refuse columns without a table, repeated names, and nets that lack what they need."""
@@ -181,21 +202,30 @@ class ModelConfig:
 class OptimizerConfig:
     """One of the store's exact optimizers for rows, Adam for the dense net.
 
-    The formulas stand in `backend_cpp/include/embertide/optimizer.h`. The default rates are
-    for row-wise Adagrad on streams that we do not know; `globo_rates` has those of the news stream.
+    The formulas stand in `backend_cpp/include/embertide/optimizer.h`. The default rates are for
+    row-wise Adagrad on streams that we do not know; `globo_rates` has those of the news stream.
+
+    Attributes:
+        name: "rowwise_adagrad", what industry trains tables with, 4 bytes a row; "adagrad", "sgd"
+            or "rowwise_adam". A checkpoint of one is refused by another.
+        sparse_learning_rate: Of rows.
+        dense_learning_rate: Of the dense net's Adam.
+        epsilon: Added to roots; more than 0, or a gradient of zeros is divided by it.
+        initial_accumulator: Of both Adagrads: where a new row's sum of squares begins. More makes
+            its first steps smaller; with 0 the first is as long as the rate.
+        beta1: Row-wise Adam's decay of first moments, as published.
+        beta2: ... and of second moments.
+        max_gradient_norm: Of one row's gradient in a batch, the L2 norm that it is scaled down to,
+            counted in `clipped_gradients`; 0: none, for both Adagrads bound a step by themselves.
     """
 
-    # Row-wise Adagrad: what industry trains tables with; 4 bytes a row. A checkpoint of one
-    # optimizer is refused by another.
     name: Optimizer = "rowwise_adagrad"
-    sparse_learning_rate: float = 0.1  # of rows
-    dense_learning_rate: float = 0.002  # of the dense net's Adam
-    epsilon: float = 1e-8  # added to roots; more than 0, or a gradient of zeros is divided by it
-    initial_accumulator: float = 0.0  # of both Adagrads; more makes a row's first steps smaller
-    beta1: float = 0.9  # row-wise Adam's decay of first moments, as published
-    beta2: float = 0.999  # ... and of second moments
-    # Of one row's gradient in a batch, the L2 norm that it is scaled down to, counted in
-    # `clipped_gradients`; 0: none, for both Adagrads bound a step by themselves. SGD may need it.
+    sparse_learning_rate: float = 0.1
+    dense_learning_rate: float = 0.002
+    epsilon: float = 1e-8
+    initial_accumulator: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
     max_gradient_norm: float = 0.0
 
     def __post_init__(self) -> None:
@@ -222,23 +252,34 @@ class PruneConfig:
     A table of one chunk is pruned by rows, one of several by chunks: `TableConfig.chunks`. Steps
     are batches. docs/design/0008-pruning.md has the rule and what the defaults were chosen by.
 
-    Rows may take `bytes`, with their index entries, optimizer state and utilities, and what
-    remembers keys without a row; or 1 / `ratio` of what those of all keys seen so far would take.
-    `utility` is what a chunk earns in a batch: its squared gradient ("squares"), the occurrences of
-    its key times the gradient's norm ("norms", FIITED's), or the occurrences alone ("accesses").
+    Attributes:
+        bytes: What rows may take, with their index entries, optimizer state and utilities, and what
+            remembers keys without a row. 0: `ratio` says it.
+        ratio: So many times less than the rows of all keys seen so far would take. 0: `bytes` says
+            it.
+        tables: Those that are pruned, together; none named: all.
+        utility: What a chunk earns in a batch: its squared gradient ("squares"), the occurrences of
+            its key times the gradient's norm ("norms", FIITED's), or its occurrences ("accesses").
+        half_life: Steps in which a utility halves: shorter follows a drift sooner, and forgets.
+        first: Steps after which a pass is made ...
+        every: ... and then after so many each ...
+        least: ... or as few, if new rows find little room.
+        least_room: What is little, as a share of the bytes of rows.
+        max_age: Rows that no step updated in so many go, too; 0: none.
+        waiting_bytes: For keys without a row, 4 bytes each. 0: a sixteenth of `bytes`, or with
+            `ratio` 256 KiB.
     """
 
     bytes: int = 0
     ratio: float = 0.0
-    tables: tuple[str, ...] = ()  # that are pruned, together; none named: all
+    tables: tuple[str, ...] = ()
     utility: Literal["squares", "norms", "accesses"] = "squares"
-    half_life: int = 2000  # steps in which a utility halves
-    first: tuple[int, ...] = (20, 50, 100)  # steps after which a pass is made ...
-    every: int = 200  # ... and then after so many each ...
-    least: int = 10  # ... or as few, if new rows find little room
-    least_room: float = 0.01  # of the bytes of rows
-    max_age: int = 0  # rows that no step updated in so many go, too; 0: none
-    # For keys without a row: 4 bytes each. 0: a sixteenth of `bytes`, or with `ratio` 256 KiB.
+    half_life: int = 2000
+    first: tuple[int, ...] = (20, 50, 100)
+    every: int = 200
+    least: int = 10
+    least_room: float = 0.01
+    max_age: int = 0
     waiting_bytes: int = 0
 
     def __post_init__(self) -> None:
@@ -284,6 +325,7 @@ class RunConfig:
     Attributes:
         model: Tables, features and dense net.
         optimizer: How rows and net learn.
+        prune: Which rows stay; None: every key keeps its row.
         seed: Of the net and of new rows.
         batch_size: Events of a step, at least: a group of one time is never split. Small batches
             learn more from each event, large ones go faster.
@@ -304,7 +346,7 @@ class RunConfig:
 
     model: ModelConfig
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
-    prune: PruneConfig | None = None  # None: every key keeps its row
+    prune: PruneConfig | None = None
     seed: int = 1
     batch_size: int = 256
     threads: int = 1

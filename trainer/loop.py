@@ -44,6 +44,8 @@ _DROPS = (
     "refused_gradients",
     "dropped_gradients",
     "failed_keys",
+    "unworthy_keys",
+    "worthy_keys_without_room",
     "dropped_accesses",
     "reader_waits_given_up",
 )

@@ -196,6 +196,7 @@ def test_forward_backward_and_updates_are_those_of_fp64(
         ddr_budget_bytes=8 << 20,
     )
     learner = Learner(run)
+    assert isinstance(learner.net, Dlrm)
     reference = Reference(run, learner.net)
     # Some have rows; the others read as zeros until a step makes theirs.
     for t in range(2):

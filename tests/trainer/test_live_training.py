@@ -16,7 +16,7 @@ from snapshots import files
 
 from embertide.server.adapters.process import Child, free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
-from embertide.trainer.config import RunConfig, globo
+from embertide.trainer.config import RunConfig, globo, globo_rates
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.data.redis_stream import (
@@ -29,7 +29,9 @@ from embertide.trainer.loop import Progress, Trainer
 from embertide.trainer.publish.folder import Publication
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
-RUN = RunConfig(model=globo(), batch_size=24, publish_every_s=600, snapshot_every=4)
+RUN = RunConfig(
+    model=globo(), optimizer=globo_rates(), batch_size=24, publish_every_s=600, snapshot_every=4
+)
 NEWS = NewsSource(NewsConfig(hours=3, views_per_hour=60, users=80, new_items_per_hour=5))
 TOTAL = NEWS.total_events()
 
