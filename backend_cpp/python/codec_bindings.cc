@@ -1,4 +1,8 @@
 // Bindings of the row codec, checksums and snapshots.
+#include <algorithm>
+#include <bit>
+#include <optional>
+
 #include "bindings.h"
 #include "embertide/checksum.h"
 #include "embertide/hash.h"
@@ -75,14 +79,65 @@ std::optional<std::pair<uint16_t, size_t>> FindRecord(const RowLayout& layout,
   return std::nullopt;
 }
 
+// How many rows have 0, 1, ... `chunks` live chunks.
+std::vector<uint64_t> CountLive(const RowLayout& layout, const py::bytes& records) {
+  std::vector<uint64_t> rows(layout.chunks + 1);
+  for (std::span<const std::byte> rest = BytesIn(records); !rest.empty();) {
+    ++rows[std::popcount(ValueOrThrow(ReadRecord(layout, &rest)).live)];
+  }
+  return rows;
+}
+
+// (rows added, removed, changed) from `before` to `after`, whose keys ascend.
+py::tuple DiffRecords(const RowLayout& layout, const py::bytes& before, const py::bytes& after) {
+  uint64_t added = 0;
+  uint64_t removed = 0;
+  uint64_t changed = 0;
+  const auto next = [&](std::span<const std::byte>* rest) -> std::optional<RowRecord> {
+    if (rest->empty()) return std::nullopt;
+    return ValueOrThrow(ReadRecord(layout, rest));
+  };
+  std::span<const std::byte> left = BytesIn(before);
+  std::span<const std::byte> right = BytesIn(after);
+  std::optional<RowRecord> old = next(&left);
+  std::optional<RowRecord> now = next(&right);
+  while (old.has_value() || now.has_value()) {
+    if (!now.has_value() || (old.has_value() && old->key < now->key)) {
+      ++removed;
+      old = next(&left);
+    } else if (!old.has_value() || now->key < old->key) {
+      ++added;
+      now = next(&right);
+    } else {
+      const bool equal = old->live == now->live && std::ranges::equal(old->payload, now->payload);
+      changed += equal ? 0 : 1;
+      old = next(&left);
+      now = next(&right);
+    }
+  }
+  return py::make_tuple(added, removed, changed);
+}
+
 py::bytes ReadBucket(const std::string& directory, const TableConfig& table,
                      const BucketFileInfo& info) {
   std::vector<std::byte> records;
-  ThrowIfError(ReadBucketFile(directory, table, info, [&](std::span<const std::byte> block) {
-    records.insert(records.end(), block.begin(), block.end());
-    return Status::Ok();
-  }));
+  Status status;
+  {
+    const py::gil_scoped_release released;
+    status = ReadBucketFile(directory, table, info, [&](std::span<const std::byte> block) {
+      records.insert(records.end(), block.begin(), block.end());
+      return Status::Ok();
+    });
+  }
+  ThrowIfError(status);
   return BytesOut(records);
+}
+
+BucketFileInfo WriteBucket(const std::string& directory, const TableConfig& table, uint32_t bucket,
+                           uint64_t version, const py::bytes& records) {
+  const std::span<const std::byte> bytes = BytesIn(records);
+  const py::gil_scoped_release released;  // a drive may take long
+  return ValueOrThrow(WriteBucketFile(directory, table, bucket, version, bytes));
 }
 
 void BindSnapshotTypes(py::module_& m) {
@@ -148,10 +203,9 @@ void BindCodec(py::module_& m) {
   m.def("cut_records", &CutRecords, py::arg("layout"), py::arg("records"), py::arg("max_bytes"));
   m.def("find_record", &FindRecord, py::arg("layout"), py::arg("records"), py::arg("key"));
   m.def("record_keys", &RecordKeys, py::arg("layout"), py::arg("records"));
-  m.def("write_bucket_file", [](const std::string& directory, const TableConfig& table,
-                                uint32_t bucket, uint64_t version, const py::bytes& records) {
-    return ValueOrThrow(WriteBucketFile(directory, table, bucket, version, BytesIn(records)));
-  });
+  m.def("count_live", &CountLive, py::arg("layout"), py::arg("records"));
+  m.def("diff_records", &DiffRecords, py::arg("layout"), py::arg("before"), py::arg("after"));
+  m.def("write_bucket_file", &WriteBucket);
   m.def("read_bucket_file", &ReadBucket);
   m.def("check_manifest", [](const std::string& json) {
     return ManifestToJson(ValueOrThrow(ManifestFromJson(json)));
