@@ -336,8 +336,13 @@ class RunConfig:
         snapshot_every: Versions from one snapshot, with its checkpoint, to the next: what a killed
             trainer learns again, and how many deltas a node that starts reads.
         keep_snapshots: Snapshots kept, with the deltas that follow the oldest. Two, so that nodes
-            that load one while the next is written find it.
+            that load one while the next is written find it, and should one's checkpoint be harmed.
+        keep_snapshots_s: Those of the last so many seconds of wall clock are kept, too.
+        checkpoint_memory_bytes: Copies of rows that wait to be written as a checkpoint; beyond it
+            training waits. The default has room for a model of 10^7 rows of 16 values.
         cpu: Baseline of the compiled dense program: the oldest CPU that is to serve it.
+        devices: CPU arenas that share the budgets; nothing that is learned depends on it, but for
+            which of several new rows finds the last room where rows are pruned.
         ddr_budget_bytes: Memory of rows, optimizer state and index; what exceeds it is refused and
             counted where there is no SSD.
         ssd_budget_bytes: Disk for rows that memory does not hold; 0 does without.
@@ -354,7 +359,10 @@ class RunConfig:
     publish_every_s: int = 600
     snapshot_every: int = 6
     keep_snapshots: int = 2
+    keep_snapshots_s: int = 0
+    checkpoint_memory_bytes: int = 1 << 30
     cpu: str = "x86-64-v3"
+    devices: int = 1
     ddr_budget_bytes: int = 4 << 30
     ssd_budget_bytes: int = 0
     ssd_directory: str = ""
@@ -362,7 +370,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         """Refuse counts below one."""
         counts = ("batch_size", "threads", "publish_every_s", "snapshot_every", "keep_snapshots")
-        for name in counts:
+        for name in (*counts, "devices", "checkpoint_memory_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         names = [table.name for table in self.model.tables]

@@ -31,6 +31,7 @@ class Learner:
             run.model,
             optimizer=run.optimizer,
             seed=run.seed,
+            devices=run.devices,
             ddr_budget_bytes=run.ddr_budget_bytes,
             ssd_budget_bytes=run.ssd_budget_bytes,
             ssd_directory=run.ssd_directory,

@@ -8,7 +8,10 @@ what its checkpoint lacks without publishing, until it passes the newest version
 Shapes: B events of a batch, F features, D dense columns.
 """
 
+import copy
 import dataclasses
+import functools
+import json
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +21,7 @@ from typing import Protocol
 from embertide import _store
 from embertide.trainer.checkpoint import checkpoint as checkpoints
 from embertide.trainer.checkpoint.checkpoint import Checkpoint, CheckpointError
+from embertide.trainer.checkpoint.saver import BucketCopy, Saver, SaverOptions, SnapshotJob
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data.ahead import read_ahead
 from embertide.trainer.data.base import Batch, EventSource
@@ -49,6 +53,17 @@ _DROPS = (
     "dropped_accesses",
     "reader_waits_given_up",
 )
+FREE_TO_CHANGE = (
+    "ahead_bytes",
+    "keep_snapshots",
+    "keep_snapshots_s",
+    "checkpoint_memory_bytes",
+    "devices",
+    "ddr_budget_bytes",
+    "ssd_budget_bytes",
+    "ssd_directory",
+)
+"""Fields of `RunConfig` on which no byte depends: a run may go on with others."""
 
 
 class Gate(Protocol):
@@ -113,11 +128,17 @@ class Trainer:
         self.events = 0
         self.number = 0  # version that the state is at or past
         self.origin_ms: int | None = None
-        self.checkpoints, self.checkpoint_s = 0, 0.0
         self._source: EventSource | None = None  # of this `fit`
         self._copy: tuple[int, Path] | None = None
-        self._since: VersionId | None = None  # of the newest checkpoint
-        self._info = SnapshotInfo.of(run.model, lineage=0, version=0, watermark_ms=0)
+        self._since: VersionId | None = None  # of the newest checkpoint, which may be in flight
+        self.saver = Saver(
+            publication,
+            SaverOptions(
+                memory_bytes=run.checkpoint_memory_bytes,
+                keep_snapshots=run.keep_snapshots,
+                keep_s=run.keep_snapshots_s,
+            ),
+        )
         self._resume()
         if not publication.program.exists():
             export_dense(
@@ -128,23 +149,16 @@ class Trainer:
                 cpu=run.cpu,
                 cache=program_cache,
             )
-        self.publisher = Publisher(
-            publication, bus=bus, schema_id=schema_id(self._info, self.rows.tables)
-        )
+        schema = schema_id(self._info(VersionId(0, 0), 0), self.rows.tables)
+        self.publisher = Publisher(publication, bus=bus, schema_id=schema)
         self._owe()
 
     # --- resuming ---------------------------------------------------------------------------------
 
     def _config(self) -> dict[str, object]:
         """What two runs must share for one to go on from the other's checkpoint."""
-        config = dataclasses.asdict(self.run)
-        for name in (
-            "ahead_bytes",
-            "keep_snapshots",
-            "ddr_budget_bytes",
-            "ssd_budget_bytes",
-            "ssd_directory",
-        ):
+        config: dict[str, object] = json.loads(json.dumps(dataclasses.asdict(self.run)))
+        for name in FREE_TO_CHANGE:
             del config[name]
         return config
 
@@ -157,28 +171,22 @@ class Trainer:
                     "empty folder"
                 )
             return
-        for name, theirs, mine in _differences(found.config, self._config()):
+        saved = found.checkpoint
+        for name, theirs, mine in _differences(saved.config, self._config()):
             raise CheckpointError(
                 f"{self.publication.path} was trained with {name} = {theirs!r}, this run has "
                 f"{mine!r}: use the same, or an empty folder"
             )
-        self._import_rows(found)
-        self.learner.net.load_state_dict(found.net)
-        self.learner.optimizer.load_state_dict(found.optimizer)
-        self.prequential = found.prequential
-        for history, state in zip(self.histories, found.histories, strict=True):
+        found.restore_rows(self.rows)
+        self.learner.net.load_state_dict(saved.net)
+        self.learner.optimizer.load_state_dict(saved.optimizer)
+        self.prequential = saved.prequential
+        for history, state in zip(self.histories, saved.histories, strict=True):
             history.restore(state)
-        self.offset, self.done, self.events = found.offset, found.done, found.events
-        self.number, self.origin_ms = found.version.number, found.origin_ms
-        self._since = found.version
+        self.offset, self.done, self.events = saved.offset, saved.done, saved.events
+        self.number, self.origin_ms = saved.version.number, saved.origin_ms
+        self._since = saved.version
         log.info("resumed at event %d, version %d", self.offset, self.number)
-
-    def _import_rows(self, found: Checkpoint) -> None:
-        directory = self.publication.snapshot_path(found.version)
-        for t, table, bucket, records in self.rows.read_buckets(directory):
-            self.rows.store.import_records(t, bucket, records)
-            self.rows.store.set_bucket_state(t, bucket, found.states[table.id, bucket])
-        self.rows.resume(found.rows)
 
     def _owe(self) -> None:
         """Mark what other publishers sent after our checkpoint: the next version makes it good."""
@@ -207,11 +215,16 @@ class Trainer:
     ) -> None:
         """Read `source` from the offset to its end; publish on the way and at the end.
 
-        Batches are read and prepared by a thread of their own, `ahead_bytes` at most.
+        Batches are read and prepared by a thread of their own, `ahead_bytes` at most. When this
+        returns, every checkpoint is written; when it raises, none is being written.
+
+        Raises:
+            CheckpointError: A checkpoint could not be written.
+            SupersededError: Another publisher runs.
         """
         self._source = source
         batches = source.batches(batch_size=self.run.batch_size, start=self.offset)
-        with read_ahead(batches, self.run.ahead_bytes) as ahead:
+        with self.saver, read_ahead(batches, self.run.ahead_bytes) as ahead:
             self._fit(ahead, source, gate, progress, every_s)
 
     def _fit(
@@ -239,6 +252,7 @@ class Trainer:
             for _, part in blocks(batch, origin_ms=self.origin_ms, every_ms=every_ms):
                 if part.first < self.done:
                     continue  # the checkpoint fell within this batch
+                self.saver.check()
                 self._reach(int(part.ts_ms_B[0]))
                 if gate is not None:
                     gate.wait(int(part.event_B[-1]) + 1)
@@ -271,8 +285,8 @@ class Trainer:
                 "index": stats["index_bytes"],
                 "ssd": stats["ssd_bytes"],
             },
-            checkpoints=self.checkpoints,
-            checkpoint_s=self.checkpoint_s,
+            checkpoints=self.saver.stats.saved,
+            checkpoint_s=self.saver.stats.written_s,
             published=self.publisher.stats,
             rejected=dict(source.dead_letters.by_reason),
             source=source.counters(),
@@ -313,26 +327,29 @@ class Trainer:
         self.number = number
         dense = tensor_bytes(self.served)
         if self._copy is not None and self.done >= self._copy[0]:
-            copy = VersionId(number, self.publisher.lineage)
-            self._write_snapshot(self._copy[1], copy, watermark_ms, dense)
+            write_snapshot(
+                self._copy[1],
+                self._info(VersionId(number, self.publisher.lineage), watermark_ms),
+                self.rows.tables,
+                self.rows.buckets(),
+                self._dense_part(dense),
+            )
             self._copy = None
         newest = self.publisher.newest
         if newest is None:
             self.publisher.adopt(number, watermark_ms=watermark_ms, dense=dense)
             self._snapshot(VersionId(number, self.publisher.lineage), watermark_ms, dense)
+            self.saver.wait()  # no later version without it: nothing else holds the first one
             return
         if number <= newest.number:
             # Out already, by the run that we resumed: only the state moves on. That run may have
-            # been killed before the snapshot.
-            if number < newest.number or not snapshot:
+            # been killed before the snapshot was there, some versions ago.
+            if not snapshot:
                 return
-            if self._is_state_of(newest, watermark_ms, dense):
-                for _ in self._changes():
-                    pass  # all of it is in `newest`
-                self._snapshot(newest, watermark_ms, dense)
+            if self._snapshot_again(number, watermark_ms, dense):
                 return
             log.warning("version %d was published with another state than this run's", number)
-            if not last:
+            if number < newest.number or not last:
                 return
             self.number = number = newest.number + 1
         version = self.publisher.publish(
@@ -341,14 +358,26 @@ class Trainer:
         if snapshot:
             self._snapshot(version, watermark_ms, dense)
 
+    def _snapshot_again(self, number: int, watermark_ms: int, dense: bytes) -> bool:
+        """Make the snapshot of a version that is out, if it is of the state that we are in."""
+        self.saver.wait()
+        published = next((v for v in self.publication.deltas() if v.number == number), None)
+        if published is None or not self._is_state_of(published, watermark_ms, dense):
+            return False
+        if published == self.publisher.newest:
+            for _ in self._changes():
+                pass  # all of it is in that version
+        self._snapshot(published, watermark_ms, dense)
+        return True
+
     def _is_state_of(self, version: VersionId, watermark_ms: int, dense: bytes) -> bool:
         """Prove that a version's files lead from our checkpoint to the bytes that we hold now."""
-        if self._since is None or version not in self.publication.deltas():
+        if self._since is None:
             return False
         commit = self.publication.read_commit(version).commit
         if (commit.watermark_ms, commit.dense_id) != (watermark_ms, dense_id(dense)):
             return False
-        owed = self.publisher.owed(self._since.number)
+        owed = self.publisher.owed(self._since.number, version.number)
         snapshot = self.publication.snapshot_path(self._since)
         for t, table, bucket, records in self.rows.read_buckets(snapshot):
             changed = [batch.records for batch in owed.get((table.id, bucket), [])]
@@ -370,64 +399,72 @@ class Trainer:
                 if records:
                     yield table, bucket, records
 
-    def _write_snapshot(
-        self, path: Path, version: VersionId, watermark_ms: int, dense: bytes
-    ) -> None:
-        info = SnapshotInfo.of(
+    def _info(self, version: VersionId, watermark_ms: int) -> SnapshotInfo:
+        return SnapshotInfo.of(
             self.run.model,
             lineage=version.lineage,
             version=version.number,
             watermark_ms=watermark_ms,
         )
-        part = DensePart(program=self.publication.program, cpu=self.run.cpu, tensors=dense)
-        write_snapshot(path, info, self.rows.tables, self.rows.buckets(), part)
+
+    def _dense_part(self, dense: bytes) -> DensePart:
+        return DensePart(program=self.publication.program, cpu=self.run.cpu, tensors=dense)
+
+    def _copies(self) -> Iterator[BucketCopy]:
+        for t, table in enumerate(self.rows.tables):
+            for bucket in range(1 << table.bucket_bits):
+                yield BucketCopy(
+                    table=table,
+                    bucket=bucket,
+                    records=self.rows.store.export_bucket(t, bucket),
+                    state=self.rows.store.bucket_state(t, bucket),
+                )
 
     def _snapshot(self, version: VersionId, watermark_ms: int, dense: bytes) -> None:
+        """Have a version's snapshot and checkpoint written, as our state is now."""
         assert self.origin_ms is not None
-        began = time.monotonic()
-        states = {
-            (table.id, bucket): self.rows.store.bucket_state(t, bucket)
-            for t, table in enumerate(self.rows.tables)
-            for bucket in range(1 << table.bucket_bits)
-        }
-        checkpoints.save(
-            self.publication,
-            Checkpoint(
-                version=version,
-                config=self._config(),
-                offset=self.offset,
-                done=self.done,
-                events=self.events,
-                origin_ms=self.origin_ms,
-                net=self.learner.net.state_dict(),
-                optimizer=self.learner.optimizer.state_dict(),
-                states=states,
-                rows=self.rows.progress(),
-                prequential=self.prequential,
-                histories=[history.state() for history in self.histories],
-            ),
-        )
-        path = self.publication.snapshot_path(version)
-        if not path.exists():
-            self._write_snapshot(path, version, watermark_ms, dense)
         self._since = version
-        self.publication.prune(self.run.keep_snapshots)
-        checkpoints.prune(self.publication)
-        self.checkpoints += 1
-        self.checkpoint_s += time.monotonic() - began
+        if checkpoints.is_complete(self.publication, version):
+            self._checkpointed(self.offset)
+            return
+        # Copied, for it is written while training goes on.
+        checkpoint = Checkpoint(
+            version=version,
+            config=self._config(),
+            offset=self.offset,
+            done=self.done,
+            events=self.events,
+            origin_ms=self.origin_ms,
+            net=copy.deepcopy(self.learner.net.state_dict()),
+            optimizer=copy.deepcopy(self.learner.optimizer.state_dict()),
+            rows=self.rows.progress(),
+            prequential=copy.deepcopy(self.prequential),
+            histories=[history.state() for history in self.histories],
+        )
+        job = SnapshotJob(
+            checkpoint=checkpoint,
+            info=self._info(version, watermark_ms),
+            tables=self.rows.tables,
+            dense=self._dense_part(dense),
+            then=functools.partial(self._checkpointed, self.offset),
+        )
+        self.saver.save(job, self._copies())
+
+    def _checkpointed(self, offset: int) -> None:
+        """Let the source forget what lies before `offset`. Also called by the saver's thread."""
         if self._source is not None:
-            self._source.checkpointed(self.offset)
+            self._source.checkpointed(offset)
 
 
 def _differences(
     theirs: object, mine: object, name: str = ""
 ) -> Iterator[tuple[str, object, object]]:
-    """Yield (path, theirs, mine) of all fields in which two configurations differ."""
+    """Yield (path, theirs, mine) of all fields in which two configurations, as JSON, differ."""
     if isinstance(theirs, dict) and isinstance(mine, dict):
         for key in {**theirs, **mine}:
             path = f"{name}.{key}" if name else key
             yield from _differences(theirs.get(key), mine.get(key), path)
-    elif isinstance(theirs, tuple) and isinstance(mine, tuple) and len(theirs) == len(mine):
+    elif isinstance(theirs, list) and isinstance(mine, list) and len(theirs) == len(mine):
         for i, (one, other) in enumerate(zip(theirs, mine, strict=True)):
             yield from _differences(one, other, f"{name}[{i}]")
     elif theirs != mine:

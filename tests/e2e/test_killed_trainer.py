@@ -15,7 +15,7 @@ import pytest
 from checker import bucket_of
 from numpy.typing import NDArray
 from serving import Client, beside, metric, wait_until
-from snapshots import files
+from snapshots import snapshot_files
 
 from embertide import _store
 from embertide.server.adapters import process, triton
@@ -186,7 +186,7 @@ def test_a_trainer_killed_twice_ends_as_one_never_killed_and_so_does_the_node(
     last_version = site.publication.snapshots()[-1]
     final = site.publication.snapshot_path(last_version)
     never = Publication(tmp_path / "never")
-    assert files(final) == files(never.snapshot_path(never.snapshots()[-1]))
+    assert snapshot_files(final) == snapshot_files(never.snapshot_path(never.snapshots()[-1]))
 
     wait_served(client, last_version.number)
     for kind, name in (("ranking", "rank_final"), ("lookup", "look_final")):

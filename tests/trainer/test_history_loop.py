@@ -106,4 +106,4 @@ def test_a_snapshot_names_the_columns_of_the_sequence(whole: Trainer) -> None:
     assert manifest["dense_features"] == 2
     found = checkpoints.load_newest(whole.publication)
     assert found is not None
-    assert len(found.histories[0].user_U) == 8
+    assert len(found.checkpoint.histories[0].user_U) == 8

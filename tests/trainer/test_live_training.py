@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import redis
 from serving import wait_until
-from snapshots import files
+from snapshots import snapshot_files
 
 from embertide.server.adapters.process import Child, free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
@@ -71,7 +71,7 @@ def send(server: RedisServer, begin: int, end: int) -> None:
 
 
 def newest(publication: Publication) -> dict[str, bytes]:
-    return files(publication.snapshot_path(publication.snapshots()[-1]))
+    return snapshot_files(publication.snapshot_path(publication.snapshots()[-1]))
 
 
 def open_live(server: RedisServer) -> RedisStreamSource:

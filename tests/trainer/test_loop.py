@@ -1,30 +1,36 @@
 """The training loop: killed anywhere and started again, it ends where it would have anyway."""
 
+import contextlib
 import dataclasses
+import errno
 import json
 import logging
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from serving import flip_byte
-from snapshots import files
+from serving import flip_byte, wait_until
+from snapshots import snapshot_files
 
 from embertide import _store
 from embertide.trainer import loop
 from embertide.trainer.checkpoint import checkpoint as checkpoints
-from embertide.trainer.checkpoint.checkpoint import CheckpointError
+from embertide.trainer.checkpoint import saver
+from embertide.trainer.checkpoint.checkpoint import CheckpointError, CheckpointWriter
 from embertide.trainer.config import PruneConfig, RunConfig, globo
 from embertide.trainer.data.base import Batch
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.limit import FirstEvents
+from embertide.trainer.learner import Learner
 from embertide.trainer.loop import Progress, Trainer
 from embertide.trainer.model.export import tensor_bytes
 from embertide.trainer.publish.folder import Publication, VersionId
 from embertide.trainer.publish.publisher import Publisher
+from embertide.trainer.publish.snapshot import SnapshotInfo, write_snapshot
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 # So few bytes that rows go and come back at every pass.
@@ -67,7 +73,7 @@ def fresh(whole: Whole, tmp_path: Path) -> Publication:
 
 
 def newest_files(publication: Publication) -> dict[str, bytes]:
-    return files(publication.snapshot_path(publication.snapshots()[-1]))
+    return snapshot_files(publication.snapshot_path(publication.snapshots()[-1]))
 
 
 def numbers(publication: Publication) -> list[int]:
@@ -93,7 +99,7 @@ def assert_ends_as(whole: Whole, publication: Publication, trainer: Trainer) -> 
     assert mine.hourly() == theirs.hourly()
     found = checkpoints.load_newest(publication)
     assert found is not None
-    assert found.version == publication.snapshots()[-1]
+    assert found.checkpoint.version == publication.snapshots()[-1]
 
 
 def kill_after_batches(publication: Publication, batches: int) -> None:
@@ -150,8 +156,9 @@ PLACES: dict[str, tuple[Any, str]] = {
     "delta": (Publication, "write_delta"),
     "commit file": (Publication, "_write_commit"),
     "publish": (Publisher, "publish"),
-    "checkpoint": (checkpoints, "save"),
-    "snapshot": (loop, "write_snapshot"),
+    "state": (CheckpointWriter, "add"),
+    "checkpoint": (CheckpointWriter, "finish"),
+    "snapshot": (saver, "write_snapshot"),
     "prune": (Publication, "prune"),
     "prune checkpoints": (checkpoints, "prune"),
 }
@@ -221,6 +228,71 @@ def test_a_stream_that_went_on_is_learned_from_where_it_ended(
     # Batches fall elsewhere now, so the model is another one; the events are the same.
     mine, theirs = second.prequential.daily_summaries(), whole.trainer.prequential.daily_summaries()
     assert [day.events for day in mine.values()] == [day.events for day in theirs.values()]
+
+
+# --- written while training goes on ---------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def at_snapshot(number: int, act: Callable[[], None]) -> Iterator[None]:
+    """Have the writer do something first when it comes to the snapshot of a version."""
+
+    def write(path: Path, info: SnapshotInfo, *args: Any, **kwargs: Any) -> None:
+        if info.version == number:
+            act()
+        write_snapshot(path, info, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("embertide.trainer.checkpoint.saver.write_snapshot", write)
+        yield
+
+
+def test_versions_go_out_while_a_checkpoint_is_written_and_a_kill_loses_it_for_no_run(
+    whole: Whole, fresh: Publication
+) -> None:
+    def wait_and_die() -> None:
+        wait_until(lambda: fresh.versions()[-1].number >= 7)
+        raise Killed
+
+    trainer = Trainer(RUN, fresh, program_cache=CACHE)
+    with at_snapshot(4, wait_and_die), pytest.raises(Killed):
+        trainer.fit(NEWS)
+    assert [v.number for v in fresh.snapshots()] == [1]
+    again = Trainer(dataclasses.replace(RUN, keep_snapshots=9), fresh, program_cache=CACHE)
+    again.fit(NEWS)
+    # As the killed run had published it, some versions before the newest one.
+    assert fresh.snapshots()[:2] == [VersionId(1, 1), VersionId(4, 1)]
+    assert_ends_as(whole, fresh, again)
+
+
+def test_no_version_follows_the_first_before_its_snapshot_is_there(
+    whole: Whole, fresh: Publication
+) -> None:
+    def wait_and_die() -> None:
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: bool(fresh.deltas()), timeout_s=0.3)
+        raise Killed
+
+    trainer = Trainer(RUN, fresh, program_cache=CACHE)
+    with at_snapshot(1, wait_and_die), pytest.raises(Killed):
+        trainer.fit(NEWS)
+    assert fresh.versions() == []
+    assert_ends_as(whole, fresh, resume(fresh))
+
+
+def test_a_checkpoint_that_cannot_be_written_stops_the_run_and_says_why(
+    whole: Whole, fresh: Publication
+) -> None:
+    def full() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    trainer = Trainer(RUN, fresh, program_cache=CACHE)
+    message = "the checkpoint of version 8 cannot be written: .*No space left on device"
+    with at_snapshot(8, full), pytest.raises(CheckpointError, match=message):
+        trainer.fit(NEWS)
+    assert trainer.number < 12  # the next checkpoint at the latest
+    assert trainer.saver.stats.saved == 2
+    assert_ends_as(whole, fresh, resume(fresh))
 
 
 # --- what the killed run had sent -----------------------------------------------------------------
@@ -320,37 +392,88 @@ def test_versions_without_a_checkpoint_are_refused(copy: Publication) -> None:
         Trainer(RUN, copy, program_cache=CACHE)
 
 
+def checkpoint_folder(publication: Publication, at: int = -1) -> Path:
+    return publication.path / "checkpoints" / publication.snapshots()[at].folder
+
+
+def restore(publication: Publication, run: RunConfig = RUN) -> Learner:
+    """What a run does with the newest checkpoint before it goes on."""
+    found = checkpoints.load_newest(publication)
+    assert found is not None
+    learner = Learner(run)
+    found.restore_rows(learner.rows)
+    return learner
+
+
 def test_a_harmed_checkpoint_is_refused_wherever_the_harm_is(
     whole: Whole, copy: Publication
 ) -> None:
-    path = copy.path / "checkpoints" / f"{copy.snapshots()[-1].folder}.pt"
-    data = path.read_bytes()
+    folder = checkpoint_folder(copy)
+    paths = [*folder.iterdir(), copy.snapshot_path(copy.snapshots()[-1]) / "manifest.json"]
+    assert len(paths) == 5
 
-    def refused(reason: str = "fails its checksum") -> None:
-        with pytest.raises(CheckpointError, match=f"{path.name} {reason}"):
-            checkpoints.load_newest(copy)
+    def refused(path: Path, reason: str = "") -> None:
+        with pytest.raises(CheckpointError, match=f"{path.name}.* {reason}.*remove {folder}"):
+            restore(copy)
 
-    for at in range(8, len(data), len(data) // 97):
-        flip_byte(path, at)
-        refused()
+    for path in paths:
+        data = path.read_bytes()
+        for at in range(0, len(data), len(data) // 5):
+            flip_byte(path, at)
+            refused(path)
+            path.write_bytes(data)
+        for length in (0, len(data) // 2, len(data) - 1):
+            path.write_bytes(data[:length])
+            refused(path)
+        if path.name != "checkpoint.json":
+            path.unlink()
+            refused(path, "cannot be read") if path.name != "manifest.json" else None
         path.write_bytes(data)
-    for length in (12, 500, len(data) // 2, len(data) - 1):
-        path.write_bytes(data[:length])
-        refused()
-    for text in (b"", b"EMCKP001" + data[8:]):
-        path.write_bytes(text)
-        refused("has another format")
     # The remedy that the message gives: the run goes on from the one before.
-    path.unlink()
+    shutil.rmtree(folder)
     assert_ends_as(whole, copy, resume(copy))
+
+
+def test_files_of_another_checkpoint_are_refused_and_the_field_named(copy: Publication) -> None:
+    one, other = checkpoint_folder(copy), checkpoint_folder(copy, 0)
+    for name, field in (
+        ("rows.safetensors", "bucket 0 of table user has sha256"),
+        ("dense.safetensors", "has sha256"),
+        ("scores.safetensors", "has bytes"),
+        ("checkpoint.json", "is of version 000000000016-000001"),
+    ):
+        kept = (one / name).read_bytes()
+        shutil.copyfile(other / name, one / name)
+        with pytest.raises(CheckpointError, match=f"{name},? {field}"):
+            restore(copy)
+        (one / name).write_bytes(kept)
+    manifests = [copy.snapshot_path(v) / "manifest.json" for v in copy.snapshots()]
+    shutil.copyfile(manifests[0], manifests[-1])
+    with pytest.raises(CheckpointError, match=r"manifest\.json has sha256"):
+        restore(copy)
+
+
+def test_a_checkpoint_of_another_format_is_refused(copy: Publication) -> None:
+    path = checkpoint_folder(copy) / "checkpoint.json"
+    path.write_text(path.read_text().replace('"format":4', '"format":3'))
+    with pytest.raises(CheckpointError, match="has format 3, this build has 4"):
+        restore(copy)
+
+
+def test_nothing_in_a_checkpoint_is_code(copy: Publication) -> None:
+    for path in checkpoint_folder(copy).iterdir():
+        # A pickle begins with its protocol, a zip of pickles with PK.
+        assert path.read_bytes()[:1] == b"{" or path.read_bytes()[8:9] == b"{"
 
 
 def test_what_a_killed_writer_left_is_cleared_away(fresh: Publication) -> None:
     kill_after_batches(fresh, 5)
-    for name in ("checkpoints/000000000001-000001.tmp", "checkpoints/000000000003-000009.pt"):
-        (fresh.path / name).write_text("half")
+    left = fresh.path / "checkpoints" / "000000000003-000009"
+    left.mkdir()
+    for path in (left / "rows.safetensors", left.with_name("000000000001-000001.tmp")):
+        path.write_text("half")
     resume(fresh)
-    kept = {f"{version.folder}.pt" for version in fresh.snapshots()}
+    kept = {version.folder for version in fresh.snapshots()}
     assert {path.name for path in (fresh.path / "checkpoints").iterdir()} == kept
 
 
@@ -443,6 +566,6 @@ def test_the_copy_kept_is_the_first_version_that_learned_the_first_quarter(
     trainer.keep_copy(TOTAL // 4, copy)
     trainer.fit(NEWS)
     wanted = reference.publication.snapshot_path(VersionId(number, 1))
-    assert files(copy) == files(wanted)
+    assert snapshot_files(copy) == snapshot_files(wanted)
     assert_ends_as(whole, fresh, trainer)  # keeping a copy changes nothing else
     assert list(copy.parent.iterdir()) == [copy]

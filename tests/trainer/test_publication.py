@@ -260,6 +260,20 @@ def test_prune_keeps_a_snapshot_and_every_delta_after_it(publication: Publicatio
     assert at in publication.snapshots()
 
 
+def test_snapshots_written_of_late_are_kept_however_many(publication: Publication) -> None:
+    publisher = Publisher(publication, bus=None, schema_id=SCHEMA)
+    for number in range(1, 9):
+        version = publish(publisher, number)
+        first_snapshot(publication, version)
+        written_s = time.time() - 100 * (9 - number)
+        os.utime(publication.snapshot_path(version) / "manifest.json", (written_s, written_s))
+    publication.prune(2, keep_s=450)
+    assert [v.number for v in publication.snapshots()] == [5, 6, 7, 8]
+    assert [v.number for v in publication.deltas()] == [6, 7, 8]
+    publication.prune(2, keep_s=50)
+    assert [v.number for v in publication.snapshots()] == [7, 8]
+
+
 def test_a_prune_that_is_killed_leaves_no_version_in_part(
     publication: Publication, monkeypatch: pytest.MonkeyPatch
 ) -> None:

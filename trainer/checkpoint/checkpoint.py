@@ -1,35 +1,63 @@
 """Checkpoints: the read offset, the dense net, all optimizer state, beside a snapshot's rows.
 
-A checkpoint belongs to a snapshot of the same version and holds what serving has no use for:
+A checkpoint belongs to a snapshot of the same version and holds what serving has no use for
+(docs/formats.md):
 
-    PUB/checkpoints/NUMBER-LINEAGE.pt
+    PUB/checkpoints/NUMBER-LINEAGE/
+      rows.safetensors      what learning knows of the rows: a safetensors file for each bucket
+                            file of the snapshot, one after the other
+      dense.safetensors     net and optimizer
+      scores.safetensors    the scores of the current day
+      checkpoint.json       last: all else, and the hash of every file and bucket
 
-It is written before the snapshot, by rename, and counts once the snapshot is there: so a snapshot
-is never without one, wherever its trainer was killed. The file is 8 bytes of magic, the u32 CRC32C
-of what follows, and a pickle: only files of one's own publication are read.
+It is written before the snapshot appears, and counts once the snapshot is there: so a snapshot is
+never without one, wherever its trainer was killed. It names the snapshot by the hash of its
+manifest, which names every file of it by checksum. Nothing in it is code: no pickle.
+
+Shapes: N rows of a bucket, C chunks of a row.
 """
 
 import dataclasses
-import io
+import hashlib
+import json
 import os
-import struct
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Self
 
-import torch
+import numpy as np
+import safetensors.numpy
+import safetensors.torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from embertide import _store
 from embertide.trainer.data.history import HistoryState
+from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.errors import TrainerError
 from embertide.trainer.eval.metrics import Prequential
-from embertide.trainer.publish.folder import Publication, VersionId
+from embertide.trainer.publish.folder import (
+    MANIFEST,
+    Publication,
+    VersionId,
+    sync_folder,
+    write_synced,
+)
 
-FORMAT = 4
-_MAGIC = b"EMCKP004"
+FORMAT = 5
+_FILE = "checkpoint.json"
+_PARTIAL = f".{_FILE}"
+_ROWS = "rows.safetensors"
+_DENSE = "dense.safetensors"
+_SCORES = "scores.safetensors"
+_STREAM = "stream.safetensors"
+_PLAIN = ("config", "offset", "done", "events", "origin_ms")
+_STATE = ("accumulator_N", "age_N", "utility_NC", "steps_N", "elements_NE")
 
 
 class CheckpointError(TrainerError):
-    """A checkpoint cannot be used; the message names the file and what differs."""
+    """A checkpoint cannot be written or used; the message names the file and what differs."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,70 +65,260 @@ class Checkpoint:
     """The state of a trainer at a version, its rows excepted."""
 
     version: VersionId
-    config: dict[str, Any]  # of the run: another one cannot go on from here
+    config: dict[str, Any]  # of the run, as JSON has it: another one cannot go on from here
     offset: int  # event index of the batch to read first
     done: int  # events before this index are learned
     events: int  # trained on so far
     origin_ms: int  # where versions are counted from
-    net: dict[str, Any]
+    net: dict[str, Tensor]
     optimizer: dict[str, Any]
-    states: dict[tuple[int, int], "_store.BucketState"]  # by (table, bucket)
     rows: tuple[int, int, bytes]  # EmbeddingStore.progress
     prequential: Prequential
     histories: list[HistoryState]  # by sequence, as of `done`
 
 
-def _path(publication: Publication, version: VersionId) -> Path:
-    return publication.path / "checkpoints" / f"{version.folder}.pt"
+def _folder(publication: Publication, version: VersionId) -> Path:
+    return publication.path / "checkpoints" / version.folder
 
 
-def save(publication: Publication, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint; it counts once the snapshot of its version is there."""
-    path = _path(publication, checkpoint.version)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fields = {f.name: getattr(checkpoint, f.name) for f in dataclasses.fields(Checkpoint)}
-    pickled = io.BytesIO()
-    torch.save({"format": FORMAT, **fields}, pickled)
-    data = pickled.getvalue()
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
-        file.write(_MAGIC + struct.pack("<I", _store.crc32c(data)))
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
-def load_newest(publication: Publication) -> Checkpoint | None:
+def _text(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+
+
+def is_complete(publication: Publication, version: VersionId) -> bool:
+    """Return whether a version has a snapshot and a checkpoint, so that a run can go on there."""
+    snapshot = publication.snapshot_path(version) / MANIFEST
+    return snapshot.is_file() and (_folder(publication, version) / _FILE).is_file()
+
+
+class CheckpointWriter:
+    """Writes the checkpoint of a version, in `with`; it exists after `finish`. For one thread."""
+
+    def __init__(self, publication: Publication, version: VersionId) -> None:
+        """Begin; what a writer that was killed left of it goes."""
+        self._folder = _folder(publication, version)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(parents=True)
+        self._rows = (self._folder / _ROWS).open("wb")
+        self._buckets: list[dict[str, Any]] = []
+        self._files: list[dict[str, Any]] = []
+
+    def __enter__(self) -> Self:
+        """Return it."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close its file."""
+        self._rows.close()
+
+    def add(self, table: str, bucket: int, state: "_store.BucketState") -> None:
+        """Write the state of a bucket's rows, in the order of their records in the snapshot."""
+        data = safetensors.numpy.save(dict(zip(_STATE, state, strict=True)))
+        place = {"table": table, "bucket": bucket, "at": self._rows.tell()}
+        self._buckets.append({**place, "bytes": len(data), "sha256": _hash(data)})
+        self._rows.write(data)
+
+    def _write(self, path: str, data: bytes) -> None:
+        write_synced(self._folder / path, data)
+        self._files.append({"path": path, "bytes": len(data), "sha256": _hash(data)})
+
+    def finish(self, checkpoint: Checkpoint, manifest: str) -> None:
+        """Write all else; `manifest` is the text of the snapshot's."""
+        self._rows.flush()
+        os.fsync(self._rows.fileno())
+        tensors = {f"net.{name}": tensor for name, tensor in checkpoint.net.items()}
+        optimizer = _without_tensors(checkpoint.optimizer, "optimizer", tensors)
+        self._write(_DENSE, safetensors.torch.save(tensors))
+        steps, pruned_at, prune_state = checkpoint.rows
+        stream: dict[str, NDArray[Any]] = {"prune_state": np.frombuffer(prune_state, np.uint8)}
+        for place, history in enumerate(checkpoint.histories):
+            stream |= {f"users{place}": history.user_U, f"items{place}": history.items_UL}
+        self._write(_STREAM, safetensors.numpy.save(stream))
+        figures, arrays = checkpoint.prequential.state()
+        self._write(_SCORES, safetensors.numpy.save(arrays))
+        body = {
+            "format": FORMAT,
+            "version": checkpoint.version._asdict(),
+            **{name: getattr(checkpoint, name) for name in _PLAIN},
+            "optimizer": optimizer,
+            "rows": [steps, pruned_at],
+            "forgotten": [history.forgotten for history in checkpoint.histories],
+            "prequential": figures,
+            "manifest_sha256": _hash(manifest.encode()),
+            "files": self._files,
+            "buckets": self._buckets,
+        }
+        text = _text({"sha256": _hash(_text(body)), "checkpoint": body})
+        write_synced(self._folder / _PARTIAL, text)
+        (self._folder / _PARTIAL).rename(self._folder / _FILE)
+        sync_folder(self._folder)
+        sync_folder(self._folder.parent)
+
+
+class SavedCheckpoint:
+    """A checkpoint as it lies in a publication, each file proved as it is read.
+
+    Raises:
+        CheckpointError: Anything in it is not what was written, or its snapshot is another one.
+    """
+
+    def __init__(self, publication: Publication, version: VersionId) -> None:
+        """Read and prove it, the rows' state excepted."""
+        self._folder = _folder(publication, version)
+        self._snapshot = publication.snapshot_path(version)
+        body = self._body(version)
+        self._files = {each["path"]: each for each in body["files"]}
+        self._buckets = {(each["table"], each["bucket"]): each for each in body["buckets"]}
+        self._check_snapshot(body["manifest_sha256"])
+        tensors = safetensors.torch.load(self._read(_DENSE))
+        stream = safetensors.numpy.load(self._read(_STREAM))
+        self.checkpoint = Checkpoint(
+            version=version,
+            **{name: body[name] for name in _PLAIN},
+            net={
+                name.removeprefix("net."): tensor
+                for name, tensor in tensors.items()
+                if name.startswith("net.")
+            },
+            optimizer=_with_tensors(body["optimizer"], tensors),
+            rows=(*body["rows"], stream["prune_state"].tobytes()),
+            histories=[
+                HistoryState(
+                    user_U=stream[f"users{place}"],
+                    items_UL=stream[f"items{place}"],
+                    forgotten=forgotten,
+                )
+                for place, forgotten in enumerate(body["forgotten"])
+            ],
+            prequential=Prequential.from_state(
+                body["prequential"], safetensors.numpy.load(self._read(_SCORES))
+            ),
+        )
+
+    def _refusal(self, path: Path, what: str) -> CheckpointError:
+        return CheckpointError(
+            f"{path} {what}: remove {self._folder}, and the run goes on from the checkpoint before"
+        )
+
+    def _bytes(self, path: Path) -> bytes:
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise self._refusal(path, f"cannot be read ({error.strerror})") from error
+
+    def _body(self, version: VersionId) -> dict[str, Any]:
+        path = self._folder / _FILE
+        try:
+            said = json.loads(self._bytes(path))
+            body: dict[str, Any] = said["checkpoint"]
+            if body["format"] != FORMAT:
+                raise self._refusal(path, f"has format {body['format']}, this build has {FORMAT}")
+            if said["sha256"] != _hash(_text(body)):
+                raise self._refusal(path, "fails its checksum")
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._refusal(path, f"is no checkpoint ({error})") from error
+        if VersionId(**body["version"]) != version:
+            raise self._refusal(path, f"is of version {VersionId(**body['version']).folder}")
+        return body
+
+    def _check_snapshot(self, sha256: str) -> None:
+        path = self._snapshot / MANIFEST
+        found = _hash(self._bytes(path))
+        if found != sha256:
+            raise self._refusal(path, f"has sha256 {found}, {_FILE} names {sha256}")
+
+    def _prove(self, name: str, data: bytes, named: Mapping[str, Any]) -> bytes:
+        for field, found in (("bytes", len(data)), ("sha256", _hash(data))):
+            if found != named[field]:
+                raise self._refusal(
+                    self._folder / name, f"has {field} {found}, {_FILE} names {named[field]}"
+                )
+        return data
+
+    def _read(self, path: str) -> bytes:
+        return self._prove(path, self._bytes(self._folder / path), self._files[path])
+
+    def _state(self, rows: BinaryIO, table: str, bucket: int) -> "_store.BucketState":
+        named = self._buckets.get((table, bucket))
+        name = f"{_ROWS}, bucket {bucket} of table {table}"
+        if named is None:
+            raise self._refusal(self._folder / name, f"is not named by {_FILE}")
+        rows.seek(named["at"])
+        arrays = safetensors.numpy.load(self._prove(name, rows.read(named["bytes"]), named))
+        accumulator_N, age_N, utility_NC, steps_N, elements_NE = (arrays[each] for each in _STATE)
+        return accumulator_N, age_N, utility_NC, steps_N, elements_NE
+
+    def restore_rows(self, rows: EmbeddingStore) -> None:
+        """Bring the rows and what their learning knows into `rows`, which must hold none.
+
+        Tables must be those of the checkpoint; devices, budgets and tiers may be others, for each
+        bucket stands alone in both files.
+
+        Raises:
+            CheckpointError: As above.
+            StoreError: A file of the snapshot is not what its manifest says, or there is no room.
+        """
+        path = self._folder / _ROWS
+        try:
+            with path.open("rb") as file:
+                for t, table, bucket, records in rows.read_buckets(self._snapshot):
+                    state = self._state(file, table.name, bucket)
+                    rows.store.import_records(t, bucket, records)
+                    rows.store.set_bucket_state(t, bucket, state)
+            rows.resume(self.checkpoint.rows)
+        except OSError as error:
+            raise self._refusal(path, f"cannot be read ({error.strerror})") from error
+
+
+def load_newest(publication: Publication) -> SavedCheckpoint | None:
     """Return the newest checkpoint whose snapshot is there; None if there is none.
 
     Raises:
-        CheckpointError: It is of another format, or its bytes are not those that were written.
+        CheckpointError: It is of another format, or not what was written.
     """
     for version in reversed(publication.snapshots()):
-        path = _path(publication, version)
-        if not path.is_file():
-            continue
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error}") from error
-        if data[:8] != _MAGIC:
-            raise CheckpointError(f"{path} has another format than {FORMAT}")
-        pickled = data[12:]
-        if data[8:12] != struct.pack("<I", _store.crc32c(pickled)):
-            raise CheckpointError(
-                f"{path} fails its checksum: remove it, and the run goes on from the one before"
-            )
-        fields = torch.load(io.BytesIO(pickled), weights_only=False)
-        fields.pop("format")
-        return Checkpoint(**{**fields, "version": VersionId(*fields["version"])})
+        if is_complete(publication, version):
+            return SavedCheckpoint(publication, version)
     return None
 
 
 def prune(publication: Publication) -> None:
     """Drop the checkpoints whose snapshots are gone, and what was never finished."""
-    kept = {_path(publication, version) for version in publication.snapshots()}
+    kept = {_folder(publication, version) for version in publication.snapshots()}
     for path in (publication.path / "checkpoints").iterdir():
-        if path not in kept:
+        if path in kept:
+            continue
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
             path.unlink()
+
+
+def _without_tensors(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """Return `value` as JSON can hold it; each tensor goes to `tensors`, its name stays."""
+    if isinstance(value, Tensor):
+        tensors[name] = value.contiguous()
+        return {"tensor": name}
+    if isinstance(value, dict):
+        # Pairs: keys may be numbers.
+        return {
+            "items": [[k, _without_tensors(v, f"{name}.{k}", tensors)] for k, v in value.items()]
+        }
+    if isinstance(value, list | tuple):
+        return [_without_tensors(v, f"{name}.{i}", tensors) for i, v in enumerate(value)]
+    return value
+
+
+def _with_tensors(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Undo `_without_tensors`; tuples have become lists."""
+    if isinstance(value, list):
+        return [_with_tensors(each, tensors) for each in value]
+    if isinstance(value, dict):
+        if "tensor" in value:
+            return tensors[value["tensor"]]
+        return {key: _with_tensors(each, tensors) for key, each in value["items"]}
+    return value

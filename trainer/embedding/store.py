@@ -71,6 +71,7 @@ class EmbeddingStore(nn.Module):
         config: Tables and features; a table may serve several features.
         optimizer: That of rows, and its numbers; row-wise Adagrad if left out.
         seed: Of new rows' values, a function of (seed, table, key, dimension).
+        devices: Arenas that share buckets and budgets; no value depends on their number.
         ddr_budget_bytes: Rows, index and optimizer state must fit it (or the SSD budget).
         new_row_accesses: A key gets a row at its so many-th occurrence of late, 1 to 15; before, it
             reads as the default row and its gradients are dropped (counted in `stats`). What was
@@ -84,6 +85,7 @@ class EmbeddingStore(nn.Module):
         *,
         optimizer: OptimizerConfig | None = None,
         seed: int = 1,
+        devices: int = 1,
         ddr_budget_bytes: int = 4 << 30,
         ssd_budget_bytes: int = 0,
         ssd_directory: str = "",
@@ -98,6 +100,7 @@ class EmbeddingStore(nn.Module):
         self.store = _store.Store(
             tables=self.tables,
             profile="train",
+            devices=devices,
             ddr_budget_bytes=ddr_budget_bytes,
             ssd_budget_bytes=ssd_budget_bytes,
             ssd_directory=ssd_directory,

@@ -5,8 +5,8 @@ events that it had not seen. Array suffixes: B events, G groups of equal score.
 """
 
 import math
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,7 +128,7 @@ def summarise(label_B: Array, score_B: Array) -> Summary:
 
 @dataclass(slots=True)
 class Prequential:
-    """Accumulates scores made before training; part of a checkpoint, so it pickles.
+    """Accumulates scores made before training; part of a checkpoint, hence `state`.
 
     Hours and days count from ts 0. Scores are held for the current day alone, at 5 bytes an
     event; the first event of a later day folds the days before into their figures.
@@ -171,6 +171,28 @@ class Prequential:
             self._fold_before(hour // DAY_HOURS)
             part = (label_u8_B[begin:end], score_f32_B[begin:end])
             self._open.setdefault(hour, []).append(part)
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Array]]:
+        """Return what `from_state` makes an equal one of: figures, for JSON, and arrays by name."""
+        hours, days = (
+            [[at, asdict(figures)] for at, figures in each.items()]
+            for each in (self._hours, self._days)
+        )
+        arrays: dict[str, Array] = {}
+        for hour, parts in self._open.items():
+            arrays[f"label.{hour}"], arrays[f"score.{hour}"] = _join(parts)
+        return {"hours": hours, "days": days, "open": list(self._open)}, arrays
+
+    @classmethod
+    def from_state(cls, figures: dict[str, Any], arrays: dict[str, Array]) -> Self:
+        """Make one of what `state` returned."""
+        hours, days = (
+            {at: Summary(**each) for at, each in figures[name]} for name in ("hours", "days")
+        )
+        open_ = {
+            hour: [(arrays[f"label.{hour}"], arrays[f"score.{hour}"])] for hour in figures["open"]
+        }
+        return cls(hours, days, open_)
 
     def hourly(self) -> dict[int, float]:
         """AUC by hour, for hours that had events."""

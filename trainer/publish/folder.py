@@ -2,6 +2,7 @@
 
     PUB/snapshots/NUMBER-LINEAGE/    a snapshot each
     PUB/deltas/NUMBER-LINEAGE/       what one version changed; it exists once commit.pb does
+    PUB/checkpoints/NUMBER-LINEAGE/  what the trainer goes on from (checkpoint.py)
     PUB/versions.jsonl               a line for every version, kept when its files are pruned
 
 The nodes' side is backend_cpp/bus/delta.h. Names ascend as versions do.
@@ -12,6 +13,7 @@ import os
 import re
 import shutil
 import struct
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +26,7 @@ _DELTA_MAGIC = b"EMDLT001"
 _COMMIT_MAGIC = b"EMCMT001"
 _COMMIT_FILE = "commit.pb"
 _DENSE_FILE = "dense.safetensors"
-_MANIFEST = "manifest.json"
+MANIFEST = "manifest.json"
 _NAME = re.compile(r"(\d{12,19})-(\d{6,19})")
 _PARTIAL = re.compile(r"\.(\d{12,19})-(\d{6,19})\.partial")
 
@@ -59,14 +61,16 @@ def _list(parent: Path, file: str) -> list[VersionId]:
     return sorted(ids)
 
 
-def _write(path: Path, data: bytes | bytearray) -> None:
+def write_synced(path: Path, data: bytes | bytearray) -> None:
+    """Write a file; its bytes are on the drive when this returns."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
 
 
-def _sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the drive."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -102,7 +106,7 @@ class Publication:
 
     def snapshots(self) -> list[VersionId]:
         """Return the versions that have a snapshot, ascending."""
-        return _list(self.path / "snapshots", _MANIFEST)
+        return _list(self.path / "snapshots", MANIFEST)
 
     def deltas(self) -> list[VersionId]:
         """Return the versions that have a committed delta folder, ascending."""
@@ -168,13 +172,13 @@ class Publication:
             partition.delta_path = f"p-{partition.partition:02d}.delta"
             partition.delta_bytes = len(data)
             partition.delta_crc32c = _store.crc32c(bytes(data))
-            _write(folder / partition.delta_path, data)
+            write_synced(folder / partition.delta_path, data)
             file.partitions.append(partition)
             reference = file.commit.partitions.add()
             reference.partition = partition.partition
             reference.crc32c = _store.crc32c(partition.SerializeToString(deterministic=True))
         if dense:
-            _write(folder / _DENSE_FILE, dense)
+            write_synced(folder / _DENSE_FILE, dense)
             file.commit.dense_path = _DENSE_FILE
             file.commit.dense_bytes = len(dense)
             file.commit.dense_crc32c = _store.crc32c(dense)
@@ -185,10 +189,10 @@ class Publication:
         message = file.SerializeToString()
         header = _COMMIT_MAGIC + struct.pack("<II", len(message), _store.crc32c(message))
         temporary = folder / f".{_COMMIT_FILE}"
-        _write(temporary, header + message)
+        write_synced(temporary, header + message)
         temporary.rename(folder / _COMMIT_FILE)
-        _sync(folder)
-        _sync(folder.parent)
+        sync_folder(folder)
+        sync_folder(folder.parent)
 
     def read_commit(self, version: VersionId) -> update_pb2.CommitFile:
         """Read a version's commit file.
@@ -230,8 +234,19 @@ class Publication:
                 yield update_pb2.RowBatch.FromString(data[at + 4 : at + 4 + length])
                 at += 4 + length
 
-    def prune(self, keep_snapshots: int) -> int:
+    def _written_s(self, version: VersionId) -> float:
+        return (self.snapshot_path(version) / MANIFEST).stat().st_mtime
+
+    def remove_snapshot(self, version: VersionId) -> None:
+        """Remove a snapshot, if it is there."""
+        _remove(self.snapshot_path(version), MANIFEST)
+
+    def prune(self, keep_snapshots: int, *, keep_s: float = 0.0) -> int:
         """Drop old snapshots, the deltas that no kept snapshot needs, and what was never finished.
+
+        Args:
+            keep_snapshots: So many of the newest stay.
+            keep_s: Those written in the last so many seconds stay as well.
 
         Returns:
             How many folders went.
@@ -239,11 +254,15 @@ class Publication:
         snapshots = self.snapshots()
         if len(snapshots) < keep_snapshots:
             return 0
-        oldest = snapshots[-keep_snapshots]
-        gone = [(self.snapshot_path(v), _MANIFEST) for v in snapshots if v < oldest]
+        kept = snapshots[-keep_snapshots:]
+        kept += [
+            v for v in snapshots[:-keep_snapshots] if self._written_s(v) > time.time() - keep_s
+        ]
+        oldest = min(kept)
+        gone = [(self.snapshot_path(v), MANIFEST) for v in snapshots if v < oldest]
         deltas = [v for v in self.deltas() if v.number <= oldest.number]
         gone += [(self._delta_path(v), _COMMIT_FILE) for v in deltas]
-        for parent, file in (("snapshots", _MANIFEST), ("deltas", _COMMIT_FILE)):
+        for parent, file in (("snapshots", MANIFEST), ("deltas", _COMMIT_FILE)):
             for number, path in _unfinished(self.path / parent, file):
                 if number <= oldest.number:
                     gone.append((path, file))

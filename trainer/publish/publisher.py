@@ -130,15 +130,19 @@ class Publisher:
         except redis.RedisError as error:
             raise BusError(f"Redis cannot be used: {error}") from error
 
-    def owed(self, since: int) -> dict[tuple[int, int], list[update_pb2.RowBatch]]:
+    def owed(
+        self, since: int, until: int | None = None
+    ) -> dict[tuple[int, int], list[update_pb2.RowBatch]]:
         """Return what other publishers sent after version number `since`, by (table id, bucket).
+
+        With `until`, what was sent after that version is left out.
 
         A publisher that resumes from `since` must send these rows in its first version: nodes may
         hold what nobody will confirm.
         """
         batches = defaultdict(list)
         for version in self.publication.deltas():
-            if version.number > since:
+            if since < version.number and (until is None or version.number <= until):
                 for batch in self.publication.read_batches(version):
                     batches[batch.table_id, batch.bucket].append(batch)
         return batches

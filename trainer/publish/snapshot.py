@@ -9,13 +9,14 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from embertide import _store
 from embertide.trainer.config import FeatureConfig, ModelConfig
 from embertide.trainer.errors import TrainerError
+from embertide.trainer.publish.folder import MANIFEST, sync_folder, write_synced
 
 PROGRAM = "dense/program.pt2"
 TENSORS = "dense/tensors.safetensors"
@@ -108,7 +109,7 @@ def _write_dense(directory: Path, dense: DensePart) -> list[dict[str, object]]:
         os.link(dense.program, directory / PROGRAM)
     except OSError:
         shutil.copyfile(dense.program, directory / PROGRAM)
-    (directory / TENSORS).write_bytes(dense.tensors)
+    write_synced(directory / TENSORS, dense.tensors)
     return [_dense_json(directory, "program", PROGRAM), _dense_json(directory, "tensors", TENSORS)]
 
 
@@ -118,6 +119,8 @@ def write_snapshot(
     tables: Sequence[_store.TableConfig],
     buckets: Iterable[tuple[_store.TableConfig, int, bytes]],
     dense: DensePart | None = None,
+    *,
+    before: Callable[[str], None] = lambda manifest: None,
 ) -> None:
     """Write a snapshot to `directory`, which must not exist; it appears whole or not at all.
 
@@ -127,6 +130,8 @@ def write_snapshot(
         tables: All tables, ascending by id.
         buckets: (table, bucket, records), each bucket once; consumed one at a time.
         dense: The dense net; None for a snapshot that serves `lookup` only.
+        before: Called with the text of the manifest when every file is written, before the
+            snapshot appears.
 
     Raises:
         SnapshotError: `directory` exists.
@@ -160,11 +165,10 @@ def write_snapshot(
     }
     # Parsed and printed by the store's library: what it cannot read is never written.
     text = _store.check_manifest(json.dumps(manifest))
-    with (partial / "manifest.json").open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    write_synced(partial / MANIFEST, text.encode())
+    before(text)
     partial.rename(directory)
+    sync_folder(directory.parent)
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
@@ -175,8 +179,8 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         StoreError: It is not what it should be.
     """
     try:
-        text = (directory / "manifest.json").read_text(encoding="utf-8")
+        text = (directory / MANIFEST).read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise SnapshotError(f"{directory} holds no snapshot: manifest.json is missing") from None
+        raise SnapshotError(f"{directory} holds no snapshot: {MANIFEST} is missing") from None
     manifest: dict[str, Any] = json.loads(_store.check_manifest(text))
     return manifest

@@ -1,0 +1,247 @@
+"""Saver: checkpoints and snapshots written in a thread of their own, while training goes on.
+
+The training thread copies the rows bucket by bucket, since they change in place; the writer takes
+the copies, writes them and lets go of them. What waits to be written is bounded: beyond
+`memory_bytes` training waits for the drive. One checkpoint is in flight at a time. An error of the
+writer is raised in the training thread, by the next `check`, `save` or `wait`.
+"""
+
+import dataclasses
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Self
+
+from embertide import _store
+from embertide.trainer.checkpoint import checkpoint as checkpoints
+from embertide.trainer.checkpoint.checkpoint import Checkpoint, CheckpointError, CheckpointWriter
+from embertide.trainer.errors import TrainerError
+from embertide.trainer.publish.folder import Publication
+from embertide.trainer.publish.snapshot import DensePart, SnapshotInfo, write_snapshot
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SaverOptions:
+    """How checkpoints are written and how long they stay."""
+
+    memory_bytes: int
+    keep_snapshots: int
+    keep_s: float
+
+
+@dataclasses.dataclass(slots=True)
+class SaverStats:
+    """Counters since the start."""
+
+    saved: int = 0
+    waits: int = 0  # of training: for the checkpoint before, or for room to copy a bucket
+    paused_s: float = 0.0  # of training, copying and waits together
+    longest_pause_s: float = 0.0
+    written_s: float = 0.0  # the writer at work
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SnapshotJob:
+    """What is written beside the rows.
+
+    Attributes:
+        then: Called in the writer's thread once checkpoint and snapshot are there.
+    """
+
+    checkpoint: Checkpoint
+    info: SnapshotInfo
+    tables: Sequence[_store.TableConfig]
+    dense: DensePart
+    then: Callable[[], None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class BucketCopy:
+    """A bucket's rows and what their learning knows, as of the checkpoint's version."""
+
+    table: _store.TableConfig
+    bucket: int
+    records: bytes
+    state: "_store.BucketState"
+
+    @property
+    def bytes(self) -> int:
+        """What it takes of the bound."""
+        return len(self.records) + sum(array.nbytes for array in self.state)
+
+
+class _Handover:
+    """Copies on their way from one thread to one other; `waits` counts those of the giver."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._bytes = 0  # given and not yet written
+        self._copies: deque[BucketCopy] = deque()
+        self._whole: bool | None = None  # at its end: whether all was given
+        self._left = False  # the taker has gone
+        self._changed = threading.Condition()
+        self.waits = 0
+
+    def give(self, copy: BucketCopy) -> None:
+        """Hand a copy over once there is room; one larger than the bound goes alone."""
+
+        def room() -> bool:
+            fits = self._bytes == 0 or self._bytes + copy.bytes <= self._most_bytes
+            return fits or self._left
+
+        with self._changed:
+            self.waits += not room()
+            self._changed.wait_for(room)
+            self._bytes += copy.bytes
+            self._copies.append(copy)
+            self._changed.notify_all()
+
+    def end(self, *, whole: bool) -> None:
+        """Say that nothing more comes."""
+        with self._changed:
+            self._whole = whole
+            self._changed.notify_all()
+
+    def leave(self) -> None:
+        """Say that nothing more is taken."""
+        with self._changed:
+            self._left = True
+            self._changed.notify_all()
+
+    def take(self) -> Iterator[BucketCopy]:
+        """Yield all copies; one counts as written when the next is asked for.
+
+        Raises:
+            CheckpointError: The giver failed half way.
+        """
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._copies or self._whole is not None)
+                if not self._copies:
+                    break
+                copy = self._copies.popleft()
+            yield copy
+            with self._changed:
+                self._bytes -= copy.bytes
+                self._changed.notify_all()
+        if not self._whole:
+            raise CheckpointError("the rows could not be copied")
+
+
+class Saver:
+    """Writes the checkpoints of one run. Used by one thread, the training thread.
+
+    As a context it waits for the checkpoint in flight at its end, also after an error.
+    """
+
+    def __init__(self, publication: Publication, options: SaverOptions) -> None:
+        """Write to `publication`."""
+        self._publication = publication
+        self._options = options
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writing: Future[None] | None = None
+        self._number = 0  # of the version in flight
+        self.stats = SaverStats()
+
+    def save(self, job: SnapshotJob, copies: Iterable[BucketCopy]) -> None:
+        """Copy the rows and begin to write them; returns when they are copied.
+
+        Args:
+            job: What belongs to the same version; nothing in it changes from here on.
+            copies: Every bucket once, in the order of the snapshot; made as they are asked for.
+
+        Raises:
+            CheckpointError: The checkpoint before this one, or this one, could not be written.
+        """
+        began = time.monotonic()
+        self.stats.waits += self._writing is not None and not self._writing.done()
+        self.wait()
+        handover = _Handover(self._options.memory_bytes)
+        self._number = job.checkpoint.version.number
+        self._writing = self._pool.submit(self._write, job, handover)
+        whole = False
+        try:
+            for copy in copies:
+                handover.give(copy)
+            whole = True
+        finally:
+            handover.end(whole=whole)
+            pause_s = time.monotonic() - began
+            self.stats.waits += handover.waits
+            self.stats.paused_s += pause_s
+            self.stats.longest_pause_s = max(self.stats.longest_pause_s, pause_s)
+        self.check()
+
+    def check(self) -> None:
+        """Raise what the writer failed with, if it did.
+
+        Raises:
+            CheckpointError: The version and the reason.
+        """
+        if self._writing is not None and self._writing.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Return once no checkpoint is in flight.
+
+        Raises:
+            CheckpointError: The version and the reason.
+        """
+        if self._writing is None:
+            return
+        writing, self._writing = self._writing, None
+        try:
+            writing.result()
+        except (OSError, _store.StoreError, TrainerError) as error:
+            raise CheckpointError(
+                f"the checkpoint of version {self._number} cannot be written: {error}; training "
+                "stops, and goes on from the checkpoint before when it is started again"
+            ) from error
+
+    def __enter__(self) -> Self:
+        """Return it."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Wait for the checkpoint in flight; its error is raised unless another is under way."""
+        if kind is None:
+            self.wait()
+        elif self._writing is not None and (failure := self._writing.exception()) is not None:
+            log.error("the checkpoint of version %d was not written: %s", self._number, failure)
+
+    def _write(self, job: SnapshotJob, handover: _Handover) -> None:
+        """Write a checkpoint and its snapshot, then drop the old ones."""
+        began = time.monotonic()
+        try:
+            with CheckpointWriter(self._publication, job.checkpoint.version) as writer:
+                self._write_rows(job, writer, handover)
+            self._publication.prune(self._options.keep_snapshots, keep_s=self._options.keep_s)
+            checkpoints.prune(self._publication)
+            self.stats.saved += 1
+            job.then()
+        finally:
+            handover.leave()
+            self.stats.written_s += time.monotonic() - began
+
+    def _write_rows(self, job: SnapshotJob, writer: CheckpointWriter, handover: _Handover) -> None:
+        def buckets() -> Iterator[tuple[_store.TableConfig, int, bytes]]:
+            for copy in handover.take():
+                writer.add(copy.table.name, copy.bucket, copy.state)
+                yield copy.table, copy.bucket, copy.records
+
+        version = job.checkpoint.version
+        # One that is there has lost its checkpoint: both are made again.
+        self._publication.remove_snapshot(version)
+        write_snapshot(
+            self._publication.snapshot_path(version),
+            job.info,
+            job.tables,
+            buckets(),
+            job.dense,
+            before=lambda manifest: writer.finish(job.checkpoint, manifest),
+        )
