@@ -1,6 +1,5 @@
 """`explain`: where the row of a key lives, what is live of it, its bytes, version and use."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +19,7 @@ from embertide.server.cli.control_plane import (
     table_of,
 )
 from embertide.server.cli.refusals import Json, print_json, refusals
-from embertide.server.cli.snapshot import config_of, newest_snapshot
+from embertide.server.cli.snapshot import Files
 from embertide.v1 import node_pb2, node_pb2_grpc, plan_pb2, update_pb2
 
 _DEADLINE_S = 1.0
@@ -113,22 +112,15 @@ def _in_snapshot(path: Path, table: str, key: int) -> dict[str, Any]:
         ProcessError: No such snapshot or table.
         StoreError: The bucket's file is not what the manifest says.
     """
-    path = newest_snapshot(path)
-    manifest = json.loads(_store.check_manifest((path / "manifest.json").read_text()))
-    tables = {fields["name"]: config_of(fields) for fields in manifest["tables"]}
-    if table not in tables:
-        raise ProcessError(f"no table {table!r} in {path}; it has {', '.join(tables)}")
-    layout, bucket = tables[table].layout, _bucket_of(key, tables[table].bucket_bits)
-    live, payload_bytes = 0, 0
-    for fields in manifest["buckets"]:
-        if (fields["table"], fields["bucket"]) != (table, bucket):
-            continue
-        info = _store.BucketFileInfo(**fields)
-        records = _store.read_bucket_file(str(path), tables[table], info)
-        live, payload_bytes = _store.find_record(layout, records, key) or (0, 0)
+    files = Files(path)
+    if table not in files.tables:
+        raise ProcessError(f"no table {table!r} in {files.path}; it has {', '.join(files.tables)}")
+    layout, bucket = files.tables[table].layout, _bucket_of(key, files.tables[table].bucket_bits)
+    records = files.records(table, bucket)
+    live, payload_bytes = _store.find_record(layout, records, key) or (0, 0)
     return {
-        "snapshot": str(path),
-        "version": manifest["version"],
+        "snapshot": str(files.path),
+        "version": files.manifest["version"],
         "bucket": bucket,
         "resident": live != 0,
         "live_chunks": _live_chunks(live),

@@ -1,18 +1,31 @@
-"""`snapshot`: what a snapshot holds, and the proof that every byte of it is right."""
+"""`snapshot`: what a snapshot holds, the proof that every byte of it is right, and two compared."""
 
+import dataclasses
 import json
 import sys
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import rich.console
 import rich.progress
 import rich.table
+import safetensors
 import typer
 
 from embertide import _store
 from embertide.server.adapters.process import ProcessError
 from embertide.server.cli.refusals import Json, print_json, refusals
+
+app = typer.Typer(
+    help="Snapshots: what they hold, whether every byte is right, how two differ. "
+    "Example: embertide snapshot show build/news.",
+    rich_markup_mode="markdown",
+    no_args_is_help=True,
+)
+Snapshot = Annotated[Path, typer.Argument(help="A snapshot, or a publication (its newest).")]
+# Fields of a manifest that say what rows and net mean; others name the version or list files.
+_SCHEMA = ("model", "features", "dense_features", "dense_cpu")
 
 
 def newest_snapshot(path: Path) -> Path:
@@ -50,63 +63,313 @@ def config_of(fields: dict[str, Any]) -> _store.TableConfig:
     )
 
 
-def _verify(path: Path, manifest: dict[str, Any]) -> None:
-    """Read every file of a snapshot.
+class Files:
+    """A snapshot's files, each proved as it is read.
+
+    Attributes:
+        path: Of the snapshot.
+        manifest: As the store's library reads it.
+        tables: By name.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Read the manifest.
+
+        Raises:
+            ProcessError: There is no snapshot, or its manifest is no text.
+            StoreError: Its manifest is not what it should be.
+        """
+        self.path = newest_snapshot(path)
+        try:
+            text = (self.path / "manifest.json").read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ProcessError(f"{self.path}/manifest.json cannot be read: {error}") from error
+        self.manifest: dict[str, Any] = json.loads(_store.check_manifest(text))
+        self.tables = {fields["name"]: config_of(fields) for fields in self.manifest["tables"]}
+        self.buckets = {(b["table"], b["bucket"]): b for b in self.manifest["buckets"]}
+
+    def records(self, table: str, bucket: int) -> bytes:
+        """Return the records of a bucket, each row parsed; none if the snapshot lacks the bucket.
+
+        Raises:
+            StoreError: The file is not what the manifest says.
+        """
+        fields = self.buckets.get((table, bucket))
+        if fields is None:
+            return b""
+        info = _store.BucketFileInfo(**fields)
+        return _store.read_bucket_file(str(self.path), self.tables[table], info)
+
+    def dense(self, part: Mapping[str, Any]) -> bytes:
+        """Return the bytes of a file of the dense net.
+
+        Raises:
+            ProcessError: It is not what the manifest says.
+        """
+        path = self.path / part["path"]
+        try:
+            data: bytes = path.read_bytes()
+        except OSError as error:
+            raise ProcessError(f"{path}: {error.strerror}") from error
+        for field, found in (("bytes", len(data)), ("crc32c", _store.crc32c(data))):
+            if found != part[field]:
+                raise ProcessError(f"{path}: {field} is {found}, the manifest says {part[field]}")
+        return data
+
+    def described(self, table: str) -> dict[str, Any] | None:
+        """Return a table as the manifest has it; None: it has none of this name."""
+        return next((each for each in self.manifest["tables"] if each["name"] == table), None)
+
+    def size(self, table: str) -> tuple[int, int]:
+        """Return (rows, bytes of bucket files) of a table, as the manifest has them."""
+        mine = [each for each in self.manifest["buckets"] if each["table"] == table]
+        return sum(each["rows"] for each in mine), sum(each["bytes"] for each in mine)
+
+    def version(self) -> dict[str, Any]:
+        """Return what names it."""
+        names = ("model", "version", "lineage", "watermark_ms", "dense_id", "dense_cpu")
+        return {"path": str(self.path), **{name: self.manifest[name] for name in names}}
+
+
+@dataclasses.dataclass(slots=True)
+class TableSummary:
+    """What a table holds.
+
+    Attributes:
+        rows: Their number.
+        bytes: Of its bucket files.
+        buckets: With a file.
+        live_chunks: How many rows have 0, 1, ... live chunks.
+    """
+
+    rows: int
+    bytes: int
+    buckets: int
+    live_chunks: list[int]
+
+
+@dataclasses.dataclass(slots=True)
+class TableDiff:
+    """How a table's rows differ.
+
+    Attributes:
+        table: Its name.
+        layout: Whether dim, chunks, dtype, buckets or initial values differ: then rows cannot be
+            compared, and all of them count as removed and added.
+        added: Rows that the second alone has.
+        removed: Rows that the first alone has.
+        changed: Rows whose live chunks or values differ.
+        bytes: Of the second's bucket files, less those of the first.
+    """
+
+    table: str
+    layout: bool = False
+    added: int = 0
+    removed: int = 0
+    changed: int = 0
+    bytes: int = 0
+
+
+def _track(what: str, each: Iterable[Any], total: int) -> Iterable[Any]:
+    return rich.progress.track(
+        each,
+        description=what,
+        total=total,
+        console=rich.console.Console(stderr=True),
+        disable=not sys.stderr.isatty(),
+    )
+
+
+def _faults(files: Files) -> Iterator[str]:
+    """Read every file and say what is wrong with each that is not as the manifest says."""
+    for table, bucket in _track("proving", files.buckets, len(files.buckets)):
+        try:
+            files.records(table, bucket)
+        except _store.StoreError as error:
+            yield str(error)
+    for part in files.manifest["dense"]:
+        try:
+            files.dense(part)
+        except ProcessError as error:
+            yield str(error)
+    if len(files.buckets) != len(files.manifest["buckets"]):
+        yield f"{files.path}/manifest.json: buckets names a bucket twice"
+
+
+@app.command("verify")
+def verify(path: Snapshot, as_json: Json = False) -> None:
+    """Read every file of a snapshot: every checksum, every row, every count.
+
+    Exit status 0: every byte is what was written; 1: each file that is not is named.
+    """
+    with refusals(as_json):
+        files = Files(path)
+        faults = list(_faults(files))
+    counts = {
+        "files": len(files.manifest["buckets"]) + len(files.manifest["dense"]),
+        "rows": sum(b["rows"] for b in files.manifest["buckets"]),
+        "bytes": sum(
+            each["bytes"] for name in ("buckets", "dense") for each in files.manifest[name]
+        ),
+    }
+    if as_json:
+        print_json({**files.version(), **counts, "valid": not faults, "faults": faults})
+    else:
+        for fault in faults:
+            typer.echo(f"error: {fault}", err=True)
+        said = f"{len(faults)} of them not what was written" if faults else "every one proved"
+        typer.echo(
+            f"{files.path}: {counts['files']:,} files, {counts['rows']:,} rows, "
+            f"{counts['bytes']:,} bytes, {said}"
+        )
+    if faults:
+        raise typer.Exit(1)
+
+
+def _summaries(files: Files) -> dict[str, TableSummary]:
+    """Read every row.
 
     Raises:
         StoreError: A file is not what the manifest says.
     """
-    tables = {fields["name"]: config_of(fields) for fields in manifest["tables"]}
-    bar = rich.progress.track(
-        manifest["buckets"],
-        description="proving",
-        console=rich.console.Console(stderr=True),
-        disable=not sys.stderr.isatty(),
-    )
-    for fields in bar:
-        info = _store.BucketFileInfo(**fields)
-        _store.read_bucket_file(str(path), tables[info.table], info)
-    for part in manifest["dense"]:
-        try:
-            data = (path / part["path"]).read_bytes()
-        except OSError as error:
-            raise ProcessError(f"{path / part['path']}: {error.strerror}") from error
-        if len(data) != part["bytes"] or _store.crc32c(data) != part["crc32c"]:
-            raise ProcessError(f"{path / part['path']} fails its checksum")
-
-
-def command(
-    path: Annotated[Path, typer.Argument(help="A snapshot, or a publication (its newest).")],
-    verify: Annotated[bool, typer.Option(help="Read every file and prove it.")] = True,
-    as_json: Json = False,
-) -> None:
-    """Describe a snapshot and prove its files against their checksums."""
-    with refusals(as_json):
-        path = newest_snapshot(path)
-        manifest = json.loads(_store.check_manifest((path / "manifest.json").read_text()))
-        if verify:
-            _verify(path, manifest)
-    rows = {
-        table["name"]: sum(b["rows"] for b in manifest["buckets"] if b["table"] == table["name"])
-        for table in manifest["tables"]
+    found = {
+        name: TableSummary(rows=0, bytes=0, buckets=0, live_chunks=[0] * (table.layout.chunks + 1))
+        for name, table in files.tables.items()
     }
+    for (name, bucket), fields in _track("reading", files.buckets.items(), len(files.buckets)):
+        live = _store.count_live(files.tables[name].layout, files.records(name, bucket))
+        each = found[name]
+        each.rows += fields["rows"]
+        each.bytes += fields["bytes"]
+        each.buckets += 1
+        each.live_chunks = [one + more for one, more in zip(each.live_chunks, live, strict=True)]
+    return found
+
+
+@app.command("show")
+def show(path: Snapshot, as_json: Json = False) -> None:
+    """Say what a snapshot holds: version, tables, rows, bytes, rows by live chunks."""
+    with refusals(as_json):
+        files = Files(path)
+        tables = _summaries(files)
     if as_json:
-        print_json({"path": str(path), "verified": verify, "rows": rows, **manifest})
+        held = {name: dataclasses.asdict(each) for name, each in tables.items()}
+        print_json({**files.version(), "tables": held, "features": files.manifest["features"]})
         return
+    manifest = files.manifest
     dense = f"dense net {manifest['dense_id']} for {manifest['dense_cpu']}"
     typer.echo(
-        f"{path}: model {manifest['model']!r}, version {manifest['version']} of lineage "
-        f"{manifest['lineage']}, {dense if manifest['dense'] else 'no dense net'}"
-        f"{', every file proved' if verify else ''}"
+        f"{files.path}: model {manifest['model']!r}, version {manifest['version']} of lineage "
+        f"{manifest['lineage']}, watermark {manifest['watermark_ms']} ms, "
+        f"{dense if manifest['dense'] else 'no dense net'}"
     )
-    table = rich.table.Table("table", "rows", "dim", "chunks", "dtype", "buckets", "features")
+    view = rich.table.Table(
+        "table", "rows", "bytes", "dim", "chunks", "rows by live chunks", "dtype", "buckets",
+        "features",
+    )  # fmt: skip
     for fields in manifest["tables"]:
-        features = [f["name"] for f in manifest["features"] if f["table"] == fields["name"]]
-        table.add_row(
+        each = tables[fields["name"]]
+        named = [f["name"] for f in manifest["features"] if f["table"] == fields["name"]]
+        live = (f"{n}: {rows:,}" for n, rows in enumerate(each.live_chunks) if rows)
+        view.add_row(
             fields["name"],
-            f"{rows[fields['name']]:,}",
-            *(str(fields[name]) for name in ("dim", "chunks", "dtype")),
+            f"{each.rows:,}",
+            f"{each.bytes:,}",
+            str(fields["dim"]),
+            str(fields["chunks"]),
+            ", ".join(live),
+            fields["dtype"],
             str(1 << fields["bucket_bits"]),
-            ", ".join(features),
+            ", ".join(named),
         )
-    rich.console.Console().print(table)
+    rich.console.Console().print(view)
+
+
+def _diff_table(name: str, before: Files, after: Files) -> TableDiff:
+    """Compare the rows of a table that one of the two has at least."""
+    (rows, size), (new_rows, new_size) = before.size(name), after.size(name)
+    found = TableDiff(name, bytes=new_size - size)
+    if before.described(name) != after.described(name):
+        found.layout, found.added, found.removed = True, new_rows, rows
+        return found
+    table = after.tables[name]
+    for bucket in range(1 << table.bucket_bits):
+        old, new = before.records(name, bucket), after.records(name, bucket)
+        added, removed, changed = _store.diff_records(table.layout, old, new)
+        found.added += added
+        found.removed += removed
+        found.changed += changed
+    return found
+
+
+def _tensors(files: Files) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """Return (dtype, shape, bytes) of each dense tensor; the program is one of them, by its bytes.
+
+    Raises:
+        ProcessError: A file is not what the manifest says.
+    """
+    found: dict[str, tuple[str, tuple[int, ...], bytes]] = {}
+    for part in files.manifest["dense"]:
+        data = files.dense(part)
+        if part["role"] == "tensors":
+            for name, tensor in safetensors.deserialize(data):  # type: ignore[no-untyped-call]
+                found[name] = (tensor["dtype"], tuple(tensor["shape"]), bytes(tensor["data"]))
+        else:
+            found[f"({part['role']})"] = ("", (), data)
+    return found
+
+
+@app.command("diff")
+def diff(
+    before: Annotated[Path, typer.Argument(help="A snapshot, or a publication (its newest).")],
+    after: Snapshot,
+    as_json: Json = False,
+) -> None:
+    """Say how two snapshots differ: schema, rows by table, bytes, dense tensors.
+
+    Version, lineage and watermark are shown and make no difference. Exit status 0: they hold the
+    same; 1: they differ.
+
+    Example: embertide snapshot diff build/a build/b
+    """
+    with refusals(as_json):
+        one, other = Files(before), Files(after)
+        names = list({**one.tables, **other.tables})
+        tables = [_diff_table(name, one, other) for name in _track("comparing", names, len(names))]
+        dense_one, dense_other = _tensors(one), _tensors(other)
+    tensors = [
+        name
+        for name in {**dense_one, **dense_other}
+        if dense_one.get(name) != dense_other.get(name)
+    ]
+    schema = [name for name in _SCHEMA if one.manifest[name] != other.manifest[name]]
+    unlike = [t for t in tables if t.layout or t.added or t.removed or t.changed]
+    equal = not (schema or tensors or unlike)
+    if as_json:
+        print_json(
+            {
+                "before": one.version(),
+                "after": other.version(),
+                "equal": equal,
+                "schema": schema,
+                "tables": [dataclasses.asdict(each) for each in tables],
+                "tensors": tensors,
+            }
+        )
+    else:
+        for said in (one.version(), other.version()):
+            typer.echo("{path}: version {version} of lineage {lineage}".format(**said))
+        for name in schema:
+            typer.echo(f"{name}: {one.manifest[name]!r} -> {other.manifest[name]!r}")
+        view = rich.table.Table("table", "added", "removed", "changed", "bytes")
+        for each in unlike:
+            note = " (described otherwise)" if each.layout else ""
+            counts = (f"{n:,}" for n in (each.added, each.removed, each.changed))
+            view.add_row(each.table + note, *counts, f"{each.bytes:+,}")
+        if unlike:
+            rich.console.Console().print(view)
+        if tensors:
+            typer.echo(f"dense tensors that differ: {', '.join(tensors)}")
+        typer.echo("they hold the same" if equal else "they differ")
+    if not equal:
+        raise typer.Exit(1)
