@@ -147,21 +147,23 @@ py::ssize_t ElementsOf(const Store& store, uint32_t table) {
 }
 
 PyStates BucketState(const Store& store, uint32_t table, uint32_t bucket) {
-  const std::vector<uint64_t> keys = BucketKeys(store, table, bucket);
-  const auto rows = static_cast<py::ssize_t>(keys.size());
+  std::vector<std::byte> records;
+  std::vector<RowState> found;
+  const ReadView view = ValueOrThrow(store.PinNewest());
+  ThrowIfError(store.ExportBucket(view, table, bucket, &records, &found));
+  const auto rows = static_cast<py::ssize_t>(found.size());
   const uint32_t chunks = store.options().tables[table].layout.chunks;
   const py::ssize_t elements = ElementsOf(store, table);
   PyStates states{Array<float>(rows), Array<uint32_t>(rows),
                   Array<float>({rows, static_cast<py::ssize_t>(chunks)}), Array<uint32_t>(rows),
                   Array<float>({rows, elements})};
   auto& [accumulators, ages, utilities, steps, kept] = states;
-  for (size_t i = 0; i < keys.size(); ++i) {
-    const RowState state = ValueOrThrow(store.StateOf(table, keys[i]));
-    accumulators.mutable_data()[i] = state.accumulator;
-    ages.mutable_data()[i] = state.age;
-    std::copy_n(state.utility.begin(), chunks, utilities.mutable_data() + i * chunks);
-    steps.mutable_data()[i] = state.steps;
-    std::ranges::copy(state.elements, kept.mutable_data() + i * elements);
+  for (size_t i = 0; i < found.size(); ++i) {
+    accumulators.mutable_data()[i] = found[i].accumulator;
+    ages.mutable_data()[i] = found[i].age;
+    std::copy_n(found[i].utility.begin(), chunks, utilities.mutable_data() + i * chunks);
+    steps.mutable_data()[i] = found[i].steps;
+    std::ranges::copy(found[i].elements, kept.mutable_data() + i * elements);
   }
   return states;
 }

@@ -45,8 +45,11 @@ RowLocation ReadView::Explain(uint32_t table_number, uint64_t key) const {
 }
 
 Status Store::ExportBucket(const ReadView& view, uint32_t t, uint32_t b,
-                           std::vector<std::byte>* records) const {
+                           std::vector<std::byte>* records, std::vector<RowState>* states) const {
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckBucket(t, b));
+  if (states != nullptr && !impl_->training()) {
+    return {Code::kInvalidArgument, "states are kept by a store of the training profile alone"};
+  }
   const Table& table = impl_->tables[t];
   const auto find = [&] { return table.buckets[b].At(view.version()); };
   Status not_held{Code::kNotOwner, "bucket " + std::to_string(b) + " of table " +
@@ -76,7 +79,8 @@ Status Store::ExportBucket(const ReadView& view, uint32_t t, uint32_t b,
   std::sort(rows.begin(), rows.end(),
             [](const auto& a, const auto& b) { return a.first < b.first; });
   const RowLayout& layout = table.config.layout;
-  const uint32_t most = layout.PayloadBytes(layout.full_mask());
+  const uint32_t aux_bytes = states == nullptr ? 0 : impl_->AuxBytes(table);
+  const uint32_t most = layout.PayloadBytes(layout.full_mask()) + aux_bytes;
   std::vector<std::byte> ssd_rows(size_t{kRowsAtATime} * most);
   std::vector<LogRead> reads;
   for (size_t first = 0; first < rows.size(); first += kRowsAtATime) {
@@ -85,16 +89,20 @@ Status Store::ExportBucket(const ReadView& view, uint32_t t, uint32_t b,
     for (size_t r = 0; r < part.size(); ++r) {
       const auto& [key, place] = part[r];
       if (place.tier() != TierId::kSsd) continue;
-      reads.push_back(
-          {place.slot(), key, t, layout.PayloadBytes(place.live()), ssd_rows.data() + r * most});
+      reads.push_back({place.slot(), key, t, layout.PayloadBytes(place.live()) + aux_bytes,
+                       ssd_rows.data() + r * most});
     }
     if (!reads.empty()) EMBERTIDE_RETURN_IF_ERROR(device->ssd->Read(reads));
     for (size_t r = 0; r < part.size(); ++r) {
       const auto& [key, place] = part[r];
-      const std::byte* row = place.tier() == TierId::kSsd ? ssd_rows.data() + r * most
-                                                          : device->arena.Address(place.slot());
-      AppendRecord({key, place.live(), RecordKind::kRow, {row, layout.PayloadBytes(place.live())}},
-                   records);
+      const bool on_ssd = place.tier() == TierId::kSsd;
+      const uint32_t bytes = layout.PayloadBytes(place.live());
+      const std::byte* row =
+          on_ssd ? ssd_rows.data() + r * most : device->arena.Address(place.slot());
+      AppendRecord({key, place.live(), RecordKind::kRow, {row, bytes}}, records);
+      if (states == nullptr) continue;
+      states->push_back(
+          impl_->StateIn(table, on_ssd ? row + bytes : device->arena.Aux(place.slot())));
     }
   }
   return Status::Ok();

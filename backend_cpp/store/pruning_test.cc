@@ -87,6 +87,10 @@ TEST(WaitingKeysTest, KeysThatNeverComeAgainDriveOutNoneThatDo) {
     for (uint64_t key = 0; key < 100; ++key) waiting.Add(HashKey(key), 1.0F, step);
     for (int i = 0; i < 400; ++i) waiting.Add(random(), 0.5F, step);
   }
+  WaitingKeys one_set(32, &decay);
+  for (uint64_t key = 0; key < WaitingKeys::kWays; ++key) one_set.Add(HashKey(key), 1.0F, 1);
+  for (uint64_t key = 100; key < 200; ++key) one_set.Add(HashKey(key), 0.9F, 1);
+  EXPECT_NEAR(one_set.Add(HashKey(3), 0.0F, 1), 1.0F, 0.01F) << "of more worth than any that came";
   uint32_t kept = 0;
   for (uint64_t key = 0; key < 100; ++key) kept += waiting.Add(HashKey(key), 0.0F, 400) > 300.0F;
   EXPECT_GE(kept, 99U);
@@ -278,6 +282,10 @@ TEST_F(PruningTest, AKeyGetsItsRowOnceItHasEarnedThePrice) {
   float sum = 0;
   for (uint32_t c = 0; c < kChunks; ++c) sum += state.utility[c];
   EXPECT_NEAR(sum, 2 * 16 * 0.81F, 0.3F) << "a row begins with what its key earned";
+  // What it earned before was spent on the row.
+  ASSERT_TRUE(store_->SetLive(0, 5000, 0).ok());
+  Step(0, {5000}, 0.3F);
+  EXPECT_EQ(Live(0, 5000), 0);
   // What was pruned is remembered: a little is enough for it, not for a new key.
   Step(0, {3, 6000}, 0.3F);
   EXPECT_EQ(Live(0, 3), 0b1111);
@@ -294,6 +302,19 @@ TEST_F(PruningTest, WhatWasOfUseIsForgotten) {
   EXPECT_EQ(outcome.rows, 100U);
   EXPECT_EQ(Live(0, 3), 0);
   EXPECT_EQ(Live(1, 3), 0b1111);
+}
+
+TEST_F(PruningTest, WhatAKeyWithoutARowEarnedIsForgotten) {
+  options_.utility_decay = 0.9;
+  Open();
+  Step(0, Keys(0, 1000), 1.0F);
+  Prune(500 * kRow);
+  Step(0, {5000, 5001}, 0.9F);
+  for (int i = 0; i < 30; ++i) Step(1, {1}, 0.1F);
+  Step(0, {5000}, 0.9F);
+  EXPECT_EQ(Live(0, 5000), 0);
+  Step(0, {5000}, 0.9F);
+  EXPECT_EQ(Live(0, 5000), 0b1111);
 }
 
 TEST_F(PruningTest, NewRowsNeverTakeMoreThanIsLeft) {
@@ -400,6 +421,7 @@ TEST_F(PruningTest, ARunGoesOnFromItsState) {
     }
   }
   ASSERT_TRUE(other->SetPruneState(0, *store_->PruneState(0)).ok());
+  EXPECT_EQ(*other->PruneState(0), *store_->PruneState(0));
   std::vector<std::byte> resumed;
   run(other.get(), 35, 60, &resumed);
   EXPECT_EQ(resumed, whole);

@@ -537,6 +537,8 @@ struct Store::Impl {
   static Location Resolve(Location location, uint64_t version, uint64_t* changed_at = nullptr);
 
   // --- training.cc; the device's writer is held --------------------------------------------------
+  // What training keeps of a row whose aux stands at `bytes`, aligned or not.
+  RowState StateIn(const Table& table, const std::byte* bytes) const;
   // The row of an entry in DDR (brought there from SSD if need be).
   Result<Location> ResidentRow(Device* device, uint32_t table, uint32_t bucket, uint64_t key);
   static RowAux* AuxOf(const Device* device, Location place) {

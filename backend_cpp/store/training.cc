@@ -1,6 +1,7 @@
 // The training profile beside its step (training_step.cc): chunks that live and die, changes taken
 // for a version, state for checkpoints. One writer; rows change in place.
 #include <algorithm>
+#include <cstring>
 
 #include "store/store_impl.h"
 
@@ -240,6 +241,23 @@ Status Store::MarkChanged(uint32_t t, uint32_t b, std::span<const uint64_t> keys
   return Status::Ok();
 }
 
+RowState Store::Impl::StateIn(const Table& table, const std::byte* bytes) const {
+  // Copied, for on the SSD it stands anywhere.
+  alignas(RowAux) std::array<std::byte, kMaxEntryBytes> copy;
+  std::memcpy(copy.data(), bytes, AuxBytes(table));
+  auto* aux = reinterpret_cast<RowAux*>(copy.data());
+  const RowLayout& layout = table.config.layout;
+  const Optimizer optimizer = options.optimizer;
+  RowState state{aux->accumulator, RowAux::Steps(aux->tick, tick), {}, 0, {}};
+  std::copy_n(aux->utility(), layout.chunks, state.utility.begin());
+  if (CountsSteps(optimizer)) state.steps = *aux->steps(layout);
+  if (KeepsElements(optimizer)) {
+    const float* elements = aux->elements(optimizer, layout);
+    state.elements.assign(elements, elements + layout.dim());
+  }
+  return state;
+}
+
 Result<RowState> Store::StateOf(uint32_t t, uint64_t key) const {
   if (!impl_->training()) return NotTraining();
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckTable(t));
@@ -249,17 +267,7 @@ Result<RowState> Store::StateOf(uint32_t t, uint64_t key) const {
   const std::lock_guard writer(device.writer);
   const Result<Location> place = impl_->ResidentRow(&device, t, b, key);
   if (!place.ok()) return place.status();
-  RowAux* aux = impl_->AuxOf(&device, place.value());
-  const RowLayout& layout = table.config.layout;
-  const Optimizer optimizer = impl_->options.optimizer;
-  RowState state{aux->accumulator, RowAux::Steps(aux->tick, impl_->tick), {}, 0, {}};
-  std::copy_n(aux->utility(), layout.chunks, state.utility.begin());
-  if (CountsSteps(optimizer)) state.steps = *aux->steps(layout);
-  if (KeepsElements(optimizer)) {
-    const float* elements = aux->elements(optimizer, layout);
-    state.elements.assign(elements, elements + layout.dim());
-  }
-  return state;
+  return impl_->StateIn(table, device.arena.Aux(place.value().slot()));
 }
 
 Status Store::SetState(uint32_t t, uint64_t key, const RowState& state) {

@@ -228,9 +228,21 @@ class TrainingModelTest : public ::testing::TestWithParam<uint32_t> {
     const uint32_t t = RandomTable();
     const uint32_t b = Random(Table(t).buckets());
     std::vector<std::byte> records;
+    std::vector<RowState> states;
+    const uint64_t promotions = store_->Stats().promotions;
     const auto view = store_->PinNewest();
-    ASSERT_TRUE(store_->ExportBucket(view.value(), t, b, &records).ok());
+    ASSERT_TRUE(store_->ExportBucket(view.value(), t, b, &records, &states).ok());
+    ASSERT_EQ(store_->Stats().promotions, promotions);
     ASSERT_EQ(records, BucketRecords(options_.tables, rows_, t, b));
+    size_t at = 0;
+    for (std::span<const std::byte> rest = records; !rest.empty(); ++at) {
+      const RowRecord record = ReadRecord(Table(t).layout, &rest).value();
+      const RowState state = store_->StateOf(t, record.key).value();
+      ASSERT_EQ(states.at(at).accumulator, state.accumulator);
+      ASSERT_EQ(states.at(at).age, state.age);
+      ASSERT_EQ(states.at(at).utility, state.utility);
+    }
+    ASSERT_EQ(at, states.size());
   }
 
   void Step() {

@@ -125,7 +125,8 @@ def _tree(path: str) -> str:
 
 
 def _file(case: Case, seed: int, stream: Stream, code: str) -> Path:
-    said = repr((dataclasses.replace(case.run, seed=seed), case.block_s, stream, code))
+    run = dataclasses.replace(case.run, seed=seed)
+    said = repr((run, case.fold, case.block_s, stream, code))
     name = hashlib.sha256(said.encode()).hexdigest()[:16]
     return _FOLDER / f"{case.name.replace(' ', '-')}-{seed}-{name}.json"
 

@@ -538,10 +538,12 @@ class Store {
     uint64_t budget_used_bytes = 0;
   };
   Usage UsageOf(uint32_t table, uint32_t device) const;
-  // Appends all rows of a bucket as records at the view's version, in ascending key order.
+  // Appends all rows of a bucket as records at the view's version, in ascending key order; in the
+  // training profile, with `states`, also what StateOf gives of each. No row changes its tier.
   // kNotOwner if it is not held at that version.
   Status ExportBucket(const ReadView& view, uint32_t table, uint32_t bucket,
-                      std::vector<std::byte>* records) const;
+                      std::vector<std::byte>* records,
+                      std::vector<RowState>* states = nullptr) const;
   // Training profile: inserts records as rows as they are (restore from a snapshot).
   Status ImportRecords(uint32_t table, uint32_t bucket, std::span<const std::byte> records);
   // Work for a background thread: promotes hot SSD rows, frees retired memory, compacts segments,
