@@ -10,9 +10,9 @@ APT := g++ cmake ninja-build libgtest-dev nlohmann-json3-dev libisal-dev libhire
   libprotobuf-dev protobuf-compiler libgrpc++-dev protobuf-compiler-grpc pkg-config python3-dev python3-venv libb64-0d \
   clang-19 libclang-rt-19-dev
 
-.PHONY: help demo dev cpp check test bench-serve bench-remote bench-cache bench-reshard bench-store bench-ssd bench-train perf-check gpu-deps gpu-check test-asan test-tsan fuzz images clean
+.PHONY: help demo dev cpp check test kill-test bench-checkpoints bench-serve bench-remote bench-cache bench-reshard bench-store bench-ssd bench-train perf-check gpu-deps gpu-check test-asan test-tsan fuzz images clean
 help: ## what can be done here
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
 build/.apt: Makefile
 	@mkdir -p build
@@ -58,6 +58,12 @@ check: dev cpp ## formatters, linters, types, proto lint
 test: dev cpp fuzz ## every test: C++ and Python
 	ctest --test-dir build/cpp --output-on-failure -j $$(nproc)
 	$(BIN)/pytest -q
+
+kill-test: dev ## a trainer killed 50 times at random, KILLS=n for n times; five minutes
+	EMBERTIDE_KILLS=$(or $(KILLS),50) $(BIN)/pytest -q -s tests/e2e/test_killed_training.py
+
+bench-checkpoints: dev ## how long a checkpoint holds up training; DATA=clicks.parquet EVENTS=n for a stream of yours
+	$(BIN)/python -m bench.checkpoints $(if $(DATA),--data "$(DATA)") $(if $(EVENTS),--events $(EVENTS))
 
 bench-serve: dev cpp ## serving against Triton's Python backend with torch; a quarter of an hour
 	$(BIN)/python -m bench.serve

@@ -73,6 +73,11 @@ def command(
     snapshot_every: Annotated[
         int, typer.Option(help="Versions between snapshots, each with a checkpoint.")
     ] = 6,
+    ddr_mib: Annotated[int, typer.Option(help="DDR budget, MiB.")] = 4096,
+    ssd_mib: Annotated[int, typer.Option(help="SSD budget, MiB; 0: no SSD tier.")] = 0,
+    ssd_directory: Annotated[
+        Path | None, typer.Option(help="Where rows beyond DDR lie; default: PUBLICATION/ssd.")
+    ] = None,
     threads: Annotated[int, typer.Option(help="Threads of the dense net.")] = 1,
     cpu: Annotated[str, typer.Option(help="Baseline of the dense program.")] = "x86-64-v3",
     cache: Annotated[Path | None, typer.Option(help="A folder of compiled dense programs.")] = None,
@@ -128,9 +133,14 @@ def command(
             check_model(run.model, source)
         else:
             settings = {name: context.params[name] for name in _SETTINGS}
+            budgets = {
+                "ddr_budget_bytes": ddr_mib << 20,
+                "ssd_budget_bytes": ssd_mib << 20,
+                "ssd_directory": str(ssd_directory or publication / "ssd") if ssd_mib else "",
+            }
             try:
                 model = model_for(source)
-                run = RunConfig(model=model, optimizer=rates_for(model), **settings)
+                run = RunConfig(model=model, optimizer=rates_for(model), **settings, **budgets)
             except ValueError as error:
                 raise typer.BadParameter(str(error)) from error
         bar = stack.enter_context(event_bar("training"))
@@ -176,6 +186,7 @@ def command(
             "rejected": source.dead_letters.by_reason,
             "source": source.counters(),
             "published": dataclasses.asdict(trainer.publisher.stats),
+            "checkpoints": dataclasses.asdict(trainer.saver.stats),
             "store": trainer.rows.stats(),
         }
         if json_log is not None:
@@ -198,8 +209,9 @@ def _refuse_both(context: typer.Context, config: Path | None, source: EventSourc
     Raises:
         ConfigurationError: One was given.
     """
+    budgets = ("ddr_mib", "ssd_mib", "ssd_directory")
     of_source = ("data", "events", "hours", "stream_seed", "dead_letters")
-    for name in _SETTINGS + (of_source if source is not None else ()):
+    for name in _SETTINGS + budgets + (of_source if source is not None else ()):
         origin = context.get_parameter_source(name)
         if origin is not None and origin.name == "COMMANDLINE":
             option = name.replace("_", "-")

@@ -1,0 +1,127 @@
+"""A trainer killed at random, again and again: each end is byte for byte that of one never killed.
+
+Each start takes memory alone or an SSD tier, by chance: no byte depends on it.
+
+`EMBERTIDE_KILLS` says how often (`make kill-test`: 50), `EMBERTIDE_SEED` at which moments.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+from serving import wait_until
+from snapshots import snapshot_files
+
+from embertide.server.adapters.process import Child
+from embertide.trainer.checkpoint.checkpoint import is_complete
+from embertide.trainer.publish.folder import Publication
+
+CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
+KILLS = int(os.environ.get("EMBERTIDE_KILLS", "5"))
+SEED = int(os.environ.get("EMBERTIDE_SEED", "20"))
+HOURS = 6
+# Checkpoints follow one another so closely that one is nearly always being written.
+OPTIONS = ("--publish-every-s", "300", "--snapshot-every", "2")
+TIERS = {"memory": (), "ssd": ("--ddr-mib", "1", "--ssd-mib", "64")}
+# Of kills: while the process starts and reads its checkpoint, while one is being written, any time.
+MOMENTS, SHARES = ("start", "write", "any"), (0.15, 0.45, 0.4)
+
+
+class Run:
+    """One publication and the trainers that fill it, one after the other."""
+
+    def __init__(self, folder: Path) -> None:
+        self.publication = Publication(folder / "pub")
+        self._logs = folder
+        self.starts: list[str] = []  # the tier of each
+        self.child: Child
+
+    def start(self, tier: str = "memory") -> None:
+        """Start the command as anybody would."""
+        self.starts.append(tier)
+        command = [sys.executable, "-m", "embertide.trainer", "train", str(self.publication.path)]
+        command += ["--hours", str(HOURS), *OPTIONS, "--cache", str(CACHE), "--json"]
+        log = self._logs / f"{len(self.starts)}.log"
+        self.child = Child([*command, *TIERS[tier]], log=log)
+
+    def ended(self) -> bool:
+        """Whether the trainer came to its end, which must be a good one."""
+        assert self.child.code in (None, 0), self.child.log_text()
+        return self.child.code == 0
+
+    def learns(self) -> bool:
+        """Whether it has learned from an event, or is at its end."""
+        return self.ended() or "progress" in self.child.log_text()
+
+    def writes(self) -> bool:
+        """Whether a snapshot is being written."""
+        return any((self.publication.path / "snapshots").glob(".*.partial")) or self.ended()
+
+    def kill(self, moment: str, rng: np.random.Generator) -> bool:
+        """Kill it at such a moment; False: it was at its end before."""
+        delay_s = rng.uniform(0, 3)
+        if moment != "start":
+            wait_until(self.learns, timeout_s=60)
+        if moment == "write":
+            wait_until(self.writes, timeout_s=60, every_s=0.001)
+            delay_s = rng.uniform(0, 0.1)
+        until = time.monotonic() + delay_s
+        while time.monotonic() < until and not self.ended():
+            time.sleep(0.001)
+        if self.ended():
+            return False
+        self.child.kill()
+        return self.child.code == -signal.SIGKILL
+
+    def left_half(self) -> set[str]:
+        """What the killed trainer has not brought to an end."""
+        publication, path = self.publication, self.publication.path
+        complete = [v for v in publication.snapshots() if is_complete(publication, v)]
+        # A folder that has not got the file which makes it exist.
+        half = {
+            "checkpoint": [each / "checkpoint.json" for each in path.glob("checkpoints/*")],
+            "delta": [each / "commit.pb" for each in path.glob("deltas/*")],
+            "snapshot": [each.with_name("none") for each in path.glob("snapshots/.*.partial")],
+        }
+        found = {name for name, files in half.items() if not all(file.exists() for file in files)}
+        # Versions are out that the newest checkpoint has not learned.
+        return found | ({"versions"} if publication.versions()[-1:] > complete[-1:] else set())
+
+    def end(self) -> tuple[dict[str, bytes], dict[str, object]]:
+        """The files of the last snapshot, and what the trainer says of the whole stream."""
+        assert self.child.wait(120) == 0, self.child.log_text()
+        result = json.loads(self.child.log_text().splitlines()[-1])["result"]
+        assert (result["store"]["evictions_to_ssd"] > 0) == (self.starts[-1] == "ssd")
+        said = {name: result[name] for name in ("events", "version", "auc_by_day")}
+        last = self.publication.snapshots()[-1]
+        return snapshot_files(self.publication.snapshot_path(last)), said
+
+
+def test_a_trainer_killed_at_random_ends_byte_for_byte_as_one_never_killed(tmp_path: Path) -> None:
+    rng = np.random.default_rng(SEED)
+    never = Run(tmp_path / "never")
+    never.start()
+    wanted = never.end()
+    kills: Counter[str] = Counter()
+    left: Counter[str] = Counter()
+    runs = [Run(tmp_path / "run-0")]
+    runs[-1].start()
+    tiers = sorted(TIERS)
+    while kills.total() < KILLS:
+        run, moment = runs[-1], str(rng.choice(MOMENTS, p=SHARES))
+        if run.kill(moment, rng):
+            kills[moment] += 1
+            left.update(run.left_half())
+        else:
+            assert run.end() == wanted, f"seed {SEED}, starts {run.starts}"
+            runs.append(Run(tmp_path / f"run-{len(runs)}"))
+        runs[-1].start(str(rng.choice(tiers)))
+    assert runs[-1].end() == wanted, f"seed {SEED}, starts {runs[-1].starts}"
+    print(f"seed {SEED}: {len(runs)} runs, kills {dict(kills)}, left half {dict(left)}")
+    assert left["snapshot"] > 0
+    assert left["versions"] > 0
