@@ -70,7 +70,7 @@ def test_the_report_says_what_happened(demo: tuple[Path, dict[str, Any]]) -> Non
     assert report["events"] == pq.read_metadata(out / "scores.parquet").num_rows
     assert 0.95 * EVENTS < report["events"] <= EVENTS
     assert report["failed_requests"] == 0
-    hour = max(report["frozen_auc_by_hour"], key=int)
+    hour = sorted(report["frozen_auc_by_hour"], key=int)[-2]  # the last one holds few events
     assert report["served_auc_by_hour"][hour] > report["frozen_auc_by_hour"][hour] + 0.03
     assert report["staleness_event_p99_s"] <= 900
     assert report["hits"]["ddr"] > 0
