@@ -133,7 +133,7 @@ def command(
             check_model(run.model, source)
         else:
             settings = {name: context.params[name] for name in _SETTINGS}
-            budgets = {
+            budgets: dict[str, Any] = {
                 "ddr_budget_bytes": ddr_mib << 20,
                 "ssd_budget_bytes": ssd_mib << 20,
                 "ssd_directory": str(ssd_directory or publication / "ssd") if ssd_mib else "",
