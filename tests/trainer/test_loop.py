@@ -410,7 +410,7 @@ def test_a_harmed_checkpoint_is_refused_wherever_the_harm_is(
 ) -> None:
     folder = checkpoint_folder(copy)
     paths = [*folder.iterdir(), copy.snapshot_path(copy.snapshots()[-1]) / "manifest.json"]
-    assert len(paths) == 5
+    assert len(paths) == 6
 
     def refused(path: Path, reason: str = "") -> None:
         with pytest.raises(CheckpointError, match=f"{path.name}.* {reason}.*remove {folder}"):
@@ -440,6 +440,7 @@ def test_files_of_another_checkpoint_are_refused_and_the_field_named(copy: Publi
         ("rows.safetensors", "bucket 0 of table user has sha256"),
         ("dense.safetensors", "has sha256"),
         ("scores.safetensors", "has bytes"),
+        ("stream.safetensors", "has sha256"),
         ("checkpoint.json", "is of version 000000000016-000001"),
     ):
         kept = (one / name).read_bytes()
@@ -455,8 +456,8 @@ def test_files_of_another_checkpoint_are_refused_and_the_field_named(copy: Publi
 
 def test_a_checkpoint_of_another_format_is_refused(copy: Publication) -> None:
     path = checkpoint_folder(copy) / "checkpoint.json"
-    path.write_text(path.read_text().replace('"format":4', '"format":3'))
-    with pytest.raises(CheckpointError, match="has format 3, this build has 4"):
+    path.write_text(path.read_text().replace('"format":5', '"format":4'))
+    with pytest.raises(CheckpointError, match="has format 4, this build has 5"):
         restore(copy)
 
 
