@@ -1,17 +1,23 @@
 """Pruning in the trainer: what configs refuse, when passes are made, and that bytes hold."""
 
 import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from typer.testing import CliRunner
 
+from embertide.trainer.__main__ import app
 from embertide.trainer.config import FeatureConfig, ModelConfig, PruneConfig, RunConfig, TableConfig
 from embertide.trainer.data.assemble import fold
 from embertide.trainer.data.base import FeatureColumn
 from embertide.trainer.embedding.store import EmbeddingStore
+from embertide.trainer.publish.snapshot import read_manifest
 
+CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 MODEL = ModelConfig(
     name="m",
     tables=(TableConfig(name="user", dim=4), TableConfig(name="item", dim=4)),
@@ -108,6 +114,21 @@ def test_a_store_goes_on_from_what_another_said() -> None:
     wrong = EmbeddingStore(MODEL, prune=dataclasses.replace(prune, waiting_bytes=3000))
     with pytest.raises(Exception, match="waiting_bytes"):
         wrong.resume(rows.progress())
+
+
+def test_the_command_prunes_to_a_share_and_publishes_what_went(tmp_path: Path) -> None:
+    path = tmp_path / "pub"
+    arguments = ["--hours", "3", "--prune-ratio", "5", "--json", "--cache", str(CACHE)]
+    done = CliRunner().invoke(app, ["train", str(path), *arguments])
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout.splitlines()[-1])["result"]
+    pruning = result["pruning"]
+    assert pruning["passes"] > 2
+    assert pruning["bytes"] <= pruning["seen_bytes"] / 5
+    assert result["store"]["unworthy_keys"] > 0
+    # What nodes load is what is left.
+    manifest = read_manifest(max((path / "snapshots").iterdir()))
+    assert sum(each["rows"] for each in manifest["buckets"]) == result["store"]["rows"]
 
 
 def test_keys_are_folded_alike_and_evenly() -> None:

@@ -19,7 +19,7 @@ from embertide.trainer.commands.inputs import (
     open_input,
     rates_for,
 )
-from embertide.trainer.config import RunConfig, criteo, globo
+from embertide.trainer.config import PruneConfig, RunConfig, criteo, globo
 from embertide.trainer.data.base import EventSource
 from embertide.trainer.errors import ConfigurationError
 
@@ -73,6 +73,9 @@ def command(
     snapshot_every: Annotated[
         int, typer.Option(help="Versions between snapshots, each with a checkpoint.")
     ] = 6,
+    prune_ratio: Annotated[
+        float, typer.Option(help="Keep rows of so many times fewer bytes than all keys'; 0: all.")
+    ] = 0.0,
     ddr_mib: Annotated[int, typer.Option(help="DDR budget, MiB.")] = 4096,
     ssd_mib: Annotated[int, typer.Option(help="SSD budget, MiB; 0: no SSD tier.")] = 0,
     ssd_directory: Annotated[
@@ -133,14 +136,15 @@ def command(
             check_model(run.model, source)
         else:
             settings = {name: context.params[name] for name in _SETTINGS}
-            budgets: dict[str, Any] = {
+            rest: dict[str, Any] = {
+                "prune": PruneConfig(ratio=prune_ratio) if prune_ratio > 0 else None,
                 "ddr_budget_bytes": ddr_mib << 20,
                 "ssd_budget_bytes": ssd_mib << 20,
                 "ssd_directory": str(ssd_directory or publication / "ssd") if ssd_mib else "",
             }
             try:
                 model = model_for(source)
-                run = RunConfig(model=model, optimizer=rates_for(model), **settings, **budgets)
+                run = RunConfig(model=model, optimizer=rates_for(model), **settings, **rest)
             except ValueError as error:
                 raise typer.BadParameter(str(error)) from error
         bar = stack.enter_context(event_bar("training"))
@@ -187,6 +191,7 @@ def command(
             "source": source.counters(),
             "published": dataclasses.asdict(trainer.publisher.stats),
             "checkpoints": dataclasses.asdict(trainer.saver.stats),
+            "pruning": trainer.rows.pruning(),
             "store": trainer.rows.stats(),
         }
         if json_log is not None:
@@ -209,9 +214,9 @@ def _refuse_both(context: typer.Context, config: Path | None, source: EventSourc
     Raises:
         ConfigurationError: One was given.
     """
-    budgets = ("ddr_mib", "ssd_mib", "ssd_directory")
+    rest = ("prune_ratio", "ddr_mib", "ssd_mib", "ssd_directory")
     of_source = ("data", "events", "hours", "stream_seed", "dead_letters")
-    for name in _SETTINGS + budgets + (of_source if source is not None else ()):
+    for name in _SETTINGS + rest + (of_source if source is not None else ()):
         origin = context.get_parameter_source(name)
         if origin is not None and origin.name == "COMMANDLINE":
             option = name.replace("_", "-")

@@ -287,6 +287,14 @@ class EmbeddingStore(nn.Module):
         layout = self.tables[table].layout
         self.store.mark_changed(table, bucket, _store.record_keys(layout, records))
 
+    def pruning(self) -> dict[str, Any] | None:
+        """Return how many passes there were, and what the newest left; None without any."""
+        if self.pruned is None:
+            return None
+        names = ("price", "rows", "bytes", "rows_pruned", "rows_expired", "chunks_pruned")
+        left = {name: getattr(self.pruned, name) for name in names}
+        return {"passes": self.passes, "seen_bytes": self.store.seen_bytes(0), **left}
+
     def stats(self) -> dict[str, Any]:
         """Return the store's counters and sizes."""
         return self.store.stats()
