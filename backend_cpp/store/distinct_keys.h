@@ -23,7 +23,7 @@ class DistinctKeys {
     double sum = 0.0;
     uint32_t unset = 0;
     for (const uint8_t each : registers_) {
-      sum += std::ldexp(1.0, -each);
+      sum += std::bit_cast<double>(uint64_t{1023U - each} << 52);  // 2^-each
       unset += static_cast<uint32_t>(each == 0);
     }
     const double estimate = 0.7213 / (1.0 + 1.079 / kRegisters) * kRegisters * kRegisters / sum;

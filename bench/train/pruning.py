@@ -1,6 +1,6 @@
 """AUC against bytes: pruned models, and the ways that people have to make one smaller.
 
-All are the DLRM of `quality.py`. A target of N x is the bytes of the unpruned store, by its own
+All are models of `quality.py`. A target of N x is the bytes of the unpruned store, by its own
 account, over N. What a pruned store then really takes, pages and index included, is what the curve
 is drawn by. Hashed tables and narrow ones are charged as arrays without an index.
 """
@@ -13,16 +13,18 @@ from rich.console import Console
 
 from bench import plot, report
 from bench.servers import BUILD
-from bench.train.quality import DLRM
+from bench.train.quality import DLRM, HISTORY
 from bench.train.runs import Case, Outcome, Stream, mean_and_error, outcomes
 from embertide.trainer.config import ModelConfig, PruneConfig
 
 _CONSOLE = Console(stderr=True, highlight=False)
 _CURVE = BUILD / "bench" / "train_pruning_curve.svg"
 _SHARES = (2, 5, 10, 20, 50, 200)
+_HISTORY_SHARES = (20, 50)
 _PEER_SHARES = (10, 50)
-# What may be lost at so much fewer bytes: the bar is 3 times, the aim 10.
-_BARRED = {5: 0.001, 10: 0.001, 20: 0.001}
+_MOST_LOST = 0.001
+# At so much fewer bytes: the bars are 3 times and, of the history model, 20; the aims 10 and 50.
+_BARRED = {"squares": (5, 10, 20), "history, squares": _HISTORY_SHARES}
 _BUDGET = 256 << 20
 _ACCUMULATOR_BYTES = 4
 # Distinct keys of the columns that are hashed, in the file that the bars are set for; the others
@@ -50,10 +52,27 @@ class _Point:
 
 
 def _case(name: str, *, chunks: int = 1, dim: int = 16, prune: PruneConfig | None = None) -> Case:
+    """Return a DLRM."""
     tables = (dataclasses.replace(each, chunks=chunks, dim=dim) for each in DLRM.model.tables)
     model: ModelConfig = dataclasses.replace(DLRM.model, tables=tuple(tables))
     run = dataclasses.replace(DLRM, model=model, prune=prune, ddr_budget_bytes=_BUDGET)
     return Case(name=name, run=run)
+
+
+def _history(name: str, *, prune: PruneConfig | None = None) -> Case:
+    run = dataclasses.replace(HISTORY, prune=prune, ddr_budget_bytes=_BUDGET)
+    return Case(name=name, run=run)
+
+
+def _history_points(whole: int) -> list[_Point]:
+    return [
+        _Point(
+            line="history, squares",
+            share=share,
+            case=_history(f"history, squares {share}x", prune=PruneConfig(bytes=whole // share)),
+        )
+        for share in _HISTORY_SHARES
+    ]
 
 
 def _pruned(line: str, share: int, whole: int, utility: _Utility, chunks: int = 1) -> _Point:
@@ -113,27 +132,33 @@ def _aucs(found: Sequence[Outcome]) -> list[float]:
     return [outcome.auc for outcome in found]
 
 
+def _whole(plain: Sequence[Outcome]) -> int:
+    """Return bytes to a hundred kilobytes, so that targets are the same whatever the seeds."""
+    return round(max(outcome.bytes for outcome in plain) / 1e5) * 100_000
+
+
 def run(stream: Stream, seeds: Sequence[int], jobs: int) -> list[report.Row]:
-    """Return rows of each case against the unpruned model, paired by seed."""
-    base = _case("unpruned")
-    plain = outcomes([base], seeds, stream, jobs=jobs)[base.name]
-    # To a hundred kilobytes, so that the targets are the same whatever the seeds.
-    whole = round(max(outcome.bytes for outcome in plain) / 1e5) * 100_000
-    points = _points(whole)
-    found = outcomes([point.case for point in points], seeds, stream, jobs=jobs)
-    rows = []
-    curve: dict[str, list[tuple[float, float, float]]] = {
-        "unpruned": [(whole / 1e6, *mean_and_error(_aucs(plain)))]
+    """Return rows of each case against its unpruned model, paired by seed."""
+    bases = _case("unpruned"), _history("history, unpruned")
+    found = outcomes(bases, seeds, stream, jobs=jobs)
+    plains = [found[base.name] for base in bases]
+    compared = [(point, plains[0]) for point in _points(_whole(plains[0]))]
+    compared += [(point, plains[1]) for point in _history_points(_whole(plains[1]))]
+    found = outcomes([point.case for point, _ in compared], seeds, stream, jobs=jobs)
+    curve = {
+        base.name: [(_whole(plain) / 1e6, *mean_and_error(_aucs(plain)))]
+        for base, plain in zip(bases, plains, strict=True)
     }
-    for point in points:
+    rows = []
+    for point, plain in compared:
         outcome = found[point.case.name]
         taken = point.taken or max(each.bytes for each in outcome)
-        loss = _BARRED.get(point.share, 0.0) if point.line == "squares" else 0.0
-        name = f"{point.case.name}: {taken / 1e6:.2f} MB, {whole / taken:.1f}x"
-        rows.append(_row(name, _aucs(outcome), _aucs(plain), loss))
+        lost = _MOST_LOST if point.share in _BARRED.get(point.line, ()) else 0.0
+        name = f"{point.case.name}: {taken / 1e6:.2f} MB, {_whole(plain) / taken:.1f}x"
+        rows.append(_row(name, _aucs(outcome), _aucs(plain), lost))
         repeated = [each.repeated_auc for each in outcome]
         theirs = [each.repeated_auc for each in plain]
-        rows.append(_row(f"{name}, without first impressions", repeated, theirs, loss))
+        rows.append(_row(f"{name}, without first impressions", repeated, theirs, lost))
         line = curve.setdefault(point.line, [])
         line.append((taken / 1e6, *mean_and_error(_aucs(outcome))))
     plot.curves("AUC against bytes", ("MB, by the store's account", "AUC"), curve, _CURVE)
