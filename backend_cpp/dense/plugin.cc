@@ -9,6 +9,7 @@
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 
 #include <cstring>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -92,6 +93,10 @@ void UseThisThreadAlone() {
 int Open(const char* package, EmbertideDenseProgram** out, EmbertideDenseShape* shape, char* error,
          size_t capacity) {
   return Guard(error, capacity, [&] {
+    // Of packages that torch unpacks at once, one may get another one's description or none: models
+    // of one server are loaded by several threads.
+    static std::mutex unpacking;
+    const std::lock_guard lock(unpacking);
     UseThisThreadAlone();
     auto program = std::make_unique<EmbertideDenseProgram>(package);
     ReadDescription(program.get());
