@@ -393,11 +393,10 @@ class Trainer:
         return True
 
     def _changes(self) -> Iterator[Change]:
-        for t, table in enumerate(self.rows.tables):
-            for bucket in range(1 << table.bucket_bits):
-                records = self.rows.store.take_changes(t, bucket)
-                if records:
-                    yield table, bucket, records
+        for t, table, bucket in self.rows.places():
+            records = self.rows.store.take_changes(t, bucket)
+            if records:
+                yield table, bucket, records
 
     def _info(self, version: VersionId, watermark_ms: int) -> SnapshotInfo:
         return SnapshotInfo.of(
@@ -411,14 +410,13 @@ class Trainer:
         return DensePart(program=self.publication.program, cpu=self.run.cpu, tensors=dense)
 
     def _copies(self) -> Iterator[BucketCopy]:
-        for t, table in enumerate(self.rows.tables):
-            for bucket in range(1 << table.bucket_bits):
-                yield BucketCopy(
-                    table=table,
-                    bucket=bucket,
-                    records=self.rows.store.export_bucket(t, bucket),
-                    state=self.rows.store.bucket_state(t, bucket),
-                )
+        for t, table, bucket in self.rows.places():
+            yield BucketCopy(
+                table=table,
+                bucket=bucket,
+                records=self.rows.store.export_bucket(t, bucket),
+                state=self.rows.store.bucket_state(t, bucket),
+            )
 
     def _snapshot(self, version: VersionId, watermark_ms: int, dense: bytes) -> None:
         """Have a version's snapshot and checkpoint written, as our state is now."""

@@ -145,9 +145,8 @@ def _run(case: Case, seed: int, stream: Stream, path: Path) -> None:
     def publish(block: int) -> None:
         """Take what a version would, and note what the store takes."""
         nonlocal most
-        for t, table in enumerate(learner.rows.tables):
-            for bucket in range(1 << table.bucket_bits):
-                learner.rows.store.take_changes(t, bucket)
+        for t, _, bucket in learner.rows.places():
+            learner.rows.store.take_changes(t, bucket)
         if block * case.block_s >= stream.days[0] * _DAY_S:
             stats = learner.rows.stats()
             most = max(most, stats["ddr_payload_bytes"] + stats["index_bytes"])

@@ -60,11 +60,10 @@ def learned() -> EmbeddingStore:
 
 
 def copies_of(rows: EmbeddingStore) -> Iterator[BucketCopy]:
-    for t, table in enumerate(rows.tables):
-        for bucket in range(1 << table.bucket_bits):
-            records = rows.store.export_bucket(t, bucket)
-            state = rows.store.bucket_state(t, bucket)
-            yield BucketCopy(table=table, bucket=bucket, records=records, state=state)
+    for t, table, bucket in rows.places():
+        records = rows.store.export_bucket(t, bucket)
+        state = rows.store.bucket_state(t, bucket)
+        yield BucketCopy(table=table, bucket=bucket, records=records, state=state)
 
 
 def job(publication: Publication, rows: EmbeddingStore, number: int) -> SnapshotJob:

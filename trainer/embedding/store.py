@@ -263,11 +263,16 @@ class EmbeddingStore(nn.Module):
             gradients.append((table, bags.keys_N, offsets, gradient))
         return gradients
 
-    def buckets(self) -> Iterator[tuple[_store.TableConfig, int, bytes]]:
-        """Yield all rows as (table, bucket, records), one bucket at a time."""
+    def places(self) -> Iterator[tuple[int, _store.TableConfig, int]]:
+        """Yield every bucket as (table index, table, bucket), in the order of snapshots."""
         for t, table in enumerate(self.tables):
             for bucket in range(1 << table.bucket_bits):
-                yield table, bucket, self.store.export_bucket(t, bucket)
+                yield t, table, bucket
+
+    def buckets(self) -> Iterator[tuple[_store.TableConfig, int, bytes]]:
+        """Yield all rows as (table, bucket, records), one bucket at a time."""
+        for t, table, bucket in self.places():
+            yield table, bucket, self.store.export_bucket(t, bucket)
 
     def read_buckets(self, snapshot: Path) -> Iterator[tuple[int, _store.TableConfig, int, bytes]]:
         """Yield (table index, table, bucket, records) of a snapshot's files, each proved.
