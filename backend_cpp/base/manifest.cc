@@ -1,22 +1,20 @@
 // manifest.json: docs/formats.md, "Manifest".
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "embertide/hash.h"
 #include "embertide/snapshot.h"
 
 namespace embertide {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 // 131072 buckets a table at ~200 bytes a line, for some tens of tables.
 constexpr size_t kMaxManifestBytes = size_t{1} << 30;
 
 // Whether a value was read as it stands, arrays by their elements; a float holds less than JSON's
 // numbers do.
-bool Same(const Json& read, const Json& kept) {
+bool Same(const OrderedJson& read, const OrderedJson& kept) {
   if (read.is_array() && kept.is_array()) {
     return std::equal(read.begin(), read.end(), kept.begin(), kept.end(), Same);
   }
@@ -28,7 +26,7 @@ bool Same(const Json& read, const Json& kept) {
 // nlohmann's conversions cut numbers to fit and pass over what they are not asked for: what was
 // read must say the same when it is written, but for fields proved `apart`. Throws naming the first
 // that does not.
-void Prove(const std::string& what, const Json& read, const Json& kept,
+void Prove(const std::string& what, const OrderedJson& read, const OrderedJson& kept,
            const std::vector<std::string>& apart = {}) {
   for (const auto& [name, value] : read.items()) {
     if (std::find(apart.begin(), apart.end(), name) != apart.end()) continue;
@@ -45,7 +43,7 @@ void Prove(const std::string& what, const Json& read, const Json& kept,
   }
 }
 
-Json TableToJson(const TableConfig& table) {
+OrderedJson TableToJson(const TableConfig& table) {
   return {{"name", table.name},
           {"id", table.id},
           {"dim", table.layout.dim()},
@@ -57,25 +55,29 @@ Json TableToJson(const TableConfig& table) {
           {"default_row", table.default_row}};
 }
 
-TableConfig TableFromJson(const Json& json) {
+TableConfig TableFromJson(const OrderedJson& json) {
   TableConfig table;
-  table.name = json.at("name");
-  table.id = json.at("id");
-  const auto dim = json.at("dim").get<uint32_t>();
-  const auto chunks = json.at("chunks").get<uint32_t>();
+  Read(json, "name", &table.name);
+  Read(json, "id", &table.id);
+  uint32_t dim = 0;
+  Read(json, "dim", &dim);
+  uint32_t chunks = 0;
+  Read(json, "chunks", &chunks);
   if (chunks == 0 || chunks > kMaxChunks || dim % chunks != 0 || dim / chunks > 0xffff) {
     throw std::invalid_argument("table \"" + table.name + "\": dim " + std::to_string(dim) +
                                 " cannot be cut into " + std::to_string(chunks) + " chunks");
   }
   table.layout.chunks = static_cast<uint16_t>(chunks);
   table.layout.chunk_dim = static_cast<uint16_t>(dim / chunks);
-  const Result<DType> dtype = ParseDType(json.at("dtype"));
+  std::string dtype_name;
+  Read(json, "dtype", &dtype_name);
+  const Result<DType> dtype = ParseDType(dtype_name);
   if (!dtype.ok()) throw std::invalid_argument(dtype.status().message());
   table.layout.dtype = dtype.value();
-  table.bucket_bits = json.at("bucket_bits");
-  table.init_seed = json.at("init_seed");
-  table.init_scale = json.at("init_scale");
-  table.default_row = json.at("default_row").get<std::vector<float>>();
+  Read(json, "bucket_bits", &table.bucket_bits);
+  Read(json, "init_seed", &table.init_seed);
+  Read(json, "init_scale", &table.init_scale);
+  Read(json, "default_row", &table.default_row);
   if (const Status status = table.Validate(); !status.ok()) {
     throw std::invalid_argument(status.message());
   }
@@ -83,56 +85,64 @@ TableConfig TableFromJson(const Json& json) {
   return table;
 }
 
-Json BucketToJson(const BucketFileInfo& info) {
+OrderedJson BucketToJson(const BucketFileInfo& info) {
   return {{"path", info.path},       {"table", info.table}, {"bucket", info.bucket},
           {"version", info.version}, {"rows", info.rows},   {"bytes", info.bytes},
           {"crc32c", info.crc32c}};
 }
 
 // A path of the manifest stays inside the snapshot.
-std::string PathFromJson(const Json& json) {
-  const std::string path = json.at("path");
+std::string PathFromJson(const OrderedJson& json) {
+  std::string path;
+  Read(json, "path", &path);
   if (path.empty() || path.front() == '/' || path.find("..") != std::string::npos) {
     throw std::invalid_argument("path \"" + path + "\" leaves the snapshot");
   }
   return path;
 }
 
-BucketFileInfo BucketFromJson(const Json& json) {
+BucketFileInfo BucketFromJson(const OrderedJson& json) {
   BucketFileInfo info;
   info.path = PathFromJson(json);
-  info.table = json.at("table");
-  info.bucket = json.at("bucket");
-  info.version = json.at("version");
-  info.rows = json.at("rows");
-  info.bytes = json.at("bytes");
-  info.crc32c = json.at("crc32c");
+  Read(json, "table", &info.table);
+  Read(json, "bucket", &info.bucket);
+  Read(json, "version", &info.version);
+  Read(json, "rows", &info.rows);
+  Read(json, "bytes", &info.bytes);
+  Read(json, "crc32c", &info.crc32c);
   Prove("bucket file " + info.path, json, BucketToJson(info));
   return info;
 }
 
-Json FeatureToJson(const FeatureConfig& feature) {
+OrderedJson FeatureToJson(const FeatureConfig& feature) {
   return {{"name", feature.name}, {"table", feature.table}, {"pooling", feature.pooling}};
 }
 
-FeatureConfig FeatureFromJson(const Json& json) {
-  FeatureConfig feature{json.at("name"), json.at("table"), json.at("pooling")};
+FeatureConfig FeatureFromJson(const OrderedJson& json) {
+  FeatureConfig feature;
+  Read(json, "name", &feature.name);
+  Read(json, "table", &feature.table);
+  Read(json, "pooling", &feature.pooling);
   Prove("feature \"" + feature.name + "\"", json, FeatureToJson(feature));
   return feature;
 }
 
-Json DenseToJson(const DenseFileInfo& file) {
+OrderedJson DenseToJson(const DenseFileInfo& file) {
   return {{"role", file.role}, {"path", file.path}, {"bytes", file.bytes}, {"crc32c", file.crc32c}};
 }
 
-DenseFileInfo DenseFromJson(const Json& json) {
-  DenseFileInfo file{json.at("role"), PathFromJson(json), json.at("bytes"), json.at("crc32c")};
+DenseFileInfo DenseFromJson(const OrderedJson& json) {
+  DenseFileInfo file;
+  file.path = PathFromJson(json);
+  Read(json, "role", &file.role);
+  Read(json, "bytes", &file.bytes);
+  Read(json, "crc32c", &file.crc32c);
   Prove("dense file " + file.path, json, DenseToJson(file));
   return file;
 }
 
-Json ToJson(const Manifest& manifest) {
-  Json json;
+OrderedJson ToJson(const Manifest& manifest) {
+  OrderedJson json;
   json["format_version"] = kFormatVersion;
   json["hash_name"] = kHashName;
   json["hash_seed"] = kHashSeed;
@@ -143,7 +153,7 @@ Json ToJson(const Manifest& manifest) {
   json["schema_id"] = manifest.schema_id;
   json["dense_features"] = manifest.dense_features;
   const auto list = [&json](const char* name, const auto& items, auto to_json) {
-    json[name] = Json::array();
+    json[name] = OrderedJson::array();
     for (const auto& item : items) json[name].push_back(to_json(item));
   };
   list("tables", manifest.tables, TableToJson);
@@ -156,26 +166,29 @@ Json ToJson(const Manifest& manifest) {
 }
 
 // Throws nlohmann's or std's exceptions on anything wrong; the caller turns them into a Status.
-Manifest Parse(const Json& json) {
+Manifest Parse(const OrderedJson& json) {
   Manifest manifest;
-  manifest.model = json.at("model");
-  manifest.lineage = json.at("lineage");
-  manifest.version = json.at("version");
-  manifest.watermark_ms = json.at("watermark_ms");
-  manifest.schema_id = json.at("schema_id");
-  manifest.dense_features = json.at("dense_features");
-  manifest.dense_id = json.at("dense_id");
-  manifest.dense_cpu = json.at("dense_cpu");
+  Read(json, "model", &manifest.model);
+  Read(json, "lineage", &manifest.lineage);
+  Read(json, "version", &manifest.version);
+  Read(json, "watermark_ms", &manifest.watermark_ms);
+  Read(json, "schema_id", &manifest.schema_id);
+  Read(json, "dense_features", &manifest.dense_features);
+  Read(json, "dense_id", &manifest.dense_id);
+  Read(json, "dense_cpu", &manifest.dense_cpu);
   Prove("the manifest", json, ToJson(manifest), {"tables", "features", "buckets", "dense"});
-  for (const Json& table : json.at("tables")) manifest.tables.push_back(TableFromJson(table));
-  for (const Json& each : json.at("features")) manifest.features.push_back(FeatureFromJson(each));
-  for (const Json& bucket : json.at("buckets")) manifest.buckets.push_back(BucketFromJson(bucket));
-  for (const Json& file : json.at("dense")) manifest.dense.push_back(DenseFromJson(file));
+  for (const OrderedJson& table : json.at("tables"))
+    manifest.tables.push_back(TableFromJson(table));
+  for (const OrderedJson& each : json.at("features"))
+    manifest.features.push_back(FeatureFromJson(each));
+  for (const OrderedJson& bucket : json.at("buckets"))
+    manifest.buckets.push_back(BucketFromJson(bucket));
+  for (const OrderedJson& file : json.at("dense")) manifest.dense.push_back(DenseFromJson(file));
   return manifest;
 }
 
 // What must match before the rest is read at all.
-Status CheckFormat(const Json& json) {
+Status CheckFormat(const OrderedJson& json) {
   const auto refuse = [](const std::string& field, const std::string& is, const std::string& want) {
     return Status(Code::kRejected,
                   "manifest.json: " + field + " is " + is + ", this build reads " + want);
@@ -184,9 +197,9 @@ Status CheckFormat(const Json& json) {
   if (format != kFormatVersion) {
     return refuse("format_version", format.dump(), std::to_string(kFormatVersion));
   }
-  const Json& name = json.at("hash_name");
+  const OrderedJson& name = json.at("hash_name");
   if (name != kHashName) return refuse("hash_name", name.dump(), kHashName);
-  const Json& seed = json.at("hash_seed");
+  const OrderedJson& seed = json.at("hash_seed");
   if (seed != kHashSeed) return refuse("hash_seed", seed.dump(), std::to_string(kHashSeed));
   return Status::Ok();
 }
@@ -197,7 +210,7 @@ std::string ManifestToJson(const Manifest& manifest) { return ToJson(manifest).d
 
 Result<Manifest> ManifestFromJson(const std::string& text) {
   try {
-    const Json json = Json::parse(text);
+    const OrderedJson json = OrderedJson::parse(text);
     EMBERTIDE_RETURN_IF_ERROR(CheckFormat(json));
     return Parse(json);
   } catch (const std::exception& error) {

@@ -10,10 +10,10 @@
 
 #include <cstring>
 #include <mutex>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "base/json.h"
 #include "dense/plugin_abi.h"
 
 namespace {
@@ -69,7 +69,7 @@ void ReadDescription(EmbertideDenseProgram* program) {
   if (found == metadata.end()) {
     throw Rejected("the package has no \"embertide\" metadata: make it with export-dense");
   }
-  const auto json = nlohmann::json::parse(found->second);
+  const auto json = embertide::Json::parse(found->second);
   if (json.at("format") != 1) {
     throw Rejected("the package has format " + json.at("format").dump() +
                    ", this build reads 1: export it again");

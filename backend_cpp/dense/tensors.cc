@@ -1,14 +1,13 @@
 // Reading the safetensors format: u64 length of a JSON header, the header, then the data.
 #include <cstring>
-#include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "embertide/dense.h"
 
 namespace embertide {
 namespace {
 
-DenseTensor ReadOne(const std::string& name, const nlohmann::json& entry,
-                    std::span<const std::byte> data) {
+DenseTensor ReadOne(const std::string& name, const Json& entry, std::span<const std::byte> data) {
   const auto fail = [&](const std::string& what) {
     throw std::invalid_argument("tensor \"" + name + "\": " + what);
   };
@@ -46,7 +45,7 @@ Result<std::vector<DenseTensor>> ParseTensors(std::span<const std::byte> bytes) 
                                   std::to_string(rest.size()) + " are there");
     }
     const auto* text = reinterpret_cast<const char*>(rest.data());
-    const nlohmann::json json = nlohmann::json::parse(text, text + header);
+    const Json json = Json::parse(text, text + header);
     std::vector<DenseTensor> tensors;
     for (const auto& [name, entry] : json.items()) {
       if (name == "__metadata__") continue;

@@ -9,16 +9,14 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <system_error>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "embertide/checksum.h"
 
 namespace embertide {
 namespace {
-
-using Json = nlohmann::json;  // its objects are sorted, so equal ones are written alike
 
 constexpr uint32_t kFormat = 1;
 constexpr uint32_t kMagic = 0x4c414553;  // "SEAL"
@@ -83,7 +81,11 @@ Json VersionToJson(const SealedVersion& version) {
 }
 
 SealedVersion VersionFromJson(const Json& json) {
-  return {json.at("number"), json.at("lineage"), json.at("proof")};
+  SealedVersion version;
+  Read(json, "number", &version.number);
+  Read(json, "lineage", &version.lineage);
+  Read(json, "proof", &version.proof);
+  return version;
 }
 
 Json ToJson(const SealInfo& info) {
@@ -317,19 +319,19 @@ Result<SealInfo> ReadSealInfo(const std::string& directory) {
                                          "; this reads " + std::to_string(kFormat));
     }
     SealInfo info;
-    info.sequence = seal.at("sequence");
-    info.model = seal.at("model");
-    info.schema_id = seal.at("schema_id");
+    Read(seal, "sequence", &info.sequence);
+    Read(seal, "model", &info.model);
+    Read(seal, "schema_id", &info.schema_id);
     info.first = VersionFromJson(seal.at("first"));
     info.last = VersionFromJson(seal.at("last"));
-    info.tables = seal.at("tables").get<std::vector<std::string>>();
-    info.logs = seal.at("logs").get<std::vector<std::string>>();
-    info.rows = seal.at("rows");
-    info.ddr_rows = seal.at("ddr_rows");
-    info.written_ms = seal.at("written_ms");
-    info.file = seal.at("file");
-    info.file_bytes = seal.at("file_bytes");
-    info.segments_at = seal.at("segments_at");
+    Read(seal, "tables", &info.tables);
+    Read(seal, "logs", &info.logs);
+    Read(seal, "rows", &info.rows);
+    Read(seal, "ddr_rows", &info.ddr_rows);
+    Read(seal, "written_ms", &info.written_ms);
+    Read(seal, "file", &info.file);
+    Read(seal, "file_bytes", &info.file_bytes);
+    Read(seal, "segments_at", &info.segments_at);
     if (info.file.find('/') != std::string::npos) return corrupt("the file lies elsewhere");
     return info;
   } catch (const std::exception& error) {  // of nlohmann's, or memory

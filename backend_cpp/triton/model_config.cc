@@ -5,12 +5,11 @@
 #include <fstream>
 #include <functional>
 #include <map>
-#include <nlohmann/json.hpp>
+
+#include "base/json.h"
 
 namespace embertide::triton {
 namespace {
-
-using Json = nlohmann::json;
 
 Status Refuse(const std::string& message) {
   return {Code::kInvalidArgument, "config.pbtxt: " + message};
