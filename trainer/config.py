@@ -15,6 +15,44 @@ Net = Literal["dlrm", "dcn_v2", "deepfm", "history"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class CountersConfig:
+    """How often, of late, each key of a table was there: values of its rows that nobody learns.
+
+    Of each half-life there are two: events, and those with label 1. A net sees log2(1 + count), as
+    of the version that it belongs to, as columns of DENSE that no request carries.
+    docs/design/0009-counters.md has the arithmetic.
+
+    Attributes:
+        feature: Whose events are counted, by its key; of this table.
+        read_by: Features of this table whose key's counts the net sees; none named: `feature`.
+        half_lives_s: Seconds of event time in which a count halves. From minutes, for what is new,
+            to a day, for what is popular at this hour; each takes 8 bytes a row.
+    """
+
+    feature: str
+    read_by: tuple[str, ...] = ()
+    half_lives_s: tuple[int, ...] = (600, 3600, 6 * 3600, 24 * 3600)
+
+    def __post_init__(self) -> None:
+        """Refuse half-lives that nothing decays by."""
+        if not self.half_lives_s or min(self.half_lives_s) < 1:
+            raise ValueError(
+                f"counters of {self.feature!r}: half_lives_s is {self.half_lives_s}; give one or "
+                "more, each at least 1"
+            )
+
+    @property
+    def values(self) -> int:
+        """Counters of a row."""
+        return 2 * len(self.half_lives_s)
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """The features whose counts the net sees."""
+        return self.read_by or (self.feature,)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TableConfig:
     """One embedding table.
 
@@ -26,6 +64,8 @@ class TableConfig:
         bucket_bits: The table has 2^bucket_bits buckets for ever, the units of files, devices and
             moves: as many as give each about 10^5 of the rows expected. 0 suits small tables.
         init_scale: A new row's values lie between this and its negative, drawn from the key.
+        counters: Counts of its keys' events, kept in chunks of their own behind the others; rows
+            of fp32 only. None: none.
     """
 
     name: str
@@ -34,11 +74,29 @@ class TableConfig:
     dtype: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"
     bucket_bits: int = 0
     init_scale: float = 0.05
+    counters: CountersConfig | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a table that cannot be cut into chunks."""
+        """Refuse a table that cannot be cut into chunks, or holds no counts."""
         if self.chunks < 1 or self.dim % self.chunks:
             raise ValueError(f"table {self.name!r}: dim {self.dim} is no multiple of {self.chunks}")
+        if self.counters is not None and self.dtype != "fp32":
+            raise ValueError(f"table {self.name!r}: counters need rows of fp32, not {self.dtype}")
+
+    @property
+    def chunk_dim(self) -> int:
+        """Values of a chunk."""
+        return self.dim // self.chunks
+
+    @property
+    def counter_chunks(self) -> int:
+        """Chunks that hold counters."""
+        return 0 if self.counters is None else math.ceil(self.counters.values / self.chunk_dim)
+
+    @property
+    def width(self) -> int:
+        """Values of a row: what is learned, then counters."""
+        return self.dim + self.counter_chunks * self.chunk_dim
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,7 +208,20 @@ class ModelConfig:
                 raise ValueError(
                     f"feature {feature.name!r} names table {feature.table!r}; there are {tables}"
                 )
+        self._check_counters()
         self._check_net()
+
+    def _check_counters(self) -> None:
+        for table in self.tables:
+            if table.counters is None:
+                continue
+            of_table = [feature.name for feature in self.features if feature.table == table.name]
+            for name in (table.counters.feature, *table.counters.readers):
+                if name not in of_table:
+                    raise ValueError(
+                        f"table {table.name!r}: its counters name feature {name!r}; its features "
+                        f"are {of_table}"
+                    )
 
     def _check_net(self) -> None:
         if (self.net == "history") != bool(self.sequences):
@@ -191,6 +262,11 @@ class ModelConfig:
     def feature_dims(self) -> tuple[int, ...]:
         """The width of the embedding of each column of KEYS."""
         return tuple(self.tables[self.table_index(f.table)].dim for f in self.columns)
+
+    @property
+    def feature_widths(self) -> tuple[int, ...]:
+        """What a lookup gives for each column of KEYS: the embedding, then counters."""
+        return tuple(self.tables[self.table_index(f.table)].width for f in self.columns)
 
     @property
     def dense_columns(self) -> int:
@@ -433,6 +509,18 @@ def globo_history() -> ModelConfig:
     )
 
 
+def globo_counters() -> ModelConfig:
+    """Return the history model that also knows how popular the article shown is of late."""
+    model = globo_history()
+    # Four chunks: eight counters fill one more of their size.
+    counted = dataclasses.replace(
+        model.tables[1], chunks=4, counters=CountersConfig(feature="cand")
+    )
+    return dataclasses.replace(
+        model, tables=(model.tables[0], counted, *model.tables[2:]), bottom_mlp=(32,)
+    )
+
+
 def criteo() -> ModelConfig:
     """Return the reference DLRM of Criteo's display ads: 13 dense features, 26 sparse."""
     names = tuple(f"c{i}" for i in range(1, 27))
@@ -445,3 +533,12 @@ def criteo() -> ModelConfig:
         top_mlp=(512, 256),
         top_sees_embeddings=False,
     )
+
+
+PRESETS = {
+    "news": globo,
+    "news-history": globo_history,
+    "news-counters": globo_counters,
+    "criteo": criteo,
+}
+"""Models of the inputs that we know, by name; the first of an input is what commands take."""

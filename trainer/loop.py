@@ -185,6 +185,7 @@ class Trainer:
             history.restore(state)
         self.offset, self.done, self.events = saved.offset, saved.done, saved.events
         self.number, self.origin_ms = saved.version.number, saved.origin_ms
+        self.learner.origin_ms = saved.origin_ms
         self._since = saved.version
         log.info("resumed at event %d, version %d", self.offset, self.number)
 
@@ -290,13 +291,14 @@ class Trainer:
             published=self.publisher.stats,
             rejected=dict(source.dead_letters.by_reason),
             source=source.counters(),
-            dropped={name: stats[name] for name in _DROPS},
+            dropped={name: stats[name] for name in _DROPS}
+            | {"uncounted_keys": self.learner.counters.uncounted},
         )
 
     def _begin(self, first_ms: int) -> None:
         """Publish the untrained model before the first event of a fresh run."""
         if self.origin_ms is None:
-            self.origin_ms = first_ms
+            self.origin_ms = self.learner.origin_ms = first_ms
             self._publish(1, first_ms - 1, snapshot=True)
 
     def _number_at(self, ts_ms: int) -> int:
@@ -325,6 +327,7 @@ class Trainer:
         self, number: int, watermark_ms: int, *, snapshot: bool, last: bool = False
     ) -> None:
         self.number = number
+        self.learner.refresh(watermark_ms)
         dense = tensor_bytes(self.served)
         if self._copy is not None and self.done >= self._copy[0]:
             write_snapshot(

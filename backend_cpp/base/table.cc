@@ -26,6 +26,11 @@ Status TableConfig::Validate() const {
   if (!std::isfinite(init_scale) || init_scale < 0) {
     return bad("init_scale = " + std::to_string(init_scale) + " is not finite, or negative");
   }
+  if (counter_chunks > 0 && (counter_chunks >= layout.chunks || layout.dtype != DType::kFp32)) {
+    return bad("counter_chunks = " + std::to_string(counter_chunks) + " of " +
+               std::to_string(layout.chunks) + " chunks of " + DTypeName(layout.dtype) +
+               ": counts need fp32, and a row something that is learned");
+  }
   if (!default_row.empty() && default_row.size() != layout.dim()) {
     return bad("default_row has " + std::to_string(default_row.size()) + " values, dim is " +
                std::to_string(layout.dim()));

@@ -150,23 +150,30 @@ void BindSnapshotTypes(py::module_& m) {
       .def_property_readonly("dtype", [](const RowLayout& l) { return DTypeName(l.dtype); });
   py::class_<TableConfig>(m, "TableConfig")
       .def(py::init([](std::string name, uint32_t id, RowLayout layout, uint32_t bucket_bits,
-                       uint64_t init_seed, float init_scale, std::vector<float> default_row) {
-             TableConfig table{std::move(name),       id,        layout,
-                               bucket_bits,           init_seed, init_scale,
-                               std::move(default_row)};
+                       uint64_t init_seed, float init_scale, std::vector<float> default_row,
+                       uint16_t counter_chunks) {
+             TableConfig table{std::move(name),
+                               id,
+                               layout,
+                               bucket_bits,
+                               init_seed,
+                               init_scale,
+                               std::move(default_row),
+                               counter_chunks};
              ThrowIfError(table.Validate());
              return table;
            }),
            py::kw_only(), py::arg("name"), py::arg("id"), py::arg("layout"),
            py::arg("bucket_bits") = 0, py::arg("init_seed") = 0, py::arg("init_scale") = 0.01F,
-           py::arg("default_row") = std::vector<float>())
+           py::arg("default_row") = std::vector<float>(), py::arg("counter_chunks") = 0)
       .def_readonly("name", &TableConfig::name)
       .def_readonly("id", &TableConfig::id)
       .def_readonly("layout", &TableConfig::layout)
       .def_readonly("bucket_bits", &TableConfig::bucket_bits)
       .def_readonly("init_seed", &TableConfig::init_seed)
       .def_readonly("init_scale", &TableConfig::init_scale)
-      .def_readonly("default_row", &TableConfig::default_row);
+      .def_readonly("default_row", &TableConfig::default_row)
+      .def_readonly("counter_chunks", &TableConfig::counter_chunks);
   py::class_<BucketFileInfo>(m, "BucketFileInfo")
       .def(py::init([](std::string path, std::string table, uint32_t bucket, uint64_t version,
                        uint64_t rows, uint64_t bytes, uint32_t crc32c) {

@@ -95,7 +95,7 @@ BagGradients MakeBags(const Store& store, PyBags* from) {
                                                    : offsets->size() - 1;
   const auto& tables = store.options().tables;
   if (table >= tables.size() || gradients.ndim() != 2 || gradients.shape(0) != count ||
-      gradients.shape(1) != static_cast<py::ssize_t>(tables[table].layout.dim())) {
+      gradients.shape(1) != static_cast<py::ssize_t>(tables[table].learned().dim())) {
     throw BindingError{{Code::kInvalidArgument, "gradients must be bags x dim of the table: " +
                                                     std::to_string(count) + " bags"}};
   }
@@ -143,7 +143,7 @@ using PyStates =
 
 py::ssize_t ElementsOf(const Store& store, uint32_t table) {
   const StoreOptions& options = store.options();
-  return KeepsElements(options.optimizer) ? options.tables[table].layout.dim() : 0;
+  return KeepsElements(options.optimizer) ? options.tables[table].learned().dim() : 0;
 }
 
 PyStates BucketState(const Store& store, uint32_t table, uint32_t bucket) {
@@ -152,7 +152,7 @@ PyStates BucketState(const Store& store, uint32_t table, uint32_t bucket) {
   const ReadView view = ValueOrThrow(store.PinNewest());
   ThrowIfError(store.ExportBucket(view, table, bucket, &records, &found));
   const auto rows = static_cast<py::ssize_t>(found.size());
-  const uint32_t chunks = store.options().tables[table].layout.chunks;
+  const uint32_t chunks = store.options().tables[table].learned().chunks;
   const py::ssize_t elements = ElementsOf(store, table);
   PyStates states{Array<float>(rows), Array<uint32_t>(rows),
                   Array<float>({rows, static_cast<py::ssize_t>(chunks)}), Array<uint32_t>(rows),
@@ -172,7 +172,7 @@ void SetBucketState(Store* store, uint32_t table, uint32_t bucket, const PyState
   const auto& [accumulators, ages, utilities, steps, kept] = states;
   const std::vector<uint64_t> keys = BucketKeys(*store, table, bucket);
   const auto rows = static_cast<py::ssize_t>(keys.size());
-  const uint32_t chunks = store->options().tables[table].layout.chunks;
+  const uint32_t chunks = store->options().tables[table].learned().chunks;
   const py::ssize_t elements = ElementsOf(*store, table);
   if (accumulators.size() != rows || ages.size() != rows || utilities.size() != rows * chunks ||
       steps.size() != rows || kept.size() != rows * elements) {
@@ -321,6 +321,24 @@ void BindStore(py::module_& m) {
            py::arg("initial_accumulator") = StepOptions().initial_accumulator,
            py::arg("beta1") = StepOptions().beta1, py::arg("beta2") = StepOptions().beta2,
            py::arg("max_gradient_norm") = StepOptions().max_gradient_norm, py::arg("threads") = 1)
+      .def(
+          "add_counts",
+          [](Store* store, uint32_t table, const Array<int64_t>& keys, const Array<float>& logs) {
+            const auto& tables = store->options().tables;
+            const py::ssize_t counters =
+                table >= tables.size() ? 0
+                                       : tables[table].layout.dim() - tables[table].learned().dim();
+            if (logs.ndim() != 2 || logs.shape(0) != keys.size() || logs.shape(1) != counters) {
+              throw BindingError{
+                  {Code::kInvalidArgument,
+                   "logs must be keys x counters of the table: " + std::to_string(keys.size()) +
+                       " x " + std::to_string(counters)}};
+            }
+            const py::gil_scoped_release released;
+            return ValueOrThrow(
+                store->AddCounts(table, SpanOf(keys), logs.data(), static_cast<size_t>(counters)));
+          },
+          py::arg("table"), py::arg("keys"), py::arg("logs"))
       .def("set_live",
            [](Store* store, uint32_t table, int64_t key, uint16_t live) {
              ThrowIfError(store->SetLive(table, static_cast<uint64_t>(key), live));

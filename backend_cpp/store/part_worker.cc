@@ -20,7 +20,7 @@ constexpr uint32_t kGradientsAhead = 4;
 
 void PartWorker::Begin(const TableStep& step) {
   step_ = step;
-  layout_ = step.table->config.layout;
+  layout_ = step.table->config.learned();
   bucket_bits_ = step.table->config.bucket_bits;
   use_ = ops_.use[static_cast<size_t>(step.impl->options.utility)];
   descend_ = ops_.descend[static_cast<size_t>(layout_.dtype)];
@@ -127,9 +127,10 @@ void PartWorker::Place(const Device& device, size_t i) {
 }
 
 PartWorker::Row PartWorker::RowAt(const Device& device, const Group* group, Bucket* bucket,
-                                  Location place) {
+                                  Location place) const {
+  const auto live = static_cast<uint16_t>(place.live() & layout_.full_mask());
   return {group, bucket, device.arena.Address(place.slot()), Store::Impl::AuxOf(&device, place),
-          place.live()};
+          live};
 }
 
 void PartWorker::Take(uint32_t part, size_t first, size_t end) {

@@ -110,7 +110,7 @@ class PartWorker {
   void AskForGroup(size_t i);
   void Find(size_t first, size_t end);
   void Place(const Device& device, size_t i);
-  static Row RowAt(const Device& device, const Group* group, Bucket* bucket, Location place);
+  Row RowAt(const Device& device, const Group* group, Bucket* bucket, Location place) const;
   void Take(uint32_t part, size_t first, size_t end);
   // The gradients of a key, in order.
   const float** GradientsOf(const Group& group);
@@ -131,7 +131,7 @@ class PartWorker {
   double* SumsOf(size_t row);
 
   TableStep step_;
-  RowLayout layout_;
+  RowLayout layout_;  // of what gradients teach
   uint32_t bucket_bits_ = 0;
   const TrainOps& ops_ = ChosenTrainOps();
   TrainOps::Use use_ = nullptr;

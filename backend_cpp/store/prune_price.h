@@ -14,7 +14,7 @@
 #include <limits>
 #include <vector>
 
-#include "embertide/row.h"
+#include "embertide/table.h"
 #include "store/train_ops.h"
 
 namespace embertide {
@@ -24,17 +24,22 @@ inline constexpr uint32_t kEntryBytes = 24;
 
 // What rows of a table cost.
 struct RowCost {
-  uint32_t chunks = 0;
+  uint32_t chunks = 0;  // that gradients teach
   uint32_t chunk_bytes = 0;
-  uint32_t row_bytes = 0;  // beside chunks: the scale, aux, the index entry
+  uint32_t row_bytes = 0;  // beside chunks: the scale, counters, aux, the index entry
+  uint16_t counters = 0;   // chunks that a kept row always has
 
-  static RowCost Of(const RowLayout& layout, uint32_t aux_bytes) {
-    const uint32_t scale = layout.PayloadBytes(1) - layout.chunk_bytes();
-    return {layout.chunks, layout.chunk_bytes(), scale + aux_bytes + kEntryBytes};
+  static RowCost Of(const TableConfig& table, uint32_t aux_bytes) {
+    const RowLayout& layout = table.layout;
+    const RowLayout learned = table.learned();
+    const auto counters = static_cast<uint16_t>(layout.full_mask() & ~learned.full_mask());
+    const uint32_t beside = layout.PayloadBytes(1 | counters) - layout.chunk_bytes();
+    return {learned.chunks, layout.chunk_bytes(), beside + aux_bytes + kEntryBytes, counters};
   }
   // Of a row with these live chunks.
   uint64_t Bytes(uint16_t live) const {
-    return row_bytes + uint64_t{chunk_bytes} * static_cast<uint32_t>(std::popcount(live));
+    const auto learned = static_cast<uint16_t>(live & ~counters);
+    return row_bytes + uint64_t{chunk_bytes} * static_cast<uint32_t>(std::popcount(learned));
   }
   uint64_t FullBytes() const { return row_bytes + uint64_t{chunk_bytes} * chunks; }
   // The chunks that are worth `price` utility a byte; 0: the row is not.
@@ -50,7 +55,7 @@ struct RowCost {
     }
     // Without a price nothing is too little, but for what was never of use.
     const bool worth = surplus > static_cast<double>(price) * row_bytes;
-    return worth ? static_cast<uint16_t>(kept) : uint16_t{0};
+    return worth ? static_cast<uint16_t>(kept | counters) : uint16_t{0};
   }
 };
 

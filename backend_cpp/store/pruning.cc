@@ -78,7 +78,7 @@ std::array<float, kMaxChunks> Store::Impl::UtilityOf(const Device* device, const
   std::array<float, kMaxChunks> utility{};
   RowAux* aux = AuxOf(device, place);
   const double kept = decay.Over(RowAux::Steps(aux->tick, tick));
-  for (uint32_t c = 0; c < table.config.layout.chunks; ++c) {
+  for (uint32_t c = 0; c < table.cost.chunks; ++c) {
     utility[c] = static_cast<float>(kept * static_cast<double>(aux->utility()[c]));
   }
   return utility;
@@ -128,7 +128,7 @@ void Store::Impl::PruneBucket(GroupPrice* group, const Table& table, uint32_t b,
       return;
     }
     float sum = 0.0F;
-    for (uint32_t c = 0; c < table.config.layout.chunks; ++c) sum += utility[c];
+    for (uint32_t c = 0; c < table.cost.chunks; ++c) sum += utility[c];
     const RecordKind kind = expired ? RecordKind::kExpired : RecordKind::kPruned;
     changes.push_back({key, place.live(), live, kind, sum});
   };

@@ -144,7 +144,7 @@ Status ValidateOptions(const StoreOptions& options) {
       return {Code::kInvalidArgument, "table " + table.name + ": name or id is used twice"};
     }
     const uint32_t aux =
-        options.profile == Profile::kTrain ? RowAux::Bytes(options.optimizer, table.layout) : 0;
+        options.profile == Profile::kTrain ? RowAux::Bytes(options.optimizer, table.learned()) : 0;
     const uint32_t bytes = table.layout.PayloadBytes(table.layout.full_mask()) + aux;
     if (bytes > kMaxEntryBytes) {
       return {Code::kInvalidArgument, "table " + table.name + ": a row of " +
@@ -220,7 +220,7 @@ Store::Impl::Impl(StoreOptions opts) : options(std::move(opts)) {
     Table table{config, static_cast<uint32_t>(tables.size()), config.default_row,
                 std::vector<BucketSlot>(config.buckets())};
     table.default_row.resize(config.layout.dim(), 0.0F);
-    table.cost = RowCost::Of(config.layout, AuxBytes(table));
+    table.cost = RowCost::Of(config, AuxBytes(table));
     tables.push_back(std::move(table));
   }
   for (const PruneGroup& group : options.prune_groups) {

@@ -4,6 +4,7 @@
 //   holding.cc     buckets added, dropped    training.cc   rows pruned and taken
 //   finder.cc      where a batch's rows lie  training_step.cc   rows made and updated,
 //   pruning.cc     what rows are worth         part_worker.cc     by its threads
+//   counting.cc    events of keys
 //   lookup.cc      batched reads
 //   hbm_tier.cc    the tier above DDR
 //   residency.cc   room: evict, move, reclaim              integrity.cc  every invariant
@@ -334,7 +335,7 @@ struct Store::Impl {
   std::string LogOf(const Device& device) const;
   Status OpenPolicy(Device* device, const std::string& name);
   uint32_t AuxBytes(const Table& table) const {
-    return training() ? RowAux::Bytes(options.optimizer, table.config.layout) : 0;
+    return training() ? RowAux::Bytes(options.optimizer, table.config.learned()) : 0;
   }
   static uint32_t BucketOf(const Table& table, uint64_t hash) {
     return BucketOfHash(hash, table.config.bucket_bits);

@@ -100,7 +100,7 @@ inline std::vector<float> ValuesOf(const TableConfig& table, const TestRow* row)
 inline Result<uint64_t> ApplyRows(Store* store, uint32_t table, std::span<const int64_t> keys,
                                   const std::vector<float>& gradients, const StepOptions& options) {
   const BagGradients bags{
-      table, keys, {}, gradients.data(), store->options().tables[table].layout.dim()};
+      table, keys, {}, gradients.data(), store->options().tables[table].learned().dim()};
   return store->ApplyGradients({&bags, 1}, options);
 }
 

@@ -111,7 +111,7 @@ Result<Location> Store::Impl::ResidentRow(Device* device, uint32_t t, uint32_t b
 
 void Store::Impl::ForgetElements(const Table& table, uint32_t kept, RowAux* aux) const {
   if (!KeepsElements(options.optimizer)) return;
-  const RowLayout& layout = table.config.layout;
+  const RowLayout layout = table.config.learned();
   float* elements = aux->elements(options.optimizer, layout);
   for (uint32_t c = 0; c < layout.chunks; ++c, elements += layout.chunk_dim) {
     if ((kept >> c & 1U) == 0) std::fill_n(elements, layout.chunk_dim, 0.0F);
@@ -246,7 +246,7 @@ RowState Store::Impl::StateIn(const Table& table, const std::byte* bytes) const 
   alignas(RowAux) std::array<std::byte, kMaxEntryBytes> copy;
   std::memcpy(copy.data(), bytes, AuxBytes(table));
   auto* aux = reinterpret_cast<RowAux*>(copy.data());
-  const RowLayout& layout = table.config.layout;
+  const RowLayout layout = table.config.learned();
   const Optimizer optimizer = options.optimizer;
   RowState state{aux->accumulator, RowAux::Steps(aux->tick, tick), {}, 0, {}};
   std::copy_n(aux->utility(), layout.chunks, state.utility.begin());
@@ -274,7 +274,7 @@ Status Store::SetState(uint32_t t, uint64_t key, const RowState& state) {
   if (!impl_->training()) return NotTraining();
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckTable(t));
   const Table& table = impl_->tables[t];
-  const RowLayout& layout = table.config.layout;
+  const RowLayout layout = table.config.learned();
   const Optimizer optimizer = impl_->options.optimizer;
   const size_t elements = KeepsElements(optimizer) ? layout.dim() : 0;
   if (state.elements.size() != elements || (state.steps != 0 && !CountsSteps(optimizer))) {

@@ -220,7 +220,7 @@ class TableRun {
   // A new row begins with what its key earned without one, its chunks with the same.
   void Credit(const Device& device, Location place, float utility) const {
     RowAux* aux = Store::Impl::AuxOf(&device, place);
-    const uint32_t chunks = table_.config.layout.chunks;
+    const uint32_t chunks = table_.config.learned().chunks;
     aux->tick = step_.tick;
     std::fill_n(aux->utility(), chunks, utility / static_cast<float>(chunks));
   }
@@ -284,7 +284,7 @@ Result<Location> TableRun::MakeRow(Device* device, Bucket* bucket, const PartWor
   const TableConfig& config = table_.config;
   const RowLayout& layout = config.layout;
   std::vector<float> values(layout.dim());
-  for (uint32_t d = 0; d < layout.dim(); ++d) {
+  for (uint32_t d = 0; d < config.learned().dim(); ++d) {
     values[d] = InitialValue(config.init_seed, config.id, group.key, d, config.init_scale);
   }
   std::vector<std::byte> payload(layout.PayloadBytes(layout.full_mask()));
@@ -301,10 +301,10 @@ Result<Location> TableRun::MakeRow(Device* device, Bucket* bucket, const PartWor
 Status ValidateBags(const Store::Impl& impl, const BagGradients& bags) {
   EMBERTIDE_RETURN_IF_ERROR(impl.CheckTable(bags.table));
   const TableConfig& table = impl.tables[bags.table].config;
-  if (bags.gradients != nullptr && bags.stride < table.layout.dim()) {
+  if (bags.gradients != nullptr && bags.stride < table.learned().dim()) {
     return {Code::kInvalidArgument,
             "table " + table.name + ": gradients " + std::to_string(bags.stride) +
-                " floats apart are less than dim " + std::to_string(table.layout.dim())};
+                " floats apart are less than dim " + std::to_string(table.learned().dim())};
   }
   const auto& offsets = bags.offsets;
   if (!offsets.empty() &&

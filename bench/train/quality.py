@@ -4,14 +4,23 @@ from collections.abc import Sequence
 
 from bench import report
 from bench.train.runs import Case, Stream, mean_and_error, outcomes
-from embertide.trainer.config import RunConfig, globo, globo_history, globo_rates
+from embertide.trainer.config import (
+    RunConfig,
+    globo,
+    globo_counters,
+    globo_history,
+    globo_rates,
+)
 
 DLRM = RunConfig(model=globo(), optimizer=globo_rates())
 HISTORY = RunConfig(model=globo_history(), optimizer=globo_rates())
+COUNTERS = RunConfig(model=globo_counters(), optimizer=globo_rates())
 # (case, the bar of its AUC; 0: none)
 _CASES = (
     (Case(name="DLRM, T=30", run=DLRM), 0.870),
     (Case(name="history, T=30", run=HISTORY), 0.884),
+    (Case(name="counters, T=30", run=COUNTERS), 0.892),
+    (Case(name="counters, T=10", run=COUNTERS, block_s=600), 0.901),
 )
 
 

@@ -1,5 +1,6 @@
 """Every net beside DLRM in a real tritonserver: a request of columns alone gives the same scores.
 
+That of the history has counts, too: they are in rows and version, not in the request.
 The rectangular request carries a sequence as it carries features: its keys behind theirs in KEYS,
 its length and whether the item is in it in DENSE.
 """
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from serving import Client, beside, parameters
 
 from embertide.server.adapters import triton
-from embertide.trainer.config import ModelConfig, RunConfig, globo, globo_history
+from embertide.trainer.config import ModelConfig, RunConfig, globo, globo_counters
 from embertide.trainer.data.base import PADDING_KEY, Batch, EventSource
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.history import HistorySource
@@ -27,7 +28,7 @@ NEWS = NewsSource(NewsConfig(hours=2, views_per_hour=60, users=40, new_items_per
 MODELS: dict[str, ModelConfig] = {
     "dcn_v2": dataclasses.replace(globo(), net="dcn_v2", cross_rank=16),
     "deepfm": dataclasses.replace(globo(), net="deepfm"),
-    "history": globo_history(),
+    "history": globo_counters(),
 }
 
 

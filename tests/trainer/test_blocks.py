@@ -23,6 +23,7 @@ class Recorder(Learner):
     """A learner that only notes what it is asked."""
 
     calls: list[tuple[str, Batch]] = dataclasses.field(default_factory=list)
+    refreshed_ms: list[int] = dataclasses.field(default_factory=list)
 
     def score(self, batch: Batch) -> NDArray[np.float32]:
         """Score by the key, so that figures are reproducible."""
@@ -34,6 +35,10 @@ class Recorder(Learner):
         self.calls.append(("learn", batch))
         return np.empty(0, np.float32)
 
+    def refresh(self, now_ms: int) -> None:
+        """Note the time."""
+        self.refreshed_ms.append(now_ms)
+
 
 def test_a_block_is_scored_whole_before_any_of_it_is_learned() -> None:
     learner = Recorder()
@@ -44,6 +49,8 @@ def test_a_block_is_scored_whole_before_any_of_it_is_learned() -> None:
     origin_ms = int(learner.calls[0][1].ts_ms_B[0])
     what = [(int(b.ts_ms_B[0] - origin_ms) // (1000 * BLOCK_S), name) for name, b in learner.calls]
     assert what == sorted(what, key=lambda call: (call[0], call[1] == "learn"))
+    ends_ms = [origin_ms + 1000 * BLOCK_S * (block + 1) - 1 for block in done[:-1]]
+    assert learner.refreshed_ms == ends_ms
     assert done == sorted(set(done)) == sorted({block for block, _ in what})
     for name in ("score", "learn"):
         events = np.concatenate([b.event_B for called, b in learner.calls if called == name])

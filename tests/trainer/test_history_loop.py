@@ -1,4 +1,4 @@
-"""A trainer that makes histories from its stream goes on, when killed, with those it had."""
+"""A trainer that makes histories and counts goes on, when killed, with those it had."""
 
 import dataclasses
 import shutil
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from embertide.trainer.checkpoint import checkpoint as checkpoints
-from embertide.trainer.config import ModelConfig, RunConfig, globo_history
+from embertide.trainer.config import ModelConfig, RunConfig, globo_counters
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.history import HistorySource
 from embertide.trainer.data.limit import blocks
@@ -23,9 +23,9 @@ NEWS = NewsSource(NewsConfig(hours=3, views_per_hour=60, users=15, new_items_per
 
 
 def model(users: int) -> ModelConfig:
-    (sequence,) = globo_history().sequences
+    (sequence,) = globo_counters().sequences
     return dataclasses.replace(
-        globo_history(), sequences=(dataclasses.replace(sequence, users=users),)
+        globo_counters(), sequences=(dataclasses.replace(sequence, users=users),)
     )
 
 
@@ -92,8 +92,12 @@ def test_a_trainer_learns_what_a_source_of_histories_gives(whole: Trainer) -> No
     learner, figures = Learner(RUN), Prequential()
     every_ms, origin_ms = RUN.publish_every_s * 1000, whole.origin_ms
     assert origin_ms is not None
+    reached = 0
     for batch in HistorySource(NEWS, RUN.model.sequences).batches(batch_size=RUN.batch_size):
-        for _, part in blocks(batch, origin_ms=origin_ms, every_ms=every_ms):
+        for number, part in blocks(batch, origin_ms=origin_ms, every_ms=every_ms):
+            if number > reached:
+                reached = number
+                learner.refresh(origin_ms + number * every_ms - 1)
             figures.add(part.ts_ms_B, part.label_B, learner.learn(part))
     assert figures.daily_summaries() == whole.prequential.daily_summaries()
 

@@ -51,7 +51,7 @@ def command(
                 keys, key_B = np.unique(batch.keys_BF[:, column], return_inverse=True)
                 store.ensure_rows(table, keys)
                 before, rows = rows, store.stats()["rows"]
-                said["row_bytes"] += (rows - before) * model.tables[table].dim * 4
+                said["row_bytes"] += (rows - before) * model.tables[table].width * 4
                 pairs = np.unique(key_B * len(intervals) + interval_B)
                 for at, count in enumerate(np.bincount(pairs % len(intervals)).tolist()):
                     changed[int(intervals[at])] += count

@@ -86,4 +86,4 @@ def check_model(model: ModelConfig, source: EventSource) -> None:
 
 def rates_for(model: ModelConfig) -> OptimizerConfig:
     """Return the rates that go with a preset."""
-    return globo_rates() if model == globo() else OptimizerConfig()
+    return globo_rates() if model.name == globo().name else OptimizerConfig()

@@ -19,7 +19,7 @@ from embertide.trainer.commands.inputs import (
     open_input,
     rates_for,
 )
-from embertide.trainer.config import PruneConfig, RunConfig, criteo, globo
+from embertide.trainer.config import PRESETS, PruneConfig, RunConfig
 from embertide.trainer.data.base import EventSource
 from embertide.trainer.errors import ConfigurationError
 
@@ -31,7 +31,7 @@ def _print_config(preset: str | None) -> None:
     if preset is not None:
         from embertide.trainer.commands.run_file import explained
 
-        model = {"news": globo, "criteo": criteo}[preset]()
+        model = PRESETS[preset]()
         run = RunConfig(model=model, optimizer=rates_for(model))
         typer.echo(explained(run), nl=False)
         raise typer.Exit
@@ -54,7 +54,7 @@ def command(
         ),
     ] = None,
     print_config: Annotated[
-        Literal["news", "criteo"] | None,
+        Literal["news", "news-history", "news-counters", "criteo"] | None,
         typer.Option(
             is_eager=True,
             callback=_print_config,

@@ -40,7 +40,9 @@ _LEAST_BYTES = 64 << 10  # a share of all keys that is less than this is left al
 def store_table(table: TableConfig, index: int, seed: int) -> _store.TableConfig:
     """Return the store's description of a table."""
     layout = _store.RowLayout(
-        dtype=table.dtype, chunks=table.chunks, chunk_dim=table.dim // table.chunks
+        dtype=table.dtype,
+        chunks=table.chunks + table.counter_chunks,
+        chunk_dim=table.chunk_dim,
     )
     return _store.TableConfig(
         name=table.name,
@@ -49,6 +51,7 @@ def store_table(table: TableConfig, index: int, seed: int) -> _store.TableConfig
         bucket_bits=table.bucket_bits,
         init_seed=seed,
         init_scale=table.init_scale,
+        counter_chunks=table.counter_chunks,
     )
 
 
@@ -116,8 +119,8 @@ class EmbeddingStore(nn.Module):
         self._tables = [config.table_index(column.table) for column in config.columns]
         for f, table in enumerate(self._tables):
             self._features[table].append(f)
-        dims = config.feature_dims
-        self._begin = [sum(dims[:f]) for f in range(len(dims) + 1)]
+        self._dims, widths = config.feature_dims, config.feature_widths
+        self._begin = [sum(widths[:f]) for f in range(len(widths) + 1)]
         self._pending: list[tuple[Callable[[Floats], list[_store.BagGradients]], Tensor]] = []
 
     @property
@@ -128,8 +131,12 @@ class EmbeddingStore(nn.Module):
     def _columns(self, feature: int) -> slice:
         return slice(self._begin[feature], self._begin[feature + 1])
 
+    def _learned(self, feature: int) -> slice:
+        """Return the columns that a gradient is of."""
+        return slice(self._begin[feature], self._begin[feature] + self._dims[feature])
+
     def forward(self, keys_BF: Keys) -> Tensor:
-        """Return embeddings_BE for one key a feature.
+        """Return embeddings_BE for one key a feature; counters stand behind a key's embedding.
 
         In training mode, unless torch records no gradients, the result takes one for `step`.
         """
@@ -150,8 +157,11 @@ class EmbeddingStore(nn.Module):
         It takes a gradient for `step` as `forward` does.
 
         Raises:
-            ValueError: There is not one `Bags` a column of KEYS, or they differ in length.
+            ValueError: There is not one `Bags` a column of KEYS, or they differ in length; or a
+                table has counters, of which no sum means anything.
         """
+        if self._dims != self.config.feature_widths:
+            raise ValueError("a table has counters: give one key a feature, to forward()")
         columns, sizes = len(self._tables), {len(bags) for bags in bags_F}
         if len(bags_F) != columns or len(sizes) != 1:
             raise ValueError(
@@ -248,7 +258,7 @@ class EmbeddingStore(nn.Module):
         """Return the gradients of a forward pass; a place of a sequence not taken has none."""
         bags: list[_store.BagGradients] = []
         for f, table in enumerate(self._tables):
-            keys_B, gradient_Bd = keys_BF[:, f], gradient_BE[:, self._columns(f)]
+            keys_B, gradient_Bd = keys_BF[:, f], gradient_BE[:, self._learned(f)]
             if f >= len(self.config.features):
                 taken_B = keys_B != PADDING_KEY
                 keys_B, gradient_Bd = keys_B[taken_B], gradient_Bd[taken_B]
@@ -259,7 +269,7 @@ class EmbeddingStore(nn.Module):
         """Return the gradients of pooled bags."""
         gradients: list[_store.BagGradients] = []
         for f, (table, pooling, bags) in enumerate(self._with(bags_F)):
-            offsets, gradient = bags.gradients(gradient_BE[:, self._columns(f)], pooling)
+            offsets, gradient = bags.gradients(gradient_BE[:, self._learned(f)], pooling)
             gradients.append((table, bags.keys_N, offsets, gradient))
         return gradients
 

@@ -50,6 +50,8 @@ class BlockQuality:
     ) -> None:
         """Score and learn all events; a block's are held in memory.
 
+        Counts are as of the end of the block before, too.
+
         Args:
             block_s: T, in seconds of event time.
             batch_size: Events of a step, at least.
@@ -59,12 +61,14 @@ class BlockQuality:
             DataError: As the source.
         """
         origin_ms: int | None = None
+        every_ms = block_s * 1000
         current, parts = 0, list[Batch]()
         for batch in self._source.batches(batch_size=batch_size):
             origin_ms = int(batch.ts_ms_B[0]) if origin_ms is None else origin_ms
-            for block, part in blocks(batch, origin_ms=origin_ms, every_ms=block_s * 1000):
+            for block, part in blocks(batch, origin_ms=origin_ms, every_ms=every_ms):
                 if block != current:
                     self._block(parts)
+                    self._learner.refresh(origin_ms + block * every_ms - 1)
                     after_block(current)
                     current, parts = block, []
                 parts.append(part)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from embertide.trainer.config import FeatureConfig, ModelConfig
 from embertide.trainer.model.dlrm import Dlrm
-from embertide.trainer.model.layers import mlp
+from embertide.trainer.model.layers import Columns, mlp
 
 
 class Attention(nn.Module):
@@ -42,12 +42,13 @@ class HistoryNet(nn.Module):
     """A DLRM that takes each sequence, pooled by attention, as one more feature; gives logits.
 
     Whether a sequence holds the target, and its length as a share of its places, are dense
-    features to it.
+    features to it, as counts are.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         """Build for a model whose features and sequences have one width; errors as `Dlrm`."""
         super().__init__()
+        self.columns = Columns(config)
         pooled = tuple(
             FeatureConfig(
                 name=each.name, table=config.features[config.feature_index(each.item)].table
@@ -57,9 +58,10 @@ class HistoryNet(nn.Module):
         inner = dataclasses.replace(
             config,
             net="dlrm",
+            tables=tuple(dataclasses.replace(table, counters=None) for table in config.tables),
             features=(*config.features, *pooled),
             sequences=(),
-            dense_features=config.dense_columns,
+            dense_features=config.dense_columns + self.columns.counters,
         )
         self.dlrm = Dlrm(inner)
         self.features = len(config.features)
@@ -68,7 +70,7 @@ class HistoryNet(nn.Module):
         self.attention = nn.ModuleList(
             Attention(self.dlrm.dim, length, config.attention_mlp) for length in self.lengths
         )
-        share = torch.ones(config.dense_columns)
+        share = torch.ones(config.dense_columns + self.columns.counters)
         for i, length in enumerate(self.lengths):
             share[config.dense_features + 2 * i] /= length
         self.register_buffer("share", share, persistent=False)
@@ -76,6 +78,7 @@ class HistoryNet(nn.Module):
 
     def forward(self, dense_BD: Tensor, embeddings_BE: Tensor) -> Tensor:
         """Return logits_B."""
+        dense_BD, embeddings_BE = self.columns(dense_BD, embeddings_BE)
         # Not by len(embeddings_BE): the exported program takes batches of any size.
         columns = self.features + sum(self.lengths)
         x_BFd = embeddings_BE.reshape(-1, columns, self.dlrm.dim)

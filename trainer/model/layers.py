@@ -4,11 +4,16 @@ Shapes: B samples, D dense features, E all embedding values of a sample, F vecto
 """
 
 import itertools
+import math
 
 import torch
 from torch import Tensor, nn
 
 from embertide.trainer.config import ModelConfig
+from embertide.trainer.embedding.counters import NO_TIME
+
+_LN2 = math.log(2)
+_COUNT_SCALE = 1 / 8  # so that log2 counts of some hundreds are numbers near 1
 
 
 def mlp(widths: tuple[int, ...], *, last_relu: bool) -> nn.Sequential:
@@ -19,6 +24,55 @@ def mlp(widths: tuple[int, ...], *, last_relu: bool) -> nn.Sequential:
         if last_relu or i + 2 < len(widths):
             layers.append(nn.ReLU())
     return nn.Sequential(*layers)
+
+
+class Columns(nn.Module):
+    """What a net is given, as it takes it: counters are taken out of embeddings, into DENSE.
+
+    Its buffer `now_C`, one number a counter that is read, belongs to a version as parameters do.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Build for the columns of a model."""
+        super().__init__()
+        self.widths = list(config.feature_widths)
+        self.dims = config.feature_dims
+        names = [feature.name for feature in config.columns]
+        readers = [
+            (names.index(name), table.counters)
+            for table in config.tables
+            if table.counters is not None
+            for name in table.counters.readers
+        ]
+        self.readers = [(f, counters.values) for f, counters in readers]
+        half_lives = [
+            half_life
+            for _, counters in readers
+            for half_life in counters.half_lives_s
+            for _ in ("events", "positives")
+        ]
+        self.counters = len(half_lives)
+        if half_lives:
+            self.half_lives_C = torch.tensor(half_lives, dtype=torch.float64)
+            self.register_buffer("now_C", torch.full((self.counters,), NO_TIME))
+
+    def set_now(self, since_origin_s: float) -> None:
+        """Say which time counts are as of."""
+        if self.counters:
+            now_C = NO_TIME + since_origin_s / self.half_lives_C
+            self.now_C = now_C.to(torch.float32)
+
+    def forward(self, dense_BD: Tensor, embeddings_BE: Tensor) -> tuple[Tensor, Tensor]:
+        """Return dense_BD with the counts that the net sees, and embeddings_BE without any."""
+        if not self.counters:
+            return dense_BD, embeddings_BE
+        parts = embeddings_BE.split(self.widths, dim=1)
+        log_BC = torch.cat([parts[f][:, self.dims[f] :][:, :n] for f, n in self.readers], dim=1)
+        assert isinstance(self.now_C, Tensor)
+        # log2(1 + 2^(log - now)), of numbers of some ten at most.
+        count_BC: Tensor = nn.functional.softplus((log_BC - self.now_C) * _LN2) / _LN2
+        vectors = [part[:, :dim] for part, dim in zip(parts, self.dims, strict=True)]
+        return torch.cat([dense_BD, count_BC * _COUNT_SCALE], dim=1), torch.cat(vectors, dim=1)
 
 
 class VectorNet(nn.Module):
@@ -42,16 +96,15 @@ class VectorNet(nn.Module):
                 "tables one"
             )
         self.dim = widths.pop()
-        self.vectors = len(config.features) + (1 if config.dense_features else 0)
-        self.bottom = (
-            mlp((config.dense_features, *config.bottom_mlp, self.dim), last_relu=True)
-            if config.dense_features
-            else None
-        )
+        self.columns = Columns(config)
+        dense = config.dense_features + self.columns.counters
+        self.vectors = len(config.features) + (1 if dense else 0)
+        self.bottom = mlp((dense, *config.bottom_mlp, self.dim), last_relu=True) if dense else None
 
     def inputs(self, dense_BD: Tensor, embeddings_BE: Tensor) -> Tensor:
         """Return the vectors x_BFd."""
-        x_BE = embeddings_BE
+        columns: tuple[Tensor, Tensor] = self.columns(dense_BD, embeddings_BE)
+        dense_BD, x_BE = columns
         if self.bottom is not None:
-            x_BE = torch.cat([self.bottom(dense_BD), embeddings_BE], dim=1)
+            x_BE = torch.cat([self.bottom(dense_BD), x_BE], dim=1)
         return x_BE.reshape(-1, self.vectors, self.dim)

@@ -469,6 +469,15 @@ class Store {
   // the call is not to be repeated.
   Result<uint64_t> ApplyGradients(std::span<const BagGradients> bags, const StepOptions& options,
                                   uint32_t threads = 1);
+  // Adds events to the counters of rows: the values of the table's counter chunks, C of them, the
+  // log2 of a sum each, 0 where nothing was added yet: x becomes log2(2^x + 2^y), or y. `keys` N,
+  // those without a row left out; `logs` [N, C], rows `stride` floats apart, a y of 0 adds nothing.
+  // How they decay: docs/design/0009-counters.md. Bitwise repeatable.
+  // Returns how many of the keys had a row. kInvalidArgument: the table has no counters, or a log
+  // is not finite (nothing has changed); else the error of a row that could not be read from the
+  // SSD, those before it have been counted.
+  Result<uint64_t> AddCounts(uint32_t table, std::span<const int64_t> keys, const float* logs,
+                             size_t stride);
   // Sets the live mask of a row; a chunk that becomes live starts at zero, what the optimizer keeps
   // of its elements too, and mask 0 removes the row. kNotFound if the key has none;
   // kResourceExhausted when the budgets are full.

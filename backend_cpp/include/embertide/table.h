@@ -19,8 +19,17 @@ struct TableConfig {
   uint64_t init_seed = 0;          // of InitialValue
   float init_scale = 0.01F;        // of InitialValue
   std::vector<float> default_row;  // dim values, what an unknown key reads as; empty = zeros
+  // Training: so many chunks, the last ones, hold counts (Store::AddCounts) and not what gradients
+  // teach. They live as long as their row. To who reads a row they are values like others.
+  uint16_t counter_chunks = 0;
 
   uint32_t buckets() const { return 1U << bucket_bits; }
+  // What gradients teach of a row.
+  RowLayout learned() const {
+    RowLayout learned = layout;
+    learned.chunks -= counter_chunks;
+    return learned;
+  }
   // kInvalidArgument naming the table and the field.
   Status Validate() const;
 };

@@ -1,0 +1,75 @@
+// Counting: events of keys, in chunks of their rows that nothing learns.
+#include <algorithm>
+#include <cmath>
+#include <mutex>
+
+#include "store/store_impl.h"
+
+namespace embertide {
+namespace {
+
+// Keys of a turn of a device's writer: well under a millisecond.
+constexpr size_t kTurnKeys = 1024;
+
+// log2(2^a + 2^b), where 0 stands for no sum at all.
+float Added(float a, float b) {
+  if (a == 0.0F) return b;
+  if (b == 0.0F) return a;
+  const double most = std::max(a, b);
+  const double apart = std::abs(static_cast<double>(a) - static_cast<double>(b));
+  return static_cast<float>(most + std::log1p(std::exp2(-apart)) / std::log(2.0));
+}
+
+}  // namespace
+
+Result<uint64_t> Store::AddCounts(uint32_t t, std::span<const int64_t> keys, const float* logs,
+                                  size_t stride) {
+  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckTable(t));
+  const Table& table = impl_->tables[t];
+  const RowLayout learned = table.config.learned();
+  const uint32_t counters = table.config.layout.dim() - learned.dim();
+  if (!impl_->training() || counters == 0) {
+    return Status(Code::kInvalidArgument,
+                  "table " + table.config.name + " has no counters, or the store does not train");
+  }
+  for (size_t k = 0; k < keys.size(); ++k) {
+    for (uint32_t c = 0; c < counters; ++c) {
+      if (std::isfinite(logs[k * stride + c])) continue;
+      return Status(Code::kInvalidArgument, "table " + table.config.name + ", key " +
+                                                std::to_string(keys[k]) + ": a log of " +
+                                                std::to_string(logs[k * stride + c]));
+    }
+  }
+  uint64_t counted = 0;
+  for (size_t k = 0; k < keys.size();) {
+    const auto bucket_of = [&](size_t at) {
+      return Impl::BucketOf(table, HashKey(static_cast<uint64_t>(keys[at])));
+    };
+    Device& device = *Impl::Newest(table, bucket_of(k))->device;
+    const std::lock_guard writer(device.writer);
+    impl_->Reclaim(&device);
+    for (const size_t end = std::min(keys.size(), k + kTurnKeys); k < end; ++k) {
+      const uint32_t b = bucket_of(k);
+      Bucket* bucket = Impl::Newest(table, b);
+      if (bucket->device != &device) break;
+      const auto key = static_cast<uint64_t>(keys[k]);
+      const Result<Location> place = impl_->ResidentRow(&device, t, b, key);
+      if (!place.ok()) {
+        if (place.status().code() == Code::kNotFound) continue;
+        return place.status();
+      }
+      const auto every = static_cast<uint16_t>(table.config.layout.full_mask());
+      if ((~place.value().live() & every & ~learned.full_mask()) != 0) continue;
+      const auto live = static_cast<uint16_t>(place.value().live() & learned.full_mask());
+      auto* values = reinterpret_cast<float*>(device.arena.Address(place.value().slot()) +
+                                              learned.PayloadBytes(live));
+      const float* added = logs + k * stride;
+      for (uint32_t c = 0; c < counters; ++c) values[c] = Added(values[c], added[c]);
+      Impl::MarkChanged(bucket, HashKey(key), impl_->AuxOf(&device, place.value()));
+      ++counted;
+    }
+  }
+  return counted;
+}
+
+}  // namespace embertide
