@@ -7,13 +7,36 @@ import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Self
 
 _STOP_TIMEOUT_S = 30.0
+_interrupted = False
 
 
 class ProcessError(RuntimeError):
     """A process could not be started; the message says why and what to do."""
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    global _interrupted
+    _interrupted = True
+    raise KeyboardInterrupt
+
+
+def interrupt_on_signals() -> None:
+    """Make SIGTERM what Ctrl-C is: whoever started processes stops them on the way out."""
+    signal.signal(signal.SIGINT, _interrupt)
+    signal.signal(signal.SIGTERM, _interrupt)
+
+
+def check_interrupt() -> None:
+    """Raise KeyboardInterrupt again if one came: those raised in a callback of C code are lost.
+
+    For loops that wait, while nothing is being stopped.
+    """
+    if _interrupted:
+        raise KeyboardInterrupt
 
 
 def free_ports(count: int) -> list[int]:

@@ -1,11 +1,10 @@
 """`embertide`: the one command. Every subcommand is a module beside this one, or the trainer's."""
 
 import os
-import signal
-from types import FrameType
 
 import typer
 
+from embertide.server.adapters.process import interrupt_on_signals
 from embertide.server.cli import (
     control,
     doctor,
@@ -67,12 +66,7 @@ app.command("doctor")(doctor.command)
 app.command("demo")(demo.command)
 
 
-def _terminate(signum: int, frame: FrameType | None) -> None:
-    # As Ctrl-C does: whoever started processes stops them on the way out.
-    raise KeyboardInterrupt
-
-
 def main() -> None:
     """Run the command."""
-    signal.signal(signal.SIGTERM, _terminate)
+    interrupt_on_signals()
     app(prog_name="embertide")

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from embertide.server.adapters.process import check_interrupt
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.server.cli.demo.fleet import DemoFleet, node_budget
 from embertide.server.cli.demo.options import (
@@ -161,6 +162,10 @@ class Demo:
             if len(self._samples) > _MAX_SAMPLES:
                 del self._samples[1::2]
         self._show(self.state)
+        self._pause()
+
+    def _pause(self) -> None:
+        check_interrupt()
         time.sleep(_POLL_S)
 
     def _start_redis(self) -> str:
@@ -208,7 +213,7 @@ class Demo:
             if time.monotonic() > deadline:
                 log = self.options.log("node-0")
                 raise DemoError(f"the nodes did not reach version {version}: see {log}")
-            time.sleep(_POLL_S)
+            self._pause()
 
     def _score_frozen(self, fleet: DemoFleet) -> None:
         if not (self.options.kept / "manifest.json").is_file():
@@ -221,7 +226,7 @@ class Demo:
         while replay.poll():
             self.state.replay = replay.progress
             self._show(self.state)
-            time.sleep(_POLL_S)
+            self._pause()
 
     # --- the report -------------------------------------------------------------------------------
 
