@@ -150,6 +150,14 @@ def test_a_source_read_from_a_start_gives_the_batches_after_it() -> None:
         list(source.batches(batch_size=48, start=total + 1))
 
 
+def test_what_is_said_to_it_is_said_to_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, told = HistorySource(NEWS, [SEQUENCE]), list[int]()
+    monkeypatch.setattr(NEWS, "checkpointed", told.append)
+    monkeypatch.setattr(NEWS, "counters", lambda: {"rereads": 3})
+    source.checkpointed(40)
+    assert (told, source.counters()) == ([40], {"rereads": 3})
+
+
 def test_the_schema_names_the_columns_as_the_model_does() -> None:
     model = globo_history()
     schema = HistorySource(NEWS, model.sequences).schema

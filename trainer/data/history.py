@@ -167,6 +167,14 @@ class HistorySource(EventSource):
         """As the source."""
         return self._source.total_events()
 
+    def checkpointed(self, offset: int) -> None:
+        """As the source."""
+        self._source.checkpointed(offset)
+
+    def counters(self) -> dict[str, int]:
+        """As the source."""
+        return self._source.counters()
+
     def batches(self, *, batch_size: int, start: int = 0) -> Iterator[Batch]:
         """Yield batches as the source does, extended."""
         histories = [History(sequence, self._names) for sequence in self._sequences]
