@@ -13,6 +13,9 @@ Pooling = Literal["sum", "mean"]
 Optimizer = Literal["rowwise_adagrad", "adagrad", "sgd", "rowwise_adam"]  # of rows
 Net = Literal["dlrm", "dcn_v2", "deepfm", "history"]
 
+NO_TIME = 32.0
+"""Half-lives before the origin that counts are reckoned from; they tell an event then from none."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CountersConfig:

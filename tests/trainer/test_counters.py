@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from embertide.trainer.config import (
+    NO_TIME,
     CountersConfig,
     FeatureConfig,
     ModelConfig,
@@ -20,7 +21,7 @@ from embertide.trainer.data.base import Batch
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.embedding import counters
 from embertide.trainer.embedding.bags import Bags
-from embertide.trainer.embedding.counters import NO_TIME, Counters, log_sums, merged
+from embertide.trainer.embedding.counters import Counters, log_sums, merged
 from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.eval.blocks import BlockQuality
 from embertide.trainer.learner import Learner

@@ -16,11 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embertide import _store
-from embertide.trainer.config import CountersConfig, ModelConfig
+from embertide.trainer.config import NO_TIME, CountersConfig, ModelConfig
 from embertide.trainer.data.base import Batch
-
-NO_TIME = 32.0
-"""now(origin): what tells an event at the origin from none."""
 
 _MOST_EVENTS = 1 << 16
 """Events that wait to be summed by key."""

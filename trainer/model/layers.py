@@ -9,8 +9,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from embertide.trainer.config import ModelConfig
-from embertide.trainer.embedding.counters import NO_TIME
+from embertide.trainer.config import NO_TIME, ModelConfig
 
 _LN2 = math.log(2)
 _COUNT_SCALE = 1 / 8  # so that log2 counts of some hundreds are numbers near 1
