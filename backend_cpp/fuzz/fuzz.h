@@ -10,6 +10,7 @@
 //   blocks of the SSD log                               | block_log_fuzz.cc
 //   seals of the SSD tier                               | seal_fuzz.cc
 //   safetensors                                         | tensors_fuzz.cc
+//   transforms of dense features                        | transforms_fuzz.cc
 //   replies of Redis; its URL                           | redis_fuzz.cc, redis_url_fuzz.cc
 //   plans, from the state store or a file               | plan_fuzz.cc
 //   requests of peers and tools; answers of peers       | lookup_fuzz.cc, answer_fuzz.cc

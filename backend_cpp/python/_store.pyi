@@ -248,6 +248,23 @@ class CacheTrace:
     def optimal_hits(self, capacity: int) -> int: ...
     def best_fixed_hits(self, capacity: int) -> int: ...
 
+class Transforms:
+    """What is done to DENSE before the net sees it; immutable, of use to any thread."""
+
+    def __init__(self, text: str | bytes) -> None:
+        """Read the JSON of docs/formats.md, "Transforms"."""
+
+    @property
+    def text(self) -> str:
+        """The JSON; the same for equal transforms."""
+
+    @property
+    def inputs(self) -> int: ...
+    @property
+    def outputs(self) -> int: ...
+    def apply(self, raw_BD: NDArray[np.float32]) -> tuple[NDArray[np.float32], int]:
+        """Return (what the net gets, [B, outputs]; how many values were missing, which is NaN)."""
+
 def probe_ssd(directory: str, engine: str = "auto") -> tuple[str, bool, str]:
     """Return (engine of the directory, whether it passes the page cache by, what was refused)."""
 

@@ -18,4 +18,5 @@ PYBIND11_MODULE(_store, m) {
   embertide::BindCache(m);
   embertide::BindCodec(m);
   embertide::BindStore(m);
+  embertide::BindTransforms(m);
 }
