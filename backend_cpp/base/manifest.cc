@@ -1,5 +1,6 @@
 // manifest.json: docs/formats.md, "Manifest".
 #include <algorithm>
+#include <array>
 
 #include "base/file.h"
 #include "base/json.h"
@@ -135,6 +136,11 @@ DenseFileInfo DenseFromJson(const OrderedJson& json) {
   DenseFileInfo file;
   file.path = PathFromJson(json);
   Read(json, "role", &file.role);
+  constexpr std::array<const char*, 4> kRoles = {"program", "tensors", "transforms", "config"};
+  if (std::ranges::find(kRoles, file.role) == kRoles.end()) {
+    throw std::invalid_argument("dense file " + file.path + ": role \"" + file.role +
+                                "\" is not understood");
+  }
   Read(json, "bytes", &file.bytes);
   Read(json, "crc32c", &file.crc32c);
   Prove("dense file " + file.path, json, DenseToJson(file));

@@ -277,6 +277,7 @@ TEST_F(SnapshotTest, ManifestRefusesWhatItCannotProve) {
         std::array{"\"rows\": 5", "\"rows\": 5.5", "rows"},
         std::array{"\"crc32c\": 1", "\"crc32c\": true", "crc32c"},
         std::array{"\"dense_features\": 13", "\"dense_features\": 1e99", "dense_features"},
+        std::array{"\"role\": \"program\"", "\"role\": \"magic\"", "magic"},
         std::array{"\"pooling\"", "\"weight\": 1, \"pooling\"", "weight"},
         std::array{"\"lineage\"", "\"lineages\": 1, \"lineage\"", "lineages"},
         std::array{"\"init_scale\"", "\"init_scale\": 1e99, \"x\"", "init_scale"}}) {

@@ -1,5 +1,6 @@
 // Tensors of a Triton request, in pieces and at any address: what is taken are bags that lie in
-// KEYS one after the other, and finite dense values, as many as the shapes say.
+// KEYS one after the other, and dense values, as many as the shapes say: finite, or missing
+// where transforms say what that means.
 //
 //   input: [i64 version] then for KEYS, LENGTHS and DENSE:
 //          [u8 there][u8 dtype][u8 dims][i64]...[u8 pieces]([u16 length][bytes])...
@@ -47,6 +48,15 @@ std::string Seed(uint8_t dtype, const std::vector<int64_t>& shape, const std::ve
   const std::string rest = bytes.substr(first.size());
   seed += Raw<uint8_t>(rest.empty() ? 1 : 2) + Raw(static_cast<uint16_t>(first.size())) + first;
   return rest.empty() ? seed : seed + Raw(static_cast<uint16_t>(rest.size())) + rest;
+}
+
+const Transforms& Columns() {
+  static const Transforms kMade = Transforms::Parse(R"({"format": 1, "columns": [
+        {"name": "a", "steps": [], "fill": 0, "missing": false},
+        {"name": "b", "steps": [], "fill": 0, "missing": true},
+        {"name": "c", "steps": [], "fill": 0, "missing": false}]})")
+                                      .value();
+  return kMade;
 }
 
 const Tensor* Find(const std::vector<Tensor>& tensors, const std::string& name) {
@@ -107,9 +117,14 @@ void Run(std::string_view input) {
   CheckBags(bags, *keys);
   std::span<const float> dense;
   const Tensor* of = Find(tensors, "DENSE");
-  if (triton::ParseDense("DENSE", of, kColumns, bags, &dense).reason != Reason::kNone) return;
-  EMBERTIDE_CHECK(dense.size() == size_t{bags.samples} * kColumns);
-  for (const float value : dense) EMBERTIDE_CHECK(std::isfinite(value));
+  for (const Transforms* with : {static_cast<const Transforms*>(nullptr), &Columns()}) {
+    const triton::Refusal refusal = triton::ParseDense("DENSE", of, kColumns, with, bags, &dense);
+    if (refusal.reason != Reason::kNone) continue;
+    EMBERTIDE_CHECK(dense.size() == size_t{bags.samples} * kColumns);
+    for (const float value : dense) {
+      EMBERTIDE_CHECK(std::isfinite(value) || (with != nullptr && std::isnan(value)));
+    }
+  }
 }
 
 }  // namespace embertide::fuzz

@@ -263,14 +263,35 @@ Status Node::LoadDense() {
   Result<std::unique_ptr<DenseProgram>> program = OpenProgram();
   if (!program.ok()) return program.status();
   program_ = std::move(*program);
-  if (program_->embedding_dim() != total_dim_ ||
-      program_->dense_features() != manifest_.dense_features) {
-    return {Code::kRejected,
-            "the dense program takes " + std::to_string(program_->dense_features()) + " + " +
-                std::to_string(program_->embedding_dim()) +
-                " inputs, the snapshot's features give " +
-                std::to_string(manifest_.dense_features) + " + " + std::to_string(total_dim_)};
+  EMBERTIDE_RETURN_IF_ERROR(LoadTransforms());
+  const size_t dense = transforms_ ? transforms_->outputs() : manifest_.dense_features;
+  if (program_->embedding_dim() != total_dim_ || program_->dense_features() != dense) {
+    return {Code::kRejected, "the dense program takes " +
+                                 std::to_string(program_->dense_features()) + " + " +
+                                 std::to_string(program_->embedding_dim()) +
+                                 " inputs, the snapshot's features give " + std::to_string(dense) +
+                                 " + " + std::to_string(total_dim_)};
   }
+  return Status::Ok();
+}
+
+// A snapshot without them has none. They are a part of the schema: no later version has others.
+Status Node::LoadTransforms() {
+  const Result<DenseFileInfo> file = DenseFile(manifest_, "transforms");
+  if (!file.ok()) return Status::Ok();
+  const std::string path = options_.snapshot + "/" + file.value().path;
+  const auto text = ReadProvedFile(path, file.value().bytes, file.value().crc32c);
+  if (!text.ok()) return text.status();
+  Result<Transforms> transforms = Transforms::Parse(text.value());
+  if (!transforms.ok()) {
+    return {transforms.status().code(), path + ": " + transforms.status().message()};
+  }
+  if (transforms->inputs() != manifest_.dense_features) {
+    return {Code::kRejected, path + " takes " + std::to_string(transforms->inputs()) +
+                                 " columns, the manifest says " +
+                                 std::to_string(manifest_.dense_features)};
+  }
+  transforms_ = std::move(*transforms);
   return Status::Ok();
 }
 

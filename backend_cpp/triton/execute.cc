@@ -74,7 +74,7 @@ Refusal Executor::Prove(Job* job) {
   }
   if (refusal.reason != Reason::kNone || programs_.empty()) return refusal;
   return ParseDense(config_.tensors.dense, FindTensor(job->inputs, config_.tensors.dense),
-                    programs_.front()->dense_features(), job->bags, &job->dense);
+                    node_.manifest().dense_features, node_.transforms(), job->bags, &job->dense);
 }
 
 void Executor::Read(Job* job) {
@@ -233,11 +233,17 @@ Status Executor::AnswerPart(const BagReader& rows, const VersionInfo& version, u
                    : rows.Lookup(features_, part.bags, part.counts));
     part.looked_up_ns = NowNs() - begin_ns;
     if (!config_.ranking) return Status::Ok();
-    DenseProgram& program = *programs_[number];
-    return program.Run(*version.weights, static_cast<int64_t>(part.samples),
-                       dense_.data() + part.first * program.dense_features(),
-                       embeddings_.data() + part.first * node_.total_dim(),
-                       scores_.data() + part.first);
+    const size_t columns = node_.manifest().dense_features;
+    const float* dense = dense_.data() + part.first * columns;
+    part.missing = 0;
+    if (const Transforms* transforms = node_.transforms(); transforms != nullptr) {
+      part.dense.resize(part.samples * transforms->outputs());
+      part.missing = transforms->Apply({dense, part.samples * columns}, part.dense.data());
+      dense = part.dense.data();
+    }
+    return programs_[number]->Run(*version.weights, static_cast<int64_t>(part.samples), dense,
+                                  embeddings_.data() + part.first * node_.total_dim(),
+                                  scores_.data() + part.first);
   } catch (const std::exception& error) {
     return {Code::kResourceExhausted, error.what()};
   }
@@ -271,6 +277,7 @@ Status Executor::AnswerGroup(const Pinned& pinned, std::span<Job*> jobs) {
     for (uint32_t table = 0; table < part.counts.size(); ++table) {
       metrics_->AddKeys(table, part.counts[table]);
     }
+    metrics_->AddMissing(part.missing);
   }
   metrics_->AddLookup(std::chrono::nanoseconds(fetched_ns + longest_ns));
   size_t first = 0;

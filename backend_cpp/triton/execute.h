@@ -46,7 +46,7 @@ class Executor {
     Bags bags;
     // Of bags in the answer, in floats, and its end; of a model with sequences (placed_bags.h).
     std::vector<uint64_t> places;
-    std::span<const float> dense;  // samples x dense features
+    std::span<const float> dense;  // samples x columns of DENSE
     Refusal refusal;               // reason kNone while all is well
     std::vector<float> unasked;    // the embeddings of a lookup that did not ask for them
     float* embedding = nullptr;    // samples x total_dim, or as `places` says
@@ -63,6 +63,8 @@ class Executor {
     std::vector<const uint64_t*> places;  // of each of `bags`; of a model with sequences
     std::vector<SourceCounts> counts;     // by table
     uint64_t looked_up_ns = 0;            // how long rows took
+    std::vector<float> dense;             // what the net gets, where that is not DENSE itself
+    uint64_t missing = 0;                 // values of DENSE
     Status status;
   };
 

@@ -127,8 +127,8 @@ const char* ReasonName(Reason reason) {
   return kNames[static_cast<size_t>(reason)];
 }
 
-Refusal ParseDense(const std::string& name, const Tensor* dense, uint32_t columns, const Bags& bags,
-                   std::span<const float>* values) {
+Refusal ParseDense(const std::string& name, const Tensor* dense, uint32_t columns,
+                   const Transforms* transforms, const Bags& bags, std::span<const float>* values) {
   if (dense == nullptr) {
     if (columns == 0) return {};
     return Refuse(Reason::kDense, "input " + name + " is missing: the model takes " +
@@ -148,10 +148,14 @@ Refusal ParseDense(const std::string& name, const Tensor* dense, uint32_t column
   }
   *values = Elements<float>(*dense);
   for (size_t i = 0; i < values->size(); ++i) {
-    if (!std::isfinite((*values)[i])) {
-      return Refuse(Reason::kDense, name + " of sample " + std::to_string(i / columns) +
-                                        " is not finite in column " + std::to_string(i % columns));
+    const float value = (*values)[i];
+    if (std::isfinite(value) || (transforms != nullptr && std::isnan(value))) continue;
+    std::string message = name + " of sample " + std::to_string(i / columns) +
+                          " is not finite in column " + std::to_string(i % columns);
+    if (transforms != nullptr) {
+      message.append(" (").append(transforms->columns()[i % columns].name).append(")");
     }
+    return Refuse(Reason::kDense, message.append(": ").append(std::to_string(value)));
   }
   return {};
 }

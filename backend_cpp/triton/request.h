@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "embertide/status.h"
+#include "embertide/transform.h"
 
 namespace embertide::triton {
 
@@ -67,9 +68,10 @@ struct Bags {
 };
 
 // Proves DENSE to be samples x columns finite values, in the form of `bags` ([B,D] or [1,B*D]), and
-// shows them in `values`. `dense` may be null where columns is 0, and must be there otherwise.
-Refusal ParseDense(const std::string& name, const Tensor* dense, uint32_t columns, const Bags& bags,
-                   std::span<const float>* values);
+// shows them in `values`. `dense` may be null where columns is 0, and must be there otherwise. With
+// transforms, which then have as many columns, a value may be missing, which is NaN.
+Refusal ParseDense(const std::string& name, const Tensor* dense, uint32_t columns,
+                   const Transforms* transforms, const Bags& bags, std::span<const float>* values);
 
 // Fills `bags` from the tensors. On a refusal (reason != kNone) `bags` is unspecified. The message
 // names tensor, value and what was expected. Requires: data aligned for the dtype it should have.

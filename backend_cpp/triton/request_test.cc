@@ -76,5 +76,27 @@ TEST(RequestTest, RefusesOtherTypes) {
   EXPECT_EQ(ParseBags(keys, nullptr, kLimits, &bags).reason, Reason::kDtype);
 }
 
+TEST(RequestTest, DenseValuesAreFiniteOrMissingWhereThatMeansSomething) {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  const Result<Transforms> transforms = Transforms::Parse(
+      R"({"format": 1, "columns": [{"name": "age", "steps": [], "fill": 0, "missing": false},
+          {"name": "price", "steps": [], "fill": 0, "missing": true}]})");
+  ASSERT_TRUE(transforms.ok());
+  Bags bags;
+  bags.samples = 2;
+  const auto parse = [&](const std::vector<float>& values, const Transforms* with) {
+    Tensor tensor = Make("DENSE", "FP32", {2, 2}, values);
+    tensor.data = tensor.copy;
+    std::span<const float> shown;
+    return ParseDense("DENSE", &tensor, 2, with, bags, &shown).status.message();
+  };
+  EXPECT_EQ(parse({1, 2, 3, 4}, nullptr), "");
+  EXPECT_EQ(parse({1, kNan, kNan, 4}, &transforms.value()), "");
+  EXPECT_EQ(parse({1, 2, 3, kNan}, nullptr), "DENSE of sample 1 is not finite in column 1: nan");
+  EXPECT_EQ(parse({1, 2, 3, -kInf}, &transforms.value()),
+            "DENSE of sample 1 is not finite in column 1 (price): -inf");
+}
+
 }  // namespace
 }  // namespace embertide::triton

@@ -23,6 +23,7 @@
 #include "embertide/follower.h"
 #include "embertide/snapshot.h"
 #include "embertide/store.h"
+#include "embertide/transform.h"
 
 namespace embertide {
 
@@ -201,6 +202,8 @@ class Node {
   std::string follower_error() const;
   // A program of one's own, for one thread. Errors are those of DenseProgram::Open.
   Result<std::unique_ptr<DenseProgram>> OpenProgram() const;
+  // What is done to DENSE before the program; null: the program gets it as it is.
+  const Transforms* transforms() const { return transforms_ ? &*transforms_ : nullptr; }
 
  private:
   friend class Fleet;
@@ -218,6 +221,7 @@ class Node {
   // What was taken from the seal is brought in line with the plan.
   Status DropUnplanned();
   Status LoadDense();
+  Status LoadTransforms();
   Status Follow();
   Result<std::shared_ptr<const DenseWeights>> LoadWeights(std::span<const std::byte> tensors) const;
   Status AddSnapshotVersion();
@@ -234,6 +238,7 @@ class Node {
   uint32_t total_dim_ = 0;
   std::string program_path_;
   std::unique_ptr<DenseProgram> program_;  // proves weights; runs nothing
+  std::optional<Transforms> transforms_;
   std::unique_ptr<LoadMeter> load_;        // null for a node alone
   std::unique_ptr<LatencyMeter> latency_;  // the same
   std::unique_ptr<Store> store_;           // after load_, which it tells of reads

@@ -41,7 +41,7 @@ struct BucketFileInfo {
 };
 
 struct DenseFileInfo {
-  std::string role;  // "program" or "tensors"
+  std::string role;  // "program", "tensors", "transforms" or "config"
   std::string path;
   uint64_t bytes = 0;
   uint32_t crc32c = 0;
@@ -55,7 +55,7 @@ struct Manifest {
   uint64_t schema_id = 0;    // of features, tables and dense net; commits name the same
   std::vector<TableConfig> tables;
   std::vector<FeatureConfig> features;  // in the order of KEYS' columns
-  uint32_t dense_features = 0;          // columns of DENSE
+  uint32_t dense_features = 0;          // columns of DENSE, before its transforms
   std::vector<BucketFileInfo> buckets;
   std::vector<DenseFileInfo> dense;  // empty: the snapshot serves `lookup` only
   std::string dense_id;              // of the tensors; empty without a dense part
