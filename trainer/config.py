@@ -9,6 +9,9 @@ import dataclasses
 import math
 from typing import Literal, get_args
 
+from embertide.trainer.dense_config import DenseConfig as DenseConfig
+from embertide.trainer.dense_config import DenseStep as DenseStep
+
 Pooling = Literal["sum", "mean"]
 Optimizer = Literal["rowwise_adagrad", "adagrad", "sgd", "rowwise_adam"]  # of rows
 Net = Literal["dlrm", "dcn_v2", "deepfm", "history"]
@@ -167,7 +170,7 @@ class ModelConfig:
         tables: The embedding tables; a table's place is its id.
         features: The sparse features, in the order of KEYS' columns.
         sequences: For the net "history", which needs one.
-        dense_features: The model's own columns of DENSE.
+        dense: The model's own dense features, in the order of DENSE's columns.
         net: "dlrm", "dcn_v2", "deepfm" or "history".
         bottom_mlp: Hidden widths of the MLP over DENSE; its last layer has the embeddings' dim.
         top_mlp: Hidden widths of the MLP that gives the score; of DeepFM, the deep part.
@@ -183,7 +186,7 @@ class ModelConfig:
     tables: tuple[TableConfig, ...]
     features: tuple[FeatureConfig, ...]
     sequences: tuple[SequenceConfig, ...] = ()
-    dense_features: int = 0
+    dense: tuple[DenseConfig, ...] = ()
     net: Net = "dlrm"
     bottom_mlp: tuple[int, ...] = ()
     top_mlp: tuple[int, ...] = (128, 64)
@@ -199,6 +202,9 @@ class ModelConfig:
             raise ValueError(f"model {self.name!r}: table names repeat in {tables}")
         if not self.features:
             raise ValueError(f"model {self.name!r} has no feature")
+        dense = [feature.name for feature in self.dense]
+        if len(set(dense)) < len(dense):
+            raise ValueError(f"model {self.name!r}: dense features repeat in {dense}")
         names = [feature.name for feature in self.features]
         for sequence in self.sequences:
             for name in (sequence.user, sequence.item):
@@ -237,7 +243,7 @@ class ModelConfig:
                 f"model {self.name!r}: cross_layers is {self.cross_layers}, cross_rank "
                 f"{self.cross_rank}; give at least 1 and 0"
             )
-        if not (self.top_sees_embeddings or self.dense_features or len(self.features) > 1):
+        if not (self.top_sees_embeddings or self.dense or len(self.features) > 1):
             raise ValueError(
                 f"model {self.name!r} has one feature, which has no dot product:"
                 " set top_sees_embeddings"
@@ -272,9 +278,20 @@ class ModelConfig:
         return tuple(self.tables[self.table_index(f.table)].width for f in self.columns)
 
     @property
+    def raw_columns(self) -> tuple[str, ...]:
+        """The columns of DENSE, of a request as of an event: the model's, those of sequences."""
+        sequences = (name for each in self.sequences for name in each.dense_columns)
+        return (*(feature.name for feature in self.dense), *sequences)
+
+    @property
+    def dense_features(self) -> int:
+        """Columns that transforms make of the model's own."""
+        return sum(2 if feature.missing else 1 for feature in self.dense)
+
+    @property
     def dense_columns(self) -> int:
-        """Columns of DENSE: the model's own and those of its sequences."""
-        return self.dense_features + sum(len(each.dense_columns) for each in self.sequences)
+        """Columns that the net gets: those that transforms make, and those of sequences."""
+        return self.dense_features + len(self.raw_columns) - len(self.dense)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -409,6 +426,8 @@ class RunConfig:
         batch_size: Events of a step, at least: a group of one time is never split. Small batches
             learn more from each event, large ones go faster.
         threads: Of torch and of the store's step; a part of what repeats bit for bit.
+        warmup_events: First events of a fresh run that transforms of dense features are fitted on
+            before they are learned from, where a feature needs it. 50,000 tell a share to 0.005.
         ahead_bytes: What another thread reads and prepares ahead while a batch is learned, at
             most; 0 reads between steps. 64 MiB hold some chunks of a file, which are read at once.
         publish_every_s: Event time between versions, in seconds: how stale the served model gets.
@@ -434,6 +453,7 @@ class RunConfig:
     seed: int = 1
     batch_size: int = 256
     threads: int = 1
+    warmup_events: int = 50_000
     ahead_bytes: int = 64 << 20
     publish_every_s: int = 600
     snapshot_every: int = 6
@@ -449,7 +469,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         """Refuse counts below one."""
         counts = ("batch_size", "threads", "publish_every_s", "snapshot_every", "keep_snapshots")
-        for name in (*counts, "devices", "checkpoint_memory_bytes"):
+        for name in (*counts, "devices", "checkpoint_memory_bytes", "warmup_events"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         names = [table.name for table in self.model.tables]
@@ -531,7 +551,7 @@ def criteo() -> ModelConfig:
         name="criteo",
         tables=tuple(TableConfig(name=name) for name in names),
         features=tuple(FeatureConfig(name=name, table=name) for name in names),
-        dense_features=13,
+        dense=tuple(DenseConfig(name=f"i{i}") for i in range(1, 14)),
         bottom_mlp=(512, 256, 64),
         top_mlp=(512, 256),
         top_sees_embeddings=False,

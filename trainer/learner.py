@@ -3,11 +3,15 @@
 Shapes: B events of a batch.
 """
 
+import itertools
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from embertide import _store
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data.base import Batch
 from embertide.trainer.embedding.counters import Counters
@@ -15,6 +19,7 @@ from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.model.build import build_net
 from embertide.trainer.model.dlrm import Probability
 from embertide.trainer.model.layers import Columns
+from embertide.trainer.model.transforms import make_transforms
 
 
 class Learner:
@@ -24,12 +29,21 @@ class Learner:
 
     Attributes:
         origin_ms: Time that counts are reckoned from: the first event's, unless it is set before.
+        transforms: What is done to DENSE before the net gets it. None: nothing; of a model whose
+            features are fitted, they are not yet.
+        missing: Dense values learned from that were missing.
     """
 
     def __init__(self, run: RunConfig) -> None:
         """Open the store and make the net, both as the run's seed says."""
         torch.set_num_threads(run.threads)
         torch.manual_seed(run.seed)
+        self.run = run
+        self.transforms: _store.Transforms | None = None
+        if run.model.dense and not any(feature.fitted for feature in run.model.dense):
+            nothing = np.empty((0, len(run.model.dense)), np.float32)
+            self.transforms = make_transforms(run.model, nothing)
+        self.missing = 0
         self.net = build_net(run.model)
         self.served = Probability(self.net)
         self.rows = EmbeddingStore(
@@ -49,19 +63,35 @@ class Learner:
         self.counters = Counters(run.model)
         self._loss = nn.BCEWithLogitsLoss()
 
+    def warm_up(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Fit the transforms on a stream's first events, unless they are; return all batches.
+
+        At most `warmup_events` and a batch are held, until all of them are taken.
+        """
+        if self.transforms is not None or not self.run.model.dense:
+            return batches
+        held, events = list[Batch](), 0
+        while events < self.run.warmup_events and (batch := next(batches, None)) is not None:
+            held.append(batch)
+            events += len(batch)
+        if held:
+            sample_ND = np.concatenate([batch.dense_BD for batch in held])
+            self.transforms = make_transforms(self.run.model, sample_ND[: self.run.warmup_events])
+        return itertools.chain(held, batches)
+
     def score(self, batch: Batch) -> NDArray[np.float32]:
         """Return score_B in (0, 1); nothing changes."""
         with torch.no_grad():
-            scores_B: Tensor = self.served(
-                torch.from_numpy(batch.dense_BD), self.rows(batch.keys_BF)
-            )
+            scores_B: Tensor = self.served(self._dense(batch)[0], self.rows(batch.keys_BF))
         return scores_B.numpy()
 
     def learn(self, batch: Batch) -> NDArray[np.float32]:
         """Take a step and return the score_B from before it."""
         self.optimizer.zero_grad()
         label_B = torch.from_numpy(batch.label_B)
-        logits_B: Tensor = self.net(torch.from_numpy(batch.dense_BD), self.rows(batch.keys_BF))
+        dense_BD, missing = self._dense(batch)
+        self.missing += missing
+        logits_B: Tensor = self.net(dense_BD, self.rows(batch.keys_BF))
         self._loss(logits_B, label_B).backward()
         self.optimizer.step()
         self.rows.step()
@@ -82,3 +112,11 @@ class Learner:
         for module in self.net.modules():
             if isinstance(module, Columns):
                 module.set_now((now_ms - self.origin_ms) / 1000)
+
+    def _dense(self, batch: Batch) -> tuple[Tensor, int]:
+        """Return what the net gets, and how many values were missing."""
+        if self.transforms is None:
+            assert not self.run.model.dense, "the transforms are fitted by warm_up, which is first"
+            return torch.from_numpy(batch.dense_BD), 0
+        dense_BD, missing = self.transforms.apply(batch.dense_BD)
+        return torch.from_numpy(dense_BD), missing

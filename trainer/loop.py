@@ -36,6 +36,7 @@ from embertide.trainer.publish.snapshot import (
     DensePart,
     SnapshotInfo,
     dense_id,
+    read_transforms,
     schema_id,
     write_snapshot,
 )
@@ -91,6 +92,7 @@ class Progress:
     rejected: dict[str, int]  # events, by reason; counted where they are read, which is ahead
     source: dict[str, int]  # other counters of the source
     dropped: dict[str, int]  # by the store, by counter
+    missing: int  # dense values
 
 
 class Trainer:
@@ -149,8 +151,7 @@ class Trainer:
                 cpu=run.cpu,
                 cache=program_cache,
             )
-        schema = schema_id(self._info(VersionId(0, 0), 0), self.rows.tables)
-        self.publisher = Publisher(publication, bus=bus, schema_id=schema)
+        self.publisher = Publisher(publication, bus=bus, schema_id=self._schema_id())
         self._owe()
 
     # --- resuming ---------------------------------------------------------------------------------
@@ -178,6 +179,7 @@ class Trainer:
                 f"{mine!r}: use the same, or an empty folder"
             )
         found.restore_rows(self.rows)
+        self.learner.transforms = read_transforms(self.publication.snapshot_path(saved.version))
         self.learner.net.load_state_dict(saved.net)
         self.learner.optimizer.load_state_dict(saved.optimizer)
         self.prequential = saved.prequential
@@ -236,6 +238,8 @@ class Trainer:
         progress: Callable[[Progress], None] | None,
         every_s: float,
     ) -> None:
+        batches = self.learner.warm_up(batches)
+        self.publisher.schema_id = self._schema_id()  # transforms that were fitted are a part of it
         began, begun_at, shown = time.monotonic(), self.events, 0.0
         total = source.total_events()
 
@@ -293,6 +297,7 @@ class Trainer:
             source=source.counters(),
             dropped={name: stats[name] for name in _DROPS}
             | {"uncounted_keys": self.learner.counters.uncounted},
+            missing=self.learner.missing,
         )
 
     def _begin(self, first_ms: int) -> None:
@@ -407,7 +412,11 @@ class Trainer:
             lineage=version.lineage,
             version=version.number,
             watermark_ms=watermark_ms,
+            transforms=self.learner.transforms,
         )
+
+    def _schema_id(self) -> int:
+        return schema_id(self._info(VersionId(0, 0), 0), self.rows.tables)
 
     def _dense_part(self, dense: bytes) -> DensePart:
         return DensePart(program=self.publication.program, cpu=self.run.cpu, tensors=dense)

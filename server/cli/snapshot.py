@@ -116,6 +116,20 @@ class Files:
                 raise ProcessError(f"{path}: {field} is {found}, the manifest says {part[field]}")
         return data
 
+    def dense_columns(self) -> list[dict[str, Any]]:
+        """Return the columns of DENSE, each with what is done to it; none without transforms.
+
+        Raises:
+            ProcessError: The file is not what the manifest says.
+            StoreError: It holds no transforms.
+        """
+        for part in self.manifest["dense"]:
+            if part["role"] == "transforms":
+                text = _store.Transforms(self.dense(part)).text
+                columns: list[dict[str, Any]] = json.loads(text)["columns"]
+                return columns
+        return []
+
     def described(self, table: str) -> dict[str, Any] | None:
         """Return a table as the manifest has it; None: it has none of this name."""
         return next((each for each in self.manifest["tables"] if each["name"] == table), None)
@@ -190,7 +204,9 @@ def _faults(files: Files) -> Iterator[str]:
     for part in files.manifest["dense"]:
         try:
             files.dense(part)
-        except ProcessError as error:
+            if part["role"] == "transforms":
+                files.dense_columns()
+        except (ProcessError, _store.StoreError) as error:
             yield str(error)
     if len(files.buckets) != len(files.manifest["buckets"]):
         yield f"{files.path}/manifest.json: buckets names a bucket twice"
@@ -246,15 +262,22 @@ def _summaries(files: Files) -> dict[str, TableSummary]:
     return found
 
 
+def _said(column: Mapping[str, Any]) -> str:
+    """Return a column of DENSE and what is done to it, in a few words."""
+    steps = [step["kind"] for step in column["steps"]] + ["missing"] * column["missing"]
+    return f"{column['name']} ({', '.join(steps)})" if steps else column["name"]
+
+
 @app.command("show")
 def show(path: Snapshot, as_json: Json = False) -> None:
-    """Say what a snapshot holds: version, tables, rows, bytes, rows by live chunks."""
+    """Say what a snapshot holds: version, dense columns, tables, rows, rows by live chunks."""
     with refusals(as_json):
         files = Files(path)
-        tables = _summaries(files)
+        tables, columns = _summaries(files), files.dense_columns()
     if as_json:
         held = {name: dataclasses.asdict(each) for name, each in tables.items()}
-        print_json({**files.version(), "tables": held, "features": files.manifest["features"]})
+        features = files.manifest["features"]
+        print_json({**files.version(), "tables": held, "features": features, "dense": columns})
         return
     manifest = files.manifest
     dense = f"dense net {manifest['dense_id']} for {manifest['dense_cpu']}"
@@ -263,6 +286,8 @@ def show(path: Snapshot, as_json: Json = False) -> None:
         f"{manifest['lineage']}, watermark {manifest['watermark_ms']} ms, "
         f"{dense if manifest['dense'] else 'no dense net'}"
     )
+    if columns:
+        typer.echo(f"DENSE: {', '.join(map(_said, columns))}")
     view = rich.table.Table(
         "table", "rows", "bytes", "dim", "chunks", "rows by live chunks", "dtype", "buckets",
         "features",

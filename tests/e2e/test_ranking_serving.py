@@ -15,7 +15,13 @@ from serving import Client, beside, change_manifest, flip_byte, metric, paramete
 from tritonclient.utils import InferenceServerException
 
 from embertide.server.adapters import triton
-from embertide.trainer.config import FeatureConfig, ModelConfig, OptimizerConfig, TableConfig
+from embertide.trainer.config import (
+    DenseConfig,
+    FeatureConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TableConfig,
+)
 from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.model.dlrm import Dlrm, Probability
 from embertide.trainer.model.export import export_dense, tensor_bytes
@@ -34,7 +40,7 @@ CONFIG = ModelConfig(
         FeatureConfig(name="seen", table="item", pooling="mean"),
         FeatureConfig(name="user", table="user"),
     ),
-    dense_features=2,
+    dense=(DenseConfig(name="price"), DenseConfig(name="age")),
     bottom_mlp=(8,),
     top_mlp=(16,),
 )

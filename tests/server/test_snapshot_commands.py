@@ -18,6 +18,7 @@ from embertide.trainer.config import FeatureConfig
 from embertide.trainer.publish.snapshot import (
     PROGRAM,
     TENSORS,
+    TRANSFORMS,
     DensePart,
     SnapshotInfo,
     write_snapshot,
@@ -108,6 +109,37 @@ def test_show_counts_rows_by_table_and_live_chunks(snapshot: Path) -> None:
     assert code == 0
     assert "version 7 of lineage 3, watermark 99 ms" in words
     assert "1: 7, 2: 13" in words
+
+
+COLUMNS = [
+    {"name": "price", "steps": [{"kind": "log1p"}], "fill": 0.0, "missing": True},
+    {"name": "age", "steps": [], "fill": 0.0, "missing": False},
+]
+
+
+def transforms(columns: list[dict[str, Any]]) -> _store.Transforms:
+    return _store.Transforms(json.dumps({"format": 1, "columns": columns}))
+
+
+def test_show_verify_and_diff_know_the_transforms(tmp_path: Path) -> None:
+    info = dataclasses.replace(INFO, dense_features=2, transforms=transforms(COLUMNS))
+    snapshot = write(tmp_path / "a", info=info)
+    assert run("show", snapshot)[1]["dense"] == COLUMNS
+    assert "DENSE: price (log1p, missing), age" in text("show", snapshot)[1]
+    assert run("verify", snapshot)[0] == 0
+    fills = [{**column, "fill": 1.0} for column in COLUMNS]
+    other = write(tmp_path / "b", info=dataclasses.replace(info, transforms=transforms(fills)))
+    code, said = run("diff", snapshot, other)
+    assert code == 1
+    assert "(transforms)" in said["tensors"]
+    (snapshot / TRANSFORMS).write_text("{}")
+    assert "transforms.json: bytes is 2" in run("verify", snapshot)[1]["faults"][0]
+    data = {"bytes": 2, "crc32c": _store.crc32c(b"{}")}
+    part = {"role": "transforms", "path": TRANSFORMS, **data}
+    change_manifest(snapshot, dense=[part])
+    code, said = run("verify", snapshot)
+    assert code == 1
+    assert "format" in said["faults"][0]
 
 
 def test_a_publications_newest_snapshot_is_meant(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Block quality: what is scored has learned the blocks before, and nothing of its own."""
 
 import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -24,6 +25,10 @@ class Recorder(Learner):
 
     calls: list[tuple[str, Batch]] = dataclasses.field(default_factory=list)
     refreshed_ms: list[int] = dataclasses.field(default_factory=list)
+
+    def warm_up(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Fit nothing."""
+        return batches
 
     def score(self, batch: Batch) -> NDArray[np.float32]:
         """Score by the key, so that figures are reproducible."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from embertide import _store
 from embertide.trainer.config import (
+    DenseConfig,
     FeatureConfig,
     ModelConfig,
     Optimizer,
@@ -46,7 +47,7 @@ def model(*, top_sees_embeddings: bool) -> ModelConfig:
             FeatureConfig(name="who", table="user"),
             FeatureConfig(name="before", table="item"),
         ),
-        dense_features=3,
+        dense=tuple(DenseConfig(name=f"x{d}", steps=()) for d in range(3)),
         bottom_mlp=(5,),
         top_mlp=(6,),
         top_sees_embeddings=top_sees_embeddings,
@@ -335,7 +336,7 @@ def test_the_run_that_the_dlrm_readme_prints() -> None:
         name="tiny",
         tables=tuple(TableConfig(name=f"t{t}", dim=2) for t in range(3)),
         features=tuple(FeatureConfig(name=f"f{t}", table=f"t{t}") for t in range(3)),
-        dense_features=4,
+        dense=tuple(DenseConfig(name=f"x{d}", steps=()) for d in range(4)),
         bottom_mlp=(3,),
         top_mlp=(4, 2),
         top_sees_embeddings=False,

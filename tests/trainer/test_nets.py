@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from embertide import _store
 from embertide.trainer.config import (
+    DenseConfig,
     FeatureConfig,
     ModelConfig,
     OptimizerConfig,
@@ -40,7 +41,7 @@ PLAIN = ModelConfig(
         FeatureConfig(name="shown", table="item"),
         FeatureConfig(name="before", table="item"),
     ),
-    dense_features=2,
+    dense=(DenseConfig(name="price"), DenseConfig(name="age")),
     bottom_mlp=(5,),
     top_mlp=(6,),
 )
@@ -92,7 +93,7 @@ def test_a_net_gives_a_logit_a_sample_whatever_the_batch(name: str) -> None:
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_cross_layer_is_the_papers(rank: int) -> None:
-    config = dataclasses.replace(PLAIN, net="dcn_v2", cross_rank=rank, dense_features=0)
+    config = dataclasses.replace(PLAIN, net="dcn_v2", cross_rank=rank, dense=())
     torch.manual_seed(2)
     net = DcnV2(config)
     dense_BD, embeddings_BE = inputs(config, 1)
@@ -106,7 +107,7 @@ def test_a_cross_layer_is_the_papers(rank: int) -> None:
 
 
 def test_deepfm_adds_pairs_of_factors_first_orders_and_the_deep_part() -> None:
-    config = dataclasses.replace(PLAIN, net="deepfm", dense_features=0)
+    config = dataclasses.replace(PLAIN, net="deepfm", dense=())
     torch.manual_seed(3)
     net = DeepFm(config)
     nn.init.constant_(net.bias, 0.5)
@@ -169,7 +170,7 @@ def test_after_attention_a_sequence_is_one_feature_more_of_a_dlrm() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_net_and_its_rows_learn_what_only_two_features_together_tell(name: str) -> None:
-    config = dataclasses.replace(MODELS[name], dense_features=0)
+    config = dataclasses.replace(MODELS[name], dense=())
     torch.manual_seed(7)
     torch.set_num_threads(1)
     net = build_net(config)

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import redis
+from shop import Shop
 from typer.testing import CliRunner
 
 from embertide.server.adapters.process import free_ports
@@ -387,6 +388,18 @@ def test_senders_share_a_stream_and_a_bound(server: RedisServer, client: Any) ->
     assert client.xlen(STREAM) < 150  # Redis trims a node of its tree at a time
 
 
+@pytest.mark.usefixtures("client")
+def test_missing_dense_values_are_sent_as_such(server: RedisServer) -> None:
+    shop = Shop(200)
+    sender = EventSender(config(server), shop.schema)
+    for batch in shop.batches(batch_size=50):
+        sender.send(batch)
+    live = RedisStreamSource(config(server), shop.schema)
+    (batch,) = FirstEvents(live, 150).batches(batch_size=200)
+    np.testing.assert_array_equal(batch.dense_BD, shop.whole.dense_BD[:150])
+    assert np.isnan(batch.dense_BD).sum() > 10
+
+
 def test_what_cannot_be_used_is_refused_with_the_remedy(server: RedisServer, client: Any) -> None:
     with pytest.raises(TrainerError, match="has no entry of a known schema; add events first"):
         open_events(server.url)
@@ -395,10 +408,9 @@ def test_what_cannot_be_used_is_refused_with_the_remedy(server: RedisServer, cli
         open_events(f"{server.url}#{STREAM}")
     with pytest.raises(TrainerError, match="cannot be reached"):
         open_events(f"redis://127.0.0.1:{free_ports(1)[0]}")
-    with pytest.raises(ConfigurationError, match="dense values are transformed"):
+    with pytest.raises(ConfigurationError, match="a column has two uses"):
         EventSender(
-            config(server),
-            EventSchema(features=SCHEMA.features, label="y", dense_transform="log1p"),
+            config(server), EventSchema(features=SCHEMA.features, label="price", dense=("price",))
         )
     client.set("text", "x")
     with pytest.raises(TrainerError, match="WRONGTYPE"):

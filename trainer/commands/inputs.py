@@ -68,20 +68,19 @@ def check_model(model: ModelConfig, source: EventSource) -> None:
     """Refuse a model whose features are not the source's.
 
     Raises:
-        ConfigurationError: The features differ, or the number of dense columns.
+        ConfigurationError: The features differ, or the dense ones.
     """
-    names = [feature.name.lower() for feature in source.schema.features]
-    wanted = [feature.name for feature in model.features]
-    if names != wanted:
-        raise ConfigurationError(
-            f"model {model.name!r} has the features {', '.join(wanted)}; the events have "
-            f"{', '.join(names)}: give both the same, in the same order"
-        )
-    if len(source.schema.dense) != model.dense_features:
-        raise ConfigurationError(
-            f"model {model.name!r} has dense_features={model.dense_features}; the events have "
-            f"{len(source.schema.dense)} dense columns"
-        )
+    features = [feature.name.lower() for feature in source.schema.features]
+    dense = [name.lower() for name in source.schema.dense]
+    for what, names, wanted in (
+        ("features", features, [feature.name for feature in model.features]),
+        ("dense features", dense, [feature.name for feature in model.dense]),
+    ):
+        if names != wanted:
+            raise ConfigurationError(
+                f"model {model.name!r} has the {what} {', '.join(wanted) or 'none'}; the events "
+                f"have {', '.join(names) or 'none'}: give both the same, in the same order"
+            )
 
 
 def rates_for(model: ModelConfig) -> OptimizerConfig:

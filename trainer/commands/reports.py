@@ -65,6 +65,9 @@ class _Page(Collector):
         yield CounterMetricFamily(
             _PREFIX + "checkpoint_seconds", "Taken by checkpoints.", newest.checkpoint_s
         )
+        yield CounterMetricFamily(
+            _PREFIX + "dense_missing", "Dense values that were missing.", newest.missing
+        )
         yield _counters("dropped", "What the store did not do.", "what", newest.dropped)
         yield _counters("published", "Sent, or not.", "what", dataclasses.asdict(newest.published))
 

@@ -224,13 +224,11 @@ class Assembler:
             column = chunk.columns[name]
             value_N = column.values.astype(np.float64)
             if column.null_N is not None:
-                value_N[column.null_N] = 0.0
+                value_N[column.null_N] = np.nan
             sieve.reject(column.bad_N, f"dense {name} is not a number", column)
             with np.errstate(over="ignore", invalid="ignore"):
-                if self._schema.dense_transform == "log1p":
-                    value_N = np.sign(value_N) * np.log1p(np.abs(value_N))
                 dense_ND[:, d] = value_N
-            sieve.reject(~np.isfinite(dense_ND[:, d]), f"dense {name} is not finite", column)
+            sieve.reject(np.isinf(dense_ND[:, d]), f"dense {name} is infinite", column)
         return dense_ND
 
     def _time(self, chunk: Chunk, sieve: _Sieve) -> Ints:

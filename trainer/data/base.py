@@ -63,9 +63,7 @@ class EventSchema:
     Attributes:
         features: The sparse features, in the order of `Batch.keys_BF`.
         label: Column of the label, 0 or 1.
-        dense: Dense columns, in the order of `Batch.dense_BD`; null reads as 0.
-        dense_transform: Applied to every dense value x: "none", or "log1p" for
-            sign(x) * log(1 + |x|).
+        dense: Dense columns, in the order of `Batch.dense_BD`.
         ts: Column of the event's time; None counts the event index as milliseconds.
         ts_unit_ms: Milliseconds in one unit of a numeric `ts`. A timestamp type carries its own.
     """
@@ -73,7 +71,6 @@ class EventSchema:
     features: tuple[FeatureColumn, ...]
     label: str
     dense: tuple[str, ...] = ()
-    dense_transform: Literal["none", "log1p"] = "none"
     ts: str | None = None
     ts_unit_ms: int = 1000
 
@@ -84,10 +81,6 @@ class EventSchema:
         names = [feature.name for feature in self.features]
         if len(set(names)) != len(names):
             raise ValueError(f"features {names} repeat a name; give each its own")
-        if self.dense_transform not in ("none", "log1p"):
-            raise ValueError(
-                f"dense_transform {self.dense_transform!r} does not exist; use 'none' or 'log1p'"
-            )
         if self.ts_unit_ms < 1:
             raise ValueError(f"ts_unit_ms {self.ts_unit_ms} is below 1; use 1 for milliseconds")
         for feature in self.features:
@@ -121,12 +114,11 @@ def globo_schema() -> EventSchema:
 
 
 def criteo_schema() -> EventSchema:
-    """Schema of Criteo's display ads: I1 to I13 under log1p, C1 to C26, no time."""
+    """Schema of Criteo's display ads: I1 to I13, C1 to C26, no time."""
     categories = [f"C{i}" for i in range(1, 27)]
     return EventSchema(
         features=tuple(FeatureColumn(name=name, column=name) for name in categories),
         dense=tuple(f"I{i}" for i in range(1, 14)),
-        dense_transform="log1p",
         label="label",
     )
 
@@ -150,7 +142,7 @@ class Batch:
         event_B: Event index of each row: its place in the whole input, rejected rows counted.
         ts_ms_B: Time of each event in milliseconds.
         keys_BF: Raw 64-bit keys, one column a feature of the schema.
-        dense_BD: Dense values, transformed and finite.
+        dense_BD: Dense values as they were read; NaN: missing, which is null or NaN.
         label_B: 0.0 or 1.0.
     """
 

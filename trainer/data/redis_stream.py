@@ -434,12 +434,12 @@ class EventSender:
             ConfigurationError: Batches of this schema do not have the values to send.
             TrainerError: Redis cannot be reached.
         """
-        if schema.dense_transform != "none" or len(schema.columns) != (
+        if len(schema.columns) != (
             len(schema.key_columns) + len(schema.dense) + 1 + (schema.ts is not None)
         ):
             raise ConfigurationError(
-                "these events cannot be sent: dense values are transformed when they are read, or "
-                "a column has two uses; give a schema with dense_transform='none', a use a column"
+                "these events cannot be sent: a column has two uses; give a schema with a use a "
+                "column"
             )
         self._schema = schema
         self._config = config

@@ -63,7 +63,8 @@ class BlockQuality:
         origin_ms: int | None = None
         every_ms = block_s * 1000
         current, parts = 0, list[Batch]()
-        for batch in self._source.batches(batch_size=batch_size):
+        batches = self._learner.warm_up(self._source.batches(batch_size=batch_size))
+        for batch in batches:
             origin_ms = int(batch.ts_ms_B[0]) if origin_ms is None else origin_ms
             for block, part in blocks(batch, origin_ms=origin_ms, every_ms=every_ms):
                 if block != current:

@@ -9,7 +9,7 @@ import dataclasses
 import torch
 from torch import Tensor, nn
 
-from embertide.trainer.config import FeatureConfig, ModelConfig
+from embertide.trainer.config import DenseConfig, FeatureConfig, ModelConfig
 from embertide.trainer.model.dlrm import Dlrm
 from embertide.trainer.model.layers import Columns, mlp
 
@@ -55,13 +55,14 @@ class HistoryNet(nn.Module):
             )
             for each in config.sequences
         )
+        dense = config.dense_columns + self.columns.counters
         inner = dataclasses.replace(
             config,
             net="dlrm",
             tables=tuple(dataclasses.replace(table, counters=None) for table in config.tables),
             features=(*config.features, *pooled),
             sequences=(),
-            dense_features=config.dense_columns + self.columns.counters,
+            dense=tuple(DenseConfig(name=f"dense{d}") for d in range(dense)),
         )
         self.dlrm = Dlrm(inner)
         self.features = len(config.features)
@@ -70,7 +71,7 @@ class HistoryNet(nn.Module):
         self.attention = nn.ModuleList(
             Attention(self.dlrm.dim, length, config.attention_mlp) for length in self.lengths
         )
-        share = torch.ones(config.dense_columns + self.columns.counters)
+        share = torch.ones(dense)
         for i, length in enumerate(self.lengths):
             share[config.dense_features + 2 * i] /= length
         self.register_buffer("share", share, persistent=False)

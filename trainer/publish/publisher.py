@@ -95,6 +95,7 @@ class Publisher:
     Attributes:
         lineage: This publisher's run; larger than any before it.
         newest: The version published last, by anybody; None before the first.
+        schema_id: What versions say of the model; of no other one once the first is out.
     """
 
     def __init__(self, publication: Publication, *, bus: str | None, schema_id: int) -> None:

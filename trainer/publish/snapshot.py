@@ -20,6 +20,7 @@ from embertide.trainer.publish.folder import MANIFEST, sync_folder, write_synced
 
 PROGRAM = "dense/program.pt2"
 TENSORS = "dense/tensors.safetensors"
+TRANSFORMS = "dense/transforms.json"
 _BUCKET_FIELDS = ("path", "table", "bucket", "version", "rows", "bytes", "crc32c")
 
 
@@ -48,7 +49,7 @@ class DensePart:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SnapshotInfo:
-    """What a manifest says beside the lists of files."""
+    """What a manifest says beside the lists of files, and what requests go through."""
 
     model: str
     lineage: int
@@ -56,10 +57,17 @@ class SnapshotInfo:
     watermark_ms: int
     dense_features: int
     features: Sequence[FeatureConfig]
+    transforms: _store.Transforms | None = None  # of DENSE; None: the net gets it as it is
 
     @classmethod
     def of(
-        cls, config: ModelConfig, *, lineage: int, version: int, watermark_ms: int
+        cls,
+        config: ModelConfig,
+        *,
+        lineage: int,
+        version: int,
+        watermark_ms: int,
+        transforms: _store.Transforms | None = None,
     ) -> "SnapshotInfo":
         """Describe a version of a model."""
         return cls(
@@ -67,8 +75,9 @@ class SnapshotInfo:
             lineage=lineage,
             version=version,
             watermark_ms=watermark_ms,
-            dense_features=config.dense_columns,
+            dense_features=len(config.raw_columns),
             features=config.columns,
+            transforms=transforms,
         )
 
 
@@ -92,6 +101,7 @@ def schema_id(info: SnapshotInfo, tables: Sequence[_store.TableConfig]) -> int:
         [_table_json(table) for table in tables],
         [dataclasses.asdict(feature) for feature in info.features],
         info.dense_features,
+        *([info.transforms.text] if info.transforms else []),
     ]
     digest = hashlib.sha256(json.dumps(schema, sort_keys=True).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1 | 1
@@ -102,7 +112,9 @@ def _dense_json(directory: Path, role: str, path: str) -> dict[str, object]:
     return {"role": role, "path": path, "bytes": len(data), "crc32c": _store.crc32c(data)}
 
 
-def _write_dense(directory: Path, dense: DensePart) -> list[dict[str, object]]:
+def _write_dense(
+    directory: Path, dense: DensePart, transforms: _store.Transforms | None
+) -> list[dict[str, object]]:
     (directory / "dense").mkdir(exist_ok=True)
     # Programs never change under their name: a link costs nothing where links are possible.
     try:
@@ -110,7 +122,11 @@ def _write_dense(directory: Path, dense: DensePart) -> list[dict[str, object]]:
     except OSError:
         shutil.copyfile(dense.program, directory / PROGRAM)
     write_synced(directory / TENSORS, dense.tensors)
-    return [_dense_json(directory, "program", PROGRAM), _dense_json(directory, "tensors", TENSORS)]
+    files = {"program": PROGRAM, "tensors": TENSORS}
+    if transforms is not None:
+        write_synced(directory / TRANSFORMS, transforms.text.encode())
+        files["transforms"] = TRANSFORMS
+    return [_dense_json(directory, role, path) for role, path in files.items()]
 
 
 def write_snapshot(
@@ -159,7 +175,7 @@ def write_snapshot(
         "tables": [_table_json(table) for table in tables],
         "features": [dataclasses.asdict(feature) for feature in info.features],
         "buckets": [{field: getattr(file, field) for field in _BUCKET_FIELDS} for file in files],
-        "dense": _write_dense(partial, dense) if dense else [],
+        "dense": _write_dense(partial, dense, info.transforms) if dense else [],
         "dense_id": dense.id if dense else "",
         "dense_cpu": dense.cpu if dense else "",
     }
@@ -184,3 +200,20 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         raise SnapshotError(f"{directory} holds no snapshot: {MANIFEST} is missing") from None
     manifest: dict[str, Any] = json.loads(_store.check_manifest(text))
     return manifest
+
+
+def read_transforms(directory: Path) -> _store.Transforms | None:
+    """Return what a snapshot's net wants done to DENSE; None: nothing.
+
+    Raises:
+        SnapshotError: There is no snapshot, or the file is not what its manifest says.
+        StoreError: What it holds are no transforms.
+    """
+    for part in read_manifest(directory)["dense"]:
+        if part["role"] == "transforms":
+            path = directory / part["path"]
+            data = path.read_bytes() if path.is_file() else b""
+            if (len(data), _store.crc32c(data)) != (part["bytes"], part["crc32c"]):
+                raise SnapshotError(f"{path} is not what {MANIFEST} says of it")
+            return _store.Transforms(data)
+    return None
