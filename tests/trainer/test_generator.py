@@ -125,10 +125,36 @@ def test_the_parquet_file_reads_as_the_stream_itself(tmp_path: Path) -> None:
     assert read.dead_letters.count == 0
 
 
+def test_a_swap_changes_the_ids_of_the_popular_and_nothing_else(
+    news: NewsSource, whole: Batch
+) -> None:
+    swapping = NewsSource(NewsConfig(hours=48, swap_hour=30))
+    (swapped,) = swapping.batches(batch_size=len(whole))
+    before = hour_of(whole) < 30
+    assert np.array_equal(swapped.keys_BF[before], whole.keys_BF[before])
+    assert np.array_equal(swapped.label_B, whole.label_B)
+    assert np.array_equal(swapping.true_p(30), news.true_p(30))
+    then = hour_of(whole) == 30
+    for column, popular, since in ((0, 500, 0), (1, 100, 29), (CAND, 100, 29)):
+        old, new = whole.keys_BF[then, column], swapped.keys_BF[then, column]
+        pairs = np.unique(np.stack([old, new]), axis=1)
+        assert len(pairs[0]) == len(np.unique(old)) == len(np.unique(new))
+        # Those of many events before have, after, those of few.
+        of_late = before & (hour_of(whole) >= since)
+        seen = np.bincount(whole.keys_BF[of_late, column], minlength=int(pairs.max()) + 1)
+        often = pairs[0][np.argsort(-seen[pairs[0]])[:popular]]
+        now = pairs[1][np.isin(pairs[0], often)]
+        assert seen[now].mean() < seen[often].mean() / 3
+    # Items that are born after it have ids of their own.
+    born = whole.keys_BF[:, CAND] >= (30 + 24) * 60 + 60
+    assert np.array_equal(swapped.keys_BF[born, CAND], whole.keys_BF[born, CAND])
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
         ({"hours": 0}, "hours 0"),
+        ({"swap_hour": -1}, "swap_hour -1"),
         ({"seed": -1}, "seed -1"),
         ({"day_swing": 1.0}, "day_swing 1.0"),
         ({"half_life_hours": 0.0}, "half_life_hours 0.0"),

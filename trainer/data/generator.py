@@ -60,6 +60,8 @@ class NewsConfig:
         taste: Strength of user by topic, in log-odds.
         similarity: Strength of the match of the article being read and the one shown.
         base: Log-odds of a mean new item for a mean user.
+        swap_hour: From this hour on, popular users and items have the ids of unpopular ones, and
+            these theirs; what happens, and how likely, is as it would be without. 0: never.
     """
 
     seed: int = 1
@@ -76,6 +78,7 @@ class NewsConfig:
     taste: float = 1.2
     similarity: float = 1.5
     base: float = -2.2
+    swap_hour: int = 0
 
     def __post_init__(self) -> None:
         """Refuses sizes that make no stream."""
@@ -83,8 +86,9 @@ class NewsConfig:
         for name in (*counts, "topics"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)} is below 1; give a positive one")
-        if self.seed < 0:
-            raise ValueError(f"seed {self.seed} is negative; give 0 or more")
+        for name in ("seed", "swap_hour"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} {getattr(self, name)} is negative; give 0 or more")
         if not 0 <= self.day_swing < 1:
             raise ValueError(f"day_swing {self.day_swing} is not in [0, 1); give 0 for none")
         if self.half_life_hours <= 0:
@@ -209,6 +213,20 @@ class NewsSource(ChunkedSource):
         topics_IK = np.concatenate([topics for topics, _ in items])
         return id_I, birth_I, topics_IK, np.concatenate([quality for _, quality in items])
 
+    def _share(self, hour: int, birth_I: Ints, quality_I: Floats) -> Floats:
+        """How often each item is shown in an hour, to any scale."""
+        return np.exp(0.3 * quality_I - np.log(2) / self.config.half_life_hours * (hour - birth_I))
+
+    def _swapped(self, id_I: Ints) -> Ints:
+        """Ids of items from `swap_hour` on: of those before it, the most shown has the least's."""
+        before = self.config.swap_hour - 1
+        old_I, birth_I, _, quality_I = self._alive(before)
+        by_share_I = old_I[np.argsort(self._share(before, birth_I, quality_I), kind="stable")]
+        new_I = np.empty_like(old_I)
+        new_I[by_share_I - old_I[0]] = by_share_I[::-1]
+        there_I = id_I <= old_I[-1]
+        return np.where(there_I, new_I[np.where(there_I, id_I - old_I[0], 0)], id_I)
+
     def _draw(self, hour: int) -> _Hour:
         config = self.config
         if not 0 <= hour < config.hours:
@@ -216,7 +234,7 @@ class NewsSource(ChunkedSource):
         rng, views = self._rng(_VIEWS, hour), int(self._views_H[hour])
         id_I, birth_I, topics_IK, quality_I = self._alive(hour)
         # Better items are shown more, yet by less than they are clicked more.
-        share_I = np.exp(0.3 * quality_I - np.log(2) / config.half_life_hours * (hour - birth_I))
+        share_I = self._share(hour, birth_I, quality_I)
         share_I = np.cumsum(share_I) / share_I.sum()
 
         ts_V = hour * HOUR_S + _seconds(rng, views)
@@ -236,6 +254,8 @@ class NewsSource(ChunkedSource):
         log_odds_E -= config.fade * (np.repeat(ts_V, GROUP) / HOUR_S - birth_I[cand_E])
         p_E = 1 / (1 + np.exp(-log_odds_E))
 
+        if 0 < config.swap_hour <= hour:
+            id_I, user_V = self._swapped(id_I), config.users - 1 - user_V
         columns_V = {"ts": ts_V, "user_id": user_V, "prev_article": id_I[prev_V], **small_V}
         columns = {name: np.repeat(value, GROUP) for name, value in columns_V.items()}
         columns["cand"] = id_I[cand_E]
