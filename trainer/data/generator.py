@@ -215,7 +215,9 @@ class NewsSource(ChunkedSource):
 
     def _share(self, hour: int, birth_I: Ints, quality_I: Floats) -> Floats:
         """How often each item is shown in an hour, to any scale."""
-        return np.exp(0.3 * quality_I - np.log(2) / self.config.half_life_hours * (hour - birth_I))
+        fall = np.log(2) / self.config.half_life_hours
+        share_I: Floats = np.exp(0.3 * quality_I - fall * (hour - birth_I))
+        return share_I
 
     def _swapped(self, id_I: Ints) -> Ints:
         """Ids of items from `swap_hour` on: of those before it, the most shown has the least's."""
