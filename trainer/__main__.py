@@ -8,6 +8,7 @@ from embertide.trainer.commands import (
     describe,
     export_dense,
     import_model,
+    prune_search,
     replay,
     send,
     train,
@@ -27,6 +28,7 @@ app.command("import")(import_model.command)
 app.command("export-dense")(export_dense.command)
 app.command("cache-sim")(cache_sim.command)
 app.command("capacity")(capacity.command)
+app.command("prune-search")(prune_search.command)
 app.command("describe")(describe.command)
 app.command("send-events")(send.command)
 app.command("replay")(replay.command)

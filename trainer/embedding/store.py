@@ -279,6 +279,11 @@ class EmbeddingStore(nn.Module):
             for bucket in range(1 << table.bucket_bits):
                 yield t, table, bucket
 
+    def forget_changes(self) -> None:
+        """Take what a version would and leave it, so that changes that nobody publishes go."""
+        for t, _, bucket in self.places():
+            self.store.take_changes(t, bucket)
+
     def buckets(self) -> Iterator[tuple[_store.TableConfig, int, bytes]]:
         """Yield all rows as (table, bucket, records), one bucket at a time."""
         for t, table, bucket in self.places():

@@ -1,0 +1,169 @@
+"""`prune-search`: the fewest bytes whose loss of AUC is within a bound."""
+
+import dataclasses
+import functools
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import rich.console
+import rich.progress
+import rich.table
+import typer
+
+from embertide.trainer.commands import print_json, progress_bar, refusals
+from embertide.trainer.commands.inputs import (
+    Data,
+    Events,
+    Hours,
+    StreamSeed,
+    check_model,
+    model_for,
+    open_input,
+    rates_for,
+)
+from embertide.trainer.config import RunConfig
+from embertide.trainer.data.base import EventSource
+from embertide.trainer.data.files import matching_files
+from embertide.trainer.errors import ConfigurationError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Window:
+    """What is learned from: as the options say, opened in each process."""
+
+    data: str | None
+    events: int | None
+    hours: int
+    stream_seed: int
+    config: Path | None
+
+    def open(self) -> tuple[RunConfig, EventSource]:
+        """Return the run, and its events.
+
+        Raises:
+            ConfigurationError: There is no such run, no such input, or they do not fit.
+        """
+        from embertide.trainer.commands import run_file
+        from embertide.trainer.data.limit import FirstEvents
+
+        given = None if self.config is None else run_file.load(self.config)
+        if given is not None and given.source is not None:
+            if self.data is not None:
+                raise ConfigurationError(f"--data: {self.config} says it; change it there")
+            source = given.source
+            if self.events is not None:
+                source = FirstEvents(source, self.events)
+        else:
+            source = open_input(self.data, self.events, self.hours, self.stream_seed)
+        if given is not None:
+            check_model(given.run.model, source)
+            return given.run, source
+        model = model_for(source)
+        return RunConfig(model=model, optimizer=rates_for(model)), source
+
+    def depends(self) -> str:
+        """Return all that the events depend on, as text."""
+        text = "" if self.config is None else self.config.read_text(encoding="utf-8")
+        files = []
+        if self.data is not None and "://" not in self.data:
+            stats = [(path, Path(path).stat()) for path in matching_files(self.data)]
+            files = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
+        return repr((self, text, files))
+
+
+def _measure(window: _Window, seed: int, ratio: float) -> dict[str, Any]:
+    from embertide.trainer.eval import prune_search  # torch takes seconds: not for --help
+
+    run, source = window.open()
+    run = prune_search.pruned_at(dataclasses.replace(run, seed=seed), ratio)
+    return prune_search.measure(run, source)
+
+
+def command(
+    folder: Annotated[
+        Path, typer.Argument(help="Where trials are kept; the same command again goes on.")
+    ],
+    data: Data = None,
+    events: Events = None,
+    hours: Hours = 96,
+    stream_seed: StreamSeed = 1,
+    config: Annotated[
+        Path | None, typer.Option(help="A run's file, as for train; its prune says all but bytes.")
+    ] = None,
+    max_auc_loss: Annotated[
+        float, typer.Option(min=0, help="That may be lost, a standard error included.")
+    ] = 0.001,
+    max_ratio: Annotated[float, typer.Option(min=1.25, help="Where the search begins.")] = 64.0,
+    seeds: Annotated[int, typer.Option(min=2, help="Trials of each ratio.")] = 3,
+    jobs: Annotated[int, typer.Option(min=1, help="Trials at a time, each on one core.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Find the fewest bytes, as a --prune-ratio for train, whose loss of AUC is within a bound.
+
+    Every ratio that is tried learns the events once a seed, pruned as train would, and is compared
+    with the unpruned run of the same seed. A tenth of a day to some days of events are a window;
+    what is lost depends on it, as rows of rare keys only pay in long ones.
+
+    Example: embertide prune-search build/search --data clicks.parquet --events 1000000
+    """
+    from embertide.trainer.eval import prune_search
+    from embertide.trainer.eval.trials import Trial, measured
+
+    found: list[prune_search.Tried] = []
+    columns = (
+        rich.progress.TextColumn("ratio {task.fields[ratio]:g}"),
+        rich.progress.BarColumn(),
+        rich.progress.MofNCompleteColumn(),
+        rich.progress.TimeElapsedColumn(),
+    )
+    with refusals(as_json):
+        window = _Window(
+            data=data, events=events, hours=hours, stream_seed=stream_seed, config=config
+        )
+        window.open()  # what is wrong with it is said at once
+        depends = (version("embertide"), window.depends())
+        with progress_bar(*columns) as bar:
+            task = bar.add_task("", total=seeds, ratio=1.0)
+
+            def figures(ratio: float) -> list[dict[str, Any]]:
+                bar.update(task, ratio=ratio)
+                trials = [
+                    Trial(
+                        name=f"ratio {ratio:g} seed {seed}",
+                        depends=repr((*depends, seed, ratio)),
+                        measure=functools.partial(_measure, window, seed, ratio),
+                    )
+                    for seed in range(1, seeds + 1)
+                ]
+                done = functools.partial(_show_done, bar, task)
+                return measured(trials, folder, jobs=jobs, done=done)
+
+            best = prune_search.search(
+                figures, most_lost=max_auc_loss, most_ratio=max_ratio, tried=found.append
+            )
+    _print(found, best, max_auc_loss, as_json)
+
+
+def _show_done(bar: rich.progress.Progress, task: rich.progress.TaskID, count: int) -> None:
+    bar.update(task, completed=count)
+
+
+def _print(found: list[Any], best: Any, max_auc_loss: float, as_json: bool) -> None:
+    if as_json:
+        chosen = None if best is None else dataclasses.asdict(best)
+        print_json({"chosen": chosen, "tried": [dataclasses.asdict(each) for each in found]})
+        return
+    table = rich.table.Table(title=f"loss of AUC of at most {max_auc_loss:g}")
+    for name in ("ratio", "loss", "standard error", "rows", "within"):
+        table.add_column(name, justify="right")
+    for each in sorted(found, key=lambda one: one.ratio):
+        within = "yes" if each.within else "no"
+        table.add_row(
+            f"{each.ratio:g}", f"{each.loss:.5f}", f"{each.error:.5f}", f"{each.rows:,}", within
+        )
+    rich.console.Console().print(table)
+    if best is None:
+        typer.echo("no ratio that was tried is within it: give more events, or do not prune")
+    else:
+        typer.echo(f"embertide train ... --prune-ratio {best.ratio:g}")
