@@ -6,7 +6,8 @@ is drawn by. Hashed tables and narrow ones are charged as arrays without an inde
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
@@ -14,7 +15,7 @@ from rich.console import Console
 from bench import plot, report
 from bench.servers import BUILD
 from bench.train.quality import DLRM, HISTORY
-from bench.train.runs import Case, Outcome, Stream, mean_and_error, outcomes
+from bench.train.runs import Case, Experiment, Outcome, Stream, mean_and_error, outcomes
 from embertide.trainer.config import ModelConfig, PruneConfig
 
 _CONSOLE = Console(stderr=True, highlight=False)
@@ -31,11 +32,11 @@ _ACCUMULATOR_BYTES = 4
 # have some dozens.
 _SEEN = {"user": 271_000, "prev": 24_000, "cand": 32_000}
 
-_Utility = Literal["squares", "norms", "accesses"]
+Utility = Literal["squares", "norms", "accesses"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _Point:
+class Point:
     """A case on the curve.
 
     Attributes:
@@ -43,12 +44,14 @@ class _Point:
         share: How much fewer bytes it aims at.
         case: The runs.
         taken: Bytes, where they are not the store's account.
+        most_lost: The bar of the AUC that it loses; 0: none.
     """
 
     line: str
     share: int
     case: Case
     taken: int = 0
+    most_lost: float = 0.0
 
 
 def _case(name: str, *, chunks: int = 1, dim: int = 16, prune: PruneConfig | None = None) -> Case:
@@ -64,33 +67,43 @@ def _history(name: str, *, prune: PruneConfig | None = None) -> Case:
     return Case(name=name, run=run)
 
 
-def _history_points(whole: int) -> list[_Point]:
+def _bar(line: str, share: int) -> float:
+    return _MOST_LOST if share in _BARRED.get(line, ()) else 0.0
+
+
+def row_bytes(dim: int) -> int:
+    """Return the bytes of a row of a plain array, with its accumulator."""
+    return 4 * dim + _ACCUMULATOR_BYTES
+
+
+def _history_points(whole: int) -> list[Point]:
     return [
-        _Point(
+        Point(
             line="history, squares",
             share=share,
             case=_history(f"history, squares {share}x", prune=PruneConfig(bytes=whole // share)),
+            most_lost=_bar("history, squares", share),
         )
         for share in _HISTORY_SHARES
     ]
 
 
-def _pruned(line: str, share: int, whole: int, utility: _Utility, chunks: int = 1) -> _Point:
+def _pruned(line: str, share: int, whole: int, utility: Utility, chunks: int = 1) -> Point:
     prune = PruneConfig(bytes=whole // share, utility=utility)
     case = _case(f"{line} {share}x", chunks=chunks, prune=prune)
-    return _Point(line=line, share=share, case=case)
+    return Point(line=line, share=share, case=case, most_lost=_bar(line, share))
 
 
-def _hashed(share: int, whole: int) -> _Point:
+def _hashed(share: int, whole: int) -> Point:
     """Cut the rows of the large tables alike."""
-    left = whole // share // (4 * DLRM.model.tables[0].dim + _ACCUMULATOR_BYTES)
+    left = whole // share // row_bytes(DLRM.model.tables[0].dim)
     all_seen = sum(_SEEN.values())
     fold = tuple((name, max(1, left * seen // all_seen)) for name, seen in _SEEN.items())
     case = dataclasses.replace(_case(f"hashing {share}x"), fold=fold)
-    return _Point(line="hashing", share=share, case=case, taken=whole // share)
+    return Point(line="hashing", share=share, case=case, taken=whole // share)
 
 
-def _points(whole: int) -> list[_Point]:
+def _points(whole: int) -> list[Point]:
     points = [_pruned("squares", share, whole, "squares") for share in _SHARES]
     for share in _PEER_SHARES:
         points += [
@@ -100,11 +113,9 @@ def _points(whole: int) -> list[_Point]:
             _pruned("frequency", share, whole, "accesses"),
             _hashed(share, whole),
         ]
-    narrow = sum(_SEEN.values()) * (4 + _ACCUMULATOR_BYTES)
+    narrow = sum(_SEEN.values()) * row_bytes(1)
     case = _case("one dimension", dim=1)
-    points.append(
-        _Point(line="one dimension", share=round(whole / narrow), case=case, taken=narrow)
-    )
+    points.append(Point(line="one dimension", share=round(whole / narrow), case=case, taken=narrow))
     return points
 
 
@@ -132,35 +143,58 @@ def _aucs(found: Sequence[Outcome]) -> list[float]:
     return [outcome.auc for outcome in found]
 
 
-def _whole(plain: Sequence[Outcome]) -> int:
+def whole(plain: Sequence[Outcome]) -> int:
     """Return bytes to a hundred kilobytes, so that targets are the same whatever the seeds."""
     return round(max(outcome.bytes for outcome in plain) / 1e5) * 100_000
+
+
+def compare(
+    groups: Mapping[str, tuple[Sequence[Outcome], Sequence[Point]]],
+    seeds: Sequence[int],
+    experiment: Experiment,
+    *,
+    jobs: int,
+    picture: Path,
+) -> list[report.Row]:
+    """Return rows of each point against the unpruned model of its group, paired by seed.
+
+    Args:
+        groups: Unpruned outcomes and points, by the unpruned model's name.
+        seeds: Those of the unpruned outcomes.
+        experiment: What is measured.
+        jobs: Processes at a time.
+        picture: Where the curve is drawn.
+    """
+    cases = [point.case for _, points in groups.values() for point in points]
+    found = outcomes(cases, seeds, experiment, jobs=jobs)
+    curve, rows = {}, []
+    for name, (plain, points) in groups.items():
+        curve[name] = [(whole(plain) / 1e6, *mean_and_error(_aucs(plain)))]
+        for point in points:
+            outcome = found[point.case.name]
+            taken = point.taken or max(each.bytes for each in outcome)
+            said = f"{point.case.name}: {taken / 1e6:.2f} MB, {whole(plain) / taken:.1f}x"
+            rows.append(_row(said, _aucs(outcome), _aucs(plain), point.most_lost))
+            if "repeated" in outcome[0].series:
+                ours, theirs = (
+                    [run.series["repeated"][0] for run in runs] for runs in (outcome, plain)
+                )
+                said = f"{said}, without first impressions"
+                rows.append(_row(said, ours, theirs, point.most_lost))
+            line = curve.setdefault(point.line, [])
+            line.append((taken / 1e6, *mean_and_error(_aucs(outcome))))
+    plot.curves("AUC against bytes", ("MB, by the store's account", "AUC"), curve, picture)
+    _CONSOLE.print(f"the curve: {picture}")
+    return rows
 
 
 def run(stream: Stream, seeds: Sequence[int], jobs: int) -> list[report.Row]:
     """Return rows of each case against its unpruned model, paired by seed."""
     bases = _case("unpruned"), _history("history, unpruned")
     found = outcomes(bases, seeds, stream, jobs=jobs)
-    plains = [found[base.name] for base in bases]
-    compared = [(point, plains[0]) for point in _points(_whole(plains[0]))]
-    compared += [(point, plains[1]) for point in _history_points(_whole(plains[1]))]
-    found = outcomes([point.case for point, _ in compared], seeds, stream, jobs=jobs)
-    curve = {
-        base.name: [(_whole(plain) / 1e6, *mean_and_error(_aucs(plain)))]
-        for base, plain in zip(bases, plains, strict=True)
+    plain, history = (found[base.name] for base in bases)
+    groups = {
+        "unpruned": (plain, _points(whole(plain))),
+        "history, unpruned": (history, _history_points(whole(history))),
     }
-    rows = []
-    for point, plain in compared:
-        outcome = found[point.case.name]
-        taken = point.taken or max(each.bytes for each in outcome)
-        lost = _MOST_LOST if point.share in _BARRED.get(point.line, ()) else 0.0
-        name = f"{point.case.name}: {taken / 1e6:.2f} MB, {_whole(plain) / taken:.1f}x"
-        rows.append(_row(name, _aucs(outcome), _aucs(plain), lost))
-        repeated = [each.repeated_auc for each in outcome]
-        theirs = [each.repeated_auc for each in plain]
-        rows.append(_row(f"{name}, without first impressions", repeated, theirs, lost))
-        line = curve.setdefault(point.line, [])
-        line.append((taken / 1e6, *mean_and_error(_aucs(outcome))))
-    plot.curves("AUC against bytes", ("MB, by the store's account", "AUC"), curve, _CURVE)
-    _CONSOLE.print(f"the curve: {_CURVE}")
-    return rows
+    return compare(groups, seeds, stream, jobs=jobs, picture=_CURVE)
