@@ -36,14 +36,23 @@ def curves(
     labels: tuple[str, str],
     lines: Mapping[str, Sequence[tuple[float, float, float]]],
     path: Path,
+    *,
+    in_time: bool = False,
 ) -> None:
-    """Draw lines through points (x, y, error of y) over a logarithmic x; labels are (x, y)."""
+    """Draw lines through points (x, y, error of y); labels are (x, y).
+
+    x is logarithmic, or, with many points `in_time`, linear and the points are not marked.
+    """
     figure = Figure(figsize=(9, 5.5), layout="constrained")
     axes = figure.add_subplot()
     for name, points in lines.items():
         x, y, error = zip(*sorted(points), strict=True)
+        if in_time:
+            axes.plot(x, y, linewidth=1.2, label=name)
+            continue
         axes.errorbar(x, y, error, marker="o", markersize=4, linewidth=1.2, capsize=2, label=name)
-    axes.set_xscale("log")
+    if not in_time:
+        axes.set_xscale("log")
     axes.set_xlabel(labels[0])
     axes.set_ylabel(labels[1])
     axes.set_title(title)

@@ -2,7 +2,8 @@
 
 Each part prints a table and writes `build/bench/train_PART.json` and `.svg`. Runs that are done are
 kept in `build/bench/train`, so a part that was stopped goes on. `--data` is a news portal's clicks
-(docs/results/training.md says which); bars are set for that file.
+(docs/results/training.md says which); bars are set for that file. The part `criteo` is for a file
+of Criteo's ads, and runs when it is named.
 """
 
 import argparse
@@ -19,14 +20,15 @@ from bench.train.runs import Stream
 from embertide.trainer.errors import TrainerError
 
 _CONSOLE = Console(stderr=True, highlight=False)
-_PARTS = ("quality", "pruning")
+_PARTS = ("quality", "pruning", "drift")
+_KNOWN = (*_PARTS, "criteo")
 _DAYS = (4, 9)
 
 
 def main() -> int:
     """Run the parts; the exit code says whether they ran, not whether bars were reached."""
     parser = argparse.ArgumentParser(prog="bench.train", description=__doc__)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(_PARTS)}; all")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(_KNOWN)}")
     parser.add_argument("--data", type=Path, required=True, metavar="PATH")
     parser.add_argument("--events", type=int, help="read the first events alone; no bar holds then")
     parser.add_argument("--days", type=int, nargs=2, default=_DAYS, metavar="DAY")
@@ -34,9 +36,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2))
     parser.add_argument("--out", type=Path, default=BUILD / "bench", metavar="FOLDER")
     arguments = parser.parse_args()
-    unknown = [part for part in arguments.parts if part not in _PARTS]
+    unknown = [part for part in arguments.parts if part not in _KNOWN]
     if unknown:
-        parser.error(f"there is no part {unknown[0]!r}; there are {', '.join(_PARTS)}")
+        parser.error(f"there is no part {unknown[0]!r}; there are {', '.join(_KNOWN)}")
     if not arguments.data.is_file():
         parser.error(f"there is no file {arguments.data}")
     stream = Stream(

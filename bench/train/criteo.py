@@ -1,0 +1,138 @@
+"""AUC against bytes on Criteo's ads: `python -m bench.train criteo --data ads.parquet`.
+
+The first four fifths of the events are learned, once; the last fifth is scored and not learned.
+Its keys come again for as long as the file goes, so utilities fade slowly.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from bench import report
+from bench.servers import BUILD, BenchError
+from bench.train import pruning
+from bench.train.runs import (
+    Case,
+    Experiment,
+    FoldedLearner,
+    Outcome,
+    Stream,
+    mean_and_error,
+    outcomes,
+)
+from embertide.trainer.config import OptimizerConfig, PruneConfig, RunConfig, criteo
+from embertide.trainer.data.base import EventSource, criteo_schema
+from embertide.trainer.data.limit import FirstEvents
+from embertide.trainer.eval.metrics import auc, log_loss
+
+_CURVE = BUILD / "bench" / "train_criteo_curve.svg"
+_SHARES = (2, 5, 10, 20, 50)
+# Of the utilities, the best on the fourth fifth.
+_BARRED, _MOST_LOST = ("FIITED, rows", 10), 0.002
+# That of a factorisation machine of four factors, tuned, over the same events.
+_REFERENCE = 0.767
+_BUDGET = 256 << 20
+# Chosen on the fourth fifth, after three were learned.
+DLRM = RunConfig(
+    model=criteo(),
+    optimizer=OptimizerConfig(sparse_learning_rate=0.02, dense_learning_rate=0.001),
+    batch_size=64,
+    ddr_budget_bytes=_BUDGET,
+)
+_HALF_LIFE = 20_000
+_LINES: tuple[tuple[str, pruning.Utility], ...]
+_LINES = ("squares", "squares"), ("FIITED, rows", "norms"), ("frequency", "accesses")
+# Columns of fewer keys are never hashed.
+_FEWEST_HASHED = 100
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Ads(Experiment):
+    """Events without a time: those before an index are learned, the others scored.
+
+    Attributes:
+        stream: The events.
+        learned: Of them.
+    """
+
+    stream: Stream
+    learned: int
+
+    def measure(self, case: Case, seed: int) -> Outcome:
+        """See `Experiment`."""
+        source, learner = self.stream.source(case), FoldedLearner(case, seed)
+        for batch in FirstEvents(source, self.learned).batches(batch_size=case.run.batch_size):
+            learner.learn(batch)
+        learner.rows.forget_changes()
+        learner.note_bytes()
+        label_B, score_B = [], []
+        for batch in source.batches(batch_size=4096, start=self.learned):
+            label_B.append(batch.label_B)
+            score_B.append(learner.score(batch))
+        labels_B, scores_B = np.concatenate(label_B), np.concatenate(score_B)
+        series = {"log_loss": [log_loss(labels_B, scores_B)]}
+        return learner.outcome(auc(labels_B, scores_B), series)
+
+
+def _distinct(source: EventSource) -> dict[str, int]:
+    """Return how many keys each feature has."""
+    keys_BF = np.concatenate([batch.keys_BF for batch in source.batches(batch_size=65_536)])
+    names = [feature.name.lower() for feature in DLRM.model.features]
+    return {name: len(np.unique(keys_B)) for name, keys_B in zip(names, keys_BF.T, strict=True)}
+
+
+def _points(whole: int, seen: dict[str, int]) -> list[pruning.Point]:
+    """Return each utility and hashing at each share of `whole` bytes."""
+    many = {name: keys for name, keys in seen.items() if keys >= _FEWEST_HASHED}
+    few = sum(seen.values()) - sum(many.values())
+    points = []
+    for share in _SHARES:
+        for line, utility in _LINES:
+            prune = PruneConfig(bytes=whole // share, utility=utility, half_life=_HALF_LIFE)
+            case = Case(name=f"{line} {share}x", run=dataclasses.replace(DLRM, prune=prune))
+            lost = _MOST_LOST if (line, share) == _BARRED else 0.0
+            points.append(pruning.Point(line=line, share=share, case=case, most_lost=lost))
+        left = whole // share // pruning.row_bytes(DLRM.model.tables[0].dim) - few
+        fold = tuple((n, max(1, left * keys // sum(many.values()))) for n, keys in many.items())
+        case = Case(name=f"hashing {share}x", run=DLRM, fold=fold)
+        points.append(pruning.Point(line="hashing", share=share, case=case, taken=whole // share))
+    return points
+
+
+def _reference(plain: Sequence[Outcome]) -> list[report.Row]:
+    """Return the unpruned model's AUC against the factorisation machine's."""
+    mean, error = mean_and_error([outcome.auc for outcome in plain])
+    return [
+        report.Row(
+            case="DLRM, unpruned",
+            metric="AUC",
+            unit="",
+            ours=round(mean, 5),
+            peer=_REFERENCE,
+            peer_name="a factorisation machine",
+            ratio=round(mean / _REFERENCE, 5),
+            better="higher",
+            n=len(plain),
+            spread=round(error, 6),
+            target=1.0,
+        )
+    ]
+
+
+def run(stream: Stream, seeds: Sequence[int], jobs: int) -> list[report.Row]:
+    """Return rows of each case against the unpruned model, paired by seed.
+
+    Raises:
+        BenchError: The file is not of Criteo's ads.
+    """
+    source = stream.source(Case(name="", run=DLRM))
+    events = source.total_events()
+    if source.schema != criteo_schema() or events is None:
+        raise BenchError(f"{stream.path} has no columns C1 to C26 and I1 to I13: give Criteo's ads")
+    ads = Ads(stream=stream, learned=events * 4 // 5)
+    base = Case(name="ads, unpruned", run=DLRM)
+    plain = outcomes([base], seeds, ads, jobs=jobs)[base.name]
+    points = _points(pruning.whole(plain), _distinct(source))
+    groups = {base.name: (plain, points)}
+    return _reference(plain) + pruning.compare(groups, seeds, ads, jobs=jobs, picture=_CURVE)
