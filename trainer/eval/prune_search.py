@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from embertide.trainer.config import PruneConfig, RunConfig
 from embertide.trainer.data.base import EventSource
 from embertide.trainer.data.history import HistorySource
+from embertide.trainer.data.limit import blocks
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.eval.metrics import auc
 from embertide.trainer.learner import Learner
 
 # Neighbours among the ratios that are tried are so far apart, at most.
 APART = 1.25
-_STEPS_OF_CHANGES = 1000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,13 +61,19 @@ def measure(run: RunConfig, source: EventSource) -> dict[str, Any]:
     """
     if run.model.sequences:
         source = HistorySource(source, run.model.sequences)
-    learner = Learner(run)
+    learner, version = Learner(run), 0
     label_B, score_B = list[NDArray[np.float32]](), list[NDArray[np.float32]]()
+    origin_ms: int | None = None
+    every_ms = run.publish_every_s * 1000
     for batch in source.batches(batch_size=run.batch_size):
-        label_B.append(batch.label_B)
-        score_B.append(learner.learn(batch))
-        if len(label_B) % _STEPS_OF_CHANGES == 0:
-            learner.rows.forget_changes()
+        origin_ms = int(batch.ts_ms_B[0]) if origin_ms is None else origin_ms
+        for at, part in blocks(batch, origin_ms=origin_ms, every_ms=every_ms):
+            if at != version:
+                learner.refresh(origin_ms + at * every_ms - 1)
+                learner.rows.forget_changes()
+                version = at
+            label_B.append(part.label_B)
+            score_B.append(learner.learn(part))
     labels = np.concatenate(label_B)
     half = len(labels) // 2
     found = auc(labels[half:], np.concatenate(score_B)[half:])
