@@ -65,7 +65,7 @@ def measure(run: RunConfig, source: EventSource) -> dict[str, Any]:
     label_B, score_B = list[NDArray[np.float32]](), list[NDArray[np.float32]]()
     origin_ms: int | None = None
     every_ms = run.publish_every_s * 1000
-    for batch in source.batches(batch_size=run.batch_size):
+    for batch in learner.warm_up(source.batches(batch_size=run.batch_size)):
         origin_ms = int(batch.ts_ms_B[0]) if origin_ms is None else origin_ms
         for at, part in blocks(batch, origin_ms=origin_ms, every_ms=every_ms):
             if at != version:
