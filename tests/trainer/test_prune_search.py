@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shop import RUN, Shop
 from typer.testing import CliRunner
 
 from embertide.trainer.__main__ import app
@@ -14,6 +15,7 @@ from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.errors import ConfigurationError, TrainerError
 from embertide.trainer.eval import prune_search
 from embertide.trainer.eval.trials import Trial, measured
+from embertide.trainer.learner import Learner
 
 
 def losing(noise: float = 0.0) -> Any:
@@ -65,6 +67,22 @@ def test_a_window_of_one_label_is_refused() -> None:
     news = NewsSource(NewsConfig(hours=1, views_per_hour=100, base=-50.0))
     with pytest.raises(ConfigurationError, match="one label alone"):
         prune_search.measure(RunConfig(model=globo()), news)
+
+
+def test_a_window_is_learned_as_train_learns_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    refreshed: list[int] = []
+    refresh = Learner.refresh
+
+    def noted(learner: Learner, now_ms: int) -> None:
+        refreshed.append(now_ms)
+        refresh(learner, now_ms)
+
+    monkeypatch.setattr(Learner, "refresh", noted)
+    # Its dense features are fitted first; its events go on for 7,500 s.
+    found = prune_search.measure(RUN, Shop())
+    assert 0.3 < found["auc"] < 0.7
+    assert found["rows"] == 50
+    assert refreshed == [version * 600_000 - 1 for version in range(1, 13)]
 
 
 def trial(value: int, depends: str = "") -> Trial:
