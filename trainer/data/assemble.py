@@ -1,7 +1,7 @@
-"""The step that all readers share: columns to validated rows, and rows to batches.
+"""The step that all readers share: columns to validated rows, which `rows.py` cuts into batches.
 
 A reader subclasses `ChunkedSource` and yields `Chunk`s of decoded columns. Array suffixes: N rows
-of a chunk, R rejected rows, U distinct values, F features, D dense columns.
+of a chunk, R rejected rows, U distinct values, F features, D dense columns, I items of lists.
 """
 
 import abc
@@ -14,13 +14,16 @@ import xxhash
 from numpy.typing import NDArray
 
 from embertide.trainer.data.base import (
-    MAX_GROUP,
     MISSING_KEY,
+    PADDING_KEY,
     Batch,
     DeadLetters,
     EventSchema,
     EventSource,
+    FeatureColumn,
 )
+from embertide.trainer.data.rows import Cutter, Rows, check_bounds
+from embertide.trainer.embedding.bags import Bags
 from embertide.trainer.errors import DataError
 
 HOUR_MS = 3_600_000
@@ -33,7 +36,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One decoded column of a chunk.
+    """One decoded column of a chunk; of lists, the items of all rows, one after the other.
 
     Attributes:
         values: Per row: integers, floats, or timestamps as datetime64[ms]. With `code_N`: the
@@ -42,6 +45,7 @@ class Column:
         null_N: True where the value is missing; None if nowhere.
         bad_N: True where the text is not of the column's type; None if nowhere.
         raw: Gives the values as they were read, for the rows asked for; None if `values` has them.
+        sizes_N: Of lists: how many items each row has; all else but `raw` is then by item.
     """
 
     values: NDArray[Any]
@@ -49,6 +53,7 @@ class Column:
     null_N: Mask | None = None
     bad_N: Mask | None = None
     raw: Callable[[Ints], list[object]] | None = None
+    sizes_N: Ints | None = None
 
     def shown(self, row_R: Ints) -> list[object]:
         """The values of R rows, for the dead letters."""
@@ -80,45 +85,6 @@ class Chunk:
     end: int
     malformed: Sequence[tuple[int, str]] = ()
     begins: tuple[str, int] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """Accepted rows: the arrays of `Batch`, in its order."""
-
-    arrays: tuple[NDArray[Any], ...]
-
-    def __len__(self) -> int:
-        return len(self.arrays[0])
-
-    @property
-    def events(self) -> Ints:
-        return self.arrays[0]
-
-    @property
-    def times_ms(self) -> Ints:
-        return self.arrays[1]
-
-    def cut(self, begin: int, end: int | None = None) -> "_Rows":
-        return _Rows(tuple(array[begin:end] for array in self.arrays))
-
-    def batch(self, next_offset: int) -> Batch:
-        event_B, ts_ms_B, keys_BF, dense_BD, label_B = self.arrays
-        return Batch(
-            first=int(event_B[0]),
-            next_offset=next_offset,
-            event_B=event_B,
-            ts_ms_B=ts_ms_B,
-            keys_BF=keys_BF,
-            dense_BD=dense_BD,
-            label_B=label_B,
-        )
-
-
-def _concatenate(parts: Sequence[_Rows]) -> _Rows:
-    if len(parts) == 1:
-        return parts[0]
-    return _Rows(tuple(np.concatenate(a) for a in zip(*(p.arrays for p in parts), strict=True)))
 
 
 def fold(keys_N: Ints, rows: int) -> Ints:
@@ -177,7 +143,7 @@ class Assembler:
         """Says that the group of this ts is complete: from now on such an event is late."""
         self._latest_ms = max(self._latest_ms, ts_ms + 1)
 
-    def accept(self, chunk: Chunk) -> _Rows:
+    def accept(self, chunk: Chunk) -> Rows:
         """Validates a chunk; rejected rows go to the dead letters.
 
         Raises:
@@ -198,13 +164,21 @@ class Assembler:
         dense_ND = self._dense(chunk, sieve)
         for name in schema.key_columns:
             sieve.reject(columns[name].bad_N, f"key {name} is not an integer", columns[name])
+        for feature in schema.features:
+            if feature.is_list:
+                _prove_lists(feature, columns, sieve)
         # Last: only a row that is otherwise good may set the time that others must not go before.
         ts_ms_N = self._time(chunk, sieve)
         keys_NF = self._keys(columns, ts_ms_N)
-        rows = _Rows((chunk.event_N, ts_ms_N, keys_NF, dense_ND, label_N))
-        if sieve.keep_N.all():
-            return rows
-        return _Rows(tuple(array[sieve.keep_N] for array in rows.arrays))
+        arrays: tuple[NDArray[Any], ...] = (chunk.event_N, ts_ms_N, keys_NF, dense_ND, label_N)
+        if not sieve.keep_N.all():
+            arrays = tuple(array[sieve.keep_N] for array in arrays)
+        lists = {
+            f: _bags(feature, columns, sieve.keep_N)
+            for f, feature in enumerate(schema.features)
+            if feature.is_list
+        }
+        return Rows(arrays, lists)
 
     def _label(self, column: Column, sieve: _Sieve) -> NDArray[np.float32]:
         sieve.reject(column.null_N, "label is missing", column)
@@ -262,77 +236,72 @@ class Assembler:
             if feature.transform == "hour_of_day":
                 keys_NF[:, f] = ts_ms_N // HOUR_MS % 24
                 continue
+            if feature.is_list:
+                keys_NF[:, f] = PADDING_KEY
+                continue
             keys_NF[:, f] = column_keys(columns[feature.column])
             if feature.rows:
                 keys_NF[:, f] = fold(keys_NF[:, f], feature.rows)
         return keys_NF
 
 
-class Cutter:
-    """Cuts accepted rows into batches at the bounds that `EventSource` promises."""
-
-    def __init__(self, path: str, batch_size: int) -> None:
-        """Holds nothing yet; `path` is for messages."""
-        self._path = path
-        self._batch_size = batch_size
-        self._parts: list[_Rows] = []
-        self._held = 0
-
-    @property
-    def held(self) -> int:
-        """Rows of the batch that may not be complete yet."""
-        return self._held
-
-    def add(self, rows: _Rows) -> Iterator[Batch]:
-        """Takes the next rows and yields the batches that are complete with them."""
-        if not len(rows):
-            return
-        self._parts.append(rows)
-        self._held += len(rows)
-        # A batch is known to be complete only once the row after it is there.
-        if self._held <= self._batch_size:
-            return
-        held, begin = _concatenate(self._parts), 0
-        while (end := self._end(held.times_ms, begin)) < len(held):
-            yield self._checked(held.cut(begin, end)).batch(int(held.events[end]))
-            begin = end
-        self._parts = [self._checked(held.cut(begin))]
-        self._held = len(held) - begin
-
-    def finish(self, end: int) -> Iterator[Batch]:
-        """Yields what is held as the last batch before event index `end`."""
-        if self._held:
-            batch = self._checked(_concatenate(self._parts)).batch(end)
-            self._parts, self._held = [], 0
-            yield batch
-
-    def _end(self, ts_ms_N: Ints, begin: int) -> int:
-        last = begin + self._batch_size - 1
-        if last >= len(ts_ms_N):
-            return len(ts_ms_N)
-        return last + int(np.searchsorted(ts_ms_N[last:], ts_ms_N[last], side="right"))
-
-    def _checked(self, rows: _Rows) -> _Rows:
-        ts_ms_N = rows.times_ms
-        if len(rows) > MAX_GROUP:
-            same_N = ts_ms_N[MAX_GROUP:] == ts_ms_N[:-MAX_GROUP]
-            if same_N.any():
-                row = int(same_N.argmax())
-                raise DataError(
-                    self._path,
-                    f"more than {MAX_GROUP} events share ts {int(ts_ms_N[row])} ms, and such a "
-                    "group may not be split; give ts a finer unit",
-                    row=int(rows.events[row]),
-                )
-        return rows
+def _prove_lists(feature: FeatureColumn, columns: Mapping[str, Column], sieve: _Sieve) -> None:
+    """Reject rows whose lists are no bags of finite weights."""
+    name, keys = feature.column, columns[feature.column]
+    sizes_N = _sizes(keys)
+    sieve.reject(_any(keys.bad_N, sizes_N), f"a key of list {name} is not an integer", keys)
+    sieve.reject(_any(keys.null_N, sizes_N), f"a key of list {name} is missing", keys)
+    too_many = f"list {name} has more than {feature.max_keys} keys"
+    sieve.reject(sizes_N > feature.max_keys, too_many, keys)
+    if not feature.weights:
+        return
+    name, weights = feature.weights, columns[feature.weights]
+    sizes_of_weights_N = _sizes(weights)
+    sieve.reject(
+        sizes_of_weights_N != sizes_N,
+        f"weights {name} are not as many as the keys of {feature.column}",
+        weights,
+    )
+    bad_I = ~np.isfinite(_floats(weights))
+    for fault_I in (weights.bad_N, weights.null_N):
+        if fault_I is not None:
+            bad_I |= fault_I
+    no_number = f"a weight of {name} is not a finite number"
+    sieve.reject(_any(bad_I, sizes_of_weights_N), no_number, weights)
 
 
-def check_bounds(batch_size: int, start: int) -> None:
-    """Refuses, as `EventSource.batches` says, what no source can begin with."""
-    if batch_size < 1:
-        raise ValueError(f"batch_size {batch_size} is below 1; give a positive one")
-    if start < 0:
-        raise ValueError(f"start {start} is negative; give an event index")
+def _bags(feature: FeatureColumn, columns: Mapping[str, Column], keep_N: Mask) -> Bags:
+    """The bags of the rows that stand."""
+    keys = columns[feature.column]
+    sizes_N = _sizes(keys)
+    keys_I = column_keys(keys)[np.repeat(keep_N, sizes_N)]
+    if feature.rows:
+        keys_I = fold(keys_I, feature.rows)
+    if not feature.weights:
+        return Bags.of(keys_I, sizes_N[keep_N])
+    weights = columns[feature.weights]
+    weights_I = _floats(weights)[np.repeat(keep_N, _sizes(weights))]
+    return Bags.of(keys_I, sizes_N[keep_N], weights_I)
+
+
+def _sizes(column: Column) -> Ints:
+    assert column.sizes_N is not None, "a column of lists"
+    return column.sizes_N
+
+
+def _floats(column: Column) -> NDArray[np.float32]:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return column.values.astype(np.float32)
+
+
+def _any(fault_I: Mask | None, sizes_N: Ints) -> Mask | None:
+    """Whether any item of each row has the fault."""
+    if fault_I is None:
+        return None
+    faults = np.append(0, np.cumsum(fault_I))
+    end_N = np.cumsum(sizes_N)
+    any_N: Mask = faults[end_N] > faults[end_N - sizes_N]
+    return any_N
 
 
 class ChunkedSource(EventSource):

@@ -7,7 +7,8 @@ D dense columns.
 
 import abc
 import json
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -15,11 +16,16 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from embertide.trainer.embedding.bags import Bags
+
 MISSING_KEY = -1
 """Key of a null in an integer column; a null string has the key of the empty string instead."""
 
 PADDING_KEY = -(1 << 63)
-"""Key of a place of a sequence that is not taken: it gets no row. No column may mean it."""
+"""Key of a place of a sequence that is not taken: it gets no row. No column may mean it.
+
+It also stands in `Batch.keys_BF` where the feature has a list, which is in `Batch.lists`.
+"""
 
 MAX_GROUP = 65_536
 """Most events of one ts: a larger group would let one batch grow without bound."""
@@ -33,27 +39,46 @@ class FeatureColumn:
         name: The feature's name, as models and tables use it.
         column: The input's column. For "hour_of_day" it is the schema's `ts` column.
         transform: "key" takes an integer column as the raw 64-bit key (null: `MISSING_KEY`) and
-            hashes strings with xxh3_64 to a signed key (null: that of the empty string);
+            hashes strings with xxh3_64 to a signed key (null: that of the empty string); "keys"
+            takes a list of such, of which none may be null (a null list is an empty one);
             "hour_of_day" gives the hour, 0 to 23, of the event's time.
         rows: The hashing trick (Weinberger et al. 2009): keys are hashed to 0, ..., rows - 1, so
             that several share a row; 0 leaves them as they are. Who asks for scores must do the
             same.
+        weights: Of "keys": the column of lists of numbers, one a key, that their rows are
+            multiplied by; empty: 1 each.
+        max_keys: Of "keys": an event with more in its list is rejected. One event may not take
+            the memory, or the time of a request, that thousands of others do.
     """
 
     name: str
     column: str
-    transform: Literal["key", "hour_of_day"] = "key"
+    transform: Literal["key", "keys", "hour_of_day"] = "key"
     rows: int = 0
+    weights: str = ""
+    max_keys: int = 1000
 
     def __post_init__(self) -> None:
-        """Refuses a transform that does not exist."""
-        if self.transform not in ("key", "hour_of_day"):
+        """Refuses a transform that does not exist, and what only a list has."""
+        if self.transform not in ("key", "keys", "hour_of_day"):
             raise ValueError(
                 f"feature {self.name!r}: transform {self.transform!r} does not exist; "
-                "use 'key' or 'hour_of_day'"
+                "use 'key', 'keys' or 'hour_of_day'"
             )
         if self.rows < 0:
             raise ValueError(f"feature {self.name!r}: rows is {self.rows}; give 0 or more")
+        if self.weights and not self.is_list:
+            raise ValueError(
+                f"feature {self.name!r}: weights {self.weights!r} with transform "
+                f"{self.transform!r}; only the keys of a list are weighed: 'keys'"
+            )
+        if self.max_keys < 1:
+            raise ValueError(f"feature {self.name!r}: max_keys is {self.max_keys}; give 1 or more")
+
+    @property
+    def is_list(self) -> bool:
+        """Whether an event has any number of keys of it."""
+        return self.transform == "keys"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +91,8 @@ class EventSchema:
         dense: Dense columns, in the order of `Batch.dense_BD`.
         ts: Column of the event's time; None counts the event index as milliseconds.
         ts_unit_ms: Milliseconds in one unit of a numeric `ts`. A timestamp type carries its own.
+        list_separator: What stands between the items of a list in text; an empty field is an empty
+            list. Parquet and Arrow have lists of their own.
     """
 
     features: tuple[FeatureColumn, ...]
@@ -73,6 +100,7 @@ class EventSchema:
     dense: tuple[str, ...] = ()
     ts: str | None = None
     ts_unit_ms: int = 1000
+    list_separator: str = "|"
 
     def __post_init__(self) -> None:
         """Refuses a schema that no input could satisfy."""
@@ -83,24 +111,46 @@ class EventSchema:
             raise ValueError(f"features {names} repeat a name; give each its own")
         if self.ts_unit_ms < 1:
             raise ValueError(f"ts_unit_ms {self.ts_unit_ms} is below 1; use 1 for milliseconds")
+        if not self.list_separator:
+            raise ValueError("list_separator is empty; give '|' or such")
         for feature in self.features:
             if feature.transform == "hour_of_day" and feature.column != self.ts:
                 raise ValueError(
                     f"feature {feature.name!r}: hour_of_day reads the ts column {self.ts!r}, "
                     f"not {feature.column!r}; name that one"
                 )
+        times = () if self.ts is None else (self.ts,)
+        uses = Counter({*times, *self.key_columns, *self.dense, self.label})
+        uses.update((*self.list_columns, *self.weight_columns))
+        for column in (*self.list_columns, *self.weight_columns):
+            if uses[column] > 1:
+                raise ValueError(
+                    f"column {column!r} is read as a list of keys and as something else; give each "
+                    "a column of its own"
+                )
 
     @property
     def key_columns(self) -> tuple[str, ...]:
-        """Columns that are read as keys, each once."""
+        """Columns that are read as one key an event, each once."""
         keys = (f.column for f in self.features if f.transform == "key")
         return tuple(dict.fromkeys(keys))
+
+    @property
+    def list_columns(self) -> tuple[str, ...]:
+        """Columns that are read as lists of keys, each once."""
+        return tuple(dict.fromkeys(f.column for f in self.features if f.is_list))
+
+    @property
+    def weight_columns(self) -> tuple[str, ...]:
+        """Columns that are read as lists of weights, each once."""
+        return tuple(dict.fromkeys(f.weights for f in self.features if f.weights))
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Every column that is read, each once."""
         times = () if self.ts is None else (self.ts,)
-        return tuple(dict.fromkeys((*times, *self.key_columns, *self.dense, self.label)))
+        lists = (*self.list_columns, *self.weight_columns)
+        return tuple(dict.fromkeys((*times, *self.key_columns, *lists, *self.dense, self.label)))
 
 
 def globo_schema() -> EventSchema:
@@ -141,9 +191,10 @@ class Batch:
             one, or the end of the input. Rows rejected in between lie before it.
         event_B: Event index of each row: its place in the whole input, rejected rows counted.
         ts_ms_B: Time of each event in milliseconds.
-        keys_BF: Raw 64-bit keys, one column a feature of the schema.
+        keys_BF: Raw 64-bit keys, one column a feature of the schema; of a list `PADDING_KEY`.
         dense_BD: Dense values as they were read; NaN: missing, which is null or NaN.
         label_B: 0.0 or 1.0.
+        lists: The bags of the features that are lists, by their column of `keys_BF`.
     """
 
     first: int
@@ -153,6 +204,7 @@ class Batch:
     keys_BF: NDArray[np.int64]
     dense_BD: NDArray[np.float32]
     label_B: NDArray[np.float32]
+    lists: Mapping[int, Bags] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Number of events."""
@@ -162,7 +214,22 @@ class Batch:
     def nbytes(self) -> int:
         """Bytes of the arrays."""
         arrays = (self.event_B, self.ts_ms_B, self.keys_BF, self.dense_BD, self.label_B)
-        return sum(array.nbytes for array in arrays)
+        lists = sum(bags.nbytes for bags in self.lists.values())
+        return sum(array.nbytes for array in arrays) + lists
+
+    def bags(self) -> list[Bags]:
+        """One `Bags` a column of `keys_BF`: of one key an event, but where it is a list.
+
+        A place of a sequence that is not taken is an empty bag.
+        """
+        bags_F: list[Bags] = []
+        for f, keys_B in enumerate(self.keys_BF.T):
+            if f in self.lists:
+                bags_F.append(self.lists[f])
+                continue
+            taken_B = keys_B != PADDING_KEY
+            bags_F.append(Bags.of(keys_B[taken_B], taken_B.astype(np.int64)))
+        return bags_F
 
     @property
     def watermark_ms(self) -> int:

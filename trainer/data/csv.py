@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from embertide.trainer.data.arrow import Kind, parses_as_int, text_column
-from embertide.trainer.data.assemble import Chunk, ChunkedSource, Ints
+from embertide.trainer.data.arrow import Kind, parses_as_int, split, text_column
+from embertide.trainer.data.assemble import Chunk, ChunkedSource, Column, Ints
 from embertide.trainer.data.base import DeadLetters, EventSchema
 from embertide.trainer.data.parquet import open_bytes
 from embertide.trainer.errors import DataError
@@ -32,7 +32,7 @@ class TextFormat:
         delimiter: One character.
         quoted: Whether double quotes may enclose a field. No field may contain a line's end.
         names: Column names of a file without a header; None if its first line has them.
-        kinds: Says of key columns whether they are "int" or "string". One that is not named is
+        kinds: Says of columns of keys whether they are "int" or "string". One that is not named is
             "int" if at least half of the values in the first `BLOCK_BYTES` are integers.
     """
 
@@ -87,7 +87,8 @@ class TextSource(ChunkedSource):
     @property
     def key_kinds(self) -> dict[str, Kind]:
         """How each key column is read, for `TextFormat.kinds` of a file like this one."""
-        return {name: self._kinds[name] for name in self.schema.key_columns}
+        columns = (*self.schema.key_columns, *self.schema.list_columns)
+        return {name: self._kinds[name] for name in columns}
 
     def total_events(self) -> int | None:
         """Unknown: only reading counts lines."""
@@ -103,10 +104,7 @@ class TextSource(ChunkedSource):
                 rows = block.slice(skip)
                 yield Chunk(
                     event_N=event_N[skip:],
-                    columns={
-                        name: text_column(rows.column(name), kind)
-                        for name, kind in self._kinds.items()
-                    },
+                    columns={name: self._column(name, rows.column(name)) for name in self._kinds},
                     end=lines.at,
                     malformed=lines.take_skipped(start),
                 )
@@ -114,10 +112,21 @@ class TextSource(ChunkedSource):
             none = pa.array([], pa.binary())
             yield Chunk(
                 event_N=np.empty(0, np.int64),
-                columns={name: text_column(none, kind) for name, kind in self._kinds.items()},
+                columns={name: self._column(name, none) for name in self._kinds},
                 end=lines.at,
                 malformed=lines.take_skipped(start),
             )
+
+    def _separator(self, name: str) -> str:
+        lists = (*self.schema.list_columns, *self.schema.weight_columns)
+        return self.schema.list_separator if name in lists else ""
+
+    def _values(self, name: str, texts: Any) -> Any:
+        separator = self._separator(name)
+        return split(texts, separator).flatten() if separator else texts
+
+    def _column(self, name: str, texts: Any) -> Column:
+        return text_column(texts, self._kinds[name], self._separator(name))
 
     def _blocks(self, file: Any, lines: "_Lines") -> Iterator[Any]:
         try:
@@ -129,10 +138,10 @@ class TextSource(ChunkedSource):
 
     def _find_kinds(self) -> dict[str, Kind]:
         schema = self.schema
-        numbers = {*schema.dense, schema.label, schema.ts}
+        numbers = {*schema.dense, schema.label, schema.ts, *schema.weight_columns}
         kinds: dict[str, Kind] = {name: "float" for name in schema.columns if name in numbers}
         guessed: list[str] = []
-        for name in schema.key_columns:
+        for name in (*schema.key_columns, *schema.list_columns):
             if name in numbers:
                 kinds[name] = "int"
             elif name in self._text.kinds:
@@ -143,7 +152,7 @@ class TextSource(ChunkedSource):
             with open_bytes(self.path, inflate=True) as file:
                 block = next(self._blocks(file, _Lines(0)), None)
             for name in guessed:
-                whole = block is not None and parses_as_int(block.column(name))
+                whole = block is not None and parses_as_int(self._values(name, block.column(name)))
                 kinds[name] = "int" if whole else "string"
         return kinds
 

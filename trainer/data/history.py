@@ -160,6 +160,11 @@ class HistorySource(EventSource):
                         f"sequence {sequence.name!r} names feature {name!r}; the events have "
                         f"{', '.join(self._names)}"
                     )
+                if source.schema.features[self._names.index(name)].is_list:
+                    raise ValueError(
+                        f"sequence {sequence.name!r}: feature {name!r} is a list; user and item "
+                        "are one key an event"
+                    )
         self.schema = _extended(source.schema, sequences)
         self.dead_letters = source.dead_letters
 

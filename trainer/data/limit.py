@@ -75,6 +75,7 @@ def take(batch: Batch, begin: int, end: int) -> Batch:
         keys_BF=batch.keys_BF[begin:end],
         dense_BD=batch.dense_BD[begin:end],
         label_B=batch.label_B[begin:end],
+        lists={f: bags.cut(begin, end) for f, bags in batch.lists.items()},
     )
 
 

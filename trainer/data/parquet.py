@@ -16,6 +16,8 @@ from embertide.trainer.errors import DataError
 
 # Large enough that per-chunk costs vanish, small enough that a chunk stays in the caches' reach.
 CHUNK_ROWS = 131_072
+# ... of rows with lists, which may hold a thousand keys each.
+LIST_CHUNK_ROWS = 8_192
 
 
 @contextmanager
@@ -107,7 +109,8 @@ class ParquetSource(ChunkedSource):
     def _group(self, footer: Any, group: int, at: int, start: int) -> Iterator[Chunk]:
         columns = list(self.schema.columns)
         # One group at a time: asked for several at once, Arrow reads ahead over all of them.
-        parts = footer.iter_batches(CHUNK_ROWS, row_groups=[group], columns=columns)
+        chunk_rows = LIST_CHUNK_ROWS if self.schema.list_columns else CHUNK_ROWS
+        parts = footer.iter_batches(chunk_rows, row_groups=[group], columns=columns)
         while True:
             try:
                 part = next(parts, None)

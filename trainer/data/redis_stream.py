@@ -29,7 +29,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from embertide.trainer.data.arrow import type_fault, typed_column
-from embertide.trainer.data.assemble import Assembler, Chunk, Cutter, check_bounds
+from embertide.trainer.data.assemble import Assembler, Chunk
 from embertide.trainer.data.base import (
     MAX_GROUP,
     Batch,
@@ -38,6 +38,7 @@ from embertide.trainer.data.base import (
     EventSource,
     known_schema,
 )
+from embertide.trainer.data.rows import Cutter, check_bounds
 from embertide.trainer.errors import ConfigurationError, DataError, TrainerError
 
 SCHEMES = ("redis://", "rediss://", "unix://")
@@ -434,8 +435,9 @@ class EventSender:
             ConfigurationError: Batches of this schema do not have the values to send.
             TrainerError: Redis cannot be reached.
         """
+        lists = (*schema.list_columns, *schema.weight_columns)
         if len(schema.columns) != (
-            len(schema.key_columns) + len(schema.dense) + 1 + (schema.ts is not None)
+            len(schema.key_columns) + len(lists) + len(schema.dense) + 1 + (schema.ts is not None)
         ):
             raise ConfigurationError(
                 "these events cannot be sent: a column has two uses; give a schema with a use a "
@@ -502,6 +504,11 @@ def _encode(schema: EventSchema, batch: Batch) -> bytes:
     columns: dict[str, Any] = {
         name: batch.keys_BF[:, features.index(name)] for name in schema.key_columns
     }
+    for f, bags in batch.lists.items():
+        offsets_B1, feature = bags.offsets_B1.astype(np.int32), schema.features[f]
+        columns[feature.column] = pa.ListArray.from_arrays(offsets_B1, bags.keys_N)
+        if feature.weights:
+            columns[feature.weights] = pa.ListArray.from_arrays(offsets_B1, bags.weights_N)
     columns |= {name: batch.dense_BD[:, d] for d, name in enumerate(schema.dense)}
     columns[schema.label] = batch.label_B.astype(np.int8)
     if schema.ts is not None:

@@ -1,9 +1,10 @@
 """Bags: any number of keys of one feature a sample, each counting as much as its weight.
 
-Shapes: B samples, N keys, vectors of width d.
+Shapes: B samples, N keys, F features, vectors of width d.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -51,9 +52,44 @@ class Bags:
                 f"weight {self.weights_N[bad[0]]} of key {self.keys_N[bad[0]]} is not finite"
             )
 
+    @classmethod
+    def of(
+        cls,
+        keys_N: NDArray[np.int64],
+        sizes_B: NDArray[np.int64],
+        weights_N: Floats | None = None,
+    ) -> "Bags":
+        """Return bags of so many keys each."""
+        offsets_B1 = np.zeros(len(sizes_B) + 1, np.uint32)
+        np.cumsum(sizes_B, dtype=np.uint32, out=offsets_B1[1:])
+        return cls(keys_N, offsets_B1, weights_N)
+
+    @classmethod
+    def concatenated(cls, parts: "Sequence[Bags]") -> "Bags":
+        """Return the bags of all parts, which are weighed all or none."""
+        weights = [part.weights_N for part in parts if part.weights_N is not None]
+        return cls.of(
+            np.concatenate([part.keys_N for part in parts]),
+            np.concatenate([part.sizes_B for part in parts]),
+            np.concatenate(weights) if weights else None,
+        )
+
+    def cut(self, begin: int, end: int) -> "Bags":
+        """Return bags `begin` to `end`; they share memory with these."""
+        offsets_B1 = self.offsets_B1[begin : end + 1]
+        keys = slice(int(offsets_B1[0]), int(offsets_B1[-1]))
+        weights_N = None if self.weights_N is None else self.weights_N[keys]
+        return Bags(self.keys_N[keys], offsets_B1 - offsets_B1[0], weights_N)
+
     def __len__(self) -> int:
         """Number of bags."""
         return len(self.offsets_B1) - 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        weights = 0 if self.weights_N is None else self.weights_N.nbytes
+        return self.keys_N.nbytes + self.offsets_B1.nbytes + weights
 
     @property
     def sizes_B(self) -> NDArray[np.int64]:
@@ -83,3 +119,35 @@ class Bags:
         sizes_B = np.maximum(self.sizes_B, 1).astype(values_Bd.dtype)
         divided_Bd: NDArray[Any] = values_Bd / sizes_B[:, None]
         return divided_Bd
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class JaggedKeys:
+    """Bags of all features, sample by sample: the jagged form of a request.
+
+    Attributes:
+        keys_N: The keys of sample 0's bags, feature by feature, then those of sample 1 ...
+        lengths_BF: How many each bag has.
+        weights_N: Their weights, 1 in features without; None: no feature has any.
+    """
+
+    keys_N: NDArray[np.int64]
+    lengths_BF: NDArray[np.int32]
+    weights_N: Floats | None
+
+
+def jagged(bags_F: Sequence[Bags]) -> JaggedKeys:
+    """Bring the bags of features, as many each, into the order of samples."""
+    lengths_BF = np.stack([bags.sizes_B for bags in bags_F], axis=1).astype(np.int32)
+    begin_BF = (np.cumsum(lengths_BF) - lengths_BF.reshape(-1)).reshape(lengths_BF.shape)
+    keys_N = np.empty(lengths_BF.sum(), np.int64)
+    weighed = any(bags.weights_N is not None for bags in bags_F)
+    weights_N = np.ones(len(keys_N), np.float32) if weighed else None
+    for f, bags in enumerate(bags_F):
+        # A bag's keys stay side by side: each moves as far as its bag does.
+        moved_B: NDArray[np.int64] = begin_BF[:, f] - bags.offsets_B1[:-1].astype(np.int64)
+        to_N = np.arange(len(bags.keys_N)) + np.repeat(moved_B, bags.sizes_B)
+        keys_N[to_N] = bags.keys_N
+        if weights_N is not None and bags.weights_N is not None:
+            weights_N[to_N] = bags.weights_N
+    return JaggedKeys(keys_N, lengths_BF, weights_N)
