@@ -13,6 +13,7 @@ from embertide.trainer.dense_config import DenseConfig as DenseConfig
 from embertide.trainer.dense_config import DenseStep as DenseStep
 
 Pooling = Literal["sum", "mean"]
+FeatureKeys = Literal["one", "list", "weighed"]
 Optimizer = Literal["rowwise_adagrad", "adagrad", "sgd", "rowwise_adam"]  # of rows
 Net = Literal["dlrm", "dcn_v2", "deepfm", "history"]
 
@@ -112,12 +113,23 @@ class FeatureConfig:
     Attributes:
         name: The feature's name; that of the events' schema, in lower case.
         table: The table of its keys; features may share one.
-        pooling: How a bag of several keys becomes one embedding: "sum" or "mean".
+        pooling: How a bag of several keys becomes one embedding: "sum" or "mean"; a mean is divided
+            by the number of keys, weighed or not.
+        keys: What an event has of it: "one" key, a "list" of any number of them, or a list of keys
+            each with a weight, "weighed". That of the events' schema.
     """
 
     name: str
     table: str
     pooling: Pooling = "sum"
+    keys: FeatureKeys = "one"
+
+    def __post_init__(self) -> None:
+        """Refuse what an event cannot have."""
+        if self.keys not in get_args(FeatureKeys):
+            raise ValueError(
+                f"feature {self.name!r}: keys is {self.keys!r}; use one of {get_args(FeatureKeys)}"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,6 +223,12 @@ class ModelConfig:
                 if name not in names:
                     raise ValueError(
                         f"sequence {sequence.name!r} names feature {name!r}; there are {names}"
+                    )
+                keys = self.features[self.feature_index(name)].keys
+                if keys != "one":
+                    raise ValueError(
+                        f"sequence {sequence.name!r}: feature {name!r} has keys={keys!r}; user and "
+                        "item are one key an event"
                     )
         for feature in self.columns:
             if feature.table not in tables:

@@ -79,10 +79,31 @@ class Learner:
             self.transforms = make_transforms(self.run.model, sample_ND[: self.run.warmup_events])
         return itertools.chain(held, batches)
 
+    def _embeddings(self, batch: Batch) -> Tensor:
+        """Look up a batch; embeddings_BE.
+
+        Raises:
+            ValueError: A list is one in the batch and another thing in the model.
+        """
+        for f, bags in batch.lists.items():
+            feature, found = (
+                self.run.model.features[f],
+                "list" if bags.weights_N is None else "weighed",
+            )
+            if feature.keys != found:
+                raise ValueError(
+                    f"feature {feature.name!r} has keys={feature.keys!r}, the events have {found!r}"
+                    ": give both the same"
+                )
+        if batch.lists:
+            return self.rows.pool(batch.bags())
+        embeddings_BE: Tensor = self.rows(batch.keys_BF)
+        return embeddings_BE
+
     def score(self, batch: Batch) -> NDArray[np.float32]:
         """Return score_B in (0, 1); nothing changes."""
         with torch.no_grad():
-            scores_B: Tensor = self.served(self._dense(batch)[0], self.rows(batch.keys_BF))
+            scores_B: Tensor = self.served(self._dense(batch)[0], self._embeddings(batch))
         return scores_B.numpy()
 
     def learn(self, batch: Batch) -> NDArray[np.float32]:
@@ -91,7 +112,7 @@ class Learner:
         label_B = torch.from_numpy(batch.label_B)
         dense_BD, missing = self._dense(batch)
         self.missing += missing
-        logits_B: Tensor = self.net(dense_BD, self.rows(batch.keys_BF))
+        logits_B: Tensor = self.net(dense_BD, self._embeddings(batch))
         self._loss(logits_B, label_B).backward()
         self.optimizer.step()
         self.rows.step()

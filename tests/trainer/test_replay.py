@@ -10,9 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from numpy.typing import NDArray
 
-from embertide.trainer.data.base import EventSource
+from embertide.trainer.data.base import Batch, EventSource
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.eval.compare import Copy
@@ -55,12 +54,12 @@ class Twin:
         next_ts = self.ts_ms[min(self.scored, len(self.ts_ms) - 1)]
         return int(1 + (next_ts - self.origin) // EVERY_MS)
 
-    def score(self, keys_BF: NDArray[np.int64], dense_BD: NDArray[np.float32]) -> Answer:
+    def score(self, batch: Batch) -> Answer:
         with self.lock:
             version = self.version()
-            self.sizes.append(len(keys_BF))
+            self.sizes.append(len(batch))
         return Answer(
-            score_B=np.linspace(0.1, 0.9, len(keys_BF), dtype=np.float32),
+            score_B=np.linspace(0.1, 0.9, len(batch), dtype=np.float32),
             version=version,
             watermark_ms=self.watermark(version),
             plan_epoch=1,
@@ -152,17 +151,11 @@ class CopyTwin(Twin):
     def ready(self) -> bool:
         return self.loaded and self.asked < 20
 
-    def score(
-        self,
-        keys_BF: NDArray[np.int64],
-        dense_BD: NDArray[np.float32],
-        *,
-        version: int | None = None,
-    ) -> Answer:
+    def score(self, batch: Batch, *, version: int | None = None) -> Answer:
         self.asked += 1
         if self.gone:
             raise VersionNotHeldError("gone")
-        answer = super().score(keys_BF, dense_BD)
+        answer = super().score(batch)
         assert version is not None
         return dataclasses.replace(answer, version=version, score_B=answer.score_B + self.off)
 

@@ -68,7 +68,7 @@ def check_model(model: ModelConfig, source: EventSource) -> None:
     """Refuse a model whose features are not the source's.
 
     Raises:
-        ConfigurationError: The features differ, or the dense ones.
+        ConfigurationError: The features differ, or what events have of one, or the dense ones.
     """
     features = [feature.name.lower() for feature in source.schema.features]
     dense = [name.lower() for name in source.schema.dense]
@@ -80,6 +80,13 @@ def check_model(model: ModelConfig, source: EventSource) -> None:
             raise ConfigurationError(
                 f"model {model.name!r} has the {what} {', '.join(wanted) or 'none'}; the events "
                 f"have {', '.join(names) or 'none'}: give both the same, in the same order"
+            )
+    for column, feature in zip(source.schema.features, model.features, strict=True):
+        found = "weighed" if column.weights else "list" if column.is_list else "one"
+        if feature.keys != found:
+            raise ConfigurationError(
+                f"model {model.name!r}: feature {feature.name!r} has keys={feature.keys!r}; the "
+                f"events have {found!r}: give both the same"
             )
 
 

@@ -29,11 +29,13 @@ class BlockQuality:
         """Name the model and the events.
 
         Raises:
-            ValueError: The source has no feature `seen_by`.
+            ValueError: The source has no feature `seen_by`, or it is a list.
         """
         names = [feature.name for feature in source.schema.features]
         if seen_by not in names:
             raise ValueError(f"there is no feature {seen_by!r}; there are {', '.join(names)}")
+        if source.schema.features[names.index(seen_by)].is_list:
+            raise ValueError(f"feature {seen_by!r} is a list; name one of one key an event")
         self._learner = learner
         self._source = source
         self._column = names.index(seen_by)

@@ -70,7 +70,7 @@ class Copy:
         end_s = time.monotonic() + _LAG_S
         while True:
             try:
-                copied = self._model.score(batch.keys_BF, batch.dense_BD, version=answer.version)
+                copied = self._model.score(batch, version=answer.version)
             except VersionNotHeldError:
                 if time.monotonic() > end_s:
                     return None

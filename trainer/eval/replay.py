@@ -19,7 +19,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embertide.trainer.data.base import Batch, EventSource
 from embertide.trainer.data.limit import take
@@ -40,8 +39,8 @@ _RECENT = 512
 class Scorer(Protocol):
     """Scores requests; used by several threads."""
 
-    def score(self, keys_BF: NDArray[np.int64], dense_BD: NDArray[np.float32]) -> Answer:
-        """Score B samples, all of them by one version."""
+    def score(self, batch: Batch) -> Answer:
+        """Score events, all of them by one version."""
 
 
 class Scored(Protocol):
@@ -229,7 +228,7 @@ class Replay:
 
     def _probe(self, batch: Batch) -> None:
         """Ask how fresh the served version is, with the first sample."""
-        self._see(self._model.score(batch.keys_BF[:1], batch.dense_BD[:1]))
+        self._see(self._model.score(take(batch, 0, 1)))
         self.stats.probes += 1
 
     def _see(self, answer: Answer) -> None:
@@ -259,7 +258,7 @@ class Replay:
     def _ask(self, batch: Batch) -> _Landed:
         """Have a batch scored, and compare; runs in the pool's threads."""
         compared = self._copy is not None and self._copy.loaded()
-        answer = self._model.score(batch.keys_BF, batch.dense_BD)
+        answer = self._model.score(batch)
         if self._copy is None or not compared:
             return _Landed(answer)
         return _Landed(answer, compared, self._copy.difference(batch, answer))

@@ -15,6 +15,8 @@ import tritonclient.grpc
 from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
+from embertide.trainer.data.base import Batch
+from embertide.trainer.embedding.bags import jagged
 from embertide.trainer.errors import TrainerError
 
 _TIMEOUT_S = 30.0
@@ -74,14 +76,8 @@ class ServedModel:
         except InferenceServerException:
             return False
 
-    def score(
-        self,
-        keys_BF: NDArray[np.int64],
-        dense_BD: NDArray[np.float32],
-        *,
-        version: int | None = None,
-    ) -> Answer:
-        """Score B samples in one request; all of them by one version, the newest or that given.
+    def score(self, batch: Batch, *, version: int | None = None) -> Answer:
+        """Score events in one request; all of them by one version, the newest or that given.
 
         A server that is away is asked again for a minute.
 
@@ -90,9 +86,7 @@ class ServedModel:
             ServingError: It refuses the request, or stays away.
         """
         parameters = {"version": version} if version is not None else None
-        inputs = [_tensor("KEYS", keys_BF)]
-        if dense_BD.shape[1]:
-            inputs.append(_tensor("DENSE", dense_BD))
+        inputs = _inputs(batch)
         for failures in range(_TRIES):
             sent_ms, began = time.time_ns() // 1_000_000, time.perf_counter()
             try:
@@ -137,13 +131,26 @@ class ServedNodes:
         """Begin with the first."""
         self._turn = itertools.cycle(nodes)
 
-    def score(self, keys_BF: NDArray[np.int64], dense_BD: NDArray[np.float32]) -> Answer:
-        """Score B samples at the node whose turn it is; errors are those of `ServedModel.score`."""
-        return next(self._turn).score(keys_BF, dense_BD)
+    def score(self, batch: Batch) -> Answer:
+        """Score events at the node whose turn it is; errors are those of `ServedModel.score`."""
+        return next(self._turn).score(batch)
 
 
 def _is(error: InferenceServerException, *codes: grpc.StatusCode) -> bool:
     return any(str(code) == error.status() for code in codes)
+
+
+def _inputs(batch: Batch) -> list[tritonclient.grpc.InferInput]:
+    """Return the request of a batch, jagged where it has lists."""
+    if not batch.lists:
+        arrays: dict[str, NDArray[Any]] = {"KEYS": batch.keys_BF, "DENSE": batch.dense_BD}
+    else:
+        keys = jagged(batch.bags())
+        arrays = {"KEYS": keys.keys_N, "LENGTHS": keys.lengths_BF, "DENSE": batch.dense_BD}
+        arrays = {name: array.reshape(1, -1) for name, array in arrays.items()}
+    if not batch.dense_BD.size:
+        del arrays["DENSE"]
+    return [_tensor(name, array) for name, array in arrays.items()]
 
 
 def _tensor(name: str, array: NDArray[Any]) -> tritonclient.grpc.InferInput:

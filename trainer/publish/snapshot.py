@@ -95,11 +95,15 @@ def _table_json(table: _store.TableConfig) -> dict[str, object]:
     }
 
 
+def _feature_json(feature: FeatureConfig) -> dict[str, object]:
+    return {"name": feature.name, "table": feature.table, "pooling": feature.pooling}
+
+
 def schema_id(info: SnapshotInfo, tables: Sequence[_store.TableConfig]) -> int:
     """Number features, tables and the dense net's inputs: equal for equal schemas, never 0."""
     schema = [
         [_table_json(table) for table in tables],
-        [dataclasses.asdict(feature) for feature in info.features],
+        [_feature_json(feature) for feature in info.features],
         info.dense_features,
         *([info.transforms.text] if info.transforms else []),
     ]
@@ -173,7 +177,7 @@ def write_snapshot(
         "schema_id": schema_id(info, tables),
         "dense_features": info.dense_features,
         "tables": [_table_json(table) for table in tables],
-        "features": [dataclasses.asdict(feature) for feature in info.features],
+        "features": [_feature_json(feature) for feature in info.features],
         "buckets": [{field: getattr(file, field) for field in _BUCKET_FIELDS} for file in files],
         "dense": _write_dense(partial, dense, info.transforms) if dense else [],
         "dense_id": dense.id if dense else "",
