@@ -116,7 +116,11 @@ BucketFileInfo BucketFromJson(const OrderedJson& json) {
 }
 
 OrderedJson FeatureToJson(const FeatureConfig& feature) {
-  return {{"name", feature.name}, {"table", feature.table}, {"pooling", feature.pooling}};
+  OrderedJson json = {
+      {"name", feature.name}, {"table", feature.table}, {"pooling", feature.pooling}};
+  // Only where it is: older nodes, which do not understand it, serve all others.
+  if (feature.weighed) json["weighed"] = true;
+  return json;
 }
 
 FeatureConfig FeatureFromJson(const OrderedJson& json) {
@@ -124,6 +128,7 @@ FeatureConfig FeatureFromJson(const OrderedJson& json) {
   Read(json, "name", &feature.name);
   Read(json, "table", &feature.table);
   Read(json, "pooling", &feature.pooling);
+  if (json.contains("weighed")) Read(json, "weighed", &feature.weighed);
   Prove("feature \"" + feature.name + "\"", json, FeatureToJson(feature));
   return feature;
 }

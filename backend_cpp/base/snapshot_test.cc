@@ -240,13 +240,16 @@ TEST_F(SnapshotTest, ManifestRoundTrip) {
   const auto info = WriteBucketFile(directory_, table_, 1, 9, Records(5));
   ASSERT_TRUE(info.ok());
   EXPECT_EQ(ReadManifest(directory_).status().code(), Code::kNotFound);
-  const Manifest manifest = Example(table_, info.value());
+  Manifest manifest = Example(table_, info.value());
+  manifest.features.push_back({"tags", "item", "mean", true});
   ASSERT_TRUE(WriteManifest(directory_, manifest).ok());
   const auto back = ReadManifest(directory_);
   ASSERT_TRUE(back.ok()) << back.status().ToString();
   EXPECT_EQ(ManifestToJson(back.value()), ManifestToJson(manifest));
   EXPECT_EQ(back.value().tables[0].default_row, table_.default_row);
   EXPECT_EQ(back.value().tables[0].init_seed, ~0ULL);
+  EXPECT_FALSE(back.value().features.front().weighed);
+  EXPECT_TRUE(back.value().features.back().weighed);
   size_t files = 0;
   for (const auto& entry : fs::recursive_directory_iterator(directory_)) {
     files += entry.is_regular_file() ? 1 : 0;
@@ -279,6 +282,7 @@ TEST_F(SnapshotTest, ManifestRefusesWhatItCannotProve) {
         std::array{"\"dense_features\": 13", "\"dense_features\": 1e99", "dense_features"},
         std::array{"\"role\": \"program\"", "\"role\": \"magic\"", "magic"},
         std::array{"\"pooling\"", "\"weight\": 1, \"pooling\"", "weight"},
+        std::array{"\"pooling\"", "\"weighed\": 1, \"pooling\"", "weighed"},
         std::array{"\"lineage\"", "\"lineages\": 1, \"lineage\"", "lineages"},
         std::array{"\"init_scale\"", "\"init_scale\": 1e99, \"x\"", "init_scale"}}) {
     const Status status = with(from, to);

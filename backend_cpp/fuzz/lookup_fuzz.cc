@@ -50,14 +50,16 @@ void Look(const Served& served, const v1::LookupRequest& request) {
       continue;
     }
     EMBERTIDE_CHECK(result.sources().size() == static_cast<size_t>(part.keys_size()));
-    const bool sums = part.pooling() == v1::PART_POOLING_SUM;
+    const bool weighed = part.pooling() == v1::PART_POOLING_WEIGHED_SUM;
+    const bool sums = weighed || part.pooling() == v1::PART_POOLING_SUM;
     const int dim = sums ? static_cast<int>(TestModel::kDim) : 0;
     EMBERTIDE_CHECK(result.sums_size() == (sums ? part.bag_offsets_size() - 1 : 0) * dim);
     for (int bag = 0; sums && bag + 1 < part.bag_offsets_size(); ++bag) {
       double want = 0;
       for (uint32_t i = part.bag_offsets(bag); i < part.bag_offsets(bag + 1); ++i) {
         const uint64_t key = part.keys(static_cast<int>(part.bag_keys(static_cast<int>(i))));
-        want += key < kKeys ? static_cast<double>(key) : -1.0;
+        const double weight = weighed ? double{part.bag_weights(static_cast<int>(i))} : 1.0;
+        want += weight * (key < kKeys ? static_cast<double>(key) : -1.0);
       }
       EMBERTIDE_CHECK(result.sums(bag * dim) == want);
     }
@@ -81,15 +83,18 @@ std::vector<std::string> Seeds() {
   google::protobuf::SetLogHandler(nullptr);  // of strings that are no UTF-8
   v1::LookupRequest request;
   request.set_plan_epoch(1);
-  for (const bool sums : {false, true}) {
+  for (const auto pooling :
+       {v1::PART_POOLING_ROWS, v1::PART_POOLING_SUM, v1::PART_POOLING_WEIGHED_SUM}) {
     v1::LookupPart* part = request.add_parts();
     part->mutable_version()->set_number(1);
     part->mutable_version()->set_lineage(1);
     for (const uint64_t key : {3ULL, 7ULL, 99ULL}) part->add_keys(key);
-    part->set_pooling(sums ? v1::PART_POOLING_SUM : v1::PART_POOLING_ROWS);
-    if (!sums) continue;
+    part->set_pooling(pooling);
+    if (pooling == v1::PART_POOLING_ROWS) continue;
     for (const uint32_t offset : {0, 2, 2, 4}) part->add_bag_offsets(offset);
     for (const uint32_t place : {0, 1, 1, 2}) part->add_bag_keys(place);
+    if (pooling == v1::PART_POOLING_SUM) continue;
+    for (const float weight : {0.5F, -2.0F, 1.0F, 3.0F}) part->add_bag_weights(weight);
   }
   v1::ReadRequest read;
   for (const uint64_t key : {1ULL, 2ULL, 3ULL}) read.add_keys(key);

@@ -2,7 +2,7 @@
 // KEYS one after the other, and dense values, as many as the shapes say: finite, or missing
 // where transforms say what that means.
 //
-//   input: [i64 version] then for KEYS, LENGTHS and DENSE:
+//   input: [i64 version] then for KEYS, LENGTHS, WEIGHTS and DENSE:
 //          [u8 there][u8 dtype][u8 dims][i64]...[u8 pieces]([u16 length][bytes])...
 #include <cmath>
 
@@ -83,17 +83,18 @@ void CheckBags(const triton::Bags& bags, const Tensor& keys) {
 
 std::vector<std::string> Seeds() {
   const std::string none(1, '\0');
-  return {Raw<int64_t>(0) + Seed<int64_t>(0, {2, 2}, {1, 2, 3, 4}, 99) + none +
+  return {Raw<int64_t>(0) + Seed<int64_t>(0, {2, 2}, {1, 2, 3, 4}, 99) + none + none +
               Seed<float>(2, {2, 3}, {0, 1, 2, 3, 4, 5}, 5),
           Raw<int64_t>(7) + Seed<int64_t>(0, {1, 3}, {1, 2, 3}, 11) +
               Seed<int32_t>(1, {1, 4}, {1, 0, 2, 0}, 99) +
+              Seed<float>(2, {1, 3}, {0.5F, -1, 2}, 99) +
               Seed<float>(2, {1, 6}, {0, 1, 2, 3, 4, 5}, 99)};
 }
 
 void Run(std::string_view input) {
   FakeRequest request;
   if (const auto version = Take<int64_t>(&input); version != 0) request.version = version;
-  for (const char* name : {"KEYS", "LENGTHS", "DENSE"}) {
+  for (const char* name : {"KEYS", "LENGTHS", "WEIGHTS", "DENSE"}) {
     if (Take<uint8_t>(&input) % 2 == 1) request.inputs.push_back(TakeInput(name, &input));
   }
   uint64_t version = 0;
@@ -115,6 +116,13 @@ void Run(std::string_view input) {
     return;
   }
   CheckBags(bags, *keys);
+  std::span<const float> weights;
+  const Tensor* weighed = Find(tensors, "WEIGHTS");
+  if (triton::ParseWeights("WEIGHTS", weighed, *keys, false, &weights).reason != Reason::kNone) {
+    return;
+  }
+  EMBERTIDE_CHECK(weights.size() == (weighed == nullptr ? 0 : bags.keys.size()));
+  for (const float weight : weights) EMBERTIDE_CHECK(std::isfinite(weight));
   std::span<const float> dense;
   const Tensor* of = Find(tensors, "DENSE");
   for (const Transforms* with : {static_cast<const Transforms*>(nullptr), &Columns()}) {

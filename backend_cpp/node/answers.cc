@@ -1,5 +1,6 @@
 // What a node answers its peers, the control plane and operators.
 #include <algorithm>
+#include <cmath>
 
 #include "base/clock.h"
 #include "embertide/hash.h"
@@ -12,6 +13,19 @@ namespace embertide {
 namespace {
 
 constexpr size_t kMaxReadBags = 65536;
+
+Status CheckWeights(std::span<const Feature> features, const v1::ReadRequest& request) {
+  const auto weighed = std::ranges::find_if(features, &Feature::weighed);
+  if (request.weights().empty() && weighed == features.end()) return Status::Ok();
+  if (request.weights_size() != request.keys_size()) {
+    return {Code::kInvalidArgument, std::to_string(request.weights_size()) + " weights for " +
+                                        std::to_string(request.keys_size()) + " keys"};
+  }
+  if (std::ranges::all_of(request.weights(), [](float weight) { return std::isfinite(weight); })) {
+    return Status::Ok();
+  }
+  return {Code::kInvalidArgument, "a weight is not finite"};
+}
 
 uint32_t HotKeysOf(uint32_t wanted) { return wanted == 0 ? 100 : std::min(wanted, 1000U); }
 
@@ -36,9 +50,17 @@ Status Fleet::Prove(const v1::LookupPart& part, uint32_t* table) const {
   *table = *found;
   if (part.version().number() == 0) return refuse("a part names no version");
   if (part.keys().empty()) return refuse("a part has no key");
-  const bool sums = part.pooling() == v1::PART_POOLING_SUM;
+  const bool weighed = part.pooling() == v1::PART_POOLING_WEIGHED_SUM;
+  const bool sums = weighed || part.pooling() == v1::PART_POOLING_SUM;
   if (!sums && part.pooling() != v1::PART_POOLING_ROWS) {
     return refuse("pooling " + std::to_string(part.pooling()) + " is neither rows nor sums");
+  }
+  if (part.bag_weights_size() != (weighed ? part.bag_keys_size() : 0)) {
+    return refuse(std::to_string(part.bag_weights_size()) + " bag_weights for " +
+                  std::to_string(part.bag_keys_size()) + " bag_keys");
+  }
+  for (const float weight : part.bag_weights()) {
+    if (!std::isfinite(weight)) return refuse("a weight is not finite");
   }
   if (!sums) return Status::Ok();
   const auto& offsets = part.bag_offsets();
@@ -89,9 +111,11 @@ Status Fleet::Answer(const v1::LookupPart& part, uint32_t table, AnswerView* at,
     const uint32_t dim = node_->manifest_.tables[table].layout.dim();
     const int bags = part.bag_offsets_size() - 1;
     result->mutable_sums()->Resize(bags * static_cast<int>(dim), 0.0);
-    status = reader.SumBags(table, keys, {part.bag_offsets().data(), static_cast<size_t>(bags) + 1},
-                            {part.bag_keys().data(), static_cast<size_t>(part.bag_keys_size())},
-                            result->mutable_sums()->mutable_data(), bytes);
+    status =
+        reader.SumBags(table, keys, {part.bag_offsets().data(), static_cast<size_t>(bags) + 1},
+                       {part.bag_keys().data(), static_cast<size_t>(part.bag_keys_size())},
+                       {part.bag_weights().data(), static_cast<size_t>(part.bag_weights_size())},
+                       result->mutable_sums()->mutable_data(), bytes);
   }
   if (status.ok()) {
     result->set_sources(std::move(sources));
@@ -122,9 +146,9 @@ Status Fleet::Lookup(const v1::LookupRequest& request, v1::LookupResponse* respo
     const auto here = static_cast<size_t>(part.keys_size());
     keys += here;
     const size_t dim = node_->manifest_.tables[table].layout.dim();
-    answer += part.pooling() == v1::PART_POOLING_SUM
-                  ? static_cast<size_t>(part.bag_offsets_size()) * dim * sizeof(double)
-                  : here * (kRecordHeaderBytes + dim * sizeof(float));
+    answer += part.pooling() == v1::PART_POOLING_ROWS
+                  ? here * (kRecordHeaderBytes + dim * sizeof(float))
+                  : static_cast<size_t>(part.bag_offsets_size()) * dim * sizeof(double);
   }
   if (answer > static_cast<size_t>(kMaxMessageBytes)) {
     return {Code::kInvalidArgument, "the answer would have " + std::to_string(answer) +
@@ -172,6 +196,7 @@ Status Fleet::ReadBags(const v1::ReadRequest& request, v1::ReadResponse* respons
                                         std::to_string(request.keys_size()) + " keys (at most " +
                                         std::to_string(kMaxKeysACall) + ")"};
   }
+  EMBERTIDE_RETURN_IF_ERROR(CheckWeights(node_->features_, request));
   std::vector<BagFeature> of;
   uint32_t column = 0;
   for (const Feature& feature : node_->features_) {
@@ -189,6 +214,7 @@ Status Fleet::ReadBags(const v1::ReadRequest& request, v1::ReadResponse* respons
   response->mutable_embeddings()->Resize(static_cast<int>(places.back()), 0.0F);
   KeyBags bags_of{keys, offsets, response->mutable_embeddings()->mutable_data(), column,
                   reinterpret_cast<uint8_t*>(sources.data())};
+  if (!request.weights().empty()) bags_of.weights = request.weights().data();
   const std::unique_ptr<RemoteLookup> remote = NewRemoteLookup();
   Status status;
   for (int attempt = 0; attempt < 2; ++attempt) {

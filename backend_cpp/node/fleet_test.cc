@@ -126,6 +126,87 @@ TEST(FleetNodeTest, ASequenceIsReadRowByRowFromItsOwners) {
   }
 }
 
+// Rows are multiplied wherever they lie: in sums of a peer, in single rows of it, and here.
+TEST(FleetNodeTest, WeighedBagsAreOneAnswerWhoeverOwnsTheirKeys) {
+  TestFleet fleet(2);
+  fleet.model.features = {
+      {"first", "item", "sum", true}, {"seen", "item", "none"}, {"last", "item", "mean"}};
+  fleet.model.WriteSnapshot({1, 1}, ManyRows(50, 1));
+  fleet.Write(fleet.MakePlan(1));
+  fleet.StartAll();
+  const uint64_t near = fleet.KeyOf(0);
+  const uint64_t far = fleet.KeyOf(1);
+  const uint64_t further = fleet.KeyOf(3);
+  const uint64_t unknown = fleet.KeyOf(1, 1000);
+  const auto value = [](uint64_t key) { return 1 + static_cast<float>(key); };
+  v1::ReadRequest request;
+  // Twice one key in a bag, with other weights; the second bag of each sample is a sequence.
+  for (const uint64_t key : {far, further, far, near, /**/ near, far, /**/ unknown, far, unknown,
+                             /**/ further, /**/ near}) {
+    request.add_keys(key);
+  }
+  for (const uint32_t length : {4, 2, 3, 1, 0, 1}) request.add_lengths(length);
+  for (const uint32_t node : {0U, 1U}) {
+    const auto read = [&](v1::ReadResponse* response) {
+      grpc::ClientContext context;
+      context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+      return fleet.Stub(node)->Read(&context, request, response);
+    };
+    v1::ReadResponse response;
+    request.clear_weights();
+    EXPECT_EQ(read(&response).error_message(), "0 weights for 11 keys");
+    for (const float weight : {2.0F, 0.5F, -1.0F, 4.0F, 3.0F, -3.0F, 8.0F, 2.0F, -2.0F, 0.25F}) {
+      request.add_weights(weight);
+    }
+    request.add_weights(std::numeric_limits<float>::infinity());
+    EXPECT_EQ(read(&response).error_message(), "a weight is not finite");
+    request.set_weights(10, 5);
+    const grpc::Status answered = read(&response);
+    ASSERT_TRUE(answered.ok()) << answered.error_message();
+    EXPECT_EQ(ValuesOf(response),
+              std::vector<float>({value(far) + 0.5F * value(further) + 4 * value(near),
+                                  3 * value(near), -3 * value(far), (-6 + 2 * value(far)) / 3,
+                                  0.25F * value(further), 5 * value(near)}));
+  }
+}
+
+// Who does not know that a part is weighed refuses it, and so does who finds no weight.
+TEST(FleetNodeTest, PartsOfOtherWeightsAreRefused) {
+  TestFleet fleet(1);
+  fleet.model.WriteSnapshot({1, 1}, ManyRows(50, 1));
+  fleet.Write(fleet.MakePlan(1));
+  fleet.StartAll();
+  const auto ask = [&](v1::PartPooling pooling, const std::vector<float>& weights) {
+    v1::LookupRequest request;
+    request.set_plan_epoch(1);
+    v1::LookupPart* part = request.add_parts();
+    part->mutable_version()->set_number(1);
+    part->mutable_version()->set_lineage(1);
+    part->set_pooling(pooling);
+    for (const uint64_t key : {3, 7}) part->add_keys(key);
+    if (pooling != v1::PART_POOLING_ROWS) {
+      for (const uint32_t offset : {0, 3}) part->add_bag_offsets(offset);
+      for (const uint32_t place : {1, 0, 1}) part->add_bag_keys(place);
+    }
+    for (const float weight : weights) part->add_bag_weights(weight);
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+    v1::LookupResponse response;
+    const grpc::Status status = fleet.Stub(0)->Lookup(&context, request, &response);
+    return status.ok() && pooling != v1::PART_POOLING_ROWS
+               ? std::to_string(response.results(0).sums(0))
+               : status.error_message();
+  };
+  // Rows are 4 and 8.
+  EXPECT_EQ(ask(v1::PART_POOLING_WEIGHED_SUM, {0.5F, 3, -2}), std::to_string(4.0 + 12 - 16));
+  EXPECT_EQ(ask(v1::PART_POOLING_SUM, {}), std::to_string(20.0));
+  EXPECT_EQ(ask(v1::PART_POOLING_WEIGHED_SUM, {1, 1}), "2 bag_weights for 3 bag_keys");
+  EXPECT_EQ(ask(v1::PART_POOLING_SUM, {1, 1, 1}), "3 bag_weights for 3 bag_keys");
+  EXPECT_EQ(ask(v1::PART_POOLING_ROWS, {1}), "1 bag_weights for 0 bag_keys");
+  EXPECT_EQ(ask(v1::PART_POOLING_WEIGHED_SUM, {1, 1, std::numeric_limits<float>::quiet_NaN()}),
+            "a weight is not finite");
+}
+
 TEST(FleetNodeTest, StatusCountsByTheNamesOfTheMetrics) {
   TestFleet fleet(2);
   fleet.model.WriteSnapshot({1, 1}, ManyRows(50, 1));

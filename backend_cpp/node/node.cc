@@ -45,8 +45,8 @@ Result<std::vector<Feature>> ResolveFeatures(const Manifest& manifest) {
     }
     const Result<Pooling> pooling = ParsePooling(config.pooling);
     if (!pooling.ok()) return pooling.status();
-    features.push_back(
-        {config.name, table->second, manifest.tables[table->second].layout.dim(), pooling.value()});
+    features.push_back({config.name, table->second, manifest.tables[table->second].layout.dim(),
+                        pooling.value(), config.weighed});
   }
   if (features.empty()) return Status(Code::kCorrupt, "the manifest has no feature");
   return features;

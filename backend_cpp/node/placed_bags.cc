@@ -49,6 +49,7 @@ Status LookupPlaced(const BagReader& rows, std::span<const Feature> features,
           bag.keys = request.keys.subspan(first, end - first);
           if (bag.source != nullptr) bag.source += first;
           if (bag.remote_of != nullptr) bag.remote_of += first;
+          if (bag.weights != nullptr) bag.weights += first;
         }
         alone.push_back(bag);
       }

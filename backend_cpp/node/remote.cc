@@ -80,16 +80,19 @@ bool RemoteLookup::TakeCached(const Wanted& wanted, int64_t key, uint64_t versio
 void RemoteLookup::BeginParts(const Routing& routing, size_t keys, Parts* parts) {
   parts->all.clear();
   parts->more = false;
-  parts->open.assign(routing.peers.size() * manifest_.tables.size() * 2, -1);
+  parts->open.assign(routing.peers.size() * manifest_.tables.size() * v1::PartPooling_ARRAYSIZE,
+                     -1);
   const size_t size = std::bit_ceil(2 * keys + 1);
   if (seen_.size() < size) seen_.assign(size, {});
   ++round_;
 }
 
 // Owners that are asked for more than a part may carry get several.
-uint32_t RemoteLookup::OpenPart(uint16_t peer, uint32_t table, bool sums, Parts* parts) const {
+uint32_t RemoteLookup::OpenPart(uint16_t peer, uint32_t table, v1::PartPooling pooling,
+                                Parts* parts) const {
   constexpr size_t kUsual = 64;
-  int32_t& open = parts->open[(peer * manifest_.tables.size() + table) * 2 + (sums ? 1 : 0)];
+  const size_t of_peer = peer * manifest_.tables.size() + table;
+  int32_t& open = parts->open[of_peer * v1::PartPooling_ARRAYSIZE + static_cast<size_t>(pooling)];
   const size_t bytes = AnswerBytes(manifest_.tables[table]);
   const size_t most = std::min(kMaxKeysACall, kMaxAnswerBytes / bytes) / 2;
   if (open >= 0 && parts->all[static_cast<size_t>(open)].users.size() < most) {
@@ -99,11 +102,11 @@ uint32_t RemoteLookup::OpenPart(uint16_t peer, uint32_t table, bool sums, Parts*
   Part& part = parts->all.emplace_back();
   part.peer = peer;
   part.table = table;
-  part.sums = sums;
+  part.pooling = pooling;
   part.keys.reserve(kUsual);
   part.users.reserve(kUsual);
   part.user_place.reserve(kUsual);
-  if (sums) part.offsets.push_back(0);
+  if (part.sums()) part.offsets.push_back(0);
   return static_cast<uint32_t>(open);
 }
 
@@ -163,13 +166,20 @@ void RemoteLookup::Split(const Routing& routing, uint64_t version, uint64_t line
                bag[until].first == owner) {
           ++until;
         }
-        const bool sums = until - i > 1;
-        const uint32_t part = OpenPart(static_cast<uint16_t>(owner), table, sums, parts);
-        for (; i < until; ++i) {
-          AddUser({r, bag[i].second, table}, request.keys[bag[i].second], part, parts);
-        }
-        if (!sums) continue;
+        // A single row is weighed here.
+        const v1::PartPooling pooling = until - i == 1               ? v1::PART_POOLING_ROWS
+                                        : request.weights == nullptr ? v1::PART_POOLING_SUM
+                                                                     : v1::PART_POOLING_WEIGHED_SUM;
+        const uint32_t part = OpenPart(static_cast<uint16_t>(owner), table, pooling, parts);
         Part& made = parts->all[part];
+        for (; i < until; ++i) {
+          const uint32_t key = bag[i].second;
+          AddUser({r, key, table}, request.keys[key], part, parts);
+          if (pooling == v1::PART_POOLING_WEIGHED_SUM) {
+            made.weights.push_back(request.weights[key]);
+          }
+        }
+        if (!made.sums()) continue;
         made.offsets.push_back(static_cast<uint32_t>(made.users.size()));
       }
     }
@@ -192,11 +202,12 @@ void RemoteLookup::Ask(const Routing& routing, uint64_t version, uint64_t lineag
     out.mutable_version()->set_lineage(lineage);
     out.set_table_id(table.id);
     for (const int64_t key : part.keys) out.add_keys(static_cast<uint64_t>(key));
-    out.set_pooling(part.sums ? v1::PART_POOLING_SUM : v1::PART_POOLING_ROWS);
+    out.set_pooling(part.pooling);
     calls[c].answer_bytes = part.users.size() * AnswerBytes(table);
-    if (part.sums) {
+    if (part.sums()) {
       for (const uint32_t offset : part.offsets) out.add_bag_offsets(offset);
       for (const uint32_t place : part.user_place) out.add_bag_keys(place);
+      for (const float weight : part.weights) out.add_bag_weights(weight);
     }
     auto [at, fresh] = by_peer.try_emplace(part.peer, c, 0);
     ++at->second.second;
@@ -293,8 +304,8 @@ Status RemoteLookup::Take(const Parts& parts, uint64_t version, uint64_t lineage
     if (call.result.sources().size() != part.keys.size()) {
       return {Code::kCorrupt, "a peer's answer has another length than the question"};
     }
-    EMBERTIDE_RETURN_IF_ERROR(part.sums ? TakeSums(part, call.result)
-                                        : TakeRows(part, version, lineage, call.result));
+    EMBERTIDE_RETURN_IF_ERROR(part.sums() ? TakeSums(part, call.result)
+                                          : TakeRows(part, version, lineage, call.result));
   }
   return Status::Ok();
 }
@@ -367,7 +378,7 @@ Status RemoteLookup::Fetch(const Routing& routing, uint64_t version, uint64_t li
       parts.more |= owner.more;
       if (owner.peer != wanted.refused_by) ++stats_->next_owners;
       const uint32_t part =
-          OpenPart(static_cast<uint16_t>(owner.peer), wanted.table, false, &parts);
+          OpenPart(static_cast<uint16_t>(owner.peer), wanted.table, v1::PART_POOLING_ROWS, &parts);
       AddUser(wanted, key, part, &parts);
     }
   }

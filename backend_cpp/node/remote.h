@@ -73,16 +73,18 @@ class RemoteLookup {
   struct Part {
     uint16_t peer = 0;  // place in Routing::peers
     uint32_t table = 0;
-    bool sums = false;
+    v1::PartPooling pooling = v1::PART_POOLING_ROWS;
     std::vector<int64_t> keys;
     std::vector<Wanted> users;         // who gets an answer from it
     std::vector<uint32_t> user_place;  // place in keys of each
     std::vector<uint32_t> offsets;     // of sums; empty for rows
+    std::vector<float> weights;        // of weighed sums, one a user; else empty
+
+    bool sums() const { return pooling != v1::PART_POOLING_ROWS; }
   };
   struct Parts {
     std::vector<Part> all;
-    // The one that further keys of a peer and table go to, by whether sums are wanted; -1: none
-    // yet.
+    // The one that further keys of a peer and table go to, by what is wanted; -1: none yet.
     std::vector<int32_t> open;
     bool more = false;  // a key has a next owner
   };
@@ -112,7 +114,7 @@ class RemoteLookup {
   void Number(std::span<const KeyBags> requests, const Parts& parts,
               std::span<const Wanted> ownerless);
   void BeginParts(const Routing& routing, size_t keys, Parts* parts);
-  uint32_t OpenPart(uint16_t peer, uint32_t table, bool sums, Parts* parts) const;
+  uint32_t OpenPart(uint16_t peer, uint32_t table, v1::PartPooling pooling, Parts* parts) const;
   void AddUser(const Wanted& wanted, int64_t key, uint32_t number, Parts* parts);
   void Ask(const Routing& routing, uint64_t version, uint64_t lineage, Clock::time_point deadline,
            Parts* parts);

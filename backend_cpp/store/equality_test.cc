@@ -73,6 +73,7 @@ class EqualityTest : public ::testing::TestWithParam<Place> {
   std::vector<float> Answer(const Store& store, const std::vector<size_t>& order, size_t requests) {
     std::vector<std::vector<int64_t>> keys(requests);
     std::vector<std::vector<uint32_t>> offsets(requests, {0});
+    std::vector<std::vector<float>> weights(requests);
     std::vector<std::vector<float>> out(requests);
     const size_t bags = features_.size();
     for (size_t i = 0; i < order.size(); ++i) {
@@ -80,6 +81,10 @@ class EqualityTest : public ::testing::TestWithParam<Place> {
       for (size_t bag = order[i] * bags; bag < (order[i] + 1) * bags; ++bag) {
         keys[r].insert(keys[r].end(), keys_.begin() + offsets_[bag],
                        keys_.begin() + offsets_[bag + 1]);
+        if (!weights_.empty()) {
+          weights[r].insert(weights[r].end(), weights_.begin() + offsets_[bag],
+                            weights_.begin() + offsets_[bag + 1]);
+        }
         offsets[r].push_back(static_cast<uint32_t>(keys[r].size()));
       }
       out[r].resize(out[r].size() + stride_, -7.0F);
@@ -87,6 +92,7 @@ class EqualityTest : public ::testing::TestWithParam<Place> {
     std::vector<KeyBags> asked;
     for (size_t r = 0; r < requests; ++r) {
       asked.push_back({keys[r], offsets[r], out[r].data(), stride_});
+      if (!weights_.empty()) asked.back().weights = weights[r].data();
     }
     const auto view = store.PinNewest();
     EXPECT_TRUE(BagReader(view.value()).Lookup(features_, asked, {}).ok());
@@ -118,7 +124,7 @@ class EqualityTest : public ::testing::TestWithParam<Place> {
   }
   // From the rows alone, in fp64.
   std::vector<float> Reference() const {
-    std::vector<float> answer(kSamples * stride_);
+    std::vector<float> answer((offsets_.size() - 1) / features_.size() * stride_);
     for (size_t bag = 0; bag + 1 < offsets_.size(); ++bag) {
       const BagFeature& feature = features_[bag % features_.size()];
       const TableConfig& table = tables_[feature.table];
@@ -126,7 +132,8 @@ class EqualityTest : public ::testing::TestWithParam<Place> {
       for (uint32_t k = offsets_[bag]; k < offsets_[bag + 1]; ++k) {
         const auto row = rows_.find({feature.table, static_cast<uint64_t>(keys_[k])});
         const auto values = ValuesOf(table, row == rows_.end() ? nullptr : &row->second);
-        for (size_t d = 0; d < sums.size(); ++d) sums[d] += values[d];
+        const double weight = weights_.empty() ? 1.0 : double{weights_[k]};
+        for (size_t d = 0; d < sums.size(); ++d) sums[d] += weight * values[d];
       }
       const uint32_t n = offsets_[bag + 1] - offsets_[bag];
       const double divisor = feature.pooling == Pooling::kMean && n > 0 ? n : 1;
@@ -145,6 +152,7 @@ class EqualityTest : public ::testing::TestWithParam<Place> {
   uint32_t stride_ = 0;
   std::vector<int64_t> keys_;
   std::vector<uint32_t> offsets_ = {0};
+  std::vector<float> weights_;  // of keys_; empty: none
 };
 
 TEST_P(EqualityTest, OfAnswersWhateverThePlaceAndTheOrder) {
@@ -166,6 +174,42 @@ TEST_P(EqualityTest, OfAnswersWhateverThePlaceAndTheOrder) {
   } else {
     EXPECT_EQ(ssd, 0U);
   }
+}
+
+TEST_P(EqualityTest, OfWeighedAnswersWhateverThePlaceAndTheForm) {
+  // One more sample, of bags that are pooled in several goes.
+  std::mt19937 random(8);
+  for (size_t bag = 0; bag < features_.size(); ++bag) {
+    for (int n = 0; n < 150; ++n) keys_.push_back(static_cast<int64_t>(random() % (kKeys + 100)));
+    offsets_.push_back(static_cast<uint32_t>(keys_.size()));
+  }
+  std::normal_distribution<float> normal;
+  for (size_t k = 0; k < keys_.size(); ++k) weights_.push_back(normal(random));
+  const auto store = Open(GetParam());
+  std::vector<size_t> order(kSamples + 1);
+  std::iota(order.begin(), order.end(), 0);
+  for (const size_t requests : {size_t{1}, size_t{7}}) {
+    ASSERT_NO_FATAL_FAILURE(ExpectEqual(Answer(*store, order, requests), Reference()));
+  }
+  // One key a bag, by places and without; more than are looked up at once.
+  const size_t samples = 4000 / features_.size();
+  const size_t bags = samples * features_.size();
+  std::vector<uint32_t> offsets(bags + 1);
+  std::iota(offsets.begin(), offsets.end(), 0);
+  while (keys_.size() < bags) {
+    keys_.push_back(keys_[random() % keys_.size()]);
+    weights_.push_back(normal(random));
+  }
+  std::array<std::vector<float>, 2> out;
+  const auto view = store->PinNewest();
+  for (const bool jagged : {false, true}) {
+    out[jagged].resize(samples * stride_, -7.0F);
+    KeyBags asked{std::span(keys_).first(bags), {}, out[jagged].data(), stride_};
+    if (jagged) asked.offsets = offsets;
+    asked.weights = weights_.data();
+    ASSERT_TRUE(BagReader(view.value()).Lookup(features_, {&asked, 1}, {}).ok());
+  }
+  EXPECT_EQ(out[0], out[1]);
 }
 
 // How far a row may be from what was encoded follows from the format: half of its last place (10, 7

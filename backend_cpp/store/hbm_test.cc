@@ -401,6 +401,34 @@ TEST_P(HbmTest, ASampleThatFitsNoBatchIsAnsweredWithoutIt) {
 }
 
 // Readers beside versions and fills: every value of every row is its version (run under TSan, too).
+// Their rows are multiplied below it.
+TEST_P(HbmTest, WeighedBagsAreAnsweredWithoutIt) {
+  const auto store = Open(Options(16ULL << 20));
+  const std::array<Store*, 1> stores = {store.get()};
+  Stage(stores, 1, 4 * keys_);
+  ASSERT_TRUE(store->Commit(1).ok());
+  const std::array<int64_t, 2> keys = {1, 2};
+  const std::array<uint32_t, 2> offsets = {0, 2};
+  const std::array<float, 2> weights = {2, -0.5F};
+  const uint32_t dim = tables_[0].layout.dim();
+  const BagFeature feature{0, Pooling::kSum, 0};
+  const ReadView pin = std::move(*store->PinNewest());
+  std::vector<float> rows(2 * dim);
+  for (int twice = 0; twice < 2; ++twice) {  // the second time, HBM has them
+    ASSERT_TRUE(pin.Lookup({0, keys, Pooling::kNone, {}, rows.data(), dim, nullptr}).ok());
+    store->Maintain();
+  }
+  std::vector<float> out(dim);
+  KeyBags bags{keys, offsets, out.data(), dim};
+  bags.weights = weights.data();
+  ASSERT_TRUE(BagReader(pin).Lookup({&feature, 1}, {&bags, 1}, {}).ok());
+  for (uint32_t d = 0; d < dim; ++d) {
+    const double want = 2 * double{rows[d]} - 0.5 * double{rows[dim + d]};
+    EXPECT_EQ(out[d], static_cast<float>(want));
+  }
+  EXPECT_EQ(store->Stats().hbm_fallbacks, 1U);
+}
+
 TEST_P(HbmTest, ConcurrencyNoAnswerMixesVersions) {
   StoreOptions options = Options(16ULL << 20);
   options.window_versions = 2;

@@ -103,6 +103,7 @@ bool HbmTier::Cut(size_t features, std::span<const KeyBags> requests,
   size_t room = 0;
   for (size_t r = 0; r < requests.size(); ++r) {
     const KeyBags& request = requests[r];
+    if (request.weights != nullptr) return false;
     for (size_t first = 0; first < BagsOf(request); first += features) {
       const size_t keys =
           KeysOfBag(request, first + features - 1).second - KeysOfBag(request, first).first;

@@ -245,7 +245,8 @@ TEST_F(HoldingTest, RowsAndSumsOfAPeerAddUpToOneStoresAnswer) {
   std::string records;
   {
     const BagReader reader(there);
-    ASSERT_TRUE(reader.SumBags(0, asked, sum_offsets, places, sums.data(), sources.data()).ok());
+    ASSERT_TRUE(
+        reader.SumBags(0, asked, sum_offsets, places, {}, sums.data(), sources.data()).ok());
     std::vector<int64_t> singles;
     for (const size_t k : row_keys) singles.push_back(keys[k]);
     ASSERT_TRUE(reader.CopyRows(0, singles, &records, sources.data()).ok());

@@ -102,6 +102,16 @@ void AddOne(const Table& table, const FoundRow& found, double* sums) {
   }
 }
 
+// sums[d] += weight * row[d]. A peer's sums are of weighed rows. `row`: working memory, dim long.
+void AddWeighed(const Table& table, const FoundRow& found, double weight, double* row,
+                double* sums) {
+  if (found.kind == FoundKind::kSums) return AddOne(table, found, sums);
+  const uint32_t dim = table.config.layout.dim();
+  std::fill_n(row, dim, 0.0);
+  AddOne(table, found, row);
+  for (uint32_t d = 0; d < dim; ++d) sums[d] += weight * row[d];
+}
+
 bool AreRows(const FoundRow* found, size_t n) {
   return std::all_of(found, found + n,
                      [](const FoundRow& row) { return row.kind == FoundKind::kRow; });
@@ -182,6 +192,24 @@ Status PoolBag(const Table& table, Pooling pooling, size_t at, size_t n, Scratch
   return Status::Ok();
 }
 
+// The bag of the keys from `at` on that have these weights. Errors are those of Finder::FindAll.
+Status PoolWeighed(const Table& table, Pooling pooling, size_t at, std::span<const float> weights,
+                   Scratch* scratch, float* out) {
+  Finder& finder = scratch->finder;
+  const uint32_t dim = table.config.layout.dim();
+  const size_t n = weights.size();
+  scratch->sums.assign(size_t{2} * dim, 0.0);
+  double* sums = scratch->sums.data();
+  for (size_t i = 0; i < n; ++i) {
+    if (i % kBagRows == 0 && !finder.Find(at + std::min(i + kBagRows, n))) {
+      EMBERTIDE_RETURN_IF_ERROR(finder.FindAll());
+    }
+    AddWeighed(table, finder.found()[at + i], double{weights[i]}, sums + dim, sums);
+  }
+  RoundSums(sums, dim, pooling == Pooling::kMean && n > 0 ? static_cast<double>(n) : 1.0, out);
+  return Status::Ok();
+}
+
 }  // namespace
 
 Location Store::Impl::Resolve(Location location, uint64_t version, uint64_t* changed_at) {
@@ -240,7 +268,8 @@ static Status Answer(const Store::Impl& impl, uint64_t version,
     const std::span<const uint32_t> offsets = request.offsets;
     const size_t bags = offsets.empty() ? request.keys.size() : offsets.size() - 1;
     const auto is_single = [&](size_t bag) {
-      return offsets.empty() || (step == 1 && offsets[bag + 1] == offsets[bag] + 1);
+      return request.weights == nullptr &&
+             (offsets.empty() || (step == 1 && offsets[bag + 1] == offsets[bag] + 1));
     };
     for (size_t bag = 0; bag < bags;) {
       const BagFeature& of = features[bag % step];
@@ -256,8 +285,13 @@ static Status Answer(const Store::Impl& impl, uint64_t version,
         continue;
       }
       const Table& table = impl.tables[of.table];
-      const size_t n = offsets[bag + 1] - offsets[bag];
-      EMBERTIDE_RETURN_IF_ERROR(PoolBag(table, of.pooling, at, n, scratch, out + of.column));
+      const size_t place = offsets.empty() ? bag : offsets[bag];
+      const size_t n = offsets.empty() ? 1 : offsets[bag + 1] - place;
+      EMBERTIDE_RETURN_IF_ERROR(request.weights == nullptr
+                                    ? PoolBag(table, of.pooling, at, n, scratch, out + of.column)
+                                    : PoolWeighed(table, of.pooling, at,
+                                                  {request.weights + place, n}, scratch,
+                                                  out + of.column));
       Tally(impl, table, at, n, 1, scratch);
       ++bag;
       at += n;
@@ -332,6 +366,7 @@ static KeyBags Slice(const KeyBags& request, size_t features, size_t first, size
     slice.keys = request.keys.subspan(first, end - first);
     if (request.source != nullptr) slice.source += first;
     if (request.remote_of != nullptr) slice.remote_of += first;
+    if (request.weights != nullptr) slice.weights += first;
   } else {
     slice.offsets = request.offsets.subspan(first, end - first + 1);
   }
@@ -446,16 +481,22 @@ Status BagReader::CopyRows(uint32_t table, std::span<const int64_t> keys, std::s
 
 Status BagReader::SumBags(uint32_t table, std::span<const int64_t> keys,
                           std::span<const uint32_t> offsets, std::span<const uint32_t> places,
-                          double* sums, uint8_t* sources) const {
+                          std::span<const float> weights, double* sums, uint8_t* sources) const {
   const Store::Impl& impl = *view_.store_->impl_;
   Scratch& scratch = ThreadScratch();
   EMBERTIDE_RETURN_IF_ERROR(FindForPeer(impl, view_.version_, table, keys, &scratch, sources));
   const Table& of = impl.tables[table];
   const uint32_t dim = of.config.layout.dim();
   std::fill_n(sums, (offsets.size() - 1) * dim, 0.0);
+  scratch.sums.resize(dim);
   for (size_t bag = 0; bag + 1 < offsets.size(); ++bag, sums += dim) {
     for (uint32_t k = offsets[bag]; k < offsets[bag + 1]; ++k) {
-      AddOne(of, scratch.finder.found()[places[k]], sums);
+      const FoundRow& found = scratch.finder.found()[places[k]];
+      if (weights.empty()) {
+        AddOne(of, found, sums);
+      } else {
+        AddWeighed(of, found, double{weights[k]}, scratch.sums.data(), sums);
+      }
     }
   }
   return Status::Ok();

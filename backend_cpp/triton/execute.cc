@@ -41,6 +41,7 @@ Executor::Executor(const ModelConfig& config, const Node& node,
       programs_(std::move(programs)),
       metrics_(metrics),
       sequences_(HasSequences(node.features())),
+      weighed_(std::ranges::any_of(node.features(), &Feature::weighed)),
       remote_(node.NewRemoteLookup()),
       parts_(config.threads),
       crew_(config.threads) {
@@ -67,6 +68,11 @@ Refusal Executor::Prove(Job* job) {
   }
   Refusal refusal =
       ParseBags(*keys, FindTensor(job->inputs, config_.tensors.lengths), limits_, &job->bags);
+  if (refusal.reason == Reason::kNone) {
+    refusal =
+        ParseWeights(config_.tensors.weights, FindTensor(job->inputs, config_.tensors.weights),
+                     *keys, weighed_, &job->weights);
+  }
   if (refusal.reason == Reason::kNone && sequences_) {
     const Bags& bags = job->bags;
     job->places = PlaceBags(node_.features(), size_t{bags.samples} * limits_.features,
@@ -157,6 +163,7 @@ KeyBags Executor::BagsOf(const Job& job) const {
   bags.out = job.embedding;
   bags.out_stride = node_.total_dim();
   bags.source = job.source;
+  if (!job.weights.empty()) bags.weights = job.weights.data();
   return bags;
 }
 
@@ -217,6 +224,7 @@ uint32_t Executor::PlanParts(std::span<Job*> jobs) {
         mine.keys = mine.keys.subspan(bag, count_bags);
         if (mine.source != nullptr) mine.source += bag;
         if (mine.remote_of != nullptr) mine.remote_of += bag;
+        if (mine.weights != nullptr) mine.weights += bag;
       }
     }
     first += bags.samples;

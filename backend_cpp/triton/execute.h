@@ -46,13 +46,14 @@ class Executor {
     Bags bags;
     // Of bags in the answer, in floats, and its end; of a model with sequences (placed_bags.h).
     std::vector<uint64_t> places;
-    std::span<const float> dense;  // samples x columns of DENSE
-    Refusal refusal;               // reason kNone while all is well
-    std::vector<float> unasked;    // the embeddings of a lookup that did not ask for them
-    float* embedding = nullptr;    // samples x total_dim, or as `places` says
-    int64_t* version = nullptr;    // one a sample (or one, jagged); null unless asked for
-    float* score = nullptr;        // null unless asked for
-    uint8_t* source = nullptr;     // null unless asked for
+    std::span<const float> dense;    // samples x columns of DENSE
+    std::span<const float> weights;  // of the keys; empty without
+    Refusal refusal;                 // reason kNone while all is well
+    std::vector<float> unasked;      // the embeddings of a lookup that did not ask for them
+    float* embedding = nullptr;      // samples x total_dim, or as `places` says
+    int64_t* version = nullptr;      // one a sample (or one, jagged); null unless asked for
+    float* score = nullptr;          // null unless asked for
+    uint8_t* source = nullptr;       // null unless asked for
   };
 
   // What one thread does of an execution.
@@ -94,6 +95,7 @@ class Executor {
   RequestLimits limits_;
   std::vector<BagFeature> features_;
   const bool sequences_;    // whether one of them is
+  const bool weighed_;      // whether one of them needs weights
   RemoteLookupPtr remote_;  // null for a node alone
   // Working memory, kept between executions; bounded by max_keys (or the largest request).
   std::vector<Part> parts_;

@@ -270,6 +270,7 @@ Status ParseTensors(const Json& json, bool ranking, TensorNames* names) {
     EMBERTIDE_RETURN_IF_ERROR(CheckTensors(inputs,
                                            {{names->keys, "TYPE_INT64", false, -1},
                                             {names->lengths, "TYPE_INT32", true, -1},
+                                            {names->weights, "TYPE_FP32", true, -1},
                                             {names->dense, "TYPE_FP32", true, -1}},
                                            true));
     return CheckTensors(outputs, {{names->score, "TYPE_FP32", false, -1}, extras[0], extras[1]},
@@ -279,9 +280,11 @@ Status ParseTensors(const Json& json, bool ranking, TensorNames* names) {
     names->lengths = "NUMKEYS";
     names->embedding = "OUTPUT0";
   }
-  EMBERTIDE_RETURN_IF_ERROR(CheckTensors(
-      inputs, {{names->keys, "TYPE_INT64", false, -1}, {names->lengths, "TYPE_INT32", true, -1}},
-      true));
+  EMBERTIDE_RETURN_IF_ERROR(CheckTensors(inputs,
+                                         {{names->keys, "TYPE_INT64", false, -1},
+                                          {names->lengths, "TYPE_INT32", true, -1},
+                                          {names->weights, "TYPE_FP32", true, -1}},
+                                         true));
   return CheckTensors(outputs, {{names->embedding, "TYPE_FP32", false, -1}, extras[0], extras[1]},
                       false);
 }

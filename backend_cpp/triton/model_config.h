@@ -14,7 +14,8 @@ namespace embertide::triton {
 // Names of tensors. A model speaks either our names or those of HPS.
 struct TensorNames {
   std::string keys = "KEYS";
-  std::string lengths = "LENGTHS";      // HPS: NUMKEYS
+  std::string lengths = "LENGTHS";  // HPS: NUMKEYS
+  std::string weights = "WEIGHTS";
   std::string dense = "DENSE";          // ranking
   std::string score = "SCORE";          // ranking
   std::string embedding = "EMBEDDING";  // lookup; HPS: OUTPUT0

@@ -122,8 +122,8 @@ Refusal ParseJagged(const Tensor& keys, const Tensor& lengths, const RequestLimi
 
 const char* ReasonName(Reason reason) {
   static constexpr std::array<const char*, kReasons> kNames = {
-      "none",     "dtype", "shape", "lengths", "max_samples",
-      "max_keys", "empty", "dense", "version", "internal"};
+      "none",  "dtype", "shape",   "lengths", "max_samples", "max_keys",
+      "empty", "dense", "weights", "version", "internal"};
   return kNames[static_cast<size_t>(reason)];
 }
 
@@ -156,6 +156,30 @@ Refusal ParseDense(const std::string& name, const Tensor* dense, uint32_t column
       message.append(" (").append(transforms->columns()[i % columns].name).append(")");
     }
     return Refuse(Reason::kDense, message.append(": ").append(std::to_string(value)));
+  }
+  return {};
+}
+
+Refusal ParseWeights(const std::string& name, const Tensor* weights, const Tensor& keys,
+                     bool required, std::span<const float>* values) {
+  if (weights == nullptr) {
+    if (!required) return {};
+    return Refuse(Reason::kWeights,
+                  "input " + name + " is missing: the model has features whose keys are weighed");
+  }
+  if (Refusal refusal = CheckTensor(*weights, "FP32", 4); refusal.reason != Reason::kNone) {
+    return refusal;
+  }
+  if (weights->shape != keys.shape) {
+    return Refuse(Reason::kWeights, name + " has shape " + ShapeText(weights->shape) + "; " +
+                                        keys.name + " has " + ShapeText(keys.shape) +
+                                        ", and they must be alike");
+  }
+  *values = Elements<float>(*weights);
+  for (size_t i = 0; i < values->size(); ++i) {
+    if (!std::isfinite((*values)[i])) {
+      return Refuse(Reason::kWeights, name + " of key " + std::to_string(i) + " is not finite");
+    }
   }
   return {};
 }

@@ -4,6 +4,8 @@
 //   rectangular   KEYS [B,F]                        one key a feature; bag i is keys[i]
 //   jagged        KEYS [1,N], LENGTHS [1,B*F]       sample-major; bag i is keys[offsets[i]..[i+1])
 //
+// WEIGHTS, of the shape of KEYS, has what each key's row is multiplied by.
+//
 // Pure and thread-safe; knows no Triton (tensor_io.h reads tensors of a Triton request).
 #pragma once
 
@@ -29,10 +31,11 @@ enum class Reason : uint8_t {
   kMaxKeys,
   kEmpty,
   kDense,
+  kWeights,
   kVersion,
   kInternal
 };
-inline constexpr size_t kReasons = 10;
+inline constexpr size_t kReasons = 11;
 const char* ReasonName(Reason reason);
 
 struct Refusal {
@@ -72,6 +75,11 @@ struct Bags {
 // transforms, which then have as many columns, a value may be missing, which is NaN.
 Refusal ParseDense(const std::string& name, const Tensor* dense, uint32_t columns,
                    const Transforms* transforms, const Bags& bags, std::span<const float>* values);
+
+// Proves WEIGHTS to be finite values of the shape of `keys`, and shows them in `values`. `weights`
+// may be null, unless they are `required`.
+Refusal ParseWeights(const std::string& name, const Tensor* weights, const Tensor& keys,
+                     bool required, std::span<const float>* values);
 
 // Fills `bags` from the tensors. On a refusal (reason != kNone) `bags` is unspecified. The message
 // names tensor, value and what was expected. Requires: data aligned for the dtype it should have.

@@ -69,6 +69,31 @@ TEST(RequestTest, JaggedBagsLieWhereTheLengthsSay) {
   EXPECT_EQ(bags.offsets, (std::vector<uint32_t>{0, 1, 1, 3, 3}));
 }
 
+TEST(RequestTest, WeightsAreFiniteAndOneAKey) {
+  const auto parse = [](const char* dtype, const std::vector<int64_t>& shape,
+                        const std::vector<float>& values) {
+    Tensor keys = Make("KEYS", "INT64", {1, 3}, std::vector<int64_t>(3, 7));
+    Tensor weights = Make("WEIGHTS", dtype, shape, values);
+    weights.data = weights.copy;
+    std::span<const float> seen;
+    const Reason reason = ParseWeights("WEIGHTS", &weights, keys, true, &seen).reason;
+    if (reason == Reason::kNone) {
+      EXPECT_EQ(std::vector(seen.begin(), seen.end()), values);
+    }
+    return reason;
+  };
+  EXPECT_EQ(parse("FP32", {1, 3}, {0, -1, 2}), Reason::kNone);
+  EXPECT_EQ(parse("FP64", {1, 3}, {0, -1, 2}), Reason::kDtype);
+  EXPECT_EQ(parse("FP32", {3, 1}, {0, -1, 2}), Reason::kWeights);
+  EXPECT_EQ(parse("FP32", {1, 2}, {0, -1}), Reason::kWeights);
+  EXPECT_EQ(parse("FP32", {1, 3}, {0, -1, std::numeric_limits<float>::infinity()}),
+            Reason::kWeights);
+  std::span<const float> seen;
+  EXPECT_EQ(ParseWeights("WEIGHTS", nullptr, {}, false, &seen).reason, Reason::kNone);
+  EXPECT_TRUE(seen.empty());
+  EXPECT_EQ(ParseWeights("WEIGHTS", nullptr, {}, true, &seen).reason, Reason::kWeights);
+}
+
 TEST(RequestTest, RefusesOtherTypes) {
   Tensor keys = Make("KEYS", "INT32", {1, 2}, std::vector<int32_t>{1, 2});
   keys.data = keys.copy;

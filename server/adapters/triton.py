@@ -171,6 +171,7 @@ def model_config(name: str, options: ModelOptions) -> str:
         f"max_batch_size: {options.max_batch_size}",
         _tensor("input", "KEYS", "TYPE_INT64", -1, ragged),
         _tensor("input", lengths, "TYPE_INT32", -1, ragged, "optional: true"),
+        _tensor("input", "WEIGHTS", "TYPE_FP32", -1, ragged, "optional: true"),
         *([_tensor("input", "DENSE", "TYPE_FP32", -1, ragged, "optional: true")] * ranking),
         _tensor("output", answer, "TYPE_FP32", -1),
         _tensor("output", "SOURCE", "TYPE_UINT8", -1),

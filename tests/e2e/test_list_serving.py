@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lists import plain, source
-from serving import beside
+from lists import KEYS, MODEL, plain, source
+from serving import Client, beside
+from tritonclient.utils import InferenceServerException
 
 from embertide.server.adapters import triton
 from embertide.trainer.config import RunConfig
@@ -20,7 +21,8 @@ from embertide.trainer.publish.folder import Publication
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 
 
-MODELS = {"plain": plain()}
+SAMPLES = 1500  # more keys than one thread looks up
+MODELS = {"plain": plain(), "weighed": MODEL}
 
 
 @dataclasses.dataclass
@@ -35,7 +37,7 @@ class Served:
 @pytest.fixture(scope="module")
 def served(server_options: triton.ServerOptions, tmp_path_factory: Any) -> Iterator[Served]:
     directory = tmp_path_factory.mktemp("lists")
-    options = beside(server_options, directory / "models", directory / "log", tuple(MODELS))
+    options = beside(server_options, directory / "models", directory / "log", (*MODELS, "rows"))
     trainers, batches = {}, {}
     for name, config in MODELS.items():
         publication = Publication(directory / name)
@@ -47,6 +49,8 @@ def served(server_options: triton.ServerOptions, tmp_path_factory: Any) -> Itera
         snapshot = publication.snapshot_path(publication.snapshots()[-1])
         made = triton.ModelOptions(snapshot=snapshot, kind="ranking", max_batch_size=64)
         triton.write_model(options.repository, name, made)
+    rows = triton.ModelOptions(snapshot=snapshot, max_batch_size=SAMPLES, threads=3)
+    triton.write_model(options.repository, "rows", rows)
     with triton.TritonServer(options) as running:
         yield Served(trainers, batches, running)
 
@@ -60,3 +64,39 @@ def test_served_scores_over_lists_are_the_trainers(served: Served, name: str) ->
         answer = model.score(batch)
     np.testing.assert_allclose(answer.score_B, expected, atol=1e-6)
     assert answer.version == trainer.number
+
+
+def test_a_weighed_model_refuses_requests_without_weights(served: Served) -> None:
+    client = Client("grpc", served.server)
+    with pytest.raises(InferenceServerException, match="input WEIGHTS is missing: the model has"):
+        client.rectangular([[1, 2, 3, 4]], model="weighed")
+    with pytest.raises(
+        InferenceServerException, match=r"WEIGHTS has shape \[1,3\]; KEYS has \[1,4\]"
+    ):
+        client.send(request(np.array([[1, 2, 3, 4]]), np.ones((1, 3))), model="weighed")
+    client.raw.close()
+
+
+def test_both_forms_of_a_request_take_weights(served: Served) -> None:
+    rng = np.random.default_rng(1)
+    keys_BF, weights_BF = rng.integers(0, KEYS, (SAMPLES, 4)), rng.standard_normal((SAMPLES, 4))
+    client = Client("grpc", served.server)
+    both = [
+        client.send(
+            request(keys_BF.reshape(shape), weights_BF.reshape(shape), **more), model="rows"
+        ).as_numpy("EMBEDDING")
+        for shape, more in (
+            ((SAMPLES, 4), {}),
+            ((1, -1), {"LENGTHS": np.ones((1, 4 * SAMPLES), np.int32)}),
+        )
+    ]
+    rows = served.trainers["weighed"].rows
+    unweighed_BE = rows(keys_BF).detach().numpy()
+    wanted_BE = unweighed_BE * np.repeat(weights_BF.astype(np.float32), 4, axis=1)
+    np.testing.assert_allclose(both[0], wanted_BE, rtol=1e-6)
+    np.testing.assert_array_equal(both[0], both[1].reshape(SAMPLES, -1))
+    client.raw.close()
+
+
+def request(keys: Any, weights: Any, **more: Any) -> dict[str, Any]:
+    return {"KEYS": keys.astype(np.int64), "WEIGHTS": weights.astype(np.float32), **more}

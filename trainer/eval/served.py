@@ -147,6 +147,8 @@ def _inputs(batch: Batch) -> list[tritonclient.grpc.InferInput]:
     else:
         keys = jagged(batch.bags())
         arrays = {"KEYS": keys.keys_N, "LENGTHS": keys.lengths_BF, "DENSE": batch.dense_BD}
+        if keys.weights_N is not None:
+            arrays["WEIGHTS"] = keys.weights_N
         arrays = {name: array.reshape(1, -1) for name, array in arrays.items()}
     if not batch.dense_BD.size:
         del arrays["DENSE"]

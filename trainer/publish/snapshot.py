@@ -96,7 +96,13 @@ def _table_json(table: _store.TableConfig) -> dict[str, object]:
 
 
 def _feature_json(feature: FeatureConfig) -> dict[str, object]:
-    return {"name": feature.name, "table": feature.table, "pooling": feature.pooling}
+    said: dict[str, object] = {
+        "name": feature.name,
+        "table": feature.table,
+        "pooling": feature.pooling,
+    }
+    # Only where it is: nodes that do not understand it serve all others.
+    return said | {"weighed": True} if feature.keys == "weighed" else said
 
 
 def schema_id(info: SnapshotInfo, tables: Sequence[_store.TableConfig]) -> int:

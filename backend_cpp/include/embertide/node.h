@@ -75,6 +75,7 @@ struct Feature {
   uint32_t table = 0;  // index into Manifest::tables
   uint32_t dim = 0;
   Pooling pooling = Pooling::kSum;
+  bool weighed = false;  // a request has a weight for each key
 };
 
 // What a version is beside its rows. Immutable.

@@ -28,6 +28,7 @@ struct FeatureConfig {
   std::string name;
   std::string table;
   std::string pooling = "sum";  // "sum", "mean" or "none"
+  bool weighed = false;         // a request has a weight for each key
 };
 
 struct BucketFileInfo {

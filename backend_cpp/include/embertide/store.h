@@ -285,12 +285,10 @@ struct RemoteRow {
   Source source = Source::kRemote;
 };
 
-// Keys of one request, or of some of its samples, over F features: bag b is of sample b / F and
-// feature b % F.
+// Keys of a request or of some of its samples, over F features; bag b: sample b / F, feature b % F.
 struct KeyBags {
   std::span<const int64_t> keys;
-  // Bags + 1 ascending places in `keys`: bag b is keys[offsets[b]] .. keys[offsets[b + 1]]. Empty:
-  // bag b is keys[b] alone.
+  // Bags + 1 ascending places in `keys`, where bags begin and end. Empty: bag b is keys[b] alone.
   std::span<const uint32_t> offsets;
   float* out = nullptr;  // samples x out_stride
   size_t out_stride = 0;
@@ -298,6 +296,7 @@ struct KeyBags {
   // OPTIONAL: for each of `keys` 0, or 1 + its place in `remote`; such a key is not looked for.
   const uint32_t* remote_of = nullptr;
   const RemoteRow* remote = nullptr;
+  const float* weights = nullptr;  // OPTIONAL: for each of `keys`, what its row is multiplied by
 
   // Those of `keys` that are in a bag.
   std::span<const int64_t> bag_keys() const {
@@ -353,11 +352,11 @@ class BagReader {
   BagReader& operator=(const BagReader&) = delete;
 
   // Answers several requests over several tables in one pass: what one key waits for in memory
-  // passes behind the others, whatever their tables. Bags are summed in fp64 in the order of their
-  // keys and rounded once; one row is copied bit for bit, none is zeros. `counts` (OPTIONAL, by
-  // table) is added to. Errors are those of ReadView::Lookup; outputs are then unspecified.
-  // Thread-safe. Requires: offsets and places as KeyBags says. kNotOwner: a key's bucket is not
-  // held at the view's version.
+  // passes behind the others. Bags are summed in fp64, each row times its weight if it has one, in
+  // the order of their keys, and rounded once; one row without is copied bit for bit, none is
+  // zeros. Weighed requests do without HBM. `counts` (OPTIONAL, by table) is added to. Errors are
+  // those of ReadView::Lookup; outputs are then unspecified. Thread-safe. Requires: offsets and
+  // places as KeyBags says. kNotOwner: a key's bucket is not held at the view's version.
   Status Lookup(std::span<const BagFeature> features, std::span<const KeyBags> requests,
                 std::span<SourceCounts> counts) const;
 
@@ -366,10 +365,11 @@ class BagReader {
   Status CopyRows(uint32_t table, std::span<const int64_t> keys, std::string* records,
                   uint8_t* sources) const;
   // For a peer: bag b is the keys at places[offsets[b]] .. places[offsets[b + 1]]; `sums` gets bags
-  // x dim fp64 sums, added in that order, default rows included. `sources` gets a Source per key.
-  // Errors as above; thread-safe.
+  // x dim fp64 sums in that order, default rows included, times `weights`: one for each of `places`
+  // or none. `sources` gets a Source per key. Errors as above; thread-safe.
   Status SumBags(uint32_t table, std::span<const int64_t> keys, std::span<const uint32_t> offsets,
-                 std::span<const uint32_t> places, double* sums, uint8_t* sources) const;
+                 std::span<const uint32_t> places, std::span<const float> weights, double* sums,
+                 uint8_t* sources) const;
 
  private:
   const ReadView& view_;
