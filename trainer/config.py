@@ -249,6 +249,12 @@ class ModelConfig:
                         f"table {table.name!r}: its counters name feature {name!r}; its features "
                         f"are {of_table}"
                     )
+                keys = self.features[self.feature_index(name)].keys
+                if keys != "one":
+                    raise ValueError(
+                        f"table {table.name!r}: its counters name feature {name!r}, which has "
+                        f"keys={keys!r}; counts are of one key an event"
+                    )
 
     def _check_net(self) -> None:
         if (self.net == "history") != bool(self.sequences):

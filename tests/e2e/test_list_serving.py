@@ -6,14 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from lists import KEYS, MODEL, plain, source
 from serving import Client, beside
 from tritonclient.utils import InferenceServerException
+from typer.testing import CliRunner
 
 from embertide.server.adapters import triton
+from embertide.trainer.__main__ import app
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data.base import Batch
+from embertide.trainer.data.limit import FirstEvents
+from embertide.trainer.eval.records import Records
 from embertide.trainer.eval.served import ServedModel
 from embertide.trainer.loop import Trainer
 from embertide.trainer.publish.folder import Publication
@@ -96,6 +101,29 @@ def test_both_forms_of_a_request_take_weights(served: Served) -> None:
     np.testing.assert_allclose(both[0], wanted_BE, rtol=1e-6)
     np.testing.assert_array_equal(both[0], both[1].reshape(SAMPLES, -1))
     client.raw.close()
+
+
+def test_replay_asks_for_lists_by_the_runs_file(served: Served, tmp_path: Path) -> None:
+    events = source(tmp_path / "events.parquet")
+    run = tmp_path / "run.py"
+    run.write_text(
+        "from pathlib import Path\n"
+        "from lists import MODEL, source\n"
+        "from embertide.trainer.config import RunConfig\n"
+        f"source = source(Path({str(tmp_path / 'events.parquet')!r}))\n"
+        "run = RunConfig(model=MODEL)\n"
+    )
+    command = ["replay", str(tmp_path / "scores"), "--config", str(run), "--model", "weighed"]
+    done = CliRunner().invoke(app, [*command, "--url", served.server.grpc, "--events", "400"])
+    assert done.exit_code == 0, done.output
+    scores = pq.read_table(Records(tmp_path / "scores").scores)
+    batch = next(FirstEvents(events, 400).batches(batch_size=1000))
+    assert scores["event"].to_pylist() == batch.event_B.tolist()
+    expected = served.trainers["weighed"].learner.score(batch)
+    np.testing.assert_allclose(scores["score"].to_numpy(), expected, atol=1e-6)
+    refused = CliRunner().invoke(app, [*command, "--data", "other.parquet"])
+    assert refused.exit_code == 2
+    assert "--data: " in refused.stderr
 
 
 def request(keys: Any, weights: Any, **more: Any) -> dict[str, Any]:

@@ -191,6 +191,18 @@ def test_what_no_counter_can_be_is_refused() -> None:
         TableConfig(name="item", dtype="fp16", counters=COUNTED)
     with pytest.raises(ValueError, match="half_lives_s is"):
         CountersConfig(feature="cand", half_lives_s=(600, 0))
-    bags = [Bags(keys_N=np.ones(1, np.int64), offsets_B1=np.array([0, 1], np.uint32))] * 10
-    with pytest.raises(ValueError, match="a table has counters"):
-        EmbeddingStore(model()).pool(bags)
+    features = list(model().features)
+    features[2] = dataclasses.replace(features[2], keys="list")
+    with pytest.raises(ValueError, match="feature 'cand', which has keys='list'; counts are of"):
+        dataclasses.replace(model(), features=tuple(features))
+
+
+def test_bags_of_several_keys_give_no_counts() -> None:
+    bags = [Bags.of(np.ones(2, np.int64), np.array([1, 1]))] * 10
+    rows = EmbeddingStore(model())
+    assert rows.pool(bags).shape == (2, rows.embedding_dim)
+    weighed = Bags.of(np.ones(2, np.int64), np.array([1, 1]), np.ones(2, np.float32))
+    for wrong in (weighed, Bags.of(np.ones(2, np.int64), np.array([2, 0]))):
+        assert rows.pool([wrong, *bags[1:]]).shape == (2, rows.embedding_dim)
+        with pytest.raises(ValueError, match="feature 'cand' gives counts of its key, of which no"):
+            rows.pool([*bags[:2], wrong, *bags[3:]])

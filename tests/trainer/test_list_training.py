@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lists import FEATURES, KEYS, MODEL, source
+from lists import DIM, FEATURES, KEYS, MODEL, source
 from numpy.typing import NDArray
 from snapshots import snapshot_files
 from torch import Tensor, nn
 
 from embertide.trainer.commands.inputs import check_model
 from embertide.trainer.config import (
+    CountersConfig,
     FeatureConfig,
     FeatureKeys,
     ModelConfig,
@@ -107,6 +108,37 @@ def test_a_step_over_lists_is_that_of_torchs_embedding_bags(tmp_path: Path) -> N
         want_Nd = reference.tables[table].weight.detach().numpy()
         np.testing.assert_allclose(rows_Nd, want_Nd, rtol=1e-4, atol=1e-6)
         assert np.abs(want_Nd - were.numpy()).max() > 0.02
+
+
+def test_lists_of_one_key_learn_as_one_key_does_beside_counters(tmp_path: Path) -> None:
+    counted = dataclasses.replace(
+        MODEL.tables[0], counters=CountersConfig(feature="item", half_lives_s=(600,))
+    )
+    one, listed = (
+        dataclasses.replace(
+            MODEL,
+            tables=(counted, MODEL.tables[1]),
+            features=(FEATURES[0], FeatureConfig(name="seen", table="item", keys=keys)),
+        )
+        for keys in ("one", "list")
+    )
+    batch = some_batch(tmp_path / "in.parquet")
+    seen_B = (np.arange(len(batch)) % KEYS).astype(np.int64)
+    keys_BF = np.column_stack((batch.keys_BF[:, 0], seen_B))
+    plain = dataclasses.replace(batch, keys_BF=keys_BF, lists={})
+    bags = Bags.of(seen_B, np.ones(len(batch), np.int64))
+    both = [
+        (Learner(RunConfig(model=one)), plain),
+        (Learner(RunConfig(model=listed)), dataclasses.replace(plain, lists={1: bags})),
+    ]
+    for step in range(1, 5):
+        scores = [learner.learn(part) for learner, part in both]
+        np.testing.assert_array_equal(scores[0], scores[1])
+        for learner, _ in both:
+            learner.refresh(int(batch.ts_ms_B[-1]) + step)
+    rows = [learner.rows.store.lookup(0, np.arange(KEYS))[0] for learner, _ in both]
+    np.testing.assert_array_equal(rows[0], rows[1])
+    assert (rows[0][:, DIM:] != 0).any(), "events were counted"
 
 
 def test_lists_say_what_labels_follow(tmp_path: Path) -> None:

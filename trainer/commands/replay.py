@@ -9,8 +9,16 @@ from typing import Annotated
 import typer
 
 from embertide.trainer.commands import event_bar, refusals
-from embertide.trainer.commands.inputs import Data, Events, Hours, StreamSeed, open_input
-from embertide.trainer.errors import TrainerError
+from embertide.trainer.commands.inputs import (
+    Data,
+    Events,
+    Hours,
+    StreamSeed,
+    check_model,
+    open_input,
+)
+from embertide.trainer.data.base import EventSource
+from embertide.trainer.errors import ConfigurationError, TrainerError
 
 
 def command(
@@ -26,6 +34,10 @@ def command(
     ] = None,
     model: Annotated[str, typer.Option(help="The model's name in Triton.")] = "news",
     data: Data = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="The run's file that the model was trained with; its source is scored."),
+    ] = None,
     events: Events = None,
     hours: Hours = 96,
     stream_seed: StreamSeed = 1,
@@ -64,6 +76,9 @@ def command(
     same version.
 
     Example: replay build/scores --bus redis://127.0.0.1:6379 --data clicks.parquet
+
+    A model of your own, whose requests need its lists and sequences: replay build/scores --model
+    mine --config run.py
     """
     from embertide.trainer.data.limit import ScoredMark
     from embertide.trainer.eval.compare import Copy
@@ -72,9 +87,9 @@ def command(
     from embertide.trainer.eval.served import ServedModel, ServedNodes
 
     with refusals(as_json), event_bar("scoring") as bar:
-        source = open_input(data, events, hours, stream_seed)
+        source = _open(config, data, events, hours, stream_seed)
         try:
-            config = ReplayConfig(
+            pace = ReplayConfig(
                 batch_size=batch_size,
                 in_flight=in_flight,
                 max_staleness_ms=None if frozen else round(max_staleness * 60_000),
@@ -99,7 +114,7 @@ def command(
             replay = Replay(
                 ServedNodes(nodes),
                 Records(output),
-                config,
+                pace,
                 scored=mark,
                 copy=Copy(copy) if copy else None,
             )
@@ -113,3 +128,33 @@ def command(
         f"{stats['events']:,} events in {stats['requests']:,} requests, "
         f"{stats['failed_requests']} failed; AUC {days}"
     )
+
+
+def _open(
+    config: Path | None, data: str | None, events: int | None, hours: int, stream_seed: int
+) -> EventSource:
+    """Open what a run's file or the options say, with the columns of the model's sequences.
+
+    Raises:
+        ConfigurationError: The file or the events cannot be read, or have no end.
+    """
+    from embertide.trainer.commands import run_file
+    from embertide.trainer.data.history import HistorySource
+    from embertide.trainer.data.limit import FirstEvents
+    from embertide.trainer.data.redis_stream import RedisStreamSource
+
+    if config is None:
+        return open_input(data, events, hours, stream_seed)
+    given = run_file.load(config)
+    source = given.source
+    if source is None:
+        source = open_input(data, events, hours, stream_seed)
+    elif data is not None:
+        raise ConfigurationError(f"--data: {config} says it; change it there")
+    elif isinstance(source, RedisStreamSource):
+        raise ConfigurationError(f"{config}: a stream, which has no end, is for train; give files")
+    elif events is not None:
+        source = FirstEvents(source, events)
+    check_model(given.run.model, source)
+    sequences = given.run.model.sequences
+    return HistorySource(source, sequences) if sequences else source

@@ -119,6 +119,12 @@ class EmbeddingStore(nn.Module):
         self._tables = [config.table_index(column.table) for column in config.columns]
         for f, table in enumerate(self._tables):
             self._features[table].append(f)
+        self._counted = {
+            config.feature_index(name)
+            for table in config.tables
+            if table.counters is not None
+            for name in table.counters.readers
+        }
         self._dims, widths = config.feature_dims, config.feature_widths
         self._begin = [sum(widths[:f]) for f in range(len(widths) + 1)]
         self._pending: list[tuple[Callable[[Floats], list[_store.BagGradients]], Tensor]] = []
@@ -158,10 +164,8 @@ class EmbeddingStore(nn.Module):
 
         Raises:
             ValueError: There is not one `Bags` a column of KEYS, or they differ in length; or a
-                table has counters, of which no sum means anything.
+                feature whose counters are read has a bag of several keys, or weights.
         """
-        if self._dims != self.config.feature_widths:
-            raise ValueError("a table has counters: give one key a feature, to forward()")
         columns, sizes = len(self._tables), {len(bags) for bags in bags_F}
         if len(bags_F) != columns or len(sizes) != 1:
             raise ValueError(
@@ -169,6 +173,11 @@ class EmbeddingStore(nn.Module):
             )
         out = np.empty((sizes.pop(), self.embedding_dim), np.float32)
         for f, (table, pooling, bags) in enumerate(self._with(bags_F)):
+            if f in self._counted and (bags.weights_N is not None or (bags.sizes_B > 1).any()):
+                raise ValueError(
+                    f"feature {self.config.features[f].name!r} gives counts of its key, of which no"
+                    " sum means anything: give bags of one key, without weights"
+                )
             if bags.weights_N is None:
                 values, _, _ = self.store.lookup(
                     table, bags.keys_N, pooling=pooling, offsets=bags.offsets_B1
