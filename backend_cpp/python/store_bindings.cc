@@ -83,6 +83,51 @@ py::tuple Lookup(const Store& store, uint32_t table, const Array<int64_t>& keys,
   return py::make_tuple(out, source, view.version());
 }
 
+// (table, keys, offsets or None, pooling, out); rows of `out` may stand apart.
+using PyLookup =
+    std::tuple<uint32_t, Array<int64_t>, std::optional<Array<uint32_t>>, std::string, py::array>;
+
+LookupRequest MakeLookup(const Store& store, PyLookup* from) {
+  auto& [table, keys, offsets, pooling, out] = *from;
+  const py::ssize_t count = !offsets.has_value()   ? keys.size()
+                            : offsets->size() == 0 ? 0
+                                                   : offsets->size() - 1;
+  const auto& tables = store.options().tables;
+  constexpr auto kSize = static_cast<py::ssize_t>(sizeof(float));
+  const py::ssize_t dim = table < tables.size() ? tables[table].layout.dim() : 0;
+  // An axis of one row may have any stride.
+  if (!py::isinstance<py::array_t<float>>(out) || !out.writeable() || out.ndim() != 2 ||
+      out.shape(0) != count || out.shape(1) != dim || (dim > 1 && out.strides(1) != kSize) ||
+      (count > 1 && (out.strides(0) % kSize != 0 || out.strides(0) < dim * kSize))) {
+    throw BindingError{{Code::kInvalidArgument,
+                        "out must be fp32 that may be written, bags x dim of the table, "
+                        "the floats of a bag together: " +
+                            std::to_string(count) + " bags"}};
+  }
+  LookupRequest request;
+  request.table = table;
+  request.keys = SpanOf(keys);
+  if (offsets.has_value()) {
+    request.pooling = ParsePooling(pooling);
+    request.offsets = SpanOf(*offsets);
+  }
+  request.out = static_cast<float*>(out.mutable_data());
+  request.out_stride = static_cast<size_t>(count > 1 ? out.strides(0) / kSize : dim);
+  return request;
+}
+
+void LookupBags(const Store& store, std::vector<PyLookup> bags, uint32_t threads) {
+  std::vector<LookupRequest> requests;
+  for (PyLookup& each : bags) requests.push_back(MakeLookup(store, &each));
+  const ReadView view = ValueOrThrow(store.PinNewest());
+  Status status;
+  {
+    const py::gil_scoped_release released;
+    status = view.Lookup(requests, threads);
+  }
+  ThrowIfError(status);
+}
+
 // (table, keys, offsets or None, gradients), as BagGradients has them; rows of gradients may stand
 // apart.
 using PyBags = std::tuple<uint32_t, Array<int64_t>, std::optional<Array<uint32_t>>,
@@ -305,6 +350,7 @@ void BindStore(py::module_& m) {
       .def("lookup", &Lookup, py::arg("table"), py::arg("keys"), py::kw_only(),
            py::arg("pooling") = "none", py::arg("offsets") = Array<uint32_t>(0),
            py::arg("version") = py::none())
+      .def("lookup_bags", &LookupBags, py::arg("bags"), py::kw_only(), py::arg("threads") = 1)
       .def("stage_records",
            [](Store* store, uint64_t version, uint32_t table, uint32_t bucket,
               const py::bytes& records) {

@@ -105,6 +105,30 @@ class EqualityTest : public ::testing::TestWithParam<Place> {
     }
     return answer;
   }
+  // A lookup for each feature and copy of the samples, all asked for at once.
+  std::vector<std::vector<float>> AnswerShared(const Store& store, uint32_t threads,
+                                               size_t copies) {
+    const size_t bags = features_.size();
+    std::vector<std::vector<int64_t>> keys(bags);
+    std::vector<std::vector<uint32_t>> offsets(bags, {0});
+    for (size_t bag = 0; bag + 1 < offsets_.size(); ++bag) {
+      auto& mine = keys[bag % bags];
+      mine.insert(mine.end(), keys_.begin() + offsets_[bag], keys_.begin() + offsets_[bag + 1]);
+      offsets[bag % bags].push_back(static_cast<uint32_t>(mine.size()));
+    }
+    std::vector<std::vector<float>> answers(copies, std::vector<float>(kSamples * stride_, -7.0F));
+    std::vector<LookupRequest> asked;
+    for (std::vector<float>& answer : answers) {
+      for (size_t f = 0; f < bags; ++f) {
+        const auto& [table, pooling, column] = features_[f];
+        asked.push_back(
+            {table, keys[f], pooling, offsets[f], answer.data() + column, stride_, nullptr});
+      }
+    }
+    const ReadView view = std::move(*store.PinNewest());
+    EXPECT_TRUE(view.Lookup(asked, threads).ok());
+    return answers;
+  }
   // Bits for bags of one key or none, 1 ulp for the others.
   void ExpectEqual(const std::vector<float>& got, const std::vector<float>& want) const {
     for (size_t bag = 0; bag + 1 < offsets_.size(); ++bag) {
@@ -210,6 +234,22 @@ TEST_P(EqualityTest, OfWeighedAnswersWhateverThePlaceAndTheForm) {
     ASSERT_TRUE(BagReader(view.value()).Lookup(features_, {&asked, 1}, {}).ok());
   }
   EXPECT_EQ(out[0], out[1]);
+}
+
+TEST_P(EqualityTest, OfLookupsSharedByThreads) {
+  const auto store = Open(GetParam());
+  const std::vector<float> want = Reference();
+  for (const uint32_t threads : {1U, 3U}) {
+    for (const std::vector<float>& answer : AnswerShared(*store, threads, 20)) {
+      ASSERT_NO_FATAL_FAILURE(ExpectEqual(answer, want)) << threads << " threads";
+    }
+  }
+  const ReadView view = std::move(*store->PinNewest());
+  LookupRequest wrong;
+  wrong.table = static_cast<uint32_t>(tables_.size());
+  EXPECT_EQ(view.Lookup({&wrong, 1}, 1).code(), Code::kInvalidArgument);
+  EXPECT_EQ(view.Lookup({}, 0).code(), Code::kInvalidArgument);
+  EXPECT_EQ(view.Lookup({}, kMaxStepThreads + 1).code(), Code::kInvalidArgument);
 }
 
 // How far a row may be from what was encoded follows from the format: half of its last place (10, 7

@@ -1,5 +1,7 @@
 // Batched reads through a pinned view: keys are found (finder.h), and their rows pooled.
 #include <algorithm>
+#include <atomic>
+#include <mutex>
 
 #include "store/finder.h"
 #include "store/row_ops.h"
@@ -14,6 +16,8 @@ constexpr size_t kBagRows = 64;
 // Keys of a chunk: SSD reads come in batches far deeper than a drive's queue, and what a chunk
 // notes of its keys stays in the second-level cache.
 constexpr size_t kChunkKeys = 2048;
+// Keys of several lookups that a thread is woken for, about 0.2 ms of work.
+constexpr size_t kLeastShared = 4096;
 
 // One batch's working memory, kept by each thread; bounded by the largest batch it saw.
 struct Scratch {
@@ -502,16 +506,58 @@ Status BagReader::SumBags(uint32_t table, std::span<const int64_t> keys,
   return Status::Ok();
 }
 
-Status ReadView::Lookup(const LookupRequest& request) const {
-  EMBERTIDE_RETURN_IF_ERROR(store_->impl_->CheckTable(request.table));
-  const TableConfig& table = store_->impl_->tables[request.table].config;
-  EMBERTIDE_RETURN_IF_ERROR(ValidateRequest(request, table));
+// A request as bags of one feature. Errors are those of ReadView::Lookup.
+static Result<std::pair<BagFeature, KeyBags>> AsBags(const Store::Impl& impl,
+                                                     const LookupRequest& request) {
+  EMBERTIDE_RETURN_IF_ERROR(impl.CheckTable(request.table));
+  EMBERTIDE_RETURN_IF_ERROR(ValidateRequest(request, impl.tables[request.table].config));
   // Without pooling every key is a bag of its own.
   const bool single = request.pooling == Pooling::kNone;
   const BagFeature feature{request.table, single ? Pooling::kSum : request.pooling, 0};
   const KeyBags bags{request.keys, single ? std::span<const uint32_t>() : request.offsets,
                      request.out, request.out_stride, request.source};
-  return BagReader(*this).Lookup({&feature, 1}, {&bags, 1}, {});
+  return std::pair(feature, bags);
+}
+
+Status ReadView::Lookup(const LookupRequest& request) const {
+  Result<std::pair<BagFeature, KeyBags>> bags = AsBags(*store_->impl_, request);
+  if (!bags.ok()) return bags.status();
+  return BagReader(*this).Lookup({&bags->first, 1}, {&bags->second, 1}, {});
+}
+
+Status ReadView::Lookup(std::span<const LookupRequest> requests, uint32_t threads) const {
+  Store::Impl& impl = *store_->impl_;
+  EMBERTIDE_RETURN_IF_ERROR(CheckStepThreads(threads));
+  std::vector<std::pair<BagFeature, KeyBags>> pieces;
+  size_t keys = 0;
+  for (const LookupRequest& request : requests) {
+    Result<std::pair<BagFeature, KeyBags>> bags = AsBags(impl, request);
+    if (!bags.ok()) return bags.status();
+    keys += request.keys.size();
+    const auto piece = [&](std::span<const KeyBags> chunk) {
+      for (const KeyBags& each : chunk) pieces.emplace_back(bags->first, each);
+      return Status::Ok();
+    };
+    EMBERTIDE_RETURN_IF_ERROR(ForEachChunk(1, {&bags->second, 1}, piece));
+  }
+  const auto parts = static_cast<uint32_t>(std::clamp<size_t>(keys / kLeastShared, 1, threads));
+  std::unique_lock<std::mutex> crew_lock;
+  Crew* const crew = parts > 1 ? impl.TakeCrew(threads, &crew_lock) : nullptr;
+  const BagReader reader(*this);
+  std::atomic<size_t> next{0};
+  std::vector<Status> done(parts);
+  const auto work = [&](uint32_t part) {
+    for (size_t i = next++; i < pieces.size() && done[part].ok(); i = next++) {
+      done[part] = reader.Lookup({&pieces[i].first, 1}, {&pieces[i].second, 1}, {});
+    }
+  };
+  if (crew == nullptr) {
+    work(0);
+  } else {
+    crew->Run(parts, work);
+  }
+  for (const Status& each : done) EMBERTIDE_RETURN_IF_ERROR(each);
+  return Status::Ok();
 }
 
 }  // namespace embertide

@@ -27,6 +27,12 @@ Result<Optimizer> ParseOptimizer(const std::string& name) {
                                             "rowwise_adam");
 }
 
+Status CheckStepThreads(uint32_t threads) {
+  if (threads >= 1 && threads <= kMaxStepThreads) return Status::Ok();
+  return {Code::kInvalidArgument, "a step of " + std::to_string(threads) + " threads; give 1 to " +
+                                      std::to_string(kMaxStepThreads)};
+}
+
 Status StepOptions::Validate() const {
   if (!std::isfinite(learning_rate)) {
     return Refuse("learning_rate", learning_rate, "a finite number");

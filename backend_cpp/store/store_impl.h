@@ -280,8 +280,8 @@ struct Store::Impl {
   const Decay decay{options.utility_decay};
   std::vector<std::unique_ptr<GroupPrice>> groups;  // as options.prune_groups
   std::atomic<uint32_t> tick{0};                    // steps that were begun, modulo RowAux::kTicks
-  std::mutex crew_mutex;       // held by a step of several threads; taken before any writer lock
-  std::unique_ptr<Crew> crew;  // the largest that a step asked for
+  std::mutex crew_mutex;       // of TakeCrew; taken before any writer lock, or a read begins
+  std::unique_ptr<Crew> crew;  // of as many threads as were asked for last
 
   std::mutex seal_mutex;  // held while one is written
   // Guards the seal's manifest. Taken after a device's writer lock, never before one.
@@ -343,6 +343,8 @@ struct Store::Impl {
   // kInvalidArgument naming what is out of range.
   Status CheckTable(uint32_t table) const;
   Status CheckBucket(uint32_t table, uint32_t bucket) const;
+  // The crew of so many threads, at least 1, for as long as `lock` is held.
+  Crew* TakeCrew(uint32_t threads, std::unique_lock<std::mutex>* lock);
 
   // --- residency.cc; the device's writer is held -------------------------------------------------
   // A DDR slot, evicting to SSD as needed. kResourceExhausted when nothing more can go.

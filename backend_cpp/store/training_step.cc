@@ -335,18 +335,9 @@ Result<uint64_t> RunTables(Store::Impl* impl, std::span<const BagGradients> bags
   }
   std::stable_sort(by_table.begin(), by_table.end(),
                    [](const auto* a, const auto* b) { return a->table < b->table; });
-  if (threads == 0 || threads > kMaxStepThreads) {
-    return Status(Code::kInvalidArgument, "a step of " + std::to_string(threads) +
-                                              " threads; give 1 to " +
-                                              std::to_string(kMaxStepThreads));
-  }
-  std::unique_lock crew(impl->crew_mutex, std::defer_lock);
-  if (threads > 1) {
-    crew.lock();
-    if (impl->crew == nullptr || impl->crew->size() != threads) {
-      impl->crew = std::make_unique<Crew>(threads);
-    }
-  }
+  EMBERTIDE_RETURN_IF_ERROR(CheckStepThreads(threads));
+  std::unique_lock<std::mutex> crew_lock;
+  Crew* const crew = threads > 1 ? impl->TakeCrew(threads, &crew_lock) : nullptr;
   TableStep step{impl, nullptr, options, 0, nullptr};
   std::optional<MomentDecay> decay;
   if (options != nullptr) {
@@ -367,7 +358,7 @@ Result<uint64_t> RunTables(Store::Impl* impl, std::span<const BagGradients> bags
     const auto end = std::find_if(first, by_table.end(),
                                   [table](const auto* each) { return each->table != table; });
     step.table = &impl->tables[table];
-    TableRun run(step, threads > 1 ? impl->crew.get() : nullptr, &ThreadScratch());
+    TableRun run(step, crew, &ThreadScratch());
     run.Run({{first, end}});
     done += options == nullptr ? run.made() : run.updated();
     if (failure.ok()) failure = run.failure();
@@ -378,6 +369,12 @@ Result<uint64_t> RunTables(Store::Impl* impl, std::span<const BagGradients> bags
 }
 
 }  // namespace
+
+Crew* Store::Impl::TakeCrew(uint32_t threads, std::unique_lock<std::mutex>* lock) {
+  *lock = std::unique_lock(crew_mutex);
+  if (crew == nullptr || crew->size() != threads) crew = std::make_unique<Crew>(threads);
+  return crew.get();
+}
 
 Result<uint64_t> Store::EnsureRows(uint32_t t, std::span<const int64_t> keys) {
   const BagGradients bags{t, keys, {}, nullptr, 0};

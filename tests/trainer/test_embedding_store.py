@@ -270,3 +270,40 @@ def test_a_marked_key_is_a_change_as_it_is_or_as_a_tombstone() -> None:
     rows.step()
     assert list(_store.record_keys(layout, rows.store.take_changes(0, bucket))) == [gone]
     assert rows.store.export_bucket(0, bucket).count(_store.encode_record(gone, 3, 0, b"")[:10])
+
+
+def test_lookups_do_not_depend_on_the_threads() -> None:
+    rng = np.random.default_rng(8)
+    rows = make()
+    keys_BF = rng.integers(0, 10 * KEYS, (5000, len(CONFIG.features)))  # enough for all threads
+    before = torch.get_num_threads()
+    try:
+        rows(keys_BF).sum().backward()
+        rows.step()
+        found = []
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            found.append(rows(keys_BF).detach().numpy())
+    finally:
+        torch.set_num_threads(before)
+    tables = (CONFIG.table_index(feature.table) for feature in CONFIG.features)
+    want = [rows.store.lookup(t, keys_BF[:, f])[0] for f, t in enumerate(tables)]
+    for each in found:
+        assert (each == np.concatenate(want, axis=1)).all()
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        np.empty((3, 8), np.float64),
+        np.empty((2, 8), np.float32),
+        np.empty((3, 4), np.float32),
+        np.empty((3, 16), np.float32)[:, ::2],
+        np.empty((3, 8), np.float32)[::-1],
+        np.frombuffer(bytes(96), np.float32).reshape(3, 8),
+    ],
+    ids=["fp64", "rows", "dim", "apart", "backwards", "read-only"],
+)
+def test_an_answer_that_cannot_be_written_is_refused(out: NDArray[np.float32]) -> None:
+    with pytest.raises(_store.StoreError, match="out must be fp32"):
+        make().store.lookup_bags([(0, np.arange(3), None, "sum", out)])

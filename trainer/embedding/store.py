@@ -37,6 +37,10 @@ _MAX_THREADS = 64  # that the store shares a step by
 _LEAST_BYTES = 64 << 10  # a share of all keys that is less than this is left alone
 
 
+def _threads() -> int:
+    return min(torch.get_num_threads(), _MAX_THREADS)
+
+
 def store_table(table: TableConfig, index: int, seed: int) -> _store.TableConfig:
     """Return the store's description of a table."""
     layout = _store.RowLayout(
@@ -114,11 +118,8 @@ class EmbeddingStore(nn.Module):
         self.prune = prune
         self.steps = self._pruned_at = self.passes = 0
         self.pruned: _store.PruneOutcome | None = None  # the newest pass
-        self._features: list[list[int]] = [[] for _ in config.tables]
         self._poolings = [column.pooling for column in config.columns]
         self._tables = [config.table_index(column.table) for column in config.columns]
-        for f, table in enumerate(self._tables):
-            self._features[table].append(f)
         self._counted = {
             config.feature_index(name)
             for table in config.tables
@@ -147,15 +148,14 @@ class EmbeddingStore(nn.Module):
         In training mode, unless torch records no gradients, the result takes one for `step`.
         """
         keys_BF = np.asarray(keys_BF, np.int64)
+        keys_FB = np.ascontiguousarray(keys_BF.T)
         out = np.empty((len(keys_BF), self.embedding_dim), np.float32)
-        for table, features in enumerate(self._features):
-            if not features:
-                continue
-            keys = np.ascontiguousarray(keys_BF[:, features].T).reshape(-1)
-            values, _, _ = self.store.lookup(table, keys)
-            for i, f in enumerate(features):
-                out[:, self._columns(f)] = values[i * len(keys_BF) : (i + 1) * len(keys_BF)]
-        return self._taking(partial(self._of_keys, keys_BF), out)
+        bags: list[_store.BagLookup] = [
+            (table, keys_B, None, "sum", out[:, self._columns(f)])
+            for f, (table, keys_B) in enumerate(zip(self._tables, keys_FB, strict=True))
+        ]
+        self.store.lookup_bags(bags, threads=_threads())
+        return self._taking(partial(self._of_keys, keys_FB), out)
 
     def pool(self, bags_F: Sequence[Bags]) -> Tensor:
         """Return embeddings_BE for any number of keys a feature, pooled as its config says.
@@ -172,20 +172,20 @@ class EmbeddingStore(nn.Module):
                 f"{len(bags_F)} features of {sorted(sizes)} bags; give {columns} of one number"
             )
         out = np.empty((sizes.pop(), self.embedding_dim), np.float32)
+        lookups: list[_store.BagLookup] = []
         for f, (table, pooling, bags) in enumerate(self._with(bags_F)):
             if f in self._counted and (bags.weights_N is not None or (bags.sizes_B > 1).any()):
                 raise ValueError(
                     f"feature {self.config.features[f].name!r} gives counts of its key, of which no"
                     " sum means anything: give bags of one key, without weights"
                 )
+            out_Bd = out[:, self._columns(f)]
             if bags.weights_N is None:
-                values, _, _ = self.store.lookup(
-                    table, bags.keys_N, pooling=pooling, offsets=bags.offsets_B1
-                )
+                lookups.append((table, bags.keys_N, bags.offsets_B1, pooling, out_Bd))
             else:
                 rows_Nd, _, _ = self.store.lookup(table, bags.keys_N)
-                values = bags.pooled(rows_Nd, pooling)
-            out[:, self._columns(f)] = values
+                out_Bd[:] = bags.pooled(rows_Nd, pooling)
+        self.store.lookup_bags(lookups, threads=_threads())
         return self._taking(partial(self._of_bags, bags_F), out)
 
     def _with(self, bags_F: Sequence[Bags]) -> Iterator[tuple[int, Pooling, Bags]]:
@@ -227,7 +227,7 @@ class EmbeddingStore(nn.Module):
             beta1=self.optimizer.beta1,
             beta2=self.optimizer.beta2,
             max_gradient_norm=self.optimizer.max_gradient_norm,
-            threads=min(torch.get_num_threads(), _MAX_THREADS),
+            threads=_threads(),
         )
         self._pending.clear()
         self.steps += 1
@@ -263,15 +263,15 @@ class EmbeddingStore(nn.Module):
         if self.prune is not None:
             self.store.set_prune_state(0, state)
 
-    def _of_keys(self, keys_BF: Keys, gradient_BE: Floats) -> "list[_store.BagGradients]":
+    def _of_keys(self, keys_FB: Keys, gradient_BE: Floats) -> "list[_store.BagGradients]":
         """Return the gradients of a forward pass; a place of a sequence not taken has none."""
         bags: list[_store.BagGradients] = []
-        for f, table in enumerate(self._tables):
-            keys_B, gradient_Bd = keys_BF[:, f], gradient_BE[:, self._learned(f)]
+        for f, (table, keys_B) in enumerate(zip(self._tables, keys_FB, strict=True)):
+            gradient_Bd = gradient_BE[:, self._learned(f)]
             if f >= len(self.config.features):
                 taken_B = keys_B != PADDING_KEY
                 keys_B, gradient_Bd = keys_B[taken_B], gradient_Bd[taken_B]
-            bags.append((table, np.ascontiguousarray(keys_B), None, gradient_Bd))
+            bags.append((table, keys_B, None, gradient_Bd))
         return bags
 
     def _of_bags(self, bags_F: Sequence[Bags], gradient_BE: Floats) -> "list[_store.BagGradients]":

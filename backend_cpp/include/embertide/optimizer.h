@@ -48,6 +48,10 @@ constexpr bool KeepsElements(Optimizer optimizer) {
 // Whether it counts a row's steps: t.
 constexpr bool CountsSteps(Optimizer optimizer) { return optimizer == Optimizer::kRowwiseAdam; }
 
+// Threads that a step, or its lookups, may be shared by; kInvalidArgument if they are others.
+inline constexpr uint32_t kMaxStepThreads = 64;
+Status CheckStepThreads(uint32_t threads);
+
 // What may differ from step to step.
 struct StepOptions {
   float learning_rate = 0.01F;

@@ -327,6 +327,9 @@ class ReadView {
   // kInvalidArgument: table, offsets or stride are wrong (nothing is written). kDeviceError,
   // kCorrupt: an SSD block could not be read or failed its checksum.
   Status Lookup(const LookupRequest& request) const;
+  // Answers several, by 1 to kMaxStepThreads threads where that is worth its while; no answer
+  // depends on how many. Errors are those of any request; outputs are then unspecified.
+  Status Lookup(std::span<const LookupRequest> requests, uint32_t threads) const;
 
   // Counts no access.
   RowLocation Explain(uint32_t table, uint64_t key) const;
@@ -386,9 +389,6 @@ struct RowState {
   std::vector<float> elements = {};  // dim of Adagrad's h_d or row-wise Adam's m_d; else none
   bool operator==(const RowState&) const = default;
 };
-
-// Threads that a step may be shared by.
-inline constexpr uint32_t kMaxStepThreads = 64;
 
 // The gradients of some bags of one table. A key of several bags, or several times in one, has a
 // gradient from each.
