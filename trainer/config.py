@@ -16,6 +16,7 @@ Pooling = Literal["sum", "mean"]
 FeatureKeys = Literal["one", "list", "weighed"]
 Optimizer = Literal["rowwise_adagrad", "adagrad", "sgd", "rowwise_adam"]  # of rows
 Net = Literal["dlrm", "dcn_v2", "deepfm", "history"]
+NetDtype = Literal["fp32", "bf16"]
 
 NO_TIME = 32.0
 """Half-lives before the origin that counts are reckoned from; they tell an event then from none."""
@@ -449,6 +450,8 @@ class RunConfig:
         seed: Of the net and of new rows.
         batch_size: Events of a step, at least: a group of one time is never split. Small batches
             learn more from each event, large ones go faster.
+        net_dtype: What the dense net multiplies in while it learns: "fp32", or "bf16", which is
+            faster where the CPU has AMX. Weights, rows, and all that is served stay fp32.
         threads: Of torch and of the store's step; a part of what repeats bit for bit.
         warmup_events: First events of a fresh run that transforms of dense features are fitted on
             before they are learned from, where a feature needs it. 50,000 tell a share to 0.005.
@@ -476,6 +479,7 @@ class RunConfig:
     prune: PruneConfig | None = None
     seed: int = 1
     batch_size: int = 256
+    net_dtype: NetDtype = "fp32"
     threads: int = 1
     warmup_events: int = 50_000
     ahead_bytes: int = 64 << 20
@@ -496,6 +500,8 @@ class RunConfig:
         for name in (*counts, "devices", "checkpoint_memory_bytes", "warmup_events"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.net_dtype not in get_args(NetDtype):
+            raise ValueError(f"net_dtype is {self.net_dtype!r}; use one of {get_args(NetDtype)}")
         names = [table.name for table in self.model.tables]
         for table in self.prune.tables if self.prune is not None else ():
             if table not in names:

@@ -62,6 +62,7 @@ class Learner:
         )
         self.origin_ms: int | None = None
         self.counters = Counters(run.model)
+        self._quick = run.net_dtype == "bf16"
         self._loss = nn.BCEWithLogitsLoss()
 
     def warm_up(self, batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -108,12 +109,14 @@ class Learner:
         return scores_B.numpy()
 
     def learn(self, batch: Batch) -> NDArray[np.float32]:
-        """Take a step and return the score_B from before it."""
+        """Take a step and return the score_B from before it, as the net that learns gives it."""
         self.optimizer.zero_grad()
         label_B = torch.from_numpy(batch.label_B)
         dense_BD, missing = self._dense(batch)
         self.missing += missing
-        logits_B: Tensor = self.net(dense_BD, self._embeddings(batch))
+        embeddings_BE = self._embeddings(batch)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self._quick):
+            logits_B: Tensor = self.net(dense_BD, embeddings_BE).float()
         self._loss(logits_B, label_B).backward()
         self.optimizer.step()
         self.rows.step()
