@@ -31,7 +31,7 @@ class Row:
     better: Literal["higher", "lower"]
     n: int
     spread: float  # the larger side's (maximum - minimum) / median
-    target: float
+    target: float  # 0: none
 
     @property
     def met(self) -> bool:
@@ -84,6 +84,12 @@ def machine() -> str:
     return f"{_cpu()}, {os.cpu_count()} cores, {memory_gib:.0f} GiB, {platform.platform()}"
 
 
+def resident_bytes() -> int:
+    """Return what this process has in memory."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 def _commit(root: Path) -> str:
     git = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40"]
     result = subprocess.run(git, capture_output=True, text=True, check=False)
@@ -123,7 +129,7 @@ def show(title: str, rows: Sequence[Row]) -> None:
         table.add_column(column, justify="left" if column in {"case", "peer is"} else "right")
     for row in rows:
         sign = "≥" if row.better == "higher" else "≤"
-        colour = "green" if row.met else "red"
+        colour = "white" if row.target == 0 else "green" if row.met else "red"
         table.add_row(
             row.case,
             row.metric,
@@ -131,7 +137,7 @@ def show(title: str, rows: Sequence[Row]) -> None:
             _digits(row.peer),
             row.unit,
             f"[{colour}]{row.ratio:.2f}[/{colour}]",
-            f"{sign} {row.target:g}",
+            f"{sign} {row.target:.3g}" if row.target else "",
             f"{row.spread:.0%}",
             row.peer_name,
         )

@@ -10,10 +10,8 @@ rows on the disk, and is compared with a store whose rows are mostly there.
 import dataclasses
 import json
 import multiprocessing
-import os
 import statistics
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,11 +48,6 @@ class Grown:
     resident: int  # of the process, more than before the first row
 
 
-def _resident() -> int:
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
 def _grow(profile: str) -> Grown:
     rng = np.random.default_rng(1)
     table = ours.table_of(_ROWS, _DIM)
@@ -62,7 +55,7 @@ def _grow(profile: str) -> Grown:
         tables=[table], profile=profile, ddr_budget_bytes=_ROWS * (_PAYLOAD + 120) + (64 << 20)
     )
     order = rng.permutation(_ROWS)
-    before = _resident()
+    before = report.resident_bytes()
     rows: list[int] = []
     over: list[float] = []
     for part in np.array_split(order, _SHARES):
@@ -78,7 +71,7 @@ def _grow(profile: str) -> Grown:
             _note(store, rows, over)
     stats = store.stats()
     account = stats["ddr_payload_bytes"] + stats["index_bytes"]
-    return Grown(rows, over, account, _resident() - before)
+    return Grown(rows, over, account, report.resident_bytes() - before)
 
 
 def _note(store: _store.Store, rows: list[int], over: list[float]) -> None:
@@ -136,9 +129,9 @@ def _on_the_ssd(case: str) -> Iterator[report.Row]:
 
 
 def _pruned_hash() -> float:
-    before = _resident()
+    before = report.resident_bytes()
     peer = peers.PrunedHash(_ROWS, _DIM)
-    over = (_resident() - before) / _ROWS - _PAYLOAD
+    over = (report.resident_bytes() - before) / _ROWS - _PAYLOAD
     del peer
     return over - 4  # the rows' ids, which the benchmark keeps
 

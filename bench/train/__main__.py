@@ -2,8 +2,8 @@
 
 Each part prints a table and writes `build/bench/train_PART.json` and `.svg`. Runs that are done are
 kept in `build/bench/train`, so a part that was stopped goes on. `--data` is a news portal's clicks
-(docs/results/training.md says which); bars are set for that file. The part `criteo` is for a file
-of Criteo's ads, and runs when it is named.
+(docs/results/training.md says which); bars are set for that file. Other parts run when they are
+named: `criteo` is for a file of Criteo's ads; `memory` makes its own events.
 """
 
 import argparse
@@ -21,15 +21,25 @@ from embertide.trainer.errors import TrainerError
 
 _CONSOLE = Console(stderr=True, highlight=False)
 _PARTS = ("quality", "pruning", "drift")
-_KNOWN = (*_PARTS, "criteo")
+_OWN = ("memory",)
+_KNOWN = (*_PARTS, "criteo", *_OWN)
 _DAYS = (4, 9)
+
+
+def _stream(arguments: argparse.Namespace) -> Stream:
+    return Stream(
+        path=arguments.data.resolve(),
+        days=tuple(arguments.days),
+        seen_by="cand",
+        events=arguments.events,
+    )
 
 
 def main() -> int:
     """Run the parts; the exit code says whether they ran, not whether bars were reached."""
     parser = argparse.ArgumentParser(prog="bench.train", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(_KNOWN)}")
-    parser.add_argument("--data", type=Path, required=True, metavar="PATH")
+    parser.add_argument("--data", type=Path, metavar="PATH")
     parser.add_argument("--events", type=int, help="read the first events alone; no bar holds then")
     parser.add_argument("--days", type=int, nargs=2, default=_DAYS, metavar="DAY")
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs of each case")
@@ -39,19 +49,18 @@ def main() -> int:
     unknown = [part for part in arguments.parts if part not in _KNOWN]
     if unknown:
         parser.error(f"there is no part {unknown[0]!r}; there are {', '.join(_KNOWN)}")
-    if not arguments.data.is_file():
-        parser.error(f"there is no file {arguments.data}")
-    stream = Stream(
-        path=arguments.data.resolve(),
-        days=tuple(arguments.days),
-        seen_by="cand",
-        events=arguments.events,
-    )
-    seeds = range(1, arguments.seeds + 1)
+    parts = arguments.parts or _PARTS
+    has_file = arguments.data is not None and arguments.data.is_file()
+    if not has_file and not set(parts) <= set(_OWN):
+        parser.error(f"--data is {arguments.data}; give a file of events")
     try:
-        for part in arguments.parts or _PARTS:
+        for part in parts:
             module = importlib.import_module(f"bench.train.{part}")
-            rows = module.run(stream, seeds, arguments.jobs)
+            rows = (
+                module.run(arguments.events)
+                if part in _OWN
+                else module.run(_stream(arguments), range(1, arguments.seeds + 1), arguments.jobs)
+            )
             report.write(arguments.out / f"train_{part}.json", ROOT, rows)
             report.show(f"The trainer: {part}", rows)
             plot.draw(f"The trainer: {part}", rows, arguments.out / f"train_{part}.svg")
