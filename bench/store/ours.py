@@ -116,9 +116,14 @@ def train(tables: int, rows: int, dim: int) -> _store.Store:
         profile="train",
         ddr_budget_bytes=tables * rows * row_bytes + _SLACK,
     )
+    make_rows(store, tables, rows)
+    return store
+
+
+def make_rows(store: _store.Store, tables: int, rows: int) -> None:
+    """Make `rows` rows in each of the first tables of a training store."""
     order = np.random.default_rng(1).permutation(rows)
     for table in range(tables):
         for part in np.array_split(order, 10):
             store.ensure_rows(table, keys_of(part))
     settle(store)
-    return store

@@ -32,7 +32,7 @@ def fbgemm(module: str) -> Any:
     try:
         return importlib.import_module(f"fbgemm_gpu.{module}")
     except ImportError as error:
-        raise BenchError(f"FBGEMM is not in {FOLDER} ({error}): run make bench-store") from error
+        raise BenchError(f"FBGEMM is not in {FOLDER} ({error}): run make build/.peers") from error
 
 
 def use_huge_pages(tensor: Tensor) -> None:
@@ -97,9 +97,11 @@ class TrainingTbe:
         accumulators_R: Tensor = self._module.split_optimizer_states()[0][0]
         return weights_RD, accumulators_R
 
-    def forward(self, ids_N: Tensor, offsets_B: Tensor) -> None:
-        """Pool the bags, table by table."""
-        self._pooled = self._module(ids_N, offsets_B)
+    def forward(self, ids_N: Tensor, offsets_B: Tensor) -> Tensor:
+        """Return the bags pooled, table by table; its backward brings gradients into the rows."""
+        pooled: Tensor = self._module(ids_N, offsets_B)
+        self._pooled = pooled
+        return pooled
 
     def backward(self, gradients_BE: Tensor) -> None:
         """Bring the gradients of the last forward's answer into the rows."""
