@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from embertide.trainer import config
 from embertide.trainer.__main__ import app
 from embertide.trainer.commands.run_file import attributes, explained, load
-from embertide.trainer.config import RunConfig, criteo, globo
+from embertide.trainer.config import PRESETS, RunConfig, criteo
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.errors import ConfigurationError, DataError, TrainerError
 
@@ -24,7 +24,7 @@ def test_every_setting_is_explained_and_nothing_else(kind: type) -> None:
     assert all(attributes(kind).values())
 
 
-@pytest.mark.parametrize("preset", [globo, criteo])
+@pytest.mark.parametrize("preset", PRESETS.values())
 def test_the_printed_file_is_the_run_itself(tmp_path: Path, preset: object) -> None:
     assert callable(preset)
     run = RunConfig(model=preset(), batch_size=77)

@@ -102,7 +102,7 @@ class _Explainer:
         inner = indent + "    "
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             name = type(value).__name__
-            if name in self.seen:
+            if self.seen.issuperset(_names(value)):
                 yield f"{indent}{before}{_brief(value)}{after}"
                 return
             self.seen.add(name)
@@ -120,6 +120,17 @@ class _Explainer:
             yield f"{indent}){after}"
         else:
             yield f"{indent}{before}{value!r}{after}"
+
+
+def _names(value: Any) -> Iterator[str]:
+    """Yield the names of all dataclasses in a value."""
+    if isinstance(value, tuple):
+        for each in value:
+            yield from _names(each)
+    elif dataclasses.is_dataclass(value):
+        yield type(value).__name__
+        for field in dataclasses.fields(value):
+            yield from _names(getattr(value, field.name))
 
 
 def _brief(value: Any) -> str:
