@@ -32,10 +32,11 @@ _LOAD_S = 60.0
 _HEARTBEAT_MS, _LONGEST_DEADLINE_MS = 100, 1000
 
 
-def _rows_budget(stream: Mapping[str, Any]) -> int:
+def _rows_budget(stream: Mapping[str, Any], nodes: int = 1) -> int:
+    """Return that of a node's share; what a device needs at least, it needs on every node."""
     chains = _WINDOW * _CHAIN_BYTES * int(stream["changed_rows"])
     least = chains + DEVICES * _LEAST_ROWS_BYTES
-    return max(int(DDR_SHARE * stream["row_bytes"]), least)
+    return max(int(DDR_SHARE * stream["row_bytes"]) // nodes, least)
 
 
 def ddr_budget(stream: Mapping[str, Any]) -> int:
@@ -47,7 +48,7 @@ def ddr_budget(stream: Mapping[str, Any]) -> int:
 def node_budget(stream: Mapping[str, Any]) -> int:
     """Return that of a node that holds half of the rows, and while buckets move three quarters."""
     index = int(stream["index_bytes"]) * 3 // 4
-    return max(index + _rows_budget(stream) // NODES, DEVICES * _LEAST_DEVICE_BYTES)
+    return max(index + _rows_budget(stream, NODES), DEVICES * _LEAST_DEVICE_BYTES)
 
 
 class DemoFleet:
