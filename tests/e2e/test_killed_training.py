@@ -71,8 +71,7 @@ class Run:
             wait_until(self.writes, timeout_s=60, every_s=0.001)
             delay_s = rng.uniform(0, 0.1)
         until = time.monotonic() + delay_s
-        while time.monotonic() < until and not self.ended():
-            time.sleep(0.001)
+        wait_until(lambda: time.monotonic() >= until or self.ended(), every_s=0.001)
         if self.ended():
             return False
         self.child.kill()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from killing import train
 
 from embertide.trainer.checkpoint import checkpoint as checkpoints
 from embertide.trainer.config import ModelConfig, RunConfig, globo_counters
@@ -14,11 +15,10 @@ from embertide.trainer.data.history import HistorySource
 from embertide.trainer.data.limit import blocks
 from embertide.trainer.eval.metrics import Prequential
 from embertide.trainer.learner import Learner
-from embertide.trainer.loop import Progress, Trainer
+from embertide.trainer.loop import Trainer
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.snapshot import read_manifest
 
-CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 NEWS = NewsSource(NewsConfig(hours=3, views_per_hour=60, users=15, new_items_per_hour=5))
 
 
@@ -33,32 +33,9 @@ def model(users: int) -> ModelConfig:
 RUN = RunConfig(model=model(users=8), batch_size=24, publish_every_s=600, snapshot_every=4)
 
 
-class Killed(BaseException):
-    """What nobody catches, as nobody catches SIGKILL."""
-
-
-def train(publication: Publication, batches: int = 0) -> Trainer:
-    """Train to the end, or until so many batches are learned, then die."""
-    left = batches
-
-    def show(_progress: Progress) -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            raise Killed
-
-    trainer = Trainer(RUN, publication, program_cache=CACHE)
-    if batches:
-        with pytest.raises(Killed):
-            trainer.fit(NEWS, progress=show, every_s=0)
-    else:
-        trainer.fit(NEWS)
-    return trainer
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
-    return train(Publication(tmp_path_factory.mktemp("whole") / "pub"))
+    return train(RUN, NEWS, Publication(tmp_path_factory.mktemp("whole") / "pub"))
 
 
 def test_a_killed_run_ends_with_the_rows_net_and_histories_of_one_never_killed(
@@ -69,9 +46,9 @@ def test_a_killed_run_ends_with_the_rows_net_and_histories_of_one_never_killed(
     shutil.copyfile(whole.publication.program, path / "program.pt2")  # exporting takes seconds
     publication = Publication(path)
     for batches in (9, 7):  # what is resumed lies within a batch
-        train(publication, batches)
+        train(RUN, NEWS, publication, batches)
         assert len(publication.snapshots()) > 0
-    resumed = train(publication)
+    resumed = train(RUN, NEWS, publication)
     theirs, mine = (p.snapshots()[-1] for p in (whole.publication, publication))
     assert mine.number == theirs.number
     for ours, wanted in zip(resumed.rows.buckets(), whole.rows.buckets(), strict=True):

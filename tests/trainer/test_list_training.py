@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from killing import train
 from lists import DIM, FEATURES, KEYS, MODEL, source
 from numpy.typing import NDArray
 from snapshots import snapshot_files
@@ -28,14 +29,11 @@ from embertide.trainer.config import (
     SequenceConfig,
 )
 from embertide.trainer.data.base import Batch
-from embertide.trainer.data.parquet import ParquetSource
 from embertide.trainer.embedding.bags import Bags
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.learner import Learner
-from embertide.trainer.loop import Progress, Trainer
 from embertide.trainer.publish.folder import Publication
 
-CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 RATE = 20.0  # a step that is seen
 RUN = RunConfig(model=MODEL, batch_size=24, publish_every_s=60, snapshot_every=4)
 
@@ -160,38 +158,15 @@ def test_lists_say_what_labels_follow(tmp_path: Path) -> None:
 # --- killed and resumed ---------------------------------------------------------------------------
 
 
-class Killed(BaseException):
-    """What nobody catches, as nobody catches SIGKILL."""
-
-
-def train(publication: Publication, events: ParquetSource, batches: int = 0) -> Trainer:
-    """Train to the end, or until so many batches are learned, then die."""
-    left = batches
-
-    def show(_progress: Progress) -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            raise Killed
-
-    trainer = Trainer(RUN, publication, program_cache=CACHE)
-    if batches:
-        with pytest.raises(Killed):
-            trainer.fit(events, progress=show, every_s=0)
-    else:
-        trainer.fit(events)
-    return trainer
-
-
 def test_a_killed_run_over_lists_ends_with_the_bytes_of_one_never_killed(tmp_path: Path) -> None:
     events = source(tmp_path / "in.parquet")
-    whole = train(Publication(tmp_path / "whole"), events)
+    whole = train(RUN, events, Publication(tmp_path / "whole"))
     (tmp_path / "pub").mkdir()
     shutil.copyfile(whole.publication.program, tmp_path / "pub" / "program.pt2")
     publication = Publication(tmp_path / "pub")
     for batches in (9, 7):  # what is resumed lies within a batch
-        train(publication, events, batches)
-    resumed = train(publication, events)
+        train(RUN, events, publication, batches)
+    resumed = train(RUN, events, publication)
     assert resumed.number == whole.number > 5
     files = [
         snapshot_files(each.snapshot_path(each.snapshots()[-1]))

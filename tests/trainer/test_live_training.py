@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import redis
+from killing import CACHE, Killed
 from serving import wait_until
 from snapshots import snapshot_files
 
@@ -28,16 +29,11 @@ from embertide.trainer.data.redis_stream import (
 from embertide.trainer.loop import Progress, Trainer
 from embertide.trainer.publish.folder import Publication
 
-CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 RUN = RunConfig(
     model=globo(), optimizer=globo_rates(), batch_size=24, publish_every_s=600, snapshot_every=4
 )
 NEWS = NewsSource(NewsConfig(hours=3, views_per_hour=60, users=80, new_items_per_hour=5))
 TOTAL = NEWS.total_events()
-
-
-class Killed(BaseException):
-    """What nobody catches, as nobody catches SIGKILL."""
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from killing import CACHE, Killed, train
 from serving import flip_byte, wait_until
 from snapshots import snapshot_files
 
@@ -26,22 +27,17 @@ from embertide.trainer.data.base import Batch
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.learner import Learner
-from embertide.trainer.loop import Progress, Trainer
+from embertide.trainer.loop import Trainer
 from embertide.trainer.model.export import tensor_bytes
 from embertide.trainer.publish.folder import Publication, VersionId
 from embertide.trainer.publish.publisher import Publisher
 from embertide.trainer.publish.snapshot import SnapshotInfo, write_snapshot
 
-CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 # So few bytes that rows go and come back at every pass.
 PRUNE = PruneConfig(bytes=10_000, half_life=20, first=(3,), every=5, least=2)
 RUN = RunConfig(model=globo(), prune=PRUNE, batch_size=24, publish_every_s=600, snapshot_every=4)
 NEWS = NewsSource(NewsConfig(hours=3, views_per_hour=60, users=80, new_items_per_hour=5))
 TOTAL = NEWS.total_events()
-
-
-class Killed(BaseException):
-    """What nobody catches, as nobody catches SIGKILL."""
 
 
 @dataclasses.dataclass
@@ -102,21 +98,6 @@ def assert_ends_as(whole: Whole, publication: Publication, trainer: Trainer) -> 
     assert found.checkpoint.version == publication.snapshots()[-1]
 
 
-def kill_after_batches(publication: Publication, batches: int) -> None:
-    """Train until so many batches are learned, then die."""
-    left = batches
-
-    def show(progress: Progress) -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            raise Killed
-
-    trainer = Trainer(RUN, publication, program_cache=CACHE)
-    with pytest.raises(Killed):
-        trainer.fit(NEWS, progress=show, every_s=0)
-
-
 # --- killed and resumed ---------------------------------------------------------------------------
 
 
@@ -138,7 +119,7 @@ def test_the_whole_run_learns_everything_once_and_publishes_by_event_time(whole:
 def test_a_run_killed_between_batches_ends_as_one_never_killed(
     whole: Whole, fresh: Publication, batches: int
 ) -> None:
-    kill_after_batches(fresh, batches)
+    train(RUN, NEWS, fresh, batches)
     assert_ends_as(whole, fresh, resume(fresh))
 
 
@@ -146,7 +127,7 @@ def test_a_run_killed_again_and_again_ends_as_one_never_killed(
     whole: Whole, fresh: Publication
 ) -> None:
     for _ in range(3):
-        kill_after_batches(fresh, 8)
+        train(RUN, NEWS, fresh, 8)
     trainer = resume(fresh)
     assert trainer.publisher.lineage >= 3
     assert_ends_as(whole, fresh, trainer)
@@ -323,7 +304,7 @@ def send_foreign(publication: Publication, trainer: Trainer, number: int, key: i
 def test_what_only_the_killed_run_had_published_is_taken_back(
     whole: Whole, fresh: Publication
 ) -> None:
-    kill_after_batches(fresh, 14)
+    train(RUN, NEWS, fresh, 14)
     newest = fresh.versions()[-1].number
     send_foreign(fresh, whole.trainer, newest + 1, key=77_777_777)
     keeping_all = dataclasses.replace(RUN, keep_snapshots=9)
@@ -339,7 +320,7 @@ def test_what_only_the_killed_run_had_published_is_taken_back(
 def test_an_end_that_was_published_with_another_state_is_published_again(
     whole: Whole, fresh: Publication, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kill_after_batches(fresh, 22)
+    train(RUN, NEWS, fresh, 22)
     last = whole.trainer.number
     send_foreign(fresh, whole.trainer, last, key=5)
     with caplog.at_level(logging.WARNING, logger=loop.__name__):
@@ -468,7 +449,7 @@ def test_nothing_in_a_checkpoint_is_code(copy: Publication) -> None:
 
 
 def test_what_a_killed_writer_left_is_cleared_away(fresh: Publication) -> None:
-    kill_after_batches(fresh, 5)
+    train(RUN, NEWS, fresh, 5)
     left = fresh.path / "checkpoints" / "000000000003-000009"
     left.mkdir()
     for path in (left / "rows.safetensors", left.with_name("000000000001-000001.tmp")):
@@ -561,7 +542,7 @@ def test_the_copy_kept_is_the_first_version_that_learned_the_first_quarter(
             break
     copy = tmp_path / "kept" / "a.quarter"
     if killed:
-        kill_after_batches(fresh, 8)  # past the quarter, before the next checkpoint
+        train(RUN, NEWS, fresh, 8)  # past the quarter, before the next checkpoint
         assert fresh.versions()[-1].number > number > fresh.snapshots()[-1].number
     trainer = Trainer(RUN, fresh, program_cache=CACHE)
     trainer.keep_copy(TOTAL // 4, copy)

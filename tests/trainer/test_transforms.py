@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from killing import CACHE, train
 from numpy.typing import NDArray
 from shop import DENSE, RUN, Shop, model
 from snapshots import snapshot_files
@@ -26,12 +27,11 @@ from embertide.trainer.config import (
     criteo,
 )
 from embertide.trainer.learner import Learner
-from embertide.trainer.loop import Progress, Trainer
+from embertide.trainer.loop import Trainer
 from embertide.trainer.model.transforms import make_transforms
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.snapshot import SnapshotError, read_manifest, read_transforms
 
-CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 STEPS: dict[str, tuple[DenseStep, ...]] = {
     "log1p": ("log1p",),
     "clip": ("clip",),
@@ -176,32 +176,9 @@ def test_the_store_refuses_rows_of_another_width() -> None:
 SHOP = Shop()
 
 
-class Killed(BaseException):
-    """What nobody catches, as nobody catches SIGKILL."""
-
-
-def train(publication: Publication, run: RunConfig = RUN, batches: int = 0) -> Trainer:
-    """Train to the end, or until so many batches are learned."""
-    left = batches
-
-    def show(progress: Progress) -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            raise Killed
-
-    trainer = Trainer(run, publication, program_cache=CACHE)
-    if not batches:
-        trainer.fit(SHOP)
-        return trainer
-    with pytest.raises(Killed):
-        trainer.fit(SHOP, progress=show, every_s=0)
-    return trainer
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
-    return train(Publication(tmp_path_factory.mktemp("whole") / "pub"))
+    return train(RUN, SHOP, Publication(tmp_path_factory.mktemp("whole") / "pub"))
 
 
 def newest(publication: Publication) -> Path:
@@ -235,7 +212,7 @@ def test_a_killed_run_goes_on_with_the_same_fit_and_ends_with_the_same_bytes(
     path.mkdir()
     shutil.copyfile(whole.publication.program, path / "program.pt2")  # exporting takes seconds
     publication = Publication(path)
-    killed = train(publication, batches=batches)
+    killed = train(RUN, SHOP, publication, batches)
     resumed = Trainer(RUN, publication, program_cache=CACHE)
     assert killed.learner.transforms is not None
     assert resumed.learner.transforms is not None
@@ -266,7 +243,7 @@ def test_schemas_differ_with_the_fit_alone(whole: Trainer, tmp_path: Path) -> No
     path = tmp_path / "pub"
     path.mkdir()
     shutil.copyfile(whole.publication.program, path / "program.pt2")
-    trainer = train(Publication(path), dataclasses.replace(RUN, warmup_events=200), batches=1)
+    trainer = train(dataclasses.replace(RUN, warmup_events=200), SHOP, Publication(path), 1)
     assert trainer.publisher.schema_id != whole.publisher.schema_id
 
 

@@ -1,0 +1,37 @@
+"""A trainer that dies between two batches."""
+
+from pathlib import Path
+
+import pytest
+
+from embertide.trainer.config import RunConfig
+from embertide.trainer.data.base import EventSource
+from embertide.trainer.loop import Progress, Trainer
+from embertide.trainer.publish.folder import Publication
+
+CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
+
+
+class Killed(BaseException):
+    """What nobody catches, as nobody catches SIGKILL."""
+
+
+def train(
+    run: RunConfig, source: EventSource, publication: Publication, batches: int = 0
+) -> Trainer:
+    """Train to the end, or until so many batches are learned, then die."""
+    left = batches
+
+    def show(_progress: Progress) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise Killed
+
+    trainer = Trainer(run, publication, program_cache=CACHE)
+    if batches:
+        with pytest.raises(Killed):
+            trainer.fit(source, progress=show, every_s=0)
+    else:
+        trainer.fit(source)
+    return trainer
