@@ -5,14 +5,23 @@ from typing import Annotated
 
 import typer
 
-from embertide.trainer.config import ModelConfig, OptimizerConfig, criteo, globo, globo_rates
+from embertide.trainer.commands import run_file
+from embertide.trainer.config import (
+    ModelConfig,
+    OptimizerConfig,
+    RunConfig,
+    criteo,
+    globo,
+    globo_rates,
+)
 from embertide.trainer.data import open_events
 from embertide.trainer.data.base import DeadLetters, EventSource
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.limit import FirstEvents
-from embertide.trainer.data.redis_stream import SCHEMES
+from embertide.trainer.data.redis_stream import SCHEMES, RedisStreamSource
 from embertide.trainer.errors import ConfigurationError
 
+_NO_END = "a stream, which has no end, is for train; give files"
 Data = Annotated[
     str | None,
     typer.Option(
@@ -45,12 +54,36 @@ def open_input(
             source: EventSource = NewsSource(NewsConfig(hours=hours, seed=stream_seed))
         else:
             if group is None and data.startswith(SCHEMES):
-                raise ConfigurationError("a stream, which has no end, is for train; give files")
+                raise ConfigurationError(_NO_END)
             letters = DeadLetters(path=dead_letters)
             source = open_events(data, dead_letters=letters, group=group or "reader")
         return source if events is None else FirstEvents(source, events)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
+
+
+def open_run(
+    config: Path | None, data: str | None, events: int | None, hours: int, stream_seed: int
+) -> tuple[RunConfig | None, EventSource]:
+    """Open what a run's file and the options say: the run, None without a file, and its events.
+
+    Raises:
+        ConfigurationError: The file or the events cannot be read, do not fit, or have no end.
+    """
+    if config is None:
+        return None, open_input(data, events, hours, stream_seed)
+    given = run_file.load(config)
+    source = given.source
+    if source is None:
+        source = open_input(data, events, hours, stream_seed)
+    elif data is not None:
+        raise ConfigurationError(f"--data: {config} says it; change it there")
+    elif isinstance(source, RedisStreamSource):
+        raise ConfigurationError(f"{config}: {_NO_END}")
+    elif events is not None:
+        source = FirstEvents(source, events)
+    check_model(given.run.model, source)
+    return given.run, source
 
 
 def model_for(source: EventSource) -> ModelConfig:

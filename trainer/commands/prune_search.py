@@ -17,15 +17,13 @@ from embertide.trainer.commands.inputs import (
     Events,
     Hours,
     StreamSeed,
-    check_model,
     model_for,
-    open_input,
+    open_run,
     rates_for,
 )
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data.base import EventSource
 from embertide.trainer.data.files import matching_files
-from embertide.trainer.errors import ConfigurationError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,23 +42,11 @@ class _Window:
         Raises:
             ConfigurationError: There is no such run, no such input, or they do not fit.
         """
-        from embertide.trainer.commands import run_file
-        from embertide.trainer.data.limit import FirstEvents
-
-        given = None if self.config is None else run_file.load(self.config)
-        if given is not None and given.source is not None:
-            if self.data is not None:
-                raise ConfigurationError(f"--data: {self.config} says it; change it there")
-            source = given.source
-            if self.events is not None:
-                source = FirstEvents(source, self.events)
-        else:
-            source = open_input(self.data, self.events, self.hours, self.stream_seed)
-        if given is not None:
-            check_model(given.run.model, source)
-            return given.run, source
-        model = model_for(source)
-        return RunConfig(model=model, optimizer=rates_for(model)), source
+        run, source = open_run(self.config, self.data, self.events, self.hours, self.stream_seed)
+        if run is None:
+            model = model_for(source)
+            run = RunConfig(model=model, optimizer=rates_for(model))
+        return run, source
 
     def depends(self) -> str:
         """Return all that the events depend on, as text."""

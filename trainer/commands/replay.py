@@ -14,11 +14,9 @@ from embertide.trainer.commands.inputs import (
     Events,
     Hours,
     StreamSeed,
-    check_model,
-    open_input,
+    open_run,
 )
-from embertide.trainer.data.base import EventSource
-from embertide.trainer.errors import ConfigurationError, TrainerError
+from embertide.trainer.errors import TrainerError
 
 
 def command(
@@ -80,6 +78,7 @@ def command(
     A model of your own, whose requests need its lists and sequences: replay build/scores --model
     mine --config run.py
     """
+    from embertide.trainer.data.history import HistorySource
     from embertide.trainer.data.limit import ScoredMark
     from embertide.trainer.eval.compare import Copy
     from embertide.trainer.eval.records import Records
@@ -87,7 +86,9 @@ def command(
     from embertide.trainer.eval.served import ServedModel, ServedNodes
 
     with refusals(as_json), event_bar("scoring") as bar:
-        source = _open(config, data, events, hours, stream_seed)
+        run, source = open_run(config, data, events, hours, stream_seed)
+        if run is not None and run.model.sequences:
+            source = HistorySource(source, run.model.sequences)
         try:
             pace = ReplayConfig(
                 batch_size=batch_size,
@@ -128,33 +129,3 @@ def command(
         f"{stats['events']:,} events in {stats['requests']:,} requests, "
         f"{stats['failed_requests']} failed; AUC {days}"
     )
-
-
-def _open(
-    config: Path | None, data: str | None, events: int | None, hours: int, stream_seed: int
-) -> EventSource:
-    """Open what a run's file or the options say, with the columns of the model's sequences.
-
-    Raises:
-        ConfigurationError: The file or the events cannot be read, or have no end.
-    """
-    from embertide.trainer.commands import run_file
-    from embertide.trainer.data.history import HistorySource
-    from embertide.trainer.data.limit import FirstEvents
-    from embertide.trainer.data.redis_stream import RedisStreamSource
-
-    if config is None:
-        return open_input(data, events, hours, stream_seed)
-    given = run_file.load(config)
-    source = given.source
-    if source is None:
-        source = open_input(data, events, hours, stream_seed)
-    elif data is not None:
-        raise ConfigurationError(f"--data: {config} says it; change it there")
-    elif isinstance(source, RedisStreamSource):
-        raise ConfigurationError(f"{config}: a stream, which has no end, is for train; give files")
-    elif events is not None:
-        source = FirstEvents(source, events)
-    check_model(given.run.model, source)
-    sequences = given.run.model.sequences
-    return HistorySource(source, sequences) if sequences else source
