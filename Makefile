@@ -89,7 +89,7 @@ bench-store: dev cpp build/.peers ## the store against FBGEMM, absl, Redis and R
 bench-ssd: dev cpp ## the SSD tier against RocksDB and fio (librocksdb-dev, fio); five minutes, 7 GB of disk
 	$(BIN)/python -m bench.store.ssd
 
-bench-train: dev build/.peers ## quality of trained models on a file of clicks, DATA=clicks.parquet; speed against FBGEMM; PARTS="quality" for one part; runs are resumed
+bench-train: dev $(if $(filter speed,$(PARTS)),build/.peers) ## quality of trained models on a file of clicks, DATA=clicks.parquet; speed against FBGEMM; PARTS="quality" for one part; runs are resumed
 	$(BIN)/python -m bench.train $(PARTS) $(if $(DATA),--data "$(DATA)")
 
 perf-check: dev cpp ## perf_analyzer drives lookup and ranking by gRPC and HTTP

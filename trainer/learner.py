@@ -88,10 +88,8 @@ class Learner:
             ValueError: A list is one in the batch and another thing in the model.
         """
         for f, bags in batch.lists.items():
-            feature, found = (
-                self.run.model.features[f],
-                "list" if bags.weights_N is None else "weighed",
-            )
+            feature = self.run.model.features[f]
+            found = "list" if bags.weights_N is None else "weighed"
             if feature.keys != found:
                 raise ValueError(
                     f"feature {feature.name!r} has keys={feature.keys!r}, the events have {found!r}"

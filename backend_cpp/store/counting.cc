@@ -58,9 +58,9 @@ Result<uint64_t> Store::AddCounts(uint32_t t, std::span<const int64_t> keys, con
         if (place.status().code() == Code::kNotFound) continue;
         return place.status();
       }
-      const auto every = static_cast<uint16_t>(table.config.layout.full_mask());
-      if ((~place.value().live() & every & ~learned.full_mask()) != 0) continue;
-      const auto live = static_cast<uint16_t>(place.value().live() & learned.full_mask());
+      const uint16_t all = place.value().live();
+      if ((all & table.cost.counters) != table.cost.counters) continue;
+      const auto live = static_cast<uint16_t>(all & learned.full_mask());
       auto* values = reinterpret_cast<float*>(device.arena.Address(place.value().slot()) +
                                               learned.PayloadBytes(live));
       const float* added = logs + k * stride;

@@ -111,9 +111,9 @@ def _drawn(shape: Shape, samples: int, count: int) -> list[_Both]:
     return drawn
 
 
-def _learner(**changes: object) -> Learner:
+def _learner(run: RunConfig = _RUN) -> Learner:
     """Return a learner that has every row."""
-    learner = Learner(dataclasses.replace(_RUN, **changes))  # type: ignore[arg-type]
+    learner = Learner(run)
     ours.make_rows(learner.rows.store, _DLRM.tables, _DLRM.rows)
     return learner
 
@@ -212,7 +212,7 @@ def _of_tbe(tbe: peers.TrainingTbe) -> Callable[[_Both], object]:
 def _steps(learner: Learner) -> Iterator[report.Row]:
     """Compare whole steps, and the embedding side alone."""
     peer = _Fbgemm(learner)
-    quick = _learner(net_dtype="bf16")
+    quick = _learner(dataclasses.replace(_RUN, net_dtype="bf16"))
     for samples, steps in _STEPS.items():
         drawn = _drawn(_DLRM, samples, steps * (_REPETITIONS + 1))
         whole, theirs = (_each(drawn, steps, of) for of in (_learning(learner), peer.learn))
@@ -322,7 +322,8 @@ def run(_: int | None) -> list[report.Row]:
     rows = list(_steps(learner))
     gc.collect()
     payload = learner.rows.stats()["ddr_payload_bytes"]
-    pruned = _learner(prune=PruneConfig(bytes=payload // _PRUNE_SHARE, every=_PRUNE_EVERY))
+    prune = PruneConfig(bytes=payload // _PRUNE_SHARE, every=_PRUNE_EVERY)
+    pruned = _learner(dataclasses.replace(_RUN, prune=prune))
     rows.append(_pruned(learner, pruned))
     with tempfile.TemporaryDirectory(dir=BUILD) as folder:
         path = Path(folder) / "events.parquet"
