@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from embertide.trainer import config
 from embertide.trainer.__main__ import app
+from embertide.trainer.commands.inputs import open_run
 from embertide.trainer.commands.run_file import attributes, explained, load
 from embertide.trainer.config import PRESETS, RunConfig, criteo
 from embertide.trainer.data.generator import NewsConfig, NewsSource
@@ -99,3 +100,13 @@ def test_a_model_that_the_events_do_not_fit_is_refused(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 2
     assert "the events have user, prev, cand" in done.stderr
+
+
+def test_a_stream_in_the_file_is_for_train_alone(tmp_path: Path) -> None:
+    path = tmp_path / "run.py"
+    stream = "from embertide.trainer.data.redis_stream import RedisStreamSource as Stream\n"
+    path.write_text(
+        HEAD + stream + "run = RunConfig(model=globo())\nsource = Stream.__new__(Stream)\n"
+    )
+    with pytest.raises(ConfigurationError, match="a stream, which has no end, is for train"):
+        open_run(path, None, None, 1, 1)
