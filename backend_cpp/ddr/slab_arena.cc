@@ -8,8 +8,10 @@
 namespace embertide {
 SlabArena::SlabArena(ByteBudget* budget)
     : budget_(budget),
-      max_pages_(budget->limit_bytes() / kSlabPageBytes + 1),
-      pool_(max_pages_, kSlabPageBytes),
+      slab_bytes_(SlabPageBytes(budget->limit_bytes())),
+      page_slot_bits_(std::countr_zero(slab_bytes_ / kSlotUnitBytes)),
+      max_pages_(budget->limit_bytes() / slab_bytes_ + 1),
+      pool_(max_pages_, slab_bytes_),
       pages_(new std::atomic<Page*>[max_pages_]()) {}
 
 SlabArena::~SlabArena() {
@@ -22,22 +24,22 @@ Result<SlabArena::Page*> SlabArena::AddPage(ClassKey key) {
   auto page = std::make_unique<Page>();
   page->slot_bytes = key.first;
   page->aux_bytes = key.second;
-  page->slots = kSlabPageBytes / (key.first + key.second);
-  if (pool_.pages_used() == max_pages_ || !budget_->TryCharge(kSlabPageBytes)) {
-    return Status(Code::kResourceExhausted, "a DDR page of " + std::to_string(kSlabPageBytes) +
+  page->slots = slab_bytes_ / (key.first + key.second);
+  if (pool_.pages_used() == max_pages_ || !budget_->TryCharge(slab_bytes_)) {
+    return Status(Code::kResourceExhausted, "a DDR page of " + std::to_string(slab_bytes_) +
                                                 " bytes does not fit the budget of " +
                                                 std::to_string(budget_->limit_bytes()) +
                                                 " bytes (" + std::to_string(budget_->used_bytes()) +
                                                 " used)");
   }
   if (base() == nullptr) {
-    budget_->Release(kSlabPageBytes);
+    budget_->Release(slab_bytes_);
     return Status(Code::kDeviceError, "mmap of a DDR page: " + std::string(strerror(ENOMEM)));
   }
   page->payload = pool_.Take();
   page->aux = page->payload + size_t{page->slots} * page->slot_bytes;
-  page->number = static_cast<uint32_t>((page->payload - base()) / kSlabPageBytes);
-  page_bytes_.fetch_add(kSlabPageBytes, std::memory_order_relaxed);
+  page->number = static_cast<uint32_t>((page->payload - base()) / slab_bytes_);
+  page_bytes_.fetch_add(slab_bytes_, std::memory_order_relaxed);
   pages_[page->number].store(page.get(), std::memory_order_release);
   return page.release();
 }
@@ -50,8 +52,8 @@ void SlabArena::DropPage(Page* page) {
   if (page->condemned) --condemned_pages_;
   pages_[page->number].store(nullptr, std::memory_order_release);
   pool_.Give(page->payload);
-  page_bytes_.fetch_sub(kSlabPageBytes, std::memory_order_relaxed);
-  budget_->Release(kSlabPageBytes);
+  page_bytes_.fetch_sub(slab_bytes_, std::memory_order_relaxed);
+  budget_->Release(slab_bytes_);
   delete page;
 }
 
@@ -94,7 +96,7 @@ uint64_t SlabArena::Take(std::vector<Page*>* room) {
   if (page->aux_bytes > 0) {
     std::memset(page->aux + size_t{ordinal} * page->aux_bytes, 0, page->aux_bytes);
   }
-  return page->number * kPageSlots + uint64_t{ordinal} * page->slot_bytes / kSlotUnitBytes;
+  return (uint64_t{page->number} << page_slot_bits_) + uint64_t{ordinal} * page->slot_bytes / kSlotUnitBytes;
 }
 
 void SlabArena::Free(uint64_t slot) {
@@ -185,7 +187,7 @@ Status SlabArena::CheckIntegrity(std::span<const uint64_t> slots) const {
   for (uint32_t n = 0; n < pool_.pages_seen(); ++n) {
     const Page* page = pages_[n].load();
     if (page == nullptr) continue;
-    bytes += kSlabPageBytes;
+    bytes += slab_bytes_;
     uint32_t free_slots = page->slots - page->fresh;
     auto& bits = seen[n];
     bits.resize(page->slots);

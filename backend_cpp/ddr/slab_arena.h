@@ -1,6 +1,6 @@
-// SlabArena: the DDR tier of one device. Payloads in 256 KiB pages of one size class each.
+// SlabArena: the DDR tier of one device. Payloads in pages of one size class each.
 //
-//   slot:  its byte in the arena / 8      page n: bytes [n, n + 1) x 256 KiB of the arena
+//   slot:  its byte in the arena / 8      page n: bytes [n, n + 1) x SlabPageBytes of the arena
 //   page:  [slot 0][slot 1]...[slot n-1][aux 0][aux 1]...[aux n-1]     aux: training only
 //
 // Aux lies behind all payload of its page: rows keep the lines that they would have without it, and
@@ -21,7 +21,9 @@
 // published to that thread and not yet freed. All else: one writer.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -36,9 +38,14 @@
 
 namespace embertide {
 
-// Why 256 KiB: 64 small pages of the TLB a page, and 1/4000 of a GiB, so a class that is hardly
-// used wastes little.
-inline constexpr uint32_t kSlabPageBytes = 256 * 1024;
+// Bytes of a page: a 4096th of the budget, so that a class that is hardly used wastes little, but
+// no more than are of use (64 small pages of the TLB), and no fewer than PagePool has.
+inline constexpr uint32_t kLeastSlabPageBytes = 64 * 1024;
+inline constexpr uint32_t kMostSlabPageBytes = 256 * 1024;
+constexpr uint32_t SlabPageBytes(uint64_t budget_bytes) {
+  return static_cast<uint32_t>(std::clamp<uint64_t>(
+      std::bit_floor(budget_bytes / 4096), kLeastSlabPageBytes, kMostSlabPageBytes));
+}
 inline constexpr uint32_t kSlotUnitBytes = 8;
 // A slot of at least 16 bytes keeps ordinals within the 16 bits of a link.
 inline constexpr uint32_t kMinSlotBytes = 16;
@@ -88,6 +95,8 @@ class SlabArena {
   }
   bool has_condemned() const { return condemned_pages_ > 0; }
 
+  // Bytes of one page.
+  uint32_t slab_bytes() const { return slab_bytes_; }
   // Bytes of pages.
   uint64_t page_bytes() const { return page_bytes_.load(std::memory_order_relaxed); }
   // Bytes of the page directory, charged to the budget when the arena is made.
@@ -122,15 +131,17 @@ class SlabArena {
   uint64_t Take(std::vector<Page*>* room);
   void Condemn(Page* page);
 
-  static constexpr uint64_t kPageSlots = kSlabPageBytes / kSlotUnitBytes;
-  static uint32_t PageOf(uint64_t slot) { return static_cast<uint32_t>(slot / kPageSlots); }
-  static uint32_t Ordinal(const Page& page, uint64_t slot) {
-    return static_cast<uint32_t>(slot % kPageSlots * kSlotUnitBytes / page.slot_bytes);
+  uint32_t PageOf(uint64_t slot) const { return static_cast<uint32_t>(slot >> page_slot_bits_); }
+  uint32_t Ordinal(const Page& page, uint64_t slot) const {
+    const uint64_t in_page = slot & ((uint64_t{1} << page_slot_bits_) - 1);
+    return static_cast<uint32_t>(in_page * kSlotUnitBytes / page.slot_bytes);
   }
   Result<Page*> AddPage(ClassKey key);
   void DropPage(Page* page);
 
   ByteBudget* budget_;
+  const uint32_t slab_bytes_;
+  const int page_slot_bits_;  // of a slot, within its page
   const uint64_t max_pages_;
   PagePool pool_;
   std::unique_ptr<std::atomic<Page*>[]> pages_;

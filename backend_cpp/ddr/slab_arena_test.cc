@@ -64,17 +64,29 @@ TEST(SlabArenaTest, RandomAllocationsKeepEveryInvariant) {
   EXPECT_EQ(budget.used_bytes(), 0U) << "an empty page was kept";
 }
 
+TEST(SlabArenaTest, APageIsAShareOfTheBudgetWithinBounds) {
+  EXPECT_EQ(SlabPageBytes(1 << 20), 64U << 10);
+  EXPECT_EQ(SlabPageBytes(700 << 20), 128U << 10) << "a power of two";
+  EXPECT_EQ(SlabPageBytes(uint64_t{1} << 40), 256U << 10);
+  ByteBudget budget(512 << 20);
+  SlabArena arena(&budget);
+  const uint64_t slot = *arena.Allocate(1024, 12);
+  EXPECT_EQ(budget.used_bytes(), 128U << 10);
+  EXPECT_EQ(arena.page_bytes(), arena.slab_bytes());
+  arena.Free(slot);
+}
+
 TEST(SlabArenaTest, TheBudgetRefuses) {
-  ByteBudget budget(2 * kSlabPageBytes);
+  ByteBudget budget(2 * kLeastSlabPageBytes);
   SlabArena arena(&budget);
   int allocated = 0;
   while (arena.Allocate(1024, 0).ok()) ++allocated;
-  EXPECT_EQ(allocated, 512);
+  EXPECT_EQ(allocated, 128);
   EXPECT_FALSE(arena.Allocate(64, 0).ok());
 }
 
 TEST(SlabArenaTest, IntegrityFindsASlotNamedTwiceOrLost) {
-  ByteBudget budget(2 * kSlabPageBytes);
+  ByteBudget budget(2 * kLeastSlabPageBytes);
   SlabArena arena(&budget);
   const uint64_t a = *arena.Allocate(64, 0);
   const uint64_t b = *arena.Allocate(64, 0);
@@ -84,10 +96,10 @@ TEST(SlabArenaTest, IntegrityFindsASlotNamedTwiceOrLost) {
 }
 
 TEST(SlabArenaTest, SparsePagesAreCondemnedAndEmptiedOnesGivenBack) {
-  ByteBudget budget(64 * kSlabPageBytes);
+  ByteBudget budget(64 * kLeastSlabPageBytes);
   SlabArena arena(&budget);
   std::vector<uint64_t> slots;
-  for (int i = 0; i < 40 * 256; ++i) slots.push_back(*arena.Allocate(1024, 0));
+  for (int i = 0; i < 40 * 64; ++i) slots.push_back(*arena.Allocate(1024, 0));
   std::vector<uint64_t> kept;
   for (size_t i = 0; i < slots.size(); ++i) {
     if (i % 10 == 0) {
@@ -107,7 +119,7 @@ TEST(SlabArenaTest, SparsePagesAreCondemnedAndEmptiedOnesGivenBack) {
   }
   EXPECT_FALSE(arena.has_condemned());
   EXPECT_TRUE(arena.CheckIntegrity(kept).ok());
-  EXPECT_LE(arena.page_bytes(), 6ULL * kSlabPageBytes) << "4 pages hold the tenth that is left";
+  EXPECT_LE(arena.page_bytes(), 6ULL * kLeastSlabPageBytes) << "4 pages hold the tenth that is left";
 }
 
 }  // namespace

@@ -15,7 +15,7 @@
 namespace embertide {
 namespace {
 
-constexpr uint64_t kKeys = 3000;
+constexpr uint64_t kKeys = 7000;
 constexpr size_t kSamples = 60;
 
 struct Place {

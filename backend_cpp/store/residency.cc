@@ -26,7 +26,7 @@ constexpr double kLowRoom = 0.03;
 // need pages, which slots that came free here and there do not give. A budget of which the least
 // is more than an eighth keeps none.
 constexpr uint64_t kLeastOverReady = 100;
-constexpr uint64_t kLeastReady = kSlabPageBytes + uint64_t{2} * BucketIndex::kPageBytes;
+constexpr uint64_t kLeastReady = kMostSlabPageBytes + uint64_t{2} * BucketIndex::kPageBytes;
 constexpr uint64_t kMostReady = 64 << 20;
 constexpr uint64_t kLeastLimitOverReady = 8;
 // Entries of a bucket that are freed at once, under the writer lock.
@@ -344,13 +344,14 @@ uint64_t Store::Impl::FreeSlotBytes(const Device& device) {
 uint64_t Store::Impl::SparePages(const Device& device) {
   const uint64_t kept = device.budget.used_bytes() + ReadyBytes(device);
   const uint64_t limit = device.budget.limit_bytes();
-  return kept < limit ? (limit - kept) / kSlabPageBytes : 0;
+  return kept < limit ? (limit - kept) / device.arena.slab_bytes() : 0;
 }
 
 bool Store::Impl::Full(const Device& device) {
   const auto low =
       static_cast<uint64_t>(kLowRoom * static_cast<double>(device.budget.limit_bytes()));
-  return device.ssd != nullptr && FreeSlotBytes(device) + SparePages(device) * kSlabPageBytes < low;
+  const uint64_t spare = SparePages(device) * device.arena.slab_bytes();
+  return device.ssd != nullptr && FreeSlotBytes(device) + spare < low;
 }
 
 uint64_t Store::Impl::ReadyBytes(const Device& device) {
@@ -360,7 +361,7 @@ uint64_t Store::Impl::ReadyBytes(const Device& device) {
 }
 
 void Store::Impl::MakeRoomAhead(Device* device, uint32_t pages) {
-  const uint64_t wanted = ReadyBytes(*device) + uint64_t{pages} * kSlabPageBytes;
+  const uint64_t wanted = ReadyBytes(*device) + uint64_t{pages} * device->arena.slab_bytes();
   for (int turn = 0; turn < kRoomTurns; ++turn) {
     WriterLock writer(device->writer);
     Reclaim(device);
@@ -371,7 +372,7 @@ void Store::Impl::MakeRoomAhead(Device* device, uint32_t pages) {
     const uint64_t room = device->budget.limit_bytes() - device->budget.used_bytes();
     if (device->ssd == nullptr || room >= wanted) return;
     if (!device->arena.has_condemned()) {
-      device->arena.CondemnPages(1 + static_cast<uint32_t>((wanted - room) / kSlabPageBytes));
+      device->arena.CondemnPages(1 + static_cast<uint32_t>((wanted - room) / device->arena.slab_bytes()));
     }
     MoveCondemned(device, kSweepEntries, /*demote=*/true, &writer);
   }
@@ -384,7 +385,7 @@ Status Store::Impl::MakeRoom(Device* device, int round, const Status& wanted) {
   Reclaim(device);
   // Without an SSD rows can only be packed, which gives a page back if a page of slots is free.
   if (device->ssd == nullptr && device->retired.empty() &&
-      FreeSlotBytes(*device) < kSlabPageBytes) {
+      FreeSlotBytes(*device) < device->arena.slab_bytes()) {
     return wanted;
   }
   if (round == 0) return Status::Ok();

@@ -23,7 +23,7 @@ TEST_F(ResidencyTest, EachReadOfTheSsdIsPromotedRefusedOrDroppedAndCounted) {
         Options({MakeTable("item", 1, {1, 32, DType::kFp32})}, 2 * kMiB, 32 * kMiB);
     options.ddr_policy = policy;
     Open(options);
-    constexpr int64_t kKeys = 20'000;
+    constexpr int64_t kKeys = 22'000;
     for (uint64_t key = 0; key < kKeys; ++key) ASSERT_TRUE(Stage(1, 0, key, 1, 1).ok());
     ASSERT_TRUE(store_->Commit(1).ok());
     const StoreStats before = store_->Stats();

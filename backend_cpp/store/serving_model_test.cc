@@ -24,7 +24,7 @@ class ServingModelTest : public ::testing::TestWithParam<uint32_t> {
     options_.tables = TestTables();
     options_.devices = kDevices;
     options_.hold_all = false;
-    options_.ddr_budget_bytes = kDevices * (11ULL << 18);
+    options_.ddr_budget_bytes = kDevices * (17ULL << 17);
     options_.ssd_budget_bytes = kDevices * (12ULL << 20);
     options_.ssd_directory = directory_;
     options_.window_versions = kWindow;

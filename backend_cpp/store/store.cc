@@ -75,7 +75,7 @@ Status ValidateBudgets(const StoreOptions& options, const std::set<std::string>&
     const std::string what = ssd ? "ssd_budget_bytes" : "ddr_budget_bytes";
     const uint64_t all = ssd ? options.ssd_budget_bytes : options.ddr_budget_bytes;
     const uint64_t least =
-        options.devices * (ssd ? 2 * kSegmentBytes : uint64_t{4} * kSlabPageBytes);
+        options.devices * (ssd ? 2 * kSegmentBytes : uint64_t{4} * kMostSlabPageBytes);
     const std::string too_little = " is less than " + std::to_string(least) + " (" +
                                    std::to_string(least / options.devices) + " a device)";
     uint64_t left = all;
@@ -156,7 +156,7 @@ Status ValidateOptions(const StoreOptions& options) {
     return {Code::kInvalidArgument,
             "devices = " + std::to_string(options.devices) + "; give 1 to 64"};
   }
-  if (options.ddr_budget_bytes < uint64_t{options.devices} * 4 * kSlabPageBytes) {
+  if (options.ddr_budget_bytes < uint64_t{options.devices} * 4 * kMostSlabPageBytes) {
     return {Code::kInvalidArgument,
             "ddr_budget_bytes = " + std::to_string(options.ddr_budget_bytes) +
                 " is less than 1 MiB a device; give more"};
@@ -324,9 +324,9 @@ Status Store::Impl::OpenDevice(Device* device, const std::vector<SealedSegment>*
     device->new_keys = std::make_unique<FrequencySketch>(slots);
   }
   if (device->ssd != nullptr) return Status::Ok();
-  if (kSlabPageBytes <= device->budget.limit_bytes() / kLeastOverReserve &&
-      device->budget.TryCharge(kSlabPageBytes)) {
-    device->reserve_bytes = kSlabPageBytes;
+  const uint64_t page = device->arena.slab_bytes();
+  if (page <= device->budget.limit_bytes() / kLeastOverReserve && device->budget.TryCharge(page)) {
+    device->reserve_bytes = page;
   }
   return Status::Ok();
 }
