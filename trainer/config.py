@@ -1,7 +1,7 @@
 """What a training run is: model, optimisation, publishing. Configuration as code.
 
-Every class is frozen and checked when it is made; a run is a `RunConfig`. Presets for the inputs
-that we know stand at the end. `embertide train --print-config` shows the "Attributes" below as they
+Every class is frozen and checked when it is made; a run is a `RunConfig`; those of the inputs that
+we know stand in presets.py. `embertide train --print-config` shows the "Attributes" below as they
 stand, so each says in plain words what its setting does and why the default is what it is.
 """
 
@@ -9,9 +9,7 @@ import dataclasses
 import math
 from typing import Literal, get_args
 
-from embertide.trainer.dense_config import DenseConfig as DenseConfig
-from embertide.trainer.dense_config import DenseStep as DenseStep
-
+DenseStep = Literal["clip", "log1p", "standardise", "quantile", "bucketise"]
 Pooling = Literal["sum", "mean"]
 FeatureKeys = Literal["one", "list", "weighed"]
 Optimizer = Literal["rowwise_adagrad", "adagrad", "sgd", "rowwise_adam"]  # of rows
@@ -172,6 +170,61 @@ class SequenceConfig:
     def dense_columns(self) -> tuple[str, ...]:
         """Names of its columns of DENSE."""
         return f"{self.name}_length", f"{self.name}_repeat"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class DenseConfig:
+    """One dense feature: a column of DENSE, and what is done to it before the net sees it.
+
+    What steps need to know of the values is fitted once, on a run's first events
+    (`RunConfig.warmup_events`), and is from then on a part of the model: nodes do the same to what
+    requests carry. `backend_cpp/include/embertide/transform.h` has the formulas.
+
+    Attributes:
+        name: The feature's name; that of the events' schema, in lower case.
+        steps: Done one after the other: "clip", "log1p", "standardise" (mean 0, deviation 1),
+            "quantile" (the share of values below) or "bucketise" (the same in steps). The default
+            suits counts and prices, which are more even on a logarithmic scale, and fits nothing.
+        clip: The shares of the values that "clip" cuts at: a thousandth at either end, so that
+            few values that are far from all others do not rule mean and deviation.
+        points: Of "quantile", between which it is linear, and edges of "bucketise": 256 tell a
+            share to 0.004, which is less than it matters.
+        fill: What a missing value (null, NaN) reads as after the steps. Of "standardise", 0 is the
+            mean.
+        missing: Whether the net gets a second column, 1 where the value is missing and else 0.
+    """
+
+    name: str
+    steps: tuple[DenseStep, ...] = ("log1p",)
+    clip: tuple[float, float] = (0.001, 0.999)
+    points: int = 256
+    fill: float = 0.0
+    missing: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what the store's library would."""
+        for step in self.steps:
+            if step not in get_args(DenseStep):
+                raise ValueError(
+                    f"dense feature {self.name!r}: step {step!r}; use {get_args(DenseStep)}"
+                )
+        if len(self.steps) > 8:
+            raise ValueError(
+                f"dense feature {self.name!r} has {len(self.steps)} steps; give 8 at most"
+            )
+        if not 0 <= self.clip[0] < self.clip[1] <= 1:
+            raise ValueError(
+                f"dense feature {self.name!r}: clip is {self.clip}; give two shares from 0 to 1"
+            )
+        if not 2 <= self.points <= 256:
+            raise ValueError(f"dense feature {self.name!r}: points is {self.points}; give 2 to 256")
+        if not abs(self.fill) <= 3e38:
+            raise ValueError(f"dense feature {self.name!r}: fill is {self.fill}; give a number")
+
+    @property
+    def fitted(self) -> bool:
+        """Whether a step is fitted."""
+        return any(step != "log1p" for step in self.steps)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -510,88 +563,3 @@ class RunConfig:
             raise ValueError("prune: rows on an SSD are not pruned; leave ssd_budget_bytes at 0")
         if self.ahead_bytes < 0:
             raise ValueError(f"ahead_bytes is {self.ahead_bytes}; 0 reads between steps")
-
-
-def bucket_bits(expected_rows: int) -> int:
-    """Return the bits that give about 10^5 rows a bucket."""
-    return max(0, math.ceil(math.log2(max(1, expected_rows) / 1e5)))
-
-
-_GLOBO_SMALL = ("env", "device", "os", "country", "region", "referrer", "hour")
-
-
-def globo() -> ModelConfig:
-    """Return the model of the news stream: user, article before, article shown, small columns."""
-    # More buckets than the rows ask for: buckets are what devices share and a reshard moves.
-    tables = (
-        TableConfig(name="user", bucket_bits=bucket_bits(400_000) + 2),
-        TableConfig(name="prev", bucket_bits=3),
-        TableConfig(name="cand", bucket_bits=3),
-        *(TableConfig(name=name) for name in _GLOBO_SMALL),
-    )
-    features = tuple(FeatureConfig(name=table.name, table=table.name) for table in tables)
-    return ModelConfig(name="news", tables=tables, features=features, top_mlp=(256, 64))
-
-
-def globo_rates() -> OptimizerConfig:
-    """Return the rates of both news models, chosen on days 2 and 3 of the stream.
-
-    Where keys come and go within hours, rows must learn quickly, and not from one event alone. On
-    Criteo's ads, whose keys stay, the defaults are better.
-    """
-    return OptimizerConfig(sparse_learning_rate=0.4, initial_accumulator=0.001)
-
-
-def globo_history() -> ModelConfig:
-    """Return the news model that knows what its users liked; articles share a table."""
-    tables = (
-        TableConfig(name="user", dim=32, bucket_bits=bucket_bits(400_000) + 2),
-        TableConfig(name="article", dim=32, bucket_bits=3),
-        *(TableConfig(name=name, dim=32) for name in _GLOBO_SMALL),
-    )
-    table_of = {"user": "user", "prev": "article", "cand": "article"}
-    table_of |= {name: name for name in _GLOBO_SMALL}
-    return ModelConfig(
-        name="news",
-        tables=tables,
-        features=tuple(FeatureConfig(name=n, table=t) for n, t in table_of.items()),
-        sequences=(SequenceConfig(name="hist", user="user", item="cand"),),
-        net="history",
-        bottom_mlp=(16,),
-        top_mlp=(256, 64),
-    )
-
-
-def globo_counters() -> ModelConfig:
-    """Return the history model that also knows how popular the article shown is of late."""
-    model = globo_history()
-    # Four chunks: eight counters fill one more of their size.
-    counted = dataclasses.replace(
-        model.tables[1], chunks=4, counters=CountersConfig(feature="cand")
-    )
-    return dataclasses.replace(
-        model, tables=(model.tables[0], counted, *model.tables[2:]), bottom_mlp=(32,)
-    )
-
-
-def criteo() -> ModelConfig:
-    """Return the reference DLRM of Criteo's display ads: 13 dense features, 26 sparse."""
-    names = tuple(f"c{i}" for i in range(1, 27))
-    return ModelConfig(
-        name="criteo",
-        tables=tuple(TableConfig(name=name) for name in names),
-        features=tuple(FeatureConfig(name=name, table=name) for name in names),
-        dense=tuple(DenseConfig(name=f"i{i}") for i in range(1, 14)),
-        bottom_mlp=(512, 256, 64),
-        top_mlp=(512, 256),
-        top_sees_embeddings=False,
-    )
-
-
-PRESETS = {
-    "news": globo,
-    "news-history": globo_history,
-    "news-counters": globo_counters,
-    "criteo": criteo,
-}
-"""Models of the inputs that we know, by name; the first of an input is what commands take."""

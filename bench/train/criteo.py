@@ -21,10 +21,11 @@ from bench.train.runs import (
     mean_and_error,
     outcomes,
 )
-from embertide.trainer.config import OptimizerConfig, PruneConfig, RunConfig, criteo
+from embertide.trainer.config import OptimizerConfig, PruneConfig, RunConfig
 from embertide.trainer.data.base import EventSource, criteo_schema
 from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.eval.metrics import auc, log_loss
+from embertide.trainer.presets import criteo
 
 _CURVE = BUILD / "bench" / "train_criteo_curve.svg"
 _SHARES = (2, 5, 10, 20, 50)

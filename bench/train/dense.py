@@ -14,11 +14,12 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.train.runs import mean_and_error
-from embertide.trainer.config import DenseConfig, DenseStep, RunConfig, criteo
+from embertide.trainer.config import DenseConfig, DenseStep, RunConfig
 from embertide.trainer.data import open_events
 from embertide.trainer.data.base import EventSource
 from embertide.trainer.eval.metrics import Summary, summarise
 from embertide.trainer.learner import Learner
+from embertide.trainer.presets import criteo
 
 _BATCH = 64
 _CASES: dict[str, tuple[DenseStep, ...]] = {

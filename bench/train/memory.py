@@ -25,10 +25,11 @@ from rich.console import Console
 
 from bench import plot, report
 from bench.servers import BUILD
-from embertide.trainer.config import PruneConfig, RunConfig, globo, globo_rates
+from embertide.trainer.config import PruneConfig, RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.loop import Trainer
+from embertide.trainer.presets import globo, globo_rates
 from embertide.trainer.publish.folder import Publication
 
 _CONSOLE = Console(stderr=True, highlight=False)

@@ -15,16 +15,10 @@ from bench.train.runs import (
     mean_and_error,
     outcomes,
 )
-from embertide.trainer.config import (
-    ModelConfig,
-    RunConfig,
-    globo,
-    globo_counters,
-    globo_history,
-    globo_rates,
-)
+from embertide.trainer.config import ModelConfig, RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.eval.blocks import BlockQuality
+from embertide.trainer.presets import globo, globo_counters, globo_history, globo_rates
 
 DLRM = RunConfig(model=globo(), optimizer=globo_rates())
 HISTORY = RunConfig(model=globo_history(), optimizer=globo_rates())

@@ -33,14 +33,7 @@ from bench.servers import BUILD
 from bench.shapes import Shape
 from bench.store import ours, peers
 from bench.train import stages
-from embertide.trainer.config import (
-    NetDtype,
-    OptimizerConfig,
-    PruneConfig,
-    RunConfig,
-    globo,
-    globo_rates,
-)
+from embertide.trainer.config import NetDtype, OptimizerConfig, PruneConfig, RunConfig
 from embertide.trainer.data import open_events
 from embertide.trainer.data.ahead import read_ahead
 from embertide.trainer.data.base import Batch, EventSource, criteo_schema
@@ -49,6 +42,7 @@ from embertide.trainer.embedding.bags import Bags
 from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.eval.metrics import Prequential, auc
 from embertide.trainer.learner import Learner
+from embertide.trainer.presets import globo, globo_rates
 
 _CONSOLE = Console(stderr=True, highlight=False)
 _REPETITIONS = 5  # and one more, first, that does not count

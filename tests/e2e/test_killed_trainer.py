@@ -20,9 +20,9 @@ from snapshots import snapshot_files
 from embertide import _store
 from embertide.server.adapters import process, triton
 from embertide.server.adapters.redis import RedisOptions, RedisServer
-from embertide.trainer.config import globo
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.embedding.store import store_table
+from embertide.trainer.presets import globo
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.publisher import Publisher
 from embertide.trainer.publish.snapshot import read_manifest

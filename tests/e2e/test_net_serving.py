@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from serving import Client, beside, parameters
 
 from embertide.server.adapters import triton
-from embertide.trainer.config import ModelConfig, RunConfig, globo, globo_counters
+from embertide.trainer.config import ModelConfig, RunConfig
 from embertide.trainer.data.base import PADDING_KEY, Batch, EventSource
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.history import HistorySource
 from embertide.trainer.loop import Trainer
+from embertide.trainer.presets import globo, globo_counters
 from embertide.trainer.publish.folder import Publication
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from embertide.trainer.config import RunConfig, globo
+from embertide.trainer.config import RunConfig
 from embertide.trainer.data.base import Batch
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.limit import blocks
 from embertide.trainer.eval.blocks import BlockQuality
 from embertide.trainer.learner import Learner
+from embertide.trainer.presets import globo
 
 NEWS = NewsSource(NewsConfig(hours=2, views_per_hour=60, users=80, new_items_per_hour=5))
 BLOCK_S = 900

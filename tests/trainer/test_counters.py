@@ -15,7 +15,6 @@ from embertide.trainer.config import (
     PruneConfig,
     RunConfig,
     TableConfig,
-    globo,
 )
 from embertide.trainer.data.base import Batch
 from embertide.trainer.data.generator import NewsConfig, NewsSource
@@ -26,6 +25,7 @@ from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.eval.blocks import BlockQuality
 from embertide.trainer.learner import Learner
 from embertide.trainer.model.layers import Columns
+from embertide.trainer.presets import globo
 
 HALF_LIVES_S = (60, 1800, 40_000)
 COUNTED = CountersConfig(feature="cand", half_lives_s=HALF_LIVES_S)

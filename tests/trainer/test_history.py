@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embertide.trainer.config import SequenceConfig, globo_history
+from embertide.trainer.config import SequenceConfig
 from embertide.trainer.data.base import (
     MISSING_KEY,
     PADDING_KEY,
@@ -18,6 +18,7 @@ from embertide.trainer.data.base import (
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.history import History, HistorySource
 from embertide.trainer.errors import DataError
+from embertide.trainer.presets import globo_history
 
 NEWS = NewsSource(NewsConfig(hours=2, views_per_hour=60, users=20, new_items_per_hour=5))
 SEQUENCE = SequenceConfig(name="liked", user="user", item="cand", length=3)

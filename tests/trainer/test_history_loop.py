@@ -9,13 +9,14 @@ import pytest
 from killing import train
 
 from embertide.trainer.checkpoint import checkpoint as checkpoints
-from embertide.trainer.config import ModelConfig, RunConfig, globo_counters
+from embertide.trainer.config import ModelConfig, RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.history import HistorySource
 from embertide.trainer.data.limit import blocks
 from embertide.trainer.eval.metrics import Prequential
 from embertide.trainer.learner import Learner
 from embertide.trainer.loop import Trainer
+from embertide.trainer.presets import globo_counters
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.snapshot import read_manifest
 

@@ -17,7 +17,7 @@ from snapshots import snapshot_files
 
 from embertide.server.adapters.process import Child, free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
-from embertide.trainer.config import RunConfig, globo, globo_rates
+from embertide.trainer.config import RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.data.redis_stream import (
@@ -27,6 +27,7 @@ from embertide.trainer.data.redis_stream import (
     StreamConfig,
 )
 from embertide.trainer.loop import Progress, Trainer
+from embertide.trainer.presets import globo, globo_rates
 from embertide.trainer.publish.folder import Publication
 
 RUN = RunConfig(

@@ -22,13 +22,14 @@ from embertide.trainer import loop
 from embertide.trainer.checkpoint import checkpoint as checkpoints
 from embertide.trainer.checkpoint import saver
 from embertide.trainer.checkpoint.checkpoint import CheckpointError, CheckpointWriter
-from embertide.trainer.config import PruneConfig, RunConfig, globo
+from embertide.trainer.config import PruneConfig, RunConfig
 from embertide.trainer.data.base import Batch
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.learner import Learner
 from embertide.trainer.loop import Trainer
 from embertide.trainer.model.export import tensor_bytes
+from embertide.trainer.presets import globo
 from embertide.trainer.publish.folder import Publication, VersionId
 from embertide.trainer.publish.publisher import Publisher
 from embertide.trainer.publish.snapshot import SnapshotInfo, write_snapshot

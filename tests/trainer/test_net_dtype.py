@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from embertide.trainer.config import NetDtype, RunConfig, globo, globo_rates
+from embertide.trainer.config import NetDtype, RunConfig
 from embertide.trainer.data.base import Batch
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.eval.metrics import auc
 from embertide.trainer.learner import Learner
+from embertide.trainer.presets import globo, globo_rates
 
 STREAM = NewsConfig(hours=6, views_per_hour=800, users=500, new_items_per_hour=5)
 

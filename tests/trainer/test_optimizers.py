@@ -20,11 +20,11 @@ from embertide.trainer.config import (
     OptimizerConfig,
     RunConfig,
     TableConfig,
-    globo,
 )
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.loop import Progress, Trainer
+from embertide.trainer.presets import globo
 from embertide.trainer.publish.folder import Publication
 
 pytestmark = pytest.mark.usefixtures("one_thread")

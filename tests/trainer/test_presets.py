@@ -9,18 +9,12 @@ from typer.testing import CliRunner
 
 from embertide.trainer.commands import train
 from embertide.trainer.commands.inputs import model_for, rates_for
-from embertide.trainer.config import (
-    OptimizerConfig,
-    RunConfig,
-    criteo,
-    globo,
-    globo_history,
-    globo_rates,
-)
+from embertide.trainer.config import OptimizerConfig, RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.limit import FirstEvents, blocks
 from embertide.trainer.eval.metrics import Prequential
 from embertide.trainer.learner import Learner
+from embertide.trainer.presets import criteo, globo, globo_history, globo_rates
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 

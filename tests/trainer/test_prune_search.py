@@ -10,12 +10,13 @@ from shop import RUN, Shop
 from typer.testing import CliRunner
 
 from embertide.trainer.__main__ import app
-from embertide.trainer.config import PruneConfig, RunConfig, globo
+from embertide.trainer.config import PruneConfig, RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.errors import ConfigurationError, TrainerError
 from embertide.trainer.eval import prune_search
 from embertide.trainer.eval.trials import Trial, measured
 from embertide.trainer.learner import Learner
+from embertide.trainer.presets import globo
 
 
 def losing(noise: float = 0.0) -> Any:

@@ -132,7 +132,8 @@ def test_without_tensorboard_the_option_says_what_to_install(
 def test_a_run_by_its_file_logs_and_resumes(tmp_path: Path) -> None:
     path, log = tmp_path / "run.py", tmp_path / "run.jsonl"
     path.write_text(
-        "from embertide.trainer.config import RunConfig, globo\n"
+        "from embertide.trainer.config import RunConfig\n"
+        "from embertide.trainer.presets import globo\n"
         "from embertide.trainer.data.generator import NewsConfig, NewsSource\n"
         "run = RunConfig(model=globo(), batch_size=64)\n"
         "source = NewsSource(NewsConfig(hours=1, views_per_hour=60, users=40))\n"

@@ -10,12 +10,16 @@ from embertide.trainer import config
 from embertide.trainer.__main__ import app
 from embertide.trainer.commands.inputs import open_run
 from embertide.trainer.commands.run_file import attributes, explained, load
-from embertide.trainer.config import PRESETS, RunConfig, criteo
+from embertide.trainer.config import RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.errors import ConfigurationError, DataError, TrainerError
+from embertide.trainer.presets import PRESETS, criteo
 
 CONFIGS = [each for each in vars(config).values() if dataclasses.is_dataclass(each)]
-HEAD = "from embertide.trainer.config import RunConfig, globo\n"
+HEAD = """\
+from embertide.trainer.config import RunConfig
+from embertide.trainer.presets import globo
+"""
 
 
 @pytest.mark.parametrize("kind", CONFIGS, ids=lambda kind: kind.__name__)
@@ -47,9 +51,9 @@ def test_the_command_prints_it_and_needs_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (HEAD + "\nrun = RunConfig(model=globo(), batch_size=0)\n", r"run.py:3: .*batch_size is 0"),
-        (HEAD + "run = RunConfig(model=globo(), batches=1)\n", r"run.py:2: .*argument 'batches'"),
-        (HEAD + "def f():\n    return 1 / 0\n\nf()\n", "run.py:3: ZeroDivisionError"),
+        (HEAD + "\nrun = RunConfig(model=globo(), batch_size=0)\n", r"run.py:4: .*batch_size is 0"),
+        (HEAD + "run = RunConfig(model=globo(), batches=1)\n", r"run.py:3: .*argument 'batches'"),
+        (HEAD + "def f():\n    return 1 / 0\n\nf()\n", "run.py:4: ZeroDivisionError"),
         ("x = 1\nrun = (\n", "run.py:2: SyntaxError"),
         ("x = 1\n", r"run.py defines no run; write run = RunConfig\(model=...\)"),
         ("run = 3\n", "run.py defines run as a int"),

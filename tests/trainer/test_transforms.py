@@ -19,16 +19,11 @@ from snapshots import snapshot_files
 
 from embertide import _store
 from embertide.trainer.checkpoint.checkpoint import CheckpointError
-from embertide.trainer.config import (
-    DenseConfig,
-    DenseStep,
-    RunConfig,
-    SequenceConfig,
-    criteo,
-)
+from embertide.trainer.config import DenseConfig, DenseStep, RunConfig, SequenceConfig
 from embertide.trainer.learner import Learner
 from embertide.trainer.loop import Trainer
 from embertide.trainer.model.transforms import make_transforms
+from embertide.trainer.presets import criteo
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.snapshot import SnapshotError, read_manifest, read_transforms
 

@@ -6,20 +6,14 @@ from typing import Annotated
 import typer
 
 from embertide.trainer.commands import run_file
-from embertide.trainer.config import (
-    ModelConfig,
-    OptimizerConfig,
-    RunConfig,
-    criteo,
-    globo,
-    globo_rates,
-)
+from embertide.trainer.config import ModelConfig, OptimizerConfig, RunConfig
 from embertide.trainer.data import open_events
 from embertide.trainer.data.base import DeadLetters, EventSource
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.data.redis_stream import SCHEMES, RedisStreamSource
 from embertide.trainer.errors import ConfigurationError
+from embertide.trainer.presets import criteo, globo, globo_rates
 
 _NO_END = "a stream, which has no end, is for train; give files"
 Data = Annotated[

@@ -19,9 +19,10 @@ from embertide.trainer.commands.inputs import (
     open_input,
     rates_for,
 )
-from embertide.trainer.config import PRESETS, PruneConfig, RunConfig
+from embertide.trainer.config import PruneConfig, RunConfig
 from embertide.trainer.data.base import EventSource
 from embertide.trainer.errors import ConfigurationError
+from embertide.trainer.presets import PRESETS
 
 # Options that are settings of a run: a run's file has them, or the command line.
 _SETTINGS = ("seed", "batch_size", "publish_every_s", "snapshot_every", "threads", "cpu")
