@@ -53,6 +53,11 @@ class CountersConfig:
         return 2 * len(self.half_lives_s)
 
     @property
+    def longest(self) -> int:
+        """The counter of all events that halves most slowly."""
+        return 2 * self.half_lives_s.index(max(self.half_lives_s))
+
+    @property
     def readers(self) -> tuple[str, ...]:
         """The features whose counts the net sees."""
         return self.read_by or (self.feature,)
@@ -432,8 +437,12 @@ class PruneConfig:
         ratio: So many times less than the rows of all keys seen so far would take. 0: `bytes` says
             it.
         tables: Those that are pruned, together; none named: all.
-        utility: What a chunk earns in a batch: its squared gradient ("squares"), the occurrences of
-            its key times the gradient's norm ("norms", FIITED's), or its occurrences ("accesses").
+        utility: What a chunk earns in a batch: its squared gradient ("squares"), the same by what
+            is at stake in its table ("fisher"), the occurrences of its key times the gradient's
+            norm ("norms", FIITED's), or its occurrences ("accesses").
+        counts_worth: What the counts of a table with counters are worth, all together, of what its
+            rows have learned; each row's in proportion to its events of late. A key may so keep its
+            counts and nothing else. 0: they go with what the row has learned.
         half_life: Steps in which a utility halves: shorter follows a drift sooner, and forgets.
         first: Steps after which a pass is made ...
         every: ... and then after so many each ...
@@ -447,7 +456,8 @@ class PruneConfig:
     bytes: int = 0
     ratio: float = 0.0
     tables: tuple[str, ...] = ()
-    utility: Literal["squares", "norms", "accesses"] = "squares"
+    utility: Literal["fisher", "squares", "norms", "accesses"] = "fisher"
+    counts_worth: float = 0.05
     half_life: int = 2000
     first: tuple[int, ...] = (20, 50, 100)
     every: int = 200
@@ -462,6 +472,8 @@ class PruneConfig:
             raise ValueError(
                 f"prune: bytes is {self.bytes}, ratio {self.ratio}; give one of them, above 0"
             )
+        if not 0 <= self.counts_worth < math.inf:
+            raise ValueError(f"prune: counts_worth is {self.counts_worth}; give 0 or more")
         for name in ("half_life", "every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"prune: {name} is {getattr(self, name)}; it must be at least 1")

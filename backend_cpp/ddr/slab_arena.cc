@@ -96,7 +96,8 @@ uint64_t SlabArena::Take(std::vector<Page*>* room) {
   if (page->aux_bytes > 0) {
     std::memset(page->aux + size_t{ordinal} * page->aux_bytes, 0, page->aux_bytes);
   }
-  return (uint64_t{page->number} << page_slot_bits_) + uint64_t{ordinal} * page->slot_bytes / kSlotUnitBytes;
+  return (uint64_t{page->number} << page_slot_bits_) +
+         uint64_t{ordinal} * page->slot_bytes / kSlotUnitBytes;
 }
 
 void SlabArena::Free(uint64_t slot) {

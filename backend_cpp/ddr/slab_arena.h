@@ -43,8 +43,8 @@ namespace embertide {
 inline constexpr uint32_t kLeastSlabPageBytes = 64 * 1024;
 inline constexpr uint32_t kMostSlabPageBytes = 256 * 1024;
 constexpr uint32_t SlabPageBytes(uint64_t budget_bytes) {
-  return static_cast<uint32_t>(std::clamp<uint64_t>(
-      std::bit_floor(budget_bytes / 4096), kLeastSlabPageBytes, kMostSlabPageBytes));
+  return static_cast<uint32_t>(std::clamp<uint64_t>(std::bit_floor(budget_bytes / 4096),
+                                                    kLeastSlabPageBytes, kMostSlabPageBytes));
 }
 inline constexpr uint32_t kSlotUnitBytes = 8;
 // A slot of at least 16 bytes keeps ordinals within the 16 bits of a link.

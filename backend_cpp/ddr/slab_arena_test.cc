@@ -119,7 +119,8 @@ TEST(SlabArenaTest, SparsePagesAreCondemnedAndEmptiedOnesGivenBack) {
   }
   EXPECT_FALSE(arena.has_condemned());
   EXPECT_TRUE(arena.CheckIntegrity(kept).ok());
-  EXPECT_LE(arena.page_bytes(), 6ULL * kLeastSlabPageBytes) << "4 pages hold the tenth that is left";
+  EXPECT_LE(arena.page_bytes(), 6ULL * kLeastSlabPageBytes)
+      << "4 pages hold the tenth that is left";
 }
 
 }  // namespace

@@ -9,7 +9,9 @@ namespace {
 
 namespace py = pybind11;
 
-using PyPruneGroup = std::pair<std::vector<uint32_t>, uint64_t>;  // tables, waiting_bytes
+using PyPrunedCounts = std::tuple<uint32_t, uint32_t, float>;  // table, counter, worth
+// tables, waiting_bytes, counts
+using PyPruneGroup = std::tuple<std::vector<uint32_t>, uint64_t, std::vector<PyPrunedCounts>>;
 
 StoreOptions MakeOptions(std::vector<TableConfig> tables, const std::string& profile,
                          uint32_t devices, uint64_t ddr_budget_bytes, uint64_t ssd_budget_bytes,
@@ -39,7 +41,12 @@ StoreOptions MakeOptions(std::vector<TableConfig> tables, const std::string& pro
   options.utility = ValueOrThrow(ParseUtilityKind(utility));
   options.utility_decay = utility_decay;
   for (PyPruneGroup& group : prune_groups) {
-    options.prune_groups.push_back({std::move(group.first), group.second});
+    PruneGroup& added = options.prune_groups.emplace_back();
+    added.tables = std::move(std::get<0>(group));
+    added.waiting_bytes = std::get<1>(group);
+    for (const auto& [table, counter, worth] : std::get<2>(group)) {
+      added.counts.push_back({table, counter, worth});
+    }
   }
   options.optimizer = ValueOrThrow(ParseOptimizer(optimizer));
   options.hbm_budget_bytes = hbm_budget_bytes;
@@ -396,6 +403,10 @@ void BindStore(py::module_& m) {
             return ValueOrThrow(store->Prune(group, bytes, max_age));
           },
           py::arg("group"), py::arg("bytes"), py::kw_only(), py::arg("max_age") = 0)
+      .def("note_stake",
+           [](Store* store, uint32_t table, double at_stake, double squares) {
+             ThrowIfError(store->NoteStake(table, at_stake, squares));
+           })
       .def("prune_room",
            [](const Store& store, uint32_t group) { return ValueOrThrow(store.PruneRoom(group)); })
       .def("seen_bytes",

@@ -26,8 +26,8 @@ Result<uint64_t> Store::AddCounts(uint32_t t, std::span<const int64_t> keys, con
                                   size_t stride) {
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckTable(t));
   const Table& table = impl_->tables[t];
-  const RowLayout learned = table.config.learned();
-  const uint32_t counters = table.config.layout.dim() - learned.dim();
+  const uint32_t counters = table.config.layout.dim() - table.config.learned().dim();
+  const std::vector<std::byte> empty(counters * sizeof(float));
   if (!impl_->training() || counters == 0) {
     return Status(Code::kInvalidArgument,
                   "table " + table.config.name + " has no counters, or the store does not train");
@@ -53,19 +53,19 @@ Result<uint64_t> Store::AddCounts(uint32_t t, std::span<const int64_t> keys, con
       Bucket* bucket = Impl::Newest(table, b);
       if (bucket->device != &device) break;
       const auto key = static_cast<uint64_t>(keys[k]);
-      const Result<Location> place = impl_->ResidentRow(&device, t, b, key);
-      if (!place.ok()) {
-        if (place.status().code() == Code::kNotFound) continue;
-        return place.status();
-      }
-      const uint16_t all = place.value().live();
-      if ((all & table.cost.counters) != table.cost.counters) continue;
-      const auto live = static_cast<uint16_t>(all & learned.full_mask());
-      auto* values = reinterpret_cast<float*>(device.arena.Address(place.value().slot()) +
-                                              learned.PayloadBytes(live));
       const float* added = logs + k * stride;
+      Result<Location> place = impl_->ResidentRow(&device, t, b, key);
+      if (!place.ok() && place.status().code() == Code::kNotFound) {
+        if (!impl_->WorthCounting(table, key, added)) continue;
+        place = impl_->AddRow(&device, table, bucket, key, table.cost.counters, empty);
+        if (!place.ok()) continue;  // there is no room
+        impl_->AuxOf(&device, *place)->tick = impl_->tick;
+      }
+      if (!place.ok()) return place.status();
+      if ((place->live() & table.cost.counters) != table.cost.counters) continue;
+      float* values = Impl::CountersOf(&device, table, *place);
       for (uint32_t c = 0; c < counters; ++c) values[c] = Added(values[c], added[c]);
-      Impl::MarkChanged(bucket, HashKey(key), impl_->AuxOf(&device, place.value()));
+      Impl::MarkChanged(bucket, HashKey(key), impl_->AuxOf(&device, *place));
       ++counted;
     }
   }

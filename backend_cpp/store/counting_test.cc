@@ -5,6 +5,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -160,6 +161,61 @@ TEST_F(CountingTest, PruningLeavesCountersWhileTheirRowStays) {
   EXPECT_EQ(Read(*store, 999)[kLearned], 33.0F);
   EXPECT_FALSE(store->PinNewest()->Explain(0, 0).resident);
   EXPECT_TRUE(store->CheckIntegrity().ok());
+}
+
+// Of 1,000 keys that learned alike, the first hundred counted: as rows of counters alone they stay
+// when all others go; a key without a row gets one for what it counts; what is learned later
+// starts clean.
+TEST_F(CountingTest, CountsHaveAWorthOfTheirOwn) {
+  StoreOptions options = Options(1, Optimizer::kRowwiseAdagrad);
+  options.prune_groups[0].counts = {{0, 1, 4.0F}};
+  const auto store = std::move(*Store::Open(options));
+  std::vector<int64_t> keys(1000);
+  std::iota(keys.begin(), keys.end(), 0);
+  std::vector<float> gradients(keys.size() * kLearned, 0.01F);
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    gradients[i] += 1e-5F * static_cast<float>(i / kLearned);
+  }
+  Step(store.get(), keys, gradients);
+  const std::vector<int64_t> counted(keys.begin(), keys.begin() + 100);
+  std::vector<float> logs(counted.size() * kCounters, 33.0F);
+  EXPECT_EQ(*store->AddCounts(0, counted, logs.data(), kCounters), 100U);
+  constexpr uint64_t kLeast = 4 * kCounters + 8 + 4 * 2 + 24;
+  auto outcome = store->Prune(0, 106 * kLeast);
+  ASSERT_TRUE(outcome.ok());
+  EXPECT_EQ(outcome->rows, 100U);
+  EXPECT_EQ(outcome->bytes, 100 * kLeast);
+  for (const int64_t key : {0, 99, 100, 999}) {
+    const uint16_t live = store->PinNewest()->Explain(0, static_cast<uint64_t>(key)).live;
+    EXPECT_EQ(live, key < 100 ? 0b100 : 0) << key;
+  }
+  EXPECT_EQ(Read(*store, 0)[kLearned], 33.0F);
+  // What is left takes a few rows more: not for one event, for as many as the others have.
+  const std::string state = *store->PruneState(0);
+  const std::vector<int64_t> once{2000};
+  const std::vector<int64_t> often{2001};
+  const std::vector<float> few(kCounters, 25.0F);
+  EXPECT_EQ(*store->AddCounts(0, once, few.data(), kCounters), 0U);
+  EXPECT_EQ(*store->AddCounts(0, often, logs.data(), kCounters), 1U);
+  EXPECT_EQ(store->PinNewest()->Explain(0, 2001).live, 0b100);
+  EXPECT_EQ(Read(*store, 2001)[kLearned + 1], 33.0F);
+  ASSERT_TRUE(store->SetPruneState(0, state).ok());
+  EXPECT_EQ(*store->PruneState(0), state) << "and what counts are worth is a part of it";
+  // A chunk that comes back is zeros, and its steps are as long as a new row's.
+  for (int step = 0; step < 5; ++step) Step(store.get(), {0}, std::vector<float>(kLearned, 9.0F));
+  EXPECT_GT(store->StateOf(0, 0)->accumulator, 81.0F) << "it goes on earning";
+  ASSERT_TRUE(store->SetLive(0, 0, 0b101).ok());
+  EXPECT_EQ(store->StateOf(0, 0)->accumulator, 0.0F);
+  EXPECT_EQ(Read(*store, 0)[0], 0.0F);
+  EXPECT_EQ(Read(*store, 0)[kLearned], 33.0F);
+  EXPECT_TRUE(store->CheckIntegrity().ok());
+  // Another worth is of the next pass on, not what a checkpoint says.
+  options.prune_groups[0].counts = {{0, 1, 0.0F}};
+  const auto other = std::move(*Store::Open(options));
+  ASSERT_TRUE(other->SetPruneState(0, state).ok());
+  EXPECT_NE(*other->PruneState(0), state);
+  options.prune_groups[0].counts = {{0, kCounters, 1.0F}};
+  EXPECT_NE(Store::Open(options).status().message().find("counter 4"), std::string::npos);
 }
 
 TEST_F(CountingTest, WhatCannotBeCountedIsRefused) {

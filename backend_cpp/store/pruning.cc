@@ -1,7 +1,9 @@
 // Pruning: a price a byte for the rows of a group of tables, and a pass that leaves what is worth
 // it. prune_price.h says what is; waiting_keys.h what becomes of keys without a row.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "store/store_impl.h"
 
@@ -31,6 +33,12 @@ uint64_t HashIn(const Table& table, uint64_t key) {
   return HashKey(HashKey(key) + table.config.id);
 }
 
+// The same whatever their order, which changes.
+double SumInOrder(std::vector<float>* values) {
+  std::ranges::sort(*values);
+  return std::accumulate(values->begin(), values->end(), 0.0);
+}
+
 }  // namespace
 
 Status Store::Impl::CheckGroup(uint32_t group) const {
@@ -44,20 +52,37 @@ std::optional<float> Store::Impl::Worth(const Table& table, uint64_t key, float 
   GroupPrice& group = *table.pruned_with;
   const std::lock_guard lock(group.mutex);
   const uint64_t hash = HashIn(table, key);
-  group.seen[table.place_in_group].Add(hash);
-  const float utility = group.waiting.Add(hash, earned, group.step);
-  const uint64_t bytes = table.cost.FullBytes();
-  if (!(utility > group.price * static_cast<float>(bytes))) {
+  group.seen[group.seen_of[table.place_in_group]].keys.Add(hash);
+  const auto scale = static_cast<float>(group.scales[table.place_in_group].scale);
+  const float utility = group.waiting.Add(hash, earned * scale, group.step);
+  return Admit(&group, hash, utility, table.cost.FullBytes()) ? std::optional(utility / scale)
+                                                              : std::nullopt;
+}
+
+bool Store::Impl::WorthCounting(const Table& table, uint64_t key, const float* logs) {
+  if (table.pruned_with == nullptr) return false;
+  GroupPrice& group = *table.pruned_with;
+  const std::lock_guard lock(group.mutex);
+  const CountsWorth& counts = group.counts[table.place_in_group];
+  const float worth = counts.Of(logs[counts.of.counter]);
+  if (!(worth > 0.0F)) return false;
+  const uint64_t hash = HashIn(table, key);
+  const float utility = group.waiting.Add(hash, worth, group.step);
+  return Admit(&group, hash, utility, table.cost.LeastBytes());
+}
+
+bool Store::Impl::Admit(GroupPrice* group, uint64_t hash, float utility, uint64_t bytes) {
+  if (!(utility > group->price * static_cast<float>(bytes))) {
     ++unworthy_keys;
-    return std::nullopt;
+    return false;
   }
-  if (group.room < bytes) {
+  if (group->room < bytes) {
     ++worthy_keys_without_room;
-    return std::nullopt;
+    return false;
   }
-  group.room -= bytes;
-  group.waiting.Remove(hash);
-  return utility;
+  group->room -= bytes;
+  group->waiting.Remove(hash);
+  return true;
 }
 
 template <typename Visit, typename After>
@@ -77,28 +102,59 @@ std::array<float, kMaxChunks> Store::Impl::UtilityOf(const Device* device, const
                                                      Location place) const {
   std::array<float, kMaxChunks> utility{};
   RowAux* aux = AuxOf(device, place);
-  const double kept = decay.Over(RowAux::Steps(aux->tick, tick));
+  const double scale = table.pruned_with->scales[table.place_in_group].scale;
+  const double kept = scale * decay.Over(RowAux::Steps(aux->tick, tick));
   for (uint32_t c = 0; c < table.cost.chunks; ++c) {
     utility[c] = static_cast<float>(kept * static_cast<double>(aux->utility()[c]));
   }
+  const CountsWorth& counts = table.pruned_with->counts[table.place_in_group];
+  if (counts.of_reference > 0.0F)
+    utility[table.cost.chunks] = counts.Of(LogOf(device, table, place));
   return utility;
+}
+
+float Store::Impl::LogOf(const Device* device, const Table& table, Location place) {
+  if ((place.live() & table.cost.counters) == 0) return 0.0F;
+  const CountsWorth& counts = table.pruned_with->counts[table.place_in_group];
+  return CountersOf(device, table, place)[counts.of.counter];
+}
+
+template <typename Visit>
+void Store::Impl::ForSomeRows(const Table& table, uint32_t rare, const Visit& visit) const {
+  const uint64_t others = (uint64_t{1} << rare) - 1;
+  for (uint32_t b = 0; b < table.config.buckets(); ++b) {
+    Bucket* bucket = Newest(table, b);
+    ForEachSlice(
+        bucket,
+        [&](uint64_t key, Location place) {
+          if ((HashKey(key) >> kSampleShift & others) == 0) visit(bucket->device, place);
+        },
+        [] {});
+  }
+}
+
+void Store::Impl::FindWorth(const Table& table, uint32_t rare, CountsWorth* worth) const {
+  std::vector<float> logs;
+  std::vector<float> learned;
+  ForSomeRows(table, rare, [&](const Device* device, Location place) {
+    const auto utility = UtilityOf(device, table, place);
+    learned.insert(learned.end(), utility.begin(), utility.begin() + table.cost.chunks);
+    if (const float log = LogOf(device, table, place); log != 0.0F) logs.push_back(log);
+  });
+  if (logs.empty()) return;
+  worth->reference = *std::ranges::max_element(logs);
+  for (float& log : logs) log = std::exp2(log - worth->reference);
+  worth->of_reference =
+      static_cast<float>(worth->of.worth * SumInOrder(&learned) / SumInOrder(&logs));
 }
 
 PriceSample Store::Impl::SampleOf(const GroupPrice& group, uint32_t rare) const {
   PriceSample sample;
-  const uint64_t others = (uint64_t{1} << rare) - 1;
   for (const uint32_t t : group.tables) {
     const Table& table = tables[t];
-    for (uint32_t b = 0; b < table.config.buckets(); ++b) {
-      Bucket* bucket = Newest(table, b);
-      ForEachSlice(
-          bucket,
-          [&](uint64_t key, Location place) {
-            if ((HashKey(key) >> kSampleShift & others) != 0) return;
-            sample.Add(table.cost, UtilityOf(bucket->device, table, place).data());
-          },
-          [] {});
-    }
+    ForSomeRows(table, rare, [&](const Device* device, Location place) {
+      sample.Add(table.cost, UtilityOf(device, table, place).data());
+    });
   }
   return sample;
 }
@@ -128,7 +184,7 @@ void Store::Impl::PruneBucket(GroupPrice* group, const Table& table, uint32_t b,
       return;
     }
     float sum = 0.0F;
-    for (uint32_t c = 0; c < table.cost.chunks; ++c) sum += utility[c];
+    for (uint32_t c = 0; c < table.cost.utilities(); ++c) sum += utility[c];
     const RecordKind kind = expired ? RecordKind::kExpired : RecordKind::kPruned;
     changes.push_back({key, place.live(), live, kind, sum});
   };
@@ -187,6 +243,17 @@ Result<PruneOutcome> Store::Prune(uint32_t g, uint64_t bytes, uint32_t max_age) 
   }
   const uint32_t rare =
       std::min(kMostRare, static_cast<uint32_t>(std::bit_width(rows / kSampleRows)));
+  {
+    const std::lock_guard lock(group->mutex);
+    group->Scale();
+  }
+  for (CountsWorth& counts : group->counts) {
+    if (counts.of.worth == 0.0F) continue;
+    CountsWorth found = counts;
+    impl_->FindWorth(impl_->tables[counts.of.table], rare, &found);
+    const std::lock_guard lock(group->mutex);
+    counts = found;
+  }
   const PriceSample sample = impl_->SampleOf(*group, rare);
   const auto aim = static_cast<uint64_t>(static_cast<double>(bytes) * (1.0 - kLeftFree));
   {
@@ -205,6 +272,22 @@ Result<PruneOutcome> Store::Prune(uint32_t g, uint64_t bytes, uint32_t max_age) 
   return outcome;
 }
 
+Status Store::NoteStake(uint32_t t, double at_stake, double squares) {
+  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckTable(t));
+  const Table& table = impl_->tables[t];
+  const bool sums = at_stake >= 0.0 && squares >= 0.0 && std::isfinite(at_stake + squares);
+  if (table.pruned_with == nullptr || !sums) {
+    return {Code::kInvalidArgument, "table " + table.config.name + ": a stake of " +
+                                        std::to_string(at_stake) + " in squares of " +
+                                        std::to_string(squares) +
+                                        ": give sums of squares, of a table that is pruned"};
+  }
+  GroupPrice& group = *table.pruned_with;
+  const std::lock_guard lock(group.mutex);
+  group.scales[table.place_in_group].Add(at_stake, squares, group.step, impl_->decay);
+  return Status::Ok();
+}
+
 Result<uint64_t> Store::PruneRoom(uint32_t g) const {
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckGroup(g));
   const std::lock_guard lock(impl_->groups[g]->mutex);
@@ -216,9 +299,8 @@ Result<uint64_t> Store::SeenBytes(uint32_t g) const {
   GroupPrice& group = *impl_->groups[g];
   const std::lock_guard lock(group.mutex);
   double bytes = 0.0;
-  for (size_t i = 0; i < group.tables.size(); ++i) {
-    const RowCost& cost = impl_->tables[group.tables[i]].cost;
-    bytes += group.seen[i].Estimate() * static_cast<double>(cost.FullBytes());
+  for (const GroupPrice::SeenKeys& each : group.seen) {
+    bytes += each.keys.Estimate() * static_cast<double>(each.row_bytes);
   }
   return static_cast<uint64_t>(bytes);
 }
@@ -230,7 +312,11 @@ Result<std::string> Store::PruneState(uint32_t g) const {
   const SavedPrice saved{group.price, 0, group.room, group.step};
   std::string state(reinterpret_cast<const char*>(&saved), sizeof(saved));
   state.append(reinterpret_cast<const char*>(group.seen.data()),
-               group.seen.size() * sizeof(DistinctKeys));
+               group.seen.size() * sizeof(GroupPrice::SeenKeys));
+  state.append(reinterpret_cast<const char*>(group.counts.data()),
+               group.counts.size() * sizeof(CountsWorth));
+  state.append(reinterpret_cast<const char*>(group.scales.data()),
+               group.scales.size() * sizeof(UtilityScale));
   return state + group.waiting.Save();
 }
 
@@ -239,9 +325,11 @@ Status Store::SetPruneState(uint32_t g, const std::string& state) {
   GroupPrice& group = *impl_->groups[g];
   SavedPrice saved{};
   const std::lock_guard lock(group.mutex);
-  const uint64_t seen_bytes = group.seen.size() * sizeof(DistinctKeys);
-  if (state.size() < sizeof(saved) + seen_bytes ||
-      !group.waiting.Load(std::string_view(state).substr(sizeof(saved) + seen_bytes))) {
+  const uint64_t seen_bytes = group.seen.size() * sizeof(GroupPrice::SeenKeys);
+  const uint64_t counts_bytes = group.counts.size() * sizeof(CountsWorth);
+  const uint64_t scales_bytes = group.scales.size() * sizeof(UtilityScale);
+  const uint64_t before = sizeof(saved) + seen_bytes + counts_bytes + scales_bytes;
+  if (state.size() < before || !group.waiting.Load(std::string_view(state).substr(before))) {
     return {Code::kCorrupt,
             "a prune state of " + std::to_string(state.size()) + " bytes is not of prune group " +
                 std::to_string(g) +
@@ -249,6 +337,14 @@ Status Store::SetPruneState(uint32_t g, const std::string& state) {
   }
   std::memcpy(&saved, state.data(), sizeof(saved));
   std::memcpy(group.seen.data(), state.data() + sizeof(saved), seen_bytes);
+  for (size_t i = 0; i < group.counts.size(); ++i) {
+    const PrunedCounts of = group.counts[i].of;  // as this store is told, not the one that saved
+    std::memcpy(&group.counts[i],
+                state.data() + sizeof(saved) + seen_bytes + i * sizeof(CountsWorth),
+                sizeof(CountsWorth));
+    group.counts[i].of = of;
+  }
+  std::memcpy(group.scales.data(), state.data() + before - scales_bytes, scales_bytes);
   group.price = saved.price;
   group.room = saved.room;
   group.step = saved.step;

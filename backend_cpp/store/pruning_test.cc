@@ -59,6 +59,20 @@ TEST(RowCostTest, ARowStaysForWhatItsChunksAreWorthOverTheirPrice) {
   EXPECT_EQ(kept({0, 0, 0}, 0.0F), 0) << "never of use";
 }
 
+TEST(RowCostTest, ARowOfCountersStaysForWhatTheyAreWorth) {
+  // Two chunks of 10 bytes, 20 of the row, counters of 8.
+  const RowCost cost{2, 10, 20, 0b100, 8};
+  const auto kept = [&](std::array<float, kMaxChunks> utility) {
+    return cost.WorthKeeping(utility.data(), 1.0F);
+  };
+  EXPECT_EQ(cost.Bytes(0b100), 28U);
+  EXPECT_EQ(cost.FullBytes(), 48U);
+  EXPECT_EQ(kept({9, 9, 29}), 0b100) << "the chunks are not worth their price";
+  EXPECT_EQ(kept({9, 9, 28}), 0);
+  EXPECT_EQ(kept({20, 9, 19}), 0b101) << "both pay for the row";
+  EXPECT_EQ(kept({40, 9, 0}), 0b101) << "a row has its counters, whatever they are worth";
+}
+
 // --- keys that wait
 
 TEST(WaitingKeysTest, KeysEarnAndForgetAsRowsDo) {
@@ -239,6 +253,43 @@ TEST_F(PruningTest, TheMostUsefulRowsOfAllTablesStay) {
     pruned += ReadRecord(options_.tables[0].layout, &rest)->kind == RecordKind::kPruned;
   }
   EXPECT_EQ(pruned, 700U);
+}
+
+// Rows of two tables that earned alike; of one of them four times as much is at stake.
+TEST_F(PruningTest, UtilitiesCountAsMuchAsWhatIsAtStakeInTheirTable) {
+  Open();
+  for (uint32_t t = 0; t < 2; ++t) {
+    Step(t, Keys(0, 500), 1.0F);
+    Step(t, Keys(500, 500), 1.5F);
+  }
+  ASSERT_TRUE(store_->NoteStake(0, 10.0, 1000.0).ok());
+  ASSERT_TRUE(store_->NoteStake(1, 20.0, 500.0).ok());
+  const std::string state = *store_->PruneState(0);
+  const PruneOutcome outcome = Prune(1100 * kRow);
+  EXPECT_EQ(outcome.rows, 1000U);
+  for (const int64_t key : {0, 499, 500, 999}) {
+    EXPECT_EQ(Live(0, key), 0) << key;
+    EXPECT_EQ(Live(1, key), 0b1111) << key;
+  }
+  // A key of the lesser table needs four times what one of the other does for a row.
+  const float earned = std::sqrt(outcome.price * kRow * 2 / kDim);
+  Step(0, {2000}, earned);
+  Step(1, {2000}, earned);
+  EXPECT_EQ(Live(0, 2000), 0);
+  EXPECT_EQ(Live(1, 2000), 0b1111);
+  Step(0, {2001}, 2 * earned);
+  EXPECT_EQ(Live(0, 2001), 0b1111);
+  // Without stakes, or once they are as large in both, the tables are one again.
+  ASSERT_TRUE(store_->SetPruneState(0, state).ok());
+  EXPECT_EQ(*store_->PruneState(0), state);
+  ASSERT_TRUE(store_->NoteStake(0, 1e6, 2.5e7).ok());
+  Prune(4000 * kRow);
+  Step(0, {3000}, 0.1F);
+  EXPECT_EQ(Live(0, 3000), 0b1111);
+  for (const auto& [stake, squares] : {std::pair{-1.0, 1.0}, {1.0, -1.0}, {NAN, 1.0}}) {
+    const Status refused = store_->NoteStake(0, stake, squares);
+    EXPECT_NE(refused.message().find("table t0: a stake of"), std::string::npos);
+  }
 }
 
 TEST_F(PruningTest, ChunksGoAndComeBackCleanByWhatTheyAreWorth) {

@@ -372,7 +372,8 @@ void Store::Impl::MakeRoomAhead(Device* device, uint32_t pages) {
     const uint64_t room = device->budget.limit_bytes() - device->budget.used_bytes();
     if (device->ssd == nullptr || room >= wanted) return;
     if (!device->arena.has_condemned()) {
-      device->arena.CondemnPages(1 + static_cast<uint32_t>((wanted - room) / device->arena.slab_bytes()));
+      device->arena.CondemnPages(
+          1 + static_cast<uint32_t>((wanted - room) / device->arena.slab_bytes()));
     }
     MoveCondemned(device, kSweepEntries, /*demote=*/true, &writer);
   }

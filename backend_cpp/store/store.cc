@@ -1,6 +1,7 @@
 // Store: opening, pinning, counters. The rest of the class is in the files beside this one.
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <filesystem>
 #include <set>
 #include <system_error>
@@ -104,6 +105,21 @@ Status ValidateBudgets(const StoreOptions& options, const std::set<std::string>&
   return Status::Ok();
 }
 
+Status ValidateCounts(const StoreOptions& options, const PruneGroup& group) {
+  for (const PrunedCounts& each : group.counts) {
+    const bool of_group = std::ranges::find(group.tables, each.table) != group.tables.end();
+    const TableConfig* table =
+        of_group && each.table < options.tables.size() ? &options.tables[each.table] : nullptr;
+    const uint32_t counters = table == nullptr ? 0 : table->layout.dim() - table->learned().dim();
+    if (each.counter < counters && each.worth >= 0.0F && std::isfinite(each.worth)) continue;
+    return {Code::kInvalidArgument,
+            "prune_groups: counts of table " + std::to_string(each.table) + ", counter " +
+                std::to_string(each.counter) + ", worth " + std::to_string(each.worth) +
+                ": name a table of the group, one of its counters and a worth of 0 or more"};
+  }
+  return Status::Ok();
+}
+
 Status ValidateGroups(const StoreOptions& options) {
   if (!options.prune_groups.empty() &&
       (options.profile != Profile::kTrain || options.ssd_budget_bytes > 0)) {
@@ -120,6 +136,7 @@ Status ValidateGroups(const StoreOptions& options) {
               "prune_groups: waiting_bytes = " + std::to_string(group.waiting_bytes) +
                   " is more than a fourth of ddr_budget_bytes"};
     }
+    EMBERTIDE_RETURN_IF_ERROR(ValidateCounts(options, group));
     for (const uint32_t t : group.tables) {
       if (t >= options.tables.size()) {
         return {Code::kInvalidArgument,
@@ -224,7 +241,9 @@ Store::Impl::Impl(StoreOptions opts) : options(std::move(opts)) {
     tables.push_back(std::move(table));
   }
   for (const PruneGroup& group : options.prune_groups) {
-    groups.push_back(std::make_unique<GroupPrice>(group, &decay));
+    std::vector<uint64_t> row_bytes;
+    for (const uint32_t t : group.tables) row_bytes.push_back(tables[t].cost.FullBytes());
+    groups.push_back(std::make_unique<GroupPrice>(group, row_bytes, &decay));
     for (size_t i = 0; i < group.tables.size(); ++i) {
       tables[group.tables[i]].pruned_with = groups.back().get();
       tables[group.tables[i]].place_in_group = i;

@@ -32,10 +32,9 @@
 #include "embertide/store.h"
 #include "policy/frequency_sketch.h"
 #include "ssd/block_log.h"
-#include "store/bucket_index.h"
-#include "store/changed_cells.h"
+#include "store/bucket.h"
 #include "store/decay.h"
-#include "store/distinct_keys.h"
+#include "store/group_price.h"
 #include "store/hbm_tier.h"
 #include "store/location.h"
 #include "store/node_pool.h"
@@ -45,7 +44,6 @@
 #include "store/tier_policy.h"
 #include "store/train_ops.h"
 #include "store/turn_mutex.h"
-#include "store/waiting_keys.h"
 
 namespace embertide {
 
@@ -53,91 +51,6 @@ namespace embertide {
 struct Access {
   uint64_t key;
   uint32_t table;
-};
-
-struct Bucket;
-struct Device;
-struct Table;
-
-// Something unlinked, to be freed when no reader of its epoch is left.
-struct Retired {
-  uint64_t epoch = 0;
-  Location place;  // a slot, of `bytes` payload + aux (SSD needs them)
-  uint32_t bytes = 0;
-  VersionNode* node = nullptr;
-  BucketIndex::Arrays arrays;
-  Bucket* bucket = nullptr;  // with all its rows
-  uint32_t table = 0;        // of `bucket`
-  uint32_t entry = 0;        // of `bucket`: those before it are freed
-};
-
-struct RemovedKey {
-  uint64_t key;
-  RecordKind kind;
-};
-
-// The rows of one bucket on one device. What a lookup reads comes first, in one cache line.
-struct alignas(64) Bucket {
-  Bucket(Device* on, const Table& of);
-  ~Bucket();
-  Bucket(const Bucket&) = delete;
-  Bucket& operator=(const Bucket&) = delete;
-  BucketIndex index;
-  std::byte* const rows;  // address of slot 0 of its DDR rows
-  // It answers versions from here on; below, `older` does, if there is one. Set before readers can
-  // reach it.
-  uint64_t since = 0;
-  std::atomic<Bucket*> older{nullptr};  // on another device; until no pin below `since` is left
-  Device* const device;                 // where its rows lie
-  const uint32_t table;                 // ordinal
-  const uint32_t chunk_bytes;           // of its table's rows
-  const uint16_t scale_bytes;           // before the chunks
-  const uint16_t full_mask;             // live mask of a whole row
-  // As RowLayout::PayloadBytes. Requires: a live chunk.
-  uint32_t PayloadBytes(uint16_t live) const {
-    return scale_bytes + static_cast<uint32_t>(std::popcount(live)) * chunk_bytes;
-  }
-  ChangedCells changed;  // training: where rows with aux.changed are
-  // Training: keys removed since TakeChanges. Of several notes of a key the last counts, and none
-  // if it has a row again: those are left out once there are twice as many as `tidied`.
-  std::deque<RemovedKey> removed;
-  size_t tidied = 0;
-  uint64_t removed_bytes = 0;  // charged for them
-  // Of marks and notes, as the budget is charged.
-  uint64_t change_bytes() const { return changed.bytes() + removed_bytes; }
-};
-
-// What a bucket costs without its rows and arrays: what the budget is charged.
-inline constexpr uint64_t kBucketBytes = sizeof(Bucket) + alignof(Bucket);
-
-// The copies of one bucket in this store. The newest is owned here, and owns its older one.
-struct BucketSlot {
-  BucketSlot() = default;
-  BucketSlot(BucketSlot&&) noexcept {}     // for std::vector, before there is anything in it
-  std::atomic<Bucket*> newest{nullptr};    // null: not held
-  std::atomic<Bucket*> building{nullptr};  // being filled: writers see it, readers do not
-  // For those who ask and pin nothing, and so may not follow the pointers.
-  static constexpr uint64_t kNotHeld = ~0ULL;
-  std::atomic<uint64_t> held_since{kNotHeld};
-  std::atomic<uint32_t> device{0};  // of `newest`
-
-  // What answers at a version; null if the bucket is not held there.
-  const Bucket* At(uint64_t version) const {
-    const Bucket* bucket = newest.load(std::memory_order_acquire);
-    while (bucket != nullptr && version < bucket->since) {
-      bucket = bucket->older.load(std::memory_order_acquire);
-    }
-    return bucket;
-  }
-  // Its copy on a device, being filled or superseded ones too. Requires: the device's writer.
-  Bucket* On(const Device* device) const {
-    Bucket* bucket = building.load();
-    if (bucket != nullptr && bucket->device == device) return bucket;
-    for (bucket = newest.load(); bucket != nullptr; bucket = bucket->older.load()) {
-      if (bucket->device == device) return bucket;
-    }
-    return nullptr;
-  }
 };
 
 // Rows of one table in one tier of a device, those of older versions too, and their payload and
@@ -221,20 +134,6 @@ void WithoutWriter(WriterLock* writer, const Io& io) {
   io();
   if (writer != nullptr) writer->lock();
 }
-
-// What pruning keeps of a group of tables beside their rows.
-struct GroupPrice {
-  GroupPrice(const PruneGroup& of, const Decay* decay)
-      : tables(of.tables), seen(of.tables.size()), waiting(of.waiting_bytes, decay) {}
-  uint64_t bytes() const { return waiting.bytes() + seen.size() * sizeof(DistinctKeys); }
-  const std::vector<uint32_t> tables;
-  std::mutex mutex;                // guards what follows; taken after any writer lock
-  std::vector<DistinctKeys> seen;  // by place in `tables`
-  WaitingKeys waiting;
-  float price = 0.0F;
-  uint64_t room = ~0ULL;  // bytes that new rows may take until the next pass
-  uint64_t step = 0;      // steps that were begun
-};
 
 struct Table {
   TableConfig config;
@@ -547,6 +446,8 @@ struct Store::Impl {
   static RowAux* AuxOf(const Device* device, Location place) {
     return reinterpret_cast<RowAux*>(device->arena.Aux(place.slot()));
   }
+  // Nothing is left of what the optimizer keeps of a row as a whole.
+  void ForgetMoments(const Table& table, RowAux* aux) const;
   // Of chunks that are not in `kept`, nothing is left of what the optimizer keeps of their
   // elements.
   void ForgetElements(const Table& table, uint32_t kept, RowAux* aux) const;
@@ -559,6 +460,9 @@ struct Store::Impl {
     ++new_keys_waiting;
     return false;
   }
+  // A row for a key that has none. kResourceExhausted when the budgets are full.
+  Result<Location> AddRow(Device* device, const Table& table, Bucket* bucket, uint64_t key,
+                          uint16_t live, std::span<const std::byte> payload);
   // Gives the row of a key another live mask; 0 removes it, as `kind`. Errors as Store::SetLive.
   Status ChangeLive(Device* device, const Table& table, uint32_t bucket, uint64_t key,
                     uint16_t live, RecordKind kind);
@@ -580,9 +484,20 @@ struct Store::Impl {
   // --- pruning.cc --------------------------------------------------------------------------------
   // kInvalidArgument: there is no such group.
   Status CheckGroup(uint32_t group) const;
+  // The counters of a row that has them.
+  static float* CountersOf(const Device* device, const Table& table, Location place) {
+    const RowLayout learned = table.config.learned();
+    const auto live = static_cast<uint16_t>(place.live() & learned.full_mask());
+    return reinterpret_cast<float*>(device->arena.Address(place.slot()) +
+                                    learned.PayloadBytes(live));
+  }
   // A key of a table that is pruned, without a row, has earned so much in this step: what it has
   // earned in all, if that is worth a row for which there is room.
   std::optional<float> Worth(const Table& table, uint64_t key, float earned);
+  // Such a key has counted so much: whether a row of counters alone is worth that.
+  bool WorthCounting(const Table& table, uint64_t key, const float* logs);
+  // Takes a row of so many bytes off the room, if what its key earned is worth that and it fits.
+  bool Admit(GroupPrice* group, uint64_t hash, float utility, uint64_t bytes);
   // Calls visit(key, place) for a bucket's rows, in slices under its device's writer, which may
   // change them in after(), called at each slice's end.
   template <typename Visit, typename After>
@@ -590,6 +505,12 @@ struct Store::Impl {
   // What a row's chunks are worth now.
   std::array<float, kMaxChunks> UtilityOf(const Device* device, const Table& table,
                                           Location place) const;
+  // The log of the count that says what a row's counters are worth; 0: it has none.
+  static float LogOf(const Device* device, const Table& table, Location place);
+  // Calls visit(device, place) for one of 2^rare rows.
+  template <typename Visit>
+  void ForSomeRows(const Table& table, uint32_t rare, const Visit& visit) const;
+  void FindWorth(const Table& table, uint32_t rare, CountsWorth* worth) const;
   PriceSample SampleOf(const GroupPrice& group, uint32_t rare) const;
   // One bucket's part of a pass.
   void PruneBucket(GroupPrice* group, const Table& table, uint32_t bucket, uint32_t max_age,

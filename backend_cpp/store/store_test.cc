@@ -109,7 +109,7 @@ using Model = std::map<std::pair<uint32_t, uint64_t>, std::optional<std::pair<ui
 // Invariants 2, 3 and 7: whatever was staged, evicted, promoted and folded, every pin reads its own
 // version, budgets hold, and each key's source is true.
 TEST_F(StoreTest, RandomVersionsUnderPinsEqualAMap) {
-  const StoreOptions options = Options(10ULL << 19, 16ULL << 20);
+  const StoreOptions options = Options(8ULL << 19, 16ULL << 20);
   auto store = Open(options);
   std::mt19937 random(7);
   std::map<uint64_t, Model> versions;

@@ -109,6 +109,11 @@ Result<Location> Store::Impl::ResidentRow(Device* device, uint32_t t, uint32_t b
   return index.At(index.Locate(HashKey(key), key));
 }
 
+void Store::Impl::ForgetMoments(const Table& table, RowAux* aux) const {
+  aux->accumulator = 0.0F;
+  if (CountsSteps(options.optimizer)) *aux->steps(table.config.learned()) = 0;
+}
+
 void Store::Impl::ForgetElements(const Table& table, uint32_t kept, RowAux* aux) const {
   if (!KeepsElements(options.optimizer)) return;
   const RowLayout layout = table.config.learned();
@@ -116,6 +121,17 @@ void Store::Impl::ForgetElements(const Table& table, uint32_t kept, RowAux* aux)
   for (uint32_t c = 0; c < layout.chunks; ++c, elements += layout.chunk_dim) {
     if ((kept >> c & 1U) == 0) std::fill_n(elements, layout.chunk_dim, 0.0F);
   }
+}
+
+Result<Location> Store::Impl::AddRow(Device* device, const Table& table, Bucket* bucket,
+                                     uint64_t key, uint16_t live,
+                                     std::span<const std::byte> payload) {
+  EMBERTIDE_RETURN_IF_ERROR(ReserveEntry(device, bucket));
+  Result<Location> place = StoreRow(device, table, key, live, payload);
+  if (!place.ok()) return place;
+  InsertEntry(bucket, key, *place);
+  MarkChanged(bucket, HashKey(key), AuxOf(device, *place));
+  return place;
 }
 
 Status Store::Impl::ChangeLive(Device* device, const Table& table, uint32_t b, uint64_t key,
@@ -159,6 +175,7 @@ Status Store::Impl::ChangeLive(Device* device, const Table& table, uint32_t b, u
     bucket->index.Set(entry, place);
     RowAux* aux = AuxOf(device, place);
     ForgetElements(table, live & again.value().live(), aux);
+    if ((again.value().live() & ~table.cost.counters) == 0) ForgetMoments(table, aux);
     MarkChanged(bucket, HashKey(key), aux);
   }
   RetirePlace(device, table, again.value());

@@ -289,12 +289,9 @@ Result<Location> TableRun::MakeRow(Device* device, Bucket* bucket, const PartWor
   }
   std::vector<std::byte> payload(layout.PayloadBytes(layout.full_mask()));
   EncodePayload(layout, layout.full_mask(), values.data(), payload.data());
-  EMBERTIDE_RETURN_IF_ERROR(impl_.ReserveEntry(device, bucket));
-  Result<Location> place = impl_.StoreRow(device, table_, group.key, layout.full_mask(), payload);
-  if (!place.ok()) return place;
-  impl_.InsertEntry(bucket, group.key, *place);
-  Store::Impl::MarkChanged(bucket, group.hash, Store::Impl::AuxOf(device, *place));
-  ++made_;
+  Result<Location> place =
+      impl_.AddRow(device, table_, bucket, group.key, layout.full_mask(), payload);
+  made_ += place.ok() ? 1 : 0;
   return place;
 }
 

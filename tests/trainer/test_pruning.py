@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
@@ -34,6 +35,7 @@ ROW = 16 + 8 + 4 + 24
         ({"ratio": 2.0}, "bytes is 1000, ratio 2.0; give one"),
         ({"bytes": -5}, "bytes is -5"),
         ({"half_life": 0}, "half_life is 0"),
+        ({"counts_worth": -1.0}, "counts_worth is -1.0"),
         ({"every": 0}, "every is 0"),
         ({"waiting_bytes": 1000}, "leaves nothing of bytes = 1000"),
         ({"tables": ("user", "word")}, "names table 'word'"),
@@ -67,6 +69,51 @@ def learn(rows: EmbeddingStore, keys_BF: NDArray[np.int64], gradient: float) -> 
     embeddings = rows(keys_BF)
     (embeddings * gradient).sum().backward()
     rows.step()
+
+
+class Stakes:
+    """A store that keeps what it is told is at stake."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.told: list[tuple[int, float, float]] = []
+
+    def note_stake(self, table: int, at_stake: float, squares: float) -> None:
+        self.told.append((table, at_stake, squares))
+        self._store.note_stake(table, at_stake, squares)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+@pytest.mark.parametrize("utility", ["fisher", "squares"])
+def test_what_is_at_stake_is_of_samples_that_had_rows(utility: Any) -> None:
+    rows = EmbeddingStore(MODEL, prune=PruneConfig(bytes=1 << 20, utility=utility))
+    stakes = Stakes(rows.store)
+    rows.store = stakes  # type: ignore[assignment]
+    random = np.random.default_rng(5)
+    told = []
+    for step in range(9):
+        keys_BF = random.integers(0, 40, (16, 2))
+        gradient_BE = random.normal(size=(16, 8)).astype(np.float32)
+        embeddings = rows(keys_BF)
+        had_BE = embeddings.detach().numpy().astype(np.float64)
+        (embeddings * torch.from_numpy(gradient_BE)).sum().backward()
+        rows.step()
+        if step % 4 == 0:
+            for table in range(2):
+                had_Bd, gradient_Bd = (
+                    each[:, 4 * table : 4 * table + 4] for each in (had_BE, gradient_BE)
+                )
+                has_B = (had_Bd != 0).any(axis=1)
+                along_B = (had_Bd * gradient_Bd).sum(axis=1)
+                squares = (gradient_Bd[has_B].astype(np.float64) ** 2).sum()
+                told.append((table, (along_B**2).sum(), squares))
+    assert told[0][2] == 0 < told[-1][2]
+    if utility == "squares":
+        assert not stakes.told
+    else:
+        np.testing.assert_allclose(stakes.told, told, rtol=1e-6)
 
 
 @pytest.mark.parametrize("tables", [(), ("user",)])

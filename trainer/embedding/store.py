@@ -13,7 +13,7 @@ Shapes: B samples, F features, N keys, E all embedding values of a sample.
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from embertide.trainer.publish.snapshot import read_manifest
 
 Keys = NDArray[np.int64]
 _MAX_THREADS = 64  # that the store shares a step by
+_STAKE_EVERY = 4  # steps of which one says what is at stake: some hundred samples say enough
 _LEAST_BYTES = 64 << 10  # a share of all keys that is less than this is left alone
 
 
@@ -59,15 +60,25 @@ def store_table(table: TableConfig, index: int, seed: int) -> _store.TableConfig
     )
 
 
+def _pruned_tables(config: ModelConfig, prune: PruneConfig) -> list[int]:
+    names = prune.tables or tuple(table.name for table in config.tables)
+    return [config.table_index(name) for name in names]
+
+
 def _pruning(config: ModelConfig, prune: PruneConfig | None) -> dict[str, Any]:
     """Return the store's arguments of pruning."""
     if prune is None:
         return {}
-    tables = prune.tables or tuple(table.name for table in config.tables)
+    tables = _pruned_tables(config, prune)
+    counts = [
+        (t, counters.longest, prune.counts_worth)
+        for t in tables
+        if (counters := config.tables[t].counters) is not None
+    ]
     return {
-        "utility": prune.utility,
+        "utility": "squares" if prune.utility == "fisher" else prune.utility,
         "utility_decay": 0.5 ** (1 / prune.half_life),
-        "prune_groups": [([config.table_index(name) for name in tables], prune.waiting)],
+        "prune_groups": [(tables, prune.waiting, counts)],
     }
 
 
@@ -116,6 +127,7 @@ class EmbeddingStore(nn.Module):
             **_pruning(config, prune),
         )
         self.prune = prune
+        self._pruned = [] if prune is None else _pruned_tables(config, prune)
         self.steps = self._pruned_at = self.passes = 0
         self.pruned: _store.PruneOutcome | None = None  # the newest pass
         self._poolings = [column.pooling for column in config.columns]
@@ -219,6 +231,8 @@ class EmbeddingStore(nn.Module):
             if embeddings.grad is None:
                 raise RuntimeError("step() before backward(): the embeddings have no gradient")
             bags += gradients(embeddings.grad.numpy())
+        if self.prune is not None and self.prune.utility == "fisher":
+            self._note_stakes()
         updated = self.store.apply_gradients(
             bags,
             learning_rate=self.optimizer.sparse_learning_rate,
@@ -234,6 +248,25 @@ class EmbeddingStore(nn.Module):
         self._prune()
         self.store.maintain()
         return updated
+
+    def _note_stakes(self) -> None:
+        """Say how much of the loss is at stake in each table, of this batch."""
+        if self.steps % _STAKE_EVERY:
+            return
+        sums = np.zeros((len(self.tables), 2))
+        for _, embeddings in self._pending:
+            values_BE, gradient_BE = embeddings.detach(), cast(Tensor, embeddings.grad)
+            for f, table in enumerate(self._tables):
+                values_Bd, gradient_Bd = (
+                    each[:, self._learned(f)].numpy() for each in (values_BE, gradient_BE)
+                )
+                has_B = values_Bd.any(axis=1)  # else it had no row, or only such as say nothing
+                along_B = np.einsum("Bd,Bd->B", values_Bd, gradient_Bd, dtype=np.float64)
+                squares_B = np.einsum("Bd,Bd->B", gradient_Bd, gradient_Bd, dtype=np.float64)
+                sums[table] += (along_B**2).sum(), squares_B[has_B].sum()
+        for t, (at_stake, squares) in enumerate(sums.tolist()):
+            if t in self._pruned and np.isfinite(at_stake + squares):
+                self.store.note_stake(t, at_stake, squares)
 
     def _prune(self) -> None:
         """Make a pass of pruning, if one is due."""

@@ -22,11 +22,20 @@ const char* UtilityKindName(UtilityKind kind);
 // kInvalidArgument naming the text and the names there are.
 Result<UtilityKind> ParseUtilityKind(const std::string& name);
 
+// What the counts of a table with counters (Store::AddCounts) are worth, in utility.
+struct PrunedCounts {
+  uint32_t table = 0;    // index into StoreOptions::tables; of the group
+  uint32_t counter = 0;  // of a row, whose count says what its counters are worth
+  float worth = 0.0F;    // all of them together, of all that the table's rows have learned
+};
+
 // Tables whose rows are pruned together: one price a byte for all of them.
 struct PruneGroup {
   std::vector<uint32_t> tables;  // index into StoreOptions::tables; a table is of one group at most
   // Of the DDR budget, what remembers keys without a row, at 4 bytes each; kept to a power of two.
   uint64_t waiting_bytes = 256 << 10;
+  // Of tables that are not here, counts are worth nothing, and go with what their row has learned.
+  std::vector<PrunedCounts> counts = {};
 };
 
 // What a pass of pruning did.
