@@ -14,6 +14,7 @@ Pooling = Literal["sum", "mean"]
 FeatureKeys = Literal["one", "list", "weighed"]
 Optimizer = Literal["rowwise_adagrad", "adagrad", "sgd", "rowwise_adam"]  # of rows
 Net = Literal["dlrm", "dcn_v2", "deepfm", "history"]
+RowDtype = Literal["fp32", "fp16", "bf16", "int8"]
 NetDtype = Literal["fp32", "bf16"]
 
 NO_TIME = 32.0
@@ -82,7 +83,7 @@ class TableConfig:
     name: str
     dim: int = 16
     chunks: int = 1
-    dtype: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"
+    dtype: RowDtype = "fp32"
     bucket_bits: int = 0
     init_scale: float = 0.05
     counters: CountersConfig | None = None
