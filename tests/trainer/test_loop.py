@@ -438,8 +438,8 @@ def test_files_of_another_checkpoint_are_refused_and_the_field_named(copy: Publi
 
 def test_a_checkpoint_of_another_format_is_refused(copy: Publication) -> None:
     path = checkpoint_folder(copy) / "checkpoint.json"
-    path.write_text(path.read_text().replace('"format":5', '"format":4'))
-    with pytest.raises(CheckpointError, match="has format 4, this build has 5"):
+    path.write_text(path.read_text().replace('"format":6', '"format":5'))
+    with pytest.raises(CheckpointError, match="has format 5, this build has 6"):
         restore(copy)
 
 

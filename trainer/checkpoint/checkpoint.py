@@ -45,7 +45,7 @@ from embertide.trainer.publish.folder import (
     write_synced,
 )
 
-FORMAT = 5
+FORMAT = 6
 _FILE = "checkpoint.json"
 _PARTIAL = f".{_FILE}"
 _ROWS = "rows.safetensors"
