@@ -209,6 +209,13 @@ TEST_F(CountingTest, CountsHaveAWorthOfTheirOwn) {
   EXPECT_EQ(Read(*store, 0)[0], 0.0F);
   EXPECT_EQ(Read(*store, 0)[kLearned], 33.0F);
   EXPECT_TRUE(store->CheckIntegrity().ok());
+  // A row of counters is as old as itself.
+  const std::vector<int64_t> late{2002};
+  EXPECT_EQ(*store->AddCounts(0, late, logs.data(), kCounters), 1U);
+  outcome = store->Prune(0, 1000 * kLeast, /*max_age=*/3);
+  ASSERT_TRUE(outcome.ok());
+  EXPECT_EQ(outcome->rows, 2U) << "the keys 0 and 2002";
+  EXPECT_EQ(store->PinNewest()->Explain(0, 2002).live, 0b100);
   // Another worth is of the next pass on, not what a checkpoint says.
   options.prune_groups[0].counts = {{0, 1, 0.0F}};
   const auto other = std::move(*Store::Open(options));
