@@ -1,8 +1,9 @@
 """A trainer killed at random, again and again: each end is byte for byte that of one never killed.
 
-Each start takes memory alone or an SSD tier, by chance: no byte depends on it.
+Each start takes memory alone or an SSD tier, by chance: no byte depends on it. A second model is
+pruned, in memory, and has histories and counters.
 
-`EMBERTIDE_KILLS` says how often (`make kill-test`: 50), `EMBERTIDE_SEED` at which moments.
+`EMBERTIDE_KILLS` says how often each is (`make kill-test`: 50), `EMBERTIDE_SEED` at which moments.
 """
 
 import json
@@ -11,9 +12,11 @@ import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 from serving import wait_until
 from snapshots import snapshot_files
 
@@ -22,12 +25,24 @@ from embertide.trainer.checkpoint.checkpoint import is_complete
 from embertide.trainer.publish.folder import Publication
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
-KILLS = int(os.environ.get("EMBERTIDE_KILLS", "5"))
+KILLS = int(os.environ.get("EMBERTIDE_KILLS", "3"))
 SEED = int(os.environ.get("EMBERTIDE_SEED", "20"))
 HOURS = 6
 # Checkpoints follow one another so closely that one is nearly always being written.
 OPTIONS = ("--publish-every-s", "300", "--snapshot-every", "2")
 TIERS = {"memory": (), "ssd": ("--ddr-mib", "1", "--ssd-mib", "64")}
+PRUNED = """\
+from embertide.trainer.config import PruneConfig, RunConfig
+from embertide.trainer.presets import globo_counters, globo_rates
+
+run = RunConfig(
+    model=globo_counters(),
+    optimizer=globo_rates(),
+    prune=PruneConfig(bytes=200_000),
+    publish_every_s=300,
+    snapshot_every=2,
+)
+"""
 # Of kills: while the process starts and reads its checkpoint, while one is being written, any time.
 MOMENTS, SHARES = ("start", "write", "any"), (0.15, 0.45, 0.4)
 
@@ -35,9 +50,10 @@ MOMENTS, SHARES = ("start", "write", "any"), (0.15, 0.45, 0.4)
 class Run:
     """One publication and the trainers that fill it, one after the other."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, options: Sequence[str]) -> None:
         self.publication = Publication(folder / "pub")
         self._logs = folder
+        self._options = options
         self.starts: list[str] = []  # the tier of each
         self.child: Child
 
@@ -45,7 +61,7 @@ class Run:
         """Start the command as anybody would."""
         self.starts.append(tier)
         command = [sys.executable, "-m", "embertide.trainer", "train", str(self.publication.path)]
-        command += ["--hours", str(HOURS), *OPTIONS, "--cache", str(CACHE), "--json"]
+        command += ["--hours", str(HOURS), *self._options, "--cache", str(CACHE), "--json"]
         log = self._logs / f"{len(self.starts)}.log"
         self.child = Child([*command, *TIERS[tier]], log=log)
 
@@ -96,21 +112,29 @@ class Run:
         assert self.child.wait(120) == 0, self.child.log_text()
         result = json.loads(self.child.log_text().splitlines()[-1])["result"]
         assert (result["store"]["evictions_to_ssd"] > 0) == (self.starts[-1] == "ssd")
+        assert ("pruning" in result) == (self._options != OPTIONS)
         said = {name: result[name] for name in ("events", "version", "auc_by_day")}
         last = self.publication.snapshots()[-1]
         return snapshot_files(self.publication.snapshot_path(last)), said
 
 
-def test_a_trainer_killed_at_random_ends_byte_for_byte_as_one_never_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", ["whole", "pruned"])
+def test_a_trainer_killed_at_random_ends_byte_for_byte_as_one_never_killed(
+    tmp_path: Path, model: str
+) -> None:
+    options: Sequence[str] = OPTIONS
+    tiers = sorted(TIERS)
+    if model == "pruned":
+        (tmp_path / "run.py").write_text(PRUNED)
+        options, tiers = ("--config", str(tmp_path / "run.py")), ["memory"]
     rng = np.random.default_rng(SEED)
-    never = Run(tmp_path / "never")
+    never = Run(tmp_path / "never", options)
     never.start()
     wanted = never.end()
     kills: Counter[str] = Counter()
     left: Counter[str] = Counter()
-    runs = [Run(tmp_path / "run-0")]
+    runs = [Run(tmp_path / "run-0", options)]
     runs[-1].start()
-    tiers = sorted(TIERS)
     while kills.total() < KILLS:
         run, moment = runs[-1], str(rng.choice(MOMENTS, p=SHARES))
         if run.kill(moment, rng):
@@ -118,7 +142,7 @@ def test_a_trainer_killed_at_random_ends_byte_for_byte_as_one_never_killed(tmp_p
             left.update(run.left_half())
         else:
             assert run.end() == wanted, f"seed {SEED}, starts {run.starts}"
-            runs.append(Run(tmp_path / f"run-{len(runs)}"))
+            runs.append(Run(tmp_path / f"run-{len(runs)}", options))
         runs[-1].start(str(rng.choice(tiers)))
     assert runs[-1].end() == wanted, f"seed {SEED}, starts {runs[-1].starts}"
     print(f"seed {SEED}: {len(runs)} runs, kills {dict(kills)}, left half {dict(left)}")
