@@ -58,8 +58,8 @@ Result<uint64_t> Store::AddCounts(uint32_t t, std::span<const int64_t> keys, con
       if (!place.ok() && place.status().code() == Code::kNotFound) {
         if (!impl_->WorthCounting(table, key, added)) continue;
         place = impl_->AddRow(&device, table, bucket, key, table.cost.counters, empty);
-        if (!place.ok()) continue;  // there is no room
-        impl_->AuxOf(&device, *place)->tick = impl_->tick;
+        if (!place.ok() && place.status().code() == Code::kResourceExhausted) continue;
+        if (place.ok()) impl_->AuxOf(&device, *place)->tick = impl_->tick;
       }
       if (!place.ok()) return place.status();
       if ((place->live() & table.cost.counters) != table.cost.counters) continue;

@@ -242,6 +242,7 @@ Store::Impl::Impl(StoreOptions opts) : options(std::move(opts)) {
   }
   for (const PruneGroup& group : options.prune_groups) {
     std::vector<uint64_t> row_bytes;
+    row_bytes.reserve(group.tables.size());
     for (const uint32_t t : group.tables) row_bytes.push_back(tables[t].cost.FullBytes());
     groups.push_back(std::make_unique<GroupPrice>(group, row_bytes, &decay));
     for (size_t i = 0; i < group.tables.size(); ++i) {

@@ -389,7 +389,9 @@ class Store {
                                   uint32_t threads = 1);
   // Adds events to the counters of rows: the values of the table's counter chunks, C of them, the
   // log2 of a sum each, 0 where nothing was added yet: x becomes log2(2^x + 2^y), or y. `keys` N,
-  // those without a row left out; `logs` [N, C], rows `stride` floats apart, a y of 0 adds nothing.
+  // those without a row left out, but for keys whose counts, with what they earned, are worth a row
+  // of counters (PruneGroup::counts) for which there is room; `logs` [N, C], rows `stride` floats
+  // apart, a y of 0 adds nothing.
   // How they decay: docs/design/0009-counters.md. Bitwise repeatable.
   // Returns how many of the keys had a row. kInvalidArgument: the table has no counters, or a log
   // is not finite (nothing has changed); else the error of a row that could not be read from the
