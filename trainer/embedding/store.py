@@ -34,7 +34,8 @@ from embertide.trainer.publish.snapshot import read_manifest
 
 Keys = NDArray[np.int64]
 _MAX_THREADS = 64  # that the store shares a step by
-_STAKE_EVERY = 4  # steps of which one says what is at stake: some hundred samples say enough
+# Of so many steps one says what is at stake, by its first so many samples: they say enough.
+_STAKE_EVERY, _STAKE_SAMPLES = 4, 1024
 _LEAST_BYTES = 64 << 10  # a share of all keys that is less than this is left alone
 
 
@@ -255,15 +256,18 @@ class EmbeddingStore(nn.Module):
             return
         sums = np.zeros((len(self.tables), 2))
         for _, embeddings in self._pending:
-            values_BE, gradient_BE = embeddings.detach(), cast(Tensor, embeddings.grad)
+            values_BE, gradient_BE = (
+                each[:_STAKE_SAMPLES].numpy()
+                for each in (embeddings.detach(), cast(Tensor, embeddings.grad))
+            )
             for f, table in enumerate(self._tables):
                 values_Bd, gradient_Bd = (
-                    each[:, self._learned(f)].numpy() for each in (values_BE, gradient_BE)
+                    each[:, self._learned(f)] for each in (values_BE, gradient_BE)
                 )
                 has_B = values_Bd.any(axis=1)  # else it had no row, or only such as say nothing
-                along_B = np.einsum("Bd,Bd->B", values_Bd, gradient_Bd, dtype=np.float64)
-                squares_B = np.einsum("Bd,Bd->B", gradient_Bd, gradient_Bd, dtype=np.float64)
-                sums[table] += (along_B**2).sum(), squares_B[has_B].sum()
+                along_B = np.einsum("Bd,Bd->B", values_Bd, gradient_Bd).astype(np.float64)
+                squares_B = np.einsum("Bd,Bd->B", gradient_Bd, gradient_Bd).astype(np.float64)
+                sums[table] += along_B @ along_B, squares_B @ has_B
         for t, (at_stake, squares) in enumerate(sums.tolist()):
             if t in self._pruned and np.isfinite(at_stake + squares):
                 self.store.note_stake(t, at_stake, squares)
