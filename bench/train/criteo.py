@@ -45,9 +45,9 @@ DLRM = RunConfig(
 )
 _HALF_LIFE = 20_000
 _LINES: dict[str, pruning.Utility] = {
+    "FIITED, rows": "norms",
     "fisher": "fisher",
     "squares": "squares",
-    "FIITED, rows": "norms",
     "frequency": "accesses",
 }
 _INT8_SHARES = (10, 13, 24)
@@ -109,13 +109,14 @@ def _points(whole: int, seen: dict[str, int]) -> list[pruning.Point]:
     """Return each utility and hashing at each share of `whole` bytes."""
     many = {name: keys for name, keys in seen.items() if keys >= _FEWEST_HASHED}
     few = sum(seen.values()) - sum(many.values())
-    points = [_pruned("FIITED, int8", share, whole, "norms", "int8") for share in _INT8_SHARES]
+    points = []
     for share in _SHARES:
         points += [_pruned(line, share, whole, utility) for line, utility in _LINES.items()]
         left = whole // share // pruning.row_bytes(DLRM.model.tables[0].dim) - few
         fold = tuple((n, max(1, left * keys // sum(many.values()))) for n, keys in many.items())
         case = Case(name=f"hashing {share}x", run=DLRM, fold=fold)
         points.append(pruning.Point(line="hashing", share=share, case=case, taken=whole // share))
+    points += [_pruned("FIITED, int8", share, whole, "norms", "int8") for share in _INT8_SHARES]
     return points
 
 

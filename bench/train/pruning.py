@@ -182,8 +182,9 @@ def compare(
     cases = [point.case for _, points in groups.values() for point in points]
     found = outcomes(cases, seeds, experiment, jobs=jobs)
     curve, rows = {}, []
-    for name, (plain, points) in groups.items():
-        curve[name] = [(whole(plain) / 1e6, *mean_and_error(_aucs(plain)))]
+    for plain, points in groups.values():
+        # A group's first line begins at its unpruned model.
+        curve[points[0].line] = [(whole(plain) / 1e6, *mean_and_error(_aucs(plain)))]
         for point in points:
             outcome = found[point.case.name]
             taken = point.taken or max(each.bytes for each in outcome)
