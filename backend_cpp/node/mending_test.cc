@@ -93,7 +93,7 @@ TEST_F(NodeMendingTest, RowsOfBadBlocksComeRightWhileTheNodeServes) {
   ASSERT_TRUE(AllRight());
   const uint64_t written = node_->store().Stats().ssd.bytes_written / 4096;
   ASSERT_GT(written, 150U);
-  for (uint64_t block = 3; block < written; block += 7) ASSERT_NO_FATAL_FAILURE(Spoil(block));
+  for (uint64_t block = 3; block < written; block += 5) ASSERT_NO_FATAL_FAILURE(Spoil(block));
   EXPECT_FALSE(AllRight());
   // Versions go on meanwhile.
   WriteVersion(25);
@@ -108,7 +108,7 @@ TEST_F(NodeMendingTest, RowsOfBadBlocksComeRightWhileTheNodeServes) {
   const std::string file = (directory_ / "node" / "device-0.log").string();
   const size_t told = Logged(" of " + file + " is not what was written: ");
   EXPECT_GT(told, 20U);
-  EXPECT_LE(told, (written + 6) / 7);
+  EXPECT_LE(told, (written + 4) / 5);
   ASSERT_TRUE(Await([&] { return Logged(" of " + file + " has no row any more") == told; }));
   const Status integrity = node_->store().CheckIntegrity();
   EXPECT_TRUE(integrity.ok()) << integrity.ToString();
