@@ -17,7 +17,7 @@
 namespace embertide {
 namespace {
 
-constexpr uint64_t kKeys = 1500;  // of each table: some 6 MB of rows
+constexpr uint64_t kKeys = 1200;  // of each table: some 5 MB of rows
 constexpr int kChanges = 150;     // of a version
 
 // What version n changes: rows, and tombstones where there is none. Of version 1: all rows.
@@ -51,7 +51,7 @@ class SealingTest : public ::testing::Test {
     std::filesystem::remove_all(directory_);
     options_.tables = TestTables();
     options_.devices = 2;
-    options_.ddr_budget_bytes = 3ULL << 20;
+    options_.ddr_budget_bytes = 2ULL << 20;
     options_.ssd_budget_bytes = 64ULL << 20;
     options_.ssd_directory = directory_;
     options_.window_versions = 2;
@@ -471,7 +471,6 @@ TEST_F(SealingTest, AnOldSealIsNotReadFromSegmentsThatWereUsedAgain) {
 }
 
 TEST_F(SealingTest, AnotherTableOrBudgetIsNamed) {
-  options_.ddr_budget_bytes = 2ULL << 20;  // so that the log is longer than the lesser budget
   ASSERT_TRUE(Open(false).ok());
   for (uint64_t n = 1; n <= 12; ++n) Version(n);
   ASSERT_TRUE(store_->Seal(seal_).ok());
