@@ -15,6 +15,7 @@ FeatureKeys = Literal["one", "list", "weighed"]
 Optimizer = Literal["rowwise_adagrad", "adagrad", "sgd", "rowwise_adam"]  # of rows
 Net = Literal["dlrm", "dcn_v2", "deepfm", "history"]
 RowDtype = Literal["fp32", "fp16", "bf16", "int8"]
+Utility = Literal["fisher", "squares", "norms", "accesses"]  # of rows and their chunks
 NetDtype = Literal["fp32", "bf16"]
 
 NO_TIME = 32.0
@@ -457,7 +458,7 @@ class PruneConfig:
     bytes: int = 0
     ratio: float = 0.0
     tables: tuple[str, ...] = ()
-    utility: Literal["fisher", "squares", "norms", "accesses"] = "fisher"
+    utility: Utility = "fisher"
     counts_worth: float = 0.05
     half_life: int = 2000
     first: tuple[int, ...] = (20, 50, 100)

@@ -21,7 +21,7 @@ from bench.train.runs import (
     mean_and_error,
     outcomes,
 )
-from embertide.trainer.config import OptimizerConfig, PruneConfig, RowDtype, RunConfig
+from embertide.trainer.config import OptimizerConfig, PruneConfig, RowDtype, RunConfig, Utility
 from embertide.trainer.data.base import EventSource, criteo_schema
 from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.eval.metrics import auc, log_loss
@@ -34,17 +34,14 @@ _SHARES = (2, 5, 10, 20, 50)
 _BARRED, _MOST_LOST = {("FIITED, rows", 10), ("FIITED, int8", 13)}, 0.002
 # That of a factorisation machine of four factors, tuned, over the same events.
 _REFERENCE = 0.767
-_WHOLE_BUDGET = 256 << 20
-_BUDGET = 64 << 20
 # Chosen on the fourth fifth, after three were learned.
 DLRM = RunConfig(
     model=criteo(),
     optimizer=OptimizerConfig(sparse_learning_rate=0.02, dense_learning_rate=0.001),
     batch_size=64,
-    ddr_budget_bytes=_WHOLE_BUDGET,
 )
 _HALF_LIFE = 20_000
-_LINES: dict[str, pruning.Utility] = {
+_LINES: dict[str, Utility] = {
     "FIITED, rows": "norms",
     "fisher": "fisher",
     "squares": "squares",
@@ -91,17 +88,11 @@ def _distinct(source: EventSource) -> dict[str, int]:
 
 
 def _pruned(
-    line: str, share: int, whole: int, utility: pruning.Utility, dtype: RowDtype = "fp32"
+    line: str, share: int, whole: int, utility: Utility, dtype: RowDtype = "fp32"
 ) -> pruning.Point:
-    tables = tuple(dataclasses.replace(each, dtype=dtype) for each in DLRM.model.tables)
-    run = dataclasses.replace(
-        DLRM,
-        model=dataclasses.replace(DLRM.model, tables=tables),
-        prune=PruneConfig(bytes=whole // share, utility=utility, half_life=_HALF_LIFE),
-        ddr_budget_bytes=_BUDGET,
-    )
+    prune = PruneConfig(bytes=whole // share, utility=utility, half_life=_HALF_LIFE)
+    case = pruning.case_of(f"{line} {share}x", DLRM, prune, dtype=dtype)
     lost = _MOST_LOST if (line, share) in _BARRED else 0.0
-    case = Case(name=f"{line} {share}x", run=run)
     return pruning.Point(line=line, share=share, case=case, most_lost=lost)
 
 
@@ -114,7 +105,7 @@ def _points(whole: int, seen: dict[str, int]) -> list[pruning.Point]:
         points += [_pruned(line, share, whole, utility) for line, utility in _LINES.items()]
         left = whole // share // pruning.row_bytes(DLRM.model.tables[0].dim) - few
         fold = tuple((n, max(1, left * keys // sum(many.values()))) for n, keys in many.items())
-        case = Case(name=f"hashing {share}x", run=DLRM, fold=fold)
+        case = dataclasses.replace(pruning.case_of(f"hashing {share}x", DLRM), fold=fold)
         points.append(pruning.Point(line="hashing", share=share, case=case, taken=whole // share))
     points += [_pruned("FIITED, int8", share, whole, "norms", "int8") for share in _INT8_SHARES]
     return points
@@ -151,7 +142,7 @@ def run(stream: Stream, seeds: Sequence[int], jobs: int) -> list[report.Row]:
     if source.schema != criteo_schema() or events is None:
         raise BenchError(f"{stream.path} has no columns C1 to C26 and I1 to I13: give Criteo's ads")
     ads = Ads(stream=stream, learned=events * 4 // 5)
-    base = Case(name="ads, unpruned", run=DLRM)
+    base = pruning.case_of("ads, unpruned", DLRM)
     plain = outcomes([base], seeds, ads, jobs=jobs)[base.name]
     points = _points(pruning.whole(plain), _distinct(source))
     groups = {base.name: (plain, points)}

@@ -25,7 +25,7 @@ from bench.train.runs import (
     Stream,
     outcomes,
 )
-from embertide.trainer.config import PruneConfig
+from embertide.trainer.config import PruneConfig, Utility
 from embertide.trainer.data.base import Batch
 from embertide.trainer.data.generator import HOUR_S, NewsConfig, NewsSource
 from embertide.trainer.data.limit import blocks
@@ -34,7 +34,7 @@ from embertide.trainer.eval.metrics import Prequential, auc
 _CONSOLE = Console(stderr=True, highlight=False)
 _PICTURES = BUILD / "bench"
 _SHARES = (10, 50)
-_LINES: tuple[tuple[str, pruning.Utility], ...]
+_LINES: tuple[tuple[str, Utility], ...]
 _LINES = ("squares", "squares"), ("frequency", "accesses")
 _ROW_SOURCE = 1  # of a key that has one
 _PLAIN = Case(name="unpruned", run=DLRM)
@@ -136,7 +136,7 @@ class Swap(Experiment):
         return learner.outcome(whole, {"auc": found, "events": [float(len(s)) for s in scores]})
 
 
-def _case(line: str, utility: pruning.Utility, share: int, whole: int) -> Case:
+def _case(line: str, utility: Utility, share: int, whole: int) -> Case:
     prune = PruneConfig(bytes=whole // share, utility=utility)
     return Case(name=f"{line} {share}x", run=dataclasses.replace(_PLAIN.run, prune=prune))
 

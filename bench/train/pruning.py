@@ -8,7 +8,7 @@ is drawn by. Hashed tables and narrow ones are charged as arrays without an inde
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console
 
@@ -16,7 +16,7 @@ from bench import plot, report
 from bench.servers import BUILD
 from bench.train.quality import COUNTERS, DLRM, HISTORY
 from bench.train.runs import Case, Experiment, Outcome, Stream, mean_and_error, outcomes
-from embertide.trainer.config import ModelConfig, PruneConfig, RunConfig
+from embertide.trainer.config import ModelConfig, PruneConfig, RunConfig, Utility
 
 _CONSOLE = Console(stderr=True, highlight=False)
 _CURVE = BUILD / "bench" / "train_pruning_curve.svg"
@@ -41,8 +41,6 @@ _COUNTERS_HALF_LIFE = 1000
 # have some dozens.
 _SEEN = {"user": 271_000, "prev": 24_000, "cand": 32_000}
 
-Utility = Literal["fisher", "squares", "norms", "accesses"]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
@@ -63,7 +61,7 @@ class Point:
     most_lost: float = 0.0
 
 
-def _case(name: str, base: RunConfig = DLRM, prune: PruneConfig | None = None, **of: Any) -> Case:
+def case_of(name: str, base: RunConfig = DLRM, prune: PruneConfig | None = None, **of: Any) -> Case:
     """Return a model whose tables are changed as `of` says."""
     tables = (dataclasses.replace(each, **of) for each in base.model.tables)
     model: ModelConfig = dataclasses.replace(base.model, tables=tuple(tables))
@@ -87,7 +85,7 @@ def _pruned(
     **of: Any,
 ) -> Point:
     prune = PruneConfig(bytes=whole // share, utility=utility, half_life=half_life)
-    case = _case(f"{line} {share}x", base, prune, **of)
+    case = case_of(f"{line} {share}x", base, prune, **of)
     most_lost = _MOST_LOST if share in _BARRED.get(line, ()) else 0.0
     return Point(line=line, share=share, case=case, most_lost=most_lost)
 
@@ -111,7 +109,7 @@ def _hashed(share: int, whole: int) -> Point:
     left = whole // share // row_bytes(DLRM.model.tables[0].dim)
     all_seen = sum(_SEEN.values())
     fold = tuple((name, max(1, left * seen // all_seen)) for name, seen in _SEEN.items())
-    case = dataclasses.replace(_case(f"hashing {share}x"), fold=fold)
+    case = dataclasses.replace(case_of(f"hashing {share}x"), fold=fold)
     return Point(line="hashing", share=share, case=case, taken=whole // share)
 
 
@@ -128,7 +126,7 @@ def _points(whole: int) -> list[Point]:
             _hashed(share, whole),
         ]
     narrow = sum(_SEEN.values()) * row_bytes(1)
-    case = _case("one dimension", dim=1)
+    case = case_of("one dimension", dim=1)
     points.append(Point(line="one dimension", share=round(whole / narrow), case=case, taken=narrow))
     return points
 
@@ -210,7 +208,7 @@ def run(stream: Stream, seeds: Sequence[int], jobs: int) -> list[report.Row]:
         "history, unpruned": (HISTORY, _history_points),
         "counters, unpruned": (COUNTERS, _counters_points),
     }
-    bases = [_case(name, base) for name, (base, _) in models.items()]
+    bases = [case_of(name, base) for name, (base, _) in models.items()]
     found = outcomes(bases, seeds, stream, jobs=jobs)
     groups = {
         name: (found[name], points(whole(found[name]))) for name, (_, points) in models.items()
