@@ -108,8 +108,8 @@ std::array<float, kMaxChunks> Store::Impl::UtilityOf(const Device* device, const
     utility[c] = static_cast<float>(kept * static_cast<double>(aux->utility()[c]));
   }
   const CountsWorth& counts = table.pruned_with->counts[table.place_in_group];
-  if (counts.of_reference > 0.0F)
-    utility[table.cost.chunks] = counts.Of(LogOf(device, table, place));
+  if (counts.of_reference == 0.0F) return utility;
+  utility[table.cost.chunks] = counts.Of(LogOf(device, table, place));
   return utility;
 }
 

@@ -87,10 +87,12 @@ class Stakes:
 
 
 @pytest.mark.parametrize("utility", ["fisher", "squares"])
-def test_what_is_at_stake_is_of_samples_that_had_rows(utility: Any) -> None:
+def test_what_is_at_stake_is_of_samples_that_had_rows(
+    monkeypatch: pytest.MonkeyPatch, utility: Any
+) -> None:
     rows = EmbeddingStore(MODEL, prune=PruneConfig(bytes=1 << 20, utility=utility))
     stakes = Stakes(rows.store)
-    rows.store = stakes  # type: ignore[assignment]
+    monkeypatch.setattr(rows, "store", stakes)
     random = np.random.default_rng(5)
     told = []
     for step in range(9):

@@ -232,8 +232,7 @@ class EmbeddingStore(nn.Module):
             if embeddings.grad is None:
                 raise RuntimeError("step() before backward(): the embeddings have no gradient")
             bags += gradients(embeddings.grad.numpy())
-        if self.prune is not None and self.prune.utility == "fisher":
-            self._note_stakes()
+        self._note_stakes()
         updated = self.store.apply_gradients(
             bags,
             learning_rate=self.optimizer.sparse_learning_rate,
@@ -251,8 +250,8 @@ class EmbeddingStore(nn.Module):
         return updated
 
     def _note_stakes(self) -> None:
-        """Say how much of the loss is at stake in each table, of this batch."""
-        if self.steps % _STAKE_EVERY:
+        """Say, now and then, how much of the loss is at stake in each pruned table."""
+        if self.prune is None or self.prune.utility != "fisher" or self.steps % _STAKE_EVERY:
             return
         sums = np.zeros((len(self.tables), 2))
         for _, embeddings in self._pending:
@@ -261,6 +260,8 @@ class EmbeddingStore(nn.Module):
                 for each in (embeddings.detach(), cast(Tensor, embeddings.grad))
             )
             for f, table in enumerate(self._tables):
+                if table not in self._pruned:
+                    continue
                 values_Bd, gradient_Bd = (
                     each[:, self._learned(f)] for each in (values_BE, gradient_BE)
                 )
@@ -268,8 +269,9 @@ class EmbeddingStore(nn.Module):
                 along_B = np.einsum("Bd,Bd->B", values_Bd, gradient_Bd).astype(np.float64)
                 squares_B = np.einsum("Bd,Bd->B", gradient_Bd, gradient_Bd).astype(np.float64)
                 sums[table] += along_B @ along_B, squares_B @ has_B
-        for t, (at_stake, squares) in enumerate(sums.tolist()):
-            if t in self._pruned and np.isfinite(at_stake + squares):
+        for t in self._pruned:
+            at_stake, squares = sums[t].tolist()
+            if np.isfinite(at_stake + squares):
                 self.store.note_stake(t, at_stake, squares)
 
     def _prune(self) -> None:
