@@ -123,12 +123,16 @@ class FeatureConfig:
             by the number of keys, weighed or not.
         keys: What an event has of it: "one" key, a "list" of any number of them, or a list of keys
             each with a weight, "weighed". That of the events' schema.
+        learned_default: Whether the net learns a vector for keys without a row, which else read as
+            zeros. Where keys stay for good, that a key is rare says something; where each is new
+            for a while, most steps see its first use alone, which is not as the others.
     """
 
     name: str
     table: str
     pooling: Pooling = "sum"
     keys: FeatureKeys = "one"
+    learned_default: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what an event cannot have."""

@@ -1,6 +1,7 @@
 """Every net beside DLRM in a real tritonserver: a request of columns alone gives the same scores.
 
-That of the history has counts, too: they are in rows and version, not in the request.
+That of the history has counts, too: they are in rows and version, not in the request. DeepFM's has
+learned what keys without a row read as: it is in the version.
 The rectangular request carries a sequence as it carries features: its keys behind theirs in KEYS,
 its length and whether the item is in it in DENSE.
 """
@@ -26,9 +27,10 @@ from embertide.trainer.publish.folder import Publication
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 NEWS = NewsSource(NewsConfig(hours=2, views_per_hour=60, users=40, new_items_per_hour=5))
+DEFAULTS = tuple(dataclasses.replace(each, learned_default=True) for each in globo().features)
 MODELS: dict[str, ModelConfig] = {
     "dcn_v2": dataclasses.replace(globo(), net="dcn_v2", cross_rank=16),
-    "deepfm": dataclasses.replace(globo(), net="deepfm"),
+    "deepfm": dataclasses.replace(globo(), net="deepfm", features=DEFAULTS),
     "history": globo_counters(),
 }
 

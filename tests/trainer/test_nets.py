@@ -50,8 +50,15 @@ LOOKING_BACK = dataclasses.replace(
     net="history",
     sequences=(SequenceConfig(name="liked", user="user", item="shown", length=LENGTH),),
 )
+# The article shown and that before; the user's default stays zeros.
+LEARNED = (
+    PLAIN.features[0],
+    *(dataclasses.replace(each, learned_default=True) for each in PLAIN.features[1:]),
+)
 MODELS: dict[str, ModelConfig] = {
     "dlrm": PLAIN,
+    "dlrm with learned defaults": dataclasses.replace(PLAIN, features=LEARNED),
+    "history with learned defaults": dataclasses.replace(LOOKING_BACK, features=LEARNED),
     "dcn_v2": dataclasses.replace(PLAIN, net="dcn_v2"),
     "dcn_v2 of rank 2": dataclasses.replace(PLAIN, net="dcn_v2", cross_rank=2),
     "deepfm": dataclasses.replace(PLAIN, net="deepfm"),
@@ -205,6 +212,50 @@ def test_a_place_not_taken_gets_no_row_and_items_share_theirs() -> None:
     assert sorted(users) == [1, 2]
 
 
+def without(embeddings_BE: Tensor, sample: int, *features: int) -> None:
+    """Make features of a sample read as those of keys without a row do."""
+    for f in features:
+        embeddings_BE[sample, f * DIM : (f + 1) * DIM] = 0
+
+
+@pytest.mark.parametrize("name", ["dlrm", "history"])
+def test_what_has_no_row_reads_as_its_features_learned_default(name: str) -> None:
+    torch.manual_seed(9)
+    plain = build_net(MODELS[name])
+    net = build_net(MODELS[f"{name} with learned defaults"])
+    net.load_state_dict(plain.state_dict(), strict=False)
+    dense_BD, embeddings_BE = inputs(MODELS[name], 5)
+    without(embeddings_BE, 0, 0)
+    without(embeddings_BE, 1, 1)
+    without(embeddings_BE, 2, 0, 1, 2)
+    embeddings_BE[3, DIM] = 0  # a value of a row may be
+    torch.testing.assert_close(net(dense_BD, embeddings_BE), plain(dense_BD, embeddings_BE))
+    (default_E,) = (p for n, p in net.named_parameters() if n.endswith("default_E"))
+    with torch.no_grad():
+        default_E.copy_(torch.randn(default_E.shape))
+    read_BE = embeddings_BE.clone()
+    read_BE[1, DIM : 2 * DIM] = default_E.detach()[DIM : 2 * DIM]
+    read_BE[2, DIM : 3 * DIM] = default_E.detach()[DIM : 3 * DIM]
+    torch.testing.assert_close(net(dense_BD, embeddings_BE), plain(dense_BD, read_BE))
+
+
+def test_a_key_without_a_row_earns_one_and_teaches_its_default() -> None:
+    torch.manual_seed(10)
+    net = build_net(MODELS["dlrm with learned defaults"])
+    dense_BD, embeddings_BE = inputs(PLAIN, 3)
+    without(embeddings_BE, 0, 0)
+    without(embeddings_BE, 1, 1)
+    embeddings_BE.requires_grad_()
+    net(dense_BD, embeddings_BE).sum().backward()
+    (default_E,) = (p for n, p in net.named_parameters() if n.endswith("default_E"))
+    assert embeddings_BE.grad is not None
+    assert default_E.grad is not None
+    gradient_BFd = embeddings_BE.grad.reshape(3, 3, DIM)
+    assert gradient_BFd.any(2).all()
+    torch.testing.assert_close(default_E.grad.reshape(3, DIM)[1], gradient_BFd[1, 1])
+    assert not default_E.grad.reshape(3, DIM)[[0, 2]].any()
+
+
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "net": ({"net": "wide"}, "there is no net 'wide'; use one of dlrm, dcn_v2, deepfm, history"),
     "no sequence": ({"net": "history"}, "net 'history' with 0 sequences"),
@@ -233,7 +284,9 @@ def test_a_net_that_cannot_be_built_says_why(name: str) -> None:
         build_net(dataclasses.replace(PLAIN, **changes))
 
 
-@pytest.mark.parametrize("name", ["dcn_v2 of rank 2", "deepfm", "history"])
+@pytest.mark.parametrize(
+    "name", ["dcn_v2 of rank 2", "deepfm", "history", "dlrm with learned defaults"]
+)
 def test_the_compiled_net_gives_the_scores_of_the_trainers(name: str, tmp_path: Path) -> None:
     config = MODELS[name]
     torch.manual_seed(8)

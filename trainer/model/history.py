@@ -55,12 +55,14 @@ class HistoryNet(nn.Module):
             )
             for each in config.sequences
         )
+        # What those features had of their own, the columns above have seen to.
+        plain = (dataclasses.replace(each, learned_default=False) for each in config.features)
         dense = config.dense_columns + self.columns.counters
         inner = dataclasses.replace(
             config,
             net="dlrm",
             tables=tuple(dataclasses.replace(table, counters=None) for table in config.tables),
-            features=(*config.features, *pooled),
+            features=(*plain, *pooled),
             sequences=(),
             dense=tuple(DenseConfig(name=f"dense{d}") for d in range(dense)),
         )

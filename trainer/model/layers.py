@@ -25,10 +25,37 @@ def mlp(widths: tuple[int, ...], *, last_relu: bool) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
+class LearnedDefaults(nn.Module):
+    """Gives features whose embedding is zeros, as without a row, a vector of the net's own.
+
+    A row that has learned is not of zeros. A bag is without if none of its keys has a row. The
+    gradient goes to the embedding as well, so that its key may earn a row by it.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Build for the features that ask for one; L of them."""
+        super().__init__()
+        learned = [f for f, each in enumerate(config.features) if each.learned_default]
+        of_LE = torch.zeros(len(learned), sum(config.feature_dims))
+        begin = list(itertools.accumulate(config.feature_dims, initial=0))
+        for row_E, f in zip(of_LE, learned, strict=True):
+            row_E[begin[f] : begin[f + 1]] = 1
+        self.register_buffer("of_LE", of_LE, persistent=False)
+        self.default_E = nn.Parameter(torch.zeros(of_LE.shape[1]))
+
+    def forward(self, embeddings_BE: Tensor) -> Tensor:
+        """Return embeddings_BE with the defaults in them."""
+        assert isinstance(self.of_LE, Tensor)
+        filled_BE = (embeddings_BE != 0).to(embeddings_BE.dtype)
+        lacks_BL = ((filled_BE @ self.of_LE.T) == 0).to(embeddings_BE.dtype)
+        return embeddings_BE + lacks_BL @ (self.of_LE * self.default_E)
+
+
 class Columns(nn.Module):
     """What a net is given, as it takes it: counters are taken out of embeddings, into DENSE.
 
-    Its buffer `now_C`, one number a counter that is read, belongs to a version as parameters do.
+    Features without a row get their learned default. Its buffer `now_C`, one number a counter that
+    is read, belongs to a version as parameters do.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -54,6 +81,8 @@ class Columns(nn.Module):
         if half_lives:
             self.half_lives_C = torch.tensor(half_lives, dtype=torch.float64)
             self.register_buffer("now_C", torch.full((self.counters,), NO_TIME))
+        learned = any(feature.learned_default for feature in config.features)
+        self.defaults = LearnedDefaults(config) if learned else nn.Identity()
 
     def set_now(self, since_origin_s: float) -> None:
         """Say which time counts are as of."""
@@ -64,14 +93,15 @@ class Columns(nn.Module):
     def forward(self, dense_BD: Tensor, embeddings_BE: Tensor) -> tuple[Tensor, Tensor]:
         """Return dense_BD with the counts that the net sees, and embeddings_BE without any."""
         if not self.counters:
-            return dense_BD, embeddings_BE
+            return dense_BD, self.defaults(embeddings_BE)
         parts = embeddings_BE.split(self.widths, dim=1)
         log_BC = torch.cat([parts[f][:, self.dims[f] :][:, :n] for f, n in self.readers], dim=1)
         assert isinstance(self.now_C, Tensor)
         # log2(1 + 2^(log - now)), of numbers of some ten at most.
         count_BC: Tensor = nn.functional.softplus((log_BC - self.now_C) * _LN2) / _LN2
         vectors = [part[:, :dim] for part, dim in zip(parts, self.dims, strict=True)]
-        return torch.cat([dense_BD, count_BC * _COUNT_SCALE], dim=1), torch.cat(vectors, dim=1)
+        dense_BD = torch.cat([dense_BD, count_BC * _COUNT_SCALE], dim=1)
+        return dense_BD, self.defaults(torch.cat(vectors, dim=1))
 
 
 class VectorNet(nn.Module):
