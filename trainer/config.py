@@ -124,8 +124,10 @@ class FeatureConfig:
         keys: What an event has of it: "one" key, a "list" of any number of them, or a list of keys
             each with a weight, "weighed". That of the events' schema.
         learned_default: Whether the net learns a vector for keys without a row, which else read as
-            zeros. Where keys stay for good, that a key is rare says something; where each is new
-            for a while, most steps see its first use alone, which is not as the others.
+            zeros. It pays where keys stay for good, and costs where each is new for a while: most
+            steps then see its first use alone, which is not as the others.
+        crossed: Features of one key an event whose keys together are this one's: events have no
+            column of it, requests do (data/crosses.py). Crosses stand behind other features.
     """
 
     name: str
@@ -133,6 +135,7 @@ class FeatureConfig:
     pooling: Pooling = "sum"
     keys: FeatureKeys = "one"
     learned_default: bool = False
+    crossed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what an event cannot have."""
@@ -274,15 +277,15 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         """Refuse columns without a table, repeated names, and nets that lack what they need."""
-        tables = [table.name for table in self.tables]
-        if len(set(tables)) < len(tables):
-            raise ValueError(f"model {self.name!r}: table names repeat in {tables}")
         if not self.features:
             raise ValueError(f"model {self.name!r} has no feature")
-        dense = [feature.name for feature in self.dense]
-        if len(set(dense)) < len(dense):
-            raise ValueError(f"model {self.name!r}: dense features repeat in {dense}")
-        names = [feature.name for feature in self.features]
+        tables, names, dense = (
+            [each.name for each in of] for of in (self.tables, self.features, self.dense)
+        )
+        for what, named in (("tables", tables), ("features", names), ("dense features", dense)):
+            if len(set(named)) < len(named):
+                raise ValueError(f"model {self.name!r}: {what} repeat in {named}")
+        self._check_crosses()
         for sequence in self.sequences:
             for name in (sequence.user, sequence.item):
                 if name not in names:
@@ -302,6 +305,15 @@ class ModelConfig:
                 )
         self._check_counters()
         self._check_net()
+
+    def _check_crosses(self) -> None:
+        one = {feature.name for feature in self.event_features if feature.keys == "one"}
+        for each in self.features[len(self.event_features) :]:
+            if len(each.crossed) < 2 or not {*each.crossed} <= one or each.keys != "one":
+                raise ValueError(
+                    f"feature {each.name!r} crosses {each.crossed}: give two or more of features"
+                    f" with keys='one', which are {sorted(one)}, behind all that cross none"
+                )
 
     def _check_counters(self) -> None:
         for table in self.tables:
@@ -345,6 +357,11 @@ class ModelConfig:
     def feature_index(self, name: str) -> int:
         """Return the position of a feature, which is its column of KEYS."""
         return next(i for i, feature in enumerate(self.features) if feature.name == name)
+
+    @property
+    def event_features(self) -> tuple[FeatureConfig, ...]:
+        """The features that events have; the others are crosses of them."""
+        return tuple(feature for feature in self.features if not feature.crossed)
 
     @property
     def columns(self) -> tuple[FeatureConfig, ...]:

@@ -25,6 +25,7 @@ from embertide.trainer.checkpoint.saver import BucketCopy, Saver, SaverOptions, 
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data.ahead import read_ahead
 from embertide.trainer.data.base import Batch, EventSource
+from embertide.trainer.data.crosses import crossed
 from embertide.trainer.data.history import History, extend
 from embertide.trainer.data.limit import blocks
 from embertide.trainer.eval.metrics import Prequential
@@ -225,7 +226,7 @@ class Trainer:
             CheckpointError: A checkpoint could not be written.
             SupersededError: Another publisher runs.
         """
-        self._source = source
+        self._source = source = crossed(source, self.run.model)
         batches = source.batches(batch_size=self.run.batch_size, start=self.offset)
         with self.saver, read_ahead(batches, self.run.ahead_bytes) as ahead:
             self._fit(ahead, source, gate, progress, every_s)

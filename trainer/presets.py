@@ -76,6 +76,27 @@ def globo_counters() -> ModelConfig:
     )
 
 
+def globo_crossed() -> ModelConfig:
+    """Return the model with counters that also has a row for what comes together.
+
+    An article shown after another, to those who came the same way, and on the same device.
+    """
+    model = globo_counters()
+    crosses = {
+        "prev_cand": ("prev", "cand"),
+        "ref_cand": ("referrer", "cand"),
+        "device_cand": ("env", "os", "cand"),
+    }
+    tables = (TableConfig(name=name, dim=32, bucket_bits=3) for name in crosses)
+    features = (FeatureConfig(name=n, table=n, crossed=crossed) for n, crossed in crosses.items())
+    return dataclasses.replace(
+        model,
+        tables=(*model.tables, *tables),
+        features=(*model.features, *features),
+        top_mlp=(512, 128),
+    )
+
+
 def criteo() -> ModelConfig:
     """Return the reference DLRM of Criteo's display ads: 13 dense features, 26 sparse."""
     names = tuple(f"c{i}" for i in range(1, 27))
@@ -94,6 +115,7 @@ PRESETS = {
     "news": globo,
     "news-history": globo_history,
     "news-counters": globo_counters,
+    "news-crossed": globo_crossed,
     "criteo": criteo,
 }
 """Models of the inputs that we know, by name; the first of an input is what commands take."""

@@ -26,7 +26,7 @@ from embertide.trainer.config import RunConfig
 from embertide.trainer.data import open_events
 from embertide.trainer.data.assemble import fold
 from embertide.trainer.data.base import Batch, EventSource
-from embertide.trainer.data.history import HistorySource
+from embertide.trainer.data.history import with_columns
 from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.eval.blocks import BlockQuality
 from embertide.trainer.eval.trials import Trial, measured
@@ -151,8 +151,7 @@ class Stream(Experiment):
         source: EventSource = open_events(str(self.path))
         if self.events is not None:
             source = FirstEvents(source, self.events)
-        sequences = case.run.model.sequences
-        return HistorySource(source, sequences) if sequences else source
+        return with_columns(source, case.run.model)
 
     def measure(self, case: Case, seed: int) -> Outcome:
         """See `Experiment`."""

@@ -1,7 +1,8 @@
 """Every net beside DLRM in a real tritonserver: a request of columns alone gives the same scores.
 
-That of the history has counts, too: they are in rows and version, not in the request. DeepFM's has
-learned what keys without a row read as: it is in the version.
+That of the history has counts, too, which are in rows and version and not in the request, and
+crosses, which are in the request. DeepFM's has learned what keys without a row read as: it is in
+the version.
 The rectangular request carries a sequence as it carries features: its keys behind theirs in KEYS,
 its length and whether the item is in it in DENSE.
 """
@@ -18,11 +19,11 @@ from serving import Client, beside, parameters
 
 from embertide.server.adapters import triton
 from embertide.trainer.config import ModelConfig, RunConfig
-from embertide.trainer.data.base import PADDING_KEY, Batch, EventSource
+from embertide.trainer.data.base import PADDING_KEY, Batch
 from embertide.trainer.data.generator import NewsConfig, NewsSource
-from embertide.trainer.data.history import HistorySource
+from embertide.trainer.data.history import with_columns
 from embertide.trainer.loop import Trainer
-from embertide.trainer.presets import globo, globo_counters
+from embertide.trainer.presets import globo, globo_crossed
 from embertide.trainer.publish.folder import Publication
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
@@ -31,7 +32,7 @@ DEFAULTS = tuple(dataclasses.replace(each, learned_default=True) for each in glo
 MODELS: dict[str, ModelConfig] = {
     "dcn_v2": dataclasses.replace(globo(), net="dcn_v2", cross_rank=16),
     "deepfm": dataclasses.replace(globo(), net="deepfm", features=DEFAULTS),
-    "history": globo_counters(),
+    "history": globo_crossed(),
 }
 
 
@@ -62,8 +63,7 @@ def served(server_options: triton.ServerOptions, tmp_path_factory: Any) -> Itera
 
 def some_events(model: ModelConfig) -> Batch:
     """Events of the second hour, one of them about nobody and nothing that is known."""
-    source: EventSource = HistorySource(NEWS, model.sequences) if model.sequences else NEWS
-    batch = next(source.batches(batch_size=60, start=NEWS.first_event(1)))
+    batch = next(with_columns(NEWS, model).batches(batch_size=60, start=NEWS.first_event(1)))
     batch.keys_BF[0, : len(model.features)] = 987_654_321
     return batch
 
@@ -87,7 +87,7 @@ def test_padding_is_served_as_a_row_that_nobody_has(served: Served) -> None:
     batch = some_events(MODELS["history"])
     padded_BF = batch.keys_BF == PADDING_KEY
     assert padded_BF.any(1).sum() > 10
-    assert (~padded_BF[:, 10:]).any(1).sum() > 10
+    assert (~padded_BF[:, len(MODELS["history"].features) :]).any(1).sum() > 10
     client = Client("grpc", served.server)
 
     def source(keys_BF: Any) -> Any:

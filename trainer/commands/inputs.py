@@ -100,7 +100,7 @@ def check_model(model: ModelConfig, source: EventSource) -> None:
     features = [feature.name.lower() for feature in source.schema.features]
     dense = [name.lower() for name in source.schema.dense]
     for what, names, wanted in (
-        ("features", features, [feature.name for feature in model.features]),
+        ("features", features, [feature.name for feature in model.event_features]),
         ("dense features", dense, [feature.name for feature in model.dense]),
     ):
         if names != wanted:
@@ -108,7 +108,7 @@ def check_model(model: ModelConfig, source: EventSource) -> None:
                 f"model {model.name!r} has the {what} {', '.join(wanted) or 'none'}; the events "
                 f"have {', '.join(names) or 'none'}: give both the same, in the same order"
             )
-    for column, feature in zip(source.schema.features, model.features, strict=True):
+    for column, feature in zip(source.schema.features, model.event_features, strict=True):
         found = "weighed" if column.weights else "list" if column.is_list else "one"
         if feature.keys != found:
             raise ConfigurationError(

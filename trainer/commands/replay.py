@@ -78,7 +78,7 @@ def command(
     A model of your own, whose requests need its lists and sequences: replay build/scores --model
     mine --config run.py
     """
-    from embertide.trainer.data.history import HistorySource
+    from embertide.trainer.data.history import with_columns
     from embertide.trainer.data.limit import ScoredMark
     from embertide.trainer.eval.compare import Copy
     from embertide.trainer.eval.records import Records
@@ -87,8 +87,8 @@ def command(
 
     with refusals(as_json), event_bar("scoring") as bar:
         run, source = open_run(config, data, events, hours, stream_seed)
-        if run is not None and run.model.sequences:
-            source = HistorySource(source, run.model.sequences)
+        if run is not None:
+            source = with_columns(source, run.model)
         try:
             pace = ReplayConfig(
                 batch_size=batch_size,

@@ -55,7 +55,7 @@ def command(
         ),
     ] = None,
     print_config: Annotated[
-        Literal["news", "news-history", "news-counters", "criteo"] | None,
+        Literal["news", "news-history", "news-counters", "news-crossed", "criteo"] | None,
         typer.Option(
             is_eager=True,
             callback=_print_config,

@@ -344,3 +344,25 @@ class EventSource(abc.ABC):
     def counters(self) -> dict[str, int]:
         """What happened to this source beside dead letters, by name; empty for most."""
         return {}
+
+
+class DerivedSource(EventSource):
+    """An `EventSource` over another's events: a subclass says what `batches` does to them."""
+
+    def __init__(self, source: EventSource, schema: EventSchema | None = None) -> None:
+        """Stand before `source`, with its schema unless there is another."""
+        self._source = source
+        self.schema = schema or source.schema
+        self.dead_letters = source.dead_letters
+
+    def total_events(self) -> int | None:
+        """As the source."""
+        return self._source.total_events()
+
+    def checkpointed(self, offset: int) -> None:
+        """As the source."""
+        self._source.checkpointed(offset)
+
+    def counters(self) -> dict[str, int]:
+        """As the source."""
+        return self._source.counters()

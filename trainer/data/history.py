@@ -19,15 +19,17 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from embertide.trainer.config import SequenceConfig
+from embertide.trainer.config import ModelConfig, SequenceConfig
 from embertide.trainer.data.base import (
     MISSING_KEY,
     PADDING_KEY,
     Batch,
+    DerivedSource,
     EventSchema,
     EventSource,
     FeatureColumn,
 )
+from embertide.trainer.data.crosses import crossed
 from embertide.trainer.data.limit import FirstEvents
 
 _FIRST_SLOTS = 1024
@@ -138,7 +140,7 @@ class History:
         return slot
 
 
-class HistorySource(EventSource):
+class HistorySource(DerivedSource):
     """The events of `source` with the columns of sequences.
 
     Read from a start, it first reads all that is before it, whose rejected rows are counted again.
@@ -150,7 +152,6 @@ class HistorySource(EventSource):
         Raises:
             ValueError: The source lacks a feature that a sequence names.
         """
-        self._source = source
         self._sequences = sequences
         self._names = [feature.name for feature in source.schema.features]
         for sequence in sequences:
@@ -165,29 +166,21 @@ class HistorySource(EventSource):
                         f"sequence {sequence.name!r}: feature {name!r} is a list; user and item "
                         "are one key an event"
                     )
-        self.schema = _extended(source.schema, sequences)
-        self.dead_letters = source.dead_letters
-
-    def total_events(self) -> int | None:
-        """As the source."""
-        return self._source.total_events()
-
-    def checkpointed(self, offset: int) -> None:
-        """As the source."""
-        self._source.checkpointed(offset)
-
-    def counters(self) -> dict[str, int]:
-        """As the source."""
-        return self._source.counters()
+        super().__init__(source, _extended(source.schema, sequences))
 
     def batches(self, *, batch_size: int, start: int = 0) -> Iterator[Batch]:
         """Yield batches as the source does, extended."""
         histories = [History(sequence, self._names) for sequence in self._sequences]
-        if start > 0:
+        if start > 0 and histories:
             for batch in FirstEvents(self._source, start).batches(batch_size=batch_size):
                 extend(histories, batch)
         for batch in self._source.batches(batch_size=batch_size, start=start):
             yield extend(histories, batch)
+
+
+def with_columns(source: EventSource, model: ModelConfig) -> EventSource:
+    """Return the events with all that the model's columns are made from: crosses, sequences."""
+    return HistorySource(crossed(source, model), model.sequences)
 
 
 def extend(histories: Sequence[History], batch: Batch) -> Batch:

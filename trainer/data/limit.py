@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import redis
 
-from embertide.trainer.data.base import Batch, EventSource
+from embertide.trainer.data.base import Batch, DerivedSource, EventSource
 from embertide.trainer.errors import TrainerError
 
 SCORED_KEY = "e:{commit}:scored"
@@ -19,7 +19,7 @@ _POLL_S = 0.003
 _PATIENCE_S = 600.0
 
 
-class FirstEvents(EventSource):
+class FirstEvents(DerivedSource):
     """The events of `source` before index `count`; a group of equal ts is in it whole or not."""
 
     def __init__(self, source: EventSource, count: int) -> None:
@@ -30,14 +30,12 @@ class FirstEvents(EventSource):
         """
         if count < 1:
             raise ValueError(f"events is {count}; it must be at least 1")
-        self._source = source
+        super().__init__(source)
         self._count = count
-        self.schema = source.schema
-        self.dead_letters = source.dead_letters
 
     def total_events(self) -> int | None:
         """Events, at most."""
-        total = self._source.total_events()
+        total = super().total_events()
         return self._count if total is None else min(total, self._count)
 
     def batches(self, *, batch_size: int, start: int = 0) -> Iterator[Batch]:
@@ -54,14 +52,6 @@ class FirstEvents(EventSource):
             if keep:
                 yield take(batch, 0, keep)
             return
-
-    def checkpointed(self, offset: int) -> None:
-        """See `EventSource.checkpointed`."""
-        self._source.checkpointed(offset)
-
-    def counters(self) -> dict[str, int]:
-        """See `EventSource.counters`."""
-        return self._source.counters()
 
 
 def take(batch: Batch, begin: int, end: int) -> Batch:

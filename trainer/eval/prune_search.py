@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from embertide.trainer.config import PruneConfig, RunConfig
 from embertide.trainer.data.base import EventSource
-from embertide.trainer.data.history import HistorySource
+from embertide.trainer.data.history import with_columns
 from embertide.trainer.data.limit import blocks
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.eval.metrics import auc
@@ -59,8 +59,7 @@ def measure(run: RunConfig, source: EventSource) -> dict[str, Any]:
         ConfigurationError: The second half has events of one label alone.
         DataError: As the source.
     """
-    if run.model.sequences:
-        source = HistorySource(source, run.model.sequences)
+    source = with_columns(source, run.model)
     learner, version = Learner(run), 0
     label_B, score_B = list[NDArray[np.float32]](), list[NDArray[np.float32]]()
     origin_ms: int | None = None

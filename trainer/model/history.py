@@ -55,8 +55,10 @@ class HistoryNet(nn.Module):
             )
             for each in config.sequences
         )
-        # What those features had of their own, the columns above have seen to.
-        plain = (dataclasses.replace(each, learned_default=False) for each in config.features)
+        # How features come about, and what they read as without a row, is settled by then.
+        plain = (
+            dataclasses.replace(each, learned_default=False, crossed=()) for each in config.features
+        )
         dense = config.dense_columns + self.columns.counters
         inner = dataclasses.replace(
             config,
