@@ -112,8 +112,7 @@ class Run:
         assert self.child.wait(120) == 0, self.child.log_text()
         result = json.loads(self.child.log_text().splitlines()[-1])["result"]
         assert (result["store"]["evictions_to_ssd"] > 0) == (self.starts[-1] == "ssd")
-        if len(self.starts) == 1:  # else the last may have come after the last pass
-            assert (result["pruning"] is not None) == (self._options != OPTIONS)
+        assert (result["pruning"] is not None) == (self._options != OPTIONS)
         said = {name: result[name] for name in ("events", "version", "auc_by_day")}
         last = self.publication.snapshots()[-1]
         return snapshot_files(self.publication.snapshot_path(last)), said

@@ -51,6 +51,12 @@ def test_rows_on_an_ssd_are_not_pruned() -> None:
         RunConfig(model=MODEL, prune=PruneConfig(bytes=1000), ssd_budget_bytes=1 << 30)
 
 
+def test_before_the_first_pass_a_store_says_that_there_was_none() -> None:
+    assert EmbeddingStore(MODEL).pruning() is None
+    pruned = EmbeddingStore(MODEL, prune=PruneConfig(bytes=1000))
+    assert pruned.pruning() == {"passes": 0, "seen_bytes": 0}
+
+
 def test_a_pass_follows_early_steps_then_every_so_many_or_want_of_room() -> None:
     prune = PruneConfig(bytes=16_000, first=(2, 5), every=10, least=3, least_room=0.1)
     assert prune.row_bytes(seen=0) == 15_000

@@ -356,12 +356,16 @@ class EmbeddingStore(nn.Module):
         self.store.mark_changed(table, bucket, _store.record_keys(layout, records))
 
     def pruning(self) -> dict[str, Any] | None:
-        """Return how many passes there were, and what the newest left; None without any."""
-        if self.pruned is None:
+        """Return how many passes there were since the store was opened, and what the newest left.
+
+        None of a store that is not pruned.
+        """
+        if self.prune is None:
             return None
+        said = {"passes": self.passes, "seen_bytes": self.store.seen_bytes(0)}
         names = ("price", "rows", "bytes", "rows_pruned", "rows_expired", "chunks_pruned")
-        left = {name: getattr(self.pruned, name) for name in names}
-        return {"passes": self.passes, "seen_bytes": self.store.seen_bytes(0), **left}
+        newest = {} if self.pruned is None else {n: getattr(self.pruned, n) for n in names}
+        return said | newest
 
     def stats(self) -> dict[str, Any]:
         """Return the store's counters and sizes."""
