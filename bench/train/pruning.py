@@ -14,7 +14,7 @@ from rich.console import Console
 
 from bench import plot, report
 from bench.servers import BUILD
-from bench.train.quality import COUNTERS, DLRM, HISTORY
+from bench.train.quality import COUNTERS, CROSSED, DLRM, HISTORY
 from bench.train.runs import Case, Experiment, Outcome, Stream, mean_and_error, outcomes
 from embertide.trainer.config import ModelConfig, PruneConfig, RunConfig, Utility
 
@@ -31,12 +31,15 @@ _BARRED = {
     "history, ours": (25,),
     "history, ours, fp16": (25, 58),
     "counters, ours": (24,),
+    "crosses, ours": (24,),
+    "crosses, ours, fp16": (55,),
 }
 _BUDGET = 64 << 20
-_WHOLE_BUDGET = 256 << 20
+_WHOLE_BUDGET = {CROSSED: 448 << 20}  # else 256 MiB
 _ACCUMULATOR_BYTES = 4
-# What is popular fades sooner; chosen on days 2 and 3.
+# What is popular fades sooner, and pairs sooner still; chosen on days 2 and 3.
 _COUNTERS_HALF_LIFE = 1000
+_CROSSES_HALF_LIFE = 500
 # Distinct keys of the columns that are hashed, in the file that the bars are set for; the others
 # have some dozens.
 _SEEN = {"user": 271_000, "prev": 24_000, "cand": 32_000}
@@ -62,10 +65,13 @@ class Point:
 
 
 def case_of(name: str, base: RunConfig = DLRM, prune: PruneConfig | None = None, **of: Any) -> Case:
-    """Return a model whose tables are changed as `of` says."""
-    tables = (dataclasses.replace(each, **of) for each in base.model.tables)
+    """Return a model whose tables are changed as `of` says, but those that need rows of fp32."""
+    tables = (
+        each if "dtype" in of and each.counters is not None else dataclasses.replace(each, **of)
+        for each in base.model.tables
+    )
     model: ModelConfig = dataclasses.replace(base.model, tables=tuple(tables))
-    budget = _WHOLE_BUDGET if prune is None else _BUDGET
+    budget = _WHOLE_BUDGET.get(base, 256 << 20) if prune is None else _BUDGET
     run = dataclasses.replace(base, model=model, prune=prune, ddr_budget_bytes=budget)
     return Case(name=name, run=run)
 
@@ -101,6 +107,14 @@ def _counters_points(whole: int) -> list[Point]:
     return [
         _pruned("counters, ours", share, whole, base=COUNTERS, half_life=_COUNTERS_HALF_LIFE)
         for share in (24, 50)
+    ]
+
+
+def _crosses_points(whole: int) -> list[Point]:
+    half_life = _CROSSES_HALF_LIFE
+    return [
+        _pruned("crosses, ours", 24, whole, base=CROSSED, half_life=half_life),
+        _pruned("crosses, ours, fp16", 55, whole, base=CROSSED, half_life=half_life, dtype="fp16"),
     ]
 
 
@@ -207,6 +221,7 @@ def run(stream: Stream, seeds: Sequence[int], jobs: int) -> list[report.Row]:
         "unpruned": (DLRM, _points),
         "history, unpruned": (HISTORY, _history_points),
         "counters, unpruned": (COUNTERS, _counters_points),
+        "crosses, unpruned": (CROSSED, _crosses_points),
     }
     bases = [case_of(name, base) for name, (base, _) in models.items()]
     found = outcomes(bases, seeds, stream, jobs=jobs)
