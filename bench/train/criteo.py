@@ -77,7 +77,8 @@ class Ads(Experiment):
     def measure(self, case: Case, seed: int) -> Outcome:
         """See `Experiment`."""
         source, learner = self.stream.source(case), FoldedLearner(case, seed)
-        for batch in FirstEvents(source, self.learned).batches(batch_size=case.run.batch_size):
+        first = FirstEvents(source, self.learned).batches(batch_size=case.run.batch_size)
+        for batch in learner.warm_up(first):
             learner.learn(batch)
         learner.rows.forget_changes()
         learner.note_bytes()
@@ -88,6 +89,19 @@ class Ads(Experiment):
         labels_B, scores_B = np.concatenate(label_B), np.concatenate(score_B)
         series = {"log_loss": [log_loss(labels_B, scores_B)]}
         return learner.outcome(auc(labels_B, scores_B), series)
+
+
+def ads_of(stream: Stream) -> Ads:
+    """Return the experiment over a file's events.
+
+    Raises:
+        BenchError: The file is not of Criteo's ads.
+    """
+    source = stream.source(Case(name="", run=DLRM))
+    events = source.total_events()
+    if source.schema != criteo_schema() or events is None:
+        raise BenchError(f"{stream.path} has no columns C1 to C26 and I1 to I13: give Criteo's ads")
+    return Ads(stream=stream, learned=events * 4 // 5)
 
 
 def _distinct(source: EventSource) -> dict[str, int]:
@@ -158,11 +172,7 @@ def run(stream: Stream, seeds: Sequence[int], jobs: int) -> list[report.Row]:
     Raises:
         BenchError: The file is not of Criteo's ads.
     """
-    source = stream.source(Case(name="", run=DLRM))
-    events = source.total_events()
-    if source.schema != criteo_schema() or events is None:
-        raise BenchError(f"{stream.path} has no columns C1 to C26 and I1 to I13: give Criteo's ads")
-    ads = Ads(stream=stream, learned=events * 4 // 5)
+    ads, source = ads_of(stream), stream.source(Case(name="", run=DLRM))
     base = pruning.case_of("ads, unpruned", DLRM)
     plain = outcomes([base], seeds, ads, jobs=jobs)[base.name]
     points = _points(pruning.whole(plain), _distinct(source))

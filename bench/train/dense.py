@@ -1,28 +1,19 @@
-"""What transforms of dense features are worth: `python -m bench.train.dense --data criteo.parquet`.
+"""What transforms of dense features are worth: `python -m bench.train dense --data ads.parquet`.
 
-The reference DLRM learns the first four fifths of a file of Criteo's columns once, and then scores
-the last fifth. One run after the other; a line a case, of the mean and the standard error.
+The model of `criteo.py` with the same steps for all of Criteo's dense features, with a column that
+says what is missing and without. Steps are fitted on the first events.
 """
 
-import argparse
 import dataclasses
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Sequence
 
-import numpy as np
-from rich.console import Console
-from rich.table import Table
+from bench import report
+from bench.train.criteo import DLRM, ads_of
+from bench.train.runs import Case, Stream, mean_and_error, outcomes
+from embertide.trainer.config import DenseConfig, DenseStep
 
-from bench.train.runs import mean_and_error
-from embertide.trainer.config import DenseConfig, DenseStep, RunConfig
-from embertide.trainer.data import open_events
-from embertide.trainer.data.base import EventSource
-from embertide.trainer.eval.metrics import Summary, summarise
-from embertide.trainer.learner import Learner
-from embertide.trainer.presets import criteo
-
-_BATCH = 64
-_CASES: dict[str, tuple[DenseStep, ...]] = {
+_FITTED_ON = 10_000
+_STEPS: dict[str, tuple[DenseStep, ...]] = {
     "none": (),
     "log1p": ("log1p",),
     "clip, standardise": ("clip", "standardise"),
@@ -30,49 +21,49 @@ _CASES: dict[str, tuple[DenseStep, ...]] = {
     "quantile": ("quantile",),
     "bucketise": ("bucketise",),
 }
+_DEFAULT = "log1p"
 
 
-def _run(source: EventSource, steps: tuple[DenseStep, ...], seed: int, missing: bool) -> Summary:
-    """Learn, and score what was not learned."""
-    base = criteo()
+def _case(name: str, steps: tuple[DenseStep, ...], missing: bool) -> Case:
     dense = tuple(
-        DenseConfig(name=feature.name, steps=steps, missing=missing) for feature in base.dense
+        DenseConfig(name=feature.name, steps=steps, missing=missing) for feature in DLRM.model.dense
     )
-    model = dataclasses.replace(base, dense=dense)
-    learner = Learner(RunConfig(model=model, seed=seed, batch_size=_BATCH, warmup_events=10_000))
-    total = source.total_events() or 0
-    labels, scores = [], []
-    for batch in learner.warm_up(iter(source.batches(batch_size=_BATCH))):
-        if batch.first < total * 4 // 5:
-            learner.learn(batch)
-        else:
-            labels.append(batch.label_B)
-            scores.append(learner.score(batch))
-    return summarise(np.concatenate(labels), np.concatenate(scores))
+    model = dataclasses.replace(DLRM.model, dense=dense)
+    run = dataclasses.replace(DLRM, model=model, warmup_events=_FITTED_ON)
+    return Case(name=name + ("; missing" if missing else ""), run=run)
 
 
-def _lines(source: EventSource, seeds: int) -> Iterator[tuple[str, str, str]]:
-    for name, steps in _CASES.items():
-        for missing in (False, True):
-            found = [_run(source, steps, seed, missing) for seed in range(1, seeds + 1)]
-            figures = ([each.auc for each in found], [each.log_loss for each in found])
-            auc, loss = (f"{m:.4f} ± {e:.4f}" for m, e in map(mean_and_error, figures))
-            yield name + (", and missing" if missing else ""), auc, loss
+def run(stream: Stream, seeds: Sequence[int], jobs: int) -> list[report.Row]:
+    """Return a row of AUC and one of log loss a case, against the default's.
 
-
-def main() -> None:
-    """Print the table; some ten seconds a run."""
-    parser = argparse.ArgumentParser(prog="bench.train.dense", description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, metavar="PATH")
-    parser.add_argument("--seeds", type=int, default=3, metavar="N")
-    arguments = parser.parse_args()
-    table = Table("steps", "AUC", "log loss")
-    console = Console()
-    for line in _lines(open_events(str(arguments.data)), arguments.seeds):
-        console.print(*line, sep=" | ")
-        table.add_row(*line)
-    console.print(table)
-
-
-if __name__ == "__main__":
-    main()
+    Raises:
+        BenchError: The file is not of Criteo's ads.
+    """
+    cases = [
+        _case(name, steps, missing) for name, steps in _STEPS.items() for missing in (False, True)
+    ]
+    found = outcomes(cases, seeds, ads_of(stream), jobs=jobs)
+    figures = {
+        name: {"AUC": [o.auc for o in runs], "log loss": [o.series["log_loss"][0] for o in runs]}
+        for name, runs in found.items()
+    }
+    rows = []
+    for name, of_case in figures.items():
+        for metric, values in of_case.items():
+            ours, error = mean_and_error(values)
+            peer, _ = mean_and_error(figures[_DEFAULT][metric])
+            row = report.Row(
+                case=name,
+                metric=metric,
+                unit="",
+                ours=round(ours, 5),
+                peer=round(peer, 5),
+                peer_name=_DEFAULT,
+                ratio=round(ours / peer, 5),
+                better="higher" if metric == "AUC" else "lower",
+                n=len(values),
+                spread=round(error, 6),
+                target=0.0,
+            )
+            rows.append(row)
+    return rows
