@@ -32,7 +32,7 @@ _BARRED = {
     "history, ours, fp16": (25, 58),
     "counters, ours": (24,),
     "crosses, ours": (24,),
-    "crosses, ours, fp16": (55,),
+    "crosses, ours, fp16": (57,),
 }
 _BUDGET = 64 << 20
 _WHOLE_BUDGET = {CROSSED: 448 << 20}  # else 256 MiB
@@ -114,7 +114,7 @@ def _crosses_points(whole: int) -> list[Point]:
     half_life = _CROSSES_HALF_LIFE
     return [
         _pruned("crosses, ours", 24, whole, base=CROSSED, half_life=half_life),
-        _pruned("crosses, ours, fp16", 55, whole, base=CROSSED, half_life=half_life, dtype="fp16"),
+        _pruned("crosses, ours, fp16", 57, whole, base=CROSSED, half_life=half_life, dtype="fp16"),
     ]
 
 
