@@ -45,12 +45,14 @@ def curves(
     """
     figure = Figure(figsize=(9, 5.5), layout="constrained")
     axes = figure.add_subplot()
-    for name, points in lines.items():
+    for n, (name, points) in enumerate(lines.items()):
         x, y, error = zip(*sorted(points), strict=True)
         if in_time:
             axes.plot(x, y, linewidth=1.2, label=name)
             continue
-        axes.errorbar(x, y, error, marker="o", markersize=4, linewidth=1.2, capsize=2, label=name)
+        # There are ten colours; what comes after them is dashed.
+        style = "o-" if n < 10 else "s--"
+        axes.errorbar(x, y, error, fmt=style, markersize=4, linewidth=1.2, capsize=2, label=name)
     if not in_time:
         axes.set_xscale("log")
     axes.set_xlabel(labels[0])

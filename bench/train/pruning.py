@@ -33,6 +33,7 @@ _BARRED = {
     "counters, ours": (24,),
     "crosses, ours": (24,),
     "crosses, ours, fp16": (57,),
+    "crosses, FIITED, fp16": (57,),
 }
 _BUDGET = 64 << 20
 _WHOLE_BUDGET = {CROSSED: 448 << 20}  # else 256 MiB
@@ -40,9 +41,16 @@ _ACCUMULATOR_BYTES = 4
 # What is popular fades sooner, and pairs sooner still; chosen on days 2 and 3.
 _COUNTERS_HALF_LIFE = 1000
 _CROSSES_HALF_LIFE = 500
-# Distinct keys of the columns that are hashed, in the file that the bars are set for; the others
+# Distinct keys of the tables that are hashed, in the file that the bars are set for; the others
 # have some dozens.
 _SEEN = {"user": 271_000, "prev": 24_000, "cand": 32_000}
+_CROSSES_SEEN = {
+    "user": 271_000,
+    "article": 32_000,
+    "prev_cand": 1_633_000,
+    "ref_cand": 117_000,
+    "device_cand": 144_000,
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,20 +119,40 @@ def _counters_points(whole: int) -> list[Point]:
 
 
 def _crosses_points(whole: int) -> list[Point]:
-    half_life = _CROSSES_HALF_LIFE
-    return [
-        _pruned("crosses, ours", 24, whole, base=CROSSED, half_life=half_life),
-        _pruned("crosses, ours, fp16", 57, whole, base=CROSSED, half_life=half_life, dtype="fp16"),
-    ]
+    def point(line: str, share: int, utility: Utility, **of: Any) -> Point:
+        line, half_life = f"crosses, {line}", _CROSSES_HALF_LIFE
+        return _pruned(line, share, whole, utility, CROSSED, half_life, **of)
+
+    points = [point("ours", share, "fisher") for share in (24, 50, 200)]
+    points.append(point("ours, fp16", 57, "fisher", dtype="fp16"))
+    points.append(point("FIITED, fp16", 57, "norms", dtype="fp16"))
+    for share in _PEER_SHARES:
+        points += [
+            point("FIITED, rows", share, "norms"),
+            point("frequency", share, "accesses"),
+            _hashed("crosses, hashing", share, whole, CROSSED, _CROSSES_SEEN),
+        ]
+    points.append(_narrow("crosses, one dimension", whole, CROSSED, _CROSSES_SEEN))
+    return points
 
 
-def _hashed(share: int, whole: int) -> Point:
+def _hashed(line: str, share: int, whole: int, base: RunConfig, seen: Mapping[str, int]) -> Point:
     """Cut the rows of the large tables alike."""
-    left = whole // share // row_bytes(DLRM.model.tables[0].dim)
-    all_seen = sum(_SEEN.values())
-    fold = tuple((name, max(1, left * seen // all_seen)) for name, seen in _SEEN.items())
-    case = dataclasses.replace(case_of(f"hashing {share}x"), fold=fold)
-    return Point(line="hashing", share=share, case=case, taken=whole // share)
+    left = whole // share // row_bytes(base.model.tables[0].dim)
+    rows = {table: max(1, left * keys // sum(seen.values())) for table, keys in seen.items()}
+    fold = tuple((c.name, rows[c.table]) for c in base.model.columns if c.table in rows)
+    case = dataclasses.replace(case_of(f"{line} {share}x", base), fold=fold)
+    return Point(line=line, share=share, case=case, taken=whole // share)
+
+
+def _narrow(line: str, whole: int, base: RunConfig, seen: Mapping[str, int]) -> Point:
+    """Leave one dimension of each row, and counts."""
+    taken = sum(seen.values()) * row_bytes(1)
+    for table in base.model.tables:
+        if table.counters is not None:
+            taken += seen[table.name] * table.counters.values * 4
+    case = case_of(line, base, dim=1, chunks=1)
+    return Point(line=line, share=round(whole / taken), case=case, taken=taken)
 
 
 def _points(whole: int) -> list[Point]:
@@ -137,11 +165,9 @@ def _points(whole: int) -> list[Point]:
             _pruned("FIITED, 4 chunks", share, whole, "norms", chunks=4),
             _pruned("FIITED, rows", share, whole, "norms"),
             _pruned("frequency", share, whole, "accesses"),
-            _hashed(share, whole),
+            _hashed("hashing", share, whole, DLRM, _SEEN),
         ]
-    narrow = sum(_SEEN.values()) * row_bytes(1)
-    case = case_of("one dimension", dim=1)
-    points.append(Point(line="one dimension", share=round(whole / narrow), case=case, taken=narrow))
+    points.append(_narrow("one dimension", whole, DLRM, _SEEN))
     return points
 
 

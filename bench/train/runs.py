@@ -25,7 +25,7 @@ from bench.servers import BUILD, ROOT
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data import open_events
 from embertide.trainer.data.assemble import fold
-from embertide.trainer.data.base import Batch, EventSource
+from embertide.trainer.data.base import PADDING_KEY, Batch, EventSource
 from embertide.trainer.data.history import with_columns
 from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.eval.blocks import BlockQuality
@@ -46,7 +46,7 @@ class Case:
     Attributes:
         name: Of its rows and files.
         run: The configuration.
-        fold: Features whose keys are hashed to so many.
+        fold: Columns of KEYS whose keys are hashed to so many.
         block_s: How old weights get before they are replaced.
     """
 
@@ -84,7 +84,7 @@ class FoldedLearner(Learner):
     def __init__(self, case: Case, seed: int) -> None:
         """Open the store and make the net."""
         super().__init__(dataclasses.replace(case.run, seed=seed))
-        names = [feature.name for feature in case.run.model.features]
+        names = [column.name for column in case.run.model.columns]
         self._fold = [(names.index(name), rows) for name, rows in case.fold]
         self._began = time.monotonic()
         self._most = 0
@@ -92,7 +92,8 @@ class FoldedLearner(Learner):
     def _folded(self, batch: Batch) -> Batch:
         keys_BF = batch.keys_BF.copy()
         for f, rows in self._fold:
-            keys_BF[:, f] = fold(keys_BF[:, f], rows)
+            taken_B = keys_BF[:, f] != PADDING_KEY
+            keys_BF[taken_B, f] = fold(keys_BF[taken_B, f], rows)
         return dataclasses.replace(batch, keys_BF=keys_BF)
 
     def score(self, batch: Batch) -> NDArray[np.float32]:
