@@ -18,7 +18,7 @@ from bench.train.runs import (
     FoldedLearner,
     Outcome,
     Stream,
-    mean_and_error,
+    mean_row,
     outcomes,
 )
 from embertide.trainer.config import OptimizerConfig, PruneConfig, RowDtype, RunConfig, Utility
@@ -146,26 +146,6 @@ def _points(whole: int, seen: dict[str, int]) -> list[pruning.Point]:
     return points
 
 
-def _reference(plain: Sequence[Outcome]) -> list[report.Row]:
-    """Return the unpruned model's AUC against the factorisation machine's."""
-    mean, error = mean_and_error([outcome.auc for outcome in plain])
-    return [
-        report.Row(
-            case="DLRM, unpruned",
-            metric="AUC",
-            unit="",
-            ours=round(mean, 5),
-            peer=_REFERENCE,
-            peer_name="a factorisation machine",
-            ratio=round(mean / _REFERENCE, 5),
-            better="higher",
-            n=len(plain),
-            spread=round(error, 6),
-            target=1.0,
-        )
-    ]
-
-
 def run(stream: Stream, seeds: Sequence[int], jobs: int) -> list[report.Row]:
     """Return rows of each case against the unpruned model, paired by seed.
 
@@ -177,4 +157,6 @@ def run(stream: Stream, seeds: Sequence[int], jobs: int) -> list[report.Row]:
     plain = outcomes([base], seeds, ads, jobs=jobs)[base.name]
     points = _points(pruning.whole(plain), _distinct(source))
     groups = {base.name: (plain, points)}
-    return _reference(plain) + pruning.compare(groups, seeds, ads, jobs=jobs, picture=_CURVE)
+    aucs, peer = [outcome.auc for outcome in plain], "a factorisation machine"
+    reference = mean_row("DLRM, unpruned", aucs, _REFERENCE, peer, bar=_REFERENCE)
+    return [reference, *pruning.compare(groups, seeds, ads, jobs=jobs, picture=_CURVE)]

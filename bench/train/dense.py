@@ -5,11 +5,12 @@ says what is missing and without. Steps are fitted on the first events.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 from bench import report
 from bench.train.criteo import DLRM, ads_of
-from bench.train.runs import Case, Stream, mean_and_error, outcomes
+from bench.train.runs import Case, Outcome, Stream, mean_and_error, mean_row, outcomes
 from embertide.trainer.config import DenseConfig, DenseStep
 
 _FITTED_ON = 10_000
@@ -22,6 +23,10 @@ _STEPS: dict[str, tuple[DenseStep, ...]] = {
     "bucketise": ("bucketise",),
 }
 _DEFAULT = "log1p"
+_FIGURES: tuple[tuple[str, Literal["higher", "lower"], Callable[[Outcome], float]], ...] = (
+    ("AUC", "higher", lambda outcome: outcome.auc),
+    ("log loss", "lower", lambda outcome: outcome.series["log_loss"][0]),
+)
 
 
 def _case(name: str, steps: tuple[DenseStep, ...], missing: bool) -> Case:
@@ -43,27 +48,12 @@ def run(stream: Stream, seeds: Sequence[int], jobs: int) -> list[report.Row]:
         _case(name, steps, missing) for name, steps in _STEPS.items() for missing in (False, True)
     ]
     found = outcomes(cases, seeds, ads_of(stream), jobs=jobs)
-    figures = {
-        name: {"AUC": [o.auc for o in runs], "log loss": [o.series["log_loss"][0] for o in runs]}
-        for name, runs in found.items()
-    }
     rows = []
-    for name, of_case in figures.items():
-        for metric, values in of_case.items():
-            ours, error = mean_and_error(values)
-            peer, _ = mean_and_error(figures[_DEFAULT][metric])
-            row = report.Row(
-                case=name,
-                metric=metric,
-                unit="",
-                ours=round(ours, 5),
-                peer=round(peer, 5),
-                peer_name=_DEFAULT,
-                ratio=round(ours / peer, 5),
-                better="higher" if metric == "AUC" else "lower",
-                n=len(values),
-                spread=round(error, 6),
-                target=0.0,
-            )
-            rows.append(row)
+    for metric, better, figure in _FIGURES:
+        by_case = {name: [figure(outcome) for outcome in runs] for name, runs in found.items()}
+        peer, _ = mean_and_error(by_case[_DEFAULT])
+        rows += [
+            mean_row(name, values, peer, _DEFAULT, metric=metric, better=better)
+            for name, values in by_case.items()
+        ]
     return rows

@@ -15,7 +15,15 @@ from rich.console import Console
 from bench import plot, report
 from bench.servers import BUILD
 from bench.train.quality import COUNTERS, CROSSED, DLRM, HISTORY
-from bench.train.runs import Case, Experiment, Outcome, Stream, mean_and_error, outcomes
+from bench.train.runs import (
+    Case,
+    Experiment,
+    Outcome,
+    Stream,
+    mean_and_error,
+    mean_row,
+    outcomes,
+)
 from embertide.trainer.config import ModelConfig, PruneConfig, RunConfig, Utility
 
 _CONSOLE = Console(stderr=True, highlight=False)
@@ -173,22 +181,10 @@ def _points(whole: int) -> list[Point]:
 
 def _row(case: str, found: Sequence[float], plain: Sequence[float], loss: float) -> report.Row:
     """Compare AUC by seed; the spread is the standard error of the differences."""
-    ours, _ = mean_and_error(found)
     peer, _ = mean_and_error(plain)
     _, error = mean_and_error([a - b for a, b in zip(found, plain, strict=True)])
-    return report.Row(
-        case=case,
-        metric="AUC",
-        unit="",
-        ours=round(ours, 5),
-        peer=round(peer, 5),
-        peer_name="unpruned",
-        ratio=round(ours / peer, 5),
-        better="higher",
-        n=len(found),
-        spread=round(error, 6),
-        target=round((peer - loss) / peer, 5) if loss else 0.0,
-    )
+    bar = peer - loss if loss else 0.0
+    return mean_row(case, found, peer, "unpruned", bar=bar, error=error)
 
 
 def _aucs(found: Sequence[Outcome]) -> list[float]:

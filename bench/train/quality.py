@@ -12,7 +12,7 @@ from bench.train.runs import (
     FoldedLearner,
     Outcome,
     Stream,
-    mean_and_error,
+    mean_row,
     outcomes,
 )
 from embertide.trainer.config import ModelConfig, RunConfig
@@ -96,21 +96,7 @@ class MadeUp(Experiment):
 def _row(
     name: str, found: Sequence[Outcome], peer: float, peer_name: str, bar: float
 ) -> report.Row:
-    """Compare the mean AUC; the spread is the standard error over the seeds."""
-    auc, error = mean_and_error([outcome.auc for outcome in found])
-    return report.Row(
-        case=name,
-        metric="AUC",
-        unit="",
-        ours=round(auc, 5),
-        peer=round(peer, 5),
-        peer_name=peer_name,
-        ratio=round(auc / peer, 5),
-        better="higher",
-        n=len(found),
-        spread=round(error, 6),
-        target=round(bar / peer, 5),
-    )
+    return mean_row(name, [outcome.auc for outcome in found], peer, peer_name, bar=bar)
 
 
 def run(stream: Stream, seeds: Sequence[int], jobs: int) -> list[report.Row]:

@@ -14,13 +14,14 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from bench import report
 from bench.servers import BUILD, ROOT
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data import open_events
@@ -216,3 +217,42 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     """Return the mean of values and its standard error; nan with fewer than two."""
     error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
     return statistics.fmean(values), error
+
+
+def mean_row(
+    case: str,
+    found: Sequence[float],
+    peer: float,
+    peer_name: str,
+    *,
+    bar: float = 0.0,
+    error: float | None = None,
+    metric: str = "AUC",
+    better: Literal["higher", "lower"] = "higher",
+) -> report.Row:
+    """Return the row of a figure's mean over the seeds.
+
+    Args:
+        case: What was run.
+        found: The figure, by seed.
+        peer: What it is compared with.
+        peer_name: What that is.
+        bar: What the mean should reach; 0: nothing.
+        error: The spread; by default the standard error of the mean.
+        metric: The figure's name.
+        better: Which way it should go.
+    """
+    mean, of_mean = mean_and_error(found)
+    return report.Row(
+        case=case,
+        metric=metric,
+        unit="",
+        ours=round(mean, 5),
+        peer=round(peer, 5),
+        peer_name=peer_name,
+        ratio=round(mean / peer, 5),
+        better=better,
+        n=len(found),
+        spread=round(of_mean if error is None else error, 6),
+        target=round(bar / peer, 5),
+    )
