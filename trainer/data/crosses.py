@@ -46,17 +46,15 @@ class CrossedSource(DerivedSource):
             ValueError: The source lacks a feature that is crossed.
         """
         names = [feature.name.lower() for feature in source.schema.features]
-        self._crosses = []
-        for feature in model.features:
+        crosses = [feature for feature in model.features if feature.crossed]
+        for feature in crosses:
             for name in feature.crossed:
                 if name not in names:
                     raise ValueError(
                         f"feature {feature.name!r} crosses {name!r}; the events have "
                         f"{', '.join(names)}"
                     )
-            if feature.crossed:
-                self._crosses.append([names.index(name) for name in feature.crossed])
-        crosses = [feature for feature in model.features if feature.crossed]
+        self._crosses = [[names.index(name) for name in each.crossed] for each in crosses]
         super().__init__(source, _extended(source.schema, crosses))
 
     def batches(self, *, batch_size: int, start: int = 0) -> Iterator[Batch]:

@@ -171,7 +171,7 @@ class HistorySource(DerivedSource):
     def batches(self, *, batch_size: int, start: int = 0) -> Iterator[Batch]:
         """Yield batches as the source does, extended."""
         histories = [History(sequence, self._names) for sequence in self._sequences]
-        if start > 0 and histories:
+        if start > 0:
             for batch in FirstEvents(self._source, start).batches(batch_size=batch_size):
                 extend(histories, batch)
         for batch in self._source.batches(batch_size=batch_size, start=start):
@@ -180,7 +180,8 @@ class HistorySource(DerivedSource):
 
 def with_columns(source: EventSource, model: ModelConfig) -> EventSource:
     """Return the events with all that the model's columns are made from: crosses, sequences."""
-    return HistorySource(crossed(source, model), model.sequences)
+    source = crossed(source, model)
+    return HistorySource(source, model.sequences) if model.sequences else source
 
 
 def extend(histories: Sequence[History], batch: Batch) -> Batch:
