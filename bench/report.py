@@ -32,15 +32,18 @@ class Row:
     n: int
     spread: float  # the larger side's (maximum - minimum) / median
     target: float  # 0: none
+    claim: str = ""  # the requirement that the row answers, as "18.3"; empty: none
 
     @property
     def met(self) -> bool:
-        """Whether the ratio reaches the target."""
-        return self.ratio >= self.target if self.better == "higher" else self.ratio <= self.target
+        """Whether the ratio reaches the target; where there is no peer, whether ours does."""
+        value = self.ratio if self.peer_name else self.ours
+        return value >= self.target if self.better == "higher" else value <= self.target
 
 
 def _spread(values: Sequence[float]) -> float:
-    return (max(values) - min(values)) / statistics.median(values)
+    median = statistics.median(values)
+    return (max(values) - min(values)) / median if median else 0.0
 
 
 def compare(
@@ -51,6 +54,7 @@ def compare(
     peer_name: str,
     better: Literal["higher", "lower"],
     target: float,
+    claim: str = "",
 ) -> Row:
     """Return the row (case, metric, unit) of two interleaved series of one length."""
     case, metric, unit = name
@@ -69,6 +73,37 @@ def compare(
         n=len(ours),
         spread=round(max(_spread(ours), _spread(peer)), 4),
         target=target,
+        claim=claim,
+    )
+
+
+def measure(
+    name: tuple[str, str, str],
+    values: Sequence[float],
+    *,
+    better: Literal["higher", "lower"],
+    target: float,
+    claim: str = "",
+) -> Row:
+    """Return the row (case, metric, unit) of a series without a peer: its median is the figure.
+
+    A claim that holds or does not is a series of ones and zeros with the target 1.
+    """
+    if not values:
+        raise ValueError(f"{name[0]}: no measurements")
+    return Row(
+        case=name[0],
+        metric=name[1],
+        unit=name[2],
+        ours=round(statistics.median(values), 6),
+        peer=0.0,
+        peer_name="",
+        ratio=0.0,
+        better=better,
+        n=len(values),
+        spread=round(_spread(values), 4),
+        target=target,
+        claim=claim,
     )
 
 
@@ -125,6 +160,7 @@ def show(title: str, rows: Sequence[Row]) -> None:
         "target",
         "spread",
         "peer is",
+        "claim",
     ):
         table.add_column(column, justify="left" if column in {"case", "peer is"} else "right")
     for row in rows:
@@ -133,12 +169,13 @@ def show(title: str, rows: Sequence[Row]) -> None:
         table.add_row(
             row.case,
             row.metric,
-            _digits(row.ours),
-            _digits(row.peer),
+            _digits(row.ours) if row.peer_name else f"[{colour}]{_digits(row.ours)}[/{colour}]",
+            _digits(row.peer) if row.peer_name else "",
             row.unit,
-            f"[{colour}]{row.ratio:.2f}[/{colour}]",
+            f"[{colour}]{row.ratio:.2f}[/{colour}]" if row.peer_name else "",
             f"{sign} {row.target:.3g}" if row.target else "",
             f"{row.spread:.0%}",
             row.peer_name,
+            row.claim,
         )
     Console(width=160).print(table)
