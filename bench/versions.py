@@ -59,7 +59,7 @@ class Versions:
         self._dense = (files.snapshot / TENSORS).read_bytes()
         info = SnapshotInfo.of(config, lineage=1, version=1, watermark_ms=1)
         self._publisher = Publisher(
-            self.publication, bus=bus, schema_id=schema_id(info, self._tables)
+            self.publication, bus=bus, model=config.name, schema_id=schema_id(info, self._tables)
         )
         self._rng = np.random.default_rng(SEED)
         self._published: list[float] = []  # wall clock, in s

@@ -152,7 +152,9 @@ class Trainer:
                 cpu=run.cpu,
                 cache=program_cache,
             )
-        self.publisher = Publisher(publication, bus=bus, schema_id=self._schema_id())
+        self.publisher = Publisher(
+            publication, bus=bus, model=run.model.name, schema_id=self._schema_id()
+        )
         self._owe()
 
     # --- resuming ---------------------------------------------------------------------------------

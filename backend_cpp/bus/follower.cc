@@ -27,17 +27,6 @@ constexpr size_t kCommitsAtOnce = 64;
 // Entries of each stream in one round trip: at most 64 MiB of one bucket's batches.
 constexpr size_t kBatchesAtOnce = 64;
 
-constexpr const char* kCommitStream = "e:{commit}:log";
-
-std::string PartitionStream(uint32_t partition) {
-  return "e:{" + std::to_string(partition) + "}:commit";
-}
-
-std::string BucketStream(uint32_t partition, uint32_t table, uint32_t bucket) {
-  return "e:{" + std::to_string(partition) + "}:" + std::to_string(table) + ":" +
-         std::to_string(bucket);
-}
-
 }  // namespace
 
 struct Follower::Impl {
@@ -69,6 +58,15 @@ struct Follower::Impl {
   void Note(const Status& status) {
     const std::lock_guard lock(mutex);
     error = status.ok() ? std::string() : status.ToString();
+  }
+  // The model's streams (docs/formats.md, "Bus").
+  std::string CommitStream() const { return "e:{" + options.model + ":commit}:log"; }
+  std::string PartitionStream(uint32_t partition) const {
+    return "e:{" + options.model + ":" + std::to_string(partition) + "}:commit";
+  }
+  std::string BucketStream(uint32_t partition, uint32_t table, uint32_t bucket) const {
+    return "e:{" + options.model + ":" + std::to_string(partition) + "}:" + std::to_string(table) +
+           ":" + std::to_string(bucket);
   }
   const std::string& Cursor(const std::string& stream) {
     return cursors.try_emplace(stream, "0-0").first->second;
@@ -130,8 +128,8 @@ void Follower::Impl::Connect() {
 
 // Waits for commits and takes them in order. kDeviceError: the connection is gone.
 Status Follower::Impl::FollowOnce(milliseconds block) {
-  const auto entries =
-      redis->ReadAfter(kCommitStream, Cursor(kCommitStream), kCommitsAtOnce, block);
+  const std::string log = CommitStream();
+  const auto entries = redis->ReadAfter(log, Cursor(log), kCommitsAtOnce, block);
   if (!entries.ok()) return entries.status();
   if (entries.value().empty() && std::chrono::steady_clock::now() - looked >= options.look_every) {
     Note(CatchUp());
@@ -144,7 +142,7 @@ Status Follower::Impl::FollowOnce(milliseconds block) {
     } else if (const Status status = Take(commit); !status.ok()) {
       return status;  // the cursor stays: the commit is tried again
     }
-    cursors[kCommitStream] = entry.id;
+    cursors[log] = entry.id;
     Note(Status::Ok());
     if (Stopping()) break;
   }

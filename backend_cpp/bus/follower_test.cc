@@ -82,7 +82,7 @@ class FollowerTest : public ::testing::Test {
              std::chrono::milliseconds look_every = std::chrono::hours(1)) {
     sink_ = std::make_unique<FakeSink>(newest);
     auto follower = Follower::Start(
-        {bus, publication_.path(), std::chrono::milliseconds(20), look_every}, sink_.get());
+        {bus, publication_.path(), "news", std::chrono::milliseconds(20), look_every}, sink_.get());
     ASSERT_TRUE(follower.ok()) << follower.status().ToString();
     follower_ = std::move(*follower);
   }
@@ -262,7 +262,7 @@ TEST_F(FollowerTest, AVersionThatFindsNoRoomIsCountedAndTriedAgain) {
 
 TEST_F(FollowerTest, ABadUrlIsRefused) {
   FakeSink sink({1, 1});
-  const auto follower = Follower::Start({"redis://host:0", publication_.path()}, &sink);
+  const auto follower = Follower::Start({"redis://host:0", publication_.path(), "news"}, &sink);
   ASSERT_FALSE(follower.ok());
   EXPECT_EQ(follower.status().code(), Code::kInvalidArgument);
 }
@@ -271,10 +271,12 @@ TEST_F(FollowerTest, ABadUrlIsRefused) {
 
 class FollowerBusTest : public FollowerTest {
  protected:
-  static std::string Stream(uint32_t partition) { return "e:{" + std::to_string(partition) + "}:"; }
+  static std::string Stream(const std::string& part, const std::string& model = "news") {
+    return "e:{" + model + ":" + part + "}:";
+  }
   void SendBatch(const v1::RowBatch& batch) {
-    redis_.Append(Stream(batch.bucket() % 64) + std::to_string(batch.table_id()) + ":" +
-                      std::to_string(batch.bucket()),
+    redis_.Append(Stream(std::to_string(batch.bucket() % 64)) + std::to_string(batch.table_id()) +
+                      ":" + std::to_string(batch.bucket()),
                   batch.SerializeAsString());
   }
   void SendRows(const TestVersion& version) {
@@ -284,11 +286,12 @@ class FollowerBusTest : public FollowerTest {
   }
   void SendPartitions(const TestVersion& version) {
     for (const v1::PartitionCommit& partition : version.file.partitions()) {
-      redis_.Append(Stream(partition.partition()) + "commit", partition.SerializeAsString());
+      redis_.Append(Stream(std::to_string(partition.partition())) + "commit",
+                    partition.SerializeAsString());
     }
   }
-  void SendCommit(const TestVersion& version) {
-    redis_.Append("e:{commit}:log", version.file.commit().SerializeAsString());
+  void SendCommit(const TestVersion& version, const std::string& model = "news") {
+    redis_.Append(Stream("commit", model) + "log", version.file.commit().SerializeAsString());
   }
   void Send(const TestVersion& version) {
     SendRows(version);
@@ -335,6 +338,20 @@ TEST_F(FollowerBusTest, TakesVersionsFromTheBusAlone) {
   EXPECT_EQ(sink_->log(), wanted);
   EXPECT_EQ(stats().gaps + stats().repeats + stats().corrupt + stats().catch_ups, 0U);
   EXPECT_TRUE(Eventually([&] { return stats().versions == 2; }));
+}
+
+// Before keys carried the model's name, every model on a Redis read every other's commits.
+TEST_F(FollowerBusTest, AnotherModelOnTheSameRedisIsNotRead) {
+  TestVersion other = TestPublication::Make({2, 1}, {1, 1}, {});
+  other.file.mutable_commit()->set_schema_id(2);
+  SendCommit(other, "shop");
+  const TestVersion second = Write(2);
+  RemoveFiles();
+  Send(second);
+  Start({1, 1}, redis_.url());
+  ASSERT_TRUE(sink_->WaitFor({2, 1}));
+  EXPECT_EQ(sink_->log(), Whole({2}));
+  EXPECT_EQ(stats().other_schema, 0U);
 }
 
 TEST_F(FollowerBusTest, RepeatsAreDroppedAndCounted) {
@@ -425,7 +442,7 @@ TEST_F(FollowerBusTest, WhatFailsItsProofIsFetchedFromFiles) {
     if (n == 4) version.file.mutable_commit()->set_dense("tensors that no checksum is of");
     SendRows(version);
     SendPartitions(version);
-    if (n == 5) redis_.Append("e:{commit}:log", "no message at all");
+    if (n == 5) redis_.Append(Stream("commit") + "log", "no message at all");
     SendCommit(version);
     ASSERT_TRUE(sink_->WaitFor({n, 1})) << n;
     EXPECT_EQ(stats().corrupt, n - 1) << n;

@@ -528,7 +528,7 @@ Status Node::Sink::Load(const std::string& snapshot) {
 Status Node::Follow() {
   sink_ = std::make_unique<Sink>(this);
   Result<std::unique_ptr<Follower>> follower =
-      Follower::Start({options_.bus, options_.publication}, sink_.get());
+      Follower::Start({options_.bus, options_.publication, manifest_.model}, sink_.get());
   if (!follower.ok()) return follower.status();
   follower_ = std::move(*follower);
   return Status::Ok();

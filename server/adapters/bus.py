@@ -11,7 +11,6 @@ from google.protobuf.message import DecodeError
 from embertide.server.adapters.redis import connect
 from embertide.v1 import update_pb2
 
-_COMMITS = "e:{commit}:log"  # docs/formats.md, "The bus"
 _TIMEOUT_S = 0.5
 _FRESH_S = 1.0
 
@@ -23,13 +22,14 @@ class Bus:
         missed: Times that the Redis did not answer.
     """
 
-    def __init__(self, url: str) -> None:
-        """Name the Redis; connects when first asked.
+    def __init__(self, url: str, model: str) -> None:
+        """Name the Redis and the model; connects when first asked.
 
         Raises:
             ValueError: The URL is not one of Redis.
         """
         self._redis = connect(url, _TIMEOUT_S)
+        self._commits = f"e:{{{model}:commit}}:log"  # docs/formats.md, "Bus"
         self._lock = threading.Lock()
         self._asked_s = -_FRESH_S
         self._newest: update_pb2.Version | None = None
@@ -48,7 +48,7 @@ class Bus:
             return self._newest
 
     def _ask(self) -> update_pb2.Version | None:
-        entries: Any = self._redis.xrevrange(_COMMITS, count=1)
+        entries: Any = self._redis.xrevrange(self._commits, count=1)
         for _, fields in entries:
             return update_pb2.GlobalCommit.FromString(fields[b"m"]).version
         return None

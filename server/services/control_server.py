@@ -92,7 +92,7 @@ class ControlServer:
             ) from error
         self.address = f"{options.listen.rpartition(':')[0]}:{port}"
         self._nodes = Nodes(options.node_token)
-        self._bus = Bus(options.bus) if options.bus else None
+        self._bus = Bus(options.bus, options.control.model) if options.bus else None
         self.driver = Driver(options.control, store, self._nodes, Clock())
         control_pb2_grpc.add_ControlServiceServicer_to_server(
             ControlService(self.driver, self._bus), self._server

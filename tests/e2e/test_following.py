@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import redis
 from checker import (
+    CONFIG,
     DIM,
     KEYS,
     OUTPUTS,
@@ -173,7 +174,7 @@ def test_a_row_has_the_same_bytes_in_trainer_bus_file_and_node(site: Site) -> No
     site.publisher.publish(version, [(table, bucket, records)])
 
     with redis.Redis.from_url(site.redis.url) as client:
-        stream = f"e:{{{bucket % 64}}}:{table.id}:{bucket}"
+        stream = f"e:{{{CONFIG.name}:{bucket % 64}}}:{table.id}:{bucket}"
         sent = update_pb2.RowBatch.FromString(client.xrevrange(stream, count=1)[0][1][b"m"])
     publication = site.publisher.publication
     (written,) = publication.read_batches(VersionId(version, site.publisher.publisher.lineage))
@@ -276,7 +277,7 @@ def test_a_newer_publisher_takes_over_and_the_old_one_is_fenced_off(site: Site) 
     late.version.lineage = site.publisher.publisher.lineage
     late.version.number = successor.newest + 7
     with redis.Redis.from_url(site.redis.url) as client:
-        client.xadd("e:{commit}:log", {"m": late.SerializeToString()})
+        client.xadd(f"e:{{{CONFIG.name}:commit}}:log", {"m": late.SerializeToString()})
     wait_until(lambda: site.events("stale_lineage") == 1)
     assert site.served() == successor.newest
 

@@ -81,7 +81,9 @@ class Stream:
     def __init__(self, folder: Path, bus: str) -> None:
         self.publication = Publication(folder)
         info = SnapshotInfo.of(CONFIG, lineage=0, version=0, watermark_ms=0)
-        self.publisher = Publisher(self.publication, bus=bus, schema_id=schema_id(info, [TABLE]))
+        self.publisher = Publisher(
+            self.publication, bus=bus, model=CONFIG.name, schema_id=schema_id(info, [TABLE])
+        )
         self.values = np.arange(ROWS, dtype=np.float32) % 1000
         self.newest = 1
         info = SnapshotInfo.of(CONFIG, lineage=self.publisher.lineage, version=1, watermark_ms=1)

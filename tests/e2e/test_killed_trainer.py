@@ -123,7 +123,7 @@ def foreign_version(site: Site) -> int:
     """
     newest = site.publication.snapshots()[-1]
     schema = read_manifest(site.publication.snapshot_path(newest))["schema_id"]
-    publisher = Publisher(site.publication, bus=site.bus.url, schema_id=schema)
+    publisher = Publisher(site.publication, bus=site.bus.url, model=globo().name, schema_id=schema)
     table = store_table(globo().tables[CAND], CAND, 1)
     payload = _store.encode_payload(table.layout, 1, np.full(table.layout.dim, 9, np.float32))
     record = _store.encode_record(FOREIGN_KEY, 1, 0, payload)

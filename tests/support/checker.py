@@ -94,7 +94,9 @@ class CheckerPublisher:
                 cache=cache,
             )
         info = SnapshotInfo.of(CONFIG, lineage=0, version=0, watermark_ms=0)
-        self.publisher = Publisher(self.publication, bus=bus, schema_id=schema_id(info, TABLES))
+        self.publisher = Publisher(
+            self.publication, bus=bus, model=CONFIG.name, schema_id=schema_id(info, TABLES)
+        )
         if self.publisher.newest is None:
             self.snapshot(1)
             self.publisher.adopt(1, watermark_ms=1, dense=dense_tensors(1))

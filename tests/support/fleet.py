@@ -74,7 +74,9 @@ class Model:
             cache=cache,
         )
         info = SnapshotInfo.of(CONFIG, lineage=0, version=0, watermark_ms=0)
-        self.publisher = Publisher(self.publication, bus=bus, schema_id=schema_id(info, TABLES))
+        self.publisher = Publisher(
+            self.publication, bus=bus, model=CONFIG.name, schema_id=schema_id(info, TABLES)
+        )
         rows: Rows = {
             (t, key): self._values()
             for t in range(len(TABLES))

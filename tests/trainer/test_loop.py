@@ -292,7 +292,9 @@ def send_foreign(publication: Publication, trainer: Trainer, number: int, key: i
 
     Everything else is as the last version of `trainer` is.
     """
-    other = Publisher(publication, bus=None, schema_id=trainer.publisher.schema_id)
+    other = Publisher(
+        publication, bus=None, model=RUN.model.name, schema_id=trainer.publisher.schema_id
+    )
     last = trainer.publication.read_commit(trainer.publication.deltas()[-1]).commit
     other.publish(
         number,

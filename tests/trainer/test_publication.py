@@ -21,8 +21,9 @@ from embertide.trainer.publish.publisher import BusError, Change, Publisher, Sup
 from embertide.v1 import update_pb2
 
 SCHEMA = 77
-LOG = "e:{commit}:log"
-LINEAGE = "e:{commit}:lineage"
+MODEL = "shop"
+LOG = f"e:{{{MODEL}:commit}}:log"
+LINEAGE = f"e:{{{MODEL}:commit}}:lineage"
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ def commits(bus: Any) -> list[VersionId]:
 
 
 def test_versions_are_folders_whose_names_ascend_as_they_do(publication: Publication) -> None:
-    publisher = Publisher(publication, bus=None, schema_id=SCHEMA)
+    publisher = Publisher(publication, bus=None, model=MODEL, schema_id=SCHEMA)
     numbers = [2, 9, 10, 11, 100]
     for number in numbers:
         publish(publisher, number)
@@ -101,7 +102,7 @@ def test_versions_are_folders_whose_names_ascend_as_they_do(publication: Publica
 def test_a_version_leads_from_the_one_before_and_names_what_it_changed(
     publication: Publication,
 ) -> None:
-    publisher = Publisher(publication, bus=None, schema_id=SCHEMA)
+    publisher = Publisher(publication, bus=None, model=MODEL, schema_id=SCHEMA)
     publish(publisher, 1)
     second = publish(publisher, 5, rows([3, 4], 5.0) + rows([8], 5.0, table=1))
     file = publication.read_commit(second)
@@ -115,7 +116,7 @@ def test_a_version_leads_from_the_one_before_and_names_what_it_changed(
 
 
 def test_equal_dense_tensors_are_not_written_again(publication: Publication) -> None:
-    publisher = Publisher(publication, bus=None, schema_id=SCHEMA)
+    publisher = Publisher(publication, bus=None, model=MODEL, schema_id=SCHEMA)
     first = publish(publisher, 1)
     dense = dense_tensors(1)
     second = publisher.publish(2, watermark_ms=2, changes=[], dense=dense)
@@ -128,7 +129,7 @@ def test_equal_dense_tensors_are_not_written_again(publication: Publication) -> 
 def test_the_commit_file_is_written_last(
     publication: Publication, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publisher = Publisher(publication, bus=None, schema_id=SCHEMA)
+    publisher = Publisher(publication, bus=None, model=MODEL, schema_id=SCHEMA)
     publish(publisher, 1)
     rename, names = Path.rename, []
 
@@ -143,13 +144,13 @@ def test_the_commit_file_is_written_last(
     assert names == [".commit.pb", "dense.safetensors", *(f"p-0{p}.delta" for p in range(4))]
     # All is there but the name: this is no version, and the next publisher may use its number.
     assert publication.versions() == [VersionId(1, 1)]
-    successor = Publisher(publication, bus=None, schema_id=SCHEMA)
+    successor = Publisher(publication, bus=None, model=MODEL, schema_id=SCHEMA)
     assert successor.newest == (1, 1)
     assert publish(successor, 2) == (2, 2)
 
 
 def test_a_version_is_never_written_again(publication: Publication) -> None:
-    publisher = Publisher(publication, bus=None, schema_id=SCHEMA)
+    publisher = Publisher(publication, bus=None, model=MODEL, schema_id=SCHEMA)
     version = publish(publisher, 3)
     before = {path.name: path.read_bytes() for path in folder(publication, version).iterdir()}
     for number in (2, 3):
@@ -163,7 +164,7 @@ def test_a_version_is_never_written_again(publication: Publication) -> None:
 
 
 def test_a_line_that_was_cut_does_not_spoil_the_next(publication: Publication) -> None:
-    publisher = Publisher(publication, bus=None, schema_id=SCHEMA)
+    publisher = Publisher(publication, bus=None, model=MODEL, schema_id=SCHEMA)
     publish(publisher, 1)
     with publication.log.open("a") as file:
         file.write('{"number": 2, "li')
@@ -175,7 +176,7 @@ def test_a_line_that_was_cut_does_not_spoil_the_next(publication: Publication) -
 
 @pytest.mark.parametrize("name", ["commit.pb", "p-00.delta"])
 def test_harm_to_a_version_is_found_and_its_file_named(publication: Publication, name: str) -> None:
-    publisher = Publisher(publication, bus=None, schema_id=SCHEMA)
+    publisher = Publisher(publication, bus=None, model=MODEL, schema_id=SCHEMA)
     version = publish(publisher, 1)
     path = folder(publication, version) / name
     whole = path.read_bytes()
@@ -200,7 +201,7 @@ def test_harm_to_a_version_is_found_and_its_file_named(publication: Publication,
 
 
 def test_a_commit_under_another_versions_name_is_refused(publication: Publication) -> None:
-    publisher = Publisher(publication, bus=None, schema_id=SCHEMA)
+    publisher = Publisher(publication, bus=None, model=MODEL, schema_id=SCHEMA)
     version = publish(publisher, 1)
     other = VersionId(2, 1)
     folder(publication, version).rename(folder(publication, other))
@@ -209,7 +210,7 @@ def test_a_commit_under_another_versions_name_is_refused(publication: Publicatio
 
 
 def test_a_large_change_is_cut_into_batches_under_a_mebibyte(publication: Publication) -> None:
-    publisher = Publisher(publication, bus=None, schema_id=SCHEMA)
+    publisher = Publisher(publication, bus=None, model=MODEL, schema_id=SCHEMA)
     changes = rows(list(range(100_000)), 1.0, table=1)
     version = publish(publisher, 1, changes)
     batches = list(publication.read_batches(version))
@@ -229,7 +230,7 @@ def test_a_large_change_is_cut_into_batches_under_a_mebibyte(publication: Public
 
 
 def test_prune_keeps_a_snapshot_and_every_delta_after_it(publication: Publication) -> None:
-    publisher = Publisher(publication, bus=None, schema_id=SCHEMA)
+    publisher = Publisher(publication, bus=None, model=MODEL, schema_id=SCHEMA)
     for number in range(1, 13):
         version = publish(publisher, number)
         if number in (2, 5, 8, 11):
@@ -261,7 +262,7 @@ def test_prune_keeps_a_snapshot_and_every_delta_after_it(publication: Publicatio
 
 
 def test_snapshots_written_of_late_are_kept_however_many(publication: Publication) -> None:
-    publisher = Publisher(publication, bus=None, schema_id=SCHEMA)
+    publisher = Publisher(publication, bus=None, model=MODEL, schema_id=SCHEMA)
     for number in range(1, 9):
         version = publish(publisher, number)
         first_snapshot(publication, version)
@@ -277,7 +278,7 @@ def test_snapshots_written_of_late_are_kept_however_many(publication: Publicatio
 def test_a_prune_that_is_killed_leaves_no_version_in_part(
     publication: Publication, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publisher = Publisher(publication, bus=None, schema_id=SCHEMA)
+    publisher = Publisher(publication, bus=None, model=MODEL, schema_id=SCHEMA)
     for number in range(1, 4):
         first_snapshot(publication, publish(publisher, number))
 
@@ -299,9 +300,9 @@ def test_a_prune_that_is_killed_leaves_no_version_in_part(
 
 
 def test_without_redis_a_lineage_in_the_files_still_fences(publication: Publication) -> None:
-    old = Publisher(publication, bus=None, schema_id=SCHEMA)
+    old = Publisher(publication, bus=None, model=MODEL, schema_id=SCHEMA)
     publish(old, 1)
-    new = Publisher(publication, bus=None, schema_id=SCHEMA)
+    new = Publisher(publication, bus=None, model=MODEL, schema_id=SCHEMA)
     assert (old.lineage, new.lineage) == (1, 2)
     publish(new, 2)
     with pytest.raises(SupersededError, match="lineage 2 has taken over from 1"):
@@ -313,7 +314,7 @@ def test_without_redis_a_lineage_in_the_files_still_fences(publication: Publicat
 
 
 def test_what_goes_on_the_bus_is_what_the_files_hold(publication: Publication, bus: Any) -> None:
-    publisher = Publisher(publication, bus=bus.url, schema_id=SCHEMA)
+    publisher = Publisher(publication, bus=bus.url, model=MODEL, schema_id=SCHEMA)
     versions = [publish(publisher, number) for number in (1, 2, 3)]
     assert commits(bus) == versions
     for i, version in enumerate(versions):
@@ -323,11 +324,11 @@ def test_what_goes_on_the_bus_is_what_the_files_hold(publication: Publication, b
         on_bus.ClearField("dense")
         assert on_bus == file.commit
         for partition, ref in zip(file.partitions, file.commit.partitions, strict=True):
-            sent = bus.xrange(f"e:{{{partition.partition}}}:commit")[i][1][b"m"]
+            sent = bus.xrange(f"e:{{{MODEL}:{partition.partition}}}:commit")[i][1][b"m"]
             assert update_pb2.PartitionCommit.FromString(sent) == partition
             assert ref.crc32c == _store.crc32c(sent)
         for batch in publication.read_batches(version):
-            stream = f"e:{{{batch.bucket}}}:{batch.table_id}:{batch.bucket}"
+            stream = f"e:{{{MODEL}:{batch.bucket}}}:{batch.table_id}:{batch.bucket}"
             sent = bus.xrange(stream)[i][1][b"m"]
             assert update_pb2.RowBatch.FromString(sent) == batch
             assert batch.sequence == i + 1
@@ -336,7 +337,7 @@ def test_what_goes_on_the_bus_is_what_the_files_hold(publication: Publication, b
 def test_the_commit_goes_out_when_all_that_it_names_is_there(
     publication: Publication, bus: Any
 ) -> None:
-    publisher = Publisher(publication, bus=bus.url, schema_id=SCHEMA)
+    publisher = Publisher(publication, bus=bus.url, model=MODEL, schema_id=SCHEMA)
     sent: list[str] = []
     with redis.Redis.from_url(bus.url) as other, other.monitor() as monitor:
         publish(publisher, 1)
@@ -346,7 +347,11 @@ def test_the_commit_goes_out_when_all_that_it_names_is_there(
                 sent.append(command[1])
     # For each partition its rows, then its commit; the version's commit when all of them are there.
     assert sent == [
-        *(name for p in range(4) for name in (f"e:{{{p}}}:0:{p}", f"e:{{{p}}}:commit")),
+        *(
+            name
+            for p in range(4)
+            for name in (f"e:{{{MODEL}:{p}}}:0:{p}", f"e:{{{MODEL}:{p}}}:commit")
+        ),
         LOG,
     ]
 
@@ -354,24 +359,53 @@ def test_the_commit_goes_out_when_all_that_it_names_is_there(
 def test_the_lineage_is_larger_than_any_in_files_and_in_redis(
     publication: Publication, bus: Any
 ) -> None:
-    assert Publisher(publication, bus=bus.url, schema_id=SCHEMA).lineage == 1
-    assert Publisher(publication, bus=bus.url, schema_id=SCHEMA).lineage == 2
-    publisher = Publisher(publication, bus=bus.url, schema_id=SCHEMA)
+    assert Publisher(publication, bus=bus.url, model=MODEL, schema_id=SCHEMA).lineage == 1
+    assert Publisher(publication, bus=bus.url, model=MODEL, schema_id=SCHEMA).lineage == 2
+    publisher = Publisher(publication, bus=bus.url, model=MODEL, schema_id=SCHEMA)
     publish(publisher, 1)
     bus.flushall()
-    assert Publisher(publication, bus=bus.url, schema_id=SCHEMA).lineage == 4
+    assert Publisher(publication, bus=bus.url, model=MODEL, schema_id=SCHEMA).lineage == 4
     bus.set(LINEAGE, 40)
-    assert Publisher(publication, bus=bus.url, schema_id=SCHEMA).lineage == 41
+    assert Publisher(publication, bus=bus.url, model=MODEL, schema_id=SCHEMA).lineage == 41
     assert int(bus.get(LINEAGE)) == 41
-    publish(Publisher(publication, bus=None, schema_id=SCHEMA), 2)  # files alone: 4
+    publish(Publisher(publication, bus=None, model=MODEL, schema_id=SCHEMA), 2)  # files alone: 4
     bus.delete(LINEAGE)
-    assert Publisher(publication, bus=bus.url, schema_id=SCHEMA).lineage == 5
+    assert Publisher(publication, bus=bus.url, model=MODEL, schema_id=SCHEMA).lineage == 5
+
+
+def test_two_models_on_one_redis_do_not_meet(tmp_path: Path, bus: Any) -> None:
+    # Before keys carried the model's name, the second publisher superseded the first.
+    news, shop = (
+        Publisher(Publication(tmp_path / model), bus=bus.url, model=model, schema_id=SCHEMA)
+        for model in ("news", "shop")
+    )
+    for number in (1, 2):
+        publish(news, number)
+        publish(shop, number)
+    assert (news.lineage, shop.lineage) == (1, 1)
+    assert commits(bus) == [(1, 1), (2, 1)]
+    for key in bus.scan_iter():
+        assert key.startswith((b"e:{news:", b"e:{shop:"))
+    assert len(bus.keys("e:{news:*")) == len(bus.keys("e:{shop:*"))
+
+
+def test_a_lineage_under_the_key_of_the_build_before_is_a_floor(
+    publication: Publication, bus: Any
+) -> None:
+    bus.set("e:{commit}:lineage", 6)
+    assert Publisher(publication, bus=bus.url, model=MODEL, schema_id=SCHEMA).lineage == 7
+    assert Publisher(publication, bus=bus.url, model=MODEL, schema_id=SCHEMA).lineage == 8
+
+
+def test_a_name_that_is_none_for_the_bus_is_refused(publication: Publication, bus: Any) -> None:
+    with pytest.raises(BusError, match=r"model 'a\}b': a name on the bus has no braces"):
+        Publisher(publication, bus=bus.url, model="a}b", schema_id=SCHEMA)
 
 
 def test_the_newest_version_is_looked_up_once_the_lineage_is_taken(
     publication: Publication, bus: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = Publisher(publication, bus=bus.url, schema_id=SCHEMA)
+    old = Publisher(publication, bus=bus.url, model=MODEL, schema_id=SCHEMA)
     publish(old, 1)
     take = Publisher._take_lineage
 
@@ -380,18 +414,18 @@ def test_the_newest_version_is_looked_up_once_the_lineage_is_taken(
         return take(self, floor)
 
     monkeypatch.setattr(Publisher, "_take_lineage", slowly)
-    assert Publisher(publication, bus=bus.url, schema_id=SCHEMA).newest == (2, 1)
+    assert Publisher(publication, bus=bus.url, model=MODEL, schema_id=SCHEMA).newest == (2, 1)
 
 
 def test_a_superseded_publisher_stops_before_it_writes(publication: Publication, bus: Any) -> None:
-    old = Publisher(publication, bus=bus.url, schema_id=SCHEMA)
+    old = Publisher(publication, bus=bus.url, model=MODEL, schema_id=SCHEMA)
     publish(old, 1)
-    new = Publisher(publication, bus=bus.url, schema_id=SCHEMA)
-    entries = {key: bus.xlen(key) for key in bus.keys("e:*:?:*")}
+    new = Publisher(publication, bus=bus.url, model=MODEL, schema_id=SCHEMA)
+    entries = {key: bus.xlen(key) for key in bus.keys("e:*}:?:*")}
     with pytest.raises(SupersededError, match="lineage 2 has taken over from 1"):
         publish(old, 2)
     assert publication.versions() == [VersionId(1, 1)]
-    assert {key: bus.xlen(key) for key in bus.keys("e:*:?:*")} == entries
+    assert {key: bus.xlen(key) for key in bus.keys("e:*}:?:*")} == entries
     publish(new, 2)
     assert commits(bus) == [(1, 1), (2, 2)]
 
@@ -399,13 +433,13 @@ def test_a_superseded_publisher_stops_before_it_writes(publication: Publication,
 def test_a_publisher_that_is_superseded_while_it_sends_never_commits(
     publication: Publication, bus: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = Publisher(publication, bus=bus.url, schema_id=SCHEMA)
+    old = Publisher(publication, bus=bus.url, model=MODEL, schema_id=SCHEMA)
     publish(old, 1)
     send = Publisher._send
 
     def late(self: Publisher, *message: Any) -> None:
         # Its lineage was checked; now another one starts.
-        Publisher(publication, bus=bus.url, schema_id=SCHEMA)
+        Publisher(publication, bus=bus.url, model=MODEL, schema_id=SCHEMA)
         send(self, *message)
 
     monkeypatch.setattr(Publisher, "_send", late)
@@ -418,7 +452,7 @@ def test_redis_that_went_back_to_an_older_copy_is_told_the_lineage(
     publication: Publication, bus: Any
 ) -> None:
     bus.set(LINEAGE, 6)
-    publisher = Publisher(publication, bus=bus.url, schema_id=SCHEMA)
+    publisher = Publisher(publication, bus=bus.url, model=MODEL, schema_id=SCHEMA)
     bus.set(LINEAGE, 3)
     publish(publisher, 1)
     assert int(bus.get(LINEAGE)) == publisher.lineage == 7
@@ -426,7 +460,7 @@ def test_redis_that_went_back_to_an_older_copy_is_told_the_lineage(
 
 
 def test_redis_that_lost_everything_is_told_the_lineage(publication: Publication, bus: Any) -> None:
-    publisher = Publisher(publication, bus=bus.url, schema_id=SCHEMA)
+    publisher = Publisher(publication, bus=bus.url, model=MODEL, schema_id=SCHEMA)
     publish(publisher, 1)
     bus.flushall()
     publish(publisher, 2)
@@ -443,7 +477,7 @@ def test_without_redis_versions_go_on_by_files_and_are_counted(
 ) -> None:
     options = RedisOptions(log=tmp_path / "redis.log", port=process.free_ports(1)[0])
     server = RedisServer(options)
-    publisher = Publisher(publication, bus=server.url, schema_id=SCHEMA)
+    publisher = Publisher(publication, bus=server.url, model=MODEL, schema_id=SCHEMA)
     publish(publisher, 1)
     server.process.kill()
     began = time.monotonic()
@@ -464,7 +498,7 @@ def test_redis_lost_between_check_and_send_costs_freshness_alone(
     publication: Publication, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = RedisServer(RedisOptions(log=tmp_path / "redis.log", port=process.free_ports(1)[0]))
-    publisher = Publisher(publication, bus=server.url, schema_id=SCHEMA)
+    publisher = Publisher(publication, bus=server.url, model=MODEL, schema_id=SCHEMA)
     note: Callable[..., None] = Publication.note
 
     def then_lost(self: Publication, *args: Any, **kwargs: Any) -> None:
@@ -481,16 +515,18 @@ def test_a_redis_that_is_not_there_at_the_start_is_refused_without_its_password(
 ) -> None:
     (port,) = process.free_ports(1)
     with pytest.raises(BusError, match=f"127.0.0.1:{port}/0 cannot be reached") as caught:
-        Publisher(publication, bus=f"redis://me:hush@127.0.0.1:{port}/0", schema_id=SCHEMA)
+        Publisher(
+            publication, bus=f"redis://me:hush@127.0.0.1:{port}/0", model=MODEL, schema_id=SCHEMA
+        )
     assert "hush" not in str(caught.value)
     assert not os.path.lexists(publication.path)
 
 
 def test_rows_sent_after_a_checkpoint_are_owed(publication: Publication) -> None:
-    publisher = Publisher(publication, bus=None, schema_id=SCHEMA)
+    publisher = Publisher(publication, bus=None, model=MODEL, schema_id=SCHEMA)
     for number, keys in ((1, [1]), (2, [2, 3]), (3, [3]), (4, [])):
         publish(publisher, number, rows(keys, number))
-    owed = Publisher(publication, bus=None, schema_id=SCHEMA).owed(since=1)
+    owed = Publisher(publication, bus=None, model=MODEL, schema_id=SCHEMA).owed(since=1)
     sent = {
         (table, int(key))
         for (table, _), batches in owed.items()
@@ -498,4 +534,4 @@ def test_rows_sent_after_a_checkpoint_are_owed(publication: Publication) -> None
         for key in _store.record_keys(TABLES[table].layout, batch.records)
     }
     assert sent == {(0, 2), (0, 3)}
-    assert not Publisher(publication, bus=None, schema_id=SCHEMA).owed(since=4)
+    assert not Publisher(publication, bus=None, model=MODEL, schema_id=SCHEMA).owed(since=4)

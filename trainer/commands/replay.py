@@ -14,6 +14,7 @@ from embertide.trainer.commands.inputs import (
     Events,
     Hours,
     StreamSeed,
+    model_for,
     open_run,
 )
 from embertide.trainer.errors import TrainerError
@@ -107,7 +108,8 @@ def command(
             rate = f" · p99 {progress.p99_ms:.1f} ms · {progress.events_per_s:,.0f} events/s"
             bar.update(task, completed=progress.events, state=state + rate)
 
-        mark = ScoredMark(bus) if bus else None
+        trained = model_for(source) if bus and run is None else run and run.model
+        mark = ScoredMark(bus, trained.name) if bus and trained else None
         with contextlib.ExitStack() as stack:
             urls = url or ["127.0.0.1:8001"]
             nodes = [stack.enter_context(ServedModel(each, model)) for each in urls]

@@ -176,7 +176,7 @@ def command(
             trainer.keep_copy(keep_after, keep_in)
         trainer.fit(
             source,
-            gate=ScoredGate(bus) if behind_scorer and bus else None,
+            gate=ScoredGate(bus, run.model.name) if behind_scorer and bus else None,
             progress=show_all,
         )
         by_day = trainer.prequential.daily_summaries()

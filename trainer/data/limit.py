@@ -11,9 +11,6 @@ import redis
 from embertide.trainer.data.base import Batch, DerivedSource, EventSource
 from embertide.trainer.errors import TrainerError
 
-SCORED_KEY = "e:{commit}:scored"
-"""Redis key: events before this index have been scored by the served model."""
-
 _POLL_S = 0.003
 # A scorer that stands still this long is gone.
 _PATIENCE_S = 600.0
@@ -77,16 +74,22 @@ def blocks(batch: Batch, *, origin_ms: int, every_ms: int) -> Iterator[tuple[int
         yield int(block_B[begin]), take(batch, begin, end)
 
 
+def scored_key(model: str) -> str:
+    """Return the Redis key that says: events before this index were scored by the served model."""
+    return f"e:{{{model}:commit}}:scored"
+
+
 class ScoredMark:
     """Tells trainers, through Redis, how far a scorer is."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, model: str) -> None:
         """Say that nothing is scored yet.
 
         Raises:
             TrainerError: Redis cannot be reached.
         """
         self._redis = redis.Redis.from_url(url, socket_timeout=5.0, socket_connect_timeout=2.0)
+        self._key = scored_key(model)
         self.tell(0)
 
     def tell(self, end: int) -> None:
@@ -96,7 +99,7 @@ class ScoredMark:
             TrainerError: Redis cannot be reached.
         """
         try:
-            self._redis.set(SCORED_KEY, end)
+            self._redis.set(self._key, end)
         except redis.RedisError as error:
             raise TrainerError(f"Redis cannot be told what is scored: {error}") from error
 
@@ -104,9 +107,10 @@ class ScoredMark:
 class ScoredGate:
     """Lets a trainer read what a scorer has scored, as the scorer says in Redis."""
 
-    def __init__(self, url: str) -> None:
-        """Name the Redis."""
+    def __init__(self, url: str, model: str) -> None:
+        """Name the Redis and the model."""
         self._redis = redis.Redis.from_url(url, socket_timeout=5.0)
+        self._key = scored_key(model)
         self._scored = 0
 
     def wait(self, end: int) -> None:
@@ -118,7 +122,7 @@ class ScoredGate:
         deadline = time.monotonic() + _PATIENCE_S
         while self._scored < end:
             try:
-                value = self._redis.get(SCORED_KEY)
+                value = self._redis.get(self._key)
             except redis.RedisError as error:
                 raise TrainerError(f"Redis cannot be asked what is scored: {error}") from error
             scored = int(value) if isinstance(value, bytes) else 0

@@ -26,8 +26,8 @@ from embertide.v1 import update_pb2
 
 PARTITIONS = 64
 """Streams of one partition share a slot of a Redis Cluster."""
-_LINEAGE_KEY = "e:{commit}:lineage"
-_COMMIT_STREAM = "e:{commit}:log"
+# Where the lineage was before keys carried the model's name.
+_OLD_LINEAGE_KEY = "e:{commit}:lineage"
 # A batch with its header stays under 1 MiB.
 _MAX_BATCH_BYTES = (1 << 20) - 256
 _MAX_INLINE_DENSE = 1 << 20
@@ -81,6 +81,21 @@ Change = tuple[_store.TableConfig, int, bytes]
 """Table, bucket, records that changed since the version before (tombstones among them)."""
 
 
+class _Keys:
+    """The keys of one model (docs/formats.md, "Bus")."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self.lineage = f"e:{{{model}:commit}}:lineage"
+        self.log = f"e:{{{model}:commit}}:log"
+
+    def partition(self, partition: int) -> str:
+        return f"e:{{{self._model}:{partition}}}:commit"
+
+    def bucket(self, table: int, bucket: int) -> str:
+        return f"e:{{{self._model}:{bucket % PARTITIONS}}}:{table}:{bucket}"
+
+
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
@@ -98,21 +113,27 @@ class Publisher:
         schema_id: What versions say of the model; of no other one once the first is out.
     """
 
-    def __init__(self, publication: Publication, *, bus: str | None, schema_id: int) -> None:
+    def __init__(
+        self, publication: Publication, *, bus: str | None, model: str, schema_id: int
+    ) -> None:
         """Take the lineage.
 
         Args:
             publication: Where versions are written.
             bus: Redis URL; None publishes to files alone.
+            model: Its name, by which several models can share a Redis.
             schema_id: Of the model, as its snapshots say.
 
         Raises:
-            BusError: Redis cannot be reached now.
+            BusError: Redis cannot be reached now, or the model's name is not one for the bus.
         """
+        if bus is not None and set("{}") & set(model):
+            raise BusError(f"model {model!r}: a name on the bus has no braces; choose another")
         self.publication = publication
         self.schema_id = schema_id
         self.stats = PublisherStats()
         self._redis = None if bus is None else _connect(bus)
+        self._keys = _Keys(model)
         floor = self._largest_lineage()
         self.lineage = floor + 1 if self._redis is None else self._take_lineage(floor)
         # Listed once the lineage is ours: whoever had it commits no more.
@@ -127,7 +148,9 @@ class Publisher:
     def _take_lineage(self, floor: int) -> int:
         assert self._redis is not None
         try:
-            return int(self._redis.eval(_TAKE_LINEAGE, 1, _LINEAGE_KEY, floor))
+            # A run of the build before may have used up lineages that left no file.
+            old = int(self._redis.get(_OLD_LINEAGE_KEY) or 0)
+            return int(self._redis.eval(_TAKE_LINEAGE, 1, self._keys.lineage, max(floor, old)))
         except redis.RedisError as error:
             raise BusError(f"Redis cannot be used: {error}") from error
 
@@ -246,7 +269,7 @@ class Publisher:
         now, reached = self._largest_lineage(), False
         if self._redis is not None:
             try:
-                held = int(self._redis.eval(_HOLD_LINEAGE, 1, _LINEAGE_KEY, self.lineage))
+                held = int(self._redis.eval(_HOLD_LINEAGE, 1, self._keys.lineage, self.lineage))
                 now, reached = max(now, held), True
             except redis.RedisError as error:
                 self._bus_failed(error)
@@ -269,14 +292,15 @@ class Publisher:
         try:
             pipe = self._redis.pipeline(transaction=False)
             for partition, batches in partitions:
-                tag = f"e:{{{partition.partition}}}"
                 for batch in batches:
-                    stream = f"{tag}:{batch.table_id}:{batch.bucket}"
+                    stream = self._keys.bucket(batch.table_id, batch.bucket)
                     _add(pipe, stream, batch.SerializeToString(), _BUCKET_ENTRIES)
-                _add(pipe, f"{tag}:commit", partition.SerializeToString(), _COMMIT_ENTRIES)
+                stream = self._keys.partition(partition.partition)
+                _add(pipe, stream, partition.SerializeToString(), _COMMIT_ENTRIES)
             pipe.execute()
-            keys_and_args = (_LINEAGE_KEY, _COMMIT_STREAM, self.lineage, commit.SerializeToString())
-            done = self._redis.eval(_COMMIT, 2, *keys_and_args, _COMMIT_ENTRIES)
+            keys = (self._keys.lineage, self._keys.log)
+            message = commit.SerializeToString()
+            done = self._redis.eval(_COMMIT, 2, *keys, self.lineage, message, _COMMIT_ENTRIES)
         except redis.RedisError as error:
             self._bus_failed(error)
             return

@@ -53,6 +53,7 @@ class VersionSink {
 struct FollowerOptions {
   std::string bus;          // Redis URL; empty: versions come from the publication's files alone
   std::string publication;  // REQUIRED: the folder that the trainer publishes to
+  std::string model;        // REQUIRED with a bus: the manifest's name of the model; its keys' part
   // Between attempts to reach Redis, and between looks at the files while it is away.
   std::chrono::milliseconds retry_every{500};
   // A bus that is silent this long says nothing of a publisher that cannot reach it: look at files.
