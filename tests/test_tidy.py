@@ -63,6 +63,17 @@ def test_nothing_unfinished_is_hidden(path: Path) -> None:
     assert not unfinished.search(path.read_text())
 
 
+def test_no_message_tells_to_delete_what_can_still_be_used() -> None:
+    # Spelled in two parts, as above.
+    text = re.compile(
+        '"[^"\n]*(empty (fol' + "der|directory)|or rem" + "ove it|del" + "ete (it|the))"
+    )
+    product = [path for path in CODE if {"trainer", "server", "backend_cpp"} & {*path.parts}]
+    assert not [
+        name for path in product for name in _names([path]) if text.search(path.read_text())
+    ]
+
+
 def test_no_file_is_named_for_nothing() -> None:
     vague = re.compile(r"(^|_)(utils?|helpers?|managers?|misc)\.")
     assert not [name for name in _names(FILES) if vague.search(Path(name).name)]

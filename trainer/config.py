@@ -3,6 +3,11 @@
 Every class is frozen and checked when it is made; a run is a `RunConfig`; those of the inputs that
 we know stand in presets.py. `embertide train --print-config` shows the "Attributes" below as they
 stand, so each says in plain words what its setting does and why the default is what it is.
+
+Runs outlive builds: a checkpoint of an older build lacks the settings that are new. So a new
+setting's default must mean what runs did before it existed. Where another default is better,
+`field(default=..., metadata={BEFORE: ...})` gives the value that means the former behaviour. A run
+of an older build then goes on with the same bytes (checkpoint/settings.py compares them).
 """
 
 import dataclasses
@@ -17,6 +22,9 @@ Net = Literal["dlrm", "dcn_v2", "deepfm", "history"]
 RowDtype = Literal["fp32", "fp16", "bf16", "int8"]
 Utility = Literal["fisher", "squares", "norms", "accesses"]  # of rows and their chunks
 NetDtype = Literal["fp32", "bf16"]
+
+BEFORE = "before"
+"""In a field's metadata: the value that means what runs did before the setting existed."""
 
 NO_TIME = 32.0
 """Half-lives before the origin that counts are reckoned from; they tell an event then from none."""
@@ -480,7 +488,7 @@ class PruneConfig:
     ratio: float = 0.0
     tables: tuple[str, ...] = ()
     utility: Utility = "fisher"
-    counts_worth: float = 0.05
+    counts_worth: float = dataclasses.field(default=0.05, metadata={BEFORE: 0.0})
     half_life: int = 2000
     first: tuple[int, ...] = (20, 50, 100)
     every: int = 200

@@ -5,6 +5,7 @@ Shapes: B events of a batch.
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -64,6 +65,12 @@ class Learner:
         self.counters = Counters(run.model)
         self._quick = run.net_dtype == "bf16"
         self._loss = nn.BCEWithLogitsLoss()
+
+    def load_optimizer(self, state: dict[str, Any]) -> None:
+        """Take the state of the net's optimizer from a checkpoint; rates are this run's."""
+        self.optimizer.load_state_dict(state)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.run.optimizer.dense_learning_rate
 
     def warm_up(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Fit the transforms on a stream's first events, unless they are; return all batches.

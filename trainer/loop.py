@@ -11,17 +11,23 @@ Shapes: B events of a batch, F features, D dense columns.
 import copy
 import dataclasses
 import functools
-import json
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from embertide import _store
 from embertide.trainer.checkpoint import checkpoint as checkpoints
 from embertide.trainer.checkpoint.checkpoint import Checkpoint, CheckpointError
 from embertide.trainer.checkpoint.saver import BucketCopy, Saver, SaverOptions, SnapshotJob
+from embertide.trainer.checkpoint.settings import (
+    changed_from_default,
+    check_allowed,
+    differences,
+    remember,
+    settings,
+)
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data.ahead import read_ahead
 from embertide.trainer.data.base import Batch, EventSource
@@ -55,17 +61,6 @@ _DROPS = (
     "dropped_accesses",
     "reader_waits_given_up",
 )
-FREE_TO_CHANGE = (
-    "ahead_bytes",
-    "keep_snapshots",
-    "keep_snapshots_s",
-    "checkpoint_memory_bytes",
-    "devices",
-    "ddr_budget_bytes",
-    "ssd_budget_bytes",
-    "ssd_directory",
-)
-"""Fields of `RunConfig` on which no byte depends: a run may go on with others."""
 
 
 class Gate(Protocol):
@@ -104,9 +99,14 @@ class Trainer:
         publication: Where versions go; a checkpoint there is resumed.
         bus: Redis URL; None publishes to files alone.
         program_cache: Folder of compiled dense programs; compiling takes half a minute.
+        allow_change: Paths of settings that may differ from the checkpoint's.
+
+    Attributes:
+        changes: Settings that were changed on the way, oldest first, as the checkpoint has them.
 
     Raises:
         CheckpointError: The publication holds a run of another configuration.
+        ConfigurationError: `allow_change` names no setting, or one that cannot change.
         BusError: Redis cannot be reached.
     """
 
@@ -117,10 +117,13 @@ class Trainer:
         *,
         bus: str | None = None,
         program_cache: Path | None = None,
+        allow_change: Sequence[str] = (),
     ) -> None:
         """Open store and net, resume a checkpoint, take the lineage."""
+        check_allowed(allow_change)
         self.run = run
         self.publication = publication
+        self.changes: list[dict[str, Any]] = []
         self.learner = Learner(run)
         self.rows, self.served = self.learner.rows, self.learner.served
         self.prequential = Prequential()
@@ -142,7 +145,7 @@ class Trainer:
                 keep_s=run.keep_snapshots_s,
             ),
         )
-        self._resume()
+        self._resume(allow_change)
         if not publication.program.exists():
             export_dense(
                 self.served,
@@ -159,32 +162,33 @@ class Trainer:
 
     # --- resuming ---------------------------------------------------------------------------------
 
-    def _config(self) -> dict[str, object]:
-        """What two runs must share for one to go on from the other's checkpoint."""
-        config: dict[str, object] = json.loads(json.dumps(dataclasses.asdict(self.run)))
-        for name in FREE_TO_CHANGE:
-            del config[name]
-        return config
-
-    def _resume(self) -> None:
+    def _resume(self, allow_change: Sequence[str]) -> None:
         found = checkpoints.load_newest(self.publication)
         if found is None:
             if self.publication.versions():
                 raise CheckpointError(
-                    f"{self.publication.path} holds versions but no checkpoint: train into an "
-                    "empty folder"
+                    f"{self.publication.path} holds versions but no checkpoint to go on from: bring"
+                    " its checkpoints/ back, or train in a new folder; nodes serve this one as it"
+                    " is, so keep it until they follow the new one"
                 )
             return
         saved = found.checkpoint
-        for name, theirs, mine in _differences(saved.config, self._config()):
-            raise CheckpointError(
-                f"{self.publication.path} was trained with {name} = {theirs!r}, this run has "
-                f"{mine!r}: use the same, or an empty folder"
+        differing = differences(saved.config, self.run, saved.changed)
+        for each in differing:
+            if each.path not in allow_change:
+                raise CheckpointError(f"{self.publication.path} was trained with {each}")
+            log.warning(
+                "%s changes from %r to %r after version %d",
+                each.path,
+                each.saved,
+                each.value,
+                saved.version.number,
             )
+        self.changes = remember(saved.changes, saved.version.number, differing)
         found.restore_rows(self.rows)
         self.learner.transforms = read_transforms(self.publication.snapshot_path(saved.version))
         self.learner.net.load_state_dict(saved.net)
-        self.learner.optimizer.load_state_dict(saved.optimizer)
+        self.learner.load_optimizer(saved.optimizer)
         self.prequential = saved.prequential
         for history, state in zip(self.histories, saved.histories, strict=True):
             history.restore(state)
@@ -443,7 +447,9 @@ class Trainer:
         # Copied, for it is written while training goes on.
         checkpoint = Checkpoint(
             version=version,
-            config=self._config(),
+            config=settings(self.run),
+            changed=changed_from_default(self.run),
+            changes=self.changes,
             offset=self.offset,
             done=self.done,
             events=self.events,
@@ -467,18 +473,3 @@ class Trainer:
         """Let the source forget what lies before `offset`. Also called by the saver's thread."""
         if self._source is not None:
             self._source.checkpointed(offset)
-
-
-def _differences(
-    theirs: object, mine: object, name: str = ""
-) -> Iterator[tuple[str, object, object]]:
-    """Yield (path, theirs, mine) of all fields in which two configurations, as JSON, differ."""
-    if isinstance(theirs, dict) and isinstance(mine, dict):
-        for key in {**theirs, **mine}:
-            path = f"{name}.{key}" if name else key
-            yield from _differences(theirs.get(key), mine.get(key), path)
-    elif isinstance(theirs, list) and isinstance(mine, list) and len(theirs) == len(mine):
-        for i, (one, other) in enumerate(zip(theirs, mine, strict=True)):
-            yield from _differences(one, other, f"{name}[{i}]")
-    elif theirs != mine:
-        yield name, theirs, mine

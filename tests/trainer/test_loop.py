@@ -370,6 +370,33 @@ def copy(whole: Whole, tmp_path: Path) -> Publication:
     return Publication(tmp_path / "copy")
 
 
+def with_rates(sparse: float, dense: float) -> RunConfig:
+    rates = {"sparse_learning_rate": sparse, "dense_learning_rate": dense}
+    return dataclasses.replace(RUN, optimizer=dataclasses.replace(RUN.optimizer, **rates))
+
+
+def test_a_changed_learning_rate_is_taken_when_allowed_and_remembered(
+    fresh: Publication, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(RUN, NEWS, fresh, 8)
+    run, old = with_rates(0.02, 0.0005), RUN.optimizer
+    names = ["optimizer.sparse_learning_rate", "optimizer.dense_learning_rate"]
+    with pytest.raises(CheckpointError, match=f"--allow-change {names[0]}"):
+        Trainer(run, fresh, program_cache=CACHE, allow_change=names[1:])
+    with caplog.at_level(logging.WARNING, logger=loop.__name__):
+        trainer = Trainer(run, fresh, program_cache=CACHE, allow_change=names)
+    assert f"{names[0]} changes from {old.sparse_learning_rate} to 0.02" in caplog.text
+    assert [group["lr"] for group in trainer.learner.optimizer.param_groups] == [0.0005]
+    after = trainer.number
+    trainer.fit(NEWS)
+    # A run that goes on from there needs no permission, and still knows.
+    again = Trainer(run, fresh, program_cache=CACHE)
+    assert again.changes == [
+        {"after": after, "setting": names[1], "from": old.dense_learning_rate, "to": 0.0005},
+        {"after": after, "setting": names[0], "from": old.sparse_learning_rate, "to": 0.02},
+    ]
+
+
 def test_versions_without_a_checkpoint_are_refused(copy: Publication) -> None:
     shutil.rmtree(copy.path / "checkpoints")
     with pytest.raises(CheckpointError, match="holds versions but no checkpoint"):
@@ -397,7 +424,7 @@ def test_a_harmed_checkpoint_is_refused_wherever_the_harm_is(
     assert len(paths) == 6
 
     def refused(path: Path, reason: str = "") -> None:
-        with pytest.raises(CheckpointError, match=f"{path.name}.* {reason}.*remove {folder}"):
+        with pytest.raises(CheckpointError, match=f"{path.name}.* {reason}.*move {folder}"):
             restore(copy)
 
     for path in paths:

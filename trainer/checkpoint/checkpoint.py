@@ -52,7 +52,9 @@ _ROWS = "rows.safetensors"
 _DENSE = "dense.safetensors"
 _SCORES = "scores.safetensors"
 _STREAM = "stream.safetensors"
-_PLAIN = ("config", "offset", "done", "events", "origin_ms")
+_PLAIN = ("config", "changed", "changes", "offset", "done", "events", "origin_ms")
+# What fields of `_PLAIN` that came later read as in a checkpoint that lacks them.
+_BEFORE: dict[str, Any] = {"changed": None, "changes": []}
 _STATE = ("accumulator_N", "age_N", "utility_NC", "steps_N", "elements_NE")
 
 
@@ -65,7 +67,9 @@ class Checkpoint:
     """The state of a trainer at a version, its rows excepted."""
 
     version: VersionId
-    config: dict[str, Any]  # of the run, as JSON has it: another one cannot go on from here
+    config: dict[str, Any]  # settings.settings of the run: another one cannot go on from here
+    changed: list[str] | None  # settings.changed_from_default of it; None: its build did not say
+    changes: list[dict[str, Any]]  # settings that were changed on the way, oldest first
     offset: int  # event index of the batch to read first
     done: int  # events before this index are learned
     events: int  # trained on so far
@@ -201,7 +205,8 @@ class SavedCheckpoint:
 
     def _refusal(self, path: Path, what: str) -> CheckpointError:
         return CheckpointError(
-            f"{path} {what}: remove {self._folder}, and the run goes on from the checkpoint before"
+            f"{path} {what}: move {self._folder} out of the publication, and the run goes on from"
+            " the checkpoint before"
         )
 
     def _bytes(self, path: Path) -> bytes:
@@ -223,7 +228,7 @@ class SavedCheckpoint:
             raise self._refusal(path, f"is no checkpoint ({error})") from error
         if VersionId(**body["version"]) != version:
             raise self._refusal(path, f"is of version {VersionId(**body['version']).folder}")
-        return body
+        return {**_BEFORE, **body}
 
     def _check_snapshot(self, sha256: str) -> None:
         path = self._snapshot / MANIFEST

@@ -88,6 +88,13 @@ def command(
     dead_letters: Annotated[
         Path | None, typer.Option(help="File for rejected rows, as JSON lines.")
     ] = None,
+    allow_change: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A setting that may differ from the checkpoint's when a run goes on, as "
+            "optimizer.sparse_learning_rate; may be given several times."
+        ),
+    ] = None,
     behind_scorer: Annotated[
         bool, typer.Option(help="Learn only from events that `replay` has scored.")
     ] = False,
@@ -171,7 +178,13 @@ def command(
             for each in shows:
                 each(progress)
 
-        trainer = Trainer(run, Publication(publication), bus=bus, program_cache=cache)
+        trainer = Trainer(
+            run,
+            Publication(publication),
+            bus=bus,
+            program_cache=cache,
+            allow_change=allow_change or (),
+        )
         if keep_after is not None and keep_in is not None:
             trainer.keep_copy(keep_after, keep_in)
         trainer.fit(
@@ -184,6 +197,7 @@ def command(
             "events": trainer.events,
             "version": trainer.number,
             "lineage": trainer.publisher.lineage,
+            "changed_settings": trainer.changes,
             "auc_by_day": {day: each.auc for day, each in by_day.items()},
             "log_loss_by_day": {day: each.log_loss for day, each in by_day.items()},
             "calibration_by_day": {day: each.calibration for day, each in by_day.items()},

@@ -312,7 +312,7 @@ class RedisStreamSource(EventSource):
                 self.path,
                 f"start {at} lies beyond its {end} events: was the stream lost? To count on from "
                 f"there: redis-cli XSETID '{key}' {at}-0; to learn what it holds from the "
-                "beginning, train into an empty folder",
+                "beginning, train in a new folder and keep this one",
             )
         after = "0-0"
         if at:

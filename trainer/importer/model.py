@@ -234,7 +234,7 @@ def import_model(
     begun_s = time.monotonic()
     if directory.exists():
         raise ModelImportError(
-            directory, "exists; a snapshot is never overwritten: give another output or remove it"
+            directory, "exists; a snapshot is never overwritten: give another output"
         )
     tables = [_Table(table, i, options) for i, table in enumerate(spec.tables)]
     dense = None if options.dense is None else read_dense_folder(options.dense)

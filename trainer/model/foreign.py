@@ -240,7 +240,7 @@ def export_folder(
         ExportError: The module is not what it should be, or the folder cannot be written.
     """
     if folder.exists():
-        raise ExportError(f"{folder} exists; give another output or remove it")
+        raise ExportError(f"{folder} exists and is kept; give another output")
     if not named_tensors(module):
         raise ExportError("the module has no parameter; register a buffer if it needs none")
     module.cpu().eval()

@@ -1,0 +1,220 @@
+"""Whether a run of these settings may go on from a checkpoint of others.
+
+A checkpoint holds the settings of its run as JSON. They are compared with today's, field by field:
+
+    a field                         what happens
+    has another value               refused; or allowed by name, if it is in ALLOWED
+    is new, the checkpoint lacks it its former behaviour counts: BEFORE in its metadata, else its
+                                    default (config.py has the rule)
+    is gone, this build lacks it    refused if it was changed from its default then
+    is in FREE_TO_CHANGE            ignored: no byte depends on it
+
+A setting is named by its path, as `optimizer.sparse_learning_rate` or `model.tables[2].dim`.
+docs/design/0010-compatibility.md has the promise that this keeps.
+"""
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from embertide.trainer.config import BEFORE, OptimizerConfig, PruneConfig, RunConfig
+from embertide.trainer.errors import ConfigurationError
+
+FREE_TO_CHANGE = frozenset(
+    {
+        "ahead_bytes",
+        "keep_snapshots",
+        "keep_snapshots_s",
+        "checkpoint_memory_bytes",
+        "devices",
+        "ddr_budget_bytes",
+        "ssd_budget_bytes",
+        "ssd_directory",
+    }
+)
+"""Settings on which no byte depends: a run may go on with others."""
+
+ALLOWED = frozenset(
+    {
+        "batch_size",
+        "net_dtype",
+        "threads",
+        "warmup_events",
+        "snapshot_every",
+        *(f"optimizer.{field.name}" for field in dataclasses.fields(OptimizerConfig)),
+        *(f"prune.{field.name}" for field in dataclasses.fields(PruneConfig)),
+    }
+) - {"optimizer.name", "prune.tables", "prune.waiting_bytes"}
+"""Settings that say how a run learns: a run may go on with others if it is told to."""
+
+_FIXED = {
+    "seed": "new rows get their values from it",
+    "publish_every_s": "versions are numbered by it",
+    "cpu": "the folder's dense program is compiled for it",
+    "model.tables": "rows of tables have that form, in every snapshot and node",
+    "model.features": "requests and the dense net have those columns",
+    "model.sequences": "requests and the dense net have those columns",
+    "model.dense": "requests have those columns, and their transforms are fitted",
+    "model": "the dense net has that form",
+    "optimizer.name": "the state of rows is that optimizer's",
+    "prune.tables": "what pruning remembers is of those tables",
+    "prune.waiting_bytes": "what pruning remembers has that size",
+    "prune": "what pruning remembers begins with a run",
+}
+"""Why other settings cannot change: by the longest prefix of a path."""
+
+_MOST_CHANGES = 256  # remembered of a run; one a day for most of a year
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Difference:
+    """A setting that a checkpoint and a run disagree on.
+
+    Attributes:
+        path: Its name.
+        saved: Of the checkpoint, as JSON.
+        value: Of the run, as JSON.
+        is_known: Whether this build has the setting.
+    """
+
+    path: str
+    saved: Any
+    value: Any
+    is_known: bool = True
+
+    @property
+    def may_change(self) -> bool:
+        """Whether a run can be told to go on nevertheless."""
+        return self.path in ALLOWED
+
+    def __str__(self) -> str:
+        """What differs, why it matters, and how to go on; the old folder is of use still."""
+        if not self.is_known:
+            return (
+                f"{self.path} = {self.saved!r}, which this build does not have: go on with the"
+                " build that trained it, or train in a new folder and keep this one"
+            )
+        what = f"{self.path} = {self.saved!r}, this run has {self.value!r}"
+        if self.may_change:
+            return f"{what}: use the same, or allow it: --allow-change {self.path}"
+        prefixes = [p for p in _FIXED if self.path == p or self.path.startswith((f"{p}.", f"{p}["))]
+        why = _FIXED[max(prefixes, key=len)] if prefixes else "what was learned depends on it"
+        return (
+            f"{what}: it cannot change within a run, for {why}; use the same, or train in a new"
+            " folder and keep this one"
+        )
+
+
+def settings(run: RunConfig) -> dict[str, Any]:
+    """Return what a checkpoint keeps of a run's settings: those on which bytes depend."""
+    return {name: v for name, v in _json(run).items() if name not in FREE_TO_CHANGE}
+
+
+def changed_from_default(run: RunConfig) -> list[str]:
+    """Return the paths of settings that are not their defaults, FREE_TO_CHANGE excepted.
+
+    A build that has one of the others no more can so tell that the run never used it.
+    """
+    return [path for path in _changed(run, "") if path not in FREE_TO_CHANGE]
+
+
+def differences(
+    saved: dict[str, Any], run: RunConfig, changed: Sequence[str] | None = None
+) -> list[Difference]:
+    """Compare a checkpoint's settings with those of a run.
+
+    Args:
+        saved: `settings` of the run that was saved.
+        run: Who is to go on.
+        changed: `changed_from_default` of it; None: its build did not say, so any may be.
+    """
+    return [
+        each
+        for each in _compare(saved, run, "")
+        if each.path not in FREE_TO_CHANGE
+        and (each.is_known or changed is None or _covers(each.path, changed))
+    ]
+
+
+def check_allowed(paths: Sequence[str]) -> None:
+    """Refuse names that no setting has, and settings that cannot change.
+
+    Raises:
+        ConfigurationError: One of them.
+    """
+    for path in paths:
+        if path in ALLOWED:
+            continue
+        near = difflib.get_close_matches(path, sorted(ALLOWED), 2, 0.5)
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        names = ", ".join(sorted(ALLOWED))
+        raise ConfigurationError(f"--allow-change {path}: {hint}what can change is {names}")
+
+
+def remember(
+    changes: Sequence[dict[str, Any]], number: int, found: Sequence[Difference]
+) -> list[dict[str, Any]]:
+    """Return a run's list of changes with those made after version `number`; the oldest go."""
+    new = [
+        {"after": number, "setting": each.path, "from": each.saved, "to": each.value}
+        for each in found
+    ]
+    return [*changes, *new][-_MOST_CHANGES:]
+
+
+def _json(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
+    return json.loads(json.dumps(value))
+
+
+def _default(field: "dataclasses.Field[Any]") -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return None if field.default is dataclasses.MISSING else field.default
+
+
+def _is_required(field: "dataclasses.Field[Any]") -> bool:
+    return field.default is field.default_factory is dataclasses.MISSING
+
+
+def _covers(path: str, changed: Sequence[str]) -> bool:
+    return any(each == path or each.startswith((f"{path}.", f"{path}[")) for each in changed)
+
+
+def _are_parts(value: Any) -> bool:
+    """Whether it is a tuple of configurations, as the tables of a model."""
+    return isinstance(value, tuple) and bool(value) and dataclasses.is_dataclass(value[0])
+
+
+def _changed(value: Any, path: str) -> Iterator[str]:
+    if isinstance(value, tuple):
+        for i, each in enumerate(value):
+            yield from _changed(each, f"{path}[{i}]")
+        return
+    for field in dataclasses.fields(value):
+        mine, name = getattr(value, field.name), f"{path}.{field.name}" if path else field.name
+        if dataclasses.is_dataclass(mine) or _are_parts(mine):
+            yield from _changed(mine, name)
+        elif _is_required(field) or mine != _default(field):
+            yield name
+
+
+def _compare(saved: Any, value: Any, path: str) -> Iterator[Difference]:
+    """Yield what differs between a value of a checkpoint, as JSON, and one of a run."""
+    if dataclasses.is_dataclass(value) and isinstance(saved, dict):
+        fields = {field.name: field for field in dataclasses.fields(value)}
+        for name in {**saved, **fields}:
+            inner = f"{path}.{name}" if path else name
+            if name not in fields:
+                yield Difference(inner, saved[name], None, is_known=False)
+                continue
+            before = fields[name].metadata.get(BEFORE, _default(fields[name]))
+            yield from _compare(saved.get(name, _json(before)), getattr(value, name), inner)
+    elif _are_parts(value) and isinstance(saved, list) and len(saved) == len(value):
+        for i, (one, other) in enumerate(zip(saved, value, strict=True)):
+            yield from _compare(one, other, f"{path}[{i}]")
+    elif saved != _json(value):
+        yield Difference(path, saved, _json(value))
