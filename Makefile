@@ -10,7 +10,7 @@ APT := g++ cmake ninja-build libgtest-dev nlohmann-json3-dev libisal-dev libhire
   libprotobuf-dev protobuf-compiler libgrpc++-dev protobuf-compiler-grpc pkg-config python3-dev python3-venv libb64-0d \
   clang-19 libclang-rt-19-dev
 
-.PHONY: help demo dev cpp check test kill-test bench-checkpoints bench-serve bench-remote bench-cache bench-reshard bench-store bench-ssd bench-train perf-check gpu-deps gpu-check test-asan test-tsan fuzz images clean
+.PHONY: help demo dev cpp check proto-baseline test kill-test bench-checkpoints bench-serve bench-remote bench-cache bench-reshard bench-store bench-ssd bench-train perf-check gpu-deps gpu-check test-asan test-tsan fuzz images clean
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
@@ -47,13 +47,18 @@ cpp: build/.venv ## the C++ build, tests included
 	@cmake --build build/cpp
 
 CC := git ls-files -co --exclude-standard -- '*.cc' '*.cu' '*.h'
-check: dev cpp ## formatters, linters, types, proto lint
+check: dev cpp ## formatters, linters, types, protos
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/mypy && $(BIN)/mypy tests && $(BIN)/mypy -p bench
 	$(BIN)/buf lint && $(BIN)/buf format -d --exit-code >/dev/null
+	$(BIN)/buf breaking --against proto/baseline.binpb
 	$(CC) | xargs $(BIN)/clang-format --dry-run -Werror
 	git ls-files -co --exclude-standard -- 'backend_cpp/*.cc' | grep -vE '_test\.cc$$|/python/|/fuzz/|/fake_' | \
 	  xargs -P $$(nproc) -n 2 $(BIN)/clang-tidy -p build/cpp --quiet --extra-arg=-Wno-deprecated-declarations 2>/dev/null
+
+proto-baseline: build/.venv ## what later protos must stay readable by; run it with each release, BREAK=yes for a deliberate break
+	$(if $(BREAK),,$(BIN)/buf breaking --against proto/baseline.binpb)
+	$(BIN)/buf build -o proto/baseline.binpb --exclude-source-info
 
 test: dev cpp fuzz ## every test: C++ and Python
 	ctest --test-dir build/cpp --output-on-failure -j $$(nproc)
