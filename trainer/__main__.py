@@ -10,6 +10,7 @@ from embertide.trainer.commands import (
     import_model,
     prune_search,
     replay,
+    rollback,
     send,
     train,
     verify,
@@ -31,6 +32,7 @@ app.command("capacity")(capacity.command)
 app.command("prune-search")(prune_search.command)
 app.command("describe")(describe.command)
 app.command("send-events")(send.command)
+app.command("rollback")(rollback.command)
 app.command("replay")(replay.command)
 app.command("verify")(verify.command)
 

@@ -38,6 +38,7 @@ from embertide.trainer.eval.metrics import Prequential
 from embertide.trainer.learner import Learner
 from embertide.trainer.model.export import export_dense, tensor_bytes
 from embertide.trainer.publish.folder import Publication, VersionId
+from embertide.trainer.publish.promotion import PromotionRecord
 from embertide.trainer.publish.publisher import Change, Publisher, PublisherStats
 from embertide.trainer.publish.snapshot import (
     DensePart,
@@ -100,6 +101,8 @@ class Trainer:
         bus: Redis URL; None publishes to files alone.
         program_cache: Folder of compiled dense programs; compiling takes half a minute.
         allow_change: Paths of settings that may differ from the checkpoint's.
+        skip_undone: Pass over the events from which only versions that a rollback undid have
+            learned.
 
     Attributes:
         changes: Settings that were changed on the way, oldest first, as the checkpoint has them.
@@ -118,6 +121,7 @@ class Trainer:
         bus: str | None = None,
         program_cache: Path | None = None,
         allow_change: Sequence[str] = (),
+        skip_undone: bool = False,
     ) -> None:
         """Open store and net, resume a checkpoint, take the lineage."""
         check_allowed(allow_change)
@@ -134,6 +138,8 @@ class Trainer:
         self.events = 0
         self.number = 0  # version that the state is at or past
         self.origin_ms: int | None = None
+        self.undone_events = 0  # passed over, as a rollback undid what was learned from them
+        self._skipped = PromotionRecord(publication).read().undone if skip_undone else ()
         self._source: EventSource | None = None  # of this `fit`
         self._copy: tuple[int, Path] | None = None
         self._since: VersionId | None = None  # of the newest checkpoint, which may be in flight
@@ -268,7 +274,10 @@ class Trainer:
                 self._reach(int(part.ts_ms_B[0]))
                 if gate is not None:
                     gate.wait(int(part.event_B[-1]) + 1)
-                self._train(extend(self.histories, part))
+                if self._is_undone(part):
+                    self.undone_events += len(part)
+                else:
+                    self._train(extend(self.histories, part))
                 self.done = part.next_offset
             self.offset = batch.next_offset
             now = time.monotonic()
@@ -305,6 +314,14 @@ class Trainer:
             dropped={name: stats[name] for name in _DROPS}
             | {"uncounted_keys": self.learner.counters.uncounted},
             missing=self.learner.missing,
+        )
+
+    def _is_undone(self, part: Batch) -> bool:
+        """Return whether only versions that a rollback undid had learned from these events."""
+        return any(
+            each.to_watermark_ms < int(part.ts_ms_B[0])
+            and int(part.ts_ms_B[-1]) <= each.watermark_ms
+            for each in self._skipped
         )
 
     def _begin(self, first_ms: int) -> None:

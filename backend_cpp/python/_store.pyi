@@ -293,6 +293,12 @@ def count_live(layout: RowLayout, records: bytes) -> list[int]:
 def diff_records(layout: RowLayout, before: bytes, after: bytes) -> tuple[int, int, int]:
     """Return how many rows of a bucket were (added, removed, changed); keys ascend in both."""
 
+def merge_records(layout: RowLayout, base: bytes, changes: Sequence[bytes], /) -> bytes:
+    """Return the rows of `base` after `changes`, one after the other; keys ascend in all."""
+
+def restore_records(layout: RowLayout, state: bytes, keys: NDArray[np.uint64], /) -> bytes:
+    """Return what brings `keys`, which ascend, back to `state`: its records, else tombstones."""
+
 def write_bucket_file(
     directory: str, table: TableConfig, bucket: int, version: int, records: bytes, /
 ) -> BucketFileInfo: ...

@@ -1,7 +1,9 @@
 // Bindings of the row codec, checksums and snapshots.
 #include <algorithm>
 #include <bit>
+#include <map>
 #include <optional>
+#include <span>
 
 #include "bindings.h"
 #include "embertide/checksum.h"
@@ -118,6 +120,50 @@ py::tuple DiffRecords(const RowLayout& layout, const py::bytes& before, const py
   return py::make_tuple(added, removed, changed);
 }
 
+// The rows of `base`, whose keys ascend, after `changes` one after the other; keys ascend.
+py::bytes MergeRecords(const RowLayout& layout, const py::bytes& base,
+                       const std::vector<py::bytes>& changes) {
+  std::map<uint64_t, std::span<const std::byte>> rows;
+  const auto apply = [&](std::span<const std::byte> rest) {
+    while (!rest.empty()) {
+      const std::byte* begin = rest.data();
+      const RowRecord record = ValueOrThrow(ReadRecord(layout, &rest));
+      if (record.kind == RecordKind::kRow) {
+        rows[record.key] = {begin, rest.data()};
+      } else {
+        rows.erase(record.key);
+      }
+    }
+  };
+  apply(BytesIn(base));
+  for (const py::bytes& each : changes) apply(BytesIn(each));
+  std::vector<std::byte> out;
+  for (const auto& [key, bytes] : rows) out.insert(out.end(), bytes.begin(), bytes.end());
+  return BytesOut(out);
+}
+
+// What brings `keys`, which ascend, back to what they are in `state`: its records, and tombstones
+// for the keys that it lacks.
+py::bytes RestoreRecords(const RowLayout& layout, const py::bytes& state,
+                         const Array<uint64_t>& keys) {
+  std::map<uint64_t, std::span<const std::byte>> rows;
+  for (std::span<const std::byte> rest = BytesIn(state); !rest.empty();) {
+    const std::byte* begin = rest.data();
+    const uint64_t key = ValueOrThrow(ReadRecord(layout, &rest)).key;
+    rows[key] = {begin, rest.data()};
+  }
+  std::vector<std::byte> out;
+  for (const uint64_t key : std::span(keys.data(), static_cast<size_t>(keys.size()))) {
+    const auto found = rows.find(key);
+    if (found == rows.end()) {
+      AppendRecord({key, 0, RecordKind::kExpired, {}}, &out);
+    } else {
+      out.insert(out.end(), found->second.begin(), found->second.end());
+    }
+  }
+  return BytesOut(out);
+}
+
 py::bytes ReadBucket(const std::string& directory, const TableConfig& table,
                      const BucketFileInfo& info) {
   std::vector<std::byte> records;
@@ -212,6 +258,8 @@ void BindCodec(py::module_& m) {
   m.def("record_keys", &RecordKeys, py::arg("layout"), py::arg("records"));
   m.def("count_live", &CountLive, py::arg("layout"), py::arg("records"));
   m.def("diff_records", &DiffRecords, py::arg("layout"), py::arg("before"), py::arg("after"));
+  m.def("merge_records", &MergeRecords);
+  m.def("restore_records", &RestoreRecords);
   m.def("write_bucket_file", &WriteBucket);
   m.def("read_bucket_file", &ReadBucket);
   m.def("check_manifest", [](const std::string& json) {

@@ -44,6 +44,7 @@ from embertide.trainer.publish.folder import (
     sync_folder,
     write_synced,
 )
+from embertide.trainer.publish.promotion import PromotionRecord
 
 FORMAT = 6
 _FILE = "checkpoint.json"
@@ -282,12 +283,24 @@ class SavedCheckpoint:
 def load_newest(publication: Publication) -> SavedCheckpoint | None:
     """Return the newest checkpoint whose snapshot is there; None if there is none.
 
+    Those of versions that a rollback undid are passed over.
+
     Raises:
-        CheckpointError: It is of another format, or not what was written.
+        CheckpointError: It is of another format, or not what was written; or a rollback undid all.
     """
+    undone = PromotionRecord(publication).read().undone
+    passed_over = 0
     for version in reversed(publication.snapshots()):
-        if is_complete(publication, version):
+        if not is_complete(publication, version):
+            continue
+        if not any(each.to < version.number < each.number for each in undone):
             return SavedCheckpoint(publication, version)
+        passed_over += 1
+    if passed_over:
+        raise CheckpointError(
+            f"{publication.path} has no checkpoint from before the versions that a rollback undid "
+            f"({passed_over} after it): train into an empty folder"
+        )
     return None
 
 

@@ -20,6 +20,7 @@ from embertide.trainer.checkpoint import checkpoint as checkpoints
 from embertide.trainer.checkpoint.checkpoint import Checkpoint, CheckpointError, CheckpointWriter
 from embertide.trainer.errors import TrainerError
 from embertide.trainer.publish.folder import Publication
+from embertide.trainer.publish.promotion import PromotionRecord
 from embertide.trainer.publish.snapshot import DensePart, SnapshotInfo, write_snapshot
 
 log = logging.getLogger(__name__)
@@ -220,7 +221,11 @@ class Saver:
         try:
             with CheckpointWriter(self._publication, job.checkpoint.version) as writer:
                 self._write_rows(job, writer, handover)
-            self._publication.prune(self._options.keep_snapshots, keep_s=self._options.keep_s)
+            self._publication.prune(
+                self._options.keep_snapshots,
+                keep_s=self._options.keep_s,
+                served=PromotionRecord(self._publication).read().may_see,
+            )
             checkpoints.prune(self._publication)
             self.stats.saved += 1
             job.then()

@@ -95,6 +95,12 @@ def command(
             "optimizer.sparse_learning_rate; may be given several times."
         ),
     ] = None,
+    skip_undone: Annotated[
+        bool,
+        typer.Option(
+            help="After a rollback: pass over the events that only undone versions learned from."
+        ),
+    ] = False,
     behind_scorer: Annotated[
         bool, typer.Option(help="Learn only from events that `replay` has scored.")
     ] = False,
@@ -184,6 +190,7 @@ def command(
             bus=bus,
             program_cache=cache,
             allow_change=allow_change or (),
+            skip_undone=skip_undone,
         )
         if keep_after is not None and keep_in is not None:
             trainer.keep_copy(keep_after, keep_in)
@@ -202,6 +209,7 @@ def command(
             "log_loss_by_day": {day: each.log_loss for day, each in by_day.items()},
             "calibration_by_day": {day: each.calibration for day, each in by_day.items()},
             "forgotten_users": {each.config.name: each.forgotten for each in trainer.histories},
+            "undone_events": trainer.undone_events,
             "rejected": source.dead_letters.by_reason,
             "source": source.counters(),
             "published": dataclasses.asdict(trainer.publisher.stats),

@@ -14,7 +14,7 @@ import re
 import shutil
 import struct
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,6 +76,13 @@ def sync_folder(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise PublicationError(f"{path} is missing") from None
 
 
 def _remove(folder: Path, file: str) -> None:
@@ -201,10 +208,7 @@ class Publication:
             PublicationError: It is absent, fails its checksum or is of another version.
         """
         path = self._delta_path(version) / _COMMIT_FILE
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            raise PublicationError(f"{path} is missing") from None
+        data = _read(path)
         message = data[16:]
         header = _COMMIT_MAGIC + struct.pack("<II", len(message), _store.crc32c(message))
         if data[:16] != header:
@@ -221,18 +225,39 @@ class Publication:
             PublicationError: A file is not what its commit says.
         """
         for partition in self.read_commit(version).partitions:
-            path = self._delta_path(version) / partition.delta_path
-            try:
-                data = path.read_bytes()
-            except FileNotFoundError:
-                raise PublicationError(f"{path} is missing") from None
-            if _store.crc32c(data) != partition.delta_crc32c or data[:8] != _DELTA_MAGIC:
-                raise PublicationError(f"{path} fails its checksum")
-            at = len(_DELTA_MAGIC)
-            while at < len(data):
-                (length,) = struct.unpack_from("<I", data, at)
-                yield update_pb2.RowBatch.FromString(data[at + 4 : at + 4 + length])
-                at += 4 + length
+            yield from self.read_delta(version, partition)
+
+    def read_delta(
+        self, version: VersionId, partition: update_pb2.PartitionCommit
+    ) -> Iterator[update_pb2.RowBatch]:
+        """Yield the row batches of one of a version's delta files.
+
+        Raises:
+            PublicationError: The file is not what its commit says.
+        """
+        path = self._delta_path(version) / partition.delta_path
+        data = _read(path)
+        if _store.crc32c(data) != partition.delta_crc32c or data[:8] != _DELTA_MAGIC:
+            raise PublicationError(f"{path} fails its checksum")
+        at = len(_DELTA_MAGIC)
+        while at < len(data):
+            (length,) = struct.unpack_from("<I", data, at)
+            yield update_pb2.RowBatch.FromString(data[at + 4 : at + 4 + length])
+            at += 4 + length
+
+    def read_dense(self, commit: update_pb2.GlobalCommit) -> bytes:
+        """Return the dense tensors that a commit file brings; empty if it brings none.
+
+        Raises:
+            PublicationError: They are not what the commit says.
+        """
+        if not commit.dense_path:
+            return b""
+        path = self._delta_path(VersionId.of(commit.version)) / commit.dense_path
+        data = _read(path)
+        if _store.crc32c(data) != commit.dense_crc32c:
+            raise PublicationError(f"{path} fails its checksum")
+        return data
 
     def _written_s(self, version: VersionId) -> float:
         return (self.snapshot_path(version) / MANIFEST).stat().st_mtime
@@ -241,12 +266,20 @@ class Publication:
         """Remove a snapshot, if it is there."""
         _remove(self.snapshot_path(version), MANIFEST)
 
-    def prune(self, keep_snapshots: int, *, keep_s: float = 0.0) -> int:
+    def prune(
+        self,
+        keep_snapshots: int,
+        *,
+        keep_s: float = 0.0,
+        served: Callable[[int], bool] | None = None,
+    ) -> int:
         """Drop old snapshots, the deltas that no kept snapshot needs, and what was never finished.
 
         Args:
             keep_snapshots: So many of the newest stay.
             keep_s: Those written in the last so many seconds stay as well.
+            served: The newest of a version number for which it holds stays as well: nodes that
+                start now begin there.
 
         Returns:
             How many folders went.
@@ -258,6 +291,7 @@ class Publication:
         kept += [
             v for v in snapshots[:-keep_snapshots] if self._written_s(v) > time.time() - keep_s
         ]
+        kept += [v for v in snapshots if served and served(v.number)][-1:]
         oldest = min(kept)
         gone = [(self.snapshot_path(v), MANIFEST) for v in snapshots if v < oldest]
         deltas = [v for v in self.deltas() if v.number <= oldest.number]

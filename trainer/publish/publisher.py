@@ -21,6 +21,7 @@ from redis.retry import Retry
 from embertide import _store
 from embertide.trainer.errors import TrainerError
 from embertide.trainer.publish.folder import Publication, VersionId
+from embertide.trainer.publish.promotion import PromotionRecord
 from embertide.trainer.publish.snapshot import dense_id
 from embertide.v1 import update_pb2
 
@@ -88,6 +89,7 @@ class _Keys:
         self._model = model
         self.lineage = f"e:{{{model}:commit}}:lineage"
         self.log = f"e:{{{model}:commit}}:log"
+        self.promoted = f"e:{{{model}:commit}}:promoted"
 
     def partition(self, partition: int) -> str:
         return f"e:{{{self._model}:{partition}}}:commit"
@@ -178,7 +180,13 @@ class Publisher:
         self.publication.note(self.newest, watermark_ms=watermark_ms, committed_ms=_now_ms())
 
     def publish(
-        self, number: int, *, watermark_ms: int, changes: Iterable[Change], dense: bytes
+        self,
+        number: int,
+        *,
+        watermark_ms: int,
+        changes: Iterable[Change],
+        dense: bytes,
+        rollback_to: int = 0,
     ) -> VersionId:
         """Publish a version.
 
@@ -187,6 +195,7 @@ class Publisher:
             watermark_ms: Event time up to which it has learned.
             changes: Each changed bucket once.
             dense: The dense tensors (safetensors); sent if they differ from the version before.
+            rollback_to: The version whose state this one restores; 0: none.
 
         Raises:
             ValueError: `number` does not rise.
@@ -203,6 +212,7 @@ class Publisher:
             commit.previous.number, commit.previous.lineage = self.newest
         commit.watermark_ms = watermark_ms
         commit.schema_id = self.schema_id
+        commit.rollback_to = rollback_to
         commit.committed_ms = _now_ms()
         commit.dense_id = dense_id(dense)
         changed = dense if commit.dense_id != self._dense_id else b""
@@ -274,10 +284,19 @@ class Publisher:
             except redis.RedisError as error:
                 self._bus_failed(error)
         if now > self.lineage:
-            raise SupersededError(
-                f"publisher of lineage {now} has taken over from {self.lineage}: stop this trainer"
-            )
+            raise self._superseded(f"publisher of lineage {now}")
         return reached
+
+    def _superseded(self, who: str) -> SupersededError:
+        newest = self.publication.versions()[-1]
+        if newest.lineage > self.lineage and newest in self.publication.deltas():
+            to = self.publication.read_commit(newest).commit.rollback_to
+            if to:
+                return SupersededError(
+                    f"version {newest.number} rolled back to version {to}: start this trainer "
+                    "again, and it goes on from its newest checkpoint before the versions undone"
+                )
+        return SupersededError(f"{who} has taken over from {self.lineage}: stop this trainer")
 
     def _bus_failed(self, error: Exception) -> None:
         self.stats.bus_failures += 1
@@ -305,13 +324,20 @@ class Publisher:
             self._bus_failed(error)
             return
         if not done:
-            raise SupersededError(
-                f"another publisher has taken over from lineage {self.lineage}: stop this trainer"
-            )
+            raise self._superseded("another publisher")
 
 
 def _add(pipe: Any, stream: str, message: bytes, entries: int) -> None:
     pipe.xadd(stream, {"m": message}, maxlen=entries, approximate=True)
+
+
+def promotion_record(publication: Publication, *, bus: str | None, model: str) -> PromotionRecord:
+    """Open the record of the versions that ordinary requests may see.
+
+    Raises:
+        BusError: Redis cannot be reached.
+    """
+    return PromotionRecord(publication, bus and _connect(bus), _Keys(model).promoted)
 
 
 def _connect(url: str) -> Any:

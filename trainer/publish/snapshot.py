@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +210,21 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         raise SnapshotError(f"{directory} holds no snapshot: {MANIFEST} is missing") from None
     manifest: dict[str, Any] = json.loads(_store.check_manifest(text))
     return manifest
+
+
+def manifest_tables(manifest: Mapping[str, Any]) -> dict[int, _store.TableConfig]:
+    """Return a manifest's tables by id."""
+    tables = {}
+    for fields in manifest["tables"]:
+        chunk_dim = fields["dim"] // fields["chunks"]
+        layout = _store.RowLayout(
+            dtype=fields["dtype"], chunks=fields["chunks"], chunk_dim=chunk_dim
+        )
+        names = ("name", "id", "bucket_bits", "init_seed", "init_scale", "default_row")
+        tables[fields["id"]] = _store.TableConfig(
+            layout=layout, **{name: fields[name] for name in names}
+        )
+    return tables
 
 
 def read_transforms(directory: Path) -> _store.Transforms | None:

@@ -1,0 +1,243 @@
+"""Rollback: a new version whose state is that of an older one (docs/design/0011).
+
+Its delta holds every row that any version after the older one changed, as it was then. So it leads
+to that state from any of these versions, and a node may skip what lies between.
+"""
+
+import dataclasses
+import struct
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+
+from embertide import _store
+from embertide.trainer.errors import ConfigurationError
+from embertide.trainer.publish.folder import Publication, VersionId
+from embertide.trainer.publish.promotion import Undone, maker
+from embertide.trainer.publish.publisher import PARTITIONS, Change, Publisher, promotion_record
+from embertide.trainer.publish.snapshot import (
+    TENSORS,
+    dense_id,
+    manifest_tables,
+    read_manifest,
+)
+from embertide.v1 import update_pb2
+
+Place = tuple[int, int]
+"""Table id and bucket."""
+
+
+class RollbackError(ConfigurationError):
+    """A version cannot be restored; the message says what is missing. Nothing was published."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Restored:
+    """What a rollback did."""
+
+    version: int  # the new one
+    to: int
+    undone: int  # versions
+    buckets: int
+    rows: int
+    tombstones: int
+    checksum: str  # of the restored state, in all buckets that were touched
+    seconds: float
+
+
+class _Target:
+    """The state of a version, from the newest snapshot that leads there and the deltas after it.
+
+    Args:
+        publication: Where it is.
+        newest: The version to come back from.
+        number: The version to come back to.
+
+    Raises:
+        RollbackError: Files that it takes are no longer kept.
+        PublicationError: A file fails its checksum.
+    """
+
+    def __init__(self, publication: Publication, newest: VersionId, number: int) -> None:
+        """Find the files; rows are read later."""
+        self._publication = publication
+        self.undone = self._walk(newest, number)
+        previous = self.undone[0].commit.previous
+        self.version = VersionId.of(previous)
+        self._chain = self._walk_to_snapshot()
+        base = VersionId.of(self._chain[0].commit.previous) if self._chain else self.version
+        self._snapshot = publication.snapshot_path(base)
+        self.manifest = read_manifest(self._snapshot)
+        self.tables = manifest_tables(self.manifest)
+        last = self._chain[-1].commit if self._chain else None
+        self.watermark_ms = last.watermark_ms if last else int(self.manifest["watermark_ms"])
+        self.dense_id = last.dense_id if last else str(self.manifest["dense_id"])
+
+    def _commit(self, version: VersionId) -> update_pb2.CommitFile:
+        if version not in self._deltas:
+            raise RollbackError(
+                f"{self._publication.path} no longer keeps the delta of version {version.number}: "
+                "name a version after it"
+            )
+        return self._publication.read_commit(version)
+
+    @property
+    def _deltas(self) -> set[VersionId]:
+        return set(self._publication.deltas())
+
+    def _walk(self, newest: VersionId, number: int) -> list[update_pb2.CommitFile]:
+        """Return the commits after version `number`, oldest first."""
+        chain: list[update_pb2.CommitFile] = []
+        at = newest
+        while at.number > number:
+            chain.append(self._commit(at))
+            at = VersionId.of(chain[-1].commit.previous)
+        if not chain:
+            raise RollbackError(
+                f"version {number} is not older than {newest.number}, the newest: nothing to undo"
+            )
+        if at.number != number:
+            raise RollbackError(
+                f"there is no version {number} on the way to {newest.number}; the one before it "
+                f"is {at.number}"
+            )
+        return chain[::-1]
+
+    def _walk_to_snapshot(self) -> list[update_pb2.CommitFile]:
+        snapshots = set(self._publication.snapshots())
+        chain: list[update_pb2.CommitFile] = []
+        at = self.version
+        while at not in snapshots:
+            if at not in self._deltas:
+                raise RollbackError(
+                    f"no snapshot that is kept leads to version {self.version.number}: name a "
+                    f"version from {min(snapshots).number} on"
+                )
+            chain.append(self._commit(at))
+            at = VersionId.of(chain[-1].commit.previous)
+        return chain[::-1]
+
+    def dense(self) -> bytes:
+        """Return the dense tensors, proved; empty for a model without."""
+        if not self.dense_id:
+            return b""
+        tensors = (self._snapshot / TENSORS).read_bytes()
+        for file in self._chain:
+            tensors = self._publication.read_dense(file.commit) or tensors
+        if dense_id(tensors) != self.dense_id:
+            raise RollbackError(
+                f"the dense tensors found for version {self.version.number} are not those that it "
+                "names: restore the publication's files"
+            )
+        return tensors
+
+    def _batches(
+        self, files: list[update_pb2.CommitFile], partition: int
+    ) -> dict[Place, list[bytes]]:
+        """Return what commits changed in the buckets of a partition, oldest first."""
+        records = defaultdict(list)
+        for file in files:
+            for each in file.partitions:
+                if each.partition == partition:
+                    version = VersionId.of(file.commit.version)
+                    for batch in self._publication.read_delta(version, each):
+                        records[batch.table_id, batch.bucket].append(batch.records)
+        return records
+
+    def undo(self, partition: int) -> Iterator[tuple[Place, bytes, bytes]]:
+        """Yield (place, records that restore it, its state) of each bucket that was touched.
+
+        What the files and these records make is compared with the state, byte for byte.
+
+        Raises:
+            RollbackError: They differ.
+        """
+        changed = self._batches(self.undone, partition)
+        before = self._batches(self._chain, partition)
+        for fields in self.manifest["buckets"]:
+            info = _store.BucketFileInfo(**fields)
+            table = next(each for each in self.tables.values() if each.name == info.table)
+            place = (table.id, info.bucket)
+            if place not in changed:
+                continue
+            layout = table.layout
+            records = _store.read_bucket_file(str(self._snapshot), table, info)
+            state = _store.merge_records(layout, records, before.get(place, []))
+            keys = [_store.record_keys(layout, each) for each in changed[place]]
+            restoring = _store.restore_records(layout, state, np.unique(np.concatenate(keys)))
+            if _store.merge_records(layout, state, [*changed[place], restoring]) != state:
+                raise RollbackError(
+                    f"bucket {info.bucket} of table {info.table} would not become what it was at "
+                    f"version {self.version.number}: please report this"
+                )
+            yield place, restoring, state
+
+
+def roll_back(publication: Publication, number: int, *, bus: str | None) -> Restored:
+    """Publish a version whose state is that of version `number`, and promote it.
+
+    The trainer that runs is superseded.
+
+    Raises:
+        RollbackError: The version cannot be restored; nothing was published.
+        PublicationError: A file fails its checksum; nothing was published.
+        BusError: Redis cannot be reached.
+    """
+    began = time.monotonic()
+    versions = publication.versions()
+    if not versions:
+        raise RollbackError(f"{publication.path} holds no version")
+    # What cannot be done is refused before the trainer is superseded.
+    manifest = _Target(publication, versions[-1], number).manifest
+    publisher = Publisher(
+        publication, bus=bus, model=manifest["model"], schema_id=manifest["schema_id"]
+    )
+    newest = publisher.newest
+    assert newest is not None
+    target = _Target(publication, newest, number)  # versions that came meanwhile are undone too
+    checksum = 0
+    buckets = 0
+
+    def changes() -> Iterator[Change]:
+        nonlocal checksum, buckets
+        for partition in range(PARTITIONS):
+            for (table, bucket), restoring, state in target.undo(partition):
+                header = struct.pack("<IIIQ", checksum, table, bucket, len(state))
+                checksum = _store.crc32c(header + state)
+                buckets += 1
+                yield target.tables[table], bucket, restoring
+
+    version = publisher.publish(
+        newest.number + 1,
+        watermark_ms=target.watermark_ms,
+        changes=changes(),
+        dense=target.dense(),
+        rollback_to=number,
+    )
+    entry = Undone(
+        number=version.number,
+        to=number,
+        to_watermark_ms=target.watermark_ms,
+        watermark_ms=target.undone[-1].commit.watermark_ms,
+        by=maker("rollback"),
+        at_ms=time.time_ns() // 1_000_000,
+    )
+    promotion_record(publication, bus=bus, model=manifest["model"]).undo(entry)
+    commit = publication.read_commit(version)
+    tombstones = sum(
+        batch.tombstones
+        for partition in commit.partitions
+        for batch in publication.read_delta(version, partition)
+    )
+    return Restored(
+        version=version.number,
+        to=number,
+        undone=len(target.undone),
+        buckets=buckets,
+        rows=publisher.stats.rows - tombstones,
+        tombstones=tombstones,
+        checksum=f"{checksum:08x}",
+        seconds=round(time.monotonic() - began, 3),
+    )
