@@ -9,8 +9,10 @@
 #include <thread>
 
 #include "base/clock.h"
+#include "base/file.h"
 #include "bus/chain.h"
 #include "bus/delta.h"
+#include "bus/promotion.h"
 #include "bus/redis.h"
 #include "embertide/checksum.h"
 
@@ -39,10 +41,14 @@ struct Follower::Impl {
   bool stop = false;
   std::string error;
   std::unique_ptr<RedisConnection> redis;
-  std::map<std::string, std::string> cursors;    // stream -> id of the last entry read; bounded by
-                                                 // the model's buckets
-  std::chrono::steady_clock::time_point looked;  // when the files were looked at last
-  std::chrono::steady_clock::time_point tried;   // when Redis was last to be reached
+  std::map<std::string, std::string> cursors;  // stream -> id of the last entry read; bounded by
+                                               // the model's buckets
+  uint64_t revision = 0;                       // of the promotion record that the sink was told of
+  std::string promotion_file;                  // as read last
+  std::string promotion_copy;
+  std::chrono::steady_clock::time_point record_looked;  // when that file was looked at last
+  std::chrono::steady_clock::time_point looked;         // when the files were looked at last
+  std::chrono::steady_clock::time_point tried;          // when Redis was last to be reached
   std::thread thread;
 
   VersionId newest() const { return {sink->newest_number(), sink->newest_lineage()}; }
@@ -74,6 +80,9 @@ struct Follower::Impl {
 
   void Run();
   void Connect();
+  void LookAtPromotion();
+  void TakePromotion(const std::string& bytes, const std::string& where, std::string* last);
+  bool MayTake(VersionId id);
   Status FollowOnce(milliseconds block);
   Status Take(const v1::GlobalCommit& commit);
   Status TakeFromBus(const v1::GlobalCommit& commit);
@@ -89,13 +98,56 @@ struct Follower::Impl {
   Status CatchUp();
   Status TakeWay(bool by_snapshot);
   Status FindWay(bool by_snapshot, VersionId* snapshot, std::vector<v1::CommitFile>* chain);
+  size_t AfterUndone(const std::vector<v1::CommitFile>& chain) const;
   Status TakeFromFiles(const v1::CommitFile& file);
 };
 
+// The copy on the bus at every call, the file every `retry_every`.
+void Follower::Impl::LookAtPromotion() {
+  if (!options.guard) return;
+  const auto now = std::chrono::steady_clock::now();
+  if (now - record_looked >= options.retry_every) {
+    record_looked = now;
+    const std::string path = options.publication + "/promoted.json";
+    const Result<std::string> bytes = ReadWholeFile(path, kMaxPromotionBytes);
+    if (bytes.ok()) TakePromotion(bytes.value(), path, &promotion_file);
+  }
+  if (redis == nullptr) return;
+  const std::string key = PromotionKey(options.model);
+  const auto copy = redis->Get(key);
+  if (copy.ok() && copy.value()) TakePromotion(*copy.value(), key, &promotion_copy);
+}
+
+void Follower::Impl::TakePromotion(const std::string& bytes, const std::string& where,
+                                   std::string* last) {
+  if (bytes == *last) return;
+  *last = bytes;
+  const Result<Promotion> record = ParsePromotion(bytes, where);
+  if (!record.ok()) {
+    ++stats.corrupt;
+    return Note(record.status());
+  }
+  if (record.value().revision <= revision) return;
+  revision = record.value().revision;
+  sink->SetPromotion(record.value());
+  // A rollback leads past what is held back.
+  for (const Promotion::Undone& undone : record.value().undone) {
+    if (undone.to <= newest().number && newest().number < undone.number) Note(CatchUp());
+  }
+}
+
+bool Follower::Impl::MayTake(VersionId id) {
+  if (sink->MayTake(id.number)) return true;
+  ++stats.held;
+  return false;
+}
+
 void Follower::Impl::Run() {
+  LookAtPromotion();
   Note(CatchUp());
   stats.caught_up = true;
   while (!Stopping()) {
+    LookAtPromotion();
     const bool more = sink->Between();
     const auto now = std::chrono::steady_clock::now();
     if (!options.bus.empty() && redis == nullptr && now - tried >= options.retry_every) Connect();
@@ -107,6 +159,10 @@ void Follower::Impl::Run() {
     const Status status = FollowOnce(more ? kSoon : kBlock);
     if (status.ok()) continue;
     Note(status);
+    if (status.code() == Code::kBusy) {  // for the guard, which may decide any time
+      if (Wait(kBlock)) return;
+      continue;
+    }
     if (status.code() == Code::kDeviceError) {
       redis.reset();
       stats.connected = false;
@@ -162,6 +218,9 @@ Status Follower::Impl::Take(const v1::GlobalCommit& commit) {
   if (commit.schema_id() != sink->schema_id()) {
     ++stats.other_schema;
     return {Code::kRejected, Text(id) + " has another schema than the one that is loaded"};
+  }
+  if (!MayTake(id)) {
+    return {Code::kBusy, Text(id) + " waits until the guard decides on those before it"};
   }
   Status status = Status::Ok();
   if (IdOf(commit.previous()) == newest()) {
@@ -315,8 +374,9 @@ Status Follower::Impl::FindWay(bool by_snapshot, VersionId* snapshot,
                                std::vector<v1::CommitFile>* chain) {
   const VersionId have = newest();
   const std::vector<VersionId> deltas = ListVersions(options.publication + "/deltas", "commit.pb");
-  const std::vector<VersionId> snapshots =
+  std::vector<VersionId> snapshots =
       Newer(ListVersions(options.publication + "/snapshots", "manifest.json"), have);
+  std::erase_if(snapshots, [this](VersionId id) { return !sink->MayLoad(id.number); });
   const auto find_chain = [&](VersionId from) {
     return NewestChain(options.publication, from, deltas, [this] { ++stats.corrupt; });
   };
@@ -361,6 +421,16 @@ Status Follower::Impl::TakeFromFiles(const v1::CommitFile& file) {
   return Status::Ok();
 }
 
+// A rollback holds every row that changed since the version that it restores: from there on it may
+// be taken in place of all commits before it. Gives the commit to begin with.
+size_t Follower::Impl::AfterUndone(const std::vector<v1::CommitFile>& chain) const {
+  for (size_t i = chain.size(); i-- > 1;) {
+    const uint64_t restored = chain[i].commit().rollback_to();
+    if (restored > 0 && restored <= newest().number) return i;
+  }
+  return 0;
+}
+
 Status Follower::Impl::TakeWay(bool by_snapshot) {
   std::vector<v1::CommitFile> chain;
   VersionId snapshot;
@@ -370,9 +440,11 @@ Status Follower::Impl::TakeWay(bool by_snapshot) {
         sink->Load(options.publication + "/snapshots/" + FolderName(snapshot)));
     ++stats.catch_ups;
   }
-  for (const v1::CommitFile& file : chain) {
-    if (Stopping()) break;
-    EMBERTIDE_RETURN_IF_ERROR(TakeFromFiles(file));
+  for (size_t i = AfterUndone(chain); i < chain.size(); ++i) {
+    if (Stopping() || !MayTake(IdOf(chain[i].commit().version()))) break;
+    const uint64_t before = newest().number;
+    EMBERTIDE_RETURN_IF_ERROR(TakeFromFiles(chain[i]));
+    if (i > 0 && before < chain[i - 1].commit().version().number()) stats.skipped += i;
   }
   return Status::Ok();
 }
@@ -428,8 +500,15 @@ std::string Follower::last_error() const {
 }
 
 Result<std::string> NewestSnapshot(const std::string& publication) {
+  return NewestSnapshot(publication, Promotion());
+}
+
+Result<std::string> NewestSnapshot(const std::string& publication, const Promotion& promotion) {
   const std::vector<VersionId> ids =
       Newer(ListVersions(publication + "/snapshots", "manifest.json"), {});
+  for (const VersionId id : ids) {
+    if (promotion.MaySee(id.number)) return publication + "/snapshots/" + FolderName(id);
+  }
   if (ids.empty()) {
     return Status(Code::kNotFound, publication +
                                        " holds no snapshot yet: start the trainer, and "

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <thread>
 
 #include "embertide/node.h"
@@ -16,10 +17,12 @@ using Rows = TestModel::Rows;
 
 class NodeFollowingTest : public ::testing::Test {
  protected:
-  void Open() {
+  void Open(bool guard = false, uint32_t window = 8) {
     NodeOptions options;
     options.publication = model_.path();
     options.ddr_budget_bytes = 16ULL << 20;
+    options.guard = guard;
+    options.window_versions = window;
     auto node = Node::Open(options);
     ASSERT_TRUE(node.ok()) << node.status().ToString();
     node_ = std::move(*node);
@@ -47,6 +50,15 @@ class NodeFollowingTest : public ::testing::Test {
       return pin.ok() ? pin.value().info->number : 0;
     };
     while (pinned() != number) {
+      if (std::chrono::steady_clock::now() > deadline) return false;
+      std::this_thread::yield();
+    }
+    return true;
+  }
+
+  static bool Eventually(const std::function<bool()>& condition) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (!condition()) {
       if (std::chrono::steady_clock::now() > deadline) return false;
       std::this_thread::yield();
     }
@@ -107,6 +119,78 @@ TEST_F(NodeFollowingTest, ASnapshotTakesAwayTheRowsThatItLacks) {
   model_.WriteDelta({10, 2}, {9, 2}, {{3, 10}});
   ASSERT_TRUE(WaitFor(10));
   EXPECT_EQ(Served({3, 5}), Rows({{3, 10}, {5, -1}}));
+}
+
+TEST_F(NodeFollowingTest, WithAGuardACandidateAnswersThoseWhoNameItAlone) {
+  model_.WriteSnapshot({1, 1}, {{1, 1}});
+  model_.WritePromotion(1, 1);
+  Open(/*guard=*/true);
+  model_.WriteDelta({2, 1}, {1, 1}, {{1, 2}});
+  ASSERT_TRUE(Eventually([&] { return node_->newest()->number == 2; }));
+  EXPECT_EQ(Served({1}), Rows({{1, 1}}));
+  auto candidate = node_->Pin(2);
+  ASSERT_TRUE(candidate.ok());
+  EXPECT_EQ(ValueAt(&*candidate, 1), 2);
+  EXPECT_EQ(node_->guard_stats()->candidate, 2U);
+  model_.WritePromotion(2, 2);
+  ASSERT_TRUE(WaitFor(2));
+  EXPECT_EQ(Served({1}), Rows({{1, 2}}));
+}
+
+TEST_F(NodeFollowingTest, TheServedVersionStaysWhileCandidatesFillTheWindow) {
+  model_.WriteSnapshot({1, 1}, {{1, 1}});
+  model_.WritePromotion(1, 1);
+  for (uint64_t n = 2; n <= 9; ++n) {
+    model_.WriteDelta({n, 1}, {n - 1, 1}, {{1, static_cast<float>(n)}});
+  }
+  Open(/*guard=*/true, /*window=*/4);
+  ASSERT_TRUE(Eventually([&] { return node_->guard_stats()->holding; }));
+  EXPECT_EQ(node_->newest()->number, 4U);
+  EXPECT_EQ(Served({1}), Rows({{1, 1}}));
+  EXPECT_GT(node_->follower_stats()->held, 0U);
+  model_.WritePromotion(2, 9);
+  ASSERT_TRUE(WaitFor(9));
+  EXPECT_FALSE(node_->guard_stats()->holding);
+}
+
+TEST_F(NodeFollowingTest, ARollbackLeadsPastTheVersionsThatItUndid) {
+  model_.WriteSnapshot({1, 1}, {{1, 1}, {2, 1}});
+  model_.WritePromotion(1, 1);
+  for (uint64_t n = 2; n <= 9; ++n) {
+    model_.WriteDelta({n, 1}, {n - 1, 1}, {{1, static_cast<float>(n)}});
+  }
+  Open(/*guard=*/true, /*window=*/4);
+  ASSERT_TRUE(Eventually([&] { return node_->guard_stats()->holding; }));
+  model_.WriteDelta({10, 2}, {9, 1}, {{1, 1}}, /*rollback_to=*/1);
+  model_.WritePromotion(2, 10, R"("withdrawn":[{"first":2,"last":9}],
+      "undone":[{"number":10,"to":1}],"totals":{"rollback":1})");
+  ASSERT_TRUE(WaitFor(10));
+  EXPECT_EQ(Served({1, 2}), Rows({{1, 1}, {2, 1}}));
+  EXPECT_EQ(node_->follower_stats()->skipped, 5U) << "versions 5 to 9 never were applied";
+  EXPECT_EQ(node_->guard_stats()->withdrawn[4], 1U);
+}
+
+TEST_F(NodeFollowingTest, ANodeThatStartsOpensTheSnapshotThatMayBeSeen) {
+  model_.WriteSnapshot({1, 1}, {{1, 1}});
+  model_.WriteDelta({2, 1}, {1, 1}, {{1, 2}});
+  model_.WriteDelta({3, 1}, {2, 1}, {{1, 3}});
+  model_.WriteSnapshot({3, 1}, {{1, 3}});
+  model_.WritePromotion(1, 2);
+  Open(/*guard=*/true);
+  ASSERT_TRUE(WaitFor(2));
+  EXPECT_EQ(Served({1}), Rows({{1, 2}}));
+  EXPECT_EQ(node_->guard_stats()->unguarded, 0U);
+}
+
+TEST_F(NodeFollowingTest, ARecordThatFailsItsChecksumChangesNothing) {
+  model_.WriteSnapshot({1, 1}, {{1, 1}});
+  model_.WritePromotion(1, 1);
+  Open(/*guard=*/true);
+  model_.WriteDelta({2, 1}, {1, 1}, {{1, 2}});
+  TestPublication::Put(model_.path() + "/promoted.json", "EMPRM001 2 00000000\n{}\n");
+  ASSERT_TRUE(Eventually([&] { return node_->follower_stats()->corrupt > 0; }));
+  ASSERT_TRUE(Eventually([&] { return node_->newest()->number == 2; }));
+  EXPECT_EQ(Served({1}), Rows({{1, 1}}));
 }
 
 TEST_F(NodeFollowingTest, ANodeThatStartsTakesTheSnapshotOfTheLatestLineage) {

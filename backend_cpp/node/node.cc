@@ -19,6 +19,7 @@
 #include "node/mending.h"
 #include "node/recovery.h"
 #include "node/remote.h"
+#include "node/version_gate.h"
 
 namespace embertide {
 namespace {
@@ -98,8 +99,18 @@ struct Node::Worker {
 };
 
 Result<std::unique_ptr<Node>> Node::Open(NodeOptions options) {
+  Promotion promotion;
+  if (options.guard) {
+    if (options.publication.empty() || options.window_versions < 2) {
+      return Status(Code::kInvalidArgument,
+                    "a guard needs a publication, and a window of 2 versions or more");
+    }
+    Result<Promotion> read = ReadPromotion(options.publication);
+    if (!read.ok()) return read.status();
+    promotion = std::move(*read);
+  }
   if (options.snapshot.empty()) {
-    Result<std::string> newest = NewestSnapshot(options.publication);
+    Result<std::string> newest = NewestSnapshot(options.publication, promotion);
     if (!newest.ok()) return newest.status();
     options.snapshot = std::move(*newest);
   }
@@ -132,11 +143,21 @@ Result<std::unique_ptr<Node>> Node::Open(NodeOptions options) {
   store_options.observer = load.get();
   const bool seals = options.ssd_budget_bytes > 0 && options.ssd_seal_interval_ms > 0;
   std::unique_ptr<Node> node(new Node());
+  if (options.guard) {
+    node->gate_ =
+        std::make_unique<VersionGate>(promotion, options.window_versions, options.guard_timeout);
+  }
   std::optional<Recovered> recovered;
   if (seals) {
     auto opened = OpenFromSeal(options, *manifest, store_options);
     if (opened.ok()) recovered = std::move(*opened);
     if (!opened.ok()) node->seal_refusal_ = opened.status().ToString();
+    if (recovered && options.guard && promotion.promoted > 0 &&
+        !promotion.MaySee(recovered->version.number)) {
+      node->seal_refusal_ = "it is of version " + std::to_string(recovered->version.number) +
+                            ", which no guard has promoted";
+      recovered.reset();
+    }
   }
   node->opened_from_seal_ = recovered.has_value();
   if (recovered) {
@@ -326,9 +347,16 @@ Status Node::AddSnapshotVersion() {
 
 Status Node::AddFirstVersion(VersionInfo info, std::shared_ptr<const DenseWeights> weights) {
   info.weights = std::move(weights);
-  const uint64_t number = info.number;
-  AddVersion(std::make_shared<VersionInfo>(std::move(info)));
-  return store_->Commit(number);
+  return CommitVersion(std::make_shared<VersionInfo>(std::move(info)));
+}
+
+Status Node::CommitVersion(std::shared_ptr<const VersionInfo> info) {
+  const uint64_t number = info->number;
+  AddVersion(std::move(info));
+  if (gate_ != nullptr) gate_->BeginCommit(number, std::chrono::steady_clock::now());
+  EMBERTIDE_RETURN_IF_ERROR(store_->Commit(number));
+  if (gate_ != nullptr) gate_->EndCommit();
+  return Status::Ok();
 }
 
 std::optional<SealedVersion> Node::NameOf(uint64_t number) const {
@@ -353,10 +381,18 @@ void Node::AddVersion(std::shared_ptr<const VersionInfo> info) {
   versions_ = std::move(next);
 }
 
+Result<ReadView> Node::PinServed() const {
+  if (gate_ == nullptr) return store_->PinNewest();
+  Result<ReadView> view = store_->Pin(gate_->served());
+  // Pushed out by a version that may be seen, and is about to be the served one.
+  if (!view.ok()) view = store_->Pin(gate_->next());
+  return view;
+}
+
 Result<Pinned> Node::Pin() const {
   // Once round: a version is made known before it can be pinned, and is kept for two windows.
   for (int attempt = 0; attempt < 2; ++attempt) {
-    Result<ReadView> view = store_->PinNewest();
+    Result<ReadView> view = PinServed();
     if (!view.ok()) return view.status();
     const std::shared_ptr<const Versions> known = versions();
     auto found = known->find(view->version());
@@ -410,7 +446,17 @@ class Node::Sink : public VersionSink {
   Status Commit(const v1::GlobalCommit& commit, const std::string& tensors) override;
   Status Load(const std::string& snapshot) override;
   bool Holds(uint32_t table_id, uint32_t bucket) const override;
-  bool Between() override { return node_->fleet_ != nullptr && node_->fleet_->AlignBuckets(); }
+  bool Between() override {
+    if (node_->gate_ != nullptr) node_->gate_->Tick(std::chrono::steady_clock::now());
+    return node_->fleet_ != nullptr && node_->fleet_->AlignBuckets();
+  }
+  void SetPromotion(const Promotion& record) override { node_->gate_->SetRecord(record); }
+  bool MayTake(uint64_t number) override {
+    return node_->gate_ == nullptr || node_->gate_->MayTake(number);
+  }
+  bool MayLoad(uint64_t number) const override {
+    return node_->gate_ == nullptr || node_->gate_->MaySee(number);
+  }
 
  private:
   Status StageBucket(const std::string& snapshot, const Manifest& manifest, uint32_t table,
@@ -446,8 +492,7 @@ Status Node::Sink::Commit(const v1::GlobalCommit& commit, const std::string& ten
 }
 
 Status Node::Sink::Adopt(std::shared_ptr<const VersionInfo> info) {
-  node_->AddVersion(info);
-  EMBERTIDE_RETURN_IF_ERROR(node_->store_->Commit(info->number));
+  EMBERTIDE_RETURN_IF_ERROR(node_->CommitVersion(info));
   newest_ = std::move(info);
   staged_ = false;
   if (node_->fleet_ != nullptr) node_->fleet_->Committed();
@@ -527,11 +572,20 @@ Status Node::Sink::Load(const std::string& snapshot) {
 
 Status Node::Follow() {
   sink_ = std::make_unique<Sink>(this);
-  Result<std::unique_ptr<Follower>> follower =
-      Follower::Start({options_.bus, options_.publication, manifest_.model}, sink_.get());
+  FollowerOptions options;
+  options.bus = options_.bus;
+  options.publication = options_.publication;
+  options.model = manifest_.model;
+  options.guard = options_.guard;
+  Result<std::unique_ptr<Follower>> follower = Follower::Start(options, sink_.get());
   if (!follower.ok()) return follower.status();
   follower_ = std::move(*follower);
   return Status::Ok();
+}
+
+std::optional<GuardStats> Node::guard_stats() const {
+  if (gate_ == nullptr) return std::nullopt;
+  return gate_->stats();
 }
 
 std::string Node::follower_error() const {

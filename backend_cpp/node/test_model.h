@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <map>
 #include <string>
 #include <vector>
@@ -48,7 +49,8 @@ class TestModel {
     }
     ASSERT_TRUE(WriteManifest(path, manifest).ok());
   }
-  void WriteDelta(VersionId id, VersionId previous, const Rows& rows) {
+  // `rollback_to`: the version whose state it restores.
+  void WriteDelta(VersionId id, VersionId previous, const Rows& rows, uint64_t rollback_to = 0) {
     std::vector<TestChange> changes;
     for (uint32_t bucket = 0; bucket < table_.buckets(); ++bucket) {
       const std::vector<std::byte> records = Records(rows, bucket);
@@ -56,7 +58,20 @@ class TestModel {
       const auto* text = reinterpret_cast<const char*>(records.data());
       changes.push_back({0, bucket, {std::string(text, records.size())}});
     }
-    publication_.Write(id, previous, changes);
+    TestVersion version = TestPublication::Make(id, previous, changes);
+    version.file.mutable_commit()->set_rollback_to(rollback_to);
+    publication_.Write(&version);
+  }
+  // The promotion record; `lists` is the JSON of its other fields.
+  void WritePromotion(
+      uint64_t revision, uint64_t promoted,
+      const std::string& lists = R"("withdrawn":[],"undone":[],"totals":{})") const {
+    std::string json = R"({"revision":)" + std::to_string(revision) + R"(,"promoted":)";
+    json += std::to_string(promoted) + "," + lists + "}\n";
+    std::array<char, 16> crc{};
+    std::snprintf(crc.data(), crc.size(), "%08x", CrcOf(json));
+    TestPublication::Put(path() + "/promoted.json",
+                         "EMPRM001 " + std::to_string(revision) + " " + crc.data() + "\n" + json);
   }
 
  private:

@@ -81,6 +81,15 @@ constexpr FamilyInfo kFamilies[] = {
     {"embertide_hbm_failed", kGauge, "1 once a device failed, and HBM is used no more"},
     {"embertide_bus_events_total", kCounter,
      "What the follower of the bus applied, dropped or mended, by event"},
+    {"embertide_promoted_version", kGauge, "Newest version that the guard promoted; 0: none yet"},
+    {"embertide_candidate_version", kGauge,
+     "Newest version held that waits for the guard; 0: none"},
+    {"embertide_versions_held", kGauge,
+     "1 while newer versions wait, as the window is full of candidates"},
+    {"embertide_unguarded_versions_total", kCounter,
+     "Versions served though no guard promoted them"},
+    {"embertide_versions_withdrawn_total", kCounter,
+     "Withdrawals by guard, rollback and operator, by reason"},
     {"embertide_bus_connected", kGauge, "1 while Redis can be read"},
     {"embertide_freshness_ms", kGauge,
      "From the trainer's commit of the newest version to its answers here"},
@@ -106,6 +115,8 @@ constexpr BusEvent kBusEvents[] = {
     {"catch_up", &FollowerStats::catch_ups},
     {"reconnect", &FollowerStats::reconnects},
     {"refused", &FollowerStats::refused},
+    {"held", &FollowerStats::held},
+    {"skipped", &FollowerStats::skipped},
 };
 
 // What an HBM device counts: label `event` of embertide_hbm_events_total.
@@ -150,6 +161,7 @@ ModelMetrics::ModelMetrics(const MetricFamilies& families, const std::string& mo
   if (stats.ssd.engine[0] != '\0') AddOfSsd();
   if (!stats.hbm.empty()) AddOfHbm(stats.hbm.size());
   if (node.follower_stats() != nullptr) AddOfBus();
+  if (node.guard_stats()) AddOfGuard();
   if (!node.options().state.empty()) AddOfFleet();
   Publish();
   thread_ = std::thread([this] { Run(); });
@@ -259,11 +271,29 @@ void ModelMetrics::AddOfStore() {
     Add("embertide_numa_node", {{"device", std::to_string(d)}, {"node", std::to_string(numa_node)}},
         [](const Sample&) { return 1; });
   }
-  add("embertide_version", {}, &StoreStats::newest_version);
+  Add("embertide_version", {}, [this](const Sample& now) {
+    return node_.guard_stats() ? node_.guard_stats()->served : now.store.newest_version;
+  });
   Add("embertide_plan_epoch", {}, [this](const Sample&) { return node_.plan_epoch(); });
   Add("embertide_watermark_ms", {}, [this](const Sample&) {
     return static_cast<uint64_t>(std::max<int64_t>(0, node_.newest()->watermark_ms));
   });
+}
+
+void ModelMetrics::AddOfGuard() {
+  const auto add = [this](const char* family, const Labels& labels, auto value) {
+    Add(family, labels,
+        [this, value](const Sample&) -> uint64_t { return value(*node_.guard_stats()); });
+  };
+  add("embertide_promoted_version", {}, [](const GuardStats& now) { return now.promoted; });
+  add("embertide_candidate_version", {}, [](const GuardStats& now) { return now.candidate; });
+  add("embertide_versions_held", {}, [](const GuardStats& now) { return now.holding ? 1 : 0; });
+  add("embertide_unguarded_versions_total", {},
+      [](const GuardStats& now) { return now.unguarded; });
+  for (size_t i = 0; i < kWithdrawReasons.size(); ++i) {
+    add("embertide_versions_withdrawn_total", {{"reason", kWithdrawReasons[i]}},
+        [i](const GuardStats& now) { return now.withdrawn[i]; });
+  }
 }
 
 void ModelMetrics::AddOfSsd() {

@@ -82,6 +82,7 @@ class ModelMetrics {
   void Add(const char* family, const Labels& labels, std::function<uint64_t(const Sample&)> value);
   void AddOfTables();
   void AddOfStore();
+  void AddOfGuard();
   void AddOfSsd();
   void AddOfHbm(size_t devices);
   void AddOfBus();

@@ -123,6 +123,22 @@ std::map<std::string, Setter> Setters(const std::string& directory, ModelConfig*
            number("ssd_seal_interval_ms", 0, uint64_t{1} << 32, &node->ssd_seal_interval_ms)},
           {"ssd_seal_bytes_per_s", bytes("ssd_seal_bytes_per_s", 0, &node->ssd_seal_bytes_per_s)},
           {"remote_cache_bytes", bytes("remote_cache_bytes", 0, &node->remote_cache_bytes)},
+          {"guard",
+           [node](const std::string& value) {
+             if (value != "on" && value != "off") {
+               return Refuse("parameter \"guard\" is \"" + value + "\"; use on or off");
+             }
+             node->guard = value == "on";
+             return Status::Ok();
+           }},
+          {"guard_timeout_ms",
+           [node](const std::string& value) {
+             uint64_t ms = 0;
+             EMBERTIDE_RETURN_IF_ERROR(
+                 ParseNumber("guard_timeout_ms", value, 0, uint64_t{1} << 40, &ms));
+             node->guard_timeout = std::chrono::milliseconds(ms);
+             return Status::Ok();
+           }},
           {"threads", number("threads", 1, 256, &config->threads)},
           {"max_samples", number("max_samples", 1, 1U << 20, &config->max_samples)},
           {"max_keys", number("max_keys", 1, 1U << 28, &config->max_keys)}};
@@ -153,6 +169,9 @@ Status ParseParameters(const Json& json, const std::string& directory, ModelConf
   }
   if (!config->node.bus.empty() && config->node.publication.empty()) {
     return Refuse("parameter \"bus\" needs \"publication\": delta files are how a gap is closed");
+  }
+  if (config->node.guard && config->node.publication.empty()) {
+    return Refuse("parameter \"guard\" needs \"publication\": decisions lie in it");
   }
   if (!config->node.state.empty() &&
       (config->node.publication.empty() || config->node.peer_address.empty())) {

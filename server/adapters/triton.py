@@ -100,6 +100,8 @@ class ModelOptions:
     token_file: Path | None = None
     dead_owner: Literal["default", "error"] | None = None
     remote_cache_bytes: int | None = None  # for rows of peers; 0: none is kept
+    guard: Literal["on", "off"] | None = None  # answer at promoted versions (docs/guard.md)
+    guard_timeout_ms: int | None = None  # a candidate that waited so long is served; 0: never
 
     def __post_init__(self) -> None:
         """Refuse what the backend would refuse."""
@@ -150,6 +152,8 @@ class ModelOptions:
             "token_file": self.token_file.resolve() if self.token_file else None,
             "dead_owner": self.dead_owner,
             "remote_cache_bytes": self.remote_cache_bytes,
+            "guard": self.guard,
+            "guard_timeout_ms": self.guard_timeout_ms,
         }
         return {name: str(value) for name, value in values.items() if value is not None}
 

@@ -74,6 +74,16 @@ class MetricsPage:
         yield "refused", int(self.sum("embertide_requests_refused_total", model=name))
         yield "inferences", int(self.sum("nv_inference_count", model=name))
         yield "failed_requests", int(self.sum("nv_inference_request_failure", model=name))
+        if "embertide_promoted_version" in self._samples:
+            for fact in ("promoted_version", "candidate_version"):
+                yield fact, int(self.least(f"embertide_{fact}", model=name))
+            yield (
+                "withdrawn_versions",
+                self._by("embertide_versions_withdrawn_total", "reason", name),
+            )
+            yield "holds_versions", bool(self.sum("embertide_versions_held", model=name))
+            unguarded = self.sum("embertide_unguarded_versions_total", model=name)
+            yield "unguarded_versions", int(unguarded)
         if "embertide_bus_connected" in self._samples:
             refused = self.sum("embertide_bus_events_total", model=name, event="refused")
             yield "refused_versions", int(refused)

@@ -23,6 +23,7 @@ namespace embertide {
 namespace v1 {
 class GlobalCommit;
 }
+struct Promotion;
 
 // What a follower feeds. Called from the follower's thread alone.
 class VersionSink {
@@ -45,6 +46,18 @@ class VersionSink {
     static_cast<void>(bucket);
     return true;
   }
+  // A newer revision of the promotion record; only with FollowerOptions::guard.
+  virtual void SetPromotion(const Promotion& record) { static_cast<void>(record); }
+  // False: the version is not to be taken before the promotion record says more.
+  virtual bool MayTake(uint64_t number) {
+    static_cast<void>(number);
+    return true;
+  }
+  // Whether a snapshot of this version may be taken where no chain of commits leads on.
+  virtual bool MayLoad(uint64_t number) const {
+    static_cast<void>(number);
+    return true;
+  }
   // Called between versions, at least every 100 ms: the time to add and drop buckets. True: there
   // is more to do; it is called again soon.
   virtual bool Between() { return false; }
@@ -58,6 +71,7 @@ struct FollowerOptions {
   std::chrono::milliseconds retry_every{500};
   // A bus that is silent this long says nothing of a publisher that cannot reach it: look at files.
   std::chrono::milliseconds look_every{2000};
+  bool guard = false;  // read the promotion record: its copy before each wait for a commit
 };
 
 // Counters since the start; any thread may read them.
@@ -72,6 +86,8 @@ struct FollowerStats {
   std::atomic<uint64_t> catch_ups{0};      // versions or snapshots taken from files
   std::atomic<uint64_t> reconnects{0};     // attempts to reach Redis
   std::atomic<uint64_t> refused{0};        // versions that the store had no room for
+  std::atomic<uint64_t> held{0};           // attempts to take a version that the guard holds back
+  std::atomic<uint64_t> skipped{0};        // versions that a rollback undid, never taken
   std::atomic<bool> connected{false};      // to Redis, now
   std::atomic<bool> caught_up{false};      // with the files that were there at the start
   // Wall clock from the publisher's commit of the newest version to its answers here.
@@ -99,5 +115,7 @@ class Follower {
 
 // The newest snapshot of a publication. kNotFound if there is none.
 Result<std::string> NewestSnapshot(const std::string& publication);
+// The newest of those that ordinary requests may see; if there is none, the newest.
+Result<std::string> NewestSnapshot(const std::string& publication, const Promotion& promotion);
 
 }  // namespace embertide

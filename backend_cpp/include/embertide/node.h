@@ -51,6 +51,10 @@ struct NodeOptions {
   uint64_t ssd_seal_interval_ms = 300'000;
   uint64_t ssd_seal_bytes_per_s = 64ULL << 20;  // while it is written; 0: as fast as it goes
   uint32_t window_versions = 8;
+  // Ordinary requests are answered at versions that a guard has promoted (docs/design/0011); needs
+  // a publication. After the timeout a candidate that nobody decided on is served; 0: never.
+  bool guard = false;
+  std::chrono::milliseconds guard_timeout{0};
   // OPTIONAL: told, a line at a time, of what an operator is to know and no request says: blocks of
   // the SSD that are bad. From any thread of the node; must not call the node.
   std::function<void(const std::string& line)> log;
@@ -95,12 +99,27 @@ struct Pinned {
   std::shared_ptr<const VersionInfo> info;
 };
 
+// Why versions are withdrawn: label `reason` of embertide_versions_withdrawn_total.
+inline constexpr std::array<const char*, 6> kWithdrawReasons = {
+    "not_finite", "auc", "calibration", "latency", "rollback", "operator"};
+
+// What a node knows of the guard's decisions.
+struct GuardStats {
+  uint64_t served = 0;     // to ordinary requests
+  uint64_t promoted = 0;   // by the guard; 0: it has not decided yet
+  uint64_t candidate = 0;  // newest version held that ordinary requests do not see; 0: none
+  bool holding = false;    // newer versions wait, as the window is full of candidates
+  uint64_t unguarded = 0;  // versions served though nobody promoted them
+  std::array<uint64_t, kWithdrawReasons.size()> withdrawn{};  // by reason
+};
+
 class Fleet;
 class LatencyMeter;
 class LoadMeter;
 class Mender;
 class RemoteLookup;
 class Sealer;
+class VersionGate;
 // Opaque outside of node.
 using RemoteLookupPtr = std::unique_ptr<RemoteLookup, void (*)(RemoteLookup*)>;
 
@@ -162,7 +181,8 @@ class Node {
   const Store& store() const { return *store_; }
   // Epoch of the plan that it acts by; 1 for a node alone.
   uint64_t plan_epoch() const;
-  // Pins the newest version that this node and all its live peers hold.
+  // Pins the newest version that this node and all its live peers hold; with a guard, the newest
+  // of those that ordinary requests may see.
   Result<Pinned> Pin() const;
   // Pins this version. kVersionGone, naming what is held, if it is not of the window; that peers
   // hold it, only Fetch finds out.
@@ -187,6 +207,8 @@ class Node {
   FleetStats fleet_stats() const;
   // The newest version that this node holds.
   std::shared_ptr<const VersionInfo> newest() const { return versions()->rbegin()->second; }
+  // Nullopt without a guard.
+  std::optional<GuardStats> guard_stats() const;
   // Whether its rows came from the seal of its SSD tier; else from the snapshot's files.
   bool opened_from_seal() const { return opened_from_seal_; }
   // Why the seal that lay there was not used; empty if it was, or if none lay there.
@@ -226,6 +248,10 @@ class Node {
   Status Follow();
   Result<std::shared_ptr<const DenseWeights>> LoadWeights(std::span<const std::byte> tensors) const;
   Status AddSnapshotVersion();
+  // Makes a version known, and the newest of the store.
+  Status CommitVersion(std::shared_ptr<const VersionInfo> info);
+  // The version of a pin that names none.
+  Result<ReadView> PinServed() const;
   // The version that the store is filled with; commits it.
   Status AddFirstVersion(VersionInfo info, std::shared_ptr<const DenseWeights> weights);
   Result<std::shared_ptr<const DenseWeights>> SnapshotWeights(const std::string& directory,
@@ -253,6 +279,7 @@ class Node {
   std::unique_ptr<Sink> sink_;
   std::string seal_refusal_;
   bool opened_from_seal_ = false;
+  std::unique_ptr<VersionGate> gate_;   // null without a guard
   std::unique_ptr<Fleet> fleet_;        // null: a node alone
   std::unique_ptr<Follower> follower_;  // it feeds the sink
   std::unique_ptr<Sealer> sealer_;      // null without an SSD tier, or without seals
