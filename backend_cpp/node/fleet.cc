@@ -66,12 +66,16 @@ Status Fleet::Start() {
         const auto now = routing();
         return now == nullptr ? 0 : now->epoch;
       });
-  Result<std::unique_ptr<NodeServer>> server =
-      NodeServer::Start({"0.0.0.0:" + options.peer_address.substr(colon + 1), options.token}, this);
+  const std::string listen = options.peer_listen.empty()
+                                 ? "0.0.0.0:" + options.peer_address.substr(colon + 1)
+                                 : options.peer_listen;
+  Result<std::unique_ptr<NodeServer>> server = NodeServer::Start({listen, options.token}, this);
   if (!server.ok()) return server.status();
   server_ = std::move(*server);
   server_->SetServing(false);
-  address_ = options.peer_address.substr(0, colon + 1) + std::to_string(server_->port());
+  address_ = options.peer_listen.empty()
+                 ? options.peer_address.substr(0, colon + 1) + std::to_string(server_->port())
+                 : options.peer_address;
   started_ = true;
 
   if (!options.control.empty()) {

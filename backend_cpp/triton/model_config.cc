@@ -91,6 +91,7 @@ std::map<std::string, Setter> Setters(const std::string& directory, ModelConfig*
           {"state", text(&node->state)},
           {"control", text(&node->control)},
           {"peer_address", text(&node->peer_address)},
+          {"peer_listen", text(&node->peer_listen)},
           {"group", number("group", 0, 1U << 16, &node->group)},
           {"plan_file", path(&node->plan_file)},
           {"token_file", path(token_file)},

@@ -95,6 +95,7 @@ class ModelOptions:
     state: str | None = None  # Redis URL of the plans
     control: str | None = None  # host:port of the control plane
     peer_address: str | None = None  # host:port where peers reach it
+    peer_listen: str | None = None  # host:port where it listens, if that is another
     group: int | None = None
     plan_file: Path | None = None
     token_file: Path | None = None
@@ -147,6 +148,7 @@ class ModelOptions:
             "state": self.state,
             "control": self.control,
             "peer_address": self.peer_address,
+            "peer_listen": self.peer_listen,
             "group": self.group,
             "plan_file": self.plan_file.resolve() if self.plan_file else None,
             "token_file": self.token_file.resolve() if self.token_file else None,

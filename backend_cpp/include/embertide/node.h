@@ -62,6 +62,7 @@ struct NodeOptions {
   std::string state;         // Redis URL of the state store, where plans are; empty: a node alone
   std::string control;       // host:port of the control plane; empty: it does not register
   std::string peer_address;  // REQUIRED with state: host:port where peers reach this node
+  std::string peer_listen;   // host:port to listen at, if another; empty: 0.0.0.0, the same port
   uint32_t group = 0;
   std::string plan_file;  // the last plan is kept here, for when `state` is away; empty: nowhere
   std::string token;      // peers and the control plane ask for it; empty: none
