@@ -17,6 +17,7 @@ from embertide.server.cli import (
     snapshot,
     status,
 )
+from embertide.server.cli.chaos import command as chaos
 from embertide.server.cli.demo import command as demo
 from embertide.server.cli.processes import TRAINER
 
@@ -66,6 +67,7 @@ _forward("cache-sim", "Simulate the policies of a tier on a trace of keys.")
 _forward("capacity", "Plan tier sizes for a latency goal from a trace of keys.")
 app.command("doctor")(doctor.command)
 app.command("demo")(demo.command)
+app.command("chaos")(chaos.command)
 
 
 def main() -> None:
