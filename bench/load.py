@@ -22,9 +22,6 @@ from numpy.typing import NDArray
 from bench import perf
 from bench.servers import BenchError
 
-# Enough that one is free when a request falls due, while the server keeps the others waiting.
-_THREADS = 16
-_TIMEOUT_S = 10.0
 _METHOD = "/inference.GRPCInferenceService/ModelInfer"
 _FAILED = -1
 _ANSWER_S = 30.0
@@ -49,6 +46,20 @@ def encode(model: str, keys_BF: NDArray[np.int64]) -> bytes:
 def _version(answer: Any) -> int:
     names = [output.name for output in answer.outputs]
     return int.from_bytes(answer.raw_output_contents[names.index("VERSION")][:8], "little")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Patience:
+    """How a client waits.
+
+    Attributes:
+        at_once: Requests on their way, at most: enough that one is free when a request falls due,
+            while the server keeps the others waiting.
+        timeout_s: The deadline of a request.
+    """
+
+    at_once: int = 16
+    timeout_s: float = 10.0
 
 
 class _Clock:
@@ -99,8 +110,9 @@ class _Clock:
 class _Sender:
     """The threads of a client process and what they logged."""
 
-    def __init__(self, address: str, requests: Sequence[bytes]) -> None:
+    def __init__(self, address: str, requests: Sequence[bytes], patience: Patience) -> None:
         self.clock = _Clock()
+        self._timeout_s = patience.timeout_s
         self._failures: collections.Counter[str] = collections.Counter()
         self._requests = requests
         self._lock = threading.Lock()
@@ -110,7 +122,9 @@ class _Sender:
             _METHOD,
             response_deserializer=tritonclient.grpc.service_pb2.ModelInferResponse.FromString,
         )
-        self._threads = [threading.Thread(target=self._run, args=(n,)) for n in range(_THREADS)]
+        self._threads = [
+            threading.Thread(target=self._run, args=(n,)) for n in range(patience.at_once)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -123,7 +137,7 @@ class _Sender:
             sent = time.time()
             version, failure = _FAILED, ""
             try:
-                version = _version(self._infer(request, timeout=_TIMEOUT_S))
+                version = _version(self._infer(request, timeout=self._timeout_s))
             except grpc.RpcError as error:
                 failure = f"{error.code().name}: {error.details()}"
             with self._lock:
@@ -150,9 +164,11 @@ class _Sender:
         self._channel.close()
 
 
-def _serve(commands: Connection, address: str, requests: Sequence[bytes]) -> None:
+def _serve(
+    commands: Connection, address: str, requests: Sequence[bytes], patience: Patience
+) -> None:
     """Do what the parent says until it says stop, or is gone."""
-    sender = _Sender(address, requests)
+    sender = _Sender(address, requests, patience)
     try:
         while (command := commands.recv())[0] != "stop":
             if command[0] == "begin":
@@ -216,13 +232,20 @@ def _p99_us(seconds: NDArray[np.float64]) -> float:
 class Clients:
     """One client process a server. Used by one thread; a context manager that ends them."""
 
-    def __init__(self, addresses: Sequence[str], requests: Sequence[bytes]) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        requests: Sequence[bytes],
+        patience: Patience | None = None,
+    ) -> None:
         """Start the processes; they send nothing yet."""
         spawn = multiprocessing.get_context("spawn")  # a fork would take gRPC's threads for its own
-        self._clients = []
+        self._clients, patience = [], patience or Patience()
         for address in addresses:
             ours, theirs = spawn.Pipe()
-            process = spawn.Process(target=_serve, args=(theirs, address, requests), daemon=True)
+            process = spawn.Process(
+                target=_serve, args=(theirs, address, requests, patience), daemon=True
+            )
             process.start()
             theirs.close()
             self._clients.append((process, ours))

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from bench.report import Row
@@ -60,5 +61,26 @@ def curves(
     axes.set_title(title)
     axes.grid(visible=True, which="both", linewidth=0.3)
     axes.legend(fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def histograms(title: str, unit: str, series: Mapping[str, Sequence[float]], path: Path) -> None:
+    """Draw a histogram a series, one above the other, over one axis that is logarithmic."""
+    figure = Figure(figsize=(9, 0.6 + 1.1 * len(series)), layout="constrained")
+    every = figure.subplots(len(series), sharex=True, squeeze=False)[:, 0]
+    values = [value for each in series.values() for value in each if value > 0]
+    edges = np.geomspace(min(values), max(values) * 1.001, 60)
+    for axes, (name, each) in zip(every, series.items(), strict=True):
+        finite = [value for value in each if value > 0]
+        axes.hist(finite, bins=edges, color=_GOOD)
+        if finite:
+            p50, p99 = np.percentile(finite, [50, 99])
+            name += f": p50 {p50:.3f}, p99 {p99:.3f} {unit}"
+            axes.axvline(p99, color=_BAD, linewidth=1)
+        axes.set_title(name, fontsize=8, loc="left")
+        axes.set_xscale("log")
+    every[-1].set_xlabel(f"{unit}; the line is the p99")
+    figure.suptitle(title, fontsize=11)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)

@@ -7,29 +7,25 @@ rate that the fleet sustains, for the p99 of requests, and in closed loop, for t
 """
 
 import argparse
-import contextlib
 import dataclasses
 import itertools
 import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from rich.console import Console
 
-from bench import keys, models, report
-from bench.load import Clients, Seen, encode
-from bench.servers import BUILD, ROOT, BenchError, await_peer
+from bench import keys, report
+from bench.fleet import MODEL, Fleet, start_fleet
+from bench.load import Seen, encode
+from bench.servers import BUILD, ROOT, BenchError
 from bench.shapes import SEED, Shape
-from bench.versions import Versions
-from embertide.server.adapters import triton
-from embertide.server.adapters.process import Child, ProcessError, free_ports
-from embertide.server.adapters.redis import RedisOptions, RedisServer
-from embertide.server.cli.control_plane import Caller
+from embertide.server.adapters.process import ProcessError
 from embertide.server.core.plan.layout import Bucket, Holders, Place, assignments_of, layout_of
 from embertide.trainer.embedding.keys import buckets_of
 from embertide.trainer.errors import TrainerError
@@ -38,7 +34,6 @@ from embertide.v1 import control_pb2, plan_pb2
 _CONSOLE = Console(stderr=True, highlight=False, soft_wrap=True)
 _FOLDER = BUILD / "bench" / "reshard"
 _SHAPE = Shape(name="reshard", rows=200_000, tables=8, buckets=16)
-_MODEL = "lookup"
 _BATCH = 64
 _REQUESTS = 512
 _VERSIONS_PER_S = 5
@@ -46,7 +41,6 @@ _MOVED_SHARE = 0.4
 _RATE_SHARE = 0.5  # of the requests/s in closed loop
 _BEFORE_S = 3.0
 _SETTLE_S = 1.0  # at the begin of a load, before anything counts
-_LONGEST_DEADLINE_MS = 500
 _OPERATION_S = 120.0
 _MOST_P99, _LEAST_RATE = 1.5, 0.9  # during / before
 _FAILURES_SHOWN, _CHARACTERS_SHOWN = 5, 200
@@ -100,57 +94,12 @@ class Pair:
         )
 
 
-# --- the fleet ------------------------------------------------------------------------------------
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Site:
-    """What runs."""
+    """What runs, and how much a reshard may do at once."""
 
-    caller: Caller
-    clients: Clients
-    versions: Versions
+    fleet: Fleet
     budget: control_pb2.ReshardBudget
-
-
-def _start_nodes(
-    stack: contextlib.ExitStack, publication: Path, url: str, control: str
-) -> list[triton.TritonServer]:
-    ports = iter(free_ports(8))
-    starts, peers = [], []
-    for n in range(2):
-        peers.append(f"127.0.0.1:{next(ports)}")
-        options = triton.ModelOptions(
-            publication=publication,
-            bus=url,
-            instances=2,
-            max_queue_delay_us=None,
-            devices=2,
-            ddr_budget_bytes=2 * _SHAPE.row_bytes + (1 << 30),
-            node=f"node-{n}",
-            state=url,
-            control=control,
-            peer_address=peers[n],
-            dead_owner="error",
-        )
-        repository = _FOLDER / f"models-{n}"
-        triton.write_model(repository, _MODEL, options)
-        starts.append(
-            triton.ServerOptions(
-                repository=repository,
-                backends=BUILD / "cpp" / "backends",
-                log=_FOLDER / f"node-{n}.log",
-                http_port=next(ports),
-                grpc_port=next(ports),
-                metrics_port=next(ports),
-                explicit=True,
-                models=(_MODEL,),
-            )
-        )
-    nodes = triton.start_together(stack, starts)
-    for peer in peers:
-        await_peer(peer)
-    return nodes
 
 
 def _requests() -> list[bytes]:
@@ -161,29 +110,7 @@ def _requests() -> list[bytes]:
         read = np.unique(buckets_of(column.astype(np.uint64), bits))
         if len(read) < 1 << bits:
             raise BenchError(f"requests read only {len(read)} of {1 << bits} buckets of a table")
-    return [encode(_MODEL, batch_BF) for batch_BF in np.split(keys_NF, _REQUESTS)]
-
-
-@contextlib.contextmanager
-def _site(budget: control_pb2.ReshardBudget) -> Iterator[Site]:
-    files = models.make(_SHAPE, BUILD)
-    requests = _requests()
-    port, control_port = free_ports(2)
-    with contextlib.ExitStack() as stack:
-        redis = stack.enter_context(RedisServer(RedisOptions(log=_FOLDER / "redis.log", port=port)))
-        versions = Versions(_FOLDER / "publication", redis.url, _SHAPE, files, _VERSIONS_PER_S)
-        control = f"127.0.0.1:{control_port}"
-        words = ["--state", redis.url, "--model", _SHAPE.name, "--listen", control]
-        words += ["--expect-nodes", "2", "--directory", str(_FOLDER / "control")]
-        words += ["--longest-deadline-ms", str(_LONGEST_DEADLINE_MS)]
-        command = [sys.executable, "-m", "embertide.server.cli", "control", *words]
-        stack.enter_context(Child(command, log=_FOLDER / "control.log"))
-        nodes = _start_nodes(stack, versions.publication.path, redis.url, control)
-        clients = stack.enter_context(Clients([node.grpc for node in nodes], requests))
-        caller = Caller(control, None)
-        stack.callback(caller.close)
-        stack.enter_context(versions)
-        yield Site(caller=caller, clients=clients, versions=versions, budget=budget)
+    return [encode(MODEL, batch_BF) for batch_BF in np.split(keys_NF, _REQUESTS)]
 
 
 # --- reshards -------------------------------------------------------------------------------------
@@ -212,12 +139,12 @@ def _move(
     site: Site, id: str, target: control_pb2.ReshardTarget
 ) -> tuple[control_pb2.StartReshardResponse, control_pb2.Operation, list[tuple[float, str]]]:
     """Run a reshard to its end; return what it moves, how it ended, and what it said when."""
-    answer = site.caller.call(
+    answer = site.fleet.caller.call(
         "StartReshard",
         control_pb2.StartReshardRequest(operation_id=id, target=target, budget=site.budget),
     )
     said, operation = [(time.time(), "accepted")], answer.operation
-    for operation in site.caller.watch(id, _OPERATION_S):
+    for operation in site.fleet.caller.watch(id, _OPERATION_S):
         if operation.message and operation.message != said[-1][1]:
             said.append((time.time(), operation.message))
     if operation.state != control_pb2.OPERATION_STATE_SUCCEEDED:
@@ -236,14 +163,14 @@ def _steps(seen: Seen, said: list[tuple[float, str]], end: float) -> list[Step]:
 
 def _measure_pair(site: Site, id: str, rate: float | None, rng: np.random.Generator) -> Pair:
     # A snapshot is a trainer's work; here it would take this machine's cores from both sides.
-    site.versions.snapshot()
-    target = make_target(site.caller.plan(), rng)
-    site.clients.start(rate)
+    site.fleet.versions.snapshot()
+    target = make_target(site.fleet.caller.plan(), rng)
+    site.fleet.clients.start(rate)
     time.sleep(_SETTLE_S)
     quiet = time.time()
     time.sleep(_BEFORE_S)
     answer, operation, said = _move(site, id, target)
-    seen = site.clients.stop()
+    seen = site.fleet.clients.stop()
     for why, count in seen.failures.most_common(_FAILURES_SHOWN):
         _CONSOLE.print(f"[red]{count} failed: {why[:_CHARACTERS_SHOWN]}")
     begin, end = operation.created_ms / 1e3, operation.ended_ms / 1e3
@@ -255,7 +182,7 @@ def _measure_pair(site: Site, id: str, rate: float | None, rng: np.random.Genera
         buckets=operation.buckets_done,
         buckets_across=across,
         bytes=operation.bytes_done,
-        versions=site.versions.published(begin, end),
+        versions=site.fleet.versions.published(begin, end),
         versions_seen=during.versions,
         requests=len(during.log),
         failed=during.failed,
@@ -271,12 +198,12 @@ def _measure_pair(site: Site, id: str, rate: float | None, rng: np.random.Genera
 
 
 def _measure(site: Site, reshards: int) -> list[Pair]:
-    site.clients.start(None)
+    site.fleet.clients.start(None)
     time.sleep(_SETTLE_S)
     begin = time.time()
     time.sleep(_BEFORE_S)
     end = time.time()
-    sustained = site.clients.stop().between(begin, end).requests_per_s
+    sustained = site.fleet.clients.stop().between(begin, end).requests_per_s
     rate = _RATE_SHARE * sustained
     _CONSOLE.print(f"[dim]the fleet sustains {sustained:,.0f} requests/s; the rate is {rate:,.0f}")
     rng = np.random.default_rng(SEED)
@@ -347,8 +274,8 @@ def main() -> int:
         bytes_per_s=arguments.bytes_per_s, buckets_at_once=arguments.buckets_at_once
     )
     try:
-        with _site(budget) as site:
-            pairs = _measure(site, arguments.reshards)
+        with start_fleet(_FOLDER, _SHAPE, _requests(), _VERSIONS_PER_S) as fleet:
+            pairs = _measure(Site(fleet=fleet, budget=budget), arguments.reshards)
     except (BenchError, ProcessError, TrainerError) as error:
         _CONSOLE.print(f"[red]bench-reshard: {error}")
         return 1

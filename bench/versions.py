@@ -11,7 +11,7 @@ import shutil
 import threading
 import time
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -34,6 +34,16 @@ from embertide.trainer.publish.snapshot import (
 
 CHANGED_SHARE = 0.01
 _KEPT_SNAPSHOTS = 2
+
+
+class Stages(NamedTuple):
+    """When a version was so far; wall clock, in s."""
+
+    number: int
+    trained: float  # its rows have their values
+    taken: float  # ... and are records
+    written: float  # its files are there
+    sent: float  # it is on the bus
 
 
 class Versions:
@@ -62,7 +72,9 @@ class Versions:
             self.publication, bus=bus, model=config.name, schema_id=schema_id(info, self._tables)
         )
         self._rng = np.random.default_rng(SEED)
-        self._published: list[float] = []  # wall clock, in s
+        self.log: list[Stages] = []
+        self._flows = threading.Event()
+        self._flows.set()
         self._publishing = threading.Lock()
         self._stop = threading.Event()
         self._error: TrainerError | None = None
@@ -89,17 +101,21 @@ class Versions:
 
     def _publish(self) -> None:
         with self._publishing:
-            number = self._newest.number + 1
-            self._publisher.publish(
-                number, watermark_ms=number, changes=self._changes(), dense=self._dense
-            )
-            self._published.append(time.time())
+            number, trained = self._newest.number + 1, time.time()
+            changes = self._changes()
+            taken = time.time()
+            self._publisher.publish(number, watermark_ms=number, changes=changes, dense=self._dense)
+            sent = time.time()
+            # Its files are on the drive once this one is.
+            commit = self.publication.path / "deltas" / self._newest.folder / "commit.pb"
+            self.log.append(Stages(number, trained, taken, commit.stat().st_mtime, sent))
 
     def _run(self) -> None:
         due = time.monotonic() + self._pause_s
         try:
             while not self._stop.wait(max(0.0, due - time.monotonic())):
-                self._publish()
+                if self._flows.is_set():
+                    self._publish()
                 due = max(due + self._pause_s, time.monotonic())  # what was missed is not made up
         except TrainerError as error:
             self._error = error
@@ -132,7 +148,16 @@ class Versions:
     def published(self, begin: float, end: float) -> int:
         """Return how many versions were committed between two times of the wall clock."""
         with self._publishing:
-            return sum(begin <= each <= end for each in self._published)
+            return sum(begin <= each.sent <= end for each in self.log)
+
+    def flow(self, flows: bool) -> None:
+        """Let versions come, or none."""
+        if flows:
+            self._flows.set()
+            return
+        self._flows.clear()
+        with self._publishing:
+            pass  # the one under way is out
 
     def __enter__(self) -> Self:
         """Begin to publish."""

@@ -1,0 +1,105 @@
+"""The fleet on which versions and reshards are measured.
+
+Two tritonservers of two devices that share a model, a control plane, a Redis, a publisher of
+several versions a second, and a client process a node.
+"""
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from bench import models
+from bench.load import Clients
+from bench.servers import BUILD, await_peer
+from bench.shapes import Shape
+from bench.versions import Versions
+from embertide.server.adapters import triton
+from embertide.server.adapters.process import Child, free_ports
+from embertide.server.adapters.redis import RedisOptions, RedisServer
+from embertide.server.cli.control_plane import Caller
+
+MODEL = "lookup"
+_LONGEST_DEADLINE_MS = 500
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Fleet:
+    """What runs."""
+
+    caller: Caller
+    clients: Clients
+    versions: Versions
+    nodes: Sequence[triton.TritonServer]
+    peers: Sequence[str]  # host:port of each node's own service
+
+
+def _start_nodes(
+    stack: contextlib.ExitStack, shape: Shape, publication: Path, url: str, control: str
+) -> tuple[list[triton.TritonServer], list[str]]:
+    folder, ports = publication.parent, iter(free_ports(8))
+    starts, peers = [], []
+    for n in range(2):
+        peers.append(f"127.0.0.1:{next(ports)}")
+        options = triton.ModelOptions(
+            publication=publication,
+            bus=url,
+            instances=2,
+            max_queue_delay_us=None,
+            devices=2,
+            ddr_budget_bytes=2 * shape.row_bytes + (1 << 30),
+            node=f"node-{n}",
+            state=url,
+            control=control,
+            peer_address=peers[n],
+            dead_owner="error",
+        )
+        repository = folder / f"models-{n}"
+        triton.write_model(repository, MODEL, options)
+        starts.append(
+            triton.ServerOptions(
+                repository=repository,
+                backends=BUILD / "cpp" / "backends",
+                log=folder / f"node-{n}.log",
+                http_port=next(ports),
+                grpc_port=next(ports),
+                metrics_port=next(ports),
+                explicit=True,
+                models=(MODEL,),
+            )
+        )
+    nodes = triton.start_together(stack, starts)
+    for peer in peers:
+        await_peer(peer)
+    return nodes, peers
+
+
+@contextlib.contextmanager
+def start_fleet(
+    folder: Path, shape: Shape, requests: Sequence[bytes], versions_per_s: float
+) -> Iterator[Fleet]:
+    """Start a fleet that serves a shape and gets versions; its clients send nothing yet.
+
+    Raises:
+        BenchError: A node finds no peer.
+        ProcessError: A process does not start.
+    """
+    files = models.make(shape, BUILD)
+    port, control_port = free_ports(2)
+    with contextlib.ExitStack() as stack:
+        redis = stack.enter_context(RedisServer(RedisOptions(log=folder / "redis.log", port=port)))
+        versions = Versions(folder / "publication", redis.url, shape, files, versions_per_s)
+        control = f"127.0.0.1:{control_port}"
+        words = ["--state", redis.url, "--model", shape.name, "--listen", control]
+        words += ["--expect-nodes", "2", "--directory", str(folder / "control")]
+        words += ["--longest-deadline-ms", str(_LONGEST_DEADLINE_MS)]
+        command = [sys.executable, "-m", "embertide.server.cli", "control", *words]
+        stack.enter_context(Child(command, log=folder / "control.log"))
+        publication = versions.publication.path
+        nodes, peers = _start_nodes(stack, shape, publication, redis.url, control)
+        clients = stack.enter_context(Clients([node.grpc for node in nodes], requests))
+        caller = Caller(control, None)
+        stack.callback(caller.close)
+        stack.enter_context(versions)
+        yield Fleet(caller=caller, clients=clients, versions=versions, nodes=nodes, peers=peers)
