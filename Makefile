@@ -10,7 +10,7 @@ APT := g++ cmake ninja-build libgtest-dev nlohmann-json3-dev libisal-dev libhire
   libprotobuf-dev protobuf-compiler libgrpc++-dev protobuf-compiler-grpc pkg-config python3-dev python3-venv libb64-0d \
   clang-19 libclang-rt-19-dev
 
-.PHONY: help demo dev cpp check proto-baseline test kill-test bench-checkpoints bench-serve bench-remote bench-cache bench-reshard bench-store bench-ssd bench-train perf-check gpu-deps gpu-check test-asan test-tsan fuzz images clean
+.PHONY: help demo chaos soak bench-fresh bench-overload dev cpp check proto-baseline test kill-test bench-checkpoints bench-serve bench-remote bench-cache bench-reshard bench-store bench-ssd bench-train perf-check gpu-deps gpu-check test-asan test-tsan fuzz images clean
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
@@ -40,6 +40,9 @@ build/.dev: build/.venv $(SOURCES)
 
 demo: dev cpp ## a model learns while it is served; DATA=path.parquet EVENTS=n for a stream of yours
 	@$(BIN)/embertide demo $(if $(DATA),--data "$(DATA)") $(if $(EVENTS),--events $(EVENTS))
+
+chaos: dev cpp ## a fleet under seeded faults, every answer checked; ROUNDS=200, SEED=1, MINUTES=30; RESUME=1 goes on where it stopped
+	@$(BIN)/embertide chaos --rounds $(or $(ROUNDS),20) --seed $(or $(SEED),1) $(if $(RESUME),--resume) $(if $(MINUTES),--minutes $(MINUTES))
 
 dev: build/.dev ## the editable Python install
 cpp: build/.venv ## the C++ build, tests included
@@ -78,6 +81,15 @@ bench-remote: dev cpp ## lookups that ask another node for half of the keys
 
 bench-reshard: dev cpp ## twenty reshards under load and versions; six minutes
 	$(BIN)/python -m bench.reshard
+
+bench-fresh: dev cpp ## how soon a trained row is served at 50,000 changed rows a second; a Redis away, full, emptied
+	$(BIN)/python -m bench.fresh; fresh=$$?; $(BIN)/python -m bench.outage && exit $$fresh
+
+bench-overload: dev cpp ## three times the requests that the machine can answer: what is answered is right
+	$(BIN)/python -m bench.overload
+
+soak: dev cpp ## a fleet left alone, MINUTES=30: memory, descriptors, threads and latency over time
+	$(BIN)/python -m bench.soak $(if $(MINUTES),--minutes $(MINUTES))
 
 bench-cache: dev ## hit rates of the cache policies; TRACES="a.trace.xz b.parquet:item" for keys of yours
 	$(BIN)/python -m bench.cache $(TRACES)

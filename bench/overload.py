@@ -1,0 +1,133 @@
+"""Three times as many requests as the machine can answer: `make bench-overload`.
+
+The fleet of `embertide chaos` without faults, trainer and all, on one machine. What it sustains in
+closed loop is measured first, then requests fall due at three times that rate, each with a
+deadline, while checking clients compare every row that they get with the log. What is answered has
+to be right, and in time; the rest may be refused or late, and keys that were not answered for are
+marked and few.
+"""
+
+import argparse
+import random
+import sys
+import time
+
+import numpy as np
+from rich.console import Console
+
+from bench import report
+from bench.load import Clients, Patience, Seen, encode
+from bench.servers import BUILD, ROOT, BenchError
+from embertide.server.adapters.process import ProcessError, interrupt_on_signals
+from embertide.server.cli.chaos.options import ChaosOptions
+from embertide.server.cli.chaos.rounds import Chaos
+from embertide.server.cli.chaos.traffic import MODEL, Asked, draw_keys
+from embertide.server.cli.refusals import DEFAULT_BACKENDS, DEFAULT_CACHE
+
+_CONSOLE = Console(stderr=True, highlight=False, soft_wrap=True)
+_FOLDER = BUILD / "bench" / "overload"
+_REQUESTS = 64
+_AT_ONCE = 64  # of each node
+_SETTLE_S = 2.0
+_SHOWN = 5
+
+
+def _requests(chaos: Chaos, samples: int) -> list[bytes]:
+    """Encode requests for keys that the model has."""
+    rng = random.Random(1)
+    drawn = (draw_keys(chaos.replay, rng, samples) for _ in range(_REQUESTS))
+    return [encode(MODEL, np.array(keys, np.uint64).view(np.int64)) for keys in drawn]
+
+
+def _load(chaos: Chaos, clients: Clients, rate: float | None, seconds: float) -> Seen:
+    clients.start(rate)
+    begin = time.time() + _SETTLE_S
+    while time.time() < begin + seconds:
+        chaos.tick()
+    end = time.time()
+    return clients.stop().between(begin, end)
+
+
+def _rows(
+    seen: Seen, asked: list[Asked], wrong: list[str], factor: float, deadline_s: float, share: float
+) -> list[report.Row]:
+    case = f"{factor:g}x overload, deadline {deadline_s * 1e3:.0f} ms"
+    took = (seen.log["ended"] - seen.log["sent"])[seen.log["version"] >= 0]
+    keys = sum(each.keys for each in asked)
+    degraded = sum(each.degraded for each in asked)
+    figures = [
+        ("wrong answers", "count", float(len(wrong)), 0.0, True),
+        ("keys left unanswered", "share", degraded / max(keys, 1), share, True),
+        ("p99 of what is answered", "s", float(np.percentile(took, 99)), deadline_s, True),
+        ("checked answers", "keys", float(keys), 0.0, False),
+        ("answered", "share", len(took) / max(len(seen.log), 1), 0.0, False),
+        ("answered a second", "requests/s", seen.requests_per_s, 0.0, False),
+    ]
+    return [
+        # A target of 0 is none: what may not happen at all is a claim of its own.
+        report.measure((case, name, unit), [value], better="lower", target=target, claim="18.4")
+        if held and target
+        else report.measure((case, name, unit), [value], better="lower", target=0)
+        for name, unit, value, target, held in figures
+    ] + [
+        report.measure(
+            (case, "no answer is wrong", "holds"),
+            [float(not wrong)],
+            better="higher",
+            target=1,
+            claim="18.4",
+        )
+    ]
+
+
+def main() -> int:
+    """Run the benchmark.
+
+    Returns:
+        0 if no answer was wrong.
+    """
+    parser = argparse.ArgumentParser(prog="bench.overload", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of overload")
+    parser.add_argument("--factor", type=float, default=3.0)
+    parser.add_argument("--deadline-ms", type=float, default=500.0)
+    parser.add_argument("--samples", type=int, default=32, help="of a request")
+    parser.add_argument(
+        "--degraded-share", type=float, default=0.01, help="of keys that may be left unanswered"
+    )
+    parser.add_argument("--out", default=BUILD / "bench" / "overload.json")
+    arguments = parser.parse_args()
+    interrupt_on_signals()
+    deadline_s = arguments.deadline_ms / 1e3
+    options = ChaosOptions(
+        directory=_FOLDER, backends=DEFAULT_BACKENDS, cache=DEFAULT_CACHE, deadline_s=deadline_s
+    )
+    try:
+        options.empty()
+        with Chaos(options, _CONSOLE.print) as chaos:
+            requests = _requests(chaos, arguments.samples)
+            patience = Patience(at_once=_AT_ONCE, timeout_s=deadline_s)
+            with Clients(chaos.fleet.grpc, requests) as clients:
+                sustained = _load(chaos, clients, None, arguments.seconds / 4).requests_per_s
+            _CONSOLE.print(f"[dim]the fleet sustains {sustained:,.0f} requests/s")
+            chaos.traffic.take()
+            with Clients(chaos.fleet.grpc, requests, patience) as clients:
+                seen = _load(chaos, clients, arguments.factor * sustained, arguments.seconds)
+            asked, wrong = chaos.traffic.take()
+            endings = [each for each in chaos.fleet.endings if each.name != "trainer"]
+            if endings:
+                raise BenchError(f"{endings[0].name} ended: {endings[0].log}")
+    except (BenchError, ProcessError) as error:
+        _CONSOLE.print(f"[red]bench-overload: {error}")
+        return 1
+    for text in wrong[:_SHOWN]:
+        _CONSOLE.print(f"[red]{text}")
+    for why, count in seen.failures.most_common(_SHOWN):
+        _CONSOLE.print(f"[dim]{count} not answered: {why[:200]}")
+    rows = _rows(seen, asked, wrong, arguments.factor, deadline_s, arguments.degraded_share)
+    report.write(arguments.out, ROOT, rows)
+    report.show("Overload", rows)
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
