@@ -6,7 +6,11 @@
 
 namespace embertide {
 
-inline constexpr int kMaxMessageBytes = 64 << 20;
+inline constexpr int kMaxMessageBytes = 64 << 20;  // of an answer
+inline constexpr int kMaxRequestBytes = 4 << 20;
+// What all messages that a node is receiving may take; beyond it, gRPC ends connections.
+inline constexpr size_t kMaxReceivedBytes = 512 << 20;
+inline constexpr size_t kMaxLookupBytes = 1 << 20;  // of a LookupRequest, its parts
 inline constexpr size_t kMaxPartsACall = 256;
 inline constexpr size_t kMaxKeysACall = 65536;
 // A part is at most half of these, so that a call carries at least one.

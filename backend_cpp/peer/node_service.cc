@@ -39,8 +39,10 @@ grpc::StatusCode CodeOf(Code code) {
 }
 
 // Lookup waits for nobody and runs on gRPC's own threads; Read may wait for peers, and the others
-// are rare: they have a pool.
-class Service final : public v1::NodeService::WithCallbackMethod_Lookup<v1::NodeService::Service> {
+// are rare: they have a pool. A LookupRequest is parsed once its token was found right; gRPC has
+// parsed those of the others, which are at most kMaxRequestBytes, before a method is called.
+class Service final
+    : public v1::NodeService::WithRawCallbackMethod_Lookup<v1::NodeService::Service> {
  public:
   Service(const NodeServerOptions& options, NodeHandler* handler)
       : authorization_(options.token.empty() ? "" : "Bearer " + options.token),
@@ -50,10 +52,10 @@ class Service final : public v1::NodeService::WithCallbackMethod_Lookup<v1::Node
   uint64_t refused() const { return refused_.load(); }
 
   grpc::ServerUnaryReactor* Lookup(grpc::CallbackServerContext* context,
-                                   const v1::LookupRequest* request,
-                                   v1::LookupResponse* response) override {
+                                   const grpc::ByteBuffer* question,
+                                   grpc::ByteBuffer* answer) override {
     auto* reactor = context->DefaultReactor();
-    reactor->Finish(Guarded(*context, [&] { return handler_->Lookup(*request, response); }));
+    reactor->Finish(Guarded(*context, [&] { return Lookup(*question, answer); }));
     return reactor;
   }
   grpc::Status Read(grpc::ServerContext* context, const v1::ReadRequest* request,
@@ -74,6 +76,20 @@ class Service final : public v1::NodeService::WithCallbackMethod_Lookup<v1::Node
   }
 
  private:
+  Status Lookup(grpc::ByteBuffer question, grpc::ByteBuffer* answer) {
+    v1::LookupRequest request;
+    if (!grpc::SerializationTraits<v1::LookupRequest>::Deserialize(&question, &request).ok()) {
+      return {Code::kInvalidArgument, "the message is no LookupRequest"};
+    }
+    v1::LookupResponse response;
+    EMBERTIDE_RETURN_IF_ERROR(handler_->Lookup(request, &response));
+    bool owned = false;
+    if (!grpc::SerializationTraits<v1::LookupResponse>::Serialize(response, answer, &owned).ok()) {
+      return {Code::kResourceExhausted, "the answer is too large"};
+    }
+    return Status::Ok();
+  }
+
   template <typename Call>
   grpc::Status Guarded(const grpc::ServerContextBase& context, const Call& call) {
     if (!authorization_.empty()) {
@@ -130,8 +146,10 @@ Result<std::unique_ptr<NodeServer>> NodeServer::Start(const NodeServerOptions& o
   builder.AddListeningPort(options.listen, grpc::InsecureServerCredentials(), &impl->port);
   // Two processes on one port would each get a part of the calls.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
+  builder.SetMaxReceiveMessageSize(kMaxRequestBytes);
   builder.SetMaxSendMessageSize(kMaxMessageBytes);
+  grpc::ResourceQuota quota("embertide_node");
+  builder.SetResourceQuota(quota.Resize(kMaxReceivedBytes));
   builder.RegisterService(&impl->service);
   impl->server = builder.BuildAndStart();
   if (impl->server == nullptr || impl->port == 0) {

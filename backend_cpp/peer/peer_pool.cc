@@ -225,12 +225,15 @@ void PeerPool::Impl::SendWaiting(const std::shared_ptr<Peer>& peer, bool now) {
       if (peer->calls >= kCallsAtOnce && !due) return;
       size_t keys = 0;
       size_t answer = 0;
+      size_t question = 0;
       Clock::time_point deadline = peer->waiting.front().deadline;
       while (!peer->waiting.empty() && call->parts.size() < kMaxPartsACall) {
         const Waiting& next = peer->waiting.front();
         keys += static_cast<size_t>(next.part->part.keys_size());
         answer += next.part->answer_bytes;
-        const bool full = keys > kMaxKeysACall || answer > kMaxAnswerBytes;
+        question += next.part->bytes;
+        const bool full =
+            keys > kMaxKeysACall || answer > kMaxAnswerBytes || question > kMaxLookupBytes;
         if (!call->parts.empty() && full) break;
         call->request.add_parts()->Swap(&next.part->part);
         peer->waiting_bytes -= next.part->bytes;
