@@ -13,7 +13,8 @@ _GOOD, _BAD, _PLAIN = "#2a7f62", "#b5483a", "#8a8f98"
 
 
 def draw(title: str, rows: Sequence[Row], path: Path) -> None:
-    """Draw a bar a row, its length ours / peer on a logarithmic scale, its bar a tick."""
+    """Draw a bar a row that has a peer: ours / peer on a logarithmic scale, its target a tick."""
+    rows = [row for row in rows if row.ratio > 0]
     figure = Figure(figsize=(9, 1.2 + _ROW_INCHES * len(rows)), layout="constrained")
     axes = figure.add_subplot()
     for at, row in enumerate(reversed(rows)):

@@ -43,7 +43,7 @@ class Row:
 
 def _spread(values: Sequence[float]) -> float:
     median = statistics.median(values)
-    return (max(values) - min(values)) / median if median else 0.0
+    return (max(values) - min(values)) / abs(median) if median else 0.0
 
 
 def compare(

@@ -536,6 +536,31 @@ class PruneConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PublishBudget:
+    """A bound on the bytes of versions: rows that moved farthest go first, the others wait.
+
+    docs/design/0012-priority-deltas.md has the rule and what it costs in AUC.
+
+    Attributes:
+        bytes_per_s: Of row records, per second of event time. Rows that waited `max_age_versions`,
+            and tombstones, go out beside it.
+        max_age_versions: A changed row goes out after at most so many versions.
+        image_bytes: Memory for the trainer's copy of what nodes hold: every row's payload and
+            index a second time.
+    """
+
+    bytes_per_s: int
+    max_age_versions: int = 1008
+    image_bytes: int = 2 << 30
+
+    def __post_init__(self) -> None:
+        """Refuse what bounds nothing."""
+        for name in ("bytes_per_s", "max_age_versions", "image_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
     """A training run. Two runs of equal configs over equal inputs give equal bytes.
 
@@ -554,6 +579,7 @@ class RunConfig:
         ahead_bytes: What another thread reads and prepares ahead while a batch is learned, at
             most; 0 reads between steps. 64 MiB hold some chunks of a file, which are read at once.
         publish_every_s: Event time between versions, in seconds: how stale the served model gets.
+        publish_budget: Bounds the bytes of versions; None: a version has every row that changed.
         snapshot_every: Versions from one snapshot, with its checkpoint, to the next: what a killed
             trainer learns again, and how many deltas a node that starts reads.
         keep_snapshots: Snapshots kept, with the deltas that follow the oldest. Two, so that nodes
@@ -580,6 +606,7 @@ class RunConfig:
     warmup_events: int = 50_000
     ahead_bytes: int = 64 << 20
     publish_every_s: int = 600
+    publish_budget: PublishBudget | None = None
     snapshot_every: int = 6
     keep_snapshots: int = 2
     keep_snapshots_s: int = 0

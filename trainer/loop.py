@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,8 +38,9 @@ from embertide.trainer.eval.metrics import Prequential
 from embertide.trainer.learner import Learner
 from embertide.trainer.model.export import export_dense, tensor_bytes
 from embertide.trainer.publish.folder import Publication, VersionId
+from embertide.trainer.publish.image import PublishedImage
 from embertide.trainer.publish.promotion import PromotionRecord
-from embertide.trainer.publish.publisher import Change, Publisher, PublisherStats
+from embertide.trainer.publish.publisher import Change, Publisher
 from embertide.trainer.publish.snapshot import (
     DensePart,
     SnapshotInfo,
@@ -85,7 +86,7 @@ class Progress:
     resident_bytes: dict[str, int]  # by tier, the index apart
     checkpoints: int
     checkpoint_s: float  # taken by all of them, their snapshots included
-    published: PublisherStats
+    published: dict[str, int]  # Trainer.published
     rejected: dict[str, int]  # events, by reason; counted where they are read, which is ahead
     source: dict[str, int]  # other counters of the source
     dropped: dict[str, int]  # by the store, by counter
@@ -140,6 +141,12 @@ class Trainer:
         self.origin_ms: int | None = None
         self.undone_events = 0  # passed over, as a rollback undid what was learned from them
         self._skipped = PromotionRecord(publication).read().undone if skip_undone else ()
+        # What nodes hold, where versions have a byte budget; else it is what is trained.
+        self.image: PublishedImage | None = None
+        if run.publish_budget is not None:
+            self.image = PublishedImage(
+                self.rows, run.publish_budget, publish_every_s=run.publish_every_s
+            )
         self._source: EventSource | None = None  # of this `fit`
         self._copy: tuple[int, Path] | None = None
         self._since: VersionId | None = None  # of the newest checkpoint, which may be in flight
@@ -192,6 +199,8 @@ class Trainer:
             )
         self.changes = remember(saved.changes, saved.version.number, differing)
         found.restore_rows(self.rows)
+        if self.image is not None:
+            self.image.load(self.publication.snapshot_path(saved.version), saved.version.number)
         self.learner.transforms = read_transforms(self.publication.snapshot_path(saved.version))
         self.learner.net.load_state_dict(saved.net)
         self.learner.load_optimizer(saved.optimizer)
@@ -308,7 +317,7 @@ class Trainer:
             },
             checkpoints=self.saver.stats.saved,
             checkpoint_s=self.saver.stats.written_s,
-            published=self.publisher.stats,
+            published=self.published(),
             rejected=dict(source.dead_letters.by_reason),
             source=source.counters(),
             dropped={name: stats[name] for name in _DROPS}
@@ -323,6 +332,11 @@ class Trainer:
             and int(part.ts_ms_B[-1]) <= each.watermark_ms
             for each in self._skipped
         )
+
+    def published(self) -> dict[str, int]:
+        """Return the counters of what was sent and of what a budget left out."""
+        left_out = {} if self.image is None else dataclasses.asdict(self.image.stats)
+        return dataclasses.asdict(self.publisher.stats) | left_out
 
     def _begin(self, first_ms: int) -> None:
         """Publish the untrained model before the first event of a fresh run."""
@@ -369,6 +383,8 @@ class Trainer:
             self._copy = None
         newest = self.publisher.newest
         if newest is None:
+            if self.image is not None:
+                self.image.apply(number, self._changes())
             self.publisher.adopt(number, watermark_ms=watermark_ms, dense=dense)
             self._snapshot(VersionId(number, self.publisher.lineage), watermark_ms, dense)
             self.saver.wait()  # no later version without it: nothing else holds the first one
@@ -376,6 +392,8 @@ class Trainer:
         if number <= newest.number:
             # Out already, by the run that we resumed: only the state moves on. That run may have
             # been killed before the snapshot was there, some versions ago.
+            if self.image is not None:
+                self.image.follow(self.publication, number)
             if not snapshot:
                 return
             if self._snapshot_again(number, watermark_ms, dense):
@@ -384,9 +402,15 @@ class Trainer:
             if number < newest.number or not last:
                 return
             self.number = number = newest.number + 1
+        changes: Iterable[Change] = self._changes()
+        if self.image is not None:
+            self.image.follow(self.publication, newest.number)
+            changes = self.image.choose(number, everything=last)
         version = self.publisher.publish(
-            number, watermark_ms=watermark_ms, changes=self._changes(), dense=dense
+            number, watermark_ms=watermark_ms, changes=changes, dense=dense
         )
+        if self.image is not None:
+            self.image.apply(number, changes)
         if snapshot:
             self._snapshot(version, watermark_ms, dense)
 
@@ -396,7 +420,7 @@ class Trainer:
         published = next((v for v in self.publication.deltas() if v.number == number), None)
         if published is None or not self._is_state_of(published, watermark_ms, dense):
             return False
-        if published == self.publisher.newest:
+        if published == self.publisher.newest and self.image is None:
             for _ in self._changes():
                 pass  # all of it is in that version
         self._snapshot(published, watermark_ms, dense)
@@ -409,6 +433,8 @@ class Trainer:
         commit = self.publication.read_commit(version).commit
         if (commit.watermark_ms, commit.dense_id) != (watermark_ms, dense_id(dense)):
             return False
+        if self.image is not None:
+            return True  # a snapshot is the image, which has read that version's own files
         owed = self.publisher.owed(self._since.number, version.number)
         snapshot = self.publication.snapshot_path(self._since)
         for t, table, bucket, records in self.rows.read_buckets(snapshot):
@@ -445,12 +471,19 @@ class Trainer:
     def _dense_part(self, dense: bytes) -> DensePart:
         return DensePart(program=self.publication.program, cpu=self.run.cpu, tensors=dense)
 
+    def _published(self) -> Iterator[tuple[_store.TableConfig, int, bytes]]:
+        """Yield all rows as nodes hold them at the newest version, one bucket at a time."""
+        return (self.image or self.rows).buckets()
+
     def _copies(self) -> Iterator[BucketCopy]:
-        for t, table, bucket in self.rows.places():
+        for (t, table, bucket), (_, _, records) in zip(
+            self.rows.places(), self._published(), strict=True
+        ):
             yield BucketCopy(
                 table=table,
                 bucket=bucket,
-                records=self.rows.store.export_bucket(t, bucket),
+                records=records,
+                waiting=b"" if self.image is None else self.image.waiting(t, bucket),
                 state=self.rows.store.bucket_state(t, bucket),
             )
 

@@ -70,6 +70,30 @@ Array<uint64_t> RecordKeys(const RowLayout& layout, const py::bytes& records) {
   return Array<uint64_t>(static_cast<py::ssize_t>(keys.size()), keys.data());
 }
 
+// Records as arrays: (keys [N], live masks [N], 0 of tombstones, where each record begins and the
+// last one ends [N + 1], values [N, dim], zeros where a chunk is dead).
+py::tuple DecodeRecords(const RowLayout& layout, const py::bytes& records) {
+  const std::span<const std::byte> all = BytesIn(records);
+  std::vector<RowRecord> rows;
+  std::vector<uint64_t> begins = {0};
+  for (std::span<const std::byte> rest = all; !rest.empty();) {
+    rows.push_back(ValueOrThrow(ReadRecord(layout, &rest)));
+    begins.push_back(all.size() - rest.size());
+  }
+  const auto count = static_cast<py::ssize_t>(rows.size());
+  Array<uint64_t> keys(count);
+  Array<uint16_t> live(count);
+  Array<float> values({count, static_cast<py::ssize_t>(layout.dim())});
+  for (size_t i = 0; i < rows.size(); ++i) {
+    keys.mutable_data()[i] = rows[i].key;
+    live.mutable_data()[i] = rows[i].live;
+    DecodePayload(layout, rows[i].live, rows[i].payload.data(),
+                  values.mutable_data() + i * layout.dim());
+  }
+  return py::make_tuple(
+      keys, live, Array<uint64_t>(static_cast<py::ssize_t>(begins.size()), begins.data()), values);
+}
+
 // (live mask, payload bytes) of a key's row; None without one.
 std::optional<std::pair<uint16_t, size_t>> FindRecord(const RowLayout& layout,
                                                       const py::bytes& records, int64_t key) {
@@ -164,6 +188,29 @@ py::bytes RestoreRecords(const RowLayout& layout, const py::bytes& state,
   return BytesOut(out);
 }
 
+// The records of `records` that `others` lacks or has with other bytes; keys ascend in both.
+py::bytes DifferingRecords(const RowLayout& layout, const py::bytes& records,
+                           const py::bytes& others) {
+  std::span<const std::byte> rest = BytesIn(records);
+  std::span<const std::byte> left = BytesIn(others);
+  std::span<const std::byte> other;  // the first record of `others` that is not passed yet
+  uint64_t other_key = 0;
+  std::vector<std::byte> differing;
+  while (!rest.empty()) {
+    const std::byte* begin = rest.data();
+    const uint64_t key = ValueOrThrow(ReadRecord(layout, &rest)).key;
+    const std::span<const std::byte> bytes(begin, rest.data());
+    while ((other.empty() || other_key < key) && !left.empty()) {
+      const std::byte* const first = left.data();
+      other_key = ValueOrThrow(ReadRecord(layout, &left)).key;
+      other = {first, left.data()};
+    }
+    if (!other.empty() && other_key == key && std::ranges::equal(other, bytes)) continue;
+    differing.insert(differing.end(), bytes.begin(), bytes.end());
+  }
+  return BytesOut(differing);
+}
+
 py::bytes ReadBucket(const std::string& directory, const TableConfig& table,
                      const BucketFileInfo& info) {
   std::vector<std::byte> records;
@@ -255,8 +302,11 @@ void BindCodec(py::module_& m) {
         py::arg("payload"));
   m.def("cut_records", &CutRecords, py::arg("layout"), py::arg("records"), py::arg("max_bytes"));
   m.def("find_record", &FindRecord, py::arg("layout"), py::arg("records"), py::arg("key"));
+  m.def("decode_records", &DecodeRecords, py::arg("layout"), py::arg("records"));
   m.def("record_keys", &RecordKeys, py::arg("layout"), py::arg("records"));
   m.def("count_live", &CountLive, py::arg("layout"), py::arg("records"));
+  m.def("differing_records", &DifferingRecords, py::arg("layout"), py::arg("records"),
+        py::arg("others"));
   m.def("diff_records", &DiffRecords, py::arg("layout"), py::arg("before"), py::arg("after"));
   m.def("merge_records", &MergeRecords);
   m.def("restore_records", &RestoreRecords);

@@ -90,6 +90,20 @@ py::tuple Lookup(const Store& store, uint32_t table, const Array<int64_t>& keys,
   return py::make_tuple(out, source, view.version());
 }
 
+// The records of `keys` that have a row in the newest version, in their order; a source for each.
+py::tuple CopyRows(const Store& store, uint32_t table, const Array<int64_t>& keys) {
+  const ReadView view = ValueOrThrow(store.PinNewest());
+  std::string records;
+  Array<uint8_t> sources(keys.size());
+  Status status;
+  {
+    const py::gil_scoped_release released;
+    status = BagReader(view).CopyRows(table, SpanOf(keys), &records, sources.mutable_data());
+  }
+  ThrowIfError(status);
+  return py::make_tuple(py::bytes(records), sources);
+}
+
 // (table, keys, offsets or None, pooling, out); rows of `out` may stand apart.
 using PyLookup =
     std::tuple<uint32_t, Array<int64_t>, std::optional<Array<uint32_t>>, std::string, py::array>;
@@ -440,6 +454,7 @@ void BindStore(py::module_& m) {
            [](Store* store, uint32_t table, uint32_t bucket, const Array<uint64_t>& keys) {
              ThrowIfError(store->MarkChanged(table, bucket, SpanOf(keys)));
            })
+      .def("copy_rows", &CopyRows, py::arg("table"), py::arg("keys"))
       .def("bucket_state", &BucketState)
       .def("set_bucket_state", &SetBucketState)
       .def("maintain", py::overload_cast<>(&Store::Maintain),

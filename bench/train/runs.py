@@ -229,6 +229,7 @@ def mean_row(
     error: float | None = None,
     metric: str = "AUC",
     better: Literal["higher", "lower"] = "higher",
+    claim: str = "",
 ) -> report.Row:
     """Return the row of a figure's mean over the seeds.
 
@@ -241,6 +242,7 @@ def mean_row(
         error: The spread; by default the standard error of the mean.
         metric: The figure's name.
         better: Which way it should go.
+        claim: As `report.Row` has it.
     """
     mean, of_mean = mean_and_error(found)
     return report.Row(
@@ -255,4 +257,5 @@ def mean_row(
         n=len(found),
         spread=round(of_mean if error is None else error, 6),
         target=round(bar / peer, 5),
+        claim=claim,
     )

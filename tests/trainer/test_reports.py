@@ -16,7 +16,6 @@ from embertide.trainer.commands.reports import json_log, metrics_page, tensorboa
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.loop import Progress
-from embertide.trainer.publish.publisher import PublisherStats
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 
@@ -33,7 +32,7 @@ def progress(auc: float = 0.75) -> Progress:
         resident_bytes={"ddr": 4096, "index": 64, "ssd": 0},
         checkpoints=3,
         checkpoint_s=1.5,
-        published=PublisherStats(versions=6, rows=500, bytes=9000, bus_failures=1),
+        published={"versions": 6, "rows": 500, "bytes": 9000, "bus_failures": 1},
         rejected={},
         source={},
         dropped={"refused_rows": 2},

@@ -56,6 +56,7 @@ _STREAM = "stream.safetensors"
 _PLAIN = ("config", "changed", "changes", "offset", "done", "events", "origin_ms")
 # What fields of `_PLAIN` that came later read as in a checkpoint that lacks them.
 _BEFORE: dict[str, Any] = {"changed": None, "changes": []}
+_WAITING = "waiting"
 _STATE = ("accumulator_N", "age_N", "utility_NC", "steps_N", "elements_NE")
 
 
@@ -120,9 +121,17 @@ class CheckpointWriter:
         """Close its file."""
         self._rows.close()
 
-    def add(self, table: str, bucket: int, state: "_store.BucketState") -> None:
-        """Write the state of a bucket's rows, in the order of their records in the snapshot."""
-        data = safetensors.numpy.save(dict(zip(_STATE, state, strict=True)))
+    def add(
+        self, table: str, bucket: int, state: "_store.BucketState", waiting: bytes = b""
+    ) -> None:
+        """Write the state of a bucket's trained rows, in key order.
+
+        `waiting` are the records of those that the snapshot has otherwise, or not at all.
+        """
+        arrays: dict[str, NDArray[Any]] = dict(zip(_STATE, state, strict=True))
+        if waiting:
+            arrays[_WAITING] = np.frombuffer(waiting, np.uint8)
+        data = safetensors.numpy.save(arrays)
         place = {"table": table, "bucket": bucket, "at": self._rows.tell()}
         self._buckets.append({**place, "bytes": len(data), "sha256": _hash(data)})
         self._rows.write(data)
@@ -248,7 +257,7 @@ class SavedCheckpoint:
     def _read(self, path: str) -> bytes:
         return self._prove(path, self._bytes(self._folder / path), self._files[path])
 
-    def _state(self, rows: BinaryIO, table: str, bucket: int) -> "_store.BucketState":
+    def _state(self, rows: BinaryIO, table: str, bucket: int) -> "tuple[_store.BucketState, bytes]":
         named = self._buckets.get((table, bucket))
         name = f"{_ROWS}, bucket {bucket} of table {table}"
         if named is None:
@@ -256,7 +265,8 @@ class SavedCheckpoint:
         rows.seek(named["at"])
         arrays = safetensors.numpy.load(self._prove(name, rows.read(named["bytes"]), named))
         accumulator_N, age_N, utility_NC, steps_N, elements_NE = (arrays[each] for each in _STATE)
-        return accumulator_N, age_N, utility_NC, steps_N, elements_NE
+        waiting = arrays[_WAITING].tobytes() if _WAITING in arrays else b""
+        return (accumulator_N, age_N, utility_NC, steps_N, elements_NE), waiting
 
     def restore_rows(self, rows: EmbeddingStore) -> None:
         """Bring the rows and what their learning knows into `rows`, which must hold none.
@@ -272,9 +282,11 @@ class SavedCheckpoint:
         try:
             with path.open("rb") as file:
                 for t, table, bucket, records in rows.read_buckets(self._snapshot):
-                    state = self._state(file, table.name, bucket)
+                    state, waiting = self._state(file, table.name, bucket)
                     rows.store.import_records(t, bucket, records)
+                    rows.store.import_records(t, bucket, waiting)
                     rows.store.set_bucket_state(t, bucket, state)
+                    rows.mark_changed(t, bucket, waiting)
             rows.resume(self.checkpoint.rows)
         except OSError as error:
             raise self._refusal(path, f"cannot be read ({error.strerror})") from error

@@ -63,17 +63,25 @@ class SnapshotJob:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class BucketCopy:
-    """A bucket's rows and what their learning knows, as of the checkpoint's version."""
+    """A bucket's rows and what their learning knows, as of the checkpoint's version.
+
+    Attributes:
+        records: As nodes hold them.
+        state: Of the trained rows.
+        waiting: Trained records that nodes hold otherwise or lack (`PublishedImage`).
+    """
 
     table: _store.TableConfig
     bucket: int
     records: bytes
     state: "_store.BucketState"
+    waiting: bytes = b""
 
     @property
     def bytes(self) -> int:
         """What it takes of the bound."""
-        return len(self.records) + sum(array.nbytes for array in self.state)
+        state = sum(array.nbytes for array in self.state)
+        return len(self.records) + len(self.waiting) + state
 
 
 class _Handover:
@@ -236,7 +244,7 @@ class Saver:
     def _write_rows(self, job: SnapshotJob, writer: CheckpointWriter, handover: _Handover) -> None:
         def buckets() -> Iterator[tuple[_store.TableConfig, int, bytes]]:
             for copy in handover.take():
-                writer.add(copy.table.name, copy.bucket, copy.state)
+                writer.add(copy.table.name, copy.bucket, copy.state, copy.waiting)
                 yield copy.table, copy.bucket, copy.records
 
         version = job.checkpoint.version

@@ -69,7 +69,7 @@ class _Page(Collector):
             _PREFIX + "dense_missing", "Dense values that were missing.", newest.missing
         )
         yield _counters("dropped", "What the store did not do.", "what", newest.dropped)
-        yield _counters("published", "Sent, or not.", "what", dataclasses.asdict(newest.published))
+        yield _counters("published", "Sent, or not.", "what", newest.published)
 
 
 def _counters(name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:

@@ -212,7 +212,7 @@ def command(
             "undone_events": trainer.undone_events,
             "rejected": source.dead_letters.by_reason,
             "source": source.counters(),
-            "published": dataclasses.asdict(trainer.publisher.stats),
+            "published": trainer.published(),
             "checkpoints": dataclasses.asdict(trainer.saver.stats),
             "pruning": trainer.rows.pruning(),
             "store": trainer.rows.stats(),
