@@ -206,16 +206,17 @@ class Injector:
 
     def _disk_full(self, fault: Fault) -> None:
         path = self._fleet.options.publication / _BALLAST
-        with path.open("wb") as file:
+        with path.open("wb", buffering=0) as file:
             for end in itertools.count(_BALLAST_STEP, _BALLAST_STEP):
                 try:
                     os.posix_fallocate(file.fileno(), 0, end)
                 except OSError:
                     break
             # The rest of the last step.
+            file.seek(0, os.SEEK_END)
             with contextlib.suppress(OSError):
                 while file.write(bytes(4096)):
-                    file.flush()
+                    pass
         self._until(fault, lambda: path.unlink(missing_ok=True))
 
     def _busy_cpu(self, fault: Fault) -> None:
