@@ -42,7 +42,8 @@ demo: dev cpp ## a model learns while it is served; DATA=path.parquet EVENTS=n f
 	@$(BIN)/embertide demo $(if $(DATA),--data "$(DATA)") $(if $(EVENTS),--events $(EVENTS))
 
 chaos: dev cpp ## a fleet under seeded faults, every answer checked; ROUNDS=200, SEED=1, MINUTES=30; RESUME=1 goes on where it stopped
-	@$(BIN)/embertide chaos --rounds $(or $(ROUNDS),20) --seed $(or $(SEED),1) $(if $(RESUME),--resume) $(if $(MINUTES),--minutes $(MINUTES))
+	@$(BIN)/embertide chaos --rounds $(or $(ROUNDS),20) --seed $(or $(SEED),1) $(if $(RESUME),--resume) $(if $(MINUTES),--minutes $(MINUTES)); \
+	chaos=$$?; $(BIN)/python -m bench.chaos && exit $$chaos
 
 dev: build/.dev ## the editable Python install
 cpp: build/.venv ## the C++ build, tests included

@@ -66,6 +66,7 @@ class Round:
     degraded_requests: int
     degraded_keys: int
     wrong_s: float  # from the last fault's end to the last failed or degraded request; 0: none
+    late_s: float  # the same from when all nodes that were started again were ready; 0: none was
     versions: int  # published
     lineages: int
     state_rows: int  # rows compared at the end, at each node
@@ -129,6 +130,8 @@ class Chaos:
             self.begun_s = time.monotonic()
             self._looks: list[Bin] = []
             self._looked_s = 0.0
+            self._starts: dict[str, int] = {}  # at the begin of the round
+            self._ready_s: dict[str, float] = {}  # when nodes that were started again were ready
             self.traffic.__enter__()
             self._await_well("the fleet is not well at the start")
             self._clients = [
@@ -160,9 +163,10 @@ class Chaos:
         """
         faults = draw(seed, self.options.without) if faults is None else faults
         self.traffic.take()
-        self._looks, self.fleet.endings = [], []
+        self._looks, self.fleet.endings, self._ready_s = [], [], {}
         begun_s, commits = self._now_s(), set(self.replay.commits)
         starts = {name: self.fleet.starts(name) for name in self.fleet.names}
+        self._starts = starts
         flipped, noticed = self.fleet.links.flipped(), self._noticed()
         injector = Injector(self.fleet, self.replay, faults, time.monotonic())
         violations: list[str] = []
@@ -209,6 +213,9 @@ class Chaos:
             degraded_requests=sum(bool(each.degraded) for each in asked),
             degraded_keys=sum(each.degraded for each in asked),
             wrong_s=round(max(0.0, last_bad_s - over_s), 3),
+            late_s=round(max(0.0, last_bad_s - max(self._ready_s.values())), 3)
+            if self._ready_s
+            else 0.0,
             versions=len(published),
             lineages=len({commit.lineage for commit in published}),
             state_rows=rows,
@@ -242,6 +249,10 @@ class Chaos:
                 )
                 for n in range(len(NODES))
             ]
+            for node in NODES:
+                again = self.fleet.starts(node) > self._starts.get(node, 1)
+                if again and node not in self._ready_s and self.fleet.ready(node):
+                    self._ready_s[node] = now_s
             self._looks.append(Bin(at_s=now_s, published=newest, versions=versions))
         if self.fleet.feed.exhausted:
             raise ChaosError("all events have happened: give a longer file, or fewer rounds")

@@ -1,0 +1,70 @@
+"""What `embertide chaos` has shown, as rows of claims: the last step of `make chaos`."""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bench import report
+from bench.servers import BUILD, ROOT
+
+_ANSWERS, _ROUNDS, _VERSIONS_A_MINUTE = 10_000_000, 200, 100
+_LATE_S = 2.0
+
+
+def rows_of(said: Mapping[str, Any]) -> list[report.Row]:
+    """Return the rows of a run's report."""
+    rounds = said["each"]
+    case = f"{len(rounds)} seeded rounds"
+    minutes = (rounds[-1]["began_s"] - rounds[0]["began_s"]) / 60 if len(rounds) > 1 else 0.0
+    versions = sum(each["versions"] for each in rounds[:-1])
+    right = [float(not each["violations"]) for each in rounds]
+    killed = [each for each in rounds if each["starts"]["node-0"] or each["starts"]["node-1"]]
+    figures: list[tuple[str, str, list[float], str, float, str]] = [
+        ("rounds", "count", [float(len(rounds))], "higher", _ROUNDS, "18.3"),
+        ("rounds without a violation", "share", [sum(right) / len(right)], "higher", 1, "18.3"),
+        ("time to heal, median", "s", [each["heal_s"] for each in rounds], "lower", 0, ""),
+        ("time to heal, longest", "s", [said["heal_s_longest"]], "lower", 0, ""),
+        ("flipped messages", "count", [float(said["flipped_messages"])], "higher", 0, ""),
+        ("keys answered for and compared", "count", [said["answers"]], "higher", _ANSWERS, "18.2"),
+    ]
+    if minutes:
+        rate = [versions / minutes]
+        figures.append(("versions", "a minute", rate, "higher", _VERSIONS_A_MINUTE, "18.2"))
+    if killed:
+        late = [max(each["late_s"] for each in killed)]
+        name = "last failed or degraded request after a node was ready"
+        figures.append((name, "s", late, "lower", _LATE_S, "18.9"))
+    return [
+        report.measure(
+            (case, name, unit),
+            values,
+            better="higher" if better == "higher" else "lower",
+            target=target,
+            claim=claim,
+        )
+        for name, unit, values, better, target, claim in figures
+    ]
+
+
+def main() -> int:
+    """Make the rows of a report.
+
+    Returns:
+        0 if no round has failed.
+    """
+    parser = argparse.ArgumentParser(prog="bench.chaos", description=__doc__)
+    parser.add_argument("--report", type=Path, default=BUILD / "chaos" / "report.json")
+    parser.add_argument("--out", type=Path, default=BUILD / "bench" / "chaos.json")
+    arguments = parser.parse_args()
+    said = json.loads(arguments.report.read_text())
+    rows = rows_of(said)
+    report.write(arguments.out, ROOT, rows)
+    report.show("Chaos", rows)
+    return int(said["rounds_failed"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
