@@ -35,7 +35,7 @@ from embertide.server.cli.refusals import (
 )
 
 _MOUNTED = "EMBERTIDE_CHAOS_MOUNTED"  # set in the process that has a file system of its own
-_DISK_MIB = 512
+_DISK_MIB = 256  # snapshots of some minutes; it lies in memory
 _FAKETIME = ("/usr/lib/*/faketime/libfaketimeMT.so.1", "/usr/lib*/faketime/libfaketimeMT.so.1")
 
 

@@ -207,9 +207,9 @@ class Injector:
     def _disk_full(self, fault: Fault) -> None:
         path = self._fleet.options.publication / _BALLAST
         with path.open("wb", buffering=0) as file:
-            for end in itertools.count(_BALLAST_STEP, _BALLAST_STEP):
+            for begin in itertools.count(0, _BALLAST_STEP):
                 try:
-                    os.posix_fallocate(file.fileno(), 0, end)
+                    os.posix_fallocate(file.fileno(), begin, _BALLAST_STEP)
                 except OSError:
                     break
             # The rest of the last step.

@@ -6,6 +6,7 @@ noticed, the fleet was not well again in time, or a node's state is not that of 
 """
 
 import dataclasses
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +29,7 @@ _QUIET_S = 0.4  # no version for so long: the trainer has learned what there is
 _STATE_SAMPLES = 1024
 _DELTAS_KEPT = 50  # of a round that failed
 _KEPT = 20  # violations and endings of a round, at most
+_OF_KEY = re.compile(r"(?P<who>.*node-\d): key \S+ of \S+ at \d+: (?P<what>.*)")
 # What nodes count when they meet bytes that are not what was sent.
 _NOTICED = ("corrupt", "gap", "reconnect")
 # Faults that may cost a request: something happened to a node, to what it asks of its peers, or to
@@ -224,7 +226,7 @@ class Chaos:
             noticed=seen,
             starts={name: count - starts[name] for name, count in after.items()},
             endings=self.fleet.endings[:_KEPT],
-            violations=violations[:_KEPT],
+            violations=_grouped(violations)[:_KEPT],
             bins=_bins(asked, self._looks, self.begun_s),
         )
         if violations:
@@ -421,6 +423,19 @@ class Chaos:
         deltas = sorted((self.options.publication / "deltas").glob("*"))[-_DELTAS_KEPT:]
         for each in deltas:
             shutil.copytree(each, folder / each.name)
+
+
+def _grouped(violations: Sequence[str]) -> list[str]:
+    """Return the violations, those that say the same of several keys as one with their number."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for each in violations:
+        key = _OF_KEY.fullmatch(each)
+        group = (key["who"], key["what"]) if key else (each, "")
+        groups.setdefault(group, []).append(each)
+    return [
+        f"{who}: {len(texts)} keys have {what}; first: {texts[0]}" if what else who
+        for (who, what), texts in groups.items()
+    ]
 
 
 def _count(values: Iterator[str]) -> dict[str, int]:
