@@ -7,6 +7,7 @@ from embertide.trainer.commands import (
     capacity,
     describe,
     export_dense,
+    guard,
     import_model,
     prune_search,
     replay,
@@ -32,6 +33,7 @@ app.command("capacity")(capacity.command)
 app.command("prune-search")(prune_search.command)
 app.command("describe")(describe.command)
 app.command("send-events")(send.command)
+app.command("guard")(guard.command)
 app.command("rollback")(rollback.command)
 app.command("replay")(replay.command)
 app.command("verify")(verify.command)

@@ -49,6 +49,7 @@ def _forward(name: str, text: str) -> None:
 
 _forward("train", "Train on a stream of events and publish as the model learns.")
 _forward("send-events", "Add the events of a file to a Redis Stream, for a trainer to read.")
+_forward("guard", "Judge versions by labelled events before ordinary requests see them.")
 _forward("rollback", "Restore the state of an older version, as a new version.")
 app.command("serve")(serve.command)
 app.command("status")(status.command)

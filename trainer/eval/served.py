@@ -131,9 +131,9 @@ class ServedNodes:
         """Begin with the first."""
         self._turn = itertools.cycle(nodes)
 
-    def score(self, batch: Batch) -> Answer:
+    def score(self, batch: Batch, *, version: int | None = None) -> Answer:
         """Score events at the node whose turn it is; errors are those of `ServedModel.score`."""
-        return next(self._turn).score(batch)
+        return next(self._turn).score(batch, version=version)
 
 
 def _is(error: InferenceServerException, *codes: grpc.StatusCode) -> bool:

@@ -1,0 +1,1 @@
+"""The guard: decides which published versions ordinary requests may see."""
