@@ -1,6 +1,7 @@
 // manifest.json: docs/formats.md, "Manifest".
 #include <algorithm>
 #include <array>
+#include <string_view>
 
 #include "base/file.h"
 #include "base/json.h"
@@ -13,6 +14,10 @@ namespace {
 // 131072 buckets a table at ~200 bytes a line, for some tens of tables.
 constexpr size_t kMaxManifestBytes = size_t{1} << 30;
 
+// What `requires` may name: features of the format that came after its first build, and without
+// which a manifest is not to be read. docs/design/0010-compatibility.md says when there is one.
+constexpr std::array<std::string_view, 1> kUnderstood = {"weighed"};
+
 // Whether a value was read as it stands, arrays by their elements; a float holds less than JSON's
 // numbers do.
 bool Same(const OrderedJson& read, const OrderedJson& kept) {
@@ -24,23 +29,17 @@ bool Same(const OrderedJson& read, const OrderedJson& kept) {
   return floats ? read.get<float>() == kept.get<float>() : read.dump() == kept.dump();
 }
 
-// nlohmann's conversions cut numbers to fit and pass over what they are not asked for: what was
-// read must say the same when it is written, but for fields proved `apart`. Throws naming the first
-// that does not.
+// nlohmann's conversions cut numbers to fit: what was read must say the same when it is written,
+// but for fields proved `apart`. Throws naming the first that does not. Fields of newer builds are
+// passed over, for a manifest that is wrong without one names it in `requires`.
 void Prove(const std::string& what, const OrderedJson& read, const OrderedJson& kept,
            const std::vector<std::string>& apart = {}) {
   for (const auto& [name, value] : read.items()) {
     if (std::find(apart.begin(), apart.end(), name) != apart.end()) continue;
-    std::string wrong;
-    if (!kept.contains(name)) {
-      wrong = "is not understood";
-    } else if (!Same(value, kept.at(name))) {
-      wrong = "cannot be " + value.dump();
-    } else {
-      continue;
-    }
+    if (!kept.contains(name) || Same(value, kept.at(name))) continue;
     std::string message = what;
-    throw std::invalid_argument(message.append(": field \"").append(name).append("\" ") + wrong);
+    throw std::invalid_argument(
+        message.append(": field \"").append(name).append("\" cannot be ").append(value.dump()));
   }
 }
 
@@ -212,6 +211,13 @@ Status CheckFormat(const OrderedJson& json) {
   if (name != kHashName) return refuse("hash_name", name.dump(), kHashName);
   const OrderedJson& seed = json.at("hash_seed");
   if (seed != kHashSeed) return refuse("hash_seed", seed.dump(), std::to_string(kHashSeed));
+  std::vector<std::string> required;
+  if (json.contains("requires")) Read(json, "requires", &required);
+  for (const std::string& each : required) {
+    if (std::ranges::find(kUnderstood, each) != kUnderstood.end()) continue;
+    return {Code::kRejected, "manifest.json: requires \"" + each +
+                                 "\", which this build does not have: read it with a newer build"};
+  }
   return Status::Ok();
 }
 

@@ -273,7 +273,7 @@ TEST_F(SnapshotTest, ManifestRefusesWhatItCannotProve) {
             std::string::npos);
   EXPECT_NE(with("dense/model.pt2", "../../etc/passwd").message().find("leaves"),
             std::string::npos);
-  // Numbers that would be cut to fit, and what no field is called.
+  // Numbers that would be cut to fit.
   for (const auto& [from, to, says] :
        {std::array{"\"bucket_bits\": 1", "\"bucket_bits\": 4294967297", "bucket_bits"},
         std::array{"\"version\": 9", "\"version\": -9", "version"},
@@ -281,9 +281,8 @@ TEST_F(SnapshotTest, ManifestRefusesWhatItCannotProve) {
         std::array{"\"crc32c\": 1", "\"crc32c\": true", "crc32c"},
         std::array{"\"dense_features\": 13", "\"dense_features\": 1e99", "dense_features"},
         std::array{"\"role\": \"program\"", "\"role\": \"magic\"", "magic"},
-        std::array{"\"pooling\"", "\"weight\": 1, \"pooling\"", "weight"},
         std::array{"\"pooling\"", "\"weighed\": 1, \"pooling\"", "weighed"},
-        std::array{"\"lineage\"", "\"lineages\": 1, \"lineage\"", "lineages"},
+        std::array{"\"lineage\"", "\"requires\": 1, \"lineage\"", "requires"},
         std::array{"\"init_scale\"", "\"init_scale\": 1e99, \"x\"", "init_scale"}}) {
     const Status status = with(from, to);
     EXPECT_EQ(status.code(), Code::kCorrupt) << to;
@@ -291,6 +290,31 @@ TEST_F(SnapshotTest, ManifestRefusesWhatItCannotProve) {
   }
   EXPECT_EQ(ManifestFromJson(good.substr(0, good.size() / 2)).status().code(), Code::kCorrupt);
   EXPECT_EQ(ManifestFromJson("[]").status().code(), Code::kCorrupt);
+}
+
+TEST_F(SnapshotTest, FieldsOfANewerBuildArePassedOverUnlessTheyAreRequired) {
+  const std::string good = ManifestToJson(Example(table_, {"p", "item", 1, 9, 5, 10, 1}));
+  std::string newer = good;
+  // At the top, and in a table, a feature, a bucket and a dense file.
+  for (const std::string at :
+       {"\"lineage\"", "\"init_scale\"", "\"pooling\"", "\"rows\"", "\"role\""}) {
+    ASSERT_NE(newer.find(at), std::string::npos) << at;
+    newer.insert(newer.find(at), "\"since_tomorrow\": {\"a\": [1, -2]}, ");
+  }
+  const auto read = ManifestFromJson(newer);
+  ASSERT_TRUE(read.ok()) << read.status().ToString();
+  EXPECT_EQ(ManifestToJson(read.value()), good);
+
+  const auto requiring = [&](const std::string& names) {
+    std::string text = good;
+    text.insert(text.find("\"lineage\""), "\"requires\": [" + names + "], ");
+    return ManifestFromJson(text);
+  };
+  EXPECT_TRUE(requiring("").ok());
+  EXPECT_TRUE(requiring("\"weighed\"").ok());
+  const Status refused = requiring("\"weighed\", \"since_tomorrow\"").status();
+  EXPECT_EQ(refused.code(), Code::kRejected);
+  EXPECT_NE(refused.message().find("\"since_tomorrow\""), std::string::npos) << refused.message();
 }
 
 // Each field of each object, absent: it is named.

@@ -1,4 +1,5 @@
-// manifest.json: what is accepted says the same when it is written again, number for number.
+// manifest.json: what is accepted says the same when it is written again, number for number; fields
+// that this build lacks are left out.
 #include <nlohmann/json.hpp>
 
 #include "embertide/snapshot.h"
@@ -28,6 +29,9 @@ std::vector<std::string> Seeds() {
   manifest.dense_id = "d1";
   manifest.dense_cpu = "x86-64-v3";
   seeds.push_back(ManifestToJson(manifest));
+  std::string newer = seeds.back();
+  newer.insert(newer.find("\"lineage\""), "\"requires\": [\"weighed\"], \"newer\": [{}], ");
+  seeds.push_back(newer);
   return seeds;
 }
 
@@ -45,10 +49,9 @@ void Run(std::string_view input) {
   // Fields of float hold less than JSON's numbers do; all else is equal.
   const auto read = nlohmann::json::parse(text).flatten();
   const auto kept = nlohmann::json::parse(written).flatten();
-  EMBERTIDE_CHECK(read.size() == kept.size());
-  for (const auto& [name, value] : read.items()) {
-    EMBERTIDE_CHECK(kept.contains(name));
-    const auto& other = kept.at(name);
+  for (const auto& [name, other] : kept.items()) {
+    EMBERTIDE_CHECK(read.contains(name));
+    const auto& value = read.at(name);
     const bool floats = value.is_number() && other.is_number_float();
     EMBERTIDE_CHECK(floats ? value.get<float>() == other.get<float>()
                            : value.dump() == other.dump());

@@ -64,8 +64,9 @@ struct Manifest {
 };
 
 // JSON of the manifest and back. Parsing: kCorrupt for what is no JSON, and for a field (named)
-// that is absent, out of range or not understood; kRejected for another format version or hash
-// (both values named).
+// that is absent or out of range; kRejected for another format version or hash (both values named),
+// and for what it requires and this build lacks. Other fields that this build lacks are passed
+// over.
 std::string ManifestToJson(const Manifest& manifest);
 Result<Manifest> ManifestFromJson(const std::string& json);
 
