@@ -6,8 +6,13 @@
 
 #include <chrono>
 #include <filesystem>
+#include <span>
+#include <string>
 #include <thread>
 
+#include "base/file.h"
+#include "base/json.h"
+#include "embertide/checksum.h"
 #include "node/test_ssd_node.h"
 
 namespace embertide {
@@ -151,6 +156,31 @@ TEST_F(NodeRecoveryTest, AHarmedSealIsRefusedAndTheSnapshotServed) {
   EXPECT_NE(node_->seal_refusal().find(info.value().file), std::string::npos)
       << node_->seal_refusal();
   ASSERT_NO_FATAL_FAILURE(ExpectRowsOfAFreshNode());
+}
+
+TEST_F(NodeRecoveryTest, ASealOfAnotherFormatIsRefusedAndTheSnapshotServed) {
+  model_.WriteSnapshot({1, 1}, All());
+  Open();
+  ASSERT_TRUE(WaitForSeal(1));
+  node_.reset();
+  const std::string path = options_.ssd_directory + "/seal.json";
+  const Result<std::string> text = ReadWholeFile(path, 1 << 20);
+  ASSERT_TRUE(text.ok()) << text.status().ToString();
+  Json json = Json::parse(text.value());
+  json["seal"]["format"] = 2;
+  const std::string seal = json["seal"].dump();
+  json["crc32c"] = Crc32c(std::as_bytes(std::span(seal)));
+  const std::string newer = json.dump();
+  ASSERT_TRUE(WriteFileAtomically(path, std::as_bytes(std::span(newer))).ok());
+  Open();
+  EXPECT_FALSE(node_->opened_from_seal());
+  EXPECT_NE(node_->seal_refusal().find("format 2; this reads 1"), std::string::npos)
+      << node_->seal_refusal();
+  ASSERT_NO_FATAL_FAILURE(ExpectRowsOfAFreshNode());
+  // It seals again, in the format that it reads.
+  ASSERT_TRUE(WaitForSeal(1));
+  node_.reset();
+  EXPECT_TRUE(ReadSealInfo(options_.ssd_directory).ok());
 }
 
 TEST_F(NodeRecoveryTest, ASnapshotAloneIsSealedForItself) {
