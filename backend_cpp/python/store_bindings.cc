@@ -433,6 +433,10 @@ void BindStore(py::module_& m) {
            [](Store* store, uint32_t group, const std::string& state) {
              ThrowIfError(store->SetPruneState(group, state));
            })
+      .def("prune_state_of_format_5",
+           [](const Store& store, uint32_t group, const std::string& state) {
+             return py::bytes(ValueOrThrow(store.PruneStateOfFormat5(group, state)));
+           })
       .def("take_changes",
            [](Store* store, uint32_t table, uint32_t bucket) {
              std::vector<std::byte> records;

@@ -19,6 +19,12 @@ class DistinctKeys {
     const auto zeros = static_cast<uint8_t>(std::countl_zero(hash << kBits | 1U) + 1);
     most = std::max(most, zeros);
   }
+  // Counts the keys of both, each once.
+  void Merge(const DistinctKeys& other) {
+    for (uint32_t i = 0; i < kRegisters; ++i) {
+      registers_[i] = std::max(registers_[i], other.registers_[i]);
+    }
+  }
   double Estimate() const {
     double sum = 0.0;
     uint32_t unset = 0;

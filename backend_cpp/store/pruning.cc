@@ -33,6 +33,26 @@ uint64_t HashIn(const Table& table, uint64_t key) {
   return HashKey(HashKey(key) + table.config.id);
 }
 
+std::string Written(const SavedPrice& price, const std::vector<GroupPrice::SeenKeys>& seen,
+                    const std::vector<CountsWorth>& counts,
+                    const std::vector<UtilityScale>& scales) {
+  std::string state(reinterpret_cast<const char*>(&price), sizeof(price));
+  const auto append = [&state](const auto& values) {
+    state.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(values[0]));
+  };
+  append(seen);
+  append(counts);
+  append(scales);
+  return state;
+}
+
+Status WrongState(uint64_t bytes, uint32_t group) {
+  return {Code::kCorrupt,
+          "a prune state of " + std::to_string(bytes) + " bytes is not of prune group " +
+              std::to_string(group) +
+              ": its tables and waiting_bytes must be those that it was saved with"};
+}
+
 // The same whatever their order, which changes.
 double SumInOrder(std::vector<float>* values) {
   std::ranges::sort(*values);
@@ -309,15 +329,29 @@ Result<std::string> Store::PruneState(uint32_t g) const {
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckGroup(g));
   GroupPrice& group = *impl_->groups[g];
   const std::lock_guard lock(group.mutex);
-  const SavedPrice saved{group.price, 0, group.room, group.step};
-  std::string state(reinterpret_cast<const char*>(&saved), sizeof(saved));
-  state.append(reinterpret_cast<const char*>(group.seen.data()),
-               group.seen.size() * sizeof(GroupPrice::SeenKeys));
-  state.append(reinterpret_cast<const char*>(group.counts.data()),
-               group.counts.size() * sizeof(CountsWorth));
-  state.append(reinterpret_cast<const char*>(group.scales.data()),
-               group.scales.size() * sizeof(UtilityScale));
-  return state + group.waiting.Save();
+  return Written({group.price, 0, group.room, group.step}, group.seen, group.counts, group.scales) +
+         group.waiting.Save();
+}
+
+Result<std::string> Store::PruneStateOfFormat5(uint32_t g, std::string_view state) const {
+  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckGroup(g));
+  const GroupPrice& group = *impl_->groups[g];
+  const uint64_t seen_bytes = group.tables.size() * sizeof(DistinctKeys);
+  if (state.size() < sizeof(SavedPrice) + seen_bytes) return WrongState(state.size(), g);
+  SavedPrice saved{};
+  std::memcpy(&saved, state.data(), sizeof(saved));
+  state.remove_prefix(sizeof(saved));
+  std::vector<GroupPrice::SeenKeys> seen;
+  for (const GroupPrice::SeenKeys& each : group.seen) seen.push_back({each.row_bytes, {}});
+  for (size_t i = 0; i < group.tables.size(); ++i) {
+    DistinctKeys keys;
+    std::memcpy(&keys, state.data() + i * sizeof(keys), sizeof(keys));
+    seen[group.seen_of[i]].keys.Merge(keys);
+  }
+  state.remove_prefix(seen_bytes);
+  return Written(saved, seen, std::vector<CountsWorth>(group.tables.size()),
+                 std::vector<UtilityScale>(group.tables.size())) +
+         std::string(state);
 }
 
 Status Store::SetPruneState(uint32_t g, const std::string& state) {
@@ -330,10 +364,7 @@ Status Store::SetPruneState(uint32_t g, const std::string& state) {
   const uint64_t scales_bytes = group.scales.size() * sizeof(UtilityScale);
   const uint64_t before = sizeof(saved) + seen_bytes + counts_bytes + scales_bytes;
   if (state.size() < before || !group.waiting.Load(std::string_view(state).substr(before))) {
-    return {Code::kCorrupt,
-            "a prune state of " + std::to_string(state.size()) + " bytes is not of prune group " +
-                std::to_string(g) +
-                ": its tables and waiting_bytes must be those that it was saved with"};
+    return WrongState(state.size(), g);
   }
   std::memcpy(&saved, state.data(), sizeof(saved));
   std::memcpy(group.seen.data(), state.data() + sizeof(saved), seen_bytes);

@@ -14,6 +14,7 @@ from embertide.trainer.config import (
     ModelConfig,
     OptimizerConfig,
     PruneConfig,
+    PublishBudget,
     RunConfig,
     TableConfig,
 )
@@ -141,7 +142,7 @@ def test_a_name_that_cannot_be_allowed_is_refused(path: str, says: str) -> None:
 
 
 def test_every_setting_that_can_change_exists() -> None:
-    run = dataclasses.replace(RUN, prune=PruneConfig(ratio=1.0))
+    run = dataclasses.replace(RUN, publish_budget=PublishBudget(bytes_per_s=1))
     for path in settings.ALLOWED | settings.FREE_TO_CHANGE:
         value: Any = run
         for name in path.split("."):

@@ -47,6 +47,7 @@ from embertide.trainer.publish.folder import (
 from embertide.trainer.publish.promotion import PromotionRecord
 
 FORMAT = 6
+OLDEST = 5  # that is read; what has changed since stands where it is read
 _FILE = "checkpoint.json"
 _PARTIAL = f".{_FILE}"
 _ROWS = "rows.safetensors"
@@ -187,6 +188,7 @@ class SavedCheckpoint:
         body = self._body(version)
         self._files = {each["path"]: each for each in body["files"]}
         self._buckets = {(each["table"], each["bucket"]): each for each in body["buckets"]}
+        self._format: int = body["format"]
         self._check_snapshot(body["manifest_sha256"])
         tensors = safetensors.torch.load(self._read(_DENSE))
         stream = safetensors.numpy.load(self._read(_STREAM))
@@ -230,8 +232,11 @@ class SavedCheckpoint:
         try:
             said = json.loads(self._bytes(path))
             body: dict[str, Any] = said["checkpoint"]
-            if body["format"] != FORMAT:
-                raise self._refusal(path, f"has format {body['format']}, this build has {FORMAT}")
+            if body["format"] not in range(OLDEST, FORMAT + 1):
+                raise CheckpointError(
+                    f"{path} has format {body['format']}, this build reads {OLDEST} to {FORMAT}: go"
+                    " on with the build that wrote it"
+                )
             if said["sha256"] != _hash(_text(body)):
                 raise self._refusal(path, "fails its checksum")
         except (ValueError, KeyError, TypeError) as error:
@@ -268,6 +273,12 @@ class SavedCheckpoint:
         waiting = arrays[_WAITING].tobytes() if _WAITING in arrays else b""
         return (accumulator_N, age_N, utility_NC, steps_N, elements_NE), waiting
 
+    def _progress(self, rows: EmbeddingStore) -> tuple[int, int, bytes]:
+        steps, pruned_at, state = self.checkpoint.rows
+        if self._format == 5 and state:
+            state = rows.store.prune_state_of_format_5(0, state)
+        return steps, pruned_at, state
+
     def restore_rows(self, rows: EmbeddingStore) -> None:
         """Bring the rows and what their learning knows into `rows`, which must hold none.
 
@@ -287,7 +298,7 @@ class SavedCheckpoint:
                     rows.store.import_records(t, bucket, waiting)
                     rows.store.set_bucket_state(t, bucket, state)
                     rows.mark_changed(t, bucket, waiting)
-            rows.resume(self.checkpoint.rows)
+            rows.resume(self._progress(rows))
         except OSError as error:
             raise self._refusal(path, f"cannot be read ({error.strerror})") from error
 
@@ -311,7 +322,7 @@ def load_newest(publication: Publication) -> SavedCheckpoint | None:
     if passed_over:
         raise CheckpointError(
             f"{publication.path} has no checkpoint from before the versions that a rollback undid "
-            f"({passed_over} after it): train into an empty folder"
+            f"({passed_over} after it): train in a new folder and keep this one"
         )
     return None
 

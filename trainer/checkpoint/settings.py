@@ -32,6 +32,7 @@ FREE_TO_CHANGE = frozenset(
         "ddr_budget_bytes",
         "ssd_budget_bytes",
         "ssd_directory",
+        "publish_budget.image_bytes",
     }
 )
 """Settings on which no byte depends: a run may go on with others."""
@@ -43,6 +44,8 @@ ALLOWED = frozenset(
         "threads",
         "warmup_events",
         "snapshot_every",
+        "publish_budget.bytes_per_s",
+        "publish_budget.max_age_versions",
         *(f"optimizer.{field.name}" for field in dataclasses.fields(OptimizerConfig)),
         *(f"prune.{field.name}" for field in dataclasses.fields(PruneConfig)),
     }
@@ -52,6 +55,7 @@ ALLOWED = frozenset(
 _FIXED = {
     "seed": "new rows get their values from it",
     "publish_every_s": "versions are numbered by it",
+    "publish_budget": "the rows that it holds back lie in checkpoints from the start",
     "cpu": "the folder's dense program is compiled for it",
     "model.tables": "rows of tables have that form, in every snapshot and node",
     "model.features": "requests and the dense net have those columns",

@@ -433,6 +433,9 @@ class Store {
   // machine's byte order. SetPruneState: kCorrupt, it is not of such a group.
   Result<std::string> PruneState(uint32_t group) const;
   Status SetPruneState(uint32_t group, const std::string& state);
+  // A state of checkpoint format 5 in today's form: keys were counted by table, and neither counts
+  // nor tables had a worth of their own. kCorrupt as above.
+  Result<std::string> PruneStateOfFormat5(uint32_t group, std::string_view state) const;
   // Appends the records of rows changed since the last call for this bucket (tombstones included),
   // in ascending key order. Bitwise repeatable.
   Status TakeChanges(uint32_t table, uint32_t bucket, std::vector<std::byte>* records);

@@ -1,0 +1,228 @@
+"""Files of earlier builds, kept in tests/golden: today's build reads each, and goes on from it.
+
+A folder is made by the build of its format (support/golden_run.py, support/golden_state.py) and
+never again. Whoever raises a format's number adds the folder of the new one.
+docs/design/0010-compatibility.md has the promise.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import golden_state
+import pytest
+from golden_run import NEWS, RUN, end
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
+from simulation import SimulatedNode, Simulation
+
+from embertide import _store
+from embertide.server.adapters.state import MemoryState
+from embertide.server.core.plan.layout import Bucket, layout_of
+from embertide.server.core.state import Writes
+from embertide.trainer.checkpoint import checkpoint as checkpoints
+from embertide.trainer.checkpoint.checkpoint import SavedCheckpoint
+from embertide.trainer.embedding.store import store_table
+from embertide.trainer.learner import Learner
+from embertide.trainer.loop import Trainer
+from embertide.trainer.publish.folder import Publication, VersionId
+from embertide.trainer.publish.snapshot import read_manifest
+from embertide.v1 import control_pb2, plan_pb2
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+CHECKPOINTS = sorted(GOLDEN.glob("checkpoint-*"))
+
+
+@pytest.fixture(params=CHECKPOINTS, ids=[path.name for path in CHECKPOINTS])
+def golden(request: pytest.FixtureRequest) -> Path:
+    path: Path = request.param
+    return path
+
+
+def expected(golden: Path) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((golden / "expected.json").read_text())
+    return read
+
+
+def test_every_format_that_is_read_has_its_files() -> None:
+    formats = []
+    for path in CHECKPOINTS:
+        file = sorted(path.glob("publication/checkpoints/*/checkpoint.json"))[-1]
+        formats.append(json.loads(file.read_text())["checkpoint"]["format"])
+    assert formats == list(range(checkpoints.OLDEST, checkpoints.FORMAT + 1))
+
+
+def test_a_run_goes_on_from_an_older_checkpoint_and_ends_with_the_bytes_of_that_build(
+    golden: Path, tmp_path: Path
+) -> None:
+    publication = Publication(tmp_path / "publication")
+    shutil.copytree(golden / "publication", publication.path)
+    begun = publication.snapshots()[-1].number
+    trainer = Trainer(RUN, publication)
+    assert (trainer.number, trainer.changes) == (begun, [])
+    assert 0 < trainer.done < NEWS.total_events()
+    trainer.fit(NEWS)
+    assert trainer.rows.passes > 3
+    assert end(publication) == expected(golden)
+    saved = checkpoints.load_newest(publication)
+    assert saved is not None
+    assert saved.checkpoint.done == NEWS.total_events()
+
+
+def test_the_state_that_a_checkpoint_holds_is_all_read(golden: Path) -> None:
+    publication = Publication(golden / "publication")
+    version = publication.snapshots()[-1]
+    saved = SavedCheckpoint(publication, version)
+    checkpoint = saved.checkpoint
+    assert checkpoint.version == version == VersionId(4, 1)
+    assert (checkpoint.offset, checkpoint.done, checkpoint.events) == (96, 96, 96)
+    assert len(checkpoint.histories[0].user_U) == 10
+    assert {"state", "param_groups"} == set(checkpoint.optimizer)
+    learner = Learner(RUN)
+    saved.restore_rows(learner.rows)
+    learner.rows.store.check_integrity()
+    assert learner.rows.steps == checkpoint.rows[0] == 5
+    assert learner.rows.store.seen_bytes(0) > 0
+    manifest = read_manifest(publication.snapshot_path(version))
+    assert learner.rows.stats()["rows"] == sum(each["rows"] for each in manifest["buckets"]) > 0
+
+
+def restored(golden: Path) -> Learner:
+    """Rows, and what learning knows of them, from the newest checkpoint of a folder."""
+    publication = Publication(golden / "publication")
+    learner = Learner(RUN)
+    SavedCheckpoint(publication, publication.snapshots()[-1]).restore_rows(learner.rows)
+    return learner
+
+
+def test_all_formats_of_one_run_hold_the_same_state() -> None:
+    """The folders are of the same run at the same version, each by the build of its format."""
+    newest = restored(CHECKPOINTS[-1]).rows
+    for path in CHECKPOINTS[:-1]:
+        older = restored(path).rows
+        assert older.progress() == newest.progress()
+        assert older.store.seen_bytes(0) == newest.store.seen_bytes(0) > 0
+        for t, _, bucket in newest.places():
+            assert older.store.export_bucket(t, bucket) == newest.store.export_bucket(t, bucket)
+            for one, other in zip(
+                older.store.bucket_state(t, bucket),
+                newest.store.bucket_state(t, bucket),
+                strict=True,
+            ):
+                assert one.tobytes() == other.tobytes()
+
+
+def test_a_prune_state_of_another_size_is_refused() -> None:
+    store = restored(CHECKPOINTS[0]).rows.store
+    for state in (b"", b"short", bytes(24 + 3 * 2048 - 1)):
+        with pytest.raises(_store.StoreError, match=f"{len(state)} bytes is not of prune group 0"):
+            store.prune_state_of_format_5(0, state)
+
+
+def test_bucket_files_deltas_and_commits_lead_to_the_rows_of_the_next_snapshot(
+    golden: Path,
+) -> None:
+    """The rows of the first snapshot and the deltas after it are those of the second."""
+    publication = Publication(golden / "publication")
+    first, second = publication.snapshots()
+    manifests = [read_manifest(publication.snapshot_path(each)) for each in (first, second)]
+    tables = [store_table(table, i, RUN.seed) for i, table in enumerate(RUN.model.tables)]
+    store = _store.Store(tables=tables, ddr_budget_bytes=16 << 20)
+    index = {table.name: t for t, table in enumerate(tables)}
+
+    def stage(number: int, manifest: dict[str, Any], version: VersionId) -> None:
+        for each in manifest["buckets"]:
+            info = _store.BucketFileInfo(**each)
+            t = index[info.table]
+            path = str(publication.snapshot_path(version))
+            store.stage_records(
+                number, t, info.bucket, _store.read_bucket_file(path, tables[t], info)
+            )
+
+    stage(first.number, manifests[0], first)
+    store.commit(first.number)
+    changed = 0
+    for version in publication.deltas():
+        if not first < version <= second:
+            continue
+        commit = publication.read_commit(version).commit
+        assert VersionId.of(commit.version) == version
+        assert commit.schema_id == manifests[0]["schema_id"]
+        for batch in publication.read_batches(version):
+            store.stage_records(version.number, batch.table_id, batch.bucket, batch.records)
+            changed += len(batch.records)
+        store.commit(version.number)
+    assert changed > 1000
+    assert commit.watermark_ms == manifests[1]["watermark_ms"]
+    for each in manifests[1]["buckets"]:
+        info = _store.BucketFileInfo(**each)
+        t = index[info.table]
+        kept = _store.read_bucket_file(str(publication.snapshot_path(second)), tables[t], info)
+        assert store.export_bucket(t, info.bucket) == kept
+    store.check_integrity()
+
+
+# --- the state store ------------------------------------------------------------------------------
+
+KINDS: dict[str, type[Message]] = {
+    "plan.pb": plan_pb2.Plan,
+    "nodes": control_pb2.RegisterNodeRequest,
+    "operations": control_pb2.OperationRecord,
+}
+
+
+def read_state() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for path in sorted((GOLDEN / "state-1").rglob("*.pb")):
+        name = str(path.relative_to(GOLDEN / "state-1"))
+        message = KINDS[name.split("/")[0]]()
+        message.ParseFromString(path.read_bytes())
+        found[name] = message
+    return found
+
+
+def test_plans_nodes_and_operations_read_as_they_were_written() -> None:
+    wanted = json.loads((GOLDEN / "state-1" / "state.json").read_text())
+    found = read_state()
+    assert len(found) == 5
+    as_json = {n: MessageToDict(m, preserving_proto_field_name=True) for n, m in found.items()}
+    assert as_json == wanted
+
+
+def test_a_control_plane_ends_the_reshard_that_an_older_one_began() -> None:
+    found = read_state()
+    plan, store = found["plan.pb"], MemoryState()
+    term = store.take_term()
+    for epoch in range(1, plan.epoch):  # the store counts epochs by one
+        store.commit(term, Writes(plan=plan_pb2.Plan(epoch=epoch)))
+    writes = Writes(plan=plan)
+    for name, message in found.items():
+        folder, _, file = name.rpartition("/")
+        if folder:
+            getattr(writes, folder)[file.removesuffix(".pb")] = message
+    store.commit(term, writes)
+
+    fleet = Simulation(list(plan.tables), expect=3, deadline_ms=100)
+    fleet.store = store
+    fleet.restart()
+    for node in plan.topology.nodes:
+        request = found[f"nodes/{node.name}.pb"].request_id
+        fleet.nodes[node.name] = SimulatedNode(node, request)
+        fleet.nodes[node.name].act(plan)
+    for _ in range(1000):
+        fleet.step()
+        if fleet.operation(golden_state.OPERATION).ended_ms:
+            break
+    ended = fleet.operation(golden_state.OPERATION)
+    assert ended.state == control_pb2.OPERATION_STATE_SUCCEEDED
+    layout = layout_of(fleet.plan().assignments)
+    for (table, bucket), node in golden_state.TARGET.items():
+        assert [place.node for place in layout[Bucket(table, bucket)].owners] == [node]
+
+
+def test_what_a_newer_build_adds_to_a_record_is_passed_over() -> None:
+    """Field 4000, varint 1: a field that no build has yet."""
+    for name, message in read_state().items():
+        newer = type(message).FromString(message.SerializeToString() + b"\x80\xfa\x01\x01")
+        assert MessageToDict(newer) == MessageToDict(message), name

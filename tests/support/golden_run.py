@@ -1,0 +1,109 @@
+"""The small run whose publications lie in tests/golden, one for each checkpoint format.
+
+Run as a program by the build of a format, in its tree, it makes them anew:
+
+    PYTHONPATH=tests/support python golden_run.py tests/golden/checkpoint-N
+
+OUT/publication is left by a run that was killed half way. OUT/expected.json tells the end of a run
+that nothing stopped: sha256 of the files of its last snapshot, and what the manifest says of the
+version. It covers what a checkpoint can hold: several buckets, pruning, counters, histories, the
+state of Adam. It imports only what all these builds have.
+"""
+
+import dataclasses
+import hashlib
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from killing import train
+from snapshots import snapshot_files
+
+from embertide.trainer.config import (
+    CountersConfig,
+    FeatureConfig,
+    ModelConfig,
+    PruneConfig,
+    RunConfig,
+    SequenceConfig,
+    TableConfig,
+)
+from embertide.trainer.data.generator import NewsConfig, NewsSource
+from embertide.trainer.publish.folder import Publication
+
+NEWS = NewsSource(NewsConfig(hours=2, views_per_hour=60, users=40, new_items_per_hour=5))
+KILLED_AFTER = 8  # batches
+
+_TABLES = {"user": "user", "prev": "article", "cand": "article"}
+_COUNTERS = CountersConfig(feature="cand", half_lives_s=(600, 3600))
+MODEL = ModelConfig(
+    name="golden",
+    tables=(
+        TableConfig(name="user", dim=8, chunks=2, bucket_bits=1),
+        TableConfig(name="article", dim=8, chunks=2, bucket_bits=1, counters=_COUNTERS),
+        TableConfig(name="rest", dim=8, chunks=2),
+    ),
+    features=tuple(
+        FeatureConfig(name=feature.name, table=_TABLES.get(feature.name, "rest"))
+        for feature in NEWS.schema.features
+    ),
+    sequences=(SequenceConfig(name="hist", user="user", item="cand", length=3, users=100),),
+    net="history",
+    bottom_mlp=(4,),
+    top_mlp=(8,),
+    attention_mlp=(4,),
+)
+
+
+def _pruning(**settings: Any) -> PruneConfig:
+    """Pruning as it was in format 5, whatever the defaults are."""
+    known = {field.name for field in dataclasses.fields(PruneConfig)}
+    return PruneConfig(**{name: value for name, value in settings.items() if name in known})
+
+
+RUN = RunConfig(
+    model=MODEL,
+    prune=_pruning(
+        bytes=8_000,
+        utility="squares",
+        counts_worth=0.0,
+        half_life=20,
+        first=(3,),
+        every=5,
+        least=2,
+        waiting_bytes=512,
+    ),
+    batch_size=24,
+    publish_every_s=600,
+    snapshot_every=4,
+)
+
+
+def empty(path: Path) -> Publication:
+    """A publication without versions, with a program that is none: no test serves it."""
+    path.mkdir(parents=True)
+    (path / "program.pt2").write_bytes(b"no program")
+    return Publication(path)
+
+
+def end(publication: Publication) -> dict[str, Any]:
+    """What two runs must share: the files of the newest snapshot, and its version."""
+    snapshot = publication.snapshot_path(publication.snapshots()[-1])
+    files = snapshot_files(snapshot)
+    manifest = json.loads(files.pop("manifest.json"))
+    named = {name: manifest[name] for name in ("version", "watermark_ms", "schema_id", "dense_id")}
+    return {**named, "files": {n: hashlib.sha256(data).hexdigest() for n, data in files.items()}}
+
+
+def main(out: Path) -> None:
+    train(RUN, NEWS, empty(out / "publication"), KILLED_AFTER)
+    whole = empty(out / "whole")
+    train(RUN, NEWS, whole)
+    (out / "expected.json").write_text(json.dumps(end(whole), indent=1, sort_keys=True) + "\n")
+    shutil.rmtree(whole.path)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
