@@ -9,7 +9,9 @@
 #include <filesystem>
 #include <memory>
 #include <numeric>
+#include <thread>
 
+#include "store/finder.h"
 #include "store/test_rows.h"
 
 namespace embertide {
@@ -178,6 +180,32 @@ class EqualityTest : public ::testing::TestWithParam<Place> {
   std::vector<uint32_t> offsets_ = {0};
   std::vector<float> weights_;  // of keys_; empty: none
 };
+
+// A client may send one bag with all the keys of a request.
+TEST_P(EqualityTest, OfLargeBagsInBoundedMemory) {
+  const auto store = Open(GetParam());
+  std::mt19937 random(8);
+  keys_.clear();
+  offsets_ = {0};
+  for (size_t bag = 0; bag < 3 * features_.size(); ++bag) {
+    // The second sample is too large for a chunk, those beside it are not.
+    for (size_t n = bag / features_.size() == 1 ? 9000 + bag : bag % 4; n > 0; --n) {
+      keys_.push_back(static_cast<int64_t>(random() % (kKeys + 100)));
+      weights_.push_back(static_cast<float>(random() % 16) / 8);
+    }
+    offsets_.push_back(static_cast<uint32_t>(keys_.size()));
+  }
+  std::vector<size_t> order(3);
+  std::iota(order.begin(), order.end(), 0);
+  // A thread of its own: what it keeps is of these lookups alone.
+  std::thread([&] {
+    ASSERT_NO_FATAL_FAILURE(ExpectEqual(Answer(*store, order, 1), Reference())) << "weighed";
+    weights_.clear();
+    ASSERT_NO_FATAL_FAILURE(ExpectEqual(Answer(*store, order, 1), Reference()));
+    // 4,096 keys, each with a row of up to 2 KiB where rows lie on the SSD.
+    EXPECT_LT(LookupScratchBytes(), 10U << 20);
+  }).join();
+}
 
 TEST_P(EqualityTest, OfAnswersWhateverThePlaceAndTheOrder) {
   const auto store = Open(GetParam());

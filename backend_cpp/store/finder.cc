@@ -276,6 +276,12 @@ Status Finder::ReadSsdRows() {
   return Status::Ok();
 }
 
+size_t Finder::memory_bytes() const {
+  const auto bytes = [](const auto& items) { return items.capacity() * sizeof(items[0]); };
+  return bytes(runs_) + bytes(keys_) + bytes(groups_) + bytes(buckets_) + bytes(found_) +
+         bytes(remote_) + bytes(ssd_keys_) + bytes(ssd_reads_) + bytes(ssd_rows_);
+}
+
 void Finder::Count() {
   const bool rows_move =
       impl_->hbm != nullptr || std::ranges::any_of(impl_->devices, [](const auto& device) {

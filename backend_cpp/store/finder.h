@@ -13,7 +13,8 @@
 // Rows on an SSD, and keys that nobody here holds, hold the steps back: the caller then asks for
 // everything that is left, and the rows are read in one batch (each block once).
 //
-// Used by one thread, within one BagReader; its memory is kept and bounded by the largest chunk.
+// Used by one thread, within one BagReader; its memory is kept and bounded by the largest chunk
+// (lookup.cc cuts requests into chunks).
 #pragma once
 
 #include <array>
@@ -63,6 +64,8 @@ class Finder {
   uint64_t key(size_t i) const { return keys_[i]; }
   bool remote(size_t i) const { return !remote_.empty() && remote_[i] != nullptr; }
   size_t size() const { return size_; }
+  // What its memory takes, kept between chunks.
+  size_t memory_bytes() const;
   // Rows that were read, for the policies; the caller empties it.
   std::vector<std::pair<Device*, Access>>& accesses() { return accesses_; }
 
@@ -137,5 +140,8 @@ class Finder {
   Dice dice_;
   size_t until_counted_ = 0;  // keys
 };
+
+// What the lookups of the calling thread keep, in bytes.
+size_t LookupScratchBytes();
 
 }  // namespace embertide

@@ -14,12 +14,14 @@ namespace {
 // bag pass through memory as often.
 constexpr size_t kBagRows = 64;
 // Keys of a chunk: SSD reads come in batches far deeper than a drive's queue, and what a chunk
-// notes of its keys stays in the second-level cache.
+// notes of its keys stays in the second-level cache. A chunk has whole samples, so at most twice as
+// many; a sample with more keys is answered in pieces. That bounds what a thread keeps: 16 MiB, if
+// all rows lie on an SSD and take a block each.
 constexpr size_t kChunkKeys = 2048;
 // Keys of several lookups that a thread is woken for, about 0.2 ms of work.
 constexpr size_t kLeastShared = 4096;
 
-// One batch's working memory, kept by each thread; bounded by the largest batch it saw.
+// One batch's working memory, kept by each thread; bounded as kChunkKeys says.
 struct Scratch {
   Finder finder;
   std::vector<double> sums;
@@ -377,10 +379,62 @@ static KeyBags Slice(const KeyBags& request, size_t features, size_t first, size
   return slice;
 }
 
-// Calls answer(chunk) for all samples in order, about kChunkKeys keys at a time.
-template <typename Answer>
-static Status ForEachChunk(size_t features, std::span<const KeyBags> requests,
-                           const Answer& answer) {
+// One bag, kChunkKeys keys at a time: the same sums as PoolBag's and PoolWeighed's.
+static Status AnswerBag(const Store::Impl& impl, uint64_t version, const BagFeature& of,
+                        const KeyBags& bag, Scratch* scratch) {
+  const Table& table = impl.tables[of.table];
+  const uint32_t dim = table.config.layout.dim();
+  Finder& finder = scratch->finder;
+  scratch->sums.assign(size_t{2} * dim, 0.0);
+  double* sums = scratch->sums.data();
+  for (size_t first = 0; first < bag.keys.size(); first += kChunkKeys) {
+    KeyBags piece = bag;
+    piece.keys = bag.keys.subspan(first, std::min(kChunkKeys, bag.keys.size() - first));
+    if (bag.remote_of != nullptr) piece.remote_of += first;
+    const size_t n = piece.keys.size();
+    finder.Begin(&impl, version);
+    finder.Add({&of, 1}, piece);
+    EMBERTIDE_RETURN_IF_ERROR(finder.FindAll());
+    if (bag.weights == nullptr) {
+      AddFound(table, finder.found(), n, sums);
+    } else {
+      for (size_t i = 0; i < n; ++i) {
+        AddWeighed(table, finder.found()[i], double{bag.weights[first + i]}, sums + dim, sums);
+      }
+    }
+    for (size_t i = 0; bag.source != nullptr && i < n; ++i) {
+      bag.source[first + i] = static_cast<uint8_t>(finder.found()[i].source);
+    }
+    Tally(impl, table, 0, n, 1, scratch);
+    finder.Count();
+  }
+  const bool mean = of.pooling == Pooling::kMean && !bag.keys.empty();
+  RoundSums(sums, dim, mean ? static_cast<double>(bag.keys.size()) : 1.0, bag.out + of.column);
+  return Status::Ok();
+}
+
+// A jagged sample that is too large for a chunk.
+static Status AnswerLargeSample(const Store::Impl& impl, uint64_t version,
+                                std::span<const BagFeature> features, const KeyBags& sample,
+                                Scratch* scratch) {
+  for (size_t f = 0; f < features.size(); ++f) {
+    const size_t first = sample.offsets[f];
+    KeyBags bag = sample;
+    bag.offsets = {};
+    bag.keys = sample.keys.subspan(first, sample.offsets[f + 1] - first);
+    if (sample.source != nullptr) bag.source += first;
+    if (sample.remote_of != nullptr) bag.remote_of += first;
+    if (sample.weights != nullptr) bag.weights += first;
+    EMBERTIDE_RETURN_IF_ERROR(AnswerBag(impl, version, features[f], bag, scratch));
+  }
+  return Status::Ok();
+}
+
+// Calls answer(chunk) for all samples in order, about kChunkKeys keys at a time; `large` gets each
+// sample that alone has more.
+template <typename Answer, typename Large>
+static Status ForEachChunk(size_t features, std::span<const KeyBags> requests, const Answer& answer,
+                           const Large& large) {
   std::vector<KeyBags> chunk;
   size_t keys = 0;
   for (const KeyBags& request : requests) {
@@ -388,10 +442,18 @@ static Status ForEachChunk(size_t features, std::span<const KeyBags> requests,
     const size_t bags = offsets.empty() ? request.keys.size() : offsets.size() - 1;
     for (size_t first = 0; first < bags;) {
       size_t end = first;
+      bool is_large = false;
       for (; end < bags && keys < kChunkKeys; end += features) {
-        keys += offsets.empty() ? features : offsets[end + features] - offsets[end];
+        const size_t n = offsets.empty() ? features : offsets[end + features] - offsets[end];
+        is_large = !offsets.empty() && n > kChunkKeys;
+        if (is_large) break;
+        keys += n;
       }
-      chunk.push_back(Slice(request, features, first, end));
+      if (end > first) chunk.push_back(Slice(request, features, first, end));
+      if (is_large) {
+        EMBERTIDE_RETURN_IF_ERROR(large(Slice(request, features, end, end + features)));
+        end += features;
+      }
       first = end;
       if (keys < kChunkKeys) continue;
       EMBERTIDE_RETURN_IF_ERROR(answer(chunk));
@@ -400,6 +462,11 @@ static Status ForEachChunk(size_t features, std::span<const KeyBags> requests,
     }
   }
   return chunk.empty() ? Status::Ok() : answer(chunk);
+}
+
+size_t LookupScratchBytes() {
+  const Scratch& scratch = ThreadScratch();
+  return scratch.finder.memory_bytes() + scratch.sums.capacity() * sizeof(double);
 }
 
 BagReader::BagReader(const ReadView& view) : view_(view) {
@@ -424,9 +491,14 @@ Status BagReader::Lookup(std::span<const BagFeature> features, std::span<const K
     if (status.code() == Code::kUnavailable) scratch.Begin(impl.tables.size());
   }
   if (status.code() == Code::kUnavailable) {
-    status = ForEachChunk(features.size(), requests, [&](std::span<const KeyBags> chunk) {
-      return Answer(impl, view_.version_, features, chunk, &scratch);
-    });
+    status = ForEachChunk(
+        features.size(), requests,
+        [&](std::span<const KeyBags> chunk) {
+          return Answer(impl, view_.version_, features, chunk, &scratch);
+        },
+        [&](const KeyBags& sample) {
+          return AnswerLargeSample(impl, view_.version_, features, sample, &scratch);
+        });
   }
   EMBERTIDE_RETURN_IF_ERROR(status);
   Tell(impl, &scratch);
@@ -538,7 +610,8 @@ Status ReadView::Lookup(std::span<const LookupRequest> requests, uint32_t thread
       for (const KeyBags& each : chunk) pieces.emplace_back(bags->first, each);
       return Status::Ok();
     };
-    EMBERTIDE_RETURN_IF_ERROR(ForEachChunk(1, {&bags->second, 1}, piece));
+    const auto large = [&](const KeyBags& sample) { return piece({&sample, 1}); };
+    EMBERTIDE_RETURN_IF_ERROR(ForEachChunk(1, {&bags->second, 1}, piece, large));
   }
   const auto parts = static_cast<uint32_t>(std::clamp<size_t>(keys / kLeastShared, 1, threads));
   std::unique_lock<std::mutex> crew_lock;
