@@ -1,6 +1,8 @@
 """Caller-made ids: a repeat gets the first answer, other content under an old id is refused."""
 
 import collections
+import dataclasses
+import hashlib
 import re
 from typing import Generic, TypeVar
 
@@ -10,6 +12,7 @@ from embertide.server.core.errors import Code, RefusedError, invalid
 
 KEPT_MS = 24 * 3600 * 1000
 KEPT = 10_000
+KEPT_BYTES = 32 << 20
 ID_BYTES_MAX = 64
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -29,14 +32,25 @@ def content(request: Message) -> bytes:
     return request.SerializeToString(deterministic=True)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Given(Generic[Answer]):
+    asked: bytes  # SHA-256 of the request's content: a request may have megabytes
+    answer: Answer
+    at_ms: int
+
+    @property
+    def bytes(self) -> int:
+        """What it takes, about."""
+        return ID_BYTES_MAX + len(self.asked) + self.answer.ByteSize()
+
+
 class Answers(Generic[Answer]):
-    """First answers by id: for 24 hours, and the newest 10,000."""
+    """First answers by id: for 24 hours, the newest 10,000, and 32 MiB."""
 
     def __init__(self) -> None:
         """Remember nothing yet."""
-        self._given: collections.OrderedDict[str, tuple[bytes, Answer, int]] = (
-            collections.OrderedDict()
-        )
+        self._given: collections.OrderedDict[str, _Given[Answer]] = collections.OrderedDict()
+        self.bytes = 0
 
     def find(self, id: str, request: Message) -> Answer | None:
         """Return the first answer to an id, or None if it is new.
@@ -46,17 +60,27 @@ class Answers(Generic[Answer]):
         """
         if id not in self._given:
             return None
-        asked, answer, _ = self._given[id]
-        if asked != content(request):
+        given = self._given[id]
+        if given.asked != _digest(request):
             raise in_use(id)
-        return answer
+        return given.answer
 
     def keep(self, id: str, request: Message, answer: Answer, now_ms: int) -> Answer:
         """Remember an answer, and return it."""
-        self._given[id] = (content(request), answer, now_ms)
-        while len(self._given) > KEPT or next(iter(self._given.values()))[2] < now_ms - KEPT_MS:
-            self._given.popitem(last=False)
+        if id in self._given:
+            self.bytes -= self._given.pop(id).bytes
+        self._given[id] = _Given(asked=_digest(request), answer=answer, at_ms=now_ms)
+        self.bytes += self._given[id].bytes
+        while self._is_full() or next(iter(self._given.values())).at_ms < now_ms - KEPT_MS:
+            self.bytes -= self._given.popitem(last=False)[1].bytes
         return answer
+
+    def _is_full(self) -> bool:
+        return len(self._given) > KEPT or (self.bytes > KEPT_BYTES and len(self._given) > 1)
+
+
+def _digest(request: Message) -> bytes:
+    return hashlib.sha256(content(request)).digest()
 
 
 def in_use(id: str) -> RefusedError:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from embertide.server.core.errors import Code, RefusedError, invalid
 from embertide.server.core.operation import ENDED, Running, View
-from embertide.server.core.state import OPERATIONS_KEPT
+from embertide.server.core.state import OPERATIONS_KEPT, OPERATIONS_KEPT_BYTES
 from embertide.v1 import control_pb2, plan_pb2
 
 WAITING_MAX = 100
@@ -18,7 +18,10 @@ State = control_pb2.OperationState
 
 
 class Operations:
-    """Records by id. `changed` holds what must be written; None: not kept any more."""
+    """Records by id. `changed` holds what must be written; None: not kept any more.
+
+    At most 1,000 records and 64 MiB, but for those that have not ended: at most 101.
+    """
 
     def __init__(
         self, records: Mapping[str, Record], longest_deadline_ms: int, now_ms: int
@@ -26,6 +29,7 @@ class Operations:
         """Go on with what was written."""
         self.records = dict(sorted(records.items(), key=lambda item: item[1].operation.created_ms))
         self.changed: dict[str, Record | None] = {}
+        self._bytes = {id: each.ByteSize() for id, each in self.records.items()}
         self._longest_deadline_ms = longest_deadline_ms
         begun = [each for each in self.active() if each.operation.base_epoch]
         self.running = Running(begun[0], longest_deadline_ms, now_ms) if begun else None
@@ -59,13 +63,19 @@ class Operations:
         """Take in an operation; the oldest ended ones above the bound are let go."""
         self._keep(record)
         for id in [id for id, each in self.records.items() if each.operation.ended_ms]:
-            if len(self.records) <= OPERATIONS_KEPT:
+            if len(self.records) <= OPERATIONS_KEPT and self.bytes <= OPERATIONS_KEPT_BYTES:
                 break
-            del self.records[id]
+            del self.records[id], self._bytes[id]
             self.changed[id] = None
+
+    @property
+    def bytes(self) -> int:
+        """What the records take."""
+        return sum(self._bytes.values())
 
     def _keep(self, record: Record) -> None:
         self.records[record.operation.id] = record
+        self._bytes[record.operation.id] = record.ByteSize()
         self.changed[record.operation.id] = record
 
     def next_waiting(self) -> Record | None:

@@ -7,6 +7,8 @@ from embertide.v1 import control_pb2, plan_pb2
 
 PLANS_KEPT = 16
 OPERATIONS_KEPT = 1000
+# With their moves, which for a large model are some megabytes an operation.
+OPERATIONS_KEPT_BYTES = 64 << 20
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
