@@ -456,13 +456,14 @@ class Trainer:
             if records:
                 yield table, bucket, records
 
-    def _info(self, version: VersionId, watermark_ms: int) -> SnapshotInfo:
+    def _info(self, version: VersionId, watermark_ms: int, committed_ms: int = 0) -> SnapshotInfo:
         return SnapshotInfo.of(
             self.run.model,
             lineage=version.lineage,
             version=version.number,
             watermark_ms=watermark_ms,
             transforms=self.learner.transforms,
+            committed_ms=committed_ms,
         )
 
     def _schema_id(self) -> int:
@@ -512,7 +513,7 @@ class Trainer:
         )
         job = SnapshotJob(
             checkpoint=checkpoint,
-            info=self._info(version, watermark_ms),
+            info=self._info(version, watermark_ms, self.publisher.committed_ms(version)),
             tables=self.rows.tables,
             dense=self._dense_part(dense),
             then=functools.partial(self._checkpointed, self.offset),

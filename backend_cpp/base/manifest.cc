@@ -160,6 +160,8 @@ OrderedJson ToJson(const Manifest& manifest) {
   json["lineage"] = manifest.lineage;
   json["version"] = manifest.version;
   json["watermark_ms"] = manifest.watermark_ms;
+  // Only where it is known: snapshots without it keep their bytes.
+  if (manifest.committed_ms > 0) json["committed_ms"] = manifest.committed_ms;
   json["schema_id"] = manifest.schema_id;
   json["dense_features"] = manifest.dense_features;
   const auto list = [&json](const char* name, const auto& items, auto to_json) {
@@ -182,6 +184,7 @@ Manifest Parse(const OrderedJson& json) {
   Read(json, "lineage", &manifest.lineage);
   Read(json, "version", &manifest.version);
   Read(json, "watermark_ms", &manifest.watermark_ms);
+  if (json.contains("committed_ms")) Read(json, "committed_ms", &manifest.committed_ms);
   Read(json, "schema_id", &manifest.schema_id);
   Read(json, "dense_features", &manifest.dense_features);
   Read(json, "dense_id", &manifest.dense_id);

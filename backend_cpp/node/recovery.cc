@@ -117,6 +117,7 @@ VersionInfo VersionInfoOf(const Manifest& manifest) {
   info.lineage = manifest.lineage;
   info.number = manifest.version;
   info.watermark_ms = manifest.watermark_ms;
+  info.committed_ms = manifest.committed_ms;
   info.dense_id = manifest.dense_id;
   const std::string json = ManifestToJson(manifest);
   info.proof = Crc32c(std::as_bytes(std::span(json)));

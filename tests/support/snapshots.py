@@ -7,8 +7,9 @@ from embertide.trainer.publish.snapshot import read_manifest
 
 
 def snapshot_files(snapshot: Path) -> dict[str, bytes]:
-    """Every file; of the manifest all but the lineage, which names the run."""
-    manifest = {k: v for k, v in read_manifest(snapshot).items() if k != "lineage"}
+    """Every file; of the manifest all but what names the run and its time."""
+    of_run = ("lineage", "committed_ms")
+    manifest = {k: v for k, v in read_manifest(snapshot).items() if k not in of_run}
     paths = [path for path in snapshot.rglob("*") if path.is_file()]
     found = {str(path.relative_to(snapshot)): path.read_bytes() for path in paths}
     return {**found, "manifest.json": json.dumps(manifest).encode()}

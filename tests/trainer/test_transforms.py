@@ -190,6 +190,8 @@ def test_a_fresh_run_is_fitted_to_its_first_events_and_learns_them_all(whole: Tr
 
 def test_the_snapshot_has_them_and_the_raw_columns(whole: Trainer) -> None:
     manifest = read_manifest(newest(whole.publication))
+    version = whole.publication.snapshots()[-1]
+    assert manifest["committed_ms"] == whole.publication.read_commit(version).commit.committed_ms
     assert manifest["dense_features"] == 3
     assert [each["role"] for each in manifest["dense"]] == ["program", "tensors", "transforms"]
     read = read_transforms(newest(whole.publication))

@@ -143,6 +143,7 @@ class Publisher:
         self.newest: VersionId | None = versions[-1] if versions else None
         self._sequences: dict[tuple[int, int], int] = defaultdict(int)
         self._dense_id = ""
+        self._committed_ms = 0  # of `newest`, if it is this publisher's
 
     def _largest_lineage(self) -> int:
         return max((version.lineage for version in self.publication.versions()), default=0)
@@ -177,7 +178,16 @@ class Publisher:
         """Say that a snapshot of this lineage is the newest version: a publication's first."""
         self.newest = VersionId(number, self.lineage)
         self._dense_id = dense_id(dense)
-        self.publication.note(self.newest, watermark_ms=watermark_ms, committed_ms=_now_ms())
+        self._committed_ms = _now_ms()
+        self.publication.note(
+            self.newest, watermark_ms=watermark_ms, committed_ms=self._committed_ms
+        )
+
+    def committed_ms(self, version: VersionId) -> int:
+        """Return when a version that is out was committed, by the publisher's clock."""
+        if version == self.newest and self._committed_ms:
+            return self._committed_ms
+        return self.publication.read_commit(version).commit.committed_ms
 
     def publish(
         self,
@@ -220,6 +230,7 @@ class Publisher:
         self.publication.note(version, watermark_ms=watermark_ms, committed_ms=commit.committed_ms)
         self.publication.write_delta(version, partitions, changed, file)
         self.newest = version
+        self._committed_ms = commit.committed_ms
         self._dense_id = commit.dense_id
         self.stats.versions += 1
         if changed and len(changed) <= _MAX_INLINE_DENSE:

@@ -58,6 +58,7 @@ class SnapshotInfo:
     dense_features: int
     features: Sequence[FeatureConfig]
     transforms: _store.Transforms | None = None  # of DENSE; None: the net gets it as it is
+    committed_ms: int = 0  # 0: not known
 
     @classmethod
     def of(
@@ -68,6 +69,7 @@ class SnapshotInfo:
         version: int,
         watermark_ms: int,
         transforms: _store.Transforms | None = None,
+        committed_ms: int = 0,
     ) -> "SnapshotInfo":
         """Describe a version of a model."""
         return cls(
@@ -78,6 +80,7 @@ class SnapshotInfo:
             dense_features=len(config.raw_columns),
             features=config.columns,
             transforms=transforms,
+            committed_ms=committed_ms,
         )
 
 
@@ -180,6 +183,7 @@ def write_snapshot(
         "lineage": info.lineage,
         "version": info.version,
         "watermark_ms": info.watermark_ms,
+        **({"committed_ms": info.committed_ms} if info.committed_ms else {}),
         "schema_id": schema_id(info, tables),
         "dense_features": info.dense_features,
         "tables": [_table_json(table) for table in tables],

@@ -53,6 +53,7 @@ struct Manifest {
   uint64_t lineage = 0;  // the publisher's run; 0: imported, published by nobody
   uint64_t version = 0;
   int64_t watermark_ms = 0;  // event time up to which the version has learned
+  int64_t committed_ms = 0;  // wall clock of the publisher; 0: not known (older snapshots, imports)
   uint64_t schema_id = 0;    // of features, tables and dense net; commits name the same
   std::vector<TableConfig> tables;
   std::vector<FeatureConfig> features;  // in the order of KEYS' columns
