@@ -2,7 +2,7 @@
 // KEYS one after the other, and dense values, as many as the shapes say: finite, or missing
 // where transforms say what that means.
 //
-//   input: [i64 version] then for KEYS, LENGTHS, WEIGHTS and DENSE:
+//   input: [i64 version][u64 timeout] then for KEYS, LENGTHS, WEIGHTS and DENSE:
 //          [u8 there][u8 dtype][u8 dims][i64]...[u8 pieces]([u16 length][bytes])...
 #include <cmath>
 
@@ -83,9 +83,9 @@ void CheckBags(const triton::Bags& bags, const Tensor& keys) {
 
 std::vector<std::string> Seeds() {
   const std::string none(1, '\0');
-  return {Raw<int64_t>(0) + Seed<int64_t>(0, {2, 2}, {1, 2, 3, 4}, 99) + none + none +
-              Seed<float>(2, {2, 3}, {0, 1, 2, 3, 4, 5}, 5),
-          Raw<int64_t>(7) + Seed<int64_t>(0, {1, 3}, {1, 2, 3}, 11) +
+  return {Raw<int64_t>(0) + Raw<uint64_t>(1000) + Seed<int64_t>(0, {2, 2}, {1, 2, 3, 4}, 99) +
+              none + none + Seed<float>(2, {2, 3}, {0, 1, 2, 3, 4, 5}, 5),
+          Raw<int64_t>(7) + Raw(~uint64_t{0}) + Seed<int64_t>(0, {1, 3}, {1, 2, 3}, 11) +
               Seed<int32_t>(1, {1, 4}, {1, 0, 2, 0}, 99) +
               Seed<float>(2, {1, 3}, {0.5F, -1, 2}, 99) +
               Seed<float>(2, {1, 6}, {0, 1, 2, 3, 4, 5}, 99)};
@@ -94,12 +94,20 @@ std::vector<std::string> Seeds() {
 void Run(std::string_view input) {
   FakeRequest request;
   if (const auto version = Take<int64_t>(&input); version != 0) request.version = version;
+  request.timeout_us = Take<uint64_t>(&input);
   for (const char* name : {"KEYS", "LENGTHS", "WEIGHTS", "DENSE"}) {
     if (Take<uint8_t>(&input) % 2 == 1) request.inputs.push_back(TakeInput(name, &input));
   }
   uint64_t version = 0;
   const Status wanted = triton::ReadWantedVersion(request.handle(), &version);
   EMBERTIDE_CHECK(wanted.ok() == (request.version.value_or(1) > 0));
+  // Any number of microseconds is a time to come, at most a day away.
+  Deadline deadline{};
+  const Deadline before = std::chrono::steady_clock::now();
+  EMBERTIDE_CHECK(triton::ReadDeadline(request.handle(), &deadline).ok());
+  EMBERTIDE_CHECK((deadline == kNoDeadline) == (request.timeout_us == 0));
+  EMBERTIDE_CHECK(deadline == kNoDeadline ||
+                  (deadline >= before && deadline - before < std::chrono::hours(25)));
   std::vector<Tensor> tensors;
   EMBERTIDE_CHECK(triton::ReadInputs(request.handle(), &tensors).ok());
   for (size_t t = 0; t < tensors.size(); ++t) {

@@ -168,14 +168,15 @@ Status Fleet::Lookup(const v1::LookupRequest& request, v1::LookupResponse* respo
   return Status::Ok();
 }
 
-Status Fleet::Read(const v1::ReadRequest& request, v1::ReadResponse* response) {
+Status Fleet::Read(const v1::ReadRequest& request, Deadline deadline, v1::ReadResponse* response) {
   const auto begun = std::chrono::steady_clock::now();
-  Status status = ReadBags(request, response);
+  Status status = ReadBags(request, deadline, response);
   node_->NoteLatency(std::chrono::steady_clock::now() - begun, 1);
   return status;
 }
 
-Status Fleet::ReadBags(const v1::ReadRequest& request, v1::ReadResponse* response) {
+Status Fleet::ReadBags(const v1::ReadRequest& request, Deadline deadline,
+                       v1::ReadResponse* response) {
   if (!serving_) return {Code::kUnavailable, "loading, or shutting down"};
   const size_t features = node_->features_.size();
   const auto bags = static_cast<size_t>(request.lengths_size());
@@ -221,7 +222,7 @@ Status Fleet::ReadBags(const v1::ReadRequest& request, v1::ReadResponse* respons
     const Result<Pinned> pinned = node_->Pin();
     if (!pinned.ok()) return pinned.status();
     const auto plan = routing();
-    status = node_->Fetch(pinned.value(), of, {&bags_of, 1}, remote.get());
+    status = node_->Fetch(pinned.value(), of, {&bags_of, 1}, deadline, remote.get());
     if (status.ok()) {
       const BagReader rows(pinned.value().rows);
       const uint64_t* const at = places.data();

@@ -31,7 +31,8 @@ std::string PlanKey(const std::string& model, const std::string& what) {
 Fleet::Fleet(Node* node)
     : node_(node),
       plan_file_(node->options_.plan_file),
-      cache_(node->options_.remote_cache_bytes) {}
+      cache_(node->options_.remote_cache_bytes),
+      pace_(node->options_.join_step_bytes, node->options_.join_rest) {}
 
 Result<std::unique_ptr<Fleet>> Fleet::Join(Node* node) {
   std::unique_ptr<Fleet> fleet(new Fleet(node));
@@ -131,10 +132,19 @@ Status Fleet::AwaitPlan() {
 }
 
 void Fleet::Serve() {
-  serving_ = true;
-  server_->SetServing(true);
+  {
+    const std::lock_guard lock(mutex_);
+    serving_ = true;
+    server_->SetServing(ready_);
+  }
   peers_->BeatNow();
   if (control_ != nullptr) control_->BeatNow();
+}
+
+void Fleet::SetReady(bool ready) {
+  const std::lock_guard lock(mutex_);
+  ready_ = ready;
+  if (serving_) server_->SetServing(ready);
 }
 
 void Fleet::Leave() {
@@ -290,8 +300,7 @@ void Fleet::Committed() {
 
 std::unique_ptr<RemoteLookup> Fleet::NewRemoteLookup() {
   return std::make_unique<RemoteLookup>(*node_->store_, node_->manifest_, peers_.get(), &cache_,
-                                        node_->options_.dead_owner_defaults,
-                                        node_->options_.peer_timeout, &remote_stats_);
+                                        node_->options_.dead_owner_defaults, &remote_stats_);
 }
 
 // --- buckets -------------------------------------------------------------------------------------

@@ -38,6 +38,8 @@ class Fleet : public NodeHandler {
 
   // The node's store is filled: calls are answered from now on.
   void Serve();
+  // What the health service says; calls are answered either way.
+  void SetReady(bool ready);
   // Calls are refused from now on, and the control plane is told nothing more.
   void Leave();
 
@@ -68,7 +70,8 @@ class Fleet : public NodeHandler {
 
   Status Lookup(const v1::LookupRequest& request, v1::LookupResponse* response) override;
   // Its latency counts in the p99 of the beats, as that of Triton's requests does.
-  Status Read(const v1::ReadRequest& request, v1::ReadResponse* response) override;
+  Status Read(const v1::ReadRequest& request, Deadline deadline,
+              v1::ReadResponse* response) override;
   Status GetStatus(v1::NodeServiceGetStatusResponse* response) override;
   Status GetLoad(uint32_t hot_keys, v1::NodeServiceGetLoadResponse* response) override;
   Status Explain(const v1::ExplainRequest& request, v1::ExplainResponse* response) override;
@@ -105,7 +108,7 @@ class Fleet : public NodeHandler {
   Status Answer(const v1::LookupPart& part, uint32_t table, AnswerView* at,
                 v1::LookupResult* result);
   Status FillUsage(v1::NodeServiceGetStatusResponse* response) const;
-  Status ReadBags(const v1::ReadRequest& request, v1::ReadResponse* response);
+  Status ReadBags(const v1::ReadRequest& request, Deadline deadline, v1::ReadResponse* response);
   Status Prove(const v1::LookupPart& part, uint32_t* table) const;
   std::optional<uint32_t> TableOfId(uint32_t id) const;
   std::shared_ptr<const VersionInfo> InfoOf(uint64_t number) const;
@@ -123,6 +126,7 @@ class Fleet : public NodeHandler {
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   bool stop_ = false;
+  bool ready_ = false;
   uint64_t looks_ = 0;         // at the plan, done
   uint64_t looks_wanted_ = 0;  // more than looks_: look now
   std::shared_ptr<const Routing> routing_;

@@ -42,18 +42,20 @@ class NodeFollowingTest : public ::testing::Test {
     for (const int64_t key : keys) rows[static_cast<uint64_t>(key)] = ValueAt(&*pin, key);
     return rows;
   }
-  // Waits until pins are of version `number`.
-  bool WaitFor(uint64_t number) const {
+  static bool Await(const std::function<bool()>& condition) {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-    const auto pinned = [&] {
-      const auto pin = node_->Pin();
-      return pin.ok() ? pin.value().info->number : 0;
-    };
-    while (pinned() != number) {
+    while (!condition()) {
       if (std::chrono::steady_clock::now() > deadline) return false;
       std::this_thread::yield();
     }
     return true;
+  }
+  // Waits until pins are of version `number`.
+  bool WaitFor(uint64_t number) const {
+    return Await([&] {
+      const auto pin = node_->Pin();
+      return pin.ok() && pin.value().info->number == number;
+    });
   }
 
   static bool Eventually(const std::function<bool()>& condition) {
@@ -200,6 +202,35 @@ TEST_F(NodeFollowingTest, ANodeThatStartsTakesTheSnapshotOfTheLatestLineage) {
   Open();
   ASSERT_TRUE(WaitFor(6));
   EXPECT_EQ(Served({1, 2}), Rows({{1, 4}, {2, 6}}));
+}
+
+TEST_F(NodeFollowingTest, ReadyIsANodeThatIsNotFarBehindWhatIsPublished) {
+  model_.WriteSnapshot({1, 1}, {{1, 1}});
+  model_.WriteDelta({2, 1}, {1, 1}, {{2, 2}}, 0, 5000);
+  Open();
+  ASSERT_TRUE(WaitFor(2));
+  EXPECT_EQ(node_->why_not_ready(), "") << "no trainer runs, and it has all that was published";
+  const auto awaits = [&](bool ready) {
+    return Await([&] { return node_->why_not_ready().empty() == ready; });
+  };
+  // A version that no chain leads to, committed a moment later; then one that is far ahead.
+  model_.WriteDelta({4, 1}, {3, 1}, {{2, 4}}, 0, 5000 + 60'000);
+  model_.WriteDelta({6, 1}, {5, 1}, {{2, 6}}, 0, 5000 + 60'001);
+  ASSERT_TRUE(awaits(false));
+  EXPECT_NE(node_->why_not_ready().find("version 6 was committed 60001 ms after version 2"),
+            std::string::npos)
+      << node_->why_not_ready();
+  model_.WriteSnapshot({6, 1}, {{1, 1}, {2, 6}}, 5000 + 60'001);
+  EXPECT_TRUE(awaits(true));
+  EXPECT_EQ(node_->newest()->committed_ms, 5000 + 60'001);
+}
+
+TEST_F(NodeFollowingTest, ASnapshotThatDoesNotSayWhenItWasCommittedHasItFromItsDelta) {
+  model_.WriteSnapshot({2, 1}, {{1, 1}});
+  model_.WriteDelta({2, 1}, {1, 1}, {{1, 1}}, 0, 7000);
+  Open();
+  EXPECT_EQ(node_->newest()->number, 2U);
+  EXPECT_EQ(node_->newest()->committed_ms, 7000);
 }
 
 }  // namespace

@@ -1,17 +1,19 @@
 // JoinPace: how many buckets a node adds in one step, and how long it then rests, so that a join
 // costs requests and the freshness of versions little.
 //
-// A step adds at most 64 buckets, and at most 1 MiB of rows, by the size of those of the step
-// before; one bucket, if that is larger. A step that took more than 10 ms is followed by one of
-// half as many: no version is taken meanwhile, and a request may wait for the core. After each, the
-// node rests, so that the join has a fortieth of the machine's cores, and half of one at most: that
-// keeps p99 and throughput near what they were (docs/results/reshard.md). Used by one thread.
+// A step adds at most 64 buckets, and at most 1 MiB of rows unless told otherwise, by the size of
+// those of the step before; one bucket, if that is larger. A step that took more than 10 ms is
+// followed by one of half as many: no version is taken meanwhile, and a request may wait for the
+// core. After each, the node rests, unless told otherwise so that the join has a fortieth of the
+// machine's cores, and half of one at most: that keeps p99 and throughput near what they were
+// (docs/results/reshard.md). Used by one thread.
 #pragma once
 
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <thread>
 
 namespace embertide {
@@ -19,13 +21,17 @@ namespace embertide {
 class JoinPace {
  public:
   using Clock = std::chrono::steady_clock;
-  static constexpr uint64_t kStepBytes = 1 << 20;
   static constexpr size_t kStepBuckets = 64;
   static constexpr std::chrono::milliseconds kStepTime{10};
   static constexpr uint32_t kCoresAJoin = 40;
 
-  explicit JoinPace(uint32_t cores = std::thread::hardware_concurrency())
-      : rest_(std::max<int64_t>(1, int64_t{kCoresAJoin / std::max(1U, cores)} - 1)) {}
+  // How many times what a step took the node rests after it, on a machine of so many cores.
+  static uint32_t RestOn(uint32_t cores = std::thread::hardware_concurrency()) {
+    return std::max(2U, kCoresAJoin / std::max(1U, cores)) - 1;
+  }
+
+  explicit JoinPace(uint64_t step_bytes = 1 << 20, std::optional<uint32_t> rest = {})
+      : step_bytes_(step_bytes), rest_(rest.value_or(RestOn())) {}
 
   // What the next step may add.
   size_t buckets() const { return buckets_; }
@@ -41,10 +47,11 @@ class JoinPace {
       buckets_ = std::min(added * 2, kStepBuckets);
     }
     const uint64_t each = std::max<uint64_t>(1, bytes / added);
-    buckets_ = std::min(buckets_, static_cast<size_t>(std::max<uint64_t>(1, kStepBytes / each)));
+    buckets_ = std::min(buckets_, static_cast<size_t>(std::max<uint64_t>(1, step_bytes_ / each)));
   }
 
  private:
+  uint64_t step_bytes_;
   int64_t rest_;  // times what a step took
   size_t buckets_ = 1;
   Clock::time_point until_;

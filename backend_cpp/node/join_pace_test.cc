@@ -23,14 +23,15 @@ TEST(JoinPaceTest, SmallBucketsAreAddedManyAtOnce) {
 }
 
 TEST(JoinPaceTest, AStepHasAtMostItsBytesOrOneBucket) {
-  JoinPace pace;
-  const uint64_t each = JoinPace::kStepBytes / 5;
+  constexpr uint64_t kStepBytes = 1 << 16;
+  JoinPace pace(kStepBytes);
+  const uint64_t each = kStepBytes / 5;
   for (int step = 0; step < 8; ++step) {
-    EXPECT_LE(pace.buckets() * each, JoinPace::kStepBytes);
+    EXPECT_LE(pace.buckets() * each, kStepBytes);
     pace.Note(pace.buckets(), pace.buckets() * each, milliseconds(1), kBegin);
   }
   EXPECT_EQ(pace.buckets(), 5U);
-  pace.Note(5, 5 * 2 * JoinPace::kStepBytes, milliseconds(20), kBegin);
+  pace.Note(5, 5 * 2 * kStepBytes, milliseconds(20), kBegin);
   EXPECT_EQ(pace.buckets(), 1U);
 }
 
@@ -47,15 +48,18 @@ TEST(JoinPaceTest, AStepThatTookLongIsFollowedByASmallerOne) {
 TEST(JoinPaceTest, ItRestsTheLongerTheFewerCoresThereAre) {
   const std::vector<std::pair<uint32_t, int>> rests = {{0, 39}, {2, 19}, {4, 9}, {20, 1}, {64, 1}};
   for (const auto& [cores, rest] : rests) {
-    JoinPace pace(cores);
+    JoinPace pace(1, JoinPace::RestOn(cores));
     EXPECT_FALSE(pace.Rests(kBegin));
     pace.Note(1, 1, milliseconds(40), kBegin);
     EXPECT_TRUE(pace.Rests(kBegin + rest * milliseconds(40) - milliseconds(1))) << cores;
     EXPECT_FALSE(pace.Rests(kBegin + rest * milliseconds(40))) << cores;
   }
-  JoinPace pace(4);
+  JoinPace pace(1, 9);
   pace.Note(0, 0, milliseconds(5), kBegin);
   EXPECT_TRUE(pace.Rests(kBegin + milliseconds(44))) << "a step that failed read files, too";
+  JoinPace restless(1, 0);
+  restless.Note(1, 1, milliseconds(40), kBegin);
+  EXPECT_FALSE(restless.Rests(kBegin));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -48,6 +49,15 @@ constexpr const char* kHelp =
     "  --ssd-seal-bytes N    of a seal, a second while it is written (64 MiB; 0: as fast as it "
     "goes)\n"
     "  --remote-cache-bytes N  for rows of peers that small requests ask for (32 MiB; 0: none)\n"
+    "  --peer-timeout-ms N   for peers, where the caller of Read names no deadline (100)\n"
+    "  --window-versions N   versions that may be asked for by number (8)\n"
+    "  --ready-staleness-ms N  the health service says no while the newest version here was "
+    "committed\n"
+    "                        so long before the newest published one (60000)\n"
+    "  --join-step-bytes N   rows that a step adds of buckets that come to the node (1 MiB)\n"
+    "  --join-rest N         times what a step took that the node rests after it (40 by the "
+    "number\n"
+    "                        of cores, less 1)\n"
     "  --plan-file FILE      the last plan is kept here\n"
     "  --token TOKEN         what peers and the control plane ask for; or EMBERTIDE_TOKEN\n"
     "  --dead-owner POLICY   default or error: what a key reads as without a live owner "
@@ -63,6 +73,14 @@ std::string ParseNumber(const std::string& text, Number least, Number most, Numb
          std::to_string(most);
 }
 
+std::string ParseMs(const std::string& text, int64_t least, int64_t most,
+                    std::chrono::milliseconds* out) {
+  int64_t ms = 0;
+  std::string wrong = ParseNumber(text, least, most, &ms);
+  *out = std::chrono::milliseconds(ms);
+  return wrong;
+}
+
 int Refuse(const std::string& why) {
   std::fprintf(stderr, "embertide_node: %s\n", why.c_str());
   return 2;
@@ -72,7 +90,7 @@ int Run(int argc, char** argv) {
   NodeOptions options;
   options.devices = 1;
   if (const char* token = std::getenv("EMBERTIDE_TOKEN")) options.token = token;
-  static constexpr std::array<option, 28> kOptions = {{
+  static constexpr std::array<option, 33> kOptions = {{
       {"publication", required_argument, nullptr, 'p'},
       {"state", required_argument, nullptr, 's'},
       {"peer-address", required_argument, nullptr, 'a'},
@@ -96,6 +114,11 @@ int Run(int argc, char** argv) {
       {"ssd-seal-interval-ms", required_argument, nullptr, 'i'},
       {"ssd-seal-bytes", required_argument, nullptr, 'I'},
       {"remote-cache-bytes", required_argument, nullptr, 'r'},
+      {"peer-timeout-ms", required_argument, nullptr, 'w'},
+      {"window-versions", required_argument, nullptr, 'v'},
+      {"ready-staleness-ms", required_argument, nullptr, 'R'},
+      {"join-step-bytes", required_argument, nullptr, 'j'},
+      {"join-rest", required_argument, nullptr, 'J'},
       {"plan-file", required_argument, nullptr, 'f'},
       {"token", required_argument, nullptr, 't'},
       {"dead-owner", required_argument, nullptr, 'o'},
@@ -185,6 +208,21 @@ int Run(int argc, char** argv) {
         break;
       case 'I':
         wrong = ParseNumber(value, uint64_t{0}, kMost, &options.ssd_seal_bytes_per_s);
+        break;
+      case 'w':
+        wrong = ParseMs(value, 1, 60'000, &options.peer_timeout);
+        break;
+      case 'R':
+        wrong = ParseMs(value, 0, int64_t{1} << 32, &options.ready_staleness);
+        break;
+      case 'v':
+        wrong = ParseNumber(value, 1U, 1024U, &options.window_versions);
+        break;
+      case 'j':
+        wrong = ParseNumber(value, uint64_t{1}, kMost, &options.join_step_bytes);
+        break;
+      case 'J':
+        wrong = ParseNumber(value, 0U, 1000U, &options.join_rest.emplace());
         break;
       case 'f':
         options.plan_file = value;

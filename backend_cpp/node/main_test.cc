@@ -45,6 +45,11 @@ TEST(NodeMainTest, ANumberThatIsNoneIsRefusedByItsFlag) {
                            {"ssd-bytes", most + "0", "0 to " + most},
                            {"hbm-bytes", "16M", "0 to " + most},
                            {"hbm-devices", "0", "1 to 64"},
+                           {"peer-timeout-ms", "0", "1 to 60000"},
+                           {"ready-staleness-ms", "1s", "0 to 4294967296"},
+                           {"window-versions", "0", "1 to 1024"},
+                           {"join-step-bytes", "1M", "1 to " + most},
+                           {"join-rest", "-1", "0 to 1000"},
                            {"remote-cache-bytes", "+1", "0 to " + most}}) {
     std::string said;
     EXPECT_EQ(RunNode("--" + each.flag + " '" + each.value + "'", &said), 2) << each.flag;

@@ -11,12 +11,14 @@
 #include <thread>
 
 #include "base/file.h"
+#include "bus/chain.h"
 #include "embertide/numa.h"
 #include "embertide/v1/update.pb.h"
 #include "node/fleet.h"
 #include "node/latency_meter.h"
 #include "node/load_meter.h"
 #include "node/mending.h"
+#include "node/readiness.h"
 #include "node/recovery.h"
 #include "node/remote.h"
 #include "node/version_gate.h"
@@ -51,6 +53,16 @@ Result<std::vector<Feature>> ResolveFeatures(const Manifest& manifest) {
   }
   if (features.empty()) return Status(Code::kCorrupt, "the manifest has no feature");
   return features;
+}
+
+// What a snapshot's version is. Older snapshots do not say when it was committed; its delta does,
+// as long as that is kept.
+VersionInfo SnapshotVersion(const std::string& publication, const Manifest& manifest) {
+  VersionInfo info = VersionInfoOf(manifest);
+  if (info.committed_ms > 0 || publication.empty()) return info;
+  const Result<v1::CommitFile> commit = ReadCommitFile(publication, {info.number, info.lineage});
+  if (commit.ok()) info.committed_ms = commit.value().commit().committed_ms();
+  return info;
 }
 
 // The one dense file of a role.
@@ -202,24 +214,52 @@ Result<std::unique_ptr<Node>> Node::Open(NodeOptions options) {
   if (!options.publication.empty()) EMBERTIDE_RETURN_IF_ERROR(node->Follow());
   if (seals) node->sealer_ = std::make_unique<Sealer>(node.get());
   if (options.ssd_budget_bytes > 0) node->mender_ = std::make_unique<Mender>(node.get());
-  if (node->fleet_ != nullptr) {
-    // Ready is what has caught up: peers do not hold what a snapshot began with. A seal may lack
-    // buckets that came after it; they are added as those of a new plan are.
-    const auto ready = [&] {
-      return node->follower_->stats().caught_up &&
-             (!node->opened_from_seal_ || node->fleet_->Aligned());
-    };
-    const auto deadline = std::chrono::steady_clock::now() + options.plan_wait;
-    while (!ready() && std::chrono::steady_clock::now() < deadline) {
-      std::this_thread::sleep_for(kMaintainEvery);
-    }
-    node->fleet_->Serve();
-  }
+  if (!options.publication.empty()) node->BecomeReady();
   return node;
+}
+
+// Waits until the node is ready, for a bounded time: one that cannot be answers what it has.
+void Node::BecomeReady() {
+  readiness_ = std::make_unique<Readiness>([this] { return FindWhyNotReady(); },
+                                           [this](bool ready) {
+                                             if (fleet_ != nullptr) fleet_->SetReady(ready);
+                                           });
+  const bool ready = readiness_->Await(DeadlineAfter(options_.plan_wait));
+  begun_ = true;
+  if (!ready && options_.log) options_.log("begins before it is ready: " + why_not_ready());
+  if (fleet_ != nullptr) fleet_->Serve();
+}
+
+std::string Node::why_not_ready() const {
+  return readiness_ == nullptr ? "" : readiness_->why_not();
+}
+
+// Files are written before the bus is told, and name every version: what is newest there is what is
+// published. Without a trainer it does not change, and the node catches up with it.
+std::string Node::FindWhyNotReady() const {
+  if (!follower_->stats().caught_up) return "it takes the versions that were there at its start";
+  // A seal may lack buckets that came after it; they are added as those of a new plan are.
+  if (fleet_ != nullptr && opened_from_seal_ && !begun_ && !fleet_->Aligned()) {
+    return "it takes buckets that its seal lacks";
+  }
+  const std::shared_ptr<const VersionInfo> held = newest();
+  const VersionId have{held->number, held->lineage};
+  const std::vector<VersionId> newer =
+      Newer(ListVersions(options_.publication + "/deltas", "commit.pb"), have);
+  if (newer.empty()) return "";
+  const Result<v1::CommitFile> published = ReadCommitFile(options_.publication, newer.front());
+  if (!published.ok()) return "";  // it was pruned meanwhile, or is harmed: nobody can take it
+  const int64_t behind_ms = published.value().commit().committed_ms() - held->committed_ms;
+  if (behind_ms <= options_.ready_staleness.count()) return "";
+  return "version " + std::to_string(newer.front().number) + " was committed " +
+         std::to_string(behind_ms) + " ms after version " + std::to_string(held->number) +
+         ", the newest here; ready_staleness_ms is " +
+         std::to_string(options_.ready_staleness.count());
 }
 
 // Who calls ends before what is called: peers' calls, versions, upkeep.
 Node::~Node() {
+  readiness_.reset();
   mender_.reset();
   sealer_.reset();
   if (fleet_ != nullptr) fleet_->Leave();
@@ -342,7 +382,7 @@ Result<std::shared_ptr<const DenseWeights>> Node::SnapshotWeights(const std::str
 Status Node::AddSnapshotVersion() {
   auto weights = SnapshotWeights(options_.snapshot, manifest_);
   if (!weights.ok()) return weights.status();
-  return AddFirstVersion(VersionInfoOf(manifest_), std::move(*weights));
+  return AddFirstVersion(SnapshotVersion(options_.publication, manifest_), std::move(*weights));
 }
 
 Status Node::AddFirstVersion(VersionInfo info, std::shared_ptr<const DenseWeights> weights) {
@@ -557,7 +597,7 @@ Status Node::Sink::Load(const std::string& snapshot) {
   if (found.schema_id != node_->manifest_.schema_id) {
     return {Code::kRejected, snapshot + " has another schema than the one that is loaded"};
   }
-  auto info = std::make_shared<VersionInfo>(VersionInfoOf(found));
+  auto info = std::make_shared<VersionInfo>(SnapshotVersion(node_->options_.publication, found));
   auto weights = node_->SnapshotWeights(snapshot, found);
   if (!weights.ok()) return weights.status();
   info->weights = std::move(*weights);
@@ -601,9 +641,12 @@ RemoteLookupPtr Node::NewRemoteLookup() const {
 }
 
 Status Node::Fetch(const Pinned& pinned, std::span<const BagFeature> features,
-                   std::span<KeyBags> requests, RemoteLookup* remote) const {
+                   std::span<KeyBags> requests, Deadline deadline, RemoteLookup* remote) const {
+  const Deadline now = std::chrono::steady_clock::now();
+  const Deadline peers_until =
+      deadline == kNoDeadline ? now + options_.peer_timeout : now + (deadline - now) / 10 * 9;
   return remote->Fetch(*fleet_->routing(), pinned.rows.version(), pinned.info->lineage, features,
-                       requests);
+                       requests, peers_until);
 }
 
 bool Node::Lacks(const RemoteLookup& remote, size_t request) { return remote.Lacks(request); }

@@ -333,8 +333,8 @@ void RemoteLookup::Number(std::span<const KeyBags> requests, const Parts& parts,
 }
 
 Status RemoteLookup::Fetch(const Routing& routing, uint64_t version, uint64_t lineage,
-                           std::span<const BagFeature> features, std::span<KeyBags> requests) {
-  const Clock::time_point last = Clock::now() + deadline_;
+                           std::span<const BagFeature> features, std::span<KeyBags> requests,
+                           Deadline deadline) {
   calls_.clear();
   rows_.clear();
   cached_.clear();
@@ -363,7 +363,7 @@ Status RemoteLookup::Fetch(const Routing& routing, uint64_t version, uint64_t li
   // Each round excludes a peer, or finds keys refused for the first time: they end.
   while (!parts.all.empty()) {
     const Clock::time_point now = Clock::now();
-    Ask(routing, version, lineage, parts.more ? now + (last - now) / 2 : last, &parts);
+    Ask(routing, version, lineage, parts.more ? now + (deadline - now) / 2 : deadline, &parts);
     std::vector<Wanted> failed;
     EMBERTIDE_RETURN_IF_ERROR(Take(parts, version, lineage, &failed, excluded));
     BeginParts(routing, failed.size(), &parts);

@@ -3,9 +3,9 @@
 // Keys are deduplicated by owner and table. A bag with several keys at one owner comes back as
 // their fp64 sum, all else as rows, which a cache keeps for small executions at the same version.
 // An owner that does not answer, or does not hold the bucket, is passed over for the next one;
-// without any, the policy says whether the key reads as the default row. One deadline holds for all
-// of it: while keys have a next owner, the one asked gets half of what is left. Used by one thread;
-// keeps its memory between executions.
+// without any, the policy says whether the key reads as the default row. The caller's deadline
+// holds for all of it: while keys have a next owner, the one asked gets half of what is left. Used
+// by one thread; keeps its memory between executions.
 #pragma once
 
 #include <atomic>
@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "embertide/deadline.h"
 #include "embertide/snapshot.h"
 #include "embertide/store.h"
 #include "node/remote_cache.h"
@@ -37,21 +38,21 @@ class RemoteLookup {
  public:
   // Requires: all outlive it. `default_rows`: a dead owner's keys read as default rows.
   RemoteLookup(const Store& store, const Manifest& manifest, PeerPool* peers, RemoteCache* cache,
-               bool default_rows, std::chrono::milliseconds deadline, RemoteStats* stats)
+               bool default_rows, RemoteStats* stats)
       : store_(store),
         manifest_(manifest),
         peers_(peers),
         cache_(cache),
         default_rows_(default_rows),
-        deadline_(deadline),
         stats_(stats) {}
 
-  // Asks for what is not held at the version, and sets `remote_of` and `remote` of each request,
-  // which hold until the next call. kVersionGone, kNotOwner: pin again, with the newest plan, and
-  // start over; kUnavailable: an owner is dead, and the policy says error. Requests that then do
-  // not lack a row are whole.
+  // Asks for what is not held at the version, until `deadline`, and sets `remote_of` and `remote`
+  // of each request, which hold until the next call. kVersionGone, kNotOwner: pin again, with the
+  // newest plan, and start over; kUnavailable: an owner is dead, and the policy says error.
+  // Requests that then do not lack a row are whole.
   Status Fetch(const Routing& routing, uint64_t version, uint64_t lineage,
-               std::span<const BagFeature> features, std::span<KeyBags> requests);
+               std::span<const BagFeature> features, std::span<KeyBags> requests,
+               Deadline deadline);
   // Whether no owner of one of its keys answered, at the last Fetch that was kUnavailable.
   bool Lacks(size_t request) const { return lacks_[request]; }
 
@@ -131,7 +132,6 @@ class RemoteLookup {
   PeerPool* peers_;
   RemoteCache* cache_;
   const bool default_rows_;
-  const std::chrono::milliseconds deadline_;
   RemoteStats* stats_;
   std::vector<std::vector<uint32_t>> row_of_;  // by request, by key
   std::vector<RemoteRow> rows_;

@@ -101,7 +101,6 @@ class TestFleet {
     options.state = state.url();
     options.peer_address = addresses_[n];
     options.dead_owner_defaults = false;
-    options.peer_timeout = std::chrono::milliseconds(2000);
     options.plan_wait = std::chrono::seconds(20);
     return options;
   }
@@ -160,15 +159,15 @@ class TestFleet {
         grpc::CreateChannel(addresses_[n], grpc::InsecureChannelCredentials()));
   }
   // One key a bag, by NodeService.
-  grpc::Status Read(uint32_t n, const std::vector<uint64_t>& keys,
-                    v1::ReadResponse* response) const {
+  grpc::Status Read(uint32_t n, const std::vector<uint64_t>& keys, v1::ReadResponse* response,
+                    std::chrono::milliseconds timeout = std::chrono::seconds(20)) const {
     v1::ReadRequest request;
     for (const uint64_t key : keys) {
       request.add_keys(key);
       request.add_lengths(1);
     }
     grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+    context.set_deadline(std::chrono::system_clock::now() + timeout);
     return Stub(n)->Read(&context, request, response);
   }
 

@@ -33,12 +33,13 @@ class TestModel {
     return BucketOfHash(HashKey(key), static_cast<int>(table_.bucket_bits));
   }
 
-  void WriteSnapshot(VersionId id, const Rows& rows) const {
+  void WriteSnapshot(VersionId id, const Rows& rows, int64_t committed_ms = 0) const {
     Manifest manifest;
     manifest.model = "news";
     manifest.lineage = id.lineage;
     manifest.version = id.number;
     manifest.schema_id = 1;
+    manifest.committed_ms = committed_ms;
     manifest.tables = {table_};
     manifest.features = features;
     const std::string path = publication_.path() + "/snapshots/" + FolderName(id);
@@ -50,7 +51,8 @@ class TestModel {
     ASSERT_TRUE(WriteManifest(path, manifest).ok());
   }
   // `rollback_to`: the version whose state it restores.
-  void WriteDelta(VersionId id, VersionId previous, const Rows& rows, uint64_t rollback_to = 0) {
+  void WriteDelta(VersionId id, VersionId previous, const Rows& rows, uint64_t rollback_to = 0,
+                  int64_t committed_ms = 0) {
     std::vector<TestChange> changes;
     for (uint32_t bucket = 0; bucket < table_.buckets(); ++bucket) {
       const std::vector<std::byte> records = Records(rows, bucket);
@@ -60,6 +62,7 @@ class TestModel {
     }
     TestVersion version = TestPublication::Make(id, previous, changes);
     version.file.mutable_commit()->set_rollback_to(rollback_to);
+    version.file.mutable_commit()->set_committed_ms(committed_ms);
     publication_.Write(&version);
   }
   // The promotion record; `lists` is the JSON of its other fields.

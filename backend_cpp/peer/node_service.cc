@@ -38,6 +38,12 @@ grpc::StatusCode CodeOf(Code code) {
   return grpc::StatusCode::UNKNOWN;
 }
 
+// gRPC's is by the wall clock, and far away where the caller named none.
+Deadline DeadlineOf(const grpc::ServerContext& context) {
+  const auto left = context.deadline() - std::chrono::system_clock::now();
+  return left > std::chrono::hours(24) ? kNoDeadline : DeadlineAfter(left);
+}
+
 // Lookup waits for nobody and runs on gRPC's own threads; Read may wait for peers, and the others
 // are rare: they have a pool. A LookupRequest is parsed once its token was found right; gRPC has
 // parsed those of the others, which are at most kMaxRequestBytes, before a method is called.
@@ -60,7 +66,8 @@ class Service final
   }
   grpc::Status Read(grpc::ServerContext* context, const v1::ReadRequest* request,
                     v1::ReadResponse* response) override {
-    return Guarded(*context, [&] { return handler_->Read(*request, response); });
+    return Guarded(*context,
+                   [&] { return handler_->Read(*request, DeadlineOf(*context), response); });
   }
   grpc::Status GetStatus(grpc::ServerContext* context, const v1::NodeServiceGetStatusRequest*,
                          v1::NodeServiceGetStatusResponse* response) override {

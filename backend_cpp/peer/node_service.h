@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "embertide/deadline.h"
 #include "embertide/status.h"
 #include "embertide/v1/node.pb.h"
 
@@ -16,7 +17,8 @@ class NodeHandler {
  public:
   virtual ~NodeHandler() = default;
   virtual Status Lookup(const v1::LookupRequest& request, v1::LookupResponse* response) = 0;
-  virtual Status Read(const v1::ReadRequest& request, v1::ReadResponse* response) = 0;
+  virtual Status Read(const v1::ReadRequest& request, Deadline deadline,
+                      v1::ReadResponse* response) = 0;
   virtual Status GetStatus(v1::NodeServiceGetStatusResponse* response) = 0;
   virtual Status GetLoad(uint32_t hot_keys, v1::NodeServiceGetLoadResponse* response) = 0;
   virtual Status Explain(const v1::ExplainRequest& request, v1::ExplainResponse* response) = 0;

@@ -34,6 +34,11 @@ TRITONSERVER_Error* ToTriton(const Status& status) {
                                ("embertide: " + status.ToString()).c_str());
 }
 
+TRITONSERVER_Error* CancelledError() {
+  return TRITONSERVER_ErrorNew(TRITONSERVER_ERROR_CANCELLED,
+                               "embertide: the caller no longer waits for the answer");
+}
+
 Status FromTriton(TRITONSERVER_Error* error) {
   if (error == nullptr) return Status::Ok();
   Status status(Code::kDeviceError, std::string("Triton: ") + TRITONSERVER_ErrorMessage(error));

@@ -11,6 +11,8 @@ namespace embertide::triton {
 
 // Our Status as an error that Triton takes over; nullptr for ok.
 TRITONSERVER_Error* ToTriton(const Status& status);
+// The error of a request whose caller no longer waits; Triton takes it over.
+TRITONSERVER_Error* CancelledError();
 // Triton's error as a Status (kDeviceError); frees it.
 Status FromTriton(TRITONSERVER_Error* error);
 

@@ -55,7 +55,37 @@ Executor::Executor(const ModelConfig& config, const Node& node,
   limits_.max_keys = config.max_keys;
 }
 
+bool Executor::IsAwaited(const Job& job) {
+  return !HasPassed(job.deadline) && !IsCancelled(job.request);
+}
+
+bool Executor::KeepAwaited(Job* job) {
+  if (job->refusal.reason != Reason::kNone) return false;
+  if (HasPassed(job->deadline)) {
+    job->refusal = {Reason::kExpired, {Code::kUnavailable, "the request's timeout has passed"}};
+  } else if (IsCancelled(job->request)) {
+    job->refusal = {Reason::kCancelled, {}};
+  }
+  return job->refusal.reason == Reason::kNone;
+}
+
 Refusal Executor::Prove(Job* job) {
+  if (const Status read = ReadDeadline(job->request, &job->deadline); !read.ok()) {
+    return {Reason::kInternal, read};
+  }
+  if (!KeepAwaited(job)) return job->refusal;
+  Refusal refusal = ProveInputs(job);
+  if (refusal.reason != Reason::kNone) return refusal;
+  const uint64_t bytes = OutputBytesOf(*job);
+  if (bytes <= config_.max_output_bytes) return {};
+  return {
+      Reason::kMaxOutput,
+      {Code::kInvalidArgument,
+       "the answer would take " + std::to_string(bytes) + " bytes; max_output_bytes is " +
+           std::to_string(config_.max_output_bytes) + ": ask for fewer samples or keys at a time"}};
+}
+
+Refusal Executor::ProveInputs(Job* job) {
   const Status read = ReadInputs(job->request, &job->inputs);
   if (!read.ok()) return {Reason::kInternal, read};
   if (const Status named = ReadWantedVersion(job->request, &job->wanted); !named.ok()) {
@@ -111,7 +141,14 @@ size_t Executor::FloatsOf(const Job& job) const {
   return sequences_ ? job.places.back() : size_t{job.bags.samples} * node_.total_dim();
 }
 
+// All outputs that may be asked for, or the embeddings that scores are made from.
+uint64_t Executor::OutputBytesOf(const Job& job) const {
+  return FloatsOf(job) * sizeof(float) + job.bags.keys.size() +
+         size_t{job.bags.samples} * (sizeof(float) + sizeof(int64_t));
+}
+
 Status Executor::MakeOutputs(Job* job) {
+  if (job->has_outputs) return Status::Ok();
   if (job->response == nullptr) return {Code::kDeviceError, "Triton gave no response object"};
   std::vector<std::string> names;
   EMBERTIDE_RETURN_IF_ERROR(ReadOutputNames(job->request, &names));
@@ -144,6 +181,7 @@ Status Executor::MakeOutputs(Job* job) {
     job->unasked.resize(FloatsOf(*job));
     job->embedding = job->unasked.data();
   }
+  job->has_outputs = true;
   return Status::Ok();
 }
 
@@ -179,9 +217,9 @@ void Executor::Gather(std::span<Job*> jobs) {
   embeddings_.resize(std::max(embeddings_.size(), samples * node_.total_dim()));
   scores_.resize(std::max(scores_.size(), samples));
   float* at = embeddings_.data();
-  for (Job* job : jobs) {
-    job->embedding = at;
-    at += size_t{job->bags.samples} * node_.total_dim();
+  for (size_t j = 0; j < jobs.size(); ++j) {
+    bags_[j].out = at;
+    at += size_t{jobs[j]->bags.samples} * node_.total_dim();
   }
 }
 
@@ -200,6 +238,7 @@ uint32_t Executor::PlanParts(std::span<Job*> jobs) {
     parts_[p].samples = samples * (p + 1) / count - parts_[p].first;
     parts_[p].bags.clear();
     parts_[p].places.clear();
+    parts_[p].jobs.clear();
     parts_[p].counts.assign(node_.manifest().tables.size(), SourceCounts{});
   }
   size_t first = 0;  // sample of the job at hand
@@ -213,6 +252,7 @@ uint32_t Executor::PlanParts(std::span<Job*> jobs) {
       const size_t bag = (begin - first) * limits_.features;
       const size_t count_bags = (end - begin) * limits_.features;
       KeyBags& mine = part.bags.emplace_back(bags_[j]);
+      part.jobs.push_back(jobs[j]);
       if (sequences_) {
         part.places.push_back(jobs[j]->places.data() + bag);
       } else {
@@ -241,6 +281,8 @@ Status Executor::AnswerPart(const BagReader& rows, const VersionInfo& version, u
                    : rows.Lookup(features_, part.bags, part.counts));
     part.looked_up_ns = NowNs() - begin_ns;
     if (!config_.ranking) return Status::Ok();
+    const auto awaited = [](const Job* job) { return IsAwaited(*job); };
+    if (std::ranges::none_of(part.jobs, awaited)) return Status::Ok();
     const size_t columns = node_.manifest().dense_features;
     const float* dense = dense_.data() + part.first * columns;
     part.missing = 0;
@@ -257,19 +299,45 @@ Status Executor::AnswerPart(const BagReader& rows, const VersionInfo& version, u
   }
 }
 
+// Brings the jobs that go on after a fetch, and their bags, to the front; returns how many.
+size_t Executor::KeepFetched(const Status& fetched, std::span<Job*> jobs) {
+  size_t kept = 0;
+  for (size_t j = 0; j < jobs.size(); ++j) {
+    Job* job = jobs[j];
+    // What it needs of a dead owner costs the requests beside it nothing.
+    if (!fetched.ok() && Node::Lacks(*remote_, j)) job->refusal = {Reason::kInternal, fetched};
+    if (!KeepAwaited(job)) continue;
+    if (const Status made = MakeOutputs(job); !made.ok()) {
+      job->refusal = {Reason::kInternal, made};
+      continue;
+    }
+    bags_[j].out = job->embedding;
+    bags_[j].source = job->source;
+    std::swap(jobs[kept], jobs[j]);
+    std::swap(bags_[kept], bags_[j]);
+    ++kept;
+  }
+  bags_.resize(kept);
+  return kept;
+}
+
 Status Executor::AnswerGroup(const Pinned& pinned, std::span<Job*> jobs) {
-  if (config_.ranking) Gather(jobs);
+  // Who is refused stands behind the others.
+  const auto refused = std::ranges::stable_partition(jobs, KeepAwaited);
+  jobs = jobs.first(jobs.size() - refused.size());
+  if (jobs.empty()) return Status::Ok();
   bags_.clear();
   for (const Job* job : jobs) bags_.push_back(BagsOf(*job));
   const uint64_t begin_ns = NowNs();
+  Status fetched;
   if (remote_ != nullptr) {
-    const Status fetched = node_.Fetch(pinned, features_, bags_, remote_.get());
+    // The first has the earliest deadline.
+    fetched = node_.Fetch(pinned, features_, bags_, jobs[0]->deadline, remote_.get());
     if (!fetched.ok() && fetched.code() != Code::kUnavailable) return fetched;
-    for (size_t j = 0; !fetched.ok() && j < jobs.size(); ++j) {
-      // What it needs of a dead owner costs the requests beside it nothing.
-      if (Node::Lacks(*remote_, j)) jobs[j]->refusal = {Reason::kInternal, fetched};
-    }
   }
+  jobs = jobs.first(KeepFetched(fetched, jobs));
+  if (jobs.empty()) return Status::Ok();
+  if (config_.ranking) Gather(jobs);
   const uint32_t count = PlanParts(jobs);
   const uint64_t fetched_ns = NowNs() - begin_ns;
   {
@@ -296,21 +364,35 @@ Status Executor::AnswerGroup(const Pinned& pinned, std::span<Job*> jobs) {
   return Status::Ok();
 }
 
-// Answers requests in groups of at most max_keys keys, all under one pin. kVersionGone or
-// kNotOwner, with nothing answered: they are to be started over, and unless it is the `last` time,
+// How many of these jobs, from the first on, are answered together.
+size_t Executor::GroupSize(std::span<Job* const> jobs) const {
+  uint64_t keys = 0;
+  uint64_t bytes = 0;
+  // They share the time that peers get, which is the first one's: none loses more than half of its
+  // own.
+  const Deadline first = jobs[0]->deadline;
+  const Deadline now = std::chrono::steady_clock::now();
+  const Deadline last = first == kNoDeadline ? first : first + std::max(first - now, {});
+  size_t size = 0;
+  for (; size < jobs.size(); ++size) {
+    keys += jobs[size]->bags.keys.size();
+    bytes += OutputBytesOf(*jobs[size]);
+    if (size == 0) continue;
+    if (keys > limits_.max_keys || bytes > config_.max_output_bytes) break;
+    if (jobs[size]->deadline > last) break;
+  }
+  return size;
+}
+
+// Answers requests group by group, all under one pin, and sends the answers. kVersionGone or
+// kNotOwner, with some not sent: those are to be started over, and unless it is the `last` time,
 // they may be.
 Code Executor::AnswerAll(const Pinned& pinned, std::span<Job*> jobs, bool last) {
-  // A row that cannot be read costs the requests beside it nothing: jobs before this one are asked
-  // each alone.
+  // A row that cannot be read, or an answer that there is no memory for, costs the requests beside
+  // it nothing: jobs before this one are asked each alone.
   size_t alone = 0;
   for (size_t first = 0; first < jobs.size();) {
-    uint64_t keys = jobs[first]->bags.keys.size();
-    size_t end = first + 1;
-    for (; first >= alone && end < jobs.size() &&
-           keys + jobs[end]->bags.keys.size() <= limits_.max_keys;
-         ++end) {
-      keys += jobs[end]->bags.keys.size();
-    }
+    const size_t end = first + (first < alone ? 1 : GroupSize(jobs.subspan(first)));
     const std::span<Job*> group = jobs.subspan(first, end - first);
     Status status;
     try {
@@ -319,45 +401,41 @@ Code Executor::AnswerAll(const Pinned& pinned, std::span<Job*> jobs, bool last) 
       status = {Code::kResourceExhausted, error.what()};
     }
     if (group.size() > 1 &&
-        (status.code() == Code::kCorrupt || status.code() == Code::kDeviceError)) {
+        (status.code() == Code::kCorrupt || status.code() == Code::kDeviceError ||
+         status.code() == Code::kResourceExhausted)) {
       alone = end;
       continue;
     }
     const bool over = status.code() == Code::kVersionGone || status.code() == Code::kNotOwner;
-    if (over && !last) {
-      for (Job* job : jobs) job->refusal = {};
-      return status.code();
-    }
+    if (over && !last) return status.code();
     for (Job* job : group) {
-      if (!status.ok()) job->refusal = {Reason::kInternal, status};
+      if (!status.ok() && job->refusal.reason == Reason::kNone) {
+        job->refusal = {Reason::kInternal, status};
+      }
+      if (KeepAwaited(job)) {
+        if (const Status said = Say(*pinned.info, job); !said.ok()) {
+          job->refusal = {Reason::kInternal, said};
+        }
+      }
+      Send(job);
     }
     first = end;
-  }
-  for (Job* job : jobs) {
-    if (job->refusal.reason != Reason::kNone) continue;
-    if (const Status said = Say(*pinned.info, job); !said.ok()) {
-      job->refusal = {Reason::kInternal, said};
-    }
   }
   return Code::kOk;
 }
 
 // Answers the good requests, those that want the same version together.
 void Executor::Answer(std::span<Job> jobs) {
-  std::vector<Job*> good;
+  good_.clear();
   for (Job& job : jobs) {
-    if (job.refusal.reason != Reason::kNone) continue;
-    if (const Status status = MakeOutputs(&job); !status.ok()) {
-      job.refusal = {Reason::kInternal, status};
-    } else {
-      good.push_back(&job);
-    }
+    if (job.refusal.reason == Reason::kNone) good_.push_back(&job);
   }
-  std::ranges::stable_sort(good, {}, &Job::wanted);
-  for (size_t first = 0; first < good.size();) {
+  std::ranges::stable_sort(good_, {},
+                           [](const Job* job) { return std::pair(job->wanted, job->deadline); });
+  for (size_t first = 0; first < good_.size();) {
     size_t end = first + 1;
-    while (end < good.size() && good[end]->wanted == good[first]->wanted) ++end;
-    AnswerAt(good[first]->wanted, std::span(good).subspan(first, end - first));
+    while (end < good_.size() && good_[end]->wanted == good_[first]->wanted) ++end;
+    AnswerAt(good_[first]->wanted, std::span(good_).subspan(first, end - first));
     first = end;
   }
 }
@@ -375,17 +453,28 @@ void Executor::AnswerAt(uint64_t wanted, std::span<Job*> jobs) {
     }
     const Code code = AnswerAll(pinned.value(), jobs, last);
     if (code == Code::kOk) return;
+    // Who was refused may be answered at another version; who was sent an answer has it.
+    const auto unsent = std::ranges::stable_partition(jobs, &Job::sent);
+    jobs = {unsent.begin(), unsent.end()};
+    for (Job* job : jobs) job->refusal = {};
     if (code == Code::kNotOwner) node_.RefreshPlan();  // a peer has a newer one
   }
 }
 
 void Executor::Send(Job* job) {
+  if (job->sent) return;
+  job->sent = true;
   if (job->refusal.reason != Reason::kNone) metrics_->AddRefused(job->refusal.reason);
   if (job->response == nullptr) return;
-  TRITONSERVER_Error* error =
-      job->refusal.reason == Reason::kNone ? nullptr : ToTriton(job->refusal.status);
+  TRITONSERVER_Error* error = nullptr;
+  if (job->refusal.reason == Reason::kCancelled) {
+    error = CancelledError();
+  } else if (job->refusal.reason != Reason::kNone) {
+    error = ToTriton(job->refusal.status);
+  }
   LogIfError(TRITONBACKEND_ResponseSend(job->response, TRITONSERVER_RESPONSE_COMPLETE_FINAL, error),
              "response");
+  std::vector<float>().swap(job->unasked);
   if (error != nullptr) TRITONSERVER_ErrorDelete(error);
 }
 
@@ -412,20 +501,31 @@ void Executor::Finish(TRITONBACKEND_ModelInstance* instance, std::span<Job> jobs
              "batch statistics");
 }
 
-// noexcept: what could still throw here is memory for a few pointers, and then nothing can be
-// answered any more.
+// noexcept: each request must be released. What could still throw is memory for the text of an
+// error, after all else that was large has been given back.
 // NOLINTNEXTLINE(bugprone-exception-escape): see above.
+void Executor::Run(TRITONBACKEND_ModelInstance* instance, std::span<Job> jobs,
+                   uint64_t exec_start_ns) noexcept {
+  for (Job& job : jobs) Read(&job);
+  const uint64_t compute_start_ns = NowNs();
+  try {
+    Answer(jobs);
+  } catch (const std::exception&) {
+    for (Job& job : jobs) {
+      if (job.sent || job.refusal.reason != Reason::kNone) continue;
+      job.refusal = {Reason::kInternal, {Code::kResourceExhausted, "out of memory"}};
+    }
+  }
+  Finish(instance, jobs, exec_start_ns, compute_start_ns, NowNs());
+}
+
 void Executor::Execute(TRITONBACKEND_ModelInstance* instance,
-                       std::span<TRITONBACKEND_Request* const> requests) noexcept {
+                       std::span<TRITONBACKEND_Request* const> requests) {
   const uint64_t exec_start_ns = NowNs();
   std::vector<Job> jobs(requests.size());
-  for (size_t i = 0; i < jobs.size(); ++i) {
-    jobs[i].request = requests[i];
-    Read(&jobs[i]);
-  }
-  const uint64_t compute_start_ns = NowNs();
-  Answer(jobs);
-  Finish(instance, jobs, exec_start_ns, compute_start_ns, NowNs());
+  good_.reserve(requests.size());
+  for (size_t i = 0; i < jobs.size(); ++i) jobs[i].request = requests[i];
+  Run(instance, jobs, exec_start_ns);
 }
 
 }  // namespace embertide::triton

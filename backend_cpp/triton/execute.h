@@ -7,6 +7,12 @@
 // that is wrong gets its own error and costs the others nothing. Every request is answered,
 // reported and released.
 //
+// Requests are answered in groups, those with the earliest deadline first; a group has at most
+// max_keys keys and max_output_bytes of outputs (or one request), and deadlines that are alike, as
+// its requests share the time that peers get. Its outputs are made when its turn comes, and leave
+// before those of the next group are made. A request that is cancelled, or whose deadline passes,
+// is refused as soon as that is seen: before its lookup, before the dense net, and at the end.
+//
 // One of it in each model instance; used by one thread at a time.
 #pragma once
 
@@ -32,9 +38,9 @@ class Executor {
   Executor(const ModelConfig& config, const Node& node,
            std::vector<std::unique_ptr<DenseProgram>> programs, ModelMetrics* metrics);
 
-  // Takes the requests over. Never throws.
+  // Takes the requests over, unless it throws std::bad_alloc: then they are the server's still.
   void Execute(TRITONBACKEND_ModelInstance* instance,
-               std::span<TRITONBACKEND_Request* const> requests) noexcept;
+               std::span<TRITONBACKEND_Request* const> requests);
 
  private:
   // A request on its way through an execution.
@@ -42,6 +48,7 @@ class Executor {
     TRITONBACKEND_Request* request = nullptr;
     TRITONBACKEND_Response* response = nullptr;
     std::vector<Tensor> inputs;
+    Deadline deadline = kNoDeadline;
     uint64_t wanted = 0;  // version; 0: the newest
     Bags bags;
     // Of bags in the answer, in floats, and its end; of a model with sequences (placed_bags.h).
@@ -49,11 +56,13 @@ class Executor {
     std::span<const float> dense;    // samples x columns of DENSE
     std::span<const float> weights;  // of the keys; empty without
     Refusal refusal;                 // reason kNone while all is well
-    std::vector<float> unasked;      // the embeddings of a lookup that did not ask for them
-    float* embedding = nullptr;      // samples x total_dim, or as `places` says
-    int64_t* version = nullptr;      // one a sample (or one, jagged); null unless asked for
-    float* score = nullptr;          // null unless asked for
-    uint8_t* source = nullptr;       // null unless asked for
+    bool has_outputs = false;        // they are made
+    bool sent = false;
+    std::vector<float> unasked;  // the embeddings of a lookup that did not ask for them
+    float* embedding = nullptr;  // samples x total_dim, or as `places` says
+    int64_t* version = nullptr;  // one a sample (or one, jagged); null unless asked for
+    float* score = nullptr;      // null unless asked for
+    uint8_t* source = nullptr;   // null unless asked for
   };
 
   // What one thread does of an execution.
@@ -62,6 +71,7 @@ class Executor {
     size_t samples = 0;
     std::vector<KeyBags> bags;
     std::vector<const uint64_t*> places;  // of each of `bags`; of a model with sequences
+    std::vector<const Job*> jobs;         // of each of `bags`
     std::vector<SourceCounts> counts;     // by table
     uint64_t looked_up_ns = 0;            // how long rows took
     std::vector<float> dense;             // what the net gets, where that is not DENSE itself
@@ -72,11 +82,21 @@ class Executor {
   void Read(Job* job);
   // Values of a lookup's answer.
   size_t FloatsOf(const Job& job) const;
+  uint64_t OutputBytesOf(const Job& job) const;
   Refusal Prove(Job* job);
+  Refusal ProveInputs(Job* job);
+  // Whether its answer is of use to anybody still.
+  static bool IsAwaited(const Job& job);
+  // Refuses a job whose answer is not; false for one that is refused.
+  static bool KeepAwaited(Job* job);
+  void Run(TRITONBACKEND_ModelInstance* instance, std::span<Job> jobs,
+           uint64_t exec_start_ns) noexcept;
   void Answer(std::span<Job> jobs);
   void AnswerAt(uint64_t wanted, std::span<Job*> jobs);
   Code AnswerAll(const Pinned& pinned, std::span<Job*> jobs, bool last);
+  size_t GroupSize(std::span<Job* const> jobs) const;
   Status AnswerGroup(const Pinned& pinned, std::span<Job*> jobs);
+  size_t KeepFetched(const Status& fetched, std::span<Job*> jobs);
   KeyBags BagsOf(const Job& job) const;
   void Gather(std::span<Job*> jobs);
   uint32_t PlanParts(std::span<Job*> jobs);
@@ -97,7 +117,8 @@ class Executor {
   const bool sequences_;    // whether one of them is
   const bool weighed_;      // whether one of them needs weights
   RemoteLookupPtr remote_;  // null for a node alone
-  // Working memory, kept between executions; bounded by max_keys (or the largest request).
+  // Working memory, kept between executions; bounded by max_keys and max_output_bytes.
+  std::vector<Job*> good_;
   std::vector<Part> parts_;
   std::vector<KeyBags> bags_;      // of a group's requests
   std::vector<float> embeddings_;  // ranking: of all samples of a group

@@ -22,6 +22,8 @@ struct FakeInput {
 struct FakeRequest {
   std::vector<FakeInput> inputs;
   std::optional<int64_t> version;  // the request parameter
+  uint64_t timeout_us = 0;
+  bool cancelled = false;
 
   // Lives as long as this does.
   TRITONBACKEND_Request* handle() { return reinterpret_cast<TRITONBACKEND_Request*>(this); }

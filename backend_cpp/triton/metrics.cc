@@ -90,6 +90,8 @@ constexpr FamilyInfo kFamilies[] = {
      "Versions served though no guard promoted them"},
     {"embertide_versions_withdrawn_total", kCounter,
      "Withdrawals by guard, rollback and operator, by reason"},
+    {"embertide_ready", kGauge,
+     "1 while the node holds what is published, but for ready_staleness_ms at most"},
     {"embertide_bus_connected", kGauge, "1 while Redis can be read"},
     {"embertide_freshness_ms", kGauge,
      "From the trainer's commit of the newest version to its answers here"},
@@ -368,6 +370,7 @@ void ModelMetrics::AddOfBus() {
     Add("embertide_bus_events_total", {{"event", event.name}},
         [bus, count = event.count](const Sample&) { return (bus->*count).load(); });
   }
+  Add("embertide_ready", {}, [this](const Sample&) { return node_.why_not_ready().empty(); });
   Add("embertide_bus_connected", {}, [bus](const Sample&) { return bus->connected ? 1 : 0; });
   Add("embertide_freshness_ms", {}, [bus](const Sample&) { return bus->freshness_ms.load(); });
 }
@@ -423,6 +426,12 @@ void ModelMetrics::Publish() {
     Log(TRITONSERVER_LOG_WARN, "model " + model_ + " does not follow: " + error);
   }
   bus_error_ = std::move(error);
+  error = node_.why_not_ready();
+  if (error.empty() != why_not_ready_.empty()) {
+    Log(TRITONSERVER_LOG_WARN,
+        "model " + model_ + " is " + (error.empty() ? "ready again" : "not ready: " + error));
+  }
+  why_not_ready_ = std::move(error);
   error = node_.seal_error();
   if (error != seal_error_ && !error.empty()) {
     Log(TRITONSERVER_LOG_WARN, "model " + model_ + " wrote no seal: " + error);

@@ -100,6 +100,7 @@ class ModelMetrics {
   TRITONSERVER_Metric* lookup_us_ = nullptr;
   std::string bus_error_;   // shown last in the log
   std::string seal_error_;  // the same
+  std::string why_not_ready_;
   std::mutex mutex_;
   std::condition_variable wake_;
   bool stop_ = false;

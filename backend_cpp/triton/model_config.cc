@@ -15,7 +15,7 @@ Status Refuse(const std::string& message) {
   return {Code::kInvalidArgument, "config.pbtxt: " + message};
 }
 
-// A decimal number in [low, high].
+// A decimal number in [low, high], or so many milliseconds.
 template <typename T>
 Status ParseNumber(const std::string& name, const std::string& text, uint64_t low, uint64_t high,
                    T* value) {
@@ -140,9 +140,17 @@ std::map<std::string, Setter> Setters(const std::string& directory, ModelConfig*
              node->guard_timeout = std::chrono::milliseconds(ms);
              return Status::Ok();
            }},
+          {"peer_timeout_ms", number("peer_timeout_ms", 1, 60'000, &node->peer_timeout)},
+          {"ready_staleness_ms",
+           number("ready_staleness_ms", 0, uint64_t{1} << 32, &node->ready_staleness)},
+          {"window_versions", number("window_versions", 1, 1024, &node->window_versions)},
+          {"join_step_bytes", bytes("join_step_bytes", 1, &node->join_step_bytes)},
+          {"join_rest", number("join_rest", 0, 1000, &node->join_rest)},
           {"threads", number("threads", 1, 256, &config->threads)},
           {"max_samples", number("max_samples", 1, 1U << 20, &config->max_samples)},
-          {"max_keys", number("max_keys", 1, 1U << 28, &config->max_keys)}};
+          {"max_keys", number("max_keys", 1, 1U << 28, &config->max_keys)},
+          {"max_output_bytes",
+           number("max_output_bytes", 1, uint64_t{1} << 31, &config->max_output_bytes)}};
 }
 
 Status ParseParameters(const Json& json, const std::string& directory, ModelConfig* config) {

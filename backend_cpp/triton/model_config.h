@@ -29,6 +29,7 @@ struct ModelConfig {
   uint32_t threads = 1;          // of an instance: they share the samples of an execution
   uint32_t max_samples = 4096;   // of a request, either form
   uint64_t max_keys = 1U << 18;  // of a request; also what an execution works on at once
+  uint64_t max_output_bytes = 256ULL << 20;  // the same, of outputs, and of what scores come from
   TensorNames tensors;
 };
 

@@ -78,6 +78,26 @@ TEST(ModelConfigTest, RowsOfPeersHaveACacheWhoseSizeMayBeGiven) {
   ExpectRefused(json, "\"remote_cache_bytes\" is \"32M\"");
 }
 
+TEST(ModelConfigTest, BoundsOfWaitsAndAnswersMayBeGiven) {
+  Json json = Good();
+  for (const auto& [name, value] :
+       {std::array{"peer_timeout_ms", "250"}, std::array{"ready_staleness_ms", "1500"},
+        std::array{"window_versions", "3"}, std::array{"join_step_bytes", "4096"},
+        std::array{"join_rest", "0"}, std::array{"max_output_bytes", "65536"}}) {
+    json["parameters"][name]["string_value"] = value;
+  }
+  const Result<ModelConfig> config = ParseModelConfig(json.dump(), "/models/m");
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  EXPECT_EQ(config.value().node.peer_timeout, std::chrono::milliseconds(250));
+  EXPECT_EQ(config.value().node.ready_staleness, std::chrono::milliseconds(1500));
+  EXPECT_EQ(config.value().node.window_versions, 3U);
+  EXPECT_EQ(config.value().node.join_step_bytes, 4096U);
+  EXPECT_EQ(config.value().node.join_rest, 0U);
+  EXPECT_EQ(config.value().max_output_bytes, 65536U);
+  json["parameters"]["peer_timeout_ms"]["string_value"] = "0";
+  ExpectRefused(json, "\"peer_timeout_ms\" is \"0\"");
+}
+
 TEST(ModelConfigTest, SpeaksTheNamesOfHps) {
   Json json = Good();
   json["input"][1]["name"] = "NUMKEYS";

@@ -33,9 +33,12 @@ enum class Reason : uint8_t {
   kDense,
   kWeights,
   kVersion,
-  kInternal
+  kInternal,
+  kExpired,
+  kCancelled,
+  kMaxOutput
 };
-inline constexpr size_t kReasons = 11;
+inline constexpr size_t kReasons = 14;
 const char* ReasonName(Reason reason);
 
 struct Refusal {

@@ -1,7 +1,10 @@
 // Reading and making tensors through Triton's C API.
 #include "triton/tensor_io.h"
 
+#include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <limits>
 
 #include "triton/edge.h"
 
@@ -81,6 +84,22 @@ Status ReadWantedVersion(TRITONBACKEND_Request* request, uint64_t* version) {
     *version = static_cast<uint64_t>(number);
   }
   return Status::Ok();
+}
+
+Status ReadDeadline(TRITONBACKEND_Request* request, Deadline* deadline) {
+  uint64_t timeout_us = 0;
+  EMBERTIDE_RETURN_IF_ERROR(
+      FromTriton(TRITONBACKEND_InferenceRequestTimeoutMicroseconds(request, &timeout_us)));
+  constexpr uint64_t kLongest = std::numeric_limits<int64_t>::max();
+  const std::chrono::microseconds timeout(std::min(timeout_us, kLongest));
+  *deadline = timeout_us == 0 ? kNoDeadline : DeadlineAfter(timeout);
+  return Status::Ok();
+}
+
+bool IsCancelled(TRITONBACKEND_Request* request) {
+  bool cancelled = false;
+  // A server that cannot tell has not cancelled it.
+  return FromTriton(TRITONBACKEND_RequestIsCancelled(request, &cancelled)).ok() && cancelled;
 }
 
 Status ReadOutputNames(TRITONBACKEND_Request* request, std::vector<std::string>* names) {

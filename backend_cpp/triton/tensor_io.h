@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "embertide/deadline.h"
 #include "triton/request.h"
 #include "triton/triton_abi.h"
 
@@ -18,6 +19,13 @@ Status ReadInputs(TRITONBACKEND_Request* request, std::vector<Tensor>* inputs);
 // The request parameter `version`: the version that the caller wants its answer from, 0 if it names
 // none. kInvalidArgument for one that is no positive integer.
 Status ReadWantedVersion(TRITONBACKEND_Request* request, uint64_t* version);
+
+// When the caller's `timeout` has passed, counted from now: how long Triton has held the request is
+// not told. kNoDeadline if the caller names none.
+Status ReadDeadline(TRITONBACKEND_Request* request, Deadline* deadline);
+
+// Whether the caller has gone away or has cancelled the request, or its gRPC deadline has passed.
+bool IsCancelled(TRITONBACKEND_Request* request);
 
 // Names of the outputs that the caller asked for.
 Status ReadOutputNames(TRITONBACKEND_Request* request, std::vector<std::string>* names);

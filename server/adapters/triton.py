@@ -72,6 +72,11 @@ class ModelOptions:
     threads: int | None = None  # of an instance: they share the samples of an execution
     max_batch_size: int = 1024
     max_queue_delay_us: int | None = 0  # None: requests are not put together
+    # Of Triton's queue, which it has only where requests are put together; None: no bound.
+    max_queue_size: int | None = None  # requests that may wait; more are refused
+    max_wait_ms: int | None = (
+        None  # or the request's `timeout`, if that is less; then it is refused
+    )
     devices: int | None = None
     numa_nodes: str | None = None  # of those devices' memory: auto, none, or numbers as "0,1"
     ddr_budget_bytes: int | None = None
@@ -90,6 +95,12 @@ class ModelOptions:
     ssd_seal_bytes_per_s: int | None = None
     max_samples: int | None = None
     max_keys: int | None = None
+    max_output_bytes: int | None = None  # of a request
+    peer_timeout_ms: int | None = None  # for peers, where the caller names no timeout
+    window_versions: int | None = None  # that may be asked for by number
+    ready_staleness_ms: int | None = None  # how far a node that is ready may be behind
+    join_step_bytes: int | None = None  # rows that a step adds of buckets that come to the node
+    join_rest: int | None = None  # times what a step took that the node rests after it
     node: str | None = None
     # Of a node that shares the model with others.
     state: str | None = None  # Redis URL of the plans
@@ -112,6 +123,12 @@ class ModelOptions:
             raise ValueError(f"max_batch_size is {self.max_batch_size}; it must be at least 1")
         if self.hps_names and self.kind == "ranking":
             raise ValueError("hps_names goes with kind lookup: HPS has no ranking models")
+        bounded = self.max_queue_size is not None or self.max_wait_ms is not None
+        if bounded and self.max_queue_delay_us is None:
+            raise ValueError(
+                "max_queue_size and max_wait_ms need max_queue_delay_us: Triton bounds its queue "
+                "only where it puts requests together; give 0"
+            )
         if self.state and not (self.publication and self.peer_address):
             raise ValueError(
                 "state needs a publication, and the address where peers reach the node"
@@ -144,6 +161,12 @@ class ModelOptions:
             "ssd_seal_bytes_per_s": self.ssd_seal_bytes_per_s,
             "max_samples": self.max_samples,
             "max_keys": self.max_keys,
+            "max_output_bytes": self.max_output_bytes,
+            "peer_timeout_ms": self.peer_timeout_ms,
+            "window_versions": self.window_versions,
+            "ready_staleness_ms": self.ready_staleness_ms,
+            "join_step_bytes": self.join_step_bytes,
+            "join_rest": self.join_rest,
             "node": self.node,
             "state": self.state,
             "control": self.control,
@@ -163,6 +186,19 @@ class ModelOptions:
 def _tensor(kind: str, name: str, dtype: str, dim: int, *flags: str) -> str:
     lines = [f'name: "{name}"', f"data_type: {dtype}", f"dims: [ {dim} ]", *flags]
     return f"{kind} [ {{ " + " ".join(lines) + " } ]"
+
+
+def _queue_policy(options: ModelOptions) -> str:
+    policy = []
+    if options.max_wait_ms is not None:
+        policy += [
+            "timeout_action: REJECT",
+            f"default_timeout_microseconds: {1000 * options.max_wait_ms}",
+            "allow_timeout_override: true",
+        ]
+    if options.max_queue_size is not None:
+        policy.append(f"max_queue_size: {options.max_queue_size}")
+    return f" default_queue_policy {{ {' '.join(policy)} }}" if policy else ""
 
 
 def model_config(name: str, options: ModelOptions) -> str:
@@ -186,7 +222,7 @@ def model_config(name: str, options: ModelOptions) -> str:
     ]
     if options.max_queue_delay_us is not None:
         delay = f"max_queue_delay_microseconds: {options.max_queue_delay_us}"
-        lines.append(f"dynamic_batching {{ {delay} }}")
+        lines.append(f"dynamic_batching {{ {delay}{_queue_policy(options)} }}")
     lines += [
         f"parameters {{ key: {json.dumps(key)} value: {{ string_value: {json.dumps(value)} }} }}"
         for key, value in options.parameters().items()

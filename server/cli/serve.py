@@ -118,6 +118,45 @@ def command(
     dead_owner: Annotated[
         str, typer.Option(help="What a key reads as without a live owner: default or error.")
     ] = "default",
+    max_queue: Annotated[
+        int, typer.Option(help="Requests that may wait; more are refused: UNAVAILABLE.", min=1)
+    ] = 1000,
+    max_wait_ms: Annotated[
+        int,
+        typer.Option(
+            help="A request that waited so long, or as long as its own timeout, is refused: "
+            "UNAVAILABLE.",
+            min=1,
+        ),
+    ] = 2000,
+    max_output_mib: Annotated[
+        int | None, typer.Option(help="Of a request's answer, MiB (256).", min=1, max=2048)
+    ] = None,
+    peer_timeout_ms: Annotated[
+        int | None,
+        typer.Option(help="For peers, where a request names no timeout, ms (100).", min=1),
+    ] = None,
+    window_versions: Annotated[
+        int | None,
+        typer.Option(help="Versions that may be asked for by number (8).", min=1, max=1024),
+    ] = None,
+    ready_staleness_ms: Annotated[
+        int | None,
+        typer.Option(
+            help="The node is not ready while its newest version was committed so long before the "
+            "newest published one, ms (60000).",
+            min=0,
+        ),
+    ] = None,
+    join_rest: Annotated[
+        int | None,
+        typer.Option(
+            help="Rest after each step in which buckets come to the node, as a multiple of what "
+            "the step took (40 by the number of cores, less 1).",
+            min=0,
+            max=1000,
+        ),
+    ] = None,
     remote_cache_mib: Annotated[
         int,
         typer.Option(help="For rows of peers that small requests ask for, MiB; 0: none.", min=0),
@@ -159,6 +198,11 @@ def command(
                 kind=chosen,
                 instances=instances,
                 threads=threads,
+                max_queue_size=max_queue,
+                max_wait_ms=max_wait_ms,
+                max_output_bytes=max_output_mib * _MIB if max_output_mib else None,
+                window_versions=window_versions,
+                ready_staleness_ms=None if snapshot else ready_staleness_ms,
                 devices=devices,
                 numa_nodes=numa_nodes,
                 ddr_budget_bytes=ddr_mib * _MIB,
@@ -180,6 +224,8 @@ def command(
                 plan_file=directory / "plan.bin" if state else None,
                 token_file=token_file,
                 dead_owner=policy if state else None,
+                peer_timeout_ms=peer_timeout_ms if state else None,
+                join_rest=join_rest if state else None,
                 remote_cache_bytes=remote_cache_mib * _MIB if state else None,
             )
         except ValueError as error:

@@ -4,7 +4,9 @@ import concurrent.futures
 import dataclasses
 import json
 import os
+import queue
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -16,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tritonclient.grpc
 from numpy.typing import NDArray
 from serving import (
     Client,
@@ -324,6 +327,131 @@ def test_a_model_loads_and_unloads_beside_others(
         assert np.array_equal(answer, reference.answer([[[7], [3], [14], [101]]]))
         client.raw.unload_model("bad")
         wait_until(lambda: not client.raw.is_model_ready("bad"))
+
+
+# --- bounds ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bounded(
+    server: triton.TritonServer, snapshot: tuple[Path, Any]
+) -> Iterator[Callable[..., Client]]:
+    """Load a model `bounded` with these options, and return a client."""
+    client = Client("grpc", server)
+    loaded = False
+
+    def load(**options: Any) -> Client:
+        nonlocal loaded
+        made = triton.ModelOptions(snapshot=snapshot[0], **options)
+        triton.write_model(server.options.repository, "bounded", made)
+        client.raw.load_model("bounded")
+        loaded = True
+        return client
+
+    yield load
+    if loaded:
+        client.raw.unload_model("bounded")
+    client.raw.close()
+
+
+def refusals_of(server: triton.TritonServer, reason: str) -> float:
+    page = server.metrics()
+    return metric(page, "embertide_requests_refused_total", model="bounded", reason=reason)
+
+
+def all_at_once(client: Client, requests: int) -> list[Any]:
+    """The answers of so many requests, or what they were refused with."""
+    keys = np.array([[7, 3, 14, 101]], np.int64)
+    tensor = tritonclient.grpc.InferInput("KEYS", keys.shape, "INT64")
+    tensor.set_data_from_numpy(keys)
+    answers: queue.Queue[Any] = queue.Queue()
+    for _ in range(requests):
+        client.raw.async_infer(
+            "bounded", [tensor], lambda result, error: answers.put(error or result)
+        )
+    return [answers.get(timeout=30) for _ in range(requests)]
+
+
+def test_a_request_whose_timeout_has_passed_is_refused_and_counted(
+    bounded: Callable[..., Client], server: triton.TritonServer, reference: Any
+) -> None:
+    client = bounded()
+    keys = [[7, 3, 14, 101]]
+    with pytest.raises(InferenceServerException, match="timeout has passed") as refused:
+        client.rectangular(keys, model="bounded", timeout=1)
+    assert "UNAVAILABLE" in str(refused.value.status())
+    for timeout in (10_000_000, 2**63 - 1):
+        answer = client.rectangular(keys, model="bounded", timeout=timeout)
+        expected = reference.answer([[[key] for key in row] for row in keys])
+        assert np.array_equal(answer.as_numpy("EMBEDDING"), expected)
+    wait_until(lambda: refusals_of(server, "expired") == 1)
+
+
+def test_load_past_the_queue_is_refused_at_once(bounded: Callable[..., Client]) -> None:
+    # Requests wait half a second for others: the queue is as long as the test makes it.
+    client = bounded(max_queue_delay_us=500_000, max_queue_size=2, max_wait_ms=10_000)
+    answers = all_at_once(client, 6)
+    refused = [each for each in answers if isinstance(each, InferenceServerException)]
+    assert 1 <= len(refused) <= 4
+    assert isinstance(answers[0], InferenceServerException), "refused before the others' answers"
+    for each in refused:
+        assert "UNAVAILABLE" in str(each.status())
+        assert "maximum queue size" in str(each)
+
+
+def test_a_request_that_waited_too_long_is_refused(bounded: Callable[..., Client]) -> None:
+    client = bounded(max_queue_delay_us=1_000_000, max_wait_ms=50)
+    (refused,) = all_at_once(client, 1)
+    assert isinstance(refused, InferenceServerException)
+    assert "UNAVAILABLE" in str(refused.status())
+
+
+def test_an_answer_that_is_too_large_is_refused_alone(
+    bounded: Callable[..., Client], server: triton.TritonServer, reference: Any
+) -> None:
+    client = bounded(max_output_bytes=64 * reference.total_dim)
+    few, many = np.zeros((4, 4), np.int64), np.zeros((40, 4), np.int64)
+    assert client.rectangular(few, model="bounded").as_numpy("VERSION").shape == (4, 1)
+    with pytest.raises(InferenceServerException, match=f"max_output_bytes is {64 * 26}"):
+        client.rectangular(many, model="bounded")
+    wait_until(lambda: refusals_of(server, "max_output_bytes") == 1)
+
+
+def test_no_request_ends_the_server_for_want_of_memory(
+    bounded: Callable[..., Client], server: triton.TritonServer, reference: Any
+) -> None:
+    samples = 1 << 20
+    client = bounded(max_samples=samples, max_keys=1 << 24, max_output_bytes=1 << 31)
+    # 16 MiB of lengths ask for 104 MiB of embeddings, which the server has no memory for.
+    arrays = {"KEYS": np.zeros((1, 0), np.int64), "LENGTHS": np.zeros((1, 4 * samples), np.int32)}
+    status = Path(f"/proc/{server.pid}/status").read_text()
+    used = 1024 * int(re.search(r"VmSize:\s+(\d+) kB", status)[1])  # type: ignore[index]
+    before = resource.prlimit(server.pid, resource.RLIMIT_AS)
+    resource.prlimit(server.pid, resource.RLIMIT_AS, (used + (96 << 20), before[1]))
+    try:
+        for outputs in (["VERSION"], ["EMBEDDING"]):
+            with pytest.raises(InferenceServerException):
+                client.send(arrays, model="bounded", outputs=outputs)
+            assert server.alive(), server.log_text()
+        for keys, lengths in (
+            ([], []),
+            ([], [-1] * 4),
+            ([1], [2**31 - 1] * 4),
+            ([-(2**63)] * 4, [2**31 - 1, 1, 1, 1]),
+            ([2**63 - 1] * 5, [1, 1, 1, 1]),
+        ):
+            extreme = {
+                "KEYS": np.array([keys], np.int64),
+                "LENGTHS": np.array([lengths], np.int32),
+            }
+            with pytest.raises(InferenceServerException):
+                client.send(extreme, model="bounded")
+    finally:
+        resource.prlimit(server.pid, resource.RLIMIT_AS, before)
+    keys_BF = [[7, 3, 14, 101]]
+    expected = reference.answer([[[key] for key in row] for row in keys_BF])
+    answer = client.rectangular(keys_BF, model="bounded").as_numpy("EMBEDDING")
+    assert np.array_equal(answer, expected)
 
 
 # --- sequences ------------------------------------------------------------------------------------

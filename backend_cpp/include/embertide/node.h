@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "embertide/deadline.h"
 #include "embertide/dense.h"
 #include "embertide/follower.h"
 #include "embertide/snapshot.h"
@@ -68,10 +69,18 @@ struct NodeOptions {
   std::string token;      // peers and the control plane ask for it; empty: none
   // What a key reads as while none of its owners answers: the default row, or an error.
   bool dead_owner_defaults = true;
+  // For the peers of a request whose caller names no deadline.
   std::chrono::milliseconds peer_timeout{100};
   // For rows of peers that small executions asked for, beside the budgets above; 0: none is kept.
   uint64_t remote_cache_bytes = 32ULL << 20;
-  std::chrono::milliseconds plan_wait{120'000};  // at the start, for the first plan
+  std::chrono::milliseconds plan_wait{
+      120'000};  // at the start, for the first plan; then to be ready
+  // Of buckets that come to the node: rows of one step, and how many times what a step took the
+  // node rests after it; nullopt: by the number of cores (join_pace.h).
+  uint64_t join_step_bytes = 1ULL << 20;
+  std::optional<uint32_t> join_rest;
+  // Ready is a node that holds a version committed at most so long before the newest published one.
+  std::chrono::milliseconds ready_staleness{60'000};
 };
 
 // One feature as lookups need it, resolved from the manifest.
@@ -88,7 +97,7 @@ struct VersionInfo {
   uint64_t lineage = 0;
   uint64_t number = 0;
   int64_t watermark_ms = 0;  // event time; the version has learned from no event after it
-  int64_t committed_ms = 0;  // wall clock of the publisher; 0: unknown (a snapshot)
+  int64_t committed_ms = 0;  // wall clock of the publisher; 0: unknown (an old snapshot)
   std::string dense_id;
   uint32_t proof = 0;  // checksum of the commit or manifest that announced it
   std::shared_ptr<const DenseWeights> weights;  // null without a dense net
@@ -118,6 +127,7 @@ class Fleet;
 class LatencyMeter;
 class LoadMeter;
 class Mender;
+class Readiness;
 class RemoteLookup;
 class Sealer;
 class VersionGate;
@@ -191,10 +201,11 @@ class Node {
   // What finds the keys that are not held here, for one thread; null for a node alone.
   RemoteLookupPtr NewRemoteLookup() const;
   // Asks peers for what is not held here at the pin, and sets `remote_of` and `remote` of the
-  // requests. kVersionGone, kNotOwner: start over with a new pin, once; kUnavailable: an owner is
+  // requests. Peers get nine tenths of the time until `deadline`, or peer_timeout where the caller
+  // has none. kVersionGone, kNotOwner: start over with a new pin, once; kUnavailable: an owner is
   // dead, and the policy says error. Requests that then do not lack a row may be answered.
   Status Fetch(const Pinned& pinned, std::span<const BagFeature> features,
-               std::span<KeyBags> requests, RemoteLookup* remote) const;
+               std::span<KeyBags> requests, Deadline deadline, RemoteLookup* remote) const;
   // Whether a request of the last Fetch, which was kUnavailable, needs a key of a dead owner.
   static bool Lacks(const RemoteLookup& remote, size_t request);
   // `requests` were answered together, `latency` after work on them began: for the p99 that the
@@ -220,6 +231,10 @@ class Node {
   uint64_t failed_mends() const;
   // What a seal calls a version; nullopt if it is not known (any more).
   std::optional<SealedVersion> NameOf(uint64_t number) const;
+  // Why it should not be sent requests: it has not caught up with what is published, or fell
+  // behind; empty: it is ready. Looked at twice a second; one that is not ready answers all the
+  // same.
+  std::string why_not_ready() const;
   // Counters of the follower; null without a publication.
   const FollowerStats* follower_stats() const;
   // Why the follower could not take the last version it saw; empty if it could, or follows nothing.
@@ -253,6 +268,8 @@ class Node {
   Status CommitVersion(std::shared_ptr<const VersionInfo> info);
   // The version of a pin that names none.
   Result<ReadView> PinServed() const;
+  void BecomeReady();
+  std::string FindWhyNotReady() const;
   // The version that the store is filled with; commits it.
   Status AddFirstVersion(VersionInfo info, std::shared_ptr<const DenseWeights> weights);
   Result<std::shared_ptr<const DenseWeights>> SnapshotWeights(const std::string& directory,
@@ -280,11 +297,13 @@ class Node {
   std::unique_ptr<Sink> sink_;
   std::string seal_refusal_;
   bool opened_from_seal_ = false;
-  std::unique_ptr<VersionGate> gate_;   // null without a guard
-  std::unique_ptr<Fleet> fleet_;        // null: a node alone
-  std::unique_ptr<Follower> follower_;  // it feeds the sink
-  std::unique_ptr<Sealer> sealer_;      // null without an SSD tier, or without seals
-  std::unique_ptr<Mender> mender_;      // null without an SSD tier
+  std::atomic<bool> begun_{false};        // to answer
+  std::unique_ptr<VersionGate> gate_;     // null without a guard
+  std::unique_ptr<Fleet> fleet_;          // null: a node alone
+  std::unique_ptr<Follower> follower_;    // it feeds the sink
+  std::unique_ptr<Sealer> sealer_;        // null without an SSD tier, or without seals
+  std::unique_ptr<Mender> mender_;        // null without an SSD tier
+  std::unique_ptr<Readiness> readiness_;  // null without a publication
 };
 
 }  // namespace embertide
