@@ -18,10 +18,12 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any, Self
 
+from embertide.server.cli.chaos.options import ChaosError
+
 _CHUNK_BYTES = 1 << 16
 _RESENT_S = 0.2  # the least time in which TCP sends again what was lost
 _MESSAGE = re.compile(rb"\$1\r\nm\r\n\$(\d+)\r\n")
-_ANSWER_S = 10.0
+_ANSWER_S = 60.0  # on a machine that is busy elsewhere; a process starts, too
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +56,7 @@ class _Link:
         self._flows = asyncio.Event()
         self._flows.set()
         self._open: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None] | None] = set()
 
     async def listen(self) -> None:
         await asyncio.start_server(self._accept, *self.route.listen)
@@ -79,6 +82,8 @@ class _Link:
             return
         ends = {writer, there}
         self._open |= ends
+        task = asyncio.current_task()
+        self._tasks.add(task)  # the loop itself holds tasks weakly
         pumps = [
             asyncio.create_task(self._pump(reader, there)),
             asyncio.create_task(self._pump(further, writer)),
@@ -91,6 +96,7 @@ class _Link:
             for pump in pumps:
                 pump.cancel()
             self._open -= ends
+            self._tasks.discard(task)
             for each in ends:
                 each.transport.abort()
 
@@ -158,7 +164,7 @@ class Links:
 
     def _answer(self) -> Any:
         if not self._commands.poll(_ANSWER_S):
-            raise TimeoutError(f"the links' process {self._process.pid} does not answer")
+            raise ChaosError(f"the links' process {self._process.pid} does not answer")
         return self._commands.recv()
 
     def set(self, name: str, harm: Harm) -> None:

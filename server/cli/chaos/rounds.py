@@ -23,6 +23,7 @@ from embertide.server.cli.chaos.replay import Replay
 from embertide.server.cli.chaos.traffic import MODEL, Asked, Traffic, ask, every_key, faults_of
 
 _TICK_S = 0.02
+_START_S = 600.0  # nothing is harmed yet, and nothing is judged
 _LOOK_S = 0.25  # between looks at nodes' metrics, and the width of a bin of the timeline
 _SLOW_S = 0.1
 _QUIET_S = 0.4  # no version for so long: the trainer has learned what there is
@@ -135,7 +136,7 @@ class Chaos:
             self._starts: dict[str, int] = {}  # at the begin of the round
             self._ready_s: dict[str, float] = {}  # when nodes that were started again were ready
             self.traffic.__enter__()
-            self._await_well("the fleet is not well at the start")
+            self._await_well("the fleet is not well at the start", _START_S)
             self._clients = [
                 tritonclient.grpc.InferenceServerClient(address) for address in self.fleet.grpc
             ]
@@ -265,13 +266,13 @@ class Chaos:
     def _heal(self, violations: list[str]) -> bool:
         """Wait until all is well; return whether it came in time."""
         try:
-            self._await_well("not well again")
+            self._await_well("not well again", self.options.heal_s)
         except ChaosError as error:
             violations.append(str(error))
             return False
         return True
 
-    def _await_well(self, otherwise: str) -> None:
+    def _await_well(self, otherwise: str, within_s: float) -> None:
         """Wait until a version that was published from now on is answered with by every client.
 
         Raises:
@@ -287,9 +288,9 @@ class Chaos:
                 missing = self._missing_of_nodes()
                 if not missing:
                     return
-            if time.monotonic() - begun_s > self.options.heal_s:
+            if time.monotonic() - begun_s > within_s:
                 reasons = missing or "nodes do not reach each other or the bus"
-                raise ChaosError(f"{otherwise} after {self.options.heal_s:.0f} s: {reasons}")
+                raise ChaosError(f"{otherwise} after {within_s:.0f} s: {reasons}")
 
     def _missing(self, since_s: float, before: int) -> str:
         down = [name for name in self.fleet.names if self.fleet.child(name) is None]
