@@ -143,6 +143,14 @@ def command(
     list_kinds: Annotated[
         bool, typer.Option("--kinds", help="Print what faults there are.")
     ] = False,
+    clocks: Annotated[
+        bool,
+        typer.Option(
+            "--clocks",
+            help="Set clocks wrong, too: by libfaketime, which slows every process down all the "
+            "time.",
+        ),
+    ] = False,
     backends: Backends = DEFAULT_BACKENDS,
     as_json: Json = False,
 ) -> None:
@@ -172,9 +180,10 @@ def command(
         if not mounted and "disk-full" not in leave_out and not _mount(publication):
             typer.echo("== no mount namespaces here: no disk will be full", err=True)
             leave_out.append("disk-full")
-        clock = _clock_library()
-        if clock is None and "clock" not in leave_out:
-            typer.echo("== libfaketime is not installed: no clock will be wrong", err=True)
+        clock = _clock_library() if clocks else None
+        if clocks and clock is None:
+            raise ChaosError("--clocks needs libfaketime: install the package faketime")
+        if clock is None:
             leave_out.append("clock")
         options = ChaosOptions(
             directory=out.resolve(),
@@ -191,7 +200,7 @@ def command(
             pause_s=pause_ms / 1e3,
             heal_s=heal_s,
             without=tuple(leave_out),
-            clock_library=None if "clock" in leave_out else clock,
+            clock_library=clock,
         )
         options.empty(keep={ROUNDS_FILE, "evidence"} if resume else set())
         done = read_rounds(options.directory)
