@@ -594,6 +594,8 @@ class RunConfig:
             counted where there is no SSD.
         ssd_budget_bytes: Disk for rows that memory does not hold; 0 does without.
         ssd_directory: Where they lie; needed with a budget.
+        most_set_aside: Batches in a row that may be put aside, as they would make the net not
+            finite; one more ends the run.
     """
 
     model: ModelConfig
@@ -616,11 +618,18 @@ class RunConfig:
     ddr_budget_bytes: int = 4 << 30
     ssd_budget_bytes: int = 0
     ssd_directory: str = ""
+    most_set_aside: int = 20
 
     def __post_init__(self) -> None:
         """Refuse counts below one."""
         counts = ("batch_size", "threads", "publish_every_s", "snapshot_every", "keep_snapshots")
-        for name in (*counts, "devices", "checkpoint_memory_bytes", "warmup_events"):
+        for name in (
+            *counts,
+            "devices",
+            "checkpoint_memory_bytes",
+            "warmup_events",
+            "most_set_aside",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.net_dtype not in get_args(NetDtype):

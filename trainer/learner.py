@@ -17,10 +17,18 @@ from embertide.trainer.config import RunConfig
 from embertide.trainer.data.base import Batch
 from embertide.trainer.embedding.counters import Counters
 from embertide.trainer.embedding.store import EmbeddingStore
+from embertide.trainer.errors import TrainerError
 from embertide.trainer.model.build import build_net
 from embertide.trainer.model.dlrm import Probability
 from embertide.trainer.model.layers import Columns
 from embertide.trainer.model.transforms import make_transforms
+
+# Its square is a number in fp32, which Adam keeps.
+_MOST = 1e19
+
+
+class NotFiniteError(TrainerError):
+    """A batch would make the net not finite; nothing has been learned from it."""
 
 
 class Learner:
@@ -114,21 +122,55 @@ class Learner:
         return scores_B.numpy()
 
     def learn(self, batch: Batch) -> NDArray[np.float32]:
-        """Take a step and return the score_B from before it, as the net that learns gives it."""
+        """Take a step and return the score_B from before it, as the net that learns gives it.
+
+        Raises:
+            NotFiniteError: Loss or gradients are no finite numbers. Net, rows and counters are as
+                they were.
+        """
         self.optimizer.zero_grad()
         label_B = torch.from_numpy(batch.label_B)
         dense_BD, missing = self._dense(batch)
-        self.missing += missing
         embeddings_BE = self._embeddings(batch)
         with torch.autocast("cpu", torch.bfloat16, enabled=self._quick):
             logits_B: Tensor = self.net(dense_BD, embeddings_BE).float()
-        self._loss(logits_B, label_B).backward()
+        loss = self._loss(logits_B, label_B)
+        loss.backward()
+        self._check_step(loss)
         self.optimizer.step()
         self.rows.step()
+        self.missing += missing
         if self.origin_ms is None:
             self.origin_ms = int(batch.ts_ms_B[0])
         self.counters.add(batch, self.origin_ms)
         return torch.sigmoid(logits_B.detach()).numpy()
+
+    def _check_step(self, loss: Tensor) -> None:
+        """Refuse a step after which the net would not be finite.
+
+        Adam's state and with it the net stay finite if the squares of gradients are. Rows refuse
+        such sums of gradients themselves (`refused_gradients`).
+        """
+        gradients = [each.grad for each in self.net.parameters() if each.grad is not None]
+        norms = torch.stack((loss.detach(), *torch._foreach_norm(gradients)))
+        if not bool((norms < _MOST).all()):
+            self.rows.drop_gradients()
+            what = "loss" if not torch.isfinite(loss) else "gradients"
+            raise NotFiniteError(f"{what} not finite")
+
+    def check_finite(self) -> None:
+        """Refuse a net that must not be published.
+
+        Raises:
+            TrainerError: A tensor has a value that is not finite.
+        """
+        for name, tensor in self.served.state_dict().items():
+            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                raise TrainerError(
+                    f"tensor {name} of the net is not finite, though every step was: version not "
+                    "published; start again, which goes on from the last checkpoint, with a lower "
+                    "dense_learning_rate"
+                )
 
     def refresh(self, now_ms: int) -> None:
         """Bring all events learned into the counts that rows have, and the net sees as of now.

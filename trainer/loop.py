@@ -17,7 +17,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from embertide import _store
+from embertide.trainer.aside import SetAside
 from embertide.trainer.checkpoint import checkpoint as checkpoints
 from embertide.trainer.checkpoint.checkpoint import Checkpoint, CheckpointError
 from embertide.trainer.checkpoint.saver import BucketCopy, Saver, SaverOptions, SnapshotJob
@@ -35,7 +39,7 @@ from embertide.trainer.data.crosses import crossed
 from embertide.trainer.data.history import History, extend
 from embertide.trainer.data.limit import blocks
 from embertide.trainer.eval.metrics import Prequential
-from embertide.trainer.learner import Learner
+from embertide.trainer.learner import Learner, NotFiniteError
 from embertide.trainer.model.export import export_dense, tensor_bytes
 from embertide.trainer.publish.folder import Publication, VersionId
 from embertide.trainer.publish.image import PublishedImage
@@ -80,7 +84,7 @@ class Progress:
     total_events: int | None
     ts_ms: int
     version: int
-    auc: float  # of the current day, prequential
+    auc: float  # of the current day, prequential; within Prequential.live_auc's bound
     events_per_s: float
     rows: int
     resident_bytes: dict[str, int]  # by tier, the index apart
@@ -91,6 +95,7 @@ class Progress:
     source: dict[str, int]  # other counters of the source
     dropped: dict[str, int]  # by the store, by counter
     missing: int  # dense values
+    set_aside: dict[str, int]  # batches that would have made the net not finite, their events
 
 
 class Trainer:
@@ -132,6 +137,7 @@ class Trainer:
         self.learner = Learner(run)
         self.rows, self.served = self.learner.rows, self.learner.served
         self.prequential = Prequential()
+        self.set_aside = SetAside(publication.set_aside, run.most_set_aside)
         names = [feature.name for feature in run.model.features]
         self.histories = [History(each, names) for each in run.model.sequences]
         self.offset = 0  # of the batch to read first: batches depend on where one starts
@@ -301,13 +307,13 @@ class Trainer:
     def _progress(
         self, source: EventSource, ts_ms: int, total: int | None, rate: float
     ) -> Progress:
-        daily, stats = self.prequential.daily(), self.rows.stats()
+        stats = self.rows.stats()
         return Progress(
             events=self.events,
             total_events=total,
             ts_ms=ts_ms,
             version=self.number,
-            auc=daily[max(daily)] if daily else float("nan"),
+            auc=self.prequential.live_auc()[0],
             events_per_s=rate,
             rows=int(stats["rows"]),
             resident_bytes={
@@ -323,6 +329,7 @@ class Trainer:
             dropped={name: stats[name] for name in _DROPS}
             | {"uncounted_keys": self.learner.counters.uncounted},
             missing=self.learner.missing,
+            set_aside=dataclasses.asdict(self.set_aside.stats),
         )
 
     def _is_undone(self, part: Batch) -> bool:
@@ -359,8 +366,13 @@ class Trainer:
         self._publish(number, watermark_ms, snapshot=number // every > self.number // every)
 
     def _train(self, batch: Batch) -> None:
-        """Score a batch, then learn from it."""
-        score_B = self.learner.learn(batch)
+        """Score a batch, then learn from it; or put it aside, and nothing but histories have it."""
+        try:
+            score_B = self.learner.learn(batch)
+        except NotFiniteError as error:
+            self.set_aside.add(batch, str(error))
+            return
+        self.set_aside.learned()
         self.prequential.add(batch.ts_ms_B, batch.label_B, score_B)
         self.events += len(batch)
 
@@ -369,8 +381,9 @@ class Trainer:
     def _publish(
         self, number: int, watermark_ms: int, *, snapshot: bool, last: bool = False
     ) -> None:
-        self.number = number
+        before, self.number = self.number, number
         self.learner.refresh(watermark_ms)
+        self.learner.check_finite()
         dense = tensor_bytes(self.served)
         if self._copy is not None and self.done >= self._copy[0]:
             write_snapshot(
@@ -406,9 +419,21 @@ class Trainer:
         if self.image is not None:
             self.image.follow(self.publication, newest.number)
             changes = self.image.choose(number, everything=last)
-        version = self.publisher.publish(
-            number, watermark_ms=watermark_ms, changes=changes, dense=dense
-        )
+        taken: list[tuple[int, int, NDArray[np.uint64]]] = []
+        noted = self._noted(changes, taken)
+        try:
+            version = self.publisher.publish(
+                number, watermark_ms=watermark_ms, changes=noted, dense=dense
+            )
+        except BaseException:
+            if self.publisher.newest == newest:  # it is not out: the next version has its rows
+                self.number = before
+                if self.image is not None:
+                    for _ in noted:
+                        pass  # all of them were taken
+                for t, bucket, keys in taken:
+                    self.rows.store.mark_changed(t, bucket, keys)
+            raise
         if self.image is not None:
             self.image.apply(number, changes)
         if snapshot:
@@ -421,8 +446,7 @@ class Trainer:
         if published is None or not self._is_state_of(published, watermark_ms, dense):
             return False
         if published == self.publisher.newest and self.image is None:
-            for _ in self._changes():
-                pass  # all of it is in that version
+            self.rows.forget_changes()  # all of it is in that version
         self._snapshot(published, watermark_ms, dense)
         return True
 
@@ -455,6 +479,15 @@ class Trainer:
             records = self.rows.store.take_changes(t, bucket)
             if records:
                 yield table, bucket, records
+
+    def _noted(
+        self, changes: Iterable[Change], taken: list[tuple[int, int, NDArray[np.uint64]]]
+    ) -> Iterator[Change]:
+        """Yield the changes; note what to mark again if they are not published."""
+        index = {table.id: t for t, table in enumerate(self.rows.tables)}
+        for table, bucket, records in changes:
+            taken.append((index[table.id], bucket, _store.record_keys(table.layout, records)))
+            yield table, bucket, records
 
     def _info(self, version: VersionId, watermark_ms: int, committed_ms: int = 0) -> SnapshotInfo:
         return SnapshotInfo.of(

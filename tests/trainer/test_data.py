@@ -22,12 +22,13 @@ from embertide.trainer.data.base import (
     DeadLetters,
     EventSchema,
     EventSource,
+    EventTimes,
     FeatureColumn,
     criteo_schema,
     globo_schema,
 )
 from embertide.trainer.data.criteo import CriteoSource
-from embertide.trainer.data.csv import CsvSource
+from embertide.trainer.data.csv import BLOCK_BYTES, MAX_LINE_BYTES, CsvSource
 from embertide.trainer.data.parquet import ParquetSource
 from embertide.trainer.errors import DataError, TrainerError
 
@@ -291,6 +292,72 @@ def test_an_undecodable_line_of_wrong_length_is_a_dead_letter(tmp_path: Path) ->
     source = CriteoSource(str(path))
     assert read(source).event_B.tolist() == [1]
     assert source.dead_letters.by_reason == {"malformed line": 1}
+
+
+IN_2033 = 1_999_999_999
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv"])
+@pytest.mark.parametrize("batch_size", [1, 50, 10_000])
+def test_one_event_from_the_future_is_rejected_alone(
+    tmp_path: Path, suffix: str, batch_size: int
+) -> None:
+    columns = small_columns(400)
+    columns["ts"][100] = IN_2033
+    dead = DeadLetters(path=tmp_path / "dead.jsonl")
+    path = (parquet if suffix == "parquet" else csv)(tmp_path / f"a.{suffix}", columns)
+    kind = ParquetSource if suffix == "parquet" else CsvSource
+    whole = list(kind(path, small_schema(), dead_letters=dead).batches(batch_size=batch_size))
+    assert np.concatenate([b.event_B for b in whole]).tolist() == [
+        i for i in range(400) if i != 100
+    ]
+    (line,) = (tmp_path / "dead.jsonl").read_text().splitlines()
+    value = repr(IN_2033) if suffix == "parquet" else repr(str(IN_2033))
+    reason = "ts is far ahead of the events after it"
+    assert json.loads(line) == {"event": 100, "reason": reason, "value": value}
+    for before, after in itertools.pairwise(whole[:: max(len(whole) // 5, 1)]):
+        again = kind(path, small_schema()).batches(batch_size=batch_size, start=before.next_offset)
+        assert after.first in [batch.first for batch in again]
+
+
+def test_a_late_event_has_its_own_hour_and_the_streams_time(tmp_path: Path) -> None:
+    columns = {**small_columns(4), "ts": [3590, 3605, 3595, 3610]}
+    schema = small_schema(times=EventTimes(max_lateness_s=30))
+    batch = read(ParquetSource(parquet(tmp_path / "a.parquet", columns), schema))
+    assert batch.ts_ms_B.tolist() == [3_590_000, 3_605_000, 3_605_000, 3_610_000]
+    assert batch.keys_BF[:, 2].tolist() == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("x", MAX_LINE_BYTES + 1),
+        ("x", 3 * BLOCK_BYTES),
+        ('"', MAX_LINE_BYTES + 1),
+        (",", 2 * BLOCK_BYTES),
+        ("\udcff", MAX_LINE_BYTES + 1),
+    ],
+)
+def test_a_line_that_is_too_long_costs_itself_alone(tmp_path: Path, size: int, text: str) -> None:
+    # Arrow gave the whole file up: "straddling object straddles two block boundaries".
+    path = csv(tmp_path / "a.csv", small_columns(60))
+    lines = Path(path).read_text().splitlines()
+    lines[31] = "5,1," + text * size + ",0.5,1"
+    lines.append("9," + text * size)
+    Path(path).write_text("\n".join(lines), errors="surrogateescape")
+    dead = DeadLetters(path=tmp_path / "dead.jsonl")
+    batch = read(CsvSource(path, small_schema(), dead_letters=dead))
+    assert batch.event_B.tolist() == [i for i in range(60) if i != 30]
+    assert dead.by_reason == {"malformed line": 2}
+    first, second = map(json.loads, (tmp_path / "dead.jsonl").read_text().splitlines())
+    assert (first["event"], second["event"]) == (30, 60)
+    assert "too long" in first["value"]
+
+
+def test_a_file_whose_first_line_is_too_long_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x" * (MAX_LINE_BYTES + 1) + "\n1,2\n")
+    with pytest.raises(DataError, match="first line has more than"):
+        CsvSource(str(tmp_path / "a.csv"), small_schema())
 
 
 def test_criteo_lines_become_raw_numbers_and_hashed_strings(tmp_path: Path) -> None:

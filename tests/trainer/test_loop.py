@@ -338,6 +338,50 @@ def test_an_end_that_was_published_with_another_state_is_published_again(
             assert trainer.rows.store.export_bucket(t, bucket) == rows
 
 
+# --- a version that cannot be written -------------------------------------------------------------
+
+
+def served_rows(publication: Publication, trainer: Trainer) -> "_store.Store":
+    """What a node has that took every version's changes: the first version has no rows."""
+    tables = trainer.rows.tables
+    store = _store.Store(tables=tables, ddr_budget_bytes=256 << 20)
+    index = {table.id: t for t, table in enumerate(tables)}
+    store.commit(1)
+    for version in publication.deltas():
+        for batch in publication.read_batches(version):
+            table = index[batch.table_id]
+            store.stage_records(version.number, table, batch.bucket, batch.records)
+        store.commit(version.number)
+    return store
+
+
+@pytest.mark.parametrize("place", ["write_delta", "note"])
+def test_rows_of_a_version_that_could_not_be_written_are_in_the_next_one(
+    fresh: Publication, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    # No snapshot but the first and the last: deltas are all that a node gets.
+    run = dataclasses.replace(RUN, prune=None, snapshot_every=1000, keep_snapshots=9)
+    trainer = Trainer(run, fresh, program_cache=CACHE)
+    real, calls = getattr(Publication, place), 0
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(Publication, place, fail)
+    with pytest.raises(OSError, match="No space"):
+        trainer.fit(NEWS)
+    trainer.fit(NEWS)  # there is room again
+    assert trainer.events == TOTAL
+    served = served_rows(fresh, trainer)
+    for t, table in enumerate(trainer.rows.tables):
+        for bucket in range(1 << table.bucket_bits):
+            assert served.export_bucket(t, bucket) == trainer.rows.store.export_bucket(t, bucket)
+
+
 # --- refusals -------------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from embertide.trainer.eval import metrics
 from embertide.trainer.eval.metrics import Array, Prequential, auc, calibration, log_loss
 
 HOUR_MS = 3_600_000
@@ -106,3 +107,31 @@ def test_prequential_refuses_a_day_that_was_closed() -> None:
         measured.add(np.array([5]), one, one)
     with pytest.raises(ValueError, match="descends"):
         measured.add(np.array([60, 59]) * HOUR_MS, np.ones(2), np.ones(2))
+
+
+@pytest.mark.parametrize("spread", [1.0, 0.05, 0.001])
+def test_the_live_auc_is_within_its_bound_and_of_the_current_day(spread: float) -> None:
+    ts, label, score = stream()
+    measured = Prequential()
+    assert all(map(math.isnan, measured.live_auc()))
+    for at in range(0, 4000, 100):
+        part = slice(at, at + 100)
+        measured.add(ts[part], label[part], (score[part] * spread).astype(np.float32))
+        daily = measured.daily()
+        live, bound = measured.live_auc()
+        assert live == pytest.approx(daily[max(daily)], abs=bound + 1e-12)
+        assert bound < 0.002 / spread**0.5
+    figures, arrays = measured.state()
+    resumed = Prequential.from_state(json.loads(json.dumps(figures)), arrays)
+    assert resumed.live_auc() == measured.live_auc()
+
+
+def test_the_live_auc_does_not_look_at_events_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = feed(Prequential(), 0, 4000)
+
+    def never(*_: object) -> None:
+        raise AssertionError("the scores of the day are looked at")
+
+    monkeypatch.setattr(metrics, "summarise", never)
+    monkeypatch.setattr(metrics, "_join", never)
+    assert 0.5 < measured.live_auc()[0] < 1

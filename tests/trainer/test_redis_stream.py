@@ -84,9 +84,12 @@ class Stream:
     def __init__(self, client: Any) -> None:
         self.client, self.at = client, 0
 
-    def add(self, ts: list[int], data: bytes | None = None, **changes: Any) -> None:
+    def add(
+        self, ts: list[int], data: bytes | None = None, came: object = None, **changes: Any
+    ) -> None:
         data = encoded(rows(ts, **changes)) if data is None else data
-        self.client.xadd(STREAM, {"arrow": data}, id=f"{self.at}-{len(ts)}")
+        fields = {"arrow": data} if came is None else {"arrow": data, "at": str(came)}
+        self.client.xadd(STREAM, fields, id=f"{self.at}-{len(ts)}")
         self.at += len(ts)
 
 
@@ -165,6 +168,76 @@ def test_a_quiet_time_is_written_down_so_that_all_cut_alike(
         assert all(map(same, again, wanted))
         assert dead.by_reason == {"ts goes backwards": 1}
     assert [id for id, _ in client.xrange(STREAM)] == [b"0-3", b"3-0", b"3-2", b"5-0"]
+
+
+NOW, IN_2033 = 1_800_000_000_000, 1_999_999_999_000
+
+
+@pytest.mark.parametrize("clock", [False, True])
+def test_one_event_from_the_future_does_not_silence_a_stream(
+    server: RedisServer, client: Any, clock: bool
+) -> None:
+    # It had all 4,899 events after it rejected as late.
+    stream = Stream(client)
+    for begin in range(0, 5000, 50):
+        ts = [NOW + 100 * i for i in range(begin, begin + 50)]
+        if begin == 100:
+            ts[0] = IN_2033
+        stream.add(ts, came=ts[-1] + 30 if clock else None)
+    dead = DeadLetters()
+    whole = list(FirstEvents(source(server, dead), 5000).batches(batch_size=64))
+    assert dead.by_reason == {"ts is far ahead of the events after it": 1}
+    assert sum(map(len, whole)) == 4999
+    assert whole[-1].watermark_ms == NOW + 100 * 4999
+    # Whoever goes on from a batch decides the same.
+    for i in (0, 1, 2, 40):
+        assert all(map(same, read(server, 5000, 64, whole[i].next_offset), whole[i + 1 :]))
+
+
+def test_an_event_of_now_after_a_silence_waits_for_no_other(
+    server: RedisServer, client: Any
+) -> None:
+    stream = Stream(client)
+    stream.add([NOW], came=NOW + 10)
+    batches = source(server).batches(batch_size=100)
+    assert next(batches).ts_ms_B.tolist() == [NOW]
+    stream.at = 1
+    stream.add([NOW + 10**9], came=NOW + 10**9 + 10)
+    assert next(batches).ts_ms_B.tolist() == [NOW + 10**9]
+
+
+def test_what_waits_to_be_confirmed_is_not_settled_by_a_quiet_time(
+    server: RedisServer, client: Any
+) -> None:
+    stream = Stream(client)
+    stream.add([NOW + i for i in range(40)])
+    stream.add([NOW + 10**9])
+    batches = source(server, entries=1).batches(batch_size=30)
+    assert len(next(batches)) == 30
+    later = threading.Timer(4 * QUIET_S, stream.add, [[NOW + 10**9 + i for i in range(1, 40)]])
+    later.start()
+    found = next(batches)
+    later.join()
+    assert found.event_B.tolist() == [*range(30, 41), *range(41, 60)]
+    assert [id for id, fields in client.xrange(STREAM) if b"closed" in fields] == []
+
+
+@pytest.mark.parametrize("came", [b"", b"soon", b"-5", b"9" * 400, "\u0663"])
+def test_a_clock_that_is_no_time_is_not_believed(
+    server: RedisServer, client: Any, came: object
+) -> None:
+    stream = Stream(client)
+    text = came.decode() if isinstance(came, bytes) else came
+    stream.add([NOW, NOW + 1], came=text)
+    assert [len(batch) for batch in read(server, 2)] == [2]
+
+
+def test_the_sender_has_redis_say_when_an_entry_came(server: RedisServer, client: Any) -> None:
+    news = NewsSource(NewsConfig(hours=1, views_per_hour=20))
+    EventSender(config(server), news.schema).send(next(news.batches(batch_size=10)))
+    ((_, fields),) = client.xrange(STREAM)
+    seconds, micros = client.time()
+    assert 0 <= seconds * 1000 + micros // 1000 - int(fields[b"at"]) < 60_000
 
 
 def test_a_group_is_not_closed_while_it_grows(server: RedisServer, client: Any) -> None:

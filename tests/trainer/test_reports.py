@@ -37,6 +37,7 @@ def progress(auc: float = 0.75) -> Progress:
         source={},
         dropped={"refused_rows": 2},
         missing=11,
+        set_aside={"batches": 1, "events": 32},
     )
 
 

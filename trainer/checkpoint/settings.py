@@ -33,6 +33,7 @@ FREE_TO_CHANGE = frozenset(
         "ssd_budget_bytes",
         "ssd_directory",
         "publish_budget.image_bytes",
+        "most_set_aside",
     }
 )
 """Settings on which no byte depends: a run may go on with others."""

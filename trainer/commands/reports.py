@@ -68,6 +68,9 @@ class _Page(Collector):
         yield CounterMetricFamily(
             _PREFIX + "dense_missing", "Dense values that were missing.", newest.missing
         )
+        yield _counters(
+            "set_aside", "Would have made the net not finite.", "what", newest.set_aside
+        )
         yield _counters("dropped", "What the store did not do.", "what", newest.dropped)
         yield _counters("published", "Sent, or not.", "what", newest.published)
 

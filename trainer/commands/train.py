@@ -212,6 +212,7 @@ def command(
             "undone_events": trainer.undone_events,
             "rejected": source.dead_letters.by_reason,
             "source": source.counters(),
+            "set_aside": dataclasses.asdict(trainer.set_aside.stats),
             "published": trainer.published(),
             "checkpoints": dataclasses.asdict(trainer.saver.stats),
             "pruning": trainer.rows.pruning(),
@@ -229,6 +230,8 @@ def command(
     typer.echo(f"{trainer.events:,} events, version {trainer.number}; AUC (calibration) {days}")
     if source.dead_letters.count:
         typer.echo(f"rejected rows: {source.dead_letters.by_reason}")
+    if trainer.set_aside.stats.batches:
+        typer.echo(f"put aside: {trainer.set_aside.stats.events:,} events, in {publication}")
 
 
 def _refuse_both(context: typer.Context, config: Path | None, source: EventSource | None) -> None:

@@ -5,6 +5,7 @@ of a chunk, R rejected rows, U distinct values, F features, D dense columns, I i
 """
 
 import abc
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,9 +23,12 @@ from embertide.trainer.data.base import (
     EventSource,
     FeatureColumn,
 )
-from embertide.trainer.data.rows import Cutter, Rows, check_bounds
+from embertide.trainer.data.order import AHEAD, LATE, NO_TS_MS, UNKNOWN_MS, Order
+from embertide.trainer.data.rows import Cutter, Rows, check_bounds, concatenate
 from embertide.trainer.embedding.bags import Bags
 from embertide.trainer.errors import DataError
+
+_FAULTS = {LATE: "ts goes backwards", AHEAD: "ts is far ahead of the events after it"}
 
 HOUR_MS = 3_600_000
 # Milliseconds go through float64 where ts has a fraction; past 2^53 they would not be exact.
@@ -78,6 +82,7 @@ class Chunk:
         malformed: Event index and text of what was no row at all.
         begins: Name and first ts of the file that begins with this chunk, where files follow one
             another in time.
+        came_ms: When all of them came, where the input says so.
     """
 
     event_N: Ints
@@ -85,6 +90,7 @@ class Chunk:
     end: int
     malformed: Sequence[tuple[int, str]] = ()
     begins: tuple[str, int] | None = None
+    came_ms: int | None = None
 
 
 def fold(keys_N: Ints, rows: int) -> Ints:
@@ -125,37 +131,121 @@ class _Sieve:
         self._dead.add(self._event_N[row_R].tolist(), reason, column.shown(row_R))
 
 
-class Assembler:
-    """Turns chunks into accepted rows; remembers the latest accepted ts from chunk to chunk."""
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """Rows that are good but for their time, of which nothing is decided yet."""
 
-    def __init__(self, schema: EventSchema, dead_letters: DeadLetters) -> None:
-        """Starts a stream that has no accepted row yet."""
+    rows: Rows
+    came_ms_N: Ints
+    shown: list[object]  # their ts, for the dead letters
+
+
+class Assembler:
+    """Turns chunks into accepted rows; remembers from chunk to chunk what their order needs."""
+
+    def __init__(self, schema: EventSchema, dead_letters: DeadLetters, start: int = 0) -> None:
+        """Starts a stream that has no accepted row yet, at the event index where a batch began."""
         self._schema = schema
         self._dead = dead_letters
-        self._latest_ms = -MAX_TS_MS
+        self._order = Order(schema.times, trusts_next=start > 0)
+        self._waiting: _Waiting | None = None
+
+    @property
+    def waits_for_more(self) -> bool:
+        """Whether a row far ahead of those before it waits for others that confirm it."""
+        return self._waiting is not None and self._order.latest_ms != NO_TS_MS
+
+    @property
+    def waits(self) -> bool:
+        """Whether rows wait for a decision."""
+        return self._waiting is not None
 
     @property
     def latest_ms(self) -> int:
-        """The latest accepted ts: no event before it is accepted."""
-        return self._latest_ms
+        """The latest accepted ts, those of the rows that wait included as `finish` decides."""
+        order = copy.copy(self._order)
+        if self._waiting is not None:
+            order.decide(self._waiting.rows.times_ms, self._waiting.came_ms_N, last=True)
+        return order.latest_ms
 
-    def close(self, ts_ms: int) -> None:
-        """Says that the group of this ts is complete: from now on such an event is late."""
-        self._latest_ms = max(self._latest_ms, ts_ms + 1)
+    def close(self, ts_ms: int) -> list[Rows]:
+        """Says that the group of this ts is complete: from now on such an event is late.
+
+        Returns:
+            As `finish`.
+        """
+        rows = self.finish()
+        self._order.close(ts_ms)
+        return rows
 
     def accept(self, chunk: Chunk) -> Rows:
         """Validates a chunk; rejected rows go to the dead letters.
 
+        A row far ahead of those before it waits, and up to 62 after it, for the next chunk or
+        `finish`.
+
         Raises:
             DataError: A file begins before the end of the one before it.
         """
-        schema, columns = self._schema, chunk.columns
-        if chunk.begins is not None and chunk.begins[1] < self._latest_ms:
+        if chunk.begins is not None and chunk.begins[1] < self._order.latest_ms:
             raise DataError(
                 chunk.begins[0],
                 f"begins at ts {chunk.begins[1]} ms, but the file before it goes on to "
-                f"{self._latest_ms} ms: files may not overlap in time; sort their rows into one",
+                f"{self._order.latest_ms} ms: files may not overlap in time; sort their rows into "
+                "one",
             )
+        rows, row_K = self._check(chunk)
+        if self._schema.ts is None:
+            return rows
+        column = chunk.columns[self._schema.ts]
+        came_ms = UNKNOWN_MS if chunk.came_ms is None else chunk.came_ms
+        came_ms_N = np.full(len(rows), came_ms, np.int64)
+        held = self._waiting
+        if held is not None:
+            rows = concatenate([held.rows, rows])
+            came_ms_N = np.append(held.came_ms_N, came_ms_N)
+        before = [] if held is None else held.shown
+
+        def shown(row_R: Ints) -> list[object]:
+            new_R = row_R[row_R >= len(before)] - len(before)
+            return [*(before[r] for r in row_R if r < len(before)), *column.shown(row_K[new_R])]
+
+        return self._decide(rows, came_ms_N, shown, last=False)
+
+    def finish(self) -> list[Rows]:
+        """Returns, if any waited, the rows that are accepted if no others come."""
+        held = self._waiting
+        if held is None:
+            return []
+        shown = held.shown
+        return [
+            self._decide(
+                held.rows, held.came_ms_N, lambda row_R: [shown[r] for r in row_R], last=True
+            )
+        ]
+
+    def _decide(
+        self,
+        rows: Rows,
+        came_ms_N: Ints,
+        shown: Callable[[Ints], list[object]],
+        *,
+        last: bool,
+    ) -> Rows:
+        decision = self._order.decide(rows.times_ms, came_ms_N, last=last)
+        for fault, reason in _FAULTS.items():
+            row_R = np.flatnonzero(decision.fault_N == fault)
+            self._dead.add(rows.events[row_R].tolist(), reason, shown(row_R))
+        end = len(decision.fault_N)
+        left_R = np.arange(end, len(rows))
+        self._waiting = None
+        if len(left_R):
+            self._waiting = _Waiting(rows.cut(end, len(rows)), came_ms_N[end:], shown(left_R))
+        return rows.cut(0, end).at_times(decision.ts_ms_N).where(decision.fault_N == 0)
+
+    def _check(self, chunk: Chunk) -> tuple[Rows, Ints]:
+        """Returns the rows that are good but for their order in time, and where they stood."""
+        schema, columns = self._schema, chunk.columns
         if chunk.malformed:
             event_R, text_R = zip(*chunk.malformed, strict=True)
             self._dead.add(event_R, "malformed line", text_R)
@@ -167,7 +257,6 @@ class Assembler:
         for feature in schema.features:
             if feature.is_list:
                 _prove_lists(feature, columns, sieve)
-        # Last: only a row that is otherwise good may set the time that others must not go before.
         ts_ms_N = self._time(chunk, sieve)
         keys_NF = self._keys(columns, ts_ms_N)
         arrays: tuple[NDArray[Any], ...] = (chunk.event_N, ts_ms_N, keys_NF, dense_ND, label_N)
@@ -178,7 +267,7 @@ class Assembler:
             for f, feature in enumerate(schema.features)
             if feature.is_list
         }
-        return Rows(arrays, lists)
+        return Rows(arrays, lists), np.flatnonzero(sieve.keep_N)
 
     def _label(self, column: Column, sieve: _Sieve) -> NDArray[np.float32]:
         sieve.reject(column.null_N, "label is missing", column)
@@ -222,11 +311,6 @@ class Assembler:
         if value_N.dtype.kind == "f":
             value_N, unit_ms = np.rint(value_N * unit_ms), 1
         ts_ms_N: Ints = value_N.astype(np.int64) * unit_ms
-        # A rejected row takes no part in the running maximum.
-        seen_N = np.where(sieve.keep_N, ts_ms_N, -MAX_TS_MS)
-        before_N = np.maximum.accumulate(np.append(self._latest_ms, seen_N))
-        self._latest_ms = int(before_N[-1])
-        sieve.reject(ts_ms_N < before_N[:-1], "ts goes backwards", column)
         return ts_ms_N
 
     def _keys(self, columns: Mapping[str, Column], ts_ms_N: Ints) -> Ints:
@@ -333,11 +417,13 @@ class ChunkedSource(EventSource):
     def _batches(self, batch_size: int, start: int) -> Iterator[Batch]:
         total = self.total_events()
         end = 0 if total is None else total
-        assembler = Assembler(self.schema, self.dead_letters)
+        assembler = Assembler(self.schema, self.dead_letters, start)
         cutter = Cutter(self.path, batch_size)
         for chunk in self.chunks(start):
             end = chunk.end
             yield from cutter.add(assembler.accept(chunk))
+        for rows in assembler.finish():
+            yield from cutter.add(rows)
         if start > end:
             raise DataError(
                 self.path,

@@ -30,6 +30,8 @@ It also stands in `Batch.keys_BF` where the feature has a list, which is in `Bat
 MAX_GROUP = 65_536
 """Most events of one ts: a larger group would let one batch grow without bound."""
 
+_MAX_TIMES_S = 10**9  # three decades
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureColumn:
@@ -82,6 +84,30 @@ class FeatureColumn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EventTimes:
+    """What is tolerated of events' times; docs/training.md says what becomes of the others.
+
+    Attributes:
+        max_lateness_s: An event that is late by no more is learned when it comes.
+        max_jump_s: An event that is further ahead of those before it needs others that confirm it.
+            A false one that is not makes events late for so long.
+        max_future_s: Of a stream whose entries have the time when they came: an event that is
+            further ahead of that needs others, too.
+    """
+
+    max_lateness_s: float = 0.0
+    max_jump_s: float = 3600.0
+    max_future_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        """Refuse what is no length of time."""
+        for name in ("max_lateness_s", "max_jump_s", "max_future_s"):
+            seconds = getattr(self, name)
+            if not 0 <= seconds <= _MAX_TIMES_S:
+                raise ValueError(f"{name} is {seconds}; give 0 to {_MAX_TIMES_S:,} seconds")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EventSchema:
     """Which columns of an input are read, and as what.
 
@@ -93,6 +119,7 @@ class EventSchema:
         ts_unit_ms: Milliseconds in one unit of a numeric `ts`. A timestamp type carries its own.
         list_separator: What stands between the items of a list in text; an empty field is an empty
             list. Parquet and Arrow have lists of their own.
+        times: How late events may be, and how far ahead.
     """
 
     features: tuple[FeatureColumn, ...]
@@ -101,6 +128,7 @@ class EventSchema:
     ts: str | None = None
     ts_unit_ms: int = 1000
     list_separator: str = "|"
+    times: EventTimes = EventTimes()
 
     def __post_init__(self) -> None:
         """Refuses a schema that no input could satisfy."""

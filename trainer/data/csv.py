@@ -20,8 +20,12 @@ from embertide.trainer.data.base import DeadLetters, EventSchema
 from embertide.trainer.data.parquet import open_bytes
 from embertide.trainer.errors import DataError
 
-# Arrow parses a block at a time; no line may be longer.
+# Arrow parses a block at a time.
 BLOCK_BYTES = 4 << 20
+# A longer line is malformed. Escapes of bytes that are no UTF-8 make it four times as long, which a
+# block holds.
+MAX_LINE_BYTES = BLOCK_BYTES // 8
+_SHOWN_BYTES = 80  # of such a line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +204,7 @@ class _Lines:
         self.at = 0
 
     def skip(self, row: Any) -> str:
-        self._pending.append((row.number - self._before, row.text))
+        self._pending.append((row.number - self._before, row.text[:_SHOWN_BYTES]))
         return "skip"
 
     def number(self, count: int, *, last: bool = False) -> Ints:
@@ -226,20 +230,70 @@ class _Lines:
         return [(event, text) for event, text in passed if event >= start]
 
 
-def _as_utf8(file: Any) -> Any:
+class _Shortener:
+    """Replaces lines that are too long by short ones that are malformed, whatever the columns."""
+
+    def __init__(self, delimiter: str, columns: int) -> None:
+        """`columns`: of the file; 0: those of its first line."""
+        self._delimiter = delimiter.encode()
+        self._fields = columns + 1 if columns else 0
+        self._line = b""  # the line that has not ended
+        self._shown = b""  # of a line that is too long, and has not ended
+        self._too_long = False
+
+    def take(self, data: Any) -> bytes:
+        """Take a buffer of the file, empty at its end; return the bytes of lines that have ended.
+
+        Raises:
+            OSError: The first line is too long.
+        """
+        lines = bytes(data).split(b"\n")
+        if len(data) == 0:
+            return self._ended(b"")
+        if len(lines) == 1:
+            self._go_on(lines[0])
+            return b""
+        done = [self._ended(lines[0])]
+        done += [line if len(line) <= MAX_LINE_BYTES else self._short(line) for line in lines[1:-1]]
+        self._go_on(lines[-1])
+        return b"\n".join([*done, b""])
+
+    def _go_on(self, data: bytes) -> None:
+        if not self._too_long:
+            self._line += data
+            if len(self._line) > MAX_LINE_BYTES:
+                self._too_long, self._shown, self._line = True, self._line[:_SHOWN_BYTES], b""
+
+    def _ended(self, data: bytes) -> bytes:
+        self._go_on(data)
+        line = self._short(self._shown) if self._too_long else self._line
+        if not self._fields:
+            if self._too_long:
+                raise OSError(f"its first line has more than {MAX_LINE_BYTES} bytes")
+            self._fields = line.count(self._delimiter) + 2
+        self._line, self._too_long = b"", False
+        return line
+
+    def _short(self, line: bytes) -> bytes:
+        shown = line[:_SHOWN_BYTES].replace(b'"', b"'").replace(self._delimiter, b" ")
+        return b"(too long) " + shown + self._delimiter * self._fields
+
+
+def _as_utf8(file: Any, shortener: _Shortener) -> Any:
     """Escapes bytes that are no UTF-8: Arrow fails on a malformed line that has some."""
     decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
     source = file if isinstance(file, pa.NativeFile) else pa.PythonFile(file, mode="r")
     # Called with nothing at the end of the file.
     return pa.TransformInputStream(
-        source, lambda data: decoder.decode(data, final=len(data) == 0).encode()
+        source,
+        lambda data: decoder.decode(shortener.take(data), final=len(data) == 0).encode(),
     )
 
 
 def _reader(file: Any, text: TextFormat, columns: tuple[str, ...] | None, lines: _Lines) -> Any:
     wanted = columns or ()
     return pyarrow.csv.open_csv(
-        _as_utf8(file),
+        _as_utf8(file, _Shortener(text.delimiter, len(text.names or ()))),
         # One thread: with more, Arrow does not tell which lines it skipped.
         read_options=pyarrow.csv.ReadOptions(
             use_threads=False,

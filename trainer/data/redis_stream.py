@@ -53,6 +53,7 @@ _PAGE = 1000
 _ENTRIES_TO_RECOGNISE = 16
 _MAX_REREADS = 100
 _LONGEST_PAUSE_S = 5.0
+_MS_DIGITS = 15  # of a time: below 2^53
 
 _LAST_ID = """
 local last = '0-0'
@@ -66,7 +67,9 @@ end
 _ADD = f"""{_LAST_ID}
 local first, count = string.match(last, '(%d+)-(%d+)')
 local id = string.format('%.0f-%s', first + count, ARGV[1])
-return redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[3], id, 'arrow', ARGV[2])
+local now = redis.call('TIME')
+local at = string.format('%.0f', now[1] * 1000 + math.floor(now[2] / 1000))
+return redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[3], id, 'arrow', ARGV[2], 'at', at)
 """
 _CLOSE = f"""{_LAST_ID}
 if last ~= ARGV[1] then return 0 end
@@ -232,16 +235,20 @@ class RedisStreamSource(EventSource):
     # --- reading --------------------------------------------------------------------------------
 
     def _batches(self, batch_size: int, start: int) -> Iterator[Batch]:
-        assembler, cutter = Assembler(self.schema, self.dead_letters), Cutter(self.path, batch_size)
+        assembler = Assembler(self.schema, self.dead_letters, start)
+        cutter = Cutter(self.path, batch_size)
         last = None
         for entry in self._entries(start):
             if entry is None:
-                if cutter.held and last is not None:
+                held = cutter.held or assembler.waits
+                # What waits for events that confirm it is not settled by their absence.
+                if held and last is not None and not assembler.waits_for_more:
                     self._close(last, assembler.latest_ms)
                 continue
             last = entry
             if b"closed" in entry.fields:
-                assembler.close(self._closed_ms(entry))
+                for rows in assembler.close(self._closed_ms(entry)):
+                    yield from cutter.add(rows)
                 yield from cutter.finish(entry.end)
                 continue
             chunk = self._decode(entry, start)
@@ -393,6 +400,7 @@ class RedisStreamSource(EventSource):
                 for name in self.schema.columns
             },
             end=entry.end,
+            came_ms=_came_ms(entry),
         )
 
     def _malformed(self, entry: _Entry, why: str) -> None:
@@ -483,6 +491,12 @@ def _connect(config: StreamConfig) -> "redis.Redis":
             f"Redis at {config} cannot be reached: {error}; start it, or give another URL"
         ) from error
     return client
+
+
+def _came_ms(entry: _Entry) -> int | None:
+    """When Redis took the entry, if its producer had it say so; what cannot be is not believed."""
+    text = entry.fields.get(b"at", b"")
+    return int(text) if text.isdigit() and len(text) <= _MS_DIGITS else None
 
 
 def _table(entry: _Entry) -> pa.Table:

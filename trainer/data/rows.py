@@ -43,6 +43,19 @@ class Rows:
             {f: bags.cut(begin, end) for f, bags in self.lists.items()},
         )
 
+    def where(self, keep_N: NDArray[np.bool_]) -> "Rows":
+        """Return the rows that are to be kept."""
+        if keep_N.all():
+            return self
+        return Rows(
+            tuple(array[keep_N] for array in self.arrays),
+            {f: bags.where(keep_N) for f, bags in self.lists.items()},
+        )
+
+    def at_times(self, ts_ms_N: NDArray[np.int64]) -> "Rows":
+        """Return them with other times."""
+        return Rows((self.arrays[0], ts_ms_N, *self.arrays[2:]), self.lists)
+
     def batch(self, next_offset: int) -> Batch:
         """Return all of them as a batch."""
         event_B, ts_ms_B, keys_BF, dense_BD, label_B = self.arrays
@@ -58,7 +71,8 @@ class Rows:
         )
 
 
-def _concatenate(parts: Sequence[Rows]) -> Rows:
+def concatenate(parts: Sequence[Rows]) -> Rows:
+    """Return the rows of all parts."""
     if len(parts) == 1:
         return parts[0]
     return Rows(
@@ -91,7 +105,7 @@ class Cutter:
         # A batch is known to be complete only once the row after it is there.
         if self._held <= self._batch_size:
             return
-        held, begin = _concatenate(self._parts), 0
+        held, begin = concatenate(self._parts), 0
         while (end := self._end(held.times_ms, begin)) < len(held):
             yield self._checked(held.cut(begin, end)).batch(int(held.events[end]))
             begin = end
@@ -101,7 +115,7 @@ class Cutter:
     def finish(self, end: int) -> Iterator[Batch]:
         """Yields what is held as the last batch before event index `end`."""
         if self._held:
-            batch = self._checked(_concatenate(self._parts)).batch(end)
+            batch = self._checked(concatenate(self._parts)).batch(end)
             self._parts, self._held = [], 0
             yield batch
 

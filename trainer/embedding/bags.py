@@ -81,6 +81,12 @@ class Bags:
         weights_N = None if self.weights_N is None else self.weights_N[keys]
         return Bags(self.keys_N[keys], offsets_B1 - offsets_B1[0], weights_N)
 
+    def where(self, keep_B: NDArray[np.bool_]) -> "Bags":
+        """Return the bags that are to be kept."""
+        keep_N = np.repeat(keep_B, self.sizes_B)
+        weights_N = None if self.weights_N is None else self.weights_N[keep_N]
+        return Bags.of(self.keys_N[keep_N], self.sizes_B[keep_B], weights_N)
+
     def __len__(self) -> int:
         """Number of bags."""
         return len(self.offsets_B1) - 1

@@ -249,6 +249,10 @@ class EmbeddingStore(nn.Module):
         self.store.maintain()
         return updated
 
+    def drop_gradients(self) -> None:
+        """Forget the forward passes since the last step: the rows learn nothing from them."""
+        self._pending.clear()
+
     def _note_stakes(self) -> None:
         """Say, now and then, how much of the loss is at stake in each pruned table."""
         if self.prune is None or self.prune.utility != "fisher" or self.steps % _STAKE_EVERY:

@@ -4,6 +4,7 @@
     PUB/deltas/NUMBER-LINEAGE/       what one version changed; it exists once commit.pb does
     PUB/checkpoints/NUMBER-LINEAGE/  what the trainer goes on from (checkpoint.py)
     PUB/versions.jsonl               a line for every version, kept when its files are pruned
+    PUB/set-aside.jsonl              events that the trainer would not learn from (aside.py)
 
 The nodes' side is backend_cpp/bus/delta.h. Names ascend as versions do.
 """
@@ -110,6 +111,11 @@ class Publication:
     def program(self) -> Path:
         """Where the compiled dense program lies."""
         return self.path / "program.pt2"
+
+    @property
+    def set_aside(self) -> Path:
+        """Where the events of batches that were put aside are kept."""
+        return self.path / "set-aside.jsonl"
 
     def snapshots(self) -> list[VersionId]:
         """Return the versions that have a snapshot, ascending."""

@@ -1,0 +1,96 @@
+"""Batches that would have made the net not finite: put aside with their events, counted, kept."""
+
+import dataclasses
+import json
+import logging
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from embertide.trainer.data.base import Batch
+from embertide.trainer.errors import TrainerError
+
+_MAX_BYTES = 64 << 20
+"""Of the file: what is put aside later is counted, and not kept."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(slots=True)
+class AsideStats:
+    """Counters since the start; a run that resumes counts again what it learns again."""
+
+    batches: int = 0
+    events: int = 0
+    events_not_kept: int = 0  # the file is full
+
+
+class SetAside:
+    """The batches of one run that were put aside. Used by one thread.
+
+    Args:
+        path: File that their events are appended to, a JSON line each.
+        most_in_a_row: Batches without one between that was learned; one more ends the run.
+    """
+
+    def __init__(self, path: Path, most_in_a_row: int) -> None:
+        """Put nothing aside yet."""
+        self.stats = AsideStats()
+        self._path = path
+        self._most = most_in_a_row
+        self._in_a_row = 0
+        self._first = 0  # event index of those in a row
+
+    def learned(self) -> None:
+        """Say that a batch was learned."""
+        self._in_a_row = 0
+
+    def add(self, batch: Batch, reason: str) -> None:
+        """Put a batch aside.
+
+        Raises:
+            TrainerError: Too many in a row: it is not the events that are at fault.
+            OSError: The file cannot be written.
+        """
+        self.stats.batches += 1
+        self.stats.events += len(batch)
+        log.warning(
+            "events %d to %d are put aside: %s", batch.event_B[0], batch.event_B[-1], reason
+        )
+        self._keep(batch, reason)
+        if self._in_a_row == 0:
+            self._first = batch.first
+        self._in_a_row += 1
+        if self._in_a_row > self._most:
+            raise TrainerError(
+                f"{self._in_a_row} batches in a row, events {self._first} to "
+                f"{batch.event_B[-1]}, were put "
+                f"aside ({reason}); the last finite state is published. Look at {self._path}; if "
+                "the events are right, train on with lower learning rates, or with a clip step of "
+                "the dense features"
+            )
+
+    def _keep(self, batch: Batch, reason: str) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("ab") as out:
+            room = _MAX_BYTES - out.tell()
+            for line in _lines(batch, reason):
+                room -= len(line)
+                if room < 0:
+                    self.stats.events_not_kept += 1
+                    continue
+                out.write(line)
+
+
+def _lines(batch: Batch, reason: str) -> Iterator[bytes]:
+    for b in range(len(batch)):
+        dense = [None if math.isnan(value) else value for value in batch.dense_BD[b].tolist()]
+        event = {
+            "event": int(batch.event_B[b]),
+            "reason": reason,
+            "ts_ms": int(batch.ts_ms_B[b]),
+            "label": int(batch.label_B[b]),
+            "keys": batch.keys_BF[b].tolist(),
+            "dense": dense,
+        }
+        yield json.dumps(event).encode() + b"\n"
