@@ -10,7 +10,7 @@ APT := g++ cmake ninja-build libgtest-dev nlohmann-json3-dev libisal-dev libhire
   libprotobuf-dev protobuf-compiler libgrpc++-dev protobuf-compiler-grpc pkg-config python3-dev python3-venv libb64-0d \
   clang-19 libclang-rt-19-dev
 
-.PHONY: help demo chaos soak bench-fresh bench-overload dev cpp check proto-baseline test kill-test bench-checkpoints bench-serve bench-remote bench-cache bench-reshard bench-store bench-ssd bench-train perf-check gpu-deps gpu-check test-asan test-tsan fuzz images clean
+.PHONY: help demo chaos soak bench-fresh bench-overload dev cpp check proto-baseline test kill-test bench-checkpoints bench-serve bench-remote bench-cache bench-reshard bench-guard bench-store bench-ssd bench-train perf-check gpu-deps gpu-check test-asan test-tsan fuzz images clean
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
@@ -91,6 +91,9 @@ bench-overload: dev cpp ## three times the requests that the machine can answer:
 
 soak: dev cpp ## a fleet left alone, MINUTES=30: memory, descriptors, threads and latency over time
 	$(BIN)/python -m bench.soak $(if $(MINUTES),--minutes $(MINUTES))
+
+bench-guard: dev cpp ## poisoned versions withdrawn and rolled back, five rounds of each kind; three minutes
+	EMBERTIDE_GUARD_ROUNDS=5 EMBERTIDE_GUARD_REPORT=build/bench/guard.json $(BIN)/pytest -q -s tests/e2e/test_guard.py
 
 bench-cache: dev ## hit rates of the cache policies; TRACES="a.trace.xz b.parquet:item" for keys of yours
 	$(BIN)/python -m bench.cache $(TRACES)

@@ -28,6 +28,7 @@ from embertide.trainer.publish.snapshot import (
 Poison = Literal["nan", "shuffled", "flipped"]
 POISONS: tuple[Poison, ...] = ("nan", "shuffled", "flipped")
 EVERY_MS = 1000
+SNAPSHOT_EVERY = 6
 Rates = NDArray[np.float64]
 """Of each table, of each key."""
 
@@ -95,14 +96,18 @@ class GradedPublisher:
                 cache=cache,
             )
         self.take_over()
-        version = VersionId(1, self.publisher.lineage)
-        info = SnapshotInfo.of(CONFIG, lineage=version.lineage, version=1, watermark_ms=0)
+        self._snapshot(VersionId(1, self.publisher.lineage), 0, self._good())
+        self.publisher.adopt(1, watermark_ms=0, dense=dense_tensors(0))
+
+    def _snapshot(self, version: VersionId, watermark_ms: int, rates: Rates) -> None:
+        info = SnapshotInfo.of(
+            CONFIG, lineage=version.lineage, version=version.number, watermark_ms=watermark_ms
+        )
         part = DensePart(
             program=self.publication.program, cpu="x86-64-v3", tensors=dense_tensors(0)
         )
         path = self.publication.snapshot_path(version)
-        write_snapshot(path, info, TABLES, changes(self._good()), part)
-        self.publisher.adopt(1, watermark_ms=0, dense=dense_tensors(0))
+        write_snapshot(path, info, TABLES, changes(rates), part)
 
     def take_over(self) -> None:
         """Go on as a trainer that was started again."""
@@ -129,10 +134,12 @@ class GradedPublisher:
         assert self.publisher.newest is not None
         number = self.publisher.newest.number + 1
         rates = self._good() if poison is None else self._poisoned(poison)
-        self.publisher.publish(
+        version = self.publisher.publish(
             number,
             watermark_ms=EVERY_MS * number,
             changes=changes(rates),
             dense=dense_tensors(0),
         )
+        if number % SNAPSHOT_EVERY == 0:  # as trainers do; of a poisoned version, too
+            self._snapshot(version, EVERY_MS * number, rates)
         return number

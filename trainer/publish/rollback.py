@@ -63,6 +63,7 @@ class _Target:
     def __init__(self, publication: Publication, newest: VersionId, number: int) -> None:
         """Find the files; rows are read later."""
         self._publication = publication
+        self._deltas = set(publication.deltas())
         self.undone = self._walk(newest, number)
         previous = self.undone[0].commit.previous
         self.version = VersionId.of(previous)
@@ -82,10 +83,6 @@ class _Target:
                 "name a version after it"
             )
         return self._publication.read_commit(version)
-
-    @property
-    def _deltas(self) -> set[VersionId]:
-        return set(self._publication.deltas())
 
     def _walk(self, newest: VersionId, number: int) -> list[update_pb2.CommitFile]:
         """Return the commits after version `number`, oldest first."""
