@@ -88,6 +88,17 @@ def command(
     ssd_engine: Annotated[
         str, typer.Option(help="How it is read: auto, io_uring, libaio or pread.")
     ] = "auto",
+    guard: Annotated[
+        bool,
+        typer.Option(help="Answer at versions that `embertide guard` promoted (docs/guard.md)."),
+    ] = False,
+    guard_timeout_s: Annotated[
+        float,
+        typer.Option(
+            help="With --guard: a version that waited so long for a decision is served; 0: never.",
+            min=0,
+        ),
+    ] = 0.0,
     ssd_seal_s: Annotated[
         float,
         typer.Option(
@@ -216,6 +227,8 @@ def command(
                 table_budgets=tuple(table_budget or ()),
                 ssd_engine=ssd_engine,
                 ssd_seal_interval_ms=round(1000 * ssd_seal_s) if ssd_mib else None,
+                guard="on" if guard else None,
+                guard_timeout_ms=round(1000 * guard_timeout_s) if guard else None,
                 node=node,
                 state=state,
                 control=control,
