@@ -53,7 +53,7 @@ def _start_nodes(
             state=url,
             control=control,
             peer_address=peers[n],
-            dead_owner="error",
+            max_degraded_share=0,
         )
         repository = folder / f"models-{n}"
         triton.write_model(repository, MODEL, options)

@@ -94,7 +94,7 @@ def _measure(stack: contextlib.ExitStack, repetitions: int) -> list[report.Row]:
         state=state.url,
         peer_address=addresses[0],
         node="node-0",
-        dead_owner="error",
+        max_degraded_share=0,
     )
     names = ("local", "half")
     for name, options in zip(names, (local, half), strict=True):

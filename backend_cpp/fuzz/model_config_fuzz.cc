@@ -18,7 +18,7 @@ std::vector<std::string> Seeds() {
       "publication": {"string_value": "p"}, "bus": {"string_value": "redis://h:1"},
       "state": {"string_value": "redis://h:2"}, "peer_address": {"string_value": "h:3"},
       "ssd_budget_bytes": {"string_value": "9"}, "ssd_directory": {"string_value": "/s"},
-      "dead_owner": {"string_value": "error"}, "threads": {"string_value": "3"}}})"};
+      "max_degraded_share": {"string_value": "0.5"}, "threads": {"string_value": "3"}}})"};
 }
 
 void Run(std::string_view input) {

@@ -129,7 +129,7 @@ Status Fleet::Answer(const v1::LookupPart& part, uint32_t table, AnswerView* at,
 
 Status Fleet::Lookup(const v1::LookupRequest& request, v1::LookupResponse* response) {
   if (!request.asker().empty() && request.asker_versions().has_newest()) {
-    peers_->Heard(request.asker(), request.asker_versions());
+    peers_->HearClaim(request.asker(), request.asker_versions());
   }
   const auto plan = routing();
   response->set_plan_epoch(plan == nullptr ? 0 : plan->epoch);
@@ -218,11 +218,13 @@ Status Fleet::ReadBags(const v1::ReadRequest& request, Deadline deadline,
   if (!request.weights().empty()) bags_of.weights = request.weights().data();
   const std::unique_ptr<RemoteLookup> remote = NewRemoteLookup();
   Status status;
-  for (int attempt = 0; attempt < 2; ++attempt) {
+  for (const bool last : {false, true}) {
     const Result<Pinned> pinned = node_->Pin();
     if (!pinned.ok()) return pinned.status();
     const auto plan = routing();
-    status = node_->Fetch(pinned.value(), of, {&bags_of, 1}, deadline, remote.get());
+    status = node_->Fetch(pinned.value(), of, {&bags_of, 1}, deadline, remote.get(),
+                          {.may_start_over = !last});
+    if (status.ok()) status = remote->ResultOf(0).status;
     if (status.ok()) {
       const BagReader rows(pinned.value().rows);
       const uint64_t* const at = places.data();
@@ -291,6 +293,9 @@ Status Fleet::GetStatus(v1::NodeServiceGetStatusResponse* response) {
   auto& counters = *response->mutable_counters();
   const FleetStats fleet = stats();
   for (const FleetEvent& event : kFleetEvents) counters[event.name] = fleet.*event.count;
+  for (size_t n = 0; n < kNoAnswers; ++n) {
+    counters[std::string("degraded_keys_") + kNoAnswerNames[n]] = fleet.degraded_keys[n];
+  }
   counters["peers_alive"] = fleet.peers_alive;
   counters["buckets_held"] = fleet.buckets_held;
   counters["buckets_left"] = fleet.buckets_left;

@@ -16,8 +16,8 @@ using std::chrono::milliseconds;
 constexpr milliseconds kLookEvery{100};  // at the epoch
 constexpr milliseconds kRedisTimeout{1000};
 constexpr milliseconds kRefreshWait{250};
-constexpr milliseconds kFollows{2000};  // since its last version, a node takes versions
-constexpr milliseconds kAddAgain{500};  // after an add that failed
+constexpr milliseconds kPeersFollow{2000};  // what peers get to reach a node that begins
+constexpr milliseconds kAddAgain{500};      // after an add that failed
 // What is answered at a pin that peers no longer take: longer than a request and five beats.
 constexpr milliseconds kPinsEnd{1000};
 constexpr size_t kMaxPlanBytes = 16 << 20;
@@ -132,6 +132,11 @@ Status Fleet::AwaitPlan() {
 }
 
 void Fleet::Serve() {
+  const auto until = std::chrono::steady_clock::now() + kPeersFollow;
+  while (!peers_->HaveReached(node_->store_->Stats().oldest_version) &&
+         std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(milliseconds(5));
+  }
   {
     const std::lock_guard lock(mutex_);
     serving_ = true;
@@ -272,8 +277,26 @@ std::shared_ptr<const VersionInfo> Fleet::InfoOf(uint64_t number) const {
   return found == known->end() ? nullptr : found->second;
 }
 
-PeerPool::Common Fleet::CommonVersions(uint64_t newest) const {
-  return peers_->CommonVersions(newest, floor_);
+uint64_t Fleet::PinnableVersion(uint64_t newest) const {
+  const std::vector<PeerPool::Range> peers = peers_->LiveRanges();
+  const auto known = node_->versions();
+  const auto holders_of = [&](const VersionInfo& info) {
+    return static_cast<size_t>(std::ranges::count_if(
+        peers, [&](const auto& range) { return range.Has(info.number, info.lineage); }));
+  };
+  const auto last = known->find(newest);
+  if (last == known->end() || holders_of(*last->second) == peers.size()) return newest;
+  const uint64_t oldest = node_->store_->Stats().oldest_version;
+  const uint64_t floor = std::min(floor_.load(), newest);
+  uint64_t best = newest;
+  size_t most = 0;
+  for (auto at = known->lower_bound(std::max(floor, oldest)); at != std::next(last); ++at) {
+    const size_t holders = holders_of(*at->second);
+    if (holders < most) continue;
+    most = holders;
+    best = at->first;
+  }
+  return best;
 }
 
 void Fleet::NotePin(uint64_t version) {
@@ -282,25 +305,25 @@ void Fleet::NotePin(uint64_t version) {
   }
 }
 
-bool Fleet::Await(uint64_t version) const {
-  const auto now = std::chrono::steady_clock::now;
-  const auto since = now();
-  if (since - committed_.load() > kFollows) return false;
-  while (now() - since < node_->options_.peer_timeout) {
-    if (node_->newest()->number >= version) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return false;
+bool Fleet::IsBehindPeers() const {
+  const std::vector<PeerPool::Range> peers = peers_->LiveRanges();
+  const uint64_t newest = node_->newest()->number;
+  const auto ahead = [newest](const PeerPool::Range& range) { return range.oldest > newest; };
+  return 2 * static_cast<size_t>(std::ranges::count_if(peers, ahead)) > peers.size();
 }
 
-void Fleet::Committed() {
-  committed_ = std::chrono::steady_clock::now();
-  peers_->BeatNow();
-}
+void Fleet::Committed() { peers_->BeatNow(); }
 
 std::unique_ptr<RemoteLookup> Fleet::NewRemoteLookup() {
-  return std::make_unique<RemoteLookup>(*node_->store_, node_->manifest_, peers_.get(), &cache_,
-                                        node_->options_.dead_owner_defaults, &remote_stats_);
+  return std::make_unique<RemoteLookup>(
+      *node_->store_, node_->manifest_, peers_.get(), &cache_,
+      RemoteLookup::Options{node_->options_.max_degraded_share,
+                            [this] {
+                              const Result<ReadView> view = node_->PinServed();
+                              return view.ok() ? PinnableVersion(view.value().version()) : 0;
+                            },
+                            [this] { return routing()->epoch; }},
+      &remote_stats_);
 }
 
 // --- buckets -------------------------------------------------------------------------------------
@@ -471,11 +494,12 @@ FleetStats Fleet::stats() const {
   stats.remote_keys = remote_stats_.keys;
   stats.remote_hits = remote_stats_.hits;
   stats.next_owners = remote_stats_.next_owners;
-  stats.dead_owners = remote_stats_.dead_owners;
+  std::ranges::copy(remote_stats_.degraded_keys, stats.degraded_keys.begin());
   stats.started_over = remote_stats_.version_gone + remote_stats_.not_owner;
   stats.remote_calls = peers_->stats().calls;
   stats.peer_failures = peers_->stats().failed;
   stats.peer_deaths = peers_->stats().deaths;
+  stats.redials = peers_->stats().redials;
   stats.refused_calls = server_ == nullptr ? 0 : server_->refused();
   stats.refused_plans = refused_plans_;
   stats.buckets_added = added_;

@@ -36,7 +36,9 @@ class Fleet : public NodeHandler {
   static Result<std::unique_ptr<Fleet>> Join(Node* node);
   ~Fleet() override;
 
-  // The node's store is filled: calls are answered from now on.
+  // The node's store is filled: calls are answered from now on. Waits first, two seconds at most,
+  // until every live peer has reached the versions that this node begins with: before that they
+  // would find none in common.
   void Serve();
   // What the health service says; calls are answered either way.
   void SetReady(bool ready);
@@ -47,13 +49,13 @@ class Fleet : public NodeHandler {
     const std::lock_guard lock(mutex_);
     return routing_;
   }
-  // The newest version, at most `newest`, that all live peers have; peers that are behind what was
-  // pinned last do not count.
-  PeerPool::Common CommonVersions(uint64_t newest) const;
+  // What a pin takes now, where `newest` is the newest version held here: of the versions that may
+  // still be pinned, from the last one pinned on, the one that most live peers have, and the newest
+  // of those. Peers that are behind what was pinned last cannot hold it back.
+  uint64_t PinnableVersion(uint64_t newest) const;
   void NotePin(uint64_t version);
-  // A peer that restarted may begin at a version that is only on its way here: waits for it, for
-  // peer_timeout at most, and not at all on a node that takes no versions. True if it has come.
-  bool Await(uint64_t version) const;
+  // Most live peers begin after the newest version here.
+  bool IsBehindPeers() const;
   std::unique_ptr<RemoteLookup> NewRemoteLookup();
   void RefreshPlan();
   FleetStats stats() const;
@@ -135,9 +137,7 @@ class Fleet : public NodeHandler {
   std::mutex adopt_mutex_;
   JoinPace pace_;
 
-  std::atomic<std::chrono::steady_clock::time_point> committed_{
-      std::chrono::steady_clock::now()};  // the last version
-  std::atomic<bool> started_{false};      // address_ and what follows below are there
+  std::atomic<bool> started_{false};  // address_ and what follows below are there
   std::atomic<bool> serving_{false};
   std::atomic<uint64_t> floor_{0};
   std::atomic<uint64_t> held_epoch_{0};

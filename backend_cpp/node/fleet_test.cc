@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <numeric>
 
 #include "node/test_fleet.h"
 
@@ -257,7 +258,7 @@ TEST(FleetNodeTest, WhereAnOwnerLacksABucketTheNextOneIsAsked) {
   ASSERT_TRUE(Await([&] { return fleet.node(0).plan_epoch() == 3; }));
   const uint64_t another = fleet.KeyOf(2, refused + 1);
   EXPECT_EQ(fleet.Read(0, {another}, &response).error_code(), grpc::StatusCode::UNAVAILABLE);
-  EXPECT_EQ(fleet.node(0).fleet_stats().started_over, 2U);
+  EXPECT_EQ(fleet.node(0).fleet_stats().started_over, 1U);
 }
 
 // What leaves may be dropped by the next plan while a request reads it.
@@ -287,30 +288,184 @@ TEST(FleetNodeTest, WhatLeavesIsAskedOfItsOwners) {
   EXPECT_EQ(source_under(5, {{1}, {}, {}}), Sources({Source::kRemote}));
 }
 
-// A node that restarts begins at the newest version, which may come here a moment later.
-TEST(FleetNodeTest, APeerThatBeginsAtTheNextVersionIsWaitedFor) {
+grpc::Status HasNoRows(const v1::LookupRequest& request, v1::LookupResponse*) {
+  if (request.parts().empty()) return grpc::Status::OK;
+  return {grpc::StatusCode::UNIMPLEMENTED, "it has no rows"};
+}
+
+// No thread waits for versions that may never come.
+TEST(FleetNodeTest, ANodeBehindItsPeersAnswersWhatItCanAndRefusesTheRestAtOnce) {
   TestFleet fleet(2);
   fleet.model.WriteSnapshot({1, 1}, ManyRows(50, 1));
   std::atomic<uint64_t> asked{0};  // at this version
-  TestPeer restarted(2, [&](const v1::LookupRequest& request, v1::LookupResponse*) {
-    if (request.parts().empty()) return grpc::Status::OK;
-    asked = request.parts(0).version().number();
-    return grpc::Status(grpc::StatusCode::UNIMPLEMENTED, "it has no rows");
+  TestPeer ahead(1, [&](const v1::LookupRequest& request, v1::LookupResponse* response) {
+    if (!request.parts().empty()) asked = request.parts(0).version().number();
+    return HasNoRows(request, response);
   });
-  fleet.SetAddress(1, restarted.address());
+  fleet.SetAddress(1, ahead.address());
   fleet.Write(fleet.MakePlan(1));
   NodeOptions options = fleet.Options(0);
-  options.peer_timeout = std::chrono::seconds(2);
+  options.peer_timeout = std::chrono::seconds(20);
+  fleet.Start(0, options);
+  const Node& node = fleet.node(0);
+  ASSERT_TRUE(Await([&] { return node.fleet_stats().peers_alive == 1; }));
+  EXPECT_FALSE(node.IsBehindPeers());
+  ahead.SetVersions(2, 2);
+  ASSERT_TRUE(Await([&] { return node.IsBehindPeers(); }));
+  v1::ReadResponse response;
+  EXPECT_TRUE(fleet.Read(0, {fleet.KeyOf(0)}, &response).ok()) << "it holds this one itself";
+  const auto begun = std::chrono::steady_clock::now();
+  const grpc::Status refused = fleet.Read(0, {fleet.KeyOf(0), fleet.KeyOf(1)}, &response);
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, options.peer_timeout / 2);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(
+      refused.error_message(),
+      "no owner answers for 1 of 2 keys (1 version), more than max_degraded_share = 0 allows; "
+      "at version 1, node-1 holds versions 2 to 2: try again in a second, or at another node");
+  EXPECT_EQ(asked, 0U);
+  fleet.model.WriteDelta({2, 1}, {1, 1}, {{fleet.KeyOf(0), 9}});
+  ASSERT_TRUE(Await([&] { return !node.IsBehindPeers(); }));
+  EXPECT_FALSE(fleet.Read(0, {fleet.KeyOf(1)}, &response).ok());
+  EXPECT_EQ(asked, 2U);
+}
+
+// Who restarts begins at the newest version, which may be on its way to the others.
+TEST(FleetNodeTest, ANodeThatStartsServesOnceItsPeersHaveItsFirstVersion) {
+  TestFleet fleet(2);
+  fleet.model.WriteSnapshot({2, 1}, ManyRows(50, 1));
+  std::atomic<uint32_t> beats{0};
+  std::atomic<bool> too_early{false};
+  TestPeer peer(1, [&](const v1::LookupRequest& request, v1::LookupResponse* response) {
+    const bool follows = response->versions().newest().number() == 2;
+    if (request.asker_versions().has_newest() && !follows) too_early = true;
+    if (++beats == 10) peer.SetVersions(1, 2);
+    return grpc::Status::OK;
+  });
+  fleet.SetAddress(1, peer.address());
+  fleet.Write(fleet.MakePlan(1));
+  fleet.Start(0, fleet.Options(0));
+  EXPECT_GE(beats, 10U);
+  EXPECT_FALSE(too_early);
+}
+
+// What became of each of some requests of an execution, at a pin.
+std::vector<FetchedRequest> Fetched(const Node& node, const Pinned& pinned,
+                                    const std::vector<std::vector<int64_t>>& keys, FetchTerms terms,
+                                    Status* status) {
+  std::vector<KeyBags> requests;
+  for (const auto& each : keys) requests.push_back({each, {}, nullptr, TestModel::kDim});
+  const std::vector<BagFeature> features = {{0, Pooling::kSum, 0}};
+  const RemoteLookupPtr remote = node.NewRemoteLookup();
+  *status = node.Fetch(pinned, features, requests, kNoDeadline, remote.get(), terms);
+  std::vector<FetchedRequest> results;
+  for (size_t r = 0; r < keys.size(); ++r) results.push_back(Node::ResultOf(*remote, r));
+  return results;
+}
+
+TEST(FleetNodeTest, ALivePeerThatLostTheVersionMeansAnotherPin) {
+  TestFleet fleet(2);
+  fleet.model.WriteSnapshot({1, 1}, ManyRows(50, 1));
+  TestPeer peer(1, HasNoRows);
+  fleet.SetAddress(1, peer.address());
+  fleet.Write(fleet.MakePlan(1));
+  fleet.Start(0, fleet.Options(0));
+  const Node& node = fleet.node(0);
+  ASSERT_TRUE(Await([&] { return node.fleet_stats().peers_alive == 1; }));
+  fleet.model.WriteDelta({2, 1}, {1, 1}, {{fleet.KeyOf(0), 9}});
+  ASSERT_TRUE(Await([&] { return node.newest()->number == 2; }));
+  const auto pinned_version = [&] { return node.Pin().value().rows.version(); };
+  const Result<Pinned> old = node.Pin();
+  ASSERT_EQ(old.value().rows.version(), 1U) << "the peer has no newer one";
+  peer.SetVersions(2, 2);
+  ASSERT_TRUE(Await([&] { return pinned_version() == 2; })) << "the peer has lost version 1";
+  const auto near = static_cast<int64_t>(fleet.KeyOf(0));
+  const auto far = static_cast<int64_t>(fleet.KeyOf(1));
+  Status status;
+  Fetched(node, old.value(), {{near, far}}, {.may_start_over = true}, &status);
+  EXPECT_EQ(status.code(), Code::kVersionGone);
+  EXPECT_EQ(node.fleet_stats().started_over, 1U);
+  // A version that was asked for by name: its requests alone, and never defaults.
+  auto results = Fetched(node, old.value(), {{near, far}, {near}},
+                         {.named = true, .may_start_over = true}, &status);
+  ASSERT_TRUE(status.ok()) << status.ToString();
+  EXPECT_EQ(results[0].status.code(), Code::kVersionGone);
+  EXPECT_EQ(results[0].status.message(),
+            "version 1 is gone at the owners of 1 of 2 keys: node-1 holds versions 2 to 2");
+  EXPECT_TRUE(results[1].status.ok());
+  // At the last attempt it is what the policy says.
+  results = Fetched(node, old.value(), {{near, far}, {near}}, {}, &status);
+  ASSERT_TRUE(status.ok()) << status.ToString();
+  EXPECT_EQ(results[0].status.code(), Code::kUnavailable);
+  EXPECT_EQ(results[0].degraded_keys, 1U);
+  EXPECT_TRUE(results[1].status.ok());
+  const auto& by_reason = node.fleet_stats().degraded_keys;
+  EXPECT_EQ(by_reason[static_cast<size_t>(NoAnswer::kVersion)], 2U);
+  EXPECT_EQ(std::accumulate(by_reason.begin(), by_reason.end(), uint64_t{0}), 2U);
+}
+
+// What its old address did not answer is asked at the new one.
+TEST(FleetNodeTest, APeerThatMovesWhileItIsAskedIsAskedAtItsNewAddress) {
+  TestFleet fleet(2);
+  fleet.model.WriteSnapshot({1, 1}, ManyRows(50, 1));
+  std::atomic<bool> asked{false};
+  std::atomic<bool> moved{false};
+  TestPeer old(1, [&](const v1::LookupRequest& request, v1::LookupResponse*) {
+    if (request.parts().empty()) return grpc::Status::OK;
+    asked = true;
+    moved.wait(false);
+    return grpc::Status(grpc::StatusCode::UNAVAILABLE, "shutting down");
+  });
+  const std::string address = fleet.address(1);
+  fleet.SetAddress(1, old.address());
+  fleet.Write(fleet.MakePlan(1));
+  NodeOptions options = fleet.Options(0);
+  options.peer_timeout = std::chrono::seconds(20);
   fleet.Start(0, options);
   ASSERT_TRUE(Await([&] { return fleet.node(0).fleet_stats().peers_alive == 1; }));
-  std::thread trainer([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(200));
-    fleet.model.WriteDelta({2, 1}, {1, 1}, {{fleet.KeyOf(0), 9}});
-  });
   v1::ReadResponse response;
-  fleet.Read(0, {fleet.KeyOf(1)}, &response).ok();
-  trainer.join();
-  EXPECT_EQ(asked, 2U);
+  grpc::Status status;
+  const uint64_t far = fleet.KeyOf(1);
+  std::thread reader([&] { status = fleet.Read(0, {far}, &response); });
+  EXPECT_TRUE(Await([&] { return asked.load(); }));
+  fleet.SetAddress(1, address);
+  fleet.Write(fleet.MakePlan(2));
+  NodeOptions there = fleet.Options(1);
+  there.peer_address = address;
+  fleet.Start(1, there);
+  EXPECT_TRUE(Await([&] { return fleet.node(0).plan_epoch() == 2; }));
+  moved = true;
+  moved.notify_all();
+  reader.join();
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(ValuesOf(response), std::vector<float>({1 + static_cast<float>(far)}));
+}
+
+// Anyone may say that he is a peer, and has any version.
+TEST(FleetNodeTest, AMadeUpRangeHoldsUpNoRequest) {
+  TestFleet fleet(2);
+  fleet.model.WriteSnapshot({1, 1}, ManyRows(50, 1));
+  fleet.Write(fleet.MakePlan(1));
+  fleet.StartAll();
+  v1::LookupRequest made_up;
+  made_up.set_asker("node-1");
+  for (auto* each : {made_up.mutable_asker_versions()->mutable_oldest(),
+                     made_up.mutable_asker_versions()->mutable_newest()}) {
+    each->set_number(1'000'000'000'000'000'000);
+    each->set_lineage(1);
+  }
+  const auto stub = fleet.Stub(0);
+  for (int i = 0; i < 20; ++i) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+    v1::LookupResponse beat;
+    ASSERT_TRUE(stub->Lookup(&context, made_up, &beat).ok());
+    v1::ReadResponse response;
+    const auto begun = std::chrono::steady_clock::now();
+    const grpc::Status read = fleet.Read(0, {fleet.KeyOf(0), fleet.KeyOf(1)}, &response);
+    EXPECT_TRUE(read.ok()) << read.error_message();
+    EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(5));
+  }
+  EXPECT_FALSE(fleet.node(0).IsBehindPeers());
 }
 
 TEST(FleetNodeTest, TheCallersDeadlineHoldsForAllOwners) {
@@ -355,38 +510,94 @@ TEST(FleetNodeTest, TheCallersDeadlineHoldsForAllOwners) {
   EXPECT_EQ(code, grpc::StatusCode::UNAVAILABLE) << "it is told before its deadline";
 }
 
-TEST(FleetNodeTest, ADeadOwnerCostsOnlyTheRequestsThatNeedIt) {
+TEST(FleetNodeTest, ADeadOwnerCostsOnlyTheRequestsThatNeedTooMuchOfIt) {
   TestFleet fleet(3);
   fleet.model.WriteSnapshot({1, 1}, ManyRows(50, 1));
   fleet.Write(fleet.MakePlan(1));
-  fleet.StartAll();
+  NodeOptions options = fleet.Options(0);
+  options.max_degraded_share = 0.25;
+  fleet.Start(0, options);
+  fleet.Start(1, fleet.Options(1));
+  fleet.Start(2, fleet.Options(2));
+  ASSERT_TRUE(Await([&] { return fleet.node(0).fleet_stats().peers_alive == 2; }));
   fleet.Stop(2);
   ASSERT_TRUE(Await([&] { return fleet.node(0).fleet_stats().peers_alive == 1; }));
   const Node& node = fleet.node(0);
   auto pinned = node.Pin();
   ASSERT_TRUE(pinned.ok());
-  // Three requests, as of one execution.
+  const auto key = [&](uint32_t bucket) { return static_cast<int64_t>(fleet.KeyOf(bucket)); };
+  // Four requests, as of one execution; bucket 2 is the dead node's.
   const std::vector<std::vector<int64_t>> keys = {
-      {static_cast<int64_t>(fleet.KeyOf(0)), static_cast<int64_t>(fleet.KeyOf(1))},
-      {static_cast<int64_t>(fleet.KeyOf(1)), static_cast<int64_t>(fleet.KeyOf(2))},
-      {static_cast<int64_t>(fleet.KeyOf(1, 10))}};
+      {key(0), key(1)}, {key(1), key(2), key(0)}, {key(1), key(2), key(0), key(3)}, {key(1)}};
   std::vector<std::vector<float>> out;
+  std::vector<std::string> sources;
   std::vector<KeyBags> requests;
-  for (const auto& each : keys) out.emplace_back(each.size() * TestModel::kDim);
+  for (const auto& each : keys) {
+    out.emplace_back(each.size() * TestModel::kDim);
+    sources.emplace_back(each.size(), '\0');
+  }
   for (size_t r = 0; r < keys.size(); ++r) {
-    requests.push_back({keys[r], {}, out[r].data(), TestModel::kDim});
+    requests.push_back({keys[r],
+                        {},
+                        out[r].data(),
+                        TestModel::kDim,
+                        reinterpret_cast<uint8_t*>(sources[r].data())});
   }
   const std::vector<BagFeature> features = {{0, Pooling::kSum, 0}};
   const RemoteLookupPtr remote = node.NewRemoteLookup();
-  const Status status = node.Fetch(*pinned, features, requests, kNoDeadline, remote.get());
-  EXPECT_EQ(status.code(), Code::kUnavailable) << status.ToString();
-  EXPECT_FALSE(Node::Lacks(*remote, 0));
-  EXPECT_TRUE(Node::Lacks(*remote, 1));
-  EXPECT_FALSE(Node::Lacks(*remote, 2));
+  const Status status = node.Fetch(*pinned, features, requests, kNoDeadline, remote.get(), {});
+  ASSERT_TRUE(status.ok()) << status.ToString();
+  const std::vector<uint32_t> degraded = {0, 1, 1, 0};
+  for (size_t r = 0; r < keys.size(); ++r) {
+    EXPECT_EQ(Node::ResultOf(*remote, r).degraded_keys, degraded[r]) << r;
+    EXPECT_EQ(Node::ResultOf(*remote, r).status.ok(), r != 1) << r;
+  }
+  EXPECT_EQ(
+      Node::ResultOf(*remote, 1).status.ToString(),
+      "UNAVAILABLE: no owner answers for 1 of 3 keys (1 dead), more than max_degraded_share = "
+      "0.25 allows: try again in a second, or at another node");
   ASSERT_TRUE(BagReader(pinned->rows).Lookup(features, requests, {}).ok());
-  for (const size_t r : {0, 2}) {
+  const float unknown = -1;
+  for (const size_t r : {0, 2, 3}) {
     for (size_t k = 0; k < keys[r].size(); ++k) {
-      EXPECT_EQ(out[r][k * TestModel::kDim], 1 + static_cast<float>(keys[r][k]));
+      const bool dead = keys[r][k] == key(2);
+      const float value = dead ? unknown : 1 + static_cast<float>(keys[r][k]);
+      EXPECT_EQ(out[r][k * TestModel::kDim], value);
+      EXPECT_EQ(sources[r][k] == static_cast<char>(Source::kUnanswered), dead);
+    }
+  }
+  const auto counters = fleet.Status(0).counters();
+  EXPECT_EQ(counters.at("degraded_keys_dead"), 2U);
+  EXPECT_EQ(counters.at("degraded_keys_version"), 0U);
+  EXPECT_EQ(counters.at("lookups_unanswered"), 2U);
+}
+
+TEST(FleetNodeTest, WhyAnOwnerDidNotAnswerIsCounted) {
+  struct Case {
+    grpc::StatusCode code;
+    NoAnswer why;
+  };
+  for (const Case& each : {Case{grpc::StatusCode::UNAVAILABLE, NoAnswer::kDead},
+                           {grpc::StatusCode::DEADLINE_EXCEEDED, NoAnswer::kDeadline},
+                           {grpc::StatusCode::RESOURCE_EXHAUSTED, NoAnswer::kOverload},
+                           {grpc::StatusCode::UNAUTHENTICATED, NoAnswer::kRefused},
+                           {grpc::StatusCode::DATA_LOSS, NoAnswer::kRefused}}) {
+    TestFleet fleet(2);
+    fleet.model.WriteSnapshot({1, 1}, ManyRows(50, 1));
+    TestPeer peer(1, [&](const v1::LookupRequest& request, v1::LookupResponse*) {
+      return request.parts().empty() ? grpc::Status::OK : grpc::Status(each.code, "as it says");
+    });
+    fleet.SetAddress(1, peer.address());
+    fleet.Write(fleet.MakePlan(1));
+    fleet.Start(0, fleet.Options(0));
+    ASSERT_TRUE(Await([&] { return fleet.node(0).fleet_stats().peers_alive == 1; }));
+    v1::ReadResponse response;
+    EXPECT_EQ(fleet.Read(0, {fleet.KeyOf(1)}, &response).error_code(),
+              grpc::StatusCode::UNAVAILABLE);
+    const auto& by_reason = fleet.node(0).fleet_stats().degraded_keys;
+    for (size_t n = 0; n < kNoAnswers; ++n) {
+      EXPECT_EQ(by_reason[n], static_cast<NoAnswer>(n) == each.why ? 1U : 0U)
+          << kNoAnswerNames[n] << " of " << each.code;
     }
   }
 }

@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <limits>
 #include <string>
+#include <type_traits>
 
 #include "embertide/node.h"
 
@@ -60,8 +61,9 @@ constexpr const char* kHelp =
     "                        of cores, less 1)\n"
     "  --plan-file FILE      the last plan is kept here\n"
     "  --token TOKEN         what peers and the control plane ask for; or EMBERTIDE_TOKEN\n"
-    "  --dead-owner POLICY   default or error: what a key reads as without a live owner "
-    "(default)\n";
+    "  --max-degraded-share X  a request fails if no owner answers more than this share of its "
+    "keys\n"
+    "                        (0); up to it, they read as default rows, and are marked\n";
 
 // Empty, or why the text is no number from `least` to `most`.
 template <typename Number>
@@ -69,7 +71,8 @@ std::string ParseNumber(const std::string& text, Number least, Number most, Numb
   const char* const end = text.data() + text.size();
   const auto [stopped, error] = std::from_chars(text.data(), end, *out);
   if (error == std::errc() && stopped == end && *out >= least && *out <= most) return "";
-  return "\"" + text + "\"; give a whole number from " + std::to_string(least) + " to " +
+  const std::string kind = std::is_integral_v<Number> ? "a whole number" : "a number";
+  return "\"" + text + "\"; give " + kind + " from " + std::to_string(least) + " to " +
          std::to_string(most);
 }
 
@@ -121,7 +124,7 @@ int Run(int argc, char** argv) {
       {"join-rest", required_argument, nullptr, 'J'},
       {"plan-file", required_argument, nullptr, 'f'},
       {"token", required_argument, nullptr, 't'},
-      {"dead-owner", required_argument, nullptr, 'o'},
+      {"max-degraded-share", required_argument, nullptr, 'o'},
       {"help", no_argument, nullptr, 'h'},
       {nullptr, 0, nullptr, 0},
   }};
@@ -231,10 +234,7 @@ int Run(int argc, char** argv) {
         options.token = value;
         break;
       case 'o':
-        if (value != "default" && value != "error") {
-          return Refuse("--dead-owner " + value + ": use default or error");
-        }
-        options.dead_owner_defaults = value == "default";
+        wrong = ParseNumber(value, 0.0, 1.0, &options.max_degraded_share);
         break;
       case 'h':
         std::fputs(kHelp, stdout);

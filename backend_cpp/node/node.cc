@@ -438,19 +438,15 @@ Result<Pinned> Node::Pin() const {
     auto found = known->find(view->version());
     if (found == known->end()) continue;
     if (fleet_ != nullptr) {
-      const PeerPool::Common common = fleet_->CommonVersions(view->version());
-      if (attempt == 0 && common.begin > view->version() && fleet_->Await(common.begin)) continue;
-      // The newest of this node's own versions that the others have; numbers may have holes.
-      const auto after = known->upper_bound(common.newest);
-      if (after != known->begin() && std::prev(after) != found) {
-        Result<ReadView> older = store_->Pin(std::prev(after)->first);
-        // What a peer holds at most has left the window here: it counts as dead.
-        if (older.ok()) {
-          view = std::move(older);
-          found = std::prev(after);
-        }
+      const uint64_t version = fleet_->PinnableVersion(view->version());
+      if (version != found->first) {
+        Result<ReadView> older = store_->Pin(version);
+        if (!older.ok()) continue;  // it left the window meanwhile
+        view = std::move(older);
+        found = known->find(version);
+        if (found == known->end()) continue;
       }
-      fleet_->NotePin(found->first);
+      fleet_->NotePin(version);
     }
     return Pinned{std::move(*view), found->second};
   }
@@ -641,15 +637,22 @@ RemoteLookupPtr Node::NewRemoteLookup() const {
 }
 
 Status Node::Fetch(const Pinned& pinned, std::span<const BagFeature> features,
-                   std::span<KeyBags> requests, Deadline deadline, RemoteLookup* remote) const {
+                   std::span<KeyBags> requests, Deadline deadline, RemoteLookup* remote,
+                   FetchTerms terms) const {
   const Deadline now = std::chrono::steady_clock::now();
   const Deadline peers_until =
       deadline == kNoDeadline ? now + options_.peer_timeout : now + (deadline - now) / 10 * 9;
   return remote->Fetch(*fleet_->routing(), pinned.rows.version(), pinned.info->lineage, features,
-                       requests, peers_until);
+                       requests, peers_until, terms);
 }
 
-bool Node::Lacks(const RemoteLookup& remote, size_t request) { return remote.Lacks(request); }
+const FetchedRequest& Node::ResultOf(const RemoteLookup& remote, size_t request) {
+  return remote.ResultOf(request);
+}
+
+void Node::Release(RemoteLookup* remote) { remote->Release(); }
+
+bool Node::IsBehindPeers() const { return fleet_ != nullptr && fleet_->IsBehindPeers(); }
 
 void Node::NoteLatency(std::chrono::nanoseconds latency, size_t requests) const {
   if (latency_ != nullptr) latency_->Note(latency, static_cast<uint32_t>(requests));

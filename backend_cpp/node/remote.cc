@@ -22,6 +22,17 @@ constexpr size_t kKeysASum = 4096;
 // little faster to a quarter slower, 416 a sixth slower, and 1,664 as fast as without.
 constexpr size_t kMaxCachedKeys = 16;
 
+// What the answers to one execution may take, at most.
+constexpr size_t kMaxFetchBytes = 512 << 20;
+
+// What a RemoteLookup keeps of each kind of memory between executions, about.
+constexpr size_t kKeptBytes = 1 << 20;
+
+template <typename T>
+void Trim(std::vector<T>* values) {
+  if (values->capacity() * sizeof(T) > kKeptBytes) std::vector<T>().swap(*values);
+}
+
 // How long an execution looks for answers before its thread sleeps.
 constexpr std::chrono::microseconds kSpin{400};
 
@@ -41,19 +52,21 @@ Source SourceOf(char byte) {
 // Who refused a part may hold this key's bucket all the same: without another owner it is asked
 // again.
 RemoteLookup::Owner RemoteLookup::OwnerOf(const Routing& routing, const Wanted& wanted, int64_t key,
-                                          uint64_t version, std::span<const bool> excluded) const {
+                                          uint64_t version) const {
   const uint32_t bucket =
       BucketOfHash(HashKey(static_cast<uint64_t>(key)), manifest_.tables[wanted.table].bucket_bits);
   const Routing::Bucket& planned = routing.buckets[wanted.table][bucket];
   const auto since = store_.HeldSince(wanted.table, bucket);
   const bool held = since && *since <= version;
   // What leaves may be dropped while it is read: by this plan, its owners answer.
-  if (held && planned.owned) return {Owner::kHere, false};
+  if (held && planned.owned) return {Owner::kHere};
   Owner found;
   bool again = false;
   for (const uint16_t owner : planned.owners) {
-    if (excluded[owner]) continue;
-    if (owner == wanted.refused_by) {
+    if (const auto why = passed_over_[owner]) {
+      // Of an owner that lives and lacks the version there is more to say than of a dead one.
+      if (found.why == NoAnswer::kDead) found.why = *why;
+    } else if (owner == wanted.refused_by) {
       again = true;
     } else if (found.peer == Owner::kNone) {
       found.peer = owner;
@@ -80,6 +93,7 @@ bool RemoteLookup::TakeCached(const Wanted& wanted, int64_t key, uint64_t versio
 void RemoteLookup::BeginParts(const Routing& routing, size_t keys, Parts* parts) {
   parts->all.clear();
   parts->more = false;
+  parts->answer_bytes = 0;
   parts->open.assign(routing.peers.size() * manifest_.tables.size() * v1::PartPooling_ARRAYSIZE,
                      -1);
   const size_t size = std::bit_ceil(2 * keys + 1);
@@ -112,6 +126,7 @@ uint32_t RemoteLookup::OpenPart(uint16_t peer, uint32_t table, v1::PartPooling p
 
 void RemoteLookup::AddUser(const Wanted& wanted, int64_t key, uint32_t number, Parts* parts) {
   Part& part = parts->all[number];
+  parts->answer_bytes += AnswerBytes(manifest_.tables[part.table]);
   const size_t mask = seen_.size() - 1;
   size_t at = (HashKey(static_cast<uint64_t>(key)) + number * 0x9E3779B97F4A7C15ULL) & mask;
   while (seen_[at].round == round_ && (seen_[at].key != key || seen_[at].part != number)) {
@@ -127,8 +142,7 @@ void RemoteLookup::AddUser(const Wanted& wanted, int64_t key, uint32_t number, P
 
 void RemoteLookup::Split(const Routing& routing, uint64_t version, uint64_t lineage,
                          std::span<const BagFeature> features, std::span<KeyBags> requests,
-                         std::span<const bool> excluded, Parts* parts,
-                         std::vector<Wanted>* ownerless) {
+                         Parts* parts) {
   std::vector<std::pair<int32_t, uint32_t>> bag;  // owner, key: of one bag's remote keys
   for (uint32_t r = 0; r < requests.size(); ++r) {
     const KeyBags& request = requests[r];
@@ -143,13 +157,14 @@ void RemoteLookup::Split(const Routing& routing, uint64_t version, uint64_t line
       const auto end = static_cast<uint32_t>(jagged ? request.offsets[b + 1] : b + 1);
       bag.clear();
       for (uint32_t k = first; k < end; ++k) {
-        const Wanted wanted{r, k, table};
-        const Owner owner = OwnerOf(routing, wanted, request.keys[k], version, excluded);
+        Wanted wanted{r, k, table};
+        const Owner owner = OwnerOf(routing, wanted, request.keys[k], version);
         if (owner.peer == Owner::kHere) continue;
         if (use_cache_ && TakeCached(wanted, request.keys[k], version, lineage)) continue;
         parts->more |= owner.more;
         if (owner.peer == Owner::kNone) {
-          ownerless->push_back(wanted);
+          wanted.why = owner.why;
+          unanswered_.push_back(wanted);
         } else {
           bag.emplace_back(owner.peer, k);
         }
@@ -273,31 +288,37 @@ Status RemoteLookup::TakeSums(const Part& part, const v1::LookupResult& result) 
 }
 
 // Puts answers into the rows; keys of calls that failed, or that a peer refused, go to `failed`.
-// Peers that did not answer are excluded.
-Status RemoteLookup::Take(const Parts& parts, uint64_t version, uint64_t lineage,
-                          std::vector<Wanted>* failed, std::span<bool> excluded) {
+// Peers that did not answer are passed over from now on.
+Status RemoteLookup::Take(const Parts& parts, uint64_t version, uint64_t lineage, FetchTerms terms,
+                          std::vector<Wanted>* failed) {
   size_t c = 0;
   for (const Part& part : parts.all) {
     const PartCall& call = calls_.back()[c++];
     if (call.status.code() == Code::kInvalidArgument) return call.status;
-    if (!call.status.ok()) {
-      excluded[part.peer] = true;
-      failed->insert(failed->end(), part.users.begin(), part.users.end());
-      continue;
-    }
-    if (call.result.refusal() == v1::LOOKUP_REFUSAL_VERSION_GONE) {
+    const bool gone = call.result.refusal() == v1::LOOKUP_REFUSAL_VERSION_GONE;
+    if (gone && MayStartOver(version, terms)) {
       ++stats_->version_gone;
       return {Code::kVersionGone, "a peer no longer has the pinned version"};
     }
+    if (!call.status.ok() || gone) {
+      passed_over_[part.peer] = gone ? NoAnswer::kVersion : call.why;
+      failed->insert(failed->end(), part.users.begin(), part.users.end());
+      continue;
+    }
     if (call.result.refusal() != v1::LOOKUP_REFUSAL_UNSPECIFIED) {
       for (Wanted wanted : part.users) {
-        if (wanted.refused_by != kNobody) {
+        if (wanted.refused_by == kNobody) {
+          wanted.refused_by = part.peer;
+          failed->push_back(wanted);
+          continue;
+        }
+        if (terms.may_start_over) {
           ++stats_->not_owner;
           return {Code::kNotOwner,
                   "no peer holds the bucket under epoch " + std::to_string(call.epoch)};
         }
-        wanted.refused_by = part.peer;
-        failed->push_back(wanted);
+        wanted.why = NoAnswer::kNotOwner;
+        unanswered_.push_back(wanted);
       }
       continue;
     }
@@ -311,9 +332,8 @@ Status RemoteLookup::Take(const Parts& parts, uint64_t version, uint64_t lineage
 }
 
 // Gives every key that is not held here its row, those of the cache theirs at once.
-void RemoteLookup::Number(std::span<const KeyBags> requests, const Parts& parts,
-                          std::span<const Wanted> ownerless) {
-  size_t users = ownerless.size() + cached_.size();
+void RemoteLookup::Number(std::span<const KeyBags> requests, const Parts& parts) {
+  size_t users = unanswered_.size() + cached_.size();
   for (const Part& part : parts.all) users += part.users.size();
   rows_.reserve(users);
   for (size_t r = 0; r < requests.size(); ++r) row_of_[r].assign(requests[r].keys.size(), 0);
@@ -322,7 +342,7 @@ void RemoteLookup::Number(std::span<const KeyBags> requests, const Parts& parts,
     row_of_[wanted.request][wanted.key] = static_cast<uint32_t>(rows_.size());
   };
   for (const Part& part : parts.all) std::ranges::for_each(part.users, number);
-  std::ranges::for_each(ownerless, number);
+  std::ranges::for_each(unanswered_, number);
   for (const Cached& cached : cached_) {
     number(cached.wanted);
     RemoteRow& row = rows_.back();
@@ -334,75 +354,143 @@ void RemoteLookup::Number(std::span<const KeyBags> requests, const Parts& parts,
 
 Status RemoteLookup::Fetch(const Routing& routing, uint64_t version, uint64_t lineage,
                            std::span<const BagFeature> features, std::span<KeyBags> requests,
-                           Deadline deadline) {
+                           Deadline deadline, FetchTerms terms) {
   calls_.clear();
   rows_.clear();
   cached_.clear();
   payloads_.clear();
+  unanswered_.clear();
+  results_.assign(requests.size(), {});
   row_of_.resize(std::max(row_of_.size(), requests.size()));
   for (KeyBags& request : requests) request.remote_of = nullptr;
   Parts parts;
   size_t keys = 0;
-  for (const KeyBags& request : requests) {
-    keys += request.offsets.empty() ? request.keys.size()
-                                    : request.offsets.back() - request.offsets.front();
-  }
+  for (const KeyBags& request : requests) keys += request.bag_keys().size();
   use_cache_ = keys <= kMaxCachedKeys;
   BeginParts(routing, keys, &parts);
-  std::vector<Wanted> ownerless;
-  const std::unique_ptr<bool[]> flags(new bool[routing.peers.size() + 1]());
-  const std::span<bool> excluded(flags.get(), routing.peers.size());
-  for (size_t p = 0; p < excluded.size(); ++p) {
-    excluded[p] = !peers_->Lives(routing.peers[p].name, version, lineage);
+  passed_over_.clear();
+  for (const Routing::Peer& peer : routing.peers) {
+    passed_over_.push_back(peers_->WhyNot(peer.name, version, lineage));
   }
-  Split(routing, version, lineage, features, requests, excluded, &parts, &ownerless);
+  Split(routing, version, lineage, features, requests, &parts);
   stats_->hits += cached_.size();
-  if (parts.all.empty() && ownerless.empty() && cached_.empty()) return Status::Ok();
-  Number(requests, parts, ownerless);
+  if (parts.all.empty() && unanswered_.empty() && cached_.empty()) return Status::Ok();
+  if (parts.answer_bytes > kMaxFetchBytes) {
+    return {Code::kResourceExhausted,
+            "peers would answer " + std::to_string(keys) + " keys with up to " +
+                std::to_string(parts.answer_bytes) + " bytes; an execution takes at most " +
+                std::to_string(kMaxFetchBytes) + ": send fewer keys, or lower max_keys"};
+  }
+  const auto lacks = [](const Wanted& wanted) { return wanted.why == NoAnswer::kVersion; };
+  if (std::ranges::any_of(unanswered_, lacks) && MayStartOver(version, terms)) {
+    ++stats_->version_gone;
+    return {Code::kVersionGone, "a peer no longer has the pinned version"};
+  }
+  Number(requests, parts);
 
-  // Each round excludes a peer, or finds keys refused for the first time: they end.
+  // Each round passes over another peer, or finds keys refused for the first time: they end.
   while (!parts.all.empty()) {
     const Clock::time_point now = Clock::now();
     Ask(routing, version, lineage, parts.more ? now + (deadline - now) / 2 : deadline, &parts);
     std::vector<Wanted> failed;
-    EMBERTIDE_RETURN_IF_ERROR(Take(parts, version, lineage, &failed, excluded));
+    EMBERTIDE_RETURN_IF_ERROR(Take(parts, version, lineage, terms, &failed));
     BeginParts(routing, failed.size(), &parts);
-    for (const Wanted& wanted : failed) {
-      const int64_t key = requests[wanted.request].keys[wanted.key];
-      const Owner owner = OwnerOf(routing, wanted, key, version, excluded);
-      if (owner.peer == Owner::kHere) return {Code::kNotOwner, "a bucket came here meanwhile"};
-      if (owner.peer == Owner::kNone) {
-        ownerless.push_back(wanted);
-        continue;
-      }
-      parts.more |= owner.more;
-      if (owner.peer != wanted.refused_by) ++stats_->next_owners;
-      const uint32_t part =
-          OpenPart(static_cast<uint16_t>(owner.peer), wanted.table, v1::PART_POOLING_ROWS, &parts);
-      AddUser(wanted, key, part, &parts);
+    if (SplitAgain(routing, version, requests, failed, &parts)) {
+      return {Code::kNotOwner, "a bucket came here meanwhile"};
     }
+  }
+  if (!unanswered_.empty() && terms.may_start_over && options_.epoch() != routing.epoch) {
+    ++stats_->not_owner;
+    return {Code::kNotOwner, "an owner did not answer, and there is a newer plan"};
   }
   for (size_t r = 0; r < requests.size(); ++r) {
     requests[r].remote_of = row_of_[r].data();
     requests[r].remote = rows_.data();
   }
-  return TakeDefaults(ownerless, requests.size());
+  Degrade(routing, version, requests, terms);
+  return Status::Ok();
 }
 
-// What no owner answers reads as the default row, or is an error of the requests that need it.
-Status RemoteLookup::TakeDefaults(std::span<const Wanted> ownerless, size_t requests) {
-  lacks_.assign(requests, false);
-  stats_->dead_owners += ownerless.size();
-  for (const Wanted& wanted : ownerless) {
-    *RowOf(wanted) = {};
-    RowOf(wanted)->source = Source::kDefault;
-    lacks_[wanted.request] = true;
+bool RemoteLookup::SplitAgain(const Routing& routing, uint64_t version,
+                              std::span<const KeyBags> requests, std::span<const Wanted> failed,
+                              Parts* parts) {
+  for (Wanted wanted : failed) {
+    const int64_t key = requests[wanted.request].keys[wanted.key];
+    const Owner owner = OwnerOf(routing, wanted, key, version);
+    if (owner.peer == Owner::kHere) return true;
+    if (owner.peer == Owner::kNone) {
+      wanted.why = owner.why;
+      unanswered_.push_back(wanted);
+      continue;
+    }
+    parts->more |= owner.more;
+    if (owner.peer != wanted.refused_by) ++stats_->next_owners;
+    const uint32_t part =
+        OpenPart(static_cast<uint16_t>(owner.peer), wanted.table, v1::PART_POOLING_ROWS, parts);
+    AddUser(wanted, key, part, parts);
   }
-  if (ownerless.empty() || default_rows_) return Status::Ok();
-  return {Code::kUnavailable, "no owner of a bucket of table " +
-                                  manifest_.tables[ownerless.front().table].name +
-                                  " answers, and dead_owner = error; " +
-                                  std::to_string(ownerless.size()) + " keys need one"};
+  return false;
+}
+
+// Keys that no owner answers read as default rows, and are marked; who has too many of them fails.
+void RemoteLookup::Degrade(const Routing& routing, uint64_t version,
+                           std::span<const KeyBags> requests, FetchTerms terms) {
+  for (const Wanted& wanted : unanswered_) {
+    *RowOf(wanted) = {};
+    RowOf(wanted)->source = Source::kUnanswered;
+    ++results_[wanted.request].degraded_keys;
+    ++stats_->degraded_keys[static_cast<size_t>(wanted.why)];
+  }
+  if (unanswered_.empty()) return;
+  for (size_t r = 0; r < requests.size(); ++r) {
+    if (results_[r].degraded_keys == 0) continue;
+    results_[r].status = Refusal(routing, version, r, requests[r].bag_keys().size(), terms);
+  }
+}
+
+Status RemoteLookup::Refusal(const Routing& routing, uint64_t version, size_t request, size_t keys,
+                             FetchTerms terms) const {
+  std::array<size_t, kNoAnswers> by_reason{};
+  for (const Wanted& wanted : unanswered_) {
+    if (wanted.request == request) ++by_reason[static_cast<size_t>(wanted.why)];
+  }
+  const size_t lacking = by_reason[static_cast<size_t>(NoAnswer::kVersion)];
+  std::string ranges;
+  for (size_t p = 0; lacking > 0 && p < passed_over_.size(); ++p) {
+    if (passed_over_[p] != NoAnswer::kVersion) continue;
+    ranges += (ranges.empty() ? "" : ", ") + peers_->Describe(routing.peers[p].name);
+  }
+  if (terms.named && lacking > 0) {
+    return {Code::kVersionGone, "version " + std::to_string(version) +
+                                    " is gone at the owners of " + std::to_string(lacking) +
+                                    " of " + std::to_string(keys) + " keys: " + ranges};
+  }
+  const size_t degraded = results_[request].degraded_keys;
+  const double share = options_.max_degraded_share;
+  if (static_cast<double>(degraded) <= share * static_cast<double>(keys)) return Status::Ok();
+  std::string reasons;
+  for (size_t n = 0; n < kNoAnswers; ++n) {
+    if (by_reason[n] == 0) continue;
+    reasons +=
+        (reasons.empty() ? "" : ", ") + std::to_string(by_reason[n]) + " " + kNoAnswerNames[n];
+  }
+  char allowed[32];
+  std::snprintf(allowed, sizeof(allowed), "%g", share);
+  return {Code::kUnavailable,
+          "no owner answers for " + std::to_string(degraded) + " of " + std::to_string(keys) +
+              " keys (" + reasons + "), more than max_degraded_share = " + allowed + " allows" +
+              (ranges.empty() ? "" : "; at version " + std::to_string(version) + ", " + ranges) +
+              ": try again in a second, or at another node"};
+}
+
+void RemoteLookup::Release() {
+  calls_.clear();
+  Trim(&rows_);
+  Trim(&cached_);
+  Trim(&payloads_);
+  Trim(&unanswered_);
+  Trim(&seen_);
+  for (std::vector<uint32_t>& places : row_of_) Trim(&places);
 }
 
 }  // namespace embertide

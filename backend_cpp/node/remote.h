@@ -2,20 +2,25 @@
 //
 // Keys are deduplicated by owner and table. A bag with several keys at one owner comes back as
 // their fp64 sum, all else as rows, which a cache keeps for small executions at the same version.
-// An owner that does not answer, or does not hold the bucket, is passed over for the next one;
-// without any, the policy says whether the key reads as the default row. The caller's deadline
-// holds for all of it: while keys have a next owner, the one asked gets half of what is left. Used
-// by one thread; keeps its memory between executions.
+// An owner that does not answer, or lacks the version or the bucket, is passed over for the next
+// one. A key that no owner answers reads as the default row, marked Source::kUnanswered; a request
+// with more of them than max_degraded_share of its keys fails alone. The caller's deadline
+// holds for all of it: while keys have a next owner, the one asked gets half of what is left.
+// Used by one thread; keeps its memory between executions.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "embertide/deadline.h"
+#include "embertide/node.h"
 #include "embertide/snapshot.h"
 #include "embertide/store.h"
 #include "node/remote_cache.h"
@@ -29,32 +34,42 @@ struct RemoteStats {
   std::atomic<uint64_t> keys{0};          // asked of peers, after deduplication
   std::atomic<uint64_t> hits{0};          // keys not asked, as the cache had them
   std::atomic<uint64_t> next_owners{0};   // keys asked of another owner, as one had no answer
-  std::atomic<uint64_t> dead_owners{0};   // keys that no owner answered
   std::atomic<uint64_t> version_gone{0};  // executions to be started over: a peer lacks the version
   std::atomic<uint64_t> not_owner{0};     // the same: all owners lack a bucket
+  std::array<std::atomic<uint64_t>, kNoAnswers> degraded_keys{};  // no owner answered, by reason
 };
 
 class RemoteLookup {
  public:
-  // Requires: all outlive it. `default_rows`: a dead owner's keys read as default rows.
+  struct Options {
+    double max_degraded_share = 0;
+    // The version that would be pinned now.
+    std::function<uint64_t()> pinnable;
+    // Epoch of the plan that would be used now.
+    std::function<uint64_t()> epoch;
+  };
+  // Requires: all outlive it.
   RemoteLookup(const Store& store, const Manifest& manifest, PeerPool* peers, RemoteCache* cache,
-               bool default_rows, RemoteStats* stats)
+               Options options, RemoteStats* stats)
       : store_(store),
         manifest_(manifest),
         peers_(peers),
         cache_(cache),
-        default_rows_(default_rows),
+        options_(std::move(options)),
         stats_(stats) {}
 
   // Asks for what is not held at the version, until `deadline`, and sets `remote_of` and `remote`
-  // of each request, which hold until the next call. kVersionGone, kNotOwner: pin again, with the
-  // newest plan, and start over; kUnavailable: an owner is dead, and the policy says error.
-  // Requests that then do not lack a row are whole.
+  // of each request, which hold until the next call. kVersionGone, kNotOwner, if `terms` allow
+  // them: pin again, with the newest plan, and start over. kResourceExhausted: the answers would be
+  // too large for one execution. Else ResultOf says what became of each request.
   Status Fetch(const Routing& routing, uint64_t version, uint64_t lineage,
-               std::span<const BagFeature> features, std::span<KeyBags> requests,
-               Deadline deadline);
-  // Whether no owner of one of its keys answered, at the last Fetch that was kUnavailable.
-  bool Lacks(size_t request) const { return lacks_[request]; }
+               std::span<const BagFeature> features, std::span<KeyBags> requests, Deadline deadline,
+               FetchTerms terms);
+  // Of a request of the last Fetch that was Ok.
+  const FetchedRequest& ResultOf(size_t request) const { return results_[request]; }
+  // The answers of the last Fetch were used: frees them, and all memory beyond what a usual
+  // execution needs.
+  void Release();
 
  private:
   // A key in a request that waits for a row.
@@ -63,6 +78,7 @@ class RemoteLookup {
     uint32_t key;  // place in the request's keys
     uint32_t table;
     int32_t refused_by = kNobody;  // a peer that does not hold its bucket, or one asked for with it
+    NoAnswer why = NoAnswer::kDead;  // of a key that no owner answers
   };
   static constexpr int32_t kNobody = -1;
   // A key in a request whose row the cache had.
@@ -87,7 +103,8 @@ class RemoteLookup {
     std::vector<Part> all;
     // The one that further keys of a peer and table go to, by what is wanted; -1: none yet.
     std::vector<int32_t> open;
-    bool more = false;  // a key has a next owner
+    bool more = false;        // a key has a next owner
+    size_t answer_bytes = 0;  // at most
   };
   // A key that is in a part. Of an older round: free.
   struct Seen {
@@ -101,45 +118,57 @@ class RemoteLookup {
   struct Owner {
     static constexpr int32_t kHere = -1;
     static constexpr int32_t kNone = -2;
-    int32_t peer = kNone;  // place in Routing::peers, or one of the above
-    bool more = false;     // there is another one
+    int32_t peer = kNone;            // place in Routing::peers, or one of the above
+    bool more = false;               // there is another one
+    NoAnswer why = NoAnswer::kDead;  // of kNone
   };
+  // By place in Routing::peers: why one is not asked (any more).
+  using PassedOver = std::vector<std::optional<NoAnswer>>;
   using Clock = std::chrono::steady_clock;
 
-  Owner OwnerOf(const Routing& routing, const Wanted& wanted, int64_t key, uint64_t version,
-                std::span<const bool> excluded) const;
+  Owner OwnerOf(const Routing& routing, const Wanted& wanted, int64_t key, uint64_t version) const;
   bool TakeCached(const Wanted& wanted, int64_t key, uint64_t version, uint64_t lineage);
   void Split(const Routing& routing, uint64_t version, uint64_t lineage,
-             std::span<const BagFeature> features, std::span<KeyBags> requests,
-             std::span<const bool> excluded, Parts* parts, std::vector<Wanted>* ownerless);
-  void Number(std::span<const KeyBags> requests, const Parts& parts,
-              std::span<const Wanted> ownerless);
+             std::span<const BagFeature> features, std::span<KeyBags> requests, Parts* parts);
+  void Number(std::span<const KeyBags> requests, const Parts& parts);
   void BeginParts(const Routing& routing, size_t keys, Parts* parts);
   uint32_t OpenPart(uint16_t peer, uint32_t table, v1::PartPooling pooling, Parts* parts) const;
   void AddUser(const Wanted& wanted, int64_t key, uint32_t number, Parts* parts);
+  // Splits what failed by their next owners; true if a bucket came here meanwhile.
+  bool SplitAgain(const Routing& routing, uint64_t version, std::span<const KeyBags> requests,
+                  std::span<const Wanted> failed, Parts* parts);
   void Ask(const Routing& routing, uint64_t version, uint64_t lineage, Clock::time_point deadline,
            Parts* parts);
-  Status Take(const Parts& parts, uint64_t version, uint64_t lineage, std::vector<Wanted>* failed,
-              std::span<bool> excluded);
+  Status Take(const Parts& parts, uint64_t version, uint64_t lineage, FetchTerms terms,
+              std::vector<Wanted>* failed);
   Status TakeRows(const Part& part, uint64_t version, uint64_t lineage,
                   const v1::LookupResult& result);
   Status TakeSums(const Part& part, const v1::LookupResult& result);
-  Status TakeDefaults(std::span<const Wanted> ownerless, size_t requests);
+  // Whether another pin would do better than one that a live peer lacks.
+  bool MayStartOver(uint64_t version, FetchTerms terms) const {
+    return terms.may_start_over && !terms.named && options_.pinnable() != version;
+  }
+  void Degrade(const Routing& routing, uint64_t version, std::span<const KeyBags> requests,
+               FetchTerms terms);
+  Status Refusal(const Routing& routing, uint64_t version, size_t request, size_t keys,
+                 FetchTerms terms) const;
   RemoteRow* RowOf(const Wanted& wanted) { return &rows_[row_of_[wanted.request][wanted.key] - 1]; }
 
   const Store& store_;
   const Manifest& manifest_;
   PeerPool* peers_;
   RemoteCache* cache_;
-  const bool default_rows_;
+  const Options options_;
   RemoteStats* stats_;
   std::vector<std::vector<uint32_t>> row_of_;  // by request, by key
   std::vector<RemoteRow> rows_;
   bool use_cache_ = false;  // by the execution at hand
   std::vector<Cached> cached_;
   std::vector<std::byte> payloads_;  // of cached_
-  std::vector<bool> lacks_;          // by request
-  std::vector<Seen> seen_;           // a table with open addressing, a power of two long
+  PassedOver passed_over_;
+  std::vector<Wanted> unanswered_;
+  std::vector<FetchedRequest> results_;
+  std::vector<Seen> seen_;  // a table with open addressing, a power of two long
   uint64_t round_ = 0;
   std::vector<std::vector<PartCall>> calls_;  // by round; answers lie here while rows are read
 };

@@ -100,7 +100,6 @@ class TestFleet {
     options.ddr_budget_bytes = 64ULL << 20;
     options.state = state.url();
     options.peer_address = addresses_[n];
-    options.dead_owner_defaults = false;
     options.plan_wait = std::chrono::seconds(20);
     return options;
   }

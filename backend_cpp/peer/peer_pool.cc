@@ -8,6 +8,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <set>
 #include <thread>
 
 #include "embertide/v1/node.grpc.pb.h"
@@ -21,6 +22,14 @@ using Clock = std::chrono::steady_clock;
 constexpr uint32_t kCallsAtOnce = 2;  // more wait, and are put together
 // Parts that wait for one peer; further ones fail: it is slower than what is asked of it.
 constexpr size_t kMaxWaiting = 4096;
+// Parts share a call while their deadlines lie so close together: the latest is the call's.
+constexpr std::chrono::milliseconds kDeadlinesApart{20};
+// Between two beats that calls of others bring about.
+constexpr std::chrono::milliseconds kBeatsApart{10};
+// How long a dead peer's connection is tried before a new one is made. gRPC itself resolves a name
+// at most every 30 s, and never gives up a connection whose other end went without a word. A node
+// that comes back elsewhere is to be found within two seconds.
+constexpr std::chrono::milliseconds kRedialEvery{1000};
 
 // One Lookup of the caller's: `done` when its last part is.
 struct Batch {
@@ -36,39 +45,64 @@ struct Waiting {
   std::shared_ptr<Batch> batch;
   Clock::time_point deadline;
   Clock::time_point since;
+
+  size_t cost() const { return part->bytes + part->answer_bytes; }
 };
 
-Status StatusOf(const grpc::Status& status, const std::string& peer) {
-  const std::string message = "node " + peer + ": " + status.error_message();
-  switch (status.error_code()) {
-    case grpc::StatusCode::INVALID_ARGUMENT:
-      return {Code::kInvalidArgument, message};
-    case grpc::StatusCode::DATA_LOSS:
-      return {Code::kCorrupt, message};
+void Fail(PartCall* part, NoAnswer why, std::string message) {
+  part->status = {Code::kUnavailable, std::move(message)};
+  part->why = why;
+}
+
+NoAnswer WhyOf(grpc::StatusCode code) {
+  switch (code) {
+    case grpc::StatusCode::DEADLINE_EXCEEDED:
+      return NoAnswer::kDeadline;
+    case grpc::StatusCode::RESOURCE_EXHAUSTED:
+      return NoAnswer::kOverload;
+    case grpc::StatusCode::UNAVAILABLE:
+    case grpc::StatusCode::CANCELLED:
+      return NoAnswer::kDead;
     default:
-      return {Code::kUnavailable, message};
+      return NoAnswer::kRefused;
   }
+}
+
+std::shared_ptr<v1::NodeService::Stub> Dial(const std::string& address) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
+  arguments.SetMaxSendMessageSize(kMaxMessageBytes);
+  // A peer that restarts is to be found again at once.
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
+  // How long a connection may take to be made, at least: a busy peer takes its time.
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 2000);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 200);
+  // Else a new channel to the same address is the old connection.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return v1::NodeService::NewStub(
+      grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments));
 }
 
 struct Peer {
   std::string name;
   std::string address;
-  std::unique_ptr<v1::NodeService::Stub> stub;
 
   mutable std::mutex mutex;
+  std::shared_ptr<v1::NodeService::Stub> stub;
+  Clock::time_point dialled;
   std::deque<Waiting> waiting;
-  size_t waiting_bytes = 0;
-  uint64_t epoch = 0;  // of the newest caller
+  size_t waiting_bytes = 0;  // of their questions
+  size_t cost = 0;           // of what waits and what is under way
+  uint64_t epoch = 0;        // of the newest caller
   uint32_t calls = 0;
   bool beat_under_way = false;
-  bool beat_again = false;  // as soon as that one is over
+  bool beat_again = false;   // as soon as that one is over
+  bool beat_wanted = false;  // by a claim
   // What is known of it. One that was never heard of is asked, for as long as beats may be missed.
   bool heard_of = false;
   bool lives = false;
-  uint64_t oldest = 0;
-  uint64_t newest = 0;
-  uint64_t lineage = 0;         // of newest
-  Clock::time_point newest_at;  // when `newest` was learned
+  PeerPool::Range range;
+  Clock::time_point range_at;  // when it was learned
   Clock::time_point heard;
   Clock::time_point beaten;
 };
@@ -82,12 +116,6 @@ struct Call {
   Clock::time_point begun = Clock::now();
 };
 
-// Whether it can answer at a version. A version of the same number and another lineage is another.
-bool Has(const Peer& peer, uint64_t version, uint64_t lineage) {
-  if (!peer.lives || version < peer.oldest || version > peer.newest) return false;
-  return version < peer.newest || lineage == peer.lineage;
-}
-
 }  // namespace
 
 struct PeerPool::Impl {
@@ -100,9 +128,10 @@ struct PeerPool::Impl {
   std::condition_variable wake;
   bool stop = false;
   bool beat_now = false;
-  bool flush = false;  // something waits for its 200 us
+  bool flush = false;    // something waits for its 200 us
+  bool claimed = false;  // a peer's beat_wanted was set
   std::map<std::string, std::shared_ptr<Peer>> peers;
-  size_t under_way = 0;
+  std::set<std::shared_ptr<Call>> under_way;
   std::condition_variable idle;
   std::thread thread;
 
@@ -119,32 +148,33 @@ struct PeerPool::Impl {
     return found == peers.end() ? nullptr : found->second;
   }
 
+  // A peer that said nothing for so long is dead.
+  std::chrono::milliseconds dead_after() const {
+    return options.beat_every * options.dead_after_beats;
+  }
   void Run();
   // `again`: if a beat is under way, another one follows it.
   void Beat(const std::shared_ptr<Peer>& peer, bool again);
   void SendWaiting(const std::shared_ptr<Peer>& peer, bool now);
-  void Send(std::unique_ptr<Call> call);
+  void Send(const std::shared_ptr<Call>& call);
   void Answered(Call* call, const grpc::Status& status);
-  void Learn(Peer* peer, const v1::VersionRange& range, const Call* answered);
+  void Learn(const Call& answered);
   void Missed(Peer* peer);
+  void Redial(Peer* peer);
 };
 
-// `answered`: the call that it answered; null: it called.
-void PeerPool::Impl::Learn(Peer* peer, const v1::VersionRange& range, const Call* answered) {
+void PeerPool::Impl::Learn(const Call& answered) {
+  Peer* const peer = answered.peer.get();
+  const v1::VersionRange& range = answered.response.versions();
   const std::lock_guard lock(peer->mutex);
-  // One that calls may be out of reach for our calls all the same.
-  if (answered == nullptr && !peer->lives) return;
   peer->heard = Clock::now();
   peer->heard_of = true;
   // Answers overtake each other: only a call that began later can say less than is known.
-  const bool later = answered != nullptr && answered->begun >= peer->newest_at;
-  if (range.newest().number() >= peer->newest || later) {
-    peer->oldest = range.oldest().number();
-    peer->newest = range.newest().number();
-    peer->lineage = range.newest().lineage();
-    peer->newest_at = peer->heard;
+  if (range.newest().number() >= peer->range.newest || answered.begun >= peer->range_at) {
+    peer->range = {range.oldest().number(), range.newest().number(), range.newest().lineage()};
+    peer->range_at = peer->heard;
   }
-  peer->lives = peer->newest > 0;
+  peer->lives = peer->range.newest > 0;
 }
 
 // It may have been busy; it is dead once it said nothing for as long as its beats last.
@@ -152,35 +182,52 @@ void PeerPool::Impl::Missed(Peer* peer) {
   ++stats.failed;
   const std::lock_guard lock(peer->mutex);
   if (!peer->lives && peer->heard_of) return;
-  if (Clock::now() - peer->heard < options.beat_every * options.dead_after_beats) return;
+  if (Clock::now() - peer->heard < dead_after()) return;
   peer->lives = false;
   peer->heard_of = true;
   ++stats.deaths;
 }
 
-void PeerPool::Impl::Send(std::unique_ptr<Call> call) {
+// What is under way on the old connection goes on there.
+void PeerPool::Impl::Redial(Peer* peer) {
+  const std::lock_guard lock(peer->mutex);
+  const auto now = Clock::now();
+  if (peer->lives || !peer->heard_of || now - peer->heard < dead_after()) return;
+  if (now - peer->dialled < kRedialEvery) return;
+  peer->stub = Dial(peer->address);
+  peer->dialled = now;
+  peer->beat_under_way = false;  // one that is stuck there holds up none here
+  ++stats.redials;
+}
+
+void PeerPool::Impl::Send(const std::shared_ptr<Call>& call) {
   {
     const std::lock_guard lock(mutex);
-    ++under_way;
+    under_way.insert(call);
+    if (stop) call->context.TryCancel();
   }
   if (!options.token.empty()) {
     call->context.AddMetadata("authorization", "Bearer " + options.token);
   }
   call->request.set_asker(options.name);
   *call->request.mutable_asker_versions() = versions();
-  Call* raw = call.release();
-  raw->peer->stub->async()->Lookup(&raw->context, &raw->request, &raw->response,
-                                   [this, raw](const grpc::Status& status) {
-                                     const std::unique_ptr<Call> owned(raw);
-                                     Answered(owned.get(), status);
-                                     const std::lock_guard lock(mutex);
-                                     if (--under_way == 0) idle.notify_all();
-                                   });
+  std::shared_ptr<v1::NodeService::Stub> stub;
+  {
+    const std::lock_guard lock(call->peer->mutex);
+    stub = call->peer->stub;
+  }
+  stub->async()->Lookup(&call->context, &call->request, &call->response,
+                        [this, call](const grpc::Status& status) {
+                          Answered(call.get(), status);
+                          const std::lock_guard lock(mutex);
+                          under_way.erase(call);
+                          if (under_way.empty()) idle.notify_all();
+                        });
 }
 
 void PeerPool::Impl::Answered(Call* call, const grpc::Status& status) {
   if (status.ok()) {
-    Learn(call->peer.get(), call->response.versions(), call);
+    Learn(*call);
   } else {
     Missed(call->peer.get());
   }
@@ -194,6 +241,7 @@ void PeerPool::Impl::Answered(Call* call, const grpc::Status& status) {
     } else {
       --call->peer->calls;
     }
+    for (const Waiting& each : call->parts) call->peer->cost -= each.cost();
   }
   const bool whole =
       status.ok() && call->response.results_size() == static_cast<int>(call->parts.size());
@@ -203,9 +251,13 @@ void PeerPool::Impl::Answered(Call* call, const grpc::Status& status) {
     if (whole) {
       part->result.Swap(call->response.mutable_results(static_cast<int>(i)));
     } else if (status.ok()) {
-      part->status = {Code::kUnavailable, "node " + call->peer->name + " answered other parts"};
+      Fail(part, NoAnswer::kRefused, "node " + call->peer->name + " answered other parts");
     } else {
-      part->status = StatusOf(status, call->peer->name);
+      Fail(part, WhyOf(status.error_code()),
+           "node " + call->peer->name + ": " + status.error_message());
+      if (status.error_code() == grpc::StatusCode::INVALID_ARGUMENT) {
+        part->status = {Code::kInvalidArgument, part->status.message()};
+      }
     }
   }
   if (!beat) SendWaiting(call->peer, /*now=*/true);
@@ -234,7 +286,9 @@ void PeerPool::Impl::SendWaiting(const std::shared_ptr<Peer>& peer, bool now) {
         question += next.part->bytes;
         const bool full =
             keys > kMaxKeysACall || answer > kMaxAnswerBytes || question > kMaxLookupBytes;
-        if (!call->parts.empty() && full) break;
+        const bool apart = next.deadline > deadline + kDeadlinesApart ||
+                           next.deadline + kDeadlinesApart < deadline;
+        if (!call->parts.empty() && (full || apart)) break;
         call->request.add_parts()->Swap(&next.part->part);
         peer->waiting_bytes -= next.part->bytes;
         deadline = std::max(deadline, next.deadline);
@@ -263,23 +317,25 @@ void PeerPool::Impl::Beat(const std::shared_ptr<Peer>& peer, bool again) {
     }
     peer->beat_under_way = true;
     peer->beat_again = false;
+    peer->beat_wanted = false;
     peer->beaten = Clock::now();
   }
   auto call = std::make_unique<Call>();
   call->peer = peer;
   call->request.set_plan_epoch(epoch());
-  call->context.set_deadline(std::chrono::system_clock::now() + options.beat_every);
+  // One that comes late is a sign of life all the same.
+  call->context.set_deadline(std::chrono::system_clock::now() + dead_after());
   Send(std::move(call));
 }
 
 void PeerPool::Impl::Run() {
+  std::chrono::microseconds wait = options.beat_every;
   while (true) {
     bool all = false;
     {
       std::unique_lock lock(mutex);
-      const auto wait = flush ? std::chrono::microseconds(options.coalesce)
-                              : std::chrono::microseconds(options.beat_every) / 2;
-      wake.wait_for(lock, wait, [this] { return stop || beat_now || flush; });
+      if (flush) wait = options.coalesce;
+      wake.wait_for(lock, wait, [this] { return stop || beat_now || flush || claimed; });
       if (stop) return;
       if (flush && !beat_now) {
         // Something began to wait: give it its 200 us.
@@ -287,14 +343,19 @@ void PeerPool::Impl::Run() {
         if (stop) return;
       }
       all = beat_now;
-      beat_now = flush = false;
+      beat_now = flush = claimed = false;
     }
+    wait = std::chrono::microseconds(options.beat_every) / 2;
     for (const auto& peer : All()) {
+      Redial(peer.get());
       SendWaiting(peer, /*now=*/false);
       bool due = all;
       {
         const std::lock_guard lock(peer->mutex);
-        due = due || Clock::now() - peer->beaten >= options.beat_every;
+        const auto since = Clock::now() - peer->beaten;
+        due = due || since >= options.beat_every || (peer->beat_wanted && since >= kBeatsApart);
+        if (peer->beat_wanted && !due)
+          wait = std::min<std::chrono::microseconds>(wait, kBeatsApart);
       }
       if (due) Beat(peer, all);
     }
@@ -317,9 +378,12 @@ PeerPool::~PeerPool() {
   }
   impl_->wake.notify_all();
   impl_->thread.join();
-  // Every call has a deadline.
   std::unique_lock lock(impl_->mutex);
-  impl_->idle.wait(lock, [this] { return impl_->under_way == 0; });
+  const auto calls = impl_->under_way;
+  lock.unlock();
+  for (const auto& call : calls) call->context.TryCancel();
+  lock.lock();
+  impl_->idle.wait(lock, [this] { return impl_->under_way.empty(); });
 }
 
 void PeerPool::SetPeers(std::span<const Address> peers) {
@@ -335,16 +399,8 @@ void PeerPool::SetPeers(std::span<const Address> peers) {
     peer->name = each.name;
     peer->address = each.address;
     peer->heard = Clock::now();
-    grpc::ChannelArguments arguments;
-    arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
-    arguments.SetMaxSendMessageSize(kMaxMessageBytes);
-    // A peer that restarts is to be found again at once.
-    arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
-    // How long a connection may take to be made, at least: a busy peer takes its time.
-    arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 2000);
-    arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 200);
-    peer->stub = v1::NodeService::NewStub(
-        grpc::CreateCustomChannel(each.address, grpc::InsecureChannelCredentials(), arguments));
+    peer->stub = Dial(each.address);
+    peer->dialled = peer->heard;
     next[each.name] = std::move(peer);
   }
   impl_->peers = std::move(next);
@@ -352,8 +408,20 @@ void PeerPool::SetPeers(std::span<const Address> peers) {
   impl_->wake.notify_all();
 }
 
-void PeerPool::Heard(const std::string& name, const v1::VersionRange& versions) {
-  if (const auto peer = impl_->Find(name)) impl_->Learn(peer.get(), versions, nullptr);
+void PeerPool::HearClaim(const std::string& name, const v1::VersionRange& versions) {
+  const std::shared_ptr<Peer> peer = impl_->Find(name);
+  if (peer == nullptr) return;
+  {
+    const std::lock_guard lock(peer->mutex);
+    const v1::Version& newest = versions.newest();
+    const bool known = peer->lives && newest.number() == peer->range.newest &&
+                       newest.lineage() == peer->range.lineage;
+    if (known || peer->beat_wanted) return;
+    peer->beat_wanted = true;
+  }
+  const std::lock_guard lock(impl_->mutex);
+  impl_->claimed = true;
+  impl_->wake.notify_all();
 }
 
 void PeerPool::BeatNow() {
@@ -374,8 +442,11 @@ void PeerPool::Lookup(const std::string& name, std::span<PartCall> parts, uint64
     peer->epoch = std::max(peer->epoch, epoch);
     const auto now = Clock::now();
     for (PartCall& part : parts) {
-      if (peer->waiting.size() >= kMaxWaiting) break;
       part.bytes = part.part.ByteSizeLong();
+      const size_t cost = part.bytes + part.answer_bytes;
+      const bool full = peer->cost > 0 && peer->cost + cost > impl_->options.max_bytes_a_peer;
+      if (full || peer->waiting.size() >= kMaxWaiting) break;
+      peer->cost += cost;
       peer->waiting_bytes += part.bytes;
       peer->waiting.push_back({&part, batch, deadline, now});
       parts = parts.subspan(1);
@@ -383,8 +454,11 @@ void PeerPool::Lookup(const std::string& name, std::span<PartCall> parts, uint64
     waits = peer->calls >= kCallsAtOnce;
   }
   for (PartCall& part : parts) {
-    part.status = {Code::kUnavailable,
-                   "node " + name + (peer == nullptr ? " is no peer" : " has too much to do")};
+    if (peer == nullptr) {
+      Fail(&part, NoAnswer::kDead, "node " + name + " is no peer");
+    } else {
+      Fail(&part, NoAnswer::kOverload, "node " + name + " has too much to do");
+    }
     batch->Finish();
   }
   if (peer != nullptr) impl_->SendWaiting(peer, /*now=*/false);
@@ -396,35 +470,38 @@ void PeerPool::Lookup(const std::string& name, std::span<PartCall> parts, uint64
   batch->Finish();
 }
 
-bool PeerPool::Lives(const std::string& name, uint64_t version, uint64_t lineage) const {
+std::optional<NoAnswer> PeerPool::WhyNot(const std::string& name, uint64_t version,
+                                         uint64_t lineage) const {
   const std::shared_ptr<Peer> peer = impl_->Find(name);
-  if (peer == nullptr) return false;
+  if (peer == nullptr) return NoAnswer::kDead;
   const std::lock_guard lock(peer->mutex);
-  return !peer->heard_of || Has(*peer, version, lineage);
+  if (!peer->heard_of) return std::nullopt;
+  if (!peer->lives) return NoAnswer::kDead;
+  return peer->range.Has(version, lineage) ? std::nullopt : std::optional(NoAnswer::kVersion);
 }
 
-PeerPool::Common PeerPool::CommonVersions(uint64_t newest, uint64_t floor) const {
-  const auto peers = impl_->All();
-  Common common{newest, 0};
-  // What one of them no longer has cannot be pinned either.
-  uint64_t low = floor;
-  for (const auto& peer : peers) {
+std::string PeerPool::Describe(const std::string& name) const {
+  const std::shared_ptr<Peer> peer = impl_->Find(name);
+  if (peer == nullptr) return name + " is no peer";
+  const std::lock_guard lock(peer->mutex);
+  if (!peer->lives) return name + " does not answer";
+  return name + " holds versions " + std::to_string(peer->range.oldest) + " to " +
+         std::to_string(peer->range.newest);
+}
+
+std::vector<PeerPool::Range> PeerPool::LiveRanges() const {
+  std::vector<Range> ranges;
+  for (const auto& peer : impl_->All()) {
     const std::lock_guard lock(peer->mutex);
-    if (!peer->lives) continue;
-    common.begin = std::max(common.begin, peer->oldest);
-    if (peer->newest >= floor) low = std::max(low, std::min(peer->oldest, newest));
+    if (peer->lives) ranges.push_back(peer->range);
   }
-  for (const auto& peer : peers) {
-    const std::lock_guard lock(peer->mutex);
-    if (peer->lives && peer->newest >= low) common.newest = std::min(common.newest, peer->newest);
-  }
-  return common;
+  return ranges;
 }
 
 bool PeerPool::HaveReached(uint64_t version) const {
   return std::ranges::all_of(impl_->All(), [&](const std::shared_ptr<Peer>& peer) {
     const std::lock_guard lock(peer->mutex);
-    return !peer->lives || peer->newest >= version;
+    return peer->lives ? peer->range.newest >= version : peer->heard_of;
   });
 }
 

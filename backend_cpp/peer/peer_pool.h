@@ -1,9 +1,13 @@
 // PeerPool: the other nodes of a group: who lives, which versions they have, and lookups there.
 //
-// Every reply and every call from a peer says which versions it can answer; a beat (an empty
-// lookup) goes to each peer when nothing else does. Parts for one peer are put together: a call
-// leaves at once while fewer than two are under way, else when 64 KiB wait, a call returns or 200
-// us passed.
+// Every reply says which versions the peer can answer; a beat (an empty lookup) goes to each peer
+// when nothing else does. Only replies to this node's own calls teach it anything: whoever calls
+// here may give any name and any versions, and can at most bring about a beat. A peer that says
+// nothing for five beats is dead; its connection is then made anew every second, which resolves its
+// name again.
+//
+// Parts for one peer are put together: a call leaves at once while fewer than two are under way,
+// else when 64 KiB wait, a call returns or 200 us passed.
 //
 // Thread-safe. Private to peer and node.
 #pragma once
@@ -13,10 +17,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "embertide/no_answer.h"
 #include "embertide/status.h"
 #include "embertide/v1/node.pb.h"
 
@@ -28,6 +34,9 @@ struct PeerPoolOptions {
   std::chrono::milliseconds beat_every{100};
   uint32_t dead_after_beats = 5;
   std::chrono::microseconds coalesce{200};
+  // Of questions and the answers they may get, waiting or under way; further parts fail. What finds
+  // nothing before it is always sent.
+  size_t max_bytes_a_peer = 256 << 20;
 };
 
 // A part of a request on its way to a peer. Filled in by the pool; its owner keeps it until it is
@@ -36,17 +45,19 @@ struct PartCall {
   v1::LookupPart part;
   size_t answer_bytes = 0;  // of its result, at most
   v1::LookupResult result;
-  uint64_t epoch = 0;  // of the peer, when it answered
-  Status status;       // of the call that carried it: kUnavailable, kInvalidArgument, kCorrupt
-  size_t bytes = 0;    // encoded, about
+  uint64_t epoch = 0;              // of the peer, when it answered
+  Status status;                   // of the call that carried it: kUnavailable, kInvalidArgument
+  NoAnswer why = NoAnswer::kDead;  // where status is kUnavailable
+  size_t bytes = 0;                // encoded, about
 };
 
 // Counters since the start.
 struct PeerStats {
-  std::atomic<uint64_t> calls{0};   // lookups sent, beats excluded
-  std::atomic<uint64_t> parts{0};   // in them
-  std::atomic<uint64_t> failed{0};  // calls without an answer, beats included
-  std::atomic<uint64_t> deaths{0};  // times that a peer was found dead
+  std::atomic<uint64_t> calls{0};    // lookups sent, beats excluded
+  std::atomic<uint64_t> parts{0};    // in them
+  std::atomic<uint64_t> failed{0};   // calls without an answer, beats included
+  std::atomic<uint64_t> deaths{0};   // times that a peer was found dead
+  std::atomic<uint64_t> redials{0};  // connections made anew, as the peer was dead
 };
 
 class PeerPool {
@@ -66,8 +77,9 @@ class PeerPool {
   };
   // The peers from now on. Those that stay keep their connection and what is known of them.
   void SetPeers(std::span<const Address> peers);
-  // A peer that lives called, and has these versions.
-  void Heard(const std::string& name, const v1::VersionRange& versions);
+  // A call came that names a peer as its sender and says which versions that has. Believed only as
+  // far as the peer is asked, at most every 10 ms, where this is not what is known of it.
+  void HearClaim(const std::string& name, const v1::VersionRange& versions);
   // Beats all peers now: a version was committed here.
   void BeatNow();
 
@@ -77,18 +89,26 @@ class PeerPool {
   void Lookup(const std::string& peer, std::span<PartCall> parts, uint64_t epoch,
               std::chrono::steady_clock::time_point deadline, std::function<void()> done);
 
-  // True while the peer answers and has the version, or was never heard of yet.
-  bool Lives(const std::string& peer, uint64_t version, uint64_t lineage) const;
-  // The newest version, at most `newest`, that all peers have that live and have reached `floor`.
-  // Peers below it, or below what another one still has, are behind, and do not count.
-  // `begin`: the newest version that a peer which answers begins at, as a node that restarted lacks
-  // those before; 0: none answers.
-  struct Common {
+  // The versions that a peer which answers can answer at.
+  struct Range {
+    uint64_t oldest = 0;
     uint64_t newest = 0;
-    uint64_t begin = 0;
+    uint64_t lineage = 0;  // of newest
+
+    // A version of the same number and another lineage is another version.
+    bool Has(uint64_t version, uint64_t of_lineage) const {
+      if (version < oldest || version > newest) return false;
+      return version < newest || of_lineage == lineage;
+    }
   };
-  Common CommonVersions(uint64_t newest, uint64_t floor) const;
-  // Whether all peers that answer have this version, or a newer one.
+  std::vector<Range> LiveRanges() const;
+  // Why a peer is not to be asked at a version: kDead or kVersion. Nothing: it is to be; so is one
+  // that was never heard of yet.
+  std::optional<NoAnswer> WhyNot(const std::string& peer, uint64_t version, uint64_t lineage) const;
+  // "node-1 holds versions 5 to 12", for messages.
+  std::string Describe(const std::string& peer) const;
+  // Whether all peers that answer have this version, or a newer one; false while one of them was
+  // not heard of yet.
   bool HaveReached(uint64_t version) const;
   uint32_t Alive() const;  // peers that answer
   const PeerStats& stats() const;

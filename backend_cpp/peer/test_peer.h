@@ -3,6 +3,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -28,9 +29,12 @@ class TestPeer : public v1::NodeService::Service {
  public:
   using Answer = std::function<grpc::Status(const v1::LookupRequest&, v1::LookupResponse*)>;
   // It has version `number` of lineage 1; calls wait for `answer` to return.
-  TestPeer(uint64_t number, Answer answer) : number_(number), answer_(std::move(answer)) {
+  TestPeer(uint64_t number, Answer answer, const std::string& listen = "127.0.0.1:0")
+      : oldest_(number), newest_(number), answer_(std::move(answer)) {
     grpc::ServerBuilder builder;
-    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
+    builder.AddListeningPort(listen, grpc::InsecureServerCredentials(), &port_);
+    // Two servers on one port would each get a part of the calls.
+    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
     builder.RegisterService(this);
     server_ = builder.BuildAndStart();
   }
@@ -41,18 +45,25 @@ class TestPeer : public v1::NodeService::Service {
   TestPeer& operator=(const TestPeer&) = delete;
 
   std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
+  int port() const { return port_; }
+  // From the next call on.
+  void SetVersions(uint64_t oldest, uint64_t newest) {
+    oldest_ = oldest;
+    newest_ = newest;
+  }
   grpc::Status Lookup(grpc::ServerContext*, const v1::LookupRequest* request,
                       v1::LookupResponse* response) override {
-    for (auto* each : {response->mutable_versions()->mutable_oldest(),
-                       response->mutable_versions()->mutable_newest()}) {
-      each->set_number(number_);
-      each->set_lineage(1);
-    }
+    v1::VersionRange* versions = response->mutable_versions();
+    versions->mutable_oldest()->set_number(oldest_);
+    versions->mutable_oldest()->set_lineage(1);
+    versions->mutable_newest()->set_number(newest_);
+    versions->mutable_newest()->set_lineage(1);
     return answer_(*request, response);
   }
 
  private:
-  const uint64_t number_;
+  std::atomic<uint64_t> oldest_;
+  std::atomic<uint64_t> newest_;
   const Answer answer_;
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;

@@ -122,7 +122,8 @@ void Executor::Read(Job* job) {
   }
 }
 
-Status Executor::SetParameters(const VersionInfo& version, TRITONBACKEND_Response* response) const {
+Status Executor::SetParameters(const VersionInfo& version, const Job& job) const {
+  TRITONBACKEND_Response* const response = job.response;
   const auto integer = [&](const char* name, int64_t value) {
     return FromTriton(TRITONBACKEND_ResponseSetIntParameter(response, name, value));
   };
@@ -132,6 +133,9 @@ Status Executor::SetParameters(const VersionInfo& version, TRITONBACKEND_Respons
   if (version.committed_ms > 0) {
     EMBERTIDE_RETURN_IF_ERROR(
         integer("staleness_ms", static_cast<int64_t>(MsSince(version.committed_ms))));
+  }
+  if (remote_ != nullptr) {
+    EMBERTIDE_RETURN_IF_ERROR(integer("degraded_keys", job.degraded_keys));
   }
   return FromTriton(
       TRITONBACKEND_ResponseSetStringParameter(response, "node", node_.options().name.c_str()));
@@ -191,7 +195,7 @@ Status Executor::Say(const VersionInfo& version, Job* job) const {
   if (job->version != nullptr) {
     std::fill_n(job->version, count, static_cast<int64_t>(version.number));
   }
-  return SetParameters(version, job->response);
+  return SetParameters(version, *job);
 }
 
 KeyBags Executor::BagsOf(const Job& job) const {
@@ -299,13 +303,22 @@ Status Executor::AnswerPart(const BagReader& rows, const VersionInfo& version, u
   }
 }
 
+// What a job needs of peers that do not answer costs the jobs beside it nothing.
+void Executor::NoteFetched(const FetchedRequest& fetched, Job* job) {
+  job->degraded_keys = fetched.degraded_keys;
+  if (fetched.status.ok()) return;
+  job->refusal = {Reason::kDegraded, fetched.status};
+  if (fetched.status.code() == Code::kVersionGone) {
+    job->refusal = {Reason::kVersion, {Code::kNotFound, fetched.status.message()}};
+  }
+}
+
 // Brings the jobs that go on after a fetch, and their bags, to the front; returns how many.
-size_t Executor::KeepFetched(const Status& fetched, std::span<Job*> jobs) {
+size_t Executor::KeepFetched(std::span<Job*> jobs) {
   size_t kept = 0;
   for (size_t j = 0; j < jobs.size(); ++j) {
     Job* job = jobs[j];
-    // What it needs of a dead owner costs the requests beside it nothing.
-    if (!fetched.ok() && Node::Lacks(*remote_, j)) job->refusal = {Reason::kInternal, fetched};
+    if (remote_ != nullptr) NoteFetched(Node::ResultOf(*remote_, j), job);
     if (!KeepAwaited(job)) continue;
     if (const Status made = MakeOutputs(job); !made.ok()) {
       job->refusal = {Reason::kInternal, made};
@@ -321,7 +334,7 @@ size_t Executor::KeepFetched(const Status& fetched, std::span<Job*> jobs) {
   return kept;
 }
 
-Status Executor::AnswerGroup(const Pinned& pinned, std::span<Job*> jobs) {
+Status Executor::AnswerGroup(const Pinned& pinned, std::span<Job*> jobs, FetchTerms terms) {
   // Who is refused stands behind the others.
   const auto refused = std::ranges::stable_partition(jobs, KeepAwaited);
   jobs = jobs.first(jobs.size() - refused.size());
@@ -329,13 +342,12 @@ Status Executor::AnswerGroup(const Pinned& pinned, std::span<Job*> jobs) {
   bags_.clear();
   for (const Job* job : jobs) bags_.push_back(BagsOf(*job));
   const uint64_t begin_ns = NowNs();
-  Status fetched;
   if (remote_ != nullptr) {
     // The first has the earliest deadline.
-    fetched = node_.Fetch(pinned, features_, bags_, jobs[0]->deadline, remote_.get());
-    if (!fetched.ok() && fetched.code() != Code::kUnavailable) return fetched;
+    EMBERTIDE_RETURN_IF_ERROR(
+        node_.Fetch(pinned, features_, bags_, jobs[0]->deadline, remote_.get(), terms));
   }
-  jobs = jobs.first(KeepFetched(fetched, jobs));
+  jobs = jobs.first(KeepFetched(jobs));
   if (jobs.empty()) return Status::Ok();
   if (config_.ranking) Gather(jobs);
   const uint32_t count = PlanParts(jobs);
@@ -346,6 +358,7 @@ Status Executor::AnswerGroup(const Pinned& pinned, std::span<Job*> jobs) {
       parts_[number].status = AnswerPart(rows, *pinned.info, number);
     });
   }
+  if (remote_ != nullptr) Node::Release(remote_.get());
   uint64_t longest_ns = 0;
   for (const Part& part : std::span(parts_).first(count)) {
     EMBERTIDE_RETURN_IF_ERROR(part.status);
@@ -385,9 +398,8 @@ size_t Executor::GroupSize(std::span<Job* const> jobs) const {
 }
 
 // Answers requests group by group, all under one pin, and sends the answers. kVersionGone or
-// kNotOwner, with some not sent: those are to be started over, and unless it is the `last` time,
-// they may be.
-Code Executor::AnswerAll(const Pinned& pinned, std::span<Job*> jobs, bool last) {
+// kNotOwner, with some not sent, if the terms allow it: those are to be started over.
+Code Executor::AnswerAll(const Pinned& pinned, std::span<Job*> jobs, FetchTerms terms) {
   // A row that cannot be read, or an answer that there is no memory for, costs the requests beside
   // it nothing: jobs before this one are asked each alone.
   size_t alone = 0;
@@ -396,7 +408,7 @@ Code Executor::AnswerAll(const Pinned& pinned, std::span<Job*> jobs, bool last) 
     const std::span<Job*> group = jobs.subspan(first, end - first);
     Status status;
     try {
-      status = AnswerGroup(pinned, group);
+      status = AnswerGroup(pinned, group, terms);
     } catch (const std::exception& error) {
       status = {Code::kResourceExhausted, error.what()};
     }
@@ -407,7 +419,7 @@ Code Executor::AnswerAll(const Pinned& pinned, std::span<Job*> jobs, bool last) 
       continue;
     }
     const bool over = status.code() == Code::kVersionGone || status.code() == Code::kNotOwner;
-    if (over && !last) return status.code();
+    if (over && terms.may_start_over) return status.code();
     for (Job* job : group) {
       if (!status.ok() && job->refusal.reason == Reason::kNone) {
         job->refusal = {Reason::kInternal, status};
@@ -442,6 +454,7 @@ void Executor::Answer(std::span<Job> jobs) {
 
 void Executor::AnswerAt(uint64_t wanted, std::span<Job*> jobs) {
   for (const bool last : {false, true}) {
+    const FetchTerms terms{.named = wanted != 0, .may_start_over = !last};
     const Result<Pinned> pinned = wanted == 0 ? node_.Pin() : node_.Pin(wanted);
     if (!pinned.ok()) {
       const Status& why = pinned.status();
@@ -451,7 +464,7 @@ void Executor::AnswerAt(uint64_t wanted, std::span<Job*> jobs) {
       for (Job* job : jobs) job->refusal = refusal;
       return;
     }
-    const Code code = AnswerAll(pinned.value(), jobs, last);
+    const Code code = AnswerAll(pinned.value(), jobs, terms);
     if (code == Code::kOk) return;
     // Who was refused may be answered at another version; who was sent an answer has it.
     const auto unsent = std::ranges::stable_partition(jobs, &Job::sent);

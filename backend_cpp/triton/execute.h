@@ -63,6 +63,7 @@ class Executor {
     int64_t* version = nullptr;  // one a sample (or one, jagged); null unless asked for
     float* score = nullptr;      // null unless asked for
     uint8_t* source = nullptr;   // null unless asked for
+    uint32_t degraded_keys = 0;  // read as default rows, as no owner answered
   };
 
   // What one thread does of an execution.
@@ -93,17 +94,18 @@ class Executor {
            uint64_t exec_start_ns) noexcept;
   void Answer(std::span<Job> jobs);
   void AnswerAt(uint64_t wanted, std::span<Job*> jobs);
-  Code AnswerAll(const Pinned& pinned, std::span<Job*> jobs, bool last);
+  Code AnswerAll(const Pinned& pinned, std::span<Job*> jobs, FetchTerms terms);
   size_t GroupSize(std::span<Job* const> jobs) const;
-  Status AnswerGroup(const Pinned& pinned, std::span<Job*> jobs);
-  size_t KeepFetched(const Status& fetched, std::span<Job*> jobs);
+  Status AnswerGroup(const Pinned& pinned, std::span<Job*> jobs, FetchTerms terms);
+  static void NoteFetched(const FetchedRequest& fetched, Job* job);
+  size_t KeepFetched(std::span<Job*> jobs);
   KeyBags BagsOf(const Job& job) const;
   void Gather(std::span<Job*> jobs);
   uint32_t PlanParts(std::span<Job*> jobs);
   Status AnswerPart(const BagReader& rows, const VersionInfo& version, uint32_t number);
   Status MakeOutputs(Job* job);
   Status Say(const VersionInfo& version, Job* job) const;
-  Status SetParameters(const VersionInfo& version, TRITONBACKEND_Response* response) const;
+  Status SetParameters(const VersionInfo& version, const Job& job) const;
   void Finish(TRITONBACKEND_ModelInstance* instance, std::span<Job> jobs, uint64_t exec_start_ns,
               uint64_t compute_start_ns, uint64_t compute_end_ns);
   void Send(Job* job);

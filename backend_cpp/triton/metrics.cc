@@ -97,6 +97,8 @@ constexpr FamilyInfo kFamilies[] = {
      "From the trainer's commit of the newest version to its answers here"},
     {"embertide_fleet_events_total", kCounter,
      "What a node with peers asked, missed, refused or moved, by event"},
+    {"embertide_degraded_keys_total", kCounter,
+     "Keys that no owner answered, by reason; they read as default rows or fail their request"},
     {"embertide_buckets", kGauge, "Buckets that the plan gives this node, by state: held, left"},
     {"embertide_peers_alive", kGauge, "Other nodes of the group that answer"},
 };
@@ -381,6 +383,10 @@ void ModelMetrics::AddOfFleet() {
   };
   for (const FleetEvent& event : kFleetEvents) {
     add("embertide_fleet_events_total", {{"event", event.name}}, event.count);
+  }
+  for (size_t n = 0; n < kNoAnswers; ++n) {
+    Add("embertide_degraded_keys_total", {{"reason", kNoAnswerNames[n]}},
+        [n](const Sample& now) { return now.fleet.degraded_keys[n]; });
   }
   add("embertide_buckets", {{"state", "held"}}, &FleetStats::buckets_held);
   add("embertide_buckets", {{"state", "left"}}, &FleetStats::buckets_left);

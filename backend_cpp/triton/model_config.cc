@@ -5,11 +5,15 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <optional>
 
 #include "base/json.h"
 
 namespace embertide::triton {
 namespace {
+
+// A score that lacks one key in twenty is of use; an embedding that is a default is not.
+constexpr double kDegradedShareOfRanking = 0.05;
 
 Status Refuse(const std::string& message) {
   return {Code::kInvalidArgument, "config.pbtxt: " + message};
@@ -28,6 +32,19 @@ Status ParseNumber(const std::string& name, const std::string& text, uint64_t lo
                   std::to_string(high));
   }
   *value = static_cast<T>(number);
+  return Status::Ok();
+}
+
+// A number from 0 to 1.
+Status ParseShare(const std::string& name, const std::string& text, std::optional<double>* share) {
+  double number = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, number);
+  if (error != std::errc() || stop != end || !(number >= 0 && number <= 1)) {
+    return Refuse("parameter \"" + name + "\" is \"" + text +
+                  "\"; it must be a number from 0 to 1");
+  }
+  *share = number;
   return Status::Ok();
 }
 
@@ -54,7 +71,7 @@ Status ReadToken(const std::string& file, std::string* token) {
 using Setter = std::function<Status(const std::string&)>;
 std::map<std::string, Setter> Setters(const std::string& directory, ModelConfig* config,
                                       std::string* kind, std::string* token_file,
-                                      std::string* dead_owner) {
+                                      std::optional<double>* max_degraded_share) {
   NodeOptions* node = &config->node;
   const auto text = [](std::string* to) {
     return [to](const std::string& value) {
@@ -95,7 +112,10 @@ std::map<std::string, Setter> Setters(const std::string& directory, ModelConfig*
           {"group", number("group", 0, 1U << 16, &node->group)},
           {"plan_file", path(&node->plan_file)},
           {"token_file", path(token_file)},
-          {"dead_owner", text(dead_owner)},
+          {"max_degraded_share",
+           [max_degraded_share](const std::string& value) {
+             return ParseShare("max_degraded_share", value, max_degraded_share);
+           }},
           {"devices", number("devices", 1, 256, &node->devices)},
           {"numa_nodes", text(&node->numa_nodes)},
           {"ddr_budget_bytes", bytes("ddr_budget_bytes", 1, &node->ddr_budget_bytes)},
@@ -156,10 +176,15 @@ std::map<std::string, Setter> Setters(const std::string& directory, ModelConfig*
 Status ParseParameters(const Json& json, const std::string& directory, ModelConfig* config) {
   std::string kind;
   std::string token_file;
-  std::string dead_owner = "default";
-  const auto setters = Setters(directory, config, &kind, &token_file, &dead_owner);
+  std::optional<double> max_degraded_share;
+  const auto setters = Setters(directory, config, &kind, &token_file, &max_degraded_share);
   const Json parameters = json.value("parameters", Json::object());
   for (const auto& [name, value] : parameters.items()) {
+    if (name == "dead_owner") {
+      return Refuse(
+          "parameter \"dead_owner\" has gone; give \"max_degraded_share\", from 0 (as "
+          "\"error\" was) to 1 (as \"default\" was)");
+    }
     const auto setter = setters.find(name);
     if (setter == setters.end()) {
       std::string message = "parameter \"";
@@ -189,10 +214,8 @@ Status ParseParameters(const Json& json, const std::string& directory, ModelConf
   if (config->node.state.empty() && !config->node.control.empty()) {
     return Refuse("parameter \"control\" needs \"state\": plans are read there");
   }
-  if (dead_owner != "default" && dead_owner != "error") {
-    return Refuse("dead_owner is \"" + dead_owner + "\"; use default or error");
-  }
-  config->node.dead_owner_defaults = dead_owner == "default";
+  const double usual = config->ranking ? kDegradedShareOfRanking : 0;
+  config->node.max_degraded_share = max_degraded_share.value_or(usual);
   if (!token_file.empty()) EMBERTIDE_RETURN_IF_ERROR(ReadToken(token_file, &config->node.token));
   if (config->node.ssd_budget_bytes > 0 && config->node.ssd_directory.empty()) {
     return Refuse("parameter \"ssd_budget_bytes\" needs \"ssd_directory\"");

@@ -122,8 +122,9 @@ Refusal ParseJagged(const Tensor& keys, const Tensor& lengths, const RequestLimi
 
 const char* ReasonName(Reason reason) {
   static constexpr std::array<const char*, kReasons> kNames = {
-      "none",  "dtype",   "shape",   "lengths",  "max_samples", "max_keys",  "empty",
-      "dense", "weights", "version", "internal", "expired",     "cancelled", "max_output_bytes"};
+      "none",     "dtype",    "shape",   "lengths",   "max_samples",
+      "max_keys", "empty",    "dense",   "weights",   "version",
+      "degraded", "internal", "expired", "cancelled", "max_output_bytes"};
   return kNames[static_cast<size_t>(reason)];
 }
 

@@ -33,12 +33,13 @@ enum class Reason : uint8_t {
   kDense,
   kWeights,
   kVersion,
+  kDegraded,
   kInternal,
   kExpired,
   kCancelled,
   kMaxOutput
 };
-inline constexpr size_t kReasons = 14;
+inline constexpr size_t kReasons = 15;
 const char* ReasonName(Reason reason);
 
 struct Refusal {

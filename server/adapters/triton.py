@@ -110,7 +110,7 @@ class ModelOptions:
     group: int | None = None
     plan_file: Path | None = None
     token_file: Path | None = None
-    dead_owner: Literal["default", "error"] | None = None
+    max_degraded_share: float | None = None  # of a request's keys that may go unanswered
     remote_cache_bytes: int | None = None  # for rows of peers; 0: none is kept
     guard: Literal["on", "off"] | None = None  # answer at promoted versions (docs/guard.md)
     guard_timeout_ms: int | None = None  # a candidate that waited so long is served; 0: never
@@ -132,6 +132,10 @@ class ModelOptions:
         if self.state and not (self.publication and self.peer_address):
             raise ValueError(
                 "state needs a publication, and the address where peers reach the node"
+            )
+        if self.max_degraded_share is not None and not 0 <= self.max_degraded_share <= 1:
+            raise ValueError(
+                f"max_degraded_share is {self.max_degraded_share}; it must be from 0 to 1"
             )
         if self.control and not self.state:
             raise ValueError("control needs state: plans are read there")
@@ -175,7 +179,7 @@ class ModelOptions:
             "group": self.group,
             "plan_file": self.plan_file.resolve() if self.plan_file else None,
             "token_file": self.token_file.resolve() if self.token_file else None,
-            "dead_owner": self.dead_owner,
+            "max_degraded_share": self.max_degraded_share,
             "remote_cache_bytes": self.remote_cache_bytes,
             "guard": self.guard,
             "guard_timeout_ms": self.guard_timeout_ms,

@@ -126,9 +126,15 @@ def command(
         Path | None,
         typer.Option(help="File with the token that peers and the control plane ask for."),
     ] = None,
-    dead_owner: Annotated[
-        str, typer.Option(help="What a key reads as without a live owner: default or error.")
-    ] = "default",
+    max_degraded_share: Annotated[
+        float | None,
+        typer.Option(
+            help="Largest share of a request's keys that may be defaults because no owner answers; "
+            "requests above it fail. Default: 0.05 for ranking, 0 for lookup.",
+            min=0,
+            max=1,
+        ),
+    ] = None,
     max_queue: Annotated[
         int, typer.Option(help="Requests that may wait; more are refused: UNAVAILABLE.", min=1)
     ] = 1000,
@@ -192,9 +198,6 @@ def command(
         if kind not in ("ranking", "lookup"):
             raise ProcessError(f"kind is {kind!r}; use ranking or lookup")
         chosen: Literal["ranking", "lookup"] = "ranking" if kind == "ranking" else "lookup"
-        if dead_owner not in ("default", "error"):
-            raise ProcessError(f"dead_owner is {dead_owner!r}; use default or error")
-        policy: Literal["default", "error"] = "default" if dead_owner == "default" else "error"
         if hbm_kind not in ("gpu", "twin"):
             raise ProcessError(f"hbm_kind is {hbm_kind!r}; use gpu or twin")
         device: Literal["gpu", "twin"] = "gpu" if hbm_kind == "gpu" else "twin"
@@ -236,9 +239,9 @@ def command(
                 group=group if state else None,
                 plan_file=directory / "plan.bin" if state else None,
                 token_file=token_file,
-                dead_owner=policy if state else None,
                 peer_timeout_ms=peer_timeout_ms if state else None,
                 join_rest=join_rest if state else None,
+                max_degraded_share=max_degraded_share if state else None,
                 remote_cache_bytes=remote_cache_mib * _MIB if state else None,
             )
         except ValueError as error:

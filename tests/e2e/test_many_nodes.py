@@ -28,12 +28,12 @@ from embertide.v1 import node_pb2, update_pb2
 
 SECONDS = float(os.environ.get("EMBERTIDE_CHECK_SECONDS", "5"))
 NODES, DEVICES = 8, 2
-_REMOTE = 3
+_REMOTE, _UNANSWERED = 3, 6
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[FleetSite]:
-    more = {"ddr_bytes": 32 << 20, "dead_owner": "error"}  # an answer is right, or there is none
+    more = {"ddr_bytes": 32 << 20, "max_degraded_share": 0}  # an answer is right, or there is none
     with start_fleet(tmp_path, nodes=NODES, devices=DEVICES, seed=5, **more) as running:
         yield running
 
@@ -102,26 +102,27 @@ def test_random_operations_equal_a_single_store(site: FleetSite) -> None:
     wait_until(lambda: all(node.acts_by(epoch) for node in site.nodes), 20)
 
 
-def test_a_dead_owner_costs_what_the_policy_says(site: FleetSite) -> None:
+def test_a_dead_owner_costs_what_max_degraded_share_allows(site: FleetSite) -> None:
     rng = np.random.default_rng(2)
     victim = site.nodes[3]
     asker = site.nodes[0]
     victim.process.kill()
     wait_until(lambda: asker.status().counters["peer_death"] >= 1)
     bags = site.model.draw(rng, samples=50)
-    with pytest.raises(grpc.RpcError, match=r"no owner of a bucket of table .* answers"):
+    lost = [owner_of(site, b, key) == 3 for b, bag in enumerate(bags) for key in bag]
+    refusal = rf"no owner answers for {sum(lost)} of {len(lost)} keys \({sum(lost)} dead\)"
+    with pytest.raises(grpc.RpcError, match=refusal) as refused:
         asker.read(bags)
-    assert asker.status().counters["dead_owner"] > 0
-    site.options["dead_owner"] = "default"
+    assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert asker.status().counters["degraded_keys_dead"] == sum(lost)
+    site.options["max_degraded_share"] = 1
     asker.stop()
     asker = site.nodes[0] = site.start(0)
     wait_until(lambda: asker.acts_by(site.writer.epoch), 20)
     wait_until(lambda: asker.reaches_all(NODES - 1))
     answer = asker.read(bags)
     zero = np.zeros(DIM, np.float32)
-    lost = [owner_of(site, b, key) == 3 for b, bag in enumerate(bags) for key in bag]
-    assert any(lost)
-    assert all(source == 4 for source, gone in zip(answer.sources, lost, strict=True) if gone)
+    assert [source == _UNANSWERED for source in answer.sources] == lost
     values = np.array(answer.embeddings, np.float32).reshape(-1, DIM)
     for b, bag in enumerate(bags):
         if len(bag) == 1 and owner_of(site, b, bag[0]) == 3:

@@ -7,16 +7,19 @@ import contextlib
 import dataclasses
 import json
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from checker import CONFIG, TABLES, CheckerPublisher, Traffic
 from pair import Pair, start_pair
 from repeated import Repeated
-from serving import metric, wait_until
+from serving import Client, metric, parameters, wait_until
+from tritonclient.utils import InferenceServerException
 
 from embertide.server.adapters import process, triton
 from embertide.server.adapters.redis import RedisOptions, RedisServer
@@ -128,7 +131,7 @@ def test_buckets_move_under_traffic_and_versions(site: Site) -> None:
         assert found.answers > 50
         assert len(found.versions) > 3
         assert remote > found.answers
-        assert metric(page, "embertide_fleet_events_total", event="dead_owner") == 0
+        assert metric(page, "embertide_degraded_keys_total") == 0
 
 
 def test_a_p99_budget_halts_a_reshard_while_requests_are_slower(site: Site) -> None:
@@ -166,3 +169,24 @@ def test_a_drained_node_owns_nothing_and_answers_and_undo_gives_it_back(site: Si
         found = traffic.stop()
         assert traffic.errors == []
         assert (found.mixed, found.back) == (0, 0)
+    _expect_that_a_lost_node_is_said(site)
+
+
+def _expect_that_a_lost_node_is_said(site: Site) -> None:
+    """Requests that need too much of a node that is away fail by name; none reads defaults."""
+    alive, lost = site.pair.nodes
+    client = Client("grpc", alive)
+    keys = np.arange(32, dtype=np.int64).reshape(16, 2)
+    whole = client.send({"KEYS": keys}, model="rank", outputs=["SCORE", "SOURCE"])
+    assert int(parameters(whole)["degraded_keys"]) == 0
+    os.kill(lost.pid, signal.SIGKILL)
+    wait_until(lambda: metric(alive.metrics(), "embertide_peers_alive") == 0, 10)
+    with pytest.raises(InferenceServerException, match=r"no owner answers for \d+ of 32 keys \("):
+        client.send({"KEYS": keys}, model="rank")
+    client.raw.close()
+
+    def counted(name: str, reason: str) -> float:
+        return metric(alive.metrics(), name, reason=reason)
+
+    wait_until(lambda: counted("embertide_requests_refused_total", "degraded") == 1)
+    assert counted("embertide_degraded_keys_total", "dead") > 0

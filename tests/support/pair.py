@@ -87,7 +87,7 @@ def start_pair(
             control=control,
             peer_address=f"127.0.0.1:{peer}",
             plan_file=directory / f"plan-{n}.bin",
-            dead_owner="error",
+            max_degraded_share=0,
         )
         triton.write_model(repository, "rank", options)
         starts.append(

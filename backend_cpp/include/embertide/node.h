@@ -22,6 +22,7 @@
 #include "embertide/deadline.h"
 #include "embertide/dense.h"
 #include "embertide/follower.h"
+#include "embertide/no_answer.h"
 #include "embertide/snapshot.h"
 #include "embertide/store.h"
 #include "embertide/transform.h"
@@ -67,8 +68,9 @@ struct NodeOptions {
   uint32_t group = 0;
   std::string plan_file;  // the last plan is kept here, for when `state` is away; empty: nowhere
   std::string token;      // peers and the control plane ask for it; empty: none
-  // What a key reads as while none of its owners answers: the default row, or an error.
-  bool dead_owner_defaults = true;
+  // A key that no owner answers reads as the default row. A request with more of them than this
+  // share of its keys fails.
+  double max_degraded_share = 0;
   // For the peers of a request whose caller names no deadline.
   std::chrono::milliseconds peer_timeout{100};
   // For rows of peers that small executions asked for, beside the budgets above; 0: none is kept.
@@ -123,6 +125,22 @@ struct GuardStats {
   std::array<uint64_t, kWithdrawReasons.size()> withdrawn{};  // by reason
 };
 
+// How an execution asks its peers.
+struct FetchTerms {
+  // Its requests name the version: one that needs a live peer without it fails with kVersionGone.
+  bool named = false;
+  // It may be started over with another pin, before keys go unanswered.
+  bool may_start_over = false;
+};
+
+// What became of a request of an execution.
+struct FetchedRequest {
+  uint32_t degraded_keys = 0;  // that read as default rows, as no owner answered
+  // kUnavailable: too many of them. kVersionGone: peers lack the version that it names. Such a
+  // request is not to be answered; those beside it are.
+  Status status;
+};
+
 class Fleet;
 class LatencyMeter;
 class LoadMeter;
@@ -139,11 +157,12 @@ struct FleetStats {
   uint64_t remote_keys = 0;  // asked of peers, after deduplication
   uint64_t remote_hits = 0;  // keys not asked, as the version's row was in the cache
   uint64_t remote_calls = 0;
-  uint64_t next_owners = 0;    // keys asked of another owner, as one did not answer
-  uint64_t dead_owners = 0;    // keys that no owner answered
+  uint64_t next_owners = 0;  // keys asked of another owner, as one did not answer
+  std::array<uint64_t, kNoAnswers> degraded_keys{};  // that no owner answered, by reason
   uint64_t started_over = 0;   // executions, for a version or a bucket that a peer lacked
   uint64_t peer_failures = 0;  // calls without an answer, beats included
   uint64_t peer_deaths = 0;
+  uint64_t redials = 0;        // connections to dead peers that were made anew
   uint64_t refused_calls = 0;  // of peers and operators
   uint64_t refused_plans = 0;  // that broke a rule
   uint64_t buckets_added = 0;
@@ -165,10 +184,10 @@ inline constexpr std::array kFleetEvents = {
     FleetEvent{"remote_hit", &FleetStats::remote_hits},
     FleetEvent{"remote_call", &FleetStats::remote_calls},
     FleetEvent{"next_owner", &FleetStats::next_owners},
-    FleetEvent{"dead_owner", &FleetStats::dead_owners},
     FleetEvent{"started_over", &FleetStats::started_over},
     FleetEvent{"peer_failure", &FleetStats::peer_failures},
     FleetEvent{"peer_death", &FleetStats::peer_deaths},
+    FleetEvent{"redial", &FleetStats::redials},
     FleetEvent{"refused_call", &FleetStats::refused_calls},
     FleetEvent{"refused_plan", &FleetStats::refused_plans},
     FleetEvent{"bucket_added", &FleetStats::buckets_added},
@@ -192,8 +211,8 @@ class Node {
   const Store& store() const { return *store_; }
   // Epoch of the plan that it acts by; 1 for a node alone.
   uint64_t plan_epoch() const;
-  // Pins the newest version that this node and all its live peers hold; with a guard, the newest
-  // of those that ordinary requests may see.
+  // Pins the version that most live peers hold, not older than the last one pinned; the newest of
+  // those. With a guard, of the versions that ordinary requests may see.
   Result<Pinned> Pin() const;
   // Pins this version. kVersionGone, naming what is held, if it is not of the window; that peers
   // hold it, only Fetch finds out.
@@ -202,12 +221,18 @@ class Node {
   RemoteLookupPtr NewRemoteLookup() const;
   // Asks peers for what is not held here at the pin, and sets `remote_of` and `remote` of the
   // requests. Peers get nine tenths of the time until `deadline`, or peer_timeout where the caller
-  // has none. kVersionGone, kNotOwner: start over with a new pin, once; kUnavailable: an owner is
-  // dead, and the policy says error. Requests that then do not lack a row may be answered.
+  // has none. kVersionGone, kNotOwner, if the terms allow them: start over with a new pin. Else
+  // ResultOf says which requests may be answered.
   Status Fetch(const Pinned& pinned, std::span<const BagFeature> features,
-               std::span<KeyBags> requests, Deadline deadline, RemoteLookup* remote) const;
-  // Whether a request of the last Fetch, which was kUnavailable, needs a key of a dead owner.
-  static bool Lacks(const RemoteLookup& remote, size_t request);
+               std::span<KeyBags> requests, Deadline deadline, RemoteLookup* remote,
+               FetchTerms terms) const;
+  // Of a request of the last Fetch that was Ok.
+  static const FetchedRequest& ResultOf(const RemoteLookup& remote, size_t request);
+  // The answers of its last Fetch were used: frees them.
+  static void Release(RemoteLookup* remote);
+  // Most live peers begin after this node's newest version: it has to catch up before it can
+  // answer for their keys.
+  bool IsBehindPeers() const;
   // `requests` were answered together, `latency` after work on them began: for the p99 that the
   // control plane is told. Never waits; does nothing for a node alone.
   void NoteLatency(std::chrono::nanoseconds latency, size_t requests) const;

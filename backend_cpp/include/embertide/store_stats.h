@@ -16,10 +16,11 @@ enum class Source : uint8_t {
   kSsd = 2,
   kRemote = 3,
   kDefault = 4,
-  kPruned = 5
+  kPruned = 5,
+  kUnanswered = 6  // the default row, as no owner of the key answered: it may well have a row
 };
-inline constexpr size_t kSources = 6;
-// "hbm", "ddr", "ssd", "remote", "default" or "pruned".
+inline constexpr size_t kSources = 7;
+// "hbm", "ddr", "ssd", "remote", "default", "pruned" or "unanswered".
 const char* SourceName(Source source);
 
 // What the SSD tier did since Open, over all devices.

@@ -20,6 +20,7 @@ _TIER_COLOURS = {
     "remote": "#636363",
     "default": "#bdbdbd",
     "pruned": "#252525",
+    "unanswered": "#e7298a",
 }
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Embertide demo</title>
