@@ -423,7 +423,10 @@ def test_no_request_ends_the_server_for_want_of_memory(
     samples = 1 << 20
     client = bounded(max_samples=samples, max_keys=1 << 24, max_output_bytes=1 << 31)
     # 16 MiB of lengths ask for 104 MiB of embeddings, which the server has no memory for.
-    arrays = {"KEYS": np.zeros((1, 0), np.int64), "LENGTHS": np.zeros((1, 4 * samples), np.int32)}
+    arrays: dict[str, NDArray[Any]] = {
+        "KEYS": np.zeros((1, 0), np.int64),
+        "LENGTHS": np.zeros((1, 4 * samples), np.int32),
+    }
     status = Path(f"/proc/{server.pid}/status").read_text()
     used = 1024 * int(re.search(r"VmSize:\s+(\d+) kB", status)[1])  # type: ignore[index]
     before = resource.prlimit(server.pid, resource.RLIMIT_AS)
@@ -440,7 +443,7 @@ def test_no_request_ends_the_server_for_want_of_memory(
             ([-(2**63)] * 4, [2**31 - 1, 1, 1, 1]),
             ([2**63 - 1] * 5, [1, 1, 1, 1]),
         ):
-            extreme = {
+            extreme: dict[str, NDArray[Any]] = {
                 "KEYS": np.array([keys], np.int64),
                 "LENGTHS": np.array([lengths], np.int32),
             }
