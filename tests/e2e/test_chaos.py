@@ -11,12 +11,11 @@ import psutil
 import pytest
 
 COMMAND = (sys.executable, "-m", "embertide.server.cli", "chaos")
-# A few kinds of fault each, and no trainer that has to start again, which takes longest.
 SEEDS = (
     14,  # messages to a node are flipped
-    64,  # the bus is killed
-    24,  # the disk is full, a delta file is flipped and the bus emptied
     34,  # a node's bus is cut, the others' loses packets
+    64,  # the bus is killed
+    50,  # the disk is full: the trainer ends, and goes on where it was
 )
 # Seeds of rounds that failed, each with what was wrong; mended since.
 REGRESSIONS: dict[int, str] = {}
@@ -56,7 +55,6 @@ def test_no_round_fails(run: tuple[Path, dict[str, Any]]) -> None:
 def test_faults_happened_and_answers_were_compared(run: tuple[Path, dict[str, Any]]) -> None:
     _, report = run
     assert report["flipped_messages"] > 0
-    assert report["flipped_files"] == 1
     assert report["noticed"]["corrupt"] > 0
     assert report["process_starts"]["bus"] == 1
     for each in report["each"]:
