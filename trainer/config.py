@@ -588,6 +588,9 @@ class RunConfig:
         checkpoint_memory_bytes: Copies of rows that wait to be written as a checkpoint; beyond it
             training waits. The default has room for a model of 10^7 rows of 16 values.
         cpu: Baseline of the compiled dense program: the oldest CPU that is to serve it.
+        bus_bytes: What the versions on the bus may take of its Redis; a larger one, and what nodes
+            have not applied when newer ones need the room, goes by files alone. 512 MiB hold a
+            minute or two of a full write rate.
         devices: CPU arenas that share the budgets; nothing that is learned depends on it, but for
             which of several new rows finds the last room where rows are pruned.
         ddr_budget_bytes: Memory of rows, optimizer state and index; what exceeds it is refused and
@@ -614,6 +617,7 @@ class RunConfig:
     keep_snapshots_s: int = 0
     checkpoint_memory_bytes: int = 1 << 30
     cpu: str = "x86-64-v3"
+    bus_bytes: int = 512 << 20
     devices: int = 1
     ddr_budget_bytes: int = 4 << 30
     ssd_budget_bytes: int = 0
@@ -629,6 +633,7 @@ class RunConfig:
             "checkpoint_memory_bytes",
             "warmup_events",
             "most_set_aside",
+            "bus_bytes",
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")

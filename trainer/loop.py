@@ -175,7 +175,11 @@ class Trainer:
                 cache=program_cache,
             )
         self.publisher = Publisher(
-            publication, bus=bus, model=run.model.name, schema_id=self._schema_id()
+            publication,
+            bus=bus,
+            model=run.model.name,
+            schema_id=self._schema_id(),
+            bus_bytes=run.bus_bytes,
         )
         self._owe()
 

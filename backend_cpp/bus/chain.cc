@@ -9,20 +9,20 @@
 namespace embertide {
 namespace {
 
-// The commits that lead from `from` to `to`, oldest first; nullopt if one is missing or harmed.
+// The versions that lead from `from` to `to`, oldest first; nullopt if one is missing or harmed.
 // `dead` holds versions that were looked at and do not lead there, and gets those met here.
-std::optional<std::vector<v1::CommitFile>> ChainTo(const std::string& publication, VersionId from,
-                                                   VersionId to, std::set<VersionId>* dead,
-                                                   const std::function<void()>& corrupt) {
-  std::vector<v1::CommitFile> chain;
+std::optional<std::vector<ChainLink>> ChainTo(const std::string& publication, VersionId from,
+                                              VersionId to, std::set<VersionId>* dead,
+                                              const std::function<void()>& corrupt) {
+  std::vector<ChainLink> chain;
   while (to.number > from.number && dead->insert(to).second) {
-    Result<v1::CommitFile> file = ReadCommitFile(publication, to);
+    const Result<v1::CommitFile> file = ReadCommitFile(publication, to);
     if (!file.ok()) {
       if (file.status().code() == Code::kCorrupt) corrupt();
       return std::nullopt;
     }
+    chain.push_back({to, file.value().commit().rollback_to()});
     to = IdOf(file.value().commit().previous());
-    chain.push_back(std::move(*file));
   }
   if (to != from) return std::nullopt;
   std::reverse(chain.begin(), chain.end());
@@ -98,22 +98,23 @@ Status ApplySnapshot(const std::string& directory, const Manifest& manifest,
   return Status::Ok();
 }
 
-Status ApplyDeltas(const std::string& publication, const v1::CommitFile& file,
+Status ApplyDeltas(const std::string& publication, VersionId id,
                    const std::map<uint32_t, const TableConfig*>& tables,
                    std::map<BucketId, Rebuilt>* buckets) {
-  for (const v1::PartitionCommit& partition : file.partitions()) {
+  const Result<v1::CommitFile> file = ReadCommitFile(publication, id);
+  if (!file.ok()) return file.status();
+  for (const v1::PartitionCommit& partition : file.value().partitions()) {
     const bool wanted = std::ranges::any_of(partition.buckets(), [&](const auto& each) {
       return buckets->contains({each.table_id(), each.bucket()});
     });
     if (!wanted) continue;
     EMBERTIDE_RETURN_IF_ERROR(
-        ReadDeltaFile(publication, IdOf(file.commit().version()), partition,
-                      [&](const v1::RowBatch& batch) -> Status {
-                        const auto found = buckets->find({batch.table_id(), batch.bucket()});
-                        if (found == buckets->end()) return Status::Ok();
-                        return Change(*tables.at(batch.table_id()),
-                                      std::as_bytes(std::span(batch.records())), &found->second);
-                      }));
+        ReadDeltaFile(publication, id, partition, [&](const v1::RowBatch& batch) -> Status {
+          const auto found = buckets->find({batch.table_id(), batch.bucket()});
+          if (found == buckets->end()) return Status::Ok();
+          return Change(*tables.at(batch.table_id()), std::as_bytes(std::span(batch.records())),
+                        &found->second);
+        }));
   }
   return Status::Ok();
 }
@@ -129,9 +130,9 @@ std::vector<VersionId> Newer(std::vector<VersionId> ids, VersionId have) {
   return ids;
 }
 
-std::vector<v1::CommitFile> NewestChain(const std::string& publication, VersionId have,
-                                        const std::vector<VersionId>& deltas,
-                                        const std::function<void()>& corrupt) {
+std::vector<ChainLink> NewestChain(const std::string& publication, VersionId have,
+                                   const std::vector<VersionId>& deltas,
+                                   const std::function<void()>& corrupt) {
   std::set<VersionId> dead;
   for (const VersionId to : Newer(deltas, have)) {
     auto chain = ChainTo(publication, have, to, &dead, corrupt);
@@ -140,8 +141,8 @@ std::vector<v1::CommitFile> NewestChain(const std::string& publication, VersionI
   return {};
 }
 
-std::optional<std::vector<v1::CommitFile>> ChainBetween(const std::string& publication,
-                                                        VersionId from, VersionId to) {
+std::optional<std::vector<ChainLink>> ChainBetween(const std::string& publication, VersionId from,
+                                                   VersionId to) {
   std::set<VersionId> dead;
   return ChainTo(publication, from, to, &dead, [] {});
 }
@@ -166,8 +167,8 @@ Result<std::map<BucketId, std::vector<std::byte>>> ReadBucketsAt(
     for (const BucketId bucket : buckets) rows[bucket];
     last =
         ApplySnapshot(publication + "/snapshots/" + FolderName(snapshot), manifest, by_name, &rows);
-    for (const v1::CommitFile& file : *chain) {
-      if (last.ok()) last = ApplyDeltas(publication, file, by_id, &rows);
+    for (const ChainLink& link : *chain) {
+      if (last.ok()) last = ApplyDeltas(publication, link.id, by_id, &rows);
     }
     if (!last.ok()) continue;  // an older snapshot may lead past what is harmed
     std::map<BucketId, std::vector<std::byte>> records;

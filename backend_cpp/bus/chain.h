@@ -22,15 +22,21 @@ namespace embertide {
 // still wrote after it was superseded leads nowhere. A lineage older than ours is not looked at.
 std::vector<VersionId> Newer(std::vector<VersionId> ids, VersionId have);
 
-// The commits that lead from `have` to the newest of `deltas` that can be reached, oldest first;
-// empty for none. `corrupt` is called for each commit file that fails a proof.
-std::vector<v1::CommitFile> NewestChain(const std::string& publication, VersionId have,
-                                        const std::vector<VersionId>& deltas,
-                                        const std::function<void()>& corrupt);
+// A version on the way; its commit is read again when it is taken, as a chain may be long.
+struct ChainLink {
+  VersionId id;
+  uint64_t rollback_to = 0;  // as its commit says
+};
 
-// The commits that lead from `from` to `to`, oldest first; nullopt if one is missing or harmed.
-std::optional<std::vector<v1::CommitFile>> ChainBetween(const std::string& publication,
-                                                        VersionId from, VersionId to);
+// The versions that lead from `have` to the newest of `deltas` that can be reached, oldest first;
+// empty for none. `corrupt` is called for each commit file that fails a proof.
+std::vector<ChainLink> NewestChain(const std::string& publication, VersionId have,
+                                   const std::vector<VersionId>& deltas,
+                                   const std::function<void()>& corrupt);
+
+// The versions that lead from `from` to `to`, oldest first; nullopt if one is missing or harmed.
+std::optional<std::vector<ChainLink>> ChainBetween(const std::string& publication, VersionId from,
+                                                   VersionId to);
 
 struct BucketId {
   uint32_t table_id = 0;

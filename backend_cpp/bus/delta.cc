@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <string_view>
 #include <utility>
@@ -20,6 +21,7 @@ constexpr std::array<char, 8> kDeltaMagic = {'E', 'M', 'D', 'L', 'T', '0', '0', 
 constexpr std::array<char, 8> kCommitMagic = {'E', 'M', 'C', 'M', 'T', '0', '0', '1'};
 // A commit names at most 64 partitions of 2^17 buckets in some tens of tables.
 constexpr size_t kMaxCommitBytes = size_t{64} << 20;
+constexpr uint32_t kMaxBatchBytes = 1U << 20;
 constexpr size_t kMaxDenseBytes = size_t{1} << 30;
 constexpr uint32_t kPartitions = 64;
 
@@ -162,22 +164,34 @@ Status ReadDeltaFile(const std::string& publication, VersionId id,
                      const std::function<Status(const v1::RowBatch&)>& consume) {
   EMBERTIDE_RETURN_IF_ERROR(CheckName(partition.delta_path()));
   const std::string path = DeltaFolder(publication, id) + partition.delta_path();
-  const Result<std::string> bytes =
-      ReadProvedFile(path, partition.delta_bytes(), partition.delta_crc32c());
-  if (!bytes.ok()) return bytes.status();
-  const std::string& text = bytes.value();
-  if (text.size() < 8 || std::memcmp(text.data(), kDeltaMagic.data(), 8) != 0) {
+  std::error_code error;
+  const uint64_t size = std::filesystem::file_size(path, error);
+  std::ifstream file(path, std::ios::binary);
+  if (error || !file) return FileFailed(path);
+  if (size != partition.delta_bytes()) {
+    return Corrupt(path, std::to_string(size) + " bytes, its commit says " +
+                             std::to_string(partition.delta_bytes()));
+  }
+  uint32_t crc = 0;
+  std::string text;
+  const auto read = [&](uint64_t count) {
+    text.resize(count);
+    file.read(text.data(), static_cast<std::streamsize>(count));
+    crc = Crc32c(std::as_bytes(std::span(text)), crc);
+    return file.good();
+  };
+  if (!read(8) || std::memcmp(text.data(), kDeltaMagic.data(), 8) != 0) {
     return Corrupt(path, "no delta file");
   }
   BatchCounts counts(partition);
-  for (size_t at = 8; at < text.size();) {
-    if (text.size() - at < 4) return Corrupt(path, "cut at byte " + std::to_string(at));
-    const auto length = Load<uint32_t>(text.data() + at);
+  v1::RowBatch batch;
+  for (uint64_t at = 8; at < size;) {
+    if (size - at < 4 || !read(4)) return Corrupt(path, "cut at byte " + std::to_string(at));
+    const auto length = Load<uint32_t>(text.data());
     at += 4;
-    v1::RowBatch batch;
-    if (length > text.size() - at ||
-        !batch.ParseFromArray(text.data() + at, static_cast<int>(length)) ||
-        batch.lineage() != id.lineage || batch.version() != id.number) {
+    if (length > size - at || length > kMaxBatchBytes || !read(length) ||
+        !batch.ParseFromString(text) || batch.lineage() != id.lineage ||
+        batch.version() != id.number) {
       return Corrupt(path, "no batch of " + Text(id) + " at byte " + std::to_string(at));
     }
     if (const Status proved = CheckBatch(batch); !proved.ok()) {
@@ -192,6 +206,9 @@ Status ReadDeltaFile(const std::string& publication, VersionId id,
     at += length;
   }
   if (!counts.Complete()) return Corrupt(path, "it lacks batches that its commit names");
+  if (crc != partition.delta_crc32c()) {
+    return Corrupt(path, "its checksum is not the one that its commit says");
+  }
   return Status::Ok();
 }
 

@@ -36,8 +36,9 @@ std::vector<VersionId> ListVersions(const std::string& parent, const std::string
 // PUB/deltas/ID/commit.pb. kNotFound; kCorrupt naming the file.
 Result<v1::CommitFile> ReadCommitFile(const std::string& publication, VersionId id);
 
-// The batches of one delta file, each proved by CheckBatch; kCorrupt naming the file. A Status of
-// `consume` is passed on.
+// The batches of one delta file, each proved by CheckBatch before it is given to `consume`, and the
+// file last: after an error, what was given is not to be used. kCorrupt naming the file. A Status
+// of `consume` is passed on. Memory: one batch.
 Status ReadDeltaFile(const std::string& publication, VersionId id,
                      const v1::PartitionCommit& partition,
                      const std::function<Status(const v1::RowBatch&)>& consume);

@@ -1,6 +1,6 @@
 // A Redis in this process for tests: streams and strings, and the commands that readers send.
 //
-// Listens on a free port of 127.0.0.1; a thread for each connection. Entry ids count from 1-0.
+// Listens on a free port of 127.0.0.1; a thread for each connection.
 // Thread-safe.
 #pragma once
 
@@ -23,6 +23,8 @@ namespace embertide {
 
 class FakeRedis {
  public:
+  using Id = std::pair<uint64_t, uint64_t>;
+
   FakeRedis() : listener_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     sockaddr_in address{};
     address.sin_family = AF_INET;
@@ -46,20 +48,39 @@ class FakeRedis {
 
   std::string url() const { return "redis://127.0.0.1:" + std::to_string(port_); }
 
-  void Append(const std::string& stream, const std::string& message) {
+  // Ids are NUMBER-SUFFIX; an entry with the id of another takes its place.
+  void Append(const std::string& stream, Id id, const std::string& message) {
     const std::lock_guard lock(mutex_);
-    streams_[stream].emplace_back(++last_id_, message);
+    streams_[stream][id] = message;
     appended_.notify_all();
   }
   void Set(const std::string& key, const std::string& value) {
     const std::lock_guard lock(mutex_);
     strings_[key] = value;
   }
-  // As a server that is started again, having lost everything: ids go on from the clock.
+  // As a server that is started again.
   void LoseEverything() {
     const std::lock_guard lock(mutex_);
     streams_.clear();
     strings_.clear();
+  }
+  // What SET is answered from now on; empty: it is done.
+  void Refuse(const std::string& refusal) {
+    const std::lock_guard lock(mutex_);
+    refusal_ = refusal;
+  }
+  // GET is answered with `begin`, then `part` again and again until the connection ends.
+  void AnswerGetWith(const std::string& begin, const std::string& part) {
+    const std::lock_guard lock(mutex_);
+    endless_ = {begin, part};
+  }
+  uint64_t endless_bytes() const {
+    const std::lock_guard lock(mutex_);
+    return endless_bytes_;
+  }
+  std::map<std::string, std::string> strings() const {
+    const std::lock_guard lock(mutex_);
+    return strings_;
   }
   void Trim(const std::string& stream) {
     const std::lock_guard lock(mutex_);
@@ -76,7 +97,7 @@ class FakeRedis {
   }
 
  private:
-  using Entries = std::vector<std::pair<uint64_t, std::string>>;
+  using Entries = std::map<Id, std::string>;
 
   void Accept() {
     while (true) {
@@ -94,10 +115,25 @@ class FakeRedis {
     while (ReadCommand(socket, &input, &words)) {
       const std::string reply = Answer(words);
       if (::send(socket, reply.data(), reply.size(), MSG_NOSIGNAL) < 0) break;
+      if (words[0] == "GET") SendWithoutEnd(socket);
     }
     const std::lock_guard lock(mutex_);
     std::erase(sockets_, socket);
     ::close(socket);
+  }
+
+  void SendWithoutEnd(int socket) {
+    std::string part;
+    {
+      const std::lock_guard lock(mutex_);
+      if (endless_.second.empty()) return;
+      while (part.size() < 4096) part += endless_.second;
+    }
+    for (ssize_t n = 0; n >= 0;) {
+      n = ::send(socket, part.data(), part.size(), MSG_NOSIGNAL);
+      const std::lock_guard lock(mutex_);
+      endless_bytes_ += n > 0 ? static_cast<uint64_t>(n) : 0;
+    }
   }
 
   static bool ReadMore(int socket, std::string* input) {
@@ -138,16 +174,20 @@ class FakeRedis {
   static std::string Encode(const Entries& entries) {
     std::string out = "*" + std::to_string(entries.size()) + "\r\n";
     for (const auto& [id, message] : entries) {
-      out += "*2\r\n" + Bulk(std::to_string(id) + "-0") + "*2\r\n" + Bulk("m") + Bulk(message);
+      out += "*2\r\n" + Bulk(std::to_string(id.first) + "-" + std::to_string(id.second)) +
+             "*2\r\n" + Bulk("m") + Bulk(message);
     }
     return out;
   }
-  Entries After(const std::string& stream, const std::string& id, size_t count) const {
+  static Id Parse(const std::string& id) {
+    return {std::stoull(id), std::stoull(id.substr(id.find('-') + 1))};
+  }
+  Entries Between(const std::string& stream, Id first, Id last, size_t count) const {
     Entries found;
     const auto entries = streams_.find(stream);
     if (entries == streams_.end()) return found;
-    for (const auto& entry : entries->second) {
-      if (entry.first > std::stoull(id) && found.size() < count) found.push_back(entry);
+    for (const auto& [id, message] : entries->second) {
+      if (id >= first && id <= last && found.size() < count) found[id] = message;
     }
     return found;
   }
@@ -157,22 +197,28 @@ class FakeRedis {
     std::string text;
     for (const std::string& word : words) text += (text.empty() ? "" : " ") + word;
     commands_.push_back(text);
-    if (words[0] == "XRANGE") {  // stream (id + COUNT n
-      return Encode(After(words[1], words[2].substr(1), std::stoul(words[5])));
+    if (words[0] == "XRANGE") {  // stream first last COUNT n
+      return Encode(Between(words[1], Parse(words[2]), Parse(words[3]), std::stoul(words[5])));
     }
     if (words[0] == "XREAD") {  // COUNT n BLOCK ms STREAMS stream id
       Entries found;
       appended_.wait_for(lock, std::chrono::milliseconds(std::stoul(words[4])), [&] {
-        found = After(words[6], words[7], std::stoul(words[2]));
+        Id after = Parse(words[7]);
+        after =
+            after.second == UINT64_MAX ? Id{after.first + 1, 0} : Id{after.first, after.second + 1};
+        found = Between(words[6], after, {UINT64_MAX, UINT64_MAX}, std::stoul(words[2]));
         return !found.empty();
       });
       if (found.empty()) return "*-1\r\n";
       return "*1\r\n*2\r\n" + Bulk(words[6]) + Encode(found);
     }
+    if (words[0] == "GET" && !endless_.first.empty()) return endless_.first;
     if (words[0] == "GET") {
       const auto found = strings_.find(words[1]);
       return found == strings_.end() ? "$-1\r\n" : Bulk(found->second);
     }
+    if (words[0] == "SET" && !refusal_.empty()) return "-" + refusal_ + "\r\n";
+    if (words[0] == "SET") strings_[words[1]] = words[2];
     if (words[0] == "AUTH" && words.back() != "hush") return "-WRONGPASS invalid\r\n";
     return "+OK\r\n";
   }
@@ -183,7 +229,9 @@ class FakeRedis {
   std::condition_variable appended_;
   std::map<std::string, Entries> streams_;
   std::map<std::string, std::string> strings_;
-  uint64_t last_id_ = 0;
+  std::string refusal_;
+  std::pair<std::string, std::string> endless_;
+  uint64_t endless_bytes_ = 0;
   std::vector<int> sockets_;
   std::vector<std::string> commands_;
   std::vector<std::thread> connections_;

@@ -1,7 +1,10 @@
 // The follower's thread.
 #include "embertide/follower.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
 #include <condition_variable>
 #include <functional>
 #include <map>
@@ -25,9 +28,30 @@ constexpr milliseconds kRedisTimeout{2000};
 // One wait for the next commit; bounds how long a stop takes.
 constexpr milliseconds kBlock{100};
 constexpr milliseconds kSoon{1};  // the same while buckets are being added
-constexpr size_t kCommitsAtOnce = 64;
-// Entries of each stream in one round trip: at most 64 MiB of one bucket's batches.
-constexpr size_t kBatchesAtOnce = 64;
+// Messages have at most these bytes (update.proto), and a reply kMaxReplyBytes.
+constexpr size_t kMaxBatchBytes = size_t{1} << 20;
+constexpr size_t kMaxCommitBytes = size_t{4} << 20;
+constexpr size_t kCommitsAtOnce = kMaxReplyBytes / kMaxCommitBytes - 1;
+constexpr size_t kBatchesAtOnce = kMaxBytesInFlight / kMaxBatchBytes;
+constexpr size_t kRangesAtOnce = 4096;
+// A node says what it has applied so often, and is taken for gone when it has not for so long.
+constexpr milliseconds kNoteEvery{5000};
+constexpr milliseconds kNoteSoonest{250};
+constexpr milliseconds kNoteExpires{30'000};
+
+// An entry's id: NUMBER-SUFFIX.
+std::string EntryId(uint64_t number, uint64_t suffix) {
+  return std::to_string(number) + "-" + std::to_string(suffix);
+}
+
+// "NAME.HOST.PID.N": of a node's follower and of no other.
+std::string NoteName(const std::string& node) {
+  static std::atomic<uint64_t> followers{0};
+  std::array<char, 256> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  return node + "." + host.data() + "." + std::to_string(::getpid()) + "." +
+         std::to_string(++followers);
+}
 
 }  // namespace
 
@@ -41,10 +65,14 @@ struct Follower::Impl {
   bool stop = false;
   std::string error;
   std::unique_ptr<RedisConnection> redis;
-  std::map<std::string, std::string> cursors;  // stream -> id of the last entry read; bounded by
-                                               // the model's buckets
-  uint64_t revision = 0;                       // of the promotion record that the sink was told of
-  std::string promotion_file;                  // as read last
+  std::string cursor;  // id of the last commit read
+  std::string note_name;
+  bool staging = false;      // false: a version's batches are only proved
+  uint64_t staged_rows = 0;  // of the version that is being taken
+  uint64_t noted = 0;        // version that Redis was told last
+  std::chrono::steady_clock::time_point noted_at;
+  uint64_t revision = 0;       // of the promotion record that the sink was told of
+  std::string promotion_file;  // as read last
   std::string promotion_copy;
   std::chrono::steady_clock::time_point record_looked;  // when that file was looked at last
   std::chrono::steady_clock::time_point looked;         // when the files were looked at last
@@ -74,9 +102,8 @@ struct Follower::Impl {
     return "e:{" + options.model + ":" + std::to_string(partition) + "}:" + std::to_string(table) +
            ":" + std::to_string(bucket);
   }
-  const std::string& Cursor(const std::string& stream) {
-    return cursors.try_emplace(stream, "0-0").first->second;
-  }
+  // Before all commits that are newer than what the node has.
+  void ResetCursor() { cursor = EntryId(newest().number, UINT64_MAX); }
 
   void Run();
   void Connect();
@@ -86,20 +113,26 @@ struct Follower::Impl {
   Status FollowOnce(milliseconds block);
   Status Take(const v1::GlobalCommit& commit);
   Status TakeFromBus(const v1::GlobalCommit& commit);
-  Status ReadPartitions(const v1::GlobalCommit& commit, std::vector<v1::PartitionCommit>* out);
+  Status NoteApplied();
+  // One bucket's batches of a version: its sequences from `next` to `last`.
   struct Wanted {
     uint32_t partition = 0;
-    v1::BucketSequence bucket;
-    std::vector<v1::RowBatch> batches;
-    bool done = false;
+    uint32_t table = 0;
+    uint32_t bucket = 0;
+    uint64_t next = 0;
+    uint64_t last = 0;
+    uint64_t max_bytes = 0;  // of them all
   };
-  Status ReadBatches(VersionId id, std::vector<Wanted>* wanted);
-  Status Keep(VersionId id, const StreamEntry& entry, Wanted* wanted);
+  Status ReadPartitions(const v1::GlobalCommit& commit, std::vector<Wanted>* wanted);
+  Status TakeBatches(VersionId id, std::vector<Wanted> wanted);
+  Status TakeBatch(VersionId id, const std::string& message, Wanted* wanted);
+  Status Stage(const v1::RowBatch& batch);
+  Status Commit(const v1::GlobalCommit& commit, const std::string& tensors);
   Status CatchUp();
   Status TakeWay(bool by_snapshot);
-  Status FindWay(bool by_snapshot, VersionId* snapshot, std::vector<v1::CommitFile>* chain);
-  size_t AfterUndone(const std::vector<v1::CommitFile>& chain) const;
-  Status TakeFromFiles(const v1::CommitFile& file);
+  Status FindWay(bool by_snapshot, VersionId* snapshot, std::vector<ChainLink>* chain);
+  size_t AfterUndone(const std::vector<ChainLink>& chain) const;
+  Status TakeFromFiles(VersionId id);
 };
 
 // The copy on the bus at every call, the file every `retry_every`.
@@ -156,7 +189,8 @@ void Follower::Impl::Run() {
       if (std::chrono::steady_clock::now() - looked >= options.retry_every) Note(CatchUp());
       continue;
     }
-    const Status status = FollowOnce(more ? kSoon : kBlock);
+    Status status = FollowOnce(more ? kSoon : kBlock);
+    if (status.ok()) status = NoteApplied();
     if (status.ok()) continue;
     Note(status);
     if (status.code() == Code::kBusy) {  // for the guard, which may decide any time
@@ -177,18 +211,38 @@ void Follower::Impl::Connect() {
   Result<std::unique_ptr<RedisConnection>> opened = RedisConnection::Open(address, kRedisTimeout);
   if (!opened.ok()) return Note(opened.status());
   redis = std::move(*opened);
-  // What was read from another server, or before it lost everything, says nothing about this one.
-  cursors.clear();
+  ResetCursor();
+  noted = 0;
   stats.connected = true;
+}
+
+// Says in Redis which version this node has applied, so that the publisher keeps what follows it.
+// A Redis that is full, or to which the node may not write, keeps less; that is counted.
+Status Follower::Impl::NoteApplied() {
+  const auto now = std::chrono::steady_clock::now();
+  const uint64_t number = newest().number;
+  if (now - noted_at < (number == noted ? kNoteEvery : kNoteSoonest)) return Status::Ok();
+  const std::string key = "e:{" + options.model + ":commit}:node";
+  const Status status = redis->Execute({{"SADD", key + "s", note_name},
+                                        {"SET", key + ":" + note_name, std::to_string(number), "PX",
+                                         std::to_string(kNoteExpires.count())}});
+  noted = number;
+  noted_at = now;
+  if (status.code() != Code::kRejected) return status;
+  ++stats.unnoted;
+  return Status::Ok();
 }
 
 // Waits for commits and takes them in order. kDeviceError: the connection is gone.
 Status Follower::Impl::FollowOnce(milliseconds block) {
   const std::string log = CommitStream();
-  const auto entries = redis->ReadAfter(log, Cursor(log), kCommitsAtOnce, block);
+  const auto entries = redis->ReadAfter(log, cursor, kCommitsAtOnce, block);
   if (!entries.ok()) return entries.status();
   if (entries.value().empty() && std::chrono::steady_clock::now() - looked >= options.look_every) {
+    const VersionId before = newest();
     Note(CatchUp());
+    if (newest() != before)
+      ResetCursor();  // the log may have been begun anew, with smaller numbers
     return Status::Ok();
   }
   for (const StreamEntry& entry : entries.value()) {
@@ -198,7 +252,7 @@ Status Follower::Impl::FollowOnce(milliseconds block) {
     } else if (const Status status = Take(commit); !status.ok()) {
       return status;  // the cursor stays: the commit is tried again
     }
-    cursors[log] = entry.id;
+    cursor = entry.id;
     Note(Status::Ok());
     if (Stopping()) break;
   }
@@ -241,128 +295,126 @@ Status Follower::Impl::Take(const v1::GlobalCommit& commit) {
   return status;
 }
 
+// Reads the version twice: nothing is staged before everything is there and proved, since what is
+// staged of a version that then fails would show in the next one. So no more than a piece of it is
+// in memory.
 Status Follower::Impl::TakeFromBus(const v1::GlobalCommit& commit) {
   const VersionId id = IdOf(commit.version());
-  std::vector<v1::PartitionCommit> partitions;
-  EMBERTIDE_RETURN_IF_ERROR(ReadPartitions(commit, &partitions));
-  std::vector<Wanted> wanted;
-  for (const v1::PartitionCommit& partition : partitions) {
-    for (const v1::BucketSequence& bucket : partition.buckets()) {
-      if (!sink->Holds(bucket.table_id(), bucket.bucket())) continue;
-      wanted.push_back({partition.partition(), bucket, {}, false});
-    }
-  }
-  EMBERTIDE_RETURN_IF_ERROR(ReadBatches(id, &wanted));
   const Result<std::string> tensors = ReadDenseTensors(options.publication, commit);
   if (!tensors.ok()) return tensors.status();
-  // Nothing is staged before everything is there and proved.
-  for (const Wanted& each : wanted) {
-    for (const v1::RowBatch& batch : each.batches) {
-      EMBERTIDE_RETURN_IF_ERROR(
-          sink->Stage(id.number, batch.table_id(), batch.bucket(), batch.records()));
-      stats.rows += batch.rows() + batch.tombstones();
-    }
+  std::vector<Wanted> wanted;
+  staged_rows = 0;
+  EMBERTIDE_RETURN_IF_ERROR(ReadPartitions(commit, &wanted));
+  for (const bool second : {false, true}) {
+    staging = second;
+    EMBERTIDE_RETURN_IF_ERROR(TakeBatches(id, wanted));
   }
-  EMBERTIDE_RETURN_IF_ERROR(sink->Commit(commit, tensors.value()));
+  return Commit(commit, tensors.value());
+}
+
+// The next batch, proved, of the version that is being taken.
+Status Follower::Impl::Stage(const v1::RowBatch& batch) {
+  if (!staging) return Status::Ok();
+  staged_rows += batch.rows() + batch.tombstones();
+  return sink->Stage(batch.version(), batch.table_id(), batch.bucket(), batch.records());
+}
+
+Status Follower::Impl::Commit(const v1::GlobalCommit& commit, const std::string& tensors) {
+  EMBERTIDE_RETURN_IF_ERROR(sink->Commit(commit, tensors));
   ++stats.versions;
+  stats.rows += staged_rows;
   stats.freshness_ms = MsSince(commit.committed_ms());
   return Status::Ok();
 }
 
-Status Follower::Impl::ReadPartitions(const v1::GlobalCommit& commit,
-                                      std::vector<v1::PartitionCommit>* out) {
+// Finds which batches to read.
+Status Follower::Impl::ReadPartitions(const v1::GlobalCommit& commit, std::vector<Wanted>* wanted) {
   const VersionId id = IdOf(commit.version());
   std::vector<RedisConnection::Range> ranges;
   for (const v1::PartitionCommitRef& ref : commit.partitions()) {
-    const std::string stream = PartitionStream(ref.partition());
-    ranges.push_back({stream, Cursor(stream)});
+    const std::string entry = EntryId(id.number, id.lineage);
+    ranges.push_back({PartitionStream(ref.partition()), entry, entry, 1, kMaxCommitBytes});
   }
-  const auto answers = redis->ReadRanges(ranges, kCommitsAtOnce);
-  if (!answers.ok()) return answers.status();
-  for (size_t i = 0; i < ranges.size(); ++i) {
-    bool found = false;
-    for (const StreamEntry& entry : answers.value()[i]) {
-      v1::PartitionCommit partition;
-      if (!partition.ParseFromString(entry.message)) {
-        return {Code::kCorrupt, ranges[i].stream + " holds no partition commit at " + entry.id};
-      }
-      const VersionId at{partition.version(), partition.lineage()};
-      const bool stale = at.lineage < id.lineage;
-      if (stale) ++stats.stale_lineage;
-      if (!stale && at.number > id.number) break;
-      cursors[ranges[i].stream] = entry.id;
-      if (at != id) continue;
-      if (Crc32c(std::as_bytes(std::span(entry.message))) !=
-          commit.partitions(static_cast<int>(i)).crc32c()) {
-        return {Code::kCorrupt, ranges[i].stream + ": the commit of " + Text(id) +
-                                    " is not the one that the global commit names"};
-      }
-      out->push_back(std::move(partition));
-      found = true;
-      break;
+  size_t found = 0;
+  EMBERTIDE_RETURN_IF_ERROR(redis->ReadRanges(ranges, [&](size_t i, const StreamEntry& entry) {
+    v1::PartitionCommit partition;
+    if (Crc32c(std::as_bytes(std::span(entry.message))) !=
+            commit.partitions(static_cast<int>(i)).crc32c() ||
+        !partition.ParseFromString(entry.message) ||
+        VersionId{partition.version(), partition.lineage()} != id) {
+      return Status(Code::kCorrupt, ranges[i].stream + ": the commit of " + Text(id) +
+                                        " is not the one that the global commit names");
     }
-    if (!found)
-      return {Code::kNotFound,
-              "the commit of " + Text(id) + " in " + ranges[i].stream + " is missing"};
-  }
-  return Status::Ok();
+    for (const v1::BucketSequence& each : partition.buckets()) {
+      if (each.batches() == 0 || each.batches() > each.sequence()) {
+        return Status(Code::kCorrupt, ranges[i].stream + ": " + Text(id) + " has " +
+                                          std::to_string(each.batches()) + " batches of a bucket");
+      }
+      if (!sink->Holds(each.table_id(), each.bucket())) continue;
+      wanted->push_back({partition.partition(), each.table_id(), each.bucket(),
+                         each.sequence() - each.batches() + 1, each.sequence(),
+                         partition.delta_bytes()});
+    }
+    ++found;
+    return Status::Ok();
+  }));
+  if (found == ranges.size()) return Status::Ok();
+  return {Code::kNotFound, std::to_string(ranges.size() - found) + " partition commits of " +
+                               Text(id) + " are missing"};
 }
 
-// Takes one entry of a bucket's stream, if it is of version `id`.
-Status Follower::Impl::Keep(VersionId id, const StreamEntry& entry, Wanted* wanted) {
+// Reads what the partition commits say there is, and nothing else: an entry's id names its version
+// and place. Memory: some MiB, whatever the version's size.
+Status Follower::Impl::TakeBatches(VersionId id, std::vector<Wanted> wanted) {
+  std::vector<RedisConnection::Range> ranges;
+  struct Piece {
+    Wanted* wanted;
+    uint64_t end;  // the sequence after its last
+  };
+  std::vector<Piece> pieces;  // what each range is of
+  const auto read = [&]() -> Status {
+    EMBERTIDE_RETURN_IF_ERROR(redis->ReadRanges(ranges, [&](size_t i, const StreamEntry& entry) {
+      return TakeBatch(id, entry.message, pieces[i].wanted);
+    }));
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      const Wanted& each = *pieces[i].wanted;
+      if (each.next >= pieces[i].end) continue;
+      return {Code::kNotFound, "batch " + std::to_string(each.next) + " of " + Text(id) +
+                                   " is missing in " + ranges[i].stream};
+    }
+    ranges.clear();
+    pieces.clear();
+    return Status::Ok();
+  };
+  for (Wanted& each : wanted) {
+    const std::string stream = BucketStream(each.partition, each.table, each.bucket);
+    const uint64_t first = each.next;
+    for (uint64_t at = first; at <= each.last; at += kBatchesAtOnce) {
+      const size_t count = std::min<uint64_t>(kBatchesAtOnce, each.last - at + 1);
+      const uint64_t suffix = (id.lineage << 32) + (at - first);
+      ranges.push_back({stream, EntryId(id.number, suffix), EntryId(id.number, suffix + count - 1),
+                        count, std::min<uint64_t>(count * kMaxBatchBytes, each.max_bytes)});
+      pieces.push_back({&each, at + count});
+      if (ranges.size() == kRangesAtOnce) EMBERTIDE_RETURN_IF_ERROR(read());
+    }
+  }
+  return read();
+}
+
+Status Follower::Impl::TakeBatch(VersionId id, const std::string& message, Wanted* wanted) {
   v1::RowBatch batch;
-  if (!batch.ParseFromString(entry.message)) {
-    return {Code::kCorrupt, "entry " + entry.id + " is no batch"};
-  }
-  if (batch.lineage() < id.lineage) {
-    ++stats.stale_lineage;
-    return Status::Ok();
-  }
-  const uint64_t first = wanted->bucket.sequence() - wanted->bucket.batches() + 1;
-  // A publisher whose connection broke may have sent its batches of this version twice.
-  const bool again = batch.version() == id.number && batch.lineage() == id.lineage &&
-                     batch.sequence() < first + wanted->batches.size();
-  if (batch.version() < id.number || again) {
-    ++stats.repeats;
-    return Status::Ok();
+  if (!batch.ParseFromString(message)) {
+    return {Code::kCorrupt, "an entry of " + Text(id) + " is no batch"};
   }
   EMBERTIDE_RETURN_IF_ERROR(CheckBatch(batch));
-  if (batch.version() != id.number || batch.table_id() != wanted->bucket.table_id() ||
-      batch.bucket() != wanted->bucket.bucket() ||
-      batch.sequence() != first + wanted->batches.size()) {
+  if (batch.version() != id.number || batch.lineage() != id.lineage ||
+      batch.table_id() != wanted->table || batch.bucket() != wanted->bucket ||
+      batch.sequence() != wanted->next) {
     return {Code::kNotFound, "a batch of " + Text(id) + " is missing before sequence " +
                                  std::to_string(batch.sequence())};
   }
-  wanted->batches.push_back(std::move(batch));
-  wanted->done = wanted->batches.size() == wanted->bucket.batches();
-  return Status::Ok();
-}
-
-Status Follower::Impl::ReadBatches(VersionId id, std::vector<Wanted>* wanted) {
-  while (true) {
-    std::vector<RedisConnection::Range> ranges;
-    std::vector<Wanted*> asked;
-    for (Wanted& each : *wanted) {
-      if (each.done) continue;
-      const std::string stream =
-          BucketStream(each.partition, each.bucket.table_id(), each.bucket.bucket());
-      ranges.push_back({stream, Cursor(stream)});
-      asked.push_back(&each);
-    }
-    if (ranges.empty()) return Status::Ok();
-    const auto answers = redis->ReadRanges(ranges, kBatchesAtOnce);
-    if (!answers.ok()) return answers.status();
-    for (size_t i = 0; i < asked.size(); ++i) {
-      if (answers.value()[i].empty()) {
-        return {Code::kNotFound, "batches of " + Text(id) + " are missing in " + ranges[i].stream};
-      }
-      for (const StreamEntry& entry : answers.value()[i]) {
-        EMBERTIDE_RETURN_IF_ERROR(Keep(id, entry, asked[i]));
-        cursors[ranges[i].stream] = entry.id;
-        if (asked[i]->done) break;
-      }
-    }
-  }
+  ++wanted->next;
+  return Stage(batch);
 }
 
 // --- files ---------------------------------------------------------------------------------------
@@ -371,7 +423,7 @@ Status Follower::Impl::ReadBatches(VersionId id, std::vector<Wanted>* wanted) {
 // version) to take. The chain alone is enough where it reaches as far; `by_snapshot`: it could not
 // be taken.
 Status Follower::Impl::FindWay(bool by_snapshot, VersionId* snapshot,
-                               std::vector<v1::CommitFile>* chain) {
+                               std::vector<ChainLink>* chain) {
   const VersionId have = newest();
   const std::vector<VersionId> deltas = ListVersions(options.publication + "/deltas", "commit.pb");
   std::vector<VersionId> snapshots =
@@ -380,8 +432,8 @@ Status Follower::Impl::FindWay(bool by_snapshot, VersionId* snapshot,
   const auto find_chain = [&](VersionId from) {
     return NewestChain(options.publication, from, deltas, [this] { ++stats.corrupt; });
   };
-  *chain = by_snapshot ? std::vector<v1::CommitFile>() : find_chain(have);
-  const VersionId end = chain->empty() ? have : IdOf(chain->back().commit().version());
+  *chain = by_snapshot ? std::vector<ChainLink>() : find_chain(have);
+  const VersionId end = chain->empty() ? have : chain->back().id;
   if (!snapshots.empty() && snapshots.front().number > end.number) {
     *snapshot = snapshots.front();
     *chain = find_chain(*snapshot);
@@ -392,61 +444,64 @@ Status Follower::Impl::FindWay(bool by_snapshot, VersionId* snapshot,
   return Status::Ok();
 }
 
-// Nothing is staged before all files are proved: what is staged of a version that then fails would
-// show in the next one.
-Status Follower::Impl::TakeFromFiles(const v1::CommitFile& file) {
-  const VersionId id = IdOf(file.commit().version());
-  if (file.commit().schema_id() != sink->schema_id()) {
+// Reads the version's files twice, as TakeFromBus does.
+Status Follower::Impl::TakeFromFiles(VersionId id) {
+  const Result<v1::CommitFile> file = ReadCommitFile(options.publication, id);
+  if (!file.ok()) return file.status();
+  const v1::GlobalCommit& commit = file.value().commit();
+  if (commit.schema_id() != sink->schema_id()) {
     ++stats.other_schema;
     return {Code::kRejected, Text(id) + " has another schema than the one that is loaded"};
   }
-  const Result<std::string> tensors = ReadDenseTensors(options.publication, file.commit());
+  const Result<std::string> tensors = ReadDenseTensors(options.publication, commit);
   if (!tensors.ok()) return tensors.status();
-  const auto each_batch = [&](const std::function<Status(const v1::RowBatch&)>& consume) -> Status {
-    for (const v1::PartitionCommit& partition : file.partitions()) {
-      EMBERTIDE_RETURN_IF_ERROR(ReadDeltaFile(options.publication, id, partition, consume));
+  staged_rows = 0;
+  const auto read = [&]() -> Status {
+    for (const v1::PartitionCommit& partition : file.value().partitions()) {
+      EMBERTIDE_RETURN_IF_ERROR(ReadDeltaFile(options.publication, id, partition,
+                                              [&](const v1::RowBatch& batch) -> Status {
+                                                if (!sink->Holds(batch.table_id(), batch.bucket()))
+                                                  return Status::Ok();
+                                                return Stage(batch);
+                                              }));
     }
     return Status::Ok();
   };
-  EMBERTIDE_RETURN_IF_ERROR(each_batch([](const v1::RowBatch&) { return Status::Ok(); }));
-  EMBERTIDE_RETURN_IF_ERROR(each_batch([&](const v1::RowBatch& batch) -> Status {
-    if (!sink->Holds(batch.table_id(), batch.bucket())) return Status::Ok();
-    stats.rows += batch.rows() + batch.tombstones();
-    return sink->Stage(id.number, batch.table_id(), batch.bucket(), batch.records());
-  }));
-  EMBERTIDE_RETURN_IF_ERROR(sink->Commit(file.commit(), tensors.value()));
-  ++stats.versions;
-  stats.freshness_ms = MsSince(file.commit().committed_ms());
+  for (const bool second : {false, true}) {
+    staging = second;
+    EMBERTIDE_RETURN_IF_ERROR(read());
+  }
+  EMBERTIDE_RETURN_IF_ERROR(Commit(commit, tensors.value()));
   ++stats.catch_ups;
   return Status::Ok();
 }
 
 // A rollback holds every row that changed since the version that it restores: from there on it may
 // be taken in place of all commits before it. Gives the commit to begin with.
-size_t Follower::Impl::AfterUndone(const std::vector<v1::CommitFile>& chain) const {
+size_t Follower::Impl::AfterUndone(const std::vector<ChainLink>& chain) const {
   for (size_t i = chain.size(); i-- > 1;) {
-    const uint64_t restored = chain[i].commit().rollback_to();
+    const uint64_t restored = chain[i].rollback_to;
     if (restored > 0 && restored <= newest().number) return i;
   }
   return 0;
 }
 
 Status Follower::Impl::TakeWay(bool by_snapshot) {
-  std::vector<v1::CommitFile> chain;
+  std::vector<ChainLink> chain;
   VersionId snapshot;
   EMBERTIDE_RETURN_IF_ERROR(FindWay(by_snapshot, &snapshot, &chain));
+  Status status = Status::Ok();
   if (snapshot.number > 0) {
-    EMBERTIDE_RETURN_IF_ERROR(
-        sink->Load(options.publication + "/snapshots/" + FolderName(snapshot)));
-    ++stats.catch_ups;
+    status = sink->Load(options.publication + "/snapshots/" + FolderName(snapshot));
+    if (status.ok()) ++stats.catch_ups;
   }
-  for (size_t i = AfterUndone(chain); i < chain.size(); ++i) {
-    if (Stopping() || !MayTake(IdOf(chain[i].commit().version()))) break;
+  for (size_t i = AfterUndone(chain); status.ok() && i < chain.size(); ++i) {
+    if (Stopping() || !MayTake(chain[i].id)) break;
     const uint64_t before = newest().number;
-    EMBERTIDE_RETURN_IF_ERROR(TakeFromFiles(chain[i]));
-    if (i > 0 && before < chain[i - 1].commit().version().number()) stats.skipped += i;
+    status = TakeFromFiles(chain[i].id);
+    if (status.ok() && i > 0 && before < chain[i - 1].id.number) stats.skipped += i;
   }
-  return Status::Ok();
+  return status;
 }
 
 Status Follower::Impl::CatchUp() {
@@ -471,6 +526,7 @@ Result<std::unique_ptr<Follower>> Follower::Start(const FollowerOptions& options
   auto impl = std::make_unique<Impl>();
   impl->options = options;
   impl->sink = sink;
+  impl->note_name = NoteName(options.node);
   if (!options.bus.empty()) {
     Result<RedisAddress> address = ParseRedisUrl(options.bus);
     if (!address.ok()) return address.status();

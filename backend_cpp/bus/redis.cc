@@ -1,4 +1,4 @@
-// hiredis behind values: every reply is copied out, every error is a Status.
+// hiredis behind values: every reply is parsed into tokens as it comes, every error is a Status.
 #include "bus/redis.h"
 
 #include <hiredis/hiredis.h>
@@ -11,35 +11,66 @@
 namespace embertide {
 namespace {
 
-struct FreeReply {
-  void operator()(redisReply* reply) const { freeReplyObject(reply); }
+// A reply has few elements: a range's entries, four tokens each.
+constexpr size_t kMaxTokens = 4096;
+
+// hiredis gives each part of a reply to these. Its own build objects, and room for as many elements
+// as an array announces; tokens take room for what has come.
+void* AddToken(const redisReadTask* task, int type, size_t length, std::string text) {
+  auto* tokens = static_cast<std::vector<RedisConnection::Token>*>(task->privdata);
+  if (tokens->size() == kMaxTokens) return nullptr;  // hiredis then fails the reply
+  tokens->push_back({type, length, std::move(text)});
+  return tokens;
+}
+redisReplyObjectFunctions token_functions = {
+    [](const redisReadTask* task, char* text, size_t size) {
+      return AddToken(task, task->type, 0, std::string(text, size));
+    },
+    [](const redisReadTask* task, int elements) {
+      return AddToken(task, REDIS_REPLY_ARRAY, static_cast<size_t>(elements), "");
+    },
+    [](const redisReadTask* task, long long value) {
+      return AddToken(task, REDIS_REPLY_INTEGER, 0, std::to_string(value));
+    },
+    [](const redisReadTask* task) { return AddToken(task, REDIS_REPLY_NIL, 0, ""); },
+    [](void*) {},
 };
-using Reply = std::unique_ptr<redisReply, FreeReply>;
 
 timeval Timeval(std::chrono::milliseconds ms) {
   return {static_cast<time_t>(ms.count() / 1000),
           static_cast<suseconds_t>(ms.count() % 1000 * 1000)};
 }
 
-// [id, [field, value, ...]] each; entries without field "m" are not ours and have no message.
-std::vector<StreamEntry> Entries(const redisReply* reply) {
-  std::vector<StreamEntry> entries;
-  if (reply == nullptr || reply->type != REDIS_REPLY_ARRAY) return entries;
-  for (size_t i = 0; i < reply->elements; ++i) {
-    const redisReply* entry = reply->element[i];
-    if (entry->type != REDIS_REPLY_ARRAY || entry->elements != 2) continue;
-    const redisReply* id = entry->element[0];
-    const redisReply* fields = entry->element[1];
-    StreamEntry& out = entries.emplace_back();
-    out.id.assign(id->str, id->len);
-    if (fields->type != REDIS_REPLY_ARRAY) continue;
-    for (size_t f = 0; f + 1 < fields->elements; f += 2) {
-      const redisReply* name = fields->element[f];
-      const redisReply* value = fields->element[f + 1];
-      if (std::string_view(name->str, name->len) == "m") out.message.assign(value->str, value->len);
+// Reads [[id, [field, value, ...]], ...] from `*at` on, which then is behind it. Entries without
+// field "m" are not ours and have no message. False: the reply is something else.
+bool ReadEntries(std::vector<RedisConnection::Token>& tokens, size_t* at,
+                 std::vector<StreamEntry>* entries) {
+  const auto array = [&](size_t* length) {
+    if (*at == tokens.size() || tokens[*at].type != REDIS_REPLY_ARRAY) return false;
+    *length = tokens[(*at)++].length;
+    return true;
+  };
+  const auto text = [&](std::string* out) {
+    if (*at == tokens.size() || tokens[*at].type != REDIS_REPLY_STRING) return false;
+    *out = std::move(tokens[(*at)++].text);
+    return true;
+  };
+  size_t length = 0;
+  if (!array(&length)) return false;
+  for (size_t i = 0; i < length; ++i) {
+    size_t parts = 0;
+    size_t fields = 0;
+    StreamEntry& entry = entries->emplace_back();
+    if (!array(&parts) || parts != 2 || !text(&entry.id) || !array(&fields)) return false;
+    for (size_t f = 0; f + 1 < fields; f += 2) {
+      std::string name;
+      std::string value;
+      if (!text(&name) || !text(&value)) return false;
+      if (name == "m") entry.message = std::move(value);
     }
+    if (fields % 2 != 0) return false;
   }
-  return entries;
+  return true;
 }
 
 // "%40" is "@", as redis-py has it: the trainer is given the same URL.
@@ -77,6 +108,10 @@ std::string Quotable(const std::string& url) {
       (url[end] == '/' && url.find_first_not_of(kDigits, end + 1) == std::string::npos);
   const bool port = digits > 0 && digits <= 5 && last && colon > begin;
   return port ? url : url.substr(0, colon + 1) + "...";
+}
+
+Status NoEntries(const std::string& stream) {
+  return {Code::kDeviceError, "Redis: " + stream + ": the reply is no list of entries"};
 }
 
 bool ParseNumber(std::string_view text, int* number) {
@@ -139,10 +174,16 @@ Result<std::unique_ptr<RedisConnection>> RedisConnection::Open(const RedisAddres
           : redisConnectWithTimeout(address.host.c_str(), address.port, Timeval(timeout));
   if (context == nullptr) return Status(Code::kResourceExhausted, "no memory for a connection");
   std::unique_ptr<RedisConnection> connection(new RedisConnection(context));
+  connection->timeout_ = timeout;
   if (context->err != 0) return connection->Failed("connect");
   if (redisSetTimeout(context, Timeval(timeout)) != REDIS_OK) return connection->Failed("timeout");
   EMBERTIDE_RETURN_IF_ERROR(connection->Authenticate(address));
   return connection;
+}
+
+RedisConnection::RedisConnection(redisContext* context) : context_(context) {
+  context_->reader->fn = &token_functions;
+  context_->reader->privdata = &tokens_;
 }
 
 RedisConnection::~RedisConnection() { redisFree(context_); }
@@ -163,34 +204,59 @@ Status RedisConnection::Send(const std::vector<std::string>& words) {
   return result == REDIS_OK ? Status::Ok() : Failed(words[0].c_str());
 }
 
-// The next reply; null and a Status if there is none or it is an error.
-Status RedisConnection::Receive(const char* what, redisReply** reply) {
-  void* raw = nullptr;
-  if (redisGetReply(context_, &raw) != REDIS_OK) return Failed(what);
-  *reply = static_cast<redisReply*>(raw);
-  if ((*reply)->type != REDIS_REPLY_ERROR) return Status::Ok();
-  const Status status(Code::kDeviceError, std::string("Redis: ") + what + ": " +
-                                              std::string((*reply)->str, (*reply)->len));
-  freeReplyObject(*reply);
-  *reply = nullptr;
-  return status;
+Status RedisConnection::Receive(const char* what) {
+  const auto deadline = std::chrono::steady_clock::now() + 4 * timeout_;
+  for (int done = 0; done == 0;) {
+    if (redisBufferWrite(context_, &done) != REDIS_OK) return Failed(what);
+  }
+  tokens_.clear();
+  redisReader* reader = context_->reader;
+  size_t received = 0;
+  void* whole = nullptr;
+  while (true) {
+    if (redisReaderGetReply(reader, &whole) != REDIS_OK) {
+      return {Code::kDeviceError, std::string("Redis: ") + what + ": " + reader->errstr};
+    }
+    if (whole != nullptr) break;
+    if (received > kMaxReplyBytes || std::chrono::steady_clock::now() > deadline) {
+      return {Code::kDeviceError, std::string("Redis: ") + what + ": after " +
+                                      std::to_string(received) +
+                                      " bytes the reply is not at its end"};
+    }
+    const size_t before = reader->len;
+    if (redisBufferRead(context_) != REDIS_OK) return Failed(what);
+    received += reader->len - before;
+  }
+  if (tokens_.empty() || tokens_[0].type != REDIS_REPLY_ERROR) return Status::Ok();
+  return {Code::kDeviceError, std::string("Redis: ") + what + ": " + tokens_[0].text};
+}
+
+Status RedisConnection::Execute(const std::vector<std::vector<std::string>>& commands) {
+  for (const std::vector<std::string>& words : commands) EMBERTIDE_RETURN_IF_ERROR(Send(words));
+  Status refused = Status::Ok();
+  for (const std::vector<std::string>& words : commands) {
+    const Status status = Receive(words[0].c_str());
+    if (status.ok()) continue;
+    if (tokens_.empty() || tokens_[0].type != REDIS_REPLY_ERROR) return status;
+    refused = {Code::kRejected, status.message()};
+  }
+  return refused;
 }
 
 Status RedisConnection::Authenticate(const RedisAddress& address) {
-  const auto command = [&](const std::vector<std::string>& words) -> Status {
-    EMBERTIDE_RETURN_IF_ERROR(Send(words));
-    redisReply* raw = nullptr;
-    const Status status = Receive(words[0].c_str(), &raw);
-    const Reply reply(raw);
-    return status;
-  };
+  std::vector<std::vector<std::string>> commands;
   if (!address.password.empty()) {
-    EMBERTIDE_RETURN_IF_ERROR(address.user.empty()
-                                  ? command({"AUTH", address.password})
-                                  : command({"AUTH", address.user, address.password}));
+    commands.push_back({"AUTH", address.password});
+    if (!address.user.empty()) commands[0].insert(commands[0].begin() + 1, address.user);
   }
-  if (address.database == 0) return command({"PING"});
-  return command({"SELECT", std::to_string(address.database)});
+  commands.push_back(address.database == 0
+                         ? std::vector<std::string>{"PING"}
+                         : std::vector<std::string>{"SELECT", std::to_string(address.database)});
+  for (const std::vector<std::string>& words : commands) {
+    const Status status = Execute({words});
+    if (!status.ok()) return {Code::kDeviceError, status.message()};
+  }
+  return Status::Ok();
 }
 
 Result<std::vector<StreamEntry>> RedisConnection::ReadAfter(const std::string& stream,
@@ -198,40 +264,46 @@ Result<std::vector<StreamEntry>> RedisConnection::ReadAfter(const std::string& s
                                                             std::chrono::milliseconds block) {
   EMBERTIDE_RETURN_IF_ERROR(Send({"XREAD", "COUNT", std::to_string(count), "BLOCK",
                                   std::to_string(block.count()), "STREAMS", stream, id}));
-  redisReply* raw = nullptr;
-  EMBERTIDE_RETURN_IF_ERROR(Receive("XREAD", &raw));
-  const Reply reply(raw);
-  // [[stream, entries]], or nil when nothing came.
-  if (reply->type != REDIS_REPLY_ARRAY || reply->elements != 1 ||
-      reply->element[0]->elements != 2) {
-    return std::vector<StreamEntry>();
-  }
-  return Entries(reply->element[0]->element[1]);
+  EMBERTIDE_RETURN_IF_ERROR(Receive("XREAD"));
+  std::vector<StreamEntry> entries;
+  if (tokens_[0].type == REDIS_REPLY_NIL) return entries;
+  size_t at = 3;  // [[stream, entries]]
+  if (tokens_.size() < 4 || !ReadEntries(tokens_, &at, &entries)) return NoEntries(stream);
+  return entries;
 }
 
 Result<std::optional<std::string>> RedisConnection::Get(const std::string& key) {
   EMBERTIDE_RETURN_IF_ERROR(Send({"GET", key}));
-  redisReply* raw = nullptr;
-  EMBERTIDE_RETURN_IF_ERROR(Receive("GET", &raw));
-  const Reply reply(raw);
-  if (reply->type != REDIS_REPLY_STRING) return std::optional<std::string>();
-  return std::optional<std::string>(std::string(reply->str, reply->len));
+  EMBERTIDE_RETURN_IF_ERROR(Receive("GET"));
+  if (tokens_[0].type != REDIS_REPLY_STRING) return std::optional<std::string>();
+  return std::optional<std::string>(std::move(tokens_[0].text));
 }
 
-Result<std::vector<std::vector<StreamEntry>>> RedisConnection::ReadRanges(
-    const std::vector<Range>& ranges, size_t count) {
-  for (const Range& range : ranges) {
-    EMBERTIDE_RETURN_IF_ERROR(
-        Send({"XRANGE", range.stream, "(" + range.after, "+", "COUNT", std::to_string(count)}));
+Status RedisConnection::ReadRanges(
+    std::span<const Range> ranges,
+    const std::function<Status(size_t range, StreamEntry entry)>& consume) {
+  Status first_error = Status::Ok();
+  size_t sent = 0;
+  size_t in_flight = 0;
+  for (size_t received = 0; received < sent || (first_error.ok() && received < ranges.size());
+       ++received) {
+    while (first_error.ok() && sent < ranges.size() &&
+           (sent == received || in_flight + ranges[sent].max_bytes <= kMaxBytesInFlight)) {
+      const Range& range = ranges[sent++];
+      in_flight += range.max_bytes;
+      EMBERTIDE_RETURN_IF_ERROR(Send(
+          {"XRANGE", range.stream, range.first, range.last, "COUNT", std::to_string(range.count)}));
+    }
+    EMBERTIDE_RETURN_IF_ERROR(Receive("XRANGE"));
+    in_flight -= ranges[received].max_bytes;
+    std::vector<StreamEntry> entries;
+    size_t at = 0;
+    if (!ReadEntries(tokens_, &at, &entries)) return NoEntries(ranges[received].stream);
+    for (size_t i = 0; first_error.ok() && i < entries.size(); ++i) {
+      first_error = consume(received, std::move(entries[i]));
+    }
   }
-  std::vector<std::vector<StreamEntry>> answers;
-  for (size_t i = 0; i < ranges.size(); ++i) {
-    redisReply* raw = nullptr;
-    EMBERTIDE_RETURN_IF_ERROR(Receive("XRANGE", &raw));
-    const Reply reply(raw);
-    answers.push_back(Entries(reply.get()));
-  }
-  return answers;
+  return first_error;
 }
 
 }  // namespace embertide

@@ -1,19 +1,21 @@
 // A connection to one Redis server: pipelined reads of streams. Private to bus.
 //
-// Used by one thread. Every wait has a bound; after an error the connection is of no more use.
-// Needs Redis 6.2 or later (exclusive ranges).
+// Used by one thread. Every wait has a bound, and so has every reply: kMaxReplyBytes, and four
+// times the timeout from its first byte to its last. After kDeviceError the connection is of no
+// more use. Needs Redis 6.2 or later.
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "embertide/status.h"
 
 struct redisContext;  // NOLINT(readability-identifier-naming): hiredis names it so
-struct redisReply;    // NOLINT(readability-identifier-naming)
 
 namespace embertide {
 
@@ -36,6 +38,11 @@ struct StreamEntry {
   std::string message;  // field "m"
 };
 
+// One reply. A batch is at most 1 MiB, a commit 4 MiB; what is longer is not ours.
+inline constexpr size_t kMaxReplyBytes = size_t{16} << 20;
+// What of several replies may be under way in Redis and the network.
+inline constexpr size_t kMaxBytesInFlight = size_t{8} << 20;
+
 class RedisConnection {
  public:
   // kDeviceError with the server's or the system's reason.
@@ -51,21 +58,37 @@ class RedisConnection {
                                              size_t count, std::chrono::milliseconds block);
   // The value of a string key; nullopt if there is none.
   Result<std::optional<std::string>> Get(const std::string& key);
+  // A reply as it was read: strings, integers and arrays, each array before its elements.
+  struct Token {
+    int type = 0;       // REDIS_REPLY_...
+    size_t length = 0;  // elements of an array
+    std::string text;
+  };
+  // Entries of a stream, by their ids.
   struct Range {
     std::string stream;
-    std::string after;  // id; "0-0" for all
+    std::string first;  // ids; both are included
+    std::string last;
+    size_t count = 1;      // so many at most
+    size_t max_bytes = 0;  // they have no more than that: so much is counted as under way
   };
-  // For each range its next entries, at most `count`, in one round trip.
-  Result<std::vector<std::vector<StreamEntry>>> ReadRanges(const std::vector<Range>& ranges,
-                                                           size_t count);
+  // Gives `consume` the entries of each range in turn, with the range's place in `ranges`. Memory:
+  // one reply. After an error of `consume`, which is returned, the connection can be used.
+  Status ReadRanges(std::span<const Range> ranges,
+                    const std::function<Status(size_t range, StreamEntry entry)>& consume);
+  // Sends commands that return nothing of use. kRejected, quoting the server, if it refuses one.
+  Status Execute(const std::vector<std::vector<std::string>>& commands);
 
  private:
-  explicit RedisConnection(redisContext* context) : context_(context) {}
+  explicit RedisConnection(redisContext* context);
   Status Failed(const char* what) const;
   Status Send(const std::vector<std::string>& words);
-  Status Receive(const char* what, redisReply** reply);
+  // Reads the next reply into tokens_. An error from the server is kDeviceError as well.
+  Status Receive(const char* what);
   Status Authenticate(const RedisAddress& address);
   redisContext* context_;
+  std::chrono::milliseconds timeout_{0};
+  std::vector<Token> tokens_;
 };
 
 }  // namespace embertide

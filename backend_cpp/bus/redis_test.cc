@@ -97,26 +97,66 @@ TEST_F(RedisConnectionTest, SaysWhoItIsAndWhichDatabaseItWants) {
   EXPECT_NE(refused.status().message().find("WRONGPASS"), std::string::npos);
 }
 
-TEST_F(RedisConnectionTest, ReadsWhatFollowsAnEntryInOneRoundTrip) {
-  for (const char* text : {"one", "two", "three"}) redis_.Append("a", text);
-  redis_.Append("b", std::string("\0\r\n$", 4));
+TEST_F(RedisConnectionTest, ReadsWhatFollowsAnEntry) {
+  for (uint64_t n = 1; n <= 3; ++n) redis_.Append("a", {n, 5}, std::to_string(n));
   auto connection = Open("");
   ASSERT_TRUE(connection.ok());
-  const auto after = connection.value()->ReadAfter("a", "1-0", 1, milliseconds(1));
+  const auto after = connection.value()->ReadAfter("a", "1-5", 1, milliseconds(1));
   ASSERT_TRUE(after.ok());
   ASSERT_EQ(after.value().size(), 1U);
-  EXPECT_EQ(after.value()[0].id, "2-0");
-  EXPECT_EQ(after.value()[0].message, "two");
-  const auto ranges =
-      connection.value()->ReadRanges({{"a", "0-0"}, {"none", "0-0"}, {"b", "0-0"}}, 2);
-  ASSERT_TRUE(ranges.ok());
-  ASSERT_EQ(ranges.value().size(), 3U);
-  EXPECT_EQ(ranges.value()[0].size(), 2U);
-  EXPECT_TRUE(ranges.value()[1].empty());
-  EXPECT_EQ(ranges.value()[2][0].message, std::string("\0\r\n$", 4));
-  const auto nothing = connection.value()->ReadAfter("a", "3-0", 9, milliseconds(1));
+  EXPECT_EQ(after.value()[0].id, "2-5");
+  EXPECT_EQ(after.value()[0].message, "2");
+  const auto nothing = connection.value()->ReadAfter("a", "3-5", 9, milliseconds(1));
   ASSERT_TRUE(nothing.ok());
   EXPECT_TRUE(nothing.value().empty());
+}
+
+TEST_F(RedisConnectionTest, ReadsRangesInOrderAndGoesOnAfterAnErrorOfItsCaller) {
+  for (uint64_t n = 1; n <= 3; ++n) redis_.Append("a", {n, 0}, std::to_string(n));
+  redis_.Append("b", {1, 0}, std::string("\0\r\n$", 4));
+  auto connection = Open("");
+  ASSERT_TRUE(connection.ok());
+  const std::vector<RedisConnection::Range> ranges = {{"a", "1-0", "2-9", 9, kMaxBytesInFlight},
+                                                      {"none", "1-0", "9-0", 9, 10},
+                                                      {"b", "1-0", "1-0", 1, 10}};
+  std::vector<std::string> read;
+  const auto keep = [&](size_t range, const StreamEntry& entry) {
+    read.push_back(std::to_string(range) + entry.id + entry.message);
+    return Status::Ok();
+  };
+  ASSERT_TRUE(connection.value()->ReadRanges(ranges, keep).ok());
+  const std::vector<std::string> wanted = {"01-01", "02-02", "21-0" + std::string("\0\r\n$", 4)};
+  EXPECT_EQ(read, wanted);
+  const auto refuse = [](size_t, const StreamEntry&) { return Status(Code::kCorrupt, "no"); };
+  EXPECT_EQ(connection.value()->ReadRanges(ranges, refuse).code(), Code::kCorrupt);
+  read.clear();
+  ASSERT_TRUE(connection.value()->ReadRanges(ranges, keep).ok());
+  EXPECT_EQ(read, wanted);
+}
+
+TEST_F(RedisConnectionTest, ACommandThatIsRefusedLeavesTheConnection) {
+  auto connection = Open("");
+  ASSERT_TRUE(connection.ok());
+  redis_.Refuse("OOM full");
+  const Status status = connection.value()->Execute({{"SADD", "a", "b"}, {"SET", "c", "d"}});
+  EXPECT_EQ(status.code(), Code::kRejected);
+  EXPECT_NE(status.message().find("OOM full"), std::string::npos);
+  EXPECT_TRUE(connection.value()->Get("c").ok());
+}
+
+// hiredis's own objects have room for as many elements as an array announces, and its buffer for
+// as many bytes as come.
+TEST_F(RedisConnectionTest, AReplyWithoutEndIsCutOff) {
+  for (const std::string reply : {"$10737418240\r\n", "*2147483647\r\n"}) {
+    redis_.AnswerGetWith(reply, reply[0] == '$' ? "aaaaaaaa" : ":1\r\n:2\r\n");
+    auto connection = Open("");
+    ASSERT_TRUE(connection.ok());
+    const auto value = connection.value()->Get("key");
+    ASSERT_FALSE(value.ok());
+    EXPECT_EQ(value.status().code(), Code::kDeviceError) << value.status().ToString();
+    redis_.DropConnections();
+  }
+  EXPECT_LT(redis_.endless_bytes(), 4 * kMaxReplyBytes);
 }
 
 TEST_F(RedisConnectionTest, ALostServerIsADeviceError) {

@@ -612,6 +612,7 @@ Status Node::Follow() {
   options.bus = options_.bus;
   options.publication = options_.publication;
   options.model = manifest_.model;
+  options.node = options_.name;
   options.guard = options_.guard;
   Result<std::unique_ptr<Follower>> follower = Follower::Start(options, sink_.get());
   if (!follower.ok()) return follower.status();

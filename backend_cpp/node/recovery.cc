@@ -30,8 +30,8 @@ Result<std::string> SnapshotTensors(const std::string& directory, const Manifest
 
 // What is to be done with the rows of a seal.
 struct Way {
-  std::vector<v1::CommitFile> replay;  // to bring all rows to the seal's last version
-  VersionInfo version;                 // which is this
+  std::vector<ChainLink> replay;  // to bring all rows to the seal's last version
+  VersionInfo version;            // which is this
 };
 
 // The publication has the very version that was sealed last, and all after it.
@@ -56,7 +56,7 @@ Result<Way> FindWay(const std::string& publication, const SealInfo& seal) {
   }
   const auto deltas = ListVersions(publication + "/deltas", "commit.pb");
   const auto chain = NewestChain(publication, last, deltas, [] {});
-  const VersionId end = chain.empty() ? last : embertide::IdOf(chain.back().commit().version());
+  const VersionId end = chain.empty() ? last : chain.back().id;
   std::vector<VersionId> others = Newer(deltas, end);
   const auto snapshots = Newer(ListVersions(publication + "/snapshots", "manifest.json"), {});
   if (!snapshots.empty()) others.push_back(snapshots.front());
@@ -77,8 +77,10 @@ Result<std::string> TensorsOf(const std::string& publication, VersionId version)
     if (snapshot.number > version.number) continue;
     auto chain = ChainBetween(publication, snapshot, version);
     if (!chain) continue;
-    for (auto file = chain->rbegin(); file != chain->rend(); ++file) {
-      Result<std::string> tensors = ReadDenseTensors(publication, file->commit());
+    for (auto link = chain->rbegin(); link != chain->rend(); ++link) {
+      const Result<v1::CommitFile> file = ReadCommitFile(publication, link->id);
+      if (!file.ok()) return file.status();
+      Result<std::string> tensors = ReadDenseTensors(publication, file.value().commit());
       if (!tensors.ok() || !tensors.value().empty()) return tensors;
     }
     const std::string directory = SnapshotFolder(publication, snapshot);
@@ -154,9 +156,10 @@ Result<std::optional<Recovered>> OpenFromSeal(const NodeOptions& options, const 
   recovered.store = std::move(*store);
   std::map<uint32_t, uint32_t> tables;
   for (uint32_t t = 0; t < manifest.tables.size(); ++t) tables[manifest.tables[t].id] = t;
-  for (const v1::CommitFile& file : way->replay) {
-    const VersionId id = embertide::IdOf(file.commit().version());
-    for (const v1::PartitionCommit& partition : file.partitions()) {
+  for (const auto& [id, rollback_to] : way->replay) {
+    const Result<v1::CommitFile> file = ReadCommitFile(publication, id);
+    if (!file.ok()) return file.status();
+    for (const v1::PartitionCommit& partition : file.value().partitions()) {
       EMBERTIDE_RETURN_IF_ERROR(
           ReadDeltaFile(publication, id, partition, [&](const v1::RowBatch& batch) -> Status {
             const auto table = tables.find(batch.table_id());

@@ -296,7 +296,10 @@ void BindCodec(py::module_& m) {
         [](uint64_t seed, uint32_t table_id, int64_t key, uint32_t d, float scale) {
           return InitialValue(seed, table_id, static_cast<uint64_t>(key), d, scale);
         });
-  m.def("crc32c", [](const py::bytes& bytes) { return Crc32c(BytesIn(bytes)); });
+  m.def(
+      "crc32c",
+      [](const py::bytes& bytes, uint32_t before) { return Crc32c(BytesIn(bytes), before); },
+      py::arg("data"), py::arg("before") = 0, py::pos_only());
   m.def("encode_payload", &Encode);
   m.def("encode_record", &Record, py::arg("key"), py::arg("live"), py::arg("kind"),
         py::arg("payload"));

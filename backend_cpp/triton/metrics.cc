@@ -121,6 +121,7 @@ constexpr BusEvent kBusEvents[] = {
     {"refused", &FollowerStats::refused},
     {"held", &FollowerStats::held},
     {"skipped", &FollowerStats::skipped},
+    {"unnoted", &FollowerStats::unnoted},
 };
 
 // What an HBM device counts: label `event` of embertide_hbm_events_total.

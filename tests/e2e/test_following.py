@@ -277,7 +277,8 @@ def test_a_newer_publisher_takes_over_and_the_old_one_is_fenced_off(site: Site) 
     late.version.lineage = site.publisher.publisher.lineage
     late.version.number = successor.newest + 7
     with redis.Redis.from_url(site.redis.url) as client:
-        client.xadd(f"e:{{{CONFIG.name}:commit}}:log", {"m": late.SerializeToString()})
+        log = f"e:{{{CONFIG.name}:commit}}:log"
+        client.xadd(log, {"m": late.SerializeToString()}, id=f"{late.version.number}-1")
     wait_until(lambda: site.events("stale_lineage") == 1)
     assert site.served() == successor.newest
 

@@ -2,7 +2,10 @@
 
 import json
 import os
+import subprocess
+import sys
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,9 @@ from serving import flip_byte
 from embertide import _store
 from embertide.server.adapters import process
 from embertide.server.adapters.redis import RedisOptions, RedisServer
+from embertide.trainer.publish.bus import Bus
 from embertide.trainer.publish.folder import Publication, PublicationError, VersionId
+from embertide.trainer.publish.lock import FolderLock, LockedError
 from embertide.trainer.publish.publisher import BusError, Change, Publisher, SupersededError
 from embertide.v1 import update_pb2
 
@@ -329,7 +334,9 @@ def test_what_goes_on_the_bus_is_what_the_files_hold(publication: Publication, b
             assert ref.crc32c == _store.crc32c(sent)
         for batch in publication.read_batches(version):
             stream = f"e:{{{MODEL}:{batch.bucket}}}:{batch.table_id}:{batch.bucket}"
-            sent = bus.xrange(stream)[i][1][b"m"]
+            entry_id, fields = bus.xrange(stream)[i]
+            assert entry_id.decode() == f"{version.number}-{1 << 32}"
+            sent = fields[b"m"]
             assert update_pb2.RowBatch.FromString(sent) == batch
             assert batch.sequence == i + 1
 
@@ -407,13 +414,13 @@ def test_the_newest_version_is_looked_up_once_the_lineage_is_taken(
 ) -> None:
     old = Publisher(publication, bus=bus.url, model=MODEL, schema_id=SCHEMA)
     publish(old, 1)
-    take = Publisher._take_lineage
+    take = Bus.take_lineage
 
-    def slowly(self: Publisher, floor: int) -> int:
+    def slowly(self: Bus, floor: int) -> int:
         publish(old, 2)  # while the new one starts
         return take(self, floor)
 
-    monkeypatch.setattr(Publisher, "_take_lineage", slowly)
+    monkeypatch.setattr(Bus, "take_lineage", slowly)
     assert Publisher(publication, bus=bus.url, model=MODEL, schema_id=SCHEMA).newest == (2, 1)
 
 
@@ -427,7 +434,7 @@ def test_a_superseded_publisher_stops_before_it_writes(publication: Publication,
     assert publication.versions() == [VersionId(1, 1)]
     assert {key: bus.xlen(key) for key in bus.keys("e:*}:?:*")} == entries
     publish(new, 2)
-    assert commits(bus) == [(1, 1), (2, 2)]
+    assert commits(bus) == [(2, 2)]  # the rows of the one before are not kept
 
 
 def test_a_publisher_that_is_superseded_while_it_sends_never_commits(
@@ -435,15 +442,15 @@ def test_a_publisher_that_is_superseded_while_it_sends_never_commits(
 ) -> None:
     old = Publisher(publication, bus=bus.url, model=MODEL, schema_id=SCHEMA)
     publish(old, 1)
-    send = Publisher._send
+    send = Bus.send
 
-    def late(self: Publisher, *message: Any) -> None:
+    def late(self: Bus, *message: Any) -> bool:
         # Its lineage was checked; now another one starts.
         Publisher(publication, bus=bus.url, model=MODEL, schema_id=SCHEMA)
-        send(self, *message)
+        return send(self, *message)
 
-    monkeypatch.setattr(Publisher, "_send", late)
-    with pytest.raises(SupersededError, match="taken over from lineage 1"):
+    monkeypatch.setattr(Bus, "send", late)
+    with pytest.raises(SupersededError, match="taken over from 1"):
         publish(old, 2)
     assert commits(bus) == [(1, 1)]
 
@@ -470,6 +477,235 @@ def test_redis_that_lost_everything_is_told_the_lineage(publication: Publication
     commit = update_pb2.GlobalCommit.FromString(bus.xrange(LOG)[0][1][b"m"])
     assert VersionId.of(commit.previous) == (1, 1)
     assert publisher.stats.bus_failures == 0
+    assert publisher.stats.bus_emptied == 1
+
+
+# --- room on the bus ------------------------------------------------------------------------------
+
+
+def versions_in(bus: Any, pattern: str = f"e:{{{MODEL}:*}}:?:*") -> set[int]:
+    """The versions that the streams of rows hold."""
+    return {
+        int(entry_id.split(b"-")[0]) for key in bus.keys(pattern) for entry_id, _ in bus.xrange(key)
+    }
+
+
+def note(bus: Any, name: str, number: int, expires_ms: int = 60_000) -> None:
+    """Say, as a node does, what it has applied."""
+    bus.sadd(f"e:{{{MODEL}:commit}}:nodes", name)
+    bus.set(f"e:{{{MODEL}:commit}}:node:{name}", number, px=expires_ms)
+
+
+def test_rows_stay_until_the_slowest_live_node_has_them(publication: Publication, bus: Any) -> None:
+    publisher = Publisher(publication, bus=bus.url, model=MODEL, schema_id=SCHEMA)
+    for number in range(1, 5):
+        publish(publisher, number)
+    assert versions_in(bus) == {1, 2, 3, 4}
+    note(bus, "fast", 4)
+    note(bus, "slow", 2)
+    publish(publisher, 5)
+    assert versions_in(bus) == {3, 4, 5}
+    assert [version.number for version in commits(bus)] == [3, 4, 5]
+    note(bus, "slow", 3, expires_ms=1)  # it goes away
+    while bus.exists(f"e:{{{MODEL}:commit}}:node:slow"):
+        pass
+    publish(publisher, 6, rows([1], 6))  # of one bucket
+    assert versions_in(bus) == {5, 6}
+    assert bus.smembers(f"e:{{{MODEL}:commit}}:nodes") == {b"fast"}
+    assert publisher.stats.bus_trimmed_early == 0
+
+
+def test_the_bus_keeps_to_its_budget_whatever_nodes_lack(
+    publication: Publication, bus: Any
+) -> None:
+    # Before, streams were trimmed by their number of entries alone: 256 MiB of each bucket.
+    publisher = Publisher(publication, bus=bus.url, model=MODEL, schema_id=SCHEMA, bus_bytes=50_000)
+    note(bus, "slow", 0)
+    for number in range(1, 21):
+        publish(publisher, number, rows(list(range(400)), number))
+    held = sum(len(f[b"m"]) for key in bus.keys("e:*}:?:*") for _, f in bus.xrange(key))
+    assert 25_000 < held < 50_000
+    assert max(versions_in(bus)) == 20
+    assert publisher.stats.bus_trimmed_early == 20 - len(versions_in(bus))
+    publish(publisher, 21, rows(list(range(4000)), 21))  # larger than the budget
+    assert commits(bus)[-1] == (21, 1)
+    assert 21 not in versions_in(bus)
+    assert publisher.stats.bus_commits_alone == 1
+    assert sum(batch.rows for batch in publication.read_batches(VersionId(21, 1))) == 4000
+
+
+@pytest.fixture
+def full(bus: Any) -> Iterator[Any]:
+    """A Redis that refuses to grow beyond what `fill` leaves of it."""
+
+    def fill(room: int) -> None:
+        bus.config_set("maxmemory", bus.info("memory")["used_memory"] + room)
+
+    bus.config_set("maxmemory-policy", "noeviction")
+    bus.fill = fill
+    yield bus
+    bus.config_set("maxmemory", 0)
+
+
+def test_a_full_redis_is_trimmed_and_heals_by_itself(publication: Publication, full: Any) -> None:
+    # Before, every version from the first that was refused on went out by files.
+    publisher = Publisher(publication, bus=full.url, model=MODEL, schema_id=SCHEMA)
+    full.fill(200_000)
+    for number in range(1, 41):
+        publish(publisher, number, rows(list(range(400)), number))
+        assert commits(full)[-1] == (number, 1)
+    stats = publisher.stats
+    assert stats.bus_full > 0
+    assert stats.bus_failures == 0
+    assert stats.bus_commits_alone <= stats.bus_full < 15
+    assert len(versions_in(full)) > 1
+    assert len(publication.deltas()) == 40
+
+
+def test_a_redis_that_others_have_filled_gets_commits_alone(
+    publication: Publication, full: Any
+) -> None:
+    publisher = Publisher(publication, bus=full.url, model=MODEL, schema_id=SCHEMA)
+    publish(publisher, 1)
+    full.set("others", b"x" * 20_000_000)
+    full.fill(-10_000_000)
+    publish(publisher, 2)
+    publish(publisher, 3)
+    assert [version.number for version in commits(full)][-1] == 3
+    assert versions_in(full) == set()
+    assert publisher.stats.bus_commits_alone == 2
+    full.delete("others")
+    publish(publisher, 4)
+    assert versions_in(full) == {4}
+
+
+def test_a_trainer_takes_its_lineage_when_redis_is_full(
+    publication: Publication, full: Any
+) -> None:
+    # Before: BusError, "Redis cannot be used: command not allowed when used memory > 'maxmemory'".
+    full.set("others", b"x" * 20_000_000)
+    full.set(LINEAGE, 4)
+    full.fill(-10_000_000)
+    with pytest.raises(redis.exceptions.OutOfMemoryError):
+        full.set("more", b"x")
+    publisher = Publisher(publication, bus=full.url, model=MODEL, schema_id=SCHEMA)
+    assert publisher.lineage == 5
+    full.delete(LINEAGE)
+    publish(publisher, 1)
+    assert int(full.get(LINEAGE)) == 5
+
+
+def test_newer_rows_of_a_superseded_publisher_do_not_stay_in_the_way(
+    publication: Publication, bus: Any
+) -> None:
+    publisher = Publisher(publication, bus=bus.url, model=MODEL, schema_id=SCHEMA)
+    publish(publisher, 1)
+    stream = f"e:{{{MODEL}:0}}:0:0"
+    bus.xadd(stream, {"m": b"late"}, id="9-1")
+    bus.xadd(LOG, {"m": b"late"}, id="9-1")
+    publish(publisher, 2)
+    assert [entry_id for entry_id, _ in bus.xrange(stream)] == [f"2-{1 << 32}".encode()]
+    assert commits(bus) == [(2, 1)]
+    assert publisher.stats.bus_failures == 0
+
+
+def test_a_publisher_that_starts_clears_the_streams_of_the_one_before(
+    publication: Publication, bus: Any
+) -> None:
+    publish(Publisher(publication, bus=bus.url, model=MODEL, schema_id=SCHEMA), 1)
+    other = "e:{other:0}:0:0"
+    bus.xadd(other, {"m": b"of another model"})
+    new = Publisher(publication, bus=bus.url, model=MODEL, schema_id=SCHEMA)
+    publish(new, 2)
+    assert versions_in(bus) == {2}
+    assert bus.xlen(other) == 1
+
+
+def test_a_redis_that_hangs_does_not_hold_up_every_version(
+    publication: Publication, bus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Before, each version waited for the client's five seconds.
+    publisher = Publisher(publication, bus=bus.url, model=MODEL, schema_id=SCHEMA)
+    now, asked = 100.0, 0
+
+    def hang(self: Bus, lineage: int) -> int:
+        nonlocal now, asked
+        now, asked = now + 5.0, asked + 1
+        raise redis.TimeoutError("no answer")
+
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(Bus, "hold_lineage", hang)
+    publish(publisher, 1)
+    publish(publisher, 2)
+    assert (asked, publisher.stats.bus_failures) == (1, 2)
+    now += 5.1
+    publish(publisher, 3)
+    assert (asked, publisher.stats.bus_failures) == (2, 3)
+
+
+def test_memory_of_a_version_does_not_grow_with_it(publication: Publication, bus: Any) -> None:
+    # Before: 78 MB for a version of 40 MB.
+    publisher = Publisher(publication, bus=bus.url, model=MODEL, schema_id=SCHEMA)
+    publish(publisher, 1)
+    (table, _, records), *_ = rows(list(range(2000)), 1.0)
+    repeats = 1_000_000 // len(records)
+
+    def changes() -> Iterator[Change]:
+        for each in range(4, 44):  # buckets of a MB each
+            yield table, each, records * repeats
+
+    tracemalloc.start()
+    try:
+        publisher.publish(2, watermark_ms=20, changes=changes(), dense=dense_tensors(2))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    size = sum(each.delta_bytes for each in publication.read_commit(VersionId(2, 1)).partitions)
+    assert size > 38_000_000
+    assert peak < 16_000_000
+
+
+# --- the folder's lock ----------------------------------------------------------------------------
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from embertide.trainer.publish.lock import FolderLock
+lock = FolderLock(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_two_trainers_without_a_bus_exclude_each_other(publication: Publication) -> None:
+    # Before, both took the same lineage and wrote versions over each other.
+    command = [sys.executable, "-c", HOLD, str(publication.path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        expected = rf"published to by pid {other.pid} on .*: stop that trainer"
+        with pytest.raises(LockedError, match=expected):
+            Publisher(publication, bus=None, model=MODEL, schema_id=SCHEMA)
+        other.kill()
+        other.wait()
+    assert Publisher(publication, bus=None, model=MODEL, schema_id=SCHEMA).lineage == 1
+
+
+def test_publishers_of_one_process_share_the_lock(publication: Publication) -> None:
+    first = FolderLock(publication.path)
+    second = FolderLock(publication.path)
+    del first
+    command = [sys.executable, "-c", HOLD, str(publication.path)]
+    refused = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert b"LockedError" in refused.stderr
+    del second
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        other.kill()
+
+
+# --- Redis away -----------------------------------------------------------------------------------
 
 
 def test_without_redis_versions_go_on_by_files_and_are_counted(

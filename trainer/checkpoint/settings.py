@@ -27,6 +27,7 @@ FREE_TO_CHANGE = frozenset(
         "ahead_bytes",
         "keep_snapshots",
         "keep_snapshots_s",
+        "bus_bytes",
         "checkpoint_memory_bytes",
         "devices",
         "ddr_budget_bytes",

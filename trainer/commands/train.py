@@ -25,7 +25,9 @@ from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.presets import PRESETS
 
 # Options that are settings of a run: a run's file has them, or the command line.
-_SETTINGS = ("seed", "batch_size", "publish_every_s", "snapshot_every", "threads", "cpu")
+_SETTINGS = (
+    *("seed", "batch_size", "publish_every_s", "snapshot_every", "threads", "cpu", "bus_bytes"),
+)
 
 
 def _print_config(preset: str | None) -> None:
@@ -77,6 +79,10 @@ def command(
     prune_ratio: Annotated[
         float, typer.Option(help="Keep rows of so many times fewer bytes than all keys'; 0: all.")
     ] = 0.0,
+    bus_bytes: Annotated[
+        int,
+        typer.Option(help="What versions may take of Redis; beyond it they go by files alone."),
+    ] = 512 << 20,
     ddr_mib: Annotated[int, typer.Option(help="DDR budget, MiB.")] = 4096,
     ssd_mib: Annotated[int, typer.Option(help="SSD budget, MiB; 0: no SSD tier.")] = 0,
     ssd_directory: Annotated[

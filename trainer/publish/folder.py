@@ -9,13 +9,14 @@
 The nodes' side is backend_cpp/bus/delta.h. Names ascend as versions do.
 """
 
+import contextlib
 import json
 import os
 import re
 import shutil
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +24,8 @@ from embertide import _store
 from embertide.trainer.errors import TrainerError
 from embertide.v1 import update_pb2
 
+PARTITIONS = 64
+"""Of a model's buckets; each has a delta file, and its streams share a slot of a Redis Cluster."""
 _DELTA_MAGIC = b"EMDLT001"
 _COMMIT_MAGIC = b"EMCMT001"
 _COMMIT_FILE = "commit.pb"
@@ -100,6 +103,45 @@ def _unfinished(parent: Path, file: str) -> Iterator[tuple[int, Path]]:
             yield int(match[1]), path
 
 
+class _DeltaFile(contextlib.AbstractContextManager["_DeltaFile"]):
+    """One partition's delta file while it is written."""
+
+    def __init__(self, folder: Path, partition: int, version: VersionId) -> None:
+        self._commit = update_pb2.PartitionCommit(
+            lineage=version.lineage,
+            version=version.number,
+            partition=partition,
+            delta_path=f"p-{partition:02d}.delta",
+        )
+        self._file = (folder / self._commit.delta_path).open("wb")
+        self._write(_DELTA_MAGIC)
+
+    def _write(self, data: bytes) -> None:
+        self._file.write(data)
+        self._commit.delta_bytes += len(data)
+        self._commit.delta_crc32c = _store.crc32c(data, self._commit.delta_crc32c)
+
+    def add(self, batch: update_pb2.RowBatch) -> None:
+        message = batch.SerializeToString()
+        self._write(struct.pack("<I", len(message)))
+        self._write(message)
+        buckets = self._commit.buckets
+        name = batch.table_id, batch.bucket
+        if not buckets or (buckets[-1].table_id, buckets[-1].bucket) != name:
+            buckets.add(table_id=batch.table_id, bucket=batch.bucket)
+        buckets[-1].sequence = batch.sequence
+        buckets[-1].batches += 1
+
+    def finish(self) -> update_pb2.PartitionCommit:
+        """Bring the file to the drive and return what is to be said of it."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return self._commit
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+
 class Publication:
     """One publication folder. One publisher at a time writes to it (lineage, on the bus)."""
 
@@ -159,14 +201,20 @@ class Publication:
     def write_delta(
         self,
         version: VersionId,
-        partitions: Sequence[tuple[update_pb2.PartitionCommit, Iterable[update_pb2.RowBatch]]],
+        batches: Iterable[update_pb2.RowBatch],
         dense: bytes,
         file: update_pb2.CommitFile,
     ) -> None:
         """Write one version: delta files, dense tensors, and last the commit file.
 
-        Fills in `delta_path`, `delta_crc32c` and `delta_bytes` of the partition commits, adds them
-        to `file`, and names the tensors in its commit. After this returns, the version exists.
+        Adds the partition commits to `file`, and names them and the tensors in its commit. After
+        this returns, the version exists. Memory: one batch.
+
+        Args:
+            version: Its name.
+            batches: Those of a bucket one after the other, buckets ascending by table and number.
+            dense: The tensors, if the version brings any.
+            file: Holds what else the commit is to say.
 
         Raises:
             PublicationError: The version exists already.
@@ -177,19 +225,19 @@ class Publication:
                 raise PublicationError(f"{folder} exists; a version is never written again")
             shutil.rmtree(folder)
         folder.mkdir(parents=True)
-        for partition, batches in partitions:
-            data = bytearray(_DELTA_MAGIC)
+        with contextlib.ExitStack() as stack:
+            files: dict[int, _DeltaFile] = {}
             for batch in batches:
-                message = batch.SerializeToString()
-                data += struct.pack("<I", len(message)) + message
-            partition.delta_path = f"p-{partition.partition:02d}.delta"
-            partition.delta_bytes = len(data)
-            partition.delta_crc32c = _store.crc32c(bytes(data))
-            write_synced(folder / partition.delta_path, data)
-            file.partitions.append(partition)
+                partition = batch.bucket % PARTITIONS
+                if partition not in files:
+                    files[partition] = stack.enter_context(_DeltaFile(folder, partition, version))
+                files[partition].add(batch)
+            for _, delta in sorted(files.items()):
+                file.partitions.append(delta.finish())
+        for partition_commit in file.partitions:
             reference = file.commit.partitions.add()
-            reference.partition = partition.partition
-            reference.crc32c = _store.crc32c(partition.SerializeToString(deterministic=True))
+            reference.partition = partition_commit.partition
+            reference.crc32c = _store.crc32c(partition_commit.SerializeToString(deterministic=True))
         if dense:
             write_synced(folder / _DENSE_FILE, dense)
             file.commit.dense_path = _DENSE_FILE
@@ -264,6 +312,16 @@ class Publication:
         if _store.crc32c(data) != commit.dense_crc32c:
             raise PublicationError(f"{path} fails its checksum")
         return data
+
+    def read_messages(
+        self, version: VersionId, partition: update_pb2.PartitionCommit
+    ) -> Iterator[bytes]:
+        """Yield the encoded batches of a delta file that this process wrote, one at a time."""
+        with (self._delta_path(version) / partition.delta_path).open("rb") as file:
+            file.seek(len(_DELTA_MAGIC))
+            while header := file.read(4):
+                (length,) = struct.unpack("<I", header)
+                yield file.read(length)
 
     def _written_s(self, version: VersionId) -> float:
         return (self.snapshot_path(version) / MANIFEST).stat().st_mtime

@@ -11,61 +11,35 @@ import logging
 import struct
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from embertide import _store
 from embertide.trainer.errors import TrainerError
+from embertide.trainer.publish.bus import Bus, BusError, BusStats, Keys, connect
 from embertide.trainer.publish.folder import Publication, VersionId
+from embertide.trainer.publish.lock import FolderLock
 from embertide.trainer.publish.promotion import PromotionRecord
 from embertide.trainer.publish.snapshot import dense_id
 from embertide.v1 import update_pb2
 
-PARTITIONS = 64
-"""Streams of one partition share a slot of a Redis Cluster."""
-# Where the lineage was before keys carried the model's name.
-_OLD_LINEAGE_KEY = "e:{commit}:lineage"
+__all__ = ["BUS_BYTES", "BusError", "Change", "Publisher", "PublisherStats", "SupersededError"]
+
+BUS_BYTES = 512 << 20
+"""What the versions of a model may take of a Redis, where nothing else is said."""
 # A batch with its header stays under 1 MiB.
 _MAX_BATCH_BYTES = (1 << 20) - 256
 _MAX_INLINE_DENSE = 1 << 20
-# Entries kept of each stream: minutes of versions; a node further behind reads files.
-_BUCKET_ENTRIES = 256
-_COMMIT_ENTRIES = 1024
-
-_TAKE_LINEAGE = """
-local now = tonumber(redis.call('GET', KEYS[1]) or '0')
-local mine = math.max(now, tonumber(ARGV[1])) + 1
-redis.call('SET', KEYS[1], mine)
-return mine
-"""
-# Redis may have lost everything, or gone back to an older copy: the larger lineage counts.
-_HOLD_LINEAGE = """
-local now = tonumber(redis.call('GET', KEYS[1]) or '0')
-if now < tonumber(ARGV[1]) then
-  redis.call('SET', KEYS[1], ARGV[1])
-  now = tonumber(ARGV[1])
-end
-return now
-"""
-_COMMIT = """
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[3], '*', 'm', ARGV[2])
-return 1
-"""
+# A Redis that hangs costs a version the client's timeout; it is then left alone for as long, at
+# most this: nodes must find the bus again soon after it is back.
+_MAX_PAUSE_S = 5.0
 
 log = logging.getLogger(__name__)
 
 
 class SupersededError(TrainerError):
     """Another publisher has taken the lineage; this one must stop."""
-
-
-class BusError(TrainerError):
-    """Redis cannot be reached; the message names the address and the reason."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -76,26 +50,14 @@ class PublisherStats:
     rows: int = 0
     bytes: int = 0
     bus_failures: int = 0  # versions that went out by files alone, for want of Redis
+    bus_full: int = 0  # times that Redis refused rows for want of memory
+    bus_commits_alone: int = 0  # versions whose rows did not fit on the bus
+    bus_emptied: int = 0  # times that Redis had lost what it held
+    bus_trimmed_early: int = 0  # versions trimmed before every live node had applied them
 
 
 Change = tuple[_store.TableConfig, int, bytes]
 """Table, bucket, records that changed since the version before (tombstones among them)."""
-
-
-class _Keys:
-    """The keys of one model (docs/formats.md, "Bus")."""
-
-    def __init__(self, model: str) -> None:
-        self._model = model
-        self.lineage = f"e:{{{model}:commit}}:lineage"
-        self.log = f"e:{{{model}:commit}}:log"
-        self.promoted = f"e:{{{model}:commit}}:promoted"
-
-    def partition(self, partition: int) -> str:
-        return f"e:{{{self._model}:{partition}}}:commit"
-
-    def bucket(self, table: int, bucket: int) -> str:
-        return f"e:{{{self._model}:{bucket % PARTITIONS}}}:{table}:{bucket}"
 
 
 def _now_ms() -> int:
@@ -103,11 +65,14 @@ def _now_ms() -> int:
 
 
 def _batch_crc(lineage: int, version: int, table: int, bucket: int, seq: int, rows: bytes) -> int:
-    return _store.crc32c(struct.pack("<QQIIQ", lineage, version, table, bucket, seq) + rows)
+    header = struct.pack("<QQIIQ", lineage, version, table, bucket, seq)
+    return _store.crc32c(rows, _store.crc32c(header))
 
 
 class Publisher:
     """Publishes the versions of one model. Used by one thread.
+
+    Memory: a batch while files are written, some MiB while a version goes out on the bus.
 
     Attributes:
         lineage: This publisher's run; larger than any before it.
@@ -116,28 +81,37 @@ class Publisher:
     """
 
     def __init__(
-        self, publication: Publication, *, bus: str | None, model: str, schema_id: int
+        self,
+        publication: Publication,
+        *,
+        bus: str | None,
+        model: str,
+        schema_id: int,
+        bus_bytes: int = BUS_BYTES,
+        exclusive: bool = True,
     ) -> None:
-        """Take the lineage.
+        """Take the lineage; without a bus, also the folder's lock.
 
         Args:
             publication: Where versions are written.
             bus: Redis URL; None publishes to files alone.
             model: Its name, by which several models can share a Redis.
             schema_id: Of the model, as its snapshots say.
+            bus_bytes: What its versions may take of Redis.
+            exclusive: False leaves the lock alone: for one who means to supersede a trainer.
 
         Raises:
             BusError: Redis cannot be reached now, or the model's name is not one for the bus.
+            LockedError: Without a bus: a publisher in another process has the folder.
         """
-        if bus is not None and set("{}") & set(model):
-            raise BusError(f"model {model!r}: a name on the bus has no braces; choose another")
         self.publication = publication
         self.schema_id = schema_id
         self.stats = PublisherStats()
-        self._redis = None if bus is None else _connect(bus)
-        self._keys = _Keys(model)
+        self._lock = FolderLock(publication.path) if bus is None and exclusive else None
+        self._bus = None if bus is None else Bus.connect(bus, model, bus_bytes)
+        self._away_until = 0.0
         floor = self._largest_lineage()
-        self.lineage = floor + 1 if self._redis is None else self._take_lineage(floor)
+        self.lineage = floor + 1 if self._bus is None else self._take_lineage(self._bus, floor)
         # Listed once the lineage is ours: whoever had it commits no more.
         versions = publication.versions()
         self.newest: VersionId | None = versions[-1] if versions else None
@@ -148,12 +122,9 @@ class Publisher:
     def _largest_lineage(self) -> int:
         return max((version.lineage for version in self.publication.versions()), default=0)
 
-    def _take_lineage(self, floor: int) -> int:
-        assert self._redis is not None
+    def _take_lineage(self, bus: Bus, floor: int) -> int:
         try:
-            # A run of the build before may have used up lineages that left no file.
-            old = int(self._redis.get(_OLD_LINEAGE_KEY) or 0)
-            return int(self._redis.eval(_TAKE_LINEAGE, 1, self._keys.lineage, max(floor, old)))
+            return bus.take_lineage(floor)
         except redis.RedisError as error:
             raise BusError(f"Redis cannot be used: {error}") from error
 
@@ -214,7 +185,6 @@ class Publisher:
         if self.newest is not None and number <= self.newest.number:
             raise ValueError(f"version {number} is not newer than {self.newest.number}")
         version = VersionId(number, self.lineage)
-        partitions = self._partitions(version, changes)
         file = update_pb2.CommitFile()
         commit = file.commit
         commit.version.number, commit.version.lineage = version
@@ -226,49 +196,32 @@ class Publisher:
         commit.committed_ms = _now_ms()
         commit.dense_id = dense_id(dense)
         changed = dense if commit.dense_id != self._dense_id else b""
-        reached = self._check_lineage()
+        bus = self._check_lineage()
         self.publication.note(version, watermark_ms=watermark_ms, committed_ms=commit.committed_ms)
-        self.publication.write_delta(version, partitions, changed, file)
+        self.publication.write_delta(version, self._batches(version, changes), changed, file)
         self.newest = version
         self._committed_ms = commit.committed_ms
         self._dense_id = commit.dense_id
         self.stats.versions += 1
         if changed and len(changed) <= _MAX_INLINE_DENSE:
             commit.dense = changed
-        if reached:
-            self._send(partitions, commit)
+        if bus is not None:
+            self._send(bus, file)
         return version
 
-    def _partitions(
+    def _batches(
         self, version: VersionId, changes: Iterable[Change]
-    ) -> list[tuple[update_pb2.PartitionCommit, list[update_pb2.RowBatch]]]:
-        by_partition: dict[int, list[update_pb2.RowBatch]] = defaultdict(list)
-        commits: dict[int, update_pb2.PartitionCommit] = {}
+    ) -> Iterator[update_pb2.RowBatch]:
         for table, bucket, records in changes:
-            pieces = _store.cut_records(table.layout, records, _MAX_BATCH_BYTES)
-            if not pieces:
-                continue
-            partition = bucket % PARTITIONS
-            commit = commits.setdefault(
-                partition,
-                update_pb2.PartitionCommit(
-                    lineage=version.lineage, version=version.number, partition=partition
-                ),
-            )
-            for data, rows, tombstones in pieces:
+            for data, rows, tombstones in _store.cut_records(
+                table.layout, records, _MAX_BATCH_BYTES
+            ):
                 self._sequences[table.id, bucket] += 1
                 batch = self._batch(version, table.id, bucket, data)
                 batch.rows, batch.tombstones = rows, tombstones
-                by_partition[partition].append(batch)
                 self.stats.rows += rows + tombstones
                 self.stats.bytes += len(data)
-            commit.buckets.add(
-                table_id=table.id,
-                bucket=bucket,
-                sequence=self._sequences[table.id, bucket],
-                batches=len(pieces),
-            )
-        return [(commits[partition], by_partition[partition]) for partition in sorted(commits)]
+                yield batch
 
     def _batch(
         self, version: VersionId, table: int, bucket: int, data: bytes
@@ -285,18 +238,22 @@ class Publisher:
             crc32c=_batch_crc(version.lineage, version.number, table, bucket, sequence, data),
         )
 
-    def _check_lineage(self) -> bool:
-        """Return whether the bus can be written to; raises SupersededError if it must not be."""
-        now, reached = self._largest_lineage(), False
-        if self._redis is not None:
+    def _check_lineage(self) -> Bus | None:
+        """Return the bus if it can be written to; raises SupersededError if it must not be."""
+        now, bus = self._largest_lineage(), None
+        if self._bus is not None:
+            began = time.monotonic()
             try:
-                held = int(self._redis.eval(_HOLD_LINEAGE, 1, self._keys.lineage, self.lineage))
-                now, reached = max(now, held), True
+                if began < self._away_until:
+                    raise redis.TimeoutError("it did not answer just now")
+                now = max(now, self._bus.hold_lineage(self.lineage))
+                bus = self._bus
             except redis.RedisError as error:
-                self._bus_failed(error)
+                self._bus_failed(error, began)
+            self._count(self._bus.stats)
         if now > self.lineage:
             raise self._superseded(f"publisher of lineage {now}")
-        return reached
+        return bus
 
     def _superseded(self, who: str) -> SupersededError:
         newest = self.publication.versions()[-1]
@@ -309,37 +266,33 @@ class Publisher:
                 )
         return SupersededError(f"{who} has taken over from {self.lineage}: stop this trainer")
 
-    def _bus_failed(self, error: Exception) -> None:
+    def _bus_failed(self, error: Exception, began: float) -> None:
+        now = time.monotonic()
+        self._away_until = max(self._away_until, now + min(now - began, _MAX_PAUSE_S))
         self.stats.bus_failures += 1
         log.warning("the bus is away (%s); version goes out by files alone", error)
 
-    def _send(
-        self,
-        partitions: Sequence[tuple[update_pb2.PartitionCommit, list[update_pb2.RowBatch]]],
-        commit: update_pb2.GlobalCommit,
-    ) -> None:
-        assert self._redis is not None
+    def _send(self, bus: Bus, file: update_pb2.CommitFile) -> None:
+        version = VersionId.of(file.commit.version)
+        began = time.monotonic()
         try:
-            pipe = self._redis.pipeline(transaction=False)
-            for partition, batches in partitions:
-                for batch in batches:
-                    stream = self._keys.bucket(batch.table_id, batch.bucket)
-                    _add(pipe, stream, batch.SerializeToString(), _BUCKET_ENTRIES)
-                stream = self._keys.partition(partition.partition)
-                _add(pipe, stream, partition.SerializeToString(), _COMMIT_ENTRIES)
-            pipe.execute()
-            keys = (self._keys.lineage, self._keys.log)
-            message = commit.SerializeToString()
-            done = self._redis.eval(_COMMIT, 2, *keys, self.lineage, message, _COMMIT_ENTRIES)
+            committed = bus.send(
+                file.commit,
+                file.partitions,
+                lambda partition: self.publication.read_messages(version, partition),
+            )
         except redis.RedisError as error:
-            self._bus_failed(error)
+            self._bus_failed(error, began)
             return
-        if not done:
+        finally:
+            self._count(bus.stats)
+        if not committed:
             raise self._superseded("another publisher")
 
-
-def _add(pipe: Any, stream: str, message: bytes, entries: int) -> None:
-    pipe.xadd(stream, {"m": message}, maxlen=entries, approximate=True)
+    def _count(self, bus: BusStats) -> None:
+        self.stats.bus_full, self.stats.bus_emptied = bus.full, bus.emptied
+        self.stats.bus_commits_alone = bus.by_commit_alone
+        self.stats.bus_trimmed_early = bus.trimmed_early
 
 
 def promotion_record(publication: Publication, *, bus: str | None, model: str) -> PromotionRecord:
@@ -348,23 +301,4 @@ def promotion_record(publication: Publication, *, bus: str | None, model: str) -
     Raises:
         BusError: Redis cannot be reached.
     """
-    return PromotionRecord(publication, bus and _connect(bus), _Keys(model).promoted)
-
-
-def _connect(url: str) -> Any:
-    try:
-        client = redis.Redis.from_url(
-            url,
-            socket_timeout=5.0,
-            socket_connect_timeout=2.0,
-            health_check_interval=30,
-            # Once, at once, for a connection that a restart cut: a version must not wait.
-            retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
-        )
-        client.ping()
-    except (redis.RedisError, ValueError) as error:
-        raise BusError(
-            f"Redis at {url.rsplit('@', 1)[-1]} cannot be reached: {error}; start it, or give "
-            "another --bus URL"
-        ) from error
-    return client
+    return PromotionRecord(publication, bus and connect(bus), Keys(model).promoted)

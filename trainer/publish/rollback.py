@@ -14,9 +14,9 @@ import numpy as np
 
 from embertide import _store
 from embertide.trainer.errors import ConfigurationError
-from embertide.trainer.publish.folder import Publication, VersionId
+from embertide.trainer.publish.folder import PARTITIONS, Publication, VersionId
 from embertide.trainer.publish.promotion import Undone, maker
-from embertide.trainer.publish.publisher import PARTITIONS, Change, Publisher, promotion_record
+from embertide.trainer.publish.publisher import Change, Publisher, promotion_record
 from embertide.trainer.publish.snapshot import (
     TENSORS,
     dense_id,
@@ -189,7 +189,11 @@ def roll_back(publication: Publication, number: int, *, bus: str | None) -> Rest
     # What cannot be done is refused before the trainer is superseded.
     manifest = _Target(publication, versions[-1], number).manifest
     publisher = Publisher(
-        publication, bus=bus, model=manifest["model"], schema_id=manifest["schema_id"]
+        publication,
+        bus=bus,
+        model=manifest["model"],
+        schema_id=manifest["schema_id"],
+        exclusive=False,
     )
     newest = publisher.newest
     assert newest is not None

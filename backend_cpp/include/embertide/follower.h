@@ -67,6 +67,7 @@ struct FollowerOptions {
   std::string bus;          // Redis URL; empty: versions come from the publication's files alone
   std::string publication;  // REQUIRED: the folder that the trainer publishes to
   std::string model;        // REQUIRED with a bus: the manifest's name of the model; its keys' part
+  std::string node = "node";  // part of the name under which Redis is told what is applied
   // Between attempts to reach Redis, and between looks at the files while it is away.
   std::chrono::milliseconds retry_every{500};
   // A bus that is silent this long says nothing of a publisher that cannot reach it: look at files.
@@ -88,6 +89,7 @@ struct FollowerStats {
   std::atomic<uint64_t> refused{0};        // versions that the store had no room for
   std::atomic<uint64_t> held{0};           // attempts to take a version that the guard holds back
   std::atomic<uint64_t> skipped{0};        // versions that a rollback undid, never taken
+  std::atomic<uint64_t> unnoted{0};        // times that Redis refused to note what is applied
   std::atomic<bool> connected{false};      // to Redis, now
   std::atomic<bool> caught_up{false};      // with the files that were there at the start
   // Wall clock from the publisher's commit of the newest version to its answers here.
