@@ -27,7 +27,6 @@ from embertide.server.cli.refusals import DEFAULT_BACKENDS, DEFAULT_CACHE
 _CONSOLE = Console(stderr=True, highlight=False, soft_wrap=True)
 _FOLDER = BUILD / "bench" / "overload"
 _REQUESTS = 64
-_AT_ONCE = 64  # of each node
 _NEVER_REACHED = 1e6  # requests/s: all clients have all requests on their way
 _SETTLE_S = 2.0
 _SHOWN = 5
@@ -91,6 +90,12 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="of overload")
     parser.add_argument("--factor", type=float, default=3.0)
     parser.add_argument("--deadline-ms", type=float, default=500.0)
+    parser.add_argument(
+        "--at-once",
+        type=int,
+        default=512,
+        help="requests on their way to each node, at most; too few, and they wait at the client",
+    )
     parser.add_argument("--samples", type=int, default=32, help="of a request")
     parser.add_argument(
         "--degraded-share", type=float, default=0.01, help="of keys that may be left unanswered"
@@ -106,8 +111,9 @@ def main() -> int:
         options.empty()
         with Chaos(options, _CONSOLE.print) as chaos:
             requests = _requests(chaos, arguments.samples)
-            patience = Patience(at_once=_AT_ONCE, timeout_s=deadline_s)
-            with Clients(chaos.fleet.grpc, requests, Patience(at_once=_AT_ONCE)) as clients:
+            at_once = arguments.at_once
+            patience = Patience(at_once=at_once, timeout_s=deadline_s)
+            with Clients(chaos.fleet.grpc, requests, Patience(at_once=at_once)) as clients:
                 most = _load(chaos, clients, _NEVER_REACHED, arguments.seconds / 4)
             sustained = most.requests_per_s
             _CONSOLE.print(f"[dim]the fleet sustains {sustained:,.0f} requests/s")
