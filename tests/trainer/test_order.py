@@ -181,6 +181,15 @@ def test_whoever_reads_again_from_a_batch_decides_the_same(lateness_s: int, cloc
         assert np.array_equal(again.ts_ms_N[stand], whole.ts_ms_N[begin:][stand])
 
 
+def test_the_first_event_of_a_batch_is_no_suspect_again() -> None:
+    # After it come events of a backlog, all late: they would speak against it.
+    ts = NOW + np.append(1000 * np.arange(100), np.zeros(50, np.int64) - 3 * HOUR)
+    whole = decide(ts)
+    assert rejected(whole) == list(range(100, 150))
+    again = feed(Order(EventTimes(), trusts_next=True), ts[99:])
+    assert rejected(again) == list(range(1, 51))
+
+
 @pytest.mark.parametrize("name", ["max_lateness_s", "max_jump_s", "max_future_s"])
 @pytest.mark.parametrize("value", [-1, float("nan"), 1e12])
 def test_what_is_no_length_of_time_is_refused(name: str, value: float) -> None:

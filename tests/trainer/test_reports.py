@@ -78,6 +78,8 @@ def test_a_scrape_gets_the_newest_progress_and_the_sources_counters() -> None:
         "embertide_trainer_checkpoints_total": 3,
         "embertide_trainer_checkpoint_seconds_total": 1.5,
         "embertide_trainer_dropped_total/refused_rows": 2,
+        "embertide_trainer_set_aside_total/batches": 1,
+        "embertide_trainer_set_aside_total/events": 32,
         "embertide_trainer_dense_missing_total": 11,
         "embertide_trainer_published_total/versions": 6,
         "embertide_trainer_published_total/rows": 500,

@@ -152,8 +152,9 @@ class Assembler:
 
     @property
     def waits_for_more(self) -> bool:
-        """Whether a row far ahead of those before it waits for others that confirm it."""
-        return self._waiting is not None and self._order.latest_ms != NO_TS_MS
+        """Whether a row far ahead of those before it waits, and none has come after it."""
+        held = self._waiting
+        return held is not None and len(held.rows) == 1 and self._order.latest_ms != NO_TS_MS
 
     @property
     def waits(self) -> bool:

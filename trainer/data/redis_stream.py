@@ -241,7 +241,7 @@ class RedisStreamSource(EventSource):
         for entry in self._entries(start):
             if entry is None:
                 held = cutter.held or assembler.waits
-                # What waits for events that confirm it is not settled by their absence.
+                # Those that came after what waits decide it then; if none came, nothing does.
                 if held and last is not None and not assembler.waits_for_more:
                     self._close(last, assembler.latest_ms)
                 continue
