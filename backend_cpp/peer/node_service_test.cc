@@ -21,7 +21,7 @@ class TestHandler : public NodeHandler {
     response->set_plan_epoch(request.plan_epoch() + 1);
     return Status::Ok();
   }
-  Status Read(const v1::ReadRequest&, v1::ReadResponse*) override { return Status::Ok(); }
+  Status Read(const v1::ReadRequest&, Deadline, v1::ReadResponse*) override { return Status::Ok(); }
   Status GetStatus(v1::NodeServiceGetStatusResponse*) override { return Status::Ok(); }
   Status GetLoad(uint32_t, v1::NodeServiceGetLoadResponse*) override { return Status::Ok(); }
   Status Explain(const v1::ExplainRequest&, v1::ExplainResponse*) override { return Status::Ok(); }
