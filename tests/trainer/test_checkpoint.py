@@ -70,6 +70,8 @@ def job(publication: Publication, rows: EmbeddingStore, number: int) -> Snapshot
     checkpoint = Checkpoint(
         version=VersionId(number, 1),
         config={"seed": 1},
+        changed=[],
+        changes=[],
         offset=7,
         done=6,
         events=5,

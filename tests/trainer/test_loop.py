@@ -415,8 +415,10 @@ def copy(whole: Whole, tmp_path: Path) -> Publication:
 
 
 def with_rates(sparse: float, dense: float) -> RunConfig:
-    rates = {"sparse_learning_rate": sparse, "dense_learning_rate": dense}
-    return dataclasses.replace(RUN, optimizer=dataclasses.replace(RUN.optimizer, **rates))
+    optimizer = dataclasses.replace(
+        RUN.optimizer, sparse_learning_rate=sparse, dense_learning_rate=dense
+    )
+    return dataclasses.replace(RUN, optimizer=optimizer)
 
 
 def test_a_changed_learning_rate_is_taken_when_allowed_and_remembered(

@@ -49,7 +49,8 @@ def decide(
 
 
 def rejected(decision: Decision) -> list[Any]:
-    return np.flatnonzero(decision.fault_N).tolist()
+    rejected_rows: list[Any] = np.flatnonzero(decision.fault_N).tolist()
+    return rejected_rows
 
 
 @pytest.mark.parametrize(
