@@ -223,9 +223,9 @@ Status Follower::Impl::NoteApplied() {
   const uint64_t number = newest().number;
   if (now - noted_at < (number == noted ? kNoteEvery : kNoteSoonest)) return Status::Ok();
   const std::string key = "e:{" + options.model + ":commit}:node";
-  const Status status = redis->Execute({{"SADD", key + "s", note_name},
-                                        {"SET", key + ":" + note_name, std::to_string(number), "PX",
-                                         std::to_string(kNoteExpires.count())}});
+  Status status = redis->Execute({{"SADD", key + "s", note_name},
+                                  {"SET", key + ":" + note_name, std::to_string(number), "PX",
+                                   std::to_string(kNoteExpires.count())}});
   noted = number;
   noted_at = now;
   if (status.code() != Code::kRejected) return status;

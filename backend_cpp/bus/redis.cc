@@ -22,7 +22,8 @@ void* AddToken(const redisReadTask* task, int type, size_t length, std::string t
   tokens->push_back({type, length, std::move(text)});
   return tokens;
 }
-redisReplyObjectFunctions token_functions = {
+// NOLINTNEXTLINE(bugprone-throwing-static-initialization): constinit, so that nothing runs for it.
+constinit redisReplyObjectFunctions token_functions = {
     [](const redisReadTask* task, char* text, size_t size) {
       return AddToken(task, task->type, 0, std::string(text, size));
     },

@@ -61,7 +61,7 @@ class Service final
                                    const grpc::ByteBuffer* question,
                                    grpc::ByteBuffer* answer) override {
     auto* reactor = context->DefaultReactor();
-    reactor->Finish(Guarded(*context, [&] { return Lookup(*question, answer); }));
+    reactor->Finish(Guarded(*context, [&] { return AnswerLookup(*question, answer); }));
     return reactor;
   }
   grpc::Status Read(grpc::ServerContext* context, const v1::ReadRequest* request,
@@ -83,7 +83,7 @@ class Service final
   }
 
  private:
-  Status Lookup(grpc::ByteBuffer question, grpc::ByteBuffer* answer) {
+  Status AnswerLookup(grpc::ByteBuffer question, grpc::ByteBuffer* answer) {
     v1::LookupRequest request;
     if (!grpc::SerializationTraits<v1::LookupRequest>::Deserialize(&question, &request).ok()) {
       return {Code::kInvalidArgument, "the message is no LookupRequest"};

@@ -277,7 +277,9 @@ Status Finder::ReadSsdRows() {
 }
 
 size_t Finder::memory_bytes() const {
-  const auto bytes = [](const auto& items) { return items.capacity() * sizeof(items[0]); };
+  const auto bytes = []<typename Item>(const std::vector<Item>& items) {
+    return items.capacity() * sizeof(Item);
+  };
   return bytes(runs_) + bytes(keys_) + bytes(groups_) + bytes(buckets_) + bytes(found_) +
          bytes(remote_) + bytes(ssd_keys_) + bytes(ssd_reads_) + bytes(ssd_rows_);
 }

@@ -342,6 +342,7 @@ Result<std::string> Store::PruneStateOfFormat5(uint32_t g, std::string_view stat
   std::memcpy(&saved, state.data(), sizeof(saved));
   state.remove_prefix(sizeof(saved));
   std::vector<GroupPrice::SeenKeys> seen;
+  seen.reserve(group.seen.size());
   for (const GroupPrice::SeenKeys& each : group.seen) seen.push_back({each.row_bytes, {}});
   for (size_t i = 0; i < group.tables.size(); ++i) {
     DistinctKeys keys;
