@@ -455,6 +455,26 @@ def test_a_publisher_that_is_superseded_while_it_sends_never_commits(
     assert commits(bus) == [(1, 1)]
 
 
+def test_a_bus_emptied_while_a_version_is_sent_does_not_end_its_publisher(
+    publication: Publication, bus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Found by chaos: the trainer was told that another one had taken over, and ended.
+    publisher = Publisher(publication, bus=bus.url, model=MODEL, schema_id=SCHEMA)
+    publish(publisher, 1)
+    send = Bus.send
+
+    def emptied(self: Bus, *message: Any) -> bool:
+        bus.flushall()  # the lineage was checked just before
+        return send(self, *message)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Bus, "send", emptied)
+        publish(publisher, 2)
+    assert int(bus.get(LINEAGE)) == publisher.lineage
+    publish(publisher, 3)
+    assert commits(bus) == [(2, publisher.lineage), (3, publisher.lineage)]
+
+
 def test_redis_that_went_back_to_an_older_copy_is_told_the_lineage(
     publication: Publication, bus: Any
 ) -> None:

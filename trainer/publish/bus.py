@@ -49,8 +49,14 @@ return {tonumber(ARGV[1]), held and 1 or 0}
 """
 # An entry that is there already was sent before the connection broke. One that is newer is of
 # another publication or of a Redis that went back: it must not hide ours.
+# Only a larger lineage is another publisher's: a Redis that was emptied meanwhile is told ours.
 _COMMIT = """
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+local held = tonumber(redis.call('GET', KEYS[1]) or '0')
+if held > tonumber(ARGV[1]) then return 0 end
+if held < tonumber(ARGV[1]) then
+  redis.call('DEL', KEYS[1])
+  redis.call('SET', KEYS[1], ARGV[1])
+end
 redis.call('XTRIM', KEYS[2], 'MINID', '=', ARGV[4])
 redis.call('XTRIM', KEYS[2], 'MAXLEN', '=', ARGV[5])
 local last = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)
