@@ -24,8 +24,9 @@ constexpr uint32_t kCallsAtOnce = 2;  // more wait, and are put together
 constexpr size_t kMaxWaiting = 4096;
 // Parts share a call while their deadlines lie so close together: the latest is the call's.
 constexpr std::chrono::milliseconds kDeadlinesApart{20};
-// Between two beats that calls of others bring about.
-constexpr std::chrono::milliseconds kBeatsApart{10};
+// Between two beats that calls of others bring about: so much longer may one node pin an older
+// version than another after a commit.
+constexpr std::chrono::milliseconds kBeatsApart{1};
 // How long a dead peer's connection is tried before a new one is made. gRPC itself resolves a name
 // at most every 30 s, and never gives up a connection whose other end went without a word. A node
 // that comes back elsewhere is to be found within two seconds.

@@ -78,7 +78,7 @@ class PeerPool {
   // The peers from now on. Those that stay keep their connection and what is known of them.
   void SetPeers(std::span<const Address> peers);
   // A call came that names a peer as its sender and says which versions that has. Believed only as
-  // far as the peer is asked, at most every 10 ms, where this is not what is known of it.
+  // far as the peer is asked, at most every millisecond, where this is not what is known of it.
   void HearClaim(const std::string& name, const v1::VersionRange& versions);
   // Beats all peers now: a version was committed here.
   void BeatNow();
