@@ -355,10 +355,11 @@ void PeerPool::Impl::Run() {
         const std::lock_guard lock(peer->mutex);
         const auto since = Clock::now() - peer->beaten;
         due = due || since >= options.beat_every || (peer->beat_wanted && since >= kBeatsApart);
-        if (peer->beat_wanted && !due)
-          wait = std::min<std::chrono::microseconds>(wait, kBeatsApart);
       }
       if (due) Beat(peer, all);
+      // Still wanted: the last one is too recent, or one is under way that began before the claim.
+      const std::lock_guard lock(peer->mutex);
+      if (peer->beat_wanted) wait = std::min<std::chrono::microseconds>(wait, kBeatsApart);
     }
   }
 }
