@@ -92,10 +92,16 @@ void Run(std::string_view input) {
   const auto after = (*connection)->ReadAfter("s", "0-0", 9, std::chrono::milliseconds(1));
   if (after.ok()) {
     check(after.value());
-    const auto ranges = (*connection)->ReadRanges({{"a", "0-0"}, {"b", "0-0"}}, 9);
-    if (ranges.ok()) {
-      EMBERTIDE_CHECK(ranges.value().size() == 2);
-      for (const auto& each : ranges.value()) check(each);
+    const std::vector<RedisConnection::Range> wanted = {{"a", "1-0", "1-9", 9, input.size()},
+                                                        {"b", "1-0", "1-9", 9, input.size()}};
+    std::vector<std::vector<StreamEntry>> ranges(wanted.size());
+    const Status read = (*connection)->ReadRanges(wanted, [&](size_t range, StreamEntry entry) {
+      EMBERTIDE_CHECK(range < ranges.size());
+      ranges[range].push_back(std::move(entry));
+      return Status::Ok();
+    });
+    if (read.ok()) {
+      for (const auto& each : ranges) check(each);
       const auto value = (*connection)->Get("k");
       EMBERTIDE_CHECK(!value.ok() || !value.value() || value.value()->size() <= input.size());
     }
