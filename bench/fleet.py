@@ -7,8 +7,12 @@ several versions a second, and a client process a node.
 import contextlib
 import dataclasses
 import sys
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+import grpc
 
 from bench import models
 from bench.load import Clients
@@ -19,9 +23,38 @@ from embertide.server.adapters import triton
 from embertide.server.adapters.process import Child, free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.server.cli.control_plane import Caller
+from embertide.v1 import node_pb2, node_pb2_grpc
 
 MODEL = "lookup"
 _LONGEST_DEADLINE_MS = 500
+_LOOK_S = 0.01  # between looks at what a node has committed
+
+
+class Commits(threading.Thread):
+    """Notes when a node's newest version rises."""
+
+    def __init__(self, address: str) -> None:
+        """Watch the node whose own service is at this address."""
+        super().__init__(daemon=True)
+        self._address, self._ended = address, threading.Event()
+        self.seen: list[tuple[int, float]] = []  # version, wall clock
+
+    def run(self) -> None:
+        """Look until told to stop."""
+        newest = 0
+        with grpc.insecure_channel(self._address) as channel:
+            stub = node_pb2_grpc.NodeServiceStub(channel)
+            while not self._ended.wait(_LOOK_S):
+                with contextlib.suppress(grpc.RpcError):
+                    status = stub.GetStatus(node_pb2.NodeServiceGetStatusRequest(), timeout=1.0)
+                    if status.versions.newest.number > newest:
+                        newest = status.versions.newest.number
+                        self.seen.append((newest, time.time()))
+
+    def end(self) -> None:
+        """Look no more."""
+        self._ended.set()
+        self.join()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

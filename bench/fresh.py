@@ -11,30 +11,26 @@ Shapes: V versions.
 """
 
 import argparse
-import contextlib
 import dataclasses
 import itertools
 import json
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import grpc
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
 from bench import keys, plot, report
-from bench.fleet import MODEL, Fleet, start_fleet
+from bench.fleet import MODEL, Commits, Fleet, start_fleet
 from bench.load import Seen, encode
 from bench.servers import BUILD, ROOT, BenchError
 from bench.shapes import Shape
 from bench.versions import CHANGED_SHARE, Stages
 from embertide.server.adapters.process import ProcessError
 from embertide.trainer.errors import TrainerError
-from embertide.v1 import node_pb2, node_pb2_grpc
 
 _CONSOLE = Console(stderr=True, highlight=False, soft_wrap=True)
 _FOLDER = BUILD / "bench" / "fresh"
@@ -42,35 +38,7 @@ _TABLES, _VERSIONS_PER_S = 8, 5
 _BATCH, _REQUESTS = 64, 256
 _SETTLE_S = 1.0
 _RATE_SHARE = 0.5
-_LOOK_S = 0.01  # between looks at what a node has committed
 _MOST_FRESH_S, _LEAST_RATE, _MOST_P99 = 1.0, 0.9, 1.5
-
-
-class Commits(threading.Thread):
-    """Notes when a node's newest version rises."""
-
-    def __init__(self, address: str) -> None:
-        """Watch the node whose own service is at this address."""
-        super().__init__(daemon=True)
-        self._address, self._ended = address, threading.Event()
-        self.seen: list[tuple[int, float]] = []  # version, wall clock
-
-    def run(self) -> None:
-        """Look until told to stop."""
-        newest = 0
-        with grpc.insecure_channel(self._address) as channel:
-            stub = node_pb2_grpc.NodeServiceStub(channel)
-            while not self._ended.wait(_LOOK_S):
-                with contextlib.suppress(grpc.RpcError):
-                    status = stub.GetStatus(node_pb2.NodeServiceGetStatusRequest(), timeout=1.0)
-                    if status.versions.newest.number > newest:
-                        newest = status.versions.newest.number
-                        self.seen.append((newest, time.time()))
-
-    def end(self) -> None:
-        """Look no more."""
-        self._ended.set()
-        self.join()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
