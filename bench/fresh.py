@@ -2,10 +2,10 @@
 
 A publisher changes 1 % of a million rows five times a second, 50,000 rows/s, while both nodes
 answer. Load with versions and load without take turns: in closed loop for throughput, at half of
-that rate for the p99 of requests and for freshness. Freshness counts from when a version's rows
-have their values until an answer of a node first says that version or a later one. The stages on
-the way are when its records are made, its files written, the bus has it, a node has staged and
-committed it, and an answer shows it.
+that rate for the p99 of requests and for freshness, and once more to see when nodes commit.
+Freshness counts from when a version's rows have their values until an answer of a node first says
+that version or a later one. The stages on the way are when its records are made, its files written,
+the bus has it, a node has staged and committed it, and an answer shows it.
 
 Shapes: V versions.
 """
@@ -55,10 +55,12 @@ def _requests(shape: Shape) -> list[bytes]:
     return [encode(MODEL, batch_BF) for batch_BF in np.split(keys_NFL[:, :, 0], _REQUESTS)]
 
 
-def _turn(fleet: Fleet, rate: float | None, seconds: float, versions: bool) -> Turn:
+def _turn(
+    fleet: Fleet, rate: float | None, seconds: float, *, versions: bool, watch: bool = False
+) -> Turn:
     """Ask for a while; the time before a load has settled does not count."""
     fleet.versions.flow(versions)
-    watched = [Commits(peer) for peer in fleet.peers] if versions and rate else []
+    watched = [Commits(peer) for peer in fleet.peers] if watch else []
     for each in watched:
         each.start()
     fleet.clients.start(rate)
@@ -106,7 +108,7 @@ def _stages(turn: Turn) -> dict[str, NDArray[np.float64]]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Repetition:
-    """Four turns, one after the other."""
+    """Five turns, one after the other."""
 
     quiet_per_s: float
     busy_per_s: float
@@ -129,20 +131,24 @@ class Repetition:
 
 def _repetition(fleet: Fleet, shape: Shape, seconds: float, rate: float) -> Repetition:
     turns = [
-        _turn(fleet, each, seconds, versions) for each in (None, rate) for versions in (False, True)
+        _turn(fleet, each, seconds, versions=versions)
+        for each in (None, rate)
+        for versions in (False, True)
     ]
+    # Watching the nodes takes of the cores that requests need: in a turn of its own.
+    watched = _turn(fleet, rate, seconds, versions=True, watch=True)
     fleet.versions.flow(False)
     fleet.versions.snapshot()
     quiet, busy, quiet_at, busy_at = turns
     rows = int(shape.rows * CHANGED_SHARE) * shape.tables
-    stages = {name: each.tolist() for name, each in _stages(busy_at).items()}
+    stages = {name: each.tolist() for name, each in (_stages(watched) | _stages(busy_at)).items()}
     return Repetition(
         quiet_per_s=quiet.seen.requests_per_s,
         busy_per_s=busy.seen.requests_per_s,
         quiet_p99_us=quiet_at.seen.latency_us_p99,
         busy_p99_us=busy_at.seen.latency_us_p99,
         rows_per_s=rows * len(busy_at.stages) / (seconds - 1.0),
-        failed=sum(turn.seen.failed for turn in turns),
+        failed=sum(turn.seen.failed for turn in (*turns, watched)),
         stages=stages,
     )
 
@@ -191,7 +197,7 @@ def _rows(repetitions: Sequence[Repetition], shape: Shape) -> list[report.Row]:
 
 
 def _measure(fleet: Fleet, shape: Shape, repetitions: int, seconds: float) -> list[Repetition]:
-    sustained = _turn(fleet, None, seconds, True).seen.requests_per_s
+    sustained = _turn(fleet, None, seconds, versions=True).seen.requests_per_s
     rate = _RATE_SHARE * sustained
     _CONSOLE.print(f"[dim]{sustained:,.0f} requests/s with versions; the rate is {rate:,.0f}")
     done = []
@@ -209,7 +215,7 @@ def main() -> int:
     """
     parser = argparse.ArgumentParser(prog="bench.fresh", description=__doc__)
     parser.add_argument("--repetitions", type=int, default=report.LEAST_REPETITIONS)
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each of four turns")
+    parser.add_argument("--seconds", type=float, default=6.0, help="of each of five turns")
     parser.add_argument("--rows", type=int, default=125_000, help="of a table, of eight")
     parser.add_argument("--out", type=Path, default=BUILD / "bench" / "fresh.json")
     arguments = parser.parse_args()

@@ -34,6 +34,10 @@ constexpr size_t kMaxCommitBytes = size_t{4} << 20;
 constexpr size_t kCommitsAtOnce = kMaxReplyBytes / kMaxCommitBytes - 1;
 constexpr size_t kBatchesAtOnce = kMaxBytesInFlight / kMaxBatchBytes;
 constexpr size_t kRangesAtOnce = 4096;
+// A version on time is taken in turns with requests: as long at work as not, at most. One that is
+// older is taken at once.
+constexpr std::chrono::microseconds kTurn{400};
+constexpr milliseconds kOnTime{500};
 // A node says what it has applied so often, and is taken for gone when it has not for so long.
 constexpr milliseconds kNoteEvery{5000};
 constexpr milliseconds kNoteSoonest{250};
@@ -68,6 +72,8 @@ struct Follower::Impl {
   std::string cursor;  // id of the last commit read
   std::string note_name;
   bool staging = false;      // false: a version's batches are only proved
+  bool takes_turns = false;  // with requests
+  std::chrono::steady_clock::time_point turn_began;
   uint64_t staged_rows = 0;  // of the version that is being taken
   uint64_t noted = 0;        // version that Redis was told last
   std::chrono::steady_clock::time_point noted_at;
@@ -126,6 +132,8 @@ struct Follower::Impl {
   Status ReadPartitions(const v1::GlobalCommit& commit, std::vector<Wanted>* wanted);
   Status TakeBatches(VersionId id, std::vector<Wanted> wanted);
   Status TakeBatch(VersionId id, const std::string& message, Wanted* wanted);
+  void BeginTurns(const v1::GlobalCommit& commit);
+  void TakeTurns();
   Status Stage(const v1::RowBatch& batch);
   Status Commit(const v1::GlobalCommit& commit, const std::string& tensors);
   Status CatchUp();
@@ -304,6 +312,7 @@ Status Follower::Impl::TakeFromBus(const v1::GlobalCommit& commit) {
   if (!tensors.ok()) return tensors.status();
   std::vector<Wanted> wanted;
   staged_rows = 0;
+  BeginTurns(commit);
   EMBERTIDE_RETURN_IF_ERROR(ReadPartitions(commit, &wanted));
   for (const bool second : {false, true}) {
     staging = second;
@@ -312,8 +321,22 @@ Status Follower::Impl::TakeFromBus(const v1::GlobalCommit& commit) {
   return Commit(commit, tensors.value());
 }
 
+// A burst of some milliseconds on every core would be seen in the p99 of requests. A lower priority
+// does not avoid it: a process keeps its share of a core, whatever its threads' priorities.
+void Follower::Impl::BeginTurns(const v1::GlobalCommit& commit) {
+  takes_turns = MsSince(commit.committed_ms()) < static_cast<uint64_t>(kOnTime.count());
+  turn_began = std::chrono::steady_clock::now();
+}
+
+void Follower::Impl::TakeTurns() {
+  if (!takes_turns || std::chrono::steady_clock::now() - turn_began < kTurn) return;
+  std::this_thread::sleep_for(kTurn);
+  turn_began = std::chrono::steady_clock::now();
+}
+
 // The next batch, proved, of the version that is being taken.
 Status Follower::Impl::Stage(const v1::RowBatch& batch) {
+  TakeTurns();
   if (!staging) return Status::Ok();
   staged_rows += batch.rows() + batch.tombstones();
   return sink->Stage(batch.version(), batch.table_id(), batch.bucket(), batch.records());
@@ -456,6 +479,7 @@ Status Follower::Impl::TakeFromFiles(VersionId id) {
   const Result<std::string> tensors = ReadDenseTensors(options.publication, commit);
   if (!tensors.ok()) return tensors.status();
   staged_rows = 0;
+  BeginTurns(commit);
   const auto read = [&]() -> Status {
     for (const v1::PartitionCommit& partition : file.value().partitions()) {
       EMBERTIDE_RETURN_IF_ERROR(ReadDeltaFile(options.publication, id, partition,
