@@ -41,7 +41,7 @@ from embertide.trainer.data.limit import blocks
 from embertide.trainer.eval.metrics import Prequential
 from embertide.trainer.learner import Learner, NotFiniteError
 from embertide.trainer.model.export import export_dense, tensor_bytes
-from embertide.trainer.publish.folder import Publication, VersionId
+from embertide.trainer.publish.folder import PARTITIONS, NoRoomError, Publication, VersionId
 from embertide.trainer.publish.image import PublishedImage
 from embertide.trainer.publish.promotion import PromotionRecord
 from embertide.trainer.publish.publisher import Change, Publisher
@@ -181,6 +181,7 @@ class Trainer:
             schema_id=self._schema_id(),
             bus_bytes=run.bus_bytes,
         )
+        self._owes_snapshot = False  # the next version has one, whatever its number
         self._owe()
 
     # --- resuming ---------------------------------------------------------------------------------
@@ -224,11 +225,27 @@ class Trainer:
         log.info("resumed at event %d, version %d", self.offset, self.number)
 
     def _owe(self) -> None:
-        """Mark what other publishers sent after our checkpoint: the next version makes it good."""
+        """Mark what other publishers sent after our checkpoint: the next version makes it good.
+
+        Of a damaged file only the partition is known, so all rows of that are marked; and nodes get
+        a snapshot, which leads those past the file that need it.
+        """
         index = {table.id: t for t, table in enumerate(self.rows.tables)}
-        for (table_id, bucket), batches in self.publisher.owed(self.number).items():
+        owed = self.publisher.owed(self.number)
+        for (table_id, bucket), batches in owed.batches.items():
             for batch in batches:
                 self.rows.mark_changed(index[table_id], bucket, batch.records)
+        if not owed.damaged:
+            return
+        self.publisher.stats.damaged_partitions += len(owed.damaged)
+        self._owes_snapshot = True
+        log.warning(
+            "the next version has all rows of %d partitions with damaged files, and a snapshot",
+            len(owed.damaged),
+        )
+        for t, _, bucket in self.rows.places():
+            if bucket % PARTITIONS in owed.damaged:
+                self.rows.mark_changed(t, bucket, self.rows.store.export_bucket(t, bucket))
 
     def keep_copy(self, after: int, directory: Path) -> None:
         """Write the first version that has learned the events before index `after` as a snapshot.
@@ -345,9 +362,10 @@ class Trainer:
         )
 
     def published(self) -> dict[str, int]:
-        """Return the counters of what was sent and of what a budget left out."""
+        """Return the counters of what was sent, and of what a budget or the drive left out."""
         left_out = {} if self.image is None else dataclasses.asdict(self.image.stats)
-        return dataclasses.asdict(self.publisher.stats) | left_out
+        without_room = {"checkpoints_without_room": self.saver.stats.without_room}
+        return dataclasses.asdict(self.publisher.stats) | without_room | left_out
 
     def _begin(self, first_ms: int) -> None:
         """Publish the untrained model before the first event of a fresh run."""
@@ -360,14 +378,26 @@ class Trainer:
         return 1 + (ts_ms - self.origin_ms) // (self.run.publish_every_s * 1000)
 
     def _reach(self, ts_ms: int) -> None:
-        """Publish the version whose time has come; all events before it are learned."""
+        """Publish the version whose time has come; all events before it are learned.
+
+        Where the drive has no room, training goes on, and the next version has its rows.
+        """
         number = self._number_at(ts_ms)
         if number <= self.number:
             return
         assert self.origin_ms is not None
         watermark_ms = self.origin_ms + (number - 1) * self.run.publish_every_s * 1000 - 1
         every = self.run.snapshot_every
-        self._publish(number, watermark_ms, snapshot=number // every > self.number // every)
+        snapshot = number // every > self.number // every
+        try:
+            self._publish(number, watermark_ms, snapshot=snapshot)
+        except NoRoomError as error:
+            if self.publisher.newest is None:
+                raise
+            log.error("version %d is not published: %s", number, error)
+            self.publisher.stats.versions_without_room += 1
+            self._owes_snapshot |= snapshot
+            self.number = number
 
     def _train(self, batch: Batch) -> None:
         """Score a batch, then learn from it; or put it aside, and nothing but histories have it."""
@@ -404,7 +434,8 @@ class Trainer:
                 self.image.apply(number, self._changes())
             self.publisher.adopt(number, watermark_ms=watermark_ms, dense=dense)
             self._snapshot(VersionId(number, self.publisher.lineage), watermark_ms, dense)
-            self.saver.wait()  # no later version without it: nothing else holds the first one
+            # No later version without it: nothing else holds the first one.
+            self.saver.wait(needed=True)
             return
         if number <= newest.number:
             # Out already, by the run that we resumed: only the state moves on. That run may have
@@ -419,6 +450,7 @@ class Trainer:
             if number < newest.number or not last:
                 return
             self.number = number = newest.number + 1
+        snapshot |= self._owes_snapshot
         changes: Iterable[Change] = self._changes()
         if self.image is not None:
             self.image.follow(self.publication, newest.number)
@@ -442,6 +474,7 @@ class Trainer:
             self.image.apply(number, changes)
         if snapshot:
             self._snapshot(version, watermark_ms, dense)
+            self._owes_snapshot = False
 
     def _snapshot_again(self, number: int, watermark_ms: int, dense: bytes) -> bool:
         """Make the snapshot of a version that is out, if it is of the state that we are in."""
@@ -462,11 +495,14 @@ class Trainer:
         if (commit.watermark_ms, commit.dense_id) != (watermark_ms, dense_id(dense)):
             return False
         if self.image is not None:
-            return True  # a snapshot is the image, which has read that version's own files
+            # A snapshot is the image, which has read that version's own files.
+            return self.image.is_known
         owed = self.publisher.owed(self._since.number, version.number)
+        if owed.damaged:
+            return False
         snapshot = self.publication.snapshot_path(self._since)
         for t, table, bucket, records in self.rows.read_buckets(snapshot):
-            changed = [batch.records for batch in owed.get((table.id, bucket), [])]
+            changed = [batch.records for batch in owed.batches.get((table.id, bucket), [])]
             mine = self.rows.store.export_bucket(t, bucket)
             # Rows, their slots' slack and the index, with room to spare.
             budget = (64 << 20) + 4 * (len(records) + sum(map(len, changed)))

@@ -262,19 +262,47 @@ def test_no_version_follows_the_first_before_its_snapshot_is_there(
     assert_ends_as(whole, fresh, resume(fresh))
 
 
+def failing(number: int) -> Callable[[], None]:
+    def fail() -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
 def test_a_checkpoint_that_cannot_be_written_stops_the_run_and_says_why(
     whole: Whole, fresh: Publication
 ) -> None:
-    def full() -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     trainer = Trainer(RUN, fresh, program_cache=CACHE)
-    message = "the checkpoint of version 8 cannot be written: .*No space left on device"
-    with at_snapshot(8, full), pytest.raises(CheckpointError, match=message):
+    message = "the checkpoint of version 8 cannot be written: .*Input/output error"
+    with at_snapshot(8, failing(errno.EIO)), pytest.raises(CheckpointError, match=message):
         trainer.fit(NEWS)
     assert trainer.number < 12  # the next checkpoint at the latest
     assert trainer.saver.stats.saved == 2
     assert_ends_as(whole, fresh, resume(fresh))
+
+
+def test_a_checkpoint_that_the_drive_has_no_room_for_is_left_out(
+    whole: Whole, fresh: Publication, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Before: CheckpointError, and the run ended.
+    trainer = Trainer(dataclasses.replace(RUN, keep_snapshots=9), fresh, program_cache=CACHE)
+    with at_snapshot(8, failing(errno.ENOSPC)), caplog.at_level(logging.ERROR):
+        trainer.fit(NEWS)
+    assert "the checkpoint of version 8 is not written, the one before stays" in caplog.text
+    assert [version.number for version in fresh.snapshots()] == [1, 4, 12, 16, 19]
+    assert trainer.published()["checkpoints_without_room"] == 1
+    assert sorted(each.name for each in (fresh.path / "checkpoints").iterdir())[2:] == [
+        version.folder for version in fresh.snapshots()[2:]
+    ]  # and nothing of version 8
+    assert_ends_as(whole, fresh, trainer)
+
+
+@pytest.mark.parametrize("number", [1, 19])
+def test_the_first_checkpoint_and_the_last_need_room(fresh: Publication, number: int) -> None:
+    trainer = Trainer(RUN, fresh, program_cache=CACHE)
+    message = f"the checkpoint of version {number} cannot be written: .*No space left on device"
+    with at_snapshot(number, failing(errno.ENOSPC)), pytest.raises(CheckpointError, match=message):
+        trainer.fit(NEWS)
 
 
 # --- what the killed run had sent -----------------------------------------------------------------
@@ -287,8 +315,8 @@ def foreign_row(key: int) -> bytes:
     )
 
 
-def send_foreign(publication: Publication, trainer: Trainer, number: int, key: int) -> None:
-    """Publish as another run would, with a row of table `cand` that the stream does not have.
+def send_foreign(publication: Publication, trainer: Trainer, number: int, *keys: int) -> None:
+    """Publish as another run would, with rows of table `cand` that the stream does not have.
 
     Everything else is as the last version of `trainer` is.
     """
@@ -299,7 +327,7 @@ def send_foreign(publication: Publication, trainer: Trainer, number: int, key: i
     other.publish(
         number,
         watermark_ms=last.watermark_ms,
-        changes=[(trainer.rows.tables[2], 0, foreign_row(key))],
+        changes=[(trainer.rows.tables[2], 0, b"".join(map(foreign_row, keys)))],
         dense=tensor_bytes(trainer.served),
     )
 
@@ -309,7 +337,7 @@ def test_what_only_the_killed_run_had_published_is_taken_back(
 ) -> None:
     train(RUN, NEWS, fresh, 14)
     newest = fresh.versions()[-1].number
-    send_foreign(fresh, whole.trainer, newest + 1, key=77_777_777)
+    send_foreign(fresh, whole.trainer, newest + 1, 77_777_777)
     keeping_all = dataclasses.replace(RUN, keep_snapshots=9)
     trainer = Trainer(keeping_all, fresh, program_cache=CACHE)
     trainer.fit(NEWS)
@@ -325,7 +353,7 @@ def test_an_end_that_was_published_with_another_state_is_published_again(
 ) -> None:
     train(RUN, NEWS, fresh, 22)
     last = whole.trainer.number
-    send_foreign(fresh, whole.trainer, last, key=5)
+    send_foreign(fresh, whole.trainer, last, 5)
     with caplog.at_level(logging.WARNING, logger=loop.__name__):
         trainer = resume(fresh)
     assert f"version {last} was published with another state" in caplog.text
@@ -355,9 +383,10 @@ def served_rows(publication: Publication, trainer: Trainer) -> "_store.Store":
     return store
 
 
-@pytest.mark.parametrize("place", ["write_delta", "note"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("place", ["_write_commit", "write_delta", "note"])
 def test_rows_of_a_version_that_could_not_be_written_are_in_the_next_one(
-    fresh: Publication, monkeypatch: pytest.MonkeyPatch, place: str
+    fresh: Publication, monkeypatch: pytest.MonkeyPatch, place: str, number: int
 ) -> None:
     # No snapshot but the first and the last: deltas are all that a node gets.
     run = dataclasses.replace(RUN, prune=None, snapshot_every=1000, keep_snapshots=9)
@@ -368,18 +397,68 @@ def test_rows_of_a_version_that_could_not_be_written_are_in_the_next_one(
         nonlocal calls
         calls += 1
         if calls == 5:
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise OSError(number, os.strerror(number))
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(Publication, place, fail)
-    with pytest.raises(OSError, match="No space"):
+    static = isinstance(Publication.__dict__[place], staticmethod)
+    monkeypatch.setattr(Publication, place, staticmethod(fail) if static else fail)
+    if number == errno.ENOSPC:  # training goes on; before: OSError, and the run ended
         trainer.fit(NEWS)
-    trainer.fit(NEWS)  # there is room again
+        assert trainer.publisher.stats.versions_without_room == 1
+    else:
+        with pytest.raises(OSError, match="Input/output error"):
+            trainer.fit(NEWS)
+        trainer.fit(NEWS)  # the drive is good again
     assert trainer.events == TOTAL
+    assert not [each for each in fresh.path.glob("deltas/*") if not (each / "commit.pb").exists()]
     served = served_rows(fresh, trainer)
     for t, table in enumerate(trainer.rows.tables):
         for bucket in range(1 << table.bucket_bits):
             assert served.export_bucket(t, bucket) == trainer.rows.store.export_bucket(t, bucket)
+
+
+def test_a_snapshot_that_was_due_with_a_version_without_room_comes_with_the_next(
+    fresh: Publication, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Publication.write_delta
+
+    def fail(self: Publication, version: VersionId, *args: Any) -> None:
+        if version.number == 8:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(self, version, *args)
+
+    monkeypatch.setattr(Publication, "write_delta", fail)
+    trainer = Trainer(dataclasses.replace(RUN, keep_snapshots=9), fresh, program_cache=CACHE)
+    trainer.fit(NEWS)
+    assert [version.number for version in fresh.snapshots()] == [1, 4, 9, 12, 16, 19]
+
+
+@pytest.mark.parametrize("file", ["*.delta", "commit.pb"])
+def test_what_a_damaged_file_held_goes_out_again(fresh: Publication, file: str) -> None:
+    # Before: PublicationError, "fails its checksum", at each start.
+    run = dataclasses.replace(RUN, prune=None, snapshot_every=5, keep_snapshots=9)
+    killed = train(run, NEWS, fresh, 14)
+    # Another run changes rows that ours does not change any more.
+    records = killed.rows.store.export_bucket(2, 0)
+    keys = _store.record_keys(killed.rows.tables[2].layout, records).tolist()
+    send_foreign(fresh, killed, fresh.deltas()[-1].number + 1, *keys)
+    node = served_rows(fresh, killed)  # it had the versions from the bus, before the damage
+    before = fresh.deltas()[-1]
+    flip_byte(sorted((fresh.path / "deltas" / before.folder).glob(file))[0], 30)
+    trainer = Trainer(run, fresh, program_cache=CACHE)
+    assert trainer.publisher.stats.damaged_partitions == (64 if file == "commit.pb" else 1)
+    trainer.fit(NEWS)
+    index = {table.id: t for t, table in enumerate(trainer.rows.tables)}
+    later = [version for version in fresh.deltas() if version > before]
+    for version in later:
+        for batch in fresh.read_batches(version):
+            node.stage_records(version.number, index[batch.table_id], batch.bucket, batch.records)
+        node.commit(version.number)
+    for t, _, bucket in trainer.rows.places():
+        assert node.export_bucket(t, bucket) == trainer.rows.store.export_bucket(t, bucket)
+    # Nodes that need the file get past it.
+    assert later[0].number % 5 != 0
+    assert later[0] in fresh.snapshots()
 
 
 # --- refusals -------------------------------------------------------------------------------------

@@ -785,9 +785,25 @@ def test_rows_sent_after_a_checkpoint_are_owed(publication: Publication) -> None
     owed = Publisher(publication, bus=None, model=MODEL, schema_id=SCHEMA).owed(since=1)
     sent = {
         (table, int(key))
-        for (table, _), batches in owed.items()
+        for (table, _), batches in owed.batches.items()
         for batch in batches
         for key in _store.record_keys(TABLES[table].layout, batch.records)
     }
     assert sent == {(0, 2), (0, 3)}
-    assert not Publisher(publication, bus=None, model=MODEL, schema_id=SCHEMA).owed(since=4)
+    assert not owed.damaged
+    later = Publisher(publication, bus=None, model=MODEL, schema_id=SCHEMA).owed(since=4)
+    assert not later.batches
+
+
+@pytest.mark.parametrize("file", ["p-*.delta", "commit.pb"])
+def test_what_a_damaged_file_held_is_owed_by_its_partition(
+    publication: Publication, file: str
+) -> None:
+    publisher = Publisher(publication, bus=None, model=MODEL, schema_id=SCHEMA)
+    for number in (1, 2, 3):
+        publish(publisher, number, rows([number], number))
+    (path,) = (publication.path / "deltas" / VersionId(2, 1).folder).glob(file)
+    flip_byte(path, 20)
+    owed = Publisher(publication, bus=None, model=MODEL, schema_id=SCHEMA).owed(since=0)
+    assert [batch.version for batches in owed.batches.values() for batch in batches] == [1, 3]
+    assert owed.damaged == (set(range(64)) if file == "commit.pb" else {int(path.name[2:4])})

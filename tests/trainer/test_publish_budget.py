@@ -7,14 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from killing import CACHE, train
+from killing import CACHE, Killed, train
+from serving import flip_byte
 from snapshots import snapshot_files
 
 from embertide import _store
 from embertide.trainer.config import PruneConfig, PublishBudget, RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.embedding.store import EmbeddingStore
-from embertide.trainer.loop import Trainer
+from embertide.trainer.loop import Progress, Trainer
 from embertide.trainer.presets import globo
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.image import PublishedImage
@@ -169,6 +170,35 @@ def test_what_nodes_hold_already_is_not_sent_again(whole: Trainer) -> None:
         here = _store.record_keys(rows.tables[0].layout, rows.store.export_bucket(0, bucket))
         rows.store.mark_changed(0, bucket, np.intersect1d(here, bucket_keys))
     assert take() == 0
+
+
+def test_what_a_damaged_file_held_goes_out_again(fresh: Publication) -> None:
+    run = dataclasses.replace(RUN, snapshot_every=1000, keep_snapshots=9)
+    killed = train(run, NEWS, fresh, 14)
+    taken = dict(replayed(killed))  # by a node that had the versions from the bus
+    before = fresh.deltas()[-1]
+    flip_byte(min((fresh.path / "deltas" / before.folder).glob("*.delta")), 30)
+    trainer = Trainer(run, fresh, program_cache=CACHE)
+    assert trainer.publisher.stats.damaged_partitions == 1
+
+    def until_published(_progress: Progress) -> None:
+        if fresh.deltas()[-1] > before:
+            raise Killed
+
+    with pytest.raises(Killed):
+        trainer.fit(NEWS, progress=until_published, every_s=0)
+    (first,) = (version for version in fresh.deltas() if version > before)
+    node = _store.Store(tables=trainer.rows.tables, ddr_budget_bytes=64 << 20)
+    places = list(trainer.rows.places())
+    for (t, _, bucket), records in zip(places, taken[before.number], strict=True):
+        node.stage_records(1, t, bucket, records)
+    node.commit(1)
+    for batch in fresh.read_batches(first):
+        node.stage_records(2, batch.table_id, batch.bucket, batch.records)
+    node.commit(2)
+    assert trainer.image is not None
+    images = [records for *_, records in trainer.image.buckets()]
+    assert images == [node.export_bucket(t, bucket) for t, _, bucket in places]
 
 
 @pytest.mark.parametrize("batches", [1, 9, 16, 22])

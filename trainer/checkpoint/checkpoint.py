@@ -119,8 +119,12 @@ class CheckpointWriter:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Close its file."""
-        self._rows.close()
+        """Close its file; what was not finished goes."""
+        try:
+            self._rows.close()
+        finally:
+            if not (self._folder / _FILE).exists():
+                shutil.rmtree(self._folder, ignore_errors=True)
 
     def add(
         self, table: str, bucket: int, state: "_store.BucketState", waiting: bytes = b""

@@ -3,7 +3,8 @@
 The training thread copies the rows bucket by bucket, since they change in place; the writer takes
 the copies, writes them and lets go of them. What waits to be written is bounded: beyond
 `memory_bytes` training waits for the drive. One checkpoint is in flight at a time. An error of the
-writer is raised in the training thread, by the next `check`, `save` or `wait`.
+writer is raised in the training thread, by the next `check`, `save` or `wait`; where the drive was
+full, training goes on, the checkpoint before stays, and the next one is tried when it is due.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ from embertide import _store
 from embertide.trainer.checkpoint import checkpoint as checkpoints
 from embertide.trainer.checkpoint.checkpoint import Checkpoint, CheckpointError, CheckpointWriter
 from embertide.trainer.errors import TrainerError
-from embertide.trainer.publish.folder import Publication
+from embertide.trainer.publish.folder import Publication, is_no_room
 from embertide.trainer.publish.promotion import PromotionRecord
 from embertide.trainer.publish.snapshot import DensePart, SnapshotInfo, write_snapshot
 
@@ -40,6 +41,7 @@ class SaverStats:
     """Counters since the start."""
 
     saved: int = 0
+    without_room: int = 0  # that the drive had no room for
     waits: int = 0  # of training: for the checkpoint before, or for room to copy a bucket
     paused_s: float = 0.0  # of training, copying and waits together
     longest_pause_s: float = 0.0
@@ -195,8 +197,11 @@ class Saver:
         if self._writing is not None and self._writing.done():
             self.wait()
 
-    def wait(self) -> None:
+    def wait(self, *, needed: bool = False) -> None:
         """Return once no checkpoint is in flight.
+
+        Args:
+            needed: Whether a drive without room is an error.
 
         Raises:
             CheckpointError: The version and the reason.
@@ -207,6 +212,15 @@ class Saver:
         try:
             writing.result()
         except (OSError, _store.StoreError, TrainerError) as error:
+            if not needed and is_no_room(error):
+                self.stats.without_room += 1
+                log.error(
+                    "the checkpoint of version %d is not written, the one before stays: %s; make "
+                    "room, or keep fewer snapshots (keep_snapshots, keep_snapshots_s)",
+                    self._number,
+                    error,
+                )
+                return
             raise CheckpointError(
                 f"the checkpoint of version {self._number} cannot be written: {error}; training "
                 "stops, and goes on from the checkpoint before when it is started again"
@@ -219,7 +233,7 @@ class Saver:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """Wait for the checkpoint in flight; its error is raised unless another is under way."""
         if kind is None:
-            self.wait()
+            self.wait(needed=True)
         elif self._writing is not None and (failure := self._writing.exception()) is not None:
             log.error("the checkpoint of version %d was not written: %s", self._number, failure)
 

@@ -10,7 +10,9 @@ The nodes' side is backend_cpp/bus/delta.h. Names ascend as versions do.
 """
 
 import contextlib
+import errno
 import json
+import logging
 import os
 import re
 import shutil
@@ -33,10 +35,44 @@ _DENSE_FILE = "dense.safetensors"
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"(\d{12,19})-(\d{6,19})")
 _PARTIAL = re.compile(r"\.(\d{12,19})-(\d{6,19})\.partial")
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+
+log = logging.getLogger(__name__)
 
 
 class PublicationError(TrainerError):
     """The publication's files are not what they should be; the message names the path."""
+
+
+class NoRoomError(PublicationError):
+    """The drive has no room for a version; the message names the folder and what is free."""
+
+
+def is_no_room(error: BaseException) -> bool:
+    """Return whether an error means that a drive is full."""
+    if isinstance(error, OSError):
+        return error.errno in _NO_ROOM
+    # The store's library says it in words.
+    return any(os.strerror(number) in str(error) for number in _NO_ROOM)
+
+
+@contextlib.contextmanager
+def needing_room(folder: Path) -> Iterator[None]:
+    """Say what is meant where the drive of `folder` is full.
+
+    Raises:
+        NoRoomError: It is.
+    """
+    try:
+        yield
+    except OSError as error:
+        if not is_no_room(error):
+            raise
+        free = shutil.disk_usage(folder).free if folder.exists() else 0
+        raise NoRoomError(
+            f"{folder} has no room ({error.strerror}, {free >> 20} MiB free): make some, or keep "
+            "fewer snapshots (keep_snapshots, keep_snapshots_s)"
+        ) from error
 
 
 class VersionId(NamedTuple):
@@ -218,12 +254,28 @@ class Publication:
 
         Raises:
             PublicationError: The version exists already.
+            OSError: The drive refuses; nothing of the version is left.
         """
         folder = self._delta_path(version)
         if folder.exists():
             if (folder / _COMMIT_FILE).exists():
                 raise PublicationError(f"{folder} exists; a version is never written again")
             shutil.rmtree(folder)
+        try:
+            self._write_files(folder, version, batches, dense, file)
+        except BaseException:
+            if not (folder / _COMMIT_FILE).exists():
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    def _write_files(
+        self,
+        folder: Path,
+        version: VersionId,
+        batches: Iterable[update_pb2.RowBatch],
+        dense: bytes,
+        file: update_pb2.CommitFile,
+    ) -> None:
         folder.mkdir(parents=True)
         with contextlib.ExitStack() as stack:
             files: dict[int, _DeltaFile] = {}
@@ -280,6 +332,26 @@ class Publication:
         """
         for partition in self.read_commit(version).partitions:
             yield from self.read_delta(version, partition)
+
+    def salvage(self, version: VersionId, damaged: set[int]) -> Iterator[update_pb2.RowBatch]:
+        """Yield the row batches of what can be read of a version.
+
+        Args:
+            version: Its name.
+            damaged: Takes the partitions that cannot be read; all, where the commit file cannot.
+        """
+        try:
+            partitions = self.read_commit(version).partitions
+        except PublicationError as error:
+            log.error("%s; which rows version %d had is not known", error, version.number)
+            damaged.update(range(PARTITIONS))
+            return
+        for partition in partitions:
+            try:
+                yield from self.read_delta(version, partition)
+            except PublicationError as error:
+                log.error("%s; which rows version %d had there is not known", error, version.number)
+                damaged.add(partition.partition)
 
     def read_delta(
         self, version: VersionId, partition: update_pb2.PartitionCommit

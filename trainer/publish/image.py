@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from embertide import _store
 from embertide.trainer.config import PublishBudget
 from embertide.trainer.embedding.store import EmbeddingStore
-from embertide.trainer.publish.folder import Publication
+from embertide.trainer.publish.folder import PARTITIONS, Publication
 from embertide.trainer.publish.publisher import Change
 
 # An odd 64-bit number (SplitMix64's seed): the top half of a product with it is a hash of the key.
@@ -93,6 +93,8 @@ class PublishedImage:
         self._waiting = {(t, bucket): _NONE for t, _, bucket in rows.places()}
         self._commits = 0  # of the image's own store, which counts versions by itself
         self._number = 0  # the version that the image is at
+        # (table, bucket) of which nodes may hold what the image does not say: a file is damaged.
+        self._unknown: set[tuple[int, int]] = set()
         self.stats = ImageStats()
         self._commit()
 
@@ -114,15 +116,26 @@ class PublishedImage:
             taken = self._within(number, found, self._bytes_a_version * versions)
         changes = []
         for (t, table, bucket), each, taken_N in zip(places, found, taken, strict=True):
-            self._waiting[t, bucket] = each.at(~taken_N)
-            self._rows.store.mark_changed(t, bucket, each.key_N[taken_N])
+            whole = (t, bucket) in self._unknown
+            self._waiting[t, bucket] = _NONE if whole else each.at(~taken_N)
+            key_N = self._all_keys(t, bucket) if whole else each.key_N[taken_N]
+            self._rows.store.mark_changed(t, bucket, key_N)
             records = self._rows.store.take_changes(t, bucket)
-            if gone := removed.get((t, bucket)):
+            if not whole and (gone := removed.get((t, bucket))):
                 records = _merged(table.layout, records, b"".join(gone))
             if records:
                 changes.append((table, bucket, records))
         self.stats.deferred_rows += self.waiting_rows
         return changes
+
+    def _all_keys(self, t: int, bucket: int) -> NDArray[np.uint64]:
+        """Return the keys of a bucket's rows, trained or held by nodes, ascending."""
+        layout = self._rows.tables[t].layout
+        keys = [
+            _store.record_keys(layout, store.export_bucket(t, bucket))
+            for store in (self._rows.store, self.store)
+        ]
+        return np.unique(np.concatenate(keys))
 
     def _differing(self, t: int, bucket: int, removed: dict[tuple[int, int], list[bytes]]) -> _Rows:
         """Return the rows of a bucket that nodes do not hold as they are trained now.
@@ -187,11 +200,18 @@ class PublishedImage:
         self._number = number
 
     def follow(self, publication: Publication, number: int) -> None:
-        """Bring the image to version `number`, which others published, from the delta files."""
+        """Bring the image to version `number`, which others published, from the delta files.
+
+        What a damaged file held is not known: the next version has every row of its buckets.
+        """
+        damaged = set[int]()
         for version in publication.deltas():
             if self._number < version.number <= number:
-                for batch in publication.read_batches(version):
+                for batch in publication.salvage(version, damaged):
                     self._stage(batch.table_id, batch.bucket, batch.records)
+        self._unknown |= {
+            (t, bucket) for t, _, bucket in self._rows.places() if bucket % PARTITIONS in damaged
+        }
         self._commit()
         self._number = max(self._number, number)
 
@@ -201,6 +221,12 @@ class PublishedImage:
             self._stage(table.id, bucket, records)
         self._commit()
         self._number = number
+        self._unknown.clear()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether every file could be read from which nodes have their rows."""
+        return not self._unknown
 
     def _stage(self, table_id: int, bucket: int, records: bytes) -> None:
         self.store.stage_records(self._commits + 1, self._ordinals[table_id], bucket, records)

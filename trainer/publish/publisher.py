@@ -6,6 +6,7 @@ while the lineage is still this publisher's. Redis away costs freshness alone: n
 and the next version goes out on the bus again.
 """
 
+import contextlib
 import dataclasses
 import logging
 import struct
@@ -18,7 +19,12 @@ import redis
 from embertide import _store
 from embertide.trainer.errors import TrainerError
 from embertide.trainer.publish.bus import Bus, BusError, BusStats, Keys, connect
-from embertide.trainer.publish.folder import Publication, VersionId
+from embertide.trainer.publish.folder import (
+    Publication,
+    PublicationError,
+    VersionId,
+    needing_room,
+)
 from embertide.trainer.publish.lock import FolderLock
 from embertide.trainer.publish.promotion import PromotionRecord
 from embertide.trainer.publish.snapshot import dense_id
@@ -47,6 +53,8 @@ class PublisherStats:
     """Counters since the start."""
 
     versions: int = 0
+    versions_without_room: int = 0  # that the drive had no room for; the next one has their rows
+    damaged_partitions: int = 0  # of versions before, which cannot be read: their rows go again
     rows: int = 0
     bytes: int = 0
     bus_failures: int = 0  # versions that went out by files alone, for want of Redis
@@ -54,6 +62,19 @@ class PublisherStats:
     bus_commits_alone: int = 0  # versions whose rows did not fit on the bus
     bus_emptied: int = 0  # times that Redis had lost what it held
     bus_trimmed_early: int = 0  # versions trimmed before every live node had applied them
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Owed:
+    """What other publishers sent.
+
+    Attributes:
+        batches: By (table id, bucket).
+        damaged: Partitions of which some file cannot be read: any row of theirs may have changed.
+    """
+
+    batches: dict[tuple[int, int], list[update_pb2.RowBatch]]
+    damaged: set[int]
 
 
 Change = tuple[_store.TableConfig, int, bytes]
@@ -128,31 +149,30 @@ class Publisher:
         except redis.RedisError as error:
             raise BusError(f"Redis cannot be used: {error}") from error
 
-    def owed(
-        self, since: int, until: int | None = None
-    ) -> dict[tuple[int, int], list[update_pb2.RowBatch]]:
-        """Return what other publishers sent after version number `since`, by (table id, bucket).
+    def owed(self, since: int, until: int | None = None) -> Owed:
+        """Return what other publishers sent after version number `since`.
 
         With `until`, what was sent after that version is left out.
 
         A publisher that resumes from `since` must send these rows in its first version: nodes may
         hold what nobody will confirm.
         """
-        batches = defaultdict(list)
+        owed = Owed(defaultdict(list), set())
         for version in self.publication.deltas():
             if since < version.number and (until is None or version.number <= until):
-                for batch in self.publication.read_batches(version):
-                    batches[batch.table_id, batch.bucket].append(batch)
-        return batches
+                for batch in self.publication.salvage(version, owed.damaged):
+                    owed.batches[batch.table_id, batch.bucket].append(batch)
+        return owed
 
     def adopt(self, number: int, *, watermark_ms: int, dense: bytes) -> None:
         """Say that a snapshot of this lineage is the newest version: a publication's first."""
         self.newest = VersionId(number, self.lineage)
         self._dense_id = dense_id(dense)
         self._committed_ms = _now_ms()
-        self.publication.note(
-            self.newest, watermark_ms=watermark_ms, committed_ms=self._committed_ms
-        )
+        with needing_room(self.publication.path):
+            self.publication.note(
+                self.newest, watermark_ms=watermark_ms, committed_ms=self._committed_ms
+            )
 
     def committed_ms(self, version: VersionId) -> int:
         """Return when a version that is out was committed, by the publisher's clock."""
@@ -181,6 +201,7 @@ class Publisher:
         Raises:
             ValueError: `number` does not rise.
             SupersededError: Another publisher runs.
+            NoRoomError: The drive is full; the version is not there, nor anything of it.
         """
         if self.newest is not None and number <= self.newest.number:
             raise ValueError(f"version {number} is not newer than {self.newest.number}")
@@ -197,8 +218,11 @@ class Publisher:
         commit.dense_id = dense_id(dense)
         changed = dense if commit.dense_id != self._dense_id else b""
         bus = self._check_lineage()
-        self.publication.note(version, watermark_ms=watermark_ms, committed_ms=commit.committed_ms)
-        self.publication.write_delta(version, self._batches(version, changes), changed, file)
+        with needing_room(self.publication.path):
+            self.publication.note(
+                version, watermark_ms=watermark_ms, committed_ms=commit.committed_ms
+            )
+            self.publication.write_delta(version, self._batches(version, changes), changed, file)
         self.newest = version
         self._committed_ms = commit.committed_ms
         self._dense_id = commit.dense_id
@@ -258,7 +282,9 @@ class Publisher:
     def _superseded(self, who: str) -> SupersededError:
         newest = self.publication.versions()[-1]
         if newest.lineage > self.lineage and newest in self.publication.deltas():
-            to = self.publication.read_commit(newest).commit.rollback_to
+            to = 0
+            with contextlib.suppress(PublicationError):
+                to = self.publication.read_commit(newest).commit.rollback_to
             if to:
                 return SupersededError(
                     f"version {newest.number} rolled back to version {to}: start this trainer "

@@ -4,6 +4,7 @@ The bytes are those of docs/formats.md; bucket files are written by the store's 
 states give equal files, so two runs can be compared byte for byte.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -169,8 +170,23 @@ def write_snapshot(
     if directory.exists():
         raise SnapshotError(f"{directory} exists; a snapshot is never overwritten")
     partial = directory.with_name(f".{directory.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, partial, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        before(_write_files(partial, info, tables, buckets, dense))
+        partial.rename(directory)
+    sync_folder(directory.parent)
+
+
+def _write_files(
+    partial: Path,
+    info: SnapshotInfo,
+    tables: Sequence[_store.TableConfig],
+    buckets: Iterable[tuple[_store.TableConfig, int, bytes]],
+    dense: DensePart | None,
+) -> str:
+    """Write all files of a snapshot; return the text of its manifest."""
     files = [
         _store.write_bucket_file(str(partial), table, bucket, info.version, records)
         for table, bucket, records in buckets
@@ -196,9 +212,7 @@ def write_snapshot(
     # Parsed and printed by the store's library: what it cannot read is never written.
     text = _store.check_manifest(json.dumps(manifest))
     write_synced(partial / MANIFEST, text.encode())
-    before(text)
-    partial.rename(directory)
-    sync_folder(directory.parent)
+    return text
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
