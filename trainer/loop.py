@@ -49,7 +49,6 @@ from embertide.trainer.publish.snapshot import (
     DensePart,
     SnapshotInfo,
     dense_id,
-    read_transforms,
     schema_id,
     write_snapshot,
 )
@@ -114,7 +113,8 @@ class Trainer:
         changes: Settings that were changed on the way, oldest first, as the checkpoint has them.
 
     Raises:
-        CheckpointError: The publication holds a run of another configuration.
+        CheckpointError: The publication holds a run of another configuration, or versions and no
+            checkpoint that is whole.
         ConfigurationError: `allow_change` names no setting, or one that cannot change.
         BusError: Redis cannot be reached.
     """
@@ -133,26 +133,10 @@ class Trainer:
         check_allowed(allow_change)
         self.run = run
         self.publication = publication
-        self.changes: list[dict[str, Any]] = []
-        self.learner = Learner(run)
-        self.rows, self.served = self.learner.rows, self.learner.served
-        self.prequential = Prequential()
         self.set_aside = SetAside(publication.set_aside, run.most_set_aside)
-        names = [feature.name for feature in run.model.features]
-        self.histories = [History(each, names) for each in run.model.sequences]
-        self.offset = 0  # of the batch to read first: batches depend on where one starts
-        self.done = 0  # events before this index are learned
-        self.events = 0
-        self.number = 0  # version that the state is at or past
-        self.origin_ms: int | None = None
         self.undone_events = 0  # passed over, as a rollback undid what was learned from them
         self._skipped = PromotionRecord(publication).read().undone if skip_undone else ()
-        # What nodes hold, where versions have a byte budget; else it is what is trained.
-        self.image: PublishedImage | None = None
-        if run.publish_budget is not None:
-            self.image = PublishedImage(
-                self.rows, run.publish_budget, publish_every_s=run.publish_every_s
-            )
+        self._harmed_checkpoints = 0
         self._source: EventSource | None = None  # of this `fit`
         self._copy: tuple[int, Path] | None = None
         self._since: VersionId | None = None  # of the newest checkpoint, which may be in flight
@@ -164,7 +148,7 @@ class Trainer:
                 keep_s=run.keep_snapshots_s,
             ),
         )
-        self._resume(allow_change)
+        self._open(allow_change)
         if not publication.program.exists():
             export_dense(
                 self.served,
@@ -186,14 +170,52 @@ class Trainer:
 
     # --- resuming ---------------------------------------------------------------------------------
 
+    def _open(self, allow_change: Sequence[str]) -> None:
+        """Resume the newest checkpoint; harmed ones are put aside, and the one before is taken."""
+        while True:
+            self._begin_state()
+            try:
+                return self._resume(allow_change)
+            except checkpoints.HarmedCheckpointError as error:
+                aside = checkpoints.put_aside(self.publication, error.version)
+                self._harmed_checkpoints += 1
+                log.error(
+                    "%s: the checkpoint of version %d is put aside as %s, and the run goes on from "
+                    "the one before, with what came after it",
+                    error,
+                    error.version.number,
+                    aside,
+                )
+
+    def _begin_state(self) -> None:
+        """Make the state of a run that has learned nothing."""
+        run = self.run
+        self.changes: list[dict[str, Any]] = []
+        self.learner = Learner(run)
+        self.rows, self.served = self.learner.rows, self.learner.served
+        self.prequential = Prequential()
+        names = [feature.name for feature in run.model.features]
+        self.histories = [History(each, names) for each in run.model.sequences]
+        self.offset = 0  # of the batch to read first: batches depend on where one starts
+        self.done = 0  # events before this index are learned
+        self.events = 0
+        self.number = 0  # version that the state is at or past
+        self.origin_ms: int | None = None
+        # What nodes hold, where versions have a byte budget; else it is what is trained.
+        self.image: PublishedImage | None = None
+        if run.publish_budget is not None:
+            self.image = PublishedImage(
+                self.rows, run.publish_budget, publish_every_s=run.publish_every_s
+            )
+
     def _resume(self, allow_change: Sequence[str]) -> None:
         found = checkpoints.load_newest(self.publication)
         if found is None:
             if self.publication.versions():
                 raise CheckpointError(
                     f"{self.publication.path} holds versions but no checkpoint to go on from: bring"
-                    " its checkpoints/ back, or train in a new folder; nodes serve this one as it"
-                    " is, so keep it until they follow the new one"
+                    " its checkpoints/ back (harmed ones end in .harmed), or train in a new folder;"
+                    " nodes serve this one as it is, so keep it until they follow the new one"
                 )
             return
         saved = found.checkpoint
@@ -212,7 +234,7 @@ class Trainer:
         found.restore_rows(self.rows)
         if self.image is not None:
             self.image.load(self.publication.snapshot_path(saved.version), saved.version.number)
-        self.learner.transforms = read_transforms(self.publication.snapshot_path(saved.version))
+        self.learner.transforms = found.transforms()
         self.learner.net.load_state_dict(saved.net)
         self.learner.load_optimizer(saved.optimizer)
         self.prequential = saved.prequential
@@ -364,8 +386,11 @@ class Trainer:
     def published(self) -> dict[str, int]:
         """Return the counters of what was sent, and of what a budget or the drive left out."""
         left_out = {} if self.image is None else dataclasses.asdict(self.image.stats)
-        without_room = {"checkpoints_without_room": self.saver.stats.without_room}
-        return dataclasses.asdict(self.publisher.stats) | without_room | left_out
+        checkpoint_counters = {
+            "checkpoints_without_room": self.saver.stats.without_room,
+            "harmed_checkpoints": self._harmed_checkpoints,
+        }
+        return dataclasses.asdict(self.publisher.stats) | checkpoint_counters | left_out
 
     def _begin(self, first_ms: int) -> None:
         """Publish the untrained model before the first event of a fresh run."""

@@ -21,7 +21,11 @@ from embertide import _store
 from embertide.trainer import loop
 from embertide.trainer.checkpoint import checkpoint as checkpoints
 from embertide.trainer.checkpoint import saver
-from embertide.trainer.checkpoint.checkpoint import CheckpointError, CheckpointWriter
+from embertide.trainer.checkpoint.checkpoint import (
+    CheckpointError,
+    CheckpointWriter,
+    HarmedCheckpointError,
+)
 from embertide.trainer.config import PruneConfig, RunConfig
 from embertide.trainer.data.base import Batch
 from embertide.trainer.data.generator import NewsConfig, NewsSource
@@ -549,8 +553,9 @@ def test_a_harmed_checkpoint_is_refused_wherever_the_harm_is(
     assert len(paths) == 6
 
     def refused(path: Path, reason: str = "") -> None:
-        with pytest.raises(CheckpointError, match=f"{path.name}.* {reason}.*move {folder}"):
+        with pytest.raises(HarmedCheckpointError, match=f"{path.name}.* {reason}") as caught:
             restore(copy)
+        assert caught.value.version == copy.snapshots()[-1]
 
     for path in paths:
         data = path.read_bytes()
@@ -563,11 +568,35 @@ def test_a_harmed_checkpoint_is_refused_wherever_the_harm_is(
             refused(path)
         if path.name != "checkpoint.json":
             path.unlink()
-            refused(path, "cannot be read") if path.name != "manifest.json" else None
+            refused(path, "is missing") if path.name != "manifest.json" else None
         path.write_bytes(data)
-    # The remedy that the message gives: the run goes on from the one before.
-    shutil.rmtree(folder)
-    assert_ends_as(whole, copy, resume(copy))
+
+
+@pytest.mark.parametrize(
+    "file", ["checkpoint.json", "rows.safetensors", "manifest.json", "tables/user/*"]
+)
+def test_a_run_goes_on_from_the_checkpoint_before_a_harmed_one(
+    whole: Whole, copy: Publication, caplog: pytest.LogCaptureFixture, file: str
+) -> None:
+    # Before: CheckpointError at each start, until somebody moved the folder.
+    newest = copy.snapshots()[-1]
+    folders = [copy.path / kind / newest.folder for kind in ("checkpoints", "snapshots")]
+    flip_byte(next(path for folder in folders for path in folder.glob(file)), -20)
+    with caplog.at_level(logging.ERROR):
+        trainer = Trainer(RUN, copy, program_cache=CACHE)
+    assert f"the checkpoint of version {newest.number} is put aside" in caplog.text
+    assert trainer.number < newest.number
+    assert trainer.published()["harmed_checkpoints"] == 1
+    trainer.fit(NEWS)
+    assert_ends_as(whole, copy, trainer)
+
+
+def test_a_run_whose_checkpoints_are_all_harmed_says_where_they_are(copy: Publication) -> None:
+    for n in range(len(copy.snapshots())):
+        flip_byte(checkpoint_folder(copy, n) / "checkpoint.json", 20)
+    with pytest.raises(CheckpointError, match=r"no checkpoint to go on from: .* \.harmed"):
+        Trainer(RUN, copy, program_cache=CACHE)
+    assert len(list((copy.path / "checkpoints").glob("*.harmed"))) == len(copy.snapshots())
 
 
 def test_files_of_another_checkpoint_are_refused_and_the_field_named(copy: Publication) -> None:

@@ -17,12 +17,13 @@ manifest, which names every file of it by checksum. Nothing in it is code: no pi
 Shapes: N rows of a bucket, C chunks of a row.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -45,6 +46,7 @@ from embertide.trainer.publish.folder import (
     write_synced,
 )
 from embertide.trainer.publish.promotion import PromotionRecord
+from embertide.trainer.publish.snapshot import SnapshotError, read_transforms
 
 FORMAT = 6
 OLDEST = 5  # that is read; what has changed since stands where it is read
@@ -58,11 +60,25 @@ _PLAIN = ("config", "changed", "changes", "offset", "done", "events", "origin_ms
 # What fields of `_PLAIN` that came later read as in a checkpoint that lacks them.
 _BEFORE: dict[str, Any] = {"changed": None, "changes": []}
 _WAITING = "waiting"
+_HARMED = ".harmed"
 _STATE = ("accumulator_N", "age_N", "utility_NC", "steps_N", "elements_NE")
 
 
 class CheckpointError(TrainerError):
     """A checkpoint cannot be written or used; the message names the file and what differs."""
+
+
+class HarmedCheckpointError(CheckpointError):
+    """A checkpoint, or the snapshot that it belongs to, is not what was written.
+
+    Attributes:
+        version: Whose it is.
+    """
+
+    def __init__(self, message: str, version: VersionId) -> None:
+        """Name the version."""
+        super().__init__(message)
+        self.version = version
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,11 +198,13 @@ class SavedCheckpoint:
     """A checkpoint as it lies in a publication, each file proved as it is read.
 
     Raises:
-        CheckpointError: Anything in it is not what was written, or its snapshot is another one.
+        HarmedCheckpointError: Anything in it is not what was written, or its snapshot is another.
+        CheckpointError: It is of another format, or a file cannot be read now.
     """
 
     def __init__(self, publication: Publication, version: VersionId) -> None:
         """Read and prove it, the rows' state excepted."""
+        self._version = version
         self._folder = _folder(publication, version)
         self._snapshot = publication.snapshot_path(version)
         body = self._body(version)
@@ -220,16 +238,20 @@ class SavedCheckpoint:
         )
 
     def _refusal(self, path: Path, what: str) -> CheckpointError:
-        return CheckpointError(
-            f"{path} {what}: move {self._folder} out of the publication, and the run goes on from"
-            " the checkpoint before"
-        )
+        return HarmedCheckpointError(f"{path} {what}", self._version)
+
+    @contextlib.contextmanager
+    def _reading(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise self._refusal(path, "is missing") from error
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read ({error.strerror})") from error
 
     def _bytes(self, path: Path) -> bytes:
-        try:
+        with self._reading(path):
             return path.read_bytes()
-        except OSError as error:
-            raise self._refusal(path, f"cannot be read ({error.strerror})") from error
 
     def _body(self, version: VersionId) -> dict[str, Any]:
         path = self._folder / _FILE
@@ -290,21 +312,38 @@ class SavedCheckpoint:
         bucket stands alone in both files.
 
         Raises:
-            CheckpointError: As above.
-            StoreError: A file of the snapshot is not what its manifest says, or there is no room.
+            HarmedCheckpointError: A file of it, or of the snapshot, is not what was written.
+            CheckpointError: It cannot be read now.
+            StoreError: There is no room.
         """
         path = self._folder / _ROWS
-        try:
-            with path.open("rb") as file:
-                for t, table, bucket, records in rows.read_buckets(self._snapshot):
-                    state, waiting = self._state(file, table.name, bucket)
-                    rows.store.import_records(t, bucket, records)
-                    rows.store.import_records(t, bucket, waiting)
-                    rows.store.set_bucket_state(t, bucket, state)
-                    rows.mark_changed(t, bucket, waiting)
+        with self._reading(path), path.open("rb") as file:
+            for t, table, bucket, records in self._buckets_of_snapshot(rows):
+                state, waiting = self._state(file, table.name, bucket)
+                rows.store.import_records(t, bucket, records)
+                rows.store.import_records(t, bucket, waiting)
+                rows.store.set_bucket_state(t, bucket, state)
+                rows.mark_changed(t, bucket, waiting)
             rows.resume(self._progress(rows))
-        except OSError as error:
-            raise self._refusal(path, f"cannot be read ({error.strerror})") from error
+
+    def _buckets_of_snapshot(
+        self, rows: EmbeddingStore
+    ) -> Iterator[tuple[int, _store.TableConfig, int, bytes]]:
+        try:
+            yield from rows.read_buckets(self._snapshot)
+        except _store.StoreError as error:
+            raise self._refusal(self._snapshot, f"is harmed ({error})") from error
+
+    def transforms(self) -> _store.Transforms | None:
+        """Return what the net wants done to DENSE; None: nothing.
+
+        Raises:
+            HarmedCheckpointError: The snapshot's file is not what its manifest says.
+        """
+        try:
+            return read_transforms(self._snapshot)
+        except (SnapshotError, _store.StoreError) as error:
+            raise self._refusal(self._snapshot, f"is harmed ({error})") from error
 
 
 def load_newest(publication: Publication) -> SavedCheckpoint | None:
@@ -313,7 +352,8 @@ def load_newest(publication: Publication) -> SavedCheckpoint | None:
     Those of versions that a rollback undid are passed over.
 
     Raises:
-        CheckpointError: It is of another format, or not what was written; or a rollback undid all.
+        HarmedCheckpointError: It is not what was written.
+        CheckpointError: It is of another format; or a rollback undid all.
     """
     undone = PromotionRecord(publication).read().undone
     passed_over = 0
@@ -331,9 +371,25 @@ def load_newest(publication: Publication) -> SavedCheckpoint | None:
     return None
 
 
+def put_aside(publication: Publication, version: VersionId) -> Path:
+    """Take a harmed checkpoint out of the way, so that the one before is the newest.
+
+    Returns:
+        Where it is now.
+    """
+    folder = _folder(publication, version)
+    aside = folder.with_name(f"{folder.name}{_HARMED}")
+    shutil.rmtree(aside, ignore_errors=True)
+    return folder.rename(aside)
+
+
 def prune(publication: Publication) -> None:
-    """Drop the checkpoints whose snapshots are gone, and what was never finished."""
+    """Drop the checkpoints whose snapshots are gone, and what was never finished.
+
+    Of those put aside the newest stays, for who wants to know what happened.
+    """
     kept = {_folder(publication, version) for version in publication.snapshots()}
+    kept |= set(sorted((publication.path / "checkpoints").glob(f"*{_HARMED}"))[-1:])
     for path in (publication.path / "checkpoints").iterdir():
         if path in kept:
             continue
