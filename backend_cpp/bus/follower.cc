@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <set>
 #include <thread>
 
 #include "base/clock.h"
@@ -34,6 +35,7 @@ constexpr size_t kMaxCommitBytes = size_t{4} << 20;
 constexpr size_t kCommitsAtOnce = kMaxReplyBytes / kMaxCommitBytes - 1;
 constexpr size_t kBatchesAtOnce = kMaxBytesInFlight / kMaxBatchBytes;
 constexpr size_t kRangesAtOnce = 4096;
+constexpr size_t kWaysTried = 4;  // by files, past those that are harmed
 // A version on time is taken in turns with requests: as long at work as not, at most. One that is
 // older is taken at once.
 constexpr std::chrono::microseconds kTurn{400};
@@ -137,8 +139,18 @@ struct Follower::Impl {
   Status Stage(const v1::RowBatch& batch);
   Status Commit(const v1::GlobalCommit& commit, const std::string& tensors);
   Status CatchUp();
-  Status TakeWay(bool by_snapshot);
-  Status FindWay(bool by_snapshot, VersionId* snapshot, std::vector<ChainLink>* chain);
+  // From what the node has to the newest version, by files.
+  struct Way {
+    VersionId snapshot;  // number 0: none
+    std::vector<ChainLink> chain;
+  };
+  // What a search for a way leaves out, since it is harmed or gone.
+  struct Passed {
+    bool chain = false;  // from what the node has
+    std::set<VersionId> snapshots;
+  };
+  Status FindWay(const Passed& passed, Way* way);
+  Status TakeWay(const Way& way, Passed* passed);
   size_t AfterUndone(const std::vector<ChainLink>& chain) const;
   Status TakeFromFiles(VersionId id);
 };
@@ -186,18 +198,21 @@ bool Follower::Impl::MayTake(VersionId id) {
 void Follower::Impl::Run() {
   LookAtPromotion();
   Note(CatchUp());
-  stats.caught_up = true;
   while (!Stopping()) {
     LookAtPromotion();
     const bool more = sink->Between();
     const auto now = std::chrono::steady_clock::now();
     if (!options.bus.empty() && redis == nullptr && now - tried >= options.retry_every) Connect();
     if (redis == nullptr) {
+      stats.caught_up = true;
       if (Wait(more ? kSoon : std::min(options.retry_every, kBlock))) return;
       if (std::chrono::steady_clock::now() - looked >= options.retry_every) Note(CatchUp());
       continue;
     }
-    Status status = FollowOnce(more ? kSoon : kBlock);
+    // The bus may have versions beyond a file that is harmed or not there yet.
+    const VersionId before = newest();
+    Status status = FollowOnce(more || !stats.caught_up ? kSoon : kBlock);
+    if (newest() == before) stats.caught_up = true;
     if (status.ok()) status = NoteApplied();
     if (status.ok()) continue;
     Note(status);
@@ -442,25 +457,24 @@ Status Follower::Impl::TakeBatch(VersionId id, const std::string& message, Wante
 
 // --- files ---------------------------------------------------------------------------------------
 
-// Finds `*snapshot`, if its number is not 0, and the commits after it (or after the node's newest
-// version) to take. The chain alone is enough where it reaches as far; `by_snapshot`: it could not
-// be taken.
-Status Follower::Impl::FindWay(bool by_snapshot, VersionId* snapshot,
-                               std::vector<ChainLink>* chain) {
+// Finds the way to the newest version. The chain alone is enough where it reaches as far.
+Status Follower::Impl::FindWay(const Passed& passed, Way* way) {
   const VersionId have = newest();
   const std::vector<VersionId> deltas = ListVersions(options.publication + "/deltas", "commit.pb");
   std::vector<VersionId> snapshots =
       Newer(ListVersions(options.publication + "/snapshots", "manifest.json"), have);
-  std::erase_if(snapshots, [this](VersionId id) { return !sink->MayLoad(id.number); });
+  std::erase_if(snapshots, [&](VersionId id) {
+    return passed.snapshots.contains(id) || !sink->MayLoad(id.number);
+  });
   const auto find_chain = [&](VersionId from) {
     return NewestChain(options.publication, from, deltas, [this] { ++stats.corrupt; });
   };
-  *chain = by_snapshot ? std::vector<ChainLink>() : find_chain(have);
-  const VersionId end = chain->empty() ? have : chain->back().id;
+  if (!passed.chain) way->chain = find_chain(have);
+  const VersionId end = way->chain.empty() ? have : way->chain.back().id;
   if (!snapshots.empty() && snapshots.front().number > end.number) {
-    *snapshot = snapshots.front();
-    *chain = find_chain(*snapshot);
-  } else if (const auto newer = Newer(deltas, have); chain->empty() && !newer.empty()) {
+    way->snapshot = snapshots.front();
+    way->chain = find_chain(way->snapshot);
+  } else if (const auto newer = Newer(deltas, have); way->chain.empty() && !newer.empty()) {
     return {Code::kNotFound, "no chain of delta files leads from " + Text(have) + " to " +
                                  Text(newer.front()) + ", and no newer snapshot is there"};
   }
@@ -510,34 +524,47 @@ size_t Follower::Impl::AfterUndone(const std::vector<ChainLink>& chain) const {
   return 0;
 }
 
-Status Follower::Impl::TakeWay(bool by_snapshot) {
-  std::vector<ChainLink> chain;
-  VersionId snapshot;
-  EMBERTIDE_RETURN_IF_ERROR(FindWay(by_snapshot, &snapshot, &chain));
-  Status status = Status::Ok();
-  if (snapshot.number > 0) {
-    status = sink->Load(options.publication + "/snapshots/" + FolderName(snapshot));
-    if (status.ok()) ++stats.catch_ups;
+// Notes in `*passed` what could not be taken.
+Status Follower::Impl::TakeWay(const Way& way, Passed* passed) {
+  if (way.snapshot.number > 0) {
+    const Status status =
+        sink->Load(options.publication + "/snapshots/" + FolderName(way.snapshot));
+    if (!status.ok()) {
+      passed->snapshots.insert(way.snapshot);
+      return status;
+    }
+    ++stats.catch_ups;
   }
-  for (size_t i = AfterUndone(chain); status.ok() && i < chain.size(); ++i) {
+  const std::vector<ChainLink>& chain = way.chain;
+  for (size_t i = AfterUndone(chain); i < chain.size(); ++i) {
     if (Stopping() || !MayTake(chain[i].id)) break;
     const uint64_t before = newest().number;
-    status = TakeFromFiles(chain[i].id);
-    if (status.ok() && i > 0 && before < chain[i - 1].id.number) stats.skipped += i;
+    if (const Status status = TakeFromFiles(chain[i].id); !status.ok()) {
+      passed->chain = true;
+      return status;
+    }
+    if (i > 0 && before < chain[i - 1].id.number) stats.skipped += i;
   }
-  return status;
+  return Status::Ok();
 }
 
+// Where a file is harmed or gone, another way may lead past it: a newer snapshot past a delta file,
+// the delta files or an older snapshot past a snapshot.
 Status Follower::Impl::CatchUp() {
   looked = std::chrono::steady_clock::now();
-  Status status = TakeWay(/*by_snapshot=*/false);
-  const bool harmed = status.code() == Code::kCorrupt || status.code() == Code::kNotFound;
-  if (status.code() == Code::kCorrupt) ++stats.corrupt;
-  // A newer snapshot leads past a file that is harmed or gone.
-  const auto snapshots = ListVersions(options.publication + "/snapshots", "manifest.json");
-  if (harmed && !Newer(snapshots, newest()).empty()) {
-    status = TakeWay(/*by_snapshot=*/true);
+  Passed passed;
+  Status status = Status::Ok();
+  for (size_t tried = 0; tried < kWaysTried; ++tried) {
+    Way way;
+    const Status found = FindWay(passed, &way);
+    const bool is_way = found.ok() && (way.snapshot.number > 0 || !way.chain.empty());
+    if (!is_way) {
+      if (tried == 0) status = found;
+      break;
+    }
+    status = TakeWay(way, &passed);
     if (status.code() == Code::kCorrupt) ++stats.corrupt;
+    if (status.code() != Code::kCorrupt && status.code() != Code::kNotFound) break;
   }
   if (status.code() == Code::kResourceExhausted) ++stats.refused;
   return status;
@@ -579,22 +606,19 @@ std::string Follower::last_error() const {
   return impl_->error;
 }
 
-Result<std::string> NewestSnapshot(const std::string& publication) {
-  return NewestSnapshot(publication, Promotion());
-}
-
-Result<std::string> NewestSnapshot(const std::string& publication, const Promotion& promotion) {
-  const std::vector<VersionId> ids =
-      Newer(ListVersions(publication + "/snapshots", "manifest.json"), {});
-  for (const VersionId id : ids) {
-    if (promotion.MaySee(id.number)) return publication + "/snapshots/" + FolderName(id);
-  }
+Result<std::vector<std::string>> SnapshotsToTry(const std::string& publication,
+                                                const Promotion& promotion) {
+  std::vector<VersionId> ids = Newer(ListVersions(publication + "/snapshots", "manifest.json"), {});
   if (ids.empty()) {
     return Status(Code::kNotFound, publication +
                                        " holds no snapshot yet: start the trainer, and "
                                        "wait for its first");
   }
-  return publication + "/snapshots/" + FolderName(ids.front());
+  std::ranges::stable_partition(ids, [&](VersionId id) { return promotion.MaySee(id.number); });
+  std::vector<std::string> paths;
+  paths.reserve(ids.size());
+  for (const VersionId id : ids) paths.push_back(publication + "/snapshots/" + FolderName(id));
+  return paths;
 }
 
 }  // namespace embertide

@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include "bus/fake_redis.h"
+#include "bus/promotion.h"
 #include "bus/test_publication.h"
 
 namespace embertide {
@@ -196,9 +197,9 @@ TEST_F(FollowerTest, FilesOfASupersededPublisherLeadNowhere) {
   ASSERT_TRUE(sink_->WaitFor({4, 2}));
   EXPECT_EQ(sink_->log(),
             Log({"stage 3 0:0 new", Commit({3, 2}), "stage 4 0:0 newer", Commit({4, 2})}));
-  const auto snapshot = NewestSnapshot(publication_.path());
-  ASSERT_TRUE(snapshot.ok());
-  EXPECT_EQ(snapshot.value(), publication_.path() + "/snapshots/" + FolderName({3, 2}));
+  const auto snapshots = SnapshotsToTry(publication_.path(), Promotion());
+  ASSERT_TRUE(snapshots.ok());
+  EXPECT_EQ(snapshots.value().front(), publication_.path() + "/snapshots/" + FolderName({3, 2}));
 }
 
 TEST_F(FollowerTest, AHarmedDeltaFileIsPassedByTheNextSnapshot) {
@@ -343,6 +344,25 @@ TEST_F(FollowerBusTest, TakesVersionsFromTheBusAlone) {
   EXPECT_EQ(sink_->log(), wanted);
   EXPECT_EQ(stats().gaps + stats().repeats + stats().corrupt + stats().catch_ups, 0U);
   EXPECT_TRUE(Eventually([&] { return stats().versions == 2; }));
+}
+
+// A node that was killed and whose files end early was ready, and answered at a version before the
+// one that it had answered at.
+TEST_F(FollowerBusTest, ANodeHasCaughtUpWhenItHasWhatTheBusHad) {
+  WriteChain(2, 3);
+  Send(Write(4));
+  Send(Write(5));
+  Flip(publication_.Delta({4, 1}) / "commit.pb");
+  Start({1, 1}, redis_.url());
+  ASSERT_TRUE(Eventually([&] { return stats().caught_up.load(); }));
+  EXPECT_EQ(sink_->newest(), (VersionId{5, 1}));
+}
+
+TEST_F(FollowerBusTest, ANodeHasCaughtUpWithTheFilesWhereTheBusIsAway) {
+  WriteChain(2, 3);
+  Start({1, 1}, "redis://127.0.0.1:1/0");
+  ASSERT_TRUE(Eventually([&] { return stats().caught_up.load(); }));
+  EXPECT_EQ(sink_->newest(), (VersionId{3, 1}));
 }
 
 // Before keys carried the model's name, every model on a Redis read every other's commits.

@@ -312,6 +312,8 @@ TEST(FleetNodeTest, ANodeBehindItsPeersAnswersWhatItCanAndRefusesTheRestAtOnce) 
   EXPECT_FALSE(node.IsBehindPeers());
   ahead.SetVersions(2, 2);
   ASSERT_TRUE(Await([&] { return node.IsBehindPeers(); }));
+  ASSERT_TRUE(
+      Await([&] { return node.why_not_ready().starts_with("most peers have no version"); }));
   v1::ReadResponse response;
   EXPECT_TRUE(fleet.Read(0, {fleet.KeyOf(0)}, &response).ok()) << "it holds this one itself";
   const auto begun = std::chrono::steady_clock::now();
@@ -325,6 +327,7 @@ TEST(FleetNodeTest, ANodeBehindItsPeersAnswersWhatItCanAndRefusesTheRestAtOnce) 
   EXPECT_EQ(asked, 0U);
   fleet.model.WriteDelta({2, 1}, {1, 1}, {{fleet.KeyOf(0), 9}});
   ASSERT_TRUE(Await([&] { return !node.IsBehindPeers(); }));
+  ASSERT_TRUE(Await([&] { return node.why_not_ready().empty(); }));
   EXPECT_FALSE(fleet.Read(0, {fleet.KeyOf(1)}, &response).ok());
   EXPECT_EQ(asked, 2U);
 }

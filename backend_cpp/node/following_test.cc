@@ -3,8 +3,10 @@
 
 #include <atomic>
 #include <chrono>
+#include <filesystem>
 #include <functional>
 #include <thread>
+#include <vector>
 
 #include "embertide/node.h"
 #include "node/test_model.h"
@@ -202,6 +204,31 @@ TEST_F(NodeFollowingTest, ANodeThatStartsTakesTheSnapshotOfTheLatestLineage) {
   Open();
   ASSERT_TRUE(WaitFor(6));
   EXPECT_EQ(Served({1, 2}), Rows({{1, 4}, {2, 6}}));
+}
+
+// Before: CORRUPT, or NOT_FOUND, and the node did not start.
+TEST_F(NodeFollowingTest, ANodeThatStartsPassesOverASnapshotThatIsHarmedOrGone) {
+  model_.WriteSnapshot({3, 1}, {{1, 3}});
+  model_.WriteDelta({4, 1}, {3, 1}, {{1, 4}});
+  model_.WriteSnapshot({4, 1}, {{1, 4}});
+  model_.WriteSnapshot({5, 1}, {{1, 5}});
+  const auto rows_of = [&](VersionId id) {
+    const std::filesystem::path snapshots = std::filesystem::path(model_.path()) / "snapshots";
+    std::vector<std::filesystem::path> files;
+    for (const auto& each :
+         std::filesystem::recursive_directory_iterator(snapshots / FolderName(id))) {
+      if (each.is_regular_file() && each.path().filename() != "manifest.json") {
+        files.push_back(each.path());
+      }
+    }
+    EXPECT_FALSE(files.empty());
+    return files;
+  };
+  for (const auto& file : rows_of({4, 1})) std::filesystem::resize_file(file, 20);
+  for (const auto& file : rows_of({5, 1})) std::filesystem::remove(file);
+  Open();
+  ASSERT_TRUE(WaitFor(4));
+  EXPECT_EQ(Served({1}), (Rows{{1, 4}}));
 }
 
 TEST_F(NodeFollowingTest, ReadyIsANodeThatIsNotFarBehindWhatIsPublished) {

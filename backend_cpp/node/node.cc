@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <set>
 #include <span>
 #include <thread>
 
@@ -28,6 +29,7 @@ namespace {
 
 // How often the worker promotes, evicts and frees; a millisecond of work at most each time.
 constexpr std::chrono::milliseconds kMaintainEvery{10};
+constexpr size_t kSnapshotsTried = 4;  // of a publication, at a start
 
 Result<Pooling> ParsePooling(const std::string& name) {
   if (name == "sum") return Pooling::kSum;
@@ -121,11 +123,29 @@ Result<std::unique_ptr<Node>> Node::Open(NodeOptions options) {
     if (!read.ok()) return read.status();
     promotion = std::move(*read);
   }
-  if (options.snapshot.empty()) {
-    Result<std::string> newest = NewestSnapshot(options.publication, promotion);
-    if (!newest.ok()) return newest.status();
-    options.snapshot = std::move(*newest);
+  if (!options.snapshot.empty()) return OpenSnapshot(options, promotion);
+  Status failure = Status::Ok();
+  std::set<std::string> tried;
+  while (tried.size() < kSnapshotsTried) {
+    const auto listed = SnapshotsToTry(options.publication, promotion);
+    if (!listed.ok()) return listed.status();
+    const std::vector<std::string>& paths = listed.value();
+    const auto next =
+        std::ranges::find_if(paths, [&](const auto& path) { return !tried.contains(path); });
+    if (next == paths.end()) break;
+    tried.insert(*next);
+    options.snapshot = *next;
+    Result<std::unique_ptr<Node>> node = OpenSnapshot(options, promotion);
+    if (node.ok()) return node;
+    failure = node.status();
+    if (failure.code() != Code::kCorrupt && failure.code() != Code::kNotFound) break;
+    if (options.log) options.log(*next + " is passed over: " + failure.ToString());
   }
+  return failure;
+}
+
+Result<std::unique_ptr<Node>> Node::OpenSnapshot(const NodeOptions& options,
+                                                 const Promotion& promotion) {
   Result<Manifest> manifest = ReadManifest(options.snapshot);
   if (!manifest.ok()) return manifest.status();
   if (manifest->version == 0) return Status(Code::kCorrupt, "manifest.json: version is 0");
@@ -244,6 +264,10 @@ std::string Node::FindWhyNotReady() const {
   }
   const std::shared_ptr<const VersionInfo> held = newest();
   const VersionId have{held->number, held->lineage};
+  if (IsBehindPeers()) {
+    return "most peers have no version as old as " + std::to_string(have.number) +
+           ", the newest here";
+  }
   const std::vector<VersionId> newer =
       Newer(ListVersions(options_.publication + "/deltas", "commit.pb"), have);
   if (newer.empty()) return "";

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "embertide/status.h"
 
@@ -91,7 +92,7 @@ struct FollowerStats {
   std::atomic<uint64_t> skipped{0};        // versions that a rollback undid, never taken
   std::atomic<uint64_t> unnoted{0};        // times that Redis refused to note what is applied
   std::atomic<bool> connected{false};      // to Redis, now
-  std::atomic<bool> caught_up{false};      // with the files that were there at the start
+  std::atomic<bool> caught_up{false};      // with the files and the bus as they were at the start
   // Wall clock from the publisher's commit of the newest version to its answers here.
   std::atomic<uint64_t> freshness_ms{0};
 };
@@ -115,9 +116,9 @@ class Follower {
   std::unique_ptr<Impl> impl_;
 };
 
-// The newest snapshot of a publication. kNotFound if there is none.
-Result<std::string> NewestSnapshot(const std::string& publication);
-// The newest of those that ordinary requests may see; if there is none, the newest.
-Result<std::string> NewestSnapshot(const std::string& publication, const Promotion& promotion);
+// The snapshots of a publication, in the order in which a node that starts tries them: the newest
+// first, those that ordinary requests may see before the others. kNotFound if there is none.
+Result<std::vector<std::string>> SnapshotsToTry(const std::string& publication,
+                                                const Promotion& promotion);
 
 }  // namespace embertide

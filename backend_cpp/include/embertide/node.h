@@ -197,9 +197,10 @@ inline constexpr std::array kFleetEvents = {
 
 class Node {
  public:
-  // Loads the whole snapshot, then follows the publication, if there is one. Errors are those of
-  // ReadManifest, ReadBucketFile, Store::Open and DenseProgram::Open; nothing is left behind when
-  // it fails.
+  // Loads the whole snapshot, then follows the publication, if there is one. Where the publication
+  // is to say which snapshot: the newest that is whole; one that is harmed, or pruned while the
+  // node waited for its plan, is passed over. Errors are those of ReadManifest, ReadBucketFile,
+  // Store::Open and DenseProgram::Open; nothing is left behind when it fails.
   static Result<std::unique_ptr<Node>> Open(NodeOptions options);
   ~Node();
 
@@ -294,6 +295,9 @@ class Node {
   // The version of a pin that names none.
   Result<ReadView> PinServed() const;
   void BecomeReady();
+  // Of `options.snapshot`, which is not empty.
+  static Result<std::unique_ptr<Node>> OpenSnapshot(const NodeOptions& options,
+                                                    const Promotion& promotion);
   std::string FindWhyNotReady() const;
   // The version that the store is filled with; commits it.
   Status AddFirstVersion(VersionInfo info, std::shared_ptr<const DenseWeights> weights);
