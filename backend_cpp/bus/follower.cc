@@ -37,7 +37,7 @@ constexpr size_t kBatchesAtOnce = kMaxBytesInFlight / kMaxBatchBytes;
 constexpr size_t kRangesAtOnce = 4096;
 constexpr size_t kWaysTried = 4;  // by files, past those that are harmed
 // A version on time is taken in turns with requests: as long at work as not, at most. One that is
-// older is taken at once.
+// late is taken at once, and from a file if there is one.
 constexpr std::chrono::microseconds kTurn{400};
 constexpr milliseconds kOnTime{500};
 // A node says what it has applied so often, and is taken for gone when it has not for so long.
@@ -48,6 +48,10 @@ constexpr milliseconds kNoteExpires{30'000};
 // An entry's id: NUMBER-SUFFIX.
 std::string EntryId(uint64_t number, uint64_t suffix) {
   return std::to_string(number) + "-" + std::to_string(suffix);
+}
+
+bool IsOnTime(const v1::GlobalCommit& commit) {
+  return MsSince(commit.committed_ms()) < static_cast<uint64_t>(kOnTime.count());
 }
 
 // "NAME.HOST.PID.N": of a node's follower and of no other.
@@ -73,7 +77,6 @@ struct Follower::Impl {
   std::unique_ptr<RedisConnection> redis;
   std::string cursor;  // id of the last commit read
   std::string note_name;
-  bool staging = false;      // false: a version's batches are only proved
   bool takes_turns = false;  // with requests
   std::chrono::steady_clock::time_point turn_began;
   uint64_t staged_rows = 0;  // of the version that is being taken
@@ -137,7 +140,8 @@ struct Follower::Impl {
   void BeginTurns(const v1::GlobalCommit& commit);
   void TakeTurns();
   Status Stage(const v1::RowBatch& batch);
-  Status Commit(const v1::GlobalCommit& commit, const std::string& tensors);
+  Status StageAndCommit(const v1::GlobalCommit& commit, const std::string& tensors,
+                        const std::function<Status()>& stage);
   Status CatchUp();
   // From what the node has to the newest version, by files.
   struct Way {
@@ -299,6 +303,11 @@ Status Follower::Impl::Take(const v1::GlobalCommit& commit) {
   if (!MayTake(id)) {
     return {Code::kBusy, Text(id) + " waits until the guard decides on those before it"};
   }
+  if (!IsOnTime(commit) && std::chrono::steady_clock::now() - looked >= options.retry_every) {
+    // Over a slow link a node would fall back ever further; files may be nearer.
+    static_cast<void>(CatchUp());
+    if (newest().number >= id.number) return Status::Ok();
+  }
   Status status = Status::Ok();
   if (IdOf(commit.previous()) == newest()) {
     status = TakeFromBus(commit);
@@ -318,28 +327,37 @@ Status Follower::Impl::Take(const v1::GlobalCommit& commit) {
   return status;
 }
 
-// Reads the version twice: nothing is staged before everything is there and proved, since what is
-// staged of a version that then fails would show in the next one. So no more than a piece of it is
-// in memory.
+// Memory: some MiB, whatever the version's size.
 Status Follower::Impl::TakeFromBus(const v1::GlobalCommit& commit) {
-  const VersionId id = IdOf(commit.version());
   const Result<std::string> tensors = ReadDenseTensors(options.publication, commit);
   if (!tensors.ok()) return tensors.status();
   std::vector<Wanted> wanted;
+  EMBERTIDE_RETURN_IF_ERROR(ReadPartitions(commit, &wanted));
+  return StageAndCommit(commit, tensors.value(),
+                        [&] { return TakeBatches(IdOf(commit.version()), std::move(wanted)); });
+}
+
+// `stage` calls Stage with each batch. A version that fails leaves no row.
+Status Follower::Impl::StageAndCommit(const v1::GlobalCommit& commit, const std::string& tensors,
+                                      const std::function<Status()>& stage) {
   staged_rows = 0;
   BeginTurns(commit);
-  EMBERTIDE_RETURN_IF_ERROR(ReadPartitions(commit, &wanted));
-  for (const bool second : {false, true}) {
-    staging = second;
-    EMBERTIDE_RETURN_IF_ERROR(TakeBatches(id, wanted));
+  Status status = stage();
+  if (status.ok()) status = sink->Commit(commit, tensors);
+  if (!status.ok()) {
+    sink->DropStaged();
+    return status;
   }
-  return Commit(commit, tensors.value());
+  ++stats.versions;
+  stats.rows += staged_rows;
+  stats.freshness_ms = MsSince(commit.committed_ms());
+  return Status::Ok();
 }
 
 // A burst of some milliseconds on every core would be seen in the p99 of requests. A lower priority
 // does not avoid it: a process keeps its share of a core, whatever its threads' priorities.
 void Follower::Impl::BeginTurns(const v1::GlobalCommit& commit) {
-  takes_turns = MsSince(commit.committed_ms()) < static_cast<uint64_t>(kOnTime.count());
+  takes_turns = IsOnTime(commit);
   turn_began = std::chrono::steady_clock::now();
 }
 
@@ -352,17 +370,8 @@ void Follower::Impl::TakeTurns() {
 // The next batch, proved, of the version that is being taken.
 Status Follower::Impl::Stage(const v1::RowBatch& batch) {
   TakeTurns();
-  if (!staging) return Status::Ok();
   staged_rows += batch.rows() + batch.tombstones();
   return sink->Stage(batch.version(), batch.table_id(), batch.bucket(), batch.records());
-}
-
-Status Follower::Impl::Commit(const v1::GlobalCommit& commit, const std::string& tensors) {
-  EMBERTIDE_RETURN_IF_ERROR(sink->Commit(commit, tensors));
-  ++stats.versions;
-  stats.rows += staged_rows;
-  stats.freshness_ms = MsSince(commit.committed_ms());
-  return Status::Ok();
 }
 
 // Finds which batches to read.
@@ -481,7 +490,6 @@ Status Follower::Impl::FindWay(const Passed& passed, Way* way) {
   return Status::Ok();
 }
 
-// Reads the version's files twice, as TakeFromBus does.
 Status Follower::Impl::TakeFromFiles(VersionId id) {
   const Result<v1::CommitFile> file = ReadCommitFile(options.publication, id);
   if (!file.ok()) return file.status();
@@ -492,9 +500,7 @@ Status Follower::Impl::TakeFromFiles(VersionId id) {
   }
   const Result<std::string> tensors = ReadDenseTensors(options.publication, commit);
   if (!tensors.ok()) return tensors.status();
-  staged_rows = 0;
-  BeginTurns(commit);
-  const auto read = [&]() -> Status {
+  EMBERTIDE_RETURN_IF_ERROR(StageAndCommit(commit, tensors.value(), [&]() -> Status {
     for (const v1::PartitionCommit& partition : file.value().partitions()) {
       EMBERTIDE_RETURN_IF_ERROR(ReadDeltaFile(options.publication, id, partition,
                                               [&](const v1::RowBatch& batch) -> Status {
@@ -504,12 +510,7 @@ Status Follower::Impl::TakeFromFiles(VersionId id) {
                                               }));
     }
     return Status::Ok();
-  };
-  for (const bool second : {false, true}) {
-    staging = second;
-    EMBERTIDE_RETURN_IF_ERROR(read());
-  }
-  EMBERTIDE_RETURN_IF_ERROR(Commit(commit, tensors.value()));
+  }));
   ++stats.catch_ups;
   return Status::Ok();
 }

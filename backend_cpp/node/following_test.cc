@@ -1,6 +1,7 @@
 // Node following a publication: a pin is of one version, a snapshot takes away what it lacks.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <filesystem>
@@ -21,6 +22,8 @@ class NodeFollowingTest : public ::testing::Test {
  protected:
   void Open(bool guard = false, uint32_t window = 8) {
     NodeOptions options;
+    options.plan_wait = plan_wait_;
+    options.log = [this](const std::string& line) { logged_ += line + "\n"; };
     options.publication = model_.path();
     options.ddr_budget_bytes = 16ULL << 20;
     options.guard = guard;
@@ -69,6 +72,8 @@ class NodeFollowingTest : public ::testing::Test {
     return true;
   }
 
+  std::chrono::milliseconds plan_wait_ = NodeOptions().plan_wait;
+  std::string logged_;
   TestModel model_;
   std::unique_ptr<Node> node_;  // ends before what it follows
 };
@@ -206,29 +211,65 @@ TEST_F(NodeFollowingTest, ANodeThatStartsTakesTheSnapshotOfTheLatestLineage) {
   EXPECT_EQ(Served({1, 2}), Rows({{1, 4}, {2, 6}}));
 }
 
-// Before: CORRUPT, or NOT_FOUND, and the node did not start.
-TEST_F(NodeFollowingTest, ANodeThatStartsPassesOverASnapshotThatIsHarmedOrGone) {
-  model_.WriteSnapshot({3, 1}, {{1, 3}});
-  model_.WriteDelta({4, 1}, {3, 1}, {{1, 4}});
-  model_.WriteSnapshot({4, 1}, {{1, 4}});
-  model_.WriteSnapshot({5, 1}, {{1, 5}});
-  const auto rows_of = [&](VersionId id) {
-    const std::filesystem::path snapshots = std::filesystem::path(model_.path()) / "snapshots";
+// Before: CORRUPT, or NOT_FOUND, and the node did not start, or stayed at version 3; the rows of
+// the bucket that was whole showed in a later version.
+TEST_F(NodeFollowingTest, ASnapshotThatIsHarmedOrGoneIsPassedOver) {
+  uint64_t first = 1;  // in the bucket that is read first
+  while (model_.BucketOf(first) != 0) ++first;
+  uint64_t second = 1;
+  while (model_.BucketOf(second) == 0) ++second;
+  const auto bucket_file = [&](VersionId id, uint32_t bucket) {
     std::vector<std::filesystem::path> files;
-    for (const auto& each :
-         std::filesystem::recursive_directory_iterator(snapshots / FolderName(id))) {
+    for (const auto& each : std::filesystem::recursive_directory_iterator(
+             std::filesystem::path(model_.path()) / "snapshots" / FolderName(id))) {
       if (each.is_regular_file() && each.path().filename() != "manifest.json") {
         files.push_back(each.path());
       }
     }
-    EXPECT_FALSE(files.empty());
-    return files;
+    std::ranges::sort(files);
+    EXPECT_EQ(files.size(), 2U);
+    return files.at(bucket);
   };
-  for (const auto& file : rows_of({4, 1})) std::filesystem::resize_file(file, 20);
-  for (const auto& file : rows_of({5, 1})) std::filesystem::remove(file);
+  model_.WriteSnapshot({3, 1}, {{first, 3}, {second, 3}});
+  model_.WriteDelta({4, 1}, {3, 1}, {{second, 4}});
+  model_.WriteSnapshot({5, 1}, {{first, 5}, {second, 5}});
+  model_.WriteSnapshot({6, 1}, {{first, 6}, {second, 6}});
+  std::filesystem::resize_file(bucket_file({5, 1}, 1), 20);
+  std::filesystem::remove(bucket_file({6, 1}, 1));
   Open();
   ASSERT_TRUE(WaitFor(4));
-  EXPECT_EQ(Served({1}), (Rows{{1, 4}}));
+  const auto served = [&] {
+    return Served({static_cast<int64_t>(first), static_cast<int64_t>(second)});
+  };
+  EXPECT_EQ(served(), (Rows{{first, 3}, {second, 4}}));
+  model_.WriteDelta({7, 1}, {4, 1}, {{second, 7}});
+  ASSERT_TRUE(WaitFor(7));
+  EXPECT_EQ(served(), (Rows{{first, 3}, {second, 7}}));
+}
+
+// It may have answered at version 2 before it was killed. Before: it was ready with version 1.
+TEST_F(NodeFollowingTest, ANodeThatLacksWhatWasThereAtItsStartIsNotReady) {
+  model_.WriteSnapshot({1, 1}, {{1, 1}});
+  model_.WriteDelta({2, 1}, {1, 1}, {{1, 2}});
+  for (const auto& each : std::filesystem::directory_iterator(std::filesystem::path(model_.path()) /
+                                                              "deltas" / FolderName({2, 1}))) {
+    if (each.path().extension() == ".delta") std::filesystem::resize_file(each.path(), 20);
+  }
+  plan_wait_ = std::chrono::milliseconds(200);
+  Open();
+  EXPECT_NE(logged_.find("it lacks version 2 of lineage 1, which was there at its start"),
+            std::string::npos)
+      << logged_;
+  plan_wait_ = std::chrono::seconds(20);
+  std::thread trainer([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    model_.WriteSnapshot({2, 1}, {{1, 2}});
+  });
+  logged_.clear();
+  Open();
+  trainer.join();
+  EXPECT_EQ(logged_, "");
+  EXPECT_EQ(Served({1}), (Rows{{1, 2}}));
 }
 
 TEST_F(NodeFollowingTest, ReadyIsANodeThatIsNotFarBehindWhatIsPublished) {

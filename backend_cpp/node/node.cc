@@ -240,7 +240,10 @@ Result<std::unique_ptr<Node>> Node::OpenSnapshot(const NodeOptions& options,
 
 // Waits until the node is ready, for a bounded time: one that cannot be answers what it has.
 void Node::BecomeReady() {
-  readiness_ = std::make_unique<Readiness>([this] { return FindWhyNotReady(); },
+  const std::vector<VersionId> newer =
+      Newer(ListVersions(options_.publication + "/deltas", "commit.pb"), {});
+  const VersionId at_start = newer.empty() ? VersionId() : newer.front();
+  readiness_ = std::make_unique<Readiness>([this, at_start] { return FindWhyNotReady(at_start); },
                                            [this](bool ready) {
                                              if (fleet_ != nullptr) fleet_->SetReady(ready);
                                            });
@@ -256,7 +259,7 @@ std::string Node::why_not_ready() const {
 
 // Files are written before the bus is told, and name every version: what is newest there is what is
 // published. Without a trainer it does not change, and the node catches up with it.
-std::string Node::FindWhyNotReady() const {
+std::string Node::FindWhyNotReady(const VersionId& at_start) const {
   if (!follower_->stats().caught_up) return "it takes the versions that were there at its start";
   // A seal may lack buckets that came after it; they are added as those of a new plan are.
   if (fleet_ != nullptr && opened_from_seal_ && !begun_ && !fleet_->Aligned()) {
@@ -271,6 +274,10 @@ std::string Node::FindWhyNotReady() const {
   const std::vector<VersionId> newer =
       Newer(ListVersions(options_.publication + "/deltas", "commit.pb"), have);
   if (newer.empty()) return "";
+  // It may have answered at this one before it was killed, though the file is harmed since.
+  if (!begun_ && gate_ == nullptr && !Newer({at_start}, have).empty()) {
+    return "it lacks " + Text(at_start) + ", which was there at its start";
+  }
   const Result<v1::CommitFile> published = ReadCommitFile(options_.publication, newer.front());
   if (!published.ok()) return "";  // it was pruned meanwhile, or is harmed: nobody can take it
   const int64_t behind_ms = published.value().commit().committed_ms() - held->committed_ms;
@@ -504,6 +511,7 @@ class Node::Sink : public VersionSink {
   Status Stage(uint64_t version, uint32_t table_id, uint32_t bucket,
                const std::string& records) override;
   Status Commit(const v1::GlobalCommit& commit, const std::string& tensors) override;
+  void DropStaged() override { node_->store_->DropStaged(); }
   Status Load(const std::string& snapshot) override;
   bool Holds(uint32_t table_id, uint32_t bucket) const override;
   bool Between() override {
@@ -526,7 +534,6 @@ class Node::Sink : public VersionSink {
   Node* node_;
   std::map<uint32_t, uint32_t> table_of_id_;
   std::shared_ptr<const VersionInfo> newest_;
-  bool staged_ = false;  // rows of a version not committed lie in the store
 };
 
 Status Node::Sink::Stage(uint64_t version, uint32_t table_id, uint32_t bucket,
@@ -535,7 +542,6 @@ Status Node::Sink::Stage(uint64_t version, uint32_t table_id, uint32_t bucket,
   if (table == table_of_id_.end()) {
     return {Code::kCorrupt, "table " + std::to_string(table_id) + " is not in the manifest"};
   }
-  staged_ = true;
   return node_->store_->StageRecords(version, table->second, bucket,
                                      std::as_bytes(std::span(records)));
 }
@@ -554,7 +560,6 @@ Status Node::Sink::Commit(const v1::GlobalCommit& commit, const std::string& ten
 Status Node::Sink::Adopt(std::shared_ptr<const VersionInfo> info) {
   EMBERTIDE_RETURN_IF_ERROR(node_->CommitVersion(info));
   newest_ = std::move(info);
-  staged_ = false;
   if (node_->fleet_ != nullptr) node_->fleet_->Committed();
   return Status::Ok();
 }
@@ -599,7 +604,7 @@ Status Node::Sink::StageBucket(const std::string& snapshot, const Manifest& mani
             const auto found = rows.find(record.value().key);
             const bool same = found != rows.end() && std::ranges::equal(found->second, bytes);
             if (found != rows.end()) rows.erase(found);
-            if (!same || staged_) changes.insert(changes.end(), bytes.begin(), bytes.end());
+            if (!same) changes.insert(changes.end(), bytes.begin(), bytes.end());
           }
           return Status::Ok();
         }));
@@ -621,13 +626,18 @@ Status Node::Sink::Load(const std::string& snapshot) {
   auto weights = node_->SnapshotWeights(snapshot, found);
   if (!weights.ok()) return weights.status();
   info->weights = std::move(*weights);
-  for (uint32_t table = 0; table < node_->manifest_.tables.size(); ++table) {
-    for (uint32_t bucket = 0; bucket < node_->manifest_.tables[table].buckets(); ++bucket) {
-      if (!node_->store_->HeldSince(table, bucket)) continue;
-      EMBERTIDE_RETURN_IF_ERROR(StageBucket(snapshot, found, table, bucket));
+  const auto take = [&]() -> Status {
+    for (uint32_t table = 0; table < node_->manifest_.tables.size(); ++table) {
+      for (uint32_t bucket = 0; bucket < node_->manifest_.tables[table].buckets(); ++bucket) {
+        if (!node_->store_->HeldSince(table, bucket)) continue;
+        EMBERTIDE_RETURN_IF_ERROR(StageBucket(snapshot, found, table, bucket));
+      }
     }
-  }
-  return Adopt(std::move(info));
+    return Adopt(std::move(info));
+  };
+  const Status taken = take();
+  if (!taken.ok()) DropStaged();
+  return taken;
 }
 
 Status Node::Follow() {

@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <memory>
 
 #include "store/test_rows.h"
@@ -12,7 +14,7 @@ namespace {
 
 constexpr uint32_t kDevices = 3;
 constexpr uint64_t kKeys = 2600;  // of each table
-constexpr int kSteps = 700;
+constexpr int kSteps = 1000;
 constexpr uint32_t kWindow = 3;
 
 class ServingModelTest : public ::testing::TestWithParam<uint32_t> {
@@ -90,6 +92,24 @@ class ServingModelTest : public ::testing::TestWithParam<uint32_t> {
     ASSERT_EQ(store_->StageRecords(newest_ + 1, t, b, records).code(), Code::kCorrupt);
   }
 
+  // A bucket of the version to come is what it is in `rows`.
+  void SetNext(uint32_t t, uint32_t b, const TestRows& rows) {
+    const auto of_bucket = [&](const auto& each) {
+      return each.first.first == t && BucketOfKey(Table(t), each.first.second) == b;
+    };
+    std::erase_if(next_, of_bucket);
+    std::ranges::copy_if(rows, std::inserter(next_, next_.end()), of_bucket);
+  }
+
+  // The version to come has failed, and is begun anew.
+  void DropStaged() {
+    if (newest_ == 0) return;
+    store_->DropStaged();
+    next_ = *versions_[newest_];
+    if (staged_) ++drops_;
+    staged_ = false;
+  }
+
   void Commit() {
     ASSERT_TRUE(store_->Commit(++newest_).ok());
     versions_[newest_] = std::make_shared<const TestRows>(next_);
@@ -110,8 +130,9 @@ class ServingModelTest : public ::testing::TestWithParam<uint32_t> {
     const uint32_t device = Random(kDevices);
     const auto on = store_->DeviceOf(t, b);
     ASSERT_EQ(on.has_value(), Held(t, b));
+    const TestRows& rows = newest_ == 0 ? next_ : *versions_[newest_];
     const Status added =
-        store_->AddBucket(t, b, device, BucketRecords(options_.tables, next_, t, b));
+        store_->AddBucket(t, b, device, BucketRecords(options_.tables, rows, t, b));
     if (on == device) {
       ASSERT_EQ(added.code(), Code::kRejected);
     } else if (on && !added.ok()) {
@@ -121,6 +142,7 @@ class ServingModelTest : public ::testing::TestWithParam<uint32_t> {
       ASSERT_EQ(store_->DeviceOf(t, b), device);
       moves_ += on ? 1 : 0;
       if (!on) since_[{t, b}] = newest_;
+      if (newest_ > 0) SetNext(t, b, rows);
     }
   }
 
@@ -216,6 +238,7 @@ class ServingModelTest : public ::testing::TestWithParam<uint32_t> {
     const uint32_t dice = Random(100);
     if (dice < 30) return Stage();
     if (dice < 34) return StageHarmed();
+    if (dice < 35) return DropStaged();
     if (dice < 46) return Commit();
     if (dice < 58) return ChangeHolding();
     if (dice < 66) return Pin();
@@ -241,6 +264,7 @@ class ServingModelTest : public ::testing::TestWithParam<uint32_t> {
   uint64_t newest_ = 0;
   uint64_t oldest_ = 1;
   bool staged_ = false;
+  uint64_t drops_ = 0;
   uint64_t moves_ = 0;
   uint64_t refusals_ = 0;
 };
@@ -265,6 +289,7 @@ TEST_P(ServingModelTest, EqualsAMapWhateverHappens) {
   EXPECT_GT(stats.evictions_to_ssd, 0U);
   EXPECT_GT(stats.promotions, 0U);
   EXPECT_GT(moves_, 3U);
+  EXPECT_GT(drops_, 0U);
   EXPECT_GT(refusals_, 0U);
   EXPECT_EQ(stats.refused_rows, 0U);
   // Nothing is left when all are gone.

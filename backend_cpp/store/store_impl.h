@@ -405,6 +405,8 @@ struct Store::Impl {
   Status StageOne(Device* device, uint64_t version, uint32_t table, uint32_t number, Bucket* bucket,
                   const RowRecord& record);
   Status StageBase(Device* device, const Table& table, Bucket* bucket, const RowRecord& record);
+  // Takes the head of a chain, of a version that is not committed, out of it.
+  void UnstageNode(Device* device, VersionNode* node);
   // Folds all versions <= `limit` of a device. Requires: no reader below `limit`, or ever again.
   void Fold(Device* device, uint64_t limit);
   void FoldNode(Device* device, VersionNode* node, uint64_t limit);

@@ -243,6 +243,45 @@ TEST_F(StoreTest, UncommittedRowsAreInvisibleAndStagingTwiceChangesNothing) {
   EXPECT_EQ(where.payload_bytes, 64U);
 }
 
+// Before: rows of a version that failed while it was staged showed in the next one.
+TEST_F(StoreTest, WhatIsStagedAndDroppedLeavesNothing) {
+  const StoreOptions options = Options(8ULL << 20, 0);
+  auto store = Open(options);
+  const TableConfig& table = options.tables[0];
+  const auto stage = [&](uint64_t version, uint64_t key, float salt) {
+    const auto records = Record(table, static_cast<int64_t>(key), 15, salt);
+    ASSERT_TRUE(store->StageRecords(version, 0, BucketOf(table, key), records).ok());
+  };
+  stage(1, 5, 1);
+  store->DropStaged();  // what the base is staged with stays
+  ASSERT_TRUE(store->Commit(1).ok());
+  stage(2, 6, 2);
+  ASSERT_TRUE(store->Commit(2).ok());
+  const auto rows_in_ddr = [&] {
+    store->Maintain();  // frees what no pin reads
+    return store->UsageOf(0, 0).ddr_rows + store->UsageOf(0, 1).ddr_rows;
+  };
+  const uint64_t before = rows_in_ddr();
+  for (const uint64_t version : {5, 4, 7}) {  // a node's newest snapshot, then delta files
+    for (const uint64_t key : {5, 6, 8}) stage(version, key, 9);
+  }
+  store->DropStaged();
+  EXPECT_TRUE(store->CheckIntegrity().ok()) << store->CheckIntegrity().ToString();
+  EXPECT_EQ(rows_in_ddr(), before);
+  EXPECT_EQ(store->Stats().rows, 2U);
+  stage(3, 5, 3);
+  ASSERT_TRUE(store->Commit(3).ok());
+  const auto read = [&](uint64_t version, int64_t key) {
+    return Read(*store->Pin(version), table, 0, {key});
+  };
+  EXPECT_EQ(read(3, 5), Want(table, 5, 15, 3));
+  EXPECT_EQ(read(3, 6), Want(table, 6, 15, 2));
+  EXPECT_EQ(read(3, 8), table.default_row);
+  EXPECT_EQ(read(1, 5), Want(table, 5, 15, 1));
+  EXPECT_EQ(read(1, 6), table.default_row);
+  EXPECT_TRUE(store->CheckIntegrity().ok());
+}
+
 TEST_F(StoreTest, BadRecordsChangeNothing) {
   const StoreOptions options = Options(8ULL << 20, 0);
   auto store = Open(options);

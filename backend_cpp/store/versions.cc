@@ -143,6 +143,46 @@ Status Store::Impl::StageOne(Device* device, uint64_t version, uint32_t t, uint3
   return Status::Ok();
 }
 
+void Store::DropStaged() {
+  const uint64_t newest = impl_->newest.load();
+  for (auto& device : impl_->devices) {
+    const std::lock_guard writer(device->writer);
+    auto& staged = device->staged;
+    // From the newest on, so that each node is the head of its chain in its turn.
+    while (!staged.empty() && staged.rbegin()->first > newest) {
+      VersionNode* head = std::prev(staged.end())->second;
+      staged.erase(std::prev(staged.end()));
+      for (VersionNode *node = head, *next = nullptr; node != nullptr; node = next) {
+        next = node->next_staged;
+        if (device->retired.size() > kMostRetired) impl_->Reclaim(device.get());
+        impl_->UnstageNode(device.get(), node);
+      }
+    }
+    impl_->Reclaim(device.get());
+  }
+}
+
+void Store::Impl::UnstageNode(Device* device, VersionNode* node) {
+  Table& table = tables[node->table];
+  Bucket* bucket = table.buckets[node->bucket].On(device);
+  const uint32_t entry = bucket->index.Locate(HashKey(node->key), node->key);
+  VersionNode* older = node->older.load();
+  if (older->older.load() != nullptr) {
+    bucket->index.Set(entry, Location(older));
+  } else {
+    // Every pin reads it: it is the base, or what a fold has left.
+    const Location base = Location::FromWord(older->word.load());
+    if (base.tier() == TierId::kNowhere) {
+      EraseEntry(bucket, entry);
+    } else {
+      bucket->index.Set(entry, base);
+    }
+    RetireNode(device, older);
+  }
+  RetirePlace(device, table, Location::FromWord(node->word.load()));
+  RetireNode(device, node);
+}
+
 Status Store::Commit(uint64_t version) {
   const std::lock_guard commit(impl_->commit_mutex);
   const uint64_t newest = impl_->newest.load();

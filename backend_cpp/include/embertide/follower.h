@@ -34,12 +34,15 @@ class VersionSink {
   virtual uint64_t newest_number() const = 0;
   virtual uint64_t newest_lineage() const = 0;
   virtual uint64_t schema_id() const = 0;
-  // Rows of a version not yet committed. Staging them again changes nothing.
+  // Rows of a version not yet committed.
   virtual Status Stage(uint64_t version, uint32_t table_id, uint32_t bucket,
                        const std::string& records) = 0;
   // Makes the version the newest. `tensors`: safetensors, empty if the dense net did not change.
   virtual Status Commit(const v1::GlobalCommit& commit, const std::string& tensors) = 0;
-  // Brings the node to the state of a snapshot newer than its own.
+  // Forgets what is staged and not committed: the version has failed.
+  virtual void DropStaged() = 0;
+  // Brings the node to the state of a snapshot newer than its own. Nothing is left staged if it
+  // fails.
   virtual Status Load(const std::string& snapshot) = 0;
   // Whether rows of a bucket are wanted; the others are neither read nor staged.
   virtual bool Holds(uint32_t table_id, uint32_t bucket) const {

@@ -149,6 +149,7 @@ class Readiness;
 class RemoteLookup;
 class Sealer;
 class VersionGate;
+struct VersionId;
 // Opaque outside of node.
 using RemoteLookupPtr = std::unique_ptr<RemoteLookup, void (*)(RemoteLookup*)>;
 
@@ -298,7 +299,7 @@ class Node {
   // Of `options.snapshot`, which is not empty.
   static Result<std::unique_ptr<Node>> OpenSnapshot(const NodeOptions& options,
                                                     const Promotion& promotion);
-  std::string FindWhyNotReady() const;
+  std::string FindWhyNotReady(const VersionId& at_start) const;
   // The version that the store is filled with; commits it.
   Status AddFirstVersion(VersionInfo info, std::shared_ptr<const DenseWeights> weights);
   Result<std::shared_ptr<const DenseWeights>> SnapshotWeights(const std::string& directory,

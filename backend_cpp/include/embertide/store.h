@@ -345,9 +345,12 @@ class Store {
   // Applies records of one bucket for a version not yet committed; invisible until Commit.
   // Staging the same records again changes nothing. Before the first Commit, rows go straight into
   // the base. kCorrupt: the bytes are no records of this table or a key is not of this bucket;
-  // kResourceExhausted: the budgets are full (counted; the version must not be committed).
+  // kResourceExhausted: the budgets are full (counted; DropStaged, for a part of them is staged).
   Status StageRecords(uint64_t version, uint32_t table, uint32_t bucket,
                       std::span<const std::byte> records);
+  // Forgets what is staged and not committed, as if it had not been. Before the first Commit there
+  // is no such thing.
+  void DropStaged();
   // Makes `version` the newest. Requires: > newest_version. Folds versions that left the window.
   Status Commit(uint64_t version);
   // Holds a bucket from now on, on a device, with these records as its rows at the newest version;
