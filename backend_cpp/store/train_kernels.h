@@ -269,6 +269,26 @@ struct To<Bf16> {
   }
 };
 
+// The largest values that stay finite: of int8, also when they are read as 127 times a scale.
+template <typename D>
+constexpr float kMostOf = 3.4028235e38F;
+template <>
+constexpr float kMostOf<Fp16> = 65504.0F;
+template <>
+constexpr float kMostOf<Bf16> = 3.3895314e38F;
+template <>
+constexpr float kMostOf<Int8> = 3.4e38F;
+
+// A step too far ends at the largest value, so that no row is ever published that is not finite. A
+// value that is no number, which only a step without bounds takes to, is one, too.
+template <typename D, typename Values>
+inline Values Bounded(const Values& value) {
+  constexpr float kMost = kMostOf<D>;
+  const Values most = Values{} + kMost;
+  const Values below = value < most ? value : most;
+  return below > -most ? below : -most;
+}
+
 // ForEachLive, with the place of each dimension's element.
 template <typename D, typename Many, typename One>
 inline void ForEachPlace(const RowLayout& layout, uint16_t live, std::byte* at, const Many& many,
@@ -293,10 +313,10 @@ struct Row {
     ForEachPlace<D>(
         layout, live, payload,
         [&](uint32_t d, std::byte* at) {
-          To<D>::Many(D::Many(at, 0.0F) - StepMany(sums + d, step), at);
+          To<D>::Many(Bounded<D>(D::Many(at, 0.0F) - StepMany(sums + d, step)), at);
         },
         [&](uint32_t d, std::byte* at) {
-          To<D>::One(D::One(at, 0.0F) - StepOne(sums[d], step), at);
+          To<D>::One(Bounded<D>(D::One(at, 0.0F) - StepOne(sums[d], step)), at);
         });
   }
 };
@@ -317,13 +337,13 @@ struct Row<Int8> {
     ForEachPlace<Int8>(
         layout, live, elements,
         [&](uint32_t d, std::byte* at) {
-          const Floats value = Int8::Many(at, before) - StepMany(sums + d, step);
+          const auto value = Bounded<Int8>(Int8::Many(at, before) - StepMany(sums + d, step));
           Save(value, place(d));
           const Floats size = value < 0.0F ? -value : value;
           most = most < size ? size : most;
         },
         [&](uint32_t d, std::byte* at) {
-          const float value = Int8::One(at, before) - StepOne(sums[d], step);
+          const auto value = Bounded<Int8>(Int8::One(at, before) - StepOne(sums[d], step));
           Save(value, place(d));
           const float size = value < 0.0F ? -value : value;
           most_one = most_one < size ? size : most_one;

@@ -4,8 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -34,6 +36,13 @@ class TrainOpsTest : public testing::TestWithParam<VectorCase> {
   RowLayout layout_;
   std::mt19937 random_{3};
 };
+
+float Most(DType dtype) {
+  return dtype == DType::kFp16   ? 65504.0F
+         : dtype == DType::kBf16 ? 3.3895314e38F
+         : dtype == DType::kInt8 ? 3.4e38F
+                                 : std::numeric_limits<float>::max();
+}
 
 TEST_P(TrainOpsTest, SumsAndSquaresAreThoseInOrder) {
   const uint32_t dim = layout_.dim();
@@ -82,6 +91,7 @@ TEST_P(TrainOpsTest, SumsAndSquaresAreThoseInOrder) {
 
 TEST_P(TrainOpsTest, ARowDescendsAsItsDecodedValuesDo) {
   constexpr double kStep = 0.37;
+  const float most = Most(layout_.dtype);
   for (int turn = 0; turn < 40; ++turn) {
     // Whole rows, dead chunks, rows of zeros, and values that fp16 has only as subnormals or not.
     const auto live = static_cast<uint16_t>(turn % 2 == 0 ? layout_.full_mask()
@@ -97,13 +107,40 @@ TEST_P(TrainOpsTest, ARowDescendsAsItsDecodedValuesDo) {
     EncodePayload(layout_, live, before.data(), row.data() + 1);
     std::vector<float> values(layout_.dim());
     DecodePayload(layout_, live, row.data() + 1, values.data());
-    for (uint32_t d = 0; d < layout_.dim(); ++d) values[d] -= static_cast<float>(kStep * sums[d]);
+    for (uint32_t d = 0; d < layout_.dim(); ++d) {
+      values[d] = std::clamp(values[d] - static_cast<float>(kStep * sums[d]), -most, most);
+    }
     std::vector<std::byte> want = row;
     EncodePayload(layout_, live, values.data(), want.data() + 1);
     ops_->descend[static_cast<size_t>(layout_.dtype)](layout_, live, sums.data(), kStep,
                                                       row.data() + 1);
     ASSERT_EQ(row, want) << "turn " << turn;
   }
+}
+
+// Before: rows were infinite, or no numbers, from then on, and published.
+TEST_P(TrainOpsTest, AStepTooFarEndsAtTheLargestValue) {
+  const uint16_t live = layout_.full_mask();
+  const float most = Most(layout_.dtype);
+  std::vector<std::byte> row(layout_.PayloadBytes(live));
+  EncodePayload(layout_, live, Values(1.0F).data(), row.data());
+  for (const double step : {1e30, 1e39, -1e39, std::numeric_limits<double>::infinity()}) {
+    std::vector<double> sums(layout_.dim(), -1e9);
+    ops_->descend[static_cast<size_t>(layout_.dtype)](layout_, live, sums.data(), step, row.data());
+    std::vector<float> values(layout_.dim());
+    DecodePayload(layout_, live, row.data(), values.data());
+    const float want = step < 0 ? -most : most;
+    for (const float value : values) {
+      ASSERT_TRUE(std::isfinite(value)) << step;
+      ASSERT_NEAR(value / want, 1.0F, 1e-5F) << step;
+    }
+  }
+  std::vector<double> zeros(layout_.dim(), 0.0);  // times infinity: no number
+  ops_->descend[static_cast<size_t>(layout_.dtype)](
+      layout_, live, zeros.data(), std::numeric_limits<double>::infinity(), row.data());
+  std::vector<float> values(layout_.dim());
+  DecodePayload(layout_, live, row.data(), values.data());
+  for (const float value : values) ASSERT_TRUE(std::isfinite(value));
 }
 
 TEST_P(TrainOpsTest, WhatIsKeptOfElementsIsThatOfEachByItself) {
