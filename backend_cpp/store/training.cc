@@ -211,16 +211,29 @@ Status Store::TakeChanges(uint32_t t, uint32_t b, std::vector<std::byte>* record
   std::map<uint64_t, RecordKind> changes;
   for (const RemovedKey& each : bucket.removed) changes.emplace(each.key, each.kind);
   Store::Impl::ChangedRows(bucket, &changes);
+  const size_t before = records->size();
+  std::vector<uint64_t> taken;
+  const auto give_back = [&] {
+    records->resize(before);
+    for (const uint64_t key : taken) {
+      const Result<Location> place = impl_->ResidentRow(&device, t, b, key);
+      if (place.ok()) impl_->AuxOf(&device, place.value())->changed = 1;
+    }
+  };
   for (const auto& [key, kind] : changes) {
     if (kind != RecordKind::kRow) {
       AppendRecord({key, 0, kind, {}}, records);
       continue;
     }
     const Result<Location> place = impl_->ResidentRow(&device, t, b, key);
-    if (!place.ok()) return place.status();
+    if (!place.ok()) {
+      give_back();
+      return place.status();
+    }
     RowAux* aux = impl_->AuxOf(&device, place.value());
     if (aux->changed == 0) continue;  // it was on the SSD, where that is not seen
     aux->changed = 0;
+    taken.push_back(key);
     const uint16_t live = place.value().live();
     AppendRecord(
         {key,

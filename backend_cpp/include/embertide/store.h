@@ -380,7 +380,8 @@ class Store {
   // One exact step of StoreOptions::optimizer, for all bags of a batch at once, after EnsureRows
   // for their keys. A key's gradients, of all its occurrences in all bags of its table, are summed
   // in fp64 in the order of the call before the one update. Keys that wait for a row are skipped,
-  // as are sums that are not finite; both are counted, as are sums that are clipped. Bitwise
+  // as are sums that are not finite; both are counted, as are sums that are clipped. A value that
+  // would pass the largest of its dtype becomes that one. Bitwise
   // repeatable, and the same bits whatever the vectors of the CPU, the number of devices and the
   // number of `threads`, the caller's among them.
   // They are kept for the next call. Of calls at once, those of several threads go one after the
@@ -440,7 +441,8 @@ class Store {
   // nor tables had a worth of their own. kCorrupt as above.
   Result<std::string> PruneStateOfFormat5(uint32_t group, std::string_view state) const;
   // Appends the records of rows changed since the last call for this bucket (tombstones included),
-  // in ascending key order. Bitwise repeatable.
+  // in ascending key order. Bitwise repeatable. On failure nothing is appended, and the next call
+  // gives all of them.
   Status TakeChanges(uint32_t table, uint32_t bucket, std::vector<std::byte>* records);
   // Makes the next TakeChanges give these keys of one bucket too: as they are, or, where there is
   // no row, as tombstones. For a publisher that must make good what another one sent.
