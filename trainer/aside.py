@@ -1,6 +1,7 @@
 """Batches that would have made the net not finite: put aside with their events, counted, kept."""
 
 import dataclasses
+import itertools
 import json
 import logging
 import math
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from embertide.trainer.data.base import Batch
 from embertide.trainer.errors import TrainerError
+from embertide.trainer.publish.folder import is_no_room
 
 _MAX_BYTES = 64 << 20
 """Of the file: what is put aside later is counted, and not kept."""
@@ -22,7 +24,7 @@ class AsideStats:
 
     batches: int = 0
     events: int = 0
-    events_not_kept: int = 0  # the file is full
+    events_not_kept: int = 0  # the file, or its drive, is full
 
 
 class SetAside:
@@ -50,7 +52,7 @@ class SetAside:
 
         Raises:
             TrainerError: Too many in a row: it is not the events that are at fault.
-            OSError: The file cannot be written.
+            OSError: The file cannot be written, for another reason than that its drive is full.
         """
         self.stats.batches += 1
         self.stats.events += len(batch)
@@ -71,15 +73,19 @@ class SetAside:
             )
 
     def _keep(self, batch: Batch, reason: str) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("ab") as out:
-            room = _MAX_BYTES - out.tell()
-            for line in _lines(batch, reason):
-                room -= len(line)
-                if room < 0:
-                    self.stats.events_not_kept += 1
-                    continue
-                out.write(line)
+        lines = list(_lines(batch, reason))
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("ab") as out:
+                room = _MAX_BYTES - out.tell()
+                sizes = itertools.accumulate(map(len, lines))
+                kept = sum(size <= room for size in sizes)
+                out.writelines(lines[:kept])
+        except OSError as error:
+            if not is_no_room(error):
+                raise
+            kept = 0
+        self.stats.events_not_kept += len(lines) - kept
 
 
 def _lines(batch: Batch, reason: str) -> Iterator[bytes]:

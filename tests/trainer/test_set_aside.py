@@ -165,3 +165,11 @@ def test_the_file_of_what_was_put_aside_has_a_bound(
     kept = len(folder[0].set_aside.read_text().splitlines())
     assert kept + stats.events_not_kept == stats.events
     assert stats.events_not_kept > 0
+
+
+def test_a_full_drive_does_not_end_the_run(folder: list[Publication]) -> None:
+    folder[0].set_aside.symlink_to("/dev/full")
+    trainer = Trainer(PLAIN, folder[0], program_cache=CACHE)
+    trainer.fit(Poisoned(BAD))
+    stats = trainer.set_aside.stats
+    assert stats.events_not_kept == stats.events > 0
