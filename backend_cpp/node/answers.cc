@@ -137,6 +137,7 @@ Status Fleet::Lookup(const v1::LookupRequest& request, v1::LookupResponse* respo
   if (request.parts().empty()) return Status::Ok();
   if (!serving_) return {Code::kUnavailable, "loading, or shutting down"};
   size_t keys = 0;
+  size_t rows = 0;  // bytes that are read
   size_t answer = 0;
   std::vector<uint32_t> tables;  // by part
   tables.reserve(static_cast<size_t>(request.parts_size()));
@@ -146,9 +147,14 @@ Status Fleet::Lookup(const v1::LookupRequest& request, v1::LookupResponse* respo
     const auto here = static_cast<size_t>(part.keys_size());
     keys += here;
     const size_t dim = node_->manifest_.tables[table].layout.dim();
+    rows += here * dim * sizeof(float);
     answer += part.pooling() == v1::PART_POOLING_ROWS
                   ? here * (kRecordHeaderBytes + dim * sizeof(float))
                   : static_cast<size_t>(part.bag_offsets_size()) * dim * sizeof(double);
+  }
+  if (rows > kMaxAnswerBytes) {
+    return {Code::kInvalidArgument, "the keys' rows may have " + std::to_string(rows) +
+                                        " bytes; at most " + std::to_string(kMaxAnswerBytes)};
   }
   if (answer > static_cast<size_t>(kMaxMessageBytes)) {
     return {Code::kInvalidArgument, "the answer would have " + std::to_string(answer) +
@@ -239,7 +245,7 @@ Status Fleet::ReadBags(const v1::ReadRequest& request, Deadline deadline,
       response->set_plan_epoch(plan->epoch);
       return status;
     }
-    if (status.code() == Code::kNotOwner) RefreshPlan();
+    if (status.code() == Code::kNotOwner) RefreshPlan(deadline);
     if (status.code() != Code::kNotOwner && status.code() != Code::kVersionGone) return status;
   }
   return status;

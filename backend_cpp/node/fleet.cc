@@ -235,13 +235,14 @@ Status Fleet::Adopt(const std::string& bytes) {
   return Status::Ok();
 }
 
-void Fleet::RefreshPlan() {
+void Fleet::RefreshPlan(Deadline deadline) {
   std::unique_lock lock(mutex_);
   // One that begins now: the one under way may have read before the plan was written.
   const uint64_t wanted = looks_ + 2;
   looks_wanted_ = std::max(looks_wanted_, wanted);
   wake_.notify_all();
-  wake_.wait_for(lock, kRefreshWait, [&] { return stop_ || looks_ >= wanted; });
+  const Deadline until = std::min(DeadlineAfter(kRefreshWait), deadline);
+  wake_.wait_until(lock, until, [&] { return stop_ || looks_ >= wanted; });
 }
 
 void Fleet::Note(const Status& status) {

@@ -57,7 +57,7 @@ class Fleet : public NodeHandler {
   // Most live peers begin after the newest version here.
   bool IsBehindPeers() const;
   std::unique_ptr<RemoteLookup> NewRemoteLookup();
-  void RefreshPlan();
+  void RefreshPlan(Deadline deadline);
   FleetStats stats() const;
   const std::string& address() const { return address_; }
   // Every bucket of the newest plan is held.

@@ -208,6 +208,51 @@ TEST(FleetNodeTest, PartsOfOtherWeightsAreRefused) {
             "a weight is not finite");
 }
 
+// However few sums are asked for: the rows that they are made of lie in a thread's memory.
+TEST(FleetNodeTest, RowsOfACallAreBoundedInBytes) {
+  constexpr uint16_t kWide = 512;  // 2 KiB a row
+  TestFleet fleet(1, 2, 1, kWide);
+  fleet.model.WriteSnapshot({1, 1}, ManyRows(50, 1));
+  fleet.Write(fleet.MakePlan(1));
+  fleet.StartAll();
+  const auto ask = [&](uint32_t keys) {
+    v1::LookupRequest request;
+    request.set_plan_epoch(1);
+    v1::LookupPart* part = request.add_parts();
+    part->mutable_version()->set_number(1);
+    part->mutable_version()->set_lineage(1);
+    part->set_pooling(v1::PART_POOLING_SUM);
+    for (uint32_t key = 0; key < keys; ++key) {
+      part->add_keys(key);
+      part->add_bag_keys(key);
+    }
+    for (const uint32_t offset : {0U, keys}) part->add_bag_offsets(offset);
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+    v1::LookupResponse response;
+    return fleet.Stub(0)->Lookup(&context, request, &response);
+  };
+  EXPECT_TRUE(ask(16384).ok());
+  const grpc::Status refused = ask(16385);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(refused.error_message(), "the keys' rows may have 33556480 bytes; at most 33554432");
+}
+
+TEST(FleetNodeTest, ALookAtThePlanEndsAtTheCallersDeadline) {
+  TestFleet fleet(1);
+  fleet.model.WriteSnapshot({1, 1}, ManyRows(50, 1));
+  fleet.Write(fleet.MakePlan(1));
+  fleet.StartAll();
+  fleet.state.AnswerGetWith("$8", "");  // and no more: a look waits for the rest
+  const auto timed = [&](Deadline deadline) {
+    const auto begun = std::chrono::steady_clock::now();
+    fleet.node(0).RefreshPlan(deadline);
+    return std::chrono::steady_clock::now() - begun;
+  };
+  EXPECT_GE(timed(kNoDeadline), std::chrono::milliseconds(240));
+  EXPECT_LT(timed(DeadlineAfter(std::chrono::milliseconds(20))), std::chrono::milliseconds(200));
+}
+
 TEST(FleetNodeTest, StatusCountsByTheNamesOfTheMetrics) {
   TestFleet fleet(2);
   fleet.model.WriteSnapshot({1, 1}, ManyRows(50, 1));

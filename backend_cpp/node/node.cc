@@ -693,8 +693,8 @@ void Node::NoteLatency(std::chrono::nanoseconds latency, size_t requests) const 
   if (latency_ != nullptr) latency_->Note(latency, static_cast<uint32_t>(requests));
 }
 
-void Node::RefreshPlan() const {
-  if (fleet_ != nullptr) fleet_->RefreshPlan();
+void Node::RefreshPlan(Deadline deadline) const {
+  if (fleet_ != nullptr) fleet_->RefreshPlan(deadline);
 }
 
 std::string Node::address() const { return fleet_ == nullptr ? "" : fleet_->address(); }

@@ -85,8 +85,9 @@ struct TestAssignment {
 
 class TestFleet {
  public:
-  explicit TestFleet(uint32_t nodes, uint32_t bucket_bits = 2, uint32_t devices = 1)
-      : model(bucket_bits), devices_(devices), nodes_(nodes) {
+  explicit TestFleet(uint32_t nodes, uint32_t bucket_bits = 2, uint32_t devices = 1,
+                     uint16_t dim = TestModel::kDim)
+      : model(bucket_bits, dim), devices_(devices), nodes_(nodes) {
     for (uint32_t n = 0; n < nodes; ++n) {
       addresses_.push_back("127.0.0.1:" + std::to_string(FreePort()));
     }

@@ -20,11 +20,11 @@ class TestModel {
   static constexpr uint32_t kDim = 4;
   using Rows = std::map<uint64_t, float>;  // key -> the value of every dimension
 
-  explicit TestModel(uint32_t bucket_bits = 1) {
+  explicit TestModel(uint32_t bucket_bits = 1, uint16_t dim = kDim) {
     table_.name = "item";
-    table_.layout = {1, kDim, DType::kFp32};
+    table_.layout = {1, dim, DType::kFp32};
     table_.bucket_bits = bucket_bits;
-    table_.default_row.assign(kDim, -1.0F);
+    table_.default_row.assign(dim, -1.0F);
   }
   std::vector<FeatureConfig> features = {{"cand", "item", "sum"}};  // of snapshots from now on
   std::string path() const { return publication_.path(); }
@@ -82,8 +82,8 @@ class TestModel {
     std::vector<std::byte> records;
     for (const auto& [key, value] : rows) {
       if (BucketOf(key) != bucket) continue;
-      const std::vector<float> values(kDim, value);
-      std::vector<std::byte> payload(4 * kDim);
+      const std::vector<float> values(table_.layout.dim(), value);
+      std::vector<std::byte> payload(sizeof(float) * values.size());
       EncodePayload(table_.layout, 1, values.data(), payload.data());
       AppendRecord({key, 1, RecordKind::kRow, payload}, &records);
     }

@@ -13,7 +13,8 @@ inline constexpr size_t kMaxReceivedBytes = 512 << 20;
 inline constexpr size_t kMaxLookupBytes = 1 << 20;  // of a LookupRequest, its parts
 inline constexpr size_t kMaxPartsACall = 256;
 inline constexpr size_t kMaxKeysACall = 65536;
-// A part is at most half of these, so that a call carries at least one.
+// A part is at most half of these, so that a call carries at least one. The rows that an answer is
+// made of have the same bound.
 inline constexpr size_t kMaxAnswerBytes = 32 << 20;
 // What an asker puts together before it sends.
 inline constexpr size_t kCoalesceBytes = 64 << 10;

@@ -470,7 +470,8 @@ void Executor::AnswerAt(uint64_t wanted, std::span<Job*> jobs) {
     const auto unsent = std::ranges::stable_partition(jobs, &Job::sent);
     jobs = {unsent.begin(), unsent.end()};
     for (Job* job : jobs) job->refusal = {};
-    if (code == Code::kNotOwner) node_.RefreshPlan();  // a peer has a newer one
+    // A peer has a newer one. The first has the earliest deadline.
+    if (code == Code::kNotOwner) node_.RefreshPlan(jobs[0]->deadline);
   }
 }
 

@@ -165,6 +165,10 @@ def command(
             min=0,
         ),
     ] = None,
+    join_step_mib: Annotated[
+        int | None,
+        typer.Option(help="Rows of a step in which buckets come to the node, MiB (1).", min=1),
+    ] = None,
     join_rest: Annotated[
         int | None,
         typer.Option(
@@ -240,6 +244,7 @@ def command(
                 plan_file=directory / "plan.bin" if state else None,
                 token_file=token_file,
                 peer_timeout_ms=peer_timeout_ms if state else None,
+                join_step_bytes=join_step_mib * _MIB if state and join_step_mib else None,
                 join_rest=join_rest if state else None,
                 max_degraded_share=max_degraded_share if state else None,
                 remote_cache_bytes=remote_cache_mib * _MIB if state else None,

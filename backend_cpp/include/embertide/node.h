@@ -238,8 +238,8 @@ class Node {
   // `requests` were answered together, `latency` after work on them began: for the p99 that the
   // control plane is told. Never waits; does nothing for a node alone.
   void NoteLatency(std::chrono::nanoseconds latency, size_t requests) const;
-  // Waits, a quarter of a second at most, for a look at the newest plan.
-  void RefreshPlan() const;
+  // Waits, a quarter of a second and until the deadline at most, for a look at the newest plan.
+  void RefreshPlan(Deadline deadline) const;
   // Where peers reach it; empty for a node alone.
   std::string address() const;
   // All zeros for a node alone.
