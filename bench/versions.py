@@ -1,11 +1,13 @@
 """A trainer's part of a benchmark: versions of a model's random rows, several a second.
 
 Each version changes 1 % of the rows of every table, and goes out as a trainer's do: delta files
-and, through Redis, row batches and commits.
+and, through Redis, row batches and commits. Which rows change, and to what, was drawn before: that
+stands for the learning, whose cores are not those that are measured.
 
-Shapes: T tables, R rows a table, d values a row.
+Shapes: T tables, R rows a table, C rows that a version changes of it, d values a row.
 """
 
+import itertools
 import os
 import shutil
 import threading
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bench.models import CPU, Files, bucket_records
 from bench.servers import BenchError
@@ -34,6 +37,10 @@ from embertide.trainer.publish.snapshot import (
 
 CHANGED_SHARE = 0.01
 _KEPT_SNAPSHOTS = 2
+_DRAWN = 24  # versions; the next ones change the same rows again
+
+Keys = NDArray[np.int64]
+Values = NDArray[np.float32]
 
 
 class Stages(NamedTuple):
@@ -71,7 +78,7 @@ class Versions:
         self._publisher = Publisher(
             self.publication, bus=bus, model=config.name, schema_id=schema_id(info, self._tables)
         )
-        self._rng = np.random.default_rng(SEED)
+        self._drawn = self._draw(np.random.default_rng(SEED))
         self.log: list[Stages] = []
         self._flows = threading.Event()
         self._flows.set()
@@ -85,24 +92,41 @@ class Versions:
         assert self._publisher.newest is not None
         return self._publisher.newest
 
-    def _changes(self) -> list[Change]:
-        changes: list[Change] = []
-        for table, rows_Rd, bucket_R in zip(
-            self._tables, self._rows_TRd, self._bucket_TR, strict=True
-        ):
+    def _draw(self, rng: np.random.Generator) -> list[list[tuple[Keys, Values]]]:
+        """Return what versions change, a table each: keys by bucket, ascending, and values."""
+
+        def table(rows_Rd: Values, bucket_R: NDArray[np.uint32]) -> tuple[Keys, Values]:
             count = int(len(rows_Rd) * CHANGED_SHARE)
-            keys = np.sort(self._rng.choice(len(rows_Rd), count, replace=False))
-            rows_Rd[keys] = self._rng.random((count, rows_Rd.shape[1]), np.float32)
-            for bucket in range(1 << table.bucket_bits):
-                mine = keys[bucket_R[keys] == bucket]
-                records = encode_rows(table.layout, mine.astype(np.uint64), rows_Rd[mine])
-                changes.append((table, bucket, records.tobytes()))
+            key_C = np.sort(rng.choice(len(rows_Rd), count, replace=False))
+            key_C = key_C[np.argsort(bucket_R[key_C], kind="stable")]
+            return key_C, rng.random((count, rows_Rd.shape[1]), np.float32)
+
+        of_tables = list(zip(self._rows_TRd, self._bucket_TR, strict=True))
+        return [[table(*each) for each in of_tables] for _ in range(_DRAWN)]
+
+    def _learn(self, number: int) -> list[tuple[Keys, Values]]:
+        drawn = self._drawn[number % _DRAWN]
+        for rows_Rd, (key_C, value_Cd) in zip(self._rows_TRd, drawn, strict=True):
+            rows_Rd[key_C] = value_Cd
+        return drawn
+
+    def _changes(self, drawn: list[tuple[Keys, Values]]) -> list[Change]:
+        changes: list[Change] = []
+        for table, bucket_R, (key_C, value_Cd) in zip(
+            self._tables, self._bucket_TR, drawn, strict=True
+        ):
+            records = encode_rows(table.layout, key_C.astype(np.uint64), value_Cd)
+            ends = np.searchsorted(bucket_R[key_C], np.arange((1 << table.bucket_bits) + 1))
+            for bucket, (first, end) in enumerate(itertools.pairwise(ends)):
+                changes.append((table, bucket, records[first:end].tobytes()))
         return changes
 
     def _publish(self) -> None:
         with self._publishing:
-            number, trained = self._newest.number + 1, time.time()
-            changes = self._changes()
+            number = self._newest.number + 1
+            drawn = self._learn(number)
+            trained = time.time()
+            changes = self._changes(drawn)
             taken = time.time()
             self._publisher.publish(number, watermark_ms=number, changes=changes, dense=self._dense)
             sent = time.time()
