@@ -172,31 +172,32 @@ void AppendRecord(const RowRecord& record, std::vector<std::byte>* out) {
 }
 
 Result<RowRecord> ReadRecord(const RowLayout& layout, std::span<const std::byte>* bytes) {
-  const auto corrupt = [](const std::string& what) { return Status(Code::kCorrupt, what); };
   if (bytes->size() < kRecordHeaderBytes) {
-    return corrupt("a record header needs 12 bytes, " + std::to_string(bytes->size()) +
-                   " are left");
+    return Status(Code::kCorrupt,
+                  "a record header needs 12 bytes, " + std::to_string(bytes->size()) + " are left");
   }
   RowRecord record;
+  const auto corrupt = [&](const std::string& what) {
+    return Status(Code::kCorrupt, "record of key " + std::to_string(record.key) + ": " + what);
+  };
   record.key = Load<uint64_t>(bytes->data());
   record.live = Load<uint16_t>(bytes->data() + 8);
   const auto kind = Load<uint8_t>(bytes->data() + 10);
-  const std::string of = "record of key " + std::to_string(record.key) + ": ";
   if (kind > static_cast<uint8_t>(RecordKind::kExpired)) {
-    return corrupt(of + "kind " + std::to_string(kind) + " is unknown");
+    return corrupt("kind " + std::to_string(kind) + " is unknown");
   }
   record.kind = static_cast<RecordKind>(kind);
-  if (Load<uint8_t>(bytes->data() + 11) != 0) return corrupt(of + "the reserved byte is not zero");
+  if (Load<uint8_t>(bytes->data() + 11) != 0) return corrupt("the reserved byte is not zero");
   if ((record.live & ~layout.full_mask()) != 0) {
-    return corrupt(of + "live mask " + std::to_string(record.live) + " names chunks past " +
+    return corrupt("live mask " + std::to_string(record.live) + " names chunks past " +
                    std::to_string(layout.chunks));
   }
   if (record.kind != RecordKind::kRow && record.live != 0) {
-    return corrupt(of + "a tombstone has live chunks");
+    return corrupt("a tombstone has live chunks");
   }
   const uint32_t payload = layout.PayloadBytes(record.live);
   if (bytes->size() - kRecordHeaderBytes < payload) {
-    return corrupt(of + "a payload of " + std::to_string(payload) + " bytes is cut short");
+    return corrupt("a payload of " + std::to_string(payload) + " bytes is cut short");
   }
   record.payload = bytes->subspan(kRecordHeaderBytes, payload);
   *bytes = bytes->subspan(kRecordHeaderBytes + payload);

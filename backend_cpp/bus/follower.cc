@@ -36,9 +36,13 @@ constexpr size_t kCommitsAtOnce = kMaxReplyBytes / kMaxCommitBytes - 1;
 constexpr size_t kBatchesAtOnce = kMaxBytesInFlight / kMaxBatchBytes;
 constexpr size_t kRangesAtOnce = 4096;
 constexpr size_t kWaysTried = 4;  // by files, past those that are harmed
-// A version on time is taken in turns with requests: as long at work as not, at most. One that is
-// late is taken at once, and from a file if there is one.
+// A version on time is taken in turns with requests: a fifth of the time at work, or half of it
+// when it is older than kEarly. One that is late, or that others wait for, is taken at once, and a
+// late one from a file if there is one.
 constexpr std::chrono::microseconds kTurn{400};
+constexpr std::chrono::microseconds kLongRest{1600};
+constexpr std::chrono::microseconds kShortRest{400};
+constexpr milliseconds kEarly{250};
 constexpr milliseconds kOnTime{500};
 // A node says what it has applied so often, and is taken for gone when it has not for so long.
 constexpr milliseconds kNoteEvery{5000};
@@ -50,8 +54,14 @@ std::string EntryId(uint64_t number, uint64_t suffix) {
   return std::to_string(number) + "-" + std::to_string(suffix);
 }
 
-bool IsOnTime(const v1::GlobalCommit& commit) {
-  return MsSince(commit.committed_ms()) < static_cast<uint64_t>(kOnTime.count());
+bool IsOnTime(int64_t committed_ms) {
+  return MsSince(committed_ms) < static_cast<uint64_t>(kOnTime.count());
+}
+
+// After a turn of a version that was committed then.
+std::chrono::microseconds RestOf(int64_t committed_ms) {
+  if (!IsOnTime(committed_ms)) return {};
+  return MsSince(committed_ms) < static_cast<uint64_t>(kEarly.count()) ? kLongRest : kShortRest;
 }
 
 // "NAME.HOST.PID.N": of a node's follower and of no other.
@@ -77,7 +87,8 @@ struct Follower::Impl {
   std::unique_ptr<RedisConnection> redis;
   std::string cursor;  // id of the last commit read
   std::string note_name;
-  bool takes_turns = false;  // with requests
+  int64_t committed_ms = 0;  // of the version that is being taken
+  bool more_wait = false;    // of those that come after it
   std::chrono::steady_clock::time_point turn_began;
   uint64_t staged_rows = 0;  // of the version that is being taken
   uint64_t noted = 0;        // version that Redis was told last
@@ -137,7 +148,6 @@ struct Follower::Impl {
   Status ReadPartitions(const v1::GlobalCommit& commit, std::vector<Wanted>* wanted);
   Status TakeBatches(VersionId id, std::vector<Wanted> wanted);
   Status TakeBatch(VersionId id, const std::string& message, Wanted* wanted);
-  void BeginTurns(const v1::GlobalCommit& commit);
   void TakeTurns();
   Status Stage(const v1::RowBatch& batch);
   Status StageAndCommit(const v1::GlobalCommit& commit, const std::string& tensors,
@@ -273,6 +283,7 @@ Status Follower::Impl::FollowOnce(milliseconds block) {
     return Status::Ok();
   }
   for (const StreamEntry& entry : entries.value()) {
+    more_wait = &entry != &entries.value().back();
     v1::GlobalCommit commit;
     if (!commit.ParseFromString(entry.message)) {
       ++stats.corrupt;
@@ -303,7 +314,8 @@ Status Follower::Impl::Take(const v1::GlobalCommit& commit) {
   if (!MayTake(id)) {
     return {Code::kBusy, Text(id) + " waits until the guard decides on those before it"};
   }
-  if (!IsOnTime(commit) && std::chrono::steady_clock::now() - looked >= options.retry_every) {
+  if (!IsOnTime(commit.committed_ms()) &&
+      std::chrono::steady_clock::now() - looked >= options.retry_every) {
     // Over a slow link a node would fall back ever further; files may be nearer.
     static_cast<void>(CatchUp());
     if (newest().number >= id.number) return Status::Ok();
@@ -341,7 +353,8 @@ Status Follower::Impl::TakeFromBus(const v1::GlobalCommit& commit) {
 Status Follower::Impl::StageAndCommit(const v1::GlobalCommit& commit, const std::string& tensors,
                                       const std::function<Status()>& stage) {
   staged_rows = 0;
-  BeginTurns(commit);
+  committed_ms = commit.committed_ms();
+  turn_began = std::chrono::steady_clock::now();
   Status status = stage();
   if (status.ok()) status = sink->Commit(commit, tensors);
   if (!status.ok()) {
@@ -356,14 +369,9 @@ Status Follower::Impl::StageAndCommit(const v1::GlobalCommit& commit, const std:
 
 // A burst of some milliseconds on every core would be seen in the p99 of requests. A lower priority
 // does not avoid it: a process keeps its share of a core, whatever its threads' priorities.
-void Follower::Impl::BeginTurns(const v1::GlobalCommit& commit) {
-  takes_turns = IsOnTime(commit);
-  turn_began = std::chrono::steady_clock::now();
-}
-
 void Follower::Impl::TakeTurns() {
-  if (!takes_turns || std::chrono::steady_clock::now() - turn_began < kTurn) return;
-  std::this_thread::sleep_for(kTurn);
+  if (std::chrono::steady_clock::now() - turn_began < kTurn) return;
+  if (!more_wait) std::this_thread::sleep_for(RestOf(committed_ms));
   turn_began = std::chrono::steady_clock::now();
 }
 
@@ -540,6 +548,7 @@ Status Follower::Impl::TakeWay(const Way& way, Passed* passed) {
   for (size_t i = AfterUndone(chain); i < chain.size(); ++i) {
     if (Stopping() || !MayTake(chain[i].id)) break;
     const uint64_t before = newest().number;
+    more_wait = i + 1 < chain.size();
     if (const Status status = TakeFromFiles(chain[i].id); !status.ok()) {
       passed->chain = true;
       return status;

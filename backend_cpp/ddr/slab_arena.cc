@@ -85,6 +85,9 @@ uint64_t SlabArena::Take(std::vector<Page*>* room) {
   if (page->free_head != kNoSlot) {
     ordinal = page->free_head;
     std::memcpy(&page->free_head, page->payload + size_t{ordinal} * page->slot_bytes, 2);
+    if (page->free_head != kNoSlot) {  // the next one's
+      __builtin_prefetch(page->payload + size_t{page->free_head} * page->slot_bytes, 1);
+    }
   } else {
     ordinal = page->fresh++;
   }

@@ -4,6 +4,7 @@
 //   fold(5):  entry --> node v7 --> node v5                        base retired
 //   fold(7):  entry --> slot of v7                                 chain retired
 #include <algorithm>
+#include <array>
 
 #include "store/store_impl.h"
 
@@ -12,6 +13,8 @@ namespace {
 
 // Entries of the retire list, which is not charged, before a fold looks whether readers are gone.
 constexpr size_t kMostRetired = 4096;
+// Keys whose index groups are asked for before the first of them is looked up.
+constexpr size_t kAhead = 32;
 
 }  // namespace
 
@@ -32,12 +35,19 @@ Status Store::StageRecords(uint64_t version, uint32_t table, uint32_t bucket,
   }
   Device& device = *rows->device;
   const std::lock_guard writer(device.writer);
+  std::array<RowRecord, kAhead> next;
   while (!records.empty()) {
-    const Result<RowRecord> record = ReadRecord(of.config.layout, &records);
-    const Status staged = impl_->StageOne(&device, version, table, bucket, rows, record.value());
-    if (!staged.ok()) {
-      ++impl_->refused_rows;
-      return staged;
+    size_t count = 0;
+    for (; count < next.size() && !records.empty(); ++count) {
+      next[count] = ReadRecord(of.config.layout, &records).value();
+      rows->index.Begin(HashKey(next[count].key)).Prefetch();
+    }
+    for (const RowRecord& record : std::span(next).first(count)) {
+      const Status staged = impl_->StageOne(&device, version, table, bucket, rows, record);
+      if (!staged.ok()) {
+        ++impl_->refused_rows;
+        return staged;
+      }
     }
   }
   return Status::Ok();
@@ -222,18 +232,33 @@ void Store::Impl::Fold(Device* device, uint64_t limit) {
   while (!device->staged.empty() && device->staged.begin()->first <= limit) {
     const auto [version, head] = *device->staged.begin();
     device->staged.erase(device->staged.begin());
-    for (VersionNode *node = head, *next = nullptr; node != nullptr; node = next) {
-      next = node->next_staged;
-      if (device->retired.size() > kMostRetired) Reclaim(device);
-      BucketIndex& index = tables[node->table].buckets[node->bucket].On(device)->index;
-      const uint32_t entry = index.Locate(HashKey(node->key), node->key);
-      if (entry == BucketIndex::kNotFound || !index.At(entry).is_chain()) continue;
-      VersionNode* first = index.At(entry).chain();
-      first->table = node->table;
-      first->bucket = node->bucket;
-      FoldNode(device, first, version);
+    std::array<VersionNode*, kAhead> next;  // of one key each, so that none is freed by another
+    for (VersionNode* node = head; node != nullptr;) {
+      size_t count = 0;
+      for (; count < next.size() && node != nullptr; node = node->next_staged) {
+        next[count++] = node;
+        IndexOf(device, *node).Begin(HashKey(node->key)).Prefetch();
+      }
+      for (VersionNode* each : std::span(next).first(count)) {
+        if (device->retired.size() > kMostRetired) Reclaim(device);
+        FoldKey(device, *each, version);
+      }
     }
   }
+}
+
+BucketIndex& Store::Impl::IndexOf(Device* device, const VersionNode& node) {
+  return tables[node.table].buckets[node.bucket].On(device)->index;
+}
+
+void Store::Impl::FoldKey(Device* device, const VersionNode& staged, uint64_t version) {
+  const BucketIndex& index = IndexOf(device, staged);
+  const uint32_t entry = index.Locate(HashKey(staged.key), staged.key);
+  if (entry == BucketIndex::kNotFound || !index.At(entry).is_chain()) return;
+  VersionNode* first = index.At(entry).chain();
+  first->table = staged.table;
+  first->bucket = staged.bucket;
+  FoldNode(device, first, version);
 }
 
 void Store::Impl::FoldNode(Device* device, VersionNode* head, uint64_t limit) {

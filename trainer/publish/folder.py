@@ -207,6 +207,16 @@ class Publication:
         """Return all versions that are there in either form, ascending."""
         return sorted({*self.snapshots(), *self.deltas()})
 
+    def largest_lineage(self) -> int:
+        """Return the largest lineage that any version has, be it finished or not; 0: no version.
+
+        Reads names alone: cheap enough for every version.
+        """
+        parents = [self.path / "snapshots", self.path / "deltas"]
+        paths = (path for parent in parents if parent.is_dir() for path in parent.iterdir())
+        matches = (_NAME.fullmatch(path.name) for path in paths)
+        return max((int(match[2]) for match in matches if match), default=0)
+
     def snapshot_path(self, version: VersionId) -> Path:
         """Return the directory of a snapshot."""
         return self.path / "snapshots" / version.folder

@@ -131,7 +131,7 @@ class Publisher:
         self._lock = FolderLock(publication.path) if bus is None and exclusive else None
         self._bus = None if bus is None else Bus.connect(bus, model, bus_bytes)
         self._away_until = 0.0
-        floor = self._largest_lineage()
+        floor = publication.largest_lineage()
         self.lineage = floor + 1 if self._bus is None else self._take_lineage(self._bus, floor)
         # Listed once the lineage is ours: whoever had it commits no more.
         versions = publication.versions()
@@ -139,9 +139,6 @@ class Publisher:
         self._sequences: dict[tuple[int, int], int] = defaultdict(int)
         self._dense_id = ""
         self._committed_ms = 0  # of `newest`, if it is this publisher's
-
-    def _largest_lineage(self) -> int:
-        return max((version.lineage for version in self.publication.versions()), default=0)
 
     def _take_lineage(self, bus: Bus, floor: int) -> int:
         try:
@@ -264,7 +261,7 @@ class Publisher:
 
     def _check_lineage(self) -> Bus | None:
         """Return the bus if it can be written to; raises SupersededError if it must not be."""
-        now, bus = self._largest_lineage(), None
+        now, bus = self.publication.largest_lineage(), None
         if self._bus is not None:
             began = time.monotonic()
             try:
