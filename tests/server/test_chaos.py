@@ -15,6 +15,7 @@ from embertide.server.adapters.process import free_ports
 from embertide.server.cli.chaos.faults import draw, kinds
 from embertide.server.cli.chaos.links import Harm, Links, Route
 from embertide.server.cli.chaos.replay import Replay, decode_row, read_records
+from embertide.server.cli.chaos.report import timeline
 from embertide.server.cli.chaos.traffic import Answer, every_key, faults_of
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
@@ -248,3 +249,16 @@ def test_the_models_features_may_share_a_table(replay: Replay) -> None:
         if k is not None
     ]
     assert len(asked) == len(set(asked))
+
+
+def test_a_node_that_answers_nothing_is_not_drawn_as_far_behind() -> None:
+    bins = [
+        {"at_s": 0.25 * i, "published": 900 + i, "versions": versions, "answered": 9}
+        | dict.fromkeys(("slow", "degraded", "failed"), 0)
+        for i, versions in enumerate(([899, 900], [0, 901], [902, 902]))
+    ]
+    fault = {"at_s": 0.0, "kind": "stop", "target": "node-0", "for_s": 0.2}
+    figure = timeline([{"began_s": 0.0, "faults": [fault], "bins": bins}], "")
+    first, second = (line.get_ydata() for line in figure.axes[-1].get_lines())
+    np.testing.assert_array_equal(first, [1, np.nan, 0])
+    np.testing.assert_array_equal(second, [0, 0, 0])

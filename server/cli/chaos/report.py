@@ -4,6 +4,7 @@ import base64
 import dataclasses
 import io
 import json
+import math
 import os
 import platform
 import statistics
@@ -156,7 +157,9 @@ def timeline(rounds: Sequence[Mapping[str, Any]], title: str) -> Figure:
     requests.legend(fontsize=7, loc="upper right")
     known = [b for b in bins if b["published"]]
     for node, name in enumerate(NODES):
-        behind = [(b["at_s"] - begin, b["published"] - b["versions"][node]) for b in known]
+        answers = [(b["at_s"] - begin, b["published"], b["versions"][node]) for b in known]
+        # Where it answered nothing the line is broken.
+        behind = [(at, newest - had if had else math.nan) for at, newest, had in answers]
         if behind:
             versions.plot(*zip(*behind, strict=True), linewidth=0.8, label=name)
     versions.set_ylabel("versions behind the trainer")
