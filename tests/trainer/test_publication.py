@@ -19,10 +19,16 @@ from serving import flip_byte
 from embertide import _store
 from embertide.server.adapters import process
 from embertide.server.adapters.redis import RedisOptions, RedisServer
-from embertide.trainer.publish.bus import Bus
+from embertide.trainer.publish.bus import Bus, Keys
 from embertide.trainer.publish.folder import Publication, PublicationError, VersionId
 from embertide.trainer.publish.lock import FolderLock, LockedError
-from embertide.trainer.publish.publisher import BusError, Change, Publisher, SupersededError
+from embertide.trainer.publish.publisher import (
+    BusError,
+    Change,
+    Publisher,
+    SupersededError,
+    promotion_record,
+)
 from embertide.v1 import update_pb2
 
 SCHEMA = 77
@@ -613,6 +619,18 @@ def test_a_trainer_takes_its_lineage_when_redis_is_full(
     full.delete(LINEAGE)
     publish(publisher, 1)
     assert int(full.get(LINEAGE)) == 5
+
+
+def test_nodes_hear_of_a_promotion_when_redis_is_full(publication: Publication, full: Any) -> None:
+    record = promotion_record(publication, bus=full.url, model=MODEL)
+    publish(Publisher(publication, bus=full.url, model=MODEL, schema_id=SCHEMA), 1)
+    full.set("others", b"x" * 20_000_000)
+    full.fill(-10_000_000)
+    with pytest.raises(redis.exceptions.OutOfMemoryError):
+        full.set("more", b"x")
+    record.promote(1, by="test", revision=0)
+    assert record.mirror_failures == 0
+    assert full.get(Keys(MODEL).promoted) == record.read().encode()
 
 
 def test_newer_rows_of_a_superseded_publisher_do_not_stay_in_the_way(

@@ -31,10 +31,12 @@ Reason = Literal["not_finite", "auc", "calibration", "latency", "rollback", "ope
 
 _HEADER = re.compile(rb"EMPRM001 (\d{1,19}) ([0-9a-f]{8})\n")
 _KEPT = 64  # withdrawn ranges; more than any window of versions
-# The copy must never replace a newer one.
+# The copy must never replace a newer one. A full Redis takes it for the DEL that comes first.
 _MIRROR = """
 local now = tonumber(string.match(redis.call('GET', KEYS[1]) or '', '^EMPRM001 (%d+) ') or '0')
-if now < tonumber(ARGV[1]) then redis.call('SET', KEYS[1], ARGV[2]) end
+if now >= tonumber(ARGV[1]) then return 0 end
+redis.call('DEL', KEYS[1])
+redis.call('SET', KEYS[1], ARGV[2])
 return 1
 """
 
