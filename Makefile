@@ -10,7 +10,7 @@ APT := g++ cmake ninja-build libgtest-dev nlohmann-json3-dev libisal-dev libhire
   libprotobuf-dev protobuf-compiler libgrpc++-dev protobuf-compiler-grpc pkg-config python3-dev python3-venv libb64-0d \
   clang-19 libclang-rt-19-dev
 
-.PHONY: help demo chaos soak bench-fresh bench-overload dev cpp check proto-baseline test kill-test bench-checkpoints bench-serve bench-remote bench-cache bench-reshard bench-guard bench-store bench-ssd bench-train perf-check gpu-deps gpu-check test-asan test-tsan fuzz images clean
+.PHONY: help demo chaos soak bench-fresh bench-overload dev cpp check proto-baseline test test-long kill-test bench-checkpoints bench-serve bench-remote bench-cache bench-reshard bench-guard bench-store bench-ssd bench-train perf-check gpu-deps gpu-check test-asan test-tsan fuzz images clean
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
@@ -67,6 +67,11 @@ proto-baseline: build/.venv ## what later protos must stay readable by; run it w
 test: dev cpp fuzz ## every test: C++ and Python
 	ctest --test-dir build/cpp --output-on-failure -j $$(nproc)
 	$(BIN)/pytest -q
+
+test-long: dev cpp ## the tests that `make test` leaves out, and those by chance for a minute each; half an hour
+	EMBERTIDE_CHECK_SECONDS=60 $(BIN)/pytest -q -m long
+	EMBERTIDE_CHECK_SECONDS=60 $(BIN)/pytest -q tests/e2e/test_many_nodes.py tests/e2e/test_reshard.py tests/e2e/test_following.py
+	EMBERTIDE_KILLS=$(or $(KILLS),50) $(BIN)/pytest -q tests/e2e/test_killed_training.py
 
 kill-test: dev ## a trainer killed 50 times at random, KILLS=n for n times; five minutes
 	EMBERTIDE_KILLS=$(or $(KILLS),50) $(BIN)/pytest -q -s tests/e2e/test_killed_training.py

@@ -176,8 +176,9 @@ def _draw(samples: Sequence[Sample], path: Path) -> None:
             name: [(each["at_s"] / 60, each[name], 0.0) for each in samples if name in each]
             for name in names
         }
-        picture = path.with_suffix(f".{'latency' if what == 'p' else what}.svg")
-        plot.curves("Left alone", ("minutes", f"{what}, {unit}"), lines, picture, in_time=True)
+        label = "latency" if what == "p" else what
+        picture = path.with_suffix(f".{label}.svg")
+        plot.curves("Left alone", ("minutes", f"{label}, {unit}"), lines, picture, in_time=True)
 
 
 def main() -> int:
