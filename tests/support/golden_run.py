@@ -1,8 +1,13 @@
 """The small run whose publications lie in tests/golden, one for each checkpoint format.
 
-Run as a program by the build of a format, in its tree, it makes them anew:
+Run as a program by the build of a format, in its tree, it makes them anew; by a later one, it goes
+on from a copy of them, and prints how that ended:
 
-    PYTHONPATH=tests/support python golden_run.py tests/golden/checkpoint-N
+    python tests/support/golden_run.py make tests/golden/checkpoint-N
+    python tests/support/golden_run.py go-on COPY/publication
+
+Bytes are the same on every x86-64 CPU: torch and MKL, which choose their instructions by the CPU,
+are told before they are loaded to use what all have, by one thread.
 
 OUT/publication is left by a run that was killed half way. OUT/expected.json tells the end of a run
 that nothing stopped: sha256 of the files of its last snapshot, and what the manifest says of the
@@ -13,6 +18,7 @@ state of Adam. It imports only what all these builds have.
 import dataclasses
 import hashlib
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -31,10 +37,17 @@ from embertide.trainer.config import (
     TableConfig,
 )
 from embertide.trainer.data.generator import NewsConfig, NewsSource
+from embertide.trainer.loop import Trainer
 from embertide.trainer.publish.folder import Publication
 
 NEWS = NewsSource(NewsConfig(hours=2, views_per_hour=60, users=40, new_items_per_hour=5))
 KILLED_AFTER = 8  # batches
+_PORTABLE = {
+    "ATEN_CPU_CAPABILITY": "default",
+    "MKL_CBWR": "COMPATIBLE",
+    "MKL_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+}
 
 _TABLES = {"user": "user", "prev": "article", "cand": "article"}
 _COUNTERS = CountersConfig(feature="cand", half_lives_s=(600, 3600))
@@ -97,7 +110,8 @@ def end(publication: Publication) -> dict[str, Any]:
     return {**named, "files": {n: hashlib.sha256(data).hexdigest() for n, data in files.items()}}
 
 
-def main(out: Path) -> None:
+def make(out: Path) -> None:
+    """Leave a publication half way, and what a whole run ends with."""
     train(RUN, NEWS, empty(out / "publication"), KILLED_AFTER)
     whole = empty(out / "whole")
     train(RUN, NEWS, whole)
@@ -105,5 +119,19 @@ def main(out: Path) -> None:
     shutil.rmtree(whole.path)
 
 
+def go_on(path: Path) -> dict[str, Any]:
+    """Go on with a run, and say where it was and how it ended."""
+    publication = Publication(path)
+    trainer = Trainer(RUN, publication)
+    begun = {"number": trainer.number, "changes": len(trainer.changes), "done": trainer.done}
+    trainer.fit(NEWS)
+    return {**begun, "passes": trainer.rows.passes, "end": end(publication)}
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    if any(os.environ.get(name) != value for name, value in _PORTABLE.items()):
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **_PORTABLE})
+    if sys.argv[1] == "make":
+        make(Path(sys.argv[2]))
+    else:
+        print(json.dumps(go_on(Path(sys.argv[2]))))
