@@ -69,12 +69,12 @@ test: dev cpp fuzz ## every test: C++ and Python
 	$(BIN)/pytest -q
 
 test-long: dev cpp ## the tests that `make test` leaves out, and those by chance for a minute each; half an hour
-	EMBERTIDE_CHECK_SECONDS=60 $(BIN)/pytest -q -m long
+	$(BIN)/pytest -q -m "long and not gpu"
 	EMBERTIDE_CHECK_SECONDS=60 $(BIN)/pytest -q tests/e2e/test_many_nodes.py tests/e2e/test_reshard.py tests/e2e/test_following.py
-	EMBERTIDE_KILLS=$(or $(KILLS),50) $(BIN)/pytest -q tests/e2e/test_killed_training.py
+	EMBERTIDE_KILLS=$(or $(KILLS),50) $(BIN)/pytest -q -m "" tests/e2e/test_killed_training.py
 
 kill-test: dev ## a trainer killed 50 times at random, KILLS=n for n times; five minutes
-	EMBERTIDE_KILLS=$(or $(KILLS),50) $(BIN)/pytest -q -s tests/e2e/test_killed_training.py
+	EMBERTIDE_KILLS=$(or $(KILLS),50) $(BIN)/pytest -q -s -m "" tests/e2e/test_killed_training.py
 
 bench-checkpoints: dev ## how long a checkpoint holds up training; DATA=clicks.parquet EVENTS=n for a stream of yours
 	$(BIN)/python -m bench.checkpoints $(if $(DATA),--data "$(DATA)") $(if $(EVENTS),--events $(EVENTS))

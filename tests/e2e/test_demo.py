@@ -173,7 +173,14 @@ def running(marker: str) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(signal.SIGINT, marks=pytest.mark.long),
+        pytest.param(signal.SIGTERM, marks=pytest.mark.long),
+        signal.SIGKILL,
+    ],
+)
 def test_however_it_is_stopped_it_leaves_no_process(how: signal.Signals, tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [*COMMAND, "demo", "--out", str(out), *ports()]

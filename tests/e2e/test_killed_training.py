@@ -118,7 +118,7 @@ class Run:
         return snapshot_files(self.publication.snapshot_path(last)), said
 
 
-@pytest.mark.parametrize("model", ["whole", "pruned"])
+@pytest.mark.parametrize("model", ["whole", pytest.param("pruned", marks=pytest.mark.long)])
 def test_a_trainer_killed_at_random_ends_byte_for_byte_as_one_never_killed(
     tmp_path: Path, model: str
 ) -> None:
