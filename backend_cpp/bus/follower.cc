@@ -88,7 +88,7 @@ struct Follower::Impl {
   std::string cursor;  // id of the last commit read
   std::string note_name;
   int64_t committed_ms = 0;  // of the version that is being taken
-  bool more_wait = false;    // of those that come after it
+  bool more_wait = false;    // whether versions after it are there already
   std::chrono::steady_clock::time_point turn_began;
   uint64_t staged_rows = 0;  // of the version that is being taken
   uint64_t noted = 0;        // version that Redis was told last

@@ -21,8 +21,8 @@ constexpr size_t kChunkKeys = 2048;
 // Keys of several lookups that a thread is woken for, about 0.2 ms of work.
 constexpr size_t kLeastShared = 4096;
 
-// One batch's working memory, kept by each thread; bounded as kChunkKeys says. What peers ask for
-// is bounded by who asks (peer/limits.h), what HBM lacks by a batch of it.
+// One batch's working memory, kept by each thread; bounded as kChunkKeys says. What a peer's call
+// may read has a bound of its own (peer/limits.h), and what HBM lacks is at most a batch of it.
 struct Scratch {
   Finder finder;
   std::vector<double> sums;

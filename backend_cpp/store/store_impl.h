@@ -409,9 +409,11 @@ struct Store::Impl {
   void UnstageNode(Device* device, VersionNode* node);
   // Folds all versions <= `limit` of a device. Requires: no reader below `limit`, or ever again.
   void Fold(Device* device, uint64_t limit);
+  // The same for the key of a node that `version` has staged.
   void FoldKey(Device* device, const VersionNode& staged, uint64_t version);
   void FoldNode(Device* device, VersionNode* node, uint64_t limit);
-  BucketIndex& IndexOf(Device* device, const VersionNode& node);
+  // Of a node that was staged.
+  Bucket* BucketOn(Device* device, const VersionNode& node);
   // The window is what it is from now on: folds and retires what left it and no pin needs.
   // Requires: commit_mutex.
   void LeaveWindow();

@@ -279,8 +279,8 @@ constexpr float kMostOf<Bf16> = 3.3895314e38F;
 template <>
 constexpr float kMostOf<Int8> = 3.4e38F;
 
-// A step too far ends at the largest value, so that no row is ever published that is not finite. A
-// value that is no number, which only a step without bounds takes to, is one, too.
+// A step too far ends at the largest value, so that no row is ever published that is not finite.
+// NaN, which only an infinite step gives, becomes that value, too.
 template <typename D, typename Values>
 inline Values Bounded(const Values& value) {
   constexpr float kMost = kMostOf<D>;

@@ -45,6 +45,21 @@ class TrainingStepTest : public ::testing::Test {
       options_.tables.push_back(table);
     }
   }
+  // A table whose rows are mostly on an SSD, two blocks of which cannot be read.
+  void OpenWithBadBlocks(uint16_t dim, int64_t rows) {
+    Tables(1, dim, 3);
+    options_.ddr_budget_bytes = 3ULL << 20;
+    options_.ssd_budget_bytes = 64ULL << 20;
+    options_.ssd_directory = directory_;
+    options_.wrap_ssd = [this](std::unique_ptr<BlockFile> file) {
+      return std::make_unique<FaultyBlockFile>(std::move(file), &faults_);
+    };
+    Open();
+    std::vector<int64_t> keys(static_cast<size_t>(rows));
+    std::iota(keys.begin(), keys.end(), 0);
+    ASSERT_TRUE(store_->EnsureRows(0, keys).ok());
+    for (const uint64_t block : {3, 20}) faults_.Put(block, Fault::kIoError);
+  }
   std::vector<float> Read(uint32_t t, int64_t key) const {
     std::vector<float> out(options_.tables[t].layout.dim());
     EXPECT_TRUE(store_->PinNewest()
@@ -381,20 +396,9 @@ TEST_F(TrainingStepTest, GradientsThatAreNotFiniteAreRefusedAndCounted) {
 
 // A block that cannot be read fails its rows, by name; all others of the batch are updated once.
 TEST_F(TrainingStepTest, AKeyThatFailsLosesNoOther) {
-  constexpr uint32_t kDim = 32;
+  constexpr uint16_t kDim = 32;
   constexpr int64_t kKeys = 40000;
-  Tables(1, kDim, 3);
-  options_.ddr_budget_bytes = 3ULL << 20;
-  options_.ssd_budget_bytes = 64ULL << 20;
-  options_.ssd_directory = directory_;
-  options_.wrap_ssd = [this](std::unique_ptr<BlockFile> file) {
-    return std::make_unique<FaultyBlockFile>(std::move(file), &faults_);
-  };
-  Open();
-  std::vector<int64_t> keys(kKeys);
-  std::iota(keys.begin(), keys.end(), 0);
-  ASSERT_TRUE(store_->EnsureRows(0, keys).ok());
-  for (const uint64_t block : {3, 20}) faults_.Put(block, Fault::kIoError);
+  OpenWithBadBlocks(kDim, kKeys);
   std::vector<int64_t> some;
   for (int64_t key = 0; key < kKeys; key += 8) some.push_back(key);
   const std::vector<float> gradients(some.size() * kDim, 1.0F);
@@ -420,20 +424,8 @@ TEST_F(TrainingStepTest, AKeyThatFailsLosesNoOther) {
 
 // Before: what was taken of a bucket until one of its rows could not be read was in no version.
 TEST_F(TrainingStepTest, ChangesThatCannotAllBeTakenAreTakenTheNextTime) {
-  constexpr uint32_t kDim = 32;
   constexpr int64_t kKeys = 40000;
-  Tables(1, kDim, 3);
-  options_.ddr_budget_bytes = 3ULL << 20;
-  options_.ssd_budget_bytes = 64ULL << 20;
-  options_.ssd_directory = directory_;
-  options_.wrap_ssd = [this](std::unique_ptr<BlockFile> file) {
-    return std::make_unique<FaultyBlockFile>(std::move(file), &faults_);
-  };
-  Open();
-  std::vector<int64_t> keys(kKeys);
-  std::iota(keys.begin(), keys.end(), 0);
-  ASSERT_TRUE(store_->EnsureRows(0, keys).ok());
-  for (const uint64_t block : {3, 20}) faults_.Put(block, Fault::kIoError);
+  OpenWithBadBlocks(32, kKeys);
   std::map<uint64_t, int> times;
   const auto take = [&] {
     int failed = 0;
@@ -451,10 +443,10 @@ TEST_F(TrainingStepTest, ChangesThatCannotAllBeTakenAreTakenTheNextTime) {
     return failed;
   };
   EXPECT_GT(take(), 0);
-  EXPECT_LT(times.size(), keys.size());
+  EXPECT_LT(times.size(), size_t{kKeys});
   faults_.Clear();
   EXPECT_EQ(take(), 0);
-  EXPECT_EQ(times.size(), keys.size());
+  EXPECT_EQ(times.size(), size_t{kKeys});
   for (const auto& [key, n] : times) ASSERT_EQ(n, 1) << key;
   Whole();
 }

@@ -174,7 +174,7 @@ void Store::DropStaged() {
 
 void Store::Impl::UnstageNode(Device* device, VersionNode* node) {
   Table& table = tables[node->table];
-  Bucket* bucket = table.buckets[node->bucket].On(device);
+  Bucket* bucket = BucketOn(device, *node);
   const uint32_t entry = bucket->index.Locate(HashKey(node->key), node->key);
   VersionNode* older = node->older.load();
   if (older->older.load() != nullptr) {
@@ -237,7 +237,7 @@ void Store::Impl::Fold(Device* device, uint64_t limit) {
       size_t count = 0;
       for (; count < next.size() && node != nullptr; node = node->next_staged) {
         next[count++] = node;
-        IndexOf(device, *node).Begin(HashKey(node->key)).Prefetch();
+        BucketOn(device, *node)->index.Begin(HashKey(node->key)).Prefetch();
       }
       for (VersionNode* each : std::span(next).first(count)) {
         if (device->retired.size() > kMostRetired) Reclaim(device);
@@ -247,12 +247,12 @@ void Store::Impl::Fold(Device* device, uint64_t limit) {
   }
 }
 
-BucketIndex& Store::Impl::IndexOf(Device* device, const VersionNode& node) {
-  return tables[node.table].buckets[node.bucket].On(device)->index;
+Bucket* Store::Impl::BucketOn(Device* device, const VersionNode& node) {
+  return tables[node.table].buckets[node.bucket].On(device);
 }
 
 void Store::Impl::FoldKey(Device* device, const VersionNode& staged, uint64_t version) {
-  const BucketIndex& index = IndexOf(device, staged);
+  const BucketIndex& index = BucketOn(device, staged)->index;
   const uint32_t entry = index.Locate(HashKey(staged.key), staged.key);
   if (entry == BucketIndex::kNotFound || !index.At(entry).is_chain()) return;
   VersionNode* first = index.At(entry).chain();
@@ -263,7 +263,7 @@ void Store::Impl::FoldKey(Device* device, const VersionNode& staged, uint64_t ve
 
 void Store::Impl::FoldNode(Device* device, VersionNode* head, uint64_t limit) {
   Table& table = tables[head->table];
-  Bucket* bucket = table.buckets[head->bucket].On(device);
+  Bucket* bucket = BucketOn(device, *head);
   BucketIndex& index = bucket->index;
   VersionNode* keep = head;
   while (keep->version > limit) {

@@ -92,13 +92,15 @@ class VersionId(NamedTuple):
         return cls(version.number, version.lineage)
 
 
-def _list(parent: Path, file: str) -> list[VersionId]:
-    ids = []
+def _named(parent: Path) -> Iterator[tuple[Path, VersionId]]:
+    """Yield the folders that are named as a version, finished or not."""
     for path in parent.iterdir() if parent.is_dir() else ():
-        match = _NAME.fullmatch(path.name)
-        if match and (path / file).is_file():
-            ids.append(VersionId(int(match[1]), int(match[2])))
-    return sorted(ids)
+        if match := _NAME.fullmatch(path.name):
+            yield path, VersionId(int(match[1]), int(match[2]))
+
+
+def _list(parent: Path, file: str) -> list[VersionId]:
+    return sorted(version for path, version in _named(parent) if (path / file).is_file())
 
 
 def write_synced(path: Path, data: bytes | bytearray) -> None:
@@ -213,9 +215,8 @@ class Publication:
         Reads names alone: cheap enough for every version.
         """
         parents = [self.path / "snapshots", self.path / "deltas"]
-        paths = (path for parent in parents if parent.is_dir() for path in parent.iterdir())
-        matches = (_NAME.fullmatch(path.name) for path in paths)
-        return max((int(match[2]) for match in matches if match), default=0)
+        versions = (version for parent in parents for _, version in _named(parent))
+        return max((version.lineage for version in versions), default=0)
 
     def snapshot_path(self, version: VersionId) -> Path:
         """Return the directory of a snapshot."""
