@@ -64,7 +64,7 @@ proto-baseline: build/.venv ## what later protos must stay readable by; run it w
 	$(if $(BREAK),,$(BIN)/buf breaking --against proto/baseline.binpb)
 	$(BIN)/buf build -o proto/baseline.binpb --exclude-source-info
 
-test: dev cpp fuzz ## every test: C++ and Python
+test: dev cpp fuzz ## the tests, C++ and Python; test-long has the slowest
 	ctest --test-dir build/cpp --output-on-failure -j $$(nproc)
 	$(BIN)/pytest -q
 

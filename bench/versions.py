@@ -1,8 +1,8 @@
 """A trainer's part of a benchmark: versions of a model's random rows, several a second.
 
 Each version changes 1 % of the rows of every table, and goes out as a trainer's do: delta files
-and, through Redis, row batches and commits. Which rows change, and to what, was drawn before: that
-stands for the learning, whose cores are not those that are measured.
+and, through Redis, row batches and commits. Which rows change, and to what, is drawn before:
+that stands for the learning, whose cost is not to be measured.
 
 Shapes: T tables, R rows a table, C rows that a version changes of it, d values a row.
 """

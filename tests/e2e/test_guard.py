@@ -175,14 +175,14 @@ def test_users_see_no_poison_and_a_rollback_restores_the_rows_within_a_second(si
                 shares,
                 better="lower",
                 target=0.05,
-                claim="18.7-poison",
+                claim="18.7",
             ),
             report.measure(
                 ("rollback", "command to every node's answers", "s"),
                 seconds,
                 better="lower",
                 target=1.0,
-                claim="18.7-rollback",
+                claim="18.7",
             ),
         ]
         report.write(Path(REPORT), ROOT, rows)
