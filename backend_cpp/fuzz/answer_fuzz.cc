@@ -28,7 +28,7 @@ struct Asker {
     fleet.model.WriteSnapshot({1, 1}, {{fleet.KeyOf(0), 5.0F}});
     fleet.Write(fleet.MakePlan(1));
     NodeOptions options = fleet.Options(0);
-    options.remote_cache_bytes = 0;
+    options.hot_rows_bytes = 0;
     fleet.Start(0, options);
     EMBERTIDE_CHECK(Await([this] { return fleet.node(0).fleet_stats().peers_alive == 1; }));
     near = fleet.KeyOf(0);

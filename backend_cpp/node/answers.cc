@@ -62,6 +62,11 @@ Status Fleet::Prove(const v1::LookupPart& part, uint32_t* table) const {
   for (const float weight : part.bag_weights()) {
     if (!std::isfinite(weight)) return refuse("a weight is not finite");
   }
+  if (part.has_since() &&
+      (sums || part.since().number() == 0 || part.since().number() >= part.version().number())) {
+    return refuse("since names version " + std::to_string(part.since().number()) +
+                  "; it goes with rows, and with a version before that of the part");
+  }
   if (!sums) return Status::Ok();
   const auto& offsets = part.bag_offsets();
   const auto keys = static_cast<uint32_t>(part.keys_size());
@@ -83,18 +88,25 @@ Status Fleet::Prove(const v1::LookupPart& part, uint32_t* table) const {
   return Status::Ok();
 }
 
+Result<ReadView> Fleet::PinNamed(const v1::Version& version) const {
+  Result<ReadView> view = node_->store_->Pin(version.number());
+  if (!view.ok()) return view;
+  const auto info = InfoOf(version.number());
+  if (info != nullptr && info->lineage == version.lineage()) return view;
+  return Status(Code::kVersionGone, "another publisher's");
+}
+
 Status Fleet::Answer(const v1::LookupPart& part, uint32_t table, AnswerView* at,
                      v1::LookupResult* result) {
   const v1::Version& version = part.version();
   if (at->number != version.number() || at->lineage != version.lineage()) {
-    Result<ReadView> view = node_->store_->Pin(version.number());
-    const auto info = InfoOf(version.number());
+    Result<ReadView> view = PinNamed(version);
     if (!view.ok() && view.status().code() != Code::kVersionGone) return view.status();
-    if (!view.ok() || info == nullptr || info->lineage != version.lineage()) {
+    if (!view.ok()) {
       result->set_refusal(v1::LOOKUP_REFUSAL_VERSION_GONE);
       return Status::Ok();
     }
-    at->view = std::make_unique<ReadView>(std::move(view.value()));
+    at->view = std::make_unique<ReadView>(std::move(*view));
     at->number = version.number();
     at->lineage = version.lineage();
   }
@@ -106,7 +118,11 @@ Status Fleet::Answer(const v1::LookupPart& part, uint32_t table, AnswerView* at,
   const BagReader reader(*at->view);
   Status status;
   if (part.pooling() == v1::PART_POOLING_ROWS) {
-    status = reader.CopyRows(table, keys, result->mutable_rows(), bytes);
+    // What is not held any more cannot be compared with.
+    Result<ReadView> since = Status(Code::kVersionGone, "not named");
+    if (part.has_since()) since = PinNamed(part.since());
+    status = reader.CopyRows(table, keys, result->mutable_rows(), bytes,
+                             since.ok() ? &since.value() : nullptr);
   } else {
     const uint32_t dim = node_->manifest_.tables[table].layout.dim();
     const int bags = part.bag_offsets_size() - 1;
@@ -319,6 +335,7 @@ Status Fleet::GetLoad(uint32_t hot_keys, v1::NodeServiceGetLoadResponse* respons
   if (!serving_) return {Code::kUnavailable, "loading, or shutting down"};
   const LoadWindow window = node_->load_->Last(HotKeysOf(hot_keys));
   response->set_window_ms(window.window_ms);
+  response->set_window(window.number);
   const Store& store = *node_->store_;
   const Result<ReadView> view = store.PinNewest();
   if (!view.ok()) return view.status();
@@ -329,17 +346,25 @@ Status Fleet::GetLoad(uint32_t hot_keys, v1::NodeServiceGetLoadResponse* respons
     for (uint32_t b = 0; b < node_->manifest_.tables[t].buckets(); ++b) {
       const auto size = store.BucketSizeOf(view.value(), t, b);
       const auto device = store.DeviceOf(t, b);
-      if (!size || !device) continue;
+      const BucketReads reads = window.window_ms == 0 ? BucketReads() : window.buckets[t][b];
+      const uint64_t elsewhere = reads.asked + reads.hot_reads;
+      const bool held = size && device;
+      if (!held && elsewhere == 0) continue;
       v1::BucketLoad* load = response->add_buckets();
       load->set_table_id(node_->manifest_.tables[t].id);
       load->set_bucket(b);
-      load->set_device(*device);
-      load->set_rows(size->rows);
-      load->set_resident_bytes(size->index_bytes + size->payload_bytes);
+      load->set_held(held);
+      if (held) {
+        load->set_device(*device);
+        load->set_rows(size->rows);
+        load->set_resident_bytes(size->index_bytes + size->payload_bytes);
+      }
       if (window.window_ms == 0) continue;
-      const BucketReads& reads = window.buckets[t][b];
       load->set_reads(reads.reads);
-      load->set_unique_keys(std::min(reads.unique_keys, reads.reads));
+      load->set_peer_reads(reads.peer_reads);
+      load->set_asked(reads.asked);
+      load->set_hot_reads(reads.hot_reads);
+      load->set_unique_keys(std::min(reads.unique_keys, reads.reads + elsewhere));
       load->set_bytes_read(reads.bytes);
       for (const uint64_t count : reads.by_source) load->add_reads_by_source(count);
     }
@@ -351,7 +376,31 @@ Status Fleet::GetLoad(uint32_t hot_keys, v1::NodeServiceGetLoadResponse* respons
     out->set_reads(hot.reads);
     out->set_error(hot.error);
   }
+  FillTraffic(response);
+  response->set_dropped(window.dropped);
+  if (const auto info = InfoOf(view.value().version())) {
+    response->set_watermark_ms(info->watermark_ms);
+  }
   return Status::Ok();
+}
+
+void Fleet::FillTraffic(v1::NodeServiceGetLoadResponse* response) const {
+  for (const auto& [name, traffic] : peers_->Traffic()) {
+    if (traffic.calls + traffic.failed == 0) continue;
+    v1::PeerTraffic* peer = response->add_peers();
+    peer->set_node(name);
+    peer->set_calls(traffic.calls);
+    peer->set_failed(traffic.failed);
+    peer->set_round_trip_us(static_cast<uint64_t>(traffic.round_trip.count()));
+    for (const auto& [id, asked] : traffic.tables) {
+      v1::TableTraffic* table = peer->add_tables();
+      table->set_table_id(id);
+      table->set_keys(asked.keys);
+      table->set_sum_keys(asked.sum_keys);
+      table->set_since_keys(asked.since_keys);
+      table->set_bytes(asked.bytes);
+    }
+  }
 }
 
 Status Fleet::Explain(const v1::ExplainRequest& request, v1::ExplainResponse* response) {

@@ -7,6 +7,7 @@
 #include "base/file.h"
 #include "bus/chain.h"
 #include "node/latency_meter.h"
+#include "node/load_meter.h"
 
 namespace embertide {
 namespace {
@@ -31,7 +32,6 @@ std::string PlanKey(const std::string& model, const std::string& what) {
 Fleet::Fleet(Node* node)
     : node_(node),
       plan_file_(node->options_.plan_file),
-      cache_(node->options_.remote_cache_bytes),
       pace_(node->options_.join_step_bytes, node->options_.join_rest) {}
 
 Result<std::unique_ptr<Fleet>> Fleet::Join(Node* node) {
@@ -67,6 +67,16 @@ Status Fleet::Start() {
         const auto now = routing();
         return now == nullptr ? 0 : now->epoch;
       });
+  HotRows::Options hot;
+  hot.bytes = options.hot_rows_bytes;
+  hot.routing = [this] { return routing(); };
+  hot.newest = [this]() -> HotRows::Version {
+    if (!serving_) return {};
+    const auto newest = InfoOf(node_->store_->Stats().newest_version);
+    return newest == nullptr ? HotRows::Version()
+                             : HotRows::Version{newest->number, newest->lineage};
+  };
+  hot_ = std::make_unique<HotRows>(node_->manifest_, peers_.get(), std::move(hot));
   const std::string listen = options.peer_listen.empty()
                                  ? "0.0.0.0:" + options.peer_address.substr(colon + 1)
                                  : options.peer_listen;
@@ -168,6 +178,7 @@ Fleet::~Fleet() {
   if (keeper_.joinable()) keeper_.join();
   control_.reset();
   server_.reset();
+  hot_.reset();
   peers_.reset();
 }
 
@@ -313,17 +324,20 @@ bool Fleet::IsBehindPeers() const {
   return 2 * static_cast<size_t>(std::ranges::count_if(peers, ahead)) > peers.size();
 }
 
-void Fleet::Committed() { peers_->BeatNow(); }
+void Fleet::Committed() {
+  peers_->BeatNow();
+  hot_->Wake();
+}
 
 std::unique_ptr<RemoteLookup> Fleet::NewRemoteLookup() {
   return std::make_unique<RemoteLookup>(
-      *node_->store_, node_->manifest_, peers_.get(), &cache_,
+      *node_->store_, node_->manifest_, peers_.get(), hot_.get(),
       RemoteLookup::Options{node_->options_.max_degraded_share,
                             [this] {
                               const Result<ReadView> view = node_->PinServed();
                               return view.ok() ? PinnableVersion(view.value().version()) : 0;
                             },
-                            [this] { return routing()->epoch; }},
+                            [this] { return routing()->epoch; }, node_->load_.get()},
       &remote_stats_);
 }
 
@@ -493,7 +507,18 @@ void Fleet::Beat(v1::HeartbeatRequest* beat) {
 FleetStats Fleet::stats() const {
   FleetStats stats;
   stats.remote_keys = remote_stats_.keys;
-  stats.remote_hits = remote_stats_.hits;
+  const HotStats& hot = hot_->stats();
+  stats.hot_reads = hot.reads;
+  stats.hot_stale = hot.stale;
+  stats.hot_entered = hot.entered;
+  stats.hot_left = hot.left;
+  stats.hot_unchanged = hot.unchanged;
+  stats.hot_changed = hot.changed;
+  stats.hot_failed = hot.failed;
+  stats.hot_dropped = hot.dropped;
+  stats.hot_clipped = hot.clipped;
+  stats.hot_rows = hot.rows;
+  stats.hot_bytes = hot.bytes;
   stats.next_owners = remote_stats_.next_owners;
   std::ranges::copy(remote_stats_.degraded_keys, stats.degraded_keys.begin());
   stats.started_over = remote_stats_.version_gone + remote_stats_.not_owner;

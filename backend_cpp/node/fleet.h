@@ -20,6 +20,7 @@
 
 #include "bus/redis.h"
 #include "embertide/node.h"
+#include "node/hot_rows.h"
 #include "node/join_pace.h"
 #include "node/remote.h"
 #include "node/routing.h"
@@ -109,7 +110,9 @@ class Fleet : public NodeHandler {
   };
   Status Answer(const v1::LookupPart& part, uint32_t table, AnswerView* at,
                 v1::LookupResult* result);
+  Result<ReadView> PinNamed(const v1::Version& version) const;
   Status FillUsage(v1::NodeServiceGetStatusResponse* response) const;
+  void FillTraffic(v1::NodeServiceGetLoadResponse* response) const;
   Status ReadBags(const v1::ReadRequest& request, Deadline deadline, v1::ReadResponse* response);
   Status Prove(const v1::LookupPart& part, uint32_t* table) const;
   std::optional<uint32_t> TableOfId(uint32_t id) const;
@@ -123,7 +126,6 @@ class Fleet : public NodeHandler {
   std::unique_ptr<RedisConnection> redis_;  // the keeper's
   std::string address_;                     // where peers reach this node
   mutable RemoteStats remote_stats_;
-  RemoteCache cache_;
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;
@@ -152,6 +154,7 @@ class Fleet : public NodeHandler {
   std::chrono::steady_clock::time_point not_reached_;  // a peer was seen below SupersededUntil
 
   std::unique_ptr<PeerPool> peers_;
+  std::unique_ptr<HotRows> hot_;
   std::unique_ptr<NodeServer> server_;
   std::unique_ptr<ControlLink> control_;
   std::thread keeper_;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <utility>
 
 namespace embertide {
 namespace {
@@ -35,6 +36,7 @@ LoadMeter::LoadMeter(const std::vector<TableConfig>& tables, std::chrono::millis
 void LoadMeter::Turn(std::chrono::steady_clock::time_point now) {
   const auto passed = std::chrono::duration_cast<std::chrono::milliseconds>(now - begun_);
   if (passed < length_) return;
+  ++turns_;
   std::swap(last_, now_);
   last_.length = passed;
   now_.keys.clear();
@@ -70,6 +72,7 @@ void LoadMeter::Observe(std::span<const ObservedRead> reads) {
     if (read.by_place) {
       bucket.bytes += uint64_t{read.bytes} * kObserveEvery;
       bucket.by_source[static_cast<size_t>(read.source)] += kObserveEvery;
+      if (read.for_peer) bucket.for_peers += kObserveEvery;
       const auto [at, fresh] = now_.keys.try_emplace({read.table, read.key});
       if (fresh) at->second = {now_.least, now_.least};
       at->second.reads += kObserveEvery;
@@ -90,16 +93,18 @@ LoadWindow LoadMeter::Last(size_t hot_keys) const {
   window.dropped = dropped_.load();
   const std::lock_guard lock(mutex_);
   const_cast<LoadMeter*>(this)->Turn(std::chrono::steady_clock::now());
+  window.number = turns_;
   window.window_ms = static_cast<uint64_t>(last_.length.count());
   for (const auto& table : last_.buckets) {
     auto& out = window.buckets.emplace_back();
     for (const Bucket& bucket : table) {
       BucketReads reads;
       reads.bytes = bucket.bytes;
-      for (size_t s = 0; s < kSources; ++s) {
-        reads.by_source[s] = bucket.by_source[s];
-        reads.reads += bucket.by_source[s];
-      }
+      reads.peer_reads = bucket.for_peers;
+      std::ranges::copy(bucket.by_source, reads.by_source.begin());
+      reads.asked = std::exchange(reads.by_source[static_cast<size_t>(Source::kRemote)], 0);
+      reads.hot_reads = std::exchange(reads.by_source[static_cast<size_t>(Source::kHot)], 0);
+      for (const uint64_t count : reads.by_source) reads.reads += count;
       reads.unique_keys =
           static_cast<uint64_t>(std::llround(kObserveEvery * Distinct(bucket.registers)));
       out.push_back(reads);

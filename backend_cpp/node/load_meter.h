@@ -1,8 +1,9 @@
-// LoadMeter: what was read lately: per bucket, and which keys most. Windows follow each other; the
-// last whole one is told. Fed with one read in eight (counts are times eight), and with all reads
-// of an eighth of the keys (for distinct keys, by HyperLogLog: Flajolet et al. 2007).
+// LoadMeter: what was read lately: per bucket, and which keys most, whether rows came from here,
+// for a peer too, or were asked of others. Windows follow each other; the last whole one is told.
+// Fed with one read in eight (counts are times eight), and with all reads of an eighth of the keys
+// (for distinct keys, by HyperLogLog: Flajolet et al. 2007).
 //
-// Bounded: 72 bytes a bucket and window, 4,096 hot keys. Thread-safe; a reader that would wait is
+// Bounded: 80 bytes a bucket and window, 4,096 hot keys. Thread-safe; a reader that would wait is
 // not counted, and that is.
 #pragma once
 
@@ -19,7 +20,10 @@
 namespace embertide {
 
 struct BucketReads {
-  uint64_t reads = 0;
+  uint64_t reads = 0;       // here
+  uint64_t peer_reads = 0;  // of these, for peers
+  uint64_t asked = 0;       // of peers
+  uint64_t hot_reads = 0;   // of copies of their rows
   uint64_t unique_keys = 0;
   uint64_t bytes = 0;
   std::array<uint64_t, kSources> by_source{};
@@ -33,6 +37,7 @@ struct HotKeyReads {
 };
 
 struct LoadWindow {
+  uint64_t number = 0;  // 1 for the first; 0: none has passed yet
   uint64_t window_ms = 0;
   std::vector<std::vector<BucketReads>> buckets;  // by table, by bucket
   std::vector<HotKeyReads> hot_keys;              // most read first
@@ -50,6 +55,7 @@ class LoadMeter : public ReadObserver {
  private:
   struct Bucket {
     uint64_t bytes = 0;
+    uint32_t for_peers = 0;
     std::array<uint32_t, kSources> by_source{};
     std::array<uint8_t, 32> registers{};  // HyperLogLog's
   };
@@ -75,6 +81,7 @@ class LoadMeter : public ReadObserver {
   std::atomic<uint64_t> dropped_{0};
   mutable std::mutex mutex_;
   std::chrono::steady_clock::time_point begun_;
+  uint64_t turns_ = 0;
   Window now_;
   Window last_;
 };

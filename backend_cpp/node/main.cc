@@ -49,7 +49,7 @@ constexpr const char* kHelp =
     "none)\n"
     "  --ssd-seal-bytes N    of a seal, a second while it is written (64 MiB; 0: as fast as it "
     "goes)\n"
-    "  --remote-cache-bytes N  for rows of peers that small requests ask for (32 MiB; 0: none)\n"
+    "  --hot-rows-bytes N    for copies of peers' rows that are read often (32 MiB; 0: none)\n"
     "  --peer-timeout-ms N   for peers, where the caller of Read names no deadline (100)\n"
     "  --window-versions N   versions that may be asked for by number (8)\n"
     "  --ready-staleness-ms N  the health service says no while the newest version here was "
@@ -116,7 +116,7 @@ int Run(int argc, char** argv) {
       {"ssd-compaction-bytes", required_argument, nullptr, 'C'},
       {"ssd-seal-interval-ms", required_argument, nullptr, 'i'},
       {"ssd-seal-bytes", required_argument, nullptr, 'I'},
-      {"remote-cache-bytes", required_argument, nullptr, 'r'},
+      {"hot-rows-bytes", required_argument, nullptr, 'r'},
       {"peer-timeout-ms", required_argument, nullptr, 'w'},
       {"window-versions", required_argument, nullptr, 'v'},
       {"ready-staleness-ms", required_argument, nullptr, 'R'},
@@ -168,7 +168,7 @@ int Run(int argc, char** argv) {
         wrong = ParseNumber(value, uint64_t{0}, kMost, &options.ssd_budget_bytes);
         break;
       case 'r':
-        wrong = ParseNumber(value, uint64_t{0}, kMost, &options.remote_cache_bytes);
+        wrong = ParseNumber(value, uint64_t{0}, kMost, &options.hot_rows_bytes);
         break;
       case 'S':
         options.ssd_directory = value;

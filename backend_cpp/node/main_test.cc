@@ -50,7 +50,7 @@ TEST(NodeMainTest, ANumberThatIsNoneIsRefusedByItsFlag) {
                            {"window-versions", "0", "1 to 1024"},
                            {"join-step-bytes", "1M", "1 to " + most},
                            {"join-rest", "-1", "0 to 1000"},
-                           {"remote-cache-bytes", "+1", "0 to " + most}}) {
+                           {"hot-rows-bytes", "+1", "0 to " + most}}) {
     std::string said;
     EXPECT_EQ(RunNode("--" + each.flag + " '" + each.value + "'", &said), 2) << each.flag;
     EXPECT_EQ(said, "embertide_node: --" + each.flag + " \"" + each.value +
@@ -72,9 +72,8 @@ TEST(NodeMainTest, AnUnknownHbmKindIsRefused) {
 
 TEST(NodeMainTest, GoodNumbersAreTaken) {
   std::string said;
-  EXPECT_EQ(
-      RunNode("--group 7 --devices 64 --ddr-bytes 1 --ssd-bytes 0 --remote-cache-bytes=9", &said),
-      2);
+  EXPECT_EQ(RunNode("--group 7 --devices 64 --ddr-bytes 1 --ssd-bytes 0 --hot-rows-bytes=9", &said),
+            2);
   EXPECT_NE(said.find("--publication, --state and --peer-address are needed"), std::string::npos)
       << said;
   EXPECT_EQ(RunNode("--help", &said), 0);

@@ -16,12 +16,6 @@ namespace {
 // A larger bag comes as several sums.
 constexpr size_t kKeysASum = 4096;
 
-// Keys of an execution for which the cache is looked into, at most: it pays where it saves the
-// round trip, so where all of them are hot. With half of the keys on another node (Zipf 1.1, 20,000
-// keys a feature) it made 4 keys four times as fast and 8 keys 1.7 times; 26 keys went from a
-// little faster to a quarter slower, 416 a sixth slower, and 1,664 as fast as without.
-constexpr size_t kMaxCachedKeys = 16;
-
 // What the answers to one execution may take, at most.
 constexpr size_t kMaxFetchBytes = 512 << 20;
 
@@ -49,6 +43,14 @@ Source SourceOf(char byte) {
 
 }  // namespace
 
+bool RemoteLookup::IsHere(const Routing::Bucket& planned, uint32_t table, uint32_t bucket,
+                          uint64_t version) const {
+  // What leaves may be dropped while it is read: by this plan, its owners answer.
+  if (!planned.owned) return false;
+  const auto since = store_.HeldSince(table, bucket);
+  return since && *since <= version;
+}
+
 // Who refused a part may hold this key's bucket all the same: without another owner it is asked
 // again.
 RemoteLookup::Owner RemoteLookup::OwnerOf(const Routing& routing, const Wanted& wanted, int64_t key,
@@ -56,10 +58,7 @@ RemoteLookup::Owner RemoteLookup::OwnerOf(const Routing& routing, const Wanted& 
   const uint32_t bucket =
       BucketOfHash(HashKey(static_cast<uint64_t>(key)), manifest_.tables[wanted.table].bucket_bits);
   const Routing::Bucket& planned = routing.buckets[wanted.table][bucket];
-  const auto since = store_.HeldSince(wanted.table, bucket);
-  const bool held = since && *since <= version;
-  // What leaves may be dropped while it is read: by this plan, its owners answer.
-  if (held && planned.owned) return {Owner::kHere};
+  if (IsHere(planned, wanted.table, bucket, version)) return {Owner::kHere};
   Owner found;
   bool again = false;
   for (const uint16_t owner : planned.owners) {
@@ -75,18 +74,45 @@ RemoteLookup::Owner RemoteLookup::OwnerOf(const Routing& routing, const Wanted& 
     }
   }
   if (found.peer == Owner::kNone && again) found.peer = wanted.refused_by;
-  if (found.peer == Owner::kNone && held) found.peer = Owner::kHere;
+  if (found.peer != Owner::kNone) return found;
+  const auto since = store_.HeldSince(wanted.table, bucket);
+  if (since && *since <= version) found.peer = Owner::kHere;
   return found;
 }
 
-// Whether the cache has the row of a key.
-bool RemoteLookup::TakeCached(const Wanted& wanted, int64_t key, uint64_t version,
-                              uint64_t lineage) {
-  Cached cached{wanted, {}, payloads_.size()};
-  const RemoteCache::Name name{static_cast<uint64_t>(key), version, lineage, wanted.table};
-  if (!cache_->Find(name, &cached.row, &payloads_)) return false;
-  cached_.push_back(cached);
+bool RemoteLookup::TakeHot(Wanted* wanted, uint64_t key, HotSet::Version version) {
+  ++met_;
+  wanted->noted = until_noted_ == 0;
+  until_noted_ = wanted->noted ? dice_.Gap(hot_->every()) : until_noted_ - 1;
+  HotKey hot{*wanted, {}, payloads_.size()};
+  const HotSet::Name name{wanted->table, key};
+  const HotSet::Found found = sets_->Find(name, version, &hot.row, &payloads_);
+  if (found == HotSet::Found::kOtherVersion) ++stale_;
+  if (found != HotSet::Found::kYes) return false;
+  hot_keys_.push_back(hot);
+  if (wanted->noted) asked_.push_back({name, version, HotRows::Asked::How::kHere});
   return true;
+}
+
+void RemoteLookup::Observe(uint32_t table, uint64_t key, uint64_t hash, uint32_t bucket, bool hot) {
+  if (options_.observer == nullptr) return;
+  const bool by_place = until_observed_ == 0;
+  until_observed_ = by_place ? dice_.Gap(kObserveEvery) : until_observed_ - 1;
+  const bool by_key = IsObservedByKey(hash);
+  if (!by_place && !by_key) return;
+  observed_.push_back(
+      {key, hash, table, bucket, 0, hot ? Source::kHot : Source::kRemote, by_place, by_key});
+}
+
+void RemoteLookup::Tell() {
+  if (met_ == 0) return;
+  hot_->stats().reads += hot_keys_.size();
+  hot_->stats().stale += stale_;
+  hot_->Note(asked_, met_);
+  if (!observed_.empty()) options_.observer->Observe(observed_);
+  asked_.clear();
+  observed_.clear();
+  met_ = stale_ = 0;
 }
 
 // Requires: at most `keys` keys come.
@@ -143,7 +169,7 @@ void RemoteLookup::AddUser(const Wanted& wanted, int64_t key, uint32_t number, P
 void RemoteLookup::Split(const Routing& routing, uint64_t version, uint64_t lineage,
                          std::span<const BagFeature> features, std::span<KeyBags> requests,
                          Parts* parts) {
-  std::vector<std::pair<int32_t, uint32_t>> bag;  // owner, key: of one bag's remote keys
+  std::vector<std::pair<int32_t, Wanted>> bag;  // owner, key: of one bag's remote keys
   for (uint32_t r = 0; r < requests.size(); ++r) {
     const KeyBags& request = requests[r];
     const bool jagged = !request.offsets.empty();
@@ -158,15 +184,21 @@ void RemoteLookup::Split(const Routing& routing, uint64_t version, uint64_t line
       bag.clear();
       for (uint32_t k = first; k < end; ++k) {
         Wanted wanted{r, k, table};
+        const auto key = static_cast<uint64_t>(request.keys[k]);
+        const uint64_t hash = HashKey(key);
+        const uint32_t bucket = BucketOfHash(hash, manifest_.tables[table].bucket_bits);
+        if (IsHere(routing.buckets[table][bucket], table, bucket, version)) continue;
+        const bool hot = TakeHot(&wanted, key, {version, lineage});
+        Observe(table, key, hash, bucket, hot);
+        if (hot) continue;
         const Owner owner = OwnerOf(routing, wanted, request.keys[k], version);
         if (owner.peer == Owner::kHere) continue;
-        if (use_cache_ && TakeCached(wanted, request.keys[k], version, lineage)) continue;
         parts->more |= owner.more;
         if (owner.peer == Owner::kNone) {
           wanted.why = owner.why;
           unanswered_.push_back(wanted);
         } else {
-          bag.emplace_back(owner.peer, k);
+          bag.emplace_back(owner.peer, wanted);
         }
       }
       // Keys of one owner side by side, each owner's in their order.
@@ -188,10 +220,10 @@ void RemoteLookup::Split(const Routing& routing, uint64_t version, uint64_t line
         const uint32_t part = OpenPart(static_cast<uint16_t>(owner), table, pooling, parts);
         Part& made = parts->all[part];
         for (; i < until; ++i) {
-          const uint32_t key = bag[i].second;
-          AddUser({r, key, table}, request.keys[key], part, parts);
+          const Wanted& wanted = bag[i].second;
+          AddUser(wanted, request.keys[wanted.key], part, parts);
           if (pooling == v1::PART_POOLING_WEIGHED_SUM) {
-            made.weights.push_back(request.weights[key]);
+            made.weights.push_back(request.weights[wanted.key]);
           }
         }
         if (!made.sums()) continue;
@@ -242,18 +274,14 @@ void RemoteLookup::Ask(const Routing& routing, uint64_t version, uint64_t lineag
   for (uint32_t now = *left; now != 0; now = *left) left->wait(now);
 }
 
-Status RemoteLookup::TakeRows(const Part& part, uint64_t version, uint64_t lineage,
+Status RemoteLookup::TakeRows(const Part& part, HotSet::Version version,
                               const v1::LookupResult& result) {
   const RowLayout& layout = manifest_.tables[part.table].layout;
   std::vector<RemoteRow> rows(part.keys.size());
   auto rest = std::as_bytes(std::span(result.rows()));
   for (size_t i = 0; i < part.keys.size(); ++i) {
-    const RemoteCache::Name name{static_cast<uint64_t>(part.keys[i]), version, lineage, part.table};
     rows[i].source = SourceOf(result.sources()[i]);
-    if (rows[i].source != Source::kRemote) {
-      if (use_cache_) cache_->Put(name, {0, 0, rows[i].source}, nullptr);
-      continue;
-    }
+    if (rows[i].source != Source::kRemote) continue;
     const Result<RowRecord> record = ReadRecord(layout, &rest);
     if (!record.ok()) return record.status();
     if (record.value().key != static_cast<uint64_t>(part.keys[i])) {
@@ -261,14 +289,26 @@ Status RemoteLookup::TakeRows(const Part& part, uint64_t version, uint64_t linea
     }
     rows[i].payload = record.value().payload.data();
     rows[i].live = record.value().live;
-    const auto bytes = static_cast<uint32_t>(record.value().payload.size());
-    if (use_cache_) cache_->Put(name, {bytes, rows[i].live, Source::kRemote}, rows[i].payload);
   }
-  for (size_t u = 0; u < part.users.size(); ++u) *RowOf(part.users[u]) = rows[part.user_place[u]];
+  for (size_t u = 0; u < part.users.size(); ++u) {
+    const Wanted& user = part.users[u];
+    const RemoteRow& row = rows[part.user_place[u]];
+    *RowOf(user) = row;
+    if (!user.noted) continue;
+    const HotSet::Name name{part.table, static_cast<uint64_t>(part.keys[part.user_place[u]])};
+    const bool there = row.source == Source::kRemote;
+    asked_.push_back(
+        {name,
+         version,
+         HotRows::Asked::How::kRow,
+         {there ? layout.PayloadBytes(row.live) : 0, row.live, there ? Source::kHot : row.source},
+         row.payload});
+  }
   return Status::Ok();
 }
 
-Status RemoteLookup::TakeSums(const Part& part, const v1::LookupResult& result) {
+Status RemoteLookup::TakeSums(const Part& part, HotSet::Version version,
+                              const v1::LookupResult& result) {
   const uint32_t dim = manifest_.tables[part.table].layout.dim();
   const size_t bags = part.offsets.size() - 1;
   if (static_cast<size_t>(result.sums_size()) != bags * dim) {
@@ -278,6 +318,11 @@ Status RemoteLookup::TakeSums(const Part& part, const v1::LookupResult& result) 
   for (size_t b = 0; b < bags; ++b) {
     for (uint32_t u = part.offsets[b]; u < part.offsets[b + 1]; ++u) {
       RemoteRow* row = RowOf(part.users[u]);
+      const Wanted& user = part.users[u];
+      if (user.noted) {
+        const auto key = static_cast<uint64_t>(part.keys[part.user_place[u]]);
+        asked_.push_back({{part.table, key}, version, HotRows::Asked::How::kSum});
+      }
       *row = {};
       row->source = SourceOf(result.sources()[part.user_place[u]]);
       row->summed = u > part.offsets[b];
@@ -325,15 +370,16 @@ Status RemoteLookup::Take(const Parts& parts, uint64_t version, uint64_t lineage
     if (call.result.sources().size() != part.keys.size()) {
       return {Code::kCorrupt, "a peer's answer has another length than the question"};
     }
-    EMBERTIDE_RETURN_IF_ERROR(part.sums() ? TakeSums(part, call.result)
-                                          : TakeRows(part, version, lineage, call.result));
+    const HotSet::Version at{version, lineage};
+    EMBERTIDE_RETURN_IF_ERROR(part.sums() ? TakeSums(part, at, call.result)
+                                          : TakeRows(part, at, call.result));
   }
   return Status::Ok();
 }
 
 // Gives every key that is not held here its row, those of the cache theirs at once.
 void RemoteLookup::Number(std::span<const KeyBags> requests, const Parts& parts) {
-  size_t users = unanswered_.size() + cached_.size();
+  size_t users = unanswered_.size() + hot_keys_.size();
   for (const Part& part : parts.all) users += part.users.size();
   rows_.reserve(users);
   for (size_t r = 0; r < requests.size(); ++r) row_of_[r].assign(requests[r].keys.size(), 0);
@@ -343,12 +389,12 @@ void RemoteLookup::Number(std::span<const KeyBags> requests, const Parts& parts)
   };
   for (const Part& part : parts.all) std::ranges::for_each(part.users, number);
   std::ranges::for_each(unanswered_, number);
-  for (const Cached& cached : cached_) {
-    number(cached.wanted);
+  for (const HotKey& hot : hot_keys_) {
+    number(hot.wanted);
     RemoteRow& row = rows_.back();
-    row.source = cached.row.source;
-    row.live = cached.row.live;
-    if (row.source == Source::kRemote) row.payload = payloads_.data() + cached.payload;
+    row.source = hot.row.source;
+    row.live = hot.row.live;
+    if (row.source == Source::kHot) row.payload = payloads_.data() + hot.payload;
   }
 }
 
@@ -357,8 +403,12 @@ Status RemoteLookup::Fetch(const Routing& routing, uint64_t version, uint64_t li
                            Deadline deadline, FetchTerms terms) {
   calls_.clear();
   rows_.clear();
-  cached_.clear();
+  hot_keys_.clear();
   payloads_.clear();
+  asked_.clear();
+  observed_.clear();
+  met_ = stale_ = 0;
+  sets_ = hot_->sets();
   unanswered_.clear();
   results_.assign(requests.size(), {});
   row_of_.resize(std::max(row_of_.size(), requests.size()));
@@ -366,15 +416,13 @@ Status RemoteLookup::Fetch(const Routing& routing, uint64_t version, uint64_t li
   Parts parts;
   size_t keys = 0;
   for (const KeyBags& request : requests) keys += request.bag_keys().size();
-  use_cache_ = keys <= kMaxCachedKeys;
   BeginParts(routing, keys, &parts);
   passed_over_.clear();
   for (const Routing::Peer& peer : routing.peers) {
     passed_over_.push_back(peers_->WhyNot(peer.name, version, lineage));
   }
   Split(routing, version, lineage, features, requests, &parts);
-  stats_->hits += cached_.size();
-  if (parts.all.empty() && unanswered_.empty() && cached_.empty()) return Status::Ok();
+  if (parts.all.empty() && unanswered_.empty() && hot_keys_.empty()) return Status::Ok();
   if (parts.answer_bytes > kMaxFetchBytes) {
     return {Code::kResourceExhausted,
             "peers would answer " + std::to_string(keys) + " keys with up to " +
@@ -408,6 +456,7 @@ Status RemoteLookup::Fetch(const Routing& routing, uint64_t version, uint64_t li
     requests[r].remote = rows_.data();
   }
   Degrade(routing, version, requests, terms);
+  Tell();
   return Status::Ok();
 }
 
@@ -486,8 +535,11 @@ Status RemoteLookup::Refusal(const Routing& routing, uint64_t version, size_t re
 void RemoteLookup::Release() {
   calls_.clear();
   Trim(&rows_);
-  Trim(&cached_);
+  Trim(&hot_keys_);
   Trim(&payloads_);
+  Trim(&asked_);
+  Trim(&observed_);
+  sets_.reset();
   Trim(&unanswered_);
   Trim(&seen_);
   for (std::vector<uint32_t>& places : row_of_) Trim(&places);

@@ -1,7 +1,7 @@
 // RemoteLookup: the keys of one execution that this node does not hold, asked of their owners.
 //
-// Keys are deduplicated by owner and table. A bag with several keys at one owner comes back as
-// their fp64 sum, all else as rows, which a cache keeps for small executions at the same version.
+// Rows that are read often are kept here (hot_rows.h). The other keys are deduplicated by owner and
+// table; a bag with several keys at one owner comes back as their fp64 sum, all else as rows.
 // An owner that does not answer, or lacks the version or the bucket, is passed over for the next
 // one. A key that no owner answers reads as the default row, marked Source::kUnanswered; a request
 // with more of them than max_degraded_share of its keys fails alone. The caller's deadline
@@ -23,16 +23,16 @@
 #include "embertide/node.h"
 #include "embertide/snapshot.h"
 #include "embertide/store.h"
-#include "node/remote_cache.h"
+#include "node/hot_rows.h"
 #include "node/routing.h"
 #include "peer/peer_pool.h"
+#include "store/dice.h"
 
 namespace embertide {
 
 // Counters since the start, over all executions of a node.
 struct RemoteStats {
   std::atomic<uint64_t> keys{0};          // asked of peers, after deduplication
-  std::atomic<uint64_t> hits{0};          // keys not asked, as the cache had them
   std::atomic<uint64_t> next_owners{0};   // keys asked of another owner, as one had no answer
   std::atomic<uint64_t> version_gone{0};  // executions to be started over: a peer lacks the version
   std::atomic<uint64_t> not_owner{0};     // the same: all owners lack a bucket
@@ -47,14 +47,15 @@ class RemoteLookup {
     std::function<uint64_t()> pinnable;
     // Epoch of the plan that would be used now.
     std::function<uint64_t()> epoch;
+    ReadObserver* observer = nullptr;  // OPTIONAL: told of keys that are not read here
   };
   // Requires: all outlive it.
-  RemoteLookup(const Store& store, const Manifest& manifest, PeerPool* peers, RemoteCache* cache,
+  RemoteLookup(const Store& store, const Manifest& manifest, PeerPool* peers, HotRows* hot,
                Options options, RemoteStats* stats)
       : store_(store),
         manifest_(manifest),
         peers_(peers),
-        cache_(cache),
+        hot_(hot),
         options_(std::move(options)),
         stats_(stats) {}
 
@@ -79,12 +80,13 @@ class RemoteLookup {
     uint32_t table;
     int32_t refused_by = kNobody;  // a peer that does not hold its bucket, or one asked for with it
     NoAnswer why = NoAnswer::kDead;  // of a key that no owner answers
+    bool noted = false;              // whoever keeps hot rows is told of it
   };
   static constexpr int32_t kNobody = -1;
-  // A key in a request whose row the cache had.
-  struct Cached {
+  // A key in a request of whose row a copy is here.
+  struct HotKey {
     Wanted wanted;
-    RemoteCache::Row row;
+    HotSet::Row row;
     size_t payload;  // where it begins in payloads_
   };
   struct Part {
@@ -126,8 +128,14 @@ class RemoteLookup {
   using PassedOver = std::vector<std::optional<NoAnswer>>;
   using Clock = std::chrono::steady_clock;
 
+  bool IsHere(const Routing::Bucket& planned, uint32_t table, uint32_t bucket,
+              uint64_t version) const;
   Owner OwnerOf(const Routing& routing, const Wanted& wanted, int64_t key, uint64_t version) const;
-  bool TakeCached(const Wanted& wanted, int64_t key, uint64_t version, uint64_t lineage);
+  // Whether there is a copy of the row of a key that is not held here.
+  bool TakeHot(Wanted* wanted, uint64_t key, HotSet::Version version);
+  void Observe(uint32_t table, uint64_t key, uint64_t hash, uint32_t bucket, bool hot);
+  // Tells of the keys of the Fetch so far, and forgets them.
+  void Tell();
   void Split(const Routing& routing, uint64_t version, uint64_t lineage,
              std::span<const BagFeature> features, std::span<KeyBags> requests, Parts* parts);
   void Number(std::span<const KeyBags> requests, const Parts& parts);
@@ -141,9 +149,8 @@ class RemoteLookup {
            Parts* parts);
   Status Take(const Parts& parts, uint64_t version, uint64_t lineage, FetchTerms terms,
               std::vector<Wanted>* failed);
-  Status TakeRows(const Part& part, uint64_t version, uint64_t lineage,
-                  const v1::LookupResult& result);
-  Status TakeSums(const Part& part, const v1::LookupResult& result);
+  Status TakeRows(const Part& part, HotSet::Version version, const v1::LookupResult& result);
+  Status TakeSums(const Part& part, HotSet::Version version, const v1::LookupResult& result);
   // Whether another pin would do better than one that a live peer lacks.
   bool MayStartOver(uint64_t version, FetchTerms terms) const {
     return terms.may_start_over && !terms.named && options_.pinnable() != version;
@@ -157,14 +164,21 @@ class RemoteLookup {
   const Store& store_;
   const Manifest& manifest_;
   PeerPool* peers_;
-  RemoteCache* cache_;
+  HotRows* hot_;
   const Options options_;
   RemoteStats* stats_;
   std::vector<std::vector<uint32_t>> row_of_;  // by request, by key
   std::vector<RemoteRow> rows_;
-  bool use_cache_ = false;  // by the execution at hand
-  std::vector<Cached> cached_;
-  std::vector<std::byte> payloads_;  // of cached_
+  std::shared_ptr<const HotRows::Sets> sets_;  // for the execution at hand
+  std::vector<HotKey> hot_keys_;
+  std::vector<std::byte> payloads_;    // of hot_keys_
+  std::vector<HotRows::Asked> asked_;  // to be told of
+  std::vector<ObservedRead> observed_;
+  size_t met_ = 0;    // keys that are not held here
+  size_t stale_ = 0;  // of these, keys with a copy of another version
+  Dice dice_;
+  uint32_t until_noted_ = 0;
+  uint32_t until_observed_ = 0;
   PassedOver passed_over_;
   std::vector<Wanted> unanswered_;
   std::vector<FetchedRequest> results_;

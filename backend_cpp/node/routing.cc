@@ -1,18 +1,31 @@
 // Proving and reading plans.
 #include "node/routing.h"
 
+#include <algorithm>
 #include <map>
 #include <set>
+
+#include "embertide/hash.h"
 
 namespace embertide {
 namespace {
 
 using Place = std::pair<uint32_t, uint32_t>;  // node, device
 
+// FNV-1a: the same in every build, as all askers need not agree but one asker must with itself.
+uint64_t HashName(const std::string& name) {
+  uint64_t hash = 0xCBF29CE484222325ULL;
+  for (const char c : name) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001B3ULL;
+  return hash;
+}
+
 class Reader {
  public:
   Reader(const v1::Plan& plan, const Manifest& manifest, const std::string& node)
-      : plan_(plan), manifest_(manifest), routing_(std::make_shared<Routing>()) {
+      : plan_(plan),
+        manifest_(manifest),
+        self_hash_(HashName(node)),
+        routing_(std::make_shared<Routing>()) {
     for (int n = 0; n < plan.topology().nodes_size(); ++n) {
       if (plan.topology().nodes(n).name() == node) self_ = n;
     }
@@ -38,6 +51,12 @@ class Reader {
       }
       EMBERTIDE_RETURN_IF_ERROR(ReadAssignment(assignment, table->second));
     }
+    std::set<uint32_t> hot;
+    for (const v1::HotRows& each : plan_.hot_rows()) {
+      const std::string name = "rule 5: hot rows of table " + std::to_string(each.table_id());
+      if (!tables.contains(each.table_id())) return Refuse(name + ", which is not served");
+      if (!hot.insert(each.table_id()).second) return Refuse(name + " stand twice");
+    }
     for (size_t t = 0; t < assigned_.size(); ++t) {
       for (size_t b = 0; b < assigned_[t].size(); ++b) {
         if (!assigned_[t][b]) return Refuse("rule 1: " + Name(t, b) + " has no assignment");
@@ -60,6 +79,7 @@ class Reader {
       if (n == self_ || node.group() != group_) continue;
       peer_of_[static_cast<uint32_t>(n)] = static_cast<uint16_t>(routing_->peers.size());
       routing_->peers.push_back({node.name(), node.address()});
+      peer_hash_.push_back(HashKey(HashName(node.name()) ^ HashKey(self_hash_)));
     }
   }
 
@@ -146,12 +166,24 @@ class Reader {
       if (assigned_[table][b]) return Refuse("rule 1: " + Name(table, b) + " is assigned twice");
       assigned_[table][b] = true;
       buckets[b] = bucket;
+      Order(table, static_cast<uint32_t>(b), &buckets[b].owners);
     }
     return Status::Ok();
   }
 
+  // Puts the owner with the highest hash first.
+  void Order(size_t table, uint32_t bucket, std::vector<uint16_t>* owners) const {
+    if (owners->size() < 2) return;
+    const uint64_t about = HashKey(uint64_t{manifest_.tables[table].id} << 32 | bucket);
+    std::ranges::sort(*owners, std::greater(), [&](uint16_t peer) {
+      return std::pair(HashKey(peer_hash_[peer] ^ about), peer);
+    });
+  }
+
   const v1::Plan& plan_;
   const Manifest& manifest_;
+  const uint64_t self_hash_;
+  std::vector<uint64_t> peer_hash_;  // by place in peers; of this node's own
   std::shared_ptr<Routing> routing_;
   int self_ = -1;
   uint32_t group_ = 0;

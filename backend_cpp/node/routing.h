@@ -20,7 +20,7 @@ struct Routing {
   };
   // One bucket as this node sees it.
   struct Bucket {
-    std::vector<uint16_t> owners;  // places in `peers`, in order of preference
+    std::vector<uint16_t> owners;  // places in `peers`, in the order in which they are asked
     int32_t device = -1;           // where it is to be held here; -1: not
     bool owned = false;            // here; what joins or leaves is held, and not relied upon
   };
@@ -31,6 +31,11 @@ struct Routing {
   v1::Plan plan;
 };
 
+// Owners of a bucket share its load: each asker has an order of its own, by rendezvous hashing
+// (Thaler and Ravishankar, "Using name-based mappings to increase hit rates", 1998) of asker,
+// owner, table and bucket. So each owner gets its part of every asker's keys, and when one dies the
+// others share what it had.
+//
 // Proves a plan by the rules of plan.proto against the model's tables, and reads it for the node
 // named. kRejected naming the rule that it breaks. A node that the plan does not name holds nothing
 // and asks the owners of group 0.

@@ -81,6 +81,40 @@ TEST_F(RoutingTest, ABucketMovesBetweenDevicesWhenItJoins) {
   EXPECT_EQ(MakeRouting(plan_, manifest_, "a").value()->buckets[0][0].device, 1);
 }
 
+// Each of three owners is asked first for a third of an asker's buckets; askers differ; and of an
+// owner that is not there the others get a half each.
+TEST_F(RoutingTest, OwnersShareTheBucketsOfEachAsker) {
+  constexpr uint32_t kBits = 10;
+  constexpr uint32_t kBuckets = 1U << kBits;
+  plan_.mutable_tables(0)->set_bucket_bits(kBits);
+  manifest_.tables[0].bucket_bits = kBits;
+  plan_.clear_assignments();
+  plan_.clear_topology();
+  for (const char* name : {"one", "two", "three", "asker", "other"}) {
+    v1::Node* node = plan_.mutable_topology()->add_nodes();
+    node->set_name(name);
+    node->set_address("host:1");
+    node->add_devices();
+  }
+  Assign(0, kBuckets, {{0, 0}, {1, 0}, {2, 0}});
+  const auto routing = MakeRouting(plan_, manifest_, "asker");
+  const auto others = MakeRouting(plan_, manifest_, "other");
+  ASSERT_TRUE(routing.ok()) << routing.status().ToString();
+  std::map<uint16_t, uint32_t> first;
+  std::map<std::pair<uint16_t, uint16_t>, uint32_t> second;
+  uint32_t differ = 0;
+  for (uint32_t b = 0; b < kBuckets; ++b) {
+    const auto& owners = routing.value()->buckets[0][b].owners;
+    ASSERT_EQ(owners.size(), 3U);
+    ++first[owners[0]];
+    ++second[{owners[0], owners[1]}];
+    differ += others.value()->buckets[0][b].owners == owners ? 0 : 1;
+  }
+  for (const auto& [owner, count] : first) EXPECT_NEAR(count, kBuckets / 3, 50) << owner;
+  for (const auto& [pair, count] : second) EXPECT_NEAR(count, kBuckets / 6, 40);
+  EXPECT_GT(differ, kBuckets / 2);
+}
+
 TEST_F(RoutingTest, BrokenRulesAreNamed) {
   const v1::Plan right = plan_;
   Assign(3, 1, {{0, 0}, {2, 0}});
@@ -103,6 +137,12 @@ TEST_F(RoutingTest, BrokenRulesAreNamed) {
   plan_ = right;
   plan_.mutable_assignments(0)->set_chunk_count(1);
   EXPECT_NE(Refusal().find("splits rows of table item by chunks"), std::string::npos);
+  plan_ = right;
+  plan_.add_hot_rows()->set_table_id(8);
+  EXPECT_NE(Refusal().find("rule 5: hot rows of table 8, which"), std::string::npos);
+  plan_ = right;
+  for (int i = 0; i < 2; ++i) plan_.add_hot_rows()->set_table_id(7);
+  EXPECT_NE(Refusal().find("rule 5: hot rows of table 7 stand twice"), std::string::npos);
   plan_ = right;
   plan_.mutable_tables(0)->set_bucket_bits(3);
   EXPECT_NE(Refusal().find("other tables: item differs"), std::string::npos);

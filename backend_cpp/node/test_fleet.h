@@ -102,8 +102,10 @@ class TestFleet {
     options.state = state.url();
     options.peer_address = addresses_[n];
     options.plan_wait = std::chrono::seconds(20);
+    options.hot_rows_bytes = hot_rows_bytes;
     return options;
   }
+  uint64_t hot_rows_bytes = 0;  // of nodes from now on
   // From the next plan on; for a node that is none of these.
   void SetAddress(uint32_t n, const std::string& address) { addresses_[n] = address; }
   // A plan; bucket b goes to node b % nodes unless `of` says otherwise.
@@ -169,6 +171,37 @@ class TestFleet {
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + timeout);
     return Stub(n)->Read(&context, request, response);
+  }
+
+  // Bags of one feature, by NodeService.
+  grpc::Status ReadBags(uint32_t n, const std::vector<std::vector<uint64_t>>& bags,
+                        v1::ReadResponse* response) const {
+    v1::ReadRequest request;
+    for (const auto& bag : bags) {
+      for (const uint64_t key : bag) request.add_keys(key);
+      request.add_lengths(static_cast<uint32_t>(bag.size()));
+    }
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+    return Stub(n)->Read(&context, request, response);
+  }
+  // Addresses of those that a node asks for a key, in order.
+  std::vector<std::string> PeersOf(uint32_t n, uint64_t key) const {
+    v1::ExplainRequest request;
+    request.set_table(model.table().name);
+    request.set_key(key);
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+    v1::ExplainResponse response;
+    EXPECT_TRUE(Stub(n)->Explain(&context, request, &response).ok());
+    return {response.peers().begin(), response.peers().end()};
+  }
+  v1::NodeServiceGetLoadResponse Load(uint32_t n) const {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+    v1::NodeServiceGetLoadResponse response;
+    EXPECT_TRUE(Stub(n)->GetLoad(&context, {}, &response).ok());
+    return response;
   }
 
   v1::NodeServiceGetStatusResponse Status(uint32_t n) const {

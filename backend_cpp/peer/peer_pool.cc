@@ -106,6 +106,7 @@ struct Peer {
   Clock::time_point range_at;  // when it was learned
   Clock::time_point heard;
   Clock::time_point beaten;
+  PeerTraffic traffic;
 };
 
 struct Call {
@@ -159,6 +160,7 @@ struct PeerPool::Impl {
   void SendWaiting(const std::shared_ptr<Peer>& peer, bool now);
   void Send(const std::shared_ptr<Call>& call);
   void Answered(Call* call, const grpc::Status& status);
+  static void Count(const Call& call, bool ok);
   void Learn(const Call& answered);
   void Missed(Peer* peer);
   void Redial(Peer* peer);
@@ -226,7 +228,32 @@ void PeerPool::Impl::Send(const std::shared_ptr<Call>& call) {
                         });
 }
 
+// Requires: its results are still there.
+void PeerPool::Impl::Count(const Call& call, bool ok) {
+  if (call.parts.empty()) return;
+  const std::lock_guard lock(call.peer->mutex);
+  PeerTraffic& traffic = call.peer->traffic;
+  if (!ok) {
+    ++traffic.failed;
+    return;
+  }
+  ++traffic.calls;
+  traffic.round_trip +=
+      std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - call.begun);
+  const int parts = std::min(call.request.parts_size(), call.response.results_size());
+  for (int p = 0; p < parts; ++p) {
+    const v1::LookupPart& part = call.request.parts(p);
+    const auto keys = static_cast<uint64_t>(part.keys_size());
+    PeerTraffic::Table& table = traffic.tables[part.table_id()];
+    table.keys += keys;
+    if (part.pooling() != v1::PART_POOLING_ROWS) table.sum_keys += keys;
+    if (part.has_since()) table.since_keys += keys;
+    table.bytes += part.ByteSizeLong() + call.response.results(p).ByteSizeLong();
+  }
+}
+
 void PeerPool::Impl::Answered(Call* call, const grpc::Status& status) {
+  Count(*call, status.ok());
   if (status.ok()) {
     Learn(*call);
   } else {
@@ -517,5 +544,14 @@ uint32_t PeerPool::Alive() const {
 }
 
 const PeerStats& PeerPool::stats() const { return impl_->stats; }
+
+std::map<std::string, PeerTraffic> PeerPool::Traffic() const {
+  std::map<std::string, PeerTraffic> traffic;
+  for (const auto& peer : impl_->All()) {
+    const std::lock_guard lock(peer->mutex);
+    traffic[peer->name] = peer->traffic;
+  }
+  return traffic;
+}
 
 }  // namespace embertide

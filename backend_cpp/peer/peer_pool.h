@@ -16,6 +16,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -58,6 +59,20 @@ struct PeerStats {
   std::atomic<uint64_t> failed{0};   // calls without an answer, beats included
   std::atomic<uint64_t> deaths{0};   // times that a peer was found dead
   std::atomic<uint64_t> redials{0};  // connections made anew, as the peer was dead
+};
+
+// What was asked of one peer, and answered, since the start; beats excluded.
+struct PeerTraffic {
+  struct Table {
+    uint64_t keys = 0;
+    uint64_t sum_keys = 0;    // of `keys`, those in parts for sums
+    uint64_t since_keys = 0;  // of `keys`, those in parts that say `since`
+    uint64_t bytes = 0;       // of the parts and their results
+  };
+  uint64_t calls = 0;
+  uint64_t failed = 0;
+  std::chrono::microseconds round_trip{0};  // of all calls together
+  std::map<uint32_t, Table> tables;         // by id
 };
 
 class PeerPool {
@@ -112,6 +127,8 @@ class PeerPool {
   bool HaveReached(uint64_t version) const;
   uint32_t Alive() const;  // peers that answer
   const PeerStats& stats() const;
+  // By name.
+  std::map<std::string, PeerTraffic> Traffic() const;
 
  private:
   struct Impl;

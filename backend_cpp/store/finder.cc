@@ -27,6 +27,7 @@ void Finder::Begin(const Store::Impl* impl, uint64_t version) {
   size_ = run_ = begun_ = met_ = settled_ = ready_ = late_count_ = 0;
   waits_ = false;
   only_ddr_ = true;
+  note_changes_ = false;
   not_held_ = kHeld;
   runs_.clear();
   remote_.clear();
@@ -41,6 +42,10 @@ void Finder::Add(std::span<const BagFeature> features, const KeyBags& request) {
   Cover(&groups_, size_);
   Cover(&buckets_, size_);
   Cover(&found_, size_);
+  if (note_changes_) {
+    Cover(&changed_, size_);
+    std::fill(changed_.begin() + static_cast<ptrdiff_t>(first), changed_.end(), 0);
+  }
   if (request.remote_of != nullptr || !remote_.empty()) remote_.resize(size_, nullptr);
   for (size_t k = 0; request.remote_of != nullptr && k < keys.size(); ++k) {
     const uint32_t which =
@@ -163,8 +168,10 @@ void Finder::AskForRows() {
 // Of any key whose word is known, wherever its row lies; 0: there is no entry.
 void Finder::PlaceOne(size_t i, uint64_t word) {
   if (remote(i)) return TakeRemote(i);
+  uint64_t* changed = note_changes_ ? &changed_[i] : nullptr;
   const Location place =
-      word == 0 ? Location() : Store::Impl::Resolve(BucketIndex::LocationOf(word), version_);
+      word == 0 ? Location()
+                : Store::Impl::Resolve(BucketIndex::LocationOf(word), version_, changed);
   FoundRow& found = found_[i];
   found = {nullptr, place.live(), Source::kDdr, FoundKind::kRow};
   switch (place.tier()) {
@@ -281,7 +288,7 @@ size_t Finder::memory_bytes() const {
     return items.capacity() * sizeof(Item);
   };
   return bytes(runs_) + bytes(keys_) + bytes(groups_) + bytes(buckets_) + bytes(found_) +
-         bytes(remote_) + bytes(ssd_keys_) + bytes(ssd_reads_) + bytes(ssd_rows_);
+         bytes(changed_) + bytes(remote_) + bytes(ssd_keys_) + bytes(ssd_reads_) + bytes(ssd_rows_);
 }
 
 void Finder::Count() {

@@ -21,28 +21,18 @@
 #include <span>
 #include <vector>
 
+#include "store/dice.h"
 #include "store/row_ops.h"
 #include "store/store_impl.h"
 
 namespace embertide {
 
-// Gaps between sampled keys. They vary: steady ones would meet the same features again and again.
-class Dice {
- public:
-  // Keys to pass over, `every` - 1 on average.
-  uint32_t Gap(uint32_t every) {
-    state_ = state_ * 1664525 + 1013904223;  // Numerical Recipes, 2nd edition, 7.1
-    return (state_ >> 16) % (2 * every - 1);
-  }
-
- private:
-  uint32_t state_ = 1;
-};
-
 class Finder {
  public:
   // Forgets all keys. `impl` must live until the next Begin.
   void Begin(const Store::Impl* impl, uint64_t version);
+  // From Begin on: notes when rows changed, which ChangedSince tells.
+  void NoteChanges() { note_changes_ = true; }
   // Adds the keys of a request that are in a bag, in order.
   void Add(std::span<const BagFeature> features, const KeyBags& request);
 
@@ -62,6 +52,11 @@ class Finder {
   // Whether all that was found so far, if it was not left to Bring, is rows of DDR.
   bool only_ddr() const { return only_ddr_; }
   uint64_t key(size_t i) const { return keys_[i]; }
+  // Whether a version after `version` changed the row, or that cannot be told. Requires:
+  // NoteChanges; `version` is pinned.
+  bool ChangedSince(size_t i, uint64_t version) const {
+    return changed_[i] > version || buckets_[i] == nullptr || buckets_[i]->since > version;
+  }
   bool remote(size_t i) const { return !remote_.empty() && remote_[i] != nullptr; }
   size_t size() const { return size_; }
   // What its memory takes, kept between chunks.
@@ -116,12 +111,14 @@ class Finder {
   size_t ready_ = 0;    // those whose rows are on their way since a step
   bool waits_ = false;
   bool only_ddr_ = true;
+  bool note_changes_ = false;
   // Of each key; groups are those where it was found, or the first.
   std::vector<Run> runs_;
   std::vector<uint64_t> keys_;
   std::vector<BucketIndex::Group*> groups_;
   std::vector<const Bucket*> buckets_;
   std::vector<FoundRow> found_;
+  std::vector<uint64_t> changed_;  // the version that a row is of; 0: of none since the oldest
   std::vector<const RemoteRow*> remote_;  // empty: no key came from elsewhere
   std::array<size_t, kStep + 1> late_;    // keys that are not in their first group, which is full
   size_t late_count_ = 0;

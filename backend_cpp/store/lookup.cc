@@ -62,8 +62,7 @@ Status ValidateRequest(const LookupRequest& request, const TableConfig& table) {
 void Observe(const Table& table, uint64_t key, const FoundRow& found, Scratch* scratch) {
   const uint64_t hash = HashKey(key);
   const bool by_place = scratch->until_observed == 0;
-  // Bits that neither bucket nor index group depend on alone.
-  const bool by_key = (hash >> 20) % kObserveEvery == 0;
+  const bool by_key = IsObservedByKey(hash);
   scratch->until_observed =
       by_place ? scratch->dice.Gap(kObserveEvery) : scratch->until_observed - 1;
   if (!by_place && !by_key) return;
@@ -317,9 +316,11 @@ static Status Answer(const Store::Impl& impl, uint64_t version,
 
 // Finds all keys of a request, to be read from the finder, and counts them.
 static Status FindAll(const Store::Impl& impl, uint64_t version,
-                      std::span<const BagFeature> features, const KeyBags& keys, Scratch* scratch) {
+                      std::span<const BagFeature> features, const KeyBags& keys, Scratch* scratch,
+                      bool note_changes = false) {
   Finder& finder = scratch->finder;
   finder.Begin(&impl, version);
+  if (note_changes) finder.NoteChanges();
   finder.Add(features, keys);
   EMBERTIDE_RETURN_IF_ERROR(finder.FindAll());
   const bool jagged = !keys.offsets.empty();
@@ -516,14 +517,17 @@ Status BagReader::Lookup(std::span<const BagFeature> features, std::span<const K
   return Status::Ok();
 }
 
-// Finds keys of one table, for peers.
+// Finds keys of one table, for peers. What is asked for again, to be kept, is no read.
 static Status FindForPeer(const Store::Impl& impl, uint64_t version, uint32_t table,
-                          std::span<const int64_t> keys, Scratch* scratch, uint8_t* sources) {
+                          std::span<const int64_t> keys, bool again, Scratch* scratch,
+                          uint8_t* sources) {
   EMBERTIDE_RETURN_IF_ERROR(impl.CheckTable(table));
   scratch->Begin(impl.tables.size());
   const BagFeature feature{table, Pooling::kSum, 0};
   const KeyBags bags{keys, {}, nullptr, 0};
-  EMBERTIDE_RETURN_IF_ERROR(FindAll(impl, version, {&feature, 1}, bags, scratch));
+  EMBERTIDE_RETURN_IF_ERROR(FindAll(impl, version, {&feature, 1}, bags, scratch, again));
+  if (again) scratch->observed.clear();
+  for (ObservedRead& read : scratch->observed) read.for_peer = true;
   Tell(impl, scratch);
   for (size_t i = 0; i < keys.size(); ++i) {
     sources[i] = static_cast<uint8_t>(scratch->finder.found()[i].source);
@@ -536,14 +540,19 @@ static Status FindForPeer(const Store::Impl& impl, uint64_t version, uint32_t ta
 }
 
 Status BagReader::CopyRows(uint32_t table, std::span<const int64_t> keys, std::string* records,
-                           uint8_t* sources) const {
+                           uint8_t* sources, const ReadView* since) const {
   const Store::Impl& impl = *view_.store_->impl_;
   Scratch& scratch = ThreadScratch();
-  EMBERTIDE_RETURN_IF_ERROR(FindForPeer(impl, view_.version_, table, keys, &scratch, sources));
+  EMBERTIDE_RETURN_IF_ERROR(
+      FindForPeer(impl, view_.version_, table, keys, since != nullptr, &scratch, sources));
   const RowLayout& layout = impl.tables[table].config.layout;
   std::vector<std::byte> bytes;
   bytes.reserve(keys.size() * (kRecordHeaderBytes + layout.PayloadBytes(layout.full_mask())));
   for (size_t i = 0; i < keys.size(); ++i) {
+    if (since != nullptr && !scratch.finder.ChangedSince(i, since->version())) {
+      sources[i] = kUnchangedSource;
+      continue;
+    }
     const FoundRow& found = scratch.finder.found()[i];
     if (found.kind != FoundKind::kRow) continue;
     AppendRecord({static_cast<uint64_t>(keys[i]),
@@ -561,7 +570,8 @@ Status BagReader::SumBags(uint32_t table, std::span<const int64_t> keys,
                           std::span<const float> weights, double* sums, uint8_t* sources) const {
   const Store::Impl& impl = *view_.store_->impl_;
   Scratch& scratch = ThreadScratch();
-  EMBERTIDE_RETURN_IF_ERROR(FindForPeer(impl, view_.version_, table, keys, &scratch, sources));
+  EMBERTIDE_RETURN_IF_ERROR(
+      FindForPeer(impl, view_.version_, table, keys, /*again=*/false, &scratch, sources));
   const Table& of = impl.tables[table];
   const uint32_t dim = of.config.layout.dim();
   std::fill_n(sums, (offsets.size() - 1) * dim, 0.0);

@@ -213,8 +213,8 @@ Status ValidateOptions(const StoreOptions& options) {
 }  // namespace
 
 const char* SourceName(Source source) {
-  static constexpr const char* kNames[kSources] = {"hbm",     "ddr",    "ssd",       "remote",
-                                                   "default", "pruned", "unanswered"};
+  static constexpr const char* kNames[kSources] = {"hbm",     "ddr",    "ssd",        "remote",
+                                                   "default", "pruned", "unanswered", "hot"};
   return kNames[static_cast<size_t>(source)];
 }
 

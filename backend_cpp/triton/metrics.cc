@@ -101,6 +101,8 @@ constexpr FamilyInfo kFamilies[] = {
      "Keys that no owner answered, by reason; they read as default rows or fail their request"},
     {"embertide_buckets", kGauge, "Buckets that the plan gives this node, by state: held, left"},
     {"embertide_peers_alive", kGauge, "Other nodes of the group that answer"},
+    {"embertide_hot_rows", kGauge, "Copies of other nodes' rows that are kept here"},
+    {"embertide_hot_bytes", kGauge, "What these copies take, with their index and policy"},
 };
 
 // What the follower counts: label `event` of embertide_bus_events_total.
@@ -392,6 +394,8 @@ void ModelMetrics::AddOfFleet() {
   add("embertide_buckets", {{"state", "held"}}, &FleetStats::buckets_held);
   add("embertide_buckets", {{"state", "left"}}, &FleetStats::buckets_left);
   add("embertide_peers_alive", {}, &FleetStats::peers_alive);
+  add("embertide_hot_rows", {}, &FleetStats::hot_rows);
+  add("embertide_hot_bytes", {}, &FleetStats::hot_bytes);
 }
 
 void ModelMetrics::AddKeys(uint32_t table, const SourceCounts& counts) {

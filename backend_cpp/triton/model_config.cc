@@ -143,7 +143,7 @@ std::map<std::string, Setter> Setters(const std::string& directory, ModelConfig*
           {"ssd_seal_interval_ms",
            number("ssd_seal_interval_ms", 0, uint64_t{1} << 32, &node->ssd_seal_interval_ms)},
           {"ssd_seal_bytes_per_s", bytes("ssd_seal_bytes_per_s", 0, &node->ssd_seal_bytes_per_s)},
-          {"remote_cache_bytes", bytes("remote_cache_bytes", 0, &node->remote_cache_bytes)},
+          {"hot_rows_bytes", bytes("hot_rows_bytes", 0, &node->hot_rows_bytes)},
           {"guard",
            [node](const std::string& value) {
              if (value != "on" && value != "off") {
@@ -184,6 +184,11 @@ Status ParseParameters(const Json& json, const std::string& directory, ModelConf
       return Refuse(
           "parameter \"dead_owner\" has gone; give \"max_degraded_share\", from 0 (as "
           "\"error\" was) to 1 (as \"default\" was)");
+    }
+    if (name == "remote_cache_bytes") {
+      return Refuse(
+          "parameter \"remote_cache_bytes\" has gone; give \"hot_rows_bytes\", for rows that are "
+          "kept from version to version");
     }
     const auto setter = setters.find(name);
     if (setter == setters.end()) {

@@ -70,12 +70,12 @@ TEST(ModelConfigTest, HbmMayBeATwinAndHasAPolicy) {
 
 TEST(ModelConfigTest, RowsOfPeersHaveACacheWhoseSizeMayBeGiven) {
   Json json = Good();
-  const uint64_t usual = ParseModelConfig(json.dump(), "/models/m").value().node.remote_cache_bytes;
-  EXPECT_EQ(usual, NodeOptions().remote_cache_bytes);
-  json["parameters"]["remote_cache_bytes"]["string_value"] = "0";
-  EXPECT_EQ(ParseModelConfig(json.dump(), "/models/m").value().node.remote_cache_bytes, 0U);
-  json["parameters"]["remote_cache_bytes"]["string_value"] = "32M";
-  ExpectRefused(json, "\"remote_cache_bytes\" is \"32M\"");
+  const uint64_t usual = ParseModelConfig(json.dump(), "/models/m").value().node.hot_rows_bytes;
+  EXPECT_EQ(usual, NodeOptions().hot_rows_bytes);
+  json["parameters"]["hot_rows_bytes"]["string_value"] = "0";
+  EXPECT_EQ(ParseModelConfig(json.dump(), "/models/m").value().node.hot_rows_bytes, 0U);
+  json["parameters"]["hot_rows_bytes"]["string_value"] = "32M";
+  ExpectRefused(json, "\"hot_rows_bytes\" is \"32M\"");
 }
 
 TEST(ModelConfigTest, BoundsOfWaitsAndAnswersMayBeGiven) {

@@ -111,7 +111,7 @@ class ModelOptions:
     plan_file: Path | None = None
     token_file: Path | None = None
     max_degraded_share: float | None = None  # of a request's keys that may go unanswered
-    remote_cache_bytes: int | None = None  # for rows of peers; 0: none is kept
+    hot_rows_bytes: int | None = None  # for copies of peers' rows; 0: none is kept
     guard: Literal["on", "off"] | None = None  # answer at promoted versions (docs/guard.md)
     guard_timeout_ms: int | None = None  # a candidate that waited so long is served; 0: never
 
@@ -180,7 +180,7 @@ class ModelOptions:
             "plan_file": self.plan_file.resolve() if self.plan_file else None,
             "token_file": self.token_file.resolve() if self.token_file else None,
             "max_degraded_share": self.max_degraded_share,
-            "remote_cache_bytes": self.remote_cache_bytes,
+            "hot_rows_bytes": self.hot_rows_bytes,
             "guard": self.guard,
             "guard_timeout_ms": self.guard_timeout_ms,
         }

@@ -13,6 +13,7 @@ from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.server.adapters.state import RedisState
 from embertide.server.cli.refusals import refusals
 from embertide.server.core.control import ControlOptions
+from embertide.server.core.demand import Clock
 from embertide.server.core.errors import RefusedError
 from embertide.server.services.control_server import ControlServer, ListenError, ServerOptions
 from embertide.server.services.tokens import TokensError, read_tokens
@@ -72,6 +73,10 @@ def command(
     longest_deadline_ms: Annotated[
         int, typer.Option(help="How long a source holds on after it has left.", min=0)
     ] = 2000,
+    clock: Annotated[
+        Clock,
+        typer.Option(help="What reads are counted in; event: the stream's time, for replays."),
+    ] = "wall",
     directory: Annotated[
         Path, typer.Option(help="Folder of the audit log and of a state store of our own.")
     ] = Path("build/control"),
@@ -94,6 +99,7 @@ def command(
                     expect_nodes=expect_nodes,
                     heartbeat_ms=heartbeat_ms,
                     longest_deadline_ms=longest_deadline_ms,
+                    clock=clock,
                 ),
                 listen=listen,
                 tokens=read_tokens(tokens) if tokens else None,

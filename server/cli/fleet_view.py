@@ -49,7 +49,7 @@ def _devices(caller: Caller) -> dict[str, Any]:
     except CallError as error:
         if error.code != "NOT_FOUND":
             raise
-        return {"devices": [], "skew": {}}
+        return {"devices": [], "skew": {}, "reads": []}
     load = caller.call("GetFleetLoad", control_pb2.GetFleetLoadRequest(hot_keys=1), 10.0)
     workload = measured(plan.topology, {each.node: each.load for each in load.nodes})
     layout = layout_of(plan.assignments)
@@ -75,6 +75,27 @@ def _devices(caller: Caller) -> dict[str, Any]:
             for at, each in sorted(work.items())
         ],
         "skew": {str(group): round(skew(reads), 3) for group, reads in sorted(groups.items())},
+        "reads": [_reads(each) for each in load.nodes],
+    }
+
+
+def _reads(node: control_pb2.NodeLoad) -> dict[str, Any]:
+    """Return where a node's own requests were answered in the last load window."""
+    buckets = node.load.buckets
+    here = sum(each.reads - each.peer_reads for each in buckets)
+    hot = sum(each.hot_reads for each in buckets)
+    asked = sum(each.asked for each in buckets)
+    calls = sum(each.calls for each in node.load.peers)
+    round_trips_us = sum(each.round_trip_us for each in node.load.peers)
+    return {
+        "node": node.node,
+        "own": here + hot + asked,
+        "here": here,
+        "hot": hot,
+        "asked": asked,
+        "for_peers": sum(each.peer_reads for each in buckets),
+        "peer_calls": calls,
+        "peer_round_trip_us": round(round_trips_us / calls) if calls else 0,
     }
 
 
@@ -113,6 +134,24 @@ def show_devices(facts: dict[str, Any]) -> None:
         rich.console.Console().print(table)
     for group, value in facts["skew"].items():
         typer.echo(f"group {group}: max/mean of reads {value:.2f}")
+
+
+def show_reads(facts: dict[str, Any]) -> None:
+    """Print where the nodes' own requests were answered."""
+    table = rich.table.Table(
+        "node", "own reads", "here", "hot rows", "asked of peers", "for peers", "round trip"
+    )
+    for each in facts["reads"]:
+        own = max(each["own"], 1)
+        table.add_row(
+            each["node"],
+            f"{each['own']:,}",
+            *(f"{100 * each[kind] / own:.1f} %" for kind in ("here", "hot", "asked")),
+            f"{each['for_peers']:,}",
+            f"{each['peer_round_trip_us']:,} us" if each["peer_calls"] else "-",
+        )
+    if facts["reads"]:
+        rich.console.Console().print(table)
 
 
 def show_fleet(facts: dict[str, Any]) -> None:

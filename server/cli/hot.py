@@ -1,4 +1,4 @@
-"""`hot`: the keys that are read most, and how unevenly devices are read."""
+"""`hot`: the keys that are read most, where reads are answered, and how unevenly."""
 
 from typing import Annotated
 
@@ -13,9 +13,11 @@ from embertide.server.cli.control_plane import (
     calling,
     table_name,
 )
-from embertide.server.cli.fleet_view import fleet_facts, show_devices
+from embertide.server.cli.fleet_view import fleet_facts, show_devices, show_reads
 from embertide.server.cli.refusals import Json, print_json, refusals
 from embertide.v1 import control_pb2
+
+_SHOWN = ("reads", "devices", "skew")
 
 
 def command(
@@ -24,7 +26,7 @@ def command(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Say which keys are hottest over all nodes, and the load of each device.
+    """Say which keys are hottest, where each node's reads are answered, and each device's load.
 
     Example: embertide hot --keys 50 --json
     """
@@ -42,10 +44,11 @@ def command(
             for each in load.hot_keys
         ]
         if as_json:
-            print_json({"hot_keys": hot, "devices": facts["devices"], "skew": facts["skew"]})
+            print_json({"hot_keys": hot} | {name: facts[name] for name in _SHOWN})
             return
         table = rich.table.Table("table", "key", "reads (at most)", "may be too large by")
         for row in hot:
             table.add_row(row["table"], str(row["key"]), f"{row['reads']:,}", f"{row['error']:,}")
         rich.console.Console().print(table)
+        show_reads(facts)
         show_devices(facts)

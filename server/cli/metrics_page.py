@@ -6,7 +6,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 TIERS = ("hbm", "ddr", "ssd", "index")
-SOURCES = ("hbm", "ddr", "ssd", "remote", "default", "pruned", "unanswered")
+SOURCES = ("hbm", "ddr", "ssd", "remote", "default", "pruned", "unanswered", "hot")
 
 
 class MetricsPage:

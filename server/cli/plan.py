@@ -78,6 +78,8 @@ def show(
         rich.console.Console().print(table)
         if len(plan.assignments) > _SHOWN:
             typer.echo(f"and {len(plan.assignments) - _SHOWN} more; --json lists all")
+        for hot in plan.hot_rows:
+            typer.echo(f"hot rows of {table_name(plan, hot.table_id)}: {hot.rows:,} a node")
 
 
 @app.command("explain")

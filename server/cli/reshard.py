@@ -26,6 +26,8 @@ from embertide.server.cli.control_plane import (
 )
 from embertide.server.cli.refusals import Json, refusals
 from embertide.server.cli.target import read_target
+from embertide.server.core.demand import PLANNED_BY_S
+from embertide.server.core.plan.hot import NO_LIMIT
 from embertide.v1 import control_pb2, plan_pb2
 
 app = typer.Typer(rich_markup_mode="markdown", invoke_without_command=True)
@@ -143,6 +145,9 @@ def _show(plan: plan_pb2.Plan, answer: control_pb2.StartReshardResponse, *, dry_
         console.print(moves)
     if len(answer.moves) > _SHOWN:
         typer.echo(f"and {len(answer.moves) - _SHOWN} more; --json lists all")
+    for hot in answer.hot_rows:
+        rows = "as many as fit" if hot.rows == NO_LIMIT else f"{hot.rows:,}"
+        typer.echo(f"hot rows of {table_name(plan, hot.table_id)}: {rows} a node")
     devices = rich.table.Table("device", "reads", "reads after", "bytes", "bytes after")
     for each in answer.devices:
         numbers = (each.reads_before, each.reads_after, each.bytes_before, each.bytes_after)
@@ -159,6 +164,12 @@ def command(
     target: Annotated[
         Path | None, typer.Option(help="JSON file that says where buckets shall be.")
     ] = None,
+    half_life_s: Annotated[
+        int,
+        typer.Option(
+            help="The planner goes by reads that count half after so long: 60, 600, 3600 or 86400."
+        ),
+    ] = PLANNED_BY_S,
     dry_run: DryRun = False,
     bytes_per_s: Annotated[
         int, typer.Option(help="Bytes of buckets a second; 0: no bound.", min=0)
@@ -205,6 +216,7 @@ def command(
             request.target.CopyFrom(read_target(target, caller.plan()))
         else:
             request.planner = planner or ""
+            request.half_life_s = half_life_s
         start(caller, request, watch=watch, as_json=as_json)
 
 

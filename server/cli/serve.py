@@ -178,9 +178,9 @@ def command(
             max=1000,
         ),
     ] = None,
-    remote_cache_mib: Annotated[
+    hot_rows_mib: Annotated[
         int,
-        typer.Option(help="For rows of peers that small requests ask for, MiB; 0: none.", min=0),
+        typer.Option(help="For copies of peers' rows that are read often, MiB; 0: none.", min=0),
     ] = 32,
     start_timeout_s: Annotated[
         float, typer.Option(help="Time that loading may take.", min=1)
@@ -247,7 +247,7 @@ def command(
                 join_step_bytes=join_step_mib * _MIB if state and join_step_mib else None,
                 join_rest=join_rest if state else None,
                 max_degraded_share=max_degraded_share if state else None,
-                remote_cache_bytes=remote_cache_mib * _MIB if state else None,
+                hot_rows_bytes=hot_rows_mib * _MIB if state else None,
             )
         except ValueError as error:
             raise ProcessError(str(error)) from error

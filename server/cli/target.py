@@ -1,6 +1,9 @@
 """Target files: where buckets shall be, in JSON with the names that operators use.
 
-{"base_epoch": 7, "assignments": [{"table": "user", "buckets": "0-7", "owners": ["node-0/0"]}]}
+{"base_epoch": 7, "assignments": [{"table": "user", "buckets": "0-7", "owners": ["node-0/0"]}],
+ "hot_rows": [{"table": "user", "rows": 1000}]}
+
+Either list may be left out. Rows null: no limit of the table's own.
 """
 
 import json
@@ -9,6 +12,7 @@ from typing import Any
 
 from embertide.server.adapters.process import ProcessError
 from embertide.server.cli.control_plane import table_of
+from embertide.server.core.plan.hot import NO_LIMIT
 from embertide.v1 import control_pb2, plan_pb2
 
 
@@ -24,21 +28,34 @@ def read_target(path: Path, plan: plan_pb2.Plan) -> control_pb2.ReshardTarget:
         raise ProcessError(f"--target {path}: {error.strerror}") from error
     except ValueError as error:
         raise ProcessError(f"--target {path} is not JSON: {error}") from error
-    if not isinstance(said, dict) or not isinstance(said.get("assignments"), list):
-        raise ProcessError(f"--target {path}: write an object with base_epoch and assignments")
+    named = said if isinstance(said, dict) else {}
+    lists = [named.get(name, []) for name in ("assignments", "hot_rows")]
+    if not any(lists) or not all(isinstance(each, list) for each in lists):
+        raise ProcessError(
+            f"--target {path}: write an object with base_epoch, and assignments or hot_rows"
+        )
     if not isinstance(said.get("base_epoch"), int):
         raise ProcessError(
             f"--target {path}: base_epoch is {said.get('base_epoch')!r}; name the plan it was made "
             f"from (now {plan.epoch})"
         )
     target = control_pb2.ReshardTarget(base_epoch=said["base_epoch"])
-    for number, each in enumerate(said["assignments"]):
+    for number, each in enumerate(lists[0]):
         try:
             target.assignments.append(_assignment(each, plan))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ProcessError(
                 f"--target {path}: assignment {number} is {json.dumps(each)[:200]}; write "
                 '{"table": NAME, "buckets": "FIRST-LAST", "owners": ["NODE/DEVICE"]}'
+            ) from error
+    for number, each in enumerate(lists[1]):
+        try:
+            rows = NO_LIMIT if each["rows"] is None else each["rows"]
+            target.hot_rows.add(table_id=table_of(plan, each["table"]).id, rows=rows)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ProcessError(
+                f"--target {path}: hot_rows {number} is {json.dumps(each)[:200]}; write "
+                '{"table": NAME, "rows": N}, N null for no limit'
             ) from error
     return target
 

@@ -11,15 +11,17 @@ from collections.abc import Mapping
 from google.protobuf.message import Message
 
 from embertide.server.core.answers import Answers, check_id, content, in_use
+from embertide.server.core.demand import PLANNED_BY_S, Clock, Demand
 from embertide.server.core.errors import Code, RefusedError, invalid
 from embertide.server.core.fleet import Fleet, check_registration
 from embertide.server.core.loads import Loads
 from embertide.server.core.operation import View
 from embertide.server.core.operations import Operations
+from embertide.server.core.plan import hot
 from embertide.server.core.plan.first import first_plan, follow_machines, forget_last
 from embertide.server.core.plan.layout import Layout, layout_of
 from embertide.server.core.plan.validity import check_plan
-from embertide.server.core.plan.workload import device_loads, device_work, measured, predicted
+from embertide.server.core.plan.workload import device_loads, device_work, predicted
 from embertide.server.core.reshard import (
     Prepared,
     Situation,
@@ -40,12 +42,14 @@ class ControlOptions:
         expect_nodes: Nodes that must live before the first plan is made.
         heartbeat_ms: From one beat to the next; five missed make a node dead.
         longest_deadline_ms: No lookup takes longer; a source that left holds on for as long.
+        clock: Time that load windows count in: "event" where a stream is replayed.
     """
 
     model: str
     expect_nodes: int = 1
     heartbeat_ms: int = 200
     longest_deadline_ms: int = 2000
+    clock: Clock = "wall"
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be."""
@@ -61,6 +65,7 @@ class Memory:
         """Begin with nothing."""
         self.fleet = Fleet(options.model, options.heartbeat_ms)
         self.loads = Loads()
+        self.demand = Demand(options.clock)
         self.answers: Answers[Message] = Answers()
 
 
@@ -76,6 +81,7 @@ class Control:
         self.fleet = self.memory.fleet
         self.fleet.restore(saved.nodes, now_ms)
         self.loads = self.memory.loads
+        self.demand = self.memory.demand
         self.plan: plan_pb2.Plan | None = saved.plan
         self.layout: Layout = layout_of(saved.plan.assignments) if saved.plan else {}
         self.operations = Operations(saved.operations, options.longest_deadline_ms, now_ms)
@@ -162,9 +168,11 @@ class Control:
                     f"{max(used)}; start it with as many devices, or drain it first"
                 )
 
-    def load(self, node: str, load: node_pb2.NodeServiceGetLoadResponse) -> None:
+    def load(self, node: str, load: node_pb2.NodeServiceGetLoadResponse, now_ms: int) -> None:
         """Take what a node said that it read."""
         self.loads.take(node, load)
+        if self.plan is not None:
+            self.demand.take(node, load, self.plan.tables, now_ms)
 
     def remove(
         self, request: control_pb2.RemoveNodeRequest, now_ms: int
@@ -185,6 +193,7 @@ class Control:
             )
         self.fleet.remove(request.node)
         self.loads.forget(request.node)
+        self.demand.forget(request.node)
         self._writes.nodes[request.node] = None
         topology = self.plan and forget_last(self.plan, request.node)
         if topology:
@@ -240,7 +249,7 @@ class Control:
             return first
         if request.operation_id in self.operations.records:
             return self._accepted_before(request)
-        situation = self._situation(now_ms)
+        situation = self._situation(now_ms, request.half_life_s)
         if request.WhichOneof("goal") == "target" and request.target.base_epoch != self.epoch:
             raise RefusedError(
                 Code.FAILED_PRECONDITION,
@@ -253,13 +262,17 @@ class Control:
             moves=prepared.moves,
             devices=device_loads(prepared.before, prepared.after),
             explanation=prepared.explanation,
+            hot_rows=hot.messages_of(prepared.hot_rows),
         )
         if request.dry_run:
             return answer
         self.operations.check_room()
         self.operations.add(
             control_pb2.OperationRecord(
-                operation=answer.operation, request=request, moves=prepared.moves
+                operation=answer.operation,
+                request=request,
+                moves=prepared.moves,
+                hot_rows=answer.hot_rows,
             )
         )
         self._made_at[request.operation_id] = self.epoch
@@ -276,10 +289,11 @@ class Control:
         answer = control_pb2.StartReshardResponse(
             operation=record.operation,
             moves=record.moves,
+            hot_rows=record.hot_rows,
             explanation="accepted before; device loads are as measured now",
         )
         if self.plan is not None:
-            workload = measured(self.plan.topology, self.loads.by_node)
+            workload = self.demand.workload(self.plan.topology, self.layout)
             before = device_work(self.plan.topology, self.layout, workload)
             left = [move_of(each) for each in record.moves[record.operation.buckets_done :]]
             left = left if not record.operation.ended_ms else []
@@ -287,7 +301,7 @@ class Control:
             answer.devices.extend(device_loads(before, after))
         return answer
 
-    def _situation(self, now_ms: int) -> Situation:
+    def _situation(self, now_ms: int, half_life_s: int) -> Situation:
         if self.plan is None:
             raise RefusedError(
                 Code.FAILED_PRECONDITION,
@@ -297,10 +311,19 @@ class Control:
         return Situation(
             plan=self.plan,
             layout=self.layout,
-            workload=measured(self.plan.topology, self.loads.by_node),
+            workload=self.demand.workload(
+                self.plan.topology, self.layout, half_life_s or PLANNED_BY_S
+            ),
+            unknown=frozenset(self.demand.unknown(self._owning(), now_ms)),
             alive=lambda name: self.fleet.alive(name, now_ms),
             operations=self.operations.records,
         )
+
+    def _owning(self) -> list[str]:
+        """Return the names of the nodes that own buckets."""
+        nodes = self.plan.topology.nodes if self.plan else ()
+        owning = {at.node for held in self.layout.values() for at in held.owners}
+        return [nodes[at].name for at in sorted(owning)]
 
     def steer(
         self, request: control_pb2.SteerOperationRequest, now_ms: int
@@ -350,12 +373,16 @@ class Control:
         if self._made_at.pop(id, 0) != self.epoch:
             # The plan has moved on while it waited: its moves are made again.
             try:
-                prepared = prepare(record.request, self._situation(now_ms))
+                prepared = prepare(
+                    record.request, self._situation(now_ms, record.request.half_life_s)
+                )
             except RefusedError as error:
                 self.operations.fail(record, error.message, now_ms)
                 return
             del record.moves[:]
             record.moves.extend(prepared.moves)
+            del record.hot_rows[:]
+            record.hot_rows.extend(hot.messages_of(prepared.hot_rows))
             record.operation.buckets_total = len(prepared.moves)
             record.operation.bytes_total = sum(each.bytes for each in prepared.moves)
         self.operations.begin(record, self.epoch, now_ms)

@@ -1,8 +1,9 @@
 """One operation at work: batch after batch of moves, each through the steps of plan.proto.
 
     NONE --> JOINING --> BOTH_OWN --> LEAVING --> DROPPED --> NONE, the batch is done
-                |            |           | (its target died)
-                +------------+-----------+--> TAKEN_BACK (twice if a target owned) --> NONE, ended
+     |          |            |           | (its target died)
+     |          +------------+-----------+--> TAKEN_BACK (twice if a target owned) --> NONE, ended
+     +--> HOT_ROWS, after the last batch: the plan's room for hot rows changes --> NONE
 
 All that decides is in the OperationRecord and the plan; what is kept here beside them is time
 alone, which starts again after a restart. An operation that has FAILED or was ABORTED with moves on
@@ -12,6 +13,7 @@ their way has that state at once, and `ended_ms` when the plan is clean again.
 import dataclasses
 
 from embertide.server.core.fleet import Fleet, Member
+from embertide.server.core.plan import hot
 from embertide.server.core.plan.layout import Layout, assignments_of
 from embertide.server.core.plan.moves import Move, Step, stepped
 from embertide.server.core.reshard import BUCKETS_AT_ONCE, move_of
@@ -115,6 +117,9 @@ class Running:
         if step is Step.DROPPED:
             self._batch_done(view)
             return None
+        if step is Step.HOT_ROWS:
+            self.record.step, self.record.step_epoch = Step.NONE, 0
+            return None
         leaving = any(
             place in view.layout[move.at].leaving
             for move in self._batch
@@ -176,6 +181,11 @@ class Running:
             return None
         done = self.operation.buckets_done
         if done == len(self._moves):
+            wanted = hot.changed(view.plan, hot.hot_rows_of(self.record.hot_rows))
+            if wanted:
+                del self.record.hot_rows_before[:]
+                self.record.hot_rows_before.extend(hot.messages_of(hot.before(view.plan, wanted)))
+                return self._step(Step.HOT_ROWS, view)
             self.operation.state = control_pb2.OPERATION_STATE_SUCCEEDED
             self._say(f"moved {done} buckets")
             self._end(view)
@@ -214,16 +224,20 @@ class Running:
         self.record.step_epoch = view.plan.epoch + 1
         self._acted_ms = None
         if not self._ending:
-            self._say(f"{len(self._batch)} buckets: {_SAID[step]}")
+            moving = f"{len(self._batch)} buckets: " if self._batch else ""
+            self._say(moving + _SAID[step])
         return self._plan(view)
 
     def _plan(self, view: View) -> plan_pb2.Plan:
         """Make the plan of the record's step."""
         plan = plan_pb2.Plan()
         plan.CopyFrom(view.plan)
-        layout = stepped(view.layout, self._batch, Step(self.record.step))
-        del plan.assignments[:]
-        plan.assignments.extend(assignments_of(layout))
+        step = Step(self.record.step)
+        if step is Step.HOT_ROWS:
+            hot.give(plan, hot.hot_rows_of(self.record.hot_rows))
+        else:
+            del plan.assignments[:]
+            plan.assignments.extend(assignments_of(stepped(view.layout, self._batch, step)))
         plan.epoch = view.plan.epoch + 1
         plan.operation_id = self.operation.id
         plan.planner = self.operation.planner
@@ -258,4 +272,5 @@ _SAID = {
     Step.LEAVING: "their sources leave",
     Step.DROPPED: "their sources drop them",
     Step.TAKEN_BACK: "taken back",
+    Step.HOT_ROWS: "nodes change how many hot rows they keep",
 }

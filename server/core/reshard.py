@@ -4,9 +4,11 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from embertide.server.core.answers import check_id
+from embertide.server.core.demand import HALF_LIVES_S
 from embertide.server.core.errors import Code, RefusedError, invalid
 from embertide.server.core.plan.explicit import Explicit
 from embertide.server.core.plan.greedy import Greedy
+from embertide.server.core.plan.hot import HotRows, changed, hot_rows_of
 from embertide.server.core.plan.layout import (
     Bucket,
     Layout,
@@ -37,6 +39,7 @@ class Situation:
     plan: plan_pb2.Plan
     layout: Layout
     workload: Workload
+    unknown: frozenset[str]  # names of owning nodes that do not say what they read
     alive: Callable[[str], bool]
     operations: Mapping[str, control_pb2.OperationRecord]
 
@@ -48,6 +51,7 @@ class Prepared:
     kind: str
     planner: str
     moves: list[control_pb2.BucketMove]
+    hot_rows: HotRows
     before: dict[Place, Work]
     after: dict[Place, Work]
     explanation: str
@@ -67,6 +71,11 @@ def check_request(request: control_pb2.StartReshardRequest) -> None:
         check_name("drain_node", request.drain_node)
     if goal == "undo_operation":
         check_id("undo_operation", request.undo_operation)
+    if request.half_life_s and (goal != "planner" or request.half_life_s not in HALF_LIVES_S):
+        raise invalid(
+            f"half_life_s is {request.half_life_s}; with a planner, use one of "
+            f"{', '.join(map(str, HALF_LIVES_S))}"
+        )
     if request.budget.buckets_at_once > BUCKETS_AT_ONCE_MAX:
         raise invalid(
             f"budget.buckets_at_once is {request.budget.buckets_at_once}; at most "
@@ -112,6 +121,7 @@ def prepare(request: control_pb2.StartReshardRequest, now: Situation) -> Prepare
         kind=kind,
         planner=name,
         moves=[_message(move, now.workload) for move in moves],
+        hot_rows=changed(now.plan, proposal.hot_rows),
         before=before,
         after=after,
         explanation=proposal.explanation or "nothing to move",
@@ -141,6 +151,12 @@ def _planner(request: control_pb2.StartReshardRequest, now: Situation) -> tuple[
                 f"node {nodes[at].name!r} is dead, so its load is not known; wait for it, or "
                 "drain it",
             )
+    if now.unknown:
+        raise RefusedError(
+            Code.FAILED_PRECONDITION,
+            f"node {min(now.unknown)!r} does not say what it reads, so its load is not known; wait "
+            "for it, or give a target",
+        )
     return "reshard", request.planner, chosen
 
 
@@ -177,7 +193,11 @@ class _Undo:
         said = f"{len(back)} moves of {self.record.operation.id} back"
         if strayed:
             said += f"; {strayed} stay: their buckets have moved on since"
-        return Proposal(owners=arrived(problem.layout, back), explanation=said)
+        return Proposal(
+            owners=arrived(problem.layout, back),
+            explanation=said,
+            hot_rows=hot_rows_of(self.record.hot_rows_before),
+        )
 
 
 def _check_targets(moves: list[Move], now: Situation) -> None:

@@ -158,7 +158,7 @@ class Driver:
         return found
 
     def measure(self) -> None:
-        """Ask all live nodes for their load now; forget what dead ones said."""
+        """Ask all live nodes for their load now; of one that does not answer it is unknown."""
         addresses = self.call(
             lambda core, now_ms: {
                 member.name: member.registration.node.address for member in core.fleet.live(now_ms)
@@ -170,7 +170,7 @@ class Driver:
         def take(core: Control, now_ms: int) -> None:
             for member in core.fleet:
                 if member.name in loads:
-                    core.load(member.name, loads[member.name])
+                    core.load(member.name, loads[member.name], now_ms)
                 else:
                     core.loads.forget(member.name)
 

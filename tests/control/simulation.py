@@ -178,12 +178,12 @@ class Simulation:
         return plan
 
     def load(self, name: str, loads: dict[Bucket, tuple[int, int]]) -> None:
-        answer = node_pb2.NodeServiceGetLoadResponse(window_ms=1000)
+        answer = node_pb2.NodeServiceGetLoadResponse(window_ms=5000)
         for at, (reads, size) in sorted(loads.items()):
             answer.buckets.add(
                 table_id=at.table, bucket=at.bucket, reads=reads, resident_bytes=size
             )
-        self.core.load(name, answer)
+        self.core.load(name, answer, self.now_ms)
 
     def operation(self, id: str) -> control_pb2.Operation:
         return self.core.operations.find(id).operation

@@ -94,6 +94,13 @@ def test_a_reshard_from_a_dry_run_to_its_undo(operator: Operator, tmp_path: Path
     assert explained["owners"] == ["node-1/1"]
     assert "user/2" in operator.run("plan", "diff", epoch, epoch + 4).stdout
     assert "node-1/1" in operator.run("plan", "show").stdout
+    epoch = operator.json("status")["plan_epoch"]
+    hot = [{"table": "user", "rows": 1000}, {"table": "item", "rows": None}]
+    target.write_text(json.dumps({"base_epoch": epoch, "hot_rows": hot}))
+    given = operator.run("reshard", "--target", target, "--watch")
+    assert given.returncode == 0, given.stderr
+    assert "hot rows of user: 1,000 a node" in given.stdout
+    assert "hot rows of user: 1,000 a node" in operator.run("plan", "show").stdout
 
 
 def test_hot_keys_and_skew(operator: Operator) -> None:
@@ -121,7 +128,11 @@ def test_refusals_name_the_value(operator: Operator, tmp_path: Path) -> None:
     (tmp_path / "who.json").write_text(
         '{"base_epoch": 1, "assignments": [{"table": "user", "buckets": "0", "owners": ["x/0"]}]}'
     )
+    (tmp_path / "hot.json").write_text('{"base_epoch": 1, "hot_rows": [{"table": "user"}]}')
+    (tmp_path / "none.json").write_text('{"base_epoch": 1}')
     for arguments, message in (
+        (("reshard", "--target", tmp_path / "hot.json"), "hot_rows 0"),
+        (("reshard", "--target", tmp_path / "none.json"), "assignments or hot_rows"),
         (("reshard",), "give either --planner greedy or --target FILE"),
         (("reshard", "--planner", "best"), "no such planner: 'best'"),
         (("reshard", "--target", "nowhere.json"), "nowhere.json"),

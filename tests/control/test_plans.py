@@ -69,6 +69,15 @@ def _forget_a_group(plan: plan_pb2.Plan) -> None:
     del plan.assignments[2].owners[1]
 
 
+def _heat_what_is_not_there(plan: plan_pb2.Plan) -> None:
+    plan.hot_rows.add(table_id=99, rows=5)
+
+
+def _heat_twice(plan: plan_pb2.Plan) -> None:
+    for _ in range(2):
+        plan.hot_rows.add(table_id=plan.tables[0].id, rows=5)
+
+
 def _go_back(plan: plan_pb2.Plan) -> None:
     plan.epoch = 0
 
@@ -85,6 +94,8 @@ def _go_back(plan: plan_pb2.Plan) -> None:
         (_leave_twice, "rule 2: bucket 0 of table 'user': a device is named twice"),
         (_forget_a_group, "rule 3: bucket 2 of table 'user': group 1 has no owner"),
         (_go_back, "rule 4: epoch 0 does not follow 0"),
+        (_heat_what_is_not_there, "rule 5: hot rows of table 99, which does not exist"),
+        (_heat_twice, "rule 5: hot rows of table 0 stand twice"),
     ],
 )
 def test_a_plan_that_breaks_a_rule_is_refused_by_name(

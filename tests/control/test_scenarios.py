@@ -4,7 +4,7 @@ EMBERTIDE_REWRITE=1 writes the outputs anew; the difference is then reviewed.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from simulation import Simulation, make_node, make_registration, make_tables
 
 from embertide.server.core.errors import RefusedError
 from embertide.server.core.operation import ENDED
+from embertide.server.core.plan.hot import NO_LIMIT
 from embertide.server.core.plan.layout import Bucket, Place, owner, place
 from embertide.server.core.plan.moves import Step
 from embertide.v1 import control_pb2, plan_pb2
@@ -120,7 +121,7 @@ class Script:
         return []
 
     def do_reshard(self, id: str, *targets: str, **options: str) -> list[str]:
-        """Start: planner=, drain=, undo=, or targets as user.0-3:node-1/0,node-2/0."""
+        """Start: planner=, drain=, undo=, or targets as user.0-3:node-1/0,node-2/0, hot.user=9."""
         request = control_pb2.StartReshardRequest(
             operation_id=id, dry_run=options.get("dry") == "yes", reason=options.get("reason", "")
         )
@@ -132,6 +133,13 @@ class Script:
             request.undo_operation = options["undo"]
         for target in targets:
             request.target.assignments.append(self._assignment(target))
+            request.target.base_epoch = int(options.get("base", self.fleet.core.epoch))
+        for name, rows in options.items():
+            if not name.startswith("hot."):
+                continue
+            ids = {each.name: each.id for each in self.fleet.tables}
+            limit = NO_LIMIT if rows == "all" else int(rows)
+            request.target.hot_rows.add(table_id=ids.get(name[4:], 99), rows=limit)
             request.target.base_epoch = int(options.get("base", self.fleet.core.epoch))
         request.budget.buckets_at_once = int(options.get("at_once", 0))
         request.budget.bytes_per_s = int(options.get("rate", 0))
@@ -148,6 +156,7 @@ class Script:
                 f"  {self._bucket(Bucket(move.table_id, move.bucket))} {ends[0]} -> {ends[1]}"
                 f" ({move.reads} reads, {move.bytes} bytes)"
             )
+        said += [f"  hot rows: {self._hot(answer.hot_rows)}"] if answer.hot_rows else []
         if any(each.reads_before for each in answer.devices):
             said += [
                 f"  {self._place(place(each.device))} reads {each.reads_before} -> "
@@ -223,7 +232,16 @@ class Script:
             record = self.fleet.core.operations.running.record
             if record.step_epoch == plan.epoch:
                 step = f"{Step(record.step).name} of {record.operation.id}"
+        if step.startswith("HOT_ROWS"):
+            moving.append(self._hot(plan.hot_rows) or "no limits")
         return " | ".join([step, *moving] if step else moving) or "nothing moves"
+
+    def _hot(self, limits: Iterable[plan_pb2.HotRows]) -> str:
+        names = {table.id: table.name for table in self.fleet.tables}
+        return ", ".join(
+            f"{names[each.table_id]} {'all' if each.rows == NO_LIMIT else each.rows}"
+            for each in limits
+        )
 
     def do_plan(self) -> list[str]:
         said = []

@@ -73,8 +73,8 @@ struct NodeOptions {
   double max_degraded_share = 0;
   // For the peers of a request whose caller names no deadline.
   std::chrono::milliseconds peer_timeout{100};
-  // For rows of peers that small executions asked for, beside the budgets above; 0: none is kept.
-  uint64_t remote_cache_bytes = 32ULL << 20;
+  // For copies of rows of peers that are read often, beside the budgets above; 0: none is kept.
+  uint64_t hot_rows_bytes = 32ULL << 20;
   std::chrono::milliseconds plan_wait{
       120'000};  // at the start, for the first plan; then to be ready
   // Of buckets that come to the node: rows of one step, and how many times what a step took the
@@ -156,7 +156,6 @@ using RemoteLookupPtr = std::unique_ptr<RemoteLookup, void (*)(RemoteLookup*)>;
 // Counters of a node that has peers, since the start.
 struct FleetStats {
   uint64_t remote_keys = 0;  // asked of peers, after deduplication
-  uint64_t remote_hits = 0;  // keys not asked, as the version's row was in the cache
   uint64_t remote_calls = 0;
   uint64_t next_owners = 0;  // keys asked of another owner, as one did not answer
   std::array<uint64_t, kNoAnswers> degraded_keys{};  // that no owner answered, by reason
@@ -172,6 +171,18 @@ struct FleetStats {
   uint64_t peers_alive = 0;  // that answer now
   uint64_t buckets_held = 0;
   uint64_t buckets_left = 0;  // of the plan, not held yet
+  // Of hot rows, as HotStats (node/hot_rows.h).
+  uint64_t hot_reads = 0;
+  uint64_t hot_stale = 0;
+  uint64_t hot_entered = 0;
+  uint64_t hot_left = 0;
+  uint64_t hot_unchanged = 0;
+  uint64_t hot_changed = 0;
+  uint64_t hot_failed = 0;
+  uint64_t hot_dropped = 0;
+  uint64_t hot_clipped = 0;
+  uint64_t hot_rows = 0;   // now
+  uint64_t hot_bytes = 0;  // what they take now
 };
 
 // What a node with peers counts, by the names that /metrics (label `event` of
@@ -182,7 +193,6 @@ struct FleetEvent {
 };
 inline constexpr std::array kFleetEvents = {
     FleetEvent{"remote_key", &FleetStats::remote_keys},
-    FleetEvent{"remote_hit", &FleetStats::remote_hits},
     FleetEvent{"remote_call", &FleetStats::remote_calls},
     FleetEvent{"next_owner", &FleetStats::next_owners},
     FleetEvent{"started_over", &FleetStats::started_over},
@@ -194,6 +204,15 @@ inline constexpr std::array kFleetEvents = {
     FleetEvent{"bucket_added", &FleetStats::buckets_added},
     FleetEvent{"bucket_dropped", &FleetStats::buckets_dropped},
     FleetEvent{"failed_add", &FleetStats::failed_adds},
+    FleetEvent{"hot_read", &FleetStats::hot_reads},
+    FleetEvent{"hot_stale", &FleetStats::hot_stale},
+    FleetEvent{"hot_entered", &FleetStats::hot_entered},
+    FleetEvent{"hot_left", &FleetStats::hot_left},
+    FleetEvent{"hot_unchanged", &FleetStats::hot_unchanged},
+    FleetEvent{"hot_changed", &FleetStats::hot_changed},
+    FleetEvent{"hot_failed", &FleetStats::hot_failed},
+    FleetEvent{"hot_dropped", &FleetStats::hot_dropped},
+    FleetEvent{"hot_clipped", &FleetStats::hot_clipped},
 };
 
 class Node {

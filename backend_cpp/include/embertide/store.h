@@ -54,8 +54,12 @@ struct ObservedRead {
   Source source = Source::kDefault;
   bool by_place = false;  // it is one of kObserveEvery that were read, by chance
   bool by_key = false;    // it is of the kObserveEvery-th part of all keys whose reads are all told
+  bool for_peer = false;  // a peer asked for it
 };
 inline constexpr uint32_t kObserveEvery = 8;
+// Whether all reads of the key with this hash are told: by bits that neither bucket nor index group
+// depend on alone.
+constexpr bool IsObservedByKey(uint64_t hash) { return (hash >> 20) % kObserveEvery == 0; }
 
 // Told of some of the keys read. Called by readers, from any thread, and must not make them wait.
 class ReadObserver {
@@ -225,6 +229,9 @@ struct KeyBags {
 // Keys looked up in a table, by Source.
 using SourceCounts = std::array<uint64_t, kSources>;
 
+// In place of a Source, where an answer says only that a row is what it was (CopyRows).
+inline constexpr uint8_t kUnchangedSource = 254;
+
 class Store;
 
 // A pinned version. Cheap to make and to drop (one slot of a fixed array); movable; used by one
@@ -282,9 +289,11 @@ class BagReader {
                 std::span<SourceCounts> counts) const;
 
   // For a peer: appends the records of `keys` that have a row, in their order. `sources` gets a
-  // Source per key. Errors as above; thread-safe.
+  // Source per key. With `since` (OPTIONAL), a key that no version after it up to this one changed
+  // gets kUnchangedSource and no record; one of which that cannot be told is as if it had changed.
+  // Errors as above; thread-safe.
   Status CopyRows(uint32_t table, std::span<const int64_t> keys, std::string* records,
-                  uint8_t* sources) const;
+                  uint8_t* sources, const ReadView* since = nullptr) const;
   // For a peer: bag b is the keys at places[offsets[b]] .. places[offsets[b + 1]]; `sums` gets bags
   // x dim fp64 sums in that order, default rows included, times `weights`: one for each of `places`
   // or none. `sources` gets a Source per key. Errors as above; thread-safe.

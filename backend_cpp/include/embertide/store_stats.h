@@ -17,10 +17,11 @@ enum class Source : uint8_t {
   kRemote = 3,
   kDefault = 4,
   kPruned = 5,
-  kUnanswered = 6  // the default row, as no owner of the key answered: it may well have a row
+  kUnanswered = 6,  // the default row, as no owner of the key answered: it may well have a row
+  kHot = 7          // a row of another node's bucket, of which a copy is kept here
 };
-inline constexpr size_t kSources = 7;
-// "hbm", "ddr", "ssd", "remote", "default", "pruned" or "unanswered".
+inline constexpr size_t kSources = 8;
+// "hbm", "ddr", "ssd", "remote", "default", "pruned", "unanswered" or "hot".
 const char* SourceName(Source source);
 
 // What the SSD tier did since Open, over all devices.

@@ -21,6 +21,7 @@ _TIER_COLOURS = {
     "default": "#bdbdbd",
     "pruned": "#252525",
     "unanswered": "#e7298a",
+    "hot": "#fdae61",
 }
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Embertide demo</title>

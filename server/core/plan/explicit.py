@@ -3,6 +3,7 @@
 import dataclasses
 
 from embertide.server.core.errors import Code, RefusedError, invalid
+from embertide.server.core.plan.hot import check_hot_rows, hot_rows_of
 from embertide.server.core.plan.layout import (
     Bucket,
     Holders,
@@ -29,8 +30,9 @@ class Explicit:
         Raises:
             RefusedError: It names what does not exist, or names a bucket twice.
         """
-        if not self.target.assignments:
-            raise invalid("target.assignments is empty; name the buckets that shall move")
+        if not self.target.assignments and not self.target.hot_rows:
+            raise invalid("target is empty; name the buckets that shall move, or room for hot rows")
+        check_hot_rows(problem.plan.tables, self.target.hot_rows)
         wanted: dict[Bucket, tuple[Place, ...]] = {}
         for run in self.target.assignments:
             check_run(problem.plan.tables, run)
@@ -42,7 +44,11 @@ class Explicit:
                 wanted[at] = held.owners
             first = bucket_name(problem.plan.tables, Bucket(run.table_id, run.bucket_begin))
             _check(problem.plan, held, first)
-        return Proposal(owners=wanted, explanation=f"{len(wanted)} buckets as the target says")
+        said = f"{len(wanted)} buckets as the target says"
+        hot_rows = hot_rows_of(self.target.hot_rows)
+        if hot_rows:
+            said += f", and room for hot rows of {len(hot_rows)} tables"
+        return Proposal(owners=wanted, explanation=said, hot_rows=hot_rows)
 
 
 def _check(plan: plan_pb2.Plan, held: Holders, where: str) -> None:

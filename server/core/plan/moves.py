@@ -22,6 +22,7 @@ class Step(enum.IntEnum):
     LEAVING = 3
     DROPPED = 4
     TAKEN_BACK = 5
+    HOT_ROWS = 6
 
 
 class Move(NamedTuple):

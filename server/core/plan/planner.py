@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Protocol
 
+from embertide.server.core.plan.hot import HotRows
 from embertide.server.core.plan.layout import Bucket, Layout, Place
 from embertide.server.core.plan.workload import Workload
 from embertide.v1 import plan_pb2
@@ -31,12 +32,14 @@ class Proposal:
     """What a planner makes of it.
 
     Attributes:
-        owners: The new owners of the buckets that change, in order of preference.
+        owners: The new owners of the buckets that change.
         explanation: For people: what it went by, what it moves and why.
+        hot_rows: Room for hot rows of the tables for which it is to change (plan/hot.py).
     """
 
     owners: Mapping[Bucket, tuple[Place, ...]]
     explanation: str
+    hot_rows: HotRows = dataclasses.field(default_factory=dict)
 
 
 class Planner(Protocol):

@@ -1,4 +1,4 @@
-"""When a plan is valid: the four rules and the limits of plan.proto.
+"""When a plan is valid: the five rules and the limits of plan.proto.
 
 Each check raises a refusal that names the rule, the table and the bucket.
 """
@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence, Set
 
 from embertide.server.core.errors import RefusedError, invalid
+from embertide.server.core.plan.hot import check_hot_rows
 from embertide.server.core.plan.layout import Bucket, Holders, Place, bucket_name, devices, holders
 from embertide.v1 import plan_pb2
 
@@ -148,5 +149,9 @@ def check_plan(plan: plan_pb2.Plan, *, previous_epoch: int) -> None:
             where = bucket_name(plan.tables, Bucket(each.table_id, each.bucket_begin))
             raise invalid(f"{fault[0]}: {where}: {fault[1]}")
     _check_cover(plan)
+    try:
+        check_hot_rows(plan.tables, plan.hot_rows)
+    except RefusedError as error:
+        raise invalid(f"rule 5: {error.message}") from error
     if plan.ByteSize() > PLAN_BYTES_MAX:
         raise invalid(f"the plan is {plan.ByteSize()} bytes encoded; at most {PLAN_BYTES_MAX}")

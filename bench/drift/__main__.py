@@ -1,0 +1,55 @@
+"""What following the drift is worth: `make bench-drift DATA=clicks.parquet PARTS=local,skew`."""
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from bench import report
+from bench.drift import local, skew
+from bench.drift.local import CONSOLE
+from bench.servers import BUILD, ROOT, BenchError
+from embertide.server.adapters.process import ProcessError
+from embertide.trainer.errors import TrainerError
+
+
+def _local(arguments: argparse.Namespace) -> list[report.Row]:
+    if arguments.data is None:
+        raise BenchError("give the news file: DATA=clicks.parquet")
+    return local.measure(arguments.data)
+
+
+def _skew(arguments: argparse.Namespace) -> list[report.Row]:
+    return skew.measure(arguments.repetitions)
+
+
+_PARTS: Mapping[str, Callable[[argparse.Namespace], list[report.Row]]] = {
+    "local": _local,
+    "skew": _skew,
+}
+
+
+def main() -> int:
+    """Run the benchmark; the exit code says whether it ran, not whether targets were reached."""
+    parser = argparse.ArgumentParser(prog="bench.drift", description=__doc__)
+    parser.add_argument("--data", type=Path, help="the news file, for what needs real drift")
+    parser.add_argument("--parts", default=",".join(_PARTS), help="of " + ", ".join(_PARTS))
+    parser.add_argument("--repetitions", type=int, default=report.LEAST_REPETITIONS)
+    arguments = parser.parse_args()
+    rows: list[report.Row] = []
+    try:
+        for part in arguments.parts.split(","):
+            if part not in _PARTS:
+                raise BenchError(f"no part {part!r}; there are {', '.join(_PARTS)}")
+            found = _PARTS[part](arguments)
+            report.write(BUILD / "bench" / f"drift_{part}.json", ROOT, found)
+            rows += found
+    except (BenchError, ProcessError, TrainerError) as error:
+        CONSOLE.print(f"[red]bench-drift: {error}")
+        return 1
+    report.show("Following the drift", rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""Nodes without Triton and without a control plane: a fleet on a plan that a benchmark writes."""
+
+import contextlib
+import dataclasses
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import grpc
+import redis
+
+from bench.servers import BUILD, BenchError
+from embertide.server.adapters.process import Child, free_ports
+from embertide.server.adapters.redis import RedisOptions, RedisServer
+from embertide.v1 import node_pb2, node_pb2_grpc, plan_pb2
+
+_START_S = 60.0
+_LOOK_S = 0.01
+_DEADLINE_S = 10.0
+
+
+def publication_of(snapshot: Path, folder: Path) -> Path:
+    """Return a publication whose one snapshot is this."""
+    link = folder / "snapshots" / "000000000001-000001"
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(snapshot.resolve())
+    return folder
+
+
+def make_plan(
+    snapshot: Path, addresses: Sequence[str], hot_rows: Mapping[str, int] | None = None
+) -> plan_pb2.Plan:
+    """Return the plan that gives the nodes every bucket in turn, and tables so many hot rows."""
+    manifest = json.loads((snapshot / "manifest.json").read_text())
+    plan = plan_pb2.Plan(epoch=1)
+    for n, address in enumerate(addresses):
+        node = plan.topology.nodes.add(name=f"node-{n}", address=address)
+        device = node.devices.add(kind=plan_pb2.DEVICE_KIND_CPU)
+        device.budgets.add(tier=plan_pb2.TIER_DDR, budget_bytes=1 << 32)
+    for table in sorted(manifest["tables"], key=lambda each: each["id"]):
+        plan.tables.add(
+            id=table["id"],
+            name=table["name"],
+            bucket_bits=table["bucket_bits"],
+            chunks=table["chunks"],
+        )
+        for bucket in range(1 << table["bucket_bits"]):
+            owner = plan_pb2.Owner(node=(bucket + table["id"]) % len(addresses))
+            plan.assignments.add(
+                table_id=table["id"], bucket_begin=bucket, bucket_count=1, owners=[owner]
+            )
+        if hot_rows is not None and table["name"] in hot_rows:
+            plan.hot_rows.add(table_id=table["id"], rows=hot_rows[table["name"]])
+    return plan
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """A node, and how to ask it."""
+
+    name: str
+    channel: grpc.Channel
+
+    @property
+    def stub(self) -> node_pb2_grpc.NodeServiceStub:
+        """Its own service."""
+        return node_pb2_grpc.NodeServiceStub(self.channel)
+
+    def status(self) -> node_pb2.NodeServiceGetStatusResponse:
+        """Return its status."""
+        answer: node_pb2.NodeServiceGetStatusResponse = self.stub.GetStatus(
+            node_pb2.NodeServiceGetStatusRequest(), timeout=_DEADLINE_S
+        )
+        return answer
+
+    def load(self) -> node_pb2.NodeServiceGetLoadResponse:
+        """Return what it read."""
+        answer: node_pb2.NodeServiceGetLoadResponse = self.stub.GetLoad(
+            node_pb2.NodeServiceGetLoadRequest(hot_keys=1000), timeout=_DEADLINE_S
+        )
+        return answer
+
+    def traffic(self) -> dict[int, node_pb2.TableTraffic]:
+        """Return what it asked of all peers since its start, by table."""
+        total: dict[int, node_pb2.TableTraffic] = {}
+        for peer in self.load().peers:
+            for each in peer.tables:
+                table = total.setdefault(
+                    each.table_id, node_pb2.TableTraffic(table_id=each.table_id)
+                )
+                table.keys += each.keys
+                table.since_keys += each.since_keys
+                table.bytes += each.bytes
+        return total
+
+    def await_version(self, number: int) -> None:
+        """Wait until it answers at a version.
+
+        Raises:
+            BenchError: It does not come to it.
+        """
+        until = time.monotonic() + _START_S
+        while time.monotonic() < until:
+            with contextlib.suppress(grpc.RpcError):
+                if self.status().newest_pinned.number >= number:
+                    return
+            time.sleep(_LOOK_S)
+        raise BenchError(f"{self.name} does not come to version {number} within {_START_S:.0f} s")
+
+
+@contextlib.contextmanager
+def start_nodes(
+    folder: Path,
+    publication: Path,
+    count: int,
+    *,
+    hot_rows: Mapping[str, int] | None = None,
+    words: Sequence[str] = (),
+    bus: str | None = None,
+) -> Iterator[list[Node]]:
+    """Start nodes that share a publication's model, and wait until they answer.
+
+    Args:
+        folder: Of logs.
+        publication: Where they take the model from, and follow it.
+        count: Of nodes; each gets every count-th bucket.
+        hot_rows: Limits of tables, by name; None: the nodes' own.
+        words: Further options of each node.
+        bus: Redis URL that versions come by; None: files alone.
+
+    Raises:
+        BenchError: A node does not start.
+        ProcessError: A process does not start.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    snapshot = sorted((publication / "snapshots").iterdir())[-1]
+    model = json.loads((snapshot / "manifest.json").read_text())["model"]
+    port, *ports = free_ports(count + 1)
+    addresses = [f"127.0.0.1:{each}" for each in ports]
+    with contextlib.ExitStack() as stack:
+        state = stack.enter_context(RedisServer(RedisOptions(log=folder / "redis.log", port=port)))
+        plan = make_plan(snapshot, addresses, hot_rows)
+        with redis.Redis.from_url(state.url) as client:
+            client.set(f"c:{{{model}}}:plan:1", plan.SerializeToString())
+            client.set(f"c:{{{model}}}:epoch", 1)
+        nodes = []
+        for n, address in enumerate(addresses):
+            command = [str(BUILD / "cpp" / "embertide_node"), "--publication", str(publication)]
+            command += ["--state", state.url, "--node", f"node-{n}", "--peer-address", address]
+            command += ["--peer-timeout-ms", "5000", *words]
+            command += ["--bus", bus] if bus else []
+            stack.enter_context(Child(command, log=folder / f"node-{n}.log"))
+            channel = stack.enter_context(grpc.insecure_channel(address))
+            nodes.append(Node(name=f"node-{n}", channel=channel))
+        for node in nodes:
+            node.await_version(1)
+        until = time.monotonic() + _START_S
+        while any(each.status().counters["peers_alive"] < count - 1 for each in nodes):
+            if time.monotonic() > until:
+                raise BenchError("nodes do not find each other")
+            time.sleep(_LOOK_S)
+        yield nodes

@@ -1,0 +1,195 @@
+"""What nodes read of each bucket and what they ask of others, over several windows.
+
+A node's load windows are added up in counts that halve: in a minute, in ten, in an hour and in a
+day. Counts and the time that they cover halve together, so that their quotient is a rate from the
+first window on. Time is that of the wall clock, or event time where a stream is replayed faster
+than it came about: then a window lasts as long as the watermark moved.
+
+A node that does not say what it reads is unknown, and not idle: its counts stay as they were, and
+`unknown` names it.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embertide.server.core.plan.layout import Bucket, Layout
+from embertide.server.core.plan.workload import Work, Workload
+from embertide.v1 import node_pb2, plan_pb2
+
+Clock = Literal["wall", "event"]
+HALF_LIVES_S = (60, 600, 3600, 86_400)
+PLANNED_BY_S = 600
+# Three windows of a node: it was asked as often.
+UNKNOWN_AFTER_MS = 15_000
+# What a plan and people are told, so that numbers are those of a load window.
+WINDOW_S = 5
+_KINDS = ("here", "for_peers", "asked", "hot")
+
+
+class Buckets:
+    """Places of all buckets of the tables in flat arrays."""
+
+    def __init__(self, tables: Iterable[plan_pb2.PlannedTable]) -> None:
+        """Give each bucket its place, table by table."""
+        self._first: dict[int, int] = {}
+        self._count: dict[int, int] = {}
+        self.count = 0
+        for table in tables:
+            self._first[table.id] = self.count
+            self._count[table.id] = 1 << table.bucket_bits
+            self.count += 1 << table.bucket_bits
+
+    def place(self, table: int, bucket: int) -> int | None:
+        """Return a bucket's place; None: there is no such bucket."""
+        if bucket >= self._count.get(table, 0):
+            return None
+        return self._first[table] + bucket
+
+
+@dataclasses.dataclass(slots=True)
+class _Node:
+    """A node's counts, H half-lives x K kinds x B buckets, and the seconds they cover."""
+
+    counts_HKB: NDArray[np.float64]
+    seconds_H: NDArray[np.float64]
+    bytes_B: NDArray[np.int64]  # resident, as said last
+    window: int = 0  # of the last load
+    watermark_ms: int = 0
+    heard_ms: int = 0
+
+
+class Demand:
+    """The counts of all nodes, by name. Bounded: 4 x 4 x 8 bytes a bucket and node, and 8."""
+
+    def __init__(self, clock: Clock = "wall") -> None:
+        """Begin with none."""
+        self._clock = clock
+        self._buckets = Buckets(())
+        self._tables: list[plan_pb2.PlannedTable] = []
+        self._nodes: dict[str, _Node] = {}
+        self.missed_windows = 0
+
+    def take(
+        self,
+        name: str,
+        load: node_pb2.NodeServiceGetLoadResponse,
+        tables: Sequence[plan_pb2.PlannedTable],
+        now_ms: int,
+    ) -> None:
+        """Add a node's last window, once."""
+        self._follow(tables)
+        node = self._nodes.get(name)
+        if node is None:
+            size = (len(HALF_LIVES_S), len(_KINDS), self._buckets.count)
+            node = _Node(np.zeros(size), np.zeros(size[0]), np.zeros(size[2], np.int64))
+            self._nodes[name] = node
+        node.heard_ms = now_ms
+        node.bytes_B[:] = 0
+        now_KB = np.zeros(node.counts_HKB.shape[1:])
+        for each in load.buckets:
+            at = self._buckets.place(each.table_id, each.bucket)
+            if at is None:
+                continue
+            now_KB[:, at] = (
+                each.reads - each.peer_reads,
+                each.peer_reads,
+                each.asked,
+                each.hot_reads,
+            )
+            node.bytes_B[at] = each.resident_bytes
+        fresh = load.window == 0 or load.window != node.window
+        seconds = self._seconds(node, load) if fresh and load.window_ms else 0.0
+        if not seconds:
+            return
+        if load.window and node.window and load.window > node.window + 1:
+            self.missed_windows += load.window - node.window - 1
+        keep_H = 0.5 ** (seconds / np.array(HALF_LIVES_S))
+        node.counts_HKB *= keep_H[:, None, None]
+        node.counts_HKB += now_KB
+        node.seconds_H = node.seconds_H * keep_H + seconds
+        node.window = load.window
+
+    def _seconds(self, node: _Node, load: node_pb2.NodeServiceGetLoadResponse) -> float:
+        """Return what a window covers."""
+        before, node.watermark_ms = node.watermark_ms, load.watermark_ms
+        if self._clock == "event" and before and load.watermark_ms > before:
+            return (load.watermark_ms - before) / 1000
+        return load.window_ms / 1000
+
+    def _follow(self, tables: Sequence[plan_pb2.PlannedTable]) -> None:
+        """Begin anew where the tables are others."""
+        if list(tables) != self._tables:
+            self._tables = list(tables)
+            self._buckets = Buckets(tables)
+            self._nodes.clear()
+
+    def forget(self, name: str) -> None:
+        """Drop a node, as when it is removed."""
+        self._nodes.pop(name, None)
+
+    def unknown(self, names: Iterable[str], now_ms: int) -> list[str]:
+        """Return those of whom nobody knows what they read now."""
+        known = {
+            name for name, node in self._nodes.items() if now_ms - node.heard_ms <= UNKNOWN_AFTER_MS
+        }
+        return [name for name in names if name not in known]
+
+    def rates(self, name: str, half_life_s: int) -> Mapping[str, NDArray[np.float64]]:
+        """Return keys a second by kind, each by bucket; zeros for a node never heard of.
+
+        Kinds: `here`, own requests' of held buckets; `for_peers`; `asked`, own requests' that peers
+        answered; `hot`, own requests' that copies answered.
+        """
+        node = self._nodes.get(name)
+        which = HALF_LIVES_S.index(half_life_s)
+        if node is None or not node.seconds_H[which]:
+            return {kind: np.zeros(self._buckets.count) for kind in _KINDS}
+        rates_KB = node.counts_HKB[which] / node.seconds_H[which]
+        return dict(zip(_KINDS, rates_KB, strict=True))
+
+    def workload(
+        self, topology: plan_pb2.Topology, layout: Layout, half_life_s: int = PLANNED_BY_S
+    ) -> Workload:
+        """Return what each owner does for its buckets, in reads of a load window.
+
+        An owner reads what its own requests want of the bucket, and its part of what the nodes of
+        its group ask that do not own it. Those say so themselves; where one of them is not heard,
+        the owner's count of what it read for peers stands in.
+        """
+        names = [node.name for node in topology.nodes]
+        groups = [node.group for node in topology.nodes]
+        rates = [self.rates(name, half_life_s) for name in names]
+        members: dict[int, list[int]] = {}
+        for position, group in enumerate(groups):
+            members.setdefault(group, []).append(position)
+        asked = {
+            group: np.sum([rates[at]["asked"] for at in positions], axis=0)
+            for group, positions in members.items()
+        }
+        work: dict[tuple[Bucket, int], Work] = {}
+        for bucket, held in layout.items():
+            at = self._buckets.place(bucket.table, bucket.bucket)
+            if at is None:
+                continue
+            owning = [place.node for place in held.owners]
+            for node in {place.node for places in held for place in places}:
+                sharing = [each for each in owning if groups[each] == groups[node]]
+                share = 0.0
+                if node in sharing:
+                    others = asked[groups[node]][at] - sum(
+                        rates[each]["asked"][at] for each in sharing
+                    )
+                    share = max(others / len(sharing), rates[node]["for_peers"][at])
+                reads = (rates[node]["here"][at] + share) * WINDOW_S
+                size = self._bytes(names[node], at)
+                if reads or size:
+                    work[bucket, node] = Work(round(reads), size)
+        return Workload(work=work)
+
+    def _bytes(self, name: str, at: int) -> int:
+        node = self._nodes.get(name)
+        return int(node.bytes_B[at]) if node is not None else 0
