@@ -16,6 +16,7 @@ from embertide.server.core.control import ControlOptions
 from embertide.server.core.demand import Clock
 from embertide.server.core.errors import RefusedError
 from embertide.server.services.control_server import ControlServer, ListenError, ServerOptions
+from embertide.server.services.planning import LIMIT_S
 from embertide.server.services.tokens import TokensError, read_tokens
 
 
@@ -77,6 +78,9 @@ def command(
         Clock,
         typer.Option(help="What reads are counted in; event: the stream's time, for replays."),
     ] = "wall",
+    planner_limit_s: Annotated[
+        float, typer.Option(help="How long a planner may take, at most 25 s.", min=0.1, max=25)
+    ] = LIMIT_S,
     directory: Annotated[
         Path, typer.Option(help="Folder of the audit log and of a state store of our own.")
     ] = Path("build/control"),
@@ -106,6 +110,7 @@ def command(
                 audit=audit or directory / "audit.jsonl",
                 node_token=_node_token(node_token_file),
                 bus=_check_url("--bus", bus) if bus else None,
+                planner_limit_s=planner_limit_s,
             )
             url = (
                 _check_url("--state", state)

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 
 from embertide.server.core.answers import Answers, check_id, content, in_use
 from embertide.server.core.demand import PLANNED_BY_S, Clock, Demand
-from embertide.server.core.errors import Code, RefusedError, invalid
+from embertide.server.core.errors import Code, MovedOnError, RefusedError, invalid
 from embertide.server.core.fleet import Fleet, check_registration
 from embertide.server.core.loads import Loads
 from embertide.server.core.operation import View
@@ -20,14 +20,17 @@ from embertide.server.core.operations import Operations
 from embertide.server.core.plan import hot
 from embertide.server.core.plan.first import first_plan, follow_machines, forget_last
 from embertide.server.core.plan.layout import Layout, layout_of
+from embertide.server.core.plan.planner import Proposal
 from embertide.server.core.plan.validity import check_plan
 from embertide.server.core.plan.workload import device_loads, device_work, predicted
 from embertide.server.core.reshard import (
+    Posed,
     Prepared,
     Situation,
     check_request,
     move_of,
-    prepare,
+    pose,
+    settle,
 )
 from embertide.server.core.state import Saved, Writes
 from embertide.v1 import control_pb2, node_pb2, plan_pb2
@@ -90,6 +93,9 @@ class Control:
         self._ticked_ms: int | None = None
         # Operations whose moves were made from the plan of this epoch.
         self._made_at: dict[str, int] = {}
+        # What a planner is to answer for the operation whose turn it is, and its answer.
+        self.wanted: tuple[str, Posed] | None = None
+        self._thought: tuple[str, int, Proposal | RefusedError] | None = None
 
     def take(self) -> Writes:
         """Return what must be written now, once."""
@@ -239,10 +245,38 @@ class Control:
         """Say what was read in the last window."""
         return self.loads.fleet(request.hot_keys)
 
+    def pose(self, request: control_pb2.StartReshardRequest, now_ms: int) -> Posed | None:
+        """Return what a planner is to answer before `start`; None: nothing that takes long.
+
+        Raises:
+            RefusedError: As `start`.
+        """
+        check_request(request)
+        known = self._first_answer(request.operation_id, request) is not None
+        if known or request.operation_id in self.operations.records:
+            return None
+        posed = pose(request, self._situation(now_ms, request.half_life_s))
+        return posed if posed.thinks else None
+
     def start(
-        self, request: control_pb2.StartReshardRequest, now_ms: int
+        self,
+        request: control_pb2.StartReshardRequest,
+        now_ms: int,
+        posed: Posed | None = None,
+        proposal: Proposal | None = None,
     ) -> control_pb2.StartReshardResponse:
-        """Accept an operation, or say what it would be."""
+        """Accept an operation, or say what it would be.
+
+        Args:
+            request: What is asked.
+            now_ms: Wall clock.
+            posed: What `pose` returned for it; None: a planner is asked here and now.
+            proposal: The planner's answer to that.
+
+        Raises:
+            RefusedError: It cannot be done.
+            MovedOnError: The plan is not that of `posed` any more.
+        """
         check_request(request)
         first = self._first_answer(request.operation_id, request)
         if isinstance(first, control_pb2.StartReshardResponse):
@@ -250,13 +284,19 @@ class Control:
         if request.operation_id in self.operations.records:
             return self._accepted_before(request)
         situation = self._situation(now_ms, request.half_life_s)
+        if posed is not None and posed.epoch != self.epoch:
+            raise MovedOnError(
+                f"the plan moved on from {posed.epoch} to {self.epoch} while planner "
+                f"{posed.name!r} was at it: try again"
+            )
         if request.WhichOneof("goal") == "target" and request.target.base_epoch != self.epoch:
             raise RefusedError(
                 Code.FAILED_PRECONDITION,
                 f"target.base_epoch is {request.target.base_epoch}; the plan is {self.epoch}: read "
                 "it and try again",
             )
-        prepared = prepare(request, situation)
+        posed = posed or pose(request, situation)
+        prepared = settle(posed, proposal or posed.planner.propose(posed.problem), situation)
         answer = control_pb2.StartReshardResponse(
             operation=_operation(request, prepared, self.operations.created_ms(now_ms)),
             moves=prepared.moves,
@@ -275,6 +315,8 @@ class Control:
                 hot_rows=answer.hot_rows,
             )
         )
+        active = {each.operation.id for each in self.operations.active()}
+        self._made_at = {id: at for id, at in self._made_at.items() if id in active}
         self._made_at[request.operation_id] = self.epoch
         self._answered.append((request.operation_id, request, answer, now_ms))
         return answer
@@ -370,14 +412,14 @@ class Control:
         if record is None:
             return
         id = record.operation.id
-        if self._made_at.pop(id, 0) != self.epoch:
+        if self._made_at.get(id, 0) != self.epoch:
             # The plan has moved on while it waited: its moves are made again.
             try:
-                prepared = prepare(
-                    record.request, self._situation(now_ms, record.request.half_life_s)
-                )
+                prepared = self._prepared_again(record, now_ms)
             except RefusedError as error:
                 self.operations.fail(record, error.message, now_ms)
+                return
+            if prepared is None:
                 return
             del record.moves[:]
             record.moves.extend(prepared.moves)
@@ -386,6 +428,32 @@ class Control:
             record.operation.buckets_total = len(prepared.moves)
             record.operation.bytes_total = sum(each.bytes for each in prepared.moves)
         self.operations.begin(record, self.epoch, now_ms)
+
+    def _prepared_again(self, record: control_pb2.OperationRecord, now_ms: int) -> Prepared | None:
+        """Return what a record comes to now; None: a planner is at it, `wanted` says for what.
+
+        Raises:
+            RefusedError: It cannot be done any more.
+        """
+        id = record.operation.id
+        situation = self._situation(now_ms, record.request.half_life_s)
+        if self.wanted is not None and (self.wanted[0], self.wanted[1].epoch) == (id, self.epoch):
+            return None
+        posed = pose(record.request, situation)
+        if not posed.thinks:
+            return settle(posed, posed.planner.propose(posed.problem), situation)
+        thought, self._thought = self._thought, None
+        if thought is None or thought[:2] != (id, self.epoch):
+            self.wanted = id, posed
+            return None
+        if isinstance(thought[2], RefusedError):
+            raise thought[2]
+        return settle(posed, thought[2], situation)
+
+    def think(self, id: str, posed: Posed, outcome: Proposal | RefusedError) -> None:
+        """Take a planner's answer to what was `wanted`; the next tick looks whether it holds."""
+        self._thought = id, posed.epoch, outcome
+        self.wanted = None
 
     def _with_topology(self, topology: plan_pb2.Topology, now_ms: int) -> plan_pb2.Plan:
         plan = plan_pb2.Plan()

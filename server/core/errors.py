@@ -16,6 +16,8 @@ class Code(enum.Enum):
     PERMISSION_DENIED = "PERMISSION_DENIED"
     UNAVAILABLE = "UNAVAILABLE"
     ABORTED = "ABORTED"
+    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+    INTERNAL = "INTERNAL"
 
 
 class RefusedError(Exception):
@@ -26,6 +28,14 @@ class RefusedError(Exception):
         super().__init__(message)
         self.code = code
         self.message = message
+
+
+class MovedOnError(RefusedError):
+    """The plan moved on while a planner was at it: what it found is of another plan."""
+
+    def __init__(self, message: str) -> None:
+        """Say from which to which."""
+        super().__init__(Code.FAILED_PRECONDITION, message)
 
 
 class StateUnavailableError(RefusedError):

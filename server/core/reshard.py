@@ -45,6 +45,26 @@ class Situation:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Posed:
+    """What a planner is to answer for a request.
+
+    Attributes:
+        thinks: Whether it may take long: then it is asked elsewhere, while others go on.
+    """
+
+    kind: str
+    name: str
+    planner: Planner
+    problem: Problem
+    thinks: bool
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the plan that the answer is for."""
+        return self.problem.plan.epoch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
     """What a request comes to."""
 
@@ -95,8 +115,8 @@ def move_of(message: control_pb2.BucketMove) -> Move:
     )
 
 
-def prepare(request: control_pb2.StartReshardRequest, now: Situation) -> Prepared:
-    """Return the moves of a request and what they come to.
+def pose(request: control_pb2.StartReshardRequest, now: Situation) -> Posed:
+    """Return what a planner is to answer for a request.
 
     Raises:
         RefusedError: It cannot be done; the message names what is wrong.
@@ -110,7 +130,16 @@ def prepare(request: control_pb2.StartReshardRequest, now: Situation) -> Prepare
             at for at, node in enumerate(now.plan.topology.nodes) if not now.alive(node.name)
         ),
     )
-    proposal = chosen.propose(problem)
+    thinks = not isinstance(chosen, Explicit | _Undo)
+    return Posed(kind=kind, name=name, planner=chosen, problem=problem, thinks=thinks)
+
+
+def settle(posed: Posed, proposal: Proposal, now: Situation) -> Prepared:
+    """Return the moves of a planner's answer, and what they come to. Requires: it is of this plan.
+
+    Raises:
+        RefusedError: It cannot be done; the message names what is wrong.
+    """
     moves = moves_to(now.plan, now.layout, proposal.owners)
     moves.sort(key=lambda move: (move.target is None, -now.workload.moved(move).reads))
     _check_targets(moves, now)
@@ -118,8 +147,8 @@ def prepare(request: control_pb2.StartReshardRequest, now: Situation) -> Prepare
     after = predicted(before, moves, now.workload)
     _check_room(now.plan.topology, before, after)
     return Prepared(
-        kind=kind,
-        planner=name,
+        kind=posed.kind,
+        planner=posed.name,
         moves=[_message(move, now.workload) for move in moves],
         hot_rows=changed(now.plan, proposal.hot_rows),
         before=before,

@@ -19,6 +19,7 @@ from embertide.server.services.clock import Clock
 from embertide.server.services.control_service import WATCHERS_MAX, ControlService
 from embertide.server.services.driver import Driver
 from embertide.server.services.gate import LARGE_BYTES_MAX, SERVICE, Gate
+from embertide.server.services.planning import LIMIT_S, Planning
 from embertide.server.services.tokens import Guard
 from embertide.v1 import control_pb2_grpc
 
@@ -44,6 +45,7 @@ class ServerOptions:
         audit: File of the audit lines; None: none are kept.
         node_token: What nodes ask of who calls them.
         bus: Redis URL that versions come by; None: nobody knows what is committed.
+        planner_limit_s: How long a planner may take; a call of StartReshard waits for 30 s.
     """
 
     control: ControlOptions
@@ -52,6 +54,7 @@ class ServerOptions:
     audit: Path | None = None
     node_token: str | None = None
     bus: str | None = None
+    planner_limit_s: float = LIMIT_S
 
 
 class ControlServer:
@@ -93,7 +96,8 @@ class ControlServer:
         self.address = f"{options.listen.rpartition(':')[0]}:{port}"
         self._nodes = Nodes(options.node_token)
         self._bus = Bus(options.bus, options.control.model) if options.bus else None
-        self.driver = Driver(options.control, store, self._nodes, Clock())
+        planning = Planning(options.planner_limit_s)
+        self.driver = Driver(options.control, store, self._nodes, Clock(), planning)
         control_pb2_grpc.add_ControlServiceServicer_to_server(
             ControlService(self.driver, self._bus), self._server
         )

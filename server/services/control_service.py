@@ -75,8 +75,7 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         self, request: control_pb2.StartReshardRequest, context: grpc.ServicerContext
     ) -> control_pb2.StartReshardResponse:
         """Accept an operation, from loads that are asked for now."""
-        self._driver.measure()
-        return self._driver.call(lambda core, now_ms: core.start(request, now_ms))
+        return self._driver.start_reshard(request)
 
     def GetOperation(
         self, request: control_pb2.GetOperationRequest, context: grpc.ServicerContext

@@ -5,19 +5,33 @@ the store, as after a restart; what only lives in memory (beats, loads, first an
 """
 
 import collections
+import contextlib
+import functools
 import logging
+import queue
 import threading
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from embertide.server.core.control import Control, ControlOptions, Memory
-from embertide.server.core.errors import Code, RefusedError, StateUnavailableError, SupersededError
+from embertide.server.core.errors import (
+    Code,
+    MovedOnError,
+    RefusedError,
+    StateUnavailableError,
+    SupersededError,
+)
+from embertide.server.core.plan.planner import Proposal
+from embertide.server.core.reshard import Posed
 from embertide.server.core.state import PLANS_KEPT, StateStore
 from embertide.server.services.clock import Clock
+from embertide.server.services.planning import Planning
 from embertide.v1 import control_pb2, node_pb2, plan_pb2
 
 TICK_S = 0.05
+_POSED_AGAIN = 3  # times that a planner is asked again, as the plan moved on meanwhile
 LOAD_EVERY_S = 5.0
+_LOOK_S = 0.5
 _PROOF_EVERY_MS = 1000
 _log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
@@ -30,6 +44,22 @@ class LoadSource(Protocol):
         """Ask nodes by name; who does not answer is left out."""
 
 
+def _start(
+    request: control_pb2.StartReshardRequest,
+    posed: Posed | None,
+    proposal: Proposal | None,
+    core: Control,
+    now_ms: int,
+) -> control_pb2.StartReshardResponse:
+    return core.start(request, now_ms, posed, proposal)
+
+
+def _think(
+    id: str, posed: Posed, outcome: Proposal | RefusedError, core: Control, now_ms: int
+) -> None:
+    core.think(id, posed, outcome)
+
+
 class Driver:
     """Runs a core against a store. Safe from many threads.
 
@@ -40,7 +70,12 @@ class Driver:
     """
 
     def __init__(
-        self, options: ControlOptions, store: StateStore, nodes: LoadSource, clock: Clock
+        self,
+        options: ControlOptions,
+        store: StateStore,
+        nodes: LoadSource,
+        clock: Clock,
+        planning: Planning | None = None,
     ) -> None:
         """Take a term and carry on from what the store holds.
 
@@ -54,6 +89,8 @@ class Driver:
         self._store = store
         self._nodes = nodes
         self._clock = clock
+        self._planning = planning or Planning()
+        self._wanted: queue.Queue[tuple[str, Posed]] = queue.Queue(1)
         self.lock = threading.Lock()
         self._memory = Memory(options)
         self._term = store.take_term()
@@ -65,6 +102,7 @@ class Driver:
         self._threads = [
             threading.Thread(target=self._tick_on, name="control-tick", daemon=True),
             threading.Thread(target=self._poll_on, name="control-load", daemon=True),
+            threading.Thread(target=self._think_on, name="control-think", daemon=True),
         ]
 
     def start(self) -> None:
@@ -118,6 +156,24 @@ class Driver:
             with self.changed:
                 self.changed.notify_all()
         return answer
+
+    def start_reshard(
+        self, request: control_pb2.StartReshardRequest
+    ) -> control_pb2.StartReshardResponse:
+        """Accept an operation from loads that are asked for now; a planner holds nobody up.
+
+        Raises:
+            RefusedError: It cannot be done; nothing has changed.
+        """
+        self.measure()
+        for _ in range(_POSED_AGAIN):
+            posed = self.call(lambda core, now_ms: core.pose(request, now_ms))
+            proposal = self._planning.propose(posed) if posed is not None else None
+            try:
+                return self.call(functools.partial(_start, request, posed, proposal))
+            except MovedOnError as error:
+                moved_on = error
+        raise moved_on
 
     def beat(self, request: control_pb2.HeartbeatRequest) -> int:
         """Take a beat, also while the store cannot be reached, and return the newest epoch.
@@ -193,6 +249,9 @@ class Driver:
         def tick(core: Control, now_ms: int) -> None:
             self._prove_term(now_ms)
             core.tick(now_ms)
+            if core.wanted is not None:
+                with contextlib.suppress(queue.Full):
+                    self._wanted.put_nowait(core.wanted)
 
         said = ""
         while not self._stopping.wait(TICK_S) and not self.superseded.is_set():
@@ -207,6 +266,25 @@ class Driver:
             except Exception:
                 self.counts["tick_failed"] += 1
                 _log.exception("tick failed; the core is made again from the store")
+
+    def _think_on(self) -> None:
+        """Ask planners for operations whose plan moved on while they waited."""
+        while not self._stopping.is_set() and not self.superseded.is_set():
+            try:
+                wanted = self._wanted.get(timeout=_LOOK_S)
+            except queue.Empty:
+                continue
+            with contextlib.suppress(RefusedError):
+                if self.call(lambda core, now_ms: core.wanted) is not wanted:
+                    continue  # it was answered, or the plan has moved on again
+            id, posed = wanted
+            outcome: Proposal | RefusedError
+            try:
+                outcome = self._planning.propose(posed)
+            except RefusedError as error:
+                outcome = error
+            with contextlib.suppress(RefusedError):
+                self.call(functools.partial(_think, id, posed, outcome))
 
     def _poll_on(self) -> None:
         while not self._stopping.wait(LOAD_EVERY_S) and not self.superseded.is_set():

@@ -168,6 +168,9 @@ class Simulation:
                     if self.now_ms >= self.found_ms:
                         self.core.fleet.beat(node.beat(), self.now_ms)
         self.core.tick(self.now_ms)
+        if self.core.wanted is not None:
+            id, posed = self.core.wanted
+            self.core.think(id, posed, posed.planner.propose(posed.problem))
         written = self.settle().plan
         self.check()
         return written
