@@ -1,12 +1,13 @@
 """Lookups with half of the keys on another node, against all of them local: `make bench-remote`.
 
-One tritonserver with three models over the same rows: one holds all; two hold half of the buckets,
-with an embertide_node each beside it for the rest, and one of them keeps copies of rows that are
-read often. Requests as in `bench.serve`, batch 64, two clients.
+One tritonserver with four models over the same rows: two hold all, and one of them counts what it
+reads; two hold half of the buckets, with an embertide_node each beside it for the rest, and one of
+them keeps copies of rows that are read often. Requests as in `bench.serve`, batch 64, two clients.
 """
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -27,41 +28,52 @@ _BATCH = 64
 _WINDOW_MS = 500
 _FOLDER = BUILD / "bench" / "remote"
 _LEAST_RATE, _MOST_P99 = 0.5, 2.0  # half remote / all local
+_LEAST_COUNTED = 0.99  # a node that shares a model counts its reads; one alone does not
 _SHAPE = Shape(name="criteo", rows=200_000)
-_SAID = {"local": "all keys local", "none": "no copies", "copies": "copies of hot rows"}
+_SAID = {
+    "local": "all keys local",
+    "counted": "all keys local, reads counted",
+    "none": "half remote, no copies",
+    "copies": "half remote, copies of hot rows",
+}
 
 
-def _start_peer(
-    stack: contextlib.ExitStack, files: models.Files, budget: int, hot_rows_bytes: int | None
-) -> tuple[triton.ModelOptions, str]:
-    """Start the node that holds one half; return the other half's model, and the node's address."""
-    folder = _FOLDER / ("none" if hot_rows_bytes == 0 else "copies")
+def _share(
+    stack: contextlib.ExitStack,
+    files: models.Files,
+    name: str,
+    local: triton.ModelOptions,
+    *,
+    nodes: int,
+    hot_rows_bytes: int | None = None,
+) -> tuple[triton.ModelOptions, list[str]]:
+    """Return the model of the first of so many nodes that share it, and the others' addresses."""
+    folder = _FOLDER / name
     folder.mkdir(parents=True, exist_ok=True)
-    port, *peers = free_ports(3)
+    port, *ports = free_ports(1 + nodes)
     state = stack.enter_context(RedisServer(RedisOptions(log=folder / "redis.log", port=port)))
-    addresses = [f"127.0.0.1:{each}" for each in peers]
+    addresses = [f"127.0.0.1:{each}" for each in ports]
     with redis.Redis.from_url(state.url) as client:
         plan = make_plan(files.snapshot, addresses)
         client.set(f"c:{{{_SHAPE.name}}}:plan:1", plan.SerializeToString())
         client.set(f"c:{{{_SHAPE.name}}}:epoch", 1)
     publication = publication_of(files.snapshot, folder / "publication")
     binary = BUILD / "cpp" / "embertide_node"
-    words = ["--publication", publication, "--state", state.url, "--node", "node-1"]
-    words += ["--peer-address", addresses[1], "--ddr-bytes", budget]
-    stack.enter_context(Child([str(binary), *map(str, words)], log=folder / "peer.log"))
-    options = triton.ModelOptions(
+    for n, address in enumerate(addresses[1:], 1):
+        words = ["--publication", publication, "--state", state.url, "--node", f"node-{n}"]
+        words += ["--peer-address", address, "--ddr-bytes", local.ddr_budget_bytes]
+        stack.enter_context(Child([str(binary), *map(str, words)], log=folder / "peer.log"))
+    options = dataclasses.replace(
+        local,
+        snapshot=None,
         publication=publication,
-        instances=2,
-        max_queue_delay_us=None,
-        ddr_budget_bytes=budget,
-        devices=1,
         state=state.url,
         peer_address=addresses[0],
         node="node-0",
         max_degraded_share=0,
         hot_rows_bytes=hot_rows_bytes,
     )
-    return options, addresses[1]
+    return options, addresses[1:]
 
 
 def _measure(stack: contextlib.ExitStack, repetitions: int) -> list[report.Row]:
@@ -77,9 +89,11 @@ def _measure(stack: contextlib.ExitStack, repetitions: int) -> list[report.Row]:
     )
     repository = _FOLDER / "models"
     served, peers = {"local": local}, list[str]()
-    for name, hot_rows_bytes in (("none", 0), ("copies", None)):
-        served[name], peer = _start_peer(stack, files, budget, hot_rows_bytes)
-        peers.append(peer)
+    for name, nodes, hot_rows_bytes in (("counted", 1, 0), ("none", 2, 0), ("copies", 2, None)):
+        served[name], found = _share(
+            stack, files, name, local, nodes=nodes, hot_rows_bytes=hot_rows_bytes
+        )
+        peers += found
     for name, options in served.items():
         triton.write_model(repository, name, options)
     server = stack.enter_context(
@@ -112,8 +126,9 @@ def _measure(stack: contextlib.ExitStack, repetitions: int) -> list[report.Row]:
                 f"[dim]{name}: {last.requests_per_s:,.0f}/s, p99 {last.latency_us_p99:,.0f} us"
             )
     rows = []
-    case = f"lookup {_SHAPE.tables}x{_SHAPE.rows}x{_SHAPE.dim}, batch {_BATCH}, half remote"
+    case = f"lookup {_SHAPE.tables}x{_SHAPE.rows}x{_SHAPE.dim}, batch {_BATCH}"
     for ours, peer, least, most in (
+        ("counted", "local", _LEAST_COUNTED, 0.0),
         ("copies", "local", _LEAST_RATE, _MOST_P99),
         ("none", "local", _LEAST_RATE, _MOST_P99),
         ("copies", "none", 0.0, 0.0),

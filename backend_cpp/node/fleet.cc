@@ -77,6 +77,7 @@ Status Fleet::Start() {
                              : HotRows::Version{newest->number, newest->lineage};
   };
   hot_ = std::make_unique<HotRows>(node_->manifest_, peers_.get(), std::move(hot));
+  peers_->TellNews([this] { hot_->Wake(); });
   const std::string listen = options.peer_listen.empty()
                                  ? "0.0.0.0:" + options.peer_address.substr(colon + 1)
                                  : options.peer_listen;
@@ -178,6 +179,7 @@ Fleet::~Fleet() {
   if (keeper_.joinable()) keeper_.join();
   control_.reset();
   server_.reset();
+  if (peers_ != nullptr) peers_->TellNews(nullptr);
   hot_.reset();
   peers_.reset();
 }

@@ -253,6 +253,7 @@ void HotRows::Run() {
         wake_.wait_for(lock, kGather, [this] { return stop_ || woken_; });
       }
       if (stop_) return;
+      if (woken_) look_again_ = {};
       woken_ = false;
       std::swap(log_, taken_);
     }

@@ -10,33 +10,31 @@ namespace embertide {
 namespace {
 
 constexpr size_t kHotKeys = 4096;
-constexpr uint32_t kRegisterBits = 5;
-
-// Distinct keys of those told by key, from their registers.
-double Distinct(const std::array<uint8_t, 32>& registers) {
-  constexpr double kCount = 32;
-  constexpr double kAlpha = 0.697;  // for 32 registers
-  double sum = 0;
-  double empty = 0;
-  for (const uint8_t each : registers) {
-    sum += std::ldexp(1.0, -each);
-    empty += each == 0 ? 1 : 0;
-  }
-  const double raw = kAlpha * kCount * kCount / sum;
-  return raw <= 2.5 * kCount && empty > 0 ? kCount * std::log(kCount / empty) : raw;
-}
+constexpr double kToldASecond = 20'000;
+constexpr uint32_t kMostEvery = 1 << 16;
 
 }  // namespace
 
 LoadMeter::LoadMeter(const std::vector<TableConfig>& tables, std::chrono::milliseconds window)
     : length_(window), begun_(std::chrono::steady_clock::now()) {
-  for (const TableConfig& table : tables) now_.buckets.emplace_back(table.buckets());
+  for (const TableConfig& table : tables) {
+    first_.push_back(buckets_);
+    buckets_ += table.buckets();
+    now_.buckets.emplace_back(table.buckets());
+  }
+  for (Registers& registers : registers_) {
+    registers.reset(new std::atomic<uint8_t>[buckets_ << kRegisterBits]());
+  }
 }
 
 void LoadMeter::Turn(std::chrono::steady_clock::time_point now) {
   const auto passed = std::chrono::duration_cast<std::chrono::milliseconds>(now - begun_);
   if (passed < length_) return;
   ++turns_;
+  const double seconds = std::chrono::duration<double>(now - begun_).count();
+  every_ = static_cast<uint32_t>(std::clamp(
+      static_cast<double>(stood_for_) / seconds / kToldASecond, 1.0, double{kMostEvery}));
+  told_ = stood_for_ = 0;
   std::swap(last_, now_);
   last_.length = passed;
   now_.keys.clear();
@@ -45,7 +43,28 @@ void LoadMeter::Turn(std::chrono::steady_clock::time_point now) {
   for (size_t t = 0; t < now_.buckets.size(); ++t) {
     now_.buckets[t].assign(last_.buckets[t].size(), {});
   }
+  const uint32_t next = 1 - counting_;
+  for (size_t i = 0; i < buckets_ << kRegisterBits; ++i) {
+    registers_[next][i].store(0, std::memory_order_relaxed);
+  }
+  counting_ = next;
   begun_ = now;
+}
+
+// Of those told by key.
+double LoadMeter::DistinctOf(const Registers& registers, size_t table, size_t bucket) const {
+  constexpr double kCount = 32;
+  constexpr double kAlpha = 0.697;  // for 32 registers
+  double sum = 0;
+  double empty = 0;
+  const size_t first = (first_[table] + bucket) << kRegisterBits;
+  for (size_t r = 0; r < size_t{1} << kRegisterBits; ++r) {
+    const uint8_t each = registers[first + r].load(std::memory_order_relaxed);
+    sum += std::ldexp(1.0, -each);
+    empty += each == 0 ? 1 : 0;
+  }
+  const double raw = kAlpha * kCount * kCount / sum;
+  return raw <= 2.5 * kCount && empty > 0 ? kCount * std::log(kCount / empty) : raw;
 }
 
 // Keeps the most read half; what was left out is how far a count may be off from now on.
@@ -69,23 +88,35 @@ void LoadMeter::Observe(std::span<const ObservedRead> reads) {
   Turn(std::chrono::steady_clock::now());
   for (const ObservedRead& read : reads) {
     Bucket& bucket = now_.buckets[read.table][read.bucket];
-    if (read.by_place) {
-      bucket.bytes += uint64_t{read.bytes} * kObserveEvery;
-      bucket.by_source[static_cast<size_t>(read.source)] += kObserveEvery;
-      if (read.for_peer) bucket.for_peers += kObserveEvery;
-      const auto [at, fresh] = now_.keys.try_emplace({read.table, read.key});
-      if (fresh) at->second = {now_.least, now_.least};
-      at->second.reads += kObserveEvery;
-    }
-    if (read.by_key) {
-      // Mixed again: of those told, some bits of the hash are all alike.
-      const uint64_t bits = (read.hash ^ (read.hash >> 29)) * 0xBF58476D1CE4E5B9ULL;
-      uint8_t& slot = bucket.registers[bits >> (64 - kRegisterBits)];
-      const auto rank = static_cast<uint8_t>(1 + std::countl_zero((bits << kRegisterBits) | 1));
-      slot = std::max(slot, rank);
-    }
+    bucket.bytes += uint64_t{read.bytes} * read.weight;
+    bucket.by_source[static_cast<size_t>(read.source)] += read.weight;
+    if (read.for_peer) bucket.for_peers += read.weight;
+    const auto [at, fresh] = now_.keys.try_emplace({read.table, read.key});
+    if (fresh) at->second = {now_.least, now_.least};
+    at->second.reads += read.weight;
+    stood_for_ += read.weight;
+  }
+  told_ += reads.size();
+  // A burst is not waited out.
+  const double most = kToldASecond * std::chrono::duration<double>(length_).count();
+  if (static_cast<double>(told_) > 2 * most && every_ < kMostEvery) {
+    every_ = 2 * every_;
+    told_ = 0;
   }
   if (now_.keys.size() > 2 * kHotKeys) Prune();
+}
+
+// Of two that write a register at once one may be lost: it comes again with the key.
+void LoadMeter::Watch(std::span<const WatchedKey> keys) {
+  const Registers& registers = registers_[counting_];
+  for (const WatchedKey& key : keys) {
+    // Mixed again: of those told, some bits of the hash are all alike.
+    const uint64_t bits = (key.hash ^ (key.hash >> 29)) * 0xBF58476D1CE4E5B9ULL;
+    const size_t bucket = first_[key.table] + key.bucket;
+    auto& slot = registers[(bucket << kRegisterBits) + (bits >> (64 - kRegisterBits))];
+    const auto rank = static_cast<uint8_t>(1 + std::countl_zero((bits << kRegisterBits) | 1));
+    if (slot.load(std::memory_order_relaxed) < rank) slot.store(rank, std::memory_order_relaxed);
+  }
 }
 
 LoadWindow LoadMeter::Last(size_t hot_keys) const {
@@ -95,9 +126,11 @@ LoadWindow LoadMeter::Last(size_t hot_keys) const {
   const_cast<LoadMeter*>(this)->Turn(std::chrono::steady_clock::now());
   window.number = turns_;
   window.window_ms = static_cast<uint64_t>(last_.length.count());
-  for (const auto& table : last_.buckets) {
+  const Registers& registers = registers_[1 - counting_];
+  for (size_t t = 0; t < last_.buckets.size(); ++t) {
     auto& out = window.buckets.emplace_back();
-    for (const Bucket& bucket : table) {
+    for (size_t b = 0; b < last_.buckets[t].size(); ++b) {
+      const Bucket& bucket = last_.buckets[t][b];
       BucketReads reads;
       reads.bytes = bucket.bytes;
       reads.peer_reads = bucket.for_peers;
@@ -106,7 +139,7 @@ LoadWindow LoadMeter::Last(size_t hot_keys) const {
       reads.hot_reads = std::exchange(reads.by_source[static_cast<size_t>(Source::kHot)], 0);
       for (const uint64_t count : reads.by_source) reads.reads += count;
       reads.unique_keys =
-          static_cast<uint64_t>(std::llround(kObserveEvery * Distinct(bucket.registers)));
+          static_cast<uint64_t>(std::llround(kWatchEvery * DistinctOf(registers, t, b)));
       out.push_back(reads);
     }
   }

@@ -1,9 +1,10 @@
 // LoadMeter: what was read lately: per bucket, and which keys most, whether rows came from here,
 // for a peer too, or were asked of others. Windows follow each other; the last whole one is told.
-// Fed with one read in eight (counts are times eight), and with all reads of an eighth of the keys
-// (for distinct keys, by HyperLogLog: Flajolet et al. 2007).
+// Told of every read while those are few, else of so many that it hears some 20,000 a second, each
+// of which stands for the others; and of all reads of a 64th of the keys (for distinct keys, by
+// HyperLogLog: Flajolet et al. 2007).
 //
-// Bounded: 80 bytes a bucket and window, 4,096 hot keys. Thread-safe; a reader that would wait is
+// Bounded: 88 bytes a bucket and window, 4,096 hot keys. Thread-safe; a reader that would wait is
 // not counted, and that is.
 #pragma once
 
@@ -11,6 +12,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <unordered_map>
 #include <vector>
@@ -48,7 +50,9 @@ class LoadMeter : public ReadObserver {
  public:
   explicit LoadMeter(const std::vector<TableConfig>& tables,
                      std::chrono::milliseconds window = std::chrono::seconds(5));
+  uint32_t every() const override { return every_.load(std::memory_order_relaxed); }
   void Observe(std::span<const ObservedRead> reads) override;
+  void Watch(std::span<const WatchedKey> keys) override;
   // The last whole window; window_ms is 0 before there is one.
   LoadWindow Last(size_t hot_keys) const;
 
@@ -57,8 +61,10 @@ class LoadMeter : public ReadObserver {
     uint64_t bytes = 0;
     uint32_t for_peers = 0;
     std::array<uint32_t, kSources> by_source{};
-    std::array<uint8_t, 32> registers{};  // HyperLogLog's
   };
+  static constexpr uint32_t kRegisterBits = 5;
+  // HyperLogLog's, of all buckets; of the window under way and of the last one, in turns.
+  using Registers = std::unique_ptr<std::atomic<uint8_t>[]>;
   struct Count {
     uint64_t reads = 0;
     uint64_t error = 0;
@@ -76,8 +82,16 @@ class LoadMeter : public ReadObserver {
   };
   void Turn(std::chrono::steady_clock::time_point now);
   void Prune();
+  double DistinctOf(const Registers& registers, size_t table, size_t bucket) const;
 
   const std::chrono::milliseconds length_;
+  std::vector<size_t> first_;  // by table, the place of its first bucket
+  size_t buckets_ = 0;
+  std::array<Registers, 2> registers_;
+  std::atomic<uint32_t> counting_{0};  // which of them
+  std::atomic<uint32_t> every_{8};
+  uint64_t told_ = 0;       // reads, in the window under way
+  uint64_t stood_for_ = 0;  // ... and by them
   std::atomic<uint64_t> dropped_{0};
   mutable std::mutex mutex_;
   std::chrono::steady_clock::time_point begun_;

@@ -5,6 +5,7 @@
 
 #include <random>
 #include <thread>
+#include <tuple>
 
 #include "embertide/hash.h"
 
@@ -19,22 +20,26 @@ std::vector<TableConfig> OneTable() {
   return {table};
 }
 
-// As a store would tell of reading these keys one after another.
-std::vector<ObservedRead> Reads(const std::vector<uint64_t>& keys) {
+// As a store would tell of reading these keys one after another; returns how many it told of.
+size_t Read(const std::vector<uint64_t>& keys, LoadMeter* meter) {
   std::vector<ObservedRead> observed;
+  std::vector<WatchedKey> watched;
   std::mt19937 dice(2);
-  for (size_t i = 0; i < keys.size(); ++i) {
+  const uint32_t every = meter->every();
+  for (const uint64_t key : keys) {
     ObservedRead read;
-    read.key = keys[i];
-    read.hash = HashKey(keys[i]);
+    read.key = key;
+    read.hash = HashKey(key);
     read.bucket = BucketOfHash(read.hash, 1);
     read.bytes = 32;
     read.source = Source::kDdr;
-    read.by_place = dice() % kObserveEvery == 0;
-    read.by_key = (read.hash >> 20) % kObserveEvery == 0;
-    if (read.by_place || read.by_key) observed.push_back(read);
+    read.weight = every;
+    if (IsWatched(read.hash)) watched.push_back({read.hash, 0, read.bucket});
+    if (dice() % every == 0) observed.push_back(read);
   }
-  return observed;
+  meter->Watch(watched);
+  meter->Observe(observed);
+  return observed.size();
 }
 
 TEST(LoadMeterTest, TellsReadsDistinctAndHotKeysOfTheLastWindow) {
@@ -43,7 +48,7 @@ TEST(LoadMeterTest, TellsReadsDistinctAndHotKeysOfTheLastWindow) {
   std::mt19937_64 random(1);
   std::vector<uint64_t> keys;
   for (int i = 0; i < 200'000; ++i) keys.push_back(i % 10 == 0 ? 42 : random() % 20'000);
-  meter.Observe(Reads(keys));
+  Read(keys, &meter);
   std::this_thread::sleep_for(std::chrono::milliseconds(60));
   const LoadWindow window = meter.Last(10);
   ASSERT_GE(window.window_ms, 50U);
@@ -64,6 +69,38 @@ TEST(LoadMeterTest, TellsReadsDistinctAndHotKeysOfTheLastWindow) {
   EXPECT_LT(window.hot_keys[1].reads, 5'000U);
   std::this_thread::sleep_for(std::chrono::milliseconds(60));
   EXPECT_TRUE(meter.Last(10).hot_keys.empty()) << "a window without reads";
+}
+
+// 20,000 reads a second are heard one by one; of ten times as many, a tenth, and they count as
+// much.
+TEST(LoadMeterTest, HearsAPartOfWhatIsTooMuch) {
+  constexpr auto kWindow = std::chrono::milliseconds(100);
+  LoadMeter meter(OneTable(), kWindow);
+  const auto window = [&](size_t reads) {
+    std::vector<uint64_t> keys;
+    for (size_t i = 0; i < reads; ++i) keys.push_back(i % 1000);
+    const size_t told = Read(keys, &meter);
+    std::this_thread::sleep_for(kWindow + std::chrono::milliseconds(10));
+    uint64_t counted = 0;
+    const LoadWindow last = meter.Last(10);
+    for (const BucketReads& bucket : last.buckets[0]) counted += bucket.reads;
+    // A window on a busy machine is longer than that.
+    const double a_window = 20'000 * static_cast<double>(last.window_ms) / 1000;
+    return std::tuple(told, counted, a_window);
+  };
+  window(200);
+  {
+    const auto [told, counted, most] = window(500);
+    EXPECT_EQ(told, 500U) << "few are told one by one";
+    EXPECT_EQ(counted, 500U);
+  }
+  for (int i = 0; i < 4; ++i) {
+    const auto [told, counted, most] = window(400'000);
+    if (i == 0) continue;  // nobody knew
+    EXPECT_LT(static_cast<double>(told), 3 * most);
+    EXPECT_NEAR(static_cast<double>(counted), 400'000, 60'000);
+  }
+  EXPECT_GT(meter.every(), 20U);
 }
 
 }  // namespace

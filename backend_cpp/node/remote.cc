@@ -96,12 +96,11 @@ bool RemoteLookup::TakeHot(Wanted* wanted, uint64_t key, HotSet::Version version
 
 void RemoteLookup::Observe(uint32_t table, uint64_t key, uint64_t hash, uint32_t bucket, bool hot) {
   if (options_.observer == nullptr) return;
-  const bool by_place = until_observed_ == 0;
-  until_observed_ = by_place ? dice_.Gap(kObserveEvery) : until_observed_ - 1;
-  const bool by_key = IsObservedByKey(hash);
-  if (!by_place && !by_key) return;
-  observed_.push_back(
-      {key, hash, table, bucket, 0, hot ? Source::kHot : Source::kRemote, by_place, by_key});
+  if (IsWatched(hash)) watched_.push_back({hash, table, bucket});
+  if (until_observed_-- > 0) return;
+  const uint32_t every = options_.observer->every();
+  until_observed_ = dice_.Gap(every);
+  observed_.push_back({key, hash, table, bucket, 0, every, hot ? Source::kHot : Source::kRemote});
 }
 
 void RemoteLookup::Tell() {
@@ -110,8 +109,10 @@ void RemoteLookup::Tell() {
   hot_->stats().stale += stale_;
   hot_->Note(asked_, met_);
   if (!observed_.empty()) options_.observer->Observe(observed_);
+  if (!watched_.empty()) options_.observer->Watch(watched_);
   asked_.clear();
   observed_.clear();
+  watched_.clear();
   met_ = stale_ = 0;
 }
 
@@ -407,6 +408,7 @@ Status RemoteLookup::Fetch(const Routing& routing, uint64_t version, uint64_t li
   payloads_.clear();
   asked_.clear();
   observed_.clear();
+  watched_.clear();
   met_ = stale_ = 0;
   sets_ = hot_->sets();
   unanswered_.clear();
@@ -539,6 +541,7 @@ void RemoteLookup::Release() {
   Trim(&payloads_);
   Trim(&asked_);
   Trim(&observed_);
+  Trim(&watched_);
   sets_.reset();
   Trim(&unanswered_);
   Trim(&seen_);

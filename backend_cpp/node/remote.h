@@ -174,6 +174,7 @@ class RemoteLookup {
   std::vector<std::byte> payloads_;    // of hot_keys_
   std::vector<HotRows::Asked> asked_;  // to be told of
   std::vector<ObservedRead> observed_;
+  std::vector<WatchedKey> watched_;
   size_t met_ = 0;    // keys that are not held here
   size_t stale_ = 0;  // of these, keys with a copy of another version
   Dice dice_;

@@ -130,8 +130,10 @@ struct PeerPool::Impl {
   std::condition_variable wake;
   bool stop = false;
   bool beat_now = false;
-  bool flush = false;    // something waits for its 200 us
-  bool claimed = false;  // a peer's beat_wanted was set
+  bool flush = false;     // something waits for its 200 us
+  bool claimed = false;   // a peer's beat_wanted was set
+  std::mutex news_mutex;  // taken last; held while `news` is called
+  std::function<void()> news;
   std::map<std::string, std::shared_ptr<Peer>> peers;
   std::set<std::shared_ptr<Call>> under_way;
   std::condition_variable idle;
@@ -169,15 +171,22 @@ struct PeerPool::Impl {
 void PeerPool::Impl::Learn(const Call& answered) {
   Peer* const peer = answered.peer.get();
   const v1::VersionRange& range = answered.response.versions();
-  const std::lock_guard lock(peer->mutex);
-  peer->heard = Clock::now();
-  peer->heard_of = true;
-  // Answers overtake each other: only a call that began later can say less than is known.
-  if (range.newest().number() >= peer->range.newest || answered.begun >= peer->range_at) {
-    peer->range = {range.oldest().number(), range.newest().number(), range.newest().lineage()};
-    peer->range_at = peer->heard;
+  bool newer = false;
+  {
+    const std::lock_guard lock(peer->mutex);
+    peer->heard = Clock::now();
+    peer->heard_of = true;
+    newer = range.newest().number() > peer->range.newest;
+    // Answers overtake each other: only a call that began later can say less than is known.
+    if (range.newest().number() >= peer->range.newest || answered.begun >= peer->range_at) {
+      peer->range = {range.oldest().number(), range.newest().number(), range.newest().lineage()};
+      peer->range_at = peer->heard;
+    }
+    peer->lives = peer->range.newest > 0;
   }
-  peer->lives = peer->range.newest > 0;
+  if (!newer) return;
+  const std::lock_guard telling(news_mutex);
+  if (news != nullptr) news();
 }
 
 // It may have been busy; it is dead once it said nothing for as long as its beats last.
@@ -435,6 +444,11 @@ void PeerPool::SetPeers(std::span<const Address> peers) {
   impl_->peers = std::move(next);
   impl_->beat_now = true;
   impl_->wake.notify_all();
+}
+
+void PeerPool::TellNews(std::function<void()> news) {
+  const std::lock_guard lock(impl_->news_mutex);
+  impl_->news = std::move(news);
 }
 
 void PeerPool::HearClaim(const std::string& name, const v1::VersionRange& versions) {

@@ -92,6 +92,9 @@ class PeerPool {
   };
   // The peers from now on. Those that stay keep their connection and what is known of them.
   void SetPeers(std::span<const Address> peers);
+  // Calls `news` whenever a peer is known to have a newer version, from threads of the pool; it
+  // must not call the pool. Null: nobody; once that returns, no call is under way.
+  void TellNews(std::function<void()> news);
   // A call came that names a peer as its sender and says which versions that has. Believed only as
   // far as the peer is asked, at most every millisecond, where this is not what is known of it.
   void HearClaim(const std::string& name, const v1::VersionRange& versions);

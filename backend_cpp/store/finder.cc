@@ -73,6 +73,7 @@ void Finder::Aim(size_t first, size_t end) {
   std::array<uint64_t, kStep> hashes;
   kRowOps->hashes(&keys_[first], end - first, hashes.data());
   const uint64_t version = version_;
+  const bool watch = impl_->options.observer != nullptr;
   const uint64_t* hash = hashes.data();
   for (size_t i = first; i < end; ++run_) {
     const Table& table = *runs_[run_].table;
@@ -89,6 +90,9 @@ void Finder::Aim(size_t first, size_t end) {
         NoteNotHeld(table, i);
       }
       groups_[i] = group;
+      if (watch && IsWatched(*hash) && !remote(i)) [[unlikely]] {
+        watched_.push_back({*hash, table.ordinal, BucketOfHash(*hash, bits)});
+      }
     }
     if (until < runs_[run_].end) break;
   }
@@ -288,7 +292,8 @@ size_t Finder::memory_bytes() const {
     return items.capacity() * sizeof(Item);
   };
   return bytes(runs_) + bytes(keys_) + bytes(groups_) + bytes(buckets_) + bytes(found_) +
-         bytes(changed_) + bytes(remote_) + bytes(ssd_keys_) + bytes(ssd_reads_) + bytes(ssd_rows_);
+         bytes(changed_) + bytes(watched_) + bytes(remote_) + bytes(ssd_keys_) + bytes(ssd_reads_) +
+         bytes(ssd_rows_);
 }
 
 void Finder::Count() {

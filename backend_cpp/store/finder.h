@@ -61,6 +61,8 @@ class Finder {
   size_t size() const { return size_; }
   // What its memory takes, kept between chunks.
   size_t memory_bytes() const;
+  // Keys that are watched, where there is an observer; the caller empties it.
+  std::vector<WatchedKey>& watched() { return watched_; }
   // Rows that were read, for the policies; the caller empties it.
   std::vector<std::pair<Device*, Access>>& accesses() { return accesses_; }
 
@@ -134,6 +136,7 @@ class Finder {
   std::vector<LogRead> ssd_reads_;
   std::vector<std::byte> ssd_rows_;
   std::vector<std::pair<Device*, Access>> accesses_;
+  std::vector<WatchedKey> watched_;
   Dice dice_;
   size_t until_counted_ = 0;  // keys
 };

@@ -29,12 +29,13 @@ struct Scratch {
   std::vector<SourceCounts> counts;  // by table
   std::vector<ObservedRead> observed;
   Dice dice;
-  uint32_t until_observed = 0;  // keys
+  size_t until_observed = 0;  // keys
   // A batch that failed leaves nothing to the next, which may be another store's.
   void Begin(size_t tables) {
     counts.assign(tables, SourceCounts{});
     observed.clear();
     finder.accesses().clear();
+    finder.watched().clear();
   }
 };
 
@@ -58,17 +59,12 @@ Status ValidateRequest(const LookupRequest& request, const TableConfig& table) {
   return Status::Ok();
 }
 
-// Notes a found key for the observer, if it is one of those that it is told of.
-void Observe(const Table& table, uint64_t key, const FoundRow& found, Scratch* scratch) {
+// Notes a found key for the observer.
+void Observe(const Table& table, uint64_t key, const FoundRow& found, uint32_t weight,
+             Scratch* scratch) {
   const uint64_t hash = HashKey(key);
-  const bool by_place = scratch->until_observed == 0;
-  const bool by_key = IsObservedByKey(hash);
-  scratch->until_observed =
-      by_place ? scratch->dice.Gap(kObserveEvery) : scratch->until_observed - 1;
-  if (!by_place && !by_key) return;
   scratch->observed.push_back({key, hash, table.ordinal, Store::Impl::BucketOf(table, hash),
-                               table.config.layout.PayloadBytes(found.live), found.source, by_place,
-                               by_key});
+                               table.config.layout.PayloadBytes(found.live), weight, found.source});
 }
 
 // Counts the n keys at `at`, at + `step`, ..., all of one table and found, and notes them for the
@@ -85,9 +81,13 @@ void Tally(const Store::Impl& impl, const Table& table, size_t at, size_t n, siz
     for (size_t i = at; i < end; i += step) ++counts[static_cast<size_t>(found[i].source)];
   }
   if (impl.options.observer == nullptr) return;
-  for (size_t i = at; i < end; i += step) {
-    if (!finder.remote(i)) Observe(table, finder.key(i), found[i], scratch);
+  const uint32_t every = impl.options.observer->every();
+  size_t next = scratch->until_observed;
+  for (; next < n; next += 1 + scratch->dice.Gap(every)) {
+    const size_t i = at + next * step;
+    if (!finder.remote(i)) Observe(table, finder.key(i), found[i], every, scratch);
   }
+  scratch->until_observed = next - n;
 }
 
 void AddOne(const Table& table, const FoundRow& found, double* sums) {
@@ -255,8 +255,11 @@ static void TellPolicies(const Store::Impl& impl, Scratch* scratch) {
 
 static void Tell(const Store::Impl& impl, Scratch* scratch) {
   TellPolicies(impl, scratch);
-  if (scratch->observed.empty()) return;
-  if (impl.options.observer != nullptr) impl.options.observer->Observe(scratch->observed);
+  if (impl.options.observer == nullptr) return;
+  std::vector<WatchedKey>& watched = scratch->finder.watched();
+  if (!watched.empty()) impl.options.observer->Watch(watched);
+  if (!scratch->observed.empty()) impl.options.observer->Observe(scratch->observed);
+  watched.clear();
   scratch->observed.clear();
 }
 
@@ -354,8 +357,16 @@ class BelowHbmLookup : public BelowHbm {
   }
   void CountHit(uint32_t table, uint64_t key, uint16_t live) override {
     ++scratch_->counts[table][static_cast<size_t>(Source::kHbm)];
-    if (impl_.options.observer == nullptr) return;
-    Observe(impl_.tables[table], key, {nullptr, live, Source::kHbm}, scratch_);
+    const ReadObserver* const observer = impl_.options.observer;
+    if (observer == nullptr) return;
+    const uint64_t hash = HashKey(key);
+    if (IsWatched(hash)) {
+      const uint32_t bucket = Store::Impl::BucketOf(impl_.tables[table], hash);
+      scratch_->finder.watched().push_back({hash, table, bucket});
+    }
+    if (scratch_->until_observed-- > 0) return;
+    scratch_->until_observed = scratch_->dice.Gap(observer->every());
+    Observe(impl_.tables[table], key, {nullptr, live, Source::kHbm}, observer->every(), scratch_);
   }
 
  private:
@@ -526,7 +537,10 @@ static Status FindForPeer(const Store::Impl& impl, uint64_t version, uint32_t ta
   const BagFeature feature{table, Pooling::kSum, 0};
   const KeyBags bags{keys, {}, nullptr, 0};
   EMBERTIDE_RETURN_IF_ERROR(FindAll(impl, version, {&feature, 1}, bags, scratch, again));
-  if (again) scratch->observed.clear();
+  if (again) {
+    scratch->observed.clear();
+    scratch->finder.watched().clear();
+  }
   for (ObservedRead& read : scratch->observed) read.for_peer = true;
   Tell(impl, scratch);
   for (size_t i = 0; i < keys.size(); ++i) {

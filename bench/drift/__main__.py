@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from bench import report
-from bench.drift import local, skew
+from bench.drift import local, metering, skew
 from bench.drift.local import CONSOLE
 from bench.servers import BUILD, ROOT, BenchError
 from embertide.server.adapters.process import ProcessError
@@ -23,9 +23,14 @@ def _skew(arguments: argparse.Namespace) -> list[report.Row]:
     return skew.measure(arguments.repetitions)
 
 
+def _metering(arguments: argparse.Namespace) -> list[report.Row]:
+    return metering.measure(arguments.repetitions)
+
+
 _PARTS: Mapping[str, Callable[[argparse.Namespace], list[report.Row]]] = {
     "local": _local,
     "skew": _skew,
+    "metering": _metering,
 }
 
 

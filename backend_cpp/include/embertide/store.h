@@ -44,28 +44,37 @@ enum class Profile : uint8_t {
 
 enum class Pooling : uint8_t { kSum, kMean, kNone };
 
-// A key that was read.
+// A key that was read, of those that chance chose.
 struct ObservedRead {
   uint64_t key = 0;
   uint64_t hash = 0;
   uint32_t table = 0;  // index into StoreOptions::tables
   uint32_t bucket = 0;
-  uint32_t bytes = 0;  // of payload
+  uint32_t bytes = 0;   // of payload
+  uint32_t weight = 1;  // reads that it stands for
   Source source = Source::kDefault;
-  bool by_place = false;  // it is one of kObserveEvery that were read, by chance
-  bool by_key = false;    // it is of the kObserveEvery-th part of all keys whose reads are all told
   bool for_peer = false;  // a peer asked for it
 };
-inline constexpr uint32_t kObserveEvery = 8;
-// Whether all reads of the key with this hash are told: by bits that neither bucket nor index group
-// depend on alone.
-constexpr bool IsObservedByKey(uint64_t hash) { return (hash >> 20) % kObserveEvery == 0; }
+
+// A key of the kWatchEvery-th part of all keys, of which every read is told: so distinct keys can
+// be counted.
+struct WatchedKey {
+  uint64_t hash = 0;
+  uint32_t table = 0;  // index into StoreOptions::tables
+  uint32_t bucket = 0;
+};
+inline constexpr uint32_t kWatchEvery = 64;
+// By bits that neither bucket nor index group depend on alone.
+constexpr bool IsWatched(uint64_t hash) { return (hash >> 20) % kWatchEvery == 0; }
 
 // Told of some of the keys read. Called by readers, from any thread, and must not make them wait.
 class ReadObserver {
  public:
   virtual ~ReadObserver() = default;
+  // One read in so many is to be told of.
+  virtual uint32_t every() const = 0;
   virtual void Observe(std::span<const ObservedRead> reads) = 0;
+  virtual void Watch(std::span<const WatchedKey> keys) = 0;
 };
 
 class BlockFile;
