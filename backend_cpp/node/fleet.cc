@@ -70,11 +70,13 @@ Status Fleet::Start() {
   HotRows::Options hot;
   hot.bytes = options.hot_rows_bytes;
   hot.routing = [this] { return routing(); };
-  hot.newest = [this]() -> HotRows::Version {
+  // With a guard, ordinary requests see no version before it is promoted.
+  hot.served = [this]() -> HotRows::Version {
     if (!serving_) return {};
-    const auto newest = InfoOf(node_->store_->Stats().newest_version);
-    return newest == nullptr ? HotRows::Version()
-                             : HotRows::Version{newest->number, newest->lineage};
+    const Result<ReadView> view = node_->PinServed();
+    const auto served = view.ok() ? InfoOf(view.value().version()) : nullptr;
+    return served == nullptr ? HotRows::Version()
+                             : HotRows::Version{served->number, served->lineage};
   };
   hot_ = std::make_unique<HotRows>(node_->manifest_, peers_.get(), std::move(hot));
   peers_->TellNews([this] { hot_->Wake(); });

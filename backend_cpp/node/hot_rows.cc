@@ -356,7 +356,7 @@ void HotRows::NoteBehind() {
 
 milliseconds HotRows::Refresh() {
   const auto routing = options_.routing();
-  const Version to = options_.newest();
+  const Version to = options_.served();
   if (routing == nullptr || to.number == 0) return kIdle;
   std::vector<Question> questions;
   std::vector<Name> wishes;

@@ -60,7 +60,7 @@ class HotRows {
     std::string policy = "reuse-density";
     // What it goes by, from its thread.
     std::function<std::shared_ptr<const Routing>()> routing;
-    std::function<Version()> newest;  // that this node holds; number 0: none yet
+    std::function<Version()> served;  // newest that requests are answered at; number 0: none yet
   };
   HotRows(const Manifest& manifest, PeerPool* peers, Options options);
   ~HotRows();
@@ -135,7 +135,7 @@ class HotRows {
   void Enter(Part* part, const Name& name, const Row& row, const std::byte* payload,
              Version version);
   void Leave(Part* part, uint32_t slot);
-  // Brings the sets to the newest version, and says when to look again.
+  // Brings the sets to the version that is served, and says when to look again.
   std::chrono::milliseconds Refresh();
   // Rows are of an older version: look at them in a while.
   void NoteBehind();

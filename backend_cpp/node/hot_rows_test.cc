@@ -267,6 +267,37 @@ TEST_F(HotRowsTest, ABucketThatComesHereTakesItsCopiesAway) {
   ASSERT_TRUE(Await([&] { return Stats().hot_rows == 0; }));
 }
 
+// A version that waits for the guard is not served: copies stay what they are until it is.
+TEST_F(HotRowsTest, WithAGuardCopiesAreOfTheVersionThatIsServed) {
+  fleet.hot_rows_bytes = 1 << 20;
+  fleet.model.WriteSnapshot({1, 1}, Rows());
+  fleet.model.WritePromotion(1, 1);
+  fleet.Write(Plan(1, std::nullopt));
+  for (uint32_t n = 0; n < 2; ++n) {
+    NodeOptions options = fleet.Options(n);
+    options.guard = true;
+    fleet.Start(n, options);
+  }
+  ASSERT_TRUE(Await([&] { return Stats().peers_alive == 1; }));
+  const std::vector<uint64_t> keys = FarKeys(2);
+  ASSERT_TRUE(MakeHot(keys));
+  fleet.model.WriteDelta({2, 1}, {1, 1}, {{keys[0], 99}});
+  for (uint32_t n = 0; n < 2; ++n) {
+    ASSERT_TRUE(Await([&] { return fleet.node(n).newest()->number == 2; }));
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  v1::ReadResponse response = Read(keys);
+  EXPECT_EQ(response.version().number(), 1U);
+  EXPECT_TRUE(AllHot(response));
+  ExpectValues(response, {ValueOf(keys[0]), ValueOf(keys[1])});
+  fleet.model.WritePromotion(2, 2);
+  ASSERT_TRUE(Await([&] {
+    response = Read(keys);
+    return response.version().number() == 2 && AllHot(response);
+  }));
+  ExpectValues(response, {99, ValueOf(keys[1])});
+}
+
 TEST_F(HotRowsTest, LoadTellsWhoAskedForWhat) {
   Begin(0);  // no copies at first
   const std::vector<uint64_t> keys = FarKeys(8);
