@@ -341,7 +341,11 @@ std::unique_ptr<RemoteLookup> Fleet::NewRemoteLookup() {
                               const Result<ReadView> view = node_->PinServed();
                               return view.ok() ? PinnableVersion(view.value().version()) : 0;
                             },
-                            [this] { return routing()->epoch; }, node_->load_.get()},
+                            [this] { return routing()->epoch; },
+                            [this](uint64_t epoch, uint64_t version) {
+                              return held_epoch_ == epoch && held_since_ <= version;
+                            },
+                            node_->load_.get()},
       &remote_stats_);
 }
 

@@ -47,6 +47,7 @@ bool RemoteLookup::IsHere(const Routing::Bucket& planned, uint32_t table, uint32
                           uint64_t version) const {
   // What leaves may be dropped while it is read: by this plan, its owners answer.
   if (!planned.owned) return false;
+  if (all_held_) return true;
   const auto since = store_.HeldSince(table, bucket);
   return since && *since <= version;
 }
@@ -182,6 +183,7 @@ void RemoteLookup::Split(const Routing& routing, uint64_t version, uint64_t line
       if (++feature == features.size()) feature = 0;
       const auto first = static_cast<uint32_t>(jagged ? request.offsets[b] : b);
       const auto end = static_cast<uint32_t>(jagged ? request.offsets[b + 1] : b + 1);
+      if (all_held_ && routing.all_owned[table]) continue;
       bag.clear();
       for (uint32_t k = first; k < end; ++k) {
         Wanted wanted{r, k, table};
@@ -411,6 +413,7 @@ Status RemoteLookup::Fetch(const Routing& routing, uint64_t version, uint64_t li
   watched_.clear();
   met_ = stale_ = 0;
   sets_ = hot_->sets();
+  all_held_ = options_.holds(routing.epoch, version);
   unanswered_.clear();
   results_.assign(requests.size(), {});
   row_of_.resize(std::max(row_of_.size(), requests.size()));

@@ -47,6 +47,8 @@ class RemoteLookup {
     std::function<uint64_t()> pinnable;
     // Epoch of the plan that would be used now.
     std::function<uint64_t()> epoch;
+    // Whether all that the plan of an epoch gives this node is held, at a version and later ones.
+    std::function<bool(uint64_t epoch, uint64_t version)> holds;
     ReadObserver* observer = nullptr;  // OPTIONAL: told of keys that are not read here
   };
   // Requires: all outlive it.
@@ -169,7 +171,8 @@ class RemoteLookup {
   RemoteStats* stats_;
   std::vector<std::vector<uint32_t>> row_of_;  // by request, by key
   std::vector<RemoteRow> rows_;
-  std::shared_ptr<const HotRows::Sets> sets_;  // for the execution at hand
+  bool all_held_ = false;  // here, of what the plan says; for the execution at hand
+  std::shared_ptr<const HotRows::Sets> sets_;  // the same
   std::vector<HotKey> hot_keys_;
   std::vector<std::byte> payloads_;    // of hot_keys_
   std::vector<HotRows::Asked> asked_;  // to be told of

@@ -62,6 +62,9 @@ class Reader {
         if (!assigned_[t][b]) return Refuse("rule 1: " + Name(t, b) + " has no assignment");
       }
     }
+    for (const auto& table : routing_->buckets) {
+      routing_->all_owned.push_back(std::ranges::all_of(table, &Routing::Bucket::owned));
+    }
     return std::shared_ptr<const Routing>(routing_);
   }
 

@@ -28,6 +28,7 @@ struct Routing {
   uint64_t epoch = 0;
   std::vector<Peer> peers;                   // of this node's group, itself excluded
   std::vector<std::vector<Bucket>> buckets;  // by table's place in the manifest, by bucket
+  std::vector<bool> all_owned;               // by table: every bucket of it is owned here
   v1::Plan plan;
 };
 

@@ -356,7 +356,9 @@ class ControlledSite:
         """The buckets that a node holds in truth, and on which device."""
         request = node_pb2.NodeServiceGetLoadRequest()
         load = self.nodes[n].stub.GetLoad(request, timeout=2.0)
-        return {Bucket(each.table_id, each.bucket): each.device for each in load.buckets}
+        return {
+            Bucket(each.table_id, each.bucket): each.device for each in load.buckets if each.held
+        }
 
     def is_whole(self) -> bool:
         """Whether all nodes live, reach each other and have a version in common, act by the newest

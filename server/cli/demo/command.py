@@ -42,7 +42,8 @@ def _rows(state: State) -> list[tuple[str, str]]:
     replay, trainer, nodes = state.replay, state.trainer, state.nodes
     hits: Mapping[str, int] = nodes.get("hits", {})
     shares = " · ".join(
-        f"{name} {hit_share(hits, name):.1%}" for name in ("hbm", "ddr", "ssd", "remote", "default")
+        f"{name} {hit_share(hits, name):.1%}"
+        for name in ("hbm", "ddr", "ssd", "hot", "remote", "default")
     )
     resident: Mapping[str, int] = nodes.get("resident_bytes", {})
     held = " · ".join(f"{name} {size / 2**20:.1f} MiB" for name, size in resident.items() if size)

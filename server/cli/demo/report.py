@@ -60,7 +60,7 @@ def hit_share(hits: Mapping[str, int], source: str) -> float:
 def headline(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the figures that a person reads first, as (name, value)."""
     hits, reshard = report["hits"], report["reshard"]
-    sources = ("ddr", "ssd", "remote")
+    sources = ("ddr", "ssd", "hot", "remote")
     figures = [
         ("served AUC", auc_text(report["served_auc"])),
         ("frozen AUC", auc_text(report["frozen_auc"])),
@@ -70,7 +70,7 @@ def headline(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("commit to first answer, p50 / p99", _freshness(report)),
         ("versions published", f"{report['versions_published']:,}"),
         (
-            "lookups from DDR / SSD / the other node",
+            "lookups from DDR / SSD / copies of hot rows / the other node",
             " / ".join(f"{hit_share(hits, source):.1%}" for source in sources),
         ),
     ]
