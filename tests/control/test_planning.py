@@ -1,5 +1,6 @@
 """Planners may be slow, fail or die: nobody waits for them but who asked, and nothing changes."""
 
+import functools
 import threading
 import time
 from pathlib import Path
@@ -9,7 +10,7 @@ from odd_planners import Dying, Failing, Slow
 from simulation import make_node, make_registration, make_tables, make_versions
 
 from embertide.server.adapters.state import MemoryState
-from embertide.server.core.control import ControlOptions
+from embertide.server.core.control import Control, ControlOptions
 from embertide.server.core.errors import Code, RefusedError
 from embertide.server.core.plan import planners
 from embertide.server.core.plan.planner import Planner
@@ -32,6 +33,12 @@ class Loads:
         return answers
 
 
+def _register(
+    request: control_pb2.RegisterNodeRequest, core: Control, now_ms: int
+) -> control_pb2.RegisterNodeResponse:
+    return core.register(request, now_ms)
+
+
 class Running:
     """A driver that ticks, with nodes that beat."""
 
@@ -40,8 +47,7 @@ class Running:
         self.store = MemoryState()
         self.driver = Driver(options, self.store, Loads(), Clock(), Planning(limit_s))
         for node in NODES:
-            request = make_registration(node, TABLES)
-            self.driver.call(lambda core, now_ms, r=request: core.register(r, now_ms))  # type: ignore[misc]
+            self.driver.call(functools.partial(_register, make_registration(node, TABLES)))
         self._ended = threading.Event()
         self._beats = threading.Thread(target=self._beat)
         self.longest_beat_s = 0.0

@@ -56,6 +56,7 @@ def start_pair(
     model: str,
     publications: tuple[Path, Path],
     kind: Literal["ranking", "lookup"] = "ranking",
+    hot_rows_bytes: int | None = None,
 ) -> Pair:
     """Start them, the model under the name "rank", and wait until they reach each other."""
     control_port, *ports = process.free_ports(9)
@@ -78,6 +79,7 @@ def start_pair(
         repository = directory / f"models-{n}"
         options = triton.ModelOptions(
             publication=publication,
+            hot_rows_bytes=hot_rows_bytes,
             bus=url,
             kind=kind,
             instances=2,
