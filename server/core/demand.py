@@ -9,6 +9,7 @@ A node that does not say what it reads is unknown, and not idle: its counts stay
 `unknown` names it.
 """
 
+import collections
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embertide.server.core.plan.layout import Bucket, Layout
-from embertide.server.core.plan.workload import Work, Workload
+from embertide.server.core.plan.workload import Asking, TableTraits, Work, Workload
 from embertide.v1 import node_pb2, plan_pb2
 
 Clock = Literal["wall", "event"]
@@ -49,6 +50,10 @@ class Buckets:
             return None
         return self._first[table] + bucket
 
+    def of_table(self, table: int) -> slice:
+        """Return the places of a table's buckets."""
+        return slice(self._first[table], self._first[table] + self._count[table])
+
 
 @dataclasses.dataclass(slots=True)
 class _Node:
@@ -56,10 +61,40 @@ class _Node:
 
     counts_HKB: NDArray[np.float64]
     seconds_H: NDArray[np.float64]
-    bytes_B: NDArray[np.int64]  # resident, as said last
+    bytes_B: NDArray[np.int64]  # resident, as reported last
+    tables: dict[int, "_TableReads"] = dataclasses.field(default_factory=dict)
     window: int = 0  # of the last load
     watermark_ms: int = 0
     heard_ms: int = 0
+
+
+@dataclasses.dataclass(slots=True)
+class _TableReads:
+    """A node's reads of one table in the last window, and what it asked of peers since its start."""
+
+    reads: int = 0
+    bytes: int = 0
+    in_tier: tuple[int, int, int] = (0, 0, 0)  # of `reads`, found in HBM, DDR, SSD
+    asked: int = 0
+    asked_in_sums: int = 0
+    asked_bytes: int = 0
+
+
+def _tables_of(load: node_pb2.NodeServiceGetLoadResponse) -> dict[int, _TableReads]:
+    tables: dict[int, _TableReads] = collections.defaultdict(_TableReads)
+    for bucket in load.buckets:
+        table = tables[bucket.table_id]
+        table.reads += bucket.reads
+        table.bytes += bucket.bytes_read
+        hbm, ddr, ssd = (*bucket.reads_by_source[:3], 0, 0, 0)[:3]
+        table.in_tier = (table.in_tier[0] + hbm, table.in_tier[1] + ddr, table.in_tier[2] + ssd)
+    for peer in load.peers:
+        for traffic in peer.tables:
+            table = tables[traffic.table_id]
+            table.asked += traffic.keys
+            table.asked_in_sums += traffic.sum_keys
+            table.asked_bytes += traffic.bytes
+    return dict(tables)
 
 
 class Demand:
@@ -88,6 +123,7 @@ class Demand:
             node = _Node(np.zeros(size), np.zeros(size[0]), np.zeros(size[2], np.int64))
             self._nodes[name] = node
         node.heard_ms = now_ms
+        node.tables = _tables_of(load)
         node.bytes_B[:] = 0
         now_KB = np.zeros(node.counts_HKB.shape[1:])
         for each in load.buckets:
@@ -188,7 +224,53 @@ class Demand:
                 size = self._bytes(names[node], at)
                 if reads or size:
                     work[bucket, node] = Work(round(reads), size)
-        return Workload(work=work)
+        return Workload(work=work, asking=self._asking(names, rates))
+
+    def _asking(
+        self, names: Sequence[str], rates: Sequence[Mapping[str, NDArray[np.float64]]]
+    ) -> Asking:
+        """Return the same demand by who asks."""
+        shape = (len(names), self._buckets.count)
+        here_NB, asked_NB, hot_NB = (
+            np.array([each[kind] for each in rates]).reshape(shape)
+            for kind in ("here", "asked", "hot")
+        )
+        copied_NT = np.zeros((len(names), len(self._tables)))
+        for at, table in enumerate(self._tables):
+            of_table = self._buckets.of_table(table.id)
+            hot_N, asked_N = hot_NB[:, of_table].sum(axis=1), asked_NB[:, of_table].sum(axis=1)
+            copied_NT[:, at] = hot_N / np.maximum(hot_N + asked_N, 1e-9)
+        sizes = [self._nodes[name].bytes_B for name in names if name in self._nodes]
+        return Asking(
+            wanted_NB=here_NB + asked_NB + hot_NB,
+            copied_NT=copied_NT,
+            bytes_B=np.max(sizes, axis=0, initial=0).astype(np.float64)
+            if sizes
+            else np.zeros(shape[1]),
+            traits={table.id: self._traits(table.id) for table in self._tables},
+        )
+
+    def _traits(self, table: int) -> TableTraits:
+        """Return what all nodes together say of a table; defaults where it was not read."""
+        total, usual = _TableReads(), TableTraits()
+        tiers = np.zeros(3)
+        for node in self._nodes.values():
+            each = node.tables.get(table, _TableReads())
+            total.reads += each.reads
+            total.bytes += each.bytes
+            total.asked += each.asked
+            total.asked_in_sums += each.asked_in_sums
+            total.asked_bytes += each.asked_bytes
+            tiers += each.in_tier
+        if total.reads:
+            hbm, ddr, ssd = (tiers / total.reads).tolist()
+            usual = usual._replace(row_bytes=total.bytes / total.reads, tier_share=(hbm, ddr, ssd))
+        if total.asked:
+            usual = usual._replace(
+                wire_bytes=total.asked_bytes / total.asked,
+                sum_share=total.asked_in_sums / total.asked,
+            )
+        return usual
 
     def _bytes(self, name: str, at: int) -> int:
         node = self._nodes.get(name)

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from embertide.server.core.plan.hot import HotRows
 from embertide.server.core.plan.layout import Bucket, Layout, Place
+from embertide.server.core.plan.prices import Prices
 from embertide.server.core.plan.workload import Workload
 from embertide.v1 import plan_pb2
 
@@ -19,12 +20,16 @@ class Problem:
         layout: The same, bucket by bucket; nothing joins or leaves.
         workload: What was measured under it.
         shunned: Positions of nodes that shall get nothing.
+        prices: What work costs a node, as fitted to this fleet.
+        limit_s: Time that the planner has; one that searches stops well before.
     """
 
     plan: plan_pb2.Plan
     layout: Layout
     workload: Workload
     shunned: frozenset[int] = frozenset()
+    prices: Prices = dataclasses.field(default_factory=Prices)
+    limit_s: float = 10.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

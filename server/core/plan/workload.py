@@ -4,6 +4,9 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from embertide.server.core.plan.layout import Bucket, Layout, Place, devices, owner
 from embertide.server.core.plan.moves import Move
 from embertide.v1 import control_pb2, node_pb2, plan_pb2
@@ -16,11 +19,49 @@ class Work(NamedTuple):
     bytes: int = 0
 
 
+class TableTraits(NamedTuple):
+    """What measurements say of a table.
+
+    Attributes:
+        row_bytes: Payload bytes of a row, as read.
+        wire_bytes: Bytes that a key asked of a peer costs, request and answer together.
+        sum_share: Of the keys asked of peers, those whose bags the owner pools; 0 for sequences.
+        tier_share: Of the keys looked up, those found in HBM, DDR and SSD; the rest have no row.
+    """
+
+    row_bytes: float = 64.0
+    wire_bytes: float = 80.0
+    sum_share: float = 0.0
+    tier_share: tuple[float, float, float] = (0.0, 1.0, 0.0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Asking:
+    """What each node's own requests want: N nodes of the topology, B buckets ascending, T tables.
+
+    Attributes:
+        wanted_NB: Keys a second, wherever they are answered.
+        copied_NT: Share of the keys of buckets that a node does not hold which its copies answer.
+        bytes_B: Resident bytes of one copy of a bucket, the largest that a node reported.
+        traits: By table id.
+    """
+
+    wanted_NB: NDArray[np.float64]
+    copied_NT: NDArray[np.float64]
+    bytes_B: NDArray[np.float64]
+    traits: Mapping[int, TableTraits]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """Work by (bucket, position of the node); a bucket that nobody measured has none."""
+    """Work by (bucket, position of the node); a bucket that nobody measured has none.
+
+    Attributes:
+        asking: The same demand by who asks; None: not known.
+    """
 
     work: Mapping[tuple[Bucket, int], Work]
+    asking: Asking | None = None
 
     def of(self, at: Bucket, node: int) -> Work:
         """Return what a node did for a bucket."""

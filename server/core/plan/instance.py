@@ -1,0 +1,181 @@
+"""A planning problem in arrays: what planners compute with.
+
+Groups do not ask each other, so each group is an instance of its own. Letters of shapes: N nodes of
+the group, D their devices, B buckets of all tables in ascending order, T tables.
+
+Rates are keys a second; one key asked for twice counts twice.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embertide.server.core.errors import Code, RefusedError
+from embertide.server.core.plan.layout import Bucket, Place, budget_bytes, devices
+from embertide.server.core.plan.planner import Problem
+from embertide.server.core.plan.workload import TableTraits
+from embertide.v1 import plan_pb2
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Instance:
+    """One group's problem. Nothing in it is changed after it is made.
+
+    Attributes:
+        group: Number of the group.
+        places_D: Its devices, in the topology's order.
+        node_D: Of each device, its node's position among the group's nodes.
+        nodes_N: Of each node, its position in the topology.
+        buckets_B: The buckets, ascending.
+        table_B: Of each bucket, its table's position in `tables`.
+        tables: Traits by table, in the plan's order.
+        wanted_NB: Keys that a node's own requests want of a bucket, wherever they are answered.
+        copied_NT: Share of the keys that a node wants of buckets it does not hold which its copies
+            of hot rows answer.
+        bytes_B: Resident bytes of one copy of a bucket.
+        budget_D: Bytes that all tiers of a device may hold together.
+        open_D: Devices that may get buckets.
+        owned_DB: Who owns what today.
+    """
+
+    group: int
+    places_D: tuple[Place, ...]
+    node_D: Ints
+    nodes_N: tuple[int, ...]
+    buckets_B: tuple[Bucket, ...]
+    table_B: Ints
+    tables: tuple[TableTraits, ...]
+    wanted_NB: Floats
+    copied_NT: Floats
+    bytes_B: Floats
+    budget_D: Floats
+    open_D: Bools
+    owned_DB: Bools
+
+    def held_NB(self, owned_DB: Bools) -> Bools:
+        """Return which nodes own which buckets on any of their devices."""
+        held = np.zeros((len(self.nodes_N), owned_DB.shape[1]), np.bool_)
+        for device, node in enumerate(self.node_D):
+            held[node] |= owned_DB[device]
+        return held
+
+    def bytes_D(self, owned_DB: Bools) -> Floats:
+        """Return the resident bytes of each device under an ownership."""
+        return owned_DB.astype(np.float64) @ self.bytes_B
+
+
+class Rates(NamedTuple):
+    """Keys a second that an ownership makes of an instance's demand.
+
+    Attributes:
+        here_DT: Looked up on a device for its node's own requests, by table.
+        for_peers_DT: Looked up on a device for peers.
+        asked_NT: Asked of peers by a node.
+        copied_NT: Answered by a node's copies of hot rows.
+    """
+
+    here_DT: Floats
+    for_peers_DT: Floats
+    asked_NT: Floats
+    copied_NT: Floats
+
+
+def rates(instance: Instance, owned_DB: Bools) -> Rates:
+    """Return what each device and node does under an ownership.
+
+    An asker that owns a bucket reads it itself. Otherwise its keys go to one of the owners, which
+    rendezvous hashing chooses anew for each bucket: in the mean, owners share them evenly.
+    """
+    held_NB = instance.held_NB(owned_DB)
+    owners_B = np.maximum(owned_DB.sum(axis=0), 1)
+    elsewhere_NB = np.where(held_NB, 0.0, instance.wanted_NB)
+    copied_NB = elsewhere_NB * instance.copied_NT[:, instance.table_B]
+    asked_NB = elsewhere_NB - copied_NB
+    share_B = asked_NB.sum(axis=0) / owners_B
+    here_DB = np.where(owned_DB, instance.wanted_NB[instance.node_D], 0.0)
+    return Rates(
+        by_table(instance, here_DB),
+        by_table(instance, np.where(owned_DB, share_B, 0.0)),
+        by_table(instance, asked_NB),
+        by_table(instance, copied_NB),
+    )
+
+
+def by_table(instance: Instance, values_XB: Floats) -> Floats:
+    """Add up values of buckets by table."""
+    starts_T = np.searchsorted(instance.table_B, np.arange(len(instance.tables)))
+    return np.add.reduceat(values_XB, starts_T, axis=1)
+
+
+def instances(problem: Problem) -> Iterator[Instance]:
+    """Yield the instance of each group, ascending by group.
+
+    Raises:
+        RefusedError: Nobody has reported what nodes ask for.
+    """
+    plan, topology = problem.plan, problem.plan.topology
+    buckets_B = tuple(sorted(problem.layout))
+    position = {table.id: at for at, table in enumerate(plan.tables)}
+    table_B = np.array([position[at.table] for at in buckets_B], np.int64)
+    known = devices(topology)
+    asking = problem.workload.asking
+    if asking is None:
+        raise RefusedError(
+            Code.FAILED_PRECONDITION, "no node has reported its load yet; wait some seconds"
+        )
+    for group in sorted({node.group for node in topology.nodes}):
+        nodes_N = tuple(at for at, node in enumerate(topology.nodes) if node.group == group)
+        places_D = tuple(sorted(at for at in known if at.node in nodes_N))
+        device = {place: at for at, place in enumerate(places_D)}
+        owned_DB = np.zeros((len(places_D), len(buckets_B)), np.bool_)
+        for at, bucket in enumerate(buckets_B):
+            for place in problem.layout[bucket].owners:
+                if place in device:
+                    owned_DB[device[place], at] = True
+        yield Instance(
+            group=group,
+            places_D=places_D,
+            node_D=np.array([nodes_N.index(place.node) for place in places_D], np.int64),
+            nodes_N=nodes_N,
+            buckets_B=buckets_B,
+            table_B=table_B,
+            tables=tuple(asking.traits.get(table.id, TableTraits()) for table in plan.tables),
+            wanted_NB=asking.wanted_NB[list(nodes_N)],
+            copied_NT=asking.copied_NT[list(nodes_N)],
+            bytes_B=asking.bytes_B,
+            budget_D=np.array([budget_bytes(known[place]) for place in places_D], np.float64),
+            open_D=np.array([place.node not in problem.shunned for place in places_D]),
+            owned_DB=owned_DB,
+        )
+
+
+def owners_of(
+    instance: Instance, owned_DB: Bools, layout_owners: Mapping[Bucket, tuple[Place, ...]]
+) -> dict[Bucket, tuple[Place, ...]]:
+    """Return the owners of the buckets that an ownership changes, those of other groups kept.
+
+    Args:
+        instance: The group's problem.
+        owned_DB: Who shall own what.
+        layout_owners: The owners today, of all groups.
+    """
+    changed: dict[Bucket, tuple[Place, ...]] = {}
+    ours = set(instance.places_D)
+    for at in np.flatnonzero((owned_DB != instance.owned_DB).any(axis=0)):
+        bucket = instance.buckets_B[at]
+        others = tuple(place for place in layout_owners[bucket] if place not in ours)
+        mine = tuple(instance.places_D[device] for device in np.flatnonzero(owned_DB[:, at]))
+        changed[bucket] = (*others, *mine)
+    return changed
+
+
+def budget_of(device: plan_pb2.Device, tier: plan_pb2.Tier.ValueType) -> int:
+    """Return the budget of one tier of a device; 0: it has none."""
+    return sum(each.budget_bytes for each in device.budgets if each.tier == tier)
