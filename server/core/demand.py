@@ -70,7 +70,7 @@ class _Node:
 
 @dataclasses.dataclass(slots=True)
 class _TableReads:
-    """A node's reads of one table in the last window, and what it asked of peers since its start."""
+    """A node's reads of a table in the last window, and what it asked of peers since its start."""
 
     reads: int = 0
     bytes: int = 0
