@@ -18,9 +18,9 @@ from embertide.v1 import control_pb2, plan_pb2
 
 _TIMEOUT_S = 2.0
 
-# KEYS: term, epoch, nodes, operations, the plan's, the plan's that goes.
-# ARGV: term, epoch before, plan or "", number of fields of nodes, then (name, bytes) each, then the
-# same for operations; empty bytes remove a field.
+# KEYS: term, epoch, nodes, operations, decisions, settings, the plan's, the plan's that goes.
+# ARGV: term, epoch before, plan or "", settings or "", number of fields of nodes, then (name,
+# bytes) each, then the same for operations and decisions; empty bytes remove a field.
 _COMMIT = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return {'term', redis.call('GET', KEYS[1]) or 'none'}
@@ -28,12 +28,13 @@ end
 if ARGV[3] ~= '' then
   local epoch = redis.call('GET', KEYS[2]) or '0'
   if epoch ~= ARGV[2] then return {'epoch', epoch} end
-  redis.call('SET', KEYS[5], ARGV[3])
+  redis.call('SET', KEYS[7], ARGV[3])
   redis.call('SET', KEYS[2], string.format('%.0f', tonumber(epoch) + 1))
-  redis.call('DEL', KEYS[6])
+  redis.call('DEL', KEYS[8])
 end
-local at = 4
-for which = 3, 4 do
+if ARGV[4] ~= '' then redis.call('SET', KEYS[6], ARGV[4]) end
+local at = 5
+for which = 3, 5 do
   local last = at + 2 * tonumber(ARGV[at])
   for i = at + 1, last, 2 do
     if ARGV[i + 1] == '' then redis.call('HDEL', KEYS[which], ARGV[i])
@@ -61,6 +62,8 @@ class MemoryState:
         self._plans: dict[int, bytes] = {}
         self._nodes: dict[str, bytes] = {}
         self._operations: dict[str, bytes] = {}
+        self._decisions: dict[str, bytes] = {}
+        self._settings: bytes | None = None
 
     def take_term(self) -> int:
         """Take a term above all others."""
@@ -86,6 +89,13 @@ class MemoryState:
                     id: control_pb2.OperationRecord.FromString(each)
                     for id, each in self._operations.items()
                 },
+                decisions={
+                    id: control_pb2.Decision.FromString(each)
+                    for id, each in self._decisions.items()
+                },
+                settings=control_pb2.DriftSettings.FromString(self._settings)
+                if self._settings is not None
+                else None,
             )
 
     def commit(self, term: int, writes: Writes) -> None:
@@ -101,12 +111,15 @@ class MemoryState:
             for held, wanted in (
                 (self._nodes, writes.nodes),
                 (self._operations, writes.operations),
+                (self._decisions, writes.decisions),
             ):
                 for name, message in wanted.items():
                     if message is None:
                         held.pop(name, None)
                     else:
                         held[name] = message.SerializeToString()
+            if writes.settings is not None:
+                self._settings = writes.settings.SerializeToString()
 
     def plan(self, epoch: int) -> plan_pb2.Plan | None:
         """Return the plan of an epoch."""
@@ -160,6 +173,8 @@ class RedisState:
         with _reached():
             nodes: Any = self._redis.hgetall(self._key("nodes"))
             operations: Any = self._redis.hgetall(self._key("operations"))
+            decisions: Any = self._redis.hgetall(self._key("decisions"))
+            settings: Any = self._redis.get(self._key("drift-settings"))
         return Saved(
             plan=self.plan(epoch) if epoch else None,
             nodes={
@@ -170,6 +185,10 @@ class RedisState:
                 id.decode(): control_pb2.OperationRecord.FromString(each)
                 for id, each in operations.items()
             },
+            decisions={
+                id.decode(): control_pb2.Decision.FromString(each) for id, each in decisions.items()
+            },
+            settings=control_pb2.DriftSettings.FromString(settings) if settings else None,
         )
 
     def commit(self, term: int, writes: Writes) -> None:
@@ -180,13 +199,14 @@ class RedisState:
             term,
             max(epoch - 1, 0),
             plan.SerializeToString() if plan is not None else b"",
+            writes.settings.SerializeToString() if writes.settings is not None else b"",
         ]
-        for wanted in (writes.nodes, writes.operations):
+        for wanted in (writes.nodes, writes.operations, writes.decisions):
             arguments.append(len(wanted))
             for name, message in wanted.items():
                 # A message that was sent is never empty: its id is required.
                 arguments += [name, message.SerializeToString() if message is not None else b""]
-        names = ("term", "epoch", "nodes", "operations")
+        names = ("term", "epoch", "nodes", "operations", "decisions", "drift-settings")
         plans = (f"plan:{epoch}", f"plan:{epoch - PLANS_KEPT}")
         with _reached():
             reply: Any = self._commit(

@@ -7,6 +7,7 @@ from embertide.v1 import control_pb2, plan_pb2
 
 PLANS_KEPT = 16
 OPERATIONS_KEPT = 1000
+DECISIONS_KEPT = 1000
 # With their moves, which for a large model are some megabytes an operation.
 OPERATIONS_KEPT_BYTES = 64 << 20
 
@@ -18,6 +19,8 @@ class Saved:
     plan: plan_pb2.Plan | None = None
     nodes: dict[str, control_pb2.RegisterNodeRequest] = dataclasses.field(default_factory=dict)
     operations: dict[str, control_pb2.OperationRecord] = dataclasses.field(default_factory=dict)
+    decisions: dict[str, control_pb2.Decision] = dataclasses.field(default_factory=dict)
+    settings: control_pb2.DriftSettings | None = None
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -28,6 +31,8 @@ class Writes:
         plan: The plan that follows the newest one.
         nodes: By name; None: forgotten.
         operations: By id; None: not kept any more.
+        decisions: About drift, by id; None: not kept any more.
+        settings: How drift is treated from now on.
     """
 
     plan: plan_pb2.Plan | None = None
@@ -37,10 +42,16 @@ class Writes:
     operations: dict[str, control_pb2.OperationRecord | None] = dataclasses.field(
         default_factory=dict
     )
+    decisions: dict[str, control_pb2.Decision | None] = dataclasses.field(default_factory=dict)
+    settings: control_pb2.DriftSettings | None = None
 
     def __bool__(self) -> bool:
         """Whether there is something to write."""
-        return self.plan is not None or bool(self.nodes) or bool(self.operations)
+        return (
+            self.plan is not None
+            or self.settings is not None
+            or any((self.nodes, self.operations, self.decisions))
+        )
 
 
 class StateStore(Protocol):

@@ -47,14 +47,26 @@ def test_an_empty_store_has_nothing(store: StateStore) -> None:
 def test_what_is_written_is_read(store: StateStore) -> None:
     term = store.take_term()
     node = make_registration(make_node("node-0"), make_tables(user=1))
-    writes = Writes(plan=make_plan(1), nodes={"node-0": node}, operations={"r1": make_record("r1")})
+    decision = control_pb2.Decision(id="d1", why="nothing moved")
+    settings = control_pb2.DriftSettings(mode=control_pb2.DRIFT_MODE_AUTO)
+    writes = Writes(
+        plan=make_plan(1),
+        nodes={"node-0": node},
+        operations={"r1": make_record("r1")},
+        decisions={"d1": decision},
+        settings=settings,
+    )
     store.commit(term, writes)
     saved = store.load()
+    assert saved.decisions == {"d1": decision}
+    assert saved.settings == settings
     assert saved.plan == make_plan(1)
     assert saved.nodes == {"node-0": node}
     assert saved.operations == {"r1": make_record("r1")}
-    store.commit(term, Writes(nodes={"node-0": None}, operations={"r1": None}))
-    assert store.load() == Saved(plan=make_plan(1))
+    store.commit(
+        term, Writes(nodes={"node-0": None}, operations={"r1": None}, decisions={"d1": None})
+    )
+    assert store.load() == Saved(plan=make_plan(1), settings=settings)
 
 
 def test_an_older_term_writes_nothing(store: StateStore) -> None:
