@@ -336,6 +336,9 @@ Status Fleet::GetLoad(uint32_t hot_keys, v1::NodeServiceGetLoadResponse* respons
   const LoadWindow window = node_->load_->Last(HotKeysOf(hot_keys));
   response->set_window_ms(window.window_ms);
   response->set_window(window.number);
+  response->set_cpu_us(window.cpu_us);
+  response->set_requests(window.requests);
+  response->set_request_us(window.request_us);
   const Store& store = *node_->store_;
   const Result<ReadView> view = store.PinNewest();
   if (!view.ok()) return view.status();

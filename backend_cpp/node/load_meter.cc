@@ -1,6 +1,8 @@
 // Counting observed reads.
 #include "node/load_meter.h"
 
+#include <time.h>
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -12,6 +14,13 @@ namespace {
 constexpr size_t kHotKeys = 4096;
 constexpr double kToldASecond = 20'000;
 constexpr uint32_t kMostEvery = 1 << 16;
+
+uint64_t ProcessCpuUs() {
+  timespec spent{};
+  if (clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &spent) != 0) return 0;
+  return static_cast<uint64_t>(spent.tv_sec) * 1'000'000 +
+         static_cast<uint64_t>(spent.tv_nsec) / 1'000;
+}
 
 }  // namespace
 
@@ -25,6 +34,19 @@ LoadMeter::LoadMeter(const std::vector<TableConfig>& tables, std::chrono::millis
   for (Registers& registers : registers_) {
     registers.reset(new std::atomic<uint8_t>[buckets_ << kRegisterBits]());
   }
+  totals_ = TotalsNow();
+}
+
+LoadMeter::Totals LoadMeter::TotalsNow() const {
+  return {ProcessCpuUs(), requests_.load(std::memory_order_relaxed),
+          request_us_.load(std::memory_order_relaxed)};
+}
+
+void LoadMeter::NoteAnswered(std::chrono::nanoseconds latency, uint64_t requests) {
+  const auto us = std::chrono::duration_cast<std::chrono::microseconds>(latency).count();
+  requests_.fetch_add(requests, std::memory_order_relaxed);
+  request_us_.fetch_add(static_cast<uint64_t>(std::max<int64_t>(0, us)) * requests,
+                        std::memory_order_relaxed);
 }
 
 void LoadMeter::Turn(std::chrono::steady_clock::time_point now) {
@@ -37,6 +59,10 @@ void LoadMeter::Turn(std::chrono::steady_clock::time_point now) {
   told_ = stood_for_ = 0;
   std::swap(last_, now_);
   last_.length = passed;
+  const Totals totals = TotalsNow();
+  last_.spent = {totals.cpu_us - totals_.cpu_us, totals.requests - totals_.requests,
+                 totals.request_us - totals_.request_us};
+  totals_ = totals;
   now_.keys.clear();
   now_.least = 0;
   now_.buckets.resize(last_.buckets.size());
@@ -126,6 +152,9 @@ LoadWindow LoadMeter::Last(size_t hot_keys) const {
   const_cast<LoadMeter*>(this)->Turn(std::chrono::steady_clock::now());
   window.number = turns_;
   window.window_ms = static_cast<uint64_t>(last_.length.count());
+  window.cpu_us = last_.spent.cpu_us;
+  window.requests = last_.spent.requests;
+  window.request_us = last_.spent.request_us;
   const Registers& registers = registers_[1 - counting_];
   for (size_t t = 0; t < last_.buckets.size(); ++t) {
     auto& out = window.buckets.emplace_back();

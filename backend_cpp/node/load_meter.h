@@ -2,7 +2,8 @@
 // for a peer too, or were asked of others. Windows follow each other; the last whole one is told.
 // Told of every read while those are few, else of so many that it hears some 20,000 a second, each
 // of which stands for the others; and of all reads of a 64th of the keys (for distinct keys, by
-// HyperLogLog: Flajolet et al. 2007).
+// HyperLogLog: Flajolet et al. 2007). Beside them, what the process spent and answered in the
+// window.
 //
 // Bounded: 88 bytes a bucket and window, 4,096 hot keys. Thread-safe; a reader that would wait is
 // not counted, and that is.
@@ -41,6 +42,9 @@ struct HotKeyReads {
 struct LoadWindow {
   uint64_t number = 0;  // 1 for the first; 0: none has passed yet
   uint64_t window_ms = 0;
+  uint64_t cpu_us = 0;                            // of all threads of the process
+  uint64_t requests = 0;                          // of the node's own, answered
+  uint64_t request_us = 0;                        // sum of their latencies
   std::vector<std::vector<BucketReads>> buckets;  // by table, by bucket
   std::vector<HotKeyReads> hot_keys;              // most read first
   uint64_t dropped = 0;                           // observations, since the start
@@ -53,6 +57,8 @@ class LoadMeter : public ReadObserver {
   uint32_t every() const override { return every_.load(std::memory_order_relaxed); }
   void Observe(std::span<const ObservedRead> reads) override;
   void Watch(std::span<const WatchedKey> keys) override;
+  // `requests` of the node's own were answered, each after `latency`. Takes no lock.
+  void NoteAnswered(std::chrono::nanoseconds latency, uint64_t requests);
   // The last whole window; window_ms is 0 before there is one.
   LoadWindow Last(size_t hot_keys) const;
 
@@ -65,6 +71,12 @@ class LoadMeter : public ReadObserver {
   static constexpr uint32_t kRegisterBits = 5;
   // HyperLogLog's, of all buckets; of the window under way and of the last one, in turns.
   using Registers = std::unique_ptr<std::atomic<uint8_t>[]>;
+  // Since the start, or in a window.
+  struct Totals {
+    uint64_t cpu_us = 0;
+    uint64_t requests = 0;
+    uint64_t request_us = 0;
+  };
   struct Count {
     uint64_t reads = 0;
     uint64_t error = 0;
@@ -76,11 +88,13 @@ class LoadMeter : public ReadObserver {
   };
   struct Window {
     std::chrono::milliseconds length{0};
+    Totals spent;
     std::vector<std::vector<Bucket>> buckets;
     std::unordered_map<std::pair<uint32_t, uint64_t>, Count, KeyHash> keys;
     uint64_t least = 0;  // what a key that is not listed may have been read
   };
   void Turn(std::chrono::steady_clock::time_point now);
+  Totals TotalsNow() const;
   void Prune();
   double DistinctOf(const Registers& registers, size_t table, size_t bucket) const;
 
@@ -93,9 +107,12 @@ class LoadMeter : public ReadObserver {
   uint64_t told_ = 0;       // reads, in the window under way
   uint64_t stood_for_ = 0;  // ... and by them
   std::atomic<uint64_t> dropped_{0};
+  std::atomic<uint64_t> requests_{0};
+  std::atomic<uint64_t> request_us_{0};
   mutable std::mutex mutex_;
   std::chrono::steady_clock::time_point begun_;
   uint64_t turns_ = 0;
+  Totals totals_;  // when the window under way began
   Window now_;
   Window last_;
 };

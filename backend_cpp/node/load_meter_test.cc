@@ -42,6 +42,28 @@ size_t Read(const std::vector<uint64_t>& keys, LoadMeter* meter) {
   return observed.size();
 }
 
+TEST(LoadMeterTest, TellsWhatTheProcessSpentAndAnsweredInTheLastWindow) {
+  LoadMeter meter(OneTable(), std::chrono::milliseconds(50));
+  const auto busy_until = [](std::chrono::steady_clock::time_point end) {
+    while (std::chrono::steady_clock::now() < end) {
+    }
+  };
+  const auto begun = std::chrono::steady_clock::now();
+  meter.NoteAnswered(std::chrono::microseconds(300), 2);
+  meter.NoteAnswered(std::chrono::milliseconds(1), 1);
+  busy_until(begun + std::chrono::milliseconds(60));
+  LoadWindow window = meter.Last(10);
+  EXPECT_EQ(window.requests, 3U);
+  EXPECT_EQ(window.request_us, 1600U);
+  EXPECT_GT(window.cpu_us, 5'000U);  // it spun for 60 ms, on a machine that others use too
+  EXPECT_LT(window.cpu_us, 2 * window.window_ms * 1'000);
+  std::this_thread::sleep_for(std::chrono::milliseconds(60));
+  window = meter.Last(10);
+  EXPECT_EQ(window.requests, 0U);
+  EXPECT_EQ(window.request_us, 0U);
+  EXPECT_LT(window.cpu_us, 30'000U);  // it slept
+}
+
 TEST(LoadMeterTest, TellsReadsDistinctAndHotKeysOfTheLastWindow) {
   LoadMeter meter(OneTable(), std::chrono::milliseconds(50));
   EXPECT_EQ(meter.Last(10).window_ms, 0U);

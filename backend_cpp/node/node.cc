@@ -691,6 +691,7 @@ bool Node::IsBehindPeers() const { return fleet_ != nullptr && fleet_->IsBehindP
 
 void Node::NoteLatency(std::chrono::nanoseconds latency, size_t requests) const {
   if (latency_ != nullptr) latency_->Note(latency, static_cast<uint32_t>(requests));
+  if (load_ != nullptr) load_->NoteAnswered(latency, requests);
 }
 
 void Node::RefreshPlan(Deadline deadline) const {
