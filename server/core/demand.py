@@ -61,6 +61,7 @@ class _Node:
 
     counts_HKB: NDArray[np.float64]
     seconds_H: NDArray[np.float64]
+    requests_H: NDArray[np.float64]  # of the node's own clients
     bytes_B: NDArray[np.int64]  # resident, as reported last
     tables: dict[int, "_TableReads"] = dataclasses.field(default_factory=dict)
     window: int = 0  # of the last load
@@ -120,7 +121,12 @@ class Demand:
         node = self._nodes.get(name)
         if node is None:
             size = (len(HALF_LIVES_S), len(_KINDS), self._buckets.count)
-            node = _Node(np.zeros(size), np.zeros(size[0]), np.zeros(size[2], np.int64))
+            node = _Node(
+                counts_HKB=np.zeros(size),
+                seconds_H=np.zeros(size[0]),
+                requests_H=np.zeros(size[0]),
+                bytes_B=np.zeros(size[2], np.int64),
+            )
             self._nodes[name] = node
         node.heard_ms = now_ms
         node.tables = _tables_of(load)
@@ -147,6 +153,7 @@ class Demand:
         node.counts_HKB *= keep_H[:, None, None]
         node.counts_HKB += now_KB
         node.seconds_H = node.seconds_H * keep_H + seconds
+        node.requests_H = node.requests_H * keep_H + load.requests
         node.window = load.window
 
     def _seconds(self, node: _Node, load: node_pb2.NodeServiceGetLoadResponse) -> float:
@@ -224,22 +231,30 @@ class Demand:
                 size = self._bytes(names[node], at)
                 if reads or size:
                     work[bucket, node] = Work(round(reads), size)
-        return Workload(work=work, asking=self._asking(names, rates))
+        return Workload(work=work, asking=self._asking(names, rates, half_life_s))
 
     def _asking(
-        self, names: Sequence[str], rates: Sequence[Mapping[str, NDArray[np.float64]]]
+        self,
+        names: Sequence[str],
+        rates: Sequence[Mapping[str, NDArray[np.float64]]],
+        half_life_s: int,
     ) -> Asking:
         """Return the same demand by who asks."""
         shape = (len(names), self._buckets.count)
-        here_NB, asked_NB, hot_NB = (
+        here_NB, asked_NB, hot_NB, for_peers_NB = (
             np.array([each[kind] for each in rates]).reshape(shape)
-            for kind in ("here", "asked", "hot")
+            for kind in ("here", "asked", "hot", "for_peers")
         )
         copied_NT = np.zeros((len(names), len(self._tables)))
+        traits = {}
         for at, table in enumerate(self._tables):
             of_table = self._buckets.of_table(table.id)
             hot_N, asked_N = hot_NB[:, of_table].sum(axis=1), asked_NB[:, of_table].sum(axis=1)
             copied_NT[:, at] = hot_N / np.maximum(hot_N + asked_N, 1e-9)
+            sent, asked = for_peers_NB[:, of_table].sum(), asked_N.sum()
+            # Counts are samples, and nodes' windows begin at different times.
+            sent_share = min(1.0, sent / asked) if asked and sent else 1.0
+            traits[table.id] = self._traits(table.id)._replace(sent_share=float(sent_share))
         sizes = [self._nodes[name].bytes_B for name in names if name in self._nodes]
         return Asking(
             wanted_NB=here_NB + asked_NB + hot_NB,
@@ -247,8 +262,17 @@ class Demand:
             bytes_B=np.max(sizes, axis=0, initial=0).astype(np.float64)
             if sizes
             else np.zeros(shape[1]),
-            traits={table.id: self._traits(table.id) for table in self._tables},
+            traits=traits,
+            requests_N=np.array([self._requests(name, half_life_s) for name in names]),
         )
+
+    def _requests(self, name: str, half_life_s: int) -> float:
+        """Return a node's own requests a second."""
+        node = self._nodes.get(name)
+        which = HALF_LIVES_S.index(half_life_s)
+        if node is None or not node.seconds_H[which]:
+            return 0.0
+        return float(node.requests_H[which] / node.seconds_H[which])
 
     def _traits(self, table: int) -> TableTraits:
         """Return what all nodes together say of a table; defaults where it was not read."""

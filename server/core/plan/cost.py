@@ -1,9 +1,16 @@
 """What a plan costs: the time that each device spends a second, and one figure to compare plans by.
 
 All planners are compared by `Score`, and the decision to move goes by it too (core/drift). Letters
-of shapes are those of instance.py.
+of shapes are those of instance.py; F kinds of work, as in prices.py.
+
+    busy us/s = work_F · prices_F: lookups by tier, copies, keys asked and answered, requests, and
+                requests that need a certain peer
+
+The last one is expected, not counted: requests that ask a peer for m keys each in the mean, if keys
+fall to peers by chance, need that peer with probability 1 - exp(-m).
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -35,13 +42,7 @@ MEAN_WEIGHT = 0.25
 
 def lookup_us_T(instance: Instance, prices: Prices) -> Floats:
     """Return what a key looked up costs, by table, as the tiers have its rows today."""
-    return np.array(
-        [
-            float(np.dot(prices.hit_us, table.tier_share))
-            + prices.default_us * max(0.0, 1.0 - sum(table.tier_share))
-            for table in instance.tables
-        ]
-    )
+    return _lookups_TF(instance) @ prices.us_F[:4]
 
 
 def asked_us_T(instance: Instance, prices: Prices) -> Floats:
@@ -50,28 +51,72 @@ def asked_us_T(instance: Instance, prices: Prices) -> Floats:
     return sums_T * prices.asked_sum_us + (1 - sums_T) * prices.asked_row_us
 
 
-def busy_us_D(instance: Instance, owned_DB: Bools, prices: Prices) -> Floats:
-    """Return the time that each device spends a second under an ownership.
+def _lookups_TF(instance: Instance) -> Floats:
+    """Return the shares of a key looked up that are found in HBM, DDR, SSD and nowhere."""
+    return np.array(
+        [[*table.tier_share, max(0.0, 1.0 - sum(table.tier_share))] for table in instance.tables]
+    )
+
+
+def needed_NN(asked_NN: Floats, requests_N: Floats) -> Floats:
+    """Return how many requests a second of each node need each peer.
+
+    Args:
+        asked_NN: Keys a second that a node (first) asks of another, each once a request.
+        requests_N: Requests a second of a node's own clients.
+    """
+    requests_N1 = requests_N[:, None]
+    keys_NN = asked_NN / np.maximum(requests_N1, 1e-9)
+    needed: Floats = requests_N1 * -np.expm1(-keys_NN)
+    return needed
+
+
+def work_DF(instance: Instance, owned_DB: Bools) -> Floats:
+    """Return what each device does a second under an ownership, by kind of work.
 
     What a node does beside lookups is shared evenly by its devices.
     """
     now = rates(instance, owned_DB)
-    lookup_T = lookup_us_T(instance, prices)
-    device_us_D = now.here_DT @ lookup_T + now.for_peers_DT @ (lookup_T + prices.answered_us)
-    node_us_N = (
-        now.asked_NT @ asked_us_T(instance, prices)
-        + now.copied_NT.sum(axis=1) * prices.copied_us
-        + prices.base_us
+    sums_T = np.array([table.sum_share for table in instance.tables])
+    needed = needed_NN(now.asked_of_NN, instance.requests_N)
+    node_NF = np.stack(
+        [
+            now.copied_NT.sum(axis=1),
+            now.asked_NT @ (1 - sums_T),
+            now.asked_NT @ sums_T,
+            np.zeros(len(instance.nodes_N)),
+            instance.requests_N,
+            needed.sum(axis=1),
+            needed.sum(axis=0),
+            np.ones(len(instance.nodes_N)),
+        ],
+        axis=1,
     )
     devices_N = np.bincount(instance.node_D, minlength=len(instance.nodes_N))
-    shared_us_N: Floats = node_us_N / np.maximum(devices_N, 1)
-    busy_us: Floats = device_us_D + shared_us_N[instance.node_D]
+    shared_NF = node_NF / np.maximum(devices_N, 1)[:, None]
+    lookups_DF = (now.here_DT + now.for_peers_DT) @ _lookups_TF(instance)
+    work: Floats = np.concatenate([lookups_DF, shared_NF[instance.node_D]], axis=1)
+    work[:, 7] = now.for_peers_DT.sum(axis=1)
+    return work
+
+
+def busy_us_D(instance: Instance, owned_DB: Bools, prices: Prices) -> Floats:
+    """Return the time that each device spends a second under an ownership."""
+    busy_us: Floats = work_DF(instance, owned_DB) @ prices.us_F
     return busy_us
+
+
+def score_of(instance: Instance, busy_us_D: Floats) -> Score:
+    """Return the score of the time that the devices spend."""
+    open_D = busy_us_D[instance.open_D]
+    return Score(float(open_D.max()), float(open_D.mean())) if len(open_D) else Score(0.0, 0.0)
 
 
 def score(instance: Instance, owned_DB: Bools, prices: Prices) -> Score:
     """Return the cost of an ownership."""
-    busy_D = busy_us_D(instance, owned_DB, prices)[instance.open_D]
-    if not len(busy_D):
-        return Score(0.0, 0.0)
-    return Score(float(busy_D.max()), float(busy_D.mean()))
+    return score_of(instance, busy_us_D(instance, owned_DB, prices))
+
+
+def fleet_score(found: Iterable[tuple[Instance, Bools]], prices: Prices) -> float:
+    """Return what ownerships of all groups cost together: the sum of the groups' scores."""
+    return sum(score(instance, owned_DB, prices).value for instance, owned_DB in found)

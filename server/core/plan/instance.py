@@ -43,6 +43,7 @@ class Instance:
         budget_D: Bytes that all tiers of a device may hold together.
         open_D: Devices that may get buckets.
         owned_DB: Who owns what today.
+        requests_N: Requests a second of a node's own clients; zeros where that is not known.
     """
 
     group: int
@@ -58,6 +59,7 @@ class Instance:
     budget_D: Floats
     open_D: Bools
     owned_DB: Bools
+    requests_N: Floats
 
     def held_NB(self, owned_DB: Bools) -> Bools:
         """Return which nodes own which buckets on any of their devices."""
@@ -79,12 +81,15 @@ class Rates(NamedTuple):
         for_peers_DT: Looked up on a device for peers.
         asked_NT: Asked of peers by a node.
         copied_NT: Answered by a node's copies of hot rows.
+        asked_of_NN: Sent by a node (first) to another; a key that a request asks for twice is sent
+            once.
     """
 
     here_DT: Floats
     for_peers_DT: Floats
     asked_NT: Floats
     copied_NT: Floats
+    asked_of_NN: Floats
 
 
 def rates(instance: Instance, owned_DB: Bools) -> Rates:
@@ -98,13 +103,16 @@ def rates(instance: Instance, owned_DB: Bools) -> Rates:
     elsewhere_NB = np.where(held_NB, 0.0, instance.wanted_NB)
     copied_NB = elsewhere_NB * instance.copied_NT[:, instance.table_B]
     asked_NB = elsewhere_NB - copied_NB
-    share_B = asked_NB.sum(axis=0) / owners_B
+    sent_T = np.array([table.sent_share for table in instance.tables])
+    sent_NB = asked_NB * (sent_T[instance.table_B] / owners_B)
+    share_B = sent_NB.sum(axis=0)
     here_DB = np.where(owned_DB, instance.wanted_NB[instance.node_D], 0.0)
     return Rates(
         by_table(instance, here_DB),
         by_table(instance, np.where(owned_DB, share_B, 0.0)),
         by_table(instance, asked_NB),
         by_table(instance, copied_NB),
+        sent_NB @ held_NB.T.astype(np.float64),
     )
 
 
@@ -153,6 +161,9 @@ def instances(problem: Problem) -> Iterator[Instance]:
             budget_D=np.array([budget_bytes(known[place]) for place in places_D], np.float64),
             open_D=np.array([place.node not in problem.shunned for place in places_D]),
             owned_DB=owned_DB,
+            requests_N=asking.requests_N[list(nodes_N)]
+            if len(asking.requests_N)
+            else np.zeros(len(nodes_N)),
         )
 
 
@@ -174,6 +185,18 @@ def owners_of(
         mine = tuple(instance.places_D[device] for device in np.flatnonzero(owned_DB[:, at]))
         changed[bucket] = (*others, *mine)
     return changed
+
+
+def owned_after(instance: Instance, owners: Mapping[Bucket, tuple[Place, ...]]) -> Bools:
+    """Return who of a group owns what once buckets have these owners; others stay."""
+    owned_DB = instance.owned_DB.copy()
+    device = {place: at for at, place in enumerate(instance.places_D)}
+    position = {bucket: at for at, bucket in enumerate(instance.buckets_B)}
+    for bucket, places in owners.items():
+        at = position[bucket]
+        owned_DB[:, at] = False
+        owned_DB[[device[place] for place in places if place in device], at] = True
+    return owned_DB
 
 
 def budget_of(device: plan_pb2.Device, tier: plan_pb2.Tier.ValueType) -> int:
