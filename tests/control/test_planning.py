@@ -28,7 +28,7 @@ class Loads:
 
     def loads(self, addresses: dict[str, str]) -> dict[str, node_pb2.NodeServiceGetLoadResponse]:
         answers = {name: node_pb2.NodeServiceGetLoadResponse(window_ms=5000) for name in addresses}
-        for bucket in (0, 2):
+        for bucket in (0, 1):
             answers["node-0"].buckets.add(bucket=bucket, reads=100, resident_bytes=10)
         return answers
 
@@ -83,7 +83,7 @@ class Running:
         plan = self.store.load().plan
         assert plan is not None
         target = control_pb2.ReshardTarget(base_epoch=plan.epoch)
-        target.assignments.add(bucket_begin=1, bucket_count=1, owners=[plan_pb2.Owner(node=node)])
+        target.assignments.add(bucket_begin=3, bucket_count=1, owners=[plan_pb2.Owner(node=node)])
         self.driver.start_reshard(control_pb2.StartReshardRequest(operation_id=id, target=target))
 
     def operation(self, id: str) -> control_pb2.Operation:

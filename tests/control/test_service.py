@@ -48,7 +48,7 @@ def test_greedy_from_registration_to_the_end(bench: Bench) -> None:
     nodes = [bench.node(f"node-{index}", control.address) for index in range(2)]
     client = bench.client(control.address)
     wait_for_plan(client)
-    nodes[0].reads = {0: 100, 4: 100, 8: 100, 12: 90}
+    nodes[0].reads = {0: 100, 1: 100, 2: 100, 3: 90}
     answer = client.reshard("r1", planner="greedy", reason="one device is hot")
     assert answer.operation.state == control_pb2.OPERATION_STATE_PENDING
     assert answer.moves

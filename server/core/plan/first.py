@@ -3,39 +3,68 @@
 Positions in a topology never change, because operations keep them: nodes are added at the end.
 """
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
-from embertide.server.core.plan.layout import Bucket, Holders, Place, assignments_of
+from embertide.server.core.plan.layout import Place, budget_bytes, owner
+from embertide.server.core.plan.spread import Run, Site, spread
 from embertide.v1 import plan_pb2
 
 
-def first_plan(
-    nodes: Iterable[plan_pb2.Node], tables: Sequence[plan_pb2.PlannedTable]
-) -> plan_pb2.Plan:
-    """Spread all buckets round robin over the devices of each group."""
-    ordered = sorted(nodes, key=lambda node: (node.group, node.name))
-    rings = []
-    for group in sorted({node.group for node in ordered}):
-        members = [(at, node) for at, node in enumerate(ordered) if node.group == group]
-        # Device by device over the nodes, so that few buckets still meet all nodes.
-        places = sorted(
-            (Place(at, device.index) for at, node in members for device in node.devices),
-            key=lambda at: (at.device, at.node),
+def sites_of(nodes: Sequence[plan_pb2.Node], group: int) -> list[Site]:
+    """Return the devices of a group; positions are those in `nodes`."""
+    return [
+        Site(
+            place=Place(at, device.index),
+            name=f"{node.name}/{device.index}",
+            bytes=budget_bytes(device),
         )
-        rings.append(itertools.cycle(places))
-    layout = {
-        Bucket(table.id, bucket): Holders(tuple(next(ring) for ring in rings))
-        for table in tables
-        for bucket in range(1 << table.bucket_bits)
-    }
+        for at, node in enumerate(nodes)
+        if node.group == group
+        for device in node.devices
+    ]
+
+
+def first_plan(
+    nodes: Iterable[plan_pb2.Node],
+    tables: Sequence[plan_pb2.PlannedTable],
+    table_bytes: Mapping[int, int] | None = None,
+) -> plan_pb2.Plan:
+    """Give each device of each group a share of every table, by its byte budget.
+
+    Raises:
+        RefusedError: The tables do not fit into a group's budgets.
+    """
+    ordered = sorted(nodes, key=lambda node: (node.group, node.name))
+    groups = sorted({node.group for node in ordered})
+    spreads = [spread(tables, sites_of(ordered, group), table_bytes) for group in groups]
     return plan_pb2.Plan(
         epoch=1,
         tables=tables,
         topology=plan_pb2.Topology(nodes=ordered),
-        assignments=assignments_of(layout),
+        assignments=[
+            assignment
+            for table in tables
+            for assignment in _assignments(table.id, [each[table.id] for each in spreads])
+        ],
         planner="first",
     )
+
+
+def _assignments(table: int, of_groups: Sequence[Sequence[Run]]) -> Iterable[plan_pb2.Assignment]:
+    """Yield the runs of buckets in which the owners of all groups stay the same."""
+    begins = sorted({run.begin for runs in of_groups for run in runs})
+    end = of_groups[0][-1].begin + of_groups[0][-1].count
+    at_run = [0] * len(of_groups)
+    for begin, after in zip(begins, [*begins[1:], end], strict=True):
+        for group, runs in enumerate(of_groups):
+            run = runs[at_run[group]]
+            at_run[group] += begin >= run.begin + run.count
+        yield plan_pb2.Assignment(
+            table_id=table,
+            bucket_begin=begin,
+            bucket_count=after - begin,
+            owners=[owner(runs[at].place) for at, runs in zip(at_run, of_groups, strict=True)],
+        )
 
 
 def follow_machines(
