@@ -1,8 +1,8 @@
 """Spreading whole tables over devices by their size: the first plan, and a group that joins.
 
-A device's share of the bytes is its share of the byte budgets. It gets one run of neighbours a
-table: keys are hashed into buckets, so neighbours have nothing in common, and runs keep plans small.
-The buckets of a table count as equally large.
+A device's share of the bytes is its share of the byte budgets. It gets one run of neighbours of
+each table: keys are hashed into buckets, so neighbours have nothing in common, and runs keep plans
+small. The buckets of a table count as equally large.
 """
 
 import collections
