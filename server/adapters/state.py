@@ -13,6 +13,7 @@ import redis
 
 from embertide.server.adapters.redis import connect
 from embertide.server.core.errors import StateUnavailableError, SupersededError
+from embertide.server.core.plan.layout import LaidPlan
 from embertide.server.core.state import PLANS_KEPT, Saved, Writes
 from embertide.v1 import control_pb2, plan_pb2
 
@@ -46,9 +47,13 @@ return {'done', ''}
 """
 
 
-def _check_follows(plan: plan_pb2.Plan | None, epoch: int) -> None:
-    if plan is not None and plan.epoch != epoch + 1:
-        raise SupersededError(f"plan {plan.epoch} does not follow epoch {epoch}")
+def _check_follows(plan: LaidPlan | None, epoch: int) -> None:
+    if plan is not None and plan.head.epoch != epoch + 1:
+        raise SupersededError(f"plan {plan.head.epoch} does not follow epoch {epoch}")
+
+
+def _read(plan: bytes) -> LaidPlan:
+    return LaidPlan.of(plan_pb2.Plan.FromString(plan))
 
 
 class MemoryState:
@@ -80,7 +85,7 @@ class MemoryState:
         with self._lock:
             plan = self._plans.get(self._epoch)
             return Saved(
-                plan=plan_pb2.Plan.FromString(plan) if plan is not None else None,
+                plan=_read(plan) if plan is not None else None,
                 nodes={
                     name: control_pb2.RegisterNodeRequest.FromString(each)
                     for name, each in self._nodes.items()
@@ -105,8 +110,8 @@ class MemoryState:
                 raise SupersededError(f"term {self._term} was taken after {term}")
             _check_follows(writes.plan, self._epoch)
             if writes.plan is not None:
-                self._epoch = writes.plan.epoch
-                self._plans[self._epoch] = writes.plan.SerializeToString()
+                self._epoch = writes.plan.head.epoch
+                self._plans[self._epoch] = writes.plan.whole().SerializeToString()
                 self._plans.pop(self._epoch - PLANS_KEPT, None)
             for held, wanted in (
                 (self._nodes, writes.nodes),
@@ -121,10 +126,10 @@ class MemoryState:
             if writes.settings is not None:
                 self._settings = writes.settings.SerializeToString()
 
-    def plan(self, epoch: int) -> plan_pb2.Plan | None:
+    def plan(self, epoch: int) -> LaidPlan | None:
         """Return the plan of an epoch."""
         found = self._plans.get(epoch)
-        return plan_pb2.Plan.FromString(found) if found is not None else None
+        return _read(found) if found is not None else None
 
 
 @contextmanager
@@ -194,11 +199,11 @@ class RedisState:
     def commit(self, term: int, writes: Writes) -> None:
         """Write all of it, or raise SupersededError."""
         plan = writes.plan
-        epoch = plan.epoch if plan is not None else 0
+        epoch = plan.head.epoch if plan is not None else 0
         arguments: list[str | bytes | int] = [
             term,
             max(epoch - 1, 0),
-            plan.SerializeToString() if plan is not None else b"",
+            plan.whole().SerializeToString() if plan is not None else b"",
             writes.settings.SerializeToString() if writes.settings is not None else b"",
         ]
         for wanted in (writes.nodes, writes.operations, writes.decisions):
@@ -218,11 +223,11 @@ class RedisState:
         if what == "epoch":
             raise SupersededError(f"plan {epoch} does not follow epoch {value}")
 
-    def plan(self, epoch: int) -> plan_pb2.Plan | None:
+    def plan(self, epoch: int) -> LaidPlan | None:
         """Return the plan of an epoch."""
         with _reached():
             found: Any = self._redis.get(self._key(f"plan:{epoch}"))
-        return plan_pb2.Plan.FromString(found) if found is not None else None
+        return _read(found) if found is not None else None
 
     def close(self) -> None:
         """Close the connections."""

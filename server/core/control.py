@@ -19,9 +19,9 @@ from embertide.server.core.operation import View
 from embertide.server.core.operations import Operations
 from embertide.server.core.plan import hot
 from embertide.server.core.plan.first import first_plan, follow_machines, forget_last
-from embertide.server.core.plan.layout import Layout, layout_of
+from embertide.server.core.plan.layout import LaidPlan, PackedLayout
 from embertide.server.core.plan.planner import Proposal
-from embertide.server.core.plan.validity import check_plan
+from embertide.server.core.plan.validity import check_laid
 from embertide.server.core.plan.workload import device_loads, device_work, predicted
 from embertide.server.core.reshard import (
     Posed,
@@ -85,8 +85,12 @@ class Control:
         self.fleet.restore(saved.nodes, now_ms)
         self.loads = self.memory.loads
         self.demand = self.memory.demand
-        self.plan: plan_pb2.Plan | None = saved.plan
-        self.layout: Layout = layout_of(saved.plan.assignments) if saved.plan else {}
+        # Without assignments: `layout` has them.
+        self.plan: plan_pb2.Plan | None = None
+        self.layout = PackedLayout({}, ())
+        if saved.plan is not None:
+            check_laid(saved.plan, None)
+            self.plan, self.layout = saved.plan
         self.operations = Operations(saved.operations, options.longest_deadline_ms, now_ms)
         self._writes = Writes()
         self._answered: list[tuple[str, Message, Message, int]] = []
@@ -163,7 +167,7 @@ class Control:
                 )
             used = {
                 each.device
-                for held in self.layout.values()
+                for held in self.layout.in_use()
                 for places in held
                 for each in places
                 if each.node == position
@@ -215,7 +219,7 @@ class Control:
         at = {each.name: position for position, each in enumerate(self.plan.topology.nodes)}.get(
             node
         )
-        named = {each.node for held in self.layout.values() for places in held for each in places}
+        named = {each.node for held in self.layout.in_use() for places in held for each in places}
         for record in self.operations.active():
             named |= {each.target.node for each in record.moves if each.HasField("target")}
         return at in named
@@ -364,7 +368,7 @@ class Control:
     def _owning(self) -> list[str]:
         """Return the names of the nodes that own buckets."""
         nodes = self.plan.topology.nodes if self.plan else ()
-        owning = {at.node for held in self.layout.values() for at in held.owners}
+        owning = {at.node for held in self.layout.in_use() for at in held.owners}
         return [nodes[at].name for at in sorted(owning)]
 
     def steer(
@@ -405,7 +409,7 @@ class Control:
         nodes: Mapping[str, plan_pb2.Node] = {each.name: each.registration.node for each in live}
         plan = first_plan(nodes.values(), tables)
         plan.created_ms = now_ms
-        self._replace(plan)
+        self._replace(LaidPlan.of(plan))
 
     def _begin_next(self, now_ms: int) -> None:
         record = self.operations.next_waiting()
@@ -455,19 +459,18 @@ class Control:
         self._thought = id, posed.epoch, outcome
         self.wanted = None
 
-    def _with_topology(self, topology: plan_pb2.Topology, now_ms: int) -> plan_pb2.Plan:
+    def _with_topology(self, topology: plan_pb2.Topology, now_ms: int) -> LaidPlan:
         plan = plan_pb2.Plan()
         if self.plan is not None:
             plan.CopyFrom(self.plan)
         plan.topology.CopyFrom(topology)
         plan.epoch = self.epoch + 1
         plan.created_ms = now_ms
-        return plan
+        return LaidPlan(plan, self.layout)
 
-    def _replace(self, plan: plan_pb2.Plan) -> None:
-        check_plan(plan, previous_epoch=self.epoch)
-        self.plan = plan
-        self.layout = layout_of(plan.assignments)
+    def _replace(self, plan: LaidPlan) -> None:
+        check_laid(plan, LaidPlan(self.plan, self.layout) if self.plan is not None else None)
+        self.plan, self.layout = plan
         self._writes.plan = plan
 
 

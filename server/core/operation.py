@@ -14,7 +14,7 @@ import dataclasses
 
 from embertide.server.core.fleet import Fleet, Member
 from embertide.server.core.plan import hot
-from embertide.server.core.plan.layout import Layout, assignments_of
+from embertide.server.core.plan.layout import LaidPlan, PackedLayout
 from embertide.server.core.plan.moves import Move, Step, stepped
 from embertide.server.core.reshard import BUCKETS_AT_ONCE, move_of
 from embertide.v1 import control_pb2, plan_pb2
@@ -31,8 +31,8 @@ _MS = 1000
 class View:
     """What an operation sees at a tick."""
 
-    plan: plan_pb2.Plan
-    layout: Layout
+    plan: plan_pb2.Plan  # without assignments
+    layout: PackedLayout
     fleet: Fleet
     now_ms: int
 
@@ -88,7 +88,7 @@ class Running:
     def _ending(self) -> bool:
         return self.operation.state in ENDED
 
-    def advance(self, view: View) -> plan_pb2.Plan | None:
+    def advance(self, view: View) -> LaidPlan | None:
         """Do what the beats allow: change the record, and return the plan to write, if one."""
         if not self.record.step:
             return self._next_batch(view)
@@ -111,7 +111,7 @@ class Running:
             return None
         return self._after_all_act(step, view)
 
-    def _after_all_act(self, step: Step, view: View) -> plan_pb2.Plan | None:
+    def _after_all_act(self, step: Step, view: View) -> LaidPlan | None:
         if step is Step.BOTH_OWN:
             return self._step(Step.LEAVING, view)
         if step is Step.DROPPED:
@@ -173,7 +173,7 @@ class Running:
             for member in view.live()
         )
 
-    def _next_batch(self, view: View) -> plan_pb2.Plan | None:
+    def _next_batch(self, view: View) -> LaidPlan | None:
         if self._ending:
             self._end(view)
             return None
@@ -219,7 +219,7 @@ class Running:
             return True
         return False
 
-    def _step(self, step: Step, view: View) -> plan_pb2.Plan:
+    def _step(self, step: Step, view: View) -> LaidPlan:
         self.record.step = step
         self.record.step_epoch = view.plan.epoch + 1
         self._acted_ms = None
@@ -228,21 +228,20 @@ class Running:
             self._say(moving + _SAID[step])
         return self._plan(view)
 
-    def _plan(self, view: View) -> plan_pb2.Plan:
+    def _plan(self, view: View) -> LaidPlan:
         """Make the plan of the record's step."""
-        plan = plan_pb2.Plan()
+        plan, layout = plan_pb2.Plan(), view.layout
         plan.CopyFrom(view.plan)
         step = Step(self.record.step)
         if step is Step.HOT_ROWS:
             hot.give(plan, hot.hot_rows_of(self.record.hot_rows))
         else:
-            del plan.assignments[:]
-            plan.assignments.extend(assignments_of(stepped(view.layout, self._batch, step)))
+            layout = stepped(layout, self._batch, step)
         plan.epoch = view.plan.epoch + 1
         plan.operation_id = self.operation.id
         plan.planner = self.operation.planner
         plan.created_ms = view.now_ms
-        return plan
+        return LaidPlan(plan, layout)
 
     def _batch_done(self, view: View) -> None:
         done = self.operation.buckets_done

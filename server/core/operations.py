@@ -5,8 +5,9 @@ from collections.abc import Mapping
 
 from embertide.server.core.errors import Code, RefusedError, invalid
 from embertide.server.core.operation import ENDED, Running, View
+from embertide.server.core.plan.layout import LaidPlan
 from embertide.server.core.state import OPERATIONS_KEPT, OPERATIONS_KEPT_BYTES
-from embertide.v1 import control_pb2, plan_pb2
+from embertide.v1 import control_pb2
 
 WAITING_MAX = 100
 PAGE_MAX = 500
@@ -103,7 +104,7 @@ class Operations:
         record.operation.ended_ms = now_ms
         self._keep(record)
 
-    def advance(self, view: View) -> plan_pb2.Plan | None:
+    def advance(self, view: View) -> LaidPlan | None:
         """Let the one at work do what the beats allow; return the plan to write, if one."""
         if self.running is None:
             return None

@@ -11,7 +11,7 @@ from embertide.server.core.plan.greedy import Greedy
 from embertide.server.core.plan.hot import HotRows, changed, hot_rows_of
 from embertide.server.core.plan.layout import (
     Bucket,
-    Layout,
+    PackedLayout,
     Place,
     bucket_name,
     budget_bytes,
@@ -37,7 +37,7 @@ class Situation:
     """What a request is judged by."""
 
     plan: plan_pb2.Plan
-    layout: Layout
+    layout: PackedLayout
     workload: Workload
     unknown: frozenset[str]  # names of owning nodes that do not say what they read
     alive: Callable[[str], bool]
@@ -172,7 +172,7 @@ def _planner(request: control_pb2.StartReshardRequest, now: Situation) -> tuple[
     if goal == "undo_operation":
         return "reshard", "undo", _Undo(_ended(request.undo_operation, now.operations))
     chosen = planner(request.planner)
-    owning = {at.node for held in now.layout.values() for at in held.owners}
+    owning = {at.node for held in now.layout.in_use() for at in held.owners}
     for at in sorted(owning):
         if not now.alive(nodes[at].name):
             raise RefusedError(
@@ -236,7 +236,9 @@ def _check_targets(moves: list[Move], now: Situation) -> None:
             raise RefusedError(
                 Code.FAILED_PRECONDITION, f"node {nodes[node].name!r} is dead; wait for it"
             )
-    for at, held in stepped(now.layout, moves, Step.BOTH_OWN).items():
+    both_own = stepped(now.layout, moves, Step.BOTH_OWN)
+    for at in {move.at for move in moves}:
+        held = both_own[at]
         if len(held.owners) > OWNERS_MAX:
             raise invalid(
                 f"{bucket_name(now.plan.tables, at)} would have {len(held.owners)} owners while "

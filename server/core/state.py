@@ -3,7 +3,8 @@
 import dataclasses
 from typing import Protocol
 
-from embertide.v1 import control_pb2, plan_pb2
+from embertide.server.core.plan.layout import LaidPlan
+from embertide.v1 import control_pb2
 
 PLANS_KEPT = 16
 OPERATIONS_KEPT = 1000
@@ -16,7 +17,7 @@ OPERATIONS_KEPT_BYTES = 64 << 20
 class Saved:
     """All that a control plane carries on from."""
 
-    plan: plan_pb2.Plan | None = None
+    plan: LaidPlan | None = None
     nodes: dict[str, control_pb2.RegisterNodeRequest] = dataclasses.field(default_factory=dict)
     operations: dict[str, control_pb2.OperationRecord] = dataclasses.field(default_factory=dict)
     decisions: dict[str, control_pb2.Decision] = dataclasses.field(default_factory=dict)
@@ -35,7 +36,7 @@ class Writes:
         settings: How drift is treated from now on.
     """
 
-    plan: plan_pb2.Plan | None = None
+    plan: LaidPlan | None = None
     nodes: dict[str, control_pb2.RegisterNodeRequest | None] = dataclasses.field(
         default_factory=dict
     )
@@ -73,5 +74,5 @@ class StateStore(Protocol):
             SupersededError: The term is not the highest, or the plan does not follow the newest.
         """
 
-    def plan(self, epoch: int) -> plan_pb2.Plan | None:
+    def plan(self, epoch: int) -> LaidPlan | None:
         """Return the plan of an epoch, or None if it is not kept."""

@@ -21,6 +21,7 @@ from embertide.server.core.errors import (
     StateUnavailableError,
     SupersededError,
 )
+from embertide.server.core.plan.layout import LaidPlan
 from embertide.server.core.plan.planner import Proposal
 from embertide.server.core.reshard import Posed
 from embertide.server.core.state import PLANS_KEPT, StateStore
@@ -198,20 +199,23 @@ class Driver:
         Raises:
             RefusedError: There is none, or it is not kept any more.
         """
-        newest = self.call(lambda core, now_ms: core.plan)
+        newest = self.call(
+            lambda core, now_ms: LaidPlan(core.plan, core.layout) if core.plan is not None else None
+        )
         if newest is None:
             raise RefusedError(
                 Code.NOT_FOUND, "no plan has been made; it waits for nodes to register"
             )
-        if epoch in (0, newest.epoch):
-            return newest
-        found = self._store.plan(epoch) if epoch < newest.epoch else None
+        last = newest.head.epoch
+        if epoch in (0, last):
+            return newest.whole()
+        found = self._store.plan(epoch) if epoch < last else None
         if found is None:
-            oldest = max(1, newest.epoch - PLANS_KEPT + 1)
+            oldest = max(1, last - PLANS_KEPT + 1)
             raise RefusedError(
-                Code.OUT_OF_RANGE, f"plan {epoch} is not kept; ask for {oldest} to {newest.epoch}"
+                Code.OUT_OF_RANGE, f"plan {epoch} is not kept; ask for {oldest} to {last}"
             )
-        return found
+        return found.whole()
 
     def measure(self) -> None:
         """Ask all live nodes for their load now; of one that does not answer it is unknown."""

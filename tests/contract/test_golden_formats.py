@@ -22,7 +22,7 @@ from simulation import SimulatedNode, Simulation
 
 from embertide import _store
 from embertide.server.adapters.state import MemoryState
-from embertide.server.core.plan.layout import Bucket, layout_of
+from embertide.server.core.plan.layout import Bucket, LaidPlan, layout_of
 from embertide.server.core.state import Writes
 from embertide.trainer.checkpoint import checkpoint as checkpoints
 from embertide.trainer.checkpoint.checkpoint import SavedCheckpoint
@@ -199,8 +199,8 @@ def test_a_control_plane_ends_the_reshard_that_an_older_one_began() -> None:
     plan, store = found["plan.pb"], MemoryState()
     term = store.take_term()
     for epoch in range(1, plan.epoch):  # the store counts epochs by one
-        store.commit(term, Writes(plan=plan_pb2.Plan(epoch=epoch)))
-    writes = Writes(plan=plan)
+        store.commit(term, Writes(plan=LaidPlan.of(plan_pb2.Plan(epoch=epoch))))
+    writes = Writes(plan=LaidPlan.of(plan))
     for name, message in found.items():
         folder, _, file = name.rpartition("/")
         if folder:

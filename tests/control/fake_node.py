@@ -130,7 +130,8 @@ class FakeNode(node_pb2_grpc.NodeServiceServicer):
                     self._register(stub)
                 if self.beating.is_set():
                     self._held.stuck = not self.loading.is_set()
-                    self._held.act(self._state.load().plan)
+                    plan = self._state.load().plan
+                    self._held.act(plan.whole() if plan is not None else None)
                     stub.Heartbeat(self._held.beat(), timeout=_DEADLINE_S, metadata=self._metadata)
             except grpc.RpcError as error:
                 self.refusals.append(error.code().name)

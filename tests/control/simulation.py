@@ -161,7 +161,8 @@ class Simulation:
         """Let a tick pass, and beats when they are due; return the plan that was written."""
         self.now_ms += TICK_MS
         if self.now_ms % self.options.heartbeat_ms == 0:
-            plan = self.store.load().plan
+            saved = self.store.load().plan
+            plan = saved.whole() if saved is not None else None
             for node in self.nodes.values():
                 if node.alive:
                     node.act(plan)
@@ -173,12 +174,12 @@ class Simulation:
             self.core.think(id, posed, posed.planner.propose(posed.problem))
         written = self.settle().plan
         self.check()
-        return written
+        return written.whole() if written is not None else None
 
     def plan(self) -> plan_pb2.Plan:
         plan = self.store.load().plan
         assert plan is not None
-        return plan
+        return plan.whole()
 
     def load(self, name: str, loads: dict[Bucket, tuple[int, int]]) -> None:
         answer = node_pb2.NodeServiceGetLoadResponse(window_ms=5000)
@@ -193,9 +194,10 @@ class Simulation:
 
     def check(self) -> None:
         """Prove the plan, and that who is asked holds what is asked for."""
-        plan = self.store.load().plan
-        if plan is None:
+        saved = self.store.load().plan
+        if saved is None:
             return
+        plan = saved.whole()
         check_plan(plan, previous_epoch=plan.epoch - 1)
         for asker in self.nodes.values():
             if not asker.alive or not asker.plan.epoch:

@@ -104,7 +104,7 @@ def test_an_operation_survives_a_store_that_fails_at_random(seed: int) -> None:
     for sequence in range(1, 2000):
         clock.at_ms += 50
         saved = MemoryState.load(store)
-        epoch = saved.plan.epoch if saved.plan else 0
+        epoch = saved.plan.head.epoch if saved.plan else 0
         for node in nodes:
             driver.beat(
                 control_pb2.HeartbeatRequest(

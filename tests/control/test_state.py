@@ -12,8 +12,9 @@ from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.server.adapters.state import MemoryState, RedisState
 from embertide.server.core.errors import StateUnavailableError, SupersededError
 from embertide.server.core.plan.first import first_plan
+from embertide.server.core.plan.layout import LaidPlan
 from embertide.server.core.state import PLANS_KEPT, Saved, StateStore, Writes
-from embertide.v1 import control_pb2, plan_pb2
+from embertide.v1 import control_pb2
 
 
 @pytest.fixture(params=["memory", "redis"])
@@ -28,10 +29,10 @@ def store(request: pytest.FixtureRequest, redis_url: str) -> Iterator[StateStore
     kept.close()
 
 
-def make_plan(epoch: int) -> plan_pb2.Plan:
+def make_plan(epoch: int) -> LaidPlan:
     plan = first_plan([make_node("node-0")], make_tables(user=1))
     plan.epoch = epoch
-    return plan
+    return LaidPlan.of(plan)
 
 
 def make_record(id: str) -> control_pb2.OperationRecord:

@@ -31,7 +31,7 @@ from embertide.server.adapters.process import Child, free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.server.adapters.state import RedisState
 from embertide.server.cli.control_plane import Caller
-from embertide.server.core.plan.layout import Bucket, Layout, Place, layout_of, owner
+from embertide.server.core.plan.layout import Bucket, LaidPlan, Layout, Place, layout_of, owner
 from embertide.v1 import control_pb2, node_pb2, plan_pb2, update_pb2
 
 # max_degraded_share of the nodes; the first two are never killed.
@@ -118,7 +118,7 @@ class Plans(Repeated):
 
     def act(self) -> None:
         while (plan := self._state.plan(self.newest + 1)) is not None:
-            self._seen.append((time.monotonic(), layout_of(plan.assignments)))
+            self._seen.append((time.monotonic(), plan.layout))
             self.newest += 1
 
     def in_force(self, epoch: int, ended_s: float) -> list[Layout]:
@@ -343,7 +343,7 @@ class ControlledSite:
     def plan(self) -> plan_pb2.Plan:
         plan = self.state.load().plan
         assert plan is not None
-        return plan
+        return plan.whole()
 
     def layout(self) -> Layout:
         return layout_of(self.plan().assignments)
@@ -377,10 +377,10 @@ class ControlledSite:
             each.newest.number for each in found
         )
 
-    def _range_if_whole(self, n: int, plan: plan_pb2.Plan) -> update_pb2.VersionRange | None:
+    def _range_if_whole(self, n: int, plan: LaidPlan) -> update_pb2.VersionRange | None:
         """The versions of a node that does as the plan says."""
         node, given = self.nodes[n], {}
-        for at, held in layout_of(plan.assignments).items():
+        for at, held in plan.layout.items():
             for place in (*held.leaving, *held.owners, *held.joining):
                 if place.node == n:
                     given[at] = place.device

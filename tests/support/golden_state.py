@@ -35,7 +35,7 @@ def messages(store: MemoryState) -> dict[str, Message]:
     saved = store.load()
     assert saved.plan is not None
     return {
-        "plan.pb": saved.plan,
+        "plan.pb": saved.plan.whole(),
         **{f"nodes/{name}.pb": each for name, each in saved.nodes.items()},
         **{f"operations/{name}.pb": each for name, each in saved.operations.items()},
     }

@@ -9,7 +9,15 @@ import enum
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from embertide.server.core.plan.layout import Bucket, Holders, Layout, Place, layout_of
+from embertide.server.core.plan.layout import (
+    Bucket,
+    Holders,
+    Layout,
+    PackedLayout,
+    Place,
+    layout_of,
+    packed,
+)
 from embertide.v1 import plan_pb2
 
 
@@ -109,12 +117,14 @@ _STEPS = {
 }
 
 
-def stepped(layout: Layout, moves: Iterable[Move], step: Step) -> Layout:
+def stepped(layout: Layout, moves: Iterable[Move], step: Step) -> PackedLayout:
     """Return the layout after `step` of the moves."""
-    after = dict(layout)
+    before = packed(layout)
+    after: dict[Bucket, Holders] = {}
     for move in moves:
-        after[move.at] = _STEPS[step](after[move.at], move)
-    return after
+        held = after.get(move.at)
+        after[move.at] = _STEPS[step](before[move.at] if held is None else held, move)
+    return before.changed(after)
 
 
 def arrived(layout: Layout, moves: Iterable[Move]) -> dict[Bucket, tuple[Place, ...]]:

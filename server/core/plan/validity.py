@@ -5,11 +5,22 @@ Each check raises a refusal that names the rule, the table and the bucket.
 
 import dataclasses
 import re
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
+
+import numpy as np
 
 from embertide.server.core.errors import RefusedError, invalid
 from embertide.server.core.plan.hot import check_hot_rows
-from embertide.server.core.plan.layout import Bucket, Holders, Place, bucket_name, devices, holders
+from embertide.server.core.plan.layout import (
+    Bucket,
+    Codes,
+    Holders,
+    LaidPlan,
+    Place,
+    bucket_name,
+    devices,
+    holders,
+)
 from embertide.v1 import plan_pb2
 
 NODES_MAX = 1024
@@ -19,7 +30,8 @@ NAME_BYTES_MAX = 64
 ADDRESS_BYTES_MAX = 255
 BUCKET_BITS_MAX = 17
 CHUNKS_MAX = 16
-PLAN_BYTES_MAX = 16 << 20
+PLAN_BYTES_MAX = 16 << 20  # as one message
+PLAN_RUNS_MAX = 1 << 20  # in chunks
 _ADDRESS = re.compile(r"[^\s/]+:(\d{1,5})")
 
 
@@ -87,6 +99,8 @@ class _Machines:
             return "rule 2", "a node stands twice among its owners"
         if len(owning) > OWNERS_MAX:
             return "limit", f"it has {len(owning)} owners; at most {OWNERS_MAX}"
+        if not held.owners:
+            return "rule 1", "it has no owner"
         missing = self.groups - {self.group_of[node] for node in owning}
         return ("rule 3", f"group {min(missing)} has no owner") if missing else None
 
@@ -123,35 +137,104 @@ def _check_cover(plan: plan_pb2.Plan) -> None:
         raise invalid(f"rule 1: table {plan.tables[at].name!r}: bucket {begin} has no owner")
 
 
-def check_plan(plan: plan_pb2.Plan, *, previous_epoch: int) -> None:
-    """Prove that a plan may replace the one of `previous_epoch`.
+def _machines(topology: plan_pb2.Topology) -> _Machines:
+    group_of = [node.group for node in topology.nodes]
+    return _Machines(frozenset(devices(topology)), group_of, frozenset(group_of))
+
+
+def _check_head(head: plan_pb2.Plan, previous_epoch: int) -> None:
+    """Prove all rules but those about assignments."""
+    if head.epoch <= previous_epoch:
+        raise invalid(f"rule 4: epoch {head.epoch} does not follow {previous_epoch}")
+    check_tables(head.tables)
+    names = [node.name for node in head.topology.nodes]
+    if not 0 < len(names) <= NODES_MAX or len(set(names)) < len(names):
+        raise invalid(f"topology has {len(names)} nodes, named once each: 1 to {NODES_MAX}")
+    for node in head.topology.nodes:
+        check_node(node)
+    try:
+        check_hot_rows(head.tables, head.hot_rows)
+    except RefusedError as error:
+        raise invalid(f"rule 5: {error.message}") from error
+
+
+def _check_holders(head: plan_pb2.Plan, machines: _Machines, at: Bucket, held: Holders) -> None:
+    fault = machines.fault(held)
+    if fault is not None:
+        raise invalid(f"{fault[0]}: {bucket_name(head.tables, at)}: {fault[1]}")
+
+
+def check_laid(after: LaidPlan, before: LaidPlan | None) -> None:
+    """Prove that a plan may replace the one before it, which has been proved.
+
+    Looks only at what differs where both have the same machines, tables and kind of codes.
 
     Raises:
         RefusedError: It may not; the message names the rule.
     """
-    if plan.epoch <= previous_epoch:
-        raise invalid(f"rule 4: epoch {plan.epoch} does not follow {previous_epoch}")
-    check_tables(plan.tables)
-    names = [node.name for node in plan.topology.nodes]
-    if not 0 < len(names) <= NODES_MAX or len(set(names)) < len(names):
-        raise invalid(f"topology has {len(names)} nodes, named once each: 1 to {NODES_MAX}")
-    for node in plan.topology.nodes:
-        check_node(node)
-    group_of = [node.group for node in plan.topology.nodes]
-    machines = _Machines(frozenset(devices(plan.topology)), group_of, frozenset(group_of))
+    head, layout = after
+    same = (
+        before is not None
+        and layout.comparable(before.layout)
+        and head.topology == before.head.topology
+        and head.tables == before.head.tables
+        and head.hot_rows == before.head.hot_rows
+    )
+    if not same or before is None:
+        _check_head(head, before.head.epoch if before is not None else 0)
+        _check_sizes(after)
+    elif head.epoch <= before.head.epoch:
+        raise invalid(f"rule 4: epoch {head.epoch} does not follow {before.head.epoch}")
+    machines = _machines(head.topology)
+    for table, codes in layout.codes.items():
+        old = before.layout.codes[table] if same and before is not None else None
+        for bucket, code in _firsts(codes, old):
+            held = layout.of_codes(codes[bucket : bucket + 1])[0] if code >= 0 else Holders(())
+            _check_holders(head, machines, Bucket(table, bucket), held)
+    if (runs := layout.run_count()) > PLAN_RUNS_MAX:
+        raise invalid(f"the plan has {runs:,} runs of buckets; at most {PLAN_RUNS_MAX:,}")
+
+
+def _firsts(codes: Codes, old: Codes | None) -> Iterator[tuple[int, int]]:
+    """Yield each distinct code among those that changed, with the first bucket that has it."""
+    if codes is old:
+        return
+    at = np.flatnonzero(codes != old) if old is not None else np.arange(len(codes))
+    if not len(at):
+        return
+    values, firsts = np.unique(codes[at], return_index=True)
+    order = np.argsort(firsts)
+    yield from zip(at[firsts[order]].tolist(), values[order].tolist(), strict=True)
+
+
+def _check_sizes(plan: LaidPlan) -> None:
+    """Prove rule 1 as far as which buckets there are."""
+    wanted = {table.id: 1 << table.bucket_bits for table in plan.head.tables}
+    for table, codes in plan.layout.codes.items():
+        if len(codes) > wanted.get(table, 0):
+            at = Bucket(table, wanted.get(table, 0))
+            raise invalid(f"rule 1: {bucket_name(plan.head.tables, at)} does not exist")
+    for table, count in wanted.items():
+        laid = len(plan.layout.codes.get(table, ()))
+        if laid < count:
+            at = Bucket(table, laid)
+            raise invalid(f"rule 1: {bucket_name(plan.head.tables, at)} has no owner")
+
+
+def check_plan(plan: plan_pb2.Plan, *, previous_epoch: int) -> None:
+    """Prove that a whole plan may replace the one of `previous_epoch`.
+
+    Raises:
+        RefusedError: It may not; the message names the rule.
+    """
+    _check_head(plan, previous_epoch)
+    machines = _machines(plan.topology)
     for each in plan.assignments:
         try:
             check_run(plan.tables, each)
         except RefusedError as error:
             raise invalid(f"rule 1: {error.message}") from error
-        fault = ("rule 1", "it has no owner") if not each.owners else machines.fault(holders(each))
-        if fault is not None:
-            where = bucket_name(plan.tables, Bucket(each.table_id, each.bucket_begin))
-            raise invalid(f"{fault[0]}: {where}: {fault[1]}")
+        _check_holders(plan, machines, Bucket(each.table_id, each.bucket_begin), holders(each))
     _check_cover(plan)
-    try:
-        check_hot_rows(plan.tables, plan.hot_rows)
-    except RefusedError as error:
-        raise invalid(f"rule 5: {error.message}") from error
     if plan.ByteSize() > PLAN_BYTES_MAX:
         raise invalid(f"the plan is {plan.ByteSize()} bytes encoded; at most {PLAN_BYTES_MAX}")
