@@ -37,6 +37,7 @@ class TableTraits(NamedTuple):
     tier_share: tuple[float, float, float] = (0.0, 1.0, 0.0)
 
     sent_share: float = 1.0
+    bag_keys: float = 1.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Asking:
