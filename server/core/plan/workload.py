@@ -27,17 +27,18 @@ class TableTraits(NamedTuple):
         wire_bytes: Bytes that a key asked of a peer costs, request and answer together.
         sum_share: Of the keys asked of peers, those whose bags the owner pools; 0 for sequences.
         tier_share: Of the keys looked up, those found in HBM, DDR and SSD; the rest have no row.
-    """
         sent_share: Of the keys asked of peers, those that are sent: one that a request asks for
             twice is sent once.
+        bag_keys: Mean keys of a bag of pooled keys; 1: unknown, or bags of one.
+    """
 
     row_bytes: float = 64.0
     wire_bytes: float = 80.0
     sum_share: float = 0.0
     tier_share: tuple[float, float, float] = (0.0, 1.0, 0.0)
-
     sent_share: float = 1.0
     bag_keys: float = 1.0
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Asking:
@@ -48,15 +49,15 @@ class Asking:
         copied_NT: Share of the keys of buckets that a node does not hold which its copies answer.
         bytes_B: Resident bytes of one copy of a bucket, the largest that a node reported.
         traits: By table id.
-    """
         requests_N: Requests a second of each node's own clients; empty: not known.
+    """
 
     wanted_NB: NDArray[np.float64]
     copied_NT: NDArray[np.float64]
     bytes_B: NDArray[np.float64]
     traits: Mapping[int, TableTraits]
-
     requests_N: NDArray[np.float64] = dataclasses.field(default_factory=lambda: np.zeros(0))
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
