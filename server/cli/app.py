@@ -8,6 +8,7 @@ from embertide.server.adapters.process import interrupt_on_signals
 from embertide.server.cli import (
     control,
     doctor,
+    drift,
     explain,
     hot,
     node,
@@ -60,6 +61,7 @@ app.add_typer(plan.app, name="plan")
 app.command("explain", context_settings={"ignore_unknown_options": True})(explain.command)
 app.command("hot")(hot.command)
 app.add_typer(reshard.app, name="reshard")
+app.add_typer(drift.app, name="drift")
 app.add_typer(snapshot.app, name="snapshot")
 _forward("import", "Turn an existing model into a snapshot.")
 _forward("export-dense", "Compile any nn.Module for serving.")

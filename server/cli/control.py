@@ -14,10 +14,13 @@ from embertide.server.adapters.state import RedisState
 from embertide.server.cli.refusals import refusals
 from embertide.server.core.control import ControlOptions
 from embertide.server.core.demand import Clock
+from embertide.server.core.drift.options import DriftOptions, FreezeWindow, ModeName
 from embertide.server.core.errors import RefusedError
 from embertide.server.services.control_server import ControlServer, ListenError, ServerOptions
 from embertide.server.services.planning import LIMIT_S
 from embertide.server.services.tokens import TokensError, read_tokens
+
+DEFAULTS = DriftOptions()
 
 
 def _own_state(directory: Path, port: int) -> RedisServer:
@@ -81,6 +84,47 @@ def command(
     planner_limit_s: Annotated[
         float, typer.Option(help="How long a planner may take, at most 25 s.", min=0.1, max=25)
     ] = LIMIT_S,
+    mode: Annotated[
+        ModeName,
+        typer.Option(
+            help="Whether it follows drift by itself: auto acts, advise only records what it would "
+            "do. `embertide drift mode` changes it later."
+        ),
+    ] = DEFAULTS.mode,
+    drift_planner: Annotated[
+        str, typer.Option(help="Planner that is asked when a detector fires.")
+    ] = DEFAULTS.planner,
+    drift_interval_s: Annotated[
+        float, typer.Option(help="From one look at the drift to the next.", min=0.5)
+    ] = DEFAULTS.interval_s,
+    drift_half_life_s: Annotated[
+        int, typer.Option(help="Reads count half after this long: 60, 600, 3600 or 86400.")
+    ] = DEFAULTS.half_life_s,
+    drift_horizon_s: Annotated[
+        float, typer.Option(help="A move must pay for itself within this time.", min=1)
+    ] = DEFAULTS.horizon_s,
+    drift_cooldown_s: Annotated[
+        float, typer.Option(help="From one move to the next, at least.", min=0)
+    ] = DEFAULTS.cooldown_s,
+    drift_min_gain: Annotated[
+        float, typer.Option(help="Share of the cost that a plan must save.", min=0, max=0.99)
+    ] = DEFAULTS.min_gain,
+    drift_bytes_per_s: Annotated[
+        int, typer.Option(help="Bandwidth of its moves; 0: no bound.", min=0)
+    ] = DEFAULTS.bytes_per_s,
+    drift_bytes_per_day: Annotated[
+        int, typer.Option(help="Bytes that it may move in 24 hours; 0: no bound.", min=0)
+    ] = DEFAULTS.bytes_per_day,
+    drift_operations_per_day: Annotated[
+        int, typer.Option(help="Operations that it may start in 24 hours.", min=1)
+    ] = DEFAULTS.operations_per_day,
+    drift_p99_ms: Annotated[
+        float, typer.Option(help="Its moves wait while a node's p99 is above; 0: no bound.", min=0)
+    ] = 0,
+    freeze: Annotated[
+        list[str] | None,
+        typer.Option(help="Time of each day, in UTC, in which it begins nothing: 22:00-06:00."),
+    ] = None,
     directory: Annotated[
         Path, typer.Option(help="Folder of the audit log and of a state store of our own.")
     ] = Path("build/control"),
@@ -104,6 +148,20 @@ def command(
                     heartbeat_ms=heartbeat_ms,
                     longest_deadline_ms=longest_deadline_ms,
                     clock=clock,
+                    drift=DriftOptions(
+                        mode=mode,
+                        planner=drift_planner,
+                        interval_s=drift_interval_s,
+                        half_life_s=drift_half_life_s,
+                        horizon_s=drift_horizon_s,
+                        cooldown_s=drift_cooldown_s,
+                        min_gain=drift_min_gain,
+                        bytes_per_s=drift_bytes_per_s,
+                        bytes_per_day=drift_bytes_per_day,
+                        operations_per_day=drift_operations_per_day,
+                        p99_us=round(drift_p99_ms * 1000),
+                        freeze=tuple(map(FreezeWindow.parse, freeze or ())),
+                    ),
                 ),
                 listen=listen,
                 tokens=read_tokens(tokens) if tokens else None,

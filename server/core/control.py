@@ -12,6 +12,9 @@ from google.protobuf.message import Message
 
 from embertide.server.core.answers import Answers, check_id, content, in_use
 from embertide.server.core.demand import PLANNED_BY_S, Clock, Demand
+from embertide.server.core.drift.autopilot import LOOK, Autopilot, DriftMemory, Trust
+from embertide.server.core.drift.look import Looked
+from embertide.server.core.drift.options import DriftOptions
 from embertide.server.core.errors import Code, MovedOnError, RefusedError, invalid
 from embertide.server.core.fleet import Fleet, check_registration
 from embertide.server.core.loads import Loads
@@ -46,6 +49,7 @@ class ControlOptions:
         heartbeat_ms: From one beat to the next; five missed make a node dead.
         longest_deadline_ms: No lookup takes longer; a source that left holds on for as long.
         clock: Time that load windows count in: "event" where a stream is replayed.
+        drift: How it decides about drift.
     """
 
     model: str
@@ -53,6 +57,7 @@ class ControlOptions:
     heartbeat_ms: int = 200
     longest_deadline_ms: int = 2000
     clock: Clock = "wall"
+    drift: DriftOptions = dataclasses.field(default_factory=DriftOptions)
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be."""
@@ -69,6 +74,7 @@ class Memory:
         self.fleet = Fleet(options.model, options.heartbeat_ms)
         self.loads = Loads()
         self.demand = Demand(options.clock)
+        self.drift = DriftMemory()
         self.answers: Answers[Message] = Answers()
 
 
@@ -100,12 +106,17 @@ class Control:
         # What a planner is to answer for the operation whose turn it is, and its answer.
         self.wanted: tuple[str, Posed] | None = None
         self._thought: tuple[str, int, Proposal | RefusedError] | None = None
+        self.autopilot = Autopilot(
+            options.drift, self.memory.drift, saved.decisions, saved.settings, options.clock
+        )
 
     def take(self) -> Writes:
         """Return what must be written now, once."""
         writes = self._writes
         writes.operations.update(self.operations.changed)
         self.operations.changed = {}
+        writes.decisions.update(self.autopilot.decisions.changed)
+        self.autopilot.decisions.changed = {}
         self._writes = Writes()
         return writes
 
@@ -183,6 +194,7 @@ class Control:
         self.loads.take(node, load)
         if self.plan is not None:
             self.demand.take(node, load, self.plan.tables, now_ms)
+            self.autopilot.load(node, load, now_ms)
 
     def remove(
         self, request: control_pb2.RemoveNodeRequest, now_ms: int
@@ -204,6 +216,7 @@ class Control:
         self.fleet.remove(request.node)
         self.loads.forget(request.node)
         self.demand.forget(request.node)
+        self.autopilot.forget(request.node)
         self._writes.nodes[request.node] = None
         topology = self.plan and forget_last(self.plan, request.node)
         if topology:
@@ -300,22 +313,42 @@ class Control:
                 "it and try again",
             )
         posed = posed or pose(request, situation)
-        prepared = settle(posed, proposal or posed.planner.propose(posed.problem), situation)
-        answer = control_pb2.StartReshardResponse(
+        proposal = proposal or posed.planner.propose(posed.problem)
+        prepared = settle(posed.kind, posed.name, proposal, situation)
+        answer = self._answer(request, prepared, now_ms)
+        if not request.dry_run:
+            self._accept(request, answer, now_ms)
+        return answer
+
+    def _answer(
+        self, request: control_pb2.StartReshardRequest, prepared: Prepared, now_ms: int
+    ) -> control_pb2.StartReshardResponse:
+        """Say what an operation would be."""
+        return control_pb2.StartReshardResponse(
             operation=_operation(request, prepared, self.operations.created_ms(now_ms)),
             moves=prepared.moves,
             devices=device_loads(prepared.before, prepared.after),
             explanation=prepared.explanation,
             hot_rows=hot.messages_of(prepared.hot_rows),
         )
-        if request.dry_run:
-            return answer
+
+    def _accept(
+        self,
+        request: control_pb2.StartReshardRequest,
+        answer: control_pb2.StartReshardResponse,
+        now_ms: int,
+    ) -> None:
+        """Take an operation in as it was answered.
+
+        Raises:
+            RefusedError: Too many wait.
+        """
         self.operations.check_room()
         self.operations.add(
             control_pb2.OperationRecord(
                 operation=answer.operation,
                 request=request,
-                moves=prepared.moves,
+                moves=answer.moves,
                 hot_rows=answer.hot_rows,
             )
         )
@@ -323,7 +356,6 @@ class Control:
         self._made_at = {id: at for id, at in self._made_at.items() if id in active}
         self._made_at[request.operation_id] = self.epoch
         self._answered.append((request.operation_id, request, answer, now_ms))
-        return answer
 
     def _accepted_before(
         self, request: control_pb2.StartReshardRequest
@@ -400,6 +432,62 @@ class Control:
         plan = self.operations.advance(View(self.plan, self.layout, self.fleet, now_ms))
         if plan is not None:
             self._replace(plan)
+            return
+        self._follow_drift(self.plan, now_ms)
+
+    def _follow_drift(self, plan: plan_pb2.Plan, now_ms: int) -> None:
+        """Look at the drift when it is time, and act on what a look has found."""
+        self.autopilot.measure(plan, self.operations.records, now_ms)
+        if self.operations.active():
+            return
+        if self._thought is not None and self._thought[0] == LOOK:
+            self._take_look(now_ms)
+        elif self.wanted is None and self.autopilot.is_due(now_ms):
+            posed = self.autopilot.pose(
+                self._situation(now_ms, self.options.drift.half_life_s),
+                self.loads.by_node,
+                self._drained(),
+                now_ms,
+            )
+            if posed is not None:
+                self.wanted = LOOK, posed
+
+    def _take_look(self, now_ms: int) -> None:
+        """Judge what a look has found; one at a plan that has moved on is dropped."""
+        thought, self._thought = self._thought, None
+        if thought is None or thought[1] != self.epoch:
+            return
+        outcome, situation = thought[2], self._situation(now_ms, self.options.drift.half_life_s)
+        prepared = None
+        if not isinstance(outcome, Looked | RefusedError):
+            raise TypeError(f"a look has returned {type(outcome).__name__}")
+        if isinstance(outcome, Looked) and outcome.triggers:
+            try:
+                prepared = settle("reshard", self.options.drift.planner, outcome, situation)
+            except RefusedError as error:
+                outcome = error
+        act = self.autopilot.take(outcome, prepared, situation, Trust(), now_ms)
+        if act is not None:
+            self._accept(act.request, self._answer(act.request, act.prepared, now_ms), now_ms)
+
+    def _drained(self) -> set[str]:
+        """Return the nodes that an operator has drained: they get nothing by themselves."""
+        return {each.request.drain_node for each in self.operations.records.values()} - {""}
+
+    def decisions(
+        self, request: control_pb2.ListDecisionsRequest
+    ) -> control_pb2.ListDecisionsResponse:
+        """Return a page of what was decided about drift."""
+        return self.autopilot.decisions.page(request, self.autopilot.settings)
+
+    def set_drift(self, wanted: control_pb2.DriftSettings) -> control_pb2.DriftSettings:
+        """Change how drift is treated.
+
+        Raises:
+            RefusedError: The settings are wrong.
+        """
+        self._writes.settings = self.autopilot.set(wanted)
+        return self.autopilot.settings
 
     def _make_first(self, now_ms: int) -> None:
         live = self.fleet.live(now_ms)
@@ -445,14 +533,15 @@ class Control:
             return None
         posed = pose(record.request, situation)
         if not posed.thinks:
-            return settle(posed, posed.planner.propose(posed.problem), situation)
+            proposal = posed.planner.propose(posed.problem)
+            return settle(posed.kind, posed.name, proposal, situation)
         thought, self._thought = self._thought, None
         if thought is None or thought[:2] != (id, self.epoch):
             self.wanted = id, posed
             return None
         if isinstance(thought[2], RefusedError):
             raise thought[2]
-        return settle(posed, thought[2], situation)
+        return settle(posed.kind, posed.name, thought[2], situation)
 
     def think(self, id: str, posed: Posed, outcome: Proposal | RefusedError) -> None:
         """Take a planner's answer to what was `wanted`; the next tick looks whether it holds."""

@@ -122,7 +122,18 @@ def pose(request: control_pb2.StartReshardRequest, now: Situation) -> Posed:
         RefusedError: It cannot be done; the message names what is wrong.
     """
     kind, name, chosen = _planner(request, now)
-    problem = Problem(
+    thinks = not isinstance(chosen, Explicit | _Undo)
+    return Posed(kind=kind, name=name, planner=chosen, problem=problem_of(now), thinks=thinks)
+
+
+def posed_by(chosen: Planner, name: str, now: Situation) -> Posed:
+    """Return what a planner is to answer that no request names."""
+    return Posed(kind="reshard", name=name, planner=chosen, problem=problem_of(now), thinks=True)
+
+
+def problem_of(now: Situation) -> Problem:
+    """Return the problem that a situation poses to any planner."""
+    return Problem(
         plan=now.plan,
         layout=now.layout,
         workload=now.workload,
@@ -130,12 +141,16 @@ def pose(request: control_pb2.StartReshardRequest, now: Situation) -> Posed:
             at for at, node in enumerate(now.plan.topology.nodes) if not now.alive(node.name)
         ),
     )
-    thinks = not isinstance(chosen, Explicit | _Undo)
-    return Posed(kind=kind, name=name, planner=chosen, problem=problem, thinks=thinks)
 
 
-def settle(posed: Posed, proposal: Proposal, now: Situation) -> Prepared:
+def settle(kind: str, name: str, proposal: Proposal, now: Situation) -> Prepared:
     """Return the moves of a planner's answer, and what they come to. Requires: it is of this plan.
+
+    Args:
+        kind: Of the operation.
+        name: The planner's.
+        proposal: Its answer.
+        now: The situation.
 
     Raises:
         RefusedError: It cannot be done; the message names what is wrong.
@@ -147,8 +162,8 @@ def settle(posed: Posed, proposal: Proposal, now: Situation) -> Prepared:
     after = predicted(before, moves, now.workload)
     _check_room(now.plan.topology, before, after)
     return Prepared(
-        kind=posed.kind,
-        planner=posed.name,
+        kind=kind,
+        planner=name,
         moves=[_message(move, now.workload) for move in moves],
         hot_rows=changed(now.plan, proposal.hot_rows),
         before=before,

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from google.protobuf.message import Message
 
-MUTATIONS = frozenset({"RegisterNode", "RemoveNode", "StartReshard", "SteerOperation"})
+MUTATIONS = frozenset(
+    {"RegisterNode", "RemoveNode", "SetDriftSettings", "StartReshard", "SteerOperation"}
+)
 _IDS = ("request_id", "operation_id", "id")
 _SUBJECTS = ("drain_node", "undo_operation", "planner", "steering", "dry_run", "reason")
 
@@ -38,6 +40,7 @@ class Audit:
             return
         given = {field.name: value for field, value in request.ListFields()}
         node = given.get("node")
+        settings = given.get("settings")
         line = {
             "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
             "rpc": rpc,
@@ -51,6 +54,8 @@ class Audit:
         }
         if node is not None:
             line["node"] = node if isinstance(node, str) else node.name
+        if settings is not None:
+            line["settings"] = {field.name: value for field, value in settings.ListFields()}
         with self._lock:
             self._file.write(json.dumps(line) + "\n")
             self._file.flush()

@@ -120,6 +120,22 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         """Return a page of operations."""
         return self._driver.call(lambda core, now_ms: core.operations.page(request))
 
+    def ListDecisions(
+        self, request: control_pb2.ListDecisionsRequest, context: grpc.ServicerContext
+    ) -> control_pb2.ListDecisionsResponse:
+        """Return a page of what was decided about drift."""
+        return self._driver.call(lambda core, now_ms: core.decisions(request))
+
+    def SetDriftSettings(
+        self, request: control_pb2.SetDriftSettingsRequest, context: grpc.ServicerContext
+    ) -> control_pb2.SetDriftSettingsResponse:
+        """Change how drift is treated."""
+        return self._driver.call(
+            lambda core, now_ms: control_pb2.SetDriftSettingsResponse(
+                settings=core.set_drift(request.settings)
+            )
+        )
+
     def _operation(self, id: str) -> control_pb2.Operation:
         check_id("id", id)
         copy = control_pb2.Operation()

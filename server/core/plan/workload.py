@@ -1,6 +1,7 @@
 """What was measured, and what a plan makes of it: reads and bytes of every device."""
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -59,7 +60,7 @@ class Asking:
     requests_N: NDArray[np.float64] = dataclasses.field(default_factory=lambda: np.zeros(0))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Workload:
     """Work by (bucket, position of the node); a bucket that nobody measured has none.
 
@@ -78,8 +79,15 @@ class Workload:
         """Return what a move takes along: the source's reads, and the bytes of any copy."""
         if move.source is not None:
             return self.of(move.at, move.source.node)
-        copies = [work for (at, _), work in self.work.items() if at == move.at]
-        return Work(0, max((work.bytes for work in copies), default=0))
+        return Work(0, self._largest_copy.get(move.at, 0))
+
+    @functools.cached_property
+    def _largest_copy(self) -> Mapping[Bucket, int]:
+        """Bytes of each bucket's largest copy."""
+        largest: dict[Bucket, int] = {}
+        for (at, _), work in self.work.items():
+            largest[at] = max(largest.get(at, 0), work.bytes)
+        return largest
 
 
 def measured(

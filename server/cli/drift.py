@@ -1,0 +1,236 @@
+"""`drift`: what the control plane has decided about drift, and whether it acts by itself."""
+
+import datetime
+import re
+import time
+from typing import Annotated
+
+import rich.console
+import rich.table
+import typer
+
+from embertide.server.adapters.process import ProcessError
+from embertide.server.cli.control_plane import (
+    DEFAULT_CONTROL,
+    Caller,
+    Control,
+    TokenFile,
+    calling,
+    print_message,
+)
+from embertide.server.cli.refusals import Json, refusals
+from embertide.server.core.drift.options import MODES
+from embertide.v1 import control_pb2
+
+app = typer.Typer(
+    help="What the control plane decides about drift: list the decisions, set the mode, freeze.",
+    rich_markup_mode="markdown",
+    invoke_without_command=True,
+)
+_DURATION = re.compile(r"(\d+)([smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_PAGE = 500
+_FREEZE_S_MAX = 90 * 86_400
+Reason = Annotated[str, typer.Option(help="Why, for people and the audit log.")]
+
+
+def _outcome(decision: control_pb2.Decision) -> str:
+    name: str = control_pb2.DecisionOutcome.Name(decision.outcome)
+    return name.removeprefix("DECISION_OUTCOME_").lower().replace("_", " ")
+
+
+def _mode(settings: control_pb2.DriftSettings) -> str:
+    return next((name for name, mode in MODES.items() if mode == settings.mode), "not known")
+
+
+def _time(at_ms: int) -> str:
+    return datetime.datetime.fromtimestamp(at_ms / 1000).strftime("%m-%d %H:%M:%S")
+
+
+def _describe(settings: control_pb2.DriftSettings) -> str:
+    """Say how drift is treated now."""
+    text = f"mode {_mode(settings)}"
+    left_s = settings.frozen_until_ms / 1000 - time.time()
+    if left_s > 0:
+        text += f", frozen until {_time(settings.frozen_until_ms)}"
+    return text + (f" ({settings.reason})" if settings.reason else "")
+
+
+def _gain(decision: control_pb2.Decision) -> tuple[str, str]:
+    """Return the predicted and the measured gain as people read them."""
+    if not decision.HasField("before"):
+        return "-", "-"
+    measured = f"{decision.measured_gain:.1%}" if decision.measured_ms else "-"
+    return f"{decision.predicted_gain:.1%}", measured
+
+
+def _list(caller: Caller, *, acted: bool, limit: int) -> control_pb2.ListDecisionsResponse:
+    request = control_pb2.ListDecisionsRequest(acted_only=acted, page_size=min(limit, _PAGE))
+    answer: control_pb2.ListDecisionsResponse = caller.call("ListDecisions", request)
+    return answer
+
+
+def _show(answer: control_pb2.ListDecisionsResponse) -> None:
+    typer.echo(_describe(answer.settings))
+    if not answer.decisions:
+        typer.echo("no decision yet: the first look comes with the first load reports")
+        return
+    table = rich.table.Table(
+        "decision", "last at", "looks", "outcome", "predicted", "measured", "bytes", "triggers"
+    )
+    for each in answer.decisions:
+        table.add_row(
+            each.id,
+            _time(each.at_ms),
+            str(each.looks),
+            _outcome(each),
+            *_gain(each),
+            f"{each.bytes:,}",
+            ", ".join(each.triggers),
+        )
+    rich.console.Console().print(table)
+    newest = answer.decisions[0]
+    typer.echo(f"{newest.id}: {newest.why}")
+
+
+@app.callback()
+def command(
+    context: typer.Context,
+    acted: Annotated[
+        bool, typer.Option("--acted", help="Only those that moved something.")
+    ] = False,
+    limit: Annotated[int, typer.Option(help="Newest decisions shown.", min=1, max=_PAGE)] = 20,
+    control: Control = DEFAULT_CONTROL,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
+    """List the newest decisions: what was seen, what it would gain, what came of it.
+
+    Example: embertide drift
+
+    Example: embertide drift show look-12
+
+    Example: embertide drift mode auto
+
+    Example: embertide drift freeze 2h --reason "release"
+    """
+    if context.invoked_subcommand is not None:
+        return
+    with refusals(as_json), calling(control, token_file) as caller:
+        answer = _list(caller, acted=acted, limit=limit)
+        if as_json:
+            print_message(answer)
+        else:
+            _show(answer)
+
+
+@app.command("show")
+def show(
+    decision: Annotated[str, typer.Argument(help="The decision's id, as look-12.")],
+    control: Control = DEFAULT_CONTROL,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
+    """Show one decision with all its numbers. Example: embertide drift show look-12."""
+    with refusals(as_json), calling(control, token_file) as caller:
+        answer = _list(caller, acted=False, limit=_PAGE)
+        found = next((each for each in answer.decisions if each.id == decision), None)
+        while found is None and answer.next_page_token:
+            request = control_pb2.ListDecisionsRequest(
+                page_size=_PAGE, page_token=answer.next_page_token
+            )
+            answer = caller.call("ListDecisions", request)
+            found = next((each for each in answer.decisions if each.id == decision), None)
+        if found is None:
+            raise ProcessError(f"no decision {decision!r}; `embertide drift` lists them")
+        if as_json:
+            print_message(found)
+        else:
+            _show_one(found)
+
+
+def _show_one(decision: control_pb2.Decision) -> None:
+    predicted, measured = _gain(decision)
+    table = rich.table.Table("", "", show_header=False)
+    rows = {
+        "outcome": _outcome(decision),
+        "why": decision.why,
+        "at": _time(decision.at_ms),
+        "looks": f"{decision.looks}, the first at {_time(decision.first_ms or decision.at_ms)}",
+        "triggers": ", ".join(decision.triggers) or "none",
+        "plan epoch": str(decision.plan_epoch),
+        "planner": decision.planner or "not asked",
+        "operation": decision.operation_id or "none",
+        "gain, predicted / measured": f"{predicted} / {measured}",
+        "busiest device, us/s": f"{decision.before.busiest_us:,.0f} -> "
+        f"{decision.after.busiest_us:,.0f}",
+        "mean of the devices, us/s": f"{decision.before.mean_us:,.0f} -> "
+        f"{decision.after.mean_us:,.0f}",
+        "keys asked of peers a second": f"{decision.before.asked_keys:,.0f} -> "
+        f"{decision.after.asked_keys:,.0f}",
+        "moves": f"{decision.buckets:,} buckets, {decision.bytes:,} bytes, "
+        f"{decision.move_s:,.1f} s",
+        "cost of the move, saved by the horizon": f"{decision.move_cost_us / 1e6:,.2f} s, "
+        f"{decision.horizon_gain_us / 1e6:,.2f} s of the nodes' time",
+        "error of the cost model": f"{decision.model_error:.1%}" if decision.model_error else "-",
+    }
+    if not decision.HasField("before"):
+        for name in list(rows)[8:]:
+            del rows[name]
+    signals = decision.signals
+    rows["signals"] = ", ".join(
+        f"{field.name} {getattr(signals, field.name):.3f}" for field in signals.DESCRIPTOR.fields
+    )
+    for name, value in rows.items():
+        table.add_row(name, value)
+    rich.console.Console().print(table)
+    if decision.explanation:
+        typer.echo(decision.explanation)
+
+
+def _set(caller: Caller, settings: control_pb2.DriftSettings, *, as_json: bool) -> None:
+    request = control_pb2.SetDriftSettingsRequest(settings=settings)
+    now = caller.call("SetDriftSettings", request).settings
+    if as_json:
+        print_message(now)
+    else:
+        typer.echo(_describe(now))
+
+
+@app.command("mode")
+def set_mode(
+    mode: Annotated[str, typer.Argument(help="off, advise or auto.")],
+    reason: Reason = "",
+    control: Control = DEFAULT_CONTROL,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
+    """Set whether it acts by itself; outlives restarts. Example: embertide drift mode auto."""
+    with refusals(as_json), calling(control, token_file) as caller:
+        if mode not in MODES:
+            raise ProcessError(f"mode is {mode!r}; use {', '.join(MODES)}")
+        settings = _list(caller, acted=False, limit=1).settings
+        settings.mode, settings.reason = MODES[mode], reason
+        _set(caller, settings, as_json=as_json)
+
+
+@app.command("freeze")
+def freeze(
+    duration: Annotated[str, typer.Argument(help="How long, as 30m, 2h or 3d; 0s ends it.")],
+    reason: Reason = "",
+    control: Control = DEFAULT_CONTROL,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
+    """Let it begin nothing for a while. Example: embertide drift freeze 2h --reason release."""
+    with refusals(as_json), calling(control, token_file) as caller:
+        found = _DURATION.fullmatch(duration)
+        if found is None:
+            raise ProcessError(f"duration is {duration!r}; use a number and s, m, h or d, as 2h")
+        seconds = int(found[1]) * _SECONDS[found[2]]
+        if seconds > _FREEZE_S_MAX:
+            raise ProcessError(f"duration is {duration}; at most 90d: use `drift mode advise`")
+        settings = _list(caller, acted=False, limit=1).settings
+        settings.frozen_until_ms = int((time.time() + seconds) * 1000) if seconds else 0
+        settings.reason = reason
+        _set(caller, settings, as_json=as_json)

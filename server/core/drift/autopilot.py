@@ -1,0 +1,443 @@
+"""The autopilot: looks at the drift again and again, decides, and remembers what came of it.
+
+    wait --> look (signals; a planner if a detector fired) --> judge --> record --> wait
+                                                                 |
+                                                                 +--> operation --> measure the gain
+
+A look runs where planners run; everything here is quick. What must outlive a restart is written:
+decisions and settings. References, seasons and measurements begin anew with the process.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from embertide.server.core.demand import Clock
+from embertide.server.core.drift.judge import DAY_MS, Case, Outcome, Verdict, judge
+from embertide.server.core.drift.look import Look, Looked, gain
+from embertide.server.core.drift.measured import Measured
+from embertide.server.core.drift.options import MODES, DriftOptions
+from embertide.server.core.drift.records import Decision, Decisions
+from embertide.server.core.drift.seasons import Seasons
+from embertide.server.core.drift.signals import HotSet, Signals, hot_set, overlap
+from embertide.server.core.errors import RefusedError, invalid
+from embertide.server.core.plan.planner import Planner
+from embertide.server.core.plan.planners import PLANNERS, planner
+from embertide.server.core.reshard import REASON_BYTES_MAX, Posed, Prepared, Situation, posed_by
+from embertide.v1 import control_pb2, node_pb2, plan_pb2
+
+LOOK = "look"  # what a look is called where operations have their ids
+SETTLE_MS = 10_000  # after an operation, two load windows count for nothing
+MEASURE_MS = 30_000
+JOIN = "join"
+_GIVE_UP_MS = 300_000  # a gain that cannot be measured by then is not
+_FIRST_RATE = 10e6  # bytes a second that moves take before any was measured
+_FIRST_US_PER_BYTE = 0.02
+_SMOOTHED = 0.3
+# Outcomes after which the next look asks a planner again, whatever the detectors say.
+_PENDING = {
+    Outcome.DECISION_OUTCOME_UNCONFIRMED: "confirm",
+    Outcome.DECISION_OUTCOME_COOLING_DOWN: "held_back",
+    Outcome.DECISION_OUTCOME_FROZEN: "held_back",
+    Outcome.DECISION_OUTCOME_OVER_BUDGET: "held_back",
+    Outcome.DECISION_OUTCOME_UNSURE: "held_back",
+    Outcome.DECISION_OUTCOME_PLANNER_FAILED: "planner_failed",
+}
+
+
+class Trust(NamedTuple):
+    """Whether the cost model may be acted on, and its median relative error."""
+
+    trusted: bool = True
+    error: float = 0.0
+
+
+@dataclasses.dataclass(slots=True)
+class _Waiting:
+    """A decision whose gain is still to be measured."""
+
+    decision: str
+    operation: str
+    before: float | None
+    busy_before: float | None
+
+
+class DriftMemory:
+    """What outlives one Control inside the process, and no process."""
+
+    def __init__(self) -> None:
+        """Begin without a reference."""
+        self.reference: Signals | None = None
+        self.hot_set: HotSet | None = None
+        self.seasons = Seasons()
+        self.measured = Measured()
+        self.looked_ms: int | None = None
+        self.asked_ms: int | None = None  # when a planner was asked last
+        self.pending = ""
+        self.agreed = 0
+        self.bytes_per_s = _FIRST_RATE
+        self.us_per_byte = _FIRST_US_PER_BYTE
+        self.waiting: _Waiting | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Act:
+    """An operation that the autopilot wants to be started."""
+
+    request: control_pb2.StartReshardRequest
+    prepared: Prepared
+
+
+class Autopilot:
+    """Decides. Driven by Control from one thread at a time."""
+
+    def __init__(
+        self,
+        options: DriftOptions,
+        memory: DriftMemory,
+        decisions: Mapping[str, Decision],
+        settings: control_pb2.DriftSettings | None,
+        clock: Clock = "wall",
+    ) -> None:
+        """Go on with what was written; settings that an operator made override the options."""
+        self.options = options
+        self.memory = memory
+        self.decisions = Decisions(decisions)
+        self.settings = settings or control_pb2.DriftSettings(mode=MODES[options.mode])
+        self._clock = clock
+
+    def set(self, wanted: control_pb2.DriftSettings) -> control_pb2.DriftSettings:
+        """Change how drift is treated.
+
+        Raises:
+            RefusedError: No mode is given, or the reason is too long.
+        """
+        if wanted.mode not in MODES.values():
+            raise invalid("settings.mode is not said; use OFF, ADVISE or AUTO")
+        size = len(wanted.reason.encode())
+        if size > REASON_BYTES_MAX:
+            raise invalid(f"settings.reason is {size} bytes; at most {REASON_BYTES_MAX}")
+        if wanted.frozen_until_ms < 0:
+            raise invalid(f"settings.frozen_until_ms is {wanted.frozen_until_ms}; use 0 or a time")
+        self.settings = control_pb2.DriftSettings()
+        self.settings.CopyFrom(wanted)
+        return self.settings
+
+    def load(self, name: str, load: node_pb2.NodeServiceGetLoadResponse, now_ms: int) -> None:
+        """Take what a node reported."""
+        self.memory.measured.take(name, load, now_ms)
+
+    def forget(self, name: str) -> None:
+        """Drop what a node reported, as when it is removed."""
+        self.memory.measured.forget(name)
+
+    def is_due(self, now_ms: int) -> bool:
+        """Whether it is time for a look."""
+        if self.settings.mode == control_pb2.DRIFT_MODE_OFF:
+            return False
+        looked_ms = self.memory.looked_ms
+        return looked_ms is None or now_ms - looked_ms >= self.options.interval_s * 1000
+
+    def pose(
+        self,
+        now: Situation,
+        loads: Mapping[str, node_pb2.NodeServiceGetLoadResponse],
+        drained: Iterable[str],
+        now_ms: int,
+    ) -> Posed | None:
+        """Return what a look is to find out; None: it cannot look, which is recorded."""
+        first = self.memory.looked_ms is None
+        self.memory.looked_ms = now_ms
+        asking = now.workload.asking
+        missing = [*self._dead(now), *sorted(now.unknown)]
+        if missing or asking is None:
+            if not first:  # a fleet that has just started reports its first load in a moment
+                name = missing[0] if missing else "any node"
+                why = f"the load of {name} is not known"
+                self._record(now, now_ms, Outcome.DECISION_OUTCOME_UNKNOWN_LOAD, why)
+            return None
+        at_ms = self._time(loads, now_ms)
+        names = [
+            *(f"node {node.name}" for node in now.plan.topology.nodes),
+            *(f"table {table.name}" for table in now.plan.tables),
+        ]
+        starts_T = np.cumsum([0, *(1 << table.bucket_bits for table in now.plan.tables)])[:-1]
+        totals = dict(
+            zip(
+                names,
+                [
+                    *asking.wanted_NB.sum(axis=1),
+                    *np.add.reduceat(asking.wanted_NB.sum(axis=0), starts_T),
+                ],
+                strict=True,
+            )
+        )
+        hot = hot_set(loads.values())
+        seen = Signals(
+            hot_set_overlap=overlap(hot, self.memory.hot_set),
+            forecast_error=self.memory.seasons.error(at_ms, totals),
+        )
+        growth = self.memory.seasons.growth(at_ms, int(self.options.horizon_s * 1000), names)
+        self.memory.seasons.take(at_ms, totals)
+        joined = self._joined(now, frozenset(drained))
+        look = Look(
+            planner=self._planner(joined),
+            reference=self.memory.reference,
+            seen=seen,
+            due="node_joined" if joined else self._due(now_ms),
+            growth_N=growth[: len(now.plan.topology.nodes)],
+            growth_T=growth[len(now.plan.topology.nodes) :],
+        )
+        self.memory.hot_set = self.memory.hot_set or hot
+        return posed_by(look, LOOK, now)
+
+    def _planner(self, joined: Sequence[str]) -> Planner:
+        return planner(JOIN if joined and JOIN in PLANNERS else self.options.planner)
+
+    def _due(self, now_ms: int) -> str:
+        """Return why a planner is asked even if no detector fires; empty: it is not."""
+        if self.memory.pending:
+            return self.memory.pending
+        asked_ms = self.memory.asked_ms
+        if asked_ms is not None and now_ms - asked_ms >= self.options.look_again_s * 1000:
+            return "look_again"
+        return ""
+
+    def _time(self, loads: Mapping[str, node_pb2.NodeServiceGetLoadResponse], now_ms: int) -> int:
+        """Return the time that seasons count in."""
+        watermarks = [load.watermark_ms for load in loads.values() if load.watermark_ms]
+        return max(watermarks) if self._clock == "event" and watermarks else now_ms
+
+    @staticmethod
+    def _dead(now: Situation) -> list[str]:
+        owning = {place.node for held in now.layout.in_use() for place in held.owners}
+        names = [now.plan.topology.nodes[at].name for at in sorted(owning)]
+        return [name for name in names if not now.alive(name)]
+
+    @staticmethod
+    def _joined(now: Situation, drained: frozenset[str]) -> list[str]:
+        """Return the live nodes that own nothing and that nobody has drained."""
+        owning = {place.node for held in now.layout.in_use() for place in held.owners}
+        return [
+            node.name
+            for at, node in enumerate(now.plan.topology.nodes)
+            if at not in owning and node.name not in drained and now.alive(node.name)
+        ]
+
+    def take(
+        self,
+        outcome: Looked | RefusedError,
+        prepared: Prepared | None,
+        now: Situation,
+        trust: Trust,
+        now_ms: int,
+    ) -> Act | None:
+        """Judge what a look has found, record it, and return what is to be started, if anything.
+
+        Args:
+            outcome: What the look found, or why it found nothing.
+            prepared: The moves that it comes to; None: it proposes nothing.
+            now: The situation; its plan is the one that was looked at.
+            trust: Whether the cost model may be acted on.
+            now_ms: Wall clock.
+        """
+        if isinstance(outcome, RefusedError) or prepared is None:
+            if isinstance(outcome, RefusedError):
+                why = f"planner {self.options.planner!r}: {outcome.message}"
+                self._record(now, now_ms, Outcome.DECISION_OUTCOME_PLANNER_FAILED, why)
+                self.memory.pending = _PENDING[Outcome.DECISION_OUTCOME_PLANNER_FAILED]
+                return None
+            decision = self._record(
+                now, now_ms, Outcome.DECISION_OUTCOME_QUIET, "no detector fired"
+            )
+            decision.signals.CopyFrom(outcome.signals.message())
+            return None
+        return self._judged(outcome, prepared, now, trust, now_ms)
+
+    def _judged(
+        self,
+        found: Looked,
+        prepared: Prepared,
+        now: Situation,
+        trust: Trust,
+        now_ms: int,
+    ) -> Act | None:
+        saved = gain(found.before, found.after)
+        moved_bytes = sum(move.bytes for move in prepared.moves)
+        must = "a node has joined and owns nothing" if "node_joined" in found.triggers else ""
+        self.memory.agreed = self.memory.agreed + 1 if saved >= self.options.min_gain else 0
+        verdict = judge(
+            self._case(found, prepared, saved, moved_bytes, must, trust, now_ms), self.options
+        )
+        acts = verdict.outcome == Outcome.DECISION_OUTCOME_ACTED
+        decision = self._decision(now, now_ms, verdict.outcome, verdict.why)
+        decision.planner = JOIN if must and JOIN in PLANNERS else self.options.planner
+        request = self._request(decision) if acts else None
+        decision.MergeFrom(
+            Decision(
+                signals=found.signals.message(),
+                triggers=found.triggers,
+                before=found.before.message(),
+                after=found.after.message(),
+                predicted_gain=saved,
+                buckets=len(prepared.moves),
+                bytes=moved_bytes,
+                move_s=verdict.move_s,
+                move_cost_us=verdict.cost_us,
+                horizon_gain_us=verdict.horizon_gain_us,
+                model_error=trust.error,
+                explanation=found.explanation,
+                operation_id=request.operation_id if request else "",
+            )
+        )
+        self.decisions.add(decision)
+        self._after(verdict, found, now_ms)
+        if request is None:
+            return None
+        names = [node.name for node in now.plan.topology.nodes if now.alive(node.name)]
+        begin_ms = now_ms - 2 * MEASURE_MS
+        self.memory.waiting = _Waiting(
+            decision.id,
+            request.operation_id,
+            self.memory.measured.cost(names, begin_ms, now_ms),
+            self.memory.measured.busy(names, begin_ms, now_ms),
+        )
+        return Act(
+            request=request, prepared=dataclasses.replace(prepared, planner=decision.planner)
+        )
+
+    def _case(
+        self,
+        found: Looked,
+        prepared: Prepared,
+        saved: float,
+        moved_bytes: int,
+        must: str,
+        trust: Trust,
+        now_ms: int,
+    ) -> Case:
+        acted = self.decisions.acted_since(now_ms - DAY_MS)
+        return Case(
+            mode=self.settings.mode,
+            gain=saved,
+            saved_us=found.before.value - found.after.value,
+            bytes=moved_bytes,
+            changes=bool(prepared.moves or prepared.hot_rows),
+            bytes_per_s=self._rate(),
+            us_per_byte=self.memory.us_per_byte,
+            trusted=trust.trusted,
+            model_error=trust.error,
+            agreed=self.memory.agreed,
+            quiet_ms=now_ms - acted[0].at_ms if acted else None,
+            acted=len(acted),
+            moved_bytes=sum(each.bytes for each in acted),
+            frozen=self._frozen(now_ms),
+            must=must,
+        )
+
+    def _rate(self) -> float:
+        """Return how fast a move will be: as measured, within the bandwidth budget."""
+        bound = self.options.bytes_per_s
+        return min(self.memory.bytes_per_s, bound) if bound else self.memory.bytes_per_s
+
+    def _frozen(self, now_ms: int) -> str:
+        if now_ms < self.settings.frozen_until_ms:
+            left_s = (self.settings.frozen_until_ms - now_ms) / 1000
+            reason = f" ({self.settings.reason})" if self.settings.reason else ""
+            return f"frozen by an operator for another {left_s:,.0f} s{reason}"
+        for window in self.options.freeze:
+            if window.covers(now_ms):
+                return f"in the freeze window {window} UTC"
+        return ""
+
+    def _request(self, decision: Decision) -> control_pb2.StartReshardRequest:
+        """Return the request that a decision to act comes to."""
+        reason = f"drift: {decision.why}".encode()[:REASON_BYTES_MAX].decode(errors="ignore")
+        return control_pb2.StartReshardRequest(
+            operation_id=f"drift-{decision.at_ms}",
+            planner=decision.planner,
+            reason=reason,
+            half_life_s=self.options.half_life_s,
+            budget=control_pb2.ReshardBudget(
+                bytes_per_s=self.options.bytes_per_s, p99_us=self.options.p99_us
+            ),
+        )
+
+    def _after(self, verdict: Verdict, found: Looked, now_ms: int) -> None:
+        """Remember for the next look what this one has settled."""
+        self.memory.pending = _PENDING.get(verdict.outcome, "")
+        self.memory.asked_ms = now_ms
+        self.memory.reference = found.signals
+        self.memory.hot_set = None  # the next look's is the reference
+        if verdict.outcome == Outcome.DECISION_OUTCOME_ACTED:
+            self.memory.agreed = 0
+            self.memory.reference = None  # the move itself changes the signals
+
+    def _decision(
+        self,
+        now: Situation,
+        now_ms: int,
+        outcome: "control_pb2.DecisionOutcome.ValueType",
+        why: str,
+    ) -> Decision:
+        return Decision(at_ms=now_ms, outcome=outcome, why=why, plan_epoch=now.plan.epoch)
+
+    def _record(
+        self,
+        now: Situation,
+        now_ms: int,
+        outcome: "control_pb2.DecisionOutcome.ValueType",
+        why: str,
+    ) -> Decision:
+        """Keep a decision that needed no planner."""
+        return self.decisions.add(self._decision(now, now_ms, outcome, why))
+
+    def measure(
+        self,
+        plan: plan_pb2.Plan,
+        operations: Mapping[str, control_pb2.OperationRecord],
+        now_ms: int,
+    ) -> None:
+        """Compare the last operation with what was predicted, once its time has come."""
+        waiting = self.memory.waiting
+        record = operations.get(waiting.operation) if waiting else None
+        if waiting is None or (record is not None and not record.operation.ended_ms):
+            return
+        decision = self.decisions.get(waiting.decision)
+        if record is None or decision is None:
+            self.memory.waiting = None
+            return
+        ended_ms = record.operation.ended_ms
+        if now_ms < ended_ms + SETTLE_MS + MEASURE_MS:
+            return
+        names = [node.name for node in plan.topology.nodes if self.memory.measured.knows(node.name)]
+        after = self.memory.measured.cost(names, ended_ms + SETTLE_MS, now_ms)
+        if after is None and now_ms < ended_ms + _GIVE_UP_MS:
+            return
+        self.memory.waiting = None
+        self._learn_rate(waiting, record.operation, decision, names)
+        if after is None or not waiting.before:
+            return
+        decision.measured_gain = 1 - after / waiting.before
+        decision.measured_ms = now_ms
+        self.decisions.keep(decision)
+
+    def _learn_rate(
+        self,
+        waiting: _Waiting,
+        operation: control_pb2.Operation,
+        decision: Decision,
+        names: Sequence[str],
+    ) -> None:
+        """Take in how fast an operation moved its bytes, and what they cost the nodes."""
+        seconds = (operation.ended_ms - decision.at_ms) / 1000
+        if not operation.bytes_done or seconds <= 0:
+            return
+        memory = self.memory
+        memory.bytes_per_s += _SMOOTHED * (operation.bytes_done / seconds - memory.bytes_per_s)
+        busy = memory.measured.busy(names, decision.at_ms, operation.ended_ms)
+        if busy is not None and waiting.busy_before is not None:
+            extra = max(0.0, busy - waiting.busy_before) * seconds / operation.bytes_done
+            memory.us_per_byte += _SMOOTHED * (extra - memory.us_per_byte)

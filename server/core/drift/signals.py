@@ -1,0 +1,94 @@
+"""The detectors: what the fleet's demand looks like now, and which of it has changed.
+
+Each signal is compared with a reference, that of the last time a planner was asked. A signal that
+has moved by more than its threshold fires; the next reference is taken then. So a signal that stays
+where it is fires once, and noise below the threshold never does.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from embertide.server.core.plan.cost import busy_us_D
+from embertide.server.core.plan.instance import Instance, rates
+from embertide.server.core.plan.prices import Prices
+from embertide.v1 import control_pb2, node_pb2
+
+HOT_SET = 100  # keys that are compared
+HotSet = frozenset[tuple[int, int]]  # (table id, key)
+
+
+class Signals(NamedTuple):
+    """What the detectors see; as DriftSignals in control.proto."""
+
+    skew: float = 1.0
+    remote_share: float = 0.0
+    copy_share: float = 0.0
+    ssd_share: float = 0.0
+    hot_set_overlap: float = 1.0
+    forecast_error: float = 0.0
+
+    def message(self) -> control_pb2.DriftSignals:
+        """Write them."""
+        return control_pb2.DriftSignals(**self._asdict())
+
+
+# By how much a signal must differ from its reference. Measured on the news file and on synthetic
+# streams (docs/design/0014): sampling noise of a 10-minute half-life stays below a third of each.
+THRESHOLDS = Signals(
+    skew=0.10,
+    remote_share=0.05,
+    copy_share=0.10,
+    ssd_share=0.02,
+    hot_set_overlap=0.50,
+    forecast_error=0.15,
+)
+
+
+def hot_set(loads: Iterable[node_pb2.NodeServiceGetLoadResponse]) -> HotSet:
+    """Return the hottest keys over all nodes."""
+    reads: dict[tuple[int, int], int] = {}
+    for load in loads:
+        for key in load.hot_keys:
+            name = key.table_id, key.key
+            reads[name] = reads.get(name, 0) + key.reads
+    hottest = sorted(reads, key=lambda name: (-reads[name], name))
+    return frozenset(hottest[:HOT_SET])
+
+
+def overlap(now: HotSet, then: HotSet | None) -> float:
+    """Return the share of the hottest keys now that were hottest then; 1 without a reference."""
+    return len(now & then) / len(now) if now and then else 1.0
+
+
+def observe(instances: Sequence[Instance], prices: Prices) -> Signals:
+    """Return the signals that follow from the demand; the other ones are at their defaults."""
+    skews = [1.0]
+    wanted = asked = copied = on_ssd = looked_up = 0.0
+    for instance in instances:
+        busy_D = busy_us_D(instance, instance.owned_DB, prices)[instance.open_D]
+        if len(busy_D) and busy_D.mean() > 0:
+            skews.append(float(busy_D.max() / busy_D.mean()))
+        now = rates(instance, instance.owned_DB)
+        wanted += float(instance.wanted_NB.sum())
+        asked += float(now.asked_NT.sum())
+        copied += float(now.copied_NT.sum())
+        reads_T = (now.here_DT + now.for_peers_DT).sum(axis=0)
+        looked_up += float(reads_T.sum())
+        on_ssd += float(reads_T @ np.array([table.tier_share[2] for table in instance.tables]))
+    return Signals(
+        skew=max(skews),
+        remote_share=asked / wanted if wanted else 0.0,
+        copy_share=copied / (copied + asked) if copied + asked else 0.0,
+        ssd_share=on_ssd / looked_up if looked_up else 0.0,
+    )
+
+
+def fired(now: Signals, reference: Signals | None) -> tuple[str, ...]:
+    """Return the names of the signals that have moved past their thresholds."""
+    if reference is None:
+        return ("first_look",)
+    moved = {name: abs(getattr(now, name) - getattr(reference, name)) for name in Signals._fields}
+    moved["hot_set_overlap"] = 1 - now.hot_set_overlap  # compared with the reference already
+    return tuple(name for name in Signals._fields if moved[name] > getattr(THRESHOLDS, name))

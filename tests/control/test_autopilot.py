@@ -1,0 +1,210 @@
+"""The loop that follows drift, in virtual time: real decisions about made-up demand."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from bench.drift.virtual import Floats, VirtualFleet, make_nodes, make_tables, zipf_demand
+from embertide.server.core.control import Control
+from embertide.server.core.drift import autopilot
+from embertide.server.core.drift.options import DriftOptions, FreezeWindow
+from embertide.server.core.errors import Code, RefusedError
+from embertide.server.core.plan.greedy import Greedy
+from embertide.server.core.plan.planner import Problem, Proposal
+from embertide.server.core.state import Saved
+from embertide.v1 import control_pb2
+
+TABLES = make_tables([3, 3])
+BUCKETS = 16
+NODES = 4
+EVEN = zipf_demand(TABLES, NODES, 20_000, seed=1, skew=0.0)
+AUTO = DriftOptions(mode="auto", planner="greedy", half_life_s=60)
+BYTES = np.full(BUCKETS, 1000)
+
+
+def make_fleet(options: DriftOptions = AUTO) -> VirtualFleet:
+    """Nodes read evenly; from second 1,000 on what node-0 owns is read six times as often."""
+
+    def demand(seconds: float) -> Floats:
+        factor_B = np.where(hot_B, 6.0, 1.0) if seconds >= 1000 else np.ones(BUCKETS)
+        wanted_NB: Floats = EVEN * factor_B
+        return wanted_NB
+
+    hot_B = np.zeros(BUCKETS, np.bool_)
+
+    fleet = VirtualFleet(
+        nodes=make_nodes(NODES, 1 << 20), tables=TABLES, demand=demand, bytes_B=BYTES, drift=options
+    )
+    fleet.run(20)
+    hot_B[:] = fleet.held_NB()[0]
+    return fleet
+
+
+def outcomes(fleet: VirtualFleet) -> list[str]:
+    """Return what came of all looks, oldest first."""
+    return [
+        control_pb2.DecisionOutcome.Name(each.outcome).removeprefix("DECISION_OUTCOME_")
+        for each in fleet.core.autopilot.decisions
+    ][::-1]
+
+
+def skew(fleet: VirtualFleet) -> float:
+    busy_N = fleet.busy_us_N()
+    return float(busy_N.max() / busy_N.mean())
+
+
+def test_a_change_is_followed_and_nothing_else() -> None:
+    fleet = make_fleet()
+    fleet.run(900)
+    assert fleet.acted() == []
+    assert skew(fleet) == pytest.approx(1.0, abs=0.05)
+    fleet.run(300)
+    assert skew(fleet) < 1.15
+    [decision] = fleet.acted()
+    assert "skew" in decision.triggers or "confirm" in decision.triggers
+    fleet.run(1800)
+    assert len(fleet.acted()) == 1, outcomes(fleet)
+
+
+def test_what_was_predicted_is_compared_with_what_was_measured() -> None:
+    fleet = make_fleet()
+    fleet.run(1400)
+    [decision] = fleet.acted()
+    assert decision.measured_ms
+    assert decision.measured_gain == pytest.approx(decision.predicted_gain, rel=0.35)
+    assert decision.measured_gain > 0.1
+    record = fleet.core.operations.records[decision.operation_id]
+    assert record.operation.state == control_pb2.OPERATION_STATE_SUCCEEDED
+    assert record.operation.reason.startswith("drift: predicted gain")
+
+
+def test_advice_moves_nothing() -> None:
+    fleet = make_fleet(dataclasses.replace(AUTO, mode="advise"))
+    fleet.run(1500)
+    assert fleet.acted() == []
+    assert "ADVISED" in outcomes(fleet)
+    assert not fleet.core.operations.records
+
+
+def test_off_does_not_look() -> None:
+    fleet = make_fleet(dataclasses.replace(AUTO, mode="off"))
+    fleet.run(1500)
+    assert outcomes(fleet) == []
+
+
+def test_a_node_that_says_nothing_is_unknown_and_holds_decisions_up() -> None:
+    fleet = make_fleet()
+    fleet.run(900)
+    fleet.silent.add("node-1")
+    fleet.run(600)
+    assert fleet.acted() == []
+    last = fleet.core.autopilot.decisions.last
+    assert last is not None
+    assert last.outcome == control_pb2.DECISION_OUTCOME_UNKNOWN_LOAD
+    assert "node-1" in last.why
+    fleet.silent.clear()
+    fleet.run(300)
+    assert len(fleet.acted()) == 1
+
+
+def test_a_freeze_holds_until_it_ends() -> None:
+    fleet = make_fleet()
+    frozen = control_pb2.DriftSettings(
+        mode=control_pb2.DRIFT_MODE_AUTO,
+        frozen_until_ms=fleet.now_ms + 2_000_000,
+        reason="release",
+    )
+    fleet.core.set_drift(frozen)
+    fleet.run(1900)
+    assert fleet.acted() == []
+    assert "FROZEN" in outcomes(fleet)
+    last = fleet.core.autopilot.decisions.last
+    assert last is not None
+    assert "release" in last.why
+    fleet.run(300)
+    assert len(fleet.acted()) == 1
+
+
+def test_a_freeze_window_holds_too() -> None:
+    # The virtual day begins at midnight.
+    window = FreezeWindow.parse("00:00-00:40")
+    fleet = make_fleet(dataclasses.replace(AUTO, freeze=(window,)))
+    fleet.run(2370)
+    assert fleet.acted() == []
+    fleet.run(200)
+    assert len(fleet.acted()) == 1
+
+
+def test_settings_and_decisions_outlive_the_process() -> None:
+    fleet = make_fleet()
+    fleet.run(1300)
+    settings = control_pb2.DriftSettings(mode=control_pb2.DRIFT_MODE_ADVISE, reason="audit")
+    fleet.core.set_drift(settings)
+    writes = fleet.core.take()
+    assert writes.settings == settings
+    kept = {each.id: each for each in fleet.core.autopilot.decisions}
+    again = Control(
+        fleet.core.options, Saved(decisions=kept, settings=writes.settings), fleet.now_ms
+    )
+    assert again.autopilot.settings == settings
+    page = again.decisions(control_pb2.ListDecisionsRequest(acted_only=True))
+    assert [each.operation_id for each in page.decisions] == [
+        each.operation_id for each in fleet.acted()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (control_pb2.DriftSettings(), "mode is not said"),
+        (
+            control_pb2.DriftSettings(mode=control_pb2.DRIFT_MODE_AUTO, reason="x" * 257),
+            "257 bytes",
+        ),
+        (
+            control_pb2.DriftSettings(mode=control_pb2.DRIFT_MODE_AUTO, frozen_until_ms=-1),
+            "frozen_until_ms",
+        ),
+    ],
+)
+def test_wrong_settings_change_nothing(settings: control_pb2.DriftSettings, says: str) -> None:
+    fleet = make_fleet()
+    before = fleet.core.autopilot.settings
+    with pytest.raises(RefusedError, match=says):
+        fleet.core.set_drift(settings)
+    assert fleet.core.autopilot.settings == before
+    assert not fleet.core.take().settings
+
+
+def test_a_planner_that_fails_is_recorded_and_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fails = [True]
+
+    class Moody(Greedy):
+        def propose(self, problem: Problem) -> Proposal:
+            if fails:
+                raise RefusedError(Code.RESOURCE_EXHAUSTED, "no room for bucket 3")
+            return super().propose(problem)
+
+    monkeypatch.setattr(autopilot, "planner", lambda name: Moody())
+    fleet = make_fleet()
+    fleet.run(1300)
+    last = fleet.core.autopilot.decisions.last
+    assert last is not None
+    assert last.outcome == control_pb2.DECISION_OUTCOME_PLANNER_FAILED
+    assert "no room for bucket 3" in last.why
+    fails.clear()
+    fleet.run(300)
+    assert len(fleet.acted()) == 1
+
+
+def test_an_operator_goes_first() -> None:
+    """While an operation of an operator is at work, nothing is decided."""
+    fleet = make_fleet()
+    fleet.run(1000)
+    request = control_pb2.StartReshardRequest(operation_id="mine", planner="greedy")
+    fleet.core.start(request, fleet.now_ms)
+    fleet.run(400)
+    assert fleet.core.operations.records["mine"].operation.ended_ms
