@@ -66,6 +66,24 @@ def curves(
     figure.savefig(path)
 
 
+def scatter(
+    title: str, labels: tuple[str, str], points: Sequence[tuple[float, float]], path: Path
+) -> None:
+    """Draw points (x, y) and the line on which they are equal."""
+    figure = Figure(figsize=(5.5, 5.5), layout="constrained")
+    axes = figure.add_subplot()
+    x, y = np.array(points, np.float64).T
+    span = [min(0.0, x.min(), y.min()), max(x.max(), y.max()) * 1.05]
+    axes.plot(span, span, color=_PLAIN, linewidth=1)
+    axes.plot(x, y, "o", color=_GOOD, markersize=5)
+    axes.set_xlabel(labels[0])
+    axes.set_ylabel(labels[1])
+    axes.set_title(title)
+    axes.grid(visible=True, linewidth=0.3)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
 def histograms(title: str, unit: str, series: Mapping[str, Sequence[float]], path: Path) -> None:
     """Draw a histogram a series, one above the other, over one axis that is logarithmic."""
     figure = Figure(figsize=(9, 0.6 + 1.1 * len(series)), layout="constrained")

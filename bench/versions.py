@@ -56,8 +56,25 @@ class Stages(NamedTuple):
 class Versions:
     """A publication that grows while it is entered. Thread-safe."""
 
-    def __init__(self, folder: Path, bus: str, shape: Shape, files: Files, per_s: float) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        bus: str,
+        shape: Shape,
+        files: Files,
+        per_s: float,
+        *,
+        event_ms: int = 1,
+    ) -> None:
         """Begin a publication at `folder` with the shape's snapshot as its first version.
+
+        Args:
+            folder: Of the publication; what is there is removed.
+            bus: Redis URL that versions go to.
+            shape: Of the model.
+            files: Its snapshot and rows.
+            per_s: Versions a second.
+            event_ms: Event time from one version to the next.
 
         Raises:
             BusError: Redis cannot be reached.
@@ -75,6 +92,7 @@ class Versions:
         self._bucket_TR = [buckets_of(keys_R, table.bucket_bits) for table in self._tables]
         self._dense = (files.snapshot / TENSORS).read_bytes()
         info = SnapshotInfo.of(config, lineage=1, version=1, watermark_ms=1)
+        self._event_ms = event_ms
         self._publisher = Publisher(
             self.publication, bus=bus, model=config.name, schema_id=schema_id(info, self._tables)
         )
@@ -128,7 +146,9 @@ class Versions:
             trained = time.time()
             changes = self._changes(drawn)
             taken = time.time()
-            self._publisher.publish(number, watermark_ms=number, changes=changes, dense=self._dense)
+            self._publisher.publish(
+                number, watermark_ms=number * self._event_ms, changes=changes, dense=self._dense
+            )
             sent = time.time()
             # Its files are on the drive once this one is.
             commit = self.publication.path / "deltas" / self._newest.folder / "commit.pb"
@@ -157,7 +177,7 @@ class Versions:
                 self._config,
                 lineage=self._newest.lineage,
                 version=self._newest.number,
-                watermark_ms=self._newest.number,
+                watermark_ms=self._newest.number * self._event_ms,
             )
             part = DensePart(program=self._files.peer / "program.pt2", cpu=CPU, tensors=self._dense)
             buckets = (

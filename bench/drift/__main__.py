@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from bench import report
-from bench.drift import local, metering, skew
+from bench.drift import local, metering, pays, quiet, skew
 from bench.drift.local import CONSOLE
 from bench.servers import BUILD, ROOT, BenchError
 from embertide.server.adapters.process import ProcessError
@@ -27,10 +27,20 @@ def _metering(arguments: argparse.Namespace) -> list[report.Row]:
     return metering.measure(arguments.repetitions)
 
 
+def _quiet(arguments: argparse.Namespace) -> list[report.Row]:
+    return quiet.measure()
+
+
+def _pays(arguments: argparse.Namespace) -> list[report.Row]:
+    return pays.measure()
+
+
 _PARTS: Mapping[str, Callable[[argparse.Namespace], list[report.Row]]] = {
     "local": _local,
     "skew": _skew,
     "metering": _metering,
+    "quiet": _quiet,
+    "pays": _pays,
 }
 
 

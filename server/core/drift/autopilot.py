@@ -29,8 +29,6 @@ from embertide.server.core.reshard import REASON_BYTES_MAX, Posed, Prepared, Sit
 from embertide.v1 import control_pb2, node_pb2, plan_pb2
 
 LOOK = "look"  # what a look is called where operations have their ids
-SETTLE_MS = 10_000  # after an operation, two load windows count for nothing
-MEASURE_MS = 30_000
 JOIN = "join"
 _GIVE_UP_MS = 300_000  # a gain that cannot be measured by then is not
 _FIRST_RATE = 10e6  # bytes a second that moves take before any was measured
@@ -297,7 +295,7 @@ class Autopilot:
         if request is None:
             return None
         names = [node.name for node in now.plan.topology.nodes if now.alive(node.name)]
-        begin_ms = now_ms - 2 * MEASURE_MS
+        begin_ms = now_ms - int(self.options.measure_s * 1000)
         self.memory.waiting = _Waiting(
             decision.id,
             request.operation_id,
@@ -324,7 +322,7 @@ class Autopilot:
             gain=saved,
             saved_us=found.before.value - found.after.value,
             bytes=moved_bytes,
-            changes=bool(prepared.moves or prepared.hot_rows),
+            changes=bool(prepared.moves or prepared.hot_rows or prepared.tier_shares),
             bytes_per_s=self._rate(),
             us_per_byte=self.memory.us_per_byte,
             trusted=trust.trusted,
@@ -410,10 +408,12 @@ class Autopilot:
             self.memory.waiting = None
             return
         ended_ms = record.operation.ended_ms
-        if now_ms < ended_ms + SETTLE_MS + MEASURE_MS:
+        measure_ms = int(self.options.measure_s * 1000)
+        settled_ms = ended_ms + measure_ms // 3
+        if now_ms < settled_ms + measure_ms:
             return
         names = [node.name for node in plan.topology.nodes if self.memory.measured.knows(node.name)]
-        after = self.memory.measured.cost(names, ended_ms + SETTLE_MS, now_ms)
+        after = self.memory.measured.cost(names, settled_ms, now_ms)
         if after is None and now_ms < ended_ms + _GIVE_UP_MS:
             return
         self.memory.waiting = None

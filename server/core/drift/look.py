@@ -131,6 +131,7 @@ class Look:
             owners=proposal.owners,
             explanation=proposal.explanation,
             hot_rows=proposal.hot_rows,
+            tier_shares=proposal.tier_shares,
             signals=now,
             triggers=triggers,
             before=fleet_cost(before, problem.prices),

@@ -1,0 +1,328 @@
+"""Whether following the drift pays: a day of demand that wanders between nodes, served twice.
+
+Four nodes share a model of eight tables. Each node's clients read mostly two of them; every hour
+two nodes exchange what their clients read, to a varying degree. A key of a table that a node does
+not hold is asked of another node. One fleet follows by itself (mode auto), the other keeps its
+first plan. Both get the same requests, from clients that wait for an answer before they ask again,
+so that throughput is what the fleet can do. An hour lasts 50 s, including the time that the control
+plane needs to notice and to move; each hour is a repetition.
+
+The control plane predicts what each operation will save, and measures it by the nodes' CPU time
+for each key: 19.4 compares the two.
+
+Shapes: N nodes, T tables, S samples of a request.
+"""
+
+import contextlib
+import dataclasses
+import multiprocessing
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from bench import models, plot, report
+from bench.drift.local import CONSOLE, FOLDER
+from bench.nodes import Node
+from bench.servers import BUILD, BenchError
+from bench.shapes import SEED, Shape
+from bench.versions import Versions
+from embertide.server.adapters.process import Child, free_ports
+from embertide.server.adapters.redis import RedisOptions, RedisServer
+from embertide.server.cli.control_plane import Caller, CallError
+from embertide.v1 import control_pb2, node_pb2
+
+_NODES, _TABLES = 4, 8
+_SHAPE = Shape(name="pays", rows=60_000, tables=_TABLES, buckets=32)
+_SAMPLES, _KEYS_A_SAMPLE = 64, 16
+_REQUESTS = 48  # of a node and hour, over again
+_HOURS = 24
+_HOUR_S, _LEFT_ALONE_HOUR_S = 50.0, 20.0
+_VERSIONS_PER_S = 0.5
+_EVENT_MS = 360_000  # from one version to the next: two seconds are six minutes
+_SNAPSHOT_EVERY = 2  # hours
+_NODE_SHARE = 0.45  # of the model's bytes, that a node has room for
+_BYTES_A_ROW = 100
+_START_S = 90.0
+_AIM, _SPEARMAN, _ERROR = 1.15, 0.9, 0.2
+_METHOD = "/embertide.v1.NodeService/Read"
+
+
+def customs(seed: int) -> Iterator[NDArray[np.float64]]:
+    """Yield, hour by hour, the share of each node's reads that each table gets: [N,T]."""
+    random = np.random.default_rng(seed)
+    first_N = np.arange(_NODES) * 2
+    while True:
+        share_NT = np.zeros((_NODES, _TABLES))
+        for n, first in enumerate(first_N):
+            main = random.uniform(0.65, 0.95)
+            share_NT[n] = (1 - main) / (_TABLES - 2)
+            share_NT[n, [first, first + 1]] = main / 2
+        yield share_NT
+        a, b = random.choice(_NODES, 2, replace=False)
+        first_N[[a, b]] = first_N[[b, a]]
+
+
+def encode(share_T: NDArray[np.float64], random: np.random.Generator) -> bytes:
+    """Return a request whose samples have so many keys of each table, as gRPC sends it."""
+    lengths_ST = random.multinomial(_KEYS_A_SAMPLE, share_T, size=_SAMPLES)
+    request = node_pb2.ReadRequest(lengths=lengths_ST.ravel().tolist())
+    request.keys.extend(random.integers(0, _SHAPE.rows, int(lengths_ST.sum())).tolist())
+    return request.SerializeToString()
+
+
+class _Threads:
+    """A client thread a node, in the clients' process."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._requests: list[list[bytes]] = []
+        self._ended = threading.Event()
+        self.latencies_s: list[list[float]] = [[] for _ in addresses]
+        self.failed = 0
+        self._threads = [
+            threading.Thread(target=self._run, args=(n, address), daemon=True)
+            for n, address in enumerate(addresses)
+        ]
+
+    def begin(self, requests: list[list[bytes]]) -> None:
+        self._requests = requests
+        for thread in self._threads:
+            if not thread.is_alive() and thread.ident is None:
+                thread.start()
+
+    def _run(self, n: int, address: str) -> None:
+        with grpc.insecure_channel(address) as channel:
+            read: Any = channel.unary_unary(_METHOD)  # bytes in, bytes out
+            at = 0
+            while not self._ended.is_set():
+                request = self._requests[n][at % _REQUESTS]
+                at += 1
+                began = time.monotonic()
+                try:
+                    read(request, timeout=10)
+                    self.latencies_s[n].append(time.monotonic() - began)
+                except grpc.RpcError:
+                    self.failed += 1
+
+    def take(self) -> tuple[list[float], int]:
+        """Return the latencies since the last call, and the failures."""
+        taken = []
+        for n in range(len(self.latencies_s)):
+            taken += self.latencies_s[n]
+            self.latencies_s[n] = []
+        failed, self.failed = self.failed, 0
+        return taken, failed
+
+
+def _clients(pipe: Connection, addresses: Sequence[str]) -> None:
+    threads = _Threads(addresses)
+    while (order := pipe.recv()) is not None:
+        if order == "take":
+            pipe.send(threads.take())
+        else:
+            threads.begin(order)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Hour:
+    """What a fleet answered in an hour."""
+
+    requests_per_s: float
+    p99_ms: float
+    failed: int
+
+
+def _control(stack: contextlib.ExitStack, folder: Path, url: str, mode: str) -> str:
+    [port] = free_ports(1)
+    address = f"127.0.0.1:{port}"
+    words = ["--state", url, "--model", _SHAPE.name, "--listen", address]
+    words += ["--expect-nodes", str(_NODES), "--directory", str(folder / "control")]
+    words += ["--longest-deadline-ms", "500", "--clock", "event", "--mode", mode]
+    # Faster than an operator would have it: an hour lasts 50 s here.
+    words += ["--drift-interval-s", "3", "--drift-half-life-s", "600", "--drift-cooldown-s", "1"]
+    words += ["--drift-horizon-s", "60", "--drift-measure-s", "10", "--drift-min-gain", "0.05"]
+    words += ["--drift-operations-per-day", "1000"]
+    command = [sys.executable, "-m", "embertide.server.cli", "control", *words]
+    stack.enter_context(Child(command, log=folder / "control.log"))
+    return address
+
+
+def _await_plan(caller: Caller) -> None:
+    until = time.monotonic() + _START_S
+    while time.monotonic() < until:
+        with contextlib.suppress(CallError):
+            if caller.plan().epoch:
+                return
+        time.sleep(0.1)
+    raise BenchError(f"no plan within {_START_S:.0f} s: see control.log")
+
+
+@contextlib.contextmanager
+def _start(folder: Path, mode: str) -> Iterator[tuple[Caller, list[str], Versions]]:
+    """Start four nodes and a control plane, and wait until they answer."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    files = models.make(_SHAPE, BUILD)
+    ddr = int(_SHAPE.rows * _TABLES * _BYTES_A_ROW * _NODE_SHARE)
+    with contextlib.ExitStack() as stack:
+        [port, *ports] = free_ports(_NODES + 1)
+        redis = stack.enter_context(RedisServer(RedisOptions(log=folder / "redis.log", port=port)))
+        versions = Versions(
+            folder / "publication", redis.url, _SHAPE, files, _VERSIONS_PER_S, event_ms=_EVENT_MS
+        )
+        control = _control(stack, folder, redis.url, mode)
+        addresses = [f"127.0.0.1:{each}" for each in ports]
+        for n, address in enumerate(addresses):
+            command = [str(BUILD / "cpp" / "embertide_node"), "--bus", redis.url]
+            command += ["--publication", str(versions.publication.path), "--state", redis.url]
+            command += ["--control", control, "--node", f"node-{n}", "--peer-address", address]
+            command += ["--ddr-bytes", str(ddr), "--hot-rows-bytes", str(1 << 20)]
+            stack.enter_context(Child(command, log=folder / f"node-{n}.log"))
+        caller = Caller(control, None)
+        stack.callback(caller.close)
+        _await_plan(caller)
+        for n, address in enumerate(addresses):
+            channel = stack.enter_context(grpc.insecure_channel(address))
+            Node(name=f"node-{n}", channel=channel).await_version(1)
+        stack.enter_context(versions)
+        yield caller, addresses, versions
+
+
+def _serve_day(mode: str, hour_s: float) -> tuple[list[Hour], list[control_pb2.Decision]]:
+    """Serve a day; return its hours, and the decisions that moved something."""
+    hours = []
+    random = np.random.default_rng(SEED)
+    context = multiprocessing.get_context("spawn")
+    with _start(FOLDER / f"pays-{mode}", mode) as (caller, addresses, versions):
+        pipe, theirs = context.Pipe()
+        clients: Any = context.Process(target=_clients, args=(theirs, addresses), daemon=True)
+        clients.start()
+        try:
+            for number, share_NT in zip(range(_HOURS), customs(SEED), strict=False):
+                pipe.send(
+                    [[encode(share_T, random) for _ in range(_REQUESTS)] for share_T in share_NT]
+                )
+                if number % _SNAPSHOT_EVERY == 0:
+                    versions.snapshot()  # who joins does not read all versions since the first
+                pipe.send("take")
+                pipe.recv()
+                began = time.monotonic()
+                time.sleep(hour_s)
+                pipe.send("take")
+                latencies, failed = pipe.recv()
+                seconds = time.monotonic() - began
+                hour = Hour(
+                    requests_per_s=len(latencies) / seconds,
+                    p99_ms=float(np.percentile(latencies, 99)) * 1000,
+                    failed=failed,
+                )
+                hours.append(hour)
+                CONSOLE.print(
+                    f"[dim]{mode}, hour {number}: {hour.requests_per_s:,.0f} requests/s, p99 "
+                    f"{hour.p99_ms:.1f} ms, {hour.failed} failed"
+                )
+            pipe.send(None)
+        finally:
+            clients.kill()
+            clients.join()
+        request = control_pb2.ListDecisionsRequest(page_size=500)
+        decisions = list(caller.call("ListDecisions", request).decisions)[::-1]
+    for each in decisions:
+        CONSOLE.print(f"[dim]{each.id} ({each.looks} looks): {each.why}")
+    acted = control_pb2.DECISION_OUTCOME_ACTED
+    return hours, [each for each in decisions if each.outcome == acted]
+
+
+def _accuracy(acted: Sequence[control_pb2.Decision]) -> list[report.Row]:
+    """Return the rows that compare predicted gains with measured ones."""
+    measured = [each for each in acted if each.measured_ms]
+    predicted_us = [each.predicted_gain for each in measured]
+    measured_us = [each.measured_gain for each in measured]
+    case = f"operations of the day, {len(measured)} of {len(acted)} measured"
+    if len(measured) < report.LEAST_REPETITIONS:
+        raise BenchError(f"{case}: too few to compare; see control.log")
+    rank = float(stats.spearmanr(predicted_us, measured_us).statistic)
+    errors = [
+        abs(one - other) / max(abs(other), 1e-3)
+        for one, other in zip(predicted_us, measured_us, strict=True)
+    ]
+    plot.scatter(
+        "What each operation saves",
+        ("predicted share of the cost", "measured share of the cost"),
+        list(zip(predicted_us, measured_us, strict=True)),
+        BUILD / "bench" / "drift_gains.png",
+    )
+    return [
+        report.measure(
+            (case, "Spearman of predicted and measured gain", "1"),
+            [rank] * len(measured),
+            better="higher",
+            target=_SPEARMAN,
+            claim="19.4",
+        ),
+        report.measure(
+            (case, "median error of the predicted gain", "share"),
+            errors,
+            better="lower",
+            target=_ERROR,
+            claim="19.4",
+        ),
+    ]
+
+
+def measure() -> list[report.Row]:
+    """Return the rows of 19.4.
+
+    Raises:
+        BenchError: A fleet does not start, or too few operations were made.
+    """
+    followed, acted = _serve_day("auto", _HOUR_S)
+    alone, _ = _serve_day("off", _LEFT_ALONE_HOUR_S)
+    case = "4 nodes, customs exchanged every hour of a day"
+    rows = [
+        report.compare(
+            (case, "requests answered", "1/s"),
+            [hour.requests_per_s for hour in followed],
+            [hour.requests_per_s for hour in alone],
+            peer_name="plan left alone",
+            better="higher",
+            target=_AIM,
+            claim="19.4",
+        ),
+        report.compare(
+            (case, "p99", "ms"),
+            [hour.p99_ms for hour in followed],
+            [hour.p99_ms for hour in alone],
+            peer_name="plan left alone",
+            better="lower",
+            target=0,
+            claim="19.4",
+        ),
+        report.measure(
+            (case, "failed requests, both fleets", "1"),
+            [float(hour.failed) for hour in (*followed, *alone)],
+            better="lower",
+            target=0,
+            claim="19.6",
+        ),
+    ]
+    plot.curves(
+        "A day of drift",
+        ("hour", "requests a second"),
+        {
+            name: [(float(at), hour.requests_per_s, 0.0) for at, hour in enumerate(hours)]
+            for name, hours in (("mode auto", followed), ("plan left alone", alone))
+        },
+        BUILD / "bench" / "drift_day.png",
+        in_time=True,
+    )
+    return [*rows, *_accuracy(acted)]
