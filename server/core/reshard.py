@@ -234,6 +234,9 @@ class _Undo:
                 back.append(move.reversed())
             else:
                 strayed += 1
+        last = self._last_owners(problem, back)
+        strayed += sum(move.at in last for move in back)
+        back = [move for move in back if move.at not in last]
         said = f"{len(back)} moves of {self.record.operation.id} back"
         if strayed:
             said += f"; {strayed} stay: their buckets have moved on since"
@@ -242,6 +245,19 @@ class _Undo:
             explanation=said,
             hot_rows=hot_rows_of(self.record.hot_rows_before),
         )
+
+
+    def _last_owners(self, problem: Problem, back: list[Move]) -> set[Bucket]:
+        """Return the buckets that a group would lose: what was added is all that it has by now."""
+        if self.record.request.WhichOneof("goal") == "add_group":
+            return set()
+        nodes = problem.plan.topology.nodes
+        return {
+            at
+            for at, owners in arrived(problem.layout, back).items()
+            if {nodes[place.node].group for place in problem.layout[at].owners}
+            - {nodes[place.node].group for place in owners}
+        }
 
 
 def _check_targets(moves: list[Move], now: Situation) -> None:
