@@ -23,6 +23,7 @@ from embertide.server.core.operations import Operations
 from embertide.server.core.plan import hot
 from embertide.server.core.plan.first import first_plan, follow_machines, forget_last
 from embertide.server.core.plan.layout import LaidPlan, PackedLayout
+from embertide.server.core.plan.moves import still_to_make
 from embertide.server.core.plan.planner import Proposal
 from embertide.server.core.plan.validity import check_laid
 from embertide.server.core.plan.workload import device_loads, device_work, predicted
@@ -374,7 +375,7 @@ class Control:
             workload = self.demand.workload(self.plan.topology, self.layout)
             before = device_work(self.plan.topology, self.layout, workload)
             left = [move_of(each) for each in record.moves[record.operation.buckets_done :]]
-            left = left if not record.operation.ended_ms else []
+            left = still_to_make(self.layout, left) if not record.operation.ended_ms else []
             after = predicted(before, left, workload)
             answer.devices.extend(device_loads(before, after))
         return answer

@@ -24,7 +24,7 @@ from embertide.server.core.errors import (
 from embertide.server.core.plan.layout import LaidPlan
 from embertide.server.core.plan.planner import Proposal
 from embertide.server.core.reshard import Posed
-from embertide.server.core.state import PLANS_KEPT, StateStore
+from embertide.server.core.state import PLANS_KEPT, StateStore, Writes
 from embertide.server.services.clock import Clock
 from embertide.server.services.planning import Planning
 from embertide.v1 import control_pb2, node_pb2, plan_pb2
@@ -121,8 +121,13 @@ class Driver:
     def _load(self) -> Control:
         return Control(self.options, self._store.load(), self._clock.now_ms(), self._memory)
 
-    def call(self, ask: Callable[[Control, int], Answer]) -> Answer:
+    def call(self, ask: Callable[[Control, int], Answer], *, decides: bool = False) -> Answer:
         """Ask the core, write what it decided, and return its answer.
+
+        Args:
+            ask: What it is asked.
+            decides: The answer must hold: one that needs no write, and a refusal, are given only
+                while no other control plane has taken over.
 
         Raises:
             RefusedError: The core refuses, the store cannot be reached, or we were superseded.
@@ -134,12 +139,7 @@ class Driver:
                 self._core = self._load()
             core = self._core
             try:
-                answer = ask(core, self._clock.now_ms())
-                writes = core.take()
-                if writes:
-                    self._store.commit(self._term, writes)
-                core.written()
-                self._epoch = core.epoch
+                answer, writes = self._decide(core, ask, decides)
             except StateUnavailableError:
                 self.counts["state_unavailable"] += 1
                 self._core = None
@@ -148,7 +148,8 @@ class Driver:
                 self._give_way(error)
                 raise
             except RefusedError:
-                core.take()
+                if core.take():  # it had decided something before it refused
+                    self._core = None
                 raise
             except BaseException:
                 self._core = None
@@ -157,6 +158,24 @@ class Driver:
             with self.changed:
                 self.changed.notify_all()
         return answer
+
+    def _decide(
+        self, core: Control, ask: Callable[[Control, int], Answer], decides: bool
+    ) -> tuple[Answer, Writes]:
+        try:
+            answer = ask(core, self._clock.now_ms())
+        except RefusedError:
+            if decides:
+                self._check_term()
+            raise
+        writes = core.take()
+        if writes:
+            self._store.commit(self._term, writes)
+        elif decides:
+            self._check_term()
+        core.written()
+        self._epoch = core.epoch
+        return answer, writes
 
     def start_reshard(
         self, request: control_pb2.StartReshardRequest
@@ -171,7 +190,9 @@ class Driver:
             posed = self.call(lambda core, now_ms: core.pose(request, now_ms))
             proposal = self._planning.propose(posed) if posed is not None else None
             try:
-                return self.call(functools.partial(_start, request, posed, proposal))
+                return self.call(
+                    functools.partial(_start, request, posed, proposal), decides=True
+                )
             except MovedOnError as error:
                 moved_on = error
         raise moved_on
@@ -246,6 +267,9 @@ class Driver:
         if now_ms - self._proved_ms < _PROOF_EVERY_MS:
             return
         self._proved_ms = now_ms
+        self._check_term()
+
+    def _check_term(self) -> None:
         if (highest := self._store.term()) != self._term:
             raise SupersededError(f"term {highest} was taken after {self._term}")
 

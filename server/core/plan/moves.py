@@ -136,6 +136,18 @@ def arrived(layout: Layout, moves: Iterable[Move]) -> dict[Bucket, tuple[Place, 
     return owners
 
 
+def still_to_make(layout: Layout, moves: Iterable[Move]) -> list[Move]:
+    """Return what is left of moves that are on their way: a target may own, a source have left."""
+    left = []
+    for move in moves:
+        owners = layout[move.at].owners
+        source = move.source if move.source in owners else None
+        target = move.target if move.target not in owners else None
+        if source is not None or target is not None:
+            left.append(Move(move.at, source, target))
+    return left
+
+
 def moves_to(
     plan: plan_pb2.Plan, layout: Layout, owners: Mapping[Bucket, tuple[Place, ...]]
 ) -> list[Move]:
