@@ -138,7 +138,14 @@ def test_the_hot_set_is_that_of_all_nodes() -> None:
     assert hot == {(0, key) for key in range(100, 200)}
     assert overlap(hot, None) == 1.0
     assert overlap(hot, hot_set(loads[:1])) == 0.0
-    assert overlap(hot, frozenset({(0, 100)})) == pytest.approx(0.01)
+    assert overlap(hot, hot_set([load(*((key, 1) for key in range(150, 250)))])) == 0.5
+
+
+def test_where_reads_are_even_no_key_is_hot() -> None:
+    even = load(*((key, 2) for key in range(100)))
+    even.buckets.add(reads=1_000_000)
+    assert hot_set([even]) == frozenset()
+    assert overlap(hot_set([even]), hot_set([load((1, 5))])) == 1.0
 
 
 def test_seasons_know_the_day_before() -> None:

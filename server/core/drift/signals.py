@@ -15,7 +15,11 @@ from embertide.server.core.plan.instance import Instance, rates
 from embertide.server.core.plan.prices import Prices
 from embertide.v1 import control_pb2, node_pb2
 
-HOT_SET = 100  # keys that are compared
+HOT_SET = 100  # keys that are compared, at most
+# A key is hot if it has this share of all reads. Where reads are even, no key is: which ones come
+# out on top there is chance, and tells nothing.
+HOT_SHARE = 1 / 2000
+_LEAST_HOT = 10  # keys; fewer are not compared
 HotSet = frozenset[tuple[int, int]]  # (table id, key)
 
 
@@ -47,19 +51,26 @@ THRESHOLDS = Signals(
 
 
 def hot_set(loads: Iterable[node_pb2.NodeServiceGetLoadResponse]) -> HotSet:
-    """Return the hottest keys over all nodes."""
+    """Return the hottest keys over all nodes; none where no key is hot."""
     reads: dict[tuple[int, int], int] = {}
+    total = 0
     for load in loads:
+        total += sum(each.reads + each.asked + each.hot_reads for each in load.buckets)
         for key in load.hot_keys:
             name = key.table_id, key.key
-            reads[name] = reads.get(name, 0) + key.reads
-    hottest = sorted(reads, key=lambda name: (-reads[name], name))
-    return frozenset(hottest[:HOT_SET])
+            reads[name] = reads.get(name, 0) + key.reads - key.error
+    hot = [name for name, count in reads.items() if count >= max(1, total * HOT_SHARE)]
+    return frozenset(sorted(hot, key=lambda name: (-reads[name], name))[:HOT_SET])
 
 
 def overlap(now: HotSet, then: HotSet | None) -> float:
-    """Return the share of the hottest keys now that were hottest then; 1 without a reference."""
-    return len(now & then) / len(now) if now and then else 1.0
+    """Return the share of the hottest keys now that were hottest then.
+
+    1 without a reference, or where too few keys are hot to tell.
+    """
+    if then is None or min(len(now), len(then)) < _LEAST_HOT:
+        return 1.0
+    return len(now & then) / len(now)
 
 
 def observe(instances: Sequence[Instance], prices: Prices) -> Signals:
