@@ -111,7 +111,8 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         return self._driver.call(
             lambda core, now_ms: control_pb2.SteerOperationResponse(
                 operation=core.steer(request, now_ms)
-            )
+            ),
+            decides=True,
         )
 
     def ListOperations(

@@ -187,7 +187,7 @@ class Driver:
         """
         self.measure()
         for _ in range(_POSED_AGAIN):
-            posed = self.call(lambda core, now_ms: core.pose(request, now_ms))
+            posed = self.call(lambda core, now_ms: core.pose(request, now_ms), decides=True)
             proposal = self._planning.propose(posed) if posed is not None else None
             try:
                 return self.call(

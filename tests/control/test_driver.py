@@ -7,8 +7,8 @@ import pytest
 from simulation import make_node, make_registration, make_tables, make_versions
 
 from embertide.server.adapters.state import MemoryState
-from embertide.server.core.control import ControlOptions
-from embertide.server.core.errors import RefusedError, StateUnavailableError, SupersededError
+from embertide.server.core.control import Control, ControlOptions
+from embertide.server.core.errors import Code, RefusedError, StateUnavailableError, SupersededError
 from embertide.server.core.state import Saved, Writes
 from embertide.server.services.clock import Clock
 from embertide.server.services.driver import Driver
@@ -57,6 +57,33 @@ def make_driver(store: MemoryState, clock: Clock | None = None) -> Driver:
 def register(driver: Driver, node: plan_pb2.Node) -> control_pb2.RegisterNodeResponse:
     request = make_registration(node, make_tables(user=2))
     return driver.call(lambda core, now_ms: core.register(request, now_ms))
+
+
+def test_the_older_of_two_refuses_nothing_and_confirms_nothing() -> None:
+    """The newer one may have accepted what the older one has never heard of."""
+    store = MemoryState()
+    older = make_driver(store)
+    make_driver(store)
+    steering = control_pb2.SteerOperationRequest(id="r1", steering=control_pb2.STEERING_PAUSE)
+    with pytest.raises(SupersededError):
+        older.call(lambda core, now_ms: core.steer(steering, now_ms), decides=True)
+    older = make_driver(store)
+    assert older.call(lambda core, now_ms: core.epoch, decides=True) == 0
+    make_driver(store)
+    with pytest.raises(SupersededError):
+        older.call(lambda core, now_ms: core.epoch, decides=True)
+
+
+def test_what_a_refusal_leaves_undone_is_forgotten() -> None:
+    driver = make_driver(MemoryState())
+
+    def half(core: Control, now_ms: int) -> None:
+        core.register(make_registration(make_node("node-0"), make_tables(user=2)), now_ms)
+        raise RefusedError(Code.FAILED_PRECONDITION, "no")
+
+    with pytest.raises(RefusedError):
+        driver.call(half)
+    assert driver.call(lambda core, now_ms: len(core.fleet)) == 0
 
 
 @pytest.mark.parametrize("how", ["before", "after"])
