@@ -190,9 +190,7 @@ class Driver:
             posed = self.call(lambda core, now_ms: core.pose(request, now_ms), decides=True)
             proposal = self._planning.propose(posed) if posed is not None else None
             try:
-                return self.call(
-                    functools.partial(_start, request, posed, proposal), decides=True
-                )
+                return self.call(functools.partial(_start, request, posed, proposal), decides=True)
             except MovedOnError as error:
                 moved_on = error
         raise moved_on
