@@ -239,6 +239,12 @@ Status Store::CheckIntegrity() const {
       if (!same(device.in_ddr[t], named.in_ddr[t]) || !same(device.in_ssd[t], named.in_ssd[t])) {
         return {Code::kCorrupt, "rows of table " + table.config.name + " are not counted right"};
       }
+      const TableShare& share = device.shares[t];
+      if (device.in_ddr[t].bytes > share.allowed || share.allowed < share.bytes) {
+        return {Code::kCorrupt, "rows of table " + table.config.name + " take " +
+                                    std::to_string(device.in_ddr[t].bytes) +
+                                    " bytes of DDR and may take " + std::to_string(share.allowed)};
+      }
     }
     index_bytes += named.index_bytes;
     rows += held_rows;

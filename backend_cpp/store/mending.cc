@@ -115,8 +115,8 @@ Status Store::Impl::MendOne(Device* device, const Table& table, uint32_t b, uint
     return {Code::kCorrupt, "key " + std::to_string(record.key) + " of table " + table.config.name +
                                 " has other live chunks than its row"};
   }
-  const Result<uint64_t> slot = AllocateDdr(device, static_cast<uint32_t>(record.payload.size()),
-                                            /*aux_bytes=*/0);
+  const Result<uint64_t> slot =
+      AllocateDdr(device, table, static_cast<uint32_t>(record.payload.size()), /*aux_bytes=*/0);
   if (!slot.ok()) return slot.status();
   std::copy(record.payload.begin(), record.payload.end(), device->arena.Address(slot.value()));
   // Making room may have moved it, if the block could be read then.

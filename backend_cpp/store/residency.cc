@@ -14,13 +14,7 @@
 namespace embertide {
 namespace {
 
-// Payload that one eviction takes out, so that its SSD write is a few hundred KiB.
-constexpr uint64_t kEvictBytes = 256 * 1024;
-// And no more than this part of the budget: a batch is what the policy cannot take back.
-constexpr uint64_t kLeastOverEvicted = 64;
 constexpr std::chrono::microseconds kReadersPoll{50};
-// With room for rows of less than this share of the budget Maintain makes some ahead of need.
-constexpr double kLowRoom = 0.03;
 // And it empties pages until this part of the budget is free, a page of rows and two of nodes or
 // index at least and so many bytes at most: rows of another size, index arrays and version nodes
 // need pages, which slots that came free here and there do not give. A budget of which the least
@@ -137,18 +131,19 @@ uint32_t Store::Impl::AdvanceHand(Device* device, Hand* hand, uint32_t entries, 
   uint32_t skipped_buckets = 0;
   uint32_t passed = 0;
   while (passed < entries) {
-    const Table& table = tables[device->tables[hand->table]];
+    if (hand->tables.empty()) return entries;
+    const Table& table = tables[hand->tables[hand->table]];
     if (hand->bucket >= table.buckets.size()) {
-      hand->table = (hand->table + 1) % device->tables.size();
+      hand->table = (hand->table + 1) % hand->tables.size();
       hand->entry = 0;
       // The first bucket of the next table that lies on this device.
       hand->bucket = 0;
-      const auto& slots = tables[device->tables[hand->table]].buckets;
+      const auto& slots = tables[hand->tables[hand->table]].buckets;
       while (hand->bucket < slots.size() && slots[hand->bucket].On(device) == nullptr) {
         ++hand->bucket;
       }
       // A whole round over tables without one entry: there is nothing to visit.
-      if (++skipped_buckets > 2 * device->tables.size() + 2) return entries;
+      if (++skipped_buckets > 2 * hand->tables.size() + 2) return entries;
       continue;
     }
     Bucket* bucket = table.buckets[hand->bucket].On(device);
@@ -167,9 +162,9 @@ uint32_t Store::Impl::AdvanceHand(Device* device, Hand* hand, uint32_t entries, 
   return passed;
 }
 
-uint32_t Store::Impl::RoundOf(const Device* device) const {
+uint32_t Store::Impl::RoundOf(const Device* device, const Hand& hand) const {
   uint64_t entries = 0;
-  for (const uint32_t t : device->tables) {
+  for (const uint32_t t : hand.tables) {
     for (const BucketSlot& slot : tables[t].buckets) {
       if (const Bucket* bucket = slot.On(device)) entries += bucket->index.capacity();
     }
@@ -190,17 +185,26 @@ void Store::Impl::SetPlace(const Holder& holder, Location place) {
   }
 }
 
-void Store::Impl::Sweep(Device* device, uint32_t entries, bool any, std::vector<Holder>* victims,
-                        uint64_t wanted) {
+void Store::Impl::Sweep(Device* device, Hand* hand, uint32_t entries, Sweeping sweeping,
+                        std::vector<Holder>* victims, uint64_t wanted) {
   uint64_t bytes = 0;
+  const auto take = [&](const Holder& holder) {
+    const Location place = PlaceOf(holder);
+    if (place.tier() != TierId::kDdr || place.live() == 0) return;
+    victims->push_back(holder);
+    bytes += tables[holder.table].config.layout.PayloadBytes(place.live());
+  };
   // At most one round: a row is met once.
-  AdvanceHand(device, &device->clock, entries, [&](uint32_t t, Bucket* b, uint32_t e) {
+  AdvanceHand(device, hand, entries, [&](uint32_t t, Bucket* b, uint32_t e) {
     BucketIndex& index = b->index;
     const Location place = index.At(e);
+    if (sweeping == Sweeping::kChained) {
+      ForEachPlace(t, b, e, take);
+      return bytes < wanted;
+    }
     if (place.is_chain() || place.tier() != TierId::kDdr || place.live() == 0) return true;
-    if (index.Age(e) > 1 && !any) return true;
-    victims->push_back({t, b, e, nullptr});
-    bytes += tables[t].config.layout.PayloadBytes(place.live());
+    if (index.Age(e) > 1 && sweeping == Sweeping::kCold) return true;
+    take(Holder{t, b, e, nullptr});
     return bytes < wanted;
   });
 }
@@ -275,26 +279,48 @@ bool Store::Impl::Demote(Device* device, const std::vector<Holder>& victims, Wri
   return moved.value() > 0;
 }
 
-bool Store::Impl::Evict(Device* device, WriterLock* writer) {
-  if (device->ssd == nullptr) return false;
-  const uint64_t bytes = std::min(kEvictBytes, device->budget.limit_bytes() / kLeastOverEvicted);
+bool Store::Impl::EvictByPolicy(Device* device, uint64_t bytes, WriterLock* writer) {
   std::vector<Holder> victims;
-  if (device->policy != nullptr) {
-    const uint32_t chosen = ChooseByPolicy(device, bytes, &victims);
-    const bool went = Demote(device, victims, writer);
-    device->policy->Settle(chosen);
-    return went;
-  }
-  const uint32_t round = RoundOf(device);
+  const uint32_t chosen = ChooseByPolicy(device, bytes, &victims);
+  const bool went = Demote(device, victims, writer);
+  device->policy->Settle(chosen);
+  return went;
+}
+
+bool Store::Impl::EvictByClock(Device* device, Hand* hand, uint64_t bytes, bool chained,
+                               WriterLock* writer) {
+  std::vector<Holder> victims;
+  const uint32_t round = RoundOf(device, *hand);
   // Who waits for the writer gets it between two parts of a round.
   const uint32_t part = writer == nullptr ? round : kClockEntries;
   for (uint32_t passed = 0; passed < round && victims.empty(); passed += part) {
-    Sweep(device, std::min(round - passed, part), /*any=*/false, &victims, bytes);
+    Sweep(device, hand, std::min(round - passed, part), Sweeping::kCold, &victims, bytes);
     if (victims.empty()) WithoutWriter(writer, [] {});
   }
   // All were in use lately: take them in the hand's order.
-  if (victims.empty()) Sweep(device, round, /*any=*/true, &victims, bytes);
+  if (victims.empty()) Sweep(device, hand, round, Sweeping::kAny, &victims, bytes);
+  if (victims.empty() && chained) {
+    Sweep(device, hand, round, Sweeping::kChained, &victims, bytes);
+  }
   return Demote(device, victims, writer);
+}
+
+bool Store::Impl::Evict(Device* device, WriterLock* writer) {
+  if (device->ssd == nullptr) return false;
+  const uint64_t bytes = std::min(kEvictBytes, device->budget.limit_bytes() / kLeastOverEvicted);
+  if (device->policy != nullptr) return EvictByPolicy(device, bytes, writer);
+  if (device->shared_out) {
+    for (const uint32_t t : device->tables) {
+      const TableShare& share = device->shares[t];
+      if (share.given() && device->in_ddr[t].bytes > share.bytes && EvictTable(device, t, writer)) {
+        return true;
+      }
+    }
+    if (EvictByClock(device, &device->unshared_clock, bytes, /*chained=*/true, writer)) {
+      return true;
+    }
+  }
+  return EvictByClock(device, &device->clock, bytes, /*chained=*/false, writer);
 }
 
 void Store::Impl::MoveCondemned(Device* device, uint32_t entries, bool demote, WriterLock* writer) {
@@ -308,17 +334,19 @@ void Store::Impl::MoveCondemned(Device* device, uint32_t entries, bool demote, W
     const uint32_t aux = AuxBytes(table);
     const Result<uint64_t> slot = device->arena.AllocateInRoom(payload, aux);
     if (!slot.ok()) {
-      if (demote) victims.push_back(holder);
-      bytes += demote ? payload : 0;
+      if (!demote || !GivesWay(*device, holder.table)) return;
+      victims.push_back(holder);
+      bytes += payload;
       return;
     }
     SlabArena& arena = device->arena;
     std::copy_n(arena.Address(place.slot()), payload, arena.Address(slot.value()));
     if (aux > 0) std::copy_n(arena.Aux(place.slot()), aux, arena.Aux(slot.value()));
     const Location moved(TierId::kDdr, place.live(), slot.value());
-    CountPlace(device, table, moved, /*taken=*/true);
     SetPlace(holder, moved);
     RetirePlace(device, table, place);
+    // After the old place: a share is never exceeded, not for a moment.
+    CountPlace(device, table, moved, /*taken=*/true);
   };
   const auto visit = [&](uint32_t t, Bucket* b, uint32_t e) {
     ForEachPlace(t, b, e, move);
@@ -369,6 +397,9 @@ void Store::Impl::MakeRoomAhead(Device* device, uint32_t pages) {
       if (!Evict(device, &writer)) return;
       continue;
     }
+    const auto low =
+        std::ranges::find_if(device->tables, [&](uint32_t t) { return ShareIsLow(*device, t); });
+    if (low != device->tables.end() && EvictTable(device, *low, &writer)) continue;
     const uint64_t room = device->budget.limit_bytes() - device->budget.used_bytes();
     if (device->ssd == nullptr || room >= wanted) return;
     if (!device->arena.has_condemned()) {
@@ -397,7 +428,7 @@ Status Store::Impl::MakeRoom(Device* device, int round, const Status& wanted) {
   if (!went) {
     device->arena.CondemnPages(1 + device->arena.page_count() / 16,
                                /*must_fit=*/device->ssd == nullptr);
-    MoveCondemned(device, RoundOf(device), /*demote=*/true, nullptr);
+    MoveCondemned(device, RoundOf(device, device->packing), /*demote=*/true, nullptr);
   }
   Status waited = AwaitReaders(device);
   if (waited.ok()) return waited;
@@ -417,8 +448,9 @@ void Store::Impl::TakeReserveBack(Device* device) {
   if (device->reserve_lent) device->reserve_lent = !device->budget.TryCharge(device->reserve_bytes);
 }
 
-Result<uint64_t> Store::Impl::AllocateDdr(Device* device, uint32_t payload_bytes,
-                                          uint32_t aux_bytes) {
+Result<uint64_t> Store::Impl::AllocateDdr(Device* device, const Table& table,
+                                          uint32_t payload_bytes, uint32_t aux_bytes) {
+  EMBERTIDE_RETURN_IF_ERROR(MakeShareRoom(device, table, uint64_t{payload_bytes} + aux_bytes));
   if (device->policy != nullptr) {
     EMBERTIDE_RETURN_IF_ERROR(WithRoom(device, [&]() -> Status {
       if (device->policy->Reserve()) return Status::Ok();
@@ -439,7 +471,7 @@ Result<Location> Store::Impl::StoreRow(Device* device, const Table& table, uint6
                                        uint16_t live, std::span<const std::byte> payload) {
   // A row without live chunks needs no slot of its own, but the least keeps one meaning of "row".
   Result<uint64_t> slot =
-      AllocateDdr(device, static_cast<uint32_t>(payload.size()), AuxBytes(table));
+      AllocateDdr(device, table, static_cast<uint32_t>(payload.size()), AuxBytes(table));
   if (!slot.ok()) return slot.status();
   std::copy(payload.begin(), payload.end(), device->arena.Address(*slot));
   const Location place(TierId::kDdr, live, *slot);

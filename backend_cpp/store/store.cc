@@ -504,6 +504,10 @@ Store::Usage Store::UsageOf(uint32_t table, uint32_t d) const {
   usage.ddr_bytes = share(device.in_ddr, device.arena.page_bytes());
   usage.budget_bytes = device.budget.limit_bytes();
   usage.budget_used_bytes = device.budget.used_bytes();
+  usage.ddr_row_bytes = device.in_ddr[table].bytes;
+  const TableShare& ddr_share = device.shares[table];
+  usage.ddr_share_bytes = ddr_share.given() ? ddr_share.bytes.load() : 0;
+  usage.ddr_allowed_bytes = ddr_share.given() ? ddr_share.allowed.load() : 0;
   usage.ssd_rows = device.in_ssd[table].rows;
   if (device.ssd != nullptr) usage.ssd_bytes = share(device.in_ssd, device.ssd->used_bytes());
   return usage;

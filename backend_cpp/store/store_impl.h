@@ -8,6 +8,7 @@
 //   lookup.cc      batched reads
 //   hbm_tier.cc    the tier above DDR
 //   residency.cc   room: evict, move, reclaim              integrity.cc  every invariant
+//   shares.cc      bytes that tables may have in DDR
 //   compaction.cc  rows moved to and on the SSD   upkeep.cc     promotions, room ahead: Maintain
 //   sealing.cc     what outlives a kill           mending.cc    rows of bad blocks
 #pragma once
@@ -60,11 +61,24 @@ struct TierCount {
   std::atomic<uint64_t> bytes{0};
 };
 
-// Where a pass over a device's entries stands: place in its tables, ordinal of the bucket, entry.
+// A pass over the entries of some of a device's tables: place in `tables`, ordinal of the bucket,
+// entry.
 struct Hand {
+  std::vector<uint32_t> tables;
   uint32_t table = 0;
   uint32_t bucket = 0;
   uint32_t entry = 0;
+};
+
+// The bytes of rows that a table may have in DDR on a device. Changed under the device's writer.
+struct TableShare {
+  static constexpr uint64_t kNone = ~0ULL;
+  std::atomic<uint64_t> bytes{kNone};
+  // What the rows may take now: `bytes`, or more while a share that was lowered is being emptied.
+  // It never rises before the next share is set.
+  std::atomic<uint64_t> allowed{kNone};
+  Hand clock;  // of evictions among the table's own rows
+  bool given() const { return bytes.load(std::memory_order_relaxed) != kNone; }
 };
 
 // A device; or the part of one that is set aside for a table with budgets of its own, which shares
@@ -79,7 +93,10 @@ struct Device {
                     BucketIndex::kPageBytes),
         nodes(&budget, &index_pages),
         in_ddr(all_tables),
-        in_ssd(all_tables) {}
+        in_ssd(all_tables),
+        shares(all_tables),
+        clock{tables},
+        packing{tables} {}
   const uint32_t number;               // of the device
   const std::vector<uint32_t> tables;  // whose rows may lie here
   TurnMutex writer;                    // held by whoever writes to this device's buckets
@@ -98,6 +115,8 @@ struct Device {
   std::unique_ptr<BlockLog> ssd;            // null without an SSD budget
   std::vector<TierCount> in_ddr;            // by table
   std::vector<TierCount> in_ssd;            // by table
+  std::vector<TableShare> shares;           // by table
+  bool shared_out = false;                  // some table has a share
   std::deque<Retired> retired;              // ascending epochs
   std::map<uint64_t, VersionNode*> staged;  // version -> its nodes on this device
   // Which rows leave DDR and which enter; null: the counts of the index and the clock hand, and a
@@ -119,6 +138,7 @@ struct Device {
   }
   Hand clock;    // of eviction: what it meets ages
   Hand packing;  // of moving rows out of pages; were it the clock's, rows would leave by chance
+  Hand unshared_clock;  // of eviction among the rows of tables without a share
   // Bytes that compaction may read and write now, and when that was reckoned.
   double compaction_credit = 0;
   std::chrono::steady_clock::time_point compaction_at = std::chrono::steady_clock::now();
@@ -245,9 +265,29 @@ struct Store::Impl {
   // The crew of so many threads, at least 1, for as long as `lock` is held.
   Crew* TakeCrew(uint32_t threads, std::unique_lock<std::mutex>* lock);
 
+  // Payload that one eviction takes out, so that its SSD write is a few hundred KiB.
+  static constexpr uint64_t kEvictBytes = 256 * 1024;
+  // And no more than this part of the budget: a batch is what the policy cannot take back.
+  static constexpr uint64_t kLeastOverEvicted = 64;
+  // With room for rows of less than this share of the budget Maintain makes some ahead of need.
+  static constexpr double kLowRoom = 0.03;
+
   // --- residency.cc; the device's writer is held -------------------------------------------------
   // A DDR slot, evicting to SSD as needed. kResourceExhausted when nothing more can go.
-  Result<uint64_t> AllocateDdr(Device* device, uint32_t payload_bytes, uint32_t aux_bytes);
+  Result<uint64_t> AllocateDdr(Device* device, const Table& table, uint32_t payload_bytes,
+                               uint32_t aux_bytes);
+  // In shares.cc: whether a table's share has room for so many bytes of rows more.
+  static bool ShareHolds(const Device& device, uint32_t table, uint64_t bytes);
+  // Whether a table's share needs room ahead of rows that enter, or has shrunk below its rows.
+  static bool ShareIsLow(const Device& device, uint32_t table);
+  // Whether rows of a table may leave for want of room on the device: those with a share stay while
+  // there are others.
+  static bool GivesWay(const Device& device, uint32_t table);
+  // Evicts rows of the table until its share has room for so many bytes. kResourceExhausted: the
+  // SSD takes no more.
+  Status MakeShareRoom(Device* device, const Table& table, uint64_t bytes);
+  // Evicts some rows of a table that has a share; false if none went.
+  bool EvictTable(Device* device, uint32_t table, WriterLock* writer);
   void TakeReserveBack(Device* device);
   // A DDR row with this payload, which becomes the newest of its key.
   Result<Location> StoreRow(Device* device, const Table& table, uint64_t key, uint16_t live,
@@ -301,24 +341,31 @@ struct Store::Impl {
   static Location PlaceOf(const Holder& holder);
   static void SetPlace(const Holder& holder, Location place);
   // Moves some hundred KiB of DDR rows to SSD, less on a small device, as its policy or the clock
-  // chooses; false if nothing went. `writer` as in WithoutWriter; without one, the rows count as
+  // chooses; false if nothing went. Where tables have shares, rows beyond a share go first, then
+  // rows of tables without one. `writer` as in WithoutWriter; without one, the rows count as
   // evicted by a writer.
   bool Evict(Device* device, WriterLock* writer);
+  // The same, so many bytes as a policy chooses, or as a hand does among the rows of its tables.
+  // `chained`: also rows that versions of the window changed, where nothing else can go.
+  bool EvictByPolicy(Device* device, uint64_t bytes, WriterLock* writer);
+  bool EvictByClock(Device* device, Hand* hand, uint64_t bytes, bool chained, WriterLock* writer);
   // Rows that the policy lets go; returns how many keys it chose for them.
   uint32_t ChooseByPolicy(Device* device, uint64_t wanted, std::vector<Holder>* victims);
   // Calls visit(holder) for all places of an entry.
   template <typename Visit>
   static void ForEachPlace(uint32_t table, Bucket* bucket, uint32_t entry, const Visit& visit);
-  // Passes the clock hand over up to `entries` entries, collecting rows that may leave DDR.
-  void Sweep(Device* device, uint32_t entries, bool any, std::vector<Holder>* victims,
-             uint64_t wanted);
+  // Rows that a pass of the clock hand takes along.
+  enum class Sweeping : uint8_t { kCold, kAny, kChained };
+  // Passes a clock hand over up to `entries` entries, collecting rows that may leave DDR.
+  void Sweep(Device* device, Hand* hand, uint32_t entries, Sweeping sweeping,
+             std::vector<Holder>* victims, uint64_t wanted);
   // Moves rows of DDR to the SSD; false if none went.
   bool Demote(Device* device, const std::vector<Holder>& victims, WriterLock* writer);
   // Moves the rows of condemned pages that a pass over `entries` entries meets into other pages
   // with room; if `demote`, those that find none to the SSD.
   void MoveCondemned(Device* device, uint32_t entries, bool demote, WriterLock* writer);
-  // Entries of the device's buckets, used or not: one round of the clock hand.
-  uint32_t RoundOf(const Device* device) const;
+  // Entries of the buckets of a hand's tables, used or not: one round of it.
+  uint32_t RoundOf(const Device* device, const Hand& hand) const;
   // Returns how many of the entries were passed.
   template <typename Visit>
   uint32_t AdvanceHand(Device* device, Hand* hand, uint32_t entries, Visit visit);

@@ -66,7 +66,7 @@ Status Store::Impl::PromoteOne(Device* device, const Access& row) {
   read.to = bytes.data();
   EMBERTIDE_RETURN_IF_ERROR(device->ssd->Read({&read, 1}));
   const uint32_t aux = AuxBytes(tables[row.table]);
-  const Result<uint64_t> slot = AllocateDdr(device, read.bytes - aux, aux);
+  const Result<uint64_t> slot = AllocateDdr(device, tables[row.table], read.bytes - aux, aux);
   if (!slot.ok()) return slot.status();
   Install(device, row.table, bucket, row.key, bytes.data(), slot.value());
   return Status::Ok();
@@ -123,7 +123,8 @@ bool Store::Impl::Promote(Device* device, std::span<const Access> rows) {
     // A promotion that finds no room, or a bad block, leaves the row where it is: nothing is lost.
     const uint32_t aux = AuxBytes(tables[rows[i].table]);
     const auto payload = static_cast<uint32_t>(row.bytes.size() - aux);
-    if (same && (device->policy == nullptr || device->policy->Reserve())) {
+    const bool holds = ShareHolds(*device, rows[i].table, row.bytes.size());
+    if (same && holds && (device->policy == nullptr || device->policy->Reserve())) {
       // A page that is kept ready is not for this: another would be emptied for it.
       const Result<uint64_t> slot = SparePages(*device) > 0
                                         ? device->arena.Allocate(payload, aux)
@@ -157,7 +158,7 @@ std::vector<Access> Store::Impl::Replay(Device* device) {
       if (EntryOnSsd(device, row, &bucket) == BucketIndex::kNotFound) continue;
       const bool admits =
           device->policy != nullptr
-              ? device->policy->Admit(row.key, Full(*device))
+              ? device->policy->Admit(row.key, Full(*device) || ShareIsLow(*device, row.table))
               : bucket->index.AccessCount(HashKey(row.key), row.key) >= device->least_count;
       if (!admits) {
         ++refused_promotions;

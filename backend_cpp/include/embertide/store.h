@@ -99,6 +99,15 @@ struct TableBudget {
   uint64_t ssd_bytes = 0;  // 0: no SSD tier for this table; where it is full, it refuses
   std::string ddr_policy = kDefaultDdrPolicy;
 };
+// Bytes of rows, index and unused room of pages excluded, that a table may have in DDR on a device.
+struct DdrShare {
+  uint32_t table = 0;  // index into StoreOptions::tables
+  uint32_t device = 0;
+  uint64_t bytes = 0;
+};
+// Evictions of a table go by batches of a 64th of its share; less would be a row at a time.
+inline constexpr uint64_t kLeastDdrShareBytes = 64 * 1024;
+
 // As operators write them: "TABLE=DDR_BYTES[/SSD_BYTES[/POLICY]]", several with commas between.
 // kInvalidArgument naming the part that is wrong.
 Result<std::map<std::string, TableBudget>> ParseTableBudgets(const std::string& text);
@@ -499,8 +508,21 @@ class Store {
     // Of the DDR budget that the table has to itself or shares there: pages, index and all else.
     uint64_t budget_bytes = 0;
     uint64_t budget_used_bytes = 0;
+    uint64_t ddr_row_bytes = 0;      // what a share of the table bounds
+    uint64_t ddr_share_bytes = 0;    // 0: it has none
+    uint64_t ddr_allowed_bytes = 0;  // more than the share while that is being emptied
   };
   Usage UsageOf(uint32_t table, uint32_t device) const;
+  // Gives tables shares of the DDR budgets, in place of all that were given before; a table that is
+  // not named has none, and takes what the others leave. The rows of a table with a share never
+  // take more than it. They leave DDR only for other rows of the table, or when the device lacks
+  // room that no other table can give. A share that is lowered below what the rows take is emptied
+  // by Maintain, in batches; until then the rows take no more than they did. Answers do not change.
+  // Any thread, beside readers and writers. Serving profile.
+  // kInvalidArgument, and nothing is changed: no such table or device; fewer bytes than
+  // kLeastDdrShareBytes; the shares of a device exceed its budget; a table stands twice; rows of a
+  // table cannot leave DDR, for want of an SSD tier.
+  Status SetDdrShares(std::span<const DdrShare> shares);
   // Appends all rows of a bucket as records at the view's version, in ascending key order; in the
   // training profile, with `states`, also what StateOf gives of each. No row changes its tier.
   // kNotOwner if it is not held at that version.

@@ -1,0 +1,139 @@
+// Shares: bytes of rows that a table may have in DDR on a device, changed while it serves. They are
+// bounds within the device's budget, which holds beside them, and choose whose rows leave: no page
+// and no row moves because a share was set.
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "store/store_impl.h"
+
+namespace embertide {
+
+bool Store::Impl::ShareHolds(const Device& device, uint32_t table, uint64_t bytes) {
+  const uint64_t allowed = device.shares[table].allowed.load(std::memory_order_relaxed);
+  const uint64_t used = device.in_ddr[table].bytes.load(std::memory_order_relaxed);
+  return used <= allowed && bytes <= allowed - used;
+}
+
+bool Store::Impl::ShareIsLow(const Device& device, uint32_t table) {
+  const TableShare& share = device.shares[table];
+  if (device.ssd == nullptr || !share.given()) return false;
+  const uint64_t bytes = share.bytes;
+  const uint64_t low = std::max(static_cast<uint64_t>(kLowRoom * static_cast<double>(bytes)),
+                                bytes / kLeastOverEvicted);
+  return device.in_ddr[table].bytes + low > bytes;
+}
+
+bool Store::Impl::GivesWay(const Device& device, uint32_t table) {
+  if (!device.shares[table].given()) return true;
+  const std::vector<uint32_t>& others = device.unshared_clock.tables;
+  return std::ranges::none_of(others, [&](uint32_t t) { return device.in_ddr[t].bytes > 0; });
+}
+
+bool Store::Impl::EvictTable(Device* device, uint32_t table, WriterLock* writer) {
+  TableShare& share = device->shares[table];
+  const uint64_t used = device->in_ddr[table].bytes;
+  const uint64_t over = used > share.bytes ? used - share.bytes : 0;
+  const uint64_t batch = std::min(kEvictBytes, std::max(share.bytes / kLeastOverEvicted, over));
+  const bool went = device->policy != nullptr
+                        ? EvictByPolicy(device, batch, writer)
+                        : EvictByClock(device, &share.clock, batch, /*chained=*/true, writer);
+  const uint64_t left = device->in_ddr[table].bytes;
+  share.allowed = std::max(share.bytes.load(), std::min(share.allowed.load(), left));
+  return went;
+}
+
+Status Store::Impl::MakeShareRoom(Device* device, const Table& table, uint64_t bytes) {
+  while (!ShareHolds(*device, table.ordinal, bytes)) {
+    if (EvictTable(device, table.ordinal, nullptr)) continue;
+    // Rows of buckets that were dropped count until they are freed.
+    if (!device->retired.empty()) {
+      EMBERTIDE_RETURN_IF_ERROR(AwaitReaders(device));
+      continue;
+    }
+    return {Code::kResourceExhausted,
+            "table " + table.config.name + " has " +
+                std::to_string(device->in_ddr[table.ordinal].bytes) +
+                " bytes of rows in its DDR share of " +
+                std::to_string(device->shares[table.ordinal].bytes) + " on device " +
+                std::to_string(device->number) +
+                ", and the SSD tier takes no more; raise the SSD budget or the share"};
+  }
+  return Status::Ok();
+}
+
+static Status CheckShares(const Store::Impl& impl, std::span<const DdrShare> shares) {
+  std::map<const Device*, uint64_t> total;
+  std::set<std::pair<uint32_t, uint32_t>> seen;
+  for (const DdrShare& each : shares) {
+    EMBERTIDE_RETURN_IF_ERROR(impl.CheckTable(each.table));
+    const Table& table = impl.tables[each.table];
+    const std::string name = "DDR share of table " + table.config.name + " on device " +
+                             std::to_string(each.device) + " = " + std::to_string(each.bytes);
+    if (each.device >= impl.options.devices) {
+      return {Code::kInvalidArgument,
+              name + ": there are " + std::to_string(impl.options.devices) + " devices"};
+    }
+    const Device& device = *impl.DeviceOf(table, each.device);
+    if (!seen.emplace(each.table, each.device).second) {
+      return {Code::kInvalidArgument, name + ": it stands twice"};
+    }
+    if (each.bytes < kLeastDdrShareBytes) {
+      return {Code::kInvalidArgument,
+              name + " is less than " + std::to_string(kLeastDdrShareBytes)};
+    }
+    if (device.ssd == nullptr) {
+      return {Code::kInvalidArgument,
+              name + ": its rows cannot leave DDR, for want of an SSD tier; give it an SSD budget"};
+    }
+    // Not the sum itself: it might pass the largest number.
+    const uint64_t limit = device.budget.limit_bytes();
+    uint64_t& all = total[&device];
+    if (each.bytes > limit || all > limit - each.bytes) {
+      return {Code::kInvalidArgument, name + ": with the shares before it, it exceeds the " +
+                                          std::to_string(limit) +
+                                          " bytes of DDR there; lower some"};
+    }
+    all += each.bytes;
+  }
+  return Status::Ok();
+}
+
+// Requires: the device's writer.
+static void Share(Device* device, const std::map<uint32_t, uint64_t>& bytes) {
+  device->unshared_clock = {};
+  for (const uint32_t t : device->tables) {
+    TableShare& share = device->shares[t];
+    const auto found = bytes.find(t);
+    if (found == bytes.end()) {
+      device->unshared_clock.tables.push_back(t);
+      share.bytes = TableShare::kNone;
+      share.allowed = TableShare::kNone;
+      continue;
+    }
+    if (!share.given()) share.clock = {{t}};
+    const uint64_t used = device->in_ddr[t].bytes;
+    // In this order a reader of both never sees more bytes than are allowed.
+    share.allowed = std::max(found->second, used);
+    share.bytes = found->second;
+  }
+  device->shared_out = !bytes.empty();
+}
+
+Status Store::SetDdrShares(std::span<const DdrShare> shares) {
+  if (impl_->training()) {
+    return {Code::kInvalidArgument, "DDR shares are of stores that serve; a trainer has none"};
+  }
+  EMBERTIDE_RETURN_IF_ERROR(CheckShares(*impl_, shares));
+  std::map<Device*, std::map<uint32_t, uint64_t>> by_device;
+  for (const DdrShare& each : shares) {
+    by_device[impl_->DeviceOf(impl_->tables[each.table], each.device)][each.table] = each.bytes;
+  }
+  for (const auto& device : impl_->devices) {
+    const std::lock_guard writer(device->writer);
+    Share(device.get(), by_device[device.get()]);
+  }
+  return Status::Ok();
+}
+
+}  // namespace embertide
