@@ -51,7 +51,10 @@ def start(
     """Start an operation, say what it moves, and stay if asked to."""
     answer = caller.call("StartReshard", request, _THINKING_S)
     if not as_json:
-        _show(caller.plan(), answer, dry_run=request.dry_run)
+        plan = caller.plan()
+        known = {node.name for node in plan.topology.nodes}
+        plan.topology.nodes.extend(node for node in answer.added_nodes if node.name not in known)
+        _show(plan, answer, dry_run=request.dry_run)
     if watch and not request.dry_run:
         follow(caller, request.operation_id, as_json=as_json)
     elif as_json:

@@ -21,7 +21,15 @@ from embertide.server.core.loads import Loads
 from embertide.server.core.operation import View
 from embertide.server.core.operations import Operations
 from embertide.server.core.plan import hot
-from embertide.server.core.plan.first import first_plan, follow_machines, forget_last
+from embertide.server.core.plan.first import first_plan
+from embertide.server.core.plan.groups import (
+    Wish,
+    followed,
+    is_announced,
+    whole_groups,
+    wish_of,
+    without_last,
+)
 from embertide.server.core.plan.layout import LaidPlan, PackedLayout
 from embertide.server.core.plan.moves import still_to_make
 from embertide.server.core.plan.planner import Proposal
@@ -38,6 +46,8 @@ from embertide.server.core.reshard import (
 )
 from embertide.server.core.state import Saved, Writes
 from embertide.v1 import control_pb2, node_pb2, plan_pb2
+
+_READY, _LOADING = control_pb2.NODE_STATE_READY, control_pb2.NODE_STATE_LOADING
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,10 +182,10 @@ class Control:
         for position, planned in enumerate(self.plan.topology.nodes):
             if planned.name != node.name:
                 continue
-            if planned.group != node.group:
+            if planned.group != node.group and self._is_named(node.name):
                 raise invalid(
                     f"node {node.name!r} is of group {planned.group} in plan {self.epoch}, not of "
-                    f"{node.group}; remove it first, or keep its group"
+                    f"{node.group}; drain it first, or keep its group"
                 )
             used = {
                 each.device
@@ -219,9 +229,11 @@ class Control:
         self.demand.forget(request.node)
         self.autopilot.forget(request.node)
         self._writes.nodes[request.node] = None
-        topology = self.plan and forget_last(self.plan, request.node)
-        if topology:
-            self._replace(self._with_topology(topology, now_ms))
+        if self.plan is not None:
+            members = {member.name for member in self.fleet}
+            topology = without_last(self.plan, members, self._named())
+            if topology is not None:
+                self._replace(self._with_topology(topology, now_ms))
         answer = control_pb2.RemoveNodeResponse()
         self._answered.append((request.request_id, request, answer, now_ms))
         return answer
@@ -233,23 +245,34 @@ class Control:
         at = {each.name: position for position, each in enumerate(self.plan.topology.nodes)}.get(
             node
         )
+        return at in self._named()
+
+    def _named(self) -> set[int]:
+        """Return the positions that the plan gives buckets, or an operation at work may yet."""
         named = {each.node for held in self.layout.in_use() for places in held for each in places}
         for record in self.operations.active():
             named |= {each.target.node for each in record.moves if each.HasField("target")}
-        return at in named
+        return named
 
     def status(self, now_ms: int) -> control_pb2.ControlServiceGetStatusResponse:
         """Say how the fleet is, as it last reported."""
         answer = control_pb2.ControlServiceGetStatusResponse(plan_epoch=self.epoch)
         running = self.operations.running
         draining = running.record.request.drain_node if running else None
+        wish = wish_of(running.record.request, self.operations.records) if running else None
+        whole = whole_groups(self.plan.topology) if self.plan is not None else set()
         for member in self.fleet:
+            state = self.fleet.state(member, now_ms, draining or None)
+            group = member.registration.node.group
+            if self.plan is not None and group not in whole and state == _READY:
+                leaves = wish is not None and not wish.comes and wish.group == group
+                state = control_pb2.NODE_STATE_DRAINING if leaves else _LOADING
             beat = member.beat or control_pb2.HeartbeatRequest(
                 versions=member.registration.versions
             )
             answer.nodes.add(
                 node=member.registration.node,
-                state=self.fleet.state(member, now_ms, draining or None),
+                state=state,
                 versions=beat.versions,
                 plan_epoch=beat.plan_epoch,
                 staleness_ms=beat.staleness_ms,
@@ -273,7 +296,7 @@ class Control:
         known = self._first_answer(request.operation_id, request) is not None
         if known or request.operation_id in self.operations.records:
             return None
-        posed = pose(request, self._situation(now_ms, request.half_life_s))
+        posed = pose(request, self._situation(now_ms, request.half_life_s, request))
         return posed if posed.thinks else None
 
     def start(
@@ -301,7 +324,7 @@ class Control:
             return first
         if request.operation_id in self.operations.records:
             return self._accepted_before(request)
-        situation = self._situation(now_ms, request.half_life_s)
+        situation = self._situation(now_ms, request.half_life_s, request)
         if posed is not None and posed.epoch != self.epoch:
             raise MovedOnError(
                 f"the plan moved on from {posed.epoch} to {self.epoch} while planner "
@@ -317,6 +340,8 @@ class Control:
         proposal = proposal or posed.planner.propose(posed.problem)
         prepared = settle(posed.kind, posed.name, proposal, situation)
         answer = self._answer(request, prepared, now_ms)
+        known = len(self.plan.topology.nodes) if self.plan is not None else 0
+        answer.added_nodes.extend(situation.plan.topology.nodes[known:])
         if not request.dry_run:
             self._accept(request, answer, now_ms)
         return answer
@@ -380,19 +405,29 @@ class Control:
             answer.devices.extend(device_loads(before, after))
         return answer
 
-    def _situation(self, now_ms: int, half_life_s: int) -> Situation:
+    def _situation(
+        self,
+        now_ms: int,
+        half_life_s: int,
+        request: control_pb2.StartReshardRequest | None = None,
+    ) -> Situation:
+        """Return what a request is judged by: with the nodes of a group that it adds."""
         if self.plan is None:
             raise RefusedError(
                 Code.FAILED_PRECONDITION,
                 f"no plan yet: {len(self.fleet)} of {self.options.expect_nodes} nodes have "
                 "registered; wait for them",
             )
+        plan = self.plan
+        wish = wish_of(request, self.operations.records) if request is not None else None
+        if wish is not None and (topology := self._followed(plan, wish)) is not None:
+            plan = plan_pb2.Plan(epoch=plan.epoch)
+            plan.MergeFrom(self.plan)
+            plan.topology.CopyFrom(topology)
         return Situation(
-            plan=self.plan,
+            plan=plan,
             layout=self.layout,
-            workload=self.demand.workload(
-                self.plan.topology, self.layout, half_life_s or PLANNED_BY_S
-            ),
+            workload=self.demand.workload(plan.topology, self.layout, half_life_s or PLANNED_BY_S),
             unknown=frozenset(self.demand.unknown(self._owning(), now_ms)),
             alive=lambda name: self.fleet.alive(name, now_ms),
             operations=self.operations.records,
@@ -423,9 +458,9 @@ class Control:
         running = self.operations.running
         behind = running is not None and running.record.step_epoch > self.epoch
         if not behind:
-            topology = follow_machines(
-                self.plan, {member.name: member.registration.node for member in self.fleet}
-            )
+            turn = running.record if running is not None else self.operations.next_waiting()
+            wish = wish_of(turn.request, self.operations.records) if turn is not None else None
+            topology = self._followed(self.plan, wish)
             if topology is not None:
                 self._replace(self._with_topology(topology, now_ms))
                 return
@@ -505,6 +540,8 @@ class Control:
         if record is None:
             return
         id = record.operation.id
+        if not self._is_heard(record, now_ms):
+            return
         if self._made_at.get(id, 0) != self.epoch:
             # The plan has moved on while it waited: its moves are made again.
             try:
@@ -522,6 +559,30 @@ class Control:
             record.operation.bytes_total = sum(each.bytes for each in prepared.moves)
         self.operations.begin(record, self.epoch, now_ms)
 
+    def _followed(self, plan: plan_pb2.Plan, wish: Wish | None) -> plan_pb2.Topology | None:
+        """Return the topology that follows the machines, and a wish; None: it is the plan's."""
+        return followed(
+            plan,
+            self.layout,
+            {member.name: member.registration.node for member in self.fleet},
+            wish=wish,
+            moving=self.operations.running is not None,
+        )
+
+    def _is_heard(self, record: control_pb2.OperationRecord, now_ms: int) -> bool:
+        """Whether all nodes know of the group that an operation adds or removes, if it does.
+
+        A node of a build that refuses such a plan would hold the operation up once buckets move.
+        """
+        wish = wish_of(record.request, self.operations.records)
+        if self.plan is None or wish is None or not is_announced(self.plan.topology, wish):
+            return True
+        view = View(self.plan, self.layout, self.fleet, now_ms)
+        deaf = [member.name for member in view.live() if not member.acts_by(self.epoch)]
+        if deaf:
+            self.operations.wait(record, f"waits until {deaf[0]} acts by plan {self.epoch}")
+        return not deaf
+
     def _prepared_again(self, record: control_pb2.OperationRecord, now_ms: int) -> Prepared | None:
         """Return what a record comes to now; None: a planner is at it, `wanted` says for what.
 
@@ -529,7 +590,7 @@ class Control:
             RefusedError: It cannot be done any more.
         """
         id = record.operation.id
-        situation = self._situation(now_ms, record.request.half_life_s)
+        situation = self._situation(now_ms, record.request.half_life_s, record.request)
         if self.wanted is not None and (self.wanted[0], self.wanted[1].epoch) == (id, self.epoch):
             return None
         posed = pose(record.request, situation)

@@ -97,6 +97,12 @@ class Operations:
         self._keep(record)
         self.running = Running(record, self._longest_deadline_ms, now_ms)
 
+    def wait(self, record: Record, message: str) -> None:
+        """Say why an operation whose turn it is does not begin."""
+        if record.operation.message != message:
+            record.operation.message = message
+            self._keep(record)
+
     def fail(self, record: Record, message: str, now_ms: int) -> None:
         """End an operation that cannot begin."""
         record.operation.state = control_pb2.OPERATION_STATE_FAILED

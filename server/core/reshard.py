@@ -8,6 +8,7 @@ from embertide.server.core.demand import HALF_LIVES_S
 from embertide.server.core.errors import Code, RefusedError, invalid
 from embertide.server.core.plan.explicit import Explicit
 from embertide.server.core.plan.greedy import Greedy
+from embertide.server.core.plan.groups import AddGroup, RemoveGroup
 from embertide.server.core.plan.hot import HotRows, changed, hot_rows_of
 from embertide.server.core.plan.layout import (
     Bucket,
@@ -82,7 +83,10 @@ def check_request(request: control_pb2.StartReshardRequest) -> None:
     check_id("operation_id", request.operation_id)
     goal = request.WhichOneof("goal")
     if goal is None:
-        raise invalid("goal is not said; give target, planner, drain_node or undo_operation")
+        raise invalid(
+            "goal is not said; give target, planner, drain_node, undo_operation, add_group or "
+            "remove_group"
+        )
     if goal == "target" and request.target.base_epoch == 0:
         raise invalid("target.base_epoch is 0; give the epoch of the plan it was made from")
     if goal == "planner":
@@ -184,6 +188,10 @@ def _planner(request: control_pb2.StartReshardRequest, now: Situation) -> tuple[
                 Code.NOT_FOUND, f"no such node: {request.drain_node!r}; the plan has {names}"
             )
         return "drain", "drain", Greedy(drained=names.index(request.drain_node))
+    if goal == "add_group":
+        return "add-group", "add-group", AddGroup(request.add_group)
+    if goal == "remove_group":
+        return "remove-group", "remove-group", RemoveGroup(request.remove_group)
     if goal == "undo_operation":
         return "reshard", "undo", _Undo(_ended(request.undo_operation, now.operations))
     chosen = planner(request.planner)

@@ -7,8 +7,9 @@ import pytest
 from simulation import make_node, make_tables
 
 from embertide.server.core.errors import RefusedError
-from embertide.server.core.plan.first import first_plan, follow_machines
+from embertide.server.core.plan.first import first_plan
 from embertide.server.core.plan.greedy import Greedy
+from embertide.server.core.plan.groups import followed
 from embertide.server.core.plan.layout import (
     Bucket,
     Holders,
@@ -187,10 +188,11 @@ def test_a_difference_names_the_buckets() -> None:
 def test_positions_stay_when_nodes_come() -> None:
     plan = make_plan()
     registered = {node.name: node for node in plan.topology.nodes}
-    assert follow_machines(plan, registered) is None
+    layout = layout_of(plan.assignments)
+    assert followed(plan, layout, registered) is None
     registered["a-node"] = make_node("a-node")
     registered["elsewhere"] = make_node("elsewhere", group=7)
-    grown = follow_machines(plan, registered)
+    grown = followed(plan, layout, registered)
     assert grown is not None
     assert [node.name for node in grown.nodes] == ["node-0-0", "node-0-1", "a-node"]
 

@@ -31,6 +31,7 @@ class Script:
 
     def __init__(self) -> None:
         self.fleet: Simulation
+        self.added: list[str] = []  # nodes that the last operation adds to the topology
 
     def run(self, line: str) -> list[str]:
         name, *words = line.split()
@@ -121,7 +122,8 @@ class Script:
         return []
 
     def do_reshard(self, id: str, *targets: str, **options: str) -> list[str]:
-        """Start: planner=, drain=, undo=, or targets as user.0-3:node-1/0,node-2/0, hot.user=9."""
+        """Start: planner=, drain=, undo=, add_group=, remove_group=, or targets as
+        user.0-3:node-1/0,node-2/0, hot.user=9."""
         request = control_pb2.StartReshardRequest(
             operation_id=id, dry_run=options.get("dry") == "yes", reason=options.get("reason", "")
         )
@@ -131,6 +133,10 @@ class Script:
             request.drain_node = options["drain"]
         if "undo" in options:
             request.undo_operation = options["undo"]
+        if "add_group" in options:
+            request.add_group = int(options["add_group"])
+        if "remove_group" in options:
+            request.remove_group = int(options["remove_group"])
         for target in targets:
             request.target.assignments.append(self._assignment(target))
             request.target.base_epoch = int(options.get("base", self.fleet.core.epoch))
@@ -146,6 +152,7 @@ class Script:
         request.budget.p99_us = int(options.get("p99_us", 0))
         answer = self.fleet.core.start(request, self.fleet.now_ms)
         self.fleet.settle()
+        self.added = [node.name for node in answer.added_nodes]
         said = [self._operation(answer.operation), answer.explanation]
         for move in answer.moves:
             ends = [
@@ -234,7 +241,9 @@ class Script:
                 step = f"{Step(record.step).name} of {record.operation.id}"
         if step.startswith("HOT_ROWS"):
             moving.append(self._hot(plan.hot_rows) or "no limits")
-        return " | ".join([step, *moving] if step else moving) or "nothing moves"
+        partial = plan.topology.partial_groups
+        said = " | ".join([step, *moving] if step else moving) or "nothing moves"
+        return said + (f" | partial groups {' '.join(map(str, partial))}" if partial else "")
 
     def _hot(self, limits: Iterable[plan_pb2.HotRows]) -> str:
         names = {table.id: table.name for table in self.fleet.tables}
@@ -263,7 +272,8 @@ class Script:
         return f"{names[at.table]}.{at.bucket}"
 
     def _place(self, at: Place) -> str:
-        return f"{self.fleet.plan().topology.nodes[at.node].name}/{at.device}"
+        names = [node.name for node in self.fleet.plan().topology.nodes]
+        return f"{[*names, *self.added][at.node]}/{at.device}"
 
     def _operation(self, operation: control_pb2.Operation) -> str:
         state = control_pb2.OperationState.Name(operation.state).removeprefix("OPERATION_STATE_")

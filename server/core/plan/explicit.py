@@ -3,6 +3,7 @@
 import dataclasses
 
 from embertide.server.core.errors import Code, RefusedError, invalid
+from embertide.server.core.plan.groups import whole_groups
 from embertide.server.core.plan.hot import check_hot_rows, hot_rows_of
 from embertide.server.core.plan.layout import (
     Bucket,
@@ -69,6 +70,6 @@ def _check(plan: plan_pb2.Plan, held: Holders, where: str) -> None:
         raise invalid(f"{where}: a node stands twice among its owners")
     if len(owning) > OWNERS_MAX:
         raise invalid(f"{where}: {len(owning)} owners; at most {OWNERS_MAX}")
-    missing = {node.group for node in nodes} - {nodes[node].group for node in owning}
+    missing = whole_groups(plan.topology) - {nodes[node].group for node in owning}
     if missing:
         raise invalid(f"{where}: group {min(missing)} has no owner; each group owns every bucket")

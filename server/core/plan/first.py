@@ -1,7 +1,4 @@
-"""Plans that no operation makes: the first one, and those that follow the machines.
-
-Positions in a topology never change, because operations keep them: nodes are added at the end.
-"""
+"""The first plan, which no operation makes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -65,34 +62,3 @@ def _assignments(table: int, of_groups: Sequence[Sequence[Run]]) -> Iterable[pla
             bucket_count=after - begin,
             owners=[owner(runs[at].place) for at, runs in zip(at_run, of_groups, strict=True)],
         )
-
-
-def follow_machines(
-    plan: plan_pb2.Plan, registered: Mapping[str, plan_pb2.Node]
-) -> plan_pb2.Topology | None:
-    """Return the topology that the registered nodes make, or None if it is the plan's.
-
-    A known node is taken as it registered last, a new one of a known group is added. A group that
-    is new cannot be: it would have to own every bucket at once (rule 3).
-    """
-    nodes = [registered.get(node.name, node) for node in plan.topology.nodes]
-    groups = {node.group for node in plan.topology.nodes}
-    known = {node.name for node in nodes}
-    nodes += [
-        registered[name]
-        for name in sorted(registered)
-        if name not in known and registered[name].group in groups
-    ]
-    grown = plan_pb2.Topology(nodes=nodes)
-    return None if grown == plan.topology else grown
-
-
-def forget_last(plan: plan_pb2.Plan, name: str) -> plan_pb2.Topology | None:
-    """Return the topology without a node that owns nothing, if it stands last; else None.
-
-    One that does not stand last keeps its place, unused.
-    """
-    nodes = plan.topology.nodes
-    if len(nodes) < 2 or nodes[-1].name != name:
-        return None
-    return plan_pb2.Topology(nodes=nodes[:-1])

@@ -35,6 +35,7 @@ class _Group:
         """Gather the loads of a group; `owners` is changed in place."""
         self.problem = problem
         self.owners = owners
+        self.partial = group in problem.plan.topology.partial_groups  # need not own every bucket
         nodes = problem.plan.topology.nodes
         known = devices(problem.plan.topology)
         work = device_work(problem.plan.topology, problem.layout, problem.workload)
@@ -110,7 +111,9 @@ class _Group:
                     self.move(
                         bucket, source, min(targets, key=lambda at: (self.load[at].reads, at))
                     )
-                elif any(at in self.load for at in self.owners[bucket] if at.node != node):
+                elif self.partial or any(
+                    at in self.load for at in self.owners[bucket] if at.node != node
+                ):
                     self.owners[bucket] = tuple(at for at in self.owners[bucket] if at.node != node)
                 else:
                     raise RefusedError(
@@ -161,6 +164,8 @@ class Greedy:
         owners = {at: held.owners for at, held in problem.layout.items()}
         for number in sorted({node.group for node in problem.plan.topology.nodes}):
             group = _Group(problem, number, owners)
+            if group.partial and self.drained is None:
+                continue  # an operation fills it, or empties it
             before = [group.load[at].reads for at in group.open]
             if self.drained is None:
                 while group.open and group.improve():

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embertide.server.core.errors import Code, RefusedError
+from embertide.server.core.plan.groups import whole_groups
 from embertide.server.core.plan.layout import Bucket, Place, budget_bytes, devices
 from embertide.server.core.plan.planner import Problem
 from embertide.server.core.plan.workload import TableTraits
@@ -123,7 +124,7 @@ def by_table(instance: Instance, values_XB: Floats) -> Floats:
 
 
 def instances(problem: Problem) -> Iterator[Instance]:
-    """Yield the instance of each group, ascending by group.
+    """Yield the instance of each group that owns every bucket, ascending by group.
 
     Raises:
         RefusedError: Nobody has reported what nodes ask for.
@@ -138,7 +139,8 @@ def instances(problem: Problem) -> Iterator[Instance]:
         raise RefusedError(
             Code.FAILED_PRECONDITION, "no node has reported its load yet; wait some seconds"
         )
-    for group in sorted({node.group for node in topology.nodes}):
+    # A group that comes or goes is filled and emptied by its own operations.
+    for group in sorted(whole_groups(topology)):
         nodes_N = tuple(at for at, node in enumerate(topology.nodes) if node.group == group)
         places_D = tuple(sorted(at for at in known if at.node in nodes_N))
         device = {place: at for at, place in enumerate(places_D)}

@@ -25,7 +25,7 @@ from embertide.v1 import plan_pb2
 
 NODES_MAX = 1024
 DEVICES_MAX = 16
-OWNERS_MAX = 8
+OWNERS_MAX = 64
 NAME_BYTES_MAX = 64
 ADDRESS_BYTES_MAX = 255
 BUCKET_BITS_MAX = 17
@@ -80,7 +80,7 @@ def check_node(node: plan_pb2.Node) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Machines:
-    """What rules 2 and 3 ask of the topology."""
+    """What rules 2 and 3 ask of the topology. `groups` are those that must own every bucket."""
 
     known: Set[Place]
     group_of: Sequence[int]
@@ -139,7 +139,19 @@ def _check_cover(plan: plan_pb2.Plan) -> None:
 
 def _machines(topology: plan_pb2.Topology) -> _Machines:
     group_of = [node.group for node in topology.nodes]
-    return _Machines(frozenset(devices(topology)), group_of, frozenset(group_of))
+    whole = frozenset(group_of) - set(topology.partial_groups)
+    return _Machines(frozenset(devices(topology)), group_of, whole)
+
+
+def _check_groups(topology: plan_pb2.Topology) -> None:
+    """Prove what rule 3 says of partial groups."""
+    known, partial = {node.group for node in topology.nodes}, list(topology.partial_groups)
+    if partial != sorted(set(partial)) or not known.issuperset(partial):
+        raise invalid(
+            f"rule 3: partial_groups are {partial}; name groups that have nodes, in order"
+        )
+    if known == set(partial):
+        raise invalid("rule 3: no group owns every bucket; leave one out of partial_groups")
 
 
 def _check_head(head: plan_pb2.Plan, previous_epoch: int) -> None:
@@ -152,6 +164,7 @@ def _check_head(head: plan_pb2.Plan, previous_epoch: int) -> None:
         raise invalid(f"topology has {len(names)} nodes, named once each: 1 to {NODES_MAX}")
     for node in head.topology.nodes:
         check_node(node)
+    _check_groups(head.topology)
     try:
         check_hot_rows(head.tables, head.hot_rows)
     except RefusedError as error:
