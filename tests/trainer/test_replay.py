@@ -19,7 +19,7 @@ from embertide.trainer.eval.figures import ProofError, VersionLog, measure
 from embertide.trainer.eval.moves import Reshard
 from embertide.trainer.eval.records import Records
 from embertide.trainer.eval.replay import Replay, ReplayConfig, ReplayProgress
-from embertide.trainer.eval.served import Answer, VersionNotHeldError
+from embertide.trainer.eval.served import Answer, ServedNodes, VersionNotHeldError
 
 EVERY_MS = 600_000
 STALENESS_MS = 3 * EVERY_MS
@@ -276,3 +276,32 @@ def test_a_line_of_the_log_that_a_kill_cut_is_passed_over(tmp_path: Path) -> Non
 def test_records_that_are_missing_are_named(tmp_path: Path) -> None:
     with pytest.raises(ProofError, match=r"scores\.parquet is missing"):
         measure(news(), Records(tmp_path), Twin(news()).log(tmp_path / "versions.jsonl"))
+
+
+class _Named:
+    """A node that answers with its name alone."""
+
+    def __init__(self, name: str, asked: list[str]) -> None:
+        self.name, self.asked = name, asked
+
+    def score(self, batch: Batch, *, version: int | None = None) -> None:
+        self.asked.append(self.name)
+
+
+def test_traffic_shifts_to_the_first_node_from_an_event_on() -> None:
+    asked: list[str] = []
+    nodes = ServedNodes(
+        [_Named(name, asked) for name in "abc"],  # type: ignore[misc]
+        shift_from=100,
+        shift_share=0.75,
+    )
+    batches = iter(NewsSource(NewsConfig(hours=2)).batches(batch_size=8))
+    batch = next(batches)
+    for first in range(200):
+        nodes.score(dataclasses.replace(batch, first=first))
+    assert asked[:100] == (["a", "b", "c"] * 34)[:100]
+    later = asked[100:]
+    assert later.count("a") == 75
+    assert abs(later.count("b") - later.count("c")) <= 1
+    assert "a" in later[:4]
+    assert later[:4] != ["a"] * 4

@@ -63,6 +63,13 @@ def command(
     compare_from: Annotated[
         int, typer.Option(help="With --compare: wait for the copy before this event.")
     ] = 0,
+    shift_from: Annotated[
+        int | None,
+        typer.Option(help="From this event on, the first node gets --shift-share of the requests."),
+    ] = None,
+    shift_share: Annotated[
+        float, typer.Option(help="With --shift-from: that share.", min=0, max=1)
+    ] = 0.8,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print progress and the result as JSON lines.")
     ] = False,
@@ -115,7 +122,7 @@ def command(
             nodes = [stack.enter_context(ServedModel(each, model)) for each in urls]
             copy = stack.enter_context(ServedModel(urls[0], compare)) if compare else None
             replay = Replay(
-                ServedNodes(nodes),
+                ServedNodes(nodes, shift_from=shift_from, shift_share=shift_share),
                 Records(output),
                 pace,
                 scored=mark,

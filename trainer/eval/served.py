@@ -5,6 +5,7 @@ Shapes: B samples, F features, D dense columns.
 
 import dataclasses
 import itertools
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any, Self
@@ -125,15 +126,46 @@ class ServedModel:
 
 
 class ServedNodes:
-    """The nodes that serve one model, asked in turn. Thread-safe."""
+    """The nodes that serve one model, asked in turn. Thread-safe.
 
-    def __init__(self, nodes: Sequence[ServedModel]) -> None:
-        """Begin with the first."""
-        self._turn = itertools.cycle(nodes)
+    From an event on, the first node may get a larger share of the requests, as when a load balancer
+    sends it the traffic of another site.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[ServedModel],
+        *,
+        shift_from: int | None = None,
+        shift_share: float = 0.0,
+    ) -> None:
+        """Begin with the first.
+
+        Args:
+            nodes: The nodes.
+            shift_from: The event from which the first one gets `shift_share`; None: never.
+            shift_share: Its share of the requests; the other nodes share the rest evenly.
+        """
+        self._nodes = nodes
+        self._even = itertools.cycle(nodes)
+        self._others = itertools.cycle(nodes[1:] or nodes)
+        self._shift_from, self._shift_share = shift_from, shift_share
+        self._due = 0.0  # requests that the first node should have had since, less those it had
+        self._turn = threading.Lock()
+
+    def _next(self, first_event: int) -> ServedModel:
+        with self._turn:
+            if self._shift_from is None or first_event < self._shift_from:
+                return next(self._even)
+            self._due += self._shift_share
+            if self._due < 1:
+                return next(self._others)
+            self._due -= 1
+            return self._nodes[0]
 
     def score(self, batch: Batch, *, version: int | None = None) -> Answer:
         """Score events at the node whose turn it is; errors are those of `ServedModel.score`."""
-        return next(self._turn).score(batch, version=version)
+        return self._next(batch.first).score(batch, version=version)
 
 
 def _is(error: InferenceServerException, *codes: grpc.StatusCode) -> bool:
