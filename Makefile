@@ -113,6 +113,12 @@ build/.peers: build/.venv
 	@$(BIN)/pip install -q --no-deps --target build/peers --upgrade fbgemm-gpu-cpu==1.8.0
 	@touch $@
 
+build/.torchrec: build/.peers
+	@echo "== TorchRec, to measure its planner against"
+	@$(BIN)/pip install -q --no-deps --target build/peers --upgrade torchrec==1.8.0 torchmetrics==1.0.3 \
+	  pyre-extensions==0.0.32 tqdm tensordict==0.15.3 iopath==0.1.10 pyvers cloudpickle
+	@touch $@
+
 bench-store: dev cpp build/.peers ## the store against FBGEMM, absl, Redis and RocksDB (librocksdb-dev); PARTS="lookup" for one part; half an hour
 	$(BIN)/python -m bench.store $(PARTS)
 

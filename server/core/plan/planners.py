@@ -4,9 +4,10 @@ from collections.abc import Callable, Mapping
 
 from embertide.server.core.errors import Code, RefusedError
 from embertide.server.core.plan.greedy import Greedy
+from embertide.server.core.plan.neuroshard import Neuroshard
 from embertide.server.core.plan.planner import Planner
 
-PLANNERS: Mapping[str, Callable[[], Planner]] = {"greedy": Greedy}
+PLANNERS: Mapping[str, Callable[[], Planner]] = {"greedy": Greedy, "neuroshard": Neuroshard}
 
 
 def planner(name: str) -> Planner:

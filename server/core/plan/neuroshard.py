@@ -1,0 +1,326 @@
+"""The planner `neuroshard`: beam search over splits, by a learned cost (NeuroShard, AutoShard).
+
+A state of the beam says into how many pieces each table is cut, and which tables every node copies.
+Its children cut one large or costly table in half, or copy one everywhere. A state is judged by
+placing its pieces: the costliest first, each on the device that is cheapest with it, under a grid
+of caps on what devices send. The best placements are then improved bucket by bucket (polish.py),
+beside today's own: what today's plan can be made into is preferred if it is nearly as good, because
+less has to move.
+
+Serving keeps rows whole, so that tables are cut by buckets and not by columns.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embertide.server.core.errors import Code, RefusedError
+from embertide.server.core.plan import cost_net
+from embertide.server.core.plan.cost_net import CostNet, Singles
+from embertide.server.core.plan.instance import (
+    Bools,
+    Floats,
+    Instance,
+    Ints,
+    instances,
+    owners_of,
+)
+from embertide.server.core.plan.layout import Bucket, Place
+from embertide.server.core.plan.planner import Problem, Proposal
+from embertide.server.core.plan.polish import Placed, fits, polished
+from embertide.server.core.plan.relabel import relabelled
+from embertide.server.core.plan.shard_costs import ShardCosts
+
+_BEAM = 3
+_LEVELS = 10
+_CANDIDATES = 8  # by size, and as many by cost
+_CAPS = (1.0, 1.1, 1.25, 1.5, np.inf)
+_POLISHED = 3
+# Of the limit, counted in what a core usually does in it.
+_SPENT = 0.4
+_SEARCHED = 0.4  # of that, for the beam; the rest improves what it found
+# Another plan than today's improved one must be this much better.
+_WORTH_MOVING = 0.99
+_SMALL = 1e-9
+
+
+class _Cut(NamedTuple):
+    """A state of the beam: pieces by table, and whether every node copies it."""
+
+    pieces_T: tuple[int, ...]
+    everywhere_T: tuple[bool, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Piece:
+    """Some buckets of a table that go together.
+
+    Attributes:
+        table: Their table.
+        buckets: Their positions among all buckets.
+        bytes: Their resident bytes.
+        alone_DDS: Contributions to all devices, by the device that alone owns the piece.
+        cost: Unit cost, the mean over the devices that may own it.
+    """
+
+    table: int
+    buckets: Ints
+    bytes: float
+    alone_DDS: Singles
+    cost: float
+
+
+class _Beam:
+    """Searches the cuts of an instance."""
+
+    def __init__(self, instance: Instance, costs: ShardCosts, budget: float) -> None:
+        self._instance, self._costs, self._budget = instance, costs, budget
+        self._open = np.flatnonzero(instance.open_D)
+        self._room_D = np.where(instance.open_D, instance.budget_D, 0.0)
+        self._pieces: dict[tuple[int, int], list[_Piece]] = {}
+        self._buckets_T = np.bincount(instance.table_B, minlength=len(instance.tables))
+        self._bytes_T = np.bincount(
+            instance.table_B, instance.bytes_B, minlength=len(instance.tables)
+        )
+        self.found: dict[_Cut, Placed] = {}
+
+    def search(self) -> list[Placed]:
+        """Return the placements of the best states, best first."""
+        first = self._necessary()
+        beam = self._best(first)
+        for _ in range(_LEVELS):
+            children = [child for cut in beam for child in self._children(cut)]
+            wider = self._best([*beam, *children])
+            if wider == beam:
+                break
+            beam = wider
+        ranked = sorted(self.found.values(), key=lambda placed: placed.value)
+        return [placed for placed in ranked if np.isfinite(placed.value)][:_POLISHED]
+
+    def _best(self, cuts: Sequence[_Cut]) -> list[_Cut]:
+        for cut in cuts:
+            if cut not in self.found and self._costs.spent_us < self._budget:
+                self.found[cut] = self._placed(cut)
+        known = dict.fromkeys(cut for cut in cuts if cut in self.found)
+        return sorted(known, key=lambda cut: self.found[cut].value)[:_BEAM]
+
+    def _necessary(self) -> list[_Cut]:
+        """Return the states to begin with: what cannot stay whole is cut, what pays is copied."""
+        largest = float(self._room_D.max()) / 4
+        costs_T = self.cost_T()
+        dear = float(costs_T.sum()) / max(1, len(self._open)) / 2
+        pieces_T = [
+            min(
+                int(self._buckets_T[table]),
+                1 << int(np.ceil(np.log2(max(1.0, size / largest, cost / dear)))),
+            )
+            for table, (size, cost) in enumerate(zip(self._bytes_T, costs_T, strict=True))
+        ]
+        spare = float(self._room_D.sum() - self._bytes_T.sum())
+        worth_T = costs_T / np.maximum(self._bytes_T, 1.0)
+        cuts = []
+        for part in (0.0, 0.3, 0.6, 0.95):
+            left, everywhere_T = spare * part, [False] * len(pieces_T)
+            for table in np.argsort(-worth_T, kind="stable"):
+                extra = self._bytes_T[table] * (len(self._open) - 1)
+                if extra <= left:
+                    everywhere_T[table] = True
+                    left -= extra
+            cuts.append(_Cut(tuple(pieces_T), tuple(everywhere_T)))
+        return list(dict.fromkeys(cuts))
+
+    def cost_T(self) -> Floats:
+        """Return the unit cost of each table, kept together."""
+        return np.array(
+            [
+                sum(piece.cost for piece in self._pieces_of(table, 1))
+                for table in range(len(self._instance.tables))
+            ]
+        )
+
+    def _children(self, cut: _Cut) -> Iterator[_Cut]:
+        """Yield cuts of a large or costly table in half, and copies of one everywhere."""
+        pieces_T = np.array(cut.pieces_T)
+        cuttable_T = (2 * pieces_T <= self._buckets_T) & ~np.array(cut.everywhere_T)
+        size_T = np.where(cuttable_T, self._bytes_T / pieces_T, -1.0)
+        cost_T = np.where(cuttable_T, self.cost_T() / pieces_T, -1.0)
+        picked = [
+            table
+            for by in (cost_T, size_T)
+            for table in np.argsort(-by, kind="stable")[:_CANDIDATES].tolist()
+            if cuttable_T[table]
+        ]
+        for table in dict.fromkeys(picked):
+            pieces = [*cut.pieces_T]
+            pieces[table] *= 2
+            yield cut._replace(pieces_T=tuple(pieces))
+        worth_T = self.cost_T() / np.maximum(self._bytes_T, 1.0)
+        worth_T[np.array(cut.everywhere_T)] = -1.0
+        for table in np.argsort(-worth_T, kind="stable")[: _CANDIDATES // 2].tolist():
+            if worth_T[table] > 0:
+                everywhere = [*cut.everywhere_T]
+                everywhere[table] = True
+                yield cut._replace(everywhere_T=tuple(everywhere))
+
+    def _pieces_of(self, table: int, count: int) -> list[_Piece]:
+        """Cut a table into pieces of about equal load."""
+        if (table, count) not in self._pieces:
+            at = self._costs.buckets_of(table)
+            load_B = self._instance.wanted_NB[:, at].sum(axis=0)
+            order = np.argsort(-load_B, kind="stable")
+            # Dealt out there and back, so that no piece has the hotter bucket of every pair.
+            dealt = np.arange(len(order)) % (2 * count)
+            hand = np.minimum(dealt, 2 * count - 1 - dealt)
+            self._pieces[table, count] = [
+                self._piece(table, np.sort(order[hand == piece]) + at.start)
+                for piece in range(count)
+            ]
+        return self._pieces[table, count]
+
+    def _piece(self, table: int, buckets: Ints) -> _Piece:
+        devices = len(self._instance.places_D)
+        at = self._costs.buckets_of(table)
+        owned_DDB = np.zeros((devices, devices, at.stop - at.start), np.bool_)
+        for device in range(devices):
+            owned_DDB[device, device, buckets - at.start] = True
+        alone_DDS = self._costs.contributions(table, owned_DDB)
+        own_DS = alone_DDS[self._open, self._open]
+        idle = float(self._costs.costs(np.zeros((1, own_DS.shape[1]), np.float32))[0])
+        cost = float(self._costs.costs(own_DS).mean()) - idle
+        return _Piece(
+            table,
+            buckets,
+            float(self._instance.bytes_B[buckets].sum()),
+            alone_DDS,
+            max(cost, _SMALL),
+        )
+
+    def _placed(self, cut: _Cut) -> Placed:
+        """Place a state's pieces under each cap; return the best placement."""
+        instance, costs = self._instance, self._costs
+        owned_DB = np.zeros_like(instance.owned_DB)
+        everywhere_T = np.array(cut.everywhere_T)
+        one_a_node_D = np.zeros(len(instance.places_D), np.bool_)
+        for node in range(len(instance.nodes_N)):
+            open_here = self._open[instance.node_D[self._open] == node]
+            one_a_node_D[open_here[:1]] = True
+        owned_DB[np.ix_(one_a_node_D, everywhere_T[instance.table_B])] = True
+        pieces = [
+            piece
+            for table, count in enumerate(cut.pieces_T)
+            if not everywhere_T[table]
+            for piece in self._pieces_of(table, count)
+        ]
+        start_DS = costs.all_contributions(owned_DB).sum(axis=0)
+        room_D = self._room_D - instance.bytes_D(owned_DB)
+        if (room_D < -_SMALL).any():
+            return Placed(owned_DB, np.inf)
+        best = Placed(owned_DB, np.inf)
+        for order in self._orders(pieces):
+            chosen_RP = self._dealt([pieces[at] for at in order], start_DS, room_D)
+            for chosen_P in np.unique(chosen_RP[(chosen_RP >= 0).all(axis=1)], axis=0):
+                trial_DB = owned_DB.copy()
+                for at, device in zip(order, chosen_P, strict=True):
+                    trial_DB[device, pieces[at].buckets] = True
+                value = float(costs.values(costs.all_contributions(trial_DB).sum(axis=0)[None])[0])
+                if value < best.value:
+                    best = Placed(trial_DB, value)
+        return best
+
+    def _orders(self, pieces: Sequence[_Piece]) -> list[list[int]]:
+        """Return the orders to deal in: the costliest first; the costliest or largest first."""
+        cost_P = np.array([piece.cost for piece in pieces])
+        size_P = np.array([piece.bytes for piece in pieces])
+        cost_P, size_P = cost_P / max(cost_P.sum(), _SMALL), size_P / max(self._room_D.sum(), 1.0)
+        by_cost = np.argsort(-cost_P, kind="stable").tolist()
+        by_both = np.argsort(-np.maximum(cost_P, size_P), kind="stable").tolist()
+        return [by_cost] if by_cost == by_both else [by_cost, by_both]
+
+    def _dealt(
+        self, pieces: Sequence[_Piece], start_DS: Singles, room_D: Floats
+    ) -> NDArray[np.int64]:
+        """Return the device of each piece by cap, R x P; -1 where a run finds no room."""
+        runs, width = len(_CAPS), start_DS.shape[1] - 2
+        sums_RDS = np.repeat(start_DS[None], runs, axis=0)
+        room_RD = np.repeat(room_D[None], runs, axis=0)
+        sent_D = sum(piece.alone_DDS[self._open, self._open, width].mean() for piece in pieces)
+        cap_R1 = np.array(_CAPS)[:, None] * (
+            (float(start_DS[self._open, width].sum()) + float(sent_D)) / max(1, len(self._open))
+        )
+        chosen_RP = np.full((runs, len(pieces)), -1)
+        every = np.arange(runs)
+        for at, piece in enumerate(pieces):
+            own_DS = np.einsum("dds->ds", piece.alone_DDS)
+            costs_RD = self._costs.costs(sums_RDS + own_DS).astype(np.float64)
+            over_RD = sums_RDS[..., width] + own_DS[:, width] > cap_R1 + _SMALL
+            costs_RD = np.where(over_RD, costs_RD + 1e6, costs_RD)
+            costs_RD[room_RD < piece.bytes] = np.inf
+            device_R = costs_RD.argmin(axis=1)
+            fits_R = np.isfinite(costs_RD[every, device_R])
+            chosen_RP[fits_R, at] = device_R[fits_R]
+            sums_RDS += np.where(fits_R[:, None, None], piece.alone_DDS[device_R], 0)
+            room_RD[every[fits_R], device_R[fits_R]] -= piece.bytes
+        return chosen_RP
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Neuroshard:
+    """Places tables by a learned cost.
+
+    Attributes:
+        net: The cost net; None: the one that comes with the package.
+    """
+
+    net: CostNet | None = None
+
+    def propose(self, problem: Problem) -> Proposal:
+        """Return the owners of the cheapest placement that it finds.
+
+        Raises:
+            RefusedError: Nobody has reported what nodes ask for, or memory is too small.
+        """
+        owners: dict[Bucket, tuple[Place, ...]] = {}
+        stories = []
+        today = {at: held.owners for at, held in problem.layout.items()}
+        groups = list(instances(problem))
+        for instance in groups:
+            costs = ShardCosts(instance, self.net or cost_net.shipped())
+            budget = problem.limit_s * 1e6 * _SPENT / len(groups)
+            owned_DB, story = _planned(instance, costs, budget)
+            changed = owners_of(instance, owned_DB, {**today, **owners})
+            owners.update(changed)
+            stories.append(f"{story}; {len(changed)} buckets change owners")
+        return Proposal(owners=owners, explanation="; ".join(stories))
+
+
+def _planned(instance: Instance, costs: ShardCosts, budget: float) -> tuple[Bools, str]:
+    """Return who shall own what, and the story."""
+    now_DB = instance.owned_DB
+    before = float(costs.values(costs.all_contributions(now_DB).sum(axis=0)[None])[0])
+    starts = _Beam(instance, costs, budget * _SEARCHED).search()
+    found = []
+    allowed = fits(instance, now_DB)
+    if allowed:
+        until = budget * (_SEARCHED + (1 - _SEARCHED) / 4)
+        found.append(polished(instance, costs, Placed(now_DB, before), until))
+    for at, start in enumerate(starts):
+        until = costs.spent_us + (budget - costs.spent_us) / (len(starts) - at)
+        found.append(relabelled(instance, costs, polished(instance, costs, start, until)))
+    if not found:
+        raise RefusedError(
+            Code.RESOURCE_EXHAUSTED,
+            f"group {instance.group}: {instance.bytes_B.sum():,.0f} bytes of buckets do not fit "
+            f"into the budgets of its devices, "
+            f"{(instance.budget_D * instance.open_D).sum():,.0f}; raise a budget or add a node",
+        )
+    best = min(found, key=lambda placed: placed.value)
+    if allowed and found[0].value * _WORTH_MOVING <= best.value:
+        best = found[0]
+    story = (
+        f"group {instance.group}: by the cost net {before * costs.unit_us:,.0f} -> "
+        f"{best.value * costs.unit_us:,.0f} us/s (busiest device and a quarter of the mean)"
+    )
+    return best.owned_DB, story
