@@ -81,9 +81,9 @@ class Seen:
 class Control(Child):
     """`embertide control`, ready once made, and calls of it."""
 
-    def __init__(self, address: str, url: str, log: Path) -> None:
+    def __init__(self, address: str, url: str, log: Path, expect: int = NODES) -> None:
         words = ["control", "--state", url, "--model", CONFIG.name, "--listen", address]
-        words += ["--expect-nodes", str(NODES), "--heartbeat-ms", str(BEAT_MS)]
+        words += ["--expect-nodes", str(expect), "--heartbeat-ms", str(BEAT_MS)]
         words += ["--longest-deadline-ms", str(DEADLINE_MS), "--directory", str(log.parent)]
         super().__init__([sys.executable, "-m", "embertide.server.cli", *words], log=log)
         wait_until(lambda: "control plane of model" in self.log_text() or not self.alive(), 30)
