@@ -125,7 +125,8 @@ class Control:
         """Return what must be written now, once."""
         writes = self._writes
         writes.operations.update(self.operations.changed)
-        self.operations.changed = {}
+        writes.made |= self.operations.made
+        self.operations.changed, self.operations.made = {}, set()
         writes.decisions.update(self.autopilot.decisions.changed)
         self.autopilot.decisions.changed = {}
         self._writes = Writes()

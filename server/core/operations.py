@@ -30,6 +30,7 @@ class Operations:
         """Go on with what was written."""
         self.records = dict(sorted(records.items(), key=lambda item: item[1].operation.created_ms))
         self.changed: dict[str, Record | None] = {}
+        self.made: set[str] = set()  # of `changed`, those with new moves
         self._bytes = {id: each.ByteSize() for id, each in self.records.items()}
         self._longest_deadline_ms = longest_deadline_ms
         begun = [each for each in self.active() if each.operation.base_epoch]
@@ -62,7 +63,7 @@ class Operations:
 
     def add(self, record: Record) -> None:
         """Take in an operation; the oldest ended ones above the bound are let go."""
-        self._keep(record)
+        self._keep(record, made=True)
         for id in [id for id, each in self.records.items() if each.operation.ended_ms]:
             if len(self.records) <= OPERATIONS_KEPT and self.bytes <= OPERATIONS_KEPT_BYTES:
                 break
@@ -74,10 +75,15 @@ class Operations:
         """What the records take."""
         return sum(self._bytes.values())
 
-    def _keep(self, record: Record) -> None:
-        self.records[record.operation.id] = record
-        self._bytes[record.operation.id] = record.ByteSize()
-        self.changed[record.operation.id] = record
+    def _keep(self, record: Record, *, made: bool = False) -> None:
+        id = record.operation.id
+        self.records[id] = record
+        if made or id not in self._bytes:
+            # A walk over all moves; what else changes in a record has few bytes.
+            self._bytes[id] = record.ByteSize()
+        self.changed[id] = record
+        if made:
+            self.made.add(id)
 
     def next_waiting(self) -> Record | None:
         """Return the operation whose turn it is, if none is at work."""
@@ -94,7 +100,7 @@ class Operations:
         """Set an operation to work from a plan."""
         record.operation.state = control_pb2.OPERATION_STATE_RUNNING
         record.operation.base_epoch = epoch
-        self._keep(record)
+        self._keep(record, made=True)
         self.running = Running(record, self._longest_deadline_ms, now_ms)
 
     def wait(self, record: Record, message: str) -> None:

@@ -7,6 +7,8 @@ from embertide.server.core.plan.layout import LaidPlan
 from embertide.v1 import control_pb2
 
 PLANS_KEPT = 16
+# Moves and assignments of an operation that its record holds itself, some 40 KB.
+MOVES_INSIDE_MAX = 1000
 OPERATIONS_KEPT = 1000
 DECISIONS_KEPT = 1000
 # With their moves, which for a large model are some megabytes an operation.
@@ -32,6 +34,8 @@ class Writes:
         plan: The plan that follows the newest one.
         nodes: By name; None: forgotten.
         operations: By id; None: not kept any more.
+        made: Ids of those of `operations` whose request and moves are new. Of large ones these are
+            written then, and not at each step.
         decisions: About drift, by id; None: not kept any more.
         settings: How drift is treated from now on.
     """
@@ -43,6 +47,7 @@ class Writes:
     operations: dict[str, control_pb2.OperationRecord | None] = dataclasses.field(
         default_factory=dict
     )
+    made: set[str] = dataclasses.field(default_factory=set)
     decisions: dict[str, control_pb2.Decision | None] = dataclasses.field(default_factory=dict)
     settings: control_pb2.DriftSettings | None = None
 
@@ -53,6 +58,31 @@ class Writes:
             or self.settings is not None
             or any((self.nodes, self.operations, self.decisions))
         )
+
+
+def is_large(record: control_pb2.OperationRecord) -> bool:
+    """Whether a record's request and moves are kept apart from it."""
+    return len(record.moves) + len(record.request.target.assignments) > MOVES_INSIDE_MAX
+
+
+def without_moves(record: control_pb2.OperationRecord) -> control_pb2.OperationRecord:
+    """Return a copy of what changes from step to step."""
+    copy = control_pb2.OperationRecord()
+    for field, value in record.ListFields():
+        if field.name in ("request", "moves"):
+            continue
+        if field.is_repeated:
+            getattr(copy, field.name).extend(value)
+        elif field.message_type is not None:
+            getattr(copy, field.name).CopyFrom(value)
+        else:
+            setattr(copy, field.name, value)
+    return copy
+
+
+def moves_alone(record: control_pb2.OperationRecord) -> control_pb2.OperationRecord:
+    """Return a copy of what stays the same."""
+    return control_pb2.OperationRecord(request=record.request, moves=record.moves)
 
 
 class StateStore(Protocol):
