@@ -250,7 +250,10 @@ void Node::BecomeReady() {
   const bool ready = readiness_->Await(DeadlineAfter(options_.plan_wait));
   begun_ = true;
   if (!ready && options_.log) options_.log("begins before it is ready: " + why_not_ready());
-  if (fleet_ != nullptr) fleet_->Serve();
+  if (fleet_ == nullptr) return;
+  // The thread looks again only later, and has not asked whether the group is whole.
+  fleet_->SetReady(FindWhyNotReady(at_start).empty());
+  fleet_->Serve();
 }
 
 std::string Node::why_not_ready() const {
@@ -270,6 +273,10 @@ std::string Node::FindWhyNotReady(const VersionId& at_start) const {
   if (IsBehindPeers()) {
     return "most peers have no version as old as " + std::to_string(have.number) +
            ", the newest here";
+  }
+  // No reason to wait with beginning: its group becomes whole only once it takes part.
+  if (begun_ && fleet_ != nullptr && !IsWhole(fleet_->routing()->plan, options_.group)) {
+    return "group " + std::to_string(options_.group) + " does not own every bucket";
   }
   const std::vector<VersionId> newer =
       Newer(ListVersions(options_.publication + "/deltas", "commit.pb"), have);

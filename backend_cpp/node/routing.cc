@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <ranges>
 #include <set>
 
 #include "embertide/hash.h"
@@ -11,6 +12,9 @@ namespace embertide {
 namespace {
 
 using Place = std::pair<uint32_t, uint32_t>;  // node, device
+
+// Of an assignment, as in plan.proto.
+constexpr int kMaxOwners = 64;
 
 // FNV-1a: the same in every build, as all askers need not agree but one asker must with itself.
 uint64_t HashName(const std::string& name) {
@@ -29,13 +33,20 @@ class Reader {
     for (int n = 0; n < plan.topology().nodes_size(); ++n) {
       if (plan.topology().nodes(n).name() == node) self_ = n;
     }
-    group_ = self_ < 0 ? 0 : plan.topology().nodes(self_).group();
+    partial_.insert(plan.topology().partial_groups().begin(),
+                    plan.topology().partial_groups().end());
+    for (const v1::Node& each : plan.topology().nodes()) {
+      if (!partial_.contains(each.group())) whole_.insert(each.group());
+    }
+    base_ = whole_.empty() ? 0 : *whole_.begin();
+    group_ = self_ < 0 ? base_ : plan.topology().nodes(self_).group();
   }
 
   Result<std::shared_ptr<const Routing>> Read() {
     routing_->epoch = plan_.epoch();
     routing_->plan = plan_;
     if (plan_.epoch() == 0) return Refuse("its epoch is 0");
+    EMBERTIDE_RETURN_IF_ERROR(CheckGroups());
     ReadPeers();
     EMBERTIDE_RETURN_IF_ERROR(CheckTables());
     std::map<uint32_t, size_t> tables;
@@ -76,10 +87,26 @@ class Reader {
     return "bucket " + std::to_string(bucket) + " of table " + manifest_.tables[table].name;
   }
 
+  Status CheckGroups() const {
+    if (whole_.empty()) return Refuse("rule 3: no group owns every bucket");
+    std::set<uint32_t> known;
+    for (const v1::Node& node : plan_.topology().nodes()) known.insert(node.group());
+    uint64_t least = 0;
+    for (const uint32_t group : plan_.topology().partial_groups()) {
+      const std::string name = "rule 3: partial group " + std::to_string(group);
+      if (group < least) return Refuse(name + " is out of order");
+      if (!known.contains(group)) return Refuse(name + " has no node");
+      least = uint64_t{group} + 1;
+    }
+    return Status::Ok();
+  }
+
+  // Of a group that comes or goes, those of the first whole group too: they have what it lacks.
   void ReadPeers() {
+    const bool lacks = partial_.contains(group_);
     for (int n = 0; n < plan_.topology().nodes_size(); ++n) {
       const v1::Node& node = plan_.topology().nodes(n);
-      if (n == self_ || node.group() != group_) continue;
+      if (n == self_ || (node.group() != group_ && !(lacks && node.group() == base_))) continue;
       peer_of_[static_cast<uint32_t>(n)] = static_cast<uint16_t>(routing_->peers.size());
       routing_->peers.push_back({node.name(), node.address()});
       peer_hash_.push_back(HashKey(HashName(node.name()) ^ HashKey(self_hash_)));
@@ -128,18 +155,25 @@ class Reader {
       return Refuse("it splits rows of table " + manifest_.tables[table].name +
                     " by chunks, which serving does not");
     }
+    if (assignment.owners_size() > kMaxOwners) {
+      return Refuse(Name(table, assignment.bucket_begin()) + " has " +
+                    std::to_string(assignment.owners_size()) + " owners; at most " +
+                    std::to_string(kMaxOwners));
+    }
     std::set<Place> seen;
     std::set<uint32_t> groups;
     std::set<uint32_t> nodes;
+    std::vector<uint16_t> of_base;  // of another group
     Routing::Bucket bucket;
     for (const v1::Owner& owner : assignment.owners()) {
       EMBERTIDE_RETURN_IF_ERROR(CheckOwner(owner, &seen));
       if (!nodes.insert(owner.node()).second) {
         return Refuse("rule 2: node " + std::to_string(owner.node()) + " owns twice");
       }
-      groups.insert(plan_.topology().nodes(static_cast<int>(owner.node())).group());
+      const uint32_t group = plan_.topology().nodes(static_cast<int>(owner.node())).group();
+      groups.insert(group);
       if (const auto peer = peer_of_.find(owner.node()); peer != peer_of_.end()) {
-        bucket.owners.push_back(peer->second);
+        (group == group_ ? bucket.owners : of_base).push_back(peer->second);
       }
       if (static_cast<int>(owner.node()) == self_) {
         bucket.device = static_cast<int32_t>(owner.device());
@@ -159,9 +193,10 @@ class Reader {
         bucket.device = static_cast<int32_t>(owner.device());
       }
     }
-    for (const v1::Node& node : plan_.topology().nodes()) {
-      if (!groups.contains(node.group())) {
-        return Refuse("rule 3: group " + std::to_string(node.group()) + " does not own " +
+    if (bucket.owners.empty()) bucket.owners = std::move(of_base);
+    for (const uint32_t group : whole_) {
+      if (!groups.contains(group)) {
+        return Refuse("rule 3: group " + std::to_string(group) + " does not own " +
                       Name(table, assignment.bucket_begin()));
       }
     }
@@ -175,12 +210,15 @@ class Reader {
   }
 
   // Puts the owner with the highest hash first.
-  void Order(size_t table, uint32_t bucket, std::vector<uint16_t>* owners) const {
+  void Order(size_t table, uint32_t bucket, std::vector<uint16_t>* owners) {
     if (owners->size() < 2) return;
     const uint64_t about = HashKey(uint64_t{manifest_.tables[table].id} << 32 | bucket);
-    std::ranges::sort(*owners, std::greater(), [&](uint16_t peer) {
-      return std::pair(HashKey(peer_hash_[peer] ^ about), peer);
-    });
+    ranked_.clear();
+    for (const uint16_t peer : *owners) {
+      ranked_.emplace_back(HashKey(peer_hash_[peer] ^ about), peer);
+    }
+    std::ranges::sort(ranked_, std::greater());
+    std::ranges::copy(ranked_ | std::views::values, owners->begin());
   }
 
   const v1::Plan& plan_;
@@ -189,9 +227,13 @@ class Reader {
   std::vector<uint64_t> peer_hash_;  // by place in peers; of this node's own
   std::shared_ptr<Routing> routing_;
   int self_ = -1;
+  std::set<uint32_t> partial_;
+  std::set<uint32_t> whole_;
+  uint32_t base_ = 0;  // the first whole group
   uint32_t group_ = 0;
   std::map<uint32_t, uint16_t> peer_of_;     // node of the topology -> place in peers
   std::vector<std::vector<bool>> assigned_;  // by table, by bucket
+  std::vector<std::pair<uint64_t, uint16_t>> ranked_;
 };
 
 }  // namespace
@@ -199,6 +241,13 @@ class Reader {
 Result<std::shared_ptr<const Routing>> MakeRouting(const v1::Plan& plan, const Manifest& manifest,
                                                    const std::string& node) {
   return Reader(plan, manifest, node).Read();
+}
+
+bool IsWhole(const v1::Plan& plan, uint32_t group) {
+  const auto& partial = plan.topology().partial_groups();
+  return std::ranges::find(partial, group) == partial.end() &&
+         std::ranges::any_of(plan.topology().nodes(),
+                             [&](const v1::Node& node) { return node.group() == group; });
 }
 
 }  // namespace embertide

@@ -26,7 +26,9 @@ struct Routing {
   };
 
   uint64_t epoch = 0;
-  std::vector<Peer> peers;                   // of this node's group, itself excluded
+  // Of this node's group, itself excluded; those of the first whole group too if its own is
+  // partial.
+  std::vector<Peer> peers;
   std::vector<std::vector<Bucket>> buckets;  // by table's place in the manifest, by bucket
   std::vector<bool> all_owned;               // by table: every bucket of it is owned here
   v1::Plan plan;
@@ -39,8 +41,12 @@ struct Routing {
 //
 // Proves a plan by the rules of plan.proto against the model's tables, and reads it for the node
 // named. kRejected naming the rule that it breaks. A node that the plan does not name holds nothing
-// and asks the owners of group 0.
+// and asks the owners of the first whole group. So does a node of a partial group (plan.proto)
+// where no node of its own group owns a bucket.
 Result<std::shared_ptr<const Routing>> MakeRouting(const v1::Plan& plan, const Manifest& manifest,
                                                    const std::string& node);
+
+// Whether a group owns every bucket by the plan of a routing.
+bool IsWhole(const v1::Plan& plan, uint32_t group);
 
 }  // namespace embertide

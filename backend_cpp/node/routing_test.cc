@@ -115,6 +115,97 @@ TEST_F(RoutingTest, OwnersShareTheBucketsOfEachAsker) {
   EXPECT_GT(differ, kBuckets / 2);
 }
 
+// Of a group that comes or goes, each key is asked of the own group if it owns the bucket, and else
+// of the first whole group.
+TEST_F(RoutingTest, APartialGroupAsksAWholeOneForWhatItLacks) {
+  v1::Node* node = plan_.mutable_topology()->add_nodes();
+  node->set_name("comes");
+  node->set_address("comes:1");
+  node->set_group(5);
+  node->add_devices();
+  node = plan_.mutable_topology()->add_nodes();
+  *node = plan_.topology().nodes(3);
+  node->set_name("comes-too");
+  Place(plan_.mutable_assignments(0)->add_owners(), 4, 0);
+  EXPECT_NE(Refusal().find("rule 3: group 5 does not own bucket 2"), std::string::npos);
+  plan_.mutable_topology()->add_partial_groups(5);
+  const auto made = MakeRouting(plan_, manifest_, "comes");
+  ASSERT_TRUE(made.ok()) << made.status().ToString();
+  const auto names = [&](const std::vector<uint16_t>& owners) {
+    std::vector<std::string> found;
+    for (const uint16_t owner : owners) found.push_back(made.value()->peers[owner].name);
+    return found;
+  };
+  EXPECT_EQ(names(made.value()->buckets[0][0].owners), std::vector<std::string>{"comes-too"});
+  EXPECT_EQ(names(made.value()->buckets[0][2].owners), std::vector<std::string>{"b"});
+  EXPECT_FALSE(made.value()->buckets[0][0].owned);
+  EXPECT_FALSE(IsWhole(plan_, 5));
+  EXPECT_FALSE(IsWhole(plan_, 6)) << "it has no node";
+  EXPECT_TRUE(IsWhole(plan_, 1));
+  const auto of_whole = MakeRouting(plan_, manifest_, "a");
+  EXPECT_EQ(of_whole.value()->peers.size(), 1U) << "a whole group asks nobody else";
+
+  // Group 0 leaves, and owns less and less: nobody asks it any more.
+  plan_.mutable_topology()->clear_partial_groups();
+  plan_.mutable_topology()->add_partial_groups(0);
+  plan_.mutable_topology()->add_partial_groups(5);
+  plan_.mutable_assignments(1)->mutable_owners()->DeleteSubrange(0, 1);
+  const auto left = MakeRouting(plan_, manifest_, "comes");
+  ASSERT_TRUE(left.ok()) << left.status().ToString();
+  const auto& last = left.value()->buckets[0][2].owners;
+  ASSERT_EQ(last.size(), 1U);
+  EXPECT_EQ(left.value()->peers[last[0]].name, "other-group");
+  const auto nobody = MakeRouting(plan_, manifest_, "nobody");
+  ASSERT_EQ(nobody.value()->peers.size(), 1U) << "an unknown node asks the first whole group";
+  EXPECT_EQ(nobody.value()->peers[0].name, "other-group");
+
+  plan_.mutable_topology()->add_partial_groups(1);
+  EXPECT_NE(Refusal().find("rule 3: no group owns every bucket"), std::string::npos);
+  plan_.mutable_topology()->mutable_partial_groups()->RemoveLast();
+  plan_.mutable_topology()->add_partial_groups(5);
+  EXPECT_NE(Refusal().find("rule 3: partial group 5 is out of order"), std::string::npos);
+  plan_.mutable_topology()->set_partial_groups(2, 7);
+  EXPECT_NE(Refusal().find("rule 3: partial group 7 has no node"), std::string::npos);
+}
+
+// Twelve owners share an asker's buckets as three do, and 64 are read in bounded time.
+TEST_F(RoutingTest, ManyOwnersShareTheBucketsOfEachAsker) {
+  constexpr uint32_t kBits = 12;
+  constexpr uint32_t kBuckets = 1U << kBits;
+  constexpr uint32_t kOwners = 12;
+  plan_.mutable_tables(0)->set_bucket_bits(kBits);
+  manifest_.tables[0].bucket_bits = kBits;
+  plan_.clear_assignments();
+  plan_.clear_topology();
+  for (uint32_t n = 0; n < 66; ++n) {
+    v1::Node* node = plan_.mutable_topology()->add_nodes();
+    node->set_name("node-" + std::to_string(n));
+    node->set_address("host:1");
+    node->add_devices();
+  }
+  v1::Assignment* assignment = Assign(0, kBuckets, {});
+  for (uint32_t n = 0; n < kOwners; ++n) Place(assignment->add_owners(), n, 0);
+  const auto routing = MakeRouting(plan_, manifest_, "node-65");
+  ASSERT_TRUE(routing.ok()) << routing.status().ToString();
+  std::map<uint16_t, uint32_t> first;
+  for (const Routing::Bucket& bucket : routing.value()->buckets[0]) {
+    ASSERT_EQ(bucket.owners.size(), kOwners);
+    ASSERT_EQ(std::set(bucket.owners.begin(), bucket.owners.end()).size(), kOwners);
+    ++first[bucket.owners[0]];
+  }
+  EXPECT_EQ(first.size(), kOwners);
+  // A standard deviation is 18.
+  for (const auto& [owner, count] : first) EXPECT_NEAR(count, kBuckets / kOwners, 72) << owner;
+
+  for (uint32_t n = kOwners; n < 64; ++n) Place(assignment->add_owners(), n, 0);
+  EXPECT_TRUE(MakeRouting(plan_, manifest_, "node-65").ok());
+  Place(assignment->add_owners(), 64, 0);
+  const auto refused = MakeRouting(plan_, manifest_, "node-65");
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(refused.status().message().find("bucket 0 of table item has 65 owners; at most 64"),
+            std::string::npos);
+}
+
 TEST_F(RoutingTest, BrokenRulesAreNamed) {
   const v1::Plan right = plan_;
   Assign(3, 1, {{0, 0}, {2, 0}});
