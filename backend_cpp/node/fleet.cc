@@ -101,7 +101,12 @@ Status Fleet::Start() {
     tables.reserve(node_->manifest_.tables.size());
     for (const TableConfig& table : node_->manifest_.tables) tables.push_back(&table);
     std::ranges::sort(tables, {}, &TableConfig::id);
+    std::map<std::string, uint64_t> bytes;
+    for (const BucketFileInfo& bucket : node_->manifest_.buckets) {
+      bytes[bucket.table] += bucket.bytes;
+    }
     for (const TableConfig* table : tables) {
+      registration.add_table_bytes(bytes[table->name]);
       v1::PlannedTable* planned = registration.add_tables();
       planned->set_id(table->id);
       planned->set_name(table->name);

@@ -21,7 +21,7 @@ from embertide.server.core.loads import Loads
 from embertide.server.core.operation import View
 from embertide.server.core.operations import Operations
 from embertide.server.core.plan import hot
-from embertide.server.core.plan.first import first_plan
+from embertide.server.core.plan.first import first_plan, table_bytes
 from embertide.server.core.plan.groups import (
     Wish,
     followed,
@@ -112,6 +112,7 @@ class Control:
         self._writes = Writes()
         self._answered: list[tuple[str, Message, Message, int]] = []
         self._ticked_ms: int | None = None
+        self._no_plan = ""  # why the first plan was refused
         # Operations whose moves were made from the plan of this epoch.
         self._made_at: dict[str, int] = {}
         # What a planner is to answer for the operation whose turn it is, and its answer.
@@ -142,6 +143,13 @@ class Control:
     def epoch(self) -> int:
         """Epoch of the newest plan. 0: none."""
         return self.plan.epoch if self.plan else 0
+
+    @property
+    def why_no_plan(self) -> str:
+        """What the first plan waits for, and what to do."""
+        return self._no_plan or (
+            f"{len(self.fleet)} of {self.options.expect_nodes} nodes have registered; wait for them"
+        )
 
     def register(
         self, request: control_pb2.RegisterNodeRequest, now_ms: int
@@ -414,11 +422,7 @@ class Control:
     ) -> Situation:
         """Return what a request is judged by: with the nodes of a group that it adds."""
         if self.plan is None:
-            raise RefusedError(
-                Code.FAILED_PRECONDITION,
-                f"no plan yet: {len(self.fleet)} of {self.options.expect_nodes} nodes have "
-                "registered; wait for them",
-            )
+            raise RefusedError(Code.FAILED_PRECONDITION, f"no plan yet: {self.why_no_plan}")
         plan = self.plan
         wish = wish_of(request, self.operations.records) if request is not None else None
         if wish is not None and (topology := self._followed(plan, wish)) is not None:
@@ -532,7 +536,13 @@ class Control:
             return
         tables = live[0].registration.tables
         nodes: Mapping[str, plan_pb2.Node] = {each.name: each.registration.node for each in live}
-        plan = first_plan(nodes.values(), tables)
+        try:
+            plan = first_plan(
+                nodes.values(), tables, table_bytes(each.registration for each in live)
+            )
+        except RefusedError as error:
+            self._no_plan = error.message
+            raise
         plan.created_ms = now_ms
         self._replace(LaidPlan.of(plan))
 

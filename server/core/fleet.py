@@ -63,6 +63,11 @@ def check_registration(request: control_pb2.RegisterNodeRequest) -> None:
     check_node(request.node)
     check_name("model", request.model)
     check_tables(request.tables)
+    if request.table_bytes and len(request.table_bytes) != len(request.tables):
+        raise invalid(
+            f"table_bytes has {len(request.table_bytes)} entries for {len(request.tables)} tables; "
+            "give one each, or none"
+        )
 
 
 class Fleet:

@@ -222,9 +222,8 @@ class Driver:
             lambda core, now_ms: LaidPlan(core.plan, core.layout) if core.plan is not None else None
         )
         if newest is None:
-            raise RefusedError(
-                Code.NOT_FOUND, "no plan has been made; it waits for nodes to register"
-            )
+            why = self.call(lambda core, now_ms: core.why_no_plan)
+            raise RefusedError(Code.NOT_FOUND, f"no plan has been made: {why}")
         last = newest.head.epoch
         if epoch in (0, last):
             return newest.whole()

@@ -3,13 +3,13 @@
 import random
 
 import pytest
-from simulation import make_node, make_tables
+from simulation import Simulation, make_node, make_registration, make_tables
 
 from embertide.server.core.errors import Code, RefusedError
 from embertide.server.core.plan.first import first_plan, sites_of
 from embertide.server.core.plan.layout import Place, layout_of
 from embertide.server.core.plan.spread import Run, Site, spread
-from embertide.v1 import plan_pb2
+from embertide.v1 import control_pb2, plan_pb2
 
 
 def make_sites(*budgets: int, devices: int = 1) -> list[Site]:
@@ -86,6 +86,28 @@ def test_what_does_not_fit_is_refused(budgets: tuple[int, int], says: str) -> No
 
 def test_no_bucket_goes_where_it_has_no_room() -> None:
     assert counts(spread(make_tables(user=2), make_sites(200, 2), {0: 100})) == {Place(0, 0): 4}
+
+
+def test_no_first_plan_is_made_of_a_model_that_does_not_fit() -> None:
+    """Everybody who asks hears why; a node more, and it is made."""
+    fleet = Simulation(make_tables(user=2), expect=2)
+
+    def register(name: str, budget: int) -> None:
+        request = make_registration(make_node(name, budget=budget), fleet.tables)
+        request.table_bytes.append(100)
+        fleet.core.register(request, fleet.now_ms)
+
+    register("node-0", 50)
+    register("node-1", 40)
+    with pytest.raises(RefusedError, match="budgets of 2 devices are 90 together"):
+        fleet.core.tick(fleet.now_ms)
+    assert not fleet.core.epoch
+    request = control_pb2.StartReshardRequest(operation_id="r1", planner="greedy")
+    with pytest.raises(RefusedError, match="no plan yet: the tables take 100 bytes"):
+        fleet.core.start(request, fleet.now_ms)
+    register("node-2", 80)
+    fleet.core.tick(fleet.now_ms)
+    assert fleet.core.epoch == 1
 
 
 def test_groups_of_different_sizes_each_own_everything() -> None:

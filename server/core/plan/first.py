@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from embertide.server.core.plan.layout import Place, budget_bytes, owner
 from embertide.server.core.plan.spread import Run, Site, spread
-from embertide.v1 import plan_pb2
+from embertide.v1 import control_pb2, plan_pb2
 
 
 def sites_of(nodes: Sequence[plan_pb2.Node], group: int) -> list[Site]:
@@ -45,6 +45,17 @@ def first_plan(
         ],
         planner="first",
     )
+
+
+def table_bytes(
+    registrations: Iterable[control_pb2.RegisterNodeRequest],
+) -> dict[int, int] | None:
+    """Return what nodes say that tables take, the largest of each; None: no node says."""
+    sizes: dict[int, int] = {}
+    for each in registrations:
+        for table, size in zip(each.tables, each.table_bytes, strict=False):
+            sizes[table.id] = max(size, sizes.get(table.id, 0))
+    return sizes if any(sizes.values()) else None
 
 
 def _assignments(table: int, of_groups: Sequence[Sequence[Run]]) -> Iterable[plan_pb2.Assignment]:
