@@ -272,7 +272,8 @@ void Fleet::Note(const Status& status) {
 
 std::string Fleet::error() const {
   const std::lock_guard lock(mutex_);
-  return bucket_error_.empty() ? error_ : bucket_error_;
+  if (!bucket_error_.empty()) return bucket_error_;
+  return error_.empty() ? share_error_ : error_;
 }
 
 // --- versions ------------------------------------------------------------------------------------
@@ -390,10 +391,20 @@ void Fleet::FreeSuperseded() {
   }
 }
 
+void Fleet::ShareDdr(const Routing& routing) {
+  if (routing.epoch == shared_epoch_) return;
+  shared_epoch_ = routing.epoch;
+  const Status status = node_->store_->SetDdrShares(routing.shares);
+  if (!status.ok()) ++refused_shares_;
+  const std::lock_guard lock(mutex_);
+  share_error_ = status.ok() ? "" : status.ToString();
+}
+
 bool Fleet::AlignBuckets() {
   FreeSuperseded();
   const auto plan = routing();
   if (plan->epoch == held_epoch_) return false;
+  ShareDdr(*plan);
   const auto begun = std::chrono::steady_clock::now();
   if (begun < add_again_) return false;
   if (pace_.Rests(begun)) return true;
@@ -541,6 +552,7 @@ FleetStats Fleet::stats() const {
   stats.redials = peers_->stats().redials;
   stats.refused_calls = server_ == nullptr ? 0 : server_->refused();
   stats.refused_plans = refused_plans_;
+  stats.refused_shares = refused_shares_;
   stats.buckets_added = added_;
   stats.buckets_dropped = dropped_;
   stats.failed_adds = failed_adds_;

@@ -97,6 +97,9 @@ class Fleet : public NodeHandler {
   v1::VersionRange Range() const;
   void Beat(v1::HeartbeatRequest* beat);
   std::vector<Change> Missing(const Routing& routing);
+  // Gives tables the shares of DDR that a plan says, once a plan. A refusal is noted and counted;
+  // the shares given before hold on.
+  void ShareDdr(const Routing& routing);
   // Frees copies of buckets that moved between devices here, once no node can pin what they answer.
   void FreeSuperseded();
   // Both tell how many bytes of rows they brought.
@@ -135,6 +138,7 @@ class Fleet : public NodeHandler {
   uint64_t looks_wanted_ = 0;  // more than looks_: look now
   std::shared_ptr<const Routing> routing_;
   std::string error_;         // of the last look at the plan
+  std::string share_error_;   // why the newest plan's shares were refused; empty: they were not
   std::string bucket_error_;  // of the last bucket that could not be added; empty once all are held
   std::mutex adopt_mutex_;
   JoinPace pace_;
@@ -150,6 +154,8 @@ class Fleet : public NodeHandler {
   std::atomic<uint64_t> dropped_{0};
   std::atomic<uint64_t> failed_adds_{0};
   std::atomic<uint64_t> refused_plans_{0};
+  uint64_t shared_epoch_ = 0;  // plan whose shares were looked at
+  std::atomic<uint64_t> refused_shares_{0};
   std::chrono::steady_clock::time_point add_again_;    // after a failure
   std::chrono::steady_clock::time_point not_reached_;  // a peer was seen below SupersededUntil
 

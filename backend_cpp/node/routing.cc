@@ -68,6 +68,7 @@ class Reader {
       if (!tables.contains(each.table_id())) return Refuse(name + ", which is not served");
       if (!hot.insert(each.table_id()).second) return Refuse(name + " stand twice");
     }
+    EMBERTIDE_RETURN_IF_ERROR(ReadShares(tables));
     for (size_t t = 0; t < assigned_.size(); ++t) {
       for (size_t b = 0; b < assigned_[t].size(); ++b) {
         if (!assigned_[t][b]) return Refuse("rule 1: " + Name(t, b) + " has no assignment");
@@ -205,6 +206,51 @@ class Reader {
       assigned_[table][b] = true;
       buckets[b] = bucket;
       Order(table, static_cast<uint32_t>(b), &buckets[b].owners);
+    }
+    return Status::Ok();
+  }
+
+  // Rule 6; keeps the shares of this node's devices.
+  Status ReadShares(const std::map<uint32_t, size_t>& tables) {
+    std::map<Place, std::set<uint32_t>> seen;
+    std::map<Place, uint64_t> shared_out;
+    for (const v1::TierShare& each : plan_.tier_shares()) {
+      const Place at{each.device().node(), each.device().device()};
+      const std::string name = "rule 6: the share of table " + std::to_string(each.table_id()) +
+                               " on node " + std::to_string(at.first) + ", device " +
+                               std::to_string(at.second);
+      const auto table = tables.find(each.table_id());
+      if (table == tables.end()) return Refuse(name + " is of a table that is not served");
+      const v1::Topology& topology = plan_.topology();
+      if (at.first >= static_cast<uint32_t>(topology.nodes_size()) ||
+          at.second >=
+              static_cast<uint32_t>(topology.nodes(static_cast<int>(at.first)).devices_size())) {
+        return Refuse(name + " is of a device that is not in its topology");
+      }
+      if (each.tier() != v1::TIER_DDR) return Refuse(name + " is not of DDR");
+      if (!seen[at].insert(each.table_id()).second) return Refuse(name + " stands twice");
+      if (each.bytes() < kLeastDdrShareBytes) {
+        return Refuse(name + " is " + std::to_string(each.bytes()) + " bytes; at least " +
+                      std::to_string(kLeastDdrShareBytes));
+      }
+      uint64_t ddr = 0;
+      bool ssd = false;
+      for (const v1::TierBudget& budget : topology.nodes(static_cast<int>(at.first))
+                                              .devices(static_cast<int>(at.second))
+                                              .budgets()) {
+        if (budget.tier() == v1::TIER_DDR) ddr = budget.budget_bytes();
+        ssd |= budget.tier() == v1::TIER_SSD && budget.budget_bytes() > 0;
+      }
+      if (!ssd) return Refuse(name + " is of a device without an SSD tier");
+      uint64_t& all = shared_out[at];
+      if (each.bytes() > ddr || all > ddr - each.bytes()) {
+        return Refuse(name + ", with those before it, exceeds the DDR budget of " +
+                      std::to_string(ddr) + " bytes");
+      }
+      all += each.bytes();
+      if (static_cast<int>(at.first) == self_) {
+        routing_->shares.push_back({static_cast<uint32_t>(table->second), at.second, each.bytes()});
+      }
     }
     return Status::Ok();
   }

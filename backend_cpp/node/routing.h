@@ -9,6 +9,7 @@
 
 #include "embertide/snapshot.h"
 #include "embertide/status.h"
+#include "embertide/store.h"
 #include "embertide/v1/plan.pb.h"
 
 namespace embertide {
@@ -31,6 +32,7 @@ struct Routing {
   std::vector<Peer> peers;
   std::vector<std::vector<Bucket>> buckets;  // by table's place in the manifest, by bucket
   std::vector<bool> all_owned;               // by table: every bucket of it is owned here
+  std::vector<DdrShare> shares;              // of tables on this node's devices
   v1::Plan plan;
 };
 

@@ -28,6 +28,14 @@ class RoutingTest : public ::testing::Test {
       node->set_group(name[0] == 'o' ? 1 : 0);
       node->add_devices();
       node->add_devices()->set_index(1);
+      for (v1::Device& device : *node->mutable_devices()) {
+        v1::TierBudget* ddr = device.add_budgets();
+        ddr->set_tier(v1::TIER_DDR);
+        ddr->set_budget_bytes(1 << 20);
+        v1::TierBudget* ssd = device.add_budgets();
+        ssd->set_tier(v1::TIER_SSD);
+        ssd->set_budget_bytes(device.index() == 0 ? 1 << 30 : 0);
+      }
     }
     Assign(0, 2, {{0, 0}, {2, 0}});
     Assign(2, 2, {{1, 1}, {2, 1}});
@@ -44,6 +52,14 @@ class RoutingTest : public ::testing::Test {
   static void Place(v1::Owner* owner, uint32_t node, uint32_t device) {
     owner->set_node(node);
     owner->set_device(device);
+  }
+  void Share(uint32_t node, uint32_t device, uint64_t bytes, uint32_t table = 7,
+             v1::Tier tier = v1::TIER_DDR) {
+    v1::TierShare* share = plan_.add_tier_shares();
+    Place(share->mutable_device(), node, device);
+    share->set_tier(tier);
+    share->set_table_id(table);
+    share->set_bytes(bytes);
   }
   std::string Refusal() const {
     const auto made = MakeRouting(plan_, manifest_, "a");
@@ -234,9 +250,38 @@ TEST_F(RoutingTest, BrokenRulesAreNamed) {
   plan_ = right;
   for (int i = 0; i < 2; ++i) plan_.add_hot_rows()->set_table_id(7);
   EXPECT_NE(Refusal().find("rule 5: hot rows of table 7 stand twice"), std::string::npos);
+  const auto refused_share = [&](auto... share) {
+    plan_ = right;
+    Share(share...);
+    return Refusal();
+  };
+  EXPECT_NE(
+      refused_share(0, 0, 1 << 20, 8).find("rule 6: the share of table 8 on node 0, device 0"),
+      std::string::npos);
+  EXPECT_NE(refused_share(0, 7, 1 << 20).find("a device that is not in"), std::string::npos);
+  EXPECT_NE(refused_share(9, 0, 1 << 20).find("a device that is not in"), std::string::npos);
+  EXPECT_NE(refused_share(0, 0, 1 << 20, 7, v1::TIER_SSD).find("is not of DDR"), std::string::npos);
+  EXPECT_NE(refused_share(0, 0, 100).find("is 100 bytes; at least 65536"), std::string::npos);
+  EXPECT_NE(refused_share(0, 1, 1 << 20).find("without an SSD tier"), std::string::npos);
+  EXPECT_NE(refused_share(0, 0, (1 << 20) + 1).find("exceeds the DDR budget of 1048576 bytes"),
+            std::string::npos);
+  plan_ = right;
+  for (int i = 0; i < 2; ++i) Share(0, 0, 1 << 19);
+  EXPECT_NE(Refusal().find("stands twice"), std::string::npos);
   plan_ = right;
   plan_.mutable_tables(0)->set_bucket_bits(3);
   EXPECT_NE(Refusal().find("other tables: item differs"), std::string::npos);
+}
+
+TEST_F(RoutingTest, ANodeTakesTheSharesOfItsOwnDevices) {
+  Share(0, 0, 1 << 19);
+  Share(1, 0, 1 << 18);
+  const auto made = MakeRouting(plan_, manifest_, "a");
+  ASSERT_TRUE(made.ok()) << made.status().ToString();
+  ASSERT_EQ(made.value()->shares.size(), 1U);
+  EXPECT_EQ(made.value()->shares[0].table, 0U);
+  EXPECT_EQ(made.value()->shares[0].device, 0U);
+  EXPECT_EQ(made.value()->shares[0].bytes, 1U << 19);
 }
 
 }  // namespace

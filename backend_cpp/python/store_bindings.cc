@@ -461,6 +461,18 @@ void BindStore(py::module_& m) {
       .def("copy_rows", &CopyRows, py::arg("table"), py::arg("keys"))
       .def("bucket_state", &BucketState)
       .def("set_bucket_state", &SetBucketState)
+      .def(
+          "set_ddr_shares",
+          [](Store& store, const std::vector<std::tuple<uint32_t, uint32_t, uint64_t>>& shares) {
+            std::vector<DdrShare> given;
+            given.reserve(shares.size());
+            for (const auto& [table, device, bytes] : shares) {
+              given.push_back({table, device, bytes});
+            }
+            const py::gil_scoped_release released;
+            ThrowIfError(store.SetDdrShares(given));
+          },
+          py::arg("shares"))
       .def("maintain", py::overload_cast<>(&Store::Maintain),
            py::call_guard<py::gil_scoped_release>())
       .def("check_integrity", [](const Store& store) { ThrowIfError(store.CheckIntegrity()); })

@@ -168,6 +168,14 @@ def table_name(plan: plan_pb2.Plan, id: int) -> str:
     return next((table.name for table in plan.tables if table.id == id), str(id))
 
 
+def share_line(plan: plan_pb2.Plan, share: plan_pb2.TierShare) -> str:
+    """Say what share of a tier a table has."""
+    size = f"at most {share.bytes:,} bytes" if share.bytes else "no share of its own"
+    tier = plan_pb2.Tier.Name(share.tier).removeprefix("TIER_")
+    table = table_name(plan, share.table_id)
+    return f"{tier} of {owner_name(plan, share.device)} for {table}: {size}"
+
+
 def table_of(plan: plan_pb2.Plan, name: str) -> plan_pb2.PlannedTable:
     """Find a table by its name.
 

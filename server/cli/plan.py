@@ -14,6 +14,7 @@ from embertide.server.cli.control_plane import (
     calling,
     owner_name,
     print_message,
+    share_line,
     table_name,
     table_of,
 )
@@ -80,6 +81,8 @@ def show(
             typer.echo(f"and {len(plan.assignments) - _SHOWN} more; --json lists all")
         for hot in plan.hot_rows:
             typer.echo(f"hot rows of {table_name(plan, hot.table_id)}: {hot.rows:,} a node")
+        for share in plan.tier_shares:
+            typer.echo(share_line(plan, share))
 
 
 @app.command("explain")

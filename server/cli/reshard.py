@@ -22,6 +22,7 @@ from embertide.server.cli.control_plane import (
     new_id,
     owner_name,
     print_message,
+    share_line,
     table_name,
 )
 from embertide.server.cli.refusals import Json, refusals
@@ -151,6 +152,8 @@ def _show(plan: plan_pb2.Plan, answer: control_pb2.StartReshardResponse, *, dry_
     for hot in answer.hot_rows:
         rows = "as many as fit" if hot.rows == NO_LIMIT else f"{hot.rows:,}"
         typer.echo(f"hot rows of {table_name(plan, hot.table_id)}: {rows} a node")
+    for share in answer.tier_shares:
+        typer.echo(share_line(plan, share))
     devices = rich.table.Table("device", "reads", "reads after", "bytes", "bytes after")
     for each in answer.devices:
         numbers = (each.reads_before, each.reads_after, each.bytes_before, each.bytes_after)

@@ -1,9 +1,10 @@
 """Target files: where buckets shall be, in JSON with the names that operators use.
 
 {"base_epoch": 7, "assignments": [{"table": "user", "buckets": "0-7", "owners": ["node-0/0"]}],
- "hot_rows": [{"table": "user", "rows": 1000}]}
+ "hot_rows": [{"table": "user", "rows": 1000}],
+ "tier_shares": [{"table": "user", "device": "node-0/0", "tier": "ddr", "bytes": 1048576}]}
 
-Either list may be left out. Rows null: no limit of the table's own.
+Any of the lists may be left out. Rows null: no limit of the table's own; bytes null: no share.
 """
 
 import json
@@ -29,10 +30,11 @@ def read_target(path: Path, plan: plan_pb2.Plan) -> control_pb2.ReshardTarget:
     except ValueError as error:
         raise ProcessError(f"--target {path} is not JSON: {error}") from error
     named = said if isinstance(said, dict) else {}
-    lists = [named.get(name, []) for name in ("assignments", "hot_rows")]
+    lists = [named.get(name, []) for name in ("assignments", "hot_rows", "tier_shares")]
     if not any(lists) or not all(isinstance(each, list) for each in lists):
         raise ProcessError(
-            f"--target {path}: write an object with base_epoch, and assignments or hot_rows"
+            f"--target {path}: write an object with base_epoch, and assignments, hot_rows or "
+            "tier_shares"
         )
     if not isinstance(said.get("base_epoch"), int):
         raise ProcessError(
@@ -57,7 +59,25 @@ def read_target(path: Path, plan: plan_pb2.Plan) -> control_pb2.ReshardTarget:
                 f"--target {path}: hot_rows {number} is {json.dumps(each)[:200]}; write "
                 '{"table": NAME, "rows": N}, N null for no limit'
             ) from error
+    for number, each in enumerate(lists[2]):
+        try:
+            target.tier_shares.append(_share(each, plan))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ProcessError(
+                f"--target {path}: tier_shares {number} is {json.dumps(each)[:200]}; write "
+                '{"table": NAME, "device": "NODE/DEVICE", "tier": "ddr", "bytes": N}, N null for '
+                "no share"
+            ) from error
     return target
+
+
+def _share(said: dict[str, Any], plan: plan_pb2.Plan) -> plan_pb2.TierShare:
+    return plan_pb2.TierShare(
+        device=_owner(said["device"], plan),
+        tier=plan_pb2.Tier.Value("TIER_" + said["tier"].upper()),
+        table_id=table_of(plan, said["table"]).id,
+        bytes=0 if said["bytes"] is None else said["bytes"],
+    )
 
 
 def _assignment(said: dict[str, Any], plan: plan_pb2.Plan) -> plan_pb2.Assignment:

@@ -20,7 +20,7 @@ from embertide.server.core.fleet import Fleet, check_registration
 from embertide.server.core.loads import Loads
 from embertide.server.core.operation import View
 from embertide.server.core.operations import Operations
-from embertide.server.core.plan import hot
+from embertide.server.core.plan import hot, shares
 from embertide.server.core.plan.first import first_plan, table_bytes
 from embertide.server.core.plan.groups import (
     Wish,
@@ -365,6 +365,7 @@ class Control:
             devices=device_loads(prepared.before, prepared.after),
             explanation=prepared.explanation,
             hot_rows=hot.messages_of(prepared.hot_rows),
+            tier_shares=shares.messages_of(prepared.tier_shares),
         )
 
     def _accept(
@@ -385,6 +386,7 @@ class Control:
                 request=request,
                 moves=answer.moves,
                 hot_rows=answer.hot_rows,
+                tier_shares=answer.tier_shares,
             )
         )
         active = {each.operation.id for each in self.operations.active()}
@@ -403,6 +405,7 @@ class Control:
             operation=record.operation,
             moves=record.moves,
             hot_rows=record.hot_rows,
+            tier_shares=record.tier_shares,
             explanation="accepted before; device loads are as measured now",
         )
         if self.plan is not None:
@@ -566,6 +569,8 @@ class Control:
             record.moves.extend(prepared.moves)
             del record.hot_rows[:]
             record.hot_rows.extend(hot.messages_of(prepared.hot_rows))
+            del record.tier_shares[:]
+            record.tier_shares.extend(shares.messages_of(prepared.tier_shares))
             record.operation.buckets_total = len(prepared.moves)
             record.operation.bytes_total = sum(each.bytes for each in prepared.moves)
         self.operations.begin(record, self.epoch, now_ms)
@@ -626,6 +631,7 @@ class Control:
         if self.plan is not None:
             plan.CopyFrom(self.plan)
         plan.topology.CopyFrom(topology)
+        shares.drop_impossible(plan)
         plan.epoch = self.epoch + 1
         plan.created_ms = now_ms
         return LaidPlan(plan, self.layout)

@@ -3,7 +3,8 @@
     NONE --> JOINING --> BOTH_OWN --> LEAVING --> DROPPED --> NONE, the batch is done
      |          |            |           | (its target died)
      |          +------------+-----------+--> TAKEN_BACK (twice if a target owned) --> NONE, ended
-     +--> HOT_ROWS, after the last batch: the plan's room for hot rows changes --> NONE
+     +--> HOT_ROWS, after the last batch: the plan's room for hot rows and its shares of tiers
+          change --> NONE
 
 All that decides is in the OperationRecord and the plan; what is kept here beside them is time
 alone, which starts again after a restart. An operation that has FAILED or was ABORTED with moves on
@@ -12,8 +13,9 @@ their way has that state at once, and `ended_ms` when the plan is clean again.
 
 import dataclasses
 
+from embertide.server.core.errors import RefusedError
 from embertide.server.core.fleet import Fleet, Member
-from embertide.server.core.plan import hot
+from embertide.server.core.plan import hot, shares
 from embertide.server.core.plan.layout import LaidPlan, PackedLayout
 from embertide.server.core.plan.moves import Move, Step, stepped
 from embertide.server.core.reshard import BUCKETS_AT_ONCE, move_of
@@ -181,10 +183,14 @@ class Running:
             return None
         done = self.operation.buckets_done
         if done == len(self._moves):
-            wanted = hot.changed(view.plan, hot.hot_rows_of(self.record.hot_rows))
-            if wanted:
-                del self.record.hot_rows_before[:]
-                self.record.hot_rows_before.extend(hot.messages_of(hot.before(view.plan, wanted)))
+            try:
+                changes = self._note_room_before(view.plan)
+            except RefusedError as error:  # machines have changed meanwhile
+                self.operation.state = control_pb2.OPERATION_STATE_FAILED
+                self._say(error.message)
+                self._end(view)
+                return None
+            if changes:
                 return self._step(Step.HOT_ROWS, view)
             self.operation.state = control_pb2.OPERATION_STATE_SUCCEEDED
             self._say(f"moved {done} buckets")
@@ -205,6 +211,18 @@ class Running:
         if budget.bytes_per_s:
             self._not_before_ms = view.now_ms + size * _MS // budget.bytes_per_s
         return self._step(Step.JOINING, view)
+
+    def _note_room_before(self, plan: plan_pb2.Plan) -> bool:
+        """Remember for an undo what the room of tables was; False: none of it is to change."""
+        rows = hot.changed(plan, hot.hot_rows_of(self.record.hot_rows))
+        tiers = shares.changed(plan, shares.shares_of(self.record.tier_shares))
+        if not rows and not tiers:
+            return False
+        del self.record.hot_rows_before[:]
+        self.record.hot_rows_before.extend(hot.messages_of(hot.before(plan, rows)))
+        del self.record.tier_shares_before[:]
+        self.record.tier_shares_before.extend(shares.messages_of(shares.before(plan, tiers)))
+        return True
 
     def _must_wait(self, view: View) -> bool:
         """Whether a budget forbids further buckets now."""
@@ -235,6 +253,7 @@ class Running:
         step = Step(self.record.step)
         if step is Step.HOT_ROWS:
             hot.give(plan, hot.hot_rows_of(self.record.hot_rows))
+            shares.give(plan, shares.shares_of(self.record.tier_shares))
         else:
             layout = stepped(layout, self._batch, step)
         plan.epoch = view.plan.epoch + 1
@@ -271,5 +290,5 @@ _SAID = {
     Step.LEAVING: "their sources leave",
     Step.DROPPED: "their sources drop them",
     Step.TAKEN_BACK: "taken back",
-    Step.HOT_ROWS: "nodes change how many hot rows they keep",
+    Step.HOT_ROWS: "nodes change how many rows of a table they keep at hand",
 }

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from embertide.server.core.answers import check_id
 from embertide.server.core.demand import HALF_LIVES_S
 from embertide.server.core.errors import Code, RefusedError, invalid
+from embertide.server.core.plan import shares
 from embertide.server.core.plan.explicit import Explicit
 from embertide.server.core.plan.greedy import Greedy
 from embertide.server.core.plan.groups import AddGroup, RemoveGroup
@@ -24,6 +25,7 @@ from embertide.server.core.plan.layout import (
 from embertide.server.core.plan.moves import Move, Step, arrived, moves_to, stepped
 from embertide.server.core.plan.planner import Planner, Problem, Proposal
 from embertide.server.core.plan.planners import planner
+from embertide.server.core.plan.shares import TierShares
 from embertide.server.core.plan.validity import OWNERS_MAX, check_name
 from embertide.server.core.plan.workload import Work, Workload, device_work, predicted
 from embertide.v1 import control_pb2, plan_pb2
@@ -73,6 +75,7 @@ class Prepared:
     planner: str
     moves: list[control_pb2.BucketMove]
     hot_rows: HotRows
+    tier_shares: TierShares
     before: dict[Place, Work]
     after: dict[Place, Work]
     explanation: str
@@ -170,6 +173,7 @@ def settle(kind: str, name: str, proposal: Proposal, now: Situation) -> Prepared
         planner=name,
         moves=[_message(move, now.workload) for move in moves],
         hot_rows=changed(now.plan, proposal.hot_rows),
+        tier_shares=shares.changed(now.plan, proposal.tier_shares),
         before=before,
         after=after,
         explanation=proposal.explanation or "nothing to move",
@@ -252,8 +256,8 @@ class _Undo:
             owners=arrived(problem.layout, back),
             explanation=said,
             hot_rows=hot_rows_of(self.record.hot_rows_before),
+            tier_shares=shares.shares_of(self.record.tier_shares_before),
         )
-
 
     def _last_owners(self, problem: Problem, back: list[Move]) -> set[Bucket]:
         """Return the buckets that a group would lose: what was added is all that it has by now."""

@@ -132,7 +132,7 @@ def test_refusals_name_the_value(operator: Operator, tmp_path: Path) -> None:
     (tmp_path / "none.json").write_text('{"base_epoch": 1}')
     for arguments, message in (
         (("reshard", "--target", tmp_path / "hot.json"), "hot_rows 0"),
-        (("reshard", "--target", tmp_path / "none.json"), "assignments or hot_rows"),
+        (("reshard", "--target", tmp_path / "none.json"), "assignments, hot_rows or tier"),
         (("reshard",), "give either --planner greedy or --target FILE"),
         (("reshard", "--planner", "best"), "no such planner: 'best'"),
         (("reshard", "--target", "nowhere.json"), "nowhere.json"),

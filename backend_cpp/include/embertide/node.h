@@ -162,9 +162,10 @@ struct FleetStats {
   uint64_t started_over = 0;   // executions, for a version or a bucket that a peer lacked
   uint64_t peer_failures = 0;  // calls without an answer, beats included
   uint64_t peer_deaths = 0;
-  uint64_t redials = 0;        // connections to dead peers that were made anew
-  uint64_t refused_calls = 0;  // of peers and operators
-  uint64_t refused_plans = 0;  // that broke a rule
+  uint64_t redials = 0;         // connections to dead peers that were made anew
+  uint64_t refused_calls = 0;   // of peers and operators
+  uint64_t refused_plans = 0;   // that broke a rule
+  uint64_t refused_shares = 0;  // of DDR, that a plan gives and the store cannot
   uint64_t buckets_added = 0;
   uint64_t buckets_dropped = 0;
   uint64_t failed_adds = 0;  // tried again
@@ -201,6 +202,7 @@ inline constexpr std::array kFleetEvents = {
     FleetEvent{"redial", &FleetStats::redials},
     FleetEvent{"refused_call", &FleetStats::refused_calls},
     FleetEvent{"refused_plan", &FleetStats::refused_plans},
+    FleetEvent{"refused_share", &FleetStats::refused_shares},
     FleetEvent{"bucket_added", &FleetStats::buckets_added},
     FleetEvent{"bucket_dropped", &FleetStats::buckets_dropped},
     FleetEvent{"failed_add", &FleetStats::failed_adds},

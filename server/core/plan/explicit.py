@@ -15,6 +15,7 @@ from embertide.server.core.plan.layout import (
     layout_of,
 )
 from embertide.server.core.plan.planner import Problem, Proposal
+from embertide.server.core.plan.shares import shares_of
 from embertide.server.core.plan.validity import OWNERS_MAX, check_run
 from embertide.v1 import control_pb2, plan_pb2
 
@@ -31,8 +32,12 @@ class Explicit:
         Raises:
             RefusedError: It names what does not exist, or names a bucket twice.
         """
-        if not self.target.assignments and not self.target.hot_rows:
-            raise invalid("target is empty; name the buckets that shall move, or room for hot rows")
+        target = self.target
+        if not target.assignments and not target.hot_rows and not target.tier_shares:
+            raise invalid(
+                "target is empty; name the buckets that shall move, room for hot rows, or shares "
+                "of tiers"
+            )
         check_hot_rows(problem.plan.tables, self.target.hot_rows)
         wanted: dict[Bucket, tuple[Place, ...]] = {}
         for run in self.target.assignments:
@@ -49,7 +54,12 @@ class Explicit:
         hot_rows = hot_rows_of(self.target.hot_rows)
         if hot_rows:
             said += f", and room for hot rows of {len(hot_rows)} tables"
-        return Proposal(owners=wanted, explanation=said, hot_rows=hot_rows)
+        shares = shares_of(target.tier_shares)
+        if len(shares) < len(target.tier_shares):
+            raise invalid("a share of the target stands twice; name each once")
+        if shares:
+            said += f", and {len(shares)} shares of tiers"
+        return Proposal(owners=wanted, explanation=said, hot_rows=hot_rows, tier_shares=shares)
 
 
 def _check(plan: plan_pb2.Plan, held: Holders, where: str) -> None:

@@ -18,7 +18,6 @@ from embertide.server.core.plan.groups import whole_groups
 from embertide.server.core.plan.layout import Bucket, Place, budget_bytes, devices
 from embertide.server.core.plan.planner import Problem
 from embertide.server.core.plan.workload import TableTraits
-from embertide.v1 import plan_pb2
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -199,8 +198,3 @@ def owned_after(instance: Instance, owners: Mapping[Bucket, tuple[Place, ...]]) 
         owned_DB[:, at] = False
         owned_DB[[device[place] for place in places if place in device], at] = True
     return owned_DB
-
-
-def budget_of(device: plan_pb2.Device, tier: plan_pb2.Tier.ValueType) -> int:
-    """Return the budget of one tier of a device; 0: it has none."""
-    return sum(each.budget_bytes for each in device.budgets if each.tier == tier)

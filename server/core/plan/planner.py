@@ -7,6 +7,7 @@ from typing import Protocol
 from embertide.server.core.plan.hot import HotRows
 from embertide.server.core.plan.layout import Bucket, Layout, Place
 from embertide.server.core.plan.prices import Prices
+from embertide.server.core.plan.shares import TierShares
 from embertide.server.core.plan.workload import Workload
 from embertide.v1 import plan_pb2
 
@@ -40,11 +41,13 @@ class Proposal:
         owners: The new owners of the buckets that change.
         explanation: For people: what it went by, what it moves and why.
         hot_rows: Room for hot rows of the tables for which it is to change (plan/hot.py).
+        tier_shares: Shares of tiers that are to change (plan/shares.py).
     """
 
     owners: Mapping[Bucket, tuple[Place, ...]]
     explanation: str
     hot_rows: HotRows = dataclasses.field(default_factory=dict)
+    tier_shares: TierShares = dataclasses.field(default_factory=dict)
 
 
 class Planner(Protocol):

@@ -1,4 +1,4 @@
-"""When a plan is valid: the five rules and the limits of plan.proto.
+"""When a plan is valid: the six rules and the limits of plan.proto.
 
 Each check raises a refusal that names the rule, the table and the bucket.
 """
@@ -21,6 +21,7 @@ from embertide.server.core.plan.layout import (
     devices,
     holders,
 )
+from embertide.server.core.plan.shares import check_shares
 from embertide.v1 import plan_pb2
 
 NODES_MAX = 1024
@@ -169,6 +170,10 @@ def _check_head(head: plan_pb2.Plan, previous_epoch: int) -> None:
         check_hot_rows(head.tables, head.hot_rows)
     except RefusedError as error:
         raise invalid(f"rule 5: {error.message}") from error
+    try:
+        check_shares(head, head.tier_shares)
+    except RefusedError as error:
+        raise invalid(f"rule 6: {error.message}") from error
 
 
 def _check_holders(head: plan_pb2.Plan, machines: _Machines, at: Bucket, held: Holders) -> None:
@@ -192,6 +197,7 @@ def check_laid(after: LaidPlan, before: LaidPlan | None) -> None:
         and head.topology == before.head.topology
         and head.tables == before.head.tables
         and head.hot_rows == before.head.hot_rows
+        and head.tier_shares == before.head.tier_shares
     )
     if not same or before is None:
         _check_head(head, before.head.epoch if before is not None else 0)
