@@ -153,7 +153,7 @@ class Demand:
         node.counts_HKB *= keep_H[:, None, None]
         node.counts_HKB += now_KB
         node.seconds_H = node.seconds_H * keep_H + seconds
-        node.requests_H = node.requests_H * keep_H + load.requests
+        node.requests_H = node.requests_H * keep_H + float(load.requests)
         node.window = load.window
 
     def _seconds(self, node: _Node, load: node_pb2.NodeServiceGetLoadResponse) -> float:

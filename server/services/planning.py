@@ -4,6 +4,7 @@ A planner may compute for long, fail, or never end. Processes are forked from a 
 imported the planners and nothing else, so that one begins within milliseconds and can be killed.
 """
 
+import dataclasses
 import logging
 import multiprocessing
 import threading
@@ -13,6 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Literal
 
 from embertide.server.core.errors import Code, RefusedError
+from embertide.server.core.plan.auto import Auto
 from embertide.server.core.plan.planner import Proposal
 from embertide.server.core.reshard import Posed
 
@@ -30,8 +32,11 @@ _Outcome = (
 def _think(answers: Connection, posed: Posed) -> None:
     """Ask the planner, and send what comes of it."""
     outcome: _Outcome
+    asked = posed.planner
+    if isinstance(asked, Auto):
+        asked = dataclasses.replace(asked, clock=time.monotonic)
     try:
-        outcome = "proposal", posed.planner.propose(posed.problem)
+        outcome = "proposal", asked.propose(posed.problem)
     except RefusedError as error:
         outcome = "refused", error.code, error.message
     except Exception:

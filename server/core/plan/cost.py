@@ -17,6 +17,7 @@ import numpy as np
 
 from embertide.server.core.plan.instance import Bools, Floats, Instance, rates
 from embertide.server.core.plan.prices import Prices
+from embertide.server.core.plan.workload import TableTraits
 
 
 class Score(NamedTuple):
@@ -42,13 +43,19 @@ MEAN_WEIGHT = 0.25
 
 def lookup_us_T(instance: Instance, prices: Prices) -> Floats:
     """Return what a key looked up costs, by table, as the tiers have its rows today."""
-    return _lookups_TF(instance) @ prices.us_F[:4]
+    return np.array([lookup_us(table, prices) for table in instance.tables])
 
 
 def asked_us_T(instance: Instance, prices: Prices) -> Floats:
     """Return what a key asked of a peer costs the asker, by table."""
     sums_T = np.array([table.sum_share for table in instance.tables])
     return sums_T * prices.asked_sum_us + (1 - sums_T) * prices.asked_row_us
+
+
+def lookup_us(table: TableTraits, prices: Prices) -> float:
+    """Return what a key of a table looked up costs, as the tiers have its rows today."""
+    missing = max(0.0, 1.0 - sum(table.tier_share))
+    return float(np.dot(prices.hit_us, table.tier_share)) + prices.default_us * missing
 
 
 def _lookups_TF(instance: Instance) -> Floats:
@@ -62,7 +69,8 @@ def needed_NN(asked_NN: Floats, requests_N: Floats) -> Floats:
     """Return how many requests a second of each node need each peer.
 
     Args:
-        asked_NN: Keys a second that a node (first) asks of another, each once a request.
+        asked_NN: Keys a second that a node (first) asks of another, each once a request; axes may
+            stand before these two.
         requests_N: Requests a second of a node's own clients.
     """
     requests_N1 = requests_N[:, None]

@@ -2,7 +2,8 @@
 
 It starts from today's plan and moves as few buckets as bring the most loaded device near the mean:
 each time the hottest one that fits the gap. Every move lowers the larger of two loads, so it ends.
-It also places the buckets of a node that shall own nothing.
+A load is reads, each weighed by what the cost model says that a lookup in its table costs; where
+all tables cost the same, it is reads. It also places the buckets of a node that shall own nothing.
 """
 
 import bisect
@@ -10,6 +11,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from embertide.server.core.errors import Code, RefusedError
+from embertide.server.core.plan.cost import lookup_us
 from embertide.server.core.plan.layout import (
     Bucket,
     Place,
@@ -24,6 +26,8 @@ from embertide.server.core.plan.workload import Work, device_work, skew
 # Below this max/mean a further move costs more than the evenness gains.
 GOAL = 1.1
 _NAMED_MOVES = 5
+# A move narrows a gap by more than rounding does, so that moves end.
+_NARROWS = 1 - 1e-9
 
 
 class _Group:
@@ -41,22 +45,28 @@ class _Group:
         work = device_work(problem.plan.topology, problem.layout, problem.workload)
         # All devices of the group, those of shunned nodes too: they hold what is to be moved.
         self.load = {at: work[at] for at in known if nodes[at.node].group == group}
+        self.weight = _weights(problem)
         self.room = {at: budget_bytes(known[at]) - work[at].bytes for at in self.load}
         self.open = [at for at in self.load if at.node not in problem.shunned]
-        # Per device its buckets, ascending by reads.
-        self.held: dict[Place, list[tuple[int, Bucket]]] = {at: [] for at in self.load}
+        # Per device its buckets, ascending by cost, and the sum of those.
+        self.held: dict[Place, list[tuple[float, Bucket]]] = {at: [] for at in self.load}
         for bucket, held in problem.layout.items():
             for at in held.owners:
                 if at in self.held:
-                    self.held[at].append((problem.workload.of(bucket, at.node).reads, bucket))
+                    work_here = problem.workload.of(bucket, at.node)
+                    self.held[at].append((self._cost(bucket, work_here), bucket))
         for buckets in self.held.values():
             buckets.sort()
+        self.cost = {at: sum(cost for cost, _ in held) for at, held in self.held.items()}
         self.moved: list[tuple[Bucket, Place, Place, int]] = []
         # Where a bucket began, and its work there: a measurement goes with the bucket.
         self.came: dict[tuple[Bucket, Place], Work] = {}
 
     def _work(self, bucket: Bucket, at: Place) -> Work:
         return self.came.get((bucket, at)) or self.problem.workload.of(bucket, at.node)
+
+    def _cost(self, bucket: Bucket, work: Work) -> float:
+        return work.reads * self.weight.get(bucket.table, 1.0)
 
     def may(self, bucket: Bucket, source: Place, target: Place) -> bool:
         """Whether a device has room, and its node does not own the bucket already."""
@@ -69,8 +79,11 @@ class _Group:
     def move(self, bucket: Bucket, source: Place, target: Place) -> None:
         """Move a bucket."""
         work = self._work(bucket, source)
-        self.held[source].remove((work.reads, bucket))
-        bisect.insort(self.held[target], (work.reads, bucket))
+        cost = self._cost(bucket, work)
+        self.held[source].remove((cost, bucket))
+        bisect.insort(self.held[target], (cost, bucket))
+        self.cost[source] -= cost
+        self.cost[target] += cost
         for at, sign in ((source, -1), (target, 1)):
             had = self.load[at]
             self.load[at] = Work(had.reads + sign * work.reads, had.bytes + sign * work.bytes)
@@ -83,17 +96,17 @@ class _Group:
 
     def improve(self) -> bool:
         """Make the best move off the most loaded device; False if none pays."""
-        source = max(self.open, key=lambda at: (self.load[at].reads, at))
-        total = sum(self.load[at].reads for at in self.open)
-        if not total or self.load[source].reads * len(self.open) <= GOAL * total:
+        source = max(self.open, key=lambda at: (self.cost[at], at))
+        total = sum(self.cost[at] for at in self.open)
+        if not total or self.cost[source] * len(self.open) <= GOAL * total:
             return False
         buckets = self.held[source]
-        for target in sorted(self.open, key=lambda at: (self.load[at].reads, at)):
-            gap = self.load[source].reads - self.load[target].reads
+        for target in sorted(self.open, key=lambda at: (self.cost[at], at)):
+            gap = self.cost[source] - self.cost[target]
             # The hottest that at most evens the two; else the coolest that still narrows the gap.
-            fits = bisect.bisect_right(buckets, gap // 2, key=lambda each: each[0])
-            for reads, bucket in (*reversed(buckets[:fits]), *buckets[fits:]):
-                if 0 < reads < gap and self.may(bucket, source, target):
+            fits = bisect.bisect_right(buckets, gap / 2, key=lambda each: each[0])
+            for cost, bucket in (*reversed(buckets[:fits]), *buckets[fits:]):
+                if 0 < cost < gap * _NARROWS and self.may(bucket, source, target):
                     self.move(bucket, source, target)
                     return True
         return False
@@ -108,9 +121,7 @@ class _Group:
             for _, bucket in list(reversed(self.held[source])):
                 targets = [at for at in self.open if self.may(bucket, source, at)]
                 if targets:
-                    self.move(
-                        bucket, source, min(targets, key=lambda at: (self.load[at].reads, at))
-                    )
+                    self.move(bucket, source, min(targets, key=lambda at: (self.cost[at], at)))
                 elif self.partial or any(
                     at in self.load for at in self.owners[bucket] if at.node != node
                 ):
@@ -140,6 +151,16 @@ class _Group:
         return f"{said} by {len(self.moved)} moves, hottest first: {named}" + (
             f"; and {rest} more" if rest > 0 else ""
         )
+
+
+def _weights(problem: Problem) -> dict[int, float]:
+    """Return what a read of each table costs, in reads of the table that costs most."""
+    asking = problem.workload.asking
+    if asking is None:
+        return {}
+    cost = {id: lookup_us(table, problem.prices) for id, table in asking.traits.items()}
+    most = max(cost.values(), default=0.0)
+    return {id: each / most for id, each in cost.items()} if most else {}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
