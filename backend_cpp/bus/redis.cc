@@ -280,6 +280,17 @@ Result<std::optional<std::string>> RedisConnection::Get(const std::string& key) 
   return std::optional<std::string>(std::move(tokens_[0].text));
 }
 
+Result<std::vector<std::optional<std::string>>> RedisConnection::GetMany(
+    std::span<const std::string> keys) {
+  for (const std::string& key : keys) EMBERTIDE_RETURN_IF_ERROR(Send({"GET", key}));
+  std::vector<std::optional<std::string>> found(keys.size());
+  for (std::optional<std::string>& each : found) {
+    EMBERTIDE_RETURN_IF_ERROR(Receive("GET"));
+    if (tokens_[0].type == REDIS_REPLY_STRING) each = std::move(tokens_[0].text);
+  }
+  return found;
+}
+
 Status RedisConnection::ReadRanges(
     std::span<const Range> ranges,
     const std::function<Status(size_t range, StreamEntry entry)>& consume) {

@@ -58,6 +58,8 @@ class RedisConnection {
                                              size_t count, std::chrono::milliseconds block);
   // The value of a string key; nullopt if there is none.
   Result<std::optional<std::string>> Get(const std::string& key);
+  // Several in one round trip, in order.
+  Result<std::vector<std::optional<std::string>>> GetMany(std::span<const std::string> keys);
   // A reply as it was read: strings, integers and arrays, each array before its elements.
   struct Token {
     int type = 0;       // REDIS_REPLY_...

@@ -2,7 +2,6 @@
 #include "node/fleet.h"
 
 #include <algorithm>
-#include <charconv>
 
 #include "base/file.h"
 #include "bus/chain.h"
@@ -21,17 +20,14 @@ constexpr milliseconds kPeersFollow{2000};  // what peers get to reach a node th
 constexpr milliseconds kAddAgain{500};      // after an add that failed
 // What is answered at a pin that peers no longer take: longer than a request and five beats.
 constexpr milliseconds kPinsEnd{1000};
-constexpr size_t kMaxPlanBytes = 16 << 20;
-
-std::string PlanKey(const std::string& model, const std::string& what) {
-  return "c:{" + model + "}:" + what;
-}
+constexpr size_t kMaxPlanBytes = 256 << 20;
 
 }  // namespace
 
 Fleet::Fleet(Node* node)
     : node_(node),
       plan_file_(node->options_.plan_file),
+      reader_(node->manifest_.model),
       pace_(node->options_.join_step_bytes, node->options_.join_rest) {}
 
 Result<std::unique_ptr<Fleet>> Fleet::Join(Node* node) {
@@ -136,8 +132,7 @@ Status Fleet::AwaitPlan() {
       return {Code::kRejected, control_->refusal()};
     }
     if (!plan_file_.empty() && !error.empty() && routing() == nullptr) {
-      const Result<std::string> kept = ReadWholeFile(plan_file_, kMaxPlanBytes);
-      if (kept.ok() && Adopt(kept.value()).ok()) return Status::Ok();
+      if (AdoptFile().ok()) return Status::Ok();
     }
   }
   const std::lock_guard lock(mutex_);
@@ -213,26 +208,25 @@ Status Fleet::LookAtPlan() {
     if (!opened.ok()) return opened.status();
     redis_ = std::move(*opened);
   }
-  const std::string& model = node_->manifest_.model;
-  const auto text = redis_->Get(PlanKey(model, "epoch"));
-  if (!text.ok()) return text.status();
-  if (!text.value()) return Status::Ok();  // no plan has been made
-  uint64_t epoch = 0;
-  const std::string& digits = *text.value();
-  std::from_chars(digits.data(), digits.data() + digits.size(), epoch);
   const auto have = routing();
-  if (have != nullptr && epoch <= have->epoch) return Status::Ok();
-  const auto plan = redis_->Get(PlanKey(model, "plan:" + std::to_string(epoch)));
+  const auto plan = reader_.Read(redis_.get(), have == nullptr ? 0 : have->epoch);
   if (!plan.ok()) return plan.status();
-  if (!plan.value()) return {Code::kNotFound, "plan of epoch " + digits + " is missing in state"};
+  if (!plan.value()) return Status::Ok();
   EMBERTIDE_RETURN_IF_ERROR(Adopt(*plan.value()));
   if (plan_file_.empty()) return Status::Ok();
-  return WriteFileAtomically(plan_file_, std::as_bytes(std::span(*plan.value())));
+  const std::string bytes = plan.value()->SerializeAsString();
+  return WriteFileAtomically(plan_file_, std::as_bytes(std::span(bytes)));
 }
 
-Status Fleet::Adopt(const std::string& bytes) {
+Status Fleet::AdoptFile() {
+  const Result<std::string> kept = ReadWholeFile(plan_file_, kMaxPlanBytes);
+  if (!kept.ok()) return kept.status();
   v1::Plan plan;
-  if (!plan.ParseFromString(bytes)) return {Code::kCorrupt, "the plan is no Plan"};
+  if (!plan.ParseFromString(kept.value())) return {Code::kCorrupt, plan_file_ + " is no Plan"};
+  return Adopt(plan);
+}
+
+Status Fleet::Adopt(const v1::Plan& plan) {
   Result<std::shared_ptr<const Routing>> made =
       MakeRouting(plan, node_->manifest_, node_->options_.name);
   if (!made.ok()) {

@@ -22,6 +22,7 @@
 #include "embertide/node.h"
 #include "node/hot_rows.h"
 #include "node/join_pace.h"
+#include "node/plan_reader.h"
 #include "node/remote.h"
 #include "node/routing.h"
 #include "peer/control_link.h"
@@ -91,7 +92,8 @@ class Fleet : public NodeHandler {
   Status Start();
   void Keep();
   Status LookAtPlan();
-  Status Adopt(const std::string& bytes);
+  Status Adopt(const v1::Plan& plan);
+  Status AdoptFile();
   Status AwaitPlan();
   v1::Node Self() const;
   v1::VersionRange Range() const;
@@ -127,6 +129,7 @@ class Fleet : public NodeHandler {
   const std::string plan_file_;
   RedisAddress state_;
   std::unique_ptr<RedisConnection> redis_;  // the keeper's
+  PlanReader reader_;                       // the same
   std::string address_;                     // where peers reach this node
   mutable RemoteStats remote_stats_;
 
