@@ -43,6 +43,35 @@ def make_tables(bits: Sequence[int]) -> list[plan_pb2.PlannedTable]:
     ]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Work:
+    """What nodes do: keys looked up here, for peers, asked and copied; requests; keys by peer."""
+
+    here_NB: Floats
+    peers_NB: Floats
+    asked_NB: Floats
+    hot_NB: Floats
+    requests_N: Floats
+    asked_of_NN: Floats
+
+    def busy_us_N(self, prices: Prices, seconds: float) -> Floats:
+        """Return the time that it takes each node."""
+        # A request needs a peer if one of its keys falls to that peer.
+        requests_N1 = np.maximum(self.requests_N[:, None], 1e-9)
+        needed_NN = requests_N1 * -np.expm1(-self.asked_of_NN / requests_N1)
+        busy_N: Floats = (
+            self.here_NB.sum(axis=1) * prices.hit_us[1]
+            + self.peers_NB.sum(axis=1) * (prices.hit_us[1] + prices.answered_us)
+            + self.asked_NB.sum(axis=1) * prices.asked_row_us
+            + self.hot_NB.sum(axis=1) * prices.copied_us
+            + self.requests_N * prices.request_us
+            + needed_NN.sum(axis=1) * prices.call_us
+            + needed_NN.sum(axis=0) * prices.called_us
+            + seconds * prices.base_us
+        )
+        return busy_N
+
+
 @dataclasses.dataclass(kw_only=True)
 class VirtualFleet:
     """Nodes, their demand, and the control plane that follows it.
@@ -57,6 +86,7 @@ class VirtualFleet:
         seed: Of the counts.
         prices: What work really costs a node; the cost model has to find it out.
         noise: Relative standard deviation of a window's CPU time.
+        keys_a_request: Keys that a request of a client has.
     """
 
     nodes: list[plan_pb2.Node]
@@ -68,6 +98,7 @@ class VirtualFleet:
     seed: int = 1
     prices: Prices = dataclasses.field(default_factory=Prices)
     noise: float = 0.02
+    keys_a_request: float = 100.0
 
     def __post_init__(self) -> None:
         """Register the nodes."""
@@ -149,15 +180,32 @@ class VirtualFleet:
                 held[place.node, at] = True
         return held
 
+    def _work(self, wanted_NB: Floats, held_NB: NDArray[np.bool_], hot_NB: Floats) -> "Work":
+        """Return what a plan makes of what is wanted."""
+        here_NB = np.where(held_NB, wanted_NB, 0)
+        asked_NB = np.where(held_NB, 0, wanted_NB) - hot_NB
+        owner_NB = held_NB / np.maximum(held_NB.sum(axis=0), 1)
+        return Work(
+            here_NB=here_NB,
+            peers_NB=owner_NB * asked_NB.sum(axis=0),
+            asked_NB=asked_NB,
+            hot_NB=hot_NB,
+            requests_N=wanted_NB.sum(axis=1) / self.keys_a_request,
+            asked_of_NN=asked_NB @ owner_NB.T,
+        )
+
     def _report(self) -> None:
         self._window += 1
-        wanted_NB = self.random.poisson(self.demand(self.seconds) * WINDOW_S)
+        wanted_NB = self.random.poisson(self.demand(self.seconds) * WINDOW_S).astype(np.float64)
         held_NB = self.held_NB()
-        here_NB = np.where(held_NB, wanted_NB, 0)
-        hot_NB = self.random.binomial(np.where(held_NB, 0, wanted_NB), self.copied)
-        asked_NB = np.where(held_NB, 0, wanted_NB) - hot_NB
-        owners_B = np.maximum(held_NB.sum(axis=0), 1)
-        peers_NB = np.where(held_NB, np.round(asked_NB.sum(axis=0) / owners_B), 0).astype(np.int64)
+        elsewhere_NB = np.where(held_NB, 0, wanted_NB).astype(np.int64)
+        hot_NB = self.random.binomial(elsewhere_NB, self.copied).astype(np.float64)
+        work = self._work(wanted_NB, held_NB, hot_NB)
+        busy_N = work.busy_us_N(self.prices, WINDOW_S)
+        busy_N *= 1 + self.noise * self.random.standard_normal(len(busy_N))
+        here_NB, peers_NB, asked_NB = (
+            np.round(each).astype(np.int64) for each in (work.here_NB, work.peers_NB, work.asked_NB)
+        )
         for n, node in enumerate(self.nodes):
             if node.name in self.silent:
                 self.core.loads.forget(node.name)
@@ -165,7 +213,8 @@ class VirtualFleet:
             load = node_pb2.NodeServiceGetLoadResponse(
                 window_ms=WINDOW_S * 1000,
                 window=self._window,
-                cpu_us=self._cpu_us(here_NB[n], peers_NB[n], asked_NB[n], hot_NB[n]),
+                cpu_us=max(1, round(busy_N[n])),
+                requests=round(work.requests_N[n]),
             )
             for at in np.flatnonzero(held_NB[n] | (wanted_NB[n] > 0)):
                 table, bucket = self._starts_B[at]
@@ -184,34 +233,12 @@ class VirtualFleet:
                 )
             self.core.load(node.name, load, self.now_ms)
 
-    def _cpu_us(self, *kinds: NDArray[np.int64]) -> int:
-        here, peers, asked, hot = (float(each.sum()) for each in kinds)
-        prices = self.prices
-        busy = (
-            here * prices.hit_us[1]
-            + peers * (prices.hit_us[1] + prices.answered_us)
-            + asked * prices.asked_row_us
-            + hot * prices.copied_us
-            + WINDOW_S * prices.base_us
-        )
-        return max(1, round(busy * (1 + self.noise * self.random.standard_normal())))
-
     def busy_us_N(self, held_NB: NDArray[np.bool_] | None = None) -> Floats:
         """Return what each node's time a second is in the mean under a plan, today's by default."""
         held_NB = self.held_NB() if held_NB is None else held_NB
         wanted_NB = self.demand(self.seconds)
-        elsewhere_NB = np.where(held_NB, 0.0, wanted_NB)
-        asked_NB = elsewhere_NB * (1 - self.copied)
-        share_B = asked_NB.sum(axis=0) / np.maximum(held_NB.sum(axis=0), 1)
-        prices = self.prices
-        busy_N: Floats = (
-            np.where(held_NB, wanted_NB, 0).sum(axis=1) * prices.hit_us[1]
-            + np.where(held_NB, share_B, 0).sum(axis=1) * (prices.hit_us[1] + prices.answered_us)
-            + asked_NB.sum(axis=1) * prices.asked_row_us
-            + elsewhere_NB.sum(axis=1) * self.copied * prices.copied_us
-            + prices.base_us
-        )
-        return busy_N
+        hot_NB = np.where(held_NB, 0.0, wanted_NB) * self.copied
+        return self._work(wanted_NB, held_NB, hot_NB).busy_us_N(self.prices, 1)
 
     def acted(self) -> list[control_pb2.Decision]:
         """Return the decisions that started operations, oldest first."""

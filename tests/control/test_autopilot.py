@@ -34,7 +34,12 @@ def make_fleet(options: DriftOptions = AUTO) -> VirtualFleet:
     hot_B = np.zeros(BUCKETS, np.bool_)
 
     fleet = VirtualFleet(
-        nodes=make_nodes(NODES, 1 << 20), tables=TABLES, demand=demand, bytes_B=BYTES, drift=options
+        nodes=make_nodes(NODES, 1 << 20),
+        tables=TABLES,
+        demand=demand,
+        bytes_B=BYTES,
+        drift=options,
+        keys_a_request=10_000,
     )
     fleet.run(20)
     hot_B[:] = fleet.held_NB()[0]

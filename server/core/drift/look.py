@@ -5,14 +5,20 @@ It is computed where planners are, in a process of its own: a tick never waits f
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from embertide.server.core.drift.signals import Signals, fired, observe
-from embertide.server.core.plan.cost import MEAN_WEIGHT, busy_us_D
-from embertide.server.core.plan.instance import Bools, Floats, Instance, instances, rates
-from embertide.server.core.plan.layout import Bucket, Place
+from embertide.server.core.plan.cost import score
+from embertide.server.core.plan.instance import (
+    Bools,
+    Floats,
+    Instance,
+    instances,
+    owned_after,
+    rates,
+)
 from embertide.server.core.plan.planner import Planner, Problem, Proposal
 from embertide.server.core.plan.prices import Prices
 from embertide.v1 import control_pb2
@@ -63,29 +69,14 @@ def fleet_cost(found: Sequence[tuple[Instance, Bools]], prices: Prices) -> Cost:
     busiest = total = asked = value = 0.0
     count = 0
     for instance, owned_DB in found:
-        busy_D = busy_us_D(instance, owned_DB, prices)[instance.open_D]
-        if not len(busy_D):
-            continue
-        busiest = max(busiest, float(busy_D.max()))
-        value += float(busy_D.max() + MEAN_WEIGHT * busy_D.mean())
-        total += float(busy_D.sum())
-        count += len(busy_D)
+        each = score(instance, owned_DB, prices)
+        devices = int(instance.open_D.sum())
+        busiest = max(busiest, each.busiest_us)
+        value += each.value
+        total += each.mean_us * devices
+        count += devices
         asked += float(rates(instance, owned_DB).asked_NT.sum())
     return Cost(busiest_us=busiest, mean_us=total / max(count, 1), asked_keys=asked, value=value)
-
-
-def owned_after(instance: Instance, owners: Mapping[Bucket, tuple[Place, ...]]) -> Bools:
-    """Return who of a group owns what once buckets have these owners."""
-    owned_DB = instance.owned_DB.copy()
-    device = {place: at for at, place in enumerate(instance.places_D)}
-    position = {bucket: at for at, bucket in enumerate(instance.buckets_B)}
-    for bucket, places in owners.items():
-        at = position[bucket]
-        owned_DB[:, at] = False
-        for place in places:
-            if place in device:
-                owned_DB[device[place], at] = True
-    return owned_DB
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
