@@ -18,7 +18,6 @@ from embertide.server.core.drift.options import DriftOptions
 from embertide.server.core.errors import Code, MovedOnError, RefusedError, invalid
 from embertide.server.core.fleet import Fleet, check_registration
 from embertide.server.core.loads import Loads
-from embertide.server.core.operation import View
 from embertide.server.core.operations import Operations
 from embertide.server.core.plan import hot, shares
 from embertide.server.core.plan.first import first_plan, table_bytes
@@ -45,6 +44,7 @@ from embertide.server.core.reshard import (
     settle,
 )
 from embertide.server.core.state import Saved, Writes
+from embertide.server.core.view import View
 from embertide.v1 import control_pb2, node_pb2, plan_pb2
 
 _READY, _LOADING = control_pb2.NODE_STATE_READY, control_pb2.NODE_STATE_LOADING

@@ -5,6 +5,7 @@ five beats, and alive again with the next one. After a start of ours it has two 
 """
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from embertide.server.core.answers import check_id
@@ -46,11 +47,21 @@ class Member:
         versions = self.beat.versions if self.beat else self.registration.versions
         return versions.newest.number
 
+    @property
+    def acted_epoch(self) -> float:
+        """Epoch of the plan that it reads by; infinity: it reads nothing at all yet."""
+        if self.beat is None:
+            return -1  # it may act by anything until it says
+        return self.beat.plan_epoch or (0 if self.newest else math.inf)
+
     def acts_by(self, epoch: int) -> bool:
         """Whether it reads by that plan or a later one, or reads nothing at all yet."""
-        if self.beat is None:
-            return False  # it may act by anything until it says
-        return self.beat.plan_epoch >= epoch or not (self.beat.plan_epoch or self.newest)
+        return self.acted_epoch >= epoch
+
+    @property
+    def reached(self) -> float:
+        """The newest version that it answers; infinity: it answers nothing at all yet."""
+        return -1 if self.beat is None else self.newest or math.inf
 
     def holds(self, epoch: int) -> bool:
         """Whether it holds all that the plan of that epoch gives it."""

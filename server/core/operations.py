@@ -4,9 +4,10 @@ import re
 from collections.abc import Mapping
 
 from embertide.server.core.errors import Code, RefusedError, invalid
-from embertide.server.core.operation import ENDED, Running, View
+from embertide.server.core.operation import ENDED, Running
 from embertide.server.core.plan.layout import LaidPlan
 from embertide.server.core.state import OPERATIONS_KEPT, OPERATIONS_KEPT_BYTES
+from embertide.server.core.view import View
 from embertide.v1 import control_pb2
 
 WAITING_MAX = 100
@@ -124,8 +125,8 @@ class Operations:
         before = control_pb2.Operation()
         before.CopyFrom(record.operation)
         plan = self.running.advance(view)
-        # Its step changes with a plan alone, or with what is told of it.
-        if plan is not None or record.operation != before:
+        # Its steps change with a plan alone, with what is told of it, or as a batch is over.
+        if plan is not None or record.operation != before or self.running.batch_over:
             self._keep(record)
         if record.operation.ended_ms:
             self.running = None

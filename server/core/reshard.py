@@ -30,7 +30,6 @@ from embertide.server.core.plan.validity import OWNERS_MAX, check_name
 from embertide.server.core.plan.workload import Work, Workload, device_work, predicted
 from embertide.v1 import control_pb2, plan_pb2
 
-BUCKETS_AT_ONCE = 64
 BUCKETS_AT_ONCE_MAX = 4096
 REASON_BYTES_MAX = 256
 

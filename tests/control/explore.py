@@ -28,11 +28,13 @@ from explore_rules import BrokenRuleError, Rules
 from simulation import make_node, make_registration, make_tables
 
 from embertide.server.adapters.state import MemoryState
+from embertide.server.core import operation
 from embertide.server.core.control import Control, ControlOptions, Memory
 from embertide.server.core.drift.options import DriftOptions
 from embertide.server.core.errors import RefusedError, StateUnavailableError, SupersededError
 from embertide.server.core.operation import ENDED
 from embertide.server.core.plan.hot import NO_LIMIT
+from embertide.server.core.plan.moves import Step
 from embertide.server.core.plan.planner import Proposal
 from embertide.server.core.state import Writes
 from embertide.v1 import control_pb2, node_pb2, plan_pb2
@@ -159,6 +161,8 @@ class Schedule:
         self.tables = make_tables(user=dice.randint(1, 3))
         if dice.random() < 0.2:
             self.tables = make_tables(user=1, item=1)
+        # Few buckets a batch, so that several are on their way at once.
+        operation.BATCH_BUCKETS = dice.choice([1, 1, 2, 64])
         self.groups = 2 if dice.random() < 0.15 else 1
         self.options = ControlOptions(
             model="news",
@@ -465,7 +469,7 @@ class Schedule:
         else:
             self._measure()
             request.planner = "greedy"
-        request.budget.buckets_at_once = dice.choice([0, 1, 1, 2, 3])
+        request.budget.buckets_at_once = dice.choice([0, 0, 0, 1, 2, 3])
         if dice.random() < 0.1:
             request.budget.p99_us = 1000
         if dice.random() < 0.1:
@@ -678,12 +682,15 @@ class _Standing:
     def __str__(self) -> str:
         if self._record is None:
             return "gone"
-        record, operation = self._record, self._record.operation
-        state = control_pb2.OperationState.Name(operation.state).removeprefix("OPERATION_STATE_")
-        ending = " (ending)" if operation.state in ENDED and not operation.ended_ms else ""
+        record, told = self._record, self._record.operation
+        state = control_pb2.OperationState.Name(told.state).removeprefix("OPERATION_STATE_")
+        ending = " (ending)" if told.state in ENDED and not told.ended_ms else ""
+        batches = ", ".join(
+            f"{each.moves} at {Step(each.step).name} of {each.step_epoch}"
+            for each in record.batches
+        )
         return (
-            f"{state}{ending} {operation.buckets_done}/{operation.buckets_total}, {record.moving} "
-            f"at step {record.step} of plan {record.step_epoch}: {operation.message}"
+            f"{state}{ending} {told.buckets_done}/{told.buckets_total} [{batches}]: {told.message}"
         )
 
 

@@ -6,7 +6,7 @@
    live node has reached; an owner leaves only where another live one holds the bucket. Both only as
    far as the writer can know: a node that died or was started again since its last beat is free.
 4. An operation that was accepted stays until it ends. It ends once, its state never goes back, and
-   only one is at work at a time. Its moves stay as they were when it began.
+   only one is at work at a time. Its moves stay the same; only what has not moved is reordered.
 5. When it has ended, the owners are those that the moves of all operations so far lead to.
 6. A node that holds a bucket keeps it as long as a plan sends requests there: the plan of a live
    node, or one by which such a node began requests that are still within the longest deadline. A
@@ -164,7 +164,7 @@ class Rules:
             _prove(now.buckets_done >= was.buckets_done, f"{id}: what was done is undone")
             if was.base_epoch:
                 _prove(now.base_epoch == was.base_epoch, f"{id} began twice")
-                _prove(record.moves == before.moves, f"{id}: its moves changed")
+                _prove(_same_moves(before, record), f"{id}: its moves changed")
         if now.ended_ms and not (before and before.operation.ended_ms):
             self._ended(kept)
 
@@ -217,6 +217,15 @@ class Rules:
                         f"{asker.name} by plan {plan.epoch} (now {asker.plan.epoch}) asks "
                         f"{node.name} for {sorted(asked)}, which it has dropped"
                     )
+
+
+def _same_moves(before: Record, after: Record) -> bool:
+    """Whether two records have the same moves, and what was done stands where it stood."""
+    if before.moves == after.moves:
+        return True
+    done = before.operation.buckets_done
+    old, new = ([each.SerializeToString() for each in of.moves] for of in (before, after))
+    return old[:done] == new[:done] and sorted(old) == sorted(new)
 
 
 def _is_told_of(core: Control, node: Node, now_ms: int) -> bool:

@@ -237,8 +237,10 @@ class Script:
         step = ""
         if self.fleet.core.operations.running:
             record = self.fleet.core.operations.running.record
+            steps = [each.step for each in record.batches if each.step_epoch == plan.epoch]
             if record.step_epoch == plan.epoch:
-                step = f"{Step(record.step).name} of {record.operation.id}"
+                names = "+".join(Step(each).name for each in steps or [record.step])
+                step = f"{names} of {record.operation.id}"
         if step.startswith("HOT_ROWS"):
             moving.append(self._hot(plan.hot_rows) or "no limits")
         partial = plan.topology.partial_groups

@@ -1,0 +1,139 @@
+"""One batch of an operation's moves: through the four steps of plan.proto, or back.
+
+    JOINING --> BOTH_OWN --> LEAVING --> DROPPED --> over, its buckets have moved
+       |           |            |  (its target died)
+       +-----------+------------+--> TAKEN_BACK (twice if a target owned) --> over, none has
+
+Batches of one operation go their ways independently of each other, and have no bucket in common.
+"""
+
+from collections.abc import Sequence
+
+from embertide.server.core.plan.moves import Move, Step
+from embertide.server.core.view import View
+from embertide.v1 import control_pb2
+
+
+class Batch:
+    """Decides on the next step of a batch; the caller writes it.
+
+    Attributes:
+        message: How it stands, as a part of the OperationRecord.
+        moves: What moves.
+        why: Why it waits, or what made it turn back. Empty: nothing special.
+    """
+
+    def __init__(
+        self,
+        message: control_pb2.MovingBatch,
+        moves: Sequence[Move],
+        *,
+        base_epoch: int,
+        longest_deadline_ms: int,
+    ) -> None:
+        """Go on with a batch from any step.
+
+        Args:
+            message: How it stands.
+            moves: Its moves.
+            base_epoch: Epoch of a plan in which all sources own what they give away.
+            longest_deadline_ms: A source that left holds on for as long.
+        """
+        self.message = message
+        self.moves = list(moves)
+        self.why = ""
+        self._base_epoch = base_epoch
+        self._deadline_ms = longest_deadline_ms
+        self._acted_ms: int | None = None  # since when all live nodes act by the step's plan
+
+    @property
+    def step(self) -> Step:
+        """The step that is written, or about to be."""
+        return Step(self.message.step)
+
+    def take(self, step: Step, epoch: int) -> None:
+        """Take a step, which the plan of that epoch makes."""
+        self.message.step, self.message.step_epoch = step, epoch
+        if step is Step.JOINING:
+            self.message.joined_epoch = epoch
+        self._acted_ms = None
+
+    def next(self, view: View, *, ending: bool) -> Step | None:
+        """Return the step that the beats allow; None: it waits. NONE: it is over.
+
+        Args:
+            view: What is known.
+            ending: The operation is to end as soon as it can.
+        """
+        self.why = ""
+        step = self.step
+        if step in (Step.JOINING, Step.BOTH_OWN, Step.LEAVING):
+            if dead := self._dead_target(view):
+                return self._without_target(dead, view)
+            # What only its target owns goes on.
+            if ending and step is not Step.LEAVING and not self._missing_source(view):
+                return Step.TAKEN_BACK
+            # After the first step too: a target that was started again has to load again.
+            if not self._held(view):
+                return None
+        if step is Step.JOINING:
+            return Step.BOTH_OWN
+        if not view.all_act_by(self.message.step_epoch):
+            self._acted_ms = None
+            return None
+        return self._after_all_act(step, view)
+
+    def _after_all_act(self, step: Step, view: View) -> Step | None:
+        if step is Step.BOTH_OWN:
+            return Step.LEAVING
+        if step is Step.DROPPED:
+            return Step.NONE
+        if any(
+            place in view.layout[move.at].leaving
+            for move in self.moves
+            for place in (move.source, move.target)
+        ):
+            if self._acted_ms is None:
+                self._acted_ms = view.now_ms
+            if view.now_ms - self._acted_ms < self._deadline_ms:
+                return None  # requests that began by the plan before may still come
+            return Step.DROPPED if step is Step.LEAVING else step
+        return Step.DROPPED if step is Step.LEAVING else Step.NONE
+
+    def _dead_target(self, view: View) -> str:
+        nodes = {move.target.node for move in self.moves if move.target}
+        return next((view.name(node) for node in sorted(nodes) if not view.alive(node)), "")
+
+    def _without_target(self, dead: str, view: View) -> Step | None:
+        """Turn back, if there is somebody to turn back to."""
+        if missing := self._missing_source(view):
+            self.why = f"waits: {dead} is dead, and {missing}"
+            return None
+        self.why = f"node {dead!r} died while buckets moved to it; they are taken back"
+        return Step.TAKEN_BACK
+
+    def _missing_source(self, view: View) -> str:
+        """Say what is wrong with the sources, which are to own alone again. Empty: nothing."""
+        if self.step is Step.JOINING:
+            return ""  # they never ceased to
+        for node in sorted({move.source.node for move in self.moves if move.source}):
+            if not view.alive(node):
+                return "so is a node that it takes over from"
+            # One that was started again loads what it owns or leaves, as any node.
+            if not view.holds(node, self._base_epoch):
+                return f"{view.name(node)}, which it takes over from, does not hold them yet"
+        return ""
+
+    def _held(self, view: View) -> bool:
+        """Whether all targets hold the batch, at a version that all live nodes have.
+
+        A target that holds a plan's buckets once holds them until a plan takes them from it, or it
+        dies; what joins it later does not count.
+        """
+        since = 0
+        for node in {move.target.node for move in self.moves if move.target}:
+            if not view.holds(node, self.message.joined_epoch):
+                return False
+            member = view.member(node)
+            since = max(since, member.beat.held_since if member and member.beat else 0)
+        return view.all_have_reached(since)
