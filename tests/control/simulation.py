@@ -88,8 +88,10 @@ class SimulatedNode:
         me = self.position()
         wanted, kept = set(), set()
         for at, held in layout_of(self.plan.assignments).items():
-            wanted |= {(at, p.device) for p in (*held.owners, *held.joining) if p.node == me}
-            kept |= {(at, p.device) for p in held.leaving if p.node == me}
+            given = {(at, p.device) for p in (*held.owners, *held.joining) if p.node == me}
+            left = {(at, p.device) for p in held.leaving if p.node == me}
+            wanted |= given or left  # a node that starts loads what leaves it, too
+            kept |= left
         self.held &= wanted | kept
         if not self.stuck:
             self.held |= wanted
