@@ -10,6 +10,7 @@ from embertide.server.core.plan.ldm import Ldm
 from embertide.server.core.plan.neuroshard import Neuroshard
 from embertide.server.core.plan.oper import Oper
 from embertide.server.core.plan.planner import Planner
+from embertide.server.core.plan.recshard import RecShard
 
 # Planners that decide who owns which buckets of a group: `auto` compares what they propose.
 COMPARED: Mapping[str, Callable[[], Planner]] = {
@@ -21,6 +22,7 @@ COMPARED: Mapping[str, Callable[[], Planner]] = {
 
 PLANNERS: Mapping[str, Callable[[], Planner]] = {
     **COMPARED,
+    "recshard": RecShard,
     "join": Join,
     "auto": lambda: Auto(planners={name: make() for name, make in COMPARED.items()}),
 }

@@ -41,6 +41,18 @@ class TableTraits(NamedTuple):
     bag_keys: float = 1.0
 
 
+class MissCurve(NamedTuple):
+    """What part of a table's keys looked up on a device is read from its SSD, by room in DDR.
+
+    Attributes:
+        bytes_P: Bytes of DDR that its rows there may take, ascending; the first is 0.
+        missed_P: Share of the keys that is then read from the SSD; never rises.
+    """
+
+    bytes_P: tuple[float, ...]
+    missed_P: tuple[float, ...]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Asking:
     """What each node's own requests want: N nodes of the topology, B buckets ascending, T tables.
@@ -51,6 +63,9 @@ class Asking:
         bytes_B: Resident bytes of one copy of a bucket, the largest that a node reported.
         traits: By table id.
         requests_N: Requests a second of each node's own clients; empty: not known.
+        curves: Miss curves by device and table id; of those that have one.
+        row_room: Bytes of DDR that rows may take on each device: its budget without the index and
+            what is kept ready; of devices with an SSD tier.
     """
 
     wanted_NB: NDArray[np.float64]
@@ -58,6 +73,8 @@ class Asking:
     bytes_B: NDArray[np.float64]
     traits: Mapping[int, TableTraits]
     requests_N: NDArray[np.float64] = dataclasses.field(default_factory=lambda: np.zeros(0))
+    curves: Mapping[tuple[Place, int], MissCurve] = dataclasses.field(default_factory=dict)
+    row_room: Mapping[Place, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
