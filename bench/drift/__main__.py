@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from bench import report
-from bench.drift import local, metering, pays, quiet, skew
+from bench.drift import local, metering, pays, quiet, refusals, skew
 from bench.drift.local import CONSOLE
 from bench.servers import BUILD, ROOT, BenchError
 from embertide.server.adapters.process import ProcessError
@@ -35,12 +35,17 @@ def _pays(arguments: argparse.Namespace) -> list[report.Row]:
     return pays.measure()
 
 
+def _refusals(arguments: argparse.Namespace) -> list[report.Row]:
+    return refusals.measure(arguments.repetitions)
+
+
 _PARTS: Mapping[str, Callable[[argparse.Namespace], list[report.Row]]] = {
     "local": _local,
     "skew": _skew,
     "metering": _metering,
     "quiet": _quiet,
     "pays": _pays,
+    "refusals": _refusals,
 }
 
 

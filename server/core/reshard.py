@@ -219,7 +219,7 @@ def _ended(
     id: str, operations: Mapping[str, control_pb2.OperationRecord]
 ) -> control_pb2.OperationRecord:
     if id not in operations:
-        raise RefusedError(Code.NOT_FOUND, f"no such operation: {id!r}")
+        raise RefusedError(Code.NOT_FOUND, f"no such operation: {id!r}; list operations")
     if not operations[id].operation.ended_ms:
         raise RefusedError(
             Code.FAILED_PRECONDITION, f"operation {id!r} has not ended; abort it or wait"

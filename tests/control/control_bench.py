@@ -11,6 +11,7 @@ from fake_node import FakeNode
 
 from embertide.server.adapters.state import RedisState
 from embertide.server.core.control import ControlOptions
+from embertide.server.core.drift.options import DriftOptions
 from embertide.server.services.control_server import ControlServer, ServerOptions
 from embertide.v1 import control_pb2, control_pb2_grpc
 
@@ -66,7 +67,11 @@ class Bench:
         store = RedisState(self.url, "news")
         self.stack.callback(store.close)
         control = ControlOptions(
-            model="news", expect_nodes=expect, heartbeat_ms=200, longest_deadline_ms=100
+            model="news",
+            expect_nodes=expect,
+            heartbeat_ms=200,
+            longest_deadline_ms=100,
+            drift=DriftOptions(mode="off"),
         )
         server_options = ServerOptions(control=control, listen="127.0.0.1:0", **options)
         return self.stack.enter_context(ControlServer(server_options, store))

@@ -46,6 +46,7 @@ class FakeNode(node_pb2_grpc.NodeServiceServicer):
         token: str = "",
         model: str = "news",
         budget: int = 1 << 30,
+        group: int = 0,
     ) -> None:
         self.reads: dict[int, int] = {}
         self.beating = threading.Event()
@@ -60,7 +61,9 @@ class FakeNode(node_pb2_grpc.NodeServiceServicer):
         self._server.start()
         self._model = model
         self._starts = 0
-        self._node = make_node(name, devices=devices, budget=budget, address=f"127.0.0.1:{port}")
+        self._node = make_node(
+            name, group=group, devices=devices, budget=budget, address=f"127.0.0.1:{port}"
+        )
         self._state = RedisState(state_url, model)
         self._held = SimulatedNode(self._node, "")
         self._control = control

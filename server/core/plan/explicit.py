@@ -46,7 +46,9 @@ class Explicit:
             for at in layout_of([run]):
                 where = bucket_name(problem.plan.tables, at)
                 if at in wanted:
-                    raise invalid(f"assignments of the target overlap: {where} stands in two")
+                    raise invalid(
+                        f"assignments of the target overlap: {where} stands in two; name it once"
+                    )
                 wanted[at] = held.owners
             first = bucket_name(problem.plan.tables, Bucket(run.table_id, run.bucket_begin))
             _check(problem.plan, held, first)
@@ -71,15 +73,19 @@ def _check(plan: plan_pb2.Plan, held: Holders, where: str) -> None:
         if at.node >= len(nodes):
             raise RefusedError(
                 Code.NOT_FOUND,
-                f"{where}: no such node: position {at.node} of a topology of {len(nodes)} nodes",
+                f"{where}: no such node: position {at.node} of a topology of {len(nodes)} nodes; "
+                "read the plan",
             )
         if at not in known:
-            raise invalid(f"{where}: node {nodes[at.node].name!r} has no device {at.device}")
+            raise invalid(
+                f"{where}: node {nodes[at.node].name!r} has no device {at.device}; it has "
+                f"{len(nodes[at.node].devices)}"
+            )
     owning = [at.node for at in held.owners]
     if len(set(owning)) < len(owning):
-        raise invalid(f"{where}: a node stands twice among its owners")
+        raise invalid(f"{where}: a node stands twice among its owners; name it once")
     if len(owning) > OWNERS_MAX:
         raise invalid(f"{where}: {len(owning)} owners; at most {OWNERS_MAX}")
     missing = whole_groups(plan.topology) - {nodes[node].group for node in owning}
     if missing:
-        raise invalid(f"{where}: group {min(missing)} has no owner; each group owns every bucket")
+        raise invalid(f"{where}: group {min(missing)} has no owner; name one of each group")

@@ -110,11 +110,13 @@ def check_run(tables: Sequence[plan_pb2.PlannedTable], assignment: plan_pb2.Assi
     """Prove that an assignment names buckets that exist, whole."""
     table = next((each for each in tables if each.id == assignment.table_id), None)
     if table is None:
-        raise invalid(f"table {assignment.table_id} does not exist")
+        ids = [each.id for each in tables]
+        raise invalid(f"table {assignment.table_id} does not exist; the plan has {ids}")
     end = assignment.bucket_begin + assignment.bucket_count
     run = f"table {table.name!r}: buckets {assignment.bucket_begin} to {end - 1}"
     if assignment.bucket_count == 0 or end > 1 << table.bucket_bits:
-        raise invalid(f"{run} are not among its {1 << table.bucket_bits}")
+        last = (1 << table.bucket_bits) - 1
+        raise invalid(f"{run} are not among its {last + 1}; use 0 to {last}")
     if assignment.chunk_begin != 0 or assignment.chunk_count not in (0, table.chunks):
         raise invalid(f"{run}: serving holds rows whole; leave chunk_begin and chunk_count at 0")
 
