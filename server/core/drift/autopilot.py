@@ -74,6 +74,7 @@ class DriftMemory:
         self.looked_ms: int | None = None
         self.asked_ms: int | None = None  # when a planner was asked last
         self.pending = ""
+        self.fired: tuple[str, ...] = ()  # with `pending`: the detectors that led to it
         self.agreed = 0
         self.bytes_per_s = _FIRST_RATE
         self.us_per_byte = _FIRST_US_PER_BYTE
@@ -276,7 +277,7 @@ class Autopilot:
         decision.MergeFrom(
             Decision(
                 signals=found.signals.message(),
-                triggers=found.triggers,
+                triggers=dict.fromkeys((*self.memory.fired, *found.triggers)),
                 before=found.before.message(),
                 after=found.after.message(),
                 predicted_gain=saved,
@@ -366,6 +367,8 @@ class Autopilot:
     def _after(self, verdict: Verdict, found: Looked, now_ms: int) -> None:
         """Remember for the next look what this one has settled."""
         self.memory.pending = _PENDING.get(verdict.outcome, "")
+        kept = dict.fromkeys((*self.memory.fired, *found.triggers)) if self.memory.pending else ()
+        self.memory.fired = tuple(each for each in kept if each not in _PENDING.values())
         self.memory.asked_ms = now_ms
         self.memory.reference = found.signals
         self.memory.hot_set = None  # the next look's is the reference
