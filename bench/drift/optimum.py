@@ -51,8 +51,18 @@ def small_shape(random: np.random.Generator) -> Shape:
     )
 
 
-def make_problem(seed: int, shape: Shape | None = None, limit_s: float = 10.0) -> Problem:
-    """Return the problem of a seed: owners by chance, demand and sizes lognormal."""
+def make_problem(
+    seed: int,
+    shape: Shape | None = None,
+    loads: dict[str, node_pb2.NodeServiceGetLoadResponse] | None = None,
+) -> Problem:
+    """Return the problem of a seed: owners by chance, demand and sizes lognormal.
+
+    Args:
+        seed: Of all that is drawn.
+        shape: What is drawn; None: a small problem.
+        loads: Gets what the nodes say, by name.
+    """
     random = np.random.default_rng(seed)
     shape = shape or small_shape(random)
     plan = plan_pb2.Plan(epoch=1)
@@ -76,24 +86,25 @@ def make_problem(seed: int, shape: Shape | None = None, limit_s: float = 10.0) -
     for n, node in enumerate(plan.topology.nodes):
         budget = max(held_N[n], shape.room * sum(sizes) / shape.nodes)
         node.devices[0].budgets.add(tier=plan_pb2.TIER_DDR, budget_bytes=int(budget) + 1)
-    demand = Demand()
     keys_NB = (
         random.lognormal(0, shape.skew, (1, len(owners)))
         * random.lognormal(0, shape.locality, (shape.nodes, len(owners)))
         * 20_000
     ).astype(np.int64)
     keys_a_request = random.uniform(2, 200)
+    demand = Demand()
     for n, node in enumerate(plan.topology.nodes):
         load = _load(n, plan, np.array(owners), np.array(sizes), keys_NB, shape)
         load.requests = int(keys_NB[n].sum() / keys_a_request)
         demand.take(node.name, load, plan.tables, 0)
+        if loads is not None:
+            loads[node.name] = load
     layout = layout_of(plan.assignments)
     return Problem(
         plan=plan,
         layout=layout,
         workload=demand.workload(plan.topology, layout),
         prices=Prices(),
-        limit_s=limit_s,
     )
 
 
@@ -126,6 +137,16 @@ def _load(
             bytes_read=64 * (keys + for_peers) if mine else 0,
             reads_by_source=[0, keys + for_peers if mine else 0, 0],
         )
+    for peer, each in enumerate(plan.topology.nodes):
+        if peer != node:
+            traffic = load.peers.add(node=each.name, calls=1)
+            for table in plan.tables:
+                asked = sum(
+                    bucket.asked
+                    for bucket, owner in zip(load.buckets, owner_B, strict=True)
+                    if owner == peer and bucket.table_id == table.id
+                )
+                traffic.tables.add(table_id=table.id, keys=asked)
     return load
 
 

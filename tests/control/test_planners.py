@@ -20,7 +20,7 @@ from embertide.server.core.plan.ldm import Ldm
 from embertide.server.core.plan.oper import Oper
 from embertide.server.core.plan.options import Aim, Options, all_sets, moved_bytes
 from embertide.server.core.plan.planner import Planner, Problem, Proposal
-from embertide.server.core.plan.planners import PLANNERS, planner
+from embertide.server.core.plan.planners import planner
 from embertide.server.core.plan.prices import KINDS, Prices, prices_of
 from embertide.server.core.plan.workload import Asking
 
@@ -135,7 +135,7 @@ def test_small_problems_are_solved_nearly_best(seed: int) -> None:
         assert value(problem, after(problem, planner(name))) <= 1.05 * least, name
 
 
-@pytest.mark.parametrize("name", sorted(PLANNERS))
+@pytest.mark.parametrize("name", ["auto", "greedy", "ldm", "oper"])
 @pytest.mark.parametrize("seed", range(2))
 def test_plans_hold_what_is_asked_of_them(name: str, seed: int) -> None:
     problem = dataclasses.replace(make_problem(seed, SMALLER), shunned=frozenset({3}))
