@@ -4,8 +4,7 @@ A state of the beam says into how many pieces each table is cut, and which table
 Its children cut one large or costly table in half, or copy one everywhere. A state is judged by
 placing its pieces: the costliest first, each on the device that is cheapest with it, under a grid
 of caps on what devices send. The best placements are then improved bucket by bucket (polish.py),
-beside today's own: what today's plan can be made into is preferred if it is nearly as good, because
-less has to move.
+beside today's own; of those that are equally good, the one that moves fewer bytes is chosen.
 
 Serving keeps rows whole, so that tables are cut by buckets and not by columns.
 """
@@ -29,10 +28,12 @@ from embertide.server.core.plan.instance import (
     owners_of,
 )
 from embertide.server.core.plan.layout import Bucket, Place
+from embertide.server.core.plan.options import moved_bytes
 from embertide.server.core.plan.planner import Problem, Proposal
 from embertide.server.core.plan.polish import Placed, fits, polished
 from embertide.server.core.plan.relabel import relabelled
 from embertide.server.core.plan.shard_costs import ShardCosts
+from embertide.server.core.plan.validity import OWNERS_MAX
 
 _BEAM = 3
 _LEVELS = 10
@@ -42,8 +43,8 @@ _POLISHED = 3
 # Of the limit, counted in what a core usually does in it.
 _SPENT = 0.4
 _SEARCHED = 0.4  # of that, for the beam; the rest improves what it found
-# Another plan than today's improved one must be this much better.
-_WORTH_MOVING = 0.99
+# Values that differ by less are equal: of those, what moves fewer bytes is chosen.
+_SAME = 1e-4
 _SMALL = 1e-9
 
 
@@ -76,7 +77,9 @@ class _Piece:
 class _Beam:
     """Searches the cuts of an instance."""
 
-    def __init__(self, instance: Instance, costs: ShardCosts, budget: float) -> None:
+    def __init__(
+        self, instance: Instance, costs: ShardCosts, budget: float, owners_max: int
+    ) -> None:
         self._instance, self._costs, self._budget = instance, costs, budget
         self._open = np.flatnonzero(instance.open_D)
         self._room_D = np.where(instance.open_D, instance.budget_D, 0.0)
@@ -85,6 +88,7 @@ class _Beam:
         self._bytes_T = np.bincount(
             instance.table_B, instance.bytes_B, minlength=len(instance.tables)
         )
+        self._may_copy = len(np.unique(instance.node_D[self._open])) <= owners_max
         self.found: dict[_Cut, Placed] = {}
 
     def search(self) -> list[Placed]:
@@ -122,7 +126,7 @@ class _Beam:
         spare = float(self._room_D.sum() - self._bytes_T.sum())
         worth_T = costs_T / np.maximum(self._bytes_T, 1.0)
         cuts = []
-        for part in (0.0, 0.3, 0.6, 0.95):
+        for part in (0.0, 0.3, 0.6, 1.0) if self._may_copy else (0.0,):
             left, everywhere_T = spare * part, [False] * len(pieces_T)
             for table in np.argsort(-worth_T, kind="stable"):
                 extra = self._bytes_T[table] * (len(self._open) - 1)
@@ -158,7 +162,7 @@ class _Beam:
             pieces[table] *= 2
             yield cut._replace(pieces_T=tuple(pieces))
         worth_T = self.cost_T() / np.maximum(self._bytes_T, 1.0)
-        worth_T[np.array(cut.everywhere_T)] = -1.0
+        worth_T[np.array(cut.everywhere_T) | (not self._may_copy)] = -1.0
         for table in np.argsort(-worth_T, kind="stable")[: _CANDIDATES // 2].tolist():
             if worth_T[table] > 0:
                 everywhere = [*cut.everywhere_T]
@@ -188,8 +192,7 @@ class _Beam:
             owned_DDB[device, device, buckets - at.start] = True
         alone_DDS = self._costs.contributions(table, owned_DDB)
         own_DS = alone_DDS[self._open, self._open]
-        idle = float(self._costs.costs(np.zeros((1, own_DS.shape[1]), np.float32))[0])
-        cost = float(self._costs.costs(own_DS).mean()) - idle
+        cost = float(self._costs.costs(own_DS).mean())
         return _Piece(
             table,
             buckets,
@@ -289,26 +292,36 @@ class Neuroshard:
         for instance in groups:
             costs = ShardCosts(instance, self.net or cost_net.shipped())
             budget = problem.limit_s * 1e6 * _SPENT / len(groups)
-            owned_DB, story = _planned(instance, costs, budget)
+            owned_DB, story = _planned(instance, costs, budget, OWNERS_MAX // len(groups) // 2)
             changed = owners_of(instance, owned_DB, {**today, **owners})
             owners.update(changed)
             stories.append(f"{story}; {len(changed)} buckets change owners")
         return Proposal(owners=owners, explanation="; ".join(stories))
 
 
-def _planned(instance: Instance, costs: ShardCosts, budget: float) -> tuple[Bools, str]:
-    """Return who shall own what, and the story."""
+def _planned(
+    instance: Instance, costs: ShardCosts, budget: float, owners_max: int
+) -> tuple[Bools, str]:
+    """Return who shall own what, and the story.
+
+    Args:
+        instance: The group's problem.
+        costs: Its costs.
+        budget: What may be spent, as `ShardCosts` counts it.
+        owners_max: Owners that a bucket may have; while it moves it has as many again.
+    """
     now_DB = instance.owned_DB
     before = float(costs.values(costs.all_contributions(now_DB).sum(axis=0)[None])[0])
-    starts = _Beam(instance, costs, budget * _SEARCHED).search()
+    starts = _Beam(instance, costs, budget * _SEARCHED, owners_max).search()
     found = []
-    allowed = fits(instance, now_DB)
+    allowed = fits(instance, now_DB, owners_max)
     if allowed:
         until = budget * (_SEARCHED + (1 - _SEARCHED) / 4)
-        found.append(polished(instance, costs, Placed(now_DB, before), until))
+        found.append(polished(instance, costs, Placed(now_DB, before), until, owners_max))
     for at, start in enumerate(starts):
         until = costs.spent_us + (budget - costs.spent_us) / (len(starts) - at)
-        found.append(relabelled(instance, costs, polished(instance, costs, start, until)))
+        better = polished(instance, costs, start, until, owners_max)
+        found.append(relabelled(instance, costs, better, owners_max))
     if not found:
         raise RefusedError(
             Code.RESOURCE_EXHAUSTED,
@@ -316,9 +329,9 @@ def _planned(instance: Instance, costs: ShardCosts, budget: float) -> tuple[Bool
             f"into the budgets of its devices, "
             f"{(instance.budget_D * instance.open_D).sum():,.0f}; raise a budget or add a node",
         )
-    best = min(found, key=lambda placed: placed.value)
-    if allowed and found[0].value * _WORTH_MOVING <= best.value:
-        best = found[0]
+    least = min(placed.value for placed in found)
+    near = [placed for placed in found if placed.value <= least * (1 + _SAME)]
+    best = min(near, key=lambda placed: moved_bytes(instance, placed.owned_DB))
     story = (
         f"group {instance.group}: by the cost net {before * costs.unit_us:,.0f} -> "
         f"{best.value * costs.unit_us:,.0f} us/s (busiest device and a quarter of the mean)"

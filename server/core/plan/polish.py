@@ -12,7 +12,6 @@ import numpy as np
 from embertide.server.core.plan.cost_net import Singles
 from embertide.server.core.plan.instance import Bools, Floats, Instance
 from embertide.server.core.plan.shard_costs import ShardCosts
-from embertide.server.core.plan.validity import OWNERS_MAX
 
 _TABLES = 16  # looked at a round
 _BETTER = 1 - 1e-5
@@ -34,11 +33,11 @@ class _Change(NamedTuple):
     parts_DS: Singles
 
 
-def fits(instance: Instance, owned_DB: Bools) -> bool:
+def fits(instance: Instance, owned_DB: Bools, owners_max: int) -> bool:
     """Whether open devices own everything, within budgets, one device a node, no more than may."""
     if (owned_DB & ~instance.open_D[:, None]).any() or not owned_DB.any(axis=0).all():
         return False
-    if (owned_DB.sum(axis=0) > min(OWNERS_MAX, len(instance.nodes_N))).any():
+    if (owned_DB.sum(axis=0) > owners_max).any():
         return False
     nodes_NB = np.add.reduceat(
         owned_DB.astype(np.int64), np.flatnonzero(np.diff(instance.node_D, prepend=-1)), axis=0
@@ -48,16 +47,20 @@ def fits(instance: Instance, owned_DB: Bools) -> bool:
     )
 
 
-def polished(instance: Instance, costs: ShardCosts, placed: Placed, until: float) -> Placed:
+def polished(
+    instance: Instance, costs: ShardCosts, placed: Placed, until: float, owners_max: int
+) -> Placed:
     """Return the placement improved until nothing does, or `until` has been spent."""
-    polish = _Polish(instance, costs, placed.owned_DB)
+    polish = _Polish(instance, costs, placed.owned_DB, owners_max)
     polish.run(until)
     return Placed(polish.owned_DB, polish.value)
 
 
 class _Polish:
-    def __init__(self, instance: Instance, costs: ShardCosts, owned_DB: Bools) -> None:
-        self._instance, self._costs = instance, costs
+    def __init__(
+        self, instance: Instance, costs: ShardCosts, owned_DB: Bools, owners_max: int
+    ) -> None:
+        self._instance, self._costs, self._owners_max = instance, costs, owners_max
         self.owned_DB = owned_DB.copy()
         self._parts_TDS = costs.all_contributions(owned_DB)
         self._sum_DS = self._parts_TDS.sum(axis=0)
@@ -146,7 +149,7 @@ class _Polish:
         after_KD = self._bytes_D + self._added(at, owned_DB, owned_KDB)
         keep_K = (after_KD <= np.maximum(budget_D, self._bytes_D) + 0.5).all(axis=1)
         keep_K &= (owned_KDB != owned_DB).any(axis=(1, 2))
-        keep_K &= (owned_KDB.sum(axis=1) <= OWNERS_MAX).all(axis=1)
+        keep_K &= (owned_KDB.sum(axis=1) <= self._owners_max).all(axis=1)
         if not keep_K.any():
             return []
         kept_KDB = owned_KDB[keep_K]
