@@ -122,8 +122,6 @@ class Running:
             if step is Step.NONE:
                 self._over(batch, view)
             elif step is not None:
-                if step is Step.TAKEN_BACK:
-                    self._put_behind(batch)
                 batch.take(step, view.plan.epoch + 1)
                 stepping.append(batch)
         return stepping
@@ -131,23 +129,21 @@ class Running:
     def _over(self, batch: Batch, view: View) -> None:
         """Let go of a batch that has moved, or has been taken back."""
         self.batch_over = True
-        if batch.step is Step.DROPPED:
-            self._arrange([batch, *(each for each in self._batches if each is not batch)])
+        others = [each for each in self._batches if each is not batch]
+        moved = batch.step is Step.DROPPED
+        self._arrange([batch, *others] if moved else [*others, batch])
+        if moved:
             done = self.operation.buckets_done
-            moved = self.record.moves[done : done + len(batch.moves)]
-            self.operation.buckets_done += len(moved)
-            self.operation.bytes_done += sum(each.bytes for each in moved)
+            made = self.record.moves[done : done + len(batch.moves)]
+            self.operation.buckets_done += len(made)
+            self.operation.bytes_done += sum(each.bytes for each in made)
             if not self._ending:
                 self._say(f"moved {self.operation.buckets_done} of {len(self._moves)} buckets")
-            made = self.operation.buckets_done - self._began_at
+            since_start = self.operation.buckets_done - self._began_at
             left = len(self._moves) - self.operation.buckets_done
-            self.operation.eta_ms = (view.now_ms - self._began_ms) * left // made
-        self._batches.remove(batch)
+            self.operation.eta_ms = (view.now_ms - self._began_ms) * left // since_start
+        self._batches = others
         self._note()
-
-    def _put_behind(self, batch: Batch) -> None:
-        """Put a batch behind those that move: its moves are not going to be done."""
-        self._arrange([*(each for each in self._batches if each is not batch), batch])
 
     def _arrange(self, order: list[Batch]) -> None:
         """Bring the batches, and with them their moves, into an order."""
