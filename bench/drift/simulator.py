@@ -36,6 +36,16 @@ class Machine:
     memory_bytes_per_s: float = 51 * GIB
     link_bytes_per_s: float = 12.5 * GIB
 
+    @property
+    def memory_bytes_per_us(self) -> float:
+        """Bytes read in a microsecond."""
+        return self.memory_bytes_per_s / 1e6
+
+    @property
+    def link_bytes_per_us(self) -> float:
+        """Bytes sent in a microsecond."""
+        return self.link_bytes_per_s / 1e6
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SimulatedTable:
@@ -141,8 +151,8 @@ def simulate(
             sent_D += asked_AD.sum(axis=1) + answered_AD.sum(axis=0)
             received_D += asked_AD.sum(axis=0) + answered_AD.sum(axis=1)
     return Outcome(
-        compute_us_D=read_D / machine.memory_bytes_per_s * 1e6,
-        link_us_D=np.maximum(sent_D, received_D) / machine.link_bytes_per_s * 1e6,
+        compute_us_D=read_D / machine.memory_bytes_per_us,
+        link_us_D=np.maximum(sent_D, received_D) / machine.link_bytes_per_us,
         bytes_D=bytes_D,
     )
 

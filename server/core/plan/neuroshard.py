@@ -10,7 +10,7 @@ Serving keeps rows whole, so that tables are cut by buckets and not by columns.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from embertide.server.core.errors import Code, RefusedError
 from embertide.server.core.plan import cost_net
 from embertide.server.core.plan.cost_net import CostNet, Singles
+from embertide.server.core.plan.fill import filled
 from embertide.server.core.plan.instance import (
     Bools,
     Floats,
@@ -39,7 +40,7 @@ _BEAM = 3
 _LEVELS = 10
 _CANDIDATES = 8  # by size, and as many by cost
 _CAPS = (1.0, 1.1, 1.25, 1.5, np.inf)
-_POLISHED = 3
+_FILLED, _POLISHED = 6, 3
 # Of the limit, counted in what a core usually does in it.
 _SPENT = 0.4
 _SEARCHED = 0.4  # of that, for the beam; the rest improves what it found
@@ -88,6 +89,7 @@ class _Beam:
         self._bytes_T = np.bincount(
             instance.table_B, instance.bytes_B, minlength=len(instance.tables)
         )
+        self._owners_max = owners_max
         self._may_copy = len(np.unique(instance.node_D[self._open])) <= owners_max
         self.found: dict[_Cut, Placed] = {}
 
@@ -101,8 +103,16 @@ class _Beam:
             if wider == beam:
                 break
             beam = wider
-        ranked = sorted(self.found.values(), key=lambda placed: placed.value)
-        return [placed for placed in ranked if np.isfinite(placed.value)][:_POLISHED]
+        ranked = _ranked(self.found.values())[:_FILLED]
+        return _ranked([*ranked, *(self._filled(placed) for placed in ranked)])[:_POLISHED]
+
+    def _filled(self, placed: Placed) -> Placed:
+        owned_DB = filled(self._instance, placed.owned_DB, self._owners_max)
+        return Placed(owned_DB, self._value(owned_DB))
+
+    def _value(self, owned_DB: Bools) -> float:
+        contributions_TDS = self._costs.all_contributions(owned_DB)
+        return float(self._costs.values(contributions_TDS.sum(axis=0)[None])[0])
 
     def _best(self, cuts: Sequence[_Cut]) -> list[_Cut]:
         for cut in cuts:
@@ -228,7 +238,7 @@ class _Beam:
                 trial_DB = owned_DB.copy()
                 for at, device in zip(order, chosen_P, strict=True):
                     trial_DB[device, pieces[at].buckets] = True
-                value = float(costs.values(costs.all_contributions(trial_DB).sum(axis=0)[None])[0])
+                value = self._value(trial_DB)
                 if value < best.value:
                     best = Placed(trial_DB, value)
         return best
@@ -267,6 +277,11 @@ class _Beam:
             sums_RDS += np.where(fits_R[:, None, None], piece.alone_DDS[device_R], 0)
             room_RD[every[fits_R], device_R[fits_R]] -= piece.bytes
         return chosen_RP
+
+
+def _ranked(found: Iterable[Placed]) -> list[Placed]:
+    """Return the placements that fit, best first."""
+    return sorted((each for each in found if np.isfinite(each.value)), key=lambda each: each.value)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
