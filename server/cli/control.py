@@ -109,9 +109,6 @@ def command(
     drift_min_gain: Annotated[
         float, typer.Option(help="Share of the cost that a plan must save.", min=0, max=0.99)
     ] = DEFAULTS.min_gain,
-    drift_measure_s: Annotated[
-        float, typer.Option(help="Its gain is measured over this time before and after.", min=5)
-    ] = DEFAULTS.measure_s,
     drift_bytes_per_s: Annotated[
         int, typer.Option(help="Bandwidth of its moves; 0: no bound.", min=0)
     ] = DEFAULTS.bytes_per_s,
@@ -159,7 +156,6 @@ def command(
                         horizon_s=drift_horizon_s,
                         cooldown_s=drift_cooldown_s,
                         min_gain=drift_min_gain,
-                        measure_s=drift_measure_s,
                         bytes_per_s=drift_bytes_per_s,
                         bytes_per_day=drift_bytes_per_day,
                         operations_per_day=drift_operations_per_day,

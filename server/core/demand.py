@@ -62,6 +62,7 @@ class _Node:
     counts_HKB: NDArray[np.float64]
     seconds_H: NDArray[np.float64]
     requests_H: NDArray[np.float64]  # of the node's own clients
+    busy_us_H: NDArray[np.float64]  # CPU time of its process
     bytes_B: NDArray[np.int64]  # resident, as reported last
     tables: dict[int, "_TableReads"] = dataclasses.field(default_factory=dict)
     window: int = 0  # of the last load
@@ -125,6 +126,7 @@ class Demand:
                 counts_HKB=np.zeros(size),
                 seconds_H=np.zeros(size[0]),
                 requests_H=np.zeros(size[0]),
+                busy_us_H=np.zeros(size[0]),
                 bytes_B=np.zeros(size[2], np.int64),
             )
             self._nodes[name] = node
@@ -154,6 +156,7 @@ class Demand:
         node.counts_HKB += now_KB
         node.seconds_H = node.seconds_H * keep_H + seconds
         node.requests_H = node.requests_H * keep_H + float(load.requests)
+        node.busy_us_H = node.busy_us_H * keep_H + float(load.cpu_us)
         node.window = load.window
 
     def _seconds(self, node: _Node, load: node_pb2.NodeServiceGetLoadResponse) -> float:
@@ -231,7 +234,8 @@ class Demand:
                 size = self._bytes(names[node], at)
                 if reads or size:
                     work[bucket, node] = Work(round(reads), size)
-        return Workload(work=work, asking=self._asking(names, rates, half_life_s))
+        asking = self._asking(names, rates, half_life_s) if self._nodes else None
+        return Workload(work=work, asking=asking)
 
     def _asking(
         self,
@@ -264,6 +268,7 @@ class Demand:
             else np.zeros(shape[1]),
             traits=traits,
             requests_N=np.array([self._requests(name, half_life_s) for name in names]),
+            busy_us_N=np.array([self._busy_us(name, half_life_s) for name in names]),
         )
 
     def _requests(self, name: str, half_life_s: int) -> float:
@@ -273,6 +278,14 @@ class Demand:
         if node is None or not node.seconds_H[which]:
             return 0.0
         return float(node.requests_H[which] / node.seconds_H[which])
+
+    def _busy_us(self, name: str, half_life_s: int) -> float:
+        """Return the CPU time that a node's process takes a second; 0: not known."""
+        node = self._nodes.get(name)
+        which = HALF_LIVES_S.index(half_life_s)
+        if node is None or not node.seconds_H[which]:
+            return 0.0
+        return float(node.busy_us_H[which] / node.seconds_H[which])
 
     def _traits(self, table: int) -> TableTraits:
         """Return what all nodes together say of a table; defaults where it was not read."""

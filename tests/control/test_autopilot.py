@@ -67,7 +67,7 @@ def test_a_change_is_followed_and_nothing_else() -> None:
     fleet.run(300)
     assert skew(fleet) < 1.15
     [decision] = fleet.acted()
-    assert list(decision.triggers)[0] == "skew", decision.triggers
+    assert next(iter(decision.triggers)) == "skew", decision.triggers
     fleet.run(1800)
     assert len(fleet.acted()) == 1, outcomes(fleet)
 
@@ -77,7 +77,7 @@ def test_what_was_predicted_is_compared_with_what_was_measured() -> None:
     fleet.run(1400)
     [decision] = fleet.acted()
     assert decision.measured_ms
-    assert decision.measured_gain == pytest.approx(decision.predicted_gain, rel=0.35)
+    assert decision.measured_gain == pytest.approx(decision.predicted_gain, rel=0.25)
     assert decision.measured_gain > 0.1
     record = fleet.core.operations.records[decision.operation_id]
     assert record.operation.state == control_pb2.OPERATION_STATE_SUCCEEDED

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from embertide.server.core.drift.judge import Case, judge
-from embertide.server.core.drift.measured import Measured
 from embertide.server.core.drift.options import DriftOptions, FreezeWindow
 from embertide.server.core.drift.records import Decisions
 from embertide.server.core.drift.seasons import DAY_MS, Seasons
@@ -209,22 +208,3 @@ def test_decisions_are_bounded_and_come_by_pages() -> None:
     assert seen == [f"look-{n}" for n in range(DECISIONS_KEPT + 5, 5, -1)]
     with pytest.raises(RefusedError, match="page_token"):
         decisions.page(control_pb2.ListDecisionsRequest(page_token="x"), settings)
-
-
-def window(number: int, busy_us: int, wanted: int) -> node_pb2.NodeServiceGetLoadResponse:
-    answer = node_pb2.NodeServiceGetLoadResponse(window_ms=5000, window=number, cpu_us=busy_us)
-    answer.buckets.add(reads=wanted)
-    return answer
-
-
-def test_the_measured_cost_is_that_of_a_wanted_key() -> None:
-    measured = Measured()
-    for at in range(1, 7):
-        measured.take("a", window(at, 500_000, 1000), at * 5000)
-        measured.take("a", window(at, 500_000, 1000), at * 5000 + 1)  # the same window again
-        measured.take("b", window(at, 250_000, 3000), at * 5000)
-    # a: 100,000 us/s is the busiest; the mean is 75,000; 800 keys a second are wanted.
-    assert measured.cost(["a", "b"], 0, 30_000) == pytest.approx((100_000 + 0.25 * 75_000) / 800)
-    assert measured.busy(["a", "b"], 0, 30_000) == pytest.approx(150_000)
-    assert measured.cost(["a", "c"], 0, 30_000) is None
-    assert measured.cost(["a"], 31_000, 60_000) is None

@@ -16,23 +16,27 @@ import numpy as np
 
 from embertide.server.core.demand import Clock
 from embertide.server.core.drift.judge import DAY_MS, Case, Outcome, Verdict, judge
-from embertide.server.core.drift.look import Look, Looked, gain
-from embertide.server.core.drift.measured import Measured
+from embertide.server.core.drift.look import Compare, Compared, Look, Looked, gain
 from embertide.server.core.drift.options import MODES, DriftOptions
 from embertide.server.core.drift.records import Decision, Decisions
 from embertide.server.core.drift.seasons import Seasons
 from embertide.server.core.drift.signals import HotSet, Signals, hot_set, overlap
 from embertide.server.core.errors import RefusedError, invalid
+from embertide.server.core.plan.figures import Cost
+from embertide.server.core.plan.layout import Bucket, Place
 from embertide.server.core.plan.planner import Planner
 from embertide.server.core.plan.planners import PLANNERS, planner
 from embertide.server.core.reshard import REASON_BYTES_MAX, Posed, Prepared, Situation, posed_by
-from embertide.v1 import control_pb2, node_pb2, plan_pb2
+from embertide.v1 import control_pb2, node_pb2
 
-LOOK = "look"  # what a look is called where operations have their ids
+# What these are called where operations have their ids.
+LOOK, COMPARE = "look", "compare"
 JOIN = "join"
-_GIVE_UP_MS = 300_000  # a gain that cannot be measured by then is not
+_SETTLE_MS = 15_000  # three load windows: those under way when an operation ends are of both plans
 _FIRST_RATE = 10e6  # bytes a second that moves take before any was measured
-_FIRST_US_PER_BYTE = 0.02
+# Reading, decoding and adding a row of a bucket that moves, and dropping it where it was.
+_US_PER_BYTE = 0.02
+_HALF_LIVES = 3  # after an operation, until what was read before it hardly counts
 _SMOOTHED = 0.3
 # Outcomes after which the next look asks a planner again, whatever the detectors say.
 _PENDING = {
@@ -52,14 +56,26 @@ class Trust(NamedTuple):
     error: float = 0.0
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Waiting:
-    """A decision whose gain is still to be measured."""
+    """A decision whose gain is still to be measured.
+
+    Attributes:
+        decision: Its id.
+        operation: Id of its operation.
+        owners: Of the buckets that move, the owners before.
+        spent: What the fleet spent before, as measured; 0: not known.
+        model: What the cost model says of the same time and plan.
+        ended_ms: When the operation was seen to have ended, in the clock of the demand; None: it
+            runs.
+    """
 
     decision: str
     operation: str
-    before: float | None
-    busy_before: float | None
+    owners: Mapping[Bucket, tuple[Place, ...]]
+    spent: float
+    model: Cost
+    ended_ms: int | None = None
 
 
 class DriftMemory:
@@ -70,14 +86,12 @@ class DriftMemory:
         self.reference: Signals | None = None
         self.hot_set: HotSet | None = None
         self.seasons = Seasons()
-        self.measured = Measured()
         self.looked_ms: int | None = None
         self.asked_ms: int | None = None  # when a planner was asked last
         self.pending = ""
         self.fired: tuple[str, ...] = ()  # with `pending`: the detectors that led to it
         self.agreed = 0
         self.bytes_per_s = _FIRST_RATE
-        self.us_per_byte = _FIRST_US_PER_BYTE
         self.waiting: _Waiting | None = None
 
 
@@ -124,13 +138,10 @@ class Autopilot:
         self.settings.CopyFrom(wanted)
         return self.settings
 
-    def load(self, name: str, load: node_pb2.NodeServiceGetLoadResponse, now_ms: int) -> None:
-        """Take what a node reported."""
-        self.memory.measured.take(name, load, now_ms)
-
-    def forget(self, name: str) -> None:
-        """Drop what a node reported, as when it is removed."""
-        self.memory.measured.forget(name)
+    @property
+    def waits(self) -> str:
+        """Id of the operation whose gain is still to be measured; empty: none."""
+        return self.memory.waiting.operation if self.memory.waiting else ""
 
     def is_due(self, now_ms: int) -> bool:
         """Whether it is time for a look."""
@@ -295,13 +306,12 @@ class Autopilot:
         self._after(verdict, found, now_ms)
         if request is None:
             return None
-        names = [node.name for node in now.plan.topology.nodes if now.alive(node.name)]
-        begin_ms = now_ms - int(self.options.measure_s * 1000)
         self.memory.waiting = _Waiting(
-            decision.id,
-            request.operation_id,
-            self.memory.measured.cost(names, begin_ms, now_ms),
-            self.memory.measured.busy(names, begin_ms, now_ms),
+            decision=decision.id,
+            operation=request.operation_id,
+            owners={bucket: now.layout[bucket].owners for bucket in found.owners},
+            spent=found.spent,
+            model=found.now,
         )
         return Act(
             request=request, prepared=dataclasses.replace(prepared, planner=decision.planner)
@@ -325,7 +335,7 @@ class Autopilot:
             bytes=moved_bytes,
             changes=bool(prepared.moves or prepared.hot_rows or prepared.tier_shares),
             bytes_per_s=self._rate(),
-            us_per_byte=self.memory.us_per_byte,
+            us_per_byte=_US_PER_BYTE,
             trusted=trust.trusted,
             model_error=trust.error,
             agreed=self.memory.agreed,
@@ -395,52 +405,55 @@ class Autopilot:
         """Keep a decision that needed no planner."""
         return self.decisions.add(self._decision(now, now_ms, outcome, why))
 
-    def measure(
+    def can_compare(
         self,
-        plan: plan_pb2.Plan,
         operations: Mapping[str, control_pb2.OperationRecord],
+        loads: Mapping[str, node_pb2.NodeServiceGetLoadResponse],
         now_ms: int,
-    ) -> None:
-        """Compare the last operation with what was predicted, once its time has come."""
+    ) -> bool:
+        """Whether it is time to measure what the last operation has gained."""
         waiting = self.memory.waiting
         record = operations.get(waiting.operation) if waiting else None
         if waiting is None or (record is not None and not record.operation.ended_ms):
-            return
-        decision = self.decisions.get(waiting.decision)
-        if record is None or decision is None:
+            return False
+        if record is None or not waiting.spent or not record.operation.buckets_done:
             self.memory.waiting = None
-            return
-        ended_ms = record.operation.ended_ms
-        measure_ms = int(self.options.measure_s * 1000)
-        settled_ms = ended_ms + measure_ms // 3
-        if now_ms < settled_ms + measure_ms:
-            return
-        names = [node.name for node in plan.topology.nodes if self.memory.measured.knows(node.name)]
-        after = self.memory.measured.cost(names, settled_ms, now_ms)
-        if after is None and now_ms < ended_ms + _GIVE_UP_MS:
-            return
-        self.memory.waiting = None
-        self._learn_rate(waiting, record.operation, decision, names)
-        if after is None or not waiting.before:
-            return
-        decision.measured_gain = 1 - after / waiting.before
-        decision.measured_ms = now_ms
-        self.decisions.keep(decision)
+            return False
+        at_ms = self._time(loads, now_ms)
+        if waiting.ended_ms is None:
+            self.memory.waiting = dataclasses.replace(waiting, ended_ms=at_ms)
+            self._learn_rate(waiting, record.operation)
+            return False
+        passed_ms = _HALF_LIVES * self.options.half_life_s * 1000
+        settled = now_ms >= record.operation.ended_ms + _SETTLE_MS
+        return settled and at_ms >= waiting.ended_ms + passed_ms
 
-    def _learn_rate(
-        self,
-        waiting: _Waiting,
-        operation: control_pb2.Operation,
-        decision: Decision,
-        names: Sequence[str],
-    ) -> None:
-        """Take in how fast an operation moved its bytes, and what they cost the nodes."""
-        seconds = (operation.ended_ms - decision.at_ms) / 1000
-        if not operation.bytes_done or seconds <= 0:
+    def pose_comparison(self, now: Situation) -> Posed:
+        """Return the question that the measurement needs. Requires: `can_compare`."""
+        waiting = self.memory.waiting
+        return posed_by(Compare(owners=waiting.owners if waiting else {}), COMPARE, now)
+
+    def compare(self, found: Compared, now_ms: int) -> None:
+        """Keep what the last operation has gained beside what was predicted.
+
+        The demand may have changed meanwhile. So what the fleet spends is compared with what it
+        would spend if the operation had not been: what it spent before, times by how much the cost
+        model says that today's demand would have changed that.
+        """
+        waiting, self.memory.waiting = self.memory.waiting, None
+        decision = self.decisions.get(waiting.decision) if waiting else None
+        if waiting is None or decision is None:
             return
-        memory = self.memory
-        memory.bytes_per_s += _SMOOTHED * (operation.bytes_done / seconds - memory.bytes_per_s)
-        busy = memory.measured.busy(names, decision.at_ms, operation.ended_ms)
-        if busy is not None and waiting.busy_before is not None:
-            extra = max(0.0, busy - waiting.busy_before) * seconds / operation.bytes_done
-            memory.us_per_byte += _SMOOTHED * (extra - memory.us_per_byte)
+        had_it_stayed = waiting.spent * found.undone.value / (waiting.model.value or 1.0)
+        if found.spent and had_it_stayed:
+            decision.measured_gain = 1 - found.spent / had_it_stayed
+            decision.measured_ms = now_ms
+            self.decisions.keep(decision)
+
+    def _learn_rate(self, waiting: _Waiting, operation: control_pb2.Operation) -> None:
+        """Take in how fast an operation moved its bytes."""
+        decision = self.decisions.get(waiting.decision)
+        seconds = (operation.ended_ms - decision.at_ms) / 1000 if decision else 0.0
+        if operation.bytes_done and seconds > 0:
+            rate = operation.bytes_done / seconds
+            self.memory.bytes_per_s += _SMOOTHED * (rate - self.memory.bytes_per_s)

@@ -5,46 +5,16 @@ It is computed where planners are, in a process of its own: a tick never waits f
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from embertide.server.core.drift.signals import Signals, fired, observe
-from embertide.server.core.plan.cost import score
-from embertide.server.core.plan.instance import (
-    Bools,
-    Floats,
-    Instance,
-    instances,
-    owned_after,
-    rates,
-)
+from embertide.server.core.plan.cost import MEAN_WEIGHT, fleet_cost
+from embertide.server.core.plan.figures import Cost
+from embertide.server.core.plan.instance import Floats, instances, owned_after
+from embertide.server.core.plan.layout import Bucket, Place
 from embertide.server.core.plan.planner import Planner, Problem, Proposal
-from embertide.server.core.plan.prices import Prices
-from embertide.v1 import control_pb2
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Cost:
-    """What a plan costs the whole fleet.
-
-    Attributes:
-        busiest_us: Time a second that the busiest device spends.
-        mean_us: Mean over the devices.
-        asked_keys: Keys a second that are asked of peers.
-        value: The figure that plans are compared by: the scores of the groups added up.
-    """
-
-    busiest_us: float = 0.0
-    mean_us: float = 0.0
-    asked_keys: float = 0.0
-    value: float = 0.0
-
-    def message(self) -> control_pb2.PlanCost:
-        """Write it."""
-        return control_pb2.PlanCost(
-            busiest_us=self.busiest_us, mean_us=self.mean_us, asked_keys=self.asked_keys
-        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,29 +24,18 @@ class Looked(Proposal):
     Attributes:
         signals: What the detectors see.
         triggers: Those that fired.
+        now: Cost of today's plan.
+        spent: What the fleet spends, as measured (`spent_us`); 0: not known.
         before: Cost of today's plan over the horizon.
-        after: Cost of the proposed one.
+        after: Cost of the proposed one over the horizon.
     """
 
     signals: Signals
     triggers: tuple[str, ...] = ()
+    now: Cost = dataclasses.field(default_factory=Cost)
+    spent: float = 0.0
     before: Cost = dataclasses.field(default_factory=Cost)
     after: Cost = dataclasses.field(default_factory=Cost)
-
-
-def fleet_cost(found: Sequence[tuple[Instance, Bools]], prices: Prices) -> Cost:
-    """Return what ownerships of all groups cost together."""
-    busiest = total = asked = value = 0.0
-    count = 0
-    for instance, owned_DB in found:
-        each = score(instance, owned_DB, prices)
-        devices = int(instance.open_D.sum())
-        busiest = max(busiest, each.busiest_us)
-        value += each.value
-        total += each.mean_us * devices
-        count += devices
-        asked += float(rates(instance, owned_DB).asked_NT.sum())
-    return Cost(busiest_us=busiest, mean_us=total / max(count, 1), asked_keys=asked, value=value)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +64,8 @@ class Look:
         Raises:
             RefusedError: Nobody has reported what nodes ask for, or the planner has no answer.
         """
-        now = observe(list(instances(problem)), problem.prices)._replace(
+        today = list(instances(problem))
+        now = observe(today, problem.prices)._replace(
             hot_set_overlap=self.seen.hot_set_overlap, forecast_error=self.seen.forecast_error
         )
         triggers = fired(now, self.reference)
@@ -125,6 +85,8 @@ class Look:
             tier_shares=proposal.tier_shares,
             signals=now,
             triggers=triggers,
+            now=fleet_cost([(each, each.owned_DB) for each in today], problem.prices),
+            spent=spent_us(problem),
             before=fleet_cost(before, problem.prices),
             after=fleet_cost(after, problem.prices),
         )
@@ -145,6 +107,63 @@ class Look:
         return dataclasses.replace(
             problem, workload=dataclasses.replace(problem.workload, asking=asking)
         )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Compared(Proposal):
+    """What a fleet spends, and what it would if its last operation had not been.
+
+    Attributes:
+        spent: What it spends, as measured (`spent_us`); 0: not known.
+        undone: What the plan before would cost by today's demand.
+    """
+
+    spent: float
+    undone: Cost
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Compare:
+    """Not a planner: says what an operation's buckets would cost had they stayed.
+
+    Attributes:
+        owners: Of the buckets that it moved, the owners before.
+    """
+
+    owners: Mapping[Bucket, tuple[Place, ...]]
+
+    def propose(self, problem: Problem) -> Compared:
+        """Return the cost of both plans by today's demand.
+
+        Raises:
+            RefusedError: Nobody has reported what nodes ask for.
+        """
+        undone = [(each, owned_after(each, self.owners)) for each in instances(problem)]
+        return Compared(
+            owners={},
+            explanation="",
+            spent=spent_us(problem),
+            undone=fleet_cost(undone, problem.prices),
+        )
+
+
+def spent_us(problem: Problem) -> float:
+    """Return what the nodes themselves say that they spend, as one figure; 0: not known.
+
+    It is the score of the cost model (cost.Score) of CPU time, by nodes in place of devices, summed
+    over the groups.
+    """
+    asking = problem.workload.asking
+    nodes = problem.plan.topology.nodes
+    if asking is None or len(asking.busy_us_N) != len(nodes):
+        return 0.0
+    groups: dict[int, list[float]] = {}
+    for at, node in enumerate(nodes):
+        if at not in problem.shunned:
+            groups.setdefault(node.group, []).append(float(asking.busy_us_N[at]))
+    if not all(min(busy_us) > 0 for busy_us in groups.values()):
+        return 0.0
+    return sum(max(each) + MEAN_WEIGHT * float(np.mean(each)) for each in groups.values())
 
 
 def gain(before: Cost, after: Cost) -> float:

@@ -74,8 +74,6 @@ class DriftOptions:
         look_again_s: A planner is asked this often even if no detector fires.
         min_gain: Share of the cost that a plan must save.
         confirmations: Looks in a row that must agree before it acts.
-        measure_s: The gain is measured over this time before an operation, and from a third of it
-            after the operation's end on.
         operations_per_day: At most this many in any 24 hours.
         bytes_per_day: Bytes moved in any 24 hours, at most; 0: no bound.
         bytes_per_s: Bandwidth of an operation; 0: no bound.
@@ -88,11 +86,10 @@ class DriftOptions:
     interval_s: float = 60.0
     half_life_s: int = 600
     horizon_s: float = 3600.0
-    cooldown_s: float = 600.0
+    cooldown_s: float = 1800.0
     look_again_s: float = 3600.0
     min_gain: float = 0.05
     confirmations: int = 2
-    measure_s: float = 30.0
     operations_per_day: int = 48
     bytes_per_day: int = 0
     bytes_per_s: int = 0
@@ -108,7 +105,7 @@ class DriftOptions:
             raise ValueError(f"half_life_s is {self.half_life_s}; use one of {known}")
         if not 0 <= self.min_gain < 1:
             raise ValueError(f"min_gain is {self.min_gain}; use a share from 0 to below 1")
-        for name in ("interval_s", "horizon_s", "look_again_s", "measure_s"):
+        for name in ("interval_s", "horizon_s", "look_again_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; use more than 0")
         for name in ("confirmations", "operations_per_day"):

@@ -31,6 +31,9 @@ class TableTraits(NamedTuple):
         sent_share: Of the keys asked of peers, those that are sent: one that a request asks for
             twice is sent once.
         bag_keys: Mean keys of a bag of pooled keys; 1: unknown, or bags of one.
+        rows: Rows of the table; 0: not known.
+        head_keys: Keys known to be its hottest.
+        head_share: Share of its reads that those get.
     """
 
     row_bytes: float = 64.0
@@ -39,6 +42,9 @@ class TableTraits(NamedTuple):
     tier_share: tuple[float, float, float] = (0.0, 1.0, 0.0)
     sent_share: float = 1.0
     bag_keys: float = 1.0
+    rows: float = 0.0
+    head_keys: int = 0
+    head_share: float = 0.0
 
 
 class MissCurve(NamedTuple):
@@ -63,6 +69,7 @@ class Asking:
         bytes_B: Resident bytes of one copy of a bucket, the largest that a node reported.
         traits: By table id.
         requests_N: Requests a second of each node's own clients; empty: not known.
+        busy_us_N: CPU time a second of each node's process, as measured; empty or 0: not known.
         curves: Miss curves by device and table id; of those that have one.
         row_room: Bytes of DDR that rows may take on each device: its budget without the index and
             what is kept ready; of devices with an SSD tier.
@@ -73,6 +80,7 @@ class Asking:
     bytes_B: NDArray[np.float64]
     traits: Mapping[int, TableTraits]
     requests_N: NDArray[np.float64] = dataclasses.field(default_factory=lambda: np.zeros(0))
+    busy_us_N: NDArray[np.float64] = dataclasses.field(default_factory=lambda: np.zeros(0))
     curves: Mapping[tuple[Place, int], MissCurve] = dataclasses.field(default_factory=dict)
     row_room: Mapping[Place, float] = dataclasses.field(default_factory=dict)
 
