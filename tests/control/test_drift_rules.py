@@ -57,6 +57,7 @@ def test_what_pays_is_done() -> None:
         ({"frozen": "frozen"}, "FROZEN"),
         ({"quiet_ms": 59_999}, "COOLING_DOWN"),
         ({"quiet_ms": 60_000}, "ACTED"),
+        ({"measuring": True}, "COOLING_DOWN"),
         ({"acted": 3}, "OVER_BUDGET"),
         ({"must": "a node has joined", "gain": 0.0, "saved_us": -1.0, "agreed": 0}, "ACTED"),
         ({"must": "a node has joined", "frozen": "frozen"}, "FROZEN"),

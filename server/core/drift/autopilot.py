@@ -32,6 +32,7 @@ from embertide.v1 import control_pb2, node_pb2
 # What these are called where operations have their ids.
 LOOK, COMPARE = "look", "compare"
 JOIN = "join"
+_GIVE_UP_MS = 600_000  # beyond the time that it takes: a gain that is not measured by then never is
 _SETTLE_MS = 15_000  # three load windows: those under way when an operation ends are of both plans
 _FIRST_RATE = 10e6  # bytes a second that moves take before any was measured
 # Reading, decoding and adding a row of a bucket that moves, and dropping it where it was.
@@ -340,6 +341,7 @@ class Autopilot:
             model_error=trust.error,
             agreed=self.memory.agreed,
             quiet_ms=now_ms - acted[0].at_ms if acted else None,
+            measuring=self.memory.waiting is not None,
             acted=len(acted),
             moved_bytes=sum(each.bytes for each in acted),
             frozen=self._frozen(now_ms),
@@ -425,6 +427,9 @@ class Autopilot:
             self._learn_rate(waiting, record.operation)
             return False
         passed_ms = _HALF_LIVES * self.options.half_life_s * 1000
+        if now_ms > record.operation.ended_ms + passed_ms + _GIVE_UP_MS:
+            self.memory.waiting = None  # a stream that stands still, or nodes that say nothing
+            return False
         settled = now_ms >= record.operation.ended_ms + _SETTLE_MS
         return settled and at_ms >= waiting.ended_ms + passed_ms
 
@@ -433,8 +438,8 @@ class Autopilot:
         waiting = self.memory.waiting
         return posed_by(Compare(owners=waiting.owners if waiting else {}), COMPARE, now)
 
-    def compare(self, found: Compared, now_ms: int) -> None:
-        """Keep what the last operation has gained beside what was predicted.
+    def compare(self, found: Compared | None, now_ms: int) -> None:
+        """Keep what the last operation has gained beside what was predicted; None: not known.
 
         The demand may have changed meanwhile. So what the fleet spends is compared with what it
         would spend if the operation had not been: what it spent before, times by how much the cost
@@ -442,7 +447,7 @@ class Autopilot:
         """
         waiting, self.memory.waiting = self.memory.waiting, None
         decision = self.decisions.get(waiting.decision) if waiting else None
-        if waiting is None or decision is None:
+        if waiting is None or decision is None or found is None:
             return
         had_it_stayed = waiting.spent * found.undone.value / (waiting.model.value or 1.0)
         if found.spent and had_it_stayed:

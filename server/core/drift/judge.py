@@ -25,6 +25,7 @@ class Case:
         model_error: Their median relative error; 0: not known.
         agreed: Looks in a row that found such a gain, this one included.
         quiet_ms: Since the last operation ended; None: there was none.
+        measuring: Whether the gain of the last operation is still being measured.
         acted: Operations of the last 24 hours that were started for drift.
         moved_bytes: What they moved.
         frozen: Why nothing may begin now; empty: it may.
@@ -42,6 +43,7 @@ class Case:
     model_error: float = 0.0
     agreed: int = 1
     quiet_ms: int | None = None
+    measuring: bool = False
     acted: int = 0
     moved_bytes: int = 0
     frozen: str = ""
@@ -128,6 +130,11 @@ def _held_back(
             Outcome.DECISION_OUTCOME_COOLING_DOWN,
             f"{gained}; the last operation ended {case.quiet_ms / 1000:,.0f} s ago, the cool-down "
             f"is {options.cooldown_s:,.0f} s",
+        )
+    if not case.must and case.measuring:
+        return (
+            Outcome.DECISION_OUTCOME_COOLING_DOWN,
+            f"{gained}; the gain of the last operation is still being measured",
         )
     if case.acted >= options.operations_per_day:
         return (
