@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from embertide.server.core.plan.layout import Bucket, Layout
 from embertide.server.core.plan.workload import Asking, TableTraits, Work, Workload
+from embertide.server.core.row_demand import RowDemand
 from embertide.v1 import node_pb2, plan_pb2
 
 Clock = Literal["wall", "event"]
@@ -108,6 +109,7 @@ class Demand:
         self._buckets = Buckets(())
         self._tables: list[plan_pb2.PlannedTable] = []
         self._nodes: dict[str, _Node] = {}
+        self._rows = RowDemand()
         self.missed_windows = 0
 
     def take(
@@ -132,6 +134,7 @@ class Demand:
             self._nodes[name] = node
         node.heard_ms = now_ms
         node.tables = _tables_of(load)
+        self._rows.take(name, load)
         node.bytes_B[:] = 0
         now_KB = np.zeros(node.counts_HKB.shape[1:])
         for each in load.buckets:
@@ -176,6 +179,7 @@ class Demand:
     def forget(self, name: str) -> None:
         """Drop a node, as when it is removed."""
         self._nodes.pop(name, None)
+        self._rows.forget(name)
 
     def unknown(self, names: Iterable[str], now_ms: int) -> list[str]:
         """Return those of whom nobody knows what they read now."""
@@ -258,7 +262,8 @@ class Demand:
             sent, asked = for_peers_NB[:, of_table].sum(), asked_N.sum()
             # Counts are samples, and nodes' windows begin at different times.
             sent_share = min(1.0, sent / asked) if asked and sent else 1.0
-            traits[table.id] = self._traits(table.id)._replace(sent_share=float(sent_share))
+            usual = self._rows.traits(table.id, 1 << table.bucket_bits, self._traits(table.id))
+            traits[table.id] = usual._replace(sent_share=float(sent_share))
         sizes = [self._nodes[name].bytes_B for name in names if name in self._nodes]
         return Asking(
             wanted_NB=here_NB + asked_NB + hot_NB,
@@ -267,6 +272,8 @@ class Demand:
             if sizes
             else np.zeros(shape[1]),
             traits=traits,
+            curves=self._rows.curves(names),
+            row_room=self._rows.rooms(names),
             requests_N=np.array([self._requests(name, half_life_s) for name in names]),
             busy_us_N=np.array([self._busy_us(name, half_life_s) for name in names]),
         )

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 from embertide.server.core.errors import Code, RefusedError
 from embertide.server.core.plan.auto import Auto
+from embertide.server.core.plan.flexshard import FlexShard
 from embertide.server.core.plan.greedy import Greedy
 from embertide.server.core.plan.join import Join
 from embertide.server.core.plan.ldm import Ldm
@@ -22,6 +23,7 @@ COMPARED: Mapping[str, Callable[[], Planner]] = {
 
 PLANNERS: Mapping[str, Callable[[], Planner]] = {
     **COMPARED,
+    "flexshard": FlexShard,
     "recshard": RecShard,
     "join": Join,
     "auto": lambda: Auto(planners={name: make() for name, make in COMPARED.items()}),
