@@ -16,10 +16,12 @@ from embertide.server.core.drift.autopilot import LOOK, Autopilot, DriftMemory, 
 from embertide.server.core.drift.look import Looked
 from embertide.server.core.drift.options import DriftOptions
 from embertide.server.core.errors import Code, MovedOnError, RefusedError, invalid
+from embertide.server.core.fit import CostFit
 from embertide.server.core.fleet import Fleet, check_registration
 from embertide.server.core.loads import Loads
 from embertide.server.core.operations import Operations
 from embertide.server.core.plan import hot, shares
+from embertide.server.core.plan.cost import costed
 from embertide.server.core.plan.first import first_plan, table_bytes
 from embertide.server.core.plan.groups import (
     Wish,
@@ -47,6 +49,8 @@ from embertide.server.core.state import Saved, Writes
 from embertide.server.core.view import View
 from embertide.v1 import control_pb2, node_pb2, plan_pb2
 
+# Buckets of a plan whose cost is computed while others wait: some 20 ms.
+_COSTED_HERE = 10_000
 _READY, _LOADING = control_pb2.NODE_STATE_READY, control_pb2.NODE_STATE_LOADING
 
 
@@ -85,6 +89,7 @@ class Memory:
         self.fleet = Fleet(options.model, options.heartbeat_ms)
         self.loads = Loads()
         self.demand = Demand(options.clock)
+        self.fit = CostFit()
         self.drift = DriftMemory()
         self.answers: Answers[Message] = Answers()
 
@@ -102,6 +107,7 @@ class Control:
         self.fleet.restore(saved.nodes, now_ms)
         self.loads = self.memory.loads
         self.demand = self.memory.demand
+        self.fit = self.memory.fit
         # Without assignments: `layout` has them.
         self.plan: plan_pb2.Plan | None = None
         self.layout = PackedLayout({}, ())
@@ -212,6 +218,7 @@ class Control:
     def load(self, node: str, load: node_pb2.NodeServiceGetLoadResponse, now_ms: int) -> None:
         """Take what a node said that it read."""
         self.loads.take(node, load)
+        self.fit.take(node, load, now_ms)
         if self.plan is not None:
             self.demand.take(node, load, self.plan.tables, now_ms)
             self.autopilot.load(node, load, now_ms)
@@ -236,7 +243,7 @@ class Control:
         self.fleet.remove(request.node)
         self.loads.forget(request.node)
         self.demand.forget(request.node)
-        self.autopilot.forget(request.node)
+        self.fit.forget(request.node)
         self._writes.nodes[request.node] = None
         if self.plan is not None:
             members = {member.name for member in self.fleet}
@@ -346,7 +353,7 @@ class Control:
                 "it and try again",
             )
         posed = posed or pose(request, situation)
-        proposal = proposal or posed.planner.propose(posed.problem)
+        proposal = proposal or _asked_here(posed)
         prepared = settle(posed.kind, posed.name, proposal, situation)
         answer = self._answer(request, prepared, now_ms)
         known = len(self.plan.topology.nodes) if self.plan is not None else 0
@@ -359,13 +366,18 @@ class Control:
         self, request: control_pb2.StartReshardRequest, prepared: Prepared, now_ms: int
     ) -> control_pb2.StartReshardResponse:
         """Say what an operation would be."""
-        return control_pb2.StartReshardResponse(
+        answer = control_pb2.StartReshardResponse(
             operation=_operation(request, prepared, self.operations.created_ms(now_ms)),
             moves=prepared.moves,
             devices=device_loads(prepared.before, prepared.after),
             explanation=prepared.explanation,
             hot_rows=hot.messages_of(prepared.hot_rows),
             tier_shares=shares.messages_of(prepared.tier_shares),
+        if prepared.costs is not None:
+            answer.before.CopyFrom(answer.operation.before)
+            answer.after.CopyFrom(answer.operation.after)
+            answer.model.CopyFrom(self.fit.message())
+        return answer
         )
 
     def _accept(
@@ -438,6 +450,7 @@ class Control:
             workload=self.demand.workload(plan.topology, self.layout, half_life_s or PLANNED_BY_S),
             unknown=frozenset(self.demand.unknown(self._owning(), now_ms)),
             alive=lambda name: self.fleet.alive(name, now_ms),
+            prices=self.fit.prices,
             operations=self.operations.records,
         )
 
@@ -463,6 +476,8 @@ class Control:
         if self.plan is None:
             self._make_first(now_ms)
             return
+        if running is not None:
+            self.fit.disturb(now_ms)
         running = self.operations.running
         behind = running is not None and running.record.step_epoch > self.epoch
         if not behind:
@@ -510,7 +525,8 @@ class Control:
                 prepared = settle("reshard", self.options.drift.planner, outcome, situation)
             except RefusedError as error:
                 outcome = error
-        act = self.autopilot.take(outcome, prepared, situation, Trust(), now_ms)
+        trust = Trust(self.fit.trusted, self.fit.error)
+        act = self.autopilot.take(outcome, prepared, situation, trust, now_ms)
         if act is not None:
             self._accept(act.request, self._answer(act.request, act.prepared, now_ms), now_ms)
 
@@ -522,7 +538,9 @@ class Control:
         self, request: control_pb2.ListDecisionsRequest
     ) -> control_pb2.ListDecisionsResponse:
         """Return a page of what was decided about drift."""
-        return self.autopilot.decisions.page(request, self.autopilot.settings)
+        answer = self.autopilot.decisions.page(request, self.autopilot.settings)
+        answer.model.CopyFrom(self.fit.message())
+        return answer
 
     def set_drift(self, wanted: control_pb2.DriftSettings) -> control_pb2.DriftSettings:
         """Change how drift is treated.
@@ -584,6 +602,11 @@ class Control:
             wish=wish,
             moving=self.operations.running is not None,
         )
+            record.operation.ClearField("before")
+            record.operation.ClearField("after")
+            if prepared.costs is not None:
+                record.operation.before.CopyFrom(prepared.costs[0].message())
+                record.operation.after.CopyFrom(prepared.costs[1].message())
 
     def _is_heard(self, record: control_pb2.OperationRecord, now_ms: int) -> bool:
         """Whether all nodes know of the group that an operation adds or removes, if it does.
@@ -655,3 +678,12 @@ def _operation(
         reason=request.reason,
         planner=prepared.planner,
     )
+        before=prepared.costs[0].message() if prepared.costs else None,
+        after=prepared.costs[1].message() if prepared.costs else None,
+
+
+def _asked_here(posed: Posed) -> Proposal:
+    """Return the answer of a planner that takes no time, and its cost where that takes none."""
+    proposal = posed.planner.propose(posed.problem)
+    few = len(posed.problem.layout) <= _COSTED_HERE
+    return costed(posed.problem, proposal) if few else proposal

@@ -8,6 +8,7 @@ from embertide.server.core.demand import HALF_LIVES_S
 from embertide.server.core.errors import Code, RefusedError, invalid
 from embertide.server.core.plan import shares
 from embertide.server.core.plan.explicit import Explicit
+from embertide.server.core.plan.figures import Cost
 from embertide.server.core.plan.greedy import Greedy
 from embertide.server.core.plan.groups import AddGroup, RemoveGroup
 from embertide.server.core.plan.hot import HotRows, changed, hot_rows_of
@@ -25,6 +26,7 @@ from embertide.server.core.plan.layout import (
 from embertide.server.core.plan.moves import Move, Step, arrived, moves_to, stepped
 from embertide.server.core.plan.planner import Planner, Problem, Proposal
 from embertide.server.core.plan.planners import planner
+from embertide.server.core.plan.prices import Prices
 from embertide.server.core.plan.shares import TierShares
 from embertide.server.core.plan.validity import OWNERS_MAX, check_name
 from embertide.server.core.plan.workload import Work, Workload, device_work, predicted
@@ -44,6 +46,7 @@ class Situation:
     unknown: frozenset[str]  # names of owning nodes that do not say what they read
     alive: Callable[[str], bool]
     operations: Mapping[str, control_pb2.OperationRecord]
+    prices: Prices
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +81,7 @@ class Prepared:
     before: dict[Place, Work]
     after: dict[Place, Work]
     explanation: str
+    costs: tuple[Cost, Cost] | None  # today's and then, where they are known
 
 
 def check_request(request: control_pb2.StartReshardRequest) -> None:
@@ -146,6 +150,7 @@ def problem_of(now: Situation) -> Problem:
         shunned=frozenset(
             at for at, node in enumerate(now.plan.topology.nodes) if not now.alive(node.name)
         ),
+        prices=now.prices,
     )
 
 
@@ -176,6 +181,7 @@ def settle(kind: str, name: str, proposal: Proposal, now: Situation) -> Prepared
         before=before,
         after=after,
         explanation=proposal.explanation or "nothing to move",
+        costs=(proposal.before, proposal.after) if proposal.before and proposal.after else None,
     )
 
 

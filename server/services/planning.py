@@ -15,6 +15,7 @@ from typing import Literal
 
 from embertide.server.core.errors import Code, RefusedError
 from embertide.server.core.plan.auto import Auto
+from embertide.server.core.plan.cost import costed
 from embertide.server.core.plan.planner import Proposal
 from embertide.server.core.reshard import Posed
 
@@ -36,7 +37,7 @@ def _think(answers: Connection, posed: Posed) -> None:
     if isinstance(asked, Auto):
         asked = dataclasses.replace(asked, clock=time.monotonic)
     try:
-        outcome = "proposal", asked.propose(posed.problem)
+        outcome = "proposal", costed(posed.problem, asked.propose(posed.problem))
     except RefusedError as error:
         outcome = "refused", error.code, error.message
     except Exception:

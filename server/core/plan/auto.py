@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from embertide.server.core.errors import Code, RefusedError
-from embertide.server.core.plan.cost import fleet_score
+from embertide.server.core.plan.cost import fleet_cost
 from embertide.server.core.plan.instance import Bools, Instance, instances, owned_after
 from embertide.server.core.plan.options import moved_bytes
 from embertide.server.core.plan.planner import Planner, Problem, Proposal
@@ -51,7 +51,7 @@ class Auto:
             RefusedError: Nobody has reported what nodes ask for, or no planner has an answer.
         """
         groups = list(instances(problem))
-        before = fleet_score([(each, each.owned_DB) for each in groups], problem.prices)
+        before = fleet_cost([(each, each.owned_DB) for each in groups], problem.prices).value
         stay = Proposal(owners={}, explanation="nothing that moves would pay")
         candidates = [_Candidate("stay", stay, before, 0.0, f"stay: score {before:,.0f}")]
         left_out: list[str] = []
@@ -101,7 +101,7 @@ def _candidate(
         limit_D = np.maximum(instance.budget_D, instance.bytes_D(instance.owned_DB))
         if (instance.bytes_D(owned_DB) > limit_D + 0.5).any():
             raise RefusedError(Code.RESOURCE_EXHAUSTED, "a device would have no room")
-    score = fleet_score(found, problem.prices)
+    score = fleet_cost(found, problem.prices).value
     size = sum(moved_bytes(instance, owned_DB) for instance, owned_DB in found)
     return _Candidate(name, proposal, score, size, f"{name}: score {score:,.0f}, {size:,.0f} bytes")
 

@@ -10,12 +10,22 @@ The last one is expected, not counted: requests that ask a peer for m keys each 
 fall to peers by chance, need that peer with probability 1 - exp(-m).
 """
 
+import dataclasses
 from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 
-from embertide.server.core.plan.instance import Bools, Floats, Instance, rates
+from embertide.server.core.plan.figures import Cost
+from embertide.server.core.plan.instance import (
+    Bools,
+    Floats,
+    Instance,
+    instances,
+    owned_after,
+    rates,
+)
+from embertide.server.core.plan.planner import Problem, Proposal
 from embertide.server.core.plan.prices import Prices
 from embertide.server.core.plan.workload import TableTraits
 
@@ -125,6 +135,34 @@ def score(instance: Instance, owned_DB: Bools, prices: Prices) -> Score:
     return score_of(instance, busy_us_D(instance, owned_DB, prices))
 
 
-def fleet_score(found: Iterable[tuple[Instance, Bools]], prices: Prices) -> float:
-    """Return what ownerships of all groups cost together: the sum of the groups' scores."""
-    return sum(score(instance, owned_DB, prices).value for instance, owned_DB in found)
+def fleet_cost(found: Iterable[tuple[Instance, Bools]], prices: Prices) -> Cost:
+    """Return what ownerships of all groups cost together."""
+    busiest = total = asked = value = 0.0
+    count = 0
+    for instance, owned_DB in found:
+        busy_D = busy_us_D(instance, owned_DB, prices)
+        open_D = busy_D[instance.open_D]
+        if not len(open_D):
+            continue
+        busiest = max(busiest, float(open_D.max()))
+        value += score_of(instance, busy_D).value
+        total += float(open_D.sum())
+        count += len(open_D)
+        asked += float(rates(instance, owned_DB).asked_NT.sum())
+    return Cost(busiest_us=busiest, mean_us=total / max(count, 1), asked_keys=asked, value=value)
+
+
+def costed(problem: Problem, proposal: Proposal) -> Proposal:
+    """Return a proposal with what today's plan and the proposed one cost.
+
+    Where it has that already, or nobody has said what nodes ask for, it is returned as it is.
+    """
+    if proposal.before is not None or problem.workload.asking is None:
+        return proposal
+    groups = list(instances(problem))
+    after = [(each, owned_after(each, proposal.owners)) for each in groups]
+    return dataclasses.replace(
+        proposal,
+        before=fleet_cost([(each, each.owned_DB) for each in groups], problem.prices),
+        after=fleet_cost(after, problem.prices),
+    )

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Protocol
 
+from embertide.server.core.plan.figures import Cost
 from embertide.server.core.plan.hot import HotRows
 from embertide.server.core.plan.layout import Bucket, Layout, Place
 from embertide.server.core.plan.prices import Prices
@@ -42,12 +43,16 @@ class Proposal:
         explanation: For people: what it went by, what it moves and why.
         hot_rows: Room for hot rows of the tables for which it is to change (plan/hot.py).
         tier_shares: Shares of tiers that are to change (plan/shares.py).
+        before: What today's plan costs; None: planners need not say (plan/cost.py does).
+        after: What the proposed one costs, likewise.
     """
 
     owners: Mapping[Bucket, tuple[Place, ...]]
     explanation: str
     hot_rows: HotRows = dataclasses.field(default_factory=dict)
     tier_shares: TierShares = dataclasses.field(default_factory=dict)
+    before: Cost | None = None
+    after: Cost | None = None
 
 
 class Planner(Protocol):
