@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from bench import report
-from bench.drift import local, metering, pays, quiet, refusals, skew
-from bench.drift.local import CONSOLE
+from bench.drift import compared, cost_net, local, metering, pays, quiet, refusals, skew
+from bench.drift.local import CONSOLE, FOLDER
+from bench.drift.tasks import Source, sources
 from bench.servers import BUILD, ROOT, BenchError
 from embertide.server.adapters.process import ProcessError
 from embertide.trainer.errors import TrainerError
@@ -39,9 +40,26 @@ def _refusals(arguments: argparse.Namespace) -> list[report.Row]:
     return refusals.measure(arguments.repetitions)
 
 
+def _sources(arguments: argparse.Namespace) -> list[Source]:
+    for option, file in (("DATA", arguments.data), ("CRITEO", arguments.criteo)):
+        if file is None:
+            CONSOLE.print(f"[yellow]no {option}=file.parquet: no task has its key frequencies")
+    return sources(arguments.data, arguments.criteo)
+
+
+def _torchrec(arguments: argparse.Namespace) -> list[report.Row]:
+    return compared.measure(_sources(arguments))
+
+
+def _neuroshard(arguments: argparse.Namespace) -> list[report.Row]:
+    return cost_net.measure(_sources(arguments), arguments.repetitions, FOLDER / "cost_net.npz")
+
+
 _PARTS: Mapping[str, Callable[[argparse.Namespace], list[report.Row]]] = {
     "local": _local,
     "skew": _skew,
+    "torchrec": _torchrec,
+    "neuroshard": _neuroshard,
     "metering": _metering,
     "quiet": _quiet,
     "pays": _pays,
@@ -53,6 +71,7 @@ def main() -> int:
     """Run the benchmark; the exit code says whether it ran, not whether targets were reached."""
     parser = argparse.ArgumentParser(prog="bench.drift", description=__doc__)
     parser.add_argument("--data", type=Path, help="the news file, for what needs real drift")
+    parser.add_argument("--criteo", type=Path, help="Criteo's clicks, for their key frequencies")
     parser.add_argument("--parts", default=",".join(_PARTS), help="of " + ", ".join(_PARTS))
     parser.add_argument("--repetitions", type=int, default=report.LEAST_REPETITIONS)
     arguments = parser.parse_args()

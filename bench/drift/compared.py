@@ -16,11 +16,10 @@ import numpy as np
 
 from bench import plot, report
 from bench.drift import heuristics, torchrec
-from bench.drift.local import CONSOLE
+from bench.drift.local import CONSOLE, FOLDER
 from bench.drift.placed import outcome, planned, problem_of
 from bench.drift.simulator import KEY_BYTES, LINE_BYTES, Machine
 from bench.drift.tasks import Source, Task, tasks
-from bench.servers import BUILD
 from embertide.server.core.errors import RefusedError
 from embertide.server.core.plan.planner import Problem
 from embertide.server.core.plan.planners import COMPARED, planner
@@ -119,12 +118,11 @@ def measure(all_sources: Sequence[Source]) -> list[report.Row]:
     ]
     if not all(np.isfinite(each.us["torchrec"]) for each in found):
         CONSOLE.print("[yellow]TorchRec has no plan for some tasks; they are left out of ratios")
-    folder = BUILD / "bench" / "drift"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "torchrec_tasks.json").write_text(
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    (FOLDER / "torchrec_tasks.json").write_text(
         json.dumps([dataclasses.asdict(each) for each in (*found, *large)], indent=1) + "\n"
     )
-    _draw(found, folder / "torchrec.svg")
+    _draw(found, FOLDER / "torchrec.svg")
     return [*_against_torchrec(found), *_against_heuristics(found), *_times(large)]
 
 

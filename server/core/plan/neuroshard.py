@@ -42,7 +42,7 @@ _CANDIDATES = 8  # by size, and as many by cost
 _CAPS = (1.0, 1.1, 1.25, 1.5, np.inf)
 _FILLED, _POLISHED = 6, 3
 # Of the limit, counted in what a core usually does in it.
-_SPENT = 0.4
+_SPENT = 0.2
 _SEARCHED = 0.4  # of that, for the beam; the rest improves what it found
 # Values that differ by less are equal: of those, what moves fewer bytes is chosen.
 _SAME = 1e-4
