@@ -244,6 +244,7 @@ class Control:
         self.loads.forget(request.node)
         self.demand.forget(request.node)
         self.fit.forget(request.node)
+        self.autopilot.forget(request.node)
         self._writes.nodes[request.node] = None
         if self.plan is not None:
             members = {member.name for member in self.fleet}
@@ -373,12 +374,12 @@ class Control:
             explanation=prepared.explanation,
             hot_rows=hot.messages_of(prepared.hot_rows),
             tier_shares=shares.messages_of(prepared.tier_shares),
+        )
         if prepared.costs is not None:
             answer.before.CopyFrom(answer.operation.before)
             answer.after.CopyFrom(answer.operation.after)
             answer.model.CopyFrom(self.fit.message())
         return answer
-        )
 
     def _accept(
         self,
@@ -450,8 +451,8 @@ class Control:
             workload=self.demand.workload(plan.topology, self.layout, half_life_s or PLANNED_BY_S),
             unknown=frozenset(self.demand.unknown(self._owning(), now_ms)),
             alive=lambda name: self.fleet.alive(name, now_ms),
-            prices=self.fit.prices,
             operations=self.operations.records,
+            prices=self.fit.prices,
         )
 
     def _owning(self) -> list[str]:
@@ -476,9 +477,9 @@ class Control:
         if self.plan is None:
             self._make_first(now_ms)
             return
+        running = self.operations.running
         if running is not None:
             self.fit.disturb(now_ms)
-        running = self.operations.running
         behind = running is not None and running.record.step_epoch > self.epoch
         if not behind:
             turn = running.record if running is not None else self.operations.next_waiting()
@@ -591,6 +592,11 @@ class Control:
             record.tier_shares.extend(shares.messages_of(prepared.tier_shares))
             record.operation.buckets_total = len(prepared.moves)
             record.operation.bytes_total = sum(each.bytes for each in prepared.moves)
+            record.operation.ClearField("before")
+            record.operation.ClearField("after")
+            if prepared.costs is not None:
+                record.operation.before.CopyFrom(prepared.costs[0].message())
+                record.operation.after.CopyFrom(prepared.costs[1].message())
         self.operations.begin(record, self.epoch, now_ms)
 
     def _followed(self, plan: plan_pb2.Plan, wish: Wish | None) -> plan_pb2.Topology | None:
@@ -602,11 +608,6 @@ class Control:
             wish=wish,
             moving=self.operations.running is not None,
         )
-            record.operation.ClearField("before")
-            record.operation.ClearField("after")
-            if prepared.costs is not None:
-                record.operation.before.CopyFrom(prepared.costs[0].message())
-                record.operation.after.CopyFrom(prepared.costs[1].message())
 
     def _is_heard(self, record: control_pb2.OperationRecord, now_ms: int) -> bool:
         """Whether all nodes know of the group that an operation adds or removes, if it does.
@@ -677,9 +678,9 @@ def _operation(
         bytes_total=sum(each.bytes for each in prepared.moves),
         reason=request.reason,
         planner=prepared.planner,
-    )
         before=prepared.costs[0].message() if prepared.costs else None,
         after=prepared.costs[1].message() if prepared.costs else None,
+    )
 
 
 def _asked_here(posed: Posed) -> Proposal:
