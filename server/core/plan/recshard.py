@@ -35,8 +35,9 @@ from embertide.server.core.plan.instance import (
     rates,
 )
 from embertide.server.core.plan.layout import Bucket, Place, place_name
+from embertide.server.core.plan.layout import devices as devices_of
 from embertide.server.core.plan.planner import Problem, Proposal
-from embertide.server.core.plan.shares import LEAST_SHARE_BYTES, Shared
+from embertide.server.core.plan.shares import LEAST_SHARE_BYTES, Shared, tier_budget
 from embertide.server.core.plan.tier_budgets import (
     Curve,
     estimate_missed,
@@ -108,7 +109,8 @@ class _Group:
                 continue
             scaled = Curve(curve.bytes_P * count, curve.missed_P * reads_DT[device, table])
             tables.append(table)
-            curves.append(scaled.at_least(LEAST_SHARE_BYTES))
+            # A table that is smaller than the least share takes no more than it has.
+            curves.append(scaled.at_least(min(LEAST_SHARE_BYTES, float(scaled.bytes_P[-1]))))
         return tables, curves
 
     def room(self, device: int, tables: Sequence[int]) -> float:
@@ -126,7 +128,7 @@ class _Group:
         missed_D = np.zeros(len(self.room_D))
         for device in np.flatnonzero(self.shared_D):
             tables, curves = self._curves(*counted, device)
-            least = LEAST_SHARE_BYTES * len(tables)
+            least = sum(float(curve.bytes_P[0]) for curve in curves)
             room = self.room(device, tables)
             # Too many tables for the room: every key that may be read from the SSD is.
             missed_D[device] = (
@@ -236,18 +238,19 @@ def _shares(problem: Problem, group: _Group, owned_DB: Bools, limit_s: float) ->
         place = group.instance.places_D[device]
         tables, curves = group.curves_of(owned_DB, device)
         room = group.room(device, tables)
-        if len(tables) * LEAST_SHARE_BYTES > room:
+        if sum(float(curve.bytes_P[0]) for curve in curves) > room:
             raise RefusedError(
                 Code.RESOURCE_EXHAUSTED,
                 f"device {place_name(problem.plan.topology, place)} has room for {room:,.0f} bytes "
-                f"of rows, and {len(tables)} tables need {LEAST_SHARE_BYTES:,} each; raise its DDR "
-                "budget",
+                f"of rows, and {len(tables)} tables need up to {LEAST_SHARE_BYTES:,} each; raise "
+                "its DDR budget",
             )
         if not tables:
             continue
         given_T = share_out(curves, room, limit_s / len(devices))
         missed_D[device] = missed(curves, given_T)
-        for table, size in zip(tables, given_T, strict=True):
+        budget = tier_budget(devices_of(problem.plan.topology)[place], plan_pb2.TIER_DDR)
+        for table, size in zip(tables, _at_least(given_T, budget), strict=True):
             what = Shared(place, plan_pb2.TIER_DDR, problem.plan.tables[table].id)
             shares[what] = int(size)
     # What has a share on these devices and no curve any more gives it back.
@@ -257,6 +260,19 @@ def _shares(problem: Problem, group: _Group, owned_DB: Bools, limit_s: float) ->
         if what.device in ours:
             shares.setdefault(what, 0)
     return _Given(shares, missed_D)
+
+
+def _at_least(given_T: Floats, budget: float) -> Floats:
+    """Raise small shares to the least that there is; the largest ones make up for it."""
+    raised_T = np.maximum(given_T, LEAST_SHARE_BYTES)
+    beyond = float(raised_T.sum()) - budget
+    for table in np.argsort(-raised_T, kind="stable"):
+        if beyond <= 0:
+            break
+        cut = min(beyond, float(raised_T[table]) - LEAST_SHARE_BYTES)
+        raised_T[table] -= cut
+        beyond -= cut
+    return raised_T
 
 
 class _Search:
