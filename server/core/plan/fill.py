@@ -3,6 +3,7 @@
 import numpy as np
 
 from embertide.server.core.plan.instance import Bools, Instance, Ints
+from embertide.server.core.plan.polish import pinned
 from embertide.server.core.plan.shard_costs import KEY_BYTES
 
 _PASSES = 3  # what is too large for the room left is passed over, and smaller ones follow
@@ -21,6 +22,7 @@ def filled(instance: Instance, owned_DB: Bools, owners_max: int) -> Bools:
     )
     saved_NB = instance.wanted_NB * (1 - instance.copied_NT)[:, instance.table_B]
     saved_NB *= bytes_T[instance.table_B] / np.maximum(instance.bytes_B, 1.0)
+    saved_NB[:, pinned(instance)] = 0
     for device in np.flatnonzero(instance.open_D):
         beside_D = instance.node_D == instance.node_D[device]
         may_B = ~owned_DB[beside_D].any(axis=0) & (owned_DB.sum(axis=0) < owners_max)

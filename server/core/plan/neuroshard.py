@@ -31,7 +31,7 @@ from embertide.server.core.plan.instance import (
 from embertide.server.core.plan.layout import Bucket, Place
 from embertide.server.core.plan.options import moved_bytes
 from embertide.server.core.plan.planner import Problem, Proposal
-from embertide.server.core.plan.polish import Placed, fits, polished
+from embertide.server.core.plan.polish import Placed, fits, pinned, polished
 from embertide.server.core.plan.relabel import relabelled
 from embertide.server.core.plan.shard_costs import ShardCosts
 from embertide.server.core.plan.validity import OWNERS_MAX
@@ -39,7 +39,7 @@ from embertide.server.core.plan.validity import OWNERS_MAX
 _BEAM = 3
 _LEVELS = 10
 _CANDIDATES = 8  # by size, and as many by cost
-_CAPS = (1.0, 1.1, 1.25, 1.5, np.inf)
+_CAPS = (1.0, 1.1, 1.25, 1.5, 1e9)
 _FILLED, _POLISHED = 6, 3
 # Of the limit, counted in what a core usually does in it.
 _SPENT = 0.2
@@ -83,12 +83,15 @@ class _Beam:
     ) -> None:
         self._instance, self._costs, self._budget = instance, costs, budget
         self._open = np.flatnonzero(instance.open_D)
-        self._room_D = np.where(instance.open_D, instance.budget_D, 0.0)
+        self._free_B = ~pinned(instance)
+        # What stays is owned from the start.
+        self._start_DB = instance.owned_DB & ~self._free_B
+        room_D = instance.budget_D - instance.bytes_D(self._start_DB)
+        self._room_D = np.where(instance.open_D, np.maximum(room_D, 0.0), 0.0)
         self._pieces: dict[tuple[int, int], list[_Piece]] = {}
-        self._buckets_T = np.bincount(instance.table_B, minlength=len(instance.tables))
-        self._bytes_T = np.bincount(
-            instance.table_B, instance.bytes_B, minlength=len(instance.tables)
-        )
+        tables_B, count = instance.table_B[self._free_B], len(instance.tables)
+        self._buckets_T = np.bincount(tables_B, minlength=count)
+        self._bytes_T = np.bincount(tables_B, instance.bytes_B[self._free_B], minlength=count)
         self._owners_max = owners_max
         self._may_copy = len(np.unique(instance.node_D[self._open])) <= owners_max
         self.found: dict[_Cut, Placed] = {}
@@ -123,12 +126,12 @@ class _Beam:
 
     def _necessary(self) -> list[_Cut]:
         """Return the states to begin with: what cannot stay whole is cut, what pays is copied."""
-        largest = float(self._room_D.max()) / 4
+        largest = max(float(self._room_D.max()) / 4, 1.0)
         costs_T = self.cost_T()
-        dear = float(costs_T.sum()) / max(1, len(self._open)) / 2
+        dear = max(float(costs_T.sum()) / max(1, len(self._open)) / 2, _SMALL)
         pieces_T = [
             min(
-                int(self._buckets_T[table]),
+                max(1, int(self._buckets_T[table])),
                 1 << int(np.ceil(np.log2(max(1.0, size / largest, cost / dear)))),
             )
             for table, (size, cost) in enumerate(zip(self._bytes_T, costs_T, strict=True))
@@ -185,12 +188,14 @@ class _Beam:
             at = self._costs.buckets_of(table)
             load_B = self._instance.wanted_NB[:, at].sum(axis=0)
             order = np.argsort(-load_B, kind="stable")
+            order = order[self._free_B[at][order]]
             # Dealt out there and back, so that no piece has the hotter bucket of every pair.
             dealt = np.arange(len(order)) % (2 * count)
             hand = np.minimum(dealt, 2 * count - 1 - dealt)
             self._pieces[table, count] = [
                 self._piece(table, np.sort(order[hand == piece]) + at.start)
                 for piece in range(count)
+                if (hand == piece).any()
             ]
         return self._pieces[table, count]
 
@@ -214,13 +219,13 @@ class _Beam:
     def _placed(self, cut: _Cut) -> Placed:
         """Place a state's pieces under each cap; return the best placement."""
         instance, costs = self._instance, self._costs
-        owned_DB = np.zeros_like(instance.owned_DB)
+        owned_DB = self._start_DB.copy()
         everywhere_T = np.array(cut.everywhere_T)
         one_a_node_D = np.zeros(len(instance.places_D), np.bool_)
         for node in range(len(instance.nodes_N)):
             open_here = self._open[instance.node_D[self._open] == node]
             one_a_node_D[open_here[:1]] = True
-        owned_DB[np.ix_(one_a_node_D, everywhere_T[instance.table_B])] = True
+        owned_DB[np.ix_(one_a_node_D, everywhere_T[instance.table_B] & self._free_B)] = True
         pieces = [
             piece
             for table, count in enumerate(cut.pieces_T)
@@ -228,7 +233,7 @@ class _Beam:
             for piece in self._pieces_of(table, count)
         ]
         start_DS = costs.all_contributions(owned_DB).sum(axis=0)
-        room_D = self._room_D - instance.bytes_D(owned_DB)
+        room_D = self._room_D - instance.bytes_D(owned_DB & self._free_B)
         if (room_D < -_SMALL).any():
             return Placed(owned_DB, np.inf)
         best = Placed(owned_DB, np.inf)
@@ -305,6 +310,8 @@ class Neuroshard:
         today = {at: held.owners for at, held in problem.layout.items()}
         groups = list(instances(problem))
         for instance in groups:
+            if not instance.open_D.any():
+                continue
             costs = ShardCosts(instance, self.net or cost_net.shipped())
             budget = problem.limit_s * 1e6 * _SPENT / len(groups)
             owned_DB, story = _planned(instance, costs, budget, OWNERS_MAX // len(groups) // 2)

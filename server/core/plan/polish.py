@@ -15,6 +15,7 @@ from embertide.server.core.plan.shard_costs import ShardCosts
 
 _TABLES = 16  # looked at a round
 _BETTER = 1 - 1e-5
+_BYTE = 1.0  # buckets' bytes are measured, and sums of them rounded
 _TARGETS = 4  # devices with which buckets are exchanged
 
 
@@ -33,18 +34,22 @@ class _Change(NamedTuple):
     parts_DS: Singles
 
 
+def pinned(instance: Instance) -> Bools:
+    """Return which buckets stay as they are: those of which a device that gets nothing has some."""
+    stays_B: Bools = instance.owned_DB[~instance.open_D].any(axis=0)
+    return stays_B
+
+
 def fits(instance: Instance, owned_DB: Bools, owners_max: int) -> bool:
-    """Whether open devices own everything, within budgets, one device a node, no more than may."""
-    if (owned_DB & ~instance.open_D[:, None]).any() or not owned_DB.any(axis=0).all():
-        return False
-    if (owned_DB.sum(axis=0) > owners_max).any():
+    """Whether all buckets have owners, one a node at most, within budgets and limits."""
+    copies_B = owned_DB.sum(axis=0)
+    if not copies_B.all() or (copies_B > owners_max).any():
         return False
     nodes_NB = np.add.reduceat(
         owned_DB.astype(np.int64), np.flatnonzero(np.diff(instance.node_D, prepend=-1)), axis=0
     )
-    return bool(
-        (nodes_NB <= 1).all() and (instance.bytes_D(owned_DB) <= instance.budget_D + 0.5).all()
-    )
+    over_D = instance.bytes_D(owned_DB) > instance.budget_D + _BYTE
+    return bool((nodes_NB <= 1).all() and not over_D[instance.open_D].any())
 
 
 def polished(
@@ -67,6 +72,7 @@ class _Polish:
         self._bytes_D = instance.bytes_D(owned_DB)
         self._open = np.flatnonzero(instance.open_D)
         self.value = float(costs.values(self._sum_DS[None])[0])
+        self._free_B = ~pinned(instance)
         self._round = 0
 
     def run(self, until: float) -> None:
@@ -147,7 +153,7 @@ class _Polish:
         at = self._costs.buckets_of(table)
         owned_DB = self.owned_DB[:, at]
         after_KD = self._bytes_D + self._added(at, owned_DB, owned_KDB)
-        keep_K = (after_KD <= np.maximum(budget_D, self._bytes_D) + 0.5).all(axis=1)
+        keep_K = (after_KD <= np.maximum(budget_D, self._bytes_D) + _BYTE).all(axis=1)
         keep_K &= (owned_KDB != owned_DB).any(axis=(1, 2))
         keep_K &= (owned_KDB.sum(axis=1) <= self._owners_max).all(axis=1)
         if not keep_K.any():
@@ -163,7 +169,7 @@ class _Polish:
             S x B; a table with few buckets has fewer subsets.
         """
         at = self._costs.buckets_of(table)
-        has = np.flatnonzero(self.owned_DB[device, at])
+        has = np.flatnonzero(self.owned_DB[device, at] & self._free_B[at])
         load = self._instance.wanted_NB[:, at].sum(axis=0)[has]
         order = has[np.argsort(-load, kind="stable")]
         subsets = [has, order[::2], order[:1], order[-1:]][: len(has)]
@@ -210,7 +216,7 @@ class _Polish:
             return False
         (there_IDS, there_ID), (here_JDS, here_JD) = self._deltas(there), self._deltas(here)
         after_IJD = self._bytes_D + there_ID[:, None] + here_JD
-        limit_D = np.maximum(self._instance.budget_D, self._bytes_D) + 0.5
+        limit_D = np.maximum(self._instance.budget_D, self._bytes_D) + _BYTE
         may_IJ = (after_IJD <= limit_D).all(axis=-1)
         may_IJ &= np.not_equal.outer([each.table for each in there], [each.table for each in here])
         i, j = np.nonzero(may_IJ)

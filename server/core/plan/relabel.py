@@ -4,7 +4,8 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from embertide.server.core.plan.instance import Instance
-from embertide.server.core.plan.polish import Placed, fits
+from embertide.server.core.plan.options import weights_B
+from embertide.server.core.plan.polish import Placed, fits, pinned
 from embertide.server.core.plan.shard_costs import ShardCosts
 
 _AS_GOOD = 1.0001
@@ -12,11 +13,14 @@ _AS_GOOD = 1.0001
 
 def relabelled(instance: Instance, costs: ShardCosts, placed: Placed, owners_max: int) -> Placed:
     """Return the placement with devices exchanged, if as good: each keeps most of what it has."""
-    weighted_DB = placed.owned_DB * np.maximum(instance.bytes_B, 1.0)
-    kept_DD = weighted_DB @ instance.owned_DB.T.astype(np.float64)
-    _, device_D = linear_sum_assignment(kept_DD, maximize=True)
-    owned_DB = np.zeros_like(placed.owned_DB)
-    owned_DB[device_D] = placed.owned_DB
+    open_D, free_B = instance.open_D, ~pinned(instance)
+    placed_OB, today_OB = placed.owned_DB[open_D], instance.owned_DB[open_D]
+    kept_OO = (placed_OB * np.where(free_B, weights_B(instance), 0.0)) @ today_OB.T.astype(float)
+    _, device_O = linear_sum_assignment(kept_OO, maximize=True)
+    exchanged_OB = np.empty_like(placed_OB)
+    exchanged_OB[device_O] = placed_OB
+    owned_DB = placed.owned_DB.copy()
+    owned_DB[np.ix_(open_D, free_B)] = exchanged_OB[:, free_B]
     if not fits(instance, owned_DB, owners_max):
         return placed
     value = float(costs.values(costs.all_contributions(owned_DB).sum(axis=0)[None])[0])
