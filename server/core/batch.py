@@ -73,8 +73,8 @@ class Batch:
             # What only its target owns goes on.
             if ending and step is not Step.LEAVING and not self._missing_source(view):
                 return Step.TAKEN_BACK
-            # After the first step too: a target that was started again has to load again.
-            if not self._held(view):
+            # After the first step too: a node that was started again has to load again.
+            if not self._held(view) or not self._others_hold(view):
                 return None
         if step is Step.JOINING:
             return Step.BOTH_OWN
@@ -123,6 +123,17 @@ class Batch:
             if not view.holds(node, self._base_epoch):
                 return f"{view.name(node)}, which it takes over from, does not hold them yet"
         return ""
+
+    def _others_hold(self, view: View) -> bool:
+        """Whether some other owner holds what a source gives away without a target."""
+        for move in self.moves:
+            if move.target is not None:
+                continue
+            others = [each.node for each in view.layout[move.at].owners if each != move.source]
+            if not any(view.alive(node) and view.holds(node, self._base_epoch) for node in others):
+                self.why = "waits: no other owner holds a bucket whose owner is to leave"
+                return False
+        return True
 
     def _held(self, view: View) -> bool:
         """Whether all targets hold the batch, at a version that all live nodes have.
