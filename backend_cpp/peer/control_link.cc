@@ -1,32 +1,70 @@
-// Registering and beating, one call at a time.
+// Registering, and beating over a stream or by calls.
 #include "peer/control_link.h"
 
 #include <grpcpp/grpcpp.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <mutex>
 #include <random>
 #include <thread>
+#include <vector>
 
 #include "embertide/v1/control.grpc.pb.h"
 
 namespace embertide {
 namespace {
 
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
 constexpr std::chrono::seconds kRegisterDeadline{5};
+constexpr std::chrono::minutes kStreamDeadline{50};  // an hour at most, says control.proto
 
 std::string NewId(const std::string& node) {
   std::random_device random;
   return node + "-" + std::to_string(::getpid()) + "-" + std::to_string(random());
 }
 
+std::vector<std::string> SplitAddresses(const std::string& all) {
+  std::vector<std::string> addresses;
+  size_t begin = 0;
+  while (begin <= all.size()) {
+    const size_t comma = std::min(all.find(',', begin), all.size());
+    if (comma > begin) addresses.push_back(all.substr(begin, comma - begin));
+    begin = comma + 1;
+  }
+  if (addresses.empty()) addresses.push_back(all);
+  return addresses;
+}
+
+// Whether the control plane waits for what differs. Staleness and p99 differ all the time.
+bool HasChanged(const v1::HeartbeatRequest& before, const v1::HeartbeatRequest& now) {
+  return before.plan_epoch() != now.plan_epoch() || before.held_epoch() != now.held_epoch() ||
+         before.held_since() != now.held_since() || before.buckets_left() != now.buckets_left() ||
+         before.versions().newest().number() != now.versions().newest().number() ||
+         before.versions().oldest().number() != now.versions().oldest().number();
+}
+
+// It is another control plane that may answer.
+bool AsksForAnother(const grpc::Status& status) {
+  return status.error_code() == grpc::StatusCode::UNAVAILABLE ||
+         status.error_code() == grpc::StatusCode::ABORTED ||
+         status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED ||
+         status.error_code() == grpc::StatusCode::CANCELLED;
+}
+
 }  // namespace
 
 struct ControlLink::Impl {
+  using Stream = grpc::ClientReaderWriter<v1::StreamBeatsRequest, v1::StreamBeatsResponse>;
+
   ControlLinkOptions options;
   v1::RegisterNodeRequest registration;
   std::function<void(v1::HeartbeatRequest*)> beat;
+  std::vector<std::string> addresses;
+  size_t address = 0;  // the one in use
   std::unique_ptr<v1::ControlService::Stub> stub;
   mutable std::mutex mutex;
   std::condition_variable wake;
@@ -35,15 +73,34 @@ struct ControlLink::Impl {
   std::string refusal;
   std::string incarnation;  // empty: not registered
   uint64_t sequence = 0;
-  std::chrono::milliseconds interval{200};
+  bool has_streams = true;
+  milliseconds interval{200};
+  grpc::ClientContext* streaming = nullptr;  // what `stop` cancels
+  bool stream_ended = false;
+  steady_clock::time_point answered;
   std::thread thread;
 
-  void Prepare(grpc::ClientContext* context, std::chrono::milliseconds deadline) const {
+  void Connect() {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
+    arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+    // A connection of its own each time: the one before may lead to a process that has stopped.
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    stub = v1::ControlService::NewStub(grpc::CreateCustomChannel(
+        addresses[address], grpc::InsecureChannelCredentials(), arguments));
+  }
+  void TryNext() {
+    if (addresses.size() < 2) return;
+    address = (address + 1) % addresses.size();
+    has_streams = true;
+    Connect();
+  }
+  void Prepare(grpc::ClientContext* context, milliseconds deadline) const {
     context->set_deadline(std::chrono::system_clock::now() + deadline);
     if (!options.token.empty()) context->AddMetadata("authorization", "Bearer " + options.token);
   }
   // True when it is time to stop.
-  bool Wait(std::chrono::milliseconds time) {
+  bool Wait(milliseconds time) {
     std::unique_lock lock(mutex);
     wake.wait_for(lock, time, [this] { return stop || now; });
     now = false;
@@ -53,8 +110,22 @@ struct ControlLink::Impl {
     const std::lock_guard lock(mutex);
     refusal = why;
   }
+  void Follow(uint32_t interval_ms) {
+    const std::lock_guard lock(mutex);
+    if (interval_ms > 0) interval = milliseconds(interval_ms);
+    answered = steady_clock::now();
+  }
+  milliseconds Interval() const {
+    const std::lock_guard lock(mutex);
+    return interval;
+  }
+  v1::HeartbeatRequest NextBeat();
+  void Mind(const grpc::Status& status);
   bool Register();
-  bool Beat();
+  void Beat();
+  void StreamBeats();
+  bool KeepBeating(Stream* stream);
+  bool WaitInStream(const v1::HeartbeatRequest& last);
   void Run();
 };
 
@@ -71,9 +142,7 @@ bool ControlLink::Impl::Register() {
     Refuse("");
     incarnation = response.incarnation();
     sequence = 0;
-    if (response.heartbeat_interval_ms() > 0) {
-      interval = std::chrono::milliseconds(response.heartbeat_interval_ms());
-    }
+    Follow(response.heartbeat_interval_ms());
     return true;
   }
   const bool for_good = status.error_code() == grpc::StatusCode::INVALID_ARGUMENT ||
@@ -83,19 +152,21 @@ bool ControlLink::Impl::Register() {
                         status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED;
   if (for_good) Refuse("the control plane refuses this node: " + status.error_message());
   if (status.error_code() == grpc::StatusCode::ALREADY_EXISTS) registration.clear_request_id();
+  if (AsksForAnother(status)) TryNext();
   return false;
 }
 
-bool ControlLink::Impl::Beat() {
-  grpc::ClientContext context;
-  Prepare(&context, std::max(interval, std::chrono::milliseconds(200)));
+v1::HeartbeatRequest ControlLink::Impl::NextBeat() {
   v1::HeartbeatRequest request;
   beat(&request);
   request.set_node(registration.node().name());
   request.set_incarnation(incarnation);
   request.set_sequence(++sequence);
-  v1::HeartbeatResponse response;
-  const grpc::Status status = stub->Heartbeat(&context, request, &response);
+  return request;
+}
+
+// Does what a failed call or an ended stream asks for.
+void ControlLink::Impl::Mind(const grpc::Status& status) {
   if (status.error_code() == grpc::StatusCode::NOT_FOUND) {
     incarnation.clear();
     registration.clear_request_id();
@@ -103,7 +174,94 @@ bool ControlLink::Impl::Beat() {
   if (status.error_code() == grpc::StatusCode::FAILED_PRECONDITION) {
     Refuse("the control plane refuses this node: " + status.error_message());
   }
-  return status.ok();
+  if (AsksForAnother(status)) TryNext();
+}
+
+void ControlLink::Impl::Beat() {
+  grpc::ClientContext context;
+  Prepare(&context, std::max(Interval(), milliseconds(200)));
+  v1::HeartbeatResponse response;
+  const grpc::Status status = stub->Heartbeat(&context, NextBeat(), &response);
+  if (status.ok()) {
+    Follow(response.heartbeat_interval_ms());
+  } else {
+    Mind(status);
+  }
+}
+
+// Returns when the stream ends, or it is time to stop.
+void ControlLink::Impl::StreamBeats() {
+  grpc::ClientContext context;
+  Prepare(&context, kStreamDeadline);
+  {
+    const std::lock_guard lock(mutex);
+    if (stop) return;
+    streaming = &context;
+    stream_ended = false;
+    answered = steady_clock::now();
+  }
+  const std::unique_ptr<Stream> stream = stub->StreamBeats(&context);
+  std::thread reader([&] {
+    v1::StreamBeatsResponse response;
+    while (stream->Read(&response)) Follow(response.response().heartbeat_interval_ms());
+    const std::lock_guard lock(mutex);
+    stream_ended = true;
+    wake.notify_all();
+  });
+  const bool silent = KeepBeating(stream.get());
+  {
+    // A stream that has ended by itself says why.
+    const std::lock_guard lock(mutex);
+    if (silent || stop) context.TryCancel();
+  }
+  reader.join();
+  const grpc::Status status = stream->Finish();
+  {
+    const std::lock_guard lock(mutex);
+    streaming = nullptr;
+    if (stop) return;
+  }
+  // One that has lasted for long enough is opened again.
+  if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) return;
+  const bool unanswerable = status.error_code() == grpc::StatusCode::UNIMPLEMENTED ||
+                            status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED;
+  if (unanswerable) has_streams = false;
+  Mind(status);
+  if (silent && addresses.size() < 2) Connect();
+}
+
+// True: the control plane has said nothing for too long.
+bool ControlLink::Impl::KeepBeating(Stream* stream) {
+  v1::StreamBeatsRequest request;
+  while (true) {
+    *request.mutable_beat() = NextBeat();
+    if (!stream->Write(request)) return false;
+    if (!WaitInStream(request.beat())) return false;
+    const std::lock_guard lock(mutex);
+    if (steady_clock::now() - answered > std::max(options.longest_silence, 5 * interval)) {
+      return true;
+    }
+  }
+}
+
+// Waits until another beat is due. False: none is, as the stream has ended or it is time to stop.
+bool ControlLink::Impl::WaitInStream(const v1::HeartbeatRequest& last) {
+  const auto sent = steady_clock::now();
+  while (true) {
+    std::unique_lock lock(mutex);
+    const auto due = sent + interval;
+    const auto until =
+        std::min<steady_clock::time_point>(due, steady_clock::now() + options.look_every);
+    wake.wait_until(lock, until, [this] { return stop || now || stream_ended; });
+    const bool at_once = now;
+    now = false;
+    if (stop || stream_ended) return false;
+    lock.unlock();
+    if (at_once || steady_clock::now() >= due) return true;
+    v1::HeartbeatRequest request;
+    beat(&request);
+    if (HasChanged(last, request)) return true;
+  }
 }
 
 void ControlLink::Impl::Run() {
@@ -114,22 +272,23 @@ void ControlLink::Impl::Run() {
         continue;
       }
     }
-    Beat();
-    if (Wait(interval)) return;
+    if (has_streams) {
+      StreamBeats();
+    } else {
+      Beat();
+    }
+    if (Wait(has_streams ? std::min(Interval(), options.retry_every) : Interval())) return;
   }
 }
 
 ControlLink::ControlLink(ControlLinkOptions options, v1::RegisterNodeRequest registration,
                          std::function<void(v1::HeartbeatRequest*)> beat)
     : impl_(std::make_unique<Impl>()) {
+  impl_->addresses = SplitAddresses(options.address);
   impl_->options = std::move(options);
   impl_->registration = std::move(registration);
   impl_->beat = std::move(beat);
-  grpc::ChannelArguments arguments;
-  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
-  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  impl_->stub = v1::ControlService::NewStub(grpc::CreateCustomChannel(
-      impl_->options.address, grpc::InsecureChannelCredentials(), arguments));
+  impl_->Connect();
   impl_->thread = std::thread([impl = impl_.get()] { impl->Run(); });
 }
 
@@ -137,6 +296,7 @@ ControlLink::~ControlLink() {
   {
     const std::lock_guard lock(impl_->mutex);
     impl_->stop = true;
+    if (impl_->streaming != nullptr) impl_->streaming->TryCancel();
   }
   impl_->wake.notify_all();
   impl_->thread.join();

@@ -1,6 +1,10 @@
 // ControlLink: a node's place in the fleet: it registers, then beats. Private to peer and node.
 //
-// The control plane may be away: the link tries again, and the node serves on.
+// Beats go over one stream, which a beat opens: one when what the node says has changed, and one an
+// interval after the last. Where the control plane has no streams, each beat is a call.
+//
+// The control plane may be away: the link tries again, with each of its addresses in turn, and the
+// node serves on.
 #pragma once
 
 #include <chrono>
@@ -13,9 +17,11 @@
 namespace embertide {
 
 struct ControlLinkOptions {
-  std::string address;  // host:port of the control plane
+  std::string address;  // host:port of the control plane; of several replicas, comma-separated
   std::string token;
   std::chrono::milliseconds retry_every{500};
+  std::chrono::milliseconds look_every{200};         // whether what the node says has changed
+  std::chrono::milliseconds longest_silence{15000};  // of a control plane; then another is tried
 };
 
 class ControlLink {

@@ -182,7 +182,7 @@ class Control:
         answer = control_pb2.RegisterNodeResponse(
             incarnation=request.request_id,
             plan_epoch=self.epoch,
-            heartbeat_interval_ms=self.options.heartbeat_ms,
+            heartbeat_interval_ms=self.fleet.tell_interval(request.node.name),
         )
         self._answered.append((request.request_id, request, answer, now_ms))
         return answer

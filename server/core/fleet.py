@@ -14,6 +14,8 @@ from embertide.server.core.plan.validity import NODES_MAX, check_name, check_nod
 from embertide.v1 import control_pb2, plan_pb2
 
 BEATS_MISSED = 5
+# With more nodes than the interval has ms, a node beats so many ms a node apart: 1,000 a second.
+BEAT_MS_A_NODE = 1
 # Nodes look for a control plane that is away every 0.6 s at the latest (control_link.cc), and a
 # machine on which one starts is busy.
 FOUND_AGAIN_MS = 2000
@@ -25,10 +27,12 @@ class Member:
 
     Attributes:
         beat: Unset until this incarnation's first.
+        interval_ms: From one beat to the next, as it was told last.
     """
 
     registration: control_pb2.RegisterNodeRequest
     heard_ms: int
+    interval_ms: int = 0
     beat: control_pb2.HeartbeatRequest | None = None
 
     @property
@@ -104,7 +108,7 @@ class Fleet:
 
     def restore(self, nodes: Mapping[str, control_pb2.RegisterNodeRequest], now_ms: int) -> None:
         """Take the members that were written; one that is not known yet has time to find us."""
-        missed_ms = BEATS_MISSED * self.heartbeat_ms
+        missed_ms = BEATS_MISSED * max(self.heartbeat_ms, BEAT_MS_A_NODE * len(nodes))
         heard_ms = now_ms + max(0, FOUND_AGAIN_MS - missed_ms)
         members = {}
         for name, registration in nodes.items():
@@ -125,7 +129,19 @@ class Fleet:
 
     def is_alive(self, member: Member, now_ms: int) -> bool:
         """Whether a member has not missed five beats."""
-        return now_ms - member.heard_ms <= BEATS_MISSED * self.heartbeat_ms
+        return now_ms - member.heard_ms <= BEATS_MISSED * max(self.interval_ms, member.interval_ms)
+
+    @property
+    def interval_ms(self) -> int:
+        """What nodes are told now: ms from one beat to the next."""
+        return max(self.heartbeat_ms, BEAT_MS_A_NODE * len(self))
+
+    def tell_interval(self, name: str) -> int:
+        """Return the interval, and remember that a node was told of it."""
+        member = self._members.get(name)
+        if member is not None:
+            member.interval_ms = self.interval_ms
+        return self.interval_ms
 
     def live(self, now_ms: int) -> list[Member]:
         """Return the members that live."""

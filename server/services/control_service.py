@@ -1,6 +1,7 @@
 """ControlService: each RPC translated to a question to the core; the gate maps refusals."""
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -8,10 +9,12 @@ import grpc
 
 from embertide.server.core.answers import check_id
 from embertide.server.core.errors import Code, RefusedError
+from embertide.server.core.plan.validity import NODES_MAX
 from embertide.server.services.driver import Driver
 from embertide.v1 import control_pb2, control_pb2_grpc, update_pb2
 
 WATCHERS_MAX = 100
+_ANSWER_EVERY_S = 5.0
 _LOOK_S = 0.5
 
 
@@ -30,6 +33,7 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         self._driver = driver
         self._commits = commits
         self._watchers = threading.BoundedSemaphore(WATCHERS_MAX)
+        self._streams = threading.BoundedSemaphore(NODES_MAX)
 
     def RegisterNode(
         self, request: control_pb2.RegisterNodeRequest, context: grpc.ServicerContext
@@ -41,7 +45,25 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         self, request: control_pb2.HeartbeatRequest, context: grpc.ServicerContext
     ) -> control_pb2.HeartbeatResponse:
         """Take a beat."""
-        return control_pb2.HeartbeatResponse(plan_epoch=self._driver.beat(request))
+        return self._driver.beat(request)
+
+    def StreamBeats(
+        self, requests: Iterator[control_pb2.StreamBeatsRequest], context: grpc.ServicerContext
+    ) -> Iterator[control_pb2.StreamBeatsResponse]:
+        """Take the beats of a node; answer when there is something new, and now and then."""
+        if not self._streams.acquire(blocking=False):
+            raise RefusedError(
+                Code.RESOURCE_EXHAUSTED, f"{NODES_MAX} nodes beat by stream; call Heartbeat"
+            )
+        try:
+            told, told_s = control_pb2.HeartbeatResponse(), 0.0
+            for request in requests:
+                now, now_s = self._driver.beat(request.beat), time.monotonic()
+                if now != told or now_s - told_s >= _ANSWER_EVERY_S:
+                    told, told_s = now, now_s
+                    yield control_pb2.StreamBeatsResponse(response=now)
+        finally:
+            self._streams.release()
 
     def GetPlan(
         self, request: control_pb2.GetPlanRequest, context: grpc.ServicerContext

@@ -195,8 +195,8 @@ class Driver:
                 moved_on = error
         raise moved_on
 
-    def beat(self, request: control_pb2.HeartbeatRequest) -> int:
-        """Take a beat, also while the store cannot be reached, and return the newest epoch.
+    def beat(self, request: control_pb2.HeartbeatRequest) -> control_pb2.HeartbeatResponse:
+        """Take a beat, also while the store cannot be reached, and say what is new.
 
         Raises:
             RefusedError: The node is not known, or we were superseded.
@@ -204,8 +204,18 @@ class Driver:
         if self.superseded.is_set():
             raise SupersededError("this one does not listen to beats any more")
         with self._beat_lock:
-            self._memory.fleet.beat(request, self._clock.now_ms())
-        return self._epoch
+            fleet = self._memory.fleet
+            fleet.beat(request, self._clock.now_ms())
+            interval_ms = fleet.tell_interval(request.node)
+        return control_pb2.HeartbeatResponse(
+            plan_epoch=self._epoch, heartbeat_interval_ms=interval_ms
+        )
+
+    def incarnation(self, node: str) -> str | None:
+        """Return the incarnation of a node of this fleet; None: it is not of it."""
+        with self._beat_lock:
+            member = self._memory.fleet.get(node)
+            return member.incarnation if member is not None else None
 
     @property
     def reachable(self) -> bool:

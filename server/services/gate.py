@@ -24,6 +24,7 @@ AUTH_KEY = "embertide-auth"
 LARGE_BYTES_MAX = 16 << 20
 _BYTES_MAX = 4 << 20
 _WATCH_S_MAX = 24 * 3600 + 900  # a day, and by how much gRPC rounds one up on its way
+_STREAM_S_MAX = 3600 + 900
 _CALL_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _log = logging.getLogger(__name__)
 
@@ -35,13 +36,19 @@ def _call_id(context: grpc.ServicerContext) -> str:
     return str(uuid.uuid4())
 
 
-def _check_limits(rpc: str, request: Message, context: grpc.ServicerContext) -> None:
+def _check_deadline(rpc: str, context: grpc.ServicerContext) -> None:
     remaining_s = context.time_remaining()
     # gRPC says either nothing or "hundreds of years" where the caller set no deadline.
     if remaining_s is None or remaining_s > 365 * 24 * 3600:
         raise invalid("no deadline: every call needs one")
     if rpc == "WatchOperation" and remaining_s > _WATCH_S_MAX:
         raise invalid(f"deadline is {remaining_s:.0f} s away; watch for at most a day")
+    if rpc == "StreamBeats" and remaining_s > _STREAM_S_MAX:
+        raise invalid(f"deadline is {remaining_s:.0f} s away; stream beats for an hour at most")
+
+
+def _check_limits(rpc: str, request: Message, context: grpc.ServicerContext) -> None:
+    _check_deadline(rpc, context)
     size = request.ByteSize()
     if rpc != "StartReshard" and size > _BYTES_MAX:
         raise invalid(f"{rpc}Request is {size} bytes; at most {_BYTES_MAX}")
@@ -67,6 +74,12 @@ class Gate(grpc.ServerInterceptor):
         service, _, rpc = handler_call_details.method.lstrip("/").partition("/")
         if handler is None or service != SERVICE:
             return handler
+        if handler.request_streaming:
+            return grpc.stream_stream_rpc_method_handler(
+                self._streams(rpc, cast(Callable[..., Iterator[Message]], handler.stream_stream)),
+                request_deserializer=handler.request_deserializer,
+                response_serializer=handler.response_serializer,
+            )
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(
                 self._stream(rpc, cast(Callable[..., Iterator[Message]], handler.unary_stream)),
@@ -117,6 +130,19 @@ class Gate(grpc.ServerInterceptor):
                 self._guard.check(self._know(context, _call_id(context)), rpc)
                 _check_limits(rpc, request, context)
                 yield from behaviour(request, context)
+            except RefusedError as error:
+                raise self._refuse(rpc, context, error.code.value, error.message) from None
+
+        return run
+
+    def _streams(
+        self, rpc: str, behaviour: Callable[..., Iterator[Message]]
+    ) -> Callable[[Iterator[Message], grpc.ServicerContext], Iterator[Message]]:
+        def run(requests: Iterator[Message], context: grpc.ServicerContext) -> Iterator[Message]:
+            try:
+                self._guard.check(self._know(context, _call_id(context)), rpc)
+                _check_deadline(rpc, context)
+                yield from behaviour(requests, context)
             except RefusedError as error:
                 raise self._refuse(rpc, context, error.code.value, error.message) from None
 
