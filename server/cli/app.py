@@ -20,6 +20,7 @@ from embertide.server.cli import (
 )
 from embertide.server.cli.chaos import command as chaos
 from embertide.server.cli.demo import command as demo
+from embertide.server.cli.model_option import add_model_option
 from embertide.server.cli.processes import TRAINER
 
 app = typer.Typer(
@@ -71,6 +72,8 @@ _forward("capacity", "Plan tier sizes for a latency goal from a trace of keys.")
 app.command("doctor")(doctor.command)
 app.command("demo")(demo.command)
 app.command("chaos")(chaos.command)
+
+add_model_option(app)
 
 
 def main() -> None:

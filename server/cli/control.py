@@ -53,7 +53,13 @@ def command(
         str | None,
         typer.Option(help="Redis URL of the state store; without it one is started here."),
     ] = None,
-    model: Annotated[str, typer.Option(help="The model whose fleet it is.")] = "news",
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="The model whose fleet it is; give it again for each further model.",
+            show_default="news",
+        ),
+    ] = None,
     listen: Annotated[str, typer.Option(help="HOST:PORT to listen on.")] = "127.0.0.1:7070",
     expect_nodes: Annotated[
         int, typer.Option(help="Nodes that must have registered before the first plan.", min=1)
@@ -139,11 +145,12 @@ def command(
     Example: embertide control --state redis://127.0.0.1:6380/0 --model news --expect-nodes 2
     """
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    models = list(dict.fromkeys(model or ["news"]))
     with refusals(), contextlib.ExitStack() as stack:
         try:
             options = ServerOptions(
                 control=ControlOptions(
-                    model=model,
+                    model=models[0],
                     expect_nodes=expect_nodes,
                     heartbeat_ms=heartbeat_ms,
                     longest_deadline_ms=longest_deadline_ms,
@@ -175,13 +182,14 @@ def command(
                 if state
                 else stack.enter_context(_own_state(directory, state_port)).url
             )
-            store = RedisState(url, model)
-            stack.callback(store.close)
-            server = stack.enter_context(ControlServer(options, store))
+            stores = {name: RedisState(url, name) for name in models}
+            for store in stores.values():
+                stack.callback(store.close)
+            server = stack.enter_context(ControlServer(options, stores.pop(models[0]), stores))
         except (RefusedError, TokensError, ListenError, ValueError) as error:
             raise ProcessError(str(error)) from error
         typer.echo(
-            f"control plane of model {model!r} at {server.address}, "
+            f"control plane of model {', '.join(map(repr, models))} at {server.address}, "
             f"state at {urlparse(url).hostname}:{urlparse(url).port}, "
             f"{'tokens asked for' if tokens else 'open to everybody'}; Ctrl-C stops it"
         )

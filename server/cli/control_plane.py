@@ -1,6 +1,7 @@
 """What the commands that talk to the control plane share: where it is, calls, and names."""
 
 import contextlib
+import contextvars
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,12 @@ from google.protobuf.message import Message
 
 from embertide.server.adapters.process import ProcessError
 from embertide.server.cli.refusals import print_json
+from embertide.server.services.fleets import MODEL_KEY
 from embertide.v1 import control_pb2, control_pb2_grpc, plan_pb2
 
 DEFAULT_CONTROL = "127.0.0.1:7070"
+# The model that the command at work named (model_option.py); None: it named none.
+MODEL: contextvars.ContextVar[str | None] = contextvars.ContextVar("model", default=None)
 DEADLINE_S = 5.0
 _MESSAGE_BYTES_MAX = (16 << 20) + (64 << 10)
 
@@ -52,14 +56,15 @@ class CallError(ProcessError):
 class Caller:
     """Calls of one control plane, each with a deadline."""
 
-    def __init__(self, address: str, token: str | None) -> None:
-        """Connect when first called."""
+    def __init__(self, address: str, token: str | None, model: str | None = None) -> None:
+        """Connect when first called. The model is needed where the control plane has several."""
         self._address = address
         self._channel = grpc.insecure_channel(
             address, options=[("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX)]
         )
         self._stub = control_pb2_grpc.ControlServiceStub(self._channel)
-        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        named = {"authorization": f"Bearer {token}" if token else None, MODEL_KEY: model}
+        self._metadata = tuple((key, value) for key, value in named.items() if value)
         self.open = False  # whether the control plane asks nobody for a token, once it has answered
 
     def call(self, rpc: str, request: Any, deadline_s: float = DEADLINE_S) -> Any:
@@ -131,7 +136,7 @@ def calling(address: str, token_file: Path | None) -> Iterator[Caller]:
     Raises:
         ProcessError: The token file cannot be read.
     """
-    caller = Caller(address, read_token(token_file))
+    caller = Caller(address, read_token(token_file), MODEL.get())
     try:
         yield caller
     finally:

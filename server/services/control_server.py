@@ -1,10 +1,12 @@
 """The control plane as a server: the service, health and reflection on one port, and its driver."""
 
+import collections
 import dataclasses
 import logging
+from collections.abc import Mapping
 from concurrent import futures
 from pathlib import Path
-from typing import Self
+from typing import Self, cast
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -19,6 +21,7 @@ from embertide.server.services.audit import Audit
 from embertide.server.services.clock import Clock
 from embertide.server.services.control_service import WATCHERS_MAX, ControlService
 from embertide.server.services.driver import Driver
+from embertide.server.services.fleets import FleetOfModel, Fleets
 from embertide.server.services.gate import LARGE_BYTES_MAX, SERVICE, Gate
 from embertide.server.services.planning import LIMIT_S, Planning
 from embertide.server.services.tokens import Guard
@@ -66,10 +69,22 @@ class ControlServer:
 
     Attributes:
         address: HOST:PORT that it listens on.
+        drivers: Of each model, the first one's first.
+        driver: The first model's.
     """
 
-    def __init__(self, options: ServerOptions, store: StateStore) -> None:
+    def __init__(
+        self,
+        options: ServerOptions,
+        store: StateStore,
+        further: Mapping[str, StateStore] | None = None,
+    ) -> None:
         """Take over from whoever ran before, and serve.
+
+        Args:
+            options: How to serve; `options.control` is of the first model.
+            store: Keeps the state of the first model.
+            further: Stores of further models by name, whose fleets are treated alike.
 
         Raises:
             StateUnavailableError: The store cannot be reached.
@@ -99,18 +114,26 @@ class ControlServer:
             ) from error
         self.address = f"{options.listen.rpartition(':')[0]}:{port}"
         self._nodes = Nodes(options.node_token)
-        self._bus = Bus(options.bus, options.control.model) if options.bus else None
+        self._buses: list[Bus] = []
         planning = Planning(options.planner_limit_s)
-        self.driver = Driver(options.control, store, self._nodes, Clock(), planning)
-        control_pb2_grpc.add_ControlServiceServicer_to_server(
-            ControlService(self.driver, self._bus), self._server
-        )
+        fleets: dict[str, FleetOfModel] = {}
+        for model, its_store in {options.control.model: store, **(further or {})}.items():
+            bus = Bus(options.bus, model) if options.bus else None
+            self._buses += [bus] if bus is not None else []
+            its_options = dataclasses.replace(options.control, model=model)
+            driver = Driver(its_options, its_store, self._nodes, Clock(), planning)
+            fleets[model] = FleetOfModel(ControlService(driver, bus), driver)
+        self.drivers = [fleet.driver for fleet in fleets.values()]
+        self.driver = self.drivers[0]
+        every = cast(control_pb2_grpc.ControlServiceServicer, Fleets(fleets))
+        control_pb2_grpc.add_ControlServiceServicer_to_server(every, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(
             (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
         )
         self._say(True)
-        self.driver.start()
+        for driver in self.drivers:
+            driver.start()
         self._server.start()
 
     def _say(self, serving: bool) -> None:
@@ -119,21 +142,23 @@ class ControlServer:
             self._health.set(name, status.SERVING if serving else status.NOT_SERVING)
 
     def wait(self) -> None:
-        """Serve until another control plane takes over; health follows what the store does."""
-        while not self.driver.superseded.wait(_POLL_S):
-            self._say(self.driver.reachable)
+        """Serve until others have taken all models over; health follows what the store does."""
+        while left := [each for each in self.drivers if not each.superseded.is_set()]:
+            self._say(all(each.reachable for each in left))
+            left[0].superseded.wait(_POLL_S)
         self._say(False)
 
     def stop(self) -> None:
         """End at once, as a crash would: whoever starts next goes on from the store."""
-        self.driver.stop()
+        for driver in self.drivers:
+            driver.stop()
         self._server.stop(None).wait()
         self._nodes.close()
         self._audit.close()
-        counts = self.gate.refused + self.driver.counts
-        if self._bus is not None:
-            self._bus.close()
-            counts["bus_not_answered"] = self._bus.missed
+        counts = self.gate.refused + sum((d.counts for d in self.drivers), collections.Counter())
+        for bus in self._buses:
+            bus.close()
+            counts["bus_not_answered"] += bus.missed
         for what, count in sorted(counts.items()):
             _log.info("counted %s: %d", what, count)
 

@@ -1,0 +1,113 @@
+"""The fleets of several models behind one service: each call goes to the fleet of its model.
+
+Callers name the model in metadata (MODEL_KEY); where there is one fleet they need not. Nodes say it
+when they register, and are known by their incarnation afterwards.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import grpc
+
+from embertide.server.core.errors import Code, RefusedError, invalid
+from embertide.server.services.control_service import ControlService
+from embertide.server.services.driver import Driver
+from embertide.v1 import control_pb2
+
+MODEL_KEY = "embertide-model"
+
+
+class FleetOfModel(NamedTuple):
+    """What serves a model's fleet."""
+
+    service: ControlService
+    driver: Driver
+
+
+class Fleets:
+    """Hands each call to the service of its model. It has every RPC of ControlService (below)."""
+
+    def __init__(self, fleets: Mapping[str, FleetOfModel]) -> None:
+        """Take the fleets by model. Requires: one at least."""
+        self._fleets = dict(fleets)
+        self._first = next(iter(self._fleets.values()))
+
+    def of_call(self, context: grpc.ServicerContext) -> ControlService:
+        """Return the service of the model that a call names.
+
+        Raises:
+            RefusedError: It names none, and there are several, or there is no such model.
+        """
+        found = [value for key, value in context.invocation_metadata() if key == MODEL_KEY]
+        names = sorted(self._fleets)
+        if not found:
+            if len(names) == 1:
+                return self._first.service
+            raise invalid(f"no model is named, and this control plane has {names}; give --model")
+        model = found[0].decode(errors="replace") if isinstance(found[0], bytes) else found[0]
+        if model not in self._fleets:
+            raise RefusedError(
+                Code.NOT_FOUND,
+                f"no such model: {model[:80]!r}; this control plane has {names}, give --model",
+            )
+        return self._fleets[model].service
+
+    def of_registration(self, request: control_pb2.RegisterNodeRequest) -> ControlService:
+        """Return the service of a node's model.
+
+        Raises:
+            RefusedError: There are several, and none is of this model.
+        """
+        if request.model in self._fleets:
+            return self._fleets[request.model].service
+        if len(self._fleets) == 1:
+            return self._first.service  # which refuses it
+        raise RefusedError(
+            Code.FAILED_PRECONDITION,
+            f"node {request.node.name[:80]!r} serves model {request.model[:80]!r}; this control "
+            f"plane has {sorted(self._fleets)}",
+        )
+
+    def of_beat(self, beat: control_pb2.HeartbeatRequest) -> ControlService:
+        """Return the service of a node that beats; whoever knows only its name refuses it."""
+        if len(self._fleets) == 1:
+            return self._first.service
+        known = {model: each.driver.incarnation(beat.node) for model, each in self._fleets.items()}
+        same = [model for model, incarnation in known.items() if incarnation == beat.incarnation]
+        named = [model for model, incarnation in known.items() if incarnation is not None]
+        return self._fleets[(*same, *named, *self._fleets)[0]].service
+
+    def RegisterNode(
+        self, request: control_pb2.RegisterNodeRequest, context: grpc.ServicerContext
+    ) -> control_pb2.RegisterNodeResponse:
+        """Make a node of one of the models known."""
+        return self.of_registration(request).RegisterNode(request, context)
+
+    def Heartbeat(
+        self, request: control_pb2.HeartbeatRequest, context: grpc.ServicerContext
+    ) -> control_pb2.HeartbeatResponse:
+        """Take a beat."""
+        return self.of_beat(request).Heartbeat(request, context)
+
+    def StreamBeats(
+        self, requests: Iterator[control_pb2.StreamBeatsRequest], context: grpc.ServicerContext
+    ) -> Iterator[control_pb2.StreamBeatsResponse]:
+        """Take the beats of a node, whose first one says which it is."""
+        for first in requests:
+            service = self.of_beat(first.beat)
+            yield from service.StreamBeats(itertools.chain((first,), requests), context)
+
+
+def _routed(rpc: str) -> Callable[[Fleets, Any, grpc.ServicerContext], Any]:
+    """Return an RPC that goes to the service of the model that the call names."""
+
+    def call(self: Fleets, request: Any, context: grpc.ServicerContext) -> Any:
+        return getattr(self.of_call(context), rpc)(request, context)
+
+    return call
+
+
+for _method in control_pb2.DESCRIPTOR.services_by_name["ControlService"].methods:
+    if _method.name not in vars(Fleets):
+        setattr(Fleets, _method.name, _routed(_method.name))
