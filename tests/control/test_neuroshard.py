@@ -129,6 +129,12 @@ def test_what_does_not_fit_is_refused() -> None:
     assert refused.value.code == Code.RESOURCE_EXHAUSTED
 
 
+def test_large_fleets_are_refused() -> None:
+    problem = make_problem(1, SHAPE._replace(nodes=33))
+    with pytest.raises(RefusedError, match="33 devices and 32 buckets; neuroshard searches 32"):
+        Neuroshard().propose(problem)
+
+
 @pytest.mark.parametrize("memory", ["tight", "medium", "loose"])
 def test_the_busiest_device_does_less_than_by_any_heuristic(memory: Memory) -> None:
     given = task(memory)

@@ -47,6 +47,8 @@ _SEARCHED = 0.4  # of that, for the beam; the rest improves what it found
 # Values that differ by less are equal: of those, what moves fewer bytes is chosen.
 _SAME = 1e-4
 _SMALL = 1e-9
+# Every piece is evaluated on every device, for what it makes all devices ask and send.
+_DEVICES_MAX, _OWNERSHIP_MAX = 32, 1 << 20
 
 
 class _Cut(NamedTuple):
@@ -303,7 +305,8 @@ class Neuroshard:
         """Return the owners of the cheapest placement that it finds.
 
         Raises:
-            RefusedError: Nobody has reported what nodes ask for, or memory is too small.
+            RefusedError: Nobody has reported what nodes ask for, memory is too small, or a group
+                is too large to search.
         """
         owners: dict[Bucket, tuple[Place, ...]] = {}
         stories = []
@@ -312,6 +315,7 @@ class Neuroshard:
         for instance in groups:
             if not instance.open_D.any():
                 continue
+            _check_size(instance)
             costs = ShardCosts(instance, self.net or cost_net.shipped())
             budget = problem.limit_s * 1e6 * _SPENT / len(groups)
             owned_DB, story = _planned(instance, costs, budget, OWNERS_MAX // len(groups) // 2)
@@ -319,6 +323,22 @@ class Neuroshard:
             owners.update(changed)
             stories.append(f"{story}; {len(changed)} buckets change owners")
         return Proposal(owners=owners, explanation="; ".join(stories))
+
+
+def _check_size(instance: Instance) -> None:
+    """Prove that a search is of use.
+
+    Raises:
+        RefusedError: It would take too long, and too much memory.
+    """
+    devices, buckets = instance.owned_DB.shape
+    if devices > _DEVICES_MAX or devices * buckets > _OWNERSHIP_MAX:
+        raise RefusedError(
+            Code.FAILED_PRECONDITION,
+            f"group {instance.group} has {devices} devices and {buckets} buckets; neuroshard "
+            f"searches {_DEVICES_MAX} devices and {_OWNERSHIP_MAX // devices} buckets at most; "
+            "use oper",
+        )
 
 
 def _planned(
