@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from bench import report
-from bench.drift import compared, cost_net, local, metering, pays, quiet, refusals, skew
+from bench.drift import compared, cost_net, local, metering, moves, pays, quiet, refusals, skew
 from bench.drift.local import CONSOLE, FOLDER
 from bench.drift.tasks import Source, sources
 from bench.servers import BUILD, ROOT, BenchError
@@ -40,6 +40,10 @@ def _refusals(arguments: argparse.Namespace) -> list[report.Row]:
     return refusals.measure(arguments.repetitions)
 
 
+def _moves(arguments: argparse.Namespace) -> list[report.Row]:
+    return moves.measure(arguments.repetitions)
+
+
 def _sources(arguments: argparse.Namespace) -> list[Source]:
     for option, file in (("DATA", arguments.data), ("CRITEO", arguments.criteo)):
         if file is None:
@@ -64,6 +68,7 @@ _PARTS: Mapping[str, Callable[[argparse.Namespace], list[report.Row]]] = {
     "quiet": _quiet,
     "pays": _pays,
     "refusals": _refusals,
+    "moves": _moves,
 }
 
 
