@@ -149,7 +149,7 @@ def _control(stack: contextlib.ExitStack, folder: Path, url: str, mode: str) -> 
     words += ["--longest-deadline-ms", "500", "--clock", "event", "--mode", mode]
     # Faster than an operator would have it: an hour lasts 50 s here.
     words += ["--drift-interval-s", "3", "--drift-half-life-s", "600", "--drift-cooldown-s", "1"]
-    words += ["--drift-horizon-s", "60", "--drift-min-gain", "0.05"]
+    words += ["--drift-horizon-s", "7200", "--drift-min-gain", "0.05"]
     words += ["--drift-operations-per-day", "1000"]
     command = [sys.executable, "-m", "embertide.server.cli", "control", *words]
     stack.enter_context(Child(command, log=folder / "control.log"))

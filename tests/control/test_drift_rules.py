@@ -3,13 +3,22 @@
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 
 from embertide.server.core.drift.judge import Case, judge
 from embertide.server.core.drift.options import DriftOptions, FreezeWindow
 from embertide.server.core.drift.records import Decisions
 from embertide.server.core.drift.seasons import DAY_MS, Seasons
-from embertide.server.core.drift.signals import THRESHOLDS, Signals, fired, hot_set, overlap
+from embertide.server.core.drift.signals import (
+    THRESHOLDS,
+    Signals,
+    distance,
+    fired,
+    hot_set,
+    mix_of,
+    overlap,
+)
 from embertide.server.core.errors import RefusedError
 from embertide.server.core.state import DECISIONS_KEPT
 from embertide.v1 import control_pb2, node_pb2
@@ -118,6 +127,17 @@ def test_a_detector_fires_once_for_a_change_that_stays() -> None:
     moved = calm._replace(skew=1.5, remote_share=0.1)
     assert fired(moved, calm) == ("skew", "remote_share")
     assert fired(moved, moved) == ()
+    assert fired(calm._replace(mix_change=0.2), calm) == ("mix_change",)
+
+
+def test_an_exchange_between_nodes_changes_the_mix() -> None:
+    wanted_NB = np.array([[8.0, 8.0, 1.0], [0.0, 0.0, 17.0]])  # two tables, of two buckets and one
+    mix_NT = mix_of(wanted_NB, np.array([0, 2]))
+    assert mix_NT.ravel().tolist() == pytest.approx([16 / 34, 1 / 34, 0, 17 / 34])
+    assert distance(mix_NT, mix_NT[::-1]) == pytest.approx(16 / 34)
+    assert distance(2 * mix_NT / 2, mix_NT) == 0
+    assert distance(mix_NT, None) == 0
+    assert distance(mix_NT, mix_NT[:1]) == 0
 
 
 def load(*reads: tuple[int, int]) -> node_pb2.NodeServiceGetLoadResponse:

@@ -20,9 +20,17 @@ from embertide.server.core.drift.look import Compare, Compared, Look, Looked, ga
 from embertide.server.core.drift.options import MODES, DriftOptions
 from embertide.server.core.drift.records import Decision, Decisions
 from embertide.server.core.drift.seasons import Seasons
-from embertide.server.core.drift.signals import HotSet, Signals, hot_set, overlap
+from embertide.server.core.drift.signals import (
+    HotSet,
+    Signals,
+    distance,
+    hot_set,
+    mix_of,
+    overlap,
+)
 from embertide.server.core.errors import RefusedError, invalid
 from embertide.server.core.plan.figures import Cost
+from embertide.server.core.plan.instance import Floats
 from embertide.server.core.plan.layout import Bucket, Place
 from embertide.server.core.plan.planner import Planner
 from embertide.server.core.plan.planners import PLANNERS, planner
@@ -86,6 +94,9 @@ class DriftMemory:
         """Begin without a reference."""
         self.reference: Signals | None = None
         self.hot_set: HotSet | None = None
+        self.mix_NT: Floats | None = None
+        self.looked_at_ms: int | None = None  # the last look, in the clock of the demand
+        self.speed = 1.0  # seconds of that clock in a second of the wall clock
         self.seasons = Seasons()
         self.looked_ms: int | None = None
         self.asked_ms: int | None = None  # when a planner was asked last
@@ -160,7 +171,9 @@ class Autopilot:
     ) -> Posed | None:
         """Return what a look is to find out; None: it cannot look, which is recorded."""
         first = self.memory.looked_ms is None
-        self.memory.looked_ms = now_ms
+        at_ms = self._time(loads, now_ms)
+        self._learn_speed(at_ms, now_ms)
+        self.memory.looked_ms, self.memory.looked_at_ms = now_ms, at_ms
         asking = now.workload.asking
         missing = [*self._dead(now), *sorted(now.unknown)]
         if missing or asking is None:
@@ -169,7 +182,6 @@ class Autopilot:
                 why = f"the load of {name} is not known"
                 self._record(now, now_ms, Outcome.DECISION_OUTCOME_UNKNOWN_LOAD, why)
             return None
-        at_ms = self._time(loads, now_ms)
         names = [
             *(f"node {node.name}" for node in now.plan.topology.nodes),
             *(f"table {table.name}" for table in now.plan.tables),
@@ -185,8 +197,9 @@ class Autopilot:
                 strict=True,
             )
         )
-        hot = hot_set(loads.values())
+        hot, mix_NT = hot_set(loads.values()), mix_of(asking.wanted_NB, starts_T)
         seen = Signals(
+            mix_change=distance(mix_NT, self.memory.mix_NT),
             hot_set_overlap=overlap(hot, self.memory.hot_set),
             forecast_error=self.memory.seasons.error(at_ms, totals),
         )
@@ -201,8 +214,18 @@ class Autopilot:
             growth_N=growth[: len(now.plan.topology.nodes)],
             growth_T=growth[len(now.plan.topology.nodes) :],
         )
-        self.memory.hot_set = self.memory.hot_set or hot
+        if self.memory.hot_set is None or self.memory.mix_NT is None:
+            self.memory.hot_set, self.memory.mix_NT = hot, mix_NT
         return posed_by(look, LOOK, now)
+
+    def _learn_speed(self, at_ms: int, now_ms: int) -> None:
+        """Take in how fast the clock of the demand goes."""
+        looked_ms, looked_at_ms = self.memory.looked_ms, self.memory.looked_at_ms
+        if self._clock == "wall" or looked_ms is None or looked_at_ms is None:
+            return
+        if at_ms > looked_at_ms and now_ms > looked_ms:
+            speed = (at_ms - looked_at_ms) / (now_ms - looked_ms)
+            self.memory.speed += _SMOOTHED * (speed - self.memory.speed)
 
     def _planner(self, joined: Sequence[str]) -> Planner:
         return planner(JOIN if joined and JOIN in PLANNERS else self.options.planner)
@@ -336,6 +359,7 @@ class Autopilot:
             bytes=moved_bytes,
             changes=bool(prepared.moves or prepared.hot_rows or prepared.tier_shares),
             bytes_per_s=self._rate(),
+            speed=self.memory.speed,
             us_per_byte=_US_PER_BYTE,
             trusted=trust.trusted,
             model_error=trust.error,
@@ -383,7 +407,7 @@ class Autopilot:
         self.memory.fired = tuple(each for each in kept if each not in _PENDING.values())
         self.memory.asked_ms = now_ms
         self.memory.reference = found.signals
-        self.memory.hot_set = None  # the next look's is the reference
+        self.memory.hot_set = self.memory.mix_NT = None  # the next look's are the reference
         if verdict.outcome == Outcome.DECISION_OUTCOME_ACTED:
             self.memory.agreed = 0
             self.memory.reference = None  # the move itself changes the signals

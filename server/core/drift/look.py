@@ -45,7 +45,7 @@ class Look:
     Attributes:
         planner: Who is asked if a detector fires.
         reference: Signals when a planner was asked last; None: never.
-        seen: Signals that do not follow from the demand: hot set and forecast.
+        seen: Signals that do not follow from the demand alone: hot set, forecast and mix.
         due: Whether the planner is asked anyhow, and why: a name for the record; empty: no.
         growth_N: Factor of each node's demand over the horizon, by position in the topology.
         growth_T: The same of each table's.
@@ -66,7 +66,9 @@ class Look:
         """
         today = list(instances(problem))
         now = observe(today, problem.prices)._replace(
-            hot_set_overlap=self.seen.hot_set_overlap, forecast_error=self.seen.forecast_error
+            hot_set_overlap=self.seen.hot_set_overlap,
+            forecast_error=self.seen.forecast_error,
+            mix_change=self.seen.mix_change,
         )
         triggers = fired(now, self.reference)
         if self.due and self.due not in triggers:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from embertide.server.core.plan.cost import busy_us_D
-from embertide.server.core.plan.instance import Instance, rates
+from embertide.server.core.plan.instance import Floats, Instance, Ints, rates
 from embertide.server.core.plan.prices import Prices
 from embertide.v1 import control_pb2, node_pb2
 
@@ -32,6 +32,7 @@ class Signals(NamedTuple):
     ssd_share: float = 0.0
     hot_set_overlap: float = 1.0
     forecast_error: float = 0.0
+    mix_change: float = 0.0
 
     def message(self) -> control_pb2.DriftSignals:
         """Write them."""
@@ -47,6 +48,7 @@ THRESHOLDS = Signals(
     ssd_share=0.02,
     hot_set_overlap=0.50,
     forecast_error=0.15,
+    mix_change=0.10,
 )
 
 
@@ -71,6 +73,25 @@ def overlap(now: HotSet, then: HotSet | None) -> float:
     if then is None or min(len(now), len(then)) < _LEAST_HOT:
         return 1.0
     return len(now & then) / len(now)
+
+
+def mix_of(wanted_NB: Floats, starts_T: Ints) -> Floats:
+    """Return the share of all reads that each node wants of each table: [N,T].
+
+    Args:
+        wanted_NB: Keys a second, by node and bucket.
+        starts_T: Position of each table's first bucket.
+    """
+    wanted_NT = np.add.reduceat(wanted_NB, starts_T, axis=1)
+    mix_NT: Floats = wanted_NT / max(float(wanted_NT.sum()), 1e-9)
+    return mix_NT
+
+
+def distance(now_NT: Floats, then_NT: Floats | None) -> float:
+    """Return the total variation distance of two mixes; 0 without a reference of the same fleet."""
+    if then_NT is None or then_NT.shape != now_NT.shape:
+        return 0.0
+    return float(np.abs(now_NT - then_NT).sum() / 2)
 
 
 def observe(instances: Sequence[Instance], prices: Prices) -> Signals:
@@ -101,5 +122,7 @@ def fired(now: Signals, reference: Signals | None) -> tuple[str, ...]:
     if reference is None:
         return ("first_look",)
     moved = {name: abs(getattr(now, name) - getattr(reference, name)) for name in Signals._fields}
-    moved["hot_set_overlap"] = 1 - now.hot_set_overlap  # compared with the reference already
+    # These are differences from the reference already.
+    moved["hot_set_overlap"] = 1 - now.hot_set_overlap
+    moved["mix_change"] = now.mix_change
     return tuple(name for name in Signals._fields if moved[name] > getattr(THRESHOLDS, name))
