@@ -42,6 +42,9 @@ class Batch:
         self.message = message
         self.moves = list(moves)
         self.why = ""
+        self._sources = sorted({move.source.node for move in moves if move.source})
+        self._targets = sorted({move.target.node for move in moves if move.target})
+        self._removed = [move for move in moves if move.target is None]
         self._base_epoch = base_epoch
         self._deadline_ms = longest_deadline_ms
         self._acted_ms: int | None = None  # since when all live nodes act by the step's plan
@@ -101,8 +104,7 @@ class Batch:
         return Step.DROPPED if step is Step.LEAVING else Step.NONE
 
     def _dead_target(self, view: View) -> str:
-        nodes = {move.target.node for move in self.moves if move.target}
-        return next((view.name(node) for node in sorted(nodes) if not view.alive(node)), "")
+        return next((view.name(node) for node in self._targets if not view.alive(node)), "")
 
     def _without_target(self, dead: str, view: View) -> Step | None:
         """Turn back, if there is somebody to turn back to."""
@@ -116,7 +118,7 @@ class Batch:
         """Say what is wrong with the sources, which are to own alone again. Empty: nothing."""
         if self.step is Step.JOINING:
             return ""  # they never ceased to
-        for node in sorted({move.source.node for move in self.moves if move.source}):
+        for node in self._sources:
             if not view.alive(node):
                 return "so is a node that it takes over from"
             # One that was started again loads what it owns or leaves, as any node.
@@ -126,9 +128,7 @@ class Batch:
 
     def _others_hold(self, view: View) -> bool:
         """Whether some other owner holds what a source gives away without a target."""
-        for move in self.moves:
-            if move.target is not None:
-                continue
+        for move in self._removed:
             others = [each.node for each in view.layout[move.at].owners if each != move.source]
             if not any(view.alive(node) and view.holds(node, self._base_epoch) for node in others):
                 self.why = "waits: no other owner holds a bucket whose owner is to leave"
@@ -142,7 +142,7 @@ class Batch:
         dies; what joins it later does not count.
         """
         since = 0
-        for node in {move.target.node for move in self.moves if move.target}:
+        for node in self._targets:
             if not view.holds(node, self.message.joined_epoch):
                 return False
             member = view.member(node)
