@@ -5,6 +5,7 @@ whose term is not the highest, or whose plan does not follow the newest, changes
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,7 @@ from embertide.server.core.errors import StateUnavailableError, SupersededError
 from embertide.server.core.plan.chunks import Part, Written, parts_of, read, written
 from embertide.server.core.plan.layout import LaidPlan
 from embertide.server.core.state import (
+    LEASE_MS,
     PLANS_KEPT,
     Saved,
     Writes,
@@ -59,6 +61,27 @@ for _, which in ipairs({3, 4, 5, 9}) do
   at = last + 1
 end
 return {'done', ''}
+"""
+
+
+# KEYS: term, lease. ARGV: what, term, holder, ms. The key `lease` expires by Redis' own clock, so
+# that no two machines have to agree on the time.
+_LEASE = """
+local term = redis.call('GET', KEYS[1]) or '0'
+if ARGV[1] == 'try' then
+  local leader = redis.call('GET', KEYS[2])
+  if leader then return {'0', leader} end
+end
+if ARGV[1] == 'take' or ARGV[1] == 'try' then
+  term = string.format('%.0f', redis.call('INCR', KEYS[1]))
+elseif term ~= ARGV[2] then
+  return {term, ''}
+elseif ARGV[1] == 'release' then
+  redis.call('DEL', KEYS[2])
+  return {term, ''}
+end
+redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[4])
+return {term, ''}
 """
 
 
@@ -151,6 +174,7 @@ class MemoryState:
         """Begin empty."""
         self._lock = threading.Lock()
         self._term = 0
+        self._lease = (0.0, "")  # until when, and whose
         self._epoch = 0
         self._plans: dict[int, bytes] = {}
         self._nodes: dict[str, bytes] = {}
@@ -161,11 +185,35 @@ class MemoryState:
         self._decisions: dict[str, bytes] = {}
         self._settings: bytes | None = None
 
-    def take_term(self) -> int:
-        """Take a term above all others."""
+    def take_term(self, holder: str = "") -> int:
+        """Take a term above all others and its lease."""
         with self._lock:
-            self._term += 1
-            return self._term
+            return self._take(holder)
+
+    def _take(self, holder: str) -> int:
+        self._term += 1
+        self._lease = (time.monotonic() + LEASE_MS / 1000, holder)
+        return self._term
+
+    def try_term(self, holder: str) -> tuple[int, str]:
+        """Take a term if nobody has a lease."""
+        with self._lock:
+            if time.monotonic() < self._lease[0]:
+                return 0, self._lease[1]
+            return self._take(holder), ""
+
+    def renew(self, term: int, holder: str) -> bool:
+        """Keep the lease of the highest term."""
+        with self._lock:
+            if term == self._term:
+                self._lease = (time.monotonic() + LEASE_MS / 1000, holder)
+            return term == self._term
+
+    def release(self, term: int) -> None:
+        """End the lease of the highest term."""
+        with self._lock:
+            if term == self._term:
+                self._lease = (0.0, "")
 
     def term(self) -> int:
         """Return the highest term taken."""
@@ -259,6 +307,7 @@ class RedisState:
         self._prefix = f"c:{{{model}}}:"
         self._known = _Plans()
         self._commit = self._redis.register_script(_COMMIT)
+        self._lease_script = self._redis.register_script(_LEASE)
 
     def _key(self, name: str) -> str:
         return self._prefix + name
@@ -268,11 +317,30 @@ class RedisState:
             value: Any = self._redis.get(self._key(name))
         return int(value or 0)
 
-    def take_term(self) -> int:
-        """Take a term above all others."""
+    def take_term(self, holder: str = "") -> int:
+        """Take a term above all others and its lease."""
+        return int(self._lease("take", 0, holder)[0])
+
+    def try_term(self, holder: str) -> tuple[int, str]:
+        """Take a term if nobody has a lease."""
+        term, leader = self._lease("try", 0, holder)
+        return int(term), leader.decode()
+
+    def renew(self, term: int, holder: str) -> bool:
+        """Keep the lease of the highest term."""
+        return int(self._lease("renew", term, holder)[0]) == term
+
+    def release(self, term: int) -> None:
+        """End the lease of the highest term."""
+        self._lease("release", term, "")
+
+    def _lease(self, what: str, term: int, holder: str) -> tuple[bytes, bytes]:
+        """Return a term, and the holder of the lease where it is not ours."""
         with _reached():
-            taken: Any = self._redis.incr(self._key("term"))
-        return int(taken)
+            reply: Any = self._lease_script(
+                keys=[self._key("term"), self._key("lease")], args=[what, term, holder, LEASE_MS]
+            )
+        return reply[0], reply[1]
 
     def term(self) -> int:
         """Return the highest term taken."""

@@ -18,6 +18,7 @@ from embertide.server.core.drift.options import DriftOptions, FreezeWindow, Mode
 from embertide.server.core.errors import RefusedError
 from embertide.server.services.control_server import ControlServer, ListenError, ServerOptions
 from embertide.server.services.planning import LIMIT_S
+from embertide.server.services.standby import Standby
 from embertide.server.services.tokens import TokensError, read_tokens
 
 DEFAULTS = DriftOptions()
@@ -131,6 +132,12 @@ def command(
         list[str] | None,
         typer.Option(help="Time of each day, in UTC, in which it begins nothing: 22:00-06:00."),
     ] = None,
+    standby: Annotated[
+        bool, typer.Option(help="Wait until no other one leads; without it, take over at once.")
+    ] = False,
+    advertise: Annotated[
+        str, typer.Option(help="HOST:PORT that others are told.", show_default="where it listens")
+    ] = "",
     directory: Annotated[
         Path, typer.Option(help="Folder of the audit log and of a state store of our own.")
     ] = Path("build/control"),
@@ -176,6 +183,7 @@ def command(
                 node_token=_node_token(node_token_file),
                 bus=_check_url("--bus", bus) if bus else None,
                 planner_limit_s=planner_limit_s,
+                advertise=advertise,
             )
             url = (
                 _check_url("--state", state)
@@ -185,6 +193,10 @@ def command(
             stores = {name: RedisState(url, name) for name in models}
             for store in stores.values():
                 stack.callback(store.close)
+            if standby:
+                with Standby(listen, stores[models[0]], advertise) as waiting:
+                    typer.echo(f"standing by at {waiting.address}; Ctrl-C stops it")
+                    waiting.wait()
             server = stack.enter_context(ControlServer(options, stores.pop(models[0]), stores))
         except (RefusedError, TokensError, ListenError, ValueError) as error:
             raise ProcessError(str(error)) from error

@@ -10,6 +10,8 @@ PLANS_KEPT = 16
 # Moves and assignments of an operation that its record holds itself, some 40 KB.
 MOVES_INSIDE_MAX = 1000
 OPERATIONS_KEPT = 1000
+# How long a leader that says nothing keeps others away. It renews every third of it.
+LEASE_MS = 3000
 DECISIONS_KEPT = 1000
 # With their moves, which for a large model are some megabytes an operation.
 OPERATIONS_KEPT_BYTES = 64 << 20
@@ -88,8 +90,21 @@ def moves_alone(record: control_pb2.OperationRecord) -> control_pb2.OperationRec
 class StateStore(Protocol):
     """Keeps the state of one model. Every call may raise StateUnavailableError."""
 
-    def take_term(self) -> int:
-        """Take a term above all others, which shuts out who wrote before, and return it."""
+    def take_term(self, holder: str = "") -> int:
+        """Take a term above all others and its lease; who wrote before is shut out.
+
+        Args:
+            holder: Where the one that takes it can be reached.
+        """
+
+    def try_term(self, holder: str) -> tuple[int, str]:
+        """Take a term if nobody has a lease: return it, or 0 and where the leader is."""
+
+    def renew(self, term: int, holder: str) -> bool:
+        """Keep the lease of a term for LEASE_MS from now; False: another term was taken."""
+
+    def release(self, term: int) -> None:
+        """End the lease of a term, if it is the highest."""
 
     def term(self) -> int:
         """Return the highest term taken. 0: none."""

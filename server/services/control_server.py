@@ -53,6 +53,7 @@ class ServerOptions:
         node_token: What nodes ask of who calls them.
         bus: Redis URL that versions come by; None: nobody knows what is committed.
         planner_limit_s: How long a planner may take; a call of StartReshard waits for 30 s.
+        advertise: HOST:PORT that others are told; empty: where it listens.
     """
 
     control: ControlOptions
@@ -62,6 +63,7 @@ class ServerOptions:
     node_token: str | None = None
     bus: str | None = None
     planner_limit_s: float = LIMIT_S
+    advertise: str = ""
 
 
 class ControlServer:
@@ -116,12 +118,13 @@ class ControlServer:
         self._nodes = Nodes(options.node_token)
         self._buses: list[Bus] = []
         planning = Planning(options.planner_limit_s)
+        holder = options.advertise or self.address
         fleets: dict[str, FleetOfModel] = {}
         for model, its_store in {options.control.model: store, **(further or {})}.items():
             bus = Bus(options.bus, model) if options.bus else None
             self._buses += [bus] if bus is not None else []
             its_options = dataclasses.replace(options.control, model=model)
-            driver = Driver(its_options, its_store, self._nodes, Clock(), planning)
+            driver = Driver(its_options, its_store, self._nodes, Clock(), planning, holder)
             fleets[model] = FleetOfModel(ControlService(driver, bus), driver)
         self.drivers = [fleet.driver for fleet in fleets.values()]
         self.driver = self.drivers[0]
@@ -152,6 +155,7 @@ class ControlServer:
         """End at once, as a crash would: whoever starts next goes on from the store."""
         for driver in self.drivers:
             driver.stop()
+            driver.release()
         self._server.stop(None).wait()
         self._nodes.close()
         self._audit.close()

@@ -24,7 +24,7 @@ from embertide.server.core.errors import (
 from embertide.server.core.plan.layout import LaidPlan
 from embertide.server.core.plan.planner import Proposal
 from embertide.server.core.reshard import Posed
-from embertide.server.core.state import PLANS_KEPT, StateStore, Writes
+from embertide.server.core.state import LEASE_MS, PLANS_KEPT, StateStore, Writes
 from embertide.server.services.clock import Clock
 from embertide.server.services.planning import Planning
 from embertide.v1 import control_pb2, node_pb2, plan_pb2
@@ -33,7 +33,7 @@ TICK_S = 0.05
 _POSED_AGAIN = 3  # times that a planner is asked again, as the plan moved on meanwhile
 LOAD_EVERY_S = 5.0
 _LOOK_S = 0.5
-_PROOF_EVERY_MS = 1000
+_RENEW_S = LEASE_MS / 3000
 _log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
@@ -77,8 +77,17 @@ class Driver:
         nodes: LoadSource,
         clock: Clock,
         planning: Planning | None = None,
+        holder: str = "",
     ) -> None:
-        """Take a term and carry on from what the store holds.
+        """Take a term, whoever leads, and carry on from what the store holds.
+
+        Args:
+            options: How to decide.
+            store: Where everything is kept.
+            nodes: Who asks nodes for their loads.
+            clock: The time.
+            planning: Where planners run.
+            holder: Where this control plane can be reached.
 
         Raises:
             StateUnavailableError: The store cannot be reached.
@@ -94,14 +103,15 @@ class Driver:
         self._wanted: queue.Queue[tuple[str, Posed]] = queue.Queue(1)
         self.lock = threading.Lock()
         self._memory = Memory(options)
-        self._term = store.take_term()
-        self._proved_ms = 0
+        self._holder = holder
+        self._term = store.take_term(holder)
         self._core: Control | None = self._load()
         self._epoch = self._core.epoch  # as it was written last
         self._beat_lock = threading.Lock()
         self._stopping = threading.Event()
         self._threads = [
             threading.Thread(target=self._tick_on, name="control-tick", daemon=True),
+            threading.Thread(target=self._lead_on, name="control-lease", daemon=True),
             threading.Thread(target=self._poll_on, name="control-load", daemon=True),
             threading.Thread(target=self._think_on, name="control-think", daemon=True),
         ]
@@ -269,12 +279,21 @@ class Driver:
         self.superseded.set()
         _log.error("%s; this one stops", error.message)
 
-    def _prove_term(self, now_ms: int) -> None:
-        """Look once a second whether the term is still ours, also when nothing is written."""
-        if now_ms - self._proved_ms < _PROOF_EVERY_MS:
-            return
-        self._proved_ms = now_ms
-        self._check_term()
+    def _lead_on(self) -> None:
+        """Renew the lease, which also says whether the term is still ours; no tick holds it up."""
+        while not self.superseded.is_set():
+            try:
+                if not self._store.renew(self._term, self._holder):
+                    self._give_way(SupersededError(f"a term was taken after {self._term}"))
+            except StateUnavailableError:
+                self.counts["lease_not_renewed"] += 1
+            if self._stopping.wait(_RENEW_S):
+                return
+
+    def release(self) -> None:
+        """Let another lead at once. Requires: this one has stopped."""
+        with contextlib.suppress(StateUnavailableError):
+            self._store.release(self._term)
 
     def _check_term(self) -> None:
         if (highest := self._store.term()) != self._term:
@@ -282,7 +301,6 @@ class Driver:
 
     def _tick_on(self) -> None:
         def tick(core: Control, now_ms: int) -> None:
-            self._prove_term(now_ms)
             core.tick(now_ms)
             if core.wanted is not None:
                 with contextlib.suppress(queue.Full):

@@ -1,0 +1,105 @@
+"""A control plane that stands by: it listens, says who leads, and waits until nobody does.
+
+The leader's lease is in `state` and expires by the clock of Redis. A leader that was killed or is
+paused cannot renew it; whoever stands by then takes it, and the next term with it.
+"""
+
+import logging
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+from typing import Any, Self
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from embertide.server.core.errors import StateUnavailableError
+from embertide.server.core.state import StateStore
+from embertide.server.services.gate import SERVICE
+
+_TRY_S = 0.25
+_THREADS = 8
+_log = logging.getLogger(__name__)
+
+
+class _Redirect(grpc.GenericRpcHandler):
+    """Refuses every call of the service, and names the leader."""
+
+    def __init__(self) -> None:
+        self.leader = ""
+
+    def service(
+        self, handler_call_details: grpc.HandlerCallDetails
+    ) -> "grpc.RpcMethodHandler[Any, Any] | None":
+        if handler_call_details.method.lstrip("/").partition("/")[0] != SERVICE:
+            return None
+        return grpc.stream_stream_rpc_method_handler(self._refuse)
+
+    def _refuse(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        where = f"ask {self.leader}, which leads" if self.leader else "try again"
+        context.abort(
+            grpc.StatusCode.UNAVAILABLE,
+            f"this control plane stands by and decides nothing; {where}",
+        )
+
+
+class Standby:
+    """Listens from its making to `stop`. A context manager.
+
+    Attributes:
+        address: HOST:PORT that it listens on.
+    """
+
+    def __init__(self, listen: str, store: StateStore, advertise: str = "") -> None:
+        """Listen at an address; `advertise` is where others reach it, if that is another.
+
+        Raises:
+            RuntimeError: The address cannot be listened on.
+        """
+        self._store = store
+        self._redirect = _Redirect()
+        self._server = grpc.server(
+            futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="standby"),
+            options=[("grpc.so_reuseport", 0)],
+        )
+        port = self._server.add_insecure_port(listen)
+        self.address = f"{listen.rpartition(':')[0]}:{port}"
+        self._holder = advertise or self.address
+        servicer = health.HealthServicer()
+        for name in ("", SERVICE):
+            servicer.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)
+        self._server.add_generic_rpc_handlers((self._redirect,))
+        self._server.start()
+
+    def wait(self, stopping: threading.Event | None = None) -> bool:
+        """Wait until nobody leads, and take the lease; False: `stopping` was set before."""
+        stopping = stopping or threading.Event()
+        said = None
+        while not stopping.is_set():
+            try:
+                term, leader = self._store.try_term(self._holder)
+            except StateUnavailableError as error:
+                _log.warning("standing by: %s", error.message)
+            else:
+                if term:
+                    _log.warning("nobody leads: this control plane takes over with term %d", term)
+                    return True
+                self._redirect.leader = leader
+                if leader != said:
+                    said = leader
+                    _log.info("standing by: %s leads", leader)
+            stopping.wait(_TRY_S)
+        return False
+
+    def stop(self) -> None:
+        """Free the address."""
+        self._server.stop(None).wait()
+
+    def __enter__(self) -> Self:
+        """Return it, listening."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Stop it."""
+        self.stop()
