@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import grpc
@@ -117,6 +117,7 @@ def start_nodes(
     count: int,
     *,
     hot_rows: Mapping[str, int] | None = None,
+    make: Callable[[Path, Sequence[str]], plan_pb2.Plan] | None = None,
     words: Sequence[str] = (),
     bus: str | None = None,
 ) -> Iterator[list[Node]]:
@@ -127,6 +128,7 @@ def start_nodes(
         publication: Where they take the model from, and follow it.
         count: Of nodes; each gets every count-th bucket.
         hot_rows: Limits of tables, by name; None: the nodes' own.
+        make: Makes the plan of a snapshot and the nodes' addresses; None: `make_plan`.
         words: Further options of each node.
         bus: Redis URL that versions come by; None: files alone.
 
@@ -141,7 +143,7 @@ def start_nodes(
     addresses = [f"127.0.0.1:{each}" for each in ports]
     with contextlib.ExitStack() as stack:
         state = stack.enter_context(RedisServer(RedisOptions(log=folder / "redis.log", port=port)))
-        plan = make_plan(snapshot, addresses, hot_rows)
+        plan = make(snapshot, addresses) if make else make_plan(snapshot, addresses, hot_rows)
         with redis.Redis.from_url(state.url) as client:
             client.set(f"c:{{{model}}}:plan:1", plan.SerializeToString())
             client.set(f"c:{{{model}}}:epoch", 1)

@@ -6,7 +6,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from bench import report
-from bench.drift import compared, cost_net, local, metering, moves, pays, quiet, refusals, skew
+from bench.drift import (
+    compared,
+    cost_net,
+    flexshard,
+    local,
+    metering,
+    moves,
+    pays,
+    quiet,
+    recshard,
+    refusals,
+    skew,
+)
 from bench.drift.local import CONSOLE, FOLDER
 from bench.drift.tasks import Source, sources
 from bench.servers import BUILD, ROOT, BenchError
@@ -40,6 +52,14 @@ def _refusals(arguments: argparse.Namespace) -> list[report.Row]:
     return refusals.measure(arguments.repetitions)
 
 
+def _recshard(arguments: argparse.Namespace) -> list[report.Row]:
+    return recshard.measure(arguments.data, arguments.criteo)
+
+
+def _flexshard(arguments: argparse.Namespace) -> list[report.Row]:
+    return flexshard.measure(arguments.repetitions)
+
+
 def _moves(arguments: argparse.Namespace) -> list[report.Row]:
     return moves.measure(arguments.repetitions)
 
@@ -69,6 +89,8 @@ _PARTS: Mapping[str, Callable[[argparse.Namespace], list[report.Row]]] = {
     "pays": _pays,
     "refusals": _refusals,
     "moves": _moves,
+    "recshard": _recshard,
+    "flexshard": _flexshard,
 }
 
 

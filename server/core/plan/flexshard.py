@@ -16,7 +16,8 @@ so both are made twice, from either side. Tables whose owners answer with sums k
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
@@ -47,6 +48,9 @@ SUMS_MAX = 0.5
 LEAST_WORTH = 0.02
 # Buckets x devices up to which they are chosen exactly.
 _EXACT_MAX = 400
+_FEW = 6  # buckets of which every choice is tried
+_STARTS_MAX = 8  # tables that a choice begins with
+_WEIGHED = 12  # times that nodes are weighed anew
 _ROUNDS = 60  # of halving the interval of a price
 
 
@@ -135,28 +139,61 @@ class FlexShard:
     def _best(self, group: _Group, limit_s: float) -> tuple[Copies, Bools]:
         """Return the copies and owners under which the busiest link is least."""
         today_DB = group.instance.owned_DB
+        starts: list[Copies] = [self._copies(group, today_DB), {}]
+        for table in group.sequence_T[:_STARTS_MAX]:
+            starts.append(self._copies(group, today_DB, [table]))
         found: list[tuple[Copies, Bools]] = []
-        for copies in (self._copies(group, today_DB), {}):
+        for copies in starts:
             for _ in range(2):
-                owned_DB = _held_by_all(group, copies, limit_s)
+                owned_DB = _held_by_all(group, copies, limit_s / len(starts))
                 copies = self._copies(group, owned_DB)
                 found.append((copies, owned_DB))
+        for owned_DB in _few(group):
+            found.append((self._copies(group, owned_DB), owned_DB))
         return min(found, key=lambda each: group.busiest(each[1], each[0]))
 
-    def _copies(self, group: _Group, owned_DB: Bools) -> Copies:
+    def _copies(
+        self, group: _Group, owned_DB: Bools, tables: Sequence[int] | None = None
+    ) -> Copies:
         """Return how many rows of each table each node copies.
+
+        All nodes copy as many. What each node wants is weighed, a busy link the more the longer it
+        stays the busiest (multiplicative weights).
+
+        Args:
+            group: The group.
+            owned_DB: Who owns what.
+            tables: Of these alone; None: of all.
+        """
+        away_NT = group.away_NT(owned_DB)
+        kept = group.sequence_T if tables is None else tables
+        keep_T = np.isin(np.arange(away_NT.shape[1]), kept)
+        away_NT = np.where(keep_T, away_NT, 0.0)
+        weight_N = np.ones(len(away_NT)) / len(away_NT)
+        best: tuple[float, Copies] | None = None
+        for _ in range(_WEIGHED):
+            copies = self._copies_by(group, weight_N @ away_NT)
+            link_N = group.link_N(owned_DB, copies)
+            if best is None or link_N.max() < best[0]:
+                best = float(link_N.max()), copies
+            weight_N = weight_N * np.exp(link_N / max(float(link_N.max()), 1e-9))
+            weight_N /= weight_N.sum()
+        return best[1] if best else {}
+
+    def _copies_by(self, group: _Group, away_T: Floats) -> Copies:
+        """Return the copies that save the most of such traffic.
 
         A row of a rank is copied while what it saves for a byte is at least a price, which is the
         lowest one at which all copies fit.
         """
-        busiest = int(np.argmax(group.link_N(owned_DB, {})))
-        away_T = group.away_NT(owned_DB)[busiest]
+        wanted = [table for table in group.sequence_T if away_T[table] > 0]
+        if not wanted:
+            return {}
 
         def at_price(price: float) -> Copies:
             return {
                 table: group.law[table].rank_of(price * group.copy_bytes[table] / away_T[table])
-                for table in group.sequence_T
-                if away_T[table] > 0
+                for table in wanted
             }
 
         def size(copies: Copies) -> float:
@@ -164,12 +201,10 @@ class FlexShard:
 
         if size(at_price(0.0)) <= self.copy_bytes:
             return at_price(0.0)
-        low, high = (
-            0.0,
-            max(
-                away_T[table] * group.law[table].of_rank(1) / group.copy_bytes[table]
-                for table in group.sequence_T
-            ),
+        low = 0.0
+        high = max(
+            away_T[table] * group.law[table].of_rank(1) / group.copy_bytes[table]
+            for table in wanted
         )
         for _ in range(_ROUNDS):
             middle = (low + high) / 2
@@ -214,8 +249,32 @@ def _check(groups: Sequence[_Group]) -> None:
         )
 
 
+def _few(group: _Group) -> Iterator[Bools]:
+    """Yield every choice of buckets that fits, where there are few."""
+    saved_NB, candidates = _candidates(group, {})
+    if len(candidates) > _FEW:
+        return
+    for count in range(1, len(candidates) + 1):
+        for chosen in itertools.combinations(candidates, count):
+            owned_DB = _by_worth(group.instance, saved_NB, np.array(chosen))
+            held_NB = group.instance.held_NB(owned_DB)
+            if held_NB[:, list(chosen)].all():
+                yield owned_DB
+
+
 def _held_by_all(group: _Group, copies: Copies, limit_s: float) -> Bools:
     """Return the owners with further ones on every node, for the traffic that copies leave."""
+    instance = group.instance
+    saved_NB, candidates = _candidates(group, copies)
+    if 0 < len(candidates) * len(instance.node_D) <= _EXACT_MAX:
+        exact_DB = _by_milp(instance, saved_NB, candidates, limit_s)
+        if exact_DB is not None:
+            return exact_DB
+    return _by_worth(instance, saved_NB, candidates)
+
+
+def _candidates(group: _Group, copies: Copies) -> tuple[Floats, Ints]:
+    """Return what holding each bucket would save each node, and the buckets that all may hold."""
     instance = group.instance
     left_T = group.left_T(copies)
     wire_T = np.array([table.wire_bytes for table in instance.tables])
@@ -227,12 +286,7 @@ def _held_by_all(group: _Group, copies: Copies, limit_s: float) -> Bools:
     owners_B = instance.owned_DB.sum(axis=0) + (~held_NB).sum(axis=0)
     may_B = (saved_NB.sum(axis=0) > 0) & (held_NB | open_N[:, None]).all(axis=0)
     may_B &= owners_B <= OWNERS_MAX
-    candidates = np.flatnonzero(may_B)
-    if 0 < len(candidates) * len(instance.node_D) <= _EXACT_MAX:
-        exact_DB = _by_milp(instance, saved_NB, candidates, limit_s)
-        if exact_DB is not None:
-            return exact_DB
-    return _by_worth(instance, saved_NB, candidates)
+    return saved_NB, np.flatnonzero(may_B)
 
 
 def _by_worth(instance: Instance, saved_NB: Floats, candidates: Ints) -> Bools:
