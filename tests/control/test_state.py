@@ -108,6 +108,7 @@ def test_keys_are_those_of_the_formats(redis_url: str) -> None:
         store.close()
         assert sorted(client.keys()) == [
             b"c:{news}:epoch",
+            b"c:{news}:lease",
             b"c:{news}:nodes",
             b"c:{news}:operations",
             b"c:{news}:plan:1",
