@@ -202,7 +202,8 @@ class FlexShard:
         if size(at_price(0.0)) <= self.copy_bytes:
             return at_price(0.0)
         low = 0.0
-        high = max(
+        # Above what the hottest row is worth: nothing is copied.
+        high = 1.001 * max(
             away_T[table] * group.law[table].of_rank(1) / group.copy_bytes[table]
             for table in wanted
         )
