@@ -12,6 +12,8 @@ from embertide.v1 import node_pb2, node_pb2_grpc
 
 _DEADLINE_S = 2.0
 _AT_ONCE = 16
+_CHANNELS_MAX = 2048
+_BYTES_MAX = 16 << 20  # a node of 131,072 buckets says some 6 MB
 
 
 class Nodes:
@@ -29,12 +31,15 @@ class Nodes:
     def loads(self, addresses: Mapping[str, str]) -> dict[str, node_pb2.NodeServiceGetLoadResponse]:
         """Ask nodes, by name, for their load; one that does not answer in 2 s is left out."""
         with self._lock:
-            for gone in self._channels.keys() - set(addresses.values()):
-                self._channels.pop(gone).close()
+            # The ones not asked for longest go; each costs a connection.
+            while len(self._channels) > _CHANNELS_MAX:
+                self._channels.pop(next(iter(self._channels))).close()
             asked = {}
             for name, address in addresses.items():
-                if address not in self._channels:
-                    self._channels[address] = grpc.insecure_channel(address)
+                channel = self._channels.pop(address, None) or grpc.insecure_channel(
+                    address, options=[("grpc.max_receive_message_length", _BYTES_MAX)]
+                )
+                self._channels[address] = channel
                 asked[name] = self._pool.submit(self._load, self._channels[address])
             answers = {}
             for name, each in asked.items():

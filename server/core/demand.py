@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from embertide.server.core.plan.layout import Bucket, Layout
+from embertide.server.core.plan.layout import Bucket, Layout, PackedLayout, packed
 from embertide.server.core.plan.workload import Asking, TableTraits, Work, Workload
 from embertide.server.core.row_demand import RowDemand
 from embertide.v1 import node_pb2, plan_pb2
@@ -27,9 +27,17 @@ HALF_LIVES_S = (60, 600, 3600, 86_400)
 PLANNED_BY_S = 600
 # Three windows of a node: it was asked as often.
 UNKNOWN_AFTER_MS = 15_000
+# Of many nodes, 100 a second are asked; see services/driver.py.
+UNKNOWN_MS_A_NODE = 30
 # What a plan and people are told, so that numbers are those of a load window.
 WINDOW_S = 5
 _KINDS = ("here", "for_peers", "asked", "hot")
+
+
+# Buckets that are kept of a node, some 1.3 MB.
+PLACES_MAX = 1 << 14
+# Nodes times buckets up to which planners are told who asks for what: 2 GB at most.
+ASKING_MAX = 1 << 26
 
 
 class Buckets:
@@ -51,6 +59,26 @@ class Buckets:
             return None
         return self._first[table] + bucket
 
+    def codes(self, layout: PackedLayout) -> NDArray[np.int32]:
+        """Return a layout's codes by place; -1 where it has no such bucket."""
+        codes = np.full(self.count, -1, np.int32)
+        for table, of_table in layout.codes.items():
+            if table in self._first:
+                count = min(len(of_table), self._count[table])
+                codes[self._first[table] : self._first[table] + count] = of_table[:count]
+        return codes
+
+    def names(self, places: NDArray[np.int64]) -> list[Bucket]:
+        """Return the buckets at places."""
+        tables = list(self._first)
+        firsts = np.array([self._first[table] for table in tables], np.int64)
+        which = np.searchsorted(firsts, places, side="right") - 1
+        buckets = (places - firsts[which]).tolist() if len(places) else []
+        return [
+            Bucket(tables[table], bucket)
+            for table, bucket in zip(which.tolist(), buckets, strict=True)
+        ]
+
     def of_table(self, table: int) -> slice:
         """Return the places of a table's buckets."""
         return slice(self._first[table], self._first[table] + self._count[table])
@@ -58,13 +86,17 @@ class Buckets:
 
 @dataclasses.dataclass(slots=True)
 class _Node:
-    """A node's counts, H half-lives x K kinds x B buckets, and the seconds they cover."""
+    """A node's counts, H half-lives x K kinds x P buckets, and the seconds they cover.
 
-    counts_HKB: NDArray[np.float64]
+    The buckets are those that the node has said something of, as ascending places.
+    """
+
+    places_P: NDArray[np.int64]
+    counts_HKP: NDArray[np.float32]
     seconds_H: NDArray[np.float64]
     requests_H: NDArray[np.float64]  # of the node's own clients
     busy_us_H: NDArray[np.float64]  # CPU time of its process
-    bytes_B: NDArray[np.int64]  # resident, as reported last
+    bytes_P: NDArray[np.int64]  # resident, as reported last
     tables: dict[int, "_TableReads"] = dataclasses.field(default_factory=dict)
     window: int = 0  # of the last load
     watermark_ms: int = 0
@@ -100,8 +132,34 @@ def _tables_of(load: node_pb2.NodeServiceGetLoadResponse) -> dict[int, _TableRea
     return dict(tables)
 
 
+def _make_places(node: _Node, places_L: NDArray[np.int64]) -> None:
+    """Let a node have these places, with zeros where they are new."""
+    places_P = np.union1d(node.places_P, places_L)
+    if len(places_P) == len(node.places_P):
+        return
+    at = np.searchsorted(places_P, node.places_P)
+    counts = np.zeros((*node.counts_HKP.shape[:2], len(places_P)), np.float32)
+    counts[:, :, at] = node.counts_HKP
+    node.places_P, node.counts_HKP = places_P, counts
+    node.bytes_P = np.zeros(len(places_P), np.int64)
+
+
+def _drop_places(node: _Node) -> None:
+    """Drop what is beyond the bound."""
+    if len(node.places_P) <= PLACES_MAX:
+        return
+    weight_P = node.counts_HKP.sum(axis=(0, 1)) + (node.bytes_P > 0)
+    kept = np.sort(np.argsort(-weight_P, kind="stable")[:PLACES_MAX])
+    node.places_P, node.bytes_P = node.places_P[kept], node.bytes_P[kept]
+    node.counts_HKP = node.counts_HKP[:, :, kept]
+
+
 class Demand:
-    """The counts of all nodes, by name. Bounded: 4 x 4 x 8 bytes a bucket and node, and 8."""
+    """The counts of all nodes, by name.
+
+    Bounded: 80 bytes a bucket that a node speaks of, and PLACES_MAX of those a node; of more, those
+    are kept that are read or asked for most.
+    """
 
     def __init__(self, clock: Clock = "wall") -> None:
         """Begin with none."""
@@ -123,31 +181,39 @@ class Demand:
         self._follow(tables)
         node = self._nodes.get(name)
         if node is None:
-            size = (len(HALF_LIVES_S), len(_KINDS), self._buckets.count)
+            halves = len(HALF_LIVES_S)
             node = _Node(
-                counts_HKB=np.zeros(size),
-                seconds_H=np.zeros(size[0]),
-                requests_H=np.zeros(size[0]),
-                busy_us_H=np.zeros(size[0]),
-                bytes_B=np.zeros(size[2], np.int64),
+                places_P=np.zeros(0, np.int64),
+                counts_HKP=np.zeros((halves, len(_KINDS), 0), np.float32),
+                bytes_P=np.zeros(0, np.int64),
+                seconds_H=np.zeros(halves),
+                requests_H=np.zeros(halves),
+                busy_us_H=np.zeros(halves),
             )
             self._nodes[name] = node
         node.heard_ms = now_ms
         node.tables = _tables_of(load)
         self._rows.take(name, load)
-        node.bytes_B[:] = 0
-        now_KB = np.zeros(node.counts_HKB.shape[1:])
+        spoken_of = {}
         for each in load.buckets:
             at = self._buckets.place(each.table_id, each.bucket)
-            if at is None:
-                continue
-            now_KB[:, at] = (
-                each.reads - each.peer_reads,
-                each.peer_reads,
-                each.asked,
-                each.hot_reads,
-            )
-            node.bytes_B[at] = each.resident_bytes
+            if at is not None:
+                spoken_of[at] = each
+        places_L = np.array(sorted(spoken_of), np.int64)
+        _make_places(node, places_L)
+        at_L = np.searchsorted(node.places_P, places_L)
+        node.bytes_P[:] = 0
+        now_KP = np.zeros(node.counts_HKP.shape[1:], np.float32)
+        if spoken_of:
+            said = [spoken_of[at] for at in places_L.tolist()]
+            now_KP[:, at_L] = np.array(
+                [
+                    (each.reads - each.peer_reads, each.peer_reads, each.asked, each.hot_reads)
+                    for each in said
+                ],
+                np.float32,
+            ).T
+            node.bytes_P[at_L] = [each.resident_bytes for each in said]
         fresh = load.window == 0 or load.window != node.window
         seconds = self._seconds(node, load) if fresh and load.window_ms else 0.0
         if not seconds:
@@ -155,8 +221,9 @@ class Demand:
         if load.window and node.window and load.window > node.window + 1:
             self.missed_windows += load.window - node.window - 1
         keep_H = 0.5 ** (seconds / np.array(HALF_LIVES_S))
-        node.counts_HKB *= keep_H[:, None, None]
-        node.counts_HKB += now_KB
+        node.counts_HKP *= keep_H[:, None, None].astype(np.float32)
+        node.counts_HKP += now_KP
+        _drop_places(node)
         node.seconds_H = node.seconds_H * keep_H + seconds
         node.requests_H = node.requests_H * keep_H + float(load.requests)
         node.busy_us_H = node.busy_us_H * keep_H + float(load.cpu_us)
@@ -183,9 +250,8 @@ class Demand:
 
     def unknown(self, names: Iterable[str], now_ms: int) -> list[str]:
         """Return those of whom nobody knows what they read now."""
-        known = {
-            name for name, node in self._nodes.items() if now_ms - node.heard_ms <= UNKNOWN_AFTER_MS
-        }
+        after_ms = max(UNKNOWN_AFTER_MS, UNKNOWN_MS_A_NODE * len(self._nodes))
+        known = {name for name, node in self._nodes.items() if now_ms - node.heard_ms <= after_ms}
         return [name for name in names if name not in known]
 
     def rates(self, name: str, half_life_s: int) -> Mapping[str, NDArray[np.float64]]:
@@ -198,8 +264,16 @@ class Demand:
         which = HALF_LIVES_S.index(half_life_s)
         if node is None or not node.seconds_H[which]:
             return {kind: np.zeros(self._buckets.count) for kind in _KINDS}
-        rates_KB = node.counts_HKB[which] / node.seconds_H[which]
+        rates_KB = np.zeros((len(_KINDS), self._buckets.count))
+        rates_KB[:, node.places_P] = node.counts_HKP[which] / node.seconds_H[which]
         return dict(zip(_KINDS, rates_KB, strict=True))
+
+    def _sparse(self, name: str, which: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return the places that a node spoke of, and keys a second by kind at each."""
+        node = self._nodes.get(name)
+        if node is None:
+            return np.zeros(0, np.int64), np.zeros((len(_KINDS), 0))
+        return node.places_P, node.counts_HKP[which] / max(node.seconds_H[which], 1e-9)
 
     def workload(
         self, topology: plan_pb2.Topology, layout: Layout, half_life_s: int = PLANNED_BY_S
@@ -211,35 +285,60 @@ class Demand:
         the owner's count of what it read for peers stands in.
         """
         names = [node.name for node in topology.nodes]
-        groups = [node.group for node in topology.nodes]
-        rates = [self.rates(name, half_life_s) for name in names]
-        members: dict[int, list[int]] = {}
-        for position, group in enumerate(groups):
-            members.setdefault(group, []).append(position)
-        asked = {
-            group: np.sum([rates[at]["asked"] for at in positions], axis=0)
-            for group, positions in members.items()
-        }
+        which = HALF_LIVES_S.index(half_life_s)
         work: dict[tuple[Bucket, int], Work] = {}
-        for bucket, held in layout.items():
-            at = self._buckets.place(bucket.table, bucket.bucket)
-            if at is None:
-                continue
-            owning = [place.node for place in held.owners]
-            for node in {place.node for places in held for place in places}:
-                sharing = [each for each in owning if groups[each] == groups[node]]
-                share = 0.0
-                if node in sharing:
-                    others = asked[groups[node]][at] - sum(
-                        rates[each]["asked"][at] for each in sharing
-                    )
-                    share = max(others / len(sharing), rates[node]["for_peers"][at])
-                reads = (rates[node]["here"][at] + share) * WINDOW_S
-                size = self._bytes(names[node], at)
-                if reads or size:
-                    work[bucket, node] = Work(round(reads), size)
-        asking = self._asking(names, rates, half_life_s) if self._nodes else None
+        laid = packed(layout)
+        for group in sorted({node.group for node in topology.nodes}):
+            members = [at for at, node in enumerate(topology.nodes) if node.group == group]
+            self._add_work(work, laid, {at: names[at] for at in members}, which)
+        asking = None
+        if len(names) * self._buckets.count <= ASKING_MAX:
+            rates = [self.rates(name, half_life_s) for name in names]
+            asking = self._asking(names, rates, half_life_s)
         return Workload(work=work, asking=asking)
+
+    def _add_work(
+        self,
+        work: dict[tuple[Bucket, int], Work],
+        layout: PackedLayout,
+        members: Mapping[int, str],
+        which: int,
+    ) -> None:
+        """Add the work of a group's nodes, by position and name."""
+        code_B = self._buckets.codes(layout)
+        palette = layout.codes_in_use()
+        size = max(palette, default=-1) + 2  # the last place is that of -1
+        owners_C = np.zeros(size)
+        owned_NC = {node: np.zeros(size, np.bool_) for node in members}
+        held_NC = {node: np.zeros(size, np.bool_) for node in members}
+        for code, held in palette.items():
+            for place in held.owners:
+                if place.node in members:
+                    owned_NC[place.node][code] = True
+                    owners_C[code] += 1
+            for places in held:
+                for place in places:
+                    if place.node in members:
+                        held_NC[place.node][code] = True
+        spoken = {node: self._sparse(name, which) for node, name in members.items()}
+        others_B = np.zeros(self._buckets.count)  # asked by nodes that do not own the bucket
+        for node, (places_P, rates_KP) in spoken.items():
+            owns_P = owned_NC[node][code_B[places_P]]
+            others_B[places_P] += np.where(owns_P, 0.0, rates_KP[_KINDS.index("asked")])
+        for node, (places_P, rates_KP) in spoken.items():
+            code_P = code_B[places_P]
+            here_P, for_peers_P = rates_KP[0], rates_KP[1]
+            share_P = others_B[places_P] / np.maximum(owners_C[code_P], 1)
+            share_P = np.where(owned_NC[node][code_P], np.maximum(share_P, for_peers_P), 0.0)
+            reads_P = np.rint((here_P + share_P) * WINDOW_S).astype(np.int64)
+            of_node = self._nodes.get(members[node])
+            bytes_P = of_node.bytes_P if of_node is not None else np.zeros(0, np.int64)
+            kept = np.flatnonzero(held_NC[node][code_P] & ((here_P + share_P > 0) | (bytes_P > 0)))
+            at = self._buckets.names(places_P[kept])
+            for bucket, reads, bytes in zip(
+                at, reads_P[kept].tolist(), bytes_P[kept].tolist(), strict=True
+            ):
+                work[bucket, node] = Work(reads, bytes)
 
     def _asking(
         self,
@@ -264,13 +363,15 @@ class Demand:
             sent_share = min(1.0, sent / asked) if asked and sent else 1.0
             usual = self._rows.traits(table.id, 1 << table.bucket_bits, self._traits(table.id))
             traits[table.id] = usual._replace(sent_share=float(sent_share))
-        sizes = [self._nodes[name].bytes_B for name in names if name in self._nodes]
+        bytes_B = np.zeros(shape[1])
+        for name in names:
+            if name in self._nodes:
+                node = self._nodes[name]
+                bytes_B[node.places_P] = np.maximum(bytes_B[node.places_P], node.bytes_P)
         return Asking(
             wanted_NB=here_NB + asked_NB + hot_NB,
             copied_NT=copied_NT,
-            bytes_B=np.max(sizes, axis=0, initial=0).astype(np.float64)
-            if sizes
-            else np.zeros(shape[1]),
+            bytes_B=bytes_B,
             traits=traits,
             curves=self._rows.curves(names),
             row_room=self._rows.rooms(names),
@@ -315,7 +416,3 @@ class Demand:
                 sum_share=total.asked_in_sums / total.asked,
             )
         return usual
-
-    def _bytes(self, name: str, at: int) -> int:
-        node = self._nodes.get(name)
-        return int(node.bytes_B[at]) if node is not None else 0

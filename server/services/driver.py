@@ -8,9 +8,10 @@ import collections
 import contextlib
 import functools
 import logging
+import math
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import Protocol, TypeVar
 
 from embertide.server.core.control import Control, ControlOptions, Memory
@@ -32,6 +33,9 @@ from embertide.v1 import control_pb2, node_pb2, plan_pb2
 TICK_S = 0.05
 _POSED_AGAIN = 3  # times that a planner is asked again, as the plan moved on meanwhile
 LOAD_EVERY_S = 5.0
+# Nodes that are asked for their load together; of more, at most so many each second.
+_ALL_AT_ONCE = 100
+_TAKEN_AT_ONCE = 8  # loads that are taken in while a tick waits
 _LOOK_S = 0.5
 _RENEW_S = LEASE_MS / 3000
 _log = logging.getLogger(__name__)
@@ -256,23 +260,36 @@ class Driver:
         return found.whole()
 
     def measure(self) -> None:
-        """Ask all live nodes for their load now; of one that does not answer it is unknown."""
+        """Ask all live nodes for their load now; of many, trust what they said in turn."""
+        names = self._live_names()
+        if len(names) <= _ALL_AT_ONCE:
+            self._measure(names)
+
+    def _live_names(self) -> list[str]:
+        return self.call(lambda core, now_ms: [each.name for each in core.fleet.live(now_ms)])
+
+    def _measure(self, names: Collection[str]) -> None:
+        """Ask live nodes for their load; of one that does not answer it is unknown."""
         addresses = self.call(
             lambda core, now_ms: {
-                member.name: member.registration.node.address for member in core.fleet.live(now_ms)
+                member.name: member.registration.node.address
+                for member in core.fleet.live(now_ms)
+                if member.name in names
             }
         )
         loads = self._nodes.loads(addresses)
         self.counts["load_not_answered"] += len(addresses) - len(loads)
 
-        def take(core: Control, now_ms: int) -> None:
-            for member in core.fleet:
-                if member.name in loads:
-                    core.load(member.name, loads[member.name], now_ms)
+        def take(some: Iterable[str], core: Control, now_ms: int) -> None:
+            for name in some:
+                if core.fleet.get(name) is not None and name in loads:
+                    core.load(name, loads[name], now_ms)
                 else:
-                    core.loads.forget(member.name)
+                    core.loads.forget(name)
 
-        self.call(take)
+        asked = list(names)
+        for at in range(0, len(asked), _TAKEN_AT_ONCE):
+            self.call(functools.partial(take, asked[at : at + _TAKEN_AT_ONCE]))
 
     def _give_way(self, error: SupersededError) -> None:
         self._core = None
@@ -340,9 +357,20 @@ class Driver:
                 self.call(functools.partial(_think, id, posed, outcome))
 
     def _poll_on(self) -> None:
-        while not self._stopping.wait(LOAD_EVERY_S) and not self.superseded.is_set():
+        """Ask all nodes every 5 s; of many, some each second, in turn."""
+        at, pause_s = 0, LOAD_EVERY_S
+        while not self._stopping.wait(pause_s) and not self.superseded.is_set():
             try:
-                self.measure()
+                names = self._live_names()
+                if len(names) <= _ALL_AT_ONCE:
+                    at, pause_s = 0, LOAD_EVERY_S
+                    self._measure(names)
+                    continue
+                pause_s = 1.0
+                turn = min(_ALL_AT_ONCE, math.ceil(len(names) / LOAD_EVERY_S))
+                at = at % len(names)
+                self._measure(names[at : at + turn])
+                at += turn
             except RefusedError as error:
                 self.counts["measure_refused"] += 1
                 _log.warning("loads: %s", error.message)

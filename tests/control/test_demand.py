@@ -1,8 +1,10 @@
 """What nodes read, in counts that halve; and what that makes of a plan."""
 
+import numpy as np
 import pytest
 from simulation import make_node, make_tables
 
+from embertide.server.core import demand as demands
 from embertide.server.core.demand import HALF_LIVES_S, UNKNOWN_AFTER_MS, Demand
 from embertide.server.core.plan.first import first_plan
 from embertide.server.core.plan.layout import Bucket, Holders, Layout, Place, layout_of
@@ -145,3 +147,33 @@ def test_groups_ask_their_own_owners() -> None:
         for at in layout[Bucket(0, 0)].owners
     }
     assert reads == {"a": 110, "x": 110}
+
+
+def test_a_node_of_many_buckets_keeps_those_that_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demands, "PLACES_MAX", 4)
+    demand = Demand()
+    tables = [plan_pb2.PlannedTable(id=0, name="user", bucket_bits=17, chunks=1)]
+    load = node_pb2.NodeServiceGetLoadResponse(window_ms=5000)
+    for bucket in range(0, 100_000, 10_000):
+        load.buckets.add(bucket=bucket, reads=bucket, resident_bytes=1)
+    demand.take("node-0", load, tables, 0)
+    rates = demand.rates("node-0", 600)["here"]
+    assert np.flatnonzero(rates).tolist() == [60_000, 70_000, 80_000, 90_000]
+    topology = plan_pb2.Topology(nodes=[plan_pb2.Node(name="node-0")])
+    layout: Layout = {Bucket(0, at): Holders((Place(0, 0),)) for at in (60_000, 90_000)}
+    assert demand.workload(topology, layout).work.keys() == {
+        (Bucket(0, 60_000), 0),
+        (Bucket(0, 90_000), 0),
+    }
+
+
+def test_who_asks_for_what_is_not_told_of_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demands, "ASKING_MAX", 3)
+    demand = Demand()
+    tables = [plan_pb2.PlannedTable(id=0, name="user", bucket_bits=1, chunks=1)]
+    load = node_pb2.NodeServiceGetLoadResponse(window_ms=5000)
+    load.buckets.add(bucket=1, reads=50, resident_bytes=7)
+    demand.take("a", load, tables, 0)
+    workload = demand.workload(TOPOLOGY, {Bucket(0, 1): Holders((Place(0, 0),))})
+    assert workload.asking is None
+    assert workload.of(Bucket(0, 1), 0) == (50, 7)

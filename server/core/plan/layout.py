@@ -125,10 +125,14 @@ class PackedLayout(Mapping[Bucket, Holders]):
 
     def in_use(self) -> list[Holders]:
         """Return the distinct holders, in no order."""
+        return list(self.codes_in_use().values())
+
+    def codes_in_use(self) -> dict[int, Holders]:
+        """Return the distinct holders by their codes."""
         used = np.zeros(len(self._palette.holders) + 1, np.bool_)
         for codes in self.codes.values():
             used[codes] = True  # -1 marks the last place, which no code has
-        return [self._palette.holders[code] for code in np.flatnonzero(used[:-1]).tolist()]
+        return {code: self._palette.holders[code] for code in np.flatnonzero(used[:-1]).tolist()}
 
     def of_codes(self, codes: Codes) -> list[Holders]:
         """Return the holders that codes of this layout number."""
