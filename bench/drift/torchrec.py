@@ -1,11 +1,11 @@
 """TorchRec's planner on a task, and its plan as a placement for the simulator.
 
 `make build/.torchrec` puts TorchRec into `build/peers`, out of the way of the environment. It is
-told the truth about the task: sizes, mean pooling, batch, memory and bandwidths. As tables are
-served, its estimators count the forward pass alone, and no memory is reserved for anything else.
+told the truth about the task: sizes, mean pooling, batch, memory and bandwidths.
 
-It plans each task for GPUs, where it offers row-wise sharding, and for CPUs, where it does not; the
-bandwidths are the same.
+It plans each task in four ways, of which none is best everywhere: for GPUs, where it offers
+row-wise sharding, and for CPUs, where it does not, with the same bandwidths; with its estimator of
+inference and with that of training, its default. No memory is reserved for anything but tables.
 """
 
 import collections
@@ -26,6 +26,13 @@ from bench.servers import BUILD, BenchError
 FOLDER = BUILD / "peers"
 _MS = 1000
 Device = Literal["cuda", "cpu"]
+Estimator = Literal["inference", "training"]
+WAYS: tuple[tuple[Device, Estimator], ...] = (
+    ("cuda", "inference"),
+    ("cpu", "inference"),
+    ("cuda", "training"),
+    ("cpu", "training"),
+)
 
 
 class Planned(NamedTuple):
@@ -36,7 +43,7 @@ class Planned(NamedTuple):
     kinds: Mapping[str, int]
 
 
-def plan(task: Task, device: Device) -> Planned:
+def plan(task: Task, device: Device, estimator: Estimator) -> Planned:
     """Return the best plan of its proposers.
 
     Raises:
@@ -55,7 +62,7 @@ def plan(task: Task, device: Device) -> Planned:
     ]
     module = modules.EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
     sharder = _import("distributed.embeddingbag").EmbeddingBagCollectionSharder()
-    planner = _planner(task, device)
+    planner = _planner(task, device, estimator)
     begin = time.process_time()
     try:
         [by_table] = planner.plan(module, [sharder]).plan.values()
@@ -70,7 +77,7 @@ def plan(task: Task, device: Device) -> Planned:
     )
 
 
-def _planner(task: Task, device: Device) -> Any:
+def _planner(task: Task, device: Device, estimator: Estimator) -> Any:
     package = "distributed.planner"
     types, estimators = _import(f"{package}.types"), _import(f"{package}.shard_estimators")
     constraints = {
@@ -89,19 +96,16 @@ def _planner(task: Task, device: Device) -> Any:
         ddr_mem_bw=machine.memory_bytes_per_s / _MS,
         inter_host_bw=machine.link_bytes_per_s / _MS,
     )
-    served = [
-        estimator(topology, constraints, is_inference=True)
-        for estimator in (
-            estimators.EmbeddingPerfEstimator,
-            estimators.EmbeddingStorageEstimator,
-        )
-    ]
+    perf = estimators.EmbeddingPerfEstimator(
+        topology, constraints, is_inference=estimator == "inference"
+    )
+    storage = estimators.EmbeddingStorageEstimator(topology, constraints, is_inference=True)
     nothing = _import(f"{package}.storage_reservations").FixedPercentageStorageReservation(0)
     return _import(f"{package}.planners").EmbeddingShardingPlanner(
         topology=topology,
         batch_size=task.samples,
         enumerator=_import(f"{package}.enumerators").EmbeddingEnumerator(
-            topology, task.samples, constraints, served
+            topology, task.samples, constraints, [perf, storage]
         ),
         storage_reservation=nothing,
         constraints=constraints,
