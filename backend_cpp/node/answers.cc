@@ -1,6 +1,7 @@
 // What a node answers its peers, the control plane and operators.
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 #include "base/clock.h"
 #include "embertide/hash.h"
@@ -13,6 +14,8 @@ namespace embertide {
 namespace {
 
 constexpr size_t kMaxReadBags = 65536;
+// Making them takes a tenth of a second of one core.
+constexpr std::chrono::seconds kCurvesEvery{60};
 
 Status CheckWeights(std::span<const Feature> features, const v1::ReadRequest& request) {
   const auto weighed = std::ranges::find_if(features, &Feature::weighed);
@@ -331,6 +334,56 @@ Status Fleet::GetStatus(v1::NodeServiceGetStatusResponse* response) {
   return Status::Ok();
 }
 
+std::vector<MissCurve> Fleet::MakeCurves() const {
+  const Store& store = *node_->store_;
+  const Result<ReadView> view = store.PinNewest();
+  if (!view.ok()) return {};
+  std::map<std::pair<uint32_t, uint32_t>, TableRows> rows;
+  for (uint32_t t = 0; t < node_->manifest_.tables.size(); ++t) {
+    // Those with budgets of their own share nothing.
+    if (store.options().table_budgets.contains(node_->manifest_.tables[t].name)) continue;
+    for (uint32_t b = 0; b < node_->manifest_.tables[t].buckets(); ++b) {
+      const auto size = store.BucketSizeOf(view.value(), t, b);
+      const auto device = store.DeviceOf(t, b);
+      if (!size || !device) continue;
+      rows[{t, *device}].rows += size->rows;
+      rows[{t, *device}].bytes += size->payload_bytes;
+    }
+  }
+  return node_->load_->misses().Curves(
+      [&](uint32_t table, uint32_t bucket) { return store.DeviceOf(table, bucket); },
+      [&](uint32_t table, uint32_t device) {
+        const auto found = rows.find({table, device});
+        return found == rows.end() ? TableRows() : found->second;
+      });
+}
+
+void Fleet::FillTiers(v1::NodeServiceGetLoadResponse* response) {
+  const auto now = std::chrono::steady_clock::now();
+  {
+    const std::lock_guard lock(curves_mutex_);
+    if (!curves_made_ || now - *curves_made_ > kCurvesEvery) {
+      curves_ = MakeCurves();
+      // With none, again at the next window.
+      if (!curves_.empty()) curves_made_ = now;
+    }
+    for (const MissCurve& curve : curves_) {
+      v1::MissCurve* out = response->add_miss_curves();
+      out->set_table_id(node_->manifest_.tables[curve.table].id);
+      out->set_device(curve.device);
+      out->mutable_bytes()->Add(curve.bytes.begin(), curve.bytes.end());
+      for (const double missed : curve.missed) out->add_missed(static_cast<float>(missed));
+    }
+  }
+  for (uint32_t d = 0; d < node_->options_.devices; ++d) {
+    const uint64_t bytes = node_->store_->RowRoom(d);
+    if (bytes == 0) continue;
+    v1::RowRoom* room = response->add_row_rooms();
+    room->set_device(d);
+    room->set_bytes(bytes);
+  }
+}
+
 Status Fleet::GetLoad(uint32_t hot_keys, v1::NodeServiceGetLoadResponse* response) {
   if (!serving_) return {Code::kUnavailable, "loading, or shutting down"};
   const LoadWindow window = node_->load_->Last(HotKeysOf(hot_keys));
@@ -380,7 +433,8 @@ Status Fleet::GetLoad(uint32_t hot_keys, v1::NodeServiceGetLoadResponse* respons
     out->set_error(hot.error);
   }
   FillTraffic(response);
-  response->set_dropped(window.dropped);
+  if (node_->options_.ssd_budget_bytes > 0) FillTiers(response);
+  response->set_dropped(window.dropped + node_->load_->misses().dropped());
   if (const auto info = InfoOf(view.value().version())) {
     response->set_watermark_ms(info->watermark_ms);
   }

@@ -22,6 +22,7 @@
 #include "embertide/node.h"
 #include "node/hot_rows.h"
 #include "node/join_pace.h"
+#include "node/miss_meter.h"
 #include "node/plan_reader.h"
 #include "node/remote.h"
 #include "node/routing.h"
@@ -118,6 +119,9 @@ class Fleet : public NodeHandler {
   Result<ReadView> PinNamed(const v1::Version& version) const;
   Status FillUsage(v1::NodeServiceGetStatusResponse* response) const;
   void FillTraffic(v1::NodeServiceGetLoadResponse* response) const;
+  // Miss curves, made anew if they are old, and room for rows.
+  void FillTiers(v1::NodeServiceGetLoadResponse* response);
+  std::vector<MissCurve> MakeCurves() const;
   Status ReadBags(const v1::ReadRequest& request, Deadline deadline, v1::ReadResponse* response);
   Status Prove(const v1::LookupPart& part, uint32_t* table) const;
   std::optional<uint32_t> TableOfId(uint32_t id) const;
@@ -161,6 +165,10 @@ class Fleet : public NodeHandler {
   std::atomic<uint64_t> refused_shares_{0};
   std::chrono::steady_clock::time_point add_again_;    // after a failure
   std::chrono::steady_clock::time_point not_reached_;  // a peer was seen below SupersededUntil
+
+  std::mutex curves_mutex_;
+  std::vector<MissCurve> curves_;
+  std::optional<std::chrono::steady_clock::time_point> curves_made_;
 
   std::unique_ptr<PeerPool> peers_;
   std::unique_ptr<HotRows> hot_;

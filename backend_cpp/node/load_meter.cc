@@ -25,7 +25,7 @@ uint64_t ProcessCpuUs() {
 }  // namespace
 
 LoadMeter::LoadMeter(const std::vector<TableConfig>& tables, std::chrono::milliseconds window)
-    : length_(window), begun_(std::chrono::steady_clock::now()) {
+    : length_(window), begun_(std::chrono::steady_clock::now()), misses_(tables.size()) {
   for (const TableConfig& table : tables) {
     first_.push_back(buckets_);
     buckets_ += table.buckets();
@@ -58,6 +58,7 @@ void LoadMeter::Turn(std::chrono::steady_clock::time_point now) {
       static_cast<double>(stood_for_) / seconds / kToldASecond, 1.0, double{kMostEvery}));
   told_ = stood_for_ = 0;
   std::swap(last_, now_);
+  misses_.EndWindow(ReadsHere(last_.buckets));
   last_.length = passed;
   const Totals totals = TotalsNow();
   last_.spent = {totals.cpu_us - totals_.cpu_us, totals.requests - totals_.requests,
@@ -132,8 +133,22 @@ void LoadMeter::Observe(std::span<const ObservedRead> reads) {
   if (now_.keys.size() > 2 * kHotKeys) Prune();
 }
 
+std::vector<uint64_t> LoadMeter::ReadsHere(const std::vector<std::vector<Bucket>>& buckets) {
+  std::vector<uint64_t> reads;
+  for (const std::vector<Bucket>& table : buckets) {
+    uint64_t& sum = reads.emplace_back(0);
+    for (const Bucket& bucket : table) {
+      for (const Source source : {Source::kHbm, Source::kDdr, Source::kSsd, Source::kDefault}) {
+        sum += bucket.by_source[static_cast<size_t>(source)];
+      }
+    }
+  }
+  return reads;
+}
+
 // Of two that write a register at once one may be lost: it comes again with the key.
 void LoadMeter::Watch(std::span<const WatchedKey> keys) {
+  misses_.Note(keys);
   const Registers& registers = registers_[counting_];
   for (const WatchedKey& key : keys) {
     // Mixed again: of those told, some bits of the hash are all alike.

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "embertide/store.h"
+#include "node/miss_meter.h"
 
 namespace embertide {
 
@@ -59,6 +60,7 @@ class LoadMeter : public ReadObserver {
   void Watch(std::span<const WatchedKey> keys) override;
   // `requests` of the node's own were answered, each after `latency`. Takes no lock.
   void NoteAnswered(std::chrono::nanoseconds latency, uint64_t requests);
+  const MissMeter& misses() const { return misses_; }
   // The last whole window; window_ms is 0 before there is one.
   LoadWindow Last(size_t hot_keys) const;
 
@@ -94,6 +96,8 @@ class LoadMeter : public ReadObserver {
     uint64_t least = 0;  // what a key that is not listed may have been read
   };
   void Turn(std::chrono::steady_clock::time_point now);
+  // Keys looked up here, by table.
+  static std::vector<uint64_t> ReadsHere(const std::vector<std::vector<Bucket>>& buckets);
   Totals TotalsNow() const;
   void Prune();
   double DistinctOf(const Registers& registers, size_t table, size_t bucket) const;
@@ -115,6 +119,7 @@ class LoadMeter : public ReadObserver {
   Totals totals_;  // when the window under way began
   Window now_;
   Window last_;
+  MissMeter misses_;
 };
 
 }  // namespace embertide

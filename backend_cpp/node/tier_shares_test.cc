@@ -92,6 +92,10 @@ TEST_F(TierSharesTest, AShareOfANewPlanIsKeptUnderReadsAndNoAnswerChanges) {
   reader.join();
   EXPECT_EQ(wrong, 0U);
   EXPECT_EQ(fleet.node(0).fleet_stats().refused_shares, 0U);
+  const v1::NodeServiceGetLoadResponse load = fleet.Load(0);
+  ASSERT_EQ(load.row_rooms_size(), 1);
+  EXPECT_GT(load.row_rooms(0).bytes(), 4 * kMiB);
+  EXPECT_LT(load.row_rooms(0).bytes(), 8 * kMiB);
   // Away with it.
   fleet.Write(Plan(5, 0));
   EXPECT_TRUE(Await([&] { return fleet.node(0).store().UsageOf(0, 0).ddr_share_bytes == 0; }));

@@ -120,6 +120,18 @@ static void Share(Device* device, const std::map<uint32_t, uint64_t>& bytes) {
   device->shared_out = !bytes.empty();
 }
 
+uint64_t Store::RowRoom(uint32_t d) const {
+  const Device& device = *impl_->devices[d];  // the part that tables share is the first
+  const std::string& name = impl_->tables[device.tables.front()].config.name;
+  if (impl_->options.table_budgets.contains(name)) return 0;
+  const uint64_t limit = device.budget.limit_bytes();
+  const auto low = static_cast<uint64_t>(Impl::kLowRoom * static_cast<double>(limit));
+  const uint64_t used = device.budget.used_bytes();
+  const uint64_t pages = device.arena.page_bytes();
+  const uint64_t others = used - std::min(used, pages) + Impl::ReadyBytes(device) + low;
+  return others < limit ? limit - others : 0;
+}
+
 Status Store::SetDdrShares(std::span<const DdrShare> shares) {
   if (impl_->training()) {
     return {Code::kInvalidArgument, "DDR shares are of stores that serve; a trainer has none"};

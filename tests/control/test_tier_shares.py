@@ -8,7 +8,7 @@ from embertide.server.core.drift.options import DriftOptions
 from embertide.server.core.errors import Code, RefusedError
 from embertide.server.core.plan.layout import Place
 from embertide.server.core.plan.shares import Shared, messages_of, shares_of
-from embertide.v1 import control_pb2, plan_pb2
+from embertide.v1 import control_pb2, node_pb2, plan_pb2
 
 MIB = 1 << 20
 DDR = plan_pb2.TIER_DDR
@@ -145,3 +145,24 @@ def test_a_share_that_became_impossible_while_it_waited_fails_its_operation() ->
     assert state(fleet, "r1") == "FAILED"
     assert "exceed the DDR budget" in record.operation.message
     assert planned(fleet) == {}
+
+
+def test_recshard_makes_shares_of_the_curves_that_nodes_report() -> None:
+    fleet = make_fleet()
+    for name in ("node-0", "node-1"):
+        load = node_pb2.NodeServiceGetLoadResponse()
+        load.CopyFrom(fleet.core.loads.by_node[name])
+        load.row_rooms.add(device=0, bytes=6 * MIB)
+        # Half of the user's rows answer nearly all of its reads; items are read but once.
+        size = [0, 2 * MIB, 4 * MIB]
+        load.miss_curves.add(table_id=0, bytes=size, missed=[1, 0.05, 0])
+        load.miss_curves.add(table_id=1, bytes=[0, 4 * MIB, 8 * MIB], missed=[1, 0.95, 0.9])
+        fleet.core.load(name, load, fleet.now_ms)
+    answer = ask(fleet, "r1", {}, planner="recshard")
+    assert "keys/s predicted from the SSDs" in answer.explanation
+    assert state(fleet, "r1") == "SUCCEEDED"
+    shares = planned(fleet)
+    for node in (0, 1):
+        user, item = (shares[Shared(Place(node, 0), DDR, table)] for table in (0, 1))
+        assert user >= 2 * MIB
+        assert user + item <= 6 * MIB

@@ -513,6 +513,9 @@ class Store {
     uint64_t ddr_allowed_bytes = 0;  // more than the share while that is being emptied
   };
   Usage UsageOf(uint32_t table, uint32_t device) const;
+  // Bytes that the rows of tables which share a device's DDR may take together now: the budget less
+  // index, versions, policies and what is kept ready. 0: no tables share. Any thread.
+  uint64_t RowRoom(uint32_t device) const;
   // Gives tables shares of the DDR budgets, in place of all that were given before; a table that is
   // not named has none, and takes what the others leave. The rows of a table with a share never
   // take more than it. They leave DDR only for other rows of the table, or when the device lacks
