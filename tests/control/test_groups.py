@@ -94,7 +94,7 @@ def test_an_operation_on_a_group_that_is_aborted_at_any_time_can_be_undone(seed:
         start(fleet, "before", add_group=1)
         run(fleet, "before")
     start(fleet, "op", **goal)
-    for _ in range(dice.randint(1, 60)):
+    for _ in range(dice.choice([5, 20, 40, 60, 400])):  # at the last it is over
         fleet.step()
     if not fleet.operation("op").ended_ms:
         steering = control_pb2.SteerOperationRequest(id="op", steering=control_pb2.STEERING_ABORT)

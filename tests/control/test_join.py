@@ -9,7 +9,15 @@ from simulation import make_node, make_tables
 
 from embertide.server.core.plan.first import first_plan
 from embertide.server.core.plan.join import Join
-from embertide.server.core.plan.layout import Bucket, Place, budget_bytes, devices, layout_of
+from embertide.server.core.plan.layout import (
+    Bucket,
+    Holders,
+    Place,
+    budget_bytes,
+    devices,
+    layout_of,
+    packed,
+)
 from embertide.server.core.plan.moves import moves_to
 from embertide.server.core.plan.planner import Problem
 from embertide.server.core.plan.workload import Work, Workload, device_work, predicted
@@ -108,6 +116,23 @@ def test_reads_that_a_few_buckets_have_are_shared_too() -> None:
     held, reads = shares(problem, now)[Place(2, 0)]
     assert 0.89 <= held <= 1.11
     assert 0.8 <= reads <= 1.2  # a bucket is a sixth of a share
+
+
+def test_who_has_less_than_its_share_gives_nothing() -> None:
+    """Node b has 30 large buckets, 60,000 of 302,000 bytes, and 101,000 are fair."""
+    problem = make_problem([make_node("a"), make_node("b")], [make_node("c")])
+    ours = [at for at, held in problem.layout.items() if held.owners == (Place(1, 0),)]
+    layout = packed(problem.layout).changed(
+        {at: Holders((Place(0, 0),)) for at in ours[: len(ours) - 30]}
+    )
+    work = {
+        (at, held.owners[0].node): Work(200, 2000) if held.owners[0].node else Work(100, 1000)
+        for at, held in layout.items()
+    }
+    problem = Problem(plan=problem.plan, layout=layout, workload=Workload(work=work))
+    now, moves = after(problem)
+    assert now[Place(1, 0)] == Work(6000, 60_000)
+    assert now[Place(2, 0)].bytes == moves * 1000 >= 0.89 * 302_000 / 3
 
 
 def test_nothing_moves_where_all_nodes_own_or_are_shunned() -> None:
