@@ -145,11 +145,15 @@ def calling(address: str, token_file: Path | None) -> Iterator[Caller]:
 
 def print_message(message: Message) -> None:
     """Print a message as JSON, with the fields that are zero too: programs read it."""
-    print_json(
-        json_format.MessageToDict(
-            message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-        )
+    print_json(message_facts(message))
+
+
+def message_facts(message: Message) -> dict[str, Any]:
+    """Return a message as JSON has it, with the fields that are zero too."""
+    facts: dict[str, Any] = json_format.MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
+    return facts
 
 
 def new_id() -> str:

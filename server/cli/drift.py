@@ -18,6 +18,7 @@ from embertide.server.cli.control_plane import (
     calling,
     print_message,
 )
+from embertide.server.cli.gains import model_line
 from embertide.server.cli.refusals import Json, refusals
 from embertide.server.core.drift.options import MODES
 from embertide.v1 import control_pb2
@@ -70,20 +71,9 @@ def _list(caller: Caller, *, acted: bool, limit: int) -> control_pb2.ListDecisio
     return answer
 
 
-def _model(model: control_pb2.CostModel) -> str:
-    """Say how good the cost model is."""
-    if not model.windows:
-        return "cost model: nothing measured yet, its prices are defaults"
-    text = (
-        f"cost model: {model.windows:,} load windows, error {model.error_median:.1%} (median), "
-        f"{model.error_p90:.1%} (p90)"
-    )
-    return text if model.trusted else text + "; NOT TRUSTED: it starts nothing by these prices"
-
-
 def _show(answer: control_pb2.ListDecisionsResponse) -> None:
     typer.echo(_describe(answer.settings))
-    typer.echo(_model(answer.model))
+    typer.echo(model_line(answer.model))
     if not answer.decisions:
         typer.echo("no decision yet: the first look comes with the first load reports")
         return

@@ -9,20 +9,24 @@ import typer
 from embertide.server.adapters.process import ProcessError
 from embertide.server.cli.control_plane import (
     DEFAULT_CONTROL,
+    Caller,
     Control,
     TokenFile,
     calling,
+    message_facts,
     owner_name,
     print_message,
     share_line,
     table_name,
     table_of,
 )
+from embertide.server.cli.fleet_view import fleet_facts, show_devices
+from embertide.server.cli.gains import gain_facts, model_line, show_gain
 from embertide.server.cli.refusals import Json, print_json, refusals
 from embertide.server.core.plan.layout import Bucket, Holders, layout_of, place_name
 from embertide.server.core.plan.moves import changes
 from embertide.server.core.plan.workload import measured
-from embertide.v1 import control_pb2, plan_pb2
+from embertide.v1 import control_pb2, node_pb2, plan_pb2
 
 app = typer.Typer(
     help="Plans: which devices hold which buckets. Example: embertide plan explain user/3.",
@@ -79,6 +83,8 @@ def show(
         rich.console.Console().print(table)
         if len(plan.assignments) > _SHOWN:
             typer.echo(f"and {len(plan.assignments) - _SHOWN} more; --json lists all")
+        for group in plan.topology.partial_groups:
+            typer.echo(f"group {group} is being added or removed: it does not own every bucket")
         for hot in plan.hot_rows:
             typer.echo(f"hot rows of {table_name(plan, hot.table_id)}: {hot.rows:,} a node")
         for share in plan.tier_shares:
@@ -87,14 +93,24 @@ def show(
 
 @app.command("explain")
 def explain(
-    where: Annotated[str, typer.Argument(help="TABLE/BUCKET, as user/3.")],
+    where: Annotated[
+        str | None, typer.Argument(help="TABLE/BUCKET, as user/3; without it, the whole plan.")
+    ] = None,
     control: Control = DEFAULT_CONTROL,
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Say who holds a bucket and how it is read. Example: embertide plan explain user/3."""
+    """Say what a plan costs and why it is so, or who holds a bucket and how it is read.
+
+    Example: embertide plan explain
+
+    Example: embertide plan explain user/3
+    """
     with refusals(as_json), calling(control, token_file) as caller:
         plan = caller.plan()
+        if where is None:
+            _explain_plan(caller, plan, as_json=as_json)
+            return
         name, _, number = where.rpartition("/")
         table = table_of(plan, name)
         if not number.isdecimal() or int(number) >= 1 << table.bucket_bits:
@@ -110,6 +126,7 @@ def explain(
             plan.topology.nodes[each.node].name: workload.of(at, each.node)._asdict()
             for each in held.owners
         }
+        asked = {each.node: _asked(each.load, at) for each in load.nodes}
         facts: dict[str, Any] = {
             "table": name,
             "bucket": at.bucket,
@@ -117,6 +134,7 @@ def explain(
             "operation": plan.operation_id,
             **_names(plan, held),
             "work": read,
+            "wanted": asked,
         }
         if as_json:
             print_json(facts)
@@ -124,6 +142,58 @@ def explain(
         typer.echo(f"bucket {at.bucket} of table {name!r}, plan {plan.epoch}: {_text(facts)}")
         for node, work in read.items():
             typer.echo(f"  {node}: {work['reads']:,} reads, {work['bytes']:,} bytes")
+        for node, keys in asked.items():
+            if any(keys.values()):
+                typer.echo(
+                    f"  wanted by {node}: {keys['here']:,} keys answered there, {keys['hot']:,} by "
+                    f"copies of hot rows, {keys['asked']:,} asked of peers"
+                )
+
+
+def _asked(load: node_pb2.NodeServiceGetLoadResponse, at: Bucket) -> dict[str, int]:
+    """Return where a node's own requests for a bucket were answered in the last window."""
+    for each in load.buckets:
+        if (each.table_id, each.bucket) == at:
+            here = each.reads - each.peer_reads
+            return {"here": here, "hot": each.hot_reads, "asked": each.asked}
+    return {"here": 0, "hot": 0, "asked": 0}
+
+
+def _explain_plan(caller: Caller, plan: plan_pb2.Plan, *, as_json: bool) -> None:
+    """Say what each device does and holds, which limits there are, and what made the plan."""
+    facts: dict[str, Any] = {
+        "plan_epoch": plan.epoch,
+        "planner": plan.planner,
+        "operation": plan.operation_id,
+        "devices": fleet_facts(caller)["devices"],
+        "hot_rows": {table_name(plan, hot.table_id): hot.rows for hot in plan.hot_rows},
+    }
+    decisions = caller.call("ListDecisions", control_pb2.ListDecisionsRequest(acted_only=True))
+    if plan.operation_id:
+        asked = control_pb2.GetOperationRequest(id=plan.operation_id)
+        operation = caller.call("GetOperation", asked).operation
+        if operation.HasField("before"):
+            facts["predicted"] = gain_facts(operation.before, operation.after)
+        for decision in decisions.decisions:
+            if decision.operation_id == plan.operation_id and decision.measured_ms:
+                facts["predicted_gain"] = round(decision.predicted_gain, 4)
+                facts["measured_gain"] = round(decision.measured_gain, 4)
+    if as_json:
+        print_json(facts | {"model": message_facts(decisions.model)})
+        return
+    made = f"operation {plan.operation_id}" if plan.operation_id else "no operation"
+    typer.echo(f"plan {plan.epoch} by {plan.planner or 'nobody'} ({made})")
+    show_devices(facts | {"skew": {}})
+    for table, rows in facts["hot_rows"].items():
+        typer.echo(f"hot rows of {table}: {rows:,} a node")
+    if "predicted" in facts:
+        show_gain(operation.before, operation.after)
+    if "measured_gain" in facts:
+        typer.echo(
+            f"gain predicted {100 * facts['predicted_gain']:.1f} %, "
+            f"measured {100 * facts['measured_gain']:.1f} %"
+        )
+    typer.echo(model_line(decisions.model))
 
 
 @app.command("diff")

@@ -25,6 +25,7 @@ from embertide.server.cli.control_plane import (
     share_line,
     table_name,
 )
+from embertide.server.cli.gains import model_line, show_gain
 from embertide.server.cli.refusals import Json, refusals
 from embertide.server.cli.target import read_target
 from embertide.server.core.demand import PLANNED_BY_S
@@ -129,6 +130,7 @@ def _line(operation: control_pb2.Operation) -> str:
 
 
 def _show(plan: plan_pb2.Plan, answer: control_pb2.StartReshardResponse, *, dry_run: bool) -> None:
+    """Print what an operation moves, and what it is predicted to gain."""
     verb = "would move" if dry_run else "moves"
     typer.echo(
         f"operation {answer.operation.id} {verb} {len(answer.moves)} buckets, "
@@ -159,13 +161,16 @@ def _show(plan: plan_pb2.Plan, answer: control_pb2.StartReshardResponse, *, dry_
         numbers = (each.reads_before, each.reads_after, each.bytes_before, each.bytes_after)
         devices.add_row(owner_name(plan, each.device), *(f"{number:,}" for number in numbers))
     console.print(devices)
+    if answer.HasField("before"):
+        show_gain(answer.before, answer.after)
+        typer.echo(model_line(answer.model))
 
 
 @app.callback()
 def command(
     context: typer.Context,
     planner: Annotated[
-        str | None, typer.Option(help="Planner that makes the target from measured load: greedy.")
+        str | None, typer.Option(help="Planner that makes the target from measured load.")
     ] = None,
     target: Annotated[
         Path | None, typer.Option(help="JSON file that says where buckets shall be.")

@@ -70,11 +70,23 @@ def test_a_reshard_from_a_dry_run_to_its_undo(operator: Operator, tmp_path: Path
     dry = operator.run("reshard", "--planner", "greedy", "--dry-run")
     assert "would move" in dry.stdout, dry.stderr
     assert "max/mean" in dry.stdout
+    assert "predicted, a second: busiest device, us" in dry.stdout
+    assert "cost model: " in dry.stdout
+    told = operator.json("reshard", "--planner", "greedy", "--dry-run")
+    # Node 0 alone reads them: on another node they cost more, which greedy does not go by.
+    assert told["after"]["busiest_us"] > told["before"]["busiest_us"] > 0  # type: ignore[index]
     done = operator.run("reshard", "--planner", "greedy", "--watch", "--id", "greedy-1")
     assert done.returncode == 0, done.stderr
     assert "greedy-1: SUCCEEDED" in done.stdout
     assert "greedy-1: SUCCEEDED" in operator.run("reshard", "list").stdout
     assert operator.run("reshard", "watch", "greedy-1").returncode == 0
+    whole = operator.run("plan", "explain")
+    assert whole.returncode == 0, whole.stderr
+    assert "by greedy (operation greedy-1)" in whole.stdout
+    assert "predicted, a second: busiest device, us" in whole.stdout
+    facts = operator.json("plan", "explain")
+    assert facts["predicted"]["gain"] < 0  # type: ignore[index]
+    assert len(facts["devices"]) == 4  # type: ignore[arg-type]
     over = operator.run("reshard", "abort", "greedy-1")
     assert over.returncode == 1
     assert "is over" in over.stderr
@@ -92,6 +104,8 @@ def test_a_reshard_from_a_dry_run_to_its_undo(operator: Operator, tmp_path: Path
     assert moved.returncode == 0, moved.stderr
     explained = operator.json("plan", "explain", "user/2")
     assert explained["owners"] == ["node-1/1"]
+    idle = {"here": 0, "hot": 0, "asked": 0}
+    assert explained["wanted"] == {"node-0": {**idle, "here": 10}, "node-1": idle}
     assert "user/2" in operator.run("plan", "diff", epoch, epoch + 4).stdout
     assert "node-1/1" in operator.run("plan", "show").stdout
     epoch = operator.json("status")["plan_epoch"]
