@@ -292,7 +292,7 @@ class Demand:
             members = [at for at, node in enumerate(topology.nodes) if node.group == group]
             self._add_work(work, laid, {at: names[at] for at in members}, which)
         asking = None
-        if len(names) * self._buckets.count <= ASKING_MAX:
+        if self._buckets.count and len(names) * self._buckets.count <= ASKING_MAX:
             rates = [self.rates(name, half_life_s) for name in names]
             asking = self._asking(names, rates, half_life_s)
         return Workload(work=work, asking=asking)
