@@ -14,6 +14,7 @@ from bench.drift import (
     metering,
     moves,
     pays,
+    planners,
     quiet,
     recshard,
     refusals,
@@ -38,6 +39,10 @@ def _skew(arguments: argparse.Namespace) -> list[report.Row]:
 
 def _metering(arguments: argparse.Namespace) -> list[report.Row]:
     return metering.measure(arguments.repetitions)
+
+
+def _planners(arguments: argparse.Namespace) -> list[report.Row]:
+    return planners.measure(arguments.repetitions)
 
 
 def _quiet(arguments: argparse.Namespace) -> list[report.Row]:
@@ -89,6 +94,7 @@ _PARTS: Mapping[str, Callable[[argparse.Namespace], list[report.Row]]] = {
     "pays": _pays,
     "refusals": _refusals,
     "moves": _moves,
+    "planners": _planners,
     "recshard": _recshard,
     "flexshard": _flexshard,
 }
