@@ -129,6 +129,27 @@ def test_who_names_no_model_or_a_wrong_one_is_told_which_there_are(site: Site) -
     assert nobody.refused("Heartbeat", beat)[0] == "FAILED_PRECONDITION"
 
 
+def test_streams_of_beats_find_their_model(site: Site) -> None:
+    nobody = site.client(None)
+    for model in ("news", "shop"):
+        node = make_node("further", address="127.0.0.1:1")
+        request = make_registration(node, TABLES, id=f"{model}-further", model=model)
+        nobody.call("RegisterNode", request)
+        beat = control_pb2.HeartbeatRequest(
+            node="further", incarnation=request.request_id, sequence=1
+        )
+        stream = nobody.stub.StreamBeats(
+            iter([control_pb2.StreamBeatsRequest(beat=beat)]), timeout=5
+        )
+        assert next(iter(stream)).response.plan_epoch > 0
+        status = site.client(model).call("GetStatus", STATUS)
+        assert [each.node.name for each in status.nodes] == ["further", "node-0", "node-1"]
+    beat.incarnation = "nobody's"
+    with pytest.raises(grpc.RpcError) as refused:
+        list(nobody.stub.StreamBeats(iter([control_pb2.StreamBeatsRequest(beat=beat)]), timeout=5))
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
 def test_both_models_go_on_with_another_control_plane(site: Site) -> None:
     older = site.server
     site.server = site.start()
