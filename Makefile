@@ -85,7 +85,7 @@ bench-serve: dev cpp ## serving against Triton's Python backend with torch; a qu
 bench-remote: dev cpp ## lookups that ask another node for half of the keys
 	$(BIN)/python -m bench.remote
 
-bench-drift: dev cpp build/.torchrec ## what following the drift is worth; DATA=clicks.parquet, CRITEO=criteo.parquet, PARTS=local,skew,metering
+bench-drift: dev cpp $(if $(or $(if $(PARTS),,all),$(findstring torchrec,$(PARTS))),build/.torchrec) ## what following the drift is worth; DATA=clicks.parquet, CRITEO=criteo.parquet, PARTS=local,skew,metering
 	$(BIN)/python -m bench.drift $(if $(DATA),--data "$(DATA)") $(if $(CRITEO),--criteo "$(CRITEO)") $(if $(PARTS),--parts $(PARTS))
 
 bench-reshard: dev cpp ## twenty reshards under load and versions; six minutes

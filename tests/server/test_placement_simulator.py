@@ -4,9 +4,12 @@ A byte takes one microsecond in memory and on the link. The table has vectors of
 device asks for 3 bags of 2 keys.
 """
 
+import numpy as np
 import pytest
 
+from bench.drift import heuristics
 from bench.drift.simulator import Machine, Outcome, Shard, SimulatedTable, simulate
+from bench.drift.tasks import FILL, Spread, reuse_shares, sources, tasks
 
 TABLE = SimulatedTable(rows=100, dim=4, pooling=2)
 MACHINE = Machine(memory_bytes_per_s=1e6, link_bytes_per_s=1e6)
@@ -75,3 +78,35 @@ def test_a_placement_that_does_not_cover_a_table_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=says):
         simulated(*shards)
+
+
+def test_tasks_are_drawn_from_their_seed() -> None:
+    first, again, other = (list(tasks(sources(None, None), 4, seed)) for seed in (1, 1, 2))
+    assert [(task.name, task.tables, task.capacity) for task in first] == [
+        (task.name, task.tables, task.capacity) for task in again
+    ]
+    assert first[0].tables != other[0].tables
+    for task in first:
+        assert 20 <= len(task.tables) <= 80
+        assert 2 <= task.devices <= 8
+        low, high = FILL[task.memory]
+        assert low <= task.bytes / (task.capacity * task.devices) <= high
+
+
+def test_shares_of_buckets_and_of_rows_add_up() -> None:
+    spread = Spread(np.array([0.5, 0.2]), np.array([0.1, 0.9]), np.array([0.3, 0.3]))
+    assert spread.by_hash(4).tolist() == pytest.approx([0.075, 0.775, 0.075, 0.075])
+    assert spread.of_rows(0, 0.5) == pytest.approx(0.5 + 0.15)
+    assert reuse_shares(3).sum() == pytest.approx(1)  # all rows are hot
+    hot_H = reuse_shares(1_000_000)
+    assert 0.2 < hot_H.sum() < 0.9
+    assert hot_H[:10].min() > 100 * hot_H[-1]
+
+
+def test_what_heuristics_place_fits() -> None:
+    [task] = tasks(sources(None, None), 1, 3)
+    placements = list(heuristics.placements(task))
+    assert placements
+    for placement in placements:
+        outcome = simulate(task.tables, placement, task.devices, task.samples)
+        assert outcome.bytes_D.max() <= task.capacity + 1
