@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from embertide.server.cli.control_plane import MODEL, Control
+from embertide.server.cli.control_plane import MODEL, TokenFile
 
 Model = Annotated[
     str | None,
@@ -21,7 +21,7 @@ Model = Annotated[
 
 
 def add_model_option(app: typer.Typer) -> None:
-    """Add the option to all commands of an app that have `--control`, and to those below it."""
+    """Add the option to all commands of an app that show a control plane a token."""
     for command in app.registered_commands:
         command.callback = _with_model(command.callback)
     if app.registered_callback is not None:
@@ -36,7 +36,7 @@ def _with_model(command: Callable[..., Any] | None) -> Callable[..., Any] | None
         return None
     signature = inspect.signature(command)
     takes = signature.parameters
-    if "model" in takes or "control" not in takes or takes["control"].annotation != Control:
+    if "model" in takes or "token_file" not in takes or takes["token_file"].annotation != TokenFile:
         return command
 
     @functools.wraps(command)

@@ -191,6 +191,9 @@ def test_commands_name_the_model(redis_url: str, tmp_path: Path) -> None:
         done = run("node", "list", "--model", "shop")
         assert done.exit_code == 0, done.output
         assert "node-s" in done.stdout
+        done = run("status", "--model", "shop")
+        assert done.exit_code == 0, done.output
+        assert "node-s" in done.stdout
         done = run("node", "list")
         assert done.exit_code == 1
         assert "['news', 'shop']; give --model" in done.stderr
