@@ -47,7 +47,9 @@ class Batch:
         self._removed = [move for move in moves if move.target is None]
         self._base_epoch = base_epoch
         self._deadline_ms = longest_deadline_ms
-        self._acted_ms: int | None = None  # since when all live nodes act by the step's plan
+        # Since when all live nodes act by the step's plan, and which have lived since.
+        self._acted_ms: int | None = None
+        self._acted: frozenset[str] = frozenset()
 
     @property
     def step(self) -> Step:
@@ -59,7 +61,7 @@ class Batch:
         self.message.step, self.message.step_epoch = step, epoch
         if step is Step.JOINING:
             self.message.joined_epoch = epoch
-        self._acted_ms = None
+        self._acted_ms, self._acted = None, frozenset()
 
     def next(self, view: View, *, ending: bool) -> Step | None:
         """Return the step that the beats allow; None: it waits. NONE: it is over.
@@ -96,8 +98,9 @@ class Batch:
             for move in self.moves
             for place in (move.source, move.target)
         ):
-            if self._acted_ms is None:
-                self._acted_ms = view.now_ms
+            # One that was counted as dead, and is heard again, may have asked by an older plan.
+            if self._acted_ms is None or not view.live_names <= self._acted:
+                self._acted_ms, self._acted = view.now_ms, self._acted | view.live_names
             if view.now_ms - self._acted_ms < self._deadline_ms:
                 return None  # requests that began by the plan before may still come
             return Step.DROPPED if step is Step.LEAVING else step

@@ -45,6 +45,11 @@ class View:
         return [each for each in self.fleet.live(self.now_ms) if each.name in named]
 
     @functools.cached_property
+    def live_names(self) -> frozenset[str]:
+        """Their names."""
+        return frozenset(member.name for member in self._live)
+
+    @functools.cached_property
     def _acted_epoch(self) -> float:
         return min((member.acted_epoch for member in self._live), default=math.inf)
 
