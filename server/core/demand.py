@@ -2,8 +2,9 @@
 
 A node's load windows are added up in counts that halve: in a minute, in ten, in an hour and in a
 day. Counts and the time that they cover halve together, so that their quotient is a rate from the
-first window on. Time is that of the wall clock, or event time where a stream is replayed faster
-than it came about: then a window lasts as long as the watermark moved.
+first window on. They halve by the wall clock, or by event time where a stream is replayed faster
+than it came about: then a window counts as long as the watermark moved. Rates are for each second
+of the wall clock all the same, as nodes spend their time in it.
 
 A node that does not say what it reads is unknown, and not idle: its counts stay as they were, and
 `unknown` names it.
@@ -224,7 +225,7 @@ class Demand:
         node.counts_HKP *= keep_H[:, None, None].astype(np.float32)
         node.counts_HKP += now_KP
         _drop_places(node)
-        node.seconds_H = node.seconds_H * keep_H + seconds
+        node.seconds_H = node.seconds_H * keep_H + load.window_ms / 1000
         node.requests_H = node.requests_H * keep_H + float(load.requests)
         node.busy_us_H = node.busy_us_H * keep_H + float(load.cpu_us)
         node.window = load.window

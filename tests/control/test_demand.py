@@ -71,14 +71,18 @@ def test_a_window_counts_once_and_one_that_was_missed_is_counted() -> None:
     assert demand.missed_windows == 2
 
 
-# A day is replayed in minutes: a window covers as much of it as the watermark moved.
+# A day is replayed in minutes: a window counts as long as the watermark moved. Rates are for each
+# second of the wall clock all the same.
 def test_event_time_lasts_as_long_as_the_watermark_moves() -> None:
     demand = Demand("event")
     demand.take("a", load(1, watermark_ms=1, first=(3600, 0, 0, 0)), TABLES, 0)
     for window in range(2, 30):
         hours = (window - 1) * 3_600_000
         demand.take("a", load(window, hours, first=(3600, 0, 0, 0)), TABLES, 5000 * window)
-    assert rate(demand, 3600) == pytest.approx(1, rel=0.01)  # a key a second of event time
+    assert rate(demand, 3600) == pytest.approx(720)
+    demand.take("a", load(30, 29 * 3_600_000), TABLES, 150_000)  # an hour in which nobody reads
+    assert rate(demand, 3600) == pytest.approx(360, rel=0.01)
+    assert rate(demand, 600) < 30
 
 
 def test_a_node_that_says_nothing_is_unknown_and_not_idle() -> None:

@@ -203,7 +203,8 @@ class Autopilot:
             hot_set_overlap=overlap(hot, self.memory.hot_set),
             forecast_error=self.memory.seasons.error(at_ms, totals),
         )
-        growth = self.memory.seasons.growth(at_ms, int(self.options.horizon_s * 1000), names)
+        horizon_ms = int(self.options.horizon_s * 1000 * self.memory.speed)
+        growth = self.memory.seasons.growth(at_ms, horizon_ms, names)
         self.memory.seasons.take(at_ms, totals)
         joined = self._joined(now, frozenset(drained))
         look = Look(
@@ -359,7 +360,6 @@ class Autopilot:
             bytes=moved_bytes,
             changes=bool(prepared.moves or prepared.hot_rows or prepared.tier_shares),
             bytes_per_s=self._rate(),
-            speed=self.memory.speed,
             us_per_byte=_US_PER_BYTE,
             trusted=trust.trusted,
             model_error=trust.error,

@@ -20,7 +20,6 @@ class Case:
         bytes: What it moves.
         changes: Whether it moves or changes anything at all.
         bytes_per_s: How fast moves were, as measured.
-        speed: Seconds of the demand's clock in a second of the wall clock; 1 but for replays.
         us_per_byte: What a moved byte costs the nodes.
         trusted: Whether the cost model's predictions may be acted on.
         model_error: Their median relative error; 0: not known.
@@ -40,7 +39,6 @@ class Case:
     changes: bool
     bytes_per_s: float
     us_per_byte: float
-    speed: float = 1.0
     trusted: bool = True
     model_error: float = 0.0
     agreed: int = 1
@@ -75,7 +73,7 @@ def judge(case: Case, options: DriftOptions) -> Verdict:
     """Return the verdict: the first rule that forbids the move says so, else it is made."""
     move_s = case.bytes / case.bytes_per_s if case.bytes_per_s else 0.0
     cost_us = case.bytes * case.us_per_byte
-    gain_us = case.saved_us * max(0.0, options.horizon_s - move_s * case.speed)
+    gain_us = case.saved_us * max(0.0, options.horizon_s - move_s)
     outcome, why = _first_rule(case, options, cost_us, gain_us)
     return Verdict(
         outcome=outcome, why=why, move_s=move_s, cost_us=cost_us, horizon_gain_us=gain_us

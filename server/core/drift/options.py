@@ -70,8 +70,7 @@ class DriftOptions:
         interval_s: From one look to the next.
         half_life_s: Reads count half after this long in the demand's clock; one of
             demand.HALF_LIVES_S.
-        horizon_s: How long a new plan is expected to stay good, in the demand's clock; its gain is
-            counted over this time.
+        horizon_s: How long a new plan is expected to stay good; its gain is counted over this time.
         cooldown_s: From the end of one operation to the begin of the next.
         look_again_s: A planner is asked this often even if no detector fires.
         min_gain: Share of the cost that a plan must save.
