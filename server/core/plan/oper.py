@@ -60,13 +60,15 @@ _SHARPNESS = (0.3, 0.1, 0.03, 0.01)
 _PARTS = (1.0, 0.4, 0.15, 0.05, 0.02, 0.007, 0.002, 0.0007)
 # Devices x buckets that are looked at a second, the arrays of one evaluation counting once; a core
 # that does nothing else manages twice as many.
-_LOOKED_AT_A_S = 8_000_000
+_LOOKED_AT_A_S = 5_000_000
 _BATCHES = 0.6  # of the time; single steps have the rest
-_STEP_AT_LEAST = 400_000  # what a single step counts, however small the problem
+# What a single step, an evaluation in a batch and a search by pairs count, however small the
+# problem.
+_STEP_AT_LEAST, _BATCH_AT_LEAST, _PAIRS_AT_LEAST = 400_000, 20_000, 40_000
 _FOCUS = 48
 _PAIRS = 128
-_SMALL_OPTIONS = 600  # buckets x options that are searched by pairs alone
-_KICKS = 12
+_SMALL_OPTIONS = 200  # buckets x options that are searched by pairs alone
+_KICKS = 100
 _SEED = 1
 
 
@@ -164,12 +166,12 @@ class Search:
         before, slope_D = self._smooth(busy_D, width)
         before += self._moving(owned_DB)
         add_DB, drop_DB, wanted = self._worthwhile(owned_DB, slope_D)
-        self._left -= 3 * owned_DB.size
+        self._left -= max(3 * owned_DB.size, _BATCH_AT_LEAST)
         for part in _PARTS:
             changes = _first(wanted, part)
             changes = self._fitting(owned_DB, changes)
             after_DB = owned_DB.copy()
-            self._left -= 2 * owned_DB.size
+            self._left -= max(2 * owned_DB.size, _BATCH_AT_LEAST)
             _make(after_DB, changes)
             _make(after_DB, self._exchanged(after_DB, add_DB, drop_DB, changes, part))
             busy_D = busy_us_D(self.instance, after_DB, self.prices)
@@ -342,7 +344,7 @@ class Search:
         today_DB = self.instance.owned_DB
         yield today_DB.copy()
         batched_DB = self._filled()
-        self._batches(batched_DB, self._left - 100 * today_DB.size)
+        self._batches(batched_DB, 0.5 * self._left)
         yield batched_DB
 
     def _by_pairs(self) -> Bools:
@@ -358,6 +360,7 @@ class Search:
         def descend() -> None:
             nonlocal best_value, best_DB
             for _ in range(4 * len(focus_F)):
+                self._left -= _PAIRS_AT_LEAST
                 if not options.improve(_PAIRS, least):
                     break
             if options.value() < best_value - least:
@@ -367,8 +370,9 @@ class Search:
         for start_DB in self._starts():
             options.choose(start_DB)
             descend()
-        kept_F = options.now_F.copy()
         for _ in range(_KICKS):
+            if self._left <= 0:
+                break
             options.choose(best_DB)
             kept_F = options.now_F
             kicked = random.permutation(len(focus_F))[:3]
