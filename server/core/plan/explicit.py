@@ -1,6 +1,7 @@
 """The planner `explicit`: the caller has said where buckets shall be."""
 
 import dataclasses
+from typing import NamedTuple
 
 from embertide.server.core.errors import Code, RefusedError, invalid
 from embertide.server.core.plan.groups import whole_groups
@@ -10,9 +11,7 @@ from embertide.server.core.plan.layout import (
     Holders,
     Place,
     bucket_name,
-    devices,
     holders,
-    layout_of,
 )
 from embertide.server.core.plan.planner import Problem, Proposal
 from embertide.server.core.plan.shares import shares_of
@@ -40,18 +39,20 @@ class Explicit:
             )
         check_hot_rows(problem.plan.tables, self.target.hot_rows)
         wanted: dict[Bucket, tuple[Place, ...]] = {}
+        machines = _Machines.of(problem.plan.topology)
         for run in self.target.assignments:
             check_run(problem.plan.tables, run)
             held = holders(run)
-            for at in layout_of([run]):
-                where = bucket_name(problem.plan.tables, at)
+            for bucket in range(run.bucket_begin, run.bucket_begin + run.bucket_count):
+                at = Bucket(run.table_id, bucket)
                 if at in wanted:
+                    where = bucket_name(problem.plan.tables, at)
                     raise invalid(
                         f"assignments of the target overlap: {where} stands in two; name it once"
                     )
                 wanted[at] = held.owners
             first = bucket_name(problem.plan.tables, Bucket(run.table_id, run.bucket_begin))
-            _check(problem.plan, held, first)
+            _check(machines, held, first)
         said = f"{len(wanted)} buckets as the target says"
         hot_rows = hot_rows_of(self.target.hot_rows)
         if hot_rows:
@@ -64,28 +65,47 @@ class Explicit:
         return Proposal(owners=wanted, explanation=said, hot_rows=hot_rows, tier_shares=shares)
 
 
-def _check(plan: plan_pb2.Plan, held: Holders, where: str) -> None:
+class _Machines(NamedTuple):
+    """What the topology says, read once for all assignments."""
+
+    names: list[str]
+    device_counts: list[int]
+    group_of: list[int]
+    whole: frozenset[int]
+
+    @classmethod
+    def of(cls, topology: plan_pb2.Topology) -> "_Machines":
+        """Read it."""
+        nodes = topology.nodes
+        return cls(
+            [node.name for node in nodes],
+            [len(node.devices) for node in nodes],
+            [node.group for node in nodes],
+            frozenset(whole_groups(topology)),
+        )
+
+
+def _check(machines: _Machines, held: Holders, where: str) -> None:
     if held.joining or held.leaving:
         raise invalid(f"{where}: a target names owners alone; leave joining and leaving out")
-    nodes = plan.topology.nodes
-    known = devices(plan.topology)
+    names = machines.names
     for at in held.owners:
-        if at.node >= len(nodes):
+        if at.node >= len(names):
             raise RefusedError(
                 Code.NOT_FOUND,
-                f"{where}: no such node: position {at.node} of a topology of {len(nodes)} nodes; "
+                f"{where}: no such node: position {at.node} of a topology of {len(names)} nodes; "
                 "read the plan",
             )
-        if at not in known:
+        if at.device >= machines.device_counts[at.node]:
             raise invalid(
-                f"{where}: node {nodes[at.node].name!r} has no device {at.device}; it has "
-                f"{len(nodes[at.node].devices)}"
+                f"{where}: node {names[at.node]!r} has no device {at.device}; it has "
+                f"{machines.device_counts[at.node]}"
             )
     owning = [at.node for at in held.owners]
     if len(set(owning)) < len(owning):
         raise invalid(f"{where}: a node stands twice among its owners; name it once")
     if len(owning) > OWNERS_MAX:
         raise invalid(f"{where}: {len(owning)} owners; at most {OWNERS_MAX}")
-    missing = whole_groups(plan.topology) - {nodes[node].group for node in owning}
+    missing = machines.whole - {machines.group_of[node] for node in owning}
     if missing:
         raise invalid(f"{where}: group {min(missing)} has no owner; name one of each group")

@@ -16,9 +16,7 @@ from embertide.server.core.plan.layout import (
     Codes,
     Holders,
     LaidPlan,
-    Place,
     bucket_name,
-    devices,
     holders,
 )
 from embertide.server.core.plan.shares import check_shares
@@ -83,7 +81,7 @@ def check_node(node: plan_pb2.Node) -> None:
 class _Machines:
     """What rules 2 and 3 ask of the topology. `groups` are those that must own every bucket."""
 
-    known: Set[Place]
+    device_counts: Sequence[int]
     group_of: Sequence[int]
     groups: Set[int]
 
@@ -91,7 +89,8 @@ class _Machines:
         """Return the rule that an assignment breaks, and how; None: none of them."""
         named = [*held.owners, *held.joining, *held.leaving]
         for at in named:
-            if at not in self.known:
+            counts = self.device_counts
+            if at.node >= len(counts) or at.device >= counts[at.node]:
                 return "rule 2", f"node {at.node}, device {at.device} does not exist"
         if len(set(named)) < len(named):
             return "rule 2", "a device is named twice"
@@ -143,7 +142,7 @@ def _check_cover(plan: plan_pb2.Plan) -> None:
 def _machines(topology: plan_pb2.Topology) -> _Machines:
     group_of = [node.group for node in topology.nodes]
     whole = frozenset(group_of) - set(topology.partial_groups)
-    return _Machines(frozenset(devices(topology)), group_of, whole)
+    return _Machines([len(node.devices) for node in topology.nodes], group_of, whole)
 
 
 def _check_groups(topology: plan_pb2.Topology) -> None:

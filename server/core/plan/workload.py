@@ -133,11 +133,12 @@ def device_work(
     """Add up the work of each device under a layout."""
     reads = dict.fromkeys(devices(topology), 0)
     size = dict.fromkeys(reads, 0)
-    for at, held in layout.items():
-        for place in held.owners:
-            work = workload.of(at, place.node)
-            reads[place] += work.reads
-            size[place] += work.bytes
+    for (at, node), work in workload.work.items():
+        held = layout.get(at)
+        for place in held.owners if held is not None else ():
+            if place.node == node:
+                reads[place] += work.reads
+                size[place] += work.bytes
     return {place: Work(reads[place], size[place]) for place in reads}
 
 
