@@ -104,8 +104,11 @@ def test_a_reshard_from_a_dry_run_to_its_undo(operator: Operator, tmp_path: Path
     assert moved.returncode == 0, moved.stderr
     explained = operator.json("plan", "explain", "user/2")
     assert explained["owners"] == ["node-1/1"]
-    idle = {"here": 0, "hot": 0, "asked": 0}
-    assert explained["wanted"] == {"node-0": {**idle, "here": 10}, "node-1": idle}
+    # Who reads them is said as of the last load, which may be of before or after the move.
+    wanted = explained["wanted"]
+    assert isinstance(wanted, dict)
+    assert sorted(each["here"] for each in wanted.values()) == [0, 10]
+    assert all(each["hot"] == each["asked"] == 0 for each in wanted.values())
     assert "user/2" in operator.run("plan", "diff", epoch, epoch + 4).stdout
     assert "node-1/1" in operator.run("plan", "show").stdout
     epoch = operator.json("status")["plan_epoch"]
