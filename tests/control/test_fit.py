@@ -118,13 +118,13 @@ def test_what_else_runs_on_the_machine_misleads_little() -> None:
     fit, nodes = CostFit(), Nodes()
     nodes.run(fit, 100)
     nodes.run(fit, 200, hog=3.0)
-    calm = Nodes(seed=2)
+    calm = Nodes(seed=2, noise=0.0)
     calm.now_ms, calm.window = nodes.now_ms, nodes.window
     errors = []
     for _ in range(20):
         calm.run(fit, 1)
         errors.append(fit.errors._recent[-1])
-    assert np.median(errors) < 0.15
+    assert np.median(errors) < 0.04  # 0.08 were all windows alike
 
 
 def test_prices_follow_a_fleet_that_changes() -> None:

@@ -131,10 +131,11 @@ def test_options_are_scored_as_the_whole_ownership_is(seed: int) -> None:
         assert options.value() == pytest.approx(whole)
 
 
-# The 200 of the claim are in bench/drift/planners.py.
-@pytest.mark.parametrize("seed", [1, 3, 6, 9, 16, 18, 22])
+# The 200 of the claim are in bench/drift/planners.py. In the last one it pays to free a node of
+# asking another at all, which no change of two buckets leads to.
+@pytest.mark.parametrize("seed", [1, 3, 6, 9, 16, 18, 22, 153])
 def test_small_problems_are_solved_nearly_best(seed: int) -> None:
-    problem = drawn(seed)
+    problem = make_problem(seed)
     least = optimum(group(problem), problem.prices)
     for name in ("oper", "auto"):
         assert value(problem, after(problem, planner(name))) <= 1.05 * least, name
