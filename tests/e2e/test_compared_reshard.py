@@ -27,12 +27,20 @@ from embertide.server.adapters import process, triton
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.server.cli.demo.options import UNMOVED_MODEL, DemoOptions
 from embertide.server.cli.demo.reshard import DemoReshard
+from embertide.server.core.plan.layout import (
+    Holders,
+    Place,
+    assignments_of,
+    devices,
+    layout_of,
+)
 from embertide.trainer.data.base import Batch, EventSchema, EventSource, FeatureColumn
 from embertide.trainer.eval.compare import Copy
 from embertide.trainer.eval.moves import MovedKeys, Reshard
 from embertide.trainer.eval.records import Records
 from embertide.trainer.eval.replay import Replay, ReplayConfig, ReplayProgress
 from embertide.trainer.eval.served import ServedModel, ServedNodes
+from embertide.v1 import control_pb2, plan_pb2
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 WAITS_AT = 2_000  # event, for the copy
@@ -101,6 +109,37 @@ class Fleet:
             client.unload_model(name)
 
 
+def shifted(plan: plan_pb2.Plan) -> list[plan_pb2.Assignment]:
+    """Return half of each device's buckets, owned by the next device of the ring."""
+    ring = sorted(devices(plan.topology))
+    held_by: dict[Place, int] = dict.fromkeys(ring, 0)
+    moved = {}
+    for bucket, holders in sorted(layout_of(plan.assignments).items()):
+        [owner] = holders.owners
+        held_by[owner] += 1
+        if held_by[owner] % 2:
+            moved[bucket] = Holders((ring[(ring.index(owner) + 1) % len(ring)],))
+    return assignments_of(moved)
+
+
+class OrderedReshard(DemoReshard):
+    """The demo's reshard, but that it is told what to move and does not wait for a decision."""
+
+    def _watch(self) -> None:
+        plan = self._plan_before
+        request = control_pb2.StartReshardRequest(
+            operation_id="ordered",
+            target=control_pb2.ReshardTarget(base_epoch=plan.epoch, assignments=shifted(plan)),
+        )
+        self._caller.call("StartReshard", request, 30.0)
+        now_ms = time.time_ns() // 1_000_000
+        self._decision = control_pb2.Decision(operation_id="ordered", at_ms=now_ms)
+        self.phase = "moving"
+
+    def _measure(self) -> None:
+        self.phase = "done"
+
+
 class Publishing(Repeated):
     """Publishes five versions a second until told to stop."""
 
@@ -118,7 +157,7 @@ class Publishing(Repeated):
 
 def _lose_rows(model: Model, publication: Path) -> None:
     """Leave some rows out of the snapshot that buckets are added from."""
-    lost = {at for at in model.versions[1] if at[1] % 50 == 0}
+    lost = {at for at in model.versions[1] if at[1] % 5 == 0}
     [snapshot] = (publication / "snapshots").iterdir()
     shutil.rmtree(snapshot)
     model.snapshot(1, into=snapshot, without=lost)
@@ -146,7 +185,7 @@ def test_a_reshard_changes_no_answer_and_a_lost_row_is_found(
             publishing.start()
         fleet: Any = Fleet(pair, true, url)
         demo = DemoOptions(directory=tmp_path, backends=tmp_path, cache=CACHE)
-        reshard = DemoReshard(demo, fleet, {"events": 2 * WAITS_AT})
+        reshard = OrderedReshard(demo, fleet, {"events": 2 * WAITS_AT})
         progress: dict[str, Any] = {}
 
         def show(said: ReplayProgress) -> None:

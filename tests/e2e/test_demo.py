@@ -49,7 +49,7 @@ def ports() -> list[str]:
     return [str(part) for pair in pairs for part in pair]
 
 
-def embertide(*arguments: object, timeout: float = 120) -> "subprocess.CompletedProcess[str]":
+def embertide(*arguments: object, timeout: float = 240) -> "subprocess.CompletedProcess[str]":
     command = [*COMMAND, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
@@ -79,26 +79,29 @@ def test_the_report_says_what_happened(demo: tuple[Path, dict[str, Any]]) -> Non
     assert page.count("data:image/svg+xml;base64,") == 3
 
 
-def test_buckets_moved_under_traffic_and_no_answer_changed(
+def test_buckets_moved_because_traffic_shifted_and_no_answer_changed(
     demo: tuple[Path, dict[str, Any]],
 ) -> None:
     out, report = demo
-    reshard = report["reshard"]
-    assert reshard["buckets_moved"] >= 0.3 * reshard["buckets"]
-    assert reshard["buckets_moved_to_other_nodes"] >= 0.2 * reshard["buckets"]
+    reshard, decision = report["reshard"], report["reshard"]["decision"]
+    assert set(decision["triggers"]) & {"mix_change", "skew"}
+    assert decision["predicted_gain"] > 0.01
+    assert 0 < decision["seconds_after_the_shift"] < 30
+    assert reshard["buckets_moved"] >= 1
+    assert reshard["buckets_moved_to_other_nodes"] >= 1
     assert (reshard["failed_requests"], reshard["answers_changed"]) == (0, 0)
-    assert reshard["compared"] == reshard["answers"] > 3
+    assert reshard["compared"] == reshard["answers"] >= 1
     assert reshard["largest_difference"] <= 1e-6
-    assert reshard["touched"] >= 0.2
     assert reshard["bytes_moved"] > 0
     assert reshard["p99_ms"] > 0
     elsewhere = [hit_share(report["hits"], source) for source in ("hot", "remote")]
-    assert sum(elsewhere) >= 0.25
+    assert sum(elsewhere) >= 0.15
     assert min(elsewhere) > 0.01
-    assert (
-        f"{reshard['buckets_moved']} of {reshard['buckets']} in"
-        in (out / "report.html").read_text()
-    )
+    page = (out / "report.html").read_text()
+    assert f"{reshard['buckets_moved']} of {reshard['buckets']} in" in page
+    assert decision["why"] in page
+    decisions = json.loads((out / "decisions.json").read_text())["decisions"]
+    assert [each["outcome"] for each in decisions].count("DECISION_OUTCOME_ACTED") == 1
 
 
 def test_every_row_names_the_version_that_answered(demo: tuple[Path, dict[str, Any]]) -> None:

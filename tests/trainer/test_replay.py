@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -305,3 +306,12 @@ def test_traffic_shifts_to_the_first_node_from_an_event_on() -> None:
     assert abs(later.count("b") - later.count("c")) <= 1
     assert "a" in later[:4]
     assert later[:4] != ["a"] * 4
+
+
+def test_a_replay_keeps_to_its_pace(tmp_path: Path) -> None:
+    source = FirstEvents(NewsSource(NewsConfig(hours=2)), 600)
+    twin = Twin(source)
+    config = ReplayConfig(batch_size=100, max_staleness_ms=STALENESS_MS, events_per_s=1500.0)
+    began_s = time.monotonic()
+    Replay(twin, Records(tmp_path), config, scored=twin).run(source)
+    assert 0.3 <= time.monotonic() - began_s < 5  # the last hundred are due after 1/3 s

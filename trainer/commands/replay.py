@@ -70,6 +70,13 @@ def command(
     shift_share: Annotated[
         float, typer.Option(help="With --shift-from: that share.", min=0, max=1)
     ] = 0.8,
+    events_per_s: Annotated[
+        float | None,
+        typer.Option(
+            help="Send at most so many.",
+            show_default="as fast as it goes",
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print progress and the result as JSON lines.")
     ] = False,
@@ -103,6 +110,7 @@ def command(
                 in_flight=in_flight,
                 max_staleness_ms=None if frozen else round(max_staleness * 60_000),
                 compare_from=compare_from,
+                events_per_s=events_per_s,
             )
         except ValueError as error:
             raise TrainerError(str(error)) from error

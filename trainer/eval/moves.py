@@ -27,6 +27,7 @@ class Reshard:
     Attributes:
         features: Bits and moved buckets of each feature's table, in the order of the features.
         buckets: Of all tables.
+        decision: Why it was made and what it gained, where the control plane decided it.
     """
 
     began_ms: int
@@ -36,6 +37,7 @@ class Reshard:
     buckets_moved_to_other_nodes: int
     bytes_moved: int
     features: list[tuple[int, list[int]]]
+    decision: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -112,6 +114,7 @@ class MovedKeys:
             "versions": len(np.unique(columns["version"][mine])),
             "p99_ms": _p99_ms(columns["latency_us"][mine]),
             "p99_before_ms": _p99_ms(columns["latency_us"][self._before]),
+            "decision": reshard.decision,
         }
 
 

@@ -58,12 +58,15 @@ class ReplayConfig:
     in_flight: int = 3  # requests at a time
     max_staleness_ms: int | None = 1_800_000  # event time; None: do not wait for versions
     compare_from: int = 0  # with a copy: before this event, wait until it is loaded
+    events_per_s: float | None = None  # at most; None: as fast as it goes
 
     def __post_init__(self) -> None:
         """Refuse what cannot run."""
         for name in ("batch_size", "in_flight"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.events_per_s is not None and self.events_per_s <= 0:
+            raise ValueError(f"events_per_s is {self.events_per_s}; it must be above 0")
         if self.max_staleness_ms is not None and self.max_staleness_ms < SPAN:
             raise ValueError(f"max_staleness_ms is {self.max_staleness_ms}; give {SPAN} or more")
 
@@ -138,6 +141,7 @@ class Replay:
         self._copy = copy
         self._newest: Answer | None = None
         self._latency_us: deque[int] = deque(maxlen=_RECENT)
+        self._due_s = 0.0
 
     def run(
         self,
@@ -182,6 +186,7 @@ class Replay:
                         said = self._progress(batch.watermark_ms, total, time.monotonic() - began)
                         progress(dataclasses.replace(said, awaits_copy=True))
                     self._copy.wait()
+                self._pace(len(batch))
                 flying.append((batch, pool.submit(self._ask, batch)))
                 now = time.monotonic()
                 if progress is not None and now - shown >= every_s and self._newest is not None:
@@ -217,6 +222,16 @@ class Replay:
         return int(part.ts_ms_B[0]) <= self._newest.watermark_ms
 
     # --- pace -------------------------------------------------------------------------------------
+
+    def _pace(self, count: int) -> None:
+        """Wait until so many events are due."""
+        if self.config.events_per_s is None:
+            return
+        now_s = time.monotonic()
+        # What a pause has delayed is not made up for.
+        self._due_s = max(self._due_s, now_s)
+        time.sleep(self._due_s - now_s)
+        self._due_s += count / self.config.events_per_s
 
     def _fresh_for(self, batch: Batch) -> bool:
         staleness = self.config.max_staleness_ms

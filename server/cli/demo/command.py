@@ -73,7 +73,10 @@ def _rows(state: State) -> list[tuple[str, str]]:
 def _reshard_text(reshard: Mapping[str, Any]) -> str:
     if reshard["phase"] == "waiting":
         return "half way through the stream"
-    return (
+    if reshard["phase"] == "watching":
+        return "the traffic has shifted to node-0; the control plane has not decided yet"
+    why = f"{reshard['why']} · " if reshard["why"] else ""
+    return why + (
         f"{reshard['phase']} · {reshard['buckets_done']} of {reshard['buckets_total']} buckets · "
         f"{reshard['compared']:,} answers compared, {reshard['changed']} changed"
     )
@@ -93,6 +96,9 @@ def _view(state: State) -> rich.console.RenderableType:
         bar = rich.progress_bar.ProgressBar(total=total, completed=done, width=40)
         table.add_row(f"{done:,} of {total:,}", bar)
     return table
+
+
+_SHOWN_PHASES = ("comparing", "watching", "moving", "settling", "measuring")
 
 
 class _Lines:
@@ -115,7 +121,7 @@ class _Lines:
                 f"p99 {replay['p99_ms']:.1f} ms",
                 err=True,
             )
-            if state.reshard.get("phase", "waiting") not in ("waiting", "done"):
+            if state.reshard.get("phase", "waiting") in _SHOWN_PHASES:
                 typer.echo(f"   reshard: {_reshard_text(state.reshard)}", err=True)
         self._said, self._stage = now, state.stage
 

@@ -86,6 +86,9 @@ class DemoFleet:
         words += ["--expect-nodes", NODES, "--state-port", state_port, "--bus", self._bus]
         words += ["--directory", self.options.directory / "control"]
         words += ["--heartbeat-ms", _HEARTBEAT_MS, "--longest-deadline-ms", _LONGEST_DEADLINE_MS]
+        # Days pass in minutes, so it looks more often than it would in life (docs/control.md).
+        words += ["--clock", "event", "--mode", "advise", "--drift-interval-s", 1]
+        words += ["--drift-horizon-s", 60, "--drift-cooldown-s", 5, "--drift-min-gain", 0.01]
         command = [sys.executable, "-m", "embertide.server.cli", *map(str, words)]
         self._control = Child(command, log=self.options.log("control"))
         self._processes.callback(self._control.stop)

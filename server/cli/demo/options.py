@@ -70,6 +70,11 @@ class DemoOptions:
         return self.directory / "reshard.json"
 
     @property
+    def decisions(self) -> Path:
+        """What the control plane saw and decided, moved or not."""
+        return self.directory / "decisions.json"
+
+    @property
     def metrics(self) -> Path:
         """The nodes' last pages of metrics."""
         return self.directory / "metrics.txt"

@@ -76,6 +76,7 @@ def headline(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     if reshard:
         figures += [
+            ("gain of the reshard, predicted / measured", _gain(reshard["decision"])),
             (
                 "buckets moved under traffic",
                 f"{reshard['buckets_moved']} of {reshard['buckets']} in {reshard['seconds']:.1f} s",
@@ -86,6 +87,11 @@ def headline(report: Mapping[str, Any]) -> list[tuple[str, str]]:
             ),
         ]
     return figures
+
+
+def _gain(decision: Mapping[str, Any]) -> str:
+    measured = f"{decision['measured_gain']:.1%}" if decision["measured_ms"] else "not measured"
+    return f"{decision['predicted_gain']:.1%} / {measured}"
 
 
 def reshard_faults(report: Mapping[str, Any]) -> list[str]:
@@ -133,7 +139,15 @@ def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         said = f"{freezing['served_auc']:.4f} / {freezing['frozen_auc']:.4f}"
         facts.append(("served / frozen in the hour of freezing", said))
     if reshard:
+        decision = reshard["decision"]
         facts += [
+            ("why buckets moved", decision["why"]),
+            ("what the control plane saw change", ", ".join(decision["triggers"])),
+            (
+                "from the shift of traffic to the decision",
+                f"{decision['seconds_after_the_shift']:.1f} s",
+            ),
+            ("planner", decision["planner"]),
             ("buckets moved to the other node", f"{reshard['buckets_moved_to_other_nodes']}"),
             ("bytes moved", f"{reshard['bytes_moved']:,}"),
             (

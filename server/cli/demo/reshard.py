@@ -1,13 +1,17 @@
-"""The demo's reshard: half way, every device gives half of its buckets to the next one.
+"""The demo's reshard: half way the traffic shifts to one node, and the control plane follows it.
 
-Four devices stand in a ring over the two nodes, so that half of the buckets move and half of those
-across nodes. It goes in steps, as the demo's loop comes by:
+Until then requests come to both nodes in turn, and the control plane only looks (mode advise). Then
+four of five come to node-0, as when a load balancer takes another site out, and the control plane
+may act (mode auto): what moves, and when, is its own decision. It goes in steps, as the demo's loop
+comes by:
 
     waiting    until the replay is half way, and waits for the copy
-    comparing  the copy is loaded; a few answers are compared before anything moves
-    moving     the operation runs
+    comparing  the copy is loaded; a few answers are compared before anything may move
+    watching   the traffic has shifted; the control plane has not decided to move anything yet
+    moving     its operation runs
     settling   what was sent before its end is answered
-    done       the copy is unloaded, and reshard.json says what moved
+    measuring  the control plane measures what the operation has saved, still beside the copy
+    done       the copy is unloaded, and reshard.json says what was decided, moved and saved
 """
 
 import json
@@ -15,33 +19,32 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from embertide.server.cli.control_plane import Caller, enum_name, new_id
+from google.protobuf import json_format
+
+from embertide.server.cli.control_plane import Caller, enum_name
 from embertide.server.cli.demo.fleet import DemoFleet
 from embertide.server.cli.demo.options import UNMOVED_MODEL, DemoError, DemoOptions
-from embertide.server.core.plan.layout import Holders, Place, assignments_of, devices, layout_of
+from embertide.server.core.drift.options import MODES, ModeName
+from embertide.server.core.plan.moves import changes
 from embertide.v1 import control_pb2, plan_pb2
 
 _SHARE = 0.5  # of the events, scored before it begins
 _QUIET_ANSWERS = 200  # compared before anything moves; of a short stream a fiftieth of its answers
 _QUIET_EVENTS = 12_800
-# Few at a time, so that traffic meets every step; a short stream would end before the reshard does.
-_AT_ONCE, _AT_ONCE_SHORT = 4, 64
-_LONG_STREAM = 500_000
+_LEAST_S = 60.0  # that the stream lasts
 _SETTLE_S = 1.0
 _PATIENCE_S = 120.0
-
-
-def shifted(plan: plan_pb2.Plan) -> list[plan_pb2.Assignment]:
-    """Return half of each device's buckets, owned by the next device of the ring."""
-    ring = sorted(devices(plan.topology))
-    held_by: dict[Place, int] = dict.fromkeys(ring, 0)
-    moved = {}
-    for bucket, holders in sorted(layout_of(plan.assignments).items()):
-        [owner] = holders.owners
-        held_by[owner] += 1
-        if held_by[owner] % 2:
-            moved[bucket] = Holders((ring[(ring.index(owner) + 1) % len(ring)],))
-    return assignments_of(moved)
+_DECISION_FIELDS = (
+    "why",
+    "triggers",
+    "planner",
+    "predicted_gain",
+    "measured_gain",
+    "measured_ms",
+    "explanation",
+)
+SHIFTED_SHARE = 0.8
+"""Of the requests, those that come to the first node in the second half."""
 
 
 class DemoReshard:
@@ -50,12 +53,13 @@ class DemoReshard:
     def __init__(self, options: DemoOptions, fleet: DemoFleet, stream: Mapping[str, Any]) -> None:
         """Move nothing yet."""
         self.phase = "waiting"
-        self.operation = control_pb2.Operation(id=new_id())
+        self.operation = control_pb2.Operation()
         self._options, self._fleet = options, fleet
         self._events = int(stream["events"])
         self._caller = Caller(fleet.control, None)
-        self._moves: list[control_pb2.BucketMove] = []
-        self._began_ms = 0
+        self._decision = control_pb2.Decision()
+        self._plan_before = plan_pb2.Plan()
+        self._shifted_ms = 0
         self._ended_s = 0.0
 
     @property
@@ -63,10 +67,16 @@ class DemoReshard:
         """The event before which the replay waits for the copy."""
         return int(_SHARE * self._events)
 
+    @property
+    def events_per_s(self) -> float:
+        """At most so many come: the control plane needs some seconds to see what changes."""
+        return self._events / _LEAST_S
+
     def facts(self, replay: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a person watches."""
         return {
             "phase": self.phase,
+            "why": self._decision.why,
             "buckets_done": self.operation.buckets_done,
             "buckets_total": self.operation.buckets_total,
             "compared": replay.get("compared", 0),
@@ -85,11 +95,19 @@ class DemoReshard:
         elif self.phase == "comparing":
             quiet = min(_QUIET_ANSWERS, self._events // _QUIET_EVENTS)
             if replay["compared"] >= quiet:
-                self._start()
+                self._plan_before = self._caller.plan()
+                self._set_mode("auto")
+                self._shifted_ms = time.time_ns() // 1_000_000
+                self.phase = "watching"
+        elif self.phase == "watching":
+            self._watch()
         elif self.phase == "moving":
             self._look()
         elif self.phase == "settling" and time.monotonic() - self._ended_s > _SETTLE_S:
-            self._finish()
+            self._write()
+            self.phase = "measuring"
+        elif self.phase == "measuring":
+            self._measure()
 
     def end(self, replay: Mapping[str, Any]) -> None:
         """Bring it to its end once the replay has ended.
@@ -103,24 +121,44 @@ class DemoReshard:
                 raise DemoError(f"the reshard does not end: {self.operation.message}")
             self.step(replay)
             time.sleep(0.05)
+        if self.phase in ("comparing", "watching", "measuring"):
+            # So short a stream ends before the control plane has seen enough of it.
+            self._fleet.unload(UNMOVED_MODEL)
+        request = control_pb2.ListDecisionsRequest(page_size=500)
+        answer = self._caller.call("ListDecisions", request)
+        self._options.decisions.write_text(json_format.MessageToJson(answer) + "\n")
+        self._caller.close()
+        self.phase = "done"
 
-    def _start(self) -> None:
-        plan = self._caller.plan()
-        request = control_pb2.StartReshardRequest(
-            operation_id=self.operation.id,
-            target=control_pb2.ReshardTarget(base_epoch=plan.epoch, assignments=shifted(plan)),
-            budget=control_pb2.ReshardBudget(
-                buckets_at_once=_AT_ONCE if self._events >= _LONG_STREAM else _AT_ONCE_SHORT
-            ),
-            reason="the demo: half of the buckets to the next device",
-        )
-        self._began_ms = time.time_ns() // 1_000_000
-        answer = self._caller.call("StartReshard", request, 30.0)
-        self.operation, self._moves = answer.operation, list(answer.moves)
-        self.phase = "moving"
+    def _set_mode(self, mode: ModeName) -> None:
+        settings = control_pb2.DriftSettings(mode=MODES[mode], reason="the demo")
+        request = control_pb2.SetDriftSettingsRequest(settings=settings)
+        self._caller.call("SetDriftSettings", request)
+
+    def _acted(self) -> control_pb2.Decision | None:
+        """Return the newest decision that moved something."""
+        request = control_pb2.ListDecisionsRequest(acted_only=True, page_size=1)
+        found = self._caller.call("ListDecisions", request).decisions
+        return found[0] if found else None
+
+    def _watch(self) -> None:
+        decision = self._acted()
+        if decision is not None:
+            self._decision = decision
+            self._set_mode("advise")  # answers are compared during one reshard
+            self.phase = "moving"
+            self._look()
+
+    def _measure(self) -> None:
+        decision = self._acted()
+        if decision is not None and decision.measured_ms:
+            self._decision = decision
+            self._fleet.unload(UNMOVED_MODEL)
+            self._write()
+            self.phase = "done"
 
     def _look(self) -> None:
-        request = control_pb2.GetOperationRequest(id=self.operation.id)
+        request = control_pb2.GetOperationRequest(id=self._decision.operation_id)
         self.operation = self._caller.call("GetOperation", request).operation
         if not self.operation.ended_ms:
             return
@@ -130,30 +168,40 @@ class DemoReshard:
         self._ended_s = time.monotonic()
         self.phase = "settling"
 
-    def _finish(self) -> None:
-        self._fleet.unload(UNMOVED_MODEL)
+    def _write(self) -> None:
+        """Write down what was decided and moved."""
         plan = self._caller.plan()
+        changed = changes(self._plan_before, plan)
         moved: dict[int, list[int]] = {table.id: [] for table in plan.tables}
-        for move in self._moves:
-            moved[move.table_id].append(move.bucket)
+        for bucket in changed:
+            moved[bucket.table].append(bucket.bucket)
+        gained = sum(
+            bool({at.node for at in new.owners} - {at.node for at in old.owners})
+            for old, new in changed.values()
+        )
         # The features in their order, each with the bits and moved buckets of its table.
         newest = max(self._options.publication.glob("snapshots/*/manifest.json"))
         features = json.loads(newest.read_text())["features"]
         tables = {table.name: table for table in plan.tables}
         said = {
-            "began_ms": self._began_ms,
+            "began_ms": self._decision.at_ms,
             "ended_ms": self.operation.ended_ms,
             "buckets": sum(1 << table.bucket_bits for table in plan.tables),
-            "buckets_moved": len(self._moves),
-            "buckets_moved_to_other_nodes": sum(
-                move.source.node != move.target.node for move in self._moves
-            ),
+            "buckets_moved": len(changed),
+            "buckets_moved_to_other_nodes": gained,
             "bytes_moved": self.operation.bytes_done,
             "features": [
                 (tables[each["table"]].bucket_bits, sorted(moved[tables[each["table"]].id]))
                 for each in features
             ],
         }
+        said["decision"] = {
+            **{name: _plain(getattr(self._decision, name)) for name in _DECISION_FIELDS},
+            "seconds_after_the_shift": (self._decision.at_ms - self._shifted_ms) / 1000,
+        }
         self._options.reshard.write_text(json.dumps(said) + "\n")
-        self._caller.close()
-        self.phase = "done"
+
+
+def _plain(value: Any) -> Any:
+    """Return a field of a message as JSON has it."""
+    return value if isinstance(value, str | int | float) else list(value)

@@ -5,10 +5,10 @@
                         ^── replay (scores every impression over gRPC, then lets the trainer go on)
 
 Every impression is scored by the served model before the trainer sees it, by either node in turn.
-Half way half of the buckets move to other devices (reshard.py), and each answer meanwhile is
-compared with that of a copy that moves nothing. Then the copy of the model that was kept after the
-first quarter is scored on the same events, all figures are made from what was written down, and
-build/demo/report.json and report.html say them.
+Half way the traffic shifts to one node, the control plane moves buckets after it (reshard.py), and
+each answer meanwhile is compared with that of a copy that moves nothing. Then the copy of the model
+that was kept after the first quarter is scored on the same events, all figures are made from what
+was written down, and build/demo/report.json and report.html say them.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from embertide.server.cli.demo.options import (
 )
 from embertide.server.cli.demo.proof import verify
 from embertide.server.cli.demo.report import write_report
-from embertide.server.cli.demo.reshard import DemoReshard
+from embertide.server.cli.demo.reshard import SHIFTED_SHARE, DemoReshard
 from embertide.server.cli.metrics_page import MetricsPage
 from embertide.server.cli.processes import TrainerProcess, run_trainer
 
@@ -194,7 +194,10 @@ class Demo:
     ) -> TrainerProcess:
         nodes = [word for node in fleet.nodes for word in ("--url", node.grpc)]
         compare = ("--compare", UNMOVED_MODEL, "--compare-from", str(reshard.begins_at))
-        return self._start_replay(MODEL, self.options.directory, *nodes, "--bus", bus, *compare)
+        shift = ("--shift-from", str(reshard.begins_at), "--shift-share", str(SHIFTED_SHARE))
+        pace = ("--events-per-s", str(reshard.events_per_s))
+        more = (*nodes, "--bus", bus, *compare, *shift, *pace)
+        return self._start_replay(MODEL, self.options.directory, *more)
 
     def _start_replay(self, model: str, output: Path, *more: str) -> TrainerProcess:
         arguments = [
