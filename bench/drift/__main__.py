@@ -18,6 +18,7 @@ from bench.drift import (
     quiet,
     recshard,
     refusals,
+    scale,
     skew,
 )
 from bench.drift.local import CONSOLE, FOLDER
@@ -84,6 +85,10 @@ def _neuroshard(arguments: argparse.Namespace) -> list[report.Row]:
     return cost_net.measure(_sources(arguments), arguments.repetitions, FOLDER / "cost_net.npz")
 
 
+def _scale(arguments: argparse.Namespace) -> list[report.Row]:
+    return scale.measure(arguments.repetitions)
+
+
 _PARTS: Mapping[str, Callable[[argparse.Namespace], list[report.Row]]] = {
     "local": _local,
     "skew": _skew,
@@ -97,6 +102,7 @@ _PARTS: Mapping[str, Callable[[argparse.Namespace], list[report.Row]]] = {
     "planners": _planners,
     "recshard": _recshard,
     "flexshard": _flexshard,
+    "scale": _scale,
 }
 
 

@@ -38,7 +38,7 @@ from embertide.server.adapters.state import RedisState
 from embertide.server.core.control import ControlOptions
 from embertide.server.core.drift.options import DriftOptions
 from embertide.server.core.plan.layout import Bucket, Holders, LaidPlan, Place, owner
-from embertide.server.services.control_server import ControlServer, ServerOptions
+from embertide.server.services.control_server import SWITCH_S, ControlServer, ServerOptions
 from embertide.server.services.driver import Driver
 from embertide.server.services.standby import Standby
 from embertide.v1 import (
@@ -116,6 +116,7 @@ def _watch() -> _Watched:
 
 def _run_plane(arguments: argparse.Namespace) -> None:
     os.sched_setaffinity(0, {arguments.core})
+    sys.setswitchinterval(SWITCH_S)
     watched = _watch()
     store = RedisState(arguments.state, MODEL)
     listen = f"127.0.0.1:{arguments.port}"
@@ -352,7 +353,7 @@ class _Scale:
     def _plane(self, which: int, **more: Any) -> _Process:
         if which:
             # The first one leads.
-            _wait("a lease", lambda: self.store.term() > 0, 60)
+            _wait("a lease", lambda: self.store.term() > 0, 180)
         return _Process(
             "plane",
             self._folder / f"plane-{which}.log",
@@ -437,7 +438,7 @@ def _running(arguments: argparse.Namespace) -> Iterator[_Scale]:
 
 
 def _p99(values: list[float]) -> float:
-    return statistics.quantiles(values, n=100)[98] if len(values) > 1 else values[0]
+    return sorted(values)[min(len(values) - 1, len(values) * 99 // 100)]
 
 
 def _row(case: str, metric: str, unit: str, values: list[float], **more: Any) -> report.Row:

@@ -24,6 +24,7 @@ from embertide.server.core.errors import (
 )
 from embertide.server.core.plan.layout import LaidPlan
 from embertide.server.core.plan.planner import Proposal
+from embertide.server.core.plan.validity import PLAN_BYTES_MAX
 from embertide.server.core.reshard import Posed
 from embertide.server.core.state import LEASE_MS, PLANS_KEPT, StateStore, Writes
 from embertide.server.services.clock import Clock
@@ -63,6 +64,22 @@ def _think(
     id: str, posed: Posed, outcome: Proposal | RefusedError, core: Control, now_ms: int
 ) -> None:
     core.think(id, posed, outcome)
+
+
+def _whole(plan: LaidPlan) -> plan_pb2.Plan:
+    """Return a plan as one message.
+
+    Raises:
+        RefusedError: It is larger than a message may be.
+    """
+    whole = plan.whole()
+    if (size := whole.ByteSize()) > PLAN_BYTES_MAX:
+        raise RefusedError(
+            Code.RESOURCE_EXHAUSTED,
+            f"plan {plan.epoch} is {size:,} bytes as one message; at most {PLAN_BYTES_MAX:,}: read "
+            "it in parts from `state` (docs/formats.md)",
+        )
+    return whole
 
 
 class Driver:
@@ -250,14 +267,14 @@ class Driver:
             raise RefusedError(Code.NOT_FOUND, f"no plan has been made: {why}")
         last = newest.head.epoch
         if epoch in (0, last):
-            return newest.whole()
+            return _whole(newest)
         found = self._store.plan(epoch) if epoch < last else None
         if found is None:
             oldest = max(1, last - PLANS_KEPT + 1)
             raise RefusedError(
                 Code.OUT_OF_RANGE, f"plan {epoch} is not kept; ask for {oldest} to {last}"
             )
-        return found.whole()
+        return _whole(found)
 
     def measure(self) -> None:
         """Ask all live nodes for their load now; of many, trust what they said in turn."""
