@@ -397,9 +397,11 @@ void Store::Impl::MakeRoomAhead(Device* device, uint32_t pages) {
       if (!Evict(device, &writer)) return;
       continue;
     }
-    const auto low =
-        std::ranges::find_if(device->tables, [&](uint32_t t) { return ShareIsLow(*device, t); });
-    if (low != device->tables.end() && EvictTable(device, *low, &writer)) continue;
+    bool shrank = false;
+    for (const uint32_t t : device->tables) {
+      if (ShareLacks(*device, t) > 0) shrank |= EvictTable(device, t, &writer);
+    }
+    if (shrank) continue;
     const uint64_t room = device->budget.limit_bytes() - device->budget.used_bytes();
     if (device->ssd == nullptr || room >= wanted) return;
     if (!device->arena.has_condemned()) {

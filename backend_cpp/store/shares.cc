@@ -8,6 +8,12 @@
 #include "store/store_impl.h"
 
 namespace embertide {
+namespace {
+
+// A small share keeps no more than this part of it free ahead of need.
+constexpr uint64_t kLeastShareOverReady = 4;
+
+}  // namespace
 
 bool Store::Impl::ShareHolds(const Device& device, uint32_t table, uint64_t bytes) {
   const uint64_t allowed = device.shares[table].allowed.load(std::memory_order_relaxed);
@@ -15,13 +21,18 @@ bool Store::Impl::ShareHolds(const Device& device, uint32_t table, uint64_t byte
   return used <= allowed && bytes <= allowed - used;
 }
 
-bool Store::Impl::ShareIsLow(const Device& device, uint32_t table) {
+uint64_t Store::Impl::ShareLacks(const Device& device, uint32_t table) const {
   const TableShare& share = device.shares[table];
-  if (device.ssd == nullptr || !share.given()) return false;
+  if (device.ssd == nullptr || !share.given()) return 0;
   const uint64_t bytes = share.bytes;
-  const uint64_t low = std::max(static_cast<uint64_t>(kLowRoom * static_cast<double>(bytes)),
-                                bytes / kLeastOverEvicted);
-  return device.in_ddr[table].bytes + low > bytes;
+  const TableConfig& config = tables[table].config;
+  const uint64_t row =
+      config.layout.PayloadBytes(config.layout.full_mask()) + AuxBytes(tables[table]);
+  const uint64_t ready = std::max(static_cast<uint64_t>(kLowRoom * static_cast<double>(bytes)),
+                                  kPromotionsAtOnce * row);
+  const uint64_t used = device.in_ddr[table].bytes;
+  const uint64_t most = bytes - std::min(ready, bytes / kLeastShareOverReady);
+  return used > most ? used - most : 0;
 }
 
 bool Store::Impl::GivesWay(const Device& device, uint32_t table) {
@@ -32,9 +43,8 @@ bool Store::Impl::GivesWay(const Device& device, uint32_t table) {
 
 bool Store::Impl::EvictTable(Device* device, uint32_t table, WriterLock* writer) {
   TableShare& share = device->shares[table];
-  const uint64_t used = device->in_ddr[table].bytes;
-  const uint64_t over = used > share.bytes ? used - share.bytes : 0;
-  const uint64_t batch = std::min(kEvictBytes, std::max(share.bytes / kLeastOverEvicted, over));
+  const uint64_t lacks = ShareLacks(*device, table);
+  const uint64_t batch = std::min(kEvictBytes, std::max(share.bytes / kLeastOverEvicted, lacks));
   const bool went = device->policy != nullptr
                         ? EvictByPolicy(device, batch, writer)
                         : EvictByClock(device, &share.clock, batch, /*chained=*/true, writer);
@@ -128,7 +138,11 @@ uint64_t Store::RowRoom(uint32_t d) const {
   const auto low = static_cast<uint64_t>(Impl::kLowRoom * static_cast<double>(limit));
   const uint64_t used = device.budget.used_bytes();
   const uint64_t pages = device.arena.page_bytes();
-  const uint64_t others = used - std::min(used, pages) + Impl::ReadyBytes(device) + low;
+  // Rows of each size have a page that is not full.
+  std::set<uint64_t> sizes;
+  for (const uint32_t t : device.tables) sizes.insert(impl_->tables[t].cost.FullBytes());
+  const uint64_t waste = sizes.size() * device.arena.slab_bytes() / 2;
+  const uint64_t others = used - std::min(used, pages) + Impl::ReadyBytes(device) + low + waste;
   return others < limit ? limit - others : 0;
 }
 

@@ -271,6 +271,8 @@ struct Store::Impl {
   static constexpr uint64_t kLeastOverEvicted = 64;
   // With room for rows of less than this share of the budget Maintain makes some ahead of need.
   static constexpr double kLowRoom = 0.03;
+  // Rows of one batch of reads for promotions, and then of one hold of the writer lock.
+  static constexpr size_t kPromotionsAtOnce = 64;
 
   // --- residency.cc; the device's writer is held -------------------------------------------------
   // A DDR slot, evicting to SSD as needed. kResourceExhausted when nothing more can go.
@@ -278,8 +280,9 @@ struct Store::Impl {
                                uint32_t aux_bytes);
   // In shares.cc: whether a table's share has room for so many bytes of rows more.
   static bool ShareHolds(const Device& device, uint32_t table, uint64_t bytes);
-  // Whether a table's share needs room ahead of rows that enter, or has shrunk below its rows.
-  static bool ShareIsLow(const Device& device, uint32_t table);
+  // Bytes of rows that shall leave a table's share: for the room that it keeps ready ahead of rows
+  // that enter, a batch of promotions at least, or because it has shrunk.
+  uint64_t ShareLacks(const Device& device, uint32_t table) const;
   // Whether rows of a table may leave for want of room on the device: those with a share stay while
   // there are others.
   static bool GivesWay(const Device& device, uint32_t table);

@@ -13,8 +13,6 @@ constexpr uint32_t kSweepEntries = 10000;
 // Rows that one call may free, of buckets that were dropped, a part of a bucket at a time.
 constexpr int kFreeTurns = 64;
 constexpr size_t kPromotionsPerCall = 512;
-// Rows of one batch of reads, and then of one hold of the writer lock.
-constexpr size_t kPromotionsAtOnce = 64;
 // Reads that the policy is told of in one hold of it: 28 to 54 ns each.
 constexpr size_t kReplayedAtOnce = 4096;
 
@@ -158,7 +156,7 @@ std::vector<Access> Store::Impl::Replay(Device* device) {
       if (EntryOnSsd(device, row, &bucket) == BucketIndex::kNotFound) continue;
       const bool admits =
           device->policy != nullptr
-              ? device->policy->Admit(row.key, Full(*device) || ShareIsLow(*device, row.table))
+              ? device->policy->Admit(row.key, Full(*device) || ShareLacks(*device, row.table) > 0)
               : bucket->index.AccessCount(HashKey(row.key), row.key) >= device->least_count;
       if (!admits) {
         ++refused_promotions;

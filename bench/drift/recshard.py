@@ -35,7 +35,8 @@ from embertide.v1 import plan_pb2
 
 _SHARE = 0.25  # of all rows' bytes
 _POINTS = 100
-_BATCH = 64  # samples between two turns of upkeep
+_BATCH = 16  # samples between two turns of upkeep
+_PAGE_BYTES = 64 << 10
 _BY_SIZE, _CLOCK, _PREDICTED = 20.0, 0.9, 0.10
 _PIECES = 5
 
@@ -204,7 +205,8 @@ def replayed(trace: TableTrace, room: float) -> Replayed:
         store.ssd_reads(trace.half(0))
         clock = store.ssd_reads(trace.half(1))
         taken = store.row_bytes
-    shares_T = shares_of(trace, taken)
+    # Rows of each size have a page that is not full.
+    shares_T = shares_of(trace, taken - len(set(trace.dims_T)) * _PAGE_BYTES // 2)
     with tempfile.TemporaryDirectory() as folder:
         store = _Store(trace, budget, folder)
         store.share(shares_T)
@@ -224,11 +226,11 @@ def replayed(trace: TableTrace, room: float) -> Replayed:
 def _traces(data: Path | None, clicks: Path | None) -> Iterator[list[TableTrace]]:
     """Yield the pieces of each trace; real ones only where their files are given."""
     if data is not None:
-        yield [news(data, 200_000, piece) for piece in range(_PIECES)]
+        yield [news(data, 80_000, piece) for piece in range(_PIECES)]
     if clicks is not None:
-        yield [criteo(clicks, turn) for turn in range(_PIECES)]
-        yield [criteo(clicks, turn, by_size=True) for turn in range(_PIECES)]
-    yield [reuse(60_000, seed) for seed in range(_PIECES)]
+        yield [criteo(clicks, 20_000, turn) for turn in range(_PIECES)]
+        yield [criteo(clicks, 20_000, turn, by_size=True) for turn in range(_PIECES)]
+    yield [reuse(40_000, seed) for seed in range(_PIECES)]
 
 
 def _rows_of(pieces: Sequence[TableTrace]) -> list[report.Row]:

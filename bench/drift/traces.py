@@ -47,25 +47,26 @@ class TableTrace:
 
 
 def news(path: Path, samples: int, piece: int) -> TableTrace:
-    """Return a piece of the news stream, dimension 16 each."""
+    """Return a piece of the news stream, dimension 64 each."""
     columns = pq.read_table(path, columns=list(_NEWS))
     keys_NT = np.stack([columns[name].to_numpy().astype(np.int64) for name in _NEWS], axis=1)
     keys_NT = keys_NT[piece * samples : (piece + 1) * samples]
-    return TableTrace("news", keys_NT, np.full(len(_NEWS), 16))
+    return TableTrace("news", keys_NT, np.full(len(_NEWS), 64))
 
 
-def criteo(path: Path, turn: int, *, by_size: bool = False) -> TableTrace:
+def criteo(path: Path, samples: int, turn: int, *, by_size: bool = False) -> TableTrace:
     """Return the categorical columns of the Criteo sample, begun anew at a later row each turn.
 
     Args:
         path: The sample.
+        samples: So many rows of it.
         turn: Begin with the row at a fifth of it, two fifths, and so on.
         by_size: Dimensions grow with a table's keys, as 6 x keys^(1/4), instead of 16 each.
     """
     names = [f"C{at}" for at in range(1, 27)]
     columns = pq.read_table(path, columns=names)
     keys_NT = np.stack([columns[name].to_numpy().astype(np.int64) for name in names], axis=1)
-    keys_NT = np.roll(keys_NT, -turn * len(keys_NT) // 5, axis=0)
+    keys_NT = np.roll(keys_NT, -turn * len(keys_NT) // 5, axis=0)[:samples]
     dims_T = np.full(26, 16)
     if by_size:
         distinct_T = np.array([len(np.unique(keys_N)) for keys_N in keys_NT.T])
