@@ -251,9 +251,9 @@ class _Undo:
                 back.append(move.reversed())
             else:
                 strayed += 1
-        last = self._last_owners(problem, back)
-        strayed += sum(move.at in last for move in back)
-        back = [move for move in back if move.at not in last]
+        bad = self._impossible(problem, back)
+        strayed += sum(move.at in bad for move in back)
+        back = [move for move in back if move.at not in bad]
         said = f"{len(back)} moves of {self.record.operation.id} back"
         if strayed:
             said += f"; {strayed} stay: their buckets have moved on since"
@@ -264,17 +264,22 @@ class _Undo:
             tier_shares=shares.shares_of(self.record.tier_shares_before),
         )
 
-    def _last_owners(self, problem: Problem, back: list[Move]) -> set[Bucket]:
-        """Return the buckets that a group would lose: what was added is all that it has by now."""
-        if self.record.request.WhichOneof("goal") == "add_group":
-            return set()
+    def _impossible(self, problem: Problem, back: list[Move]) -> set[Bucket]:
+        """Return the buckets whose owners have changed so much that they cannot go back.
+
+        A group would lose them, because what was added is all that it has by now, or a node would
+        own them twice, because it owns them on another device by now.
+        """
         nodes = problem.plan.topology.nodes
-        return {
-            at
-            for at, owners in arrived(problem.layout, back).items()
-            if {nodes[place.node].group for place in problem.layout[at].owners}
-            - {nodes[place.node].group for place in owners}
-        }
+        may_lose = self.record.request.WhichOneof("goal") == "add_group"
+        bad = set()
+        for at, owners in arrived(problem.layout, back).items():
+            groups = {nodes[place.node].group for place in owners}
+            had = {nodes[place.node].group for place in problem.layout[at].owners}
+            twice = len({place.node for place in owners}) < len(owners)
+            if twice or (had - groups and not may_lose):
+                bad.add(at)
+        return bad
 
 
 def _check_targets(moves: list[Move], now: Situation) -> None:
