@@ -38,7 +38,7 @@ from embertide.server.adapters.state import RedisState
 from embertide.server.core.control import ControlOptions
 from embertide.server.core.drift.options import DriftOptions
 from embertide.server.core.plan.layout import Bucket, Holders, LaidPlan, Place, owner
-from embertide.server.services.control_server import SWITCH_S, ControlServer, ServerOptions
+from embertide.server.services.control_server import ControlServer, ServerOptions
 from embertide.server.services.driver import Driver
 from embertide.server.services.standby import Standby
 from embertide.v1 import (
@@ -116,7 +116,6 @@ def _watch() -> _Watched:
 
 def _run_plane(arguments: argparse.Namespace) -> None:
     os.sched_setaffinity(0, {arguments.core})
-    sys.setswitchinterval(SWITCH_S)
     watched = _watch()
     store = RedisState(arguments.state, MODEL)
     listen = f"127.0.0.1:{arguments.port}"
@@ -391,7 +390,7 @@ class _Scale:
 
         def ended() -> bool:
             asked = control_pb2.GetOperationRequest(id=id)
-            operation.CopyFrom(stub.GetOperation(asked, timeout=10).operation)
+            operation.CopyFrom(stub.GetOperation(asked, timeout=60).operation)
             return operation.ended_ms > 0
 
         _wait(f"a reshard of {buckets} buckets", ended, limit_s)

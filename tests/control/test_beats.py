@@ -47,18 +47,18 @@ def test_a_stream_is_answered_when_there_is_something_new(bench: Bench) -> None:
     for name in ("node-0", "node-1"):
         node = make_node(name, address="127.0.0.1:1")
         client.call("RegisterNode", make_registration(node, TABLES))
-    node = Beating(control.address, "node-0")
-    node.beat()
-    first = node.answer()
+    stream = Beating(control.address, "node-0")
+    stream.beat()
+    first = stream.answer()
     assert first.heartbeat_interval_ms == control.driver.options.heartbeat_ms
     for _ in range(20):
-        node.beat()
+        stream.beat()
     status = control_pb2.ControlServiceGetStatusRequest()
     eventually(lambda: client.call("GetStatus", status).plan_epoch == 1)
     if not first.plan_epoch:
-        node.beat()
-        assert node.answer().plan_epoch == 1
-    node.end()
+        stream.beat()
+        assert stream.answer().plan_epoch == 1
+    stream.end()
 
 
 @pytest.mark.parametrize(
