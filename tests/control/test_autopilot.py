@@ -205,6 +205,30 @@ def test_a_planner_that_fails_is_recorded_and_asked_again(
     assert len(fleet.acted()) == 1
 
 
+def test_a_node_that_joins_takes_its_share_by_itself() -> None:
+    fleet = make_fleet()
+    fleet.run(300)
+    fleet.nodes.append(make_nodes(NODES + 1, 1 << 20)[-1])
+    wanted_NB = np.vstack([EVEN, np.zeros((1, BUCKETS))])  # it has no clients yet
+    fleet.demand = lambda seconds: wanted_NB
+    fleet.run(200)
+    [decision] = fleet.acted()
+    assert decision.planner == "join"
+    assert "node_joined" in decision.triggers
+    assert 2 <= fleet.held_NB()[-1].sum() <= 4  # of 16 buckets, a fifth
+
+
+def test_a_node_that_was_drained_stays_empty() -> None:
+    fleet = make_fleet()
+    fleet.run(60)
+    drain = control_pb2.StartReshardRequest(operation_id="drain", drain_node="node-3")
+    fleet.core.start(drain, fleet.now_ms)
+    fleet.run(900)
+    assert fleet.core.operations.records["drain"].operation.ended_ms
+    assert fleet.held_NB()[3].sum() == 0
+    assert not [each for each in fleet.acted() if "node_joined" in each.triggers]
+
+
 def test_an_operator_goes_first() -> None:
     """While an operation of an operator is at work, nothing is decided."""
     fleet = make_fleet()

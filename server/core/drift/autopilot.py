@@ -258,7 +258,10 @@ class Autopilot:
         return [
             node.name
             for at, node in enumerate(now.plan.topology.nodes)
-            if at not in owning and node.name not in drained and now.alive(node.name)
+            if at not in owning
+            and node.group not in now.plan.topology.partial_groups
+            and node.name not in drained
+            and now.alive(node.name)
         ]
 
     def take(
