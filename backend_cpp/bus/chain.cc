@@ -77,13 +77,16 @@ Result<std::vector<std::byte>> Merge(const TableConfig& table, const Rebuilt& bu
 
 Status ApplySnapshot(const std::string& directory, const Manifest& manifest,
                      const std::map<std::string, const TableConfig*>& tables,
-                     std::map<BucketId, Rebuilt>* buckets) {
-  const Result<Manifest> found = ReadManifest(directory);
-  if (!found.ok()) return found.status();
-  if (found.value().schema_id != manifest.schema_id) {
+                     std::map<BucketId, Rebuilt>* buckets, LastManifest* last) {
+  if (last->directory != directory) {
+    Result<Manifest> found = ReadManifest(directory);
+    if (!found.ok()) return found.status();
+    *last = {directory, std::move(found.value())};
+  }
+  if (last->manifest.schema_id != manifest.schema_id) {
     return {Code::kRejected, directory + " has another schema than the one that is loaded"};
   }
-  for (const BucketFileInfo& info : found.value().buckets) {
+  for (const BucketFileInfo& info : last->manifest.buckets) {
     const auto table = tables.find(info.table);
     if (table == tables.end()) continue;
     const auto wanted = buckets->find({table->second->id, info.bucket});
@@ -147,9 +150,13 @@ std::optional<std::vector<ChainLink>> ChainBetween(const std::string& publicatio
   return ChainTo(publication, from, to, &dead, [] {});
 }
 
-Result<std::map<BucketId, std::vector<std::byte>>> ReadBucketsAt(
-    const std::string& publication, VersionId at, const Manifest& manifest,
-    std::span<const BucketId> buckets) {
+Result<std::map<BucketId, std::vector<std::byte>>> ReadBucketsAt(const std::string& publication,
+                                                                 VersionId at,
+                                                                 const Manifest& manifest,
+                                                                 std::span<const BucketId> buckets,
+                                                                 LastManifest* last_manifest) {
+  LastManifest read_here;
+  if (last_manifest == nullptr) last_manifest = &read_here;
   std::map<std::string, const TableConfig*> by_name;
   std::map<uint32_t, const TableConfig*> by_id;
   for (const TableConfig& table : manifest.tables) {
@@ -165,8 +172,8 @@ Result<std::map<BucketId, std::vector<std::byte>>> ReadBucketsAt(
     if (!chain) continue;
     std::map<BucketId, Rebuilt> rows;
     for (const BucketId bucket : buckets) rows[bucket];
-    last =
-        ApplySnapshot(publication + "/snapshots/" + FolderName(snapshot), manifest, by_name, &rows);
+    last = ApplySnapshot(publication + "/snapshots/" + FolderName(snapshot), manifest, by_name,
+                         &rows, last_manifest);
     for (const ChainLink& link : *chain) {
       if (last.ok()) last = ApplyDeltas(publication, link.id, by_id, &rows);
     }

@@ -44,14 +44,22 @@ struct BucketId {
   auto operator<=>(const BucketId&) const = default;
 };
 
+// The manifest of the snapshot that was read last: a snapshot never changes, and of a large model
+// it takes longer to read than a bucket.
+struct LastManifest {
+  std::string directory;  // empty: none was read
+  Manifest manifest;
+};
+
 // Records of buckets, ascending by key, as they were at exactly version `at`: from the newest
 // snapshot that leads there, and the delta files after it. `manifest` is that of the model; its
 // tables are what the bytes must fit. Memory: the buckets, twice. kNotFound: no snapshot leads
 // there (they are older than what is kept, or not written yet); kCorrupt, kRejected naming the
-// file.
+// file. `last` serves callers that read a few buckets at a time.
 Result<std::map<BucketId, std::vector<std::byte>>> ReadBucketsAt(const std::string& publication,
                                                                  VersionId at,
                                                                  const Manifest& manifest,
-                                                                 std::span<const BucketId> buckets);
+                                                                 std::span<const BucketId> buckets,
+                                                                 LastManifest* last = nullptr);
 
 }  // namespace embertide

@@ -18,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "bus/chain.h"
 #include "bus/redis.h"
 #include "embertide/node.h"
 #include "node/hot_rows.h"
@@ -149,6 +150,7 @@ class Fleet : public NodeHandler {
   std::string bucket_error_;  // of the last bucket that could not be added; empty once all are held
   std::mutex adopt_mutex_;
   JoinPace pace_;
+  LastManifest snapshot_manifest_;
 
   std::atomic<bool> started_{false};  // address_ and what follows below are there
   std::atomic<bool> serving_{false};

@@ -4,9 +4,9 @@
 // A step adds at most 64 buckets, and at most 1 MiB of rows unless told otherwise, by the size of
 // those of the step before; one bucket, if that is larger. A step that took more than 10 ms is
 // followed by one of half as many: no version is taken meanwhile, and a request may wait for the
-// core. After each, the node rests, unless told otherwise so that the join has a fortieth of the
-// machine's cores, and half of one at most: that keeps p99 and throughput near what they were
-// (docs/results/reshard.md). Used by one thread.
+// core. After each, the node rests as long as it took, unless told otherwise: the join has half of a
+// core where the machine has room. Steps run at a low priority (fleet.cc), so where it has none
+// they take longer, and the join has a few hundredths of a core. Used by one thread.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <thread>
 
 namespace embertide {
 
@@ -23,15 +22,10 @@ class JoinPace {
   using Clock = std::chrono::steady_clock;
   static constexpr size_t kStepBuckets = 64;
   static constexpr std::chrono::milliseconds kStepTime{10};
-  static constexpr uint32_t kCoresAJoin = 40;
-
-  // How many times what a step took the node rests after it, on a machine of so many cores.
-  static uint32_t RestOn(uint32_t cores = std::thread::hardware_concurrency()) {
-    return std::max(2U, kCoresAJoin / std::max(1U, cores)) - 1;
-  }
+  static constexpr uint32_t kRest = 1;  // times what a step took
 
   explicit JoinPace(uint64_t step_bytes = 1 << 20, std::optional<uint32_t> rest = {})
-      : step_bytes_(step_bytes), rest_(rest.value_or(RestOn())) {}
+      : step_bytes_(step_bytes), rest_(rest.value_or(kRest)) {}
 
   // What the next step may add.
   size_t buckets() const { return buckets_; }

@@ -173,7 +173,7 @@ def command(
         int | None,
         typer.Option(
             help="Rest after each step in which buckets come to the node, as a multiple of what "
-            "the step took (40 by the number of cores, less 1).",
+            "the step took (1).",
             min=0,
             max=1000,
         ),

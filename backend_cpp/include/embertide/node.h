@@ -78,7 +78,7 @@ struct NodeOptions {
   std::chrono::milliseconds plan_wait{
       120'000};  // at the start, for the first plan; then to be ready
   // Of buckets that come to the node: rows of one step, and how many times what a step took the
-  // node rests after it; nullopt: by the number of cores (join_pace.h).
+  // node rests after it; nullopt: as long (join_pace.h).
   uint64_t join_step_bytes = 1ULL << 20;
   std::optional<uint32_t> join_rest;
   // Ready is a node that holds a version committed at most so long before the newest published one.
