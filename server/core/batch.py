@@ -9,6 +9,7 @@ Batches of one operation go their ways independently of each other, and have no 
 
 from collections.abc import Sequence
 
+from embertide.server.core.plan.layout import Place
 from embertide.server.core.plan.moves import Move, Step
 from embertide.server.core.view import View
 from embertide.v1 import control_pb2
@@ -44,6 +45,7 @@ class Batch:
         self.why = ""
         self._sources = sorted({move.source.node for move in moves if move.source})
         self._targets = sorted({move.target.node for move in moves if move.target})
+        self._added = [move for move in moves if move.source is None]
         self._removed = [move for move in moves if move.target is None]
         self._base_epoch = base_epoch
         self._deadline_ms = longest_deadline_ms
@@ -127,16 +129,23 @@ class Batch:
             # One that was started again loads what it owns or leaves, as any node.
             if not view.holds(node, self._base_epoch):
                 return f"{view.name(node)}, which it takes over from, does not hold them yet"
+        if not all(self._other_holds(move, move.target, view) for move in self._added):
+            return "no other owner holds its buckets"
         return ""
 
     def _others_hold(self, view: View) -> bool:
         """Whether some other owner holds what a source gives away without a target."""
-        for move in self._removed:
-            others = [each.node for each in view.layout[move.at].owners if each != move.source]
-            if not any(view.alive(node) and view.holds(node, self._base_epoch) for node in others):
-                self.why = "waits: no other owner holds a bucket whose owner is to leave"
-                return False
-        return True
+        if all(self._other_holds(move, move.source, view) for move in self._removed):
+            return True
+        self.why = "waits: no other owner holds a bucket whose owner is to leave"
+        return False
+
+    def _other_holds(self, move: Move, leaving: Place | None, view: View) -> bool:
+        return any(
+            view.alive(each.node) and view.holds(each.node, self._base_epoch)
+            for each in view.layout[move.at].owners
+            if each != leaving
+        )
 
     def _held(self, view: View) -> bool:
         """Whether all targets hold the batch, at a version that all live nodes have.

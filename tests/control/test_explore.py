@@ -166,6 +166,7 @@ BUGS: list[tuple[Callable[[Patch], None], int]] = [
 MENDED = {
     9032: "moves of a batch that was taken back stood where a restart took them for another's",
     10916: "an owner left, and the only other one had just been started again",
+    68313: "an owner that was added was taken back, and the only other one had just been started",
     57698: "an undo made a node own a bucket twice, on two of its devices, and never ended",
     40327: "a node that was heard again had asked by an older plan within the deadline",
 }
