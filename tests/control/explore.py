@@ -20,7 +20,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, TypeVar
 
 from explore_fleet import Node, ReadPlan
@@ -662,8 +662,8 @@ class _Moving:
         self._plan = plan
 
     def __str__(self) -> str:
-        def names(owners: object) -> str:
-            return ",".join(f"{each.node}/{each.device}" for each in owners)  # type: ignore[attr-defined]
+        def names(owners: Iterable[plan_pb2.Owner]) -> str:
+            return ",".join(f"{each.node}/{each.device}" for each in owners)
 
         return " | ".join(
             f"{each.table_id}.{each.bucket_begin}+{each.bucket_count} {names(each.owners)}"

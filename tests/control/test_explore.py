@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 import explore
 import pytest
-from explore_rules import BrokenRuleError
+from explore_rules import BrokenRuleError, Record
 
 from embertide.server.adapters.state import MemoryState
 from embertide.server.core.batch import Batch
@@ -124,10 +124,10 @@ def forget_what_was_accepted(patch: Patch) -> None:
     """After a restart only the operation at work is known."""
 
     def init(
-        self: Operations, records: Mapping[str, object], longest_deadline_ms: int, now_ms: int
+        self: Operations, records: Mapping[str, Record], longest_deadline_ms: int, now_ms: int
     ) -> None:
-        known = {id: each for id, each in records.items() if each.operation.base_epoch}  # type: ignore[attr-defined]
-        right(self, known, longest_deadline_ms, now_ms)  # type: ignore[arg-type]
+        known = {id: each for id, each in records.items() if each.operation.base_epoch}
+        right(self, known, longest_deadline_ms, now_ms)
 
     right = Operations.__init__
     patch.setattr(Operations, "__init__", init)
