@@ -13,7 +13,7 @@ from embertide.server.core.plan.layout import Bucket, Place, layout_of
 from embertide.server.core.plan.planner import Problem
 from embertide.server.core.plan.prices import Prices
 from embertide.server.core.plan.workload import Workload
-from embertide.v1 import node_pb2
+from embertide.v1 import node_pb2, plan_pb2
 
 TABLES = make_tables(user=1, item=0)  # three buckets
 NODES = [make_node("a"), make_node("b", devices=2)]
@@ -102,6 +102,20 @@ def test_sums_by_table_stand_tables_without_reads() -> None:
     [instance] = instances(problem())
     nobody = np.zeros_like(instance.owned_DB)
     assert rates(instance, nobody).here_DT.tolist() == [[0, 0]] * 3
+
+
+# An SSD of a million bytes beside little DDR: a plan does not push rows to SSD.
+def test_a_device_with_an_ssd_tier_fills_its_memory_alone() -> None:
+    posed = problem()
+    device = posed.plan.topology.nodes[0].devices[0]
+    device.budgets[0].budget_bytes = 5000
+    device.budgets.add(tier=plan_pb2.TIER_SSD, budget_bytes=1_000_000)
+    [instance] = instances(posed)
+    assert instance.budget_D[0] == 5000
+    device.budgets[0].budget_bytes = 500  # less than the 1,000 that it has: full
+    [instance] = instances(posed)
+    assert instance.budget_D[0] == pytest.approx(1100)
+    assert instance.budget_D[1] == 1 << 30
 
 
 def test_a_workload_that_nobody_measured_is_refused() -> None:

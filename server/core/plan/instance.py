@@ -7,7 +7,7 @@ Rates are keys a second; one key asked for twice counts twice.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +18,9 @@ from embertide.server.core.plan.groups import whole_groups
 from embertide.server.core.plan.layout import Bucket, Place, budget_bytes, devices
 from embertide.server.core.plan.planner import Problem
 from embertide.server.core.plan.workload import TableTraits
+from embertide.v1 import plan_pb2
 
+_GROWTH = 1.1  # of a device with an SSD tier whose memory is full
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -40,7 +42,7 @@ class Instance:
         copied_NT: Share of the keys that a node wants of buckets it does not hold which its copies
             of hot rows answer.
         bytes_B: Resident bytes of one copy of a bucket.
-        budget_D: Bytes that all tiers of a device may hold together.
+        budget_D: Bytes that a device may hold: of all its tiers, but see `_budgets`.
         open_D: Devices that may get buckets.
         owned_DB: Who owns what today.
         requests_N: Requests a second of a node's own clients; zeros where that is not known.
@@ -159,13 +161,29 @@ def instances(problem: Problem) -> Iterator[Instance]:
             wanted_NB=asking.wanted_NB[list(nodes_N)],
             copied_NT=asking.copied_NT[list(nodes_N)],
             bytes_B=asking.bytes_B,
-            budget_D=np.array([budget_bytes(known[place]) for place in places_D], np.float64),
+            budget_D=_budgets(
+                [known[place] for place in places_D], owned_DB.astype(np.float64) @ asking.bytes_B
+            ),
             open_D=np.array([place.node not in problem.shunned for place in places_D]),
             owned_DB=owned_DB,
             requests_N=asking.requests_N[list(nodes_N)]
             if len(asking.requests_N)
             else np.zeros(len(nodes_N)),
         )
+
+
+def _budgets(known_D: Sequence[plan_pb2.Device], held_D: Floats) -> Floats:
+    """Return the bytes that each device may hold.
+
+    A plan must not push rows to SSD: costs are computed as if the tiers had the rows that they have
+    today. So a device with an SSD tier fills its memory, or grows by a tenth where that is full.
+    """
+    budgets = []
+    for device, held in zip(known_D, held_D, strict=True):
+        total = float(budget_bytes(device))
+        ssd = sum(each.budget_bytes for each in device.budgets if each.tier == plan_pb2.TIER_SSD)
+        budgets.append(min(total, max(total - ssd, _GROWTH * held)) if ssd else total)
+    return np.array(budgets, np.float64)
 
 
 def owners_of(
