@@ -12,8 +12,8 @@ from google.protobuf.message import Message
 
 from embertide.server.core.answers import Answers, check_id, content, in_use
 from embertide.server.core.demand import PLANNED_BY_S, Clock, Demand
-from embertide.server.core.drift.autopilot import LOOK, Autopilot, DriftMemory, Trust
-from embertide.server.core.drift.look import Looked
+from embertide.server.core.drift.autopilot import COMPARE, LOOK, Autopilot, DriftMemory, Trust
+from embertide.server.core.drift.look import Compared, Looked
 from embertide.server.core.drift.options import DriftOptions
 from embertide.server.core.errors import Code, MovedOnError, RefusedError, invalid
 from embertide.server.core.fit import CostFit
@@ -221,7 +221,6 @@ class Control:
         self.fit.take(node, load, now_ms)
         if self.plan is not None:
             self.demand.take(node, load, self.plan.tables, now_ms)
-            self.autopilot.load(node, load, now_ms)
 
     def remove(
         self, request: control_pb2.RemoveNodeRequest, now_ms: int
@@ -244,7 +243,6 @@ class Control:
         self.loads.forget(request.node)
         self.demand.forget(request.node)
         self.fit.forget(request.node)
-        self.autopilot.forget(request.node)
         self._writes.nodes[request.node] = None
         if self.plan is not None:
             members = {member.name for member in self.fleet}
@@ -493,16 +491,22 @@ class Control:
         if plan is not None:
             self._replace(plan)
             return
-        self._follow_drift(self.plan, now_ms)
+        self._follow_drift(now_ms)
 
-    def _follow_drift(self, plan: plan_pb2.Plan, now_ms: int) -> None:
+    def _follow_drift(self, now_ms: int) -> None:
         """Look at the drift when it is time, and act on what a look has found."""
-        self.autopilot.measure(plan, self.operations.records, now_ms)
         if self.operations.active():
             return
+        if self._thought is not None and self._thought[0] == COMPARE:
+            self._take_comparison(now_ms)
         if self._thought is not None and self._thought[0] == LOOK:
             self._take_look(now_ms)
-        elif self.wanted is None and self.autopilot.is_due(now_ms):
+        records = self.operations.records
+        loads = self.loads.by_node
+        if self.wanted is None and self.autopilot.can_compare(records, loads, now_ms):
+            situation = self._situation(now_ms, self.options.drift.half_life_s)
+            self.wanted = COMPARE, self.autopilot.pose_comparison(situation)
+        if self.wanted is None and self.autopilot.is_due(now_ms):
             posed = self.autopilot.pose(
                 self._situation(now_ms, self.options.drift.half_life_s),
                 self.loads.by_node,
@@ -511,6 +515,12 @@ class Control:
             )
             if posed is not None:
                 self.wanted = LOOK, posed
+
+    def _take_comparison(self, now_ms: int) -> None:
+        """Keep what the last operation has gained."""
+        thought, self._thought = self._thought, None
+        found = thought[2] if thought is not None else None
+        self.autopilot.compare(found if isinstance(found, Compared) else None, now_ms)
 
     def _take_look(self, now_ms: int) -> None:
         """Judge what a look has found; one at a plan that has moved on is dropped."""
