@@ -150,11 +150,6 @@ class Autopilot:
         self.settings.CopyFrom(wanted)
         return self.settings
 
-    @property
-    def waits(self) -> str:
-        """Id of the operation whose gain is still to be measured; empty: none."""
-        return self.memory.waiting.operation if self.memory.waiting else ""
-
     def is_due(self, now_ms: int) -> bool:
         """Whether it is time for a look."""
         if self.settings.mode == control_pb2.DRIFT_MODE_OFF:

@@ -24,7 +24,7 @@ class Case:
         trusted: Whether the cost model's predictions may be acted on.
         model_error: Their median relative error; 0: not known.
         agreed: Looks in a row that found such a gain, this one included.
-        quiet_ms: Since the last operation ended; None: there was none.
+        quiet_ms: Since the last operation began; None: there was none.
         measuring: Whether the gain of the last operation is still being measured.
         acted: Operations of the last 24 hours that were started for drift.
         moved_bytes: What they moved.
@@ -128,7 +128,7 @@ def _held_back(
     if not case.must and case.quiet_ms is not None and case.quiet_ms < cooling_ms:
         return (
             Outcome.DECISION_OUTCOME_COOLING_DOWN,
-            f"{gained}; the last operation ended {case.quiet_ms / 1000:,.0f} s ago, the cool-down "
+            f"{gained}; the last operation began {case.quiet_ms / 1000:,.0f} s ago, the cool-down "
             f"is {options.cooldown_s:,.0f} s",
         )
     if not case.must and case.measuring:

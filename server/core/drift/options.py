@@ -71,7 +71,7 @@ class DriftOptions:
         half_life_s: Reads count half after this long in the demand's clock; one of
             demand.HALF_LIVES_S.
         horizon_s: How long a new plan is expected to stay good; its gain is counted over this time.
-        cooldown_s: From the end of one operation to the begin of the next.
+        cooldown_s: From the begin of one operation to the begin of the next, at least.
         look_again_s: A planner is asked this often even if no detector fires.
         min_gain: Share of the cost that a plan must save.
         confirmations: Looks in a row that must agree before it acts.
