@@ -28,7 +28,8 @@ std::vector<uint32_t> Capacities(uint32_t distinct) {
   const double first = std::max(1.0, static_cast<double>(distinct) / kLeastOfDistinct);
   for (uint32_t p = 0; p < kPoints; ++p) {
     const double share = static_cast<double>(p) / (kPoints - 1);
-    const auto capacity = static_cast<uint32_t>(first * std::pow(distinct / first, share) + 0.5);
+    const auto capacity =
+        static_cast<uint32_t>(std::lround(first * std::pow(distinct / first, share)));
     if (capacities.empty() || capacity > capacities.back()) capacities.push_back(capacity);
   }
   return capacities;
