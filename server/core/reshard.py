@@ -1,5 +1,6 @@
 """From what a caller asks of a reshard to the moves that do it."""
 
+import collections
 import dataclasses
 from collections.abc import Callable, Mapping
 
@@ -34,6 +35,10 @@ from embertide.v1 import control_pb2, plan_pb2
 
 BUCKETS_AT_ONCE_MAX = 4096
 REASON_BYTES_MAX = 256
+# Of budgets, by what planners give: versions keep rows that they changed, indices grow, and what
+# comes is there before what goes has left. A device that is full can take no version any more.
+FILLED = 0.8
+_PASSES_MAX = 64  # over moves that do not fit yet
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,6 +156,7 @@ def problem_of(now: Situation) -> Problem:
             at for at, node in enumerate(now.plan.topology.nodes) if not now.alive(node.name)
         ),
         prices=now.prices,
+        filled=FILLED,
     )
 
 
@@ -167,9 +173,9 @@ def settle(kind: str, name: str, proposal: Proposal, now: Situation) -> Prepared
         RefusedError: It cannot be done; the message names what is wrong.
     """
     moves = moves_to(now.plan, now.layout, proposal.owners)
-    moves.sort(key=lambda move: (move.target is None, -now.workload.moved(move).reads))
-    _check_targets(moves, now)
     before = device_work(now.plan.topology, now.layout, now.workload)
+    moves = _in_order(moves, now, before)
+    _check_targets(moves, now)
     after = predicted(before, moves, now.workload)
     _check_room(now.plan.topology, before, after)
     return Prepared(
@@ -183,6 +189,50 @@ def settle(kind: str, name: str, proposal: Proposal, now: Situation) -> Prepared
         explanation=proposal.explanation or "nothing to move",
         costs=(proposal.before, proposal.after) if proposal.before and proposal.after else None,
     )
+
+
+def _in_order(moves: list[Move], now: Situation, before: Mapping[Place, Work]) -> list[Move]:
+    """Return moves in an order in which devices have room for what comes, most read first.
+
+    What leaves alone goes first, where the bucket gains nobody; what does not fit waits until
+    others have left. A bucket's owners come before those that leave alone, so that it never has
+    fewer meanwhile. Where no order fits, the rest comes as it is read.
+    """
+    known = devices(now.plan.topology)
+    limit = {at: max(budget_bytes(known[at]), before[at].bytes) for at in known}
+    used = {at: work.bytes for at, work in before.items()}
+    coming = collections.Counter(move.at for move in moves if move.target is not None)
+    pending = sorted(
+        moves,
+        key=lambda move: (
+            move.target is not None or coming[move.at] > 0,
+            move.target is None,
+            -now.workload.moved(move).reads,
+        ),
+    )
+    ordered: list[Move] = []
+    for _ in range(_PASSES_MAX):
+        later = []
+        for move in pending:
+            size = now.workload.moved(move).bytes
+            if move.target is None and coming[move.at]:
+                later.append(move)
+                continue
+            if move.target is not None:
+                if used[move.target] + size > limit[move.target]:
+                    later.append(move)
+                    continue
+                used[move.target] += size
+                coming[move.at] -= 1
+            if move.source is not None:
+                used[move.source] -= size
+            ordered.append(move)
+        if len(later) == len(pending):
+            break
+        pending = later
+        if not pending:
+            return ordered
+    return ordered + sorted(pending, key=lambda move: move.target is None)
 
 
 def _planner(request: control_pb2.StartReshardRequest, now: Situation) -> tuple[str, str, Planner]:

@@ -1,5 +1,7 @@
 """What a plan makes of the demand, in arrays: checked against the same sums written out."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from simulation import make_node, make_tables
@@ -106,16 +108,16 @@ def test_sums_by_table_stand_tables_without_reads() -> None:
 
 # An SSD of a million bytes beside little DDR: a plan does not push rows to SSD.
 def test_a_device_with_an_ssd_tier_fills_its_memory_alone() -> None:
-    posed = problem()
+    posed = dataclasses.replace(problem(), filled=0.8)
     device = posed.plan.topology.nodes[0].devices[0]
     device.budgets[0].budget_bytes = 5000
     device.budgets.add(tier=plan_pb2.TIER_SSD, budget_bytes=1_000_000)
     [instance] = instances(posed)
-    assert instance.budget_D[0] == 5000
+    assert instance.budget_D[0] == pytest.approx(0.8 * 5000)
     device.budgets[0].budget_bytes = 500  # less than the 1,000 that it has: full
     [instance] = instances(posed)
     assert instance.budget_D[0] == pytest.approx(1100)
-    assert instance.budget_D[1] == 1 << 30
+    assert instance.budget_D[1] == pytest.approx(0.8 * (1 << 30))
 
 
 def test_a_workload_that_nobody_measured_is_refused() -> None:

@@ -162,7 +162,9 @@ def instances(problem: Problem) -> Iterator[Instance]:
             copied_NT=asking.copied_NT[list(nodes_N)],
             bytes_B=asking.bytes_B,
             budget_D=_budgets(
-                [known[place] for place in places_D], owned_DB.astype(np.float64) @ asking.bytes_B
+                [known[place] for place in places_D],
+                owned_DB.astype(np.float64) @ asking.bytes_B,
+                problem.filled,
             ),
             open_D=np.array([place.node not in problem.shunned for place in places_D]),
             owned_DB=owned_DB,
@@ -172,17 +174,18 @@ def instances(problem: Problem) -> Iterator[Instance]:
         )
 
 
-def _budgets(known_D: Sequence[plan_pb2.Device], held_D: Floats) -> Floats:
-    """Return the bytes that each device may hold.
+def _budgets(known_D: Sequence[plan_pb2.Device], held_D: Floats, filled: float) -> Floats:
+    """Return the bytes that each device may hold by a plan, or what it holds already.
 
     A plan must not push rows to SSD: costs are computed as if the tiers had the rows that they have
     today. So a device with an SSD tier fills its memory, or grows by a tenth where that is full.
     """
     budgets = []
     for device, held in zip(known_D, held_D, strict=True):
-        total = float(budget_bytes(device))
         ssd = sum(each.budget_bytes for each in device.budgets if each.tier == plan_pb2.TIER_SSD)
-        budgets.append(min(total, max(total - ssd, _GROWTH * held)) if ssd else total)
+        total, memory = budget_bytes(device), budget_bytes(device) - ssd
+        room = min(filled * total, max(filled * memory, _GROWTH * held)) if ssd else filled * total
+        budgets.append(room)
     return np.array(budgets, np.float64)
 
 

@@ -23,6 +23,7 @@ class Problem:
         workload: What was measured under it.
         shunned: Positions of nodes that shall get nothing.
         prices: What work costs a node, as fitted to this fleet.
+        filled: Share of a device's budgets that planners may fill.
         limit_s: Time that the planner has; one that searches stops well before.
     """
 
@@ -31,6 +32,7 @@ class Problem:
     workload: Workload
     shunned: frozenset[int] = frozenset()
     prices: Prices = dataclasses.field(default_factory=Prices)
+    filled: float = 1.0
     limit_s: float = 10.0
 
 
