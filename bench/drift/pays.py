@@ -4,7 +4,7 @@ Four nodes share a model of eight tables. Each node's clients read mostly two of
 two nodes exchange what their clients read, to a varying degree. A key of a table that a node does
 not hold is asked of another node. One fleet follows by itself (mode auto), the other keeps its
 first plan. Both get the same requests, from clients that wait for an answer before they ask again,
-so that throughput is what the fleet can do. An hour lasts 26 s, including the time that the control
+so that throughput is what the fleet can do. An hour lasts 24 s, including the time that the control
 plane needs to notice and to move; each hour is a repetition.
 
 The control plane predicts what each operation will save, and measures it by the nodes' CPU time
@@ -45,12 +45,12 @@ _NODES, _TABLES = 4, 8
 _SHAPE = Shape(name="pays", rows=60_000, tables=_TABLES, buckets=32)
 _SAMPLES, _KEYS_A_SAMPLE = 64, 16
 _REQUESTS = 48  # of a node and hour, over again
-_HOURS = 24
-_HOUR_S, _LEFT_ALONE_HOUR_S = 26.0, 8.0
+_HOURS = 12
+_HOUR_S, _LEFT_ALONE_HOUR_S = 24.0, 7.0
 _VERSIONS_PER_S = 0.5
 _EVENT_MS = 360_000  # from one version to the next: two seconds are six minutes
 _SNAPSHOT_EVERY = 2  # hours
-_NODE_SHARE = 0.45  # of the model's bytes, that a node has room for
+_NODE_SHARE = 1.0  # of the model's bytes, that a node has room for
 _BYTES_A_ROW = 100
 _START_S = 90.0
 _AIM, _SPEARMAN, _ERROR = 1.15, 0.9, 0.2
@@ -148,7 +148,7 @@ def _control(stack: contextlib.ExitStack, folder: Path, url: str, mode: str) -> 
     words = ["--state", url, "--model", _SHAPE.name, "--listen", address]
     words += ["--expect-nodes", str(_NODES), "--directory", str(folder / "control")]
     words += ["--longest-deadline-ms", "500", "--clock", "event", "--mode", mode]
-    # Faster than an operator would have it: an hour lasts 26 s here.
+    # Faster than an operator would have it: an hour lasts 24 s here.
     words += ["--drift-interval-s", "3", "--drift-half-life-s", "600", "--drift-cooldown-s", "1"]
     words += ["--drift-horizon-s", "60", "--drift-min-gain", "0.05"]
     # Four nodes and their clients share two cores with it: a planner that searches less.

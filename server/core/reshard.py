@@ -35,9 +35,9 @@ from embertide.v1 import control_pb2, plan_pb2
 
 BUCKETS_AT_ONCE_MAX = 4096
 REASON_BYTES_MAX = 256
-# Of budgets, by what planners give: versions keep rows that they changed, indices grow, and what
-# comes is there before what goes has left. A device that is full can take no version any more.
-FILLED = 0.8
+# Of budgets, by what planners give: versions keep rows that they changed, pages are not full, and
+# what comes is there before what goes has left. A device that is full can take no version any more.
+FILLED = 0.65
 _PASSES_MAX = 64  # over moves that do not fit yet
 
 
