@@ -45,7 +45,7 @@ _NODES, _TABLES = 4, 8
 _SHAPE = Shape(name="pays", rows=60_000, tables=_TABLES, buckets=32)
 _SAMPLES, _KEYS_A_SAMPLE = 64, 16
 _REQUESTS = 48  # of a node and hour, over again
-_HOURS = 12
+_HOURS = 24
 _HOUR_S, _LEFT_ALONE_HOUR_S = 24.0, 7.0
 _VERSIONS_PER_S = 0.5
 _EVENT_MS = 360_000  # from one version to the next: two seconds are six minutes
