@@ -1,19 +1,16 @@
 """All operations: those that wait, the one at work, those that have ended, and pages of them."""
 
-import re
 from collections.abc import Mapping
 
 from embertide.server.core.errors import Code, RefusedError, invalid
 from embertide.server.core.operation import ENDED, Running
+from embertide.server.core.pages import page_of
 from embertide.server.core.plan.layout import LaidPlan
 from embertide.server.core.state import OPERATIONS_KEPT, OPERATIONS_KEPT_BYTES
 from embertide.server.core.view import View
 from embertide.v1 import control_pb2
 
 WAITING_MAX = 100
-PAGE_MAX = 500
-_PAGE = 100
-_TOKEN = re.compile(r"before-(\d{1,18})")
 
 Record = control_pb2.OperationRecord
 State = control_pb2.OperationState
@@ -173,26 +170,13 @@ class Operations:
         Raises:
             RefusedError: The page is too long, or its token is not of ours.
         """
-        if request.page_size > PAGE_MAX:
-            raise invalid(f"page_size is {request.page_size}; at most {PAGE_MAX}")
-        before: int | None = None
-        if request.page_token:
-            token = _TOKEN.fullmatch(request.page_token)
-            if token is None:
-                raise invalid(
-                    f"page_token {request.page_token[:80]!r} is not from this service; start again "
-                    "with an empty one"
-                )
-            before = int(token[1])
-        size = request.page_size or _PAGE
-        found = [
+        asked = (
             each.operation
             for each in reversed(self.records.values())
-            if (before is None or each.operation.created_ms < before)
-            and request.state in (control_pb2.OPERATION_STATE_UNSPECIFIED, each.operation.state)
-        ]
-        more = f"before-{found[size - 1].created_ms}" if len(found) > size else ""
-        return control_pb2.ListOperationsResponse(operations=found[:size], next_page_token=more)
+            if request.state in (control_pb2.OPERATION_STATE_UNSPECIFIED, each.operation.state)
+        )
+        operations, more = page_of(request).cut(asked, lambda each: each.created_ms)
+        return control_pb2.ListOperationsResponse(operations=operations, next_page_token=more)
 
 
 _STEERED = {

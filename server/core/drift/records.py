@@ -1,15 +1,11 @@
 """The record of decisions: each look at the drift with its numbers, whether it acted or not."""
 
-import re
 from collections.abc import Mapping
 
-from embertide.server.core.errors import invalid
+from embertide.server.core.pages import page_of
 from embertide.server.core.state import DECISIONS_KEPT
 from embertide.v1 import control_pb2
 
-PAGE_MAX = 500
-_PAGE = 100
-_TOKEN = re.compile(r"before-(\d{1,18})")
 Decision = control_pb2.Decision
 Outcome = control_pb2.DecisionOutcome
 
@@ -73,27 +69,14 @@ class Decisions:
         Raises:
             RefusedError: The page is too long, or its token is not of ours.
         """
-        if request.page_size > PAGE_MAX:
-            raise invalid(f"page_size is {request.page_size}; at most {PAGE_MAX}")
-        before: int | None = None
-        if request.page_token:
-            token = _TOKEN.fullmatch(request.page_token)
-            if token is None:
-                raise invalid(
-                    f"page_token {request.page_token[:80]!r} is not from this service; start again "
-                    "with an empty one"
-                )
-            before = int(token[1])
-        size = request.page_size or _PAGE
-        found = [
+        asked = (
             each
             for each in self
-            if (before is None or _number(each.id) < before)
-            and (not request.acted_only or each.outcome == Outcome.DECISION_OUTCOME_ACTED)
-        ]
-        more = f"before-{_number(found[size - 1].id)}" if len(found) > size else ""
+            if not request.acted_only or each.outcome == Outcome.DECISION_OUTCOME_ACTED
+        )
+        decisions, more = page_of(request).cut(asked, lambda each: _number(each.id))
         return control_pb2.ListDecisionsResponse(
-            settings=settings, decisions=found[:size], next_page_token=more
+            settings=settings, decisions=decisions, next_page_token=more
         )
 
 
