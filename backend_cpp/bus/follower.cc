@@ -323,6 +323,7 @@ Status Follower::Impl::Take(const v1::GlobalCommit& commit) {
   Status status = Status::Ok();
   if (IdOf(commit.previous()) == newest()) {
     status = TakeFromBus(commit);
+    if (status.code() == Code::kResourceExhausted) ++stats.refused;
     if (status.ok() || status.code() == Code::kDeviceError ||
         status.code() == Code::kResourceExhausted) {
       return status;

@@ -454,6 +454,7 @@ void Fleet::FillTraffic(v1::NodeServiceGetLoadResponse* response) const {
       table->set_table_id(id);
       table->set_keys(asked.keys);
       table->set_sum_keys(asked.sum_keys);
+      table->set_sums(asked.sums);
       table->set_since_keys(asked.since_keys);
       table->set_bytes(asked.bytes);
     }

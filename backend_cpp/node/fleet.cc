@@ -23,6 +23,9 @@ constexpr milliseconds kRedisTimeout{1000};
 constexpr milliseconds kRefreshWait{250};
 constexpr milliseconds kPeersFollow{2000};  // what peers get to reach a node that begins
 constexpr milliseconds kAddAgain{500};      // after an add that failed
+// Of a device's DDR, what a bucket that joins leaves free. A node that is full can take no version,
+// and then its peers can ask it for nothing.
+constexpr uint64_t kVersionRoom = 8;
 // What is answered at a pin that peers no longer take: longer than a request and five beats.
 constexpr milliseconds kPinsEnd{1000};
 constexpr size_t kMaxPlanBytes = 256 << 20;
@@ -392,7 +395,8 @@ std::vector<Fleet::Change> Fleet::Missing(const Routing& routing) {
       }
       if (device) ++held;
       if (device != static_cast<uint32_t>(wanted)) {
-        missing.push_back({t, b, static_cast<uint32_t>(wanted), device.has_value()});
+        missing.push_back(
+            {t, b, static_cast<uint32_t>(wanted), device.has_value(), routing.buckets[t][b].owned});
       }
     }
   }
@@ -447,10 +451,23 @@ bool Fleet::AlignBuckets() {
     }
   }
   Note(Status::Ok());
+  full_ = false;
   held_since_ = since;
   held_epoch_ = plan->epoch;
   if (control_ != nullptr) control_->BeatNow();
   return false;
+}
+
+Status Fleet::Hold(const Change& change, std::span<const std::byte> records) {
+  const NodeOptions& options = node_->options_;
+  // What a plan relies on is held as far as there is any room.
+  const uint64_t leave_bytes =
+      change.owned ? 0 : options.ddr_budget_bytes / options.devices / kVersionRoom;
+  const Status status =
+      node_->store_->AddBucket(change.table, change.bucket, change.device, records, leave_bytes);
+  full_ = status.code() == Code::kResourceExhausted;
+  if (status.ok()) ++added_;
+  return status;
 }
 
 uint64_t Fleet::AddHere(const Change& change) {
@@ -463,12 +480,9 @@ uint64_t Fleet::AddHere(const Change& change) {
                  : view.status();
   }
   if (status.ok()) {
-    status = node_->store_->AddBucket(change.table, change.bucket, change.device, records);
+    status = Hold(change, records);
   }
-  if (status.ok()) {
-    ++added_;
-    return records.size();
-  }
+  if (status.ok()) return records.size();
   // Busy: an older move is not over; the next version, or the one after, ends it.
   if (status.code() != Code::kBusy) ++failed_adds_;
   Note(status);
@@ -499,9 +513,8 @@ uint64_t Fleet::Add(const std::vector<Change>& changes) {
   if (rows.ok()) {
     for (const auto& [id, records] : rows.value()) {
       const Change& change = by_id.at(id);
-      status = node_->store_->AddBucket(change.table, change.bucket, change.device, records);
+      status = Hold(change, records);
       if (!status.ok()) break;
-      ++added_;
       bytes += records.size();
     }
   }
@@ -547,6 +560,7 @@ void Fleet::Beat(v1::HeartbeatRequest* beat) {
     beat->set_held_since(held_since_);
   }
   beat->set_buckets_left(left_);
+  beat->set_full(full_);
   beat->set_p99_us(node_->latency_->P99Us());
 }
 

@@ -14,6 +14,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -87,7 +88,8 @@ class Fleet : public NodeHandler {
     uint32_t table;
     uint32_t bucket;
     uint32_t device;
-    bool here;  // from another device of this node
+    bool here;   // from another device of this node
+    bool owned;  // here, by the plan; else it joins
   };
 
   explicit Fleet(Node* node);
@@ -109,6 +111,7 @@ class Fleet : public NodeHandler {
   // Both tell how many bytes of rows they brought.
   uint64_t Add(const std::vector<Change>& changes);
   uint64_t AddHere(const Change& change);
+  Status Hold(const Change& change, std::span<const std::byte> records);
   void Note(const Status& status);
   struct AnswerView {
     std::unique_ptr<ReadView> view;  // of the version below, once there is one
@@ -162,6 +165,7 @@ class Fleet : public NodeHandler {
   std::atomic<uint64_t> added_{0};
   std::atomic<uint64_t> dropped_{0};
   std::atomic<uint64_t> failed_adds_{0};
+  std::atomic<bool> full_{false};  // the last bucket found no room
   std::atomic<uint64_t> refused_plans_{0};
   uint64_t shared_epoch_ = 0;  // plan whose shares were looked at
   std::atomic<uint64_t> refused_shares_{0};

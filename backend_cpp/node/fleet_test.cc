@@ -647,6 +647,38 @@ TEST(FleetNodeTest, ACopyThatAMoveLeftBehindIsFreedWithoutFurtherVersions) {
   EXPECT_EQ(response.version().number(), 2U);
 }
 
+TEST(FleetNodeTest, ANodeWithoutRoomForABucketSaysSoAndGoesOnTakingVersions) {
+  TestFleet fleet(2, /*bucket_bits=*/6);
+  TestControl control;
+  fleet.model.WriteSnapshot({1, 1}, ManyRows(60'000, 1));
+  fleet.Write(fleet.MakePlan(1));
+  fleet.Start(0, fleet.Options(0));
+  NodeOptions options = fleet.Options(1);
+  options.control = control.address();
+  options.ddr_budget_bytes = 2ULL << 20;  // of which its own buckets take more than half
+  fleet.Start(1, options);
+  const auto last = [&] {
+    const auto beats = control.beats();
+    return beats.empty() ? v1::HeartbeatRequest() : beats.back();
+  };
+  ASSERT_TRUE(Await([&] { return last().held_epoch() == 1; }));
+  EXPECT_FALSE(last().full());
+  std::map<uint32_t, TestAssignment> joins;
+  for (uint32_t b = 0; b < 64; b += 2) joins[b] = {{0}, {1}};
+  fleet.Write(fleet.MakePlan(2, joins));
+  ASSERT_TRUE(Await([&] { return last().full() && last().buckets_left() > 0; }));
+  EXPECT_LT(last().held_epoch(), 2U);
+  for (uint64_t version = 2; version < 12; ++version) {
+    TestModel::Rows changed;
+    for (uint64_t key = 0; key < 60; ++key) changed[7 * key] = static_cast<float>(version);
+    fleet.model.WriteDelta({version, 1}, {version - 1, 1}, changed);
+    ASSERT_TRUE(Await([&] { return fleet.node(1).newest()->number == version; }))
+        << fleet.node(1).follower_error();
+  }
+  fleet.Write(fleet.MakePlan(3));
+  EXPECT_TRUE(Await([&] { return last().held_epoch() == 3 && !last().full(); }));
+}
+
 TEST(FleetNodeTest, AStatusNamesTheAddressFromTheFirstOn) {
   for (int round = 0; round < 5; ++round) {
     TestFleet fleet(1);

@@ -21,6 +21,9 @@ using std::chrono::steady_clock;
 
 constexpr std::chrono::seconds kRegisterDeadline{5};
 constexpr std::chrono::minutes kStreamDeadline{50};  // an hour at most, says control.proto
+// A longer interval says that the fleet is large, and a new plan is news for all its nodes at once.
+constexpr milliseconds kSmallFleetInterval{200};
+constexpr milliseconds kLongestSpread{500};
 
 std::string NewId(const std::string& node) {
   std::random_device random;
@@ -78,6 +81,7 @@ struct ControlLink::Impl {
   grpc::ClientContext* streaming = nullptr;  // what `stop` cancels
   bool stream_ended = false;
   steady_clock::time_point answered;
+  std::minstd_rand dice{std::random_device{}()};  // of the thread
   std::thread thread;
 
   void Connect() {
@@ -119,6 +123,7 @@ struct ControlLink::Impl {
     const std::lock_guard lock(mutex);
     return interval;
   }
+  milliseconds Spread();
   v1::HeartbeatRequest NextBeat();
   void Mind(const grpc::Status& status);
   bool Register();
@@ -244,23 +249,37 @@ bool ControlLink::Impl::KeepBeating(Stream* stream) {
   }
 }
 
+// How long news waits, so that the nodes of a large fleet do not all beat at once: by chance, up to
+// half of what the interval has been lengthened by. REQUIRES: mutex is held.
+milliseconds ControlLink::Impl::Spread() {
+  const milliseconds longest = std::min((interval - kSmallFleetInterval) / 2, kLongestSpread);
+  if (longest <= milliseconds(0)) return milliseconds(0);
+  return milliseconds(std::uniform_int_distribution<int64_t>(0, longest.count())(dice));
+}
+
 // Waits until another beat is due. False: none is, as the stream has ended or it is time to stop.
 bool ControlLink::Impl::WaitInStream(const v1::HeartbeatRequest& last) {
   const auto sent = steady_clock::now();
+  bool news = false;  // and when it is due
+  steady_clock::time_point due;
   while (true) {
     std::unique_lock lock(mutex);
-    const auto due = sent + interval;
+    if (!news) due = sent + interval;
     const auto until =
         std::min<steady_clock::time_point>(due, steady_clock::now() + options.look_every);
-    wake.wait_until(lock, until, [this] { return stop || now || stream_ended; });
-    const bool at_once = now;
-    now = false;
+    wake.wait_until(lock, until, [&] { return stop || stream_ended || (now && !news); });
     if (stop || stream_ended) return false;
+    const bool told = now;
+    now = false;
+    const milliseconds spread = Spread();
     lock.unlock();
-    if (at_once || steady_clock::now() >= due) return true;
+    if (steady_clock::now() >= due) return true;
+    if (news) continue;
     v1::HeartbeatRequest request;
     beat(&request);
-    if (HasChanged(last, request)) return true;
+    if (!told && !HasChanged(last, request)) continue;
+    news = true;
+    due = std::min<steady_clock::time_point>(due, steady_clock::now() + spread);
   }
 }
 

@@ -1,7 +1,9 @@
 // ControlLink: a node's place in the fleet: it registers, then beats. Private to peer and node.
 //
 // Beats go over one stream, which a beat opens: one when what the node says has changed, and one an
-// interval after the last. Where the control plane has no streams, each beat is a call.
+// interval after the last. Where the interval is longer than 200 ms, as the fleet is large, what
+// has changed waits for up to half of the rest by chance, so that not all nodes beat at once. Where
+// the control plane has no streams, each beat is a call.
 //
 // The control plane may be away: the link tries again, with each of its addresses in turn, and the
 // node serves on.
@@ -36,7 +38,7 @@ class ControlLink {
 
   // Why the control plane refused this node for good (a configuration error); empty otherwise.
   std::string refusal() const;
-  // Beats now: the node acts by a new plan, or holds more.
+  // Beats now, or soon in a large fleet: the node acts by a new plan, or holds more.
   void BeatNow();
 
  private:

@@ -255,7 +255,10 @@ void PeerPool::Impl::Count(const Call& call, bool ok) {
     const auto keys = static_cast<uint64_t>(part.keys_size());
     PeerTraffic::Table& table = traffic.tables[part.table_id()];
     table.keys += keys;
-    if (part.pooling() != v1::PART_POOLING_ROWS) table.sum_keys += keys;
+    if (part.pooling() != v1::PART_POOLING_ROWS) {
+      table.sum_keys += keys;
+      table.sums += static_cast<uint64_t>(std::max(0, part.bag_offsets_size() - 1));
+    }
     if (part.has_since()) table.since_keys += keys;
     table.bytes += part.ByteSizeLong() + call.response.results(p).ByteSizeLong();
   }

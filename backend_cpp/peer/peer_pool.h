@@ -66,6 +66,7 @@ struct PeerTraffic {
   struct Table {
     uint64_t keys = 0;
     uint64_t sum_keys = 0;    // of `keys`, those in parts for sums
+    uint64_t sums = 0;        // of these parts
     uint64_t since_keys = 0;  // of `keys`, those in parts that say `since`
     uint64_t bytes = 0;       // of the parts and their results
   };

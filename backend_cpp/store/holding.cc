@@ -25,7 +25,8 @@ Writers LockAll(const std::vector<std::unique_ptr<Device>>& devices) {
 
 }  // namespace
 
-Status Store::AddBucket(uint32_t t, uint32_t b, uint32_t d, std::span<const std::byte> records) {
+Status Store::AddBucket(uint32_t t, uint32_t b, uint32_t d, std::span<const std::byte> records,
+                        uint64_t leave_bytes) {
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckBucket(t, b));
   const Table& table = impl_->tables[t];
   const std::string name = "bucket " + std::to_string(b) + " of table " + table.config.name;
@@ -59,10 +60,22 @@ Status Store::AddBucket(uint32_t t, uint32_t b, uint32_t d, std::span<const std:
     const Writers writers = LockAll(impl_->devices);
     slot.building = bucket;
   }
+  const auto leaves = [&]() -> Status {
+    const uint64_t left =
+        device->budget.limit_bytes() - device->budget.used_bytes() + Impl::FreeSlotBytes(*device);
+    if (device->ssd != nullptr || left >= leave_bytes) return Status::Ok();
+    return {Code::kResourceExhausted,
+            name + ": of the " + std::to_string(device->budget.limit_bytes()) +
+                " bytes of device " + std::to_string(d) + " it would leave " +
+                std::to_string(left) + ", and " + std::to_string(leave_bytes) +
+                " are kept for versions; raise the DDR budget, or move less there"};
+  };
   Status status = Status::Ok();
-  while (!records.empty() && status.ok()) {
+  while (status.ok()) {
     const std::lock_guard writer(device->writer);
     impl_->Reclaim(device);
+    status = leaves();
+    if (records.empty()) break;
     for (size_t i = 0; i < kRecordsAtOnce && !records.empty() && status.ok(); ++i) {
       const Result<RowRecord> record = ReadRecord(table.config.layout, &records);
       status = impl_->StageBase(device, table, bucket, record.value());

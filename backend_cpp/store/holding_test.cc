@@ -191,6 +191,28 @@ TEST_F(HoldingTest, ABucketWithoutRoomChangesNothing) {
             BucketOf(3) == 2 ? Code::kOk : Code::kCorrupt);
 }
 
+TEST_F(HoldingTest, ABucketLeavesTheRoomThatIsAskedFor) {
+  StoreOptions options = store_->options();
+  options.ssd_budget_bytes = 0;
+  options.ddr_budget_bytes = 4ULL << 20;  // half of it on each device
+  auto small = std::move(*Store::Open(options));
+  Rows rows;
+  for (uint64_t key = 0; key < 40'000; ++key) rows[key] = 1.0F;
+  ASSERT_TRUE(small->AddBucket(0, 1, 0, {}).ok());
+  ASSERT_TRUE(small->Commit(1).ok());
+  // 5,000 rows of 32 bytes and their index: more than a quarter of a MiB, less than half of one.
+  const Status refused = small->AddBucket(0, 0, 1, RecordsOf(rows, 0), 15ULL << 17);
+  EXPECT_EQ(refused.code(), Code::kResourceExhausted);
+  EXPECT_NE(refused.message().find("kept for versions"), std::string::npos) << refused.ToString();
+  EXPECT_FALSE(small->HeldSince(0, 0).has_value());
+  small->Maintain();
+  EXPECT_EQ(small->Stats().rows, 0U);
+  EXPECT_TRUE(small->CheckIntegrity().ok());
+  EXPECT_TRUE(small->AddBucket(0, 0, 1, RecordsOf(rows, 0), 12ULL << 17).ok());
+  // An SSD takes what has no room.
+  EXPECT_TRUE(store_->AddBucket(0, 0, 1, RecordsOf(rows, 0), 1ULL << 40).ok());
+}
+
 // Half of the buckets lie in another store; rows and fp64 sums from there, and the rest from here,
 // add up to the answer of one store.
 TEST_F(HoldingTest, RowsAndSumsOfAPeerAddUpToOneStoresAnswer) {

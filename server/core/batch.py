@@ -3,6 +3,8 @@
     JOINING --> BOTH_OWN --> LEAVING --> DROPPED --> over, its buckets have moved
        |           |            |  (its target died)
        +-----------+------------+--> TAKEN_BACK (twice if a target owned) --> over, none has
+       |
+       +--> a target has no room, and no other batch is on its way that would make some
 
 Batches of one operation go their ways independently of each other, and have no bucket in common.
 """
@@ -13,6 +15,9 @@ from embertide.server.core.plan.layout import Place
 from embertide.server.core.plan.moves import Move, Step
 from embertide.server.core.view import View
 from embertide.v1 import control_pb2
+
+# A target that is full tries again twice a second, as what leaves it makes room.
+FULL_MS = 5000
 
 
 class Batch:
@@ -52,6 +57,7 @@ class Batch:
         # Since when all live nodes act by the step's plan, and which have lived since.
         self._acted_ms: int | None = None
         self._acted: frozenset[str] = frozenset()
+        self._full_ms: int | None = None  # since when a target has been full
 
     @property
     def step(self) -> Step:
@@ -65,12 +71,13 @@ class Batch:
             self.message.joined_epoch = epoch
         self._acted_ms, self._acted = None, frozenset()
 
-    def next(self, view: View, *, ending: bool) -> Step | None:
+    def next(self, view: View, *, ending: bool, alone: bool) -> Step | None:
         """Return the step that the beats allow; None: it waits. NONE: it is over.
 
         Args:
             view: What is known.
             ending: The operation is to end as soon as it can.
+            alone: No other batch of the operation is on its way.
         """
         self.why = ""
         step = self.step
@@ -82,7 +89,7 @@ class Batch:
                 return Step.TAKEN_BACK
             # After the first step too: a node that was started again has to load again.
             if not self._held(view) or not self._others_hold(view):
-                return None
+                return self._without_room(view, alone=alone)
         if step is Step.JOINING:
             return Step.BOTH_OWN
         if not view.all_act_by(self.message.step_epoch):
@@ -118,6 +125,32 @@ class Batch:
             return None
         self.why = f"node {dead!r} died while buckets moved to it; they are taken back"
         return Step.TAKEN_BACK
+
+    def _without_room(self, view: View, *, alone: bool) -> Step | None:
+        """Turn back where a target has been full for a while and nothing will leave it."""
+        full = "" if self.step is not Step.JOINING or not alone else self._full_target(view)
+        if not full:
+            self._full_ms = None
+            return None
+        if self._full_ms is None:
+            self._full_ms = view.now_ms
+        if view.now_ms - self._full_ms < FULL_MS:
+            return None
+        self.why = (
+            f"node {full!r} has no room for the buckets that move to it beside what versions need; "
+            "they are taken back: raise its DDR budget, or move less to it"
+        )
+        return Step.TAKEN_BACK
+
+    def _full_target(self, view: View) -> str:
+        for node in self._targets:
+            member = view.member(node)
+            if member and member.beat and member.beat.full and not self._holds_all(node, view):
+                return view.name(node)
+        return ""
+
+    def _holds_all(self, node: int, view: View) -> bool:
+        return view.holds(node, self.message.joined_epoch)
 
     def _missing_source(self, view: View) -> str:
         """Say what is wrong with the sources, which are to own alone again. Empty: nothing."""
@@ -155,7 +188,7 @@ class Batch:
         """
         since = 0
         for node in self._targets:
-            if not view.holds(node, self.message.joined_epoch):
+            if not self._holds_all(node, view):
                 return False
             member = view.member(node)
             since = max(since, member.beat.held_since if member and member.beat else 0)

@@ -368,7 +368,7 @@ class Control:
         answer = control_pb2.StartReshardResponse(
             operation=_operation(request, prepared, self.operations.created_ms(now_ms)),
             moves=prepared.moves,
-            devices=device_loads(prepared.before, prepared.after),
+            devices=prepared.devices,
             explanation=prepared.explanation,
             hot_rows=hot.messages_of(prepared.hot_rows),
             tier_shares=shares.messages_of(prepared.tier_shares),
@@ -398,6 +398,7 @@ class Control:
                 moves=answer.moves,
                 hot_rows=answer.hot_rows,
                 tier_shares=answer.tier_shares,
+                devices=answer.devices,
             )
         )
         active = {each.operation.id for each in self.operations.active()}
@@ -596,6 +597,8 @@ class Control:
                 return
             del record.moves[:]
             record.moves.extend(prepared.moves)
+            del record.devices[:]
+            record.devices.extend(prepared.devices)
             del record.hot_rows[:]
             record.hot_rows.extend(hot.messages_of(prepared.hot_rows))
             del record.tier_shares[:]

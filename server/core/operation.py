@@ -13,14 +13,17 @@ alone, which starts again after a restart. An operation that has FAILED or was A
 their way has that state at once, and `ended_ms` when the plan is clean again.
 """
 
+import collections
 import itertools
+from collections.abc import Sequence
 
 from embertide.server.core.batch import Batch
 from embertide.server.core.errors import RefusedError
 from embertide.server.core.plan import hot, shares
-from embertide.server.core.plan.layout import LaidPlan, budget_bytes, devices
+from embertide.server.core.plan.layout import LaidPlan, Place, budget_bytes, devices
 from embertide.server.core.plan.moves import Move, Step, stepped
 from embertide.server.core.reshard import BUCKETS_AT_ONCE_MAX, move_of
+from embertide.server.core.room import Room, room_of
 from embertide.server.core.view import View
 from embertide.v1 import control_pb2, plan_pb2
 
@@ -73,6 +76,7 @@ class Running:
             self._batch(message, self._moves[begin : begin + message.moves])
             for message, begin in zip(record.batches, at, strict=False)
         ]
+        self._room: Room | None = None  # once the plan's machines are known
 
     def _batch(self, message: control_pb2.MovingBatch, moves: list[Move]) -> Batch:
         return Batch(
@@ -114,7 +118,8 @@ class Running:
         """Let each batch take the step that it can; return those that took one."""
         stepping = []
         for batch in list(self._batches):
-            step = batch.next(view, ending=self._ending)
+            alone = len(self._batches) == 1
+            step = batch.next(view, ending=self._ending, alone=alone)
             if step is Step.TAKEN_BACK and not self._ending:
                 self.operation.state = control_pb2.OPERATION_STATE_FAILED
             if batch.why:
@@ -131,6 +136,9 @@ class Running:
         self.batch_over = True
         others = [each for each in self._batches if each is not batch]
         moved = batch.step is Step.DROPPED
+        room = self._room_now(view)
+        for each in self._messages(batch):
+            room.leave(each, moved=moved)
         self._arrange([batch, *others] if moved else [*others, batch])
         if moved:
             done = self.operation.buckets_done
@@ -149,19 +157,30 @@ class Running:
         """Bring the batches, and with them their moves, into an order."""
         if order == self._batches:
             return
-        begin = self.operation.buckets_done
-        moves = list(self.record.moves)
-        parts = {}
-        for batch in self._batches:
-            parts[id(batch)] = moves[begin : begin + len(batch.moves)]
-            begin += len(batch.moves)
-        first = self.operation.buckets_done
-        moves[first:begin] = [move for batch in order for move in parts[id(batch)]]
-        self._moves = [move_of(each) for each in moves]
-        copies = control_pb2.OperationRecord(moves=moves)
-        del self.record.moves[:]
-        self.record.moves.extend(copies.moves)
+        moves = [each for batch in order for each in self._messages(batch)]
+        copies = control_pb2.OperationRecord(moves=moves).moves
+        for at, each in enumerate(copies, self.operation.buckets_done):
+            self.record.moves[at].CopyFrom(each)
+            self._moves[at] = move_of(each)
         self._batches = order
+
+    def _messages(self, batch: Batch) -> Sequence[control_pb2.BucketMove]:
+        """Return the moves of a batch as they are in the record."""
+        begin = self.operation.buckets_done
+        for each in self._batches[: self._batches.index(batch)]:
+            begin += len(each.moves)
+        return self.record.moves[begin : begin + len(batch.moves)]
+
+    def _room_now(self, view: View) -> Room:
+        """Return what devices hold and may hold, as far as moves are made."""
+        if self._room is None:
+            self._room = room_of(view.plan.topology, self.record.devices)
+            done = self.operation.buckets_done
+            for each in self.record.moves[: done + self.record.moving]:
+                self._room.join(each)
+            for each in self.record.moves[:done]:
+                self._room.leave(each, moved=True)
+        return self._room
 
     # --- further batches ------------------------------------------------------------------------
 
@@ -177,6 +196,8 @@ class Running:
         if budget.bytes_per_s:
             self._not_before_ms = view.now_ms + size * _MS // budget.bytes_per_s
         begin = self.operation.buckets_done + self.record.moving
+        for each in self.record.moves[begin : begin + count]:
+            self._room_now(view).join(each)
         message = control_pb2.MovingBatch(moves=count)
         batch = self._batch(message, self._moves[begin : begin + count])
         batch.take(Step.JOINING, view.plan.epoch + 1)
@@ -191,15 +212,23 @@ class Running:
         busy = {move.at for batch in self._batches for move in batch.moves}
         plenty = budget.buckets_at_once or BATCH_BUCKETS
         most_bytes = self._most_bytes(view)
+        coming: collections.Counter[Place] = collections.Counter()
         count = size = 0
         for move, each in zip(
             self._moves[begin : begin + room], self.record.moves[begin : begin + room], strict=True
         ):
             after = size + each.bytes
-            # A bucket's next move waits for the one before. A second's worth at once, but always
-            # one; buckets of unknown size count as large.
+            if move.target is not None:
+                coming[move.target] += each.bytes
+            fits = move.target is None or self._room_now(view).fits(
+                move.target, coming[move.target]
+            )
+            # A bucket's next move waits for the one before. What finds no room waits until others
+            # have left, and if none are on their way the target says whether it does. A second's
+            # worth at once, but always one; buckets of unknown size count as large.
             if (
                 move.at in busy
+                or (not fits and (count or self._batches))
                 or (count and budget.bytes_per_s and after > budget.bytes_per_s)
                 or (count >= plenty and (after > most_bytes or not after))
             ):

@@ -30,7 +30,14 @@ from embertide.server.core.plan.planners import planner
 from embertide.server.core.plan.prices import Prices
 from embertide.server.core.plan.shares import TierShares
 from embertide.server.core.plan.validity import OWNERS_MAX, check_name
-from embertide.server.core.plan.workload import Work, Workload, device_work, predicted
+from embertide.server.core.plan.workload import (
+    Work,
+    Workload,
+    device_loads,
+    device_work,
+    predicted,
+)
+from embertide.server.core.room import Room, room_of
 from embertide.v1 import control_pb2, plan_pb2
 
 BUCKETS_AT_ONCE_MAX = 4096
@@ -83,8 +90,7 @@ class Prepared:
     moves: list[control_pb2.BucketMove]
     hot_rows: HotRows
     tier_shares: TierShares
-    before: dict[Place, Work]
-    after: dict[Place, Work]
+    devices: list[control_pb2.DeviceLoad]
     explanation: str
     costs: tuple[Cost, Cost] | None  # today's and then, where they are known
 
@@ -174,33 +180,30 @@ def settle(kind: str, name: str, proposal: Proposal, now: Situation) -> Prepared
     """
     moves = moves_to(now.plan, now.layout, proposal.owners)
     before = device_work(now.plan.topology, now.layout, now.workload)
-    moves = _in_order(moves, now, before)
     _check_targets(moves, now)
     after = predicted(before, moves, now.workload)
     _check_room(now.plan.topology, before, after)
+    loads = device_loads(before, after)
+    moves = _in_order(moves, now, room_of(now.plan.topology, loads))
     return Prepared(
         kind=kind,
         planner=name,
         moves=[_message(move, now.workload) for move in moves],
         hot_rows=changed(now.plan, proposal.hot_rows),
         tier_shares=shares.changed(now.plan, proposal.tier_shares),
-        before=before,
-        after=after,
+        devices=loads,
         explanation=proposal.explanation or "nothing to move",
         costs=(proposal.before, proposal.after) if proposal.before and proposal.after else None,
     )
 
 
-def _in_order(moves: list[Move], now: Situation, before: Mapping[Place, Work]) -> list[Move]:
+def _in_order(moves: list[Move], now: Situation, room: Room) -> list[Move]:
     """Return moves in an order in which devices have room for what comes, most read first.
 
     What leaves alone goes first, where the bucket gains nobody; what does not fit waits until
     others have left. A bucket's owners come before those that leave alone, so that it never has
     fewer meanwhile. Where no order fits, the rest comes as it is read.
     """
-    known = devices(now.plan.topology)
-    limit = {at: max(budget_bytes(known[at]), before[at].bytes) for at in known}
-    used = {at: work.bytes for at, work in before.items()}
     coming = collections.Counter(move.at for move in moves if move.target is not None)
     pending = sorted(
         moves,
@@ -219,13 +222,13 @@ def _in_order(moves: list[Move], now: Situation, before: Mapping[Place, Work]) -
                 later.append(move)
                 continue
             if move.target is not None:
-                if used[move.target] + size > limit[move.target]:
+                if not room.fits(move.target, size):
                     later.append(move)
                     continue
-                used[move.target] += size
+                room.take(move.target, size)
                 coming[move.at] -= 1
             if move.source is not None:
-                used[move.source] -= size
+                room.take(move.source, -size)
             ordered.append(move)
         if len(later) == len(pending):
             break
@@ -369,5 +372,6 @@ def _message(move: Move, workload: Workload) -> control_pb2.BucketMove:
         source=owner(move.source) if move.source else None,
         target=owner(move.target) if move.target else None,
         bytes=taken.bytes if move.target else 0,
+        freed_bytes=taken.bytes if move.source else 0,
         reads=taken.reads,
     )

@@ -220,7 +220,7 @@ class Schedule:
         self.store.fault = ""
         spared = self.dice.random() < 0.2  # one may stay dead: nothing waits for it alone
         for node in self.nodes.values():
-            node.stuck = node.deaf = node.mute = False
+            node.stuck = node.deaf = node.mute = node.full = False
             node.p99_us = 0
             if not node.alive and not spared:
                 node.start()
@@ -607,7 +607,7 @@ class Schedule:
 
     def toggle(self) -> None:
         node = self.dice.choice(list(self.nodes.values()))
-        flag = self.dice.choice(["stuck", "deaf", "mute"])
+        flag = self.dice.choice(["stuck", "deaf", "mute", "full"])
         setattr(node, flag, not getattr(node, flag))
         self._say("{} is {}{}", node.name, "" if getattr(node, flag) else "not ", flag)
 

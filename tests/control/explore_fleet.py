@@ -57,6 +57,7 @@ class Node:
     stuck: bool = False  # loads nothing
     deaf: bool = False  # reads no plans
     mute: bool = False  # its beats are lost
+    full: bool = False  # has no room for what joins
     starts: int = 0
     incarnation: str = ""
     registered: bool = False
@@ -111,7 +112,8 @@ class Node:
         missing = [at for at, device in wanted.items() if self.held.get(at) != device]
         if missing and self.stuck:
             return False
-        part = missing if self.dice.random() < 0.7 else missing[:1]
+        fitting = [at for at in missing if not self.full or at in self.plan.asked[self.name]]
+        part = fitting if self.dice.random() < 0.7 else fitting[:1]
         for at in part:
             self.held[at] = wanted[at]
             self.since[at] = newest_version
@@ -132,11 +134,12 @@ class Node:
             held_epoch=self.held_epoch,
             held_since=self.held_since,
             p99_us=self.p99_us,
+            full=self.full and self.plan is not None and self.held_epoch < self.plan.epoch,
         )
 
     def says(self) -> str:
         how = "" if self.alive else " dead"
-        for flag in ("stuck", "deaf", "mute"):
+        for flag in ("stuck", "deaf", "mute", "full"):
             how += f" {flag}" if getattr(self, flag) else ""
         plan = self.plan.epoch if self.plan else 0
         held = " ".join(f"{at.table}.{at.bucket}/{device}" for at, device in self.held.items())

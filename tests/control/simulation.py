@@ -67,6 +67,7 @@ class SimulatedNode:
     restarted: bool = False
     stuck: bool = False  # reads plans and loads nothing
     deaf: bool = False  # reads no plans
+    full: bool = False  # has no room for what joins
     version: int = 5
     p99_us: int = 0
     sequence: int = 0
@@ -86,15 +87,16 @@ class SimulatedNode:
         if self.node.name not in names:
             return
         me = self.position()
-        wanted, kept = set(), set()
+        wanted, kept, joins = set(), set(), set()
         for at, held in layout_of(self.plan.assignments).items():
             given = {(at, p.device) for p in (*held.owners, *held.joining) if p.node == me}
             left = {(at, p.device) for p in held.leaving if p.node == me}
+            joins |= {(at, p.device) for p in held.joining if p.node == me}
             wanted |= given or left  # a node that starts loads what leaves it, too
             kept |= left
         self.held &= wanted | kept
         if not self.stuck:
-            self.held |= wanted
+            self.held |= wanted - joins if self.full else wanted
         if wanted <= self.held:
             self.held_epoch = self.plan.epoch
 
@@ -109,6 +111,7 @@ class SimulatedNode:
             held_epoch=self.held_epoch,
             held_since=self.version if self.held_epoch else 0,
             p99_us=self.p99_us,
+            full=self.full and self.held_epoch < self.plan.epoch,
         )
 
 

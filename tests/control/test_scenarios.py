@@ -79,6 +79,14 @@ class Script:
         self.fleet.nodes[name].stuck = False
         return []
 
+    def do_fill(self, name: str) -> list[str]:
+        self.fleet.nodes[name].full = True
+        return []
+
+    def do_empty(self, name: str) -> list[str]:
+        self.fleet.nodes[name].full = False
+        return []
+
     def do_deafen(self, name: str) -> list[str]:
         self.fleet.nodes[name].deaf = True
         return []

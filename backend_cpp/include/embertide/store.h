@@ -384,10 +384,11 @@ class Store {
   // it answers that version and later ones. A bucket that is held on another device moves: pins
   // below are answered by the copy there until none is left (see Forget). Requires: the caller is
   // who stages and commits. kRejected: it is on that device already; kBusy: its last move is not
-  // over (a version must leave the window first); kCorrupt, kResourceExhausted as StageRecords
-  // (nothing is changed then).
+  // over (a version must leave the window first); kCorrupt, kResourceExhausted as StageRecords, or
+  // less than `leave_bytes` of the device's DDR budget would be left (nothing is changed then).
+  // With an SSD tier, which makes room, `leave_bytes` is not looked at.
   Status AddBucket(uint32_t table, uint32_t bucket, uint32_t device,
-                   std::span<const std::byte> records);
+                   std::span<const std::byte> records, uint64_t leave_bytes = 0);
   // The least version below which nothing must be pinned any more for all copies that a move left
   // behind to be freed; 0: there is none. Any thread.
   uint64_t SupersededUntil() const;
