@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from embertide.server.core.plan.layout import Place, budget_bytes, devices, place
 from embertide.v1 import control_pb2, plan_pb2
 
-# Of a budget, in bytes of buckets as nodes report them. Version nodes, rows that versions changed and
-# pages that are not full come to a tenth more, and a node keeps an eighth free (fleet.cc).
+# Of a budget, in bytes of buckets as nodes report them. Version nodes, rows that versions changed
+# and pages that are not full come to a tenth more, and a node keeps an eighth free (fleet.cc).
 MOVING = 0.75
 
 
