@@ -111,7 +111,8 @@ def _operation_fields(writes: Writes) -> tuple[Fields, Fields]:
         elif is_large(record):
             records[id] = without_moves(record).SerializeToString()
             if id in writes.made:
-                moves[id] = moves_alone(record).SerializeToString()
+                known = writes.encoded.get(id)
+                moves[id] = known or moves_alone(record).SerializeToString()
         else:
             records[id] = record.SerializeToString()
     return records, moves

@@ -17,6 +17,7 @@ from embertide.server.core.demand import Clock
 from embertide.server.core.drift.options import DriftOptions, FreezeWindow, ModeName
 from embertide.server.core.errors import RefusedError
 from embertide.server.services.control_server import ControlServer, ListenError, ServerOptions
+from embertide.server.services.heap import collect_seldom
 from embertide.server.services.planning import LIMIT_S
 from embertide.server.services.standby import Standby
 from embertide.server.services.tokens import TokensError, read_tokens
@@ -152,6 +153,7 @@ def command(
     Example: embertide control --state redis://127.0.0.1:6380/0 --model news --expect-nodes 2
     """
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    collect_seldom()
     models = list(dict.fromkeys(model or ["news"]))
     with refusals(), contextlib.ExitStack() as stack:
         try:

@@ -19,9 +19,9 @@ from embertide.server.core.errors import Code, MovedOnError, RefusedError, inval
 from embertide.server.core.fit import CostFit
 from embertide.server.core.fleet import Fleet, check_registration
 from embertide.server.core.loads import Loads
+from embertide.server.core.made import Made, made_of, make
 from embertide.server.core.operations import Operations
-from embertide.server.core.plan import hot, shares
-from embertide.server.core.plan.cost import costed
+from embertide.server.core.plan import shares
 from embertide.server.core.plan.first import first_plan, table_bytes
 from embertide.server.core.plan.groups import (
     Wish,
@@ -37,10 +37,11 @@ from embertide.server.core.plan.planner import Proposal
 from embertide.server.core.plan.validity import check_laid
 from embertide.server.core.plan.workload import device_loads, device_work, predicted
 from embertide.server.core.reshard import (
+    Asked,
     Posed,
-    Prepared,
     Situation,
     check_request,
+    is_dead,
     move_of,
     pose,
     settle,
@@ -49,8 +50,6 @@ from embertide.server.core.state import Saved, Writes
 from embertide.server.core.view import View
 from embertide.v1 import control_pb2, node_pb2, plan_pb2
 
-# Buckets of a plan whose cost is computed while others wait: some 20 ms.
-_COSTED_HERE = 10_000
 _READY, _LOADING = control_pb2.NODE_STATE_READY, control_pb2.NODE_STATE_LOADING
 
 
@@ -121,9 +120,10 @@ class Control:
         self._no_plan = ""  # why the first plan was refused
         # Operations whose moves were made from the plan of this epoch.
         self._made_at: dict[str, int] = {}
-        # What a planner is to answer for the operation whose turn it is, and its answer.
-        self.wanted: tuple[str, Posed] | None = None
-        self._thought: tuple[str, int, Proposal | RefusedError] | None = None
+        # What is to be made of the operation whose turn it is, or what a planner is to answer for
+        # the autopilot, and what came of that.
+        self.wanted: tuple[str, Posed | Asked] | None = None
+        self._thought: tuple[str, int, Proposal | Made | RefusedError] | None = None
         self.autopilot = Autopilot(
             options.drift, self.memory.drift, saved.decisions, saved.settings, options.clock
         )
@@ -301,8 +301,8 @@ class Control:
         """Say what was read in the last window."""
         return self.loads.fleet(request.hot_keys)
 
-    def pose(self, request: control_pb2.StartReshardRequest, now_ms: int) -> Posed | None:
-        """Return what a planner is to answer before `start`; None: nothing that takes long.
+    def pose(self, request: control_pb2.StartReshardRequest, now_ms: int) -> Asked | None:
+        """Return what a request is to be prepared by; None: it was accepted before.
 
         Raises:
             RefusedError: As `start`.
@@ -311,27 +311,40 @@ class Control:
         known = self._first_answer(request.operation_id, request) is not None
         if known or request.operation_id in self.operations.records:
             return None
-        posed = pose(request, self._situation(now_ms, request.half_life_s, request))
-        return posed if posed.thinks else None
+        return self._asked(request, now_ms)
+
+    def _asked(self, request: control_pb2.StartReshardRequest, now_ms: int) -> Asked:
+        situation = self._situation(now_ms, request.half_life_s, request)
+        if request.WhichOneof("goal") == "target" and request.target.base_epoch != self.epoch:
+            raise RefusedError(
+                Code.FAILED_PRECONDITION,
+                f"target.base_epoch is {request.target.base_epoch}; the plan is {self.epoch}: read "
+                "it and try again",
+            )
+        return self._asked_by(request, situation)
+
+    def _asked_by(self, request: control_pb2.StartReshardRequest, now: Situation) -> Asked:
+        return Asked(
+            request=request,
+            posed=pose(request, now),
+            # Records change, and there may be 64 MiB of them.
+            now=dataclasses.replace(now, operations={}),
+            nodes_known=len(self.plan.topology.nodes) if self.plan is not None else 0,
+        )
 
     def start(
-        self,
-        request: control_pb2.StartReshardRequest,
-        now_ms: int,
-        posed: Posed | None = None,
-        proposal: Proposal | None = None,
+        self, request: control_pb2.StartReshardRequest, now_ms: int, made: Made | None = None
     ) -> control_pb2.StartReshardResponse:
         """Accept an operation, or say what it would be.
 
         Args:
             request: What is asked.
             now_ms: Wall clock.
-            posed: What `pose` returned for it; None: a planner is asked here and now.
-            proposal: The planner's answer to that.
+            made: What it comes to by what `pose` returned; None: it is prepared here and now.
 
         Raises:
             RefusedError: It cannot be done.
-            MovedOnError: The plan is not that of `posed` any more.
+            MovedOnError: The plan is not that of `pose` any more.
         """
         check_request(request)
         first = self._first_answer(request.operation_id, request)
@@ -339,72 +352,38 @@ class Control:
             return first
         if request.operation_id in self.operations.records:
             return self._accepted_before(request)
-        situation = self._situation(now_ms, request.half_life_s, request)
-        if posed is not None and posed.epoch != self.epoch:
+        if made is None:
+            made = make(self._asked(request, now_ms))
+        elif made.epoch != self.epoch:
             raise MovedOnError(
-                f"the plan moved on from {posed.epoch} to {self.epoch} while planner "
-                f"{posed.name!r} was at it: try again"
+                f"the plan moved on from {made.epoch} to {self.epoch} while moves were prepared: "
+                "try again"
             )
-        if request.WhichOneof("goal") == "target" and request.target.base_epoch != self.epoch:
-            raise RefusedError(
-                Code.FAILED_PRECONDITION,
-                f"target.base_epoch is {request.target.base_epoch}; the plan is {self.epoch}: read "
-                "it and try again",
-            )
-        posed = posed or pose(request, situation)
-        proposal = proposal or _asked_here(posed)
-        prepared = settle(posed.kind, posed.name, proposal, situation)
-        answer = self._answer(request, prepared, now_ms)
-        known = len(self.plan.topology.nodes) if self.plan is not None else 0
-        answer.added_nodes.extend(situation.plan.topology.nodes[known:])
+        if dead := [name for name in made.targets if not self.fleet.alive(name, now_ms)]:
+            raise is_dead(dead[0])
         if not request.dry_run:
-            self._accept(request, answer, now_ms)
-        return answer
+            self._accept(made, now_ms)
+        if made.answer.HasField("before"):
+            made.answer.model.CopyFrom(self.fit.message())
+        return made.answer
 
-    def _answer(
-        self, request: control_pb2.StartReshardRequest, prepared: Prepared, now_ms: int
-    ) -> control_pb2.StartReshardResponse:
-        """Say what an operation would be."""
-        answer = control_pb2.StartReshardResponse(
-            operation=_operation(request, prepared, self.operations.created_ms(now_ms)),
-            moves=prepared.moves,
-            devices=prepared.devices,
-            explanation=prepared.explanation,
-            hot_rows=hot.messages_of(prepared.hot_rows),
-            tier_shares=shares.messages_of(prepared.tier_shares),
-        )
-        if prepared.costs is not None:
-            answer.before.CopyFrom(answer.operation.before)
-            answer.after.CopyFrom(answer.operation.after)
-            answer.model.CopyFrom(self.fit.message())
-        return answer
-
-    def _accept(
-        self,
-        request: control_pb2.StartReshardRequest,
-        answer: control_pb2.StartReshardResponse,
-        now_ms: int,
-    ) -> None:
+    def _accept(self, made: Made, now_ms: int) -> None:
         """Take an operation in as it was answered.
 
         Raises:
             RefusedError: Too many wait.
         """
         self.operations.check_room()
-        self.operations.add(
-            control_pb2.OperationRecord(
-                operation=answer.operation,
-                request=request,
-                moves=answer.moves,
-                hot_rows=answer.hot_rows,
-                tier_shares=answer.tier_shares,
-                devices=answer.devices,
-            )
-        )
+        record, request = made.record, made.record.request
+        record.operation.created_ms = self.operations.created_ms(now_ms)
+        made.answer.operation.created_ms = record.operation.created_ms
+        self.operations.add(record)
+        if made.encoded:
+            self._writes.encoded[request.operation_id] = made.encoded
         active = {each.operation.id for each in self.operations.active()}
         self._made_at = {id: at for id, at in self._made_at.items() if id in active}
         self._made_at[request.operation_id] = self.epoch
-        self._answered.append((request.operation_id, request, answer, now_ms))
+        self._answered.append((request.operation_id, request, made.answer, now_ms))
 
     def _accepted_before(
         self, request: control_pb2.StartReshardRequest
@@ -449,7 +428,7 @@ class Control:
             layout=self.layout,
             workload=self.demand.workload(plan.topology, self.layout, half_life_s or PLANNED_BY_S),
             unknown=frozenset(self.demand.unknown(self._owning(), now_ms)),
-            alive=lambda name: self.fleet.alive(name, now_ms),
+            live=frozenset(member.name for member in self.fleet.live(now_ms)),
             operations=self.operations.records,
             prices=self.fit.prices,
         )
@@ -540,7 +519,10 @@ class Control:
         trust = Trust(self.fit.trusted, self.fit.error)
         act = self.autopilot.take(outcome, prepared, situation, trust, now_ms)
         if act is not None:
-            self._accept(act.request, self._answer(act.request, act.prepared, now_ms), now_ms)
+            made = made_of(act.request, act.prepared, situation)
+            if made.answer.HasField("before"):
+                made.answer.model.CopyFrom(self.fit.message())
+            self._accept(made, now_ms)
 
     def _drained(self) -> set[str]:
         """Return the nodes that an operator has drained: they get nothing by themselves."""
@@ -586,31 +568,19 @@ class Control:
         id = record.operation.id
         if not self._is_heard(record, now_ms):
             return
-        if self._made_at.get(id, 0) != self.epoch:
+        again = self._made_at.get(id, 0) != self.epoch
+        if again:
             # The plan has moved on while it waited: its moves are made again.
             try:
-                prepared = self._prepared_again(record, now_ms)
+                made = self._made_again(record, now_ms)
             except RefusedError as error:
                 self.operations.fail(record, error.message, now_ms)
                 return
-            if prepared is None:
+            if made is None:
                 return
-            del record.moves[:]
-            record.moves.extend(prepared.moves)
-            del record.devices[:]
-            record.devices.extend(prepared.devices)
-            del record.hot_rows[:]
-            record.hot_rows.extend(hot.messages_of(prepared.hot_rows))
-            del record.tier_shares[:]
-            record.tier_shares.extend(shares.messages_of(prepared.tier_shares))
-            record.operation.buckets_total = len(prepared.moves)
-            record.operation.bytes_total = sum(each.bytes for each in prepared.moves)
-            record.operation.ClearField("before")
-            record.operation.ClearField("after")
-            if prepared.costs is not None:
-                record.operation.before.CopyFrom(prepared.costs[0].message())
-                record.operation.after.CopyFrom(prepared.costs[1].message())
-        self.operations.begin(record, self.epoch, now_ms)
+            _take_over(record, made.record)
+            self._writes.encoded[id] = made.encoded
+        self.operations.begin(record, self.epoch, now_ms, made=again)
 
     def _followed(self, plan: plan_pb2.Plan, wish: Wish | None) -> plan_pb2.Topology | None:
         """Return the topology that follows the machines, and a wish; None: it is the plan's."""
@@ -636,8 +606,8 @@ class Control:
             self.operations.wait(record, f"waits until {deaf[0]} acts by plan {self.epoch}")
         return not deaf
 
-    def _prepared_again(self, record: control_pb2.OperationRecord, now_ms: int) -> Prepared | None:
-        """Return what a record comes to now; None: a planner is at it, `wanted` says for what.
+    def _made_again(self, record: control_pb2.OperationRecord, now_ms: int) -> Made | None:
+        """Return what a record comes to now; None: it is being made, `wanted` says from what.
 
         Raises:
             RefusedError: It cannot be done any more.
@@ -646,21 +616,20 @@ class Control:
         situation = self._situation(now_ms, record.request.half_life_s, record.request)
         if self.wanted is not None and (self.wanted[0], self.wanted[1].epoch) == (id, self.epoch):
             return None
-        posed = pose(record.request, situation)
-        if not posed.thinks:
-            proposal = posed.planner.propose(posed.problem)
-            return settle(posed.kind, posed.name, proposal, situation)
+        asked = self._asked_by(record.request, situation)
+        if not asked.posed.thinks and not asked.posed.large:
+            return make(asked)
         thought, self._thought = self._thought, None
         if thought is None or thought[:2] != (id, self.epoch):
-            self.wanted = id, posed
+            self.wanted = id, asked
             return None
         if isinstance(thought[2], RefusedError):
             raise thought[2]
-        return settle(posed.kind, posed.name, thought[2], situation)
+        return thought[2] if isinstance(thought[2], Made) else make(asked, thought[2])
 
-    def think(self, id: str, posed: Posed, outcome: Proposal | RefusedError) -> None:
-        """Take a planner's answer to what was `wanted`; the next tick looks whether it holds."""
-        self._thought = id, posed.epoch, outcome
+    def think(self, id: str, task: Posed | Asked, outcome: Proposal | Made | RefusedError) -> None:
+        """Take what came of what was `wanted`; the next tick looks whether it holds."""
+        self._thought = id, task.epoch, outcome
         self.wanted = None
 
     def _with_topology(self, topology: plan_pb2.Topology, now_ms: int) -> LaidPlan:
@@ -679,25 +648,14 @@ class Control:
         self._writes.plan = plan
 
 
-def _operation(
-    request: control_pb2.StartReshardRequest, prepared: Prepared, created_ms: int
-) -> control_pb2.Operation:
-    return control_pb2.Operation(
-        id=request.operation_id,
-        kind=prepared.kind,
-        state=control_pb2.OPERATION_STATE_PENDING,
-        created_ms=created_ms,
-        buckets_total=len(prepared.moves),
-        bytes_total=sum(each.bytes for each in prepared.moves),
-        reason=request.reason,
-        planner=prepared.planner,
-        before=prepared.costs[0].message() if prepared.costs else None,
-        after=prepared.costs[1].message() if prepared.costs else None,
-    )
-
-
-def _asked_here(posed: Posed) -> Proposal:
-    """Return the answer of a planner that takes no time, and its cost where that takes none."""
-    proposal = posed.planner.propose(posed.problem)
-    few = len(posed.problem.layout) <= _COSTED_HERE
-    return costed(posed.problem, proposal) if few else proposal
+def _take_over(record: control_pb2.OperationRecord, made: control_pb2.OperationRecord) -> None:
+    """Bring the record of an operation that waited in line with what it comes to by now."""
+    for field in ("moves", "devices", "hot_rows", "tier_shares"):
+        record.ClearField(field)
+        getattr(record, field).extend(getattr(made, field))
+    record.operation.buckets_total = made.operation.buckets_total
+    record.operation.bytes_total = made.operation.bytes_total
+    for field in ("before", "after"):
+        record.operation.ClearField(field)  # type: ignore[arg-type]
+        if made.operation.HasField(field):  # type: ignore[arg-type]
+            getattr(record.operation, field).CopyFrom(getattr(made.operation, field))

@@ -58,7 +58,6 @@ class Running:
         self.batch_over = False
         self.operation = record.operation
         self._deadline_ms = longest_deadline_ms
-        self._moves = [move_of(each) for each in record.moves]
         self._began_ms = now_ms
         self._began_at = self.operation.buckets_done
         self._not_before_ms = 0
@@ -73,7 +72,7 @@ class Running:
             (each.moves for each in record.batches), initial=self.operation.buckets_done
         )
         self._batches = [
-            self._batch(message, self._moves[begin : begin + message.moves])
+            self._batch(message, self._moves(begin, message.moves))
             for message, begin in zip(record.batches, at, strict=False)
         ]
         self._room: Room | None = None  # once the plan's machines are known
@@ -85,6 +84,10 @@ class Running:
             base_epoch=self.operation.base_epoch,
             longest_deadline_ms=self._deadline_ms,
         )
+
+    def _moves(self, begin: int, count: int) -> list[Move]:
+        """Read some of the record's moves; to read 100,000 takes longer than a tick may."""
+        return [move_of(each) for each in self.record.moves[begin : begin + count]]
 
     @property
     def _ending(self) -> bool:
@@ -107,7 +110,7 @@ class Running:
             if not self._batches:
                 self._end(view)
         elif not self.batch_over:
-            if not self._batches and self.operation.buckets_done == len(self._moves):
+            if not self._batches and self.operation.buckets_done == len(self.record.moves):
                 return self._after_moves(view)
             stepping += self._join(view)
         return self._write(view, stepping)
@@ -145,10 +148,11 @@ class Running:
             made = self.record.moves[done : done + len(batch.moves)]
             self.operation.buckets_done += len(made)
             self.operation.bytes_done += sum(each.bytes for each in made)
+            total = len(self.record.moves)
             if not self._ending:
-                self._say(f"moved {self.operation.buckets_done} of {len(self._moves)} buckets")
+                self._say(f"moved {self.operation.buckets_done} of {total} buckets")
             since_start = self.operation.buckets_done - self._began_at
-            left = len(self._moves) - self.operation.buckets_done
+            left = total - self.operation.buckets_done
             self.operation.eta_ms = (view.now_ms - self._began_ms) * left // since_start
         self._batches = others
         self._note()
@@ -161,7 +165,6 @@ class Running:
         copies = control_pb2.OperationRecord(moves=moves).moves
         for at, each in enumerate(copies, self.operation.buckets_done):
             self.record.moves[at].CopyFrom(each)
-            self._moves[at] = move_of(each)
         self._batches = order
 
     def _messages(self, batch: Batch) -> Sequence[control_pb2.BucketMove]:
@@ -199,7 +202,7 @@ class Running:
         for each in self.record.moves[begin : begin + count]:
             self._room_now(view).join(each)
         message = control_pb2.MovingBatch(moves=count)
-        batch = self._batch(message, self._moves[begin : begin + count])
+        batch = self._batch(message, self._moves(begin, count))
         batch.take(Step.JOINING, view.plan.epoch + 1)
         self._batches.append(batch)
         return [batch]
@@ -214,9 +217,8 @@ class Running:
         most_bytes = self._most_bytes(view)
         coming: collections.Counter[Place] = collections.Counter()
         count = size = 0
-        for move, each in zip(
-            self._moves[begin : begin + room], self.record.moves[begin : begin + room], strict=True
-        ):
+        for each in self.record.moves[begin : begin + room]:
+            move = move_of(each)
             after = size + each.bytes
             if move.target is not None:
                 coming[move.target] += each.bytes

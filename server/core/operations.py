@@ -94,11 +94,18 @@ class Operations:
         )
         return next(waiting, None)
 
-    def begin(self, record: Record, epoch: int, now_ms: int) -> None:
-        """Set an operation to work from a plan."""
+    def begin(self, record: Record, epoch: int, now_ms: int, *, made: bool) -> None:
+        """Set an operation to work from a plan.
+
+        Args:
+            record: The operation.
+            epoch: The plan's.
+            now_ms: Wall clock.
+            made: Its moves are not those that it was added with.
+        """
         record.operation.state = control_pb2.OPERATION_STATE_RUNNING
         record.operation.base_epoch = epoch
-        self._keep(record, made=True)
+        self._keep(record, made=made)
         self.running = Running(record, self._longest_deadline_ms, now_ms)
 
     def wait(self, record: Record, message: str) -> None:

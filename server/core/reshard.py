@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from embertide.server.core.answers import check_id
 from embertide.server.core.demand import HALF_LIVES_S
@@ -24,7 +24,7 @@ from embertide.server.core.plan.layout import (
     place,
     place_name,
 )
-from embertide.server.core.plan.moves import Move, Step, arrived, moves_to, stepped
+from embertide.server.core.plan.moves import Move, arrived, moves_to
 from embertide.server.core.plan.planner import Planner, Problem, Proposal
 from embertide.server.core.plan.planners import planner
 from embertide.server.core.plan.prices import Prices
@@ -42,6 +42,8 @@ from embertide.v1 import control_pb2, plan_pb2
 
 BUCKETS_AT_ONCE_MAX = 4096
 REASON_BYTES_MAX = 256
+# Moves that are prepared in a thread of the control plane: some 20 ms.
+PREPARED_HERE_MAX = 1000
 # Of budgets, by what planners give: versions keep rows that they changed, pages are not full, and
 # what comes is there before what goes has left. A device that is full can take no version any more.
 FILLED = 0.65
@@ -50,15 +52,19 @@ _PASSES_MAX = 64  # over moves that do not fit yet
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Situation:
-    """What a request is judged by."""
+    """What a request is judged by. Only `operations` may change later."""
 
     plan: plan_pb2.Plan
     layout: PackedLayout
     workload: Workload
     unknown: frozenset[str]  # names of owning nodes that do not say what they read
-    alive: Callable[[str], bool]
+    live: frozenset[str]
     operations: Mapping[str, control_pb2.OperationRecord]
     prices: Prices
+
+    def alive(self, name: str) -> bool:
+        """Whether a node lives."""
+        return name in self.live
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +73,7 @@ class Posed:
 
     Attributes:
         thinks: Whether it may take long: then it is asked elsewhere, while others go on.
+        large: Whether its answer has so many moves that preparing them takes long.
     """
 
     kind: str
@@ -74,11 +81,44 @@ class Posed:
     planner: Planner
     problem: Problem
     thinks: bool
+    large: bool = False
 
     @property
     def epoch(self) -> int:
         """Epoch of the plan that the answer is for."""
         return self.problem.plan.epoch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """A request and all that decides what it comes to.
+
+    Attributes:
+        request: What is asked.
+        posed: What a planner is to answer for it.
+        now: What it is judged by, without operations.
+        nodes_known: Nodes of today's plan; further ones of the situation's are of a group to add.
+    """
+
+    request: control_pb2.StartReshardRequest
+    posed: Posed
+    now: Situation
+    nodes_known: int
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the plan that it is judged by."""
+        return self.posed.epoch
+
+    @property
+    def planner(self) -> Planner:
+        """Who is to answer."""
+        return self.posed.planner
+
+    @property
+    def problem(self) -> Problem:
+        """What is to be answered."""
+        return self.posed.problem
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,8 +183,14 @@ def pose(request: control_pb2.StartReshardRequest, now: Situation) -> Posed:
         RefusedError: It cannot be done; the message names what is wrong.
     """
     kind, name, chosen = _planner(request, now)
-    thinks = not isinstance(chosen, Explicit | _Undo)
-    return Posed(kind=kind, name=name, planner=chosen, problem=problem_of(now), thinks=thinks)
+    return Posed(
+        kind=kind,
+        name=name,
+        planner=chosen,
+        problem=problem_of(now),
+        thinks=not isinstance(chosen, Explicit | _Undo),
+        large=isinstance(chosen, Explicit | _Undo) and chosen.moves_most() > PREPARED_HERE_MAX,
+    )
 
 
 def posed_by(chosen: Planner, name: str, now: Situation) -> Posed:
@@ -292,6 +338,10 @@ class _Undo:
 
     record: control_pb2.OperationRecord
 
+    def moves_most(self) -> int:
+        """Return how many moves it comes to at most."""
+        return self.record.operation.buckets_done
+
     def propose(self, problem: Problem) -> Proposal:
         known = devices(problem.plan.topology)
         made = [move_of(each) for each in self.record.moves[: self.record.operation.buckets_done]]
@@ -335,19 +385,25 @@ class _Undo:
         return bad
 
 
+def is_dead(node: str) -> RefusedError:
+    """Return the refusal of a target that is dead."""
+    return RefusedError(Code.FAILED_PRECONDITION, f"node {node!r} is dead; wait for it")
+
+
 def _check_targets(moves: list[Move], now: Situation) -> None:
     nodes = now.plan.topology.nodes
     for node in sorted({move.target.node for move in moves if move.target}):
         if not now.alive(nodes[node].name):
-            raise RefusedError(
-                Code.FAILED_PRECONDITION, f"node {nodes[node].name!r} is dead; wait for it"
-            )
-    both_own = stepped(now.layout, moves, Step.BOTH_OWN)
-    for at in {move.at for move in moves}:
-        held = both_own[at]
-        if len(held.owners) > OWNERS_MAX:
+            raise is_dead(nodes[node].name)
+    # Not with `stepped`: a layout shares its palette with the plan's, which others may be changing.
+    coming = collections.Counter(
+        move.at for move in moves if move.target is not None and not move.inside_node
+    )
+    for at, count in coming.items():
+        owners = len(now.layout[at].owners) + count
+        if owners > OWNERS_MAX:
             raise invalid(
-                f"{bucket_name(now.plan.tables, at)} would have {len(held.owners)} owners while "
+                f"{bucket_name(now.plan.tables, at)} would have {owners} owners while "
                 f"it moves; at most {OWNERS_MAX}"
             )
 

@@ -38,6 +38,7 @@ class Writes:
         operations: By id; None: not kept any more.
         made: Ids of those of `operations` whose request and moves are new. Of large ones these are
             written then, and not at each step.
+        encoded: What `moves_alone` makes of some of `made`, as bytes, where that was done before.
         decisions: About drift, by id; None: not kept any more.
         settings: How drift is treated from now on.
     """
@@ -50,6 +51,7 @@ class Writes:
         default_factory=dict
     )
     made: set[str] = dataclasses.field(default_factory=set)
+    encoded: dict[str, bytes] = dataclasses.field(default_factory=dict)
     decisions: dict[str, control_pb2.Decision | None] = dataclasses.field(default_factory=dict)
     settings: control_pb2.DriftSettings | None = None
 

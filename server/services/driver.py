@@ -22,17 +22,18 @@ from embertide.server.core.errors import (
     StateUnavailableError,
     SupersededError,
 )
+from embertide.server.core.made import Made
 from embertide.server.core.plan.layout import LaidPlan
 from embertide.server.core.plan.planner import Proposal
 from embertide.server.core.plan.validity import PLAN_BYTES_MAX
-from embertide.server.core.reshard import Posed
+from embertide.server.core.reshard import Asked, Posed
 from embertide.server.core.state import LEASE_MS, PLANS_KEPT, StateStore, Writes
 from embertide.server.services.clock import Clock
 from embertide.server.services.planning import Planning
 from embertide.v1 import control_pb2, node_pb2, plan_pb2
 
 TICK_S = 0.05
-_POSED_AGAIN = 3  # times that a planner is asked again, as the plan moved on meanwhile
+_POSED_AGAIN = 3  # times that a request is prepared, as the plan moved on meanwhile
 LOAD_EVERY_S = 5.0
 # Nodes that are asked for their load together; of more, at most so many each second.
 _ALL_AT_ONCE = 100
@@ -51,19 +52,19 @@ class LoadSource(Protocol):
 
 
 def _start(
-    request: control_pb2.StartReshardRequest,
-    posed: Posed | None,
-    proposal: Proposal | None,
-    core: Control,
-    now_ms: int,
+    request: control_pb2.StartReshardRequest, made: Made | None, core: Control, now_ms: int
 ) -> control_pb2.StartReshardResponse:
-    return core.start(request, now_ms, posed, proposal)
+    return core.start(request, now_ms, made)
 
 
 def _think(
-    id: str, posed: Posed, outcome: Proposal | RefusedError, core: Control, now_ms: int
+    id: str,
+    task: Posed | Asked,
+    outcome: Proposal | Made | RefusedError,
+    core: Control,
+    now_ms: int,
 ) -> None:
-    core.think(id, posed, outcome)
+    core.think(id, task, outcome)
 
 
 def _whole(plan: LaidPlan) -> plan_pb2.Plan:
@@ -121,7 +122,7 @@ class Driver:
         self._nodes = nodes
         self._clock = clock
         self._planning = planning or Planning()
-        self._wanted: queue.Queue[tuple[str, Posed]] = queue.Queue(1)
+        self._wanted: queue.Queue[tuple[str, Posed | Asked]] = queue.Queue(1)
         self.lock = threading.Lock()
         self._memory = Memory(options)
         self._holder = holder
@@ -211,17 +212,17 @@ class Driver:
     def start_reshard(
         self, request: control_pb2.StartReshardRequest
     ) -> control_pb2.StartReshardResponse:
-        """Accept an operation from loads that are asked for now; a planner holds nobody up.
+        """Accept an operation from loads that are asked for now; to prepare it holds nobody up.
 
         Raises:
             RefusedError: It cannot be done; nothing has changed.
         """
         self.measure()
         for _ in range(_POSED_AGAIN):
-            posed = self.call(lambda core, now_ms: core.pose(request, now_ms), decides=True)
-            proposal = self._planning.propose(posed) if posed is not None else None
+            asked = self.call(lambda core, now_ms: core.pose(request, now_ms), decides=True)
+            made = self._planning.make(asked) if asked is not None else None
             try:
-                return self.call(functools.partial(_start, request, posed, proposal), decides=True)
+                return self.call(functools.partial(_start, request, made), decides=True)
             except MovedOnError as error:
                 moved_on = error
         raise moved_on
@@ -355,7 +356,7 @@ class Driver:
                 _log.exception("tick failed; the core is made again from the store")
 
     def _think_on(self) -> None:
-        """Ask planners for operations whose plan moved on while they waited."""
+        """Make operations again whose plan moved on while they waited."""
         while not self._stopping.is_set() and not self.superseded.is_set():
             try:
                 wanted = self._wanted.get(timeout=_LOOK_S)
@@ -364,14 +365,14 @@ class Driver:
             with contextlib.suppress(RefusedError):
                 if self.call(lambda core, now_ms: core.wanted) is not wanted:
                     continue  # it was answered, or the plan has moved on again
-            id, posed = wanted
-            outcome: Proposal | RefusedError
+            id, task = wanted
+            outcome: Proposal | Made | RefusedError
             try:
-                outcome = self._planning.propose(posed)
+                outcome = self._planning.do(task)
             except RefusedError as error:
                 outcome = error
             with contextlib.suppress(RefusedError):
-                self.call(functools.partial(_think, id, posed, outcome))
+                self.call(functools.partial(_think, id, task, outcome))
 
     def _poll_on(self) -> None:
         """Ask all nodes every 5 s; of many, some each second, in turn."""

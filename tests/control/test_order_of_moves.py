@@ -32,7 +32,7 @@ def test_what_leaves_makes_room_for_what_comes() -> None:
         layout=laid.layout,
         workload=Workload(work=work),
         unknown=frozenset(),
-        alive=lambda name: True,
+        live=frozenset(node.name for node in laid.head.topology.nodes),
         operations={},
         prices=Prices(),
     )

@@ -25,6 +25,10 @@ class Explicit:
 
     target: control_pb2.ReshardTarget
 
+    def moves_most(self) -> int:
+        """Return how many buckets it names; each of them may move."""
+        return sum(each.bucket_count for each in self.target.assignments)
+
     def propose(self, problem: Problem) -> Proposal:
         """Return the target's owners.
 
@@ -40,9 +44,14 @@ class Explicit:
         check_hot_rows(problem.plan.tables, self.target.hot_rows)
         wanted: dict[Bucket, tuple[Place, ...]] = {}
         machines = _Machines.of(problem.plan.topology)
+        proven: set[Holders] = set()
         for run in self.target.assignments:
             check_run(problem.plan.tables, run)
             held = holders(run)
+            if held not in proven:
+                first = bucket_name(problem.plan.tables, Bucket(run.table_id, run.bucket_begin))
+                _check(machines, held, first)
+                proven.add(held)
             for bucket in range(run.bucket_begin, run.bucket_begin + run.bucket_count):
                 at = Bucket(run.table_id, bucket)
                 if at in wanted:
@@ -51,8 +60,6 @@ class Explicit:
                         f"assignments of the target overlap: {where} stands in two; name it once"
                     )
                 wanted[at] = held.owners
-            first = bucket_name(problem.plan.tables, Bucket(run.table_id, run.bucket_begin))
-            _check(machines, held, first)
         said = f"{len(wanted)} buckets as the target says"
         hot_rows = hot_rows_of(self.target.hot_rows)
         if hot_rows:

@@ -6,7 +6,7 @@ source leaves already in the second plan, and the third repeats it.
 """
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from embertide.server.core.plan.layout import (
@@ -156,10 +156,12 @@ def moves_to(
     A bucket stays inside a node where it can, then inside a group.
     """
     moves: list[Move] = []
+    group_of = [node.group for node in plan.topology.nodes]
     for at, wanted in owners.items():
-        lost = [each for each in layout[at].owners if each not in wanted]
-        gained = [each for each in wanted if each not in layout[at].owners]
-        pairs = [(_distance(plan, old, new), old, new) for old in lost for new in gained]
+        owned = layout[at].owners
+        lost = [each for each in owned if each not in wanted]
+        gained = [each for each in wanted if each not in owned]
+        pairs = [(_distance(group_of, old, new), old, new) for old in lost for new in gained]
         for distance, old, new in sorted(pairs):
             if distance < 2 and old in lost and new in gained:
                 moves.append(Move(at, old, new))
@@ -171,11 +173,11 @@ def moves_to(
     return sorted(moves, key=lambda move: move.target is None)
 
 
-def _distance(plan: plan_pb2.Plan, a: Place, b: Place) -> int:
+def _distance(group_of: Sequence[int], a: Place, b: Place) -> int:
     """0 inside a node, 1 inside a group, 2 across groups."""
     if a.node == b.node:
         return 0
-    return 1 if plan.topology.nodes[a.node].group == plan.topology.nodes[b.node].group else 2
+    return 1 if group_of[a.node] == group_of[b.node] else 2
 
 
 def changes(before: plan_pb2.Plan, after: plan_pb2.Plan) -> dict[Bucket, tuple[Holders, Holders]]:

@@ -1,0 +1,104 @@
+"""What a request comes to: an operation and its answer, made where nobody waits for them.
+
+Moving 100,000 buckets takes seconds to prepare. All of it follows from the request and from a
+situation that does not change, so it is done beside the ticks, and accepted if the plan is still
+the one that it was made from.
+"""
+
+import dataclasses
+
+from embertide.server.core.plan import hot, shares
+from embertide.server.core.plan.cost import costed
+from embertide.server.core.plan.planner import Proposal
+from embertide.server.core.reshard import Asked, Posed, Prepared, Situation, settle
+from embertide.server.core.state import is_large, moves_alone
+from embertide.v1 import control_pb2
+
+# Buckets of a plan whose cost is computed while others wait: some 20 ms.
+_COSTED_HERE = 10_000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Made:
+    """An operation that can be accepted while the plan is that of an epoch.
+
+    Attributes:
+        epoch: Of the plan that it was made from.
+        targets: Names of the nodes that get buckets.
+        record: The operation; only the time of its acceptance is missing.
+        answer: What who asked is told, likewise.
+        encoded: The bytes of what `state` keeps apart from a large record; empty: it is not large.
+    """
+
+    epoch: int
+    targets: tuple[str, ...]
+    record: control_pb2.OperationRecord
+    answer: control_pb2.StartReshardResponse
+    encoded: bytes
+
+
+def make(asked: Asked, proposal: Proposal | None = None) -> Made:
+    """Return what a request comes to.
+
+    Args:
+        asked: The request.
+        proposal: The planner's answer; None: it takes no time, so it is asked here.
+
+    Raises:
+        RefusedError: It cannot be done; the message names what is wrong.
+    """
+    posed = asked.posed
+    proposal = proposal or propose_here(posed)
+    prepared = settle(posed.kind, posed.name, proposal, asked.now)
+    made = made_of(asked.request, prepared, asked.now)
+    made.answer.added_nodes.extend(asked.now.plan.topology.nodes[asked.nodes_known :])
+    return made
+
+
+def made_of(request: control_pb2.StartReshardRequest, prepared: Prepared, now: Situation) -> Made:
+    """Return the operation that does what was prepared for a request."""
+    costs = prepared.costs
+    operation = control_pb2.Operation(
+        id=request.operation_id,
+        kind=prepared.kind,
+        state=control_pb2.OPERATION_STATE_PENDING,
+        buckets_total=len(prepared.moves),
+        bytes_total=sum(each.bytes for each in prepared.moves),
+        reason=request.reason,
+        planner=prepared.planner,
+        before=costs[0].message() if costs else None,
+        after=costs[1].message() if costs else None,
+    )
+    answer = control_pb2.StartReshardResponse(
+        operation=operation,
+        moves=prepared.moves,
+        devices=prepared.devices,
+        explanation=prepared.explanation,
+        hot_rows=hot.messages_of(prepared.hot_rows),
+        tier_shares=shares.messages_of(prepared.tier_shares),
+        before=operation.before if costs else None,
+        after=operation.after if costs else None,
+    )
+    record = control_pb2.OperationRecord(
+        operation=operation,
+        request=request,
+        moves=prepared.moves,
+        hot_rows=answer.hot_rows,
+        tier_shares=answer.tier_shares,
+        devices=prepared.devices,
+    )
+    targets = {each.target.node for each in prepared.moves if each.HasField("target")}
+    return Made(
+        epoch=now.plan.epoch,
+        targets=tuple(now.plan.topology.nodes[node].name for node in sorted(targets)),
+        record=record,
+        answer=answer,
+        encoded=moves_alone(record).SerializeToString() if is_large(record) else b"",
+    )
+
+
+def propose_here(posed: Posed) -> Proposal:
+    """Return the answer of a planner that takes no time, and its cost where that takes none."""
+    proposal = posed.planner.propose(posed.problem)
+    few = len(posed.problem.layout) <= _COSTED_HERE
+    return costed(posed.problem, proposal) if few else proposal
