@@ -2,8 +2,8 @@
 
 Three processes: this one; the control plane, alone on one core, over a Redis with AOF; and the
 nodes, which are coroutines of one process on another core. A node registers, opens a stream of
-beats, and beats at once when a plan is written, as real nodes do. It has no rows: it says that it
-holds whatever the plan gives it. All nodes share one look at the epoch.
+beats, and beats soon when a plan is written, as real nodes of a large fleet do. It has no rows: it
+says that it holds whatever the plan gives it. All nodes share one look at the epoch.
 """
 
 import argparse
@@ -40,6 +40,7 @@ from embertide.server.core.drift.options import DriftOptions
 from embertide.server.core.plan.layout import Bucket, Holders, LaidPlan, Place, owner
 from embertide.server.services.control_server import ControlServer, ServerOptions
 from embertide.server.services.driver import Driver
+from embertide.server.services.heap import collect_seldom
 from embertide.server.services.standby import Standby
 from embertide.v1 import (
     control_pb2,
@@ -52,6 +53,10 @@ from embertide.v1 import (
 MODEL = "scale"
 TICK_MS_P99 = 100.0  # what the issue asks for
 _AT_ONCE = 4096
+# Sources hold on for as long. Less than by default, so that more of the time is spent on plans.
+_DEADLINE_MS = 500
+# As control_link.cc: of a longer interval than the first, news wait up to half of the rest.
+_SMALL_FLEET_S, _LONGEST_SPREAD_S = 0.2, 0.5
 _BIG = [("grpc.max_receive_message_length", 17 << 20), ("grpc.max_send_message_length", 17 << 20)]
 
 
@@ -116,6 +121,7 @@ def _watch() -> _Watched:
 
 def _run_plane(arguments: argparse.Namespace) -> None:
     os.sched_setaffinity(0, {arguments.core})
+    collect_seldom()  # as the command does
     watched = _watch()
     store = RedisState(arguments.state, MODEL)
     listen = f"127.0.0.1:{arguments.port}"
@@ -124,7 +130,10 @@ def _run_plane(arguments: argparse.Namespace) -> None:
             standby.wait()
     options = ServerOptions(
         control=ControlOptions(
-            model=MODEL, expect_nodes=arguments.nodes, drift=DriftOptions(mode="off")
+            model=MODEL,
+            expect_nodes=arguments.nodes,
+            longest_deadline_ms=_DEADLINE_MS,
+            drift=DriftOptions(mode="off"),
         ),
         listen=listen,
     )
@@ -226,9 +235,13 @@ class _Nodes:
                 beat.plan_epoch = beat.held_epoch = self.epoch
                 await stream.write(control_pb2.StreamBeatsRequest(beat=beat))
                 self.beats += 1
-                if beat.plan_epoch == self.epoch:
-                    with contextlib.suppress(asyncio.TimeoutError):
+                due_s = time.monotonic() + interval_s
+                with contextlib.suppress(asyncio.TimeoutError):
+                    if beat.plan_epoch == self.epoch:
                         await asyncio.wait_for(self.newer.wait(), interval_s)
+                    spread_s = min((interval_s - _SMALL_FLEET_S) / 2, _LONGEST_SPREAD_S)
+                    left_s = due_s - time.monotonic()
+                    await asyncio.sleep(min(random.random() * max(spread_s, 0), left_s))
         finally:
             hearing.cancel()
             stream.cancel()
@@ -480,16 +493,19 @@ def measure(
         first_s = _wait("the first plan", lambda: scale.store.load().plan is not None, 180)
         CONSOLE.print(f"{case}: registered, and the first plan written, in {first_s:.1f} s")
         time.sleep(3)
-        quiet = [scale.quiet(5.0) for _ in range(repetitions)]
-        _print("beats alone", quiet[-1])
-        moved = [scale.reshard(f"r{index}", buckets, 300) for index in range(min(repetitions, 5))]
-        for told in moved:
+        quiet, moved = [], []
+        for index in range(repetitions):
+            quiet.append(scale.quiet(5.0))
+            _print("beats alone", quiet[-1])
+            told = scale.reshard(f"r{index}", buckets, 300)
             _print(f"reshard of {told['moved']:,} buckets in {told['took_s']:.1f} s", told)
+            moved.append(told)
         takeover_s = scale.takeover()
         CONSOLE.print(f"the leader killed: the other one answers after {takeover_s:.1f} s")
     during = f"{case}, {moved[0]['moved']:,} of them moving"
     return [
         _row(case, "tick p99, beats alone", "ms", [_p99(each["ticks_ms"]) for each in quiet]),
+        _row(case, "longest tick, beats alone", "ms", [max(each["ticks_ms"]) for each in quiet]),
         report.measure(
             (case, "beats taken", "1/s"),
             [each["beats_s"] for each in quiet],
@@ -505,7 +521,8 @@ def measure(
             claim="19.8",
         ),
         _row(during, "tick p50", "ms", [statistics.median(e["ticks_ms"]) for e in moved]),
-        _row(during, "tick max", "ms", [max(e["ticks_ms"]) for e in moved]),
+        _row(during, "longest tick", "ms", [max(e["ticks_ms"]) for e in moved]),
+        _row(during, "until it is accepted", "s", [each["accepted_s"] for each in moved]),
         _row(during, "time of the reshard", "s", [each["took_s"] for each in moved]),
         _row(during, "share of a core", "%", [100 * each["cpu_share"] for each in moved]),
         _row(during, "bytes of a plan", "KB", [_kb(each["plan_bytes"]) for each in moved]),
