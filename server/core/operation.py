@@ -48,6 +48,7 @@ class Running:
     Attributes:
         record: The record, which changes.
         batch_over: The last `advance` ended a batch.
+        arranged: The last `advance` changed the order of moves.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Running:
         """Go on with a record, from any state."""
         self.record = record
         self.batch_over = False
+        self.arranged = False
         self.operation = record.operation
         self._deadline_ms = longest_deadline_ms
         self._began_ms = now_ms
@@ -95,7 +97,7 @@ class Running:
 
     def advance(self, view: View) -> LaidPlan | None:
         """Do what the beats allow: change the record, and return the plan to write, if one."""
-        self.batch_over = False
+        self.batch_over = self.arranged = False
         behind = [each for each in self._batches if each.message.step_epoch > view.plan.epoch]
         if behind or self.record.step_epoch > view.plan.epoch:
             return self._plan(view, behind)  # the record was written, and its plan was not
@@ -166,6 +168,7 @@ class Running:
         for at, each in enumerate(copies, self.operation.buckets_done):
             self.record.moves[at].CopyFrom(each)
         self._batches = order
+        self.arranged = True
 
     def _messages(self, batch: Batch) -> Sequence[control_pb2.BucketMove]:
         """Return the moves of a batch as they are in the record."""

@@ -131,7 +131,7 @@ class Operations:
         plan = self.running.advance(view)
         # Its steps change with a plan alone, with what is told of it, or as a batch is over.
         if plan is not None or record.operation != before or self.running.batch_over:
-            self._keep(record)
+            self._keep(record, made=self.running.arranged)
         if record.operation.ended_ms:
             self.running = None
         return plan

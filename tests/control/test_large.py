@@ -7,13 +7,16 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from simulation import make_node, make_registration, make_tables
+from simulation import Simulation, make_node, make_registration, make_tables
 
 from embertide.server.adapters.state import MemoryState
+from embertide.server.core import state
 from embertide.server.core.control import ControlOptions
 from embertide.server.core.errors import Code, MovedOnError, RefusedError
 from embertide.server.core.made import Made, make
+from embertide.server.core.operation import BATCH_BUCKETS
 from embertide.server.core.plan.layout import Bucket, Codes, Holders, PackedLayout, Place
+from embertide.server.core.plan.moves import Step
 from embertide.server.core.plan.planner import Proposal
 from embertide.server.core.plan.prices import Prices
 from embertide.server.core.plan.validity import OWNERS_MAX
@@ -222,6 +225,40 @@ def test_moves_are_made_again_beside_the_ticks_and_written_again(
     assert MANY - 1 == len(record.moves) == record.operation.buckets_total
     assert set(done_by) == {"control-think"}
     assert [each.made for each in fleet.store.writes if "r2" in each.made] == [{"r2"}, {"r2"}]
+
+
+def test_many_moves_are_kept_in_the_order_in_which_they_are_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A batch that is taken back goes behind those that arrive; an undo goes by the order."""
+    monkeypatch.setattr(state, "MOVES_INSIDE_MAX", 10)
+    fleet = Simulation(make_tables(user=8), expect=3, deadline_ms=2000)
+    for index in range(3):
+        fleet.add(make_node(f"node-{index}"))
+    while not fleet.core.epoch:
+        fleet.step()
+    target = control_pb2.ReshardTarget(base_epoch=fleet.core.epoch)
+    leaving = [at for at, held in fleet.core.layout.items() if held.owners[0].node != 1]
+    for place, at in enumerate(leaving[: 3 * BATCH_BUCKETS]):
+        # The first batch goes to the node that dies.
+        node = 1 if place < BATCH_BUCKETS else 2 - fleet.core.layout[at].owners[0].node
+        owners = [plan_pb2.Owner(node=node)]
+        target.assignments.add(bucket_begin=at.bucket, bucket_count=1, owners=owners)
+    fleet.core.start(
+        control_pb2.StartReshardRequest(operation_id="r1", target=target), fleet.now_ms
+    )
+    fleet.settle()
+    record = fleet.core.operations.records["r1"]
+    while [each.step for each in record.batches[:2]] != [Step.LEAVING, Step.LEAVING]:
+        fleet.step()
+    fleet.nodes["node-1"].alive = False
+    while not fleet.operation("r1").ended_ms:
+        fleet.step()
+    assert fleet.operation("r1").buckets_done > 0
+    written = fleet.store.load().operations["r1"]
+    assert list(written.moves) == list(record.moves)
+    made = written.moves[: written.operation.buckets_done]
+    assert 1 not in {each.target.node for each in made}
 
 
 def _codes(codes: list[int]) -> Codes:
