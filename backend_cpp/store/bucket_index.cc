@@ -204,6 +204,10 @@ bool BucketIndex::Place(Cursor at, uint64_t key, uint64_t word) {
   }
 }
 
+bool BucketIndex::HasRoom() const {
+  return !growing() && Fits(used_.load() + 1 + deleted_, arrays().group_count);
+}
+
 Status BucketIndex::Reserve(ByteBudget* budget, PagePool* pool,
                             const std::function<void(const Arrays&)>& retire, uint32_t entries) {
   const Arrays now = arrays();

@@ -136,6 +136,8 @@ class BucketIndex {
     return GroupOf(entry)->keys[entry % kGroupEntries].load();
   }
   void Set(uint32_t entry, Location location);
+  // Whether there is room for one entry more, so that Reserve has nothing to do.
+  bool HasRoom() const;
   // Makes room for so many more entries. If the arrays must grow, the new ones are charged to
   // `budget` and lie in `pool`, which has pages of kPageBytes, as many as that budget may need; the
   // old ones are handed to `retire`, by this call or a later one. Entries have other numbers then.

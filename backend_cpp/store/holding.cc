@@ -36,7 +36,8 @@ Status Store::AddBucket(uint32_t t, uint32_t b, uint32_t d, std::span<const std:
                                         " does not exist; there are " +
                                         std::to_string(impl_->options.devices)};
   }
-  EMBERTIDE_RETURN_IF_ERROR(impl_->ProveRecords(table, b, records));
+  uint32_t rows = 0;
+  EMBERTIDE_RETURN_IF_ERROR(impl_->ProveRecords(table, b, records, &rows));
   const std::lock_guard commit(impl_->commit_mutex);
   Device* device = impl_->DeviceOf(table, d);
   BucketSlot& slot = impl_->tables[t].buckets[b];
@@ -71,6 +72,13 @@ Status Store::AddBucket(uint32_t t, uint32_t b, uint32_t d, std::span<const std:
                 " are kept for versions; raise the DDR budget, or move less there"};
   };
   Status status = Status::Ok();
+  if (rows > 0) {
+    // At once: an index that grows with its rows copies what it has again and again.
+    const std::lock_guard writer(device->writer);
+    impl_->Reclaim(device);
+    status = leaves();
+    if (status.ok()) status = impl_->ReserveEntries(device, bucket, rows);
+  }
   while (status.ok()) {
     const std::lock_guard writer(device->writer);
     impl_->Reclaim(device);

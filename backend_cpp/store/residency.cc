@@ -437,15 +437,6 @@ Status Store::Impl::MakeRoom(Device* device, int round, const Status& wanted) {
   return {waited.code(), wanted.message() + ": " + waited.message()};
 }
 
-Status Store::Impl::WithRoom(Device* device, const std::function<Status()>& attempt) {
-  Status status = attempt();
-  for (int round = 0; status.code() == Code::kResourceExhausted; ++round) {
-    EMBERTIDE_RETURN_IF_ERROR(MakeRoom(device, round, status));
-    status = attempt();
-  }
-  return status;
-}
-
 void Store::Impl::TakeReserveBack(Device* device) {
   if (device->reserve_lent) device->reserve_lent = !device->budget.TryCharge(device->reserve_bytes);
 }

@@ -299,7 +299,10 @@ struct Store::Impl {
   // changes), evicting rows as needed. To be called before a slot is taken for the new row: a page
   // with a slot that no entry names cannot be emptied.
   Status ReserveEntries(Device* device, Bucket* bucket, uint32_t entries);
-  Status ReserveEntry(Device* device, Bucket* bucket) { return ReserveEntries(device, bucket, 1); }
+  Status ReserveEntry(Device* device, Bucket* bucket) {
+    if (!training() && bucket->index.HasRoom()) return Status::Ok();
+    return ReserveEntries(device, bucket, 1);
+  }
   // Gives back what entries that are gone took in a bucket's index.
   void ShrinkIndex(Device* device, Bucket* bucket);
   // Inserts a key that has no entry. Requires: ReserveEntry.
@@ -325,7 +328,15 @@ struct Store::Impl {
   // `wanted`, which has failed for want of room, when there is nothing left to try.
   Status MakeRoom(Device* device, int round, const Status& wanted);
   // Attempts, making room in between, until it no longer fails for want of room.
-  Status WithRoom(Device* device, const std::function<Status()>& attempt);
+  template <typename Attempt>
+  Status WithRoom(Device* device, const Attempt& attempt) {
+    Status status = attempt();
+    for (int round = 0; status.code() == Code::kResourceExhausted; ++round) {
+      EMBERTIDE_RETURN_IF_ERROR(MakeRoom(device, round, status));
+      status = attempt();
+    }
+    return status;
+  }
   // Of the pages of a device, what no row takes; rows count as they are, not as their slots.
   static uint64_t FreeSlotBytes(const Device& device);
   // Pages that rows may take beside what is kept ready for others.
@@ -477,9 +488,9 @@ struct Store::Impl {
   // Frees up to so many entries of a bucket from *entry on, and once it is past the last, the
   // bucket: true. Requires: no reader can hold anything of it.
   bool FreeBucket(const Table& table, Bucket* bucket, uint32_t* entry, uint32_t most);
-  // All records are of the table and the bucket.
-  Status ProveRecords(const Table& table, uint32_t bucket,
-                      std::span<const std::byte> records) const;
+  // All records are of the table and the bucket. Tells how many of them are rows, if asked.
+  Status ProveRecords(const Table& table, uint32_t bucket, std::span<const std::byte> records,
+                      uint32_t* rows = nullptr) const;
 
   // --- hbm_tier.cc -------------------------------------------------------------------------------
   // Copies rows that readers missed to HBM.

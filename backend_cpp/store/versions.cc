@@ -54,7 +54,7 @@ Status Store::StageRecords(uint64_t version, uint32_t table, uint32_t bucket,
 }
 
 Status Store::Impl::ProveRecords(const Table& table, uint32_t bucket,
-                                 std::span<const std::byte> records) const {
+                                 std::span<const std::byte> records, uint32_t* rows) const {
   const TableConfig& config = table.config;
   while (!records.empty()) {
     const Result<RowRecord> record = ReadRecord(config.layout, &records);
@@ -63,6 +63,7 @@ Status Store::Impl::ProveRecords(const Table& table, uint32_t bucket,
       return {Code::kCorrupt, "key " + std::to_string(record.value().key) + " of table " +
                                   config.name + " is not of bucket " + std::to_string(bucket)};
     }
+    if (rows != nullptr && record.value().kind == RecordKind::kRow) ++*rows;
   }
   return Status::Ok();
 }
