@@ -19,6 +19,7 @@ from bench.drift import (
     recshard,
     refusals,
     scale,
+    schedules,
     skew,
 )
 from bench.drift.local import CONSOLE, FOLDER
@@ -66,6 +67,10 @@ def _flexshard(arguments: argparse.Namespace) -> list[report.Row]:
     return flexshard.measure(arguments.repetitions)
 
 
+def _schedules(arguments: argparse.Namespace) -> list[report.Row]:
+    return schedules.measure(arguments.schedules)
+
+
 def _moves(arguments: argparse.Namespace) -> list[report.Row]:
     return moves.measure(arguments.repetitions)
 
@@ -103,6 +108,7 @@ _PARTS: Mapping[str, Callable[[argparse.Namespace], list[report.Row]]] = {
     "recshard": _recshard,
     "flexshard": _flexshard,
     "scale": _scale,
+    "schedules": _schedules,
 }
 
 
@@ -113,6 +119,7 @@ def main() -> int:
     parser.add_argument("--criteo", type=Path, help="Criteo's clicks, for their key frequencies")
     parser.add_argument("--parts", default=",".join(_PARTS), help="of " + ", ".join(_PARTS))
     parser.add_argument("--repetitions", type=int, default=report.LEAST_REPETITIONS)
+    parser.add_argument("--schedules", type=int, default=schedules.SCHEDULES)
     arguments = parser.parse_args()
     rows: list[report.Row] = []
     try:
