@@ -1,8 +1,8 @@
 """Our planners against TorchRec's, and neuroshard against heuristics, on 50 sharding tasks.
 
 The simulator judges all placements alike: the cost is the time of the busiest device. TorchRec's is
-the best of four plans (torchrec.py). Planners that go by the cost model get prices that
-are right in the mean of a task: that model prices keys, whatever the bytes of their rows.
+the best of four plans (torchrec.py). Planners that go by the cost model get the prices of the
+simulator's machine (placed.py).
 """
 
 import dataclasses
@@ -18,12 +18,10 @@ from bench import plot, report
 from bench.drift import heuristics, torchrec
 from bench.drift.local import CONSOLE, FOLDER
 from bench.drift.placed import outcome, planned, problem_of
-from bench.drift.simulator import KEY_BYTES, LINE_BYTES, Machine
 from bench.drift.tasks import Source, Task, tasks
 from embertide.server.core.errors import RefusedError
 from embertide.server.core.plan.planner import Problem
 from embertide.server.core.plan.planners import COMPARED, planner
-from embertide.server.core.plan.prices import Prices
 
 _TASKS, _SEED = 50, 1
 _LARGE, _LARGE_TASKS = 200, 5
@@ -49,30 +47,6 @@ class Compared:
     seconds: Mapping[str, float]
 
 
-def prices_of(task: Task) -> Prices:
-    """Return prices a key that are right in the mean of a task; all rows are in DDR."""
-    machine = Machine()
-    row_T = np.array([table.dim * 4.0 for table in task.tables])
-    bag_T = np.array([table.pooling for table in task.tables])
-    keys = float(bag_T.sum())
-    read = float(bag_T @ (row_T + LINE_BYTES))
-    return Prices(
-        hit_us=(
-            0.0,
-            read / keys / machine.memory_bytes_per_us,
-            0.0,
-        ),
-        default_us=0.0,
-        copied_us=0.0,
-        asked_row_us=KEY_BYTES / machine.link_bytes_per_us,
-        asked_sum_us=KEY_BYTES / machine.link_bytes_per_us,
-        answered_us=float(row_T.sum() / keys / machine.link_bytes_per_us),
-        request_us=0.0,
-        call_us=0.0,
-        called_us=0.0,
-    )
-
-
 def compare(task: Task, names: Sequence[str]) -> Compared:
     """Plan a task by all planners, TorchRec's and the heuristics."""
     us: dict[str, float] = {}
@@ -94,7 +68,7 @@ def compare(task: Task, names: Sequence[str]) -> Compared:
 
 def plan_by(task: Task, names: Sequence[str]) -> tuple[dict[str, float], dict[str, float]]:
     """Return the busiest device's us and the seconds of a core by our planners."""
-    problem = dataclasses.replace(problem_of(task, _LIMIT_S), prices=prices_of(task))
+    problem = problem_of(task, _LIMIT_S)
     us: dict[str, float] = {}
     seconds: dict[str, float] = {}
     for name in names:

@@ -146,7 +146,7 @@ def _load(
                     for bucket, owner in zip(load.buckets, owner_B, strict=True)
                     if owner == peer and bucket.table_id == table.id
                 )
-                traffic.tables.add(table_id=table.id, keys=asked)
+                traffic.tables.add(table_id=table.id, keys=asked, bytes=80 * asked)
     return load
 
 

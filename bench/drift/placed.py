@@ -10,11 +10,12 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.drift.simulator import Outcome, Placement, Shard, simulate
+from bench.drift.simulator import LINE_BYTES, Machine, Outcome, Placement, Shard, simulate
 from bench.drift.tasks import Task
 from embertide.server.core.plan.first import first_plan
 from embertide.server.core.plan.layout import Bucket, Holders, Place, layout_of
 from embertide.server.core.plan.planner import Planner, Problem
+from embertide.server.core.plan.prices import Prices
 from embertide.server.core.plan.workload import Asking, TableTraits, Work, Workload
 from embertide.v1 import plan_pb2
 
@@ -52,6 +53,7 @@ def problem_of(task: Task, limit_s: float = 10.0) -> Problem:
             at: TableTraits(
                 row_bytes=table.dim * 4.0,
                 wire_bytes=table.dim * 4.0 + 8,
+                vector_bytes=table.dim * 4.0,
                 sum_share=1.0,
                 bag_keys=table.pooling,
             )
@@ -62,7 +64,29 @@ def problem_of(task: Task, limit_s: float = 10.0) -> Problem:
         plan=plan,
         layout=layout,
         workload=Workload(work=_work(layout, asking, task.devices), asking=asking),
+        prices=true_prices(Machine()),
         limit_s=limit_s,
+    )
+
+
+def true_prices(machine: Machine) -> Prices:
+    """Return what a machine's work costs: bytes alone. All rows are in DDR.
+
+    The model adds up what a node sends and receives, of which the machine counts the larger; where
+    both are equal, half of the sum is that.
+    """
+    return Prices(
+        hit_us=(0.0, LINE_BYTES / machine.memory_bytes_per_us, 0.0),
+        default_us=0.0,
+        copied_us=0.0,
+        asked_row_us=0.0,
+        asked_sum_us=0.0,
+        answered_us=0.0,
+        request_us=0.0,
+        call_us=0.0,
+        called_us=0.0,
+        read_kib_us=1024 / machine.memory_bytes_per_us,
+        wire_kib_us=1024 / machine.link_bytes_per_us / 2,
     )
 
 

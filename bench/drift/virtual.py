@@ -20,6 +20,7 @@ from embertide.server.core.state import Saved
 from embertide.v1 import control_pb2, node_pb2, plan_pb2, update_pb2
 
 TICK_MS = 500
+_ROW_BYTES = 64
 WINDOW_S = 5
 Floats = NDArray[np.float64]
 Demand = Callable[[float], Floats]  # seconds since the start -> wanted_NB, keys a second
@@ -67,6 +68,7 @@ class Work:
             + self.requests_N * prices.request_us
             + needed_NN.sum(axis=1) * prices.call_us
             + needed_NN.sum(axis=0) * prices.called_us
+            + (self.here_NB + self.peers_NB).sum(axis=1) * prices.read_kib_us * _ROW_BYTES / 1024
             + seconds * prices.base_us
         )
         return busy_N
@@ -226,7 +228,7 @@ class VirtualFleet:
                     peer_reads=int(peers_NB[n, at]),
                     asked=int(asked_NB[n, at]),
                     hot_reads=int(hot_NB[n, at]),
-                    bytes_read=64 * reads,
+                    bytes_read=_ROW_BYTES * reads,
                     reads_by_source=[0, reads, 0, 0, 0, 0, 0, 0],
                     resident_bytes=int(self.bytes_B[at]) if held_NB[n, at] else 0,
                     held=bool(held_NB[n, at]),

@@ -18,7 +18,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from embertide.server.core.bags import Bags
 from embertide.server.core.plan.layout import Bucket, Layout, PackedLayout, packed
+from embertide.server.core.plan.wire import KEY_BYTES
 from embertide.server.core.plan.workload import Asking, TableTraits, Work, Workload
 from embertide.server.core.row_demand import RowDemand
 from embertide.v1 import node_pb2, plan_pb2
@@ -113,6 +115,7 @@ class _TableReads:
     in_tier: tuple[int, int, int] = (0, 0, 0)  # of `reads`, found in HBM, DDR, SSD
     asked: int = 0
     asked_in_sums: int = 0
+    sums: int = 0
     asked_bytes: int = 0
 
 
@@ -129,6 +132,8 @@ def _tables_of(load: node_pb2.NodeServiceGetLoadResponse) -> dict[int, _TableRea
             table = tables[traffic.table_id]
             table.asked += traffic.keys
             table.asked_in_sums += traffic.sum_keys
+            # A node that does not count sums: as if each key had one.
+            table.sums += traffic.sums or traffic.sum_keys
             table.asked_bytes += traffic.bytes
     return dict(tables)
 
@@ -169,6 +174,7 @@ class Demand:
         self._tables: list[plan_pb2.PlannedTable] = []
         self._nodes: dict[str, _Node] = {}
         self._rows = RowDemand()
+        self._bags = Bags()
         self.missed_windows = 0
 
     def take(
@@ -222,6 +228,7 @@ class Demand:
         if load.window and node.window and load.window > node.window + 1:
             self.missed_windows += load.window - node.window - 1
         keep_H = 0.5 ** (seconds / np.array(HALF_LIVES_S))
+        self._bags.take(name, load, float(keep_H[HALF_LIVES_S.index(PLANNED_BY_S)]))
         node.counts_HKP *= keep_H[:, None, None].astype(np.float32)
         node.counts_HKP += now_KP
         _drop_places(node)
@@ -243,11 +250,13 @@ class Demand:
             self._tables = list(tables)
             self._buckets = Buckets(tables)
             self._nodes.clear()
+            self._bags.clear()
 
     def forget(self, name: str) -> None:
         """Drop a node, as when it is removed."""
         self._nodes.pop(name, None)
         self._rows.forget(name)
+        self._bags.forget(name)
 
     def unknown(self, names: Iterable[str], now_ms: int) -> list[str]:
         """Return those of whom nobody knows what they read now."""
@@ -363,7 +372,13 @@ class Demand:
             # Counts are samples, and nodes' windows begin at different times.
             sent_share = min(1.0, sent / asked) if asked and sent else 1.0
             usual = self._rows.traits(table.id, 1 << table.bucket_bits, self._traits(table.id))
-            traits[table.id] = usual._replace(sent_share=float(sent_share))
+            wanted_N = here_NB[:, of_table].sum(axis=1) + asked_N + hot_N
+            asked_share_N = asked_N / np.maximum(wanted_N, 1e-9)
+            shares = dict(zip(names, asked_share_N.tolist(), strict=True))
+            traits[table.id] = usual._replace(
+                sent_share=float(sent_share),
+                bag_keys=self._bags.keys(table.id, shares, float(sent_share)),
+            )
         bytes_B = np.zeros(shape[1])
         for name in names:
             if name in self._nodes:
@@ -406,14 +421,22 @@ class Demand:
             total.bytes += each.bytes
             total.asked += each.asked
             total.asked_in_sums += each.asked_in_sums
+            total.sums += each.sums
             total.asked_bytes += each.asked_bytes
             tiers += each.in_tier
         if total.reads:
             hbm, ddr, ssd = (tiers / total.reads).tolist()
-            usual = usual._replace(row_bytes=total.bytes / total.reads, tier_share=(hbm, ddr, ssd))
+            row_bytes = total.bytes / total.reads
+            usual = usual._replace(
+                row_bytes=row_bytes,
+                tier_share=(hbm, ddr, ssd),
+                vector_bytes=row_bytes + KEY_BYTES,
+            )
         if total.asked:
+            vectors = total.asked - total.asked_in_sums + total.sums
             usual = usual._replace(
                 wire_bytes=total.asked_bytes / total.asked,
+                vector_bytes=max(0.0, total.asked_bytes - KEY_BYTES * total.asked) / vectors,
                 sum_share=total.asked_in_sums / total.asked,
             )
         return usual

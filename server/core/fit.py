@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 from scipy.optimize import nnls
 
+from embertide.server.core.plan.cost import KIB
 from embertide.server.core.plan.prices import KINDS, Prices, prices_of
 from embertide.v1 import control_pb2, node_pb2
 
@@ -50,7 +51,9 @@ class _Seen:
     window: int
     at_ms: int
     sent: Mapping[str, int]  # keys asked of each peer since its start
+    bytes: Mapping[str, int]  # to and from each peer since its start
     needed: Mapping[str, float] | None  # requests a second that need each peer
+    wire_kib: Mapping[str, float]  # KiB a second to and from each peer
 
 
 class _Window(NamedTuple):
@@ -165,8 +168,10 @@ class CostFit:
             peer.node: sum(each.keys - each.since_keys for each in peer.tables)
             for peer in load.peers
         }
+        bytes = {peer.node: sum(each.bytes for each in peer.tables) for peer in load.peers}
         requests = 1000 * load.requests / load.window_ms if load.window_ms else 0.0
         needed: dict[str, float] | None = None
+        wire_kib: dict[str, float] = {}
         # A node that has started again counts from 0, and the control plane may have.
         follows = before is not None and before.window < load.window and now_ms > before.at_ms
         if before is not None and follows:
@@ -176,7 +181,11 @@ class CostFit:
                 rate = max(0, keys - before.sent.get(peer, 0)) / seconds
                 if requests:
                     needed[peer] = requests * -float(np.expm1(-rate / requests))
-        self._seen[node] = _Seen(load.window, now_ms, sent, needed)
+            wire_kib = {
+                peer: max(0, size - before.bytes.get(peer, 0)) / KIB / seconds
+                for peer, size in bytes.items()
+            }
+        self._seen[node] = _Seen(load.window, now_ms, sent, bytes, needed, wire_kib)
         # The window ended up to a window ago, and lasted as long.
         moving = now_ms - self._disturbed_ms <= 2 * load.window_ms
         if needed is None or moving or not load.cpu_us or not load.window_ms:
@@ -184,6 +193,7 @@ class CostFit:
             return
         work_F = work_of(load)
         work_F[KINDS.index("call")] = sum(needed.values())
+        work_F[KINDS.index("wire_kib")] = sum(wire_kib.values())
         self._waiting[node] = _Window(node, work_F, load, now_ms)
 
     def _learn_all(self) -> None:
@@ -201,6 +211,9 @@ class CostFit:
                 continue
             window.work_F[KINDS.index("called")] = sum(
                 (each.needed or {}).get(window.node, 0.0) for each in live
+            )
+            window.work_F[KINDS.index("wire_kib")] += sum(
+                each.wire_kib.get(window.node, 0.0) for each in live
             )
             self._learn(window)
 
@@ -264,7 +277,7 @@ class CostFit:
 
 
 def work_of(load: node_pb2.NodeServiceGetLoadResponse) -> Floats:
-    """Return what a node did in its last window a second, by kind, but for calls.
+    """Return what a node did in its last window a second, by kind, but for calls and `wire_kib`.
 
     These are the sums that cost.work_DF predicts, over a node's devices.
     """
@@ -276,6 +289,7 @@ def work_of(load: node_pb2.NodeServiceGetLoadResponse) -> Floats:
         work_F[3] += max(0, bucket.reads - sum(tiers))
         work_F[KINDS.index("copied")] += bucket.hot_reads
         work_F[KINDS.index("answered")] += bucket.peer_reads
+        work_F[KINDS.index("read_kib")] += bucket.bytes_read / KIB
         asked += bucket.asked
     tables = [table for peer in load.peers for table in peer.tables]
     keys = sum(table.keys for table in tables)

@@ -7,7 +7,7 @@ import pytest
 
 from bench.drift.optimum import Shape, make_problem
 from embertide.server.core.fit import ERROR_MAX, CostFit, work_of
-from embertide.server.core.plan.cost import busy_us_D, work_DF
+from embertide.server.core.plan.cost import KIB, busy_us_D, work_DF
 from embertide.server.core.plan.instance import instances
 from embertide.server.core.plan.prices import KINDS, Prices
 from embertide.v1 import node_pb2
@@ -29,17 +29,22 @@ WINDOW_MS = 5000
 
 @dataclasses.dataclass
 class Nodes:
-    """Two nodes whose work is drawn anew in each window, and costs what `prices` say."""
+    """Two nodes whose work is drawn anew in each window, and costs what `prices` say.
+
+    Rows have `row_bytes`, from the least to the most.
+    """
 
     prices: Prices = TRUE
     seed: int = 1
     noise: float = 0.03
+    row_bytes: tuple[float, float] = (0.0, 0.0)
     now_ms: int = 0
     window: int = 0
 
     def __post_init__(self) -> None:
         self.dice = np.random.default_rng(self.seed)
         self.sent = {"a": 0, "b": 0}
+        self.wired = {"a": 0, "b": 0}
 
     def run(self, fit: CostFit, windows: int, *, hog: float = 1.0) -> None:
         """Let windows pass; in every third one another thing takes `hog` times the time."""
@@ -55,6 +60,8 @@ class Nodes:
         kinds = ("ddr", "default", "copied", "asked", "answered")
         work = {kind: int(level * self.dice.uniform(0, 5)) for kind in kinds}
         work["requests"] = int(level * self.dice.uniform(0.001, 0.02))
+        work["read"] = int((work["ddr"] + work["default"]) * self.dice.uniform(*self.row_bytes))
+        work["wired"] = int(work["asked"] * self.dice.uniform(*self.row_bytes))
         return work
 
     def _load(
@@ -62,6 +69,7 @@ class Nodes:
     ) -> node_pb2.NodeServiceGetLoadResponse:
         mine = work[name]
         self.sent[name] += mine["asked"]
+        self.wired[name] += mine["wired"]
         load = node_pb2.NodeServiceGetLoadResponse(
             window=self.window, window_ms=WINDOW_MS, requests=mine["requests"]
         )
@@ -70,10 +78,13 @@ class Nodes:
             peer_reads=min(mine["answered"], mine["ddr"]),
             asked=mine["asked"],
             hot_reads=mine["copied"],
+            bytes_read=mine["read"],
             reads_by_source=[0, mine["ddr"], 0, 0, mine["default"]],
         )
-        load.peers.add(node=other).tables.add(keys=self.sent[name])
+        load.peers.add(node=other).tables.add(keys=self.sent[name], bytes=self.wired[name])
         work_F = work_of(load)
+        wired = mine["wired"] + work[other]["wired"]
+        work_F[KINDS.index("wire_kib")] = wired / KIB * 1000 / WINDOW_MS
         for kind, of in (("call", mine), ("called", work[other])):
             rate = 1000 * of["requests"] / WINDOW_MS
             asked = 1000 * of["asked"] / WINDOW_MS
@@ -106,6 +117,21 @@ def test_prices_are_found_and_what_is_not_seen_keeps_its_prior() -> None:
     assert fit.prices.hit_us[0] == pytest.approx(Prices().hit_us[0])
     assert fit.prices.hit_us[2] == pytest.approx(Prices().hit_us[2])
     assert fit.prices.asked_sum_us == pytest.approx(Prices().asked_sum_us)
+
+
+def test_prices_of_bytes_are_found_where_rows_differ() -> None:
+    dear = dataclasses.replace(TRUE, read_kib_us=0.3, wire_kib_us=1.5)
+    fit, nodes = CostFit(), Nodes(prices=dear, row_bytes=(16.0, 2048.0))
+    nodes.run(fit, 300)
+    assert fit.prices.read_kib_us == pytest.approx(0.3, rel=0.15)
+    assert fit.prices.wire_kib_us == pytest.approx(1.5, rel=0.15)
+    assert seen(fit.prices) == pytest.approx(seen(dear), rel=0.2)
+    assert fit.error < 0.05
+    said = fit.message()
+    assert (said.read_kib_us, said.wire_kib_us) == (
+        fit.prices.read_kib_us,
+        fit.prices.wire_kib_us,
+    )
 
 
 def test_prices_are_never_negative() -> None:
@@ -192,9 +218,17 @@ def test_work_is_counted_as_plans_are_scored(seed: int) -> None:
     [instance] = instances(problem)
     predicted_NF = work_DF(instance, instance.owned_DB)
     calls = [KINDS.index("call"), KINDS.index("called")]
-    for n, load in enumerate(loads.values()):
+    for n, (name, load) in enumerate(loads.items()):
         work_F = work_of(load)
         work_F[calls] = predicted_NF[n, calls]
+        wired = sum(
+            table.bytes
+            for asker, each in loads.items()
+            for peer in each.peers
+            for table in peer.tables
+            if name in (asker, peer.node)
+        )
+        work_F[KINDS.index("wire_kib")] = wired / KIB * 1000 / WINDOW_MS
         assert work_F == pytest.approx(predicted_NF[n], rel=1e-3, abs=1)
     # A window is predicted as busy_us_D predicts it, once it is known who calls whom.
     fit = CostFit(problem.prices)
@@ -208,6 +242,7 @@ def test_work_is_counted_as_plans_are_scored(seed: int) -> None:
             for peer in again.peers:
                 for table in peer.tables:
                     table.keys *= window
+                    table.bytes *= window
             fit.take(name, again, window * WINDOW_MS)
     assert fit.windows == 3
     assert fit.errors.quantile(1.0) < 0.001

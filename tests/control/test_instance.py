@@ -20,7 +20,14 @@ from embertide.v1 import node_pb2, plan_pb2
 TABLES = make_tables(user=1, item=0)  # three buckets
 NODES = [make_node("a"), make_node("b", devices=2)]
 PRICES = Prices(
-    hit_us=(1, 2, 3), default_us=5, copied_us=7, asked_row_us=11, asked_sum_us=13, answered_us=17
+    hit_us=(1, 2, 3),
+    default_us=5,
+    copied_us=7,
+    asked_row_us=11,
+    asked_sum_us=13,
+    answered_us=17,
+    read_kib_us=32,
+    wire_kib_us=1024 / 48,
 )
 
 
@@ -84,9 +91,11 @@ def test_owners_share_what_others_ask() -> None:
 def test_time_is_the_sum_of_what_is_done() -> None:
     [instance] = instances(problem())
     busy_D = busy_us_D(instance, instance.owned_DB, PRICES)
-    # A key found in DDR costs 2, one for a peer 17 more; rows asked 11; a copy 7.
-    node_b = 20 * 11 / 2  # shared by its two devices
-    expected = [100 * 2 + 20 * 19 + 60 * 11 + 20 * 7, 10 * 2 + 60 * 19 + node_b, 5 * 2 + node_b]
+    # A key found in DDR costs 2 and 1 for the 32 bytes of its row, one for a peer 17 more; rows
+    # asked 11; a copy 7. The 48 bytes of a key between nodes, 8 + 32 + 8, cost each of them 1.
+    node_b = (20 * 11 + 80) / 2  # shared by its two devices
+    node_a = 60 * 11 + 20 * 7 + 80
+    expected = [100 * 3 + 20 * 20 + node_a, 10 * 3 + 60 * 20 + node_b, 5 * 3 + node_b]
     assert busy_D == pytest.approx(expected)
     assert score(instance, instance.owned_DB, PRICES).busiest_us == pytest.approx(expected[0])
 

@@ -114,10 +114,10 @@ def test_options_are_scored_as_the_whole_ownership_is(seed: int) -> None:
         [list(all_sets(instance, 3))] * len(focus_F),
         instance.owned_DB,
     )
-    linear = dataclasses.replace(prices, call_us=0.0, called_us=0.0)
+    linear = dataclasses.replace(prices, call_us=0.0, called_us=0.0, wire_kib_us=0.0)
     options.start(
         busy_us_D(instance, instance.owned_DB, linear),
-        rates(instance, instance.owned_DB).asked_of_NN,
+        rates(instance, instance.owned_DB).asked_of_TNN,
         instance.bytes_D(instance.owned_DB),
         0.0,
     )
@@ -256,7 +256,7 @@ def test_auto_takes_the_best_and_names_who_failed() -> None:
     nowhere = Fixed({at: (Place(0, 0),) for at in problem.layout})
     auto = Auto(planners={"oper": Oper(), "broken": Broken(), "greedy": Greedy(), "all": nowhere})
     proposal = auto.propose(problem)
-    share = dataclasses.replace(problem, limit_s=problem.limit_s / 4)
+    share = dataclasses.replace(problem, limit_s=problem.limit_s / 2)
     best = min(value(share, after(share, each)) for each in (Oper(), Greedy()))
     assert value(problem, owned_after(group(problem), proposal.owners)) == pytest.approx(best)
     assert proposal.explanation.startswith("oper is best (stay: score ")

@@ -20,6 +20,9 @@ from embertide.server.core.plan.validity import OWNERS_MAX
 
 # Scores that differ by less are equal: the model is not that exact.
 _SAME = 1e-4
+# Of the limit, what each planner gets. Two search, and stop at half of what they get; others take
+# little.
+_SHARE = 0.5
 
 
 class _Candidate(NamedTuple):
@@ -55,7 +58,7 @@ class Auto:
         stay = Proposal(owners={}, explanation="nothing that moves would pay")
         candidates = [_Candidate("stay", stay, before, 0.0, f"stay: score {before:,.0f}")]
         left_out: list[str] = []
-        share = dataclasses.replace(problem, limit_s=problem.limit_s / max(len(self.planners), 1))
+        share = dataclasses.replace(problem, limit_s=problem.limit_s * _SHARE)
         for name, planner in self.planners.items():
             began_s = self.clock() if self.clock else 0.0
             try:

@@ -1,8 +1,8 @@
 """What changing the owners of one bucket is worth, for all buckets at once.
 
 The cost of an ownership (cost.py) is made linear where it stands: a unit of time is worth g_D on a
-device, and a key more that node n asks of node m costs Q_nm for the request that needs m. Then the
-cost of one bucket with owners S, k of them, is
+device, and a key more that node n asks of node m costs Q_nm for the request that needs m and for
+the bytes between them, by table. Then the cost of one bucket with owners S, k of them, is
 
     sum over d in S of here_d g_d  +  sum over n not in S of elsewhere_n
     + (answer / k) X sum over d in S of g_d  +  (sent / k) sum over n not in S of a_n Q_n(S)
@@ -15,9 +15,17 @@ import dataclasses
 
 import numpy as np
 
-from embertide.server.core.plan.cost import asked_us_T, lookup_us_T
-from embertide.server.core.plan.instance import Bools, Floats, Instance, Ints, rates
+from embertide.server.core.plan.cost import KIB, asked_us_T, lookup_us_T, wire_in
+from embertide.server.core.plan.instance import (
+    Bools,
+    Floats,
+    Instance,
+    Ints,
+    buckets_T,
+    rates,
+)
 from embertide.server.core.plan.prices import Prices
+from embertide.server.core.plan.wire import Wire
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +39,7 @@ class Terms:
         sent_B: Of the keys asked, those that are sent.
         answer_us_B: What a key sent costs the peer.
         devices_N: Devices of a node.
+        wire: What keys asked come to on the wire.
     """
 
     asked_NB: Floats
@@ -39,6 +48,7 @@ class Terms:
     sent_B: Floats
     answer_us_B: Floats
     devices_N: Ints
+    wire: Wire
 
 
 def terms_of(instance: Instance, prices: Prices) -> Terms:
@@ -56,6 +66,7 @@ def terms_of(instance: Instance, prices: Prices) -> Terms:
         sent_B=sent_T[table_B],
         answer_us_B=lookup_B + prices.answered_us,
         devices_N=np.bincount(instance.node_D, minlength=len(instance.nodes_N)),
+        wire=wire_in(instance),
     )
 
 
@@ -76,13 +87,45 @@ class Worths:
     source_DB: Ints
 
 
+def _slopes(
+    instance: Instance,
+    terms: Terms,
+    prices: Prices,
+    owned_DB: Bools,
+    g_N: Floats,
+    *,
+    far: bool,
+) -> Floats:
+    """Return what a key more that a node (first) sends another costs, by table."""
+    sent_TNN = rates(instance, owned_DB).asked_of_TNN
+    needed = prices.call_us * g_N[:, None] + prices.called_us * g_N[None, :]
+    requests_N1 = instance.requests_N[:, None]
+    calls_NN = needed * np.where(
+        requests_N1 > 0, np.exp(-sent_TNN.sum(axis=0) / np.maximum(requests_N1, 1e-9)), 0.0
+    )
+    slope = terms.wire.mean_slope if far else terms.wire.slope
+    bytes_TNN = slope(np.arange(len(instance.tables)), sent_TNN)
+    both_NN = (g_N[:, None] + g_N[None, :]) * (prices.wire_kib_us / KIB)
+    slope_TNN: Floats = calls_NN + bytes_TNN * both_NN
+    nodes = np.arange(len(g_N))
+    slope_TNN[:, nodes, nodes] = 0.0
+    return slope_TNN
+
+
 class Linear:
     """An ownership, where devices' time is worth g_D."""
 
     def __init__(
-        self, instance: Instance, terms: Terms, prices: Prices, owned_DB: Bools, g_D: Floats
+        self,
+        instance: Instance,
+        terms: Terms,
+        prices: Prices,
+        owned_DB: Bools,
+        g_D: Floats,
+        *,
+        far: bool = False,
     ) -> None:
-        """Take the slopes at an ownership."""
+        """Take the slopes at an ownership; `far`: of bytes, those of changes of whole tables."""
         self._node_D = instance.node_D
         self._owned_DB, self._terms, self._g_D = owned_DB, terms, g_D
         self._open_D = instance.open_D
@@ -93,19 +136,15 @@ class Linear:
         # Of a node's own work each of its devices has a part.
         g_N = np.bincount(instance.node_D, weights=g_D, minlength=len(terms.devices_N))
         g_N = g_N / np.maximum(terms.devices_N, 1)
-        needed = prices.call_us * g_N[:, None] + prices.called_us * g_N[None, :]
-        asked_NN = rates(instance, owned_DB).asked_of_NN
-        requests_N1 = instance.requests_N[:, None]
-        slope_NN = needed * np.where(
-            requests_N1 > 0, np.exp(-asked_NN / np.maximum(requests_N1, 1e-9)), 0.0
-        )
-        np.fill_diagonal(slope_NN, 0.0)
+        slope_TNN = _slopes(instance, terms, prices, owned_DB, g_N, far=far)
         asking_NB = np.where(held_NB, 0.0, terms.asked_NB)
-        self._slope_NN = slope_NN
+        self._slope_TNN, self._table_B = slope_TNN, instance.table_B
         self._others_B = asking_NB.sum(axis=0)
         self._price_B = owned_DB.T @ g_D  # of all owners
-        self._asked_of_NB = slope_NN.T @ asking_NB
-        self._asks_NB = slope_NN @ held
+        self._asked_of_NB, self._asks_NB = np.empty_like(held), np.empty_like(held)
+        for slope_NN, at in zip(slope_TNN, buckets_T(instance), strict=True):
+            self._asked_of_NB[:, at] = slope_NN.T @ asking_NB[:, at]
+            self._asks_NB[:, at] = slope_NN @ held[:, at]
         self._needs_B = (self._asked_of_NB * held).sum(axis=0)
         self._elsewhere_NB = terms.elsewhere_NB * g_N[:, None]
         self._answer_B = terms.sent_B * terms.answer_us_B
@@ -148,6 +187,7 @@ class Linear:
             self._needs_B[at_M] - self._asked_of_NB[m, at_M] + asked_M * self._asks_NB[m, at_M]
         )
         answer_M, sent_M = self._answer_B[at_M], terms.sent_B[at_M]
+        table_M = self._table_B[at_M]
         gains = np.full((len(self._g_D), len(at_M)), -np.inf)
         for target, n in enumerate(self._node_D):
             if target == source or not self._open_D[target]:
@@ -165,8 +205,8 @@ class Linear:
                 * (
                     needs_M
                     + self._asked_of_NB[n, at_M]
-                    - asks_M * (self._asks_NB[n, at_M] - self._slope_NN[n, m])
-                    + asked_M * self._slope_NN[m, n]
+                    - asks_M * (self._asks_NB[n, at_M] - self._slope_TNN[table_M, n, m])
+                    + asked_M * self._slope_TNN[table_M, m, n]
                 )
             ) / count_M
             enters_M = self._elsewhere_NB[n, at_M] - terms.here_NB[n, at_M] * g

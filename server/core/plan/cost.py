@@ -3,11 +3,12 @@
 All planners are compared by `Score`, and the decision to move goes by it too (core/drift). Letters
 of shapes are those of instance.py; F kinds of work, as in prices.py.
 
-    busy us/s = work_F · prices_F: lookups by tier, copies, keys asked and answered, requests, and
-                requests that need a certain peer
+    busy us/s = work_F · prices_F: lookups by tier, copies, keys asked and answered, requests,
+                requests that need a certain peer, bytes of rows looked up, bytes between nodes
 
-The last one is expected, not counted: requests that ask a peer for m keys each in the mean, if keys
-fall to peers by chance, need that peer with probability 1 - exp(-m).
+Two of these are expected, not counted. Requests that ask a peer for m keys each in the mean, if
+keys fall to peers by chance, need that peer with probability 1 - exp(-m). Sums that peers return
+follow from the share of the keys that they answer (wire.py).
 """
 
 import dataclasses
@@ -21,12 +22,14 @@ from embertide.server.core.plan.instance import (
     Bools,
     Floats,
     Instance,
+    by_table,
     instances,
     owned_after,
     rates,
 )
 from embertide.server.core.plan.planner import Problem, Proposal
-from embertide.server.core.plan.prices import Prices
+from embertide.server.core.plan.prices import KINDS, Prices
+from embertide.server.core.plan.wire import Wire, wire_of
 from embertide.server.core.plan.workload import TableTraits
 
 
@@ -49,6 +52,7 @@ class Score(NamedTuple):
 
 # Of two plans whose busiest devices are equal, the one with less work in all is better.
 MEAN_WEIGHT = 0.25
+KIB = 1024
 
 
 def lookup_us_T(instance: Instance, prices: Prices) -> Floats:
@@ -65,7 +69,8 @@ def asked_us_T(instance: Instance, prices: Prices) -> Floats:
 def lookup_us(table: TableTraits, prices: Prices) -> float:
     """Return what a key of a table looked up costs, as the tiers have its rows today."""
     missing = max(0.0, 1.0 - sum(table.tier_share))
-    return float(np.dot(prices.hit_us, table.tier_share)) + prices.default_us * missing
+    bytes_us = prices.read_kib_us * table.row_bytes / KIB
+    return float(np.dot(prices.hit_us, table.tier_share)) + prices.default_us * missing + bytes_us
 
 
 def _lookups_TF(instance: Instance) -> Floats:
@@ -89,13 +94,26 @@ def needed_NN(asked_NN: Floats, requests_N: Floats) -> Floats:
     return needed
 
 
+def wire_in(instance: Instance) -> Wire:
+    """Return what keys asked come to on the wire."""
+    return wire_of(instance.tables, by_table(instance, instance.wanted_NB))
+
+
+def wire_kib_N(bytes_XNN: Floats) -> Floats:
+    """Return KiB that each node sends and receives, X x N, of bytes between any two."""
+    kib_XN: Floats = (bytes_XNN.sum(axis=-1) + bytes_XNN.sum(axis=-2)) / KIB
+    return kib_XN
+
+
 def work_DF(instance: Instance, owned_DB: Bools) -> Floats:
     """Return what each device does a second under an ownership, by kind of work.
 
     What a node does beside lookups is shared evenly by its devices.
     """
     now = rates(instance, owned_DB)
+    tables_T = np.arange(len(instance.tables))
     sums_T = np.array([table.sum_share for table in instance.tables])
+    row_kib_T = np.array([table.row_bytes for table in instance.tables]) / KIB
     needed = needed_NN(now.asked_of_NN, instance.requests_N)
     node_NF = np.stack(
         [
@@ -106,15 +124,19 @@ def work_DF(instance: Instance, owned_DB: Bools) -> Floats:
             instance.requests_N,
             needed.sum(axis=1),
             needed.sum(axis=0),
+            np.zeros(len(instance.nodes_N)),
+            wire_kib_N(wire_in(instance).bytes(tables_T, now.asked_of_TNN).sum(axis=0)),
             np.ones(len(instance.nodes_N)),
         ],
         axis=1,
     )
     devices_N = np.bincount(instance.node_D, minlength=len(instance.nodes_N))
     shared_NF = node_NF / np.maximum(devices_N, 1)[:, None]
-    lookups_DF = (now.here_DT + now.for_peers_DT) @ _lookups_TF(instance)
+    lookups_DT = now.here_DT + now.for_peers_DT
+    lookups_DF = lookups_DT @ _lookups_TF(instance)
     work: Floats = np.concatenate([lookups_DF, shared_NF[instance.node_D]], axis=1)
-    work[:, 7] = now.for_peers_DT.sum(axis=1)
+    work[:, KINDS.index("answered")] = now.for_peers_DT.sum(axis=1)
+    work[:, KINDS.index("read_kib")] = lookups_DT @ row_kib_T
     return work
 
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from embertide.server.core.plan.instance import Bools, Instance, Ints
 from embertide.server.core.plan.polish import pinned
-from embertide.server.core.plan.shard_costs import KEY_BYTES
+from embertide.server.core.plan.wire import KEY_BYTES
 
 _PASSES = 3  # what is too large for the room left is passed over, and smaller ones follow
 

@@ -7,6 +7,7 @@ Rates are keys a second; one key asked for twice counts twice.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -83,15 +84,21 @@ class Rates(NamedTuple):
         for_peers_DT: Looked up on a device for peers.
         asked_NT: Asked of peers by a node.
         copied_NT: Answered by a node's copies of hot rows.
-        asked_of_NN: Sent by a node (first) to another; a key that a request asks for twice is sent
-            once.
+        asked_of_TNN: Sent by a node (first) to another, by table; a key that a request asks for
+            twice is sent once.
     """
 
     here_DT: Floats
     for_peers_DT: Floats
     asked_NT: Floats
     copied_NT: Floats
-    asked_of_NN: Floats
+    asked_of_TNN: Floats
+
+    @property
+    def asked_of_NN(self) -> Floats:
+        """Keys of all tables that a node (first) sends another."""
+        asked_of: Floats = self.asked_of_TNN.sum(axis=0)
+        return asked_of
 
 
 def rates(instance: Instance, owned_DB: Bools) -> Rates:
@@ -114,8 +121,20 @@ def rates(instance: Instance, owned_DB: Bools) -> Rates:
         by_table(instance, np.where(owned_DB, share_B, 0.0)),
         by_table(instance, asked_NB),
         by_table(instance, copied_NB),
-        sent_NB @ held_NB.T.astype(np.float64),
+        _asked_of(instance, sent_NB, held_NB),
     )
+
+
+def _asked_of(instance: Instance, sent_NB: Floats, held_NB: Bools) -> Floats:
+    """Return the keys that nodes (first) send those that hold the buckets, by table."""
+    held_BN = held_NB.T.astype(np.float64)
+    return np.array([sent_NB[:, at] @ held_BN[at] for at in buckets_T(instance)])
+
+
+def buckets_T(instance: Instance) -> list[slice]:
+    """Return where each table's buckets are."""
+    ends = np.searchsorted(instance.table_B, np.arange(len(instance.tables) + 1)).tolist()
+    return [slice(*each) for each in itertools.pairwise(ends)]
 
 
 def by_table(instance: Instance, values_XB: Floats) -> Floats:

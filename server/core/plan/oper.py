@@ -6,7 +6,9 @@ The search starts from today's owners and lowers the score of the cost model:
 1. Batches. All changes of all buckets are valued at the slope of the score (changes.py), the best
    one of each bucket is taken, the most valuable first, while devices have room; half as many are
    made until the score falls as it should. Where memory is full, copies worth less a byte make room
-   for those worth more.
+   for those worth more. Where owners pool, one bucket less saves next to no sum while others of its
+   table are asked for. So this is done twice there, once with a key at what those of its table cost
+   in the mean, as if all of them went, and the better end is taken.
 2. Single steps. Of a few dozen buckets, on the busiest device and elsewhere, all changes and all
    pairs of changes are scored exactly, and the best is made.
 
@@ -108,23 +110,35 @@ class Search:
         """Return the best ownership that is found."""
         if self._is_small:
             return self._by_pairs()
-        owned_DB = self._filled()
-        if self.value(owned_DB) > self.value(self.instance.owned_DB):
-            owned_DB = self.instance.owned_DB.copy()
-        self._batches(owned_DB, (1 - _BATCHES) * self._left)
+        owned_DB = self._batched((1 - _BATCHES) * self._left)
         random = np.random.default_rng(_SEED)
         idle = 0
         while self._left > 0 and idle < 3:
             idle = 0 if self._step(owned_DB, random) else idle + 1
         return owned_DB
 
-    def _filled(self) -> Bools:
+    def _batched(self, until: float) -> Bools:
+        """Return the best ownership that batches lead to, with `until` of the time left."""
+        pooled = any(each.sum_share > 0 and each.bag_keys > 1 for each in self.instance.tables)
+        ways = (True, False) if pooled else (False,)
+        found: list[Bools] = []
+        for at, far in enumerate(ways):
+            owned_DB = self._filled(far=far)
+            if self.value(owned_DB) > self.value(self.instance.owned_DB):
+                owned_DB = self.instance.owned_DB.copy()
+            end = self._left - (self._left - until) / (len(ways) - at)
+            self._batches(owned_DB, end, far=far)
+            found.append(owned_DB)
+        return min(found, key=self.value)
+
+    def _filled(self, *, far: bool) -> Bools:
         """Return today's owners, and copies that save most a byte while memory remains."""
         instance = self.instance
         count = max(int(instance.open_D.sum()), 1)
         slope_D = np.where(instance.open_D, 1 / count, 0.0)
         owned_DB = instance.owned_DB.copy()
-        add_DB = Linear(instance, self.terms, self.prices, owned_DB, slope_D).worths().add_DB
+        linear = Linear(instance, self.terms, self.prices, owned_DB, slope_D, far=far)
+        add_DB = linear.worths().add_DB
         size_B = np.maximum(instance.bytes_B, 1e-9)
         room_D = self.aim.limit_D - instance.bytes_D(owned_DB)
         held_NB, owners_B = instance.held_NB(owned_DB), owned_DB.sum(axis=0)
@@ -141,12 +155,12 @@ class Search:
 
     # Batches.
 
-    def _batches(self, owned_DB: Bools, until: float) -> None:
+    def _batches(self, owned_DB: Bools, until: float, *, far: bool) -> None:
         """Make batches, each sharpness with its part of the time; end with `until` left."""
         for at, sharpness in enumerate(_SHARPNESS):
             part = (self._left - until) / (len(_SHARPNESS) - at)
             end = self._left - part
-            while self._batch(owned_DB, sharpness) and self._left > end:
+            while self._batch(owned_DB, sharpness, far=far) and self._left > end:
                 pass
 
     def _smooth(self, busy_D: Floats, width: float) -> tuple[float, Floats]:
@@ -159,13 +173,13 @@ class Search:
         slope_D = near_D / near_D.sum() + np.where(open_D, MEAN_WEIGHT / count, 0.0)
         return top + width * float(np.log(near_D.sum())) + MEAN_WEIGHT * mean, slope_D
 
-    def _batch(self, owned_DB: Bools, sharpness: float) -> bool:
+    def _batch(self, owned_DB: Bools, sharpness: float, *, far: bool) -> bool:
         """Make many changes at once; False if they gain next to nothing."""
         busy_D = busy_us_D(self.instance, owned_DB, self.prices)
         width = sharpness * max(float(busy_D.max()), 1e-9)
         before, slope_D = self._smooth(busy_D, width)
         before += self._moving(owned_DB)
-        add_DB, drop_DB, wanted = self._worthwhile(owned_DB, slope_D)
+        add_DB, drop_DB, wanted = self._worthwhile(owned_DB, slope_D, far=far)
         self._left -= max(3 * owned_DB.size, _BATCH_AT_LEAST)
         for part in _PARTS:
             changes = _first(wanted, part)
@@ -181,13 +195,16 @@ class Search:
                 return before - after > _LEAST_GAIN * before
         return False
 
-    def _worthwhile(self, owned_DB: Bools, slope_D: Floats) -> tuple[Floats, Floats, _Change]:
+    def _worthwhile(
+        self, owned_DB: Bools, slope_D: Floats, *, far: bool
+    ) -> tuple[Floats, Floats, _Change]:
         """Return what adding and dropping gains, and of each bucket the best change if it gains.
 
         Changes come the most valuable first.
         """
         instance = self.instance
-        worths = Linear(instance, self.terms, self.prices, owned_DB, slope_D).worths()
+        linear = Linear(instance, self.terms, self.prices, owned_DB, slope_D, far=far)
+        worths = linear.worths()
         moving_B = self.aim.byte_us * weights_B(instance)
         fresh_DB = np.where(instance.owned_DB, 0.0, moving_B)  # what owning counts
         named_DB = owned_DB | instance.owned_DB
@@ -293,10 +310,10 @@ class Search:
         return options
 
     def _restart(self, options: Options, owned_DB: Bools) -> None:
-        free = dataclasses.replace(self.prices, call_us=0.0, called_us=0.0)
+        free = dataclasses.replace(self.prices, call_us=0.0, called_us=0.0, wire_kib_us=0.0)
         options.start(
             busy_us_D(self.instance, owned_DB, free),
-            rates(self.instance, owned_DB).asked_of_NN,
+            rates(self.instance, owned_DB).asked_of_TNN,
             self.instance.bytes_D(owned_DB),
             moved_bytes(self.instance, owned_DB),
         )
@@ -343,9 +360,7 @@ class Search:
         """Yield ownerships to begin a search by pairs from; the first is today's."""
         today_DB = self.instance.owned_DB
         yield today_DB.copy()
-        batched_DB = self._filled()
-        self._batches(batched_DB, 0.5 * self._left)
-        yield batched_DB
+        yield self._batched(0.5 * self._left)
 
     def _by_pairs(self) -> Bools:
         """Search a small problem by pairs of changes, from several starts."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from embertide.server.core.plan.changes import Terms
-from embertide.server.core.plan.cost import MEAN_WEIGHT, needed_NN
+from embertide.server.core.plan.cost import MEAN_WEIGHT, needed_NN, wire_kib_N
 from embertide.server.core.plan.instance import Bools, Floats, Instance, Ints
 from embertide.server.core.plan.prices import Prices
 
@@ -94,7 +94,9 @@ class Options:
     ) -> None:
         """Make the tables; the first option of each bucket is what it has."""
         self.instance, self.focus_F, self.aim = instance, focus_F, aim
-        self._prices = prices
+        self._prices, self._wire = prices, terms.wire
+        self._table_F = instance.table_B[focus_F]
+        self._devices_N = np.maximum(terms.devices_N, 1)
         devices, count = len(instance.node_D), len(focus_F)
         owned: list[list[Bools]] = []
         for bucket, sets in zip(focus_F, sets_F, strict=True):
@@ -139,22 +141,23 @@ class Options:
         self.moved_FO = fresh_FOD.sum(axis=2) * weights_B(instance)[focus_F][:, None]
         # What all other buckets add; `start` sets it.
         self._time_D = np.zeros(len(instance.node_D))
-        self._sent_NN = np.zeros((len(instance.nodes_N),) * 2)
+        self._sent_TNN = np.zeros((len(instance.tables), *(len(instance.nodes_N),) * 2))
         self._bytes_D = np.zeros(len(instance.node_D))
         self._moved = 0.0
 
-    def start(self, time_D: Floats, sent_NN: Floats, bytes_D: Floats, moved: float) -> None:
+    def start(self, time_D: Floats, sent_TNN: Floats, bytes_D: Floats, moved: float) -> None:
         """Take what the whole ownership comes to, the options that hold now included.
 
         Args:
-            time_D: Time of each device, without what requests and calls cost.
-            sent_NN: Keys a second that a node asks of another.
+            time_D: Time of each device, without what calls and bytes between nodes cost.
+            sent_TNN: Keys a second that a node sends another, by table.
             bytes_D: Bytes of each device.
             moved: Bytes moved.
         """
         all_F = np.arange(len(self.focus_F))
         self._time_D = time_D - self.time_FOD[all_F, self.now_F].sum(axis=0)
-        self._sent_NN = sent_NN - self.sent_FONN[all_F, self.now_F].sum(axis=0)
+        self._sent_TNN = sent_TNN.copy()
+        np.subtract.at(self._sent_TNN, self._table_F, self.sent_FONN[all_F, self.now_F])
         self._bytes_D = bytes_D - self.bytes_FOD[all_F, self.now_F].sum(axis=0)
         self._moved = moved - float(self.moved_FO[all_F, self.now_F].sum())
 
@@ -166,13 +169,12 @@ class Options:
         busy_CD = time_CD
         if instance.requests_N.any() and (prices.call_us or prices.called_us):
             parts = []
-            devices_N = np.bincount(instance.node_D, minlength=len(instance.nodes_N))
             for begin in range(0, len(time_CD), _TOGETHER):
                 needed_CNN = needed_NN(sent_CNN[begin : begin + _TOGETHER], instance.requests_N)
                 calls_CN = (
                     prices.call_us * needed_CNN.sum(axis=2)
                     + prices.called_us * needed_CNN.sum(axis=1)
-                ) / np.maximum(devices_N, 1)
+                ) / self._devices_N
                 parts.append(calls_CN[:, instance.node_D])
             busy_CD = time_CD + np.concatenate(parts)
         open_CD = busy_CD[:, instance.open_D]
@@ -182,6 +184,65 @@ class Options:
         full_C = (bytes_CD > self.aim.limit_D + 0.5).any(axis=1)
         values_C[full_C] = np.inf
         return values_C
+
+    # Bytes between nodes. They are not linear where owners pool, but the tables' add up.
+
+    def _sent_now(self) -> Floats:
+        """Return the keys that nodes send each other, by table."""
+        sent_TNN = self._sent_TNN.copy()
+        all_F = np.arange(len(self.focus_F))
+        np.add.at(sent_TNN, self._table_F, self.sent_FONN[all_F, self.now_F])
+        return sent_TNN
+
+    def _wire_us_D(self, kib_XN: Floats) -> Floats:
+        each_XN = kib_XN * (self._prices.wire_kib_us / self._devices_N)
+        us_XD: Floats = each_XN[..., self.instance.node_D]
+        return us_XD
+
+    def _wire_N(self, tables_X: Ints, sent_XNN: Floats) -> Floats:
+        """Return the KiB of nodes for the keys that they send of a table, X x N."""
+        return wire_kib_N(self._wire.bytes(tables_X, sent_XNN))
+
+    def _all_wire_N(self, sent_TNN: Floats) -> Floats:
+        all_N: Floats = self._wire_N(np.arange(len(sent_TNN)), sent_TNN).sum(axis=0)
+        return all_N
+
+    def _wired(
+        self,
+        sent_TNN: Floats,
+        at_C: Ints,
+        option_C: Ints,
+        at2_C: Ints | None,
+        option2_C: Ints | None,
+    ) -> Floats:
+        """Return what replacing one or two options adds to the KiB of nodes, C x N."""
+        now_TN = self._wire_N(np.arange(len(sent_TNN)), sent_TNN)
+
+        def more(at_X: Ints, option_X: Ints) -> Floats:
+            change: Floats = self.sent_FONN[at_X, option_X] - self.sent_FONN[at_X, self.now_F[at_X]]
+            return change
+
+        def added(tables_X: Ints, change_XNN: Floats) -> Floats:
+            after_XNN = np.maximum(sent_TNN[tables_X] + change_XNN, 0.0)
+            more_XN: Floats = self._wire_N(tables_X, after_XNN) - now_TN[tables_X]
+            return more_XN
+
+        tables_C = self._table_F[at_C]
+        if at2_C is None or option2_C is None:
+            return added(tables_C, more(at_C, option_C))
+        at_K, which_C = np.unique(
+            np.stack([np.r_[at_C, at2_C], np.r_[option_C, option2_C]]), axis=1, return_inverse=True
+        )
+        alone_KN = added(self._table_F[at_K[0]], more(*at_K))
+        first_C, second_C = which_C.reshape(2, -1)
+        wire_CN: Floats = alone_KN[first_C] + alone_KN[second_C]
+        # Two buckets of one table share its sums.
+        same = np.flatnonzero(tables_C == self._table_F[at2_C])
+        wire_CN[same] = added(
+            tables_C[same],
+            more(at_C[same], option_C[same]) + more(at2_C[same], option2_C[same]),
+        )
+        return wire_CN
 
     def choose(self, owned_DB: Bools) -> None:
         """Take the options that an ownership has. Requires: they are options."""
@@ -194,8 +255,12 @@ class Options:
         all_F = np.arange(len(self.focus_F))
         return float(
             self._values(
-                (self._time_D + self.time_FOD[all_F, self.now_F].sum(axis=0))[None],
-                (self._sent_NN + self.sent_FONN[all_F, self.now_F].sum(axis=0))[None],
+                (
+                    self._time_D
+                    + self.time_FOD[all_F, self.now_F].sum(axis=0)
+                    + self._wire_us_D(self._all_wire_N(self._sent_now()))
+                )[None],
+                self._sent_now().sum(axis=0)[None],
                 (self._bytes_D + self.bytes_FOD[all_F, self.now_F].sum(axis=0))[None],
                 np.array([self._moved + self.moved_FO[all_F, self.now_F].sum()]),
             )[0]
@@ -215,9 +280,13 @@ class Options:
         """Return the values of replacing one or two options."""
         all_F = np.arange(len(self.focus_F))
         now_F = self.now_F
+        sent_TNN = self._sent_now()
+        wire_CN = self._wired(sent_TNN, at_C, option_C, at2_C, option2_C)
+        base_D = self._time_D + self._wire_us_D(self._all_wire_N(sent_TNN))
+        others_NN = self._sent_TNN.sum(axis=0)
         tables = (
-            (self._time_D, self.time_FOD),
-            (self._sent_NN, self.sent_FONN),
+            (base_D, self.time_FOD),
+            (others_NN, self.sent_FONN),
             (self._bytes_D, self.bytes_FOD),
             (np.float64(self._moved), self.moved_FO),
         )
@@ -228,6 +297,7 @@ class Options:
             if at2_C is not None and option2_C is not None:
                 values = values + table[at2_C, option2_C] - table[at2_C, now_F[at2_C]]
             sums.append(values)
+        sums[0] = sums[0] + self._wire_us_D(wire_CN)
         return self._values(*sums)
 
     def improve(self, pairs: int, least: float) -> bool:

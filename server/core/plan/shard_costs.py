@@ -11,8 +11,9 @@ import numpy as np
 from embertide.server.core.plan.cost import MEAN_WEIGHT
 from embertide.server.core.plan.cost_net import FEATURES, CostNet, Singles
 from embertide.server.core.plan.instance import Bools, Floats, Instance
+from embertide.server.core.plan.wire import KEY_BYTES
 
-KEY_BYTES, LINE_BYTES = 8, 64
+LINE_BYTES = 64
 # About what a call, an element of an ownership and one of a sum cost one core.
 _CALL_US, _BUCKET_US, _SUM_US = 100, 0.05, 0.02
 _MEMO_MAX = 50_000

@@ -31,6 +31,7 @@ class TableTraits(NamedTuple):
         sent_share: Of the keys asked of peers, those that are sent: one that a request asks for
             twice is sent once.
         bag_keys: Mean keys of a bag of pooled keys; 1: unknown, or bags of one.
+        vector_bytes: Bytes of a row or sum that a peer returns, with all that goes with it.
         rows: Rows of the table; 0: not known.
         head_keys: Keys known to be its hottest.
         head_share: Share of its reads that those get.
@@ -42,6 +43,7 @@ class TableTraits(NamedTuple):
     tier_share: tuple[float, float, float] = (0.0, 1.0, 0.0)
     sent_share: float = 1.0
     bag_keys: float = 1.0
+    vector_bytes: float = 72.0
     rows: float = 0.0
     head_keys: int = 0
     head_share: float = 0.0
