@@ -5,8 +5,9 @@ tables by size, the smallest first; one clock that all tables share, which is wh
 itself; and the planner's shares. A real store with an SSD tier then replays the traces both ways,
 and its hits are compared with those that were predicted. Nothing is timed.
 
-The first read of a key is a read of the SSD for all but whole tables: it is counted, and the rows
-say beside it what is left without. Small problems are compared with the best of all answers.
+The first read of a key is a read of the SSD for all but whole tables, whatever the shares. It is
+counted, and rows of their own say what is left without. Small problems are compared with the best
+of all answers.
 
 Shapes: N samples, T tables, P points of a curve.
 """
@@ -116,7 +117,7 @@ class Scored(NamedTuple):
 def simulated(trace: TableTrace, shares_T: NDArray[np.int64], room: float) -> Scored:
     """Score all three by the simulator. Requires: all rows are of one size."""
     row_bytes = 4 * int(trace.dims_T[0])
-    first_NT, second_NT = trace.half(0), trace.half(1)
+    second_NT = trace.half(1)
     tables, counted = second_NT.shape[1], len(second_NT)
     left, by_size = room, 0
     for table in np.argsort(trace.distinct_T, kind="stable"):
@@ -131,8 +132,15 @@ def simulated(trace: TableTrace, shares_T: NDArray[np.int64], room: float) -> Sc
         _misses(trace.keys_NT[:, t], counted, max(1, int(shares_T[t]) // row_bytes))
         for t in range(tables)
     )
-    first = sum(len(np.setdiff1d(second_NT[:, t], first_NT[:, t])) for t in range(tables))
-    return Scored(by_size, shared, own, first)
+    return Scored(by_size, shared, own, first_reads(trace))
+
+
+def first_reads(trace: TableTrace) -> int:
+    """Return the reads of the second half whose keys were never read before."""
+    first_NT, second_NT = trace.half(0), trace.half(1)
+    return sum(
+        len(np.setdiff1d(second_NT[:, t], first_NT[:, t])) for t in range(second_NT.shape[1])
+    )
 
 
 class _Store:
@@ -172,11 +180,15 @@ class _Store:
             self._store.maintain()
 
     def ssd_reads(self, keys_NT: Keys) -> int:
-        """Read keys in batches of samples; return how many rows came from the SSD."""
+        """Read keys in batches of samples; return how many rows came from the SSD.
+
+        A key that a batch has several times is looked up once: its row comes to DDR between
+        batches, and would count as often before.
+        """
         before = self._store.stats()["hits"]["ssd"]
         for batch_NT in np.array_split(keys_NT, max(1, len(keys_NT) // _BATCH)):
             for t in range(keys_NT.shape[1]):
-                self._store.lookup(t, np.ascontiguousarray(batch_NT[:, t]))
+                self._store.lookup(t, np.unique(batch_NT[:, t]))
             self._store.maintain()
         return int(self._store.stats()["hits"]["ssd"] - before)
 
@@ -267,13 +279,14 @@ def _rows_of(pieces: Sequence[TableTrace]) -> list[report.Row]:
                 [float(each.clock - each.first_reads) for each in scored],
                 peer_name="one clock for all tables",
                 better="lower",
-                target=0,
-                claim="",
+                target=_CLOCK,
+                claim="19.5",
             ),
         ]
     real = [replayed(trace, room) for trace, room in zip(pieces, rooms, strict=True)]
     CONSOLE.print(f"{name}: real store {real}")
     reads = [trace.half(1).size for trace in pieces]
+    firsts = [first_reads(trace) for trace in pieces]
     rows += [
         report.compare(
             (name, "SSD reads of a real store", "reads"),
@@ -282,6 +295,22 @@ def _rows_of(pieces: Sequence[TableTrace]) -> list[report.Row]:
             peer_name="one clock for all tables",
             better="lower",
             target=_CLOCK,
+            claim="19.5",
+        ),
+        report.compare(
+            (name, "SSD reads of a real store without first reads", "reads"),
+            [float(each.shares - first) for each, first in zip(real, firsts, strict=True)],
+            [float(each.clock - first) for each, first in zip(real, firsts, strict=True)],
+            peer_name="one clock for all tables",
+            better="lower",
+            target=_CLOCK,
+            claim="19.5",
+        ),
+        report.measure(
+            (name, "SSD reads of a real store, over those predicted, minus 1", "share"),
+            [abs(each.shares / each.predicted - 1) for each in real],
+            better="lower",
+            target=_PREDICTED,
             claim="19.5",
         ),
         report.measure(
