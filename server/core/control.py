@@ -375,6 +375,10 @@ class Control:
         """
         self.operations.check_room()
         record, request = made.record, made.record.request
+        settings = self.autopilot.take_back(request.undo_operation)
+        if settings is not None:
+            self._writes.settings = settings
+            made.answer.explanation += "; mode is advise from now on: `embertide drift mode auto`"
         record.operation.created_ms = self.operations.created_ms(now_ms)
         made.answer.operation.created_ms = record.operation.created_ms
         self.operations.add(record)

@@ -237,3 +237,24 @@ def test_an_operator_goes_first() -> None:
     fleet.core.start(request, fleet.now_ms)
     fleet.run(400)
     assert fleet.core.operations.records["mine"].operation.ended_ms
+
+
+def test_who_undoes_its_move_is_not_overruled() -> None:
+    fleet = make_fleet()
+    fleet.run(1300)
+    [decision] = fleet.acted()
+    undo = control_pb2.StartReshardRequest(
+        operation_id="undo", undo_operation=decision.operation_id, dry_run=True
+    )
+    fleet.core.start(undo, fleet.now_ms)
+    assert fleet.core.autopilot.settings.mode == control_pb2.DRIFT_MODE_AUTO, "a dry run"
+    undo.dry_run = False
+    answer = fleet.core.start(undo, fleet.now_ms)
+    assert "drift mode auto" in answer.explanation
+    settings = fleet.core.take().settings
+    assert settings is not None
+    assert settings.mode == control_pb2.DRIFT_MODE_ADVISE
+    assert settings.reason == f"{decision.operation_id} was undone"
+    fleet.run(3000)
+    assert len(fleet.acted()) == 1, outcomes(fleet)
+    assert "ADVISED" in outcomes(fleet)

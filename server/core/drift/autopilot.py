@@ -40,6 +40,7 @@ from embertide.v1 import control_pb2, node_pb2
 # What these are called where operations have their ids.
 LOOK, COMPARE = "look", "compare"
 JOIN = "join"
+_OPERATION = "drift-"  # how the ids of its operations begin
 _GIVE_UP_MS = 600_000  # beyond the time that it takes: a gain that is not measured by then never is
 _SETTLE_MS = 15_000  # three load windows: those under way when an operation ends are of both plans
 _FIRST_RATE = 10e6  # bytes a second that moves take before any was measured
@@ -149,6 +150,19 @@ class Autopilot:
         self.settings = control_pb2.DriftSettings()
         self.settings.CopyFrom(wanted)
         return self.settings
+
+    def take_back(self, operation: str) -> control_pb2.DriftSettings | None:
+        """Only advise from now on, if that is an operation of its own which somebody undoes.
+
+        What led to it is still there, so it would be started again. None: nothing changes.
+        """
+        acts = self.settings.mode == control_pb2.DRIFT_MODE_AUTO
+        if not acts or not operation.startswith(_OPERATION):
+            return None
+        wanted = control_pb2.DriftSettings()
+        wanted.CopyFrom(self.settings)
+        wanted.mode, wanted.reason = control_pb2.DRIFT_MODE_ADVISE, f"{operation} was undone"
+        return self.set(wanted)
 
     def is_due(self, now_ms: int) -> bool:
         """Whether it is time for a look."""
@@ -389,7 +403,7 @@ class Autopilot:
         """Return the request that a decision to act comes to."""
         reason = f"drift: {decision.why}".encode()[:REASON_BYTES_MAX].decode(errors="ignore")
         return control_pb2.StartReshardRequest(
-            operation_id=f"drift-{decision.at_ms}",
+            operation_id=f"{_OPERATION}{decision.at_ms}",
             planner=decision.planner,
             reason=reason,
             half_life_s=self.options.half_life_s,
