@@ -2,13 +2,14 @@
 
 Four nodes share a model of eight tables. Each node's clients read mostly two of them; every hour
 two pairs of nodes exchange what their clients read, to a varying degree. A key of a table that a
-node does not hold is asked of another node. One fleet follows by itself (mode auto), the other
-keeps its first plan. Both get the same requests, from clients that wait for an answer before they
-ask again, so that throughput is what the fleet can do. An hour lasts 50 s, including the time that
-the control plane needs to notice and to move; each hour is a repetition.
+node does not hold is asked of another node. One fleet follows by itself, the other keeps its first
+plan. Both get the same requests at the same steady rate, and a latency counts from when the request
+was due. An hour lasts 50 s, including the time that the control plane needs to notice and to move;
+each hour is a repetition.
 
 The control plane predicts what each operation will save, and measures it by the nodes' CPU time
-for each key: 19.4 compares the two. What it measures is over before the hour is.
+for each key: 19.4 compares the two. What it measures is over before the hour is. Its mode is
+advise, the default, until its prices have been fitted to this machine, and auto from then on.
 
 Shapes: N nodes, T tables, S samples of a request.
 """
@@ -45,6 +46,7 @@ _NODES, _TABLES = 4, 8
 _SHAPE = Shape(name="pays", rows=60_000, tables=_TABLES, buckets=32)
 _SAMPLES, _KEYS_A_SAMPLE = 64, 16
 _REQUESTS = 48  # of a node and hour, over again
+_PER_S = 80  # to each node: half of what the plan left alone can answer on two cores
 _HOURS = 24
 _HOUR_S, _LEFT_ALONE_HOUR_S = 50.0, 7.0
 _VERSIONS_PER_S = 0.5
@@ -53,6 +55,7 @@ _SNAPSHOT_EVERY = 2  # hours
 _NODE_SHARE = 1.0  # of the model's bytes, that a node has room for
 _BYTES_A_ROW = 100
 _START_S = 90.0
+_FITTED_WINDOWS = 60  # of the four nodes together: a minute and a quarter
 _AIM, _SPEARMAN, _ERROR = 1.15, 0.9, 0.2
 _METHOD = "/embertide.v1.NodeService/Read"
 
@@ -102,14 +105,15 @@ class _Threads:
     def _run(self, n: int, address: str) -> None:
         with grpc.insecure_channel(address) as channel:
             read: Any = channel.unary_unary(_METHOD)  # bytes in, bytes out
-            at = 0
+            at, due = 0, time.monotonic()
             while not self._ended.is_set():
                 request = self._requests[n][at % _REQUESTS]
                 at += 1
-                began = time.monotonic()
+                due += 1 / _PER_S
+                time.sleep(max(0.0, due - time.monotonic()))
                 try:
                     read(request, timeout=10)
-                    self.latencies_s[n].append(time.monotonic() - began)
+                    self.latencies_s[n].append(time.monotonic() - due)
                 except grpc.RpcError as error:
                     self.failed += 1
                     self.failure = f"node {n}: {error.code().name}: {error.details()}"
@@ -158,6 +162,18 @@ def _control(stack: contextlib.ExitStack, folder: Path, url: str, mode: str) -> 
     return address
 
 
+def _follow(caller: Caller) -> None:
+    """Set mode auto once the prices have been fitted, which takes some windows."""
+    until = time.monotonic() + _START_S
+    request = control_pb2.ListDecisionsRequest(page_size=1)
+    while caller.call("ListDecisions", request).model.windows < _FITTED_WINDOWS:
+        if time.monotonic() > until:
+            raise BenchError(f"prices are not fitted within {_START_S:.0f} s: see control.log")
+        time.sleep(1)
+    settings = control_pb2.DriftSettings(mode=control_pb2.DRIFT_MODE_AUTO)
+    caller.call("SetDriftSettings", control_pb2.SetDriftSettingsRequest(settings=settings))
+
+
 def _await_plan(caller: Caller) -> None:
     until = time.monotonic() + _START_S
     while time.monotonic() < until:
@@ -200,7 +216,11 @@ def _start(folder: Path, mode: str) -> Iterator[tuple[Caller, list[str], Version
 
 
 def _serve_day(mode: str, hour_s: float) -> tuple[list[Hour], list[control_pb2.Decision]]:
-    """Serve a day; return its hours, and the decisions that moved something."""
+    """Serve a day in mode off or, once prices are fitted, auto.
+
+    Returns:
+        Its hours, and the decisions that moved something.
+    """
     hours = []
     random = np.random.default_rng(SEED)
     context = multiprocessing.get_context("spawn")
@@ -213,6 +233,8 @@ def _serve_day(mode: str, hour_s: float) -> tuple[list[Hour], list[control_pb2.D
                 pipe.send(
                     [[encode(share_T, random) for _ in range(_REQUESTS)] for share_T in share_NT]
                 )
+                if number == 0 and mode != "off":
+                    _follow(caller)
                 if number and number % _SNAPSHOT_EVERY == 0:
                     versions.snapshot()  # who joins does not read all versions since the first
                 pipe.send("take")
@@ -289,27 +311,26 @@ def measure() -> list[report.Row]:
     Raises:
         BenchError: A fleet does not start, or too few operations were made.
     """
-    followed, acted = _serve_day("auto", _HOUR_S)
+    followed, acted = _serve_day("advise", _HOUR_S)
     alone, _ = _serve_day("off", _LEFT_ALONE_HOUR_S)
     case = "4 nodes, customs of all exchanged every hour of a day"
     rows = [
+        report.compare(
+            (case, "p99 at equal load", "ms"),
+            [hour.p99_ms for hour in followed],
+            [hour.p99_ms for hour in alone],
+            peer_name="plan left alone",
+            better="lower",
+            target=1 / _AIM,
+            claim="19.4",
+        ),
         report.compare(
             (case, "requests answered", "1/s"),
             [hour.requests_per_s for hour in followed],
             [hour.requests_per_s for hour in alone],
             peer_name="plan left alone",
             better="higher",
-            target=_AIM,
-            claim="19.4",
-        ),
-        report.compare(
-            (case, "p99", "ms"),
-            [hour.p99_ms for hour in followed],
-            [hour.p99_ms for hour in alone],
-            peer_name="plan left alone",
-            better="lower",
             target=0,
-            claim="19.4",
         ),
         report.measure(
             (case, "failed requests, both fleets", "1"),
@@ -321,10 +342,10 @@ def measure() -> list[report.Row]:
     ]
     plot.curves(
         "A day of drift",
-        ("hour", "requests a second"),
+        ("hour", "p99, ms"),
         {
-            name: [(float(at), hour.requests_per_s, 0.0) for at, hour in enumerate(hours)]
-            for name, hours in (("mode auto", followed), ("plan left alone", alone))
+            name: [(float(at), hour.p99_ms, 0.0) for at, hour in enumerate(hours)]
+            for name, hours in (("following the drift", followed), ("plan left alone", alone))
         },
         BUILD / "bench" / "drift_day.png",
         in_time=True,
