@@ -1,11 +1,11 @@
 """Whether following the drift pays: a day of demand that wanders between nodes, served twice.
 
 Four nodes share a model of eight tables. Each node's clients read mostly two of them; every hour
-two pairs of nodes exchange what their clients read, to a varying degree. A key of a table that a
-node does not hold is asked of another node. One fleet follows by itself, the other keeps its first
-plan. Both get the same requests at the same steady rate, and a latency counts from when the request
-was due. An hour lasts 50 s, including the time that the control plane needs to notice and to move;
-each hour is a repetition.
+one pair of nodes, or both, exchange what their clients read mostly, which is more or less of it. A
+key of a table that a node does not hold is asked of another node. One fleet follows by itself, the
+other keeps its first plan. Both get the same requests at the same steady rate, and a latency counts
+from when the request was due. An hour lasts 45 s, including the time that the control plane needs
+to notice and to move; each hour is a repetition.
 
 The control plane predicts what each operation will save, and measures it by the nodes' CPU time
 for each key: 19.4 compares the two. What it measures is over before the hour is. Its mode is
@@ -48,11 +48,11 @@ _SAMPLES, _KEYS_A_SAMPLE = 64, 16
 _REQUESTS = 48  # of a node and hour, over again
 _PER_S = 80  # to each node: half of what the plan left alone can answer on two cores
 _HOURS = 24
-_HOUR_S, _LEFT_ALONE_HOUR_S = 50.0, 7.0
+_HOUR_S, _LEFT_ALONE_HOUR_S = 45.0, 5.0
 _VERSIONS_PER_S = 0.5
 _EVENT_MS = 240_000  # from one version to the next: two seconds are four minutes
 _SNAPSHOT_EVERY = 2  # hours
-_NODE_SHARE = 1.0  # of the model's bytes, that a node has room for
+_NODE_SHARE = 0.6  # of the model's bytes, that a node has room for: 1.8 copies that planners fill
 _BYTES_A_ROW = 100
 _START_S = 90.0
 _FITTED_WINDOWS = 60  # of the four nodes together: a minute and a quarter
@@ -67,12 +67,14 @@ def customs(seed: int) -> Iterator[NDArray[np.float64]]:
     while True:
         share_NT = np.zeros((_NODES, _TABLES))
         for n, first in enumerate(first_N):
-            main = random.uniform(0.65, 0.95)
+            main = random.uniform(0.3, 0.95)  # 0.25: as much as of the others
             share_NT[n] = (1 - main) / (_TABLES - 2)
             share_NT[n, [first, first + 1]] = main / 2
         yield share_NT
         a, b, c, d = random.permutation(_NODES)
-        first_N[[a, b, c, d]] = first_N[[b, a, d, c]]
+        first_N[[a, b]] = first_N[[b, a]]
+        if random.random() < 0.5:
+            first_N[[c, d]] = first_N[[d, c]]
 
 
 def encode(share_T: NDArray[np.float64], random: np.random.Generator) -> bytes:
@@ -313,7 +315,7 @@ def measure() -> list[report.Row]:
     """
     followed, acted = _serve_day("advise", _HOUR_S)
     alone, _ = _serve_day("off", _LEFT_ALONE_HOUR_S)
-    case = "4 nodes, customs of all exchanged every hour of a day"
+    case = "4 nodes, customs exchanged every hour of a day"
     rows = [
         report.compare(
             (case, "p99 at equal load", "ms"),
