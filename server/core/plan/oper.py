@@ -9,6 +9,8 @@ The search starts from today's owners and lowers the score of the cost model:
    for those worth more. Where owners pool, one bucket less saves next to no sum while others of its
    table are asked for. So this is done twice there, once with a key at what those of its table cost
    in the mean, as if all of them went, and the better end is taken.
+   The same is done from today's owners with whole holdings of pairs of devices exchanged, if that
+   is better.
 2. Single steps. Of a few dozen buckets, on the busiest device and elsewhere, all changes and all
    pairs of changes are scored exactly, and the best is made.
 
@@ -21,6 +23,7 @@ the same answer.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -71,6 +74,9 @@ _FOCUS = 48
 _PAIRS = 128
 _SMALL_OPTIONS = 200  # buckets x options that are searched by pairs alone
 _KICKS = 100
+# Devices whose holdings are exchanged with those of others, the busiest first, and the share of the
+# time that this may take.
+_EXCHANGED_OF, _EXCHANGING = 16, 0.2
 _SEED = 1
 
 
@@ -121,22 +127,63 @@ class Search:
         """Return the best ownership that batches lead to, with `until` of the time left."""
         pooled = any(each.sum_share > 0 and each.bag_keys > 1 for each in self.instance.tables)
         ways = (True, False) if pooled else (False,)
+        starts = [self.instance.owned_DB]
+        exchanged_DB = self._with_holdings_exchanged()
+        if exchanged_DB is not None:
+            starts.append(exchanged_DB)
+        runs = list(itertools.product(starts, ways))
         found: list[Bools] = []
-        for at, far in enumerate(ways):
-            owned_DB = self._filled(far=far)
-            if self.value(owned_DB) > self.value(self.instance.owned_DB):
-                owned_DB = self.instance.owned_DB.copy()
-            end = self._left - (self._left - until) / (len(ways) - at)
+        for at, (start_DB, far) in enumerate(runs):
+            owned_DB = self._filled(start_DB, far=far)
+            if self.value(owned_DB) > self.value(start_DB):
+                owned_DB = start_DB.copy()
+            end = self._left - (self._left - until) / (len(runs) - at)
             self._batches(owned_DB, end, far=far)
             found.append(owned_DB)
         return min(found, key=self.value)
 
-    def _filled(self, *, far: bool) -> Bools:
-        """Return today's owners, and copies that save most a byte while memory remains."""
+    def _with_holdings_exchanged(self) -> Bools | None:
+        """Return today's holdings with pairs of devices exchanged, if that lowers the score.
+
+        Where nodes hold whole tables so as not to need each other, no single bucket is worth
+        giving up: who gives up one needs a peer for every request. All at once may be.
+        """
+        owned_DB = self.instance.owned_DB
+        value = self.value(owned_DB)
+        busiest_D = np.argsort(-busy_us_D(self.instance, owned_DB, self.prices), kind="stable")
+        open_D = [int(device) for device in busiest_D if self.instance.open_D[device]]
+        pairs = [
+            (first, second)
+            for at, first in enumerate(open_D[:_EXCHANGED_OF])
+            for second in open_D[at + 1 :]
+        ]
+        end = (1 - _EXCHANGING) * self._left
+        better = True
+        while better:
+            better = False
+            for pair in pairs:
+                if self._left <= end:
+                    break
+                self._left -= max(owned_DB.size, _BATCH_AT_LEAST)
+                other_DB = owned_DB.copy()
+                other_DB[list(pair)] = owned_DB[list(reversed(pair))]
+                other = self.value(other_DB) if self._is_possible(other_DB) else np.inf
+                if other < (1 - _LEAST_GAIN) * value:
+                    owned_DB, value, better = other_DB, other, True
+        return owned_DB if owned_DB is not self.instance.owned_DB else None
+
+    def _is_possible(self, owned_DB: Bools) -> bool:
+        """Whether devices have room, and no node has a bucket twice."""
+        instance = self.instance
+        fits = bool((instance.bytes_D(owned_DB) <= self.aim.limit_D).all())
+        return fits and int(instance.held_NB(owned_DB).sum()) == int(owned_DB.sum())
+
+    def _filled(self, start_DB: Bools, *, far: bool) -> Bools:
+        """Return an ownership, and copies that save most a byte while memory remains."""
         instance = self.instance
         count = max(int(instance.open_D.sum()), 1)
         slope_D = np.where(instance.open_D, 1 / count, 0.0)
-        owned_DB = instance.owned_DB.copy()
+        owned_DB = start_DB.copy()
         linear = Linear(instance, self.terms, self.prices, owned_DB, slope_D, far=far)
         add_DB = linear.worths().add_DB
         size_B = np.maximum(instance.bytes_B, 1e-9)
