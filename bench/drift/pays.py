@@ -45,9 +45,9 @@ from embertide.v1 import control_pb2, node_pb2
 
 _NODES, _TABLES = 4, 8
 _SHAPE = Shape(name="pays", rows=60_000, tables=_TABLES, buckets=32)
-_SAMPLES, _KEYS_A_SAMPLE = 64, 16
-_REQUESTS = 48  # of a node and hour, over again
-_PER_S = 60  # to each node: two fifths of what the plan left alone can answer on two cores
+_SAMPLES, _KEYS_A_SAMPLE = 512, 16
+_REQUESTS = 16  # of a node and hour, over again
+_PER_S = 12  # to each node
 _HOURS = 24
 _HOUR_S, _LEFT_ALONE_HOUR_S = 38.0, 4.0
 _VERSIONS_PER_S = 0.5
