@@ -1,15 +1,14 @@
 """Whether following the drift pays: a day of demand that wanders between nodes, served twice.
 
 Four nodes share a model of eight tables. Each node's clients read mostly two of them; every hour
-one pair of nodes, or both, exchange what their clients read mostly, which is more or less of it. A
-key of a table that a node does not hold is asked of another node. One fleet follows by itself, the
-other keeps its first plan. Both get the same requests at the same steady rate, and a latency counts
-from when the request was due. An hour lasts 38 s, including the time that the control plane needs
-to notice and to move; each hour is a repetition. Nodes keep no copies of hot rows, which would
-follow the demand by themselves and change what the plan is worth.
+two pairs of nodes exchange what their clients read, to a varying degree. A key of a table that a
+node does not hold is asked of another node. One fleet follows by itself, the other keeps its first
+plan. Both get the same requests, from clients that wait for an answer before they ask again, so
+that throughput is what the fleet can do. An hour lasts 38 s, including the time that the control
+plane needs to notice and to move; each hour is a repetition.
 
 The control plane predicts what each operation will save, and measures it by the nodes' CPU time
-for each key: 19.4 compares the two. What it measures is over before the hour is. Its mode is
+for each key: 19.4 compares the two. What it measures is mostly over before the hour is. Its mode is
 advise, the default, until its prices have been fitted to this machine, and auto from then on.
 
 Shapes: N nodes, T tables, S samples of a request.
@@ -45,15 +44,14 @@ from embertide.v1 import control_pb2, node_pb2
 
 _NODES, _TABLES = 4, 8
 _SHAPE = Shape(name="pays", rows=60_000, tables=_TABLES, buckets=32)
-_SAMPLES, _KEYS_A_SAMPLE = 512, 16
-_REQUESTS = 16  # of a node and hour, over again
-_PER_S = 12  # to each node
+_SAMPLES, _KEYS_A_SAMPLE = 64, 16
+_REQUESTS = 48  # of a node and hour, over again
 _HOURS = 24
 _HOUR_S, _LEFT_ALONE_HOUR_S = 38.0, 4.0
 _VERSIONS_PER_S = 0.5
 _EVENT_MS = 240_000  # from one version to the next: two seconds are four minutes
 _SNAPSHOT_EVERY = 2  # hours
-_NODE_SHARE = 0.6  # of the model's bytes, that a node has room for: 1.8 copies that planners fill
+_NODE_SHARE = 1.0  # of the model's bytes, that a node has room for
 _BYTES_A_ROW = 100
 _START_S = 90.0
 _FITTED_WINDOWS = 60  # of the four nodes together: a minute and a quarter
@@ -68,14 +66,12 @@ def customs(seed: int) -> Iterator[NDArray[np.float64]]:
     while True:
         share_NT = np.zeros((_NODES, _TABLES))
         for n, first in enumerate(first_N):
-            main = random.uniform(0.3, 0.95)  # 0.25: as much as of the others
+            main = random.uniform(0.65, 0.95)
             share_NT[n] = (1 - main) / (_TABLES - 2)
             share_NT[n, [first, first + 1]] = main / 2
         yield share_NT
         a, b, c, d = random.permutation(_NODES)
-        first_N[[a, b]] = first_N[[b, a]]
-        if random.random() < 0.5:
-            first_N[[c, d]] = first_N[[d, c]]
+        first_N[[a, b, c, d]] = first_N[[b, a, d, c]]
 
 
 def encode(share_T: NDArray[np.float64], random: np.random.Generator) -> bytes:
@@ -108,15 +104,14 @@ class _Threads:
     def _run(self, n: int, address: str) -> None:
         with grpc.insecure_channel(address) as channel:
             read: Any = channel.unary_unary(_METHOD)  # bytes in, bytes out
-            at, due = 0, time.monotonic()
+            at = 0
             while not self._ended.is_set():
                 request = self._requests[n][at % _REQUESTS]
                 at += 1
-                due += 1 / _PER_S
-                time.sleep(max(0.0, due - time.monotonic()))
+                began = time.monotonic()
                 try:
                     read(request, timeout=10)
-                    self.latencies_s[n].append(time.monotonic() - due)
+                    self.latencies_s[n].append(time.monotonic() - began)
                 except grpc.RpcError as error:
                     self.failed += 1
                     self.failure = f"node {n}: {error.code().name}: {error.details()}"
@@ -206,7 +201,7 @@ def _start(folder: Path, mode: str) -> Iterator[tuple[Caller, list[str], Version
             command = [str(BUILD / "cpp" / "embertide_node"), "--bus", redis.url]
             command += ["--publication", str(versions.publication.path), "--state", redis.url]
             command += ["--control", control, "--node", f"node-{n}", "--peer-address", address]
-            command += ["--ddr-bytes", str(ddr), "--hot-rows-bytes", "0"]
+            command += ["--ddr-bytes", str(ddr), "--hot-rows-bytes", str(1 << 20)]
             stack.enter_context(Child(command, log=folder / f"node-{n}.log"))
         caller = Caller(control, None)
         stack.callback(caller.close)
@@ -316,24 +311,25 @@ def measure() -> list[report.Row]:
     """
     followed, acted = _serve_day("advise", _HOUR_S)
     alone, _ = _serve_day("off", _LEFT_ALONE_HOUR_S)
-    case = "4 nodes, customs exchanged every hour of a day"
+    case = "4 nodes, customs of all exchanged every hour of a day"
     rows = [
-        report.compare(
-            (case, "p99 at equal load", "ms"),
-            [hour.p99_ms for hour in followed],
-            [hour.p99_ms for hour in alone],
-            peer_name="plan left alone",
-            better="lower",
-            target=1 / _AIM,
-            claim="19.4",
-        ),
         report.compare(
             (case, "requests answered", "1/s"),
             [hour.requests_per_s for hour in followed],
             [hour.requests_per_s for hour in alone],
             peer_name="plan left alone",
             better="higher",
+            target=_AIM,
+            claim="19.4",
+        ),
+        report.compare(
+            (case, "p99", "ms"),
+            [hour.p99_ms for hour in followed],
+            [hour.p99_ms for hour in alone],
+            peer_name="plan left alone",
+            better="lower",
             target=0,
+            claim="19.4",
         ),
         report.measure(
             (case, "failed requests, both fleets", "1"),
@@ -345,9 +341,9 @@ def measure() -> list[report.Row]:
     ]
     plot.curves(
         "A day of drift",
-        ("hour", "p99, ms"),
+        ("hour", "requests a second"),
         {
-            name: [(float(at), hour.p99_ms, 0.0) for at, hour in enumerate(hours)]
+            name: [(float(at), hour.requests_per_s, 0.0) for at, hour in enumerate(hours)]
             for name, hours in (("following the drift", followed), ("plan left alone", alone))
         },
         BUILD / "bench" / "drift_day.png",
