@@ -36,7 +36,7 @@ from embertide.server.cli.control_plane import Caller
 from embertide.server.core.plan.layout import Bucket, Holders, Place, assignments_of, layout_of
 from embertide.v1 import control_pb2, node_pb2, node_pb2_grpc, plan_pb2
 
-_SHAPE = Shape(name="moves", rows=1_000_000, tables=8, buckets=64)
+_SHAPE = Shape(name="moves", rows=700_000, tables=8, buckets=64)
 _SAMPLES = 16
 _REQUESTS = 256  # that are sent over again
 _PER_S = 60  # to each node
