@@ -15,6 +15,7 @@ from collections.abc import Mapping
 import numpy as np
 from scipy.optimize import brentq
 
+from embertide.server.core.plan.wire import expected_sums
 from embertide.v1 import node_pb2
 
 KEYS_MAX = 10_000.0
@@ -102,7 +103,7 @@ def _solved(pairs: list[tuple[float, float, float]], sent_share: float) -> float
 
     def missing(bag_keys: float) -> float:
         """Return by how much too few sums come back with so many keys a bag."""
-        expected_P = keys_P * (1 - (1 - share_P) ** bag_keys) / (bag_keys * share_P)
+        expected_P = expected_sums(keys_P / (bag_keys * share_P), share_P, bag_keys)
         return sums - float(expected_P.sum())
 
     if sums < _SUMS_LEAST or missing(1.0) >= 0:

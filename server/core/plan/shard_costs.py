@@ -11,7 +11,7 @@ import numpy as np
 from embertide.server.core.plan.cost import MEAN_WEIGHT
 from embertide.server.core.plan.cost_net import FEATURES, CostNet, Singles
 from embertide.server.core.plan.instance import Bools, Floats, Instance
-from embertide.server.core.plan.wire import KEY_BYTES
+from embertide.server.core.plan.wire import KEY_BYTES, expected_sums
 
 LINE_BYTES = 64
 # About what a call, an element of an ownership and one of a sum cost one core.
@@ -86,9 +86,8 @@ class ShardCosts:
         """Return how many vectors owners return: a sum for each bag of which they have a key."""
         traits = self._instance.tables[table]
         share_CND = asked_CND / np.maximum(wanted_N, 1e-9)[:, None]
-        bags_N = wanted_N / max(traits.bag_keys, 1.0)
-        empty_CND = (1 - np.minimum(share_CND, 1.0)) ** max(traits.bag_keys, 1.0)
-        sums_CND = bags_N[:, None] * (1 - empty_CND)
+        bag_keys = max(traits.bag_keys, 1.0)
+        sums_CND = expected_sums((wanted_N / bag_keys)[:, None], share_CND, bag_keys)
         vectors: Floats = traits.sum_share * sums_CND + (1 - traits.sum_share) * asked_CND
         return vectors
 

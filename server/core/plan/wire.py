@@ -43,8 +43,11 @@ class Wire:
 
     def bytes(self, tables_X: Ints, sent_XNN: Floats) -> Floats:
         """Return bytes a second, X x N x N: of the keys that a node (first) sends another."""
-        empty_XNN = self._elsewhere(tables_X, sent_XNN) ** self.bag_keys_T[tables_X, None, None]
-        sums_XNN = self.bags_TN[tables_X, :, None] * (1 - empty_XNN)
+        sums_XNN = expected_sums(
+            self.bags_TN[tables_X, :, None],
+            sent_XNN * self.share_TN[tables_X, :, None],
+            self.bag_keys_T[tables_X, None, None],
+        )
         found: Floats = (
             self.key_bytes_T[tables_X, None, None] * sent_XNN
             + self.sum_bytes_T[tables_X, None, None] * sums_XNN
@@ -78,6 +81,18 @@ class Wire:
         """Return the share of a node's keys that another one does not answer."""
         answered_XNN: Floats = np.minimum(sent_XNN * self.share_TN[tables_X, :, None], 1.0)
         return 1.0 - answered_XNN
+
+
+def expected_sums(bags_X: Floats, share_X: Floats, bag_keys_X: Floats | float) -> Floats:
+    """Return how many sums come back: one for each bag of which an owner has a key.
+
+    Args:
+        bags_X: Bags of a node's requests.
+        share_X: Share of the node's keys that the owner answers; more than 1 counts as all.
+        bag_keys_X: Mean keys of a bag.
+    """
+    sums_X: Floats = bags_X * (1 - (1 - np.minimum(share_X, 1.0)) ** bag_keys_X)
+    return sums_X
 
 
 def wire_of(tables: Sequence[TableTraits], wanted_NT: Floats) -> Wire:
