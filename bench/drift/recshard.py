@@ -245,6 +245,20 @@ def _traces(data: Path | None, clicks: Path | None) -> Iterator[list[TableTrace]
     yield [reuse(40_000, seed) for seed in range(_PIECES)]
 
 
+def _by_clock(
+    what: tuple[str, str, str], shares: Sequence[float], clock: Sequence[float]
+) -> report.Row:
+    return report.compare(
+        what,
+        shares,
+        clock,
+        peer_name="one clock for all tables",
+        better="lower",
+        target=_CLOCK,
+        claim="19.5",
+    )
+
+
 def _rows_of(pieces: Sequence[TableTrace]) -> list[report.Row]:
     rooms = [_SHARE * float((each.distinct_T * each.dims_T * 4).sum()) for each in pieces]
     name, rows = pieces[0].name, []
@@ -264,23 +278,15 @@ def _rows_of(pieces: Sequence[TableTrace]) -> list[report.Row]:
                 target=_BY_SIZE,
                 claim="19.5",
             ),
-            report.compare(
+            _by_clock(
                 (name, "simulated SSD reads", "reads"),
                 [float(each.shares) for each in scored],
                 [float(each.clock) for each in scored],
-                peer_name="one clock for all tables",
-                better="lower",
-                target=_CLOCK,
-                claim="19.5",
             ),
-            report.compare(
+            _by_clock(
                 (name, "simulated SSD reads without first reads", "reads"),
                 [float(each.shares - each.first_reads) for each in scored],
                 [float(each.clock - each.first_reads) for each in scored],
-                peer_name="one clock for all tables",
-                better="lower",
-                target=_CLOCK,
-                claim="19.5",
             ),
         ]
     real = [replayed(trace, room) for trace, room in zip(pieces, rooms, strict=True)]
@@ -288,23 +294,15 @@ def _rows_of(pieces: Sequence[TableTrace]) -> list[report.Row]:
     reads = [trace.half(1).size for trace in pieces]
     firsts = [first_reads(trace) for trace in pieces]
     rows += [
-        report.compare(
+        _by_clock(
             (name, "SSD reads of a real store", "reads"),
             [float(each.shares) for each in real],
             [float(each.clock) for each in real],
-            peer_name="one clock for all tables",
-            better="lower",
-            target=_CLOCK,
-            claim="19.5",
         ),
-        report.compare(
+        _by_clock(
             (name, "SSD reads of a real store without first reads", "reads"),
             [float(each.shares - first) for each, first in zip(real, firsts, strict=True)],
             [float(each.clock - first) for each, first in zip(real, firsts, strict=True)],
-            peer_name="one clock for all tables",
-            better="lower",
-            target=_CLOCK,
-            claim="19.5",
         ),
         report.measure(
             (name, "SSD reads of a real store, over those predicted, minus 1", "share"),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 from simulation import Simulation, make_node, make_registration, make_tables
+from test_driver import NoNodes, StoppedClock
 
 from embertide.server.adapters.state import MemoryState
 from embertide.server.core import state
@@ -24,27 +25,13 @@ from embertide.server.core.plan.workload import Workload
 from embertide.server.core.reshard import PREPARED_HERE_MAX, Asked, Posed, Situation, settle
 from embertide.server.core.state import Writes
 from embertide.server.services import planning
-from embertide.server.services.clock import Clock
 from embertide.server.services.driver import Driver
 from embertide.server.services.heap import collect_seldom
 from embertide.server.services.planning import Planning
-from embertide.v1 import control_pb2, node_pb2, plan_pb2
+from embertide.v1 import control_pb2, plan_pb2
 
 NODES = [make_node("node-0"), make_node("node-1")]
 MANY = PREPARED_HERE_MAX + 1
-
-
-class NoLoads:
-    def loads(self, addresses: dict[str, str]) -> dict[str, node_pb2.NodeServiceGetLoadResponse]:
-        return {}
-
-
-class StoppedClock(Clock):
-    def __init__(self) -> None:
-        self.at_ms = 1_000_000
-
-    def now_ms(self) -> int:
-        return self.at_ms
 
 
 class Interrupted(Planning):
@@ -80,7 +67,7 @@ class Fleet:
     def __init__(self) -> None:
         self.store, self.clock, self.planning = Watched(), StoppedClock(), Interrupted()
         options = ControlOptions(model="news", expect_nodes=2, longest_deadline_ms=100)
-        self.driver = Driver(options, self.store, NoLoads(), self.clock, self.planning)
+        self.driver = Driver(options, self.store, NoNodes(), self.clock, self.planning)
         for node in NODES:
             self.register(node)
         self.tick()
