@@ -107,8 +107,18 @@ class TableBudget:
 # (table, keys_N, offsets or None where each key is a bag of its own, pooling ("sum" or "mean", no
 # matter without offsets), out_BD that is written to and may be columns of a larger array).
 BagLookup = tuple[int, NDArray[np.int64], NDArray[np.uint32] | None, str, NDArray[np.float32]]
-# (table, keys_N, offsets or None where each key is a bag of its own, gradients_BD).
-BagGradients = tuple[int, NDArray[np.int64], NDArray[np.uint32] | None, NDArray[np.float32]]
+# (table, keys_N, offsets or None where each key is a bag of its own, gradients_BD). A fifth member,
+# without offsets: how many occurrences each key stands for (counts_N, none 0), or None for one each.
+BagGradients = (
+    tuple[int, NDArray[np.int64], NDArray[np.uint32] | None, NDArray[np.float32]]
+    | tuple[
+        int,
+        NDArray[np.int64],
+        NDArray[np.uint32] | None,
+        NDArray[np.float32],
+        NDArray[np.uint32] | None,
+    ]
+)
 # Of rows in key order: accumulators_N, steps since each was last updated, utilities_NC at that
 # step, one a chunk, and what some optimizers keep: each row's own steps, elements_NE (E: dim or 0).
 BucketState = tuple[

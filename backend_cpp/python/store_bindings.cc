@@ -150,12 +150,15 @@ void LookupBags(const Store& store, std::vector<PyLookup> bags, uint32_t threads
 }
 
 // (table, keys, offsets or None, gradients), as BagGradients has them; rows of gradients may stand
-// apart.
+// apart. A fifth member is their counts, or None.
+using PyUncountedBags = std::tuple<uint32_t, Array<int64_t>, std::optional<Array<uint32_t>>,
+                                   py::array_t<float, py::array::forcecast>>;
 using PyBags = std::tuple<uint32_t, Array<int64_t>, std::optional<Array<uint32_t>>,
-                          py::array_t<float, py::array::forcecast>>;
+                          py::array_t<float, py::array::forcecast>, std::optional<Array<uint32_t>>>;
+using PyAnyBags = std::variant<PyUncountedBags, PyBags>;
 
 BagGradients MakeBags(const Store& store, PyBags* from) {
-  auto& [table, keys, offsets, gradients] = *from;
+  auto& [table, keys, offsets, gradients, counts] = *from;
   const py::ssize_t count = !offsets.has_value()   ? keys.size()
                             : offsets->size() == 0 ? 0
                                                    : offsets->size() - 1;
@@ -173,16 +176,22 @@ BagGradients MakeBags(const Store& store, PyBags* from) {
   }
   BagGradients bags{table, SpanOf(keys), {}, gradients.data(), 0};
   if (offsets.has_value()) bags.offsets = SpanOf(*offsets);
+  if (counts.has_value()) bags.counts = SpanOf(*counts);
   // An axis of one row may have any stride, numpy's newaxis gives 0.
   bags.stride = static_cast<size_t>(count > 1 ? gradients.strides(0) / size : gradients.shape(1));
   return bags;
 }
 
-uint64_t ApplyGradients(Store* store, std::vector<PyBags> batch, float learning_rate, float epsilon,
-                        float initial_accumulator, double beta1, double beta2,
+uint64_t ApplyGradients(Store* store, std::vector<PyAnyBags> batch, float learning_rate,
+                        float epsilon, float initial_accumulator, double beta1, double beta2,
                         float max_gradient_norm, uint32_t threads) {
   std::vector<BagGradients> bags;
-  for (PyBags& each : batch) bags.push_back(MakeBags(*store, &each));
+  for (PyAnyBags& each : batch) {
+    if (auto* uncounted = std::get_if<PyUncountedBags>(&each)) {
+      each = std::tuple_cat(std::move(*uncounted), std::tuple(std::optional<Array<uint32_t>>()));
+    }
+    bags.push_back(MakeBags(*store, &std::get<PyBags>(each)));
+  }
   const StepOptions options{learning_rate, epsilon, initial_accumulator,
                             beta1,         beta2,   max_gradient_norm};
   const py::gil_scoped_release released;

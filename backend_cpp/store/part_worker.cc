@@ -31,10 +31,16 @@ void PartWorker::Begin(const TableStep& step) {
   ForgetLate();
 }
 
-void PartWorker::Run(const Device& device, uint32_t part, std::span<const Occurrence> occurrences) {
+void PartWorker::Run(const Device& device, uint32_t part, std::span<const Occurrence> occurrences,
+                     const uint32_t* counts) {
   if (occurrences.empty()) return;
   dealt_ = occurrences.data();
-  GroupKeys(static_cast<uint32_t>(occurrences.size()));
+  const auto dealt = static_cast<uint32_t>(occurrences.size());
+  if (counts != nullptr) {
+    GroupKeys<true>(dealt, counts);
+  } else {
+    GroupKeys<false>(dealt, nullptr);
+  }
   const size_t n = groups_count_;
   for (size_t s = 0; s < n + kTake; s += kStep) {
     if (s >= kTake) Take(part, s - kTake, std::min(s - kTake + kStep, n));
@@ -46,7 +52,8 @@ void PartWorker::Run(const Device& device, uint32_t part, std::span<const Occurr
   }
 }
 
-void PartWorker::GroupKeys(uint32_t n) {
+template <bool kCounted>
+void PartWorker::GroupKeys(uint32_t n, const uint32_t* counts) {
   const uint32_t slots = std::bit_ceil(kSlotsOverKeys * n);
   slots_.assign(slots, 0);
   if (next_.size() < n) next_.resize(n);
@@ -63,8 +70,9 @@ void PartWorker::GroupKeys(uint32_t n) {
     while (slot_of[slot] != 0 && groups[slot_of[slot] - 1].key != key) {
       slot = (slot + 1) & (slots - 1);
     }
+    const uint32_t stands_for = kCounted ? counts[i] : 1;
     if (slot_of[slot] == 0) {
-      groups[count] = {key, hash, i, i, 1};
+      groups[count] = {key, hash, i, i, 1, stands_for};
       slot_of[slot] = ++count;
       continue;
     }
@@ -72,6 +80,8 @@ void PartWorker::GroupKeys(uint32_t n) {
     next[group.last] = i;
     group.last = i;
     ++group.count;
+    const uint64_t occurrences = uint64_t{group.occurrences} + stands_for;
+    group.occurrences = static_cast<uint32_t>(std::min<uint64_t>(occurrences, UINT32_MAX));
   }
   groups_count_ = count;
 }
@@ -188,7 +198,7 @@ float PartWorker::Earned(const Late& late) {
   Sum(0, late.gradients, late.group.count);
   if (step_.options->max_gradient_norm > 0.0F) Clip(0, step_.options->max_gradient_norm);
   std::array<float, kMaxChunks> utility{};
-  use_(layout_.chunks, squares_[0], late.group.count, 0.0, utility.data());
+  use_(layout_.chunks, squares_[0], late.group.occurrences, 0.0, utility.data());
   return std::accumulate(utility.begin(), utility.begin() + layout_.chunks, 0.0F);
 }
 
@@ -257,7 +267,7 @@ void PartWorker::DescendBy(const Row* rows, size_t n) {
     if (scales[r] != 1.0) ++clipped_;
     const double kept = step_.impl->decay.Over(RowAux::Steps(row.aux->tick, step_.tick));
     row.aux->tick = step_.tick;
-    use_(layout_.chunks, squares_[r], row.group->count, kept, row.aux->utility());
+    use_(layout_.chunks, squares_[r], row.group->occurrences, kept, row.aux->utility());
     double* const sums = SumsOf(r);
     if constexpr (kOptimizer == Optimizer::kAdagrad) {
       ops_.adagrad(layout_, row.live, scales[r], options.initial_accumulator, options.epsilon,

@@ -54,7 +54,8 @@ class PartWorker {
     uint64_t hash;
     uint32_t first;
     uint32_t last;
-    uint32_t count;
+    uint32_t count;        // of the chain
+    uint32_t occurrences;  // that the chain stands for; the largest number if that does not fit
   };
   // A key without a row in DDR.
   struct Late {
@@ -66,8 +67,9 @@ class PartWorker {
   // Forgets what it did for another table.
   void Begin(const TableStep& step);
   // Requires: the caller, or who waits for it, is the device's writer, and all keys' buckets lie
-  // there.
-  void Run(const Device& device, uint32_t part, std::span<const Occurrence> occurrences);
+  // there. `counts`: what each of `occurrences` stands for; null: one each.
+  void Run(const Device& device, uint32_t part, std::span<const Occurrence> occurrences,
+           const uint32_t* counts);
   // One row, which lies in DDR by now. Requires: the device's writer.
   void Update(const Device& device, const Late& late, Bucket* bucket, Location place);
   // What a key's gradients add to the utility of all its chunks; not finite if they are not.
@@ -105,7 +107,9 @@ class PartWorker {
     Row row;
   };
 
-  void GroupKeys(uint32_t n);
+  // `counts` as in Run; null unless kCounted.
+  template <bool kCounted>
+  void GroupKeys(uint32_t n, const uint32_t* counts);
   Pending& At(size_t i) { return pending_[i % kPending]; }
   void AskForGroup(size_t i);
   void Find(size_t first, size_t end);

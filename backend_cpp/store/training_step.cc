@@ -33,6 +33,7 @@ constexpr size_t kMostKeys = 1U << 28;
 struct Scratch {
   std::vector<uint64_t> hashes;
   std::vector<Occurrence> dealt;
+  std::vector<uint32_t> counts;  // of `dealt`; unused where each stands for one
   std::vector<uint32_t> places;  // by share and part
   std::vector<uint32_t> ends;    // of the parts, in `dealt`
 };
@@ -48,7 +49,7 @@ PartWorker* ThreadWorker() {
   return &worker;
 }
 
-// Calls use(key, gradient) for the keys at [k, end) of the bags, in order.
+// Calls use(key, gradient, count) for the keys at [k, end) of the bags, in order.
 template <typename Use>
 void ForEachKeyIn(const BagGradients& bags, size_t k, size_t end, const Use& use) {
   const float* gradient = bags.gradients;
@@ -56,14 +57,17 @@ void ForEachKeyIn(const BagGradients& bags, size_t k, size_t end, const Use& use
   const auto& offsets = bags.offsets;
   if (offsets.empty()) {
     gradient += k * stride;
-    for (; k < end; ++k, gradient += stride) use(static_cast<uint64_t>(bags.keys[k]), gradient);
+    const uint32_t* const counts = bags.counts.empty() ? nullptr : bags.counts.data();
+    for (; k < end; ++k, gradient += stride) {
+      use(static_cast<uint64_t>(bags.keys[k]), gradient, counts == nullptr ? 1 : counts[k]);
+    }
     return;
   }
   const auto after = std::upper_bound(offsets.begin(), offsets.end(), k);
   size_t bag = static_cast<size_t>(after - offsets.begin()) - 1;
   for (gradient += bag * stride; k < end; ++bag, gradient += stride) {
     const size_t until = std::min<size_t>(end, offsets[bag + 1]);
-    for (; k < until; ++k) use(static_cast<uint64_t>(bags.keys[k]), gradient);
+    for (; k < until; ++k) use(static_cast<uint64_t>(bags.keys[k]), gradient, 1U);
   }
 }
 
@@ -79,7 +83,11 @@ struct Batch {
     for (const BagGradients* each : pieces) keys += KeysIn(*each).second - KeysIn(*each).first;
     return keys;
   }
-  // Calls use(key, gradient) for the occurrences [first, end), in order.
+  // Whether some key stands for several occurrences.
+  bool counted() const {
+    return std::ranges::any_of(pieces, [](const auto* each) { return !each->counts.empty(); });
+  }
+  // Calls use(key, gradient, count) for the occurrences [first, end), in order.
   template <typename Use>
   void ForEach(size_t first, size_t end, const Use& use) const {
     size_t begin = 0;  // of the piece
@@ -153,15 +161,18 @@ class TableRun {
     const auto share_at = [=](size_t share) { return keys * share / shares; };
     scratch_.hashes.resize(keys);
     scratch_.dealt.resize(keys);
+    counted_ = batch.counted();
+    if (counted_) scratch_.counts.resize(keys);
     scratch_.ends.resize(parts);
     scratch_.places.assign(shares * parts, 0);
     Share(shares, [&](uint32_t share) {
       uint64_t* hash = scratch_.hashes.data() + share_at(share);
       uint32_t* counts = scratch_.places.data() + share * parts;
-      batch.ForEach(share_at(share), share_at(share + 1), [&](uint64_t key, const float*) {
-        *hash = HashKey(key);
-        ++counts[PartOf(*hash++)];
-      });
+      batch.ForEach(share_at(share), share_at(share + 1),
+                    [&](uint64_t key, const float*, uint32_t) {
+                      *hash = HashKey(key);
+                      ++counts[PartOf(*hash++)];
+                    });
     });
     uint32_t at = 0;
     for (size_t part = 0; part < parts; ++part) {
@@ -173,10 +184,22 @@ class TableRun {
     Share(shares, [&](uint32_t share) {
       const uint64_t* hash = scratch_.hashes.data() + share_at(share);
       uint32_t* places = scratch_.places.data() + share * parts;
-      Occurrence* dealt = scratch_.dealt.data();
-      batch.ForEach(share_at(share), share_at(share + 1), [&](uint64_t key, const float* gradient) {
-        dealt[places[PartOf(*hash++)]++] = {key, gradient};
-      });
+      Occurrence* const dealt = scratch_.dealt.data();
+      const auto deal = [&](const auto& also) {
+        batch.ForEach(share_at(share), share_at(share + 1),
+                      [&](uint64_t key, const float* gradient, uint32_t count) {
+                        const uint32_t place = places[PartOf(*hash++)]++;
+                        dealt[place] = {key, gradient};
+                        also(place, count);
+                      });
+      };
+      if (counted_) {
+        deal([counts = scratch_.counts.data()](uint32_t place, uint32_t count) {
+          counts[place] = count;
+        });
+      } else {
+        deal([](uint32_t, uint32_t) {});
+      }
     });
   }
 
@@ -193,7 +216,8 @@ class TableRun {
       for (size_t part = next++; part < end; part = next++) {
         workers_[thread]->Run(
             *device, static_cast<uint32_t>(part),
-            std::span(scratch_.dealt).subspan(BeginOf(part), BeginOf(part + 1) - BeginOf(part)));
+            std::span(scratch_.dealt).subspan(BeginOf(part), BeginOf(part + 1) - BeginOf(part)),
+            counted_ ? scratch_.counts.data() + BeginOf(part) : nullptr);
       }
     });
     late_.clear();
@@ -236,6 +260,7 @@ class TableRun {
   std::vector<PartWorker*> workers_;  // of the threads; null: it has done nothing yet
   std::vector<const PartWorker::Late*> late_;
   uint32_t part_bits_ = 0;
+  bool counted_ = false;          // some key of the batch stands for several occurrences
   const Device* full_ = nullptr;  // had no room for a row: it is asked for no more
   uint64_t made_ = 0;
   uint64_t updated_ = 0;
@@ -250,7 +275,7 @@ Status TableRun::MakeOrBring(Device* device, const PartWorker::Late& late) {
   Result<Location> place = Location();
   if (bucket->index.Locate(group.hash, group.key) == BucketIndex::kNotFound) {
     bool enters = false;
-    for (uint32_t n = group.count; n > 0 && !enters; --n) {
+    for (uint32_t n = group.occurrences; n > 0 && !enters; --n) {
       enters = impl_.EntersNow(device, table_, group.key);
     }
     std::optional<float> worth;
@@ -309,6 +334,19 @@ Status ValidateBags(const Store::Impl& impl, const BagGradients& bags) {
     return {Code::kInvalidArgument, "table " + table.name +
                                         ": offsets must ascend to the number of keys (" +
                                         std::to_string(bags.keys.size()) + ") at most"};
+  }
+  const auto& counts = bags.counts;
+  if (counts.empty()) return Status::Ok();
+  if (!offsets.empty() || counts.size() != bags.keys.size()) {
+    return {Code::kInvalidArgument, "table " + table.name + ": " + std::to_string(counts.size()) +
+                                        " counts for " + std::to_string(bags.keys.size()) +
+                                        (offsets.empty() ? " keys" : " keys in bags") +
+                                        "; give one for each key, and no offsets"};
+  }
+  if (const auto none = std::ranges::find(counts, 0U); none != counts.end()) {
+    const auto key = bags.keys[static_cast<size_t>(none - counts.begin())];
+    return {Code::kInvalidArgument, "table " + table.name + ": key " + std::to_string(key) +
+                                        " has count 0; leave out keys that do not occur"};
   }
   return Status::Ok();
 }

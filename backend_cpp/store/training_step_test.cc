@@ -489,6 +489,95 @@ TEST_F(TrainingStepTest, AFullBudgetFailsNewRowsAndUpdatesTheOthers) {
   EXPECT_EQ(Everything(), rows);
 }
 
+// Keys that others have deduplicated, in several pieces: rows, states and refusals are those of a
+// step that gets every occurrence by itself.
+TEST_F(TrainingStepTest, AKeyThatStandsForSeveralOccurrencesLearnsAsTheyDo) {
+  constexpr uint32_t kDim = 8;
+  Tables(1, kDim, 2);
+  options_.tables[0].layout = {2, kDim / 2, DType::kFp32};
+  struct Deduplicated {
+    std::vector<int64_t> keys;
+    std::vector<uint32_t> counts;
+    std::vector<float> sums;
+    std::map<int64_t, size_t> place_of;
+    void Add(int64_t key, const float* gradient) {
+      const auto [at, added] = place_of.emplace(key, keys.size());
+      if (added) {
+        keys.push_back(key);
+        counts.push_back(0);
+        sums.resize(sums.size() + kDim);
+      }
+      ++counts[at->second];
+      for (uint32_t d = 0; d < kDim; ++d) sums[at->second * kDim + d] += gradient[d];
+    }
+  };
+  struct Case {
+    UtilityKind utility;
+    uint32_t new_row_accesses;
+    bool pruned;
+  };
+  for (const auto& [utility, accesses, pruned] :
+       {Case{UtilityKind::kAccesses, 1, false}, Case{UtilityKind::kNorms, 1, true},
+        Case{UtilityKind::kAccesses, 1, true}, Case{UtilityKind::kNorms, 3, false}}) {
+    options_.utility = utility;
+    options_.new_row_accesses = accesses;
+    options_.prune_groups.clear();
+    if (pruned) options_.prune_groups = {{{0}, 16 << 10}};
+    const auto whole = std::move(*Store::Open(options_));
+    Open();
+    std::mt19937 random(11);
+    for (int step = 0; step < 30; ++step) {
+      std::vector<int64_t> keys;
+      std::vector<float> gradients;
+      std::array<Deduplicated, 2> pieces;
+      for (auto& piece : pieces) {
+        for (int n = 0; n < 400; ++n) {
+          keys.push_back(static_cast<int64_t>(random() % 40 * (random() % 40)));
+          // Small integers: their sums are exact in any order.
+          for (uint32_t d = 0; d < kDim; ++d) {
+            gradients.push_back(static_cast<float>(random() % 5) - 2.0F);
+          }
+          piece.Add(keys.back(), &gradients[gradients.size() - kDim]);
+        }
+      }
+      const BagGradients occurrences{0, keys, {}, gradients.data(), kDim};
+      std::vector<BagGradients> counted;
+      for (const auto& piece : pieces) {
+        counted.push_back({0, piece.keys, {}, piece.sums.data(), kDim, piece.counts});
+      }
+      const auto want = whole->ApplyGradients({&occurrences, 1}, kAdagrad);
+      const auto got = store_->ApplyGradients(counted, kAdagrad, 1 + step % 4);
+      ASSERT_TRUE(got.ok()) << got.status().ToString();
+      ASSERT_EQ(got.value(), want.value());
+      if (!pruned || step % 10 != 4) continue;
+      ASSERT_EQ(store_->Prune(0, 20'000)->rows, whole->Prune(0, 20'000)->rows);
+    }
+    const auto all = [&](const Store& store) {
+      std::pair<std::vector<std::byte>, std::vector<RowState>> rows;
+      for (uint32_t b = 0; b < options_.tables[0].buckets(); ++b) {
+        EXPECT_TRUE(store.ExportBucket(*store.PinNewest(), 0, b, &rows.first, &rows.second).ok());
+      }
+      return rows;
+    };
+    EXPECT_TRUE(all(*store_) == all(*whole)) << static_cast<int>(utility) << " " << accesses;
+    EXPECT_EQ(store_->Stats().new_keys_waiting, whole->Stats().new_keys_waiting);
+    EXPECT_EQ(store_->Stats().unworthy_keys, whole->Stats().unworthy_keys);
+    Whole();
+  }
+}
+
+TEST_F(TrainingStepTest, CountsPastTheLargestNumberStayThere) {
+  Tables(1, 4, 0);
+  options_.utility = UtilityKind::kAccesses;
+  Open();
+  const std::vector<int64_t> keys = {5, 5};
+  const std::vector<float> gradients(8, 1.0F);
+  const std::vector<uint32_t> counts = {0xffff'fffeU, 7};
+  const BagGradients bags{0, keys, {}, gradients.data(), 4, counts};
+  ASSERT_TRUE(store_->ApplyGradients({&bags, 1}, kAdagrad).ok());
+  EXPECT_EQ(store_->StateOf(0, 5)->utility[0], static_cast<float>(0xffff'ffffU));
+}
+
 TEST_F(TrainingStepTest, BagsThatCannotBeRightAreRefusedBeforeAnythingChanges) {
   Tables(2, 8, 1);
   Open();
@@ -496,12 +585,19 @@ TEST_F(TrainingStepTest, BagsThatCannotBeRightAreRefusedBeforeAnythingChanges) {
   const std::vector<float> gradients(24, 1.0F);
   const std::vector<uint32_t> descending = {0, 2, 1};
   const std::vector<uint32_t> past = {0, 4};
+  const std::vector<uint32_t> whole = {0, 3};
+  const std::vector<uint32_t> counts = {1, 2, 3};
+  const std::vector<uint32_t> few_counts = {1, 2};
+  const std::vector<uint32_t> no_count = {1, 0, 3};
   const BagGradients good{0, keys, {}, gradients.data(), 8};
   for (const BagGradients& bad :
        {BagGradients{2, keys, {}, gradients.data(), 8},
         BagGradients{1, keys, descending, gradients.data(), 8},
         BagGradients{1, keys, past, gradients.data(), 8},
-        BagGradients{1, keys, {}, gradients.data(), 7}, BagGradients{1, keys, {}, nullptr, 8}}) {
+        BagGradients{1, keys, {}, gradients.data(), 7}, BagGradients{1, keys, {}, nullptr, 8},
+        BagGradients{1, keys, whole, gradients.data(), 8, counts},
+        BagGradients{1, keys, {}, gradients.data(), 8, few_counts},
+        BagGradients{1, keys, {}, gradients.data(), 8, no_count}}) {
     const std::vector<BagGradients> bags = {good, bad};
     const auto refused = store_->ApplyGradients(bags, kAdagrad);
     ASSERT_FALSE(refused.ok());

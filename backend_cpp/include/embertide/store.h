@@ -346,6 +346,9 @@ struct BagGradients {
   // Bags x stride: of each bag's sum, by its `dim` values; of a mean, divided by the bag's size.
   const float* gradients = nullptr;
   size_t stride = 0;  // floats from one bag's to the next one's, >= dim
+  // OPTIONAL: how many occurrences each of `keys` stands for, none of them 0. Its gradient is the
+  // sum of theirs and is added once. Requires: no offsets. Empty: one occurrence each.
+  std::span<const uint32_t> counts = {};
 };
 
 class Store {
@@ -407,16 +410,16 @@ class Store {
   Result<uint64_t> EnsureRows(uint32_t table, std::span<const int64_t> keys);
   // One exact step of StoreOptions::optimizer, for all bags of a batch at once, after EnsureRows
   // for their keys. A key's gradients, of all its occurrences in all bags of its table, are summed
-  // in fp64 in the order of the call before the one update. Keys that wait for a row are skipped,
-  // as are sums that are not finite; both are counted, as are sums that are clipped. A value that
-  // would pass the largest of its dtype becomes that one. Bitwise
-  // repeatable, and the same bits whatever the vectors of the CPU, the number of devices and the
-  // number of `threads`, the caller's among them.
-  // They are kept for the next call. Of calls at once, those of several threads go one after the
-  // other. Returns the number of rows updated.
-  // kInvalidArgument naming what is wrong with bags or options: nothing has changed. Else the error
-  // of the first key whose row could be neither made nor read (counted): all others are updated, so
-  // the call is not to be repeated.
+  // in fp64 in the order of the call before the one update. A key with a count (BagGradients) is as
+  // many occurrences to everything that counts them: admission and utilities. Keys that wait for a
+  // row are skipped, as are sums that are not finite; both are counted, as are sums that are
+  // clipped. A value that would pass the largest of its dtype becomes that one. Bitwise repeatable,
+  // and the same bits whatever the vectors of the CPU, the number of devices and the number of
+  // `threads`, the caller's among them. They are kept for the next call. Of calls at once, those of
+  // several threads go one after the other. Returns the number of rows updated. kInvalidArgument
+  // naming what is wrong with bags or options: nothing has changed. Else the error of the first key
+  // whose row could be neither made nor read (counted): all others are updated, so the call is not
+  // to be repeated.
   Result<uint64_t> ApplyGradients(std::span<const BagGradients> bags, const StepOptions& options,
                                   uint32_t threads = 1);
   // Adds events to the counters of rows: the values of the table's counter chunks, C of them, the
