@@ -287,6 +287,59 @@ class Transforms:
     def apply(self, raw_BD: NDArray[np.float32]) -> tuple[NDArray[np.float32], int]:
         """Return (what the net gets, [B, outputs]; how many values were missing, which is NaN)."""
 
+EVERYWHERE: int
+"""Owner of a bucket of which every rank has all rows."""
+
+class Routed:
+    """A batch's keys, each once, in the order of their owners; of use to any thread."""
+
+    @property
+    def keys(self) -> NDArray[np.int64]: ...
+    @property
+    def counts(self) -> NDArray[np.uint32]:
+        """How often each occurs."""
+
+    @property
+    def lengths(self) -> NDArray[np.uint32]:
+        """Ranks x tables, flat: how many keys of each table each rank is asked for."""
+
+    def pool(self, rows: NDArray[np.float32], outs: Sequence[tuple[str, NDArray[Any]]]) -> None:
+        """Pool rows, in the order of `keys`, into (pooling, out_BD) of each feature routed.
+
+        Pooling is "sum", "mean" or "none", which gives a row for each key.
+        """
+
+    def sum(
+        self, gradients: Sequence[tuple[NDArray[np.uint32] | None, NDArray[np.float32]]]
+    ) -> NDArray[np.float32]:
+        """Return the summed gradient of each of `keys`, flat.
+
+        Args:
+            gradients: Of each feature routed: its offsets and a gradient for each bag, or None and
+                one for each key.
+        """
+
+class Router:
+    """Says which rank is asked for which keys. Used by one thread at a time."""
+
+    def __init__(
+        self,
+        tables: Sequence[tuple[int, int, int, NDArray[np.uint16]]],
+        *,
+        ranks: int,
+        rank: int,
+    ) -> None:
+        """Take, of each table: bucket bits, width of a row, dim of a gradient, owners by bucket."""
+
+    def route(
+        self, bags: Sequence[tuple[int, NDArray[np.int64], NDArray[np.uint32] | None]]
+    ) -> Routed: ...
+    def owners(self, table: int, keys: NDArray[np.int64]) -> NDArray[np.uint16]:
+        """Return the rank of each key's bucket; this one for tables that are everywhere."""
+
+    def take_load(self) -> NDArray[np.uint64]:
+        """Return keys asked of each bucket since the last call, tables after tables."""
+
 def probe_ssd(directory: str, engine: str = "auto") -> tuple[str, bool, str]:
     """Return (engine of the directory, whether it passes the page cache by, what was refused)."""
 
@@ -297,6 +350,9 @@ def cache_policies() -> list[CachePolicy]: ...
 def hash_key(key: int, /) -> int: ...
 def initial_value(seed: int, table_id: int, key: int, d: int, scale: float, /) -> float: ...
 def crc32c(data: bytes, before: int = 0, /) -> int: ...
+def join_crc32c(first: int, second: int, second_bytes: int, /) -> int:
+    """Return the CRC32C of two pieces, one behind the other, from those of each."""
+
 def encode_payload(layout: RowLayout, live: int, values: NDArray[np.float32], /) -> bytes: ...
 def encode_record(key: int, live: int, kind: int, payload: bytes) -> bytes: ...
 def cut_records(
@@ -306,6 +362,16 @@ def decode_records(
     layout: RowLayout, records: bytes
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint16], NDArray[np.uint64], NDArray[np.float32]]:
     """Return (keys_N, live_N, 0 of tombstones, begin_N+1 in bytes, values_ND) of records."""
+
+def encode_key_records(
+    layout: RowLayout, keys: NDArray[np.uint64], items: NDArray[np.int64]
+) -> bytes:
+    """Return records of rows of keys: items_ND of each of keys_N, a tombstone without any item."""
+
+def decode_key_records(
+    layout: RowLayout, records: bytes
+) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """Return (keys_N, items_ND) of records of rows of keys."""
 
 def record_keys(layout: RowLayout, records: bytes) -> NDArray[np.uint64]: ...
 def find_record(layout: RowLayout, records: bytes, key: int) -> tuple[int, int] | None: ...

@@ -52,6 +52,7 @@ std::span<const T> SpanOf(const Array<T>& array) {
 
 void BindCache(pybind11::module_& m);
 void BindCodec(pybind11::module_& m);
+void BindRouter(pybind11::module_& m);
 void BindStore(pybind11::module_& m);
 void BindTransforms(pybind11::module_& m);
 

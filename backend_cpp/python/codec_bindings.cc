@@ -300,6 +300,8 @@ void BindCodec(py::module_& m) {
       "crc32c",
       [](const py::bytes& bytes, uint32_t before) { return Crc32c(BytesIn(bytes), before); },
       py::arg("data"), py::arg("before") = 0, py::pos_only());
+  m.def("join_crc32c", &JoinCrc32c, py::arg("first"), py::arg("second"), py::arg("second_bytes"),
+        py::pos_only());
   m.def("encode_payload", &Encode);
   m.def("encode_record", &Record, py::arg("key"), py::arg("live"), py::arg("kind"),
         py::arg("payload"));

@@ -17,6 +17,7 @@ PYBIND11_MODULE(_store, m) {
   });
   embertide::BindCache(m);
   embertide::BindCodec(m);
+  embertide::BindRouter(m);
   embertide::BindStore(m);
   embertide::BindTransforms(m);
 }
