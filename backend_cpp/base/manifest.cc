@@ -117,8 +117,9 @@ BucketFileInfo BucketFromJson(const OrderedJson& json) {
 OrderedJson FeatureToJson(const FeatureConfig& feature) {
   OrderedJson json = {
       {"name", feature.name}, {"table", feature.table}, {"pooling", feature.pooling}};
-  // Only where it is: older nodes, which do not understand it, serve all others.
+  // Only where they are: older nodes, which do not understand them, serve all others.
   if (feature.weighed) json["weighed"] = true;
+  if (!feature.crossed.empty()) json["crossed"] = feature.crossed;
   return json;
 }
 
@@ -128,6 +129,7 @@ FeatureConfig FeatureFromJson(const OrderedJson& json) {
   Read(json, "table", &feature.table);
   Read(json, "pooling", &feature.pooling);
   if (json.contains("weighed")) Read(json, "weighed", &feature.weighed);
+  if (json.contains("crossed")) Read(json, "crossed", &feature.crossed);
   Prove("feature \"" + feature.name + "\"", json, FeatureToJson(feature));
   return feature;
 }

@@ -241,6 +241,7 @@ TEST_F(SnapshotTest, ManifestRoundTrip) {
   ASSERT_TRUE(info.ok());
   EXPECT_EQ(ReadManifest(directory_).status().code(), Code::kNotFound);
   Manifest manifest = Example(table_, info.value());
+  manifest.features.push_back({"both", "item", "sum", false, {"cand", "tags"}});
   manifest.features.push_back({"tags", "item", "mean", true});
   ASSERT_TRUE(WriteManifest(directory_, manifest).ok());
   const auto back = ReadManifest(directory_);
@@ -250,6 +251,8 @@ TEST_F(SnapshotTest, ManifestRoundTrip) {
   EXPECT_EQ(back.value().tables[0].init_seed, ~0ULL);
   EXPECT_FALSE(back.value().features.front().weighed);
   EXPECT_TRUE(back.value().features.back().weighed);
+  EXPECT_EQ(back.value().features[1].crossed, manifest.features[1].crossed);
+  EXPECT_TRUE(back.value().features.back().crossed.empty());
   size_t files = 0;
   for (const auto& entry : fs::recursive_directory_iterator(directory_)) {
     files += entry.is_regular_file() ? 1 : 0;
@@ -282,6 +285,7 @@ TEST_F(SnapshotTest, ManifestRefusesWhatItCannotProve) {
         std::array{"\"dense_features\": 13", "\"dense_features\": 1e99", "dense_features"},
         std::array{"\"role\": \"program\"", "\"role\": \"magic\"", "magic"},
         std::array{"\"pooling\"", "\"weighed\": 1, \"pooling\"", "weighed"},
+        std::array{"\"pooling\"", "\"crossed\": \"cand\", \"pooling\"", "must be array"},
         std::array{"\"lineage\"", "\"requires\": 1, \"lineage\"", "requires"},
         std::array{"\"init_scale\"", "\"init_scale\": 1e99, \"x\"", "init_scale"}}) {
     const Status status = with(from, to);

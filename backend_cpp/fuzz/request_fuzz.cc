@@ -98,8 +98,8 @@ void Run(std::string_view input) {
   for (const char* name : {"KEYS", "LENGTHS", "WEIGHTS", "DENSE"}) {
     if (Take<uint8_t>(&input) % 2 == 1) request.inputs.push_back(TakeInput(name, &input));
   }
-  uint64_t version = 0;
-  const Status wanted = triton::ReadWantedVersion(request.handle(), &version);
+  triton::RequestParameters parameters;
+  const Status wanted = triton::ReadParameters(request.handle(), &parameters);
   EMBERTIDE_CHECK(wanted.ok() == (request.version.value_or(1) > 0));
   // Any number of microseconds is a time to come, at most a day away.
   Deadline deadline{};

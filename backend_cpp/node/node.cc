@@ -18,6 +18,7 @@
 #include "node/fleet.h"
 #include "node/latency_meter.h"
 #include "node/load_meter.h"
+#include "node/made_columns.h"
 #include "node/mending.h"
 #include "node/readiness.h"
 #include "node/recovery.h"
@@ -151,6 +152,8 @@ Result<std::unique_ptr<Node>> Node::OpenSnapshot(const NodeOptions& options,
   if (manifest->version == 0) return Status(Code::kCorrupt, "manifest.json: version is 0");
   Result<std::vector<Feature>> features = ResolveFeatures(*manifest);
   if (!features.ok()) return features.status();
+  Result<MadeColumns> made_columns = MadeColumns::Resolve(*manifest);
+  if (!made_columns.ok()) return made_columns.status();
   StoreOptions store_options;
   store_options.tables = manifest->tables;
   store_options.devices = options.devices;
@@ -202,6 +205,7 @@ Result<std::unique_ptr<Node>> Node::OpenSnapshot(const NodeOptions& options,
   node->options_ = options;
   node->manifest_ = std::move(*manifest);
   node->features_ = std::move(*features);
+  node->made_columns_ = std::make_unique<const MadeColumns>(std::move(*made_columns));
   for (const Feature& feature : node->features_) node->total_dim_ += feature.dim;
   node->load_ = std::move(load);
   if (!options.state.empty()) node->latency_ = std::make_unique<LatencyMeter>();
@@ -294,6 +298,8 @@ std::string Node::FindWhyNotReady(const VersionId& at_start) const {
          ", the newest here; ready_staleness_ms is " +
          std::to_string(options_.ready_staleness.count());
 }
+
+Node::Node() = default;
 
 // Who calls ends before what is called: peers' calls, versions, upkeep.
 Node::~Node() {

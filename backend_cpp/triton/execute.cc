@@ -51,6 +51,7 @@ Executor::Executor(const ModelConfig& config, const Node& node,
     column += feature.dim;
   }
   limits_.features = static_cast<uint32_t>(node.features().size());
+  if (node.made_columns().any()) limits_.own_columns = node.made_columns().own_columns();
   limits_.max_samples = config.max_samples;
   limits_.max_keys = config.max_keys;
 }
@@ -88,21 +89,17 @@ Refusal Executor::Prove(Job* job) {
 Refusal Executor::ProveInputs(Job* job) {
   const Status read = ReadInputs(job->request, &job->inputs);
   if (!read.ok()) return {Reason::kInternal, read};
-  if (const Status named = ReadWantedVersion(job->request, &job->wanted); !named.ok()) {
+  RequestParameters parameters;
+  if (const Status named = ReadParameters(job->request, &parameters); !named.ok()) {
     return {Reason::kVersion, named};
   }
+  job->wanted = parameters.version;
   const Tensor* keys = FindTensor(job->inputs, config_.tensors.keys);
   if (keys == nullptr) {
     return {Reason::kShape,
             Status(Code::kInvalidArgument, "input " + config_.tensors.keys + " is missing")};
   }
-  Refusal refusal =
-      ParseBags(*keys, FindTensor(job->inputs, config_.tensors.lengths), limits_, &job->bags);
-  if (refusal.reason == Reason::kNone) {
-    refusal =
-        ParseWeights(config_.tensors.weights, FindTensor(job->inputs, config_.tensors.weights),
-                     *keys, weighed_, &job->weights);
-  }
+  Refusal refusal = ProveBags(*keys, parameters.columns, job);
   if (refusal.reason == Reason::kNone && sequences_) {
     const Bags& bags = job->bags;
     job->places = PlaceBags(node_.features(), size_t{bags.samples} * limits_.features,
@@ -111,6 +108,49 @@ Refusal Executor::ProveInputs(Job* job) {
   if (refusal.reason != Reason::kNone || programs_.empty()) return refusal;
   return ParseDense(config_.tensors.dense, FindTensor(job->inputs, config_.tensors.dense),
                     node_.manifest().dense_features, node_.transforms(), job->bags, &job->dense);
+}
+
+// A request has all columns of KEYS, or those that the node does not make: the number of columns
+// tells which, of a jagged request the parameter `columns`.
+Refusal Executor::ProveBags(const Tensor& keys, uint64_t columns, Job* job) {
+  const Tensor* lengths = FindTensor(job->inputs, config_.tensors.lengths);
+  if (lengths == nullptr && keys.shape.size() == 2) columns = static_cast<uint64_t>(keys.shape[1]);
+  const bool own = limits_.own_columns != 0 && columns == limits_.own_columns;
+  if (lengths != nullptr && columns != 0 && !own && columns != limits_.features) {
+    std::string message = "parameter columns is " + std::to_string(columns) + "; KEYS has " +
+                          std::to_string(limits_.features) + " columns";
+    if (limits_.own_columns != 0) {
+      message += ", or " + std::to_string(limits_.own_columns) + " without those the node makes";
+    }
+    return {Reason::kShape, {Code::kInvalidArgument, message}};
+  }
+  RequestLimits limits = limits_;
+  if (own) limits.features = limits_.own_columns;
+  Refusal refusal = ParseBags(keys, lengths, limits, &job->bags);
+  if (refusal.reason == Reason::kNone) {
+    refusal =
+        ParseWeights(config_.tensors.weights, FindTensor(job->inputs, config_.tensors.weights),
+                     keys, weighed_, &job->weights);
+  }
+  return own && refusal.reason == Reason::kNone ? Complete(job) : refusal;
+}
+
+// Makes the columns that a request does not carry.
+Refusal Executor::Complete(Job* job) {
+  Bags& bags = job->bags;
+  const Status made =
+      node_.made_columns().Complete(bags.keys, bags.offsets, job->weights, &job->whole);
+  if (!made.ok()) return {Reason::kLengths, made};
+  if (job->whole.keys.size() > limits_.max_keys) {
+    return {Reason::kMaxKeys,
+            {Code::kInvalidArgument, "the request has " + std::to_string(job->whole.keys.size()) +
+                                         " keys, made ones among them; max_keys is " +
+                                         std::to_string(limits_.max_keys)}};
+  }
+  bags.keys = job->whole.keys;
+  bags.offsets = job->whole.offsets;
+  job->weights = job->whole.weights;
+  return {};
 }
 
 void Executor::Read(Job* job) {

@@ -24,6 +24,7 @@
 
 #include "base/crew.h"
 #include "embertide/node.h"
+#include "node/made_columns.h"
 #include "triton/metrics.h"
 #include "triton/model_config.h"
 #include "triton/request.h"
@@ -51,6 +52,7 @@ class Executor {
     Deadline deadline = kNoDeadline;
     uint64_t wanted = 0;  // version; 0: the newest
     Bags bags;
+    WholeRequest whole;  // what `bags` shows of a request without the columns that the node makes
     // Of bags in the answer, in floats, and its end; of a model with sequences (placed_bags.h).
     std::vector<uint64_t> places;
     std::span<const float> dense;    // samples x columns of DENSE
@@ -86,6 +88,8 @@ class Executor {
   uint64_t OutputBytesOf(const Job& job) const;
   Refusal Prove(Job* job);
   Refusal ProveInputs(Job* job);
+  Refusal ProveBags(const Tensor& keys, uint64_t columns, Job* job);
+  Refusal Complete(Job* job);
   // Whether its answer is of use to anybody still.
   static bool IsAwaited(const Job& job);
   // Refuses a job whose answer is not; false for one that is refused.

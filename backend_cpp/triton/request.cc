@@ -56,13 +56,20 @@ Refusal CheckBounds(uint64_t samples, uint64_t keys, const RequestLimits& limits
   return {};
 }
 
+std::string OwnColumnsText(const RequestLimits& limits) {
+  if (limits.own_columns == 0) return {};
+  return ", or [batch," + std::to_string(limits.own_columns) +
+         "] without those that the node makes";
+}
+
 Refusal ParseRectangular(const Tensor& keys, const RequestLimits& limits, Bags* bags) {
   if (keys.shape[1] != limits.features) {
     return Refuse(keys.shape[1] == 0 ? Reason::kEmpty : Reason::kShape,
                   keys.name + " has shape " + ShapeText(keys.shape) +
                       "; without lengths it must be "
                       "[batch," +
-                      std::to_string(limits.features) + "], one key for each feature");
+                      std::to_string(limits.features) + "], one key for each feature" +
+                      OwnColumnsText(limits));
   }
   bags->jagged = false;
   bags->offsets.clear();

@@ -60,6 +60,8 @@ struct RequestLimits {
   uint32_t features = 0;
   uint32_t max_samples = 0;
   uint64_t max_keys = 0;
+  // Columns of a request without those that the node makes; 0: it makes none.
+  uint32_t own_columns = 0;
 };
 
 struct Bags {

@@ -65,7 +65,7 @@ Status ReadInputs(TRITONBACKEND_Request* request, std::vector<Tensor>* inputs) {
   return Status::Ok();
 }
 
-Status ReadWantedVersion(TRITONBACKEND_Request* request, uint64_t* version) {
+Status ReadParameters(TRITONBACKEND_Request* request, RequestParameters* parameters) {
   uint32_t count = 0;
   EMBERTIDE_RETURN_IF_ERROR(FromTriton(TRITONBACKEND_RequestParameterCount(request, &count)));
   for (uint32_t i = 0; i < count; ++i) {
@@ -74,14 +74,16 @@ Status ReadWantedVersion(TRITONBACKEND_Request* request, uint64_t* version) {
     const void* value = nullptr;
     EMBERTIDE_RETURN_IF_ERROR(
         FromTriton(TRITONBACKEND_RequestParameter(request, i, &key, &type, &value)));
-    if (std::strcmp(key, "version") != 0) continue;
+    const bool version = std::strcmp(key, "version") == 0;
+    if (!version && std::strcmp(key, "columns") != 0) continue;
     const int64_t number =
         type == TRITONSERVER_PARAMETER_INT ? *static_cast<const int64_t*>(value) : 0;
     if (number <= 0) {
       return {Code::kInvalidArgument,
-              "parameter version must be a positive integer; leave it out for the newest"};
+              version ? "parameter version must be a positive integer; leave it out for the newest"
+                      : "parameter columns must be a positive integer: how many columns KEYS has"};
     }
-    *version = static_cast<uint64_t>(number);
+    (version ? parameters->version : parameters->columns) = static_cast<uint64_t>(number);
   }
   return Status::Ok();
 }

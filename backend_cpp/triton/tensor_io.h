@@ -16,9 +16,14 @@ namespace embertide::triton {
 // kInvalidArgument for memory that is not the CPU's.
 Status ReadInputs(TRITONBACKEND_Request* request, std::vector<Tensor>* inputs);
 
-// The request parameter `version`: the version that the caller wants its answer from, 0 if it names
-// none. kInvalidArgument for one that is no positive integer.
-Status ReadWantedVersion(TRITONBACKEND_Request* request, uint64_t* version);
+// Request parameters; 0: the caller does not give it.
+struct RequestParameters {
+  uint64_t version = 0;  // the version that the answer is wanted from
+  uint64_t columns = 0;  // of KEYS, of a jagged request
+};
+
+// kInvalidArgument naming a parameter that is no positive integer.
+Status ReadParameters(TRITONBACKEND_Request* request, RequestParameters* parameters);
 
 // When the caller's `timeout` has passed, counted from now: how long Triton has held the request is
 // not told. kNoDeadline if the caller names none.

@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from serving import Client, beside, parameters
+from tritonclient.utils import InferenceServerException
 
 from embertide.server.adapters import triton
-from embertide.trainer.config import ModelConfig, RunConfig
+from embertide.trainer.config import FeatureConfig, ModelConfig, RunConfig
 from embertide.trainer.data.base import PADDING_KEY, Batch
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.history import with_columns
@@ -29,7 +30,12 @@ from embertide.trainer.publish.folder import Publication
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 NEWS = NewsSource(NewsConfig(hours=2, views_per_hour=60, users=40, new_items_per_hour=5))
 DEFAULTS = tuple(dataclasses.replace(each, learned_default=True) for each in globo().features)
+CROSSES = tuple(
+    FeatureConfig(name=f"{other}_cand", table="cand", crossed=(other, "cand"))
+    for other in ("prev", "referrer")
+)
 MODELS: dict[str, ModelConfig] = {
+    "crossed": dataclasses.replace(globo(), features=(*globo().features, *CROSSES)),
     "dcn_v2": dataclasses.replace(globo(), net="dcn_v2", cross_rank=16),
     "deepfm": dataclasses.replace(globo(), net="deepfm", features=DEFAULTS),
     "history": globo_crossed(),
@@ -80,6 +86,47 @@ def test_served_scores_are_those_of_the_trainers_net(served: Served, name: str) 
     assert len(np.unique(expected)) > 40
     np.testing.assert_allclose(result.as_numpy("SCORE")[:, 0], expected, atol=1e-6)
     assert int(parameters(result)["version"]) == trainer.number
+    client.raw.close()
+
+
+def test_a_request_without_its_crosses_is_answered_as_one_with_them(served: Served) -> None:
+    batch, client = some_events(MODELS["crossed"]), Client("grpc", served.server)
+    own = len(MODELS["crossed"].event_features)
+    assert batch.keys_BF.shape[1] == own + 2
+    all_columns, own_columns = (
+        client.send({"KEYS": keys_BF}, model="crossed", outputs=["SCORE", "SOURCE"])
+        for keys_BF in (batch.keys_BF, np.ascontiguousarray(batch.keys_BF[:, :own]))
+    )
+    for output in ("SCORE", "SOURCE"):
+        np.testing.assert_array_equal(
+            own_columns.as_numpy(output).ravel(), all_columns.as_numpy(output).ravel()
+        )
+    assert len(np.unique(own_columns.as_numpy("SCORE"))) > 40
+    jagged = {
+        "KEYS": batch.keys_BF[:, :own].reshape(1, -1),
+        "LENGTHS": np.ones((1, own * len(batch)), np.int32),
+    }
+    by_bags = client.send(jagged, model="crossed", parameters={"columns": own})
+    np.testing.assert_array_equal(
+        by_bags.as_numpy("SCORE").ravel(), all_columns.as_numpy("SCORE").ravel()
+    )
+    client.raw.close()
+
+
+def test_a_request_of_another_number_of_columns_is_refused(served: Served) -> None:
+    client = Client("grpc", served.server)
+    with pytest.raises(
+        InferenceServerException,
+        match=r"it must be \[batch,12\], one key for each feature, or \[batch,10\] without those",
+    ):
+        client.rectangular([[1] * 11], model="crossed")
+    arrays = {"KEYS": np.ones((1, 12), np.int64), "LENGTHS": np.ones((1, 12), np.int32)}
+    for columns, why in ((11, "columns is 11; KEYS has 12 columns, or 10"), (-1, "positive")):
+        with pytest.raises(InferenceServerException, match=why):
+            client.send(arrays, model="crossed", parameters={"columns": columns})
+    with pytest.raises(InferenceServerException, match="feature prev of sample 0 has 3 keys"):
+        arrays["LENGTHS"] = np.array([[1, 3, 1, 1, 1, 1, 1, 1, 1, 1]], np.int32)
+        client.send(arrays, model="crossed", parameters={"columns": 10})
     client.raw.close()
 
 

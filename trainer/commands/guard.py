@@ -67,7 +67,7 @@ def command(
     Example: embertide guard build/news --bus redis://127.0.0.1:6379 --data clicks.parquet
     """
     from embertide.trainer.commands.inputs import open_run
-    from embertide.trainer.data.history import with_columns
+    from embertide.trainer.data.history import for_requests
     from embertide.trainer.eval.served import ServedModel, ServedNodes
     from embertide.trainer.guard.guard import Guard, GuardConfig, NewestEvents
     from embertide.trainer.guard.judge import Limits
@@ -95,7 +95,7 @@ def command(
         else:
             run, source = open_run(config, data, events, hours, stream_seed)
         if run is not None:
-            source = with_columns(source, run.model)
+            source = for_requests(source, run.model)
         folder = Publication(publication)
         snapshots = folder.snapshots()
         if not snapshots:

@@ -93,7 +93,7 @@ def command(
     A model of your own, whose requests need its lists and sequences: replay build/scores --model
     mine --config run.py
     """
-    from embertide.trainer.data.history import with_columns
+    from embertide.trainer.data.history import for_requests
     from embertide.trainer.data.limit import ScoredMark
     from embertide.trainer.eval.compare import Copy
     from embertide.trainer.eval.records import Records
@@ -103,7 +103,7 @@ def command(
     with refusals(as_json), event_bar("scoring") as bar:
         run, source = open_run(config, data, events, hours, stream_seed)
         if run is not None:
-            source = with_columns(source, run.model)
+            source = for_requests(source, run.model)
         try:
             pace = ReplayConfig(
                 batch_size=batch_size,

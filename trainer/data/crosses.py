@@ -2,8 +2,8 @@
 
 How popular an article is after another, or with those who come from a search, neither of the two
 tells alone, and a net finds products of embeddings only slowly (Cheng et al. 2016,
-arXiv:1606.07792). A cross becomes a column, so that a request carries it as it carries every other
-key: `cross_keys` gives it.
+arXiv:1606.07792). A cross becomes a column of KEYS. Nodes make it from the other columns, by the
+formula of `cross_keys`; a request may also carry it, as it carries every other key.
 
 Shapes: B events of a batch, F features, C features that are crossed.
 """

@@ -184,6 +184,14 @@ def with_columns(source: EventSource, model: ModelConfig) -> EventSource:
     return HistorySource(source, model.sequences) if model.sequences else source
 
 
+def for_requests(source: EventSource, model: ModelConfig) -> EventSource:
+    """Return the events with the columns that a request has to carry: all, or their own.
+
+    Nodes make crosses from an event's own columns. They do not make sequences.
+    """
+    return with_columns(source, model) if model.sequences else source
+
+
 def extend(histories: Sequence[History], batch: Batch) -> Batch:
     """Return a batch with the columns of all histories, in their order."""
     for history in histories:

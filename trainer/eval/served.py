@@ -86,7 +86,9 @@ class ServedModel:
             VersionNotHeldError: It does not hold the version that is given.
             ServingError: It refuses the request, or stays away.
         """
-        parameters = {"version": version} if version is not None else None
+        parameters = {"version": version} if version is not None else {}
+        if batch.lists:  # only the shape of a rectangular request tells which columns it has
+            parameters["columns"] = batch.keys_BF.shape[1]
         inputs = _inputs(batch)
         for failures in range(_TRIES):
             sent_ms, began = time.time_ns() // 1_000_000, time.perf_counter()

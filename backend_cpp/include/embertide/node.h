@@ -144,6 +144,7 @@ struct FetchedRequest {
 class Fleet;
 class LatencyMeter;
 class LoadMeter;
+class MadeColumns;
 class Mender;
 class Readiness;
 class RemoteLookup;
@@ -229,6 +230,8 @@ class Node {
   const NodeOptions& options() const { return options_; }
   const Manifest& manifest() const { return manifest_; }
   const std::vector<Feature>& features() const { return features_; }
+  // The columns of a request that it can make itself (node/made_columns.h).
+  const MadeColumns& made_columns() const { return *made_columns_; }
   // Sum of the features' dims: the width of a `lookup` answer when all features are pooled.
   uint32_t total_dim() const { return total_dim_; }
   const Store& store() const { return *store_; }
@@ -299,7 +302,7 @@ class Node {
   // Versions that a pin may name, and a few before them, by number.
   using Versions = std::map<uint64_t, std::shared_ptr<const VersionInfo>>;
 
-  Node() = default;
+  Node();
   std::shared_ptr<const Versions> versions() const {
     const std::lock_guard lock(versions_mutex_);
     return versions_;
@@ -331,6 +334,7 @@ class Node {
   NodeOptions options_;
   Manifest manifest_;
   std::vector<Feature> features_;
+  std::unique_ptr<const MadeColumns> made_columns_;
   uint32_t total_dim_ = 0;
   std::string program_path_;
   std::unique_ptr<DenseProgram> program_;  // proves weights; runs nothing

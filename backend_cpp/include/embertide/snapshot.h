@@ -29,6 +29,9 @@ struct FeatureConfig {
   std::string table;
   std::string pooling = "sum";  // "sum", "mean" or "none"
   bool weighed = false;         // a request has a weight for each key
+  // Names of the features whose keys together are this one's: a node can make the column of KEYS
+  // from theirs. Empty: a request has to carry it.
+  std::vector<std::string> crossed = {};
 };
 
 struct BucketFileInfo {
