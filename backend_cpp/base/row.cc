@@ -13,7 +13,7 @@ static_assert(std::endian::native == std::endian::little, "formats are little-en
 namespace embertide {
 namespace {
 
-constexpr std::array<const char*, 4> kDTypeNames = {"fp32", "fp16", "bf16", "int8"};
+constexpr std::array<const char*, 5> kDTypeNames = {"fp32", "fp16", "bf16", "int8", "keys"};
 
 uint16_t Bf16FromFloat(float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
@@ -64,6 +64,8 @@ void EncodeChunk(DType dtype, uint32_t n, float scale, const float* values, std:
         Save(static_cast<int8_t>(std::clamp(q, -127.0F, 127.0F)), out + i);
       }
       return;
+    case DType::kKeys:
+      EMBERTIDE_CHECK(!"a row of keys is made of no values");
   }
 }
 
@@ -88,6 +90,8 @@ void DecodeChunk(DType dtype, uint32_t n, float scale, const std::byte* in, uint
         use(first + i, scale * static_cast<float>(Load<int8_t>(in + i)));
       }
       return;
+    case DType::kKeys:
+      EMBERTIDE_CHECK(!"a row of keys has no values");
   }
 }
 
@@ -114,7 +118,7 @@ Result<DType> ParseDType(const std::string& name) {
     if (name == kDTypeNames[i]) return static_cast<DType>(i);
   }
   return Status(Code::kInvalidArgument,
-                "dtype \"" + name + "\" is unknown; use fp32, fp16, bf16 or int8");
+                "dtype \"" + name + "\" is unknown; use fp32, fp16, bf16, int8 or keys");
 }
 
 Status RowLayout::Validate() const {
@@ -123,7 +127,7 @@ Status RowLayout::Validate() const {
             "chunks = " + std::to_string(chunks) + "; give 1 to " + std::to_string(kMaxChunks)};
   }
   if (chunk_dim == 0) return {Code::kInvalidArgument, "chunk_dim = 0; give at least 1"};
-  if (static_cast<uint8_t>(dtype) > static_cast<uint8_t>(DType::kInt8)) {
+  if (static_cast<uint8_t>(dtype) > static_cast<uint8_t>(DType::kKeys)) {
     return {Code::kInvalidArgument,
             "dtype number " + std::to_string(static_cast<int>(dtype)) + " is unknown"};
   }
@@ -146,6 +150,31 @@ void EncodePayload(const RowLayout& layout, uint16_t live, const float* values,
     if ((live >> c & 1U) == 0) continue;
     EncodeChunk(layout.dtype, layout.chunk_dim, scale, values + size_t{c} * layout.chunk_dim,
                 payload);
+    payload += layout.chunk_bytes();
+  }
+}
+
+uint16_t EncodeKeys(const RowLayout& layout, const int64_t* keys, std::byte* payload) {
+  EMBERTIDE_CHECK(layout.is_keys());
+  uint16_t live = 0;
+  for (uint32_t c = 0; c < layout.chunks; ++c, keys += layout.chunk_dim) {
+    const auto is_key = [](int64_t key) { return key != kNoKey; };
+    if (std::none_of(keys, keys + layout.chunk_dim, is_key)) continue;
+    live = static_cast<uint16_t>(live | 1U << c);
+    std::memcpy(payload, keys, layout.chunk_bytes());
+    payload += layout.chunk_bytes();
+  }
+  return live;
+}
+
+void CopyKeys(const RowLayout& layout, uint16_t live, const std::byte* payload, int64_t* keys) {
+  EMBERTIDE_CHECK(layout.is_keys());
+  for (uint32_t c = 0; c < layout.chunks; ++c, keys += layout.chunk_dim) {
+    if ((live >> c & 1U) == 0) {
+      std::fill_n(keys, layout.chunk_dim, kNoKey);
+      continue;
+    }
+    std::memcpy(keys, payload, layout.chunk_bytes());
     payload += layout.chunk_bytes();
   }
 }

@@ -50,6 +50,46 @@ TEST(RowTest, GoldenBytes) {
             "7feb");
 }
 
+TEST(RowTest, RowsOfKeysAreCopiedByteForByte) {
+  const RowLayout layout{3, 2, DType::kKeys};
+  ASSERT_TRUE(layout.Validate().ok());
+  // Not one of them survives a float or a double.
+  const std::vector<int64_t> keys = {0x0102030405060708, -1,    kNoKey, kNoKey,
+                                     (1LL << 62) + 1,    kNoKey};
+  std::vector<std::byte> payload(layout.PayloadBytes(layout.full_mask()));
+  EXPECT_EQ(payload.size(), 48U);
+  const uint16_t live = EncodeKeys(layout, keys.data(), payload.data());
+  EXPECT_EQ(live, 5);
+  payload.resize(layout.PayloadBytes(live));
+  std::vector<std::byte> record;
+  AppendRecord({0x0102030405060708ULL, live, RecordKind::kRow, payload}, &record);
+  EXPECT_EQ(Hex(record),
+            "080706050403020105000000"
+            "0807060504030201ffffffffffffffff"
+            "01000000000000400000000000000080");
+  std::vector<int64_t> back(6);
+  CopyKeys(layout, live, payload.data(), back.data());
+  EXPECT_EQ(back, keys);
+  CopyKeys(layout, 0, nullptr, back.data());
+  EXPECT_EQ(back, std::vector<int64_t>(6, kNoKey));
+}
+
+TEST(RowTest, AMaskOfKeysThatIsTooLargeForABlockIsRefused) {
+  EXPECT_TRUE((RowLayout{16, 31, DType::kKeys}.Validate().ok()));
+  EXPECT_FALSE((RowLayout{16, 32, DType::kKeys}.Validate().ok()));
+}
+
+TEST(RowDeathTest, NoNumberIsMadeOfKeys) {
+  const RowLayout layout{1, 1, DType::kKeys};
+  const std::vector<std::byte> payload(8);
+  float value = 0;
+  double sum = 0;
+  std::vector<std::byte> out(8);
+  EXPECT_DEATH(DecodePayload(layout, 1, payload.data(), &value), "a row of keys has no values");
+  EXPECT_DEATH(AccumulatePayload(layout, 1, payload.data(), &sum), "a row of keys has no values");
+  EXPECT_DEATH(EncodePayload(layout, 1, &value, out.data()), "a row of keys is made of no values");
+}
+
 TEST(RowTest, GoldenHashAndInitialValues) {
   EXPECT_EQ(HashKey(0), 0xe220a8397b1dcdafULL);
   EXPECT_EQ(HashKey(1), 0x910a2dec89025cc1ULL);

@@ -31,6 +31,7 @@ Status TableConfig::Validate() const {
                std::to_string(layout.chunks) + " chunks of " + DTypeName(layout.dtype) +
                ": counts need fp32, and a row something that is learned");
   }
+  if (layout.is_keys() && !default_row.empty()) return bad("default_row: rows of keys have none");
   if (!default_row.empty() && default_row.size() != layout.dim()) {
     return bad("default_row has " + std::to_string(default_row.size()) + " values, dim is " +
                std::to_string(layout.dim()));

@@ -17,6 +17,17 @@ RowLayout TakeLayout(std::string_view* input) {
   return layout;
 }
 
+// Keys are copied: put together again they are the row's bytes, but for live chunks without a key.
+void CheckKeys(const RowLayout& layout, const RowRecord& record) {
+  std::vector<int64_t> keys(layout.dim());
+  CopyKeys(layout, record.live, record.payload.data(), keys.data());
+  std::vector<std::byte> again(layout.PayloadBytes(layout.full_mask()));
+  const uint16_t live = EncodeKeys(layout, keys.data(), again.data());
+  EMBERTIDE_CHECK((live & ~record.live) == 0);
+  EMBERTIDE_CHECK(live != record.live ||
+                  std::equal(record.payload.begin(), record.payload.end(), again.begin()));
+}
+
 // A row alone in a bag is its values; written again they are its bytes, but for the scale of int8,
 // which follows from the values, and the bits inside a NaN.
 void CheckPayload(const RowLayout& layout, const RowRecord& record) {
@@ -54,6 +65,14 @@ std::vector<std::string> Seeds() {
     seeds.push_back(Raw<uint8_t>(3) + Raw<uint8_t>(2) + Raw(dtype) +
                     std::string(reinterpret_cast<const char*>(records.data()), records.size()));
   }
+  const RowLayout layout{3, 2, DType::kKeys};
+  std::vector<std::byte> row(layout.PayloadBytes(layout.full_mask()));
+  const int64_t keys[] = {1, kNoKey, -1, 1LL << 62, kNoKey, kNoKey};
+  const uint16_t live = EncodeKeys(layout, keys, row.data());
+  std::vector<std::byte> records;
+  AppendRecord({9, live, RecordKind::kRow, {row.data(), layout.PayloadBytes(live)}}, &records);
+  seeds.push_back(Raw<uint8_t>(3) + Raw<uint8_t>(2) + Raw(layout.dtype) +
+                  std::string(reinterpret_cast<const char*>(records.data()), records.size()));
   return seeds;
 }
 
@@ -72,7 +91,7 @@ void Run(std::string_view input) {
     AppendRecord(record.value(), &again);
     EMBERTIDE_CHECK(again.size() == before.size() - rest.size());
     EMBERTIDE_CHECK(std::equal(again.begin(), again.end(), before.begin()));
-    CheckPayload(layout, record.value());
+    layout.is_keys() ? CheckKeys(layout, record.value()) : CheckPayload(layout, record.value());
   }
 }
 

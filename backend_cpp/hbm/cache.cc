@@ -64,6 +64,7 @@ Result<std::unique_ptr<HbmCache>> HbmCache::Open(const HbmOptions& options,
   uint64_t item = 0;
   for (const TableConfig& table : options.tables) {
     const RowLayout& layout = table.layout;
+    if (layout.is_keys()) continue;  // they never come here
     item = std::max<uint64_t>({item, layout.PayloadBytes(layout.full_mask()), layout.dim() * 8U});
     cache->max_dim_ = std::max(cache->max_dim_, layout.dim());
   }
@@ -147,10 +148,13 @@ Status HbmCache::OpenShard(const HbmOptions& options, Shard* shard) {
   double slot_bytes = 0;
   double ways = kWaysPerRow;
   uint32_t least_units = HbmPlaces::kPageUnits;
+  const auto has_values = [](const TableConfig& table) { return !table.layout.is_keys(); };
+  const auto tables_here = std::ranges::count_if(options.tables, has_values);
   for (const TableConfig& table : options.tables) {
     const RowLayout& layout = table.layout;
+    if (layout.is_keys()) continue;
     const uint64_t whole = RoundUp(layout.PayloadBytes(layout.full_mask()), kHbmSlotUnit);
-    slot_bytes += static_cast<double>(whole) / static_cast<double>(options.tables.size());
+    slot_bytes += static_cast<double>(whole) / static_cast<double>(tables_here);
     if (layout.chunks > 1) ways = kWaysPerChunkedRow;
     least_units = std::min<uint32_t>(
         least_units,

@@ -302,6 +302,8 @@ __global__ void __launch_bounds__(kBlockThreads) PoolKernel(HbmDevice::PoolArgs 
       return PoolBagOf<DType::kBf16>(args, bag, table);
     case DType::kInt8:
       return PoolBagOf<DType::kInt8>(args, bag, table);
+    case DType::kKeys:  // no bag is of such a table
+      return;
   }
 }
 

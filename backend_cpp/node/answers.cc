@@ -58,6 +58,9 @@ Status Fleet::Prove(const v1::LookupPart& part, uint32_t* table) const {
   if (!sums && part.pooling() != v1::PART_POOLING_ROWS) {
     return refuse("pooling " + std::to_string(part.pooling()) + " is neither rows nor sums");
   }
+  if (sums && node_->manifest_.tables[*table].layout.is_keys()) {
+    return refuse("table " + node_->manifest_.tables[*table].name + " has rows of keys: no sums");
+  }
   if (part.bag_weights_size() != (weighed ? part.bag_keys_size() : 0)) {
     return refuse(std::to_string(part.bag_weights_size()) + " bag_weights for " +
                   std::to_string(part.bag_keys_size()) + " bag_keys");
@@ -165,11 +168,12 @@ Status Fleet::Lookup(const v1::LookupRequest& request, v1::LookupResponse* respo
     EMBERTIDE_RETURN_IF_ERROR(Prove(part, &table));
     const auto here = static_cast<size_t>(part.keys_size());
     keys += here;
-    const size_t dim = node_->manifest_.tables[table].layout.dim();
-    rows += here * dim * sizeof(float);
+    const RowLayout& layout = node_->manifest_.tables[table].layout;
+    const size_t row = layout.dim() * (layout.is_keys() ? sizeof(int64_t) : sizeof(float));
+    rows += here * row;
     answer += part.pooling() == v1::PART_POOLING_ROWS
-                  ? here * (kRecordHeaderBytes + dim * sizeof(float))
-                  : static_cast<size_t>(part.bag_offsets_size()) * dim * sizeof(double);
+                  ? here * (kRecordHeaderBytes + row)
+                  : static_cast<size_t>(part.bag_offsets_size()) * layout.dim() * sizeof(double);
   }
   if (rows > kMaxAnswerBytes) {
     return {Code::kInvalidArgument, "the keys' rows may have " + std::to_string(rows) +

@@ -397,7 +397,8 @@ bool HotRows::Ask(const Routing& routing, Version at, const std::vector<Question
       part.mutable_since()->set_lineage(question.since.lineage);
     }
     calls[q].answer_bytes =
-        question.keys.size() * (kRecordHeaderBytes + table.layout.dim() * sizeof(float));
+        question.keys.size() *
+        (kRecordHeaderBytes + table.layout.PayloadBytes(table.layout.full_mask()));
     peers_->Lookup(routing.peers[question.peer].name, {&calls[q], 1}, routing.epoch,
                    steady_clock::now() + kAskFor, [left] {
                      if (--*left == 0) left->notify_one();

@@ -21,7 +21,12 @@ RowLayout MakeLayout(const std::string& dtype, uint16_t chunks, uint16_t chunk_d
   return layout;
 }
 
+void RefuseKeys(const RowLayout& layout) {
+  if (layout.is_keys()) throw BindingError{{Code::kInvalidArgument, "rows of keys are no values"}};
+}
+
 py::bytes Encode(const RowLayout& layout, uint16_t live, const Array<float>& values) {
+  RefuseKeys(layout);
   if (values.size() != layout.dim() || (live & ~layout.full_mask()) != 0) {
     throw BindingError{{Code::kInvalidArgument, "a row of " + std::to_string(layout.dim()) +
                                                     " values in " + std::to_string(layout.chunks) +
@@ -73,6 +78,7 @@ Array<uint64_t> RecordKeys(const RowLayout& layout, const py::bytes& records) {
 // Records as arrays: (keys [N], live masks [N], 0 of tombstones, where each record begins and the
 // last one ends [N + 1], values [N, dim], zeros where a chunk is dead).
 py::tuple DecodeRecords(const RowLayout& layout, const py::bytes& records) {
+  RefuseKeys(layout);
   const std::span<const std::byte> all = BytesIn(records);
   std::vector<RowRecord> rows;
   std::vector<uint64_t> begins = {0};
@@ -92,6 +98,41 @@ py::tuple DecodeRecords(const RowLayout& layout, const py::bytes& records) {
   }
   return py::make_tuple(
       keys, live, Array<uint64_t>(static_cast<py::ssize_t>(begins.size()), begins.data()), values);
+}
+
+// Records of rows of keys: items [N, dim] of the keys [N], a tombstone where a key has no item.
+py::bytes EncodeKeyRecords(const RowLayout& layout, const Array<uint64_t>& keys,
+                           const Array<int64_t>& items) {
+  if (!layout.is_keys() || items.ndim() != 2 || items.shape(0) != keys.size() ||
+      items.shape(1) != static_cast<py::ssize_t>(layout.dim())) {
+    throw BindingError{{Code::kInvalidArgument, "give a layout of keys, and " +
+                                                    std::to_string(layout.dim()) +
+                                                    " items for each of the keys"}};
+  }
+  std::vector<std::byte> records;
+  std::vector<std::byte> payload(layout.PayloadBytes(layout.full_mask()));
+  for (py::ssize_t i = 0; i < keys.size(); ++i) {
+    const uint16_t live = EncodeKeys(layout, items.data() + i * items.shape(1), payload.data());
+    const auto kind = live == 0 ? RecordKind::kExpired : RecordKind::kRow;
+    AppendRecord({keys.data()[i], live, kind, {payload.data(), layout.PayloadBytes(live)}},
+                 &records);
+  }
+  return BytesOut(records);
+}
+
+// The reverse: (keys [N], items [N, dim]).
+py::tuple DecodeKeyRecords(const RowLayout& layout, const py::bytes& records) {
+  if (!layout.is_keys()) {
+    throw BindingError{{Code::kInvalidArgument, "rows of values are no keys"}};
+  }
+  const Array<uint64_t> keys = RecordKeys(layout, records);
+  Array<int64_t> items({keys.size(), static_cast<py::ssize_t>(layout.dim())});
+  int64_t* to = items.mutable_data();
+  for (std::span<const std::byte> rest = BytesIn(records); !rest.empty(); to += layout.dim()) {
+    const RowRecord record = ValueOrThrow(ReadRecord(layout, &rest));
+    CopyKeys(layout, record.live, record.payload.data(), to);
+  }
+  return py::make_tuple(keys, items);
 }
 
 // (live mask, payload bytes) of a key's row; None without one.
@@ -308,6 +349,9 @@ void BindCodec(py::module_& m) {
   m.def("cut_records", &CutRecords, py::arg("layout"), py::arg("records"), py::arg("max_bytes"));
   m.def("find_record", &FindRecord, py::arg("layout"), py::arg("records"), py::arg("key"));
   m.def("decode_records", &DecodeRecords, py::arg("layout"), py::arg("records"));
+  m.def("encode_key_records", &EncodeKeyRecords, py::arg("layout"), py::arg("keys"),
+        py::arg("items"));
+  m.def("decode_key_records", &DecodeKeyRecords, py::arg("layout"), py::arg("records"));
   m.def("record_keys", &RecordKeys, py::arg("layout"), py::arg("records"));
   m.def("count_live", &CountLive, py::arg("layout"), py::arg("records"));
   m.def("differing_records", &DifferingRecords, py::arg("layout"), py::arg("records"),

@@ -24,7 +24,7 @@ float Added(float a, float b) {
 
 Result<uint64_t> Store::AddCounts(uint32_t t, std::span<const int64_t> keys, const float* logs,
                                   size_t stride) {
-  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckTable(t));
+  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckValues(t));
   const Table& table = impl_->tables[t];
   const uint32_t counters = table.config.layout.dim() - table.config.learned().dim();
   const std::vector<std::byte> empty(counters * sizeof(float));

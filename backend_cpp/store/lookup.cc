@@ -492,7 +492,7 @@ Status BagReader::Lookup(std::span<const BagFeature> features, std::span<const K
                          std::span<SourceCounts> counts) const {
   const Store::Impl& impl = *view_.store_->impl_;
   for (const BagFeature& feature : features) {
-    EMBERTIDE_RETURN_IF_ERROR(impl.CheckTable(feature.table));
+    EMBERTIDE_RETURN_IF_ERROR(impl.CheckValues(feature.table));
   }
   Scratch& scratch = ThreadScratch();
   scratch.Begin(impl.tables.size());
@@ -579,10 +579,45 @@ Status BagReader::CopyRows(uint32_t table, std::span<const int64_t> keys, std::s
   return Status::Ok();
 }
 
+Status BagReader::CopyKeys(uint32_t table, const KeyBags& request, int64_t* out, uint8_t* sources,
+                           std::span<SourceCounts> counts) const {
+  const Store::Impl& impl = *view_.store_->impl_;
+  EMBERTIDE_RETURN_IF_ERROR(impl.CheckTable(table));
+  const RowLayout& layout = impl.tables[table].config.layout;
+  if (!layout.is_keys()) {
+    return {Code::kInvalidArgument,
+            "table " + impl.tables[table].config.name + " has rows of values, and no keys"};
+  }
+  Scratch& scratch = ThreadScratch();
+  scratch.Begin(impl.tables.size());
+  const BagFeature feature{table, Pooling::kSum, 0};
+  for (size_t first = 0; first < request.keys.size(); first += kChunkKeys) {
+    KeyBags piece;
+    piece.keys = request.keys.subspan(first, std::min(kChunkKeys, request.keys.size() - first));
+    if (request.remote_of != nullptr) piece.remote_of = request.remote_of + first;
+    piece.remote = request.remote;
+    EMBERTIDE_RETURN_IF_ERROR(FindAll(impl, view_.version_, {&feature, 1}, piece, &scratch));
+    for (size_t i = 0; i < piece.keys.size(); ++i, out += layout.dim()) {
+      const FoundRow& found = scratch.finder.found()[i];
+      const bool is_row = found.kind == FoundKind::kRow;
+      embertide::CopyKeys(layout, is_row ? found.live : uint16_t{0}, found.payload, out);
+      if (sources != nullptr) *sources++ = static_cast<uint8_t>(found.source);
+    }
+  }
+  Tell(impl, &scratch);
+  for (size_t s = 0; s < kSources; ++s) {
+    const uint64_t found = scratch.counts[table][s];
+    if (!counts.empty()) counts[table][s] += found;
+    if (found > 0) impl.hits[s].fetch_add(found, std::memory_order_relaxed);
+  }
+  return Status::Ok();
+}
+
 Status BagReader::SumBags(uint32_t table, std::span<const int64_t> keys,
                           std::span<const uint32_t> offsets, std::span<const uint32_t> places,
                           std::span<const float> weights, double* sums, uint8_t* sources) const {
   const Store::Impl& impl = *view_.store_->impl_;
+  EMBERTIDE_RETURN_IF_ERROR(impl.CheckValues(table));
   Scratch& scratch = ThreadScratch();
   EMBERTIDE_RETURN_IF_ERROR(
       FindForPeer(impl, view_.version_, table, keys, /*again=*/false, &scratch, sources));
@@ -606,7 +641,7 @@ Status BagReader::SumBags(uint32_t table, std::span<const int64_t> keys,
 // A request as bags of one feature. Errors are those of ReadView::Lookup.
 static Result<std::pair<BagFeature, KeyBags>> AsBags(const Store::Impl& impl,
                                                      const LookupRequest& request) {
-  EMBERTIDE_RETURN_IF_ERROR(impl.CheckTable(request.table));
+  EMBERTIDE_RETURN_IF_ERROR(impl.CheckValues(request.table));
   EMBERTIDE_RETURN_IF_ERROR(ValidateRequest(request, impl.tables[request.table].config));
   // Without pooling every key is a bag of its own.
   const bool single = request.pooling == Pooling::kNone;

@@ -142,6 +142,10 @@ Status ValidateGroups(const StoreOptions& options) {
         return {Code::kInvalidArgument,
                 "prune_groups: table " + std::to_string(t) + " does not exist"};
       }
+      if (options.tables[t].layout.is_keys()) {
+        return {Code::kInvalidArgument, "prune_groups: table " + options.tables[t].name +
+                                            " has rows of keys, whose worth nothing says"};
+      }
       if (!pruned.insert(t).second) {
         return {Code::kInvalidArgument, "prune_groups: table " + options.tables[t].name +
                                             " stands twice; it can be of one group"};
@@ -430,6 +434,13 @@ Status Store::Impl::CheckTable(uint32_t table) const {
   if (table < tables.size()) return Status::Ok();
   return {Code::kInvalidArgument, "table " + std::to_string(table) + " does not exist; there are " +
                                       std::to_string(tables.size())};
+}
+
+Status Store::Impl::CheckValues(uint32_t table) const {
+  EMBERTIDE_RETURN_IF_ERROR(CheckTable(table));
+  if (!tables[table].config.layout.is_keys()) return Status::Ok();
+  return {Code::kInvalidArgument,
+          "table " + tables[table].config.name + " has rows of keys, which are no values"};
 }
 
 Status Store::Impl::CheckBucket(uint32_t table, uint32_t bucket) const {

@@ -261,6 +261,8 @@ struct Store::Impl {
   }
   // kInvalidArgument naming what is out of range.
   Status CheckTable(uint32_t table) const;
+  // The same, and that its rows are values: for calls that make numbers of them.
+  Status CheckValues(uint32_t table) const;
   Status CheckBucket(uint32_t table, uint32_t bucket) const;
   // The crew of so many threads, at least 1, for as long as `lock` is held.
   Crew* TakeCrew(uint32_t threads, std::unique_lock<std::mutex>* lock);

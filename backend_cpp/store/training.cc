@@ -184,7 +184,7 @@ Status Store::Impl::ChangeLive(Device* device, const Table& table, uint32_t b, u
 
 Status Store::SetLive(uint32_t t, uint64_t key, uint16_t live) {
   if (!impl_->training()) return NotTraining();
-  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckTable(t));
+  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckValues(t));
   const Table& table = impl_->tables[t];
   const RowLayout& layout = table.config.layout;
   if ((live & ~layout.full_mask()) != 0) {

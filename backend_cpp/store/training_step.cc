@@ -321,7 +321,7 @@ Result<Location> TableRun::MakeRow(Device* device, Bucket* bucket, const PartWor
 }
 
 Status ValidateBags(const Store::Impl& impl, const BagGradients& bags) {
-  EMBERTIDE_RETURN_IF_ERROR(impl.CheckTable(bags.table));
+  EMBERTIDE_RETURN_IF_ERROR(impl.CheckValues(bags.table));
   const TableConfig& table = impl.tables[bags.table].config;
   if (bags.gradients != nullptr && bags.stride < table.learned().dim()) {
     return {Code::kInvalidArgument,

@@ -6,6 +6,10 @@
 //
 //   fp32, fp16, bf16:  [chunk][chunk]...           popcount(live) * chunk_dim elements
 //   int8:              [f32 scale][chunk]...        value = scale * element
+//   keys:              [chunk][chunk]...           64-bit keys, and no values at all
+//
+// Rows of keys are copied byte for byte: no function here makes numbers of them, and their dead
+// chunks read as kNoKey.
 //
 // A record is how a row travels (docs/formats.md, "Row record"), little-endian, unaligned:
 //
@@ -18,6 +22,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string>
 #include <vector>
@@ -27,7 +32,10 @@
 namespace embertide {
 
 // Stored in files and on the bus: do not renumber.
-enum class DType : uint8_t { kFp32 = 0, kFp16 = 1, kBf16 = 2, kInt8 = 3 };
+enum class DType : uint8_t { kFp32 = 0, kFp16 = 1, kBf16 = 2, kInt8 = 3, kKeys = 4 };
+
+// Where a row of keys has none; the trainer's PADDING_KEY. No item has it.
+inline constexpr int64_t kNoKey = std::numeric_limits<int64_t>::min();
 
 // What a record says about its key. Stored: do not renumber. Tombstones have live = 0, no payload.
 enum class RecordKind : uint8_t { kRow = 0, kPruned = 1, kExpired = 2 };
@@ -38,11 +46,12 @@ inline constexpr uint32_t kMaxChunks = 16;
 inline constexpr uint32_t kMaxPayloadBytes = 4064;
 inline constexpr size_t kRecordHeaderBytes = 12;
 
-// "fp32", "fp16", "bf16" or "int8".
+// "fp32", "fp16", "bf16", "int8" or "keys".
 const char* DTypeName(DType dtype);
 Result<DType> ParseDType(const std::string& name);
 // Bytes of one element.
 constexpr uint32_t DTypeBytes(DType dtype) {
+  if (dtype == DType::kKeys) return 8;
   return dtype == DType::kFp32 ? 4 : dtype == DType::kInt8 ? 1 : 2;
 }
 
@@ -52,6 +61,8 @@ struct RowLayout {
   DType dtype = DType::kFp32;
 
   uint32_t dim() const { return uint32_t{chunks} * chunk_dim; }
+  // Whether a row is keys, which are no numbers: it is copied, never decoded, pooled or trained.
+  bool is_keys() const { return dtype == DType::kKeys; }
   uint32_t chunk_bytes() const { return chunk_dim * DTypeBytes(dtype); }
   uint16_t full_mask() const { return static_cast<uint16_t>((1U << chunks) - 1U); }
   // Bytes of a row with these live chunks; 0 for none.
@@ -77,6 +88,13 @@ struct RowRecord {
 // chunks only; fp16 and bf16 round to nearest even, int8 scales by max|value| / 127.
 void EncodePayload(const RowLayout& layout, uint16_t live, const float* values, std::byte* payload);
 
+// Encodes layout.dim() keys, where a chunk without a key is dead. Returns the live mask. Requires:
+// the layout is_keys; `payload` has room for all chunks.
+uint16_t EncodeKeys(const RowLayout& layout, const int64_t* keys, std::byte* payload);
+// Copies the keys of a row, layout.dim() of them; kNoKey in a dead chunk. Requires: is_keys.
+void CopyKeys(const RowLayout& layout, uint16_t live, const std::byte* payload, int64_t* keys);
+
+// The next three require a layout that is not of keys.
 // Decodes a payload into layout.dim() floats; dead chunks become zeros.
 void DecodePayload(const RowLayout& layout, uint16_t live, const std::byte* payload, float* values);
 

@@ -312,6 +312,12 @@ class BagReader {
   // Errors as above; thread-safe.
   Status CopyRows(uint32_t table, std::span<const int64_t> keys, std::string* records,
                   uint8_t* sources, const ReadView* since = nullptr) const;
+  // Copies the rows of request.keys in a table of keys to `out`, layout.dim() keys each, kNoKey
+  // where there is none. Of `request`, keys, remote_of and remote are looked at. `sources`
+  // (OPTIONAL) gets a Source per key, `counts` (OPTIONAL, by table) is added to. Thread-safe;
+  // errors as above, and kInvalidArgument: the table has rows of values.
+  Status CopyKeys(uint32_t table, const KeyBags& request, int64_t* out, uint8_t* sources,
+                  std::span<SourceCounts> counts) const;
   // For a peer: bag b is the keys at places[offsets[b]] .. places[offsets[b + 1]]; `sums` gets bags
   // x dim fp64 sums in that order, default rows included, times `weights`: one for each of `places`
   // or none. `sources` gets a Source per key. Errors as above; thread-safe.

@@ -24,10 +24,10 @@ struct TableConfig {
   uint16_t counter_chunks = 0;
 
   uint32_t buckets() const { return 1U << bucket_bits; }
-  // What gradients teach of a row.
+  // What gradients teach of a row; of keys, no chunk.
   RowLayout learned() const {
     RowLayout learned = layout;
-    learned.chunks -= counter_chunks;
+    learned.chunks = static_cast<uint16_t>(layout.is_keys() ? 0 : layout.chunks - counter_chunks);
     return learned;
   }
   // kInvalidArgument naming the table and the field.
