@@ -421,17 +421,36 @@ void BindStore(py::module_& m) {
            })
       .def(
           "prune",
-          [](Store* store, uint32_t group, uint64_t bytes, uint32_t max_age) {
+          [](Store* store, uint32_t group, uint64_t bytes, uint32_t max_age,
+             const std::optional<std::vector<std::string>>& samples) {
             const py::gil_scoped_release released;
-            return ValueOrThrow(store->Prune(group, bytes, max_age));
+            return ValueOrThrow(store->Prune(
+                group, bytes, max_age,
+                samples ? std::span<const std::string>(*samples) : std::span<const std::string>()));
           },
-          py::arg("group"), py::arg("bytes"), py::kw_only(), py::arg("max_age") = 0)
+          py::arg("group"), py::arg("bytes"), py::kw_only(), py::arg("max_age") = 0,
+          py::arg("samples") = py::none())
+      .def("prune_rows",
+           [](const Store& store, uint32_t group) { return ValueOrThrow(store.PruneRows(group)); })
+      .def("prune_sample",
+           [](Store* store, uint32_t group, uint64_t rows) {
+             std::string sample;
+             {
+               const py::gil_scoped_release released;
+               sample = ValueOrThrow(store->PruneSample(group, rows));
+             }
+             return py::bytes(sample);
+           })
       .def("note_stake",
            [](Store* store, uint32_t table, double at_stake, double squares) {
              ThrowIfError(store->NoteStake(table, at_stake, squares));
            })
       .def("prune_room",
            [](const Store& store, uint32_t group) { return ValueOrThrow(store.PruneRoom(group)); })
+      .def("set_prune_room",
+           [](Store* store, uint32_t group, uint64_t bytes) {
+             ThrowIfError(store->SetPruneRoom(group, bytes));
+           })
       .def("seen_bytes",
            [](const Store& store, uint32_t group) { return ValueOrThrow(store.SeenBytes(group)); })
       .def("prune_state",
@@ -442,6 +461,12 @@ void BindStore(py::module_& m) {
            [](Store* store, uint32_t group, const std::string& state) {
              ThrowIfError(store->SetPruneState(group, state));
            })
+      .def(
+          "load_prune_states",
+          [](Store* store, uint32_t group, const std::vector<std::string>& states, bool seen) {
+            ThrowIfError(store->LoadPruneStates(group, states, seen));
+          },
+          py::arg("group"), py::arg("states"), py::kw_only(), py::arg("seen"))
       .def("prune_state_of_format_5",
            [](const Store& store, uint32_t group, const std::string& state) {
              return py::bytes(ValueOrThrow(store.PruneStateOfFormat5(group, state)));

@@ -1,10 +1,11 @@
 // Pruning: a price a byte for the rows of a group of tables, and a pass that leaves what is worth
-// it. prune_price.h says what is; waiting_keys.h what becomes of keys without a row.
+// it. prune_price.h says what is; prune_sample.h how several stores find one price; waiting_keys.h
+// what becomes of keys without a row; prune_state.cc what a checkpoint has of all that.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <numeric>
 
+#include "store/prune_sample.h"
 #include "store/store_impl.h"
 
 namespace embertide {
@@ -20,43 +21,9 @@ constexpr uint64_t kSliceEntries = 4096;
 constexpr uint32_t kSampleShift = 32;
 constexpr uint32_t kMostRare = 64 - kSampleShift - kMaxBucketBits;
 
-// What PruneState writes before the waiting keys.
-struct SavedPrice {
-  float price;
-  uint32_t zero;
-  uint64_t room;
-  uint64_t step;
-};
-
 uint64_t HashIn(const Table& table, uint64_t key) {
   // A key of several tables is several keys.
   return HashKey(HashKey(key) + table.config.id);
-}
-
-std::string Written(const SavedPrice& price, const std::vector<GroupPrice::SeenKeys>& seen,
-                    const std::vector<CountsWorth>& counts,
-                    const std::vector<UtilityScale>& scales) {
-  std::string state(reinterpret_cast<const char*>(&price), sizeof(price));
-  const auto append = [&state](const auto& values) {
-    state.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(values[0]));
-  };
-  append(seen);
-  append(counts);
-  append(scales);
-  return state;
-}
-
-Status WrongState(uint64_t bytes, uint32_t group) {
-  return {Code::kCorrupt,
-          "a prune state of " + std::to_string(bytes) + " bytes is not of prune group " +
-              std::to_string(group) +
-              ": its tables and waiting_bytes must be those that it was saved with"};
-}
-
-// The same whatever their order, which changes.
-double SumInOrder(std::vector<float>* values) {
-  std::ranges::sort(*values);
-  return std::accumulate(values->begin(), values->end(), 0.0);
 }
 
 }  // namespace
@@ -153,30 +120,62 @@ void Store::Impl::ForSomeRows(const Table& table, uint32_t rare, const Visit& vi
   }
 }
 
-void Store::Impl::FindWorth(const Table& table, uint32_t rare, CountsWorth* worth) const {
-  std::vector<float> logs;
-  std::vector<float> learned;
-  ForSomeRows(table, rare, [&](const Device* device, Location place) {
-    const auto utility = UtilityOf(device, table, place);
-    learned.insert(learned.end(), utility.begin(), utility.begin() + table.cost.chunks);
-    if (const float log = LogOf(device, table, place); log != 0.0F) logs.push_back(log);
-  });
-  if (logs.empty()) return;
-  worth->reference = *std::ranges::max_element(logs);
-  for (float& log : logs) log = std::exp2(log - worth->reference);
-  worth->of_reference =
-      static_cast<float>(worth->of.worth * SumInOrder(&learned) / SumInOrder(&logs));
-}
-
-PriceSample Store::Impl::SampleOf(const GroupPrice& group, uint32_t rare) const {
-  PriceSample sample;
-  for (const uint32_t t : group.tables) {
-    const Table& table = tables[t];
+GroupSample Store::Impl::TakeSample(GroupPrice* group, uint32_t rare) const {
+  {
+    const std::lock_guard lock(group->mutex);
+    group->Scale();
+  }
+  GroupSample sample = EmptySample(group, rare);
+  for (size_t i = 0; i < sample.tables.size(); ++i) {
+    const Table& table = tables[group->tables[i]];
+    const uint32_t chunks = table.cost.chunks;
+    TableSample& added = sample.tables[i];
     ForSomeRows(table, rare, [&](const Device* device, Location place) {
-      sample.Add(table.cost, UtilityOf(device, table, place).data());
+      const auto utility = UtilityOf(device, table, place);
+      added.rows.insert(added.rows.end(), utility.begin(), utility.begin() + chunks);
+      if (table.cost.counters != 0) added.rows.push_back(LogOf(device, table, place));
     });
   }
   return sample;
+}
+
+GroupSample Store::Impl::EmptySample(GroupPrice* group, uint32_t rare) const {
+  const std::lock_guard lock(group->mutex);
+  GroupSample sample{group->step, rare, {}};
+  for (size_t i = 0; i < group->tables.size(); ++i) {
+    const RowCost& cost = tables[group->tables[i]].cost;
+    sample.tables.push_back({group->scales[i].scale, cost.utilities(), {}});
+  }
+  return sample;
+}
+
+Result<GroupSample> Store::Impl::JoinSamples(GroupPrice* group,
+                                             std::span<const std::string> samples) const {
+  GroupSample all = EmptySample(group, 0);
+  for (size_t rank = 0; rank < samples.size(); ++rank) {
+    const Result<GroupSample> sample = GroupSample::Read(samples[rank]);
+    Status added = sample.ok() ? Status::Ok() : sample.status();
+    if (rank == 0 && added.ok()) all.rare = std::min(sample.value().rare, kMostRare);
+    if (added.ok()) added = all.Add(sample.value());
+    if (!added.ok())
+      return Status(added.code(), "sample " + std::to_string(rank) + ": " + added.message());
+  }
+  return all;
+}
+
+PriceSample Store::Impl::Priced(const GroupPrice& group, const GroupSample& sample) const {
+  PriceSample priced;
+  std::array<float, kMaxChunks> utility{};
+  for (size_t i = 0; i < group.tables.size(); ++i) {
+    const RowCost& cost = tables[group.tables[i]].cost;
+    const TableSample& table = sample.tables[i];
+    for (size_t row = 0; row < table.rows.size(); row += table.floats) {
+      std::copy_n(table.rows.begin() + static_cast<ptrdiff_t>(row), table.floats, utility.begin());
+      if (cost.counters != 0) utility[cost.chunks] = group.counts[i].Of(utility[cost.chunks]);
+      priced.Add(cost, utility.data());
+    }
+  }
+  return priced;
 }
 
 void Store::Impl::PruneBucket(GroupPrice* group, const Table& table, uint32_t b, uint32_t max_age,
@@ -244,41 +243,58 @@ void Store::Impl::PruneBucket(GroupPrice* group, const Table& table, uint32_t b,
   }
 }
 
-Result<PruneOutcome> Store::Prune(uint32_t g, uint64_t bytes, uint32_t max_age) {
+Result<uint64_t> Store::PruneRows(uint32_t g) const {
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckGroup(g));
-  GroupPrice* group = impl_->groups[g].get();
-  uint64_t least = 0;
   uint64_t rows = 0;
-  for (const uint32_t t : group->tables) {
+  for (const uint32_t t : impl_->groups[g]->tables) {
     const Table& table = impl_->tables[t];
-    least = std::max(least, table.cost.FullBytes());
     for (uint32_t b = 0; b < table.config.buckets(); ++b) {
       rows += Store::Impl::Newest(table, b)->index.size();
     }
+  }
+  return rows;
+}
+
+Result<std::string> Store::PruneSample(uint32_t g, uint64_t rows) {
+  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckGroup(g));
+  const uint32_t rare =
+      std::min(kMostRare, static_cast<uint32_t>(std::bit_width(rows / kSampleRows)));
+  return impl_->TakeSample(impl_->groups[g].get(), rare).Write();
+}
+
+Result<PruneOutcome> Store::Prune(uint32_t g, uint64_t bytes, uint32_t max_age,
+                                  std::span<const std::string> samples) {
+  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckGroup(g));
+  GroupPrice* group = impl_->groups[g].get();
+  uint64_t least = 0;
+  for (const uint32_t t : group->tables) {
+    least = std::max(least, impl_->tables[t].cost.FullBytes());
   }
   if (bytes < least) {
     return Status(Code::kInvalidArgument, "pruning to " + std::to_string(bytes) +
                                               " bytes, less than one row of " +
                                               std::to_string(least));
   }
-  const uint32_t rare =
-      std::min(kMostRare, static_cast<uint32_t>(std::bit_width(rows / kSampleRows)));
-  {
-    const std::lock_guard lock(group->mutex);
-    group->Scale();
+  std::string own;
+  if (samples.empty()) {
+    own = std::move(PruneSample(g, PruneRows(g).value()).value());
+    samples = {&own, 1};
   }
-  for (CountsWorth& counts : group->counts) {
+  const Result<GroupSample> sample = impl_->JoinSamples(group, samples);
+  if (!sample.ok()) return sample.status();
+  for (size_t i = 0; i < group->counts.size(); ++i) {
+    CountsWorth& counts = group->counts[i];
     if (counts.of.worth == 0.0F) continue;
-    CountsWorth found = counts;
-    impl_->FindWorth(impl_->tables[counts.of.table], rare, &found);
+    const CountsWorth found =
+        sample.value().tables[i].FindWorth(impl_->tables[counts.of.table].cost, counts);
     const std::lock_guard lock(group->mutex);
     counts = found;
   }
-  const PriceSample sample = impl_->SampleOf(*group, rare);
+  const PriceSample priced = impl_->Priced(*group, sample.value());
   const auto aim = static_cast<uint64_t>(static_cast<double>(bytes) * (1.0 - kLeftFree));
   {
     const std::lock_guard lock(group->mutex);
-    group->price = sample.PriceFor(aim >> rare);
+    group->price = priced.PriceFor(aim >> sample.value().rare);
   }
   PruneOutcome outcome;
   outcome.price = group->price;
@@ -288,7 +304,8 @@ Result<PruneOutcome> Store::Prune(uint32_t g, uint64_t bytes, uint32_t max_age) 
     }
   }
   const std::lock_guard lock(group->mutex);
-  group->room = bytes - std::min(bytes, outcome.bytes);
+  // What others left of the bytes is not known here.
+  group->room = samples.size() > 1 ? 0 : bytes - std::min(bytes, outcome.bytes);
   return outcome;
 }
 
@@ -314,6 +331,13 @@ Result<uint64_t> Store::PruneRoom(uint32_t g) const {
   return impl_->groups[g]->room;
 }
 
+Status Store::SetPruneRoom(uint32_t g, uint64_t bytes) {
+  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckGroup(g));
+  const std::lock_guard lock(impl_->groups[g]->mutex);
+  impl_->groups[g]->room = bytes;
+  return Status::Ok();
+}
+
 Result<uint64_t> Store::SeenBytes(uint32_t g) const {
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckGroup(g));
   GroupPrice& group = *impl_->groups[g];
@@ -323,64 +347,6 @@ Result<uint64_t> Store::SeenBytes(uint32_t g) const {
     bytes += each.keys.Estimate() * static_cast<double>(each.row_bytes);
   }
   return static_cast<uint64_t>(bytes);
-}
-
-Result<std::string> Store::PruneState(uint32_t g) const {
-  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckGroup(g));
-  GroupPrice& group = *impl_->groups[g];
-  const std::lock_guard lock(group.mutex);
-  return Written({group.price, 0, group.room, group.step}, group.seen, group.counts, group.scales) +
-         group.waiting.Save();
-}
-
-Result<std::string> Store::PruneStateOfFormat5(uint32_t g, std::string_view state) const {
-  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckGroup(g));
-  const GroupPrice& group = *impl_->groups[g];
-  const uint64_t seen_bytes = group.tables.size() * sizeof(DistinctKeys);
-  if (state.size() < sizeof(SavedPrice) + seen_bytes) return WrongState(state.size(), g);
-  SavedPrice saved{};
-  std::memcpy(&saved, state.data(), sizeof(saved));
-  state.remove_prefix(sizeof(saved));
-  std::vector<GroupPrice::SeenKeys> seen;
-  seen.reserve(group.seen.size());
-  for (const GroupPrice::SeenKeys& each : group.seen) seen.push_back({each.row_bytes, {}});
-  for (size_t i = 0; i < group.tables.size(); ++i) {
-    DistinctKeys keys;
-    std::memcpy(&keys, state.data() + i * sizeof(keys), sizeof(keys));
-    seen[group.seen_of[i]].keys.Merge(keys);
-  }
-  state.remove_prefix(seen_bytes);
-  return Written(saved, seen, std::vector<CountsWorth>(group.tables.size()),
-                 std::vector<UtilityScale>(group.tables.size())) +
-         std::string(state);
-}
-
-Status Store::SetPruneState(uint32_t g, const std::string& state) {
-  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckGroup(g));
-  GroupPrice& group = *impl_->groups[g];
-  SavedPrice saved{};
-  const std::lock_guard lock(group.mutex);
-  const uint64_t seen_bytes = group.seen.size() * sizeof(GroupPrice::SeenKeys);
-  const uint64_t counts_bytes = group.counts.size() * sizeof(CountsWorth);
-  const uint64_t scales_bytes = group.scales.size() * sizeof(UtilityScale);
-  const uint64_t before = sizeof(saved) + seen_bytes + counts_bytes + scales_bytes;
-  if (state.size() < before || !group.waiting.Load(std::string_view(state).substr(before))) {
-    return WrongState(state.size(), g);
-  }
-  std::memcpy(&saved, state.data(), sizeof(saved));
-  std::memcpy(group.seen.data(), state.data() + sizeof(saved), seen_bytes);
-  for (size_t i = 0; i < group.counts.size(); ++i) {
-    const PrunedCounts of = group.counts[i].of;  // as this store is told, not the one that saved
-    std::memcpy(&group.counts[i],
-                state.data() + sizeof(saved) + seen_bytes + i * sizeof(CountsWorth),
-                sizeof(CountsWorth));
-    group.counts[i].of = of;
-  }
-  std::memcpy(group.scales.data(), state.data() + before - scales_bytes, scales_bytes);
-  group.price = saved.price;
-  group.room = saved.room;
-  group.step = saved.step;
-  return Status::Ok();
 }
 
 }  // namespace embertide

@@ -123,10 +123,16 @@ TEST(WaitingKeysTest, ItsStateIsAllThatItDependsOn) {
   };
   add(&one, 1, random);
   WaitingKeys other(1 << 10, &decay);
-  ASSERT_TRUE(other.Load(one.Save()));
+  const std::string state = one.Save();
+  const std::string_view view(state);
+  ASSERT_EQ(WaitingKeys::BytesOf(view), one.bytes());
+  other.Load({&view, 1});
+  EXPECT_EQ(other.Save(), state);
   EXPECT_EQ(add(&one, 5000, random), add(&other, 5000, random));
   EXPECT_EQ(one.Save(), other.Save());
-  EXPECT_FALSE(WaitingKeys(2 << 10, &decay).Load(one.Save()));
+  EXPECT_FALSE(WaitingKeys::BytesOf(view.substr(1)).has_value());
+  EXPECT_FALSE(WaitingKeys::BytesOf(view.substr(WaitingKeys::kSetBytes)).has_value());
+  EXPECT_FALSE(WaitingKeys::BytesOf("").has_value());
 }
 
 TEST(DistinctKeysTest, CountsWithinSomePercentHoweverMany) {

@@ -4,7 +4,7 @@
 //   holding.cc     buckets added, dropped    training.cc   rows pruned and taken
 //   finder.cc      where a batch's rows lie  training_step.cc   rows made and updated,
 //   pruning.cc     what rows are worth         part_worker.cc     by its threads
-//   counting.cc    events of keys
+//   counting.cc    events of keys              prune_state.cc     what checkpoints have of it
 //   lookup.cc      batched reads
 //   hbm_tier.cc    the tier above DDR
 //   residency.cc   room: evict, move, reclaim              integrity.cc  every invariant
@@ -40,6 +40,7 @@
 #include "store/location.h"
 #include "store/node_pool.h"
 #include "store/prune_price.h"
+#include "store/prune_sample.h"
 #include "store/reader_registry.h"
 #include "store/seal_file.h"
 #include "store/tier_policy.h"
@@ -579,8 +580,14 @@ struct Store::Impl {
   // Calls visit(device, place) for one of 2^rare rows.
   template <typename Visit>
   void ForSomeRows(const Table& table, uint32_t rare, const Visit& visit) const;
-  void FindWorth(const Table& table, uint32_t rare, CountsWorth* worth) const;
-  PriceSample SampleOf(const GroupPrice& group, uint32_t rare) const;
+  // One of 2^rare rows of a group, after its scales were made anew: a pass begins.
+  GroupSample TakeSample(GroupPrice* group, uint32_t rare) const;
+  GroupSample EmptySample(GroupPrice* group, uint32_t rare) const;
+  // The rows that several stores took, this one among them. kInvalidArgument naming the first
+  // sample that is of another group, step, stakes or number of rows.
+  Result<GroupSample> JoinSamples(GroupPrice* group, std::span<const std::string> samples) const;
+  // Its rows with what their counts are worth.
+  PriceSample Priced(const GroupPrice& group, const GroupSample& sample) const;
   // One bucket's part of a pass.
   void PruneBucket(GroupPrice* group, const Table& table, uint32_t bucket, uint32_t max_age,
                    PruneOutcome* outcome);

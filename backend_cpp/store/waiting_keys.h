@@ -16,6 +16,8 @@
 #include <bit>
 #include <cstdint>
 #include <cstring>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -72,13 +74,32 @@ class WaitingKeys {
     std::memcpy(state.data() + sizeof(base_), &step_, sizeof(step_));
     return state.append(reinterpret_cast<const char*>(sets_.data()), bytes());
   }
-  // False: it is not of so many bytes; nothing has changed.
-  bool Load(std::string_view state) {
-    if (state.size() != sizeof(base_) + sizeof(step_) + bytes()) return false;
-    std::memcpy(&base_, state.data(), sizeof(base_));
-    std::memcpy(&step_, state.data() + sizeof(base_), sizeof(step_));
-    std::memcpy(sets_.data(), state.data() + sizeof(base_) + sizeof(step_), bytes());
-    return true;
+  // The number of bytes() of the keys whose state this is; nullopt: it is none.
+  static std::optional<uint64_t> BytesOf(std::string_view state) {
+    constexpr uint64_t kHead = 2 * sizeof(uint64_t);
+    const uint64_t sets = (state.size() - std::min(state.size(), kHead)) / kSetBytes;
+    if (state.size() != kHead + sets * kSetBytes || !std::has_single_bit(sets)) return std::nullopt;
+    return sets * kSetBytes;
+  }
+  // Takes what several keep, of any number of bytes, in place of all there is: of each set those
+  // that are worth most, in the newest of their steps. With one state of as many bytes it becomes
+  // what was saved. A state of fewer sets does not say to which of these a key belongs, so the key
+  // is put in each of them; those that it never comes to are forgotten as others are worth more.
+  // Requires: BytesOf(each), and at least one.
+  void Load(std::span<const std::string_view> states) {
+    std::vector<WaitingKeys> saved;
+    for (const std::string_view state : states) saved.push_back(Saved(state));
+    base_ = std::ranges::max_element(saved, {}, &WaitingKeys::base_)->base_;
+    step_ = std::ranges::max_element(saved, {}, &WaitingKeys::step_)->step_;
+    for (WaitingKeys& each : saved) each.MoveBase(base_);
+    for (size_t s = 0; s < sets_.size(); ++s) {
+      sets_[s] = saved.front().sets_[s % saved.front().sets_.size()];
+      for (const WaitingKeys& each : saved) {
+        for (size_t from = s % each.sets_.size(); from < each.sets_.size(); from += sets_.size()) {
+          Merge(each.sets_[from], &sets_[s]);
+        }
+      }
+    }
   }
 
  private:
@@ -103,19 +124,49 @@ class WaitingKeys {
   void Advance(uint64_t step) {
     step_ = std::max(step_, step);
     const uint64_t apart = step_ - base_;
+    if (apart > UINT32_MAX || decay_.Over(static_cast<uint32_t>(apart)) < kLeastKept) {
+      MoveBase(step_);
+    }
+  }
+  // Keeps all utilities as they are in a later step.
+  void MoveBase(uint64_t step) {
+    const uint64_t apart = step - base_;
+    if (apart == 0) return;
+    base_ = step;
     if (apart > UINT32_MAX) {
       sets_.assign(sets_.size(), Set{});
-    } else if (const double kept = decay_.Over(static_cast<uint32_t>(apart)); kept < kLeastKept) {
-      for (Set& set : sets_) {
-        for (uint32_t way = 0; way < kWays; ++way) {
-          set.utilities[way] = Rounded(Value(set.utilities[way]) * kept);
-          if (set.utilities[way] == 0) set.marks[way] = 0;
-        }
-      }
-    } else {
       return;
     }
-    base_ = step_;
+    const double kept = decay_.Over(static_cast<uint32_t>(apart));
+    for (Set& set : sets_) {
+      for (uint32_t way = 0; way < kWays; ++way) {
+        set.utilities[way] = Rounded(Value(set.utilities[way]) * kept);
+        if (set.utilities[way] == 0) set.marks[way] = 0;
+      }
+    }
+  }
+  WaitingKeys Saved(std::string_view state) const {
+    WaitingKeys saved(BytesOf(state).value_or(0), &decay_);
+    std::memcpy(&saved.base_, state.data(), sizeof(base_));
+    std::memcpy(&saved.step_, state.data() + sizeof(base_), sizeof(step_));
+    std::memcpy(saved.sets_.data(), state.data() + sizeof(base_) + sizeof(step_), saved.bytes());
+    return saved;
+  }
+  // Of the keys of both, those that are worth most. One that both have is one that other ranks put
+  // there, too, so it counts once.
+  static void Merge(const Set& from, Set* to) {
+    for (uint32_t way = 0; way < kWays; ++way) {
+      const uint16_t mark = from.marks[way];
+      if (mark == 0) continue;
+      const auto same = std::ranges::find(to->marks, mark);
+      const auto place = same != to->marks.end()
+                             ? static_cast<size_t>(same - to->marks.begin())
+                             : static_cast<size_t>(std::ranges::min_element(to->utilities) -
+                                                   to->utilities.begin());
+      if (from.utilities[way] <= to->utilities[place]) continue;
+      to->marks[place] = mark;
+      to->utilities[place] = from.utilities[way];
+    }
   }
 
   const Decay& decay_;

@@ -454,8 +454,21 @@ class Store {
   // updated in so many steps go, too; 0: none.
   // Costs a pass over all rows; the writer's lock is held for some thousand at a time. Depends on
   // nothing but the rows, their state and the calls before.
-  // kInvalidArgument: there is no such group, or `bytes` do not hold one row of it.
-  Result<PruneOutcome> Prune(uint32_t group, uint64_t bytes, uint32_t max_age = 0);
+  // `samples`: of stores that prune as one, each of which has some of the rows: what PruneSample
+  // gave on each, this one among them, in the same order everywhere, since no step was made.
+  // `bytes` is then what all their rows may take; scales, what counts are worth and the price are
+  // the same on each, bit for bit, and those of a store that had all rows. Keys without a row get
+  // none until SetPruneRoom says how much of the rest is for this one. Empty: this store alone.
+  // kInvalidArgument: there is no such group, `bytes` do not hold one row of it, or a sample is
+  // none, or is of another step, other stakes or another number of rows; nothing has changed.
+  Result<PruneOutcome> Prune(uint32_t group, uint64_t bytes, uint32_t max_age = 0,
+                             std::span<const std::string> samples = {});
+  // Rows of a group's tables here.
+  Result<uint64_t> PruneRows(uint32_t group) const;
+  // What the rows here say of the price, for Prune: some hundred KB in this machine's byte order.
+  // `rows`: PruneRows of all the stores that prune as one, added up, which says how many of them to
+  // take. Costs a pass over all rows. kInvalidArgument as Prune.
+  Result<std::string> PruneSample(uint32_t group, uint64_t rows);
   // What a table's utilities, if those are squares, say of the loss: of samples that had rows of
   // it, with e what a sample got of them and g its gradient, the sums of (g . e)^2, which is what
   // the loss would change by without e (twice, to second order, with the square of the gradient for
@@ -467,6 +480,7 @@ class Store {
   // Bytes that new rows of a group may take until the next pass; where few are left, one is due.
   // ~0: none was made yet. Any thread. kInvalidArgument as Prune.
   Result<uint64_t> PruneRoom(uint32_t group) const;
+  Status SetPruneRoom(uint32_t group, uint64_t bytes);
   // Bytes that whole rows of all keys would take that ever asked for one in a step, within some 3
   // %: what a share of can be a target. Any thread. kInvalidArgument as Prune.
   Result<uint64_t> SeenBytes(uint32_t group) const;
@@ -474,6 +488,13 @@ class Store {
   // machine's byte order. SetPruneState: kCorrupt, it is not of such a group.
   Result<std::string> PruneState(uint32_t group) const;
   Status SetPruneState(uint32_t group, const std::string& state);
+  // For a store that goes on with some of the rows of several: their states, whose waiting_bytes
+  // may be others. Of the keys without a row it keeps those that are worth most, for nobody can
+  // tell which of them come here; price, step, scales, what counts are worth, and the room until
+  // SetPruneRoom, are those of the first. `seen`: SeenBytes counts the keys that any of them saw,
+  // each once; else none, since another store counts them. kCorrupt: one is of another group;
+  // nothing has changed.
+  Status LoadPruneStates(uint32_t group, std::span<const std::string> states, bool seen);
   // A state of checkpoint format 5 in today's form: keys were counted by table, and neither counts
   // nor tables had a worth of their own. kCorrupt as above.
   Result<std::string> PruneStateOfFormat5(uint32_t group, std::string_view state) const;
