@@ -47,8 +47,8 @@ class SetAside:
         """Say that a batch was learned."""
         self._in_a_row = 0
 
-    def add(self, batch: Batch, reason: str) -> None:
-        """Put a batch aside.
+    def add(self, batch: Batch, reason: str, *, kept: bool = True) -> None:
+        """Put a batch aside; `kept`: whether this rank is the one that writes it down.
 
         Raises:
             TrainerError: Too many in a row: it is not the events that are at fault.
@@ -59,7 +59,8 @@ class SetAside:
         log.warning(
             "events %d to %d are put aside: %s", batch.event_B[0], batch.event_B[-1], reason
         )
-        self._keep(batch, reason)
+        if kept:
+            self._keep(batch, reason)
         if self._in_a_row == 0:
             self._first = batch.first
         self._in_a_row += 1

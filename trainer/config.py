@@ -22,6 +22,7 @@ Net = Literal["dlrm", "dcn_v2", "deepfm", "history"]
 RowDtype = Literal["fp32", "fp16", "bf16", "int8"]
 Utility = Literal["fisher", "squares", "norms", "accesses"]  # of rows and their chunks
 NetDtype = Literal["fp32", "bf16"]
+Codec = Literal["fp32", "bf16", "fp16", "int8"]  # of what ranks exchange
 
 BEFORE = "before"
 """In a field's metadata: the value that means what runs did before the setting existed."""
@@ -134,8 +135,9 @@ class FeatureConfig:
         learned_default: Whether the net learns a vector for keys without a row, which else read as
             zeros. It pays where keys stay for good, and costs where each is new for a while: most
             steps then see its first use alone, which is not as the others.
-        crossed: Features of one key an event whose keys together are this one's: events have no
-            column of it, requests do (data/crosses.py). Crosses stand behind other features.
+        crossed: Features of one key an event whose keys together are this one's. Neither events
+            nor requests need a column of it: trainer and nodes make it (data/crosses.py). Crosses
+            stand behind other features.
     """
 
     name: str
@@ -561,6 +563,27 @@ class PublishBudget:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Codecs:
+    """How what ranks exchange travels: docs/training.md, "Many ranks", has what each costs in AUC.
+
+    Attributes:
+        rows: "fp32"; "bf16" or "fp16", half the bytes; or "int8", a quarter and 4 bytes a row.
+        gradients: The same, of rows' gradients; what int8 rounds off goes with a key's next one.
+    """
+
+    rows: Codec = "fp32"
+    gradients: Codec = "fp32"
+
+    def __post_init__(self) -> None:
+        """Refuse a codec that does not exist."""
+        for name in ("rows", "gradients"):
+            if getattr(self, name) not in get_args(Codec):
+                raise ValueError(
+                    f"codecs: {name} is {getattr(self, name)!r}; use one of {get_args(Codec)}"
+                )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
     """A training run. Two runs of equal configs over equal inputs give equal bytes.
 
@@ -573,7 +596,7 @@ class RunConfig:
             learn more from each event, large ones go faster.
         net_dtype: What the dense net multiplies in while it learns: "fp32", or "bf16", which is
             faster where the CPU has AMX. Weights, rows, and all that is served stay fp32.
-        threads: Of torch and of the store's step; a part of what repeats bit for bit.
+        threads: Of torch and of the store's step, of each rank; a part of what repeats bit for bit.
         warmup_events: First events of a fresh run that transforms of dense features are fitted on
             before they are learned from, where a feature needs it. 50,000 tell a share to 0.005.
         ahead_bytes: What another thread reads and prepares ahead while a batch is learned, at
@@ -593,12 +616,13 @@ class RunConfig:
             minute or two of a full write rate.
         devices: CPU arenas that share the budgets; nothing that is learned depends on it, but for
             which of several new rows finds the last room where rows are pruned.
-        ddr_budget_bytes: Memory of rows, optimizer state and index; what exceeds it is refused and
-            counted where there is no SSD.
+        ddr_budget_bytes: Memory of rows, optimizer state and index, of each rank; what exceeds it
+            is refused and counted where there is no SSD.
         ssd_budget_bytes: Disk for rows that memory does not hold; 0 does without.
         ssd_directory: Where they lie; needed with a budget.
         most_set_aside: Batches in a row that may be put aside, as they would make the net not
             finite; one more ends the run.
+        codecs: How rows and gradients travel between ranks; of no matter to one rank.
     """
 
     model: ModelConfig
@@ -623,6 +647,7 @@ class RunConfig:
     ssd_budget_bytes: int = 0
     ssd_directory: str = ""
     most_set_aside: int = 20
+    codecs: Codecs = dataclasses.field(default_factory=Codecs)
 
     def __post_init__(self) -> None:
         """Refuse counts below one."""

@@ -3,6 +3,7 @@
 Shapes: B events of a batch.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from embertide import _store
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data.base import Batch
+from embertide.trainer.data.limit import take
 from embertide.trainer.embedding.counters import Counters
 from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.errors import TrainerError
@@ -22,6 +24,10 @@ from embertide.trainer.model.build import build_net
 from embertide.trainer.model.dlrm import Probability
 from embertide.trainer.model.layers import Columns
 from embertide.trainer.model.transforms import make_transforms
+from embertide.trainer.sync.dense import AllReduce, DenseSync
+from embertide.trainer.sync.exchange import Asked
+from embertide.trainer.sync.plan import Ownership
+from embertide.trainer.sync.ranks import Ranks
 
 # Its square is a number in fp32, which Adam keeps.
 _MOST = 1e19
@@ -31,20 +37,56 @@ class NotFiniteError(TrainerError):
     """A batch would make the net not finite; nothing has been learned from it."""
 
 
-class Learner:
-    """The state of a run, but for its place in the stream. Used by one thread.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prepared:
+    """A batch that is ready to be learned.
 
-    Sets torch's threads and seed, which are the process's.
+    Attributes:
+        batch: As all ranks see it.
+        part: What this rank learns from; None: nothing.
+        first: Place of the part's first event in the batch.
+        asked: Keys that the ranks asked of one another for it; None: this rank is alone.
+    """
+
+    batch: Batch
+    part: Batch | None
+    first: int
+    asked: Asked | None
+
+
+def part_of(batch: Batch, rank: int, size: int) -> tuple[int, int]:
+    """Return the events [begin, end) that a rank learns from; a group of one ts is never split."""
+
+    def cut(n: int) -> int:
+        at = n * len(batch) // size
+        if at in (0, len(batch)):
+            return at
+        return int(np.searchsorted(batch.ts_ms_B, batch.ts_ms_B[at]))
+
+    return cut(rank), cut(rank + 1)
+
+
+class Learner:
+    """The state of a run, but for its place in the stream. For one thread; `prepare` for another.
+
+    Sets torch's threads and seed, which are the process's. Of many ranks, each has one of these,
+    and all make the same calls: `learn` with the same batch, of which each learns a part.
 
     Attributes:
         origin_ms: Time that counts are reckoned from: the first event's, unless it is set before.
         transforms: What is done to DENSE before the net gets it. None: nothing; of a model whose
             features are fitted, they are not yet.
         missing: Dense values learned from that were missing.
+        stops: Whether this rank wants the run to stop.
+        stopping: Whether any did when the last batch was learned; the same on all ranks.
     """
 
-    def __init__(self, run: RunConfig) -> None:
+    def __init__(
+        self, run: RunConfig, ranks: Ranks | None = None, ownership: Ownership | None = None
+    ) -> None:
         """Open the store and make the net, both as the run's seed says."""
+        self.ranks = ranks or Ranks.alone()
+        self.sync: DenseSync = AllReduce(self.ranks.channel("dense"))
         torch.set_num_threads(run.threads)
         torch.manual_seed(run.seed)
         self.run = run
@@ -62,8 +104,11 @@ class Learner:
             devices=run.devices,
             ddr_budget_bytes=run.ddr_budget_bytes,
             ssd_budget_bytes=run.ssd_budget_bytes,
-            ssd_directory=run.ssd_directory,
+            ssd_directory=_of_rank(run.ssd_directory, self.ranks),
             prune=run.prune,
+            ranks=self.ranks,
+            ownership=ownership,
+            codecs=run.codecs,
         )
         # Fused: one pass over a tensor; else ten, which small batches feel.
         self.optimizer = torch.optim.Adam(
@@ -73,6 +118,7 @@ class Learner:
         self.counters = Counters(run.model)
         self._quick = run.net_dtype == "bf16"
         self._loss = nn.BCEWithLogitsLoss()
+        self.stops = self.stopping = False
 
     def load_optimizer(self, state: dict[str, Any]) -> None:
         """Take the state of the net's optimizer from a checkpoint; rates are this run's."""
@@ -96,11 +142,12 @@ class Learner:
             self.transforms = make_transforms(self.run.model, sample_ND[: self.run.warmup_events])
         return itertools.chain(held, batches)
 
-    def _embeddings(self, batch: Batch) -> Tensor:
-        """Look up a batch; embeddings_BE.
+    def prepare(self, batch: Batch) -> Prepared:
+        """Take this rank's part of a batch, and ask the other ranks for its keys.
 
         Raises:
             ValueError: A list is one in the batch and another thing in the model.
+            RankLostError: A rank is gone.
         """
         for f, bags in batch.lists.items():
             feature = self.run.model.features[f]
@@ -110,40 +157,95 @@ class Learner:
                     f"feature {feature.name!r} has keys={feature.keys!r}, the events have {found!r}"
                     ": give both the same"
                 )
+        if self.ranks.size == 1:
+            return Prepared(batch, batch, 0, None)
+        begin, end = part_of(batch, self.ranks.rank, self.ranks.size)
+        part = take(batch, begin, end) if begin < end else None
         if batch.lists:
-            return self.rows.pool(batch.bags())
-        embeddings_BE: Tensor = self.rows(batch.keys_BF)
+            bags_F = [bags.cut(begin, end) for bags in batch.bags()]
+            return Prepared(batch, part, begin, self.rows.ask(bags_F=bags_F))
+        return Prepared(batch, part, begin, self.rows.ask(batch.keys_BF[begin:end]))
+
+    def _embeddings(self, batch: Batch | None, asked: Asked | None) -> Tensor:
+        """Look up a batch; embeddings_BE."""
+        if batch is None:
+            keys_BF = np.empty((0, len(self.run.model.columns)), np.int64)
+            return self.rows.forward(keys_BF, asked)
+        if batch.lists:
+            return self.rows.pool(batch.bags(), asked)
+        embeddings_BE: Tensor = self.rows(batch.keys_BF, asked)
         return embeddings_BE
 
     def score(self, batch: Batch) -> NDArray[np.float32]:
-        """Return score_B in (0, 1); nothing changes."""
+        """Return score_B in (0, 1); nothing changes. Of many ranks, of this rank's part."""
         with torch.no_grad():
-            scores_B: Tensor = self.served(self._dense(batch)[0], self._embeddings(batch))
+            ready = self.prepare(batch)
+            if ready.part is None:
+                self._embeddings(None, ready.asked)
+                return np.empty(0, np.float32)
+            embeddings_BE = self._embeddings(ready.part, ready.asked)
+            scores_B: Tensor = self.served(self._dense(ready.part)[0], embeddings_BE)
         return scores_B.numpy()
 
-    def learn(self, batch: Batch) -> NDArray[np.float32]:
+    def learn(self, batch: Batch | Prepared) -> NDArray[np.float32]:
         """Take a step and return the score_B from before it, as the net that learns gives it.
+
+        Every rank gets the scores of all ranks.
 
         Raises:
             NotFiniteError: Loss or gradients are no finite numbers. Net, rows and counters are as
                 they were.
+            RankLostError: A rank is gone.
         """
+        ready = batch if isinstance(batch, Prepared) else self.prepare(batch)
         self.optimizer.zero_grad()
-        label_B = torch.from_numpy(batch.label_B)
-        dense_BD, missing = self._dense(batch)
-        embeddings_BE = self._embeddings(batch)
-        with torch.autocast("cpu", torch.bfloat16, enabled=self._quick):
-            logits_B: Tensor = self.net(dense_BD, embeddings_BE).float()
-        loss = self._loss(logits_B, label_B)
-        loss.backward()
+        embeddings_BE = self._embeddings(ready.part, ready.asked)
+        missing = 0
+        loss = torch.zeros(())
+        scores_B = torch.zeros(len(ready.batch))
+        if ready.part is not None:
+            dense_BD, missing = self._dense(ready.part)
+            label_B = torch.from_numpy(ready.part.label_B)
+            with torch.autocast("cpu", torch.bfloat16, enabled=self._quick):
+                logits_B: Tensor = self.net(dense_BD, embeddings_BE).float()
+            loss = self._loss(logits_B, label_B)
+            if len(ready.part) < len(ready.batch):
+                # The mean over the whole batch is what all ranks' parts add up to.
+                loss = loss * (len(ready.part) / len(ready.batch))
+            loss.backward()
+            loss = loss.detach()
+            end = ready.first + len(ready.part)
+            scores_B[ready.first : end] = torch.sigmoid(logits_B.detach())
+        self.stopping = self.stops
+        if self.ranks.size > 1:
+            loss, scores_B, missing = self._share(loss, scores_B, missing)
         self._check_step(loss)
         self.optimizer.step()
         self.rows.step()
         self.missing += missing
         if self.origin_ms is None:
-            self.origin_ms = int(batch.ts_ms_B[0])
-        self.counters.add(batch, self.origin_ms)
-        return torch.sigmoid(logits_B.detach()).numpy()
+            self.origin_ms = int(ready.batch.ts_ms_B[0])
+        self.counters.add(ready.batch, self.origin_ms)
+        return scores_B.numpy()
+
+    def _share(self, loss: Tensor, scores_B: Tensor, missing: int) -> tuple[Tensor, Tensor, int]:
+        """Bring the parts of all ranks together: gradients of the net, loss, scores.
+
+        Where a rank has no part its scores and gradients are zeros, so sums are exact. Gradients of
+        rows travel meanwhile.
+        """
+        for parameter in self.net.parameters():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [each.grad for each in self.net.parameters() if each.grad is not None]
+        flags = torch.tensor([float(missing), float(self.stops)])
+        beside = torch.cat((scores_B, loss.reshape(1), flags))
+        summing = self.sync.begin(gradients, beside)
+        self.rows.send()
+        summed = summing.wait()
+        loss, missed, stops = summed[-3:].unbind()
+        self.stopping = bool(stops > 0)
+        return loss, summed[:-3], int(missed)
 
     def _check_step(self, loss: Tensor) -> None:
         """Refuse a step after which the net would not be finite.
@@ -152,7 +254,7 @@ class Learner:
         such sums of gradients themselves (`refused_gradients`).
         """
         gradients = [each.grad for each in self.net.parameters() if each.grad is not None]
-        norms = torch.stack((loss.detach(), *torch._foreach_norm(gradients)))
+        norms = torch.stack((loss, *torch._foreach_norm(gradients)))
         if not bool((norms < _MOST).all()):
             self.rows.drop_gradients()
             what = "loss" if not torch.isfinite(loss) else "gradients"
@@ -180,7 +282,7 @@ class Learner:
         """
         if self.origin_ms is None:
             return
-        self.counters.flush(self.rows.store, self.origin_ms)
+        self.counters.flush(self.rows, self.origin_ms)
         for module in self.net.modules():
             if isinstance(module, Columns):
                 module.set_now((now_ms - self.origin_ms) / 1000)
@@ -192,3 +294,8 @@ class Learner:
             return torch.from_numpy(batch.dense_BD), 0
         dense_BD, missing = self.transforms.apply(batch.dense_BD)
         return torch.from_numpy(dense_BD), missing
+
+
+def _of_rank(directory: str, ranks: Ranks) -> str:
+    """Return where a rank keeps what each has for itself."""
+    return directory if ranks.size == 1 or not directory else f"{directory}/rank-{ranks.rank}"

@@ -14,6 +14,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,8 +39,9 @@ from embertide.trainer.data.base import Batch, EventSource
 from embertide.trainer.data.crosses import crossed
 from embertide.trainer.data.history import History, extend
 from embertide.trainer.data.limit import blocks
+from embertide.trainer.data.shared import SharedEvents
 from embertide.trainer.eval.metrics import Prequential
-from embertide.trainer.learner import Learner, NotFiniteError
+from embertide.trainer.learner import Learner, NotFiniteError, Prepared
 from embertide.trainer.model.export import export_dense, tensor_bytes
 from embertide.trainer.publish.folder import PARTITIONS, NoRoomError, Publication, VersionId
 from embertide.trainer.publish.image import PublishedImage
@@ -52,6 +54,10 @@ from embertide.trainer.publish.snapshot import (
     schema_id,
     write_snapshot,
 )
+from embertide.trainer.sync import plan
+from embertide.trainer.sync.channel import check_same
+from embertide.trainer.sync.plan import Ownership
+from embertide.trainer.sync.ranks import Ranks
 
 log = logging.getLogger(__name__)
 
@@ -95,10 +101,37 @@ class Progress:
     dropped: dict[str, int]  # by the store, by counter
     missing: int  # dense values
     set_aside: dict[str, int]  # batches that would have made the net not finite, their events
+    ranks: int = 1
+
+    def of_rank(self) -> dict[str, Any]:
+        """Return what one rank has to add to the run's figures."""
+        return {name: getattr(self, name) for name in ("rows", "resident_bytes", "dropped")}
+
+    def with_others(self, others: Sequence[dict[str, Any]]) -> "Progress":
+        """Return the run's: this is the first rank's, `others` are of the other ranks."""
+
+        def total(name: str) -> dict[str, int]:
+            mine: dict[str, int] = getattr(self, name)
+            return {
+                what: count + sum(each[name].get(what, 0) for each in others)
+                for what, count in mine.items()
+            }
+
+        return dataclasses.replace(
+            self,
+            ranks=1 + len(others),
+            rows=self.rows + sum(each["rows"] for each in others),
+            resident_bytes=total("resident_bytes"),
+            dropped=total("dropped"),
+        )
 
 
 class Trainer:
-    """One run. Used by one thread.
+    """One run, or of many ranks one rank's part of it. Used by one thread.
+
+    All ranks read the same events, each learns from a part of every batch and owns some buckets;
+    which, depends on the plan, and nothing that is learned does. The state beside rows and parts is
+    the same on all. What needs one writer, the first rank does.
 
     Args:
         run: The configuration.
@@ -108,9 +141,12 @@ class Trainer:
         allow_change: Paths of settings that may differ from the checkpoint's.
         skip_undone: Pass over the events from which only versions that a rollback undid have
             learned.
+        ranks: Those of the run; None: this process alone.
+        plan_file: Who owns which bucket; None: as much for each rank, by what was measured.
 
     Attributes:
         changes: Settings that were changed on the way, oldest first, as the checkpoint has them.
+        stopped: Whether `fit` came to its end because `stop` was called.
 
     Raises:
         CheckpointError: The publication holds a run of another configuration, or versions and no
@@ -128,10 +164,25 @@ class Trainer:
         program_cache: Path | None = None,
         allow_change: Sequence[str] = (),
         skip_undone: bool = False,
+        ranks: Ranks | None = None,
+        plan_file: Path | None = None,
     ) -> None:
         """Open store and net, resume a checkpoint, take the lineage."""
         check_allowed(allow_change)
         self.run = run
+        self.ranks = ranks or Ranks.alone()
+        # Opened here, by all ranks in one order, so that none waits for one that has failed since.
+        self._channel, saving, self._events, *_ = [
+            self.ranks.channel(name)
+            for name in ("loop", "saver", "events", "keys", "rows", "dense")
+        ]
+        check_same(
+            self._channel, "configuration", settings(run) | {"folder": str(publication.path)}
+        )
+        self._plan_file = plan_file
+        self._ahead = ThreadPoolExecutor(1, thread_name_prefix="keys")
+        self.stopped = self._stop = False
+        self._asked: Future[Prepared] | None = None  # the batch to learn next
         self.publication = publication
         self.set_aside = SetAside(publication.set_aside, run.most_set_aside)
         self.undone_events = 0  # passed over, as a rollback undid what was learned from them
@@ -147,23 +198,26 @@ class Trainer:
                 keep_snapshots=run.keep_snapshots,
                 keep_s=run.keep_snapshots_s,
             ),
+            saving,
         )
         self._open(allow_change)
-        if not publication.program.exists():
-            export_dense(
-                self.served,
-                publication.program,
-                dense_features=run.model.dense_columns,
-                embedding_dim=self.rows.embedding_dim,
-                cpu=run.cpu,
-                cache=program_cache,
-            )
+        with self._channel.together():
+            if self.ranks.first and not publication.program.exists():
+                export_dense(
+                    self.served,
+                    publication.program,
+                    dense_features=run.model.dense_columns,
+                    embedding_dim=self.rows.embedding_dim,
+                    cpu=run.cpu,
+                    cache=program_cache,
+                )
         self.publisher = Publisher(
             publication,
             bus=bus,
             model=run.model.name,
             schema_id=self._schema_id(),
             bus_bytes=run.bus_bytes,
+            channel=self._channel,
         )
         self._owes_snapshot = False  # the next version has one, whatever its number
         self._owe()
@@ -173,25 +227,46 @@ class Trainer:
     def _open(self, allow_change: Sequence[str]) -> None:
         """Resume the newest checkpoint; harmed ones are put aside, and the one before is taken."""
         while True:
-            self._begin_state()
-            try:
-                return self._resume(allow_change)
-            except checkpoints.HarmedCheckpointError as error:
-                aside = checkpoints.put_aside(self.publication, error.version)
-                self._harmed_checkpoints += 1
-                log.error(
-                    "%s: the checkpoint of version %d is put aside as %s, and the run goes on from "
-                    "the one before, with what came after it",
-                    error,
-                    error.version.number,
-                    aside,
-                )
+            harmed: tuple[int, int, str] | None = None
+            with self._channel.together():
+                try:
+                    self._resume(allow_change)
+                except checkpoints.HarmedCheckpointError as error:
+                    harmed = (*error.version, str(error))
+            # What one rank finds harmed, none goes on from.
+            found = [each for each in self._channel.gather(harmed) if each is not None]
+            if not found:
+                return
+            number, lineage, words = found[0]
+            self._harmed_checkpoints += 1
+            with self._channel.together():
+                if self.ranks.first:
+                    aside = checkpoints.put_aside(self.publication, VersionId(number, lineage))
+                    log.error(
+                        "%s: the checkpoint of version %d is put aside as %s, and the run goes on "
+                        "from the one before, with what came after it",
+                        words,
+                        number,
+                        aside,
+                    )
 
-    def _begin_state(self) -> None:
-        """Make the state of a run that has learned nothing."""
+    def _owners(self, saved: Checkpoint | None) -> Ownership:
+        """Return who owns what: as the plan says, or by what was measured up to a checkpoint."""
+        if self._plan_file is not None:
+            return plan.read(self._plan_file, self.run.model, self.ranks.size)
+        if saved is not None and self.run.prune is not None:
+            # What pruning remembers is by rank.
+            before = plan.parsed(saved.plan, self.run.model, self.ranks.size)
+            if before is not None:
+                return before
+        load = saved.load if saved is not None and saved.load else None
+        return plan.balanced(self.run.model, self.ranks.size, load)
+
+    def _begin_state(self, saved: Checkpoint | None) -> None:
+        """Make the state of a run that has learned nothing; `saved` says who owns what."""
         run = self.run
         self.changes: list[dict[str, Any]] = []
-        self.learner = Learner(run)
+        self.learner = Learner(run, self.ranks, self._owners(saved))
         self.rows, self.served = self.learner.rows, self.learner.served
         self.prequential = Prequential()
         names = [feature.name for feature in run.model.features]
@@ -201,6 +276,7 @@ class Trainer:
         self.events = 0
         self.number = 0  # version that the state is at or past
         self.origin_ms: int | None = None
+        self._asked_of: list[list[int]] = []  # keys, by table and bucket
         # What nodes hold, where versions have a byte budget; else it is what is trained.
         self.image: PublishedImage | None = None
         if run.publish_budget is not None:
@@ -210,6 +286,7 @@ class Trainer:
 
     def _resume(self, allow_change: Sequence[str]) -> None:
         found = checkpoints.load_newest(self.publication)
+        self._begin_state(None if found is None else found.checkpoint)
         if found is None:
             if self.publication.versions():
                 raise CheckpointError(
@@ -238,6 +315,7 @@ class Trainer:
         self.learner.net.load_state_dict(saved.net)
         self.learner.load_optimizer(saved.optimizer)
         self.prequential = saved.prequential
+        self._asked_of = saved.load
         for history, state in zip(self.histories, saved.histories, strict=True):
             history.restore(state)
         self.offset, self.done, self.events = saved.offset, saved.done, saved.events
@@ -254,8 +332,9 @@ class Trainer:
         """
         index = {table.id: t for t, table in enumerate(self.rows.tables)}
         owed = self.publisher.owed(self.number)
+        mine = {(table.id, bucket) for _, table, bucket in self.rows.places()}
         for (table_id, bucket), batches in owed.batches.items():
-            for batch in batches:
+            for batch in batches if (table_id, bucket) in mine else ():
                 self.rows.mark_changed(index[table_id], bucket, batch.records)
         if not owed.damaged:
             return
@@ -277,6 +356,20 @@ class Trainer:
         if not directory.exists():
             self._copy = (after, directory)
 
+    def figures(self) -> dict[str, Any]:
+        """Return what all ranks hold and did, added up; all of them call it together."""
+        mine = {
+            "pruning": self.rows.pruning(),
+            "store": self.rows.stats(),
+            "rows": self.publisher.stats.rows,
+            "bytes": self.publisher.stats.bytes,
+            "traffic": {kind: dataclasses.asdict(t) for kind, t in self.ranks.traffic.items()},
+        }
+        every = self._channel.gather(mine)
+        added = _added(every)
+        published = self.published() | {name: added.pop(name) for name in ("rows", "bytes")}
+        return {"ranks": len(every), "published": published, **added}
+
     # --- training ---------------------------------------------------------------------------------
 
     def fit(
@@ -296,10 +389,39 @@ class Trainer:
             CheckpointError: A checkpoint could not be written.
             SupersededError: Another publisher runs.
         """
+        self.stopped = False
+        shared = None
+        if self.ranks.size > 1:
+            source = shared = SharedEvents(source, self._events)
         self._source = source = crossed(source, self.run.model)
         batches = source.batches(batch_size=self.run.batch_size, start=self.offset)
-        with self.saver, read_ahead(batches, self.run.ahead_bytes) as ahead:
+
+        def ends() -> bool:
+            if not self._is_stopping():
+                return False
+            if shared is None:
+                return True
+            if self.ranks.first:
+                shared.stop()
+            return False
+
+        with self.saver, read_ahead(batches, self.run.ahead_bytes, ends) as ahead:
             self._fit(ahead, source, gate, progress, every_s)
+
+    def stop(self) -> None:
+        """Have `fit` come to an end soon, as if the events ended: with a version and a checkpoint.
+
+        Of many ranks, all stop. May be called by any thread, and by a signal's handler.
+        """
+        self._stop = self.learner.stops = True
+
+    def _is_stopping(self) -> bool:
+        """Whether this rank is to stop; the first one asks what others have told."""
+        if self._stop and not self.ranks.first:
+            self.ranks.tell("stop", True)
+        elif self.ranks.first and not self._stop:
+            self._stop = any(self.ranks.told("stop"))
+        return self._stop
 
     def _fit(
         self,
@@ -312,12 +434,15 @@ class Trainer:
         batches = self.learner.warm_up(batches)
         self.publisher.schema_id = self._schema_id()  # transforms that were fitted are a part of it
         began, begun_at, shown = time.monotonic(), self.events, 0.0
-        total = source.total_events()
+        total = source.total_events() if self.ranks.first else None
 
         def show(ts_ms: int, now: float) -> None:
-            if progress is not None:
-                rate = (self.events - begun_at) / max(now - began, 1e-9)
-                progress(self._progress(source, ts_ms, total, rate))
+            rate = (self.events - begun_at) / max(now - began, 1e-9)
+            seen = self._progress(source, ts_ms, total, rate)
+            if not self.ranks.first:
+                self.ranks.tell("progress", seen.of_rank())
+            elif progress is not None:
+                progress(seen.with_others(self.ranks.told("progress")))
 
         for batch in batches:
             self.offset = batch.first
@@ -331,19 +456,28 @@ class Trainer:
                 self.saver.check()
                 self._reach(int(part.ts_ms_B[0]))
                 if gate is not None:
-                    gate.wait(int(part.event_B[-1]) + 1)
+                    self._finish()
+                    if self.ranks.first:
+                        gate.wait(int(part.event_B[-1]) + 1)
                 if self._is_undone(part):
+                    self._finish()
                     self.undone_events += len(part)
+                    self.done = part.next_offset
                 else:
                     self._train(extend(self.histories, part))
-                self.done = part.next_offset
-            self.offset = batch.next_offset
             now = time.monotonic()
             if now - shown >= every_s:
                 shown = now
                 show(batch.watermark_ms, now)
             last_ms = batch.watermark_ms
+            if self.learner.stopping:
+                self.stopped = True
+                break
+            self.offset = batch.next_offset
+        self._finish()
+        self.stopped |= self._stop
         if self.events > begun_at:
+            self.offset = max(self.offset, self.done) if self.stopped else self.offset
             self._publish(self.number + 1, last_ms, snapshot=True, last=True)
             show(last_ms, time.monotonic())
 
@@ -410,6 +544,7 @@ class Trainer:
         number = self._number_at(ts_ms)
         if number <= self.number:
             return
+        self._finish()
         assert self.origin_ms is not None
         watermark_ms = self.origin_ms + (number - 1) * self.run.publish_every_s * 1000 - 1
         every = self.run.snapshot_every
@@ -425,11 +560,31 @@ class Trainer:
             self.number = number
 
     def _train(self, batch: Batch) -> None:
+        """Score a batch and learn from it; of many ranks, the one before it while its keys travel.
+
+        What is asked for has no part in what is learned: the order of learning is that of events.
+        """
+        if self.ranks.size == 1:
+            self._learn(self.learner.prepare(batch))
+            return
+        asked = self._ahead.submit(self.learner.prepare, batch)
+        self._finish()
+        self._asked = asked
+
+    def _finish(self) -> None:
+        """Learn the batch whose keys were asked for, if there is one."""
+        if self._asked is not None:
+            asked, self._asked = self._asked, None
+            self._learn(asked.result())
+
+    def _learn(self, ready: Prepared) -> None:
         """Score a batch, then learn from it; or put it aside, and nothing but histories have it."""
+        batch = ready.batch
+        self.done = batch.next_offset
         try:
-            score_B = self.learner.learn(batch)
+            score_B = self.learner.learn(ready)
         except NotFiniteError as error:
-            self.set_aside.add(batch, str(error))
+            self.set_aside.add(batch, str(error), kept=self.ranks.first)
             return
         self.set_aside.learned()
         self.prequential.add(batch.ts_ms_B, batch.label_B, score_B)
@@ -451,6 +606,7 @@ class Trainer:
                 self.rows.tables,
                 self.rows.buckets(),
                 self._dense_part(dense),
+                channel=self._channel,
             )
             self._copy = None
         newest = self.publisher.newest
@@ -482,6 +638,7 @@ class Trainer:
             changes = self.image.choose(number, everything=last)
         taken: list[tuple[int, int, NDArray[np.uint64]]] = []
         noted = self._noted(changes, taken)
+        self.rows.forget_changes(of_others=True)
         try:
             version = self.publisher.publish(
                 number, watermark_ms=watermark_ms, changes=noted, dense=dense
@@ -505,7 +662,11 @@ class Trainer:
         """Make the snapshot of a version that is out, if it is of the state that we are in."""
         self.saver.wait()
         published = next((v for v in self.publication.deltas() if v.number == number), None)
-        if published is None or not self._is_state_of(published, watermark_ms, dense):
+        if published is None:
+            return False
+        with self._channel.together():
+            same = self._is_state_of(published, watermark_ms, dense)
+        if not all(self._channel.gather(same)):
             return False
         if published == self.publisher.newest and self.image is None:
             self.rows.forget_changes()  # all of it is in that version
@@ -590,7 +751,7 @@ class Trainer:
         """Have a version's snapshot and checkpoint written, as our state is now."""
         assert self.origin_ms is not None
         self._since = version
-        if checkpoints.is_complete(self.publication, version):
+        if self._channel.gather(checkpoints.is_complete(self.publication, version))[0]:
             self._checkpointed(self.offset)
             return
         # Copied, for it is written while training goes on.
@@ -608,6 +769,8 @@ class Trainer:
             rows=self.rows.progress(),
             prequential=copy.deepcopy(self.prequential),
             histories=[history.state() for history in self.histories],
+            plan=plan.text(self.run.model, self.rows.ownership),
+            load=self._load(),
         )
         job = SnapshotJob(
             checkpoint=checkpoint,
@@ -618,7 +781,31 @@ class Trainer:
         )
         self.saver.save(job, self._copies())
 
+    def _load(self) -> list[list[int]]:
+        """Return how many keys were asked of each bucket, by table; of late counts most."""
+        if self.rows.exchange is None:
+            return self._asked_of
+        mine = self.rows.exchange.router.take_load().astype(np.float64)
+        total = self.rows.exchange.summed(mine, "load").astype(np.int64).tolist()
+        buckets = [1 << table.bucket_bits for table in self.rows.tables]
+        begins = [sum(buckets[:t]) for t in range(len(buckets))]
+        fresh = [total[begin : begin + n] for begin, n in zip(begins, buckets, strict=True)]
+        before = self._asked_of or [[0] * n for n in buckets]
+        self._asked_of = [
+            [new + old // 2 for new, old in zip(*each, strict=True)]
+            for each in zip(fresh, before, strict=True)
+        ]
+        return self._asked_of
+
     def _checkpointed(self, offset: int) -> None:
         """Let the source forget what lies before `offset`. Also called by the saver's thread."""
-        if self._source is not None:
+        if self._source is not None and self.ranks.first:
             self._source.checkpointed(offset)
+
+
+def _added(every: Sequence[Any]) -> Any:
+    """Add up what ranks say, number by number; other things are the first one's."""
+    first = every[0]
+    if isinstance(first, dict):
+        return {name: _added([each[name] for each in every if name in each]) for name in first}
+    return sum(every) if isinstance(first, int | float) and not isinstance(first, bool) else first

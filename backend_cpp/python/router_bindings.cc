@@ -32,7 +32,7 @@ Pooling PoolingOf(const std::string& name) {
 // Floats from one row to the next of fp32 whose rows may stand apart.
 size_t StrideOf(const py::array& array) {
   const bool fits = py::isinstance<py::array_t<float>>(array) && array.ndim() == 2 &&
-                    (array.shape(1) < 2 || array.strides(1) == kFloat) &&
+                    (array.size() < 2 || array.shape(1) < 2 || array.strides(1) == kFloat) &&
                     (array.shape(0) < 2 || (array.strides(0) % kFloat == 0 &&
                                             array.strides(0) >= array.shape(1) * kFloat));
   if (!fits) {

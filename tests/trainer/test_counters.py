@@ -92,7 +92,7 @@ def test_what_waits_is_bounded_by_keys_and_sums_to_the_same(
             counted.add(batch, ORIGIN_MS)
             waiting = max(waiting, counted.waiting)
             keys_N.append(batch.keys_BF[:, 2])
-        counted.flush(store.store, ORIGIN_MS)
+        counted.flush(store, ORIGIN_MS)
         assert (counted.waiting, counted.uncounted) == (0, 0)
         rows, _, _ = store.store.lookup(2, np.unique(np.concatenate(keys_N)))
         return waiting, [rows]

@@ -622,9 +622,9 @@ def test_files_of_another_checkpoint_are_refused_and_the_field_named(copy: Publi
 def test_a_checkpoint_of_another_format_is_refused(copy: Publication) -> None:
     path = checkpoint_folder(copy) / "checkpoint.json"
     text = path.read_text()
-    for other in (4, 7):
+    for other in (4, 8):
         path.write_text(text.replace('"format":6', f'"format":{other}'))
-        with pytest.raises(CheckpointError, match=f"has format {other}, this build reads 5 to 6"):
+        with pytest.raises(CheckpointError, match=f"has format {other}, this build reads 5 to 7"):
             restore(copy)
 
 

@@ -5,7 +5,8 @@ A checkpoint belongs to a snapshot of the same version and holds what serving ha
 
     PUB/checkpoints/NUMBER-LINEAGE/
       rows.safetensors      what learning knows of the rows: a safetensors file for each bucket
-                            file of the snapshot, one after the other
+                            file of the snapshot, one after the other; each of many ranks writes one
+                            with its own buckets (rows-1.safetensors ...)
       dense.safetensors     net and optimizer
       scores.safetensors    the scores of the current day
       checkpoint.json       last: all else, and the hash of every file and bucket
@@ -47,18 +48,21 @@ from embertide.trainer.publish.folder import (
 )
 from embertide.trainer.publish.promotion import PromotionRecord
 from embertide.trainer.publish.snapshot import SnapshotError, read_transforms
+from embertide.trainer.sync import plan
+from embertide.trainer.sync.channel import ALONE, Channel
 
-FORMAT = 6
+FORMAT = 7
 OLDEST = 5  # that is read; what has changed since stands where it is read
+_OF_ONE_RANK = 6  # written by one rank: builds before many ranks read it
 _FILE = "checkpoint.json"
 _PARTIAL = f".{_FILE}"
-_ROWS = "rows.safetensors"
+_ROWS = "rows.safetensors"  # of rank 0; that of another has its number before the dot
 _DENSE = "dense.safetensors"
 _SCORES = "scores.safetensors"
 _STREAM = "stream.safetensors"
-_PLAIN = ("config", "changed", "changes", "offset", "done", "events", "origin_ms")
+_PLAIN = ("config", "changed", "changes", "offset", "done", "events", "origin_ms", "plan", "load")
 # What fields of `_PLAIN` that came later read as in a checkpoint that lacks them.
-_BEFORE: dict[str, Any] = {"changed": None, "changes": []}
+_BEFORE: dict[str, Any] = {"changed": None, "changes": [], "plan": "", "load": []}
 _WAITING = "waiting"
 _HARMED = ".harmed"
 _STATE = ("accumulator_N", "age_N", "utility_NC", "steps_N", "elements_NE")
@@ -95,13 +99,23 @@ class Checkpoint:
     origin_ms: int  # where versions are counted from
     net: dict[str, Tensor]
     optimizer: dict[str, Any]
-    rows: tuple[int, int, bytes]  # EmbeddingStore.progress
+    rows: tuple[int, int, list[bytes]]  # EmbeddingStore.progress, the last by rank
     prequential: Prequential
     histories: list[HistoryState]  # by sequence, as of `done`
+    plan: str = ""  # of the ranks, as plan.text has it
+    load: list[list[int]] = dataclasses.field(default_factory=list)  # plan.balanced's
 
 
 def _folder(publication: Publication, version: VersionId) -> Path:
     return publication.path / "checkpoints" / version.folder
+
+
+def _rows_file(rank: int) -> str:
+    return _ROWS if rank == 0 else f"rows-{rank}.safetensors"
+
+
+def _state_name(rank: int) -> str:
+    return "prune_state" if rank == 0 else f"prune_state{rank}"
 
 
 def _hash(data: bytes) -> str:
@@ -119,14 +133,23 @@ def is_complete(publication: Publication, version: VersionId) -> bool:
 
 
 class CheckpointWriter:
-    """Writes the checkpoint of a version, in `with`; it exists after `finish`. For one thread."""
+    """Writes the checkpoint of a version, in `with`; it exists after `finish`. For one thread.
 
-    def __init__(self, publication: Publication, version: VersionId) -> None:
+    Of many ranks, each makes one of these and adds its own buckets.
+    """
+
+    def __init__(
+        self, publication: Publication, version: VersionId, channel: Channel = ALONE
+    ) -> None:
         """Begin; what a writer that was killed left of it goes."""
         self._folder = _folder(publication, version)
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder.mkdir(parents=True)
-        self._rows = (self._folder / _ROWS).open("wb")
+        self._channel = channel
+        with channel.together():
+            if channel.first:
+                shutil.rmtree(self._folder, ignore_errors=True)
+                self._folder.mkdir(parents=True)
+        with channel.together():
+            self._rows = (self._folder / _rows_file(channel.rank)).open("wb")
         self._buckets: list[dict[str, Any]] = []
         self._files: list[dict[str, Any]] = []
 
@@ -139,7 +162,7 @@ class CheckpointWriter:
         try:
             self._rows.close()
         finally:
-            if not (self._folder / _FILE).exists():
+            if self._channel.first and not (self._folder / _FILE).exists():
                 shutil.rmtree(self._folder, ignore_errors=True)
 
     def add(
@@ -154,6 +177,8 @@ class CheckpointWriter:
             arrays[_WAITING] = np.frombuffer(waiting, np.uint8)
         data = safetensors.numpy.save(arrays)
         place = {"table": table, "bucket": bucket, "at": self._rows.tell()}
+        if self._channel.rank:
+            place["rank"] = self._channel.rank
         self._buckets.append({**place, "bytes": len(data), "sha256": _hash(data)})
         self._rows.write(data)
 
@@ -161,26 +186,39 @@ class CheckpointWriter:
         write_synced(self._folder / path, data)
         self._files.append({"path": path, "bytes": len(data), "sha256": _hash(data)})
 
-    def finish(self, checkpoint: Checkpoint, manifest: str) -> None:
-        """Write all else; `manifest` is the text of the snapshot's."""
-        self._rows.flush()
-        os.fsync(self._rows.fileno())
+    def finish(self, checkpoint: Checkpoint, manifest: str | None) -> None:
+        """Write all else; `manifest` is the text of the snapshot's, which the first rank has."""
+        with self._channel.together():
+            self._rows.flush()
+            os.fsync(self._rows.fileno())
+        said = self._channel.gather(self._buckets, "places")
+        self._buckets = [bucket for each in said for bucket in each]
+        with self._channel.together():
+            if self._channel.first:
+                assert manifest is not None
+                self._write_rest(checkpoint, manifest)
+
+    def _write_rest(self, checkpoint: Checkpoint, manifest: str) -> None:
         tensors = {f"net.{name}": tensor for name, tensor in checkpoint.net.items()}
         optimizer = _without_tensors(checkpoint.optimizer, "optimizer", tensors)
         self._write(_DENSE, safetensors.torch.save(tensors))
-        steps, pruned_at, prune_state = checkpoint.rows
-        stream: dict[str, NDArray[Any]] = {"prune_state": np.frombuffer(prune_state, np.uint8)}
+        steps, pruned_at, prune_states = checkpoint.rows
+        stream: dict[str, NDArray[Any]] = {
+            _state_name(rank): np.frombuffer(state, np.uint8)
+            for rank, state in enumerate(prune_states)
+        }
         for place, history in enumerate(checkpoint.histories):
             stream |= {f"users{place}": history.user_U, f"items{place}": history.items_UL}
         self._write(_STREAM, safetensors.numpy.save(stream))
         figures, arrays = checkpoint.prequential.state()
         self._write(_SCORES, safetensors.numpy.save(arrays))
         body = {
-            "format": FORMAT,
+            "format": _OF_ONE_RANK if self._channel.size == 1 else FORMAT,
             "version": checkpoint.version._asdict(),
             **{name: getattr(checkpoint, name) for name in _PLAIN},
             "optimizer": optimizer,
             "rows": [steps, pruned_at],
+            "ranks": self._channel.size,
             "forgotten": [history.forgotten for history in checkpoint.histories],
             "prequential": figures,
             "manifest_sha256": _hash(manifest.encode()),
@@ -223,7 +261,10 @@ class SavedCheckpoint:
                 if name.startswith("net.")
             },
             optimizer=_with_tensors(body["optimizer"], tensors),
-            rows=(*body["rows"], stream["prune_state"].tobytes()),
+            rows=(
+                *body["rows"],
+                [stream[_state_name(rank)].tobytes() for rank in range(body.get("ranks", 1))],
+            ),
             histories=[
                 HistoryState(
                     user_U=stream[f"users{place}"],
@@ -288,22 +329,32 @@ class SavedCheckpoint:
     def _read(self, path: str) -> bytes:
         return self._prove(path, self._bytes(self._folder / path), self._files[path])
 
-    def _state(self, rows: BinaryIO, table: str, bucket: int) -> "tuple[_store.BucketState, bytes]":
-        named = self._buckets.get((table, bucket))
-        name = f"{_ROWS}, bucket {bucket} of table {table}"
-        if named is None:
+    def _state(
+        self, files: "dict[int, BinaryIO]", table: str, bucket: int, stack: contextlib.ExitStack
+    ) -> "tuple[_store.BucketState, bytes]":
+        named = self._buckets.get((table, bucket), {})
+        rank = named.get("rank", 0)
+        path = _rows_file(rank)
+        name = f"{path}, bucket {bucket} of table {table}"
+        if not named:
             raise self._refusal(self._folder / name, f"is not named by {_FILE}")
+        if rank not in files:
+            stack.enter_context(self._reading(self._folder / path))
+            files[rank] = stack.enter_context((self._folder / path).open("rb"))
+        rows = files[rank]
         rows.seek(named["at"])
         arrays = safetensors.numpy.load(self._prove(name, rows.read(named["bytes"]), named))
         accumulator_N, age_N, utility_NC, steps_N, elements_NE = (arrays[each] for each in _STATE)
         waiting = arrays[_WAITING].tobytes() if _WAITING in arrays else b""
         return (accumulator_N, age_N, utility_NC, steps_N, elements_NE), waiting
 
-    def _progress(self, rows: EmbeddingStore) -> tuple[int, int, bytes]:
-        steps, pruned_at, state = self.checkpoint.rows
-        if self._format == 5 and state:
-            state = rows.store.prune_state_of_format_5(0, state)
-        return steps, pruned_at, state
+    def _progress(self, rows: EmbeddingStore) -> tuple[int, int, list[bytes]]:
+        steps, pruned_at, states = self.checkpoint.rows
+        if self._format == 5:
+            states = [
+                rows.store.prune_state_of_format_5(0, each) if each else each for each in states
+            ]
+        return steps, pruned_at, states
 
     def restore_rows(self, rows: EmbeddingStore) -> None:
         """Bring the rows and what their learning knows into `rows`, which must hold none.
@@ -316,15 +367,18 @@ class SavedCheckpoint:
             CheckpointError: It cannot be read now.
             StoreError: There is no room.
         """
-        path = self._folder / _ROWS
-        with self._reading(path), path.open("rb") as file:
+        files: dict[int, BinaryIO] = {}
+        with contextlib.ExitStack() as stack:
             for t, table, bucket, records in self._buckets_of_snapshot(rows):
-                state, waiting = self._state(file, table.name, bucket)
+                state, waiting = self._state(files, table.name, bucket, stack)
                 rows.store.import_records(t, bucket, records)
                 rows.store.import_records(t, bucket, waiting)
                 rows.store.set_bucket_state(t, bucket, state)
                 rows.mark_changed(t, bucket, waiting)
-            rows.resume(self._progress(rows))
+            rows.resume(
+                self._progress(rows),
+                same_owners=self.checkpoint.plan == plan.text(rows.config, rows.ownership),
+            )
 
     def _buckets_of_snapshot(
         self, rows: EmbeddingStore

@@ -23,6 +23,7 @@ from embertide.trainer.errors import TrainerError
 from embertide.trainer.publish.folder import Publication, is_no_room
 from embertide.trainer.publish.promotion import PromotionRecord
 from embertide.trainer.publish.snapshot import DensePart, SnapshotInfo, write_snapshot
+from embertide.trainer.sync.channel import ALONE, Channel
 
 log = logging.getLogger(__name__)
 
@@ -150,8 +151,11 @@ class Saver:
     As a context it waits for the checkpoint in flight at its end, also after an error.
     """
 
-    def __init__(self, publication: Publication, options: SaverOptions) -> None:
-        """Write to `publication`."""
+    def __init__(
+        self, publication: Publication, options: SaverOptions, channel: Channel = ALONE
+    ) -> None:
+        """Write to `publication`, on a channel of the writer's thread, with all ranks on it."""
+        self._channel = channel
         self._publication = publication
         self._options = options
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -241,14 +245,17 @@ class Saver:
         """Write a checkpoint and its snapshot, then drop the old ones."""
         began = time.monotonic()
         try:
-            with CheckpointWriter(self._publication, job.checkpoint.version) as writer:
+            version = job.checkpoint.version
+            with CheckpointWriter(self._publication, version, self._channel) as writer:
                 self._write_rows(job, writer, handover)
-            self._publication.prune(
-                self._options.keep_snapshots,
-                keep_s=self._options.keep_s,
-                served=PromotionRecord(self._publication).read().may_see,
-            )
-            checkpoints.prune(self._publication)
+            with self._channel.together():
+                if self._channel.first:
+                    self._publication.prune(
+                        self._options.keep_snapshots,
+                        keep_s=self._options.keep_s,
+                        served=PromotionRecord(self._publication).read().may_see,
+                    )
+                    checkpoints.prune(self._publication)
             self.stats.saved += 1
             job.then()
         finally:
@@ -262,8 +269,9 @@ class Saver:
                 yield copy.table, copy.bucket, copy.records
 
         version = job.checkpoint.version
-        # One that is there has lost its checkpoint: both are made again.
-        self._publication.remove_snapshot(version)
+        if self._channel.first:
+            # One that is there has lost its checkpoint: both are made again.
+            self._publication.remove_snapshot(version)
         write_snapshot(
             self._publication.snapshot_path(version),
             job.info,
@@ -271,4 +279,5 @@ class Saver:
             buckets(),
             job.dense,
             before=lambda manifest: writer.finish(job.checkpoint, manifest),
+            channel=self._channel,
         )

@@ -46,6 +46,8 @@ ALLOWED = frozenset(
         "threads",
         "warmup_events",
         "snapshot_every",
+        "codecs.rows",
+        "codecs.gradients",
         "publish_budget.bytes_per_s",
         "publish_budget.max_age_versions",
         *(f"optimizer.{field.name}" for field in dataclasses.fields(OptimizerConfig)),

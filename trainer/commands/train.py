@@ -3,6 +3,9 @@
 import contextlib
 import dataclasses
 import json
+import os
+import signal
+import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -126,6 +129,22 @@ def command(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print progress and the result as JSON lines.")
     ] = False,
+    nproc: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Ranks to start on this machine: processes that share tables and batches. Under "
+            "torchrun, or where kubectl started them, ranks find one another by themselves.",
+        ),
+    ] = 1,
+    restarts: Annotated[
+        int,
+        typer.Option(min=0, help="With --nproc: times that ranks start again when one is lost."),
+    ] = 3,
+    plan: Annotated[
+        Path | None,
+        typer.Option(help="Which rank owns what, a file; without it, as much for each rank."),
+    ] = None,
 ) -> None:
     """Train on a stream of events and publish as the model learns.
 
@@ -137,20 +156,33 @@ def command(
 
     A model and settings of your own: embertide train --print-config news > run.py, change it, and
     embertide train build/mine --config run.py --data 'clicks-*.parquet'
+
+    By several processes that share the tables: embertide train build/news --nproc 2
     """
+    from embertide.trainer.sync.launch import is_launched, launch
+
+    if nproc > 1 and not is_launched():
+        sys.exit(launch(nproc, restarts, sys.argv[1:]))
     from embertide.trainer.commands import reports, run_file
     from embertide.trainer.data.limit import ScoredGate
     from embertide.trainer.loop import Progress, Trainer  # torch takes seconds: not for --help
     from embertide.trainer.publish.folder import Publication
+    from embertide.trainer.sync.ranks import Ranks
 
-    with refusals(as_json), contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(refusals(as_json))
+        ranks = Ranks.join()
+        stack.enter_context(ranks.failing())
+        first = ranks.first  # the others' progress is in what this one shows
+        as_json &= first
         given = None if config is None else run_file.load(config)
         if given is not None:
             _refuse_both(context, config, given.source)
         source = given.source if given else None
         if source is None:
             group = publication.resolve().name
-            source = open_input(data, events, hours, stream_seed, dead_letters, group)
+            letters = dead_letters if first else None
+            source = open_input(data, events, hours, stream_seed, letters, group)
         if given is not None:
             run = given.run
             check_model(run.model, source)
@@ -167,8 +199,10 @@ def command(
                 run = RunConfig(model=model, optimizer=rates_for(model), **settings, **rest)
             except ValueError as error:
                 raise typer.BadParameter(str(error)) from error
-        bar = stack.enter_context(event_bar("training"))
-        task = bar.add_task("", total=source.total_events(), state="starting")
+        bar = event_bar("training")
+        if first:
+            stack.enter_context(bar)
+        task = bar.add_task("", total=source.total_events() if first else None, state="starting")
 
         def show(progress: Progress) -> None:
             if as_json:
@@ -178,12 +212,12 @@ def command(
             bar.update(task, completed=progress.events, state=state + rate)
 
         shows: list[reports.Show] = [show]
-        if metrics_port is not None:
+        if metrics_port is not None and first:
             shows.append(stack.enter_context(reports.metrics_page(metrics_port, source)))
-        json_log = None if log is None else stack.enter_context(reports.json_log(log))
+        json_log = None if log is None or not first else stack.enter_context(reports.json_log(log))
         if json_log is not None:
             shows.append(json_log.show)
-        if tensorboard is not None:
+        if tensorboard is not None and first:
             shows.append(stack.enter_context(reports.tensorboard(tensorboard)))
 
         def show_all(progress: Progress) -> None:
@@ -197,7 +231,10 @@ def command(
             program_cache=cache,
             allow_change=allow_change or (),
             skip_undone=skip_undone,
+            ranks=ranks,
+            plan_file=plan,
         )
+        signal.signal(signal.SIGTERM, lambda *_: trainer.stop())
         if keep_after is not None and keep_in is not None:
             trainer.keep_copy(keep_after, keep_in)
         trainer.fit(
@@ -205,6 +242,10 @@ def command(
             gate=ScoredGate(bus, run.model.name) if behind_scorer and bus else None,
             progress=show_all,
         )
+        figures = trainer.figures()
+        if not first:
+            _end_if_stopped(trainer.stopped)
+            return
         by_day = trainer.prequential.daily_summaries()
         result: dict[str, Any] = {
             "events": trainer.events,
@@ -219,15 +260,15 @@ def command(
             "rejected": source.dead_letters.by_reason,
             "source": source.counters(),
             "set_aside": dataclasses.asdict(trainer.set_aside.stats),
-            "published": trainer.published(),
             "checkpoints": dataclasses.asdict(trainer.saver.stats),
-            "pruning": trainer.rows.pruning(),
-            "store": trainer.rows.stats(),
+            "stopped": trainer.stopped,
+            **figures,
         }
         if json_log is not None:
             json_log.write({"result": result})
     if as_json:
         print(json.dumps({"result": result}), flush=True)
+        _end_if_stopped(trainer.stopped)
         return
     days = ", ".join(
         f"day {day}: {each.auc:.4f} ({each.calibration:.3f})" for day, each in by_day.items()
@@ -238,6 +279,15 @@ def command(
         typer.echo(f"rejected rows: {source.dead_letters.by_reason}")
     if trainer.set_aside.stats.batches:
         typer.echo(f"put aside: {trainer.set_aside.stats.events:,} events, in {publication}")
+    _end_if_stopped(trainer.stopped)
+
+
+def _end_if_stopped(stopped: bool) -> None:
+    """End as SIGTERM ends a process, so that whoever started it knows that there is more to do."""
+    if stopped:
+        sys.stdout.flush()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _refuse_both(context: typer.Context, config: Path | None, source: EventSource | None) -> None:

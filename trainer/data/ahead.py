@@ -7,12 +7,13 @@ the next chunk. So what waits is bounded by bytes, which hold a few chunks, and 
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from embertide.trainer.data.base import Batch
 
 # A stream that is away may take longer to give up; its thread ends with the process.
 _LEAVE_S = 10.0
+_ASK_S = 0.5
 
 
 class _Ahead:
@@ -34,21 +35,27 @@ class _Ahead:
                 with self._changed:
                     self._changed.wait_for(lambda: self._left or self._bytes < self._most_bytes)
                     if self._left:
-                        return
+                        break
                     self._waiting.append(batch)
                     self._bytes += batch.nbytes
                     self._changed.notify_all()
         except BaseException as error:
             self._error = error
+        finally:
+            close = getattr(self._batches, "close", None)
+            if close is not None:
+                close()  # in this thread, whose the input is
         with self._changed:
             self._ended = True
             self._changed.notify_all()
 
-    def given(self) -> Iterator[Batch]:
+    def given(self, ends: Callable[[], bool]) -> Iterator[Batch]:
         """Yield what was read; the reader's error comes after the batches before it."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._ended)
+                while not self._changed.wait_for(lambda: self._waiting or self._ended, _ASK_S):
+                    if ends():
+                        return
                 if not self._waiting:
                     break
                 batch = self._waiting.popleft()
@@ -66,7 +73,9 @@ class _Ahead:
 
 
 @contextlib.contextmanager
-def read_ahead(batches: Iterator[Batch], most_bytes: int) -> Iterator[Iterator[Batch]]:
+def read_ahead(
+    batches: Iterator[Batch], most_bytes: int, ends: Callable[[], bool] = lambda: False
+) -> Iterator[Iterator[Batch]]:
     """Gives the same batches, read in a thread of their own; at the end the thread stops.
 
     An error of `batches` comes where its batch would have. Leaving waits for the batch that is
@@ -75,6 +84,8 @@ def read_ahead(batches: Iterator[Batch], most_bytes: int) -> Iterator[Iterator[B
     Args:
         batches: What to read; nobody else may use it.
         most_bytes: What waits, at most, but for one batch. 0 reads in the caller's thread.
+        ends: Asked now and then while there is nothing to read, in the caller's thread: whether to
+            wait no longer.
     """
     if most_bytes == 0:
         yield batches
@@ -83,7 +94,7 @@ def read_ahead(batches: Iterator[Batch], most_bytes: int) -> Iterator[Iterator[B
     thread = threading.Thread(target=ahead.read, name="reader", daemon=True)
     thread.start()
     try:
-        yield ahead.given()
+        yield ahead.given(ends)
     finally:
         ahead.leave()
         thread.join(_LEAVE_S)

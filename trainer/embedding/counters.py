@@ -15,9 +15,9 @@ Shapes: B events of a batch, N events that wait, U keys, C counters of a table.
 import numpy as np
 from numpy.typing import NDArray
 
-from embertide import _store
 from embertide.trainer.config import NO_TIME, CountersConfig, ModelConfig
 from embertide.trainer.data.base import Batch
+from embertide.trainer.embedding.store import EmbeddingStore
 
 _MOST_EVENTS = 1 << 16
 """Events that wait to be summed by key."""
@@ -141,9 +141,12 @@ class Counters:
         for table in self._tables:
             table.add(batch, origin_ms)
 
-    def flush(self, store: _store.Store, origin_ms: int) -> None:
-        """Add them to their keys' rows."""
+    def flush(self, rows: EmbeddingStore, origin_ms: int) -> None:
+        """Add them to their keys' rows; of many ranks, to those that this one holds."""
         for table in self._tables:
             keys_U, logs_UC = table.take(origin_ms)
+            if rows.exchange is not None:
+                mine_U = rows.exchange.mine(table.table, keys_U)
+                keys_U, logs_UC = keys_U[mine_U], logs_UC[mine_U]
             if len(keys_U):
-                self.uncounted += len(keys_U) - store.add_counts(table.table, keys_U, logs_UC)
+                self.uncounted += len(keys_U) - rows.store.add_counts(table.table, keys_U, logs_UC)

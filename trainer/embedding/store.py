@@ -10,10 +10,11 @@ step of the optimizer, on as many threads as torch uses; the rows do not depend 
 Shapes: B samples, F features, N keys, E all embedding values of a sample.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 
 from embertide import _store
 from embertide.trainer.config import (
+    Codecs,
     ModelConfig,
     OptimizerConfig,
     Pooling,
@@ -30,7 +32,11 @@ from embertide.trainer.config import (
 )
 from embertide.trainer.data.base import PADDING_KEY
 from embertide.trainer.embedding.bags import Bags, Floats
+from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.publish.snapshot import read_manifest
+from embertide.trainer.sync.exchange import Asked, BagKeys, Exchange, Travelling
+from embertide.trainer.sync.plan import Ownership, balanced
+from embertide.trainer.sync.ranks import Ranks
 
 Keys = NDArray[np.int64]
 _MAX_THREADS = 64  # that the store shares a step by
@@ -66,8 +72,8 @@ def _pruned_tables(config: ModelConfig, prune: PruneConfig) -> list[int]:
     return [config.table_index(name) for name in names]
 
 
-def _pruning(config: ModelConfig, prune: PruneConfig | None) -> dict[str, Any]:
-    """Return the store's arguments of pruning."""
+def _pruning(config: ModelConfig, prune: PruneConfig | None, ranks: int) -> dict[str, Any]:
+    """Return the store's arguments of pruning; each of the ranks remembers its part of the keys."""
     if prune is None:
         return {}
     tables = _pruned_tables(config, prune)
@@ -79,8 +85,22 @@ def _pruning(config: ModelConfig, prune: PruneConfig | None) -> dict[str, Any]:
     return {
         "utility": "squares" if prune.utility == "fisher" else prune.utility,
         "utility_decay": 0.5 ** (1 / prune.half_life),
-        "prune_groups": [(tables, prune.waiting, counts)],
+        "prune_groups": [(tables, prune.waiting // ranks, counts)],
     }
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Pass:
+    """A forward pass whose gradient the next step takes.
+
+    Attributes:
+        gradients: Of the embeddings' gradient, those of the pass's bags.
+        asked: Of whom the rows came; None: of this store.
+    """
+
+    embeddings: Tensor
+    gradients: "Callable[[Floats], list[_store.BagGradients]]"
+    asked: Asked | None
 
 
 class EmbeddingStore(nn.Module):
@@ -95,13 +115,21 @@ class EmbeddingStore(nn.Module):
         new_row_accesses: A key gets a row at its so many-th occurrence of late, 1 to 15; before, it
             reads as the default row and its gradients are dropped (counted in `stats`). What was
             counted is no part of a checkpoint.
-        prune: Which rows stay; None: all.
+        prune: Which rows stay; None: all. Of many ranks' rows together.
+        ranks: With whom the tables are shared: each rank gives its own part of a batch to `forward`
+            and calls `step` as often as all others, and each holds the rows of its own buckets.
+            `Ranks.join()` names those that torchrun started; None: this process alone.
+        ownership: Who owns which bucket; None: a balanced plan.
+        codecs: How rows and gradients travel.
     """
 
     def __init__(
         self,
         config: ModelConfig,
         *,
+        ranks: Ranks | None = None,
+        ownership: Ownership | None = None,
+        codecs: Codecs | None = None,
         optimizer: OptimizerConfig | None = None,
         seed: int = 1,
         devices: int = 1,
@@ -125,10 +153,28 @@ class EmbeddingStore(nn.Module):
             ssd_directory=ssd_directory,
             new_row_accesses=new_row_accesses,
             optimizer=self.optimizer.name,
-            **_pruning(config, prune),
+            **_pruning(config, prune, (ranks or Ranks.alone()).size),
         )
         self.prune = prune
         self._pruned = [] if prune is None else _pruned_tables(config, prune)
+        self.ranks = ranks or Ranks.alone()
+        self.ownership = ownership or balanced(config, self.ranks.size)
+        self.exchange: Exchange | None = None
+        for t in self._pruned:
+            if self.ownership.everywhere(t):
+                raise ConfigurationError(
+                    f"table {self.tables[t].name!r} is pruned, and the plan has it everywhere: give"
+                    " its buckets to ranks"
+                )
+        if self.ranks.size > 1:
+            self.exchange = Exchange(
+                self.ranks,
+                self.tables,
+                self.ownership,
+                codecs or Codecs(),
+                counting=new_row_accesses > 1
+                or (prune is not None and prune.utility in ("norms", "accesses")),
+            )
         self.steps = self._pruned_at = self.passes = 0
         self.pruned: _store.PruneOutcome | None = None  # the newest pass
         self._poolings = [column.pooling for column in config.columns]
@@ -141,7 +187,8 @@ class EmbeddingStore(nn.Module):
         }
         self._dims, widths = config.feature_dims, config.feature_widths
         self._begin = [sum(widths[:f]) for f in range(len(widths) + 1)]
-        self._pending: list[tuple[Callable[[Floats], list[_store.BagGradients]], Tensor]] = []
+        self._passes: list[_Pass] = []
+        self._given: list[tuple[Asked, Travelling]] | None = None  # by `send`, for the next step
 
     @property
     def embedding_dim(self) -> int:
@@ -155,22 +202,57 @@ class EmbeddingStore(nn.Module):
         """Return the columns that a gradient is of."""
         return slice(self._begin[feature], self._begin[feature] + self._dims[feature])
 
-    def forward(self, keys_BF: Keys) -> Tensor:
+    def ask(
+        self, keys_BF: Keys | None = None, bags_F: Sequence[Bags] | None = None
+    ) -> Asked | None:
+        """Ask other ranks for the keys of a pass that is to come: `forward`'s, or `pool`'s.
+
+        May be called by another thread, for one pass ahead of those that are learned. None: there
+        are no others.
+        """
+        if self.exchange is None:
+            return None
+        pieces: list[BagKeys]
+        if bags_F is not None:
+            pieces = [
+                # A weighed key's row is wanted by itself.
+                (table, bags.keys_N, bags.offsets_B1 if bags.weights_N is None else None)
+                for table, bags in zip(self._tables, bags_F, strict=True)
+            ]
+        else:
+            keys_FB = np.ascontiguousarray(np.asarray(keys_BF, np.int64).T)
+            pieces = [
+                (table, keys_B, None) for table, keys_B in zip(self._tables, keys_FB, strict=True)
+            ]
+        return self.exchange.ask(pieces)
+
+    def forward(self, keys_BF: Keys, asked: Asked | None = None) -> Tensor:
         """Return embeddings_BE for one key a feature; counters stand behind a key's embedding.
 
         In training mode, unless torch records no gradients, the result takes one for `step`.
+        `asked` is what `ask` gave for these keys, if it was called.
         """
         keys_BF = np.asarray(keys_BF, np.int64)
         keys_FB = np.ascontiguousarray(keys_BF.T)
         out = np.empty((len(keys_BF), self.embedding_dim), np.float32)
-        bags: list[_store.BagLookup] = [
-            (table, keys_B, None, "sum", out[:, self._columns(f)])
-            for f, (table, keys_B) in enumerate(zip(self._tables, keys_FB, strict=True))
-        ]
-        self.store.lookup_bags(bags, threads=_threads())
-        return self._taking(partial(self._of_keys, keys_FB), out)
+        if self.exchange is not None:
+            asked = asked or self.ask(keys_BF)
+            assert asked is not None
+            rows = self.exchange.rows(asked, self._look_up)
+            columns = (out[:, self._columns(f)] for f in range(len(keys_FB)))
+            asked.routed.pool(rows, [("sum", out_Bd) for out_Bd in columns])
+        else:
+            bags: list[_store.BagLookup] = [
+                (table, keys_B, None, "sum", out[:, self._columns(f)])
+                for f, (table, keys_B) in enumerate(zip(self._tables, keys_FB, strict=True))
+            ]
+            self._look_up(bags)
+        return self._taking(partial(self._of_keys, keys_FB), out, asked)
 
-    def pool(self, bags_F: Sequence[Bags]) -> Tensor:
+    def _look_up(self, bags: "Sequence[_store.BagLookup]") -> None:
+        self.store.lookup_bags(bags, threads=_threads())
+
+    def pool(self, bags_F: Sequence[Bags], asked: Asked | None = None) -> Tensor:
         """Return embeddings_BE for any number of keys a feature, pooled as its config says.
 
         It takes a gradient for `step` as `forward` does.
@@ -184,54 +266,117 @@ class EmbeddingStore(nn.Module):
             raise ValueError(
                 f"{len(bags_F)} features of {sorted(sizes)} bags; give {columns} of one number"
             )
-        out = np.empty((sizes.pop(), self.embedding_dim), np.float32)
-        lookups: list[_store.BagLookup] = []
-        for f, (table, pooling, bags) in enumerate(self._with(bags_F)):
+        for f, bags in enumerate(bags_F):
             if f in self._counted and (bags.weights_N is not None or (bags.sizes_B > 1).any()):
                 raise ValueError(
                     f"feature {self.config.features[f].name!r} gives counts of its key, of which no"
                     " sum means anything: give bags of one key, without weights"
                 )
+        out = np.empty((sizes.pop(), self.embedding_dim), np.float32)
+        if self.exchange is not None:
+            asked = asked or self.ask(bags_F=bags_F)
+            assert asked is not None
+            self._pool_of_others(asked, self.exchange, bags_F, out)
+            return self._taking(partial(self._of_bags, bags_F), out, asked)
+        lookups: list[_store.BagLookup] = []
+        for f, (table, pooling, bags) in enumerate(self._with(bags_F)):
             out_Bd = out[:, self._columns(f)]
             if bags.weights_N is None:
                 lookups.append((table, bags.keys_N, bags.offsets_B1, pooling, out_Bd))
             else:
                 rows_Nd, _, _ = self.store.lookup(table, bags.keys_N)
                 out_Bd[:] = bags.pooled(rows_Nd, pooling)
-        self.store.lookup_bags(lookups, threads=_threads())
-        return self._taking(partial(self._of_bags, bags_F), out)
+        self._look_up(lookups)
+        return self._taking(partial(self._of_bags, bags_F), out, None)
+
+    def _pool_of_others(
+        self, asked: Asked, exchange: Exchange, bags_F: Sequence[Bags], out: Floats
+    ) -> None:
+        """Pool rows that lie at all ranks."""
+        rows = exchange.rows(asked, self._look_up)
+        outs: list[tuple[str, Floats]] = []
+        weighed: dict[int, Floats] = {}
+        for f, (_, pooling, bags) in enumerate(self._with(bags_F)):
+            if bags.weights_N is None:
+                outs.append((pooling, out[:, self._columns(f)]))
+            else:
+                columns = self._columns(f)
+                width = columns.stop - columns.start
+                weighed[f] = np.empty((len(bags.keys_N), width), np.float32)
+                outs.append(("none", weighed[f]))
+        asked.routed.pool(rows, outs)
+        for f, (_, pooling, bags) in enumerate(self._with(bags_F)):
+            if f in weighed:
+                out[:, self._columns(f)] = bags.pooled(weighed[f], pooling)
 
     def _with(self, bags_F: Sequence[Bags]) -> Iterator[tuple[int, Pooling, Bags]]:
         """Give each column's table, pooling and bags."""
         return zip(self._tables, self._poolings, bags_F, strict=True)
 
     def _taking(
-        self, gradients: "Callable[[Floats], list[_store.BagGradients]]", out: Floats
+        self,
+        gradients: "Callable[[Floats], list[_store.BagGradients]]",
+        out: Floats,
+        asked: Asked | None,
     ) -> Tensor:
         """Return `out` as a tensor whose gradient the next step takes, if there will be one."""
         embeddings = torch.from_numpy(out)
         if self.training and torch.is_grad_enabled():
             embeddings.requires_grad_()
-            self._pending.append((gradients, embeddings))
+            self._passes.append(_Pass(embeddings, gradients, asked))
         return embeddings
+
+    def send(self) -> None:
+        """Send the gradients of all forward passes since the last step to the ranks that own rows.
+
+        `step` does it if nobody did; what is done in between, they travel.
+
+        Raises:
+            RuntimeError: A forward pass has no gradient yet (backward was not called).
+        """
+        exchange = self.exchange
+        if exchange is None:
+            return
+        self._given = []
+        for each, gradient in self._gradients():
+            assert each.asked is not None
+            pieces = [(bags[2], bags[3]) for bags in each.gradients(gradient)]
+            sums = each.asked.routed.sum(pieces)
+            self._given.append((each.asked, exchange.give(each.asked, sums)))
+
+    def _gradients(self) -> list[tuple[_Pass, Floats]]:
+        """Return the passes since the last step, each with its gradient; a part may be empty."""
+        found: list[tuple[_Pass, Floats]] = []
+        for each in self._passes:
+            gradient = each.embeddings.grad
+            if gradient is None and len(each.embeddings):
+                raise RuntimeError("step() before backward(): the embeddings have no gradient")
+            given = torch.zeros_like(each.embeddings) if gradient is None else gradient
+            found.append((each, np.ascontiguousarray(given.detach().numpy())))
+        return found
 
     def step(self) -> int:
         """Bring the gradients of all forward passes since the last step into the rows.
 
-        As in torch, a key's gradients add up over all of them before the one update.
+        As in torch, a key's gradients add up over all of them, and over all ranks, before the one
+        update.
 
         Returns:
-            How many rows were updated.
+            How many rows were updated; of those that this rank owns.
 
         Raises:
             RuntimeError: A forward pass has no gradient yet (backward was not called); no row
                 has changed then.
         """
         bags: list[_store.BagGradients] = []
-        for gradients, embeddings in self._pending:
-            if embeddings.grad is None:
-                raise RuntimeError("step() before backward(): the embeddings have no gradient")
-            bags += gradients(embeddings.grad.numpy())
+        if self.exchange is None:
+            for each, gradient in self._gradients():
+                bags += each.gradients(gradient)
+        else:
+            if self._given is None:
+                self.send()
+            for asked, travelling in self._given or ():
+                bags += self.exchange.gradients(asked, travelling)
         self._note_stakes()
         updated = self.store.apply_gradients(
             bags,
@@ -243,7 +388,7 @@ class EmbeddingStore(nn.Module):
             max_gradient_norm=self.optimizer.max_gradient_norm,
             threads=_threads(),
         )
-        self._pending.clear()
+        self.drop_gradients()
         self.steps += 1
         self._prune()
         self.store.maintain()
@@ -251,67 +396,109 @@ class EmbeddingStore(nn.Module):
 
     def drop_gradients(self) -> None:
         """Forget the forward passes since the last step: the rows learn nothing from them."""
-        self._pending.clear()
+        self._passes.clear()
+        for asked, travelling in self._given or ():
+            if self.exchange is not None and not travelling.taken:
+                self.exchange.gradients(asked, travelling)  # they are on their way
+        self._given = None
 
     def _note_stakes(self) -> None:
         """Say, now and then, how much of the loss is at stake in each pruned table."""
         if self.prune is None or self.prune.utility != "fisher" or self.steps % _STAKE_EVERY:
             return
         sums = np.zeros((len(self.tables), 2))
-        for _, embeddings in self._pending:
-            values_BE, gradient_BE = (
-                each[:_STAKE_SAMPLES].numpy()
-                for each in (embeddings.detach(), cast(Tensor, embeddings.grad))
-            )
+        samples = -(-_STAKE_SAMPLES // self.ranks.size)
+        for each, gradient in self._gradients():
+            values_BE = each.embeddings.detach()[:samples].numpy()
+            gradient_BE = gradient[:samples]
             for f, table in enumerate(self._tables):
                 if table not in self._pruned:
                     continue
                 values_Bd, gradient_Bd = (
-                    each[:, self._learned(f)] for each in (values_BE, gradient_BE)
+                    part[:, self._learned(f)] for part in (values_BE, gradient_BE)
                 )
                 has_B = values_Bd.any(axis=1)  # else it had no row, or only such as say nothing
                 along_B = np.einsum("Bd,Bd->B", values_Bd, gradient_Bd).astype(np.float64)
                 squares_B = np.einsum("Bd,Bd->B", gradient_Bd, gradient_Bd).astype(np.float64)
                 sums[table] += along_B @ along_B, squares_B @ has_B
+        sums = self._summed(sums, "stakes")
         for t in self._pruned:
             at_stake, squares = sums[t].tolist()
             if np.isfinite(at_stake + squares):
                 self.store.note_stake(t, at_stake, squares)
 
+    def _summed(self, values: NDArray[np.float64], kind: str) -> NDArray[np.float64]:
+        """Add up what all ranks say."""
+        if self.exchange is None:
+            return values
+        return self.exchange.summed(values, kind)
+
     def _prune(self) -> None:
-        """Make a pass of pruning, if one is due."""
+        """Make a pass of pruning, if one is due; all ranks make it, at one price."""
         if self.prune is None:
             return
-        may_take = self.prune.row_bytes(self.store.seen_bytes(0) if self.prune.ratio else 0)
+        since = self.steps - self._pruned_at
+        scheduled = self.exchange is None or self.prune.due(self.steps, since, 1.0)
+        if not scheduled and since % self.prune.least:
+            return  # ranks ask one another only so often how much room there is
+        here = [self.store.seen_bytes(0) if self.prune.ratio else 0.0, self.store.prune_room(0)]
+        seen, left = self._summed(np.array(here, np.float64), "room").tolist()
+        may_take = self.prune.row_bytes(int(seen))
         if self.prune.ratio and may_take < _LEAST_BYTES:
             return
-        room = self.store.prune_room(0) / max(may_take, 1)
-        if self.prune.due(self.steps, self.steps - self._pruned_at, room):
-            self.pruned = self.store.prune(0, may_take, max_age=self.prune.max_age)
+        if self.prune.due(self.steps, since, left / max(may_take, 1)):
+            self.pruned = self._pass(may_take, self.prune.max_age)
             self._pruned_at = self.steps
             self.passes += 1
 
-    def progress(self) -> tuple[int, int, bytes]:
-        """Return what a run depends on beside rows and their state, for checkpoints."""
-        state = b"" if self.prune is None else self.store.prune_state(0)
-        return self.steps, self._pruned_at, state
+    def _pass(self, may_take: int, max_age: int) -> _store.PruneOutcome:
+        if self.exchange is None:
+            return self.store.prune(0, may_take, max_age=max_age)
+        rows = np.array([self.store.prune_rows(0)], np.float64)
+        sample = self.store.prune_sample(0, int(self.exchange.summed(rows, "room")[0]))
+        samples = self.exchange.samples(sample)
+        outcome = self.store.prune(0, may_take, max_age=max_age, samples=samples)
+        # What is left free goes to the ranks as their rows do.
+        bytes_ = float(outcome.bytes)
+        total = float(self.exchange.summed(np.array([bytes_]), "room")[0])
+        share = (bytes_ + 1) / (total + self.ranks.size)
+        self.store.set_prune_room(0, int(max(may_take - total, 0.0) * share))
+        return outcome
 
-    def resume(self, progress: tuple[int, int, bytes]) -> None:
+    def progress(self) -> tuple[int, int, list[bytes]]:
+        """Return what a run depends on beside rows and their state, for checkpoints.
+
+        The last is of each rank; all ranks call it together.
+        """
+        state = b"" if self.prune is None else self.store.prune_state(0)
+        states = [state] if self.exchange is None else self.exchange.samples(state)
+        return self.steps, self._pruned_at, states
+
+    def resume(self, progress: tuple[int, int, list[bytes]], *, same_owners: bool = True) -> None:
         """Go on from what `progress` gave.
+
+        Args:
+            progress: Of as many ranks as there were.
+            same_owners: Whether this rank owns what the rank of its number did.
 
         Raises:
             StoreError: It is not of a store that is pruned as this one.
         """
-        self.steps, self._pruned_at, state = progress
-        if self.prune is not None:
-            self.store.set_prune_state(0, state)
+        self.steps, self._pruned_at, states = progress
+        if self.prune is None:
+            return
+        if same_owners and len(states) == self.ranks.size:
+            self.store.set_prune_state(0, states[self.ranks.rank])
+        else:
+            self.store.load_prune_states(0, states, seen=self.ranks.first)
 
     def _of_keys(self, keys_FB: Keys, gradient_BE: Floats) -> "list[_store.BagGradients]":
         """Return the gradients of a forward pass; a place of a sequence not taken has none."""
         bags: list[_store.BagGradients] = []
         for f, (table, keys_B) in enumerate(zip(self._tables, keys_FB, strict=True)):
             gradient_Bd = gradient_BE[:, self._learned(f)]
-            if f >= len(self.config.features):
+            # What is asked of other ranks leaves such places out by itself.
+            if f >= len(self.config.features) and self.exchange is None:
                 taken_B = keys_B != PADDING_KEY
                 keys_B, gradient_Bd = keys_B[taken_B], gradient_Bd[taken_B]
             bags.append((table, keys_B, None, gradient_Bd))
@@ -326,15 +513,26 @@ class EmbeddingStore(nn.Module):
         return gradients
 
     def places(self) -> Iterator[tuple[int, _store.TableConfig, int]]:
-        """Yield every bucket as (table index, table, bucket), in the order of snapshots."""
+        """Yield every bucket as (table index, table, bucket), in the order of snapshots.
+
+        Of many ranks, those that this one writes to versions and checkpoints.
+        """
         for t, table in enumerate(self.tables):
             for bucket in range(1 << table.bucket_bits):
-                yield t, table, bucket
+                if self.ownership.publishes(self.ranks.rank, t, bucket):
+                    yield t, table, bucket
 
-    def forget_changes(self) -> None:
-        """Take what a version would and leave it, so that changes that nobody publishes go."""
-        for t, _, bucket in self.places():
-            self.store.take_changes(t, bucket)
+    def forget_changes(self, *, of_others: bool = False) -> None:
+        """Take what a version would and leave it, so that changes that nobody publishes go.
+
+        Args:
+            of_others: Only those of rows held here that another rank writes.
+        """
+        for t, table in enumerate(self.tables):
+            for bucket in range(1 << table.bucket_bits):
+                mine = self.ownership.publishes(self.ranks.rank, t, bucket)
+                if not (mine and of_others) and self.ownership.holds(self.ranks.rank, t, bucket):
+                    self.store.take_changes(t, bucket)
 
     def buckets(self) -> Iterator[tuple[_store.TableConfig, int, bytes]]:
         """Yield all rows as (table, bucket, records), one bucket at a time."""
@@ -344,6 +542,8 @@ class EmbeddingStore(nn.Module):
     def read_buckets(self, snapshot: Path) -> Iterator[tuple[int, _store.TableConfig, int, bytes]]:
         """Yield (table index, table, bucket, records) of a snapshot's files, each proved.
 
+        Of many ranks, of the buckets whose rows this one holds.
+
         Raises:
             StoreError: A file is not of these tables, or fails its checksum.
         """
@@ -351,6 +551,8 @@ class EmbeddingStore(nn.Module):
         for fields in read_manifest(snapshot)["buckets"]:
             info = _store.BucketFileInfo(**fields)
             t = index[info.table]
+            if not self.ownership.holds(self.ranks.rank, t, info.bucket):
+                continue
             records = _store.read_bucket_file(str(snapshot), self.tables[t], info)
             yield t, self.tables[t], info.bucket, records
 

@@ -19,6 +19,7 @@ from redis.retry import Retry
 
 from embertide.trainer.errors import TrainerError
 from embertide.trainer.publish.folder import PARTITIONS, VersionId
+from embertide.trainer.sync.channel import ALONE, Channel
 from embertide.v1 import update_pb2
 
 LINEAGE_BITS = 32
@@ -135,9 +136,12 @@ class Bus:
         stats: What was refused, lost and trimmed.
     """
 
-    def __init__(self, client: Any, model: str, budget_bytes: int) -> None:
+    def __init__(
+        self, client: Any, model: str, budget_bytes: int, channel: Channel = ALONE
+    ) -> None:
         """Use a connected client; `connect` makes one."""
         self.stats = BusStats()
+        self._channel = channel
         self._redis = client
         self._keys = Keys(model)
         self._budget = self._room = budget_bytes
@@ -147,15 +151,15 @@ class Bus:
         self._known = False  # whether streams of earlier publishers are gone
 
     @classmethod
-    def connect(cls, url: str, model: str, budget_bytes: int) -> "Bus":
-        """Connect to the Redis that `url` names.
+    def connect(cls, url: str, model: str, budget_bytes: int, channel: Channel = ALONE) -> "Bus":
+        """Connect to the Redis that `url` names; each of the ranks on `channel` does.
 
         Raises:
             BusError: It cannot be reached, or the model's name is not one for the bus.
         """
         if set("{}") & set(model):
             raise BusError(f"model {model!r}: a name on the bus has no braces; choose another")
-        return cls(connect(url), model, budget_bytes)
+        return cls(connect(url), model, budget_bytes, channel)
 
     # --- lineage ----------------------------------------------------------------------------------
 
@@ -181,14 +185,17 @@ class Bus:
         self,
         commit: update_pb2.GlobalCommit,
         partitions: Iterable[update_pb2.PartitionCommit],
-        messages: Callable[[update_pb2.PartitionCommit], Iterator[bytes]],
+        messages: Callable[[], Iterator[tuple[int, int, int, bytes]]],
     ) -> bool:
         """Send one version: its rows, its partition commits, and last its commit.
+
+        Of many ranks, each sends the rows that it has, and then the first one the commits. What one
+        cannot do, none does.
 
         Args:
             commit: As nodes are to read it.
             partitions: The version's partition commits.
-            messages: Gives the encoded batches of one of them, in order.
+            messages: Gives this rank's batches as (table id, bucket, place in the bucket, message).
 
         Returns:
             Whether it was committed; False where another publisher has the lineage.
@@ -197,30 +204,63 @@ class Bus:
         batches = sum(bucket.batches for each in partitions for bucket in each.buckets)
         size = sum(each.delta_bytes + each.ByteSize() for each in partitions) + commit.ByteSize()
         size += _ENTRY_BYTES * (batches + len(partitions) + 1)
-        self._forget_others()
+        self._first_does(self._forget_others)
         if not self._send_rows(version, size, partitions, messages):
             self.stats.by_commit_alone += 1
             commit = update_pb2.GlobalCommit.FromString(commit.SerializeToString())
             commit.ClearField("dense")  # the files have it
-        done = self._redis.eval(
-            _COMMIT,
-            2,
-            self._keys.lineage,
-            self._keys.log,
-            version.lineage,
-            f"{version.number}-{version.lineage}",
-            commit.SerializeToString(),
-            f"{self._versions[0][0] if self._versions else version.number}-0",
-            _COMMIT_ENTRIES - 1,
-        )
-        return bool(done)
+        done = [False]
+
+        def send_commit() -> None:
+            done[0] = bool(
+                self._redis.eval(
+                    _COMMIT,
+                    2,
+                    self._keys.lineage,
+                    self._keys.log,
+                    version.lineage,
+                    f"{version.number}-{version.lineage}",
+                    commit.SerializeToString(),
+                    f"{self._versions[0][0] if self._versions else version.number}-0",
+                    _COMMIT_ENTRIES - 1,
+                )
+            )
+
+        self._first_does(send_commit)
+        return bool(self._channel.gather(done[0])[0])
+
+    def _first_does(self, what: Callable[[], None]) -> bool:
+        """Do it on the first rank, all others wait; as `_all_do` else."""
+        return self._all_do(what if self._channel.first else lambda: None)
+
+    def _all_do(self, what: Callable[[], None]) -> bool:
+        """Do it on all ranks; return whether Redis was full for one.
+
+        Raises:
+            redis.RedisError: It was away for one.
+        """
+        failure: redis.RedisError | None = None
+        full = False
+        try:
+            what()
+        except _FullError:
+            full = True
+        except redis.RedisError as error:
+            failure = error
+        said = self._channel.gather([full, failure and str(failure)])
+        if failure is not None:
+            raise failure
+        for rank, (_, words) in enumerate(said):
+            if words is not None:
+                raise redis.RedisError(f"rank {rank}: {words}")
+        return any(each for each, _ in said)
 
     def _send_rows(
         self,
         version: VersionId,
         size: int,
         partitions: list[update_pb2.PartitionCommit],
-        messages: Callable[[update_pb2.PartitionCommit], Iterator[bytes]],
+        messages: Callable[[], Iterator[tuple[int, int, int, bytes]]],
     ) -> bool:
         for _ in range(2):
             if size > self._room:
@@ -232,37 +272,47 @@ class Bus:
                 )
                 self._room = min(self._budget, self._room + self._budget // 16)
                 return False
-            self._make_room(version.number, size)
-            self._versions.append((version.number, size))
-            try:
-                self._add(version, self._entries(version, partitions, messages))
-            except _FullError:
+
+            def send() -> None:
+                self._make_room(version.number, size)
+                self._versions.append((version.number, size))
+                self._add(version, self._rows(version, messages()))
+
+            if self._all_do(send) or self._first_does(
+                lambda: self._add(version, self._commits(version, partitions))
+            ):
                 self.stats.full += 1
                 log.warning("Redis is full: the streams of the model are emptied")
                 held = sum(held for _, held in self._versions)
-                self._trim(version.number + 1)
+                self._all_do(lambda: self._trim(version.number + 1))
                 self._room = held // 2
                 continue
             self._room = min(self._budget, self._room + self._budget // 16)
             return True
         return False
 
-    def _entries(
-        self,
-        version: VersionId,
-        partitions: list[update_pb2.PartitionCommit],
-        messages: Callable[[update_pb2.PartitionCommit], Iterator[bytes]],
+    def _rows(
+        self, version: VersionId, messages: Iterator[tuple[int, int, int, bytes]]
     ) -> Iterator[tuple[str, str, bytes]]:
-        """Yield (stream, entry id, message): of each partition its rows, then its commit."""
+        """Yield (stream, entry id, message) of rows."""
         number, lineage = version
-        for partition in partitions:
-            rows = messages(partition)
-            for bucket in partition.buckets:
-                stream = self._keys.bucket(bucket.table_id, bucket.bucket)
-                for i in range(bucket.batches):
-                    yield stream, f"{number}-{(lineage << LINEAGE_BITS) + i}", next(rows)
-            stream = self._keys.partition(partition.partition)
-            yield stream, f"{number}-{lineage}", partition.SerializeToString(deterministic=True)
+        for table, bucket, i, message in messages:
+            yield (
+                self._keys.bucket(table, bucket),
+                f"{number}-{(lineage << LINEAGE_BITS) + i}",
+                message,
+            )
+
+    def _commits(
+        self, version: VersionId, partitions: list[update_pb2.PartitionCommit]
+    ) -> Iterator[tuple[str, str, bytes]]:
+        """Yield the same of partition commits."""
+        for each in partitions:
+            yield (
+                self._keys.partition(each.partition),
+                f"{version.number}-{version.lineage}",
+                each.SerializeToString(deterministic=True),
+            )
 
     def _add(self, version: VersionId, entries: Iterator[tuple[str, str, bytes]]) -> None:
         """Append entries, a bounded number of bytes in flight."""

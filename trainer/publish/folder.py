@@ -10,20 +10,24 @@ The nodes' side is backend_cpp/bus/delta.h. Names ascend as versions do.
 """
 
 import contextlib
+import dataclasses
 import errno
+import itertools
 import json
 import logging
 import os
 import re
 import shutil
 import struct
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from embertide import _store
 from embertide.trainer.errors import TrainerError
+from embertide.trainer.sync.channel import ALONE, Channel, RankError
 from embertide.v1 import update_pb2
 
 PARTITIONS = 64
@@ -35,6 +39,8 @@ _DENSE_FILE = "dense.safetensors"
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"(\d{12,19})-(\d{6,19})")
 _PARTIAL = re.compile(r"\.(\d{12,19})-(\d{6,19})\.partial")
+_SPOOLED = 64 << 10  # of a partition, in memory
+_COPIED = 1 << 20  # at a time
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 log = logging.getLogger(__name__)
@@ -65,12 +71,13 @@ def needing_room(folder: Path) -> Iterator[None]:
     """
     try:
         yield
-    except OSError as error:
+    except (OSError, RankError) as error:  # another rank's writing counts as ours
         if not is_no_room(error):
             raise
         free = shutil.disk_usage(folder).free if folder.exists() else 0
+        what = error.strerror if isinstance(error, OSError) else error
         raise NoRoomError(
-            f"{folder} has no room ({error.strerror}, {free >> 20} MiB free): make some, or keep "
+            f"{folder} has no room ({what}, {free >> 20} MiB free): make some, or keep "
             "fewer snapshots (keep_snapshots, keep_snapshots_s)"
         ) from error
 
@@ -141,43 +148,104 @@ def _unfinished(parent: Path, file: str) -> Iterator[tuple[int, Path]]:
             yield int(match[1]), path
 
 
-class _DeltaFile(contextlib.AbstractContextManager["_DeltaFile"]):
-    """One partition's delta file while it is written."""
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Place:
+    """A bucket's batches in a version: what ranks tell one another of what they write."""
 
-    def __init__(self, folder: Path, partition: int, version: VersionId) -> None:
-        self._commit = update_pb2.PartitionCommit(
-            lineage=version.lineage,
-            version=version.number,
-            partition=partition,
-            delta_path=f"p-{partition:02d}.delta",
-        )
-        self._file = (folder / self._commit.delta_path).open("wb")
-        self._write(_DELTA_MAGIC)
+    rank: int
+    table_id: int
+    bucket: int
+    sequence: int  # of the last batch
+    batches: int
+    bytes: int
+    crc32c: int
 
-    def _write(self, data: bytes) -> None:
-        self._file.write(data)
-        self._commit.delta_bytes += len(data)
-        self._commit.delta_crc32c = _store.crc32c(data, self._commit.delta_crc32c)
+    @property
+    def partition(self) -> int:
+        return self.bucket % PARTITIONS
+
+
+class Written(contextlib.AbstractContextManager["Written"]):
+    """One rank's batches of a version, encoded, until they have gone out on the bus; in `with`.
+
+    Held in memory, and on the drive what exceeds `_SPOOLED` a partition.
+
+    Attributes:
+        channel: Of the ranks that write the version together.
+    """
+
+    def __init__(self, folder: Path, channel: Channel = ALONE) -> None:
+        """Begin with none; `folder` is on the drive that has room for them."""
+        self.channel = channel
+        self._folder = folder
+        self._rank = channel.rank
+        self._spools: dict[int, tempfile.SpooledTemporaryFile[bytes]] = {}
+        self._places: list[_Place] = []
 
     def add(self, batch: update_pb2.RowBatch) -> None:
+        """Add a batch; those of a bucket come one after the other."""
         message = batch.SerializeToString()
-        self._write(struct.pack("<I", len(message)))
-        self._write(message)
-        buckets = self._commit.buckets
-        name = batch.table_id, batch.bucket
-        if not buckets or (buckets[-1].table_id, buckets[-1].bucket) != name:
-            buckets.add(table_id=batch.table_id, bucket=batch.bucket)
-        buckets[-1].sequence = batch.sequence
-        buckets[-1].batches += 1
+        data = struct.pack("<I", len(message)) + message
+        place = _Place(
+            rank=self._rank,
+            table_id=batch.table_id,
+            bucket=batch.bucket,
+            sequence=batch.sequence,
+            batches=1,
+            bytes=len(data),
+            crc32c=_store.crc32c(data),
+        )
+        before = self._places[-1] if self._places else None
+        if before and (before.table_id, before.bucket) == (place.table_id, place.bucket):
+            self._places[-1] = dataclasses.replace(
+                place,
+                batches=before.batches + 1,
+                bytes=before.bytes + len(data),
+                crc32c=_store.crc32c(data, before.crc32c),
+            )
+        else:
+            self._places.append(place)
+        if place.partition not in self._spools:
+            self._spools[place.partition] = tempfile.SpooledTemporaryFile(  # noqa: SIM115
+                _SPOOLED, dir=str(self._folder)
+            )
+        self._spools[place.partition].write(data)
 
-    def finish(self) -> update_pb2.PartitionCommit:
-        """Bring the file to the drive and return what is to be said of it."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        return self._commit
+    @property
+    def places(self) -> list[_Place]:
+        """Its buckets, in the order in which they were added."""
+        return self._places
+
+    def messages(self) -> Iterator[tuple[int, int, int, bytes]]:
+        """Yield (table id, bucket, place in the bucket, message), partition after partition."""
+        for partition, spool in sorted(self._spools.items()):
+            spool.seek(0)
+            for place in self._places:
+                if place.partition != partition:
+                    continue
+                for i in range(place.batches):
+                    (length,) = struct.unpack("<I", spool.read(4))
+                    yield place.table_id, place.bucket, i, spool.read(length)
+
+    def write_to(self, partition: int, fd: int, begins: Sequence[int]) -> None:
+        """Write a partition's buckets to a file, each where it begins, in their order."""
+        spool = self._spools[partition]
+        spool.seek(0)
+        mine = [place for place in self._places if place.partition == partition]
+        for place, begin in zip(mine, begins, strict=True):
+            left, at = place.bytes, begin
+            while left:
+                data = spool.read(min(left, _COPIED))
+                view = memoryview(data)
+                while view:
+                    done = os.pwrite(fd, view, at)
+                    view, at = view[done:], at + done
+                left -= len(data)
 
     def __exit__(self, *error: object) -> None:
-        self._file.close()
+        """Let go of them."""
+        for spool in self._spools.values():
+            spool.close()
 
 
 class Publication:
@@ -245,37 +313,52 @@ class Publication:
             begin = b"\n" if file.read(1) not in (b"", b"\n") else b""
             file.write(begin + json.dumps(line).encode() + b"\n")
 
+    def writing(self, channel: Channel) -> Written:
+        """Return what takes a version's batches, for the ranks on a channel."""
+        folder = self.path / "deltas"
+        folder.mkdir(parents=True, exist_ok=True)
+        return Written(folder, channel)
+
     def write_delta(
         self,
         version: VersionId,
         batches: Iterable[update_pb2.RowBatch],
         dense: bytes,
         file: update_pb2.CommitFile,
+        written: Written,
     ) -> None:
         """Write one version: delta files, dense tensors, and last the commit file.
 
         Adds the partition commits to `file`, and names them and the tensors in its commit. After
-        this returns, the version exists. Memory: one batch.
+        this returns, the version exists. Of many ranks, each writes its own buckets' parts of the
+        delta files, side by side, and the first one the rest; it exists for all or for none.
 
         Args:
             version: Its name.
             batches: Those of a bucket one after the other, buckets ascending by table and number.
             dense: The tensors, if the version brings any.
             file: Holds what else the commit is to say.
+            written: Takes this rank's batches, for the bus.
 
         Raises:
             PublicationError: The version exists already.
             OSError: The drive refuses; nothing of the version is left.
+            TrainerError: Another rank could not write its part.
         """
-        folder = self._delta_path(version)
-        if folder.exists():
-            if (folder / _COMMIT_FILE).exists():
-                raise PublicationError(f"{folder} exists; a version is never written again")
-            shutil.rmtree(folder)
+        folder, channel = self._delta_path(version), written.channel
+        with channel.together():
+            if channel.first:
+                if (folder / _COMMIT_FILE).exists():
+                    raise PublicationError(f"{folder} exists; a version is never written again")
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir(parents=True)
         try:
-            self._write_files(folder, version, batches, dense, file)
+            with channel.together():
+                for batch in batches:
+                    written.add(batch)
+            self._write_files(folder, version, written, dense, file)
         except BaseException:
-            if not (folder / _COMMIT_FILE).exists():
+            if channel.first and not (folder / _COMMIT_FILE).exists():
                 shutil.rmtree(folder, ignore_errors=True)
             raise
 
@@ -283,30 +366,81 @@ class Publication:
         self,
         folder: Path,
         version: VersionId,
-        batches: Iterable[update_pb2.RowBatch],
+        written: Written,
         dense: bytes,
         file: update_pb2.CommitFile,
     ) -> None:
-        folder.mkdir(parents=True)
-        with contextlib.ExitStack() as stack:
-            files: dict[int, _DeltaFile] = {}
-            for batch in batches:
-                partition = batch.bucket % PARTITIONS
-                if partition not in files:
-                    files[partition] = stack.enter_context(_DeltaFile(folder, partition, version))
-                files[partition].add(batch)
-            for _, delta in sorted(files.items()):
-                file.partitions.append(delta.finish())
-        for partition_commit in file.partitions:
-            reference = file.commit.partitions.add()
-            reference.partition = partition_commit.partition
-            reference.crc32c = _store.crc32c(partition_commit.SerializeToString(deterministic=True))
-        if dense:
-            write_synced(folder / _DENSE_FILE, dense)
-            file.commit.dense_path = _DENSE_FILE
-            file.commit.dense_bytes = len(dense)
-            file.commit.dense_crc32c = _store.crc32c(dense)
-        self._write_commit(folder, file)
+        channel = written.channel
+        fields = [list(dataclasses.astuple(place)) for place in written.places]
+        names = [field.name for field in dataclasses.fields(_Place)]
+        places = [
+            _Place(**dict(zip(names, each, strict=True)))
+            for said in channel.gather(fields, "places")
+            for each in said
+        ]
+        places.sort(key=lambda place: (place.partition, place.table_id, place.bucket))
+        with channel.together():
+            for partition, group in itertools.groupby(places, key=lambda place: place.partition):
+                commit = update_pb2.PartitionCommit(
+                    lineage=version.lineage,
+                    version=version.number,
+                    partition=partition,
+                    delta_path=f"p-{partition:02d}.delta",
+                )
+                file.partitions.append(self._write_part(folder, commit, list(group), written))
+            for partition_commit in file.partitions:
+                reference = file.commit.partitions.add()
+                reference.partition = partition_commit.partition
+                reference.crc32c = _store.crc32c(
+                    partition_commit.SerializeToString(deterministic=True)
+                )
+            if dense:
+                file.commit.dense_path = _DENSE_FILE
+                file.commit.dense_bytes = len(dense)
+                file.commit.dense_crc32c = _store.crc32c(dense)
+                if channel.first:
+                    write_synced(folder / _DENSE_FILE, dense)
+        with channel.together():
+            if channel.first:
+                self._write_commit(folder, file)
+
+    def _write_part(
+        self,
+        folder: Path,
+        commit: update_pb2.PartitionCommit,
+        places: list[_Place],
+        written: Written,
+    ) -> update_pb2.PartitionCommit:
+        """Write this rank's part of a partition's file; return what is to be said of the whole."""
+        channel = written.channel
+        commit.delta_bytes = len(_DELTA_MAGIC)
+        commit.delta_crc32c = _store.crc32c(_DELTA_MAGIC)
+        begins: list[int] = []
+        for place in places:
+            if place.rank == channel.rank:
+                begins.append(commit.delta_bytes)
+            commit.buckets.add(
+                table_id=place.table_id,
+                bucket=place.bucket,
+                sequence=place.sequence,
+                batches=place.batches,
+            )
+            commit.delta_crc32c = _store.join_crc32c(commit.delta_crc32c, place.crc32c, place.bytes)
+            commit.delta_bytes += place.bytes
+        if not begins and not channel.first:
+            return commit
+        # Synced as it is written: a client of NFS may else write whole pages, and with them zeros
+        # where other ranks write.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_DSYNC
+        fd = os.open(folder / commit.delta_path, flags, 0o644)
+        try:
+            if channel.first:
+                os.pwrite(fd, _DELTA_MAGIC, 0)
+            if begins:
+                written.write_to(commit.partition, fd, begins)
+        finally:
+            os.close(fd)
+        return commit
 
     @staticmethod
     def _write_commit(folder: Path, file: update_pb2.CommitFile) -> None:
@@ -395,16 +529,6 @@ class Publication:
         if _store.crc32c(data) != commit.dense_crc32c:
             raise PublicationError(f"{path} fails its checksum")
         return data
-
-    def read_messages(
-        self, version: VersionId, partition: update_pb2.PartitionCommit
-    ) -> Iterator[bytes]:
-        """Yield the encoded batches of a delta file that this process wrote, one at a time."""
-        with (self._delta_path(version) / partition.delta_path).open("rb") as file:
-            file.seek(len(_DELTA_MAGIC))
-            while header := file.read(4):
-                (length,) = struct.unpack("<I", header)
-                yield file.read(length)
 
     def _written_s(self, version: VersionId) -> float:
         return (self.snapshot_path(version) / MANIFEST).stat().st_mtime

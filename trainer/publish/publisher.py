@@ -23,11 +23,13 @@ from embertide.trainer.publish.folder import (
     Publication,
     PublicationError,
     VersionId,
+    Written,
     needing_room,
 )
 from embertide.trainer.publish.lock import FolderLock
 from embertide.trainer.publish.promotion import PromotionRecord
 from embertide.trainer.publish.snapshot import dense_id
+from embertide.trainer.sync.channel import ALONE, Channel
 from embertide.v1 import update_pb2
 
 __all__ = ["BUS_BYTES", "BusError", "Change", "Publisher", "PublisherStats", "SupersededError"]
@@ -93,7 +95,7 @@ def _batch_crc(lineage: int, version: int, table: int, bucket: int, seq: int, ro
 class Publisher:
     """Publishes the versions of one model. Used by one thread.
 
-    Memory: a batch while files are written, some MiB while a version goes out on the bus.
+    Memory: 64 KiB a partition for a version's batches until it is out; the rest is on the drive.
 
     Attributes:
         lineage: This publisher's run; larger than any before it.
@@ -110,6 +112,7 @@ class Publisher:
         schema_id: int,
         bus_bytes: int = BUS_BYTES,
         exclusive: bool = True,
+        channel: Channel = ALONE,
     ) -> None:
         """Take the lineage; without a bus, also the folder's lock.
 
@@ -120,6 +123,8 @@ class Publisher:
             schema_id: Of the model, as its snapshots say.
             bus_bytes: What its versions may take of Redis.
             exclusive: False leaves the lock alone: for one who means to supersede a trainer.
+            channel: Of the ranks that publish together; each makes one of these, and all call it
+                alike.
 
         Raises:
             BusError: Redis cannot be reached now, or the model's name is not one for the bus.
@@ -128,14 +133,24 @@ class Publisher:
         self.publication = publication
         self.schema_id = schema_id
         self.stats = PublisherStats()
-        self._lock = FolderLock(publication.path) if bus is None and exclusive else None
-        self._bus = None if bus is None else Bus.connect(bus, model, bus_bytes)
+        self._channel = channel
+        self._bus: Bus | None = None
         self._away_until = 0.0
-        floor = publication.largest_lineage()
-        self.lineage = floor + 1 if self._bus is None else self._take_lineage(self._bus, floor)
-        # Listed once the lineage is ours: whoever had it commits no more.
-        versions = publication.versions()
-        self.newest: VersionId | None = versions[-1] if versions else None
+        taken: list[list[int]] = [[0, 0, 0]]
+        with channel.together():
+            self._lock = None
+            if bus is None and exclusive and channel.first:
+                self._lock = FolderLock(publication.path)
+            if bus is not None:
+                self._bus = Bus.connect(bus, model, bus_bytes, channel)
+            if channel.first:
+                floor = publication.largest_lineage()
+                lineage = floor + 1 if self._bus is None else self._take_lineage(self._bus, floor)
+                # Listed once the lineage is ours: whoever had it commits no more.
+                newest = (publication.versions() or [VersionId(0, 0)])[-1]
+                taken = [[lineage, *newest]]
+        self.lineage, number, of = channel.gather(taken[0])[0]
+        self.newest: VersionId | None = VersionId(number, of) if number else None
         self._sequences: dict[tuple[int, int], int] = defaultdict(int)
         self._dense_id = ""
         self._committed_ms = 0  # of `newest`, if it is this publisher's
@@ -165,11 +180,20 @@ class Publisher:
         """Say that a snapshot of this lineage is the newest version: a publication's first."""
         self.newest = VersionId(number, self.lineage)
         self._dense_id = dense_id(dense)
-        self._committed_ms = _now_ms()
-        with needing_room(self.publication.path):
-            self.publication.note(
-                self.newest, watermark_ms=watermark_ms, committed_ms=self._committed_ms
-            )
+        self._committed_ms = self._first_clock_ms()
+        self._note(self.newest, watermark_ms, self._committed_ms)
+
+    def _first_clock_ms(self) -> int:
+        """Return the time by the first rank's clock, which is the run's."""
+        return int(self._channel.gather(_now_ms())[0])
+
+    def _note(self, version: VersionId, watermark_ms: int, committed_ms: int) -> None:
+        with self._channel.together():
+            if self._channel.first:
+                with needing_room(self.publication.path):
+                    self.publication.note(
+                        version, watermark_ms=watermark_ms, committed_ms=committed_ms
+                    )
 
     def committed_ms(self, version: VersionId) -> int:
         """Return when a version that is out was committed, by the publisher's clock."""
@@ -211,23 +235,25 @@ class Publisher:
         commit.watermark_ms = watermark_ms
         commit.schema_id = self.schema_id
         commit.rollback_to = rollback_to
-        commit.committed_ms = _now_ms()
+        commit.committed_ms = self._first_clock_ms()
         commit.dense_id = dense_id(dense)
         changed = dense if commit.dense_id != self._dense_id else b""
         bus = self._check_lineage()
+        self._note(version, watermark_ms, commit.committed_ms)
         with needing_room(self.publication.path):
-            self.publication.note(
-                version, watermark_ms=watermark_ms, committed_ms=commit.committed_ms
-            )
-            self.publication.write_delta(version, self._batches(version, changes), changed, file)
-        self.newest = version
-        self._committed_ms = commit.committed_ms
-        self._dense_id = commit.dense_id
-        self.stats.versions += 1
-        if changed and len(changed) <= _MAX_INLINE_DENSE:
-            commit.dense = changed
-        if bus is not None:
-            self._send(bus, file)
+            written = self.publication.writing(self._channel)
+        with written:
+            with needing_room(self.publication.path):
+                batches = self._batches(version, changes)
+                self.publication.write_delta(version, batches, changed, file, written)
+            self.newest = version
+            self._committed_ms = commit.committed_ms
+            self._dense_id = commit.dense_id
+            self.stats.versions += 1
+            if changed and len(changed) <= _MAX_INLINE_DENSE:
+                commit.dense = changed
+            if bus is not None:
+                self._send(bus, file, written)
         return version
 
     def _batches(
@@ -261,20 +287,29 @@ class Publisher:
 
     def _check_lineage(self) -> Bus | None:
         """Return the bus if it can be written to; raises SupersededError if it must not be."""
-        now, bus = self.publication.largest_lineage(), None
+        usable = False
+        with self._channel.together():
+            if self._channel.first:
+                usable = self._holds_lineage()
+            if self._bus is not None:
+                self._count(self._bus.stats)
+        return self._bus if self._channel.gather(usable)[0] else None
+
+    def _holds_lineage(self) -> bool:
+        """Return whether the bus can be written to; raises SupersededError if it must not be."""
+        now, usable = self.publication.largest_lineage(), False
         if self._bus is not None:
             began = time.monotonic()
             try:
                 if began < self._away_until:
                     raise redis.TimeoutError("it did not answer just now")
                 now = max(now, self._bus.hold_lineage(self.lineage))
-                bus = self._bus
+                usable = True
             except redis.RedisError as error:
                 self._bus_failed(error, began)
-            self._count(self._bus.stats)
         if now > self.lineage:
             raise self._superseded(f"publisher of lineage {now}")
-        return bus
+        return usable
 
     def _superseded(self, who: str) -> SupersededError:
         newest = self.publication.versions()[-1]
@@ -295,15 +330,10 @@ class Publisher:
         self.stats.bus_failures += 1
         log.warning("the bus is away (%s); version goes out by files alone", error)
 
-    def _send(self, bus: Bus, file: update_pb2.CommitFile) -> None:
-        version = VersionId.of(file.commit.version)
+    def _send(self, bus: Bus, file: update_pb2.CommitFile, written: Written) -> None:
         began = time.monotonic()
         try:
-            committed = bus.send(
-                file.commit,
-                file.partitions,
-                lambda partition: self.publication.read_messages(version, partition),
-            )
+            committed = bus.send(file.commit, file.partitions, written.messages)
         except redis.RedisError as error:
             self._bus_failed(error, began)
             return

@@ -18,6 +18,7 @@ from embertide import _store
 from embertide.trainer.config import FeatureConfig, ModelConfig
 from embertide.trainer.errors import TrainerError
 from embertide.trainer.publish.folder import MANIFEST, sync_folder, write_synced
+from embertide.trainer.sync.channel import ALONE, Channel
 
 PROGRAM = "dense/program.pt2"
 TENSORS = "dense/tensors.safetensors"
@@ -109,6 +110,11 @@ def _feature_json(feature: FeatureConfig) -> dict[str, object]:
     return said | {"weighed": True} if feature.keys == "weighed" else said
 
 
+def _made_json(feature: FeatureConfig) -> dict[str, object]:
+    """Return what nodes make a column from. It is not part of the schema: no row depends on it."""
+    return {"crossed": feature.crossed} if feature.crossed else {}
+
+
 def schema_id(info: SnapshotInfo, tables: Sequence[_store.TableConfig]) -> int:
     """Number features, tables and the dense net's inputs: equal for equal schemas, never 0."""
     schema = [
@@ -150,47 +156,63 @@ def write_snapshot(
     buckets: Iterable[tuple[_store.TableConfig, int, bytes]],
     dense: DensePart | None = None,
     *,
-    before: Callable[[str], None] = lambda manifest: None,
+    before: Callable[[str | None], None] = lambda manifest: None,
+    channel: Channel = ALONE,
 ) -> None:
     """Write a snapshot to `directory`, which must not exist; it appears whole or not at all.
+
+    Of many ranks, each writes the files of its own buckets, and the first one the rest.
 
     Args:
         directory: Where it will be.
         info: What the manifest says of the version.
         tables: All tables, ascending by id.
-        buckets: (table, bucket, records), each bucket once; consumed one at a time.
+        buckets: (table, bucket, records), each bucket once, of one rank; consumed one at a time.
         dense: The dense net; None for a snapshot that serves `lookup` only.
-        before: Called with the text of the manifest when every file is written, before the
-            snapshot appears.
+        before: Called when every file is written, before the snapshot appears: with the text of
+            the manifest on the first rank, with None on others. It may speak to all ranks.
+        channel: Of the ranks that write.
 
     Raises:
         SnapshotError: `directory` exists.
         StoreError: The records are none of their bucket, or the disk failed.
     """
-    if directory.exists():
-        raise SnapshotError(f"{directory} exists; a snapshot is never overwritten")
     partial = directory.with_name(f".{directory.name}.partial")
     with contextlib.ExitStack() as stack:
-        stack.callback(shutil.rmtree, partial, ignore_errors=True)
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        before(_write_files(partial, info, tables, buckets, dense))
-        partial.rename(directory)
-    sync_folder(directory.parent)
+        with channel.together():
+            if channel.first:
+                if directory.exists():
+                    raise SnapshotError(f"{directory} exists; a snapshot is never overwritten")
+                stack.callback(shutil.rmtree, partial, ignore_errors=True)
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir(parents=True)
+        mine: list[dict[str, Any]] = []
+        with channel.together():
+            for table, bucket, records in buckets:
+                file = _store.write_bucket_file(str(partial), table, bucket, info.version, records)
+                mine.append({field: getattr(file, field) for field in _BUCKET_FIELDS})
+        order = {table.name: t for t, table in enumerate(tables)}
+        files = [file for said in channel.gather(mine, "files") for file in said]
+        files.sort(key=lambda file: (order.get(file["table"], 0), file["bucket"]))
+        text: str | None = None
+        with channel.together():
+            if channel.first:
+                text = _write_rest(partial, info, tables, files, dense)
+        before(text)
+        with channel.together():
+            if channel.first:
+                partial.rename(directory)
+                sync_folder(directory.parent)
 
 
-def _write_files(
+def _write_rest(
     partial: Path,
     info: SnapshotInfo,
     tables: Sequence[_store.TableConfig],
-    buckets: Iterable[tuple[_store.TableConfig, int, bytes]],
+    buckets: Sequence[Mapping[str, Any]],
     dense: DensePart | None,
 ) -> str:
-    """Write all files of a snapshot; return the text of its manifest."""
-    files = [
-        _store.write_bucket_file(str(partial), table, bucket, info.version, records)
-        for table, bucket, records in buckets
-    ]
+    """Write all other files of a snapshot; return the text of its manifest."""
     manifest = {
         "format_version": _store.FORMAT_VERSION,
         "hash_name": _store.HASH_NAME,
@@ -203,8 +225,8 @@ def _write_files(
         "schema_id": schema_id(info, tables),
         "dense_features": info.dense_features,
         "tables": [_table_json(table) for table in tables],
-        "features": [_feature_json(feature) for feature in info.features],
-        "buckets": [{field: getattr(file, field) for field in _BUCKET_FIELDS} for file in files],
+        "features": [_feature_json(each) | _made_json(each) for each in info.features],
+        "buckets": list(buckets),
         "dense": _write_dense(partial, dense, info.transforms) if dense else [],
         "dense_id": dense.id if dense else "",
         "dense_cpu": dense.cpu if dense else "",

@@ -1,0 +1,366 @@
+"""The exchange of one store's rows and gradients with the ranks that own them (ZionEX, section 4).
+
+A step of a rank, for its part of a batch:
+
+    ask      each key once, to the rank that owns its bucket; how many of each table came first
+    rows     owners look them up and send them, the same order
+    pool     into the bags of the batch (Routed): sums as a store of its own makes them
+    give     the summed gradient of each key goes the same way
+    apply    owners take a step with the gradients of all ranks, in the order of ranks
+
+Rows of tables that are everywhere are looked up here; their gradients go to all ranks. Keys travel
+through a channel of their own, so that the next batch's may be asked for while this one is learned.
+
+Shapes: R ranks, T tables, U keys, D values.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from embertide import _store
+from embertide.trainer.config import Codec, Codecs
+from embertide.trainer.sync import codec
+from embertide.trainer.sync.channel import Pending
+from embertide.trainer.sync.codec import Block, Feedback
+from embertide.trainer.sync.plan import Ownership
+from embertide.trainer.sync.ranks import Ranks
+
+Keys = NDArray[np.int64]
+Floats = NDArray[np.float32]
+BagKeys = tuple[int, Keys, NDArray[np.uint32] | None]
+Lookup: TypeAlias = "Callable[[Sequence[_store.BagLookup]], None]"
+
+Number = TypeVar("Number", np.int64, np.uint32)
+
+_FEEDBACK_PLACES = 1 << 14
+"""Keys of a table whose remainders a rank keeps."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Asked:
+    """Keys that were asked for, and those that others asked of this rank.
+
+    Attributes:
+        routed: This rank's batch.
+        keys_RT: Keys that each rank asks for, or has gradients of, by table.
+        counts_RT: How often each occurred there; None where nobody wants to know.
+    """
+
+    routed: _store.Routed
+    keys_RT: list[list[Keys]]
+    counts_RT: list[list[NDArray[np.uint32]]] | None
+
+
+class Exchange:
+    """Of one store with those of the other ranks. All ranks make the same calls in one order.
+
+    `ask` may be called by one thread, all else by another.
+
+    Args:
+        ranks: Who there is.
+        tables: The store's.
+        ownership: Who owns what.
+        codecs: How it travels.
+        counting: Whether owners must know how often a key occurs.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        tables: Sequence[_store.TableConfig],
+        ownership: Ownership,
+        codecs: Codecs,
+        *,
+        counting: bool,
+    ) -> None:
+        """Open the channels."""
+        self.ranks = ranks
+        self.ownership = ownership
+        self.codecs = codecs
+        self._counting = counting
+        self._keys = ranks.channel("keys")
+        self._rows = ranks.channel("rows")
+        self._widths = [table.layout.dim for table in tables]
+        self._dims = [
+            table.layout.dim - table.counter_chunks * table.layout.chunk_dim for table in tables
+        ]
+        self.router = _store.Router(
+            [
+                (table.bucket_bits, width, dim, owners)
+                for table, width, dim, owners in zip(
+                    tables, self._widths, self._dims, ownership.owners_T, strict=True
+                )
+            ],
+            ranks=ranks.size,
+            rank=ranks.rank,
+        )
+        self._everywhere = [t for t in range(len(tables)) if ownership.everywhere(t)]
+        self.feedback: Feedback | None = None
+        if codecs.gradients == "int8":
+            self.feedback = Feedback(_FEEDBACK_PLACES, self._dims)
+
+    # --- keys -------------------------------------------------------------------------------------
+
+    def ask(self, bags: Sequence[BagKeys]) -> Asked:
+        """Ask the owners for the keys of a batch.
+
+        Raises:
+            RankLostError: A rank is gone.
+        """
+        size, tables = self.ranks.size, len(self._dims)
+        routed = self.router.route(bags)
+        lengths_RT = routed.lengths.reshape(size, tables).astype(np.int64)
+        parts = np.split(routed.keys, np.cumsum(lengths_RT.sum(axis=1))[:-1])
+        counts = np.split(routed.counts, np.cumsum(lengths_RT.sum(axis=1))[:-1])
+        mine = self.ranks.rank
+        if self._everywhere:
+            # All have these rows: keys go along for their gradients' sake.
+            own = np.split(parts[mine], np.cumsum(lengths_RT[mine])[:-1])
+            own_counts = np.split(counts[mine], np.cumsum(lengths_RT[mine])[:-1])
+            for rank in range(size):
+                if rank == mine:
+                    continue
+                theirs = np.split(parts[rank], np.cumsum(lengths_RT[rank])[:-1])
+                their_counts = np.split(counts[rank], np.cumsum(lengths_RT[rank])[:-1])
+                for t in self._everywhere:
+                    theirs[t], their_counts[t] = own[t], own_counts[t]
+                    lengths_RT[rank, t] = len(own[t])
+                parts[rank] = np.concatenate(theirs)
+                counts[rank] = np.concatenate(their_counts)
+        sent = torch.from_numpy(np.ascontiguousarray(lengths_RT.astype(np.int32)).reshape(-1))
+        got = self._keys.exchange(sent, [tables] * size, [tables] * size, "lengths").wait()
+        from_RT = got.numpy().reshape(size, tables)
+        to_R, from_R = lengths_RT.sum(axis=1).tolist(), from_RT.sum(axis=1).tolist()
+        keys = self._keys.exchange(
+            torch.from_numpy(np.concatenate(parts)), to_R, from_R, "keys"
+        ).wait()
+        counts_RT = None
+        if self._counting:
+            sent = torch.from_numpy(np.concatenate(counts).view(np.int32))
+            came = self._keys.exchange(sent, to_R, from_R, "counts").wait()
+            counts_RT = _by_table(came.numpy().view(np.uint32), from_RT)
+        return Asked(routed, _by_table(keys.numpy(), from_RT), counts_RT)
+
+    # --- what all ranks must know -----------------------------------------------------------------
+
+    def mine(self, table: int, keys_U: Keys) -> NDArray[np.bool_]:
+        """Return which keys' rows this rank holds."""
+        mine_U: NDArray[np.bool_] = self.router.owners(table, keys_U) == self.ranks.rank
+        return mine_U
+
+    def summed(self, values: NDArray[np.float64], kind: str) -> NDArray[np.float64]:
+        """Return the sum of an array over all ranks, the same on each."""
+        total: NDArray[np.float64] = self._rows.sum(torch.from_numpy(values), kind).wait().numpy()
+        return total
+
+    def samples(self, sample: bytes) -> list[bytes]:
+        """Return the bytes that each rank gives, by rank."""
+        return self._rows.gather_bytes(sample, "samples")
+
+    # --- rows -------------------------------------------------------------------------------------
+
+    def _row_block(self, table: int, keys: int) -> Block:
+        width = self._widths[table]
+        return Block(keys, width, exact=width - self._dims[table])
+
+    def rows(self, asked: Asked, lookup: Lookup) -> Floats:
+        """Return the rows of a batch's keys, in their order.
+
+        Args:
+            asked: What `ask` gave.
+            lookup: Looks keys up in this rank's store.
+
+        Raises:
+            RankLostError: A rank is gone.
+        """
+        mine = self.ranks.rank
+        blocks_R = [
+            [
+                self._row_block(t, 0 if rank != mine and t in self._everywhere else len(keys))
+                for t, keys in enumerate(keys_T)
+            ]
+            for rank, keys_T in enumerate(asked.keys_RT)
+        ]
+        out = np.empty(sum(_floats(blocks) for blocks in blocks_R), np.float32)
+        lookups: list[_store.BagLookup] = []
+        at = 0
+        for keys_T, blocks in zip(asked.keys_RT, blocks_R, strict=True):
+            for t, block in enumerate(blocks):
+                if block.keys:
+                    end = at + block.keys * block.width
+                    rows_UD = out[at:end].reshape(block.keys, block.width)
+                    lookups.append((t, keys_T[t], None, "sum", rows_UD))
+                    at = end
+        lookup(lookups)
+        lengths_RT = asked.routed.lengths.reshape(self.ranks.size, -1)
+        back_R = [
+            [self._row_block(t, n) for t, n in enumerate(lengths_T.tolist())]
+            for lengths_T in lengths_RT
+        ]
+        return self._travel(out, blocks_R, back_R, self.codecs.rows, "rows").floats()
+
+    # --- gradients --------------------------------------------------------------------------------
+
+    def give(self, asked: Asked, sums: Floats) -> "Travelling":
+        """Send the summed gradients of a batch's keys to their owners.
+
+        Args:
+            asked: What `ask` gave.
+            sums: Of `asked.routed.sum`; int8 changes it.
+        """
+        lengths_RT = asked.routed.lengths.reshape(self.ranks.size, -1).astype(np.int64)
+        to_R = [
+            [Block(n, dim) for n, dim in zip(lengths_T.tolist(), self._dims, strict=True)]
+            for lengths_T in lengths_RT
+        ]
+        if self.feedback is not None:
+            self._feed_back(asked, sums, to_R)
+        if self._everywhere:
+            sums, to_R = self._to_all(sums, to_R)
+        from_R = [
+            [Block(len(keys), self._dims[t]) for t, keys in enumerate(keys_T)]
+            for keys_T in asked.keys_RT
+        ]
+        return self._travel(sums, to_R, from_R, self.codecs.gradients, "gradients")
+
+    def gradients(self, asked: Asked, came: "Travelling") -> "list[_store.BagGradients]":
+        """Return the gradients of all ranks for this rank's rows, in the order of ranks.
+
+        Raises:
+            RankLostError: A rank is gone.
+        """
+        floats = came.floats()
+        bags: list[_store.BagGradients] = []
+        at = 0
+        for rank, keys_T in enumerate(asked.keys_RT):
+            for t, keys in enumerate(keys_T):
+                n, dim = len(keys), self._dims[t]
+                if n:
+                    gradients_UD = floats[at : at + n * dim].reshape(n, dim)
+                    counts = None if asked.counts_RT is None else asked.counts_RT[rank][t]
+                    bags.append((t, keys, None, gradients_UD, counts))
+                    at += n * dim
+        return bags
+
+    def _to_all(self, sums: Floats, to_R: list[list[Block]]) -> tuple[Floats, list[list[Block]]]:
+        """Add the gradients of tables that are everywhere to what each other rank gets."""
+        mine = self.ranks.rank
+        parts_RT: list[list[Floats]] = []
+        at = 0
+        for blocks in to_R:
+            parts: list[Floats] = []
+            for block in blocks:
+                parts.append(sums[at : at + block.keys * block.width])
+                at += block.keys * block.width
+            parts_RT.append(parts)
+        how = self.codecs.gradients
+        for t in self._everywhere:
+            # Here, too, as others get it: all ranks' rows must stay the same.
+            own = [to_R[mine][t]]
+            rounded = codec.decode(how, codec.encode(how, parts_RT[mine][t], own), own)
+            for rank, parts in enumerate(parts_RT):
+                parts[t] = rounded
+                to_R[rank][t] = to_R[mine][t]
+        return np.concatenate([part for parts in parts_RT for part in parts]), to_R
+
+    def _feed_back(self, asked: Asked, sums: Floats, to_R: list[list[Block]]) -> None:
+        """Bring in what the last gradients of the same keys lost, and keep what these will lose."""
+        assert self.feedback is not None
+        key_at = at = 0
+        for rank, blocks in enumerate(to_R):
+            for t, block in enumerate(blocks):
+                n, dim = block.keys, block.width
+                goes = rank != self.ranks.rank or t in self._everywhere
+                if n and goes:
+                    keys_U = asked.routed.keys[key_at : key_at + n]
+                    gradients_UD = sums[at : at + n * dim].reshape(n, dim)
+                    self.feedback.add(t, keys_U, gradients_UD)
+                    sent = codec.encode("int8", gradients_UD.reshape(-1), [block])
+                    rest = gradients_UD - codec.decode("int8", sent, [block]).reshape(n, dim)
+                    self.feedback.keep(t, keys_U, rest)
+                key_at += n
+                at += n * dim
+
+    def _travel(
+        self,
+        values: Floats,
+        to_R: list[list[Block]],
+        from_R: list[list[Block]],
+        how: Codec,
+        kind: str,
+    ) -> "Travelling":
+        """Send blocks of values to all ranks. What a rank keeps for itself is not encoded."""
+        mine = self.ranks.rank
+        sizes = [_floats(blocks) for blocks in to_R]
+        ends = np.cumsum(sizes)
+        parts: list[Tensor] = []
+        for rank, blocks in enumerate(to_R):
+            part = values[ends[rank] - sizes[rank] : ends[rank]]
+            parts.append(
+                torch.empty(0, dtype=torch.uint8)
+                if rank == mine
+                else codec.encode(how, part, blocks)
+            )
+        bytes_to = [len(part) for part in parts]
+        bytes_from = [
+            0 if rank == mine else codec.wire_bytes(how, blocks)
+            for rank, blocks in enumerate(from_R)
+        ]
+        pending = self._rows.exchange(torch.cat(parts), bytes_to, bytes_from, kind)
+        own = values[ends[mine] - sizes[mine] : ends[mine]]
+        return Travelling(pending, own, from_R, bytes_from, how, mine)
+
+
+@dataclasses.dataclass(slots=True)
+class Travelling:
+    """Blocks of values on their way from all ranks to this one.
+
+    Attributes:
+        taken: Whether they have been waited for.
+    """
+
+    pending: Pending
+    own: Floats
+    from_R: list[list[Block]]
+    bytes_R: list[int]
+    codec: Codec
+    rank: int
+    taken: bool = False
+
+    def floats(self) -> Floats:
+        """Return them, rank after rank.
+
+        Raises:
+            RankLostError: A rank is gone.
+        """
+        data = self.pending.wait()
+        self.taken = True
+        parts: list[Floats] = []
+        at = 0
+        for rank, (blocks, size) in enumerate(zip(self.from_R, self.bytes_R, strict=True)):
+            if rank == self.rank:
+                parts.append(self.own)
+            elif size:
+                parts.append(codec.decode(self.codec, data[at : at + size], blocks))
+                at += size
+        return np.concatenate(parts)
+
+
+def _floats(blocks: Sequence[Block]) -> int:
+    return sum(block.keys * block.width for block in blocks)
+
+
+def _by_table(
+    values: NDArray[Number], lengths_RT: NDArray[np.int32]
+) -> list[list[NDArray[Number]]]:
+    """Cut what came from all ranks into (rank, table)."""
+    ends = np.cumsum(lengths_RT.reshape(-1))[:-1]
+    pieces = np.split(values, ends)
+    tables = lengths_RT.shape[1]
+    return [pieces[at : at + tables] for at in range(0, len(pieces), tables)]

@@ -1,0 +1,177 @@
+"""Which rank owns which bucket of a run's tables: a plan that is handed over, or a balanced one.
+
+Three ways to hold a table (ZionEX, arXiv 2104.05158): whole at one rank; its buckets over ranks, by
+rows; or everywhere, each rank with all rows, which then learn the same from all ranks' gradients.
+Ranks and their buckets change from one start of a run to the next: checkpoints depend on neither.
+
+The balanced plan costs a bucket what it was asked for in the run before (`Load`, kept beside
+checkpoints); of a fresh run, a table's part of the columns of KEYS. The control plane's planners
+may write a better one as a file (docs/formats.md, "Plan of a run").
+
+Shapes: T tables, P buckets of a table.
+"""
+
+import dataclasses
+import heapq
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embertide import _store
+from embertide.trainer.config import ModelConfig
+from embertide.trainer.errors import ConfigurationError
+
+FORMAT = "embertide ranks 1"
+"""Names the file's format, and its version."""
+EVERYWHERE = _store.EVERYWHERE
+# Of a bucket beside its keys: what each step costs, however little is asked of it.
+_LEAST_SHARE = 1e-6
+
+Owners = NDArray[np.uint16]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ownership:
+    """Owners of all buckets.
+
+    Attributes:
+        ranks: How many ranks there are.
+        owners_T: Of each table, the owner of each bucket; `EVERYWHERE` in all of a table's or none.
+    """
+
+    ranks: int
+    owners_T: tuple[Owners, ...]
+
+    def everywhere(self, table: int) -> bool:
+        """Whether all ranks have all rows of a table."""
+        return bool(self.owners_T[table][0] == EVERYWHERE)
+
+    def holds(self, rank: int, table: int, bucket: int) -> bool:
+        """Whether a rank has a bucket's rows."""
+        return int(self.owners_T[table][bucket]) in (rank, EVERYWHERE)
+
+    def publishes(self, rank: int, table: int, bucket: int) -> bool:
+        """Whether a rank writes a bucket to versions: its owner, or one of all that have it."""
+        owner = int(self.owners_T[table][bucket])
+        return rank == (owner if owner != EVERYWHERE else (table + bucket) % self.ranks)
+
+
+def _costs(model: ModelConfig, load: Sequence[Sequence[float]] | None) -> list[NDArray[np.float64]]:
+    """Return what each bucket costs a step: keys asked for, times what each takes to look up."""
+    costs: list[NDArray[np.float64]] = []
+    columns = [column.table for column in model.columns]
+    measured = load is not None and all(sum(of) > 0 for of in load)
+    for t, table in enumerate(model.tables):
+        buckets = 1 << table.bucket_bits
+        keys_P = np.full(buckets, columns.count(table.name) / buckets, np.float64)
+        if load is not None and measured:
+            keys_P = np.array(load[t], np.float64)
+        # A key costs its index entry, and the lines of its row there and back.
+        costs.append(keys_P * (64 + 3 * 4 * table.width))
+    return costs
+
+
+def spread(costs: Sequence[float], ranks: int) -> list[int]:
+    """Return a rank for each item: the dearest first, each to the rank that has least."""
+    least = [(0.0, 0, rank) for rank in range(ranks)]
+    owner = [0] * len(costs)
+    floor = _LEAST_SHARE * sum(costs)
+    for item in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        cost, items, rank = heapq.heappop(least)
+        owner[item] = rank
+        heapq.heappush(least, (cost + costs[item] + floor, items + 1, rank))
+    return owner
+
+
+def balanced(
+    model: ModelConfig, ranks: int, load: Sequence[Sequence[float]] | None = None
+) -> Ownership:
+    """Return a plan by which ranks have equally much to do.
+
+    Args:
+        model: Its tables.
+        ranks: How many there are.
+        load: Of each table, keys that were asked of each bucket; None: nothing was measured.
+    """
+    costs = _costs(model, load)
+    owner = spread(np.concatenate(costs).tolist(), ranks)
+    ends = np.cumsum([len(each) for each in costs])[:-1]
+    return Ownership(ranks, tuple(np.split(np.array(owner, np.uint16), ends)))
+
+
+def read(path: Path, model: ModelConfig, ranks: int) -> Ownership:
+    """Read a plan's file.
+
+    Raises:
+        ConfigurationError: It is not there, or not a plan for these tables and ranks; the message
+            names the table and what to write.
+    """
+    try:
+        said: Any = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path}: the plan cannot be read: {error}") from error
+    if not isinstance(said, dict) or said.get("format") != FORMAT:
+        raise ConfigurationError(f"{path} is no plan of ranks: its format is not {FORMAT!r}")
+    if said.get("ranks") != ranks:
+        raise ConfigurationError(
+            f"{path} is for {said.get('ranks')} ranks, and {ranks} were started: make a plan for "
+            f"{ranks}, or leave --plan out for a balanced one"
+        )
+    tables = said.get("tables")
+    names = [table.name for table in model.tables]
+    if not isinstance(tables, dict) or set(tables) != set(names):
+        found = sorted(tables) if isinstance(tables, dict) else tables
+        raise ConfigurationError(f"{path} names the tables {found}; the model has {names}")
+    return _plan(path, tables, model, ranks)
+
+
+def parsed(text: str, model: ModelConfig, ranks: int) -> Ownership | None:
+    """Return a plan of `text`, if it is for so many ranks."""
+    if not text:
+        return None
+    said = json.loads(text)
+    if said["ranks"] != ranks:
+        return None
+    return _plan(Path("the checkpoint's plan"), said["tables"], model, ranks)
+
+
+def _plan(path: Path, tables: Any, model: ModelConfig, ranks: int) -> Ownership:
+    owners = [
+        _owners(path, table.name, tables[table.name], 1 << table.bucket_bits, ranks)
+        for table in model.tables
+    ]
+    return Ownership(ranks, tuple(owners))
+
+
+def _owners(path: Path, table: str, said: Any, buckets: int, ranks: int) -> Owners:
+    if said == "everywhere":
+        return np.full(buckets, EVERYWHERE, np.uint16)
+    given = [said] * buckets if isinstance(said, int) else said
+    if (
+        not isinstance(given, list)
+        or len(given) != buckets
+        or not all(isinstance(rank, int) and 0 <= rank < ranks for rank in given)
+    ):
+        raise ConfigurationError(
+            f'{path}: table {table!r} has {said!r}; give a rank below {ranks}, "everywhere", or a '
+            f"list of {buckets} ranks, one a bucket"
+        )
+    return np.array(given, np.uint16)
+
+
+def text(model: ModelConfig, ownership: Ownership) -> str:
+    """Return a plan as its file has it; nothing of one rank, which owns all."""
+    if ownership.ranks == 1:
+        return ""
+    tables: dict[str, Any] = {}
+    for t, table in enumerate(model.tables):
+        owners = ownership.owners_T[t].tolist()
+        whole = len(set(owners)) == 1
+        tables[table.name] = (
+            "everywhere" if ownership.everywhere(t) else owners[0] if whole else owners
+        )
+    return json.dumps({"format": FORMAT, "ranks": ownership.ranks, "tables": tables}, indent=1)
