@@ -49,10 +49,10 @@ def plan(task: Task, device: Device, estimator: Estimator) -> Planned:
     Raises:
         BenchError: TorchRec is not installed; the message says how.
     """
-    types = _import("distributed.planner.types")
-    modules = _import("modules.embedding_modules")
+    types = load("distributed.planner.types")
+    modules = load("modules.embedding_modules")
     configs = [
-        _import("modules.embedding_configs").EmbeddingBagConfig(
+        load("modules.embedding_configs").EmbeddingBagConfig(
             name=f"t{at}",
             num_embeddings=table.rows,
             embedding_dim=table.dim,
@@ -61,7 +61,7 @@ def plan(task: Task, device: Device, estimator: Estimator) -> Planned:
         for at, table in enumerate(task.tables)
     ]
     module = modules.EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
-    sharder = _import("distributed.embeddingbag").EmbeddingBagCollectionSharder()
+    sharder = load("distributed.embeddingbag").EmbeddingBagCollectionSharder()
     planner = _planner(task, device, estimator)
     begin = time.process_time()
     try:
@@ -79,7 +79,7 @@ def plan(task: Task, device: Device, estimator: Estimator) -> Planned:
 
 def _planner(task: Task, device: Device, estimator: Estimator) -> Any:
     package = "distributed.planner"
-    types, estimators = _import(f"{package}.types"), _import(f"{package}.shard_estimators")
+    types, estimators = load(f"{package}.types"), load(f"{package}.shard_estimators")
     constraints = {
         f"t{at}": types.ParameterConstraints(pooling_factors=[table.pooling])
         for at, table in enumerate(task.tables)
@@ -100,11 +100,11 @@ def _planner(task: Task, device: Device, estimator: Estimator) -> Any:
         topology, constraints, is_inference=estimator == "inference"
     )
     storage = estimators.EmbeddingStorageEstimator(topology, constraints, is_inference=True)
-    nothing = _import(f"{package}.storage_reservations").FixedPercentageStorageReservation(0)
-    return _import(f"{package}.planners").EmbeddingShardingPlanner(
+    nothing = load(f"{package}.storage_reservations").FixedPercentageStorageReservation(0)
+    return load(f"{package}.planners").EmbeddingShardingPlanner(
         topology=topology,
         batch_size=task.samples,
-        enumerator=_import(f"{package}.enumerators").EmbeddingEnumerator(
+        enumerator=load(f"{package}.enumerators").EmbeddingEnumerator(
             topology, task.samples, constraints, [perf, storage]
         ),
         storage_reservation=nothing,
@@ -134,7 +134,7 @@ def _shards(task: Task, at: int, sharding: Any) -> list[Shard]:
     return made
 
 
-def _import(module: str) -> Any:
+def load(module: str) -> Any:
     """Import a module of TorchRec, whose start warns of much that does not matter here."""
     if str(FOLDER) not in sys.path:
         sys.path.append(str(FOLDER))
