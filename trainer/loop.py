@@ -787,7 +787,7 @@ class Trainer:
             return self._asked_of
         mine = self.rows.exchange.router.take_load().astype(np.float64)
         total = self.rows.exchange.summed(mine, "load").astype(np.int64).tolist()
-        buckets = [1 << table.bucket_bits for table in self.rows.tables]
+        buckets = [1 << table.bucket_bits for table in self.run.model.tables]
         begins = [sum(buckets[:t]) for t in range(len(buckets))]
         fresh = [total[begin : begin + n] for begin, n in zip(begins, buckets, strict=True)]
         before = self._asked_of or [[0] * n for n in buckets]

@@ -31,7 +31,7 @@ from embertide.trainer.data.history import with_columns
 from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.eval.blocks import BlockQuality
 from embertide.trainer.eval.trials import Trial, measured
-from embertide.trainer.learner import Learner
+from embertide.trainer.learner import Learner, Prepared
 
 DAY_S = 86_400
 _CONSOLE = Console(stderr=True, highlight=False)
@@ -97,13 +97,9 @@ class FoldedLearner(Learner):
             keys_BF[taken_B, f] = fold(keys_BF[taken_B, f], rows)
         return dataclasses.replace(batch, keys_BF=keys_BF)
 
-    def score(self, batch: Batch) -> NDArray[np.float32]:
+    def prepare(self, batch: Batch) -> Prepared:
         """See `Learner`."""
-        return super().score(self._folded(batch))
-
-    def learn(self, batch: Batch) -> NDArray[np.float32]:
-        """See `Learner`."""
-        return super().learn(self._folded(batch))
+        return super().prepare(self._folded(batch))
 
     def note_bytes(self) -> None:
         """Look at what the store takes."""

@@ -1,0 +1,213 @@
+"""What ranks do in tests of them: functions that a process of `rankpool` can import."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fp64 import SEED, batch_of, model
+from killing import CACHE
+from numpy.typing import NDArray
+from rankpool import die
+
+from embertide.trainer.config import (
+    Codecs,
+    FeatureConfig,
+    ModelConfig,
+    OptimizerConfig,
+    PruneConfig,
+    RunConfig,
+    TableConfig,
+)
+from embertide.trainer.data.base import Batch
+from embertide.trainer.data.generator import NewsConfig, NewsSource
+from embertide.trainer.embedding.bags import Bags
+from embertide.trainer.embedding.store import EmbeddingStore
+from embertide.trainer.errors import ConfigurationError
+from embertide.trainer.learner import Learner
+from embertide.trainer.loop import Trainer
+from embertide.trainer.presets import globo, globo_counters
+from embertide.trainer.publish.folder import Publication
+from embertide.trainer.sync.plan import EVERYWHERE, Ownership, balanced
+from embertide.trainer.sync.ranks import Ranks
+
+STEP = RunConfig(
+    model=dataclasses.replace(
+        model(top_sees_embeddings=True),
+        tables=tuple(
+            dataclasses.replace(table, bucket_bits=2)
+            for table in model(top_sees_embeddings=True).tables
+        ),
+    ),
+    optimizer=OptimizerConfig(sparse_learning_rate=0.05, epsilon=1e-4, initial_accumulator=1e-5),
+    seed=SEED,
+    ddr_budget_bytes=8 << 20,
+)
+OWNERS = {
+    "by rows": lambda ranks: balanced(STEP.model, ranks),
+    "whole": lambda ranks: Ownership(
+        ranks, (np.zeros(4, np.uint16), np.full(4, ranks - 1, np.uint16))
+    ),
+    "everywhere": lambda ranks: Ownership(
+        ranks, (np.full(4, EVERYWHERE, np.uint16), np.full(4, EVERYWHERE, np.uint16))
+    ),
+    "mixed": lambda ranks: Ownership(
+        ranks, (np.full(4, EVERYWHERE, np.uint16), np.arange(4, dtype=np.uint16) % ranks)
+    ),
+}
+Steps = tuple[list[NDArray[np.float32]], dict[str, NDArray[Any]], dict[tuple[int, int], bytes]]
+
+
+def some_steps(ranks: Ranks, how: str, codecs: Codecs, steps: int) -> Steps:
+    """Scores, the net, and the buckets that this rank writes, after some steps."""
+    run = dataclasses.replace(STEP, codecs=codecs)
+    learner = Learner(run, ranks, OWNERS[how](ranks.size))
+    rng = np.random.default_rng(3)
+    scores = [learner.learn(batch_of(rng, 12)) for _ in range(steps)]
+    net = {name: value.numpy() for name, value in learner.net.state_dict().items()}
+    rows = learner.rows
+    return scores, net, {(t, b): rows.store.export_bucket(t, b) for t, _, b in rows.places()}
+
+
+def empty_parts(ranks: Ranks) -> list[float]:
+    """Batches of fewer groups than ranks: some ranks have no part."""
+    learner = Learner(STEP, ranks, balanced(STEP.model, ranks.size))
+    rng = np.random.default_rng(5)
+    scores = []
+    for count in (1, 2, 3):
+        batch = batch_of(rng, count)
+        same = dataclasses.replace(batch, ts_ms_B=np.zeros(count, np.int64))
+        scores += learner.learn(same).tolist()
+        scores += learner.learn(batch).tolist()
+    return scores
+
+
+LISTS = ModelConfig(
+    name="lists",
+    tables=(
+        TableConfig(name="a", dim=4, bucket_bits=2),
+        TableConfig(name="b", dim=8, bucket_bits=1),
+    ),
+    features=(
+        FeatureConfig(name="x", table="a", pooling="mean", keys="list"),
+        FeatureConfig(name="y", table="a", keys="weighed"),
+        FeatureConfig(name="z", table="b"),
+    ),
+)
+
+
+def own_loop(ranks: Ranks) -> tuple[NDArray[np.float32], dict[tuple[int, int], bytes]]:
+    """A loop of a user's own: each rank gives its half of the samples to the store."""
+    rows = EmbeddingStore(LISTS, optimizer=OptimizerConfig(initial_accumulator=0.1), ranks=ranks)
+    rng = np.random.default_rng(9)
+    pooled = []
+    for _ in range(3):
+        sizes = rng.integers(0, 5, (2, 8))
+        keys = [rng.integers(0, 30, n) for n in (sizes[0].sum(), sizes[1].sum(), 8)]
+        weights = rng.random(sizes[1].sum(), np.float32)
+        bags = [
+            Bags.of(keys[0], sizes[0]),
+            Bags.of(keys[1], sizes[1], weights),
+            Bags.of(keys[2], np.ones(8, np.int64)),
+        ]
+        begin, end = 8 * ranks.rank // ranks.size, 8 * (ranks.rank + 1) // ranks.size
+        out = rows.pool([each.cut(begin, end) for each in bags])
+        (out**2).sum().backward()
+        rows.step()
+        pooled.append(out.detach().numpy())
+    found = {(t, b): rows.store.export_bucket(t, b) for t, _, b in rows.places()}
+    return np.concatenate(pooled), found
+
+
+NEWS = NewsSource(NewsConfig(hours=3, views_per_hour=60, users=80, new_items_per_hour=5))
+RUNS = {
+    "news": RunConfig(model=globo(), batch_size=24, publish_every_s=600, snapshot_every=4),
+    "counters, pruned": RunConfig(
+        model=globo_counters(),
+        prune=PruneConfig(bytes=40_000, half_life=20, first=(3,), every=5, least=2),
+        batch_size=24,
+        publish_every_s=600,
+        snapshot_every=4,
+    ),
+}
+
+
+def train(ranks: Ranks, name: str, folder: str, batches: int = 0, by: str = "") -> dict[str, Any]:
+    """Train to the end; or until so many batches are learned, then stop as `by` says."""
+    trainer = Trainer(RUNS[name], Publication(Path(folder)), program_cache=CACHE, ranks=ranks)
+    left = batches
+
+    def show(_: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0 and by == "kill":
+            die()
+        if left == 0 and by == "stop":
+            trainer.stop()
+
+    if by:
+        learned = trainer.learner.learn
+
+        def learn(batch: Any) -> Any:
+            if ranks.rank == ranks.size - 1:
+                show(None)
+            return learned(batch)
+
+        trainer.learner.learn = learn  # type: ignore[method-assign]
+    trainer.fit(NEWS)
+    return {
+        "events": trainer.events,
+        "auc": trainer.prequential.daily()[0],
+        "stopped": trainer.stopped,
+        "version": trainer.number,
+        "lineage": trainer.publisher.lineage,
+        "scores": trainer.prequential.hourly(),
+    } | trainer.figures()
+
+
+def with_another_seed(ranks: Ranks, folder: str) -> None:
+    run = dataclasses.replace(RUNS["news"], seed=1 + ranks.rank)
+    Trainer(run, Publication(Path(folder)), program_cache=CACHE, ranks=ranks)
+
+
+def failing(ranks: Ranks, stage: str, folder: str) -> None:
+    """The last rank fails in a stage of a run."""
+    trainer = Trainer(RUNS["news"], Publication(Path(folder)), program_cache=CACHE, ranks=ranks)
+    exchange = trainer.rows.exchange
+    assert exchange is not None
+    calls = 0
+
+    def fail(*_: Any, **__: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls < 3:
+            return whole(*_, **__)
+        raise OSError(28, "No space left on device")
+
+    places: dict[str, tuple[Any, str]] = {
+        "keys": (exchange, "ask"),
+        "rows": (exchange, "rows"),
+        "gradients": (exchange, "give"),
+        "dense": (trainer.learner.optimizer, "step"),
+        "publish": (trainer.publisher.publication, "_write_part"),
+        "snapshot": (trainer.rows.store, "export_bucket"),
+    }
+    target, attribute = places[stage]
+    whole = getattr(target, attribute)
+    if ranks.rank == ranks.size - 1 and stage != "snapshot":
+        setattr(target, attribute, fail)
+    trainer.fit(NEWS)
+
+
+def wrong_events(ranks: Ranks, folder: str) -> None:
+    class Broken(NewsSource):
+        def batches(self, *, batch_size: int, start: int = 0) -> Iterator[Batch]:
+            for n, batch in enumerate(super().batches(batch_size=batch_size, start=start)):
+                if n == 3:
+                    raise ConfigurationError("the events end here")
+                yield batch
+
+    news = NewsConfig(hours=3, views_per_hour=60, users=80, new_items_per_hour=5)
+    trainer = Trainer(RUNS["news"], Publication(Path(folder)), program_cache=CACHE, ranks=ranks)
+    trainer.fit(Broken(news))

@@ -1,0 +1,406 @@
+"""Many ranks learn what one does: steps, versions, checkpoints; and what is said when one fails."""
+
+import dataclasses
+import itertools
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fp64 import KEYS, SEED, Reference, batch_of
+from numpy.typing import NDArray
+from rankjobs import (
+    OWNERS,
+    RUNS,
+    STEP,
+    Steps,
+    empty_parts,
+    failing,
+    own_loop,
+    some_steps,
+    train,
+    with_another_seed,
+    wrong_events,
+)
+from rankpool import RankFailedError, RankPool, rank_pool
+from snapshots import snapshot_files
+
+from embertide.trainer.config import Codecs, TableConfig
+from embertide.trainer.embedding.store import EmbeddingStore
+from embertide.trainer.errors import ConfigurationError
+from embertide.trainer.learner import Learner, part_of
+from embertide.trainer.model.dlrm import Dlrm
+from embertide.trainer.presets import globo
+from embertide.trainer.publish.folder import Publication
+from embertide.trainer.sync import codec, plan
+from embertide.trainer.sync.codec import Block, Feedback
+from embertide.trainer.sync.plan import EVERYWHERE, Ownership, balanced
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    with rank_pool() as made:
+        yield made
+
+
+# --- a step ---------------------------------------------------------------------------------------
+
+
+def in_fp64(steps: int) -> tuple[list[NDArray[np.float64]], Reference]:
+    learner = Learner(STEP)
+    assert isinstance(learner.net, Dlrm)
+    reference = Reference(STEP, learner.net)
+    rng = np.random.default_rng(3)
+    scores = []
+    for _ in range(steps):
+        batch = batch_of(rng, 12)
+        dense_BD, label_B = batch.dense_BD.astype(np.float64), batch.label_B.astype(np.float64)
+        scores.append(reference.step(batch.keys_BF, dense_BD, label_B))
+    return scores, reference
+
+
+def rows_of(found: list[Steps]) -> dict[tuple[int, int], NDArray[np.float32]]:
+    """The rows of all ranks, by table and key."""
+    store = EmbeddingStore(STEP.model, seed=SEED)
+    for _, _, buckets in found:
+        for (t, bucket), records in buckets.items():
+            store.store.import_records(t, bucket, records)
+    return {
+        (t, key): store.store.lookup(t, np.array([key]))[0][0]
+        for t in range(2)
+        for key in range(KEYS)
+    }
+
+
+@pytest.mark.parametrize("how", list(OWNERS))
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_a_step_of_any_ranks_is_that_of_fp64(pool: RankPool, ranks: int, how: str) -> None:
+    found: list[Steps] = pool.run(ranks, some_steps, how, Codecs(), 5)
+    want, reference = in_fp64(5)
+    for scores, net, _ in found:  # the same on every rank
+        for got_B, want_B in zip(scores, want, strict=True):
+            np.testing.assert_allclose(got_B, want_B, rtol=1e-5, atol=1e-6)
+        for name, value in net.items():
+            np.testing.assert_allclose(value, reference.weights[name], rtol=1e-5, atol=2e-6)
+            assert np.array_equal(value, found[0][1][name])
+    rows = rows_of(found)
+    for of, row in reference.rows.items():
+        np.testing.assert_allclose(rows[of], row.w, rtol=1e-5, atol=2e-6)
+    # Each bucket is written by one rank.
+    places = [place for _, _, buckets in found for place in buckets]
+    assert sorted(places) == [(t, b) for t in range(2) for b in range(4)]
+
+
+@pytest.mark.parametrize("how", list(OWNERS))
+def test_a_repeat_is_bit_for_bit_the_same_and_owners_do_not_matter(
+    pool: RankPool, how: str
+) -> None:
+    first: list[Steps] = pool.run(4, some_steps, how, Codecs(), 4)
+    again: list[Steps] = pool.run(4, some_steps, how, Codecs(), 4)
+    other: list[Steps] = pool.run(4, some_steps, "by rows", Codecs(), 4)
+    for found in (again, other):
+        assert np.array_equal(found[0][0], first[0][0])
+        mine = {place: records for _, _, buckets in first for place, records in buckets.items()}
+        theirs = {place: records for _, _, buckets in found for place, records in buckets.items()}
+        assert mine == theirs
+
+
+@pytest.mark.parametrize(
+    ("codecs", "atol"),
+    [(Codecs(rows="fp16", gradients="fp16"), 2e-3), (Codecs(rows="bf16", gradients="int8"), 2e-2)],
+)
+@pytest.mark.parametrize("how", ["by rows", "everywhere"])
+def test_codecs_round_and_replicas_stay_one(
+    pool: RankPool, codecs: Codecs, atol: float, how: str
+) -> None:
+    found: list[Steps] = pool.run(2, some_steps, how, codecs, 5)
+    _, reference = in_fp64(5)
+    assert np.array_equal(found[0][0], found[1][0])
+    rows = rows_of(found)
+    for of, row in reference.rows.items():
+        np.testing.assert_allclose(rows[of], row.w, atol=atol)
+
+
+def test_a_rank_without_a_part_takes_the_step_as_all_do(pool: RankPool) -> None:
+    (alone,) = pool.run(1, empty_parts)
+    for scores in pool.run(4, empty_parts):
+        np.testing.assert_allclose(scores, alone, rtol=1e-5, atol=1e-6)
+
+
+def test_parts_cover_a_batch_and_split_no_group() -> None:
+    rng = np.random.default_rng(1)
+    for size in (1, 2, 3, 7):
+        batch = batch_of(rng, 40)
+        ts_ms_B = np.sort(rng.integers(0, 12, 40))
+        batch = dataclasses.replace(batch, ts_ms_B=ts_ms_B)
+        parts = [part_of(batch, rank, size) for rank in range(size)]
+        assert parts[0][0] == 0
+        assert parts[-1][1] == 40
+        for (_, end), (begin, _) in itertools.pairwise(parts):
+            assert end == begin
+            assert begin in (0, 40) or ts_ms_B[begin - 1] != ts_ms_B[begin]
+
+
+def test_the_store_works_in_a_loop_of_ones_own(pool: RankPool) -> None:
+    ((alone, rows),) = pool.run(1, own_loop)
+    both = pool.run(2, own_loop)
+    pooled = np.concatenate([np.split(out, 3) for out, _ in both], axis=1).reshape(alone.shape)
+    np.testing.assert_allclose(pooled, alone, rtol=1e-5, atol=1e-6)
+    found = {**both[0][1], **both[1][1]}
+    assert found.keys() == rows.keys()
+    assert {place: len(records) for place, records in found.items()} == {
+        place: len(records) for place, records in rows.items()
+    }
+
+
+# --- codecs ---------------------------------------------------------------------------------------
+
+BLOCKS = [Block(3, 8), Block(0, 4), Block(5, 12, exact=4), Block(2, 4)]
+
+
+def values_of(blocks: list[Block]) -> NDArray[np.float32]:
+    rng = np.random.default_rng(2)
+    return rng.standard_normal(sum(b.keys * b.width for b in blocks)).astype(np.float32)
+
+
+@pytest.mark.parametrize(("name", "error"), [("fp32", 0.0), ("fp16", 1e-3), ("bf16", 1e-2)])
+def test_bytes_are_counted_and_values_come_back(name: Any, error: float) -> None:
+    values = values_of(BLOCKS)
+    data = codec.encode(name, values, BLOCKS)
+    assert len(data) == codec.wire_bytes(name, BLOCKS)
+    back = codec.decode(name, data, BLOCKS)
+    np.testing.assert_allclose(back, values, rtol=error)
+    # Counters travel as they are.
+    exact = [each.reshape(5, 12)[:, 8:] for each in (back[24:84], values[24:84])]
+    assert np.array_equal(*exact)
+
+
+def test_int8_is_a_quarter_and_a_scale() -> None:
+    values = values_of(BLOCKS)
+    data = codec.encode("int8", values, BLOCKS)
+    assert len(data) == codec.wire_bytes("int8", BLOCKS) == 3 * 12 + 5 * (8 + 4 + 16) + 2 * 8
+    back = codec.decode("int8", data, BLOCKS)
+    assert np.abs(back - values).max() <= np.abs(values).max() / 127
+    plain = [Block(7, 16)]
+    assert codec.wire_bytes("fp16", plain) * 2 == codec.wire_bytes("fp32", plain)
+
+
+def test_what_is_too_large_is_cut_off() -> None:
+    block = [Block(1, 2)]
+    back = codec.decode(
+        "fp16", codec.encode("fp16", np.array([1e6, -1e6], np.float32), block), block
+    )
+    assert back.tolist() == [65504.0, -65504.0]
+
+
+def test_feedback_gives_back_what_rounding_took() -> None:
+    feedback, rng = Feedback(64, [4]), np.random.default_rng(4)
+    block, total, sent = [Block(1, 4)], np.zeros(4), np.zeros(4)
+    key = np.array([77])
+    for _ in range(200):
+        gradient_UD = rng.standard_normal((1, 4)).astype(np.float32) * [1, 1e-3, 1e-3, 1e-3]
+        gradient_UD = gradient_UD.astype(np.float32)
+        total += gradient_UD[0]
+        feedback.add(0, key, gradient_UD)
+        data = codec.encode("int8", gradient_UD.reshape(-1), block)
+        back = codec.decode("int8", data, block).reshape(1, 4)
+        feedback.keep(0, key, gradient_UD - back)
+        sent += back[0]
+    assert np.abs(sent - total).max() < 0.05
+    assert feedback.forgotten == 0
+
+
+# --- plans ----------------------------------------------------------------------------------------
+
+
+def test_a_balanced_plan_is_balanced() -> None:
+    wide = dataclasses.replace(
+        globo(), tables=tuple(TableConfig(name=t.name, bucket_bits=4) for t in globo().tables)
+    )
+    for ranks in (2, 3, 8):
+        owners = balanced(wide, ranks).owners_T
+        counts = np.bincount(np.concatenate(owners), minlength=ranks)
+        assert counts.max() - counts.min() <= 1
+    load = [[0] * 16 for _ in wide.tables]
+    for each in load:
+        each[3] = 100
+        each[:3] = [20, 20, 20]
+    owners = balanced(wide, 2, load).owners_T
+    of_rank = np.zeros(2)
+    for keys_P, owner_P in zip(load, owners, strict=True):
+        np.add.at(of_rank, owner_P.astype(np.int64), keys_P)
+    assert of_rank.max() / of_rank.mean() < 1.05
+
+
+def test_a_plan_is_read_as_it_is_written_and_refused_when_it_does_not_fit(tmp_path: Path) -> None:
+    tables = (np.array([0, 1, 1, 0], np.uint16), np.full(4, EVERYWHERE, np.uint16))
+    path = tmp_path / "plan.json"
+    path.write_text(plan.text(STEP.model, Ownership(2, tables)))
+    read = plan.read(path, STEP.model, 2)
+    assert [each.tolist() for each in read.owners_T] == [each.tolist() for each in tables]
+    with pytest.raises(ConfigurationError, match="is for 2 ranks, and 3 were started"):
+        plan.read(path, STEP.model, 3)
+    said = json.loads(path.read_text())
+    for table, why in (
+        ([0, 1], "give a rank below 2"),
+        (2, "give a rank below 2"),
+        ("all", "everywhere"),
+    ):
+        said["tables"]["item"] = table
+        path.write_text(json.dumps(said))
+        with pytest.raises(ConfigurationError, match=why):
+            plan.read(path, STEP.model, 2)
+    path.write_text("{")
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        plan.read(path, STEP.model, 2)
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        plan.read(tmp_path / "none.json", STEP.model, 2)
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    publication = Publication(folder)
+    return snapshot_files(publication.snapshot_path(publication.snapshots()[-1]))
+
+
+@pytest.fixture(scope="module", params=list(RUNS))
+def runs(
+    request: pytest.FixtureRequest, pool: RankPool, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, dict[int, tuple[Path, list[dict[str, Any]]]]]:
+    """A run that nothing stopped, by 1, 2 and 4 ranks."""
+    name: str = request.param
+    folder = tmp_path_factory.mktemp("runs")
+    found = {}
+    for ranks in (1, 2, 4):
+        path = folder / str(ranks)
+        found[ranks] = path, pool.run(ranks, train, name, str(path))
+    return name, found
+
+
+def test_ranks_publish_what_one_does(
+    runs: tuple[str, dict[int, tuple[Path, list[dict[str, Any]]]]],
+) -> None:
+    name, found = runs
+    one, (alone,) = found[1]
+    for ranks in (2, 4):
+        path, said = found[ranks]
+        assert [each["events"] for each in said] == [alone["events"]] * ranks
+        assert all(each["scores"] == said[0]["scores"] for each in said)
+        assert abs(said[0]["auc"] - alone["auc"]) < (0.01 if "pruned" in name else 0.002)
+        for deltas in ("snapshots", "deltas", "checkpoints"):
+            names = [sorted(p.name for p in (each / deltas).iterdir()) for each in (one, path)]
+            assert names[0] == names[1]
+        assert files_of(path).keys() == files_of(one).keys()
+        if "pruned" not in name:
+            assert said[0]["store"]["rows"] == alone["store"]["rows"]
+            assert said[0]["published"]["rows"] == alone["published"]["rows"]
+        else:
+            assert said[0]["pruning"]["bytes"] <= 40_000
+
+
+@pytest.mark.parametrize("batches", [5, 16])
+def test_a_killed_rank_and_a_new_start_end_as_a_run_never_killed(
+    runs: tuple[str, dict[int, tuple[Path, list[dict[str, Any]]]]],
+    pool: RankPool,
+    tmp_path: Path,
+    batches: int,
+) -> None:
+    name, found = runs
+    whole, said = found[2]
+    folder = tmp_path / "pub"
+    folder.mkdir()
+    shutil.copyfile(whole / "program.pt2", folder / "program.pt2")
+    first, second = pool.results(2, train, name, str(folder), batches, "kill", timeout_s=20)
+    assert second is None
+    assert isinstance(first, RankFailedError)
+    assert first.kind == "RankLostError"
+    assert "rank 1 is gone without a word" in first.text
+    again = pool.run(2, train, name, str(folder))
+    assert again[0]["lineage"] == 2
+    assert again[0]["scores"] == said[0]["scores"]
+    assert files_of(folder) == files_of(whole)
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_a_run_goes_on_with_other_ranks(
+    runs: tuple[str, dict[int, tuple[Path, list[dict[str, Any]]]]],
+    pool: RankPool,
+    tmp_path: Path,
+    ranks: int,
+) -> None:
+    name, found = runs
+    whole, said = found[2]
+    folder = tmp_path / "pub"
+    folder.mkdir()
+    shutil.copyfile(whole / "program.pt2", folder / "program.pt2")
+    pool.results(2, train, name, str(folder), 12, "kill", timeout_s=20)
+    again = pool.run(ranks, train, name, str(folder))
+    assert again[0]["events"] == said[0]["events"]
+    assert abs(again[0]["auc"] - said[0]["auc"]) < (0.01 if "pruned" in name else 0.002)
+    assert files_of(folder).keys() == files_of(whole).keys()
+
+
+def test_one_rank_that_is_told_to_stop_stops_all_with_a_checkpoint(
+    runs: tuple[str, dict[int, tuple[Path, list[dict[str, Any]]]]],
+    pool: RankPool,
+    tmp_path: Path,
+) -> None:
+    name, found = runs
+    whole, said = found[2]
+    folder = tmp_path / "pub"
+    folder.mkdir()
+    shutil.copyfile(whole / "program.pt2", folder / "program.pt2")
+    stopped = pool.run(2, train, name, str(folder), 7, "stop")
+    assert [each["stopped"] for each in stopped] == [True, True]
+    assert 0 < stopped[0]["events"] < said[0]["events"]
+    publication = Publication(folder)
+    assert publication.snapshots()[-1].number == stopped[0]["version"]
+    again = pool.run(2, train, name, str(folder))
+    assert again[0]["events"] == said[0]["events"]
+    assert not again[0]["stopped"]
+    assert abs(again[0]["auc"] - said[0]["auc"]) < (0.01 if "pruned" in name else 0.002)
+
+
+# --- what goes wrong ------------------------------------------------------------------------------
+
+
+def test_a_rank_with_another_configuration_is_named(pool: RankPool, tmp_path: Path) -> None:
+    for each in pool.results(2, with_another_seed, str(tmp_path)):
+        assert each.kind == "ConfigurationError"
+        assert "rank 1 has another configuration than rank 0: seed is 2, not 1" in each.text
+
+
+@pytest.mark.parametrize("stage", ["keys", "rows", "gradients", "dense"])
+def test_a_rank_that_fails_in_any_stage_is_named_by_all(
+    pool: RankPool, tmp_path: Path, stage: str
+) -> None:
+    first, second = pool.results(2, failing, stage, str(tmp_path / "pub"), timeout_s=20)
+    assert second.kind == "OSError"
+    assert first.kind == "RankLostError"
+    assert "rank 1 failed: OSError: [Errno 28] No space left on device" in first.text
+
+
+def test_a_drive_that_is_full_for_one_rank_costs_all_the_version_and_no_more(
+    pool: RankPool, tmp_path: Path
+) -> None:
+    # Every version but the first cannot be written by rank 1; the last one ends the run.
+    found = pool.results(2, failing, "publish", str(tmp_path / "pub"), timeout_s=20)
+    assert [each.kind for each in found] == ["NoRoomError", "NoRoomError"]
+    assert "rank 1: " in found[0].text
+    publication = Publication(tmp_path / "pub")
+    assert not list((tmp_path / "pub" / "deltas").glob("*/.*"))
+    for version in publication.deltas():
+        assert list(publication.read_batches(version))
+
+
+def test_events_that_cannot_be_read_end_all_ranks_with_the_same_words(
+    pool: RankPool, tmp_path: Path
+) -> None:
+    for each in pool.results(2, wrong_events, str(tmp_path / "pub"), timeout_s=20):
+        assert each.kind == "ConfigurationError"
+        assert each.text.endswith("the events end here")
