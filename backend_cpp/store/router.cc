@@ -146,6 +146,7 @@ Result<Routed> Router::Route(std::span<const BagKeys> bags) {
   routed.counts_.resize(distinct);
   routed.row_at_.resize(distinct);
   routed.gradient_at_.resize(distinct);
+  routed.exact_at_.resize(distinct);
   std::vector<uint32_t> moved(distinct);
   for (size_t i = 0; i < distinct; ++i) {
     const Found& each = found_[i];
@@ -157,6 +158,8 @@ Result<Routed> Router::Route(std::span<const BagKeys> bags) {
     routed.gradient_at_[to] = gradient_next[each.block];
     row_next[each.block] += tables[each.table].width;
     gradient_next[each.block] += tables[each.table].dim;
+    routed.exact_at_[to] = routed.repeated_floats_;
+    if (each.count > 1) routed.repeated_floats_ += tables[each.table].dim;
   }
   for (uint32_t& place : routed.places_) {
     if (place != Routed::kNone) place = moved[place];
@@ -227,7 +230,7 @@ Status Routed::Sum(std::span<const BagGradients> bags, std::span<float> sums) co
                  std::to_string(bags.size()) + " bags; give " + std::to_string(gradient_floats_) +
                  " for " + std::to_string(pieces_.size()));
   }
-  std::vector<double> exact(gradient_floats_, 0.0);
+  std::vector<double> exact(repeated_floats_, 0.0);
   for (size_t p = 0; p < pieces_.size(); ++p) {
     const Piece& piece = pieces_[p];
     const BagGradients& from = bags[p];
@@ -241,12 +244,26 @@ Status Routed::Sum(std::span<const BagGradients> bags, std::span<float> sums) co
       const float* gradient = from.gradients + bag * from.stride;
       for (size_t i = k; i < end; ++i) {
         if (places[i] == kNone) continue;
-        double* sum = exact.data() + gradient_at_[places[i]];
+        if (counts_[places[i]] == 1) {
+          std::copy_n(gradient, dim, sums.data() + gradient_at_[places[i]]);
+          continue;
+        }
+        double* sum = exact.data() + exact_at_[places[i]];
         for (uint32_t d = 0; d < dim; ++d) sum[d] += static_cast<double>(gradient[d]);
       }
     });
   }
-  std::ranges::transform(exact, sums.begin(), [](double sum) { return static_cast<float>(sum); });
+  // Keys that occur several times, which lie apart in `exact`.
+  size_t key = 0;
+  for (size_t block = 0; block < lengths_.size(); ++block) {
+    const uint32_t dim = (*tables_)[block % tables_->size()].dim;
+    for (uint32_t n = lengths_[block]; n > 0; --n, ++key) {
+      if (counts_[key] == 1) continue;
+      const double* sum = exact.data() + exact_at_[key];
+      float* out = sums.data() + gradient_at_[key];
+      for (uint32_t d = 0; d < dim; ++d) out[d] = static_cast<float>(sum[d]);
+    }
+  }
   return Status::Ok();
 }
 

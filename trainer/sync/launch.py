@@ -2,22 +2,42 @@
 
 torchrun itself ends with 1 whatever happened; who started the run has to tell a configuration
 error (2) from a crash. And in an Indexed Job it guesses from DNS which pod hosts the rendezvous;
-the pod's index is sure. `python -m embertide.trainer.sync.launch` takes torchrun's command line.
+the pod's index is sure. `python -m embertide.trainer.sync.launch` takes torchrun's command line,
+and restarts failed ranks up to `--max-restarts=N` times ([supervisor.py](supervisor.py)).
 """
 
+import ctypes
 import os
+import signal
 import sys
 from collections.abc import Sequence
+
+from embertide.trainer.sync.supervisor import supervise
 
 # The pods of a job may be scheduled minutes apart; torchrun would give up after one.
 _WAIT_S = 600
 _SIGNALLED = 128
 """Exit code of a process that a signal ended, as shells give it: this and the signal's number."""
+_AGENT = "EMBERTIDE_AGENT_PID"
+"""Names the process that starts the ranks, for `end_with_agent`."""
+_PR_SET_PDEATHSIG = 1
 
 
 def is_launched() -> bool:
     """Whether this process is a rank that torchrun started."""
     return "WORLD_SIZE" in os.environ
+
+
+def end_with_agent() -> None:
+    """Have the kernel kill this rank when the process that started it ends, however it ends.
+
+    Ranks need torchrun's agent to meet and no more. If that alone is killed, they would go on to
+    train and publish, and the command that is started in its place would find them at it.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    # It may have ended before.
+    if os.environ.get(_AGENT, str(os.getppid())) != str(os.getppid()):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def launch(ranks: int, restarts: int, arguments: Sequence[str]) -> int:
@@ -28,27 +48,28 @@ def launch(ranks: int, restarts: int, arguments: Sequence[str]) -> int:
         restarts: Times that all start again when one is lost; they go on from their checkpoint.
         arguments: Of `embertide.trainer`.
     """
-    return run(
+    return supervise(
         [
             "--standalone",
             f"--nproc-per-node={ranks}",
-            f"--max-restarts={restarts}",
             "--monitor-interval=0.1",
             "-m",
             "embertide.trainer",
             "--",
             *arguments,
-        ]
+        ],
+        restarts=restarts,
     )
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run torchrun with a command line."""
+    """Run torchrun's agent with a command line; return the exit code of its first failed rank."""
     # Imported here: torch takes seconds, and --help should not.
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main
 
+    os.environ[_AGENT] = str(os.getpid())
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # else torchrun warns of it at length
     index = os.environ.get("JOB_COMPLETION_INDEX")
     if index is not None:
@@ -65,5 +86,15 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
+def main(arguments: Sequence[str]) -> int:
+    """Start the ranks of a pod; `--max-restarts` is for the supervisor, the rest for torchrun."""
+    words = list(arguments)
+    end = words.index("-m") if "-m" in words else len(words)
+    flag = "--max-restarts="
+    given = [word for word in words[:end] if word.startswith(flag)]
+    rest = [word for word in words[:end] if word not in given] + words[end:]
+    return supervise(rest, restarts=int(given[-1].removeprefix(flag)) if given else 0)
+
+
 if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))

@@ -46,6 +46,11 @@ class Ownership:
     ranks: int
     owners_T: tuple[Owners, ...]
 
+    def with_more(self, buckets_T: Sequence[int]) -> "Ownership":
+        """Return it with more tables of so many buckets, which the ranks own in turn."""
+        more = ((np.arange(buckets) % self.ranks).astype(np.uint16) for buckets in buckets_T)
+        return dataclasses.replace(self, owners_T=(*self.owners_T, *more))
+
     def everywhere(self, table: int) -> bool:
         """Whether all ranks have all rows of a table."""
         return bool(self.owners_T[table][0] == EVERYWHERE)

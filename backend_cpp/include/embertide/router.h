@@ -85,8 +85,10 @@ class Routed {
   std::vector<uint32_t> lengths_;
   std::vector<uint64_t> row_at_;       // by key: its first float among the rows
   std::vector<uint64_t> gradient_at_;  // ... and among the gradients
+  std::vector<uint64_t> exact_at_;     // ... and among the sums of keys that occur several times
   uint64_t row_floats_ = 0;
   uint64_t gradient_floats_ = 0;
+  uint64_t repeated_floats_ = 0;
 };
 
 // Used by one thread at a time; outlives what it routed.
