@@ -177,14 +177,16 @@ class Learner:
         return embeddings_BE
 
     def score(self, batch: Batch) -> NDArray[np.float32]:
-        """Return score_B in (0, 1); nothing changes. Of many ranks, of this rank's part."""
+        """Return score_B in (0, 1) of all ranks' parts, on every rank; nothing changes."""
+        ready = self.prepare(batch)
+        scores_B = torch.zeros(len(batch))
         with torch.no_grad():
-            ready = self.prepare(batch)
-            if ready.part is None:
-                self._embeddings(None, ready.asked)
-                return np.empty(0, np.float32)
             embeddings_BE = self._embeddings(ready.part, ready.asked)
-            scores_B: Tensor = self.served(self._dense(ready.part)[0], embeddings_BE)
+            if ready.part is not None:
+                part_B: Tensor = self.served(self._dense(ready.part)[0], embeddings_BE)
+                scores_B[ready.first : ready.first + len(ready.part)] = part_B
+            if self.ranks.size > 1:
+                scores_B = self.sync.begin((), scores_B).wait()
         return scores_B.numpy()
 
     def learn(self, batch: Batch | Prepared) -> NDArray[np.float32]:
