@@ -211,3 +211,10 @@ def wrong_events(ranks: Ranks, folder: str) -> None:
     news = NewsConfig(hours=3, views_per_hour=60, users=80, new_items_per_hour=5)
     trainer = Trainer(RUNS["news"], Publication(Path(folder)), program_cache=CACHE, ranks=ranks)
     trainer.fit(Broken(news))
+
+
+def from_the_first(ranks: Ranks, size: int) -> tuple[bytes, int]:
+    """What the first rank gives, and how many bytes this one sent for it."""
+    channel = ranks.channel("test")
+    given = channel.from_first(bytes(range(256)) * size if ranks.first else None, "data")
+    return given, channel.traffic["data"].bytes

@@ -19,6 +19,7 @@ from rankjobs import (
     Steps,
     empty_parts,
     failing,
+    from_the_first,
     own_loop,
     some_steps,
     train,
@@ -154,6 +155,17 @@ def test_the_store_works_in_a_loop_of_ones_own(pool: RankPool) -> None:
     assert {place: len(records) for place, records in found.items()} == {
         place: len(records) for place, records in rows.items()
     }
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [0, 1, 1001])
+def test_what_the_first_rank_gives_all_get(pool: RankPool, ranks: int, size: int) -> None:
+    found = pool.run(ranks, from_the_first, size)
+    assert [data for data, _ in found] == [bytes(range(256)) * size] * ranks
+    sent = [bytes_ for _, bytes_ in found]
+    # All get it once; where there are many, the first one does not send it to each.
+    assert sum(sent) >= (ranks - 1) * 256 * size
+    assert max(sent) <= 2 * 256 * size + 8
 
 
 # --- codecs ---------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ Shapes: T tables, P buckets of a table.
 import dataclasses
 import heapq
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,11 @@ EVERYWHERE = _store.EVERYWHERE
 # Of a bucket beside its keys: what each step costs, however little is asked of it.
 _LEAST_SHARE = 1e-6
 
+_UNEVEN = 1.1  # the dearest rank's over the mean, from where on it is said
+
 Owners = NDArray[np.uint16]
+
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -103,7 +108,18 @@ def balanced(
         load: Of each table, keys that were asked of each bucket; None: nothing was measured.
     """
     costs = _costs(model, load)
-    owner = spread(np.concatenate(costs).tolist(), ranks)
+    flat = np.concatenate(costs)
+    owner = spread(flat.tolist(), ranks)
+    of_rank = np.bincount(owner, flat, ranks)
+    if of_rank.max() > _UNEVEN * of_rank.mean():
+        dearest = int(np.argmax([each.max() for each in costs]))
+        log.warning(
+            "the dearest rank has %.2f times the mean to do: table %r has a bucket of %.0f %% of a "
+            "rank's share; a new run may give it more bucket_bits",
+            of_rank.max() / of_rank.mean(),
+            model.tables[dearest].name,
+            100 * costs[dearest].max() * ranks / flat.sum(),
+        )
     ends = np.cumsum([len(each) for each in costs])[:-1]
     return Ownership(ranks, tuple(np.split(np.array(owner, np.uint16), ends)))
 

@@ -31,6 +31,7 @@ TIMEOUT_S = 600.0
 """What a rank waits for another in one exchange: longer than compiling the dense net takes."""
 # What the ranks that live wait for one another's word when one is lost.
 _ROLL_CALL_S = 1.0
+_WHOLE = 64 << 10  # bytes that go to all ranks as they are; more go in parts
 _MOST_WORDS = 4000  # of what a rank says that it failed with
 
 log = logging.getLogger(__name__)
@@ -105,19 +106,44 @@ class GlooChannel(Channel):
     def from_first(self, data: bytes | None, kind: str) -> bytes:
         """See `Channel`."""
         began = time.monotonic()
-        first = self.first
         length = torch.tensor([0 if data is None else len(data)])
         with self._naming():
             self._group.broadcast([length]).wait()
-            if first and data is not None:
-                body = _bytes(data)
-            else:
-                body = torch.empty(int(length), dtype=torch.uint8)
-            if len(body):
+            body = torch.empty(int(length), dtype=torch.uint8) if data is None else _bytes(data)
+            in_parts = self.size > 2 and len(body) > _WHOLE
+            if in_parts:
+                body = self._in_parts(body)
+            elif len(body):
                 self._group.broadcast([body]).wait()
-        # A tree: each rank receives once, and sends what it received to log2(R) others at most.
-        self._done(kind, 2 * (self.size - 1) if first else 0, len(body) if first else 0, began)
+        sent = self._children() * len(body)
+        if in_parts:
+            part = -(-len(body) // self.size)
+            sent = (self.size - 1) * part * (2 if self.first else 1)
+        self._done(kind, 2 * self._children(), sent, began)
         return data if data is not None else body.numpy().tobytes()
+
+    def _children(self) -> int:
+        """Return to how many ranks this one passes on what it gets: broadcast goes by a tree."""
+        steps = (1 << k for k in range(self.size.bit_length()))
+        return sum(step > self.rank and self.rank + step < self.size for step in steps)
+
+    def _in_parts(self, body: Tensor) -> Tensor:
+        """Give each rank a part, which it gives to all: the first sends twice at most, not R times.
+
+        Others' `body` says how long it is.
+        """
+        part = -(-len(body) // self.size)
+        whole = torch.zeros(part * self.size, dtype=torch.uint8)
+        to_R = [part] * self.size if self.first else [0] * self.size
+        if self.first:
+            whole[: len(body)] = body
+        mine = torch.empty(part, dtype=torch.uint8)
+        from_R = [part, *[0] * (self.size - 1)]
+        sent = whole if self.first else whole[:0]
+        self._group.alltoall_base(mine, sent, from_R, to_R).wait()
+        parts = list(whole.split(part))
+        self._group.allgather([parts], [mine]).wait()
+        return torch.cat(parts)[: len(body)]
 
     def gather(self, value: Any, kind: str = "words") -> list[Any]:
         """See `Channel`."""
