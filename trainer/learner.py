@@ -86,7 +86,6 @@ class Learner:
     ) -> None:
         """Open the store and make the net, both as the run's seed says."""
         self.ranks = ranks or Ranks.alone()
-        self.sync: DenseSync = AllReduce(self.ranks.channel("dense"))
         torch.set_num_threads(run.threads)
         torch.manual_seed(run.seed)
         self.run = run
@@ -114,6 +113,8 @@ class Learner:
         self.optimizer = torch.optim.Adam(
             self.net.parameters(), lr=run.optimizer.dense_learning_rate, fused=True
         )
+        self._beside = self.ranks.channel("dense")
+        self.sync: DenseSync = AllReduce(list(self.net.parameters()), self._beside)
         self.origin_ms: int | None = None
         self.counters = Counters(run.model)
         self._quick = run.net_dtype == "bf16"
@@ -186,7 +187,7 @@ class Learner:
                 part_B: Tensor = self.served(self._dense(ready.part)[0], embeddings_BE)
                 scores_B[ready.first : ready.first + len(ready.part)] = part_B
             if self.ranks.size > 1:
-                scores_B = self.sync.begin((), scores_B).wait()
+                scores_B = self._beside.sum(scores_B, "scores").wait()
         return scores_B.numpy()
 
     def learn(self, batch: Batch | Prepared) -> NDArray[np.float32]:
@@ -236,15 +237,11 @@ class Learner:
         Where a rank has no part its scores and gradients are zeros, so sums are exact. Gradients of
         rows travel meanwhile.
         """
-        for parameter in self.net.parameters():
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        gradients = [each.grad for each in self.net.parameters() if each.grad is not None]
         flags = torch.tensor([float(missing), float(self.stops)])
         beside = torch.cat((scores_B, loss.reshape(1), flags))
-        summing = self.sync.begin(gradients, beside)
+        wait = self.sync.finish(beside)
         self.rows.send()
-        summed = summing.wait()
+        summed = wait()
         loss, missed, stops = summed[-3:].unbind()
         self.stopping = bool(stops > 0)
         return loss, summed[:-3], int(missed)

@@ -5,52 +5,100 @@ rank's optimizer takes. With `AllReduce` that is their sum, the same bits on eve
 replicas never differ: a run of many ranks is synchronous, and repeats bit for bit.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from embertide.trainer.sync.channel import Channel, Pending
 
+_TOGETHER = 1 << 20
+"""Bytes of gradients that travel together: fewer messages cost less than what they hide."""
+
 
 class DenseSync(Protocol):
-    """Brings the gradients of all ranks together. Used by one thread."""
+    """Brings the gradients of all ranks together, step by step. Used by one thread."""
 
-    def begin(self, gradients: Sequence[Tensor], beside: Tensor) -> "Summing":
-        """Begin a step: gradients of this rank's part, and values that are added up beside them."""
+    def finish(self, beside: Tensor) -> "Callable[[], Tensor]":
+        """Begin what backward did not begin of a step's sums, and add up `beside` with them.
 
-
-class Summing:
-    """A step's sum on its way."""
-
-    def __init__(self, pending: Pending, gradients: Sequence[Tensor]) -> None:
-        """Sum into `gradients`, in place, once `pending` is there."""
-        self._pending = pending
-        self._gradients = gradients
-
-    def wait(self) -> Tensor:
-        """Bring the sums into the gradients; return what was added up beside them.
-
-        Raises:
-            RankLostError: A rank is gone.
+        Returns:
+            Waits for all: gradients are then those of all ranks, and it returns the sum of
+            `beside`. It may raise RankLostError.
         """
-        flat = self._pending.wait()
-        at = 0
-        for gradient in self._gradients:
-            gradient.copy_(flat[at : at + gradient.numel()].view_as(gradient))
-            at += gradient.numel()
-        return flat[at:]
+
+
+class _Together:
+    """Gradients that travel together."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.parameters = parameters
+        self.missing = len(parameters)  # whose gradients backward has not made yet
+        self.pending: Pending | None = None
 
 
 class AllReduce:
-    """Adds up the gradients of all ranks (torch.distributed's all-reduce), in fp32."""
+    """Adds up the gradients of all ranks (torch.distributed's all-reduce), in fp32.
 
-    def __init__(self, channel: Channel) -> None:
-        """Use a channel of the training thread."""
+    What backward makes first, of the net's last layers, travels while it makes the rest.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], channel: Channel) -> None:
+        """Watch the gradients of a net, on a channel of the training thread."""
         self._channel = channel
+        self._groups: list[_Together] = []
+        self._begun = 0  # of `_groups`, in order: all ranks begin them alike
+        if channel.size == 1:
+            return
+        group: list[nn.Parameter] = []
+        for parameter in reversed(parameters):
+            group.append(parameter)
+            if sum(each.nbytes for each in group) >= _TOGETHER:
+                self._groups.append(_Together(group))
+                group = []
+        # The last goes with what is added up beside, though it may be empty.
+        self._groups.append(_Together(group))
+        for each in self._groups:
+            for parameter in each.parameters:
+                parameter.register_post_accumulate_grad_hook(self._made_hook(each))
 
-    def begin(self, gradients: Sequence[Tensor], beside: Tensor) -> Summing:
+    def _made_hook(self, group: _Together) -> Callable[[Tensor], None]:
+        def made(_: Tensor) -> None:
+            group.missing -= 1
+            while self._begun < len(self._groups) - 1 and not self._groups[self._begun].missing:
+                self._begin(self._groups[self._begun])
+
+        return made
+
+    def _begin(self, group: _Together, beside: Sequence[Tensor] = ()) -> None:
+        for parameter in group.parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [each.grad.reshape(-1) for each in group.parameters if each.grad is not None]
+        group.pending = self._channel.sum(torch.cat((*gradients, *beside)), "dense")
+        self._begun += 1
+
+    def finish(self, beside: Tensor) -> Callable[[], Tensor]:
         """See `DenseSync`."""
-        flat = torch.cat([*(gradient.reshape(-1).cpu() for gradient in gradients), beside])
-        return Summing(self._channel.sum(flat, "dense"), gradients)
+        if not self._groups:
+            return lambda: beside
+        while self._begun < len(self._groups) - 1:
+            self._begin(self._groups[self._begun])
+        self._begin(self._groups[-1], [beside])
+
+        def wait() -> Tensor:
+            flat = beside
+            for group in self._groups:
+                assert group.pending is not None
+                flat = group.pending.wait()
+                for parameter in group.parameters:
+                    count = parameter.numel()
+                    assert parameter.grad is not None
+                    parameter.grad.copy_(flat[:count].view_as(parameter))
+                    flat = flat[count:]
+                group.pending, group.missing = None, len(group.parameters)
+            self._begun = 0
+            return flat
+
+        return wait
