@@ -27,6 +27,9 @@ Codec = Literal["fp32", "bf16", "fp16", "int8"]  # of what ranks exchange
 BEFORE = "before"
 """In a field's metadata: the value that means what runs did before the setting existed."""
 
+MOST_PUBLISHED = 496
+"""Items of a history that fit a row: 16 chunks of 31 keys, in a block of the SSD tier."""
+
 NO_TIME = 32.0
 """Half-lives before the origin that counts are reckoned from; they tell an event then from none."""
 
@@ -169,6 +172,10 @@ class SequenceConfig:
         item: The feature whose keys are kept; its vector attends to the sequence.
         length: Items at most; each place costs a lookup.
         users: Most users remembered, about 300 bytes each; those not seen longest are forgotten.
+        published: Whether versions carry the histories, as of their end: nodes then make the
+            sequence's columns, and a request carries an event's own alone. It takes 12 bytes, and 8
+            an item, of each user who changed since the version before. Off, requests have to carry
+            the columns, as they had before there was a choice.
     """
 
     name: str
@@ -176,6 +183,7 @@ class SequenceConfig:
     item: str
     length: int = 10
     users: int = 1_000_000
+    published: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a sequence of nothing."""
@@ -184,6 +192,16 @@ class SequenceConfig:
                 raise ValueError(
                     f"sequence {self.name!r}: {name} is {getattr(self, name)}; give at least 1"
                 )
+        if self.published and self.length > MOST_PUBLISHED:
+            raise ValueError(
+                f"sequence {self.name!r}: length is {self.length}; at most {MOST_PUBLISHED} items "
+                "fit a row that is published"
+            )
+
+    @property
+    def table(self) -> str:
+        """The table of histories that versions carry, if it is published."""
+        return f"{self.name}_of_{self.user}"
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -296,6 +314,12 @@ class ModelConfig:
             if len(set(named)) < len(named):
                 raise ValueError(f"model {self.name!r}: {what} repeat in {named}")
         self._check_crosses()
+        published = [sequence.published for sequence in self.sequences]
+        if published != sorted(published):
+            raise ValueError(
+                f"model {self.name!r}: sequences that are published stand behind the others, as "
+                "nodes make the last columns of DENSE"
+            )
         for sequence in self.sequences:
             for name in (sequence.user, sequence.item):
                 if name not in names:
@@ -308,6 +332,11 @@ class ModelConfig:
                         f"sequence {sequence.name!r}: feature {name!r} has keys={keys!r}; user and "
                         "item are one key an event"
                     )
+            if sequence.published and sequence.table in tables:
+                raise ValueError(
+                    f"sequence {sequence.name!r} is published as table {sequence.table!r}, which "
+                    "the model has: rename one"
+                )
         for feature in self.columns:
             if feature.table not in tables:
                 raise ValueError(
@@ -367,6 +396,10 @@ class ModelConfig:
     def feature_index(self, name: str) -> int:
         """Return the position of a feature, which is its column of KEYS."""
         return next(i for i, feature in enumerate(self.features) if feature.name == name)
+
+    def table_of(self, feature: str) -> int:
+        """Return the position of the table of a feature."""
+        return self.table_index(self.features[self.feature_index(feature)].table)
 
     @property
     def event_features(self) -> tuple[FeatureConfig, ...]:

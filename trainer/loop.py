@@ -40,6 +40,7 @@ from embertide.trainer.data.crosses import crossed
 from embertide.trainer.data.history import History, extend
 from embertide.trainer.data.limit import blocks
 from embertide.trainer.data.shared import SharedEvents
+from embertide.trainer.embedding.histories import put_histories
 from embertide.trainer.eval.metrics import Prequential
 from embertide.trainer.learner import Learner, NotFiniteError, Prepared
 from embertide.trainer.model.export import export_dense, tensor_bytes
@@ -597,6 +598,7 @@ class Trainer:
     ) -> None:
         before, self.number = self.number, number
         self.learner.refresh(watermark_ms)
+        put_histories(self.histories, self.rows)
         self.learner.check_finite()
         dense = tensor_bytes(self.served)
         if self._copy is not None and self.done >= self._copy[0]:

@@ -57,7 +57,7 @@ def globo_history() -> ModelConfig:
         name="news",
         tables=tables,
         features=tuple(FeatureConfig(name=n, table=t) for n, t in table_of.items()),
-        sequences=(SequenceConfig(name="hist", user="user", item="cand"),),
+        sequences=(SequenceConfig(name="hist", user="user", item="cand", published=True),),
         net="history",
         bottom_mlp=(16,),
         top_mlp=(256, 64),

@@ -16,7 +16,7 @@ constexpr size_t kMaxManifestBytes = size_t{1} << 30;
 
 // What `requires` may name: features of the format that came after its first build, and without
 // which a manifest is not to be read. docs/design/0010-compatibility.md says when there is one.
-constexpr std::array<std::string_view, 1> kUnderstood = {"weighed"};
+constexpr std::array<std::string_view, 2> kUnderstood = {"weighed", "keys"};
 
 // Whether a value was read as it stands, arrays by their elements; a float holds less than JSON's
 // numbers do.
@@ -134,6 +134,23 @@ FeatureConfig FeatureFromJson(const OrderedJson& json) {
   return feature;
 }
 
+OrderedJson SequenceToJson(const SequenceInfo& sequence) {
+  return {{"name", sequence.name},   {"user", sequence.user},       {"item", sequence.item},
+          {"table", sequence.table}, {"columns", sequence.columns}, {"dense", sequence.dense}};
+}
+
+SequenceInfo SequenceFromJson(const OrderedJson& json) {
+  SequenceInfo sequence;
+  Read(json, "name", &sequence.name);
+  Read(json, "user", &sequence.user);
+  Read(json, "item", &sequence.item);
+  Read(json, "table", &sequence.table);
+  Read(json, "columns", &sequence.columns);
+  Read(json, "dense", &sequence.dense);
+  Prove("sequence \"" + sequence.name + "\"", json, SequenceToJson(sequence));
+  return sequence;
+}
+
 OrderedJson DenseToJson(const DenseFileInfo& file) {
   return {{"role", file.role}, {"path", file.path}, {"bytes", file.bytes}, {"crc32c", file.crc32c}};
 }
@@ -165,6 +182,10 @@ OrderedJson ToJson(const Manifest& manifest) {
   // Only where it is known: snapshots without it keep their bytes.
   if (manifest.committed_ms > 0) json["committed_ms"] = manifest.committed_ms;
   json["schema_id"] = manifest.schema_id;
+  const auto is_of_keys = [](const TableConfig& table) { return table.layout.is_keys(); };
+  if (std::ranges::any_of(manifest.tables, is_of_keys)) {
+    json["requires"] = OrderedJson::array({"keys"});
+  }
   json["dense_features"] = manifest.dense_features;
   const auto list = [&json](const char* name, const auto& items, auto to_json) {
     json[name] = OrderedJson::array();
@@ -172,6 +193,7 @@ OrderedJson ToJson(const Manifest& manifest) {
   };
   list("tables", manifest.tables, TableToJson);
   list("features", manifest.features, FeatureToJson);
+  if (!manifest.sequences.empty()) list("sequences", manifest.sequences, SequenceToJson);
   list("buckets", manifest.buckets, BucketToJson);
   list("dense", manifest.dense, DenseToJson);
   json["dense_id"] = manifest.dense_id;
@@ -196,6 +218,8 @@ Manifest Parse(const OrderedJson& json) {
     manifest.tables.push_back(TableFromJson(table));
   for (const OrderedJson& each : json.at("features"))
     manifest.features.push_back(FeatureFromJson(each));
+  for (const OrderedJson& each : json.value("sequences", OrderedJson::array()))
+    manifest.sequences.push_back(SequenceFromJson(each));
   for (const OrderedJson& bucket : json.at("buckets"))
     manifest.buckets.push_back(BucketFromJson(bucket));
   for (const OrderedJson& file : json.at("dense")) manifest.dense.push_back(DenseFromJson(file));

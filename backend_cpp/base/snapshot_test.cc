@@ -260,6 +260,35 @@ TEST_F(SnapshotTest, ManifestRoundTrip) {
   EXPECT_EQ(files, 2U) << "a temporary file was left";
 }
 
+TEST_F(SnapshotTest, AManifestWithATableOfKeysRequiresReadersThatKnowThem) {
+  Manifest manifest = Example(table_, {"p", "item", 1, 9, 5, 10, 1});
+  EXPECT_EQ(ManifestToJson(manifest).find("requires"), std::string::npos);
+  TableConfig histories;
+  histories.name = "liked_of_user";
+  histories.id = 7;
+  histories.layout = {3, 1, DType::kKeys};
+  manifest.tables.push_back(histories);
+  manifest.sequences = {{"liked", "user", "cand", "liked_of_user", {"liked0", "liked1"}, 11}};
+  const std::string text = ManifestToJson(manifest);
+  EXPECT_EQ(nlohmann::json::parse(text)["requires"], nlohmann::json::array({"keys"}));
+  const auto back = ManifestFromJson(text);
+  ASSERT_TRUE(back.ok()) << back.status().ToString();
+  EXPECT_EQ(ManifestToJson(back.value()), text);
+  ASSERT_EQ(back.value().sequences.size(), 1U);
+  EXPECT_EQ(back.value().sequences[0].columns, manifest.sequences[0].columns);
+  EXPECT_EQ(back.value().sequences[0].dense, 11U);
+  for (const std::string field : {"user", "item", "table", "columns", "dense"}) {
+    auto bad = nlohmann::json::parse(text);
+    bad["sequences"][0].erase(field);
+    const Status status = ManifestFromJson(bad.dump()).status();
+    EXPECT_NE(status.message().find("'" + field + "'"), std::string::npos) << status.message();
+  }
+  auto bad = nlohmann::json::parse(text);
+  bad["sequences"][0]["dense"] = -1;
+  EXPECT_NE(ManifestFromJson(bad.dump()).status().message().find("field \"dense\": -1 is no"),
+            std::string::npos);
+}
+
 TEST_F(SnapshotTest, ManifestRefusesWhatItCannotProve) {
   const std::string good = ManifestToJson(Example(table_, {"p", "item", 1, 9, 5, 10, 1}));
   ASSERT_TRUE(ManifestFromJson(good).ok());

@@ -1,11 +1,15 @@
 // MadeColumns: the columns of a request that the node makes from the others, so that a request
 // need carry no more than an event does.
 //
-//   as sent       KEYS [B, own]    own columns in the order of the manifest
-//   as looked up  KEYS [B, F]      the same with the made columns in their places
+//   as sent       KEYS [B, own]   DENSE [B, own]   own columns, in the order of the manifest
+//   as looked up  KEYS [B, F]     DENSE [B, D]     the same with the made columns in their places
 //
-// A crossed column is a hash of the keys of its features (docs/formats.md). Knows no Triton.
-// Immutable and thread-safe once it is resolved.
+// A crossed column is a hash of the keys of its features (docs/formats.md). The columns of a
+// sequence are the items of the sample's user, newest first; they lie in a table of keys, and so
+// are known only once a version is pinned. Two columns of DENSE say how many there are, and whether
+// the sample's own item is among them. docs/design/0017-columns-made-by-nodes.md.
+//
+// Knows no Triton. Immutable and thread-safe once it is resolved.
 #pragma once
 
 #include <cstddef>
@@ -24,43 +28,78 @@ int64_t CrossKeys(std::span<const int64_t> keys);
 
 // A request with all of its columns, made ones among them.
 struct WholeRequest {
+  size_t samples = 0;
   std::vector<int64_t> keys;
   std::vector<uint32_t> offsets;  // jagged: samples x F + 1, ascending; else empty
   std::vector<float> weights;     // one a key; empty without
+  std::vector<float> dense;       // samples x D
+};
+
+// A sequence whose columns a node makes.
+struct MadeSequence {
+  uint32_t table = 0;            // of keys, by user; index into Manifest::tables
+  uint32_t row_keys = 0;         // keys of its rows: at least as many as there are places
+  uint32_t user = 0;             // features
+  uint32_t item = 0;             //
+  std::vector<uint32_t> places;  // features, the newest item first
+  uint32_t dense = 0;  // column of DENSE: places taken; in the next, whether `item` is in one
 };
 
 class MadeColumns {
  public:
   // Makes nothing.
   MadeColumns() = default;
-  // kCorrupt naming the feature that the manifest describes wrongly.
+  // kCorrupt naming the feature or sequence that the manifest describes wrongly.
   static Result<MadeColumns> Resolve(const Manifest& manifest);
 
   // Whether a request may leave columns out.
-  bool any() const { return own_.size() < crossed_.size(); }
-  // Columns of KEYS that a request has to carry.
+  bool any() const { return own_.size() < columns_.size(); }
+  // Columns of KEYS and of DENSE that a request has to carry.
   uint32_t own_columns() const { return static_cast<uint32_t>(own_.size()); }
+  uint32_t own_dense() const { return own_dense_; }
+  const std::vector<MadeSequence>& sequences() const { return sequences_; }
 
-  // Completes a request of own columns. `offsets`: of a jagged request, samples x own + 1 places in
-  // `keys`; else empty, and each bag has one key. `weights`: one a key, or none; made keys weigh 1.
-  // kInvalidArgument naming sample and feature: a column is made from a bag of other than one key.
+  // Completes a request of own columns; places of sequences get kNoKey. `offsets`: of a jagged
+  // request, samples x own + 1 places in `keys`; else empty, and each bag has one key. `weights`:
+  // one a key, or none; made keys weigh 1. kInvalidArgument naming sample and feature: a column is
+  // made from a bag of other than one key.
   Status Complete(std::span<const int64_t> keys, std::span<const uint32_t> offsets,
                   std::span<const float> weights, WholeRequest* whole) const;
+  // Completes DENSE from its own columns, samples x own_dense; those of sequences get 0.
+  void CompleteDense(std::span<const float> own, WholeRequest* whole) const;
+  // The user of each sample.
+  std::vector<int64_t> UsersOf(const MadeSequence& sequence, const WholeRequest& whole) const;
+  // Puts the rows of the users, samples x row_keys, into the columns of the sequence.
+  void PutItems(const MadeSequence& sequence, std::span<const int64_t> rows,
+                WholeRequest* whole) const;
+  // Where the one key of a made or singular column stands in WholeRequest::keys.
+  size_t PlaceOf(const WholeRequest& whole, size_t sample, uint32_t feature) const;
 
  private:
-  // A request's own keys of one sample, by own column.
-  struct Sample {
-    std::span<const int64_t> keys;
-    std::span<const uint32_t> offsets;
-    size_t first_bag = 0;
+  struct Column {
+    std::string name;
+    std::vector<uint32_t> crossed;  // features; empty: it is no cross
+    bool is_place = false;          // of a sequence
+    bool is_source = false;         // another column is made from it
+    uint32_t own_place = 0;         // among the own columns
   };
-  Result<int64_t> OneKeyOf(const Sample& sample, size_t feature) const;
+  // The bag of an own column of a sample.
+  struct Bag {
+    size_t begin = 0;
+    size_t keys = 0;
+  };
+  Status ResolveCrosses(const Manifest& manifest);
+  Status ResolveSequence(const Manifest& manifest, const SequenceInfo& info);
+  Status ResolveDense(const Manifest& manifest);
+  Bag BagOf(std::span<const uint32_t> offsets, size_t sample, uint32_t feature) const;
+  // kInvalidArgument: a column that others are made from has a bag of other than one key.
+  Status CheckSources(std::span<const uint32_t> offsets, size_t sample) const;
 
-  std::vector<uint32_t> own_;  // features that a request carries
-  // By feature: the features that it crosses, empty of those that are not crossed.
-  std::vector<std::vector<uint32_t>> crossed_;
-  std::vector<uint32_t> place_;  // by feature: its place among the own columns, if it is one
-  std::vector<std::string> names_;
+  std::vector<Column> columns_;  // by feature
+  std::vector<uint32_t> own_;    // features that a request carries
+  std::vector<MadeSequence> sequences_;
+  uint32_t own_dense_ = 0;
+  uint32_t dense_ = 0;  // columns of DENSE
 };
 
 }  // namespace embertide

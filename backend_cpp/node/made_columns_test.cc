@@ -72,8 +72,108 @@ TEST(MadeColumnsTest, AManifestThatCrossesWhatNoRequestHasIsRefused) {
   };
   EXPECT_NE(refusal({"cand", "who"}).find("\"both\" is crossed of \"who\", which is no feature"),
             std::string::npos);
-  EXPECT_NE(refusal({"cand", "both"}).find("crossed of \"both\""), std::string::npos);
+  EXPECT_NE(refusal({"cand", "both"}).find("\"both\" is made by nodes, and others are made"),
+            std::string::npos);
   EXPECT_NE(refusal({"cand"}).find("is crossed of one feature"), std::string::npos);
+}
+
+// The same, with a sequence of two places whose columns stand apart, and a dense feature.
+Manifest TestSequences() {
+  Manifest manifest = TestManifest();
+  manifest.features.insert(manifest.features.begin() + 1, {"liked1", "item", "sum"});
+  manifest.features.push_back({"user", "user", "sum"});
+  manifest.features.push_back({"liked0", "item", "sum"});
+  manifest.tables.resize(2);
+  manifest.tables[0].name = "item";
+  manifest.tables[1].name = "liked_of_user";
+  manifest.tables[1].layout = {3, 1, DType::kKeys};  // room for one more than there are places
+  manifest.dense_features = 3;
+  manifest.sequences = {{"liked", "user", "cand", "liked_of_user", {"liked0", "liked1"}, 1}};
+  return manifest;
+}
+
+TEST(MadeColumnsTest, ASequenceIsPutIntoKeysAndDense) {
+  const Result<MadeColumns> resolved = MadeColumns::Resolve(TestSequences());
+  ASSERT_TRUE(resolved.ok()) << resolved.status().ToString();
+  const MadeColumns& made = resolved.value();
+  EXPECT_EQ(made.own_columns(), 3U);
+  EXPECT_EQ(made.own_dense(), 1U);
+  ASSERT_EQ(made.sequences().size(), 1U);
+  EXPECT_EQ(made.sequences()[0].table, 1U);
+  WholeRequest whole;
+  const std::vector<int64_t> keys = {1, 2, 50, /**/ 3, 4, 60, /**/ 5, 6, 50};
+  ASSERT_TRUE(made.Complete(keys, {}, {}, &whole).ok());
+  const std::vector<float> dense = {0.5F, 1.5F, 2.5F};
+  made.CompleteDense(dense, &whole);
+  EXPECT_EQ(made.UsersOf(made.sequences()[0], whole), std::vector<int64_t>({50, 60, 50}));
+  const auto want = [&](const std::vector<int64_t>& items) {
+    std::vector<int64_t> wanted;
+    for (size_t s = 0; s < 3; ++s) {
+      const int64_t* own = &keys[3 * s];
+      wanted.insert(wanted.end(), {own[0], items[2 * s + 1], ByHand(own[1], own[0]), own[1], own[2],
+                                   items[2 * s]});
+    }
+    return wanted;
+  };
+  EXPECT_EQ(whole.keys, want(std::vector<int64_t>(6, kNoKey)));
+  EXPECT_EQ(whole.dense, std::vector<float>({0.5F, 0, 0, 1.5F, 0, 0, 2.5F, 0, 0}));
+  // Another version may follow: what the first one gave is overwritten.
+  for (const std::vector<int64_t>& rows :
+       {std::vector<int64_t>{9, 8, 7, /**/ 4, kNoKey, kNoKey, /**/ kNoKey, kNoKey, kNoKey},
+        std::vector<int64_t>{kNoKey, kNoKey, kNoKey, /**/ 3, 4, 5, /**/ 6, kNoKey, kNoKey}}) {
+    made.PutItems(made.sequences()[0], rows, &whole);
+    EXPECT_EQ(whole.keys, want({rows[0], rows[1], rows[3], rows[4], rows[6], rows[7]}));
+    EXPECT_EQ(whole.dense, rows[0] == 9 ? std::vector<float>({0.5F, 2, 0, 1.5F, 1, 1, 2.5F, 0, 0})
+                                        : std::vector<float>({0.5F, 0, 0, 1.5F, 2, 1, 2.5F, 1, 1}));
+  }
+}
+
+TEST(MadeColumnsTest, AJaggedRequestGetsOneKeyInEachPlaceOfASequence) {
+  Manifest manifest = TestSequences();
+  manifest.features.insert(manifest.features.begin(), {"tags", "tag", "sum"});
+  const Result<MadeColumns> resolved = MadeColumns::Resolve(manifest);
+  const MadeColumns& made = resolved.value();
+  WholeRequest whole;
+  const std::vector<int64_t> keys = {70, 71, 1, 2, 50, /**/ 3, 4, 60};
+  const std::vector<uint32_t> offsets = {0, 2, 3, 4, 5, /**/ 5, 6, 7, 8};
+  ASSERT_TRUE(made.Complete(keys, offsets, {}, &whole).ok());
+  made.PutItems(made.sequences()[0], std::vector<int64_t>{9, 8, 7, 6, kNoKey, kNoKey}, &whole);
+  EXPECT_EQ(whole.keys, std::vector<int64_t>({70, 71, 1, 8, ByHand(2, 1), 2, 50, 9, /**/ 3, kNoKey,
+                                              ByHand(4, 3), 4, 60, 6}));
+  EXPECT_EQ(whole.offsets,
+            std::vector<uint32_t>({0, 2, 3, 4, 5, 6, 7, 8, /**/ 8, 9, 10, 11, 12, 13, 14}));
+  EXPECT_TRUE(whole.dense.empty());
+  const std::vector<uint32_t> without_user = {0, 2, 3, 4, 4, /**/ 5, 6, 7, 8};
+  EXPECT_NE(made.Complete(keys, without_user, {}, &whole)
+                .message()
+                .find("feature user of sample 0 has 0 keys"),
+            std::string::npos);
+}
+
+TEST(MadeColumnsTest, ASequenceThatTheManifestDescribesWronglyIsRefused) {
+  const auto refusal = [](const auto& change) {
+    Manifest manifest = TestSequences();
+    change(&manifest.sequences[0], &manifest);
+    return MadeColumns::Resolve(manifest).status().message();
+  };
+  using S = SequenceInfo;
+  using M = Manifest;
+  const auto has = [&](const auto& change, const char* text) {
+    const std::string message = refusal(change);
+    EXPECT_NE(message.find(text), std::string::npos) << message;
+  };
+  has([](S* s, M*) { s->table = "item"; }, "which is no table of keys");
+  has([](S* s, M*) { s->table = "who"; }, "which is no table of keys");
+  has([](S* s, M*) { s->user = "who"; }, "names feature \"who\"");
+  has([](S* s, M*) { s->columns[0] = "who"; }, "has column \"who\"");
+  has([](S* s, M*) { s->columns[0] = "liked1"; }, "stands twice");
+  has([](S* s, M*) { s->columns.clear(); }, "has 0 columns");
+  has([](S*, M* m) { m->tables[1].layout.chunks = 1; }, "have 1 keys");
+  has([](S* s, M*) { s->item = "liked1"; }, "others are made from it");
+  has([](S* s, M*) { s->dense = 2; }, "column 3 of DENSE, of which there are 3");
+  has([](S* s, M*) { s->dense = ~0U; }, "column 4294967295 of DENSE");
+  has([](S* s, M*) { s->dense = 0; }, "column 0 of DENSE is a sequence's");
+  has([](S* s, M* m) { m->sequences.push_back(*s); }, "stands twice");
 }
 
 TEST(MadeColumnsTest, AModelWithoutCrossesMakesNothing) {

@@ -49,6 +49,10 @@ Result<std::vector<Feature>> ResolveFeatures(const Manifest& manifest) {
       return Status(Code::kCorrupt, "feature \"" + config.name + "\" names table \"" +
                                         config.table + "\", which the manifest does not have");
     }
+    if (manifest.tables[table->second].layout.is_keys()) {
+      return Status(Code::kCorrupt, "feature \"" + config.name + "\" names table \"" +
+                                        config.table + "\", whose rows are keys and no values");
+    }
     const Result<Pooling> pooling = ParsePooling(config.pooling);
     if (!pooling.ok()) return pooling.status();
     features.push_back({config.name, table->second, manifest.tables[table->second].layout.dim(),

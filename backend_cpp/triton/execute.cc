@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <iterator>
 
 #include "base/clock.h"
 #include "node/placed_bags.h"
@@ -106,8 +107,15 @@ Refusal Executor::ProveInputs(Job* job) {
                             bags.jagged ? bags.offsets : std::span<const uint32_t>());
   }
   if (refusal.reason != Reason::kNone || programs_.empty()) return refusal;
-  return ParseDense(config_.tensors.dense, FindTensor(job->inputs, config_.tensors.dense),
-                    node_.manifest().dense_features, node_.transforms(), job->bags, &job->dense);
+  const MadeColumns& made = node_.made_columns();
+  refusal = ParseDense(config_.tensors.dense, FindTensor(job->inputs, config_.tensors.dense),
+                       job->own ? made.own_dense() : node_.manifest().dense_features,
+                       node_.transforms(), job->bags, &job->dense);
+  if (refusal.reason == Reason::kNone && job->own && !made.sequences().empty()) {
+    made.CompleteDense(job->dense, &job->whole);
+    job->dense = job->whole.dense;
+  }
+  return refusal;
 }
 
 // A request has all columns of KEYS, or those that the node does not make: the number of columns
@@ -147,6 +155,7 @@ Refusal Executor::Complete(Job* job) {
                                          " keys, made ones among them; max_keys is " +
                                          std::to_string(limits_.max_keys)}};
   }
+  job->own = true;
   bags.keys = job->whole.keys;
   bags.offsets = job->whole.offsets;
   job->weights = job->whole.weights;
@@ -343,9 +352,95 @@ Status Executor::AnswerPart(const BagReader& rows, const VersionInfo& version, u
   }
 }
 
+// Brings the histories of the users of requests that leave their columns to the node: a round of
+// lookups before the one for the items, under the same pin.
+Status Executor::PutHistories(const Pinned& pinned, std::span<Job*> jobs, FetchTerms terms) {
+  std::vector<Job*> own;
+  std::ranges::copy_if(jobs, std::back_inserter(own), &Job::own);
+  for (Job* job : own) {
+    job->lost.clear();
+    job->lost_keys = 0;
+  }
+  for (uint32_t s = 0; !own.empty() && s < node_.made_columns().sequences().size(); ++s) {
+    EMBERTIDE_RETURN_IF_ERROR(PutSequence(pinned, s, own, terms));
+  }
+  return Status::Ok();
+}
+
+Status Executor::PutSequence(const Pinned& pinned, uint32_t number, std::span<Job*> jobs,
+                             FetchTerms terms) {
+  const MadeColumns& made = node_.made_columns();
+  const MadeSequence& sequence = made.sequences()[number];
+  std::vector<std::vector<int64_t>> users;
+  std::vector<KeyBags> bags;
+  users.reserve(jobs.size());
+  for (const Job* job : jobs) {
+    bags.push_back({users.emplace_back(made.UsersOf(sequence, job->whole)), {}});
+  }
+  if (remote_ != nullptr) {
+    const BagFeature feature{sequence.table, Pooling::kNone, 0};
+    // The items' rows get the other half. The first job has the earliest deadline.
+    Deadline deadline = jobs[0]->deadline;
+    if (deadline != kNoDeadline) {
+      const Deadline now = std::chrono::steady_clock::now();
+      deadline = now + (deadline - now) / 2;
+    }
+    EMBERTIDE_RETURN_IF_ERROR(
+        node_.Fetch(pinned, {&feature, 1}, bags, deadline, remote_.get(), terms));
+  }
+  const BagReader rows(pinned.rows);
+  std::vector<int64_t> items;
+  std::vector<uint8_t> sources;
+  std::vector<SourceCounts> counts(node_.manifest().tables.size());
+  for (size_t j = 0; j < jobs.size(); ++j) {
+    Job* job = jobs[j];
+    items.resize(users[j].size() * sequence.row_keys);
+    sources.resize(users[j].size());
+    EMBERTIDE_RETURN_IF_ERROR(
+        rows.CopyKeys(sequence.table, bags[j], items.data(), sources.data(), counts));
+    made.PutItems(sequence, items, &job->whole);
+    for (uint32_t s = 0; s < job->whole.samples; ++s) {
+      if (sources[s] != static_cast<uint8_t>(Source::kUnanswered)) continue;
+      job->lost.push_back(static_cast<uint32_t>(number * job->whole.samples + s));
+      job->lost_keys += static_cast<uint32_t>(sequence.places.size());
+    }
+    if (remote_ == nullptr) continue;
+    // How many keys are too many is known once the items are asked for, too.
+    const FetchedRequest& fetched = Node::ResultOf(*remote_, j);
+    if (fetched.status.code() == Code::kVersionGone) NoteFetched(fetched, job);
+  }
+  if (remote_ != nullptr) Node::Release(remote_.get());
+  metrics_->AddKeys(sequence.table, counts[sequence.table]);
+  return Status::Ok();
+}
+
+// Places of a sequence whose user's row nobody gave are unanswered, whatever was looked up there.
+void Executor::MarkLost(const Job& job) const {
+  if (job.source == nullptr) return;
+  const MadeColumns& made = node_.made_columns();
+  for (const uint32_t lost : job.lost) {
+    const size_t sequence = lost / job.whole.samples;
+    for (const uint32_t feature : made.sequences()[sequence].places) {
+      job.source[made.PlaceOf(job.whole, lost % job.whole.samples, feature)] =
+          static_cast<uint8_t>(Source::kUnanswered);
+    }
+  }
+}
+
 // What a job needs of peers that do not answer costs the jobs beside it nothing.
-void Executor::NoteFetched(const FetchedRequest& fetched, Job* job) {
-  job->degraded_keys = fetched.degraded_keys;
+void Executor::NoteFetched(const FetchedRequest& fetched, Job* job) const {
+  job->degraded_keys = fetched.degraded_keys + job->lost_keys;
+  const auto keys = static_cast<double>(job->bags.keys.size());
+  if (job->lost_keys > 0 && fetched.status.ok() &&
+      static_cast<double>(job->degraded_keys) > node_.options().max_degraded_share * keys) {
+    job->refusal = {Reason::kDegraded,
+                    {Code::kUnavailable,
+                     "no owner answers for the histories of " + std::to_string(job->lost.size()) +
+                         " samples, and " + std::to_string(job->degraded_keys) + " of " +
+                         std::to_string(job->bags.keys.size()) +
+                         " keys are more than max_degraded_share allows: try again in a second, or "
+                         "at another node"}};
+  }
   if (fetched.status.ok()) return;
   job->refusal = {Reason::kDegraded, fetched.status};
   if (fetched.status.code() == Code::kVersionGone) {
@@ -376,12 +471,19 @@ size_t Executor::KeepFetched(std::span<Job*> jobs) {
 
 Status Executor::AnswerGroup(const Pinned& pinned, std::span<Job*> jobs, FetchTerms terms) {
   // Who is refused stands behind the others.
-  const auto refused = std::ranges::stable_partition(jobs, KeepAwaited);
-  jobs = jobs.first(jobs.size() - refused.size());
-  if (jobs.empty()) return Status::Ok();
+  const auto keep_awaited = [&] {
+    const auto refused = std::ranges::stable_partition(jobs, KeepAwaited);
+    jobs = jobs.first(jobs.size() - refused.size());
+    return !jobs.empty();
+  };
+  if (!keep_awaited()) return Status::Ok();
+  const uint64_t begin_ns = NowNs();
+  if (!node_.made_columns().sequences().empty()) {
+    EMBERTIDE_RETURN_IF_ERROR(PutHistories(pinned, jobs, terms));
+    if (!keep_awaited()) return Status::Ok();
+  }
   bags_.clear();
   for (const Job* job : jobs) bags_.push_back(BagsOf(*job));
-  const uint64_t begin_ns = NowNs();
   if (remote_ != nullptr) {
     // The first has the earliest deadline.
     EMBERTIDE_RETURN_IF_ERROR(
@@ -411,6 +513,7 @@ Status Executor::AnswerGroup(const Pinned& pinned, std::span<Job*> jobs, FetchTe
   metrics_->AddLookup(std::chrono::nanoseconds(fetched_ns + longest_ns));
   size_t first = 0;
   for (Job* job : jobs) {
+    MarkLost(*job);
     if (job->score != nullptr) std::copy_n(scores_.data() + first, job->bags.samples, job->score);
     first += job->bags.samples;
   }

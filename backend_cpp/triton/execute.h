@@ -52,7 +52,11 @@ class Executor {
     Deadline deadline = kNoDeadline;
     uint64_t wanted = 0;  // version; 0: the newest
     Bags bags;
-    WholeRequest whole;  // what `bags` shows of a request without the columns that the node makes
+    // Of a request without the columns that the node makes: what `bags` and `dense` show.
+    bool own = false;
+    WholeRequest whole;
+    std::vector<uint32_t> lost;  // samples, by sequence: for their user no owner answered
+    uint32_t lost_keys = 0;      // places of sequences that are not known for that
     // Of bags in the answer, in floats, and its end; of a model with sequences (placed_bags.h).
     std::vector<uint64_t> places;
     std::span<const float> dense;    // samples x columns of DENSE
@@ -101,7 +105,10 @@ class Executor {
   Code AnswerAll(const Pinned& pinned, std::span<Job*> jobs, FetchTerms terms);
   size_t GroupSize(std::span<Job* const> jobs) const;
   Status AnswerGroup(const Pinned& pinned, std::span<Job*> jobs, FetchTerms terms);
-  static void NoteFetched(const FetchedRequest& fetched, Job* job);
+  Status PutHistories(const Pinned& pinned, std::span<Job*> jobs, FetchTerms terms);
+  Status PutSequence(const Pinned& pinned, uint32_t number, std::span<Job*> jobs, FetchTerms terms);
+  void MarkLost(const Job& job) const;
+  void NoteFetched(const FetchedRequest& fetched, Job* job) const;
   size_t KeepFetched(std::span<Job*> jobs);
   KeyBags BagsOf(const Job& job) const;
   void Gather(std::span<Job*> jobs);

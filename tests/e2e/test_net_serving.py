@@ -102,7 +102,7 @@ def test_a_request_without_its_crosses_is_answered_as_one_with_them(served: Serv
             own_columns.as_numpy(output).ravel(), all_columns.as_numpy(output).ravel()
         )
     assert len(np.unique(own_columns.as_numpy("SCORE"))) > 40
-    jagged = {
+    jagged: dict[str, NDArray[Any]] = {
         "KEYS": batch.keys_BF[:, :own].reshape(1, -1),
         "LENGTHS": np.ones((1, own * len(batch)), np.int32),
     }
@@ -120,12 +120,15 @@ def test_a_request_of_another_number_of_columns_is_refused(served: Served) -> No
         match=r"it must be \[batch,12\], one key for each feature, or \[batch,10\] without those",
     ):
         client.rectangular([[1] * 11], model="crossed")
-    arrays = {"KEYS": np.ones((1, 12), np.int64), "LENGTHS": np.ones((1, 12), np.int32)}
+    arrays: dict[str, NDArray[Any]] = {
+        "KEYS": np.ones((1, 12), np.int64),
+        "LENGTHS": np.ones((1, 12), np.int32),
+    }
     for columns, why in ((11, "columns is 11; KEYS has 12 columns, or 10"), (-1, "positive")):
         with pytest.raises(InferenceServerException, match=why):
             client.send(arrays, model="crossed", parameters={"columns": columns})
+    arrays["LENGTHS"] = np.array([[1, 3, 1, 1, 1, 1, 1, 1, 1, 1]], np.int32)
     with pytest.raises(InferenceServerException, match="feature prev of sample 0 has 3 keys"):
-        arrays["LENGTHS"] = np.array([[1, 3, 1, 1, 1, 1, 1, 1, 1, 1]], np.int32)
         client.send(arrays, model="crossed", parameters={"columns": 10})
     client.raw.close()
 

@@ -136,6 +136,41 @@ def test_a_restored_history_goes_on_as_one_never_stopped(users: int) -> None:
         assert (first.forgotten > 0) == (users == 5)
 
 
+def changes(kept: History) -> dict[int, list[int]]:
+    user_U, items_UL = kept.take_changes()
+    items = [[key for key in row if key != PADDING_KEY] for row in items_UL.tolist()]
+    return dict(zip(user_U.tolist(), items, strict=True))
+
+
+def test_a_published_history_tells_which_users_changed_and_who_was_forgotten() -> None:
+    kept = history(users=2, published=True)
+    assert changes(kept) == {}
+    kept.extend(events([(1, 5, 10, 1), (2, 6, 11, 1), (3, 5, 12, 1), (4, 8, 1, 0)]))
+    assert changes(kept) == {5: [12, 10], 6: [11]}
+    kept.extend(events([(5, 6, 1, 0), (6, MISSING_KEY, 9, 1)]))  # seen, and nobody
+    assert changes(kept) == {}
+    # 7 takes the place of 5, who comes back in place of 6, who was seen before 7.
+    kept.extend(events([(7, 7, 13, 1), (8, 5, 14, 1)]))
+    assert changes(kept) == {7: [13], 5: [14], 6: []}
+    resumed = history(users=2, published=True)
+    resumed.restore(kept.state())
+    assert changes(resumed) == {}
+    resumed.extend(events([(9, 7, 15, 1)]))
+    assert changes(resumed) == {7: [15, 13]}
+
+
+def test_a_history_that_is_not_published_keeps_no_list_of_changes() -> None:
+    kept = history()
+    kept.extend(events([(1, 5, 10, 1)]))
+    assert changes(kept) == {}
+
+
+def test_a_published_history_must_fit_a_row() -> None:
+    with pytest.raises(ValueError, match="length is 497; at most 496 items fit a row"):
+        history(length=497, published=True)
+    assert history(length=496, published=True).config.table == "liked_of_user"
+
+
 def test_a_source_read_from_a_start_gives_the_batches_after_it() -> None:
     source = HistorySource(NEWS, [SEQUENCE])
     whole = list(source.batches(batch_size=48))

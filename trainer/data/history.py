@@ -1,8 +1,9 @@
 """Histories made from the stream itself: the items that each event's user liked before it.
 
 A history is what was before the event's ts: a group of equal ts, as the impressions of one click,
-sees none of its own labels, which are added once all of it is read. It becomes columns, so that a
-request carries it as it carries every other key: `SequenceConfig` says which.
+sees none of its own labels, which are added once all of it is read. It becomes columns, which
+`SequenceConfig` names. A request may carry them as it carries every other key. Where versions carry
+the histories (`SequenceConfig.published`), nodes make the columns, as of the version.
 
 The state is a function of the events before. A trainer keeps it beside its rows, as of the events
 that it has learned, and in its checkpoints: a stream need not be read again from its beginning.
@@ -68,6 +69,7 @@ class History:
         # Slot 0 is the history of those who have none.
         self._items_SL = np.full((_FIRST_SLOTS, config.length), PADDING_KEY, np.int64)
         self._slots: OrderedDict[int, int] = OrderedDict()  # by user, latest seen last
+        self._changed: dict[int, None] = {}  # users since `take_changes`, forgotten ones too
 
     def extend(self, batch: Batch) -> Batch:
         """Return the batch with the sequence's columns, and add its positives to the histories.
@@ -108,6 +110,19 @@ class History:
         self._items_SL[1 : users + 1] = state.items_UL
         self._slots = OrderedDict(zip(state.user_U.tolist(), range(1, users + 1), strict=True))
         self.forgotten = state.forgotten
+        self._changed = {}
+
+    def take_changes(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return user_U and items_UL of those whose items changed since the last call.
+
+        Of a sequence that is published. Users who were forgotten have no item. What `restore` gives
+        back is not new.
+        """
+        user_U = np.fromiter(self._changed.keys(), np.int64, len(self._changed))
+        # Slot 0 is empty.
+        items_UL = self._items_SL[[self._slots.get(user, 0) for user in self._changed]]
+        self._changed = {}
+        return user_U, items_UL
 
     def _seen(self, user: int) -> int:
         """Return the slot of a user, 0 for one without a history."""
@@ -125,12 +140,16 @@ class History:
         row = self._items_SL[slot]
         row[1:] = row[:-1]
         row[0] = item
+        if self.config.published:
+            self._changed[user] = None
 
     def _new_slot(self) -> int:
         """Return an empty slot, if need be that of the user who was not seen for longest."""
         if len(self._slots) == self.config.users:
-            _, slot = self._slots.popitem(last=False)
+            user, slot = self._slots.popitem(last=False)
             self._items_SL[slot] = PADDING_KEY
+            if self.config.published:
+                self._changed[user] = None
             self.forgotten += 1
             return slot
         slot = len(self._slots) + 1
@@ -185,11 +204,12 @@ def with_columns(source: EventSource, model: ModelConfig) -> EventSource:
 
 
 def for_requests(source: EventSource, model: ModelConfig) -> EventSource:
-    """Return the events with the columns that a request has to carry: all, or their own.
+    """Return the events with the columns that a request has to carry: their own, or all.
 
-    Nodes make crosses from an event's own columns. They do not make sequences.
+    Nodes make crosses from an event's own columns, and sequences whose histories versions carry.
     """
-    return with_columns(source, model) if model.sequences else source
+    made = all(sequence.published for sequence in model.sequences)
+    return source if made else with_columns(source, model)
 
 
 def extend(histories: Sequence[History], batch: Batch) -> Batch:

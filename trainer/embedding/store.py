@@ -28,6 +28,7 @@ from embertide.trainer.config import (
     OptimizerConfig,
     Pooling,
     PruneConfig,
+    SequenceConfig,
     TableConfig,
 )
 from embertide.trainer.data.base import PADDING_KEY
@@ -42,6 +43,7 @@ Keys = NDArray[np.int64]
 _MAX_THREADS = 64  # that the store shares a step by
 # Of so many steps one says what is at stake, by its first so many samples: they say enough.
 _STAKE_EVERY, _STAKE_SAMPLES = 4, 1024
+_MOST_CHUNKS = 16  # of a row
 _LEAST_BYTES = 64 << 10  # a share of all keys that is less than this is left alone
 
 
@@ -65,6 +67,29 @@ def store_table(table: TableConfig, index: int, seed: int) -> _store.TableConfig
         init_scale=table.init_scale,
         counter_chunks=table.counter_chunks,
     )
+
+
+def history_tables(config: ModelConfig) -> list[_store.TableConfig]:
+    """Return the tables of the histories that are published: rows of keys, by user."""
+    published = [sequence for sequence in config.sequences if sequence.published]
+    return [
+        _store.TableConfig(
+            name=sequence.table,
+            id=index,
+            layout=_history_layout(sequence),
+            # As many buckets as the users' own rows have.
+            bucket_bits=config.tables[config.table_of(sequence.user)].bucket_bits,
+            init_seed=0,
+            init_scale=0.0,
+        )
+        for index, sequence in enumerate(published, len(config.tables))
+    ]
+
+
+def _history_layout(sequence: SequenceConfig) -> _store.RowLayout:
+    """Return the layout with the fewest keys a chunk: what is not taken costs nothing."""
+    keys = -(-sequence.length // _MOST_CHUNKS)
+    return _store.RowLayout(dtype="keys", chunks=-(-sequence.length // keys), chunk_dim=keys)
 
 
 def _pruned_tables(config: ModelConfig, prune: PruneConfig) -> list[int]:
@@ -143,7 +168,8 @@ class EmbeddingStore(nn.Module):
         super().__init__()
         self.config = config
         self.optimizer = optimizer or OptimizerConfig()
-        self.tables = [store_table(table, i, seed) for i, table in enumerate(config.tables)]
+        learned = [store_table(table, i, seed) for i, table in enumerate(config.tables)]
+        self.tables = [*learned, *history_tables(config)]
         self.store = _store.Store(
             tables=self.tables,
             profile="train",
@@ -158,7 +184,8 @@ class EmbeddingStore(nn.Module):
         self.prune = prune
         self._pruned = [] if prune is None else _pruned_tables(config, prune)
         self.ranks = ranks or Ranks.alone()
-        self.ownership = ownership or balanced(config, self.ranks.size)
+        owned = ownership or balanced(config, self.ranks.size)
+        self.ownership = owned.with_more([1 << t.bucket_bits for t in self.tables[len(learned) :]])
         self.exchange: Exchange | None = None
         for t in self._pruned:
             if self.ownership.everywhere(t):
@@ -169,8 +196,8 @@ class EmbeddingStore(nn.Module):
         if self.ranks.size > 1:
             self.exchange = Exchange(
                 self.ranks,
-                self.tables,
-                self.ownership,
+                learned,
+                owned,
                 codecs or Codecs(),
                 counting=new_row_accesses > 1
                 or (prune is not None and prune.utility in ("norms", "accesses")),

@@ -5,7 +5,8 @@ Without a byte budget a version carries every row that changed. With one
 from what nodes hold, and the others wait, for a bounded number of versions. What nodes hold then
 differs from what the trainer holds, so the trainer keeps a copy: a serving store that is fed with
 exactly the batches that are published. Snapshots are written from it, which makes a node that
-starts from a snapshot and one that follows deltas equal, byte for byte.
+starts from a snapshot and one that follows deltas equal, byte for byte. Histories
+(embedding/histories.py) never wait; their bytes come out of the budget first.
 
 Which rows a version carries depends on nothing but the trainer's rows, the image and the version's
 number. A run that resumes therefore makes the same choice again.
@@ -107,15 +108,28 @@ class PublishedImage:
         """
         places = list(self._rows.places())
         removed: dict[tuple[int, int], list[bytes]] = {}
-        found = [self._differing(t, bucket, removed) for t, _, bucket in places]
+        histories = {
+            (t, bucket): self._take_whole(t, bucket)
+            for t, table, bucket in places
+            if table.layout.dtype == "keys"
+        }
+        found = [
+            _NONE if (t, bucket) in histories else self._differing(t, bucket, removed)
+            for t, _, bucket in places
+        ]
         if everything:
             taken = [np.ones(len(each.key_N), np.bool_) for each in found]
         else:
             # Versions are counted in event time: a gap in the events gives the next one more.
             versions = number - self._number
-            taken = self._within(number, found, self._bytes_a_version * versions)
+            budget_bytes = self._bytes_a_version * versions - sum(map(len, histories.values()))
+            taken = self._within(number, found, budget_bytes)
         changes = []
         for (t, table, bucket), each, taken_N in zip(places, found, taken, strict=True):
+            if (t, bucket) in histories:
+                if histories[t, bucket]:
+                    changes.append((table, bucket, histories[t, bucket]))
+                continue
             whole = (t, bucket) in self._unknown
             self._waiting[t, bucket] = _NONE if whole else each.at(~taken_N)
             key_N = self._all_keys(t, bucket) if whole else each.key_N[taken_N]
@@ -127,6 +141,12 @@ class PublishedImage:
                 changes.append((table, bucket, records))
         self.stats.deferred_rows += self.waiting_rows
         return changes
+
+    def _take_whole(self, t: int, bucket: int) -> bytes:
+        """Take all changes of a bucket of histories: no number says how far one has moved."""
+        if (t, bucket) in self._unknown:
+            self._rows.store.mark_changed(t, bucket, self._all_keys(t, bucket))
+        return self._rows.store.take_changes(t, bucket)
 
     def _all_keys(self, t: int, bucket: int) -> NDArray[np.uint64]:
         """Return the keys of a bucket's rows, trained or held by nodes, ascending."""

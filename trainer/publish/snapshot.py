@@ -59,6 +59,7 @@ class SnapshotInfo:
     watermark_ms: int
     dense_features: int
     features: Sequence[FeatureConfig]
+    sequences: Sequence[dict[str, object]] = ()  # those that nodes make, as the manifest has them
     transforms: _store.Transforms | None = None  # of DENSE; None: the net gets it as it is
     committed_ms: int = 0  # 0: not known
 
@@ -81,6 +82,7 @@ class SnapshotInfo:
             watermark_ms=watermark_ms,
             dense_features=len(config.raw_columns),
             features=config.columns,
+            sequences=_sequences(config),
             transforms=transforms,
             committed_ms=committed_ms,
         )
@@ -113,6 +115,22 @@ def _feature_json(feature: FeatureConfig) -> dict[str, object]:
 def _made_json(feature: FeatureConfig) -> dict[str, object]:
     """Return what nodes make a column from. It is not part of the schema: no row depends on it."""
     return {"crossed": feature.crossed} if feature.crossed else {}
+
+
+def _sequences(config: ModelConfig) -> list[dict[str, object]]:
+    """Return what nodes make the columns of published sequences from."""
+    return [
+        {
+            "name": sequence.name,
+            "user": sequence.user,
+            "item": sequence.item,
+            "table": sequence.table,
+            "columns": sequence.columns,
+            "dense": config.raw_columns.index(sequence.dense_columns[0]),
+        }
+        for sequence in config.sequences
+        if sequence.published
+    ]
 
 
 def schema_id(info: SnapshotInfo, tables: Sequence[_store.TableConfig]) -> int:
@@ -226,6 +244,7 @@ def _write_rest(
         "dense_features": info.dense_features,
         "tables": [_table_json(table) for table in tables],
         "features": [_feature_json(each) | _made_json(each) for each in info.features],
+        **({"sequences": info.sequences} if info.sequences else {}),
         "buckets": list(buckets),
         "dense": _write_dense(partial, dense, info.transforms) if dense else [],
         "dense_id": dense.id if dense else "",

@@ -34,6 +34,17 @@ struct FeatureConfig {
   std::vector<std::string> crossed = {};
 };
 
+// A sequence whose columns nodes make: the items of a sample's user, newest first.
+struct SequenceInfo {
+  std::string name;
+  std::string user;                  // the feature whose key finds the items
+  std::string item;                  // the feature that is one of them, or not
+  std::string table;                 // of keys: its rows are users' items
+  std::vector<std::string> columns;  // features, the newest item first
+  uint32_t dense =
+      0;  // column of DENSE: items there are; the next one: whether `item` is among them
+};
+
 struct BucketFileInfo {
   std::string path;  // relative to the snapshot
   std::string table;
@@ -61,6 +72,7 @@ struct Manifest {
   std::vector<TableConfig> tables;
   std::vector<FeatureConfig> features;  // in the order of KEYS' columns
   uint32_t dense_features = 0;          // columns of DENSE, before its transforms
+  std::vector<SequenceInfo> sequences;  // those whose columns nodes make
   std::vector<BucketFileInfo> buckets;
   std::vector<DenseFileInfo> dense;  // empty: the snapshot serves `lookup` only
   std::string dense_id;              // of the tensors; empty without a dense part

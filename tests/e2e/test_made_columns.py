@@ -1,0 +1,246 @@
+"""Columns made by nodes, with users and items at either of two nodes, version by version.
+
+A request of an event's own columns is answered, bit for bit, as one whose columns a client made
+from the histories that the trainer had when the version ended.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+from numpy.typing import NDArray
+from pair import Pair, start_pair
+from serving import Client, metric, parameters, wait_until
+from tritonclient.utils import InferenceServerException
+
+from embertide.server.adapters import process, triton
+from embertide.server.adapters.redis import RedisOptions, RedisServer
+from embertide.trainer.config import ModelConfig, RunConfig
+from embertide.trainer.data.base import MISSING_KEY, PADDING_KEY, Batch
+from embertide.trainer.data.crosses import crossed
+from embertide.trainer.data.generator import NewsConfig, NewsSource
+from embertide.trainer.data.history import History, HistoryState, extend
+from embertide.trainer.data.limit import FirstEvents
+from embertide.trainer.loop import Trainer
+from embertide.trainer.presets import globo_crossed
+from embertide.trainer.publish.folder import Publication
+
+CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
+NEWS = NewsSource(NewsConfig(hours=3, views_per_hour=120, users=60, new_items_per_hour=5))
+STAGES = 3
+EVERY_S = 1800
+
+
+def model() -> ModelConfig:
+    """The news model with crosses, of small rows; more users than are remembered."""
+    config = globo_crossed()
+    (sequence,) = config.sequences
+    return dataclasses.replace(
+        config,
+        tables=tuple(dataclasses.replace(each, bucket_bits=2) for each in config.tables),
+        sequences=(dataclasses.replace(sequence, length=4, users=30),),
+    )
+
+
+MODEL = model()
+NAMES = [feature.name for feature in MODEL.features]
+OWN = len(MODEL.event_features)
+
+
+def by_client(state: HistoryState, batch: Batch) -> Batch:
+    """The events with all columns, as a client makes them that has these histories."""
+    history = History(MODEL.sequences[0], NAMES)
+    history.restore(state)
+    # Nothing is liked, so that every event sees the same histories.
+    unlabelled = dataclasses.replace(batch, label_B=np.zeros(len(batch), np.float32))
+    return extend([history], unlabelled)
+
+
+@dataclasses.dataclass
+class Site:
+    """Two nodes, and the histories of the versions that they hold."""
+
+    pair: Pair
+    histories: dict[int, HistoryState]
+    clients: list[Client]
+
+    def score(self, node: int, arrays: dict[str, NDArray[Any]], **more: Any) -> Any:
+        return self.clients[node].send(arrays, model="rank", outputs=["SCORE", "SOURCE"], **more)
+
+
+@pytest.fixture(scope="module")
+def site(server_options: triton.ServerOptions, tmp_path_factory: Any) -> Iterator[Site]:
+    directory = tmp_path_factory.mktemp("made")
+    publication = Publication(directory / "pub")
+    run = RunConfig(model=MODEL, batch_size=64, publish_every_s=EVERY_S)
+    histories: dict[int, HistoryState] = {}
+    total = NEWS.total_events() or 0
+    with contextlib.ExitStack() as stack:
+        (redis_port,) = process.free_ports(1)
+        redis = RedisOptions(log=directory / "redis.log", port=redis_port)
+        url = stack.enter_context(RedisServer(redis)).url
+
+        def train(stage: int) -> None:
+            trainer = Trainer(run, publication, bus=url, program_cache=CACHE)
+            trainer.fit(FirstEvents(NEWS, total * stage // STAGES))
+            histories[trainer.number] = trainer.histories[0].state()
+
+        train(1)
+        pair = start_pair(
+            stack,
+            directory,
+            server_options,
+            url,
+            model=MODEL.name,
+            publications=(publication.path, publication.path),
+        )
+        for stage in range(2, STAGES + 1):
+            train(stage)
+        clients = [Client("grpc", node) for node in pair.nodes]
+        newest = max(histories)
+
+        def hold_newest() -> bool:
+            pages = [node.metrics() for node in pair.nodes]
+            return all(metric(page, "embertide_version") >= newest for page in pages)
+
+        wait_until(hold_newest, 20)
+        yield Site(pair, histories, clients)
+        for client in clients:
+            client.raw.close()
+
+
+def some_events() -> Batch:
+    """Events of the last hour; of one nobody knows the user, of another the request neither."""
+    source = crossed(NEWS, MODEL)
+    batch = next(source.batches(batch_size=64, start=NEWS.first_event(2)))
+    batch.keys_BF[0, NAMES.index("user")] = 987_654_321
+    batch.keys_BF[1, NAMES.index("user")] = MISSING_KEY
+    return batch
+
+
+def output(result: Any, name: str) -> NDArray[Any]:
+    """An output, flat; a copy of another node's row that is kept here counts as the row."""
+    values = result.as_numpy(name).ravel()
+    return np.where(values == 7, 3, values) if name == "SOURCE" else values
+
+
+def own(batch: Batch) -> NDArray[np.int64]:
+    return np.ascontiguousarray(batch.keys_BF[:, :OWN])
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_every_version_answers_by_the_histories_of_its_end(site: Site, node: int) -> None:
+    batch = some_events()
+    answers = {}
+    assert len(site.histories) == STAGES
+    for version, state in site.histories.items():
+        whole = by_client(state, batch)
+        wanted = site.score(
+            node,
+            {"KEYS": whole.keys_BF, "DENSE": whole.dense_BD},
+            parameters={"version": version},
+        )
+        made = site.score(node, {"KEYS": own(batch)}, parameters={"version": version})
+        assert int(parameters(made)["version"]) == version
+        assert int(parameters(made)["degraded_keys"]) == 0
+        for name in ("SCORE", "SOURCE"):
+            np.testing.assert_array_equal(output(made, name), output(wanted, name))
+        answers[version] = made.as_numpy("SCORE")
+        taken_BL = whole.keys_BF[:, len(NAMES) :] != PADDING_KEY
+        assert taken_BL.all(axis=1).sum() > 5  # some users have a whole history
+        assert not taken_BL[:2].any()
+    first, *others = answers.values()
+    assert all((first != other).any() for other in others)
+
+
+def test_users_and_items_come_from_either_node(site: Site) -> None:
+    batch = some_events()
+    site.score(0, {"KEYS": own(batch)})
+    table = MODEL.sequences[0].table
+
+    def counted(source: str) -> float:
+        page = site.pair.nodes[0].metrics()
+        return metric(page, "embertide_lookup_keys_total", table=table, source=source)
+
+    wait_until(lambda: all(counted(source) > 0 for source in ("ddr", "remote", "default")))
+    sources = output(site.score(0, {"KEYS": own(batch)}), "SOURCE").reshape(len(batch), -1)
+    assert {1, 3} <= set(sources[:, len(NAMES) :].ravel().tolist())
+
+
+def test_a_jagged_request_is_answered_as_a_rectangular_one(site: Site) -> None:
+    batch = some_events()
+    jagged: dict[str, NDArray[Any]] = {
+        "KEYS": own(batch).reshape(1, -1),
+        "LENGTHS": np.ones((1, OWN * len(batch)), np.int32),
+    }
+    by_bags = site.score(1, jagged, parameters={"columns": OWN})
+    rectangular = site.score(1, {"KEYS": own(batch)})
+    for name in ("SCORE", "SOURCE"):
+        np.testing.assert_array_equal(output(by_bags, name), output(rectangular, name))
+
+
+def test_requests_that_are_executed_together_get_their_own_histories(site: Site) -> None:
+    batch = some_events()
+    whole = by_client(site.histories[max(site.histories)], batch)
+    wanted = site.score(0, {"KEYS": own(batch)}).as_numpy("SCORE")[:, 0]
+    own_columns: dict[str, NDArray[Any]] = {"KEYS": own(batch)}
+    all_columns: dict[str, NDArray[Any]] = {"KEYS": whole.keys_BF, "DENSE": whole.dense_BD}
+    node = site.pair.nodes[0]
+
+    def executions() -> float:
+        return metric(node.metrics(), "nv_inference_exec_count", model="rank")
+
+    def requests() -> float:
+        return metric(node.metrics(), "nv_inference_request_success", model="rank")
+
+    wait_until(lambda: requests() >= executions())
+    before = requests(), executions()
+    pending: list[tuple[int, list[Any]]] = []
+    for arrays in (own_columns, all_columns, own_columns):
+        for row in range(len(batch)):
+            inputs = []
+            for name, array in arrays.items():
+                dtype = "INT64" if name == "KEYS" else "FP32"
+                inputs.append(tritonclient.grpc.InferInput(name, [1, array.shape[1]], dtype))
+                inputs[-1].set_data_from_numpy(np.ascontiguousarray(array[row : row + 1]))
+            answer: list[Any] = []
+            site.clients[0].raw.async_infer("rank", inputs, partial(_take, answer))
+            pending.append((row, answer))
+    wait_until(lambda: all(answer for _, answer in pending), 20)
+    for row, answer in pending:
+        result, error = answer[0]
+        assert error is None
+        # In another batch the net's sums are rounded otherwise.
+        np.testing.assert_allclose(result.as_numpy("SCORE")[0, 0], wanted[row], atol=1e-6)
+    wait_until(lambda: requests() - before[0] == len(pending))
+    assert executions() - before[1] < 0.8 * len(pending)
+
+
+def _take(answer: list[Any], result: Any, error: Any) -> None:
+    answer.append((result, error))
+
+
+def test_dense_of_a_request_of_own_columns_is_its_own(site: Site) -> None:
+    batch = some_events()
+    dense_BD = np.zeros((len(batch), 2), np.float32)
+    with pytest.raises(InferenceServerException, match="of 0 dense features it must be"):
+        site.score(0, {"KEYS": own(batch), "DENSE": dense_BD})
+    whole = by_client(site.histories[max(site.histories)], batch)
+    with pytest.raises(InferenceServerException, match="input DENSE is missing"):
+        site.score(0, {"KEYS": whole.keys_BF})
+
+
+def test_without_the_owner_of_a_history_a_request_is_refused(site: Site) -> None:
+    """Last: a node ends."""
+    batch = some_events()
+    site.pair.nodes[1].stop()
+    # Users whom nobody has asked for, so that no copy of their rows is here.
+    batch.keys_BF[:, NAMES.index("user")] = np.arange(10_000, 10_000 + len(batch))
+    with pytest.raises(InferenceServerException, match="no owner answers for"):
+        site.score(0, {"KEYS": own(batch)})
