@@ -17,7 +17,6 @@ FROM build AS install
 ARG PIP_EXTRA_INDEX_URL
 RUN /opt/embertide/bin/pip install -q --no-cache-dir -c constraints.txt \
     "$(echo /wheels/*.whl)[train]"
-COPY k8s/images/launch.py /opt/embertide/
 
 FROM ${BASE}
 RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends ca-certificates python3 \
@@ -26,7 +25,8 @@ RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends ca-cert
 COPY --from=install /opt/embertide /opt/embertide
 ENV PATH=/opt/embertide/bin:$PATH
 # An image that lacks a library is not built.
-RUN python -m embertide.trainer --help >/dev/null && python /opt/embertide/launch.py --help >/dev/null
+RUN python -m embertide.trainer --help >/dev/null && \
+    python -m embertide.trainer.sync.launch --help >/dev/null
 ENV HOME=/tmp
 USER 10001:10001
-CMD ["python", "/opt/embertide/launch.py", "--help"]
+CMD ["python", "-m", "embertide.trainer.sync.launch", "--help"]

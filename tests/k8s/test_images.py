@@ -55,8 +55,8 @@ def test_a_trainer_pod_ends_with_its_workers_exit_code(
 ) -> None:
     script = tmp_path / "worker.py"
     script.write_text(worker)
-    launch = [sys.executable, str(ROOT / "k8s" / "images" / "launch.py"), "--nnodes=1"]
-    rendezvous = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--rdzv-id=test"]
+    launch = [sys.executable, "-m", "embertide.trainer.sync.launch", "--nnodes=1"]
+    rendezvous = ["--rdzv-endpoint=localhost:0", "--rdzv-id=test"]
     environment = {**os.environ, "JOB_COMPLETION_INDEX": "0"}
     done = subprocess.run(
         [*launch, *rendezvous, str(script)],

@@ -28,8 +28,16 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 K8S = ROOT / "k8s"
 SCHEMA = "1.36"
 PUBLIC_IMAGES = {"redis"}
+LAUNCH = "embertide.trainer.sync.launch"
 # Triton's own wait for requests in flight when it is told to end.
 TRITON_EXIT_S = 30
+
+NAME = "app.kubernetes.io/name"
+JOBSET = "jobset.sigs.k8s.io/jobset-name"
+INDEX = "batch.kubernetes.io/job-completion-index"
+TRAINING = ["train-news.yaml", "train-news-jobset.yaml"]
+# What a process of a pod ends with when it was told to end.
+TERMINATED = 143
 
 Resource = dict[str, Any]
 Check = Callable[[list[Resource]], list[str]]
@@ -52,9 +60,44 @@ def build(folder: str) -> str:
     return done.stdout
 
 
-def deployed(folder: str = "base") -> list[Resource]:
-    """The base, and the training job beside it."""
-    return read(build(folder)) + read((K8S / "train-news.yaml").read_text())
+def deployed(folder: str = "base", training: str = "train-news.yaml") -> list[Resource]:
+    """The base, and a training job beside it; a JobSet as what its controller makes of it."""
+    return expanded(read(build(folder)) + read((K8S / training).read_text()))
+
+
+def expanded(resources: list[Resource]) -> list[Resource]:
+    """Put in place of each JobSet the Jobs and the Service that its controller would make."""
+    found = []
+    for each in resources:
+        if each["kind"] != "JobSet":
+            found.append(each)
+            continue
+        name, spec = each["metadata"]["name"], each["spec"]
+        network = spec.get("network", {})
+        subdomain = network.get("subdomain", name)
+        for part in spec["replicatedJobs"]:
+            job = copy.deepcopy(part["template"])
+            pod = job["spec"]["template"]["spec"]
+            if network.get("enableDNSHostnames"):
+                pod["subdomain"] = subdomain
+            metadata = {"name": f"{name}-{part['name']}-0", "labels": {JOBSET: name}}
+            found.append({"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata} | job)
+        labels = found[-1]["spec"]["template"]["metadata"]["labels"]
+        names = {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": network.get("publishNotReadyAddresses", True),
+            "selector": {NAME: labels[NAME]},
+            "ports": [{"port": 29400, "targetPort": "rendezvous"}],  # a name serves all ports
+        }
+        found.append(
+            {
+                "apiVersion": "v1",
+                "kind": "Service",
+                "metadata": {"name": subdomain},
+                "spec": names,
+            }
+        )
+    return found
 
 
 class Workload(NamedTuple):
@@ -77,11 +120,14 @@ class Workload(NamedTuple):
 
 
 def workloads(resources: list[Resource]) -> list[Workload]:
-    return [
-        Workload(each, each["spec"]["template"]["metadata"]["labels"], template["spec"])
-        for each in resources
-        if (template := each.get("spec", {}).get("template"))
-    ]
+    found = []
+    for each in resources:
+        if template := each.get("spec", {}).get("template"):
+            labels = template["metadata"]["labels"]
+            if each["spec"].get("completionMode") == "Indexed":
+                labels = labels | {INDEX: "0"}  # of the pod that hosts the rendezvous
+            found.append(Workload(each, labels, template["spec"]))
+    return found
 
 
 def of_kind(resources: list[Resource], kind: str) -> dict[str, Resource]:
@@ -151,7 +197,7 @@ def ports(resources: list[Resource]) -> list[str]:
         (name, policy["spec"]["podSelector"], port["port"])
         for name, policy in of_kind(resources, "NetworkPolicy").items()
         for rule in policy["spec"]["ingress"]
-        for port in rule["ports"]
+        for port in rule.get("ports", [])
     ]
     for name, selector, port in wanted:
         for work in chosen(resources, selector):
@@ -199,8 +245,21 @@ def budgets(resources: list[Resource]) -> list[str]:
             for volume in mounted:
                 if volume.get("emptyDir", {}).get("medium") == "Memory":
                     memory -= quantity(volume["emptyDir"].get("sizeLimit", "1024Gi"))
-            if quantity(f"{ddr_mib}Mi") >= memory:
+            ranks = int(option(command(container), "--nproc-per-node") or 1)
+            if ranks * quantity(f"{ddr_mib}Mi") >= memory:
                 bad.append(f"{what}: {ddr_mib} MiB of rows and its memory volumes do not fit")
+            ssd_mib = option(command(container), "--ssd-mib") or "0"
+            place = option(command(container), "--ssd-directory")
+            mounts = container.get("volumeMounts", [])
+            drives = [volumes.get(m["name"], {}) for m in mounts if m["mountPath"] == place]
+            room = [each["emptyDir"].get("sizeLimit", 0) for each in drives if "emptyDir" in each]
+            room += [
+                each["ephemeral"]["volumeClaimTemplate"]["spec"]["resources"]["requests"]["storage"]
+                for each in drives
+                if "ephemeral" in each
+            ]
+            if ranks * quantity(f"{ssd_mib}Mi") > sum(map(quantity, room)):
+                bad.append(f"{what}: {ssd_mib} MiB of rows do not fit a volume of the pod's own")
     return bad
 
 
@@ -283,35 +342,108 @@ def jobs(resources: list[Resource]) -> list[str]:
     bad = []
     for work in (each for each in workloads(resources) if each.resource["kind"] == "Job"):
         spec = work.resource["spec"]
-        rules = spec.get("podFailurePolicy", {}).get("rules", [{}])
+        rules = spec.get("podFailurePolicy", {}).get("rules", [])
         names = {each["name"] for each in work.containers()}
-        codes = [each["onExitCodes"] for each in rules if "onExitCodes" in each]
-        nodes = int(option(command(work.pod["containers"][0]), "--nnodes") or 0)
-        disrupted = [each["type"] for each in rules[0].get("onPodConditions", [])]
+        by_action = {
+            action: [
+                (each["containerName"] in names, each["operator"], each["values"])
+                for rule in rules
+                if rule["action"] == action and (each := rule.get("onExitCodes"))
+            ]
+            for action in ("FailJob", "Ignore")
+        }
+        disrupted = [
+            (rule["action"], each["type"], each["status"])
+            for rule in rules[:1]
+            for each in rule.get("onPodConditions", [])
+        ]
+        words = command(work.pod["containers"][0])
         truths = {
             "is Indexed": spec.get("completionMode") == "Indexed",
             "runs as many pods as torchrun waits for": (
-                spec.get("completions") == spec.get("parallelism") == nodes
+                spec.get("completions")
+                == spec.get("parallelism")
+                == int(option(words, "--nnodes") or 0)
             ),
             "restarts no container: podFailurePolicy judges pods": (
                 work.pod.get("restartPolicy") == "Never"
             ),
-            "first ignores disruptions": (
-                rules[0].get("action") == "Ignore" and disrupted == ["DisruptionTarget"]
+            "fails by exit code 2 of a container it has": (
+                by_action["FailJob"] == [(True, "In", [2])]
             ),
-            "fails by exit code 2 of a container it has": [
-                (each["containerName"] in names, each["operator"], each["values"]) for each in codes
-            ]
-            == [(True, "In", [2])],
-            "retries for ever": spec.get("backoffLimit", 6) >= 2**31 - 1,
             "has no deadline": "activeDeadlineSeconds" not in spec | work.pod,
             "stays to be read": "ttlSecondsAfterFinished" not in spec,
             "has one writer at a time": spec.get("podReplacementPolicy") == "Failed",
+        }
+        if JOBSET in work.resource["metadata"].get("labels", {}):
+            truths["leaves lost pods to the JobSet"] = len(rules) == 1 and (
+                spec.get("backoffLimit") == 0
+            )
+        else:
+            truths |= {
+                "first ignores disruptions": disrupted == [("Ignore", "DisruptionTarget", "True")],
+                "ignores pods that were told to end": (
+                    by_action["Ignore"] == [(True, "In", [TERMINATED])]
+                ),
+                "retries for ever": spec.get("backoffLimit", 6) >= 2**31 - 1,
+            }
+        bad += [
+            f"{work.name}: not true that it {what}" for what, holds in truths.items() if not holds
+        ]
+    return bad
+
+
+def ranks(resources: list[Resource]) -> list[str]:
+    """The pods of a job meet at index 0, may talk, and have time and a place for what is theirs."""
+    bad = []
+    services = of_kind(resources, "Service").values()
+    policies = of_kind(resources, "NetworkPolicy").values()
+    for work in (each for each in workloads(resources) if each.resource["kind"] == "Job"):
+        words = command(work.pod["containers"][0])
+        grace = work.pod.get("terminationGracePeriodSeconds", 30)
+        ends = int(option(words, "--shutdown-timeout") or 30)
+        own = [each for each in policies if selects(each["spec"]["podSelector"], work.labels)]
+        open_to_own = [
+            rule
+            for policy in own
+            for rule in policy["spec"]["ingress"]
+            if "ports" not in rule
+            and any(selects(peer["podSelector"], work.labels) for peer in rule["from"])
+        ]
+        scraped = [
+            each["spec"]["selector"].get(INDEX)
+            for each in services
+            if selects(each["spec"]["selector"], work.labels)
+            and each["metadata"].get("annotations", {}).get("prometheus.io/scrape") == "true"
+        ]
+        host = f"{work.name}-0.{work.pod.get('subdomain')}:29400"
+        mounts = work.pod["containers"][0]["volumeMounts"]
+        shm = [each["name"] for each in mounts if each["mountPath"] == "/dev/shm"]
+        memory = [
+            each["name"]
+            for each in work.pod["volumes"]
+            if each.get("emptyDir", {}).get("medium") == "Memory"
+        ]
+        truths = {
+            "meets at the pod of index 0": option(words, "--rdzv-endpoint") == host,
+            "names its meeting": bool(option(words, "--rdzv-id")),
+            "starts its ranks again by itself": int(option(words, "--max-restarts") or 0) > 0,
+            "has time for the last checkpoint": 60 <= ends < grace,
+            "lets its pods talk on all ports": not own or bool(open_to_own),
+            "shows the metrics of rank 0 alone": (
+                scraped == ["0"] and "annotations" not in _template(work)
+            ),
+            "has memory to share": bool(shm) and shm == [name for name in shm if name in memory],
         }
         bad += [
             f"{work.name}: not true that it {what}" for what, holds in truths.items() if not holds
         ]
     return bad
+
+
+def _template(work: Workload) -> dict[str, Any]:
+    metadata: dict[str, Any] = work.resource["spec"]["template"]["metadata"]
+    return metadata
 
 
 def security(resources: list[Resource]) -> list[str]:
@@ -391,10 +523,12 @@ def flags(resources: list[Resource]) -> list[str]:
         parts: list[tuple[tuple[str, ...], list[str]]] = []
         if words[0] == "embertide":
             parts = [(("-m", "embertide.server.cli", words[1]), words[2:])]
-        elif words[:2] == ["python", "/opt/embertide/launch.py"]:
-            cut = words.index("-m")
-            parts = [((str(K8S / "images" / "launch.py"),), words[2:cut])]
-            parts += [(("-m", words[cut + 1], words[cut + 2]), words[cut + 3 :])]
+        elif words[:3] == ["python", "-m", LAUNCH] and words[3:].count("-m") == 1:
+            cut = words.index("-m", 3)
+            module, separator, name = words[cut + 1 : cut + 4]
+            if separator != "--":  # torchrun takes prefixes of its own options from it
+                bad.append(f"{container['name']}: no -- before the program's arguments")
+            parts = [(("-m", LAUNCH), words[3:cut]), (("-m", module, name), words[cut + 4 :])]
         elif container["image"].startswith("embertide/") and words[0] != "sh":
             bad.append(f"{container['name']} runs {words[0]}, which nobody knows")
         for program, rest in parts:
@@ -405,19 +539,22 @@ def flags(resources: list[Resource]) -> list[str]:
 
 
 CHECKS: list[Check] = [
-    selectors, ports, probes, budgets, images, references, addresses, jobs, security, fleet, flags,
+    selectors, ports, probes, budgets, images, references, addresses, jobs, ranks, security, fleet,
+    flags,
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("folder", ["base", "overlays/dev"])
-def test_what_is_deployed_can_work(folder: str, check: Check) -> None:
-    assert check(deployed(folder)) == []
+@pytest.mark.parametrize("training", TRAINING)
+def test_what_is_deployed_can_work(folder: str, training: str, check: Check) -> None:
+    assert check(deployed(folder, training)) == []
 
 
 @pytest.mark.parametrize("folder", ["base", "overlays/dev"])
-def test_every_resource_is_valid(folder: str) -> None:
-    for resource in deployed(folder):
+@pytest.mark.parametrize("training", TRAINING)
+def test_every_resource_is_valid(folder: str, training: str) -> None:
+    for resource in deployed(folder, training):
         assert kubernetes_validate.validate(resource, SCHEMA, strict=True) == SCHEMA
 
 
@@ -473,7 +610,6 @@ JOB = ("Job", "train-news")
 SERVICE = ("Service", "embertide")
 BUDGET = ("PodDisruptionBudget", "embertide-node")
 POLICY = ("NetworkPolicy", "embertide-node")
-NAME = "app.kubernetes.io/name"
 MATCH = ("matchLabels", NAME)
 SPREAD = (*POD, "topologySpreadConstraints", 0, "labelSelector")
 TOKENS = (*POD, "volumes", 0, "projected", "sources", 0)
@@ -496,7 +632,10 @@ BROKEN: list[tuple[Check, str, Callable[[list[Resource]], None]]] = [
     (budgets, "no limit", edit(*CONTROL, *FIRST, "resources", "limits", "cpu", to=None)),
     (budgets, "none", edit(*NODE, *POD, "initContainers", 0, "resources", to={})),
     (budgets, "rows", say(*NODE, "--ddr-mib", "3072")),
-    (budgets, "shm", edit(*JOB, *POD, "volumes", 1, "emptyDir", "sizeLimit", to="8Gi")),
+    (budgets, "shm", edit(*JOB, *POD, "volumes", 2, "emptyDir", "sizeLimit", to="8Gi")),
+    (budgets, "ranks of a pod", say(*JOB, "--nproc-per-node", "2")),
+    (budgets, "drive", edit(*JOB, *POD, "volumes", 1, "emptyDir", "sizeLimit", to="4Gi")),
+    (budgets, "no drive", say(*JOB, "--ssd-directory", "/publication/ssd")),
     (images, "unbuilt", edit(*NODE, *FIRST, "image", to="embertide/nodes:0.1.0")),
     (images, "version", edit(*JOB, *FIRST, "image", to="embertide/trainer:0.0.9")),
     (images, "latest", edit(*STATE, *FIRST, "image", to="redis:latest")),
@@ -530,17 +669,44 @@ BROKEN: list[tuple[Check, str, Callable[[list[Resource]], None]]] = [
         edit("Service", "train-news", "spec", "publishNotReadyAddresses", to=False),
     ),
     (jobs, "indexed", edit(*JOB, "spec", "completionMode", to="NonIndexed")),
-    (jobs, "parallelism", edit(*JOB, "spec", "parallelism", to=2)),
-    (jobs, "nnodes", say(*JOB, "--nnodes", "2")),
+    (jobs, "parallelism", edit(*JOB, "spec", "parallelism", to=3)),
+    (jobs, "completions", edit(*JOB, "spec", "completions", to=3)),
+    (jobs, "nnodes", say(*JOB, "--nnodes", "3")),
     (jobs, "restart", edit(*JOB, *POD, "restartPolicy", to="OnFailure")),
     (jobs, "disruptions", edit(*JOB, *RULES, 0, "action", to="Count")),
-    (jobs, "container", edit(*JOB, *RULES, 1, "onExitCodes", "containerName", to="train")),
-    (jobs, "code", edit(*JOB, *RULES, 1, "onExitCodes", "values", to=[1, 2])),
+    (jobs, "container", edit(*JOB, *RULES, 2, "onExitCodes", "containerName", to="train")),
+    (jobs, "code", edit(*JOB, *RULES, 2, "onExitCodes", "values", to=[1, 2])),
+    (jobs, "told to end", edit(*JOB, *RULES, 1, "onExitCodes", "values", to=[137])),
     (jobs, "policy", edit(*JOB, "spec", "podFailurePolicy", to=None)),
     (jobs, "back-off", edit(*JOB, "spec", "backoffLimit", to=6)),
     (jobs, "deadline", edit(*JOB, "spec", "activeDeadlineSeconds", to=86_400)),
     (jobs, "time to live", edit(*JOB, "spec", "ttlSecondsAfterFinished", to=60)),
     (jobs, "two writers", edit(*JOB, "spec", "podReplacementPolicy", to="TerminatingOrFailed")),
+    (ranks, "meeting", say(*JOB, "--rdzv-endpoint", "train-news-1.train-news:29400")),
+    (ranks, "nameless", say(*JOB, "--rdzv-id", "")),
+    (ranks, "no restart", say(*JOB, "--max-restarts", "0")),
+    (ranks, "grace", edit(*JOB, *POD, "terminationGracePeriodSeconds", to=570)),
+    (ranks, "no grace", edit(*JOB, *POD, "terminationGracePeriodSeconds", to=None)),
+    (ranks, "no time", say(*JOB, "--shutdown-timeout", "30")),
+    (
+        ranks,
+        "ports",
+        edit("NetworkPolicy", "train-news", "spec", "ingress", 0, "ports", to=[{"port": 29400}]),
+    ),
+    (
+        ranks,
+        "metrics of all",
+        edit("Service", "train-news-metrics", "spec", "selector", INDEX, to=None),
+    ),
+    (
+        ranks,
+        "metrics twice",
+        edit(
+            *(*JOB, "spec", "template", "metadata", "annotations"),
+            to={"prometheus.io/scrape": "true"},
+        ),
+    ),
+    (ranks, "shm", edit(*JOB, *POD, "volumes", 2, "emptyDir", "medium", to=None)),
     (security, "root", edit(*NODE, *POD, "securityContext", "runAsNonRoot", to=False)),
     (security, "seccomp", edit(*STATE, *POD, "securityContext", "seccompProfile", to=None)),
     (security, "API token", edit(*JOB, *POD, "automountServiceAccountToken", to=True)),
@@ -578,6 +744,54 @@ def test_a_check_finds_what_it_is_for(
 
 def test_each_check_was_shown_something_broken() -> None:
     assert {check for check, _, _ in BROKEN} == set(CHECKS)
+
+
+# --- the JobSet -----------------------------------------------------------------------------------
+
+
+def jobset(training: str = TRAINING[1]) -> Resource:
+    resources = read((K8S / training).read_text())
+    (found,) = [each for each in resources if each["kind"] == "JobSet"]
+    return found
+
+
+def test_a_jobset_is_of_its_api_and_has_no_field_that_this_does_not_know() -> None:
+    found = jobset()
+    assert found["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
+    spec = found["spec"]
+    assert spec.keys() == {"network", "failurePolicy", "replicatedJobs"}
+    assert spec["network"].keys() == {"enableDNSHostnames", "subdomain", "publishNotReadyAddresses"}
+    (part,) = spec["replicatedJobs"]
+    assert part.keys() == {"name", "replicas", "template"}
+    assert part["template"].keys() == {"spec"}
+
+
+def test_a_jobset_fails_by_configuration_errors_alone_and_starts_again_for_ever() -> None:
+    policy = jobset()["spec"]["failurePolicy"]
+    reasons = [(rule["action"], rule["onJobFailureReasons"]) for rule in policy["rules"]]
+    assert reasons == [
+        ("FailJobSet", ["PodFailurePolicy"]),
+        ("RestartJobSetAndIgnoreMaxRestarts", ["BackoffLimitExceeded"]),
+    ]
+    assert policy.keys() == {"maxRestarts", "rules"}
+
+
+def test_pods_of_the_job_and_of_the_jobset_are_alike() -> None:
+    job, of_set = (
+        next(each for each in workloads(deployed(training=name)) if each.resource["kind"] == "Job")
+        for name in TRAINING
+    )
+    place = "--rdzv-endpoint="
+    for each in (job, of_set):
+        words = each.pod["containers"][0]["command"]
+        words[:] = [word for word in words if not word.startswith(place)]
+    assert job.labels == of_set.labels
+    assert job.pod == of_set.pod
+
+
+def test_what_stands_beside_the_job_and_the_jobset_is_the_same() -> None:
+    job, of_set = (read((K8S / name).read_text()) for name in TRAINING)
+    assert [each for each in of_set if each["kind"] != "JobSet"] == job[1:-1]
 
 
 def test_the_schema_refuses_an_unknown_field() -> None:
