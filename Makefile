@@ -38,8 +38,8 @@ build/.dev: build/.venv $(SOURCES)
 	@rm -rf .mypy_cache
 	@touch $@
 
-demo: dev cpp ## a model learns while it is served; DATA=path.parquet EVENTS=n for a stream of yours
-	@$(BIN)/embertide demo $(if $(DATA),--data "$(DATA)") $(if $(EVENTS),--events $(EVENTS))
+demo: dev cpp ## a model learns while it is served; DATA=path.parquet EVENTS=n for a stream of yours, MODEL=news-crossed for another model
+	@$(BIN)/embertide demo $(if $(MODEL),--model $(MODEL)) $(if $(DATA),--data "$(DATA)") $(if $(EVENTS),--events $(EVENTS))
 
 chaos: dev cpp ## a fleet under seeded faults, every answer checked; ROUNDS=200, SEED=1, MINUTES=30; RESUME=1 goes on where it stopped
 	@$(BIN)/embertide chaos --rounds $(or $(ROUNDS),20) --seed $(or $(SEED),1) $(if $(RESUME),--resume) $(if $(MINUTES),--minutes $(MINUTES)); \

@@ -104,6 +104,26 @@ def test_buckets_moved_because_traffic_shifted_and_no_answer_changed(
     assert [each["outcome"] for each in decisions].count("DECISION_OUTCOME_ACTED") == 1
 
 
+@pytest.mark.long
+def test_the_best_model_is_asked_by_an_events_own_columns(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = embertide(
+        "demo", "--model", "news-crossed", "--events", EVENTS, "--out", out, *ports(), timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads((out / "report.json").read_text())
+    assert report["failed_requests"] == 0
+    assert report["reshard"]["compared"] == report["reshard"]["answers"] >= 1
+    assert report["reshard"]["answers_changed"] == 0
+    newest = max((out / "publication" / "snapshots").iterdir())
+    manifest = json.loads((newest / "manifest.json").read_text())
+    assert [each["name"] for each in manifest["sequences"]] == ["hist"]
+    # No request carried more: the others would have been refused.
+    assert len(manifest["features"]) == 23
+    proof = embertide("demo", "--verify", "--out", out)
+    assert proof.returncode == 0, proof.stderr
+
+
 def test_every_row_names_the_version_that_answered(demo: tuple[Path, dict[str, Any]]) -> None:
     out, report = demo
     table = pq.read_table(out / "scores.parquet")

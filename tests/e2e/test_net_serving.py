@@ -21,8 +21,9 @@ from tritonclient.utils import InferenceServerException
 from embertide.server.adapters import triton
 from embertide.trainer.config import FeatureConfig, ModelConfig, RunConfig
 from embertide.trainer.data.base import PADDING_KEY, Batch
+from embertide.trainer.data.crosses import cross_keys
 from embertide.trainer.data.generator import NewsConfig, NewsSource
-from embertide.trainer.data.history import with_columns
+from embertide.trainer.data.history import extend, with_columns
 from embertide.trainer.loop import Trainer
 from embertide.trainer.presets import globo, globo_crossed
 from embertide.trainer.publish.folder import Publication
@@ -130,6 +131,34 @@ def test_a_request_of_another_number_of_columns_is_refused(served: Served) -> No
     arrays["LENGTHS"] = np.array([[1, 3, 1, 1, 1, 1, 1, 1, 1, 1]], np.int32)
     with pytest.raises(InferenceServerException, match="feature prev of sample 0 has 3 keys"):
         client.send(arrays, model="crossed", parameters={"columns": 10})
+    client.raw.close()
+
+
+def test_a_node_alone_reads_the_histories_of_its_version(served: Served) -> None:
+    model, trainer = MODELS["history"], served.trainers["history"]
+    batch = some_events(model)
+    own, features = len(model.event_features), len(model.features)
+    # All columns, as a client makes them that has the trainer's histories.
+    plain = dataclasses.replace(
+        batch,
+        keys_BF=batch.keys_BF[:, :features],
+        dense_BD=batch.dense_BD[:, :0],
+        label_B=np.zeros(len(batch), np.float32),
+    )
+    crossed_BC = np.column_stack(
+        [
+            cross_keys(plain.keys_BF[:, [model.feature_index(name) for name in each.crossed]])
+            for each in model.features
+            if each.crossed
+        ]
+    )
+    plain.keys_BF[:, own:] = crossed_BC
+    whole = extend(trainer.histories, plain)
+    client = Client("grpc", served.server)
+    all_columns = client.send({"KEYS": whole.keys_BF, "DENSE": whole.dense_BD}, model="history")
+    own_columns = client.send({"KEYS": np.ascontiguousarray(batch.keys_BF[:, :own])}, "history")
+    np.testing.assert_array_equal(own_columns.as_numpy("SCORE"), all_columns.as_numpy("SCORE"))
+    assert whole.dense_BD.any(axis=0).all()
     client.raw.close()
 
 

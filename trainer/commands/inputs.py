@@ -1,7 +1,7 @@
 """The input options that the commands share: files, a stream, or the generated news."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,7 +13,7 @@ from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.data.redis_stream import SCHEMES, RedisStreamSource
 from embertide.trainer.errors import ConfigurationError
-from embertide.trainer.presets import criteo, globo, globo_rates
+from embertide.trainer.presets import PRESETS, criteo, globo, globo_rates
 
 _NO_END = "a stream, which has no end, is for train; give files"
 Data = Annotated[
@@ -23,6 +23,14 @@ Data = Annotated[
         help="Events in time order: .parquet, .csv, .tsv (Criteo), also globs ('day-*.csv') and "
         "fsspec URLs; for train also redis://HOST:PORT/DB#KEY, a stream of live events. Without "
         "it, a seeded news stream is generated.",
+    ),
+]
+Preset = Annotated[
+    Literal["news", "news-history", "news-counters", "news-crossed", "criteo"] | None,
+    typer.Option(
+        "--model",
+        help="The preset to take. The default is the plainest one that has the features of the "
+        "events: news or criteo.",
     ),
 ]
 Events = Annotated[int | None, typer.Option(help="Read the first events alone.")]
@@ -89,6 +97,19 @@ def model_for(source: EventSource) -> ModelConfig:
     raise ConfigurationError(
         f"no preset model has the features {', '.join(names)}; define one in a run's file: --config"
     )
+
+
+def preset_for(preset: str | None, source: EventSource) -> ModelConfig:
+    """Return the preset that is named, or the one whose features are the source's.
+
+    Raises:
+        ConfigurationError: The source has other features.
+    """
+    if preset is None:
+        return model_for(source)
+    model = PRESETS[preset]()
+    check_model(model, source)
+    return model
 
 
 def check_model(model: ModelConfig, source: EventSource) -> None:

@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import rich.box
 import rich.console
@@ -169,6 +169,13 @@ def _verify(directory: Path, as_json: bool) -> None:
 
 
 def command(
+    model: Annotated[
+        Literal["news", "news-history", "news-counters", "news-crossed"],
+        typer.Option(
+            help="The model to train. Whichever it is, a request carries an event's own columns; "
+            "nodes make the others."
+        ),
+    ] = "news",
     data: Annotated[
         str | None,
         typer.Option(
@@ -213,6 +220,8 @@ def command(
     compared with an unmoved copy's. Ctrl-C ends all of them.
 
     Example: embertide demo --data clicks.parquet --events 1000000, then embertide demo --verify
+
+    The best model of the news: embertide demo --model news-crossed --data clicks.parquet
     """
     with refusals(as_json):
         if verify:
@@ -222,6 +231,7 @@ def command(
             directory=out,
             backends=backends,
             cache=DEFAULT_CACHE,
+            model=model,
             data=data,
             events=events,
             hours=hours,

@@ -8,6 +8,7 @@ from typing import Any
 from embertide.server.adapters.process import ProcessError
 
 MODEL = "news"
+"""The name under which any of the news models is served."""
 UNMOVED_MODEL = "unmoved"
 """The copy on one node that holds all rows: what answers are compared with during the reshard."""
 FROZEN_MODEL = "frozen"
@@ -26,6 +27,7 @@ class DemoOptions:
     directory: Path
     backends: Path
     cache: Path  # of compiled dense programs
+    model: str = "news"  # the trainer's preset
     data: str | None = None
     events: int | None = None
     hours: int = 96

@@ -179,9 +179,15 @@ class DemoReshard:
             bool({at.node for at in new.owners} - {at.node for at in old.owners})
             for old, new in changed.values()
         )
-        # The features in their order, each with the bits and moved buckets of its table.
+        # The features of events in their order, each with the bits and moved buckets of its table.
         newest = max(self._options.publication.glob("snapshots/*/manifest.json"))
-        features = json.loads(newest.read_text())["features"]
+        manifest = json.loads(newest.read_text())
+        made = {name for each in manifest.get("sequences", ()) for name in each["columns"]}
+        features = [
+            each
+            for each in manifest["features"]
+            if "crossed" not in each and each["name"] not in made
+        ]
         tables = {table.name: table for table in plan.tables}
         said = {
             "began_ms": self._decision.at_ms,

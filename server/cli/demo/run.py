@@ -104,7 +104,8 @@ class Demo:
         """
         self._stage("reading the input")
         every = ("--every-s", str(self.options.publish_every_s))
-        self.state.stream = run_trainer("describe", [*self.options.input(), *every])
+        model = ("--model", self.options.model)
+        self.state.stream = run_trainer("describe", [*self.options.input(), *model, *every])
         bus = self._start_redis()
         trainer = self._start_trainer(bus)
         self._stage("making the first snapshot (the dense net is compiled once)")
@@ -182,6 +183,7 @@ class Demo:
         arguments = [
             str(self.options.publication),
             *self.options.input(),
+            *("--model", self.options.model),
             *("--bus", bus, "--behind-scorer", "--cache", str(self.options.cache)),
             *("--publish-every-s", str(self.options.publish_every_s)),
             *("--keep-after", str(keep_after), "--keep-in", str(self.options.kept)),
