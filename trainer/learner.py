@@ -5,7 +5,7 @@ Shapes: B events of a batch.
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -190,10 +190,16 @@ class Learner:
                 scores_B = self._beside.sum(scores_B, "scores").wait()
         return scores_B.numpy()
 
-    def learn(self, batch: Batch | Prepared) -> NDArray[np.float32]:
+    def learn(
+        self, batch: Batch | Prepared, then: Callable[[], None] = lambda: None
+    ) -> NDArray[np.float32]:
         """Take a step and return the score_B from before it, as the net that learns gives it.
 
         Every rank gets the scores of all ranks.
+
+        Args:
+            batch: What is learned.
+            then: Called when the rows are there and the network is free: to ask for the next keys.
 
         Raises:
             NotFiniteError: Loss or gradients are no finite numbers. Net, rows and counters are as
@@ -203,6 +209,7 @@ class Learner:
         ready = batch if isinstance(batch, Prepared) else self.prepare(batch)
         self.optimizer.zero_grad()
         embeddings_BE = self._embeddings(ready.part, ready.asked)
+        then()
         missing = 0
         loss = torch.zeros(())
         scores_B = torch.zeros(len(ready.batch))
@@ -215,6 +222,9 @@ class Learner:
             if len(ready.part) < len(ready.batch):
                 # The mean over the whole batch is what all ranks' parts add up to.
                 loss = loss * (len(ready.part) / len(ready.batch))
+            if self.ranks.size > 1:
+                # There before backward comes to the net's first layers: they travel meanwhile.
+                embeddings_BE.register_post_accumulate_grad_hook(lambda _: self.rows.send())
             loss.backward()
             loss = loss.detach()
             end = ready.first + len(ready.part)

@@ -282,7 +282,10 @@ class Trainer:
         self.image: PublishedImage | None = None
         if run.publish_budget is not None:
             self.image = PublishedImage(
-                self.rows, run.publish_budget, publish_every_s=run.publish_every_s
+                self.rows,
+                run.publish_budget,
+                publish_every_s=run.publish_every_s,
+                channel=self._channel,
             )
 
     def _resume(self, allow_change: Sequence[str]) -> None:
@@ -437,13 +440,18 @@ class Trainer:
         began, begun_at, shown = time.monotonic(), self.events, 0.0
         total = source.total_events() if self.ranks.first else None
 
-        def show(ts_ms: int, now: float) -> None:
+        def show(ts_ms: int, now: float, *, last: bool = False) -> None:
             rate = (self.events - begun_at) / max(now - began, 1e-9)
             seen = self._progress(source, ts_ms, total, rate)
-            if not self.ranks.first:
+            others: list[dict[str, Any]] = []
+            if last:  # what others have told may be half a second old
+                others = self._channel.gather(seen.of_rank())[1:]
+            elif self.ranks.first:
+                others = self.ranks.told("progress")
+            else:
                 self.ranks.tell("progress", seen.of_rank())
-            elif progress is not None:
-                progress(seen.with_others(self.ranks.told("progress")))
+            if self.ranks.first and progress is not None:
+                progress(seen.with_others(others))
 
         for batch in batches:
             self.offset = batch.first
@@ -480,7 +488,7 @@ class Trainer:
         if self.events > begun_at:
             self.offset = max(self.offset, self.done) if self.stopped else self.offset
             self._publish(self.number + 1, last_ms, snapshot=True, last=True)
-            show(last_ms, time.monotonic())
+            show(last_ms, time.monotonic(), last=True)
 
     def _progress(
         self, source: EventSource, ts_ms: int, total: int | None, rate: float
@@ -567,23 +575,26 @@ class Trainer:
         """
         if self.ranks.size == 1:
             self._learn(self.learner.prepare(batch))
-            return
-        asked = self._ahead.submit(self.learner.prepare, batch)
-        self._finish()
-        self._asked = asked
+        elif self._asked is None:
+            self._ask(batch)
+        else:
+            self._finish(lambda: self._ask(batch))
 
-    def _finish(self) -> None:
-        """Learn the batch whose keys were asked for, if there is one."""
+    def _ask(self, batch: Batch) -> None:
+        self._asked = self._ahead.submit(self.learner.prepare, batch)
+
+    def _finish(self, then: Callable[[], None] = lambda: None) -> None:
+        """Learn the batch whose keys were asked for, if there is one; `then` as of `learn`."""
         if self._asked is not None:
             asked, self._asked = self._asked, None
-            self._learn(asked.result())
+            self._learn(asked.result(), then)
 
-    def _learn(self, ready: Prepared) -> None:
+    def _learn(self, ready: Prepared, then: Callable[[], None] = lambda: None) -> None:
         """Score a batch, then learn from it; or put it aside, and nothing but histories have it."""
         batch = ready.batch
         self.done = batch.next_offset
         try:
-            score_B = self.learner.learn(ready)
+            score_B = self.learner.learn(ready, then)
         except NotFiniteError as error:
             self.set_aside.add(batch, str(error), kept=self.ranks.first)
             return

@@ -66,6 +66,8 @@ def measure(
         "ranks": ranks.size,
         "codecs": dataclasses.asdict(codecs),
         "auc": quality.all.mean_daily(*days),
+        "events": sum(each.events for each in quality.all.daily_summaries().values()),
+        "columns": len(run.model.columns),
         "bytes": sum(bytes_ for bytes_, _, _ in said),
         "rows": sum(rows for _, rows, _ in said),
         "sent": [kinds for _, _, kinds in said],

@@ -14,8 +14,9 @@ import argparse
 import itertools
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import torch
@@ -64,17 +65,17 @@ class _Ours:
         """Take a step and return the mean loss of the whole batch."""
         if self.learner.ranks.size == 1:
             return self._step(self.learner.prepare(next(batches)))
-        if self._asked is None:
-            self._asked = self._ahead.submit(self.learner.prepare, next(batches))
-        ready = self._asked.result()
-        following = next(batches, None)
+        asked = self._asked or self._ahead.submit(self.learner.prepare, next(batches))
         self._asked = None
-        if following is not None:
-            self._asked = self._ahead.submit(self.learner.prepare, following)
-        return self._step(ready)
 
-    def _step(self, ready: Prepared) -> float:
-        score_B = np.clip(self.learner.learn(ready), 1e-7, 1 - 1e-7)
+        def then() -> None:
+            if (following := next(batches, None)) is not None:
+                self._asked = self._ahead.submit(self.learner.prepare, following)
+
+        return self._step(asked.result(), then)
+
+    def _step(self, ready: Prepared, then: Callable[[], None] = lambda: None) -> float:
+        score_B = np.clip(self.learner.learn(ready, then), 1e-7, 1 - 1e-7)
         label_B = ready.batch.label_B
         return float(-np.mean(np.log(np.where(label_B > 0, score_B, 1 - score_B))))
 
@@ -125,6 +126,57 @@ def measure(
     }
 
 
+def timeline(ranks: Ranks, samples: int) -> list[list[object]]:
+    """Return [lane, name, begin_s, end_s] of what one step did: threads, and what travelled."""
+    ours = _Ours(ranks, RunConfig(model=_SHAPE.config(), threads=1))
+    learner, exchange = ours.learner, ours.learner.rows.exchange
+    assert exchange is not None
+    spans: list[list[object]] = []
+    step, asking, wire = "learning thread", "asking thread", "wire, until it is waited for"
+
+    def timed(lane: str, name: str, owner: Any, method: str) -> None:
+        inner = getattr(owner, method)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            began = time.perf_counter()
+            result = inner(*arguments, **options)
+            spans.append([lane, name, began, time.perf_counter()])
+            return result
+
+        setattr(owner, method, call)
+
+    def travelling(channel: Any, method: str) -> None:
+        inner = getattr(channel, method)
+
+        def call(*arguments: Any) -> Any:
+            began, pending = time.perf_counter(), inner(*arguments)
+            waiting = pending.wait
+
+            def wait() -> Any:
+                got = waiting()
+                spans.append([wire, str(arguments[-1]), began, time.perf_counter()])
+                return got
+
+            pending.wait = wait
+            return pending
+
+        setattr(channel, method, call)
+
+    batches = iter([_batch(1, each, samples) for each in range(8)])
+    for _ in range(6):
+        ours.learn(batches)
+    timed(asking, "ask", exchange, "ask")
+    timed(step, "rows", exchange, "rows")
+    timed(step, "forward", learner.net, "forward")
+    timed(step, "send gradients", learner.rows, "send")
+    timed(step, "dense step", learner.optimizer, "step")
+    timed(step, "rows' step", learner.rows, "step")
+    for name, method in (("rows", "exchange"), ("keys", "exchange"), ("dense", "sum")):
+        travelling(ranks.channel(name), method)
+    ours.learn(batches)
+    return spans
+
+
 def main() -> None:
     """Run as a rank that torchrun started, or alone."""
     parser = argparse.ArgumentParser(prog="bench.ranks.ours", description=__doc__)
@@ -136,6 +188,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20, help="steps of a timed window")
     parser.add_argument("--windows", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--timeline", default="", help="anything: also say when what was done")
     arguments = parser.parse_args()
     rows: Codec = arguments.rows
     gradients: Codec = arguments.gradients
@@ -151,6 +204,8 @@ def main() -> None:
         windows=arguments.windows,
         seed=arguments.seed,
     )
+    if arguments.timeline:
+        measured["timeline"] = timeline(ranks, arguments.samples)
     if ranks.first:
         print(json.dumps(measured), flush=True)
 

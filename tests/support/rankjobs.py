@@ -17,6 +17,7 @@ from embertide.trainer.config import (
     ModelConfig,
     OptimizerConfig,
     PruneConfig,
+    PublishBudget,
     RunConfig,
     TableConfig,
 )
@@ -123,6 +124,13 @@ def own_loop(ranks: Ranks) -> tuple[NDArray[np.float32], dict[tuple[int, int], b
 NEWS = NewsSource(NewsConfig(hours=3, views_per_hour=60, users=80, new_items_per_hour=5))
 RUNS = {
     "news": RunConfig(model=globo(), batch_size=24, publish_every_s=600, snapshot_every=4),
+    "under a budget": RunConfig(
+        model=globo(),
+        batch_size=24,
+        publish_every_s=600,
+        snapshot_every=4,
+        publish_budget=PublishBudget(bytes_per_s=3, max_age_versions=8),
+    ),
     "counters, pruned": RunConfig(
         model=globo_counters(),
         prune=PruneConfig(bytes=40_000, half_life=20, first=(3,), every=5, least=2),
@@ -149,10 +157,10 @@ def train(ranks: Ranks, name: str, folder: str, batches: int = 0, by: str = "") 
     if by:
         learned = trainer.learner.learn
 
-        def learn(batch: Any) -> Any:
+        def learn(*batch: Any) -> Any:
             if ranks.rank == ranks.size - 1:
                 show(None)
-            return learned(batch)
+            return learned(*batch)
 
         trainer.learner.learn = learn  # type: ignore[method-assign]
     trainer.fit(NEWS)

@@ -356,13 +356,14 @@ class EmbeddingStore(nn.Module):
     def send(self) -> None:
         """Send the gradients of all forward passes since the last step to the ranks that own rows.
 
-        `step` does it if nobody did; what is done in between, they travel.
+        `step` does it if nobody did; they travel while the caller does other things. A second call
+        does nothing.
 
         Raises:
             RuntimeError: A forward pass has no gradient yet (backward was not called).
         """
         exchange = self.exchange
-        if exchange is None:
+        if exchange is None or self._given is not None:
             return
         self._given = []
         for each, gradient in self._gradients():
@@ -400,8 +401,7 @@ class EmbeddingStore(nn.Module):
             for each, gradient in self._gradients():
                 bags += each.gradients(gradient)
         else:
-            if self._given is None:
-                self.send()
+            self.send()
             for asked, travelling in self._given or ():
                 bags += self.exchange.gradients(asked, travelling)
         self._note_stakes()

@@ -27,6 +27,7 @@ from embertide.trainer.config import PublishBudget
 from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.publish.folder import PARTITIONS, Publication
 from embertide.trainer.publish.publisher import Change
+from embertide.trainer.sync.channel import ALONE, Channel
 
 # An odd 64-bit number (SplitMix64's seed): the top half of a product with it is a hash of the key.
 _MIX = np.uint64(0x9E3779B97F4A7C15)
@@ -81,9 +82,18 @@ class PublishedImage:
     """
 
     def __init__(
-        self, rows: EmbeddingStore, budget: PublishBudget, *, publish_every_s: int
+        self,
+        rows: EmbeddingStore,
+        budget: PublishBudget,
+        *,
+        publish_every_s: int,
+        channel: Channel = ALONE,
     ) -> None:
-        """Start with no rows. `rows` are those that are trained."""
+        """Start with no rows. `rows` are those that are trained.
+
+        Of many ranks, each has the image of what it publishes; the budget is of all together.
+        """
+        self._channel = channel
         self._rows = rows
         self._budget = budget
         self._bytes_a_version = budget.bytes_per_s * publish_every_s
@@ -122,7 +132,8 @@ class PublishedImage:
         else:
             # Versions are counted in event time: a gap in the events gives the next one more.
             versions = number - self._number
-            budget_bytes = self._bytes_a_version * versions - sum(map(len, histories.values()))
+            histories_bytes = sum(self._channel.gather(sum(map(len, histories.values()))))
+            budget_bytes = self._bytes_a_version * versions - histories_bytes
             taken = self._within(number, found, budget_bytes)
         changes = []
         for (t, table, bucket), each, taken_N in zip(places, found, taken, strict=True):
@@ -198,9 +209,16 @@ class PublishedImage:
         taken: NDArray[np.bool_] = turn % np.uint64(self._budget.max_age_versions) == 0
         self.stats.overdue_rows += int(taken.sum())
         left = np.flatnonzero(~taken)
-        # Stable: rows of equal gain go in the order of buckets and keys, in every run.
-        order = left[np.argsort(-gain[left], kind="stable")]
-        taken[order] = np.cumsum(size[order]) <= budget_bytes
+        mine = np.column_stack((gain[left], size[left].astype(np.float64)))
+        said = self._channel.gather_bytes(mine.tobytes(), "gains")
+        parts = [np.frombuffer(each).reshape(-1, 2) for each in said]
+        every = np.concatenate(parts)
+        # Stable: rows of equal gain go in the order of ranks, buckets and keys, in every run.
+        order = np.argsort(-every[:, 0], kind="stable")
+        fits = np.zeros(len(every), np.bool_)
+        fits[order] = np.cumsum(every[order, 1]) <= budget_bytes
+        begin = sum(map(len, parts[: self._channel.rank]))
+        taken[left] = fits[begin : begin + len(left)]
         return np.split(taken, np.cumsum([len(each.key_N) for each in found])[:-1])
 
     @property
@@ -228,6 +246,8 @@ class PublishedImage:
         for version in publication.deltas():
             if self._number < version.number <= number:
                 for batch in publication.salvage(version, damaged):
+                    if (self._ordinals[batch.table_id], batch.bucket) not in self._waiting:
+                        continue  # another rank's
                     self._stage(batch.table_id, batch.bucket, batch.records)
         self._unknown |= {
             (t, bucket) for t, _, bucket in self._rows.places() if bucket % PARTITIONS in damaged
