@@ -10,7 +10,7 @@ APT := g++ cmake ninja-build libgtest-dev nlohmann-json3-dev libisal-dev libhire
   libprotobuf-dev protobuf-compiler libgrpc++-dev protobuf-compiler-grpc pkg-config python3-dev python3-venv libb64-0d \
   clang-19 libclang-rt-19-dev
 
-.PHONY: help demo chaos soak bench-fresh bench-overload dev cpp check proto-baseline test test-long kill-test bench-checkpoints bench-serve bench-remote bench-cache bench-drift bench-reshard bench-guard bench-store bench-ssd bench-train perf-check gpu-deps gpu-check test-asan test-tsan fuzz images clean
+.PHONY: help demo chaos soak bench-fresh bench-overload dev cpp check proto-baseline test test-long kill-test bench-checkpoints bench-serve bench-remote bench-cache bench-drift bench-reshard bench-guard bench-store bench-ssd bench-train bench-ranks perf-check gpu-deps gpu-check test-asan test-tsan fuzz images clean
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
@@ -38,8 +38,8 @@ build/.dev: build/.venv $(SOURCES)
 	@rm -rf .mypy_cache
 	@touch $@
 
-demo: dev cpp ## a model learns while it is served; DATA=path.parquet EVENTS=n for a stream of yours, MODEL=news-crossed for another model
-	@$(BIN)/embertide demo $(if $(MODEL),--model $(MODEL)) $(if $(DATA),--data "$(DATA)") $(if $(EVENTS),--events $(EVENTS))
+demo: dev cpp ## a model learns while it is served; DATA=path.parquet EVENTS=n for a stream of yours, MODEL=news-crossed for another model, RANKS=2 for a trainer of two processes
+	@$(BIN)/embertide demo $(if $(MODEL),--model $(MODEL)) $(if $(RANKS),--ranks $(RANKS)) $(if $(DATA),--data "$(DATA)") $(if $(EVENTS),--events $(EVENTS))
 
 chaos: dev cpp ## a fleet under seeded faults, every answer checked; ROUNDS=200, SEED=1, MINUTES=30; RESUME=1 goes on where it stopped
 	@$(BIN)/embertide chaos --rounds $(or $(ROUNDS),20) --seed $(or $(SEED),1) $(if $(RESUME),--resume) $(if $(MINUTES),--minutes $(MINUTES)); \
@@ -127,6 +127,9 @@ bench-ssd: dev cpp ## the SSD tier against RocksDB and fio (librocksdb-dev, fio)
 
 bench-train: dev $(if $(filter speed,$(PARTS)),build/.peers) ## quality of trained models on a file of clicks, DATA=clicks.parquet; speed against FBGEMM; PARTS="quality" for one part; runs are resumed
 	$(BIN)/python -m bench.train $(PARTS) $(if $(DATA),--data "$(DATA)")
+
+bench-ranks: dev cpp build/.torchrec ## one run of many ranks: against TorchRec and one process, over a wire, quality, kills, pods; PARTS=speed,schedule, DATA=clicks.parquet; alone on the machine
+	$(BIN)/python -m bench.ranks $(if $(DATA),--data "$(DATA)") $(if $(PARTS),--parts $(PARTS))
 
 perf-check: dev cpp ## perf_analyzer drives lookup and ranking by gRPC and HTTP
 	$(BIN)/python -m bench.perf_check

@@ -4,6 +4,7 @@ Contracts stand in backend_cpp/include/embertide; this file gives the Python typ
 the store is a StoreError whose `code` is the name of the C++ status code.
 """
 
+import builtins
 from collections.abc import Sequence
 from typing import Any
 
@@ -107,8 +108,8 @@ class TableBudget:
 # (table, keys_N, offsets or None where each key is a bag of its own, pooling ("sum" or "mean", no
 # matter without offsets), out_BD that is written to and may be columns of a larger array).
 BagLookup = tuple[int, NDArray[np.int64], NDArray[np.uint32] | None, str, NDArray[np.float32]]
-# (table, keys_N, offsets or None where each key is a bag of its own, gradients_BD). A fifth member,
-# without offsets: how many occurrences each key stands for (counts_N, none 0), or None for one each.
+# (table, keys_N, offsets or None where each key is a bag of its own, gradients_BD). A fifth
+# member, without offsets: how many occurrences each key stands for (counts_N, none 0); None: one.
 BagGradients = (
     tuple[int, NDArray[np.int64], NDArray[np.uint32] | None, NDArray[np.float32]]
     | tuple[

@@ -23,7 +23,9 @@ _DLRM = 0.8707
 _KEY_BYTES = 8
 
 
-def _run(data: Path, ranks: int, model: str, seed: int, rows: str, gradients: str) -> dict[str, Any]:
+def _run(
+    data: Path, ranks: int, model: str, seed: int, rows: str, gradients: str
+) -> dict[str, Any]:
     path = _FOLDER / f"{model}-{ranks}-{seed}-{rows}-{gradients}.json"
     if not path.is_file() or not path.stat().st_size:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -162,7 +162,7 @@ def train(ranks: Ranks, name: str, folder: str, batches: int = 0, by: str = "") 
                 show(None)
             return learned(*batch)
 
-        trainer.learner.learn = learn  # type: ignore[method-assign]
+        trainer.learner.learn = learn  # type: ignore[method-assign, assignment]
     trainer.fit(NEWS)
     return {
         "events": trainer.events,

@@ -1,7 +1,7 @@
 """Block quality: what is scored has learned the blocks before, and nothing of its own."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from embertide.trainer.data.base import Batch
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.limit import blocks
 from embertide.trainer.eval.blocks import BlockQuality
-from embertide.trainer.learner import Learner
+from embertide.trainer.learner import Learner, Prepared
 from embertide.trainer.presets import globo
 
 NEWS = NewsSource(NewsConfig(hours=2, views_per_hour=60, users=80, new_items_per_hour=5))
@@ -36,8 +36,11 @@ class Recorder(Learner):
         self.calls.append(("score", batch))
         return ((batch.keys_BF[:, CAND] % 97) / 97).astype(np.float32)
 
-    def learn(self, batch: Batch) -> NDArray[np.float32]:
+    def learn(
+        self, batch: Batch | Prepared, then: Callable[[], None] = lambda: None
+    ) -> NDArray[np.float32]:
         """Learn nothing."""
+        assert isinstance(batch, Batch)
         self.calls.append(("learn", batch))
         return np.empty(0, np.float32)
 

@@ -186,8 +186,7 @@ def test_bytes_are_counted_and_values_come_back(name: Any, error: float) -> None
     back = codec.decode(name, data, BLOCKS)
     np.testing.assert_allclose(back, values, rtol=error)
     # Counters travel as they are.
-    exact = [each.reshape(5, 12)[:, 8:] for each in (back[24:84], values[24:84])]
-    assert np.array_equal(*exact)
+    assert np.array_equal(back[24:84].reshape(5, 12)[:, 8:], values[24:84].reshape(5, 12)[:, 8:])
 
 
 def test_int8_is_a_quarter_and_a_scale() -> None:

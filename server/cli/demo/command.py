@@ -184,6 +184,7 @@ def command(
             "news stream is generated.",
         ),
     ] = None,
+    ranks: Annotated[int, typer.Option(help="Processes that train together.", min=1)] = 1,
     events: Annotated[int | None, typer.Option(help="The first events alone.", min=1)] = None,
     hours: Annotated[int, typer.Option(help="Length of the generated stream.", min=1)] = 96,
     max_staleness: Annotated[
@@ -231,6 +232,7 @@ def command(
             directory=out,
             backends=backends,
             cache=DEFAULT_CACHE,
+            ranks=ranks,
             model=model,
             data=data,
             events=events,

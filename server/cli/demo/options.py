@@ -28,6 +28,7 @@ class DemoOptions:
     backends: Path
     cache: Path  # of compiled dense programs
     model: str = "news"  # the trainer's preset
+    ranks: int = 1  # of the trainer
     data: str | None = None
     events: int | None = None
     hours: int = 96

@@ -187,6 +187,7 @@ class Demo:
             *("--bus", bus, "--behind-scorer", "--cache", str(self.options.cache)),
             *("--publish-every-s", str(self.options.publish_every_s)),
             *("--keep-after", str(keep_after), "--keep-in", str(self.options.kept)),
+            *("--nproc", str(self.options.ranks)),
         ]
         log = self.options.log("trainer")
         return self._processes.enter_context(TrainerProcess("train", arguments, log=log))
