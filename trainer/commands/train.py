@@ -16,10 +16,11 @@ from embertide.trainer.commands.inputs import (
     Data,
     Events,
     Hours,
+    Preset,
     StreamSeed,
     check_model,
-    model_for,
     open_input,
+    preset_for,
     rates_for,
 )
 from embertide.trainer.config import PruneConfig, RunConfig
@@ -68,6 +69,7 @@ def command(
             "means; and do no more.",
         ),
     ] = None,
+    preset: Preset = None,
     bus: Annotated[
         str | None, typer.Option(help="Redis URL for updates; without it, files alone.")
     ] = None,
@@ -159,9 +161,11 @@ def command(
 
     By several processes that share the tables: embertide train build/news --nproc 2
     """
-    from embertide.trainer.sync.launch import is_launched, launch
+    from embertide.trainer.sync.launch import end_with_agent, is_launched, launch
 
-    if nproc > 1 and not is_launched():
+    if is_launched():
+        end_with_agent()
+    elif nproc > 1:
         sys.exit(launch(nproc, restarts, sys.argv[1:]))
     from embertide.trainer.commands import reports, run_file
     from embertide.trainer.data.limit import ScoredGate
@@ -195,7 +199,7 @@ def command(
                 "ssd_directory": str(ssd_directory or publication / "ssd") if ssd_mib else "",
             }
             try:
-                model = model_for(source)
+                model = preset_for(preset, source)
                 run = RunConfig(model=model, optimizer=rates_for(model), **settings, **rest)
             except ValueError as error:
                 raise typer.BadParameter(str(error)) from error
@@ -298,8 +302,8 @@ def _refuse_both(context: typer.Context, config: Path | None, source: EventSourc
     """
     rest = ("prune_ratio", "ddr_mib", "ssd_mib", "ssd_directory")
     of_source = ("data", "events", "hours", "stream_seed", "dead_letters")
-    for name in _SETTINGS + rest + (of_source if source is not None else ()):
+    for name in ("preset", *_SETTINGS, *rest, *(of_source if source is not None else ())):
         origin = context.get_parameter_source(name)
         if origin is not None and origin.name == "COMMANDLINE":
-            option = name.replace("_", "-")
+            option = "model" if name == "preset" else name.replace("_", "-")
             raise ConfigurationError(f"--{option}: {config} says it; change it there")
