@@ -1,6 +1,6 @@
 """Plans for many ranks: who owns which bucket, by what was asked of the buckets before.
 
-Buckets are shared out largest first, each to the rank that has least. Three ways to cut tables:
+Buckets are shared out as the trainer's balanced plan does. Three ways to cut tables:
 
     whole      a table has one owner
     rows       about 10^5 rows a bucket, as `embertide.trainer.presets.bucket_bits` has it
@@ -13,7 +13,6 @@ in place of (R-1)/R (8 + 2 row); so no plan here does it.
 Shapes: P buckets of all tables, T tables.
 """
 
-import heapq
 from collections.abc import Sequence
 from typing import Literal
 
@@ -21,20 +20,10 @@ import numpy as np
 
 from bench.ranks.workload import Owners, Workload
 from embertide.trainer.presets import bucket_bits
+from embertide.trainer.sync.plan import spread
 
 Cut = Literal["whole", "rows", "ranks"]
 CUTS: tuple[Cut, ...] = ("whole", "rows", "ranks")
-
-
-def balanced(costs: Sequence[float], ranks: int) -> list[int]:
-    """Return a rank for each unit: the dearest first, each to the rank that has least."""
-    least = [(0.0, rank) for rank in range(ranks)]
-    owner = [0] * len(costs)
-    for unit in sorted(range(len(costs)), key=lambda at: -costs[at]):
-        cost, rank = heapq.heappop(least)
-        owner[unit] = rank
-        heapq.heappush(least, (cost + costs[unit], rank))
-    return owner
 
 
 def bits(workload: Workload, cut: Cut, ranks: int) -> list[int]:
@@ -47,7 +36,7 @@ def bits(workload: Workload, cut: Cut, ranks: int) -> list[int]:
 
 def place(costs_P: Sequence[float], ranks: int) -> Owners:
     """Return the owner of each bucket."""
-    return np.array(balanced(costs_P, ranks), np.int64)
+    return np.array(spread(costs_P, ranks), np.int64)
 
 
 def guess(bits_T: Sequence[int]) -> list[float]:

@@ -13,6 +13,7 @@ from bench.ranks.network import Link
 from bench.ranks.workload import KINDS, Workload
 from bench.ranks.zipf import Zipf
 from embertide.trainer.embedding.keys import buckets_of
+from embertide.trainer.sync.plan import spread
 
 ROW_BYTES = 64
 
@@ -99,7 +100,7 @@ def test_events_reach_every_rank_once_by_the_tree(ranks: int) -> None:
 
 def test_balanced_plans_are_even_if_no_unit_is_large() -> None:
     costs = np.random.default_rng(3).pareto(1.5, 2000) + 1
-    load = np.bincount(plans.balanced(costs.tolist(), 16), weights=costs, minlength=16)
+    load = np.bincount(spread(costs.tolist(), 16), weights=costs, minlength=16)
     assert load.max() <= max(1.01 * load.mean(), costs.max())
 
 
