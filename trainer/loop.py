@@ -393,7 +393,7 @@ class Trainer:
             CheckpointError: A checkpoint could not be written.
             SupersededError: Another publisher runs.
         """
-        self.stopped = False
+        self.stopped, self._asked = False, None
         shared = None
         if self.ranks.size > 1:
             source = shared = SharedEvents(source, self._events)
@@ -401,12 +401,13 @@ class Trainer:
         batches = source.batches(batch_size=self.run.batch_size, start=self.offset)
 
         def ends() -> bool:
-            if not self._is_stopping():
-                return False
+            """What is done while there are no events; whether the run is to end."""
+            self._finish()
+            stopping = self._is_stopping()
             if shared is None:
-                return True
+                return stopping
             if self.ranks.first:
-                shared.stop()
+                shared.stop() if stopping else shared.idle()
             return False
 
         with self.saver, read_ahead(batches, self.run.ahead_bytes, ends) as ahead:

@@ -1,6 +1,7 @@
 """What ranks do in tests of them: functions that a process of `rankpool` can import."""
 
 import dataclasses
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from embertide.trainer.config import (
     RunConfig,
     TableConfig,
 )
+from embertide.trainer.data import shared
 from embertide.trainer.data.base import Batch
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.embedding.bags import Bags
@@ -226,3 +228,20 @@ def from_the_first(ranks: Ranks, size: int) -> tuple[bytes, int]:
     channel = ranks.channel("test")
     given = channel.from_first(bytes(range(256)) * size if ranks.first else None, "data")
     return given, channel.traffic["data"].bytes
+
+
+def events_that_pause(ranks: Ranks, folder: str, pause_s: float) -> int:
+    """A stream that stands still for longer than ranks wait for one another."""
+
+    class Pausing(NewsSource):
+        def batches(self, *, batch_size: int, start: int = 0) -> Iterator[Batch]:
+            for n, batch in enumerate(super().batches(batch_size=batch_size, start=start)):
+                if n == 3:
+                    time.sleep(pause_s)
+                yield batch
+
+    shared._STILL_EVERY_S = 0.5
+    news = NewsConfig(hours=1, views_per_hour=60, users=80, new_items_per_hour=5)
+    trainer = Trainer(RUNS["news"], Publication(Path(folder)), program_cache=CACHE, ranks=ranks)
+    trainer.fit(Pausing(news))
+    return trainer.events

@@ -18,6 +18,7 @@ from rankjobs import (
     STEP,
     Steps,
     empty_parts,
+    events_that_pause,
     failing,
     from_the_first,
     own_loop,
@@ -417,3 +418,10 @@ def test_events_that_cannot_be_read_end_all_ranks_with_the_same_words(
     for each in pool.results(2, wrong_events, str(tmp_path / "pub"), timeout_s=20):
         assert each.kind == "ConfigurationError"
         assert each.text.endswith("the events end here")
+
+
+def test_a_stream_may_stand_still_for_longer_than_ranks_wait(
+    pool: RankPool, tmp_path: Path
+) -> None:
+    found = pool.results(2, events_that_pause, str(tmp_path / "pub"), 12.0, timeout_s=6)
+    assert found[0] == found[1] > 0

@@ -53,14 +53,17 @@ class _Ahead:
         """Yield what was read; the reader's error comes after the batches before it."""
         while True:
             with self._changed:
-                while not self._changed.wait_for(lambda: self._waiting or self._ended, _ASK_S):
-                    if ends():
-                        return
-                if not self._waiting:
+                there = self._changed.wait_for(lambda: self._ended or bool(self._waiting), _ASK_S)
+                if there and not self._waiting:
                     break
-                batch = self._waiting.popleft()
-                self._bytes -= batch.nbytes
-                self._changed.notify_all()
+                if there:
+                    batch = self._waiting.popleft()
+                    self._bytes -= batch.nbytes
+                    self._changed.notify_all()
+            if not there:
+                if ends():
+                    return
+                continue
             yield batch
         if self._error is not None:
             raise self._error

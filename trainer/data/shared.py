@@ -10,6 +10,7 @@ import contextlib
 import json
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +23,8 @@ from embertide.trainer.sync.channel import Channel, RankError, error_of
 
 _ARRAYS = ("event_B", "ts_ms_B", "keys_BF", "dense_BD", "label_B")
 _END = b"\0end"
+_STILL = b"\0still"  # there are no events now; others would else give up waiting
+_STILL_EVERY_S = 30.0
 _FAILED = b"\0failed"
 
 
@@ -67,7 +70,7 @@ def unpacked(data: bytes | bytearray) -> Batch:
 class SharedEvents(DerivedSource):
     """The events of the first rank's `source`, on all ranks.
 
-    Used by one thread, but for `stop`. Other ranks' `source` tells the schema alone.
+    Used by one thread, but for `stop` and `idle`. Other ranks' `source` tells the schema alone.
     """
 
     def __init__(self, source: EventSource, channel: Channel) -> None:
@@ -75,7 +78,8 @@ class SharedEvents(DerivedSource):
         super().__init__(source)
         self._channel = channel
         self._ended = False
-        self._sending = threading.Lock()  # of the channel and `_ended`, on the first rank
+        self._sending = threading.Lock()  # of the channel and what follows, on the first rank
+        self._sent = time.monotonic()
 
     def batches(self, *, batch_size: int, start: int = 0) -> Iterator[Batch]:
         """Yield the first rank's batches; on all ranks it raises what the source there does.
@@ -91,7 +95,14 @@ class SharedEvents(DerivedSource):
         with self._sending:
             self._send(_END)
 
+    def idle(self) -> None:
+        """Say that the stream goes on, though it has no events; on the first rank, now and then."""
+        with self._sending:
+            if time.monotonic() > self._sent + _STILL_EVERY_S:
+                self._send(_STILL)
+
     def _send(self, data: bytes) -> None:
+        self._sent = time.monotonic()
         if not self._ended:
             self._ended = data.startswith((_END, _FAILED))
             self._channel.from_first(data, "events")
@@ -121,7 +132,8 @@ class SharedEvents(DerivedSource):
                 if data.startswith(_FAILED):
                     self._ended = True
                     raise error_of(0, json.loads(data[len(_FAILED) :]))
-                yield unpacked(data)
+                if data != _STILL:
+                    yield unpacked(data)
             self._ended = True
         except RankError:
             self._ended = True
