@@ -22,11 +22,12 @@ from tritonclient.utils import InferenceServerException
 from embertide.server.adapters import process, triton
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.trainer.config import ModelConfig, RunConfig
-from embertide.trainer.data.base import MISSING_KEY, PADDING_KEY, Batch
-from embertide.trainer.data.crosses import crossed
+from embertide.trainer.data.base import MISSING_KEY, PADDING_KEY, Batch, DerivedSource
+from embertide.trainer.data.crosses import CrossedSource, crossed
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.history import History, HistoryState, extend
-from embertide.trainer.data.limit import FirstEvents
+from embertide.trainer.data.limit import FirstEvents, take
+from embertide.trainer.embedding.keys import buckets_of
 from embertide.trainer.loop import Trainer
 from embertide.trainer.presets import globo_crossed
 from embertide.trainer.publish.folder import Publication
@@ -35,6 +36,7 @@ CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 NEWS = NewsSource(NewsConfig(hours=3, views_per_hour=120, users=60, new_items_per_hour=5))
 STAGES = 3
 EVERY_S = 1800
+SHARE = 0.25  # of the keys of a request that may be unanswered
 
 
 def model() -> ModelConfig:
@@ -99,6 +101,7 @@ def site(server_options: triton.ServerOptions, tmp_path_factory: Any) -> Iterato
             url,
             model=MODEL.name,
             publications=(publication.path, publication.path),
+            max_degraded_share=SHARE,
         )
         for stage in range(2, STAGES + 1):
             train(stage)
@@ -236,11 +239,54 @@ def test_dense_of_a_request_of_own_columns_is_its_own(site: Site) -> None:
         site.score(0, {"KEYS": whole.keys_BF})
 
 
-def test_without_the_owner_of_a_history_a_request_is_refused(site: Site) -> None:
+def at_node(node: int, table: str, keys_N: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether a node owns keys: of four buckets, each has two (start_pair)."""
+    bits = MODEL.tables[MODEL.table_index(table)].bucket_bits
+    is_there_N: NDArray[np.bool_] = buckets_of(keys_N.view(np.uint64), bits) // 2 == node
+    return is_there_N
+
+
+def sample(user_at: int) -> NDArray[np.int64]:
+    """Own columns that nobody has asked for; all that is made of them, but a history, at node 0."""
+    rng = np.random.default_rng(user_at)
+    while True:
+        keys_1F = rng.integers(1 << 40, 1 << 41, (1, OWN))
+        batch = dataclasses.replace(take(some_events(), 0, 1), keys_BF=keys_1F)
+        (whole,) = CrossedSource(_Only(batch), MODEL).batches(batch_size=1)
+        nodes = [
+            int(not at_node(0, each.table, whole.keys_BF[:, f])[0])
+            for f, each in enumerate(MODEL.features)
+        ]
+        if nodes == [user_at, *[0] * (len(nodes) - 1)]:
+            return keys_1F
+
+
+class _Only(DerivedSource):
+    """One batch."""
+
+    def __init__(self, batch: Batch) -> None:
+        super().__init__(NEWS)
+        self._batch = batch
+
+    def batches(self, *, batch_size: int, start: int = 0) -> Iterator[Batch]:
+        yield self._batch
+
+
+def test_places_of_a_history_that_no_owner_answers_count_as_unanswered_keys(site: Site) -> None:
     """Last: a node ends."""
-    batch = some_events()
+    here, there = sample(0), sample(1)
+    (length,) = (sequence.length for sequence in MODEL.sequences)
+    site.score(0, {"KEYS": here})  # for that, all is at node 0
     site.pair.nodes[1].stop()
-    # Users whom nobody has asked for, so that no copy of their rows is here.
-    batch.keys_BF[:, NAMES.index("user")] = np.arange(10_000, 10_000 + len(batch))
-    with pytest.raises(InferenceServerException, match="no owner answers for"):
-        site.score(0, {"KEYS": own(batch)})
+    made = site.score(0, {"KEYS": np.concatenate((here, there))})
+    assert int(parameters(made)["degraded_keys"]) == 1 + length
+    sources = output(made, "SOURCE").reshape(2, -1)
+    lost = [0, *range(len(NAMES), len(NAMES) + length)]  # the user's row, and his history
+    assert np.flatnonzero(sources[1] == 6).tolist() == lost
+    assert not (sources[0] == 6).any()
+    # Alone it lacks a larger share, though its own keys lack a small one.
+    assert 1 / sources.shape[1] < SHARE < (1 + length) / sources.shape[1]
+    with pytest.raises(
+        InferenceServerException, match="no owner answers for the histories of 1 samples, and 5 of"
+    ):
+        site.score(0, {"KEYS": there})

@@ -57,6 +57,7 @@ def start_pair(
     publications: tuple[Path, Path],
     kind: Literal["ranking", "lookup"] = "ranking",
     hot_rows_bytes: int | None = None,
+    max_degraded_share: float = 0,
 ) -> Pair:
     """Start them, the model under the name "rank", and wait until they reach each other."""
     control_port, *ports = process.free_ports(9)
@@ -89,7 +90,7 @@ def start_pair(
             control=control,
             peer_address=f"127.0.0.1:{peer}",
             plan_file=directory / f"plan-{n}.bin",
-            max_degraded_share=0,
+            max_degraded_share=max_degraded_share,
         )
         triton.write_model(repository, "rank", options)
         starts.append(
