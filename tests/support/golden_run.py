@@ -6,6 +6,11 @@ on from a copy of them, and prints how that ended:
     python tests/support/golden_run.py make tests/golden/checkpoint-N
     python tests/support/golden_run.py go-on COPY/publication
 
+The format of several ranks is made by two of them, and its end is that of one process that goes on:
+
+    torchrun --standalone --nproc-per-node 2 tests/support/golden_run.py make-by-ranks OUT
+    python tests/support/golden_run.py expect OUT
+
 Bytes are the same on every x86-64 CPU: torch and MKL, which choose their instructions by the CPU,
 are told before they are loaded to use what all have, by one thread.
 
@@ -15,6 +20,7 @@ version. It covers what a checkpoint can hold: several buckets, pruning, counter
 state of Adam. It imports only what all these builds have.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -24,7 +30,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from killing import train
+from killing import Killed, train
 from snapshots import snapshot_files
 
 from embertide.trainer.config import (
@@ -119,6 +125,37 @@ def make(out: Path) -> None:
     shutil.rmtree(whole.path)
 
 
+def make_by_ranks(out: Path) -> None:
+    """Leave a publication half way, as one of the ranks that torchrun started."""
+    from embertide.trainer.sync.ranks import Ranks
+
+    ranks = Ranks.join()
+    path = out / "publication"
+    publication = empty(path) if ranks.first else Publication(path)
+    trainer = Trainer(RUN, publication, ranks=ranks)
+    learn, left = trainer.learner.learn, KILLED_AFTER
+
+    def learn_some(*arguments: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Killed
+        return learn(*arguments)
+
+    trainer.learner.learn = learn_some  # type: ignore[method-assign]
+    with contextlib.suppress(Killed):
+        trainer.fit(NEWS)
+
+
+def expect(out: Path) -> None:
+    """Note how one process that goes on ends."""
+    copy = out / "copy"
+    shutil.copytree(out / "publication", copy)
+    ended = go_on(copy)["end"]
+    (out / "expected.json").write_text(json.dumps(ended, indent=1, sort_keys=True) + "\n")
+    shutil.rmtree(copy)
+
+
 def go_on(path: Path) -> dict[str, Any]:
     """Go on with a run, and say where it was and how it ended."""
     publication = Publication(path)
@@ -131,7 +168,8 @@ def go_on(path: Path) -> dict[str, Any]:
 if __name__ == "__main__":
     if any(os.environ.get(name) != value for name, value in _PORTABLE.items()):
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **_PORTABLE})
-    if sys.argv[1] == "make":
-        make(Path(sys.argv[2]))
+    done = {"make": make, "make-by-ranks": make_by_ranks, "expect": expect}.get(sys.argv[1])
+    if done is not None:
+        done(Path(sys.argv[2]))
     else:
         print(json.dumps(go_on(Path(sys.argv[2]))))
