@@ -142,7 +142,7 @@ def make_by_ranks(out: Path) -> None:
             raise Killed
         return learn(*arguments)
 
-    trainer.learner.learn = learn_some  # type: ignore[method-assign]
+    trainer.learner.learn = learn_some  # type: ignore[method-assign, assignment]
     with contextlib.suppress(Killed):
         trainer.fit(NEWS)
 
