@@ -95,7 +95,7 @@ class Pod:
         with self._job.log(self.name).open("ab") as log:
             self._process = subprocess.Popen(
                 [
-                    *f"ip netns exec {space}".split(),
+                    *f"setpriv --pdeathsig KILL ip netns exec {space}".split(),
                     *names,
                     *("sh", "-c", inside, "sh"),
                     *self._job.words,
