@@ -255,7 +255,7 @@ def watch(figures: dict[str, Any]) -> Iterator[Watch]:
     finally:
         if made is not None:
             made.close()
-        kubectl("delete", "namespace", NAMESPACE, "--wait=true", check=False)
+        kubectl("delete", "namespace", NAMESPACE, "--timeout=180s", check=False)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
