@@ -68,10 +68,10 @@ test: dev cpp fuzz ## the tests, C++ and Python; test-long has the slowest
 	ctest --test-dir build/cpp --output-on-failure -j $$(nproc)
 	$(BIN)/pytest -q
 
-test-long: dev cpp ## the tests that `make test` leaves out, and those by chance for a minute each; a quarter of an hour
+test-long: dev cpp ## the tests that `make test` leaves out, and those by chance for a minute each; an hour
 	$(BIN)/pytest -q -m "long and not gpu"
 	EMBERTIDE_CHECK_SECONDS=60 $(BIN)/pytest -q tests/e2e/test_many_nodes.py tests/e2e/test_reshard.py tests/e2e/test_following.py
-	EMBERTIDE_KILLS=$(or $(KILLS),50) $(BIN)/pytest -q -m "" tests/e2e/test_killed_training.py
+	EMBERTIDE_KILLS=$(or $(KILLS),50) $(BIN)/pytest -q -m "" tests/e2e/test_killed_training.py tests/e2e/test_killed_ranks.py
 
 kill-test: dev ## a trainer killed 50 times at random, KILLS=n for n times; five minutes
 	EMBERTIDE_KILLS=$(or $(KILLS),50) $(BIN)/pytest -q -s -m "" tests/e2e/test_killed_training.py

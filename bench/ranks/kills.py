@@ -1,0 +1,215 @@
+"""Runs of several ranks that are killed at random, while nodes follow them.
+
+    python -m bench.ranks.kills [--kills 50] [--ranks 2]
+
+A run that nothing interrupts says what is right: the files of its last snapshot, and what a node
+answers at each of its versions. The same run is then killed again and again. Each time one rank,
+all ranks, torchrun's agent or the command gets SIGKILL: while ranks start, while a snapshot is
+written, or at any time. A run that comes to its end before there were enough kills is followed by
+another one. Every second run has no bus, and its ranks take the folder's lock instead.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+from rich.console import Console
+
+from bench import report
+from bench.ranks.followers import Findings, Reference, following
+from bench.ranks.killed_run import (
+    MOMENTS,
+    PLAIN,
+    PRUNED,
+    VICTIMS,
+    End,
+    Moment,
+    RankRun,
+    Stream,
+    Victim,
+)
+from bench.servers import BUILD, ROOT, BenchError
+from embertide.server.adapters.process import ProcessError, free_ports
+from embertide.server.adapters.redis import RedisOptions, RedisServer
+from embertide.trainer.data.generator import NewsConfig, NewsSource
+
+SEED = 20
+_CLAIM = "20.3"
+_FOLDER = BUILD / "bench" / "kills"
+_KEEP_ALL = 10_000
+_CONSOLE = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+@dataclasses.dataclass(slots=True)
+class Outcome:
+    """What a series of kills came to.
+
+    Attributes:
+        kills: By moment and by victim.
+        unfinished: How often a kill left what.
+        ends: Of each run, whether it ended as the uninterrupted one.
+        findings: Of the nodes that followed.
+        versions: How many the uninterrupted run has.
+    """
+
+    kills: Counter[str] = dataclasses.field(default_factory=Counter)
+    unfinished: Counter[str] = dataclasses.field(default_factory=Counter)
+    ends: list[bool] = dataclasses.field(default_factory=list)
+    findings: Findings = dataclasses.field(default_factory=Findings)
+    versions: int = 0
+
+    @property
+    def killed(self) -> int:
+        """How many kills there were."""
+        return sum(self.kills[moment] for moment in get_args(Moment))
+
+    def line(self) -> str:
+        """Describe it for people."""
+        findings = self.findings
+        return (
+            f"{self.killed} kills {dict(self.kills)}, unfinished {dict(self.unfinished)}; "
+            f"{sum(self.ends)} of {len(self.ends)} ends equal; {findings.answers} answers of "
+            f"{len(findings.versions)} of {self.versions} versions: {findings.mixed} mixed "
+            f"{sorted(findings.mixed_at)}, {findings.unknown} unknown, {findings.back} back; "
+            f"versions: {findings.lost} lost, {findings.published_otherwise} published otherwise; "
+            f"{len(findings.failures)} requests failed"
+        )
+
+
+def uninterrupted(folder: Path, stream: Stream, ranks: int) -> tuple[End, Reference]:
+    """Run a stream to its end with nothing killed."""
+    run = RankRun(folder, stream, keep_snapshots=_KEEP_ALL)
+    with contextlib.closing(run):
+        run.start(ranks)
+        end = run.end()
+    return end, Reference(run.publication, NewsSource(NewsConfig(hours=stream.hours)))
+
+
+@contextlib.contextmanager
+def _followed(
+    folder: Path,
+    stream: Stream,
+    ranks: int,
+    *,
+    reference: Reference,
+    with_bus: bool,
+    findings: Findings,
+) -> Iterator[RankRun]:
+    """Start a run and nodes that follow it; leaving the context waits for them."""
+    (port,) = free_ports(1)
+    bus: str | None = None
+    with contextlib.ExitStack() as stack:
+        if with_bus:
+            options = RedisOptions(log=folder / "bus.log", port=port)
+            bus = stack.enter_context(RedisServer(options)).url
+        run = stack.enter_context(contextlib.closing(RankRun(folder, stream, bus=bus)))
+        run.start(ranks)
+        seen = stack.enter_context(following(folder, run.publication, reference, bus))
+        yield run
+    findings.add(seen)
+
+
+def kill_again_and_again(
+    folder: Path, stream: Stream, ranks: int, kills: int, seed: int = SEED
+) -> Outcome:
+    """Kill runs of a stream so many times, and compare how they end.
+
+    Raises:
+        BenchError: A run does not go on, or a node does not follow.
+    """
+    rng = np.random.default_rng(seed)
+    end, reference = uninterrupted(folder / "uninterrupted", stream, ranks)
+    outcome = Outcome(versions=len(reference.embeddings))
+    # However few kills there are, each of these is among them.
+    victims: list[Victim] = ["rank", "agent", "command"]
+    rng.shuffle(victims)
+    while outcome.killed < kills:
+        place = folder / f"run-{len(outcome.ends)}"
+        with _followed(
+            place,
+            stream,
+            ranks,
+            reference=reference,
+            with_bus=len(outcome.ends) % 2 == 0,
+            findings=outcome.findings,
+        ) as run:
+            while outcome.killed < kills:
+                moment: Moment = rng.choice(list(MOMENTS), p=list(MOMENTS.values()))
+                victim: Victim = rng.choice(list(VICTIMS), p=list(VICTIMS.values()))
+                victim = victims[0] if victims else victim
+                if not run.kill(moment, victim, rng):
+                    break
+                victims = victims[1:]
+                outcome.kills.update([moment, victim])
+                outcome.unfinished.update(run.unfinished())
+                run.go_on(ranks)
+            outcome.ends.append(run.end().comparable == end.comparable)
+        shutil.rmtree(place / "pub")
+    return outcome
+
+
+def run(kills: int = 50, ranks: int = 2) -> list[report.Row]:
+    """Kill the plain and the pruned model so many times each; return the rows of the report."""
+    rows: list[report.Row] = []
+    for name, stream in (("plain", PLAIN), ("pruned, with histories and counters", PRUNED)):
+        shutil.rmtree(_FOLDER, ignore_errors=True)
+        outcome = kill_again_and_again(_FOLDER, stream, ranks, kills)
+        _CONSOLE.print(f"{name}, {ranks} ranks: {outcome.line()}")
+        rows += _rows(f"{name}, {ranks} ranks", outcome, kills)
+    return rows
+
+
+def _rows(case: str, outcome: Outcome, kills: int) -> Iterator[report.Row]:
+    findings = outcome.findings
+
+    def row(metric: str, value: float) -> report.Row:
+        name = (case, metric, "count")
+        return report.measure(name, [value], better="lower", target=0, claim=_CLAIM)
+
+    yield report.measure(
+        (case, "SIGKILLs", "count"), [outcome.killed], better="higher", target=kills, claim=_CLAIM
+    )
+    equal = [float(each) for each in outcome.ends]
+    yield report.measure(
+        (case, "ends byte-identical to the uninterrupted run's", "share"),
+        [min(equal)],
+        better="higher",
+        target=1,
+        claim=_CLAIM,
+    )
+    yield row("answers that mix versions", findings.mixed + findings.unknown)
+    yield row("steps back to an older version", findings.back)
+    yield row("versions lost", findings.lost)
+    yield row("versions published otherwise", findings.published_otherwise)
+    for metric, count in (
+        ("answers compared", findings.answers),
+        ("versions among them", len(findings.versions)),
+    ):
+        yield report.measure((case, metric, "count"), [count], better="higher", target=0)
+
+
+def main() -> int:
+    """Run the part alone."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--ranks", type=int, default=2)
+    arguments = parser.parse_args()
+    try:
+        rows = run(arguments.kills, arguments.ranks)
+    except (BenchError, ProcessError) as error:
+        _CONSOLE.print(f"error: {error}")
+        return 1
+    report.write(BUILD / "bench" / "ranks_kills.json", ROOT, rows)
+    report.show("Killed ranks", rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
