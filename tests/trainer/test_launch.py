@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -229,11 +228,18 @@ def test_a_pod_that_hangs_is_passed_over_when_it_came_anew(pods: Pods) -> None:
         frozen.wait()
 
 
-def test_threads_do_not_hide_from_the_one_that_kills_ranks() -> None:
-    from embertide.trainer.sync.agent import kill_children
+KILLS_ITS_CHILD = """
+import subprocess, sys, threading
+from embertide.trainer.sync.agent import kill_children
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+thread = threading.Thread(target=kill_children)
+thread.start()
+thread.join()
+sys.exit(-child.wait(10))
+"""
 
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    thread = threading.Thread(target=kill_children)
-    thread.start()
-    thread.join()
-    assert child.wait(10) == -signal.SIGKILL
+
+def test_threads_do_not_hide_from_the_one_that_kills_ranks() -> None:
+    # In a process of its own: all children are killed, and here those are the servers of the tests.
+    done = subprocess.run([sys.executable, "-c", KILLS_ITS_CHILD], timeout=TIMEOUT_S, check=False)
+    assert done.returncode == signal.SIGKILL
