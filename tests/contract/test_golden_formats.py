@@ -6,6 +6,7 @@ docs/design/0010-compatibility.md has the promise.
 """
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -32,7 +33,8 @@ from embertide.trainer.publish.folder import Publication, VersionId
 from embertide.trainer.publish.snapshot import read_manifest
 from embertide.v1 import control_pb2, plan_pb2
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests/golden"
 CHECKPOINTS = sorted(GOLDEN.glob("checkpoint-*"))
 
 
@@ -62,7 +64,8 @@ def test_a_run_goes_on_from_an_older_checkpoint_and_ends_with_the_bytes_of_that_
     shutil.copytree(golden / "publication", publication.path)
     begun = publication.snapshots()[-1].number
     command = [sys.executable, golden_run.__file__, "go-on", str(publication.path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert (said["number"], said["changes"]) == (begun, 0)

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from serving import wait_until
-from snapshots import snapshot_files
 
+from bench.snapshots import snapshot_files
 from embertide.server.adapters.process import Child
 from embertide.trainer.checkpoint.checkpoint import is_complete
 from embertide.trainer.publish.folder import Publication

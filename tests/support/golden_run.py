@@ -3,6 +3,7 @@
 Run as a program by the build of a format, in its tree, it makes them anew; by a later one, it goes
 on from a copy of them, and prints how that ended:
 
+    export PYTHONPATH=.
     python tests/support/golden_run.py make tests/golden/checkpoint-N
     python tests/support/golden_run.py go-on COPY/publication
 
@@ -31,8 +32,8 @@ from pathlib import Path
 from typing import Any
 
 from killing import Killed, train
-from snapshots import snapshot_files
 
+from bench.snapshots import snapshot_files
 from embertide.trainer.config import (
     CountersConfig,
     FeatureConfig,

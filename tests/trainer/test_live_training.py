@@ -13,8 +13,8 @@ import pytest
 import redis
 from killing import CACHE, Killed
 from serving import wait_until
-from snapshots import snapshot_files
 
+from bench.snapshots import snapshot_files
 from embertide.server.adapters.process import Child, free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.trainer.config import RunConfig

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from killing import CACHE, Killed, train
 from serving import flip_byte, wait_until
-from snapshots import snapshot_files
 
+from bench.snapshots import snapshot_files
 from embertide import _store
 from embertide.trainer import loop
 from embertide.trainer.checkpoint import checkpoint as checkpoints

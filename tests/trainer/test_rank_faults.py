@@ -11,8 +11,8 @@ import pytest
 from rankfaults import CROWDED, crowd_store, fill_drive, lose_rank, overfill_store, shift_clock
 from rankjobs import train
 from rankpool import RankFailedError, RankPool, rank_pool
-from snapshots import snapshot_files
 
+from bench.snapshots import snapshot_files
 from embertide.trainer.checkpoint.checkpoint import is_complete
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.snapshot import read_manifest

@@ -28,8 +28,8 @@ from rankjobs import (
     wrong_events,
 )
 from rankpool import RankFailedError, RankPool, rank_pool
-from snapshots import snapshot_files
 
+from bench.snapshots import snapshot_files
 from embertide.trainer.config import Codecs, TableConfig
 from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.errors import ConfigurationError

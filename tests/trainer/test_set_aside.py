@@ -11,8 +11,8 @@ import pytest
 import torch
 from killing import CACHE, Killed
 from shop import RUN, Shop
-from snapshots import snapshot_files
 
+from bench.snapshots import snapshot_files
 from embertide.trainer import aside
 from embertide.trainer.data.base import Batch, EventSource
 from embertide.trainer.errors import TrainerError

@@ -15,8 +15,8 @@ import pytest
 from killing import CACHE, train
 from numpy.typing import NDArray
 from shop import DENSE, RUN, Shop, model
-from snapshots import snapshot_files
 
+from bench.snapshots import snapshot_files
 from embertide import _store
 from embertide.trainer.checkpoint.checkpoint import CheckpointError
 from embertide.trainer.config import DenseConfig, DenseStep, RunConfig, SequenceConfig
