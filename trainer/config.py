@@ -22,6 +22,7 @@ Net = Literal["dlrm", "dcn_v2", "deepfm", "history"]
 RowDtype = Literal["fp32", "fp16", "bf16", "int8"]
 Utility = Literal["fisher", "squares", "norms", "accesses"]  # of rows and their chunks
 NetDtype = Literal["fp32", "bf16"]
+NetDevice = Literal["auto", "cpu", "cuda"]
 Codec = Literal["fp32", "bf16", "fp16", "int8"]  # of what ranks exchange
 
 BEFORE = "before"
@@ -629,6 +630,9 @@ class RunConfig:
             learn more from each event, large ones go faster.
         net_dtype: What the dense net multiplies in while it learns: "fp32", or "bf16", which is
             faster where the CPU has AMX. Weights, rows, and all that is served stay fp32.
+        net_device: Where the dense net learns: "cpu", "cuda", or "auto", a GPU where torch has one.
+            Rows are in the store on any, and nodes serve the net on the CPU. A run that goes on
+            elsewhere learns the same within rounding, and repeats bit for bit on one of them alone.
         threads: Of torch and of the store's step, of each rank; a part of what repeats bit for bit.
         warmup_events: First events of a fresh run that transforms of dense features are fitted on
             before they are learned from, where a feature needs it. 50,000 tell a share to 0.005.
@@ -664,6 +668,7 @@ class RunConfig:
     seed: int = 1
     batch_size: int = 256
     net_dtype: NetDtype = "fp32"
+    net_device: NetDevice = "auto"
     threads: int = 1
     warmup_events: int = 50_000
     ahead_bytes: int = 64 << 20
@@ -697,6 +702,8 @@ class RunConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.net_dtype not in get_args(NetDtype):
             raise ValueError(f"net_dtype is {self.net_dtype!r}; use one of {get_args(NetDtype)}")
+        if self.net_device not in get_args(NetDevice):
+            raise ValueError(f"net_device is {self.net_device!r}; use one of {get_args(NetDevice)}")
         names = [table.name for table in self.model.tables]
         for table in self.prune.tables if self.prune is not None else ():
             if table not in names:

@@ -21,6 +21,7 @@ from embertide.trainer.embedding.counters import Counters
 from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.errors import TrainerError
 from embertide.trainer.model.build import build_net
+from embertide.trainer.model.device import net_device
 from embertide.trainer.model.dlrm import Probability
 from embertide.trainer.model.layers import Columns
 from embertide.trainer.model.transforms import make_transforms
@@ -94,7 +95,9 @@ class Learner:
             nothing = np.empty((0, len(run.model.dense)), np.float32)
             self.transforms = make_transforms(run.model, nothing)
         self.missing = 0
-        self.net = build_net(run.model)
+        # Made on the CPU, so that it begins alike on any.
+        self.device = net_device(run.net_device)
+        self.net = build_net(run.model).to(self.device)
         self.served = Probability(self.net)
         self.rows = EmbeddingStore(
             run.model,
@@ -184,7 +187,8 @@ class Learner:
         with torch.no_grad():
             embeddings_BE = self._embeddings(ready.part, ready.asked)
             if ready.part is not None:
-                part_B: Tensor = self.served(self._dense(ready.part)[0], embeddings_BE)
+                dense_BD = self._dense(ready.part)[0].to(self.device)
+                part_B: Tensor = self.served(dense_BD, embeddings_BE.to(self.device))
                 scores_B[ready.first : ready.first + len(ready.part)] = part_B
             if self.ranks.size > 1:
                 scores_B = self._beside.sum(scores_B, "scores").wait()
@@ -215,9 +219,10 @@ class Learner:
         scores_B = torch.zeros(len(ready.batch))
         if ready.part is not None:
             dense_BD, missing = self._dense(ready.part)
-            label_B = torch.from_numpy(ready.part.label_B)
-            with torch.autocast("cpu", torch.bfloat16, enabled=self._quick):
-                logits_B: Tensor = self.net(dense_BD, embeddings_BE).float()
+            label_B = torch.from_numpy(ready.part.label_B).to(self.device)
+            x_BE = embeddings_BE.to(self.device)
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self._quick):
+                logits_B: Tensor = self.net(dense_BD.to(self.device), x_BE).float()
             loss = self._loss(logits_B, label_B)
             if len(ready.part) < len(ready.batch):
                 # The mean over the whole batch is what all ranks' parts add up to.
@@ -226,7 +231,7 @@ class Learner:
                 # There before backward comes to the net's first layers: they travel meanwhile.
                 embeddings_BE.register_post_accumulate_grad_hook(lambda _: self.rows.send())
             loss.backward()
-            loss = loss.detach()
+            loss = loss.detach().cpu()
             end = ready.first + len(ready.part)
             scores_B[ready.first : end] = torch.sigmoid(logits_B.detach())
         self.stopping = self.stops
@@ -263,7 +268,7 @@ class Learner:
         such sums of gradients themselves (`refused_gradients`).
         """
         gradients = [each.grad for each in self.net.parameters() if each.grad is not None]
-        norms = torch.stack((loss, *torch._foreach_norm(gradients)))
+        norms = torch.stack((loss.to(self.device), *torch._foreach_norm(gradients)))
         if not bool((norms < _MOST).all()):
             self.rows.drop_gradients()
             what = "loss" if not torch.isfinite(loss) else "gradients"

@@ -154,7 +154,7 @@ def test_blocks_are_scored_with_the_counts_of_the_blocks_before() -> None:
     nows: list[float] = []
 
     def note(_block: int) -> None:
-        nows.append(columns.now_C.tolist()[0] - NO_TIME)
+        nows.append(columns.get_buffer("now_C").tolist()[0] - NO_TIME)
 
     BlockQuality(learner, NEWS, seen_by="cand").run(block_s=600, batch_size=40, after_block=note)
     first_ms = next(iter(NEWS.batches(batch_size=1))).ts_ms_B[0]

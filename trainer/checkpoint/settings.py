@@ -42,6 +42,7 @@ FREE_TO_CHANGE = frozenset(
 ALLOWED = frozenset(
     {
         "batch_size",
+        "net_device",
         "net_dtype",
         "threads",
         "warmup_events",

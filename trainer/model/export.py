@@ -5,7 +5,9 @@ of the version that it is pinned to (DESIGN.md section 6). The package describes
 metadata under "embertide" (backend_cpp/dense/plugin.cc reads it).
 """
 
+import copy
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -29,10 +31,21 @@ class ExportError(TrainerError):
 
 
 def named_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return what a version brings: parameters and persistent buffers, by name, in order."""
+    """Return what a version brings: parameters and persistent buffers, by name, in order.
+
+    They are the module's own where it is on the CPU, and else copies that are.
+    """
     parameters = dict(module.named_parameters())
     state = module.state_dict()
-    return {name: parameters.get(name, state[name]).detach() for name in sorted(state)}
+    return {name: parameters.get(name, state[name]).detach().cpu() for name in sorted(state)}
+
+
+def _on_cpu(module: nn.Module) -> nn.Module:
+    """Return the module, or a copy of it that is on the CPU, where nodes run it."""
+    tensors = itertools.chain(module.parameters(), module.buffers())
+    if all(each.device.type == "cpu" for each in tensors):
+        return module
+    return copy.deepcopy(module).cpu()
 
 
 class _Functional(nn.Module):
@@ -81,6 +94,7 @@ def export_dense(
     """
     if cpu not in _VECTOR_BITS:
         raise ExportError(f"cpu {cpu!r} is unknown; use one of {', '.join(_VECTOR_BITS)}")
+    module = _on_cpu(module)
     tensors = named_tensors(module)
     for name, tensor in tensors.items():
         if tensor.dtype != torch.float32:

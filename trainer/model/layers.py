@@ -88,7 +88,7 @@ class Columns(nn.Module):
         """Say which time counts are as of."""
         if self.counters:
             now_C = NO_TIME + since_origin_s / self.half_lives_C
-            self.now_C = now_C.to(torch.float32)
+            self.get_buffer("now_C").copy_(now_C)
 
     def forward(self, dense_BD: Tensor, embeddings_BE: Tensor) -> tuple[Tensor, Tensor]:
         """Return dense_BD with the counts that the net sees, and embeddings_BE without any."""

@@ -41,13 +41,15 @@ class _Together:
 class AllReduce:
     """Adds up the gradients of all ranks (torch.distributed's all-reduce), in fp32.
 
-    What backward makes first, of the net's last layers, travels while it makes the rest.
+    What backward makes first, of the net's last layers, travels while it makes the rest. Gradients
+    of a net on a GPU pass through the memory of the host.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], channel: Channel) -> None:
         """Watch the gradients of a net, on a channel of the training thread."""
         self._channel = channel
         self._groups: list[_Together] = []
+        self._device = parameters[0].device if parameters else torch.device("cpu")
         self._begun = 0  # of `_groups`, in order: all ranks begin them alike
         if channel.size == 1:
             return
@@ -76,7 +78,8 @@ class AllReduce:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         gradients = [each.grad.reshape(-1) for each in group.parameters if each.grad is not None]
-        group.pending = self._channel.sum(torch.cat((*gradients, *beside)), "dense")
+        flat = torch.cat([*gradients, *(each.to(self._device) for each in beside)])
+        group.pending = self._channel.sum(flat.cpu(), "dense")
         self._begun += 1
 
     def finish(self, beside: Tensor) -> Callable[[], Tensor]:
@@ -92,11 +95,13 @@ class AllReduce:
             for group in self._groups:
                 assert group.pending is not None
                 flat = group.pending.wait()
+                there, begin = flat.to(self._device), 0
                 for parameter in group.parameters:
-                    count = parameter.numel()
+                    end = begin + parameter.numel()
                     assert parameter.grad is not None
-                    parameter.grad.copy_(flat[:count].view_as(parameter))
-                    flat = flat[count:]
+                    parameter.grad.copy_(there[begin:end].view_as(parameter))
+                    begin = end
+                flat = flat[begin:]
                 group.pending, group.missing = None, len(group.parameters)
             self._begun = 0
             return flat
