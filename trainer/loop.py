@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from embertide import _store
 from embertide.trainer.aside import SetAside
 from embertide.trainer.checkpoint import checkpoint as checkpoints
-from embertide.trainer.checkpoint.checkpoint import Checkpoint, CheckpointError
+from embertide.trainer.checkpoint.checkpoint import Checkpoint, CheckpointError, SavedCheckpoint
 from embertide.trainer.checkpoint.saver import BucketCopy, Saver, SaverOptions, SnapshotJob
 from embertide.trainer.checkpoint.settings import (
     changed_from_default,
@@ -229,9 +229,14 @@ class Trainer:
         """Resume the newest checkpoint; harmed ones are put aside, and the one before is taken."""
         while True:
             harmed: tuple[int, int, str] | None = None
+            # The first says which: on a network's file system others may not see it yet.
+            with self._channel.together():
+                newest = checkpoints.newest(self.publication) if self.ranks.first else None
+            named = self._channel.gather(newest)[0]
+            version = None if named is None else VersionId(*named)
             with self._channel.together():
                 try:
-                    self._resume(allow_change)
+                    self._resume(version, allow_change)
                 except checkpoints.HarmedCheckpointError as error:
                     harmed = (*error.version, str(error))
             # What one rank finds harmed, none goes on from.
@@ -288,8 +293,13 @@ class Trainer:
                 channel=self._channel,
             )
 
-    def _resume(self, allow_change: Sequence[str]) -> None:
-        found = checkpoints.load_newest(self.publication)
+    def _resume(self, version: VersionId | None, allow_change: Sequence[str]) -> None:
+        if version is not None and not checkpoints.is_complete(self.publication, version):
+            raise CheckpointError(
+                f"the first rank goes on from the checkpoint of version {version.number}, which is "
+                f"not in {self.publication.path} here: give all ranks one folder"
+            )
+        found = None if version is None else SavedCheckpoint(self.publication, version)
         self._begin_state(None if found is None else found.checkpoint)
         if found is None:
             if self.publication.versions():

@@ -11,6 +11,7 @@ from rankjobs import NEWS, RUNS
 from rankpool import die
 
 from embertide import _store
+from embertide.trainer.checkpoint import checkpoint as checkpoints
 from embertide.trainer.checkpoint.checkpoint import CheckpointWriter
 from embertide.trainer.config import PruneConfig, RunConfig, TableConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
@@ -111,6 +112,25 @@ def shift_clock(ranks: Ranks, wrong: int, by_s: int, folder: str) -> int:
     finally:
         time.time, time.time_ns = right
     return began_ms
+
+
+def go_on_half_blind(ranks: Ranks, blind: int, folder: str) -> int:
+    """Go on with a run whose newest checkpoint one rank does not see; return its version."""
+    publication = Publication(Path(folder))
+    if ranks.rank == blind:
+        newest = checkpoints.newest(publication)
+        assert newest is not None
+        there = publication.snapshots
+        setattr(publication, "snapshots", lambda: [v for v in there() if v != newest])  # noqa: B010
+        seen = checkpoints.is_complete
+        checkpoints.is_complete = lambda publication, version: (
+            version != newest and seen(publication, version)
+        )
+    try:
+        return Trainer(RUN, publication, program_cache=CACHE, ranks=ranks).number
+    finally:
+        if ranks.rank == blind:
+            checkpoints.is_complete = seen
 
 
 # Rows that are wide, so that few of them fill the least budget there is.

@@ -4,11 +4,20 @@ The error names the rank, no version is there in part, and the run goes on.
 """
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rankfaults import CROWDED, crowd_store, fill_drive, lose_rank, overfill_store, shift_clock
+from rankfaults import (
+    CROWDED,
+    crowd_store,
+    fill_drive,
+    go_on_half_blind,
+    lose_rank,
+    overfill_store,
+    shift_clock,
+)
 from rankjobs import train
 from rankpool import RankFailedError, RankPool, rank_pool
 
@@ -113,6 +122,24 @@ def test_times_are_by_the_first_ranks_clock_and_nothing_else_depends_on_any(
         assert 0 <= committed_ms - by_clock_ms < 120_000
     assert [line["number"] for line in lines] == list(range(1, len(lines) + 1))
     assert last_snapshot(publication) == last_snapshot(whole)
+
+
+@pytest.mark.parametrize("blind", [0, 1])
+def test_all_ranks_go_on_from_one_checkpoint_whatever_each_sees_of_the_folder(
+    pool: RankPool, whole: Publication, tmp_path: Path, blind: int
+) -> None:
+    publication = Publication(shutil.copytree(whole.path, tmp_path / "pub"))
+    before, newest = publication.snapshots()[-2:]
+    found = pool.results(2, go_on_half_blind, blind, str(publication.path))
+    if blind == 0:  # which names the one before
+        assert found == [before.number, before.number]
+        return
+    for each in found:
+        assert isinstance(each, RankFailedError)
+        assert f"checkpoint of version {newest.number}, which is not in" in str(each)
+        assert "rank 1" in str(each)
+    assert publication.snapshots()[-1] == newest
+    assert is_complete(publication, newest), "a checkpoint was put aside that is whole"
 
 
 @pytest.fixture

@@ -400,14 +400,13 @@ class SavedCheckpoint:
             raise self._refusal(self._snapshot, f"is harmed ({error})") from error
 
 
-def load_newest(publication: Publication) -> SavedCheckpoint | None:
-    """Return the newest checkpoint whose snapshot is there; None if there is none.
+def newest(publication: Publication) -> VersionId | None:
+    """Return the version of the newest checkpoint whose snapshot is there; None if there is none.
 
     Those of versions that a rollback undid are passed over.
 
     Raises:
-        HarmedCheckpointError: It is not what was written.
-        CheckpointError: It is of another format; or a rollback undid all.
+        CheckpointError: A rollback undid all.
     """
     undone = PromotionRecord(publication).read().undone
     passed_over = 0
@@ -415,7 +414,7 @@ def load_newest(publication: Publication) -> SavedCheckpoint | None:
         if not is_complete(publication, version):
             continue
         if not any(each.to < version.number < each.number for each in undone):
-            return SavedCheckpoint(publication, version)
+            return version
         passed_over += 1
     if passed_over:
         raise CheckpointError(
@@ -423,6 +422,17 @@ def load_newest(publication: Publication) -> SavedCheckpoint | None:
             f"({passed_over} after it): train in a new folder and keep this one"
         )
     return None
+
+
+def load_newest(publication: Publication) -> SavedCheckpoint | None:
+    """Return the newest checkpoint, as `newest` finds it; None if there is none.
+
+    Raises:
+        HarmedCheckpointError: It is not what was written.
+        CheckpointError: It is of another format; or a rollback undid all.
+    """
+    version = newest(publication)
+    return None if version is None else SavedCheckpoint(publication, version)
 
 
 def put_aside(publication: Publication, version: VersionId) -> Path:
