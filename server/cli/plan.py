@@ -1,5 +1,7 @@
 """`plan`: what the plan says, who holds a bucket, and how two plans differ."""
 
+import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import rich.console
@@ -23,8 +25,10 @@ from embertide.server.cli.control_plane import (
 from embertide.server.cli.fleet_view import fleet_facts, show_devices
 from embertide.server.cli.gains import gain_facts, model_line, show_gain
 from embertide.server.cli.refusals import Json, print_json, refusals
+from embertide.server.core.errors import RefusedError
 from embertide.server.core.plan.layout import Bucket, Holders, layout_of, place_name
 from embertide.server.core.plan.moves import changes
+from embertide.server.core.plan.ranks import FORMAT, for_ranks
 from embertide.server.core.plan.workload import measured
 from embertide.v1 import control_pb2, node_pb2, plan_pb2
 
@@ -227,3 +231,36 @@ def diff(
             )
         if len(found) > _SHOWN:
             typer.echo(f"and {len(found) - _SHOWN} more; --json lists all")
+
+
+@app.command("ranks")
+def ranks(
+    ranks: Annotated[int, typer.Argument(help="Of the trainer.", min=1, max=65_534)],
+    output: Annotated[Path, typer.Argument(help="File to write.", dir_okay=False)],
+    control: Control = DEFAULT_CONTROL,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
+    """Write the plan of a trainer of several ranks, even by what the fleet reads.
+
+    Example: embertide plan ranks 4 plan.json, then embertide train --nproc 4 --plan plan.json ...
+    """
+    with refusals(as_json), calling(control, token_file) as caller:
+        tables = caller.plan().tables
+        fleet = caller.call("GetFleetLoad", control_pb2.GetFleetLoadRequest(hot_keys=1), 10.0)
+        loads = [each for node in fleet.nodes for each in node.load.buckets]
+        try:
+            made = for_ranks(tables, loads, ranks)
+            said = {"format": FORMAT, "ranks": ranks, "tables": made.owners}
+            output.write_text(json.dumps(said) + "\n", encoding="utf-8")
+        except RefusedError as error:
+            raise ProcessError(str(error)) from error
+        except OSError as error:
+            raise ProcessError(f"{output} cannot be written: {error.strerror}") from error
+        if as_json:
+            print_json({"file": str(output), "ranks": ranks, "unevenness": made.unevenness})
+            return
+        typer.echo(
+            f"{output}: {sum(map(len, made.owners.values()))} buckets of {len(made.owners)} tables "
+            f"over {ranks} ranks; the dearest has {made.unevenness:.2f} times the mean to do"
+        )

@@ -12,6 +12,8 @@ from control_bench import eventually
 from fake_node import FakeNode
 
 from embertide.server.adapters.process import Child, free_ports
+from embertide.trainer.config import FeatureConfig, ModelConfig, TableConfig
+from embertide.trainer.sync import plan
 
 COMMAND = (sys.executable, "-m", "embertide.server.cli")
 
@@ -185,3 +187,26 @@ def test_nobody_answers() -> None:
     assert done.returncode == 1
     assert f"no control plane answers at {address}" in done.stderr
     assert "embertide control" in done.stderr
+
+
+def test_a_trainers_plan_is_written_from_what_nodes_read(
+    operator: Operator, tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.json"
+    # Nodes report what they read in windows of some seconds.
+    eventually(lambda: operator.run("plan", "ranks", 2, path).returncode == 0)
+    said = operator.json("plan", "ranks", 2, path)
+    assert said["file"] == str(path)
+    unevenness = said["unevenness"]
+    assert isinstance(unevenness, float)
+    assert 1 <= unevenness < 1.1
+    model = ModelConfig(
+        name="m",
+        tables=(TableConfig(name="user", bucket_bits=4), TableConfig(name="item", bucket_bits=2)),
+        features=(FeatureConfig(name="u", table="user"), FeatureConfig(name="i", table="item")),
+    )
+    owners = plan.read(path, model, 2).owners_T[0]
+    assert sorted(owners[[0, 4, 8, 12]].tolist()) == [0, 0, 1, 1], "hot buckets are spread"
+    refused = operator.run("plan", "ranks", 2, tmp_path / "none" / "plan.json")
+    assert refused.returncode == 1
+    assert "cannot be written: No such file or directory" in refused.stderr

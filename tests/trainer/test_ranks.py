@@ -35,7 +35,7 @@ from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.learner import Learner, part_of
 from embertide.trainer.model.dlrm import Dlrm
-from embertide.trainer.presets import globo
+from embertide.trainer.presets import globo, globo_history
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.sync import codec, plan
 from embertide.trainer.sync.codec import Block, Feedback
@@ -270,6 +270,15 @@ def test_a_plan_is_read_as_it_is_written_and_refused_when_it_does_not_fit(tmp_pa
         plan.read(path, STEP.model, 2)
     with pytest.raises(ConfigurationError, match="cannot be read"):
         plan.read(tmp_path / "none.json", STEP.model, 2)
+
+
+def test_a_plan_may_name_histories_that_versions_carry(tmp_path: Path) -> None:
+    model = globo_history()
+    said = json.loads(plan.text(model, plan.balanced(model, 2)))
+    said["tables"]["hist_of_user"] = [0, 1, 0, 1]
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(said))
+    assert len(plan.read(path, model, 2).owners_T) == len(model.tables)
 
 
 # --- runs -----------------------------------------------------------------------------------------

@@ -143,6 +143,10 @@ def read(path: Path, model: ModelConfig, ranks: int) -> Ownership:
             f"{ranks}, or leave --plan out for a balanced one"
         )
     tables = said.get("tables")
+    if isinstance(tables, dict):
+        # The ranks own histories that versions carry in turn, whatever a fleet says of them.
+        histories = {sequence.table for sequence in model.sequences if sequence.published}
+        tables = {name: owners for name, owners in tables.items() if name not in histories}
     names = [table.name for table in model.tables]
     if not isinstance(tables, dict) or set(tables) != set(names):
         found = sorted(tables) if isinstance(tables, dict) else tables
