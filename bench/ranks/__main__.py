@@ -12,9 +12,13 @@ from pathlib import Path
 from rich.console import Console
 
 from bench import report
-from bench.ranks import pods, quality, schedule, speed, wire
+from bench.ranks import curves, kills, pods, quality, schedule, speed, wire
+from bench.ranks.held import held
 from bench.servers import BUILD, ROOT, BenchError
 
+_FAULTS = "tests/trainer/test_rank_faults.py"
+_RANKS = "tests/trainer/test_ranks.py"
+_NAMED = "another_configuration or fails_in_any_stage or cannot_be_read or drive_that_is_full"
 _CONSOLE = Console(stderr=True, highlight=False)
 
 
@@ -31,7 +35,18 @@ def _pods(arguments: argparse.Namespace) -> Iterable[report.Row]:
     return pods.rows(pods.run(folder, arguments.repetitions, list(pods.FAULTS), pods=2))
 
 
+def _faults(_: argparse.Namespace) -> Iterable[report.Row]:
+    for case, tests, chosen in (
+        ("one rank lost in each stage, full drive, full store, wrong clock", _FAULTS, "test_"),
+        ("another configuration, a stage that fails, events that cannot be read", _RANKS, _NAMED),
+    ):
+        yield held(case, tests, chosen, claim="20.9")
+
+
 _PARTS: Mapping[str, Callable[[argparse.Namespace], Iterable[report.Row]]] = {
+    "curves": lambda _: curves.measure(),
+    "kills": lambda _: kills.run(),
+    "faults": _faults,
     "speed": lambda arguments: speed.measure(arguments.repetitions),
     "wire": lambda arguments: wire.measure(arguments.repetitions),
     "schedule": lambda _: schedule.measure(),
