@@ -32,7 +32,8 @@ _BYTES_PER_S = 1e9 / 8
 # Of TCP over IPv4 and Ethernet: 1,448 bytes of 1,538 on the wire are ours.
 _PAYLOAD = 1448 / 1538
 _BAR = 0.9
-_SAMPLES = (4096, 16_384)
+# Samples of a batch, and how rows and gradients travel.
+_CASES = ((4096, "fp32"), (16_384, "fp32"), (16_384, "fp16"))
 _BESIDE = ("words", "bench")  # not of a step
 
 
@@ -109,8 +110,9 @@ def _wire_s(found: dict[str, Any]) -> float:
 
 def measure(repetitions: int = 5) -> Iterator[report.Row]:
     """Yield a row a batch size: the rate over the wire against the better of the two bounds."""
-    for samples in _SAMPLES:
+    for samples, codec in _CASES:
         arguments = ["--samples", str(samples), "--steps", "10", "--windows", "3"]
+        arguments += ["--rows", codec, "--gradients", codec]
         bound, shaped = list[float](), list[float]()
         for _ in range(repetitions):
             free = launch(_OURS, 2, arguments)
@@ -119,7 +121,7 @@ def measure(repetitions: int = 5) -> Iterator[report.Row]:
             found = _over_the_wire(arguments)
             shaped.append(float(statistics.median(found["samples_per_s"])))
         yield report.compare(
-            (f"Criteo DLRM, batch {samples:,}, 2 ranks over 1 Gb/s", "rate", "samples/s"),
+            (f"Criteo DLRM, batch {samples:,}, {codec}, 2 ranks over 1 Gb/s", "rate", "samples/s"),
             shaped,
             bound,
             peer_name="the slower of work and wire",
