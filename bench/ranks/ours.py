@@ -168,6 +168,7 @@ def timeline(ranks: Ranks, samples: int) -> list[list[object]]:
     timed(asking, "ask", exchange, "ask")
     timed(step, "rows", exchange, "rows")
     timed(step, "forward", learner.net, "forward")
+    timed(step, "backward", torch.Tensor, "backward")
     timed(step, "send gradients", learner.rows, "send")
     timed(step, "dense step", learner.optimizer, "step")
     timed(step, "rows' step", learner.rows, "step")

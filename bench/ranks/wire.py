@@ -35,6 +35,7 @@ _BAR = 0.9
 # Samples of a batch, and how rows and gradients travel.
 _CASES = ((4096, "fp32"), (16_384, "fp32"), (16_384, "fp16"))
 _BESIDE = ("words", "bench")  # not of a step
+_COLOURS = mpl.colormaps["tab20"].colors  # type: ignore[attr-defined]
 
 
 def _ip(*arguments: str) -> None:
@@ -141,13 +142,17 @@ def draw(spans: list[list[Any]], path: Path) -> None:
     names = list(dict.fromkeys(name for _, name, *_ in spans))
     began = min(begin for _, _, begin, _ in spans)
     figure, axes = plt.subplots(figsize=(11, 0.8 * len(lanes) + 1.4))
-    for lane, name, begin, end in spans:
+    # What calls begins before what it calls, and is drawn below it.
+    for lane, name, begin, end in sorted(spans, key=lambda span: float(span[2])):
         axes.broken_barh(
             [(1e3 * (begin - began), 1e3 * (end - begin))],
             (lanes.index(lane) - 0.35, 0.7),
-            facecolors=f"C{names.index(name) % 10}",
+            facecolors=_COLOURS[names.index(name) % len(_COLOURS)],
         )
-    handles = [mpl.patches.Patch(color=f"C{i % 10}", label=name) for i, name in enumerate(names)]
+    handles = [
+        mpl.patches.Patch(color=_COLOURS[i % len(_COLOURS)], label=name)
+        for i, name in enumerate(names)
+    ]
     axes.set_yticks(range(len(lanes)), lanes)
     axes.invert_yaxis()
     axes.set_xlabel("ms")
