@@ -189,6 +189,9 @@ class Store:
     def stage_records(self, version: int, table: int, bucket: int, records: bytes) -> None: ...
     def commit(self, version: int) -> None: ...
     def ensure_rows(self, table: int, keys: NDArray[np.int64]) -> int: ...
+    def bring_rows(self, keys: Sequence[tuple[int, NDArray[np.int64]]], *, threads: int = 1) -> int:
+        """Bring rows of (table, keys_N) from the SSD to DDR, in one batch; return how many."""
+
     def apply_gradients(
         self,
         bags: Sequence[BagGradients],

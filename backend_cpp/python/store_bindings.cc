@@ -243,6 +243,9 @@ PyStates BucketState(const Store& store, uint32_t table, uint32_t bucket) {
   return states;
 }
 
+// Rows whose states are set after one batch of reads.
+constexpr size_t kBroughtAtOnce = 4096;
+
 void SetBucketState(Store* store, uint32_t table, uint32_t bucket, const PyStates& states) {
   const auto& [accumulators, ages, utilities, steps, kept] = states;
   const std::vector<uint64_t> keys = BucketKeys(*store, table, bucket);
@@ -258,6 +261,13 @@ void SetBucketState(Store* store, uint32_t table, uint32_t bucket, const PyState
                             std::to_string(kept.size()) + " elements in all were given"}};
   }
   for (size_t i = 0; i < keys.size(); ++i) {
+    if (i % kBroughtAtOnce == 0) {
+      // From an SSD, if there is one; a row that cannot be brought says why below.
+      const std::span<const uint64_t> rest = std::span(keys).subspan(i);
+      const std::span<const uint64_t> part = rest.first(std::min(rest.size(), kBroughtAtOnce));
+      const TableKeys of{table, {reinterpret_cast<const int64_t*>(part.data()), part.size()}};
+      static_cast<void>(store->BringRows({&of, 1}));
+    }
     const float* first = kept.data() + i * elements;
     RowState state{
         accumulators.data()[i], ages.data()[i], {}, steps.data()[i], {first, first + elements}};
@@ -392,6 +402,17 @@ void BindStore(py::module_& m) {
              const py::gil_scoped_release released;
              return ValueOrThrow(store->EnsureRows(table, SpanOf(keys)));
            })
+      .def(
+          "bring_rows",
+          [](Store* store, const std::vector<std::pair<uint32_t, Array<int64_t>>>& keys,
+             uint32_t threads) {
+            std::vector<TableKeys> of;
+            of.reserve(keys.size());
+            for (const auto& [table, array] : keys) of.push_back({table, SpanOf(array)});
+            const py::gil_scoped_release released;
+            return ValueOrThrow(store->BringRows(of, threads));
+          },
+          py::arg("keys"), py::kw_only(), py::arg("threads") = 1)
       .def("apply_gradients", &ApplyGradients, py::arg("bags"), py::kw_only(),
            py::arg("learning_rate"), py::arg("epsilon") = StepOptions().epsilon,
            py::arg("initial_accumulator") = StepOptions().initial_accumulator,

@@ -237,6 +237,7 @@ void BlockLog::Close(uint32_t number) {
     return;
   }
   segment = Segment{};
+  if (on_close_) on_close_(number);
   // No read is at it any more: what comes to lie here is not noted before.
   const uint64_t begin = uint64_t{number} * kSegmentBlocks;
   bad_blocks_.Forget(begin, begin + kSegmentBlocks);

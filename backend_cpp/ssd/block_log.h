@@ -23,6 +23,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -124,6 +125,8 @@ class BlockLog {
   // Reads rows, each block once; sorts `reads` by slot. kCorrupt naming the block when its checksum
   // or an entry does not match, kDeviceError from the file; what is at `to` is then unspecified.
   Status Read(std::span<LogRead> reads) const;
+  // Told of each segment that is free from then on, by whoever is the writer.
+  void OnClose(std::function<void(uint32_t segment)> call) { on_close_ = std::move(call); }
   // Gives the entry's bytes back. Requires: no reader can still be at it.
   void Free(uint64_t slot, uint32_t bytes);
 
@@ -164,6 +167,7 @@ class BlockLog {
     return static_cast<uint32_t>((slot >> kSsdOffsetBits) / kSegmentBlocks);
   }
 
+  size_t segments() const { return segments_.size(); }
   uint64_t used_bytes() const { return used_bytes_.load(std::memory_order_relaxed); }
   // DDR bytes of the segment table.
   uint64_t directory_bytes() const { return segments_.size() * sizeof(Segment); }
@@ -209,6 +213,7 @@ class BlockLog {
   void Release(std::span<const LogEntry> entries, const LogBatch& batch);
 
   std::unique_ptr<BlockFile> file_;
+  std::function<void(uint32_t segment)> on_close_;
   std::vector<Segment> segments_;
   uint32_t current_ = kNoSegment;
   uint32_t compacting_ = kNoSegment;

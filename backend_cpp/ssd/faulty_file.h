@@ -46,6 +46,11 @@ class Faults {
     const std::lock_guard lock(mutex_);
     before_read_ = std::move(call);
   }
+  // The blocks of each batch of reads since the last call.
+  std::vector<std::vector<uint64_t>> TakeReads() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(reads_, {});
+  }
   void BeforeWrite(std::function<void()> call) {
     const std::lock_guard lock(mutex_);
     before_write_ = std::move(call);
@@ -62,6 +67,10 @@ class Faults {
     const auto found = blocks_.find(block);
     return found == blocks_.end() ? std::nullopt : std::optional(found->second);
   }
+  void Note(std::span<const uint64_t> blocks) {
+    const std::lock_guard lock(mutex_);
+    reads_.emplace_back(blocks.begin(), blocks.end());
+  }
   void CallOnce(std::function<void()> Faults::* which) {
     std::function<void()> call;
     {
@@ -77,6 +86,7 @@ class Faults {
   mutable std::mutex mutex_;
   std::map<uint64_t, Wrong> blocks_;
   bool writes_fail_ = false;
+  std::vector<std::vector<uint64_t>> reads_;
   std::function<void()> before_read_;
   std::function<void()> before_write_;
 };
@@ -88,6 +98,7 @@ class FaultyBlockFile : public BlockFile {
       : file_(std::move(file)), faults_(faults) {}
 
   Status Read(std::span<const uint64_t> blocks, const BlockSink& sink) override {
+    faults_->Note(blocks);
     faults_->CallOnce(&Faults::before_read_);
     return file_->Read(blocks, [&](size_t read, const std::byte* block) {
       const auto put = faults_->Find(blocks[read]);

@@ -6,6 +6,7 @@
 // The segment's own blocks say which rows it holds; one look at the index tells the live ones. What
 // is live yet in no entry, because its bucket or version was retired, is freed without being moved.
 #include <algorithm>
+#include <cstring>
 #include <optional>
 
 #include "store/store_impl.h"
@@ -48,9 +49,66 @@ std::optional<Store::Impl::Holder> Store::Impl::HolderOf(Device* device, uint32_
   return std::nullopt;
 }
 
-Result<size_t> Store::Impl::MoveToLog(Device* device, std::span<const Moving> rows, bool compaction,
+size_t Store::Impl::TakeNotes(Device* device, std::span<const Moving> rows, MoveKind kind) const {
+  if (device->notes == nullptr) return rows.size();
+  const auto noted = [&](const Moving& row) { return Noted(*device, tables[row.table]); };
+  device->notes->ChargeAhead();
+  size_t left = device->notes->Take(static_cast<size_t>(std::ranges::count_if(rows, noted)),
+                                    /*of_page=*/kind != MoveKind::kEvict);
+  size_t fit = 0;
+  for (; fit < rows.size(); ++fit) {
+    if (!noted(rows[fit])) continue;
+    if (left == 0) break;
+    --left;
+  }
+  return fit;
+}
+
+void Store::Impl::GiveNotesBack(Device* device, std::span<const Moving> rows) const {
+  if (device->notes == nullptr) return;
+  device->notes->GiveBack(static_cast<size_t>(std::ranges::count_if(
+      rows, [&](const Moving& row) { return Noted(*device, tables[row.table]); })));
+}
+
+void Store::Impl::AddNotes(Device* device, std::span<const Moving> rows,
+                           const LogBatch& batch) const {
+  if (device->notes == nullptr) return;
+  std::vector<uint64_t> slots;
+  std::vector<const Moving*> noted;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (!Noted(*device, tables[rows[i].table])) continue;
+    slots.push_back(batch.slots[i]);
+    noted.push_back(&rows[i]);
+  }
+  device->notes->Add(slots, [&](size_t i, uint32_t* words) {
+    const Moving& row = *noted[i];
+    const Table& table = tables[row.table];
+    if (row.from.tier() == TierId::kSsd) {
+      std::copy_n(device->notes->Find(row.from.slot()), device->notes->words(), words);
+      return;
+    }
+    const std::byte* aux = row.bytes.data() + row.bytes.size() - AuxBytes(table);
+    RowAux head;
+    std::memcpy(&head, aux, sizeof(head));
+    words[0] = head.tick;
+    std::memcpy(words + 1, aux + sizeof(head), table.cost.chunks * sizeof(float));
+    if (table.cost.counters == 0) return;
+    const float log = LogIn(table, row.from.live(), row.bytes.data());
+    std::memcpy(words + 1 + table.cost.chunks, &log, sizeof(log));
+  });
+}
+
+Result<size_t> Store::Impl::MoveToLog(Device* device, std::span<const Moving> rows, MoveKind kind,
                                       WriterLock* writer) {
   BlockLog& log = *device->ssd;
+  const bool compaction = kind == MoveKind::kCompact;
+  const size_t noted = TakeNotes(device, rows, kind);
+  if (noted < rows.size() && (compaction || noted == 0)) {
+    GiveNotesBack(device, rows.first(noted));
+    return Status(Code::kResourceExhausted,
+                  "no room in the DDR budget for what pruning keeps of rows on the SSD");
+  }
+  rows = rows.first(noted);
   std::vector<LogEntry> entries;
   entries.reserve(rows.size());
   for (const Moving& row : rows) entries.push_back({row.key, row.table, row.bytes});
@@ -60,7 +118,11 @@ Result<size_t> Store::Impl::MoveToLog(Device* device, std::span<const Moving> ro
        ++tries) {
     batch = log.Take(entries);
   }
-  if (!batch.ok()) return batch.status();
+  if (!batch.ok()) {
+    GiveNotesBack(device, rows);
+    return batch.status();
+  }
+  AddNotes(device, rows, batch.value());
   Status written;
   WithoutWriter(writer, [&] { written = log.Write(entries, *batch); });
   log.Finish(entries, *batch, written, compaction);
@@ -112,7 +174,7 @@ uint64_t Store::Impl::CompactStep(Device* device, double least_dead, WriterLock*
   }
   compacted_bytes += work;
   // Without room, or with a drive that fails, the rows stay where they are and are tried again.
-  const Result<size_t> moved = MoveToLog(device, rows, /*compaction=*/true, writer);
+  const Result<size_t> moved = MoveToLog(device, rows, MoveKind::kCompact, writer);
   if (moved.ok()) compacted_rows += moved.value();
   log.Compacted(*run, moved.ok());
   return work;

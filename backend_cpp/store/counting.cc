@@ -40,6 +40,9 @@ Result<uint64_t> Store::AddCounts(uint32_t t, std::span<const int64_t> keys, con
                                                 std::to_string(logs[k * stride + c]));
     }
   }
+  // In one batch of reads; a row that cannot be brought is asked for again below, and says why.
+  const TableKeys rows{t, keys};
+  static_cast<void>(BringRows({&rows, 1}));
   uint64_t counted = 0;
   for (size_t k = 0; k < keys.size();) {
     const auto bucket_of = [&](size_t at) {

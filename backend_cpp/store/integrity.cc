@@ -152,6 +152,10 @@ Status NameEntries(const Table& table, const Bucket& bucket, uint32_t aux, bool 
     if (!bucket.index.Occupied(e)) continue;
     const Location place = bucket.index.At(e);
     const uint64_t key = bucket.index.KeyAt(e);
+    if (Store::Impl::Noted(*bucket.device, table) && place.tier() == TierId::kSsd &&
+        bucket.device->notes->Find(place.slot()) == nullptr) {
+      return {Code::kCorrupt, "pruning has no note of key " + std::to_string(key)};
+    }
     if (policy != nullptr) {
       if (policy->Holds(key)) ++named->chosen_among;
       if (Store::Impl::Resolve(place, ~0ULL).tier() == TierId::kDdr && !policy->Holds(key)) {
@@ -224,7 +228,8 @@ Status Store::CheckIntegrity() const {
     if (device.ssd != nullptr) EMBERTIDE_RETURN_IF_ERROR(device.ssd->CheckIntegrity(named.ssd));
     const uint64_t reserve = device.reserve_lent ? 0 : device.reserve_bytes;
     const uint64_t held = named.index_bytes + device.nodes.bytes() + device.arena.page_bytes() +
-                          reserve + device.PolicyBytes();
+                          reserve + device.PolicyBytes() +
+                          (device.notes == nullptr ? 0 : device.notes->bytes());
     if (device.budget.used_bytes() != held || held > device.budget.limit_bytes()) {
       return {Code::kCorrupt, "device " + std::to_string(device.number) + ": charged " +
                                   std::to_string(device.budget.used_bytes()) + " bytes, holds " +

@@ -126,7 +126,7 @@ void PartWorker::Place(const Device& device, size_t i) {
   row.payload = nullptr;
   if (place.tier() != TierId::kDdr) return;
   row = RowAt(device, &group, row.bucket, place);
-  if (step_.options == nullptr) return;
+  if (step_.work != StepWork::kUpdate) return;
   AskForLines(row.aux, aux_bytes_);
   AskForLines(row.payload, layout_.PayloadBytes(row.live));
   uint32_t occurrence = group.first;
@@ -150,7 +150,7 @@ void PartWorker::Take(uint32_t part, size_t first, size_t end) {
     const Row& row = At(i).row;
     if (row.payload == nullptr) {
       Leave(part, groups_[i]);
-    } else if (step_.options != nullptr) {
+    } else if (step_.work == StepWork::kUpdate) {
       Sum(n, GradientsOf(groups_[i]), groups_[i].count);
       rows[n++] = row;
     }

@@ -37,11 +37,18 @@ struct MomentDecay {
   Decay second;
 };
 
+enum class StepWork : uint8_t {
+  kMake,    // keys without a row get one
+  kBring,   // rows on the SSD come to DDR
+  kUpdate,  // both, and rows take a step of the optimizer
+};
+
 // What the threads of a step share.
 struct TableStep {
   Store::Impl* impl = nullptr;
   Table* table = nullptr;
-  const StepOptions* options = nullptr;  // null: rows are made and not updated
+  StepWork work = StepWork::kMake;
+  const StepOptions* options = nullptr;  // of kUpdate
   uint32_t tick = 0;                     // of the step
   const MomentDecay* decay = nullptr;    // of a step that counts steps
 };
@@ -70,7 +77,7 @@ class PartWorker {
   // there. `counts`: what each of `occurrences` stands for; null: one each.
   void Run(const Device& device, uint32_t part, std::span<const Occurrence> occurrences,
            const uint32_t* counts);
-  // One row, which lies in DDR by now. Requires: the device's writer.
+  // One row, which lies in DDR by now. Requires: kUpdate, and the device's writer.
   void Update(const Device& device, const Late& late, Bucket* bucket, Location place);
   // What a key's gradients add to the utility of all its chunks; not finite if they are not.
   float Earned(const Late& late);

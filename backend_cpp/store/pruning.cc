@@ -76,34 +76,51 @@ template <typename Visit, typename After>
 void Store::Impl::ForEachSlice(Bucket* bucket, const Visit& visit, const After& after) {
   constexpr uint64_t kHashes = uint64_t{1} << 32;
   for (uint64_t begin = 0; begin < kHashes;) {
-    const std::lock_guard writer(bucket->device->writer);
+    WriterLock writer(bucket->device->writer);
     const uint64_t slices = bucket->index.capacity() / kSliceEntries + 1;
     const uint64_t end = std::min(kHashes, begin + kHashes / slices + 1);
     bucket->index.ForEachIn(begin, end, visit);
-    after();
+    after(&writer);
     begin = end;
   }
 }
 
-std::array<float, kMaxChunks> Store::Impl::UtilityOf(const Device* device, const Table& table,
-                                                     Location place) const {
-  std::array<float, kMaxChunks> utility{};
-  RowAux* aux = AuxOf(device, place);
-  const double scale = table.pruned_with->scales[table.place_in_group].scale;
-  const double kept = scale * decay.Over(RowAux::Steps(aux->tick, tick));
-  for (uint32_t c = 0; c < table.cost.chunks; ++c) {
-    utility[c] = static_cast<float>(kept * static_cast<double>(aux->utility()[c]));
+Store::Impl::RowNote Store::Impl::NoteOf(const Device* device, const Table& table, Location place) {
+  const uint32_t chunks = table.cost.chunks;
+  if (place.tier() == TierId::kSsd) {
+    const uint32_t* words = device->notes->Find(place.slot());
+    EMBERTIDE_CHECK(words != nullptr);
+    const auto* floats = reinterpret_cast<const float*>(words + 1);
+    return {words[0], floats, table.cost.counters != 0 ? floats[chunks] : 0.0F};
   }
-  const CountsWorth& counts = table.pruned_with->counts[table.place_in_group];
-  if (counts.of_reference == 0.0F) return utility;
-  utility[table.cost.chunks] = counts.Of(LogOf(device, table, place));
-  return utility;
+  RowAux* aux = AuxOf(device, place);
+  return {aux->tick, aux->utility(),
+          LogIn(table, place.live(), device->arena.Address(place.slot()))};
 }
 
-float Store::Impl::LogOf(const Device* device, const Table& table, Location place) {
-  if ((place.live() & table.cost.counters) == 0) return 0.0F;
-  const CountsWorth& counts = table.pruned_with->counts[table.place_in_group];
-  return CountersOf(device, table, place)[counts.of.counter];
+float Store::Impl::LogIn(const Table& table, uint16_t live, const std::byte* payload) {
+  if ((live & table.cost.counters) == 0) return 0.0F;
+  const RowLayout learned = table.config.learned();
+  const uint32_t counter = table.pruned_with->counts[table.place_in_group].of.counter;
+  const auto before = learned.PayloadBytes(static_cast<uint16_t>(live & learned.full_mask()));
+  float log = 0.0F;
+  std::memcpy(&log, payload + before + counter * sizeof(log), sizeof(log));
+  return log;
+}
+
+std::array<float, kMaxChunks> Store::Impl::UtilityOf(const Table& table,
+                                                     const RowNote& note) const {
+  std::array<float, kMaxChunks> utility{};
+  const double scale = table.pruned_with->scales[table.place_in_group].scale;
+  const double kept = scale * decay.Over(RowAux::Steps(note.tick, tick));
+  for (uint32_t c = 0; c < table.cost.chunks; ++c) {
+    utility[c] = static_cast<float>(kept * static_cast<double>(note.utility[c]));
+  }
+  if (table.cost.counters != 0) {
+    const CountsWorth& counts = table.pruned_with->counts[table.place_in_group];
+    utility[table.cost.chunks] = counts.Of(note.log);
+  }
+  return utility;
 }
 
 template <typename Visit>
@@ -116,7 +133,7 @@ void Store::Impl::ForSomeRows(const Table& table, uint32_t rare, const Visit& vi
         [&](uint64_t key, Location place) {
           if ((HashKey(key) >> kSampleShift & others) == 0) visit(bucket->device, place);
         },
-        [] {});
+        [](WriterLock*) {});
   }
 }
 
@@ -131,9 +148,10 @@ GroupSample Store::Impl::TakeSample(GroupPrice* group, uint32_t rare) const {
     const uint32_t chunks = table.cost.chunks;
     TableSample& added = sample.tables[i];
     ForSomeRows(table, rare, [&](const Device* device, Location place) {
-      const auto utility = UtilityOf(device, table, place);
+      const RowNote note = NoteOf(device, table, place);
+      const auto utility = UtilityOf(table, note);
       added.rows.insert(added.rows.end(), utility.begin(), utility.begin() + chunks);
-      if (table.cost.counters != 0) added.rows.push_back(LogOf(device, table, place));
+      if (table.cost.counters != 0) added.rows.push_back(note.log);
     });
   }
   return sample;
@@ -192,8 +210,9 @@ void Store::Impl::PruneBucket(GroupPrice* group, const Table& table, uint32_t b,
   std::vector<Change> changes;  // of a slice
   std::vector<Change> gone;
   const auto visit = [&](uint64_t key, Location place) {
-    const auto utility = UtilityOf(device, table, place);
-    const uint32_t age = RowAux::Steps(AuxOf(device, place)->tick, tick);
+    const RowNote note = NoteOf(device, table, place);
+    const auto utility = UtilityOf(table, note);
+    const uint32_t age = RowAux::Steps(note.tick, tick);
     const bool expired = max_age > 0 && age > max_age;
     const uint16_t live =
         expired ? uint16_t{0} : table.cost.WorthKeeping(utility.data(), group->price);
@@ -207,7 +226,15 @@ void Store::Impl::PruneBucket(GroupPrice* group, const Table& table, uint32_t b,
     const RecordKind kind = expired ? RecordKind::kExpired : RecordKind::kPruned;
     changes.push_back({key, place.live(), live, kind, sum});
   };
-  const auto apply = [&] {
+  std::vector<Access> reshaped;  // of a slice: rows that stay with other chunks
+  const auto apply = [&](WriterLock* writer) {
+    if (device->ssd != nullptr) {
+      reshaped.clear();
+      for (const Change& each : changes) {
+        if (each.live != 0) reshaped.push_back({each.key, table.ordinal});
+      }
+      BringRows(device, reshaped, writer);
+    }
     TakeReserveBack(device);
     for (const Change& each : changes) {
       uint16_t live = each.live;

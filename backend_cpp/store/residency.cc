@@ -9,6 +9,7 @@
 #include <chrono>
 #include <thread>
 
+#include "store/ssd_batch.h"
 #include "store/store_impl.h"
 
 namespace embertide {
@@ -85,7 +86,7 @@ bool Store::Impl::Free(Device* device, Retired* retired) {
   } else if (retired->place.tier() == TierId::kDdr) {
     device->arena.Free(retired->place.slot());
   } else {
-    device->promoting.erase(retired->place.slot());
+    for (SsdBatch* batch : device->reading) batch->Forget(retired->place.slot());
     device->ssd->Free(retired->place.slot(), retired->bytes);
   }
   return true;
@@ -239,7 +240,8 @@ uint32_t Store::Impl::ChooseByPolicy(Device* device, uint64_t wanted,
   return chosen;
 }
 
-bool Store::Impl::Demote(Device* device, const std::vector<Holder>& victims, WriterLock* writer) {
+bool Store::Impl::Demote(Device* device, const std::vector<Holder>& victims, MoveKind kind,
+                         WriterLock* writer) {
   if (victims.empty() || device->ssd == nullptr) return false;
   std::vector<Moving> rows;
   uint64_t all_bytes = 0;
@@ -259,7 +261,7 @@ bool Store::Impl::Demote(Device* device, const std::vector<Holder>& victims, Wri
     to = std::copy_n(device->arena.Address(row.from.slot()), payload, to);
     if (aux > 0) to = std::copy_n(device->arena.Aux(row.from.slot()), aux, to);
   }
-  const Result<size_t> moved = MoveToLog(device, rows, /*compaction=*/false, writer);
+  const Result<size_t> moved = MoveToLog(device, rows, kind, writer);
   for (const Moving& row : rows) {
     if (device->policy == nullptr) break;
     // Chosen or not, it holds the rows whose newest place is in DDR.
@@ -282,7 +284,7 @@ bool Store::Impl::Demote(Device* device, const std::vector<Holder>& victims, Wri
 bool Store::Impl::EvictByPolicy(Device* device, uint64_t bytes, WriterLock* writer) {
   std::vector<Holder> victims;
   const uint32_t chosen = ChooseByPolicy(device, bytes, &victims);
-  const bool went = Demote(device, victims, writer);
+  const bool went = Demote(device, victims, MoveKind::kEvict, writer);
   device->policy->Settle(chosen);
   return went;
 }
@@ -302,7 +304,7 @@ bool Store::Impl::EvictByClock(Device* device, Hand* hand, uint64_t bytes, bool 
   if (victims.empty() && chained) {
     Sweep(device, hand, round, Sweeping::kChained, &victims, bytes);
   }
-  return Demote(device, victims, writer);
+  return Demote(device, victims, MoveKind::kEvict, writer);
 }
 
 bool Store::Impl::Evict(Device* device, WriterLock* writer) {
@@ -355,7 +357,7 @@ void Store::Impl::MoveCondemned(Device* device, uint32_t entries, bool demote, W
   for (uint32_t passed = 0; passed < entries;) {
     const uint32_t part = std::min(entries - passed, kSweepEntries);
     passed += std::max(1U, AdvanceHand(device, &device->packing, part, visit));
-    if (!victims.empty() && !Demote(device, victims, writer)) return;
+    if (!victims.empty() && !Demote(device, victims, MoveKind::kEmptyPage, writer)) return;
     victims.clear();
     bytes = 0;
   }
@@ -393,6 +395,7 @@ void Store::Impl::MakeRoomAhead(Device* device, uint32_t pages) {
   for (int turn = 0; turn < kRoomTurns; ++turn) {
     WriterLock writer(device->writer);
     Reclaim(device);
+    if (device->notes != nullptr) device->notes->ChargeAhead();
     if (Full(*device)) {
       if (!Evict(device, &writer)) return;
       continue;
@@ -410,6 +413,18 @@ void Store::Impl::MakeRoomAhead(Device* device, uint32_t pages) {
     }
     MoveCondemned(device, kSweepEntries, /*demote=*/true, &writer);
   }
+}
+
+Status Store::Impl::ChargeNotes(Device* device) {
+  // Each page that is emptied leaves some bytes more than the notes of its rows take.
+  constexpr int kPages = 8;
+  for (int page = 0; device->notes != nullptr && page < kPages; ++page) {
+    if (device->notes->ChargeAhead()) break;
+    device->arena.CondemnPages(1);
+    MoveCondemned(device, RoundOf(device, device->packing), /*demote=*/true, nullptr);
+    EMBERTIDE_RETURN_IF_ERROR(AwaitReaders(device));
+  }
+  return Status::Ok();
 }
 
 Status Store::Impl::MakeRoom(Device* device, int round, const Status& wanted) {
@@ -433,6 +448,7 @@ Status Store::Impl::MakeRoom(Device* device, int round, const Status& wanted) {
     MoveCondemned(device, RoundOf(device, device->packing), /*demote=*/true, nullptr);
   }
   Status waited = AwaitReaders(device);
+  if (waited.ok()) waited = ChargeNotes(device);
   if (waited.ok()) return waited;
   return {waited.code(), wanted.message() + ": " + waited.message()};
 }

@@ -121,10 +121,8 @@ Status ValidateCounts(const StoreOptions& options, const PruneGroup& group) {
 }
 
 Status ValidateGroups(const StoreOptions& options) {
-  if (!options.prune_groups.empty() &&
-      (options.profile != Profile::kTrain || options.ssd_budget_bytes > 0)) {
-    return {Code::kInvalidArgument,
-            "prune_groups: rows are pruned in a trainer without an SSD tier"};
+  if (!options.prune_groups.empty() && options.profile != Profile::kTrain) {
+    return {Code::kInvalidArgument, "prune_groups: rows are pruned in a trainer alone"};
   }
   std::set<uint32_t> pruned;
   for (const PruneGroup& group : options.prune_groups) {
@@ -302,10 +300,26 @@ uint64_t Store::Impl::DirectoryBytes(const Device& device) const {
   }
   if (hbm != nullptr && tables[device.tables.front()].part == 0) bytes += hbm->HostBytesOfArena();
   if (device.ssd != nullptr) bytes += device.ssd->directory_bytes();
+  if (device.notes != nullptr) bytes += device.notes->directory_bytes();
   for (const auto& group : groups) {
     if (DeviceOf(tables[group->tables.front()], 0) == &device) bytes += group->bytes();
   }
   return bytes;
+}
+
+void Store::Impl::MakeNotes(Device* device) {
+  uint32_t words = 0;
+  uint64_t least = ~0ULL;  // bytes of a row
+  for (const uint32_t t : device->tables) {
+    const Table& table = tables[t];
+    if (table.pruned_with == nullptr) continue;
+    words = std::max(words, 1 + table.cost.utilities());
+    least = std::min<uint64_t>(least, table.config.layout.PayloadBytes(1) + AuxBytes(table));
+  }
+  if (device->ssd == nullptr || words == 0) return;
+  device->notes = std::make_unique<SsdNotes>(&device->budget, device->ssd->segments(), words,
+                                             device->arena.slab_bytes() / least);
+  device->ssd->OnClose([device](uint32_t segment) { device->notes->Drop(segment); });
 }
 
 Status Store::Impl::OpenDevice(Device* device, const std::vector<SealedSegment>* sealed) {
@@ -324,6 +338,7 @@ Status Store::Impl::OpenDevice(Device* device, const std::vector<SealedSegment>*
     device->ssd = std::make_unique<BlockLog>(std::move(file), ssd_bytes / options.devices);
     if (sealed != nullptr) EMBERTIDE_RETURN_IF_ERROR(device->ssd->Reopen(*sealed));
   }
+  MakeNotes(device);
   uint64_t directory = DirectoryBytes(*device);
   for (const uint32_t t : device->tables) {
     for (const BucketSlot& slot : tables[t].buckets) {
@@ -346,6 +361,10 @@ Status Store::Impl::OpenDevice(Device* device, const std::vector<SealedSegment>*
       return {Code::kInvalidArgument, "ddr_budget_bytes is too small to count new keys"};
     }
     device->new_keys = std::make_unique<FrequencySketch>(slots);
+  }
+  if (device->notes != nullptr && !device->notes->ChargeAhead()) {
+    return {Code::kInvalidArgument,
+            "ddr_budget_bytes is too small for what pruning keeps of rows on the SSD"};
   }
   if (device->ssd != nullptr) return Status::Ok();
   const uint64_t page = device->arena.slab_bytes();
@@ -547,8 +566,9 @@ StoreStats Store::Stats() const {
     stats.ddr_payload_bytes += device->arena.page_bytes();
     stats.huge_bytes += device->arena.pool()->huge_bytes() + device->index_pages.huge_bytes();
     if (device->ssd != nullptr) AddSsd(*device->ssd, &stats);
+    if (device->notes != nullptr) stats.index_bytes += device->notes->bytes();
   }
-  stats.index_bytes = impl_->index_bytes.load();
+  stats.index_bytes += impl_->index_bytes.load();
   for (const auto& device : impl_->devices) stats.index_bytes += device->nodes.bytes();
   stats.ddr_budget_bytes = impl_->options.ddr_budget_bytes;
   for (size_t s = 0; s < kSources; ++s) stats.hits[s] = impl_->hits[s].load();

@@ -2,13 +2,14 @@
 //
 //   store.cc       open, pin, stats          versions.cc   stage, commit, fold
 //   holding.cc     buckets added, dropped    training.cc   rows pruned and taken
-//   finder.cc      where a batch's rows lie  training_step.cc   rows made and updated,
-//   pruning.cc     what rows are worth         part_worker.cc     by its threads
-//   counting.cc    events of keys              prune_state.cc     what checkpoints have of it
+//   finder.cc      where a batch's rows lie  training_step.cc   rows updated,
+//   pruning.cc     what rows are worth         part_worker.cc     by its threads,
+//   prune_state.cc what checkpoints have of it late_keys.cc       made and brought
+//   counting.cc    events of keys
 //   lookup.cc      batched reads
 //   hbm_tier.cc    the tier above DDR
 //   residency.cc   room: evict, move, reclaim              integrity.cc  every invariant
-//   shares.cc      bytes that tables may have in DDR
+//   shares.cc      bytes that tables may have in DDR       ssd_batch.cc  reads for a writer
 //   compaction.cc  rows moved to and on the SSD   upkeep.cc     promotions, room ahead: Maintain
 //   sealing.cc     what outlives a kill           mending.cc    rows of bad blocks
 #pragma once
@@ -43,11 +44,14 @@
 #include "store/prune_sample.h"
 #include "store/reader_registry.h"
 #include "store/seal_file.h"
+#include "store/ssd_notes.h"
 #include "store/tier_policy.h"
 #include "store/train_ops.h"
 #include "store/turn_mutex.h"
 
 namespace embertide {
+
+class SsdBatch;
 
 // A row that was read, from a device whose policy is to hear of it.
 struct Access {
@@ -114,6 +118,7 @@ struct Device {
   // Training: occurrences of keys that have no row; null: every key gets one at once.
   std::unique_ptr<FrequencySketch> new_keys;
   std::unique_ptr<BlockLog> ssd;            // null without an SSD budget
+  std::unique_ptr<SsdNotes> notes;          // null: no table whose rows it may have is pruned
   std::vector<TierCount> in_ddr;            // by table
   std::vector<TierCount> in_ssd;            // by table
   std::vector<TableShare> shares;           // by table
@@ -130,8 +135,8 @@ struct Device {
   size_t most_accesses = 0;
   std::vector<Access> accesses;
   std::vector<Access> replayed;  // those of Maintain's last turn: its memory is kept (`upkeep`)
-  // SSD slots that Maintain reads without the writer, but for those freed since.
-  std::set<uint64_t> promoting;
+  // Rows of the SSD that are being read without the writer: told of slots that are freed meanwhile.
+  std::vector<SsdBatch*> reading;
   uint64_t LogBytes() const { return 2 * most_accesses * sizeof(Access); }
   uint64_t PolicyBytes() const {
     return LogBytes() + (policy == nullptr ? 0 : policy->bytes()) +
@@ -143,6 +148,13 @@ struct Device {
   // Bytes that compaction may read and write now, and when that was reckoned.
   double compaction_credit = 0;
   std::chrono::steady_clock::time_point compaction_at = std::chrono::steady_clock::now();
+};
+
+// Why rows are written to the SSD.
+enum class MoveKind : uint8_t {
+  kEvict,      // to make room for others
+  kEmptyPage,  // their page is wanted
+  kCompact,    // their segment is
 };
 
 // What holds a device's writer, for who lets go of it while a drive works.
@@ -249,6 +261,7 @@ struct Store::Impl {
   // The directories of its tiers, its policy and its logs, charged; its file on the SSD, with what
   // `sealed` names of it, or empty.
   Status OpenDevice(Device* device, const std::vector<SealedSegment>* sealed);
+  void MakeNotes(Device* device);
   // Of a device's DDR, what it takes before the first bucket.
   uint64_t DirectoryBytes(const Device& device) const;
   // The name of a device's file on the SSD; empty: it has none.
@@ -330,6 +343,9 @@ struct Store::Impl {
   // One step towards room: reclaims, then takes cold rows, then whole pages out of DDR. Returns
   // `wanted`, which has failed for want of room, when there is nothing left to try.
   Status MakeRoom(Device* device, int round, const Status& wanted);
+  // Charges notes of rows on the SSD ahead once more, emptying pages for them, before rows take
+  // what came free: without notes none could leave.
+  Status ChargeNotes(Device* device);
   // Attempts, making room in between, until it no longer fails for want of room.
   template <typename Attempt>
   Status WithRoom(Device* device, const Attempt& attempt) {
@@ -377,7 +393,8 @@ struct Store::Impl {
   void Sweep(Device* device, Hand* hand, uint32_t entries, Sweeping sweeping,
              std::vector<Holder>* victims, uint64_t wanted);
   // Moves rows of DDR to the SSD; false if none went.
-  bool Demote(Device* device, const std::vector<Holder>& victims, WriterLock* writer);
+  bool Demote(Device* device, const std::vector<Holder>& victims, MoveKind kind,
+              WriterLock* writer);
   // Moves the rows of condemned pages that a pass over `entries` entries meets into other pages
   // with room; if `demote`, those that find none to the SSD.
   void MoveCondemned(Device* device, uint32_t entries, bool demote, WriterLock* writer);
@@ -410,6 +427,11 @@ struct Store::Impl {
                uint64_t slot);
   // Brings one SSD row to DDR. Ok also when it is gone or already there.
   Status PromoteOne(Device* device, const Access& row);
+  // The row in DDR of a key that a batch has read. Errors as ResidentRow.
+  Result<Location> BringRow(Device* device, const SsdBatch& batch, size_t i);
+  // Brings those of the rows to DDR that are on the SSD and can be read, and lets go of the writer
+  // while the drive works. Requires: each key of a table once.
+  void BringRows(Device* device, std::span<const Access> rows, WriterLock* writer);
 
   // --- compaction.cc; the device's writer is held, but as WithoutWriter says ---------------------
   // Who names this place; nullopt: nobody does any more.
@@ -422,9 +444,20 @@ struct Store::Impl {
     std::span<const std::byte> bytes;
   };
   // Writes rows to the log, and whoever names their places names the new ones, but for rows that
-  // are gone or changed meanwhile. Returns how many moved; an error: none did.
-  Result<size_t> MoveToLog(Device* device, std::span<const Moving> rows, bool compaction,
+  // are gone or changed meanwhile. Returns how many moved; an error: none did. Of rows that leave
+  // DDR the last ones stay, if there is no room for the notes of all.
+  Result<size_t> MoveToLog(Device* device, std::span<const Moving> rows, MoveKind kind,
                            WriterLock* writer);
+  // Charges the notes of rows that are to move to the log, of the first of them if there is no room
+  // for all; returns of how many rows.
+  size_t TakeNotes(Device* device, std::span<const Moving> rows, MoveKind kind) const;
+  void GiveNotesBack(Device* device, std::span<const Moving> rows) const;
+  // Requires: TakeNotes for them.
+  void AddNotes(Device* device, std::span<const Moving> rows, const LogBatch& batch) const;
+  // Whether pruning keeps a note of the table's rows on the SSD.
+  static bool Noted(const Device& device, const Table& table) {
+    return device.notes != nullptr && table.pruned_with != nullptr;
+  }
   // Moves the live rows of some blocks of a segment of which `least_dead` is dead. Returns the
   // bytes read and written, 0 if there is no such segment.
   uint64_t CompactStep(Device* device, double least_dead, WriterLock* writer);
@@ -513,6 +546,9 @@ struct Store::Impl {
   RowState StateIn(const Table& table, const std::byte* bytes) const;
   // The row of an entry in DDR (brought there from SSD if need be).
   Result<Location> ResidentRow(Device* device, uint32_t table, uint32_t bucket, uint64_t key);
+  // Takes away the row of a key, whatever its tier. kNotFound; kResourceExhausted: there is no room
+  // to note that it is gone.
+  Status RemoveRow(Device* device, Bucket* bucket, uint64_t key, RecordKind kind);
   static RowAux* AuxOf(const Device* device, Location place) {
     return reinterpret_cast<RowAux*>(device->arena.Aux(place.slot()));
   }
@@ -569,14 +605,19 @@ struct Store::Impl {
   // Takes a row of so many bytes off the room, if what its key earned is worth that and it fits.
   bool Admit(GroupPrice* group, uint64_t hash, float utility, uint64_t bytes);
   // Calls visit(key, place) for a bucket's rows, in slices under its device's writer, which may
-  // change them in after(), called at each slice's end.
+  // change them in after(&writer), called at each slice's end.
   template <typename Visit, typename After>
   static void ForEachSlice(Bucket* bucket, const Visit& visit, const After& after);
+  // What pruning knows of a row, in DDR whatever its tier; valid until the row changes or moves.
+  struct RowNote {
+    uint32_t tick = 0;               // the step that last used it
+    const float* utility = nullptr;  // of its chunks, as it was then
+    float log = 0.0F;                // of the count that says what its counters are worth; 0: none
+  };
+  static RowNote NoteOf(const Device* device, const Table& table, Location place);
+  static float LogIn(const Table& table, uint16_t live, const std::byte* payload);
   // What a row's chunks are worth now.
-  std::array<float, kMaxChunks> UtilityOf(const Device* device, const Table& table,
-                                          Location place) const;
-  // The log of the count that says what a row's counters are worth; 0: it has none.
-  static float LogOf(const Device* device, const Table& table, Location place);
+  std::array<float, kMaxChunks> UtilityOf(const Table& table, const RowNote& note) const;
   // Calls visit(device, place) for one of 2^rare rows.
   template <typename Visit>
   void ForSomeRows(const Table& table, uint32_t rare, const Visit& visit) const;

@@ -134,31 +134,45 @@ Result<Location> Store::Impl::AddRow(Device* device, const Table& table, Bucket*
   return place;
 }
 
+Status Store::Impl::RemoveRow(Device* device, Bucket* bucket, uint64_t key, RecordKind kind) {
+  const Table& table = tables[bucket->table];
+  const auto locate = [&] { return bucket->index.Locate(HashKey(key), key); };
+  if (locate() == BucketIndex::kNotFound) {
+    return {Code::kNotFound,
+            "key " + std::to_string(key) + " has no row in table " + table.config.name};
+  }
+  EMBERTIDE_RETURN_IF_ERROR(FitRemoved(device, bucket));
+  // Making room may have moved the row.
+  const uint32_t entry = locate();
+  const Location place = bucket->index.At(entry);
+  EraseEntry(bucket, entry);
+  bucket->removed.push_back({key, kind});
+  RetirePlace(device, table, place);
+  return Status::Ok();
+}
+
 Status Store::Impl::ChangeLive(Device* device, const Table& table, uint32_t b, uint64_t key,
                                uint16_t live, RecordKind kind) {
   const RowLayout& layout = table.config.layout;
   Bucket* bucket = Newest(table, b);
+  if (live == 0) return RemoveRow(device, bucket, key, kind);
   const Result<Location> old = ResidentRow(device, table.ordinal, b, key);
   if (!old.ok()) return old.status();
   if (live == old.value().live()) return Status::Ok();
-  if (live == 0) EMBERTIDE_RETURN_IF_ERROR(FitRemoved(device, bucket));
-  Location place = Location::Removed(kind);
-  if (live != 0) {
-    std::vector<float> values(layout.dim());
-    DecodePayload(layout, old.value().live(), device->arena.Address(old.value().slot()),
-                  values.data());
-    std::vector<std::byte> payload(layout.PayloadBytes(live));
-    EncodePayload(layout, live, values.data(), payload.data());
-    Result<Location> stored = StoreRow(device, table, key, live, payload);
-    const bool shrinks = payload.size() < layout.PayloadBytes(old.value().live());
-    if (!stored.ok() && shrinks && device->reserve_bytes > 0 && !device->reserve_lent) {
-      device->reserve_lent = true;
-      device->budget.Release(device->reserve_bytes);
-      stored = StoreRow(device, table, key, live, payload);
-    }
-    if (!stored.ok()) return stored.status();
-    place = *stored;
+  std::vector<float> values(layout.dim());
+  DecodePayload(layout, old.value().live(), device->arena.Address(old.value().slot()),
+                values.data());
+  std::vector<std::byte> payload(layout.PayloadBytes(live));
+  EncodePayload(layout, live, values.data(), payload.data());
+  Result<Location> stored = StoreRow(device, table, key, live, payload);
+  const bool shrinks = payload.size() < layout.PayloadBytes(old.value().live());
+  if (!stored.ok() && shrinks && device->reserve_bytes > 0 && !device->reserve_lent) {
+    device->reserve_lent = true;
+    device->budget.Release(device->reserve_bytes);
+    stored = StoreRow(device, table, key, live, payload);
   }
+  if (!stored.ok()) return stored.status();
+  const Location place = *stored;
   // Making room may have moved the old row to the SSD: ask the index again.
   const uint32_t entry = bucket->index.Locate(HashKey(key), key);
   const Result<Location> again = ResidentRow(device, table.ordinal, b, key);
@@ -166,18 +180,13 @@ Status Store::Impl::ChangeLive(Device* device, const Table& table, uint32_t b, u
     RetirePlace(device, table, place);
     return again.status();
   }
-  if (live == 0) {
-    EraseEntry(bucket, entry);
-    bucket->removed.push_back({key, kind});
-  } else {
-    std::copy_n(device->arena.Aux(again.value().slot()), AuxBytes(table),
-                device->arena.Aux(place.slot()));
-    bucket->index.Set(entry, place);
-    RowAux* aux = AuxOf(device, place);
-    ForgetElements(table, live & again.value().live(), aux);
-    if ((again.value().live() & ~table.cost.counters) == 0) ForgetMoments(table, aux);
-    MarkChanged(bucket, HashKey(key), aux);
-  }
+  std::copy_n(device->arena.Aux(again.value().slot()), AuxBytes(table),
+              device->arena.Aux(place.slot()));
+  bucket->index.Set(entry, place);
+  RowAux* aux = AuxOf(device, place);
+  ForgetElements(table, live & again.value().live(), aux);
+  if ((again.value().live() & ~table.cost.counters) == 0) ForgetMoments(table, aux);
+  MarkChanged(bucket, HashKey(key), aux);
   RetirePlace(device, table, again.value());
   return Status::Ok();
 }
@@ -205,10 +214,18 @@ Status Store::TakeChanges(uint32_t t, uint32_t b, std::vector<std::byte>* record
   Table& table = impl_->tables[t];
   Bucket& bucket = *Store::Impl::Newest(table, b);
   Device& device = *Store::Impl::Newest(impl_->tables[t], b)->device;
-  const std::lock_guard writer(device.writer);
+  WriterLock writer(device.writer);
   impl_->Reclaim(&device);
-  Store::Impl::TidyRemoved(&bucket);
   std::map<uint64_t, RecordKind> changes;
+  if (device.ssd != nullptr) {
+    Store::Impl::ChangedRows(bucket, &changes);
+    std::vector<Access> rows;
+    rows.reserve(changes.size());
+    for (const auto& [key, kind] : changes) rows.push_back({key, t});
+    impl_->BringRows(&device, rows, &writer);
+    changes.clear();  // others may have changed rows meanwhile
+  }
+  Store::Impl::TidyRemoved(&bucket);
   for (const RemovedKey& each : bucket.removed) changes.emplace(each.key, each.kind);
   Store::Impl::ChangedRows(bucket, &changes);
   const size_t before = records->size();

@@ -1,18 +1,18 @@
-// The training step: new rows for keys that lack one, an exact step of the optimizer for all of a
-// batch and the utility of its rows' chunks, a table after the other.
+// The training step: an exact step of the optimizer for all of a batch and the utility of its rows'
+// chunks, a table after the other.
 //
 // The occurrences of a table's keys are dealt out to parts, each of a range of hashes and of one
 // device, in the order of the batch. Parts have no key in common, so several threads may be at them
 // (part_worker.h). A device's writer is held for a turn of some parts at a time, so that others get
-// theirs. Keys without a row in DDR come last in a turn, one by one: theirs is made, or brought
-// from the SSD. What is dealt does not depend on the threads, nor does any sum; turns are longer
-// with more of them, for each begins and ends with all.
+// theirs. Keys without a row in DDR come last of all (late_keys.h): theirs is made, or brought from
+// the SSD. What is dealt does not depend on the threads, nor does any sum; turns are longer with
+// more of them, for each begins and ends with all.
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <optional>
 #include <utility>
 
+#include "store/late_keys.h"
 #include "store/part_worker.h"
 #include "store/store_impl.h"
 
@@ -41,6 +41,11 @@ struct Scratch {
 Scratch& ThreadScratch() {
   thread_local Scratch scratch;
   return scratch;
+}
+
+LateKeys* ThreadLateKeys() {
+  thread_local LateKeys late;
+  return &late;
 }
 
 // Kept as long as the thread.
@@ -104,9 +109,14 @@ struct Batch {
 // One table's part of a call.
 class TableRun {
  public:
-  // `crew` null: the caller's thread alone.
-  TableRun(const TableStep& step, Crew* crew, Scratch* scratch)
-      : step_(step), impl_(*step.impl), table_(*step.table), crew_(crew), scratch_(*scratch) {
+  // `crew` null: the caller's thread alone. `late`: gets the keys without a row in DDR.
+  TableRun(const TableStep& step, Crew* crew, LateKeys* late, Scratch* scratch)
+      : step_(step),
+        impl_(*step.impl),
+        table_(*step.table),
+        crew_(crew),
+        late_keys_(*late),
+        scratch_(*scratch) {
     workers_.resize(crew == nullptr ? 1 : crew->size(), nullptr);
   }
 
@@ -128,10 +138,8 @@ class TableRun {
     }
   }
 
-  uint64_t made() const { return made_; }
+  // Of the rows that were in DDR.
   uint64_t updated() const { return updated_; }
-  // Of the first key that failed.
-  const Status& failure() const { return failure_; }
 
  private:
   // Work(0), ..., Work(count - 1), on as many threads as there are.
@@ -205,120 +213,49 @@ class TableRun {
 
   // The parts [first, end), which lie on one device.
   void Turn(Device* device, size_t first, size_t end) {
-    const std::lock_guard writer(device->writer);
-    impl_.Reclaim(device);
-    std::atomic<size_t> next{first};
-    Share(std::min(workers_.size(), end - first), [&](uint32_t thread) {
-      if (workers_[thread] == nullptr) {
-        workers_[thread] = ThreadWorker();
-        workers_[thread]->Begin(step_);
-      }
-      for (size_t part = next++; part < end; part = next++) {
-        workers_[thread]->Run(
-            *device, static_cast<uint32_t>(part),
-            std::span(scratch_.dealt).subspan(BeginOf(part), BeginOf(part + 1) - BeginOf(part)),
-            counted_ ? scratch_.counts.data() + BeginOf(part) : nullptr);
-      }
-    });
+    {
+      const std::lock_guard writer(device->writer);
+      impl_.Reclaim(device);
+      std::atomic<size_t> next{first};
+      Share(std::min(workers_.size(), end - first), [&](uint32_t thread) {
+        if (workers_[thread] == nullptr) {
+          workers_[thread] = ThreadWorker();
+          workers_[thread]->Begin(step_);
+        }
+        for (size_t part = next++; part < end; part = next++) {
+          workers_[thread]->Run(
+              *device, static_cast<uint32_t>(part),
+              std::span(scratch_.dealt).subspan(BeginOf(part), BeginOf(part + 1) - BeginOf(part)),
+              counted_ ? scratch_.counts.data() + BeginOf(part) : nullptr);
+        }
+      });
+    }
     late_.clear();
     for (PartWorker* worker : workers_) {
       if (worker == nullptr) continue;
       for (const PartWorker::Late& each : worker->late()) late_.push_back(&each);
     }
+    if (late_.empty()) return;
     std::stable_sort(late_.begin(), late_.end(),
                      [](const auto* a, const auto* b) { return a->part < b->part; });
-    for (const PartWorker::Late* each : late_) {
-      const Status done = MakeOrBring(device, *each);
-      if (done.ok()) continue;
-      ++impl_.failed_keys;
-      if (failure_.ok()) failure_ = done;
-    }
+    late_keys_.Add(&table_, device, late_);
     for (PartWorker* worker : workers_) {
       if (worker != nullptr) worker->ForgetLate();
     }
-  }
-
-  // A key whose row is not in DDR. kResourceExhausted, kDeviceError, kCorrupt naming the key.
-  Status MakeOrBring(Device* device, const PartWorker::Late& late);
-  Result<Location> MakeRow(Device* device, Bucket* bucket, const PartWorker::Group& group);
-  // A new row begins with what its key earned without one, its chunks with the same.
-  void Credit(const Device& device, Location place, float utility) const {
-    RowAux* aux = Store::Impl::AuxOf(&device, place);
-    const uint32_t chunks = table_.config.learned().chunks;
-    aux->tick = step_.tick;
-    std::fill_n(aux->utility(), chunks, utility / static_cast<float>(chunks));
-  }
-  std::string Name(const PartWorker::Group& group) const {
-    return std::to_string(static_cast<int64_t>(group.key)) + " of table " + table_.config.name;
   }
 
   const TableStep step_;
   Store::Impl& impl_;
   Table& table_;
   Crew* const crew_;
+  LateKeys& late_keys_;
   Scratch& scratch_;
   std::vector<PartWorker*> workers_;  // of the threads; null: it has done nothing yet
   std::vector<const PartWorker::Late*> late_;
   uint32_t part_bits_ = 0;
-  bool counted_ = false;          // some key of the batch stands for several occurrences
-  const Device* full_ = nullptr;  // had no room for a row: it is asked for no more
-  uint64_t made_ = 0;
+  bool counted_ = false;  // some key of the batch stands for several occurrences
   uint64_t updated_ = 0;
-  Status failure_;
 };
-
-Status TableRun::MakeOrBring(Device* device, const PartWorker::Late& late) {
-  const PartWorker::Group& group = late.group;
-  const uint32_t b = BucketOfHash(group.hash, table_.config.bucket_bits);
-  Bucket* bucket = Store::Impl::Newest(table_, b);
-  const bool updates = step_.options != nullptr;
-  Result<Location> place = Location();
-  if (bucket->index.Locate(group.hash, group.key) == BucketIndex::kNotFound) {
-    bool enters = false;
-    for (uint32_t n = group.occurrences; n > 0 && !enters; --n) {
-      enters = impl_.EntersNow(device, table_, group.key);
-    }
-    std::optional<float> worth;
-    if (enters && updates && table_.pruned_with != nullptr) {
-      const float earned = workers_.front()->Earned(late);
-      if (std::isfinite(earned)) worth = impl_.Worth(table_, group.key, earned);
-      enters = worth.has_value();
-      if (enters) *worth -= earned;  // which the step itself adds
-    }
-    if (!enters) {
-      if (updates) ++impl_.dropped_gradients;
-      return Status::Ok();
-    }
-    if (device != full_) place = MakeRow(device, bucket, group);
-    if (place.ok() && worth.has_value() && device != full_) Credit(*device, *place, *worth);
-  } else if (!updates) {
-    return Status::Ok();
-  } else if (device != full_) {
-    place = impl_.ResidentRow(device, table_.ordinal, b, group.key);
-  }
-  if (device == full_) return {Code::kResourceExhausted, "no room for key " + Name(group)};
-  if (!place.ok()) {
-    if (place.status().code() == Code::kResourceExhausted) full_ = device;
-    return {place.status().code(), "key " + Name(group) + ": " + place.status().message()};
-  }
-  if (updates) workers_.front()->Update(*device, late, bucket, place.value());
-  return Status::Ok();
-}
-
-Result<Location> TableRun::MakeRow(Device* device, Bucket* bucket, const PartWorker::Group& group) {
-  const TableConfig& config = table_.config;
-  const RowLayout& layout = config.layout;
-  std::vector<float> values(layout.dim());
-  for (uint32_t d = 0; d < config.learned().dim(); ++d) {
-    values[d] = InitialValue(config.init_seed, config.id, group.key, d, config.init_scale);
-  }
-  std::vector<std::byte> payload(layout.PayloadBytes(layout.full_mask()));
-  EncodePayload(layout, layout.full_mask(), values.data(), payload.data());
-  Result<Location> place =
-      impl_.AddRow(device, table_, bucket, group.key, layout.full_mask(), payload);
-  made_ += place.ok() ? 1 : 0;
-  return place;
-}
 
 Status ValidateBags(const Store::Impl& impl, const BagGradients& bags) {
   EMBERTIDE_RETURN_IF_ERROR(impl.CheckValues(bags.table));
@@ -351,8 +288,9 @@ Status ValidateBags(const Store::Impl& impl, const BagGradients& bags) {
   return Status::Ok();
 }
 
-// Runs the tables in their order, each with its bags in the order of the call.
-Result<uint64_t> RunTables(Store::Impl* impl, std::span<const BagGradients> bags,
+// Runs the tables in their order, each with its bags in the order of the call. Returns how many
+// rows were made, brought or updated. `options`: of kUpdate.
+Result<uint64_t> RunTables(Store::Impl* impl, std::span<const BagGradients> bags, StepWork work,
                            const StepOptions* options, uint32_t threads) {
   if (!impl->training()) {
     return Status(Code::kInvalidArgument, "this call needs a store of the training profile");
@@ -373,9 +311,9 @@ Result<uint64_t> RunTables(Store::Impl* impl, std::span<const BagGradients> bags
   EMBERTIDE_RETURN_IF_ERROR(CheckStepThreads(threads));
   std::unique_lock<std::mutex> crew_lock;
   Crew* const crew = threads > 1 ? impl->TakeCrew(threads, &crew_lock) : nullptr;
-  TableStep step{impl, nullptr, options, 0, nullptr};
+  TableStep step{impl, nullptr, work, options, 0, nullptr};
   std::optional<MomentDecay> decay;
-  if (options != nullptr) {
+  if (work == StepWork::kUpdate) {
     step.tick = (impl->tick.fetch_add(1) + 1) % RowAux::kTicks;
     for (const auto& group : impl->groups) {
       const std::lock_guard lock(group->mutex);
@@ -386,21 +324,30 @@ Result<uint64_t> RunTables(Store::Impl* impl, std::span<const BagGradients> bags
       step.decay = &*decay;
     }
   }
-  Status failure;
-  uint64_t done = 0;
+  LateKeys* const late = ThreadLateKeys();
+  late->Begin(step);
+  uint64_t updated = 0;
   for (auto first = by_table.begin(); first != by_table.end();) {
     const uint32_t table = (*first)->table;
     const auto end = std::find_if(first, by_table.end(),
                                   [table](const auto* each) { return each->table != table; });
     step.table = &impl->tables[table];
-    TableRun run(step, crew, &ThreadScratch());
+    TableRun run(step, crew, late, &ThreadScratch());
     run.Run({{first, end}});
-    done += options == nullptr ? run.made() : run.updated();
-    if (failure.ok()) failure = run.failure();
+    updated += run.updated();
     first = end;
   }
-  if (!failure.ok()) return failure;
-  return done;
+  late->Finish();
+  if (!late->failure().ok()) return late->failure();
+  switch (work) {
+    case StepWork::kMake:
+      return late->made();
+    case StepWork::kBring:
+      return late->brought();
+    case StepWork::kUpdate:
+      return updated + late->updated();
+  }
+  return updated;
 }
 
 }  // namespace
@@ -413,7 +360,16 @@ Crew* Store::Impl::TakeCrew(uint32_t threads, std::unique_lock<std::mutex>* lock
 
 Result<uint64_t> Store::EnsureRows(uint32_t t, std::span<const int64_t> keys) {
   const BagGradients bags{t, keys, {}, nullptr, 0};
-  return RunTables(impl_.get(), {&bags, 1}, nullptr, 1);
+  return RunTables(impl_.get(), {&bags, 1}, StepWork::kMake, nullptr, 1);
+}
+
+Result<uint64_t> Store::BringRows(std::span<const TableKeys> keys, uint32_t threads) {
+  const auto has_ssd = [](const auto& device) { return device->ssd != nullptr; };
+  if (std::ranges::none_of(impl_->devices, has_ssd)) return 0;
+  std::vector<BagGradients> bags;
+  bags.reserve(keys.size());
+  for (const TableKeys& each : keys) bags.push_back({each.table, each.keys, {}, nullptr, 0});
+  return RunTables(impl_.get(), bags, StepWork::kBring, nullptr, threads);
 }
 
 Result<uint64_t> Store::ApplyGradients(std::span<const BagGradients> bags,
@@ -424,7 +380,7 @@ Result<uint64_t> Store::ApplyGradients(std::span<const BagGradients> bags,
       return Status(Code::kInvalidArgument, "bags without gradients");
     }
   }
-  return RunTables(impl_.get(), bags, &options, threads);
+  return RunTables(impl_.get(), bags, StepWork::kUpdate, &options, threads);
 }
 
 }  // namespace embertide

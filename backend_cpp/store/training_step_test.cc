@@ -226,6 +226,10 @@ TEST_F(TrainingStepTest, TheSameBytesWhateverTheDevicesTheTiersAndTheThreads) {
       const std::vector<BagGradients> bags = {
           {2, keys, offsets, gradients.data(), kDim},
           {0, std::span(keys).first(1200), {}, gradients.data(), kDim}};
+      const std::vector<TableKeys> about_to_use = {{2, keys}, {0, std::span(keys).first(1200)}};
+      if (step % 3 == 1) {
+        ASSERT_TRUE(store_->BringRows(about_to_use, of.threads).ok());
+      }
       ASSERT_TRUE(store_->ApplyGradients(bags, kAdagrad, of.threads).ok());
     }
     Whole();

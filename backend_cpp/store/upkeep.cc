@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "store/ssd_batch.h"
 #include "store/store_impl.h"
 
 namespace embertide {
@@ -70,72 +71,68 @@ Status Store::Impl::PromoteOne(Device* device, const Access& row) {
   return Status::Ok();
 }
 
+Result<Location> Store::Impl::BringRow(Device* device, const SsdBatch& batch, size_t i) {
+  const Access& row = batch.row(i);
+  Bucket* bucket = nullptr;
+  const uint32_t entry = EntryOnSsd(device, row, &bucket);
+  const bool there = entry != BucketIndex::kNotFound && bucket->index.At(entry) == batch.place(i);
+  const std::byte* bytes = there ? batch.Bytes(i) : nullptr;
+  if (bytes != nullptr) {
+    const Table& table = tables[row.table];
+    const uint32_t aux = AuxBytes(table);
+    const Result<uint64_t> slot = AllocateDdr(device, table, batch.bytes_of(i) - aux, aux);
+    if (!slot.ok()) return slot.status();
+    Install(device, row.table, bucket, row.key, bytes, slot.value());
+  } else if (there) {
+    EMBERTIDE_RETURN_IF_ERROR(batch.StatusOf(i));
+  }
+  return ResidentRow(device, row.table, BucketOf(tables[row.table], HashKey(row.key)), row.key);
+}
+
+void Store::Impl::BringRows(Device* device, std::span<const Access> rows, WriterLock* writer) {
+  SsdBatch batch;
+  for (size_t first = 0; first < rows.size();) {
+    batch.Begin(this, device);
+    for (; first < rows.size() && !batch.full(); ++first) batch.Add(rows[first]);
+    batch.Read(writer);
+    // Who needs a row that cannot be brought asks for it again, and is told why.
+    for (size_t i = 0; i < batch.size(); ++i) static_cast<void>(BringRow(device, batch, i));
+  }
+}
+
 bool Store::Impl::Promote(Device* device, std::span<const Access> rows) {
-  // A reader like any other, of no version, so that what it reads stays where it is; but not while
-  // it waits for the writer lock, whose holder may wait for reads to end.
-  Result<uint32_t> reader = readers.Enter(~0ULL);
-  if (!reader.ok()) {
+  WriterLock writer(device->writer);
+  SsdBatch batch;
+  batch.Begin(this, device);
+  for (const Access& row : rows) batch.Add(row);
+  if (!batch.Read(&writer)) {
     dropped_accesses += rows.size();
     return false;
   }
-  struct Wanted {
-    Bucket* bucket = nullptr;  // null: not to be installed
-    Location place;
-    std::vector<std::byte> bytes;
-  };
-  std::vector<Wanted> wanted(rows.size());
-  std::vector<LogRead> reads;
-  std::optional<Reading> reading;
-  {
-    const std::lock_guard writer(device->writer);
-    reading.emplace(&readers, *reader);
-    for (size_t i = 0; i < rows.size(); ++i) {
-      Wanted& row = wanted[i];
-      const uint32_t entry = EntryOnSsd(device, rows[i], &row.bucket);
-      if (entry == BucketIndex::kNotFound) continue;
-      row.place = row.bucket->index.At(entry);
-      row.bytes.resize(ReadOf(rows[i], row.place, nullptr).bytes);
-      reads.push_back(ReadOf(rows[i], row.place, row.bytes.data()));
-      device->promoting.insert(row.place.slot());
-    }
-  }
-  std::set<const std::byte*> bad;
-  if (!reads.empty() && !device->ssd->Read(reads).ok()) {
-    // One by one, to pass over the bad ones: reads find those, and report them.
-    for (LogRead& read : reads) {
-      if (!device->ssd->Read({&read, 1}).ok()) bad.insert(read.to);
-    }
-  }
-  reading.reset();
-  readers.Leave(*reader);
   bool lacks_page = false;
-  const std::lock_guard writer(device->writer);
-  for (size_t i = 0; i < rows.size(); ++i) {
-    Wanted& row = wanted[i];
-    if (row.bytes.empty()) continue;
-    // A slot that was freed may hold other bytes by now.
-    const uint32_t entry = EntryOnSsd(device, rows[i], &row.bucket);
-    const bool same = entry != BucketIndex::kNotFound && row.bucket->index.At(entry) == row.place &&
-                      device->promoting.contains(row.place.slot()) &&
-                      !bad.contains(row.bytes.data());
+  for (size_t i = 0; i < batch.size(); ++i) {
+    const Access& row = batch.row(i);
+    Bucket* bucket = nullptr;
+    const uint32_t entry = EntryOnSsd(device, row, &bucket);
+    const bool there = entry != BucketIndex::kNotFound && bucket->index.At(entry) == batch.place(i);
+    const std::byte* bytes = there ? batch.Bytes(i) : nullptr;
     // A promotion that finds no room, or a bad block, leaves the row where it is: nothing is lost.
-    const uint32_t aux = AuxBytes(tables[rows[i].table]);
-    const auto payload = static_cast<uint32_t>(row.bytes.size() - aux);
-    const bool holds = ShareHolds(*device, rows[i].table, row.bytes.size());
-    if (same && holds && (device->policy == nullptr || device->policy->Reserve())) {
+    const uint32_t aux = AuxBytes(tables[row.table]);
+    const uint32_t payload = batch.bytes_of(i) - aux;
+    const bool holds = ShareHolds(*device, row.table, batch.bytes_of(i));
+    if (bytes != nullptr && holds && (device->policy == nullptr || device->policy->Reserve())) {
       // A page that is kept ready is not for this: another would be emptied for it.
       const Result<uint64_t> slot = SparePages(*device) > 0
                                         ? device->arena.Allocate(payload, aux)
                                         : device->arena.AllocateInRoom(payload, aux);
       if (slot.ok()) {
-        Install(device, rows[i].table, row.bucket, rows[i].key, row.bytes.data(), slot.value());
+        Install(device, row.table, bucket, row.key, bytes, slot.value());
         continue;
       }
       lacks_page |= !Full(*device);
     }
     ++dropped_accesses;
   }
-  device->promoting.clear();
   return lacks_page;
 }
 

@@ -160,7 +160,8 @@ struct StoreOptions {
   // all utilities keep over a step, more than 0 and at most 1. The default halves them in 2,000.
   UtilityKind utility = UtilityKind::kSquares;
   double utility_decay = 0.99965;
-  // Training, of tables without an SSD tier: see Prune.
+  // Training: see Prune. Of their rows on the SSD DDR keeps a note of 10 bytes, 4 more a chunk
+  // beyond the first and 4 with counters.
   std::vector<PruneGroup> prune_groups;
   // Training: of all tables. A row takes what it keeps (optimizer.h) beside its payload, in DDR and
   // on the SSD, for dead chunks too.
@@ -357,6 +358,12 @@ struct BagGradients {
   std::span<const uint32_t> counts = {};
 };
 
+// Keys of one table, in any order and as often as they come.
+struct TableKeys {
+  uint32_t table = 0;  // index into StoreOptions::tables
+  std::span<const int64_t> keys;
+};
+
 class Store {
  public:
   // kInvalidArgument naming the option; kDeviceError if the SSD directory cannot be used, or memory
@@ -414,6 +421,12 @@ class Store {
   // wait for their new_row_accesses-th occurrence. Returns how many were new. kResourceExhausted
   // when the budgets are full; the other keys have their rows.
   Result<uint64_t> EnsureRows(uint32_t table, std::span<const int64_t> keys);
+  // Brings those rows of these keys that lie on the SSD to DDR, all in one batch of reads: for who
+  // is about to read and update them, as far as they have room together; one may leave again before
+  // it is used. No result depends on it. Returns how many were brought. Any thread, beside readers
+  // and writers. kDeviceError, kCorrupt, kResourceExhausted of the first that was not; all others
+  // were.
+  Result<uint64_t> BringRows(std::span<const TableKeys> keys, uint32_t threads = 1);
   // One exact step of StoreOptions::optimizer, for all bags of a batch at once, after EnsureRows
   // for their keys. A key's gradients, of all its occurrences in all bags of its table, are summed
   // in fp64 in the order of the call before the one update. A key with a count (BagGradients) is as

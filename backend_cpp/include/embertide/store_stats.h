@@ -57,9 +57,10 @@ struct SealStats {
 struct StoreStats {
   uint64_t rows = 0;
   uint64_t ddr_payload_bytes = 0;  // whole slab pages in use
-  uint64_t index_bytes = 0;        // index arrays, page directory, version chains
-  uint64_t huge_bytes = 0;         // of pages and index arrays, what lies in huge pages by now
-  uint64_t ssd_bytes = 0;          // segments in use
+  // Index arrays, page directory, version chains, notes of rows on the SSD that pruning keeps.
+  uint64_t index_bytes = 0;
+  uint64_t huge_bytes = 0;  // of pages and index arrays, what lies in huge pages by now
+  uint64_t ssd_bytes = 0;   // segments in use
   SsdStats ssd;
   SealStats seal;
   uint64_t ddr_budget_bytes = 0;

@@ -1,0 +1,194 @@
+// Keys of a step without a row in DDR: see the header.
+#include "store/late_keys.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+namespace embertide {
+namespace {
+
+// Keys that wait, before they are seen to.
+constexpr size_t kMostWaiting = 1U << 16;
+// Keys of one hold of a device's writer: a millisecond or so.
+constexpr size_t kTurnKeys = 1024;
+
+std::string NameOf(const Table& table, uint64_t key) {
+  return std::to_string(static_cast<int64_t>(key)) + " of table " + table.config.name;
+}
+
+}  // namespace
+
+void LateKeys::Begin(const TableStep& step) {
+  step_ = step;
+  step_.table = nullptr;
+  keys_.clear();
+  gradients_.clear();
+  full_ = nullptr;
+  made_ = brought_ = updated_ = 0;
+  failure_ = Status::Ok();
+}
+
+void LateKeys::Add(Table* table, Device* device, std::span<const PartWorker::Late* const> keys) {
+  for (const PartWorker::Late* late : keys) {
+    keys_.push_back({table, device, late->group, gradients_.size()});
+    gradients_.insert(gradients_.end(), late->gradients, late->gradients + late->group.count);
+  }
+  if (keys_.size() >= kMostWaiting) Finish();
+}
+
+void LateKeys::Finish() {
+  for (size_t first = 0; first < keys_.size();) {
+    const size_t end = ReadRows(first);
+    SeeTo(first, end);
+    EndBatches();
+    first = end;
+  }
+  CountUpdates();
+  keys_.clear();
+  gradients_.clear();
+}
+
+void LateKeys::EndBatches() {
+  for (size_t d = 0; d < devices_.size() && d < batches_.size(); ++d) {
+    const std::lock_guard writer(devices_[d]->writer);
+    batches_[d].End();
+  }
+}
+
+void LateKeys::CountUpdates() {
+  if (step_.table == nullptr) return;
+  updated_ += worker_.updated();
+  step_.impl->clipped_gradients += worker_.clipped();
+  step_.impl->refused_gradients += worker_.refused();
+  worker_.Begin(step_);
+}
+
+void LateKeys::BeginTable(Table* table) {
+  if (step_.table == table) return;
+  CountUpdates();
+  step_.table = table;
+  worker_.Begin(step_);
+  full_ = nullptr;
+}
+
+size_t LateKeys::ReadRows(size_t first) {
+  reads_.assign(keys_.size() - first, kNotRead);
+  devices_.clear();
+  if (step_.work == StepWork::kMake) return keys_.size();
+  for (size_t k = first; k < keys_.size(); ++k) {
+    Device* const device = keys_[k].device;
+    const bool met = std::ranges::find(devices_, device) != devices_.end();
+    if (device->ssd != nullptr && !met) devices_.push_back(device);
+  }
+  while (batches_.size() < devices_.size()) batches_.emplace_back();
+  size_t end = keys_.size();
+  for (size_t d = 0; d < devices_.size(); ++d) {
+    SsdBatch& batch = batches_[d];
+    WriterLock writer(devices_[d]->writer);
+    batch.Begin(step_.impl, devices_[d]);
+    for (size_t k = first; k < end; ++k) {
+      const Key& key = keys_[k];
+      if (key.device != devices_[d]) continue;
+      if (batch.Add({key.group.key, key.table->ordinal})) {
+        reads_[k - first] = static_cast<uint32_t>(batch.size() - 1);
+      }
+      if (batch.full()) end = k + 1;
+    }
+    batch.Read(&writer);
+  }
+  return end;
+}
+
+void LateKeys::SeeTo(size_t first, size_t end) {
+  for (size_t k = first; k < end;) {
+    Device* const device = keys_[k].device;
+    const std::lock_guard writer(device->writer);
+    step_.impl->Reclaim(device);
+    for (const size_t turn = std::min(end, k + kTurnKeys); k < turn; ++k) {
+      if (keys_[k].device != device) break;
+      BeginTable(keys_[k].table);
+      const Status done = MakeOrBring(keys_[k], reads_[k - first]);
+      if (done.ok()) continue;
+      ++step_.impl->failed_keys;
+      if (failure_.ok()) failure_ = done;
+    }
+  }
+}
+
+PartWorker::Late LateKeys::LateOf(const Key& key) const {
+  return {0, key.group, gradients_.data() + key.gradients};
+}
+
+Status LateKeys::MakeOrBring(const Key& key, uint32_t read) {
+  Store::Impl& impl = *step_.impl;
+  Table& table = *key.table;
+  Device* const device = key.device;
+  const PartWorker::Group& group = key.group;
+  const uint32_t b = BucketOfHash(group.hash, table.config.bucket_bits);
+  Bucket* bucket = Store::Impl::Newest(table, b);
+  const bool updates = step_.work == StepWork::kUpdate;
+  Result<Location> place = Location();
+  if (bucket->index.Locate(group.hash, group.key) == BucketIndex::kNotFound) {
+    if (step_.work == StepWork::kBring) return Status::Ok();
+    bool enters = false;
+    for (uint32_t n = group.occurrences; n > 0 && !enters; --n) {
+      enters = impl.EntersNow(device, table, group.key);
+    }
+    std::optional<float> worth;
+    if (enters && updates && table.pruned_with != nullptr) {
+      const float earned = worker_.Earned(LateOf(key));
+      if (std::isfinite(earned)) worth = impl.Worth(table, group.key, earned);
+      enters = worth.has_value();
+      if (enters) *worth -= earned;  // which the step itself adds
+    }
+    if (!enters) {
+      if (updates) ++impl.dropped_gradients;
+      return Status::Ok();
+    }
+    if (device != full_) place = MakeRow(device, bucket, group);
+    if (place.ok() && worth.has_value() && device != full_) Credit(*device, *place, *worth);
+  } else if (step_.work == StepWork::kMake) {
+    return Status::Ok();
+  } else if (device != full_) {
+    const size_t d = static_cast<size_t>(std::ranges::find(devices_, device) - devices_.begin());
+    place = read != kNotRead ? impl.BringRow(device, batches_[d], read)
+                             : impl.ResidentRow(device, table.ordinal, b, group.key);
+    brought_ += place.ok() ? 1 : 0;
+  }
+  if (device == full_) {
+    return {Code::kResourceExhausted, "no room for key " + NameOf(table, group.key)};
+  }
+  if (!place.ok()) {
+    if (place.status().code() == Code::kResourceExhausted) full_ = device;
+    return {place.status().code(),
+            "key " + NameOf(table, group.key) + ": " + place.status().message()};
+  }
+  if (updates) worker_.Update(*device, LateOf(key), bucket, place.value());
+  return Status::Ok();
+}
+
+Result<Location> LateKeys::MakeRow(Device* device, Bucket* bucket, const PartWorker::Group& group) {
+  const Table& table = *step_.table;
+  const TableConfig& config = table.config;
+  const RowLayout& layout = config.layout;
+  std::vector<float> values(layout.dim());
+  for (uint32_t d = 0; d < config.learned().dim(); ++d) {
+    values[d] = InitialValue(config.init_seed, config.id, group.key, d, config.init_scale);
+  }
+  std::vector<std::byte> payload(layout.PayloadBytes(layout.full_mask()));
+  EncodePayload(layout, layout.full_mask(), values.data(), payload.data());
+  Result<Location> place =
+      step_.impl->AddRow(device, table, bucket, group.key, layout.full_mask(), payload);
+  made_ += place.ok() ? 1 : 0;
+  return place;
+}
+
+void LateKeys::Credit(const Device& device, Location place, float utility) const {
+  RowAux* aux = Store::Impl::AuxOf(&device, place);
+  const uint32_t chunks = step_.table->config.learned().chunks;
+  aux->tick = step_.tick;
+  std::fill_n(aux->utility(), chunks, utility / static_cast<float>(chunks));
+}
+
+}  // namespace embertide

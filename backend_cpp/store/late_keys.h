@@ -1,0 +1,79 @@
+// LateKeys: the keys of a step that have no row in DDR. They come after all others, of all tables,
+// in the order of the batch: a row is made, or read from the SSD and brought.
+//
+// Rows on the SSD are read some thousands at a time: a drive answers as fast as it can only when
+// it is asked for many blocks at once. The writer lock is let go meanwhile. The order in which keys
+// are seen to does not depend on what lay where, nor does any result.
+//
+// Used by one thread.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "store/part_worker.h"
+#include "store/ssd_batch.h"
+
+namespace embertide {
+
+class LateKeys {
+ public:
+  // Forgets the step before. `step`: of any table.
+  void Begin(const TableStep& step);
+  // Keys of one turn, in the order in which they are to come; their gradients last as long as the
+  // step. Sees to keys that wait, if they are many. Requires: no writer lock.
+  void Add(Table* table, Device* device, std::span<const PartWorker::Late* const> keys);
+  // Sees to all that wait. Requires: no writer lock.
+  void Finish();
+
+  // Of the rows that these keys have now.
+  uint64_t made() const { return made_; }
+  uint64_t brought() const { return brought_; }
+  uint64_t updated() const { return updated_; }
+  // Of the first key that failed.
+  const Status& failure() const { return failure_; }
+
+ private:
+  struct Key {
+    Table* table;
+    Device* device;
+    PartWorker::Group group;
+    uint64_t gradients;  // place of the first
+  };
+  static constexpr uint32_t kNotRead = ~0U;
+
+  // The row of a key; kResourceExhausted, kDeviceError, kCorrupt naming it.
+  Status MakeOrBring(const Key& key, uint32_t read);
+  Result<Location> MakeRow(Device* device, Bucket* bucket, const PartWorker::Group& group);
+  // A new row begins with what its key earned without one, its chunks with the same.
+  void Credit(const Device& device, Location place, float utility) const;
+  // Reads the rows of keys from `first` on; returns where it ended.
+  size_t ReadRows(size_t first);
+  // The keys [first, end) in their order.
+  void SeeTo(size_t first, size_t end);
+  // With the last of them, what was read for them.
+  void EndBatches();
+  PartWorker::Late LateOf(const Key& key) const;
+  void BeginTable(Table* table);
+  void CountUpdates();
+
+  TableStep step_;
+  PartWorker worker_;
+  std::vector<Key> keys_;
+  std::vector<const float*> gradients_;
+  // By device that has rows to read: a batch. By key: the row's place in its device's.
+  std::deque<SsdBatch> batches_;
+  std::vector<Device*> devices_;
+  std::vector<uint32_t> reads_;
+  const Device* full_ = nullptr;  // had no room for a row of the table: it is asked for no more
+  uint64_t made_ = 0;
+  uint64_t brought_ = 0;
+  uint64_t updated_ = 0;
+  Status failure_;
+};
+
+}  // namespace embertide
