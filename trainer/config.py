@@ -708,7 +708,5 @@ class RunConfig:
         for table in self.prune.tables if self.prune is not None else ():
             if table not in names:
                 raise ValueError(f"prune names table {table!r}; there are {names}")
-        if self.prune is not None and self.ssd_budget_bytes > 0:
-            raise ValueError("prune: rows on an SSD are not pruned; leave ssd_budget_bytes at 0")
         if self.ahead_bytes < 0:
             raise ValueError(f"ahead_bytes is {self.ahead_bytes}; 0 reads between steps")

@@ -147,7 +147,7 @@ class Learner:
         return itertools.chain(held, batches)
 
     def prepare(self, batch: Batch) -> Prepared:
-        """Take this rank's part of a batch, and ask the other ranks for its keys.
+        """Take this rank's part of a batch, and ask for its keys: other ranks, or the SSD.
 
         Raises:
             ValueError: A list is one in the batch and another thing in the model.
@@ -162,6 +162,7 @@ class Learner:
                     ": give both the same"
                 )
         if self.ranks.size == 1:
+            self.rows.bring(batch.keys_BF, batch.bags() if batch.lists else None)
             return Prepared(batch, batch, 0, None)
         begin, end = part_of(batch, self.ranks.rank, self.ranks.size)
         part = take(batch, begin, end) if begin < end else None

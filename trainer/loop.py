@@ -582,9 +582,11 @@ class Trainer:
     def _train(self, batch: Batch) -> None:
         """Score a batch and learn from it; of many ranks, the one before it while its keys travel.
 
+        So it is where its rows may come from an SSD.
+
         What is asked for has no part in what is learned: the order of learning is that of events.
         """
-        if self.ranks.size == 1:
+        if self.ranks.size == 1 and not self.run.ssd_budget_bytes:
             self._learn(self.learner.prepare(batch))
         elif self._asked is None:
             self._ask(batch)

@@ -128,6 +128,18 @@ def test_a_run_killed_between_batches_ends_as_one_never_killed(
     assert_ends_as(whole, fresh, resume(fresh))
 
 
+def test_a_pruned_run_with_an_ssd_ends_as_one_without(
+    whole: Whole, fresh: Publication, tmp_path: Path
+) -> None:
+    run = dataclasses.replace(
+        RUN, ddr_budget_bytes=1 << 20, ssd_budget_bytes=8 << 20, ssd_directory=str(tmp_path / "ssd")
+    )
+    train(run, NEWS, fresh, 13)
+    trainer = Trainer(run, fresh, program_cache=CACHE)
+    trainer.fit(NEWS)
+    assert_ends_as(whole, fresh, trainer)
+
+
 def test_a_run_killed_again_and_again_ends_as_one_never_killed(
     whole: Whole, fresh: Publication
 ) -> None:

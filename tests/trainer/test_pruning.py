@@ -46,11 +46,6 @@ def test_what_cannot_be_is_refused(wrong: dict[str, Any], said: str) -> None:
         RunConfig(model=MODEL, prune=PruneConfig(**{"bytes": 1000, **wrong}))
 
 
-def test_rows_on_an_ssd_are_not_pruned() -> None:
-    with pytest.raises(ValueError, match="ssd_budget_bytes"):
-        RunConfig(model=MODEL, prune=PruneConfig(bytes=1000), ssd_budget_bytes=1 << 30)
-
-
 def test_before_the_first_pass_a_store_says_that_there_was_none() -> None:
     assert EmbeddingStore(MODEL).pruning() is None
     pruned = EmbeddingStore(MODEL, prune=PruneConfig(bytes=1000))

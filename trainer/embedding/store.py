@@ -202,6 +202,7 @@ class EmbeddingStore(nn.Module):
                 counting=new_row_accesses > 1
                 or (prune is not None and prune.utility in ("norms", "accesses")),
             )
+        self._on_ssd = ssd_budget_bytes > 0
         self.steps = self._pruned_at = self.passes = 0
         self.pruned: _store.PruneOutcome | None = None  # the newest pass
         self._poolings = [column.pooling for column in config.columns]
@@ -276,7 +277,28 @@ class EmbeddingStore(nn.Module):
             self._look_up(bags)
         return self._taking(partial(self._of_keys, keys_FB), out, asked)
 
+    def bring(self, keys_BF: Keys | None = None, bags_F: Sequence[Bags] | None = None) -> None:
+        """Bring rows of a pass that is to come from the SSD to memory, if there is an SSD.
+
+        They are then read once, many at a time, and not by `forward` and by `step`, but for the
+        few that leave again before those come to them. No value depends on it. May be called by
+        another thread, for one pass ahead of those that are learned.
+
+        Raises:
+            StoreError: A row cannot be read, or there is no room; the others were brought.
+        """
+        if not self._on_ssd or self.exchange is not None:
+            return
+        if bags_F is not None:
+            keys_F = [bags.keys_N for bags in bags_F]
+        else:
+            keys_F = list(np.ascontiguousarray(np.asarray(keys_BF, np.int64).T))
+        self.store.bring_rows(list(zip(self._tables, keys_F, strict=True)))
+
     def _look_up(self, bags: "Sequence[_store.BagLookup]") -> None:
+        if self._on_ssd and self.exchange is not None and self.training and torch.is_grad_enabled():
+            # Those that other ranks have asked for are known now alone.
+            self.store.bring_rows([(bag[0], bag[1]) for bag in bags], threads=_threads())
         self.store.lookup_bags(bags, threads=_threads())
 
     def pool(self, bags_F: Sequence[Bags], asked: Asked | None = None) -> Tensor:
