@@ -15,7 +15,7 @@ from bench import plot, report
 from bench.servers import BUILD, ROOT, BenchError
 
 _CONSOLE = Console(stderr=True, highlight=False)
-_PARTS = ("lookup", "training", "adagrad", "memory", "growth", "versions", "recovery")
+_PARTS = ("lookup", "training", "adagrad", "memory", "growth", "versions", "recovery", "beyond")
 
 
 def _run(part: str, folder: Path) -> None:
