@@ -161,7 +161,7 @@ test-tsan: build/.apt ## the concurrent C++ tests under ThreadSanitizer
 	@cmake -S . -B build/tsan -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS="-fsanitize=thread" >/dev/null
 	@cmake --build build/tsan
 	TSAN_OPTIONS='suppressions=$(CURDIR)/backend_cpp/tsan.supp ignore_noninstrumented_modules=1' \
-	  ctest --test-dir build/tsan --output-on-failure -R 'Concurrency|Block|Node|Follower|Redis' -j 2
+	  ctest --test-dir build/tsan --output-on-failure -R 'Concurrency|BeyondDdr|Block|Node|Follower|Redis' -j 2
 
 fuzz: build/.apt ## every parser of bytes from outside, tried with a fixed count of inputs
 	@cmake -S . -B build/fuzz -G Ninja -DCMAKE_CXX_COMPILER=clang++-19 -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEMBERTIDE_BUILD_FUZZ=ON >/dev/null

@@ -245,6 +245,27 @@ TEST_F(PruneSsdTest, APassOverWholeRowsReadsNothing) {
   EXPECT_LT(store->Stats().ssd_bytes, 3U << 20);
 }
 
+TEST_F(PruneSsdTest, RowsThatLoseChunksAreReadInBatches) {
+  options_.tables = {options_.tables[1]};
+  options_.prune_groups = {{{0}, 64 << 10}};
+  const auto store = Open(5000U << 10, 64U << 20);
+  std::vector<int64_t> keys(60'000);
+  std::iota(keys.begin(), keys.end(), 0);
+  std::vector<float> gradients(keys.size() * kDim);
+  for (size_t i = 0; i < gradients.size(); ++i) gradients[i] = i % kDim < kDim / 2 ? 2.0F : 0.01F;
+  ASSERT_TRUE(ApplyRows(store.get(), 0, keys, gradients, {}).ok());
+  for (int i = 0; i < 5; ++i) store->Maintain();
+  faults_.TakeReads();
+  const auto outcome = store->Prune(0, 100 * keys.size());
+  ASSERT_TRUE(outcome.ok());
+  EXPECT_GT(outcome.value().chunks_pruned, 20'000U);
+  const auto batches = faults_.TakeReads();
+  uint64_t blocks = 0;
+  for (const auto& each : batches) blocks += each.size();
+  EXPECT_GT(blocks, 200U);
+  EXPECT_LT(batches.size(), blocks / 10);
+}
+
 // A row that is to lose a chunk and cannot be read stays as it is, and is counted.
 TEST_F(PruneSsdTest, ARowThatCannotBeReadIsLeftUnchanged) {
   options_.tables = {options_.tables[1]};

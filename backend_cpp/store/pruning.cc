@@ -11,6 +11,9 @@
 namespace embertide {
 namespace {
 
+// Changes whose rows are brought from the SSD at once: of more, many leave again before their turn.
+constexpr size_t kReshapedAtOnce = 512;
+
 // Rows that a price is found with, at most: the bytes that they stand for are within 1 % of all.
 constexpr uint64_t kSampleRows = 65'536;
 // Of the bytes, what a pass leaves free for keys that come until the next.
@@ -226,17 +229,19 @@ void Store::Impl::PruneBucket(GroupPrice* group, const Table& table, uint32_t b,
     const RecordKind kind = expired ? RecordKind::kExpired : RecordKind::kPruned;
     changes.push_back({key, place.live(), live, kind, sum});
   };
-  std::vector<Access> reshaped;  // of a slice: rows that stay with other chunks
-  const auto apply = [&](WriterLock* writer) {
-    if (device->ssd != nullptr) {
-      reshaped.clear();
-      for (const Change& each : changes) {
-        if (each.live != 0) reshaped.push_back({each.key, table.ordinal});
-      }
-      BringRows(device, reshaped, writer);
+  std::vector<Access> reshaped;  // of some changes: rows that stay with other chunks
+  const auto bring = [&](size_t first, WriterLock* writer) {
+    reshaped.clear();
+    for (size_t i = first; i < std::min(first + kReshapedAtOnce, changes.size()); ++i) {
+      if (changes[i].live != 0) reshaped.push_back({changes[i].key, table.ordinal});
     }
+    BringRows(device, reshaped, writer);
+  };
+  const auto apply = [&](WriterLock* writer) {
     TakeReserveBack(device);
-    for (const Change& each : changes) {
+    for (size_t i = 0; i < changes.size(); ++i) {
+      if (device->ssd != nullptr && i % kReshapedAtOnce == 0) bring(i, writer);
+      const Change& each = changes[i];
       uint16_t live = each.live;
       if (!ChangeLive(device, table, b, each.key, live, each.kind).ok()) {
         ++outcome->rows_unchanged;
