@@ -59,7 +59,9 @@ class Beyond(Stream):
 
 def _budget_row(case: str, metric: str, found: Sequence[float], budget: int) -> report.Row:
     shares = [each / budget for each in found]
-    return report.measure((case, metric, "of the budget"), shares, better="lower", target=1.0)
+    return report.measure(
+        (case, metric, "of the budget"), shares, better="lower", target=1.0, claim="20.8"
+    )
 
 
 def run(stream: Stream, seeds: Sequence[int], jobs: int) -> list[report.Row]:
@@ -80,7 +82,15 @@ def run(stream: Stream, seeds: Sequence[int], jobs: int) -> list[report.Row]:
     aucs = [[each.auc for each in of] for of in (peer, ours)]
     mean, _ = mean_and_error(aucs[0])
     _, error = mean_and_error([a - b for a, b in zip(aucs[1], aucs[0], strict=True)])
+    beyond_ddr = [each.bytes / target for each in plain]
     rows = [
+        report.measure(
+            ("unpruned", "bytes of the store", "of that DDR budget"),
+            beyond_ddr,
+            better="higher",
+            target=0.99 * _SHARE,  # budgets are rounded to a hundred kilobytes
+            claim="20.8",
+        ),
         mean_row(
             beyond.name,
             aucs[1],

@@ -141,6 +141,31 @@ RUNS = {
         snapshot_every=4,
     ),
 }
+# Rows of which two ranks have more than a budget of 1 MiB each holds.
+WIDE_NEWS = NewsSource(NewsConfig(hours=2, views_per_hour=2400, users=8000, new_items_per_hour=20))
+_WIDE = RunConfig(
+    model=dataclasses.replace(
+        globo(), tables=tuple(dataclasses.replace(table, dim=256) for table in globo().tables)
+    ),
+    prune=PruneConfig(bytes=4_500_000, first=(3,), every=5, least=2),
+    batch_size=128,
+    publish_every_s=600,
+    snapshot_every=4,
+)
+WIDE_RUNS = {
+    "in memory": _WIDE,
+    "on an SSD": dataclasses.replace(_WIDE, ddr_budget_bytes=1 << 20, ssd_budget_bytes=8 << 20),
+}
+
+
+def train_wide(ranks: Ranks, name: str, folder: str) -> dict[str, Any]:
+    """Train wide rows to the end; return what it came to."""
+    run = WIDE_RUNS[name]
+    if run.ssd_budget_bytes:
+        run = dataclasses.replace(run, ssd_directory=str(Path(folder) / "ssd"))
+    trainer = Trainer(run, Publication(Path(folder)), program_cache=CACHE, ranks=ranks)
+    trainer.fit(WIDE_NEWS)
+    return {"scores": trainer.prequential.hourly(), "stats": trainer.rows.stats()}
 
 
 def train(ranks: Ranks, name: str, folder: str, batches: int = 0, by: str = "") -> dict[str, Any]:

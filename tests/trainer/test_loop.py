@@ -128,16 +128,35 @@ def test_a_run_killed_between_batches_ends_as_one_never_killed(
     assert_ends_as(whole, fresh, resume(fresh))
 
 
-def test_a_pruned_run_with_an_ssd_ends_as_one_without(
-    whole: Whole, fresh: Publication, tmp_path: Path
-) -> None:
-    run = dataclasses.replace(
-        RUN, ddr_budget_bytes=1 << 20, ssd_budget_bytes=8 << 20, ssd_directory=str(tmp_path / "ssd")
+def test_a_pruned_run_with_an_ssd_ends_as_one_without(tmp_path: Path) -> None:
+    news = NewsSource(NewsConfig(hours=2, views_per_hour=900, users=3000, new_items_per_hour=20))
+    tables = tuple(dataclasses.replace(table, dim=256) for table in globo().tables)
+    in_memory = dataclasses.replace(
+        RUN,
+        model=dataclasses.replace(globo(), tables=tables),
+        prune=PruneConfig(bytes=1_500_000, first=(3,), every=5, least=2),
+        batch_size=64,
     )
-    train(run, NEWS, fresh, 13)
-    trainer = Trainer(run, fresh, program_cache=CACHE)
-    trainer.fit(NEWS)
-    assert_ends_as(whole, fresh, trainer)
+    beyond = dataclasses.replace(
+        in_memory,
+        ddr_budget_bytes=1 << 20,
+        ssd_budget_bytes=8 << 20,
+        ssd_directory=str(tmp_path / "ssd"),
+    )
+    whole = Trainer(in_memory, Publication(tmp_path / "whole"), program_cache=CACHE)
+    whole.fit(news)
+    path = tmp_path / "pub"
+    path.mkdir()
+    shutil.copyfile(whole.publication.program, path / "program.pt2")
+    publication = Publication(path)
+    train(beyond, news, publication, 30)
+    trainer = Trainer(beyond, publication, program_cache=CACHE)
+    trainer.fit(news)
+    assert newest_files(publication) == newest_files(whole.publication)
+    assert trainer.prequential.hourly() == whole.prequential.hourly()
+    stats = trainer.rows.stats()
+    assert trainer.rows.passes > 3
+    assert min(stats["evictions_to_ssd"], stats["promotions"]) > 500
 
 
 def test_a_run_killed_again_and_again_ends_as_one_never_killed(

@@ -24,6 +24,7 @@ from rankjobs import (
     own_loop,
     some_steps,
     train,
+    train_wide,
     with_another_seed,
     wrong_events,
 )
@@ -324,6 +325,20 @@ def test_ranks_publish_what_one_does(
             assert said[0]["published"]["rows"] == alone["published"]["rows"]
         else:
             assert said[0]["pruning"]["bytes"] <= 40_000
+
+
+def test_ranks_with_rows_on_ssds_publish_what_those_in_memory_do(
+    pool: RankPool, tmp_path: Path
+) -> None:
+    folders = tmp_path / "memory", tmp_path / "ssd"
+    in_memory = pool.run(2, train_wide, "in memory", str(folders[0]))
+    folders[1].mkdir()
+    shutil.copyfile(folders[0] / "program.pt2", folders[1] / "program.pt2")
+    on_ssd = pool.run(2, train_wide, "on an SSD", str(folders[1]))
+    for stats in (said["stats"] for said in on_ssd):
+        assert min(stats["evictions_to_ssd"], stats["promotions"]) > 300
+    assert on_ssd[0]["scores"] == in_memory[0]["scores"]
+    assert files_of(folders[1]) == files_of(folders[0])
 
 
 @pytest.mark.parametrize("batches", [5, 16])
