@@ -282,8 +282,9 @@ def test_a_writer_that_fails_while_training_waits_for_room_wakes_it(
     monkeypatch.setattr(CheckpointWriter, "add", fail)
     saver = Saver(publication, dataclasses.replace(OPTIONS, memory_bytes=1))
     message = "checkpoint of version 3 cannot be written: the drive is gone"
+    saver.save(job(publication, learned, 3), copies_of(learned))
     with pytest.raises(CheckpointError, match=message):
-        saver.save(job(publication, learned, 3), copies_of(learned))
+        saver.wait()
     assert saver.stats.saved == 0
 
 

@@ -333,8 +333,18 @@ def test_a_checkpoint_that_the_drive_has_no_room_for_is_left_out(
 
 
 @pytest.mark.parametrize("number", [1, 19])
-def test_the_first_checkpoint_and_the_last_need_room(fresh: Publication, number: int) -> None:
+def test_the_first_checkpoint_and_the_last_need_room(
+    fresh: Publication, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trainer = Trainer(RUN, fresh, program_cache=CACHE)
+    copies = trainer._copies
+
+    def slow_copies() -> Iterator[saver.BucketCopy]:
+        yield from copies()
+        if trainer.number == number:  # the writer has failed before all is copied
+            wait_until(lambda: trainer.saver._writing is not None and trainer.saver._writing.done())
+
+    monkeypatch.setattr(trainer, "_copies", slow_copies)
     message = f"the checkpoint of version {number} cannot be written: .*No space left on device"
     with at_snapshot(number, failing(errno.ENOSPC)), pytest.raises(CheckpointError, match=message):
         trainer.fit(NEWS)

@@ -171,7 +171,8 @@ class Saver:
             copies: Every bucket once, in the order of the snapshot; made as they are asked for.
 
         Raises:
-            CheckpointError: The checkpoint before this one, or this one, could not be written.
+            CheckpointError: The checkpoint before this one could not be written; what becomes of
+                this one, `check` and `wait` say.
         """
         began = time.monotonic()
         self.stats.waits += self._writing is not None and not self._writing.done()
@@ -190,7 +191,6 @@ class Saver:
             self.stats.waits += handover.waits
             self.stats.paused_s += pause_s
             self.stats.longest_pause_s = max(self.stats.longest_pause_s, pause_s)
-        self.check()
 
     def check(self) -> None:
         """Raise what the writer failed with, if it did.
