@@ -5,16 +5,12 @@ plane over gRPC and compares all bytes of its state store before and after.
 """
 
 import re
-import subprocess
-import sys
 
 from bench import report
-from bench.servers import ROOT, BenchError
+from bench.servers import BenchError
+from bench.tests import run_tests
 
 _TEST = "tests/control/test_refusals.py"
-_PYTEST = (
-    "import pytest, sys; sys.exit(pytest.main())"  # `-m pytest` would add the root to the path
-)
 _SAID = re.compile(r"(\d+) refusals, (\d+) changed anything")
 
 
@@ -28,20 +24,7 @@ def measure(repetitions: int) -> list[report.Row]:
     changed: list[float] = []
     held: list[float] = []
     for _ in range(repetitions):
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                "import pytest, sys; sys.exit(pytest.main())",
-                "-q",
-                "-s",
-                _TEST,
-            ],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = run_tests("-s", _TEST)
         said = _SAID.search(done.stdout)
         if said is None:
             raise BenchError(f"{_TEST} does not say what was refused: {done.stdout[-500:]}")

@@ -1,14 +1,11 @@
 """Claims that tests hold: whether they pass, as a row of the report."""
 
 import re
-import subprocess
-import sys
 
 from bench import report
-from bench.servers import ROOT, BenchError
+from bench.servers import BenchError
+from bench.tests import run_tests
 
-# `-m pytest` would add the root to the path.
-_PYTEST = (sys.executable, "-c", "import pytest, sys; sys.exit(pytest.main())", "-q")
 _SAID = re.compile(r"^(?:(\d+) failed, )?(\d+) passed", re.MULTILINE)
 
 
@@ -18,13 +15,7 @@ def held(case: str, tests: str, chosen: str, *, claim: str) -> report.Row:
     Raises:
         BenchError: None ran.
     """
-    done = subprocess.run(
-        [*_PYTEST, "-m", "not gpu", "-k", chosen, tests],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_tests("-m", "not gpu", "-k", chosen, tests)
     said = _SAID.search(done.stdout)
     if said is None:
         raise BenchError(f"{tests} -k {chosen!r} ran no test: {done.stdout[-500:]}")
