@@ -19,7 +19,7 @@ from bench.servers import BUILD
 from embertide.trainer.commands.inputs import model_for, open_input
 from embertide.trainer.config import RunConfig
 from embertide.trainer.loop import Trainer
-from embertide.trainer.publish.folder import Publication
+from embertide.trainer.publish.folder import Publication, VersionId
 
 
 class _Timed(Trainer):
@@ -28,14 +28,16 @@ class _Timed(Trainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.pauses_s: dict[str, list[float]] = {"waited for": [], "beside training": []}
         super().__init__(*args, **kwargs)
+        self._whole = self.versions._snapshot
+        self.versions._snapshot = self._timed  # type: ignore[method-assign]
 
-    def _snapshot(self, *args: Any) -> None:
-        self.saver.wait()
+    def _timed(self, version: VersionId, watermark_ms: int, dense: bytes) -> None:
+        self.versions.saver.wait()
         kind = min(self.pauses_s, key=lambda name: len(self.pauses_s[name]))
         began = time.monotonic()
-        super()._snapshot(*args)
+        self._whole(version, watermark_ms, dense)
         if kind == "waited for":
-            self.saver.wait()
+            self.versions.saver.wait()
         self.pauses_s[kind].append(time.monotonic() - began)
 
 
@@ -55,13 +57,13 @@ def main() -> None:
         began = time.monotonic()
         trainer.fit(source)
         took_s = time.monotonic() - began
-    stats = trainer.saver.stats
+    stats, state = trainer.versions.saver.stats, trainer.state
     table = Table(
         "checkpoint",
         "n",
         "median ms",
         "largest ms",
-        title=f"{trainer.events:,} events, {trainer.rows.stats()['rows']:,} rows at the end, "
+        title=f"{state.events:,} events, {state.rows.stats()['rows']:,} rows at the end, "
         f"{took_s:.0f} s, {stats.written_s / stats.saved:.2f} s to write one",
     )
     medians = []

@@ -76,11 +76,11 @@ class _Sampled(Trainer):
 
     def _train(self, *arguments: Any) -> None:
         super()._train(*arguments)
-        if self.events < self._every * (len(self.samples) + 1):
+        if self.state.events < self._every * (len(self.samples) + 1):
             return
-        stats = self.rows.stats()
+        stats, events = self.state.rows.stats(), self.state.events
         store = stats["ddr_payload_bytes"] + stats["index_bytes"]
-        self.samples.append(Sample(self.events, report.resident_bytes(), store, stats["rows"]))
+        self.samples.append(Sample(events, report.resident_bytes(), store, stats["rows"]))
 
 
 def _sample(events: int) -> list[Sample]:

@@ -68,7 +68,7 @@ def test_served_scores_over_lists_are_the_trainers(served: Served, name: str) ->
     with ServedModel(served.server.grpc, name) as model:
         answer = model.score(batch)
     np.testing.assert_allclose(answer.score_B, expected, atol=1e-6)
-    assert answer.version == trainer.number
+    assert answer.version == trainer.state.number
 
 
 def test_a_weighed_model_refuses_requests_without_weights(served: Served) -> None:
@@ -95,7 +95,7 @@ def test_both_forms_of_a_request_take_weights(served: Served) -> None:
             ((1, -1), {"LENGTHS": np.ones((1, 4 * SAMPLES), np.int32)}),
         )
     ]
-    rows = served.trainers["weighed"].rows
+    rows = served.trainers["weighed"].state.rows
     unweighed_BE = rows(keys_BF).detach().numpy()
     wanted_BE = unweighed_BE * np.repeat(weights_BF.astype(np.float32), 4, axis=1)
     np.testing.assert_allclose(both[0], wanted_BE, rtol=1e-6)

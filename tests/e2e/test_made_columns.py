@@ -91,7 +91,7 @@ def site(server_options: triton.ServerOptions, tmp_path_factory: Any) -> Iterato
         def train(stage: int) -> None:
             trainer = Trainer(run, publication, bus=url, program_cache=CACHE)
             trainer.fit(FirstEvents(NEWS, total * stage // STAGES))
-            histories[trainer.number] = trainer.histories[0].state()
+            histories[trainer.state.number] = trainer.state.histories[0].state()
 
         train(1)
         pair = start_pair(

@@ -86,7 +86,7 @@ def test_served_scores_are_those_of_the_trainers_net(served: Served, name: str) 
     expected = trainer.learner.score(batch)
     assert len(np.unique(expected)) > 40
     np.testing.assert_allclose(result.as_numpy("SCORE")[:, 0], expected, atol=1e-6)
-    assert int(parameters(result)["version"]) == trainer.number
+    assert int(parameters(result)["version"]) == trainer.state.number
     client.raw.close()
 
 
@@ -153,7 +153,7 @@ def test_a_node_alone_reads_the_histories_of_its_version(served: Served) -> None
         ]
     )
     plain.keys_BF[:, own:] = crossed_BC
-    whole = extend(trainer.histories, plain)
+    whole = extend(trainer.state.histories, plain)
     client = Client("grpc", served.server)
     all_columns = client.send({"KEYS": whole.keys_BF, "DENSE": whole.dense_BD}, model="history")
     own_columns = client.send({"KEYS": np.ascontiguousarray(batch.keys_BF[:, :own])}, "history")

@@ -161,9 +161,13 @@ def go_on(path: Path) -> dict[str, Any]:
     """Go on with a run, and say where it was and how it ended."""
     publication = Publication(path)
     trainer = Trainer(RUN, publication)
-    begun = {"number": trainer.number, "changes": len(trainer.changes), "done": trainer.done}
+    begun = {
+        "number": trainer.state.number,
+        "changes": len(trainer.state.changes),
+        "done": trainer.state.done,
+    }
     trainer.fit(NEWS)
-    return {**begun, "passes": trainer.rows.passes, "end": end(publication)}
+    return {**begun, "passes": trainer.state.rows.passes, "end": end(publication)}
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ import pytest
 
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data.base import EventSource
-from embertide.trainer.loop import Progress, Trainer
+from embertide.trainer.loop import Trainer
+from embertide.trainer.progress import Progress
 from embertide.trainer.publish.folder import Publication
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"

@@ -15,7 +15,8 @@ from embertide.trainer.checkpoint import checkpoint as checkpoints
 from embertide.trainer.checkpoint.checkpoint import CheckpointWriter
 from embertide.trainer.config import PruneConfig, RunConfig, TableConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
-from embertide.trainer.loop import Progress, Trainer
+from embertide.trainer.loop import Trainer
+from embertide.trainer.progress import Progress
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.sync.ranks import Ranks
 
@@ -25,9 +26,9 @@ REFUSED = ("refused_rows", "failed_keys", "unworthy_keys", "worthy_keys_without_
 
 def _places(trainer: Trainer) -> dict[str, tuple[Any, str]]:
     """Where each stage of a run begins: an object, and the name of what is called then."""
-    exchange = trainer.rows.exchange
+    exchange = trainer.state.rows.exchange
     assert exchange is not None
-    publication = trainer.publisher.publication
+    publication = trainer.versions.publisher.publication
     return {
         "events": (trainer._events, "from_first"),
         "keys": (exchange, "ask"),
@@ -82,7 +83,7 @@ def fill_drive(ranks: Ranks, stage: str, folder: str) -> dict[str, int]:
 
     def refuse() -> None:
         nonlocal left
-        if trainer.saver.stats.saved == 1 and left:
+        if trainer.versions.saver.stats.saved == 1 and left:
             left = 0
             raise OSError(28, "No space left on device")
 
@@ -94,7 +95,7 @@ def fill_drive(ranks: Ranks, stage: str, folder: str) -> dict[str, int]:
             trainer.fit(NEWS)
         finally:
             undo()
-    return trainer.published()
+    return trainer.versions.counters()
 
 
 def shift_clock(ranks: Ranks, wrong: int, by_s: int, folder: str) -> int:
@@ -127,7 +128,7 @@ def go_on_half_blind(ranks: Ranks, blind: int, folder: str) -> int:
             version != newest and seen(publication, version)
         )
     try:
-        return Trainer(RUN, publication, program_cache=CACHE, ranks=ranks).number
+        return Trainer(RUN, publication, program_cache=CACHE, ranks=ranks).state.number
     finally:
         if ranks.rank == blind:
             checkpoints.is_complete = seen
@@ -164,7 +165,7 @@ def crowd_store(ranks: Ranks, name: str, plan: str, folder: str) -> dict[str, An
     shown: list[Progress] = []
     trainer = Trainer(run, publication, program_cache=CACHE, ranks=ranks, plan_file=Path(plan))
     trainer.fit(CROWD, progress=shown.append, every_s=0)
-    stats = trainer.rows.stats()
+    stats = trainer.state.rows.stats()
     total = trainer.figures()["store"]
     return {
         "here": {name: stats[name] for name in ("rows", *REFUSED)},

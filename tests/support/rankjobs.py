@@ -165,7 +165,7 @@ def train_wide(ranks: Ranks, name: str, folder: str) -> dict[str, Any]:
         run = dataclasses.replace(run, ssd_directory=str(Path(folder) / "ssd"))
     trainer = Trainer(run, Publication(Path(folder)), program_cache=CACHE, ranks=ranks)
     trainer.fit(WIDE_NEWS)
-    return {"scores": trainer.prequential.hourly(), "stats": trainer.rows.stats()}
+    return {"scores": trainer.state.prequential.hourly(), "stats": trainer.state.rows.stats()}
 
 
 def train(ranks: Ranks, name: str, folder: str, batches: int = 0, by: str = "") -> dict[str, Any]:
@@ -192,12 +192,12 @@ def train(ranks: Ranks, name: str, folder: str, batches: int = 0, by: str = "") 
         trainer.learner.learn = learn  # type: ignore[method-assign, assignment]
     trainer.fit(NEWS)
     return {
-        "events": trainer.events,
-        "auc": trainer.prequential.daily()[0],
+        "events": trainer.state.events,
+        "auc": trainer.state.prequential.daily()[0],
         "stopped": trainer.stopped,
-        "version": trainer.number,
-        "lineage": trainer.publisher.lineage,
-        "scores": trainer.prequential.hourly(),
+        "version": trainer.state.number,
+        "lineage": trainer.versions.publisher.lineage,
+        "scores": trainer.state.prequential.hourly(),
     } | trainer.figures()
 
 
@@ -209,7 +209,7 @@ def with_another_seed(ranks: Ranks, folder: str) -> None:
 def failing(ranks: Ranks, stage: str, folder: str) -> None:
     """The last rank fails in a stage of a run."""
     trainer = Trainer(RUNS["news"], Publication(Path(folder)), program_cache=CACHE, ranks=ranks)
-    exchange = trainer.rows.exchange
+    exchange = trainer.state.rows.exchange
     assert exchange is not None
     calls = 0
 
@@ -225,8 +225,8 @@ def failing(ranks: Ranks, stage: str, folder: str) -> None:
         "rows": (exchange, "rows"),
         "gradients": (exchange, "give"),
         "dense": (trainer.learner.optimizer, "step"),
-        "publish": (trainer.publisher.publication, "_write_part"),
-        "snapshot": (trainer.rows.store, "export_bucket"),
+        "publish": (trainer.versions.publisher.publication, "_write_part"),
+        "snapshot": (trainer.state.rows.store, "export_bucket"),
     }
     target, attribute = places[stage]
     whole = getattr(target, attribute)
@@ -269,4 +269,4 @@ def events_that_pause(ranks: Ranks, folder: str, pause_s: float) -> int:
     news = NewsConfig(hours=1, views_per_hour=60, users=80, new_items_per_hour=5)
     trainer = Trainer(RUNS["news"], Publication(Path(folder)), program_cache=CACHE, ranks=ranks)
     trainer.fit(Pausing(news))
-    return trainer.events
+    return trainer.state.events

@@ -118,7 +118,7 @@ def test_a_killed_run_with_crosses_ends_with_the_rows_of_one_never_killed(tmp_pa
     train(run, NEWS, publication, 9)
     assert len(publication.snapshots()) > 0
     resumed = train(run, NEWS, publication)
-    rows = [list(each.rows.buckets()) for each in (whole, resumed)]
+    rows = [list(each.state.rows.buckets()) for each in (whole, resumed)]
     (both,) = (records for table, _, records in rows[0] if table.name == "both")
     assert len(both) > 10_000
     assert [records for *_, records in rows[1]] == [records for *_, records in rows[0]]

@@ -57,7 +57,7 @@ def test_a_killed_run_ends_with_the_rows_net_and_histories_of_one_never_killed(
     resumed = train(RUN, NEWS, publication)
     theirs, mine = (p.snapshots()[-1] for p in (whole.publication, publication))
     assert mine.number == theirs.number
-    for ours, wanted in zip(resumed.rows.buckets(), whole.rows.buckets(), strict=True):
+    for ours, wanted in zip(resumed.state.rows.buckets(), whole.state.rows.buckets(), strict=True):
         assert ours[2] == wanted[2]
     tensors = [
         each.publication.snapshot_path(each.publication.snapshots()[-1])
@@ -65,7 +65,7 @@ def test_a_killed_run_ends_with_the_rows_net_and_histories_of_one_never_killed(
         for each in (resumed, whole)
     ]
     assert tensors[0].read_bytes() == tensors[1].read_bytes()
-    states = [each.histories[0].state() for each in (resumed, whole)]
+    states = [each.state.histories[0].state() for each in (resumed, whole)]
     np.testing.assert_array_equal(states[0].user_U, states[1].user_U)
     np.testing.assert_array_equal(states[0].items_UL, states[1].items_UL)
     assert states[0].forgotten == states[1].forgotten > 0
@@ -73,7 +73,7 @@ def test_a_killed_run_ends_with_the_rows_net_and_histories_of_one_never_killed(
 
 def test_a_trainer_learns_what_a_source_of_histories_gives(whole: Trainer) -> None:
     learner, figures = Learner(RUN), Prequential()
-    every_ms, origin_ms = RUN.publish_every_s * 1000, whole.origin_ms
+    every_ms, origin_ms = RUN.publish_every_s * 1000, whole.state.origin_ms
     assert origin_ms is not None
     reached = 0
     for batch in HistorySource(NEWS, RUN.model.sequences).batches(batch_size=RUN.batch_size):
@@ -82,7 +82,7 @@ def test_a_trainer_learns_what_a_source_of_histories_gives(whole: Trainer) -> No
                 reached = number
                 learner.refresh(origin_ms + number * every_ms - 1)
             figures.add(part.ts_ms_B, part.label_B, learner.learn(part))
-    assert figures.daily_summaries() == whole.prequential.daily_summaries()
+    assert figures.daily_summaries() == whole.state.prequential.daily_summaries()
 
 
 def histories_of(rows: EmbeddingStore, buckets: dict[int, bytes]) -> dict[int, list[int]]:
@@ -103,13 +103,13 @@ def state_of(history: History) -> dict[int, list[int]]:
 
 
 def test_each_version_carries_the_histories_of_its_end_and_no_others(whole: Trainer) -> None:
-    publication, rows = whole.publication, whole.rows
+    publication, rows = whole.publication, whole.state.rows
     table = rows.tables[-1]
     assert (table.name, table.layout.dtype, table.layout.chunks) == ("hist_of_user", "keys", 10)
     (sequence,) = RUN.model.sequences
     history = History(sequence, [feature.name for feature in RUN.model.features])
     events = next(NEWS.batches(batch_size=100_000))
-    assert whole.origin_ms is not None
+    assert whole.state.origin_ms is not None
     held: dict[int, list[int]] = {}
     before: dict[int, list[int]] = {}
     done, tombstones, unchanged = 0, 0, 0
@@ -153,23 +153,24 @@ def test_histories_are_not_held_back_by_a_publish_budget(tmp_path: Path, whole: 
     budget = PublishBudget(bytes_per_s=1, max_age_versions=50)
     run = dataclasses.replace(RUN, publish_budget=budget)
     trainer = train(run, NEWS, Publication(path), 9)
-    assert trainer.image is not None
-    assert trainer.image.stats.deferred_rows > 100
+    trainer.versions.arrive()
+    assert trainer.versions.image is not None
+    assert trainer.versions.image.stats.deferred_rows > 100
     trained, held = (
         {
             (table.name, bucket): records
             for table, bucket, records in of.buckets()
             if table.layout.dtype == "keys"
         }
-        for of in (trainer.rows, trainer.image)
+        for of in (trainer.state.rows, trainer.versions.image)
     )
     assert trained == held
     assert any(trained.values())
     resumed = train(run, NEWS, Publication(path))
-    assert resumed.image is not None
-    state = state_of(resumed.histories[0])
-    buckets = {b: r for t, b, r in resumed.image.buckets() if t.layout.dtype == "keys"}
-    assert histories_of(resumed.rows, buckets) == state
+    assert resumed.versions.image is not None
+    state = state_of(resumed.state.histories[0])
+    buckets = {b: r for t, b, r in resumed.versions.image.buckets() if t.layout.dtype == "keys"}
+    assert histories_of(resumed.state.rows, buckets) == state
 
 
 def test_a_sequence_that_is_not_published_leaves_tables_and_requests_as_they_were() -> None:

@@ -167,13 +167,13 @@ def test_a_killed_run_over_lists_ends_with_the_bytes_of_one_never_killed(tmp_pat
     for batches in (9, 7):  # what is resumed lies within a batch
         train(RUN, events, publication, batches)
     resumed = train(RUN, events, publication)
-    assert resumed.number == whole.number > 5
+    assert resumed.state.number == whole.state.number > 5
     files = [
         snapshot_files(each.snapshot_path(each.snapshots()[-1]))
         for each in (publication, whole.publication)
     ]
     assert files[0] == files[1]
-    assert resumed.prequential.daily_summaries() == whole.prequential.daily_summaries()
+    assert resumed.state.prequential.daily_summaries() == whole.state.prequential.daily_summaries()
 
 
 # --- refusals -------------------------------------------------------------------------------------

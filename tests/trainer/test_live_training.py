@@ -26,8 +26,9 @@ from embertide.trainer.data.redis_stream import (
     RedisStreamSource,
     StreamConfig,
 )
-from embertide.trainer.loop import Progress, Trainer
+from embertide.trainer.loop import Trainer
 from embertide.trainer.presets import globo, globo_rates
+from embertide.trainer.progress import Progress
 from embertide.trainer.publish.folder import Publication
 
 RUN = RunConfig(
@@ -124,7 +125,7 @@ def test_a_live_run_killed_twice_ends_as_a_run_over_a_file(
     said: list[Progress] = []
     trainer = Trainer(RUN, fresh, program_cache=CACHE)
     trainer.fit(FirstEvents(live, TOTAL), progress=said.append)
-    assert (trainer.events, trainer.offset) == (TOTAL, TOTAL)
+    assert (trainer.state.events, trainer.state.offset) == (TOTAL, TOTAL)
     assert live.dead_letters.count == 0
     assert newest(fresh) == newest(whole)
     assert said[-1].checkpoints > 0

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from serving import flip_byte, wait_until
 
 from bench.snapshots import snapshot_files
 from embertide import _store
-from embertide.trainer import loop
+from embertide.trainer import resuming, versions
 from embertide.trainer.checkpoint import checkpoint as checkpoints
 from embertide.trainer.checkpoint import saver
 from embertide.trainer.checkpoint.checkpoint import (
@@ -35,8 +36,9 @@ from embertide.trainer.loop import Trainer
 from embertide.trainer.model.export import tensor_bytes
 from embertide.trainer.presets import globo
 from embertide.trainer.publish.folder import Publication, VersionId
-from embertide.trainer.publish.publisher import Publisher
+from embertide.trainer.publish.publisher import Outgoing, Publisher
 from embertide.trainer.publish.snapshot import SnapshotInfo, write_snapshot
+from embertide.trainer.versions import Versions
 
 # So few bytes that rows go and come back at every pass.
 PRUNE = PruneConfig(bytes=10_000, half_life=20, first=(3,), every=5, least=2)
@@ -92,10 +94,10 @@ def assert_ends_as(whole: Whole, publication: Publication, trainer: Trainer) -> 
     assert newest_files(publication) == newest_files(whole.publication)
     assert publication.snapshots()[-1].number == whole.publication.snapshots()[-1].number
     assert numbers(publication) == numbers(whole.publication)
-    assert trainer.number == whole.trainer.number
+    assert trainer.state.number == whole.trainer.state.number
     # Learned once, scored once.
-    assert (trainer.events, trainer.done, trainer.offset) == (TOTAL, TOTAL, TOTAL)
-    mine, theirs = trainer.prequential, whole.trainer.prequential
+    assert (trainer.state.events, trainer.state.done, trainer.state.offset) == (TOTAL, TOTAL, TOTAL)
+    mine, theirs = trainer.state.prequential, whole.trainer.state.prequential
     assert mine.daily_summaries() == theirs.daily_summaries()
     assert mine.hourly() == theirs.hourly()
     found = checkpoints.load_newest(publication)
@@ -110,14 +112,14 @@ def test_the_whole_run_learns_everything_once_and_publishes_by_event_time(whole:
     # An event of the last interval before hour 3 is there: versions 1 to 18, and the end.
     assert numbers(whole.publication) == list(range(1, 20))
     assert [v.number for v in whole.publication.snapshots()] == [16, 19]
-    assert whole.trainer.events == TOTAL > 500
-    assert whole.trainer.prequential.daily()[0] > 0.5
+    assert whole.trainer.state.events == TOTAL > 500
+    assert whole.trainer.state.prequential.daily()[0] > 0.5
     assert list(whole.publication.path.glob("*/.*")) == []
-    assert whole.trainer.rows.passes > 10
-    assert whole.trainer.rows.pruned is not None
-    assert whole.trainer.rows.pruned.rows_pruned > 0
-    assert whole.trainer.rows.stats()["unworthy_keys"] > 0
-    assert whole.trainer.rows.pruned.bytes <= PRUNE.row_bytes(seen=0)
+    assert whole.trainer.state.rows.passes > 10
+    assert whole.trainer.state.rows.pruned is not None
+    assert whole.trainer.state.rows.pruned.rows_pruned > 0
+    assert whole.trainer.state.rows.stats()["unworthy_keys"] > 0
+    assert whole.trainer.state.rows.pruned.bytes <= PRUNE.row_bytes(seen=0)
 
 
 @pytest.mark.parametrize("batches", [1, 7, 13, 22])
@@ -153,9 +155,9 @@ def test_a_pruned_run_with_an_ssd_ends_as_one_without(tmp_path: Path) -> None:
     trainer = Trainer(beyond, publication, program_cache=CACHE)
     trainer.fit(news)
     assert newest_files(publication) == newest_files(whole.publication)
-    assert trainer.prequential.hourly() == whole.prequential.hourly()
-    stats = trainer.rows.stats()
-    assert trainer.rows.passes > 3
+    assert trainer.state.prequential.hourly() == whole.state.prequential.hourly()
+    stats = trainer.state.rows.stats()
+    assert trainer.state.rows.passes > 3
     assert min(stats["evictions_to_ssd"], stats["promotions"]) > 500
 
 
@@ -165,14 +167,15 @@ def test_a_run_killed_again_and_again_ends_as_one_never_killed(
     for _ in range(3):
         train(RUN, NEWS, fresh, 8)
     trainer = resume(fresh)
-    assert trainer.publisher.lineage >= 3
+    assert trainer.versions.publisher.lineage >= 3
     assert_ends_as(whole, fresh, trainer)
 
 
 PLACES: dict[str, tuple[Any, str]] = {
     "delta": (Publication, "write_delta"),
     "commit file": (Publication, "_write_commit"),
-    "publish": (Publisher, "publish"),
+    "note": (Publication, "note"),
+    "arrival": (Versions, "arrive"),
     "state": (CheckpointWriter, "add"),
     "checkpoint": (CheckpointWriter, "finish"),
     "snapshot": (saver, "write_snapshot"),
@@ -192,7 +195,7 @@ def kill_at(
     def step(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
         calls += 1
-        last = trainer.done == TOTAL
+        last = trainer.state.done == TOTAL
         due = last if call < 0 else calls == call
         if due and not after:
             raise Killed
@@ -229,7 +232,7 @@ def test_a_run_that_is_done_has_nothing_more_to_do(whole: Whole, tmp_path: Path)
     publication = Publication(tmp_path / "pub")
     before = publication.versions()
     trainer = resume(publication)
-    assert trainer.publisher.stats.versions == 0
+    assert trainer.versions.publisher.stats.versions == 0
     assert publication.versions() == before
     assert_ends_as(whole, publication, trainer)
 
@@ -240,10 +243,13 @@ def test_a_stream_that_went_on_is_learned_from_where_it_ended(
     first = Trainer(RUN, fresh, program_cache=CACHE)
     first.fit(FirstEvents(NEWS, TOTAL // 2))
     second = resume(fresh)
-    assert first.events < TOTAL
-    assert (second.events, second.done) == (TOTAL, TOTAL)
+    assert first.state.events < TOTAL
+    assert (second.state.events, second.state.done) == (TOTAL, TOTAL)
     # Batches fall elsewhere now, so the model is another one; the events are the same.
-    mine, theirs = second.prequential.daily_summaries(), whole.trainer.prequential.daily_summaries()
+    mine, theirs = (
+        second.state.prequential.daily_summaries(),
+        whole.trainer.state.prequential.daily_summaries(),
+    )
     assert [day.events for day in mine.values()] == [day.events for day in theirs.values()]
 
 
@@ -311,8 +317,8 @@ def test_a_checkpoint_that_cannot_be_written_stops_the_run_and_says_why(
     message = "the checkpoint of version 8 cannot be written: .*Input/output error"
     with at_snapshot(8, failing(errno.EIO)), pytest.raises(CheckpointError, match=message):
         trainer.fit(NEWS)
-    assert trainer.number < 12  # the next checkpoint at the latest
-    assert trainer.saver.stats.saved == 2
+    assert trainer.state.number < 12  # the next checkpoint at the latest
+    assert trainer.versions.saver.stats.saved == 2
     assert_ends_as(whole, fresh, resume(fresh))
 
 
@@ -325,7 +331,7 @@ def test_a_checkpoint_that_the_drive_has_no_room_for_is_left_out(
         trainer.fit(NEWS)
     assert "the checkpoint of version 8 is not written, the one before stays" in caplog.text
     assert [version.number for version in fresh.snapshots()] == [1, 4, 12, 16, 19]
-    assert trainer.published()["checkpoints_without_room"] == 1
+    assert trainer.versions.counters()["checkpoints_without_room"] == 1
     assert sorted(each.name for each in (fresh.path / "checkpoints").iterdir())[2:] == [
         version.folder for version in fresh.snapshots()[2:]
     ]  # and nothing of version 8
@@ -337,14 +343,15 @@ def test_the_first_checkpoint_and_the_last_need_room(
     fresh: Publication, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = Trainer(RUN, fresh, program_cache=CACHE)
-    copies = trainer._copies
+    copies = trainer.versions._copies
 
     def slow_copies() -> Iterator[saver.BucketCopy]:
         yield from copies()
-        if trainer.number == number:  # the writer has failed before all is copied
-            wait_until(lambda: trainer.saver._writing is not None and trainer.saver._writing.done())
+        if trainer.state.number == number:  # the writer has failed before all is copied
+            of = trainer.versions.saver
+            wait_until(lambda: of._writing is not None and of._writing.done())
 
-    monkeypatch.setattr(trainer, "_copies", slow_copies)
+    monkeypatch.setattr(trainer.versions, "_copies", slow_copies)
     message = f"the checkpoint of version {number} cannot be written: .*No space left on device"
     with at_snapshot(number, failing(errno.ENOSPC)), pytest.raises(CheckpointError, match=message):
         trainer.fit(NEWS)
@@ -366,14 +373,14 @@ def send_foreign(publication: Publication, trainer: Trainer, number: int, *keys:
     Everything else is as the last version of `trainer` is.
     """
     other = Publisher(
-        publication, bus=None, model=RUN.model.name, schema_id=trainer.publisher.schema_id
+        publication, bus=None, model=RUN.model.name, schema_id=trainer.versions.publisher.schema_id
     )
     last = trainer.publication.read_commit(trainer.publication.deltas()[-1]).commit
     other.publish(
         number,
         watermark_ms=last.watermark_ms,
-        changes=[(trainer.rows.tables[2], 0, b"".join(map(foreign_row, keys)))],
-        dense=tensor_bytes(trainer.served),
+        changes=[(trainer.state.rows.tables[2], 0, b"".join(map(foreign_row, keys)))],
+        dense=tensor_bytes(trainer.learner.served),
     )
 
 
@@ -387,7 +394,7 @@ def test_what_only_the_killed_run_had_published_is_taken_back(
     trainer = Trainer(keeping_all, fresh, program_cache=CACHE)
     trainer.fit(NEWS)
     assert_ends_as(whole, fresh, trainer)
-    first = next(v for v in fresh.deltas() if v.lineage == trainer.publisher.lineage)
+    first = next(v for v in fresh.deltas() if v.lineage == trainer.versions.publisher.lineage)
     assert first.number == newest + 2
     records = b"".join(batch.records for batch in fresh.read_batches(first) if batch.table_id == 2)
     assert _store.encode_record(77_777_777, 0, 2, b"") in records
@@ -397,18 +404,18 @@ def test_an_end_that_was_published_with_another_state_is_published_again(
     whole: Whole, fresh: Publication, caplog: pytest.LogCaptureFixture
 ) -> None:
     train(RUN, NEWS, fresh, 22)
-    last = whole.trainer.number
+    last = whole.trainer.state.number
     send_foreign(fresh, whole.trainer, last, 5)
-    with caplog.at_level(logging.WARNING, logger=loop.__name__):
+    with caplog.at_level(logging.WARNING, logger=versions.__name__):
         trainer = resume(fresh)
     assert f"version {last} was published with another state" in caplog.text
-    assert trainer.number == last + 1 == fresh.snapshots()[-1].number
+    assert trainer.state.number == last + 1 == fresh.snapshots()[-1].number
     mine, theirs = newest_files(fresh), newest_files(whole.publication)
     assert mine["dense/tensors.safetensors"] == theirs["dense/tensors.safetensors"]
-    for t, table in enumerate(trainer.rows.tables):
+    for t, table in enumerate(trainer.state.rows.tables):
         for bucket in range(1 << table.bucket_bits):
-            rows = whole.trainer.rows.store.export_bucket(t, bucket)
-            assert trainer.rows.store.export_bucket(t, bucket) == rows
+            rows = whole.trainer.state.rows.store.export_bucket(t, bucket)
+            assert trainer.state.rows.store.export_bucket(t, bucket) == rows
 
 
 # --- a version that cannot be written -------------------------------------------------------------
@@ -416,7 +423,7 @@ def test_an_end_that_was_published_with_another_state_is_published_again(
 
 def served_rows(publication: Publication, trainer: Trainer) -> "_store.Store":
     """What a node has that took every version's changes: the first version has no rows."""
-    tables = trainer.rows.tables
+    tables = trainer.state.rows.tables
     store = _store.Store(tables=tables, ddr_budget_bytes=256 << 20)
     index = {table.id: t for t, table in enumerate(tables)}
     store.commit(1)
@@ -449,17 +456,19 @@ def test_rows_of_a_version_that_could_not_be_written_are_in_the_next_one(
     monkeypatch.setattr(Publication, place, staticmethod(fail) if static else fail)
     if number == errno.ENOSPC:  # training goes on; before: OSError, and the run ended
         trainer.fit(NEWS)
-        assert trainer.publisher.stats.versions_without_room == 1
+        assert trainer.versions.publisher.stats.versions_without_room == 1
     else:
         with pytest.raises(OSError, match="Input/output error"):
             trainer.fit(NEWS)
         trainer.fit(NEWS)  # the drive is good again
-    assert trainer.events == TOTAL
+    assert trainer.state.events == TOTAL
     assert not [each for each in fresh.path.glob("deltas/*") if not (each / "commit.pb").exists()]
     served = served_rows(fresh, trainer)
-    for t, table in enumerate(trainer.rows.tables):
+    for t, table in enumerate(trainer.state.rows.tables):
         for bucket in range(1 << table.bucket_bits):
-            assert served.export_bucket(t, bucket) == trainer.rows.store.export_bucket(t, bucket)
+            assert served.export_bucket(t, bucket) == trainer.state.rows.store.export_bucket(
+                t, bucket
+            )
 
 
 def test_a_snapshot_that_was_due_with_a_version_without_room_comes_with_the_next(
@@ -484,23 +493,23 @@ def test_what_a_damaged_file_held_goes_out_again(fresh: Publication, file: str) 
     run = dataclasses.replace(RUN, prune=None, snapshot_every=5, keep_snapshots=9)
     killed = train(run, NEWS, fresh, 14)
     # Another run changes rows that ours does not change any more.
-    records = killed.rows.store.export_bucket(2, 0)
-    keys = _store.record_keys(killed.rows.tables[2].layout, records).tolist()
+    records = killed.state.rows.store.export_bucket(2, 0)
+    keys = _store.record_keys(killed.state.rows.tables[2].layout, records).tolist()
     send_foreign(fresh, killed, fresh.deltas()[-1].number + 1, *keys)
     node = served_rows(fresh, killed)  # it had the versions from the bus, before the damage
     before = fresh.deltas()[-1]
     flip_byte(sorted((fresh.path / "deltas" / before.folder).glob(file))[0], 30)
     trainer = Trainer(run, fresh, program_cache=CACHE)
-    assert trainer.publisher.stats.damaged_partitions == (64 if file == "commit.pb" else 1)
+    assert trainer.versions.publisher.stats.damaged_partitions == (64 if file == "commit.pb" else 1)
     trainer.fit(NEWS)
-    index = {table.id: t for t, table in enumerate(trainer.rows.tables)}
+    index = {table.id: t for t, table in enumerate(trainer.state.rows.tables)}
     later = [version for version in fresh.deltas() if version > before]
     for version in later:
         for batch in fresh.read_batches(version):
             node.stage_records(version.number, index[batch.table_id], batch.bucket, batch.records)
         node.commit(version.number)
-    for t, _, bucket in trainer.rows.places():
-        assert node.export_bucket(t, bucket) == trainer.rows.store.export_bucket(t, bucket)
+    for t, _, bucket in trainer.state.rows.places():
+        assert node.export_bucket(t, bucket) == trainer.state.rows.store.export_bucket(t, bucket)
     # Nodes that need the file get past it.
     assert later[0].number % 5 != 0
     assert later[0] in fresh.snapshots()
@@ -553,15 +562,15 @@ def test_a_changed_learning_rate_is_taken_when_allowed_and_remembered(
     names = ["optimizer.sparse_learning_rate", "optimizer.dense_learning_rate"]
     with pytest.raises(CheckpointError, match=f"--allow-change {names[0]}"):
         Trainer(run, fresh, program_cache=CACHE, allow_change=names[1:])
-    with caplog.at_level(logging.WARNING, logger=loop.__name__):
+    with caplog.at_level(logging.WARNING, logger=resuming.__name__):
         trainer = Trainer(run, fresh, program_cache=CACHE, allow_change=names)
     assert f"{names[0]} changes from {old.sparse_learning_rate} to 0.02" in caplog.text
     assert [group["lr"] for group in trainer.learner.optimizer.param_groups] == [0.0005]
-    after = trainer.number
+    after = trainer.state.number
     trainer.fit(NEWS)
     # A run that goes on from there needs no permission, and still knows.
     again = Trainer(run, fresh, program_cache=CACHE)
-    assert again.changes == [
+    assert again.state.changes == [
         {"after": after, "setting": names[1], "from": old.dense_learning_rate, "to": 0.0005},
         {"after": after, "setting": names[0], "from": old.sparse_learning_rate, "to": 0.02},
     ]
@@ -626,8 +635,8 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_harmed_one(
     with caplog.at_level(logging.ERROR):
         trainer = Trainer(RUN, copy, program_cache=CACHE)
     assert f"the checkpoint of version {newest.number} is put aside" in caplog.text
-    assert trainer.number < newest.number
-    assert trainer.published()["harmed_checkpoints"] == 1
+    assert trainer.state.number < newest.number
+    assert trainer.versions.counters()["harmed_checkpoints"] == 1
     trainer.fit(NEWS)
     assert_ends_as(whole, copy, trainer)
 
@@ -695,15 +704,18 @@ class Watched(Trainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.log: list[tuple[str, int, int]] = []
         super().__init__(*args, **kwargs)
+        publish = self.versions.publish
+
+        def noted(number: int, watermark_ms: int, **options: bool) -> None:
+            self.log.append(("publish", number, watermark_ms))
+            publish(number, watermark_ms, **options)
+
+        self.versions.publish = noted  # type: ignore[method-assign]
 
     def _train(self, batch: Batch) -> None:
         self.log.append(("learn", int(batch.event_B[0]), int(batch.event_B[-1])))
         self.log.append(("times", int(batch.ts_ms_B[0]), int(batch.ts_ms_B[-1])))
         super()._train(batch)
-
-    def _publish(self, number: int, watermark_ms: int, **kwargs: Any) -> None:
-        self.log.append(("publish", number, watermark_ms))
-        super()._publish(number, watermark_ms, **kwargs)
 
     def wait(self, end: int) -> None:
         """As the gate."""
@@ -750,7 +762,7 @@ def test_a_gate_that_stays_shut_holds_the_trainer_back(whole: Whole, fresh: Publ
     trainer = Trainer(RUN, fresh, program_cache=CACHE)
     with pytest.raises(Killed):
         trainer.fit(NEWS, gate=Shut())
-    assert 0 < trainer.events <= TOTAL // 2
+    assert 0 < trainer.state.events <= TOTAL // 2
     assert_ends_as(whole, fresh, resume(fresh))
 
 
@@ -772,9 +784,33 @@ def test_the_copy_kept_is_the_first_version_that_learned_the_first_quarter(
         train(RUN, NEWS, fresh, 8)  # past the quarter, before the next checkpoint
         assert fresh.versions()[-1].number > number > fresh.snapshots()[-1].number
     trainer = Trainer(RUN, fresh, program_cache=CACHE)
-    trainer.keep_copy(TOTAL // 4, copy)
+    trainer.versions.keep_copy(TOTAL // 4, copy)
     trainer.fit(NEWS)
     wanted = reference.publication.snapshot_path(VersionId(number, 1))
     assert snapshot_files(copy) == snapshot_files(wanted)
     assert_ends_as(whole, fresh, trainer)  # keeping a copy changes nothing else
     assert list(copy.parent.iterdir()) == [copy]
+
+
+def test_events_are_learned_while_a_version_is_written(
+    fresh: Publication, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer(RUN, fresh, program_cache=CACHE)
+    real = Publisher.finish
+    learned: list[int] = []
+    numbers: list[int] = []
+
+    def finish(self: Publisher, outgoing: Outgoing) -> VersionId:
+        numbers.append(outgoing.version.number)
+        if outgoing.version.number == 5:
+            begun, until = trainer.state.events, time.monotonic() + 30
+            while trainer.state.events == begun and time.monotonic() < until:
+                time.sleep(0.001)
+            learned.append(trainer.state.events - begun)
+        return real(self, outgoing)
+
+    monkeypatch.setattr(Publisher, "finish", finish)
+    trainer.fit(NEWS)
+    assert learned
+    assert learned[0] > 0
+    assert numbers == list(range(2, 20))

@@ -23,8 +23,9 @@ from embertide.trainer.config import (
 )
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.embedding.store import EmbeddingStore
-from embertide.trainer.loop import Progress, Trainer
+from embertide.trainer.loop import Trainer
 from embertide.trainer.presets import globo
+from embertide.trainer.progress import Progress
 from embertide.trainer.publish.folder import Publication
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -114,7 +115,7 @@ def test_clipped_and_refused_gradients_are_counted(name: Optimizer) -> None:
 
 
 def state_of(trainer: Trainer) -> list[bytes]:
-    rows = trainer.rows
+    rows = trainer.state.rows
     return [
         part
         for t, table in enumerate(rows.tables)
@@ -155,11 +156,11 @@ def test_a_run_that_is_resumed_has_the_rows_and_state_of_one_never_stopped(
     with pytest.raises(KeyboardInterrupt):
         stopped.fit(news, progress=stop, every_s=0)
     resumed = begin("stopped")
-    assert 0 < resumed.events < 150
+    assert 0 < resumed.state.events < 150
     resumed.fit(news)
-    assert resumed.events == whole.events
+    assert resumed.state.events == whole.state.events
     assert state_of(resumed) == state_of(whole)
-    assert resumed.rows.stats()["clipped_gradients"] > 0
+    assert resumed.state.rows.stats()["clipped_gradients"] > 0
 
 
 def test_state_of_another_optimizer_is_refused() -> None:

@@ -15,8 +15,9 @@ from embertide import _store
 from embertide.trainer.config import PruneConfig, PublishBudget, RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.embedding.store import EmbeddingStore
-from embertide.trainer.loop import Progress, Trainer
+from embertide.trainer.loop import Trainer
 from embertide.trainer.presets import globo
+from embertide.trainer.progress import Progress
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.image import PublishedImage
 from embertide.trainer.publish.snapshot import read_manifest
@@ -55,7 +56,7 @@ def fresh(whole: Trainer, tmp_path: Path) -> Publication:
 
 def replayed(trainer: Trainer) -> Iterator[tuple[int, list[bytes]]]:
     """Give each version and the buckets of a node that followed every delta."""
-    publication, tables = trainer.publication, trainer.rows.tables
+    publication, tables = trainer.publication, trainer.state.rows.tables
     node = _store.Store(tables=tables, ddr_budget_bytes=64 << 20)
     node.commit(1)  # version 1 is the untrained model, without rows
     ordinals = {table.id: t for t, table in enumerate(tables)}
@@ -67,7 +68,7 @@ def replayed(trainer: Trainer) -> Iterator[tuple[int, list[bytes]]]:
         node.commit(version.number)
         yield (
             version.number,
-            [node.export_bucket(t, bucket) for t, _, bucket in trainer.rows.places()],
+            [node.export_bucket(t, bucket) for t, _, bucket in trainer.state.rows.places()],
         )
 
 
@@ -78,7 +79,9 @@ def test_a_node_by_snapshot_equals_a_node_by_deltas_byte_for_byte(whole: Trainer
     for version in snapshots:
         by_snapshot = [
             records
-            for *_, records in whole.rows.read_buckets(whole.publication.snapshot_path(version))
+            for *_, records in whole.state.rows.read_buckets(
+                whole.publication.snapshot_path(version)
+            )
         ]
         assert by_snapshot == by_deltas[version.number], version
 
@@ -90,8 +93,8 @@ def test_versions_keep_to_the_budget_and_the_last_leaves_nothing_out(whole: Trai
         for version in publication.deltas()
     }
     *bounded, last = sorted(sent)
-    assert whole.image is not None
-    stats = whole.image.stats
+    assert whole.versions.image is not None
+    stats = whole.versions.image.stats
     assert stats.deferred_rows > 100
     # Beside the budget go tombstones, and rows whose turn it is.
     tombstones = sum(
@@ -100,12 +103,12 @@ def test_versions_keep_to_the_budget_and_the_last_leaves_nothing_out(whole: Trai
         for batch in publication.read_batches(version)
     )
     assert tombstones > 0
-    row_bytes = 12 + 4 * whole.rows.tables[0].layout.dim
+    row_bytes = 12 + 4 * whole.state.rows.tables[0].layout.dim
     bound = len(bounded) * BUDGET.bytes_per_s * RUN.publish_every_s
     bound += stats.overdue_rows * row_bytes + tombstones * 12
     assert sum(sent[number] for number in bounded) <= bound
-    assert whole.image.waiting_rows == 0
-    trained = [whole.rows.store.export_bucket(t, b) for t, _, b in whole.rows.places()]
+    assert whole.versions.image.waiting_rows == 0
+    trained = [whole.state.rows.store.export_bucket(t, b) for t, _, b in whole.state.rows.places()]
     assert dict(replayed(whole))[last] == trained
 
 
@@ -179,7 +182,7 @@ def test_what_a_damaged_file_held_goes_out_again(fresh: Publication) -> None:
     before = fresh.deltas()[-1]
     flip_byte(min((fresh.path / "deltas" / before.folder).glob("*.delta")), 30)
     trainer = Trainer(run, fresh, program_cache=CACHE)
-    assert trainer.publisher.stats.damaged_partitions == 1
+    assert trainer.versions.publisher.stats.damaged_partitions == 1
 
     def until_published(_progress: Progress) -> None:
         if fresh.deltas()[-1] > before:
@@ -188,16 +191,16 @@ def test_what_a_damaged_file_held_goes_out_again(fresh: Publication) -> None:
     with pytest.raises(Killed):
         trainer.fit(NEWS, progress=until_published, every_s=0)
     (first,) = (version for version in fresh.deltas() if version > before)
-    node = _store.Store(tables=trainer.rows.tables, ddr_budget_bytes=64 << 20)
-    places = list(trainer.rows.places())
+    node = _store.Store(tables=trainer.state.rows.tables, ddr_budget_bytes=64 << 20)
+    places = list(trainer.state.rows.places())
     for (t, _, bucket), records in zip(places, taken[before.number], strict=True):
         node.stage_records(1, t, bucket, records)
     node.commit(1)
     for batch in fresh.read_batches(first):
         node.stage_records(2, batch.table_id, batch.bucket, batch.records)
     node.commit(2)
-    assert trainer.image is not None
-    images = [records for *_, records in trainer.image.buckets()]
+    assert trainer.versions.image is not None
+    images = [records for *_, records in trainer.versions.image.buckets()]
     assert images == [node.export_bucket(t, bucket) for t, _, bucket in places]
 
 
@@ -223,6 +226,6 @@ def test_a_run_killed_under_a_budget_publishes_the_same_bytes(
         assert mine == other, version
         compared += 1
     assert compared >= 3
-    assert trainer.image is not None
+    assert trainer.versions.image is not None
     manifest = read_manifest(fresh.snapshot_path(newest))
     assert manifest["version"] == newest.number

@@ -15,7 +15,7 @@ from embertide.trainer.__main__ import app
 from embertide.trainer.commands.reports import json_log, metrics_page, tensorboard
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.errors import ConfigurationError
-from embertide.trainer.loop import Progress
+from embertide.trainer.progress import Progress
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 

@@ -276,14 +276,14 @@ def test_a_trainer_goes_on_from_before_the_versions_that_were_undone(
     to = snapshots[-2] - 1
     restored = roll_back(publication, to, bus=None)
     trainer = Trainer(RUN, publication, program_cache=CACHE, skip_undone=skip)
-    assert trainer.number == snapshots[-3] <= to
+    assert trainer.state.number == snapshots[-3] <= to
     trainer.fit(NEWS)
     log = [json.loads(line)["number"] for line in publication.log.read_text().splitlines()]
     assert log.count(restored.version) == 1
     assert log[log.index(restored.version) + 1 :] == list(range(newest + 2, log[-1] + 1))
     assert len([number for number in log if to < number <= newest]) == newest - to
     assert (trainer.undone_events > 0) == skip
-    assert trainer.events + trainer.undone_events == NEWS.total_events()
+    assert trainer.state.events + trainer.undone_events == NEWS.total_events()
 
 
 def test_without_a_checkpoint_from_before_the_error_says_so(trained: Path, tmp_path: Path) -> None:

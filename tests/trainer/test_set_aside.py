@@ -16,7 +16,8 @@ from bench.snapshots import snapshot_files
 from embertide.trainer import aside
 from embertide.trainer.data.base import Batch, EventSource
 from embertide.trainer.errors import TrainerError
-from embertide.trainer.loop import Progress, Trainer
+from embertide.trainer.loop import Trainer
+from embertide.trainer.progress import Progress
 from embertide.trainer.publish.folder import Publication
 
 # No dense feature is clipped, so that an absurd price reaches the net.
@@ -102,8 +103,10 @@ def test_a_poisoned_batch_is_as_if_it_had_not_been(folder: list[Publication]) ->
     without.fit(Without(Poisoned(BAD), {line["event"] for line in lines}))
     assert without.set_aside.stats.batches == 0
     assert newest_files(folder[0]) == newest_files(folder[1])
-    assert trainer.events == without.events
-    assert trainer.prequential.daily_summaries() == without.prequential.daily_summaries()
+    assert trainer.state.events == without.state.events
+    assert (
+        trainer.state.prequential.daily_summaries() == without.state.prequential.daily_summaries()
+    )
     assert len(lines) == stats.events < 100
     assert BAD.keys() <= {line["event"] for line in lines}
     worst = next(line for line in lines if line["event"] == 400)
@@ -133,8 +136,8 @@ def test_too_many_in_a_row_end_the_run_and_the_last_finite_state_is_out(
     trainer = Trainer(run, folder[0], program_cache=CACHE)
     with pytest.raises(TrainerError, match=r"4 batches in a row, events 980 to"):
         trainer.fit(Poisoned(dict.fromkeys(range(1000, 1500), 3e38)))
-    assert trainer.publisher.newest == folder[0].versions()[-1]
-    assert trainer.number > 3
+    assert trainer.versions.publisher.newest == folder[0].versions()[-1]
+    assert trainer.state.number > 3
     for tensor in trainer.learner.net.state_dict().values():
         assert torch.isfinite(tensor).all()
 
@@ -150,8 +153,8 @@ def test_a_net_that_is_not_finite_is_not_published(folder: list[Publication]) ->
     with pytest.raises(TrainerError, match=r"tensor .* of the net is not finite"):
         trainer.fit(Poisoned({}), progress=break_it, every_s=0)
     newest = folder[0].versions()[-1]
-    assert newest.number == trainer.number - 1 > 3
-    assert newest == trainer.publisher.newest
+    assert newest.number == trainer.state.number - 1 > 3
+    assert newest == trainer.versions.publisher.newest
 
 
 def test_the_file_of_what_was_put_aside_has_a_bound(

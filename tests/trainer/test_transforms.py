@@ -184,7 +184,7 @@ def test_a_fresh_run_is_fitted_to_its_first_events_and_learns_them_all(whole: Tr
     want = make_transforms(RUN.model, SHOP.whole.dense_BD[:300])
     assert whole.learner.transforms is not None
     assert whole.learner.transforms.text == want.text
-    assert whole.events == SHOP.total_events()
+    assert whole.state.events == SHOP.total_events()
     assert whole.learner.missing == np.isnan(SHOP.whole.dense_BD).sum() > 300
 
 
@@ -198,7 +198,7 @@ def test_the_snapshot_has_them_and_the_raw_columns(whole: Trainer) -> None:
     assert read is not None
     assert whole.learner.transforms is not None
     assert read.text == whole.learner.transforms.text
-    assert manifest["schema_id"] == whole.publisher.schema_id
+    assert manifest["schema_id"] == whole.versions.publisher.schema_id
 
 
 @pytest.mark.parametrize("batches", [1, 20, 33])
@@ -214,7 +214,7 @@ def test_a_killed_run_goes_on_with_the_same_fit_and_ends_with_the_same_bytes(
     assert killed.learner.transforms is not None
     assert resumed.learner.transforms is not None
     assert resumed.learner.transforms.text == killed.learner.transforms.text
-    assert resumed.publisher.schema_id == killed.publisher.schema_id
+    assert resumed.versions.publisher.schema_id == killed.versions.publisher.schema_id
     resumed.fit(SHOP)
     assert snapshot_files(newest(publication)) == snapshot_files(newest(whole.publication))
 
@@ -241,7 +241,7 @@ def test_schemas_differ_with_the_fit_alone(whole: Trainer, tmp_path: Path) -> No
     path.mkdir()
     shutil.copyfile(whole.publication.program, path / "program.pt2")
     trainer = train(dataclasses.replace(RUN, warmup_events=200), SHOP, Publication(path), 1)
-    assert trainer.publisher.schema_id != whole.publisher.schema_id
+    assert trainer.versions.publisher.schema_id != whole.versions.publisher.schema_id
 
 
 def test_without_steps_to_fit_nothing_is_held_back() -> None:

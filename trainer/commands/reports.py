@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from embertide.trainer.data.base import EventSource
 from embertide.trainer.errors import ConfigurationError
-from embertide.trainer.loop import Progress
+from embertide.trainer.progress import Progress
 
 Show = Callable[[Progress], None]
 

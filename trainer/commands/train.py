@@ -169,7 +169,8 @@ def command(
         sys.exit(launch(nproc, restarts, sys.argv[1:]))
     from embertide.trainer.commands import reports, run_file
     from embertide.trainer.data.limit import ScoredGate
-    from embertide.trainer.loop import Progress, Trainer  # torch takes seconds: not for --help
+    from embertide.trainer.loop import Trainer  # torch takes seconds: not for --help
+    from embertide.trainer.progress import Progress
     from embertide.trainer.publish.folder import Publication
     from embertide.trainer.sync.ranks import Ranks
 
@@ -240,7 +241,7 @@ def command(
         )
         signal.signal(signal.SIGTERM, lambda *_: trainer.stop())
         if keep_after is not None and keep_in is not None:
-            trainer.keep_copy(keep_after, keep_in)
+            trainer.versions.keep_copy(keep_after, keep_in)
         trainer.fit(
             source,
             gate=ScoredGate(bus, run.model.name) if behind_scorer and bus else None,
@@ -250,21 +251,23 @@ def command(
         if not first:
             _end_if_stopped(trainer.stopped)
             return
-        by_day = trainer.prequential.daily_summaries()
+        by_day = trainer.state.prequential.daily_summaries()
         result: dict[str, Any] = {
-            "events": trainer.events,
-            "version": trainer.number,
-            "lineage": trainer.publisher.lineage,
-            "changed_settings": trainer.changes,
+            "events": trainer.state.events,
+            "version": trainer.state.number,
+            "lineage": trainer.versions.publisher.lineage,
+            "changed_settings": trainer.state.changes,
             "auc_by_day": {day: each.auc for day, each in by_day.items()},
             "log_loss_by_day": {day: each.log_loss for day, each in by_day.items()},
             "calibration_by_day": {day: each.calibration for day, each in by_day.items()},
-            "forgotten_users": {each.config.name: each.forgotten for each in trainer.histories},
+            "forgotten_users": {
+                each.config.name: each.forgotten for each in trainer.state.histories
+            },
             "undone_events": trainer.undone_events,
             "rejected": source.dead_letters.by_reason,
             "source": source.counters(),
             "set_aside": dataclasses.asdict(trainer.set_aside.stats),
-            "checkpoints": dataclasses.asdict(trainer.saver.stats),
+            "checkpoints": dataclasses.asdict(trainer.versions.saver.stats),
             "stopped": trainer.stopped,
             **figures,
         }
@@ -278,7 +281,9 @@ def command(
         f"day {day}: {each.auc:.4f} ({each.calibration:.3f})" for day, each in by_day.items()
     )
     # Calibration: the mean score over the mean label; 1 promises what comes true.
-    typer.echo(f"{trainer.events:,} events, version {trainer.number}; AUC (calibration) {days}")
+    typer.echo(
+        f"{trainer.state.events:,} events, version {trainer.state.number}; AUC (calibration) {days}"
+    )
     if source.dead_letters.count:
         typer.echo(f"rejected rows: {source.dead_letters.by_reason}")
     if trainer.set_aside.stats.batches:

@@ -12,6 +12,7 @@ The nodes' side is backend_cpp/bus/delta.h. Names ascend as versions do.
 import contextlib
 import dataclasses
 import errno
+import functools
 import itertools
 import json
 import logging
@@ -22,6 +23,7 @@ import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,6 +43,7 @@ _NAME = re.compile(r"(\d{12,19})-(\d{6,19})")
 _PARTIAL = re.compile(r"\.(\d{12,19})-(\d{6,19})\.partial")
 _SPOOLED = 64 << 10  # of a partition, in memory
 _COPIED = 1 << 20  # at a time
+_SYNCED = 8  # files that are written side by side
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 log = logging.getLogger(__name__)
@@ -165,8 +168,29 @@ class _Place:
         return self.bucket % PARTITIONS
 
 
-class Written(contextlib.AbstractContextManager["Written"]):
-    """One rank's batches of a version, encoded, until they have gone out on the bus; in `with`.
+def _joined(begins: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield (begin, bytes) of what lies together of pieces that do not overlap, in their order."""
+    begin = end = -1
+    for at, size in zip(begins, sizes, strict=True):
+        if at != end:
+            if end > begin:
+                yield begin, end - begin
+            begin = at
+        end = at + size
+    if end > begin:
+        yield begin, end - begin
+
+
+def _write_at(fd: int, data: bytes, at: int) -> None:
+    """Write all of it; a drive may take it in parts."""
+    view = memoryview(data)
+    while view:
+        done = os.pwrite(fd, view, at)
+        view, at = view[done:], at + done
+
+
+class Written:
+    """One rank's batches of a version, encoded, until they have gone out on the bus.
 
     Held in memory, and on the drive what exceeds `_SPOOLED` a partition.
 
@@ -227,25 +251,81 @@ class Written(contextlib.AbstractContextManager["Written"]):
                     (length,) = struct.unpack("<I", spool.read(4))
                     yield place.table_id, place.bucket, i, spool.read(length)
 
-    def write_to(self, partition: int, fd: int, begins: Sequence[int]) -> None:
-        """Write a partition's buckets to a file, each where it begins, in their order."""
-        spool = self._spools[partition]
-        spool.seek(0)
-        mine = [place for place in self._places if place.partition == partition]
-        for place, begin in zip(mine, begins, strict=True):
-            left, at = place.bytes, begin
-            while left:
-                data = spool.read(min(left, _COPIED))
-                view = memoryview(data)
-                while view:
-                    done = os.pwrite(fd, view, at)
-                    view, at = view[done:], at + done
-                left -= len(data)
+    def write_to(self, partition: int, fd: int, begins: Sequence[int], head: bytes) -> None:
+        """Write a partition's buckets to a file, each where it begins, in their order.
 
-    def __exit__(self, *error: object) -> None:
+        Threads may write partitions side by side.
+
+        Args:
+            partition: Which.
+            fd: The file, open for writing.
+            begins: Where each of this rank's buckets begins.
+            head: What the file begins with, if this rank writes it.
+        """
+        mine = [place for place in self._places if place.partition == partition]
+        spool = self._spools.get(partition)
+        if spool is not None:
+            spool.seek(0)
+        # Each write waits for the drive, so what lies together goes together.
+        for begin, size in _joined(begins, [place.bytes for place in mine]):
+            assert spool is not None
+            at, end = begin, begin + size
+            while at < end:
+                data = spool.read(min(end - at, _COPIED))
+                if head and at == len(head):
+                    data, at, head = head + data, 0, b""
+                _write_at(fd, data, at)
+                at += len(data)
+        if head:
+            _write_at(fd, head, 0)
+
+    def close(self) -> None:
         """Let go of them."""
         for spool in self._spools.values():
             spool.close()
+
+
+def _partition_commit(
+    version: VersionId, partition: int, places: list[_Place], rank: int
+) -> tuple[update_pb2.PartitionCommit, list[int]]:
+    """Return what is to be said of a partition's file, and where a rank's buckets begin in it."""
+    commit = update_pb2.PartitionCommit(
+        lineage=version.lineage,
+        version=version.number,
+        partition=partition,
+        delta_path=f"p-{partition:02d}.delta",
+        delta_bytes=len(_DELTA_MAGIC),
+        delta_crc32c=_store.crc32c(_DELTA_MAGIC),
+    )
+    begins: list[int] = []
+    for place in places:
+        if place.rank == rank:
+            begins.append(commit.delta_bytes)
+        commit.buckets.add(
+            table_id=place.table_id,
+            bucket=place.bucket,
+            sequence=place.sequence,
+            batches=place.batches,
+        )
+        commit.delta_crc32c = _store.join_crc32c(commit.delta_crc32c, place.crc32c, place.bytes)
+        commit.delta_bytes += place.bytes
+    return commit, begins
+
+
+@functools.cache
+def _writers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_SYNCED, thread_name_prefix="delta")
+
+
+def _side_by_side(jobs: Sequence[Callable[[], None]]) -> None:
+    """Do jobs that wait for the drive, some at a time; it makes their bytes safe together.
+
+    When this returns or raises, none is under way.
+    """
+    doing = [_writers().submit(job) for job in jobs]
+    wait(doing)
+    for each in doing:
+        each.result()
 
 
 class Publication:
@@ -322,7 +402,6 @@ class Publication:
     def write_delta(
         self,
         version: VersionId,
-        batches: Iterable[update_pb2.RowBatch],
         dense: bytes,
         file: update_pb2.CommitFile,
         written: Written,
@@ -335,10 +414,9 @@ class Publication:
 
         Args:
             version: Its name.
-            batches: Those of a bucket one after the other, buckets ascending by table and number.
             dense: The tensors, if the version brings any.
             file: Holds what else the commit is to say.
-            written: Takes this rank's batches, for the bus.
+            written: Has this rank's batches, those of a bucket one after the other.
 
         Raises:
             PublicationError: The version exists already.
@@ -353,9 +431,6 @@ class Publication:
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir(parents=True)
         try:
-            with channel.together():
-                for batch in batches:
-                    written.add(batch)
             self._write_files(folder, version, written, dense, file)
         except BaseException:
             if channel.first and not (folder / _COMMIT_FILE).exists():
@@ -380,14 +455,16 @@ class Publication:
         ]
         places.sort(key=lambda place: (place.partition, place.table_id, place.bucket))
         with channel.together():
+            parts: list[Callable[[], None]] = []
             for partition, group in itertools.groupby(places, key=lambda place: place.partition):
-                commit = update_pb2.PartitionCommit(
-                    lineage=version.lineage,
-                    version=version.number,
-                    partition=partition,
-                    delta_path=f"p-{partition:02d}.delta",
-                )
-                file.partitions.append(self._write_part(folder, commit, list(group), written))
+                commit, begins = _partition_commit(version, partition, list(group), channel.rank)
+                file.partitions.append(commit)
+                if begins or channel.first:
+                    path = folder / commit.delta_path
+                    parts.append(
+                        functools.partial(self._write_part, path, partition, begins, written)
+                    )
+            _side_by_side(parts)
             for partition_commit in file.partitions:
                 reference = file.commit.partitions.add()
                 reference.partition = partition_commit.partition
@@ -404,43 +481,16 @@ class Publication:
             if channel.first:
                 self._write_commit(folder, file)
 
-    def _write_part(
-        self,
-        folder: Path,
-        commit: update_pb2.PartitionCommit,
-        places: list[_Place],
-        written: Written,
-    ) -> update_pb2.PartitionCommit:
-        """Write this rank's part of a partition's file; return what is to be said of the whole."""
-        channel = written.channel
-        commit.delta_bytes = len(_DELTA_MAGIC)
-        commit.delta_crc32c = _store.crc32c(_DELTA_MAGIC)
-        begins: list[int] = []
-        for place in places:
-            if place.rank == channel.rank:
-                begins.append(commit.delta_bytes)
-            commit.buckets.add(
-                table_id=place.table_id,
-                bucket=place.bucket,
-                sequence=place.sequence,
-                batches=place.batches,
-            )
-            commit.delta_crc32c = _store.join_crc32c(commit.delta_crc32c, place.crc32c, place.bytes)
-            commit.delta_bytes += place.bytes
-        if not begins and not channel.first:
-            return commit
+    @staticmethod
+    def _write_part(path: Path, partition: int, begins: Sequence[int], written: Written) -> None:
+        """Write this rank's part of a partition's file; it is on the drive when this returns."""
         # Synced as it is written: a client of NFS may else write whole pages, and with them zeros
         # where other ranks write.
-        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_DSYNC
-        fd = os.open(folder / commit.delta_path, flags, 0o644)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_DSYNC, 0o644)
         try:
-            if channel.first:
-                os.pwrite(fd, _DELTA_MAGIC, 0)
-            if begins:
-                written.write_to(commit.partition, fd, begins)
+            written.write_to(partition, fd, begins, _DELTA_MAGIC if written.channel.first else b"")
         finally:
             os.close(fd)
-        return commit
 
     @staticmethod
     def _write_commit(folder: Path, file: update_pb2.CommitFile) -> None:

@@ -92,8 +92,21 @@ def _batch_crc(lineage: int, version: int, table: int, bucket: int, seq: int, ro
     return _store.crc32c(rows, _store.crc32c(header))
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Outgoing:
+    """A version whose rows are taken; `Publisher.finish` makes it exist."""
+
+    version: VersionId
+    file: update_pb2.CommitFile
+    dense: bytes  # tensors, if they changed
+    written: Written
+    bus: Bus | None  # that it goes out on
+
+
 class Publisher:
-    """Publishes the versions of one model. Used by one thread.
+    """Publishes the versions of one model, one at a time.
+
+    Used by one thread at a time: what one has begun, another may finish.
 
     Memory: 64 KiB a partition for a version's batches until it is out; the rest is on the drive.
 
@@ -210,19 +223,42 @@ class Publisher:
         dense: bytes,
         rollback_to: int = 0,
     ) -> VersionId:
-        """Publish a version.
+        """Publish a version: `begin`, then `finish`, which say what the arguments are."""
+        return self.finish(
+            self.begin(
+                number,
+                watermark_ms=watermark_ms,
+                changes=changes,
+                dense=dense,
+                rollback_to=rollback_to,
+            )
+        )
+
+    def begin(
+        self,
+        number: int,
+        *,
+        watermark_ms: int,
+        changes: Iterable[Change],
+        dense: bytes,
+        rollback_to: int = 0,
+    ) -> Outgoing:
+        """Take a version's rows; nobody sees it yet.
 
         Args:
             number: Greater than that of any version before it.
             watermark_ms: Event time up to which it has learned.
-            changes: Each changed bucket once.
+            changes: Each changed bucket once, ascending by table and number.
             dense: The dense tensors (safetensors); sent if they differ from the version before.
             rollback_to: The version whose state this one restores; 0: none.
+
+        Returns:
+            What `finish` is to be called with before any other version is begun.
 
         Raises:
             ValueError: `number` does not rise.
             SupersededError: Another publisher runs.
-            NoRoomError: The drive is full; the version is not there, nor anything of it.
+            NoRoomError: The drive is full.
         """
         if self.newest is not None and number <= self.newest.number:
             raise ValueError(f"version {number} is not newer than {self.newest.number}")
@@ -237,24 +273,45 @@ class Publisher:
         commit.rollback_to = rollback_to
         commit.committed_ms = self._first_clock_ms()
         commit.dense_id = dense_id(dense)
-        changed = dense if commit.dense_id != self._dense_id else b""
         bus = self._check_lineage()
         self._note(version, watermark_ms, commit.committed_ms)
         with needing_room(self.publication.path):
             written = self.publication.writing(self._channel)
-        with written:
+            try:
+                with self._channel.together():
+                    for batch in self._batches(version, changes):
+                        written.add(batch)
+            except BaseException:
+                written.close()
+                raise
+        return Outgoing(
+            version=version,
+            file=file,
+            dense=dense if commit.dense_id != self._dense_id else b"",
+            written=written,
+            bus=bus,
+        )
+
+    def finish(self, outgoing: Outgoing) -> VersionId:
+        """Write a version that was begun, and send it on the bus.
+
+        Raises:
+            SupersededError: Another publisher runs.
+            NoRoomError: The drive is full; the version is not there, nor anything of it.
+        """
+        file, commit = outgoing.file, outgoing.file.commit
+        with contextlib.closing(outgoing.written) as written:
             with needing_room(self.publication.path):
-                batches = self._batches(version, changes)
-                self.publication.write_delta(version, batches, changed, file, written)
-            self.newest = version
+                self.publication.write_delta(outgoing.version, outgoing.dense, file, written)
+            self.newest = outgoing.version
             self._committed_ms = commit.committed_ms
             self._dense_id = commit.dense_id
             self.stats.versions += 1
-            if changed and len(changed) <= _MAX_INLINE_DENSE:
-                commit.dense = changed
-            if bus is not None:
-                self._send(bus, file, written)
-        return version
+            if outgoing.dense and len(outgoing.dense) <= _MAX_INLINE_DENSE:
+                commit.dense = outgoing.dense
+            if outgoing.bus is not None:
+                self._send(outgoing.bus, file, written)
+        return outgoing.version
 
     def _batches(
         self, version: VersionId, changes: Iterable[Change]

@@ -1,0 +1,126 @@
+"""What a run has learned, and where in its stream it stands: all that a checkpoint holds."""
+
+import copy
+from typing import Any
+
+import numpy as np
+
+from embertide.trainer.checkpoint.checkpoint import Checkpoint, SavedCheckpoint
+from embertide.trainer.checkpoint.settings import changed_from_default, settings
+from embertide.trainer.config import RunConfig
+from embertide.trainer.data.history import History
+from embertide.trainer.eval.metrics import Prequential
+from embertide.trainer.learner import Learner
+from embertide.trainer.publish.folder import VersionId
+from embertide.trainer.sync import plan
+from embertide.trainer.sync.plan import Ownership
+from embertide.trainer.sync.ranks import Ranks
+
+
+class RunState:
+    """A run's state, or of many ranks one rank's: beside its rows, all have the same.
+
+    Used by one thread.
+
+    Attributes:
+        run: The configuration.
+        learner: Net, optimizer and rows.
+        rows: The learner's.
+        prequential: The scores that events got before they were learned.
+        histories: What users did, by sequence.
+        changes: Settings that were changed on the way, oldest first.
+        offset: Of the batch to read first: batches depend on where one starts.
+        done: Events before this index are learned.
+        events: That were learned.
+        number: The version that the state is at or past.
+    """
+
+    def __init__(self, run: RunConfig, ranks: Ranks, owners: Ownership) -> None:
+        """Begin with nothing learned."""
+        self.run = run
+        self.learner = Learner(run, ranks, owners)
+        self.rows = self.learner.rows
+        self.prequential = Prequential()
+        names = [feature.name for feature in run.model.features]
+        self.histories = [History(each, names) for each in run.model.sequences]
+        self.changes: list[dict[str, Any]] = []
+        self.offset = 0
+        self.done = 0
+        self.events = 0
+        self.number = 0
+        self._origin_ms: int | None = None
+        self._asked_of: list[list[int]] = []  # keys, by table and bucket
+
+    @property
+    def origin_ms(self) -> int:
+        """The time that versions are counted from; `has_begun` says whether it is known."""
+        assert self._origin_ms is not None
+        return self._origin_ms
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the run, or the one it goes on from, has seen an event."""
+        return self._origin_ms is not None
+
+    def begin(self, first_ms: int) -> None:
+        """Count versions from the time of the first event."""
+        self._origin_ms = self.learner.origin_ms = first_ms
+
+    def number_at(self, ts_ms: int) -> int:
+        """Return the number of the newest version that is out when an event of that time comes."""
+        return 1 + (ts_ms - self.origin_ms) // (self.run.publish_every_s * 1000)
+
+    def restore(self, found: SavedCheckpoint) -> None:
+        """Take the state of a checkpoint, where nothing is learned yet.
+
+        Raises:
+            HarmedCheckpointError: A file of it is not what was written.
+        """
+        saved = found.checkpoint
+        found.restore_rows(self.rows)
+        self.learner.transforms = found.transforms()
+        self.learner.net.load_state_dict(saved.net)
+        self.learner.load_optimizer(saved.optimizer)
+        self.prequential = saved.prequential
+        self._asked_of = saved.load
+        for history, state in zip(self.histories, saved.histories, strict=True):
+            history.restore(state)
+        self.offset, self.done, self.events = saved.offset, saved.done, saved.events
+        self.number = saved.version.number
+        self.begin(saved.origin_ms)
+
+    def checkpoint(self, version: VersionId) -> Checkpoint:
+        """Return a copy of the state, its rows excepted; all ranks call it together."""
+        return Checkpoint(
+            version=version,
+            config=settings(self.run),
+            changed=changed_from_default(self.run),
+            changes=self.changes,
+            offset=self.offset,
+            done=self.done,
+            events=self.events,
+            origin_ms=self.origin_ms,
+            net=copy.deepcopy(self.learner.net.state_dict()),
+            optimizer=copy.deepcopy(self.learner.optimizer.state_dict()),
+            rows=self.rows.progress(),
+            prequential=copy.deepcopy(self.prequential),
+            histories=[history.state() for history in self.histories],
+            plan=plan.text(self.run.model, self.rows.ownership),
+            load=self._load(),
+        )
+
+    def _load(self) -> list[list[int]]:
+        """Return how many keys were asked of each bucket, by table; of late counts most."""
+        if self.rows.exchange is None:
+            return self._asked_of
+        mine = self.rows.exchange.router.take_load().astype(np.float64)
+        total = self.rows.exchange.summed(mine, "load").astype(np.int64).tolist()
+        buckets = [1 << table.bucket_bits for table in self.run.model.tables]
+        begins = [sum(buckets[:t]) for t in range(len(buckets))]
+        fresh = [total[begin : begin + n] for begin, n in zip(begins, buckets, strict=True)]
+        before = self._asked_of or [[0] * n for n in buckets]
+        self._asked_of = [
+            [new + old // 2 for new, old in zip(*each, strict=True)]
+            for each in zip(fresh, before, strict=True)
+        ]
+        return self._asked_of

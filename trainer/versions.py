@@ -1,0 +1,413 @@
+"""A run's versions: its state goes out as deltas, snapshots and checkpoints.
+
+A version that has no snapshot is written and sent by a thread of its own while the events after it
+are learned; at most one is on its way. Its rows are copied before, so that what is learned
+meanwhile has no part in it.
+"""
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embertide import _store
+from embertide.trainer.checkpoint import checkpoint as checkpoints
+from embertide.trainer.checkpoint.saver import BucketCopy, Saver, SaverOptions, SnapshotJob
+from embertide.trainer.embedding.histories import put_histories
+from embertide.trainer.model.export import tensor_bytes
+from embertide.trainer.publish.folder import PARTITIONS, NoRoomError, Publication, VersionId
+from embertide.trainer.publish.image import PublishedImage
+from embertide.trainer.publish.publisher import Change, Publisher
+from embertide.trainer.publish.snapshot import (
+    DensePart,
+    SnapshotInfo,
+    dense_id,
+    schema_id,
+    write_snapshot,
+)
+from embertide.trainer.resuming import Beginning
+from embertide.trainer.sync.channel import Channel
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Leaving:
+    """A version on its way out.
+
+    Attributes:
+        number: Of the version.
+        before: The number that the state had before.
+        newest: The version before it.
+        changes: What it carries, for the image of what nodes hold.
+        taken: Keys whose rows it carries, by table and bucket: for the next one, if it fails.
+    """
+
+    number: int
+    before: int
+    newest: VersionId
+    changes: Iterable[Change]
+    taken: list[tuple[int, int, NDArray[np.uint64]]]
+
+
+class Versions:
+    """Publishes the state of a run. Used by one thread; of many ranks, all make the same calls.
+
+    Attributes:
+        publisher: What writes deltas and sends them.
+        saver: What writes snapshots and checkpoints.
+        image: What nodes hold, where versions have a byte budget; else it is what is trained.
+    """
+
+    def __init__(
+        self,
+        publication: Publication,
+        beginning: Beginning,
+        *,
+        bus: str | None,
+        channel: Channel,
+        publishing: Channel,
+        saving: Channel,
+        checkpointed: Callable[[int], None],
+    ) -> None:
+        """Take the lineage, and owe what other publishers sent since the state's checkpoint.
+
+        Args:
+            publication: Where versions go.
+            beginning: The state that is published.
+            bus: Redis URL; None publishes to files alone.
+            channel: Of the training thread.
+            publishing: Of the thread that writes and sends versions.
+            saving: Of the thread that writes checkpoints.
+            checkpointed: Called with a state's read offset once its checkpoint is there, also by
+                that thread.
+
+        Raises:
+            BusError: Redis cannot be reached.
+        """
+        self.publication = publication
+        self._state, self._rows = beginning.state, beginning.state.rows
+        run = beginning.state.run
+        self._channel = channel
+        self._checkpointed = checkpointed
+        self._copy: tuple[int, Path] | None = None
+        self._since = beginning.version  # of the newest checkpoint, which may be in flight
+        self._harmed_checkpoints = beginning.harmed
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="publish")
+        self._leaving: tuple[_Leaving, Future[VersionId]] | None = None
+        self.saver = Saver(
+            publication,
+            SaverOptions(
+                memory_bytes=run.checkpoint_memory_bytes,
+                keep_snapshots=run.keep_snapshots,
+                keep_s=run.keep_snapshots_s,
+            ),
+            saving,
+        )
+        self.image: PublishedImage | None = None
+        if run.publish_budget is not None:
+            self.image = PublishedImage(
+                self._rows,
+                run.publish_budget,
+                publish_every_s=run.publish_every_s,
+                channel=channel,
+            )
+            if beginning.version is not None:
+                with channel.together():
+                    self.image.load(
+                        publication.snapshot_path(beginning.version), beginning.version.number
+                    )
+        self.publisher = Publisher(
+            publication,
+            bus=bus,
+            model=run.model.name,
+            schema_id=self._schema_id(),
+            bus_bytes=run.bus_bytes,
+            channel=publishing,
+        )
+        self._owes_snapshot = False  # the next version has one, whatever its number
+        self._owe()
+
+    def _owe(self) -> None:
+        """Mark what other publishers sent after our checkpoint: the next version makes it good.
+
+        Of a damaged file only the partition is known, so all rows of that are marked; and nodes get
+        a snapshot, which leads those past the file that need it.
+        """
+        index = {table.id: t for t, table in enumerate(self._rows.tables)}
+        owed = self.publisher.owed(self._state.number)
+        mine = {(table.id, bucket) for _, table, bucket in self._rows.places()}
+        for (table_id, bucket), batches in owed.batches.items():
+            for batch in batches if (table_id, bucket) in mine else ():
+                self._rows.mark_changed(index[table_id], bucket, batch.records)
+        if not owed.damaged:
+            return
+        self.publisher.stats.damaged_partitions += len(owed.damaged)
+        self._owes_snapshot = True
+        log.warning(
+            "the next version has all rows of %d partitions with damaged files, and a snapshot",
+            len(owed.damaged),
+        )
+        for t, _, bucket in self._rows.places():
+            if bucket % PARTITIONS in owed.damaged:
+                self._rows.mark_changed(t, bucket, self._rows.store.export_bucket(t, bucket))
+
+    def keep_copy(self, after: int, directory: Path) -> None:
+        """Write the first version that has learned the events before index `after` as a snapshot.
+
+        It goes to `directory` alone. If that exists, it was kept by the run that we go on from.
+        """
+        if not directory.exists():
+            self._copy = (after, directory)
+
+    def counters(self) -> dict[str, int]:
+        """Return the counters of what was sent, and of what a budget or the drive left out."""
+        left_out = {} if self.image is None else dataclasses.asdict(self.image.stats)
+        checkpoint_counters = {
+            "checkpoints_without_room": self.saver.stats.without_room,
+            "harmed_checkpoints": self._harmed_checkpoints,
+        }
+        return dataclasses.asdict(self.publisher.stats) | checkpoint_counters | left_out
+
+    def transforms_are_fitted(self) -> None:
+        """Have versions name the schema that the state has now: transforms are a part of it."""
+        self.publisher.schema_id = self._schema_id()
+
+    def publish_if_room(self, number: int, watermark_ms: int, *, snapshot: bool) -> None:
+        """Publish a version as `publish`; where the drive has no room, the next one has its rows.
+
+        So has the next one the snapshot. The first version needs its room.
+
+        Raises:
+            SupersededError: Another publisher runs.
+        """
+        try:
+            self.publish(number, watermark_ms, snapshot=snapshot)
+        except NoRoomError as error:
+            if self.publisher.newest is None:
+                raise
+            self._go_without(number, error)
+            self._owes_snapshot |= snapshot
+
+    def publish(
+        self, number: int, watermark_ms: int, *, snapshot: bool, last: bool = False
+    ) -> None:
+        """Publish the state as a version; one with a snapshot, or the last, is out on return.
+
+        Any other is written and sent while training goes on: `arrive` waits for it.
+        """
+        self.arrive()
+        before, self._state.number = self._state.number, number
+        self._state.learner.refresh(watermark_ms)
+        put_histories(self._state.histories, self._rows)
+        self._state.learner.check_finite()
+        dense = tensor_bytes(self._state.learner.served)
+        if self._copy is not None and self._state.done >= self._copy[0]:
+            write_snapshot(
+                self._copy[1],
+                self._info(VersionId(number, self.publisher.lineage), watermark_ms),
+                self._rows.tables,
+                self._rows.buckets(),
+                self._dense_part(dense),
+                channel=self._channel,
+            )
+            self._copy = None
+        newest = self.publisher.newest
+        if newest is None:
+            if self.image is not None:
+                self.image.apply(number, self._changes())
+            self.publisher.adopt(number, watermark_ms=watermark_ms, dense=dense)
+            self._snapshot(VersionId(number, self.publisher.lineage), watermark_ms, dense)
+            # No later version without it: nothing else holds the first one.
+            self.saver.wait(needed=True)
+            return
+        if number <= newest.number:
+            # Out already, by the run that we resumed: only the state moves on. That run may have
+            # been killed before the snapshot was there, some versions ago.
+            if self.image is not None:
+                self.image.follow(self.publication, number)
+            if not snapshot:
+                return
+            if self._snapshot_again(number, watermark_ms, dense):
+                return
+            log.warning("version %d was published with another state than this run's", number)
+            if number < newest.number or not last:
+                return
+            self._state.number = number = newest.number + 1
+        snapshot |= self._owes_snapshot
+        changes: Iterable[Change] = self._changes()
+        if self.image is not None:
+            self.image.follow(self.publication, newest.number)
+            changes = self.image.choose(number, everything=last)
+        taken: list[tuple[int, int, NDArray[np.uint64]]] = []
+        noted = self._noted(changes, taken)
+        self._rows.forget_changes(of_others=True)
+        leaving = _Leaving(
+            number=number, before=before, newest=newest, changes=changes, taken=taken
+        )
+        try:
+            outgoing = self.publisher.begin(
+                number, watermark_ms=watermark_ms, changes=noted, dense=dense
+            )
+        except BaseException:
+            if self.image is not None:
+                for _ in noted:
+                    pass  # all of them were taken
+            self._take_back(leaving)
+            raise
+        self._leaving = leaving, self._thread.submit(self.publisher.finish, outgoing)
+        if snapshot or last:
+            self.arrive(needed=True)
+        if snapshot:
+            self._snapshot(VersionId(number, self.publisher.lineage), watermark_ms, dense)
+            self._owes_snapshot = False  # the next version has one, whatever its number
+
+    def arrive(self, *, needed: bool = False) -> None:
+        """Return once the version on its way is out.
+
+        Where the drive has no room for it, training goes on, and the next version has its rows.
+
+        Args:
+            needed: Whether a drive without room is an error.
+        """
+        if self._leaving is None:
+            return
+        (leaving, finished), self._leaving = self._leaving, None
+        try:
+            finished.result()
+        except BaseException as error:
+            self._take_back(leaving)
+            if needed or not isinstance(error, NoRoomError):
+                raise
+            self._go_without(leaving.number, error)
+            return
+        if self.image is not None:
+            self.image.apply(leaving.number, leaving.changes)
+
+    def _go_without(self, number: int, error: NoRoomError) -> None:
+        log.error("version %d is not published: %s", number, error)
+        self.publisher.stats.versions_without_room += 1
+        self._state.number = number
+
+    def _take_back(self, leaving: _Leaving) -> None:
+        """If a version that failed is not out, have the next one carry its rows."""
+        if self.publisher.newest != leaving.newest:
+            return
+        self._state.number = leaving.before
+        for t, bucket, keys in leaving.taken:
+            self._rows.store.mark_changed(t, bucket, keys)
+
+    def settle(self) -> None:
+        """Return once nothing is being written and sent, whatever became of it."""
+        if self._leaving is not None:
+            wait([self._leaving[1]])
+
+    def _snapshot_again(self, number: int, watermark_ms: int, dense: bytes) -> bool:
+        """Make the snapshot of a version that is out, if it is of the state that we are in."""
+        self.saver.wait()
+        published = next((v for v in self.publication.deltas() if v.number == number), None)
+        if published is None:
+            return False
+        with self._channel.together():
+            same = self._is_state_of(published, watermark_ms, dense)
+        if not all(self._channel.gather(same)):
+            return False
+        if published == self.publisher.newest and self.image is None:
+            self._rows.forget_changes()  # all of it is in that version
+        self._snapshot(published, watermark_ms, dense)
+        return True
+
+    def _is_state_of(self, version: VersionId, watermark_ms: int, dense: bytes) -> bool:
+        """Prove that a version's files lead from our checkpoint to the bytes that we hold now."""
+        if self._since is None:
+            return False
+        commit = self.publication.read_commit(version).commit
+        if (commit.watermark_ms, commit.dense_id) != (watermark_ms, dense_id(dense)):
+            return False
+        if self.image is not None:
+            # A snapshot is the image, which has read that version's own files.
+            return self.image.is_known
+        owed = self.publisher.owed(self._since.number, version.number)
+        if owed.damaged:
+            return False
+        snapshot = self.publication.snapshot_path(self._since)
+        for t, table, bucket, records in self._rows.read_buckets(snapshot):
+            changed = [batch.records for batch in owed.batches.get((table.id, bucket), [])]
+            mine = self._rows.store.export_bucket(t, bucket)
+            # Rows, their slots' slack and the index, with room to spare.
+            budget = (64 << 20) + 4 * (len(records) + sum(map(len, changed)))
+            theirs = _store.Store(tables=[table], ddr_budget_bytes=budget)
+            for each in (records, *changed):
+                theirs.stage_records(1, 0, bucket, each)
+            theirs.commit(1)
+            if theirs.export_bucket(0, bucket) != mine:
+                return False
+        return True
+
+    def _changes(self) -> Iterator[Change]:
+        for t, table, bucket in self._rows.places():
+            records = self._rows.store.take_changes(t, bucket)
+            if records:
+                yield table, bucket, records
+
+    def _noted(
+        self, changes: Iterable[Change], taken: list[tuple[int, int, NDArray[np.uint64]]]
+    ) -> Iterator[Change]:
+        """Yield the changes; note what to mark again if they are not published."""
+        index = {table.id: t for t, table in enumerate(self._rows.tables)}
+        for table, bucket, records in changes:
+            taken.append((index[table.id], bucket, _store.record_keys(table.layout, records)))
+            yield table, bucket, records
+
+    def _info(self, version: VersionId, watermark_ms: int, committed_ms: int = 0) -> SnapshotInfo:
+        return SnapshotInfo.of(
+            self._state.run.model,
+            lineage=version.lineage,
+            version=version.number,
+            watermark_ms=watermark_ms,
+            transforms=self._state.learner.transforms,
+            committed_ms=committed_ms,
+        )
+
+    def _schema_id(self) -> int:
+        return schema_id(self._info(VersionId(0, 0), 0), self._rows.tables)
+
+    def _dense_part(self, dense: bytes) -> DensePart:
+        return DensePart(program=self.publication.program, cpu=self._state.run.cpu, tensors=dense)
+
+    def _buckets(self) -> Iterator[tuple[_store.TableConfig, int, bytes]]:
+        """Yield all rows as nodes hold them at the newest version, one bucket at a time."""
+        return (self.image or self._rows).buckets()
+
+    def _copies(self) -> Iterator[BucketCopy]:
+        for (t, table, bucket), (_, _, records) in zip(
+            self._rows.places(), self._buckets(), strict=True
+        ):
+            yield BucketCopy(
+                table=table,
+                bucket=bucket,
+                records=records,
+                waiting=b"" if self.image is None else self.image.waiting(t, bucket),
+                state=self._rows.store.bucket_state(t, bucket),
+            )
+
+    def _snapshot(self, version: VersionId, watermark_ms: int, dense: bytes) -> None:
+        """Have a version's snapshot and checkpoint written, as our state is now."""
+        self._since = version
+        if self._channel.gather(checkpoints.is_complete(self.publication, version))[0]:
+            self._checkpointed(self._state.offset)
+            return
+        job = SnapshotJob(
+            # Copied, for it is written while training goes on.
+            checkpoint=self._state.checkpoint(version),
+            info=self._info(version, watermark_ms, self.publisher.committed_ms(version)),
+            tables=self._rows.tables,
+            dense=self._dense_part(dense),
+            then=functools.partial(self._checkpointed, self._state.offset),
+        )
+        self.saver.save(job, self._copies())
