@@ -68,8 +68,17 @@ def command(
     ] = 1,
     tokens: Annotated[
         Path | None,
-        typer.Option(help="File of role:token lines (reader, operator); without it, open to all."),
+        typer.Option(
+            help="File of role:token lines (reader, operator, node); without it, open to all."
+        ),
     ] = None,
+    example_tokens: Annotated[
+        bool,
+        typer.Option(
+            "--example-tokens",
+            help="Accept tokens of the repository's examples, which everybody can read.",
+        ),
+    ] = False,
     bus: Annotated[
         str | None,
         typer.Option(help="Redis URL that versions come by: `status` then says what is committed."),
@@ -180,7 +189,7 @@ def command(
                     ),
                 ),
                 listen=listen,
-                tokens=read_tokens(tokens) if tokens else None,
+                tokens=read_tokens(tokens, examples=example_tokens) if tokens else None,
                 audit=audit or directory / "audit.jsonl",
                 node_token=_node_token(node_token_file),
                 bus=_check_url("--bus", bus) if bus else None,

@@ -6,19 +6,26 @@ from pathlib import Path
 
 from embertide.server.core.errors import Code, RefusedError
 
-ROLES = ("reader", "operator")
+ROLES = ("reader", "operator", "node")
+EXAMPLE = "REPLACE-ME"
+"""What the tokens of the repository's examples begin with: everybody can read those."""
 _READS = ("Get", "List", "Watch")
+_NODES_CALLS = ("RegisterNode", "Heartbeat", "StreamBeats")
 
 
 class TokensError(ValueError):
     """A tokens file is wrong; the message names the line, and no token."""
 
 
-def read_tokens(path: Path) -> dict[str, str]:
+def read_tokens(path: Path, *, examples: bool = False) -> dict[str, str]:
     """Read lines of `role:token` as role by token; blank ones and those with # are left out.
 
+    Args:
+        path: The file.
+        examples: Whether tokens that everybody can read will do.
+
     Raises:
-        TokensError: The file cannot be read, or a line is none of these.
+        TokensError: The file cannot be read, a line is none of these, or a token is an example's.
     """
     try:
         lines = path.read_text().splitlines()
@@ -31,7 +38,14 @@ def read_tokens(path: Path) -> dict[str, str]:
         role, _, token = line.strip().partition(":")
         if role not in ROLES or not token:
             raise TokensError(
-                f"tokens file {path}, line {number}: write reader:TOKEN or operator:TOKEN"
+                f"tokens file {path}, line {number}: write reader:TOKEN, operator:TOKEN or "
+                "node:TOKEN"
+            )
+        if token.startswith(EXAMPLE) and not examples:
+            raise TokensError(
+                f"tokens file {path}, line {number}: this is the token of an example, which "
+                "everybody can read: put the output of `openssl rand -hex 32` in its place, or "
+                "give --example-tokens on a cluster that nobody else reaches"
             )
         tokens[token] = role
     if not tokens:
@@ -82,6 +96,12 @@ class Guard:
         Raises:
             RefusedError: It may not.
         """
+        if role == "node" and rpc not in _NODES_CALLS:
+            raise RefusedError(
+                Code.PERMISSION_DENIED,
+                f"a node's token calls {', '.join(_NODES_CALLS)} alone; {rpc} needs "
+                f"role {'reader or ' * rpc.startswith(_READS)}operator",
+            )
         if role == "reader" and not rpc.startswith(_READS):
             raise RefusedError(
                 Code.PERMISSION_DENIED, f"{rpc} needs role operator; the token's is {role}"

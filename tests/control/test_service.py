@@ -205,9 +205,9 @@ def test_ids_and_pages(bench: Bench) -> None:
 
 def test_tokens_roles_and_the_audit_log(bench: Bench, tmp_path: Path) -> None:
     audit = tmp_path / "audit.jsonl"
-    tokens = {"may-look": "reader", "may-act": "operator"}
+    tokens = {"may-look": "reader", "may-act": "operator", "may-serve": "node"}
     control = bench.control(expect=1, tokens=tokens, audit=audit)
-    bench.node("node-0", control.address, token="may-act")
+    bench.node("node-0", control.address, token="may-serve")
     nobody, reader, operator = (
         bench.client(control.address, token) for token in ("", "may-look", "may-act")
     )
@@ -229,6 +229,15 @@ def test_tokens_roles_and_the_audit_log(bench: Bench, tmp_path: Path) -> None:
     assert done["ids"] == {"operation_id": "r1"}
     assert "may-" not in audit.read_text()
     assert control.gate.refused["StartReshard PERMISSION_DENIED"] == 1
+    node = bench.client(control.address, "may-serve")
+    for rpc, request, needs in (
+        ("StartReshard", start, "operator"),
+        ("RemoveNode", control_pb2.RemoveNodeRequest(node="node-0"), "operator"),
+        ("GetStatus", STATUS, "reader or operator"),
+    ):
+        code, message = node.refused(rpc, request)
+        assert code == "PERMISSION_DENIED"
+        assert message.endswith(f"{rpc} needs role {needs}")
 
 
 def test_a_state_that_cannot_be_reached(bench: Bench, tmp_path: Path) -> None:

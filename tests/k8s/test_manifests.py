@@ -22,7 +22,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from embertide.server.services.tokens import read_tokens
+from embertide.server.services.tokens import EXAMPLE, TokensError, read_tokens
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 K8S = ROOT / "k8s"
@@ -489,8 +489,8 @@ def fleet(resources: list[Resource]) -> list[str]:
         "preStop and Triton's end fit the grace period": (
             0 < pause.get("seconds", 0) < grace - TRITON_EXIT_S
         ),
-        "the node's token is an operator's": (
-            f"operator:{_text(secret['embertide-node-token']['token']).strip()}"
+        "the node's token is a node's": (
+            f"node:{_text(secret['embertide-node-token']['token']).strip()}"
             in _text(secret["embertide-tokens"]["tokens"]).splitlines()
         ),
     }
@@ -559,9 +559,19 @@ def test_every_resource_is_valid(folder: str, training: str) -> None:
 
 
 def test_the_control_plane_reads_the_example_tokens() -> None:
-    roles = read_tokens(K8S / "base" / "secrets" / "tokens.example")
-    assert sorted(roles.values()) == ["operator", "operator", "reader"]
-    assert all(token.startswith("REPLACE-ME") for token in roles)
+    path = K8S / "base" / "secrets" / "tokens.example"
+    roles = read_tokens(path, examples=True)
+    assert sorted(roles.values()) == ["node", "operator", "reader"]
+    with pytest.raises(TokensError, match=r"line 3: this is the token of an example.*openssl rand"):
+        read_tokens(path)
+    assert all(token.startswith(EXAMPLE) for token in roles)
+
+
+def test_the_tokens_of_the_base_are_accepted_in_the_overlay_for_trials_alone() -> None:
+    for folder, accepted in (("base", False), ("overlays/dev", True)):
+        control = next(each for each in workloads(deployed(folder)) if each.name == CONTROL[1])
+        flags = control.pod["containers"][0]["command"]
+        assert ("--example-tokens" in flags) == accepted, folder
 
 
 def test_nothing_names_a_namespace_or_a_second_resource_of_one_name() -> None:
