@@ -21,6 +21,12 @@ from embertide.server.adapters.process import Child, ProcessError, Stopped, chec
 
 BACKEND = "embertide"
 _LIBRARY = f"libtriton_{BACKEND}.so"
+# Triton's APIs that change what it serves, map memory of the machine, or write files. Requests for
+# scores need none of them.
+_OPERATORS_APIS = "model-repository,shared-memory,trace,logging"
+ADMIN_HEADER = "embertide-admin"
+"""HTTP header of the key that those APIs ask for; over gRPC `GRPC_ADMIN_HEADER`."""
+GRPC_ADMIN_HEADER = f"triton-grpc-protocol-{ADMIN_HEADER}"
 # Enough of a failing server's log to hold its reason.
 _LOG_TAIL_LINES = 40
 _POLL_S = 0.05
@@ -263,6 +269,7 @@ class ServerOptions:
     metrics_port: int = 8002
     explicit: bool = False  # models are loaded by name, over the API
     models: Sequence[str] = ()  # with explicit: loaded at the start
+    admin_key: str | None = None  # asked for by the APIs for operators; None: they are open
     start_timeout_s: float = 120.0
     extra: Sequence[str] = ()  # further arguments of tritonserver
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -270,6 +277,13 @@ class ServerOptions:
     def ports(self) -> dict[str, int]:
         """Return the ports by what they serve."""
         return {"http": self.http_port, "grpc": self.grpc_port, "metrics": self.metrics_port}
+
+
+def _restrictions(key: str | None) -> list[str]:
+    if key is None:
+        return []
+    asked = f"{_OPERATORS_APIS}:{ADMIN_HEADER}={key}"
+    return [f"--http-restricted-api={asked}", f"--grpc-restricted-protocol={asked}"]
 
 
 def _check_ports(options: ServerOptions) -> None:
@@ -322,6 +336,7 @@ class TritonServer(Stopped):
             "--disable-auto-complete-config",
             *(["--model-control-mode=explicit"] if options.explicit else []),
             *(f"--load-model={model}" for model in options.models),
+            *_restrictions(options.admin_key),
             *options.extra,
         ]
         paths = [str(installation.libraries), os.environ.get("LD_LIBRARY_PATH", "")]

@@ -1,6 +1,8 @@
 """`serve`: one node over a snapshot, or over a trainer's publication as it grows."""
 
 import contextlib
+import re
+import secrets
 import time
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,6 +15,7 @@ from embertide.server.cli.refusals import DEFAULT_BACKENDS, Backends, refusals
 
 _MIB = 1 << 20
 _POLL_S = 0.5
+_KEY = re.compile(r"[A-Za-z0-9_-]{16,256}")
 
 
 def _is_snapshot(path: Path) -> bool:
@@ -24,6 +27,23 @@ def _is_snapshot(path: Path) -> bool:
         f"{path} holds neither a snapshot (manifest.json) nor a publication (snapshots/): give the "
         "folder that `embertide import` or `embertide train` wrote"
     )
+
+
+def _admin_key(path: Path | None) -> str:
+    """Return the key of a file, or one that nobody knows."""
+    if path is None:
+        return secrets.token_urlsafe(32)
+    try:
+        key = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no text"
+        raise ProcessError(f"--admin-key-file {path}: {reason}") from error
+    if not _KEY.fullmatch(key):
+        raise ProcessError(
+            f"--admin-key-file {path} holds no key: give one line of 16 to 256 letters, digits, "
+            "- and _, as `openssl rand -hex 32` makes it"
+        )
+    return key
 
 
 def command(
@@ -185,6 +205,14 @@ def command(
     start_timeout_s: Annotated[
         float, typer.Option(help="Time that loading may take.", min=1)
     ] = 3600.0,
+    admin_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with the key that callers of Triton's model repository, shared memory, "
+            "trace and logging APIs must send (docs/security.md); without it "
+            "nobody may call them."
+        ),
+    ] = None,
     directory: Annotated[
         Path, typer.Option(help="Folder of the model repository and the log.")
     ] = Path("build/serve"),
@@ -251,7 +279,8 @@ def command(
             )
         except ValueError as error:
             raise ProcessError(str(error)) from error
-        repository = directory / "models"
+        # One of its own: Triton may load all that it finds there.
+        repository = directory / "models" / name
         triton.write_model(repository, name, options)
         server_options = triton.ServerOptions(
             repository=repository,
@@ -261,8 +290,10 @@ def command(
             http_port=http_port,
             grpc_port=grpc_port,
             metrics_port=metrics_port,
-            explicit=True,
-            models=(name,),
+            # Else no model is loaded or unloaded after the start, whatever key is sent.
+            explicit=admin_key_file is not None,
+            models=(name,) if admin_key_file is not None else (),
+            admin_key=_admin_key(admin_key_file),
             start_timeout_s=start_timeout_s,
         )
         typer.echo(f"starting {node} over {path}", err=True)

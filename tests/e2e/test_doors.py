@@ -1,0 +1,146 @@
+"""Triton's own APIs in a node that `embertide serve` started: who gets in, over HTTP and gRPC.
+
+Each API is called as it is meant to be, so that a refusal is the door's.
+"""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from serving import wait_until
+from tritonclient.utils import InferenceServerException
+
+from embertide.server.adapters import process, triton
+
+KEY = "k" * 40
+MODULES: dict[str, Any] = {"http": tritonclient.http, "grpc": tritonclient.grpc}
+HEADERS = {"http": triton.ADMIN_HEADER, "grpc": triton.GRPC_ADMIN_HEADER}
+
+# By name: what an operator asks for, and what everybody may.
+OPERATORS: dict[str, Callable[[Any, dict[str, str]], Any]] = {
+    "index": lambda raw, key: raw.get_model_repository_index(headers=key),
+    "load": lambda raw, key: raw.load_model("lookup", headers=key),
+    "load another configuration": lambda raw, key: raw.load_model(
+        "lookup", headers=key, config='{"backend": "embertide", "max_batch_size": 1}'
+    ),
+    "unload": lambda raw, key: raw.unload_model("absent", headers=key),
+    "shared memory": lambda raw, key: raw.get_system_shared_memory_status(headers=key),
+    "map shared memory": lambda raw, key: raw.register_system_shared_memory(
+        "mine", "/absent", 64, headers=key
+    ),
+    "GPU memory": lambda raw, key: raw.get_cuda_shared_memory_status(headers=key),
+    "trace": lambda raw, key: raw.get_trace_settings(headers=key),
+    "set trace": lambda raw, key: raw.update_trace_settings(
+        settings={"trace_level": ["OFF"]}, headers=key
+    ),
+    "log": lambda raw, key: raw.get_log_settings(headers=key),
+    "set log": lambda raw, key: raw.update_log_settings({"log_verbose_level": 0}, headers=key),
+}
+ALL: dict[str, Callable[[Any], Any]] = {
+    "live": lambda raw: raw.is_server_live(),
+    "ready": lambda raw: raw.is_server_ready(),
+    "model ready": lambda raw: raw.is_model_ready("lookup"),
+    "server": lambda raw: raw.get_server_metadata(),
+    "model": lambda raw: raw.get_model_metadata("lookup"),
+    "configuration": lambda raw: raw.get_model_config("lookup"),
+    "statistics": lambda raw: raw.get_inference_statistics("lookup"),
+}
+# What these say once they are let in.
+SAID = {
+    "map shared memory": "nable to open shared memory",
+    "load another configuration": 'parameter "kind" is missing',
+}
+
+
+Addresses = dict[str, str]  # by protocol
+
+
+@contextlib.contextmanager
+def serving(snapshot: Path, directory: Path, backends: Path, *more: str) -> Iterator[Addresses]:
+    """Run `embertide serve` until the block ends; gives its addresses."""
+    http, grpc, metrics = process.free_ports(3)
+    command = [sys.executable, "-m", "embertide.server.cli", "serve", str(snapshot)]
+    command += ["--kind", "lookup", "--name", "lookup", "--directory", str(directory)]
+    command += ["--http-port", str(http), "--grpc-port", str(grpc), "--metrics-port", str(metrics)]
+    command += ["--backends", str(backends), *more]
+    addresses = {"http": f"127.0.0.1:{http}", "grpc": f"127.0.0.1:{grpc}"}
+    with process.Child(command, log=directory / "serve.log") as child:
+        wait_until(lambda: "is ready" in child.log_text() or not child.alive(), 60)
+        assert child.alive(), child.log_text()
+        yield addresses
+
+
+@pytest.fixture(scope="module")
+def closed(
+    snapshot: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory, backends: Path
+) -> Iterator[Addresses]:
+    with serving(snapshot[0], tmp_path_factory.mktemp("closed"), backends) as addresses:
+        yield addresses
+
+
+@pytest.fixture(scope="module")
+def keyed(
+    snapshot: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory, backends: Path
+) -> Iterator[Addresses]:
+    directory = tmp_path_factory.mktemp("keyed")
+    file = directory / "admin-key"
+    file.write_text(KEY + "\n")
+    key = ("--admin-key-file", str(file))
+    with serving(snapshot[0], directory, backends, *key) as addresses:
+        yield addresses
+
+
+@contextlib.contextmanager
+def client(protocol: str, addresses: Addresses) -> Iterator[Any]:
+    with MODULES[protocol].InferenceServerClient(addresses[protocol]) as raw:
+        yield raw
+
+
+def answer(raw: Any, protocol: str) -> float:
+    module = MODULES[protocol]
+    tensor = module.InferInput("KEYS", [1, 4], "INT64")
+    tensor.set_data_from_numpy(np.array([[0, 1, 7, 100]], np.int64))
+    return float(raw.infer("lookup", [tensor]).as_numpy("VERSION")[0, 0])
+
+
+@pytest.mark.parametrize("protocol", MODULES)
+@pytest.mark.parametrize("door", OPERATORS)
+def test_nobody_gets_in_without_a_key_to_be_had(
+    closed: Addresses, protocol: str, door: str
+) -> None:
+    with client(protocol, closed) as raw:
+        for headers in ({}, {HEADERS[protocol]: ""}, {HEADERS[protocol]: KEY}):
+            with pytest.raises(InferenceServerException, match="restricted"):
+                OPERATORS[door](raw, headers)
+        assert answer(raw, protocol) > 0
+
+
+@pytest.mark.parametrize("protocol", MODULES)
+@pytest.mark.parametrize("door", OPERATORS)
+def test_the_key_opens_and_no_other_does(keyed: Addresses, protocol: str, door: str) -> None:
+    header = HEADERS[protocol]
+    with client(protocol, keyed) as raw:
+        for headers in ({}, {header: KEY[:-1]}, {header: KEY + "k"}, {"authorization": KEY}):
+            with pytest.raises(InferenceServerException, match="restricted"):
+                OPERATORS[door](raw, headers)
+        if door in SAID:
+            with pytest.raises(InferenceServerException, match=SAID[door]):
+                OPERATORS[door](raw, {header: KEY})
+        else:
+            OPERATORS[door](raw, {header: KEY})
+
+
+@pytest.mark.parametrize("protocol", MODULES)
+@pytest.mark.parametrize("door", ALL)
+def test_scores_and_what_they_need_are_open_to_all(
+    closed: Addresses, protocol: str, door: str
+) -> None:
+    with client(protocol, closed) as raw:
+        assert ALL[door](raw)
+        assert answer(raw, protocol) > 0
