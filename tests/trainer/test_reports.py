@@ -1,8 +1,10 @@
 """What a run says of itself beside the terminal: /metrics, a log of JSON lines, TensorBoard."""
 
+import dataclasses
 import json
 import logging
 import sys
+import time
 import urllib.request
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from typer.testing import CliRunner
 
 from embertide.server.adapters.process import free_ports
 from embertide.trainer.__main__ import app
+from embertide.trainer.commands import reports
 from embertide.trainer.commands.reports import json_log, metrics_page, tensorboard
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.errors import ConfigurationError
@@ -100,6 +103,24 @@ def test_a_port_in_use_is_an_error_that_names_it() -> None:
         pass  # the first one gave it back
 
 
+def test_progress_is_a_line_now_and_then_where_no_bar_can_be_drawn(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    show = reports.lines()
+    show(progress(auc=float("nan")))
+    now += 9.9
+    show(progress())  # too soon
+    now += 0.1
+    show(dataclasses.replace(progress(), total_events=5000))
+    said = [line.split(" training: ")[1] for line in capsys.readouterr().err.splitlines()]
+    assert said == [
+        "1,234 events · version 7 · AUC not known yet · 50 events/s",
+        "1,234 of 5,000 events · version 7 · AUC 0.7500 · 50 events/s",
+    ]
+
+
 def test_the_log_has_progress_and_messages_as_json_lines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,13 +162,16 @@ def test_a_run_by_its_file_logs_and_resumes(tmp_path: Path) -> None:
         "source = NewsSource(NewsConfig(hours=1, views_per_hour=60, users=40))\n"
     )
     command = ["train", str(tmp_path / "pub"), "--config", str(path), "--cache", str(CACHE)]
-    command += ["--log", str(log), "--metrics-port", str(free_ports(1)[0]), "--json"]
+    command += ["--log", str(log), "--metrics-port", str(free_ports(1)[0])]
     for resumed in (False, True):
-        done = CliRunner().invoke(app, command)
+        done = CliRunner().invoke(app, [*command, "--json"])
         assert done.exit_code == 0, done.output
+        assert " training: " not in done.stderr
         result = json.loads(done.stdout.splitlines()[-1])["result"]
         lines = [json.loads(line) for line in log.read_text().splitlines()]
         assert lines[-1]["result"] == result
         said = [line["message"] for line in lines if "message" in line]
         assert any("resumed at event" in message for message in said) == resumed
     assert result["events"] > 100
+    command[1] = str(tmp_path / "another")
+    assert " training: " in CliRunner().invoke(app, command).stderr

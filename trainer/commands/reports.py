@@ -6,6 +6,7 @@ import datetime
 import json
 import logging
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -109,6 +110,40 @@ def metrics_page(port: int, source: EventSource) -> Iterator[Show]:
         thread.join()
 
 
+class _Seldom:
+    """Says when ten seconds have passed since it last said so; at first at once."""
+
+    def __init__(self) -> None:
+        self._last = -_LOG_EVERY_S
+
+    def due(self) -> bool:
+        now = time.monotonic()
+        if now - self._last < _LOG_EVERY_S:
+            return False
+        self._last = now
+        return True
+
+
+def state_of(progress: Progress) -> str:
+    """Say in words where a run is, but for its events."""
+    auc = "not known yet" if math.isnan(progress.auc) else f"{progress.auc:.4f}"
+    return f"version {progress.version} · AUC {auc} · {progress.events_per_s:,.0f} events/s"
+
+
+def lines() -> Show:
+    """Return what writes a line of progress to stderr now and then, where no bar can be drawn."""
+    seldom = _Seldom()
+
+    def show(progress: Progress) -> None:
+        if seldom.due():
+            of = "" if progress.total_events is None else f" of {progress.total_events:,}"
+            time_s = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+            said = f"{time_s} training: {progress.events:,}{of} events · {state_of(progress)}"
+            print(said, file=sys.stderr, flush=True)
+
+    return show
+
+
 class JsonLog(logging.Handler):
     """A file of JSON lines: `time`, and `progress`, `result`, or `level` and `message`."""
 
@@ -116,7 +151,7 @@ class JsonLog(logging.Handler):
         """Write to an open file."""
         super().__init__(logging.INFO)
         self._file = file
-        self._shown = -_LOG_EVERY_S
+        self._seldom = _Seldom()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write what a module logs."""
@@ -124,9 +159,7 @@ class JsonLog(logging.Handler):
 
     def show(self, progress: Progress) -> None:
         """Write the progress, ten seconds after the last at the earliest."""
-        now = time.monotonic()
-        if now - self._shown >= _LOG_EVERY_S:
-            self._shown = now
+        if self._seldom.due():
             auc = None if math.isnan(progress.auc) else progress.auc  # JSON has no NaN
             self.write({"progress": {**dataclasses.asdict(progress), "auc": auc}})
 

@@ -212,11 +212,11 @@ def command(
         def show(progress: Progress) -> None:
             if as_json:
                 print(json.dumps({"progress": dataclasses.asdict(progress)}), flush=True)
-            state = f"version {progress.version} · AUC {progress.auc:.4f}"
-            rate = f" · {progress.events_per_s:,.0f} events/s"
-            bar.update(task, completed=progress.events, state=state + rate)
+            bar.update(task, completed=progress.events, state=reports.state_of(progress))
 
         shows: list[reports.Show] = [show]
+        if bar.disable and not as_json:
+            shows.append(reports.lines())
         if metrics_port is not None and first:
             shows.append(stack.enter_context(reports.metrics_page(metrics_port, source)))
         json_log = None if log is None or not first else stack.enter_context(reports.json_log(log))
