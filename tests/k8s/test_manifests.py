@@ -497,6 +497,25 @@ def fleet(resources: list[Resource]) -> list[str]:
     return [f"not true: {what}" for what, holds in truths.items() if not holds]
 
 
+def processes(resources: list[Resource]) -> list[str]:
+    """Shells end when they are told, and a Redis writes where its volume is.
+
+    A container's first process ignores TERM if it has no handler: its pod then ends only when the
+    grace period has passed.
+    """
+    bad = []
+    for work in workloads(resources):
+        for container in work.containers():
+            where, words = f"{work.name}/{container['name']}", command(container)
+            if words[:2] == ["sh", "-c"] and not words[2].startswith("trap "):
+                bad.append(f"{where} ignores TERM: begin with a trap")
+            if words[:1] == ["redis-server"]:
+                mounts = [mount["mountPath"] for mount in container["volumeMounts"]]
+                if "--dir" not in words or words[words.index("--dir") + 1] not in mounts:
+                    bad.append(f"{where} writes to its working directory: give --dir")
+    return bad
+
+
 def _text(data: str) -> str:
     return base64.b64decode(data).decode()
 
@@ -540,7 +559,7 @@ def flags(resources: list[Resource]) -> list[str]:
 
 CHECKS: list[Check] = [
     selectors, ports, probes, budgets, images, references, addresses, jobs, ranks, security, fleet,
-    flags,
+    flags, processes,
 ]  # fmt: skip
 
 
@@ -737,6 +756,9 @@ BROKEN: list[tuple[Check, str, Callable[[list[Resource]], None]]] = [
     (flags, "serve", say(*NODE, "--ddr-gib", "1")),
     (flags, "train", say(*JOB, "--publish-every", "1")),
     (flags, "program", edit(*CONTROL, *FIRST, "command", 0, to="embertided")),
+    (processes, "deaf", edit(*NODE, *POD, "initContainers", 0, "command", 2, to="sleep 60")),
+    (processes, "no folder", edit(*STATE, *FIRST, "command", to=["redis-server"])),
+    (processes, "folder", edit(*STATE, *FIRST, "command", 2, to="/tmp")),
 ]
 
 
