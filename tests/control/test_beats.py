@@ -98,3 +98,12 @@ def test_the_interval_grows_with_the_fleet() -> None:
         fleet.remove(f"node-{index}")
     fleet.tell_interval("node-0")
     assert not fleet.alive("node-0", BEATS_MISSED * 200 + 1)
+
+
+def test_after_a_start_nodes_have_time_to_find_the_control_plane_and_no_more() -> None:
+    fleet = Fleet("news", 200)
+    registration = make_registration(make_node("node-0"), make_tables(user=1))
+    fleet.restore({"node-0": registration}, now_ms=1000)
+    # A new pod is reached once its Service lists it: 8 s on a real node.
+    assert fleet.alive("node-0", 1000 + 14_900)
+    assert not fleet.alive("node-0", 1000 + 15_100)
