@@ -18,7 +18,7 @@ import pytest
 from serving import wait_until
 
 from embertide.server.adapters.process import free_ports
-from embertide.server.cli.demo.report import hit_share
+from embertide.server.cli.demo.report import hit_share, write_report
 
 COMMAND = (sys.executable, "-m", "embertide.server.cli")
 EVENTS = 40_000  # of the generated stream: four hours, so that the frozen copy has three to rot
@@ -77,6 +77,16 @@ def test_the_report_says_what_happened(demo: tuple[Path, dict[str, Any]]) -> Non
     assert set(report["resident_bytes"]) == {"hbm", "ddr", "ssd", "index"}
     page = (out / "report.html").read_text()
     assert page.count("data:image/svg+xml;base64,") == 3
+
+
+def test_a_reshard_in_which_nothing_was_asked_can_be_reported(
+    demo: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    # Before: TypeError, at the end of an hour.
+    silent = ("largest_difference", "touched", "touched_impressions", "p99_ms")
+    reshard = demo[1]["reshard"] | dict.fromkeys(silent) | {"answers": 0, "compared": 0}
+    write_report(tmp_path, demo[1] | {"reshard": reshard})
+    assert "none" in (tmp_path / "report.html").read_text()
 
 
 def test_buckets_moved_because_traffic_shifted_and_no_answer_changed(

@@ -15,7 +15,12 @@ import rich.table
 import typer
 
 from embertide.server.adapters.process import ProcessError
-from embertide.server.cli.demo.options import DemoOptions, load_demo
+from embertide.server.cli.demo.options import (
+    MADE_STALENESS_MIN,
+    STALENESS_MIN,
+    DemoOptions,
+    load_demo,
+)
 from embertide.server.cli.demo.proof import check
 from embertide.server.cli.demo.report import auc_text, headline, hit_share, reshard_faults
 from embertide.server.cli.demo.run import Demo, State
@@ -188,12 +193,14 @@ def command(
     events: Annotated[int | None, typer.Option(help="The first events alone.", min=1)] = None,
     hours: Annotated[int, typer.Option(help="Length of the generated stream.", min=1)] = 96,
     max_staleness: Annotated[
-        float,
+        float | None,
         typer.Option(
-            help="Scoring waits while the served version is older, in minutes of event time.",
+            help="Scoring waits while the served version is older, in minutes of event time "
+            f"({STALENESS_MIN:.0f}; {MADE_STALENESS_MIN:.0f} for models whose columns nodes make, "
+            "since those are as old as the version).",
             min=0.1,
         ),
-    ] = 15.0,
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder of everything that it writes.")] = Path(
         "build/demo"
     ),
@@ -228,6 +235,7 @@ def command(
         if verify:
             _verify(out, as_json)
             return
+        fresh_min = STALENESS_MIN if model == "news" else MADE_STALENESS_MIN
         options = DemoOptions(
             directory=out,
             backends=backends,
@@ -237,7 +245,7 @@ def command(
             data=data,
             events=events,
             hours=hours,
-            max_staleness_min=max_staleness,
+            max_staleness_min=max_staleness or fresh_min,
             http_port=http_port,
             grpc_port=grpc_port,
             metrics_port=metrics_port,

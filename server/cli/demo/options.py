@@ -12,6 +12,9 @@ MODEL = "news"
 UNMOVED_MODEL = "unmoved"
 """The copy on one node that holds all rows: what answers are compared with during the reshard."""
 FROZEN_MODEL = "frozen"
+STALENESS_MIN = 15.0
+MADE_STALENESS_MIN = 9.0
+"""Of models whose columns nodes make from what is published: those are as old as the version."""
 _MARKER = "demo.json"
 _PATHS = ("directory", "backends", "cache")
 
@@ -32,7 +35,7 @@ class DemoOptions:
     data: str | None = None
     events: int | None = None
     hours: int = 96
-    max_staleness_min: float = 15.0
+    max_staleness_min: float = STALENESS_MIN
     http_port: int = 8000  # of the first node, as the next two; the second takes free ones
     grpc_port: int = 8001
     metrics_port: int = 8002

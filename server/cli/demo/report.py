@@ -154,13 +154,24 @@ def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
                 "answers while they moved; versions",
                 f"{reshard['answers']:,}; {reshard['versions']}",
             ),
-            ("largest difference from the unmoved copy", f"{reshard['largest_difference']:.2g}"),
-            ("of them with a moved bucket's key", f"{reshard['touched']:.1%}"),
-            ("impressions with a moved bucket's key", f"{reshard['touched_impressions']:.1%}"),
+            # Nothing was asked meanwhile, perhaps: scoring waited for the trainer.
+            (
+                "largest difference from the unmoved copy",
+                _said(reshard["largest_difference"], ".2g"),
+            ),
+            ("of them with a moved bucket's key", _said(reshard["touched"], ".1%")),
+            (
+                "impressions with a moved bucket's key",
+                _said(reshard["touched_impressions"], ".1%"),
+            ),
             ("p99 of a request while they moved", _ms(reshard["p99_ms"])),
             ("p99 just before, the copy asked too", _ms(reshard["p99_before_ms"])),
         ]
     return facts
+
+
+def _said(value: float | None, form: str) -> str:
+    return "none" if value is None else format(value, form)
 
 
 def _ms(value: float | None) -> str:
