@@ -29,8 +29,11 @@ def words(name: str) -> list[str]:
 @pytest.fixture
 def role(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[redis.Redis]:
     place = tmp_path / "redis.sock"
-    command = [str(find_binary()), *words(request.param), "--port", "0", "--unixsocket", str(place)]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL) as server:
+    volume = tmp_path / "data"
+    volume.mkdir()
+    said = [str(volume) if word == "/data" else word for word in words(request.param)]
+    command = [str(find_binary()), *said, "--port", "0", "--unixsocket", str(place)]
+    with subprocess.Popen(command, cwd="/", stdout=subprocess.DEVNULL) as server:
         client = redis.Redis(unix_socket_path=str(place), decode_responses=True)
         deadline = time.monotonic() + START_TIMEOUT_S
         while not place.exists():
@@ -55,8 +58,10 @@ def test_the_bus_writes_nothing_and_refuses_when_full(role: redis.Redis) -> None
 
 
 @pytest.mark.parametrize("role", ["embertide-state"], indirect=True)
-def test_the_state_is_written_before_it_is_acknowledged(role: redis.Redis) -> None:
+def test_the_state_is_written_before_it_is_acknowledged(role: redis.Redis, tmp_path: Path) -> None:
     said = role.config_get()
     assert (said["appendonly"], said["appendfsync"]) == ("yes", "always")
     assert said["maxmemory-policy"] == "noeviction"
     assert said["maxmemory"] == str(256 << 20)
+    role.set("epoch", "1")
+    assert list((tmp_path / "data").rglob("*.aof"))
