@@ -11,7 +11,7 @@ import typer
 from embertide.server.adapters.process import ProcessError, free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.server.adapters.state import RedisState
-from embertide.server.cli.refusals import refusals
+from embertide.server.cli.refusals import read_secret, refusals
 from embertide.server.core.control import ControlOptions
 from embertide.server.core.demand import Clock
 from embertide.server.core.drift.options import DriftOptions, FreezeWindow, ModeName
@@ -33,15 +33,6 @@ def _own_state(directory: Path, port: int) -> RedisServer:
             append_only=(directory / "state").absolute(),
         )
     )
-
-
-def _node_token(path: Path | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        return path.read_text().strip()
-    except OSError as error:
-        raise ProcessError(f"--node-token-file {path}: {error.strerror}") from error
 
 
 def _check_url(option: str, url: str) -> str:
@@ -191,7 +182,9 @@ def command(
                 listen=listen,
                 tokens=read_tokens(tokens, examples=example_tokens) if tokens else None,
                 audit=audit or directory / "audit.jsonl",
-                node_token=_node_token(node_token_file),
+                node_token=read_secret("--node-token-file", node_token_file)
+                if node_token_file
+                else None,
                 bus=_check_url("--bus", bus) if bus else None,
                 planner_limit_s=planner_limit_s,
                 advertise=advertise,

@@ -13,7 +13,7 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from embertide.server.adapters.process import ProcessError
-from embertide.server.cli.refusals import print_json
+from embertide.server.cli.refusals import print_json, read_secret
 from embertide.server.services.fleets import MODEL_KEY
 from embertide.v1 import control_pb2, control_pb2_grpc, plan_pb2
 
@@ -121,12 +121,7 @@ def read_token(token_file: Path | None) -> str | None:
     Raises:
         ProcessError: The file cannot be read.
     """
-    if token_file is None:
-        return None
-    try:
-        return token_file.read_text().strip()
-    except OSError as error:
-        raise ProcessError(f"--token-file {token_file}: {error.strerror}") from error
+    return None if token_file is None else read_secret("--token-file", token_file)
 
 
 @contextlib.contextmanager

@@ -46,3 +46,17 @@ def refusals(as_json: bool = False) -> Iterator[None]:
 def print_json(value: Mapping[str, Any]) -> None:
     """Print one JSON object to stdout."""
     typer.echo(json.dumps(value, indent=1))
+
+
+def read_secret(option: str, path: Path) -> str:
+    """Return the token or key that a file holds, alone; `option` named the file.
+
+    Raises:
+        ProcessError: It cannot be read.
+    """
+    try:
+        return path.read_text().strip()
+    except OSError as error:
+        raise ProcessError(f"{option} {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ProcessError(f"{option} {path} is no text") from error

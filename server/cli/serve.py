@@ -11,7 +11,7 @@ import typer
 
 from embertide.server.adapters import triton
 from embertide.server.adapters.process import ProcessError
-from embertide.server.cli.refusals import DEFAULT_BACKENDS, Backends, refusals
+from embertide.server.cli.refusals import DEFAULT_BACKENDS, Backends, read_secret, refusals
 
 _MIB = 1 << 20
 _POLL_S = 0.5
@@ -33,11 +33,7 @@ def _admin_key(path: Path | None) -> str:
     """Return the key of a file, or one that nobody knows."""
     if path is None:
         return secrets.token_urlsafe(32)
-    try:
-        key = path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "no text"
-        raise ProcessError(f"--admin-key-file {path}: {reason}") from error
+    key = read_secret("--admin-key-file", path)
     if not _KEY.fullmatch(key):
         raise ProcessError(
             f"--admin-key-file {path} holds no key: give one line of 16 to 256 letters, digits, "

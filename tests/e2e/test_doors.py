@@ -11,15 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tritonclient.grpc
-import tritonclient.http
-from serving import wait_until
+from serving import MODULES, wait_until
 from tritonclient.utils import InferenceServerException
 
 from embertide.server.adapters import process, triton
 
 KEY = "k" * 40
-MODULES: dict[str, Any] = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 HEADERS = {"http": triton.ADMIN_HEADER, "grpc": triton.GRPC_ADMIN_HEADER}
 
 # By name: what an operator asks for, and what everybody may.

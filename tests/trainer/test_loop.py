@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -803,9 +802,8 @@ def test_events_are_learned_while_a_version_is_written(
     def finish(self: Publisher, outgoing: Outgoing) -> VersionId:
         numbers.append(outgoing.version.number)
         if outgoing.version.number == 5:
-            begun, until = trainer.state.events, time.monotonic() + 30
-            while trainer.state.events == begun and time.monotonic() < until:
-                time.sleep(0.001)
+            begun = trainer.state.events
+            wait_until(lambda: trainer.state.events > begun, timeout_s=30, every_s=0.001)
             learned.append(trainer.state.events - begun)
         return real(self, outgoing)
 

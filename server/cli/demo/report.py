@@ -157,25 +157,21 @@ def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
             # Nothing was asked meanwhile, perhaps: scoring waited for the trainer.
             (
                 "largest difference from the unmoved copy",
-                _said(reshard["largest_difference"], ".2g"),
+                _said("{:.2g}", reshard["largest_difference"]),
             ),
-            ("of them with a moved bucket's key", _said(reshard["touched"], ".1%")),
+            ("of them with a moved bucket's key", _said("{:.1%}", reshard["touched"])),
             (
                 "impressions with a moved bucket's key",
-                _said(reshard["touched_impressions"], ".1%"),
+                _said("{:.1%}", reshard["touched_impressions"]),
             ),
-            ("p99 of a request while they moved", _ms(reshard["p99_ms"])),
-            ("p99 just before, the copy asked too", _ms(reshard["p99_before_ms"])),
+            ("p99 of a request while they moved", _said("{:.1f} ms", reshard["p99_ms"])),
+            ("p99 just before, the copy asked too", _said("{:.1f} ms", reshard["p99_before_ms"])),
         ]
     return facts
 
 
-def _said(value: float | None, form: str) -> str:
-    return "none" if value is None else format(value, form)
-
-
-def _ms(value: float | None) -> str:
-    return "none" if value is None else f"{value:.1f} ms"
+def _said(form: str, value: float | None) -> str:
+    return "none" if value is None else form.format(value)
 
 
 def _line(hours: Mapping[str, float]) -> tuple[list[float], list[float]]:
