@@ -2,17 +2,26 @@
 #include "bus/redis.h"
 
 #include <hiredis/hiredis.h>
+#include <sys/socket.h>
 
 #include <algorithm>
+#include <array>
+#include <cerrno>
 #include <charconv>
+#include <cstring>
+#include <map>
 #include <string_view>
 #include <system_error>
+
+#include "base/file.h"
 
 namespace embertide {
 namespace {
 
 // A reply has few elements: a range's entries, four tokens each.
 constexpr size_t kMaxTokens = 4096;
+constexpr size_t kReadBytes = 16384;  // of a TLS record at most
+constexpr size_t kMaxPasswordBytes = 4096;
 
 // hiredis gives each part of a reply to these. Its own build objects, and room for as many elements
 // as an array announces; tokens take room for what has come.
@@ -111,6 +120,10 @@ std::string Quotable(const std::string& url) {
   return port ? url : url.substr(0, colon + 1) + "...";
 }
 
+std::string Says(const char* what, const std::string& why) {
+  return std::string("Redis: ") + what + ": " + why;
+}
+
 Status NoEntries(const std::string& stream) {
   return {Code::kDeviceError, "Redis: " + stream + ": the reply is no list of entries"};
 }
@@ -120,20 +133,50 @@ bool ParseNumber(std::string_view text, int* number) {
   return error == std::errc() && at == text.end() && *number >= 0;
 }
 
-// redis://[user:password@]host[:port][/[database]]
+// name=value[&name=value...], each name once and known.
+bool ParseQuery(std::string_view query, RedisAddress* address) {
+  std::map<std::string_view, std::string*> places = {{"password_file", &address->password_file}};
+  if (address->tls) {
+    places["ssl_ca_certs"] = &address->files.authorities;
+    places["ssl_certfile"] = &address->files.certificate;
+    places["ssl_keyfile"] = &address->files.key;
+  }
+  while (!query.empty()) {
+    const std::string_view each = query.substr(0, query.find('&'));
+    query.remove_prefix(std::min(each.size() + 1, query.size()));
+    const size_t equals = each.find('=');
+    const auto place = places.find(each.substr(0, equals));
+    if (equals == std::string_view::npos || place == places.end()) return false;
+    *place->second = Unescaped(std::string(each.substr(equals + 1)));
+    if (place->second->empty()) return false;
+    places.erase(place);
+  }
+  return address->files.certificate.empty() == address->files.key.empty();
+}
+
+// redis[s]://[user:password@]host[:port][/[database]][?query]
 bool ParseTcp(const std::string& url, RedisAddress* address) {
   constexpr std::string_view kScheme = "redis://";
-  if (!url.starts_with(kScheme)) return false;
+  constexpr std::string_view kTlsScheme = "rediss://";
+  address->tls = url.starts_with(kTlsScheme);
+  if (!address->tls && !url.starts_with(kScheme)) return false;
   std::string_view rest = url;
-  rest.remove_prefix(kScheme.size());
+  rest.remove_prefix(address->tls ? kTlsScheme.size() : kScheme.size());
+  if (const size_t mark = rest.find('?'); mark != std::string_view::npos) {
+    if (!ParseQuery(rest.substr(mark + 1), address)) return false;
+    rest = rest.substr(0, mark);
+  }
+  if (address->tls && address->files.authorities.empty()) return false;
   if (const size_t at = rest.find('@'); at != std::string_view::npos) {
     const std::string_view credentials = rest.substr(0, at);
     const size_t colon = credentials.find(':');
-    if (colon == std::string_view::npos || credentials.find('/') != std::string_view::npos) {
+    const bool no_password = colon == std::string_view::npos;
+    if (credentials.find('/') != std::string_view::npos ||
+        no_password == address->password_file.empty()) {
       return false;
     }
     address->user = Unescaped(std::string(credentials.substr(0, colon)));
-    address->password = Unescaped(std::string(credentials.substr(colon + 1)));
+    if (!no_password) address->password = Unescaped(std::string(credentials.substr(colon + 1)));
     rest.remove_prefix(at + 1);
   }
   if (const size_t slash = rest.find('/'); slash != std::string_view::npos) {
@@ -163,8 +206,9 @@ Result<RedisAddress> ParseRedisUrl(const std::string& url) {
   }
   return Status(Code::kInvalidArgument,
                 "Redis URL \"" + Quotable(url) +
-                    "\": use redis://[user:password@]host[:port][/database] or unix:///path" +
-                    (url.starts_with("rediss") ? " (this build has no TLS)" : ""));
+                    "\": use redis://[user:password@]host[:port][/database][?password_file=PATH], "
+                    "rediss://... with ssl_ca_certs=PATH (and ssl_certfile, ssl_keyfile), or "
+                    "unix:///path");
 }
 
 Result<std::unique_ptr<RedisConnection>> RedisConnection::Open(const RedisAddress& address,
@@ -178,6 +222,11 @@ Result<std::unique_ptr<RedisConnection>> RedisConnection::Open(const RedisAddres
   connection->timeout_ = timeout;
   if (context->err != 0) return connection->Failed("connect");
   if (redisSetTimeout(context, Timeval(timeout)) != REDIS_OK) return connection->Failed("timeout");
+  if (address.tls) {
+    auto tls = TlsStream::Connect(address.files, context->fd, address.host);
+    if (!tls.ok()) return Status(tls.status().code(), "Redis: " + tls.status().message());
+    connection->tls_ = std::move(*tls);
+  }
   EMBERTIDE_RETURN_IF_ERROR(connection->Authenticate(address));
   return connection;
 }
@@ -190,7 +239,14 @@ RedisConnection::RedisConnection(redisContext* context) : context_(context) {
 RedisConnection::~RedisConnection() { redisFree(context_); }
 
 Status RedisConnection::Failed(const char* what) const {
-  return {Code::kDeviceError, std::string("Redis: ") + what + ": " + context_->errstr};
+  return {Code::kDeviceError, Says(what, context_->errstr)};
+}
+
+// Of a send or a receive that gave -1.
+Status RedisConnection::Lost(const char* what) const {
+  const bool late = errno == EAGAIN || errno == EWOULDBLOCK;
+  const std::string why = late ? "nothing came in time" : std::strerror(errno);
+  return {Code::kDeviceError, Says(what, tls_ != nullptr ? tls_->Error() : why)};
 }
 
 Status RedisConnection::Send(const std::vector<std::string>& words) {
@@ -200,36 +256,57 @@ Status RedisConnection::Send(const std::vector<std::string>& words) {
     data.push_back(word.data());
     sizes.push_back(word.size());
   }
-  const int result =
-      redisAppendCommandArgv(context_, static_cast<int>(words.size()), data.data(), sizes.data());
-  return result == REDIS_OK ? Status::Ok() : Failed(words[0].c_str());
+  char* command = nullptr;
+  const int size =
+      redisFormatCommandArgv(&command, static_cast<int>(words.size()), data.data(), sizes.data());
+  if (size < 0) return {Code::kResourceExhausted, "Redis: no memory for " + words[0]};
+  unsent_.append(command, static_cast<size_t>(size));
+  redisFreeCommand(command);
+  return Status::Ok();
+}
+
+Status RedisConnection::Flush(const char* what) {
+  size_t sent = 0;
+  while (sent < unsent_.size()) {
+    const char* rest = unsent_.data() + sent;
+    const size_t left = unsent_.size() - sent;
+    const ptrdiff_t done =
+        tls_ != nullptr ? tls_->Send(rest, left) : ::send(context_->fd, rest, left, MSG_NOSIGNAL);
+    if (done <= 0) return Lost(what);
+    sent += static_cast<size_t>(done);
+  }
+  unsent_.clear();
+  return Status::Ok();
 }
 
 Status RedisConnection::Receive(const char* what) {
   const auto deadline = std::chrono::steady_clock::now() + 4 * timeout_;
-  for (int done = 0; done == 0;) {
-    if (redisBufferWrite(context_, &done) != REDIS_OK) return Failed(what);
-  }
+  EMBERTIDE_RETURN_IF_ERROR(Flush(what));
   tokens_.clear();
   redisReader* reader = context_->reader;
   size_t received = 0;
+  std::array<char, kReadBytes> bytes;  // NOLINT(cppcoreguidelines-pro-type-member-init): filled
   void* whole = nullptr;
   while (true) {
     if (redisReaderGetReply(reader, &whole) != REDIS_OK) {
-      return {Code::kDeviceError, std::string("Redis: ") + what + ": " + reader->errstr};
+      return {Code::kDeviceError, Says(what, reader->errstr)};
     }
     if (whole != nullptr) break;
     if (received > kMaxReplyBytes || std::chrono::steady_clock::now() > deadline) {
-      return {Code::kDeviceError, std::string("Redis: ") + what + ": after " +
-                                      std::to_string(received) +
-                                      " bytes the reply is not at its end"};
+      return {Code::kDeviceError, Says(what, "after " + std::to_string(received) +
+                                                 " bytes the reply is not at its end")};
     }
-    const size_t before = reader->len;
-    if (redisBufferRead(context_) != REDIS_OK) return Failed(what);
-    received += reader->len - before;
+    const ptrdiff_t got = tls_ != nullptr ? tls_->Receive(bytes.data(), bytes.size())
+                                          : ::recv(context_->fd, bytes.data(), bytes.size(), 0);
+    if (got <= 0)
+      return got == 0 ? Status(Code::kDeviceError, Says(what, "the server hung up")) : Lost(what);
+    if (redisReaderFeed(reader, bytes.data(), static_cast<size_t>(got)) != REDIS_OK) {
+      return {Code::kDeviceError, Says(what, reader->errstr)};
+    }
+    received += static_cast<size_t>(got);
   }
   if (tokens_.empty() || tokens_[0].type != REDIS_REPLY_ERROR) return Status::Ok();
-  return {Code::kDeviceError, std::string("Redis: ") + what + ": " + tokens_[0].text};
+  return {Code::kDeviceError, Says(what, tokens_[0].text)};
 }
 
 Status RedisConnection::Execute(const std::vector<std::vector<std::string>>& commands) {
@@ -245,9 +322,15 @@ Status RedisConnection::Execute(const std::vector<std::vector<std::string>>& com
 }
 
 Status RedisConnection::Authenticate(const RedisAddress& address) {
+  std::string password = address.password;
+  if (!address.password_file.empty()) {
+    const Result<std::string> read = ReadWholeFile(address.password_file, kMaxPasswordBytes);
+    if (!read.ok()) return {Code::kDeviceError, Says("password_file", read.status().message())};
+    password = read.value().substr(0, read.value().find_last_not_of(" \t\r\n") + 1);
+  }
   std::vector<std::vector<std::string>> commands;
-  if (!address.password.empty()) {
-    commands.push_back({"AUTH", address.password});
+  if (!password.empty()) {
+    commands.push_back({"AUTH", password});
     if (!address.user.empty()) commands[0].insert(commands[0].begin() + 1, address.user);
   }
   commands.push_back(address.database == 0

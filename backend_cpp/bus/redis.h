@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "embertide/status.h"
+#include "tls/stream.h"
 
 struct redisContext;  // NOLINT(readability-identifier-naming): hiredis names it so
 
@@ -25,12 +26,16 @@ struct RedisAddress {
   std::string path;
   std::string user;
   std::string password;
+  std::string password_file;  // read at every connection; empty: `password`
   int database = 0;
+  bool tls = false;
+  TlsFiles files;
 };
 
-// "redis://[user:password@]host[:port][/database]" or "unix:///path"; user and password may be
-// percent-encoded. kInvalidArgument quoting the URL (without what may be a password) otherwise;
-// rediss:// is refused: this build has no TLS.
+// "redis://[user:password@]host[:port][/database][?password_file=PATH]" or "unix:///path", in which
+// what stands between signs may be percent-encoded; "rediss://" for TLS, with ssl_ca_certs=PATH
+// and, for a certificate of ours, ssl_certfile=PATH and ssl_keyfile=PATH, as redis-py calls them.
+// kInvalidArgument quoting the URL (without what may be a password) otherwise.
 Result<RedisAddress> ParseRedisUrl(const std::string& url);
 
 struct StreamEntry {
@@ -45,7 +50,8 @@ inline constexpr size_t kMaxBytesInFlight = size_t{8} << 20;
 
 class RedisConnection {
  public:
-  // kDeviceError with the server's or the system's reason.
+  // kDeviceError with the server's or the system's reason; kInvalidArgument for certificates that
+  // cannot be right.
   static Result<std::unique_ptr<RedisConnection>> Open(const RedisAddress& address,
                                                        std::chrono::milliseconds timeout);
   ~RedisConnection();
@@ -84,11 +90,16 @@ class RedisConnection {
  private:
   explicit RedisConnection(redisContext* context);
   Status Failed(const char* what) const;
+  Status Lost(const char* what) const;
   Status Send(const std::vector<std::string>& words);
   // Reads the next reply into tokens_. An error from the server is kDeviceError as well.
   Status Receive(const char* what);
   Status Authenticate(const RedisAddress& address);
+  // Sends all that Send has put together.
+  Status Flush(const char* what);
   redisContext* context_;
+  std::unique_ptr<TlsStream> tls_;
+  std::string unsent_;
   std::chrono::milliseconds timeout_{0};
   std::vector<Token> tokens_;
 };

@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
+
 #include "bus/fake_redis.h"
 
 namespace embertide {
@@ -38,6 +41,21 @@ TEST(RedisUrlTest, UserAndPasswordMayBePercentEncoded) {
   EXPECT_EQ(parsed.value().password, "p@/s:s%%");
 }
 
+TEST(RedisUrlTest, FilesAreNamedInTheQuery) {
+  auto parsed = ParseRedisUrl("redis://me@db:6380/2?password_file=/etc/p%3fw");
+  ASSERT_TRUE(parsed.ok());
+  EXPECT_EQ(parsed->user, "me");
+  EXPECT_EQ(parsed->password, "");
+  EXPECT_EQ(parsed->password_file, "/etc/p?w");
+  EXPECT_EQ(parsed->database, 2);
+  EXPECT_FALSE(parsed->tls);
+  parsed = ParseRedisUrl("rediss://db?ssl_ca_certs=/ca&ssl_certfile=/crt&ssl_keyfile=/key");
+  ASSERT_TRUE(parsed.ok());
+  EXPECT_TRUE(parsed->tls);
+  EXPECT_EQ(parsed->files, (TlsFiles{"/crt", "/key", "/ca"}));
+  EXPECT_EQ(parsed->port, 6379);
+}
+
 TEST(RedisUrlTest, WhatIsNoUrlIsRefusedWithoutItsPassword) {
   for (const std::string url : {"",
                                 "redis://",
@@ -45,6 +63,13 @@ TEST(RedisUrlTest, WhatIsNoUrlIsRefusedWithoutItsPassword) {
                                 "host:6379",
                                 "http://me:hush@host",
                                 "rediss://me:hush@host",
+                                "rediss://me:hush@host?ssl_ca_certs=",
+                                "rediss://host?ssl_ca_certs=/ca&ssl_certfile=/a:hush",
+                                "rediss://host?ssl_ca_certs=/ca&ssl_ca_certs=/b:hush",
+                                "redis://host?ssl_ca_certs=/ca:hush",
+                                "redis://host?password=:hush",
+                                "redis://me:hush@host?password_file=/p",
+                                "redis://me@host",
                                 "redis://me:hush@",
                                 "redis://me:hush@host:0",
                                 "redis://me:hush@host:65536",
@@ -72,7 +97,7 @@ TEST(RedisUrlTest, WhatIsNoUrlIsRefusedWithoutItsPassword) {
   EXPECT_NE(shown("redis://me:x@host:65536").find("\"redis://...@host:65536\""), std::string::npos);
   EXPECT_NE(shown("host:6379").find("\"host:6379\""), std::string::npos);
   EXPECT_NE(shown("redis://:12345").find("\"redis://:...\""), std::string::npos);
-  EXPECT_NE(shown("rediss://host").find("no TLS"), std::string::npos);
+  EXPECT_NE(shown("rediss://host").find("ssl_ca_certs=PATH"), std::string::npos);
 }
 
 class RedisConnectionTest : public ::testing::Test {
@@ -95,6 +120,24 @@ TEST_F(RedisConnectionTest, SaysWhoItIsAndWhichDatabaseItWants) {
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.status().code(), Code::kDeviceError);
   EXPECT_NE(refused.status().message().find("WRONGPASS"), std::string::npos);
+}
+
+TEST_F(RedisConnectionTest, APasswordFileIsReadAtEveryConnection) {
+  const std::string path = ::testing::TempDir() + "/embertide_password";
+  RedisAddress address = *ParseRedisUrl(redis_.url());
+  address.user = "me";
+  address.password_file = path;
+  for (const std::string password : {"hush", "changed"}) {
+    std::ofstream(path) << password << "\n";
+    EXPECT_EQ(RedisConnection::Open(address, milliseconds(2000)).ok(), password == "hush");
+  }
+  EXPECT_EQ(redis_.commands(),
+            std::vector<std::string>({"AUTH me hush", "PING", "AUTH me changed"}));
+  std::filesystem::remove(path);
+  const auto none = RedisConnection::Open(address, milliseconds(2000));
+  ASSERT_FALSE(none.ok());
+  EXPECT_EQ(none.status().code(), Code::kDeviceError);
+  EXPECT_NE(none.status().message().find(path), std::string::npos);
 }
 
 TEST_F(RedisConnectionTest, ReadsWhatFollowsAnEntry) {

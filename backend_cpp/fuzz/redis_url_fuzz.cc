@@ -13,9 +13,12 @@ constexpr char kPassword[] = "Hush0Hush";
 }  // namespace
 
 std::vector<std::string> Seeds() {
-  return {Raw<uint8_t>(10) + "redis://medb.example:6380/12", Raw<uint8_t>(9) + "rediss://host",
-          Raw<uint8_t>(99) + "unix:///run/redis.sock", Raw<uint8_t>(8) + "redis://[::1]:6379",
-          Raw<uint8_t>(127) + "redis://me:p%40%2Fhush@host"};
+  return {Raw<uint8_t>(10) + "redis://medb.example:6380/12",
+          Raw<uint8_t>(9) + "rediss://host",
+          Raw<uint8_t>(99) + "unix:///run/redis.sock",
+          Raw<uint8_t>(8) + "redis://[::1]:6379",
+          Raw<uint8_t>(127) + "redis://me:p%40%2Fhush@host",
+          Raw<uint8_t>(127) + "rediss://me@host?ssl_ca_certs=/ca&password_file=/p"};
 }
 
 void Run(std::string_view input) {

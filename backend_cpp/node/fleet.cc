@@ -34,6 +34,12 @@ constexpr size_t kMaxPlanBytes = 256 << 20;
 // wait for.
 constexpr int kNicer = 10;
 
+// Whether nobody but this machine reaches an address, host:port.
+bool IsOfThisMachine(const std::string& address) {
+  const std::string host = address.substr(0, address.rfind(':'));
+  return host == "localhost" || host == "[::1]" || host.starts_with("127.");
+}
+
 // Runs it in a thread that others go before, and waits for it; here, if there is no room for one.
 template <typename Work>
 void WithLowPriority(const Work& work) {
@@ -83,9 +89,25 @@ Status Fleet::Start() {
     return {Code::kInvalidArgument,
             "peer_address \"" + options.peer_address + "\": give host:port, as peers reach it"};
   }
+  const std::string listen =
+      options.peer_listen.empty() ? options.peer_address : options.peer_listen;
+  Result<Credentials> credentials = Credentials::Of(options.tls_folder);
+  if (!credentials.ok()) return credentials.status();
+  if (!credentials.value().tls() && !IsOfThisMachine(listen)) {
+    if (!options.plaintext) {
+      return {Code::kInvalidArgument,
+              "peers would be answered in plain text at " + listen +
+                  ", which others can reach: give a folder of certificates (tls_folder), or say "
+                  "plaintext on a network that nobody else listens to"};
+    }
+    if (options.log) options.log("PLAINTEXT: who listens on the network reads rows and tokens");
+  }
+  Result<std::shared_ptr<TokenFile>> tokens = TokenFile::Open(options.token_file);
+  if (!tokens.ok()) return tokens.status();
   PeerPoolOptions pool;
   pool.name = options.name;
-  pool.token = options.token;
+  pool.tokens = tokens.value();
+  pool.credentials = credentials.value();
   peers_ = std::make_unique<PeerPool>(
       std::move(pool), [this] { return Range(); },
       [this] {
@@ -105,10 +127,13 @@ Status Fleet::Start() {
   };
   hot_ = std::make_unique<HotRows>(node_->manifest_, peers_.get(), std::move(hot));
   peers_->TellNews([this] { hot_->Wake(); });
-  const std::string listen = options.peer_listen.empty()
-                                 ? "0.0.0.0:" + options.peer_address.substr(colon + 1)
-                                 : options.peer_listen;
-  Result<std::unique_ptr<NodeServer>> server = NodeServer::Start({listen, options.token}, this);
+  NodeServerOptions answering;
+  answering.listen = listen;
+  answering.health_listen = options.health_listen;
+  answering.tokens = tokens.value();
+  answering.credentials = credentials.value();
+  answering.model = node_->manifest_.model;
+  Result<std::unique_ptr<NodeServer>> server = NodeServer::Start(answering, this);
   if (!server.ok()) return server.status();
   server_ = std::move(*server);
   server_->SetServing(false);
@@ -138,8 +163,11 @@ Status Fleet::Start() {
       planned->set_bucket_bits(table->bucket_bits);
       planned->set_chunks(table->layout.chunks);
     }
-    control_ = std::make_unique<ControlLink>(ControlLinkOptions{options.control, options.token},
-                                             std::move(registration),
+    ControlLinkOptions link;
+    link.address = options.control;
+    link.tokens = tokens.value();
+    link.credentials = credentials.value();
+    control_ = std::make_unique<ControlLink>(std::move(link), std::move(registration),
                                              [this](v1::HeartbeatRequest* beat) { Beat(beat); });
   }
   keeper_ = std::thread([this] { Keep(); });

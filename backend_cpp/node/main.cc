@@ -58,7 +58,11 @@ constexpr const char* kHelp =
     "  --join-step-bytes N   rows that a step adds of buckets that come to the node (1 MiB)\n"
     "  --join-rest N         times what a step took that the node rests after it (1)\n"
     "  --plan-file FILE      the last plan is kept here\n"
-    "  --token TOKEN         what peers and the control plane ask for; or EMBERTIDE_TOKEN\n"
+    "  --token-file FILE     tokens that peers and the control plane ask for; the first is sent\n"
+    "  --tls DIR             tls.crt, tls.key and ca.crt, for gRPC\n"
+    "  --plaintext           answer without them where others can listen in\n"
+    "  --peer-listen H:P     where it listens, if not at --peer-address\n"
+    "  --health-listen H:P   the health service alone, in plain text, for probes\n"
     "  --max-degraded-share X  a request fails if no owner answers more than this share of its "
     "keys\n"
     "                        (0); up to it, they read as default rows, and are marked\n";
@@ -90,8 +94,7 @@ int Refuse(const std::string& why) {
 int Run(int argc, char** argv) {
   NodeOptions options;
   options.devices = 1;
-  if (const char* token = std::getenv("EMBERTIDE_TOKEN")) options.token = token;
-  static constexpr std::array<option, 33> kOptions = {{
+  static constexpr std::array<option, 37> kOptions = {{
       {"publication", required_argument, nullptr, 'p'},
       {"state", required_argument, nullptr, 's'},
       {"peer-address", required_argument, nullptr, 'a'},
@@ -121,7 +124,11 @@ int Run(int argc, char** argv) {
       {"join-step-bytes", required_argument, nullptr, 'j'},
       {"join-rest", required_argument, nullptr, 'J'},
       {"plan-file", required_argument, nullptr, 'f'},
-      {"token", required_argument, nullptr, 't'},
+      {"token-file", required_argument, nullptr, 't'},
+      {"tls", required_argument, nullptr, 'l'},
+      {"plaintext", no_argument, nullptr, 'x'},
+      {"peer-listen", required_argument, nullptr, 'L'},
+      {"health-listen", required_argument, nullptr, 'k'},
       {"max-degraded-share", required_argument, nullptr, 'o'},
       {"help", no_argument, nullptr, 'h'},
       {nullptr, 0, nullptr, 0},
@@ -229,7 +236,19 @@ int Run(int argc, char** argv) {
         options.plan_file = value;
         break;
       case 't':
-        options.token = value;
+        options.token_file = value;
+        break;
+      case 'l':
+        options.tls_folder = value;
+        break;
+      case 'x':
+        options.plaintext = true;
+        break;
+      case 'k':
+        options.health_listen = value;
+        break;
+      case 'L':
+        options.peer_listen = value;
         break;
       case 'o':
         wrong = ParseNumber(value, 0.0, 1.0, &options.max_degraded_share);

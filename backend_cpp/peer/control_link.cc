@@ -90,8 +90,8 @@ struct ControlLink::Impl {
     arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
     // A connection of its own each time: the one before may lead to a process that has stopped.
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    stub = v1::ControlService::NewStub(grpc::CreateCustomChannel(
-        addresses[address], grpc::InsecureChannelCredentials(), arguments));
+    stub = v1::ControlService::NewStub(
+        grpc::CreateCustomChannel(addresses[address], options.credentials.channel(), arguments));
   }
   void TryNext() {
     if (addresses.size() < 2) return;
@@ -101,7 +101,8 @@ struct ControlLink::Impl {
   }
   void Prepare(grpc::ClientContext* context, milliseconds deadline) const {
     context->set_deadline(std::chrono::system_clock::now() + deadline);
-    if (!options.token.empty()) context->AddMetadata("authorization", "Bearer " + options.token);
+    const std::string token = options.tokens == nullptr ? "" : options.tokens->Sent();
+    if (!token.empty()) context->AddMetadata("authorization", token);
   }
   // True when it is time to stop.
   bool Wait(milliseconds time) {

@@ -15,12 +15,15 @@
 #include <string>
 
 #include "embertide/v1/control.pb.h"
+#include "peer/credentials.h"
+#include "peer/token_file.h"
 
 namespace embertide {
 
 struct ControlLinkOptions {
   std::string address;  // host:port of the control plane; of several replicas, comma-separated
-  std::string token;
+  std::shared_ptr<TokenFile> tokens = nullptr;  // OPTIONAL
+  Credentials credentials = Credentials::PlainText();
   std::chrono::milliseconds retry_every{500};
   std::chrono::milliseconds look_every{200};         // whether what the node says has changed
   std::chrono::milliseconds longest_silence{15000};  // of a control plane; then another is tried

@@ -109,7 +109,7 @@ std::unique_ptr<ControlLink> Link(ControlLinkOptions options,
 
 TEST(ControlLinkTest, BeatsGoOverOneStream) {
   OneControl control({});
-  const auto link = Link({control.address(), ""});
+  const auto link = Link({control.address()});
   EXPECT_GE(control.Await(&control.streamed, 5), 5);
   EXPECT_EQ(control.streams, 1);
   EXPECT_EQ(control.called, 0);
@@ -118,7 +118,7 @@ TEST(ControlLinkTest, BeatsGoOverOneStream) {
 TEST(ControlLinkTest, WhatChangesIsSaidBeforeTheIntervalIsOver) {
   OneControl control({.interval_ms = 60'000});
   std::atomic<uint64_t> epoch{1};
-  const auto link = Link({control.address(), ""}, &epoch);
+  const auto link = Link({control.address()}, &epoch);
   EXPECT_EQ(control.Await(&control.streamed, 1), 1);
   epoch = 2;
   EXPECT_EQ(control.Await(&control.streamed, 2), 2);
@@ -132,7 +132,7 @@ TEST(ControlLinkTest, NodesOfALargeFleetDoNotBeatAtOnce) {
   OneControl control({.interval_ms = 60'000});
   std::atomic<uint64_t> epoch{1};
   std::vector<std::unique_ptr<ControlLink>> links;
-  for (size_t i = 0; i < kNodes; ++i) links.push_back(Link({control.address(), ""}, &epoch));
+  for (size_t i = 0; i < kNodes; ++i) links.push_back(Link({control.address()}, &epoch));
   ASSERT_EQ(control.Await(&control.streamed, kNodes), kNodes);
   epoch = 2;
   for (const auto& link : links) link->BeatNow();
@@ -144,7 +144,7 @@ TEST(ControlLinkTest, NodesOfALargeFleetDoNotBeatAtOnce) {
 
 TEST(ControlLinkTest, WithoutStreamsEachBeatIsACall) {
   OneControl control({.streams = false});
-  const auto link = Link({control.address(), ""});
+  const auto link = Link({control.address()});
   EXPECT_GE(control.Await(&control.called, 3), 3);
   EXPECT_EQ(control.registered, 1);
 }
@@ -152,7 +152,7 @@ TEST(ControlLinkTest, WithoutStreamsEachBeatIsACall) {
 TEST(ControlLinkTest, TheOneThatLeadsIsFound) {
   OneControl standby({.leads = false});
   OneControl leader({});
-  const auto link = Link({standby.address() + "," + leader.address(), ""});
+  const auto link = Link({standby.address() + "," + leader.address()});
   EXPECT_GE(leader.Await(&leader.streamed, 2), 2);
   EXPECT_EQ(standby.registered, 0);
   EXPECT_TRUE(link->refusal().empty());
@@ -161,7 +161,7 @@ TEST(ControlLinkTest, TheOneThatLeadsIsFound) {
 TEST(ControlLinkTest, OneThatSaysNothingIsLeftForAnother) {
   OneControl silent({.answers = false});
   OneControl other({});
-  ControlLinkOptions options{silent.address() + "," + other.address(), ""};
+  ControlLinkOptions options{silent.address() + "," + other.address()};
   options.longest_silence = milliseconds(150);
   const auto link = Link(options);
   EXPECT_GE(other.Await(&other.streamed, 1), 1);

@@ -10,7 +10,11 @@ inline constexpr int kMaxMessageBytes = 64 << 20;  // of an answer
 inline constexpr int kMaxRequestBytes = 4 << 20;
 // What all messages that a node is receiving may take; beyond it, gRPC ends connections.
 inline constexpr size_t kMaxReceivedBytes = 512 << 20;
-inline constexpr size_t kMaxLookupBytes = 1 << 20;  // of a LookupRequest, its parts
+inline constexpr int kHandshakeMs = 10'000;  // until a connection to a node must have begun
+inline constexpr int kMaxStreams = 512;      // calls of one connection at once
+inline constexpr int kMaxProbeBytes = 4096;
+inline constexpr size_t kMaxProbesBytes = 16 << 20;  // of all that ask for health at once
+inline constexpr size_t kMaxLookupBytes = 1 << 20;   // of a LookupRequest, its parts
 inline constexpr size_t kMaxPartsACall = 256;
 inline constexpr size_t kMaxKeysACall = 65536;
 // A part is at most half of these, so that a call carries at least one. The rows that an answer is

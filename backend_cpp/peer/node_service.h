@@ -9,6 +9,8 @@
 #include "embertide/deadline.h"
 #include "embertide/status.h"
 #include "embertide/v1/node.pb.h"
+#include "peer/credentials.h"
+#include "peer/token_file.h"
 
 namespace embertide {
 
@@ -24,10 +26,17 @@ class NodeHandler {
   virtual Status Explain(const v1::ExplainRequest& request, v1::ExplainResponse* response) = 0;
 };
 
+// A caller may call where it knows a token, which makes it a node, or where its certificate says
+// who it is (docs/security.md): a node calls everything; an operator what is not Lookup; a reader
+// and the control plane what looks only. Without tokens and TLS everyone may call.
 struct NodeServerOptions {
-  std::string listen;        // host:port
-  std::string token;         // empty: everyone may call
+  std::string listen;         // host:port
+  std::string health_listen;  // OPTIONAL: the health service alone, in plain text, for probes
+  std::shared_ptr<TokenFile> tokens = nullptr;  // OPTIONAL
+  Credentials credentials = Credentials::PlainText();
+  std::string model;         // identities of another one are refused; empty: not looked at
   uint32_t max_calls = 256;  // at work at once; more get RESOURCE_EXHAUSTED
+  uint32_t max_looks = 16;   // of them, of those that look only: they hold up no lookup
 };
 
 class NodeServer {
@@ -42,7 +51,7 @@ class NodeServer {
 
   int port() const;               // that it listens on; useful where 0 was asked for
   void SetServing(bool serving);  // what the health service says
-  uint64_t refused() const;       // calls over max_calls or without the token
+  uint64_t refused() const;       // calls over these, or of those who may not
 
  private:
   struct Impl;

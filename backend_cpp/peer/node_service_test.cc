@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <fstream>
 #include <string>
 
 #include "peer/limits.h"
@@ -31,7 +32,14 @@ class TestHandler : public NodeHandler {
 class NodeServiceNodeTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    auto server = NodeServer::Start({"127.0.0.1:0", "secret"}, &handler_);
+    const std::string path = ::testing::TempDir() + "/embertide_node_tokens";
+    std::ofstream(path) << "secret\n";
+    auto tokens = TokenFile::Open(path);
+    ASSERT_TRUE(tokens.ok());
+    NodeServerOptions options;
+    options.listen = "127.0.0.1:0";
+    options.tokens = tokens.value();
+    auto server = NodeServer::Start(options, &handler_);
     ASSERT_TRUE(server.ok()) << server.status().ToString();
     server_ = std::move(*server);
     channel_ = grpc::CreateChannel("127.0.0.1:" + std::to_string(server_->port()),

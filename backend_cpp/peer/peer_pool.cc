@@ -69,7 +69,8 @@ NoAnswer WhyOf(grpc::StatusCode code) {
   }
 }
 
-std::shared_ptr<v1::NodeService::Stub> Dial(const std::string& address) {
+std::shared_ptr<v1::NodeService::Stub> Dial(const std::string& address,
+                                            const Credentials& credentials) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
   arguments.SetMaxSendMessageSize(kMaxMessageBytes);
@@ -81,7 +82,7 @@ std::shared_ptr<v1::NodeService::Stub> Dial(const std::string& address) {
   // Else a new channel to the same address is the old connection.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   return v1::NodeService::NewStub(
-      grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments));
+      grpc::CreateCustomChannel(address, credentials.channel(), arguments));
 }
 
 struct Peer {
@@ -206,7 +207,7 @@ void PeerPool::Impl::Redial(Peer* peer) {
   const auto now = Clock::now();
   if (peer->lives || !peer->heard_of || now - peer->heard < dead_after()) return;
   if (now - peer->dialled < kRedialEvery) return;
-  peer->stub = Dial(peer->address);
+  peer->stub = Dial(peer->address, options.credentials);
   peer->dialled = now;
   peer->beat_under_way = false;  // one that is stuck there holds up none here
   ++stats.redials;
@@ -218,9 +219,8 @@ void PeerPool::Impl::Send(const std::shared_ptr<Call>& call) {
     under_way.insert(call);
     if (stop) call->context.TryCancel();
   }
-  if (!options.token.empty()) {
-    call->context.AddMetadata("authorization", "Bearer " + options.token);
-  }
+  const std::string token = options.tokens == nullptr ? "" : options.tokens->Sent();
+  if (!token.empty()) call->context.AddMetadata("authorization", token);
   call->request.set_asker(options.name);
   *call->request.mutable_asker_versions() = versions();
   std::shared_ptr<v1::NodeService::Stub> stub;
@@ -440,7 +440,7 @@ void PeerPool::SetPeers(std::span<const Address> peers) {
     peer->name = each.name;
     peer->address = each.address;
     peer->heard = Clock::now();
-    peer->stub = Dial(each.address);
+    peer->stub = Dial(each.address, impl_->options.credentials);
     peer->dialled = peer->heard;
     next[each.name] = std::move(peer);
   }

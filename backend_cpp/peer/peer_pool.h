@@ -26,12 +26,15 @@
 #include "embertide/no_answer.h"
 #include "embertide/status.h"
 #include "embertide/v1/node.pb.h"
+#include "peer/credentials.h"
+#include "peer/token_file.h"
 
 namespace embertide {
 
 struct PeerPoolOptions {
-  std::string name;   // of this node
-  std::string token;  // sent with every call; empty: none
+  std::string name;                             // of this node
+  std::shared_ptr<TokenFile> tokens = nullptr;  // OPTIONAL: what is sent with every call
+  Credentials credentials = Credentials::PlainText();
   std::chrono::milliseconds beat_every{100};
   uint32_t dead_after_beats = 5;
   std::chrono::microseconds coalesce{200};

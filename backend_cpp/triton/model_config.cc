@@ -2,7 +2,6 @@
 #include "triton/model_config.h"
 
 #include <charconv>
-#include <fstream>
 #include <functional>
 #include <map>
 #include <optional>
@@ -58,19 +57,22 @@ Status ParseKind(const std::string& kind, bool* ranking) {
   return Refuse("kind is \"" + kind + "\"; use lookup or ranking");
 }
 
-// The first line of a file, which the message of an error does not quote.
-Status ReadToken(const std::string& file, std::string* token) {
-  std::ifstream in(file);
-  if (!std::getline(in, *token) || token->empty()) {
-    return Refuse("token_file " + file + " cannot be read, or is empty");
-  }
-  return Status::Ok();
+// Triton shows the configuration to everybody who asks for it.
+Status CheckNoSecret(const char* name, const std::string& url) {
+  const size_t at = url.find('@');
+  const size_t user = url.find("://");
+  if (at == std::string::npos || user == std::string::npos) return Status::Ok();
+  const size_t colon = url.find(':', user + 3);
+  if (colon == std::string::npos || colon + 1 >= at) return Status::Ok();
+  return Refuse(std::string("parameter \"") + name +
+                "\" holds a password, which everybody who asks for the configuration would see: "
+                "put it in a file and write redis://USER@HOST:PORT?password_file=PATH");
 }
 
 // What each parameter does; the list of names is closed.
 using Setter = std::function<Status(const std::string&)>;
 std::map<std::string, Setter> Setters(const std::string& directory, ModelConfig* config,
-                                      std::string* kind, std::string* token_file,
+                                      std::string* kind,
                                       std::optional<double>* max_degraded_share) {
   NodeOptions* node = &config->node;
   const auto text = [](std::string* to) {
@@ -109,9 +111,19 @@ std::map<std::string, Setter> Setters(const std::string& directory, ModelConfig*
           {"control", text(&node->control)},
           {"peer_address", text(&node->peer_address)},
           {"peer_listen", text(&node->peer_listen)},
+          {"health_listen", text(&node->health_listen)},
           {"group", number("group", 0, 1U << 16, &node->group)},
           {"plan_file", path(&node->plan_file)},
-          {"token_file", path(token_file)},
+          {"token_file", path(&node->token_file)},
+          {"tls_folder", path(&node->tls_folder)},
+          {"plaintext",
+           [node](const std::string& value) {
+             if (value != "on" && value != "off") {
+               return Refuse("parameter \"plaintext\" is \"" + value + "\"; use on or off");
+             }
+             node->plaintext = value == "on";
+             return Status::Ok();
+           }},
           {"max_degraded_share",
            [max_degraded_share](const std::string& value) {
              return ParseShare("max_degraded_share", value, max_degraded_share);
@@ -175,9 +187,8 @@ std::map<std::string, Setter> Setters(const std::string& directory, ModelConfig*
 
 Status ParseParameters(const Json& json, const std::string& directory, ModelConfig* config) {
   std::string kind;
-  std::string token_file;
   std::optional<double> max_degraded_share;
-  const auto setters = Setters(directory, config, &kind, &token_file, &max_degraded_share);
+  const auto setters = Setters(directory, config, &kind, &max_degraded_share);
   const Json parameters = json.value("parameters", Json::object());
   for (const auto& [name, value] : parameters.items()) {
     if (name == "dead_owner") {
@@ -221,7 +232,8 @@ Status ParseParameters(const Json& json, const std::string& directory, ModelConf
   }
   const double usual = config->ranking ? kDegradedShareOfRanking : 0;
   config->node.max_degraded_share = max_degraded_share.value_or(usual);
-  if (!token_file.empty()) EMBERTIDE_RETURN_IF_ERROR(ReadToken(token_file, &config->node.token));
+  EMBERTIDE_RETURN_IF_ERROR(CheckNoSecret("bus", config->node.bus));
+  EMBERTIDE_RETURN_IF_ERROR(CheckNoSecret("state", config->node.state));
   if (config->node.ssd_budget_bytes > 0 && config->node.ssd_directory.empty()) {
     return Refuse("parameter \"ssd_budget_bytes\" needs \"ssd_directory\"");
   }

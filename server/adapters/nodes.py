@@ -4,13 +4,16 @@ import contextlib
 import threading
 from collections.abc import Mapping
 from concurrent import futures
+from pathlib import Path
 
 import grpc
 
+from embertide.server.adapters.tls import TlsFolder, dial
 from embertide.server.core.loads import HOT_KEYS_MAX
 from embertide.v1 import node_pb2, node_pb2_grpc
 
 _DEADLINE_S = 2.0
+_EXPLAIN_S = 1.0
 _AT_ONCE = 16
 _CHANNELS_MAX = 2048
 _BYTES_MAX = 16 << 20  # a node of 131,072 buckets says some 6 MB
@@ -19,39 +22,78 @@ _BYTES_MAX = 16 << 20  # a node of 131,072 buckets says some 6 MB
 class Nodes:
     """Channels to nodes by address, and their loads asked side by side."""
 
-    def __init__(self, token: str | None = None) -> None:
-        """Connect to nobody yet; `token` is what the nodes were started with."""
-        self._metadata: tuple[tuple[str, str | bytes], ...] = (
-            (("authorization", f"Bearer {token}"),) if token else ()
-        )
+    def __init__(self, token_file: Path | None = None, tls: TlsFolder | None = None) -> None:
+        """Connect to nobody yet.
+
+        Args:
+            token_file: Of the nodes' token, read at each question; None: they ask for none.
+            tls: What to dial with; None: plain text.
+        """
+        self._token_file = token_file
+        self._token = ""
+        self._tls = tls
+        self._changes = 0  # of the certificates, which a channel keeps as they were
         self._channels: dict[str, grpc.Channel] = {}
         self._lock = threading.Lock()
         self._pool = futures.ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="nodes")
 
     def loads(self, addresses: Mapping[str, str]) -> dict[str, node_pb2.NodeServiceGetLoadResponse]:
         """Ask nodes, by name, for their load; one that does not answer in 2 s is left out."""
+        metadata = self._metadata()
+        asked = {
+            name: self._pool.submit(self._load, self._channel(address), metadata)
+            for name, address in addresses.items()
+        }
+        answers = {}
+        for name, each in asked.items():
+            with contextlib.suppress(grpc.RpcError):
+                answers[name] = each.result()
+        return answers
+
+    def explain(self, address: str, request: node_pb2.ExplainRequest) -> node_pb2.ExplainResponse:
+        """Ask a node where a row is.
+
+        Raises:
+            grpc.RpcError: It refused, or does not answer within a second.
+        """
+        stub = node_pb2_grpc.NodeServiceStub(self._channel(address))
+        answer: node_pb2.ExplainResponse = stub.Explain(
+            request, timeout=_EXPLAIN_S, metadata=self._metadata()
+        )
+        return answer
+
+    def _channel(self, address: str) -> grpc.Channel:
+        changes = 0 if self._tls is None else self._tls.changes
         with self._lock:
+            if changes != self._changes:
+                self._changes = changes
+                self._channels.clear()  # each ends with the last call that has it
+            channel = self._channels.pop(address, None) or dial(
+                address, self._tls, [("grpc.max_receive_message_length", _BYTES_MAX)]
+            )
+            self._channels[address] = channel
             # The ones not asked for longest go; each costs a connection.
             while len(self._channels) > _CHANNELS_MAX:
-                self._channels.pop(next(iter(self._channels))).close()
-            asked = {}
-            for name, address in addresses.items():
-                channel = self._channels.pop(address, None) or grpc.insecure_channel(
-                    address, options=[("grpc.max_receive_message_length", _BYTES_MAX)]
-                )
-                self._channels[address] = channel
-                asked[name] = self._pool.submit(self._load, self._channels[address])
-            answers = {}
-            for name, each in asked.items():
-                with contextlib.suppress(grpc.RpcError):
-                    answers[name] = each.result()
-            return answers
+                self._channels.pop(next(iter(self._channels)))
+            return channel
 
-    def _load(self, channel: grpc.Channel) -> node_pb2.NodeServiceGetLoadResponse:
+    def _metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+        # By TLS the certificate says who asks. Nodes name their own addresses.
+        if self._token_file is None or self._tls is not None:
+            return ()
+        with contextlib.suppress(OSError):  # one that is gone for a moment: as before
+            lines = self._token_file.read_text().splitlines()
+            self._token = next((line.strip() for line in lines if line.strip()), self._token)
+        return (("authorization", f"Bearer {self._token}"),) if self._token else ()
+
+    @staticmethod
+    def _load(
+        channel: grpc.Channel, metadata: tuple[tuple[str, str | bytes], ...]
+    ) -> node_pb2.NodeServiceGetLoadResponse:
         stub = node_pb2_grpc.NodeServiceStub(channel)
         request = node_pb2.NodeServiceGetLoadRequest(hot_keys=HOT_KEYS_MAX)
         answer: node_pb2.NodeServiceGetLoadResponse = stub.GetLoad(
-            request, timeout=_DEADLINE_S, metadata=self._metadata
+            request, timeout=_DEADLINE_S, metadata=metadata
         )
         return answer
 

@@ -14,6 +14,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from embertide.server.adapters.process import Child, ProcessError, Stopped, check_port
+from embertide.server.adapters.redis_url import client_of
 
 _START_TIMEOUT_S = 10.0
 _POLL_S = 0.02
@@ -67,7 +68,7 @@ def connect(url: str, timeout_s: float) -> redis.Redis:
     Raises:
         ValueError: The URL is not one of Redis.
     """
-    return redis.Redis.from_url(
+    return client_of(
         url,
         socket_timeout=timeout_s,
         socket_connect_timeout=timeout_s,

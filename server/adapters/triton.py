@@ -116,6 +116,9 @@ class ModelOptions:
     group: int | None = None
     plan_file: Path | None = None
     token_file: Path | None = None
+    tls_folder: Path | None = None  # tls.crt, tls.key, ca.crt
+    health_listen: str | None = None  # the health service alone, in plain text, for probes
+    plaintext: bool = False  # answer peers without TLS where others can listen in
     max_degraded_share: float | None = None  # of a request's keys that may go unanswered
     hot_rows_bytes: int | None = None  # for copies of peers' rows; 0: none is kept
     guard: Literal["on", "off"] | None = None  # answer at promoted versions (docs/guard.md)
@@ -182,9 +185,12 @@ class ModelOptions:
             "control": self.control,
             "peer_address": self.peer_address,
             "peer_listen": self.peer_listen,
+            "health_listen": self.health_listen,
             "group": self.group,
             "plan_file": self.plan_file.resolve() if self.plan_file else None,
             "token_file": self.token_file.resolve() if self.token_file else None,
+            "tls_folder": self.tls_folder.resolve() if self.tls_folder else None,
+            "plaintext": "on" if self.plaintext else None,
             "max_degraded_share": self.max_degraded_share,
             "hot_rows_bytes": self.hot_rows_bytes,
             "guard": self.guard,

@@ -19,8 +19,8 @@ from embertide.server.cli import (
     status,
 )
 from embertide.server.cli.chaos import command as chaos
+from embertide.server.cli.connection_options import add_connection_options
 from embertide.server.cli.demo import command as demo
-from embertide.server.cli.model_option import add_model_option
 from embertide.server.cli.processes import TRAINER
 
 app = typer.Typer(
@@ -73,7 +73,7 @@ app.command("doctor")(doctor.command)
 app.command("demo")(demo.command)
 app.command("chaos")(chaos.command)
 
-add_model_option(app)
+add_connection_options(app)
 
 
 def main() -> None:

@@ -16,8 +16,9 @@ from embertide.server.core.control import ControlOptions
 from embertide.server.core.demand import Clock
 from embertide.server.core.drift.options import DriftOptions, FreezeWindow, ModeName
 from embertide.server.core.errors import RefusedError
-from embertide.server.services.control_server import ControlServer, ListenError, ServerOptions
+from embertide.server.services.control_server import ControlServer, ServerOptions
 from embertide.server.services.heap import collect_seldom
+from embertide.server.services.listening import ListenError, listening_tls
 from embertide.server.services.planning import LIMIT_S
 from embertide.server.services.standby import Standby
 from embertide.server.services.tokens import TokensError, read_tokens
@@ -60,9 +61,27 @@ def command(
     tokens: Annotated[
         Path | None,
         typer.Option(
-            help="File of role:token lines (reader, operator, node); without it, open to all."
+            help="File of ROLE[@MODEL][/NAME]:TOKEN lines (reader, operator, node), read again "
+            "when it changes; without it and --tls, open to all."
         ),
     ] = None,
+    tls: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="EMBERTIDE_TLS",
+            help="Folder of tls.crt, tls.key and ca.crt, read again when they change: gRPC is TLS, "
+            "and callers show a certificate (docs/security.md).",
+        ),
+    ] = None,
+    plaintext: Annotated[
+        bool,
+        typer.Option(
+            "--plaintext",
+            envvar="EMBERTIDE_PLAINTEXT",
+            help="Listen without TLS where other machines can reach it: who listens on the network "
+            "reads tokens.",
+        ),
+    ] = False,
     example_tokens: Annotated[
         bool,
         typer.Option(
@@ -70,6 +89,13 @@ def command(
             help="Accept tokens of the repository's examples, which everybody can read.",
         ),
     ] = False,
+    health_listen: Annotated[
+        str | None,
+        typer.Option(
+            help="HOST:PORT of the health service alone, in plain text: for Kubernetes' probes, "
+            "which have no certificate."
+        ),
+    ] = None,
     bus: Annotated[
         str | None,
         typer.Option(help="Redis URL that versions come by: `status` then says what is committed."),
@@ -180,11 +206,13 @@ def command(
                     ),
                 ),
                 listen=listen,
-                tokens=read_tokens(tokens, examples=example_tokens) if tokens else None,
+                tokens=tokens,
+                example_tokens=example_tokens,
+                tls=tls,
+                plaintext=plaintext,
+                health_listen=health_listen,
                 audit=audit or directory / "audit.jsonl",
-                node_token=read_secret("--node-token-file", node_token_file)
-                if node_token_file
-                else None,
+                node_token_file=node_token_file,
                 bus=_check_url("--bus", bus) if bus else None,
                 planner_limit_s=planner_limit_s,
                 advertise=advertise,
@@ -194,20 +222,33 @@ def command(
                 if state
                 else stack.enter_context(_own_state(directory, state_port)).url
             )
+            if node_token_file is not None:
+                read_secret("--node-token-file", node_token_file)
+                if tokens is None and tls is None:
+                    raise ProcessError(
+                        "--node-token-file without --tokens or --tls: the nodes' token would go to "
+                        "whoever registers as a node; give one of them"
+                    )
+            if tokens is not None:
+                read_tokens(tokens, examples=example_tokens)
+            own_tls = listening_tls(listen, tls, plaintext=plaintext)
             stores = {name: RedisState(url, name) for name in models}
             for store in stores.values():
                 stack.callback(store.close)
             if standby:
-                with Standby(listen, stores[models[0]], advertise) as waiting:
+                with Standby(
+                    listen, stores[models[0]], advertise, own_tls, health_listen
+                ) as waiting:
                     typer.echo(f"standing by at {waiting.address}; Ctrl-C stops it")
                     waiting.wait()
             server = stack.enter_context(ControlServer(options, stores.pop(models[0]), stores))
         except (RefusedError, TokensError, ListenError, ValueError) as error:
             raise ProcessError(str(error)) from error
+        asked = " and ".join(filter(None, ("certificates" * bool(tls), "tokens" * bool(tokens))))
         typer.echo(
             f"control plane of model {', '.join(map(repr, models))} at {server.address}, "
             f"state at {urlparse(url).hostname}:{urlparse(url).port}, "
-            f"{'tokens asked for' if tokens else 'open to everybody'}; Ctrl-C stops it"
+            f"{f'{asked} asked for' if asked else 'open to everybody'}; Ctrl-C stops it"
         )
         server.wait()
         raise ProcessError("another control plane took over; this one has written nothing since")

@@ -2,6 +2,7 @@
 
 import contextlib
 import contextvars
+import dataclasses
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,13 +14,33 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from embertide.server.adapters.process import ProcessError
+from embertide.server.adapters.tls import TlsFolder, dial, of_this_machine
 from embertide.server.cli.refusals import print_json, read_secret
 from embertide.server.services.fleets import MODEL_KEY
 from embertide.v1 import control_pb2, control_pb2_grpc, plan_pb2
 
 DEFAULT_CONTROL = "127.0.0.1:7070"
-# The model that the command at work named (model_option.py); None: it named none.
-MODEL: contextvars.ContextVar[str | None] = contextvars.ContextVar("model", default=None)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Connection:
+    """How the command at work was told to reach a control plane (connection_options.py).
+
+    Attributes:
+        model: The model that it named; None: it named none.
+        tls: Folder of the caller's certificate; None: plain text.
+        plaintext: Whether that may be to another machine.
+    """
+
+    model: str | None = None
+    tls: Path | None = None
+    plaintext: bool = False
+
+
+_AS_USUAL = Connection()
+CONNECTION: contextvars.ContextVar[Connection] = contextvars.ContextVar(
+    "connection", default=_AS_USUAL
+)
 DEADLINE_S = 5.0
 _MESSAGE_BYTES_MAX = (16 << 20) + (64 << 10)
 
@@ -34,7 +55,7 @@ TokenFile = Annotated[
 
 _REMEDIES = {
     grpc.StatusCode.UNAVAILABLE: "start it with `embertide control`, or give --control HOST:PORT",
-    grpc.StatusCode.UNAUTHENTICATED: "give --token-file",
+    grpc.StatusCode.UNAUTHENTICATED: "give --token-file, or --tls with a certificate of a role",
     grpc.StatusCode.PERMISSION_DENIED: "use an operator's token",
 }
 
@@ -56,11 +77,18 @@ class CallError(ProcessError):
 class Caller:
     """Calls of one control plane, each with a deadline."""
 
-    def __init__(self, address: str, token: str | None, model: str | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        token: str | None,
+        model: str | None = None,
+        tls: TlsFolder | None = None,
+    ) -> None:
         """Connect when first called. The model is needed where the control plane has several."""
         self._address = address
-        self._channel = grpc.insecure_channel(
-            address, options=[("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX)]
+        self._tls = tls
+        self._channel = dial(
+            address, tls, [("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX)]
         )
         self._stub = control_pb2_grpc.ControlServiceStub(self._channel)
         named = {"authorization": f"Bearer {token}" if token else None, MODEL_KEY: model}
@@ -102,7 +130,9 @@ class Caller:
         except grpc.RpcError as error:
             details = error.details() or "no reason given"
             if error.code() is grpc.StatusCode.UNAVAILABLE and "Redis" not in details:
-                details = f"no control plane answers at {self._address}"
+                details = f"no control plane answers at {self._address}" + (
+                    f" by TLS: {details}" if self._tls is not None else ""
+                )
             raise CallError(error.code(), details) from error
 
     def plan(self, epoch: int = 0) -> plan_pb2.Plan:
@@ -124,14 +154,36 @@ def read_token(token_file: Path | None) -> str | None:
     return None if token_file is None else read_secret("--token-file", token_file)
 
 
-@contextlib.contextmanager
-def calling(address: str, token_file: Path | None) -> Iterator[Caller]:
-    """Connect to a control plane.
+def tls_towards(address: str, token_file: Path | None) -> TlsFolder | None:
+    """Return what to dial an address with, as the command at work was told to; None: plain text.
 
     Raises:
-        ProcessError: The token file cannot be read.
+        ProcessError: A certificate cannot be read, or a token would be sent in plain text to
+            another machine.
     """
-    caller = Caller(address, read_token(token_file), MODEL.get())
+    connection = CONNECTION.get()
+    if connection.tls is not None:
+        return TlsFolder(connection.tls)
+    if token_file is not None and not of_this_machine(address) and not connection.plaintext:
+        raise ProcessError(
+            f"the token would be sent in plain text to {address}: give --tls with a folder of "
+            "certificates, or --plaintext on a network that nobody else listens to"
+        )
+    return None
+
+
+@contextlib.contextmanager
+def calling(address: str, token_file: Path | None) -> Iterator[Caller]:
+    """Connect to a control plane, as the command at work was told to.
+
+    Raises:
+        ProcessError: The token file or a certificate cannot be read, or the token would be sent in
+            plain text to another machine.
+    """
+    connection = CONNECTION.get()
+    caller = Caller(
+        address, read_token(token_file), connection.model, tls_towards(address, token_file)
+    )
     try:
         yield caller
     finally:

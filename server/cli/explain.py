@@ -10,50 +10,34 @@ import typer
 
 from embertide import _store
 from embertide.server.adapters.process import ProcessError
+from embertide.server.adapters.tls import dial
 from embertide.server.cli.control_plane import (
     DEFAULT_CONTROL,
     Control,
     TokenFile,
     calling,
     read_token,
-    table_of,
+    tls_towards,
 )
 from embertide.server.cli.refusals import Json, print_json, refusals
 from embertide.server.cli.snapshot import Files
-from embertide.v1 import node_pb2, node_pb2_grpc, plan_pb2, update_pb2
+from embertide.server.core.plan.keys import bucket_of_key
+from embertide.v1 import control_pb2, node_pb2, node_pb2_grpc, plan_pb2, update_pb2
 
 _DEADLINE_S = 1.0
 
 
-def _bucket_of(key: int, bits: int) -> int:
-    return (_store.hash_key(key) >> (64 - bits)) if bits else 0
-
-
-def _owner(plan: plan_pb2.Plan, table: str, key: int) -> str:
-    """Return the address of the first owner of a key.
-
-    Raises:
-        ProcessError: No such table, or nobody owns the key.
-    """
-    planned = table_of(plan, table)
-    bucket = _bucket_of(key, planned.bucket_bits)
-    for each in plan.assignments:
-        past = bucket - each.bucket_begin
-        if each.table_id == planned.id and 0 <= past < each.bucket_count and each.owners:
-            return plan.topology.nodes[each.owners[0].node].address
-    raise ProcessError(f"bucket {bucket} of table {table} has no owner in plan {plan.epoch}")
-
-
 def _ask(
-    address: str, token: str | None, request: node_pb2.ExplainRequest
+    address: str, token_file: Path | None, request: node_pb2.ExplainRequest
 ) -> node_pb2.ExplainResponse:
     """Ask a node.
 
     Raises:
         ProcessError: It refused, or nobody answers.
     """
+    token = read_token(token_file)
     metadata = (("authorization", f"Bearer {token}"),) if token else ()
-    with grpc.insecure_channel(address) as channel:
+    with dial(address, tls_towards(address, token_file)) as channel:
         try:
             said: node_pb2.ExplainResponse = node_pb2_grpc.NodeServiceStub(channel).Explain(
                 request, timeout=_DEADLINE_S, metadata=metadata
@@ -67,23 +51,35 @@ def _ask(
     return said
 
 
-def _explained(address: str, token: str | None, request: node_pb2.ExplainRequest) -> dict[str, Any]:
+def _asked_at(
+    address: str, token_file: Path | None, request: node_pb2.ExplainRequest
+) -> dict[str, Any]:
     """Ask a node, and, if it does not hold the key's bucket, the peers that it would ask.
 
     Raises:
         ProcessError: It refused, or nobody holds the bucket and answers.
     """
-    asked, said = address, _ask(address, token, request)
+    asked, said = address, _ask(address, token_file, request)
     wrong = [f"{address} does not hold bucket {said.bucket}"]
+    if not said.held and token_file is not None:
+        # A token goes where its owner says, and not where a node says.
+        raise ProcessError(
+            f"{wrong[0]}; its peers {', '.join(said.peers) or '(none)'} may: leave out --node, so "
+            "that the control plane asks them"
+        )
     for peer in said.peers:
         if said.held:
             break
         try:
-            address, said = peer, _ask(peer, token, request)
+            address, said = peer, _ask(peer, None, request)
         except ProcessError as error:
             wrong.append(str(error))
     if not said.held:
         raise ProcessError("; ".join([*wrong, "no peer of it that answers does either"]))
+    return _facts(asked, address, said)
+
+
+def _facts(asked: str, address: str, said: node_pb2.ExplainResponse) -> dict[str, Any]:
     reason = update_pb2.TombstoneReason.Name(said.tombstone).rpartition("_")[2].lower()
     return {
         "asked": asked,
@@ -115,7 +111,7 @@ def _in_snapshot(path: Path, table: str, key: int) -> dict[str, Any]:
     files = Files(path)
     if table not in files.tables:
         raise ProcessError(f"no table {table!r} in {files.path}; it has {', '.join(files.tables)}")
-    layout, bucket = files.tables[table].layout, _bucket_of(key, files.tables[table].bucket_bits)
+    layout, bucket = files.tables[table].layout, bucket_of_key(key, files.tables[table].bucket_bits)
     records = files.records(table, bucket)
     live, payload_bytes = _store.find_record(layout, records, key) or (0, 0)
     return {
@@ -150,8 +146,8 @@ def command(
     node: Annotated[
         str | None,
         typer.Option(
-            help="HOST:PORT where peers reach a node; without it the control plane says who owns "
-            "the key."
+            help="HOST:PORT where peers reach a node, to ask it; without it the control plane asks "
+            "an owner of the key."
         ),
     ] = None,
     snapshot: Annotated[
@@ -167,9 +163,9 @@ def command(
 ) -> None:
     """Say where the row of a key lives: tier, device, live chunks, bytes, version, use.
 
-    A running node is asked (one that shares its model: only those listen to peers), and, where it
-    does not hold the bucket of the key, the peers that it would ask; or the files of a snapshot are
-    read. Nothing is counted as an access.
+    The control plane asks an owner of the key; or a node is asked (one that shares its model: only
+    those listen to peers), and, where it does not hold the bucket of the key, the peers that it
+    would ask; or the files of a snapshot are read. Nothing is counted as an access.
 
     Example: embertide explain item 4711 --node 127.0.0.1:9001
     """
@@ -181,11 +177,13 @@ def command(
                 raise ProcessError("--snapshot has one version and no node: leave those out")
             said = _in_snapshot(snapshot, table, key)
         else:
+            request = node_pb2.ExplainRequest(table=table, key=key % (1 << 64), version=version)
             if node is None:
                 with calling(control, token_file) as caller:
-                    node = _owner(caller.plan(), table, key)
-            request = node_pb2.ExplainRequest(table=table, key=key % (1 << 64), version=version)
-            said = _explained(node, read_token(token_file), request)
+                    row = caller.call("GetRow", control_pb2.GetRowRequest(row=request))
+                said = _facts(row.address, row.address, row.row)
+            else:
+                said = _asked_at(node, token_file, request)
         if as_json:
             print_json({"table": table, "key": key, **said})
         else:

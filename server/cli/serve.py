@@ -6,6 +6,7 @@ import secrets
 import time
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import quote, unquote, urlsplit
 
 import typer
 
@@ -40,6 +41,22 @@ def _admin_key(path: Path | None) -> str:
             "- and _, as `openssl rand -hex 32` makes it"
         )
     return key
+
+
+def _without_password(name: str, url: str | None, directory: Path) -> str | None:
+    """Put the password of a Redis URL in a file of ours: Triton shows its configuration to all."""
+    parts = urlsplit(url or "")
+    if url is None or not parts.password:
+        return url
+    path = (directory / f"{name}.password").absolute()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    path.touch(mode=0o600)
+    path.write_text(unquote(parts.password))
+    place = parts.netloc.rpartition("@")[2]
+    query = "&".join(filter(None, (parts.query, f"password_file={quote(str(path))}")))
+    user = f"{parts.username}@" if parts.username else ""
+    return parts._replace(netloc=user + place, query=query).geturl()
 
 
 def command(
@@ -137,10 +154,43 @@ def command(
     peer: Annotated[
         str | None, typer.Option(help="HOST:PORT where peers reach this node; it listens there.")
     ] = None,
+    health_listen: Annotated[
+        str | None,
+        typer.Option(
+            help="HOST:PORT of the health service alone, in plain text: for Kubernetes' probes, "
+            "which have no certificate."
+        ),
+    ] = None,
     group: Annotated[int, typer.Option(help="Lookups stay inside a group.", min=0)] = 0,
     token_file: Annotated[
         Path | None,
-        typer.Option(help="File with the token that peers and the control plane ask for."),
+        typer.Option(
+            help="File with the tokens, one a line, that peers and the control plane ask for: all "
+            "are accepted, the first is sent. Read again when it changes."
+        ),
+    ] = None,
+    tls: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="EMBERTIDE_TLS",
+            help="Folder of tls.crt, tls.key and ca.crt, read again when they change: peers and "
+            "the control plane are spoken to by TLS both ways (docs/security.md).",
+        ),
+    ] = None,
+    plaintext: Annotated[
+        bool,
+        typer.Option(
+            "--plaintext",
+            envvar="EMBERTIDE_PLAINTEXT",
+            help="Answer peers without TLS where other machines can reach it: who listens on the "
+            "network reads rows and tokens.",
+        ),
+    ] = False,
+    peer_listen: Annotated[
+        str | None,
+        typer.Option(
+            help="HOST:PORT to listen on for peers, if not --peer: 0.0.0.0:7200 is all addresses."
+        ),
     ] = None,
     max_degraded_share: Annotated[
         float | None,
@@ -236,7 +286,7 @@ def command(
             options = triton.ModelOptions(
                 snapshot=path if snapshot else None,
                 publication=None if snapshot else path,
-                bus=bus,
+                bus=_without_password("bus", bus, directory),
                 kind=chosen,
                 instances=instances,
                 threads=threads,
@@ -261,12 +311,16 @@ def command(
                 guard="on" if guard else None,
                 guard_timeout_ms=round(1000 * guard_timeout_s) if guard else None,
                 node=node,
-                state=state,
+                state=_without_password("state", state, directory),
                 control=control,
                 peer_address=peer,
                 group=group if state else None,
                 plan_file=directory / "plan.bin" if state else None,
                 token_file=token_file,
+                tls_folder=tls if state else None,
+                plaintext=plaintext and state is not None,
+                peer_listen=peer_listen if state else None,
+                health_listen=health_listen if state else None,
                 peer_timeout_ms=peer_timeout_ms if state else None,
                 join_step_bytes=join_step_mib * _MIB if state and join_step_mib else None,
                 join_rest=join_rest if state else None,

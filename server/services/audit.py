@@ -2,65 +2,106 @@
 
 import datetime
 import json
+import logging
+import logging.handlers
 import threading
 from pathlib import Path
+from typing import Any
 
 from google.protobuf.message import Message
+
+from embertide.server.services.identity import Identity
 
 MUTATIONS = frozenset(
     {"RegisterNode", "RemoveNode", "SetDriftSettings", "StartReshard", "SteerOperation"}
 )
 _IDS = ("request_id", "operation_id", "id")
-_SUBJECTS = ("drain_node", "undo_operation", "planner", "steering", "dry_run", "reason")
+_SUBJECTS = (
+    *("drain_node", "undo_operation", "planner", "add_group", "remove_group"),
+    *("steering", "dry_run", "reason"),
+)
+_BYTES_MAX = 32 << 20
+_FILES_KEPT = 8
+
+
+class _File(logging.handlers.RotatingFileHandler):
+    """A file of lines that is put aside when it is large; what cannot be written is an error."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        raise  # noqa: PLE0704: logging calls this where it has caught something
 
 
 class Audit:
-    """Appends to a file; a line is on its way to the disk before the caller hears anything."""
+    """Appends to a file; a line is on its way to the disk before the caller hears anything.
+
+    A file of 32 MiB is put aside as NAME.1, and so on; of those eight are kept.
+    """
 
     def __init__(self, path: Path | None) -> None:
         """Open the file; None: nothing is kept."""
         self._lock = threading.Lock()
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a") if path is not None else None
+        self._file = (
+            _File(path, maxBytes=_BYTES_MAX, backupCount=_FILES_KEPT, encoding="utf-8")
+            if path is not None
+            else None
+        )
 
     def write(
         self,
         *,
         rpc: str,
-        request: Message,
+        request: Message | None,
         call: str,
         peer: str,
-        role: str,
+        caller: Identity,
         outcome: str,
         message: str,
     ) -> None:
-        """Write who asked for what, under which ids, and what came of it."""
+        """Write who asked for what, under which ids, and what came of it.
+
+        `request` is None where the caller may not call at all: then it was not looked at.
+
+        Raises:
+            OSError: It cannot be written.
+        """
         if self._file is None or rpc not in MUTATIONS:
             return
-        given = {field.name: value for field, value in request.ListFields()}
-        node = given.get("node")
-        settings = given.get("settings")
+        given = {field.name: value for field, value in request.ListFields()} if request else {}
         line = {
             "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
             "rpc": rpc,
             "call": call,
-            "role": role,
+            "role": caller.role,
+            **({"name": caller.name} if caller.name else {}),
             "peer": peer,
             "ids": {name: given[name] for name in _IDS if name in given},
             **{name: given[name] for name in _SUBJECTS if name in given},
+            **_targets(given),
             "outcome": outcome,
             "message": message,
         }
-        if node is not None:
-            line["node"] = node if isinstance(node, str) else node.name
-        if settings is not None:
-            line["settings"] = {field.name: value for field, value in settings.ListFields()}
         with self._lock:
-            self._file.write(json.dumps(line) + "\n")
-            self._file.flush()
+            self._file.emit(logging.makeLogRecord({"msg": json.dumps(line)}))
 
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
             self._file.close()
+
+
+def _targets(given: dict[str, Any]) -> dict[str, Any]:
+    """Return whom a request is about: a node, settings, or what an explicit target names."""
+    found: dict[str, Any] = {}
+    if (node := given.get("node")) is not None:
+        found["node"] = node if isinstance(node, str) else node.name
+    if (settings := given.get("settings")) is not None:
+        found["settings"] = {field.name: value for field, value in settings.ListFields()}
+    if (target := given.get("target")) is not None:
+        found["target"] = {
+            "base_epoch": target.base_epoch,
+            "buckets": sum(each.bucket_count for each in target.assignments),
+            "tables": sorted({each.table_id for each in target.assignments}),
+        }
+    return found

@@ -23,8 +23,9 @@ from embertide.server.services.control_service import WATCHERS_MAX, ControlServi
 from embertide.server.services.driver import Driver
 from embertide.server.services.fleets import FleetOfModel, Fleets
 from embertide.server.services.gate import LARGE_BYTES_MAX, SERVICE, Gate
+from embertide.server.services.listening import LIMITS, health_alone, listen, listening_tls
 from embertide.server.services.planning import LIMIT_S, Planning
-from embertide.server.services.tokens import Guard
+from embertide.server.services.tokens import Guard, Tokens
 from embertide.v1 import control_pb2_grpc
 
 _WORKERS = 32  # beside the watchers and the streams of beats, each of which holds a thread
@@ -38,19 +39,19 @@ _FRAME_BYTES = 64 << 10
 _log = logging.getLogger(__name__)
 
 
-class ListenError(RuntimeError):
-    """The address cannot be listened on."""
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ServerOptions:
     """How to serve.
 
     Attributes:
         listen: HOST:PORT; port 0 takes a free one.
-        tokens: Role by token; None: open to everybody.
+        tokens: File of tokens; None: nobody is asked for one.
+        example_tokens: Whether tokens that everybody can read will do.
+        tls: Folder of certificates: gRPC is TLS, and callers show one; None: plain text.
+        plaintext: Whether that may be where others can listen in.
+        health_listen: HOST:PORT of the health service alone, in plain text; None: none.
         audit: File of the audit lines; None: none are kept.
-        node_token: What nodes ask of who calls them.
+        node_token_file: Of the token that nodes ask of who calls them.
         bus: Redis URL that versions come by; None: nobody knows what is committed.
         planner_limit_s: How long a planner may take; a call of StartReshard waits for 30 s.
         advertise: HOST:PORT that others are told; empty: where it listens.
@@ -58,9 +59,13 @@ class ServerOptions:
 
     control: ControlOptions
     listen: str = "127.0.0.1:7070"
-    tokens: dict[str, str] | None = None
+    tokens: Path | None = None
+    example_tokens: bool = False
+    tls: Path | None = None
+    plaintext: bool = False
+    health_listen: str | None = None
     audit: Path | None = None
-    node_token: str | None = None
+    node_token_file: Path | None = None
     bus: str | None = None
     planner_limit_s: float = LIMIT_S
     advertise: str = ""
@@ -90,12 +95,17 @@ class ControlServer:
 
         Raises:
             StateUnavailableError: The store cannot be reached.
-            ListenError: The address cannot be listened on.
+            ListenError: The address cannot be listened on, or not in plain text.
+            TokensError: The tokens file is wrong.
+            TlsError: The certificates are wrong.
         """
-        if options.tokens is None:
+        tls = listening_tls(options.listen, options.tls, plaintext=options.plaintext)
+        tokens = Tokens(options.tokens, examples=options.example_tokens) if options.tokens else None
+        guard = Guard(tokens, certificates=tls is not None)
+        if guard.open:
             _log.warning("no tokens file: everybody who reaches %s may do all", options.listen)
         self._audit = Audit(options.audit)
-        self.gate = Gate(Guard(options.tokens), self._audit)
+        self.gate = Gate(guard, self._audit)
         self._health = health.HealthServicer()
         self._server = grpc.server(
             futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="control"),
@@ -105,17 +115,11 @@ class ControlServer:
                 ("grpc.max_receive_message_length", LARGE_BYTES_MAX + _FRAME_BYTES),
                 ("grpc.max_send_message_length", LARGE_BYTES_MAX + _FRAME_BYTES),
                 ("grpc.so_reuseport", 0),
+                *LIMITS,
             ],
         )
-        try:
-            port = self._server.add_insecure_port(options.listen)
-        except RuntimeError as error:
-            raise ListenError(
-                f"cannot listen on {options.listen}: stop what listens there, or choose another "
-                "address"
-            ) from error
-        self.address = f"{options.listen.rpartition(':')[0]}:{port}"
-        self._nodes = Nodes(options.node_token)
+        self.address = listen(self._server, options.listen, tls)
+        self._nodes = Nodes(options.node_token_file, tls)
         self._buses: list[Bus] = []
         planning = Planning(options.planner_limit_s)
         holder = options.advertise or self.address
@@ -125,12 +129,15 @@ class ControlServer:
             self._buses += [bus] if bus is not None else []
             its_options = dataclasses.replace(options.control, model=model)
             driver = Driver(its_options, its_store, self._nodes, Clock(), planning, holder)
-            fleets[model] = FleetOfModel(ControlService(driver, bus), driver)
+            fleets[model] = FleetOfModel(ControlService(driver, self._nodes, bus), driver)
         self.drivers = [fleet.driver for fleet in fleets.values()]
         self.driver = self.drivers[0]
         every = cast(control_pb2_grpc.ControlServiceServicer, Fleets(fleets))
         control_pb2_grpc.add_ControlServiceServicer_to_server(every, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._probes = (
+            health_alone(self._health, options.health_listen) if options.health_listen else None
+        )
         reflection.enable_server_reflection(
             (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
         )
@@ -157,6 +164,8 @@ class ControlServer:
             driver.stop()
             driver.release()
         self._server.stop(None).wait()
+        if self._probes is not None:
+            self._probes.stop(None).wait()
         self._nodes.close()
         self._audit.close()
         counts = self.gate.refused + sum((d.counts for d in self.drivers), collections.Counter())

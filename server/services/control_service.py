@@ -9,9 +9,10 @@ import grpc
 
 from embertide.server.core.answers import check_id
 from embertide.server.core.errors import Code, RefusedError
+from embertide.server.core.plan.keys import owners_of_key
 from embertide.server.core.plan.validity import NODES_MAX
 from embertide.server.services.driver import Driver
-from embertide.v1 import control_pb2, control_pb2_grpc, update_pb2
+from embertide.v1 import control_pb2, control_pb2_grpc, node_pb2, update_pb2
 
 WATCHERS_MAX = 100
 _ANSWER_EVERY_S = 5.0
@@ -25,12 +26,20 @@ class CommitSource(Protocol):
         """Return it; None: there is none, or it cannot be known now."""
 
 
+class RowSource(Protocol):
+    """Asks a node where a row is."""
+
+    def explain(self, address: str, request: node_pb2.ExplainRequest) -> node_pb2.ExplainResponse:
+        """Return what the node says; a grpc.RpcError: it refused, or does not answer."""
+
+
 class ControlService(control_pb2_grpc.ControlServiceServicer):
     """Serves a driver."""
 
-    def __init__(self, driver: Driver, commits: CommitSource | None = None) -> None:
-        """Take the driver, and who knows what is committed, if anybody does."""
+    def __init__(self, driver: Driver, rows: RowSource, commits: CommitSource | None) -> None:
+        """Take the driver, who asks nodes, and who knows what is committed, if anybody does."""
         self._driver = driver
+        self._rows = rows
         self._commits = commits
         self._watchers = threading.BoundedSemaphore(WATCHERS_MAX)
         self._streams = threading.BoundedSemaphore(NODES_MAX)
@@ -86,6 +95,26 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
     ) -> control_pb2.GetFleetLoadResponse:
         """Say what was read in the last window."""
         return self._driver.call(lambda core, now_ms: core.fleet_load(request))
+
+    def GetRow(
+        self, request: control_pb2.GetRowRequest, context: grpc.ServicerContext
+    ) -> control_pb2.GetRowResponse:
+        """Ask the owners of a key where its row is."""
+        plan = self._driver.plan(0)
+        wrong = []
+        for owner in owners_of_key(plan, request.row.table, request.row.key):
+            node = plan.topology.nodes[owner.node]
+            try:
+                said = self._rows.explain(node.address, request.row)
+            except grpc.RpcError as error:
+                if error.code() is grpc.StatusCode.OUT_OF_RANGE:
+                    raise RefusedError(Code.OUT_OF_RANGE, error.details() or "") from error
+                wrong.append(f"{node.name}: {error.code().name}: {error.details()}")
+                continue
+            if said.held:
+                return control_pb2.GetRowResponse(node=node.name, address=node.address, row=said)
+            wrong.append(f"{node.name} does not hold bucket {said.bucket} now")
+        raise RefusedError(Code.UNAVAILABLE, "no owner says where the row is: " + "; ".join(wrong))
 
     def RemoveNode(
         self, request: control_pb2.RemoveNodeRequest, context: grpc.ServicerContext

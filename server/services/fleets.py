@@ -13,6 +13,8 @@ import grpc
 from embertide.server.core.errors import Code, RefusedError, invalid
 from embertide.server.services.control_service import ControlService
 from embertide.server.services.driver import Driver
+from embertide.server.services.identity import CALLER
+from embertide.server.services.tokens import check_model, check_node
 from embertide.v1 import control_pb2
 
 MODEL_KEY = "embertide-model"
@@ -37,12 +39,14 @@ class Fleets:
         """Return the service of the model that a call names.
 
         Raises:
-            RefusedError: It names none, and there are several, or there is no such model.
+            RefusedError: It names none, and there are several, or there is no such model, or the
+                caller is of another one.
         """
         found = [value for key, value in context.invocation_metadata() if key == MODEL_KEY]
         names = sorted(self._fleets)
         if not found:
             if len(names) == 1:
+                check_model(CALLER.get(), names[0])
                 return self._first.service
             raise invalid(f"no model is named, and this control plane has {names}; give --model")
         model = found[0].decode(errors="replace") if isinstance(found[0], bytes) else found[0]
@@ -51,14 +55,18 @@ class Fleets:
                 Code.NOT_FOUND,
                 f"no such model: {model[:80]!r}; this control plane has {names}, give --model",
             )
+        check_model(CALLER.get(), model)
         return self._fleets[model].service
 
     def of_registration(self, request: control_pb2.RegisterNodeRequest) -> ControlService:
         """Return the service of a node's model.
 
         Raises:
-            RefusedError: There are several, and none is of this model.
+            RefusedError: There are several, and none is of this model; or the caller may not
+                speak for this node.
         """
+        check_node(CALLER.get(), request.node.name)
+        check_model(CALLER.get(), request.model)
         if request.model in self._fleets:
             return self._fleets[request.model].service
         if len(self._fleets) == 1:
@@ -70,13 +78,21 @@ class Fleets:
         )
 
     def of_beat(self, beat: control_pb2.HeartbeatRequest) -> ControlService:
-        """Return the service of a node that beats; whoever knows only its name refuses it."""
+        """Return the service of a node that beats; whoever knows only its name refuses it.
+
+        Raises:
+            RefusedError: The caller may not speak for it.
+        """
+        check_node(CALLER.get(), beat.node)
         if len(self._fleets) == 1:
+            check_model(CALLER.get(), next(iter(self._fleets)))
             return self._first.service
         known = {model: each.driver.incarnation(beat.node) for model, each in self._fleets.items()}
         same = [model for model, incarnation in known.items() if incarnation == beat.incarnation]
         named = [model for model, incarnation in known.items() if incarnation is not None]
-        return self._fleets[(*same, *named, *self._fleets)[0]].service
+        model = (*same, *named, *self._fleets)[0]
+        check_model(CALLER.get(), model)
+        return self._fleets[model].service
 
     def RegisterNode(
         self, request: control_pb2.RegisterNodeRequest, context: grpc.ServicerContext
@@ -96,7 +112,18 @@ class Fleets:
         """Take the beats of a node, whose first one says which it is."""
         for first in requests:
             service = self.of_beat(first.beat)
-            yield from service.StreamBeats(itertools.chain((first,), requests), context)
+            others = _of_one_node(first.beat.node, requests)
+            yield from service.StreamBeats(itertools.chain((first,), others), context)
+
+
+def _of_one_node(
+    node: str, requests: Iterator[control_pb2.StreamBeatsRequest]
+) -> Iterator[control_pb2.StreamBeatsRequest]:
+    """Yield the beats of a stream, which are all of the node that its first one was of."""
+    for request in requests:
+        if request.beat.node != node:
+            raise invalid(f"a beat of {request.beat.node[:80]!r} in a stream of {node[:80]!r}")
+        yield request
 
 
 def _routed(rpc: str) -> Callable[[Fleets, Any, grpc.ServicerContext], Any]:

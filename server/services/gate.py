@@ -1,4 +1,4 @@
-"""The gate before every RPC of the service: limits, deadline, token, audit, and error mapping.
+"""The gate before every RPC of the service: who calls, limits, audit, and error mapping.
 
 Each call has an id, the caller's `x-request-id` or one made here, which goes back to the caller and
 into the audit log. Handlers raise RefusedError; here alone it becomes a gRPC status.
@@ -13,16 +13,19 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import grpc
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from embertide.server.core.errors import RefusedError, invalid
 from embertide.server.services.audit import Audit
-from embertide.server.services.tokens import Guard
+from embertide.server.services.identity import CALLER, Identity
+from embertide.server.services.rates import Rates
+from embertide.server.services.tokens import Guard, check
 
 SERVICE = "embertide.v1.ControlService"
 AUTH_KEY = "embertide-auth"
 LARGE_BYTES_MAX = 16 << 20
 _BYTES_MAX = 4 << 20
+_READERS_BYTES_MAX = 64 << 10  # what looks is small
 _WATCH_S_MAX = 24 * 3600 + 900  # a day, and by how much gRPC rounds one up on its way
 _STREAM_S_MAX = 3600 + 900
 _CALL_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -47,11 +50,10 @@ def _check_deadline(rpc: str, context: grpc.ServicerContext) -> None:
         raise invalid(f"deadline is {remaining_s:.0f} s away; stream beats for an hour at most")
 
 
-def _check_limits(rpc: str, request: Message, context: grpc.ServicerContext) -> None:
-    _check_deadline(rpc, context)
-    size = request.ByteSize()
-    if rpc != "StartReshard" and size > _BYTES_MAX:
-        raise invalid(f"{rpc}Request is {size} bytes; at most {_BYTES_MAX}")
+def _check_size(rpc: str, caller: Identity, size: int) -> None:
+    limit = _READERS_BYTES_MAX if caller.role == "reader" else _BYTES_MAX
+    if rpc != "StartReshard" and size > limit:
+        raise invalid(f"{rpc}Request is {size} bytes; at most {limit}")
 
 
 class Gate(grpc.ServerInterceptor):
@@ -62,6 +64,7 @@ class Gate(grpc.ServerInterceptor):
         self.refused: collections.Counter[str] = collections.Counter()
         self._guard = guard
         self._audit = audit
+        self._rates = Rates()
         self._lock = threading.Lock()
 
     def intercept_service(
@@ -74,34 +77,37 @@ class Gate(grpc.ServerInterceptor):
         service, _, rpc = handler_call_details.method.lstrip("/").partition("/")
         if handler is None or service != SERVICE:
             return handler
+        parse = cast(Callable[[bytes], Message], handler.request_deserializer)
         if handler.request_streaming:
             return grpc.stream_stream_rpc_method_handler(
                 self._streams(rpc, cast(Callable[..., Iterator[Message]], handler.stream_stream)),
-                request_deserializer=handler.request_deserializer,
+                request_deserializer=parse,
                 response_serializer=handler.response_serializer,
             )
+        # A message is parsed once its sender is known and may call.
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(
-                self._stream(rpc, cast(Callable[..., Iterator[Message]], handler.unary_stream)),
-                request_deserializer=handler.request_deserializer,
+                self._stream(
+                    rpc, parse, cast(Callable[..., Iterator[Message]], handler.unary_stream)
+                ),
                 response_serializer=handler.response_serializer,
             )
         return grpc.unary_unary_rpc_method_handler(
-            self._unary(rpc, cast(Callable[..., Message], handler.unary_unary)),
-            request_deserializer=handler.request_deserializer,
+            self._unary(rpc, parse, cast(Callable[..., Message], handler.unary_unary)),
             response_serializer=handler.response_serializer,
         )
 
     def _unary(
-        self, rpc: str, behaviour: Callable[..., Message]
-    ) -> Callable[[Message, grpc.ServicerContext], Message]:
-        def run(request: Message, context: grpc.ServicerContext) -> Message:
-            call, role = _call_id(context), "none"
+        self, rpc: str, parse: Callable[[bytes], Message], behaviour: Callable[..., Message]
+    ) -> Callable[[bytes, grpc.ServicerContext], Message]:
+        def run(sent: bytes, context: grpc.ServicerContext) -> Message:
+            call = _call_id(context)
+            caller: Identity | None = None
+            request: Message | None = None
             outcome, message = "OK", ""
             try:
-                role = self._know(context, call)
-                self._guard.check(role, rpc)
-                _check_limits(rpc, request, context)
+                caller = self._know(context, call)
+                request = self._admit(rpc, caller, sent, parse, context)
                 return behaviour(request, context)
             except RefusedError as error:
                 outcome, message = error.code.value, error.message
@@ -109,27 +115,31 @@ class Gate(grpc.ServerInterceptor):
                 outcome, message = "INTERNAL", "the control plane failed; its log says how"
                 _log.exception("%s (call %s)", rpc, call)
             finally:
-                self._audit.write(
-                    rpc=rpc,
-                    request=request,
-                    call=call,
-                    peer=context.peer(),
-                    role=role,
-                    outcome=outcome,
-                    message=message,
-                )
+                # Of who is not known nothing is kept but a count: he could fill the disk.
+                if caller is not None:
+                    self._audit.write(
+                        rpc=rpc,
+                        request=request,
+                        call=call,
+                        peer=context.peer(),
+                        caller=caller,
+                        outcome=outcome,
+                        message=message,
+                    )
             raise self._refuse(rpc, context, outcome, message)
 
         return run
 
     def _stream(
-        self, rpc: str, behaviour: Callable[..., Iterator[Message]]
-    ) -> Callable[[Message, grpc.ServicerContext], Iterator[Message]]:
-        def run(request: Message, context: grpc.ServicerContext) -> Iterator[Message]:
+        self,
+        rpc: str,
+        parse: Callable[[bytes], Message],
+        behaviour: Callable[..., Iterator[Message]],
+    ) -> Callable[[bytes, grpc.ServicerContext], Iterator[Message]]:
+        def run(sent: bytes, context: grpc.ServicerContext) -> Iterator[Message]:
             try:
-                self._guard.check(self._know(context, _call_id(context)), rpc)
-                _check_limits(rpc, request, context)
-                yield from behaviour(request, context)
+                caller = self._know(context, _call_id(context))
+                yield from behaviour(self._admit(rpc, caller, sent, parse, context), context)
             except RefusedError as error:
                 raise self._refuse(rpc, context, error.code.value, error.message) from None
 
@@ -140,7 +150,9 @@ class Gate(grpc.ServerInterceptor):
     ) -> Callable[[Iterator[Message], grpc.ServicerContext], Iterator[Message]]:
         def run(requests: Iterator[Message], context: grpc.ServicerContext) -> Iterator[Message]:
             try:
-                self._guard.check(self._know(context, _call_id(context)), rpc)
+                caller = self._know(context, _call_id(context))
+                check(caller, rpc)
+                self._rates.take(caller)
                 _check_deadline(rpc, context)
                 yield from behaviour(requests, context)
             except RefusedError as error:
@@ -148,12 +160,34 @@ class Gate(grpc.ServerInterceptor):
 
         return run
 
-    def _know(self, context: grpc.ServicerContext, call: str) -> str:
-        """Tell the caller what its call is named, and return its role."""
+    def _admit(
+        self,
+        rpc: str,
+        caller: Identity,
+        sent: bytes,
+        parse: Callable[[bytes], Message],
+        context: grpc.ServicerContext,
+    ) -> Message:
+        """Return the message of a caller that may send it."""
+        check(caller, rpc)
+        self._rates.take(caller)
+        _check_deadline(rpc, context)
+        _check_size(rpc, caller, len(sent))
+        try:
+            return parse(sent)
+        except DecodeError as error:
+            raise invalid(f"the message is no {rpc}Request") from error
+
+    def _know(self, context: grpc.ServicerContext, call: str) -> Identity:
+        """Tell the caller what its call is named, and return who it is."""
         context.send_initial_metadata(
-            (("x-request-id", call), (AUTH_KEY, "open" if self._guard.open else "tokens"))
+            (("x-request-id", call), (AUTH_KEY, "open" if self._guard.open else "closed"))
         )
-        return self._guard.role(cast(Any, context.invocation_metadata()))
+        caller = self._guard.identify(
+            cast(Any, context.invocation_metadata()), cast(Any, context.auth_context())
+        )
+        CALLER.set(caller)
+        return caller
 
     def _refuse(
         self, rpc: str, context: grpc.ServicerContext, outcome: str, message: str

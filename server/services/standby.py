@@ -13,9 +13,11 @@ from typing import Any, Self
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from embertide.server.adapters.tls import TlsFolder
 from embertide.server.core.errors import StateUnavailableError
 from embertide.server.core.state import StateStore
 from embertide.server.services.gate import SERVICE
+from embertide.server.services.listening import LIMITS, health_alone, listen
 
 _TRY_S = 0.25
 _THREADS = 8
@@ -50,20 +52,26 @@ class Standby:
         address: HOST:PORT that it listens on.
     """
 
-    def __init__(self, listen: str, store: StateStore, advertise: str = "") -> None:
+    def __init__(
+        self,
+        address: str,
+        store: StateStore,
+        advertise: str = "",
+        tls: TlsFolder | None = None,
+        health_listen: str | None = None,
+    ) -> None:
         """Listen at an address; `advertise` is where others reach it, if that is another.
 
         Raises:
-            RuntimeError: The address cannot be listened on.
+            ListenError: The address cannot be listened on.
         """
         self._store = store
         self._redirect = _Redirect()
         self._server = grpc.server(
             futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="standby"),
-            options=[("grpc.so_reuseport", 0)],
+            options=[("grpc.so_reuseport", 0), *LIMITS],
         )
-        port = self._server.add_insecure_port(listen)
-        self.address = f"{listen.rpartition(':')[0]}:{port}"
+        self.address = listen(self._server, address, tls)
         self._holder = advertise or self.address
         servicer = health.HealthServicer()
         for name in ("", SERVICE):
@@ -71,6 +79,7 @@ class Standby:
         health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)
         self._server.add_generic_rpc_handlers((self._redirect,))
         self._server.start()
+        self._probes = health_alone(servicer, health_listen) if health_listen else None
 
     def wait(self, stopping: threading.Event | None = None) -> bool:
         """Wait until nobody leads, and take the lease; False: `stopping` was set before."""
@@ -95,6 +104,8 @@ class Standby:
     def stop(self) -> None:
         """Free the address."""
         self._server.stop(None).wait()
+        if self._probes is not None:
+            self._probes.stop(None).wait()
 
     def __enter__(self) -> Self:
         """Return it, listening."""

@@ -1,24 +1,36 @@
-"""Bearer tokens and the roles that they carry."""
+"""Who may do what: bearer tokens, certificates, and the roles that they carry."""
 
 import hmac
-from collections.abc import Mapping, Sequence
+import logging
+import re
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from embertide.server.core.errors import Code, RefusedError
+from embertide.server.services.identity import ROLES, WORD, Identity, of_certificate
 
-ROLES = ("reader", "operator", "node")
 EXAMPLE = "REPLACE-ME"
 """What the tokens of the repository's examples begin with: everybody can read those."""
 _READS = ("Get", "List", "Watch")
 _NODES_CALLS = ("RegisterNode", "Heartbeat", "StreamBeats")
+_LINE = re.compile(
+    rf"(?P<role>{'|'.join(ROLES)})(?:@(?P<model>{WORD}))?(?:/(?P<name>{WORD}))?:(?P<token>\S+)"
+)
+_LOOK_S = 1.0
+_log = logging.getLogger(__name__)
 
 
 class TokensError(ValueError):
     """A tokens file is wrong; the message names the line, and no token."""
 
 
-def read_tokens(path: Path, *, examples: bool = False) -> dict[str, str]:
-    """Read lines of `role:token` as role by token; blank ones and those with # are left out.
+def read_tokens(path: Path, *, examples: bool = False) -> dict[str, Identity]:
+    """Read lines of `ROLE[@MODEL][/NAME]:TOKEN` as identity by token.
+
+    Blank ones and those with # are left out. A role may have several tokens: while one is replaced,
+    both stand there.
 
     Args:
         path: The file.
@@ -31,78 +43,156 @@ def read_tokens(path: Path, *, examples: bool = False) -> dict[str, str]:
         lines = path.read_text().splitlines()
     except OSError as error:
         raise TokensError(f"tokens file {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise TokensError(f"tokens file {path} is no text") from error
     tokens = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
             continue
-        role, _, token = line.strip().partition(":")
-        if role not in ROLES or not token:
+        found = _LINE.fullmatch(line.strip())
+        if found is None:
             raise TokensError(
-                f"tokens file {path}, line {number}: write reader:TOKEN, operator:TOKEN or "
-                "node:TOKEN"
+                f"tokens file {path}, line {number}: write ROLE[@MODEL][/NAME]:TOKEN, the role one "
+                f"of {', '.join(ROLES)}"
             )
-        if token.startswith(EXAMPLE) and not examples:
+        if found["token"].startswith(EXAMPLE) and not examples:
             raise TokensError(
                 f"tokens file {path}, line {number}: this is the token of an example, which "
                 "everybody can read: put the output of `openssl rand -hex 32` in its place, or "
                 "give --example-tokens on a cluster that nobody else reaches"
             )
-        tokens[token] = role
+        tokens[found["token"]] = Identity(found["role"], found["model"] or "", found["name"] or "")
     if not tokens:
         raise TokensError(f"tokens file {path} holds no token; nobody could do anything")
     return tokens
 
 
-class Guard:
-    """Says whether a caller may do something. Without tokens everybody may do everything."""
+class Tokens:
+    """The tokens of a file, read again when it changes. Thread-safe.
 
-    def __init__(self, tokens: Mapping[str, str] | None) -> None:
-        """Take role by token; None: the service is open."""
+    Attributes:
+        refused: Times that a changed file was found wrong, and what was read before was kept.
+    """
+
+    def __init__(self, path: Path, *, examples: bool = False) -> None:
+        """Read the file.
+
+        Raises:
+            TokensError: It is wrong.
+        """
+        self.refused = 0
+        self._path = path
+        self._examples = examples
+        self._lock = threading.Lock()
+        self._known = read_tokens(path, examples=examples)
+        self._looked_s = time.monotonic()
+
+    def known(self) -> Mapping[str, Identity]:
+        """Return identity by token, as of a second ago at most."""
+        with self._lock:
+            if time.monotonic() - self._looked_s >= _LOOK_S:
+                self._looked_s = time.monotonic()
+                try:
+                    self._known = read_tokens(self._path, examples=self._examples)
+                except TokensError as error:
+                    self.refused += 1
+                    _log.warning("%s; the tokens before stay", error)
+            return self._known
+
+
+class Guard:
+    """Says who a caller is. Without tokens and TLS everybody may do everything."""
+
+    def __init__(self, tokens: Tokens | None, *, certificates: bool) -> None:
+        """Take the tokens, if there are any, and whether callers show certificates."""
         self._tokens = tokens
+        self._certificates = certificates
 
     @property
     def open(self) -> bool:
-        """Whether nobody is asked for a token."""
-        return self._tokens is None
+        """Whether nobody is asked who he is."""
+        return self._tokens is None and not self._certificates
 
-    def role(self, metadata: Sequence[tuple[str, str | bytes]]) -> str:
-        """Return the role of a caller.
+    def identify(
+        self,
+        metadata: Sequence[tuple[str, str | bytes]],
+        connection: Mapping[str, Iterable[bytes]],
+    ) -> Identity:
+        """Return who calls: whose token it is, or else whom the certificate names.
 
         Raises:
-            RefusedError: There is no token, or nobody knows it.
+            RefusedError: Nobody that is known here.
         """
-        if self._tokens is None:
-            return "open"
+        if self.open:
+            return Identity("open")
         given = next((value for key, value in metadata if key == "authorization"), None)
-        if given is None:
+        if given is None or self._tokens is None:
+            found = of_certificate(connection)
+            if found is not None:
+                return found
             raise RefusedError(
-                Code.UNAUTHENTICATED, "no token: send metadata `authorization: Bearer TOKEN`"
+                Code.UNAUTHENTICATED,
+                "no token: send metadata `authorization: Bearer TOKEN`"
+                if self._tokens is not None
+                else "the certificate says no role: its one URI must be spiffe://DOMAIN/role/ROLE",
             )
         text = given.decode(errors="replace") if isinstance(given, bytes) else given
         scheme, _, token = text.partition(" ")
-        found = [
-            role
-            for known, role in self._tokens.items()
+        owners = [
+            identity
+            for known, identity in self._tokens.known().items()
             if hmac.compare_digest(known.encode(), token.encode())
         ]
-        if scheme != "Bearer" or not found:
+        if scheme != "Bearer" or not owners:
             raise RefusedError(Code.UNAUTHENTICATED, "the token is not known here")
-        return found[0]
+        return owners[0]
 
-    @staticmethod
-    def check(role: str, rpc: str) -> None:
-        """Prove that a role may call an RPC.
 
-        Raises:
-            RefusedError: It may not.
-        """
-        if role == "node" and rpc not in _NODES_CALLS:
-            raise RefusedError(
-                Code.PERMISSION_DENIED,
-                f"a node's token calls {', '.join(_NODES_CALLS)} alone; {rpc} needs "
-                f"role {'reader or ' * rpc.startswith(_READS)}operator",
-            )
-        if role == "reader" and not rpc.startswith(_READS):
-            raise RefusedError(
-                Code.PERMISSION_DENIED, f"{rpc} needs role operator; the token's is {role}"
-            )
+def check(caller: Identity, rpc: str) -> None:
+    """Prove that a caller may call an RPC.
+
+    Raises:
+        RefusedError: It may not.
+    """
+    if caller.role in ("open", "operator"):
+        return
+    reads = rpc.startswith(_READS)
+    if caller.role == "node":
+        if rpc in _NODES_CALLS:
+            return
+        raise RefusedError(
+            Code.PERMISSION_DENIED,
+            f"a node calls {', '.join(_NODES_CALLS)} alone; {rpc} needs "
+            f"role {'reader or ' * reads}operator",
+        )
+    if caller.role != "reader" or not reads:
+        needs = "node or operator" if rpc in _NODES_CALLS else "reader or " * reads + "operator"
+        raise RefusedError(
+            Code.PERMISSION_DENIED, f"{rpc} needs role {needs}; the caller's is {caller.role}"
+        )
+
+
+def check_model(caller: Identity, model: str) -> None:
+    """Prove that a caller may do something with a model.
+
+    Raises:
+        RefusedError: It is of another one.
+    """
+    if caller.model not in ("", model):
+        raise RefusedError(
+            Code.PERMISSION_DENIED,
+            f"the caller is of model {caller.model!r} alone; this is {model[:80]!r}",
+        )
+
+
+def check_node(caller: Identity, name: str) -> None:
+    """Prove that a caller may speak for a node.
+
+    Raises:
+        RefusedError: It is another node.
+    """
+    if caller.role == "node" and caller.name not in ("", name):
+        raise RefusedError(
+            Code.PERMISSION_DENIED,
+            f"the caller is node {caller.name!r}, and cannot speak for {name[:80]!r}",
+        )

@@ -18,7 +18,8 @@ from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.server.adapters.state import RedisState
 from embertide.server.core.control import Control, ControlOptions
 from embertide.server.core.plan.layout import layout_of
-from embertide.server.services.control_server import ControlServer, ListenError, ServerOptions
+from embertide.server.services.control_server import ControlServer, ServerOptions
+from embertide.server.services.listening import ListenError
 from embertide.v1 import control_pb2, plan_pb2, update_pb2
 
 SUCCEEDED = control_pb2.OPERATION_STATE_SUCCEEDED
@@ -205,7 +206,8 @@ def test_ids_and_pages(bench: Bench) -> None:
 
 def test_tokens_roles_and_the_audit_log(bench: Bench, tmp_path: Path) -> None:
     audit = tmp_path / "audit.jsonl"
-    tokens = {"may-look": "reader", "may-act": "operator", "may-serve": "node"}
+    tokens = tmp_path / "tokens"
+    tokens.write_text("reader:may-look\noperator/alice:may-act\nnode:may-serve\n")
     control = bench.control(expect=1, tokens=tokens, audit=audit)
     bench.node("node-0", control.address, token="may-serve")
     nobody, reader, operator = (
@@ -222,10 +224,13 @@ def test_tokens_roles_and_the_audit_log(bench: Bench, tmp_path: Path) -> None:
     operator.call("StartReshard", start)
     lines = [json.loads(line) for line in audit.read_text().splitlines()]
     assert lines[0]["rpc"] == "RegisterNode"
+    assert nobody.refused("StartReshard", start)[0] == "UNAUTHENTICATED"
+    assert len(audit.read_text().splitlines()) == len(lines)  # nobody fills the disk
     assert lines[0]["node"] == "node-0"
     denied, done = lines[-2:]
     assert (denied["outcome"], denied["role"]) == ("PERMISSION_DENIED", "reader")
     assert (done["outcome"], done["role"], done["reason"]) == ("OK", "operator", "why not")
+    assert (done["name"], "name" in denied) == ("alice", False)
     assert done["ids"] == {"operation_id": "r1"}
     assert "may-" not in audit.read_text()
     assert control.gate.refused["StartReshard PERMISSION_DENIED"] == 1

@@ -312,6 +312,7 @@ def references(resources: list[Resource]) -> list[str]:
     for name, binding in of_kind(resources, "RoleBinding").items():
         wanted.append((name, binding["roleRef"]["kind"], binding["roleRef"]["name"]))
     there = {(each["kind"], each["metadata"]["name"]) for each in resources}
+    there |= {("Secret", name) for name in certificates()}
     return bad + [
         f"{who}: no {kind} {name}" for who, kind, name in wanted if (kind, name) not in there
     ]
@@ -323,6 +324,8 @@ def addresses(resources: list[Resource]) -> list[str]:
     bad = []
     for work in workloads(resources):
         for word in (w for c in work.containers() for w in command(c)):
+            if word.startswith(("--peer-listen", "--health-listen", "--listen")):
+                continue
             match = re.search(r"(?:redis://|=)(?:([\w$()-]+)\.)?([a-z][a-z-]*):(\d+)$", word)
             if not match:
                 continue
@@ -477,7 +480,7 @@ def fleet(resources: list[Resource]) -> list[str]:
     spec = node.resource["spec"]
     pause = node.pod["containers"][0].get("lifecycle", {}).get("preStop", {}).get("sleep", {})
     grace = node.pod.get("terminationGracePeriodSeconds", 30)
-    secret = {name.rsplit("-", 1)[0]: v["data"] for name, v in of_kind(resources, "Secret").items()}
+    secret = {name: each["data"] for name, each in of_kind(resources, "Secret").items()}
     truths = {
         "the first plan waits for all nodes": option(asks, "--expect-nodes")
         == str(spec["replicas"]),
@@ -495,6 +498,46 @@ def fleet(resources: list[Resource]) -> list[str]:
         ),
     }
     return [f"not true: {what}" for what, holds in truths.items() if not holds]
+
+
+def certificates() -> dict[str, Resource]:
+    """What the component asks cert-manager for, by the secret that it makes."""
+    text = (K8S / "components" / "cert-manager" / "certificates.yaml").read_text()
+    return {each["spec"]["secretName"]: each["spec"] for each in read(text)}
+
+
+def tls(resources: list[Resource]) -> list[str]:
+    """Who speaks gRPC has a certificate of his role and names, or leave to do without."""
+    bad = []
+    by_name = {each.name: each for each in workloads(resources)}
+    node = by_name["embertide-node"]
+    replicas = range(node.resource["spec"]["replicas"])
+    dialled = {
+        "control": [str(option(command(node.pod["containers"][0]), "--control")).split(":")[0]],
+        "node": [f"{node.name}-{n}.{node.resource['spec']['serviceName']}" for n in replicas],
+    }
+    for role, names in dialled.items():
+        work = by_name[f"embertide-{role}"]
+        container = work.pod["containers"][0]
+        given = {each["name"]: each.get("value") for each in container["env"]}
+        mounts = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+        secrets = {
+            each["name"]: each["secret"]["secretName"]
+            for each in work.pod["volumes"]
+            if "secret" in each
+        }
+        folder = given.get("EMBERTIDE_TLS")
+        if folder is None:
+            if given.get("EMBERTIDE_PLAINTEXT") != "1":
+                bad.append(f"{work.name} has neither certificates nor leave to do without")
+            continue
+        made = certificates().get(secrets.get(mounts.get(folder, ""), ""), {})
+        if made.get("uris") != [f"spiffe://embertide/role/{role}"]:
+            bad.append(f"{work.name}: the certificate in {folder} is not of role {role}")
+        missing = set(names) - set(made.get("dnsNames", []))
+        if missing:
+            bad.append(f"{work.name} is dialled as {sorted(missing)}: its certificate says no such")
+    return bad
 
 
 def processes(resources: list[Resource]) -> list[str]:
@@ -559,7 +602,7 @@ def flags(resources: list[Resource]) -> list[str]:
 
 CHECKS: list[Check] = [
     selectors, ports, probes, budgets, images, references, addresses, jobs, ranks, security, fleet,
-    flags, processes,
+    flags, processes, tls,
 ]  # fmt: skip
 
 
@@ -580,7 +623,7 @@ def test_every_resource_is_valid(folder: str, training: str) -> None:
 def test_the_control_plane_reads_the_example_tokens() -> None:
     path = K8S / "base" / "secrets" / "tokens.example"
     roles = read_tokens(path, examples=True)
-    assert sorted(roles.values()) == ["node", "operator", "reader"]
+    assert sorted(each.role for each in roles.values()) == ["node", "operator", "reader"]
     with pytest.raises(TokensError, match=r"line 3: this is the token of an example.*openssl rand"):
         read_tokens(path)
     assert all(token.startswith(EXAMPLE) for token in roles)
@@ -655,7 +698,7 @@ BROKEN: list[tuple[Check, str, Callable[[list[Resource]], None]]] = [
     (ports, "renamed", edit(*NODE, *FIRST, "ports", 3, "name", to="shard")),
     (ports, "twice", edit(*NODE, *FIRST, "ports", 3, "name", to="http")),
     (probes, "name", edit(*NODE, *FIRST, "startupProbe", "httpGet", "port", to="htp")),
-    (probes, "number", edit(*CONTROL, *FIRST, "readinessProbe", "grpc", "port", to=7101)),
+    (probes, "number", edit(*CONTROL, *FIRST, "readinessProbe", "grpc", "port", to=7102)),
     (probes, "none", edit(*STATE, *FIRST, "readinessProbe", to=None)),
     (budgets, "order", edit(*NODE, *FIRST, "resources", "requests", "memory", to="4Gi")),
     (budgets, "no limit", edit(*CONTROL, *FIRST, "resources", "limits", "cpu", to=None)),
@@ -756,6 +799,10 @@ BROKEN: list[tuple[Check, str, Callable[[list[Resource]], None]]] = [
     (flags, "serve", say(*NODE, "--ddr-gib", "1")),
     (flags, "train", say(*JOB, "--publish-every", "1")),
     (flags, "program", edit(*CONTROL, *FIRST, "command", 0, to="embertided")),
+    (tls, "nothing", edit(*NODE, *FIRST, "env", 1, "name", to="EMBERTIDE_PLAINTEXT")),
+    (tls, "whose", edit(*CONTROL, *FIRST, "env", 1, "value", to="/etc/embertide")),
+    (tls, "named", edit(*NODE, "spec", "replicas", to=9)),
+    (tls, "dialled", say(*NODE, "--control", "control.example:7100")),
     (processes, "deaf", edit(*NODE, *POD, "initContainers", 0, "command", 2, to="sleep 60")),
     (processes, "no folder", edit(*STATE, *FIRST, "command", to=["redis-server"])),
     (processes, "folder", edit(*STATE, *FIRST, "command", 2, to="/tmp")),

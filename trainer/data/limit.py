@@ -10,6 +10,7 @@ import redis
 
 from embertide.trainer.data.base import Batch, DerivedSource, EventSource
 from embertide.trainer.errors import TrainerError
+from embertide.trainer.redis_url import client_of
 
 _POLL_S = 0.003
 # A scorer that stands still this long is gone.
@@ -88,7 +89,7 @@ class ScoredMark:
         Raises:
             TrainerError: Redis cannot be reached.
         """
-        self._redis = redis.Redis.from_url(url, socket_timeout=5.0, socket_connect_timeout=2.0)
+        self._redis = client_of(url, socket_timeout=5.0, socket_connect_timeout=2.0)
         self._key = scored_key(model)
         self.tell(0)
 
@@ -109,7 +110,7 @@ class ScoredGate:
 
     def __init__(self, url: str, model: str) -> None:
         """Name the Redis and the model."""
-        self._redis = redis.Redis.from_url(url, socket_timeout=5.0)
+        self._redis = client_of(url, socket_timeout=5.0)
         self._key = scored_key(model)
         self._scored = 0
 

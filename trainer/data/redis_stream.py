@@ -40,6 +40,7 @@ from embertide.trainer.data.base import (
 )
 from embertide.trainer.data.rows import Cutter, check_bounds
 from embertide.trainer.errors import ConfigurationError, DataError, TrainerError
+from embertide.trainer.redis_url import client_of
 
 SCHEMES = ("redis://", "rediss://", "unix://")
 STREAM = "e:{events}:log"
@@ -478,7 +479,7 @@ class EventSender:
 def _connect(config: StreamConfig) -> "redis.Redis":
     """Opens a client that asks once: what was asked twice might be done twice."""
     try:
-        client = redis.Redis.from_url(
+        client = client_of(
             config.url,
             socket_timeout=config.quiet_s + 5.0,
             socket_connect_timeout=2.0,

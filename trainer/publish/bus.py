@@ -19,6 +19,7 @@ from redis.retry import Retry
 
 from embertide.trainer.errors import TrainerError
 from embertide.trainer.publish.folder import PARTITIONS, VersionId
+from embertide.trainer.redis_url import client_of
 from embertide.trainer.sync.channel import ALONE, Channel
 from embertide.v1 import update_pb2
 
@@ -418,7 +419,7 @@ def connect(url: str) -> Any:
         BusError: It cannot be reached.
     """
     try:
-        client = redis.Redis.from_url(
+        client = client_of(
             url,
             socket_timeout=5.0,
             socket_connect_timeout=2.0,

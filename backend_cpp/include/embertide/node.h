@@ -64,10 +64,17 @@ struct NodeOptions {
   std::string state;         // Redis URL of the state store, where plans are; empty: a node alone
   std::string control;       // host:port of the control plane; empty: it does not register
   std::string peer_address;  // REQUIRED with state: host:port where peers reach this node
-  std::string peer_listen;   // host:port to listen at, if another; empty: 0.0.0.0, the same port
+  std::string peer_listen;   // host:port to listen at, if another; empty: peer_address
+  // host:port of the health service alone, in plain text, for probes; empty: at peer_listen alone
+  std::string health_listen;
   uint32_t group = 0;
   std::string plan_file;  // the last plan is kept here, for when `state` is away; empty: nowhere
-  std::string token;      // peers and the control plane ask for it; empty: none
+  // Tokens, one a line, that peers and the control plane ask for: all are accepted, the first is
+  // sent. Empty: none. New ones need no restart, nor do new certificates.
+  std::string token_file;
+  std::string tls_folder;  // tls.crt, tls.key and ca.crt; empty: gRPC is plain text
+  bool plaintext =
+      false;  // without a tls_folder: even where others than this machine can listen in
   // A key that no owner answers reads as the default row. A request with more of them than this
   // share of its keys fails.
   double max_degraded_share = 0;

@@ -1,0 +1,91 @@
+"""An authority for tests: signs certificates and lays them out as cert-manager does."""
+
+import datetime
+import ipaddress
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+_NAMES = ("tls.crt", "tls.key", "ca.crt")
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+class Authority:
+    """Signs certificates for localhost and 127.0.0.1."""
+
+    def __init__(self, name: str = "authority") -> None:
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = _name(name)
+        self._certificate = (
+            self._builder(self._name, self._key, datetime.timedelta(days=1))
+            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+            .sign(self._key, hashes.SHA256())
+        )
+
+    def _builder(
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, valid: datetime.timedelta
+    ) -> x509.CertificateBuilder:
+        now = datetime.datetime.now(datetime.UTC)
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(hours=2))
+            .not_valid_after(now + valid)
+        )
+
+    def issue(
+        self,
+        folder: Path,
+        role: str = "",
+        *,
+        uri: str = "",
+        hosts: tuple[str, ...] = ("localhost", "127.0.0.1"),
+        valid: datetime.timedelta = datetime.timedelta(hours=1),
+    ) -> Path:
+        """Write a certificate for `role` ("node/model/news"), or `uri`; return the folder."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        names: list[x509.GeneralName] = []
+        for host in hosts:
+            try:
+                names.append(x509.IPAddress(ipaddress.ip_address(host)))
+            except ValueError:
+                names.append(x509.DNSName(host))
+        if role or uri:
+            names.append(x509.UniformResourceIdentifier(uri or f"spiffe://test/role/{role}"))
+        certificate = (
+            self._builder(_name("end"), key, valid)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+        encoding = serialization.Encoding.PEM
+        contents = (
+            certificate.public_bytes(encoding),
+            key.private_bytes(
+                encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            ),
+            self._certificate.public_bytes(encoding),
+        )
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in zip(_NAMES, contents, strict=True):
+            new = folder / f"{name}.new"
+            new.write_bytes(content)
+            new.rename(folder / name)
+        return folder
+
+    def trust(self, folder: Path, *others: "Authority") -> None:
+        """Have a folder trust other authorities beside this one."""
+        encoding = serialization.Encoding.PEM
+        new = folder / "ca.crt.new"
+        new.write_bytes(
+            b"".join(each._certificate.public_bytes(encoding) for each in (self, *others))
+        )
+        new.rename(folder / "ca.crt")
