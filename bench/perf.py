@@ -141,7 +141,13 @@ def run(load: Load) -> Measured:
 
 
 def compare_throughput(
-    case: str, ours: Sequence[Measured], peer: Sequence[Measured], *, peer_name: str, target: float
+    case: str,
+    ours: Sequence[Measured],
+    peer: Sequence[Measured],
+    *,
+    peer_name: str,
+    target: float,
+    claim: str = "",
 ) -> Row:
     """Return the row of requests per second of two interleaved series."""
     return compare(
@@ -151,11 +157,18 @@ def compare_throughput(
         peer_name=peer_name,
         better="higher",
         target=target,
+        claim=claim,
     )
 
 
 def compare_p99(
-    case: str, ours: Sequence[Measured], peer: Sequence[Measured], *, peer_name: str, target: float
+    case: str,
+    ours: Sequence[Measured],
+    peer: Sequence[Measured],
+    *,
+    peer_name: str,
+    target: float,
+    claim: str = "",
 ) -> Row:
     """Return the row of p99 latencies of two interleaved series."""
     return compare(
@@ -165,4 +178,5 @@ def compare_p99(
         peer_name=peer_name,
         better="lower",
         target=target,
+        claim=claim,
     )

@@ -1,8 +1,9 @@
 """Lookups with half of the keys on another node, against all of them local: `make bench-remote`.
 
-One tritonserver with four models over the same rows: two hold all, and one of them counts what it
-reads; two hold half of the buckets, with an embertide_node each beside it for the rest, and one of
-them keeps copies of rows that are read often. Requests as in `bench.serve`, batch 64, two clients.
+One tritonserver with five models over the same rows: two hold all, and one of them counts what it
+reads; three hold half of the buckets, with an embertide_node each beside it for the rest: one keeps
+copies of rows that are read often, and one asks its peer by TLS. Requests as in `bench.serve`,
+batch 64, two clients.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import redis
 from rich.console import Console
 
 from bench import keys, models, perf, report
+from bench.authority import Authority
 from bench.nodes import make_plan, publication_of
 from bench.servers import BUILD, ROOT, BenchError, await_peer
 from bench.shapes import Shape
@@ -28,6 +30,7 @@ _BATCH = 64
 _WINDOW_MS = 500
 _FOLDER = BUILD / "bench" / "remote"
 _LEAST_RATE, _MOST_P99 = 0.5, 2.0  # half remote / all local
+_LEAST_BY_TLS, _MOST_P99_BY_TLS = 0.9, 1.15  # TLS / plain text
 _LEAST_COUNTED = 0.99  # a node that shares a model counts its reads; one alone does not
 _SHAPE = Shape(name="criteo", rows=200_000)
 _SAID = {
@@ -35,6 +38,7 @@ _SAID = {
     "counted": "all keys local, reads counted",
     "none": "half remote, no copies",
     "copies": "half remote, copies of hot rows",
+    "tls": "half remote, no copies, by TLS",
 }
 
 
@@ -46,6 +50,7 @@ def _share(
     *,
     nodes: int,
     hot_rows_bytes: int | None = None,
+    tls: Path | None = None,
 ) -> tuple[triton.ModelOptions, list[str]]:
     """Return the model of the first of so many nodes that share it, and the others' addresses."""
     folder = _FOLDER / name
@@ -62,6 +67,7 @@ def _share(
     for n, address in enumerate(addresses[1:], 1):
         words = ["--publication", publication, "--state", state.url, "--node", f"node-{n}"]
         words += ["--peer-address", address, "--ddr-bytes", local.ddr_budget_bytes]
+        words += ["--tls", tls] if tls else []
         stack.enter_context(Child([str(binary), *map(str, words)], log=folder / "peer.log"))
     options = dataclasses.replace(
         local,
@@ -72,6 +78,7 @@ def _share(
         node="node-0",
         max_degraded_share=0,
         hot_rows_bytes=hot_rows_bytes,
+        tls_folder=tls,
     )
     return options, addresses[1:]
 
@@ -88,12 +95,18 @@ def _measure(stack: contextlib.ExitStack, repetitions: int) -> list[report.Row]:
         devices=1,
     )
     repository = _FOLDER / "models"
-    served, peers = {"local": local}, list[str]()
-    for name, nodes, hot_rows_bytes in (("counted", 1, 0), ("none", 2, 0), ("copies", 2, None)):
+    served, peers = {"local": local}, list[tuple[str, Path | None]]()
+    tls = Authority().issue(_FOLDER / "certificates", "node")
+    for name, nodes, hot_rows_bytes, by in (
+        ("counted", 1, 0, None),
+        ("none", 2, 0, None),
+        ("copies", 2, None, None),
+        ("tls", 2, 0, tls),
+    ):
         served[name], found = _share(
-            stack, files, name, local, nodes=nodes, hot_rows_bytes=hot_rows_bytes
+            stack, files, name, local, nodes=nodes, hot_rows_bytes=hot_rows_bytes, tls=by
         )
-        peers += found
+        peers += [(each, by) for each in found]
     for name, options in served.items():
         triton.write_model(repository, name, options)
     server = stack.enter_context(
@@ -110,8 +123,8 @@ def _measure(stack: contextlib.ExitStack, repetitions: int) -> list[report.Row]:
             )
         )
     )
-    for peer in peers:
-        await_peer(peer)
+    for address, by in peers:
+        await_peer(address, by)
     data = _FOLDER / "requests.json"
     data.write_text(json.dumps(keys.requests(_SHAPE, batch=_BATCH, count=64, dense=False)))
     measured: dict[str, list[perf.Measured]] = {name: [] for name in served}
@@ -132,10 +145,14 @@ def _measure(stack: contextlib.ExitStack, repetitions: int) -> list[report.Row]:
         ("copies", "local", _LEAST_RATE, _MOST_P99),
         ("none", "local", _LEAST_RATE, _MOST_P99),
         ("copies", "none", 0.0, 0.0),
+        ("tls", "none", _LEAST_BY_TLS, _MOST_P99_BY_TLS),
     ):
+        claim = "21.2" if ours == "tls" else ""
         said = (f"{case}, {_SAID[ours]}", measured[ours], measured[peer])
-        rows.append(perf.compare_throughput(*said, peer_name=_SAID[peer], target=least))
-        rows.append(perf.compare_p99(*said, peer_name=_SAID[peer], target=most))
+        rows.append(
+            perf.compare_throughput(*said, peer_name=_SAID[peer], target=least, claim=claim)
+        )
+        rows.append(perf.compare_p99(*said, peer_name=_SAID[peer], target=most, claim=claim))
     return rows
 
 

@@ -22,6 +22,7 @@ from bench.models import Files
 from bench.shapes import Shape
 from embertide.server.adapters import triton
 from embertide.server.adapters.process import free_ports
+from embertide.server.adapters.tls import TlsFolder, dial
 from embertide.v1 import node_pb2, node_pb2_grpc
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -253,14 +254,18 @@ class BenchServer:
 # --- fleets ---------------------------------------------------------------------------------------
 
 
-def await_peer(address: str) -> None:
+def await_peer(address: str, tls: Path | None = None) -> None:
     """Wait until the node whose peers reach it at `address` has found one of them.
+
+    Args:
+        address: HOST:PORT.
+        tls: Folder of a node's certificate, if it is asked by TLS.
 
     Raises:
         BenchError: It does not.
     """
     deadline = time.monotonic() + _START_S
-    with grpc.insecure_channel(address) as channel:
+    with dial(address, TlsFolder(tls) if tls else None) as channel:
         stub = node_pb2_grpc.NodeServiceStub(channel)
         while True:
             with contextlib.suppress(grpc.RpcError):

@@ -13,11 +13,11 @@ from typing import Any
 
 import grpc
 import pytest
-from authority import Authority
 from closed import TOKENS, ClosedFleet
 from fleet import CONFIG
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from bench.authority import Authority
 from embertide.server.adapters.redis_url import client_of
 from embertide.server.adapters.tls import TlsFolder
 from embertide.server.services.identity import ROLES

@@ -7,11 +7,11 @@ from typing import Any, Self
 from urllib.parse import quote
 
 import grpc
-from authority import Authority
 from fleet import BINARY, CONFIG, ROOT, Model
 from serving import wait_until
 from tls_redis import TlsRedis
 
+from bench.authority import Authority
 from embertide.server.adapters.process import Child, free_ports
 from embertide.server.adapters.tls import TlsFolder, dial
 from embertide.server.cli.control_plane import Caller, CallError

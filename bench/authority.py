@@ -1,4 +1,4 @@
-"""An authority for tests: signs certificates and lays them out as cert-manager does."""
+"""An authority for tests and benchmarks: signs certificates, laid out as cert-manager does."""
 
 import datetime
 import ipaddress
@@ -20,6 +20,7 @@ class Authority:
     """Signs certificates for localhost and 127.0.0.1."""
 
     def __init__(self, name: str = "authority") -> None:
+        """Make its key and certificate, which are valid for a day."""
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = _name(name)
         self._certificate = (
