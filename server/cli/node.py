@@ -135,4 +135,4 @@ def remove(
         if as_json:
             print_json({"removed": node})
         else:
-            typer.echo(f"{node} is forgotten; its name is free")
+            typer.echo(f"{node} is forgotten; its name is free, or will be in a minute if it lives")

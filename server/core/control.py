@@ -239,7 +239,7 @@ class Control:
                 Code.FAILED_PRECONDITION,
                 f"plan {self.epoch} gives buckets to node {request.node!r}; drain it first",
             )
-        self.fleet.remove(request.node)
+        self.fleet.remove(request.node, now_ms)
         self.loads.forget(request.node)
         self.demand.forget(request.node)
         self.fit.forget(request.node)

@@ -19,6 +19,9 @@ BEAT_MS_A_NODE = 1
 # Nodes look for a control plane that is away every 0.6 s at the latest (control_link.cc). But on
 # Kubernetes a new pod is found only once its Service lists it, which took 8 s on a real node.
 FOUND_AGAIN_MS = 15_000
+# A node that is removed while it lives is on its way out, as a pod is that was scaled away: what it
+# says until it has ended makes it no member again.
+GOING_MS = 60_000
 
 
 @dataclasses.dataclass(slots=True)
@@ -93,6 +96,7 @@ class Fleet:
         self.model = model
         self.heartbeat_ms = heartbeat_ms
         self._members: dict[str, Member] = {}
+        self._going: dict[str, int] = {}  # until when a name that was removed stays away
 
     def __iter__(self) -> Iterator[Member]:
         """Yield the members by name."""
@@ -159,6 +163,13 @@ class Fleet:
             RefusedError: It cannot be of this fleet.
         """
         node = request.node
+        self._going = {name: until for name, until in self._going.items() if until > now_ms}
+        if node.name in self._going:
+            raise RefusedError(
+                Code.UNAVAILABLE,
+                f"node {node.name!r} was removed while it lived: its name is free in "
+                f"{(self._going[node.name] - now_ms + 999) // 1000} s; try again",
+            )
         known = self._members.get(node.name)
         address = known.registration.node.address if known else node.address
         if address != node.address and self.alive(node.name, now_ms):
@@ -225,8 +236,10 @@ class Fleet:
             member.beat = request
             member.heard_ms = now_ms
 
-    def remove(self, name: str) -> None:
-        """Forget a member."""
+    def remove(self, name: str, now_ms: int) -> None:
+        """Forget a member; one that lives is not taken in again for GOING_MS."""
+        if self.alive(name, now_ms):
+            self._going[name] = now_ms + GOING_MS
         del self._members[name]
 
     def state(

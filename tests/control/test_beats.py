@@ -95,7 +95,7 @@ def test_the_interval_grows_with_the_fleet() -> None:
     assert fleet.alive("node-0", BEATS_MISSED * 1000)
     # Until a node has heard of a shorter interval it beats at the longer one.
     for index in range(1, 1000):
-        fleet.remove(f"node-{index}")
+        fleet.remove(f"node-{index}", 0)
     fleet.tell_interval("node-0")
     assert not fleet.alive("node-0", BEATS_MISSED * 200 + 1)
 

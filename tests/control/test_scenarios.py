@@ -108,7 +108,7 @@ class Script:
         request = control_pb2.RemoveNodeRequest(request_id=id, node=name)
         self.fleet.core.remove(request, self.fleet.now_ms)
         self.fleet.settle()
-        del self.fleet.nodes[name]
+        self.fleet.nodes.pop(name, None)  # one that did but register has none
         return []
 
     def do_load(self, name: str, *, each: str = "", **buckets: str) -> list[str]:
