@@ -277,6 +277,10 @@ class ServerOptions:
     models: Sequence[str] = ()  # with explicit: loaded at the start
     admin_key: str | None = None  # asked for by the APIs for operators; None: they are open
     start_timeout_s: float = 120.0
+    exit_timeout_s: int = 3  # for requests in flight, once it is told to end
+    # Connections of gRPC are ended so long after they were made, when no call is at work, so that
+    # clients find nodes that have come and leave those that are ending; None: never.
+    grpc_connection_age_ms: int | None = None
     extra: Sequence[str] = ()  # further arguments of tritonserver
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -340,6 +344,12 @@ class TritonServer(Stopped):
             f"--grpc-port={options.grpc_port}",
             f"--metrics-port={options.metrics_port}",
             "--disable-auto-complete-config",
+            f"--exit-timeout-secs={options.exit_timeout_s}",
+            *(
+                [f"--grpc-max-connection-age={options.grpc_connection_age_ms}"]
+                if options.grpc_connection_age_ms is not None
+                else []
+            ),
             *(["--model-control-mode=explicit"] if options.explicit else []),
             *(f"--load-model={model}" for model in options.models),
             *_restrictions(options.admin_key),

@@ -16,6 +16,8 @@ from embertide.server.cli.refusals import DEFAULT_BACKENDS, Backends, read_secre
 
 _MIB = 1 << 20
 _POLL_S = 0.5
+# Less than the time that a pod answers on once it is ending (k8s/base/node.yaml, preStop).
+_CONNECTION_AGE_MS = 10_000
 _KEY = re.compile(r"[A-Za-z0-9_-]{16,256}")
 
 
@@ -345,6 +347,7 @@ def command(
             models=(name,) if admin_key_file is not None else (),
             admin_key=_admin_key(admin_key_file),
             start_timeout_s=start_timeout_s,
+            grpc_connection_age_ms=_CONNECTION_AGE_MS,
         )
         typer.echo(f"starting {node} over {path}", err=True)
         server = stack.enter_context(triton.TritonServer(server_options))

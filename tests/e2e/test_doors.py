@@ -4,17 +4,16 @@ Each API is called as it is meant to be, so that a refusal is the door's.
 """
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from serving import MODULES, wait_until
+from served import Addresses, answer, serving
+from serving import MODULES
 from tritonclient.utils import InferenceServerException
 
-from embertide.server.adapters import process, triton
+from embertide.server.adapters import triton
 
 KEY = "k" * 40
 HEADERS = {"http": triton.ADMIN_HEADER, "grpc": triton.GRPC_ADMIN_HEADER}
@@ -55,24 +54,6 @@ SAID = {
 }
 
 
-Addresses = dict[str, str]  # by protocol
-
-
-@contextlib.contextmanager
-def serving(snapshot: Path, directory: Path, backends: Path, *more: str) -> Iterator[Addresses]:
-    """Run `embertide serve` until the block ends; gives its addresses."""
-    http, grpc, metrics = process.free_ports(3)
-    command = [sys.executable, "-m", "embertide.server.cli", "serve", str(snapshot)]
-    command += ["--kind", "lookup", "--name", "lookup", "--directory", str(directory)]
-    command += ["--http-port", str(http), "--grpc-port", str(grpc), "--metrics-port", str(metrics)]
-    command += ["--backends", str(backends), *more]
-    addresses = {"http": f"127.0.0.1:{http}", "grpc": f"127.0.0.1:{grpc}"}
-    with process.Child(command, log=directory / "serve.log") as child:
-        wait_until(lambda: "is ready" in child.log_text() or not child.alive(), 60)
-        assert child.alive(), child.log_text()
-        yield addresses
-
-
 @pytest.fixture(scope="module")
 def closed(
     snapshot: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory, backends: Path
@@ -97,13 +78,6 @@ def keyed(
 def client(protocol: str, addresses: Addresses) -> Iterator[Any]:
     with MODULES[protocol].InferenceServerClient(addresses[protocol]) as raw:
         yield raw
-
-
-def answer(raw: Any, protocol: str) -> float:
-    module = MODULES[protocol]
-    tensor = module.InferInput("KEYS", [1, 4], "INT64")
-    tensor.set_data_from_numpy(np.array([[0, 1, 7, 100]], np.int64))
-    return float(raw.infer("lookup", [tensor]).as_numpy("VERSION")[0, 0])
 
 
 @pytest.mark.parametrize("protocol", MODULES)

@@ -30,7 +30,7 @@ SCHEMA = "1.36"
 PUBLIC_IMAGES = {"redis"}
 LAUNCH = "embertide.trainer.sync.launch"
 # Triton's own wait for requests in flight when it is told to end.
-TRITON_EXIT_S = 30
+TRITON_EXIT_S = 3
 
 NAME = "app.kubernetes.io/name"
 JOBSET = "jobset.sigs.k8s.io/jobset-name"
@@ -794,7 +794,7 @@ BROKEN: list[tuple[Check, str, Callable[[list[Resource]], None]]] = [
     (fleet, "model", say(*CONTROL, "--model", "ads")),
     (fleet, "state", say(*NODE, "--state", "redis://embertide-bus:6379")),
     (fleet, "name", say(*NODE, "--node", "node-0")),
-    (fleet, "grace", edit(*NODE, *POD, "terminationGracePeriodSeconds", to=40)),
+    (fleet, "grace", edit(*NODE, *POD, "terminationGracePeriodSeconds", to=18)),
     (fleet, "no pause", edit(*NODE, *FIRST, "lifecycle", "preStop", to={})),
     (flags, "serve", say(*NODE, "--ddr-gib", "1")),
     (flags, "train", say(*JOB, "--publish-every", "1")),
