@@ -14,6 +14,8 @@
 //   replies of Redis; its URL                           | redis_fuzz.cc, redis_url_fuzz.cc
 //   plans, from the state store or a file               | plan_fuzz.cc
 //   requests of peers and tools; answers of peers       | lookup_fuzz.cc, answer_fuzz.cc
+//   URIs of certificates, tokens                        | identity_fuzz.cc
+//   connections to a node's ports, by bytes             | frames_fuzz.cc
 //   tensors of a Triton request                         | request_fuzz.cc
 //   config.pbtxt, as Triton's JSON                      | model_config_fuzz.cc
 //
