@@ -1,0 +1,243 @@
+"""What operators may make on a cluster: the expressions of policy.yaml, evaluated here."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import celpy
+import kubernetes_validate
+import pytest
+import yaml
+from celpy.adapter import json_to_cel
+
+K8S = Path(__file__).resolve().parent.parent.parent / "k8s"
+GROUP = "embertide-operators"
+Json = dict[str, Any]
+
+RESOURCES = list(yaml.safe_load_all((K8S / "base" / "policy.yaml").read_text()))
+POLICIES = {
+    each["metadata"]["name"].removeprefix("embertide-operators-"): each["spec"]
+    for each in RESOURCES
+    if each["kind"] == "ValidatingAdmissionPolicy"
+}
+_CEL = celpy.Environment()
+
+
+def evaluate(expression: str, given: dict[str, Any]) -> Any:
+    return _CEL.program(_CEL.compile(expression)).evaluate(given)
+
+
+def meant(spec: Json, request: Json) -> bool:
+    """Whether a policy is for this request."""
+    rules = spec["matchConstraints"]["resourceRules"]
+    asked = request["resource"]
+    if not any(
+        asked["group"] in rule["apiGroups"]
+        and asked["resource"] in rule["resources"]
+        and request["operation"] in rule["operations"]
+        for rule in rules
+    ):
+        return False
+    given = {"request": json_to_cel(request)}
+    return all(evaluate(each["expression"], given) for each in spec["matchConditions"])
+
+
+def complaints(
+    resource: str,
+    *,
+    operation: str = "CREATE",
+    name: str = "train-news",
+    new: Json | None = None,
+    old: Json | None = None,
+    groups: tuple[str, ...] = (GROUP,),
+) -> list[str]:
+    """What all policies say of a request."""
+    group, _, kind = resource.rpartition("/")
+    request = {
+        "operation": operation,
+        "name": name,
+        "resource": {"group": group, "resource": kind},
+        "userInfo": {"groups": list(groups)},
+    }
+    found: list[str] = []
+    for spec in POLICIES.values():
+        if not meant(spec, request):
+            continue
+        given = {
+            "request": json_to_cel(request),
+            "object": json_to_cel(new),
+            "oldObject": json_to_cel(old),
+        }
+        variables: dict[Any, Any] = {}
+        for each in spec.get("variables", []):
+            given["variables"] = celpy.celtypes.MapType(variables)
+            variables[celpy.celtypes.StringType(each["name"])] = evaluate(each["expression"], given)
+        given["variables"] = celpy.celtypes.MapType(variables)
+        found += [
+            each["message"]
+            for each in spec["validations"]
+            if not evaluate(each["expression"], given)
+        ]
+    return found
+
+
+def of(path: str, kind: str, name: str = "") -> Json:
+    found: Json = next(
+        each
+        for each in yaml.safe_load_all((K8S / path).read_text())
+        if each["kind"] == kind and name in ("", each["metadata"]["name"])
+    )
+    return found
+
+
+JOB = of("train-news.yaml", "Job")
+JOBSET = of("train-news-jobset.yaml", "JobSet")
+TRAINING = [("batch/jobs", JOB), ("jobset.x-k8s.io/jobsets", JOBSET)]
+
+
+def pod_of(job: Json) -> Json:
+    template = job["spec"]["replicatedJobs"][0]["template"] if job["kind"] == "JobSet" else job
+    pod: Json = template["spec"]["template"]["spec"]
+    return pod
+
+
+def secret_volume(pod: Json) -> None:
+    pod["volumes"].append({"name": "x", "secret": {"secretName": "embertide-tokens"}})
+
+
+def projected_volume(pod: Json) -> None:
+    sources = [{"secret": {"name": "embertide-tokens"}}]
+    pod["volumes"].append({"name": "x", "projected": {"sources": sources}})
+
+
+def host_volume(pod: Json) -> None:
+    pod["volumes"].append({"name": "x", "hostPath": {"path": "/"}})
+
+
+def volume_of_the_state(pod: Json) -> None:
+    claim = {"claimName": "data-embertide-state-0"}
+    pod["volumes"].append({"name": "x", "persistentVolumeClaim": claim})
+
+
+def variable_of_a_secret(pod: Json) -> None:
+    value = {"secretKeyRef": {"name": "embertide-tokens", "key": "tokens"}}
+    pod["containers"][0]["env"] = [{"name": "X", "valueFrom": value}]
+
+
+def variables_of_a_secret(pod: Json) -> None:
+    pod["containers"][0]["envFrom"] = [{"secretRef": {"name": "embertide-tokens"}}]
+
+
+def variable_before_it_starts(pod: Json) -> None:
+    pod["initContainers"] = [{"name": "x", "envFrom": [{"secretRef": {"name": "y"}}]}]
+
+
+def another_account(pod: Json) -> None:
+    pod["serviceAccountName"] = "embertide-control"
+
+
+def a_token_for_the_api(pod: Json) -> None:
+    pod["automountServiceAccountToken"] = True
+
+
+def the_usual_account(pod: Json) -> None:
+    del pod["serviceAccountName"]
+
+
+@pytest.mark.parametrize(
+    ("resource", "job"), [("batch/jobs", JOB), ("jobset.x-k8s.io/jobsets", JOBSET)]
+)
+def test_training_is_admitted(resource: str, job: Json) -> None:
+    assert complaints(resource, new=job) == []
+
+
+@pytest.mark.parametrize(
+    ("resource", "job"), [("batch/jobs", JOB), ("jobset.x-k8s.io/jobsets", JOBSET)]
+)
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(secret_volume, projected_volume, host_volume, volume_of_the_state),
+        *(variable_of_a_secret, variables_of_a_secret, variable_before_it_starts),
+        *(another_account, a_token_for_the_api, the_usual_account),
+    ],
+    ids=lambda change: change.__name__,
+)
+def test_a_job_cannot_reach_what_its_maker_may_not(
+    resource: str, job: Json, change: Callable[[Json], None]
+) -> None:
+    changed = copy.deepcopy(job)
+    change(pod_of(changed))
+    assert len(complaints(resource, new=changed)) == 1
+    assert complaints(resource, new=changed, groups=("administrators",)) == []
+
+
+def test_a_rollout_may_be_restarted_and_scaled_and_nothing_else() -> None:
+    old = of("base/node.yaml", "StatefulSet")
+    restarted, scaled, changed = copy.deepcopy(old), copy.deepcopy(old), copy.deepcopy(old)
+    restarted["spec"]["template"]["metadata"]["annotations"][
+        "kubectl.kubernetes.io/restartedAt"
+    ] = "now"
+    scaled["spec"]["replicas"] = 3
+    changed["spec"]["template"]["spec"]["containers"][0]["image"] = "mine"
+    said = [
+        complaints("apps/statefulsets", operation="UPDATE", new=new, old=old)
+        for new in (restarted, scaled, changed)
+    ]
+    assert [len(each) for each in said] == [0, 0, 1]
+
+
+def test_services_of_the_fleet_are_not_the_operators() -> None:
+    own, fleets = of("train-news.yaml", "Service"), of("base/node.yaml", "Service", "embertide")
+    assert complaints("/services", new=own) == []
+    assert complaints("/services", operation="DELETE", name="train-news", old=own) == []
+    for operation in ("CREATE", "UPDATE", "DELETE"):
+        new = None if operation == "DELETE" else fleets
+        assert complaints("/services", operation=operation, name="embertide", new=new)
+    caught = copy.deepcopy(own)
+    caught["spec"]["selector"] = {"app.kubernetes.io/part-of": "embertide"}
+    assert complaints("/services", new=caught)
+    policy = of("train-news.yaml", "NetworkPolicy")
+    assert complaints("networking.k8s.io/networkpolicies", new=policy) == []
+    assert complaints(
+        "networking.k8s.io/networkpolicies", operation="DELETE", name="embertide-redis", old=policy
+    )
+
+
+def test_policies_are_bound_and_valid_for_operators_alone() -> None:
+    bound = {
+        each["spec"]["policyName"]
+        for each in RESOURCES
+        if each["kind"] == "ValidatingAdmissionPolicyBinding"
+        and each["spec"]["validationActions"] == ["Deny"]
+    }
+    assert bound == {f"embertide-operators-{name}" for name in POLICIES}
+    for each in RESOURCES:
+        assert kubernetes_validate.validate(each, "1.36", strict=True) == "1.36"
+    for spec in POLICIES.values():
+        assert spec["failurePolicy"] == "Fail"
+        (condition,) = spec["matchConditions"]
+        assert condition["expression"] == f"'{GROUP}' in request.userInfo.groups"
+
+
+def test_the_role_allows_what_the_page_does_and_no_secret() -> None:
+    role = of("base/access.yaml", "Role", "embertide-operator")
+    allowed = {
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert {
+        ("", "pods", "delete"),
+        ("", "pods/portforward", "create"),
+        ("apps", "statefulsets/scale", "patch"),
+        ("apps", "statefulsets", "patch"),
+        ("apps", "deployments", "patch"),
+        ("batch", "jobs", "create"),
+    } <= allowed
+    resources = {resource for _, resource, _ in allowed}
+    assert resources.isdisjoint({"secrets", "pods/exec", "pods/attach", "configmaps", "*"})
+    assert "*" not in {verb for *_, verb in allowed}
