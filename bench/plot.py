@@ -40,17 +40,21 @@ def curves(
     path: Path,
     *,
     in_time: bool = False,
+    coincide: bool = False,
 ) -> None:
     """Draw lines through points (x, y, error of y); labels are (x, y).
 
-    x is logarithmic, or, with many points `in_time`, linear and the points are not marked.
+    x is logarithmic, or, with many points `in_time`, linear and the points are not marked. Such
+    lines may `coincide`.
     """
     figure = Figure(figsize=(9, 5.5), layout="constrained")
     axes = figure.add_subplot()
     for n, (name, points) in enumerate(lines.items()):
         x, y, error = zip(*sorted(points), strict=True)
         if in_time:
-            axes.plot(x, y, linewidth=1.2, label=name)
+            # Each thinner than what it lies on: lines that coincide are all seen.
+            width = 1.2 + 4 * (len(lines) - 1 - n) / len(lines) if coincide else 1.2
+            axes.plot(x, y, linewidth=width, label=name)
             continue
         # There are ten colours; what comes after them is dashed.
         style = "o-" if n < 10 else "s--"

@@ -65,4 +65,4 @@ def _draw(loss: dict[int, NDArray[np.float64]], events: int) -> None:
     }
     path = BUILD / "bench" / "ranks_curves.svg"
     title = "Loss of a DLRM on made-up news, mean of three seeds"
-    plot.curves(title, ("events", "log loss"), lines, path, in_time=True)
+    plot.curves(title, ("events", "log loss"), lines, path, in_time=True, coincide=True)
