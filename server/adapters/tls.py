@@ -63,8 +63,9 @@ class TlsFolder:
             context.load_verify_locations(authorities)
         except ssl.SSLError as error:
             raise TlsError(
-                f"TLS: {at}: {error.reason or error}"
-                + (f" (with {key})" if at is certificate else "")
+                f"TLS: {at} and {key} are no certificate and key in PEM that belong together"
+                if at is certificate
+                else f"TLS: {at} holds no certificate in PEM"
             ) from error
         except OSError as error:
             raise TlsError(
