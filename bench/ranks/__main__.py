@@ -12,8 +12,8 @@ from pathlib import Path
 from rich.console import Console
 
 from bench import report
+from bench.held import held
 from bench.ranks import curves, kills, pods, quality, schedule, speed, wire
-from bench.ranks.held import held
 from bench.servers import BUILD, ROOT, BenchError
 
 _FAULTS = "tests/trainer/test_rank_faults.py"

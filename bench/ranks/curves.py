@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench import plot, report
-from bench.ranks.held import held
+from bench.held import held
 from bench.ranks.launching import launch
 from bench.servers import BUILD
 
