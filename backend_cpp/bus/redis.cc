@@ -101,7 +101,10 @@ std::string Unescaped(const std::string& text) {
 }
 
 // A URL as a message may quote it: without what could be a password, however it is misspelt.
-std::string Quotable(const std::string& url) {
+std::string Quotable(std::string url) {
+  if (const size_t query = url.find('?'); query != std::string::npos) {
+    url = url.substr(0, query) + "?...";
+  }
   constexpr const char* kDigits = "0123456789";
   const size_t letters = url.find_first_not_of("abcdefghijklmnopqrstuvwxyz");
   const bool scheme = letters != std::string::npos && url.compare(letters, 3, "://") == 0;
@@ -327,6 +330,10 @@ Status RedisConnection::Authenticate(const RedisAddress& address) {
     const Result<std::string> read = ReadWholeFile(address.password_file, kMaxPasswordBytes);
     if (!read.ok()) return {Code::kDeviceError, Says("password_file", read.status().message())};
     password = read.value().substr(0, read.value().find_last_not_of(" \t\r\n") + 1);
+    // As while it is replaced; without AUTH this would be whoever Redis takes everybody for.
+    if (password.empty()) {
+      return {Code::kDeviceError, Says("password_file", address.password_file + " is empty")};
+    }
   }
   std::vector<std::vector<std::string>> commands;
   if (!password.empty()) {

@@ -58,7 +58,7 @@ struct Node {
     NodeServerOptions options;
     options.listen = "127.0.0.1:0";
     options.health_listen = "127.0.0.1:" + std::to_string(health);
-    options.tokens = *TokenFile::Open(Write("tokens", kToken));
+    options.tokens = *TokenFile::Open({Write("tokens", kToken)});
     plain = Start(options);
     authority.Issue(Folder() + "/node", "spiffe://t/role/node");
     options.credentials = *Credentials::Of(Folder() + "/node");

@@ -30,7 +30,7 @@ void CheckTokens(std::string_view text) {
   const size_t split = text.find('\0');
   const std::string_view file = text.substr(0, split);
   const std::string_view given = split == std::string_view::npos ? "" : text.substr(split + 1);
-  const auto tokens = TokenFile::Open(Write("tokens", file));
+  const auto tokens = TokenFile::Open({Write("tokens", file)});
   if (!tokens.ok()) return;
   EMBERTIDE_CHECK(tokens.value()->asked() && tokens.value()->Knows(tokens.value()->Sent()));
   if (!tokens.value()->Knows(given)) return;

@@ -1,6 +1,7 @@
 // Joining, keeping the plan, adding and dropping buckets. What it answers is in answers.cc.
 #include "node/fleet.h"
 
+#include <arpa/inet.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -37,7 +38,18 @@ constexpr int kNicer = 10;
 // Whether nobody but this machine reaches an address, host:port.
 bool IsOfThisMachine(const std::string& address) {
   const std::string host = address.substr(0, address.rfind(':'));
-  return host == "localhost" || host == "[::1]" || host.starts_with("127.");
+  in_addr number{};
+  return host == "localhost" || host == "[::1]" ||
+         (::inet_pton(AF_INET, host.c_str(), &number) == 1 && ntohl(number.s_addr) >> 24 == 127);
+}
+
+bool AreOfThisMachine(const std::string& addresses) {
+  for (size_t begin = 0; begin < addresses.size();) {
+    const size_t end = std::min(addresses.find(',', begin), addresses.size());
+    if (!IsOfThisMachine(addresses.substr(begin, end - begin))) return false;
+    begin = end + 1;
+  }
+  return true;
 }
 
 // Runs it in a thread that others go before, and waits for it; here, if there is no room for one.
@@ -93,16 +105,20 @@ Status Fleet::Start() {
       options.peer_listen.empty() ? options.peer_address : options.peer_listen;
   Result<Credentials> credentials = Credentials::Of(options.tls_folder);
   if (!credentials.ok()) return credentials.status();
-  if (!credentials.value().tls() && !IsOfThisMachine(listen)) {
+  const bool here = IsOfThisMachine(listen) && AreOfThisMachine(options.control);
+  if (!credentials.value().tls() && !here) {
     if (!options.plaintext) {
-      return {Code::kInvalidArgument,
-              "peers would be answered in plain text at " + listen +
-                  ", which others can reach: give a folder of certificates (tls_folder), or say "
-                  "plaintext on a network that nobody else listens to"};
+      return {
+          Code::kInvalidArgument,
+          "this node would speak plain text at " + listen +
+              (options.control.empty() ? "" : " and with " + options.control) +
+              ", where others can listen in: give a folder of certificates (tls_folder), or say "
+              "plaintext on a network that nobody else listens to"};
     }
     if (options.log) options.log("PLAINTEXT: who listens on the network reads rows and tokens");
   }
-  Result<std::shared_ptr<TokenFile>> tokens = TokenFile::Open(options.token_file);
+  Result<std::shared_ptr<TokenFile>> tokens = TokenFile::Open(
+      {.path = options.token_file, .examples = options.plaintext, .log = options.log});
   if (!tokens.ok()) return tokens.status();
   PeerPoolOptions pool;
   pool.name = options.name;

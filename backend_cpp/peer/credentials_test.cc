@@ -46,7 +46,7 @@ class CredentialsTest : public ::testing::Test {
     options.credentials = *Credentials::Of(folder_ + "/node");
     if (!tokens.empty()) {
       std::ofstream(folder_ + "/tokens") << tokens;
-      options.tokens = *TokenFile::Open(folder_ + "/tokens");
+      options.tokens = *TokenFile::Open({folder_ + "/tokens"});
     }
     auto server = NodeServer::Start(options, &handler_);
     ASSERT_TRUE(server.ok()) << server.status().ToString();
@@ -197,9 +197,9 @@ TEST_F(CredentialsTest, FilesThatCannotBeRightAreNamed) {
 TEST(TokenFileTest, AFileWithoutATokenIsRefused) {
   const std::string path = ::testing::TempDir() + "/embertide_no_tokens";
   std::ofstream(path) << " \n\n";
-  EXPECT_NE(TokenFile::Open(path).status().message().find(path), std::string::npos);
+  EXPECT_NE(TokenFile::Open({path}).status().message().find(path), std::string::npos);
   std::filesystem::remove(path);
-  EXPECT_EQ(TokenFile::Open(path).status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(TokenFile::Open({path}).status().code(), Code::kInvalidArgument);
 }
 
 TEST(IdentityTest, IsReadOfAUri) {

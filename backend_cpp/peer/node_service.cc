@@ -211,6 +211,8 @@ Result<std::unique_ptr<NodeServer>> NodeServer::Start(const NodeServerOptions& o
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreams);
   // Two processes on one port would each get a part of the calls.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  // Else who was let in once would be for ever, whatever became of his certificate.
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS, kMaxConnectionAgeMs);
   builder.SetMaxReceiveMessageSize(kMaxRequestBytes);
   builder.SetMaxSendMessageSize(kMaxMessageBytes);
   grpc::ResourceQuota quota("embertide_node");
@@ -232,9 +234,12 @@ Result<std::unique_ptr<NodeServer>> NodeServer::Start(const NodeServerOptions& o
 NodeServer::NodeServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 NodeServer::~NodeServer() {
-  if (impl_->health != nullptr) impl_->health->Shutdown();
-  impl_->server->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(1));
-  impl_->server->Wait();
+  const auto until = std::chrono::system_clock::now() + std::chrono::seconds(1);
+  for (grpc::Server* server : {impl_->health.get(), impl_->server.get()}) {
+    if (server == nullptr) continue;
+    server->Shutdown(until);
+    server->Wait();
+  }
 }
 
 int NodeServer::port() const { return impl_->port; }

@@ -34,7 +34,7 @@ class NodeServiceNodeTest : public ::testing::Test {
   void SetUp() override {
     const std::string path = ::testing::TempDir() + "/embertide_node_tokens";
     std::ofstream(path) << "secret\n";
-    auto tokens = TokenFile::Open(path);
+    auto tokens = TokenFile::Open({path});
     ASSERT_TRUE(tokens.ok());
     NodeServerOptions options;
     options.listen = "127.0.0.1:0";

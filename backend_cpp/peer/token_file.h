@@ -6,6 +6,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -18,12 +19,18 @@ namespace embertide {
 
 class TokenFile {
  public:
-  // Empty path: no token, everybody's is accepted. kInvalidArgument, naming the file, if it cannot
-  // be read or has no token.
-  static Result<std::shared_ptr<TokenFile>> Open(const std::string& path);
+  struct Options {
+    std::string path;       // empty: no token, everybody's is accepted
+    bool examples = false;  // whether tokens that everybody can read will do
+    // OPTIONAL: told, a line each, of changes that are refused.
+    std::function<void(const std::string& line)> log = nullptr;
+  };
+  // kInvalidArgument, naming the file, if it cannot be read, has no token, or one that cannot be
+  // sent.
+  static Result<std::shared_ptr<TokenFile>> Open(Options options);
 
   // False: nobody is asked for one.
-  bool asked() const { return !path_.empty(); }
+  bool asked() const { return !options_.path.empty(); }
   // "Bearer TOKEN" of the first line; empty without a file.
   std::string Sent();
   // Whether a value of the metadata `authorization` is that of one of the tokens. The time it takes
@@ -33,15 +40,16 @@ class TokenFile {
  private:
   using Values = std::vector<std::string>;  // "Bearer TOKEN"
 
-  explicit TokenFile(std::string path) : path_(std::move(path)) {}
+  explicit TokenFile(Options options) : options_(std::move(options)) {}
   // A file that can no longer be read, or is empty, leaves what was read before.
   Status Look();
   // Looks at the file once a second. Whoever does so holds up nobody else.
   std::shared_ptr<const Values> Now();
 
-  const std::string path_;
+  const Options options_;
   std::mutex mutex_;
   bool looking_ = false;
+  std::string refused_;  // what was said last of a change
   std::chrono::steady_clock::time_point looked_;
   std::shared_ptr<const Values> values_;
 };

@@ -59,6 +59,11 @@ Status ParseKind(const std::string& kind, bool* ranking) {
 
 // Triton shows the configuration to everybody who asks for it.
 Status CheckNoSecret(const char* name, const std::string& url) {
+  if (url.find("password=") != std::string::npos) {
+    return Refuse(std::string("parameter \"") + name +
+                  "\" holds a password, which everybody who asks for the configuration would see: "
+                  "put it in a file and write ?password_file=PATH");
+  }
   const size_t at = url.find('@');
   const size_t user = url.find("://");
   if (at == std::string::npos || user == std::string::npos) return Status::Ok();

@@ -81,7 +81,7 @@ class Nodes:
         # By TLS the certificate says who asks. Nodes name their own addresses.
         if self._token_file is None or self._tls is not None:
             return ()
-        with contextlib.suppress(OSError):  # one that is gone for a moment: as before
+        with contextlib.suppress(OSError, UnicodeDecodeError):  # while it is replaced: as before
             lines = self._token_file.read_text().splitlines()
             self._token = next((line.strip() for line in lines if line.strip()), self._token)
         return (("authorization", f"Bearer {self._token}"),) if self._token else ()

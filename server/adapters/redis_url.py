@@ -29,6 +29,8 @@ class PasswordFile(CredentialProvider):
             password = self._path.read_text().strip()
         except OSError as error:
             raise redis.ConnectionError(f"password_file {self._path}: {error.strerror}") from error
+        if not password:  # as while it is replaced
+            raise redis.ConnectionError(f"password_file {self._path} is empty")
         return (self._user, password) if self._user else (password,)
 
 

@@ -7,6 +7,7 @@
 Files that change hold for connections that are made from then on; nothing is restarted.
 """
 
+import ipaddress
 import logging
 import ssl
 import threading
@@ -133,5 +134,10 @@ def dial(
 
 def of_this_machine(address: str) -> bool:
     """Whether nobody but this machine reaches an address, HOST:PORT."""
-    host = address.rpartition(":")[0]
-    return host in ("localhost", "[::1]") or host.startswith(("127.", "unix"))
+    if address.startswith(("unix:", "unix-abstract:")):
+        return True
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -38,7 +38,8 @@ def _own_state(directory: Path, port: int) -> RedisServer:
 
 def _check_url(option: str, url: str) -> str:
     if urlparse(url).scheme not in ("redis", "rediss", "unix"):
-        raise ProcessError(f"{option} is {url!r}; use redis://HOST:PORT/0")
+        # Not quoted: it may hold a password.
+        raise ProcessError(f"{option} is no URL of Redis; use redis://HOST:PORT/0")
     return url
 
 

@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from embertide.server.adapters.process import ProcessError
 from embertide.server.adapters.tls import TlsFolder, dial, of_this_machine
 from embertide.server.cli.refusals import print_json, read_secret
-from embertide.server.services.fleets import MODEL_KEY
+from embertide.server.services.gate import MODEL_KEY
 from embertide.v1 import control_pb2, control_pb2_grpc, plan_pb2
 
 DEFAULT_CONTROL = "127.0.0.1:7070"
@@ -56,7 +56,6 @@ TokenFile = Annotated[
 _REMEDIES = {
     grpc.StatusCode.UNAVAILABLE: "start it with `embertide control`, or give --control HOST:PORT",
     grpc.StatusCode.UNAUTHENTICATED: "give --token-file, or --tls with a certificate of a role",
-    grpc.StatusCode.PERMISSION_DENIED: "use an operator's token",
 }
 
 
@@ -67,9 +66,9 @@ class CallError(ProcessError):
         code: The gRPC code, by name.
     """
 
-    def __init__(self, code: grpc.StatusCode, message: str) -> None:
-        """Say what it said, and what to do."""
-        remedy = _REMEDIES.get(code)
+    def __init__(self, code: grpc.StatusCode, message: str, *, answered: bool = False) -> None:
+        """Say what it said, and what to do; where it `answered`, it is not to be started."""
+        remedy = None if answered and code is grpc.StatusCode.UNAVAILABLE else _REMEDIES.get(code)
         super().__init__(f"{code.name}: {message}" + (f" ({remedy})" if remedy else ""))
         self.code = code.name
 
@@ -129,11 +128,13 @@ class Caller:
             yield
         except grpc.RpcError as error:
             details = error.details() or "no reason given"
-            if error.code() is grpc.StatusCode.UNAVAILABLE and "Redis" not in details:
+            told: Any = error  # a call, too
+            answered = "x-request-id" in [key for key, _ in told.initial_metadata() or ()]
+            if error.code() is grpc.StatusCode.UNAVAILABLE and not answered:
                 details = f"no control plane answers at {self._address}" + (
                     f" by TLS: {details}" if self._tls is not None else ""
                 )
-            raise CallError(error.code(), details) from error
+            raise CallError(error.code(), details, answered=answered) from error
 
     def plan(self, epoch: int = 0) -> plan_pb2.Plan:
         """Return a plan; 0: the newest."""

@@ -48,6 +48,8 @@ def _admin_key(path: Path | None) -> str:
 def _without_password(name: str, url: str | None, directory: Path) -> str | None:
     """Put the password of a Redis URL in a file of ours: Triton shows its configuration to all."""
     parts = urlsplit(url or "")
+    if "password=" in parts.query:
+        raise ProcessError(f"--{name} has a password in its query; write ?password_file=PATH")
     if url is None or not parts.password:
         return url
     path = (directory / f"{name}.password").absolute()

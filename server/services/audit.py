@@ -22,13 +22,14 @@ _SUBJECTS = (
 )
 _BYTES_MAX = 32 << 20
 _FILES_KEPT = 8
+_TEXT_MAX = 256
 
 
 class _File(logging.handlers.RotatingFileHandler):
     """A file of lines that is put aside when it is large; what cannot be written is an error."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        raise  # noqa: PLE0704: logging calls this where it has caught something
+        raise  # logging calls this where it has caught something
 
 
 class Audit:
@@ -56,12 +57,14 @@ class Audit:
         call: str,
         peer: str,
         caller: Identity,
+        model: str,
         outcome: str,
         message: str,
     ) -> None:
         """Write who asked for what, under which ids, and what came of it.
 
-        `request` is None where the caller may not call at all: then it was not looked at.
+        Texts are cut at 256 characters. `model` is what the call named. `request` is None where
+        the caller may not call at all: then it was not looked at.
 
         Raises:
             OSError: It cannot be written.
@@ -75,6 +78,7 @@ class Audit:
             "call": call,
             "role": caller.role,
             **({"name": caller.name} if caller.name else {}),
+            **({"model": model} if (model := model or caller.model) else {}),
             "peer": peer,
             "ids": {name: given[name] for name in _IDS if name in given},
             **{name: given[name] for name in _SUBJECTS if name in given},
@@ -83,12 +87,19 @@ class Audit:
             "message": message,
         }
         with self._lock:
-            self._file.emit(logging.makeLogRecord({"msg": json.dumps(line)}))
+            self._file.emit(logging.makeLogRecord({"msg": json.dumps(_short(line))}))
 
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
             self._file.close()
+
+
+def _short(value: Any) -> Any:
+    """Return what a line holds, no text of it longer than anybody reads."""
+    if isinstance(value, dict):
+        return {key: _short(each) for key, each in value.items()}
+    return value[:_TEXT_MAX] if isinstance(value, str) else value
 
 
 def _targets(given: dict[str, Any]) -> dict[str, Any]:

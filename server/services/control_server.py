@@ -23,7 +23,7 @@ from embertide.server.services.control_service import WATCHERS_MAX, ControlServi
 from embertide.server.services.driver import Driver
 from embertide.server.services.fleets import FleetOfModel, Fleets
 from embertide.server.services.gate import LARGE_BYTES_MAX, SERVICE, Gate
-from embertide.server.services.listening import LIMITS, health_alone, listen, listening_tls
+from embertide.server.services.listening import LIMITS, Health, health_alone, listen, listening_tls
 from embertide.server.services.planning import LIMIT_S, Planning
 from embertide.server.services.tokens import Guard, Tokens
 from embertide.v1 import control_pb2_grpc
@@ -106,7 +106,7 @@ class ControlServer:
             _log.warning("no tokens file: everybody who reaches %s may do all", options.listen)
         self._audit = Audit(options.audit)
         self.gate = Gate(guard, self._audit)
-        self._health = health.HealthServicer()
+        self._health = Health()
         self._server = grpc.server(
             futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="control"),
             interceptors=[self.gate],

@@ -1,5 +1,6 @@
 """ControlService: each RPC translated to a question to the core; the gate maps refusals."""
 
+import collections
 import threading
 import time
 from collections.abc import Iterator
@@ -10,11 +11,12 @@ import grpc
 from embertide.server.core.answers import check_id
 from embertide.server.core.errors import Code, RefusedError
 from embertide.server.core.plan.keys import owners_of_key
-from embertide.server.core.plan.validity import NODES_MAX
 from embertide.server.services.driver import Driver
+from embertide.server.services.identity import CALLER, Identity
 from embertide.v1 import control_pb2, control_pb2_grpc, node_pb2, update_pb2
 
 WATCHERS_MAX = 100
+_OF_ONE_READER_MAX = WATCHERS_MAX // 2
 _ANSWER_EVERY_S = 5.0
 _LOOK_S = 0.5
 
@@ -42,7 +44,8 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         self._rows = rows
         self._commits = commits
         self._watchers = threading.BoundedSemaphore(WATCHERS_MAX)
-        self._streams = threading.BoundedSemaphore(NODES_MAX)
+        self._watching: collections.Counter[Identity] = collections.Counter()
+        self._lock = threading.Lock()
 
     def RegisterNode(
         self, request: control_pb2.RegisterNodeRequest, context: grpc.ServicerContext
@@ -60,19 +63,12 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         self, requests: Iterator[control_pb2.StreamBeatsRequest], context: grpc.ServicerContext
     ) -> Iterator[control_pb2.StreamBeatsResponse]:
         """Take the beats of a node; answer when there is something new, and now and then."""
-        if not self._streams.acquire(blocking=False):
-            raise RefusedError(
-                Code.RESOURCE_EXHAUSTED, f"{NODES_MAX} nodes beat by stream; call Heartbeat"
-            )
-        try:
-            told, told_s = control_pb2.HeartbeatResponse(), 0.0
-            for request in requests:
-                now, now_s = self._driver.beat(request.beat), time.monotonic()
-                if now != told or now_s - told_s >= _ANSWER_EVERY_S:
-                    told, told_s = now, now_s
-                    yield control_pb2.StreamBeatsResponse(response=now)
-        finally:
-            self._streams.release()
+        told, told_s = control_pb2.HeartbeatResponse(), 0.0
+        for request in requests:
+            now, now_s = self._driver.beat(request.beat), time.monotonic()
+            if now != told or now_s - told_s >= _ANSWER_EVERY_S:
+                told, told_s = now, now_s
+                yield control_pb2.StreamBeatsResponse(response=now)
 
     def GetPlan(
         self, request: control_pb2.GetPlanRequest, context: grpc.ServicerContext
@@ -139,11 +135,19 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
     ) -> Iterator[control_pb2.WatchOperationResponse]:
         """Send an operation whenever it changes, until it has ended or the caller has gone."""
         operation = self._operation(request.id)
+        caller = CALLER.get()
         if not self._watchers.acquire(blocking=False):
             raise RefusedError(
                 Code.RESOURCE_EXHAUSTED, f"{WATCHERS_MAX} callers watch; ask with GetOperation"
             )
         try:
+            with self._lock:
+                self._watching[caller] += 1
+                if caller.role == "reader" and self._watching[caller] > _OF_ONE_READER_MAX:
+                    raise RefusedError(
+                        Code.RESOURCE_EXHAUSTED,
+                        f"{caller} watches {_OF_ONE_READER_MAX} times; ask with GetOperation",
+                    )
             yield control_pb2.WatchOperationResponse(operation=operation)
             while not operation.ended_ms and context.is_active():
                 with self._driver.changed:
@@ -153,6 +157,8 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
                     operation = now
                     yield control_pb2.WatchOperationResponse(operation=operation)
         finally:
+            with self._lock:
+                self._watching[caller] -= 1
             self._watchers.release()
 
     def SteerOperation(

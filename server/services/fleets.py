@@ -5,19 +5,22 @@ when they register, and are known by their incarnation afterwards.
 """
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import grpc
 
 from embertide.server.core.errors import Code, RefusedError, invalid
+from embertide.server.core.plan.validity import NODES_MAX
 from embertide.server.services.control_service import ControlService
 from embertide.server.services.driver import Driver
+from embertide.server.services.gate import MODEL_KEY
 from embertide.server.services.identity import CALLER
 from embertide.server.services.tokens import check_model, check_node
 from embertide.v1 import control_pb2
 
-MODEL_KEY = "embertide-model"
+_FIRST_BEAT_S = 10.0
 
 
 class FleetOfModel(NamedTuple):
@@ -34,6 +37,7 @@ class Fleets:
         """Take the fleets by model. Requires: one at least."""
         self._fleets = dict(fleets)
         self._first = next(iter(self._fleets.values()))
+        self._streams = threading.BoundedSemaphore(NODES_MAX)
 
     def of_call(self, context: grpc.ServicerContext) -> ControlService:
         """Return the service of the model that a call names.
@@ -109,11 +113,24 @@ class Fleets:
     def StreamBeats(
         self, requests: Iterator[control_pb2.StreamBeatsRequest], context: grpc.ServicerContext
     ) -> Iterator[control_pb2.StreamBeatsResponse]:
-        """Take the beats of a node, whose first one says which it is."""
-        for first in requests:
-            service = self.of_beat(first.beat)
-            others = _of_one_node(first.beat.node, requests)
-            yield from service.StreamBeats(itertools.chain((first,), others), context)
+        """Take the beats of a node, whose first one says which it is, and comes soon."""
+        if not self._streams.acquire(blocking=False):
+            raise RefusedError(
+                Code.RESOURCE_EXHAUSTED, f"{NODES_MAX} nodes beat by stream; call Heartbeat"
+            )
+        # A stream that says nothing would hold its thread until its deadline.
+        silent = threading.Timer(_FIRST_BEAT_S, context.cancel)
+        silent.daemon = True
+        silent.start()
+        try:
+            for first in requests:
+                silent.cancel()
+                service = self.of_beat(first.beat)
+                others = _of_one_node(first.beat.node, requests)
+                yield from service.StreamBeats(itertools.chain((first,), others), context)
+        finally:
+            silent.cancel()
+            self._streams.release()
 
 
 def _of_one_node(

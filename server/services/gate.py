@@ -15,7 +15,7 @@ from typing import Any, cast
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from embertide.server.core.errors import RefusedError, invalid
+from embertide.server.core.errors import Code, RefusedError, invalid
 from embertide.server.services.audit import Audit
 from embertide.server.services.identity import CALLER, Identity
 from embertide.server.services.rates import Rates
@@ -23,6 +23,7 @@ from embertide.server.services.tokens import Guard, check
 
 SERVICE = "embertide.v1.ControlService"
 AUTH_KEY = "embertide-auth"
+MODEL_KEY = "embertide-model"
 LARGE_BYTES_MAX = 16 << 20
 _BYTES_MAX = 4 << 20
 _READERS_BYTES_MAX = 64 << 10  # what looks is small
@@ -37,6 +38,11 @@ def _call_id(context: grpc.ServicerContext) -> str:
     if given and isinstance(given[0], str) and _CALL_ID.fullmatch(given[0]):
         return given[0]
     return str(uuid.uuid4())
+
+
+def _model_of(context: grpc.ServicerContext) -> str:
+    found = [value for key, value in context.invocation_metadata() if key == MODEL_KEY]
+    return str(found[0]) if found else ""
 
 
 def _check_deadline(rpc: str, context: grpc.ServicerContext) -> None:
@@ -115,14 +121,16 @@ class Gate(grpc.ServerInterceptor):
                 outcome, message = "INTERNAL", "the control plane failed; its log says how"
                 _log.exception("%s (call %s)", rpc, call)
             finally:
-                # Of who is not known nothing is kept but a count: he could fill the disk.
-                if caller is not None:
+                # Of who is not known, or calls too often, nothing is kept but a count: he could
+                # fill the disk.
+                if caller is not None and outcome != Code.RESOURCE_EXHAUSTED.value:
                     self._audit.write(
                         rpc=rpc,
                         request=request,
                         call=call,
                         peer=context.peer(),
                         caller=caller,
+                        model=_model_of(context),
                         outcome=outcome,
                         message=message,
                     )
@@ -151,8 +159,8 @@ class Gate(grpc.ServerInterceptor):
         def run(requests: Iterator[Message], context: grpc.ServicerContext) -> Iterator[Message]:
             try:
                 caller = self._know(context, _call_id(context))
-                check(caller, rpc)
                 self._rates.take(caller)
+                check(caller, rpc)
                 _check_deadline(rpc, context)
                 yield from behaviour(requests, context)
             except RefusedError as error:
@@ -169,8 +177,8 @@ class Gate(grpc.ServerInterceptor):
         context: grpc.ServicerContext,
     ) -> Message:
         """Return the message of a caller that may send it."""
-        check(caller, rpc)
         self._rates.take(caller)
+        check(caller, rpc)
         _check_deadline(rpc, context)
         _check_size(rpc, caller, len(sent))
         try:

@@ -1,11 +1,12 @@
 """Where servers of gRPC listen: by TLS, or in plain text where that was asked for."""
 
 import logging
+from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
 
 import grpc
-from grpc_health.v1 import health, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from embertide.server.adapters.tls import TlsFolder, of_this_machine
 
@@ -13,7 +14,13 @@ _PROBES_MAX = 16
 _PROBE_BYTES_MAX = 4096
 _log = logging.getLogger(__name__)
 # A connection that never says anything, and one that would have as many calls as it likes.
-LIMITS = (("grpc.server_handshake_timeout_ms", 10_000), ("grpc.max_concurrent_streams", 512))
+# If connections had no age, who was let in once would be for ever, whatever became of his
+# certificate.
+LIMITS = (
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_concurrent_streams", 512),
+    ("grpc.max_connection_age_ms", 3_600_000),
+)
 
 
 class ListenError(RuntimeError):
@@ -56,6 +63,21 @@ def listen(server: grpc.Server, address: str, tls: TlsFolder | None) -> str:
             f"cannot listen on {address}: stop what listens there, or choose another address"
         ) from error
     return f"{address.rpartition(':')[0]}:{port}"
+
+
+class Health(health.HealthServicer):  # type: ignore[misc]
+    """The health service for probes, which check: what was watched would be kept for ever."""
+
+    def __init__(self) -> None:
+        """Begin with nothing that serves."""
+        super().__init__(experimental_non_blocking=False)
+
+    def Watch(
+        self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext
+    ) -> Iterator[health_pb2.HealthCheckResponse]:
+        """Refuse."""
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "ask with Check, again and again")
+        yield health_pb2.HealthCheckResponse()
 
 
 def health_alone(servicer: health.HealthServicer, address: str) -> grpc.Server:

@@ -11,13 +11,13 @@ from concurrent import futures
 from typing import Any, Self
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from embertide.server.adapters.tls import TlsFolder
 from embertide.server.core.errors import StateUnavailableError
 from embertide.server.core.state import StateStore
 from embertide.server.services.gate import SERVICE
-from embertide.server.services.listening import LIMITS, health_alone, listen
+from embertide.server.services.listening import LIMITS, Health, health_alone, listen
 
 _TRY_S = 0.25
 _THREADS = 8
@@ -73,7 +73,7 @@ class Standby:
         )
         self.address = listen(self._server, address, tls)
         self._holder = advertise or self.address
-        servicer = health.HealthServicer()
+        servicer = Health()
         for name in ("", SERVICE):
             servicer.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)

@@ -19,7 +19,8 @@ from embertide.server.cli.app import app
 from embertide.server.core.control import ControlOptions
 from embertide.server.core.drift.options import DriftOptions
 from embertide.server.services.control_server import ControlServer, ServerOptions
-from embertide.server.services.fleets import MODEL_KEY, Fleets
+from embertide.server.services.fleets import Fleets
+from embertide.server.services.gate import MODEL_KEY
 from embertide.v1 import control_pb2, control_pb2_grpc
 
 STATUS = control_pb2.ControlServiceGetStatusRequest()

@@ -107,10 +107,11 @@ def rotate_tokens(fleet: ClosedFleet) -> None:
     old = tokens.read_text()
     new = "".join(f"{role}:new-{role}\n" for role in ("reader", "operator", "node"))
     tokens.write_text(old + new)
-    own.write_text(own.read_text() + "new-node\n")  # accepted everywhere before it is sent
-    time.sleep(SEEN_S)
-    own.write_text("new-node\n")
-    time.sleep(SEEN_S)
+    before = own.read_text()
+    # Accepted everywhere before it is sent, and sent by all before the old one is not accepted.
+    for lines in (before + "new-node\n", "new-node\n" + before, "new-node\n"):
+        own.write_text(lines)
+        time.sleep(SEEN_S)
     tokens.write_text(new)
     wait_until(lambda: call(fleet, "readers-token", nobody) == "UNAUTHENTICATED", 10)
     assert call(fleet, "new-reader", nobody) == "OK"

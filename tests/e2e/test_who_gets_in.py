@@ -199,6 +199,16 @@ def test_health_asks_for_a_certificate_and_no_role(fleet: ClosedFleet) -> None:
         assert said.status == health_pb2.HealthCheckResponse.SERVING
 
 
+def test_nobody_watches_health(fleet: ClosedFleet) -> None:
+    with grpc.insecure_channel(fleet.probes["control"]) as channel:
+        watching = health_pb2_grpc.HealthStub(channel).Watch(
+            health_pb2.HealthCheckRequest(service="x" * 1000), timeout=5
+        )
+        with pytest.raises(grpc.RpcError) as caught:
+            next(watching)
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
 def test_probes_ask_for_health_in_plain_text_and_for_nothing_else(fleet: ClosedFleet) -> None:
     channel: Any
     for address in fleet.probes.values():

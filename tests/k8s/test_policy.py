@@ -145,22 +145,50 @@ def the_usual_account(pod: Json) -> None:
     del pod["serviceAccountName"]
 
 
-@pytest.mark.parametrize(
-    ("resource", "job"), [("batch/jobs", JOB), ("jobset.x-k8s.io/jobsets", JOBSET)]
-)
+def privileged(pod: Json) -> None:
+    pod["containers"][0]["securityContext"]["privileged"] = True
+
+
+def processes_of_the_machine(pod: Json) -> None:
+    pod["hostPID"] = True
+
+
+def network_of_the_machine(pod: Json) -> None:
+    pod["hostNetwork"] = True
+
+
+def copy_of_a_volume(pod: Json) -> None:
+    source = {"kind": "PersistentVolumeClaim", "name": "data-embertide-state-0"}
+    claim = {"volumeClaimTemplate": {"spec": {"dataSource": source}}}
+    pod["volumes"].append({"name": "x", "ephemeral": claim})
+
+
+@pytest.mark.parametrize(("resource", "job"), TRAINING)
+def test_a_job_cannot_take_the_place_of_the_fleets_pods(resource: str, job: Json) -> None:
+    for labels in ({"app.kubernetes.io/name": "embertide-state"}, {}):
+        changed = copy.deepcopy(job)
+        jobset = job["kind"] == "JobSet"
+        own = (
+            changed["spec"]["replicatedJobs"][0]["template"]["spec"] if jobset else changed["spec"]
+        )
+        own["template"]["metadata"]["labels"] = labels
+        (said,) = complaints(resource, new=changed)
+        assert "app.kubernetes.io/name" in said
+
+
+@pytest.mark.parametrize(("resource", "job"), TRAINING)
 def test_training_is_admitted(resource: str, job: Json) -> None:
     assert complaints(resource, new=job) == []
 
 
-@pytest.mark.parametrize(
-    ("resource", "job"), [("batch/jobs", JOB), ("jobset.x-k8s.io/jobsets", JOBSET)]
-)
+@pytest.mark.parametrize(("resource", "job"), TRAINING)
 @pytest.mark.parametrize(
     "change",
     [
         *(secret_volume, projected_volume, host_volume, volume_of_the_state),
         *(variable_of_a_secret, variables_of_a_secret, variable_before_it_starts),
         *(another_account, a_token_for_the_api, the_usual_account),
+        *(privileged, processes_of_the_machine, network_of_the_machine, copy_of_a_volume),
     ],
     ids=lambda change: change.__name__,
 )
@@ -198,8 +226,16 @@ def test_services_of_the_fleet_are_not_the_operators() -> None:
     caught = copy.deepcopy(own)
     caught["spec"]["selector"] = {"app.kubernetes.io/part-of": "embertide"}
     assert complaints("/services", new=caught)
+    for outside in ({"externalIPs": ["10.0.0.1"]}, {"type": "LoadBalancer"}):
+        led = copy.deepcopy(own)
+        led["spec"] |= outside
+        assert complaints("/services", new=led)
     policy = of("train-news.yaml", "NetworkPolicy")
     assert complaints("networking.k8s.io/networkpolicies", new=policy) == []
+    for selector in ({}, {"matchLabels": {"app.kubernetes.io/name": "embertide-state"}}):
+        opened = copy.deepcopy(policy)
+        opened["spec"]["podSelector"] = selector
+        assert complaints("networking.k8s.io/networkpolicies", new=opened)
     assert complaints(
         "networking.k8s.io/networkpolicies", operation="DELETE", name="embertide-redis", old=policy
     )

@@ -429,8 +429,8 @@ def connect(url: str) -> Any:
         )
         client.ping()
     except (redis.RedisError, ValueError) as error:
+        where = url.rsplit("@", 1)[-1].partition("?")[0]
         raise BusError(
-            f"Redis at {url.rsplit('@', 1)[-1]} cannot be reached: {error}; start it, or give "
-            "another --bus URL"
+            f"Redis at {where} cannot be reached: {error}; start it, or give another --bus URL"
         ) from error
     return client
