@@ -38,8 +38,10 @@ def _own_state(directory: Path, port: int) -> RedisServer:
 
 def _check_url(option: str, url: str) -> str:
     if urlparse(url).scheme not in ("redis", "rediss", "unix"):
-        # Not quoted: it may hold a password.
-        raise ProcessError(f"{option} is no URL of Redis; use redis://HOST:PORT/0")
+        _, at, place = url.partition("?")[0].rpartition("@")  # before it there may be a password
+        raise ProcessError(
+            f"{option} is {'...' * bool(at) + at + place!r}; use redis://HOST:PORT/0"
+        )
     return url
 
 
