@@ -2,7 +2,6 @@
 #include "bus/redis.h"
 
 #include <hiredis/hiredis.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <array>
@@ -14,6 +13,7 @@
 #include <system_error>
 
 #include "base/file.h"
+#include "tls/socket.h"
 
 namespace embertide {
 namespace {
@@ -274,7 +274,7 @@ Status RedisConnection::Flush(const char* what) {
     const char* rest = unsent_.data() + sent;
     const size_t left = unsent_.size() - sent;
     const ptrdiff_t done =
-        tls_ != nullptr ? tls_->Send(rest, left) : ::send(context_->fd, rest, left, MSG_NOSIGNAL);
+        tls_ != nullptr ? tls_->Send(rest, left) : SendSome(context_->fd, rest, left);
     if (done <= 0) return Lost(what);
     sent += static_cast<size_t>(done);
   }
@@ -300,7 +300,7 @@ Status RedisConnection::Receive(const char* what) {
                                                  " bytes the reply is not at its end")};
     }
     const ptrdiff_t got = tls_ != nullptr ? tls_->Receive(bytes.data(), bytes.size())
-                                          : ::recv(context_->fd, bytes.data(), bytes.size(), 0);
+                                          : ReceiveSome(context_->fd, bytes.data(), bytes.size());
     if (got <= 0)
       return got == 0 ? Status(Code::kDeviceError, Says(what, "the server hung up")) : Lost(what);
     if (redisReaderFeed(reader, bytes.data(), static_cast<size_t>(got)) != REDIS_OK) {

@@ -5,12 +5,13 @@
 #include <arpa/inet.h>
 #include <openssl/err.h>
 #include <openssl/x509v3.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <climits>
 #include <cstring>
+
+#include "tls/socket.h"
 
 namespace embertide {
 namespace {
@@ -18,11 +19,11 @@ namespace {
 int SocketOf(BIO* bio) { return static_cast<int>(reinterpret_cast<intptr_t>(BIO_get_data(bio))); }
 
 int WriteSocket(BIO* bio, const char* bytes, int size) {
-  return static_cast<int>(::send(SocketOf(bio), bytes, static_cast<size_t>(size), MSG_NOSIGNAL));
+  return static_cast<int>(SendSome(SocketOf(bio), bytes, static_cast<size_t>(size)));
 }
 
 int ReadSocket(BIO* bio, char* bytes, int size) {
-  return static_cast<int>(::recv(SocketOf(bio), bytes, static_cast<size_t>(size), 0));
+  return static_cast<int>(ReceiveSome(SocketOf(bio), bytes, static_cast<size_t>(size)));
 }
 
 long ControlSocket(BIO*, int command, long, void*) { return command == BIO_CTRL_FLUSH ? 1 : 0; }
