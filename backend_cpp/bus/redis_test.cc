@@ -2,6 +2,7 @@
 #include "bus/redis.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -123,7 +124,8 @@ TEST_F(RedisConnectionTest, SaysWhoItIsAndWhichDatabaseItWants) {
 }
 
 TEST_F(RedisConnectionTest, APasswordFileIsReadAtEveryConnection) {
-  const std::string path = ::testing::TempDir() + "/embertide_password";
+  const std::string path =
+      ::testing::TempDir() + "/embertide_password" + std::to_string(::getpid());
   RedisAddress address = *ParseRedisUrl(redis_.url());
   address.user = "me";
   address.password_file = path;

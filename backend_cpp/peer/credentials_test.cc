@@ -3,6 +3,7 @@
 
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -32,7 +33,7 @@ class SilentHandler : public NodeHandler {
 class CredentialsTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    folder_ = ::testing::TempDir() + "/embertide_credentials";
+    folder_ = ::testing::TempDir() + "/embertide_credentials" + std::to_string(::getpid());
     std::filesystem::remove_all(folder_);
     authority_.Issue(folder_ + "/node", "spiffe://t/role/node");
   }
@@ -195,7 +196,8 @@ TEST_F(CredentialsTest, FilesThatCannotBeRightAreNamed) {
 }
 
 TEST(TokenFileTest, AFileWithoutATokenIsRefused) {
-  const std::string path = ::testing::TempDir() + "/embertide_no_tokens";
+  const std::string path =
+      ::testing::TempDir() + "/embertide_no_tokens" + std::to_string(::getpid());
   std::ofstream(path) << " \n\n";
   EXPECT_NE(TokenFile::Open({path}).status().message().find(path), std::string::npos);
   std::filesystem::remove(path);

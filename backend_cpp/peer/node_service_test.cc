@@ -4,6 +4,7 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <fstream>
@@ -32,7 +33,8 @@ class TestHandler : public NodeHandler {
 class NodeServiceNodeTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    const std::string path = ::testing::TempDir() + "/embertide_node_tokens";
+    const std::string path =
+        ::testing::TempDir() + "/embertide_node_tokens" + std::to_string(::getpid());
     std::ofstream(path) << "secret\n";
     auto tokens = TokenFile::Open({path});
     ASSERT_TRUE(tokens.ok());
