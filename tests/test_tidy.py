@@ -91,6 +91,13 @@ def test_trainer_and_server_never_import_each_other() -> None:
                 assert not [n for n in names if n.startswith(other)], path
 
 
+def test_what_trainer_and_server_both_have_stays_the_same() -> None:
+    """Where neither may import the other, code that both need stands twice."""
+    twins = ("trainer/redis_url.py", "server/adapters/redis_url.py")
+    bodies = [ast.parse((ROOT / path).read_text()).body[1:] for path in twins]
+    assert ast.dump(ast.Module(bodies[0], [])) == ast.dump(ast.Module(bodies[1], []))
+
+
 def test_only_the_triton_folder_knows_triton() -> None:
     for path in CODE:
         parts = path.relative_to(ROOT).parts

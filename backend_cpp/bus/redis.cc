@@ -301,8 +301,8 @@ Status RedisConnection::Receive(const char* what) {
     }
     const ptrdiff_t got = tls_ != nullptr ? tls_->Receive(bytes.data(), bytes.size())
                                           : ReceiveSome(context_->fd, bytes.data(), bytes.size());
-    if (got <= 0)
-      return got == 0 ? Status(Code::kDeviceError, Says(what, "the server hung up")) : Lost(what);
+    if (got == 0) return {Code::kDeviceError, Says(what, "the server hung up")};
+    if (got < 0) return Lost(what);
     if (redisReaderFeed(reader, bytes.data(), static_cast<size_t>(got)) != REDIS_OK) {
       return {Code::kDeviceError, Says(what, reader->errstr)};
     }

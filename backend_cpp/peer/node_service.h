@@ -36,7 +36,7 @@ struct NodeServerOptions {
   Credentials credentials = Credentials::PlainText();
   std::string model;         // identities of another one are refused; empty: not looked at
   uint32_t max_calls = 256;  // at work at once; more get RESOURCE_EXHAUSTED
-  uint32_t max_looks = 16;   // of them, of those that look only: they hold up no lookup
+  uint32_t max_looks = 16;   // the same of those that look only, counted apart: no lookup waits
 };
 
 class NodeServer {

@@ -57,18 +57,27 @@ Status ParseKind(const std::string& kind, bool* ranking) {
   return Refuse("kind is \"" + kind + "\"; use lookup or ranking");
 }
 
+Status ParseSwitch(const std::string& name, const std::string& text, bool* on) {
+  if (text != "on" && text != "off") {
+    return Refuse("parameter \"" + name + "\" is \"" + text + "\"; use on or off");
+  }
+  *on = text == "on";
+  return Status::Ok();
+}
+
+// Whether a Redis URL has a password, before its @ or in its query.
+bool HasPassword(const std::string& url) {
+  if (url.find("password=") != std::string::npos) return true;
+  const size_t at = url.find('@');
+  const size_t scheme = url.find("://");
+  if (at == std::string::npos || scheme == std::string::npos) return false;
+  const size_t colon = url.find(':', scheme + 3);
+  return colon != std::string::npos && colon + 1 < at;
+}
+
 // Triton shows the configuration to everybody who asks for it.
 Status CheckNoSecret(const char* name, const std::string& url) {
-  if (url.find("password=") != std::string::npos) {
-    return Refuse(std::string("parameter \"") + name +
-                  "\" holds a password, which everybody who asks for the configuration would see: "
-                  "put it in a file and write ?password_file=PATH");
-  }
-  const size_t at = url.find('@');
-  const size_t user = url.find("://");
-  if (at == std::string::npos || user == std::string::npos) return Status::Ok();
-  const size_t colon = url.find(':', user + 3);
-  if (colon == std::string::npos || colon + 1 >= at) return Status::Ok();
+  if (!HasPassword(url)) return Status::Ok();
   return Refuse(std::string("parameter \"") + name +
                 "\" holds a password, which everybody who asks for the configuration would see: "
                 "put it in a file and write redis://USER@HOST:PORT?password_file=PATH");
@@ -123,11 +132,7 @@ std::map<std::string, Setter> Setters(const std::string& directory, ModelConfig*
           {"tls_folder", path(&node->tls_folder)},
           {"plaintext",
            [node](const std::string& value) {
-             if (value != "on" && value != "off") {
-               return Refuse("parameter \"plaintext\" is \"" + value + "\"; use on or off");
-             }
-             node->plaintext = value == "on";
-             return Status::Ok();
+             return ParseSwitch("plaintext", value, &node->plaintext);
            }},
           {"max_degraded_share",
            [max_degraded_share](const std::string& value) {
@@ -162,13 +167,7 @@ std::map<std::string, Setter> Setters(const std::string& directory, ModelConfig*
           {"ssd_seal_bytes_per_s", bytes("ssd_seal_bytes_per_s", 0, &node->ssd_seal_bytes_per_s)},
           {"hot_rows_bytes", bytes("hot_rows_bytes", 0, &node->hot_rows_bytes)},
           {"guard",
-           [node](const std::string& value) {
-             if (value != "on" && value != "off") {
-               return Refuse("parameter \"guard\" is \"" + value + "\"; use on or off");
-             }
-             node->guard = value == "on";
-             return Status::Ok();
-           }},
+           [node](const std::string& value) { return ParseSwitch("guard", value, &node->guard); }},
           {"guard_timeout_ms",
            [node](const std::string& value) {
              uint64_t ms = 0;

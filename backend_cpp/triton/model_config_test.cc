@@ -56,6 +56,24 @@ TEST(ModelConfigTest, TablesMayHaveBudgetsAndPoliciesOfTheirOwn) {
   EXPECT_EQ(config.value().node.ddr_policy, "clock:3");
 }
 
+TEST(ModelConfigTest, APasswordInAUrlIsRefusedAndAFileOfOneIsNot) {
+  Json json = Good();
+  json["parameters"].erase("snapshot");
+  json["parameters"]["publication"]["string_value"] = "pub";
+  for (const std::string url : {"redis://me:hush@host", "redis://:hush@host:1/2",
+                                "rediss://host?ssl_ca_certs=/ca&password=hush"}) {
+    json["parameters"]["bus"]["string_value"] = url;
+    ExpectRefused(json, "?password_file=PATH");
+    EXPECT_EQ(ParseModelConfig(json.dump(), "/m").status().message().find("hush"),
+              std::string::npos);
+  }
+  for (const std::string url : {"redis://host:6379", "redis://me@host:6379?password_file=/p",
+                                "redis://me:@host", "unix:///run/redis.sock"}) {
+    json["parameters"]["bus"]["string_value"] = url;
+    EXPECT_TRUE(ParseModelConfig(json.dump(), "/m").ok()) << url;
+  }
+}
+
 TEST(ModelConfigTest, HbmMayBeATwinAndHasAPolicy) {
   Json json = Good();
   json["parameters"]["hbm_kind"]["string_value"] = "twin";

@@ -11,7 +11,7 @@ import typer
 from embertide.server.adapters.process import ProcessError, free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.server.adapters.state import RedisState
-from embertide.server.cli.refusals import read_secret, refusals
+from embertide.server.cli.refusals import HealthListen, read_secret, refusals
 from embertide.server.core.control import ControlOptions
 from embertide.server.core.demand import Clock
 from embertide.server.core.drift.options import DriftOptions, FreezeWindow, ModeName
@@ -21,7 +21,7 @@ from embertide.server.services.heap import collect_seldom
 from embertide.server.services.listening import ListenError, listening_tls
 from embertide.server.services.planning import LIMIT_S
 from embertide.server.services.standby import Standby
-from embertide.server.services.tokens import TokensError, read_tokens
+from embertide.server.services.tokens import Tokens, TokensError
 
 DEFAULTS = DriftOptions()
 
@@ -92,13 +92,7 @@ def command(
             help="Accept tokens of the repository's examples, which everybody can read.",
         ),
     ] = False,
-    health_listen: Annotated[
-        str | None,
-        typer.Option(
-            help="HOST:PORT of the health service alone, in plain text: for Kubernetes' probes, "
-            "which have no certificate."
-        ),
-    ] = None,
+    health_listen: HealthListen = None,
     bus: Annotated[
         str | None,
         typer.Option(help="Redis URL that versions come by: `status` then says what is committed."),
@@ -209,10 +203,8 @@ def command(
                     ),
                 ),
                 listen=listen,
-                tokens=tokens,
-                example_tokens=example_tokens,
-                tls=tls,
-                plaintext=plaintext,
+                tokens=Tokens(tokens, examples=example_tokens) if tokens else None,
+                tls=listening_tls(listen, tls, plaintext=plaintext),
                 health_listen=health_listen,
                 audit=audit or directory / "audit.jsonl",
                 node_token_file=node_token_file,
@@ -232,15 +224,12 @@ def command(
                         "--node-token-file without --tokens or --tls: the nodes' token would go to "
                         "whoever registers as a node; give one of them"
                     )
-            if tokens is not None:
-                read_tokens(tokens, examples=example_tokens)
-            own_tls = listening_tls(listen, tls, plaintext=plaintext)
             stores = {name: RedisState(url, name) for name in models}
             for store in stores.values():
                 stack.callback(store.close)
             if standby:
                 with Standby(
-                    listen, stores[models[0]], advertise, own_tls, health_listen
+                    listen, stores[models[0]], advertise, options.tls, health_listen
                 ) as waiting:
                     typer.echo(f"standing by at {waiting.address}; Ctrl-C stops it")
                     waiting.wait()

@@ -24,6 +24,13 @@ Backends = Annotated[
 ]
 DEFAULT_BACKENDS = _CHECKOUT / "build" / "cpp" / "backends"
 DEFAULT_CACHE = _CHECKOUT / "build" / "cache" / "dense"
+HealthListen = Annotated[
+    str | None,
+    typer.Option(
+        help="HOST:PORT of the health service alone, in plain text: for Kubernetes' probes, which "
+        "have no certificate."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

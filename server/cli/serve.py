@@ -12,7 +12,13 @@ import typer
 
 from embertide.server.adapters import triton
 from embertide.server.adapters.process import ProcessError
-from embertide.server.cli.refusals import DEFAULT_BACKENDS, Backends, read_secret, refusals
+from embertide.server.cli.refusals import (
+    DEFAULT_BACKENDS,
+    Backends,
+    HealthListen,
+    read_secret,
+    refusals,
+)
 
 _MIB = 1 << 20
 _POLL_S = 0.5
@@ -45,7 +51,7 @@ def _admin_key(path: Path | None) -> str:
     return key
 
 
-def _without_password(name: str, url: str | None, directory: Path) -> str | None:
+def without_password(name: str, url: str | None, directory: Path) -> str | None:
     """Put the password of a Redis URL in a file of ours: Triton shows its configuration to all."""
     parts = urlsplit(url or "")
     if "password=" in parts.query:
@@ -158,13 +164,7 @@ def command(
     peer: Annotated[
         str | None, typer.Option(help="HOST:PORT where peers reach this node; it listens there.")
     ] = None,
-    health_listen: Annotated[
-        str | None,
-        typer.Option(
-            help="HOST:PORT of the health service alone, in plain text: for Kubernetes' probes, "
-            "which have no certificate."
-        ),
-    ] = None,
+    health_listen: HealthListen = None,
     group: Annotated[int, typer.Option(help="Lookups stay inside a group.", min=0)] = 0,
     token_file: Annotated[
         Path | None,
@@ -290,7 +290,7 @@ def command(
             options = triton.ModelOptions(
                 snapshot=path if snapshot else None,
                 publication=None if snapshot else path,
-                bus=_without_password("bus", bus, directory),
+                bus=without_password("bus", bus, directory),
                 kind=chosen,
                 instances=instances,
                 threads=threads,
@@ -315,7 +315,7 @@ def command(
                 guard="on" if guard else None,
                 guard_timeout_ms=round(1000 * guard_timeout_s) if guard else None,
                 node=node,
-                state=_without_password("state", state, directory),
+                state=without_password("state", state, directory),
                 control=control,
                 peer_address=peer,
                 group=group if state else None,

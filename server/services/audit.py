@@ -63,7 +63,8 @@ class Audit:
     ) -> None:
         """Write who asked for what, under which ids, and what came of it.
 
-        Texts are cut at 256 characters. `model` is what the call named. `request` is None where
+        Texts are cut at 256 characters. `model` is what the call is about, if
+        that is said. `request` is None where
         the caller may not call at all: then it was not looked at.
 
         Raises:
@@ -78,7 +79,7 @@ class Audit:
             "call": call,
             "role": caller.role,
             **({"name": caller.name} if caller.name else {}),
-            **({"model": model} if (model := model or caller.model) else {}),
+            **({"model": model} if model else {}),
             "peer": peer,
             "ids": {name: given[name] for name in _IDS if name in given},
             **{name: given[name] for name in _SUBJECTS if name in given},

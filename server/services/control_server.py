@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection
 
 from embertide.server.adapters.bus import Bus
 from embertide.server.adapters.nodes import Nodes
+from embertide.server.adapters.tls import TlsFolder
 from embertide.server.core.control import ControlOptions
 from embertide.server.core.plan.validity import NODES_MAX
 from embertide.server.core.state import StateStore
@@ -23,7 +24,7 @@ from embertide.server.services.control_service import WATCHERS_MAX, ControlServi
 from embertide.server.services.driver import Driver
 from embertide.server.services.fleets import FleetOfModel, Fleets
 from embertide.server.services.gate import LARGE_BYTES_MAX, SERVICE, Gate
-from embertide.server.services.listening import LIMITS, Health, health_alone, listen, listening_tls
+from embertide.server.services.listening import LIMITS, Health, health_alone, listen
 from embertide.server.services.planning import LIMIT_S, Planning
 from embertide.server.services.tokens import Guard, Tokens
 from embertide.v1 import control_pb2_grpc
@@ -45,10 +46,8 @@ class ServerOptions:
 
     Attributes:
         listen: HOST:PORT; port 0 takes a free one.
-        tokens: File of tokens; None: nobody is asked for one.
-        example_tokens: Whether tokens that everybody can read will do.
-        tls: Folder of certificates: gRPC is TLS, and callers show one; None: plain text.
-        plaintext: Whether that may be where others can listen in.
+        tokens: Of callers; None: nobody is asked for one.
+        tls: Certificates: gRPC is TLS, and callers show one; None: plain text.
         health_listen: HOST:PORT of the health service alone, in plain text; None: none.
         audit: File of the audit lines; None: none are kept.
         node_token_file: Of the token that nodes ask of who calls them.
@@ -59,10 +58,8 @@ class ServerOptions:
 
     control: ControlOptions
     listen: str = "127.0.0.1:7070"
-    tokens: Path | None = None
-    example_tokens: bool = False
-    tls: Path | None = None
-    plaintext: bool = False
+    tokens: Tokens | None = None
+    tls: TlsFolder | None = None
     health_listen: str | None = None
     audit: Path | None = None
     node_token_file: Path | None = None
@@ -95,13 +92,10 @@ class ControlServer:
 
         Raises:
             StateUnavailableError: The store cannot be reached.
-            ListenError: The address cannot be listened on, or not in plain text.
-            TokensError: The tokens file is wrong.
-            TlsError: The certificates are wrong.
+            ListenError: The address cannot be listened on.
         """
-        tls = listening_tls(options.listen, options.tls, plaintext=options.plaintext)
-        tokens = Tokens(options.tokens, examples=options.example_tokens) if options.tokens else None
-        guard = Guard(tokens, certificates=tls is not None)
+        self._options = options
+        guard = Guard(options.tokens, certificates=options.tls is not None)
         if guard.open:
             _log.warning("no tokens file: everybody who reaches %s may do all", options.listen)
         self._audit = Audit(options.audit)
@@ -118,8 +112,8 @@ class ControlServer:
                 *LIMITS,
             ],
         )
-        self.address = listen(self._server, options.listen, tls)
-        self._nodes = Nodes(options.node_token_file, tls)
+        self.address = listen(self._server, options.listen, options.tls)
+        self._nodes = Nodes(options.node_token_file, options.tls)
         self._buses: list[Bus] = []
         planning = Planning(options.planner_limit_s)
         holder = options.advertise or self.address
@@ -172,6 +166,8 @@ class ControlServer:
         for bus in self._buses:
             bus.close()
             counts["bus_not_answered"] += bus.missed
+        for what, files in (("tokens", self._options.tokens), ("certificates", self._options.tls)):
+            counts[f"changed_{what}_refused"] += files.refused if files is not None else 0
         for what, count in sorted(counts.items()):
             _log.info("counted %s: %d", what, count)
 

@@ -159,6 +159,8 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         finally:
             with self._lock:
                 self._watching[caller] -= 1
+                if not self._watching[caller]:
+                    del self._watching[caller]
             self._watchers.release()
 
     def SteerOperation(

@@ -1,6 +1,6 @@
 """The fleets of several models behind one service: each call goes to the fleet of its model.
 
-Callers name the model in metadata (MODEL_KEY); where there is one fleet they need not. Nodes say it
+Callers name the model in metadata (gate.py); where there is one fleet they need not. Nodes say it
 when they register, and are known by their incarnation afterwards.
 """
 
@@ -15,7 +15,7 @@ from embertide.server.core.errors import Code, RefusedError, invalid
 from embertide.server.core.plan.validity import NODES_MAX
 from embertide.server.services.control_service import ControlService
 from embertide.server.services.driver import Driver
-from embertide.server.services.gate import MODEL_KEY
+from embertide.server.services.gate import named_model
 from embertide.server.services.identity import CALLER
 from embertide.server.services.tokens import check_model, check_node
 from embertide.v1 import control_pb2
@@ -46,14 +46,13 @@ class Fleets:
             RefusedError: It names none, and there are several, or there is no such model, or the
                 caller is of another one.
         """
-        found = [value for key, value in context.invocation_metadata() if key == MODEL_KEY]
+        model = named_model(context)
         names = sorted(self._fleets)
-        if not found:
+        if model is None:
             if len(names) == 1:
                 check_model(CALLER.get(), names[0])
                 return self._first.service
             raise invalid(f"no model is named, and this control plane has {names}; give --model")
-        model = found[0].decode(errors="replace") if isinstance(found[0], bytes) else found[0]
         if model not in self._fleets:
             raise RefusedError(
                 Code.NOT_FOUND,

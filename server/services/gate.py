@@ -40,9 +40,12 @@ def _call_id(context: grpc.ServicerContext) -> str:
     return str(uuid.uuid4())
 
 
-def _model_of(context: grpc.ServicerContext) -> str:
+def named_model(context: grpc.ServicerContext) -> str | None:
+    """Return the model that a call names; None: it names none."""
     found = [value for key, value in context.invocation_metadata() if key == MODEL_KEY]
-    return str(found[0]) if found else ""
+    if not found:
+        return None
+    return found[0].decode(errors="replace") if isinstance(found[0], bytes) else found[0]
 
 
 def _check_deadline(rpc: str, context: grpc.ServicerContext) -> None:
@@ -130,7 +133,7 @@ class Gate(grpc.ServerInterceptor):
                         call=call,
                         peer=context.peer(),
                         caller=caller,
-                        model=_model_of(context),
+                        model=named_model(context) or caller.model,
                         outcome=outcome,
                         message=message,
                     )

@@ -13,9 +13,8 @@ from embertide.server.adapters.tls import TlsFolder, of_this_machine
 _PROBES_MAX = 16
 _PROBE_BYTES_MAX = 4096
 _log = logging.getLogger(__name__)
-# A connection that never says anything, and one that would have as many calls as it likes.
-# If connections had no age, who was let in once would be for ever, whatever became of his
-# certificate.
+# Of one connection: how long it may say nothing at first, how many calls it has at once, and its
+# age; without that, who was let in once would be for ever, whatever became of his certificate.
 LIMITS = (
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_concurrent_streams", 512),

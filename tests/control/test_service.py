@@ -20,6 +20,7 @@ from embertide.server.core.control import Control, ControlOptions
 from embertide.server.core.plan.layout import layout_of
 from embertide.server.services.control_server import ControlServer, ServerOptions
 from embertide.server.services.listening import ListenError
+from embertide.server.services.tokens import Tokens
 from embertide.v1 import control_pb2, plan_pb2, update_pb2
 
 SUCCEEDED = control_pb2.OPERATION_STATE_SUCCEEDED
@@ -208,7 +209,7 @@ def test_tokens_roles_and_the_audit_log(bench: Bench, tmp_path: Path) -> None:
     audit = tmp_path / "audit.jsonl"
     tokens = tmp_path / "tokens"
     tokens.write_text("reader:may-look\noperator/alice:may-act\nnode:may-serve\n")
-    control = bench.control(expect=1, tokens=tokens, audit=audit)
+    control = bench.control(expect=1, tokens=Tokens(tokens), audit=audit)
     bench.node("node-0", control.address, token="may-serve")
     nobody, reader, operator = (
         bench.client(control.address, token) for token in ("", "may-look", "may-act")

@@ -73,8 +73,8 @@ struct NodeOptions {
   // sent. Empty: none. New ones need no restart, nor do new certificates.
   std::string token_file;
   std::string tls_folder;  // tls.crt, tls.key and ca.crt; empty: gRPC is plain text
-  bool plaintext =
-      false;  // without a tls_folder: even where others than this machine can listen in
+  // Without a tls_folder: whether to speak where others than this machine can listen in.
+  bool plaintext = false;
   // A key that no owner answers reads as the default row. A request with more of them than this
   // share of its keys fails.
   double max_degraded_share = 0;
