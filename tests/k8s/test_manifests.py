@@ -5,18 +5,22 @@ meet, budgets that must fit, flags that the commands must have. A check returns 
 each one is shown a manifest broken on purpose.
 """
 
+import atexit
 import base64
 import copy
 import functools
+import hashlib
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import parse_qs, urlsplit
 
 import kubernetes_validate
 import pytest
@@ -28,6 +32,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 K8S = ROOT / "k8s"
 SCHEMA = "1.36"
 PUBLIC_IMAGES = {"redis"}
+OWN = "mine"  # the overlay that new-overlay.sh makes
+FOLDERS = [OWN, "overlays/dev"]
 LAUNCH = "embertide.trainer.sync.launch"
 # Triton's own wait for requests in flight when it is told to end.
 TRITON_EXIT_S = 3
@@ -51,17 +57,28 @@ def read(text: str) -> list[Resource]:
 
 
 @functools.cache
+def own_overlay() -> Path:
+    """An overlay as docs/kubernetes.md has it made; removed when the process ends."""
+    place = tempfile.mkdtemp(prefix="overlay-")
+    atexit.register(shutil.rmtree, place)
+    folder = Path(place) / OWN
+    subprocess.run([str(K8S / "new-overlay.sh"), str(folder)], check=True, timeout=60)
+    return folder
+
+
+@functools.cache
 def build(folder: str) -> str:
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed")
-    command = ["kubectl", "kustomize", str(K8S / folder)]
+    place = own_overlay() if folder == OWN else K8S / folder
+    command = ["kubectl", "kustomize", str(place)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def deployed(folder: str = "base", training: str = "train-news.yaml") -> list[Resource]:
-    """The base, and a training job beside it; a JobSet as what its controller makes of it."""
+def deployed(folder: str = OWN, training: str = "train-news.yaml") -> list[Resource]:
+    """An overlay, and a training job beside it; a JobSet as what its controller makes of it."""
     return expanded(read(build(folder)) + read((K8S / training).read_text()))
 
 
@@ -157,6 +174,20 @@ def quantity(text: object) -> float:
 
 def command(container: Mapping[str, Any]) -> list[str]:
     return [*container.get("command", []), *container.get("args", [])]
+
+
+def given(container: Mapping[str, Any], resources: list[Resource]) -> list[str]:
+    """The command of a container, with the values of ConfigMaps in place of $(VARIABLE)."""
+    maps = of_kind(resources, "ConfigMap")
+    values = {}
+    for each in container.get("env", []):
+        if source := each.get("valueFrom", {}).get("configMapKeyRef"):
+            found = maps.get(source["name"], {}).get("data", {})
+            values[each["name"]] = found.get(source["key"], "")
+    return [
+        re.sub(r"\$\((\w+)\)", lambda name: values.get(name[1], name[0]), word)
+        for word in command(container)
+    ]
 
 
 def option(words: list[str], flag: str) -> str | None:
@@ -278,12 +309,12 @@ def images(resources: list[Resource]) -> list[str]:
     return bad
 
 
-def _volume_sources(pod: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _volume_sources(pod: Mapping[str, Any], *, closed: bool) -> Iterator[tuple[str, str]]:
     for volume in pod.get("volumes", []):
-        if "secret" in volume:
-            yield "Secret", volume["secret"]["secretName"]
-        for source in volume.get("projected", {}).get("sources", []):
-            yield "Secret", source["secret"]["name"]
+        secrets = [each["secret"] for each in volume.get("projected", {}).get("sources", [])]
+        for secret in (*secrets, *([volume["secret"]] if "secret" in volume else [])):
+            if closed or not secret.get("optional"):
+                yield "Secret", secret.get("secretName") or secret["name"]
         if "configMap" in volume:
             yield "ConfigMap", volume["configMap"]["name"]
         if "persistentVolumeClaim" in volume:
@@ -294,9 +325,12 @@ def references(resources: list[Resource]) -> list[str]:
     """Every name of another resource is one that there is."""
     wanted: list[tuple[str, str, str]] = []
     bad = []
+    signed = {each["spec"]["secretName"] for each in of_kind(resources, "Certificate").values()}
     for work in workloads(resources):
         wanted.append((work.name, "ServiceAccount", work.pod.get("serviceAccountName", "default")))
-        wanted += [(work.name, kind, name) for kind, name in _volume_sources(work.pod)]
+        wanted += [
+            (work.name, kind, name) for kind, name in _volume_sources(work.pod, closed=bool(signed))
+        ]
         volumes = {each["name"] for each in work.pod.get("volumes", [])}
         claims = work.resource["spec"].get("volumeClaimTemplates", [])
         volumes |= {each["metadata"]["name"] for each in claims}
@@ -312,7 +346,7 @@ def references(resources: list[Resource]) -> list[str]:
     for name, binding in of_kind(resources, "RoleBinding").items():
         wanted.append((name, binding["roleRef"]["kind"], binding["roleRef"]["name"]))
     there = {(each["kind"], each["metadata"]["name"]) for each in resources}
-    there |= {("Secret", name) for name in certificates()}
+    there |= {("Secret", name) for name in signed}
     return bad + [
         f"{who}: no {kind} {name}" for who, kind, name in wanted if (kind, name) not in there
     ]
@@ -323,10 +357,13 @@ def addresses(resources: list[Resource]) -> list[str]:
     services = of_kind(resources, "Service")
     bad = []
     for work in workloads(resources):
-        for word in (w for c in work.containers() for w in command(c)):
+        for word in (w for c in work.containers() for w in given(c, resources)):
             if word.startswith(("--peer-listen", "--health-listen", "--listen")):
                 continue
-            match = re.search(r"(?:redis://|=)(?:([\w$()-]+)\.)?([a-z][a-z-]*):(\d+)$", word)
+            place = word.split("=", 1)[-1].split("?")[0]
+            match = re.fullmatch(
+                r"(?:rediss?://(?:\w+@)?)?(?:([\w$()-]+)\.)?([a-z][a-z-]*):(\d+)", place
+            )
             if not match:
                 continue
             pod, host, port = match.groups()
@@ -476,7 +513,7 @@ def fleet(resources: list[Resource]) -> list[str]:
     """Control plane, nodes and tokens agree; nodes start together and end slowly enough."""
     by_name = {each.name: each for each in workloads(resources)}
     control, node = by_name["embertide-control"], by_name["embertide-node"]
-    asks, runs = command(control.pod["containers"][0]), command(node.pod["containers"][0])
+    asks, runs = (given(work.pod["containers"][0], resources) for work in (control, node))
     spec = node.resource["spec"]
     pause = node.pod["containers"][0].get("lifecycle", {}).get("preStop", {}).get("sleep", {})
     grace = node.pod.get("terminationGracePeriodSeconds", 30)
@@ -487,7 +524,7 @@ def fleet(resources: list[Resource]) -> list[str]:
         "one control plane at a time": control.resource["spec"]["strategy"]["type"] == "Recreate",
         "nodes start together": spec.get("podManagementPolicy") == "Parallel",
         "one model": option(asks, "--model") == option(runs, "--name"),
-        "one state": option(asks, "--state") == option(runs, "--state"),
+        "one state": _host(option(asks, "--state")) == _host(option(runs, "--state")),
         "a node's name is its pod's": option(runs, "--node") == "$(POD_NAME)",
         "preStop and Triton's end fit the grace period": (
             0 < pause.get("seconds", 0) < grace - TRITON_EXIT_S
@@ -500,10 +537,21 @@ def fleet(resources: list[Resource]) -> list[str]:
     return [f"not true: {what}" for what, holds in truths.items() if not holds]
 
 
-def certificates() -> dict[str, Resource]:
-    """What the component asks cert-manager for, by the secret that it makes."""
-    text = (K8S / "components" / "cert-manager" / "certificates.yaml").read_text()
-    return {each["spec"]["secretName"]: each["spec"] for each in read(text)}
+def _host(url: str | None) -> str | None:
+    return urlsplit(url or "").hostname
+
+
+def certificates(resources: list[Resource]) -> dict[str, Resource]:
+    """What cert-manager is asked for, by the secret that it makes."""
+    found = of_kind(resources, "Certificate").values()
+    return {each["spec"]["secretName"]: each["spec"] for each in found}
+
+
+def _folders(work: Workload, container: Mapping[str, Any]) -> dict[str, str]:
+    """The secrets of a container, by where they are mounted: one that has a folder of its own."""
+    secrets = {v["name"]: v["secret"]["secretName"] for v in work.pod["volumes"] if "secret" in v}
+    mounts = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+    return {path: secrets[name] for path, name in mounts.items() if name in secrets}
 
 
 def tls(resources: list[Resource]) -> list[str]:
@@ -519,24 +567,53 @@ def tls(resources: list[Resource]) -> list[str]:
     for role, names in dialled.items():
         work = by_name[f"embertide-{role}"]
         container = work.pod["containers"][0]
-        given = {each["name"]: each.get("value") for each in container["env"]}
-        mounts = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
-        secrets = {
-            each["name"]: each["secret"]["secretName"]
-            for each in work.pod["volumes"]
-            if "secret" in each
-        }
-        folder = given.get("EMBERTIDE_TLS")
+        env = {each["name"]: each.get("value") for each in container["env"]}
+        folder = env.get("EMBERTIDE_TLS")
         if folder is None:
-            if given.get("EMBERTIDE_PLAINTEXT") != "1":
+            if env.get("EMBERTIDE_PLAINTEXT") != "1":
                 bad.append(f"{work.name} has neither certificates nor leave to do without")
             continue
-        made = certificates().get(secrets.get(mounts.get(folder, ""), ""), {})
+        secret = _folders(work, container).get(folder, "")
+        made = certificates(resources).get(secret, {})
         if made.get("uris") != [f"spiffe://embertide/role/{role}"]:
             bad.append(f"{work.name}: the certificate in {folder} is not of role {role}")
         missing = set(names) - set(made.get("dnsNames", []))
         if missing:
             bad.append(f"{work.name} is dialled as {sorted(missing)}: its certificate says no such")
+    return bad
+
+
+def redis(resources: list[Resource]) -> list[str]:
+    """Who comes to a Redis over TLS is a user there, with his password, and knows who signed it."""
+    bad = []
+    users = of_kind(resources, "Secret").get("embertide-redis-users", {}).get("data", {})
+    made = certificates(resources)
+    for work in workloads(resources):
+        for container in work.containers():
+            for word in given(container, resources):
+                url = urlsplit(word.split("=", 1)[-1])
+                if url.scheme == "redis" and made:
+                    bad.append(f"{work.name} comes to {url.hostname} in plain text")
+                if url.scheme != "rediss":
+                    continue
+                asked = {name: values[0] for name, values in parse_qs(url.query).items()}
+                mounts = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+                places = {str(Path(each).parent) for each in asked.values()}
+                if asked.keys() != {"password_file", "ssl_ca_certs"} or not places <= mounts.keys():
+                    bad.append(f"{work.name}: {asked} are not all mounted")
+                role = str(url.hostname).removeprefix("embertide-")
+                lines = _text(users.get(f"{role}.acl", "")).splitlines()
+                (sent,) = [
+                    _text(each["data"]["password"]).strip()
+                    for name, each in of_kind(resources, "Secret").items()
+                    if name == f"embertide-redis-{url.username}"
+                ] or [""]
+                hashed = hashlib.sha256(sent.encode()).hexdigest()
+                if not any(line.startswith(f"user {url.username} on #{hashed} ") for line in lines):
+                    bad.append(f"{work.name} is no user {url.username} of {url.hostname}")
+                names = made.get("embertide-redis-tls", {}).get("dnsNames", [])
+                if url.hostname not in names:
+                    bad.append(f"the certificate of Redis says {names}, not {url.hostname}")
     return bad
 
 
@@ -554,8 +631,11 @@ def processes(resources: list[Resource]) -> list[str]:
                 bad.append(f"{where} ignores TERM: begin with a trap")
             if words[:1] == ["redis-server"]:
                 mounts = [mount["mountPath"] for mount in container["volumeMounts"]]
-                if "--dir" not in words or words[words.index("--dir") + 1] not in mounts:
-                    bad.append(f"{where} writes to its working directory: give --dir")
+                files = of_kind(resources, "ConfigMap")["embertide-redis"]["data"]
+                config = files.get(Path(words[-1]).name, "")
+                folder = re.search(r"^dir (.*)$", config, re.MULTILINE)
+                if not folder or folder[1] not in mounts:
+                    bad.append(f"{where} writes to its working directory: say `dir` in its file")
     return bad
 
 
@@ -602,21 +682,23 @@ def flags(resources: list[Resource]) -> list[str]:
 
 CHECKS: list[Check] = [
     selectors, ports, probes, budgets, images, references, addresses, jobs, ranks, security, fleet,
-    flags, processes, tls,
+    flags, processes, tls, redis,
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("folder", ["base", "overlays/dev"])
+@pytest.mark.parametrize("folder", FOLDERS)
 @pytest.mark.parametrize("training", TRAINING)
 def test_what_is_deployed_can_work(folder: str, training: str, check: Check) -> None:
     assert check(deployed(folder, training)) == []
 
 
-@pytest.mark.parametrize("folder", ["base", "overlays/dev"])
+@pytest.mark.parametrize("folder", FOLDERS)
 @pytest.mark.parametrize("training", TRAINING)
 def test_every_resource_is_valid(folder: str, training: str) -> None:
     for resource in deployed(folder, training):
+        if resource["apiVersion"] == "cert-manager.io/v1":
+            continue  # of a schema that is not Kubernetes' own
         assert kubernetes_validate.validate(resource, SCHEMA, strict=True) == SCHEMA
 
 
@@ -686,6 +768,9 @@ MATCH = ("matchLabels", NAME)
 SPREAD = (*POD, "topologySpreadConstraints", 0, "labelSelector")
 TOKENS = (*POD, "volumes", 0, "projected", "sources", 0)
 RULES = ("spec", "podFailurePolicy", "rules")
+REDIS = ("ConfigMap", "embertide-redis", "data")
+URLS = ("ConfigMap", "embertide-redis-urls", "data")
+FILES = "password_file=/etc/embertide/redis-password&ssl_ca_certs=/etc/embertide-tls/ca.crt"
 
 BROKEN: list[tuple[Check, str, Callable[[list[Resource]], None]]] = [
     (selectors, "service", edit(*SERVICE, "spec", "selector", NAME, to="node")),
@@ -719,7 +804,8 @@ BROKEN: list[tuple[Check, str, Callable[[list[Resource]], None]]] = [
         "claim",
         edit(*JOB, *POD, "volumes", 0, "persistentVolumeClaim", "claimName", to="x"),
     ),
-    (references, "secret", edit(*NODE, *POD, "volumes", 2, "secret", "secretName", to="token")),
+    (references, "secret", edit(*NODE, *POD, "volumes", 3, "secret", "secretName", to="token")),
+    (references, "optional", edit(*JOB, *POD, "volumes", 3, "secret", "secretName", to="x")),
     (references, "projected", edit(*CONTROL, *TOKENS, "secret", "name", to="tokens")),
     (
         references,
@@ -799,13 +885,25 @@ BROKEN: list[tuple[Check, str, Callable[[list[Resource]], None]]] = [
     (flags, "serve", say(*NODE, "--ddr-gib", "1")),
     (flags, "train", say(*JOB, "--publish-every", "1")),
     (flags, "program", edit(*CONTROL, *FIRST, "command", 0, to="embertided")),
-    (tls, "nothing", edit(*NODE, *FIRST, "env", 1, "name", to="EMBERTIDE_PLAINTEXT")),
-    (tls, "whose", edit(*CONTROL, *FIRST, "env", 1, "value", to="/etc/embertide")),
+    (tls, "nothing", edit(*NODE, *FIRST, "env", 3, "name", to="EMBERTIDE_PLAINTEXT")),
+    (tls, "whose", edit(*CONTROL, *FIRST, "env", 3, "value", to="/etc/embertide")),
     (tls, "named", edit(*NODE, "spec", "replicas", to=9)),
     (tls, "dialled", say(*NODE, "--control", "control.example:7100")),
     (processes, "deaf", edit(*NODE, *POD, "initContainers", 0, "command", 2, to="sleep 60")),
-    (processes, "no folder", edit(*STATE, *FIRST, "command", to=["redis-server"])),
-    (processes, "folder", edit(*STATE, *FIRST, "command", 2, to="/tmp")),
+    (processes, "no file", edit(*STATE, *FIRST, "command", to=["redis-server"])),
+    (processes, "folder", edit(*REDIS, "state.conf", to="dir /tmp\n")),
+    (redis, "plain", edit(*URLS, "node-bus", to="redis://embertide-bus:6379")),
+    (redis, "user", edit(*URLS, "node-bus", to=f"rediss://reader@embertide-bus:6379?{FILES}")),
+    (redis, "place", edit(*URLS, "node-bus", to=f"rediss://node@embertide-nodes:7200?{FILES}")),
+    (redis, "no password", edit(*URLS, "node-bus", to="rediss://node@embertide-bus:6379?x=1")),
+    (
+        redis,
+        "folder",
+        edit(*URLS, "trainer-bus", to=f"rediss://trainer@embertide-bus:6379?{FILES}"),
+    ),
+    (redis, "password", edit("Secret", "embertide-redis-node", "data", "password", to="eA==")),
+    (redis, "certificate", edit("Certificate", "embertide-redis", "spec", "dnsNames", to=["x"])),
+    (addresses, "by a ConfigMap", edit(*URLS, "node-state", to="redis://embertide-stat:6379")),
 ]
 
 

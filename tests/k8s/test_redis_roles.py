@@ -1,67 +1,210 @@
-"""The two roles of Redis, started by a real server with the words of their manifests."""
+"""The two roles of Redis, started by a real server with the files of their manifests."""
 
+import re
+import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import redis
-import yaml
+from serving import wait_until
+from tls_redis import link_server
 
-from embertide.server.adapters.redis import find_binary
+from bench.authority import Authority
+from embertide.server.adapters.process import Child, free_ports
+from embertide.server.adapters.redis_url import client_of
 
-MANIFEST = Path(__file__).resolve().parent.parent.parent / "k8s" / "base" / "redis.yaml"
-START_TIMEOUT_S = 10.0
+ROOT = Path(__file__).resolve().parent.parent.parent
+K8S = ROOT / "k8s"
+RULES = re.compile(r"^\| (\w+) \| (bus|state) \| `(.*)` \|$", re.MULTILINE)
+USERS = {"bus": ("trainer", "node", "control"), "state": ("node", "control")}
 
 
-def words(name: str) -> list[str]:
-    """The arguments that the workload of this name gives to redis-server."""
-    found = [
-        each for each in yaml.safe_load_all(MANIFEST.read_text()) if "template" in each["spec"]
-    ]
-    work = next(each for each in found if each["metadata"]["name"] == name)
-    program, *arguments = work["spec"]["template"]["spec"]["containers"][0]["command"]
-    assert program == "redis-server"
-    return [str(each) for each in arguments]
+class Pod:
+    """A Redis as its pod starts it, on the files that the pod sees, in a folder."""
+
+    def __init__(self, folder: Path, role: str, *, closed: bool) -> None:
+        """Lay its files out as the base does (closed), or as overlays/dev does, and start it."""
+        self.folder, self.role, self.closed = folder, role, closed
+        (self.port,) = free_ports(1)
+        for name in ("data", "redis", "redis-tls", "redis-users"):
+            (folder / name).mkdir()
+        self.authority = Authority()
+        self.authority.issue(folder / "redis-tls")
+        self.make_users()
+        layers = [K8S / "base" / "redis", *([] if closed else [K8S / "overlays/dev/redis"])]
+        for file in (file for layer in layers for file in layer.iterdir()):
+            (folder / "redis" / file.name).write_text(self._here(file.read_text()))
+        config = folder / "redis" / f"{role}.conf"
+        command = [str(link_server(folder)), str(config), "--port", "0"]
+        if not closed:
+            command[-1] = str(self.port)
+        self.process = Child(command, log=folder / "log")
+        wait_until(lambda: "Ready to accept" in self.process.log_text(), 10)
+
+    def _here(self, text: str) -> str:
+        text = re.sub(r"/etc/(redis)", rf"{self.folder}/\1", text)
+        text = text.replace("dir /data", f"dir {self.folder}/data")
+        text = text.replace("redis-cli", f"redis-cli -p {self.port}")
+        return text.replace("6379", str(self.port))
+
+    def make_users(self) -> None:
+        """Make users as new-overlay.sh does, with passwords that were not there before."""
+        made = self.folder / "overlay"
+        shutil.rmtree(made, ignore_errors=True)
+        subprocess.run([str(K8S / "new-overlay.sh"), str(made)], check=True, timeout=60)
+        shutil.copy(made / "secrets" / f"{self.role}.acl", self.folder / "redis-users/users.acl")
+        shutil.copy(made / "secrets" / "redis-reload", self.folder / "redis-users/reload")
+
+    def words(self, script: str, *words: str) -> list[str]:
+        """The command line of one of its scripts, with Debian's redis-cli, which has TLS."""
+        return ["env", "PATH=/usr/bin:/bin", "sh", str(self.folder / "redis" / script), *words]
+
+    def reloader(self) -> Child:
+        """Start the container beside it, five times a second."""
+        return Child(self.words("reload.sh", "0.2"), log=self.folder / "reload.log")
+
+    def client(self, user: str) -> redis.Redis:
+        """Return a client of one of ours, with the password of now."""
+        if not self.closed:
+            return client_of(f"redis://localhost:{self.port}")
+        password = self.folder / "overlay" / "secrets" / f"redis-{user}"
+        query = f"password_file={password}&ssl_ca_certs={self.folder}/redis-tls/ca.crt"
+        return client_of(f"rediss://{user}@localhost:{self.port}?{query}")
+
+
+def said(child: Child, words: str, times: int = 1) -> Callable[[], bool]:
+    """Whether a process has said something so many times."""
+    return lambda: child.log_text().count(words) >= times
 
 
 @pytest.fixture
-def role(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[redis.Redis]:
-    place = tmp_path / "redis.sock"
-    volume = tmp_path / "data"
-    volume.mkdir()
-    said = [str(volume) if word == "/data" else word for word in words(request.param)]
-    command = [str(find_binary()), *said, "--port", "0", "--unixsocket", str(place)]
-    with subprocess.Popen(command, cwd="/", stdout=subprocess.DEVNULL) as server:
-        client = redis.Redis(unix_socket_path=str(place), decode_responses=True)
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not place.exists():
-            assert server.poll() is None, f"redis-server refused {command}"
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        yield client
-        client.close()
-        server.terminate()
+def pod(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pod]:
+    role, closed = request.param
+    made = Pod(tmp_path, role, closed=closed)
+    yield made
+    made.process.stop()
 
 
-@pytest.mark.parametrize("role", ["embertide-bus"], indirect=True)
-def test_the_bus_writes_nothing_and_refuses_when_full(role: redis.Redis) -> None:
-    said = role.config_get()
-    assert (said["save"], said["appendonly"]) == ("", "no")
-    assert said["maxmemory-policy"] == "noeviction"
-    role.xadd("e", {"m": "x"})
-    role.config_set("maxmemory", 1)
-    with pytest.raises(redis.exceptions.OutOfMemoryError):
-        role.xadd("e", {"m": "x"})
-    assert role.exists("e")
+def pods(role: str) -> pytest.MarkDecorator:
+    """A test of a role, closed as in the base and open as in overlays/dev."""
+    ids = [f"{role} closed", f"{role} open"]
+    return pytest.mark.parametrize("pod", [(role, True), (role, False)], ids=ids, indirect=True)
 
 
-@pytest.mark.parametrize("role", ["embertide-state"], indirect=True)
-def test_the_state_is_written_before_it_is_acknowledged(role: redis.Redis, tmp_path: Path) -> None:
-    said = role.config_get()
-    assert (said["appendonly"], said["appendfsync"]) == ("yes", "always")
-    assert said["maxmemory-policy"] == "noeviction"
-    assert said["maxmemory"] == str(256 << 20)
-    role.set("epoch", "1")
-    assert list((tmp_path / "data").rglob("*.aof"))
+@pods("bus")
+def test_the_bus_writes_nothing_and_refuses_when_full(pod: Pod) -> None:
+    with pod.client("trainer") as trainer:
+        trainer.xadd("e:{news}:versions", {"m": "x" * 1000})
+        assert trainer.info("persistence")["aof_enabled"] == 0
+        assert trainer.info("memory")["maxmemory_policy"] == "noeviction"
+        assert trainer.info("memory")["maxmemory"] == 2 << 30
+    assert not list((pod.folder / "data").iterdir())
+
+
+@pods("state")
+def test_the_state_is_written_before_it_is_acknowledged(pod: Pod) -> None:
+    with pod.client("control") as control:
+        control.set("c:{news}:epoch", "1")
+    assert list((pod.folder / "data").rglob("*.aof"))
+    config = (pod.folder / "redis" / "state.conf").read_text()
+    assert "appendfsync always" in config
+
+
+@pods("bus")
+def test_a_probe_finds_a_redis_that_answers_and_one_that_does_not(pod: Pod) -> None:
+    probe = pod.words("probe.sh")
+    assert subprocess.run(probe, check=False, timeout=10).returncode == 0
+    pod.process.stop()
+    assert subprocess.run(probe, check=False, timeout=10).returncode != 0
+
+
+@pytest.mark.parametrize("pod", [("bus", True), ("state", True)], ids=USERS, indirect=True)
+def test_a_stranger_may_do_nothing_and_the_probe_ping_alone(pod: Pod) -> None:
+    for user in USERS[pod.role]:
+        with pod.client(user) as ours:
+            assert ours.ping()
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                ours.config_get("dir")
+    ca = f"ssl_ca_certs={pod.folder}/redis-tls/ca.crt"
+    stranger = client_of(f"rediss://localhost:{pod.port}?{ca}")
+    with stranger, pytest.raises(redis.AuthenticationError):
+        stranger.get("e:x")
+    with client_of(f"rediss://probe:none@localhost:{pod.port}?{ca}") as probe:
+        assert probe.ping()
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            probe.get("e:x")
+    plain = client_of(f"redis://localhost:{pod.port}")
+    with plain, pytest.raises(redis.ConnectionError):
+        plain.ping()
+
+
+@pytest.mark.parametrize("pod", [("bus", True)], ids=["closed"], indirect=True)
+def test_new_users_and_certificates_hold_without_a_restart(pod: Pod) -> None:
+    """Even of another authority, and for one whose password changed twice in a row."""
+    with pod.reloader() as reloader:
+        wait_until(said(reloader, "have been read"), 20)
+        for turn in (1, 2):
+            old = pod.folder / "old"
+            shutil.rmtree(old, ignore_errors=True)
+            shutil.copytree(pod.folder / "overlay" / "secrets", old)
+            pod.make_users()
+            Authority().issue(pod.folder / "redis-tls")
+            wait_until(said(reloader, "have been read", turn + 1), 20)
+            with pod.client("node") as node:
+                assert node.ping()
+            query = f"password_file={old}/redis-node&ssl_ca_certs={pod.folder}/redis-tls/ca.crt"
+            before = client_of(f"rediss://node@localhost:{pod.port}?{query}")
+            with before, pytest.raises(redis.AuthenticationError):
+                before.ping()
+        assert pod.process.alive()
+        began = time.monotonic()
+    assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize("pod", [("bus", True)], ids=["closed"], indirect=True)
+def test_what_redis_cannot_read_leaves_what_was_there(pod: Pod) -> None:
+    with pod.reloader() as reloader:
+        wait_until(said(reloader, "have been read"), 20)
+        users = pod.folder / "redis-users" / "users.acl"
+        good = users.read_text()
+        users.write_text(good + "user x on +nothing\n")
+        wait_until(said(reloader, "could not be read"), 20)
+        assert "nothing" in reloader.log_text()
+        with pod.client("node") as node:
+            assert node.ping()
+        users.write_text(good + "\n")
+        wait_until(said(reloader, "have been read", 2), 20)
+
+
+def test_the_rules_are_those_of_the_page() -> None:
+    page = {
+        (user, role): rule
+        for user, role, rule in RULES.findall((ROOT / "docs/security.md").read_text())
+    }
+    script = (K8S / "new-overlay.sh").read_text()
+    for role, users in USERS.items():
+        (part,) = re.findall(rf"((?:  user .*\n)+)}} >\"\$folder/secrets/{role}.acl\"", script)
+        said = dict(re.findall(r"  user (\w+) '(.*)'", part))
+        assert said == {user: page[user, role] for user in users}
+    assert len(page) == sum(map(len, USERS.values()))
+
+
+def test_an_overlay_is_made_once_and_read_by_its_owner_alone(tmp_path: Path) -> None:
+    script, place = str(K8S / "new-overlay.sh"), tmp_path / "mine"
+    subprocess.run([script, str(place), "registry.example.org/embertide"], check=True, timeout=60)
+    files = [place, *place.rglob("*")]
+    assert {file.stat().st_mode & 0o077 for file in files} == {0}
+    assert (
+        "newName: registry.example.org/embertide/node" in (place / "kustomization.yaml").read_text()
+    )
+    before = (place / "secrets" / "tokens").read_text()
+    again = subprocess.run(
+        [script, str(place)], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert again.returncode == 2
+    assert "is there already" in again.stderr
+    assert (place / "secrets" / "tokens").read_text() == before
+    assert subprocess.run([script], capture_output=True, check=False, timeout=60).returncode == 2

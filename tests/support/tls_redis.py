@@ -12,18 +12,31 @@ from embertide.server.adapters.process import Child, Stopped
 _BINARY = Path("/usr/bin/redis-check-rdb")
 
 
+def link_server(folder: Path) -> Path:
+    """Return a redis-server with TLS, as a link in the folder."""
+    binary = folder / "redis-server"
+    binary.unlink(missing_ok=True)
+    binary.symlink_to(_BINARY)
+    return binary
+
+
 class TlsRedis(Stopped):
     """A server that asks for a certificate of its authority, and knows the users of a file."""
 
     def __init__(self, folder: Path, tls: Path, port: int, users: list[str]) -> None:
         """Start it; `tls` is its folder of certificates, a user `NAME on >PASSWORD RULES`."""
         self.port, self._tls, self._users = port, tls, folder / "users.acl"
-        binary = folder / "redis-server"
-        binary.unlink(missing_ok=True)
-        binary.symlink_to(_BINARY)
         self.write_users(users)
         command = [
-            *(str(binary), "--port", "0", "--tls-port", str(port), "--bind", "127.0.0.1"),
+            *(
+                str(link_server(folder)),
+                "--port",
+                "0",
+                "--tls-port",
+                str(port),
+                "--bind",
+                "127.0.0.1",
+            ),
             *("--tls-cert-file", str(tls / "tls.crt"), "--tls-key-file", str(tls / "tls.key")),
             *("--tls-ca-cert-file", str(tls / "ca.crt"), "--tls-auth-clients", "yes"),
             *("--save", "", "--appendonly", "no", "--dir", str(folder)),
