@@ -311,7 +311,9 @@ Status Fleet::Adopt(const v1::Plan& plan) {
   const auto before = routing();
   if (before != nullptr && before->epoch >= made.value()->epoch) return Status::Ok();
   std::vector<PeerPool::Address> peers;
-  for (const Routing::Peer& peer : made.value()->peers) peers.push_back({peer.name, peer.address});
+  for (const Routing::Peer& peer : made.value()->peers) {
+    peers.push_back({peer.name, peer.address, peer.spare});
+  }
   peers_->SetPeers(peers);
   {
     const std::lock_guard lock(mutex_);

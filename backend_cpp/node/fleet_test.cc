@@ -417,6 +417,46 @@ TEST(FleetNodeTest, ALivePeerThatLostTheVersionMeansAnotherPin) {
   EXPECT_EQ(std::accumulate(by_reason.begin(), by_reason.end(), uint64_t{0}), 2U);
 }
 
+// One that is a version behind is about to have it; one that is further behind may never.
+TEST(FleetNodeTest, AnOwnerThatIsOneVersionBehindIsWaitedForAndNoOther) {
+  TestFleet fleet(2);
+  fleet.model.WriteSnapshot({1, 1}, ManyRows(50, 1));
+  std::atomic<uint64_t> asked{0};  // at this version
+  TestPeer peer(1, [&](const v1::LookupRequest& request, v1::LookupResponse* response) {
+    if (!request.parts().empty()) asked = request.parts(0).version().number();
+    return HasNoRows(request, response);
+  });
+  fleet.SetAddress(1, peer.address());
+  fleet.Write(fleet.MakePlan(1));
+  NodeOptions options = fleet.Options(0);
+  options.peer_timeout = std::chrono::seconds(20);
+  fleet.Start(0, options);
+  const Node& node = fleet.node(0);
+  ASSERT_TRUE(Await([&] { return node.fleet_stats().peers_alive == 1; }));
+  fleet.model.WriteDelta({2, 1}, {1, 1}, {{fleet.KeyOf(0), 9}});
+  fleet.model.WriteDelta({3, 1}, {2, 1}, {{fleet.KeyOf(0), 9}});
+  ASSERT_TRUE(Await([&] { return node.newest()->number == 3; }));
+  const auto far = static_cast<int64_t>(fleet.KeyOf(1));
+  const auto fetch = [&](uint64_t version) {
+    const Result<Pinned> pinned = node.Pin(version);
+    Status status;
+    const auto begun = std::chrono::steady_clock::now();
+    Fetched(node, pinned.value(), {{far}}, {}, &status);
+    return std::chrono::steady_clock::now() - begun;
+  };
+  EXPECT_LT(fetch(3), std::chrono::seconds(5)) << "two versions behind";
+  EXPECT_EQ(asked, 0U);
+  std::thread later([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    peer.SetVersions(1, 2);
+  });
+  const auto took = fetch(2);
+  later.join();
+  EXPECT_EQ(asked, 2U) << "it was waited for";
+  EXPECT_GT(took, std::chrono::milliseconds(90));
+  EXPECT_LT(took, std::chrono::seconds(5));
+}
+
 // What its old address did not answer is asked at the new one.
 TEST(FleetNodeTest, APeerThatMovesWhileItIsAskedIsAskedAtItsNewAddress) {
   TestFleet fleet(2);

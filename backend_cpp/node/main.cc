@@ -27,7 +27,7 @@ constexpr const char* kHelp =
     "  --bus URL             Redis of the updates; without it, files alone\n"
     "  --control HOST:PORT   control plane to register with\n"
     "  --node NAME           its name in the plan (node-0)\n"
-    "  --group N             lookups stay inside a group (0)\n"
+    "  --group N             lookups stay inside a group as long as it answers (0)\n"
     "  --devices N           CPU devices (1)\n"
     "  --numa-nodes LIST     whose memory device 0, 1, ... is in, over again: auto, none or "
     "0,1,...\n"

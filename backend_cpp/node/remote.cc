@@ -441,12 +441,23 @@ Status RemoteLookup::Fetch(const Routing& routing, uint64_t version, uint64_t li
   }
   Number(requests, parts);
 
-  // Each round passes over another peer, or finds keys refused for the first time: they end.
-  while (!parts.all.empty()) {
-    const Clock::time_point now = Clock::now();
-    Ask(routing, version, lineage, parts.more ? now + (deadline - now) / 2 : deadline, &parts);
-    std::vector<Wanted> failed;
-    EMBERTIDE_RETURN_IF_ERROR(Take(parts, version, lineage, terms, &failed));
+  // Each round passes over another peer, finds keys refused for the first time, or has waited for a
+  // version, for which there is one end: they end.
+  const Clock::time_point begun = Clock::now();
+  const Clock::time_point until = begun + (deadline - begun) / 2;
+  std::vector<Wanted> failed;
+  while (true) {
+    if (parts.all.empty()) {
+      if (!AwaitVersion(routing, version, lineage, until)) break;
+      const auto last = std::ranges::partition(unanswered_, std::not_fn(lacks));
+      failed.assign(last.begin(), last.end());
+      unanswered_.erase(last.begin(), last.end());
+    } else {
+      const Clock::time_point now = Clock::now();
+      Ask(routing, version, lineage, parts.more ? now + (deadline - now) / 2 : deadline, &parts);
+      failed.clear();
+      EMBERTIDE_RETURN_IF_ERROR(Take(parts, version, lineage, terms, &failed));
+    }
     BeginParts(routing, failed.size(), &parts);
     if (SplitAgain(routing, version, requests, failed, &parts)) {
       return {Code::kNotOwner, "a bucket came here meanwhile"};
@@ -463,6 +474,27 @@ Status RemoteLookup::Fetch(const Routing& routing, uint64_t version, uint64_t li
   Degrade(routing, version, requests, terms);
   Tell();
   return Status::Ok();
+}
+
+bool RemoteLookup::AwaitVersion(const Routing& routing, uint64_t version, uint64_t lineage,
+                                Clock::time_point until) {
+  const auto lacks = [](const Wanted& wanted) { return wanted.why == NoAnswer::kVersion; };
+  if (std::ranges::none_of(unanswered_, lacks)) return false;
+  while (Clock::now() < until) {
+    bool behind = false;
+    for (size_t p = 0; p < passed_over_.size(); ++p) {
+      if (passed_over_[p] != NoAnswer::kVersion) continue;
+      const std::string& name = routing.peers[p].name;
+      if (!peers_->WhyNot(name, version, lineage)) {
+        passed_over_[p] = std::nullopt;
+        return true;
+      }
+      behind |= peers_->IsJustBehind(name, version);
+    }
+    if (!behind) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return false;
 }
 
 bool RemoteLookup::SplitAgain(const Routing& routing, uint64_t version,

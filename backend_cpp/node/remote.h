@@ -3,10 +3,11 @@
 // Rows that are read often are kept here (hot_rows.h). The other keys are deduplicated by owner and
 // table; a bag with several keys at one owner comes back as their fp64 sum, all else as rows.
 // An owner that does not answer, or lacks the version or the bucket, is passed over for the next
-// one. A key that no owner answers reads as the default row, marked Source::kUnanswered; a request
-// with more of them than max_degraded_share of its keys fails alone. The caller's deadline
-// holds for all of it: while keys have a next owner, the one asked gets half of what is left.
-// Used by one thread; keeps its memory between executions.
+// one. Where all owners lack the version, and one is but a version behind, it is waited for, for
+// half of the time that is left at most. A key that no owner answers reads as the default row,
+// marked Source::kUnanswered; a request with more of them than max_degraded_share of its keys fails
+// alone. The caller's deadline holds for all of it: while keys have a next owner, the one asked
+// gets half of what is left. Used by one thread; keeps its memory between executions.
 #pragma once
 
 #include <array>
@@ -147,6 +148,10 @@ class RemoteLookup {
   // Splits what failed by their next owners; true if a bucket came here meanwhile.
   bool SplitAgain(const Routing& routing, uint64_t version, std::span<const KeyBags> requests,
                   std::span<const Wanted> failed, Parts* parts);
+  // Waits, at the longest until `until`, for an owner that is about to have the version, and splits
+  // what is unanswered for want of it. False: there is none.
+  bool AwaitVersion(const Routing& routing, uint64_t version, uint64_t lineage,
+                    Clock::time_point until);
   void Ask(const Routing& routing, uint64_t version, uint64_t lineage, Clock::time_point deadline,
            Parts* parts);
   Status Take(const Parts& parts, uint64_t version, uint64_t lineage, FetchTerms terms,

@@ -5,6 +5,7 @@
 #include <map>
 #include <ranges>
 #include <set>
+#include <span>
 
 #include "embertide/hash.h"
 
@@ -38,8 +39,10 @@ class Reader {
     for (const v1::Node& each : plan.topology().nodes()) {
       if (!partial_.contains(each.group())) whole_.insert(each.group());
     }
-    base_ = whole_.empty() ? 0 : *whole_.begin();
-    group_ = self_ < 0 ? base_ : plan.topology().nodes(self_).group();
+    const uint32_t first = whole_.empty() ? 0 : *whole_.begin();
+    group_ = self_ < 0 ? first : plan.topology().nodes(self_).group();
+    const auto next = whole_.upper_bound(group_);
+    other_ = partial_.contains(group_) || next == whole_.end() ? first : *next;
   }
 
   Result<std::shared_ptr<const Routing>> Read() {
@@ -102,14 +105,13 @@ class Reader {
     return Status::Ok();
   }
 
-  // Of a group that comes or goes, those of the first whole group too: they have what it lacks.
   void ReadPeers() {
-    const bool lacks = partial_.contains(group_);
+    const bool lacks = partial_.contains(group_);  // so that the other group's are no spare ones
     for (int n = 0; n < plan_.topology().nodes_size(); ++n) {
       const v1::Node& node = plan_.topology().nodes(n);
-      if (n == self_ || (node.group() != group_ && !(lacks && node.group() == base_))) continue;
+      if (n == self_ || (node.group() != group_ && node.group() != other_)) continue;
       peer_of_[static_cast<uint32_t>(n)] = static_cast<uint16_t>(routing_->peers.size());
-      routing_->peers.push_back({node.name(), node.address()});
+      routing_->peers.push_back({node.name(), node.address(), !lacks && node.group() != group_});
       peer_hash_.push_back(HashKey(HashName(node.name()) ^ HashKey(self_hash_)));
     }
   }
@@ -164,7 +166,7 @@ class Reader {
     std::set<Place> seen;
     std::set<uint32_t> groups;
     std::set<uint32_t> nodes;
-    std::vector<uint16_t> of_base;  // of another group
+    std::vector<uint16_t> of_other;
     Routing::Bucket bucket;
     for (const v1::Owner& owner : assignment.owners()) {
       EMBERTIDE_RETURN_IF_ERROR(CheckOwner(owner, &seen));
@@ -174,7 +176,7 @@ class Reader {
       const uint32_t group = plan_.topology().nodes(static_cast<int>(owner.node())).group();
       groups.insert(group);
       if (const auto peer = peer_of_.find(owner.node()); peer != peer_of_.end()) {
-        (group == group_ ? bucket.owners : of_base).push_back(peer->second);
+        (group == group_ ? bucket.owners : of_other).push_back(peer->second);
       }
       if (static_cast<int>(owner.node()) == self_) {
         bucket.device = static_cast<int32_t>(owner.device());
@@ -194,7 +196,9 @@ class Reader {
         bucket.device = static_cast<int32_t>(owner.device());
       }
     }
-    if (bucket.owners.empty()) bucket.owners = std::move(of_base);
+    // What is owned here is asked of nobody else.
+    const size_t own = bucket.owners.size();
+    if (!bucket.owned) bucket.owners.insert(bucket.owners.end(), of_other.begin(), of_other.end());
     for (const uint32_t group : whole_) {
       if (!groups.contains(group)) {
         return Refuse("rule 3: group " + std::to_string(group) + " does not own " +
@@ -205,7 +209,9 @@ class Reader {
       if (assigned_[table][b]) return Refuse("rule 1: " + Name(table, b) + " is assigned twice");
       assigned_[table][b] = true;
       buckets[b] = bucket;
-      Order(table, static_cast<uint32_t>(b), &buckets[b].owners);
+      const std::span owners = buckets[b].owners;
+      Order(table, static_cast<uint32_t>(b), owners.first(own));
+      Order(table, static_cast<uint32_t>(b), owners.subspan(own));
     }
     return Status::Ok();
   }
@@ -256,15 +262,15 @@ class Reader {
   }
 
   // Puts the owner with the highest hash first.
-  void Order(size_t table, uint32_t bucket, std::vector<uint16_t>* owners) {
-    if (owners->size() < 2) return;
+  void Order(size_t table, uint32_t bucket, std::span<uint16_t> owners) {
+    if (owners.size() < 2) return;
     const uint64_t about = HashKey(uint64_t{manifest_.tables[table].id} << 32 | bucket);
     ranked_.clear();
-    for (const uint16_t peer : *owners) {
+    for (const uint16_t peer : owners) {
       ranked_.emplace_back(HashKey(peer_hash_[peer] ^ about), peer);
     }
     std::ranges::sort(ranked_, std::greater());
-    std::ranges::copy(ranked_ | std::views::values, owners->begin());
+    std::ranges::copy(ranked_ | std::views::values, owners.begin());
   }
 
   const v1::Plan& plan_;
@@ -275,8 +281,8 @@ class Reader {
   int self_ = -1;
   std::set<uint32_t> partial_;
   std::set<uint32_t> whole_;
-  uint32_t base_ = 0;  // the first whole group
   uint32_t group_ = 0;
+  uint32_t other_ = 0;  // the whole group that is asked where nobody of the own answers; or the own
   std::map<uint32_t, uint16_t> peer_of_;     // node of the topology -> place in peers
   std::vector<std::vector<bool>> assigned_;  // by table, by bucket
   std::vector<std::pair<uint64_t, uint16_t>> ranked_;

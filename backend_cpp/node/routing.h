@@ -18,17 +18,18 @@ struct Routing {
   struct Peer {
     std::string name;
     std::string address;  // of its NodeService
+    bool spare = false;   // of another group: asked for what nobody of the own answers for
   };
   // One bucket as this node sees it.
   struct Bucket {
-    std::vector<uint16_t> owners;  // places in `peers`, in the order in which they are asked
-    int32_t device = -1;           // where it is to be held here; -1: not
-    bool owned = false;            // here; what joins or leaves is held, and not relied upon
+    // Places in `peers`, in the order in which they are asked: of the own group, then of the other.
+    std::vector<uint16_t> owners;
+    int32_t device = -1;  // where it is to be held here; -1: not
+    bool owned = false;   // here; what joins or leaves is held, and not relied upon
   };
 
   uint64_t epoch = 0;
-  // Of this node's group, itself excluded; those of the first whole group too if its own is
-  // partial.
+  // Of this node's group, itself excluded, and of one other whole group.
   std::vector<Peer> peers;
   std::vector<std::vector<Bucket>> buckets;  // by table's place in the manifest, by bucket
   std::vector<bool> all_owned;               // by table: every bucket of it is owned here
@@ -43,8 +44,11 @@ struct Routing {
 //
 // Proves a plan by the rules of plan.proto against the model's tables, and reads it for the node
 // named. kRejected naming the rule that it breaks. A node that the plan does not name holds nothing
-// and asks the owners of the first whole group. So does a node of a partial group (plan.proto)
-// where no node of its own group owns a bucket.
+// and asks the owners of the first whole group.
+//
+// Where no owner of its own group answers, a node asks those of one other whole group: the next one
+// by number, after the last the first. A node of a partial group (plan.proto) asks the first whole
+// group, also for what nobody of its own group owns.
 Result<std::shared_ptr<const Routing>> MakeRouting(const v1::Plan& plan, const Manifest& manifest,
                                                    const std::string& node);
 

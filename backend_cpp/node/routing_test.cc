@@ -79,12 +79,15 @@ TEST_F(RoutingTest, ANodeHoldsWhatItOwnsJoinsOrLeavesAndAsksItsGroup) {
   ASSERT_TRUE(made.ok()) << made.status().ToString();
   const Routing& routing = *made.value();
   EXPECT_EQ(routing.epoch, 3U);
-  ASSERT_EQ(routing.peers.size(), 1U) << "a node of another group is no peer";
+  ASSERT_EQ(routing.peers.size(), 2U);
   EXPECT_EQ(routing.peers[0].name, "b");
+  EXPECT_FALSE(routing.peers[0].spare);
+  EXPECT_EQ(routing.peers[1].name, "other-group");
+  EXPECT_TRUE(routing.peers[1].spare);
   EXPECT_EQ(routing.buckets[0][0].device, 0);
   EXPECT_TRUE(routing.buckets[0][0].owners.empty());
   EXPECT_EQ(routing.buckets[0][2].device, 1) << "it joins there";
-  EXPECT_EQ(routing.buckets[0][2].owners, std::vector<uint16_t>{0});
+  EXPECT_EQ(routing.buckets[0][2].owners, (std::vector<uint16_t>{0, 1})) << "the own group first";
 
   third->clear_joining();
   Place(third->add_leaving(), 0, 0);
@@ -131,7 +134,7 @@ TEST_F(RoutingTest, OwnersShareTheBucketsOfEachAsker) {
   EXPECT_GT(differ, kBuckets / 2);
 }
 
-// Of a group that comes or goes, each key is asked of the own group if it owns the bucket, and else
+// Of a group that comes or goes, each key is asked of the own group if it owns the bucket, and then
 // of the first whole group.
 TEST_F(RoutingTest, APartialGroupAsksAWholeOneForWhatItLacks) {
   v1::Node* node = plan_.mutable_topology()->add_nodes();
@@ -152,14 +155,20 @@ TEST_F(RoutingTest, APartialGroupAsksAWholeOneForWhatItLacks) {
     for (const uint16_t owner : owners) found.push_back(made.value()->peers[owner].name);
     return found;
   };
-  EXPECT_EQ(names(made.value()->buckets[0][0].owners), std::vector<std::string>{"comes-too"});
+  EXPECT_EQ(names(made.value()->buckets[0][0].owners),
+            (std::vector<std::string>{"comes-too", "a"}));
   EXPECT_EQ(names(made.value()->buckets[0][2].owners), std::vector<std::string>{"b"});
   EXPECT_FALSE(made.value()->buckets[0][0].owned);
   EXPECT_FALSE(IsWhole(plan_, 5));
   EXPECT_FALSE(IsWhole(plan_, 6)) << "it has no node";
   EXPECT_TRUE(IsWhole(plan_, 1));
+  for (const Routing::Peer& peer : made.value()->peers) {
+    EXPECT_FALSE(peer.spare) << peer.name << " has what a partial group lacks";
+  }
   const auto of_whole = MakeRouting(plan_, manifest_, "a");
-  EXPECT_EQ(of_whole.value()->peers.size(), 1U) << "a whole group asks nobody else";
+  for (const Routing::Peer& peer : of_whole.value()->peers) {
+    EXPECT_NE(peer.name.substr(0, 5), "comes") << "a whole group asks no partial one";
+  }
 
   // Group 0 leaves, and owns less and less: nobody asks it any more.
   plan_.mutable_topology()->clear_partial_groups();

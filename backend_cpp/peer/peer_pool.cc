@@ -88,6 +88,7 @@ std::shared_ptr<v1::NodeService::Stub> Dial(const std::string& address,
 struct Peer {
   std::string name;
   std::string address;
+  std::atomic<bool> spare = false;
 
   mutable std::mutex mutex;
   std::shared_ptr<v1::NodeService::Stub> stub;
@@ -146,6 +147,16 @@ struct PeerPool::Impl {
     all.reserve(peers.size());
     for (const auto& [name, peer] : peers) all.push_back(peer);
     return all;
+  }
+  // Spare peers stand in for those that do not answer; they are waited for only then.
+  std::vector<std::shared_ptr<Peer>> WaitedFor() const {
+    std::vector<std::shared_ptr<Peer>> peers = All();
+    const bool all_answer = std::ranges::all_of(peers, [](const std::shared_ptr<Peer>& peer) {
+      const std::lock_guard lock(peer->mutex);
+      return peer->spare || peer->lives;
+    });
+    if (all_answer) std::erase_if(peers, [](const auto& peer) { return peer->spare.load(); });
+    return peers;
   }
   std::shared_ptr<Peer> Find(const std::string& name) const {
     const std::lock_guard lock(mutex);
@@ -433,12 +444,14 @@ void PeerPool::SetPeers(std::span<const Address> peers) {
   for (const Address& each : peers) {
     const auto found = impl_->peers.find(each.name);
     if (found != impl_->peers.end() && found->second->address == each.address) {
+      found->second->spare = each.spare;
       next[each.name] = found->second;
       continue;
     }
     auto peer = std::make_shared<Peer>();
     peer->name = each.name;
     peer->address = each.address;
+    peer->spare = each.spare;
     peer->heard = Clock::now();
     peer->stub = Dial(each.address, impl_->options.credentials);
     peer->dialled = peer->heard;
@@ -526,6 +539,13 @@ std::optional<NoAnswer> PeerPool::WhyNot(const std::string& name, uint64_t versi
   return peer->range.Has(version, lineage) ? std::nullopt : std::optional(NoAnswer::kVersion);
 }
 
+bool PeerPool::IsJustBehind(const std::string& name, uint64_t version) const {
+  const std::shared_ptr<Peer> peer = impl_->Find(name);
+  if (peer == nullptr) return false;
+  const std::lock_guard lock(peer->mutex);
+  return peer->lives && peer->range.newest + 1 == version;
+}
+
 std::string PeerPool::Describe(const std::string& name) const {
   const std::shared_ptr<Peer> peer = impl_->Find(name);
   if (peer == nullptr) return name + " is no peer";
@@ -537,7 +557,7 @@ std::string PeerPool::Describe(const std::string& name) const {
 
 std::vector<PeerPool::Range> PeerPool::LiveRanges() const {
   std::vector<Range> ranges;
-  for (const auto& peer : impl_->All()) {
+  for (const auto& peer : impl_->WaitedFor()) {
     const std::lock_guard lock(peer->mutex);
     if (peer->lives) ranges.push_back(peer->range);
   }
@@ -545,7 +565,7 @@ std::vector<PeerPool::Range> PeerPool::LiveRanges() const {
 }
 
 bool PeerPool::HaveReached(uint64_t version) const {
-  return std::ranges::all_of(impl_->All(), [&](const std::shared_ptr<Peer>& peer) {
+  return std::ranges::all_of(impl_->WaitedFor(), [&](const std::shared_ptr<Peer>& peer) {
     const std::lock_guard lock(peer->mutex);
     return peer->lives ? peer->range.newest >= version : peer->heard_of;
   });
@@ -555,7 +575,7 @@ uint32_t PeerPool::Alive() const {
   uint32_t alive = 0;
   for (const auto& peer : impl_->All()) {
     const std::lock_guard lock(peer->mutex);
-    alive += peer->lives ? 1 : 0;
+    alive += peer->lives && !peer->spare ? 1 : 0;
   }
   return alive;
 }

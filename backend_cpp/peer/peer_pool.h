@@ -93,6 +93,9 @@ class PeerPool {
   struct Address {
     std::string name;
     std::string address;
+    // Not counted as alive; and its versions are waited for only while a peer that is no spare one
+    // does not answer.
+    bool spare = false;
   };
   // The peers from now on. Those that stay keep their connection and what is known of them.
   void SetPeers(std::span<const Address> peers);
@@ -123,16 +126,18 @@ class PeerPool {
       return version < newest || of_lineage == lineage;
     }
   };
-  std::vector<Range> LiveRanges() const;
+  std::vector<Range> LiveRanges() const;  // of those whose versions are waited for
   // Why a peer is not to be asked at a version: kDead or kVersion. Nothing: it is to be; so is one
   // that was never heard of yet.
   std::optional<NoAnswer> WhyNot(const std::string& peer, uint64_t version, uint64_t lineage) const;
+  // Whether a peer that answers has the version before this one as its newest.
+  bool IsJustBehind(const std::string& peer, uint64_t version) const;
   // "node-1 holds versions 5 to 12", for messages.
   std::string Describe(const std::string& peer) const;
-  // Whether all peers that answer have this version, or a newer one; false while one of them was
+  // Whether all of those that answer have this version, or a newer one; false while one of them was
   // not heard of yet.
   bool HaveReached(uint64_t version) const;
-  uint32_t Alive() const;  // peers that answer
+  uint32_t Alive() const;  // peers that answer, but spare ones
   const PeerStats& stats() const;
   // By name.
   std::map<std::string, PeerTraffic> Traffic() const;

@@ -59,6 +59,34 @@ TEST(PeerPoolNodeTest, ABeatThatIsAskedForWhileOneIsUnderWayFollowsIt) {
   EXPECT_FALSE(pool.HaveReached(2));
 }
 
+// One of another group counts only while one of the own does not answer.
+TEST(PeerPoolNodeTest, ASparePeerIsWaitedForWhileAnotherDoesNotAnswer) {
+  const auto ok = [](const v1::LookupRequest&, v1::LookupResponse*) { return grpc::Status::OK; };
+  auto own = std::make_unique<TestPeer>(5, ok);
+  TestPeer spare(3, ok);
+  PeerPoolOptions options;
+  options.name = "asker";
+  options.beat_every = std::chrono::milliseconds(20);
+  PeerPool pool(options, [] { return v1::VersionRange(); }, [] { return 1; });
+  const std::vector<PeerPool::Address> peers = {{"a", own->address()},
+                                                {"s", spare.address(), /*spare=*/true}};
+  pool.SetPeers(peers);
+  const auto newest = [&] {
+    std::vector<uint64_t> found;
+    for (const PeerPool::Range& range : pool.LiveRanges()) found.push_back(range.newest);
+    return found;
+  };
+  ASSERT_TRUE(Await([&] { return pool.Alive() == 1 && !pool.WhyNot("s", 3, 1); }));
+  ASSERT_TRUE(Await([&] { return newest() == std::vector<uint64_t>{5}; }));
+  EXPECT_TRUE(pool.HaveReached(5));
+  EXPECT_TRUE(pool.IsJustBehind("s", 4));
+  EXPECT_FALSE(pool.IsJustBehind("s", 5));
+  own.reset();
+  ASSERT_TRUE(Await([&] { return newest() == std::vector<uint64_t>{3}; }));
+  EXPECT_EQ(pool.Alive(), 0U);
+  EXPECT_FALSE(pool.HaveReached(5));
+}
+
 // A pool of one node that knows one peer, and beats when it is told to.
 struct OnePeer {
   explicit OnePeer(const std::string& address, std::chrono::milliseconds beat_every)

@@ -165,7 +165,7 @@ def command(
         str | None, typer.Option(help="HOST:PORT where peers reach this node; it listens there.")
     ] = None,
     health_listen: HealthListen = None,
-    group: Annotated[int, typer.Option(help="Lookups stay inside a group.", min=0)] = 0,
+    group: Annotated[int, typer.Option(help="Lookups stay inside a group as long as it answers.", min=0)] = 0,
     token_file: Annotated[
         Path | None,
         typer.Option(

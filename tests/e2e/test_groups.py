@@ -6,6 +6,8 @@ versions are published all the time. No request fails.
 """
 
 import contextlib
+import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,6 +92,12 @@ class Site:
             asker = self.askers[name] = Asker(self.model, self.nodes[name], len(self.askers))
             asker.start()
             self._stack.callback(asker.stop)
+
+    def answered(self, name: str, more: int) -> None:
+        """Wait until a node has answered so often again."""
+        until = self.askers[name].answers + more
+        wait_until(lambda: self.askers[name].answers > until or bool(self.askers[name].error), 20)
+        self.check()
 
     def check(self) -> None:
         for name, asker in self.askers.items():
@@ -190,3 +198,49 @@ def test_one_group_takes_over_from_another_and_no_request_fails(site: Site) -> N
     counts = {name: asker.answers for name, asker in site.askers.items()}
     print(f"{counts} answers, {site.model.newest} versions, 0 failed")
     assert min(counts.values()) > 50
+
+
+def test_a_group_that_loses_a_node_asks_the_other_and_no_request_fails(site: Site) -> None:
+    """Killed, and stopped so that it takes connections and says nothing."""
+    names = ("a-0", "a-1", "b-0", "b-1")
+    site.start("a-0", 0)
+    site.start("a-1", 0)
+    wait_until(lambda: all(map(site.is_ready, names[:2])), 30)
+    versions = Versions(site.model)
+    versions.start()
+    for name in names[2:]:
+        site.start(name, 1)
+    wait_until(lambda: all(map(site.begun, names)), 30)
+    site.command("node", "add-group", "1", "--watch")
+    wait_until(lambda: all(map(site.is_ready, names)), 10)
+    rest = ("a-0", "b-0", "b-1")
+    site.ask(*rest)
+    wait_until(lambda: all(site.askers[name].answers > 20 for name in rest), 20)
+    before = site.nodes["a-0"].status()
+    assert before.counters["peers_alive"] == 1, "of its own group"
+    assert before.counters["next_owner"] == 0, (
+        "nobody asks another group as long as his own answers"
+    )
+
+    os.kill(site.nodes["a-1"].process.pid, signal.SIGSTOP)
+    site.answered("a-0", 100)
+    site.nodes["a-1"].process.kill()
+    site.answered("a-0", 100)
+    version = site.askers["a-0"].version
+    after = site.nodes["a-0"].status()
+    assert after.counters["next_owner"] > 0
+    degraded = [n for name, n in after.counters.items() if name.startswith("degraded_keys")]
+    assert degraded and not any(degraded)
+
+    # It comes back and is asked again.
+    site.start("a-1", 0)
+    wait_until(lambda: site.begun("a-1"), 30)
+    wait_until(lambda: site.nodes["a-0"].status().counters["peers_alive"] == 1, 20)
+    wait_until(lambda: site.askers["a-0"].version > version, 20)
+    time.sleep(0.5)
+    asked = site.nodes["a-0"].status().counters["next_owner"]
+    site.answered("a-0", 50)
+    assert site.nodes["a-0"].status().counters["next_owner"] == asked
+    versions.stop()
+    assert versions.error is None
+    site.check()

@@ -202,7 +202,7 @@ def test_a_job_cannot_reach_what_its_maker_may_not(
 
 
 def test_a_rollout_may_be_restarted_and_scaled_and_nothing_else() -> None:
-    old = of("base/node.yaml", "StatefulSet")
+    old = of("base/group/nodes.yaml", "StatefulSet")
     restarted, scaled, changed = copy.deepcopy(old), copy.deepcopy(old), copy.deepcopy(old)
     restarted["spec"]["template"]["metadata"]["annotations"][
         "kubectl.kubernetes.io/restartedAt"

@@ -179,6 +179,9 @@ def command(
         ranks = Ranks.join()
         stack.enter_context(ranks.failing())
         first = ranks.first  # the others' progress is in what this one shows
+        if not first:
+            note = "rank 0 tells how the run goes; here is only what fails"
+            typer.echo(f"rank {ranks.rank} of {ranks.size} has joined the run: {note}")
         as_json &= first
         given = None if config is None else run_file.load(config)
         if given is not None:

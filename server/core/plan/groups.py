@@ -1,6 +1,6 @@
 """The topology follows the machines; groups of nodes come and go as a whole.
 
-A group answers requests of its own and asks no other, so it must own every bucket (rule 3). While
+A group answers requests by itself, so it must own every bucket (rule 3). While
 it is added or removed it is partial: the topology says so, the rule does not hold for it, and its
 nodes are not ready.
 
