@@ -1,12 +1,13 @@
 // The entry points that Triton calls, and the objects that live between the calls:
 //
-//   BackendState          one a process: metric families
+//   BackendState          one a process: metric families, kept connections of a process that leaves
 //   ModelState            one a loaded model: configuration, Node (all instances share it), metrics
 //   ModelInstanceState    one an instance: its Executor
 #include <memory>
 
 #include "triton/edge.h"
 #include "triton/execute.h"
+#include "triton/kept_connections.h"
 #include "triton/metrics.h"
 #include "triton/model_config.h"
 #include "triton/triton_abi.h"
@@ -16,6 +17,7 @@ namespace {
 
 struct BackendState {
   MetricFamilies families;
+  std::unique_ptr<KeptConnections> kept = KeptConnections::OfEnvironment();
 };
 
 struct ModelState {

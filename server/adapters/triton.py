@@ -356,11 +356,31 @@ class TritonServer(Stopped):
             *options.extra,
         ]
         paths = [str(installation.libraries), os.environ.get("LD_LIBRARY_PATH", "")]
+        self._leaving.unlink(missing_ok=True)
         environment = {
+            "EMBERTIDE_LEAVING": f"{options.http_port}@{self._leaving.absolute()}",
             "LD_LIBRARY_PATH": ":".join(path for path in paths if path),
             **options.environment,
         }
         return Child(command, log=options.log, environment=environment)
+
+    @property
+    def _leaving(self) -> Path:
+        return self.options.log.with_name("leaving")
+
+    def leave(self, seconds: float) -> None:
+        """Answer on for so long, and let callers go meanwhile.
+
+        Connections of HTTP that nobody uses are ended in the last two thirds of the time. Before,
+        load balancers may not know yet, and a new connection would come here again.
+        """
+        if seconds <= 0:
+            return
+        end = time.monotonic() + seconds
+        time.sleep(seconds / 3)
+        self._leaving.touch()
+        while self.alive() and time.monotonic() < end:
+            time.sleep(min(_POLL_S, max(end - time.monotonic(), 0.0)))
 
     def reason(self) -> str:
         """Return what the log says of a failed start: our lines if there are any, else its end."""

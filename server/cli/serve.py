@@ -165,7 +165,9 @@ def command(
         str | None, typer.Option(help="HOST:PORT where peers reach this node; it listens there.")
     ] = None,
     health_listen: HealthListen = None,
-    group: Annotated[int, typer.Option(help="Lookups stay inside a group as long as it answers.", min=0)] = 0,
+    group: Annotated[
+        int, typer.Option(help="Lookups stay inside a group as long as it answers.", min=0)
+    ] = 0,
     token_file: Annotated[
         Path | None,
         typer.Option(
@@ -255,6 +257,16 @@ def command(
     start_timeout_s: Annotated[
         float, typer.Option(help="Time that loading may take.", min=1)
     ] = 3600.0,
+    leave_s: Annotated[
+        float,
+        typer.Option(
+            help="Seconds to answer on once told to end (SIGTERM, Ctrl-C), while callers leave: "
+            "connections of HTTP that they keep are ended between requests. A second signal ends "
+            "it at once.",
+            min=0,
+            max=3600,
+        ),
+    ] = 0.0,
     admin_key_file: Annotated[
         Path | None,
         typer.Option(
@@ -357,8 +369,12 @@ def command(
             f"model {name!r} is ready: gRPC {server.grpc}, HTTP {server.http}, metrics "
             f"http://{host}:{metrics_port}/metrics; log {server_options.log}; Ctrl-C stops it"
         )
-        while server.alive():
-            time.sleep(_POLL_S)
+        try:
+            while server.alive():
+                time.sleep(_POLL_S)
+        except KeyboardInterrupt:
+            server.leave(leave_s)  # a second signal ends it at once
+            raise
         raise ProcessError(
             f"tritonserver ended with code {server.process.code}: see {server_options.log}"
         )

@@ -2,6 +2,9 @@
 
 import contextlib
 import http.client
+import json
+import select
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,58 @@ def test_a_connection_that_is_kept_does_not_hold_up_the_end(
             assert answer(raw, "grpc") > 0
         ending = time.monotonic()
     assert time.monotonic() - ending < MOST_S
+
+
+def test_kept_connections_end_between_requests_while_the_node_leaves(
+    snapshot: tuple[Path, Any], tmp_path: Path, backends: Path
+) -> None:
+    """A caller that asks on over each connection sees it end where it would ask next."""
+    with contextlib.ExitStack() as stack:
+        node = stack.enter_context(contextlib.ExitStack())
+        addresses = node.enter_context(serving(snapshot[0], tmp_path, backends, "--leave-s", "6"))
+        body = json.dumps(
+            {
+                "inputs": [
+                    {"name": "KEYS", "shape": [1, 4], "datatype": "INT64", "data": [0, 1, 7, 9]}
+                ]
+            }
+        )
+        callers = [http.client.HTTPConnection(addresses["http"], timeout=10) for _ in range(8)]
+        asked = dict.fromkeys(range(len(callers)), 0)
+        left: dict[int, float] = {}
+        faults = list[str]()
+
+        def ask(number: int) -> None:
+            caller = callers[number]
+            caller.connect()
+            try:
+                while not select.select([caller.sock], [], [], 0.003 * number)[0]:
+                    caller.request("POST", "/v2/models/lookup/infer", body)
+                    answer = caller.getresponse()
+                    answer.read()
+                    assert answer.status == 200
+                    asked[number] += 1
+                left[number] = time.monotonic()
+            except (OSError, AssertionError) as error:
+                faults.append(f"{number}: {type(error).__name__}: {error} {time.monotonic()}")
+            finally:
+                caller.close()
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in asked]
+        for each in threads:
+            each.start()
+        wait_until(lambda: min(asked.values()) > 20, 20)
+        told = time.monotonic()
+        node.close()
+        ended = time.monotonic()
+        for each in threads:
+            each.join()
+    assert not faults, (faults[:2], len(faults), left, ended - told, told)
+    assert len(left) == len(callers)
+    assert min(left.values()) - told > 1.5, "load balancers learn of it first"
+    assert 6 <= ended - told < 6 + MOST_S
+    # Those that rest between requests go well before the end.
+    assert sum(at - told < 5 for at in left.values()) >= len(callers) - 1
 
 
 def test_connections_of_grpc_end_by_age_and_no_call_with_them(

@@ -515,7 +515,7 @@ def fleet(resources: list[Resource]) -> list[str]:
     control, node = by_name["embertide-control"], by_name["embertide-node"]
     asks, runs = (given(work.pod["containers"][0], resources) for work in (control, node))
     spec = node.resource["spec"]
-    pause = node.pod["containers"][0].get("lifecycle", {}).get("preStop", {}).get("sleep", {})
+    pause = int(option(runs, "--leave-s") or 0)
     grace = node.pod.get("terminationGracePeriodSeconds", 30)
     secret = {name: each["data"] for name, each in of_kind(resources, "Secret").items()}
     truths = {
@@ -526,9 +526,7 @@ def fleet(resources: list[Resource]) -> list[str]:
         "one model": option(asks, "--model") == option(runs, "--name"),
         "one state": _host(option(asks, "--state")) == _host(option(runs, "--state")),
         "a node's name is its pod's": option(runs, "--node") == "$(POD_NAME)",
-        "preStop and Triton's end fit the grace period": (
-            0 < pause.get("seconds", 0) < grace - TRITON_EXIT_S
-        ),
+        "leaving and Triton's end fit the grace period": 0 < pause < grace - TRITON_EXIT_S,
         "the node's token is a node's": (
             f"node:{_text(secret['embertide-node-token']['token']).strip()}"
             in _text(secret["embertide-tokens"]["tokens"]).splitlines()
@@ -881,7 +879,7 @@ BROKEN: list[tuple[Check, str, Callable[[list[Resource]], None]]] = [
     (fleet, "state", say(*NODE, "--state", "redis://embertide-bus:6379")),
     (fleet, "name", say(*NODE, "--node", "node-0")),
     (fleet, "grace", edit(*NODE, *POD, "terminationGracePeriodSeconds", to=18)),
-    (fleet, "no pause", edit(*NODE, *FIRST, "lifecycle", "preStop", to={})),
+    (fleet, "no pause", say(*NODE, "--leave-s", "0")),
     (flags, "serve", say(*NODE, "--ddr-gib", "1")),
     (flags, "train", say(*JOB, "--publish-every", "1")),
     (flags, "program", edit(*CONTROL, *FIRST, "command", 0, to="embertided")),

@@ -1,0 +1,107 @@
+"""Takes a cluster through all that docs/kubernetes.md says: tests/k8s/accept.py --kubeconfig F.
+
+The cluster needs the images of k8s/images under the names of the manifests, and a default storage
+class that offers ReadWriteMany; one machine does. A namespace is made and deleted at the end.
+Certificates are made here, so cert-manager is not needed. About half an hour.
+"""
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import rich.console
+import rich.table
+import typer
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+
+from acceptance.cluster import Cluster, RefusedError  # noqa: E402
+from acceptance.deployment import Deployment  # noqa: E402
+from acceptance.site import Site, as_json  # noqa: E402
+from acceptance.steps import STEPS  # noqa: E402
+
+
+def commit() -> str:
+    """What is accepted."""
+    words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def show(site: Site) -> None:
+    """Print the report."""
+    table = rich.table.Table("", "step", "what", "found", "bar")
+    for each in site.findings:
+        mark = "ok" if each.holds else "[red]FAIL[/red]"
+        table.add_row(mark, each.step, each.what, each.value, each.bar)
+    rich.console.Console().print(table)
+
+
+def main(
+    kubeconfig: Annotated[
+        str, typer.Option(envvar="EMBERTIDE_KUBECONFIG", help="Of an administrator.")
+    ],
+    namespace: Annotated[
+        str, typer.Option(help="Made, and deleted at the end.")
+    ] = "embertide-acceptance",
+    steps: Annotated[str, typer.Option(help="Some of: " + ",".join(STEPS))] = ",".join(STEPS),
+    out: Annotated[Path | None, typer.Option(help="The report as JSON.")] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave the namespace, or go on in one that was left.")
+    ] = False,
+) -> None:
+    """Take a cluster through all that docs/kubernetes.md says, and report."""
+    chosen = steps.split(",")
+    if unknown := [each for each in chosen if each not in STEPS]:
+        raise typer.BadParameter(f"no step {unknown}: choose of {', '.join(STEPS)}")
+    cluster = Cluster(kubeconfig, namespace)
+    version = json.loads(cluster.run("version", "-o", "json"))["serverVersion"]["gitVersion"]
+    place = Path(tempfile.gettempdir()) / f"acceptance-{namespace}"
+    again = keep and place.exists()
+    if not again:
+        cluster.run("create", "namespace", namespace)
+        cluster.run(
+            "label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted"
+        )
+        place.mkdir(mode=0o700)
+    console = rich.console.Console(highlight=False)
+    site = Site(
+        cluster, Deployment.make(place) if not again else Deployment.left(place), console.print
+    )
+    try:
+        if again:
+            site.follow()
+        for each in chosen:
+            STEPS[each](site)
+    finally:
+        site.close()
+        show(site)
+        report = {
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "commit": commit(),
+            "kubernetes": version,
+            "machine": f"{os.cpu_count()} cores, {platform.platform()}",
+            "steps": chosen,
+            "findings": as_json(site.findings),
+        }
+        if out is not None:
+            out.write_text(json.dumps(report, indent=1) + "\n")
+        if not keep:
+            try:
+                cluster.run("delete", "namespace", namespace, timeout_s=900)
+            except RefusedError as error:
+                console.print(f"the namespace {namespace} is still there: {error}")
+            subprocess.run(["rm", "-rf", str(place)], check=True)
+    failed = sum(not each.holds for each in site.findings)
+    console.print(f"{len(site.findings) - failed} of {len(site.findings)} hold")
+    if failed:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

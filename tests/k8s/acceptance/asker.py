@@ -1,0 +1,161 @@
+"""Runs in a pod: asks the Service as four kinds of clients do, and prints what became of it.
+
+    python asker.py REQUESTS_A_SECOND
+
+A kind keeps its connection, as a service does that asks all day, or makes a new one each time. A
+line of JSON each second says how many answers each kind had; each failure, and each answer with
+keys that nobody answered for, has a line of its own. The model's columns are read from the newest
+snapshot.
+"""
+
+import http.client
+import json
+import random
+import select
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import tritonclient.grpc as triton
+
+SERVICE = "embertide"
+MODEL = "news"
+SNAPSHOTS = Path(f"/publication/{MODEL}/snapshots")
+KEYS = 20_000  # ids are below this
+TIMEOUT_S = 2.0
+_lock = threading.Lock()
+_counts: dict[str, list[int]] = {}
+
+
+def columns() -> tuple[int, int]:
+    """How many features and dense features the model has."""
+    newest = max(each for each in SNAPSHOTS.iterdir() if each.name[0] != ".")
+    manifest = json.loads((newest / "manifest.json").read_text())
+    return len(manifest["features"]), manifest["dense_features"]
+
+
+def say(**fields: object) -> None:
+    """Print a line."""
+    with _lock:
+        print(json.dumps({"at": round(time.time(), 3), **fields}), flush=True)
+
+
+class Grpc:
+    """KServe v2 over gRPC."""
+
+    def __init__(self, keep: bool) -> None:
+        self._keep, self._client = keep, None
+
+    def ask(self, keys, dense):
+        if self._client is None or not self._keep:
+            self._client = triton.InferenceServerClient(f"{SERVICE}:8001")
+        inputs = [triton.InferInput("KEYS", keys.shape, "INT64")]
+        inputs[0].set_data_from_numpy(keys)
+        if dense.size:
+            inputs.append(triton.InferInput("DENSE", dense.shape, "FP32"))
+            inputs[1].set_data_from_numpy(dense)
+        result = self._client.infer(MODEL, inputs, client_timeout=TIMEOUT_S)
+        said = result.get_response().parameters
+        score = float(result.as_numpy("SCORE")[0, 0])
+        if not self._keep:
+            self._client.close()
+        return score, said["degraded_keys"].int64_param if "degraded_keys" in said else 0
+
+
+class Http:
+    """KServe v2 over HTTP; a kept connection that was closed while nobody used it is made anew."""
+
+    def __init__(self, keep: bool) -> None:
+        self._keep, self._connection = keep, None
+
+    def _connected(self) -> http.client.HTTPConnection:
+        kept = self._connection
+        if (
+            kept is not None
+            and kept.sock is not None
+            and not select.select([kept.sock], [], [], 0)[0]
+        ):
+            return kept
+        if kept is not None:
+            kept.close()
+        return http.client.HTTPConnection(f"{SERVICE}:8000", timeout=TIMEOUT_S)
+
+    def ask(self, keys, dense):
+        connection = self._connection = self._connected()
+        inputs = [tensor("KEYS", "INT64", keys)]
+        if dense.size:
+            inputs.append(tensor("DENSE", "FP32", dense))
+        headers = {} if self._keep else {"Connection": "close"}
+        body = json.dumps({"inputs": inputs})
+        try:
+            connection.request("POST", f"/v2/models/{MODEL}/infer", body, headers)
+            answer = connection.getresponse()
+            text = answer.read()
+        except OSError:
+            connection.close()
+            raise
+        if answer.status != 200:
+            raise RuntimeError(f"{answer.status}: {text[:200]!r}")
+        said = json.loads(text)
+        if not self._keep:
+            connection.close()
+        (score,) = [each["data"][0] for each in said["outputs"] if each["name"] == "SCORE"]
+        return score, said.get("parameters", {}).get("degraded_keys", 0)
+
+
+def tensor(name, datatype, values):
+    return {
+        "name": name,
+        "shape": list(values.shape),
+        "datatype": datatype,
+        "data": values.ravel().tolist(),
+    }
+
+
+KINDS = {
+    "grpc kept": lambda: Grpc(keep=True),
+    "grpc fresh": lambda: Grpc(keep=False),
+    "http kept": lambda: Http(keep=True),
+    "http fresh": lambda: Http(keep=False),
+}
+
+
+def run(kind: str, every_s: float, features: int, dense: int) -> None:
+    """Ask for ever."""
+    client, seeded = KINDS[kind](), random.Random(kind)
+    while True:
+        began = time.monotonic()
+        keys = np.array([[seeded.randrange(KEYS) for _ in range(features)]], dtype=np.int64)
+        try:
+            score, degraded = client.ask(keys, np.zeros((1, dense), dtype=np.float32))
+            if not 0.0 <= score <= 1.0:
+                raise RuntimeError(f"a score of {score}")
+        except Exception as error:
+            client = KINDS[kind]()
+            say(kind=kind, failed=f"{type(error).__name__}: {error}"[:300])
+        else:
+            if degraded:
+                say(kind=kind, degraded=degraded)
+            with _lock:
+                _counts[kind][0] += 1
+        time.sleep(max(0.0, began + every_s - time.monotonic()))
+
+
+def main() -> None:
+    every_s = 1.0 / float(sys.argv[1])
+    features, dense = columns()
+    for kind in KINDS:
+        _counts[kind] = [0]
+        threading.Thread(target=run, args=(kind, every_s, features, dense), daemon=True).start()
+    while True:
+        time.sleep(1)
+        with _lock:
+            counts = {kind: count[0] for kind, count in _counts.items()}
+            for count in _counts.values():
+                count[0] = 0
+        say(answers=counts)
+
+
+main()

@@ -1,0 +1,76 @@
+"""Runs in a pod that is none of ours: tries every door, and prints what became of it as JSON."""
+
+import http.client
+import json
+import socket
+
+import grpc
+import redis
+
+from embertide.v1 import control_pb2, control_pb2_grpc, node_pb2, node_pb2_grpc
+
+DOORS = (("embertide-bus", 6379), ("embertide-nodes", 7200), ("embertide-control", 7100))
+CONTROL, NODE = "embertide-control:7100", "embertide-node-0.embertide-nodes:7200"
+
+
+def reach(name: str, port: int) -> str:
+    try:
+        socket.create_connection((name, port), 3).close()
+    except OSError as error:
+        return type(error).__name__
+    return "yes"
+
+
+def ask_redis(**how: object) -> str:
+    try:
+        client = redis.Redis("embertide-bus", socket_timeout=3, socket_connect_timeout=3, **how)
+        return str(client.execute_command("XLEN", "e:x"))
+    except redis.RedisError as error:
+        return f"refused: {type(error).__name__}"
+
+
+def ask_control(channel: grpc.Channel) -> str:
+    try:
+        stub = control_pb2_grpc.ControlServiceStub(channel)
+        stub.GetStatus(control_pb2.ControlServiceGetStatusRequest(), timeout=5)
+    except grpc.RpcError as error:
+        return f"refused: {error.code().name}"
+    return "answered"
+
+
+def ask_node(channel: grpc.Channel) -> str:
+    try:
+        stub = node_pb2_grpc.NodeServiceStub(channel)
+        stub.GetStatus(node_pb2.NodeServiceGetStatusRequest(), timeout=5)
+    except grpc.RpcError as error:
+        return f"refused: {error.code().name}"
+    return "answered"
+
+
+def ask_triton(path: str) -> str:
+    connection = http.client.HTTPConnection("embertide", 8000, timeout=5)
+    connection.request("POST", path, "{}")
+    code = connection.getresponse().status
+    return f"answered: {code}" if code == 200 else f"refused: {code}"
+
+
+def main() -> None:
+    """Try all of them."""
+    tls = {"ssl": True, "ssl_cert_reqs": "none"}
+    nobody = grpc.ssl_channel_credentials()
+    found = {f"reach {name}": reach(name, port) for name, port in DOORS} | {
+        "Redis in plain text": ask_redis(),
+        "Redis without a user": ask_redis(**tls),
+        "Redis as its probe": ask_redis(**tls, username="probe", password="x"),
+        "control plane in plain text": ask_control(grpc.insecure_channel(CONTROL)),
+        "control plane without a certificate": ask_control(grpc.secure_channel(CONTROL, nobody)),
+        "a node in plain text": ask_node(grpc.insecure_channel(NODE)),
+        "a node without a certificate": ask_node(grpc.secure_channel(NODE, nobody)),
+        "Triton's unload": ask_triton("/v2/repository/models/news/unload"),
+        "Triton's load": ask_triton("/v2/repository/models/news/load"),
+        "Triton's trace setting": ask_triton("/v2/trace/setting"),
+    }
+    print(json.dumps(found))
+
+
+main()
