@@ -272,6 +272,33 @@ TEST(FleetNodeTest, WhereAnOwnerLacksABucketTheNextOneIsAsked) {
   EXPECT_EQ(fleet.node(0).fleet_stats().started_over, 1U);
 }
 
+// Its owner does not answer, and meanwhile the bucket has come here: as often as that may be.
+TEST(FleetNodeTest, ABucketThatComesWhileItsOwnerIsAskedIsReadHere) {
+  TestFleet fleet(2);
+  fleet.model.WriteSnapshot({1, 1}, ManyRows(50, 1));
+  std::atomic<uint32_t> asked{0};
+  const uint64_t own = fleet.model.table().buckets() / 2;
+  TestPeer peer(1, [&](const v1::LookupRequest& request, v1::LookupResponse*) -> grpc::Status {
+    if (request.parts().empty()) return grpc::Status::OK;
+    if (++asked == 1) fleet.Write(fleet.MakePlan(2, {{1, {{1}, {0}}}}));
+    EXPECT_TRUE(Await([&] { return fleet.node(0).fleet_stats().buckets_held > own; }));
+    return {grpc::StatusCode::UNAVAILABLE, "it ends"};
+  });
+  fleet.SetAddress(1, peer.address());
+  fleet.Write(fleet.MakePlan(1));
+  NodeOptions options = fleet.Options(0);
+  options.peer_timeout = std::chrono::seconds(20);
+  fleet.Start(0, options);
+  ASSERT_TRUE(Await([&] { return fleet.node(0).fleet_stats().peers_alive == 1; }));
+  v1::ReadResponse response;
+  const uint64_t key = fleet.KeyOf(1);
+  const grpc::Status status = fleet.Read(0, {key}, &response);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(ValuesOf(response), std::vector<float>({1 + static_cast<float>(key)}));
+  EXPECT_EQ(response.sources(), Sources({Source::kDdr}));
+  EXPECT_GE(asked, 1U);
+}
+
 // What leaves may be dropped by the next plan while a request reads it.
 TEST(FleetNodeTest, WhatLeavesIsAskedOfItsOwners) {
   TestFleet fleet(2);

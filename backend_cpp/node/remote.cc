@@ -459,9 +459,7 @@ Status RemoteLookup::Fetch(const Routing& routing, uint64_t version, uint64_t li
       EMBERTIDE_RETURN_IF_ERROR(Take(parts, version, lineage, terms, &failed));
     }
     BeginParts(routing, failed.size(), &parts);
-    if (SplitAgain(routing, version, requests, failed, &parts)) {
-      return {Code::kNotOwner, "a bucket came here meanwhile"};
-    }
+    SplitAgain(routing, version, requests, failed, &parts);
   }
   if (!unanswered_.empty() && terms.may_start_over && options_.epoch() != routing.epoch) {
     ++stats_->not_owner;
@@ -497,13 +495,16 @@ bool RemoteLookup::AwaitVersion(const Routing& routing, uint64_t version, uint64
   return false;
 }
 
-bool RemoteLookup::SplitAgain(const Routing& routing, uint64_t version,
+void RemoteLookup::SplitAgain(const Routing& routing, uint64_t version,
                               std::span<const KeyBags> requests, std::span<const Wanted> failed,
                               Parts* parts) {
   for (Wanted wanted : failed) {
     const int64_t key = requests[wanted.request].keys[wanted.key];
     const Owner owner = OwnerOf(routing, wanted, key, version);
-    if (owner.peer == Owner::kHere) return true;
+    if (owner.peer == Owner::kHere) {  // its bucket came meanwhile
+      row_of_[wanted.request][wanted.key] = 0;
+      continue;
+    }
     if (owner.peer == Owner::kNone) {
       wanted.why = owner.why;
       unanswered_.push_back(wanted);
@@ -515,7 +516,6 @@ bool RemoteLookup::SplitAgain(const Routing& routing, uint64_t version,
         OpenPart(static_cast<uint16_t>(owner.peer), wanted.table, v1::PART_POOLING_ROWS, parts);
     AddUser(wanted, key, part, parts);
   }
-  return false;
 }
 
 // Keys that no owner answers read as default rows, and are marked; who has too many of them fails.

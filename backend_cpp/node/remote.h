@@ -145,8 +145,8 @@ class RemoteLookup {
   void BeginParts(const Routing& routing, size_t keys, Parts* parts);
   uint32_t OpenPart(uint16_t peer, uint32_t table, v1::PartPooling pooling, Parts* parts) const;
   void AddUser(const Wanted& wanted, int64_t key, uint32_t number, Parts* parts);
-  // Splits what failed by their next owners; true if a bucket came here meanwhile.
-  bool SplitAgain(const Routing& routing, uint64_t version, std::span<const KeyBags> requests,
+  // Splits what failed by their next owners; a key whose bucket is here by now is read here.
+  void SplitAgain(const Routing& routing, uint64_t version, std::span<const KeyBags> requests,
                   std::span<const Wanted> failed, Parts* parts);
   // Waits, at the longest until `until`, for an owner that is about to have the version, and splits
   // what is unanswered for want of it. False: there is none.

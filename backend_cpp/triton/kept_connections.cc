@@ -45,8 +45,8 @@ bool IsIdle(int fd) {
   if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return false;
   if (ioctl(fd, SIOCINQ, &unread) != 0 || ioctl(fd, SIOCOUTQNSD, &unsent) != 0) return false;
   if (info.tcpi_state != kEstablished || unread != 0 || unsent != 0) return false;
-  // A question acknowledges the answer before it: while that is not acknowledged, it was last. So it
-  // was if it is younger, in milliseconds; equal ages say nothing.
+  // A question acknowledges the answer before it: while that is not acknowledged, it was last. So
+  // it was if it is younger, in milliseconds; equal ages say nothing.
   return info.tcpi_unacked > 0 || info.tcpi_last_data_sent < info.tcpi_last_data_recv;
 }
 

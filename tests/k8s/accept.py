@@ -92,6 +92,9 @@ def main(
         if out is not None:
             out.write_text(json.dumps(report, indent=1) + "\n")
         if not keep:
+            # First: a namespace is not looked at again for as long as its pods may take to end.
+            cluster.allows("delete", "job", "--all", "--cascade=foreground", "--timeout=60s")
+            cluster.allows("delete", "pods", "--all", "--grace-period=0", "--force")
             try:
                 cluster.run("delete", "namespace", namespace, timeout_s=900)
             except RefusedError as error:

@@ -70,8 +70,11 @@ def own_overlay() -> Path:
 def build(folder: str) -> str:
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed")
-    place = own_overlay() if folder == OWN else K8S / folder
-    command = ["kubectl", "kustomize", str(place)]
+    return _kustomized(own_overlay() if folder == OWN else K8S / folder)
+
+
+def _kustomized(folder: Path) -> str:
+    command = ["kubectl", "kustomize", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -721,6 +724,95 @@ def test_nothing_names_a_namespace_or_a_second_resource_of_one_name() -> None:
     assert not [each for each in resources if "namespace" in each["metadata"]]
     names = [(each["kind"], each["metadata"]["name"]) for each in resources]
     assert len(set(names)) == len(names)
+
+
+# --- components -----------------------------------------------------------------------------------
+
+
+def with_components(*names: str) -> list[Resource]:
+    """One's own overlay with more components."""
+    folder = own_overlay()
+    file = folder / "kustomization.yaml"
+    text = yaml.safe_load(file.read_text())
+    other = folder.parent / "-".join(names)
+    shutil.copytree(folder, other, dirs_exist_ok=True)
+    place = Path(text["components"][0]).parent
+    text["components"] += [str(place / name) for name in names]
+    (other / "kustomization.yaml").write_text(yaml.safe_dump(text))
+    return read(_kustomized(other)) + read((K8S / TRAINING[0]).read_text())
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_two_groups_can_work(check: Check) -> None:
+    resources = with_components("second-group")
+    if check is fleet:
+        node = of_kind(resources, "StatefulSet")["embertide-node"]["spec"]
+        node["replicas"] = 4  # the first plan waits for both groups
+    assert check(resources) == []
+
+
+def test_a_second_group_is_a_group_of_its_own_and_not_upgraded_with_the_first() -> None:
+    resources = with_components("second-group")
+    first, second = (of_kind(resources, "StatefulSet")[f"embertide-node{b}"] for b in ("", "-b"))
+    groups = [
+        option(command(each[1].pod["containers"][0]), "--group") for each in _nodes(resources)
+    ]
+    assert groups == ["0", "1"]
+    labels = [each["spec"]["selector"]["matchLabels"] for each in (first, second)]
+    assert labels[0] != labels[1]
+    for each, other in ((first, labels[1]), (second, labels[0])):
+        assert not selects({"matchLabels": other}, each["spec"]["template"]["metadata"]["labels"])
+    assert second["spec"]["updateStrategy"]["rollingUpdate"]["partition"] > 100
+    names = certificates(resources)["embertide-node-tls"]["dnsNames"]
+    for number in range(second["spec"]["replicas"]):
+        assert f"embertide-node-b-{number}.embertide-nodes" in names
+
+
+def _nodes(resources: list[Resource]) -> list[tuple[str, Workload]]:
+    found = [(each.name, each) for each in workloads(resources)]
+    return sorted(each for each in found if each[0].startswith("embertide-node"))
+
+
+def test_monitors_select_services_that_have_the_port() -> None:
+    resources = with_components("prometheus")
+    services = of_kind(resources, "Service").values()
+    for name, monitor in of_kind(resources, "ServiceMonitor").items():
+        selector = monitor["spec"]["selector"]
+        chosen_services = [
+            each for each in services if selects(selector, each["metadata"].get("labels", {}))
+        ]
+        assert len(chosen_services) == 1, name
+        (port,) = [each["port"] for each in monitor["spec"]["endpoints"]]
+        assert port in [each["name"] for each in chosen_services[0]["spec"]["ports"]]
+
+
+def test_an_autoscaler_adds_nodes_that_have_names_and_takes_none_away() -> None:
+    resources = with_components("autoscale")
+    (scaler,) = of_kind(resources, "HorizontalPodAutoscaler").values()
+    assert kubernetes_validate.validate(scaler, SCHEMA, strict=True) == SCHEMA
+    spec = scaler["spec"]
+    node = of_kind(resources, "StatefulSet")[spec["scaleTargetRef"]["name"]]["spec"]
+    assert "replicas" not in node
+    names = certificates(resources)["embertide-node-tls"]["dnsNames"]
+    assert spec["maxReplicas"] == len(names)
+    assert spec["behavior"]["scaleDown"] == {"selectPolicy": "Disabled"}
+
+
+def test_a_redis_of_ones_own_is_named_in_one_place() -> None:
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    (snippet,) = re.findall(
+        r"```yaml\n# in k8s/overlays/mine/kustomization.yaml\n(.*?)```", page, re.S
+    )
+    folder = own_overlay()
+    other = folder.parent / "external"
+    shutil.copytree(folder, other, dirs_exist_ok=True)
+    text = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    (other / "kustomization.yaml").write_text(yaml.safe_dump(text | yaml.safe_load(snippet)))
+    resources = read(_kustomized(other))
+    assert "embertide-bus" not in of_kind(resources, "Deployment")
+    node = next(each for each in workloads(resources) if each.name == "embertide-node")
+    bus = option(given(node.pod["containers"][0], resources), "--bus")
+    assert _host(bus) == "redis.example.org"
 
 
 # --- each check, shown what it is for -------------------------------------------------------------

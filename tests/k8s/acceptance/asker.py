@@ -15,9 +15,12 @@ import select
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tritonclient.grpc as triton
 
 SERVICE = "embertide"
@@ -25,6 +28,8 @@ MODEL = "news"
 SNAPSHOTS = Path(f"/publication/{MODEL}/snapshots")
 KEYS = 20_000  # ids are below this
 TIMEOUT_S = 2.0
+Keys = npt.NDArray[np.int64]
+Dense = npt.NDArray[np.float32]
 _lock = threading.Lock()
 _counts: dict[str, list[int]] = {}
 
@@ -46,9 +51,11 @@ class Grpc:
     """KServe v2 over gRPC."""
 
     def __init__(self, keep: bool) -> None:
-        self._keep, self._client = keep, None
+        self._keep = keep
+        self._client: Any = None
 
-    def ask(self, keys, dense):
+    def ask(self, keys: Keys, dense: Dense) -> tuple[float, int]:
+        """Return the score, and how many keys nobody answered for."""
         if self._client is None or not self._keep:
             self._client = triton.InferenceServerClient(f"{SERVICE}:8001")
         inputs = [triton.InferInput("KEYS", keys.shape, "INT64")]
@@ -68,7 +75,8 @@ class Http:
     """KServe v2 over HTTP; a kept connection that was closed while nobody used it is made anew."""
 
     def __init__(self, keep: bool) -> None:
-        self._keep, self._connection = keep, None
+        self._keep = keep
+        self._connection: http.client.HTTPConnection | None = None
 
     def _connected(self) -> http.client.HTTPConnection:
         kept = self._connection
@@ -82,7 +90,8 @@ class Http:
             kept.close()
         return http.client.HTTPConnection(f"{SERVICE}:8000", timeout=TIMEOUT_S)
 
-    def ask(self, keys, dense):
+    def ask(self, keys: Keys, dense: Dense) -> tuple[float, int]:
+        """Return the score, and how many keys nobody answered for."""
         connection = self._connection = self._connected()
         inputs = [tensor("KEYS", "INT64", keys)]
         if dense.size:
@@ -105,7 +114,8 @@ class Http:
         return score, said.get("parameters", {}).get("degraded_keys", 0)
 
 
-def tensor(name, datatype, values):
+def tensor(name: str, datatype: str, values: Keys | Dense) -> dict[str, Any]:
+    """An input as HTTP has it."""
     return {
         "name": name,
         "shape": list(values.shape),
@@ -114,7 +124,7 @@ def tensor(name, datatype, values):
     }
 
 
-KINDS = {
+KINDS: dict[str, Callable[[], Grpc | Http]] = {
     "grpc kept": lambda: Grpc(keep=True),
     "grpc fresh": lambda: Grpc(keep=False),
     "http kept": lambda: Http(keep=True),

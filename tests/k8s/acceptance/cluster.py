@@ -109,8 +109,8 @@ class Cluster:
     def forwarded(self, service: str, port: int) -> Iterator[str]:
         """Reach a Service's pod from here: HOST:PORT."""
         command = self.words("port-forward", f"service/{service}", f":{port}")
-        quiet = {"stderr": subprocess.DEVNULL, "stdout": subprocess.PIPE}
-        with subprocess.Popen(command, text=True, **quiet) as forward:
+        pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+        with subprocess.Popen(command, stdout=pipe, stderr=nothing, text=True) as forward:
             assert forward.stdout is not None
             line = forward.stdout.readline()
             if "Forwarding from" not in line:
