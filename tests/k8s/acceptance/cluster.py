@@ -99,6 +99,14 @@ class Cluster:
             return str(self.get("pod", name)["metadata"]["uid"])
         return ""
 
+    def has_ended(self, name: str, uid: str) -> bool:
+        """Whether a pod is gone, or nothing in it runs any more."""
+        try:
+            pod = self.get("pod", name)
+        except RefusedError:
+            return True
+        return pod["metadata"]["uid"] != uid or pod["status"]["phase"] in ("Succeeded", "Failed")
+
     def roll_out(self, what: str, timeout_s: float) -> float:
         """Wait until a workload is as it should be; return the seconds."""
         began = time.monotonic()

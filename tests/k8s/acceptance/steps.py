@@ -191,7 +191,8 @@ HOW = {"deleted": (), "killed": ("--grace-period=0", "--force")}
 
 
 def _gone(site: Site, pod: str, uid: str, timeout_s: float) -> float:
-    return wait_until(f"end of {pod}", lambda: site.cluster.uid(pod) != uid, timeout_s)
+    """Wait until nothing of a pod runs. A Job keeps the object of one that ended for 10 s more."""
+    return wait_until(f"end of {pod}", lambda: site.cluster.has_ended(pod, uid), timeout_s)
 
 
 def lose_node(site: Site, pod: str, how: str) -> None:
