@@ -10,7 +10,7 @@ APT := g++ cmake ninja-build libgtest-dev nlohmann-json3-dev libisal-dev libhire
   libprotobuf-dev protobuf-compiler libgrpc++-dev libssl-dev protobuf-compiler-grpc pkg-config python3-dev python3-venv libb64-0d \
   clang-19 libclang-rt-19-dev redis-tools
 
-.PHONY: help demo chaos soak bench-fresh bench-overload dev cpp check proto-baseline test test-long kill-test bench-checkpoints bench-serve bench-remote bench-security bench-cache bench-drift bench-reshard bench-guard bench-store bench-ssd bench-train bench-ranks perf-check gpu-deps gpu-check test-asan test-tsan fuzz images clean
+.PHONY: help accept demo chaos soak bench-fresh bench-overload dev cpp check proto-baseline test test-long kill-test bench-checkpoints bench-serve bench-remote bench-security bench-cache bench-drift bench-reshard bench-guard bench-store bench-ssd bench-train bench-ranks perf-check gpu-deps gpu-check test-asan test-tsan fuzz images clean
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
@@ -87,6 +87,9 @@ bench-remote: dev cpp ## lookups that ask another node for half of the keys
 
 bench-security: dev cpp ## who gets in, credentials replaced under traffic, how a node ends
 	$(BIN)/python -m bench.security
+
+accept: dev ## a cluster of yours taken through what docs/kubernetes.md says, KUBECONFIG=file; twenty minutes
+	$(BIN)/python tests/k8s/accept.py --kubeconfig "$(KUBECONFIG)" --out build/accept.json
 
 bench-drift: dev cpp $(if $(or $(if $(PARTS),,all),$(findstring torchrec,$(PARTS))),build/.torchrec) ## what following the drift is worth; DATA=clicks.parquet, CRITEO=criteo.parquet, PARTS=local,skew,metering
 	$(BIN)/python -m bench.drift $(if $(DATA),--data "$(DATA)") $(if $(CRITEO),--criteo "$(CRITEO)") $(if $(PARTS),--parts $(PARTS))

@@ -2,7 +2,7 @@
 
 The cluster needs the images of k8s/images under the names of the manifests, and a default storage
 class that offers ReadWriteMany; one machine does. A namespace is made and deleted at the end.
-Certificates are made here, so cert-manager is not needed. About half an hour.
+Certificates are made here, so cert-manager is not needed. About twenty minutes.
 """
 
 import datetime
@@ -12,6 +12,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -19,18 +20,37 @@ import rich.console
 import rich.table
 import typer
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+sys.path.insert(1, str(Path(__file__).parents[2]))  # for bench.authority
 
-from acceptance.cluster import Cluster, RefusedError  # noqa: E402
-from acceptance.deployment import Deployment  # noqa: E402
-from acceptance.site import Site, as_json  # noqa: E402
-from acceptance.steps import STEPS  # noqa: E402
+from acceptance.cluster import Cluster, RefusedError
+from acceptance.deployment import Deployment
+from acceptance.site import Finding, Site, as_json
+from acceptance.steps import STEPS
+
+from bench import report
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def commit() -> str:
     """What is accepted."""
     words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def claims(findings: Iterable[Finding]) -> list[report.Row]:
+    """The findings as rows of a benchmark, each held or not."""
+    return [
+        report.measure(
+            (each.step, each.what, "held"),
+            [float(each.holds)],
+            better="higher",
+            target=1,
+            claim="21.6" if "end of the pod" in each.what or each.step == "logs" else "21.5",
+        )
+        for each in findings
+        if each.bar
+    ]
 
 
 def show(site: Site) -> None:
@@ -81,7 +101,7 @@ def main(
     finally:
         site.close()
         show(site)
-        report = {
+        told = {
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "commit": commit(),
             "kubernetes": version,
@@ -90,7 +110,8 @@ def main(
             "findings": as_json(site.findings),
         }
         if out is not None:
-            out.write_text(json.dumps(report, indent=1) + "\n")
+            out.write_text(json.dumps(told, indent=1) + "\n")
+        report.write(ROOT / "build" / "bench" / "accept.json", ROOT, claims(site.findings))
         if not keep:
             # First: a namespace is not looked at again for as long as its pods may take to end.
             cluster.allows("delete", "job", "--all", "--cascade=foreground", "--timeout=60s")
