@@ -79,8 +79,16 @@ def main(
     chosen = steps.split(",")
     if unknown := [each for each in chosen if each not in STEPS]:
         raise typer.BadParameter(f"no step {unknown}: choose of {', '.join(STEPS)}")
+    if not Path(kubeconfig).is_file():
+        raise typer.BadParameter(f"no file {kubeconfig!r}: name your cluster's (KUBECONFIG=FILE)")
     cluster = Cluster(kubeconfig, namespace)
-    version = json.loads(cluster.run("version", "-o", "json"))["serverVersion"]["gitVersion"]
+    try:
+        version = json.loads(cluster.run("version", "-o", "json"))["serverVersion"]["gitVersion"]
+        if not keep and cluster.allows("get", "namespace", namespace):
+            raise RefusedError(f"there is a namespace {namespace}: delete it, or name another")
+    except RefusedError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
     place = Path(tempfile.gettempdir()) / f"acceptance-{namespace}"
     again = keep and place.exists()
     if not again:
