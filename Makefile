@@ -7,8 +7,8 @@ BIN := $(abspath $(VENV))/bin
 # Found without importing it; the dense plugin is built against it.
 TORCH = $(shell $(BIN)/python -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])")
 APT := g++ cmake ninja-build libgtest-dev nlohmann-json3-dev libisal-dev libhiredis-dev liburing-dev libaio-dev \
-  libprotobuf-dev protobuf-compiler libgrpc++-dev libssl-dev protobuf-compiler-grpc pkg-config python3-dev python3-venv libb64-0d \
-  clang-19 libclang-rt-19-dev redis-tools
+  libprotobuf-dev protobuf-compiler libgrpc++-dev libssl-dev openssl protobuf-compiler-grpc pkg-config python3-dev \
+  python3-venv libb64-0d clang-19 libclang-rt-19-dev redis-tools
 
 .PHONY: help accept demo chaos soak bench-fresh bench-overload dev cpp check proto-baseline test test-long kill-test bench-checkpoints bench-serve bench-remote bench-security bench-cache bench-drift bench-reshard bench-guard bench-store bench-ssd bench-train bench-ranks perf-check gpu-deps gpu-check test-asan test-tsan fuzz images clean
 help: ## what can be done here

@@ -179,7 +179,7 @@ def command(
         ranks = Ranks.join()
         stack.enter_context(ranks.failing())
         first = ranks.first  # the others' progress is in what this one shows
-        if not first:
+        if not first and not as_json:
             note = "rank 0 tells how the run goes; here is only what fails"
             typer.echo(f"rank {ranks.rank} of {ranks.size} has joined the run: {note}")
         as_json &= first
