@@ -125,7 +125,8 @@ def resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def _commit(root: Path) -> str:
+def commit(root: Path) -> str:
+    """Describe what is checked out."""
     git = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40"]
     result = subprocess.run(git, capture_output=True, text=True, check=False)
     return result.stdout.strip() or "unknown"
@@ -134,7 +135,7 @@ def _commit(root: Path) -> str:
 def write(path: Path, root: Path, rows: Sequence[Row]) -> None:
     """Write the JSON of a run."""
     document = {
-        "commit": _commit(root),
+        "commit": commit(root),
         "machine": machine(),
         "load": os.getloadavg(),  # at the end, over 1, 5 and 15 minutes: the benchmark's own is 2-3
         "rows": [dataclasses.asdict(row) for row in rows],

@@ -272,6 +272,32 @@ TEST(FleetNodeTest, WhereAnOwnerLacksABucketTheNextOneIsAsked) {
   EXPECT_EQ(fleet.node(0).fleet_stats().started_over, 1U);
 }
 
+grpc::Status HasNoRows(const v1::LookupRequest& request, v1::LookupResponse*) {
+  if (request.parts().empty()) return grpc::Status::OK;
+  return {grpc::StatusCode::UNIMPLEMENTED, "it has no rows"};
+}
+
+// Of a peer that has no rows and notes at which version it is asked.
+TestPeer::Answer NotesVersion(std::atomic<uint64_t>* asked) {
+  return [asked](const v1::LookupRequest& request, v1::LookupResponse* response) {
+    if (!request.parts().empty()) *asked = request.parts(0).version().number();
+    return HasNoRows(request, response);
+  };
+}
+
+// What node 0 of two waits for a peer that a test makes: longer than any test.
+constexpr auto kPatience = std::chrono::seconds(20);
+
+// Starts node 0 beside it; whether they know one another then.
+bool StartsBeside(const TestPeer& peer, TestFleet* fleet) {
+  fleet->SetAddress(1, peer.address());
+  fleet->Write(fleet->MakePlan(1));
+  NodeOptions options = fleet->Options(0);
+  options.peer_timeout = kPatience;
+  fleet->Start(0, options);
+  return Await([&] { return fleet->node(0).fleet_stats().peers_alive == 1; });
+}
+
 // Its owner does not answer, and meanwhile the bucket has come here: as often as that may be.
 TEST(FleetNodeTest, ABucketThatComesWhileItsOwnerIsAskedIsReadHere) {
   TestFleet fleet(2);
@@ -284,12 +310,7 @@ TEST(FleetNodeTest, ABucketThatComesWhileItsOwnerIsAskedIsReadHere) {
     EXPECT_TRUE(Await([&] { return fleet.node(0).fleet_stats().buckets_held > own; }));
     return {grpc::StatusCode::UNAVAILABLE, "it ends"};
   });
-  fleet.SetAddress(1, peer.address());
-  fleet.Write(fleet.MakePlan(1));
-  NodeOptions options = fleet.Options(0);
-  options.peer_timeout = std::chrono::seconds(20);
-  fleet.Start(0, options);
-  ASSERT_TRUE(Await([&] { return fleet.node(0).fleet_stats().peers_alive == 1; }));
+  ASSERT_TRUE(StartsBeside(peer, &fleet));
   v1::ReadResponse response;
   const uint64_t key = fleet.KeyOf(1);
   const grpc::Status status = fleet.Read(0, {key}, &response);
@@ -326,27 +347,14 @@ TEST(FleetNodeTest, WhatLeavesIsAskedOfItsOwners) {
   EXPECT_EQ(source_under(5, {{1}, {}, {}}), Sources({Source::kRemote}));
 }
 
-grpc::Status HasNoRows(const v1::LookupRequest& request, v1::LookupResponse*) {
-  if (request.parts().empty()) return grpc::Status::OK;
-  return {grpc::StatusCode::UNIMPLEMENTED, "it has no rows"};
-}
-
 // No thread waits for versions that may never come.
 TEST(FleetNodeTest, ANodeBehindItsPeersAnswersWhatItCanAndRefusesTheRestAtOnce) {
   TestFleet fleet(2);
   fleet.model.WriteSnapshot({1, 1}, ManyRows(50, 1));
-  std::atomic<uint64_t> asked{0};  // at this version
-  TestPeer ahead(1, [&](const v1::LookupRequest& request, v1::LookupResponse* response) {
-    if (!request.parts().empty()) asked = request.parts(0).version().number();
-    return HasNoRows(request, response);
-  });
-  fleet.SetAddress(1, ahead.address());
-  fleet.Write(fleet.MakePlan(1));
-  NodeOptions options = fleet.Options(0);
-  options.peer_timeout = std::chrono::seconds(20);
-  fleet.Start(0, options);
+  std::atomic<uint64_t> asked{0};
+  TestPeer ahead(1, NotesVersion(&asked));
+  ASSERT_TRUE(StartsBeside(ahead, &fleet));
   const Node& node = fleet.node(0);
-  ASSERT_TRUE(Await([&] { return node.fleet_stats().peers_alive == 1; }));
   EXPECT_FALSE(node.IsBehindPeers());
   ahead.SetVersions(2, 2);
   ASSERT_TRUE(Await([&] { return node.IsBehindPeers(); }));
@@ -356,7 +364,7 @@ TEST(FleetNodeTest, ANodeBehindItsPeersAnswersWhatItCanAndRefusesTheRestAtOnce) 
   EXPECT_TRUE(fleet.Read(0, {fleet.KeyOf(0)}, &response).ok()) << "it holds this one itself";
   const auto begun = std::chrono::steady_clock::now();
   const grpc::Status refused = fleet.Read(0, {fleet.KeyOf(0), fleet.KeyOf(1)}, &response);
-  EXPECT_LT(std::chrono::steady_clock::now() - begun, options.peer_timeout / 2);
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, kPatience / 2);
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::UNAVAILABLE);
   EXPECT_EQ(
       refused.error_message(),
@@ -448,18 +456,10 @@ TEST(FleetNodeTest, ALivePeerThatLostTheVersionMeansAnotherPin) {
 TEST(FleetNodeTest, AnOwnerThatIsOneVersionBehindIsWaitedForAndNoOther) {
   TestFleet fleet(2);
   fleet.model.WriteSnapshot({1, 1}, ManyRows(50, 1));
-  std::atomic<uint64_t> asked{0};  // at this version
-  TestPeer peer(1, [&](const v1::LookupRequest& request, v1::LookupResponse* response) {
-    if (!request.parts().empty()) asked = request.parts(0).version().number();
-    return HasNoRows(request, response);
-  });
-  fleet.SetAddress(1, peer.address());
-  fleet.Write(fleet.MakePlan(1));
-  NodeOptions options = fleet.Options(0);
-  options.peer_timeout = std::chrono::seconds(20);
-  fleet.Start(0, options);
+  std::atomic<uint64_t> asked{0};
+  TestPeer peer(1, NotesVersion(&asked));
+  ASSERT_TRUE(StartsBeside(peer, &fleet));
   const Node& node = fleet.node(0);
-  ASSERT_TRUE(Await([&] { return node.fleet_stats().peers_alive == 1; }));
   fleet.model.WriteDelta({2, 1}, {1, 1}, {{fleet.KeyOf(0), 9}});
   fleet.model.WriteDelta({3, 1}, {2, 1}, {{fleet.KeyOf(0), 9}});
   ASSERT_TRUE(Await([&] { return node.newest()->number == 3; }));

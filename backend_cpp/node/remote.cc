@@ -434,22 +434,21 @@ Status RemoteLookup::Fetch(const Routing& routing, uint64_t version, uint64_t li
                 std::to_string(parts.answer_bytes) + " bytes; an execution takes at most " +
                 std::to_string(kMaxFetchBytes) + ": send fewer keys, or lower max_keys"};
   }
-  const auto lacks = [](const Wanted& wanted) { return wanted.why == NoAnswer::kVersion; };
-  if (std::ranges::any_of(unanswered_, lacks) && MayStartOver(version, terms)) {
+  if (std::ranges::any_of(unanswered_, LacksVersion) && MayStartOver(version, terms)) {
     ++stats_->version_gone;
     return {Code::kVersionGone, "a peer no longer has the pinned version"};
   }
   Number(requests, parts);
 
-  // Each round passes over another peer, finds keys refused for the first time, or has waited for a
-  // version, for which there is one end: they end.
+  // The rounds end: each passes over another peer, finds keys refused for the first time, or has
+  // waited for a version, which goes on until half of the time is over.
   const Clock::time_point begun = Clock::now();
-  const Clock::time_point until = begun + (deadline - begun) / 2;
+  const Clock::time_point half = begun + (deadline - begun) / 2;
   std::vector<Wanted> failed;
   while (true) {
     if (parts.all.empty()) {
-      if (!AwaitVersion(routing, version, lineage, until)) break;
-      const auto last = std::ranges::partition(unanswered_, std::not_fn(lacks));
+      if (!AwaitVersion(routing, version, lineage, half)) break;
+      const auto last = std::ranges::partition(unanswered_, std::not_fn(LacksVersion));
       failed.assign(last.begin(), last.end());
       unanswered_.erase(last.begin(), last.end());
     } else {
@@ -476,8 +475,7 @@ Status RemoteLookup::Fetch(const Routing& routing, uint64_t version, uint64_t li
 
 bool RemoteLookup::AwaitVersion(const Routing& routing, uint64_t version, uint64_t lineage,
                                 Clock::time_point until) {
-  const auto lacks = [](const Wanted& wanted) { return wanted.why == NoAnswer::kVersion; };
-  if (std::ranges::none_of(unanswered_, lacks)) return false;
+  if (std::ranges::none_of(unanswered_, LacksVersion)) return false;
   while (Clock::now() < until) {
     bool behind = false;
     for (size_t p = 0; p < passed_over_.size(); ++p) {

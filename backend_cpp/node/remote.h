@@ -148,8 +148,9 @@ class RemoteLookup {
   // Splits what failed by their next owners; a key whose bucket is here by now is read here.
   void SplitAgain(const Routing& routing, uint64_t version, std::span<const KeyBags> requests,
                   std::span<const Wanted> failed, Parts* parts);
-  // Waits, at the longest until `until`, for an owner that is about to have the version, and splits
-  // what is unanswered for want of it. False: there is none.
+  static bool LacksVersion(const Wanted& wanted) { return wanted.why == NoAnswer::kVersion; }
+  // Waits, until `until` at the longest, for an owner that is about to have the version that is
+  // wanted for some key without an answer. False: there is none, or it does not have it in time.
   bool AwaitVersion(const Routing& routing, uint64_t version, uint64_t lineage,
                     Clock::time_point until);
   void Ask(const Routing& routing, uint64_t version, uint64_t lineage, Clock::time_point deadline,

@@ -196,7 +196,7 @@ class Reader {
         bucket.device = static_cast<int32_t>(owner.device());
       }
     }
-    // What is owned here is asked of nobody else.
+    // What is owned here is asked of no other group.
     const size_t own = bucket.owners.size();
     if (!bucket.owned) bucket.owners.insert(bucket.owners.end(), of_other.begin(), of_other.end());
     for (const uint32_t group : whole_) {

@@ -151,11 +151,13 @@ struct PeerPool::Impl {
   // Spare peers stand in for those that do not answer; they are waited for only then.
   std::vector<std::shared_ptr<Peer>> WaitedFor() const {
     std::vector<std::shared_ptr<Peer>> peers = All();
+    const auto is_spare = [](const std::shared_ptr<Peer>& peer) { return peer->spare.load(); };
+    if (std::ranges::none_of(peers, is_spare)) return peers;
     const bool all_answer = std::ranges::all_of(peers, [](const std::shared_ptr<Peer>& peer) {
       const std::lock_guard lock(peer->mutex);
       return peer->spare || peer->lives;
     });
-    if (all_answer) std::erase_if(peers, [](const auto& peer) { return peer->spare.load(); });
+    if (all_answer) std::erase_if(peers, is_spare);
     return peers;
   }
   std::shared_ptr<Peer> Find(const std::string& name) const {

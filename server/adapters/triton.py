@@ -380,7 +380,7 @@ class TritonServer(Stopped):
         time.sleep(seconds / 3)
         self._leaving.touch()
         while self.alive() and time.monotonic() < end:
-            time.sleep(min(_POLL_S, max(end - time.monotonic(), 0.0)))
+            time.sleep(_POLL_S)
 
     def reason(self) -> str:
         """Return what the log says of a failed start: our lines if there are any, else its end."""

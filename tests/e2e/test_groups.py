@@ -238,7 +238,7 @@ def test_a_group_that_loses_a_node_asks_the_other_and_no_request_fails(site: Sit
     wait_until(lambda: site.begun("a-1"), 30)
     wait_until(lambda: site.nodes["a-0"].status().counters["peers_alive"] == 1, 20)
     wait_until(lambda: site.askers["a-0"].version > version, 20)
-    time.sleep(0.5)
+    time.sleep(0.5)  # requests that began before it was heard of are over
     asked = site.nodes["a-0"].status().counters["next_owner"]
     site.answered("a-0", 50)
     assert site.nodes["a-0"].status().counters["next_owner"] == asked

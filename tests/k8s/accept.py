@@ -5,11 +5,10 @@ class that offers ReadWriteMany; one machine does. A namespace is made and delet
 Certificates are made here, so cert-manager is not needed. About twenty minutes.
 """
 
+import dataclasses
 import datetime
 import json
-import os
-import platform
-import subprocess
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -20,22 +19,16 @@ import rich.console
 import rich.table
 import typer
 
-sys.path.insert(1, str(Path(__file__).parents[2]))  # for bench.authority
+sys.path.insert(1, str(Path(__file__).parents[2]))  # for `bench`
 
 from acceptance.cluster import Cluster, RefusedError
 from acceptance.deployment import Deployment
-from acceptance.site import Finding, Site, as_json
+from acceptance.site import Finding, Site
 from acceptance.steps import STEPS
 
 from bench import report
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def commit() -> str:
-    """What is accepted."""
-    words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def claims(findings: Iterable[Finding]) -> list[report.Row]:
@@ -96,6 +89,7 @@ def main(
         cluster.run(
             "label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted"
         )
+        shutil.rmtree(place, ignore_errors=True)  # of a run that was ended
         place.mkdir(mode=0o700)
     console = rich.console.Console(highlight=False)
     site = Site(
@@ -111,11 +105,11 @@ def main(
         show(site)
         told = {
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "commit": commit(),
+            "commit": report.commit(ROOT),
             "kubernetes": version,
-            "machine": f"{os.cpu_count()} cores, {platform.platform()}",
+            "machine": report.machine(),
             "steps": chosen,
-            "findings": as_json(site.findings),
+            "findings": [dataclasses.asdict(each) for each in site.findings],
         }
         if out is not None:
             out.write_text(json.dumps(told, indent=1) + "\n")
@@ -128,7 +122,7 @@ def main(
                 cluster.run("delete", "namespace", namespace, timeout_s=900)
             except RefusedError as error:
                 console.print(f"the namespace {namespace} is still there: {error}")
-            subprocess.run(["rm", "-rf", str(place)], check=True)
+            shutil.rmtree(place)
     failed = sum(not each.holds for each in site.findings)
     console.print(f"{len(site.findings) - failed} of {len(site.findings)} hold")
     if failed:

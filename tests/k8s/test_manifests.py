@@ -527,7 +527,7 @@ def fleet(resources: list[Resource]) -> list[str]:
         "one control plane at a time": control.resource["spec"]["strategy"]["type"] == "Recreate",
         "nodes start together": spec.get("podManagementPolicy") == "Parallel",
         "one model": option(asks, "--model") == option(runs, "--name"),
-        "one state": _host(option(asks, "--state")) == _host(option(runs, "--state")),
+        "one state": _place(option(asks, "--state")) == _place(option(runs, "--state")),
         "a node's name is its pod's": option(runs, "--node") == "$(POD_NAME)",
         "leaving and Triton's end fit the grace period": 0 < pause < grace - TRITON_EXIT_S,
         "the node's token is a node's": (
@@ -538,8 +538,10 @@ def fleet(resources: list[Resource]) -> list[str]:
     return [f"not true: {what}" for what, holds in truths.items() if not holds]
 
 
-def _host(url: str | None) -> str | None:
-    return urlsplit(url or "").hostname
+def _place(url: str | None) -> tuple[str, str | None, int | None, str]:
+    """Where a URL leads, whoever goes there."""
+    parts = urlsplit(url or "")
+    return parts.scheme, parts.hostname, parts.port, parts.path
 
 
 def certificates(resources: list[Resource]) -> dict[str, Resource]:
@@ -731,15 +733,23 @@ def test_nothing_names_a_namespace_or_a_second_resource_of_one_name() -> None:
 
 def with_components(*names: str) -> list[Resource]:
     """One's own overlay with more components."""
-    folder = own_overlay()
-    file = folder / "kustomization.yaml"
+
+    def add(text: Resource) -> None:
+        place = Path(text["components"][0]).parent
+        text["components"] += [str(place / name) for name in names]
+
+    return read(changed_overlay("-".join(names), add)) + read((K8S / TRAINING[0]).read_text())
+
+
+def changed_overlay(name: str, change: Callable[[Resource], None]) -> str:
+    """What one's own overlay builds once its kustomization is changed, in a copy."""
+    other = own_overlay().parent / name
+    shutil.copytree(own_overlay(), other, dirs_exist_ok=True)
+    file = other / "kustomization.yaml"
     text = yaml.safe_load(file.read_text())
-    other = folder.parent / "-".join(names)
-    shutil.copytree(folder, other, dirs_exist_ok=True)
-    place = Path(text["components"][0]).parent
-    text["components"] += [str(place / name) for name in names]
-    (other / "kustomization.yaml").write_text(yaml.safe_dump(text))
-    return read(_kustomized(other)) + read((K8S / TRAINING[0]).read_text())
+    change(text)
+    file.write_text(yaml.safe_dump(text))
+    return _kustomized(other)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -754,10 +764,9 @@ def test_two_groups_can_work(check: Check) -> None:
 def test_a_second_group_is_a_group_of_its_own_and_not_upgraded_with_the_first() -> None:
     resources = with_components("second-group")
     first, second = (of_kind(resources, "StatefulSet")[f"embertide-node{b}"] for b in ("", "-b"))
-    groups = [
-        option(command(each[1].pod["containers"][0]), "--group") for each in _nodes(resources)
-    ]
-    assert groups == ["0", "1"]
+    by_name = {each.name: each for each in workloads(resources)}
+    words = [command(by_name[f"embertide-node{b}"].pod["containers"][0]) for b in ("", "-b")]
+    assert [option(each, "--group") for each in words] == ["0", "1"]
     labels = [each["spec"]["selector"]["matchLabels"] for each in (first, second)]
     assert labels[0] != labels[1]
     for each, other in ((first, labels[1]), (second, labels[0])):
@@ -766,11 +775,6 @@ def test_a_second_group_is_a_group_of_its_own_and_not_upgraded_with_the_first() 
     names = certificates(resources)["embertide-node-tls"]["dnsNames"]
     for number in range(second["spec"]["replicas"]):
         assert f"embertide-node-b-{number}.embertide-nodes" in names
-
-
-def _nodes(resources: list[Resource]) -> list[tuple[str, Workload]]:
-    found = [(each.name, each) for each in workloads(resources)]
-    return sorted(each for each in found if each[0].startswith("embertide-node"))
 
 
 def test_monitors_select_services_that_have_the_port() -> None:
@@ -803,16 +807,11 @@ def test_a_redis_of_ones_own_is_named_in_one_place() -> None:
     (snippet,) = re.findall(
         r"```yaml\n# in k8s/overlays/mine/kustomization.yaml\n(.*?)```", page, re.S
     )
-    folder = own_overlay()
-    other = folder.parent / "external"
-    shutil.copytree(folder, other, dirs_exist_ok=True)
-    text = yaml.safe_load((folder / "kustomization.yaml").read_text())
-    (other / "kustomization.yaml").write_text(yaml.safe_dump(text | yaml.safe_load(snippet)))
-    resources = read(_kustomized(other))
+    resources = read(changed_overlay("external", lambda text: text.update(yaml.safe_load(snippet))))
     assert "embertide-bus" not in of_kind(resources, "Deployment")
     node = next(each for each in workloads(resources) if each.name == "embertide-node")
     bus = option(given(node.pod["containers"][0], resources), "--bus")
-    assert _host(bus) == "redis.example.org"
+    assert _place(bus) == ("rediss", "redis.example.org", 6380, "/0")
 
 
 # --- each check, shown what it is for -------------------------------------------------------------

@@ -26,17 +26,10 @@ class TlsRedis(Stopped):
     def __init__(self, folder: Path, tls: Path, port: int, users: list[str]) -> None:
         """Start it; `tls` is its folder of certificates, a user `NAME on >PASSWORD RULES`."""
         self.port, self._tls, self._users = port, tls, folder / "users.acl"
+        binary = str(link_server(folder))
         self.write_users(users)
         command = [
-            *(
-                str(link_server(folder)),
-                "--port",
-                "0",
-                "--tls-port",
-                str(port),
-                "--bind",
-                "127.0.0.1",
-            ),
+            *(binary, "--port", "0", "--tls-port", str(port), "--bind", "127.0.0.1"),
             *("--tls-cert-file", str(tls / "tls.crt"), "--tls-key-file", str(tls / "tls.key")),
             *("--tls-ca-cert-file", str(tls / "ca.crt"), "--tls-auth-clients", "yes"),
             *("--save", "", "--appendonly", "no", "--dir", str(folder)),

@@ -142,7 +142,7 @@ def run(kind: str, every_s: float, features: int, dense: int) -> None:
             score, degraded = client.ask(keys, np.zeros((1, dense), dtype=np.float32))
             if not 0.0 <= score <= 1.0:
                 raise RuntimeError(f"a score of {score}")
-        except Exception as error:
+        except Exception as error:  # whatever it is, it is a request that failed
             client = KINDS[kind]()
             say(kind=kind, failed=f"{type(error).__name__}: {error}"[:300])
         else:

@@ -99,6 +99,11 @@ class Cluster:
             return str(self.get("pod", name)["metadata"]["uid"])
         return ""
 
+    def lose(self, pod: str, *, kill: bool) -> None:
+        """Have a pod end, or kill it at once; does not wait."""
+        how = ("--grace-period=0", "--force") if kill else ()
+        self.run("delete", "pod", pod, "--wait=false", *how)
+
     def has_ended(self, name: str, uid: str) -> bool:
         """Whether a pod is gone, or nothing in it runs any more."""
         try:

@@ -126,9 +126,11 @@ def training(pods: int) -> list[Json]:
     spec["completions"] = spec["parallelism"] = pods
     (container,) = containers(documents[-1])
     container["resources"]["requests"] = dict(SMALL)
-    drop = ("--hours", "--publish-every-s", "--nnodes")
-    words = [word for word in container["command"] if not word.startswith(drop)]
-    words.insert(words.index("embertide.trainer.sync.launch") + 1, f"--nnodes={pods}")
+    words = [
+        f"--nnodes={pods}" if word.startswith("--nnodes=") else word
+        for word in container["command"]
+        if not word.startswith(("--hours", "--publish-every-s"))
+    ]
     container["command"] = [*words, f"--data={STREAM}", "--publish-every-s=600"]
     return documents
 

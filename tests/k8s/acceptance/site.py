@@ -9,14 +9,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from acceptance.cluster import Cluster, Json, RefusedError, TooLateError, wait_until
 from acceptance.deployment import Deployment
 from acceptance.traffic import Answers, Traffic
 
-NODES = "app.kubernetes.io/name=embertide-node"
 LEAVE_S = 15.0
+READY_S = 600.0  # nodes, from nothing
+NEXT_VERSION_S = 60.0  # after a pod was lost
 # Runs in a node's container: the newest version that is out, and the one that it answers with.
 LOOK = """
 import os, re, urllib.request
@@ -146,15 +146,11 @@ class Site:
         for each in got.failed[:3]:
             self._say(f"       {each}")
 
-    def note(self, text: str) -> None:
-        """Say what is being done."""
-        self._say(f"     {self.step}: {text}")
-
-    def answers(self, begin: float, end: float | None = None) -> Answers:
+    def answers(self, begin: float) -> Answers:
         """What became of requests since a moment."""
         assert self.traffic is not None
         time.sleep(1.5)  # the counts of a second come at its end
-        return self.traffic.between(begin, end or time.monotonic())
+        return self.traffic.between(begin, time.monotonic())
 
     def follow(self) -> None:
         """Follow what the asker says from now on."""
@@ -186,11 +182,7 @@ class Site:
             )
         if done.returncode != 0:
             raise RefusedError(f"embertide {' '.join(words)}: {done.stdout}{done.stderr}")
-        lines = [line for line in done.stdout.splitlines() if line.strip()]
-        try:
-            found: Json = json.loads(done.stdout)
-        except ValueError:
-            found = json.loads(lines[-1])
+        found: Json = json.loads(done.stdout)
         return found
 
     def accepts(self, *words: str) -> bool:
@@ -232,6 +224,16 @@ class Site:
 
         return wait_until(f"a version after {after.out} at {node}", newer, timeout_s)
 
+    def rank(self, index: int) -> str:
+        """The pod of a rank that runs and is not ending."""
+        label = f"batch.kubernetes.io/job-completion-index={index}"
+        (pod,) = [
+            each["metadata"]["name"]
+            for each in self.cluster.get("pods", "-l", label)["items"]
+            if "deletionTimestamp" not in each["metadata"] and each["status"]["phase"] == "Running"
+        ]
+        return str(pod)
+
     def all_ready(self, nodes: int) -> bool:
         """Whether so many nodes are ready, and none is ending."""
         pods = self.cluster.pods("embertide-node")
@@ -246,8 +248,3 @@ class Site:
             yield
         except (RefusedError, TooLateError, subprocess.SubprocessError, AssertionError) as error:
             self.find("cannot be done", f"{type(error).__name__}: {error}"[:600], holds=False)
-
-
-def as_json(findings: list[Finding]) -> list[dict[str, Any]]:
-    """The report's lines."""
-    return [dataclasses.asdict(each) for each in findings]

@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import redis
+from google.protobuf.message import Message
 
 from embertide.v1 import control_pb2, control_pb2_grpc, node_pb2, node_pb2_grpc
 
@@ -30,22 +31,23 @@ def ask_redis(**how: Any) -> str:
         return f"refused: {type(error).__name__}"
 
 
-def ask_control(channel: grpc.Channel) -> str:
+def ask(stub: Any, request: Message) -> str:
+    """Call GetStatus of a service of ours."""
     try:
-        stub = control_pb2_grpc.ControlServiceStub(channel)
-        stub.GetStatus(control_pb2.ControlServiceGetStatusRequest(), timeout=5)
+        stub.GetStatus(request, timeout=5)
     except grpc.RpcError as error:
         return f"refused: {error.code().name}"
     return "answered"
+
+
+def ask_control(channel: grpc.Channel) -> str:
+    stub = control_pb2_grpc.ControlServiceStub(channel)
+    return ask(stub, control_pb2.ControlServiceGetStatusRequest())
 
 
 def ask_node(channel: grpc.Channel) -> str:
-    try:
-        stub = node_pb2_grpc.NodeServiceStub(channel)
-        stub.GetStatus(node_pb2.NodeServiceGetStatusRequest(), timeout=5)
-    except grpc.RpcError as error:
-        return f"refused: {error.code().name}"
-    return "answered"
+    stub = node_pb2_grpc.NodeServiceStub(channel)
+    return ask(stub, node_pb2.NodeServiceGetStatusRequest())
 
 
 def ask_triton(path: str) -> str:

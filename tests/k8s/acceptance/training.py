@@ -1,0 +1,42 @@
+"""Training pods: one, two, and a new job."""
+
+import time
+
+from acceptance.cluster import wait_until
+from acceptance.deployment import events, training
+from acceptance.site import NEXT_VERSION_S, READY_S, Site, Versions
+
+
+def train(site: Site) -> None:
+    """One pod, then two, on a live stream."""
+    cluster = site.cluster
+    with site.at("train, one pod"):
+        cluster.apply(events())
+        cluster.run("wait", "--for=condition=Ready", "pod/events", "--timeout=180s", timeout_s=200)
+        began = time.monotonic()
+        cluster.apply(training(1))
+        cluster.roll_out("statefulset/embertide-node", READY_S)
+        site.find("nodes ready after the job began", time.monotonic() - began, "s")
+        site.find("a version out and served after", site.followed(site.versions()), "s")
+    with site.at("train, two pods"):
+        before = site.versions()
+        train_anew(site, 2)
+        began = time.monotonic()
+        wait_until("a version of two pods", lambda: has_gone_on(site, before), 240)
+        site.find_time("version of two pods, served", time.monotonic() - began, 2 * NEXT_VERSION_S)
+
+
+def train_anew(site: Site, pods: int) -> None:
+    """End the job and begin one of so many pods."""
+    site.cluster.run("delete", "job", "train-news", "--cascade=foreground", timeout_s=660)
+    site.cluster.apply(training(pods))
+
+
+def has_gone_on(site: Site, before: Versions) -> bool:
+    """Whether a run that began anew has a version that is out and served."""
+    return is_later(site.versions(), before)
+
+
+def is_later(now: Versions, before: Versions) -> bool:
+    """Whether it is a version of a run that began anew, out and served."""
+    return now.lineage > before.lineage and now.served >= now.out > before.out
