@@ -5,7 +5,7 @@ A checkpoint holds the settings of its run as JSON. They are compared with today
     a field                         what happens
     has another value               refused; or allowed by name, if it is in ALLOWED
     is new, the checkpoint lacks it its former behaviour counts: BEFORE in its metadata, else its
-                                    default (config.py has the rule)
+                                    default (config/__init__.py has it)
     is gone, this build lacks it    refused if it was changed from its default then
     is in FREE_TO_CHANGE            ignored: no byte depends on it
 

@@ -1,7 +1,7 @@
 """A run's file: Python that defines `run`, a RunConfig, and `source`, its events, if it likes.
 
 The other way, `explained` writes the file of a run with every setting and what it means, from the
-"Attributes" that the classes of `config.py` document.
+"Attributes" that the classes of `config` document.
 """
 
 import dataclasses

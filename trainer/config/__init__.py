@@ -1,0 +1,68 @@
+"""What a training run is: model, optimisation, publishing. Configuration as code.
+
+Every class is frozen and checked when it is made; a run is a `RunConfig`; those of the inputs that
+we know stand in presets.py. `embertide train --print-config` shows the "Attributes" below as they
+stand, so each says in plain words what its setting does and why the default is what it is.
+
+Runs outlive builds: a checkpoint of an older build lacks the settings that are new. So a new
+setting's default must mean what runs did before it existed. Where another default is better,
+`field(default=..., metadata={BEFORE: ...})` gives the value that means the former behaviour. A run
+of an older build then goes on with the same bytes (checkpoint/settings.py compares them).
+"""
+
+from embertide.trainer.config.learning import (
+    BEFORE,
+    Optimizer,
+    OptimizerConfig,
+    PruneConfig,
+    Utility,
+)
+from embertide.trainer.config.model import ModelConfig, Net
+from embertide.trainer.config.run import (
+    Codec,
+    Codecs,
+    NetDevice,
+    NetDtype,
+    PublishBudget,
+    RunConfig,
+)
+from embertide.trainer.config.tables import (
+    MOST_PUBLISHED,
+    NO_TIME,
+    CountersConfig,
+    DenseConfig,
+    DenseStep,
+    FeatureConfig,
+    FeatureKeys,
+    Pooling,
+    RowDtype,
+    SequenceConfig,
+    TableConfig,
+)
+
+__all__ = [
+    "BEFORE",
+    "MOST_PUBLISHED",
+    "NO_TIME",
+    "Codec",
+    "Codecs",
+    "CountersConfig",
+    "DenseConfig",
+    "DenseStep",
+    "FeatureConfig",
+    "FeatureKeys",
+    "ModelConfig",
+    "Net",
+    "NetDevice",
+    "NetDtype",
+    "Optimizer",
+    "OptimizerConfig",
+    "Pooling",
+    "PruneConfig",
+    "PublishBudget",
+    "RowDtype",
+    "RunConfig",
+    "SequenceConfig",
+    "TableConfig",
+    "Utility",
+]

@@ -1,0 +1,138 @@
+"""How rows and the dense net learn, and which rows stay."""
+
+import dataclasses
+import math
+from typing import Literal, get_args
+
+Optimizer = Literal["rowwise_adagrad", "adagrad", "sgd", "rowwise_adam"]  # of rows
+Utility = Literal["fisher", "squares", "norms", "accesses"]  # of rows and their chunks
+
+BEFORE = "before"
+"""In a field's metadata: the value that means what runs did before the setting existed."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerConfig:
+    """One of the store's exact optimizers for rows, Adam for the dense net.
+
+    The formulas stand in `backend_cpp/include/embertide/optimizer.h`. The default rates are for
+    row-wise Adagrad on streams that we do not know; `globo_rates` has those of the news stream.
+
+    Attributes:
+        name: "rowwise_adagrad", what industry trains tables with, 4 bytes a row; "adagrad", "sgd"
+            or "rowwise_adam". A checkpoint of one is refused by another.
+        sparse_learning_rate: Of rows.
+        dense_learning_rate: Of the dense net's Adam.
+        epsilon: Added to roots; more than 0, or a gradient of zeros is divided by it.
+        initial_accumulator: Of both Adagrads: where a new row's sum of squares begins. More makes
+            its first steps smaller; with 0 the first is as long as the rate.
+        beta1: Row-wise Adam's decay of first moments, as published.
+        beta2: ... and of second moments.
+        max_gradient_norm: Of one row's gradient in a batch, the L2 norm that it is scaled down to,
+            counted in `clipped_gradients`; 0: none, for both Adagrads bound a step by themselves.
+    """
+
+    name: Optimizer = "rowwise_adagrad"
+    sparse_learning_rate: float = 0.1
+    dense_learning_rate: float = 0.002
+    epsilon: float = 1e-8
+    initial_accumulator: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    max_gradient_norm: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that cannot learn."""
+        if self.name not in get_args(Optimizer):
+            raise ValueError(f"optimizer {self.name!r}; use one of {get_args(Optimizer)}")
+        for name in ("sparse_learning_rate", "dense_learning_rate", "epsilon"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} is {value}; it must be a positive number")
+        for name in ("initial_accumulator", "max_gradient_norm"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} is {value}; it must be 0 or a positive number")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; give 0 or more, less than 1")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PruneConfig:
+    """Which rows stay while a model learns: those whose use, a byte, is the greatest.
+
+    A table of one chunk is pruned by rows, one of several by chunks: `TableConfig.chunks`. Steps
+    are batches. docs/design/0008-pruning.md has the rule and what the defaults were chosen by.
+
+    Attributes:
+        bytes: What rows may take, with their index entries, optimizer state and utilities, and what
+            remembers keys without a row. 0: `ratio` says it.
+        ratio: So many times less than the rows of all keys seen so far would take. 0: `bytes` says
+            it.
+        tables: Those that are pruned, together; none named: all.
+        utility: What a chunk earns in a batch: its squared gradient ("squares"), the same by what
+            is at stake in its table ("fisher"), the occurrences of its key times the gradient's
+            norm ("norms", FIITED's), or its occurrences ("accesses").
+        counts_worth: What the counts of a table with counters are worth, all together, of what its
+            rows have learned; each row's in proportion to its events of late. A key may so keep its
+            counts and nothing else. 0: they go with what the row has learned.
+        half_life: Steps in which a utility halves: shorter follows a drift sooner, and forgets.
+        first: Steps after which a pass is made ...
+        every: ... and then after so many each ...
+        least: ... or as few, if new rows find little room.
+        least_room: What is little, as a share of the bytes of rows.
+        max_age: Rows that no step updated in so many go, too; 0: none.
+        waiting_bytes: For keys without a row, 4 bytes each. 0: a sixteenth of `bytes`, or with
+            `ratio` 256 KiB.
+    """
+
+    bytes: int = 0
+    ratio: float = 0.0
+    tables: tuple[str, ...] = ()
+    utility: Utility = "fisher"
+    counts_worth: float = dataclasses.field(default=0.05, metadata={BEFORE: 0.0})
+    half_life: int = 2000
+    first: tuple[int, ...] = (20, 50, 100)
+    every: int = 200
+    least: int = 10
+    least_room: float = 0.01
+    max_age: int = 0
+    waiting_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what no pass could do."""
+        if (self.bytes > 0) == (self.ratio > 0) or self.bytes < 0 or self.ratio < 0:
+            raise ValueError(
+                f"prune: bytes is {self.bytes}, ratio {self.ratio}; give one of them, above 0"
+            )
+        if not 0 <= self.counts_worth < math.inf:
+            raise ValueError(f"prune: counts_worth is {self.counts_worth}; give 0 or more")
+        for name in ("half_life", "every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"prune: {name} is {getattr(self, name)}; it must be at least 1")
+        if 0 < self.bytes <= self.waiting_bytes:
+            raise ValueError(
+                f"prune: waiting_bytes is {self.waiting_bytes}, which leaves nothing of bytes ="
+                f" {self.bytes} for rows"
+            )
+
+    @property
+    def waiting(self) -> int:
+        """Bytes of what remembers keys without a row."""
+        return self.waiting_bytes or (self.bytes // 16 if self.bytes else 256 << 10)
+
+    def row_bytes(self, seen: int) -> int:
+        """Return what rows may take, if those of all keys would take `seen`."""
+        return self.bytes - self.waiting if self.bytes else int(seen / self.ratio)
+
+    def due(self, step: int, since: int, room: float) -> bool:
+        """Whether a pass follows a step.
+
+        Args:
+            step: Its number; the first is 1.
+            since: Steps since the last pass.
+            room: What new rows may still take, as a share of what rows may take.
+        """
+        short = room < self.least_room and since >= self.least
+        return step in self.first or since >= self.every or short

@@ -1,0 +1,152 @@
+"""A run: a model, how it learns, what it publishes, and what it may take of the machine."""
+
+import dataclasses
+from typing import Literal, get_args
+
+from embertide.trainer.config.learning import OptimizerConfig, PruneConfig
+from embertide.trainer.config.model import ModelConfig
+
+NetDtype = Literal["fp32", "bf16"]
+NetDevice = Literal["auto", "cpu", "cuda"]
+Codec = Literal["fp32", "bf16", "fp16", "int8"]  # of what ranks exchange
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PublishBudget:
+    """A bound on the bytes of versions: rows that moved farthest go first, the others wait.
+
+    docs/design/0012-priority-deltas.md has the rule and what it costs in AUC.
+
+    Attributes:
+        bytes_per_s: Of row records, per second of event time. Rows that waited `max_age_versions`,
+            and tombstones, go out beside it.
+        max_age_versions: A changed row goes out after at most so many versions.
+        image_bytes: Memory for the trainer's copy of what nodes hold: every row's payload and
+            index a second time.
+    """
+
+    bytes_per_s: int
+    max_age_versions: int = 1008
+    image_bytes: int = 2 << 30
+
+    def __post_init__(self) -> None:
+        """Refuse what bounds nothing."""
+        for name in ("bytes_per_s", "max_age_versions", "image_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Codecs:
+    """How what ranks exchange travels: docs/training.md, "Many ranks", has what each costs in AUC.
+
+    Attributes:
+        rows: "fp32"; "bf16" or "fp16", half the bytes; or "int8", a quarter and 4 bytes a row.
+        gradients: The same, of rows' gradients; what int8 rounds off goes with a key's next one.
+    """
+
+    rows: Codec = "fp32"
+    gradients: Codec = "fp32"
+
+    def __post_init__(self) -> None:
+        """Refuse a codec that does not exist."""
+        for name in ("rows", "gradients"):
+            if getattr(self, name) not in get_args(Codec):
+                raise ValueError(
+                    f"codecs: {name} is {getattr(self, name)!r}; use one of {get_args(Codec)}"
+                )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    """A training run. Two runs of equal configs over equal inputs give equal bytes.
+
+    Attributes:
+        model: Tables, features and dense net.
+        optimizer: How rows and net learn.
+        prune: Which rows stay; None: every key keeps its row.
+        seed: Of the net and of new rows.
+        batch_size: Events of a step, at least: a group of one time is never split. Small batches
+            learn more from each event, large ones go faster.
+        net_dtype: What the dense net multiplies in while it learns: "fp32", or "bf16", which is
+            faster where the CPU has AMX. Weights, rows, and all that is served stay fp32.
+        net_device: Where the dense net learns: "cpu", "cuda", or "auto", a GPU where torch has one.
+            Rows are in the store on any, and nodes serve the net on the CPU. A run that goes on
+            elsewhere learns the same within rounding, and repeats bit for bit on one of them alone.
+        threads: Of torch and of the store's step, of each rank; a part of what repeats bit for bit.
+        warmup_events: First events of a fresh run that transforms of dense features are fitted on
+            before they are learned from, where a feature needs it. 50,000 tell a share to 0.005.
+        ahead_bytes: What another thread reads and prepares ahead while a batch is learned, at
+            most; 0 reads between steps. 64 MiB hold some chunks of a file, which are read at once.
+        publish_every_s: Event time between versions, in seconds: how stale the served model gets.
+        publish_budget: Bounds the bytes of versions; None: a version has every row that changed.
+        snapshot_every: Versions from one snapshot, with its checkpoint, to the next: what a killed
+            trainer learns again, and how many deltas a node that starts reads.
+        keep_snapshots: Snapshots kept, with the deltas that follow the oldest. Two, so that nodes
+            that load one while the next is written find it, and should one's checkpoint be harmed.
+        keep_snapshots_s: Those of the last so many seconds of wall clock are kept, too.
+        checkpoint_memory_bytes: Copies of rows that wait to be written as a checkpoint; beyond it
+            training waits. The default has room for a model of 10^7 rows of 16 values.
+        cpu: Baseline of the compiled dense program: the oldest CPU that is to serve it.
+        bus_bytes: What the versions on the bus may take of its Redis; a larger one, and what nodes
+            have not applied when newer ones need the room, goes by files alone. 512 MiB hold a
+            minute or two of a full write rate.
+        devices: CPU arenas that share the budgets; nothing that is learned depends on it, but for
+            which of several new rows finds the last room where rows are pruned.
+        ddr_budget_bytes: Memory of rows, optimizer state and index, of each rank; what exceeds it
+            is refused and counted where there is no SSD.
+        ssd_budget_bytes: Disk for rows that memory does not hold; 0 does without.
+        ssd_directory: Where they lie; needed with a budget.
+        most_set_aside: Batches in a row that may be put aside, as they would make the net not
+            finite; one more ends the run.
+        codecs: How rows and gradients travel between ranks; of no matter to one rank.
+    """
+
+    model: ModelConfig
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    prune: PruneConfig | None = None
+    seed: int = 1
+    batch_size: int = 256
+    net_dtype: NetDtype = "fp32"
+    net_device: NetDevice = "auto"
+    threads: int = 1
+    warmup_events: int = 50_000
+    ahead_bytes: int = 64 << 20
+    publish_every_s: int = 600
+    publish_budget: PublishBudget | None = None
+    snapshot_every: int = 6
+    keep_snapshots: int = 2
+    keep_snapshots_s: int = 0
+    checkpoint_memory_bytes: int = 1 << 30
+    cpu: str = "x86-64-v3"
+    bus_bytes: int = 512 << 20
+    devices: int = 1
+    ddr_budget_bytes: int = 4 << 30
+    ssd_budget_bytes: int = 0
+    ssd_directory: str = ""
+    most_set_aside: int = 20
+    codecs: Codecs = dataclasses.field(default_factory=Codecs)
+
+    def __post_init__(self) -> None:
+        """Refuse counts below one."""
+        counts = ("batch_size", "threads", "publish_every_s", "snapshot_every", "keep_snapshots")
+        for name in (
+            *counts,
+            "devices",
+            "checkpoint_memory_bytes",
+            "warmup_events",
+            "most_set_aside",
+            "bus_bytes",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.net_dtype not in get_args(NetDtype):
+            raise ValueError(f"net_dtype is {self.net_dtype!r}; use one of {get_args(NetDtype)}")
+        if self.net_device not in get_args(NetDevice):
+            raise ValueError(f"net_device is {self.net_device!r}; use one of {get_args(NetDevice)}")
+        names = [table.name for table in self.model.tables]
+        for table in self.prune.tables if self.prune is not None else ():
+            if table not in names:
+                raise ValueError(f"prune names table {table!r}; there are {names}")
+        if self.ahead_bytes < 0:
+            raise ValueError(f"ahead_bytes is {self.ahead_bytes}; 0 reads between steps")
