@@ -121,7 +121,6 @@ class Learner:
         self.origin_ms: int | None = None
         self.counters = Counters(run.model)
         self._quick = run.net_dtype == "bf16"
-        self._loss = nn.BCEWithLogitsLoss()
         self.stops = self.stopping = False
 
     def load_optimizer(self, state: dict[str, Any]) -> None:
@@ -224,7 +223,12 @@ class Learner:
             x_BE = embeddings_BE.to(self.device)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self._quick):
                 logits_B: Tensor = self.net(dense_BD.to(self.device), x_BE).float()
-            loss = self._loss(logits_B, label_B)
+            weight_B = (
+                None if ready.part.weight_B is None else torch.from_numpy(ready.part.weight_B)
+            )
+            loss = nn.functional.binary_cross_entropy_with_logits(
+                logits_B, label_B, None if weight_B is None else weight_B.to(self.device)
+            )
             if len(ready.part) < len(ready.batch):
                 # The mean over the whole batch is what all ranks' parts add up to.
                 loss = loss * (len(ready.part) / len(ready.batch))

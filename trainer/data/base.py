@@ -222,6 +222,7 @@ class Batch:
         keys_BF: Raw 64-bit keys, one column a feature of the schema; of a list `PADDING_KEY`.
         dense_BD: Dense values as they were read; NaN: missing, which is null or NaN.
         label_B: 0.0 or 1.0.
+        weight_B: What each event counts in the loss, which stays divided by B; None: 1.
         lists: The bags of the features that are lists, by their column of `keys_BF`.
     """
 
@@ -232,6 +233,7 @@ class Batch:
     keys_BF: NDArray[np.int64]
     dense_BD: NDArray[np.float32]
     label_B: NDArray[np.float32]
+    weight_B: NDArray[np.float32] | None = None
     lists: Mapping[int, Bags] = field(default_factory=dict)
 
     def __len__(self) -> int:

@@ -63,6 +63,7 @@ def take(batch: Batch, begin: int, end: int) -> Batch:
         keys_BF=batch.keys_BF[begin:end],
         dense_BD=batch.dense_BD[begin:end],
         label_B=batch.label_B[begin:end],
+        weight_B=None if batch.weight_B is None else batch.weight_B[begin:end],
         lists={f: bags.cut(begin, end) for f, bags in batch.lists.items()},
     )
 
