@@ -64,9 +64,12 @@ proto-baseline: build/.venv ## what later protos must stay readable by; run it w
 	$(if $(BREAK),,$(BIN)/buf breaking --against proto/baseline.binpb)
 	$(BIN)/buf build -o proto/baseline.binpb --exclude-source-info
 
+# Tests that measure no time and share no server between files: a core has one file of them at a time.
+SIDE_BY_SIDE := tests/trainer tests/contract tests/server tests/k8s tests/test_tidy.py
 test: dev cpp fuzz ## the tests, C++ and Python; test-long has the slowest
 	ctest --test-dir build/cpp --output-on-failure -j $$(nproc)
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n $$(nproc) --dist loadfile $(SIDE_BY_SIDE)
+	$(BIN)/pytest -q $(addprefix --ignore=,$(SIDE_BY_SIDE))
 
 test-long: dev cpp ## the tests that `make test` leaves out, and those by chance for a minute each; an hour
 	$(BIN)/pytest -q -m "long and not gpu"
