@@ -23,8 +23,10 @@ FOLDERS = [OWN, "overlays/dev"]
 
 NAME = "app.kubernetes.io/name"
 JOBSET = "jobset.sigs.k8s.io/jobset-name"
+ANCESTOR = "trainer.kubeflow.org/trainjob-ancestor-step"
 INDEX = "batch.kubernetes.io/job-completion-index"
-TRAINING = ["train-news.yaml", "train-news-jobset.yaml"]
+TRAINING = ["train-news.yaml", "train-news-jobset.yaml", "train-news-trainjob.yaml"]
+RUNTIME = K8S / "components" / "kubeflow-trainer" / "runtime.yaml"
 
 Resource = dict[str, Any]
 
@@ -58,8 +60,29 @@ def kustomized(folder: Path) -> str:
 
 
 def deployed(folder: str = OWN, training: str = "train-news.yaml") -> list[Resource]:
-    """An overlay, and a training job beside it; a JobSet as what its controller makes of it."""
+    """An overlay, and a training job beside it as what the controllers make of it."""
     return expanded(read(build(folder)) + read((K8S / training).read_text()))
+
+
+def jobset_of(train_job: Resource) -> Resource:
+    """The JobSet that Kubeflow Trainer makes of a TrainJob and the runtime that it names."""
+    (runtime,) = read(RUNTIME.read_text())
+    assert train_job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
+    trainer, spec = train_job["spec"]["trainer"], copy.deepcopy(runtime["spec"]["template"]["spec"])
+    for part in spec["replicatedJobs"]:
+        job = part["template"]
+        if job["metadata"]["labels"].get(ANCESTOR) != "trainer":
+            continue
+        job["spec"] |= dict.fromkeys(("completions", "parallelism"), trainer["numNodes"])
+        for container in job["spec"]["template"]["spec"]["containers"]:
+            if container["name"] == "node":
+                container["args"] = trainer["args"]
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": train_job["metadata"]["name"]},
+        "spec": spec,
+    }
 
 
 def with_components(*names: str) -> list[Resource]:
@@ -84,9 +107,11 @@ def changed_overlay(name: str, change: Callable[[Resource], None]) -> str:
 
 
 def expanded(resources: list[Resource]) -> list[Resource]:
-    """Put in place of each JobSet the Jobs and the Service that its controller would make."""
+    """Put in place of each TrainJob and JobSet the Jobs and the Service that come of it."""
     found = []
     for each in resources:
+        if each["kind"] == "TrainJob":
+            each = jobset_of(each)
         if each["kind"] != "JobSet":
             found.append(each)
             continue
@@ -94,7 +119,7 @@ def expanded(resources: list[Resource]) -> list[Resource]:
         network = spec.get("network", {})
         subdomain = network.get("subdomain", name)
         for part in spec["replicatedJobs"]:
-            job = copy.deepcopy(part["template"])
+            job = {"spec": copy.deepcopy(part["template"]["spec"])}
             pod = job["spec"]["template"]["spec"]
             if network.get("enableDNSHostnames"):
                 pod["subdomain"] = subdomain

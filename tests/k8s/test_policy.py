@@ -10,6 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from celpy.adapter import json_to_cel
+from manifests import jobset_of
 
 K8S = Path(__file__).resolve().parent.parent.parent / "k8s"
 GROUP = "embertide-operators"
@@ -93,7 +94,13 @@ def of(path: str, kind: str, name: str = "") -> Json:
 
 JOB = of("train-news.yaml", "Job")
 JOBSET = of("train-news-jobset.yaml", "JobSet")
-TRAINING = [("batch/jobs", JOB), ("jobset.x-k8s.io/jobsets", JOBSET)]
+TRAIN_JOB = of("train-news-trainjob.yaml", "TrainJob")
+# Kubeflow Trainer makes a JobSet by an identity of its own, and within the same bounds.
+TRAINING = [
+    pytest.param("batch/jobs", JOB, id="Job"),
+    pytest.param("jobset.x-k8s.io/jobsets", JOBSET, id="JobSet"),
+    pytest.param("jobset.x-k8s.io/jobsets", jobset_of(TRAIN_JOB), id="JobSet-of-a-TrainJob"),
+]
 
 
 def pod_of(job: Json) -> Json:
@@ -201,6 +208,48 @@ def test_a_job_cannot_reach_what_its_maker_may_not(
     assert complaints(resource, new=changed, groups=("administrators",)) == []
 
 
+TRAIN_JOBS = "trainer.kubeflow.org/trainjobs"
+
+
+def test_a_train_job_is_admitted() -> None:
+    assert complaints(TRAIN_JOBS, new=TRAIN_JOB) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"runtimeRef": {"name": "train-news"}}, "ClusterTrainingRuntime"),
+        ({"runtimeRef": {"name": "x", "kind": "ClusterTrainingRuntime"}}, "ClusterTrainingRuntime"),
+        ({"runtimePatches": [{"manager": "example.org/mine"}]}, "leaves its pods"),
+        ({"podTemplateOverrides": [{}]}, "leaves its pods"),
+        ({"podSpecOverrides": [{}]}, "leaves its pods"),
+        ({"initializer": {"model": {"secretRef": {"name": "embertide-tokens"}}}}, "initializer"),
+        (
+            {
+                "trainer": {
+                    "env": [
+                        {"name": "A", "value": "1"},
+                        {"name": "B", "valueFrom": {"secretKeyRef": {"name": "x", "key": "y"}}},
+                    ]
+                }
+            },
+            "variable from a secret",
+        ),
+    ],
+)
+def test_a_train_job_adds_nothing_to_its_runtime(change: Json, message: str) -> None:
+    changed = TRAIN_JOB | {"spec": TRAIN_JOB["spec"] | change}
+    for operation in ("CREATE", "UPDATE"):
+        (said,) = complaints(TRAIN_JOBS, operation=operation, new=changed)
+        assert message in said
+    assert complaints(TRAIN_JOBS, new=changed, groups=("administrators",)) == []
+
+
+def test_a_train_job_does_not_bear_the_name_of_the_fleets_service() -> None:
+    (said,) = complaints(TRAIN_JOBS, name="embertide-nodes", new=TRAIN_JOB)
+    assert "names that begin with embertide" in said
+
+
 def test_a_rollout_may_be_restarted_and_scaled_and_nothing_else() -> None:
     old = of("base/group/nodes.yaml", "StatefulSet")
     restarted, scaled, changed = copy.deepcopy(old), copy.deepcopy(old), copy.deepcopy(old)
@@ -273,7 +322,10 @@ def test_the_role_allows_what_the_page_does_and_no_secret() -> None:
         ("apps", "statefulsets", "patch"),
         ("apps", "deployments", "patch"),
         ("batch", "jobs", "create"),
+        ("trainer.kubeflow.org", "trainjobs", "create"),
     } <= allowed
+    runtimes = {verb for _, resource, verb in allowed if resource == "trainingruntimes"}
+    assert runtimes == {"get", "list", "watch"}
     resources = {resource for _, resource, _ in allowed}
     assert resources.isdisjoint({"secrets", "pods/exec", "pods/attach", "configmaps", "*"})
     assert "*" not in {verb for *_, verb in allowed}
