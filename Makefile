@@ -10,7 +10,7 @@ APT := g++ cmake ninja-build libgtest-dev nlohmann-json3-dev libisal-dev libhire
   libprotobuf-dev protobuf-compiler libgrpc++-dev libssl-dev openssl protobuf-compiler-grpc pkg-config python3-dev \
   python3-venv libb64-0d clang-19 libclang-rt-19-dev redis-tools
 
-.PHONY: help accept demo chaos soak bench-fresh bench-overload dev cpp check proto-baseline test test-long kill-test bench-checkpoints bench-serve bench-remote bench-security bench-cache bench-drift bench-reshard bench-guard bench-store bench-ssd bench-train bench-ranks perf-check gpu-deps gpu-check test-asan test-tsan fuzz images clean
+.PHONY: help accept demo chaos soak bench-fresh bench-overload dev cpp check proto-baseline test test-long kill-test bench-checkpoints bench-serve bench-remote bench-security bench-cache bench-drift bench-reshard bench-guard bench-store bench-ssd bench-train bench-ranks perf-check gpu-deps gpu-check test-asan test-tsan fuzz images sbom lock clean
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
@@ -24,12 +24,27 @@ build/.apt: Makefile
 	fi
 	@touch $@
 
-# The dev extra's packages are named in pyproject.toml, their versions pinned in constraints.txt.
-build/.venv: pyproject.toml constraints.txt build/.apt
+# What is needed is named in pyproject.toml; versions and hashes are in requirements/ (`make lock`).
+build/.venv: requirements/dev.txt requirements/torch.txt build/.apt
 	@echo "== Python environment in $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install -q -c constraints.txt $$($(BIN)/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; print(*(r.replace(' ', '') for extra in (p['dependencies'], *p['optional-dependencies'].values()) for r in extra))")
+	@$(BIN)/pip install -q --require-hashes -r requirements/dev.txt
+	@$(BIN)/pip install -q -r requirements/torch.txt
 	@touch $@
+
+# The image of each name installs what its file has; build.txt makes the wheel. All agree with dev.txt, which has everything.
+# The oldest Python has every package that a newer one needs.
+COMPILE := $(BIN)/uv pip compile --quiet --no-header --no-annotate --no-emit-index-url --generate-hashes \
+  --python-version 3.11 --python-platform x86_64-manylinux_2_36 --no-emit-package torch
+SUBSET := $(COMPILE) -c requirements/dev.txt
+lock: build/.venv ## requirements/ anew after pyproject.toml has changed; UPGRADE=yes for the newest versions
+	$(COMPILE) $(if $(UPGRADE),--upgrade) --all-extras pyproject.toml -o requirements/dev.txt
+	@rm -f requirements/{control,node,trainer,build}.txt
+	$(SUBSET) --extra serve pyproject.toml -o requirements/control.txt
+	$(SUBSET) --extra serve pyproject.toml requirements/torch.txt -o requirements/node.txt
+	$(SUBSET) --extra train pyproject.toml -o requirements/trainer.txt
+	$(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['build-system']['requires'], sep='\n')" | \
+	  $(SUBSET) - -o requirements/build.txt
 
 SOURCES := $(shell git ls-files -co --exclude-standard -- '*.cc' '*.cu' '*.h' '*.proto' '*.pyi' '*CMakeLists.txt')
 build/.dev: build/.venv $(SOURCES)

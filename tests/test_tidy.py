@@ -16,6 +16,7 @@ TOP_LEVEL = {
     "docs",
     "k8s",
     "proto",
+    "requirements",
     "server",
     "tests",
     "trainer",

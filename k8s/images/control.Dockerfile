@@ -1,5 +1,6 @@
 # The control plane, and the command `embertide` for whoever looks after a cluster.
 #   docker build -f k8s/images/control.Dockerfile -t embertide/control:0.1.0 .
+# A release names it by digest: --build-arg BASE=docker.io/library/debian@sha256:... (docs/security.md).
 ARG BASE=docker.io/library/debian:12
 
 # The wheel. All images begin like this, so that one build serves the next as a cache.
@@ -9,13 +10,15 @@ RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends ca-cert
 COPY Makefile .
 RUN make build/.apt
 COPY . .
-RUN python3 -m venv /opt/embertide && PIP_CONSTRAINT=constraints.txt \
-    /opt/embertide/bin/pip wheel -q --no-cache-dir --no-deps --wheel-dir /wheels .
+RUN python3 -m venv /opt/build && export PATH=/opt/build/bin:$PATH && \
+    pip install -q --no-cache-dir --require-hashes -r requirements/build.txt && \
+    pip wheel -q --no-cache-dir --no-build-isolation --no-deps --wheel-dir /wheels .
 
 # The command imports what `serve` needs, tritonserver included; torch it does without.
 FROM build AS install
-RUN /opt/embertide/bin/pip install -q --no-cache-dir -c constraints.txt \
-    "$(echo /wheels/*.whl)[serve]"
+RUN python3 -m venv /opt/embertide && export PATH=/opt/embertide/bin:$PATH && \
+    pip install -q --no-cache-dir --require-hashes -r requirements/control.txt && \
+    pip install -q --no-cache-dir --no-deps /wheels/*.whl && pip check
 
 FROM ${BASE}
 RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends ca-certificates python3 \

@@ -1,5 +1,6 @@
 # A trainer under torchrun. It compiles dense programs, hence the compiler and Python's headers.
 #   docker build -f k8s/images/trainer.Dockerfile -t embertide/trainer:0.1.0 .
+# A release names it by digest: --build-arg BASE=docker.io/library/debian@sha256:... (docs/security.md).
 ARG BASE=docker.io/library/debian:12
 
 # The wheel. All images begin like this, so that one build serves the next as a cache.
@@ -9,14 +10,17 @@ RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends ca-cert
 COPY Makefile .
 RUN make build/.apt
 COPY . .
-RUN python3 -m venv /opt/embertide && PIP_CONSTRAINT=constraints.txt \
-    /opt/embertide/bin/pip wheel -q --no-cache-dir --no-deps --wheel-dir /wheels .
+RUN python3 -m venv /opt/build && export PATH=/opt/build/bin:$PATH && \
+    pip install -q --no-cache-dir --require-hashes -r requirements/build.txt && \
+    pip wheel -q --no-cache-dir --no-build-isolation --no-deps --wheel-dir /wheels .
 
 FROM build AS install
 # https://download.pytorch.org/whl/cpu here gives a torch without CUDA's libraries.
 ARG PIP_EXTRA_INDEX_URL
-RUN /opt/embertide/bin/pip install -q --no-cache-dir -c constraints.txt \
-    "$(echo /wheels/*.whl)[train]"
+RUN python3 -m venv /opt/embertide && export PATH=/opt/embertide/bin:$PATH && \
+    pip install -q --no-cache-dir --require-hashes -r requirements/trainer.txt && \
+    pip install -q --no-cache-dir -r requirements/torch.txt && \
+    pip install -q --no-cache-dir --no-deps /wheels/*.whl && pip check
 
 FROM ${BASE}
 RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends ca-certificates python3 \

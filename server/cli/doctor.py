@@ -139,7 +139,7 @@ def seal(directory: Path) -> Finding:
 
 
 def _package(name: str, extra: str) -> Finding:
-    remedy = f"pip install -c constraints.txt 'embertide[{extra}]', or `make dev`"
+    remedy = f"pip install 'embertide[{extra}]', or `make dev`"
     try:
         return Finding(name, True, importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:

@@ -6,6 +6,7 @@ no registry names a base image of its own in EMBERTIDE_BASE_IMAGE.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,23 @@ def test_images_share_their_first_stage_as_a_cache() -> None:
 @pytest.mark.parametrize("path", RECIPES, ids=NAMES)
 def test_images_run_as_the_user_of_the_manifests(path: Path) -> None:
     assert "USER 10001:10001" in path.read_text()
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=NAMES)
+def test_images_install_by_hash_and_take_a_base_by_digest(path: Path) -> None:
+    text = path.read_text().replace("\\\n", " ")
+    assert {line.split()[1] for line in text.splitlines() if line.startswith("FROM")} <= {
+        *("${BASE}", "build"),
+    }
+    installs = [each.strip() for each in re.findall(r"pip (?:install|wheel)([^&\n]*)", text)]
+    assert installs
+    for install in installs:
+        assert (
+            "--require-hashes -r requirements/" in install
+            or install.endswith("-r requirements/torch.txt")
+            or "--no-deps" in install
+        ), install
+    assert f"requirements/{path.name.removesuffix('.Dockerfile')}.txt" in text
 
 
 def test_everything_that_a_build_reads_is_in_its_context() -> None:
