@@ -80,7 +80,7 @@ proto-baseline: build/.venv ## what later protos must stay readable by; run it w
 	$(BIN)/buf build -o proto/baseline.binpb --exclude-source-info
 
 # Tests that measure no time and share no server between files: a core has one file of them at a time.
-SIDE_BY_SIDE := tests/trainer tests/contract tests/server tests/k8s tests/test_tidy.py
+SIDE_BY_SIDE := tests/trainer tests/contract tests/server tests/k8s tests/test_tidy.py tests/test_requirements.py
 test: dev cpp fuzz ## the tests, C++ and Python; test-long has the slowest
 	ctest --test-dir build/cpp --output-on-failure -j $$(nproc)
 	$(BIN)/pytest -q -n $$(nproc) --dist loadfile $(SIDE_BY_SIDE)
