@@ -22,7 +22,7 @@ from embertide.trainer.data.ahead import read_ahead
 from embertide.trainer.data.base import Batch, EventSource
 from embertide.trainer.data.crosses import crossed
 from embertide.trainer.data.history import extend
-from embertide.trainer.data.limit import blocks
+from embertide.trainer.data.limit import blocks, where
 from embertide.trainer.data.shared import SharedEvents
 from embertide.trainer.learner import NotFiniteError, Prepared
 from embertide.trainer.model.export import export_dense
@@ -309,6 +309,8 @@ class Trainer:
             | {"uncounted_keys": self.learner.counters.uncounted},
             missing=self.learner.missing,
             set_aside=dataclasses.asdict(self.set_aside.stats),
+            quality=self.state.monitor.quality(self.state.prequential),
+            slices=self.state.monitor.slices(),
         )
 
     def _is_undone(self, part: Batch) -> bool:
@@ -343,6 +345,15 @@ class Trainer:
 
         What is asked for has no part in what is learned: the order of learning is that of events.
         """
+        held_B = self.state.monitor.is_held_out(batch)
+        if held_B.any():
+            self._finish()
+            held = where(batch, held_B)
+            self.state.monitor.hold_out(held, self.learner.score(held))
+            if held_B.all():
+                self.state.done = batch.next_offset
+                return
+            batch = where(batch, ~held_B)
         if self.ranks.size == 1 and not self.run.ssd_budget_bytes:
             self._learn(self.learner.prepare(batch))
         elif self._asked is None:
@@ -370,6 +381,7 @@ class Trainer:
             return
         self.set_aside.learned()
         self.state.prequential.add(batch.ts_ms_B, batch.label_B, score_B)
+        self.state.monitor.add(batch, score_B)
         self.state.events += len(batch)
 
     def _checkpointed(self, offset: int) -> None:

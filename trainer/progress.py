@@ -26,6 +26,9 @@ class Progress:
     missing: int  # dense values
     set_aside: dict[str, int]  # batches that would have made the net not finite, their events
     ranks: int = 1
+    # Of the current day: Monitor.quality, by whose figures they are; Monitor.slices.
+    quality: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    slices: dict[str, dict[str, dict[str, float]]] = dataclasses.field(default_factory=dict)
 
     def of_rank(self) -> dict[str, Any]:
         """Return what one rank has to add to the run's figures."""

@@ -10,6 +10,7 @@ from embertide.trainer.checkpoint.settings import changed_from_default, settings
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data.history import History
 from embertide.trainer.eval.metrics import Prequential
+from embertide.trainer.eval.monitor import Monitor
 from embertide.trainer.learner import Learner
 from embertide.trainer.publish.folder import VersionId
 from embertide.trainer.sync import plan
@@ -27,6 +28,7 @@ class RunState:
         learner: Net, optimizer and rows.
         rows: The learner's.
         prequential: The scores that events got before they were learned.
+        monitor: Figures by user and slice, and of events that are held out.
         histories: What users did, by sequence.
         changes: Settings that were changed on the way, oldest first.
         offset: Of the batch to read first: batches depend on where one starts.
@@ -42,6 +44,7 @@ class RunState:
         self.rows = self.learner.rows
         self.prequential = Prequential()
         names = [feature.name for feature in run.model.features]
+        self.monitor = Monitor(run.evaluation, names)
         self.histories = [History(each, names) for each in run.model.sequences]
         self.changes: list[dict[str, Any]] = []
         self.offset = 0
@@ -82,6 +85,7 @@ class RunState:
         self.learner.net.load_state_dict(saved.net)
         self.learner.load_optimizer(saved.optimizer)
         self.prequential = saved.prequential
+        self.monitor.restore(*saved.monitor)
         self._asked_of = saved.load
         for history, state in zip(self.histories, saved.histories, strict=True):
             history.restore(state)
@@ -104,6 +108,7 @@ class RunState:
             optimizer=copy.deepcopy(self.learner.optimizer.state_dict()),
             rows=self.rows.progress(),
             prequential=copy.deepcopy(self.prequential),
+            monitor=self.monitor.state(),
             histories=[history.state() for history in self.histories],
             plan=plan.text(self.run.model, self.rows.ownership),
             load=self._load(),

@@ -14,6 +14,7 @@ from rankpool import die
 
 from embertide.trainer.config import (
     Codecs,
+    EvalConfig,
     FeatureConfig,
     ModelConfig,
     OptimizerConfig,
@@ -132,6 +133,7 @@ RUNS = {
         publish_every_s=600,
         snapshot_every=4,
         publish_budget=PublishBudget(bytes_per_s=3, max_age_versions=8),
+        evaluation=EvalConfig(user="user", slices=("device",), hold_out=0.1),
     ),
     "counters, pruned": RunConfig(
         model=globo_counters(),
@@ -198,6 +200,9 @@ def train(ranks: Ranks, name: str, folder: str, batches: int = 0, by: str = "") 
         "version": trainer.state.number,
         "lineage": trainer.versions.publisher.lineage,
         "scores": trainer.state.prequential.hourly(),
+        "held": trainer.state.monitor.held.hourly(),
+        "gauc": trainer.state.monitor.daily_gauc(),
+        "slices": trainer.state.monitor.slices(),
     } | trainer.figures()
 
 

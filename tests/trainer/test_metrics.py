@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 
 from embertide.trainer.eval import metrics
-from embertide.trainer.eval.metrics import Array, Prequential, auc, calibration, log_loss
+from embertide.trainer.eval.metrics import (
+    Array,
+    Prequential,
+    auc,
+    calibration,
+    expected_calibration_error,
+    log_loss,
+    normalised_entropy,
+)
 
 HOUR_MS = 3_600_000
 
@@ -135,3 +143,52 @@ def test_the_live_auc_does_not_look_at_events_again(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(metrics, "summarise", never)
     monkeypatch.setattr(metrics, "_join", never)
     assert 0.5 < measured.live_auc()[0] < 1
+
+
+def test_normalised_entropy_is_one_of_the_mean_and_below_of_better_scores() -> None:
+    label = (np.random.default_rng(4).random(500) < 0.1).astype(np.float32)
+    p = float(label.mean())
+    assert normalised_entropy(label, np.full(500, p)) == pytest.approx(1)
+    assert normalised_entropy(label, np.where(label == 1, 0.2, p)) < 0.8
+    # He et al. 2014, equation 1, written out.
+    score = np.random.default_rng(5).random(500)
+    loss = -np.mean(label * np.log(score) + (1 - label) * np.log(1 - score))
+    wanted = loss / -(p * np.log(p) + (1 - p) * np.log(1 - p))
+    assert normalised_entropy(label, score) == pytest.approx(wanted, rel=1e-6)
+    assert metrics.summarise(label, score).normalised_entropy == pytest.approx(wanted, rel=1e-6)
+    assert math.isnan(normalised_entropy(np.ones(3), np.full(3, 0.5)))
+
+
+def test_expected_calibration_error_finds_what_the_ratio_of_means_hides() -> None:
+    rng = np.random.default_rng(6)
+    score = rng.random(40_000)
+    honest = (rng.random(40_000) < score).astype(np.float32)
+    blurred = (rng.random(40_000) < 0.5).astype(np.float32)
+    assert calibration(blurred, score) == pytest.approx(1, abs=0.02)
+    assert expected_calibration_error(honest, score) < 0.02
+    assert expected_calibration_error(blurred, score) == pytest.approx(0.25, abs=0.02)
+    events, scores, labels = metrics.calibration_curve(honest, score, bins=7)
+    assert events.sum() == 40_000
+    assert (np.diff(scores) > 0).all()
+    assert labels == pytest.approx(scores, abs=0.03)
+    assert math.isnan(expected_calibration_error(np.empty(0), np.empty(0)))
+
+
+def test_live_figures_are_those_of_the_current_day() -> None:
+    measured = feed(Prequential(), 0, 4000)
+    today = measured.daily_summaries()[2]
+    live = measured.live()
+    assert live.events == today.events
+    assert live.log_loss == pytest.approx(today.log_loss, rel=1e-6)
+    assert live.calibration == pytest.approx(today.calibration, rel=1e-6)
+    assert live.normalised_entropy == pytest.approx(today.normalised_entropy, rel=1e-6)
+
+
+def test_figures_of_a_build_that_did_not_note_the_mean_label_are_read() -> None:
+    figures, arrays = feed(Prequential(), 0, 4000).state()
+    for each in (*figures["hours"], *figures["days"]):
+        del each[1]["label_mean"]
+    old = Prequential.from_state(figures, arrays).daily_summaries()[0]
+    assert math.isnan(old.normalised_entropy)
+    assert "normalised_entropy" not in old.as_json()
+    assert 0.5 < old.auc < 1

@@ -312,13 +312,18 @@ def test_ranks_publish_what_one_does(
     for ranks in (2, 4):
         path, said = found[ranks]
         assert [each["events"] for each in said] == [alone["events"]] * ranks
-        assert all(each["scores"] == said[0]["scores"] for each in said)
+        for figures in ("scores", "held", "gauc", "slices"):
+            assert all(each[figures] == said[0][figures] for each in said)
+        assert said[0]["held"].keys() == alone["held"].keys()
+        assert said[0]["held"] == pytest.approx(alone["held"], abs=0.1)
         assert abs(said[0]["auc"] - alone["auc"]) < (0.01 if "pruned" in name else 0.002)
         for deltas in ("snapshots", "deltas", "checkpoints"):
             names = [sorted(p.name for p in (each / deltas).iterdir()) for each in (one, path)]
             assert names[0] == names[1]
         assert files_of(path).keys() == files_of(one).keys()
         if name == "under a budget":
+            assert alone["held"]
+            assert said[0]["gauc"] == pytest.approx(alone["gauc"], abs=0.01)
             assert said[0]["published"]["deferred_rows"] > 0
         elif "pruned" not in name:
             assert said[0]["store"]["rows"] == alone["store"]["rows"]

@@ -15,9 +15,11 @@ from typer.testing import CliRunner
 from embertide.server.adapters.process import free_ports
 from embertide.trainer.__main__ import app
 from embertide.trainer.commands import reports
-from embertide.trainer.commands.reports import json_log, metrics_page, tensorboard
+from embertide.trainer.commands.reports import json_log, metrics_page, scalars, tensorboard
+from embertide.trainer.config import RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.errors import ConfigurationError
+from embertide.trainer.presets import globo
 from embertide.trainer.progress import Progress
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
@@ -89,6 +91,99 @@ def test_a_scrape_gets_the_newest_progress_and_the_sources_counters() -> None:
         "embertide_trainer_published_total/bytes": 9000,
         "embertide_trainer_published_total/bus_failures": 1,
     }
+
+
+def measured() -> Progress:
+    return dataclasses.replace(
+        progress(),
+        quality={
+            "prequential": {"log_loss": 0.5, "normalised_entropy": 0.875, "gauc": 0.625},
+            "hold_out": {"log_loss": 0.75},
+        },
+        slices={"device": {"3": {"events": 40, "auc": 0.5}, "rest": {"events": 2}}},
+    )
+
+
+def test_a_scrape_gets_the_figures_by_whose_they_are_and_by_slice() -> None:
+    source, (port,) = NewsSource(NewsConfig(hours=1)), free_ports(1)
+    with metrics_page(port, source) as show:
+        show(measured())
+        page = scrape(port)
+    name = "embertide_trainer_"
+    assert {
+        each: value for each, value in page.items() if "quality" in each or "slice" in each
+    } == {
+        f"{name}quality_log_loss/prequential": 0.5,
+        f"{name}quality_log_loss/hold_out": 0.75,
+        f"{name}quality_normalised_entropy/prequential": 0.875,
+        f"{name}quality_gauc/prequential": 0.625,
+        f"{name}slice_events/device/3": 40,
+        f"{name}slice_events/device/rest": 2,
+        f"{name}slice_auc/device/3": 0.5,
+    }
+
+
+def test_curves_have_every_figure_that_exists() -> None:
+    assert scalars(measured()) == {
+        "auc": 0.75,
+        "events_per_s": 50.5,
+        "rows": 99,
+        "version": 7,
+        "prequential/log_loss": 0.5,
+        "prequential/normalised_entropy": 0.875,
+        "prequential/gauc": 0.625,
+        "hold_out/log_loss": 0.75,
+        "slice/device/3/events": 40,
+        "slice/device/3/auc": 0.5,
+        "slice/device/rest/events": 2,
+    }
+    assert "auc" not in scalars(progress(auc=float("nan")))
+
+
+def test_without_mlflow_the_option_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with (
+        pytest.raises(ConfigurationError, match="pip install mlflow-skinny"),
+        reports.mlflow(str(tmp_path), "news", {}),
+    ):
+        pass
+
+
+@pytest.mark.filterwarnings("ignore")  # MLflow's own
+def test_mlflow_has_the_settings_and_the_curves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlflow", reason="mlflow-skinny is not in constraints.txt (pyproject.toml)")
+    from mlflow.tracking import MlflowClient
+
+    # Folders as stores are of an older MLflow, and need no server.
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    uri = tmp_path.as_uri()
+    settings = dataclasses.asdict(RunConfig(model=globo()))
+    with reports.mlflow(uri, "news", settings) as show:
+        show(progress())
+        show(measured())  # too soon: written at the end
+    client = MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name("news")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.data.params["optimizer.sparse_learning_rate"] == "0.1"
+    assert run.data.params["model.tables/0.name"] == globo().tables[0].name
+    assert run.data.metrics["prequential/normalised_entropy"] == 0.875
+    assert run.data.metrics["slice/device/3/auc"] == 0.5
+    assert {each.step for each in client.get_metric_history(run.info.run_id, "auc")} == {1234}
+    assert len(client.get_metric_history(run.info.run_id, "auc")) == 2
+    with pytest.raises(ZeroDivisionError), reports.mlflow(uri, "news", {"seed": 1}):
+        raise ZeroDivisionError
+    runs = client.search_runs([experiment.experiment_id])
+    assert sorted(each.info.status for each in runs) == ["FAILED", "FINISHED"]
+    with (
+        pytest.raises(ConfigurationError, match="--mlflow"),
+        reports.mlflow("no-such-scheme://x", "news", {}),
+    ):
+        pass
 
 
 def test_a_port_in_use_is_an_error_that_names_it() -> None:

@@ -59,6 +59,7 @@ _PARTIAL = f".{_FILE}"
 _ROWS = "rows.safetensors"  # of rank 0; that of another has its number before the dot
 _DENSE = "dense.safetensors"
 _SCORES = "scores.safetensors"
+_MONITOR = "monitor.safetensors"
 _STREAM = "stream.safetensors"
 _PLAIN = ("config", "changed", "changes", "offset", "done", "events", "origin_ms", "plan", "load")
 # What fields of `_PLAIN` that came later read as in a checkpoint that lacks them.
@@ -104,6 +105,7 @@ class Checkpoint:
     histories: list[HistoryState]  # by sequence, as of `done`
     plan: str = ""  # of the ranks, as plan.text has it
     load: list[list[int]] = dataclasses.field(default_factory=list)  # plan.balanced's
+    monitor: tuple[dict[str, Any], dict[str, NDArray[Any]]] = ({}, {})  # Monitor.state
 
 
 def _folder(publication: Publication, version: VersionId) -> Path:
@@ -212,6 +214,8 @@ class CheckpointWriter:
         self._write(_STREAM, safetensors.numpy.save(stream))
         figures, arrays = checkpoint.prequential.state()
         self._write(_SCORES, safetensors.numpy.save(arrays))
+        numbers, arrays = checkpoint.monitor
+        self._write(_MONITOR, safetensors.numpy.save(arrays))
         body = {
             "format": _OF_ONE_RANK if self._channel.size == 1 else FORMAT,
             "version": checkpoint.version._asdict(),
@@ -221,6 +225,7 @@ class CheckpointWriter:
             "ranks": self._channel.size,
             "forgotten": [history.forgotten for history in checkpoint.histories],
             "prequential": figures,
+            "monitor": numbers,
             "manifest_sha256": _hash(manifest.encode()),
             "files": self._files,
             "buckets": self._buckets,
@@ -276,6 +281,10 @@ class SavedCheckpoint:
             prequential=Prequential.from_state(
                 body["prequential"], safetensors.numpy.load(self._read(_SCORES))
             ),
+            # Older builds did not have it.
+            monitor=(body["monitor"], safetensors.numpy.load(self._read(_MONITOR)))
+            if "monitor" in body
+            else ({}, {}),
         )
 
     def _refusal(self, path: Path, what: str) -> CheckpointError:

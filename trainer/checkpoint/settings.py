@@ -35,6 +35,9 @@ FREE_TO_CHANGE = frozenset(
         "ssd_directory",
         "publish_budget.image_bytes",
         "most_set_aside",
+        "evaluation.user",
+        "evaluation.slices",
+        "evaluation.most_values",
     }
 )
 """Settings on which no byte depends: a run may go on with others."""
@@ -71,6 +74,7 @@ _FIXED = {
     "prune.tables": "what pruning remembers is of those tables",
     "prune.waiting_bytes": "what pruning remembers has that size",
     "prune": "what pruning remembers begins with a run",
+    "evaluation": "events that are held out must never have been learned from",
 }
 """Why other settings cannot change: by the longest prefix of a path."""
 

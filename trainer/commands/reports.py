@@ -1,4 +1,4 @@
-"""Where a run says how it is, beside the terminal: Prometheus, a log of JSON lines, TensorBoard."""
+"""Where a run says how it is, beside the terminal: Prometheus, JSON lines, TensorBoard, MLflow."""
 
 import contextlib
 import dataclasses
@@ -21,6 +21,8 @@ from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.progress import Progress
 
 Show = Callable[[Progress], None]
+
+log = logging.getLogger(__name__)
 
 _LOG_EVERY_S = 10.0
 _PREFIX = "embertide_trainer_"
@@ -74,6 +76,51 @@ class _Page(Collector):
         )
         yield _counters("dropped", "What the store did not do.", "what", newest.dropped)
         yield _counters("published", "Sent, or not.", "what", newest.published)
+        yield from _quality(newest)
+
+
+_FIGURES = {
+    "events": "Events of the current day of event time that the figures are of.",
+    "label_mean": "Share of events with label 1.",
+    "log_loss": "In nats.",
+    "normalised_entropy": "Log loss over the entropy of the mean label.",
+    "calibration": "Mean score over mean label.",
+    "auc": "Area under the ROC curve.",
+    "gauc": "AUC within each user, weighed by events.",
+    "gauc_users": "Users that GAUC is of.",
+    "gauc_one_class_users": "Users left out of GAUC, for their labels are one.",
+    "gauc_sampled_share": "Share of the users that GAUC is measured on.",
+}
+
+
+def _quality(progress: Progress) -> Iterator[Metric]:
+    """Yield figures by whose they are, and by slice and value."""
+    for figure, text in _FIGURES.items():
+        family = GaugeMetricFamily(_PREFIX + "quality_" + figure, text, labels=["of"])
+        for of, figures in progress.quality.items():
+            if figure in figures:
+                family.add_metric([of], figures[figure])
+        if family.samples:
+            yield family
+        sliced = GaugeMetricFamily(_PREFIX + "slice_" + figure, text, labels=["slice", "value"])
+        for name, values in progress.slices.items():
+            for value, figures in values.items():
+                if figure in figures:
+                    sliced.add_metric([name, value], figures[figure])
+        if sliced.samples:
+            yield sliced
+
+
+def scalars(progress: Progress) -> dict[str, float]:
+    """Return the numbers of a run that make curves, by name."""
+    said = {name: getattr(progress, name) for name in ("auc", "events_per_s", "rows", "version")}
+    said = {name: value for name, value in said.items() if not math.isnan(value)}
+    for of, figures in progress.quality.items():
+        said |= {f"{of}/{name}": value for name, value in figures.items()}
+    for name, values in progress.slices.items():
+        for value, figures in values.items():
+            said |= {f"slice/{name}/{value}/{what}": each for what, each in figures.items()}
+    return said
 
 
 def _counters(name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:
@@ -214,10 +261,89 @@ def tensorboard(folder: Path) -> Iterator[Show]:
     writer = SummaryWriter(str(folder))
 
     def show(progress: Progress) -> None:
-        for name in ("auc", "events_per_s", "rows", "version"):
-            writer.add_scalar(name, getattr(progress, name), progress.events)
+        for name, value in scalars(progress).items():
+            writer.add_scalar(name, value, progress.events)
 
     try:
         yield show
     finally:
         writer.close()
+
+
+@contextlib.contextmanager
+def mlflow(uri: str, experiment: str, settings: Mapping[str, Any]) -> Iterator[Show]:
+    """Write a run with its settings and curves to MLflow while the context lives.
+
+    A step is an event. Figures go out ten seconds after the last at the earliest, and once more at
+    the end. A tracking server that is away costs figures, which a warning says, and not the run.
+
+    Args:
+        uri: Of the tracking server, or a folder or database as MLflow takes it.
+        experiment: Its name; made if need be.
+        settings: Of the run, nested; they become parameters, 500 characters each at most.
+
+    Raises:
+        ConfigurationError: The package is not installed, or MLflow refuses the run.
+    """
+    try:
+        from mlflow.entities import Metric as Curve
+        from mlflow.entities import Param
+        from mlflow.exceptions import MlflowException
+        from mlflow.tracking import MlflowClient
+    except ImportError as error:
+        raise ConfigurationError(
+            f"--mlflow needs a package that is not installed ({error}): pip install mlflow-skinny, "
+            "or leave the option out"
+        ) from error
+    try:
+        client = MlflowClient(tracking_uri=uri)
+        found = client.get_experiment_by_name(experiment)
+        number = found.experiment_id if found else client.create_experiment(experiment)
+        run_id = client.create_run(number).info.run_id
+        params = [Param(name, value[:500]) for name, value in _flat(settings, "")]
+        for begin in range(0, len(params), 100):
+            client.log_batch(run_id, params=params[begin : begin + 100])
+    except MlflowException as error:
+        raise ConfigurationError(f"--mlflow {uri}: {error}") from error
+    seldom, newest, ended = _Seldom(), None, "FAILED"
+
+    def write(progress: Progress) -> None:
+        now_ms = time.time_ns() // 1_000_000
+        curves = [
+            Curve(name, float(value), now_ms, progress.events)
+            for name, value in scalars(progress).items()
+        ]
+        try:
+            for begin in range(0, len(curves), 1000):
+                client.log_batch(run_id, metrics=curves[begin : begin + 1000])
+        except MlflowException as error:
+            log.warning("MLflow did not take figures of event %d: %s", progress.events, error)
+
+    def show(progress: Progress) -> None:
+        nonlocal newest
+        newest = progress
+        if seldom.due():
+            write(progress)
+
+    try:
+        yield show
+        ended = "FINISHED"
+    finally:
+        if newest is not None:
+            write(newest)
+        try:
+            client.set_terminated(run_id, ended)
+        except MlflowException as error:
+            log.warning("MLflow was not told that the run has ended: %s", error)
+
+
+def _flat(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Yield (path, text) of each setting that is no part of another."""
+    if isinstance(value, Mapping) and value:
+        for name, each in value.items():
+            yield from _flat(each, f"{path}.{name}" if path else name)
+    elif isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
+        for i, each in enumerate(value):
+            yield from _flat(each, f"{path}/{i}")
+    else:
+        yield path, str(value)

@@ -23,7 +23,7 @@ from embertide.trainer.commands.inputs import (
     preset_for,
     rates_for,
 )
-from embertide.trainer.config import PruneConfig, RunConfig
+from embertide.trainer.config import EvalConfig, PruneConfig, RunConfig
 from embertide.trainer.data.base import EventSource
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.presets import PRESETS
@@ -128,6 +128,12 @@ def command(
     tensorboard: Annotated[
         Path | None, typer.Option(help="Folder of scalars for TensorBoard, if it is installed.")
     ] = None,
+    mlflow: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URI", help="MLflow server (or folder) that gets settings and figures."
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print progress and the result as JSON lines.")
     ] = False,
@@ -204,6 +210,8 @@ def command(
             }
             try:
                 model = preset_for(preset, source)
+                has_user = any(feature.name == "user" for feature in model.features)
+                rest["evaluation"] = EvalConfig(user="user" if has_user else "")
                 run = RunConfig(model=model, optimizer=rates_for(model), **settings, **rest)
             except ValueError as error:
                 raise typer.BadParameter(str(error)) from error
@@ -227,6 +235,9 @@ def command(
             shows.append(json_log.show)
         if tensorboard is not None and first:
             shows.append(stack.enter_context(reports.tensorboard(tensorboard)))
+        if mlflow is not None and first:
+            written = reports.mlflow(mlflow, run.model.name, dataclasses.asdict(run))
+            shows.append(stack.enter_context(written))
 
         def show_all(progress: Progress) -> None:
             for each in shows:
@@ -255,6 +266,7 @@ def command(
             _end_if_stopped(trainer.stopped)
             return
         by_day = trainer.state.prequential.daily_summaries()
+        monitor = trainer.state.monitor
         result: dict[str, Any] = {
             "events": trainer.state.events,
             "version": trainer.state.number,
@@ -263,6 +275,14 @@ def command(
             "auc_by_day": {day: each.auc for day, each in by_day.items()},
             "log_loss_by_day": {day: each.log_loss for day, each in by_day.items()},
             "calibration_by_day": {day: each.calibration for day, each in by_day.items()},
+            "normalised_entropy_by_day": {
+                day: each.normalised_entropy for day, each in by_day.items()
+            },
+            "gauc_by_day": monitor.daily_gauc(),
+            "hold_out_by_day": {
+                day: each.as_json() for day, each in monitor.held.daily_summaries().items()
+            },
+            "slices": monitor.slices(),
             "forgotten_users": {
                 each.config.name: each.forgotten for each in trainer.state.histories
             },

@@ -10,6 +10,7 @@ setting's default must mean what runs did before it existed. Where another defau
 of an older build then goes on with the same bytes (checkpoint/settings.py compares them).
 """
 
+from embertide.trainer.config.evaluation import HOUR_OF_DAY, EvalConfig
 from embertide.trainer.config.learning import (
     BEFORE,
     Optimizer,
@@ -42,6 +43,7 @@ from embertide.trainer.config.tables import (
 
 __all__ = [
     "BEFORE",
+    "HOUR_OF_DAY",
     "MOST_PUBLISHED",
     "NO_TIME",
     "Codec",
@@ -49,6 +51,7 @@ __all__ = [
     "CountersConfig",
     "DenseConfig",
     "DenseStep",
+    "EvalConfig",
     "FeatureConfig",
     "FeatureKeys",
     "ModelConfig",

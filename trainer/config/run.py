@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Literal, get_args
 
+from embertide.trainer.config.evaluation import EvalConfig
 from embertide.trainer.config.learning import OptimizerConfig, PruneConfig
 from embertide.trainer.config.model import ModelConfig
 
@@ -100,6 +101,7 @@ class RunConfig:
         most_set_aside: Batches in a row that may be put aside, as they would make the net not
             finite; one more ends the run.
         codecs: How rows and gradients travel between ranks; of no matter to one rank.
+        evaluation: What the run measures of itself, and the events that it holds out.
     """
 
     model: ModelConfig
@@ -126,6 +128,7 @@ class RunConfig:
     ssd_directory: str = ""
     most_set_aside: int = 20
     codecs: Codecs = dataclasses.field(default_factory=Codecs)
+    evaluation: EvalConfig = dataclasses.field(default_factory=EvalConfig)
 
     def __post_init__(self) -> None:
         """Refuse counts below one."""
@@ -148,5 +151,6 @@ class RunConfig:
         for table in self.prune.tables if self.prune is not None else ():
             if table not in names:
                 raise ValueError(f"prune names table {table!r}; there are {names}")
+        self.evaluation.check({each.name: each.keys for each in self.model.features})
         if self.ahead_bytes < 0:
             raise ValueError(f"ahead_bytes is {self.ahead_bytes}; 0 reads between steps")

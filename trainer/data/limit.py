@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import redis
+from numpy.typing import NDArray
 
 from embertide.trainer.data.base import Batch, DerivedSource, EventSource
 from embertide.trainer.errors import TrainerError
@@ -65,6 +66,20 @@ def take(batch: Batch, begin: int, end: int) -> Batch:
         label_B=batch.label_B[begin:end],
         weight_B=None if batch.weight_B is None else batch.weight_B[begin:end],
         lists={f: bags.cut(begin, end) for f, bags in batch.lists.items()},
+    )
+
+
+def where(batch: Batch, keep_B: NDArray[np.bool_]) -> Batch:
+    """Return the events of a batch that are to be kept, at least one; offsets stay as they are."""
+    return dataclasses.replace(
+        batch,
+        event_B=batch.event_B[keep_B],
+        ts_ms_B=batch.ts_ms_B[keep_B],
+        keys_BF=batch.keys_BF[keep_B],
+        dense_BD=batch.dense_BD[keep_B],
+        label_B=batch.label_B[keep_B],
+        weight_B=None if batch.weight_B is None else batch.weight_B[keep_B],
+        lists={f: bags.where(keep_B) for f, bags in batch.lists.items()},
     )
 
 

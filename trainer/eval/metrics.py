@@ -1,7 +1,8 @@
-"""AUC, log loss and calibration, exact; and their prequential accumulation by hour and day.
+"""AUC, log loss, normalised entropy, calibration, exact; their prequential accumulation by day.
 
-A run that shows how it goes asks for the AUC of the current day twice a second: `live_auc`, which
-costs the same however many events there were, and is not exact. All other figures are.
+A run that shows how it goes asks for the figures of the current day twice a second: `live`, which
+costs the same however many events there were, and whose AUC is not exact. All other figures are.
+docs/evaluation.md has the formulas and what each figure is for.
 
 Prequential: every batch is scored before it is trained on, so a day's figure tests the model on
 events that it had not seen. Array suffixes: B events, G groups of equal score.
@@ -75,6 +76,32 @@ def log_loss(label_B: Array, score_B: Array) -> float:
     return float(-np.mean(np.where(label_B != 0, np.log(p_B), np.log1p(-p_B))))
 
 
+def entropy(label_mean: float) -> float:
+    """Log loss, in nats, of one who scores every event as the mean label; nan for one class."""
+    p = label_mean
+    return -(p * math.log(p) + (1 - p) * math.log1p(-p)) if 0 < p < 1 else math.nan
+
+
+def normalised_entropy(label_B: Array, score_B: Array) -> float:
+    """Log loss over the entropy of the mean label: below 1 the scores say more than the mean does.
+
+    He et al. 2014, "Practical Lessons from Predicting Clicks on Ads at Facebook", equation 1.
+    Unlike log loss it can be compared between slices whose mean labels differ.
+
+    Args:
+        label_B: 0 or 1.
+        score_B: Probabilities.
+
+    Returns:
+        The ratio; nan where one class is missing.
+
+    Raises:
+        ValueError: As `log_loss`.
+    """
+    loss = log_loss(label_B, score_B)
+    return loss / entropy(float(np.mean(label_B != 0))) if len(label_B) else math.nan
+
+
 def calibration(label_B: Array, score_B: Array) -> float:
     """Mean score over mean label: above 1 the model promises too much.
 
@@ -91,6 +118,47 @@ def calibration(label_B: Array, score_B: Array) -> float:
     _check(label_B, score_B)
     positives = float(np.sum(label_B != 0))
     return float(np.sum(score_B, dtype=np.float64)) / positives if positives else math.nan
+
+
+def calibration_curve(
+    label_B: Array, score_B: Array, *, bins: int = 20
+) -> tuple[NDArray[np.int64], Array, Array]:
+    """Mean score and mean label of bins that hold equally many events, ascending by score.
+
+    Args:
+        label_B: 0 or 1.
+        score_B: Probabilities.
+        bins: At most so many; fewer where there are fewer events.
+
+    Returns:
+        (events_S, mean score_S, mean label_S); empty without events.
+
+    Raises:
+        ValueError: As `auc`.
+    """
+    _check(label_B, score_B)
+    order_B = np.argsort(score_B, kind="stable")
+    parts = [part for part in np.array_split(order_B, bins) if len(part)]
+    events_S = np.array([len(part) for part in parts], np.int64)
+    score_S = np.array([np.mean(score_B[part], dtype=np.float64) for part in parts])
+    label_S = np.array([np.mean(label_B[part] != 0) for part in parts])
+    return events_S, score_S, label_S
+
+
+def expected_calibration_error(label_B: Array, score_B: Array, *, bins: int = 20) -> float:
+    """Mean |mean score - mean label| over bins of equally many events; nan without events.
+
+    Naeini et al. 2015, "Obtaining Well Calibrated Probabilities Using Bayesian Binning", with bins
+    by rank: with bins of equal width nearly all events of a low click rate would be in one. Chance
+    alone gives about sqrt(label mean * bins / events), so it is never 0.
+
+    Raises:
+        ValueError: As `auc`.
+    """
+    events_S, score_S, label_S = calibration_curve(label_B, score_B, bins=bins)
+    if not len(events_S):
+        return math.nan
+    return float(np.average(np.abs(score_S - label_S), weights=events_S))
 
 
 def _check(label_B: Array, score_B: Array) -> None:
@@ -111,12 +179,24 @@ class Summary:
         auc: Area under the ROC curve.
         log_loss: In nats.
         calibration: Mean score over mean label.
+        label_mean: Share of events with label 1; nan in checkpoints of builds that did not note it.
     """
 
     events: int
     auc: float
     log_loss: float
     calibration: float
+    label_mean: float = math.nan
+
+    @property
+    def normalised_entropy(self) -> float:
+        """Log loss over the entropy of the mean label (`normalised_entropy`)."""
+        return self.log_loss / entropy(self.label_mean)
+
+    def as_json(self) -> dict[str, float]:
+        """Return the figures that exist, by name."""
+        named = asdict(self) | {"normalised_entropy": self.normalised_entropy}
+        return {name: value for name, value in named.items() if not math.isnan(value)}
 
 
 def summarise(label_B: Array, score_B: Array) -> Summary:
@@ -126,24 +206,52 @@ def summarise(label_B: Array, score_B: Array) -> Summary:
         auc=auc(label_B, score_B),
         log_loss=log_loss(label_B, score_B),
         calibration=calibration(label_B, score_B),
+        label_mean=float(np.mean(label_B != 0)) if len(label_B) else math.nan,
     )
 
 
-_BINS = 1 << 16
+# Scores are told apart by their log odds, in bins of equal width: a click rate of 0.01 has as many
+# bins as one of 0.5.
+_MOST_LOGIT = math.log(1 / SCORE_FLOOR - 1)
+LIVE_BINS = 1 << 16
 
 
-@dataclass(slots=True)
-class _LiveAuc:
-    """Events of one day by label and score, in bins of equal width."""
+class Binned:
+    """The figures of any number of events in memory of a fixed size. Used by one thread.
 
-    day: int | None = None
-    counts_2S: NDArray[np.int64] = field(default_factory=lambda: np.zeros((2, _BINS), np.int64))
+    All are exact but the AUC: scores in one bin of log odds count as equal.
 
-    def add(self, day: int, label_B: Array, score_B: Array) -> None:
-        if day != self.day:
-            self.day, self.counts_2S[:] = day, 0
-        bin_B = np.minimum((score_B * np.float32(_BINS)).astype(np.int64), _BINS - 1)
-        np.add.at(self.counts_2S, ((label_B != 0).astype(np.int64), bin_B), 1)
+    Args:
+        bins: Of the scores, 16 bytes each. 65,536 lie 0.0005 apart in log odds, 512 lie 0.06.
+    """
+
+    def __init__(self, bins: int = LIVE_BINS) -> None:
+        """Begin with no events."""
+        self.counts_2S = np.zeros((2, bins), np.int64)
+        self.score = self.loss = 0.0  # sums
+
+    @property
+    def events(self) -> int:
+        """Events added."""
+        return int(self.counts_2S.sum())
+
+    def add(self, label_B: Array, score_B: Array) -> None:
+        """Add events; scores are probabilities, which is not looked at."""
+        p_B = np.clip(score_B.astype(np.float64), SCORE_FLOOR, 1 - SCORE_FLOOR)
+        log_B, log_not_B = np.log(p_B), np.log1p(-p_B)
+        bins = self.counts_2S.shape[1]
+        place_B = (log_B - log_not_B + _MOST_LOGIT) * (bins / (2 * _MOST_LOGIT))
+        bin_B = np.clip(place_B.astype(np.int64), 0, bins - 1)
+        positive_B = label_B != 0
+        np.add.at(self.counts_2S, (positive_B.astype(np.int64), bin_B), 1)
+        self.score += float(np.sum(score_B, dtype=np.float64))
+        self.loss -= float(np.sum(np.where(positive_B, log_B, log_not_B)))
+
+    def merge(self, other: "Binned") -> None:
+        """Add the events of another, which has as many bins."""
+        self.counts_2S += other.counts_2S
+        self.score += other.score
+        self.loss += other.loss
 
     def auc(self) -> tuple[float, float]:
         """Return the AUC if the scores of a bin were equal, and by how much it may be wrong."""
@@ -154,6 +262,30 @@ class _LiveAuc:
         below_S = np.cumsum(negative_S) - negative_S
         halves = float(positive_S @ negative_S) / 2
         return (float(positive_S @ below_S) + halves) / pairs, halves / pairs
+
+    def summary(self) -> Summary:
+        """Return all figures."""
+        events, positives = self.events, int(self.counts_2S[1].sum())
+        return Summary(
+            events=events,
+            auc=self.auc()[0],
+            log_loss=self.loss / events if events else math.nan,
+            calibration=self.score / positives if positives else math.nan,
+            label_mean=positives / events if events else math.nan,
+        )
+
+
+@dataclass(slots=True)
+class _Live:
+    """Events of one day."""
+
+    day: int | None = None
+    binned: Binned = field(default_factory=Binned)
+
+    def add(self, day: int, label_B: Array, score_B: Array) -> None:
+        if day != self.day:
+            self.day, self.binned = day, Binned()
+        self.binned.add(label_B, score_B)
 
 
 @dataclass(slots=True)
@@ -167,7 +299,7 @@ class Prequential:
     _hours: dict[int, Summary] = field(default_factory=dict)
     _days: dict[int, Summary] = field(default_factory=dict)
     _open: dict[int, list[tuple[Array, Array]]] = field(default_factory=dict)
-    _live: _LiveAuc = field(default_factory=_LiveAuc, compare=False)  # of what `_open` holds
+    _live: _Live = field(default_factory=_Live, compare=False)  # of what `_open` holds
 
     def __post_init__(self) -> None:
         """Count what is held already."""
@@ -235,9 +367,14 @@ class Prequential:
     def live_auc(self) -> tuple[float, float]:
         """AUC of the current day, and by how much the exact one may differ; nan without one.
 
-        Pairs of scores in the same 65,536th count as equal: half of their share is the bound.
+        Pairs of scores in the same bin of `Binned` count as equal: half of their share is the
+        bound.
         """
-        return self._live.auc()
+        return self._live.binned.auc()
+
+    def live(self) -> Summary:
+        """Figures of the current day: the AUC as `live_auc` has it, the others exact."""
+        return self._live.binned.summary()
 
     def hourly(self) -> dict[int, float]:
         """AUC by hour, for hours that had events."""
