@@ -599,7 +599,7 @@ def test_a_harmed_checkpoint_is_refused_wherever_the_harm_is(
 ) -> None:
     folder = checkpoint_folder(copy)
     paths = [*folder.iterdir(), copy.snapshot_path(copy.snapshots()[-1]) / "manifest.json"]
-    assert len(paths) == 6
+    assert len(paths) == 7
 
     def refused(path: Path, reason: str = "") -> None:
         with pytest.raises(HarmedCheckpointError, match=f"{path.name}.* {reason}") as caught:
