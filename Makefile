@@ -195,5 +195,9 @@ fuzz: build/.apt ## every parser of bytes from outside, tried with a fixed count
 images: dev ## the container images, where buildah is installed
 	EMBERTIDE_IMAGES=1 $(BIN)/pytest -q tests/k8s/test_images.py
 
+sbom: dev ## build/sbom: what the wheel is made of, and an image, IMAGE=node ROOT=its files (docs/security.md)
+	$(BIN)/python k8s/images/sbom.py wheel build/sbom/wheel.json
+	$(if $(ROOT),$(BIN)/python k8s/images/sbom.py image "$(ROOT)" build/sbom/$(or $(IMAGE),image).json)
+
 clean: ## everything that was built, the environment excepted
 	rm -rf build
