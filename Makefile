@@ -38,7 +38,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --no-header --no-annotate --no-emit-ind
   --python-version 3.11 --python-platform x86_64-manylinux_2_36 --no-emit-package torch
 SUBSET := $(COMPILE) -c requirements/dev.txt
 lock: build/.venv ## requirements/ anew after pyproject.toml has changed; UPGRADE=yes for the newest versions
-	$(COMPILE) $(if $(UPGRADE),--upgrade) --all-extras pyproject.toml -o requirements/dev.txt
+	$(COMPILE) $(if $(UPGRADE),--upgrade) --extra train --extra serve --extra dev pyproject.toml -o requirements/dev.txt
 	@rm -f requirements/{control,node,trainer,build}.txt
 	$(SUBSET) --extra serve pyproject.toml -o requirements/control.txt
 	$(SUBSET) --extra serve pyproject.toml requirements/torch.txt -o requirements/node.txt
