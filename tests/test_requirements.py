@@ -18,13 +18,18 @@ TORCH = tuple(
     for line in (ROOT / "requirements" / "torch.txt").read_text().splitlines()
     if not line.startswith("#")
 )
+# Extras that cannot be installed beside the others; pyproject.toml says why.
+UNLOCKED = {"mlflow"}
 # What each file is for: one image each, the wheel's build, and everything.
 WANTED = {
     "build": tuple(PROJECT["build-system"]["requires"]),
     "control": (*BASE, *EXTRAS["serve"]),
     "node": (*BASE, *EXTRAS["serve"], *TORCH),
     "trainer": (*BASE, *EXTRAS["train"]),
-    "dev": (*BASE, *(each for extra in EXTRAS.values() for each in extra)),
+    "dev": (
+        *BASE,
+        *(each for name, extra in EXTRAS.items() if name not in UNLOCKED for each in extra),
+    ),
 }
 # Python and glibc are of these versions alone; markers are looked at for both ends.
 PYTHONS = ("3.11.0", "3.12.9")

@@ -155,7 +155,7 @@ def test_without_mlflow_the_option_says_what_to_install(
 def test_mlflow_has_the_settings_and_the_curves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("mlflow", reason="mlflow-skinny is not in constraints.txt (pyproject.toml)")
+    pytest.importorskip("mlflow", reason="mlflow-skinny is not in requirements/ (pyproject.toml)")
     from mlflow.tracking import MlflowClient
 
     # Folders as stores are of an older MLflow, and need no server.
