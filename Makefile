@@ -86,7 +86,7 @@ test: dev cpp fuzz ## the tests, C++ and Python; test-long has the slowest
 	$(BIN)/pytest -q -n $$(nproc) --dist loadfile $(SIDE_BY_SIDE)
 	$(BIN)/pytest -q $(addprefix --ignore=,$(SIDE_BY_SIDE))
 
-test-long: dev cpp ## the tests that `make test` leaves out, and those by chance for a minute each; an hour
+test-long: dev cpp build/.torchrec ## the tests that `make test` leaves out, and those by chance for a minute each; an hour
 	$(BIN)/pytest -q -m "long and not gpu"
 	EMBERTIDE_CHECK_SECONDS=60 $(BIN)/pytest -q tests/e2e/test_many_nodes.py tests/e2e/test_reshard.py tests/e2e/test_following.py
 	EMBERTIDE_KILLS=$(or $(KILLS),50) $(BIN)/pytest -q -m "" tests/e2e/test_killed_training.py tests/e2e/test_killed_ranks.py
