@@ -23,12 +23,14 @@ from embertide.trainer.errors import TrainerError
 from embertide.trainer.model.build import build_net
 from embertide.trainer.model.device import net_device
 from embertide.trainer.model.dlrm import Probability
+from embertide.trainer.model.export import evaluating
 from embertide.trainer.model.layers import Columns
 from embertide.trainer.model.transforms import make_transforms
 from embertide.trainer.sync.dense import AllReduce, DenseSync
 from embertide.trainer.sync.exchange import Asked
 from embertide.trainer.sync.plan import Ownership
 from embertide.trainer.sync.ranks import Ranks
+from embertide.trainer.sync.statistics import Statistics, draw_seed
 
 # Its square is a number in fp32, which Adam keeps.
 _MOST = 1e19
@@ -112,12 +114,12 @@ class Learner:
             ownership=ownership,
             codecs=run.codecs,
         )
+        learned = [each for each in self.net.parameters() if each.requires_grad]
         # Fused: one pass over a tensor; else ten, which small batches feel.
-        self.optimizer = torch.optim.Adam(
-            self.net.parameters(), lr=run.optimizer.dense_learning_rate, fused=True
-        )
+        self.optimizer = torch.optim.Adam(learned, lr=run.optimizer.dense_learning_rate, fused=True)
         self._beside = self.ranks.channel("dense")
-        self.sync: DenseSync = AllReduce(list(self.net.parameters()), self._beside)
+        self.sync: DenseSync = AllReduce(learned, self._beside)
+        self._statistics = Statistics(self.net, self.ranks) if run.model.is_own_net else None
         self.origin_ms: int | None = None
         self.counters = Counters(run.model)
         self._quick = run.net_dtype == "bf16"
@@ -184,7 +186,7 @@ class Learner:
         """Return score_B in (0, 1) of all ranks' parts, on every rank; nothing changes."""
         ready = self.prepare(batch)
         scores_B = torch.zeros(len(batch))
-        with torch.no_grad():
+        with torch.no_grad(), evaluating(self.served):
             embeddings_BE = self._embeddings(ready.part, ready.asked)
             if ready.part is not None:
                 dense_BD = self._dense(ready.part)[0].to(self.device)
@@ -197,21 +199,24 @@ class Learner:
     def learn(
         self, batch: Batch | Prepared, then: Callable[[], None] = lambda: None
     ) -> NDArray[np.float32]:
-        """Take a step and return the score_B from before it, as the net that learns gives it.
+        """Take a step and return the score_B from before it, of a net of one's own in eval mode.
 
-        Every rank gets the scores of all ranks.
+        Every rank gets the scores of all ranks. A net of one's own draws its random numbers, as
+        dropout's, from a seed of the run, the batch and the rank.
 
         Args:
             batch: What is learned.
             then: Called when the rows are there and the network is free: to ask for the next keys.
 
         Raises:
-            NotFiniteError: Loss or gradients are no finite numbers. Net, rows and counters are as
-                they were.
+            NotFiniteError: Loss, gradients or statistics are no finite numbers. Net, rows and
+                counters are as they were.
             RankLostError: A rank is gone.
         """
         ready = batch if isinstance(batch, Prepared) else self.prepare(batch)
         self.optimizer.zero_grad()
+        if self._statistics is not None:
+            self._statistics.keep()
         embeddings_BE = self._embeddings(ready.part, ready.asked)
         then()
         missing = 0
@@ -220,9 +225,9 @@ class Learner:
         if ready.part is not None:
             dense_BD, missing = self._dense(ready.part)
             label_B = torch.from_numpy(ready.part.label_B).to(self.device)
-            x_BE = embeddings_BE.to(self.device)
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self._quick):
-                logits_B: Tensor = self.net(dense_BD.to(self.device), x_BE).float()
+            inputs = dense_BD.to(self.device), embeddings_BE.to(self.device)
+            scored_B = self._evaluated(inputs)
+            logits_B = self._learned(inputs, ready)
             weight_B = (
                 None if ready.part.weight_B is None else torch.from_numpy(ready.part.weight_B)
             )
@@ -238,10 +243,11 @@ class Learner:
             loss.backward()
             loss = loss.detach().cpu()
             end = ready.first + len(ready.part)
-            scores_B[ready.first : end] = torch.sigmoid(logits_B.detach())
+            scored_B = logits_B.detach() if scored_B is None else scored_B
+            scores_B[ready.first : end] = torch.sigmoid(scored_B)
         self.stopping = self.stops
         if self.ranks.size > 1:
-            loss, scores_B, missing = self._share(loss, scores_B, missing)
+            loss, scores_B, missing = self._share(ready, loss, scores_B, missing)
         self._check_step(loss)
         self.optimizer.step()
         self.rows.step()
@@ -251,7 +257,31 @@ class Learner:
         self.counters.add(ready.batch, self.origin_ms)
         return scores_B.numpy()
 
-    def _share(self, loss: Tensor, scores_B: Tensor, missing: int) -> tuple[Tensor, Tensor, int]:
+    def _evaluated(self, inputs: tuple[Tensor, Tensor]) -> Tensor | None:
+        """Return logits_B in eval mode; None: those of training mode are the same."""
+        if not self.run.model.is_own_net:
+            return None
+        with torch.no_grad(), evaluating(self.net):
+            return self._forward(inputs)
+
+    def _learned(self, inputs: tuple[Tensor, Tensor], ready: Prepared) -> Tensor:
+        """Return logits_B that take a gradient."""
+        if self._statistics is None:
+            return self._forward(inputs)
+        torch.manual_seed(draw_seed(self.run.seed, ready.batch.first, self.ranks.rank))
+        if len(inputs[0]) > 1:
+            return self._forward(inputs)
+        with evaluating(self.net):  # one event has no variance to normalise by
+            return self._forward(inputs)
+
+    def _forward(self, inputs: tuple[Tensor, Tensor]) -> Tensor:
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._quick):
+            logits_B: Tensor = self.net(*inputs).float()
+        return logits_B.reshape(-1)
+
+    def _share(
+        self, ready: Prepared, loss: Tensor, scores_B: Tensor, missing: int
+    ) -> tuple[Tensor, Tensor, int]:
         """Bring the parts of all ranks together: gradients of the net, loss, scores.
 
         Where a rank has no part its scores and gradients are zeros, so sums are exact. Gradients of
@@ -259,12 +289,18 @@ class Learner:
         """
         flags = torch.tensor([float(missing), float(self.stops)])
         beside = torch.cat((scores_B, loss.reshape(1), flags))
+        ends = len(beside)
+        if self._statistics is not None:
+            share = 0 if ready.part is None else len(ready.part) / len(ready.batch)
+            beside = torch.cat((beside, self._statistics.changes() * share))
         wait = self.sync.finish(beside)
         self.rows.send()
         summed = wait()
-        loss, missed, stops = summed[-3:].unbind()
+        if self._statistics is not None:
+            self._statistics.change(summed[ends:])
+        loss, missed, stops = summed[ends - 3 : ends].unbind()
         self.stopping = bool(stops > 0)
-        return loss, summed[:-3], int(missed)
+        return loss, summed[: ends - 3], int(missed)
 
     def _check_step(self, loss: Tensor) -> None:
         """Refuse a step after which the net would not be finite.
@@ -274,17 +310,23 @@ class Learner:
         """
         gradients = [each.grad for each in self.net.parameters() if each.grad is not None]
         norms = torch.stack((loss.to(self.device), *torch._foreach_norm(gradients)))
-        if not bool((norms < _MOST).all()):
+        kept = self._statistics is None or self._statistics.are_finite()
+        if not (kept and bool((norms < _MOST).all())):
             self.rows.drop_gradients()
-            what = "loss" if not torch.isfinite(loss) else "gradients"
+            if self._statistics is not None:
+                self._statistics.restore()
+            what = "loss" if not torch.isfinite(loss) else "gradients" if kept else "statistics"
             raise NotFiniteError(f"{what} not finite")
 
     def check_finite(self) -> None:
         """Refuse a net that must not be published.
 
         Raises:
-            TrainerError: A tensor has a value that is not finite.
+            TrainerError: A tensor has a value that is not finite, or a buffer has changed that
+                versions do not carry.
         """
+        if self._statistics is not None:
+            self._statistics.check()
         for name, tensor in self.served.state_dict().items():
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
                 raise TrainerError(

@@ -26,6 +26,7 @@ from embertide.trainer.data.limit import blocks, where
 from embertide.trainer.data.shared import SharedEvents
 from embertide.trainer.learner import NotFiniteError, Prepared
 from embertide.trainer.model.export import export_dense
+from embertide.trainer.model.own import check_program
 from embertide.trainer.progress import Progress, added_up
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.promotion import PromotionRecord
@@ -80,7 +81,8 @@ class Trainer:
     Raises:
         CheckpointError: The publication holds a run of another configuration, or versions and no
             checkpoint that is whole.
-        ConfigurationError: `allow_change` names no setting, or one that cannot change.
+        ConfigurationError: `allow_change` names no setting, or one that cannot change; or a net of
+            one's own is not what it should be, or not what it was.
         BusError: Redis cannot be reached.
     """
 
@@ -135,6 +137,8 @@ class Trainer:
                     cpu=run.cpu,
                     cache=program_cache,
                 )
+            if self.ranks.first and run.model.is_own_net:
+                check_program(self.learner.served, publication.program, run.model, run.cpu)
         self.versions = Versions(
             publication,
             beginning,

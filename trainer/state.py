@@ -12,6 +12,7 @@ from embertide.trainer.data.history import History
 from embertide.trainer.eval.metrics import Prequential
 from embertide.trainer.eval.monitor import Monitor
 from embertide.trainer.learner import Learner
+from embertide.trainer.model.own import check_fit
 from embertide.trainer.publish.folder import VersionId
 from embertide.trainer.sync import plan
 from embertide.trainer.sync.plan import Ownership
@@ -78,8 +79,10 @@ class RunState:
 
         Raises:
             HarmedCheckpointError: A file of it is not what was written.
+            ConfigurationError: The net has other tensors.
         """
         saved = found.checkpoint
+        check_fit(self.run.model, self.learner.net, saved.net)
         found.restore_rows(self.rows)
         self.learner.transforms = found.transforms()
         self.learner.net.load_state_dict(saved.net)

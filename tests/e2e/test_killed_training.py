@@ -1,13 +1,15 @@
 """A trainer killed at random, again and again: each end is byte for byte that of one never killed.
 
 Each start takes memory alone or an SSD tier, by chance: no byte depends on it. A second model is
-pruned, in memory, and has histories and counters.
+pruned, in memory, and has histories and counters. A third has a net of its own, with batch norm and
+dropout, whose class the run's file defines.
 
 `EMBERTIDE_KILLS` says how often each is (`make kill-test`: 50), `EMBERTIDE_SEED` at which moments.
 """
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -16,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import own_net
 import pytest
 from serving import wait_until
 
@@ -43,6 +46,27 @@ run = RunConfig(
     snapshot_every=2,
 )
 """
+OWN_NET = """\
+import dataclasses
+
+from own_net import Tower
+
+from embertide.trainer.config import RunConfig
+from embertide.trainer.presets import globo, globo_rates
+
+
+class Mine(Tower):
+    pass
+
+
+run = RunConfig(
+    model=dataclasses.replace(globo(), net="run_file:Mine", net_arguments={"width": 24}),
+    optimizer=globo_rates(),
+    publish_every_s=300,
+    snapshot_every=2,
+)
+"""
+CONFIGS = {"pruned": PRUNED, "own net": OWN_NET}
 # Of kills: while the process starts and reads its checkpoint, while one is being written, any time.
 MOMENTS, SHARES = ("start", "write", "any"), (0.15, 0.45, 0.4)
 
@@ -50,10 +74,11 @@ MOMENTS, SHARES = ("start", "write", "any"), (0.15, 0.45, 0.4)
 class Run:
     """One publication and the trainers that fill it, one after the other."""
 
-    def __init__(self, folder: Path, options: Sequence[str]) -> None:
+    def __init__(self, folder: Path, options: Sequence[str], *, pruned: bool) -> None:
         self.publication = Publication(folder / "pub")
         self._logs = folder
         self._options = options
+        self._is_pruned = pruned
         self.starts: list[str] = []  # the tier of each
         self.child: Child
 
@@ -112,28 +137,33 @@ class Run:
         assert self.child.wait(120) == 0, self.child.log_text()
         result = json.loads(self.child.log_text().splitlines()[-1])["result"]
         assert (result["store"]["evictions_to_ssd"] > 0) == (self.starts[-1] == "ssd")
-        assert (result["pruning"] is not None) == (self._options != OPTIONS)
+        assert (result["pruning"] is not None) == self._is_pruned
         said = {name: result[name] for name in ("events", "version", "auc_by_day")}
         last = self.publication.snapshots()[-1]
         return snapshot_files(self.publication.snapshot_path(last)), said
 
 
-@pytest.mark.parametrize("model", ["whole", pytest.param("pruned", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "model", ["whole", "own net", pytest.param("pruned", marks=pytest.mark.long)]
+)
 def test_a_trainer_killed_at_random_ends_byte_for_byte_as_one_never_killed(
     tmp_path: Path, model: str
 ) -> None:
     options: Sequence[str] = OPTIONS
     tiers = sorted(TIERS)
-    if model == "pruned":
-        (tmp_path / "run.py").write_text(PRUNED)
+    if model in CONFIGS:
+        # Beside a module that it imports.
+        (tmp_path / "run.py").write_text(CONFIGS[model])
+        shutil.copy(own_net.__file__, tmp_path)
         options, tiers = ("--config", str(tmp_path / "run.py")), ["memory"]
+    pruned = model == "pruned"
     rng = np.random.default_rng(SEED)
-    never = Run(tmp_path / "never", options)
+    never = Run(tmp_path / "never", options, pruned=pruned)
     never.start()
     wanted = never.end()
     kills: Counter[str] = Counter()
     left: Counter[str] = Counter()
-    runs = [Run(tmp_path / "run-0", options)]
+    runs = [Run(tmp_path / "run-0", options, pruned=pruned)]
     runs[-1].start()
     while kills.total() < KILLS:
         run, moment = runs[-1], str(rng.choice(MOMENTS, p=SHARES))
@@ -142,7 +172,7 @@ def test_a_trainer_killed_at_random_ends_byte_for_byte_as_one_never_killed(
             left.update(run.left_half())
         else:
             assert run.end() == wanted, f"seed {SEED}, starts {run.starts}"
-            runs.append(Run(tmp_path / f"run-{len(runs)}", options))
+            runs.append(Run(tmp_path / f"run-{len(runs)}", options, pruned=pruned))
         runs[-1].start(str(rng.choice(tiers)))
     assert runs[-1].end() == wanted, f"seed {SEED}, starts {runs[-1].starts}"
     print(f"seed {SEED}: {len(runs)} runs, kills {dict(kills)}, left half {dict(left)}")

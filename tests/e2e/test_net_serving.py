@@ -40,6 +40,7 @@ MODELS: dict[str, ModelConfig] = {
     "dcn_v2": dataclasses.replace(globo(), net="dcn_v2", cross_rank=16),
     "deepfm": dataclasses.replace(globo(), net="deepfm", features=DEFAULTS),
     "history": globo_crossed(),
+    "own": dataclasses.replace(globo(), net="own_net:Tower"),
 }
 
 

@@ -74,6 +74,17 @@ def some_steps(ranks: Ranks, how: str, codecs: Codecs, steps: int) -> Steps:
     return scores, net, {(t, b): rows.store.export_bucket(t, b) for t, _, b in rows.places()}
 
 
+def own_net_steps(ranks: Ranks) -> dict[str, NDArray[Any]]:
+    """The tensors of a net with batch norm and dropout after some steps, one without a part."""
+    run = dataclasses.replace(STEP, model=dataclasses.replace(STEP.model, net="own_net:Tower"))
+    learner = Learner(run, ranks, balanced(STEP.model, ranks.size))
+    rng = np.random.default_rng(3)
+    for count in (12, 9, 1, 12):
+        learner.learn(batch_of(rng, count))
+    state = learner.net.state_dict().items()
+    return {name: value.numpy() for name, value in state if value.is_floating_point()}
+
+
 def empty_parts(ranks: Ranks) -> list[float]:
     """Batches of fewer groups than ranks: some ranks have no part."""
     learner = Learner(STEP, ranks, balanced(STEP.model, ranks.size))

@@ -114,7 +114,7 @@ def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 TARGETS = {
-    "form": ("{}", "is not module:factory"),
+    "form": ("{}", "is not module:name"),
     "module": ("{}_other:make", "there is no module .*_other'; it is looked for in"),
     "package": ("{}.sub:make", "failed: .*is not a package|there is no module"),
     "inside": ("{}_broken:make", "importing .* failed: No module named 'nothing_of_that_name'"),

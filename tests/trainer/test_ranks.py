@@ -22,6 +22,7 @@ from rankjobs import (
     failing,
     from_the_first,
     own_loop,
+    own_net_steps,
     some_steps,
     train,
     train_wide,
@@ -131,6 +132,15 @@ def test_a_rank_without_a_part_takes_the_step_as_all_do(pool: RankPool) -> None:
     (alone,) = pool.run(1, empty_parts)
     for scores in pool.run(4, empty_parts):
         np.testing.assert_allclose(scores, alone, rtol=1e-5, atol=1e-6)
+
+
+def test_a_net_of_ones_own_has_the_same_statistics_on_all_ranks(pool: RankPool) -> None:
+    one, *others = pool.run(2, own_net_steps)
+    assert any("running_mean" in name for name in one)
+    for other in others:
+        assert one.keys() == other.keys()
+        for name, value in one.items():
+            np.testing.assert_array_equal(other[name], value, err_msg=name)
 
 
 def test_parts_cover_a_batch_and_split_no_group() -> None:

@@ -7,9 +7,10 @@ The other way, `explained` writes the file of a run with every setting and what 
 import dataclasses
 import inspect
 import re
-import runpy
+import sys
 import textwrap
 import traceback
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data.base import EventSource
 from embertide.trainer.errors import ConfigurationError, TrainerError
+from embertide.trainer.named import RUN_FILE
 
 _COLUMNS = 100
 
@@ -30,7 +32,9 @@ class RunFile:
 
 
 def load(path: Path) -> RunFile:
-    """Execute a run's file.
+    """Execute a run's file, as the module `run_file`: the net and the loss may be defined there.
+
+    What lies beside it can be imported.
 
     Raises:
         ConfigurationError: It is not there, fails, or defines no run; the message names the line.
@@ -38,14 +42,20 @@ def load(path: Path) -> RunFile:
     """
     if not path.is_file():
         raise ConfigurationError(f"{path}: there is no such file; --print-config writes one")
+    module = types.ModuleType(RUN_FILE)
+    module.__file__ = str(path)
+    sys.modules[RUN_FILE] = module
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
     try:
-        names = runpy.run_path(str(path))
+        exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
     except Exception as error:
         passing = isinstance(error, TrainerError) and not isinstance(error, ConfigurationError)
         kind = TrainerError if passing else ConfigurationError
         what = str(error) if isinstance(error, TrainerError) else f"{type(error).__name__}: {error}"
         raise kind(f"{path}:{_line(path, error)}: {what}") from error
-    run, source = names.get("run"), names.get("source")
+    run, source = getattr(module, "run", None), getattr(module, "source", None)
     if not isinstance(run, RunConfig):
         what = "defines no run" if run is None else f"defines run as a {type(run).__name__}"
         raise ConfigurationError(f"{path} {what}; write run = RunConfig(model=...)")

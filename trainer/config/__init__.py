@@ -18,7 +18,7 @@ from embertide.trainer.config.learning import (
     PruneConfig,
     Utility,
 )
-from embertide.trainer.config.model import ModelConfig, Net
+from embertide.trainer.config.model import NETS, ModelConfig
 from embertide.trainer.config.run import (
     Codec,
     Codecs,
@@ -45,6 +45,7 @@ __all__ = [
     "BEFORE",
     "HOUR_OF_DAY",
     "MOST_PUBLISHED",
+    "NETS",
     "NO_TIME",
     "Codec",
     "Codecs",
@@ -55,7 +56,6 @@ __all__ = [
     "FeatureConfig",
     "FeatureKeys",
     "ModelConfig",
-    "Net",
     "NetDevice",
     "NetDtype",
     "Optimizer",

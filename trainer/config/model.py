@@ -1,7 +1,9 @@
 """A model: tables, the columns of a request, and the net over them."""
 
 import dataclasses
-from typing import Literal
+import json
+from collections.abc import Mapping
+from typing import Any
 
 from embertide.trainer.config.tables import (
     DenseConfig,
@@ -10,7 +12,8 @@ from embertide.trainer.config.tables import (
     TableConfig,
 )
 
-Net = Literal["dlrm", "dcn_v2", "deepfm", "history"]
+NETS = ("dlrm", "dcn_v2", "deepfm", "history")
+"""Those of ours."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,9 +24,12 @@ class ModelConfig:
         name: The model's name.
         tables: The embedding tables; a table's place is its id.
         features: The sparse features, in the order of KEYS' columns.
-        sequences: For the net "history", which needs one.
+        sequences: For the net "history", which needs one, or a net of your own.
         dense: The model's own dense features, in the order of DENSE's columns.
-        net: "dlrm", "dcn_v2", "deepfm" or "history".
+        net: "dlrm", "dcn_v2", "deepfm" or "history"; or a class of your own, an nn.Module, as
+            "package.module:Class", of the run's file as "run_file:Class" (docs/training.md).
+        net_arguments: What your class is called with beside the model: names and plain data, as
+            JSON has it.
         bottom_mlp: Hidden widths of the MLP over DENSE; its last layer has the embeddings' dim.
         top_mlp: Hidden widths of the MLP that gives the score; of DeepFM, the deep part.
         top_sees_embeddings: DLRM: whether the top MLP gets the embeddings beside their dot
@@ -39,7 +45,8 @@ class ModelConfig:
     features: tuple[FeatureConfig, ...]
     sequences: tuple[SequenceConfig, ...] = ()
     dense: tuple[DenseConfig, ...] = ()
-    net: Net = "dlrm"
+    net: str = "dlrm"
+    net_arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     bottom_mlp: tuple[int, ...] = ()
     top_mlp: tuple[int, ...] = (128, 64)
     top_sees_embeddings: bool = True
@@ -117,10 +124,16 @@ class ModelConfig:
                     )
 
     def _check_net(self) -> None:
-        if (self.net == "history") != bool(self.sequences):
+        if self.net not in NETS and ":" not in self.net:
+            raise ValueError(
+                f"there is no net {self.net!r}; use one of {', '.join(NETS)}, or a class of your"
+                " own as package.module:Class"
+            )
+        self._check_arguments()
+        if not self.is_own_net and (self.net == "history") != bool(self.sequences):
             raise ValueError(
                 f"model {self.name!r}: net {self.net!r} with {len(self.sequences)} sequences; "
-                "the net 'history' takes sequences, and no other does"
+                "of ours the net 'history' takes sequences, and no other does"
             )
         if self.cross_layers < 1 or self.cross_rank < 0:
             raise ValueError(
@@ -132,6 +145,26 @@ class ModelConfig:
                 f"model {self.name!r} has one feature, which has no dot product:"
                 " set top_sees_embeddings"
             )
+
+    def _check_arguments(self) -> None:
+        if self.net_arguments and not self.is_own_net:
+            raise ValueError(
+                f"model {self.name!r}: net {self.net!r} takes no net_arguments; it has settings"
+            )
+        try:
+            same = json.loads(json.dumps(self.net_arguments)) == self.net_arguments
+        except (TypeError, ValueError):
+            same = False
+        if not same:
+            raise ValueError(
+                f"model {self.name!r}: net_arguments is {self.net_arguments!r}; give a dict of"
+                " names to numbers, texts, lists and dicts, which a checkpoint can keep"
+            )
+
+    @property
+    def is_own_net(self) -> bool:
+        """Whether the net is a class of the user's."""
+        return self.net not in NETS
 
     def table_index(self, name: str) -> int:
         """Return the position of a table, which is also its id."""

@@ -7,6 +7,7 @@ from embertide.trainer.model.dcn import DcnV2
 from embertide.trainer.model.deepfm import DeepFm
 from embertide.trainer.model.dlrm import Dlrm
 from embertide.trainer.model.history import HistoryNet
+from embertide.trainer.model.own import own_net
 
 _NETS = {"dlrm": Dlrm, "dcn_v2": DcnV2, "deepfm": DeepFm, "history": HistoryNet}
 
@@ -15,8 +16,9 @@ def build_net(config: ModelConfig) -> nn.Module:
     """Return the net, (dense_BD, embeddings_BE) -> logits_B, with torch's random weights.
 
     Raises:
-        ValueError: There is no such net, or it cannot be built over these features.
+        ValueError: It cannot be built over these features.
+        ConfigurationError: One of the user's is not what it should be.
     """
-    if config.net not in _NETS:
-        raise ValueError(f"there is no net {config.net!r}; use one of {', '.join(_NETS)}")
+    if config.is_own_net:
+        return own_net(config)
     return _NETS[config.net](config)

@@ -5,6 +5,7 @@ of the version that it is pinned to (DESIGN.md section 6). The package describes
 metadata under "embertide" (backend_cpp/dense/plugin.cc reads it).
 """
 
+import contextlib
 import copy
 import hashlib
 import itertools
@@ -12,6 +13,7 @@ import json
 import os
 import shutil
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +35,25 @@ class ExportError(TrainerError):
 def named_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Return what a version brings: parameters and persistent buffers, by name, in order.
 
-    They are the module's own where it is on the CPU, and else copies that are.
+    Buffers of integers are part of the program: BatchNorm's counters, which no score depends on,
+    and tables of indices. The others are the module's own where it is on the CPU, and else copies
+    that are.
     """
     parameters = dict(module.named_parameters())
     state = module.state_dict()
-    return {name: parameters.get(name, state[name]).detach().cpu() for name in sorted(state)}
+    varying = {n: t for n, t in state.items() if t.is_floating_point() or t.is_complex()}
+    return {name: parameters.get(name, varying[name]).detach().cpu() for name in sorted(varying)}
+
+
+@contextlib.contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Have a module score as it is served, without dropout, in `with`."""
+    training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(training)
 
 
 def _on_cpu(module: nn.Module) -> nn.Module:
@@ -84,7 +100,7 @@ def export_dense(
     cpu: str = "x86-64-v3",
     cache: Path | None = None,
 ) -> None:
-    """Write `module`, (dense_BD, embeddings_BE) -> scores_B, as a package to `path`.
+    """Write `module`, (dense_BD, embeddings_BE) -> scores_B, in eval mode as a package to `path`.
 
     Compiling takes about half a minute; with `cache`, a folder, an equal program is taken from
     there. The values of the parameters play no part in it, those of constants do.
@@ -108,7 +124,7 @@ def export_dense(
     batch = torch.export.Dim("batch", min=1, max=1 << 20)
     shapes: Any = ({0: batch}, {0: batch}, tuple({} for _ in tensors))
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), evaluating(module):
             warnings.simplefilter("ignore")  # torch's own, of its own insides
             program = torch.export.export(
                 _Functional(module, list(tensors)).eval(), example, dynamic_shapes=shapes

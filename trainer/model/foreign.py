@@ -7,10 +7,8 @@ Shapes: B samples, D dense features, E all embedding values of a sample.
 """
 
 import dataclasses
-import importlib
 import inspect
 import shutil
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -21,11 +19,17 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from embertide.trainer import named
 from embertide.trainer.importer.dense_folder import PROGRAM, TENSORS, write_description
 from embertide.trainer.model.export import ExportError, export_dense, named_tensors, tensor_bytes
 
 TOLERANCE = 1e-5
 """How far the package's scores may lie from the module's: the order of sums differs, no more."""
+
+_OPTIONS = (
+    "check --dense-features and --embedding-dim, the sum of the features' dims in the order of the "
+    "features"
+)
 
 # What a CPU must know for a baseline, as far as one tells it from the next lower one.
 _CPU_FLAGS = {
@@ -61,29 +65,7 @@ def load_module(target: str) -> nn.Module:
     Raises:
         ExportError: There is no such module or factory, it fails, or it gives no nn.Module.
     """
-    module_name, colon, attribute = target.partition(":")
-    if not (module_name and colon and attribute):
-        raise ExportError(f"{target!r} is not module:factory, as nets.ranking:make_net")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise ExportError(f"importing {module_name!r} failed: {error}") from error
-        raise ExportError(
-            f"there is no module {error.name!r}; it is looked for in {here} and on PYTHONPATH"
-        ) from error
-    except Exception as error:
-        raise ExportError(f"importing {module_name!r} failed: {error!r}") from error
-    for name in attribute.split("."):
-        if not hasattr(found, name):
-            names = [each for each in vars(found) if callable(getattr(found, each))]
-            raise ExportError(
-                f"{module_name!r} has no {attribute!r}; it has {', '.join(sorted(names)) or 'none'}"
-            )
-        found = getattr(found, name)
+    found = named.find(target, ExportError)
     if isinstance(found, nn.Module):
         return found
     if not callable(found):
@@ -125,8 +107,16 @@ def load_weights(module: nn.Module, path: Path) -> list[str]:
     return sorted(result.unexpected_keys)
 
 
-def check_module(module: nn.Module, shape: DenseShape) -> None:
+def check_module(
+    module: nn.Module, shape: DenseShape, *, outputs: int = 1, hint: str = _OPTIONS
+) -> None:
     """Run the module on zeros, at two batch sizes.
+
+    Args:
+        module: In eval mode.
+        shape: Of its inputs.
+        outputs: Scores a sample.
+        hint: What to check when forward fails.
 
     Raises:
         ExportError: It does not take (dense_BD, embeddings_BE), or does not give one finite
@@ -145,29 +135,21 @@ def check_module(module: nn.Module, shape: DenseShape) -> None:
             with torch.no_grad():
                 scores = module(*inputs)
         except Exception as error:
-            raise ExportError(
-                f"forward failed on zeros of {sizes}: {error}; check --dense-features and "
-                "--embedding-dim, the sum of the features' dims in the order of the features"
-            ) from error
+            raise ExportError(f"forward failed on zeros of {sizes}: {error}; {hint}") from error
         if not isinstance(scores, Tensor):
             raise ExportError(f"forward gives a {type(scores).__name__}; it must give a tensor")
-        if list(scores.shape) not in ([batch], [batch, 1]):
+        if list(scores.shape) not in ([batch, outputs], [batch] if outputs == 1 else []):
+            wanted = f"one score a sample, [{batch}] or [{batch}, 1]"
+            if outputs > 1:
+                wanted = f"{outputs} scores a sample, [{batch}, {outputs}]"
             raise ExportError(
-                f"forward gives shape {list(scores.shape)} for {batch} samples; it must give one "
-                f"score a sample, [{batch}] or [{batch}, 1]"
+                f"forward gives shape {list(scores.shape)} for {batch} samples; it must give "
+                f"{wanted}"
             )
         if scores.dtype != torch.float32:
             raise ExportError(f"scores are {scores.dtype}; they must be float32")
         if not bool(torch.isfinite(scores).all()):
             raise ExportError("a score of zeros is not finite; are the weights loaded?")
-
-
-def _bake_integers(module: nn.Module) -> None:
-    """Make integer buffers part of the program: BatchNorm's counters and tables of indices."""
-    for part in module.modules():
-        for name, buffer in list(part.named_buffers(recurse=False)):
-            if not buffer.is_floating_point():
-                part.register_buffer(name, buffer, persistent=False)
 
 
 def can_run(cpu: str) -> bool:
@@ -226,7 +208,7 @@ def export_folder(
 ) -> dict[str, Any]:
     """Check and export a module to `folder`, which must not exist, and return what dense.json says.
 
-    The module is put into eval mode, and its integer buffers become non-persistent. Where this
+    The module is put into eval mode. Where this
     machine cannot run the baseline, the package is not compared, and `max_difference` is null.
 
     Args:
@@ -244,7 +226,6 @@ def export_folder(
     if not named_tensors(module):
         raise ExportError("the module has no parameter; register a buffer if it needs none")
     module.cpu().eval()
-    _bake_integers(module)
     check_module(module, shape)
     try:
         folder.absolute().parent.mkdir(parents=True, exist_ok=True)

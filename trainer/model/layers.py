@@ -5,6 +5,7 @@ Shapes: B samples, D dense features, E all embedding values of a sample, F vecto
 
 import itertools
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -51,11 +52,26 @@ class LearnedDefaults(nn.Module):
         return embeddings_BE + lacks_BL @ (self.of_LE * self.default_E)
 
 
+def _slices(names: Sequence[str], widths: Sequence[int]) -> dict[str, slice]:
+    """Return where each of the columns that lie side by side is."""
+    ends = itertools.accumulate(widths)
+    return {
+        name: slice(end - width, end) for name, width, end in zip(names, widths, ends, strict=True)
+    }
+
+
 class Columns(nn.Module):
     """What a net is given, as it takes it: counters are taken out of embeddings, into DENSE.
 
     Features without a row get their learned default. Its buffer `now_C`, one number a counter that
     is read, belongs to a version as parameters do.
+
+    Attributes:
+        embedding: By the name of a feature, or of a place of a sequence: its columns of the
+            embeddings that this gives.
+        dense: By the name of a dense feature (its value, then whether it is missing if it has that
+            column) or of a sequence's column: its columns of what this gives as DENSE.
+        dense_width: Columns of that, the counters behind all others counted.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -83,6 +99,11 @@ class Columns(nn.Module):
             self.register_buffer("now_C", torch.full((self.counters,), NO_TIME))
         learned = any(feature.learned_default for feature in config.features)
         self.defaults = LearnedDefaults(config) if learned else nn.Identity()
+        self.embedding = _slices(names, self.dims)
+        own = [2 if feature.missing else 1 for feature in config.dense]
+        widths = own + [1] * (len(config.raw_columns) - len(own))
+        self.dense = _slices(config.raw_columns, widths)
+        self.dense_width = sum(widths) + self.counters
 
     def set_now(self, since_origin_s: float) -> None:
         """Say which time counts are as of."""
