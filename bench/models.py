@@ -21,8 +21,8 @@ from bench.shapes import SEED, Shape
 from embertide import _store
 from embertide.trainer.config import ModelConfig
 from embertide.trainer.embedding.keys import buckets_of
+from embertide.trainer.embedding.records import encode_rows
 from embertide.trainer.embedding.store import store_table
-from embertide.trainer.importer.records import encode_rows
 from embertide.trainer.model.dlrm import Dlrm, Probability
 from embertide.trainer.model.export import export_dense, tensor_bytes
 from embertide.trainer.publish.snapshot import DensePart, SnapshotInfo, write_snapshot

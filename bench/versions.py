@@ -22,9 +22,9 @@ from bench.models import CPU, Files, bucket_records
 from bench.servers import BenchError
 from bench.shapes import SEED, Shape
 from embertide.trainer.embedding.keys import buckets_of
+from embertide.trainer.embedding.records import encode_rows
 from embertide.trainer.embedding.store import store_table
 from embertide.trainer.errors import TrainerError
-from embertide.trainer.importer.records import encode_rows
 from embertide.trainer.publish.folder import Publication, VersionId
 from embertide.trainer.publish.publisher import Change, Publisher
 from embertide.trainer.publish.snapshot import (

@@ -93,6 +93,7 @@ class Learner:
         torch.manual_seed(run.seed)
         self.run = run
         self.transforms: _store.Transforms | None = None
+        self._fitted: dict[str, dict[str, Any]] = {}
         if run.model.dense and not any(feature.fitted for feature in run.model.dense):
             nothing = np.empty((0, len(run.model.dense)), np.float32)
             self.transforms = make_transforms(run.model, nothing)
@@ -131,6 +132,14 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = self.run.optimizer.dense_learning_rate
 
+    def keep_fitted(self, columns: dict[str, dict[str, Any]]) -> None:
+        """Have transforms of these columns, by name, be as they were fitted before."""
+        self._fitted = columns
+        dense = self.run.model.dense
+        if dense and all(not each.fitted or each.name in columns for each in dense):
+            nothing = np.empty((0, len(dense)), np.float32)
+            self.transforms = make_transforms(self.run.model, nothing, columns)
+
     def warm_up(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Fit the transforms on a stream's first events, unless they are; return all batches.
 
@@ -144,7 +153,9 @@ class Learner:
             events += len(batch)
         if held:
             sample_ND = np.concatenate([batch.dense_BD for batch in held])
-            self.transforms = make_transforms(self.run.model, sample_ND[: self.run.warmup_events])
+            self.transforms = make_transforms(
+                self.run.model, sample_ND[: self.run.warmup_events], self._fitted
+            )
         return itertools.chain(held, batches)
 
     def prepare(self, batch: Batch) -> Prepared:

@@ -24,6 +24,7 @@ from embertide.trainer.data.crosses import crossed
 from embertide.trainer.data.history import extend
 from embertide.trainer.data.limit import blocks, where
 from embertide.trainer.data.shared import SharedEvents
+from embertide.trainer.forking import Fork
 from embertide.trainer.learner import NotFiniteError, Prepared
 from embertide.trainer.model.export import export_dense
 from embertide.trainer.model.own import check_program
@@ -72,11 +73,13 @@ class Trainer:
             learned.
         ranks: Those of the run; None: this process alone.
         plan_file: Who owns which bucket; None: as much for each rank, by what was measured.
+        fork: Whose state a run begins with that has none of its own; None: nobody's.
 
     Attributes:
         state: What is learned, and up to where; of this rank, its rows.
         versions: What publishes it.
         stopped: Whether `fit` came to its end because `stop` was called.
+        forked: What this run began with of another one; None: nothing.
 
     Raises:
         CheckpointError: The publication holds a run of another configuration, or versions and no
@@ -97,6 +100,7 @@ class Trainer:
         skip_undone: bool = False,
         ranks: Ranks | None = None,
         plan_file: Path | None = None,
+        fork: Fork | None = None,
     ) -> None:
         """Open store and net, resume a checkpoint, take the lineage."""
         self.run = run
@@ -124,8 +128,10 @@ class Trainer:
             channel=self._channel,
             allow_change=allow_change,
             plan_file=plan_file,
+            fork=fork,
         ).begin()
         self.state = beginning.state
+        self.forked = beginning.forked
         self.learner = self.state.learner
         with self._channel.together():
             if self.ranks.first and not publication.program.exists():
@@ -326,10 +332,13 @@ class Trainer:
         )
 
     def _begin(self, first_ms: int) -> None:
-        """Publish the untrained model before the first event of a fresh run."""
+        """Publish what a fresh run begins with before its first event."""
         if not self.state.has_begun:
             self.state.begin(first_ms)
             self.versions.publish(1, first_ms - 1, snapshot=True)
+        elif self.versions.publisher.newest is None and self.forked is not None:
+            assert self.forked.watermark_ms is not None  # a fork that keeps its place
+            self.versions.publish(self.state.number, self.forked.watermark_ms, snapshot=True)
 
     def _reach(self, ts_ms: int) -> None:
         """Publish the version whose time has come; all events before it are learned."""

@@ -9,6 +9,7 @@ from embertide.trainer.checkpoint import checkpoint as checkpoints
 from embertide.trainer.checkpoint.checkpoint import Checkpoint, CheckpointError, SavedCheckpoint
 from embertide.trainer.checkpoint.settings import check_allowed, differences, remember
 from embertide.trainer.config import RunConfig
+from embertide.trainer.forking import Fork, Forked, fork
 from embertide.trainer.publish.folder import Publication, VersionId
 from embertide.trainer.state import RunState
 from embertide.trainer.sync import plan
@@ -27,11 +28,13 @@ class Beginning:
         state: As of then.
         version: Whose checkpoint it is; None: there was none.
         harmed: Checkpoints that were put aside on the way.
+        forked: What came of another run; None: nothing did.
     """
 
     state: RunState
     version: VersionId | None
     harmed: int
+    forked: Forked | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +48,7 @@ class Resuming:
         channel: Of the training threads of all ranks.
         allow_change: Paths of settings that may differ from the checkpoint's.
         plan_file: Who owns which bucket; None: as much for each rank, by what was measured.
+        fork: Whose state a run begins with, where the publication has none; None: nobody's.
     """
 
     run: RunConfig
@@ -53,6 +57,7 @@ class Resuming:
     channel: Channel
     allow_change: Sequence[str] = ()
     plan_file: Path | None = None
+    fork: Fork | None = None
 
     def begin(self) -> Beginning:
         """Resume the newest checkpoint; harmed ones are put aside, and the one before is taken.
@@ -82,7 +87,11 @@ class Resuming:
             # What one rank finds harmed, none goes on from.
             found = [each for each in self.channel.gather(harmed) if each is not None]
             if state is not None and not found:
-                return Beginning(state, version, harmed_checkpoints)
+                forked = None
+                if version is None and self.fork is not None:
+                    with self.channel.together():
+                        forked = fork(state, self.fork)
+                return Beginning(state, version, harmed_checkpoints, forked)
             number, lineage, words = found[0]
             harmed_checkpoints += 1
             with self.channel.together():

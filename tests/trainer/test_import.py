@@ -24,9 +24,9 @@ from embertide import _store
 from embertide.trainer.commands import import_model as import_command
 from embertide.trainer.config import FeatureConfig
 from embertide.trainer.embedding.keys import buckets_of, hash_keys
+from embertide.trainer.embedding.records import encode_rows, unstorable
 from embertide.trainer.importer import model
 from embertide.trainer.importer.model import ImportOptions, ImportReport, import_model
-from embertide.trainer.importer.records import encode_rows, unstorable
 from embertide.trainer.importer.sources import ModelImportError
 from embertide.trainer.importer.spec import ModelSpec, TableSpec, load_spec, parse_table
 from embertide.trainer.publish.snapshot import read_manifest

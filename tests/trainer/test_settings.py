@@ -120,7 +120,7 @@ def test_each_difference_says_how_to_go_on_and_none_says_to_delete() -> None:
         assert found.path == path
         text = str(found)
         assert says in text
-        assert f"--allow-change {path}" in text or "in a new folder and keep this one" in text
+        assert f"--allow-change {path}" in text or "--fork" in text
         assert not {"delete", "remove", "empty"} & set(text.split())
 
 

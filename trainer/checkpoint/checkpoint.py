@@ -47,7 +47,7 @@ from embertide.trainer.publish.folder import (
     write_synced,
 )
 from embertide.trainer.publish.promotion import PromotionRecord
-from embertide.trainer.publish.snapshot import SnapshotError, read_transforms
+from embertide.trainer.publish.snapshot import SnapshotError, read_manifest, read_transforms
 from embertide.trainer.sync import plan
 from embertide.trainer.sync.channel import ALONE, Channel
 
@@ -254,6 +254,7 @@ class SavedCheckpoint:
         self._files = {each["path"]: each for each in body["files"]}
         self._buckets = {(each["table"], each["bucket"]): each for each in body["buckets"]}
         self._format: int = body["format"]
+        self._infos: dict[tuple[str, int], dict[str, Any]] | None = None  # of the snapshot's files
         self._check_snapshot(body["manifest_sha256"])
         tensors = safetensors.torch.load(self._read(_DENSE))
         stream = safetensors.numpy.load(self._read(_STREAM))
@@ -396,6 +397,34 @@ class SavedCheckpoint:
             yield from rows.read_buckets(self._snapshot)
         except _store.StoreError as error:
             raise self._refusal(self._snapshot, f"is harmed ({error})") from error
+
+    def read_bucket(
+        self, table: _store.TableConfig, bucket: int
+    ) -> "tuple[bytes, _store.BucketState]":
+        """Return the records of a bucket's trained rows, and the state of each, by its own table.
+
+        Raises:
+            HarmedCheckpointError: A file of it, or of the snapshot, is not what was written.
+            CheckpointError: It cannot be read now.
+        """
+        if self._infos is None:
+            fields = read_manifest(self._snapshot)["buckets"]
+            self._infos = {(each["table"], each["bucket"]): each for each in fields}
+        info = _store.BucketFileInfo(**self._infos[table.name, bucket])
+        try:
+            records = _store.read_bucket_file(str(self._snapshot), table, info)
+        except _store.StoreError as error:
+            raise self._refusal(self._snapshot, f"is harmed ({error})") from error
+        with contextlib.ExitStack() as stack:
+            state, waiting = self._state({}, table.name, bucket, stack)
+        if waiting:
+            records = _store.merge_records(table.layout, records, [waiting])
+        return records, state
+
+    @property
+    def watermark_ms(self) -> int:
+        """Event time of the version, ms."""
+        return int(read_manifest(self._snapshot)["watermark_ms"])
 
     def transforms(self) -> _store.Transforms | None:
         """Return what the net wants done to DENSE; None: nothing.

@@ -16,8 +16,9 @@ docs/design/0010-compatibility.md has the promise that this keeps.
 import dataclasses
 import difflib
 import json
-from collections.abc import Iterator, Sequence
-from typing import Any
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from embertide.trainer.config import BEFORE, OptimizerConfig, PruneConfig, RunConfig
 from embertide.trainer.errors import ConfigurationError
@@ -78,6 +79,7 @@ _FIXED = {
 }
 """Why other settings cannot change: by the longest prefix of a path."""
 
+_Config = TypeVar("_Config")
 _MOST_CHANGES = 256  # remembered of a run; one a day for most of a year
 
 
@@ -115,14 +117,45 @@ class Difference:
         prefixes = [p for p in _FIXED if self.path == p or self.path.startswith((f"{p}.", f"{p}["))]
         why = _FIXED[max(prefixes, key=len)] if prefixes else "what was learned depends on it"
         return (
-            f"{what}: it cannot change within a run, for {why}; use the same, or train in a new"
-            " folder and keep this one"
+            f"{what}: it cannot change within a run, for {why}; use the same, or begin a new folder"
+            " with what this one has learned: --fork"
         )
 
 
 def settings(run: RunConfig) -> dict[str, Any]:
     """Return what a checkpoint keeps of a run's settings: those on which bytes depend."""
     return {name: v for name, v in _json(run).items() if name not in FREE_TO_CHANGE}
+
+
+def parsed(kind: type[_Config], saved: Mapping[str, Any]) -> _Config:
+    """Return a configuration from what `settings` kept of it.
+
+    A setting that this build lacks is left out; one that the older build lacked is what runs did
+    before it existed.
+
+    Raises:
+        ValueError: The values are none of such a configuration.
+    """
+    hints = typing.get_type_hints(kind)
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        if field.name in saved:
+            values[field.name] = _value(hints[field.name], saved[field.name])
+        elif BEFORE in field.metadata:
+            values[field.name] = field.metadata[BEFORE]
+    return kind(**values)
+
+
+def _value(hint: Any, saved: Any) -> Any:
+    """Return a value of a type from JSON: configurations, tuples of them, and plain values."""
+    kinds = [each for each in typing.get_args(hint) if each is not type(None)]
+    if isinstance(saved, list):
+        return tuple(_value(kinds[0] if kinds else Any, each) for each in saved)
+    if isinstance(saved, dict):
+        for each in (hint, *kinds):
+            if dataclasses.is_dataclass(each) and isinstance(each, type):
+                return parsed(each, saved)
+    return saved
 
 
 def changed_from_default(run: RunConfig) -> list[str]:

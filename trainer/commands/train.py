@@ -106,6 +106,23 @@ def command(
             "optimizer.sparse_learning_rate; may be given several times."
         ),
     ] = None,
+    fork: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Begin with all that the run in FOLDER has learned, and go on from its place in "
+            "the same events. Model and settings may differ from its own. Without effect once this "
+            "run has a checkpoint.",
+        ),
+    ] = None,
+    warm_start: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Begin with the rows and the net of the run in FOLDER, and read the events from "
+            "their beginning. Without effect once this run has a checkpoint.",
+        ),
+    ] = None,
     skip_undone: Annotated[
         bool,
         typer.Option(
@@ -175,6 +192,7 @@ def command(
         sys.exit(launch(nproc, restarts, sys.argv[1:]))
     from embertide.trainer.commands import reports, run_file
     from embertide.trainer.data.limit import ScoredGate
+    from embertide.trainer.forking import Fork
     from embertide.trainer.loop import Trainer  # torch takes seconds: not for --help
     from embertide.trainer.progress import Progress
     from embertide.trainer.publish.folder import Publication
@@ -189,6 +207,10 @@ def command(
             note = "rank 0 tells how the run goes; here is only what fails"
             typer.echo(f"rank {ranks.rank} of {ranks.size} has joined the run: {note}")
         as_json &= first
+        origin = _origin(publication, fork, warm_start)
+        begins_with = None
+        if origin is not None:
+            begins_with = Fork(publication=Publication(origin), keep_place=fork is not None)
         given = None if config is None else run_file.load(config)
         if given is not None:
             _refuse_both(context, config, given.source)
@@ -252,6 +274,7 @@ def command(
             skip_undone=skip_undone,
             ranks=ranks,
             plan_file=plan,
+            fork=begins_with,
         )
         signal.signal(signal.SIGTERM, lambda *_: trainer.stop())
         if keep_after is not None and keep_in is not None:
@@ -272,6 +295,7 @@ def command(
             "version": trainer.state.number,
             "lineage": trainer.versions.publisher.lineage,
             "changed_settings": trainer.state.changes,
+            "forked": None if trainer.forked is None else dataclasses.asdict(trainer.forked),
             "auc_by_day": {day: each.auc for day, each in by_day.items()},
             "log_loss_by_day": {day: each.log_loss for day, each in by_day.items()},
             "calibration_by_day": {day: each.calibration for day, each in by_day.items()},
@@ -312,6 +336,23 @@ def command(
     if trainer.set_aside.stats.batches:
         typer.echo(f"put aside: {trainer.set_aside.stats.events:,} events, in {publication}")
     _end_if_stopped(trainer.stopped)
+
+
+def _origin(publication: Path, fork: Path | None, warm_start: Path | None) -> Path | None:
+    """Return the folder of the run whose state this one begins with.
+
+    Raises:
+        ConfigurationError: Two are named, or the run's own folder.
+    """
+    if fork is not None and warm_start is not None:
+        raise ConfigurationError("--fork and --warm-start: give one of them")
+    folder = fork or warm_start
+    if folder is not None and folder.resolve() == publication.resolve():
+        raise ConfigurationError(
+            f"{folder} is the folder to publish to: a run there goes on by itself; give a new "
+            "folder to publish to"
+        )
+    return folder
 
 
 def _end_if_stopped(stopped: bool) -> None:

@@ -21,8 +21,8 @@ from embertide import _store
 from embertide.trainer.config import FeatureConfig, ModelConfig, Pooling, TableConfig
 from embertide.trainer.embedding.bags import Bags, Floats
 from embertide.trainer.embedding.keys import buckets_of
+from embertide.trainer.embedding.records import encode_rows
 from embertide.trainer.embedding.store import EmbeddingStore
-from embertide.trainer.importer.records import encode_rows
 from embertide.trainer.presets import bucket_bits
 
 _POOLINGS: dict[str, Pooling] = {"SUM": "sum", "MEAN": "mean"}

@@ -3,6 +3,8 @@
 Shapes: N keys. Tests hold both to equal numbers.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,3 +29,15 @@ def buckets_of(keys_N: Keys, bucket_bits: int) -> NDArray[np.uint32]:
     if bucket_bits == 0:
         return np.zeros(len(keys_N), np.uint32)
     return (hash_keys(keys_N) >> np.uint64(64 - bucket_bits)).astype(np.uint32)
+
+
+def initial_values(
+    table: _store.TableConfig, keys_N: Keys, dimensions: Sequence[int]
+) -> NDArray[np.float32]:
+    """Return what new rows hold in some dimensions, as `_store.initial_value` gives it."""
+    seed = np.array([table.init_seed ^ table.id], np.uint64)
+    of_key_N = hash_keys(hash_keys(seed) ^ keys_N)
+    of_dimension_D = np.asarray(dimensions, np.uint64)
+    hash_ND = hash_keys(of_key_N[:, None] ^ of_dimension_D)
+    unit_ND = (hash_ND >> np.uint64(40)).astype(np.float32) * np.float32(2**-23) - np.float32(1)
+    return unit_ND * np.float32(table.init_scale)

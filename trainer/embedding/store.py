@@ -533,13 +533,21 @@ class EmbeddingStore(nn.Module):
         Raises:
             StoreError: It is not of a store that is pruned as this one.
         """
-        self.steps, self._pruned_at, states = progress
+        steps, pruned_at, states = progress
+        self.go_on_at(steps, pruned_at)
         if self.prune is None:
             return
         if same_owners and len(states) == self.ranks.size:
             self.store.set_prune_state(0, states[self.ranks.rank])
         else:
             self.store.load_prune_states(0, states, seen=self.ranks.first)
+
+    def go_on_at(self, steps: int, pruned_at: int) -> None:
+        """Count steps from `steps`, the newest pass of pruning having followed `pruned_at`.
+
+        What pruning remembers of keys without a row begins anew.
+        """
+        self.steps, self._pruned_at = steps, pruned_at
 
     def _of_keys(self, keys_FB: Keys, gradient_BE: Floats) -> "list[_store.BagGradients]":
         """Return the gradients of a forward pass; a place of a sequence not taken has none."""

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Literal
 
 from embertide import _store
+from embertide.trainer.embedding.records import encode_rows, record_dtype, unstorable
 from embertide.trainer.importer.dense_folder import DenseFolder, read_dense_folder
 from embertide.trainer.importer.partition import Partition, Records, needed_bytes
-from embertide.trainer.importer.records import encode_rows, record_dtype, unstorable
 from embertide.trainer.importer.sources import ModelImportError, RowSource
 from embertide.trainer.importer.spec import ModelSpec, TableSpec
 from embertide.trainer.presets import bucket_bits

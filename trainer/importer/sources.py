@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embertide.trainer.embedding.keys import Keys
+from embertide.trainer.embedding.records import Floats
 from embertide.trainer.errors import TrainerError
-from embertide.trainer.importer.records import Floats
 
 Format = Literal["numpy", "safetensors", "hps", "state_dict"]
 FORMATS: tuple[Format, ...] = ("numpy", "safetensors", "hps", "state_dict")

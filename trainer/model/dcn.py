@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from embertide.trainer.config import ModelConfig
-from embertide.trainer.model.layers import VectorNet, mlp
+from embertide.trainer.model.layers import VectorNet, mlp, value_names
 
 
 def _matrix(width: int, rank: int) -> nn.Module:
@@ -31,6 +31,20 @@ class DcnV2(VectorNet):
         matrices = (_matrix(width, config.cross_rank) for _ in range(config.cross_layers))
         self.cross = nn.ModuleList(matrices)
         self.top = mlp((width, *config.top_mlp, 1), last_relu=False)
+
+    def axes(self) -> dict[str, tuple[list[str] | None, ...]]:
+        """Name the positions of the tensors that depend on columns, as carry.py takes them."""
+        values = value_names(self.vector_names, range(self.dim))
+        named = {**super().axes(), "top.0.weight": (None, values)}
+        for i, matrix in enumerate(self.cross):
+            if isinstance(matrix, nn.Linear):
+                named[f"cross.{i}.weight"] = (values, values)
+                named[f"cross.{i}.bias"] = (values,)
+            else:
+                named[f"cross.{i}.0.weight"] = (None, values)
+                named[f"cross.{i}.1.weight"] = (values, None)
+                named[f"cross.{i}.1.bias"] = (values,)
+        return named
 
     def forward(self, dense_BD: Tensor, embeddings_BE: Tensor) -> Tensor:
         """Return logits_B."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from embertide.trainer.config import ModelConfig
-from embertide.trainer.model.layers import VectorNet, mlp
+from embertide.trainer.model.layers import VectorNet, mlp, value_names
 
 
 class DeepFm(VectorNet):
@@ -29,6 +29,11 @@ class DeepFm(VectorNet):
         self.bias = nn.Parameter(torch.zeros(1))
         width = self.vectors * (self.dim - 1)
         self.deep = mlp((width, *config.top_mlp, 1), last_relu=False)
+
+    def axes(self) -> dict[str, tuple[list[str] | None, ...]]:
+        """Name the positions of the tensors that depend on columns, as carry.py takes them."""
+        values = value_names(self.vector_names, range(1, self.dim))
+        return {**super().axes(), "deep.0.weight": (None, values)}
 
     def forward(self, dense_BD: Tensor, embeddings_BE: Tensor) -> Tensor:
         """Return logits_B."""

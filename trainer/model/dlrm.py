@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from embertide.trainer.config import ModelConfig
-from embertide.trainer.model.layers import VectorNet, mlp
+from embertide.trainer.model.layers import VectorNet, mlp, value_names
 
 
 class Dlrm(VectorNet):
@@ -28,6 +28,15 @@ class Dlrm(VectorNet):
         seen = self.vectors if config.top_sees_embeddings else self.vectors - len(config.features)
         self.seen_width = seen * self.dim
         self.top = mlp((pairs + self.seen_width, *config.top_mlp, 1), last_relu=False)
+
+    def axes(self) -> dict[str, tuple[list[str] | None, ...]]:
+        """Name the positions of the tensors that depend on columns, as carry.py takes them."""
+        names = self.vector_names
+        rows, columns = torch.tril_indices(self.vectors, self.vectors, offset=-1).tolist()
+        # A dot product is the same whichever vector comes first.
+        pairs = ["*".join(sorted((names[r], names[c]))) for r, c in zip(rows, columns, strict=True)]
+        seen = value_names(names[: self.seen_width // self.dim], range(self.dim))
+        return {**super().axes(), "top.0.weight": (None, [*seen, *pairs])}
 
     def forward(self, dense_BD: Tensor, embeddings_BE: Tensor) -> Tensor:
         """Return logits_B."""

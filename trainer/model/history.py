@@ -81,6 +81,14 @@ class HistoryNet(nn.Module):
         self.register_buffer("share", share, persistent=False)
         self.first_length = config.dense_features
 
+    def axes(self) -> dict[str, tuple[list[str] | None, ...]]:
+        """Name the positions of the tensors that depend on columns, as carry.py takes them."""
+        inner = self.dlrm.axes()
+        if "bottom.0.weight" in inner:  # it has numbers for the names of dense columns
+            inner["bottom.0.weight"] = (inner["bottom.0.weight"][0], self.columns.dense_names)
+        named = {f"dlrm.{name}": axes for name, axes in inner.items()}
+        return named | {f"columns.{name}": axes for name, axes in self.columns.axes().items()}
+
     def forward(self, dense_BD: Tensor, embeddings_BE: Tensor) -> Tensor:
         """Return logits_B."""
         dense_BD, embeddings_BE = self.columns(dense_BD, embeddings_BE)

@@ -5,7 +5,7 @@ Shapes: B samples, D dense features, E all embedding values of a sample, F vecto
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,11 @@ def mlp(widths: tuple[int, ...], *, last_relu: bool) -> nn.Sequential:
         if last_relu or i + 2 < len(widths):
             layers.append(nn.ReLU())
     return nn.Sequential(*layers)
+
+
+def value_names(vectors: Sequence[str], dims: Iterable[int]) -> list[str]:
+    """Return the names of the values of vectors, one vector after the other."""
+    return [f"{vector}:{d}" for vector, d in itertools.product(vectors, dims)]
 
 
 class LearnedDefaults(nn.Module):
@@ -77,6 +82,7 @@ class Columns(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         """Build for the columns of a model."""
         super().__init__()
+        self.config = config
         self.widths = list(config.feature_widths)
         self.dims = config.feature_dims
         names = [feature.name for feature in config.columns]
@@ -104,6 +110,33 @@ class Columns(nn.Module):
         widths = own + [1] * (len(config.raw_columns) - len(own))
         self.dense = _slices(config.raw_columns, widths)
         self.dense_width = sum(widths) + self.counters
+
+    @property
+    def dense_names(self) -> list[str]:
+        """Name the dense columns that a net sees: those of DENSE, then counts."""
+        names: list[str] = []
+        for feature in self.config.dense:
+            names += [feature.name, f"{feature.name}?"] if feature.missing else [feature.name]
+        names += self.config.raw_columns[len(self.config.dense) :]
+        for table in self.config.tables:
+            if table.counters is None:
+                continue
+            for reader, half_life, of in itertools.product(
+                table.counters.readers, table.counters.half_lives_s, ("events", "positives")
+            ):
+                names.append(f"{reader}/{half_life}/{of}")
+        return names
+
+    def axes(self) -> dict[str, tuple[list[str] | None, ...]]:
+        """Name the positions of the tensors that depend on columns, as carry.py takes them."""
+        if isinstance(self.defaults, nn.Identity):
+            return {}
+        names = [
+            f"{column.name}:{d}"
+            for column, dim in zip(self.config.columns, self.dims, strict=True)
+            for d in range(dim)
+        ]
+        return {"defaults.default_E": (names,)}
 
     def set_now(self, since_origin_s: float) -> None:
         """Say which time counts are as of."""
@@ -150,6 +183,24 @@ class VectorNet(nn.Module):
         dense = config.dense_features + self.columns.counters
         self.vectors = len(config.features) + (1 if dense else 0)
         self.bottom = mlp((dense, *config.bottom_mlp, self.dim), last_relu=True) if dense else None
+
+    @property
+    def vector_names(self) -> list[str]:
+        """Name the vectors, in their order."""
+        features = [feature.name for feature in self.columns.config.features]
+        return features if self.bottom is None else ["DENSE", *features]
+
+    def axes(self) -> dict[str, tuple[list[str] | None, ...]]:
+        """Name the positions of the tensors that depend on columns, as carry.py takes them."""
+        named = {f"columns.{name}": axes for name, axes in self.columns.axes().items()}
+        if self.bottom is None:
+            return named
+        last = len(self.bottom) - 2  # a ReLU is behind it
+        values = value_names(["DENSE"], range(self.dim))
+        named[f"bottom.{last}.weight"] = (values, None)
+        named[f"bottom.{last}.bias"] = (values,)
+        named["bottom.0.weight"] = (values if last == 0 else None, self.columns.dense_names)
+        return named
 
     def inputs(self, dense_BD: Tensor, embeddings_BE: Tensor) -> Tensor:
         """Return the vectors x_BFd."""

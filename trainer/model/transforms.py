@@ -6,6 +6,8 @@ sample. Shapes: N events of a sample, D columns of DENSE, V values that are not 
 
 import json
 import logging
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,16 @@ Doubles = NDArray[np.float64]
 _FORMAT = 1
 
 
-def make_transforms(model: ModelConfig, sample_ND: NDArray[np.float32]) -> _store.Transforms:
+def fitted_columns(transforms: _store.Transforms) -> dict[str, dict[str, Any]]:
+    """Return what was fitted, by the column's name, as `make_transforms` takes it."""
+    return {column["name"]: column for column in json.loads(transforms.text)["columns"]}
+
+
+def make_transforms(
+    model: ModelConfig,
+    sample_ND: NDArray[np.float32],
+    fitted: Mapping[str, dict[str, Any]] = MappingProxyType({}),
+) -> _store.Transforms:
     """Return what a model does to DENSE, fitted to a sample of it.
 
     Columns of sequences pass as they are. A feature that is always missing in the sample is fitted
@@ -30,8 +41,12 @@ def make_transforms(model: ModelConfig, sample_ND: NDArray[np.float32]) -> _stor
         model: With dense features.
         sample_ND: DENSE of some events; of its columns, the model's own are looked at. It may be
             empty where no feature is fitted.
+        fitted: Columns that were fitted before, by name; they stay as they are.
     """
-    columns = [_column(feature, sample_ND[:, d]) for d, feature in enumerate(model.dense)]
+    columns = [
+        fitted.get(feature.name) or _column(feature, sample_ND[:, d])
+        for d, feature in enumerate(model.dense)
+    ]
     columns += [
         {"name": name, "steps": [], "fill": 0.0, "missing": False}
         for name in model.raw_columns[len(model.dense) :]

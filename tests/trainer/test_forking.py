@@ -1,0 +1,250 @@
+"""A run that begins with what another one has learned, its model changed or not."""
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from killing import CACHE, train
+
+from embertide.trainer.checkpoint.checkpoint import CheckpointError
+from embertide.trainer.checkpoint.settings import parsed, settings
+from embertide.trainer.config import (
+    FeatureConfig,
+    ModelConfig,
+    OptimizerConfig,
+    PruneConfig,
+    PublishBudget,
+    RunConfig,
+    TableConfig,
+)
+from embertide.trainer.data.base import Batch, DerivedSource, EventSource
+from embertide.trainer.data.generator import NewsConfig, NewsSource
+from embertide.trainer.data.history import extend
+from embertide.trainer.data.limit import FirstEvents
+from embertide.trainer.errors import ConfigurationError
+from embertide.trainer.forking import Fork
+from embertide.trainer.loop import Trainer
+from embertide.trainer.presets import PRESETS, globo
+from embertide.trainer.publish.folder import Publication
+
+NEWS = NewsSource(NewsConfig(hours=3, views_per_hour=60, users=80, new_items_per_hour=5))
+HALF = NEWS.total_events() // 2
+RUN = RunConfig(model=globo(), batch_size=24, publish_every_s=600, snapshot_every=4)
+
+
+class Chosen(DerivedSource):
+    """Events with some of their features."""
+
+    def __init__(self, source: EventSource, model: ModelConfig) -> None:
+        names = [feature.name for feature in model.features]
+        features = source.schema.features
+        self._kept = [f for f, feature in enumerate(features) if feature.name in names]
+        schema = dataclasses.replace(source.schema, features=tuple(features[f] for f in self._kept))
+        super().__init__(source, schema)
+
+    def batches(self, *, batch_size: int, start: int = 0) -> Iterator[Batch]:
+        for batch in self._source.batches(batch_size=batch_size, start=start):
+            yield self.chosen(batch)
+
+    def chosen(self, batch: Batch) -> Batch:
+        return dataclasses.replace(batch, keys_BF=batch.keys_BF[:, self._kept])
+
+
+def trained(run: RunConfig, path: Path, source: EventSource | None = None) -> Trainer:
+    """A run over the first events; its program is that of no run, for nobody serves it."""
+    path.mkdir(exist_ok=True)
+    (path / "program.pt2").touch()
+    trainer = Trainer(run, Publication(path), program_cache=CACHE)
+    trainer.fit(FirstEvents(source or NEWS, HALF))
+    return trainer
+
+
+def forked(run: RunConfig, path: Path, origin: Trainer, *, keep_place: bool = True) -> Trainer:
+    """A run that has begun with another's state, and has read no event of its own."""
+    path.mkdir(exist_ok=True)
+    (path / "program.pt2").touch()
+    return Trainer(
+        run,
+        Publication(path),
+        program_cache=CACHE,
+        fork=Fork(publication=origin.publication, keep_place=keep_place),
+    )
+
+
+def contents(trainer: Trainer) -> list[bytes]:
+    """Every row, and every tensor of the net."""
+    rows = [records for _, _, records in trainer.state.rows.buckets()]
+    net = trainer.learner.net.state_dict()
+    return [*rows, *(net[name].numpy().tobytes() for name in sorted(net))]
+
+
+def next_batch(run: RunConfig, trainer: Trainer) -> Batch:
+    """The events after those that a run has learned, with the columns that it makes."""
+    batch = next(NEWS.batches(batch_size=64, start=trainer.state.offset))
+    return extend(trainer.state.histories, batch)
+
+
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
+    return trained(RUN, tmp_path_factory.mktemp("origin") / "pub")
+
+
+def without(model: ModelConfig, *names: str) -> ModelConfig:
+    """A model without some of its features, and without the tables of those alone."""
+    features = tuple(each for each in model.features if each.name not in names)
+    used = {feature.table for feature in features}
+    tables = tuple(table for table in model.tables if table.name in used)
+    return dataclasses.replace(model, features=features, tables=tables)
+
+
+@pytest.mark.parametrize("preset", ["news", "news-counters", "news-history"])
+def test_a_fork_learns_what_its_origin_would_have_learned(preset: str, tmp_path: Path) -> None:
+    run = dataclasses.replace(RUN, model=PRESETS[preset]())
+    origin = trained(run, tmp_path / "a")
+    before = contents(origin)
+    fork = forked(run, tmp_path / "b", origin)
+    assert contents(fork) == before
+    assert fork.forked is not None
+    assert fork.forked.fresh == fork.forked.fresh_tables == fork.forked.dropped_tables == ()
+    fork.fit(NEWS)
+    origin.fit(NEWS)
+    assert fork.state.events == origin.state.events == NEWS.total_events()
+    assert fork.state.prequential.hourly() == origin.state.prequential.hourly()
+    if preset == "news":  # counts are as of a version, and those of the two end at other times
+        assert contents(fork) == contents(origin)
+
+
+def test_what_it_begins_with_is_its_first_version(origin: Trainer, tmp_path: Path) -> None:
+    fork = forked(RUN, tmp_path / "b", origin)
+    assert fork.publication.versions() == []
+    fork.fit(FirstEvents(NEWS, HALF + 30))
+    first = fork.publication.snapshots()[0]
+    assert fork.forked is not None
+    assert first.number == fork.state.number_at(fork.forked.watermark_ms or 0)
+
+
+def test_a_fork_that_was_stopped_goes_on_by_itself(origin: Trainer, tmp_path: Path) -> None:
+    fork = forked(RUN, tmp_path / "b", origin)
+    fork.fit(FirstEvents(NEWS, HALF + 200))
+    learned = contents(fork)
+    again = forked(RUN, tmp_path / "b", origin)
+    assert again.forked is None
+    assert contents(again) == learned
+    assert again.state.events == fork.state.events > origin.state.events
+
+
+def test_a_feature_that_comes_leaves_scores_as_they_were(tmp_path: Path) -> None:
+    small = dataclasses.replace(RUN, model=without(globo(), "prev", "hour_of_day"))
+    events = Chosen(NEWS, small.model)
+    origin = trained(small, tmp_path / "a", events)
+    fork = forked(RUN, tmp_path / "b", origin)
+    assert fork.forked is not None
+    assert fork.forked.fresh == ()
+    assert fork.forked.grown
+    batch = next_batch(RUN, origin)
+    np.testing.assert_allclose(
+        fork.learner.score(batch),
+        origin.learner.score(events.chosen(batch)),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+    fork.fit(NEWS)
+    assert fork.state.events == NEWS.total_events()
+    assert fork.publication.snapshots()
+
+
+def test_a_feature_that_goes_takes_its_table_along(origin: Trainer, tmp_path: Path) -> None:
+    model = without(globo(), "user")
+    fork = forked(dataclasses.replace(RUN, model=model), tmp_path / "b", origin)
+    assert fork.forked is not None
+    assert fork.forked.dropped_tables == ("user",)
+    assert set(fork.forked.rows) == {table.name for table in model.tables}
+
+
+def test_rows_may_become_wider_and_of_another_dtype(origin: Trainer, tmp_path: Path) -> None:
+    tables = tuple(
+        dataclasses.replace(table, dim=2 * table.dim, dtype="fp16", bucket_bits=2)
+        for table in globo().tables
+    )
+    model = dataclasses.replace(globo(), tables=tables)
+    fork = forked(dataclasses.replace(RUN, model=model), tmp_path / "b", origin)
+    assert fork.forked is not None
+    assert sum(fork.forked.rows.values()) == origin.state.rows.stats()["rows"]
+    batch = next_batch(RUN, origin)
+    difference_B = fork.learner.score(batch) - origin.learner.score(batch)
+    assert np.abs(difference_B).max() < 0.02  # new values are small, and those of the net are new
+    fork.fit(FirstEvents(NEWS, HALF + 200))
+    fork.state.rows.store.check_integrity()
+
+
+def test_another_net_or_optimizer_begins_with_the_rows(origin: Trainer, tmp_path: Path) -> None:
+    model = dataclasses.replace(globo(), net="dcn_v2")
+    run = dataclasses.replace(RUN, model=model, optimizer=OptimizerConfig(name="adagrad"))
+    fork = forked(run, tmp_path / "b", origin)
+    assert fork.forked is not None
+    assert fork.forked.fresh
+    assert contents(fork)[: len(model.tables)] == contents(origin)[: len(model.tables)]
+    fork.fit(FirstEvents(NEWS, HALF + 100))
+
+
+def test_a_warm_start_reads_from_the_beginning(origin: Trainer, tmp_path: Path) -> None:
+    warm = forked(RUN, tmp_path / "b", origin, keep_place=False)
+    assert warm.state.offset == warm.state.events == 0
+    assert contents(warm) == contents(origin)
+    warm.fit(FirstEvents(NEWS, 100))
+    assert json.loads(warm.publication.log.read_text().splitlines()[0])["number"] == 1
+    assert warm.state.events == 100
+
+
+def test_rows_that_a_budget_held_back_come_along(tmp_path: Path) -> None:
+    budget = PublishBudget(bytes_per_s=1, image_bytes=64 << 20)
+    run = dataclasses.replace(RUN, publish_budget=budget)
+    publication = Publication(tmp_path / "a")
+    publication.path.mkdir()
+    publication.program.touch()
+    train(run, NEWS, publication, 22)
+    resumed = Trainer(run, publication, program_cache=CACHE)
+    snapshot = publication.snapshot_path(publication.snapshots()[-1])
+    published = [records for *_, records in resumed.state.rows.read_buckets(snapshot)]
+    assert published != [records for *_, records in resumed.state.rows.buckets()]
+    assert contents(forked(RUN, tmp_path / "b", resumed)) == contents(resumed)
+
+
+def test_a_pruned_run_goes_on_pruned(tmp_path: Path) -> None:
+    prune = PruneConfig(bytes=10_000, half_life=20, first=(3,), every=5, least=2)
+    run = dataclasses.replace(RUN, prune=prune)
+    origin = trained(run, tmp_path / "a")
+    fork = forked(run, tmp_path / "b", origin)
+    fork.fit(NEWS)
+    origin.fit(NEWS)
+    assert contents(fork) == contents(origin)
+    ratio = dataclasses.replace(RUN, prune=PruneConfig(ratio=4))
+    with pytest.raises(ConfigurationError, match=r"prune\.ratio.*PruneConfig\(bytes="):
+        forked(dataclasses.replace(ratio, model=without(globo(), "user")), tmp_path / "c", origin)
+
+
+def test_a_folder_without_a_checkpoint_is_named(tmp_path: Path) -> None:
+    empty = Trainer.__new__(Trainer)
+    empty.publication = Publication(tmp_path / "nothing")
+    with pytest.raises(CheckpointError, match=r"nothing holds no checkpoint to begin with"):
+        forked(RUN, tmp_path / "b", empty)
+    shutil.rmtree(tmp_path / "b")
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_model_is_read_from_the_settings_of_a_checkpoint(preset: str) -> None:
+    run = dataclasses.replace(RUN, model=PRESETS[preset]())
+    assert parsed(ModelConfig, settings(run)["model"]) == run.model
+    odd = dataclasses.replace(
+        run.model,
+        name="odd",
+        tables=(TableConfig(name="t", chunks=4),),
+        features=(FeatureConfig(name="f", table="t", keys="weighed"),),
+        sequences=(),
+        net="dlrm",
+    )
+    assert parsed(ModelConfig, settings(dataclasses.replace(RUN, model=odd))["model"]) == odd

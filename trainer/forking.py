@@ -1,0 +1,244 @@
+"""A new run that begins with what another one has learned, its model changed or not.
+
+    of the other run                  what the new run does with it
+    rows of a table by its name       kept; other buckets, widths, chunks, dtypes are converted
+    tensors of the net by their names kept where columns or shapes agree (model/carry.py)
+    state of both optimizers          kept where its row or weight is, and the optimizer's name
+    fits of dense columns             kept by the column's name, if its settings are the same
+    histories, counts                 kept if their settings are the same and the place is kept
+    the place in the stream           a fork goes on from it; a warm start reads from the beginning
+
+What the new model has and the other lacks begins as in a fresh run. The other run's folder is read
+and never changed.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from embertide import _store
+from embertide.trainer.checkpoint import checkpoint as checkpoints
+from embertide.trainer.checkpoint.checkpoint import CheckpointError, SavedCheckpoint
+from embertide.trainer.checkpoint.settings import parsed
+from embertide.trainer.config import ModelConfig, OptimizerConfig
+from embertide.trainer.embedding.carry import Part, RowCarrier
+from embertide.trainer.embedding.store import history_tables, store_table
+from embertide.trainer.errors import ConfigurationError
+from embertide.trainer.model.build import build_net
+from embertide.trainer.model.carry import axes_of, carry, carry_optimizer
+from embertide.trainer.model.transforms import fitted_columns
+from embertide.trainer.publish.folder import Publication
+from embertide.trainer.state import RunState
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Fork:
+    """Whose state a new run begins with.
+
+    Attributes:
+        publication: The other run's; its newest checkpoint counts.
+        keep_place: Whether the new run reads the same events from where the other one stands; else
+            it reads its own from their beginning.
+    """
+
+    publication: Publication
+    keep_place: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Forked:
+    """What a new run got of another one.
+
+    Attributes:
+        version: Of the other run.
+        watermark_ms: Event time of that version, ms; None: the place was not kept.
+        rows: By table, how many came along.
+        fresh_tables: Tables that begin empty.
+        dropped_tables: Tables of the other run that the model lacks.
+        grown: Tensors of the net of which both models have a part.
+        fresh: Tensors of the net that begin anew.
+    """
+
+    version: int
+    watermark_ms: int | None
+    rows: dict[str, int]
+    fresh_tables: tuple[str, ...]
+    dropped_tables: tuple[str, ...]
+    grown: tuple[str, ...]
+    fresh: tuple[str, ...]
+
+
+def fork(state: RunState, origin: Fork) -> Forked:
+    """Bring what another run has learned into a state that has learned nothing.
+
+    Of many ranks, each takes the rows that it holds, and all take the rest.
+
+    Raises:
+        CheckpointError: There is no checkpoint, or its files are not what was written.
+        ConfigurationError: What pruning remembers cannot go along.
+        TrainerError: A row's value does not fit its table's new dtype.
+    """
+    path = origin.publication.path
+    found = checkpoints.load_newest(origin.publication)
+    if found is None:
+        raise CheckpointError(
+            f"{path} holds no checkpoint to begin with: give the folder that `embertide train` "
+            "writes to"
+        )
+    model = parsed(ModelConfig, found.checkpoint.config["model"])
+    source = _Source(found, model, found.checkpoint.config)
+    rows = source.carry_rows(state, keep_place=origin.keep_place)
+    grown, fresh = source.carry_net(state)
+    source.carry_rest(state, keep_place=origin.keep_place)
+    names = {table.name for table in state.run.model.tables}
+    forked = Forked(
+        version=found.checkpoint.version.number,
+        watermark_ms=found.watermark_ms if origin.keep_place else None,
+        rows=rows,
+        fresh_tables=tuple(sorted(names - rows.keys())),
+        dropped_tables=tuple(sorted({table.name for table in model.tables} - names)),
+        grown=grown,
+        fresh=fresh,
+    )
+    log.info(
+        "begins with version %d of %s: %d rows; tables that begin empty: %s; dropped: %s; tensors "
+        "of the net that begin anew: %s",
+        forked.version,
+        path,
+        sum(rows.values()),
+        ", ".join(forked.fresh_tables) or "none",
+        ", ".join(forked.dropped_tables) or "none",
+        ", ".join(fresh) or "none",
+    )
+    return forked
+
+
+class _Source:
+    """A checkpoint of another run, taken apart by its own model."""
+
+    def __init__(self, found: SavedCheckpoint, model: ModelConfig, config: dict[str, Any]) -> None:
+        self._found, self._saved, self._model = found, found.checkpoint, model
+        self._optimizer = parsed(OptimizerConfig, config["optimizer"])
+        learned = [store_table(t, i, config["seed"]) for i, t in enumerate(model.tables)]
+        self._tables = {table.name: table for table in (*learned, *history_tables(model))}
+
+    def carry_rows(self, state: RunState, *, keep_place: bool) -> dict[str, int]:
+        """Bring rows of tables that both models have; return how many, by table."""
+        rows, mine = state.rows, state.run.model
+        before = {table.name: table for table in self._model.tables}
+        counts: dict[str, int] = {}
+        same = True
+        for t, table in enumerate(rows.tables):
+            config = mine.tables[t] if t < len(mine.tables) else None
+            old = self._tables.get(table.name)
+            if old is None or not self._carries(table.name, config is None, state, keep_place):
+                same = False
+                continue
+            counters = keep_place and (
+                config is not None and before[table.name].counters == config.counters
+            )
+            carrier = RowCarrier(
+                old,
+                table,
+                state=self._optimizer.name == state.run.optimizer.name,
+                counters=counters,
+            )
+            same &= old.id == table.id and carrier.same
+            counts[table.name] = sum(self._import(state, t, carrier))
+        self._carry_pruning(state, same=same)
+        return counts
+
+    def _carries(self, name: str, history: bool, state: RunState, keep_place: bool) -> bool:
+        """Whether the rows of a table go along; those of histories do as the histories do."""
+        if not history:
+            return name in {table.name for table in self._model.tables}
+        return keep_place and any(
+            name == sequence.table and sequence in self._model.sequences
+            for sequence in state.run.model.sequences
+        )
+
+    def _import(self, state: RunState, t: int, carrier: RowCarrier) -> Iterator[int]:
+        rows, ownership = state.rows, state.rows.ownership
+        for olds, news in carrier.groups():
+            held = {b for b in news if ownership.holds(rows.ranks.rank, t, b)}
+            if not held:
+                continue
+            parts = [Part(*self._found.read_bucket(carrier.old, bucket)) for bucket in olds]
+            for bucket, part in carrier.carry(parts, news):
+                if bucket not in held:
+                    continue
+                rows.store.import_records(t, bucket, part.records)
+                if part.state is not None:
+                    rows.store.set_bucket_state(t, bucket, part.state)
+                yield len(_store.record_keys(carrier.new.layout, part.records))
+
+    def _carry_pruning(self, state: RunState, *, same: bool) -> None:
+        """Go on with what pruning remembers, where it is of the same tables."""
+        rows, prune = state.rows, state.run.prune
+        steps, pruned_at, states = self._saved.rows
+        if prune is not None and not (same and self._saved.config["prune"]):
+            if prune.ratio:
+                raise ConfigurationError(
+                    f"prune.ratio is {prune.ratio}, and what all keys' rows would take is not known"
+                    " of tables that changed: give PruneConfig(bytes=...)"
+                )
+            rows.go_on_at(steps, pruned_at)
+            return
+        rows.resume((steps, pruned_at, states), same_owners=False)
+
+    def carry_net(self, state: RunState) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Bring the net and its optimizer; return the tensors that grew, and those that are new."""
+        learner = state.learner
+        old = self._net()
+        carried = carry(self._saved.net, {} if old is None else axes_of(old), learner.net)
+        learner.net.load_state_dict(carried.tensors)
+        if old is not None:
+            learner.load_optimizer(
+                carry_optimizer(self._saved.optimizer, old, learner.net, learner.optimizer)
+            )
+        before = {feature.name: feature for feature in self._model.dense}
+        transforms = self._found.transforms()
+        fitted = {} if transforms is None else fitted_columns(transforms)
+        learner.keep_fitted(
+            {
+                feature.name: fitted[feature.name]
+                for feature in state.run.model.dense
+                if before.get(feature.name) == feature and feature.name in fitted
+            }
+        )
+        return carried.grown, carried.fresh
+
+    def _net(self) -> nn.Module | None:
+        """Return the other run's net, whose values are of no matter; None: it cannot be made."""
+        try:
+            with torch.random.fork_rng(devices=()):
+                return build_net(self._model)
+        except ConfigurationError as error:
+            log.warning(
+                "the net that the other run learned cannot be made (%s): tensors go by name and "
+                "shape, and the optimizer of the net begins anew",
+                error,
+            )
+            return None
+
+    def carry_rest(self, state: RunState, *, keep_place: bool) -> None:
+        """Go on from the place in the stream, with the histories up to it."""
+        if not keep_place:
+            return
+        saved = self._saved
+        state.prequential = saved.prequential
+        kept = dict(zip(self._model.sequences, saved.histories, strict=True))
+        for history in state.histories:
+            if history.config in kept:
+                history.restore(kept[history.config])
+            else:
+                log.warning("sequence %r begins without histories", history.config.name)
+        state.offset, state.done, state.events = saved.offset, saved.done, saved.events
+        state.begin(saved.origin_ms)
+        state.number = max(1, state.number_at(self._found.watermark_ms))

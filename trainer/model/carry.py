@@ -1,0 +1,171 @@
+"""A net's tensors carried over to a net of other columns: what both have keeps its values.
+
+Where a net's first layers meet its columns, the positions of a tensor's axes have names: dense
+columns, values of features, pairs of features. A net gives them by `axes`. A position that the new
+net has and the old one lacks is an input whose weight begins at 0, so that the new net gives the
+scores that the old one gave, and learns from there (Net2Net's function-preserving growth, Chen et
+al. 2016, arXiv:1511.05641).
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Names = Sequence[str]
+Axes = Mapping[str, tuple[Names | None, ...]]
+"""Of a tensor by its name in the state_dict: the names of positions on each axis; None: the axis
+does not depend on columns."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Carried:
+    """What became of a net's tensors.
+
+    Attributes:
+        tensors: For the new net's `load_state_dict`.
+        grown: Names of those whose positions differ: what both nets have was kept.
+        fresh: Names of those that begin anew.
+    """
+
+    tensors: dict[str, Tensor]
+    grown: tuple[str, ...]
+    fresh: tuple[str, ...]
+
+
+def axes_of(net: nn.Module) -> Axes:
+    """Return the names that a net gives to the positions of its tensors; none of a net without."""
+    axes = getattr(net, "axes", None)
+    return {} if axes is None else axes()
+
+
+def carry(old: Mapping[str, Tensor], old_axes: Axes, net: nn.Module) -> Carried:
+    """Return the tensors with which `net` goes on from those of an older net.
+
+    Args:
+        old: The older net's state_dict.
+        old_axes: What that net's `axes_of` gives.
+        net: The net that goes on, with its fresh values.
+    """
+    axes = axes_of(net)
+    tensors: dict[str, Tensor] = {}
+    grown: list[str] = []
+    fresh: list[str] = []
+    for name, fresh_value in net.state_dict().items():
+        before, after = old_axes.get(name), axes.get(name)
+        value = old.get(name)
+        kept: Tensor | None = None
+        if value is not None and value.dtype == fresh_value.dtype:
+            if value.shape == fresh_value.shape and _same(before, after):
+                kept = value.clone()
+            elif before is not None and after is not None:
+                kept = _placed(value, before, fresh_value, after)
+                if kept is not None:
+                    grown.append(name)
+        if kept is None:
+            fresh.append(name)
+        tensors[name] = fresh_value.clone() if kept is None else kept
+    return Carried(tensors, tuple(grown), tuple(fresh))
+
+
+def carry_optimizer(
+    state: Mapping[str, Any], old_net: nn.Module, net: nn.Module, optimizer: torch.optim.Optimizer
+) -> dict[str, Any]:
+    """Return the state of the net's optimizer, with that of the older net's where it fits.
+
+    A position that is new begins as in a new optimizer: at 0.
+
+    Args:
+        state: state_dict of the older net's optimizer, of the kind that `optimizer` is.
+        old_net: That net; its tensors may be without values.
+        net: The net that goes on.
+        optimizer: Of `net`, before its first step.
+    """
+    old_axes, axes = axes_of(old_net), axes_of(net)
+    places = {name: i for i, (name, _) in enumerate(old_net.named_parameters())}
+    carried: dict[int, dict[str, Any]] = {}
+    for i, (name, parameter) in enumerate(net.named_parameters()):
+        held = state["state"].get(places.get(name))
+        if held is None:
+            continue
+        before, after = old_axes.get(name), axes.get(name)
+        entry = {
+            key: _moment(value, before, parameter, after) if isinstance(value, Tensor) else value
+            for key, value in held.items()
+        }
+        if all(value is not None for value in entry.values()):
+            carried[i] = entry
+    return {"state": carried, "param_groups": optimizer.state_dict()["param_groups"]}
+
+
+def _moment(
+    value: Tensor,
+    before: tuple[Names | None, ...] | None,
+    parameter: Tensor,
+    after: tuple[Names | None, ...] | None,
+) -> Tensor | None:
+    """Return what an optimizer kept of a parameter, for its new shape; None: it does not fit."""
+    if value.dim() == 0 or (value.shape == parameter.shape and _same(before, after)):
+        return value
+    if before is None or after is None:
+        return None
+    return _placed(value, before, torch.zeros_like(parameter), after)
+
+
+def _same(
+    before: "tuple[Names | None, ...] | None", after: "tuple[Names | None, ...] | None"
+) -> bool:
+    if before is None or after is None:
+        return before is after
+    return [None if each is None else list(each) for each in before] == [
+        None if each is None else list(each) for each in after
+    ]
+
+
+def _placed(
+    old: Tensor,
+    before: "tuple[Names | None, ...]",
+    fresh: Tensor,
+    after: "tuple[Names | None, ...]",
+) -> Tensor | None:
+    """Return `fresh` with the values of `old` where the names agree; None: they do not fit.
+
+    Of a new input, the last axis of a matrix, the weight is 0; of a new output the fresh
+    values stay, but for what they take of old inputs.
+    """
+    if old.dim() != fresh.dim() or len(before) != old.dim() or len(after) != fresh.dim():
+        return None
+    from_axes: list[list[int]] = []
+    to_axes: list[list[int]] = []
+    for axis in range(old.dim()):
+        names, new_names = before[axis], after[axis]
+        if names is None or new_names is None:
+            if old.shape[axis] != fresh.shape[axis]:
+                return None
+            from_axes.append(list(range(old.shape[axis])))
+            to_axes.append(list(range(old.shape[axis])))
+            continue
+        if len(names) != old.shape[axis] or len(new_names) != fresh.shape[axis]:
+            return None
+        at = {name: i for i, name in enumerate(names)}
+        pairs = [(at[name], i) for i, name in enumerate(new_names) if name in at]
+        from_axes.append([a for a, _ in pairs])
+        to_axes.append([b for _, b in pairs])
+    out = fresh.clone()
+    if out.dim() > 1:
+        known = torch.zeros(out.shape[-1], dtype=torch.bool)
+        known[to_axes[-1]] = True
+        out[..., ~known] = 0
+    out[_grid(to_axes)] = old[_grid(from_axes)]
+    return out
+
+
+def _grid(axes: list[list[int]]) -> tuple[Tensor, ...]:
+    """Return an index of every combination of positions."""
+    last = len(axes) - 1
+    return tuple(
+        torch.tensor(places, dtype=torch.long).reshape([-1] + [1] * (last - axis))
+        for axis, places in enumerate(axes)
+    )
