@@ -32,6 +32,11 @@ Resource = dict[str, Any]
 
 
 def read(text: str) -> list[Resource]:
+    return copy.deepcopy(_documents(text))  # whoever asks may change it
+
+
+@functools.cache
+def _documents(text: str) -> list[Resource]:
     return [document for document in yaml.safe_load_all(text) if document]
 
 
@@ -87,12 +92,16 @@ def jobset_of(train_job: Resource) -> Resource:
 
 def with_components(*names: str) -> list[Resource]:
     """One's own overlay with more components."""
+    return read(_built_with(names)) + read((K8S / TRAINING[0]).read_text())
 
+
+@functools.cache
+def _built_with(names: tuple[str, ...]) -> str:
     def add(text: Resource) -> None:
         place = Path(text["components"][0]).parent
         text["components"] += [str(place / name) for name in names]
 
-    return read(changed_overlay("-".join(names), add)) + read((K8S / TRAINING[0]).read_text())
+    return changed_overlay("-".join(names), add)
 
 
 def changed_overlay(name: str, change: Callable[[Resource], None]) -> str:
