@@ -4,6 +4,7 @@
 //   ModelState            one a loaded model: configuration, Node (all instances share it), metrics
 //   ModelInstanceState    one an instance: its Executor
 #include <memory>
+#include <numeric>
 
 #include "triton/edge.h"
 #include "triton/execute.h"
@@ -78,6 +79,22 @@ Status CheckRankable(const Node& node) {
   return Status::Ok();
 }
 
+// Clients place columns by the schema that the configuration tells them.
+Status CheckSchema(const std::vector<std::string>& said, const Node& node) {
+  if (said.empty()) return Status::Ok();
+  const auto listed = [](std::string all, const std::string& name) {
+    return all.empty() ? name : all + ", " + name;
+  };
+  std::vector<std::string> names;
+  for (const Feature& feature : node.features()) names.push_back(feature.name);
+  if (said == names) return Status::Ok();
+  return {Code::kRejected, "config.pbtxt: parameter \"schema\" names the features " +
+                               std::accumulate(said.begin(), said.end(), std::string(), listed) +
+                               "; the model has " +
+                               std::accumulate(names.begin(), names.end(), std::string(), listed) +
+                               ": leave it out, or have `embertide serve` write it again"};
+}
+
 Status LoadModel(TRITONBACKEND_Model* model) {
   auto state = std::make_unique<ModelState>();
   const char* name = nullptr;
@@ -103,6 +120,7 @@ Status LoadModel(TRITONBACKEND_Model* model) {
   }
   state->node = std::move(*node);
   if (state->config.ranking) EMBERTIDE_RETURN_IF_ERROR(CheckRankable(*state->node));
+  EMBERTIDE_RETURN_IF_ERROR(CheckSchema(state->config.schema_features, *state->node));
 
   TRITONBACKEND_Backend* backend = nullptr;
   void* backend_state = nullptr;

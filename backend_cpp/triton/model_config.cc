@@ -83,6 +83,19 @@ Status CheckNoSecret(const char* name, const std::string& url) {
                 "put it in a file and write redis://USER@HOST:PORT?password_file=PATH");
 }
 
+Status ParseSchema(const std::string& text, std::vector<std::string>* features) {
+  try {
+    const Json schema = Json::parse(text);
+    for (const Json& feature : schema.at("features")) {
+      features->push_back(feature.at("name").get<std::string>());
+    }
+    return Status::Ok();
+  } catch (const std::exception& error) {
+    return Refuse("parameter \"schema\": " + std::string(error.what()) +
+                  "; leave it out, or have `embertide serve` write it");
+  }
+}
+
 // What each parameter does; the list of names is closed.
 using Setter = std::function<Status(const std::string&)>;
 std::map<std::string, Setter> Setters(const std::string& directory, ModelConfig* config,
@@ -107,86 +120,88 @@ std::map<std::string, Setter> Setters(const std::string& directory, ModelConfig*
   const auto bytes = [&number](const char* name, uint64_t low, uint64_t* to) {
     return number(name, low, uint64_t{1} << 50, to);
   };
-  return {{"kind", text(kind)},
-          {"node", text(&node->name)},
-          {"snapshot", path(&node->snapshot)},
-          {"publication", path(&node->publication)},
-          {"bus", text(&node->bus)},
-          {"ssd_directory", path(&node->ssd_directory)},
-          {"ssd_engine",
-           [node](const std::string& value) {
-             const Result<SsdEngine> engine = ParseSsdEngine(value);
-             if (!engine.ok())
-               return Refuse("parameter \"ssd_engine\": " + engine.status().message());
-             node->ssd_engine = engine.value();
-             return Status::Ok();
-           }},
-          {"state", text(&node->state)},
-          {"control", text(&node->control)},
-          {"peer_address", text(&node->peer_address)},
-          {"peer_listen", text(&node->peer_listen)},
-          {"health_listen", text(&node->health_listen)},
-          {"group", number("group", 0, 1U << 16, &node->group)},
-          {"plan_file", path(&node->plan_file)},
-          {"token_file", path(&node->token_file)},
-          {"tls_folder", path(&node->tls_folder)},
-          {"plaintext",
-           [node](const std::string& value) {
-             return ParseSwitch("plaintext", value, &node->plaintext);
-           }},
-          {"max_degraded_share",
-           [max_degraded_share](const std::string& value) {
-             return ParseShare("max_degraded_share", value, max_degraded_share);
-           }},
-          {"devices", number("devices", 1, 256, &node->devices)},
-          {"numa_nodes", text(&node->numa_nodes)},
-          {"ddr_budget_bytes", bytes("ddr_budget_bytes", 1, &node->ddr_budget_bytes)},
-          {"ssd_budget_bytes", bytes("ssd_budget_bytes", 0, &node->ssd_budget_bytes)},
-          {"hbm_budget_bytes", bytes("hbm_budget_bytes", 0, &node->hbm_budget_bytes)},
-          {"hbm_devices", number("hbm_devices", 1, 64, &node->hbm_devices)},
-          {"hbm_kind",
-           [node](const std::string& value) {
-             const Result<HbmKind> kind = ParseHbmKind(value);
-             if (!kind.ok()) return Refuse("parameter \"hbm_kind\": " + kind.status().message());
-             node->hbm_kind = kind.value();
-             return Status::Ok();
-           }},
-          {"hbm_policy", text(&node->hbm_policy)},
-          {"ddr_policy", text(&node->ddr_policy)},
-          {"table_budgets",
-           [node](const std::string& value) {
-             Result<std::map<std::string, TableBudget>> budgets = ParseTableBudgets(value);
-             if (!budgets.ok()) return Refuse(budgets.status().message());
-             node->table_budgets = std::move(*budgets);
-             return Status::Ok();
-           }},
-          {"ssd_compaction_bytes_per_s",
-           bytes("ssd_compaction_bytes_per_s", 0, &node->ssd_compaction_bytes_per_s)},
-          {"ssd_seal_interval_ms",
-           number("ssd_seal_interval_ms", 0, uint64_t{1} << 32, &node->ssd_seal_interval_ms)},
-          {"ssd_seal_bytes_per_s", bytes("ssd_seal_bytes_per_s", 0, &node->ssd_seal_bytes_per_s)},
-          {"hot_rows_bytes", bytes("hot_rows_bytes", 0, &node->hot_rows_bytes)},
-          {"guard",
-           [node](const std::string& value) { return ParseSwitch("guard", value, &node->guard); }},
-          {"guard_timeout_ms",
-           [node](const std::string& value) {
-             uint64_t ms = 0;
-             EMBERTIDE_RETURN_IF_ERROR(
-                 ParseNumber("guard_timeout_ms", value, 0, uint64_t{1} << 40, &ms));
-             node->guard_timeout = std::chrono::milliseconds(ms);
-             return Status::Ok();
-           }},
-          {"peer_timeout_ms", number("peer_timeout_ms", 1, 60'000, &node->peer_timeout)},
-          {"ready_staleness_ms",
-           number("ready_staleness_ms", 0, uint64_t{1} << 32, &node->ready_staleness)},
-          {"window_versions", number("window_versions", 1, 1024, &node->window_versions)},
-          {"join_step_bytes", bytes("join_step_bytes", 1, &node->join_step_bytes)},
-          {"join_rest", number("join_rest", 0, 1000, &node->join_rest)},
-          {"threads", number("threads", 1, 256, &config->threads)},
-          {"max_samples", number("max_samples", 1, 1U << 20, &config->max_samples)},
-          {"max_keys", number("max_keys", 1, 1U << 28, &config->max_keys)},
-          {"max_output_bytes",
-           number("max_output_bytes", 1, uint64_t{1} << 31, &config->max_output_bytes)}};
+  return {
+      {"kind", text(kind)},
+      {"node", text(&node->name)},
+      {"snapshot", path(&node->snapshot)},
+      {"publication", path(&node->publication)},
+      {"bus", text(&node->bus)},
+      {"ssd_directory", path(&node->ssd_directory)},
+      {"ssd_engine",
+       [node](const std::string& value) {
+         const Result<SsdEngine> engine = ParseSsdEngine(value);
+         if (!engine.ok()) return Refuse("parameter \"ssd_engine\": " + engine.status().message());
+         node->ssd_engine = engine.value();
+         return Status::Ok();
+       }},
+      {"state", text(&node->state)},
+      {"control", text(&node->control)},
+      {"peer_address", text(&node->peer_address)},
+      {"peer_listen", text(&node->peer_listen)},
+      {"health_listen", text(&node->health_listen)},
+      {"group", number("group", 0, 1U << 16, &node->group)},
+      {"plan_file", path(&node->plan_file)},
+      {"token_file", path(&node->token_file)},
+      {"tls_folder", path(&node->tls_folder)},
+      {"plaintext",
+       [node](const std::string& value) {
+         return ParseSwitch("plaintext", value, &node->plaintext);
+       }},
+      {"max_degraded_share",
+       [max_degraded_share](const std::string& value) {
+         return ParseShare("max_degraded_share", value, max_degraded_share);
+       }},
+      {"devices", number("devices", 1, 256, &node->devices)},
+      {"numa_nodes", text(&node->numa_nodes)},
+      {"ddr_budget_bytes", bytes("ddr_budget_bytes", 1, &node->ddr_budget_bytes)},
+      {"ssd_budget_bytes", bytes("ssd_budget_bytes", 0, &node->ssd_budget_bytes)},
+      {"hbm_budget_bytes", bytes("hbm_budget_bytes", 0, &node->hbm_budget_bytes)},
+      {"hbm_devices", number("hbm_devices", 1, 64, &node->hbm_devices)},
+      {"hbm_kind",
+       [node](const std::string& value) {
+         const Result<HbmKind> kind = ParseHbmKind(value);
+         if (!kind.ok()) return Refuse("parameter \"hbm_kind\": " + kind.status().message());
+         node->hbm_kind = kind.value();
+         return Status::Ok();
+       }},
+      {"hbm_policy", text(&node->hbm_policy)},
+      {"ddr_policy", text(&node->ddr_policy)},
+      {"table_budgets",
+       [node](const std::string& value) {
+         Result<std::map<std::string, TableBudget>> budgets = ParseTableBudgets(value);
+         if (!budgets.ok()) return Refuse(budgets.status().message());
+         node->table_budgets = std::move(*budgets);
+         return Status::Ok();
+       }},
+      {"ssd_compaction_bytes_per_s",
+       bytes("ssd_compaction_bytes_per_s", 0, &node->ssd_compaction_bytes_per_s)},
+      {"ssd_seal_interval_ms",
+       number("ssd_seal_interval_ms", 0, uint64_t{1} << 32, &node->ssd_seal_interval_ms)},
+      {"ssd_seal_bytes_per_s", bytes("ssd_seal_bytes_per_s", 0, &node->ssd_seal_bytes_per_s)},
+      {"hot_rows_bytes", bytes("hot_rows_bytes", 0, &node->hot_rows_bytes)},
+      {"guard",
+       [node](const std::string& value) { return ParseSwitch("guard", value, &node->guard); }},
+      {"guard_timeout_ms",
+       [node](const std::string& value) {
+         uint64_t ms = 0;
+         EMBERTIDE_RETURN_IF_ERROR(
+             ParseNumber("guard_timeout_ms", value, 0, uint64_t{1} << 40, &ms));
+         node->guard_timeout = std::chrono::milliseconds(ms);
+         return Status::Ok();
+       }},
+      {"peer_timeout_ms", number("peer_timeout_ms", 1, 60'000, &node->peer_timeout)},
+      {"ready_staleness_ms",
+       number("ready_staleness_ms", 0, uint64_t{1} << 32, &node->ready_staleness)},
+      {"window_versions", number("window_versions", 1, 1024, &node->window_versions)},
+      {"join_step_bytes", bytes("join_step_bytes", 1, &node->join_step_bytes)},
+      {"join_rest", number("join_rest", 0, 1000, &node->join_rest)},
+      {"schema",
+       [config](const std::string& value) { return ParseSchema(value, &config->schema_features); }},
+      {"threads", number("threads", 1, 256, &config->threads)},
+      {"max_samples", number("max_samples", 1, 1U << 20, &config->max_samples)},
+      {"max_keys", number("max_keys", 1, 1U << 28, &config->max_keys)},
+      {"max_output_bytes",
+       number("max_output_bytes", 1, uint64_t{1} << 31, &config->max_output_bytes)}};
 }
 
 Status ParseParameters(const Json& json, const std::string& directory, ModelConfig* config) {

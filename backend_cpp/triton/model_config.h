@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "embertide/node.h"
 #include "embertide/status.h"
@@ -31,6 +32,9 @@ struct ModelConfig {
   uint64_t max_keys = 1U << 18;  // of a request; also what an execution works on at once
   uint64_t max_output_bytes = 256ULL << 20;  // the same, of outputs, and of what scores come from
   TensorNames tensors;
+  // Parameter schema, which tells clients what requests carry: the features that it names, in their
+  // order; none where there is no schema. Whoever opens the model proves them.
+  std::vector<std::string> schema_features;
 };
 
 // Parses Triton's JSON. `model_directory` is what a relative `snapshot` or `ssd_directory` is

@@ -40,6 +40,19 @@ TEST(ModelConfigTest, ParsesWhatIsThere) {
   EXPECT_EQ(config.value().tensors.embedding, "EMBEDDING");
 }
 
+TEST(ModelConfigTest, ASchemaNamesTheFeatures) {
+  Json json = Good();
+  json["parameters"]["schema"]["string_value"] =
+      R"({"features": [{"name": "user", "pooling": "sum"}, {"name": "item"}], "more": 1})";
+  const Result<ModelConfig> config = ParseModelConfig(json.dump(), "/models/m");
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  EXPECT_EQ(config.value().schema_features, (std::vector<std::string>{"user", "item"}));
+  for (const char* text : {"{", "{}", R"({"features": [{}]})", R"({"features": [{"name": 3}]})"}) {
+    json["parameters"]["schema"]["string_value"] = text;
+    ExpectRefused(json, "parameter \"schema\"");
+  }
+}
+
 TEST(ModelConfigTest, TablesMayHaveBudgetsAndPoliciesOfTheirOwn) {
   Json json = Good();
   json["parameters"]["table_budgets"]["string_value"] = "item=4096/8192/lru:2,user=512";

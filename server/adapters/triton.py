@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from embertide import server
 from embertide.server.adapters.process import Child, ProcessError, Stopped, check_port
 
 BACKEND = "embertide"
@@ -60,6 +61,29 @@ def find_installation() -> Installation:
     if not binary.is_file():
         raise TritonError(f"{binary} is missing: reinstall nvidia-pytriton==0.7.0")
     return Installation(binary=binary, root=root, libraries=site / "nvidia_pytriton.libs")
+
+
+_PACKAGE = Path(server.__file__).resolve().parent.parent
+"""The installed package, or a checkout."""
+
+
+def find_programs() -> Path:
+    """Return the cache of compiled dense nets: the user's, or that of a checkout."""
+    if not (_PACKAGE / "backends").is_dir():
+        return _PACKAGE / "build" / "cache" / "dense"
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(caches) / "embertide" / "dense"
+
+
+def find_backends() -> Path:
+    """Return where our backend is to be.
+
+    EMBERTIDE_BACKENDS names it, else it is in the installed package, else in a checkout's build.
+    """
+    named, installed = os.environ.get("EMBERTIDE_BACKENDS"), _PACKAGE / "backends"
+    if named:
+        return Path(named)
+    return installed if installed.is_dir() else _PACKAGE / "build" / "cpp" / "backends"
 
 
 # --- model repository -----------------------------------------------------------------------------
@@ -123,6 +147,7 @@ class ModelOptions:
     hot_rows_bytes: int | None = None  # for copies of peers' rows; 0: none is kept
     guard: Literal["on", "off"] | None = None  # answer at promoted versions (docs/guard.md)
     guard_timeout_ms: int | None = None  # a candidate that waited so long is served; 0: never
+    schema: str | None = None  # what requests carry, for clients: `schema.schema_of`
 
     def __post_init__(self) -> None:
         """Refuse what the backend would refuse."""
@@ -195,6 +220,7 @@ class ModelOptions:
             "hot_rows_bytes": self.hot_rows_bytes,
             "guard": self.guard,
             "guard_timeout_ms": self.guard_timeout_ms,
+            "schema": self.schema,
         }
         return {name: str(value) for name, value in values.items() if value is not None}
 
@@ -318,7 +344,10 @@ class TritonServer(Stopped):
         self.options = options
         library = options.backends / BACKEND / _LIBRARY
         if not library.is_file():
-            raise TritonError(f"{library} is missing: build it with `make cpp`")
+            raise TritonError(
+                f"{library} is missing: build it with `make cpp`, or pip install a wheel of "
+                "embertide that carries it"
+            )
         installation = find_installation()
         _check_ports(options)
         self.process = self._start(installation)

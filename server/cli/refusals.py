@@ -8,22 +8,20 @@ from typing import Annotated, Any
 
 import typer
 
-from embertide import server
 from embertide._store import StoreError
 from embertide.server.adapters.process import ProcessError
-
-_CHECKOUT = Path(server.__file__).resolve().parent.parent
+from embertide.server.adapters.triton import find_backends, find_programs
 
 Backends = Annotated[
     Path,
     typer.Option(
         envvar="EMBERTIDE_BACKENDS",
         help="The folder that holds embertide/libtriton_embertide.so.",
-        show_default="build/cpp/backends of the checkout",
+        show_default="the installed package's, or build/cpp/backends of the checkout",
     ),
 ]
-DEFAULT_BACKENDS = _CHECKOUT / "build" / "cpp" / "backends"
-DEFAULT_CACHE = _CHECKOUT / "build" / "cache" / "dense"
+DEFAULT_BACKENDS = find_backends()
+DEFAULT_CACHE = find_programs()
 HealthListen = Annotated[
     str | None,
     typer.Option(

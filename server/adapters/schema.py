@@ -1,0 +1,42 @@
+"""What requests of a model carry, as `config.pbtxt` tells clients: made from a snapshot's manifest.
+
+The backend proves that the features are those of the model that it loads.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def schema_of(snapshot: Path) -> str:
+    """Return the parameter `schema` of a model, JSON (docs/serving.md, Schema).
+
+    Raises:
+        OSError: The snapshot has no manifest, or lacks a file that it names.
+        ValueError: They are none of ours.
+    """
+    manifest = json.loads((snapshot / "manifest.json").read_text(encoding="utf-8"))
+    sequences = manifest.get("sequences", [])
+    made = {column for each in sequences for column in each["columns"]}
+    dims = {table["name"]: table["dim"] for table in manifest["tables"]}
+    features: list[dict[str, Any]] = []
+    for each in manifest["features"]:
+        said = {"name": each["name"], "dim": dims[each["table"]], "pooling": each["pooling"]}
+        said |= {"weighed": True} if each.get("weighed") else {}
+        said |= {"made": True} if each.get("crossed") or each["name"] in made else {}
+        features.append(said)
+    dense: dict[str, Any] = {"columns": int(manifest["dense_features"]) - 2 * len(sequences)}
+    dense |= {"made": 2 * len(sequences)} if sequences else {}
+    names = _dense_names(snapshot, manifest)
+    if names is not None and len(names) >= dense["columns"]:
+        dense["names"] = names[: dense["columns"]]
+    return json.dumps({"features": features, "dense": dense}, ensure_ascii=False)
+
+
+def _dense_names(snapshot: Path, manifest: dict[str, Any]) -> list[str] | None:
+    """Return the names of DENSE's columns, if the snapshot has transforms, which name them."""
+    for part in manifest["dense"]:
+        if part["role"] == "transforms":
+            text = (snapshot / part["path"]).read_text(encoding="utf-8")
+            return [column["name"] for column in json.loads(text)["columns"]]
+    return None
