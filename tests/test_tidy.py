@@ -15,6 +15,7 @@ TOP_LEVEL = {
     "bench",
     "docs",
     "k8s",
+    "library",
     "proto",
     "requirements",
     "server",
@@ -80,8 +81,14 @@ def test_no_file_is_named_for_nothing() -> None:
     assert not [name for name in _names(FILES) if vague.search(Path(name).name)]
 
 
-def test_trainer_and_server_never_import_each_other() -> None:
-    for package, other in (("trainer", "embertide.server"), ("server", "embertide.trainer")):
+def test_packages_import_one_way() -> None:
+    never = (
+        ("trainer", "embertide.server"),
+        ("server", "embertide.trainer"),
+        ("library/client", "embertide.server"),
+        ("library/client", "embertide.trainer"),
+    )
+    for package, other in never:
         for path in (ROOT / package).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 names: list[str] = []

@@ -1,0 +1,336 @@
+"""From columns to requests, and from answers to results. Pure: nothing is sent here.
+
+Shapes: B samples, F features, N keys, D columns of DENSE.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embertide.client.errors import ClientError, InputError
+from embertide.client.schema import Feature, Schema
+from embertide.client.tables import Keys, Table, floats_of, keys_of, open_table
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """One request: samples `begin` to `end` of a call.
+
+    Attributes:
+        arrays: Tensors by name.
+        parameters: Those of the request.
+        lengths_BF: Keys that are looked up, of all features, made ones included.
+    """
+
+    begin: int
+    end: int
+    arrays: Mapping[str, NDArray[Any]]
+    parameters: Mapping[str, int]
+    lengths_BF: NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """A call's columns, proved to be the model's.
+
+    Attributes:
+        features: The model's that the call has, in the order of KEYS.
+        own: Whether columns that the node makes are left out.
+        keys: Of each of `features`.
+        dense_BD: None where requests carry none.
+    """
+
+    schema: Schema
+    table: Table
+    features: Sequence[Feature]
+    own: bool
+    keys: Sequence[Keys]
+    dense_BD: NDArray[np.float32] | None
+    size: int
+
+
+def read(
+    schema: Schema, features: Any, weights: Mapping[str, Any] | None = None, dense: Any = None
+) -> Columns:
+    """Take the model's columns from what a caller gave.
+
+    Raises:
+        InputError: A column is missing, unknown, or holds what cannot be sent.
+    """
+    table = open_table(features)
+    there = set(table.names)
+    made = {feature.name for feature in schema.features if feature.made}
+    own = bool(made) and not made & there
+    wanted = [feature for feature in schema.features if not (own and feature.made)]
+    names = [feature.name for feature in wanted]
+    _check_names(schema, table, names, weights or {}, dense)
+    weighing = {n: _weights(table, w) for n, w in (weights or {}).items()}
+    keys = [keys_of(name, table.column(name), weighing.get(name)) for name in names]
+    for feature, column in zip(wanted, keys, strict=True):
+        if feature.weighed and column.weights_N is None:
+            raise InputError(
+                f"feature {feature.name!r} of model {schema.model!r} is weighed: give "
+                f"weights={{{feature.name!r}: ...}}"
+            )
+    sizes = {name: len(column) for name, column in zip(names, keys, strict=True)}
+    size = next(iter(sizes.values()))
+    if size == 0:
+        raise InputError(f"there is no row; a call of model {schema.model!r} has one or more")
+    if len(set(sizes.values())) > 1:
+        raise InputError(f"columns differ in length: {sizes}")
+    dense_BD = _dense(schema, table, dense, own, size)
+    return Columns(schema, table, wanted, own, keys, dense_BD, size)
+
+
+def _check_names(
+    schema: Schema, table: Table, names: Sequence[str], weights: Mapping[str, Any], dense: Any
+) -> None:
+    there = set(table.names)
+    missing = [name for name in names if name not in there]
+    takes = f"model {schema.model!r} takes {', '.join(names)}"
+    if missing:
+        raise InputError(f"feature {missing[0]!r} is missing; {takes}; there are {sorted(there)}")
+    for name in weights:
+        if name not in names:
+            raise InputError(f"weights are of feature {name!r}, which is unknown; {takes}")
+    if not table.strict:
+        return
+    columns = [dense] if isinstance(dense, str) else dense
+    named = {n for n in columns if isinstance(n, str)} if isinstance(columns, list) else set()
+    unknown = sorted(there - {*names, *(schema.dense or ()), *named, *_strings(weights)})
+    if unknown:
+        more = f", and of DENSE {', '.join(schema.dense)}" if schema.dense else ""
+        raise InputError(f"feature {unknown[0]!r} is unknown; {takes}{more}")
+
+
+def _strings(weights: Mapping[str, Any]) -> set[str]:
+    return {each for each in weights.values() if isinstance(each, str)}
+
+
+def _weights(table: Table, weights: Any) -> Any:
+    """Return weights that are given, or those in the column that is named."""
+    if not isinstance(weights, str):
+        return weights
+    if weights not in table.names:
+        raise InputError(f"weights are to be in column {weights!r}; there are {table.names}")
+    return table.column(weights)
+
+
+def _dense(
+    schema: Schema, table: Table, dense: Any, own: bool, size: int
+) -> NDArray[np.float32] | None:
+    wanted = schema.dense_columns + (0 if own else schema.dense_made)
+    if wanted == 0:
+        if dense is not None:
+            raise InputError(f"model {schema.model!r} has no dense features; leave dense out")
+        return None
+    names = dense if isinstance(dense, (list, tuple)) else schema.dense if dense is None else None
+    if names is not None and all(isinstance(name, str) for name in names):
+        missing = [name for name in names if name not in table.names]
+        if missing:
+            raise InputError(
+                f"dense feature {missing[0]!r} is missing; model {schema.model!r} takes "
+                f"{', '.join(names)}: give NaN where a value is not known"
+            )
+        columns = [floats_of(f"dense feature {n!r}", table.column(n)) for n in names]
+        array = np.stack(columns, axis=1) if columns else np.zeros((size, 0), np.float32)
+    elif dense is None:
+        raise InputError(
+            f"model {schema.model!r} takes {wanted} dense columns, and does not tell their names: "
+            f"give dense, an array [{size}, {wanted}], or the names of its columns in their order"
+        )
+    else:
+        array = np.asarray(dense, np.float32)
+    if array.shape != (size, wanted):
+        raise InputError(
+            f"dense has shape {list(array.shape)}; model {schema.model!r} takes [{size}, {wanted}]"
+        )
+    return array
+
+
+# --- requests -------------------------------------------------------------------------------------
+
+
+def cut(columns: Columns, version: int | None = None) -> list[Request]:
+    """Return the requests of a call, each within the model's bounds, in the order of the samples.
+
+    Raises:
+        InputError: One sample alone is beyond them.
+    """
+    lengths_BF = _lengths(columns)
+    jagged = any(c.lengths_B is not None or c.weights_N is not None for c in columns.keys)
+    parameters = {} if version is None else {"version": version}
+    if jagged and columns.own:  # only the shape of a rectangular request says which columns it has
+        parameters["columns"] = len(columns.features)
+    starts = [np.concatenate([[0], np.cumsum(_sizes(c))]) for c in columns.keys]
+    build = _jagged if jagged else _rectangular
+    return [
+        Request(begin, end, build(columns, starts, begin, end), parameters, lengths_BF[begin:end])
+        for begin, end in _ranges(columns, lengths_BF, jagged)
+    ]
+
+
+def _sizes(column: Keys) -> NDArray[np.int64]:
+    if column.lengths_B is None:
+        return np.ones(len(column), np.int64)
+    return column.lengths_B.astype(np.int64)
+
+
+def _lengths(columns: Columns) -> NDArray[np.int64]:
+    """Return the keys of each sample and feature; a column that is made has one."""
+    schema = columns.schema
+    lengths_BF = np.ones((columns.size, len(schema.features)), np.int64)
+    at = {feature.name: f for f, feature in enumerate(schema.features)}
+    for feature, column in zip(columns.features, columns.keys, strict=True):
+        lengths_BF[:, at[feature.name]] = _sizes(column)
+    return lengths_BF
+
+
+def _ranges(
+    columns: Columns, lengths_BF: NDArray[np.int64], jagged: bool
+) -> Iterator[tuple[int, int]]:
+    schema = columns.schema
+    most = schema.max_samples if jagged else min(schema.max_batch, schema.max_samples)
+    dims_F = np.array([feature.dim for feature in schema.features], np.int64)
+    pooled_F = np.array([feature.pooling != "none" for feature in schema.features])
+    # Scores are made from as many bytes of embeddings.
+    bytes_B = 4 * np.where(pooled_F, dims_F, lengths_BF * dims_F).sum(axis=1)
+    bounds = ((lengths_BF.sum(axis=1), schema.max_keys), (bytes_B, schema.max_output_bytes))
+    for (each_B, bound), what in zip(bounds, ("keys", "bytes of output"), strict=True):
+        if (each_B > bound).any():
+            row = int(np.flatnonzero(each_B > bound)[0])
+            raise InputError(
+                f"row {row} alone has {each_B[row]} {what}; model {schema.model!r} takes {bound} "
+                "in a request"
+            )
+    ends = [np.concatenate([[0], np.cumsum(each_B)]) for each_B, _ in bounds]
+    begin = 0
+    while begin < columns.size:
+        end = min(begin + most, columns.size)
+        for sums, (_, bound) in zip(ends, bounds, strict=True):
+            fits = int(np.searchsorted(sums, sums[begin] + bound, side="right")) - 1
+            end = min(end, fits)
+        yield begin, end
+        begin = end
+
+
+def _rectangular(
+    columns: Columns, starts: Sequence[NDArray[np.int64]], begin: int, end: int
+) -> dict[str, NDArray[Any]]:
+    arrays: dict[str, NDArray[Any]] = {
+        "KEYS": np.stack([column.keys_N[begin:end] for column in columns.keys], axis=1)
+    }
+    if columns.dense_BD is not None and columns.dense_BD.shape[1]:
+        arrays["DENSE"] = columns.dense_BD[begin:end]
+    return arrays
+
+
+def _jagged(
+    columns: Columns, starts: Sequence[NDArray[np.int64]], begin: int, end: int
+) -> dict[str, NDArray[Any]]:
+    lengths_BF = np.stack([_sizes(c)[begin:end] for c in columns.keys], axis=1)
+    weighed = any(column.weights_N is not None for column in columns.keys)
+    places = places_of(lengths_BF)
+    keys_N = np.zeros(int(lengths_BF.sum()), np.int64)
+    weights_N = np.ones(len(keys_N), np.float32)
+    for column, start, place in zip(columns.keys, starts, places, strict=True):
+        part = slice(int(start[begin]), int(start[end]))
+        keys_N[place] = column.keys_N[part]
+        if column.weights_N is not None:
+            weights_N[place] = column.weights_N[part]
+    arrays: dict[str, NDArray[Any]] = {
+        "KEYS": keys_N.reshape(1, -1),
+        columns.schema.lengths: lengths_BF.astype(np.int32).reshape(1, -1),
+    }
+    if weighed:
+        arrays["WEIGHTS"] = weights_N.reshape(1, -1)
+    if columns.dense_BD is not None and columns.dense_BD.shape[1]:
+        arrays["DENSE"] = columns.dense_BD[begin:end].reshape(1, -1)
+    return arrays
+
+
+def places_of(widths_BF: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Return for each feature where its values lie.
+
+    They lie sample by sample, feature by feature; `widths_BF` says how many values
+    each sample has of each feature.
+    """
+    ends = np.cumsum(widths_BF.reshape(-1)).reshape(widths_BF.shape)
+    begins_BF = ends - widths_BF
+    places = []
+    for begins_B, widths_B in zip(begins_BF.T, widths_BF.T, strict=True):
+        before_B = np.cumsum(widths_B) - widths_B
+        within_N = np.arange(int(widths_B.sum())) - np.repeat(before_B, widths_B)
+        places.append(np.repeat(begins_B, widths_B) + within_N)
+    return places
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+def scores_of(parts: Sequence[NDArray[np.float32]], columns: Columns) -> NDArray[np.float32]:
+    """Return the scores of a call.
+
+    Raises:
+        ClientError: They are not as many as the samples.
+    """
+    scores_B: NDArray[np.float32] = np.concatenate([np.ravel(part) for part in parts])
+    if len(scores_B) != columns.size:
+        raise ClientError(
+            f"model {columns.schema.model!r} gave {len(scores_B)} scores for {columns.size} rows"
+        )
+    return scores_B
+
+
+def sources_of(
+    parts: Sequence[NDArray[np.uint8]], requests: Sequence[Request], schema: Schema
+) -> dict[str, NDArray[np.uint8]]:
+    """Return for each feature where the row of each of its keys came from, in their order."""
+    by_name: dict[str, list[NDArray[np.uint8]]] = {name: [] for name in schema.names}
+    for part, request in zip(parts, requests, strict=True):
+        flat = _whole(np.asarray(part, np.uint8), request.lengths_BF, schema, "SOURCE")
+        for name, place in zip(schema.names, places_of(request.lengths_BF), strict=True):
+            by_name[name].append(flat[place])
+    return {name: np.concatenate(found) for name, found in by_name.items()}
+
+
+def embeddings_of(
+    parts: Sequence[NDArray[np.float32]], requests: Sequence[Request], schema: Schema
+) -> dict[str, Any]:
+    """Return for each feature its vectors, [B, dim]; where pooling is none a list of [n, dim]."""
+    by_name: dict[str, list[Any]] = {name: [] for name in schema.names}
+    for part, request in zip(parts, requests, strict=True):
+        widths_BF = np.ones_like(request.lengths_BF)
+        for f, feature in enumerate(schema.features):
+            rows_B = request.lengths_BF[:, f] if feature.pooling == "none" else widths_BF[:, f]
+            widths_BF[:, f] = rows_B * feature.dim
+        flat = _whole(np.asarray(part, np.float32), widths_BF, schema, "EMBEDDING")
+        for f, (feature, place) in enumerate(
+            zip(schema.features, places_of(widths_BF), strict=True)
+        ):
+            rows = flat[place].reshape(-1, feature.dim)
+            if feature.pooling == "none":
+                by_name[feature.name] += np.split(rows, np.cumsum(request.lengths_BF[:-1, f]))
+            else:
+                by_name[feature.name].append(rows)
+    return {
+        feature.name: by_name[feature.name]
+        if feature.pooling == "none"
+        else np.concatenate(by_name[feature.name])
+        for feature in schema.features
+    }
+
+
+def _whole(
+    part: NDArray[Any], widths_BF: NDArray[np.int64], schema: Schema, what: str
+) -> NDArray[Any]:
+    flat = part.reshape(-1)
+    if len(flat) != int(widths_BF.sum()):
+        raise ClientError(
+            f"model {schema.model!r} gave {len(flat)} values of {what} where {widths_BF.sum()} "
+            "were expected: has its schema changed? make a new client"
+        )
+    return flat

@@ -1,0 +1,251 @@
+"""The client for threads."""
+
+import concurrent.futures
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Self, overload
+
+import numpy as np
+import tenacity
+import tritonclient.grpc
+from numpy.typing import NDArray
+from tritonclient.utils import InferenceServerException
+
+from embertide.client.calling import AgainError, Call, Calling, Reply, Settings, Work, check_kind
+from embertide.client.errors import VersionGoneError
+from embertide.client.requests import Request, read
+from embertide.client.results import Looked, Ranked
+from embertide.client.schema import Schema
+
+
+class Client:
+    """Ranking and lookup models in Triton, asked over gRPC (KServe v2). Thread-safe.
+
+    A context manager. Shapes: B samples, D columns of DENSE.
+
+    Args:
+        endpoints: host:port of the nodes' gRPC, asked in turn: the next one when one fails.
+        settings: Fields of `Settings`: timeout_s, tries, concurrency, tls, token and more.
+
+    Raises:
+        ValueError: An endpoint or a setting is none.
+    """
+
+    def __init__(self, endpoints: str | Sequence[str], **settings: Any) -> None:
+        """Name the endpoints; nothing is sent yet."""
+        self._calling = Calling(endpoints, Settings(**settings))
+        connection = self._calling.settings.connection()
+        self._servers = [
+            tritonclient.grpc.InferenceServerClient(each, **connection)
+            for each in self._calling.endpoints
+        ]
+        self._schemas: dict[str, Schema] = {}
+        self._learning = threading.Lock()
+        self._pool = concurrent.futures.ThreadPoolExecutor(
+            self._calling.settings.concurrency, thread_name_prefix="embertide-client"
+        )
+
+    def __enter__(self) -> Self:
+        """Return it."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close the connections."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections; calls that are under way fail."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for server in self._servers:
+            server.close()
+
+    def counters(self) -> dict[str, int]:
+        """Return what was counted since the start (docs/client.md, Counters)."""
+        return self._calling.counters()
+
+    def schema(self, model: str, *, timeout_s: float | None = None) -> Schema:
+        """Return what a model takes; it is asked once, and again after `forget`.
+
+        Raises:
+            ClientError: It cannot be reached, or does not tell.
+        """
+        return self._schema(Call(self._calling, model, timeout_s))
+
+    def forget(self, model: str) -> None:
+        """Ask the model for its schema again, before the next call."""
+        self._schemas.pop(model, None)
+
+    @overload
+    def rank(
+        self,
+        model: str,
+        features: Mapping[str, Any],
+        *,
+        weights: Mapping[str, Any] | None = None,
+        dense: Any = None,
+        version: int | None = None,
+        sources: bool = False,
+        timeout_s: float | None = None,
+    ) -> Ranked[NDArray[np.float32]]: ...
+
+    @overload
+    def rank(
+        self,
+        model: str,
+        features: Any,
+        *,
+        weights: Mapping[str, Any] | None = None,
+        dense: Any = None,
+        version: int | None = None,
+        sources: bool = False,
+        timeout_s: float | None = None,
+    ) -> Ranked[Any]: ...
+
+    def rank(
+        self,
+        model: str,
+        features: Any,
+        *,
+        weights: Mapping[str, Any] | None = None,
+        dense: Any = None,
+        version: int | None = None,
+        sources: bool = False,
+        timeout_s: float | None = None,
+    ) -> Ranked[Any]:
+        """Score samples, all by one version.
+
+        Args:
+            model: Its name in Triton.
+            features: Columns by name, B long: keys, or lists of keys. A mapping, a pyarrow Table or
+                RecordBatch, a pandas DataFrame. Columns that the node makes may be left out, all of
+                them; tables may have further columns, mappings may not.
+            weights: Of keys in lists, by feature: as the keys, or the name of the column.
+            dense: [B, D], or names of columns; None: columns of the names that the model tells.
+            version: The one to answer by; None: the newest that the node answers at.
+            sources: Ask where each key's row came from.
+            timeout_s: Of the whole call; None: the client's.
+
+        Raises:
+            InputError: What was given cannot be sent; nothing was sent.
+            VersionGoneError: The node does not hold the version.
+            DeadlineError: The time was up.
+            DegradedError: Too many keys have no owner that answers.
+            UnavailableError: No endpoint answered.
+            RefusedError: The node refused a request.
+        """
+        call = Call(self._calling, model, timeout_s)
+        schema = self._schema(call)
+        check_kind(schema, ranking=True)
+        work = Work(read(schema, features, weights, dense), sources, version)
+        answer: Ranked[Any] = self._run(call, work)
+        return answer
+
+    @overload
+    def lookup(
+        self,
+        model: str,
+        features: Mapping[str, Any],
+        *,
+        weights: Mapping[str, Any] | None = None,
+        version: int | None = None,
+        sources: bool = False,
+        timeout_s: float | None = None,
+    ) -> Looked[dict[str, Any]]: ...
+
+    @overload
+    def lookup(
+        self,
+        model: str,
+        features: Any,
+        *,
+        weights: Mapping[str, Any] | None = None,
+        version: int | None = None,
+        sources: bool = False,
+        timeout_s: float | None = None,
+    ) -> Looked[Any]: ...
+
+    def lookup(
+        self,
+        model: str,
+        features: Any,
+        *,
+        weights: Mapping[str, Any] | None = None,
+        version: int | None = None,
+        sources: bool = False,
+        timeout_s: float | None = None,
+    ) -> Looked[Any]:
+        """Look vectors up, all of one version; arguments and errors are those of `rank`."""
+        call = Call(self._calling, model, timeout_s)
+        schema = self._schema(call)
+        check_kind(schema, ranking=False)
+        work = Work(read(schema, features, weights), sources, version)
+        answer: Looked[Any] = self._run(call, work)
+        return answer
+
+    # --- sending ----------------------------------------------------------------------------------
+
+    def _schema(self, call: Call) -> Schema:
+        known = self._schemas.get(call.model)
+        if known is not None:
+            return known
+        with self._learning:
+            if call.model not in self._schemas:
+                said = self._try(call, "get_model_config", False, call.model, as_json=True)
+                given = self._calling.settings.schemas.get(call.model)
+                self._schemas[call.model] = Schema.of(said["config"], given)
+        return self._schemas[call.model]
+
+    def _run(self, call: Call, work: Work) -> Any:
+        self._calling.count("calls")
+        try:
+            return self._once(call, work)
+        except VersionGoneError:
+            if work.version is not None:
+                raise
+            # The version of the first request left the window, or another endpoint lacks it.
+            self._calling.count("started_over")
+            return self._once(call, work)
+
+    def _once(self, call: Call, work: Work) -> Any:
+        requests = work.requests()
+        replies = [self._send(call, work, requests[0])]
+        if len(requests) > 1:
+            requests = work.requests(int(replies[0].parameters["version"]))
+            sending = [self._pool.submit(self._send, call, work, each) for each in requests[1:]]
+            try:
+                replies += [each.result() for each in sending]
+            finally:
+                for each in sending:
+                    each.cancel()
+        return work.result(requests, replies, call)
+
+    def _send(self, call: Call, work: Work, request: Request) -> Reply:
+        outputs = [tritonclient.grpc.InferRequestedOutput(name) for name in work.outputs]
+        pinned = "version" in request.parameters
+        result = self._try(
+            call,
+            "infer",
+            pinned,
+            call.model,
+            work.tensors(request),
+            outputs=outputs,
+            parameters=dict(request.parameters),
+        )
+        return Reply.of(result, work.outputs)
+
+    def _try(self, call: Call, verb: str, pinned: bool, *words: Any, **named: Any) -> Any:
+        """Call a method of tritonclient's until it answers."""
+        tries = 0
+        try:
+            for attempt in tenacity.Retrying(**call.policy()):
+                with attempt:
+                    tries += 1
+                    at = self._calling.at
+                    try:
+                        server = self._servers[at]
+                        return getattr(server, verb)(*words, **named, **call.arguments())
+                    except InferenceServerException as error:
+                        raise call.failed(error, at, pinned) from error
+        except AgainError as error:
+            raise call.gave_up(error, tries) from error
+        raise AssertionError("tenacity ends with a value or an error")

@@ -1,0 +1,28 @@
+"""The lines of docs/client.md, run as they are printed there: train, serve, ask."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PAGE = Path(__file__).parents[2] / "docs" / "client.md"
+
+
+def test_the_page_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    examples = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert len(examples) == 6
+    names: dict[str, Any] = {}
+    try:
+        for example in examples:
+            exec(compile(example, str(PAGE), "exec"), names)
+    finally:
+        alive = "served" in names and names["served"].alive()
+        if alive:
+            names["served"].stop()
+    ranked = names["ranked"]
+    assert ranked.version == names["trained"].version > 1
+    assert ranked.scores.shape == (2,)
+    assert names["frame"]["score"].to_numpy().tolist() == ranked.scores.tolist()
+    assert not alive
