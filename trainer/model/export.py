@@ -21,9 +21,12 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from embertide import trainer
 from embertide.trainer.errors import TrainerError
 
 FORMAT = 1
+# A wheel has the presets' programs (.ci/wheel.py): the demo runs where no compiler is.
+_SHIPPED = Path(trainer.__file__).resolve().parent.parent / "programs"
 # What `-march` and the width of vectors are for a baseline.
 _VECTOR_BITS = {"x86-64-v2": 128, "x86-64-v3": 256, "x86-64-v4": 512}
 
@@ -102,11 +105,13 @@ def export_dense(
 ) -> None:
     """Write `module`, (dense_BD, embeddings_BE) -> scores_B, in eval mode as a package to `path`.
 
-    Compiling takes about half a minute; with `cache`, a folder, an equal program is taken from
-    there. The values of the parameters play no part in it, those of constants do.
+    Compiling takes about half a minute and needs g++; with `cache`, a folder, an equal program is
+    taken from there, as from what a wheel brings. The values of the parameters play no part in it,
+    those of constants do.
 
     Raises:
-        ExportError: An unknown `cpu`, a parameter that is not fp32, or torch's own reason.
+        ExportError: An unknown `cpu`, a parameter that is not fp32, no compiler, or torch's own
+            reason.
     """
     if cpu not in _VECTOR_BITS:
         raise ExportError(f"cpu {cpu!r} is unknown; use one of {', '.join(_VECTOR_BITS)}")
@@ -131,20 +136,24 @@ def export_dense(
             )
     except Exception as error:
         raise ExportError(f"torch.export refused the module: {error}") from error
-    cached = None if cache is None else cache / f"{_digest(program, description, cpu)}.pt2"
-    if cached is None or not cached.is_file():
-        _compile(program, path, cpu=cpu, description=description)
-        if cached is not None:
-            _copy(path, cached)
-    else:
-        _copy(cached, path)
+    name = f"{_digest(program, description, cpu)}.pt2"
+    places = [folder / name for folder in (cache, _SHIPPED) if folder is not None]
+    found = next((place for place in places if place.is_file()), None)
+    if found is not None:
+        _copy(found, path)
+        return
+    _compile(program, path, cpu=cpu, description=description)
+    if cache is not None:
+        _copy(path, cache / name)
 
 
 def _digest(program: "torch.export.ExportedProgram", description: str, cpu: str) -> str:
     # The graph names its constants; their values are in the package as well.
     constants = {n: t.contiguous() for n, t in program.constants.items() if isinstance(t, Tensor)}
     values = hashlib.sha256(safetensors.torch.save(constants)).hexdigest()
-    text = f"{torch.__version__} {cpu} {description} {program.graph} {values}"
+    # Without torch's local version, as +cpu: programs run on the CPU whatever else torch can use.
+    version = torch.__version__.partition("+")[0]
+    text = f"{version} {cpu} {description} {program.graph} {values}"
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -158,6 +167,11 @@ def _copy(source: Path, target: Path) -> None:
 def _compile(
     program: "torch.export.ExportedProgram", path: Path, *, cpu: str, description: str
 ) -> None:
+    if shutil.which(os.environ.get("CXX", "g++")) is None:
+        raise ExportError(
+            "compiling this dense net needs g++: apt-get install g++, or export where it is, by "
+            "`embertide export-dense --cache`, and give that folder as --cache here"
+        )
     inductor: Any = torch._inductor  # not typed by torch
     path.parent.mkdir(parents=True, exist_ok=True)
     threads = torch.get_num_threads()
