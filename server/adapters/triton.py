@@ -75,6 +75,11 @@ def find_programs() -> Path:
     return Path(caches) / "embertide" / "dense"
 
 
+def shipped_programs() -> Path:
+    """Return where a wheel has the presets' dense nets, compiled; a checkout has none."""
+    return _PACKAGE / "programs"
+
+
 def find_backends() -> Path:
     """Return where our backend is to be.
 

