@@ -176,6 +176,9 @@ class _Source:
                 rows.store.import_records(t, bucket, part.records)
                 if part.state is not None:
                     rows.store.set_bucket_state(t, bucket, part.state)
+                if state.run.publish_budget is not None:
+                    # The copy of what nodes hold, from which snapshots are written, takes them.
+                    rows.mark_changed(t, bucket, part.records)
                 yield len(_store.record_keys(carrier.new.layout, part.records))
 
     def _carry_pruning(self, state: RunState, *, same: bool) -> None:
