@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from embertide.trainer.data.base import Batch
 from embertide.trainer.errors import TrainerError
@@ -92,7 +93,7 @@ class SetAside:
 def _lines(batch: Batch, reason: str) -> Iterator[bytes]:
     for b in range(len(batch)):
         dense = [None if math.isnan(value) else value for value in batch.dense_BD[b].tolist()]
-        event = {
+        event: dict[str, Any] = {
             "event": int(batch.event_B[b]),
             "reason": reason,
             "ts_ms": int(batch.ts_ms_B[b]),
@@ -100,4 +101,9 @@ def _lines(batch: Batch, reason: str) -> Iterator[bytes]:
             "keys": batch.keys_BF[b].tolist(),
             "dense": dense,
         }
+        if batch.weight_B is not None:
+            event["weight"] = float(batch.weight_B[b])
+        if batch.more_labels_BL is not None:
+            labels = batch.more_labels_BL[b].tolist()
+            event["more_labels"] = [None if math.isnan(each) else int(each) for each in labels]
         yield json.dumps(event).encode() + b"\n"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from embertide import _store
 from embertide.trainer.config import RunConfig
@@ -25,6 +25,8 @@ from embertide.trainer.model.device import net_device
 from embertide.trainer.model.dlrm import Probability
 from embertide.trainer.model.export import evaluating
 from embertide.trainer.model.layers import Columns
+from embertide.trainer.model.loss import Loss
+from embertide.trainer.model.schedule import Schedule
 from embertide.trainer.model.transforms import make_transforms
 from embertide.trainer.sync.dense import AllReduce, DenseSync
 from embertide.trainer.sync.exchange import Asked
@@ -101,7 +103,7 @@ class Learner:
         # Made on the CPU, so that it begins alike on any.
         self.device = net_device(run.net_device)
         self.net = build_net(run.model).to(self.device)
-        self.served = Probability(self.net)
+        self.served = Probability(self.net, run.model.outputs)
         self.rows = EmbeddingStore(
             run.model,
             optimizer=run.optimizer,
@@ -124,10 +126,21 @@ class Learner:
         self.origin_ms: int | None = None
         self.counters = Counters(run.model)
         self._quick = run.net_dtype == "bf16"
+        self._loss = Loss(run)
+        schedule = run.optimizer.schedule
+        self.schedule = None if schedule is None else Schedule(schedule)
         self.stops = self.stopping = False
 
+    def optimizer_state(self) -> dict[str, Any]:
+        """Return the state of the net's optimizer, and of its schedule if there is one."""
+        state: dict[str, Any] = self.optimizer.state_dict()
+        return state if self.schedule is None else {**state, "schedule": self.schedule.state()}
+
     def load_optimizer(self, state: dict[str, Any]) -> None:
-        """Take the state of the net's optimizer from a checkpoint; rates are this run's."""
+        """Take what `optimizer_state` gave from a checkpoint; rates are this run's."""
+        schedule = state.pop("schedule", None)
+        if self.schedule is not None and schedule is not None:
+            self.schedule.load(schedule)
         self.optimizer.load_state_dict(state)
         for group in self.optimizer.param_groups:
             group["lr"] = self.run.optimizer.dense_learning_rate
@@ -212,8 +225,9 @@ class Learner:
     ) -> NDArray[np.float32]:
         """Take a step and return the score_B from before it, of a net of one's own in eval mode.
 
-        Every rank gets the scores of all ranks. A net of one's own draws its random numbers, as
-        dropout's, from a seed of the run, the batch and the rank.
+        Of a model of several heads they are scores_BH. Every rank gets the scores of all ranks. A
+        net of one's own draws its random numbers, as dropout's, from a seed of the run, the batch
+        and the rank.
 
         Args:
             batch: What is learned.
@@ -232,66 +246,91 @@ class Learner:
         then()
         missing = 0
         loss = torch.zeros(())
-        scores_B = torch.zeros(len(ready.batch))
+        scores = torch.zeros(self._shape_of(len(ready.batch)))
         if ready.part is not None:
             dense_BD, missing = self._dense(ready.part)
-            label_B = torch.from_numpy(ready.part.label_B).to(self.device)
             inputs = dense_BD.to(self.device), embeddings_BE.to(self.device)
-            scored_B = self._evaluated(inputs)
-            logits_B = self._learned(inputs, ready)
-            weight_B = (
-                None if ready.part.weight_B is None else torch.from_numpy(ready.part.weight_B)
-            )
-            loss = nn.functional.binary_cross_entropy_with_logits(
-                logits_B, label_B, None if weight_B is None else weight_B.to(self.device)
-            )
-            if len(ready.part) < len(ready.batch):
-                # The mean over the whole batch is what all ranks' parts add up to.
-                loss = loss * (len(ready.part) / len(ready.batch))
-            if self.ranks.size > 1:
-                # There before backward comes to the net's first layers: they travel meanwhile.
-                embeddings_BE.register_post_accumulate_grad_hook(lambda _: self.rows.send())
-            loss.backward()
-            loss = loss.detach().cpu()
+            pieces = self._pieces(len(ready.part))
+            logits = [] if self._statistics is None else self._evaluated(inputs, pieces)
+            if self._statistics is not None:
+                torch.manual_seed(draw_seed(self.run.seed, ready.batch.first, self.ranks.rank))
+            for piece in pieces:
+                self.sync.holds = piece is not pieces[-1]
+                if self.ranks.size > 1 and not self.sync.holds:
+                    # There before backward comes to the net's first layers: they travel meanwhile.
+                    embeddings_BE.register_post_accumulate_grad_hook(lambda _: self.rows.send())
+                learned = self._learned(_cut(inputs, piece))
+                each = self._loss_of(learned, ready.part, piece)
+                if len(learned) < len(ready.batch):
+                    # The mean over the whole batch is what all parts add up to.
+                    each = each * (len(learned) / len(ready.batch))
+                each.backward()
+                loss = loss + each.detach().cpu()
+                if self._statistics is None:
+                    logits.append(learned.detach())
             end = ready.first + len(ready.part)
-            scored_B = logits_B.detach() if scored_B is None else scored_B
-            scores_B[ready.first : end] = torch.sigmoid(scored_B)
+            scores[ready.first : end] = torch.sigmoid(torch.cat(logits))
         self.stopping = self.stops
         if self.ranks.size > 1:
-            loss, scores_B, missing = self._share(ready, loss, scores_B, missing)
+            loss, scores, missing = self._share(ready, loss, scores, missing)
         self._check_step(loss)
-        self.optimizer.step()
+        self._step()
         self.rows.step()
         self.missing += missing
         if self.origin_ms is None:
             self.origin_ms = int(ready.batch.ts_ms_B[0])
         self.counters.add(ready.batch, self.origin_ms)
-        return scores_B.numpy()
+        return scores.numpy()
 
-    def _evaluated(self, inputs: tuple[Tensor, Tensor]) -> Tensor | None:
-        """Return logits_B in eval mode; None: those of training mode are the same."""
-        if not self.run.model.is_own_net:
-            return None
+    def _shape_of(self, events: int) -> tuple[int, ...]:
+        """Return the shape of so many events' logits."""
+        heads = self.run.model.outputs
+        return (events,) if heads == 1 else (events, heads)
+
+    def _pieces(self, events: int) -> list[slice]:
+        """Return the pieces that go through the net one after the other."""
+        parts = min(self.run.net_parts, events)
+        cuts = [events * part // parts for part in range(parts + 1)]
+        return [slice(*cut) for cut in itertools.pairwise(cuts)]
+
+    def _evaluated(self, inputs: tuple[Tensor, Tensor], pieces: list[slice]) -> list[Tensor]:
+        """Return each piece's logits in eval mode."""
         with torch.no_grad(), evaluating(self.net):
-            return self._forward(inputs)
+            return [self._forward(_cut(inputs, piece)) for piece in pieces]
 
-    def _learned(self, inputs: tuple[Tensor, Tensor], ready: Prepared) -> Tensor:
-        """Return logits_B that take a gradient."""
-        if self._statistics is None:
-            return self._forward(inputs)
-        torch.manual_seed(draw_seed(self.run.seed, ready.batch.first, self.ranks.rank))
-        if len(inputs[0]) > 1:
+    def _learned(self, inputs: tuple[Tensor, Tensor]) -> Tensor:
+        """Return logits that take a gradient."""
+        if self._statistics is None or len(inputs[0]) > 1:
             return self._forward(inputs)
         with evaluating(self.net):  # one event has no variance to normalise by
             return self._forward(inputs)
 
     def _forward(self, inputs: tuple[Tensor, Tensor]) -> Tensor:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._quick):
-            logits_B: Tensor = self.net(*inputs).float()
-        return logits_B.reshape(-1)
+            logits: Tensor = self.net(*inputs).float()
+        return logits.reshape(self._shape_of(len(inputs[0])))
+
+    def _loss_of(self, logits: Tensor, part: Batch, piece: slice) -> Tensor:
+        labels = torch.from_numpy(part.labels(self.run.model.outputs)[piece])
+        weight_B = None if part.weight_B is None else torch.from_numpy(part.weight_B[piece])
+        return self._loss(
+            logits,
+            labels.to(self.device),
+            None if weight_B is None else weight_B.to(self.device),
+        )
+
+    def _step(self) -> None:
+        """Take the step of the net, at the rate of its schedule."""
+        if self.schedule is None:
+            self.optimizer.step()
+            return
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.run.optimizer.dense_learning_rate * self.schedule.factor
+        self.optimizer.step()
+        self.schedule.step()
 
     def _share(
-        self, ready: Prepared, loss: Tensor, scores_B: Tensor, missing: int
+        self, ready: Prepared, loss: Tensor, scores: Tensor, missing: int
     ) -> tuple[Tensor, Tensor, int]:
         """Bring the parts of all ranks together: gradients of the net, loss, scores.
 
@@ -299,7 +338,7 @@ class Learner:
         rows travel meanwhile.
         """
         flags = torch.tensor([float(missing), float(self.stops)])
-        beside = torch.cat((scores_B, loss.reshape(1), flags))
+        beside = torch.cat((scores.reshape(-1), loss.reshape(1), flags))
         ends = len(beside)
         if self._statistics is not None:
             share = 0 if ready.part is None else len(ready.part) / len(ready.batch)
@@ -311,7 +350,7 @@ class Learner:
             self._statistics.change(summed[ends:])
         loss, missed, stops = summed[ends - 3 : ends].unbind()
         self.stopping = bool(stops > 0)
-        return loss, summed[: ends - 3], int(missed)
+        return loss, summed[: ends - 3].reshape(scores.shape), int(missed)
 
     def _check_step(self, loss: Tensor) -> None:
         """Refuse a step after which the net would not be finite.
@@ -366,6 +405,13 @@ class Learner:
             return torch.from_numpy(batch.dense_BD), 0
         dense_BD, missing = self.transforms.apply(batch.dense_BD)
         return torch.from_numpy(dense_BD), missing
+
+
+def _cut(inputs: tuple[Tensor, Tensor], piece: slice) -> tuple[Tensor, Tensor]:
+    """Return the piece of both inputs; a whole one as it is, whose gradient needs no copy."""
+    if len(inputs[0]) == piece.stop - piece.start:
+        return inputs
+    return inputs[0][piece], inputs[1][piece]
 
 
 def _of_rank(directory: str, ranks: Ranks) -> str:

@@ -319,7 +319,7 @@ class Trainer:
             | {"uncounted_keys": self.learner.counters.uncounted},
             missing=self.learner.missing,
             set_aside=dataclasses.asdict(self.set_aside.stats),
-            quality=self.state.monitor.quality(self.state.prequential),
+            quality=self.state.monitor.quality(self.state.prequential) | self.state.heads.quality(),
             slices=self.state.monitor.slices(),
         )
 
@@ -388,12 +388,14 @@ class Trainer:
         batch = ready.batch
         self.state.done = batch.next_offset
         try:
-            score_B = self.learner.learn(ready, then)
+            scores = self.learner.learn(ready, then)
         except NotFiniteError as error:
             self.set_aside.add(batch, str(error), kept=self.ranks.first)
             return
         self.set_aside.learned()
+        score_B = scores if scores.ndim == 1 else scores[:, 0]
         self.state.prequential.add(batch.ts_ms_B, batch.label_B, score_B)
+        self.state.heads.add(batch, scores)
         self.state.monitor.add(batch, score_B)
         self.state.events += len(batch)
 

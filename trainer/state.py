@@ -9,6 +9,7 @@ from embertide.trainer.checkpoint.checkpoint import Checkpoint, SavedCheckpoint
 from embertide.trainer.checkpoint.settings import changed_from_default, settings
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data.history import History
+from embertide.trainer.eval.heads import Heads
 from embertide.trainer.eval.metrics import Prequential
 from embertide.trainer.eval.monitor import Monitor
 from embertide.trainer.learner import Learner
@@ -29,6 +30,7 @@ class RunState:
         learner: Net, optimizer and rows.
         rows: The learner's.
         prequential: The scores that events got before they were learned.
+        heads: Figures of the heads beside the first.
         monitor: Figures by user and slice, and of events that are held out.
         histories: What users did, by sequence.
         changes: Settings that were changed on the way, oldest first.
@@ -45,6 +47,7 @@ class RunState:
         self.rows = self.learner.rows
         self.prequential = Prequential()
         names = [feature.name for feature in run.model.features]
+        self.heads = Heads(run.model.heads)
         self.monitor = Monitor(run.evaluation, names)
         self.histories = [History(each, names) for each in run.model.sequences]
         self.changes: list[dict[str, Any]] = []
@@ -89,6 +92,7 @@ class RunState:
         self.learner.load_optimizer(saved.optimizer)
         self.prequential = saved.prequential
         self.monitor.restore(*saved.monitor)
+        self.heads.restore(*saved.heads)
         self._asked_of = saved.load
         for history, state in zip(self.histories, saved.histories, strict=True):
             history.restore(state)
@@ -108,10 +112,11 @@ class RunState:
             events=self.events,
             origin_ms=self.origin_ms,
             net=copy.deepcopy(self.learner.net.state_dict()),
-            optimizer=copy.deepcopy(self.learner.optimizer.state_dict()),
+            optimizer=copy.deepcopy(self.learner.optimizer_state()),
             rows=self.rows.progress(),
             prequential=copy.deepcopy(self.prequential),
             monitor=self.monitor.state(),
+            heads=copy.deepcopy(self.heads.state()),
             histories=[history.state() for history in self.histories],
             plan=plan.text(self.run.model, self.rows.ownership),
             load=self._load(),

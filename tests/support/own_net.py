@@ -108,3 +108,52 @@ class Counting(Tower):
 def nothing(model: ModelConfig) -> int:
     """What is no net."""
     return len(model.features)
+
+
+class Tasks(nn.Module):
+    """A layer, dropout, and a logit for each head."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        super().__init__()
+        width = sum(model.feature_widths)
+        self.first, self.drop = nn.Linear(width, 8), nn.Dropout(0.1)
+        self.last = nn.Linear(8, model.outputs)
+
+    def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+        out: Tensor = self.last(self.drop(torch.relu(self.first(embeddings))))
+        return out
+
+
+def focal(logits: Tensor, labels: Tensor) -> Tensor:
+    """A loss that events which are easy count less in (Lin et al. 2017, arXiv:1708.02002)."""
+    each = nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
+    return (1 - torch.exp(-each)) ** 2 * each
+
+
+def joint(logits: Tensor, labels: Tensor) -> Tensor:
+    """One loss an event for two heads, the second of which needs the first."""
+    each = torch.stack([logits[:, 0], logits.sum(1)], dim=1)
+    return nn.functional.binary_cross_entropy_with_logits(each, labels, reduction="none").mean(1)
+
+
+def a_mean(logits: Tensor, labels: Tensor) -> Tensor:
+    """What is no loss of each event."""
+    return focal(logits, labels).mean()
+
+
+def infinite(logits: Tensor, labels: Tensor) -> Tensor:
+    """What nothing can learn from."""
+    return -torch.log(logits * labels)
+
+
+class Moving(Tower):
+    """A net that puts another tensor into its buffer at each step."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        super().__init__(model)
+        self.register_buffer("mean", torch.zeros(1))
+
+    def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.9 * self.get_buffer("mean") + 0.1 * dense.detach().mean()
+        return super().forward(dense, embeddings) - self.get_buffer("mean")

@@ -85,6 +85,17 @@ def own_net_steps(ranks: Ranks) -> dict[str, NDArray[Any]]:
     return {name: value.numpy() for name, value in state if value.is_floating_point()}
 
 
+def in_parts(ranks: Ranks, parts: int) -> Steps:
+    """Some steps of batches that go through the net in parts."""
+    run = dataclasses.replace(STEP, net_parts=parts)
+    learner = Learner(run, ranks, balanced(STEP.model, ranks.size))
+    rng = np.random.default_rng(3)
+    scores = [learner.learn(batch_of(rng, 12)) for _ in range(4)]
+    net = {name: value.numpy() for name, value in learner.net.state_dict().items()}
+    rows = learner.rows
+    return scores, net, {(t, b): rows.store.export_bucket(t, b) for t, _, b in rows.places()}
+
+
 def empty_parts(ranks: Ranks) -> list[float]:
     """Batches of fewer groups than ranks: some ranks have no part."""
     learner = Learner(STEP, ranks, balanced(STEP.model, ranks.size))

@@ -123,8 +123,10 @@ def test_one_event_is_learned_though_batch_norm_needs_two() -> None:
     assert learner.net.training
 
 
-def test_a_batch_put_aside_leaves_statistics_as_they_were() -> None:
-    learner, rng = Learner(STEP), np.random.default_rng(3)
+@pytest.mark.parametrize("net", ["Tower", "Moving"])
+def test_a_batch_put_aside_leaves_statistics_as_they_were(net: str) -> None:
+    own = dataclasses.replace(STEP.model, net=f"own_net:{net}")
+    learner, rng = Learner(dataclasses.replace(STEP, model=own)), np.random.default_rng(3)
     learner.learn(batch_of(rng, 20))
     before = {name: each.clone() for name, each in learner.net.state_dict().items()}
     batch = batch_of(rng, 20)

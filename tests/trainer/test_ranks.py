@@ -21,6 +21,7 @@ from rankjobs import (
     events_that_pause,
     failing,
     from_the_first,
+    in_parts,
     own_loop,
     own_net_steps,
     some_steps,
@@ -141,6 +142,15 @@ def test_a_net_of_ones_own_has_the_same_statistics_on_all_ranks(pool: RankPool) 
         assert one.keys() == other.keys()
         for name, value in one.items():
             np.testing.assert_array_equal(other[name], value, err_msg=name)
+
+
+def test_batches_in_parts_are_learned_alike_by_ranks(pool: RankPool) -> None:
+    (alone,) = pool.run(1, in_parts, 1)
+    for scores, net, _ in pool.run(2, in_parts, 3):
+        for one, other in zip(alone[0], scores, strict=True):
+            np.testing.assert_allclose(other, one, atol=1e-6)
+        for name, value in alone[1].items():
+            np.testing.assert_allclose(net[name], value, atol=1e-5, err_msg=name)
 
 
 def test_parts_cover_a_batch_and_split_no_group() -> None:

@@ -1,5 +1,6 @@
 """Live events from a real Redis: index and entry, groups, late events, losses, other readers."""
 
+import dataclasses
 import itertools
 import json
 import threading
@@ -105,6 +106,29 @@ def read(server: RedisServer, events: int, batch_size: int = 1000, start: int = 
 def same(ours: Batch, theirs: Batch) -> bool:
     bounds = (ours.first, ours.next_offset) == (theirs.first, theirs.next_offset)
     return bounds and all(np.array_equal(getattr(ours, n), getattr(theirs, n)) for n in ARRAYS)
+
+
+def test_further_labels_and_weights_come_as_they_were_sent(
+    server: RedisServer, client: Any
+) -> None:
+    schema = dataclasses.replace(SCHEMA, more_labels=("buy", "share"), weight="w")
+    (given,) = FirstEvents(Shop(), 40).batches(batch_size=100)
+    rng = np.random.default_rng(1)
+    sent = dataclasses.replace(
+        given,
+        keys_BF=given.keys_BF[:, :2],
+        dense_BD=given.dense_BD[:, :1],
+        lists={},
+        more_labels_BL=rng.choice([0, 1, np.nan], (len(given), 2)).astype(np.float32),
+        weight_B=rng.random(len(given), np.float32),
+    )
+    EventSender(config(server), schema).send(sent)
+    events = FirstEvents(RedisStreamSource(config(server), schema), len(sent))
+    (got,) = events.batches(batch_size=len(sent))
+    np.testing.assert_array_equal(got.labels(3), sent.labels(3))
+    assert got.weight_B is not None
+    assert sent.weight_B is not None
+    np.testing.assert_array_equal(got.weight_B, sent.weight_B)
 
 
 def pending(client: Any, group: str = "reader") -> int:

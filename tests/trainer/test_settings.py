@@ -16,6 +16,7 @@ from embertide.trainer.config import (
     PruneConfig,
     PublishBudget,
     RunConfig,
+    ScheduleConfig,
     TableConfig,
 )
 from embertide.trainer.errors import ConfigurationError
@@ -142,7 +143,11 @@ def test_a_name_that_cannot_be_allowed_is_refused(path: str, says: str) -> None:
 
 
 def test_every_setting_that_can_change_exists() -> None:
-    run = dataclasses.replace(RUN, publish_budget=PublishBudget(bytes_per_s=1))
+    run = dataclasses.replace(
+        RUN,
+        publish_budget=PublishBudget(bytes_per_s=1),
+        optimizer=OptimizerConfig(schedule=ScheduleConfig(name="step", steps=1)),
+    )
     for path in settings.ALLOWED | settings.FREE_TO_CHANGE:
         value: Any = run
         for name in path.split("."):

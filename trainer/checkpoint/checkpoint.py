@@ -105,6 +105,7 @@ class Checkpoint:
     histories: list[HistoryState]  # by sequence, as of `done`
     plan: str = ""  # of the ranks, as plan.text has it
     load: list[list[int]] = dataclasses.field(default_factory=list)  # plan.balanced's
+    heads: tuple[dict[str, Any], dict[str, NDArray[Any]]] = ({}, {})  # Heads.state
     monitor: tuple[dict[str, Any], dict[str, NDArray[Any]]] = ({}, {})  # Monitor.state
 
 
@@ -213,7 +214,8 @@ class CheckpointWriter:
             stream |= {f"users{place}": history.user_U, f"items{place}": history.items_UL}
         self._write(_STREAM, safetensors.numpy.save(stream))
         figures, arrays = checkpoint.prequential.state()
-        self._write(_SCORES, safetensors.numpy.save(arrays))
+        of_heads, more = checkpoint.heads
+        self._write(_SCORES, safetensors.numpy.save(arrays | more))
         numbers, arrays = checkpoint.monitor
         self._write(_MONITOR, safetensors.numpy.save(arrays))
         body = {
@@ -225,6 +227,7 @@ class CheckpointWriter:
             "ranks": self._channel.size,
             "forgotten": [history.forgotten for history in checkpoint.histories],
             "prequential": figures,
+            "heads": of_heads,
             "monitor": numbers,
             "manifest_sha256": _hash(manifest.encode()),
             "files": self._files,
@@ -258,6 +261,7 @@ class SavedCheckpoint:
         self._check_snapshot(body["manifest_sha256"])
         tensors = safetensors.torch.load(self._read(_DENSE))
         stream = safetensors.numpy.load(self._read(_STREAM))
+        scores = safetensors.numpy.load(self._read(_SCORES))
         self.checkpoint = Checkpoint(
             version=version,
             **{name: body[name] for name in _PLAIN},
@@ -279,9 +283,8 @@ class SavedCheckpoint:
                 )
                 for place, forgotten in enumerate(body["forgotten"])
             ],
-            prequential=Prequential.from_state(
-                body["prequential"], safetensors.numpy.load(self._read(_SCORES))
-            ),
+            prequential=Prequential.from_state(body["prequential"], scores),
+            heads=(body.get("heads", {}), scores),
             # Older builds did not have it.
             monitor=(body["monitor"], safetensors.numpy.load(self._read(_MONITOR)))
             if "monitor" in body

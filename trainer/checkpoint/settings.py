@@ -20,7 +20,7 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from embertide.trainer.config import BEFORE, OptimizerConfig, PruneConfig, RunConfig
+from embertide.trainer.config import BEFORE, OptimizerConfig, PruneConfig, RunConfig, ScheduleConfig
 from embertide.trainer.errors import ConfigurationError
 
 FREE_TO_CHANGE = frozenset(
@@ -46,6 +46,8 @@ FREE_TO_CHANGE = frozenset(
 ALLOWED = frozenset(
     {
         "batch_size",
+        "loss",
+        "net_parts",
         "net_device",
         "net_dtype",
         "threads",
@@ -56,6 +58,7 @@ ALLOWED = frozenset(
         "publish_budget.bytes_per_s",
         "publish_budget.max_age_versions",
         *(f"optimizer.{field.name}" for field in dataclasses.fields(OptimizerConfig)),
+        *(f"optimizer.schedule.{field.name}" for field in dataclasses.fields(ScheduleConfig)),
         *(f"prune.{field.name}" for field in dataclasses.fields(PruneConfig)),
     }
 ) - {"optimizer.name", "prune.tables", "prune.waiting_bytes"}

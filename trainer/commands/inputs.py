@@ -129,6 +129,13 @@ def check_model(model: ModelConfig, source: EventSource) -> None:
                 f"model {model.name!r} has the {what} {', '.join(wanted) or 'none'}; the events "
                 f"have {', '.join(names) or 'none'}: give both the same, in the same order"
             )
+    labels = [source.schema.label, *source.schema.more_labels]
+    heads = [head.name for head in model.heads] or labels[:1]
+    if heads != labels:
+        raise ConfigurationError(
+            f"model {model.name!r} has heads {', '.join(heads)}; the events have labels "
+            f"{', '.join(labels)}: give both the same, in the same order"
+        )
     for column, feature in zip(source.schema.features, model.event_features, strict=True):
         found = "weighed" if column.weights else "list" if column.is_list else "one"
         if feature.keys != found:

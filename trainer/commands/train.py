@@ -307,6 +307,9 @@ def command(
                 day: each.as_json() for day, each in monitor.held.daily_summaries().items()
             },
             "slices": monitor.slices(),
+            "auc_by_head_and_day": {
+                name: each.daily() for name, each in trainer.state.heads.by_name.items()
+            },
             "forgotten_users": {
                 each.config.name: each.forgotten for each in trainer.state.histories
             },

@@ -16,9 +16,10 @@ from embertide.trainer.config.learning import (
     Optimizer,
     OptimizerConfig,
     PruneConfig,
+    ScheduleConfig,
     Utility,
 )
-from embertide.trainer.config.model import NETS, ModelConfig
+from embertide.trainer.config.model import NETS, HeadConfig, ModelConfig
 from embertide.trainer.config.run import (
     Codec,
     Codecs,
@@ -55,6 +56,7 @@ __all__ = [
     "EvalConfig",
     "FeatureConfig",
     "FeatureKeys",
+    "HeadConfig",
     "ModelConfig",
     "NetDevice",
     "NetDtype",
@@ -65,6 +67,7 @@ __all__ = [
     "PublishBudget",
     "RowDtype",
     "RunConfig",
+    "ScheduleConfig",
     "SequenceConfig",
     "TableConfig",
     "Utility",

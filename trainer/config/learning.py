@@ -2,13 +2,65 @@
 
 import dataclasses
 import math
-from typing import Literal, get_args
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+from embertide.trainer.config.model import check_plain
 
 Optimizer = Literal["rowwise_adagrad", "adagrad", "sgd", "rowwise_adam"]  # of rows
 Utility = Literal["fisher", "squares", "norms", "accesses"]  # of rows and their chunks
 
+SCHEDULES = ("warmup_cosine", "step")
+"""Those of ours."""
+
 BEFORE = "before"
 """In a field's metadata: the value that means what runs did before the setting existed."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ScheduleConfig:
+    """How the dense net's learning rate changes from step to step.
+
+    Attributes:
+        name: "warmup_cosine": a linear rise over `warmup_steps`, then half a cosine down to
+            `factor` at `steps`, where it stays. "step": times `factor` after every `steps`. Or a
+            class like those of torch.optim.lr_scheduler, as
+            "torch.optim.lr_scheduler:ExponentialLR".
+        warmup_steps: Steps of the rise.
+        steps: See `name`; a step is a batch that was learned.
+        factor: A share of `dense_learning_rate`.
+        arguments: What a class is called with beside the optimizer. Its rates are shares of
+            `dense_learning_rate`: the optimizer that it gets has a rate of 1.
+    """
+
+    name: str
+    warmup_steps: int = 0
+    steps: int = 0
+    factor: float = 0.0
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse what says no rate."""
+        if self.name not in SCHEDULES and ":" not in self.name:
+            raise ValueError(
+                f"schedule {self.name!r}; use one of {', '.join(SCHEDULES)}, or a class as"
+                " torch.optim.lr_scheduler:ExponentialLR"
+            )
+        check_plain(f"schedule {self.name!r}: arguments", self.arguments)
+        if self.name not in SCHEDULES:
+            return
+        if self.arguments:
+            raise ValueError(f"schedule {self.name!r} takes no arguments; it has settings")
+        least = self.warmup_steps + 1
+        if self.warmup_steps < 0 or self.steps < least:
+            raise ValueError(
+                f"schedule {self.name!r}: warmup_steps is {self.warmup_steps}, steps {self.steps};"
+                " give 0 or more, and more than that"
+            )
+        if not 0 <= self.factor <= 1:
+            raise ValueError(
+                f"schedule {self.name!r}: factor is {self.factor}; give a share, from 0 to 1"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,6 +75,7 @@ class OptimizerConfig:
             or "rowwise_adam". A checkpoint of one is refused by another.
         sparse_learning_rate: Of rows.
         dense_learning_rate: Of the dense net's Adam.
+        schedule: How that rate changes while the net learns; None: it stays.
         epsilon: Added to roots; more than 0, or a gradient of zeros is divided by it.
         initial_accumulator: Of both Adagrads: where a new row's sum of squares begins. More makes
             its first steps smaller; with 0 the first is as long as the rate.
@@ -35,6 +88,7 @@ class OptimizerConfig:
     name: Optimizer = "rowwise_adagrad"
     sparse_learning_rate: float = 0.1
     dense_learning_rate: float = 0.002
+    schedule: ScheduleConfig | None = None
     epsilon: float = 1e-8
     initial_accumulator: float = 0.0
     beta1: float = 0.9

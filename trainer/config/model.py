@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,38 @@ from embertide.trainer.config.tables import (
 
 NETS = ("dlrm", "dcn_v2", "deepfm", "history")
 """Those of ours."""
+
+
+def check_plain(what: str, arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments that a checkpoint cannot keep as JSON."""
+    try:
+        same = json.loads(json.dumps(arguments)) == arguments
+    except (TypeError, ValueError):
+        same = False
+    if not same:
+        raise ValueError(
+            f"{what} is {arguments!r}; give a dict of names to numbers, texts, lists and dicts,"
+            " which a checkpoint can keep"
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class HeadConfig:
+    """One of several tasks that a net learns together.
+
+    Attributes:
+        name: The column of its label, 0 or 1. A null in that of any head but the first is
+            unknown, and this head does not learn from the event.
+        weight: What its loss counts in the sum of all.
+    """
+
+    name: str
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse what does not count."""
+        if not 0 < self.weight < math.inf:
+            raise ValueError(f"head {self.name!r}: weight is {self.weight}; give more than 0")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +63,8 @@ class ModelConfig:
             "package.module:Class", of the run's file as "run_file:Class" (docs/training.md).
         net_arguments: What your class is called with beside the model: names and plain data, as
             JSON has it.
+        heads: Tasks, for each of which the net gives a logit: the events' labels, in their order.
+            None named: one, of the events' label. Nodes serve the score of the first.
         bottom_mlp: Hidden widths of the MLP over DENSE; its last layer has the embeddings' dim.
         top_mlp: Hidden widths of the MLP that gives the score; of DeepFM, the deep part.
         top_sees_embeddings: DLRM: whether the top MLP gets the embeddings beside their dot
@@ -47,6 +82,7 @@ class ModelConfig:
     dense: tuple[DenseConfig, ...] = ()
     net: str = "dlrm"
     net_arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    heads: tuple[HeadConfig, ...] = ()
     bottom_mlp: tuple[int, ...] = ()
     top_mlp: tuple[int, ...] = (128, 64)
     top_sees_embeddings: bool = True
@@ -95,6 +131,7 @@ class ModelConfig:
                 )
         self._check_counters()
         self._check_net()
+        self._check_heads()
 
     def _check_crosses(self) -> None:
         one = {feature.name for feature in self.event_features if feature.keys == "one"}
@@ -151,20 +188,27 @@ class ModelConfig:
             raise ValueError(
                 f"model {self.name!r}: net {self.net!r} takes no net_arguments; it has settings"
             )
-        try:
-            same = json.loads(json.dumps(self.net_arguments)) == self.net_arguments
-        except (TypeError, ValueError):
-            same = False
-        if not same:
+        check_plain(f"model {self.name!r}: net_arguments", self.net_arguments)
+
+    def _check_heads(self) -> None:
+        names = [head.name for head in self.heads]
+        if len(set(names)) < len(names):
+            raise ValueError(f"model {self.name!r}: heads repeat in {names}")
+        if len(names) > 1 and self.net == "deepfm":
             raise ValueError(
-                f"model {self.name!r}: net_arguments is {self.net_arguments!r}; give a dict of"
-                " names to numbers, texts, lists and dicts, which a checkpoint can keep"
+                f"model {self.name!r}: net 'deepfm' has one output, for {len(names)} heads; use"
+                " another net, or one of your own"
             )
 
     @property
     def is_own_net(self) -> bool:
         """Whether the net is a class of the user's."""
         return self.net not in NETS
+
+    @property
+    def outputs(self) -> int:
+        """Logits that the net gives a sample."""
+        return max(len(self.heads), 1)
 
     def table_index(self, name: str) -> int:
         """Return the position of a table, which is also its id."""

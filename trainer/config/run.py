@@ -69,6 +69,10 @@ class RunConfig:
         seed: Of the net and of new rows.
         batch_size: Events of a step, at least: a group of one time is never split. Small batches
             learn more from each event, large ones go faster.
+        loss: "bce", the cross entropy of logits; or a function of your own, "package.module:name"
+            (docs/training.md).
+        net_parts: A batch goes through the net in so many parts, whose gradients add up before the
+            one step: a large batch then takes the memory of a part.
         net_dtype: What the dense net multiplies in while it learns: "fp32", or "bf16", which is
             faster where the CPU has AMX. Weights, rows, and all that is served stay fp32.
         net_device: Where the dense net learns: "cpu", "cuda", or "auto", a GPU where torch has one.
@@ -109,6 +113,8 @@ class RunConfig:
     prune: PruneConfig | None = None
     seed: int = 1
     batch_size: int = 256
+    loss: str = "bce"
+    net_parts: int = 1
     net_dtype: NetDtype = "fp32"
     net_device: NetDevice = "auto"
     threads: int = 1
@@ -140,9 +146,14 @@ class RunConfig:
             "warmup_events",
             "most_set_aside",
             "bus_bytes",
+            "net_parts",
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.loss != "bce" and ":" not in self.loss:
+            raise ValueError(
+                f"loss is {self.loss!r}; use 'bce', or a function of yours as package.module:name"
+            )
         if self.net_dtype not in get_args(NetDtype):
             raise ValueError(f"net_dtype is {self.net_dtype!r}; use one of {get_args(NetDtype)}")
         if self.net_device not in get_args(NetDevice):

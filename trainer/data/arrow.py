@@ -56,6 +56,8 @@ def type_fault(schema: EventSchema, name: str, kind: pa.DataType) -> str | None:
         return f"key column {name!r} is {kind}; cast it to int64 or to a string"
     if name in schema.dense and not number:
         return f"dense column {name!r} is {kind}; cast it to a number"
+    if name in schema.target_columns and not number:
+        return f"column {name!r} is {kind}; cast it to a number"
     if name == schema.label and not number:
         return f"label column {name!r} is {kind}; cast it to int8, 0 or 1"
     if name == schema.ts and not (number or pa.types.is_timestamp(kind)):

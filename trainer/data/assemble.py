@@ -252,6 +252,8 @@ class Assembler:
             self._dead.add(event_R, "malformed line", text_R)
         sieve = _Sieve(chunk.event_N, self._dead)
         label_N = self._label(columns[schema.label], sieve)
+        if schema.target_columns:
+            label_N = np.column_stack((label_N, *self._targets(columns, sieve)))
         dense_ND = self._dense(chunk, sieve)
         for name in schema.key_columns:
             sieve.reject(columns[name].bad_N, f"key {name} is not an integer", columns[name])
@@ -280,6 +282,32 @@ class Assembler:
         )
         with np.errstate(over="ignore", invalid="ignore"):
             return column.values.astype(np.float32)
+
+    def _targets(
+        self, columns: Mapping[str, Column], sieve: _Sieve
+    ) -> Iterator[NDArray[np.float32]]:
+        """Yield further labels, NaN where one is unknown, then weights, which are 1 without any."""
+        for name in self._schema.more_labels:
+            value_N = _floats(columns[name])
+            null_N = columns[name].null_N
+            good_N = (value_N == 0) | (value_N == 1)
+            if null_N is not None:
+                value_N[null_N] = np.nan
+                good_N |= null_N
+            sieve.reject(columns[name].bad_N, f"label {name} is not 0 or 1", columns[name])
+            sieve.reject(~good_N, f"label {name} is not 0 or 1", columns[name])
+            yield value_N
+        if self._schema.weight is None:
+            yield np.ones(len(sieve.keep_N), np.float32)
+            return
+        column = columns[self._schema.weight]
+        value_N = _floats(column)
+        fault_N = ~(np.isfinite(value_N) & (value_N >= 0))
+        for each_N in (column.null_N, column.bad_N):
+            fault_N = fault_N if each_N is None else fault_N | each_N
+        name = self._schema.weight
+        sieve.reject(fault_N, f"weight {name} is not a number of 0 or more", column)
+        yield value_N
 
     def _dense(self, chunk: Chunk, sieve: _Sieve) -> NDArray[np.float32]:
         names = self._schema.dense

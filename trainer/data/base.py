@@ -114,6 +114,8 @@ class EventSchema:
     Attributes:
         features: The sparse features, in the order of `Batch.keys_BF`.
         label: Column of the label, 0 or 1.
+        more_labels: Columns of further labels, 0 or 1, for a model of several heads; null: unknown.
+        weight: Column of what each event counts in the loss, 0 or more; None: 1 each.
         dense: Dense columns, in the order of `Batch.dense_BD`.
         ts: Column of the event's time; None counts the event index as milliseconds.
         ts_unit_ms: Milliseconds in one unit of a numeric `ts`. A timestamp type carries its own.
@@ -124,6 +126,8 @@ class EventSchema:
 
     features: tuple[FeatureColumn, ...]
     label: str
+    more_labels: tuple[str, ...] = ()
+    weight: str | None = None
     dense: tuple[str, ...] = ()
     ts: str | None = None
     ts_unit_ms: int = 1000
@@ -148,7 +152,11 @@ class EventSchema:
                     f"not {feature.column!r}; name that one"
                 )
         times = () if self.ts is None else (self.ts,)
-        uses = Counter({*times, *self.key_columns, *self.dense, self.label})
+        targets = self.target_columns
+        for column in targets:
+            if targets.count(column) > 1 or column == self.label:
+                raise ValueError(f"label or weight {column!r} repeats; give each a column")
+        uses = Counter({*times, *self.key_columns, *self.dense, self.label, *targets})
         uses.update((*self.list_columns, *self.weight_columns))
         for column in (*self.list_columns, *self.weight_columns):
             if uses[column] > 1:
@@ -178,7 +186,13 @@ class EventSchema:
         """Every column that is read, each once."""
         times = () if self.ts is None else (self.ts,)
         lists = (*self.list_columns, *self.weight_columns)
-        return tuple(dict.fromkeys((*times, *self.key_columns, *lists, *self.dense, self.label)))
+        values = (*self.key_columns, *lists, *self.dense, self.label, *self.target_columns)
+        return tuple(dict.fromkeys((*times, *values)))
+
+    @property
+    def target_columns(self) -> tuple[str, ...]:
+        """Columns of further labels, and of weights."""
+        return (*self.more_labels, *(() if self.weight is None else (self.weight,)))
 
 
 def globo_schema() -> EventSchema:
@@ -223,6 +237,7 @@ class Batch:
         dense_BD: Dense values as they were read; NaN: missing, which is null or NaN.
         label_B: 0.0 or 1.0.
         weight_B: What each event counts in the loss, which stays divided by B; None: 1.
+        more_labels_BL: The schema's further labels, 0.0 or 1.0; NaN: unknown. None: it has none.
         lists: The bags of the features that are lists, by their column of `keys_BF`.
     """
 
@@ -234,6 +249,7 @@ class Batch:
     dense_BD: NDArray[np.float32]
     label_B: NDArray[np.float32]
     weight_B: NDArray[np.float32] | None = None
+    more_labels_BL: NDArray[np.float32] | None = None
     lists: Mapping[int, Bags] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -245,7 +261,19 @@ class Batch:
         """Bytes of the arrays."""
         arrays = (self.event_B, self.ts_ms_B, self.keys_BF, self.dense_BD, self.label_B)
         lists = sum(bags.nbytes for bags in self.lists.values())
+        beside = (self.weight_B, self.more_labels_BL)
+        lists += sum(array.nbytes for array in beside if array is not None)
         return sum(array.nbytes for array in arrays) + lists
+
+    def labels(self, heads: int) -> NDArray[np.float32]:
+        """Return label_B, or of several heads labels_BH.
+
+        Requires: the schema has as many labels.
+        """
+        if heads == 1:
+            return self.label_B
+        assert self.more_labels_BL is not None
+        return np.column_stack((self.label_B, self.more_labels_BL))
 
     def bags(self) -> list[Bags]:
         """One `Bags` a column of `keys_BF`: of one key an event, but where it is a list.

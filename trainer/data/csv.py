@@ -142,7 +142,8 @@ class TextSource(ChunkedSource):
 
     def _find_kinds(self) -> dict[str, Kind]:
         schema = self.schema
-        numbers = {*schema.dense, schema.label, schema.ts, *schema.weight_columns}
+        numbers = {*schema.dense, schema.label, schema.ts, *schema.target_columns}
+        numbers |= {*schema.weight_columns}
         kinds: dict[str, Kind] = {name: "float" for name in schema.columns if name in numbers}
         guessed: list[str] = []
         for name in (*schema.key_columns, *schema.list_columns):

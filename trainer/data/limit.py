@@ -53,6 +53,12 @@ class FirstEvents(DerivedSource):
             return
 
 
+def _cut(
+    labels_BL: NDArray[np.float32] | None, rows: slice | NDArray[np.bool_]
+) -> NDArray[np.float32] | None:
+    return None if labels_BL is None else labels_BL[rows]
+
+
 def take(batch: Batch, begin: int, end: int) -> Batch:
     """Return rows `begin` to `end` of a batch. Requires: no group of equal ts is cut."""
     return dataclasses.replace(
@@ -65,6 +71,7 @@ def take(batch: Batch, begin: int, end: int) -> Batch:
         dense_BD=batch.dense_BD[begin:end],
         label_B=batch.label_B[begin:end],
         weight_B=None if batch.weight_B is None else batch.weight_B[begin:end],
+        more_labels_BL=_cut(batch.more_labels_BL, slice(begin, end)),
         lists={f: bags.cut(begin, end) for f, bags in batch.lists.items()},
     )
 
@@ -79,6 +86,7 @@ def where(batch: Batch, keep_B: NDArray[np.bool_]) -> Batch:
         dense_BD=batch.dense_BD[keep_B],
         label_B=batch.label_B[keep_B],
         weight_B=None if batch.weight_B is None else batch.weight_B[keep_B],
+        more_labels_BL=_cut(batch.more_labels_BL, keep_B),
         lists={f: bags.where(keep_B) for f, bags in batch.lists.items()},
     )
 

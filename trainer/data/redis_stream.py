@@ -446,7 +446,12 @@ class EventSender:
         """
         lists = (*schema.list_columns, *schema.weight_columns)
         if len(schema.columns) != (
-            len(schema.key_columns) + len(lists) + len(schema.dense) + 1 + (schema.ts is not None)
+            len(schema.key_columns)
+            + len(lists)
+            + len(schema.dense)
+            + len(schema.target_columns)
+            + 1
+            + (schema.ts is not None)
         ):
             raise ConfigurationError(
                 "these events cannot be sent: a column has two uses; give a schema with a use a "
@@ -526,6 +531,11 @@ def _encode(schema: EventSchema, batch: Batch) -> bytes:
             columns[feature.weights] = pa.ListArray.from_arrays(offsets_B1, bags.weights_N)
     columns |= {name: batch.dense_BD[:, d] for d, name in enumerate(schema.dense)}
     columns[schema.label] = batch.label_B.astype(np.int8)
+    for place, name in enumerate(schema.more_labels):
+        assert batch.more_labels_BL is not None
+        columns[name] = pa.array(batch.more_labels_BL[:, place], from_pandas=True)
+    if schema.weight is not None:
+        columns[schema.weight] = batch.weight_B
     if schema.ts is not None:
         columns[schema.ts] = pa.array(batch.ts_ms_B.view("M8[ms]"))
     table = pa.table(columns)

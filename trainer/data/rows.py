@@ -17,7 +17,10 @@ from embertide.trainer.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Accepted rows: the arrays of `Batch`, in its order, and its lists."""
+    """Accepted rows: the arrays of `Batch`, in its order, and its lists.
+
+    Of a schema with further labels or weights, the labels have columns: the label, those, weights.
+    """
 
     arrays: tuple[NDArray[Any], ...]
     lists: Mapping[int, Bags]
@@ -59,6 +62,12 @@ class Rows:
     def batch(self, next_offset: int) -> Batch:
         """Return all of them as a batch."""
         event_B, ts_ms_B, keys_BF, dense_BD, label_B = self.arrays
+        more: dict[str, NDArray[np.float32]] = {}
+        if label_B.ndim > 1:
+            label_BL, label_B = label_B, np.ascontiguousarray(label_B[:, 0])
+            more = {"weight_B": np.ascontiguousarray(label_BL[:, -1])}
+            if label_BL.shape[1] > 2:
+                more["more_labels_BL"] = label_BL[:, 1:-1]
         return Batch(
             first=int(event_B[0]),
             next_offset=next_offset,
@@ -68,6 +77,7 @@ class Rows:
             dense_BD=dense_BD,
             label_B=label_B,
             lists=self.lists,
+            **more,
         )
 
 

@@ -22,6 +22,7 @@ from embertide.trainer.embedding.bags import Bags
 from embertide.trainer.sync.channel import Channel, RankError, error_of
 
 _ARRAYS = ("event_B", "ts_ms_B", "keys_BF", "dense_BD", "label_B")
+_BESIDE = ("weight_B", "more_labels_BL")  # which a batch may lack
 _END = b"\0end"
 _STILL = b"\0still"  # there are no events now; others would else give up waiting
 _STILL_EVERY_S = 30.0
@@ -36,7 +37,10 @@ def packed(batch: Batch) -> bytes:
         lists.append([f, bags.weights_N is not None])
         arrays += (bags.keys_N, bags.offsets_B1)
         arrays += () if bags.weights_N is None else (bags.weights_N,)
+    beside = [name for name in _BESIDE if getattr(batch, name) is not None]
+    arrays += [getattr(batch, name) for name in beside]
     header = {
+        "beside": beside,
         "first": batch.first,
         "next_offset": batch.next_offset,
         "lists": lists,
@@ -64,6 +68,7 @@ def unpacked(data: bytes | bytearray) -> Batch:
         for f, weighed in header["lists"]
     }
     named = dict(zip(_ARRAYS, arrays, strict=False))
+    named |= {name: next(rest) for name in header["beside"]}
     return Batch(first=header["first"], next_offset=header["next_offset"], lists=lists, **named)
 
 

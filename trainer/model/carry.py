@@ -84,9 +84,9 @@ def carry_optimizer(
         optimizer: Of `net`, before its first step.
     """
     old_axes, axes = axes_of(old_net), axes_of(net)
-    places = {name: i for i, (name, _) in enumerate(old_net.named_parameters())}
+    places = {name: i for i, (name, _) in enumerate(_learned(old_net))}
     carried: dict[int, dict[str, Any]] = {}
-    for i, (name, parameter) in enumerate(net.named_parameters()):
+    for i, (name, parameter) in enumerate(_learned(net)):
         held = state["state"].get(places.get(name))
         if held is None:
             continue
@@ -98,6 +98,11 @@ def carry_optimizer(
         if all(value is not None for value in entry.values()):
             carried[i] = entry
     return {"state": carried, "param_groups": optimizer.state_dict()["param_groups"]}
+
+
+def _learned(net: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Return the parameters that the optimizer has, in its order."""
+    return [each for each in net.named_parameters() if each[1].requires_grad]
 
 
 def _moment(

@@ -30,7 +30,7 @@ class DcnV2(VectorNet):
         width = self.vectors * self.dim
         matrices = (_matrix(width, config.cross_rank) for _ in range(config.cross_layers))
         self.cross = nn.ModuleList(matrices)
-        self.top = mlp((width, *config.top_mlp, 1), last_relu=False)
+        self.top = mlp((width, *config.top_mlp, config.outputs), last_relu=False)
 
     def axes(self) -> dict[str, tuple[list[str] | None, ...]]:
         """Name the positions of the tensors that depend on columns, as carry.py takes them."""
@@ -47,7 +47,7 @@ class DcnV2(VectorNet):
         return named
 
     def forward(self, dense_BD: Tensor, embeddings_BE: Tensor) -> Tensor:
-        """Return logits_B."""
+        """Return logits_B, or logits_BH of several heads."""
         x0_Bn = x_Bn = self.inputs(dense_BD, embeddings_BE).flatten(1)
         for matrix in self.cross:
             x_Bn = x0_Bn * matrix(x_Bn) + x_Bn

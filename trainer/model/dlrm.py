@@ -27,7 +27,7 @@ class Dlrm(VectorNet):
         # The bottom MLP's output comes first among the vectors.
         seen = self.vectors if config.top_sees_embeddings else self.vectors - len(config.features)
         self.seen_width = seen * self.dim
-        self.top = mlp((pairs + self.seen_width, *config.top_mlp, 1), last_relu=False)
+        self.top = mlp((pairs + self.seen_width, *config.top_mlp, config.outputs), last_relu=False)
 
     def axes(self) -> dict[str, tuple[list[str] | None, ...]]:
         """Name the positions of the tensors that depend on columns, as carry.py takes them."""
@@ -39,7 +39,7 @@ class Dlrm(VectorNet):
         return {**super().axes(), "top.0.weight": (None, [*seen, *pairs])}
 
     def forward(self, dense_BD: Tensor, embeddings_BE: Tensor) -> Tensor:
-        """Return logits_B."""
+        """Return logits_B, or logits_BH of several heads."""
         x_BFd = self.inputs(dense_BD, embeddings_BE)
         dots = torch.bmm(x_BFd, x_BFd.transpose(1, 2)).flatten(1)
         assert isinstance(self.pairs, Tensor)
@@ -49,13 +49,15 @@ class Dlrm(VectorNet):
 
 
 class Probability(nn.Module):
-    """A net of logits as one of scores: what is served."""
+    """A net of logits as one of scores: what is served; of several heads, the first."""
 
-    def __init__(self, net: nn.Module) -> None:
+    def __init__(self, net: nn.Module, outputs: int = 1) -> None:
         """Wrap `net`, sharing its parameters."""
         super().__init__()
         self.net = net
+        self.outputs = outputs
 
     def forward(self, dense_BD: Tensor, embeddings_BE: Tensor) -> Tensor:
         """Return scores_B in (0, 1)."""
-        return torch.sigmoid(self.net(dense_BD, embeddings_BE))
+        logits: Tensor = self.net(dense_BD, embeddings_BE)
+        return torch.sigmoid(logits if self.outputs == 1 else logits[:, 0])

@@ -90,7 +90,7 @@ class HistoryNet(nn.Module):
         return named | {f"columns.{name}": axes for name, axes in self.columns.axes().items()}
 
     def forward(self, dense_BD: Tensor, embeddings_BE: Tensor) -> Tensor:
-        """Return logits_B."""
+        """Return logits_B, or logits_BH of several heads."""
         dense_BD, embeddings_BE = self.columns(dense_BD, embeddings_BE)
         # Not by len(embeddings_BE): the exported program takes batches of any size.
         columns = self.features + sum(self.lengths)
@@ -103,5 +103,5 @@ class HistoryNet(nn.Module):
             vectors.append(attention(x_BFd[:, self.targets[i]], items_BLd, length_B))
             begin += self.lengths[i]
         assert isinstance(self.share, Tensor)
-        logits_B: Tensor = self.dlrm(dense_BD * self.share, torch.cat(vectors, dim=1))
-        return logits_B
+        logits: Tensor = self.dlrm(dense_BD * self.share, torch.cat(vectors, dim=1))
+        return logits

@@ -48,7 +48,7 @@ def own_net(config: ModelConfig) -> nn.Module:
         raise ConfigurationError(f"{name} gives a {type(net).__name__}; it must be an nn.Module")
     try:
         with evaluating(net):
-            check_module(net, _shape(config), hint=_hint(config))
+            check_module(net, _shape(config), outputs=config.outputs, hint=_hint(config))
         _check_tensors(net)
         _check_learning(net, _shape(config))
     except ExportError as error:

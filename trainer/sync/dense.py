@@ -18,7 +18,13 @@ _TOGETHER = 1 << 20
 
 
 class DenseSync(Protocol):
-    """Brings the gradients of all ranks together, step by step. Used by one thread."""
+    """Brings the gradients of all ranks together, step by step. Used by one thread.
+
+    Attributes:
+        holds: Whether another backward pass follows whose gradients add to those of this one.
+    """
+
+    holds: bool
 
     def finish(self, beside: Tensor) -> "Callable[[], Tensor]":
         """Begin what backward did not begin of a step's sums, and add up `beside` with them.
@@ -47,6 +53,7 @@ class AllReduce:
 
     def __init__(self, parameters: Sequence[nn.Parameter], channel: Channel) -> None:
         """Watch the gradients of a net, on a channel of the training thread."""
+        self.holds = False
         self._channel = channel
         self._groups: list[_Together] = []
         self._device = parameters[0].device if parameters else torch.device("cpu")
@@ -67,6 +74,8 @@ class AllReduce:
 
     def _made_hook(self, group: _Together) -> Callable[[Tensor], None]:
         def made(_: Tensor) -> None:
+            if self.holds:
+                return
             group.missing -= 1
             while self._begun < len(self._groups) - 1 and not self._groups[self._begun].missing:
                 self._begin(self._groups[self._begun])

@@ -8,6 +8,8 @@ from embertide.trainer.errors import ConfigurationError, TrainerError
 from embertide.trainer.model.layers import Columns
 from embertide.trainer.sync.ranks import Ranks
 
+_NORM = nn.modules.batchnorm._NormBase
+
 
 class Statistics:
     """The buffers of a net of one's own, as BatchNorm's: what a net learns without a gradient.
@@ -22,26 +24,20 @@ class Statistics:
         Raises:
             ConfigurationError: Of many ranks, one counts the batches of a rank.
         """
-        norm = nn.modules.batchnorm._NormBase
         for name, module in net.named_modules():
-            if ranks.size > 1 and isinstance(module, norm) and module.momentum is None:
+            if ranks.size > 1 and isinstance(module, _NORM) and module.momentum is None:
                 raise ConfigurationError(
                     f"{name} has momentum=None, which counts batches, and ranks differ in theirs:"
                     " give a momentum, or train with one rank"
                 )
-        found = {
-            id(buffer): buffer
-            for module in net.modules()
-            if not isinstance(module, Columns)
-            for buffer in module.buffers(recurse=False)
-        }
-        self._all = list(found.values())
-        self._fixed = [
-            (f"{name}.{key}" if name else key, buffer, buffer.clone())
+        # By place: a net may put another tensor into its buffer.
+        self._places = {
+            f"{name}.{key}" if name else key: (module, key)
             for name, module in net.named_modules()
-            for key, buffer in module.named_buffers(recurse=False)
-            if not (buffer.is_floating_point() or isinstance(module, norm))
-        ]
+            if not isinstance(module, Columns)
+            for key, _ in module.named_buffers(recurse=False)
+        }
+        self._compiled: dict[str, Tensor] | None = None
         self.keep()
 
     def check(self) -> None:
@@ -50,8 +46,15 @@ class Statistics:
         Raises:
             TrainerError: A buffer of integers has changed.
         """
-        for name, buffer, first in self._fixed:
-            if not torch.equal(buffer, first):
+        integers = {
+            name: module.get_buffer(key)
+            for name, (module, key) in self._places.items()
+            if not module.get_buffer(key).is_floating_point() and not isinstance(module, _NORM)
+        }
+        if self._compiled is None:  # before anything is learned
+            self._compiled = {name: buffer.clone() for name, buffer in integers.items()}
+        for name, buffer in integers.items():
+            if not torch.equal(buffer, self._compiled[name]):
                 raise TrainerError(
                     f"buffer {name} of the net has changed, and versions carry fp32 buffers alone:"
                     " make it one, or leave it as it was at the start"
@@ -59,20 +62,23 @@ class Statistics:
 
     def keep(self) -> None:
         """Remember them as they are before a step."""
-        self._kept = [each.clone() for each in self._all]
+        self._kept = [each.clone() for each in self._all()]
 
     def restore(self) -> None:
         """Bring back what they were; no step was taken."""
-        for buffer, kept in zip(self._all, self._kept, strict=True):
+        for buffer, kept in zip(self._all(), self._kept, strict=True):
             buffer.copy_(kept)
 
     def are_finite(self) -> bool:
         """Whether all of them are finite numbers."""
         return all(bool(torch.isfinite(each).all()) for _, each in self._floats())
 
+    def _all(self) -> list[Tensor]:
+        return [module.get_buffer(key) for module, key in self._places.values()]
+
     def _floats(self) -> list[tuple[Tensor, Tensor]]:
         """Return those that are no integers: as they were kept, and as they are."""
-        both = zip(self._kept, self._all, strict=True)
+        both = zip(self._kept, self._all(), strict=True)
         return [(kept, each) for kept, each in both if each.is_floating_point()]
 
     def changes(self) -> Tensor:
