@@ -6,6 +6,7 @@ from embertide.trainer.commands import (
     cache_sim,
     capacity,
     describe,
+    evaluate,
     export_dense,
     guard,
     import_model,
@@ -36,6 +37,7 @@ app.command("send-events")(send.command)
 app.command("guard")(guard.command)
 app.command("rollback")(rollback.command)
 app.command("replay")(replay.command)
+app.command("eval")(evaluate.command)
 app.command("verify")(verify.command)
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.history import History, HistoryState, extend
 from embertide.trainer.data.limit import FirstEvents, take
 from embertide.trainer.embedding.keys import buckets_of
+from embertide.trainer.eval.published import PublishedModel
 from embertide.trainer.loop import Trainer
 from embertide.trainer.presets import globo_crossed
 from embertide.trainer.publish.folder import Publication
@@ -70,6 +71,7 @@ class Site:
 
     pair: Pair
     histories: dict[int, HistoryState]
+    publication: Path
     clients: list[Client]
 
     def score(self, node: int, arrays: dict[str, NDArray[Any]], **more: Any) -> Any:
@@ -80,7 +82,7 @@ class Site:
 def site(server_options: triton.ServerOptions, tmp_path_factory: Any) -> Iterator[Site]:
     directory = tmp_path_factory.mktemp("made")
     publication = Publication(directory / "pub")
-    run = RunConfig(model=MODEL, batch_size=64, publish_every_s=EVERY_S)
+    run = RunConfig(model=MODEL, batch_size=64, publish_every_s=EVERY_S, keep_snapshots=9)
     histories: dict[int, HistoryState] = {}
     total = NEWS.total_events() or 0
     with contextlib.ExitStack() as stack:
@@ -113,7 +115,7 @@ def site(server_options: triton.ServerOptions, tmp_path_factory: Any) -> Iterato
             return all(metric(page, "embertide_version") >= newest for page in pages)
 
         wait_until(hold_newest, 20)
-        yield Site(pair, histories, clients)
+        yield Site(pair, histories, publication.path, clients)
         for client in clients:
             client.raw.close()
 
@@ -135,6 +137,18 @@ def output(result: Any, name: str) -> NDArray[Any]:
 
 def own(batch: Batch) -> NDArray[np.int64]:
     return np.ascontiguousarray(batch.keys_BF[:, :OWN])
+
+
+def test_a_version_evaluated_by_itself_gives_the_scores_of_a_node(site: Site) -> None:
+    batch = some_events()
+    events = dataclasses.replace(batch, keys_BF=own(batch))
+    scores = []
+    for version in site.histories:
+        model = PublishedModel.open(site.publication, version)
+        served = site.score(0, {"KEYS": own(batch)}, parameters={"version": version})
+        np.testing.assert_allclose(model.score(events), output(served, "SCORE"), rtol=0, atol=1e-6)
+        scores.append(model.score(events))
+    assert (np.abs(scores[-1] - scores[0]) > 1e-3).any()
 
 
 @pytest.mark.parametrize("node", [0, 1])

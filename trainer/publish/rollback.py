@@ -7,26 +7,22 @@ to that state from any of these versions, and a node may skip what lies between.
 import dataclasses
 import struct
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 
 import numpy as np
 
 from embertide import _store
 from embertide.trainer.errors import ConfigurationError
+from embertide.trainer.publish.chain import (
+    MissingVersionError,
+    Place,
+    VersionFiles,
+    read_records,
+)
 from embertide.trainer.publish.folder import PARTITIONS, Publication, VersionId
 from embertide.trainer.publish.promotion import Undone, maker
 from embertide.trainer.publish.publisher import Change, Publisher, promotion_record
-from embertide.trainer.publish.snapshot import (
-    TENSORS,
-    dense_id,
-    manifest_tables,
-    read_manifest,
-)
 from embertide.v1 import update_pb2
-
-Place = tuple[int, int]
-"""Table id and bucket."""
 
 
 class RollbackError(ConfigurationError):
@@ -48,7 +44,7 @@ class Restored:
 
 
 class _Target:
-    """The state of a version, from the newest snapshot that leads there and the deltas after it.
+    """The state of a version, and what came after it.
 
     Args:
         publication: Where it is.
@@ -65,16 +61,10 @@ class _Target:
         self._publication = publication
         self._deltas = set(publication.deltas())
         self.undone = self._walk(newest, number)
-        previous = self.undone[0].commit.previous
-        self.version = VersionId.of(previous)
-        self._chain = self._walk_to_snapshot()
-        base = VersionId.of(self._chain[0].commit.previous) if self._chain else self.version
-        self._snapshot = publication.snapshot_path(base)
-        self.manifest = read_manifest(self._snapshot)
-        self.tables = manifest_tables(self.manifest)
-        last = self._chain[-1].commit if self._chain else None
-        self.watermark_ms = last.watermark_ms if last else int(self.manifest["watermark_ms"])
-        self.dense_id = last.dense_id if last else str(self.manifest["dense_id"])
+        try:
+            self.files = VersionFiles(publication, VersionId.of(self.undone[0].commit.previous))
+        except MissingVersionError as error:
+            raise RollbackError(str(error)) from error
 
     def _commit(self, version: VersionId) -> update_pb2.CommitFile:
         if version not in self._deltas:
@@ -102,46 +92,12 @@ class _Target:
             )
         return chain[::-1]
 
-    def _walk_to_snapshot(self) -> list[update_pb2.CommitFile]:
-        snapshots = set(self._publication.snapshots())
-        chain: list[update_pb2.CommitFile] = []
-        at = self.version
-        while at not in snapshots:
-            if at not in self._deltas:
-                raise RollbackError(
-                    f"no snapshot that is kept leads to version {self.version.number}: name a "
-                    f"version from {min(snapshots).number} on"
-                )
-            chain.append(self._commit(at))
-            at = VersionId.of(chain[-1].commit.previous)
-        return chain[::-1]
-
     def dense(self) -> bytes:
         """Return the dense tensors, proved; empty for a model without."""
-        if not self.dense_id:
-            return b""
-        tensors = (self._snapshot / TENSORS).read_bytes()
-        for file in self._chain:
-            tensors = self._publication.read_dense(file.commit) or tensors
-        if dense_id(tensors) != self.dense_id:
-            raise RollbackError(
-                f"the dense tensors found for version {self.version.number} are not those that it "
-                "names: restore the publication's files"
-            )
-        return tensors
-
-    def _batches(
-        self, files: list[update_pb2.CommitFile], partition: int
-    ) -> dict[Place, list[bytes]]:
-        """Return what commits changed in the buckets of a partition, oldest first."""
-        records = defaultdict(list)
-        for file in files:
-            for each in file.partitions:
-                if each.partition == partition:
-                    version = VersionId.of(file.commit.version)
-                    for batch in self._publication.read_delta(version, each):
-                        records[batch.table_id, batch.bucket].append(batch.records)
-        return records
+        try:
+            return self.files.dense()
+        except MissingVersionError as error:
+            raise RollbackError(str(error)) from error
 
     def undo(self, partition: int) -> Iterator[tuple[Place, bytes, bytes]]:
         """Yield (place, records that restore it, its state) of each bucket that was touched.
@@ -151,23 +107,23 @@ class _Target:
         Raises:
             RollbackError: They differ.
         """
-        changed = self._batches(self.undone, partition)
-        before = self._batches(self._chain, partition)
-        for fields in self.manifest["buckets"]:
+        changed = read_records(self._publication, self.undone, partition)
+        before = read_records(self._publication, self.files.commits, partition)
+        for fields in self.files.manifest["buckets"]:
             info = _store.BucketFileInfo(**fields)
-            table = next(each for each in self.tables.values() if each.name == info.table)
+            table = next(each for each in self.files.tables.values() if each.name == info.table)
             place = (table.id, info.bucket)
             if place not in changed:
                 continue
             layout = table.layout
-            records = _store.read_bucket_file(str(self._snapshot), table, info)
+            records = _store.read_bucket_file(str(self.files.snapshot), table, info)
             state = _store.merge_records(layout, records, before.get(place, []))
             keys = [_store.record_keys(layout, each) for each in changed[place]]
             restoring = _store.restore_records(layout, state, np.unique(np.concatenate(keys)))
             if _store.merge_records(layout, state, [*changed[place], restoring]) != state:
                 raise RollbackError(
                     f"bucket {info.bucket} of table {info.table} would not become what it was at "
-                    f"version {self.version.number}: please report this"
+                    f"version {self.files.number}: please report this"
                 )
             yield place, restoring, state
 
@@ -187,7 +143,7 @@ def roll_back(publication: Publication, number: int, *, bus: str | None) -> Rest
     if not versions:
         raise RollbackError(f"{publication.path} holds no version")
     # What cannot be done is refused before the trainer is superseded.
-    manifest = _Target(publication, versions[-1], number).manifest
+    manifest = _Target(publication, versions[-1], number).files.manifest
     publisher = Publisher(
         publication,
         bus=bus,
@@ -208,11 +164,11 @@ def roll_back(publication: Publication, number: int, *, bus: str | None) -> Rest
                 header = struct.pack("<IIIQ", checksum, table, bucket, len(state))
                 checksum = _store.crc32c(header + state)
                 buckets += 1
-                yield target.tables[table], bucket, restoring
+                yield target.files.tables[table], bucket, restoring
 
     version = publisher.publish(
         newest.number + 1,
-        watermark_ms=target.watermark_ms,
+        watermark_ms=target.files.watermark_ms,
         changes=changes(),
         dense=target.dense(),
         rollback_to=number,
@@ -220,7 +176,7 @@ def roll_back(publication: Publication, number: int, *, bus: str | None) -> Rest
     entry = Undone(
         number=version.number,
         to=number,
-        to_watermark_ms=target.watermark_ms,
+        to_watermark_ms=target.files.watermark_ms,
         watermark_ms=target.undone[-1].commit.watermark_ms,
         by=maker("rollback"),
         at_ms=time.time_ns() // 1_000_000,
