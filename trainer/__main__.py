@@ -5,6 +5,7 @@ import typer
 from embertide.trainer.commands import (
     cache_sim,
     capacity,
+    compare,
     describe,
     evaluate,
     export_dense,
@@ -37,6 +38,7 @@ app.command("send-events")(send.command)
 app.command("guard")(guard.command)
 app.command("rollback")(rollback.command)
 app.command("replay")(replay.command)
+app.command("compare")(compare.command)
 app.command("eval")(evaluate.command)
 app.command("verify")(verify.command)
 
