@@ -59,7 +59,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
         module.train(training)
 
 
-def _on_cpu(module: nn.Module) -> nn.Module:
+def on_cpu(module: nn.Module) -> nn.Module:
     """Return the module, or a copy of it that is on the CPU, where nodes run it."""
     tensors = itertools.chain(module.parameters(), module.buffers())
     if all(each.device.type == "cpu" for each in tensors):
@@ -115,7 +115,7 @@ def export_dense(
     """
     if cpu not in _VECTOR_BITS:
         raise ExportError(f"cpu {cpu!r} is unknown; use one of {', '.join(_VECTOR_BITS)}")
-    module = _on_cpu(module)
+    module = on_cpu(module)
     tensors = named_tensors(module)
     for name, tensor in tensors.items():
         if tensor.dtype != torch.float32:

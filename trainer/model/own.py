@@ -16,7 +16,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from embertide.trainer import named
 from embertide.trainer.config import ModelConfig
 from embertide.trainer.errors import ConfigurationError
-from embertide.trainer.model.export import ExportError, evaluating, named_tensors
+from embertide.trainer.model.export import ExportError, evaluating, named_tensors, on_cpu
 from embertide.trainer.model.foreign import (
     TOLERANCE,
     DenseShape,
@@ -67,8 +67,9 @@ def check_program(served: nn.Module, program: Path, config: ModelConfig, cpu: st
     """
     if not can_run(cpu):
         return
-    with evaluating(served):
-        difference = largest_difference(served, program, _shape(config, cpu))
+    module = on_cpu(served)
+    with evaluating(module):
+        difference = largest_difference(module, program, _shape(config, cpu))
     if difference > TOLERANCE:
         raise ConfigurationError(
             f"net {config.net!r}: its scores differ from those of {program} by {difference:.2g}:"
