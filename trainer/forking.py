@@ -15,6 +15,7 @@ and never changed.
 import dataclasses
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from embertide import _store
 from embertide.trainer.checkpoint import checkpoint as checkpoints
 from embertide.trainer.checkpoint.checkpoint import CheckpointError, SavedCheckpoint
 from embertide.trainer.checkpoint.settings import parsed
-from embertide.trainer.config import ModelConfig, OptimizerConfig
+from embertide.trainer.config import EvalConfig, ModelConfig, OptimizerConfig
 from embertide.trainer.embedding.carry import Part, RowCarrier
 from embertide.trainer.embedding.store import history_tables, store_table
 from embertide.trainer.errors import ConfigurationError
@@ -91,15 +92,27 @@ def fork(state: RunState, origin: Fork) -> Forked:
             f"{path} holds no checkpoint to begin with: give the folder that `embertide train` "
             "writes to"
         )
+    return carry_over(state, found, path, keep_place=origin.keep_place)
+
+
+def carry_over(state: RunState, found: SavedCheckpoint, path: Path, *, keep_place: bool) -> Forked:
+    """Bring what a checkpoint holds into a state of another model, as `fork`.
+
+    Args:
+        state: That has learned nothing.
+        found: The checkpoint.
+        path: Its publication, for the log.
+        keep_place: As of `Fork`.
+    """
     model = parsed(ModelConfig, found.checkpoint.config["model"])
     source = _Source(found, model, found.checkpoint.config)
-    rows = source.carry_rows(state, keep_place=origin.keep_place)
-    grown, fresh = source.carry_net(state)
-    source.carry_rest(state, keep_place=origin.keep_place)
+    rows = source.carry_rows(state, keep_place=keep_place)
+    grown, fresh = source.carry_net(state, keep_place=keep_place)
+    source.carry_rest(state, keep_place=keep_place)
     names = {table.name for table in state.run.model.tables}
     forked = Forked(
         version=found.checkpoint.version.number,
-        watermark_ms=found.watermark_ms if origin.keep_place else None,
+        watermark_ms=found.watermark_ms if keep_place else None,
         rows=rows,
         fresh_tables=tuple(sorted(names - rows.keys())),
         dropped_tables=tuple(sorted({table.name for table in model.tables} - names)),
@@ -195,16 +208,20 @@ class _Source:
             return
         rows.resume((steps, pruned_at, states), same_owners=False)
 
-    def carry_net(self, state: RunState) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def carry_net(
+        self, state: RunState, *, keep_place: bool
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Bring the net and its optimizer; return the tensors that grew, and those that are new."""
         learner = state.learner
         old = self._net()
         carried = carry(self._saved.net, {} if old is None else axes_of(old), learner.net)
         learner.net.load_state_dict(carried.tensors)
         if old is not None:
-            learner.load_optimizer(
-                carry_optimizer(self._saved.optimizer, old, learner.net, learner.optimizer)
-            )
+            optimizer = self._saved.optimizer
+            moments = carry_optimizer(optimizer, old, learner.net, learner.optimizer)
+            schedule = optimizer.get("schedule")
+            same = keep_place and self._optimizer.schedule == state.run.optimizer.schedule
+            learner.load_optimizer({**moments, "schedule": schedule} if same else moments)
         before = {feature.name: feature for feature in self._model.dense}
         transforms = self._found.transforms()
         fitted = {} if transforms is None else fitted_columns(transforms)
@@ -236,6 +253,15 @@ class _Source:
             return
         saved = self._saved
         state.prequential = saved.prequential
+        if state.run.evaluation == parsed(EvalConfig, saved.config.get("evaluation", {})):
+            state.monitor.restore(*saved.monitor)
+        elif state.run.evaluation.hold_out:
+            log.warning(
+                "the other run may have learned from events that this one holds out: figures of "
+                "the hold-out are too good until those are forgotten"
+            )
+        if state.run.model.heads == self._model.heads:
+            state.heads.restore(*saved.heads)
         kept = dict(zip(self._model.sequences, saved.histories, strict=True))
         for history in state.histories:
             if history.config in kept:

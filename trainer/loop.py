@@ -31,6 +31,7 @@ from embertide.trainer.model.own import check_program
 from embertide.trainer.progress import Progress, added_up
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.promotion import PromotionRecord
+from embertide.trainer.publish.snapshot import keep_program
 from embertide.trainer.resuming import Resuming
 from embertide.trainer.sync.channel import check_same
 from embertide.trainer.sync.ranks import Ranks
@@ -74,12 +75,14 @@ class Trainer:
         ranks: Those of the run; None: this process alone.
         plan_file: Who owns which bucket; None: as much for each rank, by what was measured.
         fork: Whose state a run begins with that has none of its own; None: nobody's.
+        change_model: Let the run go on with another model than its checkpoint's, with what it has
+            learned carried over.
 
     Attributes:
         state: What is learned, and up to where; of this rank, its rows.
         versions: What publishes it.
         stopped: Whether `fit` came to its end because `stop` was called.
-        forked: What this run began with of another one; None: nothing.
+        forked: What this run began with of another run or model; None: nothing.
 
     Raises:
         CheckpointError: The publication holds a run of another configuration, or versions and no
@@ -101,6 +104,7 @@ class Trainer:
         ranks: Ranks | None = None,
         plan_file: Path | None = None,
         fork: Fork | None = None,
+        change_model: bool = False,
     ) -> None:
         """Open store and net, resume a checkpoint, take the lineage."""
         self.run = run
@@ -129,11 +133,17 @@ class Trainer:
             allow_change=allow_change,
             plan_file=plan_file,
             fork=fork,
+            change_model=change_model,
         ).begin()
         self.state = beginning.state
         self.forked = beginning.forked
+        self._changed = beginning.changed  # and no version is out since
         self.learner = self.state.learner
         with self._channel.together():
+            if self.ranks.first and beginning.changed:
+                publication.program.unlink(missing_ok=True)
+            elif self.ranks.first and beginning.version is not None:
+                keep_program(publication, beginning.version)
             if self.ranks.first and not publication.program.exists():
                 export_dense(
                     self.learner.served,
@@ -339,6 +349,10 @@ class Trainer:
         elif self.versions.publisher.newest is None and self.forked is not None:
             assert self.forked.watermark_ms is not None  # a fork that keeps its place
             self.versions.publish(self.state.number, self.forked.watermark_ms, snapshot=True)
+        elif self._changed and self.forked is not None:
+            assert self.forked.watermark_ms is not None
+            self._changed = False
+            self.versions.publish_change(self.forked.watermark_ms)
 
     def _reach(self, ts_ms: int) -> None:
         """Publish the version whose time has come; all events before it are learned."""

@@ -9,8 +9,9 @@ from embertide.trainer.checkpoint import checkpoint as checkpoints
 from embertide.trainer.checkpoint.checkpoint import Checkpoint, CheckpointError, SavedCheckpoint
 from embertide.trainer.checkpoint.settings import check_allowed, differences, remember
 from embertide.trainer.config import RunConfig
-from embertide.trainer.forking import Fork, Forked, fork
+from embertide.trainer.forking import Fork, Forked, carry_over, fork
 from embertide.trainer.publish.folder import Publication, VersionId
+from embertide.trainer.publish.snapshot import read_manifest
 from embertide.trainer.state import RunState
 from embertide.trainer.sync import plan
 from embertide.trainer.sync.channel import Channel
@@ -28,13 +29,15 @@ class Beginning:
         state: As of then.
         version: Whose checkpoint it is; None: there was none.
         harmed: Checkpoints that were put aside on the way.
-        forked: What came of another run; None: nothing did.
+        forked: What was carried over, of another run or of another model; None: nothing was.
+        changed: Whether the publication's versions were of another model until now.
     """
 
     state: RunState
     version: VersionId | None
     harmed: int
     forked: Forked | None = None
+    changed: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +52,7 @@ class Resuming:
         allow_change: Paths of settings that may differ from the checkpoint's.
         plan_file: Who owns which bucket; None: as much for each rank, by what was measured.
         fork: Whose state a run begins with, where the publication has none; None: nobody's.
+        change_model: Whether the model may be another one than the checkpoint's.
     """
 
     run: RunConfig
@@ -58,6 +62,7 @@ class Resuming:
     allow_change: Sequence[str] = ()
     plan_file: Path | None = None
     fork: Fork | None = None
+    change_model: bool = False
 
     def begin(self) -> Beginning:
         """Resume the newest checkpoint; harmed ones are put aside, and the one before is taken.
@@ -73,7 +78,7 @@ class Resuming:
         harmed_checkpoints = 0
         while True:
             harmed: tuple[int, int, str] | None = None
-            state: RunState | None = None
+            beginning: Beginning | None = None
             # The first says which: on a network's file system others may not see it yet.
             with self.channel.together():
                 newest = checkpoints.newest(self.publication) if self.ranks.first else None
@@ -81,17 +86,17 @@ class Resuming:
             version = None if named is None else VersionId(*named)
             with self.channel.together():
                 try:
-                    state = self._resumed(version)
+                    beginning = self._resumed(version)
                 except checkpoints.HarmedCheckpointError as error:
                     harmed = (*error.version, str(error))
             # What one rank finds harmed, none goes on from.
             found = [each for each in self.channel.gather(harmed) if each is not None]
-            if state is not None and not found:
-                forked = None
+            if beginning is not None and not found:
                 if version is None and self.fork is not None:
                     with self.channel.together():
-                        forked = fork(state, self.fork)
-                return Beginning(state, version, harmed_checkpoints, forked)
+                        forked = fork(beginning.state, self.fork)
+                    beginning = dataclasses.replace(beginning, forked=forked)
+                return dataclasses.replace(beginning, harmed=harmed_checkpoints)
             number, lineage, words = found[0]
             harmed_checkpoints += 1
             with self.channel.together():
@@ -117,7 +122,7 @@ class Resuming:
         load = saved.load if saved is not None and saved.load else None
         return plan.balanced(self.run.model, self.ranks.size, load)
 
-    def _resumed(self, version: VersionId | None) -> RunState:
+    def _resumed(self, version: VersionId | None) -> Beginning:
         if version is not None and not checkpoints.is_complete(self.publication, version):
             raise CheckpointError(
                 f"the first rank goes on from the checkpoint of version {version.number}, which is "
@@ -130,13 +135,16 @@ class Resuming:
                     " its checkpoints/ back (harmed ones end in .harmed), or train in a new folder;"
                     " nodes serve this one as it is, so keep it until they follow the new one"
                 )
-            return RunState(self.run, self.ranks, self._owners(None))
+            return Beginning(RunState(self.run, self.ranks, self._owners(None)), None, 0)
         found = SavedCheckpoint(self.publication, version)
         saved = found.checkpoint
         differing = differences(saved.config, self.run, saved.changed)
-        for each in differing:
-            if each.path not in self.allow_change:
+        refused = [each for each in differing if each.path not in self.allow_change]
+        changes_model = self.change_model and any(each.changes_the_model for each in refused)
+        for each in refused:
+            if not (changes_model and each.changes_the_model):
                 raise CheckpointError(f"{self.publication.path} was trained with {each}")
+        for each in differing:
             log.warning(
                 "%s changes from %r to %r after version %d",
                 each.path,
@@ -144,8 +152,37 @@ class Resuming:
                 each.value,
                 version.number,
             )
-        state = RunState(self.run, self.ranks, self._owners(saved))
+        if changes_model:
+            self._check_change(version)
+        state = RunState(self.run, self.ranks, self._owners(None if changes_model else saved))
         state.changes = remember(saved.changes, version.number, differing)
+        if changes_model:
+            forked = carry_over(state, found, self.publication.path, keep_place=True)
+            state.number = version.number
+            return Beginning(state, None, 0, forked, changed=True)
         state.restore(found)
         log.info("resumed at event %d, version %d", state.offset, state.number)
-        return state
+        return Beginning(state, version, 0)
+
+    def _check_change(self, version: VersionId) -> None:
+        """Refuse to change a model whose newest version is not the checkpoint's.
+
+        Raises:
+            CheckpointError: It is not, or the run holds rows back.
+        """
+        newest = self.publication.versions()[-1]
+        schema = read_manifest(self.publication.snapshot_path(version))["schema_id"]
+        if (
+            newest.number > version.number  # but for a change that was killed before its snapshot
+            and self.publication.read_commit(newest).commit.schema_id == schema
+        ):
+            raise CheckpointError(
+                f"{self.publication.path} has version {newest.number}, and its newest checkpoint is"
+                f" of {version.number}: start the run once more with its own settings and stop it"
+                " (SIGTERM), then change the model"
+            )
+        if self.run.publish_budget is not None:
+            raise CheckpointError(
+                "a run with a publish_budget cannot change its model in place: --fork it into a new"
+                " folder"
+            )

@@ -130,8 +130,18 @@ class Versions:
             bus_bytes=run.bus_bytes,
             channel=publishing,
         )
-        self._owes_snapshot = False  # the next version has one, whatever its number
-        self._owe()
+        # The next version has one, whatever its number. Nothing else leads to another model.
+        self._owes_snapshot = beginning.changed or self._follows_another_model()
+        if not self._owes_snapshot:
+            self._owe()
+
+    def _follows_another_model(self) -> bool:
+        """Whether the newest version is of a change of the model that came to nothing."""
+        newest = self.publisher.newest
+        if newest not in self.publication.deltas():
+            return False
+        commit = self.publication.read_commit(newest).commit
+        return bool(commit.schema_id != self.publisher.schema_id)
 
     def _owe(self) -> None:
         """Mark what other publishers sent after our checkpoint: the next version makes it good.
@@ -266,6 +276,13 @@ class Versions:
         if snapshot:
             self._snapshot(VersionId(number, self.publisher.lineage), watermark_ms, dense)
             self._owes_snapshot = False  # the next version has one, whatever its number
+
+    def publish_change(self, watermark_ms: int) -> None:
+        """Publish the first version of a changed model; it and its checkpoint are out on return."""
+        newest = self.publisher.newest
+        assert newest is not None  # of the model before
+        self.publish(newest.number + 1, watermark_ms, snapshot=True)
+        self.saver.wait(needed=True)
 
     def arrive(self, *, needed: bool = False) -> None:
         """Return once the version on its way is out.

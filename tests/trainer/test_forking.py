@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from killing import CACHE, train
+from killing import CACHE, Killed, train
 
 from embertide.trainer.checkpoint.checkpoint import CheckpointError
 from embertide.trainer.checkpoint.settings import parsed, settings
@@ -30,10 +30,13 @@ from embertide.trainer.forking import Fork
 from embertide.trainer.loop import Trainer
 from embertide.trainer.presets import PRESETS, globo
 from embertide.trainer.publish.folder import Publication
+from embertide.trainer.publish.rollback import RollbackError, roll_back
 
 NEWS = NewsSource(NewsConfig(hours=3, views_per_hour=60, users=80, new_items_per_hour=5))
 HALF = NEWS.total_events() // 2
-RUN = RunConfig(model=globo(), batch_size=24, publish_every_s=600, snapshot_every=4)
+RUN = RunConfig(
+    model=globo(), batch_size=24, publish_every_s=600, snapshot_every=4, keep_snapshots=50
+)
 
 
 class Chosen(DerivedSource):
@@ -235,6 +238,106 @@ def test_a_pruned_run_goes_on_pruned(tmp_path: Path) -> None:
     ratio = dataclasses.replace(RUN, prune=PruneConfig(ratio=4))
     with pytest.raises(ConfigurationError, match=r"prune\.ratio.*PruneConfig\(bytes="):
         forked(dataclasses.replace(ratio, model=without(globo(), "user")), tmp_path / "c", origin)
+
+
+# --- the model of a run changes in place ---------------------------------------------------------
+
+
+SMALL = dataclasses.replace(RUN, model=without(globo(), "prev", "hour_of_day"))
+OF_SMALL = Chosen(NEWS, SMALL.model)
+
+
+def changed(run: RunConfig, path: Path, *, change: bool = True) -> Trainer:
+    return Trainer(run, Publication(path), program_cache=CACHE, change_model=change)
+
+
+def schemas(publication: Publication) -> list[int]:
+    """The schema of every version since the first that is kept, in order."""
+    commits = [publication.read_commit(each).commit for each in publication.deltas()]
+    return [commit.schema_id for commit in commits]
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Trainer:
+    publication = Publication(tmp_path / "pub")
+    publication.path.mkdir()
+    trainer = Trainer(SMALL, publication, program_cache=CACHE)
+    trainer.fit(FirstEvents(OF_SMALL, HALF))
+    return trainer
+
+
+def test_a_run_goes_on_with_a_changed_model(small: Trainer) -> None:
+    publication, before = small.publication, small.versions.publisher.newest
+    batch = next_batch(RUN, small)
+    theirs = small.learner.score(OF_SMALL.chosen(batch))
+    assert before is not None
+    with pytest.raises(CheckpointError, match=r"model\.\S+ = .*--change-model"):
+        changed(RUN, publication.path, change=False)
+    trainer = changed(RUN, publication.path)
+    np.testing.assert_allclose(trainer.learner.score(batch), theirs, rtol=1e-5, atol=1e-6)
+    trainer.fit(NEWS)
+    assert trainer.state.events == NEWS.total_events()
+    found = schemas(publication)
+    assert len(set(found)) == 2
+    assert found == sorted(found, key=found.index)  # it changes once
+    first = next(
+        version
+        for version in publication.deltas()
+        if publication.read_commit(version).commit.schema_id == found[-1]
+    )
+    assert first.number == before.number + 1
+    settings_changed = {each["setting"] for each in trainer.state.changes}
+    assert settings_changed == {"model.tables", "model.features"}
+    again = changed(RUN, publication.path, change=False)  # it needs no permission any more
+    assert contents(again) == contents(trainer)
+
+
+def test_a_rollback_does_not_cross_a_change(small: Trainer) -> None:
+    before = small.state.number
+    trainer = changed(RUN, small.publication.path)
+    trainer.fit(NEWS)
+    with pytest.raises(RollbackError, match=rf"version {before}.*--change-model"):
+        roll_back(small.publication, before, bus=None)
+
+
+def test_a_change_that_was_killed_is_made_again(small: Trainer) -> None:
+    def killed(*_: object, **__: object) -> None:
+        raise Killed
+
+    publication = small.publication
+    trainer = changed(RUN, publication.path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer.versions.saver, "save", killed, raising=True)
+        with pytest.raises(Killed):
+            trainer.fit(NEWS)
+    assert publication.snapshots()[-1] != publication.versions()[-1]
+    trainer = changed(RUN, publication.path)
+    trainer.fit(NEWS)
+    assert trainer.state.events == NEWS.total_events()
+    assert publication.snapshots()[-1] == publication.versions()[-1]
+
+
+def test_a_change_that_was_killed_is_given_up(small: Trainer) -> None:
+    publication, program = small.publication, small.publication.program.read_bytes()
+    trainer = changed(RUN, publication.path)
+    assert publication.program.read_bytes() != program
+    trainer.versions.publisher.publish(
+        trainer.state.number + 1, watermark_ms=0, changes=[], dense=b""
+    )
+    back = changed(SMALL, publication.path, change=False)
+    assert publication.program.read_bytes() == program
+    back.fit(OF_SMALL)
+    assert back.state.events == NEWS.total_events()
+    # Past the version of the other model nothing but a snapshot leads.
+    after = [each for each in publication.deltas() if each.number > trainer.state.number + 1]
+    assert after[0] in publication.snapshots()
+
+
+def test_only_the_newest_state_may_change(small: Trainer) -> None:
+    publication = small.publication
+    small.versions.publisher.publish(small.state.number + 1, watermark_ms=0, changes=[], dense=b"")
+    with pytest.raises(CheckpointError, match=r"stop it \(SIGTERM\), then change the model"):
+        changed(RUN, publication.path)
 
 
 def test_a_folder_without_a_checkpoint_is_named(tmp_path: Path) -> None:

@@ -64,6 +64,8 @@ ALLOWED = frozenset(
 ) - {"optimizer.name", "prune.tables", "prune.waiting_bytes"}
 """Settings that say how a run learns: a run may go on with others if it is told to."""
 
+_WITH_THE_MODEL = ("model", "optimizer.name", "prune", "seed")
+
 _FIXED = {
     "seed": "new rows get their values from it",
     "publish_every_s": "versions are numbered by it",
@@ -107,6 +109,15 @@ class Difference:
         """Whether a run can be told to go on nevertheless."""
         return self.path in ALLOWED
 
+    @property
+    def changes_the_model(self) -> bool:
+        """Whether a run can go on with it by carrying over what it has learned (forking.py)."""
+        return (
+            self.is_known
+            and self.path != "model.name"
+            and any(_is_of(self.path, prefix) for prefix in _WITH_THE_MODEL)
+        )
+
     def __str__(self) -> str:
         """What differs, why it matters, and how to go on; the old folder is of use still."""
         if not self.is_known:
@@ -117,11 +128,12 @@ class Difference:
         what = f"{self.path} = {self.saved!r}, this run has {self.value!r}"
         if self.may_change:
             return f"{what}: use the same, or allow it: --allow-change {self.path}"
-        prefixes = [p for p in _FIXED if self.path == p or self.path.startswith((f"{p}.", f"{p}["))]
+        prefixes = [p for p in _FIXED if _is_of(self.path, p)]
         why = _FIXED[max(prefixes, key=len)] if prefixes else "what was learned depends on it"
+        how = "--change-model, or " if self.changes_the_model else ""
         return (
-            f"{what}: it cannot change within a run, for {why}; use the same, or begin a new folder"
-            " with what this one has learned: --fork"
+            f"{what}: it cannot change by itself, for {why}; use the same, or carry over what was"
+            f" learned: {how}--fork into a new folder"
         )
 
 
@@ -214,9 +226,8 @@ def remember(
 
 
 def _json(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = dataclasses.asdict(value)
-    return json.loads(json.dumps(value))
+    """Return a value as JSON has it; configurations may be in tuples."""
+    return json.loads(json.dumps(value, default=dataclasses.asdict))
 
 
 def _default(field: "dataclasses.Field[Any]") -> Any:
@@ -230,7 +241,11 @@ def _is_required(field: "dataclasses.Field[Any]") -> bool:
 
 
 def _covers(path: str, changed: Sequence[str]) -> bool:
-    return any(each == path or each.startswith((f"{path}.", f"{path}[")) for each in changed)
+    return any(_is_of(each, path) for each in changed)
+
+
+def _is_of(path: str, prefix: str) -> bool:
+    return path == prefix or path.startswith((f"{prefix}.", f"{prefix}["))
 
 
 def _are_parts(value: Any) -> bool:

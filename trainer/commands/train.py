@@ -123,6 +123,15 @@ def command(
             "their beginning. Without effect once this run has a checkpoint.",
         ),
     ] = None,
+    change_model: Annotated[
+        bool,
+        typer.Option(
+            "--change-model",
+            help="Go on with another model than the checkpoint's: what was learned is carried "
+            "over, and the next version is of the new model. A node that `embertide serve` started "
+            "takes it beside the old one.",
+        ),
+    ] = False,
     skip_undone: Annotated[
         bool,
         typer.Option(
@@ -275,6 +284,7 @@ def command(
             ranks=ranks,
             plan_file=plan,
             fork=begins_with,
+            change_model=change_model,
         )
         signal.signal(signal.SIGTERM, lambda *_: trainer.stop())
         if keep_after is not None and keep_in is not None:

@@ -65,6 +65,13 @@ class _Target:
             self.files = VersionFiles(publication, VersionId.of(self.undone[0].commit.previous))
         except MissingVersionError as error:
             raise RollbackError(str(error)) from error
+        schemas = {file.commit.schema_id for file in (*self.files.commits, *self.undone)}
+        if schemas != {self.files.manifest["schema_id"]}:
+            raise RollbackError(
+                f"version {number} is of another model than {newest.number}: the model changes back"
+                " by `embertide train --change-model` with its former settings; what was learned"
+                " since stays"
+            )
 
     def _commit(self, version: VersionId) -> update_pb2.CommitFile:
         if version not in self._deltas:

@@ -17,7 +17,13 @@ from typing import Any
 from embertide import _store
 from embertide.trainer.config import FeatureConfig, ModelConfig
 from embertide.trainer.errors import TrainerError
-from embertide.trainer.publish.folder import MANIFEST, sync_folder, write_synced
+from embertide.trainer.publish.folder import (
+    MANIFEST,
+    Publication,
+    VersionId,
+    sync_folder,
+    write_synced,
+)
 from embertide.trainer.sync.channel import ALONE, Channel
 
 PROGRAM = "dense/program.pt2"
@@ -148,6 +154,26 @@ def schema_id(info: SnapshotInfo, tables: Sequence[_store.TableConfig]) -> int:
 def _dense_json(directory: Path, role: str, path: str) -> dict[str, object]:
     data = (directory / path).read_bytes()
     return {"role": role, "path": path, "bytes": len(data), "crc32c": _store.crc32c(data)}
+
+
+def keep_program(publication: Publication, version: VersionId) -> None:
+    """Make a publication's program that of a version's snapshot, if it is another one.
+
+    It is where a run was about to change its model, and goes on without.
+
+    Raises:
+        SnapshotError: There is no such snapshot.
+    """
+    snapshot = publication.snapshot_path(version)
+    named = [each for each in read_manifest(snapshot)["dense"] if each["role"] == "program"]
+    for part in named:
+        if publication.program.exists():
+            data = publication.program.read_bytes()
+            if (len(data), _store.crc32c(data)) == (part["bytes"], part["crc32c"]):
+                continue
+        partial = publication.program.with_name(f".{publication.program.name}.partial")
+        shutil.copyfile(snapshot / part["path"], partial)
+        partial.rename(publication.program)
 
 
 def _write_dense(
