@@ -3,6 +3,7 @@
 import typer
 
 from embertide.trainer.commands import (
+    backtest,
     cache_sim,
     capacity,
     compare,
@@ -38,6 +39,7 @@ app.command("send-events")(send.command)
 app.command("guard")(guard.command)
 app.command("rollback")(rollback.command)
 app.command("replay")(replay.command)
+app.command("backtest")(backtest.command)
 app.command("compare")(compare.command)
 app.command("eval")(evaluate.command)
 app.command("verify")(verify.command)

@@ -70,6 +70,7 @@ _forward("prune-search", "Find the fewest bytes whose loss of AUC is within a bo
 _forward("cache-sim", "Simulate the policies of a tier on a trace of keys.")
 _forward("eval", "Score a file by a published version, and print how good the scores are.")
 _forward("compare", "Compare two published versions on the same events.")
+_forward("backtest", "Learn to the end of each day, score the next.")
 _forward("capacity", "Plan tier sizes for a latency goal from a trace of keys.")
 app.command("doctor")(doctor.command)
 app.command("demo")(demo.command)

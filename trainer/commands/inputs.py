@@ -1,5 +1,6 @@
 """The input options that the commands share: files, a stream, or the generated news."""
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,6 +10,7 @@ from embertide.trainer.commands import run_file
 from embertide.trainer.config import ModelConfig, OptimizerConfig, RunConfig
 from embertide.trainer.data import open_events
 from embertide.trainer.data.base import DeadLetters, EventSource
+from embertide.trainer.data.files import matching_files
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.data.redis_stream import SCHEMES, RedisStreamSource
@@ -148,3 +150,35 @@ def check_model(model: ModelConfig, source: EventSource) -> None:
 def rates_for(model: ModelConfig) -> OptimizerConfig:
     """Return the rates that go with a preset."""
     return globo_rates() if model.name == globo().name else OptimizerConfig()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Window:
+    """What is learned from: as the options say, opened in each process."""
+
+    data: str | None
+    events: int | None
+    hours: int
+    stream_seed: int
+    config: Path | None
+
+    def open(self) -> tuple[RunConfig, EventSource]:
+        """Return the run, and its events.
+
+        Raises:
+            ConfigurationError: There is no such run, no such input, or they do not fit.
+        """
+        run, source = open_run(self.config, self.data, self.events, self.hours, self.stream_seed)
+        if run is None:
+            model = model_for(source)
+            run = RunConfig(model=model, optimizer=rates_for(model))
+        return run, source
+
+    def depends(self) -> str:
+        """Return all that the events depend on, as text."""
+        text = "" if self.config is None else self.config.read_text(encoding="utf-8")
+        files = []
+        if self.data is not None and "://" not in self.data:
+            stats = [(path, Path(path).stat()) for path in matching_files(self.data)]
+            files = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
+        return repr((self, text, files))

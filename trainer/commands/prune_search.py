@@ -12,53 +12,10 @@ import rich.table
 import typer
 
 from embertide.trainer.commands import print_json, progress_bar, refusals
-from embertide.trainer.commands.inputs import (
-    Data,
-    Events,
-    Hours,
-    StreamSeed,
-    model_for,
-    open_run,
-    rates_for,
-)
-from embertide.trainer.config import RunConfig
-from embertide.trainer.data.base import EventSource
-from embertide.trainer.data.files import matching_files
+from embertide.trainer.commands.inputs import Data, Events, Hours, StreamSeed, Window
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _Window:
-    """What is learned from: as the options say, opened in each process."""
-
-    data: str | None
-    events: int | None
-    hours: int
-    stream_seed: int
-    config: Path | None
-
-    def open(self) -> tuple[RunConfig, EventSource]:
-        """Return the run, and its events.
-
-        Raises:
-            ConfigurationError: There is no such run, no such input, or they do not fit.
-        """
-        run, source = open_run(self.config, self.data, self.events, self.hours, self.stream_seed)
-        if run is None:
-            model = model_for(source)
-            run = RunConfig(model=model, optimizer=rates_for(model))
-        return run, source
-
-    def depends(self) -> str:
-        """Return all that the events depend on, as text."""
-        text = "" if self.config is None else self.config.read_text(encoding="utf-8")
-        files = []
-        if self.data is not None and "://" not in self.data:
-            stats = [(path, Path(path).stat()) for path in matching_files(self.data)]
-            files = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
-        return repr((self, text, files))
-
-
-def _measure(window: _Window, seed: int, ratio: float) -> dict[str, Any]:
+def _measure(window: Window, seed: int, ratio: float) -> dict[str, Any]:
     from embertide.trainer.eval import prune_search  # torch takes seconds: not for --help
 
     run, source = window.open()
@@ -104,7 +61,7 @@ def command(
         rich.progress.TimeElapsedColumn(),
     )
     with refusals(as_json):
-        window = _Window(
+        window = Window(
             data=data, events=events, hours=hours, stream_seed=stream_seed, config=config
         )
         window.open()  # what is wrong with it is said at once

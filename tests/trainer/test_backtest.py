@@ -1,0 +1,65 @@
+"""Backtests by day: the next day frozen, beside the same day learned; killed, they go on."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from embertide.trainer.__main__ import app
+from embertide.trainer.eval.backtest import over_days
+
+CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
+
+
+def test_days_are_scored_frozen_and_a_second_start_measures_nothing_again(tmp_path: Path) -> None:
+    config = tmp_path / "run.py"
+    config.write_text(
+        "from embertide.trainer.config import RunConfig\n"
+        "from embertide.trainer.presets import globo\n"
+        "from embertide.trainer.data.generator import NewsConfig, NewsSource\n"
+        "run = RunConfig(model=globo(), batch_size=64, publish_every_s=21600)\n"
+        "source = NewsSource(NewsConfig(hours=60, views_per_hour=12, users=60, seed=1))\n"
+    )
+    folder = tmp_path / "kept"
+    command = ["backtest", "--config", str(config), "--folder", str(folder), "--cache", str(CACHE)]
+
+    def run_it() -> dict[str, dict[str, dict[str, dict[str, float]]]]:
+        done = CliRunner().invoke(app, [*command, "--json"])
+        assert done.exit_code == 0, done.output
+        found: dict[str, dict[str, dict[str, dict[str, float]]]] = json.loads(done.stdout)
+        return found
+
+    said = run_it()
+    frozen, learned = (said[name]["by_day"] for name in ("frozen", "prequential"))
+    assert list(frozen) == list(learned) == ["1", "2"]
+    for day in ("1", "2"):
+        assert frozen[day]["events"] == learned[day]["events"] > 100
+        assert frozen[day]["log_loss"] != learned[day]["log_loss"]
+    assert frozen["2"]["version"] > frozen["1"]["version"] > 1
+    (kept,) = folder.iterdir()
+    (second_day,) = kept.glob("day-2-*.json")
+    # As after a kill between the days: the run is at the end of day 1.
+    second_day.unlink()
+    (last,) = kept.glob("learning-*.json")
+    before = last.stat().st_mtime_ns
+    shutil.rmtree(kept / "run")
+    again = run_it()
+    assert last.stat().st_mtime_ns == before
+    assert again["frozen"]["by_day"]["1"] == frozen["1"]
+    assert again["frozen"]["by_day"]["2"]["events"] == frozen["2"]["events"]
+
+
+def test_the_summary_has_the_worst_day_of_each_figure() -> None:
+    days = {1: {"auc": 0.7, "log_loss": 0.5}, 2: {"auc": 0.5, "log_loss": 0.3, "gauc": 0.5}}
+    assert over_days(days) == {
+        "log_loss": {"mean": 0.4, "worst": 0.5, "standard_error": pytest.approx(0.1)},
+        "auc": {"mean": 0.6, "worst": 0.5, "standard_error": pytest.approx(0.1)},
+    }
+
+
+def test_one_day_is_too_few(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["backtest", "--hours", "2", "--folder", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "of 1 day" in done.stderr
