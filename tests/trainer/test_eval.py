@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -72,18 +73,23 @@ def test_transforms_and_weighed_lists_are_as_in_training(tmp_path: Path) -> None
         model.check(NEWS)
 
 
-def test_an_older_version_is_its_snapshot_and_the_deltas_since(
-    published: tuple[Path, Trainer],
+def test_a_version_is_the_same_by_its_snapshot_and_by_deltas_since_an_older_one(
+    published: tuple[Path, Trainer], tmp_path: Path
 ) -> None:
     folder, _ = published
-    publication = Publication(folder)
-    delta = next(v for v in publication.deltas() if v not in publication.snapshots())
-    model = PublishedModel.open(folder, delta.number)
-    assert model.files.commits
-    snapshot = PublishedModel.open(model.files.snapshot)
+    whole = PublishedModel.open(folder)
+    assert not whole.files.commits
+    copy = tmp_path / "pub"
+    shutil.copytree(folder, copy)
+    shutil.rmtree(Publication(copy).snapshot_path(Publication(folder).snapshots()[-1]))
+    by_deltas = PublishedModel.open(copy)
+    assert by_deltas.number == whole.number
+    assert by_deltas.files.commits
     batch = next(NEWS.batches(batch_size=300, start=NEWS.first_event(1)))
-    assert snapshot.number < model.number == delta.number
-    assert (snapshot.score(batch) != model.score(batch)).any()
+    assert (by_deltas.score(batch) == whole.score(batch)).all()
+    older = PublishedModel.open(by_deltas.files.snapshot)
+    assert older.number < whole.number
+    assert (older.score(batch) != whole.score(batch)).any()
     with pytest.raises(ConfigurationError, match="has no version 99; it keeps"):
         PublishedModel.open(folder, 99)
 
