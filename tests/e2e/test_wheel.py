@@ -1,0 +1,68 @@
+"""The wheel of this Python: built, installed where no compiler is, its demo run to the report."""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# What a minimal Debian has of what the demo calls.
+TOOLS = ("setpriv", "ldd", "sh", "dirname", "uname")
+
+
+def run(*command: object, cwd: Path, path: str) -> str:
+    environment = {"PATH": path, "HOME": str(cwd), "LANG": "C.UTF-8"}
+    kept = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+    words = [str(word) for word in command]
+    done = subprocess.run(
+        words, cwd=cwd, env={**kept, **environment}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{words}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+@pytest.mark.long
+def test_a_wheel_runs_the_demo_where_no_compiler_is(tmp_path: Path, backends: Path) -> None:
+    here = os.environ["PATH"]
+    beside = Path(sys.executable).parent
+    make = (sys.executable, ROOT / ".ci" / "wheel.py", "--built", backends.parent)
+    where = ("--work", tmp_path / "work", "--out", tmp_path / "dist", "--python", sys.executable)
+    run(*make, *where, cwd=tmp_path, path=f"{beside}:{here}")
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    assert "manylinux" in wheel.name
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for part in (
+        "__init__.py",
+        "py.typed",
+        "backends/embertide/libtriton_embertide.so",
+        "backends/embertide/libembertide_dense.so",
+        "bin/embertide_node",
+        "licences/libgrpc29.txt",
+    ):
+        assert f"embertide/{part}" in names
+    assert not [name for name in names if "libtorch" in name]
+
+    tools, venv = tmp_path / "tools", tmp_path / "venv"
+    tools.mkdir()
+    for tool in TOOLS:
+        (tools / tool).symlink_to(run("which", tool, cwd=tmp_path, path=here).strip())
+    run(sys.executable, "-m", "venv", venv, cwd=tmp_path, path=here)
+    locked = tmp_path / "locked.txt"  # versions alone: hashes would be asked of the wheel too
+    lines = (ROOT / "requirements" / "dev.txt").read_text().splitlines()
+    locked.write_text("\n".join(line.split()[0] for line in lines if line[:1].isalpha()))
+    pip = (venv / "bin" / "pip", "install", "-q", "-c", locked)
+    run(*pip, f"{wheel}[serve,train]", cwd=tmp_path, path=f"{venv / 'bin'}:{here}")
+
+    path = f"{venv / 'bin'}:{tools}"
+    embertide = venv / "bin" / "embertide"
+    run(embertide, "demo", "--events", "20000", cwd=tmp_path, path=path)
+    report = json.loads((tmp_path / "build" / "demo" / "report.json").read_text())
+    assert report["events"] == 20_000
+    assert report["failed_requests"] == 0
+    run(
+        venv / "bin" / "python", "-c", "import embertide; embertide.Client", cwd=tmp_path, path=path
+    )
