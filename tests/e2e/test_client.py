@@ -9,9 +9,20 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from serving import beside
 from tritonclient.utils import InferenceServerException
 
-from embertide.client import AsyncClient, Client, InputError, RefusedError, Source, VersionGoneError
+from bench.authority import Authority
+from embertide.client import (
+    AsyncClient,
+    Client,
+    InputError,
+    RefusedError,
+    Source,
+    Tls,
+    UnavailableError,
+    VersionGoneError,
+)
 from embertide.server.adapters import triton
 from embertide.server.adapters.schema import schema_of
 
@@ -135,3 +146,33 @@ def test_a_schema_of_another_model_is_refused_at_load(
         says = "names the features item_id, user, history, tags; the model has item_id, user_id"
         with pytest.raises(InferenceServerException, match=says):
             client._servers[0].load_model("other")
+
+
+def test_tls_holds_both_ways(
+    server_options: triton.ServerOptions, snapshot: tuple[Path, Any], tmp_path: Path
+) -> None:
+    Authority().issue(tmp_path / "server", "node")
+    files = {name: tmp_path / "server" / name for name in ("tls.crt", "tls.key", "ca.crt")}
+    options = beside(
+        server_options,
+        tmp_path / "models",
+        tmp_path / "triton.log",
+        [MODEL],
+        extra=(
+            "--grpc-use-ssl=1",
+            "--grpc-use-ssl-mutual=1",
+            f"--grpc-server-cert={files['tls.crt']}",
+            f"--grpc-server-key={files['tls.key']}",
+            f"--grpc-root-cert={files['ca.crt']}",
+        ),
+    )
+    model = triton.ModelOptions(snapshot=snapshot[0], schema=schema_of(snapshot[0]))
+    triton.write_model(options.repository, MODEL, model)
+    with triton.TritonServer(options) as running:
+        ours = Tls(ca=files["ca.crt"], certificate=files["tls.crt"], key=files["tls.key"])
+        with Client(running.grpc, tls=ours, token="secret", timeout_s=10) as client:
+            assert client.lookup(MODEL, COLUMNS).version == 41
+        for wrong in (None, Tls(ca=files["ca.crt"])):
+            client = Client(running.grpc, tls=wrong, tries=1, timeout_s=5)
+            with client, pytest.raises(UnavailableError):
+                client.lookup(MODEL, COLUMNS)
