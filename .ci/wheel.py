@@ -124,7 +124,7 @@ def contents(wheel: Path) -> str:
     groups: dict[str, int] = {}
     licences = []
     with zipfile.ZipFile(wheel) as opened:
-        for each in opened.infolist():
+        for each in (entry for entry in opened.infolist() if not entry.is_dir()):
             parts = Path(each.filename).parts
             group = "/".join(parts[:2] if parts[0] == "embertide" else parts[:1])
             groups[group] = groups.get(group, 0) + each.file_size
