@@ -7,6 +7,7 @@ dense plugin finds that of the environment, whose version the wheel's extra name
 """
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -103,12 +104,18 @@ def build(python: str, serving: Path, out: Path, work: Path) -> Path:
     venv = work / f"venv-{version}"
     if not venv.exists():
         _run(python, "-m", "venv", venv)
+    tools = venv / "bin"
+    # Locked, as protos that a newer grpcio-tools makes need a newer protobuf than Triton's client.
+    locked = ("--require-hashes", "-r", "requirements/build.txt")
+    _run(tools / "python", "-m", "pip", "install", "-q", *locked)
     raw = work / f"raw-{version}"
     shutil.rmtree(raw, ignore_errors=True)
     define = f"cmake.define.EMBERTIDE_SERVING={serving}"
     built = f"build-dir={work}/{{wheel_tag}}"
-    pip = (venv / "bin" / "python", "-m", "pip", "wheel", "-q", "--no-deps", "-w", raw)
-    _run(*pip, "-C", define, "-C", built, ".")
+    pip = (tools / "python", "-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps")
+    _run(
+        "env", f"PATH={tools}:{os.environ['PATH']}", *pip, "-C", define, "-C", built, "-w", raw, "."
+    )
     (wheel,) = raw.glob("*.whl")
     excluded = [word for name in _TORCH for word in ("--exclude", name)]
     repaired = work / f"repaired-{version}"
