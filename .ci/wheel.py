@@ -112,6 +112,8 @@ def build(python: str, serving: Path, out: Path, work: Path) -> Path:
     shutil.rmtree(raw, ignore_errors=True)
     define = f"cmake.define.EMBERTIDE_SERVING={serving}"
     built = f"build-dir={work}/{{wheel_tag}}"
+    for protos in work.glob(f"cp{version.replace('.', '')}-*/proto/py"):
+        shutil.rmtree(protos)  # those of another grpcio-tools look as good as new
     pip = (tools / "python", "-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps")
     _run(
         "env", f"PATH={tools}:{os.environ['PATH']}", *pip, "-C", define, "-C", built, "-w", raw, "."
