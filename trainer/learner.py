@@ -161,11 +161,15 @@ class Learner:
         if self.transforms is not None or not self.run.model.dense:
             return batches
         held, events = list[Batch](), 0
+        sample = list[NDArray[np.float32]]()
         while events < self.run.warmup_events and (batch := next(batches, None)) is not None:
             held.append(batch)
-            events += len(batch)
+            origin = batch.origin
+            dense_BD = batch.dense_BD if origin is None else batch.dense_BD[~origin.feedback_B]
+            sample.append(dense_BD)
+            events += len(dense_BD)
         if held:
-            sample_ND = np.concatenate([batch.dense_BD for batch in held])
+            sample_ND = np.concatenate(sample)
             self.transforms = make_transforms(
                 self.run.model, sample_ND[: self.run.warmup_events], self._fitted
             )
@@ -277,10 +281,14 @@ class Learner:
         self._step()
         self.rows.step()
         self.missing += missing
-        if self.origin_ms is None:
-            self.origin_ms = int(ready.batch.ts_ms_B[0])
-        self.counters.add(ready.batch, self.origin_ms)
+        self.count(ready.batch)
         return scores.numpy()
+
+    def count(self, batch: Batch) -> None:
+        """Count the events of a batch for the tables that count; `learn` has done it."""
+        if self.origin_ms is None:
+            self.origin_ms = int(batch.ts_ms_B[0])
+        self.counters.add(batch, self.origin_ms)
 
     def _shape_of(self, events: int) -> tuple[int, ...]:
         """Return the shape of so many events' logits."""

@@ -15,6 +15,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from embertide.trainer.aside import SetAside
 from embertide.trainer.checkpoint.settings import settings
 from embertide.trainer.config import RunConfig
@@ -22,8 +25,11 @@ from embertide.trainer.data.ahead import read_ahead
 from embertide.trainer.data.base import Batch, EventSource
 from embertide.trainer.data.crosses import crossed
 from embertide.trainer.data.history import extend
+from embertide.trainer.data.labels import Decided, split
 from embertide.trainer.data.limit import blocks, where
+from embertide.trainer.data.sampling import is_kept, weighed
 from embertide.trainer.data.shared import SharedEvents
+from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.forking import Fork
 from embertide.trainer.learner import NotFiniteError, Prepared
 from embertide.trainer.model.export import export_dense
@@ -122,6 +128,7 @@ class Trainer:
         self._asked: Future[Prepared] | None = None  # the batch to learn next
         self.publication = publication
         self.set_aside = SetAside(publication.set_aside, run.most_set_aside)
+        self.unsampled = 0  # negatives that `negative_rate` left out
         self.undone_events = 0  # passed over, as a rollback undid what was learned from them
         self._skipped = PromotionRecord(publication).read().undone if skip_undone else ()
         self._source: EventSource | None = None  # of this `fit`
@@ -204,6 +211,15 @@ class Trainer:
         if self.ranks.size > 1:
             source = shared = SharedEvents(source, self._events)
         self._source = source = crossed(source, self.run.model)
+        if source.joined != (self.run.labels is not None) or (gate is not None and source.joined):
+            raise ConfigurationError(
+                f"labels={self.run.labels!r}, and the events "
+                f"{'come' if source.joined else 'do not come'} with feedback as a stream of its own"
+                ": give RunConfig(labels=LabelJoin(...)) where they do, and there alone; and no"
+                " --behind-scorer with it"
+            )
+        source.remember_in(self.publication.path)
+        source.seek(self.state.cursor)
         batches = source.batches(batch_size=self.run.batch_size, start=self.state.offset)
 
         def ends() -> bool:
@@ -249,6 +265,7 @@ class Trainer:
         batches = self.learner.warm_up(batches)
         self.versions.transforms_are_fitted()
         began, begun_at, shown = time.monotonic(), self.state.events, 0.0
+        begun_done = self.state.done
         total = source.total_events() if self.ranks.first else None
 
         def show(ts_ms: int, now: float, *, last: bool = False) -> None:
@@ -265,7 +282,7 @@ class Trainer:
                 progress(seen.with_others(others))
 
         for batch in batches:
-            self.state.offset = batch.first
+            self._stand(batch.first, None if batch.origin is None else batch.origin.cursor)
             self._begin(int(batch.ts_ms_B[0]))
             every_ms = self.run.publish_every_s * 1000
             # Cut where it crosses into a new version.
@@ -282,6 +299,8 @@ class Trainer:
                     self._finish()
                     self.undone_events += len(part)
                     self.state.done = part.next_offset
+                elif self.state.waiting is not None:
+                    self._join(part)
                 else:
                     self._train(extend(self.state.histories, part))
             now = time.monotonic()
@@ -289,14 +308,19 @@ class Trainer:
                 shown = now
                 show(batch.watermark_ms, now)
             last_ms = batch.watermark_ms
+            after = None if batch.origin is None else batch.origin.next_cursor
             if self.learner.stopping:
                 self.stopped = True
+                self._stand(self.state.offset, after)
                 break
-            self.state.offset = batch.next_offset
+            self._stand(batch.next_offset, after)
         self._finish()
         self.versions.arrive()
         self.stopped |= self._stop
-        if self.state.events > begun_at:
+        if self.state.done > begun_done:
+            self._decide_all(last_ms)
+        took = self.state.waiting is not None and self.state.done > begun_done
+        if self.state.events > begun_at or took:
             self.state.offset = (
                 max(self.state.offset, self.state.done) if self.stopped else self.state.offset
             )
@@ -325,8 +349,10 @@ class Trainer:
             published=self.versions.counters(),
             rejected=dict(source.dead_letters.by_reason),
             source=source.counters(),
+            labels={} if self.state.waiting is None else self.state.waiting.counters(),
             dropped={name: stats[name] for name in _DROPS}
-            | {"uncounted_keys": self.learner.counters.uncounted},
+            | {"uncounted_keys": self.learner.counters.uncounted}
+            | {"unsampled_negatives": self.unsampled},
             missing=self.learner.missing,
             set_aside=dataclasses.asdict(self.set_aside.stats),
             quality=self.state.monitor.quality(self.state.prequential) | self.state.heads.quality(),
@@ -361,6 +387,7 @@ class Trainer:
             return
         self._finish()
         watermark_ms = self.state.origin_ms + (number - 1) * self.run.publish_every_s * 1000 - 1
+        self._decide_all(watermark_ms)
         every = self.run.snapshot_every
         snapshot = number // every > self.state.number // every
         self.versions.publish_if_room(number, watermark_ms, snapshot=snapshot)
@@ -381,7 +408,9 @@ class Trainer:
                 self.state.done = batch.next_offset
                 return
             batch = where(batch, ~held_B)
-        if self.ranks.size == 1 and not self.run.ssd_budget_bytes:
+        if self.run.negative_rate < 1:
+            self._learn_sample(batch)
+        elif self.ranks.size == 1 and not self.run.ssd_budget_bytes:
             self._learn(self.learner.prepare(batch))
         elif self._asked is None:
             self._ask(batch)
@@ -398,20 +427,112 @@ class Trainer:
             self._learn(asked.result(), then)
 
     def _learn(self, ready: Prepared, then: Callable[[], None] = lambda: None) -> None:
-        """Score a batch, then learn from it; or put it aside, and nothing but histories have it."""
+        """Score a batch, then learn from it."""
+        batch = ready.batch
+        scores = self._step(ready, then)
+        if scores is not None:
+            self._scored(batch, scores)
+
+    def _scored(self, batch: Batch, scores: NDArray[np.float32]) -> None:
+        """Count events whose labels are known, with the scores from before they were learned."""
+        score_B = scores if scores.ndim == 1 else scores[:, 0]
+        self.state.heads.add(batch, scores)
+        self.state.prequential.add(batch.ts_ms_B, batch.label_B, score_B)
+        self.state.monitor.add(batch, score_B)
+
+    def _step(
+        self, ready: Prepared, then: Callable[[], None] = lambda: None
+    ) -> NDArray[np.float32] | None:
+        """Learn a batch and return its scores; or put it aside: nothing but histories have it."""
         batch = ready.batch
         self.state.done = batch.next_offset
         try:
             scores = self.learner.learn(ready, then)
         except NotFiniteError as error:
             self.set_aside.add(batch, str(error), kept=self.ranks.first)
-            return
+            return None
         self.set_aside.learned()
-        score_B = scores if scores.ndim == 1 else scores[:, 0]
-        self.state.prequential.add(batch.ts_ms_B, batch.label_B, score_B)
-        self.state.heads.add(batch, scores)
-        self.state.monitor.add(batch, score_B)
         self.state.events += len(batch)
+        return scores
+
+    def _learn_sample(self, batch: Batch) -> None:
+        """Score a batch, then learn from its positives and a share of the others."""
+        kept_B = is_kept(batch, self.run.negative_rate, self.run.seed)
+        score_B = np.empty(len(batch), np.float32)
+        if not kept_B.all():
+            score_B[~kept_B] = self.learner.score(where(batch, ~kept_B))
+        found_B = self._step_sample(batch, kept_B)
+        if found_B is None:
+            return
+        score_B[kept_B] = found_B
+        self._scored(batch, score_B)
+
+    def _step_sample(self, batch: Batch, kept_B: NDArray[np.bool_]) -> NDArray[np.float32] | None:
+        """Learn the events of a batch that are kept; the others are counted alone."""
+        found_B: NDArray[np.float32] | None = np.empty(0, np.float32)
+        self.state.done = batch.next_offset
+        if kept_B.any():
+            sample = weighed(where(batch, kept_B), self.run.negative_rate)
+            found_B = self._step(self.learner.prepare(sample))
+        if not kept_B.all():
+            self.learner.count(where(batch, ~kept_B))
+            self.unsampled += int((~kept_B).sum()) if self.ranks.first else 0
+        return found_B
+
+    # --- labels that come later -------------------------------------------------------------------
+
+    def _join(self, part: Batch) -> None:
+        """Score the impressions that came, and learn those whose labels are known now."""
+        waiting, origin = self.state.waiting, part.origin
+        assert waiting is not None
+        assert origin is not None
+        assert part.id_B is not None
+        came_B = ~origin.feedback_B
+        if came_B.any():
+            came = where(part, came_B)
+            fresh_B = waiting.fresh(came)
+            if fresh_B.any():
+                came = extend(self.state.histories, where(came, fresh_B))
+                waiting.add(came, self.learner.score(came))
+        feedback = part.id_B[origin.feedback_B], part.ts_ms_B[origin.feedback_B]
+        decided = waiting.decide(*feedback, part.watermark_ms, self.run.batch_size)
+        self._decide(decided, part.next_offset)
+
+    def _decide_all(self, until_ms: int) -> None:
+        """Learn all that is decided up to a time: a version ends."""
+        if self.state.waiting is not None:
+            none = np.empty(0, np.int64)
+            self._decide(self.state.waiting.decide(none, none, until_ms), self.state.done)
+
+    def _decide(self, decided: Decided, next_offset: int) -> None:
+        """Count and learn what is decided; events before `next_offset` are taken then."""
+        known, learn, monitor = decided.known, decided.learn, self.state.monitor
+        self.state.done = next_offset
+        if known is not None:
+            held_B = monitor.is_held_out(known.batch)
+            if held_B.any():
+                monitor.hold_out(where(known.batch, held_B), known.score_R[held_B])
+            if not held_B.all():
+                self._scored(where(known.batch, ~held_B), known.score_R[~held_B])
+        if learn is not None:
+            held_B = monitor.is_held_out(learn)
+            learn = None if held_B.all() else where(learn, ~held_B)
+        if learn is None:
+            # Learning would have asked.
+            self.learner.stopping = any(self._channel.gather(self.learner.stops))
+            return
+        for piece in split(learn, self.run.batch_size):
+            piece = dataclasses.replace(piece, next_offset=next_offset)
+            if self.run.negative_rate < 1:
+                self._step_sample(piece, is_kept(piece, self.run.negative_rate, self.run.seed))
+            else:
+                self._step(self.learner.prepare(piece))
+            for history in self.state.histories:
+                history.like(piece)
+
+    def _stand(self, offset: int, cursor: tuple[int, ...] | None) -> None:
+        """Note where reading goes on."""
+        self.state.offset, self.state.cursor = offset, cursor or ()
 
     def _checkpointed(self, offset: int) -> None:
         """Let the source forget what lies before `offset`. Also called by the saver's thread."""

@@ -9,6 +9,7 @@ from embertide.trainer.checkpoint.checkpoint import Checkpoint, SavedCheckpoint
 from embertide.trainer.checkpoint.settings import changed_from_default, settings
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data.history import History
+from embertide.trainer.data.labels import Waiting
 from embertide.trainer.eval.heads import Heads
 from embertide.trainer.eval.metrics import Prequential
 from embertide.trainer.eval.monitor import Monitor
@@ -33,9 +34,11 @@ class RunState:
         heads: Figures of the heads beside the first.
         monitor: Figures by user and slice, and of events that are held out.
         histories: What users did, by sequence.
+        waiting: Impressions whose labels are to come; None: events have theirs.
         changes: Settings that were changed on the way, oldest first.
         offset: Of the batch to read first: batches depend on where one starts.
-        done: Events before this index are learned.
+        cursor: Of merged inputs: where each stands at `offset`; else empty.
+        done: Events before this index are learned; where labels come later, taken.
         events: That were learned.
         number: The version that the state is at or past.
     """
@@ -50,8 +53,10 @@ class RunState:
         self.heads = Heads(run.model.heads)
         self.monitor = Monitor(run.evaluation, names)
         self.histories = [History(each, names) for each in run.model.sequences]
+        self.waiting = None if run.labels is None else Waiting(run.labels)
         self.changes: list[dict[str, Any]] = []
         self.offset = 0
+        self.cursor: tuple[int, ...] = ()
         self.done = 0
         self.events = 0
         self.number = 0
@@ -96,6 +101,9 @@ class RunState:
         self._asked_of = saved.load
         for history, state in zip(self.histories, saved.histories, strict=True):
             history.restore(state)
+        if self.waiting is not None and saved.waiting is not None:
+            self.waiting.restore(saved.waiting)
+        self.cursor = tuple(saved.cursor)
         self.offset, self.done, self.events = saved.offset, saved.done, saved.events
         self.number = saved.version.number
         self.begin(saved.origin_ms)
@@ -118,6 +126,8 @@ class RunState:
             monitor=self.monitor.state(),
             heads=copy.deepcopy(self.heads.state()),
             histories=[history.state() for history in self.histories],
+            cursor=list(self.cursor),
+            waiting=None if self.waiting is None else self.waiting.state(),
             plan=plan.text(self.run.model, self.rows.ownership),
             load=self._load(),
         )

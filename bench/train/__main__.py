@@ -3,9 +3,9 @@
 Each part prints a table and writes `build/bench/train_PART.json` and `.svg`. Runs that are done are
 kept in `build/bench/train`, so a part that was stopped goes on. `--data` is a news portal's clicks
 (docs/results/training.md says which); bars are set for that file. Other parts run when they are
-named: `beyond`, a pruned model larger than memory; `budget`, versions under a byte budget; `criteo`
-and `dense`, for a file of Criteo's ads; `speed`, beside which nothing else should run, and
-`memory`, which make their own events.
+named: `beyond`, a pruned model larger than memory; `budget`, versions under a byte budget;
+`labels`, those that come late; `criteo` and `dense`, for a file of Criteo's ads; `speed`, beside
+which nothing else should run, and `memory`, which make their own events.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from embertide.trainer.errors import TrainerError
 _CONSOLE = Console(stderr=True, highlight=False)
 _PARTS = ("quality", "pruning", "drift")
 _OWN = ("speed", "memory")
-_KNOWN = (*_PARTS, "beyond", "budget", "criteo", "dense", *_OWN)
+_KNOWN = (*_PARTS, "beyond", "budget", "criteo", "dense", "labels", *_OWN)
 _DAYS = (4, 9)
 
 

@@ -259,7 +259,9 @@ def _write_file(path: Path) -> None:
     columns |= {
         feature.column: ours.keys_of(ids_NFL[:, f, 0]) for f, feature in enumerate(schema.features)
     }
-    columns[schema.label] = (np.random.default_rng(2).random(_FILE_EVENTS) < 0.25).astype(np.int32)
+    columns[str(schema.label)] = (np.random.default_rng(2).random(_FILE_EVENTS) < 0.25).astype(
+        np.int32
+    )
     pq.write_table(pa.table(columns), path)
 
 

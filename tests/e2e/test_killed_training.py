@@ -2,7 +2,8 @@
 
 Each start takes memory alone or an SSD tier, by chance: no byte depends on it. A second model is
 pruned, in memory, and has histories and counters. A third has a net of its own, with batch norm and
-dropout, whose class the run's file defines.
+dropout, whose class the run's file defines. A fourth gets its
+labels late, as a second file: every impression is learned exactly once.
 
 `EMBERTIDE_KILLS` says how often each is (`make kill-test`: 50), `EMBERTIDE_SEED` at which moments.
 """
@@ -20,11 +21,13 @@ from pathlib import Path
 import numpy as np
 import own_net
 import pytest
+from late import late, write
 from serving import wait_until
 
 from bench.snapshots import snapshot_files
 from embertide.server.adapters.process import Child
 from embertide.trainer.checkpoint.checkpoint import is_complete
+from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.publish.folder import Publication
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
@@ -32,7 +35,8 @@ KILLS = int(os.environ.get("EMBERTIDE_KILLS", "3"))
 SEED = int(os.environ.get("EMBERTIDE_SEED", "20"))
 HOURS = 6
 # Checkpoints follow one another so closely that one is nearly always being written.
-OPTIONS = ("--publish-every-s", "300", "--snapshot-every", "2")
+HOURS_GIVEN = ("--hours", str(HOURS))
+OPTIONS = (*HOURS_GIVEN, "--publish-every-s", "300", "--snapshot-every", "2")
 TIERS = {"memory": (), "ssd": ("--ddr-mib", "1", "--ssd-mib", "64")}
 PRUNED = """\
 from embertide.trainer.config import PruneConfig, RunConfig
@@ -67,6 +71,27 @@ run = RunConfig(
 )
 """
 CONFIGS = {"pruned": PRUNED, "own net": OWN_NET}
+LATE = """\
+import dataclasses
+
+from embertide.trainer.config import LabelJoin, RunConfig
+from embertide.trainer.data import feedback_schema, joined, open_events
+from embertide.trainer.data.base import globo_schema
+from embertide.trainer.presets import globo, globo_rates
+
+impressions = dataclasses.replace(globo_schema(), label=None, id="impression")
+run = RunConfig(
+    model=globo(),
+    optimizer=globo_rates(),
+    labels=LabelJoin(wait_s=900, correct_s=1800),
+    publish_every_s=300,
+    snapshot_every=2,
+)
+source = joined(
+    open_events("{impressions}", schema=impressions),
+    open_events("{clicks}", schema=feedback_schema(id="impression", ts="ts")),
+)
+"""
 # Of kills: while the process starts and reads its checkpoint, while one is being written, any time.
 MOMENTS, SHARES = ("start", "write", "any"), (0.15, 0.45, 0.4)
 
@@ -86,7 +111,7 @@ class Run:
         """Start the command as anybody would."""
         self.starts.append(tier)
         command = [sys.executable, "-m", "embertide.trainer", "train", str(self.publication.path)]
-        command += ["--hours", str(HOURS), *self._options, "--cache", str(CACHE), "--json"]
+        command += [*self._options, "--cache", str(CACHE), "--json"]
         log = self._logs / f"{len(self.starts)}.log"
         self.child = Child([*command, *TIERS[tier]], log=log)
 
@@ -138,7 +163,7 @@ class Run:
         result = json.loads(self.child.log_text().splitlines()[-1])["result"]
         assert (result["store"]["evictions_to_ssd"] > 0) == (self.starts[-1] == "ssd")
         assert (result["pruning"] is not None) == self._is_pruned
-        said = {name: result[name] for name in ("events", "version", "auc_by_day")}
+        said = {name: result[name] for name in ("events", "version", "auc_by_day", "labels")}
         last = self.publication.snapshots()[-1]
         return snapshot_files(self.publication.snapshot_path(last)), said
 
@@ -155,8 +180,34 @@ def test_a_trainer_killed_at_random_ends_byte_for_byte_as_one_never_killed(
         # Beside a module that it imports.
         (tmp_path / "run.py").write_text(CONFIGS[model])
         shutil.copy(own_net.__file__, tmp_path)
-        options, tiers = ("--config", str(tmp_path / "run.py")), ["memory"]
-    pruned = model == "pruned"
+        options, tiers = (*HOURS_GIVEN, "--config", str(tmp_path / "run.py")), ["memory"]
+    _check(options, tiers, model == "pruned", tmp_path, KILLS)
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.long)])
+def test_labels_that_come_late_are_learned_exactly_once_whenever_it_is_killed(
+    tmp_path: Path, kills: int
+) -> None:
+    news = NewsSource(NewsConfig(hours=HOURS))
+    events = late(news, 1800)
+    impressions, clicks = write(events, tmp_path)
+    (tmp_path / "run.py").write_text(LATE.format(impressions=impressions, clicks=clicks))
+    said = _check(("--config", str(tmp_path / "run.py")), ["memory"], False, tmp_path, kills)
+    labels = said["labels"]
+    assert isinstance(labels, dict)
+    # Of every impression one of the three, of every click one.
+    learned = labels["positives"] + labels["negatives"]
+    assert learned + labels["waiting"] == labels["impressions"] == events.total
+    in_time = labels["positives"] + labels["waiting_positives"]
+    assert in_time + labels["corrected"] + labels["unmatched"] == events.positives
+    assert labels["corrected"] > 0
+    assert said["events"] == learned + labels["corrected"]
+
+
+def _check(
+    options: Sequence[str], tiers: Sequence[str], pruned: bool, tmp_path: Path, most: int
+) -> dict[str, object]:
+    """Kill runs until there were so many kills; return what the run never killed said."""
     rng = np.random.default_rng(SEED)
     never = Run(tmp_path / "never", options, pruned=pruned)
     never.start()
@@ -165,7 +216,7 @@ def test_a_trainer_killed_at_random_ends_byte_for_byte_as_one_never_killed(
     left: Counter[str] = Counter()
     runs = [Run(tmp_path / "run-0", options, pruned=pruned)]
     runs[-1].start()
-    while kills.total() < KILLS:
+    while kills.total() < most:
         run, moment = runs[-1], str(rng.choice(MOMENTS, p=SHARES))
         if run.kill(moment, rng):
             kills[moment] += 1
@@ -176,5 +227,7 @@ def test_a_trainer_killed_at_random_ends_byte_for_byte_as_one_never_killed(
         runs[-1].start(str(rng.choice(tiers)))
     assert runs[-1].end() == wanted, f"seed {SEED}, starts {runs[-1].starts}"
     print(f"seed {SEED}: {len(runs)} runs, kills {dict(kills)}, left half {dict(left)}")
-    assert left["snapshot"] > 0
-    assert left["versions"] > 0
+    if most > 2:
+        assert left["snapshot"] > 0
+        assert left["versions"] > 0
+    return wanted[1]

@@ -36,6 +36,7 @@ from torch import Tensor
 
 from embertide import _store
 from embertide.trainer.data.history import HistoryState
+from embertide.trainer.data.labels import WaitingState
 from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.errors import TrainerError
 from embertide.trainer.eval.metrics import Prequential
@@ -61,10 +62,14 @@ _DENSE = "dense.safetensors"
 _SCORES = "scores.safetensors"
 _MONITOR = "monitor.safetensors"
 _STREAM = "stream.safetensors"
-_PLAIN = ("config", "changed", "changes", "offset", "done", "events", "origin_ms", "plan", "load")
+_PLAIN = (
+    *("config", "changed", "changes", "offset", "done", "events", "origin_ms", "plan", "load"),
+    "cursor",
+)
 # What fields of `_PLAIN` that came later read as in a checkpoint that lacks them.
-_BEFORE: dict[str, Any] = {"changed": None, "changes": [], "plan": "", "load": []}
-_WAITING = "waiting"
+_BEFORE: dict[str, Any] = {"changed": None, "changes": [], "plan": "", "load": [], "cursor": []}
+_WAITING = "waiting"  # of a bucket
+_JOIN = "join."  # of impressions that wait for labels, before the names of their arrays
 _HARMED = ".harmed"
 _STATE = ("accumulator_N", "age_N", "utility_NC", "steps_N", "elements_NE")
 
@@ -107,6 +112,8 @@ class Checkpoint:
     load: list[list[int]] = dataclasses.field(default_factory=list)  # plan.balanced's
     heads: tuple[dict[str, Any], dict[str, NDArray[Any]]] = ({}, {})  # Heads.state
     monitor: tuple[dict[str, Any], dict[str, NDArray[Any]]] = ({}, {})  # Monitor.state
+    cursor: list[int] = dataclasses.field(default_factory=list)  # of merged inputs, at `offset`
+    waiting: WaitingState | None = None  # impressions whose labels are to come, as of `done`
 
 
 def _folder(publication: Publication, version: VersionId) -> Path:
@@ -212,6 +219,9 @@ class CheckpointWriter:
         }
         for place, history in enumerate(checkpoint.histories):
             stream |= {f"users{place}": history.user_U, f"items{place}": history.items_UL}
+        waiting = checkpoint.waiting
+        if waiting is not None:
+            stream |= {f"{_JOIN}{name}": array for name, array in waiting.arrays.items()}
         self._write(_STREAM, safetensors.numpy.save(stream))
         figures, arrays = checkpoint.prequential.state()
         of_heads, more = checkpoint.heads
@@ -226,6 +236,7 @@ class CheckpointWriter:
             "rows": [steps, pruned_at],
             "ranks": self._channel.size,
             "forgotten": [history.forgotten for history in checkpoint.histories],
+            "join": None if waiting is None else dict(waiting.counts),
             "prequential": figures,
             "heads": of_heads,
             "monitor": numbers,
@@ -283,6 +294,7 @@ class SavedCheckpoint:
                 )
                 for place, forgotten in enumerate(body["forgotten"])
             ],
+            waiting=_waiting(body.get("join"), stream),
             prequential=Prequential.from_state(body["prequential"], scores),
             heads=(body.get("heads", {}), scores),
             # Older builds did not have it.
@@ -502,6 +514,15 @@ def prune(publication: Publication) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
+
+
+def _waiting(
+    counts: dict[str, int] | None, stream: Mapping[str, NDArray[Any]]
+) -> WaitingState | None:
+    if counts is None:
+        return None
+    arrays = {name[len(_JOIN) :]: each for name, each in stream.items() if name.startswith(_JOIN)}
+    return WaitingState(arrays=arrays, counts=counts)
 
 
 def _without_tensors(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:

@@ -52,6 +52,7 @@ ALLOWED = frozenset(
         "net_dtype",
         "threads",
         "warmup_events",
+        "negative_rate",
         "snapshot_every",
         "codecs.rows",
         "codecs.gradients",
@@ -67,6 +68,7 @@ ALLOWED = frozenset(
 _WITH_THE_MODEL = ("model", "optimizer.name", "prune", "seed")
 
 _FIXED = {
+    "labels": "impressions wait in checkpoints by it",
     "seed": "new rows get their values from it",
     "publish_every_s": "versions are numbered by it",
     "publish_budget": "the rows that it holds back lie in checkpoints from the start",

@@ -131,7 +131,8 @@ def check_model(model: ModelConfig, source: EventSource) -> None:
                 f"model {model.name!r} has the {what} {', '.join(wanted) or 'none'}; the events "
                 f"have {', '.join(names) or 'none'}: give both the same, in the same order"
             )
-    labels = [source.schema.label, *source.schema.more_labels]
+    label = source.schema.label or "that of feedback"
+    labels = [label, *source.schema.more_labels]
     heads = [head.name for head in model.heads] or labels[:1]
     if heads != labels:
         raise ConfigurationError(

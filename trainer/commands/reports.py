@@ -74,6 +74,11 @@ class _Page(Collector):
         yield _counters(
             "set_aside", "Would have made the net not finite.", "what", newest.set_aside
         )
+        labels = dict(newest.labels)
+        waiting = labels.pop("waiting", 0)
+        labels.pop("waiting_positives", 0)
+        yield _counters("labels", "Of labels that come later.", "what", labels)
+        yield GaugeMetricFamily(_PREFIX + "waiting", "Impressions without a label yet.", waiting)
         yield _counters("dropped", "What the store did not do.", "what", newest.dropped)
         yield _counters("published", "Sent, or not.", "what", newest.published)
         yield from _quality(newest)

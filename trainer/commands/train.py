@@ -326,6 +326,8 @@ def command(
             "undone_events": trainer.undone_events,
             "rejected": source.dead_letters.by_reason,
             "source": source.counters(),
+            "labels": {} if trainer.state.waiting is None else trainer.state.waiting.counters(),
+            "unsampled_negatives": trainer.unsampled,
             "set_aside": dataclasses.asdict(trainer.set_aside.stats),
             "checkpoints": dataclasses.asdict(trainer.versions.saver.stats),
             "stopped": trainer.stopped,

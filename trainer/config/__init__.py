@@ -11,6 +11,7 @@ of an older build then goes on with the same bytes (checkpoint/settings.py compa
 """
 
 from embertide.trainer.config.evaluation import HOUR_OF_DAY, EvalConfig
+from embertide.trainer.config.labels import LabelJoin
 from embertide.trainer.config.learning import (
     BEFORE,
     Optimizer,
@@ -57,6 +58,7 @@ __all__ = [
     "FeatureConfig",
     "FeatureKeys",
     "HeadConfig",
+    "LabelJoin",
     "ModelConfig",
     "NetDevice",
     "NetDtype",

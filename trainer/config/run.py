@@ -4,6 +4,7 @@ import dataclasses
 from typing import Literal, get_args
 
 from embertide.trainer.config.evaluation import EvalConfig
+from embertide.trainer.config.labels import LabelJoin
 from embertide.trainer.config.learning import OptimizerConfig, PruneConfig
 from embertide.trainer.config.model import ModelConfig
 
@@ -66,6 +67,10 @@ class RunConfig:
         model: Tables, features and dense net.
         optimizer: How rows and net learn.
         prune: Which rows stay; None: every key keeps its row.
+        labels: How long impressions wait for feedback, where that is a stream of its own; None:
+            events have their labels.
+        negative_rate: The share of events with label 0 that is learned; each then counts as many as
+            it stands for, and all are scored. Less takes less time, and gives rows to fewer keys.
         seed: Of the net and of new rows.
         batch_size: Events of a step, at least: a group of one time is never split. Small batches
             learn more from each event, large ones go faster.
@@ -111,6 +116,8 @@ class RunConfig:
     model: ModelConfig
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     prune: PruneConfig | None = None
+    labels: LabelJoin | None = None
+    negative_rate: float = 1.0
     seed: int = 1
     batch_size: int = 256
     loss: str = "bce"
@@ -150,6 +157,16 @@ class RunConfig:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if not 0 < self.negative_rate <= 1:
+            raise ValueError(
+                f"negative_rate is {self.negative_rate}; give more than 0, at most 1, which is all"
+            )
+        late = self.labels is not None or self.negative_rate < 1
+        if late and self.model.outputs > 1:
+            raise ValueError(
+                f"the model has {self.model.outputs} heads; labels that come late and negative_rate"
+                " are for a model of one"
+            )
         if self.loss != "bce" and ":" not in self.loss:
             raise ValueError(
                 f"loss is {self.loss!r}; use 'bce', or a function of yours as package.module:name"

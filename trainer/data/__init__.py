@@ -9,16 +9,18 @@ from embertide.trainer.data.base import (
     EventSchema,
     EventSource,
     criteo_schema,
+    feedback_schema,
     known_schema,
 )
 from embertide.trainer.data.criteo import CriteoSource
 from embertide.trainer.data.csv import CsvSource, TextFormat, text_columns
 from embertide.trainer.data.files import FilesSource, matching_files
+from embertide.trainer.data.merge import MergedSource
 from embertide.trainer.data.parquet import ParquetSource, parquet_columns
 from embertide.trainer.data.redis_stream import SCHEMES, RedisStreamSource, StreamConfig
 from embertide.trainer.errors import DataError
 
-__all__ = ["open_events"]
+__all__ = ["feedback_schema", "joined", "open_events"]
 
 _SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "criteo"}
 _COMPRESSIONS = (".gz", ".bz2", ".zst", ".lz4")
@@ -64,6 +66,27 @@ def open_events(
         # What was found in the first file holds for all.
         schema, kinds = one.schema, one.key_kinds if isinstance(one, CsvSource) else None
     return parts[0] if len(parts) == 1 else FilesSource(", ".join(patterns), parts, dead_letters)
+
+
+def joined(
+    impressions: EventSource, feedback: EventSource, *, silent_s: float = 10.0
+) -> MergedSource:
+    """Impressions without labels and feedback on them, for `RunConfig(labels=LabelJoin(...))`.
+
+    Args:
+        impressions: Of a schema with `id` and `ts`, and label=None.
+        feedback: Of `feedback_schema`: what is in it is a positive; either may be files or a
+            stream.
+        silent_s: See `MergedSource`.
+
+    Raises:
+        ConfigurationError: The schemas do not fit.
+    """
+    return MergedSource(_parts(impressions), _parts(feedback), silent_s=silent_s)
+
+
+def _parts(source: EventSource) -> list[EventSource]:
+    return list(source.parts) if isinstance(source, MergedSource) else [source]
 
 
 def _open_file(

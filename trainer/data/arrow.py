@@ -52,7 +52,7 @@ def type_fault(schema: EventSchema, name: str, kind: pa.DataType) -> str | None:
         return None if fits else f"weights {name!r} are {kind}; cast them to list<float>"
     if is_list:
         return f"column {name!r} is {kind}; read it with transform 'keys', or cast it to one value"
-    if name in schema.key_columns and not (whole or is_text(kind)):
+    if name in (*schema.key_columns, schema.id) and not (whole or is_text(kind)):
         return f"key column {name!r} is {kind}; cast it to int64 or to a string"
     if name in schema.dense and not number:
         return f"dense column {name!r} is {kind}; cast it to a number"

@@ -251,7 +251,9 @@ class Assembler:
             event_R, text_R = zip(*chunk.malformed, strict=True)
             self._dead.add(event_R, "malformed line", text_R)
         sieve = _Sieve(chunk.event_N, self._dead)
-        label_N = self._label(columns[schema.label], sieve)
+        label_N = np.zeros(len(chunk.event_N), np.float32)
+        if schema.label is not None:
+            label_N = self._label(columns[schema.label], sieve)
         if schema.target_columns:
             label_N = np.column_stack((label_N, *self._targets(columns, sieve)))
         dense_ND = self._dense(chunk, sieve)
@@ -263,6 +265,10 @@ class Assembler:
         ts_ms_N = self._time(chunk, sieve)
         keys_NF = self._keys(columns, ts_ms_N)
         arrays: tuple[NDArray[Any], ...] = (chunk.event_N, ts_ms_N, keys_NF, dense_ND, label_N)
+        if schema.id is not None:
+            ids = columns[schema.id]
+            sieve.reject(ids.bad_N, f"id {schema.id} is not an integer", ids)
+            arrays = (*arrays, column_keys(ids))
         if not sieve.keep_N.all():
             arrays = tuple(array[sieve.keep_N] for array in arrays)
         lists = {

@@ -113,7 +113,7 @@ class EventSchema:
 
     Attributes:
         features: The sparse features, in the order of `Batch.keys_BF`.
-        label: Column of the label, 0 or 1.
+        label: Column of the label, 0 or 1; None where labels come as a stream of their own.
         more_labels: Columns of further labels, 0 or 1, for a model of several heads; null: unknown.
         weight: Column of what each event counts in the loss, 0 or more; None: 1 each.
         dense: Dense columns, in the order of `Batch.dense_BD`.
@@ -122,10 +122,12 @@ class EventSchema:
         list_separator: What stands between the items of a list in text; an empty field is an empty
             list. Parquet and Arrow have lists of their own.
         times: How late events may be, and how far ahead.
+        id: Column of integers or strings that feedback names an impression by; None: none. One that
+            is null has no label to come.
     """
 
     features: tuple[FeatureColumn, ...]
-    label: str
+    label: str | None
     more_labels: tuple[str, ...] = ()
     weight: str | None = None
     dense: tuple[str, ...] = ()
@@ -133,10 +135,11 @@ class EventSchema:
     ts_unit_ms: int = 1000
     list_separator: str = "|"
     times: EventTimes = EventTimes()
+    id: str | None = None
 
     def __post_init__(self) -> None:
         """Refuses a schema that no input could satisfy."""
-        if not self.features:
+        if not self.features and self.id is None:
             raise ValueError("features is empty; name at least one FeatureColumn")
         names = [feature.name for feature in self.features]
         if len(set(names)) != len(names):
@@ -151,12 +154,11 @@ class EventSchema:
                     f"feature {feature.name!r}: hour_of_day reads the ts column {self.ts!r}, "
                     f"not {feature.column!r}; name that one"
                 )
-        times = () if self.ts is None else (self.ts,)
         targets = self.target_columns
         for column in targets:
             if targets.count(column) > 1 or column == self.label:
                 raise ValueError(f"label or weight {column!r} repeats; give each a column")
-        uses = Counter({*times, *self.key_columns, *self.dense, self.label, *targets})
+        uses = Counter({*self._single, *self.key_columns, *self.dense, *targets})
         uses.update((*self.list_columns, *self.weight_columns))
         for column in (*self.list_columns, *self.weight_columns):
             if uses[column] > 1:
@@ -186,8 +188,13 @@ class EventSchema:
         """Every column that is read, each once."""
         times = () if self.ts is None else (self.ts,)
         lists = (*self.list_columns, *self.weight_columns)
-        values = (*self.key_columns, *lists, *self.dense, self.label, *self.target_columns)
+        values = (*self.key_columns, *lists, *self.dense, *self._single, *self.target_columns)
         return tuple(dict.fromkeys((*times, *values)))
+
+    @property
+    def _single(self) -> tuple[str, ...]:
+        """Columns of one value an event that are no features."""
+        return tuple(name for name in (self.ts, self.label, self.id) if name is not None)
 
     @property
     def target_columns(self) -> tuple[str, ...]:
@@ -215,12 +222,56 @@ def criteo_schema() -> EventSchema:
     )
 
 
+def feedback_schema(*, id: str, ts: str, ts_unit_ms: int = 1000) -> EventSchema:
+    """Schema of feedback: one event for each click, with the impression's id and its own time."""
+    return EventSchema(features=(), label=None, ts=ts, ts_unit_ms=ts_unit_ms, id=id)
+
+
 def known_schema(columns: Sequence[str]) -> EventSchema | None:
     """The schema of those above whose columns are all there; None if none is."""
     for schema in (globo_schema(), criteo_schema()):
         if set(schema.columns) <= set(columns):
             return schema
     return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where the rows of a batch of several merged inputs come from (data/merge.py).
+
+    Attributes:
+        part_B: Which input.
+        index_B: Event index in that input.
+        feedback_B: Whether it is feedback on an impression, and no impression.
+        cursor: Of each input: the event index to read it from for the first row.
+        next_cursor: ... for what follows the last.
+    """
+
+    part_B: NDArray[np.int64]
+    index_B: NDArray[np.int64]
+    feedback_B: NDArray[np.bool_]
+    cursor: tuple[int, ...]
+    next_cursor: tuple[int, ...]
+
+    def cut(self, begin: int, end: int) -> "Origin":
+        """Return that of rows `begin` to `end`."""
+        return Origin(
+            part_B=self.part_B[begin:end],
+            index_B=self.index_B[begin:end],
+            feedback_B=self.feedback_B[begin:end],
+            cursor=self._cursor_at(begin),
+            next_cursor=self._cursor_at(end),
+        )
+
+    def _cursor_at(self, row: int) -> tuple[int, ...]:
+        if row == 0:
+            return self.cursor
+        cursor = list(self.next_cursor)
+        for part in range(len(cursor)):
+            later_R = np.flatnonzero(self.part_B[row:] == part)
+            if len(later_R):
+                cursor[part] = int(self.index_B[row + later_R[0]])
+        return tuple(cursor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,6 +290,8 @@ class Batch:
         weight_B: What each event counts in the loss, which stays divided by B; None: 1.
         more_labels_BL: The schema's further labels, 0.0 or 1.0; NaN: unknown. None: it has none.
         lists: The bags of the features that are lists, by their column of `keys_BF`.
+        id_B: What feedback names each by; None: the schema has no ids.
+        origin: Of merged inputs; None: it is one.
     """
 
     first: int
@@ -251,6 +304,8 @@ class Batch:
     weight_B: NDArray[np.float32] | None = None
     more_labels_BL: NDArray[np.float32] | None = None
     lists: Mapping[int, Bags] = field(default_factory=dict)
+    id_B: NDArray[np.int64] | None = None
+    origin: Origin | None = None
 
     def __len__(self) -> int:
         """Number of events."""
@@ -374,6 +429,16 @@ class EventSource(abc.ABC):
     schema: EventSchema
     dead_letters: DeadLetters
 
+    @property
+    def live(self) -> bool:
+        """Whether events may be long in coming, which says nothing of their time."""
+        return False
+
+    @property
+    def joined(self) -> bool:
+        """Whether it gives impressions, and feedback on them, for `RunConfig.labels`."""
+        return False
+
     @abc.abstractmethod
     def batches(self, *, batch_size: int, start: int = 0) -> Iterator[Batch]:
         """Yields the events from `start` on.
@@ -403,6 +468,12 @@ class EventSource(abc.ABC):
         """What happened to this source beside dead letters, by name; empty for most."""
         return {}
 
+    def seek(self, cursor: Sequence[int]) -> None:  # noqa: B027  most are one input
+        """Says where each of several merged inputs stands at the `start` of the next `batches`."""
+
+    def remember_in(self, folder: Path) -> None:  # noqa: B027  most have nothing to remember
+        """Names the folder for what was decided by waiting, so that reading again decides it so."""
+
 
 class DerivedSource(EventSource):
     """An `EventSource` over another's events: a subclass says what `batches` does to them."""
@@ -424,3 +495,21 @@ class DerivedSource(EventSource):
     def counters(self) -> dict[str, int]:
         """As the source."""
         return self._source.counters()
+
+    @property
+    def live(self) -> bool:
+        """As the source."""
+        return self._source.live
+
+    @property
+    def joined(self) -> bool:
+        """As the source."""
+        return self._source.joined
+
+    def seek(self, cursor: Sequence[int]) -> None:
+        """As the source."""
+        self._source.seek(cursor)
+
+    def remember_in(self, folder: Path) -> None:
+        """As the source."""
+        self._source.remember_in(folder)

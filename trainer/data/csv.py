@@ -146,7 +146,8 @@ class TextSource(ChunkedSource):
         numbers |= {*schema.weight_columns}
         kinds: dict[str, Kind] = {name: "float" for name in schema.columns if name in numbers}
         guessed: list[str] = []
-        for name in (*schema.key_columns, *schema.list_columns):
+        ids = () if schema.id is None else (schema.id,)
+        for name in dict.fromkeys((*schema.key_columns, *schema.list_columns, *ids)):
             if name in numbers:
                 kinds[name] = "int"
             elif name in self._text.kinds:

@@ -93,6 +93,12 @@ class History:
         keys_BF = np.concatenate((batch.keys_BF, items_BL), axis=1)
         return dataclasses.replace(batch, keys_BF=keys_BF, dense_BD=dense_BD)
 
+    def like(self, batch: Batch) -> None:
+        """Add the positives of a batch that has the sequence's columns already."""
+        positive_P = np.flatnonzero(batch.label_B)
+        for user, item in batch.keys_BF[positive_P][:, [self._user, self._item]].tolist():
+            self._add(user, item)
+
     def state(self) -> HistoryState:
         """Return a copy of all that is held."""
         return HistoryState(

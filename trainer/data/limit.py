@@ -73,11 +73,16 @@ def take(batch: Batch, begin: int, end: int) -> Batch:
         weight_B=None if batch.weight_B is None else batch.weight_B[begin:end],
         more_labels_BL=_cut(batch.more_labels_BL, slice(begin, end)),
         lists={f: bags.cut(begin, end) for f, bags in batch.lists.items()},
+        id_B=None if batch.id_B is None else batch.id_B[begin:end],
+        origin=None if batch.origin is None else batch.origin.cut(begin, end),
     )
 
 
 def where(batch: Batch, keep_B: NDArray[np.bool_]) -> Batch:
-    """Return the events of a batch that are to be kept, at least one; offsets stay as they are."""
+    """Return the events of a batch that are to be kept, at least one; offsets stay as they are.
+
+    Where they come from is not kept.
+    """
     return dataclasses.replace(
         batch,
         event_B=batch.event_B[keep_B],
@@ -87,6 +92,8 @@ def where(batch: Batch, keep_B: NDArray[np.bool_]) -> Batch:
         label_B=batch.label_B[keep_B],
         weight_B=None if batch.weight_B is None else batch.weight_B[keep_B],
         more_labels_BL=_cut(batch.more_labels_BL, keep_B),
+        id_B=None if batch.id_B is None else batch.id_B[keep_B],
+        origin=None,
         lists={f: bags.where(keep_B) for f, bags in batch.lists.items()},
     )
 

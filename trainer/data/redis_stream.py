@@ -190,6 +190,11 @@ class RedisStreamSource(EventSource):
         self._lock = threading.Lock()  # of the counts
         self.schema = schema or self._recognise()
 
+    @property
+    def live(self) -> bool:
+        """It is."""
+        return True
+
     def total_events(self) -> int | None:
         """Unknown: more may come."""
         return None
@@ -450,8 +455,7 @@ class EventSender:
             + len(lists)
             + len(schema.dense)
             + len(schema.target_columns)
-            + 1
-            + (schema.ts is not None)
+            + sum(name is not None for name in (schema.ts, schema.label, schema.id))
         ):
             raise ConfigurationError(
                 "these events cannot be sent: a column has two uses; give a schema with a use a "
@@ -530,7 +534,10 @@ def _encode(schema: EventSchema, batch: Batch) -> bytes:
         if feature.weights:
             columns[feature.weights] = pa.ListArray.from_arrays(offsets_B1, bags.weights_N)
     columns |= {name: batch.dense_BD[:, d] for d, name in enumerate(schema.dense)}
-    columns[schema.label] = batch.label_B.astype(np.int8)
+    if schema.label is not None:
+        columns[schema.label] = batch.label_B.astype(np.int8)
+    if schema.id is not None:
+        columns[schema.id] = batch.id_B
     for place, name in enumerate(schema.more_labels):
         assert batch.more_labels_BL is not None
         columns[name] = pa.array(batch.more_labels_BL[:, place], from_pandas=True)

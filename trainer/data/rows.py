@@ -17,7 +17,7 @@ from embertide.trainer.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Accepted rows: the arrays of `Batch`, in its order, and its lists.
+    """Accepted rows: the arrays of `Batch`, in its order, ids last if there are any; its lists.
 
     Of a schema with further labels or weights, the labels have columns: the label, those, weights.
     """
@@ -55,14 +55,21 @@ class Rows:
             {f: bags.where(keep_N) for f, bags in self.lists.items()},
         )
 
+    def at(self, row_R: NDArray[np.int64]) -> "Rows":
+        """Return these rows in this order."""
+        return Rows(
+            tuple(array[row_R] for array in self.arrays),
+            {f: bags.at(row_R) for f, bags in self.lists.items()},
+        )
+
     def at_times(self, ts_ms_N: NDArray[np.int64]) -> "Rows":
         """Return them with other times."""
         return Rows((self.arrays[0], ts_ms_N, *self.arrays[2:]), self.lists)
 
     def batch(self, next_offset: int) -> Batch:
         """Return all of them as a batch."""
-        event_B, ts_ms_B, keys_BF, dense_BD, label_B = self.arrays
-        more: dict[str, NDArray[np.float32]] = {}
+        event_B, ts_ms_B, keys_BF, dense_BD, label_B, *ids = self.arrays
+        more: dict[str, Any] = {}
         if label_B.ndim > 1:
             label_BL, label_B = label_B, np.ascontiguousarray(label_B[:, 0])
             more = {"weight_B": np.ascontiguousarray(label_BL[:, -1])}
@@ -77,6 +84,7 @@ class Rows:
             dense_BD=dense_BD,
             label_B=label_B,
             lists=self.lists,
+            id_B=ids[0] if ids else None,
             **more,
         )
 

@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embertide.trainer.data.base import Batch, DerivedSource, EventSource
+from embertide.trainer.data.base import Batch, DerivedSource, EventSource, Origin
 from embertide.trainer.embedding.bags import Bags
 from embertide.trainer.sync.channel import Channel, RankError, error_of
 
 _ARRAYS = ("event_B", "ts_ms_B", "keys_BF", "dense_BD", "label_B")
-_BESIDE = ("weight_B", "more_labels_BL")  # which a batch may lack
+_BESIDE = ("weight_B", "more_labels_BL", "id_B")  # which a batch may lack
+_ORIGIN = ("part_B", "index_B", "feedback_B")
 _END = b"\0end"
 _STILL = b"\0still"  # there are no events now; others would else give up waiting
 _STILL_EVERY_S = 30.0
@@ -39,11 +40,16 @@ def packed(batch: Batch) -> bytes:
         arrays += () if bags.weights_N is None else (bags.weights_N,)
     beside = [name for name in _BESIDE if getattr(batch, name) is not None]
     arrays += [getattr(batch, name) for name in beside]
+    more: dict[str, Any] = {}
+    if batch.origin is not None:
+        arrays += (getattr(batch.origin, name) for name in _ORIGIN)
+        more = {"cursor": batch.origin.cursor, "next_cursor": batch.origin.next_cursor}
     header = {
         "beside": beside,
         "first": batch.first,
         "next_offset": batch.next_offset,
         "lists": lists,
+        "cursors": more,
         "arrays": [[array.dtype.str, list(array.shape)] for array in arrays],
     }
     text = json.dumps(header).encode()
@@ -67,8 +73,12 @@ def unpacked(data: bytes | bytearray) -> Batch:
         f: Bags(next(rest), next(rest), next(rest) if weighed else None)
         for f, weighed in header["lists"]
     }
-    named = dict(zip(_ARRAYS, arrays, strict=False))
+    named: dict[str, Any] = dict(zip(_ARRAYS, arrays, strict=False))
     named |= {name: next(rest) for name in header["beside"]}
+    if header["cursors"]:
+        origin: dict[str, Any] = {name: next(rest) for name in _ORIGIN}
+        origin |= {name: tuple(at) for name, at in header["cursors"].items()}
+        named["origin"] = Origin(**origin)
     return Batch(first=header["first"], next_offset=header["next_offset"], lists=lists, **named)
 
 

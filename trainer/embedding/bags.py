@@ -87,6 +87,15 @@ class Bags:
         weights_N = None if self.weights_N is None else self.weights_N[keep_N]
         return Bags.of(self.keys_N[keep_N], self.sizes_B[keep_B], weights_N)
 
+    def at(self, bag_R: NDArray[np.int64]) -> "Bags":
+        """Return these bags in this order."""
+        sizes_R = self.sizes_B[bag_R]
+        begin_R = np.cumsum(sizes_R) - sizes_R
+        moved_R = self.offsets_B1[:-1].astype(np.int64)[bag_R] - begin_R
+        from_N = np.arange(sizes_R.sum()) + np.repeat(moved_R, sizes_R)
+        weights_N = None if self.weights_N is None else self.weights_N[from_N]
+        return Bags.of(self.keys_N[from_N], sizes_R, weights_N)
+
     def __len__(self) -> int:
         """Number of bags."""
         return len(self.offsets_B1) - 1
