@@ -8,7 +8,9 @@ what its checkpoint lacks without publishing, until it passes the newest version
 Shapes: B events of a batch, F features, D dense columns.
 """
 
+import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embertide.trainer.aside import SetAside
+from embertide.trainer.checkpoint.restoring import restore
 from embertide.trainer.checkpoint.settings import settings
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data.ahead import read_ahead
@@ -38,6 +41,8 @@ from embertide.trainer.progress import Progress, added_up
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.promotion import PromotionRecord
 from embertide.trainer.publish.snapshot import keep_program
+from embertide.trainer.publish.storage import Storage
+from embertide.trainer.publish.upload import Uploader, UploadOptions
 from embertide.trainer.resuming import Resuming
 from embertide.trainer.sync.channel import check_same
 from embertide.trainer.sync.ranks import Ranks
@@ -83,10 +88,14 @@ class Trainer:
         fork: Whose state a run begins with that has none of its own; None: nobody's.
         change_model: Let the run go on with another model than its checkpoint's, with what it has
             learned carried over.
+        storage: Where the publication has a copy, from which a folder that is empty is filled.
+        most_behind_s: Training waits while storage lacks something that is older.
+        storage_end_s: How long the end of `fit` may wait for storage.
 
     Attributes:
         state: What is learned, and up to where; of this rank, its rows.
         versions: What publishes it.
+        uploader: What brings it to storage, on the first rank.
         stopped: Whether `fit` came to its end because `stop` was called.
         forked: What this run began with of another run or model; None: nothing.
 
@@ -96,6 +105,8 @@ class Trainer:
         ConfigurationError: `allow_change` names no setting, or one that cannot change; or a net of
             one's own is not what it should be, or not what it was.
         BusError: Redis cannot be reached.
+        StorageError: Storage cannot be used.
+        OvertakenError: Another trainer publishes to the same storage.
     """
 
     def __init__(
@@ -111,6 +122,9 @@ class Trainer:
         plan_file: Path | None = None,
         fork: Fork | None = None,
         change_model: bool = False,
+        storage: Storage | None = None,
+        most_behind_s: float = 3600.0,
+        storage_end_s: float = 300.0,
     ) -> None:
         """Open store and net, resume a checkpoint, take the lineage."""
         self.run = run
@@ -132,6 +146,16 @@ class Trainer:
         self.undone_events = 0  # passed over, as a rollback undid what was learned from them
         self._skipped = PromotionRecord(publication).read().undone if skip_undone else ()
         self._source: EventSource | None = None  # of this `fit`
+        self.uploader: Uploader | None = None
+        with self._channel.together():
+            if storage is not None and self.ranks.first:
+                options = UploadOptions(
+                    keep_snapshots=run.keep_snapshots,
+                    most_behind_s=most_behind_s,
+                    end_s=storage_end_s,
+                )
+                self.uploader = Uploader(storage, publication, options)
+                restore(self.uploader, publication)
         beginning = Resuming(
             run=run,
             publication=publication,
@@ -170,7 +194,11 @@ class Trainer:
             publishing=publishing,
             saving=saving,
             checkpointed=self._checkpointed,
+            floor=0 if self.uploader is None else self.uploader.largest_lineage(),
         )
+        with self._channel.together():
+            if self.uploader is not None:
+                self.uploader.begin(self.versions.publisher.lineage)
 
     def figures(self) -> dict[str, Any]:
         """Return what all ranks hold and did, added up; all of them call it together."""
@@ -205,6 +233,8 @@ class Trainer:
         Raises:
             CheckpointError: A checkpoint could not be written.
             SupersededError: Another publisher runs.
+            OvertakenError: ... or publishes to the same storage.
+            StorageError: Storage lacks what came last, after all the time it was given.
         """
         self.stopped, self._asked = False, None
         shared = None
@@ -233,7 +263,12 @@ class Trainer:
                 shared.stop() if stopping else shared.idle()
             return False
 
-        with self.versions.saver, read_ahead(batches, self.run.ahead_bytes, ends) as ahead:
+        uploading = self.uploader or contextlib.nullcontext()
+        with (
+            uploading,
+            self.versions.saver,
+            read_ahead(batches, self.run.ahead_bytes, ends) as ahead,
+        ):
             try:
                 self._fit(ahead, source, gate, progress, every_s)
             finally:
@@ -357,6 +392,8 @@ class Trainer:
             set_aside=dataclasses.asdict(self.set_aside.stats),
             quality=self.state.monitor.quality(self.state.prequential) | self.state.heads.quality(),
             slices=self.state.monitor.slices(),
+            storage={} if self.uploader is None else dataclasses.asdict(self.uploader.stats),
+            storage_behind_s=0.0 if self.uploader is None else self.uploader.behind_s,
         )
 
     def _is_undone(self, part: Batch) -> bool:
@@ -386,6 +423,8 @@ class Trainer:
         if number <= self.state.number:
             return
         self._finish()
+        if self.uploader is not None:
+            self.uploader.check(self._is_stopping)
         watermark_ms = self.state.origin_ms + (number - 1) * self.run.publish_every_s * 1000 - 1
         self._decide_all(watermark_ms)
         every = self.run.snapshot_every
@@ -536,5 +575,10 @@ class Trainer:
 
     def _checkpointed(self, offset: int) -> None:
         """Let the source forget what lies before `offset`. Also called by the saver's thread."""
-        if self._source is not None and self.ranks.first:
-            self._source.checkpointed(offset)
+        source = self._source
+        if source is None or not self.ranks.first:
+            return
+        if self.uploader is None:
+            source.checkpointed(offset)
+        else:  # what storage lacks, a new machine lacks
+            self.uploader.once_there(functools.partial(source.checkpointed, offset))

@@ -26,6 +26,8 @@ class Progress:
     dropped: dict[str, int]  # by the store, by counter
     missing: int  # dense values
     set_aside: dict[str, int]  # batches that would have made the net not finite, their events
+    storage: dict[str, int] = dataclasses.field(default_factory=dict)  # UploadStats
+    storage_behind_s: float = 0.0
     ranks: int = 1
     # Of the current day: Monitor.quality, by whose figures they are; Monitor.slices.
     quality: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)

@@ -74,6 +74,7 @@ class Versions:
         publishing: Channel,
         saving: Channel,
         checkpointed: Callable[[int], None],
+        floor: int = 0,
     ) -> None:
         """Take the lineage, and owe what other publishers sent since the state's checkpoint.
 
@@ -86,6 +87,7 @@ class Versions:
             saving: Of the thread that writes checkpoints.
             checkpointed: Called with a state's read offset once its checkpoint is there, also by
                 that thread.
+            floor: A lineage that others have had, though the folder may not show it.
 
         Raises:
             BusError: Redis cannot be reached.
@@ -128,6 +130,7 @@ class Versions:
             model=run.model.name,
             schema_id=self._schema_id(),
             bus_bytes=run.bus_bytes,
+            floor=floor,
             channel=publishing,
         )
         # The next version has one, whatever its number. Nothing else leads to another model.

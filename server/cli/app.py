@@ -1,6 +1,7 @@
 """`embertide`: the one command. Every subcommand is a module beside this one, or the trainer's."""
 
 import os
+from collections.abc import Sequence
 
 import typer
 
@@ -21,7 +22,7 @@ from embertide.server.cli import (
 from embertide.server.cli.chaos import command as chaos
 from embertide.server.cli.connection_options import add_connection_options
 from embertide.server.cli.demo import command as demo
-from embertide.server.cli.processes import TRAINER
+from embertide.server.cli.processes import MIRROR, TRAINER
 
 app = typer.Typer(
     name="embertide",
@@ -34,24 +35,28 @@ app = typer.Typer(
 )
 
 
-def _forward(name: str, text: str) -> None:
+def _forward(name: str, text: str, command: Sequence[str] = ()) -> None:
     """Add a command that the trainer's process takes over, options, help and all."""
+    words = command or (*TRAINER, name)
 
-    def command(context: typer.Context) -> None:
-        os.execv(TRAINER[0], [*TRAINER, name, *context.args])
+    def forward(context: typer.Context) -> None:
+        os.execv(words[0], [*words, *context.args])
 
-    command.__doc__ = text
+    forward.__doc__ = text
     settings = {
         "allow_extra_args": True,
         "ignore_unknown_options": True,
         "help_option_names": [],  # --help too is the trainer's to answer
     }
-    app.command(name, context_settings=settings)(command)
+    app.command(name, context_settings=settings)(forward)
 
 
 _forward("train", "Train on a stream of events and publish as the model learns.")
 _forward("send-events", "Add the events of a file to a Redis Stream, for a trainer to read.")
 _forward("guard", "Judge versions by labelled events before ordinary requests see them.")
+_forward(
+    "mirror", "Keep a publication in object storage in a folder that nodes read.", command=MIRROR
+)
 _forward("rollback", "Restore the state of an older version, as a new version.")
 app.command("serve")(serve.command)
 app.command("status")(status.command)

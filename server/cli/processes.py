@@ -10,6 +10,8 @@ from typing import Any
 from embertide.server.adapters.process import Child, ProcessError, Stopped
 
 TRAINER = (sys.executable, "-m", "embertide.trainer")
+# Not with the rest: a node has neither torch nor what reads events.
+MIRROR = (sys.executable, "-m", "embertide.trainer.commands.mirror")
 _LINES = 12
 
 
@@ -17,7 +19,8 @@ class CommandError(ProcessError):
     """A command of ours failed; the message is what it said."""
 
 
-def _reason(name: str, text: str) -> str:
+def reason(name: str, text: str) -> str:
+    """Return what a command failed with, from its output."""
     lines = text.splitlines()
     said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return said[-1] if said else "\n".join([f"{name} failed:", *lines[-_LINES:]])
@@ -57,7 +60,7 @@ class TrainerProcess(Stopped):
                 self.progress = said.get("progress", self.progress)
                 self.result = said.get("result", self.result)
         if not alive and self.process.code != 0:
-            raise CommandError(_reason(self.name, self.process.log_text()))
+            raise CommandError(reason(self.name, self.process.log_text()))
         return alive
 
     def stop(self) -> int:
@@ -75,6 +78,6 @@ def run_trainer(name: str, arguments: Sequence[str]) -> Mapping[str, Any]:
         [*TRAINER, name, *arguments, "--json"], capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
-        raise CommandError(_reason(name, done.stderr))
+        raise CommandError(reason(name, done.stderr))
     said: Mapping[str, Any] = json.loads(done.stdout)
     return said

@@ -12,6 +12,7 @@ import typer
 
 from embertide.server.adapters import triton
 from embertide.server.adapters.process import ProcessError
+from embertide.server.cli.mirror import Mirror
 from embertide.server.cli.refusals import (
     DEFAULT_BACKENDS,
     Backends,
@@ -70,8 +71,13 @@ def without_password(name: str, url: str | None, directory: Path) -> str | None:
 
 
 def command(
-    path: Annotated[
-        Path, typer.Argument(help="A snapshot, or the publication that a trainer writes.")
+    place: Annotated[
+        str,
+        typer.Argument(
+            metavar="PATH",
+            help="A snapshot, or the publication that a trainer writes; or the URL of its copy in "
+            "object storage, as s3://BUCKET/PREFIX.",
+        ),
     ],
     bus: Annotated[
         str | None,
@@ -295,6 +301,11 @@ def command(
         if hbm_kind not in ("gpu", "twin"):
             raise ProcessError(f"hbm_kind is {hbm_kind!r}; use gpu or twin")
         device: Literal["gpu", "twin"] = "gpu" if hbm_kind == "gpu" else "twin"
+        path, mirror = Path(place), None
+        if "://" in place:
+            path = directory / "publication"
+            mirror = stack.enter_context(Mirror(place, path, log=directory / "mirror.log"))
+            mirror.wait_for_snapshot(start_timeout_s)
         snapshot = _is_snapshot(path)
         if snapshot and bus is not None:
             raise ProcessError(f"{path} is one snapshot: it has no updates, leave --bus out")
@@ -363,7 +374,7 @@ def command(
             start_timeout_s=start_timeout_s,
             grpc_connection_age_ms=_CONNECTION_AGE_MS,
         )
-        typer.echo(f"starting {node} over {path}", err=True)
+        typer.echo(f"starting {node} over {place}", err=True)
         server = stack.enter_context(triton.TritonServer(server_options))
         typer.echo(
             f"model {name!r} is ready: gRPC {server.grpc}, HTTP {server.http}, metrics "
@@ -372,6 +383,8 @@ def command(
         try:
             while server.alive():
                 time.sleep(_POLL_S)
+                if mirror is not None:
+                    mirror.keep()
         except KeyboardInterrupt:
             server.leave(leave_s)  # a second signal ends it at once
             raise

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from embertide.trainer.commands.metrics import PREFIX, counter_family, served
 from embertide.trainer.data.base import EventSource
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.progress import Progress
@@ -25,7 +25,6 @@ Show = Callable[[Progress], None]
 log = logging.getLogger(__name__)
 
 _LOG_EVERY_S = 10.0
-_PREFIX = "embertide_trainer_"
 
 
 class _Page(Collector):
@@ -37,14 +36,14 @@ class _Page(Collector):
 
     def collect(self) -> Iterator[Metric]:
         rejected = dict(self._source.dead_letters.by_reason)
-        yield _counters("rejected_events", "Events not learned from.", "reason", rejected)
-        yield _counters(
+        yield counter_family("rejected_events", "Events not learned from.", "reason", rejected)
+        yield counter_family(
             "source_events", "What happened to the source.", "event", self._source.counters()
         )
         newest = self.newest
         if newest is None:
             return
-        yield CounterMetricFamily(_PREFIX + "events", "Events learned from.", newest.events)
+        yield CounterMetricFamily(PREFIX + "events", "Events learned from.", newest.events)
         gauges = {
             "events_per_second": ("Since the start.", newest.events_per_s),
             "auc": ("Prequential, of the current day of event time.", newest.auc),
@@ -57,30 +56,39 @@ class _Page(Collector):
             "rows": ("Rows of all tables.", newest.rows),
         }
         for name, (text, value) in gauges.items():
-            yield GaugeMetricFamily(_PREFIX + name, text, value)
-        sizes = GaugeMetricFamily(_PREFIX + "bytes", "Held by the store.", labels=["tier"])
+            yield GaugeMetricFamily(PREFIX + name, text, value)
+        sizes = GaugeMetricFamily(PREFIX + "bytes", "Held by the store.", labels=["tier"])
         for tier, value in newest.resident_bytes.items():
             sizes.add_metric([tier], value)
         yield sizes
         yield CounterMetricFamily(
-            _PREFIX + "checkpoints", "With their snapshots.", newest.checkpoints
+            PREFIX + "checkpoints", "With their snapshots.", newest.checkpoints
         )
         yield CounterMetricFamily(
-            _PREFIX + "checkpoint_seconds", "Taken by checkpoints.", newest.checkpoint_s
+            PREFIX + "checkpoint_seconds", "Taken by checkpoints.", newest.checkpoint_s
         )
         yield CounterMetricFamily(
-            _PREFIX + "dense_missing", "Dense values that were missing.", newest.missing
+            PREFIX + "dense_missing", "Dense values that were missing.", newest.missing
         )
-        yield _counters(
+        yield counter_family(
             "set_aside", "Would have made the net not finite.", "what", newest.set_aside
         )
         labels = dict(newest.labels)
         waiting = labels.pop("waiting", 0)
         labels.pop("waiting_positives", 0)
-        yield _counters("labels", "Of labels that come later.", "what", labels)
-        yield GaugeMetricFamily(_PREFIX + "waiting", "Impressions without a label yet.", waiting)
-        yield _counters("dropped", "What the store did not do.", "what", newest.dropped)
-        yield _counters("published", "Sent, or not.", "what", newest.published)
+        yield counter_family("labels", "Of labels that come later.", "what", labels)
+        yield GaugeMetricFamily(PREFIX + "waiting", "Impressions without a label yet.", waiting)
+        yield counter_family("dropped", "What the store did not do.", "what", newest.dropped)
+        yield counter_family("published", "Sent, or not.", "what", newest.published)
+        if newest.storage:
+            yield counter_family(
+                "storage", "Brought to object storage, or not.", "what", newest.storage
+            )
+            yield GaugeMetricFamily(
+                PREFIX + "storage_behind_seconds",
+                "For how long storage has lacked something.",
+                newest.storage_behind_s,
+            )
         yield from _quality(newest)
 
 
@@ -101,13 +109,13 @@ _FIGURES = {
 def _quality(progress: Progress) -> Iterator[Metric]:
     """Yield figures by whose they are, and by slice and value."""
     for figure, text in _FIGURES.items():
-        family = GaugeMetricFamily(_PREFIX + "quality_" + figure, text, labels=["of"])
+        family = GaugeMetricFamily(PREFIX + "quality_" + figure, text, labels=["of"])
         for of, figures in progress.quality.items():
             if figure in figures:
                 family.add_metric([of], figures[figure])
         if family.samples:
             yield family
-        sliced = GaugeMetricFamily(_PREFIX + "slice_" + figure, text, labels=["slice", "value"])
+        sliced = GaugeMetricFamily(PREFIX + "slice_" + figure, text, labels=["slice", "value"])
         for name, values in progress.slices.items():
             for value, figures in values.items():
                 if figure in figures:
@@ -128,13 +136,6 @@ def scalars(progress: Progress) -> dict[str, float]:
     return said
 
 
-def _counters(name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:
-    family = CounterMetricFamily(_PREFIX + name, text, labels=[label])
-    for each, value in values.items():
-        family.add_metric([each], value)
-    return family
-
-
 @contextlib.contextmanager
 def metrics_page(port: int, source: EventSource) -> Iterator[Show]:
     """Serve /metrics on all addresses while the context lives.
@@ -142,24 +143,13 @@ def metrics_page(port: int, source: EventSource) -> Iterator[Show]:
     Raises:
         ConfigurationError: The port cannot be used.
     """
-    page, registry = _Page(source), CollectorRegistry()
-    registry.register(page)
-    try:
-        server, thread = start_http_server(port, registry=registry)
-    except (OSError, OverflowError) as error:
-        raise ConfigurationError(
-            f"--metrics-port {port} cannot be used: {error}; give another"
-        ) from error
+    page = _Page(source)
 
     def show(progress: Progress) -> None:
         page.newest = progress
 
-    try:
+    with served(port, page):
         yield show
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 class _Seldom:

@@ -163,6 +163,22 @@ def command(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print progress and the result as JSON lines.")
     ] = False,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            help="URL of object storage, as s3://BUCKET/PREFIX, that gets a copy of the folder: "
+            "nodes read it there, and an empty folder is filled from it, so that a run goes on on "
+            "another machine (docs/training.md)."
+        ),
+    ] = None,
+    storage_behind_s: Annotated[
+        float,
+        typer.Option(help="With --storage: training waits while it is further behind.", min=1),
+    ] = 3600.0,
+    storage_end_s: Annotated[
+        float,
+        typer.Option(help="With --storage: how long the end of the run may wait for it.", min=1),
+    ] = 300.0,
     nproc: Annotated[
         int,
         typer.Option(
@@ -205,6 +221,7 @@ def command(
     from embertide.trainer.loop import Trainer  # torch takes seconds: not for --help
     from embertide.trainer.progress import Progress
     from embertide.trainer.publish.folder import Publication
+    from embertide.trainer.publish.storage import Storage
     from embertide.trainer.sync.ranks import Ranks
 
     with contextlib.ExitStack() as stack:
@@ -285,6 +302,9 @@ def command(
             plan_file=plan,
             fork=begins_with,
             change_model=change_model,
+            storage=None if storage is None else Storage(storage),
+            most_behind_s=storage_behind_s,
+            storage_end_s=storage_end_s,
         )
         signal.signal(signal.SIGTERM, lambda *_: trainer.stop())
         if keep_after is not None and keep_in is not None:
@@ -331,6 +351,7 @@ def command(
             "set_aside": dataclasses.asdict(trainer.set_aside.stats),
             "checkpoints": dataclasses.asdict(trainer.versions.saver.stats),
             "stopped": trainer.stopped,
+            "storage": dataclasses.asdict(trainer.uploader.stats) if trainer.uploader else None,
             **figures,
         }
         if json_log is not None:

@@ -36,9 +36,11 @@ PARTITIONS = 64
 """Of a model's buckets; each has a delta file, and its streams share a slot of a Redis Cluster."""
 _DELTA_MAGIC = b"EMDLT001"
 _COMMIT_MAGIC = b"EMCMT001"
-_COMMIT_FILE = "commit.pb"
+COMMIT = "commit.pb"
+"""The file that makes a version's changes exist."""
 _DENSE_FILE = "dense.safetensors"
 MANIFEST = "manifest.json"
+"""The file that makes a snapshot exist."""
 _NAME = re.compile(r"(\d{12,19})-(\d{6,19})")
 _PARTIAL = re.compile(r"\.(\d{12,19})-(\d{6,19})\.partial")
 _SPOOLED = 64 << 10  # of a partition, in memory
@@ -135,6 +137,22 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except FileNotFoundError:
         raise PublicationError(f"{path} is missing") from None
+
+
+def parse_commit(data: bytes, path: Path | str, version: "VersionId") -> update_pb2.CommitFile:
+    """Read the bytes of a commit file, which came from `path`.
+
+    Raises:
+        PublicationError: They fail their checksum or are of another version.
+    """
+    message = data[16:]
+    header = _COMMIT_MAGIC + struct.pack("<II", len(message), _store.crc32c(message))
+    if data[:16] != header:
+        raise PublicationError(f"{path} fails its checksum")
+    file = update_pb2.CommitFile.FromString(message)
+    if VersionId.of(file.commit.version) != version:
+        raise PublicationError(f"{path} is the commit of another version")
+    return file
 
 
 def _remove(folder: Path, file: str) -> None:
@@ -351,7 +369,7 @@ class Publication:
 
     def deltas(self) -> list[VersionId]:
         """Return the versions that have a committed delta folder, ascending."""
-        return _list(self.path / "deltas", _COMMIT_FILE)
+        return _list(self.path / "deltas", COMMIT)
 
     def versions(self) -> list[VersionId]:
         """Return all versions that are there in either form, ascending."""
@@ -370,7 +388,8 @@ class Publication:
         """Return the directory of a snapshot."""
         return self.path / "snapshots" / version.folder
 
-    def _delta_path(self, version: VersionId) -> Path:
+    def delta_path(self, version: VersionId) -> Path:
+        """Return the directory of what a version changed."""
         return self.path / "deltas" / version.folder
 
     @property
@@ -423,17 +442,17 @@ class Publication:
             OSError: The drive refuses; nothing of the version is left.
             TrainerError: Another rank could not write its part.
         """
-        folder, channel = self._delta_path(version), written.channel
+        folder, channel = self.delta_path(version), written.channel
         with channel.together():
             if channel.first:
-                if (folder / _COMMIT_FILE).exists():
+                if (folder / COMMIT).exists():
                     raise PublicationError(f"{folder} exists; a version is never written again")
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir(parents=True)
         try:
             self._write_files(folder, version, written, dense, file)
         except BaseException:
-            if channel.first and not (folder / _COMMIT_FILE).exists():
+            if channel.first and not (folder / COMMIT).exists():
                 shutil.rmtree(folder, ignore_errors=True)
             raise
 
@@ -496,9 +515,9 @@ class Publication:
     def _write_commit(folder: Path, file: update_pb2.CommitFile) -> None:
         message = file.SerializeToString()
         header = _COMMIT_MAGIC + struct.pack("<II", len(message), _store.crc32c(message))
-        temporary = folder / f".{_COMMIT_FILE}"
+        temporary = folder / f".{COMMIT}"
         write_synced(temporary, header + message)
-        temporary.rename(folder / _COMMIT_FILE)
+        temporary.rename(folder / COMMIT)
         sync_folder(folder)
         sync_folder(folder.parent)
 
@@ -508,16 +527,8 @@ class Publication:
         Raises:
             PublicationError: It is absent, fails its checksum or is of another version.
         """
-        path = self._delta_path(version) / _COMMIT_FILE
-        data = _read(path)
-        message = data[16:]
-        header = _COMMIT_MAGIC + struct.pack("<II", len(message), _store.crc32c(message))
-        if data[:16] != header:
-            raise PublicationError(f"{path} fails its checksum")
-        file = update_pb2.CommitFile.FromString(message)
-        if VersionId.of(file.commit.version) != version:
-            raise PublicationError(f"{path} is the commit of another version")
-        return file
+        path = self.delta_path(version) / COMMIT
+        return parse_commit(_read(path), path, version)
 
     def read_batches(self, version: VersionId) -> Iterable[update_pb2.RowBatch]:
         """Yield all row batches of a version's delta files.
@@ -556,7 +567,7 @@ class Publication:
         Raises:
             PublicationError: The file is not what its commit says.
         """
-        path = self._delta_path(version) / partition.delta_path
+        path = self.delta_path(version) / partition.delta_path
         data = _read(path)
         if _store.crc32c(data) != partition.delta_crc32c or data[:8] != _DELTA_MAGIC:
             raise PublicationError(f"{path} fails its checksum")
@@ -574,7 +585,7 @@ class Publication:
         """
         if not commit.dense_path:
             return b""
-        path = self._delta_path(VersionId.of(commit.version)) / commit.dense_path
+        path = self.delta_path(VersionId.of(commit.version)) / commit.dense_path
         data = _read(path)
         if _store.crc32c(data) != commit.dense_crc32c:
             raise PublicationError(f"{path} fails its checksum")
@@ -616,8 +627,8 @@ class Publication:
         oldest = min(kept)
         gone = [(self.snapshot_path(v), MANIFEST) for v in snapshots if v < oldest]
         deltas = [v for v in self.deltas() if v.number <= oldest.number]
-        gone += [(self._delta_path(v), _COMMIT_FILE) for v in deltas]
-        for parent, file in (("snapshots", MANIFEST), ("deltas", _COMMIT_FILE)):
+        gone += [(self.delta_path(v), COMMIT) for v in deltas]
+        for parent, file in (("snapshots", MANIFEST), ("deltas", COMMIT)):
             for number, path in _unfinished(self.path / parent, file):
                 if number <= oldest.number:
                     gone.append((path, file))

@@ -125,6 +125,7 @@ class Publisher:
         schema_id: int,
         bus_bytes: int = BUS_BYTES,
         exclusive: bool = True,
+        floor: int = 0,
         channel: Channel = ALONE,
     ) -> None:
         """Take the lineage; without a bus, also the folder's lock.
@@ -136,6 +137,7 @@ class Publisher:
             schema_id: Of the model, as its snapshots say.
             bus_bytes: What its versions may take of Redis.
             exclusive: False leaves the lock alone: for one who means to supersede a trainer.
+            floor: A lineage that others have had, though the folder may not show it.
             channel: Of the ranks that publish together; each makes one of these, and all call it
                 alike.
 
@@ -157,7 +159,7 @@ class Publisher:
             if bus is not None:
                 self._bus = Bus.connect(bus, model, bus_bytes, channel)
             if channel.first:
-                floor = publication.largest_lineage()
+                floor = max(floor, publication.largest_lineage())
                 lineage = floor + 1 if self._bus is None else self._take_lineage(self._bus, floor)
                 # Listed once the lineage is ours: whoever had it commits no more.
                 newest = (publication.versions() or [VersionId(0, 0)])[-1]

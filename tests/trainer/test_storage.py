@@ -1,0 +1,355 @@
+"""Publications in object storage: a real S3 server, slow, failing, and with objects harmed."""
+
+import dataclasses
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from buckets import S3, s3_server
+from killing import CACHE, Killed
+
+from bench.snapshots import snapshot_files
+from embertide.trainer.checkpoint import checkpoint as checkpoints
+from embertide.trainer.checkpoint.checkpoint import CheckpointError
+from embertide.trainer.config import RunConfig
+from embertide.trainer.data.assemble import Chunk
+from embertide.trainer.data.generator import NewsConfig, NewsSource
+from embertide.trainer.errors import ConfigurationError
+from embertide.trainer.loop import Trainer
+from embertide.trainer.presets import globo
+from embertide.trainer.progress import Progress
+from embertide.trainer.publish import upload
+from embertide.trainer.publish.folder import Publication
+from embertide.trainer.publish.mirror import Mirror
+from embertide.trainer.publish.storage import DamagedError, Storage, StorageError
+from embertide.trainer.publish.upload import OvertakenError
+
+RUN = RunConfig(model=globo(), batch_size=64, publish_every_s=600, snapshot_every=4)
+NEWS = NewsSource(NewsConfig(hours=3, views_per_hour=60, users=80, new_items_per_hour=5))
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    with s3_server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture
+def url(s3: S3) -> Iterator[str]:
+    yield s3.bucket()
+    s3.harm(0)
+
+
+def train(url: str | None, folder: Path, *, batches: int = 0, behind_s: float = 3600) -> Trainer:
+    """Train to the end; or die once so many batches are learned, and storage lacks nothing."""
+    storage = None if url is None else Storage(url)
+    trainer = Trainer(
+        RUN, Publication(folder), program_cache=CACHE, storage=storage, most_behind_s=behind_s
+    )
+    left = batches
+
+    def show(_progress: Progress) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise Killed
+
+    if batches:
+        with pytest.raises(Killed):
+            trainer.fit(NEWS, progress=show, every_s=0)
+    else:
+        trainer.fit(NEWS)
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def never(tmp_path_factory: pytest.TempPathFactory) -> Publication:
+    """The folder of a run that knows of no storage."""
+    return train(None, tmp_path_factory.mktemp("never") / "pub").publication
+
+
+def newest(publication: Publication) -> dict[str, bytes]:
+    return snapshot_files(publication.snapshot_path(publication.snapshots()[-1]))
+
+
+def mirrored(url: str, folder: Path) -> Mirror:
+    mirror = Mirror(Storage(url), Publication(folder))
+    mirror.round()
+    return mirror
+
+
+# --- what is brought over -------------------------------------------------------------------------
+
+
+def test_storage_has_what_the_folder_has_and_a_mirror_gets_it(
+    url: str, never: Publication, tmp_path: Path
+) -> None:
+    trainer = train(url, tmp_path / "pub")
+    mine, storage = trainer.publication, Storage(url)
+    for kind in ("snapshots", "deltas", "checkpoints"):
+        local = {
+            f"{kind}/{path.relative_to(mine.path / kind)}"
+            for path in (mine.path / kind).rglob("*")
+            if path.is_file()
+        }
+        assert set(storage.keys(kind)) == local, kind
+    assert storage.keys("lineages") == ["lineages/000001"]
+    mirror = mirrored(url, tmp_path / "node")
+    assert mirror.newest() == mine.versions()[-1]
+    assert newest(mirror.publication) == newest(mine) == newest(never)
+    assert mirror.stats.snapshots == 1
+    before = dataclasses.replace(mirror.stats)
+    mirror.round()  # nothing new
+    assert mirror.stats == dataclasses.replace(before, rounds=2)
+
+
+@pytest.mark.parametrize("batches", [1, 4, 7])
+def test_a_run_that_goes_on_in_an_empty_folder_ends_as_one_never_stopped(
+    url: str, never: Publication, tmp_path: Path, batches: int
+) -> None:
+    first = train(url, tmp_path / "first", batches=batches)
+    shutil.rmtree(tmp_path / "first")
+    second = train(url, tmp_path / "second")
+    assert second.versions.publisher.lineage == first.versions.publisher.lineage + 1
+    assert newest(second.publication) == newest(never)
+    found = checkpoints.load_newest(second.publication)
+    assert found is not None
+    assert found.checkpoint.version == second.publication.snapshots()[-1]
+    log = second.publication.log.read_text().splitlines()
+    assert len(log) >= len(never.log.read_text().splitlines())
+    assert newest(mirrored(url, tmp_path / "node").publication) == newest(never)
+
+
+def test_a_mirror_follows_by_versions_and_keeps_two_snapshots(url: str, tmp_path: Path) -> None:
+    train(url, tmp_path / "pub", batches=1)
+    mirror = mirrored(url, tmp_path / "node")
+    for batches in (2, 3, 4, 0):
+        trainer = train(url, tmp_path / "pub", batches=batches)
+        mirror.round()
+        assert mirror.newest() == trainer.publication.versions()[-1]
+        assert len(mirror.publication.snapshots()) <= 2
+        held = {v.number for v in mirror.publication.deltas()}
+        first, last = mirror.publication.snapshots()[0], trainer.publication.versions()[-1]
+        assert min(held, default=last.number) > first.number
+    assert mirror.stats.damaged == 0
+    assert mirror.stats.versions > 5
+
+
+# --- harm -----------------------------------------------------------------------------------------
+
+
+def test_a_harmed_object_is_never_seen_and_is_asked_for_again(
+    s3: S3, url: str, tmp_path: Path
+) -> None:
+    trainer = train(url, tmp_path / "pub")
+    mirror = Mirror(Storage(url), Publication(tmp_path / "node"))
+    for key in (r"bucket-\d+\.emb", r"manifest\.json"):
+        s3.harm(1, key=rf"snapshots/.*{key}", methods="GET", flip=True)
+        mirror.round()
+        assert s3.left() == 0
+        found = mirror.publication.snapshots()
+        assert trainer.publication.snapshots()[-1] not in found
+        shutil.rmtree(mirror.publication.path / "snapshots")
+    mirror.round()
+    assert mirror.stats.damaged == 2
+    assert newest(mirror.publication) == newest(trainer.publication)
+
+
+def test_a_harmed_version_is_never_seen_and_is_asked_for_again(
+    s3: S3, url: str, tmp_path: Path
+) -> None:
+    trainer = train(url, tmp_path / "pub", batches=6)
+    snapshot, last = trainer.publication.snapshots()[-1], trainer.publication.versions()[-1]
+    assert last > snapshot
+    mirror = Mirror(Storage(url), Publication(tmp_path / "node"))
+    for key in ("delta", "commit.pb"):
+        s3.harm(1, key=rf"deltas/{last.folder}/.*{key}$", methods="GET", flip=True)
+        mirror.round()
+        assert s3.left() == 0
+        newest_now = mirror.newest()
+        assert newest_now is not None
+        assert newest_now < last
+    assert mirror.stats.damaged == 2
+    mirror.round()
+    assert mirror.newest() == last
+
+
+def test_a_harmed_checkpoint_is_passed_over(
+    url: str, never: Publication, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = train(url, tmp_path / "first")
+    storage = Storage(url)
+    key = f"checkpoints/{first.publication.snapshots()[-1].folder}/rows.safetensors"
+    data = bytearray(storage.read(key) or b"")
+    data[len(data) // 2] ^= 1
+    storage.put_bytes(key, bytes(data))
+    second = train(url, tmp_path / "second")
+    assert "the checkpoint before is taken" in caplog.text
+    assert newest(second.publication) == newest(never)
+
+
+@pytest.mark.parametrize("status", [503, 403])
+def test_training_goes_on_while_storage_fails_and_it_catches_up(
+    s3: S3,
+    url: str,
+    never: Publication,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+) -> None:
+    monkeypatch.setattr(upload, "_FIRST_PAUSE_S", 0.05)
+    storage = Storage(url)
+    trainer = Trainer(RUN, Publication(tmp_path / "pub"), program_cache=CACHE, storage=storage)
+    s3.harm(30, key="deltas|snapshots|checkpoints", status=status)
+    trainer.fit(NEWS)
+    assert s3.left() == 0
+    assert trainer.uploader is not None
+    # The library tries again by itself what another try may help.
+    assert (trainer.uploader.stats.failures > 0) == (status == 403)
+    assert newest(mirrored(url, tmp_path / "node").publication) == newest(never)
+
+
+def test_training_waits_for_storage_that_is_too_far_behind(
+    s3: S3, url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    s3.harm(8, key="snapshots|deltas", wait_s=0.4)
+    trainer = train(url, tmp_path / "pub", behind_s=0.5)
+    assert trainer.uploader is not None
+    assert trainer.uploader.stats.waits > 0
+    assert "training waits" in caplog.text
+
+
+def test_an_end_without_storage_is_an_error_that_says_what_it_lacks(
+    s3: S3, url: str, tmp_path: Path
+) -> None:
+    storage = Storage(url)
+    trainer = Trainer(
+        RUN, Publication(tmp_path / "pub"), program_cache=CACHE, storage=storage, storage_end_s=1
+    )
+    s3.harm(10_000, key="snapshots/", status=503)
+    with pytest.raises(StorageError, match="lacks the last versions after 1 s"):
+        trainer.fit(NEWS)
+
+
+def test_no_version_is_there_before_its_files(s3: S3, url: str, tmp_path: Path) -> None:
+    """Whatever a trainer's end leaves, what a commit or a manifest names can be read."""
+    storage = Storage(url)
+    s3.harm(10_000, key=r"\.emb", status=403)
+    trainer = Trainer(
+        RUN, Publication(tmp_path / "pub"), program_cache=CACHE, storage=storage, storage_end_s=0.5
+    )
+    with pytest.raises(StorageError):
+        trainer.fit(NEWS)
+    assert storage.names("snapshots")
+    assert not any(key.endswith("manifest.json") for key in storage.keys("snapshots"))
+    mirror = mirrored(url, tmp_path / "node")
+    assert mirror.newest() is None
+    s3.harm(0)
+    shutil.rmtree(tmp_path / "pub")
+    with pytest.raises(CheckpointError, match="no checkpoint that is whole"):
+        train(url, tmp_path / "pub")
+
+
+# --- one publisher --------------------------------------------------------------------------------
+
+
+def test_the_later_of_two_trainers_takes_over(url: str, never: Publication, tmp_path: Path) -> None:
+    first = Trainer(RUN, Publication(tmp_path / "a"), program_cache=CACHE, storage=Storage(url))
+    began = threading.Event()
+    errors: list[BaseException] = []
+
+    def go() -> None:
+        try:
+            first.fit(Paused(began))
+        except OvertakenError as error:
+            errors.append(error)
+
+    class Paused(NewsSource):
+        def __init__(self, event: threading.Event) -> None:
+            super().__init__(NEWS.config)
+            self.event = event
+
+        def chunks(self, start: int) -> Iterator[Chunk]:
+            for i, chunk in enumerate(super().chunks(start)):
+                if i:
+                    self.event.wait(60)
+                yield chunk
+
+    thread = threading.Thread(target=go)
+    thread.start()
+    second = train(url, tmp_path / "b")
+    began.set()
+    thread.join(60)
+    assert errors
+    assert newest(second.publication) == newest(never)
+    assert newest(mirrored(url, tmp_path / "node").publication) == newest(never)
+
+
+def test_a_lineage_is_claimed_once(url: str) -> None:
+    storage = Storage(url)
+    assert storage.claim("lineages/000004", b"one")
+    assert storage.claim("lineages/000004", b"one")  # asked twice
+    assert not storage.claim("lineages/000004", b"two")
+    assert storage.read("lineages/000004") == b"one"
+
+
+def test_folders_that_went_apart_are_refused(url: str, tmp_path: Path) -> None:
+    train(url, tmp_path / "a", batches=2)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    for batches in (1, 2):
+        train(url, tmp_path / "a", batches=batches)
+    alone = train(None, tmp_path / "b", batches=4)
+    last = alone.publication.versions()[-1]
+    with pytest.raises(CheckpointError, match=f"version {last.number} of lineage {last.lineage}"):
+        train(url, tmp_path / "b")
+
+
+# --- storage itself -------------------------------------------------------------------------------
+
+
+def test_more_names_than_a_page(url: str) -> None:
+    storage = Storage(url)
+    storage.side_by_side(
+        [lambda n=n: storage.put_bytes(f"deltas/{n:012d}-000001/x", b"x") for n in range(1, 1106)]
+    )
+    assert [v.number for v in storage.names("deltas")] == list(range(1, 1106))
+    keys = storage.keys("deltas")
+    assert len(keys) == 1105
+    storage.remove(keys)
+    assert storage.keys("deltas") == []
+
+
+def test_a_large_file_comes_back_and_a_false_one_does_not(url: str, tmp_path: Path) -> None:
+    storage, path = Storage(url), tmp_path / "large"
+    path.write_bytes(bytes(range(256)) * (20 << 12))  # 20 MiB: parts
+    storage.put("large", path)
+    back = tmp_path / "back"
+    storage.fetch("large", back, size=path.stat().st_size, crc32c=None)
+    assert back.read_bytes() == path.read_bytes()
+    for size, crc in ((1, None), (20 << 20, 5)):
+        with pytest.raises(DamagedError, match="large has"):
+            storage.fetch("large", back, size=size, crc32c=crc)
+
+
+def test_what_cannot_be_used_is_named(s3: S3, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="nothing://here"):
+        Storage("nothing://here")
+    with pytest.raises(StorageError, match="s3://no-such-bucket/x"):
+        train("s3://no-such-bucket/x", tmp_path / "pub")
+
+
+def test_options_come_from_a_folder(
+    s3: S3, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in s3.environment.items():
+        (tmp_path / name.lower()).write_text(value + "\n")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("EMBERTIDE_STORAGE_OPTIONS", str(tmp_path))
+    storage = Storage(url)
+    storage.put_bytes("a", b"b")
+    assert storage.read("a") == b"b"
+    monkeypatch.setenv("EMBERTIDE_STORAGE_OPTIONS", str(tmp_path / "none"))
+    with pytest.raises(ConfigurationError, match="none cannot be read"):
+        Storage(url)

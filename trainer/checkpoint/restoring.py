@@ -1,0 +1,151 @@
+"""A run goes on where its folder is not: from the copy of its publication in object storage."""
+
+import functools
+import hashlib
+import json
+import logging
+import os
+import shutil
+from typing import Any
+
+from embertide.trainer.checkpoint.checkpoint import CheckpointError
+from embertide.trainer.publish.download import (
+    arriving,
+    fetch_delta,
+    fetch_snapshot,
+    fetch_whole,
+)
+from embertide.trainer.publish.folder import Publication, PublicationError, VersionId, write_synced
+from embertide.trainer.publish.mirror import PROMOTED
+from embertide.trainer.publish.snapshot import PROGRAM
+from embertide.trainer.publish.storage import DamagedError, Storage
+from embertide.trainer.publish.upload import CHECKPOINT, Uploader
+
+log = logging.getLogger(__name__)
+
+
+def restore(uploader: Uploader, publication: Publication) -> VersionId | None:
+    """Bring the newest checkpoint that is whole, and all versions after it, into the folder.
+
+    A folder that has all that storage has stays as it is. Killed at any moment, it is called again.
+
+    Returns:
+        Whose checkpoint came; None: nothing had to.
+
+    Raises:
+        CheckpointError: Folder and storage have each what the other lacks, or storage has versions
+            and no checkpoint that is whole.
+        StorageError: It cannot be read.
+    """
+    storage, newest = uploader.storage, uploader.newest()
+    mine = publication.versions()
+    if newest is None or newest in mine:
+        return None
+    if mine and mine[-1] not in {*uploader.versions("deltas"), *uploader.versions("snapshots")}:
+        raise CheckpointError(
+            f"{publication.path} has version {mine[-1].number} of lineage {mine[-1].lineage}, which"
+            f" {storage.url} lacks, and that has version {newest.number} of lineage "
+            f"{newest.lineage}: two trainers went on from one state. Nodes follow the URL: move the"
+            " folder away, and this run goes on from there"
+        )
+    checkpoints = set(uploader.versions("checkpoints"))
+    for version in reversed([v for v in uploader.versions("snapshots") if v in checkpoints]):
+        try:
+            _fetch(storage, publication, version)
+        except DamagedError as error:
+            log.error("%s; the checkpoint before is taken", error)
+            continue
+        for delta in uploader.versions("deltas"):
+            _fetch_version(storage, publication, delta, after=version)
+        _fill_log(publication)
+        log.info("version %d came from %s", version.number, storage.url)
+        return version
+    raise CheckpointError(
+        f"{storage.url} has versions up to {newest.number} and no checkpoint that is whole: train "
+        "under another URL; nodes serve this one as it is, so keep it until they follow the new one"
+    )
+
+
+def _fetch(storage: Storage, publication: Publication, version: VersionId) -> None:
+    for path in (publication.log, publication.set_aside, publication.path / PROMOTED):
+        fetch_whole(storage, path.name, path)
+    # The snapshot last: with it, the checkpoint counts.
+    if version not in publication.snapshots():
+        _fetch_checkpoint(storage, publication, version)
+        if fetch_snapshot(storage, publication, version) is None:
+            raise DamagedError(f"{storage.url}/snapshots/{version.folder} is gone")
+    program = publication.snapshot_path(version) / PROGRAM
+    if program.is_file() and not publication.program.exists():
+        # Compiled anew it might have other bytes.
+        try:
+            os.link(program, publication.program)
+        except OSError:
+            shutil.copyfile(program, publication.program)
+
+
+def _fetch_version(
+    storage: Storage, publication: Publication, version: VersionId, *, after: VersionId
+) -> None:
+    """Fetch what a version changed. A damaged one is left out: nodes cannot read it either."""
+    if version.number <= after.number or version in publication.deltas():
+        return
+    try:
+        fetch_delta(storage, publication, version)
+    except DamagedError as error:
+        log.error("%s; nodes need the next snapshot to pass it", error)
+
+
+def _fetch_checkpoint(storage: Storage, publication: Publication, version: VersionId) -> None:
+    prefix = f"checkpoints/{version.folder}"
+    data = storage.read(f"{prefix}/{CHECKPOINT}")
+    try:
+        body: dict[str, Any] = json.loads(data or b"")["checkpoint"]
+        sizes = {each["path"]: int(each["bytes"]) for each in body["files"]}
+        sums = {each["path"]: [(0, each["bytes"], each["sha256"])] for each in body["files"]}
+        for each in body["buckets"]:
+            rank = each.get("rank", 0)
+            path = f"rows-{rank}.safetensors" if rank else "rows.safetensors"
+            end = each["at"] + each["bytes"]
+            sizes[path] = max(sizes.get(path, 0), end)
+            sums.setdefault(path, []).append((each["at"], each["bytes"], each["sha256"]))
+        for rank in range(body.get("ranks", 1)):
+            path = f"rows-{rank}.safetensors" if rank else "rows.safetensors"
+            sizes.setdefault(path, 0)
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedError(f"{storage.url}/{prefix}/{CHECKPOINT} is no checkpoint") from error
+    with arriving(publication.path / prefix) as folder:
+        storage.side_by_side(
+            functools.partial(
+                storage.fetch, f"{prefix}/{path}", folder / path, size=size, crc32c=None
+            )
+            for path, size in sizes.items()
+        )
+        for path, parts in sums.items():
+            with (folder / path).open("rb") as file:
+                for at, size, wanted in parts:
+                    file.seek(at)
+                    if hashlib.sha256(file.read(size)).hexdigest() != wanted:
+                        raise DamagedError(f"{storage.url}/{prefix}/{path} fails its checksum")
+        write_synced(folder / CHECKPOINT, data or b"")
+
+
+def _fill_log(publication: Publication) -> None:
+    """Note the versions that came out after the log was written."""
+    lines = publication.log.read_bytes().splitlines() if publication.log.is_file() else []
+    noted = set()
+    for line in lines:
+        try:
+            said = json.loads(line)
+            noted.add((said["number"], said["lineage"]))
+        except (ValueError, KeyError, TypeError):
+            continue  # a writer was killed within it
+    for version in publication.deltas():
+        if version in noted:
+            continue
+        try:
+            commit = publication.read_commit(version).commit
+        except PublicationError:
+            continue
+        publication.note(
+            version, watermark_ms=commit.watermark_ms, committed_ms=commit.committed_ms
+        )

@@ -1,0 +1,375 @@
+"""A trainer's publication goes to object storage while training goes on (docs/design/0020).
+
+Two threads look at the folder and bring over what storage lacks, versions one, snapshots with
+their checkpoints the other. Of each, the object that makes it exist goes last: `commit.pb`,
+`checkpoint.json`, and `manifest.json` after that. What the folder has dropped goes from storage
+once a newer snapshot is whole there. A trainer that is killed at any moment leaves at most objects
+that nothing names; the next one writes them again, or removes them.
+
+One publisher: a lineage is claimed by an object `lineages/NUMBER` that can be written only once. A
+trainer that finds a larger one stops before it makes another version exist.
+"""
+
+import dataclasses
+import functools
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+from embertide.trainer.errors import TrainerError
+from embertide.trainer.publish.folder import COMMIT, MANIFEST, Publication, VersionId
+from embertide.trainer.publish.mirror import PROMOTED
+from embertide.trainer.publish.storage import Storage, StorageError
+
+CHECKPOINT = "checkpoint.json"
+LINEAGES = "lineages"
+_LAST = {"deltas": COMMIT, "checkpoints": CHECKPOINT, "snapshots": MANIFEST}
+_LOOK_EVERY_S = 0.2
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
+_SAID_EVERY_S = 60.0
+
+log = logging.getLogger(__name__)
+
+
+class OvertakenError(TrainerError):
+    """Another trainer publishes under the same URL now."""
+
+
+@dataclasses.dataclass(slots=True)
+class UploadStats:
+    """Counters since the start."""
+
+    versions: int = 0
+    snapshots: int = 0  # with their checkpoints
+    objects: int = 0
+    bytes: int = 0
+    removed: int = 0  # objects
+    failures: int = 0  # of the library, after it has tried again; each is tried again later
+    waits: int = 0  # of training, as storage was too far behind
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class UploadOptions:
+    """Bounds.
+
+    Attributes:
+        keep_snapshots: So many of the newest stay in storage.
+        most_behind_s: Training waits while storage lacks something that is older.
+        end_s: How long the end of a run may wait for storage.
+    """
+
+    keep_snapshots: int
+    most_behind_s: float = 3600.0
+    end_s: float = 300.0
+
+
+class _Lane:
+    """A thread that looks, again and again. `whole_at`: when it last found nothing left to do."""
+
+    def __init__(self, name: str, look: Callable[[], None], stats: UploadStats) -> None:
+        self._look = look
+        self._stats = stats
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.whole_at = time.monotonic()
+        self.error: TrainerError | None = None  # with which it ended
+        self.failure = ""  # of the last look, if it failed
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def end(self, timeout_s: float) -> None:
+        self._end.set()
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        pause_s, said = _FIRST_PAUSE_S, -_SAID_EVERY_S
+        while not self._end.is_set():
+            began = time.monotonic()
+            try:
+                self._look()
+            except OvertakenError as error:
+                self.error = error
+                return
+            except (TrainerError, OSError) as error:
+                self._stats.failures += 1
+                self.failure = str(error)
+                if time.monotonic() - said >= _SAID_EVERY_S:
+                    said = time.monotonic()
+                    log.warning("%s; training goes on, and it is tried again", error)
+                self._end.wait(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            else:
+                pause_s, self.whole_at, self.failure = _FIRST_PAUSE_S, began, ""
+                self._end.wait(_LOOK_EVERY_S)
+
+
+class Uploader:
+    """Brings one publication to storage, in `with`. Its methods are for the training thread."""
+
+    def __init__(self, storage: Storage, publication: Publication, options: UploadOptions) -> None:
+        """Look at what storage has.
+
+        Raises:
+            StorageError: It cannot be used.
+        """
+        self.storage = storage
+        self.stats = UploadStats()
+        self._publication = publication
+        self._options = options
+        # Names that have any object, and those of them that exist.
+        self._names: dict[str, set[VersionId]] = {}
+        self._whole: dict[str, set[VersionId]] = {}
+        self._read_names()
+        self._lineage = 0
+        self._promoted = b""
+        self._put: set[str] = set()  # objects of the version on its way, by lane's own names
+        self._then: list[tuple[float, Callable[[], None]]] = []
+        self._lock = threading.Lock()
+        self._lanes: list[_Lane] = []
+
+    def _read_names(self) -> None:
+        for kind, last in _LAST.items():
+            self._names[kind] = set(self.storage.names(kind))
+            self._whole[kind] = {
+                version
+                for version in self._names[kind]
+                if self.storage.exists(f"{kind}/{version.folder}/{last}")
+            }
+
+    # --- one publisher ----------------------------------------------------------------------------
+
+    def versions(self, kind: str) -> list[VersionId]:
+        """Return those of `deltas`, `snapshots` or `checkpoints` that exist in storage."""
+        return sorted(self._whole[kind])
+
+    def newest(self) -> VersionId | None:
+        """Return the newest version in storage."""
+        return max(self._whole["deltas"] | self._whole["snapshots"], default=None)
+
+    def largest_lineage(self) -> int:
+        """Return the largest lineage that anybody has claimed or published as; 0: none.
+
+        Raises:
+            StorageError: It cannot be told.
+        """
+        named = {version.lineage for names in self._names.values() for version in names}
+        return max([*self._claims(), *named], default=0)
+
+    def _claims(self) -> list[int]:
+        keys = self.storage.keys(LINEAGES)
+        return [int(name) for key in keys if (name := key.rpartition("/")[2]).isdecimal()]
+
+    def begin(self, lineage: int) -> None:
+        """Claim a lineage, as which the folder is brought over in `with`.
+
+        Raises:
+            OvertakenError: Another trainer has the lineage, or has published since we looked.
+            StorageError: Storage cannot be used.
+        """
+        who = f"pid {os.getpid()} on {socket.gethostname()} at {time.time_ns()}".encode()
+        before = self.newest()
+        if not self.storage.claim(f"{LINEAGES}/{lineage:06d}", who):
+            raise self._overtaken(lineage)
+        self._lineage = lineage
+        self._check_lineage()
+        self._read_names()
+        if self.newest() != before:
+            raise OvertakenError(
+                f"another trainer has published to {self.storage.url} just now: stop one of the "
+                "two, and start the other again"
+            )
+        older = [each for each in self._claims() if each < lineage]
+        self.storage.remove([f"{LINEAGES}/{each:06d}" for each in older])
+
+    def _overtaken(self, by: int) -> OvertakenError:
+        return OvertakenError(
+            f"a trainer of lineage {by} publishes to {self.storage.url}: stop this one, or give it "
+            "another URL"
+        )
+
+    def _check_lineage(self) -> None:
+        newest = max(self._claims(), default=0)
+        if newest > self._lineage:
+            raise self._overtaken(newest)
+
+    # --- the two threads --------------------------------------------------------------------------
+
+    def _look_for_versions(self) -> None:
+        path = self._publication.path / PROMOTED
+        promoted = path.read_bytes() if path.is_file() else b""
+        for version in self._publication.deltas():
+            if version not in self._whole["deltas"]:
+                done = self._bring("deltas", version, self._publication.delta_path(version))
+                self.stats.versions += done
+        if promoted != self._promoted:
+            self._check_lineage()
+            self.storage.put_bytes(PROMOTED, promoted)
+            self._promoted = promoted
+
+    def _look_for_snapshots(self) -> None:
+        began = time.monotonic()
+        for version in self._publication.snapshots():
+            folder = self._publication.path / "checkpoints" / version.folder
+            both = [self._whole["snapshots"]]
+            if (folder / CHECKPOINT).is_file():
+                both.append(self._whole["checkpoints"])
+            if all(version in each for each in both):
+                continue
+            for log_file in (self._publication.log, self._publication.set_aside):
+                if log_file.is_file():
+                    self._put_file(log_file.name, log_file)
+            if len(both) > 1:
+                self._bring("checkpoints", version, folder)
+            snapshot = self._publication.snapshot_path(version)
+            self.stats.snapshots += self._bring("snapshots", version, snapshot)
+            self._prune()
+        due = min(began, *(lane.whole_at for lane in self._lanes))
+        with self._lock:
+            ready = [then for at, then in self._then if at < due]
+            self._then = [(at, then) for at, then in self._then if at >= due]
+        for then in ready:
+            then()
+
+    def _put_file(self, key: str, path: Path) -> None:
+        self.stats.bytes += self.storage.put(key, path)
+        self.stats.objects += 1
+
+    def _bring(self, kind: str, version: VersionId, folder: Path) -> bool:
+        """Bring a folder over, the file that makes it exist last; False: it has gone meanwhile."""
+        prefix, last = f"{kind}/{version.folder}", _LAST[kind]
+        names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+        data = [name for name in names if name != last and not name.startswith(".")]
+        keys = {f"{prefix}/{name}": folder / name for name in sorted(data)}
+        self._names[kind].add(version)
+
+        def put(key: str, path: Path) -> None:
+            self._put_file(key, path)
+            self._put.add(key)
+
+        try:
+            self.storage.side_by_side(
+                [functools.partial(put, *each) for each in keys.items() if each[0] not in self._put]
+            )
+            self._check_lineage()
+            self._put_file(f"{prefix}/{last}", folder / last)
+        except (StorageError, OSError):
+            if (folder / last).is_file():
+                raise
+            return False  # the folder is pruned while storage lags
+        finally:
+            if not (folder / last).is_file():
+                self._put -= keys.keys()
+        self._put -= keys.keys()
+        self._whole[kind].add(version)
+        return True
+
+    def _prune(self) -> None:
+        """Drop what the folder has dropped, once newer snapshots are whole here."""
+        mine, theirs = self._publication.snapshots(), self.versions("snapshots")
+        if not mine or len(theirs) < self._options.keep_snapshots:
+            return
+        oldest = min(mine[0], theirs[-self._options.keep_snapshots])
+        for kind, names in self._names.items():
+            for version in sorted(names):
+                old = version < oldest if kind != "deltas" else version.number <= oldest.number
+                # Of another trainer that was killed within it; ours may be on its way.
+                half = version not in self._whole[kind] and version.lineage < self._lineage
+                if old or half:
+                    self._remove(kind, version)
+
+    def _remove(self, kind: str, version: VersionId) -> None:
+        prefix = f"{kind}/{version.folder}"
+        self.storage.remove([f"{prefix}/{_LAST[kind]}"])
+        self._whole[kind].discard(version)
+        keys = self.storage.keys(prefix)
+        self.storage.remove(keys)
+        self._names[kind].discard(version)
+        self.stats.removed += 1 + len(keys)
+
+    # --- for the training thread ------------------------------------------------------------------
+
+    @property
+    def behind_s(self) -> float:
+        """For how long the folder has had something that storage lacks; 0.2 s mean nothing."""
+        now = time.monotonic()
+        return now - min((lane.whole_at for lane in self._lanes), default=now)
+
+    def once_there(self, then: Callable[[], None]) -> None:
+        """Call `then`, in another thread, once all that is in the folder now is in storage."""
+        with self._lock:
+            self._then.append((time.monotonic(), then))
+
+    def check(self, stopping: Callable[[], bool]) -> None:
+        """Return at once, or, where storage is too far behind, when it has caught up.
+
+        Args:
+            stopping: Whether not to wait any longer.
+
+        Raises:
+            OvertakenError: Another trainer publishes there.
+        """
+        waited = 0.0
+        while True:
+            for lane in self._lanes:
+                if lane.error is not None:
+                    raise lane.error
+            if self.behind_s <= self._options.most_behind_s or stopping():
+                return
+            self.stats.waits += waited == 0
+            if waited % _SAID_EVERY_S < _LOOK_EVERY_S:
+                log.error(
+                    "training waits, since %s is %.0f s behind: %s",
+                    self.storage.url,
+                    self.behind_s,
+                    "; ".join(lane.failure for lane in self._lanes if lane.failure) or "it is slow",
+                )
+            time.sleep(_LOOK_EVERY_S)
+            waited += _LOOK_EVERY_S
+
+    def __enter__(self) -> Self:
+        """Begin to look, and return it."""
+        self._lanes = [
+            _Lane("upload-versions", self._look_for_versions, self.stats),
+            _Lane("upload-snapshots", self._look_for_snapshots, self.stats),
+        ]
+        for lane in self._lanes:
+            lane.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Wait until storage has all, `end_s` at most.
+
+        Raises:
+            OvertakenError: Another trainer publishes there.
+            StorageError: Storage lacks something still, and no other error is under way.
+        """
+        began = time.monotonic()
+        while min(lane.whole_at for lane in self._lanes) <= began:
+            failed = [lane.error for lane in self._lanes if lane.error is not None]
+            if failed or time.monotonic() - began > self._options.end_s:
+                break
+            time.sleep(_LOOK_EVERY_S / 4)
+        behind = min(lane.whole_at for lane in self._lanes) <= began
+        for lane in self._lanes:
+            lane.end(timeout_s=5)
+        if not behind:
+            for _, then in self._then:
+                then()
+        if kind is not None:
+            return
+        for lane in self._lanes:
+            if lane.error is not None:
+                raise lane.error
+        if behind:
+            newest = max(self._whole["checkpoints"], default=None)
+            raise StorageError(
+                f"{self.storage.url} lacks the last versions after {self._options.end_s:.0f} s; its"
+                f" newest checkpoint is {'none' if newest is None else newest.number}: keep "
+                f"{self._publication.path}, and start the trainer with it again"
+            )
