@@ -6,6 +6,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from buckets import S3, s3_server
 from killing import CACHE, Killed
@@ -14,9 +16,11 @@ from bench.snapshots import snapshot_files
 from embertide.trainer.checkpoint import checkpoint as checkpoints
 from embertide.trainer.checkpoint.checkpoint import CheckpointError
 from embertide.trainer.config import RunConfig
+from embertide.trainer.data import open_events
 from embertide.trainer.data.assemble import Chunk
+from embertide.trainer.data.base import EventSchema, FeatureColumn
 from embertide.trainer.data.generator import NewsConfig, NewsSource
-from embertide.trainer.errors import ConfigurationError
+from embertide.trainer.errors import ConfigurationError, DataError
 from embertide.trainer.loop import Trainer
 from embertide.trainer.presets import globo
 from embertide.trainer.progress import Progress
@@ -338,6 +342,29 @@ def test_what_cannot_be_used_is_named(s3: S3, tmp_path: Path) -> None:
         Storage("nothing://here")
     with pytest.raises(StorageError, match="s3://no-such-bucket/x"):
         train("s3://no-such-bucket/x", tmp_path / "pub")
+
+
+def test_events_are_read_from_a_bucket_as_from_files(url: str, tmp_path: Path) -> None:
+    columns = {name: pa.array(range(3)) for name in ("user_id", "item_id")}
+    for day in (0, 1):
+        path = tmp_path / f"day-{day}.parquet"
+        at = pa.array([day * 1000 + i for i in range(3)])
+        pq.write_table(pa.table({**columns, "clicked": pa.array([0, 1, 0]), "time": at}), path)
+        Storage(url).put(path.name, path)
+    features = tuple(FeatureColumn(name=name, column=name) for name in columns)
+    schema = EventSchema(features=features, label="clicked", ts="time")
+
+    def read(place: str) -> list[tuple[int, ...]]:
+        batches = list(open_events(place, schema=schema).batches(batch_size=4))
+        return [tuple(each.ts_ms_B) for each in batches]
+
+    found = read(f"{url}/day-*.parquet")
+    assert found == read(str(tmp_path / "day-*.parquet"))
+    assert sum(map(len, found)) == 6
+    with pytest.raises(DataError, match="no file matches"):
+        read(f"{url}/week-*.parquet")
+    with pytest.raises(DataError, match="no such file"):
+        read(f"{url}/week.parquet")
 
 
 def test_options_come_from_a_folder(

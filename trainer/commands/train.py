@@ -167,7 +167,7 @@ def command(
         str | None,
         typer.Option(
             help="URL of object storage, as s3://BUCKET/PREFIX, that gets a copy of the folder: "
-            "nodes read it there, and an empty folder is filled from it, so that a run goes on on "
+            "nodes read it there, and a new folder is filled from it, so that a run goes on on "
             "another machine (docs/training.md)."
         ),
     ] = None,

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from embertide.trainer.data.assemble import MAX_TS_MS, Chunk, ChunkedSource
 from embertide.trainer.data.base import DeadLetters
+from embertide.trainer.data.urls import file_systems
 from embertide.trainer.errors import DataError
 
 
@@ -25,9 +26,7 @@ def matching_files(path: str) -> list[str]:
         return [path]
     try:
         if "://" in path:
-            import fsspec
-
-            system, pattern = fsspec.url_to_fs(path)
+            system, pattern = file_systems().url_to_fs(path)
             paths = [system.unstrip_protocol(name) for name in system.glob(pattern)]
         else:
             # Path.glob takes no absolute pattern.

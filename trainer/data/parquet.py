@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from embertide.trainer.data.arrow import type_fault, typed_column
 from embertide.trainer.data.assemble import Chunk, ChunkedSource
 from embertide.trainer.data.base import DeadLetters, EventSchema
+from embertide.trainer.data.urls import file_systems
 from embertide.trainer.errors import DataError
 
 # Large enough that per-chunk costs vanish, small enough that a chunk stays in the caches' reach.
@@ -33,9 +34,10 @@ def open_bytes(path: str, *, inflate: bool = False) -> Iterator[Any]:
     """
     try:
         if "://" in path:
-            import fsspec
-
-            opened = fsspec.open(path, "rb", compression="infer" if inflate else None).open()
+            system, name = file_systems().url_to_fs(path)
+            if not system.exists(name):
+                raise FileNotFoundError(path)
+            opened = system.open(name, "rb", compression="infer" if inflate else None)
         elif not Path(path).is_file():
             raise FileNotFoundError(path)
         else:
