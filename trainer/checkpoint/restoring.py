@@ -4,8 +4,6 @@ import functools
 import hashlib
 import json
 import logging
-import os
-import shutil
 from typing import Any
 
 from embertide.trainer.checkpoint.checkpoint import CheckpointError
@@ -17,7 +15,6 @@ from embertide.trainer.publish.download import (
 )
 from embertide.trainer.publish.folder import Publication, PublicationError, VersionId, write_synced
 from embertide.trainer.publish.mirror import PROMOTED
-from embertide.trainer.publish.snapshot import PROGRAM
 from embertide.trainer.publish.storage import DamagedError, Storage
 from embertide.trainer.publish.upload import CHECKPOINT, Uploader
 
@@ -74,13 +71,6 @@ def _fetch(storage: Storage, publication: Publication, version: VersionId) -> No
         _fetch_checkpoint(storage, publication, version)
         if fetch_snapshot(storage, publication, version) is None:
             raise DamagedError(f"{storage.url}/snapshots/{version.folder} is gone")
-    program = publication.snapshot_path(version) / PROGRAM
-    if program.is_file() and not publication.program.exists():
-        # Compiled anew it might have other bytes.
-        try:
-            os.link(program, publication.program)
-        except OSError:
-            shutil.copyfile(program, publication.program)
 
 
 def _fetch_version(
