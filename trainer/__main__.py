@@ -12,6 +12,7 @@ from embertide.trainer.commands import (
     export_dense,
     guard,
     import_model,
+    init,
     prune_search,
     replay,
     rollback,
@@ -28,6 +29,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
+app.command("init")(init.command)
 app.command("train")(train.command)
 app.command("import")(import_model.command)
 app.command("export-dense")(export_dense.command)

@@ -459,7 +459,7 @@ def test_a_known_schema_is_found_by_the_columns(tmp_path: Path) -> None:
 
 def test_unknown_columns_formats_and_suffixes_say_what_to_give(tmp_path: Path) -> None:
     path = parquet(tmp_path / "a.parquet", {"when": [1], "what": [2]})
-    with pytest.raises(DataError, match="columns when, what fit no known schema; pass schema="):
+    with pytest.raises(DataError, match="columns when, what fit no schema that is known: `embertide init "):
         open_events(path)
     with pytest.raises(ValueError, match="'json' does not exist; use one of parquet, csv, criteo"):
         open_events(path, format="json")
@@ -495,7 +495,7 @@ def test_dead_letters_are_bounded_on_disk_and_counted_in_full(tmp_path: Path) ->
         ({"features": ()}, "features is empty"),
         ({"features": (FeatureColumn(name="a", column="b"),) * 2}, "repeat a name"),
         ({"ts": None}, "hour_of_day reads the ts column None"),
-        ({"ts_unit_ms": 0}, "ts_unit_ms 0"),
+        ({"ts_unit_ms": 0}, "ts_unit_ms is 0"),
     ],
 )
 def test_a_schema_that_nothing_could_satisfy_is_refused(

@@ -11,7 +11,7 @@ import sys
 import textwrap
 import traceback
 import types
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,7 @@ class _Explainer:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             name = type(value).__name__
             if self.seen.issuperset(_names(value)):
-                yield f"{indent}{before}{_brief(value)}{after}"
+                yield f"{indent}{before}{brief(value)}{after}"
                 return
             self.seen.add(name)
             says = attributes(type(value))
@@ -143,11 +143,19 @@ def _names(value: Any) -> Iterator[str]:
             yield from _names(getattr(value, field.name))
 
 
-def _brief(value: Any) -> str:
+def brief(value: Any) -> str:
     """Return a dataclass as Python, its defaults left out."""
-    said = [
-        f"{field.name}={getattr(value, field.name)!r}"
-        for field in dataclasses.fields(value)
-        if getattr(value, field.name) != field.default
-    ]
-    return f"{type(value).__name__}({', '.join(said)})"
+    return f"{type(value).__name__}({', '.join(changed(value))})"
+
+
+def changed(value: Any, without: Collection[str] = ()) -> list[str]:
+    """Return the settings of a dataclass that are not their defaults, as Python."""
+    said = []
+    for field in dataclasses.fields(value):
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        found = getattr(value, field.name)
+        if field.name not in without and found != default:
+            said.append(f"{field.name}={found!r}")
+    return said

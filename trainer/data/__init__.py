@@ -1,5 +1,6 @@
 """Events in time order: files, a Redis Stream of live events, or a seeded generator."""
 
+import difflib
 from collections.abc import Mapping, Sequence
 
 from embertide.trainer.data.arrow import Kind
@@ -10,6 +11,7 @@ from embertide.trainer.data.base import (
     EventSource,
     criteo_schema,
     feedback_schema,
+    globo_schema,
     known_schema,
 )
 from embertide.trainer.data.criteo import CriteoSource
@@ -24,6 +26,7 @@ __all__ = ["feedback_schema", "joined", "open_events"]
 
 _SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "criteo"}
 _COMPRESSIONS = (".gz", ".bz2", ".zst", ".lz4")
+_SHOWN_COLUMNS = 50
 FORMATS = ("parquet", "csv", "criteo")
 
 
@@ -32,6 +35,7 @@ def open_events(
     *,
     format: str | None = None,
     schema: EventSchema | None = None,
+    delimiter: str = ",",
     dead_letters: DeadLetters | None = None,
     group: str = "reader",
 ) -> EventSource:
@@ -44,6 +48,7 @@ def open_events(
             .tsv for criteo; of text, also compressed: .csv.gz).
         schema: What to read; by default `globo_schema` or `criteo_schema`, whichever the columns
             fit. Criteo's TSV is always read with its own.
+        delimiter: What stands between the fields of csv.
         dead_letters: Where rejected rows go; by default they are only counted.
         group: Consumer group of a stream; files have none.
 
@@ -61,7 +66,9 @@ def open_events(
     parts: list[ChunkedSource] = []
     kinds: Mapping[str, Kind] | None = None
     for name in paths:
-        one = _open_file(name, format, schema, kinds, dead_letters if len(paths) == 1 else None)
+        one = _open_file(
+            name, format, schema, kinds, delimiter, dead_letters if len(paths) == 1 else None
+        )
         parts.append(one)
         # What was found in the first file holds for all.
         schema, kinds = one.schema, one.key_kinds if isinstance(one, CsvSource) else None
@@ -94,9 +101,10 @@ def _open_file(
     format: str | None,
     schema: EventSchema | None,
     kinds: Mapping[str, Kind] | None,
+    delimiter: str,
     dead_letters: DeadLetters | None,
 ) -> ChunkedSource:
-    format = _format(path) if format is None else format
+    format = format_of(path) if format is None else format
     if format == "criteo":
         if schema not in (None, criteo_schema()):
             raise ValueError("format 'criteo' has its own schema; leave schema out, or use 'csv'")
@@ -105,12 +113,17 @@ def _open_file(
         schema = schema or _recognise(path, list(parquet_columns(path)))
         return ParquetSource(path, schema, dead_letters=dead_letters)
     if format == "csv":
-        schema = schema or _recognise(path, text_columns(path, TextFormat()))
-        return CsvSource(path, schema, kinds=kinds, dead_letters=dead_letters)
+        schema = schema or _recognise(path, text_columns(path, TextFormat(delimiter=delimiter)))
+        return CsvSource(path, schema, kinds=kinds, delimiter=delimiter, dead_letters=dead_letters)
     raise ValueError(f"format {format!r} does not exist; use one of {', '.join(FORMATS)}")
 
 
-def _format(path: str) -> str:
+def format_of(path: str) -> str:
+    """The format that a path's suffix tells.
+
+    Raises:
+        ValueError: It tells none.
+    """
     name = path.lower()
     for ending in _COMPRESSIONS:
         name = name.removesuffix(ending)
@@ -126,8 +139,19 @@ def _recognise(path: str, columns: list[str]) -> EventSchema:
     schema = known_schema(columns)
     if schema is None:
         raise DataError(
-            path,
-            f"columns {', '.join(columns)} fit no known schema; pass schema=EventSchema(features="
-            "(FeatureColumn(name=..., column=...), ...), label=..., ts=...)",
+            path, f"{_unfit(columns)}: `embertide init {path}` guesses one and writes a run's file"
         )
     return schema
+
+
+def _unfit(columns: Sequence[str]) -> str:
+    """Say why columns fit no schema that is known: which it is nearest to, and what it lacks."""
+    named = ", ".join(columns[:_SHOWN_COLUMNS]) + (", ..." if len(columns) > _SHOWN_COLUMNS else "")
+    for schema in (globo_schema(), criteo_schema()):
+        lacks = [name for name in schema.columns if name not in columns]
+        if 2 * len(lacks) > len(schema.columns):
+            continue
+        near = {name: difflib.get_close_matches(name, columns, 1) for name in lacks}
+        hints = [f"{name}" + (f" (is it {near[name][0]}?)" if near[name] else "") for name in lacks]
+        return f"columns {named} lack {', '.join(hints)} of a schema that is known"
+    return f"columns {named} fit no schema that is known"

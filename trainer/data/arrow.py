@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import datetime
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -15,12 +16,18 @@ from numpy.typing import NDArray
 from embertide.trainer.data.assemble import Column, Ints
 from embertide.trainer.data.base import EventSchema
 
-Kind = Literal["int", "float", "string"]
+Kind = Literal["int", "float", "string", "time"]
 
 _PATTERNS = {
-    "int": r"^-?[0-9]{1,19}$",
-    "float": r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?$",
+    "int": r"^ *-?[0-9]{1,19} *$",
+    "float": r"^ *[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})? *$",
 }
+# ISO 8601: a date, or a date and a time of day, with a zone or without.
+ISO_TIME = (
+    r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?"
+    r"(Z|[+-][0-9]{2}(:?[0-9]{2})?)?)?$"
+)
+_UTC = datetime.UTC
 _INT64 = range(-(1 << 63), 1 << 63)
 _SHOWN_ITEMS = 20  # of a list that is rejected
 
@@ -45,24 +52,70 @@ def type_fault(schema: EventSchema, name: str, kind: pa.DataType) -> str | None:
     whole = pa.types.is_integer(item) or pa.types.is_boolean(item)
     number = whole or pa.types.is_floating(item)
     if name in schema.list_columns:
-        fits = is_list and (whole or is_text(item))
+        fits = (is_list and whole) or is_text(item)
         return None if fits else f"list {name!r} is {kind}; cast it to list<int64> or list<string>"
     if name in schema.weight_columns:
         fits = is_list and number
         return None if fits else f"weights {name!r} are {kind}; cast them to list<float>"
     if is_list:
         return f"column {name!r} is {kind}; read it with transform 'keys', or cast it to one value"
-    if name in (*schema.key_columns, schema.id) and not (whole or is_text(kind)):
+    if name == schema.id and not (whole or is_text(kind)):
+        return f"key column {name!r} is {kind}; cast it to int64 or to a string"
+    if name in schema.key_columns and not (number or is_text(kind)):
         return f"key column {name!r} is {kind}; cast it to int64 or to a string"
     if name in schema.dense and not number:
         return f"dense column {name!r} is {kind}; cast it to a number"
     if name in schema.target_columns and not number:
         return f"column {name!r} is {kind}; cast it to a number"
-    if name == schema.label and not number:
-        return f"label column {name!r} is {kind}; cast it to int8, 0 or 1"
-    if name == schema.ts and not (number or pa.types.is_timestamp(kind)):
+    if name == schema.label and schema.text_label and not is_text(kind):
+        return (
+            f"label column {name!r} is {kind}, but positive is {schema.positive!r}; name a number"
+        )
+    if name == schema.label and not (number or schema.text_label):
+        return (
+            f"label column {name!r} is {kind}; cast it to int8, 0 or 1, or say which values are "
+            "positive: EventSchema(positive='== yes')"
+        )
+    if name == schema.ts and not (number or is_time(kind) or is_text(kind)):
         return f"ts column {name!r} is {kind}; cast it to a number or to a timestamp"
     return None
+
+
+def is_time(kind: pa.DataType) -> bool:
+    """Whether a column of this Arrow type is a time or a date."""
+    return pa.types.is_timestamp(kind) or pa.types.is_date(kind)
+
+
+def schema_column(schema: EventSchema, name: str, array: pa.Array) -> Column:
+    """A column of a type that `type_fault` accepts, as the schema reads it."""
+    lists = (*schema.list_columns, *schema.weight_columns)
+    if name in lists and is_text(array.type):
+        return _lists(split(_plain(array), schema.list_separator), typed_column)
+    if name == schema.ts and is_text(array.type):
+        return text_column(_plain(array).cast(pa.binary()), "time")
+    if pa.types.is_floating(array.type) and name in schema.key_columns and name not in schema.dense:
+        return _whole(array)
+    return typed_column(array)
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+
+
+def _whole(array: pa.Array) -> Column:
+    """Integers that came as floats, as a table with missing integers writes them."""
+    float_N = _numpy(array).astype(np.float64)
+    null_N = np.isnan(float_N)
+    gone = _nulls(array)
+    null_N = null_N if gone is None else null_N | gone
+    safe_N = np.where(null_N | (np.abs(float_N) > 1 << 53), 0.0, float_N)
+    bad_N = ~null_N & ((safe_N != np.rint(safe_N)) | (np.abs(float_N) > 1 << 53))
+    return Column(
+        values=safe_N.astype(np.int64),
+        null_N=null_N if null_N.any() else None,
+        bad_N=bad_N if bad_N.any() else None,
+        raw=lambda row_R: float_N[row_R].tolist(),
+    )
 
 
 def typed_column(array: pa.Array) -> Column:
@@ -72,7 +125,7 @@ def typed_column(array: pa.Array) -> Column:
     if is_text(array.type):
         return _strings(array)
     null_N = _nulls(array)
-    if pa.types.is_timestamp(array.type):
+    if is_time(array.type):
         array = array.cast(pa.timestamp("ms"), safe=False)
         return Column(values=_numpy(array.view(pa.int64())).view("M8[ms]"), null_N=null_N)
     return Column(values=_numpy(array), null_N=null_N)
@@ -87,10 +140,13 @@ def text_column(array: pa.Array, kind: Kind, separator: str = "") -> Column:
         return _lists(split(array, separator), lambda items: text_column(items, kind))
     if kind == "string":
         return _strings(array)
+    if kind == "time":
+        return _times(array)
     null_N = _nulls(array)
     fits = pc.fill_null(pc.match_substring_regex(array, _PATTERNS[kind]), False)
     # Only ASCII is left by now, so the bytes need no check before they are called a string.
     texts = pc.if_else(fits, array, pa.scalar(b"0", array.type)).view(pa.string())
+    texts = pc.ascii_trim(texts, " ")
     fits_N = fits.to_numpy(zero_copy_only=False)
     values_N: NDArray[Any]
     if kind == "float":
@@ -104,6 +160,47 @@ def text_column(array: pa.Array, kind: Kind, separator: str = "") -> Column:
         bad_N=bad_N if bad_N.any() else None,
         raw=lambda row_R: [_shown(array[row].as_py()) for row in row_R.tolist()],
     )
+
+
+def _times(array: pa.Array) -> Column:
+    """Milliseconds of texts of ISO 8601; those without a zone are UTC."""
+    fits = pc.fill_null(pc.match_substring_regex(array, ISO_TIME), False)
+    texts = pc.if_else(fits, array, pa.scalar(b"1970-01-01", array.type)).view(pa.string())
+    bad_N = ~fits.to_numpy(zero_copy_only=False)
+    try:
+        times = texts.cast(pa.timestamp("ns"))
+        ms_N = _numpy(times.view(pa.int64())) // 1_000_000
+    except pa.ArrowInvalid:  # zones, or a day that does not exist: Arrow does not say which
+        found = [_iso_ms(text) for text in texts.to_pylist()]
+        ms_N = np.array([0 if ms is None else ms for ms in found], np.int64)
+        bad_N |= np.array([ms is None for ms in found], np.bool_)
+    null_N = _nulls(array)
+    if null_N is not None:
+        bad_N &= ~null_N
+    return Column(
+        values=ms_N.view("M8[ms]"),
+        null_N=null_N,
+        bad_N=bad_N if bad_N.any() else None,
+        raw=lambda row_R: [_shown(array[row].as_py()) for row in row_R.tolist()],
+    )
+
+
+def _iso_ms(text: str) -> int | None:
+    try:
+        when = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    when = when.replace(tzinfo=_UTC) if when.tzinfo is None else when
+    return int(
+        (when - datetime.datetime(1970, 1, 1, tzinfo=_UTC)) // datetime.timedelta(0, 0, 1000)
+    )
+
+
+def parses_as_time(array: pa.Array) -> bool:
+    """Whether at least half of the texts that are there read as times of ISO 8601."""
+    present = array.drop_null()
+    fits = pc.sum(pc.match_substring_regex(present, ISO_TIME)).as_py() or 0
+    return len(present) > 0 and 2 * fits >= len(present)
 
 
 def split(array: pa.Array, separator: str) -> pa.Array:

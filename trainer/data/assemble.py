@@ -22,6 +22,7 @@ from embertide.trainer.data.base import (
     EventSchema,
     EventSource,
     FeatureColumn,
+    Positive,
 )
 from embertide.trainer.data.order import AHEAD, LATE, NO_TS_MS, UNKNOWN_MS, Order
 from embertide.trainer.data.rows import Cutter, Rows, check_bounds, concatenate
@@ -280,6 +281,8 @@ class Assembler:
 
     def _label(self, column: Column, sieve: _Sieve) -> NDArray[np.float32]:
         sieve.reject(column.null_N, "label is missing", column)
+        if self._schema.positive:
+            return _thresholded(Positive.of(self._schema.positive), column, sieve)
         good_N = (column.values == 0) | (column.values == 1)
         sieve.reject(
             ~good_N if column.bad_N is None else ~good_N | column.bad_N,
@@ -334,19 +337,22 @@ class Assembler:
             return chunk.event_N
         column = chunk.columns[self._schema.ts]
         sieve.reject(column.null_N, "ts is missing", column)
-        sieve.reject(column.bad_N, "ts is not a number", column)
-        if column.values.dtype.kind == "M":
-            unit_ms, value_N = 1, column.values.astype(np.int64)
+        is_clock = column.values.dtype.kind == "M"
+        kind = "a time of ISO 8601" if is_clock else "a number"
+        sieve.reject(column.bad_N, f"ts is not {kind}", column)
+        unit_ms: float = 1
+        if is_clock:
+            value_N = column.values.astype(np.int64)
         else:
             unit_ms, value_N = self._schema.ts_unit_ms, column.values
-        limit = MAX_TS_MS // unit_ms
+        limit = min(round(MAX_TS_MS / unit_ms), (1 << 63) - 1)
         inside_N = (value_N >= -limit) & (value_N <= limit)
         sieve.reject(~inside_N, "ts is out of range", column)
         value_N = np.where(inside_N & sieve.keep_N, value_N, 0)
         if value_N.dtype.kind == "f":
             value_N, unit_ms = np.rint(value_N * unit_ms), 1
-        ts_ms_N: Ints = value_N.astype(np.int64) * unit_ms
-        return ts_ms_N
+        whole_N: Ints = value_N.astype(np.int64)
+        return whole_N * round(unit_ms) if unit_ms >= 1 else whole_N // round(1 / unit_ms)
 
     def _keys(self, columns: Mapping[str, Column], ts_ms_N: Ints) -> Ints:
         features = self._schema.features
@@ -362,6 +368,19 @@ class Assembler:
             if feature.rows:
                 keys_NF[:, f] = fold(keys_NF[:, f], feature.rows)
         return keys_NF
+
+
+def _thresholded(positive: Positive, column: Column, sieve: _Sieve) -> NDArray[np.float32]:
+    """Labels of a column that holds something else than 0 and 1."""
+    if column.code_N is not None:
+        # The last entry stands for what is missing; so does the empty string.
+        missing_U = np.array([value == b"" for value in column.values])
+        sieve.reject(missing_U[column.code_N], "label is missing", column)
+        return positive.holds(column.values)[column.code_N].astype(np.float32)
+    sieve.reject(column.bad_N, "label is not a number", column)
+    if column.values.dtype.kind == "f":
+        sieve.reject(np.isnan(column.values), "label is missing", column)
+    return positive.holds(column.values).astype(np.float32)
 
 
 def _prove_lists(feature: FeatureColumn, columns: Mapping[str, Column], sieve: _Sieve) -> None:

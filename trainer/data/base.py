@@ -7,11 +7,13 @@ D dense columns.
 
 import abc
 import json
+import operator
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +33,17 @@ MAX_GROUP = 65_536
 """Most events of one ts: a larger group would let one batch grow without bound."""
 
 _MAX_TIMES_S = 10**9  # three decades
+
+MAX_UNIT_MS = 7 * 86_400_000
+"""Most milliseconds of a unit of time: a week."""
+
+_COMPARISONS = {
+    ">=": operator.ge,
+    ">": operator.gt,
+    "<=": operator.le,
+    "<": operator.lt,
+    "==": operator.eq,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,17 +121,70 @@ class EventTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Positive:
+    """Which values of a label's column mean 1; all others that are there mean 0.
+
+    Attributes:
+        compare: ">=", ">", "<=", "<" or "==".
+        value: A number; or text, which is compared by "==" alone, blanks around it apart.
+    """
+
+    compare: str
+    value: float | str
+
+    @classmethod
+    def of(cls, rule: str) -> "Positive":
+        """Read a rule such as ">= 4" or "== yes".
+
+        Raises:
+            ValueError: It is none.
+        """
+        found = re.fullmatch(r"\s*(>=|<=|==|>|<)\s*(.*\S)\s*", rule)
+        if found is None:
+            raise ValueError(f"positive is {rule!r}; write such as '>= 4' or '== yes'")
+        compare, text = found[1], found[2]
+        try:
+            return cls(compare=compare, value=float(text))
+        except ValueError:
+            if compare != "==":
+                raise ValueError(
+                    f"positive is {rule!r}: {text!r} is no number, and text has no order; use =="
+                ) from None
+            return cls(compare=compare, value=text)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the label is text."""
+        return isinstance(self.value, str)
+
+    def holds(self, value_N: NDArray[Any]) -> NDArray[np.bool_]:
+        """Whether each of N values means 1: numbers, or bytes where the label is text."""
+        if isinstance(self.value, str):
+            wanted = self.value.encode()
+            texts = (value.strip() == wanted for value in value_N)
+            return np.fromiter(texts, np.bool_, len(value_N))
+        holds_N: NDArray[np.bool_] = _COMPARISONS[self.compare](value_N, self.value)
+        return holds_N
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EventSchema:
     """Which columns of an input are read, and as what.
 
     Attributes:
         features: The sparse features, in the order of `Batch.keys_BF`.
-        label: Column of the label, 0 or 1; None where labels come as a stream of their own.
+        label: Column of the label, 0 or 1, unless `positive` says what else it holds; None where
+            labels come as a stream of their own.
         more_labels: Columns of further labels, 0 or 1, for a model of several heads; null: unknown.
         weight: Column of what each event counts in the loss, 0 or more; None: 1 each.
         dense: Dense columns, in the order of `Batch.dense_BD`.
-        ts: Column of the event's time; None counts the event index as milliseconds.
-        ts_unit_ms: Milliseconds in one unit of a numeric `ts`. A timestamp type carries its own.
+        ts: Column of the event's time: a number, a timestamp or date, or text of ISO 8601 (UTC
+            where it names no zone). None: the order of rows is time; the event index counts as
+            milliseconds then.
+        ts_unit_ms: Milliseconds in one unit of a numeric `ts`: 1000 for seconds, 0.001 for
+            microseconds. A timestamp type carries its own.
+        positive: Which values of the label's column mean 1, as ">= 4" of ratings or "== yes" of
+            text (`Positive`); empty: the column holds 0 and 1.
         list_separator: What stands between the items of a list in text; an empty field is an empty
             list. Parquet and Arrow have lists of their own.
         times: How late events may be, and how far ahead.
@@ -132,7 +198,8 @@ class EventSchema:
     weight: str | None = None
     dense: tuple[str, ...] = ()
     ts: str | None = None
-    ts_unit_ms: int = 1000
+    ts_unit_ms: float = 1000
+    positive: str = ""
     list_separator: str = "|"
     times: EventTimes = EventTimes()
     id: str | None = None
@@ -144,8 +211,14 @@ class EventSchema:
         names = [feature.name for feature in self.features]
         if len(set(names)) != len(names):
             raise ValueError(f"features {names} repeat a name; give each its own")
-        if self.ts_unit_ms < 1:
-            raise ValueError(f"ts_unit_ms {self.ts_unit_ms} is below 1; use 1 for milliseconds")
+        per_ms = 1 / self.ts_unit_ms if self.ts_unit_ms > 0 else 0.5
+        if self.ts_unit_ms not in range(1, MAX_UNIT_MS + 1) and per_ms not in range(1, 10**6 + 1):
+            raise ValueError(
+                f"ts_unit_ms is {self.ts_unit_ms}; give whole milliseconds, 1 to {MAX_UNIT_MS:,}, "
+                "or 0.001 for microseconds, 0.000001 for nanoseconds"
+            )
+        if self.positive:
+            Positive.of(self.positive)
         if not self.list_separator:
             raise ValueError("list_separator is empty; give '|' or such")
         for feature in self.features:
@@ -166,6 +239,16 @@ class EventSchema:
                     f"column {column!r} is read as a list of keys and as something else; give each "
                     "a column of its own"
                 )
+
+    @property
+    def has_clock(self) -> bool:
+        """Whether events have a time; else their order counts as one."""
+        return self.ts is not None
+
+    @property
+    def text_label(self) -> bool:
+        """Whether the label's column is compared as text."""
+        return bool(self.positive) and Positive.of(self.positive).is_text
 
     @property
     def key_columns(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from embertide.trainer.data.arrow import Kind, parses_as_int, split, text_column
+from embertide.trainer.data.arrow import Kind, parses_as_int, parses_as_time, split, text_column
 from embertide.trainer.data.assemble import Chunk, ChunkedSource, Column, Ints
 from embertide.trainer.data.base import DeadLetters, EventSchema
 from embertide.trainer.data.parquet import open_bytes
@@ -37,7 +37,8 @@ class TextFormat:
         quoted: Whether double quotes may enclose a field. No field may contain a line's end.
         names: Column names of a file without a header; None if its first line has them.
         kinds: Says of columns of keys whether they are "int" or "string". One that is not named is
-            "int" if at least half of the values in the first `BLOCK_BYTES` are integers.
+            "int" if at least half of the values in the first `BLOCK_BYTES` are integers. And of the
+            time whether it is "float", a number, or "time", ISO 8601; by the same rule.
     """
 
     delimiter: str = ","
@@ -50,7 +51,7 @@ class TextFormat:
         if len(self.delimiter) != 1:
             raise ValueError(f"delimiter {self.delimiter!r} is not one character; give ',' or such")
         for name, kind in self.kinds.items():
-            if kind not in ("int", "string"):
+            if kind not in ("int", "string", "float", "time"):
                 raise ValueError(f"kind {kind!r} of {name!r} is unknown; use 'int' or 'string'")
 
 
@@ -91,7 +92,8 @@ class TextSource(ChunkedSource):
     @property
     def key_kinds(self) -> dict[str, Kind]:
         """How each key column is read, for `TextFormat.kinds` of a file like this one."""
-        columns = (*self.schema.key_columns, *self.schema.list_columns)
+        times = () if self.schema.ts is None else (self.schema.ts,)
+        columns = (*self.schema.key_columns, *self.schema.list_columns, *times)
         return {name: self._kinds[name] for name in columns}
 
     def total_events(self) -> int | None:
@@ -145,6 +147,10 @@ class TextSource(ChunkedSource):
         numbers = {*schema.dense, schema.label, schema.ts, *schema.target_columns}
         numbers |= {*schema.weight_columns}
         kinds: dict[str, Kind] = {name: "float" for name in schema.columns if name in numbers}
+        if schema.text_label:
+            kinds[schema.label] = "string"
+        if schema.ts is not None and schema.ts in self._text.kinds:
+            kinds[schema.ts] = self._text.kinds[schema.ts]
         guessed: list[str] = []
         ids = () if schema.id is None else (schema.id,)
         for name in dict.fromkeys((*schema.key_columns, *schema.list_columns, *ids)):
@@ -154,12 +160,15 @@ class TextSource(ChunkedSource):
                 kinds[name] = self._text.kinds[name]
             else:
                 guessed.append(name)
-        if guessed:
+        ts = None if schema.ts in self._text.kinds else schema.ts
+        if guessed or ts is not None:
             with open_bytes(self.path, inflate=True) as file:
                 block = next(self._blocks(file, _Lines(0)), None)
             for name in guessed:
                 whole = block is not None and parses_as_int(self._values(name, block.column(name)))
                 kinds[name] = "int" if whole else "string"
+            if ts is not None and block is not None and parses_as_time(block.column(ts)):
+                kinds[ts] = "time"
         return kinds
 
 
@@ -172,10 +181,12 @@ class CsvSource(TextSource):
         schema: EventSchema,
         *,
         kinds: Mapping[str, Kind] | None = None,
+        delimiter: str = ",",
         dead_letters: DeadLetters | None = None,
     ) -> None:
-        """Like `TextSource`; `kinds` is that of `TextFormat`."""
-        super().__init__(path, schema, TextFormat(kinds=kinds or {}), dead_letters=dead_letters)
+        """Like `TextSource`; `kinds` and `delimiter` are those of `TextFormat`."""
+        text = TextFormat(kinds=kinds or {}, delimiter=delimiter)
+        super().__init__(path, schema, text, dead_letters=dead_letters)
 
 
 def text_columns(path: str, text: TextFormat) -> list[str]:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embertide.trainer.data.arrow import type_fault, typed_column
+from embertide.trainer.data.arrow import schema_column, type_fault
 from embertide.trainer.data.assemble import Chunk, ChunkedSource
 from embertide.trainer.data.base import DeadLetters, EventSchema
 from embertide.trainer.data.urls import file_systems
@@ -124,7 +124,9 @@ class ParquetSource(ChunkedSource):
             part = part.slice(min(max(start - at, 0), part.num_rows))
             yield Chunk(
                 event_N=np.arange(end - part.num_rows, end, dtype=np.int64),
-                columns={name: typed_column(part.column(name)) for name in columns},
+                columns={
+                    name: schema_column(self.schema, name, part.column(name)) for name in columns
+                },
                 end=end,
             )
             at = end

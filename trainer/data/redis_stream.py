@@ -28,7 +28,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from embertide.trainer.data.arrow import type_fault, typed_column
+from embertide.trainer.data.arrow import schema_column, type_fault
 from embertide.trainer.data.assemble import Assembler, Chunk
 from embertide.trainer.data.base import (
     MAX_GROUP,
@@ -402,7 +402,7 @@ class RedisStreamSource(EventSource):
         return Chunk(
             event_N=np.arange(entry.end - len(table), entry.end, dtype=np.int64),
             columns={
-                name: typed_column(table.column(name).combine_chunks())
+                name: schema_column(self.schema, name, table.column(name).combine_chunks())
                 for name in self.schema.columns
             },
             end=entry.end,

@@ -1,0 +1,425 @@
+"""Which column of an unknown input is the label, the time, a key, a number or a list; and why.
+
+Pure: it looks at what `columns.py` found. Where two columns could be the label, or the time, it
+does not choose: the error says how to.
+"""
+
+import math
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from embertide.trainer.data.base import EventSchema, FeatureColumn
+from embertide.trainer.data.columns import ColumnFacts
+from embertide.trainer.errors import ConfigurationError
+
+Role = Literal["label", "time", "key", "number", "number and key", "list", "left out"]
+
+_LABELS = (
+    *("label", "y", "target", "click", "clicked", "clicks", "is_click", "is_clicked", "clk"),
+    *("converted", "conversion", "is_conversion", "purchase", "purchased", "bought", "buy"),
+    *("installed", "is_installed", "like", "liked", "class", "outcome", "response", "churn"),
+    *("default", "income", "survived", "subscribed", "finish", "is_positive", "labels", "deposit"),
+)
+_RATINGS = ("rating", "ratings", "stars", "star", "score", "overall", "rate", "grade")
+_ACTIONS = ("event", "event_type", "action", "action_type", "behavior", "behaviour", "type")
+_WANTED_ACTIONS = (
+    *("purchase", "buy", "order", "transaction", "conversion", "pay", "click", "like"),
+    *("addtocart", "add_to_cart", "cart", "fav"),
+)
+_YES = ("yes", "true", "1", "1.0", "y", "t", "positive", "click", "good", "pos", "clicked")
+_NO = ("no", "false", "0", "0.0", "n", "f", "negative", "bad", "neg", "-1", "none")
+_TIMES = (
+    *("ts", "time", "timestamp", "datetime", "date", "event_time", "eventtime", "time_stamp"),
+    *("created_at", "created", "unixtime", "unix_time", "event_timestamp", "date_time", "at"),
+    *("click_time", "request_time", "occurred_at", "event_date", "when", "unixreviewtime"),
+)
+_TIME_PARTS = {"ts", "time", "timestamp", "datetime", "date", "at", "when", "epoch", "unix"}
+_IDS = {
+    *("id", "ids", "code", "key", "hash", "zip", "zipcode", "postcode", "cat", "category", "type"),
+    *("user", "item", "product", "movie", "article", "ad", "campaign", "brand", "country", "os"),
+    *("device", "region", "city", "state", "site", "app", "page", "slot", "channel", "gender"),
+    *("sex", "weekday", "dow", "hour", "month", "browser", "publisher", "advertiser", "segment"),
+    *("model", "carrier", "shop", "store", "seller", "genre", "language", "session", "flight"),
+}
+_NUMBERS = {
+    *("count", "num", "n", "number", "price", "age", "amount", "cost", "duration", "length"),
+    *("len", "size", "width", "height", "weight", "distance", "balance", "total", "sum", "avg"),
+    *("mean", "rate", "ratio", "share", "pct", "percent", "years", "days", "minutes", "seconds"),
+    *("hours", "delay", "temp", "temperature", "lat", "lon", "latitude", "longitude", "income"),
+    *("gain", "loss", "score", "bid", "position", "rank", "views", "visits", "quantity", "qty"),
+}
+# 1985 to 2128 in seconds.
+_EPOCH_S = (5e8, 5e9)
+_UNITS = (("seconds", 1000.0), ("milliseconds", 1.0), ("microseconds", 1e-3), ("nanoseconds", 1e-6))
+_ISO = "texts of ISO 8601, or a timestamp"
+# A column of more different values a row is of no use: no key comes again.
+_UNIQUE = 0.95
+_FEW_KEYS = 64
+_RATING_VALUES = 21
+# A rating of so much of the way from the least to the greatest is liked.
+_LIKED = 0.7
+# Integers that take a smaller share of their range are ids, not amounts.
+_SPARSE = 0.05
+_TEXT_LENGTH = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What a column was taken for.
+
+    Attributes:
+        facts: What it holds.
+        role: Its use.
+        why: By what that was told.
+    """
+
+    facts: ColumnFacts
+    role: Role
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a person said of columns; it counts before any guess.
+
+    Attributes:
+        label: The label's column.
+        positive: Which of its values are 1.
+        time: The time's column.
+        no_time: Whether the order of rows is time.
+        ignore: Columns that are left out.
+        lists: Columns that are lists.
+        keys: Columns that are keys.
+        numbers: Columns that are numbers.
+    """
+
+    label: str | None = None
+    positive: str = ""
+    time: str | None = None
+    no_time: bool = False
+    ignore: tuple[str, ...] = ()
+    lists: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guess:
+    """What an input was taken for.
+
+    Attributes:
+        choices: Of each column, in the input's order.
+        positive: Which values of the label are 1; empty: it holds 0 and 1.
+        unit_ms: Milliseconds in a unit of the time's column.
+        unit: What that unit is called.
+    """
+
+    choices: tuple[Choice, ...]
+    positive: str
+    unit_ms: float
+    unit: str
+
+    def named(self, role: Role) -> str | None:
+        """Return the column of a role that one has at most."""
+        found = [each.facts.name for each in self.choices if each.role == role]
+        return found[0] if found else None
+
+    def schema(self, *, hour: bool = False) -> EventSchema:
+        """Return the schema; with a feature of the hour of the day if `hour`."""
+        ts = self.named("time")
+        features, dense, taken = [], [], {"hour"} if hour else set()
+        separators = set()
+        for each in self.choices:
+            name = feature_name(each.facts.name, taken)
+            if each.role in ("key", "number and key", "list"):
+                transform: Literal["key", "keys"] = "keys" if each.role == "list" else "key"
+                features.append(
+                    FeatureColumn(name=name, column=each.facts.name, transform=transform)
+                )
+                taken.add(name)
+            if each.role in ("number", "number and key"):
+                dense.append(each.facts.name)
+            separators.add(each.facts.separator if each.role == "list" else "")
+        if hour and ts is not None:
+            features.append(FeatureColumn(name="hour", column=ts, transform="hour_of_day"))
+        separators.discard("")
+        if not features:
+            raise ConfigurationError(
+                "no column holds keys, and a model needs one: name one with --key-column"
+            )
+        return EventSchema(
+            features=tuple(features),
+            label=self.named("label") or "",
+            dense=tuple(dense),
+            ts=ts,
+            ts_unit_ms=round(self.unit_ms) if self.unit_ms >= 1 else self.unit_ms,
+            positive=self.positive,
+            list_separator=min(separators, default="|"),
+        )
+
+
+def feature_name(column: str, taken: Collection[str] = ()) -> str:
+    """Return a column's name as models write it: small letters, digits and underscores."""
+    name = re.sub(r"[^a-z0-9]+", "_", _snake(column)).strip("_") or "column"
+    number = 2
+    base = name
+    while name in taken:
+        name, number = f"{base}_{number}", number + 1
+    return name
+
+
+def guess(columns: Sequence[ColumnFacts], asked: Asked | None = None) -> Guess:
+    """Guess what each column is.
+
+    Raises:
+        ConfigurationError: A column that was named is not there, none can be the label, or several
+            can be the label or the time.
+    """
+    asked = asked or Asked()
+    by_name = {each.name: each for each in columns}
+    named = (asked.label, asked.time, *asked.ignore, *asked.lists, *asked.keys, *asked.numbers)
+    for name in named:
+        if name is not None and name not in by_name:
+            raise ConfigurationError(f"there is no column {name!r}; there are {', '.join(by_name)}")
+    free = [each for each in columns if each.name not in asked.ignore and each.present]
+    label, why_label, positive = _label(free, asked)
+    free = [each for each in free if each is not label]
+    fixed = {*asked.lists, *asked.keys, *asked.numbers}
+    time, why_time, unit, unit_ms = _time([f for f in free if f.name not in fixed], asked)
+    choices = []
+    for each in columns:
+        if each is label:
+            choices.append(Choice(facts=each, role="label", why=why_label))
+        elif time is not None and each is time:
+            choices.append(Choice(facts=each, role="time", why=why_time))
+        else:
+            role, why = _role(each, asked)
+            choices.append(Choice(facts=each, role=role, why=why))
+    return Guess(choices=tuple(choices), positive=positive, unit_ms=unit_ms, unit=unit)
+
+
+# --- the label ------------------------------------------------------------------------------------
+
+
+def _label(columns: Sequence[ColumnFacts], asked: Asked) -> tuple[ColumnFacts, str, str]:
+    """Return the label's column, why, and which of its values are 1."""
+    if asked.label is not None:
+        column = next(each for each in columns if each.name == asked.label)
+        return column, "--label", asked.positive or _positive(column)
+    two = [each for each in columns if _is_binary(each)]
+    for names, found in (
+        (_LABELS, [each for each in two if _snake(each.name) in _LABELS]),
+        (_RATINGS, [each for each in columns if _is_rating(each)]),
+        (_ACTIONS, [each for each in columns if _wanted_action(each)]),
+    ):
+        found.sort(key=lambda each: names.index(_snake(each.name)))
+        if found:
+            column = found[0]
+            how = asked.positive or _positive(column)
+            why = "its name, and 2 values" if column in two else "its name and values"
+            return column, why, how
+    if len(two) == 1:
+        return two[0], "the one column of 2 values", asked.positive or _positive(two[0])
+    if not two:
+        raise ConfigurationError(
+            "no column looks like a label of two values, or like a rating: name it with --label, "
+            "and with --positive '>= 4' or such which of its values are 1"
+        )
+    names = ", ".join(each.name for each in two)
+    raise ConfigurationError(f"each of {names} could be the label: name it with --label")
+
+
+def _is_binary(column: ColumnFacts) -> bool:
+    if column.kind == "list" and not column.nested:
+        return False
+    if column.kind == "bool":
+        return True
+    if column.distinct != 2 or column.kind not in ("int", "float", "text"):
+        return False
+    # Of numbers, those that labels are written as; 3 and 7 are no yes and no.
+    return column.kind == "text" or (column.least, column.most) in ((0, 1), (-1, 1), (1, 2))
+
+
+def _is_rating(column: ColumnFacts) -> bool:
+    return (
+        _snake(column.name) in _RATINGS
+        and column.is_number
+        and 3 <= column.distinct <= _RATING_VALUES
+    )
+
+
+def _wanted_action(column: ColumnFacts) -> str | None:
+    """Return the value that one wants of what people did, the rarest kind first."""
+    if column.kind != "text" or _snake(column.name) not in _ACTIONS or column.distinct > 8:
+        return None
+    values = {_snake(text): text for text, _ in column.counts}
+    return next((values[each] for each in _WANTED_ACTIONS if each in values), None)
+
+
+def _positive(column: ColumnFacts) -> str:
+    """Return the rule by which a label's values are 1; empty if they are 0 and 1."""
+    if column.kind == "bool":
+        return ""
+    if column.is_number:
+        if (column.least, column.most) == (0, 1) and column.distinct == 2:
+            return ""
+        if column.distinct <= _RATING_VALUES:
+            return f">= {_liked(column):g}"
+        return f"> {column.middle:g}"
+    action = _wanted_action(column)
+    if action is not None:
+        return f"== {action}"
+    values = [text for text, _ in column.counts]
+    for text in values:
+        if text.strip().lower() in _YES:
+            return f"== {text}"
+    rest = [text for text in values if text.strip().lower() not in _NO]
+    return f"== {min(rest or values, key=dict(column.counts).__getitem__)}"
+
+
+def _liked(column: ColumnFacts) -> float:
+    """Return the smallest value that is liked."""
+    values = sorted(float(text) for text, _ in column.counts)
+    if column.distinct > len(values):
+        return math.ceil(column.least + _LIKED * (column.most - column.least))
+    edge = column.least + _LIKED * (column.most - column.least)
+    return next(value for value in values if value >= edge)
+
+
+# --- the time -------------------------------------------------------------------------------------
+
+
+def _time(
+    columns: Sequence[ColumnFacts], asked: Asked
+) -> tuple[ColumnFacts | None, str, str, float]:
+    """Return the time's column, why, its unit by name and in milliseconds."""
+    if asked.time is not None:
+        column = next((each for each in columns if each.name == asked.time), None)
+        unit = None if column is None else _unit(column)
+        if column is None or unit is None:
+            raise ConfigurationError(f"--time {asked.time}: its values are no times: {_ISO}, or numbers")
+        return column, f"--time; {unit[0]}", *unit
+    if asked.no_time:
+        return None, "", "rows", 1.0
+    found = [each for each in columns if _could_be_time(each)]
+    for narrower in (
+        lambda each: each.ascends,
+        lambda each: _snake(each.name) in _TIMES,
+        lambda each: each.kind == "time",
+    ):
+        if len(found) > 1 and any(map(narrower, found)):
+            found = [each for each in found if narrower(each)]
+    if not found:
+        return None, "", "rows", 1.0
+    if len(found) > 1:
+        names = ", ".join(each.name for each in found)
+        raise ConfigurationError(
+            f"each of {names} could be the time: name it with --time, or say --no-time if the "
+            "order of rows is time"
+        )
+    unit = _unit(found[0])
+    assert unit is not None, "as it could be a time"
+    order = "" if found[0].ascends else "; rows are not in its order"
+    return found[0], f"{unit[0]}{order}", *unit
+
+
+def _could_be_time(column: ColumnFacts) -> bool:
+    if column.kind == "time":
+        return column.distinct > 2
+    if column.kind not in ("int", "float") or column.distinct <= 2:
+        return False
+    snake = _snake(column.name)
+    if _epoch_unit(column) is not None:
+        return bool({*snake.split("_")} & _TIME_PARTS) or snake in _TIMES or column.ascends
+    return snake in _TIMES and column.ascends and column.least >= 0
+
+
+def _epoch_unit(column: ColumnFacts) -> tuple[str, float] | None:
+    for name, unit_ms in _UNITS:
+        scale = 1000 / unit_ms
+        if _EPOCH_S[0] * scale <= column.least and column.most <= _EPOCH_S[1] * scale:
+            return name, unit_ms
+    return None
+
+
+def _unit(column: ColumnFacts) -> tuple[str, float] | None:
+    if column.kind == "time":
+        return "a date and time", 1.0
+    if column.kind not in ("int", "float"):
+        return None
+    epoch = _epoch_unit(column)
+    return (f"{epoch[0]} since 1970", epoch[1]) if epoch else ("seconds from a start of its own", 1000.0)
+
+
+# --- the others -----------------------------------------------------------------------------------
+
+
+def _role(column: ColumnFacts, asked: Asked) -> tuple[Role, str]:
+    for names, role, option in (
+        (asked.ignore, "left out", "--ignore"),
+        (asked.lists, "list", "--list-column"),
+        (asked.keys, "key", "--key-column"),
+        (asked.numbers, "number", "--number-column"),
+    ):
+        if column.name in names:
+            return role, option  # type: ignore[return-value]
+    if not column.present:
+        return "left out", "no row has a value"
+    if column.kind in ("other", "numbers"):
+        return "left out", "its type holds no keys"
+    if column.kind == "time":
+        return "left out", "another time"
+    if column.distinct < 2:
+        return "left out", "one value"
+    if column.kind == "list":
+        between = f", between {column.separator!r}" if column.separator else ""
+        return "list", f"{column.length:.1f} items a row{between}" if column.nested else f"items{between}"
+    unique = column.distinct >= _UNIQUE * column.present and column.present > _FEW_KEYS
+    if column.kind == "text":
+        if unique and column.expected >= _UNIQUE * column.present:
+            return "left out", "a value of its own in each row"
+        if column.length > _TEXT_LENGTH and column.distinct > column.present / 2:
+            return "left out", "free text"
+        return "key", "text"
+    if column.kind == "bool":
+        return "key", "yes or no"
+    if not column.whole:
+        return "number", "numbers with a fraction"
+    return _whole(column, unique)
+
+
+def _whole(column: ColumnFacts, unique: bool) -> tuple[Role, str]:
+    """Return what integers are: names and values tell ids from amounts."""
+    words = {*_snake(column.name).split("_")}
+    if unique and (column.ascends or words & _IDS):
+        return "left out", "a value of its own in each row"
+    if column.distinct <= _FEW_KEYS and not words & _NUMBERS:
+        return "key", "few values"
+    if words & _IDS and not words & _NUMBERS:
+        return "key", "its name"
+    span = column.most - column.least + 1
+    # A column of floats is one or the other: read as both, it would have to be integers.
+    both: Role = "number and key" if column.kind == "int" else "number"
+    if words & _NUMBERS:
+        return both if column.distinct <= _MOST_BOTH else "number", "its name"
+    if column.distinct > _FEW_KEYS and column.distinct < _SPARSE * span and not _falls_off(column):
+        return "key", "ids: few of their range"
+    return both, "integers"
+
+
+_MOST_BOTH = 1000
+"""An amount of no more values is a key, too: a model then learns any shape of it."""
+
+
+def _falls_off(column: ColumnFacts) -> bool:
+    """Whether the median lies near the low end, as of amounts; ids lie anywhere."""
+    return (column.middle - column.least) < 0.02 * (column.most - column.least)
+
+
+def _snake(name: str) -> str:
+    """Return a name in small letters, words apart by underscores."""
+    apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.strip())
+    return re.sub(r"[\s\-.]+", "_", apart).lower()
+

@@ -1,0 +1,143 @@
+"""The model and the settings of a run whose input nobody has seen before.
+
+One rule for all inputs, chosen by `bench/generality.py` over several: nothing is tuned for one.
+"""
+
+import bisect
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from embertide.trainer.config import (
+    DenseConfig,
+    FeatureConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TableConfig,
+)
+from embertide.trainer.data.base import EventSchema
+from embertide.trainer.presets import bucket_bits
+
+LEAST_EVENTS = 2_000
+"""Of a version, in the mean: fewer teach nodes little, and each version is files."""
+
+MOST_VERSIONS = 200
+"""Of a file that a run is guessed for."""
+
+LEAST_EVERY_S = 600
+"""Event time between versions, where that many events come sooner."""
+
+USUAL_SNAPSHOT_EVERY = 6
+
+_MOST_SNAPSHOTS = 20
+_DAY_S = 86_400
+# Lengths of time that people use.
+_NICE_S = (
+    *(1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1200, 1800),
+    *(3600, 7200, 10_800, 14_400, 21_600, 43_200),
+    *(_DAY_S * days for days in (1, 2, 3, 5, 7, 10, 14, 21, 30, 60, 90, 120, 180, 365)),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cadence:
+    """How often a run publishes.
+
+    Attributes:
+        publish_every_s: Event time between versions, in seconds.
+        snapshot_every: Versions from snapshot to snapshot.
+    """
+
+    publish_every_s: int
+    snapshot_every: int
+
+
+USUAL_CADENCE = Cadence(publish_every_s=LEAST_EVERY_S, snapshot_every=USUAL_SNAPSHOT_EVERY)
+"""Of a stream, whose rate nobody knows yet, and of the made-up news."""
+
+
+def cadence(events: int, span_s: float, *, most: int | None = None) -> Cadence:
+    """Return how often a run over a file publishes: as its events and its clock deserve.
+
+    Args:
+        events: Of the file.
+        span_s: Event time from its first event to its last, in seconds.
+        most: Versions at most; None: as many as there are `LEAST_EVERY_S`.
+    """
+    versions = max(1.0, events / LEAST_EVENTS)
+    least_s = LEAST_EVERY_S if most is None else 1
+    versions = versions if most is None else min(versions, most)
+    every_s = _nice(max(least_s, math.ceil(span_s / versions)))
+    versions = max(1.0, span_s / every_s)
+    snapshots = max(USUAL_SNAPSHOT_EVERY, math.ceil(versions / _MOST_SNAPSHOTS))
+    return Cadence(publish_every_s=every_s, snapshot_every=snapshots)
+
+
+def cadence_of_rows(events: int, *, most: int | None = None) -> Cadence:
+    """Return the cadence where the order of rows is time: a row then counts as a millisecond."""
+    versions = max(1.0, events / LEAST_EVENTS)
+    versions = min(versions, MOST_VERSIONS if most is None else most)
+    every_s = max(1, math.ceil(events / versions / 1000))
+    count = max(1.0, events / (1000 * every_s))
+    snapshots = max(USUAL_SNAPSHOT_EVERY, math.ceil(count / _MOST_SNAPSHOTS))
+    return Cadence(publish_every_s=every_s, snapshot_every=snapshots)
+
+
+def _nice(seconds: int) -> int:
+    at = bisect.bisect_left(_NICE_S, seconds)
+    return _NICE_S[at] if at < len(_NICE_S) else seconds
+
+
+def model_of(
+    name: str, schema: EventSchema, expected: Mapping[str, int], missing: Sequence[str] = ()
+) -> ModelConfig:
+    """Return the model of an input of this schema.
+
+    Args:
+        name: The model's.
+        schema: What is read.
+        expected: Different keys of each column of keys, as far as one can reckon.
+        missing: Dense columns that lack values in some rows.
+    """
+    names = [(feature.name, feature.column, feature.is_list) for feature in schema.features]
+    return ModelConfig(
+        name=name,
+        tables=tuple(
+            TableConfig(name=each, dim=DIM, bucket_bits=bucket_bits(expected.get(column, 24)))
+            for each, column, _ in names
+        ),
+        features=tuple(
+            FeatureConfig(
+                name=each,
+                table=each,
+                keys="list" if is_list else "one",
+                pooling="mean" if is_list else "sum",
+            )
+            for each, _, is_list in names
+        ),
+        dense=tuple(
+            DenseConfig(name=each.lower(), steps=("quantile",), fill=0.5, missing=each in missing)
+            for each in schema.dense
+        ),
+        bottom_mlp=(64,) if schema.dense else (),
+        top_mlp=(128, 64),
+        net="dlrm",
+        top_sees_embeddings=len(names) <= _MOST_SEEN,
+    )
+
+
+DIM = 16
+"""Width of every row: what the net multiplies has one width."""
+
+# Of more features the dot products say enough, and the first layer would be wide.
+_MOST_SEEN = 40
+
+
+def rates() -> OptimizerConfig:
+    """Return the rates of an unknown input."""
+    return OptimizerConfig()
+
+
+def batch_size(events: int) -> int:
+    """Return the events of a step: few events are learned in more, smaller steps."""
+    return 256 if events >= 500_000 else 128 if events >= 50_000 else 64
