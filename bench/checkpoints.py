@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--hours", type=int, default=96, help="of the generated stream")
     parser.add_argument("--out", type=Path, help="where to publish; default: a temporary folder")
     given = parser.parse_args()
-    source = open_input(given.data, given.events, given.hours, 1)
+    source = open_input(given.data, given.events, None if given.data else given.hours, 1)
     with tempfile.TemporaryDirectory(dir=given.out) as folder:
         run = RunConfig(model=model_for(source))
         cache = BUILD / "cache" / "dense"

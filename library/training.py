@@ -44,7 +44,7 @@ def train(
     data: str | EventSource | None = None,
     folder: Path | str,
     events: int | None = None,
-    hours: int = 96,
+    hours: int | None = None,
     bus: str | None = None,
     program_cache: Path | str | None = None,
     allow_change: Sequence[str] = (),
@@ -57,10 +57,10 @@ def train(
     Args:
         run: The model and its settings, or the name of a preset; None: the preset whose features
             are those of the events.
-        data: What `embertide train --data` takes, or a source of events; None: a generated stream.
+        data: What `embertide train --data` takes, or a source of events; None: `hours` say it.
         folder: Of the publication.
         events: Read the first ones alone; None: all.
-        hours: Length of the generated stream.
+        hours: In place of data: length of a made-up stream of news, to try things out.
         bus: URL of a Redis that nodes follow; None: versions go by files alone.
         program_cache: A folder of compiled dense nets; None: the user's, or a checkout's build/.
         allow_change: Settings that may differ from the checkpoint's, as "optimizer.name".

@@ -38,7 +38,16 @@ FOREIGN_KEY = 123_456_789_012
 def train(publication: Path, bus: str | None, log: Path) -> process.Child:
     """Start the trainer's command, as anybody would."""
     command = [sys.executable, "-m", "embertide.trainer", "train", str(publication)]
-    command += ["--hours", str(HOURS), "--snapshot-every", "5", "--cache", str(CACHE), "--json"]
+    command += [
+        "--demo",
+        "--hours",
+        str(HOURS),
+        "--snapshot-every",
+        "5",
+        "--cache",
+        str(CACHE),
+        "--json",
+    ]
     return process.Child([*command, *(["--bus", bus] if bus else [])], log=log)
 
 

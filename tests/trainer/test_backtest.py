@@ -60,6 +60,8 @@ def test_the_summary_has_the_worst_day_of_each_figure() -> None:
 
 
 def test_one_day_is_too_few(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["backtest", "--hours", "2", "--folder", str(tmp_path)])
+    done = CliRunner().invoke(
+        app, ["backtest", "--demo", "--hours", "2", "--folder", str(tmp_path)]
+    )
     assert done.exit_code == 2
     assert "of 1 day" in done.stderr

@@ -459,7 +459,9 @@ def test_a_known_schema_is_found_by_the_columns(tmp_path: Path) -> None:
 
 def test_unknown_columns_formats_and_suffixes_say_what_to_give(tmp_path: Path) -> None:
     path = parquet(tmp_path / "a.parquet", {"when": [1], "what": [2]})
-    with pytest.raises(DataError, match="columns when, what fit no schema that is known: `embertide init "):
+    with pytest.raises(
+        DataError, match="columns when, what fit no schema that is known: `embertide init "
+    ):
         open_events(path)
     with pytest.raises(ValueError, match="'json' does not exist; use one of parquet, csv, criteo"):
         open_events(path, format="json")

@@ -148,7 +148,7 @@ def test_the_command_prints_exact_figures(published: tuple[Path, Trainer], tmp_p
 def test_what_is_not_there_is_refused(
     published: tuple[Path, Trainer], options: tuple[str, ...], said: str
 ) -> None:
-    command = ["eval", str(published[0]), "--hours", "1", *options]
+    command = ["eval", str(published[0]), "--demo", "--hours", "1", *options]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 2
     assert said in done.stderr

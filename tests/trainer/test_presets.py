@@ -48,7 +48,7 @@ def test_describe_counts_the_rows_of_crosses_and_histories() -> None:
     app.command()(describe.command)
 
     def described(model: str) -> dict[str, int]:
-        options = ["--events", "20000", "--model", model, "--json"]
+        options = ["--demo", "--events", "20000", "--model", model, "--json"]
         done = CliRunner().invoke(app, options)
         assert done.exit_code == 0, done.output
         found: dict[str, int] = json.loads(done.output)
@@ -71,7 +71,7 @@ def test_describe_counts_the_rows_of_crosses_and_histories() -> None:
 def test_train_learns_at_those_rates_and_tells_the_quality_of_each_day(tmp_path: Path) -> None:
     app = typer.Typer()
     app.command()(train.command)
-    options = ["--events", "1500", "--cache", str(CACHE), "--json"]
+    options = ["--demo", "--events", "1500", "--cache", str(CACHE), "--json"]
     done = CliRunner().invoke(app, [str(tmp_path / "pub"), *options])
     assert done.exit_code == 0, done.output
     result = json.loads(done.output.splitlines()[-1])["result"]

@@ -114,7 +114,17 @@ def test_a_trial_that_fails_is_named_and_leaves_the_others(tmp_path: Path) -> No
 
 
 def test_the_command_finds_a_ratio_and_goes_on_from_what_is_kept(tmp_path: Path) -> None:
-    arguments = ["prune-search", str(tmp_path), "--hours", "1", "--events", "4000", "--seeds", "2"]
+    arguments = [
+        "prune-search",
+        str(tmp_path),
+        "--demo",
+        "--hours",
+        "1",
+        "--events",
+        "4000",
+        "--seeds",
+        "2",
+    ]
     arguments += ["--max-ratio", "2", "--max-auc-loss", "0.9", "--json"]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output

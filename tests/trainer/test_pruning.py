@@ -168,7 +168,7 @@ def test_a_store_goes_on_from_what_another_said() -> None:
 
 def test_the_command_prunes_to_a_share_and_publishes_what_went(tmp_path: Path) -> None:
     path = tmp_path / "pub"
-    arguments = ["--hours", "3", "--prune-ratio", "5", "--json", "--cache", str(CACHE)]
+    arguments = ["--demo", "--hours", "3", "--prune-ratio", "5", "--json", "--cache", str(CACHE)]
     done = CliRunner().invoke(app, ["train", str(path), *arguments])
     assert done.exit_code == 0, done.output
     result = json.loads(done.stdout.splitlines()[-1])["result"]

@@ -113,4 +113,4 @@ def test_a_stream_in_the_file_is_for_train_alone(tmp_path: Path) -> None:
         HEAD + stream + "run = RunConfig(model=globo())\nsource = Stream.__new__(Stream)\n"
     )
     with pytest.raises(ConfigurationError, match="a stream, which has no end, is for train"):
-        open_run(path, None, None, 1, 1)
+        open_run(path, None, None, None, 1)

@@ -12,7 +12,7 @@ import typer
 
 from embertide.trainer.commands import print_json, progress_bar, refusals
 from embertide.trainer.commands.evaluate import show_figures
-from embertide.trainer.commands.inputs import Data, Events, Hours, StreamSeed, Window
+from embertide.trainer.commands.inputs import Data, Demo, Events, Hours, StreamSeed, Window
 
 
 def _frozen(
@@ -39,6 +39,7 @@ def command(
     data: Data = None,
     config: Annotated[Path | None, typer.Option(help="A run's file, as for train.")] = None,
     events: Events = None,
+    demo: Demo = False,
     hours: Hours = 96,
     stream_seed: StreamSeed = 1,
     cache: Annotated[Path | None, typer.Option(help="A folder of compiled dense programs.")] = None,
@@ -56,7 +57,11 @@ def command(
 
     with refusals(as_json):
         window = Window(
-            data=data, events=events, hours=hours, stream_seed=stream_seed, config=config
+            data=data,
+            events=events,
+            hours=hours if demo else None,
+            stream_seed=stream_seed,
+            config=config,
         )
         run, source = window.open()
         depends = repr((version("embertide"), dataclasses.asdict(run), window.depends()))

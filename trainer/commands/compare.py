@@ -10,7 +10,7 @@ import typer
 
 from embertide.trainer.commands import event_bar, print_json, refusals
 from embertide.trainer.commands.evaluate import DdrMib, User
-from embertide.trainer.commands.inputs import Data, Events, Hours, StreamSeed, open_run
+from embertide.trainer.commands.inputs import Data, Demo, Events, Hours, StreamSeed, open_run
 from embertide.trainer.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def command(
         typer.Option(help="The run's file, where events have a schema or columns of their own."),
     ] = None,
     events: Events = None,
+    demo: Demo = False,
     hours: Hours = 96,
     stream_seed: StreamSeed = 1,
     first_version: Annotated[
@@ -77,7 +78,7 @@ def command(
     from embertide.trainer.eval.scored import score_events
 
     with refusals(as_json):
-        run, source = open_run(config, data, events, hours, stream_seed)
+        run, source = open_run(config, data, events, hours if demo else None, stream_seed)
         if run is not None:
             source = for_requests(source, run.model)
         models = [

@@ -10,6 +10,7 @@ import typer
 from embertide.trainer.commands import print_json, refusals
 from embertide.trainer.commands.inputs import (
     Data,
+    Demo,
     Events,
     Hours,
     Preset,
@@ -78,6 +79,7 @@ class _Sizes:
 def command(
     data: Data = None,
     events: Events = None,
+    demo: Demo = False,
     hours: Hours = 96,
     stream_seed: StreamSeed = 1,
     preset: Preset = None,
@@ -92,7 +94,7 @@ def command(
     from embertide.trainer.embedding.store import EmbeddingStore  # torch takes seconds
 
     with refusals(as_json):
-        source = open_input(data, events, hours, stream_seed)
+        source = open_input(data, events, hours if demo else None, stream_seed)
         model = preset_for(preset, source)
         source = crossed(source, model)
         store = EmbeddingStore(model)

@@ -8,7 +8,7 @@ import rich.table
 import typer
 
 from embertide.trainer.commands import event_bar, print_json, refusals
-from embertide.trainer.commands.inputs import Data, Events, Hours, StreamSeed, open_run
+from embertide.trainer.commands.inputs import Data, Demo, Events, Hours, StreamSeed, open_run
 
 Slices = Annotated[
     list[str] | None,
@@ -65,6 +65,7 @@ def command(
         typer.Option(help="The run's file, where events have a schema or columns of their own."),
     ] = None,
     events: Events = None,
+    demo: Demo = False,
     hours: Hours = 96,
     stream_seed: StreamSeed = 1,
     version: Annotated[
@@ -96,7 +97,7 @@ def command(
 
     with refusals(as_json):
         picture = None if plot is None else new_picture(plot)
-        run, source = open_run(config, data, events, hours, stream_seed)
+        run, source = open_run(config, data, events, hours if demo else None, stream_seed)
         if run is not None:
             source = for_requests(source, run.model)
         model = PublishedModel.open(publication, version, ddr_budget_bytes=ddr_mib << 20)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from embertide.trainer.commands import refusals
-from embertide.trainer.commands.inputs import Data, Events, Hours, StreamSeed, open_input
+from embertide.trainer.commands.inputs import Data, Demo, Events, Hours, StreamSeed, open_input
 from embertide.trainer.errors import ConfigurationError
 
 
@@ -34,6 +34,7 @@ def command(
         typer.Option(help="The run's file that the model is trained with; its source is read."),
     ] = None,
     events: Events = None,
+    demo: Demo = False,
     hours: Hours = 96,
     stream_seed: StreamSeed = 1,
     judge_by: Annotated[int, typer.Option(help="Labelled events a version is judged by.")] = 4000,
@@ -91,9 +92,12 @@ def command(
         except ValueError as error:
             raise ConfigurationError(str(error)) from error
         if config is None:
-            run, source = None, open_input(data, events, hours, stream_seed, group="guard")
+            run, source = (
+                None,
+                open_input(data, events, hours if demo else None, stream_seed, group="guard"),
+            )
         else:
-            run, source = open_run(config, data, events, hours, stream_seed)
+            run, source = open_run(config, data, events, hours if demo else None, stream_seed)
         if run is not None:
             source = for_requests(source, run.model)
         folder = Publication(publication)

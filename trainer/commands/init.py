@@ -21,6 +21,7 @@ _HOUR_S = 3600
 _MOST_JUMP_S = 30 * _DAY_S
 _COLUMNS = 80
 # Settings that the file says anyhow.
+_SAID_OF_MODEL = ("name", "tables", "features", "dense")
 _SAID = ("model", "optimizer", "publish_every_s", "snapshot_every")
 
 
@@ -40,18 +41,21 @@ def command(
     data: Annotated[
         str,
         typer.Argument(
-            metavar="DATA", help="Events: .parquet, .csv, .tsv (also .gz and such), or a glob of them."
+            metavar="DATA",
+            help="Events: .parquet, .csv, .tsv (also .gz and such), or a glob of them.",
         ),
     ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="The run's file to write.")
-    ] = Path("run.py"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="The run's file to write.")] = Path(
+        "run.py"
+    ),
     label: Annotated[
         str | None, typer.Option(help="The column that says what happened: the label.")
     ] = None,
     positive: Annotated[
         str,
-        typer.Option(help="Which values of the label are 1: '>= 4', '== yes'.", show_default="guessed"),
+        typer.Option(
+            help="Which values of the label are 1: '>= 4', '== yes'.", show_default="guessed"
+        ),
     ] = "",
     time: Annotated[str | None, typer.Option(help="The column of the events' time.")] = None,
     no_time: Annotated[
@@ -66,9 +70,7 @@ def command(
     key_column: Annotated[
         list[str] | None, typer.Option(help="A column of keys (ids, categories).")
     ] = None,
-    number_column: Annotated[
-        list[str] | None, typer.Option(help="A column of amounts.")
-    ] = None,
+    number_column: Annotated[list[str] | None, typer.Option(help="A column of amounts.")] = None,
     name: Annotated[
         str | None, typer.Option(help="The model's name.", show_default="that of the file")
     ] = None,
@@ -265,7 +267,8 @@ def _facts(plan: _Plan, output: Path) -> dict[str, Any]:
 
 
 def _show(plan: _Plan, data: str) -> None:
-    table = rich.table.Table(title=f"{data}: {plan.rows:,} rows", title_justify="left", box=rich.box.SIMPLE)
+    title = f"{data}: {plan.rows:,} rows"
+    table = rich.table.Table(title=title, title_justify="left", box=rich.box.SIMPLE)
     for column, width in (("column", 20), ("taken for", 16), ("because", 20)):
         table.add_column(column, overflow="fold", max_width=width)
     table.add_column("values", no_wrap=True, width=21)
@@ -377,7 +380,7 @@ def _run(plan: _Plan) -> Iterator[str]:
         yield "        dense=("
         yield from (f"            {brief(each)}," for each in model.dense)
         yield "        ),"
-    yield from (f"        {line}," for line in changed(model, ("name", "tables", "features", "dense")))
+    yield from (f"        {line}," for line in changed(model, _SAID_OF_MODEL))
     yield "    ),"
     yield f"    optimizer={brief(run.optimizer)},"
     yield from (f"    {line}," for line in changed(run, _SAID))

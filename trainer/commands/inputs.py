@@ -23,8 +23,7 @@ Data = Annotated[
     typer.Option(
         metavar="PATH",
         help="Events in time order: .parquet, .csv, .tsv (Criteo), also globs ('day-*.csv') and "
-        "fsspec URLs; for train also redis://HOST:PORT/DB#KEY, a stream of live events. Without "
-        "it, a seeded news stream is generated.",
+        "fsspec URLs; for train also redis://HOST:PORT/DB#KEY, a stream of live events.",
     ),
 ]
 Preset = Annotated[
@@ -36,27 +35,40 @@ Preset = Annotated[
     ),
 ]
 Events = Annotated[int | None, typer.Option(help="Read the first events alone.")]
-Hours = Annotated[int, typer.Option(help="Length of the generated stream.")]
-StreamSeed = Annotated[int, typer.Option(help="Seed of the generated stream.")]
+Demo = Annotated[
+    bool, typer.Option("--demo", help="In place of --data: made-up news, to try things out.")
+]
+Hours = Annotated[int, typer.Option(help="With --demo: length of the made-up stream.")]
+StreamSeed = Annotated[int, typer.Option(help="With --demo: its seed.")]
 
 
 def open_input(
     data: str | None,
     events: int | None,
-    hours: int,
+    hours: int | None,
     stream_seed: int,
     dead_letters: Path | None = None,
     group: str | None = None,
 ) -> EventSource:
     """Open what the options say; a stream is read as consumer group `group`, or not without.
 
+    `hours`: of made-up news, if they are asked for.
+
     Raises:
-        ConfigurationError: The file is missing, or says nothing that we can read.
+        ConfigurationError: The file is missing, or says nothing that we can read; no events are
+            named, or two kinds.
     """
+    if (data is None) == (hours is None):
+        raise ConfigurationError(
+            "no events: give --data FILE, or --demo for made-up news"
+            if data is None
+            else "--data and --demo: give one of them"
+        )
     try:
-        if data is None:
+        if hours is not None:
             source: EventSource = NewsSource(NewsConfig(hours=hours, seed=stream_seed))
         else:
+            assert data is not None, "as there are no hours"
             if group is None and data.startswith(SCHEMES):
                 raise ConfigurationError(_NO_END)
             letters = DeadLetters(path=dead_letters)
@@ -67,7 +79,7 @@ def open_input(
 
 
 def open_run(
-    config: Path | None, data: str | None, events: int | None, hours: int, stream_seed: int
+    config: Path | None, data: str | None, events: int | None, hours: int | None, stream_seed: int
 ) -> tuple[RunConfig | None, EventSource]:
     """Open what a run's file and the options say: the run, None without a file, and its events.
 
@@ -80,8 +92,9 @@ def open_run(
     source = given.source
     if source is None:
         source = open_input(data, events, hours, stream_seed)
-    elif data is not None:
-        raise ConfigurationError(f"--data: {config} says it; change it there")
+    elif data is not None or hours is not None:
+        option = "--data" if data is not None else "--demo"
+        raise ConfigurationError(f"{option}: {config} says it; change it there")
     elif isinstance(source, RedisStreamSource):
         raise ConfigurationError(f"{config}: {_NO_END}")
     elif events is not None:
@@ -97,7 +110,8 @@ def model_for(source: EventSource) -> ModelConfig:
         if names == [feature.name for feature in preset.features]:
             return preset
     raise ConfigurationError(
-        f"no preset model has the features {', '.join(names)}; define one in a run's file: --config"
+        f"no preset model has the features {', '.join(names)}; `embertide init` guesses one and "
+        "writes a run's file, for --config"
     )
 
 
@@ -159,7 +173,7 @@ class Window:
 
     data: str | None
     events: int | None
-    hours: int
+    hours: int | None
     stream_seed: int
     config: Path | None
 

@@ -12,7 +12,7 @@ import rich.table
 import typer
 
 from embertide.trainer.commands import print_json, progress_bar, refusals
-from embertide.trainer.commands.inputs import Data, Events, Hours, StreamSeed, Window
+from embertide.trainer.commands.inputs import Data, Demo, Events, Hours, StreamSeed, Window
 
 
 def _measure(window: Window, seed: int, ratio: float) -> dict[str, Any]:
@@ -29,6 +29,7 @@ def command(
     ],
     data: Data = None,
     events: Events = None,
+    demo: Demo = False,
     hours: Hours = 96,
     stream_seed: StreamSeed = 1,
     config: Annotated[
@@ -62,7 +63,11 @@ def command(
     )
     with refusals(as_json):
         window = Window(
-            data=data, events=events, hours=hours, stream_seed=stream_seed, config=config
+            data=data,
+            events=events,
+            hours=hours if demo else None,
+            stream_seed=stream_seed,
+            config=config,
         )
         window.open()  # what is wrong with it is said at once
         depends = (version("embertide"), window.depends())

@@ -11,6 +11,7 @@ import typer
 from embertide.trainer.commands import event_bar, refusals
 from embertide.trainer.commands.inputs import (
     Data,
+    Demo,
     Events,
     Hours,
     StreamSeed,
@@ -38,6 +39,7 @@ def command(
         typer.Option(help="The run's file that the model was trained with; its source is scored."),
     ] = None,
     events: Events = None,
+    demo: Demo = False,
     hours: Hours = 96,
     stream_seed: StreamSeed = 1,
     bus: Annotated[
@@ -101,7 +103,7 @@ def command(
     from embertide.trainer.eval.served import ServedModel, ServedNodes
 
     with refusals(as_json), event_bar("scoring") as bar:
-        run, source = open_run(config, data, events, hours, stream_seed)
+        run, source = open_run(config, data, events, hours if demo else None, stream_seed)
         if run is not None:
             source = for_requests(source, run.model)
         try:

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from embertide.trainer.commands import event_bar, print_json, refusals
-from embertide.trainer.commands.inputs import Data, Events, Hours, StreamSeed, open_input
+from embertide.trainer.commands.inputs import Data, Demo, Events, Hours, StreamSeed, open_input
 
 
 def command(
@@ -14,6 +14,7 @@ def command(
     ],
     data: Data = None,
     events: Events = None,
+    demo: Demo = False,
     hours: Hours = 96,
     stream_seed: StreamSeed = 1,
     start: Annotated[int, typer.Option(help="Event index of the input to begin at.")] = 0,
@@ -31,7 +32,7 @@ def command(
     from embertide.trainer.errors import ConfigurationError, TrainerError
 
     with refusals(as_json), event_bar("sending") as bar:
-        source = open_input(data, events, hours, stream_seed)
+        source = open_input(data, events, hours if demo else None, stream_seed)
         try:
             batches = source.batches(batch_size=batch_size, start=start)
             sender = EventSender(StreamConfig.of(stream), source.schema)

@@ -14,6 +14,7 @@ import typer
 from embertide.trainer.commands import event_bar, refusals
 from embertide.trainer.commands.inputs import (
     Data,
+    Demo,
     Events,
     Hours,
     Preset,
@@ -29,9 +30,8 @@ from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.presets import PRESETS
 
 # Options that are settings of a run: a run's file has them, or the command line.
-_SETTINGS = (
-    *("seed", "batch_size", "publish_every_s", "snapshot_every", "threads", "cpu", "bus_bytes"),
-)
+_PACE = ("publish_every_s", "snapshot_every")
+_SETTINGS = (*("seed", "batch_size", "threads", "cpu", "bus_bytes"),)
 
 
 def _print_config(preset: str | None) -> None:
@@ -51,6 +51,7 @@ def command(
     ],
     data: Data = None,
     events: Events = None,
+    demo: Demo = False,
     hours: Hours = 96,
     stream_seed: StreamSeed = 1,
     config: Annotated[
@@ -76,11 +77,19 @@ def command(
     seed: Annotated[int, typer.Option(help="Seed of the model.")] = 1,
     batch_size: Annotated[int, typer.Option(help="Events of a step, at least.")] = 256,
     publish_every_s: Annotated[
-        int, typer.Option(help="Event time between versions, in seconds.")
-    ] = 600,
+        int | None,
+        typer.Option(
+            help="Event time between versions, in seconds.",
+            show_default="600, or longer where a file would have few events in it",
+        ),
+    ] = None,
     snapshot_every: Annotated[
-        int, typer.Option(help="Versions between snapshots, each with a checkpoint.")
-    ] = 6,
+        int | None,
+        typer.Option(
+            help="Versions between snapshots, each with a checkpoint.",
+            show_default="6, or a twentieth of a file's versions",
+        ),
+    ] = None,
     prune_ratio: Annotated[
         float, typer.Option(help="Keep rows of so many times fewer bytes than all keys'; 0: all.")
     ] = 0.0,
@@ -202,12 +211,14 @@ def command(
     The folder fills with snapshots, deltas and checkpoints; stop at any time and run the same
     command again to go on.
 
-    Example: embertide train build/news --bus redis://127.0.0.1:6379 --data clicks.parquet
+    Example: embertide init clicks.parquet, then embertide train build/clicks --config run.py
 
     A model and settings of your own: embertide train --print-config news > run.py, change it, and
     embertide train build/mine --config run.py --data 'clicks-*.parquet'
 
-    By several processes that share the tables: embertide train build/news --nproc 2
+    Made-up news, to try it out: embertide train build/news --demo
+
+    By several processes that share the tables: embertide train build/news --demo --nproc 2
     """
     from embertide.trainer.sync.launch import end_with_agent, is_launched, launch
 
@@ -215,7 +226,8 @@ def command(
         end_with_agent()
     elif nproc > 1:
         sys.exit(launch(nproc, restarts, sys.argv[1:]))
-    from embertide.trainer.commands import reports, run_file
+    from embertide.trainer.commands import reports, result, run_file
+    from embertide.trainer.commands.pace import pace_of
     from embertide.trainer.data.limit import ScoredGate
     from embertide.trainer.forking import Fork
     from embertide.trainer.loop import Trainer  # torch takes seconds: not for --help
@@ -241,15 +253,19 @@ def command(
         if given is not None:
             _refuse_both(context, config, given.source)
         source = given.source if given else None
+        letters = dead_letters if first else None
+        if source is not None and letters is not None:
+            source.dead_letters.path = letters
         if source is None:
             group = publication.resolve().name
-            letters = dead_letters if first else None
-            source = open_input(data, events, hours, stream_seed, letters, group)
+            source = open_input(data, events, hours if demo else None, stream_seed, letters, group)
         if given is not None:
             run = given.run
             check_model(run.model, source)
         else:
             settings = {name: context.params[name] for name in _SETTINGS}
+            pace = pace_of(publication, source, data, publish_every_s, snapshot_every)
+            settings |= dataclasses.asdict(pace)
             rest: dict[str, Any] = {
                 "prune": PruneConfig(ratio=prune_ratio) if prune_ratio > 0 else None,
                 "ddr_budget_bytes": ddr_mib << 20,
@@ -320,7 +336,7 @@ def command(
             return
         by_day = trainer.state.prequential.daily_summaries()
         monitor = trainer.state.monitor
-        result: dict[str, Any] = {
+        found: dict[str, Any] = {
             "events": trainer.state.events,
             "version": trainer.state.number,
             "lineage": trainer.versions.publisher.lineage,
@@ -355,22 +371,20 @@ def command(
             **figures,
         }
         if json_log is not None:
-            json_log.write({"result": result})
+            json_log.write({"result": found})
     if as_json:
-        print(json.dumps({"result": result}), flush=True)
+        print(json.dumps({"result": found}), flush=True)
         _end_if_stopped(trainer.stopped)
         return
-    days = ", ".join(
-        f"day {day}: {each.auc:.4f} ({each.calibration:.3f})" for day, each in by_day.items()
+    result.show(
+        publication,
+        events=trainer.state.events,
+        version=trainer.state.number,
+        days=by_day,
+        rejected=source.dead_letters.by_reason,
+        set_aside=trainer.set_aside.stats.events,
+        has_clock=source.schema.has_clock,
     )
-    # Calibration: the mean score over the mean label; 1 promises what comes true.
-    typer.echo(
-        f"{trainer.state.events:,} events, version {trainer.state.number}; AUC (calibration) {days}"
-    )
-    if source.dead_letters.count:
-        typer.echo(f"rejected rows: {source.dead_letters.by_reason}")
-    if trainer.set_aside.stats.batches:
-        typer.echo(f"put aside: {trainer.set_aside.stats.events:,} events, in {publication}")
     _end_if_stopped(trainer.stopped)
 
 
@@ -406,8 +420,8 @@ def _refuse_both(context: typer.Context, config: Path | None, source: EventSourc
         ConfigurationError: One was given.
     """
     rest = ("prune_ratio", "ddr_mib", "ssd_mib", "ssd_directory")
-    of_source = ("data", "events", "hours", "stream_seed", "dead_letters")
-    for name in ("preset", *_SETTINGS, *rest, *(of_source if source is not None else ())):
+    of_source = ("data", "demo", "events", "hours", "stream_seed")
+    for name in ("preset", *_SETTINGS, *_PACE, *rest, *(of_source if source is not None else ())):
         origin = context.get_parameter_source(name)
         if origin is not None and origin.name == "COMMANDLINE":
             option = "model" if name == "preset" else name.replace("_", "-")

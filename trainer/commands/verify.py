@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from embertide.trainer.commands import print_json, refusals
-from embertide.trainer.commands.inputs import Data, Events, Hours, StreamSeed, open_input
+from embertide.trainer.commands.inputs import Data, Demo, Events, Hours, StreamSeed, open_input
 
 
 def command(
@@ -15,6 +15,7 @@ def command(
     versions: Annotated[Path, typer.Argument(help="versions.jsonl of the publication.")],
     data: Data = None,
     events: Events = None,
+    demo: Demo = False,
     hours: Hours = 96,
     stream_seed: StreamSeed = 1,
     frozen: Annotated[
@@ -36,7 +37,7 @@ def command(
     from embertide.trainer.eval.records import Records
 
     with refusals(as_json):
-        source = open_input(data, events, hours, stream_seed)
+        source = open_input(data, events, hours if demo else None, stream_seed)
         copy = Records(frozen) if frozen else None
         moved = Reshard.read(reshard) if reshard else None
         figures = measure(source, Records(scores), VersionLog.read(versions), copy, moved)

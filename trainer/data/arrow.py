@@ -83,7 +83,7 @@ def type_fault(schema: EventSchema, name: str, kind: pa.DataType) -> str | None:
 
 def is_time(kind: pa.DataType) -> bool:
     """Whether a column of this Arrow type is a time or a date."""
-    return pa.types.is_timestamp(kind) or pa.types.is_date(kind)
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
 
 
 def schema_column(schema: EventSchema, name: str, array: pa.Array) -> Column:

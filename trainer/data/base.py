@@ -7,6 +7,7 @@ D dense columns.
 
 import abc
 import json
+import math
 import operator
 import re
 from collections import Counter
@@ -211,8 +212,9 @@ class EventSchema:
         names = [feature.name for feature in self.features]
         if len(set(names)) != len(names):
             raise ValueError(f"features {names} repeat a name; give each its own")
-        per_ms = 1 / self.ts_unit_ms if self.ts_unit_ms > 0 else 0.5
-        if self.ts_unit_ms not in range(1, MAX_UNIT_MS + 1) and per_ms not in range(1, 10**6 + 1):
+        unit_ms = self.ts_unit_ms
+        whole = 1 <= unit_ms <= MAX_UNIT_MS and float(unit_ms).is_integer()
+        if not whole and not any(math.isclose(unit_ms, part) for part in (1e-3, 1e-6)):
             raise ValueError(
                 f"ts_unit_ms is {self.ts_unit_ms}; give whole milliseconds, 1 to {MAX_UNIT_MS:,}, "
                 "or 0.001 for microseconds, 0.000001 for nanoseconds"

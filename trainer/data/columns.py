@@ -112,6 +112,7 @@ class TimeFacts:
         backwards: Rows whose value is smaller than one before them.
         gap: Longest step forward.
         group: Most rows in a row of one value.
+        is_number: Whether the column has numbers, whose unit it does not tell.
     """
 
     rows: int
@@ -120,6 +121,7 @@ class TimeFacts:
     backwards: int
     gap: float
     group: int
+    is_number: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,11 +181,14 @@ def read_sample(files: Files, rows: int = SAMPLE_ROWS) -> pa.Table:
     if left == rows:
         raise DataError(files.paths[0], "has no row; give a file that has some")
     table = pa.Table.from_batches(parts)
-    if files.format == "csv":
-        table = pa.table(
-            {name: _typed(table.column(name).combine_chunks()) for name in table.column_names}
-        )
-    return table
+    kinds = _KINDS if files.format == "csv" else _TIME_KINDS  # Parquet's other types are meant
+    typed = {}
+    for name in table.column_names:
+        array = table.column(name).combine_chunks()
+        if pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        typed[name] = _typed(array, kinds) if is_text(array.type) else array
+    return pa.table(typed)
 
 
 def facts(table: pa.Table, total: int) -> list[ColumnFacts]:
@@ -203,7 +208,19 @@ def count_rows(files: Files) -> int:
             with open_bytes(path) as file:
                 rows += int(_footer(path, file).metadata.num_rows)
         return rows
-    return sum(len(part) for part in _pieces(files, ()))
+    lines = sum(_count_lines(path) for path in files.paths)
+    return max(0, lines - len(files.paths))  # each begins with the names of its columns
+
+
+def _count_lines(path: str) -> int:
+    lines, last = 0, b"\n"
+    with open_bytes(path, inflate=True) as file:
+        try:
+            while piece := bytes(file.read(_BLOCK_BYTES)):
+                lines, last = lines + piece.count(b"\n"), piece[-1:]
+        except OSError as error:
+            raise DataError(path, f"cannot be read: {error}") from error
+    return lines + (last != b"\n")
 
 
 def survey_time(files: Files, column: str) -> TimeFacts:
@@ -214,8 +231,10 @@ def survey_time(files: Files, column: str) -> TimeFacts:
     """
     rows = backwards = group = run = 0
     first, last, gap, latest = math.inf, -math.inf, 0.0, -math.inf
+    is_number = True
     for part in _pieces(files, (column,)):
         rows += len(part)
+        is_number = _is_numbers(part.column(0))
         value_N = time_values(part.column(0))
         value_N = value_N[~np.isnan(value_N)]
         if not len(value_N):
@@ -234,8 +253,22 @@ def survey_time(files: Files, column: str) -> TimeFacts:
         group, run = max(group, int(sizes.max())), int(sizes[-1])
         latest = float(high_N[-1])
     return TimeFacts(
-        rows=rows, first=first, last=last, backwards=backwards, gap=gap, group=group
+        rows=rows,
+        first=first,
+        last=last,
+        backwards=backwards,
+        gap=gap,
+        group=group,
+        is_number=is_number,
     )
+
+
+def _is_numbers(array: Any) -> bool:
+    """Whether a clock's values are numbers, or text that holds some."""
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    kind = _typed(array).type if is_text(array.type) else array.type
+    return not is_time(kind) and not is_text(kind)
 
 
 def time_values(array: Any) -> "np.ndarray[Any, np.dtype[np.float64]]":
@@ -331,12 +364,16 @@ class _Joined:
         self.closed = True
 
 
-def _typed(array: Any) -> Any:
+_TIME_KINDS = ((ISO_TIME, None),)
+_KINDS = ((_INT, pa.int64()), (_FLOAT, pa.float64()), *_TIME_KINDS)
+
+
+def _typed(array: Any, kinds: Sequence[tuple[str, Any]] = _KINDS) -> Any:
     """Texts as integers, floats or times, if most of them are."""
     present = array.drop_null()
     if not len(present):
         return array
-    for pattern, kind in ((_INT, pa.int64()), (_FLOAT, pa.float64()), (ISO_TIME, None)):
+    for pattern, kind in kinds:
         fits = pc.match_substring_regex(present, pattern)
         if (pc.sum(fits).as_py() or 0) < _MOST * len(present):
             continue
@@ -380,9 +417,7 @@ def _facts(name: str, column: Any, total: int) -> ColumnFacts:
             nested=True,
         )
     if kind == "other":
-        return ColumnFacts(
-            name=name, kind=kind, rows=rows, missing=missing, distinct=0, expected=0
-        )
+        return ColumnFacts(name=name, kind=kind, rows=rows, missing=missing, distinct=0, expected=0)
     said: dict[str, Any] = {"name": name, "kind": kind, "rows": rows, "missing": missing}
     said |= _distinct(array, total, rows)
     if kind == "text":

@@ -147,7 +147,7 @@ class TextSource(ChunkedSource):
         numbers = {*schema.dense, schema.label, schema.ts, *schema.target_columns}
         numbers |= {*schema.weight_columns}
         kinds: dict[str, Kind] = {name: "float" for name in schema.columns if name in numbers}
-        if schema.text_label:
+        if schema.text_label and schema.label is not None:
             kinds[schema.label] = "string"
         if schema.ts is not None and schema.ts in self._text.kinds:
             kinds[schema.ts] = self._text.kinds[schema.ts]

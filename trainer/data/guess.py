@@ -209,11 +209,12 @@ def _label(columns: Sequence[ColumnFacts], asked: Asked) -> tuple[ColumnFacts, s
         column = next(each for each in columns if each.name == asked.label)
         return column, "--label", asked.positive or _positive(column)
     two = [each for each in columns if _is_binary(each)]
-    for names, found in (
+    kinds: tuple[tuple[tuple[str, ...], list[ColumnFacts]], ...] = (
         (_LABELS, [each for each in two if _snake(each.name) in _LABELS]),
         (_RATINGS, [each for each in columns if _is_rating(each)]),
         (_ACTIONS, [each for each in columns if _wanted_action(each)]),
-    ):
+    )
+    for names, found in kinds:
         found.sort(key=lambda each: names.index(_snake(each.name)))
         if found:
             column = found[0]
@@ -227,8 +228,8 @@ def _label(columns: Sequence[ColumnFacts], asked: Asked) -> tuple[ColumnFacts, s
             "no column looks like a label of two values, or like a rating: name it with --label, "
             "and with --positive '>= 4' or such which of its values are 1"
         )
-    names = ", ".join(each.name for each in two)
-    raise ConfigurationError(f"each of {names} could be the label: name it with --label")
+    several = ", ".join(each.name for each in two)
+    raise ConfigurationError(f"each of {several} could be the label: name it with --label")
 
 
 def _is_binary(column: ColumnFacts) -> bool:
@@ -274,9 +275,9 @@ def _positive(column: ColumnFacts) -> str:
     values = [text for text, _ in column.counts]
     for text in values:
         if text.strip().lower() in _YES:
-            return f"== {text}"
+            return f"== {text.strip()}"
     rest = [text for text in values if text.strip().lower() not in _NO]
-    return f"== {min(rest or values, key=dict(column.counts).__getitem__)}"
+    return f"== {min(rest or values, key=dict(column.counts).__getitem__).strip()}"
 
 
 def _liked(column: ColumnFacts) -> float:
@@ -299,7 +300,9 @@ def _time(
         column = next((each for each in columns if each.name == asked.time), None)
         unit = None if column is None else _unit(column)
         if column is None or unit is None:
-            raise ConfigurationError(f"--time {asked.time}: its values are no times: {_ISO}, or numbers")
+            raise ConfigurationError(
+                f"--time {asked.time}: its values are no times, which are {_ISO}, or numbers"
+            )
         return column, f"--time; {unit[0]}", *unit
     if asked.no_time:
         return None, "", "rows", 1.0
@@ -350,21 +353,26 @@ def _unit(column: ColumnFacts) -> tuple[str, float] | None:
     if column.kind not in ("int", "float"):
         return None
     epoch = _epoch_unit(column)
-    return (f"{epoch[0]} since 1970", epoch[1]) if epoch else ("seconds from a start of its own", 1000.0)
+    return (
+        (f"{epoch[0]} since 1970", epoch[1])
+        if epoch
+        else ("seconds from a start of its own", 1000.0)
+    )
 
 
 # --- the others -----------------------------------------------------------------------------------
 
 
 def _role(column: ColumnFacts, asked: Asked) -> tuple[Role, str]:
-    for names, role, option in (
+    said: tuple[tuple[tuple[str, ...], Role, str], ...] = (
         (asked.ignore, "left out", "--ignore"),
         (asked.lists, "list", "--list-column"),
         (asked.keys, "key", "--key-column"),
         (asked.numbers, "number", "--number-column"),
-    ):
-        if column.name in names:
-            return role, option  # type: ignore[return-value]
+    )
+    for of, role, option in said:
+        if column.name in of:
+            return role, option
     if not column.present:
         return "left out", "no row has a value"
     if column.kind in ("other", "numbers"):
@@ -375,7 +383,10 @@ def _role(column: ColumnFacts, asked: Asked) -> tuple[Role, str]:
         return "left out", "one value"
     if column.kind == "list":
         between = f", between {column.separator!r}" if column.separator else ""
-        return "list", f"{column.length:.1f} items a row{between}" if column.nested else f"items{between}"
+        return (
+            "list",
+            f"{column.length:.1f} items a row{between}" if column.nested else f"items{between}",
+        )
     unique = column.distinct >= _UNIQUE * column.present and column.present > _FEW_KEYS
     if column.kind == "text":
         if unique and column.expected >= _UNIQUE * column.present:
@@ -422,4 +433,3 @@ def _snake(name: str) -> str:
     """Return a name in small letters, words apart by underscores."""
     apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.strip())
     return re.sub(r"[\s\-.]+", "_", apart).lower()
-

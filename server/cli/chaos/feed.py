@@ -81,7 +81,7 @@ class Feed(threading.Thread):
         if self._fill is None and self._left <= _LOW_EVENTS and not self._all_sent:
             words = [f"{self._url}#{_RESERVOIR}", "--batch-size", str(_ENTRY_EVENTS)]
             words += ["--start", str(self._next), "--events", str(self._next + _FILL_EVENTS)]
-            words += ["--data", self._data] if self._data else ["--hours", str(_HOURS)]
+            words += ["--data", self._data] if self._data else ["--demo", "--hours", str(_HOURS)]
             self._fill = Child([*TRAINER, "send-events", *words, "--json"], log=self._log)
 
     def run(self) -> None:

@@ -45,10 +45,10 @@ class DemoOptions:
 
     def input(self) -> list[str]:
         """Return the trainer's options that name the stream."""
-        named = {"--data": self.data, "--events": self.events, "--hours": self.hours}
-        if self.data is not None:
-            del named["--hours"]
-        return [str(part) for pair in named.items() if pair[1] is not None for part in pair]
+        words = (
+            ["--demo", "--hours", str(self.hours)] if self.data is None else ["--data", self.data]
+        )
+        return words if self.events is None else [*words, "--events", str(self.events)]
 
     @property
     def publish_every_s(self) -> int:

@@ -129,7 +129,7 @@ def training(pods: int) -> list[Json]:
     words = [
         f"--nnodes={pods}" if word.startswith("--nnodes=") else word
         for word in container["command"]
-        if not word.startswith(("--hours", "--publish-every-s"))
+        if not word.startswith(("--demo", "--hours", "--publish-every-s"))
     ]
     container["command"] = [*words, f"--data={STREAM}", "--publish-every-s=600"]
     return documents

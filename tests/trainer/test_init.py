@@ -1,0 +1,148 @@
+"""`embertide init`: the file of a run that it writes trains with no change."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from embertide.trainer.__main__ import app
+from embertide.trainer.commands.inputs import check_model
+from embertide.trainer.commands.run_file import load
+from embertide.trainer.defaults import cadence, cadence_of_rows
+from embertide.trainer.learner import Learner
+
+CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
+YEAR_S = 365 * 86_400
+
+
+def ratings(path: Path, rows: int = 6000) -> Path:
+    """Write ratings of a few years, by user and not by time, as such files come."""
+    rng = np.random.default_rng(1)
+    user_N, movie_N = rng.integers(0, 90, rows), rng.integers(0, 40, rows)
+    rating_N = np.clip(np.rint(3 + (movie_N % 5 - 2) + rng.normal(0, 0.7, rows)), 1, 5)
+    time_N = 1_000_000_000 + rng.integers(0, 3 * YEAR_S, rows)
+    order_N = np.lexsort((time_N, user_N))
+    table = {
+        "userId": user_N[order_N],
+        "movieId": movie_N[order_N],
+        "genres": [f"g{i % 3}|g{i % 7}" for i in movie_N[order_N].tolist()],
+        "rating": rating_N[order_N].astype(np.int64),
+        "timestamp": time_N[order_N],
+    }
+    pq.write_table(pa.table(table), path)
+    return path
+
+
+def init(data: Path, out: Path, *more: str) -> Any:
+    return CliRunner().invoke(app, ["init", str(data), "-o", str(out), *more])
+
+
+def test_ratings_by_user_become_a_run_in_order_of_time(tmp_path: Path) -> None:
+    out = tmp_path / "run.py"
+    done = init(ratings(tmp_path / "My ratings.parquet"), out)
+    assert done.exit_code == 0, done.output
+    assert "label: 1 if >= 4" in " ".join(done.output.split())
+    assert "were not in order of timestamp: sorted into" in done.output
+    assert f"--config {out}" in done.output
+    assert max(map(len, done.output.split("were not")[0].splitlines())) <= 80
+    given = load(out)
+    assert given.source is not None
+    check_model(given.run.model, given.source)
+    assert given.run.model.name == "my_ratings"
+    learner, events = Learner(given.run), 0
+    for batch in given.source.batches(batch_size=given.run.batch_size):
+        learner.learn(batch)
+        events += len(batch)
+    assert events == 6000
+    assert given.source.dead_letters.count == 0
+    versions = 3 * YEAR_S / given.run.publish_every_s
+    assert 2 <= versions <= 5  # of some thousands of events each, not one for ten minutes
+
+
+def test_rows_without_a_time_are_counted_and_not_dated(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    columns = {"color": rng.choice(["red", "blue"], 9000), "weight": rng.normal(0, 1, 9000)}
+    columns["y"] = (columns["weight"] > 0).astype(np.int64)
+    path = tmp_path / "shop.csv"
+    lines = [",".join(map(str, row)) for row in zip(*columns.values(), strict=True)]
+    path.write_text("\n".join([",".join(columns), *lines]) + "\n")
+    said = json.loads(init(path, tmp_path / "run.py", "--json").stdout)
+    assert (said["model"], said["rows"], said["publish_every_s"]) == ("shop", 9000, 2)
+    assert "no time: the order of rows is time" in said["notes"][0]
+    given = load(tmp_path / "run.py")
+    assert given.source is not None
+    assert given.source.schema.ts is None
+    assert [each.name for each in given.run.model.dense] == ["weight"]
+
+
+def test_a_file_that_exists_is_kept_and_a_guess_that_is_unsure_is_none(tmp_path: Path) -> None:
+    data, out = ratings(tmp_path / "r.parquet", 500), tmp_path / "run.py"
+    out.write_text("mine")
+    done = init(data, out)
+    assert done.exit_code == 2
+    assert "exists: name another with -o, or say --force" in done.stderr
+    assert out.read_text() == "mine"
+    assert init(data, out, "--force", "--positive", ">= 3").exit_code == 0
+    assert "positive='>= 3'" in out.read_text()
+    refused = init(data, tmp_path / "b.py", "--label", "stars")
+    assert refused.exit_code == 2
+    assert "there is no column 'stars'" in refused.stderr
+    assert init(data, tmp_path / "b.py", "--positive", "four").exit_code == 2
+    assert not (tmp_path / "b.py").exists()
+
+
+def test_train_says_what_to_type_for_columns_that_it_does_not_know(tmp_path: Path) -> None:
+    data = ratings(tmp_path / "r.parquet", 100)
+    done = CliRunner().invoke(app, ["train", str(tmp_path / "p"), "--data", str(data)])
+    assert done.exit_code == 2
+    assert f"`embertide init {data}`" in done.stderr
+    none = CliRunner().invoke(app, ["train", str(tmp_path / "p")])
+    assert none.exit_code == 2
+    assert "give --data FILE, or --demo for made-up news" in none.stderr
+    both = CliRunner().invoke(app, ["train", str(tmp_path / "p"), "--demo", "--data", str(data)])
+    assert "--data and --demo: give one of them" in both.stderr
+    assert not (tmp_path / "p").exists()
+
+
+@pytest.mark.parametrize(
+    ("events", "span_s", "most", "every_s"),
+    [
+        (100_000, 1038 * 86_400, None, 21 * 86_400),  # not 31,000 versions of three events each
+        (5_000_000, 10 * 86_400, None, 600),
+        (5_000_000, 10 * 86_400, 200, 7200),
+        (500, 60, None, 600),
+        (10**6, 0, 200, 1),
+    ],
+)
+def test_versions_are_as_many_as_events_and_clock_deserve(
+    events: int, span_s: int, most: int | None, every_s: int
+) -> None:
+    found = cadence(events, span_s, most=most)
+    assert found.publish_every_s == every_s
+    versions = span_s / every_s
+    assert versions / found.snapshot_every <= 20
+    assert found.snapshot_every >= 6
+
+
+def test_rows_without_a_clock_give_versions_of_some_thousands() -> None:
+    assert cadence_of_rows(60_000).publish_every_s == 2
+    assert cadence_of_rows(10**8, most=200).publish_every_s == 500
+
+
+@pytest.mark.long
+def test_what_init_writes_trains_and_goes_on(tmp_path: Path) -> None:
+    out, folder = tmp_path / "run.py", tmp_path / "pub"
+    assert init(ratings(tmp_path / "r.parquet"), out).exit_code == 0
+    letters = tmp_path / "letters"
+    words = ["train", str(folder), "--config", str(out), "--cache", str(CACHE)]
+    done = CliRunner().invoke(app, [*words, "--dead-letters", str(letters)])
+    assert done.exit_code == 0, done.output
+    assert "6,000 learned, 0 rejected" in done.output
+    assert "mean of" in " ".join(done.output.split())
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert CliRunner().invoke(app, words).exit_code == 0

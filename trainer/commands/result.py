@@ -1,0 +1,103 @@
+"""What `train` says at its end: a table that a person can read, however many days there were."""
+
+import datetime
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import rich.console
+import rich.table
+
+from embertide.trainer.eval.metrics import Summary
+
+LEAST_EVENTS = 200
+"""Of a day whose AUC is told: fewer make it a matter of chance."""
+
+_COLUMNS = 80
+_DAYS_OF_1985 = 5479  # days count from 1970 where events have the clock's time
+
+
+def days_told(days: Mapping[int, Summary]) -> dict[int, Summary]:
+    """Return the days that have an AUC worth telling; if none has, those that have one."""
+    known = {day: each for day, each in days.items() if not math.isnan(each.auc)}
+    large = {day: each for day, each in known.items() if each.events >= LEAST_EVENTS}
+    return large or known
+
+
+def mean_of(days: Mapping[int, Summary], figure: str) -> float:
+    """Return the mean of a figure over days, each by its events; nan without any."""
+    weighed = [
+        (each.events, getattr(each, figure))
+        for each in days.values()
+        if math.isfinite(getattr(each, figure))
+    ]
+    total = sum(events for events, _ in weighed)
+    return sum(events * value for events, value in weighed) / total if total else math.nan
+
+
+def show(
+    folder: Path,
+    *,
+    events: int,
+    version: int,
+    days: Mapping[int, Summary],
+    rejected: Mapping[str, int],
+    set_aside: int,
+    has_clock: bool,
+) -> None:
+    """Print the result of a run."""
+    table = rich.table.Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in _lines(
+        folder, events, version, days, rejected, set_aside, has_clock=has_clock
+    ):
+        table.add_row(name, text)
+    console = rich.console.Console(highlight=False)
+    console.print(table, width=min(console.width, _COLUMNS))
+
+
+def _lines(
+    folder: Path,
+    events: int,
+    version: int,
+    days: Mapping[int, Summary],
+    rejected: Mapping[str, int],
+    set_aside: int,
+    *,
+    has_clock: bool,
+) -> Iterator[tuple[str, str]]:
+    yield "events", f"{events:,} learned, {sum(rejected.values()):,} rejected"
+    for reason, count in sorted(rejected.items(), key=lambda each: -each[1]):
+        yield "", f"{count:,}: {reason}"
+    if set_aside:
+        yield "put aside", f"{set_aside:,} events, in {folder}"
+    yield "version", f"{version:,}"
+    told = days_told(days)
+    if told:
+        yield "AUC", _auc(told, has_clock=has_clock)
+        yield "log loss", f"{mean_of(told, 'log_loss'):.4f}"
+        yield "calibration", f"{mean_of(told, 'calibration'):.3f} (mean score over mean label)"
+        left = len(days) - len(told)
+        if left and has_clock:
+            yield "", f"{left:,} days of few events, or of one label, are left out"
+    else:
+        yield "AUC", "not known: all labels are the same"
+    yield "publication", str(folder)
+    yield "next", f"embertide serve {folder}"
+
+
+def _auc(days: Mapping[int, Summary], *, has_clock: bool) -> str:
+    if len(days) == 1 or not has_clock:
+        return f"{mean_of(days, 'auc'):.4f}, each event scored before it was learned"
+    last, worst = max(days), min(days, key=lambda day: days[day].auc)
+    return (
+        f"{days[last].auc:.4f} on the last day ({_day(last)}), {mean_of(days, 'auc'):.4f} mean of "
+        f"{len(days):,} days, {days[worst].auc:.4f} worst ({_day(worst)})"
+    )
+
+
+def _day(day: int) -> str:
+    if day < _DAYS_OF_1985:
+        return f"day {day}"
+    return (datetime.date(1970, 1, 1) + datetime.timedelta(days=day)).isoformat()
