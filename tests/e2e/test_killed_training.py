@@ -35,7 +35,7 @@ KILLS = int(os.environ.get("EMBERTIDE_KILLS", "3"))
 SEED = int(os.environ.get("EMBERTIDE_SEED", "20"))
 HOURS = 6
 # Checkpoints follow one another so closely that one is nearly always being written.
-HOURS_GIVEN = ("--hours", str(HOURS))
+HOURS_GIVEN = ("--demo", "--hours", str(HOURS))
 OPTIONS = (*HOURS_GIVEN, "--publish-every-s", "300", "--snapshot-every", "2")
 TIERS = {"memory": (), "ssd": ("--ddr-mib", "1", "--ssd-mib", "64")}
 PRUNED = """\

@@ -30,7 +30,16 @@ CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 SEED = int(os.environ.get("EMBERTIDE_SEED", "21"))
 KILLS = int(os.environ.get("EMBERTIDE_KILLS", "3"))
 HOURS = 3
-OPTIONS = ("--hours", str(HOURS), "--publish-every-s", "300", "--snapshot-every", "2", "--json")
+OPTIONS = (
+    "--demo",
+    "--hours",
+    str(HOURS),
+    "--publish-every-s",
+    "300",
+    "--snapshot-every",
+    "2",
+    "--json",
+)
 
 
 @pytest.fixture(scope="module")
