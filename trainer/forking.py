@@ -214,7 +214,9 @@ class _Source:
         """Bring the net and its optimizer; return the tensors that grew, and those that are new."""
         learner = state.learner
         old = self._net()
-        carried = carry(self._saved.net, {} if old is None else axes_of(old), learner.net)
+        held = {table.name for table in self._model.tables}
+        empty = {each.name for each in state.run.model.features if each.table not in held}
+        carried = carry(self._saved.net, {} if old is None else axes_of(old), learner.net, empty)
         learner.net.load_state_dict(carried.tensors)
         if old is not None:
             optimizer = self._saved.optimizer

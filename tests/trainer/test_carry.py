@@ -95,6 +95,27 @@ def test_scores_stay_when_columns_come_and_move(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NETS)
+def test_a_feature_without_rows_keeps_the_fresh_weights(name: str) -> None:
+    before, after = model("abc", "q", **NETS[name]), model("cadb", "q", **NETS[name])
+    old, net = build(before, 1), build(after, 2)
+    fresh = {name: value.clone() for name, value in net.state_dict().items()}
+    carried = carry(old.state_dict(), axes_of(old), net, {"d"})
+    net.load_state_dict(carried.tensors)
+    values = values_of(after) | {"d": torch.zeros(BATCH, DIM)}
+    torch.testing.assert_close(
+        net(*sample(after, values)), old(*sample(before, values)), rtol=1e-5, atol=1e-6
+    )
+    of_d = [
+        torch.equal(carried.tensors[tensor][:, i], fresh[tensor][:, i])
+        for tensor, axes in axes_of(net).items()
+        for i, position in enumerate((axes[-1] or ()) if len(axes) == 2 else ())
+        if "d" in position.replace(":", "*").split("*")
+    ]
+    assert of_d
+    assert all(of_d)
+
+
+@pytest.mark.parametrize("name", NETS)
 def test_a_column_that_came_is_learned_from(name: str) -> None:
     before, after = model("ab", "q", **NETS[name]), model("abd", "qs", **NETS[name])
     old, net = build(before, 1), build(after, 2)

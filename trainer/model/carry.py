@@ -4,11 +4,12 @@ Where a net's first layers meet its columns, the positions of a tensor's axes ha
 columns, values of features, pairs of features. A net gives them by `axes`. A position that the new
 net has and the old one lacks is an input whose weight begins at 0, so that the new net gives the
 scores that the old one gave, and learns from there (Net2Net's function-preserving growth, Chen et
-al. 2016, arXiv:1511.05641).
+al. 2016, arXiv:1511.05641). An input that is itself 0, as of a feature whose table begins empty,
+keeps the fresh weight: the scores stay all the same, and it is learned as in a fresh net.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 Names = Sequence[str]
 Axes = Mapping[str, tuple[Names | None, ...]]
 """Of a tensor by its name in the state_dict: the names of positions on each axis; None: the axis
-does not depend on columns."""
+does not depend on columns. A vector's value is `NAME:d`, a product of two vectors `NAME*OTHER`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,13 +42,19 @@ def axes_of(net: nn.Module) -> Axes:
     return {} if axes is None else axes()
 
 
-def carry(old: Mapping[str, Tensor], old_axes: Axes, net: nn.Module) -> Carried:
+def carry(
+    old: Mapping[str, Tensor],
+    old_axes: Axes,
+    net: nn.Module,
+    empty: Collection[str] = frozenset(),
+) -> Carried:
     """Return the tensors with which `net` goes on from those of an older net.
 
     Args:
         old: The older net's state_dict.
         old_axes: What that net's `axes_of` gives.
         net: The net that goes on, with its fresh values.
+        empty: Features that read as zeros, for no key of theirs has a row.
     """
     axes = axes_of(net)
     tensors: dict[str, Tensor] = {}
@@ -61,7 +68,7 @@ def carry(old: Mapping[str, Tensor], old_axes: Axes, net: nn.Module) -> Carried:
             if value.shape == fresh_value.shape and _same(before, after):
                 kept = value.clone()
             elif before is not None and after is not None:
-                kept = _placed(value, before, fresh_value, after)
+                kept = _placed(value, before, fresh_value, after, empty)
                 if kept is not None:
                     grown.append(name)
         if kept is None:
@@ -134,11 +141,12 @@ def _placed(
     before: "tuple[Names | None, ...]",
     fresh: Tensor,
     after: "tuple[Names | None, ...]",
+    empty: Collection[str] = frozenset(),
 ) -> Tensor | None:
     """Return `fresh` with the values of `old` where the names agree; None: they do not fit.
 
-    Of a new input, the last axis of a matrix, the weight is 0; of a new output the fresh
-    values stay, but for what they take of old inputs.
+    Of a new input, the last axis of a matrix, the weight is 0, but for one that is 0 itself; of a
+    new output the fresh values stay, but for what they take of old inputs.
     """
     if old.dim() != fresh.dim() or len(before) != old.dim() or len(after) != fresh.dim():
         return None
@@ -160,9 +168,11 @@ def _placed(
         to_axes.append([b for _, b in pairs])
     out = fresh.clone()
     if out.dim() > 1:
-        known = torch.zeros(out.shape[-1], dtype=torch.bool)
-        known[to_axes[-1]] = True
-        out[..., ~known] = 0
+        stays = torch.zeros(out.shape[-1], dtype=torch.bool)
+        stays[to_axes[-1]] = True
+        for i, name in enumerate(after[-1] or ()):
+            stays[i] |= any(vector.partition(":")[0] in empty for vector in name.split("*"))
+        out[..., ~stays] = 0
     out[_grid(to_axes)] = old[_grid(from_axes)]
     return out
 
