@@ -1,6 +1,6 @@
 """The model and the settings of a run whose input nobody has seen before.
 
-One rule for all inputs, chosen by `bench/generality.py` over several: nothing is tuned for one.
+One rule for all inputs: nothing is tuned for one.
 """
 
 import bisect
