@@ -12,6 +12,7 @@ import typer
 
 from embertide.server.adapters import triton
 from embertide.server.adapters.process import ProcessError
+from embertide.server.adapters.schema import schema_of
 from embertide.server.cli.mirror import Mirror
 from embertide.server.cli.refusals import (
     DEFAULT_BACKENDS,
@@ -20,6 +21,7 @@ from embertide.server.cli.refusals import (
     read_secret,
     refusals,
 )
+from embertide.server.cli.snapshot import newest_snapshot
 
 _MIB = 1 << 20
 _POLL_S = 0.5
@@ -37,6 +39,14 @@ def _is_snapshot(path: Path) -> bool:
         f"{path} holds neither a snapshot (manifest.json) nor a publication (snapshots/): give the "
         "folder that `embertide import` or `embertide train` wrote"
     )
+
+
+def _schema(path: Path) -> str | None:
+    """Return what clients are told of requests; None where there is no version yet to tell of."""
+    try:
+        return schema_of(newest_snapshot(path))
+    except (ProcessError, OSError, ValueError, KeyError):
+        return None  # the backend says what is wrong with it
 
 
 def _admin_key(path: Path | None) -> str:
@@ -337,6 +347,7 @@ def command(
                 ssd_seal_interval_ms=round(1000 * ssd_seal_s) if ssd_mib else None,
                 guard="on" if guard else None,
                 guard_timeout_ms=round(1000 * guard_timeout_s) if guard else None,
+                schema=_schema(path),
                 node=node,
                 state=without_password("state", state, directory),
                 control=control,
