@@ -1,17 +1,27 @@
 // What a stranger sends to the ports of a node, as bytes of a connection: no call gets through
-// without the token or a certificate, and the node goes on answering those who have it.
+// without the token or a certificate, every connection that hangs up is ended by the node too, the
+// node goes on answering those who may call, and its memory stays within a bound.
 //
 //   input: [u8 where][u8 how] and the bytes; `where` % 3: peers in plain text, peers by TLS,
 //   health;
 //          `how` % 2: after a client's preface and its settings, or as they are
+//
+// Some hundred connections are open at once, so that no run waits for an answer, and what breaks
+// may be of any of them: the inputs of all lie in FINDINGS-last/ while the target runs, and stay
+// there if it does not end well. `frames_fuzz FINDINGS-last/*` runs them again, one after the
+// other.
 #include <arpa/inet.h>
 #include <grpcpp/grpcpp.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
+#include <openssl/ssl.h>
+#include <poll.h>
+#include <sanitizer/allocator_interface.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <fstream>
+#include <cerrno>
+#include <deque>
+#include <thread>
 
 #include "embertide/v1/node.grpc.pb.h"
 #include "fuzz/fuzz.h"
@@ -22,7 +32,14 @@ namespace embertide::fuzz {
 namespace {
 
 constexpr char kToken[] = "f1c0a8e2d4b69577";  // in no seed
-constexpr uint64_t kRunsACheck = 64;
+constexpr uint64_t kRunsACheck = 256;
+// Connections that may still send, and as many that have hung up and were not looked at since. With
+// the node's ends of them these are 512 descriptors.
+constexpr size_t kOpen = 128;
+constexpr int kEndMs = 10'000;            // from hanging up until the node has ended a connection
+constexpr size_t kMostAnswer = 64 << 10;  // bytes that a stranger is sent
+// What is allocated in this process: the node, its connections, the fuzzer's own corpus.
+constexpr size_t kMostAllocated = 96 << 20;
 
 // Is called by those alone who may.
 class Handler : public NodeHandler {
@@ -77,8 +94,10 @@ struct Node {
     EMBERTIDE_CHECK(server.ok());
     return std::move(*server);
   }
-  // Those who may call are answered.
+  // Those who may call are answered, and what strangers left behind is bounded.
   void Check() {
+    const size_t allocated = __sanitizer_get_current_allocated_bytes();
+    EMBERTIDE_CHECK(allocated <= kMostAllocated);
     handler.ours = true;
     for (const auto& stub : stubs) {
       grpc::ClientContext context;
@@ -124,23 +143,85 @@ std::string Call(const std::string& path, const std::string& more) {
   return Frame(1, 4, 1, headers) + Frame(0, 1, 1, std::string(5, '\0'));
 }
 
-void Send(int port, std::string_view bytes) {
-  const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  const timeval wait{0, 4'000};
-  ::setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof(wait));
-  // The end of the connection is to leave nothing that waits in the kernel.
-  const linger at_once{1, 0};
-  ::setsockopt(socket, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
-  EMBERTIDE_CHECK(::connect(socket, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0);
-  static_cast<void>(::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL));
-  char answer[4096];
-  static_cast<void>(::recv(socket, answer, sizeof(answer), 0));
-  ::close(socket);
+// The first words of a client of TLS, by OpenSSL.
+std::string ClientHello() {
+  const std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)> context(SSL_CTX_new(TLS_client_method()),
+                                                                  SSL_CTX_free);
+  const std::unique_ptr<SSL, decltype(&SSL_free)> ssl(SSL_new(context.get()), SSL_free);
+  const unsigned char http2[] = {2, 'h', '2'};
+  SSL_set_alpn_protos(ssl.get(), http2, sizeof(http2));
+  SSL_set_bio(ssl.get(), BIO_new(BIO_s_mem()), BIO_new(BIO_s_mem()));
+  SSL_connect(ssl.get());  // comes no further than its first words
+  char* bytes = nullptr;
+  const long size = BIO_get_mem_data(SSL_get_wbio(ssl.get()), &bytes);
+  EMBERTIDE_CHECK(size > 0);
+  return {bytes, static_cast<size_t>(size)};
 }
+
+// Connections that are open at once, bounded.
+class Strangers {
+ public:
+  // Sends all bytes over a connection of their own, and waits for the oldest only.
+  void Send(int port, std::string_view bytes) {
+    talking_.push_back(Connect(port));
+    // Less than a socket's buffer holds; a server that closed already has read what it wanted.
+    static_cast<void>(
+        ::send(talking_.back(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT));
+    if (talking_.size() > kOpen) HangUp();
+    if (leaving_.size() > kOpen) AwaitEnd();
+  }
+  void EndAll() {
+    while (!talking_.empty()) HangUp();
+    while (!leaving_.empty()) AwaitEnd();
+  }
+
+ private:
+  // Each from an address of its own, of the many that are this machine: the kernel keeps a closed
+  // connection's pair of addresses for a minute, and one address has ports for 28,000.
+  int Connect(int port) {
+    const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    EMBERTIDE_CHECK(socket >= 0);
+    const int at_connect = 1;
+    ::setsockopt(socket, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &at_connect, sizeof(at_connect));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK + (1U << 16) + connected_++ % (1U << 16));
+    EMBERTIDE_CHECK(::bind(socket, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0);
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(static_cast<uint16_t>(port));
+    EMBERTIDE_CHECK(::connect(socket, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0);
+    return socket;
+  }
+  void HangUp() {
+    ::shutdown(talking_.front(), SHUT_WR);
+    leaving_.push_back(talking_.front());
+    talking_.pop_front();
+  }
+  // The node ends a connection once it has read all of it.
+  void AwaitEnd() {
+    const int socket = leaving_.front();
+    leaving_.pop_front();
+    size_t answered = 0;
+    while (true) {
+      pollfd end{socket, POLLIN, 0};
+      int ready = 0;
+      do {
+        ready = ::poll(&end, 1, kEndMs);
+      } while (ready < 0 && errno == EINTR);  // by libFuzzer's alarm
+      EMBERTIDE_CHECK(ready == 1);
+      char answer[4096];
+      const ssize_t size = ::recv(socket, answer, sizeof(answer), 0);
+      if (size <= 0) break;
+      answered += static_cast<size_t>(size);
+      EMBERTIDE_CHECK(answered <= kMostAnswer);
+    }
+    ::close(socket);
+  }
+
+  std::deque<int> talking_;
+  std::deque<int> leaving_;
+  uint32_t connected_ = 0;
+};
 
 }  // namespace
 
@@ -149,20 +230,38 @@ std::vector<std::string> Seeds() {
   const std::string guess =
       Call("/embertide.v1.NodeService/GetStatus", Header("authorization", "Bearer guess"));
   const std::string health = Call("/grpc.health.v1.Health/Check", "");
-  const std::string hello("\x16\x03\x01\x00\x05\x01\x00\x00\x01\x03", 10);
-  return {std::string("\0\1", 2) + lookup,
-          std::string("\0\1", 2) + guess,
-          std::string("\0\0", 2) + "GET / HTTP/1.1\r\n\r\n",
-          std::string("\1\0", 2) + hello,
-          std::string("\2\1", 2) + health,
-          std::string("\2\1", 2) + Frame(4, 0, 0, "")};
+  const std::string short_hello("\x16\x03\x01\x00\x05\x01\x00\x00\x01\x03", 10);
+  const std::string settings = Frame(4, 0, 0, std::string("\0\3\0\0\0\5\0\4\0\0\1\0", 12));
+  const std::string ping = Frame(6, 0, 0, "12345678");
+  const std::string window = Frame(8, 0, 0, std::string("\0\0\1\0", 4));
+  const std::string reset = Frame(3, 0, 1, std::string("\0\0\0\10", 4));
+  const std::string away = Frame(7, 0, 0, std::string(8, '\0'));
+  // Headers that go on in a second frame.
+  const std::string pieces =
+      Frame(1, 0, 1, Header(":method", "POST")) + Frame(9, 4, 1, Header(":path", "/"));
+  const std::string plain("\0\1", 2);
+  const std::string bare("\0\0", 2);
+  const std::string tls("\1\0", 2);
+  const std::string probe("\2\1", 2);
+  return {plain + lookup,
+          plain + guess,
+          plain + settings + ping + window + lookup + reset + away,
+          plain + pieces,
+          bare + "GET / HTTP/1.1\r\n\r\n",
+          tls + short_hello,
+          tls + ClientHello(),
+          probe + health,
+          probe + settings};
 }
 
 void Run(std::string_view input) {
   // It would say of each connection why it was refused.
   static const int quiet = ::setenv("GRPC_VERBOSITY", "NONE", 1);
   EMBERTIDE_CHECK(quiet == 0);
+  static LastInputs last(2 * kOpen + 1);
+  last.Keep(input);
   static Node node;
+  static Strangers strangers;
   static uint64_t runs = 0;
   const int ports[] = {node.plain->port(), node.tls->port(), node.health};
   const int port = ports[Take<uint8_t>(&input) % 3];
@@ -170,8 +269,12 @@ void Run(std::string_view input) {
   if (Take<uint8_t>(&input) % 2 == 1) {
     bytes = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + Frame(4, 0, 0, "");
   }
-  Send(port, bytes.append(input));
-  if (++runs % kRunsACheck == 0) node.Check();
+  strangers.Send(port, bytes.append(input));
+  if (Replays()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the node has read all by then
+    strangers.EndAll();
+  }
+  if (Replays() || ++runs % kRunsACheck == 0) node.Check();
 }
 
 }  // namespace embertide::fuzz

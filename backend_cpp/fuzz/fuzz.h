@@ -24,7 +24,9 @@
 // tries.
 //
 // `make fuzz` runs each for a fixed count and seed. A broken property aborts; libFuzzer then leaves
-// the input in build/fuzz/findings, and the target given that file runs it alone.
+// the input in build/fuzz/findings, and the target given that file runs it alone. `make fuzz-long`
+// runs those of listeners 10^7 times (bench/fuzz.py); Python's listeners are tried by
+// tests/e2e/test_any_bytes.py.
 #pragma once
 
 #include <algorithm>
@@ -43,6 +45,25 @@ void Run(std::string_view input);
 const std::string& Folder();
 // Folder() + "/" + name, made of these bytes.
 std::string Write(const std::string& name, std::string_view bytes);
+
+// Whether inputs are named that are to be run, each once.
+bool Replays();
+
+// For a target whose runs go on after they returned: the last inputs as files of FINDINGS-last,
+// FINDINGS being libFuzzer's -artifact_prefix. They are removed if the process ends well.
+class LastInputs {
+ public:
+  explicit LastInputs(size_t most);
+  ~LastInputs();
+  LastInputs(const LastInputs&) = delete;
+  LastInputs& operator=(const LastInputs&) = delete;
+  void Keep(std::string_view input);
+
+ private:
+  const size_t most_;
+  const std::string folder_;
+  uint64_t kept_ = 0;
+};
 
 // The raw bytes of a number at the front of `input`, which moves past it; 0 past the end.
 template <typename T>
