@@ -1,8 +1,10 @@
 """What a run says of itself beside the terminal: /metrics, a log of JSON lines, TensorBoard."""
 
+import contextlib
 import dataclasses
 import json
 import logging
+import socket
 import sys
 import time
 import urllib.request
@@ -14,7 +16,7 @@ from typer.testing import CliRunner
 
 from embertide.server.adapters.process import free_ports
 from embertide.trainer.__main__ import app
-from embertide.trainer.commands import reports
+from embertide.trainer.commands import metrics, reports
 from embertide.trainer.commands.reports import json_log, metrics_page, scalars, tensorboard
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
@@ -65,13 +67,15 @@ def test_a_scrape_gets_the_newest_progress_and_the_sources_counters() -> None:
         # Before the first batch: what was rejected is seen though nothing is learned from.
         source.dead_letters.add([1, 2], "ts goes backwards", [0, 0])
         name = "embertide_trainer_rejected_events_total/ts goes backwards"
-        assert scrape(port) == {name: 2}
+        refused = "embertide_metrics_connections_refused_total"
+        assert scrape(port) == {name: 2, refused: 0}
         show(progress())
         source.dead_letters.add([3], "ts goes backwards", [0])
         page = scrape(port)
     assert page.pop("embertide_trainer_watermark_lag_seconds") > 1e9
     assert page == {
         name: 3,
+        refused: 0,
         "embertide_trainer_events_total": 1234,
         "embertide_trainer_events_per_second": 50.5,
         "embertide_trainer_auc": 0.75,
@@ -199,6 +203,23 @@ def test_a_port_in_use_is_an_error_that_names_it() -> None:
         pass
     with metrics_page(port, source):
         pass  # the first one gave it back
+
+
+def test_connections_to_the_page_are_bounded_and_the_silent_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(metrics, "_CONNECTIONS_MAX", 3)
+    monkeypatch.setattr(metrics._Request, "timeout", 1.0)
+    (port,) = free_ports(1)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(metrics_page(port, NewsSource(NewsConfig(hours=1))))
+        silent = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+            for _ in range(5)
+        ]
+        assert [each.recv(1) for each in silent] == [b""] * 5
+        page = scrape(port)
+    assert page["embertide_metrics_connections_refused_total"] == 2
 
 
 def test_progress_is_a_line_now_and_then_where_no_bar_can_be_drawn(

@@ -137,9 +137,10 @@ def command(
 @contextlib.contextmanager
 def _metrics_page(port: int, guard: Any) -> Iterator[None]:
     """Serve the guard's counters while the context lives."""
-    from prometheus_client import CollectorRegistry, start_http_server
     from prometheus_client.core import CounterMetricFamily, Metric
     from prometheus_client.registry import Collector
+
+    from embertide.trainer.commands.metrics import served
 
     class Page(Collector):
         def collect(self) -> Iterator[Metric]:
@@ -159,17 +160,5 @@ def _metrics_page(port: int, guard: Any) -> Iterator[None]:
                 looks.add_metric([event], count)
             yield looks
 
-    registry = CollectorRegistry()
-    registry.register(Page())
-    try:
-        server, thread = start_http_server(port, registry=registry)
-    except (OSError, OverflowError) as error:
-        raise ConfigurationError(
-            f"--metrics-port {port} cannot be used: {error}; give another"
-        ) from error
-    try:
+    with served(port, Page()):
         yield
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
