@@ -10,7 +10,7 @@ APT := g++ cmake ninja-build libgtest-dev nlohmann-json3-dev libisal-dev libhire
   libprotobuf-dev protobuf-compiler libgrpc++-dev libssl-dev openssl protobuf-compiler-grpc pkg-config python3-dev \
   python3-venv libb64-0d clang-19 libclang-rt-19-dev redis-tools
 
-.PHONY: help accept demo chaos soak bench-fresh bench-overload dev cpp check proto-baseline test test-long kill-test bench-checkpoints bench-serve bench-remote bench-security bench-cache bench-drift bench-reshard bench-guard bench-store bench-ssd bench-train bench-ranks perf-check gpu-deps gpu-check test-asan test-tsan fuzz images sbom lock wheel clean
+.PHONY: help accept demo chaos soak bench-fresh bench-overload dev cpp check proto-baseline test test-long kill-test bench-checkpoints bench-serve bench-remote bench-security bench-cache bench-drift bench-reshard bench-guard bench-store bench-ssd bench-train bench-ranks perf-check gpu-deps gpu-check test-asan test-tsan fuzz fuzz-targets fuzz-long images sbom lock wheel clean
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
@@ -193,10 +193,15 @@ test-tsan: build/.apt ## the concurrent C++ tests under ThreadSanitizer
 	TSAN_OPTIONS='suppressions=$(CURDIR)/backend_cpp/tsan.supp ignore_noninstrumented_modules=1' \
 	  ctest --test-dir build/tsan --output-on-failure -R 'Concurrency|BeyondDdr|Block|Node|Follower|Redis' -j 2
 
-fuzz: build/.apt ## every parser of bytes from outside, tried with a fixed count of inputs
+fuzz-targets: build/.apt
 	@cmake -S . -B build/fuzz -G Ninja -DCMAKE_CXX_COMPILER=clang++-19 -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEMBERTIDE_BUILD_FUZZ=ON >/dev/null
 	@cmake --build build/fuzz --target fuzz
+
+fuzz: fuzz-targets ## every parser of bytes from outside, tried with a fixed count of inputs
 	ctest --test-dir build/fuzz --output-on-failure -j $$(nproc)
+
+fuzz-long: dev fuzz-targets ## the listeners alone, 10^7 inputs in a quarter of an hour, EXECUTIONS=n for n
+	$(BIN)/python -m bench.fuzz --executions $(or $(EXECUTIONS),10000000)
 
 # Wheels are made for those that are installed.
 WHEEL_PYTHONS ?= $(shell for v in 3.11 3.12; do for p in python$$v $$HOME/.pyenv/versions/$$v.*/bin/python; do $$p -c pass 2>/dev/null && echo $$p && break; done; done)

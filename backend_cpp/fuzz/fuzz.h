@@ -18,6 +18,7 @@
 //   connections to a node's ports, by bytes             | frames_fuzz.cc
 //   tensors of a Triton request                         | request_fuzz.cc
 //   config.pbtxt, as Triton's JSON                      | model_config_fuzz.cc
+//   connections to what Python serves                   | bench/thrown.py
 //
 // Not here: the description inside a dense package, which torch has opened and run by then, and
 // commits on the bus, whose messages are those of delta_fuzz.cc and whose order follower_test.cc
@@ -25,8 +26,7 @@
 //
 // `make fuzz` runs each for a fixed count and seed. A broken property aborts; libFuzzer then leaves
 // the input in build/fuzz/findings, and the target given that file runs it alone. `make fuzz-long`
-// runs those of listeners 10^7 times (bench/fuzz.py); Python's listeners are tried by
-// tests/e2e/test_any_bytes.py.
+// runs those of listeners 10^7 times (bench/fuzz.py).
 #pragma once
 
 #include <algorithm>

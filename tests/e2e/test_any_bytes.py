@@ -1,0 +1,22 @@
+"""Any bytes at the listeners that Python serves: those who may are answered, memory is bounded.
+
+`make fuzz-long` throws more; a node's own ports are those of backend_cpp/fuzz/frames_fuzz.cc.
+"""
+
+import os
+from pathlib import Path
+
+from bench.thrown import Thrower, listeners
+
+_EACH = int(os.environ.get("EMBERTIDE_THROWN", "1000"))
+
+
+def test_listeners_outlive_what_strangers_send(tmp_path: Path) -> None:
+    with listeners(tmp_path) as every:
+        assert len(every) == 4
+        for listener in every:
+            thrower = Thrower(listener, seed=1)
+            thrower.throw(_EACH)
+            thrower.close()
+            assert thrower.number == _EACH
+            assert 0 < thrower.most_bytes < thrower.bound_bytes
