@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.thrown import Thrower, listeners
 
-_EACH = int(os.environ.get("EMBERTIDE_THROWN", "1000"))
+_EACH = int(os.environ.get("EMBERTIDE_THROWN", "600"))
 
 
 def test_listeners_outlive_what_strangers_send(tmp_path: Path) -> None:
