@@ -72,8 +72,9 @@ cpp: build/.venv ## the C++ build, tests included
 	@cmake --build build/cpp
 
 CC := git ls-files -co --exclude-standard -- '*.cc' '*.cu' '*.h'
-check: dev cpp ## formatters, linters, types, protos
+check: dev cpp ## formatters, linters, spelling, types, protos
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	git ls-files -co --exclude-standard -- ':!tests/golden' ':!requirements' ':!proto/baseline.binpb' | xargs $(BIN)/codespell
 	$(BIN)/mypy && $(BIN)/mypy tests && $(BIN)/mypy -p bench
 	$(BIN)/buf lint && $(BIN)/buf format -d --exit-code >/dev/null
 	$(BIN)/buf breaking --against proto/baseline.binpb
@@ -86,7 +87,7 @@ proto-baseline: build/.venv ## what later protos must stay readable by; run it w
 	$(BIN)/buf build -o proto/baseline.binpb --exclude-source-info
 
 # Tests that measure no time and share no server between files: a core has one file of them at a time.
-SIDE_BY_SIDE := tests/trainer tests/contract tests/server tests/k8s tests/test_tidy.py tests/test_requirements.py
+SIDE_BY_SIDE := tests/trainer tests/contract tests/server tests/k8s tests/docs tests/test_tidy.py tests/test_requirements.py
 test: dev cpp fuzz build/.moto ## the tests, C++ and Python; test-long has the slowest
 	ctest --test-dir build/cpp --output-on-failure -j $$(nproc)
 	$(BIN)/pytest -q -n $$(nproc) --dist loadfile $(SIDE_BY_SIDE)

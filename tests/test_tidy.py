@@ -111,10 +111,3 @@ def test_only_the_triton_folder_knows_triton() -> None:
         parts = path.relative_to(ROOT).parts
         if path.suffix in {".cc", ".h"} and parts[0] == "backend_cpp" and parts[1] != "triton":
             assert "TRITONBACKEND_" not in path.read_text(), path
-
-
-def test_links_of_the_documents_lead_somewhere() -> None:
-    for page in (path for path in FILES if path.suffix == ".md"):
-        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
-            if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.name} links to {target}"
