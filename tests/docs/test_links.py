@@ -71,7 +71,7 @@ def test_a_broken_link_is_found_wherever_it_stands(tmp_path: Path) -> None:
     (tmp_path / "other.md").write_text("# One `two`\n\n## What?\n\n## What?\n")
     page = tmp_path / "page.md"
     page.write_text(
-        "# Here\n\n[a](other.md#one-two) [b](other.md#what-1) [c](#here) <https://example.org/x>\n\n"
+        "# Here\n\n[a](other.md#one-two) [b](other.md#what-1) [c](#here) <https://example.org>\n\n"
         "| table |\n|---|\n| **[d](gone.md)** |\n\n* ![e](gone.svg)\n\n"
         "[f](other.md#gone) [g][far]\n\n    [code](gone.md)\n\n`[code](gone.md)`\n\n[far]: #gone\n"
     )
