@@ -575,7 +575,11 @@ Status Follower::Impl::CatchUp() {
     }
     status = TakeWay(way, &passed);
     if (status.code() == Code::kCorrupt) ++stats.corrupt;
-    if (status.code() != Code::kCorrupt && status.code() != Code::kNotFound) break;
+    // kRejected: a snapshot of another schema is behind the last version of ours.
+    if (status.code() != Code::kCorrupt && status.code() != Code::kNotFound &&
+        status.code() != Code::kRejected) {
+      break;
+    }
   }
   if (status.code() == Code::kResourceExhausted) ++stats.refused;
   return status;
@@ -618,8 +622,14 @@ std::string Follower::last_error() const {
 }
 
 Result<std::vector<std::string>> SnapshotsToTry(const std::string& publication,
-                                                const Promotion& promotion) {
+                                                const Promotion& promotion,
+                                                uint64_t first_version) {
   std::vector<VersionId> ids = Newer(ListVersions(publication + "/snapshots", "manifest.json"), {});
+  std::erase_if(ids, [first_version](VersionId id) { return id.number < first_version; });
+  if (ids.empty() && first_version > 0) {
+    return Status(Code::kNotFound, publication + " holds no snapshot of version " +
+                                       std::to_string(first_version) + " or a later one");
+  }
   if (ids.empty()) {
     return Status(Code::kNotFound, publication +
                                        " holds no snapshot yet: start the trainer, and "

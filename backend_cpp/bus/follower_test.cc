@@ -206,6 +206,19 @@ TEST_F(FollowerTest, FilesOfASupersededPublisherLeadNowhere) {
   EXPECT_EQ(snapshots.value().front(), publication_.path() + "/snapshots/" + FolderName({3, 2}));
 }
 
+TEST_F(FollowerTest, SnapshotsBeforeTheFirstVersionAreLeftAlone) {
+  for (const uint64_t number : {2, 5, 9}) publication_.WriteSnapshot({number, 1});
+  const auto path = [&](uint64_t number) {
+    return publication_.path() + "/snapshots/" + FolderName({number, 1});
+  };
+  const auto tried = [&](uint64_t first) {
+    return SnapshotsToTry(publication_.path(), Promotion(), first);
+  };
+  EXPECT_EQ(tried(0).value(), (std::vector{path(9), path(5), path(2)}));
+  EXPECT_EQ(tried(5).value(), (std::vector{path(9), path(5)}));
+  EXPECT_EQ(tried(10).status().code(), Code::kNotFound);
+}
+
 TEST_F(FollowerTest, AHarmedDeltaFileIsPassedByTheNextSnapshot) {
   WriteChain(2, 7);
   publication_.Write({4, 1}, {3, 1}, {{0, 0, {"v4"}}, {0, 1, {"harmed"}}});

@@ -132,7 +132,7 @@ Result<std::unique_ptr<Node>> Node::Open(NodeOptions options) {
   Status failure = Status::Ok();
   std::set<std::string> tried;
   while (tried.size() < kSnapshotsTried) {
-    const auto listed = SnapshotsToTry(options.publication, promotion);
+    const auto listed = SnapshotsToTry(options.publication, promotion, options.first_version);
     if (!listed.ok()) return listed.status();
     const std::vector<std::string>& paths = listed.value();
     const auto next =

@@ -95,6 +95,25 @@ Status CheckSchema(const std::vector<std::string>& said, const Node& node) {
                                ": leave it out, or have `embertide serve` write it again"};
 }
 
+Status FamiliesOf(TRITONBACKEND_Model* model, MetricFamilies** families) {
+  TRITONBACKEND_Backend* backend = nullptr;
+  void* state = nullptr;
+  EMBERTIDE_RETURN_IF_ERROR(FromTriton(TRITONBACKEND_ModelBackend(model, &backend)));
+  EMBERTIDE_RETURN_IF_ERROR(FromTriton(TRITONBACKEND_BackendState(backend, &state)));
+  *families = &static_cast<BackendState*>(state)->families;
+  return Status::Ok();
+}
+
+// Counts how a load ended, and passes its end on.
+Status Counted(TRITONBACKEND_Model* model, const Status& status) {
+  const char* name = nullptr;
+  MetricFamilies* families = nullptr;
+  EMBERTIDE_RETURN_IF_ERROR(FromTriton(TRITONBACKEND_ModelName(model, &name)));
+  EMBERTIDE_RETURN_IF_ERROR(FamiliesOf(model, &families));
+  families->AddLoad(name, status.ok());
+  return status;
+}
+
 Status LoadModel(TRITONBACKEND_Model* model) {
   auto state = std::make_unique<ModelState>();
   const char* name = nullptr;
@@ -122,12 +141,9 @@ Status LoadModel(TRITONBACKEND_Model* model) {
   if (state->config.ranking) EMBERTIDE_RETURN_IF_ERROR(CheckRankable(*state->node));
   EMBERTIDE_RETURN_IF_ERROR(CheckSchema(state->config.schema_features, *state->node));
 
-  TRITONBACKEND_Backend* backend = nullptr;
-  void* backend_state = nullptr;
-  EMBERTIDE_RETURN_IF_ERROR(FromTriton(TRITONBACKEND_ModelBackend(model, &backend)));
-  EMBERTIDE_RETURN_IF_ERROR(FromTriton(TRITONBACKEND_BackendState(backend, &backend_state)));
-  state->metrics = std::make_unique<ModelMetrics>(
-      static_cast<BackendState*>(backend_state)->families, state->name, *state->node);
+  MetricFamilies* families = nullptr;
+  EMBERTIDE_RETURN_IF_ERROR(FamiliesOf(model, &families));
+  state->metrics = std::make_unique<ModelMetrics>(*families, state->name, *state->node);
   const Manifest& manifest = state->node->manifest();
   if (const std::string& why = state->node->seal_refusal(); !why.empty()) {
     Log(TRITONSERVER_LOG_WARN,
@@ -194,7 +210,8 @@ TRITONSERVER_Error* TRITONBACKEND_Finalize(TRITONBACKEND_Backend* backend) {
 }
 
 TRITONSERVER_Error* TRITONBACKEND_ModelInitialize(TRITONBACKEND_Model* model) {
-  return Guard([&] { return embertide::triton::LoadModel(model); });
+  return Guard(
+      [&] { return embertide::triton::Counted(model, embertide::triton::LoadModel(model)); });
 }
 
 TRITONSERVER_Error* TRITONBACKEND_ModelFinalize(TRITONBACKEND_Model* model) {

@@ -37,6 +37,9 @@ constexpr FamilyInfo kFamilies[] = {
     {"embertide_table_rows", kGauge, "Rows held, by table and tier: ddr, ssd; copies in hbm"},
     {"embertide_table_bytes", kGauge, "Bytes of those rows, waste included, by table and tier"},
     {"embertide_tier_bytes", kGauge, "Bytes resident, by tier"},
+    {"embertide_model_loads_total", kCounter,
+     "Times that Triton had the model loaded, by result: loaded, failed"},
+    {"embertide_schema", kGauge, "1, by the schema of the versions that are served"},
     {"embertide_version", kGauge, "Newest version that requests are answered at"},
     {"embertide_plan_epoch", kGauge, "Epoch of the plan in force"},
     {"embertide_watermark_ms", kGauge, "Event time up to which the newest version has learned"},
@@ -153,50 +156,25 @@ MetricFamilies::MetricFamilies() {
 }
 
 MetricFamilies::~MetricFamilies() {
+  for (const auto& [which, metric] : loads_) {
+    if (metric != nullptr) LogIfError(TRITONSERVER_MetricDelete(metric), "metric");
+  }
   for (const auto& [name, made] : families_) {
     if (made.family != nullptr) LogIfError(TRITONSERVER_MetricFamilyDelete(made.family), "family");
   }
 }
 
-ModelMetrics::ModelMetrics(const MetricFamilies& families, const std::string& model,
-                           const Node& node)
-    : families_(families), node_(node), model_(model), keys_(node.manifest().tables.size()) {
-  const StoreStats stats = node.store().Stats();
-  lookup_us_ = Make(families.Of("embertide_lookup_duration_us"), {});
-  AddOfTables();
-  AddOfStore();
-  if (stats.ssd.engine[0] != '\0') AddOfSsd();
-  if (!stats.hbm.empty()) AddOfHbm(stats.hbm.size());
-  if (node.follower_stats() != nullptr) AddOfBus();
-  if (node.guard_stats()) AddOfGuard();
-  if (!node.options().state.empty()) AddOfFleet();
-  Publish();
-  thread_ = std::thread([this] { Run(); });
-}
-
-ModelMetrics::~ModelMetrics() {
-  {
-    const std::lock_guard lock(mutex_);
-    stop_ = true;
-  }
-  wake_.notify_all();
-  thread_.join();
-  if (lookup_us_ != nullptr) LogIfError(TRITONSERVER_MetricDelete(lookup_us_), "metric");
-  for (const Series& series : series_) {
-    if (series.metric != nullptr) LogIfError(TRITONSERVER_MetricDelete(series.metric), "metric");
-  }
-}
-
-TRITONSERVER_Metric* ModelMetrics::Make(const MetricFamilies::Family& family,
-                                        const Labels& labels) const {
+TRITONSERVER_Metric* MetricFamilies::Make(const std::string& name, const std::string& model,
+                                          const Labels& labels) const {
+  const Family& family = Of(name);
   if (family.family == nullptr) return nullptr;
   std::vector<const TRITONSERVER_Parameter*> parameters;
-  const auto add = [&](const char* name, const std::string& text) {
+  const auto add = [&](const char* label, const std::string& text) {
     parameters.push_back(
-        TRITONSERVER_ParameterNew(name, TRITONSERVER_PARAMETER_STRING, text.c_str()));
+        TRITONSERVER_ParameterNew(label, TRITONSERVER_PARAMETER_STRING, text.c_str()));
   };
-  add("model", model_);
-  for (const auto& [name, text] : labels) add(name, text);
+  add("model", model);
+  for (const auto& [label, text] : labels) add(label, text);
   TRITONSERVER_MetricArgs* args = nullptr;
   if (family.kind == kHistogram) {
     LogIfError(TRITONSERVER_MetricArgsNew(&args), "metric");
@@ -214,11 +192,66 @@ TRITONSERVER_Metric* ModelMetrics::Make(const MetricFamilies::Family& family,
   return metric;
 }
 
+void MetricFamilies::AddLoad(const std::string& model, bool loaded) {
+  const std::lock_guard lock(mutex_);
+  const auto [at, is_new] = loads_.try_emplace({model, loaded}, nullptr);
+  if (is_new) {
+    at->second =
+        Make("embertide_model_loads_total", model, {{"result", loaded ? "loaded" : "failed"}});
+  }
+  if (at->second != nullptr) LogIfError(TRITONSERVER_MetricIncrement(at->second, 1), "metric");
+}
+
+void MetricFamilies::Enter(const std::string& model, const void* who) {
+  const std::lock_guard lock(mutex_);
+  alive_[model].push_back(who);
+}
+
+void MetricFamilies::Leave(const std::string& model, const void* who) {
+  const std::lock_guard lock(mutex_);
+  std::erase(alive_.at(model), who);
+}
+
+bool MetricFamilies::IsLast(const std::string& model, const void* who) const {
+  const std::lock_guard lock(mutex_);
+  return alive_.at(model).back() == who;
+}
+
+ModelMetrics::ModelMetrics(MetricFamilies& families, const std::string& model, const Node& node)
+    : families_(families), node_(node), model_(model), keys_(node.manifest().tables.size()) {
+  const StoreStats stats = node.store().Stats();
+  lookup_us_ = families_.Make("embertide_lookup_duration_us", model_, {});
+  AddOfTables();
+  AddOfStore();
+  if (stats.ssd.engine[0] != '\0') AddOfSsd();
+  if (!stats.hbm.empty()) AddOfHbm(stats.hbm.size());
+  if (node.follower_stats() != nullptr) AddOfBus();
+  if (node.guard_stats()) AddOfGuard();
+  if (!node.options().state.empty()) AddOfFleet();
+  families_.Enter(model_, this);
+  Publish();
+  thread_ = std::thread([this] { Run(); });
+}
+
+ModelMetrics::~ModelMetrics() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_all();
+  thread_.join();
+  families_.Leave(model_, this);
+  if (lookup_us_ != nullptr) LogIfError(TRITONSERVER_MetricDelete(lookup_us_), "metric");
+  for (const Series& series : series_) {
+    if (series.metric != nullptr) LogIfError(TRITONSERVER_MetricDelete(series.metric), "metric");
+  }
+}
+
 void ModelMetrics::Add(const char* family, const Labels& labels,
                        std::function<uint64_t(const Sample&)> value) {
-  const MetricFamilies::Family& of = families_.Of(family);
-  TRITONSERVER_Metric* metric = Make(of, labels);
-  if (metric != nullptr) series_.push_back({metric, of.kind == kCounter, 0, std::move(value)});
+  TRITONSERVER_Metric* metric = families_.Make(family, model_, labels);
+  if (metric == nullptr) return;
+  series_.push_back({metric, families_.Of(family).kind == kCounter, 0, std::move(value)});
 }
 
 void ModelMetrics::AddOfTables() {
@@ -278,6 +311,8 @@ void ModelMetrics::AddOfStore() {
     Add("embertide_numa_node", {{"device", std::to_string(d)}, {"node", std::to_string(numa_node)}},
         [](const Sample&) { return 1; });
   }
+  Add("embertide_schema", {{"schema", std::to_string(node_.manifest().schema_id)}},
+      [](const Sample&) { return 1; });
   Add("embertide_version", {}, [this](const Sample& now) {
     return node_.guard_stats() ? node_.guard_stats()->served : now.store.newest_version;
   });
@@ -423,7 +458,12 @@ void ModelMetrics::Publish() {
       all.ssd_bytes += usage.ssd_bytes;
     }
   }
+  const bool last = families_.IsLast(model_, this);
   for (Series& series : series_) {
+    if (!series.counter && !last) {
+      series.shown = 0;  // another one's value is shown
+      continue;
+    }
     const uint64_t value = series.value(now);
     if (series.shown == value && value != 0) continue;
     LogIfError(series.counter ? TRITONSERVER_MetricIncrement(

@@ -27,6 +27,8 @@
 
 namespace embertide::triton {
 
+using Labels = std::vector<std::pair<const char*, std::string>>;
+
 // The families; one of it in the backend, outliving every ModelMetrics. With a server that has
 // metrics off, everything here does nothing.
 class MetricFamilies {
@@ -43,14 +45,30 @@ class MetricFamilies {
   // Requires: `name` is one of kFamilies.
   const Family& Of(const std::string& name) const { return families_.at(name); }
 
+  // A metric of a model, which the caller deletes; null where metrics are off.
+  TRITONSERVER_Metric* Make(const std::string& name, const std::string& model,
+                            const Labels& labels) const;
+
+  // A load of a model has ended.
+  void AddLoad(const std::string& model, bool loaded);
+
+  // While Triton loads a model again, two of its name are alive, whose series are the same: the
+  // one that came last says what gauges are, and both add to counters. Thread-safe.
+  void Enter(const std::string& model, const void* who);
+  void Leave(const std::string& model, const void* who);
+  bool IsLast(const std::string& model, const void* who) const;
+
  private:
+  mutable std::mutex mutex_;
+  std::map<std::string, std::vector<const void*>> alive_;  // by model, in the order they came
+  std::map<std::pair<std::string, bool>, TRITONSERVER_Metric*> loads_;
   std::map<std::string, Family> families_;
 };
 
 // Thread-safe. Requires: families and node outlive it.
 class ModelMetrics {
  public:
-  ModelMetrics(const MetricFamilies& families, const std::string& model, const Node& node);
+  ModelMetrics(MetricFamilies& families, const std::string& model, const Node& node);
   ~ModelMetrics();
   ModelMetrics(const ModelMetrics&) = delete;
   ModelMetrics& operator=(const ModelMetrics&) = delete;
@@ -75,10 +93,6 @@ class ModelMetrics {
     uint64_t shown = 0;
     std::function<uint64_t(const Sample&)> value;
   };
-  using Labels = std::vector<std::pair<const char*, std::string>>;
-
-  // Null where metrics are off.
-  TRITONSERVER_Metric* Make(const MetricFamilies::Family& family, const Labels& labels) const;
   void Add(const char* family, const Labels& labels, std::function<uint64_t(const Sample&)> value);
   void AddOfTables();
   void AddOfStore();
@@ -90,7 +104,7 @@ class ModelMetrics {
   void Publish();
   void Run();
 
-  const MetricFamilies& families_;
+  MetricFamilies& families_;
   const Node& node_;
   std::string model_;
   std::vector<std::array<std::atomic<uint64_t>, kSources>> keys_;  // by table

@@ -125,6 +125,7 @@ std::map<std::string, Setter> Setters(const std::string& directory, ModelConfig*
       {"node", text(&node->name)},
       {"snapshot", path(&node->snapshot)},
       {"publication", path(&node->publication)},
+      {"first_version", number("first_version", 0, UINT64_MAX, &node->first_version)},
       {"bus", text(&node->bus)},
       {"ssd_directory", path(&node->ssd_directory)},
       {"ssd_engine",
@@ -238,6 +239,9 @@ Status ParseParameters(const Json& json, const std::string& directory, ModelConf
   }
   if (!config->node.bus.empty() && config->node.publication.empty()) {
     return Refuse("parameter \"bus\" needs \"publication\": delta files are how a gap is closed");
+  }
+  if (config->node.first_version > 0 && config->node.publication.empty()) {
+    return Refuse("parameter \"first_version\" needs \"publication\"");
   }
   if (config->node.guard && config->node.publication.empty()) {
     return Refuse("parameter \"guard\" needs \"publication\": decisions lie in it");

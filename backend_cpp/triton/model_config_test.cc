@@ -87,6 +87,17 @@ TEST(ModelConfigTest, APasswordInAUrlIsRefusedAndAFileOfOneIsNot) {
   }
 }
 
+TEST(ModelConfigTest, AFirstVersionIsOfAPublication) {
+  Json json = Good();
+  json["parameters"]["first_version"]["string_value"] = "7";
+  ExpectRefused(json, "needs \"publication\"");
+  json["parameters"].erase("snapshot");
+  json["parameters"]["publication"]["string_value"] = "pub";
+  const Result<ModelConfig> config = ParseModelConfig(json.dump(), "/models/m");
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  EXPECT_EQ(config.value().node.first_version, 7U);
+}
+
 TEST(ModelConfigTest, HbmMayBeATwinAndHasAPolicy) {
   Json json = Good();
   json["parameters"]["hbm_kind"]["string_value"] = "twin";

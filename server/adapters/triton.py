@@ -15,7 +15,10 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from embertide import server
 from embertide.server.adapters.process import Child, ProcessError, Stopped, check_port
@@ -100,6 +103,7 @@ class ModelOptions:
 
     snapshot: Path | None = None  # a directory, served as it is
     publication: Path | None = None  # or a trainer's folder, followed as it grows
+    first_version: int | None = None  # of a publication: older snapshots are left alone
     bus: str | None = None  # Redis URL of a followed trainer; files alone without it
     kind: Literal["lookup", "ranking"] = "lookup"
     hps_names: bool = False  # NUMKEYS and OUTPUT0 instead of LENGTHS and EMBEDDING
@@ -185,6 +189,7 @@ class ModelOptions:
             "kind": self.kind,
             "snapshot": self.snapshot.resolve() if self.snapshot else None,
             "publication": self.publication.resolve() if self.publication else None,
+            "first_version": self.first_version,
             "bus": self.bus,
             "threads": self.threads,
             "devices": self.devices,
@@ -347,6 +352,7 @@ class TritonServer(Stopped):
                 process is left behind.
         """
         self.options = options
+        self._channel: grpc.Channel | None = None
         library = options.backends / BACKEND / _LIBRARY
         if not library.is_file():
             raise TritonError(
@@ -416,6 +422,24 @@ class TritonServer(Stopped):
         while self.alive() and time.monotonic() < end:
             time.sleep(_POLL_S)
 
+    def load(self, model: str) -> "grpc.Future[Any]":
+        """Have a model of the repository loaded, again if it is, by a server in mode explicit.
+
+        Triton makes it beside the one that serves, which stays if it cannot be loaded. By gRPC:
+        over HTTP, other connections would wait for its end.
+        """
+        host = "127.0.0.1" if self.options.host == "0.0.0.0" else self.options.host
+        if self._channel is None:
+            self._channel = grpc.insecure_channel(
+                f"{host}:{self.options.grpc_port}", options=[("grpc.enable_http_proxy", 0)]
+            )
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        key = self.options.admin_key
+        return stub.RepositoryModelLoad.future(  # type: ignore[no-any-return]
+            service_pb2.RepositoryModelLoadRequest(model_name=model),
+            metadata=[(GRPC_ADMIN_HEADER, key)] if key else [],
+        )
+
     def reason(self) -> str:
         """Return what the log says of a failed start: our lines if there are any, else its end."""
         lines = self.log_text().splitlines()
@@ -475,6 +499,8 @@ class TritonServer(Stopped):
 
     def stop(self) -> int:
         """Stop the process and return its exit code; does nothing if it ended already."""
+        if self._channel is not None:
+            self._channel.close()
         return self.process.stop()
 
 

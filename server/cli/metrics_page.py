@@ -34,6 +34,11 @@ class MetricsPage:
         """Return the models of ours, ascending."""
         return sorted({labels["model"] for labels, _ in self._samples.get("embertide_version", ())})
 
+    def labels(self, name: str, label: str, **more: str) -> list[str]:
+        """Return the values of a label of `name`, of samples that carry `more`, ascending."""
+        samples = self._samples.get(name, ())
+        return sorted({said[label] for said, _ in samples if more.items() <= said.items()})
+
     def hits(self, model: str) -> dict[str, int]:
         """Return keys answered, by where the answer came from."""
         name = "embertide_lookup_keys_total"

@@ -4,6 +4,7 @@ import contextlib
 import re
 import secrets
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import quote, unquote, urlsplit
@@ -13,6 +14,7 @@ import typer
 from embertide.server.adapters import triton
 from embertide.server.adapters.process import ProcessError
 from embertide.server.adapters.schema import schema_of
+from embertide.server.cli import schema_switch
 from embertide.server.cli.mirror import Mirror
 from embertide.server.cli.refusals import (
     DEFAULT_BACKENDS,
@@ -367,9 +369,11 @@ def command(
             )
         except ValueError as error:
             raise ProcessError(str(error)) from error
+        options = schema_switch.placed(options)
         # One of its own: Triton may load all that it finds there.
         repository = directory / "models" / name
         triton.write_model(repository, name, options)
+        explicit = admin_key_file is not None or not (snapshot or state)
         server_options = triton.ServerOptions(
             repository=repository,
             backends=backends,
@@ -379,8 +383,8 @@ def command(
             grpc_port=grpc_port,
             metrics_port=metrics_port,
             # Else no model is loaded or unloaded after the start, whatever key is sent.
-            explicit=admin_key_file is not None,
-            models=(name,) if admin_key_file is not None else (),
+            explicit=explicit,
+            models=(name,) if explicit else (),
             admin_key=_admin_key(admin_key_file),
             start_timeout_s=start_timeout_s,
             grpc_connection_age_ms=_CONNECTION_AGE_MS,
@@ -391,8 +395,15 @@ def command(
             f"model {name!r} is ready: gRPC {server.grpc}, HTTP {server.http}, metrics "
             f"http://{host}:{metrics_port}/metrics; log {server_options.log}; Ctrl-C stops it"
         )
+        switch = None
+        if not snapshot:
+            say = partial(typer.echo, err=True)
+            switch = schema_switch.SchemaSwitch(server, name, options, say)
         try:
             while server.alive():
+                if switch is not None:
+                    with contextlib.suppress(triton.TritonError):  # metrics late: asked again
+                        switch.poll()
                 time.sleep(_POLL_S)
                 if mirror is not None:
                     mirror.keep()

@@ -1,10 +1,14 @@
-"""What `embertide serve` does before Triton starts."""
+"""What `embertide serve` does before Triton starts, and what it looks for while it runs."""
 
+import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from embertide.server.adapters import triton
 from embertide.server.adapters.process import ProcessError
+from embertide.server.cli import schema_switch
 from embertide.server.cli.serve import without_password
 
 
@@ -32,3 +36,76 @@ def test_a_password_in_the_query_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ProcessError, match=r"--bus has a password.*password_file=PATH") as caught:
         without_password("bus", "redis://host?username=u&password=hush", tmp_path)
     assert "hush" not in str(caught.value)
+
+
+def snapshot(publication: Path, name: str, schema: int) -> Path:
+    path = publication / "snapshots" / name
+    path.mkdir(parents=True)
+    (path / "manifest.json").write_text(f'{{"schema_id": {schema}}}')
+    return path
+
+
+def watch(publication: Path, **options: Any) -> tuple[schema_switch.SchemaSwitch, list[str]]:
+    """Watch for a server of which only the metrics are asked."""
+    page = (
+        'embertide_schema{model="news",schema="1"} 1\nembertide_promoted_version{model="news"} 4\n'
+    )
+    server: Any = types.SimpleNamespace(metrics=lambda: page)  # to load fails
+    said: list[str] = []
+    given = triton.ModelOptions(publication=publication, **options)
+    return schema_switch.SchemaSwitch(server, "news", given, said.append), said
+
+
+def test_nodes_that_share_a_model_say_once_what_to_do_instead(tmp_path: Path) -> None:
+    snapshot(tmp_path, "000000000004-000001", 1)
+    switch, said = watch(tmp_path, state="redis://host", peer_address="host:1")
+    switch.poll()
+    assert not said
+    snapshot(tmp_path, "000000000005-000001", 2)
+    for _ in range(3):
+        switch.poll()
+    assert len(said) == 1
+    assert "with another --state" in said[0]
+
+
+def test_a_node_with_a_guard_waits_for_its_decision(tmp_path: Path) -> None:
+    switch, said = watch(tmp_path, guard="on")
+    snapshot(tmp_path, "000000000005-000001", 2)
+    switch.poll()
+    assert "until version 5 is promoted" in said[0]
+
+
+def test_the_newest_snapshot_is_of_the_latest_lineage(tmp_path: Path) -> None:
+    switch, said = watch(tmp_path)
+    snapshot(tmp_path, "000000000009-000001", 2)
+    snapshot(tmp_path, "000000000005-000002", 1)
+    switch.poll()
+    assert not said
+
+
+def test_a_manifest_that_cannot_be_read_is_tried_again_later(tmp_path: Path) -> None:
+    switch, said = watch(tmp_path)
+    (snapshot(tmp_path, "000000000005-000001", 2) / "manifest.json").write_text("{")
+    for _ in range(3):
+        switch.poll()
+    assert len(said) == 1
+    assert "schema 1 goes on; tried again in 5 s" in said[0]
+
+
+def test_each_schema_has_an_ssd_folder_of_its_own(tmp_path: Path) -> None:
+    ssd = tmp_path / "ssd"
+    ssd.mkdir()
+    (ssd / "device-0.log").touch()
+    (ssd / "theirs.1").mkdir()
+    folders = schema_switch.SsdFolders(ssd)
+    first = folders.first("7")
+    assert (first / "device-0.log").is_file()
+    assert folders.first("7") == first
+    other = folders.new("8")
+    other.mkdir()
+    again = folders.new("7")  # while the first one is in use
+    assert len({first, other, again}) == 3
+    again.mkdir()
+    assert folders.first("7") == again
+    folders.keep(again)
+    assert sorted(ssd.iterdir()) == sorted([again, ssd / "theirs.1"])

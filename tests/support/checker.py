@@ -71,10 +71,10 @@ def records(table: _store.TableConfig, bucket: int, value: float) -> bytes:
     return b"".join(_store.encode_record(key, 1, 0, row) for key in keys)
 
 
-def changes(value: float) -> list[Change]:
+def changes(value: float, tables: Sequence[_store.TableConfig] = TABLES) -> list[Change]:
     return [
         (table, bucket, records(table, bucket, value))
-        for table in TABLES
+        for table in tables
         for bucket in range(1 << table.bucket_bits)
     ]
 
@@ -101,14 +101,16 @@ class CheckerPublisher:
             self.snapshot(1)
             self.publisher.adopt(1, watermark_ms=1, dense=dense_tensors(1))
 
-    def snapshot(self, version: int) -> None:
+    def snapshot(self, version: int, config: ModelConfig = CONFIG) -> Path:
         lineage = self.publisher.lineage
-        info = SnapshotInfo.of(CONFIG, lineage=lineage, version=version, watermark_ms=version)
+        info = SnapshotInfo.of(config, lineage=lineage, version=version, watermark_ms=version)
+        tables = [store_table(table, i, 1) for i, table in enumerate(config.tables)]
         path = self.publication.snapshot_path(VersionId(version, lineage))
         part = DensePart(
             program=self.publication.program, cpu="x86-64-v3", tensors=dense_tensors(version)
         )
-        write_snapshot(path, info, TABLES, changes(version), part)
+        write_snapshot(path, info, tables, changes(version, tables), part)
+        return path
 
     def publish(self, version: int, rows: list[Change] | None = None) -> None:
         self.publisher.publish(

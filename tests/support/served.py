@@ -22,7 +22,8 @@ def serving(snapshot: Path, directory: Path, backends: Path, *more: str) -> Iter
     command += ["--kind", "lookup", "--name", "lookup", "--directory", str(directory)]
     command += ["--http-port", str(http), "--grpc-port", str(grpc), "--metrics-port", str(metrics)]
     command += ["--backends", str(backends), *more]
-    addresses = {"http": f"127.0.0.1:{http}", "grpc": f"127.0.0.1:{grpc}"}
+    ports = {"http": http, "grpc": grpc, "metrics": metrics}
+    addresses = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
     with process.Child(command, log=directory / "serve.log") as child:
         wait_until(lambda: "is ready" in child.log_text() or not child.alive(), 60)
         assert child.alive(), child.log_text()

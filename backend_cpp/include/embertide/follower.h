@@ -120,8 +120,10 @@ class Follower {
 };
 
 // The snapshots of a publication, in the order in which a node that starts tries them: the newest
-// first, those that ordinary requests may see before the others. kNotFound if there is none.
+// first, those that ordinary requests may see before the others. Those of versions before
+// `first_version` are left out. kNotFound if there is none.
 Result<std::vector<std::string>> SnapshotsToTry(const std::string& publication,
-                                                const Promotion& promotion);
+                                                const Promotion& promotion,
+                                                uint64_t first_version = 0);
 
 }  // namespace embertide

@@ -31,9 +31,10 @@ namespace embertide {
 
 struct NodeOptions {
   std::string name = "node-0";
-  std::string snapshot;      // a snapshot directory; empty: the newest of `publication`
-  std::string publication;   // folder that a trainer publishes to; empty: one version for ever
-  std::string bus;           // Redis URL; empty: versions come from the publication's files alone
+  std::string snapshot;        // a snapshot directory; empty: the newest of `publication`
+  std::string publication;     // folder that a trainer publishes to; empty: one version for ever
+  uint64_t first_version = 0;  // of `publication`, snapshots of older versions are left alone
+  std::string bus;             // Redis URL; empty: versions come from the publication's files alone
   std::string dense_plugin;  // libembertide_dense.so; empty: the dense part is left alone (lookup)
   uint32_t devices = 2;
   // As ParseNumaNodes takes them; a device's upkeep runs on its node's CPUs.

@@ -1,0 +1,99 @@
+"""A node that follows a publication goes over to another schema, and answers all the while."""
+
+import dataclasses
+import json
+import types
+import urllib.request
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from checker import CONFIG, CheckerPublisher, Traffic
+from served import Addresses, serving
+from serving import MODULES, flip_byte, metric, wait_until
+from tritonclient.utils import InferenceServerException
+
+from embertide.server.adapters import triton
+
+HEADERS = {"http": triton.ADMIN_HEADER, "grpc": triton.GRPC_ADMIN_HEADER}
+CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
+# The same columns and net, so that one client may ask before and after.
+OTHER = dataclasses.replace(
+    CONFIG, tables=(CONFIG.tables[0], dataclasses.replace(CONFIG.tables[1], dtype="fp16"))
+)
+
+
+class Watched:
+    """A node of the checker model that `embertide serve` runs, and what it says."""
+
+    def __init__(self, addresses: Addresses, directory: Path) -> None:
+        self.addresses, self._log = addresses, directory / "serve.log"
+        self.server = cast("Any", types.SimpleNamespace(**addresses))
+
+    def page(self) -> str:
+        with urllib.request.urlopen(f"http://{self.addresses['metrics']}/metrics") as reply:
+            return str(reply.read().decode())
+
+    def metric(self, name: str, **labels: str) -> float:
+        return metric(self.page(), name, model="rank", **labels)
+
+    def wait_for(self, version: int) -> None:
+        wait_until(lambda: self.metric("embertide_version") == version, timeout_s=30)
+
+    def wait_said(self, text: str) -> None:
+        wait_until(lambda: text in self._log.read_text(), timeout_s=60)
+
+
+def schema_of(snapshot: Path) -> str:
+    return str(json.loads((snapshot / "manifest.json").read_text())["schema_id"])
+
+
+def test_a_schema_is_switched_under_traffic(tmp_path: Path, backends: Path) -> None:
+    publisher = CheckerPublisher(tmp_path / "pub", None, CACHE)
+    before = schema_of(next((tmp_path / "pub").glob("snapshots/*")))
+    more = ["--kind", "ranking", "--name", "rank", "--ssd-mib", "16", "--ddr-mib", "64"]
+    with serving(tmp_path / "pub", tmp_path / "node", backends, *more) as addresses:
+        node = Watched(addresses, tmp_path / "node")
+        traffic = Traffic(node.server, threads=4, models=["rank"])
+        try:
+            publisher.publish(2)
+            node.wait_for(2)
+
+            # Of a snapshot that is harmed, none of it: neither a step back, nor an end.
+            other = publisher.snapshot(10, OTHER)
+            file = next((other / "tables" / "b").iterdir())
+            flip_byte(file, 100)
+            node.wait_said(f"schema {schema_of(other)} cannot be loaded")
+            assert node.metric("embertide_model_loads_total", result="failed") == 1
+            publisher.publish(3)
+            node.wait_for(3)
+            assert node.metric("embertide_schema", schema=before) == 1
+            keys = node.metric("embertide_lookup_keys_total")
+
+            flip_byte(file, 100)
+            node.wait_said(f"serves schema {schema_of(other)} (version 10) in place of {before}")
+            node.wait_for(10)
+            publisher.snapshot(11, OTHER)
+            node.wait_for(11)
+            wait_until(lambda: 11 in traffic.findings.versions)
+        finally:
+            findings = traffic.stop()
+        assert not traffic.errors
+        assert (findings.mixed, findings.back) == (0, 0)
+        assert findings.versions >= {2, 3, 10, 11}
+        # Counters go on, and nothing of the former one is left.
+        assert node.metric("embertide_lookup_keys_total") > keys
+        assert node.metric("embertide_model_loads_total", result="loaded") == 2
+        wait_until(lambda: node.metric("embertide_schema") == 1)
+        assert node.metric("embertide_schema", schema=schema_of(other)) == 1
+        ssd = tmp_path / "node" / "ssd"
+        wait_until(
+            lambda: [f"schema-{schema_of(other)}" in p.name for p in ssd.iterdir()] == [True]
+        )
+        # Triton loads models now, and for nobody else.
+        for protocol, header in HEADERS.items():
+            with MODULES[protocol].InferenceServerClient(addresses[protocol]) as raw:
+                for headers in ({}, {header: "k" * 40}):
+                    for ask in (raw.load_model, raw.unload_model):
+                        with pytest.raises(InferenceServerException, match="restricted"):
+                            ask("rank", headers=headers)
