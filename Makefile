@@ -10,7 +10,7 @@ APT := g++ cmake ninja-build libgtest-dev nlohmann-json3-dev libisal-dev libhire
   libprotobuf-dev protobuf-compiler libgrpc++-dev libssl-dev openssl protobuf-compiler-grpc pkg-config python3-dev \
   python3-venv libb64-0d clang-19 libclang-rt-19-dev redis-tools
 
-.PHONY: help accept demo chaos soak bench-fresh bench-overload dev cpp check proto-baseline test test-long kill-test bench-checkpoints bench-serve bench-remote bench-security bench-cache bench-drift bench-reshard bench-guard bench-store bench-ssd bench-train bench-ranks perf-check gpu-deps gpu-check test-asan test-tsan fuzz fuzz-targets fuzz-long images sbom lock wheel clean
+.PHONY: help accept demo chaos soak bench-fresh bench-overload dev cpp check proto-baseline test test-long kill-test bench-checkpoints bench-serve bench-remote bench-security bench-cache bench-drift bench-reshard bench-guard bench-store bench-ssd bench-train bench-ranks perf-check gpu-deps gpu-check test-asan test-tsan fuzz fuzz-targets fuzz-long images sbom lock wheel site clean
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
@@ -39,12 +39,14 @@ COMPILE := $(BIN)/uv pip compile --quiet --no-header --no-annotate --no-emit-ind
 SUBSET := $(COMPILE) -c requirements/dev.txt
 lock: build/.venv ## requirements/ anew after pyproject.toml has changed; UPGRADE=yes for the newest versions
 	$(COMPILE) $(if $(UPGRADE),--upgrade) --extra train --extra serve --extra dev pyproject.toml -o requirements/dev.txt
-	@rm -f requirements/{control,node,trainer,build}.txt
+	@rm -f requirements/{control,node,trainer,build,docs}.txt
 	$(SUBSET) --extra serve pyproject.toml -o requirements/control.txt
 	$(SUBSET) --extra serve pyproject.toml requirements/torch.txt -o requirements/node.txt
 	$(SUBSET) --extra train pyproject.toml -o requirements/trainer.txt
 	$(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['build-system']['requires'], sep='\n')" | \
 	  $(SUBSET) - -o requirements/build.txt
+	$(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['docs'], sep='\n')" | \
+	  $(SUBSET) - -o requirements/docs.txt
 
 # The S3 server of the tests: its packages do not go with ours.
 build/.moto: tests/support/s3-server.txt
@@ -93,7 +95,7 @@ test: dev cpp fuzz build/.moto ## the tests, C++ and Python; test-long has the s
 	$(BIN)/pytest -q -n $$(nproc) --dist loadfile $(SIDE_BY_SIDE)
 	$(BIN)/pytest -q $(addprefix --ignore=,$(SIDE_BY_SIDE))
 
-test-long: dev cpp build/.torchrec build/.moto ## the tests that `make test` leaves out, and those by chance for a minute each; an hour
+test-long: dev cpp build/.torchrec build/.moto site ## the tests that `make test` leaves out, and those by chance for a minute each; an hour
 	$(BIN)/pytest -q -m "long and not gpu"
 	EMBERTIDE_CHECK_SECONDS=60 $(BIN)/pytest -q tests/e2e/test_many_nodes.py tests/e2e/test_reshard.py tests/e2e/test_following.py
 	EMBERTIDE_KILLS=$(or $(KILLS),50) $(BIN)/pytest -q -m "" tests/e2e/test_killed_training.py tests/e2e/test_killed_ranks.py
@@ -215,6 +217,18 @@ images: dev ## the container images, where buildah is installed
 sbom: dev ## build/sbom: what the wheel is made of, and an image, IMAGE=node ROOT=its files (docs/security.md)
 	$(BIN)/python k8s/images/sbom.py wheel build/sbom/wheel.json
 	$(if $(ROOT),$(BIN)/python k8s/images/sbom.py image "$(ROOT)" build/sbom/$(or $(IMAGE),image).json)
+
+build/.site: requirements/docs.txt build/.venv
+	@$(BIN)/uv venv -q --clear build/site-venv
+	@$(BIN)/uv pip install -q --python build/site-venv/bin/python --require-hashes -r requirements/docs.txt
+	@touch $@
+
+SITE := $(CURDIR)/build/site-venv/bin
+site: build/.site ## the documentation as a site, build/site/index.html; EMBERTIDE_REPO_URL=https://... for links to sources
+	@rm -rf build/protos && mkdir -p build/protos
+	@$(BIN)/buf build -o build/protos/descriptor.binpb && mv build/protos/descriptor.binpb build/protos/descriptor.pb
+	@cd build/protos && $(SITE)/sabledocs >sabledocs.log || { cat sabledocs.log; exit 1; }
+	$(SITE)/mkdocs build --quiet
 
 clean: ## everything that was built, the environment excepted
 	rm -rf build

@@ -18,8 +18,8 @@ TORCH = tuple(
     for line in (ROOT / "requirements" / "torch.txt").read_text().splitlines()
     if not line.startswith("#")
 )
-# Extras that cannot be installed beside the others; pyproject.toml says why.
-UNLOCKED = {"mlflow"}
+# Extras that are not installed beside the others; pyproject.toml says why.
+APART = {"docs", "mlflow"}
 # What each file is for: one image each, the wheel's build, and everything.
 WANTED = {
     "build": tuple(PROJECT["build-system"]["requires"]),
@@ -28,9 +28,10 @@ WANTED = {
     "trainer": (*BASE, *EXTRAS["train"]),
     "dev": (
         *BASE,
-        *(each for name, extra in EXTRAS.items() if name not in UNLOCKED for each in extra),
+        *(each for name, extra in EXTRAS.items() if name not in APART for each in extra),
     ),
 }
+FILES = (*WANTED, "docs")
 # Python and glibc are of these versions alone; markers are looked at for both ends.
 PYTHONS = ("3.11.0", "3.12.9")
 UNHASHED = {"torch"}
@@ -75,7 +76,7 @@ def closure(wanted: tuple[str, ...], python: str) -> dict[str, list[Requirement]
 
 def test_each_file_is_known() -> None:
     names = {path.stem for path in (ROOT / "requirements").glob("*.txt")}
-    assert names == {*WANTED, "torch"}
+    assert names == {*FILES, "torch"}
 
 
 @pytest.mark.parametrize("name", WANTED)
@@ -91,7 +92,15 @@ def test_all_that_is_needed_is_locked_and_nothing_else(name: str) -> None:
             assert requirement.specifier.contains(version), f"{requirement}: {RENEW}"
 
 
-@pytest.mark.parametrize("name", WANTED)
+def test_what_the_site_needs_is_locked() -> None:
+    """It has an environment of its own, so that what its packages need is not known here."""
+    locked = entries("docs")
+    for requirement in map(Requirement, EXTRAS["docs"]):
+        version, _ = locked[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(version), f"{requirement}: {RENEW}"
+
+
+@pytest.mark.parametrize("name", FILES)
 def test_each_package_has_its_hashes(name: str) -> None:
     for package, (_, hashes) in entries(name).items():
         assert hashes, package
@@ -99,10 +108,12 @@ def test_each_package_has_its_hashes(name: str) -> None:
         assert all(re.fullmatch(r"sha256:[0-9a-f]{64}", each) for each in hashes), package
 
 
-@pytest.mark.parametrize("name", [name for name in WANTED if name != "dev"])
+@pytest.mark.parametrize("name", [name for name in FILES if name != "dev"])
 def test_the_files_agree(name: str) -> None:
     everything = entries("dev")
-    assert [p for p, entry in entries(name).items() if everything[p] != entry] == [], RENEW
+    locked = entries(name)
+    assert [p for p, entry in locked.items() if everything.get(p, entry) != entry] == [], RENEW
+    assert name == "docs" or locked.keys() <= everything.keys(), RENEW
 
 
 def test_what_is_installed_is_what_is_locked() -> None:
@@ -131,6 +142,6 @@ def test_torch_is_pinned_by_version_and_the_lock_knows_its_needs() -> None:
 
 
 def test_no_file_names_where_packages_come_from() -> None:
-    for name in WANTED:
+    for name in FILES:
         text = (ROOT / "requirements" / f"{name}.txt").read_text()
         assert not re.search(r"://|--index|--find-links|--extra", text)
