@@ -51,6 +51,7 @@ def _forward(name: str, text: str, command: Sequence[str] = ()) -> None:
     app.command(name, context_settings=settings)(forward)
 
 
+_forward("init", "Guess what a file's columns are, and write a run's file that learns from it.")
 _forward("train", "Train on a stream of events and publish as the model learns.")
 _forward("send-events", "Add the events of a file to a Redis Stream, for a trainer to read.")
 _forward("guard", "Judge versions by labelled events before ordinary requests see them.")

@@ -19,7 +19,7 @@ COMMAND = (sys.executable, "-m", "embertide.server.cli")
 
 # What the trainer's process takes over: it can only be asked as a process.
 OF_THE_TRAINER = {
-    *("train", "send-events", "guard", "rollback", "import", "export-dense"),
+    *("init", "train", "send-events", "guard", "rollback", "import", "export-dense"),
     *("prune-search", "cache-sim", "capacity"),
 }
 
@@ -52,6 +52,7 @@ def test_help_names_every_command() -> None:
     done = in_a_process("--help")
     assert done.returncode == 0
     for name in (
+        "init",
         "train",
         "serve",
         "status",
@@ -77,6 +78,7 @@ def test_help_names_every_command() -> None:
 @pytest.mark.parametrize(
     ("name", "teaches"),
     [
+        ("init", "--positive"),
         ("train", "--publish-every-s"),
         ("import", "--state-dict"),
         ("export-dense", "--embedding-dim"),
