@@ -20,6 +20,7 @@ from embertide.trainer.commands import (
     train,
     verify,
 )
+from embertide.trainer.commands.flags import show_flags
 
 app = typer.Typer(
     name="embertide.trainer",
@@ -45,6 +46,8 @@ app.command("backtest")(backtest.command)
 app.command("compare")(compare.command)
 app.command("eval")(evaluate.command)
 app.command("verify")(verify.command)
+
+show_flags(app)
 
 if __name__ == "__main__":
     app(prog_name="embertide")

@@ -54,6 +54,11 @@ def test_help_names_every_command() -> None:
     for name in (
         "init",
         "train",
+        "eval",
+        "compare",
+        "backtest",
+        "mirror",
+        "context",
         "serve",
         "status",
         "snapshot",
