@@ -28,7 +28,7 @@ from embertide.trainer.publish.storage import Storage
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 SEED = int(os.environ.get("EMBERTIDE_SEED", "21"))
-KILLS = int(os.environ.get("EMBERTIDE_KILLS", "3"))
+KILLS = int(os.environ.get("EMBERTIDE_KILLS", "1"))
 HOURS = 3
 OPTIONS = (
     "--demo",
