@@ -5,6 +5,7 @@
 //   ModelInstanceState    one an instance: its Executor
 #include <memory>
 #include <numeric>
+#include <utility>
 
 #include "triton/edge.h"
 #include "triton/execute.h"
@@ -83,7 +84,7 @@ Status CheckRankable(const Node& node) {
 Status CheckSchema(const std::vector<std::string>& said, const Node& node) {
   if (said.empty()) return Status::Ok();
   const auto listed = [](std::string all, const std::string& name) {
-    return all.empty() ? name : all + ", " + name;
+    return all.empty() ? name : std::move(all) + ", " + name;
   };
   std::vector<std::string> names;
   for (const Feature& feature : node.features()) names.push_back(feature.name);
