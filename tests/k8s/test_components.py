@@ -48,6 +48,36 @@ def test_a_second_group_is_a_group_of_its_own_and_not_upgraded_with_the_first() 
         assert f"embertide-node-b-{number}.embertide-nodes" in names
 
 
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_object_storage_can_work(check: Check) -> None:
+    assert check(with_components("object-storage")) == []
+
+
+def test_with_object_storage_a_node_reads_what_its_mirror_keeps() -> None:
+    resources = with_components("second-group", "object-storage")
+    (claim,) = of_kind(resources, "PersistentVolumeClaim").values()
+    assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]  # the trainer's alone
+    nodes = [each for each in workloads(resources) if each.name.startswith("embertide-node")]
+    assert len(nodes) == 2
+    for node in nodes:
+        volumes = {each["name"]: each for each in node.pod["volumes"]}
+        assert "persistentVolumeClaim" not in volumes["publication"]
+        assert "emptyDir" in volumes["publication"]
+        mirror = node.pod["initContainers"][0]
+        assert mirror["restartPolicy"] == "Always"  # beside the others, and before they wait
+        words = given(mirror, resources)
+        serves = command(node.pod["containers"][0])
+        assert words[:2] == ["embertide", "mirror"]
+        assert words[2].startswith("s3://")
+        assert words[3] == serves[2]
+        writes = {each["name"]: each for each in mirror["volumeMounts"]}["publication"]
+        assert not writes.get("readOnly")
+    job = next(each for each in workloads(resources) if each.name == "train-news")
+    mounted = {each["name"]: each["mountPath"] for each in job.pod["containers"][0]["volumeMounts"]}
+    env = {each["name"]: each.get("value") for each in job.pod["containers"][0]["env"]}
+    assert mounted["storage"] == env["EMBERTIDE_STORAGE_OPTIONS"]
+
+
 def test_monitors_select_services_that_have_the_port() -> None:
     resources = with_components("prometheus")
     services = of_kind(resources, "Service").values()

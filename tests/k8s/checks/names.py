@@ -47,12 +47,17 @@ def ports(resources: list[Resource]) -> list[str]:
     return bad
 
 
+# A fleet does without: a pod's own identity may be all that object storage asks for.
+_WITHOUT = {"embertide-storage"}
+
+
 def _volume_sources(pod: Mapping[str, Any], *, closed: bool) -> Iterator[tuple[str, str]]:
     for volume in pod.get("volumes", []):
         secrets = [each["secret"] for each in volume.get("projected", {}).get("sources", [])]
         for secret in (*secrets, *([volume["secret"]] if "secret" in volume else [])):
-            if closed or not secret.get("optional"):
-                yield "Secret", secret.get("secretName") or secret["name"]
+            name = secret.get("secretName") or secret["name"]
+            if not secret.get("optional") or (closed and name not in _WITHOUT):
+                yield "Secret", name
         if "configMap" in volume:
             yield "ConfigMap", volume["configMap"]["name"]
         if "persistentVolumeClaim" in volume:
