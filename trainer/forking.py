@@ -3,7 +3,8 @@
     of the other run                  what the new run does with it
     rows of a table by its name       kept; other buckets, widths, chunks, dtypes are converted
     tensors of the net by their names kept where columns or shapes agree (model/carry.py)
-    state of both optimizers          kept where its row or weight is, and the optimizer's name
+    state of the rows' optimizer      kept where the row is, and the optimizer's name
+    state of the net's optimizer      kept if the net is the same; moments of another net cost AUC
     fits of dense columns             kept by the column's name, if its settings are the same
     histories, counts                 kept if their settings are the same and the place is kept
     the place in the stream           a fork goes on from it; a warm start reads from the beginning
@@ -30,7 +31,7 @@ from embertide.trainer.embedding.carry import Part, RowCarrier
 from embertide.trainer.embedding.store import history_tables, store_table
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.model.build import build_net
-from embertide.trainer.model.carry import axes_of, carry, carry_optimizer
+from embertide.trainer.model.carry import axes_of, carry
 from embertide.trainer.model.transforms import fitted_columns
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.state import RunState
@@ -218,12 +219,11 @@ class _Source:
         empty = {each.name for each in state.run.model.features if each.table not in held}
         carried = carry(self._saved.net, {} if old is None else axes_of(old), learner.net, empty)
         learner.net.load_state_dict(carried.tensors)
-        if old is not None:
-            optimizer = self._saved.optimizer
-            moments = carry_optimizer(optimizer, old, learner.net, learner.optimizer)
-            schedule = optimizer.get("schedule")
-            same = keep_place and self._optimizer.schedule == state.run.optimizer.schedule
-            learner.load_optimizer({**moments, "schedule": schedule} if same else moments)
+        if old is not None and not carried.grown and not carried.fresh:
+            state_of_net = dict(self._saved.optimizer)
+            if not (keep_place and self._optimizer.schedule == state.run.optimizer.schedule):
+                state_of_net.pop("schedule", None)
+            learner.load_optimizer(state_of_net)
         before = {feature.name: feature for feature in self._model.dense}
         transforms = self._found.transforms()
         fitted = {} if transforms is None else fitted_columns(transforms)
@@ -237,14 +237,14 @@ class _Source:
         return carried.grown, carried.fresh
 
     def _net(self) -> nn.Module | None:
-        """Return the other run's net, whose values are of no matter; None: it cannot be made."""
+        """Return a net as the other run's; None: it cannot be made."""
         try:
             with torch.random.fork_rng(devices=()):
                 return build_net(self._model)
         except ConfigurationError as error:
             log.warning(
                 "the net that the other run learned cannot be made (%s): tensors go by name and "
-                "shape, and the optimizer of the net begins anew",
+                "shape, and the net's optimizer begins anew",
                 error,
             )
             return None

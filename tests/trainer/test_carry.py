@@ -18,7 +18,7 @@ from embertide.trainer.config import (
     TableConfig,
 )
 from embertide.trainer.model.build import build_net
-from embertide.trainer.model.carry import axes_of, carry, carry_optimizer
+from embertide.trainer.model.carry import axes_of, carry
 
 DIM, BATCH = 4, 5
 
@@ -164,24 +164,6 @@ def test_another_net_keeps_what_has_its_name_and_shape() -> None:
     assert "top.0.weight" not in carried.fresh  # by the names of values that both see
     assert any(name.startswith("cross.") for name in carried.fresh)
     torch.testing.assert_close(carried.tensors["bottom.0.bias"], old.state_dict()["bottom.0.bias"])
-
-
-def test_the_optimizer_goes_on_with_what_it_knew_of_each_weight() -> None:
-    before, after = model("abc", "qr"), model("cadb", "pqsr")
-    old, net = build(before, 1), build(after, 2)
-    old_adam = torch.optim.Adam(old.parameters())
-    old(*sample(before, values_of(after))).sum().backward()
-    old_adam.step()
-    adam = torch.optim.Adam(net.parameters())
-    state = carry_optimizer(old_adam.state_dict(), old, net, adam)
-    adam.load_state_dict(state)
-    of_old = {name: old_adam.state[parameter] for name, parameter in old.named_parameters()}
-    of_new = {name: adam.state[parameter] for name, parameter in net.named_parameters()}
-    assert set(of_new) == set(of_old)
-    moments, grown = of_old["bottom.0.weight"]["exp_avg"], of_new["bottom.0.weight"]["exp_avg"]
-    torch.testing.assert_close(grown[:, [2, 4]], moments)  # p, p?, q, s, r
-    assert not grown[:, [0, 1, 3]].any()
-    assert of_new["top.2.bias"]["step"] == 1
 
 
 def test_a_net_without_names_keeps_tensors_of_the_same_shape_alone() -> None:

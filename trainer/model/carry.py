@@ -10,7 +10,6 @@ keeps the fresh weight: the scores stay all the same, and it is learned as in a 
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -75,55 +74,6 @@ def carry(
             fresh.append(name)
         tensors[name] = fresh_value.clone() if kept is None else kept
     return Carried(tensors, tuple(grown), tuple(fresh))
-
-
-def carry_optimizer(
-    state: Mapping[str, Any], old_net: nn.Module, net: nn.Module, optimizer: torch.optim.Optimizer
-) -> dict[str, Any]:
-    """Return the state of the net's optimizer, with that of the older net's where it fits.
-
-    A position that is new begins as in a new optimizer: at 0.
-
-    Args:
-        state: state_dict of the older net's optimizer, of the kind that `optimizer` is.
-        old_net: That net; its tensors may be without values.
-        net: The net that goes on.
-        optimizer: Of `net`, before its first step.
-    """
-    old_axes, axes = axes_of(old_net), axes_of(net)
-    places = {name: i for i, (name, _) in enumerate(_learned(old_net))}
-    carried: dict[int, dict[str, Any]] = {}
-    for i, (name, parameter) in enumerate(_learned(net)):
-        held = state["state"].get(places.get(name))
-        if held is None:
-            continue
-        before, after = old_axes.get(name), axes.get(name)
-        entry = {
-            key: _moment(value, before, parameter, after) if isinstance(value, Tensor) else value
-            for key, value in held.items()
-        }
-        if all(value is not None for value in entry.values()):
-            carried[i] = entry
-    return {"state": carried, "param_groups": optimizer.state_dict()["param_groups"]}
-
-
-def _learned(net: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Return the parameters that the optimizer has, in its order."""
-    return [each for each in net.named_parameters() if each[1].requires_grad]
-
-
-def _moment(
-    value: Tensor,
-    before: tuple[Names | None, ...] | None,
-    parameter: Tensor,
-    after: tuple[Names | None, ...] | None,
-) -> Tensor | None:
-    """Return what an optimizer kept of a parameter, for its new shape; None: it does not fit."""
-    if value.dim() == 0 or (value.shape == parameter.shape and _same(before, after)):
-        return value
-    if before is None or after is None:
-        return None
-    return _placed(value, before, torch.zeros_like(parameter), after)
 
 
 def _same(
