@@ -1,0 +1,77 @@
+"""The tutorial: its files are written and its commands run in a shell, as they are printed."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from embertide.server.adapters.process import free_ports
+
+PAGE = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text()
+BLOCKS = re.findall(r"(?:as `(\w+\.py)`[^`]*)?```(\w+)\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_its_files_are_named_and_compile() -> None:
+    files = {name: text for name, kind, text in BLOCKS if kind == "python"}
+    assert sorted(files) == ["ask.py", "make_ratings.py"]
+    for name, text in files.items():
+        compile(text, name, "exec")
+
+
+@pytest.mark.long
+def test_the_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
+    grpc, http, metrics = free_ports(3)
+    # Other ports than the page's, where a node of somebody else may be.
+    changes = {
+        "--name ratings": f"--name ratings --grpc-port {grpc} --http-port {http} "
+        f"--metrics-port {metrics}",
+        "127.0.0.1:8001": f"127.0.0.1:{grpc}",
+        "embertide status": f"embertide status --url http://127.0.0.1:{metrics}/metrics",
+    }
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    said: list[str] = []
+    node = None
+    try:
+        for name, kind, text in BLOCKS:
+            for old, new in changes.items():
+                text = text.replace(old, new)
+            if kind == "python":
+                (tmp_path / name).write_text(text)
+            elif kind == "bash" and text.startswith("embertide serve"):
+                node = subprocess.Popen(
+                    text.split(), cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE
+                )
+                assert node.stdout is not None
+                assert any("is ready" in line for line in node.stdout)
+            elif kind == "bash":
+                done = subprocess.run(
+                    ["bash", "-euo", "pipefail", "-c", text],
+                    cwd=tmp_path,
+                    env=environment,
+                    capture_output=True,
+                    text=True,
+                    timeout=300,
+                    check=False,
+                )
+                assert done.returncode == 0, f"{text}: {done.stdout}{done.stderr}"
+                said.append(done.stdout)
+    finally:
+        if node is not None:
+            node.send_signal(signal.SIGINT)
+            code = node.wait(timeout=60)
+            if node.stdout is not None:
+                node.stdout.close()
+            assert code in {0, 130}
+    # What the page shows of each command is what it says, but for figures of a net's last bits.
+    everything = re.sub(r"\s+", " ", " ".join(said).replace("│", " "))
+    shown = [line for _, kind, text in BLOCKS if kind == "text" for line in text.splitlines()]
+    assert len(shown) == 17
+    for line in shown:
+        known = re.split(r"AUC|scores|100,000: 17", re.sub(r"\s+", " ", line))[0].strip()
+        assert known in everything, line
+    assert re.findall(r"version (\d+)\n", "".join(said[-3:])) == ["48", "57"]
+    assert float(re.findall(r"AUC +([\d.]+)", said[-1])[0]) > 0.9
