@@ -25,8 +25,9 @@ from torch import nn
 from embertide import _store
 from embertide.trainer.checkpoint import checkpoint as checkpoints
 from embertide.trainer.checkpoint.checkpoint import CheckpointError, SavedCheckpoint
-from embertide.trainer.checkpoint.settings import parsed
+from embertide.trainer.checkpoint.settings import parsed, settings
 from embertide.trainer.config import EvalConfig, ModelConfig, OptimizerConfig
+from embertide.trainer.data.labels import WaitingState
 from embertide.trainer.embedding.carry import Part, RowCarrier
 from embertide.trainer.embedding.store import history_tables, store_table
 from embertide.trainer.errors import ConfigurationError
@@ -139,6 +140,7 @@ class _Source:
     def __init__(self, found: SavedCheckpoint, model: ModelConfig, config: dict[str, Any]) -> None:
         self._found, self._saved, self._model = found, found.checkpoint, model
         self._optimizer = parsed(OptimizerConfig, config["optimizer"])
+        self._labels = config.get("labels")
         learned = [store_table(t, i, config["seed"]) for i, t in enumerate(model.tables)]
         self._tables = {table.name: table for table in (*learned, *history_tables(model))}
 
@@ -270,6 +272,24 @@ class _Source:
                 history.restore(kept[history.config])
             else:
                 log.warning("sequence %r begins without histories", history.config.name)
+        if saved.waiting is not None:
+            self._carry_waiting(state, saved.waiting)
+        state.cursor = tuple(saved.cursor)
         state.offset, state.done, state.events = saved.offset, saved.done, saved.events
         state.begin(saved.origin_ms)
         state.number = max(1, state.number_at(self._found.watermark_ms))
+
+    def _carry_waiting(self, state: RunState, waiting: WaitingState) -> None:
+        """Bring the impressions that wait for their labels, with the columns that they have.
+
+        Raises:
+            ConfigurationError: The model has other columns, or labels are waited for otherwise.
+        """
+        mine, before = state.run.model, self._model
+        same = (mine.features, mine.dense) == (before.features, before.dense)
+        if not same or state.waiting is None or settings(state.run)["labels"] != self._labels:
+            raise ConfigurationError(
+                "impressions wait for labels, with the columns of the model before: keep features, "
+                "dense columns and `labels` as they were, or read from the beginning: --warm-start"
+            )
+        state.waiting.restore(waiting)

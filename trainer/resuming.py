@@ -159,6 +159,7 @@ class Resuming:
         if changes_model:
             forked = carry_over(state, found, self.publication.path, keep_place=True)
             state.number = version.number
+            state.generation = self.publication.versions()[-1].number + 1
             return Beginning(state, None, 0, forked, changed=True)
         state.restore(found)
         log.info("resumed at event %d, version %d", state.offset, state.number)

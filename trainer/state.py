@@ -38,6 +38,7 @@ class RunState:
         changes: Settings that were changed on the way, oldest first.
         offset: Of the batch to read first: batches depend on where one starts.
         cursor: Of merged inputs: where each stands at `offset`; else empty.
+        generation: The first version of this model, where a change brought it; 0: none did.
         done: Events before this index are learned; where labels come later, taken.
         events: That were learned.
         number: The version that the state is at or past.
@@ -57,6 +58,7 @@ class RunState:
         self.changes: list[dict[str, Any]] = []
         self.offset = 0
         self.cursor: tuple[int, ...] = ()
+        self.generation = 0
         self.done = 0
         self.events = 0
         self.number = 0
@@ -104,6 +106,7 @@ class RunState:
         if self.waiting is not None and saved.waiting is not None:
             self.waiting.restore(saved.waiting)
         self.cursor = tuple(saved.cursor)
+        self.generation = saved.generation
         self.offset, self.done, self.events = saved.offset, saved.done, saved.events
         self.number = saved.version.number
         self.begin(saved.origin_ms)
@@ -127,6 +130,7 @@ class RunState:
             heads=copy.deepcopy(self.heads.state()),
             histories=[history.state() for history in self.histories],
             cursor=list(self.cursor),
+            generation=self.generation,
             waiting=None if self.waiting is None else self.waiting.state(),
             plan=plan.text(self.run.model, self.rows.ownership),
             load=self._load(),

@@ -392,6 +392,7 @@ class Versions:
             watermark_ms=watermark_ms,
             transforms=self._state.learner.transforms,
             committed_ms=committed_ms,
+            generation=self._state.generation,
         )
 
     def _schema_id(self) -> int:

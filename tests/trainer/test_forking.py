@@ -292,6 +292,16 @@ def test_a_run_goes_on_with_a_changed_model(small: Trainer) -> None:
     assert contents(again) == contents(trainer)
 
 
+def test_a_net_that_changes_alone_is_another_schema(small: Trainer) -> None:
+    model = dataclasses.replace(SMALL.model, top_mlp=(32,))
+    trainer = changed(dataclasses.replace(SMALL, model=model), small.publication.path)
+    trainer.fit(OF_SMALL)
+    found = schemas(small.publication)
+    assert len(set(found)) == 2
+    again = changed(dataclasses.replace(SMALL, model=model), small.publication.path, change=False)
+    assert again.versions.publisher.schema_id == found[-1]
+
+
 def test_a_rollback_does_not_cross_a_change(small: Trainer) -> None:
     before = small.state.number
     trainer = changed(RUN, small.publication.path)

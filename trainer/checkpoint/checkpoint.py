@@ -64,10 +64,13 @@ _MONITOR = "monitor.safetensors"
 _STREAM = "stream.safetensors"
 _PLAIN = (
     *("config", "changed", "changes", "offset", "done", "events", "origin_ms", "plan", "load"),
-    "cursor",
+    *("cursor", "generation"),
 )
 # What fields of `_PLAIN` that came later read as in a checkpoint that lacks them.
-_BEFORE: dict[str, Any] = {"changed": None, "changes": [], "plan": "", "load": [], "cursor": []}
+_BEFORE: dict[str, Any] = {
+    **{"changed": None, "changes": [], "plan": "", "load": [], "cursor": []},
+    "generation": 0,
+}
 _WAITING = "waiting"  # of a bucket
 _JOIN = "join."  # of impressions that wait for labels, before the names of their arrays
 _HARMED = ".harmed"
@@ -113,6 +116,7 @@ class Checkpoint:
     heads: tuple[dict[str, Any], dict[str, NDArray[Any]]] = ({}, {})  # Heads.state
     monitor: tuple[dict[str, Any], dict[str, NDArray[Any]]] = ({}, {})  # Monitor.state
     cursor: list[int] = dataclasses.field(default_factory=list)  # of merged inputs, at `offset`
+    generation: int = 0  # the first version of this model; 0: of the run's first
     waiting: WaitingState | None = None  # impressions whose labels are to come, as of `done`
 
 

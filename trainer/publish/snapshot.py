@@ -68,6 +68,7 @@ class SnapshotInfo:
     sequences: Sequence[dict[str, object]] = ()  # those that nodes make, as the manifest has them
     transforms: _store.Transforms | None = None  # of DENSE; None: the net gets it as it is
     committed_ms: int = 0  # 0: not known
+    generation: int = 0  # the first version of this model; 0: of the run's first
 
     @classmethod
     def of(
@@ -79,6 +80,7 @@ class SnapshotInfo:
         watermark_ms: int,
         transforms: _store.Transforms | None = None,
         committed_ms: int = 0,
+        generation: int = 0,
     ) -> "SnapshotInfo":
         """Describe a version of a model."""
         return cls(
@@ -91,6 +93,7 @@ class SnapshotInfo:
             sequences=_sequences(config),
             transforms=transforms,
             committed_ms=committed_ms,
+            generation=generation,
         )
 
 
@@ -140,12 +143,16 @@ def _sequences(config: ModelConfig) -> list[dict[str, object]]:
 
 
 def schema_id(info: SnapshotInfo, tables: Sequence[_store.TableConfig]) -> int:
-    """Number features, tables and the dense net's inputs: equal for equal schemas, never 0."""
+    """Number features, tables and the dense net's inputs: equal for equal schemas, never 0.
+
+    So is what a change of the model came with: the net may be another one, and nothing else.
+    """
     schema = [
         [_table_json(table) for table in tables],
         [_feature_json(feature) for feature in info.features],
         info.dense_features,
         *([info.transforms.text] if info.transforms else []),
+        *([info.generation] if info.generation else []),
     ]
     digest = hashlib.sha256(json.dumps(schema, sort_keys=True).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1 | 1
