@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import re
+import sys
 import tomllib
 from pathlib import Path
 
@@ -117,8 +118,11 @@ def test_the_files_agree(name: str) -> None:
 
 
 def test_what_is_installed_is_what_is_locked() -> None:
+    # setuptools, once imported, has copies of others' packages on the path.
+    places = [each for each in sys.path if "_vendor" not in each]
     installed: dict[str, str] = {
-        canonicalize_name(each.name): each.version for each in importlib.metadata.distributions()
+        canonicalize_name(each.name): each.version
+        for each in importlib.metadata.distributions(path=places)
     }
     other = {
         name: (version, installed[name])

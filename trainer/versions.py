@@ -20,7 +20,13 @@ from embertide.trainer.checkpoint import checkpoint as checkpoints
 from embertide.trainer.checkpoint.saver import BucketCopy, Saver, SaverOptions, SnapshotJob
 from embertide.trainer.embedding.histories import put_histories
 from embertide.trainer.model.export import tensor_bytes
-from embertide.trainer.publish.folder import PARTITIONS, NoRoomError, Publication, VersionId
+from embertide.trainer.publish.folder import (
+    PARTITIONS,
+    NoRoomError,
+    Publication,
+    PublicationError,
+    VersionId,
+)
 from embertide.trainer.publish.image import PublishedImage
 from embertide.trainer.publish.publisher import Change, Publisher
 from embertide.trainer.publish.snapshot import (
@@ -143,7 +149,10 @@ class Versions:
         newest = self.publisher.newest
         if newest not in self.publication.deltas():
             return False
-        commit = self.publication.read_commit(newest).commit
+        try:
+            commit = self.publication.read_commit(newest).commit
+        except PublicationError:  # its rows go out again, as those of any harmed file
+            return False
         return bool(commit.schema_id != self.publisher.schema_id)
 
     def _owe(self) -> None:

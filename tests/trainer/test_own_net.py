@@ -192,7 +192,7 @@ def test_counters_need_columns() -> None:
 def test_a_net_with_other_tensors_does_not_go_on(whole: Whole, tmp_path: Path) -> None:
     publication = whole.copy(tmp_path / "copy")
     wider = dataclasses.replace(MODEL, net_arguments={"width": 8, "dropout": 0.5})
-    with pytest.raises(TrainerError, match=r"net_arguments = .* it cannot change within a run"):
+    with pytest.raises(TrainerError, match=r"net_arguments = .* it cannot change by itself"):
         Trainer(dataclasses.replace(RUN, model=wider), publication)
     before = Tower.__init__
 

@@ -37,7 +37,7 @@ class ScheduleConfig:
     warmup_steps: int = 0
     steps: int = 0
     factor: float = 0.0
-    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         """Refuse what says no rate."""

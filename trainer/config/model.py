@@ -81,7 +81,7 @@ class ModelConfig:
     sequences: tuple[SequenceConfig, ...] = ()
     dense: tuple[DenseConfig, ...] = ()
     net: str = "dlrm"
-    net_arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    net_arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     heads: tuple[HeadConfig, ...] = ()
     bottom_mlp: tuple[int, ...] = ()
     top_mlp: tuple[int, ...] = (128, 64)
