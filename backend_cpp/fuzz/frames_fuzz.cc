@@ -177,12 +177,14 @@ class Strangers {
 
  private:
   // Each from an address of its own, of the many that are this machine: the kernel keeps a closed
-  // connection's pair of addresses for a minute, and one address has ports for 28,000.
+  // connection's pair of addresses for a minute, and one address has ports for 28,000. REUSEADDR
+  // lets servers listen on them meanwhile.
   int Connect(int port) {
     const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     EMBERTIDE_CHECK(socket >= 0);
-    const int at_connect = 1;
-    ::setsockopt(socket, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &at_connect, sizeof(at_connect));
+    const int on = 1;
+    ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    ::setsockopt(socket, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof(on));
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK + (1U << 16) + connected_++ % (1U << 16));

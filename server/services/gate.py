@@ -191,9 +191,12 @@ class Gate(grpc.ServerInterceptor):
 
     def _know(self, context: grpc.ServicerContext, call: str) -> Identity:
         """Tell the caller what its call is named, and return who it is."""
-        context.send_initial_metadata(
-            (("x-request-id", call), (AUTH_KEY, "open" if self._guard.open else "closed"))
-        )
+        try:
+            context.send_initial_metadata(
+                (("x-request-id", call), (AUTH_KEY, "open" if self._guard.open else "closed"))
+            )
+        except grpc.RpcError as error:
+            raise RefusedError(Code.CANCELLED, "the caller has gone") from error
         caller = self._guard.identify(
             cast(Any, context.invocation_metadata()), cast(Any, context.auth_context())
         )

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import threading
 from pathlib import Path
 
 import grpc
@@ -18,6 +19,7 @@ from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.server.adapters.state import RedisState
 from embertide.server.core.control import Control, ControlOptions
 from embertide.server.core.plan.layout import layout_of
+from embertide.server.services import gate
 from embertide.server.services.control_server import ControlServer, ServerOptions
 from embertide.server.services.listening import ListenError
 from embertide.server.services.tokens import Tokens
@@ -298,3 +300,31 @@ def test_health_reflection_and_a_taken_port(bench: Bench) -> None:
             ServerOptions(control=ControlOptions(model="news"), listen=control.address), store
         )
     store.close()
+
+
+@pytest.mark.parametrize("rpc", ["GetStatus", "WatchOperation", "StreamBeats"])
+def test_a_caller_that_has_gone_is_counted_and_no_failure(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, rpc: str
+) -> None:
+    control = bench.control()
+    channel = bench.client(control.address).channel
+    call_id, begun = gate._call_id, threading.Event()
+
+    def when_gone(context: grpc.ServicerContext) -> str:
+        begun.set()
+        eventually(lambda: not context.is_active())
+        return call_id(context)
+
+    monkeypatch.setattr(gate, "_call_id", when_gone)
+    path = f"/embertide.v1.ControlService/{rpc}"
+    if rpc == "GetStatus":
+        call = channel.unary_unary(path).future(b"")
+    elif rpc == "WatchOperation":
+        call = channel.unary_stream(path)(b"")
+    else:
+        call = channel.stream_stream(path)(iter([b""]))
+    assert begun.wait(10)
+    call.cancel()
+    eventually(lambda: control.gate.refused[f"{rpc} CANCELLED"] == 1)
+    control.stop()
+    assert [each.getMessage() for each in caplog.records if each.levelname == "ERROR"] == []
