@@ -4,6 +4,7 @@ import contextlib
 import json
 import threading
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -307,7 +308,7 @@ def test_a_caller_that_has_gone_is_counted_and_no_failure(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, rpc: str
 ) -> None:
     control = bench.control()
-    channel = bench.client(control.address).channel
+    channel: Any = bench.client(control.address).channel
     call_id, begun = gate._call_id, threading.Event()
 
     def when_gone(context: grpc.ServicerContext) -> str:
