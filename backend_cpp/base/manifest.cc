@@ -151,6 +151,24 @@ SequenceInfo SequenceFromJson(const OrderedJson& json) {
   return sequence;
 }
 
+OrderedJson LayoutToJson(const RequestLayout& layout) {
+  return {{"keys", layout.keys}, {"dense", layout.dense}};
+}
+
+RequestLayout LayoutFromJson(const OrderedJson& json) {
+  RequestLayout layout;
+  Read(json, "keys", &layout.keys);
+  Read(json, "dense", &layout.dense);
+  if (layout.keys.empty()) throw std::invalid_argument("a former layout has no column of KEYS");
+  for (std::vector<std::string> names : {layout.keys, layout.dense}) {
+    std::ranges::sort(names);
+    if (const auto twice = std::ranges::adjacent_find(names); twice != names.end()) {
+      throw std::invalid_argument("a former layout has column \"" + *twice + "\" twice");
+    }
+  }
+  return layout;
+}
+
 OrderedJson DenseToJson(const DenseFileInfo& file) {
   return {{"role", file.role}, {"path", file.path}, {"bytes", file.bytes}, {"crc32c", file.crc32c}};
 }
@@ -191,9 +209,11 @@ OrderedJson ToJson(const Manifest& manifest) {
     json[name] = OrderedJson::array();
     for (const auto& item : items) json[name].push_back(to_json(item));
   };
+  if (!manifest.dense_names.empty()) json["dense_names"] = manifest.dense_names;
   list("tables", manifest.tables, TableToJson);
   list("features", manifest.features, FeatureToJson);
   if (!manifest.sequences.empty()) list("sequences", manifest.sequences, SequenceToJson);
+  if (!manifest.former.empty()) list("former", manifest.former, LayoutToJson);
   list("buckets", manifest.buckets, BucketToJson);
   list("dense", manifest.dense, DenseToJson);
   json["dense_id"] = manifest.dense_id;
@@ -211,6 +231,13 @@ Manifest Parse(const OrderedJson& json) {
   if (json.contains("committed_ms")) Read(json, "committed_ms", &manifest.committed_ms);
   Read(json, "schema_id", &manifest.schema_id);
   Read(json, "dense_features", &manifest.dense_features);
+  if (json.contains("dense_names")) Read(json, "dense_names", &manifest.dense_names);
+  if (const size_t named = manifest.dense_names.size();
+      named != 0 && named != manifest.dense_features) {
+    throw std::invalid_argument("dense_names has " + std::to_string(named) +
+                                " names; dense_features is " +
+                                std::to_string(manifest.dense_features));
+  }
   Read(json, "dense_id", &manifest.dense_id);
   Read(json, "dense_cpu", &manifest.dense_cpu);
   Prove("the manifest", json, ToJson(manifest), {"tables", "features", "buckets", "dense"});
@@ -220,6 +247,13 @@ Manifest Parse(const OrderedJson& json) {
     manifest.features.push_back(FeatureFromJson(each));
   for (const OrderedJson& each : json.value("sequences", OrderedJson::array()))
     manifest.sequences.push_back(SequenceFromJson(each));
+  for (const OrderedJson& each : json.value("former", OrderedJson::array()))
+    manifest.former.push_back(LayoutFromJson(each));
+  if (manifest.former.size() > kMaxFormerLayouts) {
+    throw std::invalid_argument("former has " + std::to_string(manifest.former.size()) +
+                                " layouts; there are " + std::to_string(kMaxFormerLayouts) +
+                                " at most");
+  }
   for (const OrderedJson& bucket : json.at("buckets"))
     manifest.buckets.push_back(BucketFromJson(bucket));
   for (const OrderedJson& file : json.at("dense")) manifest.dense.push_back(DenseFromJson(file));

@@ -57,6 +57,10 @@ class MadeColumns {
   // Columns of KEYS and of DENSE that a request has to carry.
   uint32_t own_columns() const { return static_cast<uint32_t>(own_.size()); }
   uint32_t own_dense() const { return own_dense_; }
+  // The features of those of KEYS, ascending.
+  const std::vector<uint32_t>& own() const { return own_; }
+  // Whether a column is made from this feature.
+  bool IsSource(uint32_t feature) const { return columns_[feature].is_source; }
   const std::vector<MadeSequence>& sequences() const { return sequences_; }
 
   // Completes a request of own columns; places of sequences get kNoKey. `offsets`: of a jagged

@@ -16,6 +16,7 @@
 #include "embertide/numa.h"
 #include "embertide/v1/update.pb.h"
 #include "node/fleet.h"
+#include "node/former_layouts.h"
 #include "node/latency_meter.h"
 #include "node/load_meter.h"
 #include "node/made_columns.h"
@@ -158,6 +159,8 @@ Result<std::unique_ptr<Node>> Node::OpenSnapshot(const NodeOptions& options,
   if (!features.ok()) return features.status();
   Result<MadeColumns> made_columns = MadeColumns::Resolve(*manifest);
   if (!made_columns.ok()) return made_columns.status();
+  Result<FormerLayouts> former = FormerLayouts::Resolve(*manifest, *made_columns);
+  if (!former.ok()) return former.status();
   StoreOptions store_options;
   store_options.tables = manifest->tables;
   store_options.devices = options.devices;
@@ -210,6 +213,7 @@ Result<std::unique_ptr<Node>> Node::OpenSnapshot(const NodeOptions& options,
   node->manifest_ = std::move(*manifest);
   node->features_ = std::move(*features);
   node->made_columns_ = std::make_unique<const MadeColumns>(std::move(*made_columns));
+  node->former_layouts_ = std::make_unique<const FormerLayouts>(std::move(*former));
   for (const Feature& feature : node->features_) node->total_dim_ += feature.dim;
   node->load_ = std::move(load);
   if (!options.state.empty()) node->latency_ = std::make_unique<LatencyMeter>();

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstring>
 #include <iterator>
+#include <limits>
 
 #include "base/clock.h"
 #include "node/placed_bags.h"
@@ -100,17 +101,36 @@ Refusal Executor::ProveInputs(Job* job) {
     return {Reason::kShape,
             Status(Code::kInvalidArgument, "input " + config_.tensors.keys + " is missing")};
   }
-  Refusal refusal = ProveBags(*keys, parameters.columns, job);
+  job->former = FormerOf(*keys, parameters.columns, *job);
+  Refusal refusal =
+      job->former != nullptr ? Bring(*keys, job) : ProveBags(*keys, parameters.columns, job);
   if (refusal.reason == Reason::kNone && sequences_) {
     const Bags& bags = job->bags;
     job->places = PlaceBags(node_.features(), size_t{bags.samples} * limits_.features,
                             bags.jagged ? bags.offsets : std::span<const uint32_t>());
   }
-  if (refusal.reason != Reason::kNone || programs_.empty()) return refusal;
+  if (refusal.reason == Reason::kNone && !programs_.empty()) refusal = ProveDense(job);
+  if (refusal.reason == Reason::kNone && job->former != nullptr) metrics_->AddFormer();
+  return refusal;
+}
+
+Refusal Executor::ProveDense(Job* job) {
   const MadeColumns& made = node_.made_columns();
-  refusal = ParseDense(config_.tensors.dense, FindTensor(job->inputs, config_.tensors.dense),
-                       job->own ? made.own_dense() : node_.manifest().dense_features,
-                       node_.transforms(), job->bags, &job->dense);
+  const FormerLayout* former = job->former;
+  const Tensor* dense = FindTensor(job->inputs, config_.tensors.dense);
+  uint32_t columns = job->own ? made.own_dense() : node_.manifest().dense_features;
+  if (former != nullptr) columns = former->dense();
+  const std::span<const std::string> names =
+      former != nullptr ? std::span(former->dense_names) : std::span<const std::string>();
+  Refusal refusal = ParseDense(config_.tensors.dense, dense, columns, node_.transforms(), job->bags,
+                               &job->dense, names);
+  if (refusal.reason == Reason::kNone && former != nullptr) {
+    // A net without transforms takes no NaN.
+    const float missing =
+        node_.transforms() != nullptr ? std::numeric_limits<float>::quiet_NaN() : 0.0F;
+    FormerLayouts::BringDense(*former, job->dense, job->bags.samples, missing, &job->brought);
+    job->dense = job->brought.dense;
+  }
   if (refusal.reason == Reason::kNone && job->own && !made.sequences().empty()) {
     made.CompleteDense(job->dense, &job->whole);
     job->dense = job->whole.dense;
@@ -143,17 +163,79 @@ Refusal Executor::ProveBags(const Tensor& keys, uint64_t columns, Job* job) {
   return own && refusal.reason == Reason::kNone ? Complete(job) : refusal;
 }
 
+const FormerLayout* Executor::FormerOf(const Tensor& keys, uint64_t columns, const Job& job) const {
+  const std::vector<FormerLayout>& layouts = node_.former_layouts().layouts();
+  const Tensor* lengths = FindTensor(job.inputs, config_.tensors.lengths);
+  const Tensor* dense = FindTensor(job.inputs, config_.tensors.dense);
+  const Tensor& wide = lengths != nullptr ? *lengths : keys;
+  if (layouts.empty() || wide.shape.size() != 2 || wide.shape[0] < 0 || wide.shape[1] < 0) {
+    return nullptr;
+  }
+  const auto width = static_cast<uint64_t>(wide.shape[1]);
+  const bool says = lengths == nullptr || columns != 0;
+  const auto is = [&](uint64_t key_columns, uint64_t dense_columns) {
+    if (lengths == nullptr ? width != key_columns : columns != 0 && columns != key_columns) {
+      return false;
+    }
+    if (width % key_columns != 0) return false;
+    if (programs_.empty()) return true;
+    if (dense == nullptr) return dense_columns == 0;
+    if (dense->shape.size() != 2) return false;
+    // Beyond max_samples the request is refused, whatever it is.
+    const uint64_t samples =
+        lengths == nullptr ? 1 : std::min<uint64_t>(width / key_columns, limits_.max_samples + 1);
+    return static_cast<uint64_t>(dense->shape[1]) == samples * dense_columns;
+  };
+  if (is(limits_.features, node_.manifest().dense_features)) return nullptr;
+  if (says && limits_.own_columns != 0 &&
+      is(limits_.own_columns, node_.made_columns().own_dense())) {
+    return nullptr;
+  }
+  const auto found = std::ranges::find_if(
+      layouts, [&](const FormerLayout& layout) { return is(layout.keys, layout.dense()); });
+  return found == layouts.end() ? nullptr : &*found;
+}
+
+// Brings a request of a former layout into the columns of today.
+Refusal Executor::Bring(const Tensor& keys, Job* job) {
+  Bags& bags = job->bags;
+  RequestLimits limits = limits_;
+  limits.features = job->former->keys;
+  limits.own_columns = 0;
+  Refusal refusal =
+      ParseBags(keys, FindTensor(job->inputs, config_.tensors.lengths), limits, &bags);
+  if (refusal.reason == Reason::kNone) {
+    refusal =
+        ParseWeights(config_.tensors.weights, FindTensor(job->inputs, config_.tensors.weights),
+                     keys, /*required=*/false, &job->weights);
+  }
+  if (refusal.reason != Reason::kNone) return refusal;
+  BroughtRequest& brought = job->brought;
+  node_.former_layouts().BringKeys(*job->former, bags.keys, bags.offsets, job->weights, &brought);
+  if (weighed_ && job->weights.empty()) brought.weights.assign(brought.keys.size(), 1.0F);
+  bags.keys = brought.keys;
+  bags.offsets = brought.offsets;
+  job->weights = brought.weights;
+  if (limits_.own_columns != 0) return Complete(job);
+  return CheckKeys(brought.keys.size());
+}
+
+Refusal Executor::CheckKeys(size_t keys) const {
+  if (keys <= limits_.max_keys) return {};
+  return {Reason::kMaxKeys,
+          {Code::kInvalidArgument, "the request has " + std::to_string(keys) +
+                                       " keys, made ones among them; max_keys is " +
+                                       std::to_string(limits_.max_keys)}};
+}
+
 // Makes the columns that a request does not carry.
 Refusal Executor::Complete(Job* job) {
   Bags& bags = job->bags;
   const Status made =
       node_.made_columns().Complete(bags.keys, bags.offsets, job->weights, &job->whole);
   if (!made.ok()) return {Reason::kLengths, made};
-  if (job->whole.keys.size() > limits_.max_keys) {
-    return {Reason::kMaxKeys,
-            {Code::kInvalidArgument, "the request has " + std::to_string(job->whole.keys.size()) +
-                                         " keys, made ones among them; max_keys is " +
-                                         std::to_string(limits_.max_keys)}};
+  if (Refusal refusal = CheckKeys(job->whole.keys.size()); refusal.reason != Reason::kNone) {
+    return refusal;
   }
   job->own = true;
   bags.keys = job->whole.keys;

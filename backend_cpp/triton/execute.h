@@ -24,6 +24,7 @@
 
 #include "base/crew.h"
 #include "embertide/node.h"
+#include "node/former_layouts.h"
 #include "node/made_columns.h"
 #include "triton/metrics.h"
 #include "triton/model_config.h"
@@ -55,6 +56,9 @@ class Executor {
     // Of a request without the columns that the node makes: what `bags` and `dense` show.
     bool own = false;
     WholeRequest whole;
+    // Of a request in a former layout: what `bags` and `dense` show, or `whole` is made from.
+    const FormerLayout* former = nullptr;
+    BroughtRequest brought;
     std::vector<uint32_t> lost;  // samples, by sequence: for their user no owner answered
     uint32_t lost_keys = 0;      // places of sequences that are not known for that
     // Of bags in the answer, in floats, and its end; of a model with sequences (placed_bags.h).
@@ -93,7 +97,13 @@ class Executor {
   Refusal Prove(Job* job);
   Refusal ProveInputs(Job* job);
   Refusal ProveBags(const Tensor& keys, uint64_t columns, Job* job);
+  Refusal ProveDense(Job* job);
+  // The former layout that a request is in; null for today's, and for none that is known.
+  const FormerLayout* FormerOf(const Tensor& keys, uint64_t columns, const Job& job) const;
+  Refusal Bring(const Tensor& keys, Job* job);
   Refusal Complete(Job* job);
+  // Refuses more keys than a request may have.
+  Refusal CheckKeys(size_t keys) const;
   // Whether its answer is of use to anybody still.
   static bool IsAwaited(const Job& job);
   // Refuses a job whose answer is not; false for one that is refused.

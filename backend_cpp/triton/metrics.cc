@@ -31,6 +31,8 @@ constexpr FamilyInfo kFamilies[] = {
     {"embertide_requests_refused_total", kCounter, "Requests answered with an error, by reason"},
     {"embertide_dense_missing_total", kCounter,
      "Values of DENSE that were missing and read as their column's fill"},
+    {"embertide_former_requests_total", kCounter,
+     "Requests in the columns of a former model, brought into today's"},
     {"embertide_lookup_duration_us", kHistogram,
      "Time in which the rows of requests answered together were found and pooled"},
     {"embertide_rows", kGauge, "Rows resident in the node"},
@@ -280,6 +282,7 @@ void ModelMetrics::AddOfTables() {
     Add("embertide_requests_refused_total", {{"reason", ReasonName(static_cast<Reason>(r))}},
         [this, r](const Sample&) { return refused_[r].load(); });
   }
+  Add("embertide_former_requests_total", {}, [this](const Sample&) { return former_.load(); });
   Add("embertide_dense_missing_total", {}, [this](const Sample&) { return missing_.load(); });
 }
 

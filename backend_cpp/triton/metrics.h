@@ -75,6 +75,7 @@ class ModelMetrics {
 
   void AddKeys(uint32_t table, const SourceCounts& counts);
   void AddRefused(Reason reason) { ++refused_[static_cast<size_t>(reason)]; }
+  void AddFormer() { ++former_; }
   void AddMissing(uint64_t values) { missing_ += values; }
   // Rows of one group of requests were found and pooled, peers' among them, in so long.
   void AddLookup(std::chrono::nanoseconds duration) const;
@@ -110,6 +111,7 @@ class ModelMetrics {
   std::vector<std::array<std::atomic<uint64_t>, kSources>> keys_;  // by table
   std::array<std::atomic<uint64_t>, kReasons> refused_{};
   std::atomic<uint64_t> missing_ = 0;
+  std::atomic<uint64_t> former_ = 0;
   std::vector<Series> series_;
   TRITONSERVER_Metric* lookup_us_ = nullptr;
   std::string bus_error_;   // shown last in the log

@@ -136,7 +136,8 @@ const char* ReasonName(Reason reason) {
 }
 
 Refusal ParseDense(const std::string& name, const Tensor* dense, uint32_t columns,
-                   const Transforms* transforms, const Bags& bags, std::span<const float>* values) {
+                   const Transforms* transforms, const Bags& bags, std::span<const float>* values,
+                   std::span<const std::string> names) {
   if (dense == nullptr) {
     if (columns == 0) return {};
     return Refuse(Reason::kDense, "input " + name + " is missing: the model takes " +
@@ -160,7 +161,9 @@ Refusal ParseDense(const std::string& name, const Tensor* dense, uint32_t column
     if (std::isfinite(value) || (transforms != nullptr && std::isnan(value))) continue;
     std::string message = name + " of sample " + std::to_string(i / columns) +
                           " is not finite in column " + std::to_string(i % columns);
-    if (transforms != nullptr) {
+    if (!names.empty()) {
+      message.append(" (").append(names[i % columns]).append(")");
+    } else if (transforms != nullptr) {
       message.append(" (").append(transforms->columns()[i % columns].name).append(")");
     }
     return Refuse(Reason::kDense, message.append(": ").append(std::to_string(value)));

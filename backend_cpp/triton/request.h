@@ -78,9 +78,11 @@ struct Bags {
 
 // Proves DENSE to be samples x columns finite values, in the form of `bags` ([B,D] or [1,B*D]), and
 // shows them in `values`. `dense` may be null where columns is 0, and must be there otherwise. With
-// transforms, which then have as many columns, a value may be missing, which is NaN.
+// transforms a value may be missing, which is NaN. They have as many columns, unless `names`, one a
+// column, says what these are.
 Refusal ParseDense(const std::string& name, const Tensor* dense, uint32_t columns,
-                   const Transforms* transforms, const Bags& bags, std::span<const float>* values);
+                   const Transforms* transforms, const Bags& bags, std::span<const float>* values,
+                   std::span<const std::string> names = {});
 
 // Proves WEIGHTS to be finite values of the shape of `keys`, and shows them in `values`. `weights`
 // may be null, unless they are `required`.

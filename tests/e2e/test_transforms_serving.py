@@ -41,6 +41,12 @@ from embertide.trainer.publish.snapshot import (
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 SHOP = Shop(600)
 COLUMNS = RUN.model.dense_columns
+NAMES = [column.name for column in RUN.model.dense]
+# What requests of `changed`, which is `shop` otherwise, carried once; the newest first.
+FORMER = [
+    {"keys": ["it", "gone", "user"], "dense": ["stars", "old"]},
+    {"keys": ["it"], "dense": ["stars", "price"]},
+]
 # Row k of its table is [k].
 ECHO = ModelConfig(
     name="echo",
@@ -101,7 +107,10 @@ def served(server_options: triton.ServerOptions, tmp_path_factory: Any) -> Itera
     assert transforms is not None
     write_echo(directory / "echo", transforms)
     assert (directory / "echo" / TRANSFORMS).read_bytes() == (snapshot / TRANSFORMS).read_bytes()
+    shutil.copytree(snapshot, directory / "changed")
+    change_manifest(directory / "changed", dense_names=NAMES, former=FORMER)
     models = {"shop": snapshot, "echo": directory / "echo", "counted": directory / "echo"}
+    models["changed"] = directory / "changed"
     options = beside(server_options, directory / "models", directory / "log", tuple(models))
     for name, path in models.items():
         made = triton.ModelOptions(snapshot=path, kind="ranking", max_batch_size=1024, threads=2)
@@ -218,3 +227,73 @@ def test_transforms_that_do_not_fit_are_refused_at_load(
         client.raw.load_model("bad")
     assert says in str(error.value)
     client.raw.close()
+
+
+def bags(columns: list[NDArray[np.int64]], lengths: list[int]) -> dict[str, NDArray[Any]]:
+    """A jagged request: each sample has the first keys of its row of each column."""
+    samples = range(len(columns[0]))
+    keys = [columns[f][s][:n] for s in samples for f, n in enumerate(lengths)]
+    return {
+        "KEYS": np.concatenate(keys)[None],
+        "LENGTHS": np.array([lengths * len(samples)], np.int32),
+    }
+
+
+def scored(client: Client, arrays: dict[str, NDArray[Any]], **more: Any) -> NDArray[np.float32]:
+    return np.asarray(
+        client.send(arrays, model="changed", outputs=["SCORE"], **more).as_numpy("SCORE")
+    )
+
+
+def test_requests_of_former_layouts_are_answered_as_whole_ones(
+    client: Client, served: Served
+) -> None:
+    name = "embertide_former_requests_total"
+    before = metric(served.server.metrics(), name, model="changed")
+    rng = np.random.default_rng(3)
+    user_B, it_B, gone_B = rng.integers(0, 50, (3, 40))
+    stars_B, price_B, old_B = rng.lognormal(1, 1, (3, 40)).astype(np.float32)
+    none_B = np.full(40, np.nan, np.float32)
+    no_key_B = np.full(40, -(2**63))
+
+    def sent(keys: list[NDArray[Any]], dense: list[NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        return {"KEYS": np.stack(keys, 1), "DENSE": np.stack(dense, 1)}
+
+    newest = sent([it_B, gone_B, user_B], [stars_B, old_B])
+    whole = scored(client, sent([user_B, it_B], [none_B, none_B, stars_B]))
+    np.testing.assert_array_equal(scored(client, newest), whole)
+    older = sent([it_B], [stars_B, price_B])
+    other = scored(client, sent([no_key_B, it_B], [price_B, none_B, stars_B]))
+    np.testing.assert_array_equal(scored(client, older), other)
+    assert np.any(whole != other)
+
+    # Jagged: what came since is an empty bag; of a former layout by its parameter, or as it fits.
+    keys = [rng.integers(0, 50, (40, 3)) for _ in range(3)]
+    jagged = bags(keys, [2, 1, 3])
+    jagged["DENSE"] = newest["DENSE"].reshape(1, -1)
+    by_bags = bags([keys[2], keys[0]], [3, 2])
+    by_bags["DENSE"] = np.stack([none_B, none_B, stars_B], 1).reshape(1, -1)
+    expected = scored(client, by_bags)
+    np.testing.assert_array_equal(scored(client, jagged), expected)
+    np.testing.assert_array_equal(scored(client, jagged, parameters={"columns": 3}), expected)
+    lone = bags(keys[:1], [2]) | {"DENSE": older["DENSE"].reshape(1, -1)}
+    by_bags = bags([keys[0], keys[0]], [0, 2])
+    by_bags["DENSE"] = np.stack([price_B, none_B, stars_B], 1).reshape(1, -1)
+    np.testing.assert_array_equal(
+        scored(client, lone, parameters={"columns": 1}), scored(client, by_bags)
+    )
+    wait_until(lambda: metric(served.server.metrics(), name, model="changed") == before + 5)
+
+
+def test_a_request_of_no_layout_is_refused_as_ever(client: Client) -> None:
+    keys, dense = np.ones((4, 3), np.int64), np.ones((4, 3), np.float32)
+    for columns, named in ((keys, "KEYS"), (keys[:, :1], "KEYS"), (keys[:, :2], None)):
+        arrays = {"KEYS": columns, "DENSE": dense}
+        if named is None:  # today's
+            assert scored(client, arrays).shape == (4, 1)
+        else:
+            with pytest.raises(InferenceServerException, match=named):
+                scored(client, arrays)
+    infinite = np.array([[1, np.inf]], np.float32)
+    with pytest.raises(InferenceServerException, match=r"not finite in column 1 \(old\)"):
+        scored(client, {"KEYS": keys[:1], "DENSE": infinite})

@@ -56,8 +56,29 @@ class DensePart:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """The columns of a request: names of features and of columns of DENSE, in their order.
+
+    A model whose nodes make columns has two layouts: all columns, and those that nodes do not make.
+    """
+
+    keys: Sequence[str]
+    dense: Sequence[str]
+
+
+MAX_FORMER = 8
+"""Former layouts of a manifest, at most."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SnapshotInfo:
-    """What a manifest says beside the lists of files, and what requests go through."""
+    """What a manifest says beside the lists of files, and what requests go through.
+
+    Attributes:
+        dense_names: Of DENSE's columns, dense_features of them; asked for where `former` is given.
+        former: What requests carried before the model was changed, newest first, at most
+            `MAX_FORMER`: nodes answer such requests too.
+    """
 
     model: str
     lineage: int
@@ -69,6 +90,8 @@ class SnapshotInfo:
     transforms: _store.Transforms | None = None  # of DENSE; None: the net gets it as it is
     committed_ms: int = 0  # 0: not known
     generation: int = 0  # the first version of this model; 0: of the run's first
+    dense_names: Sequence[str] = ()
+    former: Sequence[Layout] = ()
 
     @classmethod
     def of(
@@ -81,6 +104,7 @@ class SnapshotInfo:
         transforms: _store.Transforms | None = None,
         committed_ms: int = 0,
         generation: int = 0,
+        former: Sequence[Layout] = (),
     ) -> "SnapshotInfo":
         """Describe a version of a model."""
         return cls(
@@ -94,6 +118,8 @@ class SnapshotInfo:
             transforms=transforms,
             committed_ms=committed_ms,
             generation=generation,
+            dense_names=config.raw_columns,
+            former=former,
         )
 
 
@@ -124,6 +150,15 @@ def _feature_json(feature: FeatureConfig) -> dict[str, object]:
 def _made_json(feature: FeatureConfig) -> dict[str, object]:
     """Return what nodes make a column from. It is not part of the schema: no row depends on it."""
     return {"crossed": feature.crossed} if feature.crossed else {}
+
+
+def _former_json(info: SnapshotInfo) -> dict[str, object]:
+    """Return what nodes bring requests of former layouts by: only where there are such."""
+    if not info.former:
+        return {}
+    former = [{"keys": list(each.keys), "dense": list(each.dense)} for each in info.former]
+    named = {"dense_names": list(info.dense_names)} if info.dense_names else {}
+    return {**named, "former": former}
 
 
 def _sequences(config: ModelConfig) -> list[dict[str, object]]:
@@ -278,6 +313,7 @@ def _write_rest(
         "tables": [_table_json(table) for table in tables],
         "features": [_feature_json(each) | _made_json(each) for each in info.features],
         **({"sequences": info.sequences} if info.sequences else {}),
+        **_former_json(info),
         "buckets": list(buckets),
         "dense": _write_dense(partial, dense, info.transforms) if dense else [],
         "dense_id": dense.id if dense else "",

@@ -152,6 +152,7 @@ struct FetchedRequest {
 class Fleet;
 class LatencyMeter;
 class LoadMeter;
+class FormerLayouts;
 class MadeColumns;
 class Mender;
 class Readiness;
@@ -240,6 +241,8 @@ class Node {
   const std::vector<Feature>& features() const { return features_; }
   // The columns of a request that it can make itself (node/made_columns.h).
   const MadeColumns& made_columns() const { return *made_columns_; }
+  // What requests carried before the model was changed (node/former_layouts.h).
+  const FormerLayouts& former_layouts() const { return *former_layouts_; }
   // Sum of the features' dims: the width of a `lookup` answer when all features are pooled.
   uint32_t total_dim() const { return total_dim_; }
   const Store& store() const { return *store_; }
@@ -343,6 +346,7 @@ class Node {
   Manifest manifest_;
   std::vector<Feature> features_;
   std::unique_ptr<const MadeColumns> made_columns_;
+  std::unique_ptr<const FormerLayouts> former_layouts_;
   uint32_t total_dim_ = 0;
   std::string program_path_;
   std::unique_ptr<DenseProgram> program_;  // proves weights; runs nothing

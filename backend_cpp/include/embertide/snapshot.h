@@ -45,6 +45,13 @@ struct SequenceInfo {
       0;  // column of DENSE: items there are; the next one: whether `item` is among them
 };
 
+// What requests carried before the model was changed: names of features and of columns of DENSE.
+struct RequestLayout {
+  std::vector<std::string> keys;
+  std::vector<std::string> dense;
+};
+inline constexpr size_t kMaxFormerLayouts = 8;
+
 struct BucketFileInfo {
   std::string path;  // relative to the snapshot
   std::string table;
@@ -70,9 +77,12 @@ struct Manifest {
   int64_t committed_ms = 0;  // wall clock of the publisher; 0: not known (older snapshots, imports)
   uint64_t schema_id = 0;    // of features, tables and dense net; commits name the same
   std::vector<TableConfig> tables;
-  std::vector<FeatureConfig> features;  // in the order of KEYS' columns
-  uint32_t dense_features = 0;          // columns of DENSE, before its transforms
-  std::vector<SequenceInfo> sequences;  // those whose columns nodes make
+  std::vector<FeatureConfig> features;        // in the order of KEYS' columns
+  uint32_t dense_features = 0;                // columns of DENSE, before its transforms
+  std::vector<std::string> dense_names = {};  // of those columns; empty: not known
+  std::vector<SequenceInfo> sequences;        // those whose columns nodes make
+  // The newest first: requests in these columns are answered too.
+  std::vector<RequestLayout> former = {};
   std::vector<BucketFileInfo> buckets;
   std::vector<DenseFileInfo> dense;  // empty: the snapshot serves `lookup` only
   std::string dense_id;              // of the tensors; empty without a dense part
