@@ -247,8 +247,9 @@ Manifest Parse(const OrderedJson& json) {
     manifest.features.push_back(FeatureFromJson(each));
   for (const OrderedJson& each : json.value("sequences", OrderedJson::array()))
     manifest.sequences.push_back(SequenceFromJson(each));
-  for (const OrderedJson& each : json.value("former", OrderedJson::array()))
-    manifest.former.push_back(LayoutFromJson(each));
+  std::vector<OrderedJson> former;
+  if (json.contains("former")) Read(json, "former", &former);
+  for (const OrderedJson& each : former) manifest.former.push_back(LayoutFromJson(each));
   if (manifest.former.size() > kMaxFormerLayouts) {
     throw std::invalid_argument("former has " + std::to_string(manifest.former.size()) +
                                 " layouts; there are " + std::to_string(kMaxFormerLayouts) +

@@ -29,6 +29,10 @@ std::vector<std::string> Seeds() {
   manifest.dense_id = "d1";
   manifest.dense_cpu = "x86-64-v3";
   seeds.push_back(ManifestToJson(manifest));
+  manifest.dense_features = 2;
+  manifest.dense_names = {"price", "age"};
+  manifest.former = {{{"cand", "user"}, {"age"}}, {{"user"}, {}}};
+  seeds.push_back(ManifestToJson(manifest));
   std::string newer = seeds.back();
   newer.insert(newer.find("\"lineage\""), "\"requires\": [\"weighed\"], \"newer\": [{}], ");
   seeds.push_back(newer);

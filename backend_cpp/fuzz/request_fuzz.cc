@@ -4,9 +4,11 @@
 //
 //   input: [i64 version][u64 timeout] then for KEYS, LENGTHS, WEIGHTS and DENSE:
 //          [u8 there][u8 dtype][u8 dims][i64]...[u8 pieces]([u16 length][bytes])...
+#include <algorithm>
 #include <cmath>
 
 #include "fuzz/fuzz.h"
+#include "node/former_layouts.h"
 #include "triton/fake_request.h"
 
 namespace embertide::fuzz {
@@ -57,6 +59,42 @@ const Transforms& Columns() {
         {"name": "c", "steps": [], "fill": 0, "missing": false}]})")
                                       .value();
   return kMade;
+}
+
+// A model that had the columns of kLimits and kColumns once, of which it kept one each.
+const Manifest& Changed() {
+  static const Manifest kMade = [] {
+    Manifest manifest;
+    manifest.features = {{"new", "item", "sum"}, {"kept", "item", "sum"}, {"late", "item", "sum"}};
+    manifest.dense_features = 2;
+    manifest.dense_names = {"x", "c"};
+    manifest.former = {{{"kept", "gone"}, {"a", "b", "c"}}};
+    return manifest;
+  }();
+  return kMade;
+}
+
+// What is brought into today's columns has their number of bags, and no key that was not sent.
+void CheckBrought(const triton::Bags& bags, std::span<const float> weights,
+                  std::span<const float> dense) {
+  static const FormerLayouts kLayouts =
+      FormerLayouts::Resolve(Changed(), MadeColumns::Resolve(Changed()).value()).value();
+  const FormerLayout& layout = kLayouts.layouts().front();
+  const size_t columns = Changed().features.size();
+  BroughtRequest brought;
+  kLayouts.BringKeys(layout, bags.keys, bags.offsets, weights, &brought);
+  EMBERTIDE_CHECK(brought.weights.size() == (weights.empty() ? 0 : brought.keys.size()));
+  if (bags.jagged) {
+    EMBERTIDE_CHECK(brought.offsets.size() == bags.samples * columns + 1);
+    EMBERTIDE_CHECK(std::ranges::is_sorted(brought.offsets));
+    EMBERTIDE_CHECK(brought.offsets.back() == brought.keys.size());
+    EMBERTIDE_CHECK(brought.keys.size() <= bags.keys.size());
+  } else {
+    EMBERTIDE_CHECK(brought.keys.size() == bags.samples * columns);
+  }
+  if (dense.size() != size_t{bags.samples} * kColumns) return;
+  FormerLayouts::BringDense(layout, dense, bags.samples, NAN, &brought);
+  EMBERTIDE_CHECK(brought.dense.size() == bags.samples * size_t{Changed().dense_features});
 }
 
 const Tensor* Find(const std::vector<Tensor>& tensors, const std::string& name) {
@@ -137,6 +175,7 @@ void Run(std::string_view input) {
     const triton::Refusal refusal = triton::ParseDense("DENSE", of, kColumns, with, bags, &dense);
     if (refusal.reason != Reason::kNone) continue;
     EMBERTIDE_CHECK(dense.size() == size_t{bags.samples} * kColumns);
+    CheckBrought(bags, weights, dense);
     for (const float value : dense) {
       EMBERTIDE_CHECK(std::isfinite(value) || (with != nullptr && std::isnan(value)));
     }
