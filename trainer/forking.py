@@ -35,6 +35,7 @@ from embertide.trainer.model.build import build_net
 from embertide.trainer.model.carry import axes_of, carry
 from embertide.trainer.model.transforms import fitted_columns
 from embertide.trainer.publish.folder import Publication
+from embertide.trainer.publish.snapshot import former_layouts
 from embertide.trainer.state import RunState
 
 log = logging.getLogger(__name__)
@@ -111,6 +112,7 @@ def carry_over(state: RunState, found: SavedCheckpoint, path: Path, *, keep_plac
     rows = source.carry_rows(state, keep_place=keep_place)
     grown, fresh = source.carry_net(state, keep_place=keep_place)
     source.carry_rest(state, keep_place=keep_place)
+    state.former = former_layouts(state.run.model, model, found.former())
     names = {table.name for table in state.run.model.tables}
     forked = Forked(
         version=found.checkpoint.version.number,

@@ -16,6 +16,7 @@ from embertide.trainer.eval.monitor import Monitor
 from embertide.trainer.learner import Learner
 from embertide.trainer.model.own import check_fit
 from embertide.trainer.publish.folder import VersionId
+from embertide.trainer.publish.snapshot import Layout
 from embertide.trainer.sync import plan
 from embertide.trainer.sync.plan import Ownership
 from embertide.trainer.sync.ranks import Ranks
@@ -39,6 +40,7 @@ class RunState:
         offset: Of the batch to read first: batches depend on where one starts.
         cursor: Of merged inputs: where each stands at `offset`; else empty.
         generation: The first version of this model, where a change brought it; 0: none did.
+        former: What requests carried before the model was changed, newest first.
         done: Events before this index are learned; where labels come later, taken.
         events: That were learned.
         number: The version that the state is at or past.
@@ -59,6 +61,7 @@ class RunState:
         self.offset = 0
         self.cursor: tuple[int, ...] = ()
         self.generation = 0
+        self.former: tuple[Layout, ...] = ()
         self.done = 0
         self.events = 0
         self.number = 0
@@ -107,6 +110,7 @@ class RunState:
             self.waiting.restore(saved.waiting)
         self.cursor = tuple(saved.cursor)
         self.generation = saved.generation
+        self.former = found.former()
         self.offset, self.done, self.events = saved.offset, saved.done, saved.events
         self.number = saved.version.number
         self.begin(saved.origin_ms)

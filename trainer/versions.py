@@ -402,6 +402,7 @@ class Versions:
             transforms=self._state.learner.transforms,
             committed_ms=committed_ms,
             generation=self._state.generation,
+            former=self._state.former,
         )
 
     def _schema_id(self) -> int:

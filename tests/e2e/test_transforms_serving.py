@@ -288,7 +288,7 @@ def test_requests_of_former_layouts_are_answered_as_whole_ones(
 def test_a_request_of_no_layout_is_refused_as_ever(client: Client) -> None:
     keys, dense = np.ones((4, 3), np.int64), np.ones((4, 3), np.float32)
     for columns, named in ((keys, "KEYS"), (keys[:, :1], "KEYS"), (keys[:, :2], None)):
-        arrays = {"KEYS": columns, "DENSE": dense}
+        arrays: dict[str, NDArray[Any]] = {"KEYS": columns, "DENSE": dense}
         if named is None:  # today's
             assert scored(client, arrays).shape == (4, 1)
         else:

@@ -31,6 +31,7 @@ from embertide.trainer.loop import Trainer
 from embertide.trainer.presets import PRESETS, globo
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.rollback import RollbackError, roll_back
+from embertide.trainer.publish.snapshot import read_manifest
 
 NEWS = NewsSource(NewsConfig(hours=3, views_per_hour=60, users=80, new_items_per_hour=5))
 HALF = NEWS.total_events() // 2
@@ -300,6 +301,30 @@ def test_a_net_that_changes_alone_is_another_schema(small: Trainer) -> None:
     assert len(set(found)) == 2
     again = changed(dataclasses.replace(SMALL, model=model), small.publication.path, change=False)
     assert again.versions.publisher.schema_id == found[-1]
+
+
+def former(publication: Publication) -> list[dict[str, list[str]]]:
+    """What the manifest of the newest snapshot lists."""
+    snapshot = publication.snapshot_path(publication.snapshots()[-1])
+    return list(read_manifest(snapshot).get("former", []))
+
+
+def test_manifests_list_the_layouts_of_the_models_before(small: Trainer) -> None:
+    publication = small.publication
+    of_small, of_run = (
+        {"keys": [column.name for column in run.model.columns], "dense": list(dense)}
+        for run in (SMALL, RUN)
+        for dense in [run.model.raw_columns]
+    )
+    assert former(publication) == []
+    count = NEWS.total_events()
+    changed(RUN, publication.path).fit(FirstEvents(NEWS, (HALF + count) // 2))
+    assert former(publication) == [of_small]
+    changed(RUN, publication.path, change=False).fit(FirstEvents(NEWS, count * 7 // 8))
+    assert former(publication) == [of_small]
+    third = dataclasses.replace(RUN, model=without(globo(), "os"))
+    changed(third, publication.path).fit(Chosen(NEWS, third.model))
+    assert former(publication) == [of_run, of_small]
 
 
 def test_a_rollback_does_not_cross_a_change(small: Trainer) -> None:

@@ -19,6 +19,7 @@ from serving import flip_byte
 from embertide import _store
 from embertide.server.adapters import process
 from embertide.server.adapters.redis import RedisOptions, RedisServer
+from embertide.trainer.presets import PRESETS
 from embertide.trainer.publish.bus import Bus, Keys
 from embertide.trainer.publish.folder import Publication, PublicationError, VersionId
 from embertide.trainer.publish.lock import FolderLock, LockedError
@@ -28,6 +29,16 @@ from embertide.trainer.publish.publisher import (
     Publisher,
     SupersededError,
     promotion_record,
+)
+from embertide.trainer.publish.snapshot import (
+    MAX_FORMER,
+    Layout,
+    SnapshotInfo,
+    former_layouts,
+    layouts,
+    read_former,
+    read_manifest,
+    write_snapshot,
 )
 from embertide.v1 import update_pb2
 
@@ -822,3 +833,25 @@ def test_what_a_damaged_file_held_is_owed_by_its_partition(
     owed = Publisher(publication, bus=None, model=MODEL, schema_id=SCHEMA).owed(since=0)
     assert [batch.version for batches in owed.batches.values() for batch in batches] == [1, 3]
     assert owed.damaged == (set(range(64)) if file == "commit.pb" else {int(path.name[2:4])})
+
+
+# --- former layouts -------------------------------------------------------------------------------
+
+
+def test_a_manifest_keeps_the_former_layouts(tmp_path: Path) -> None:
+    made = PRESETS["news-history"]()  # nodes make its sequence
+    former = former_layouts(PRESETS["criteo"](), made, [])
+    assert [(len(each.keys), len(each.dense)) for each in former] == [(20, 2), (10, 0)]
+    info = SnapshotInfo.of(PRESETS["criteo"](), lineage=1, version=1, watermark_ms=1, former=former)
+    write_snapshot(tmp_path / "snapshot", info, [], [])
+    manifest = read_manifest(tmp_path / "snapshot")
+    assert manifest["dense_names"] == list(info.dense_names)
+    assert read_former(tmp_path / "snapshot") == former
+    assert former_layouts(made, made, former) == ()
+
+
+def test_a_manifest_lists_the_newest_former_layouts() -> None:
+    model = PRESETS["news"]()
+    listed = [Layout(keys=(f"was{n}",), dense=()) for n in range(MAX_FORMER)]
+    own = layouts(PRESETS["criteo"]())
+    assert former_layouts(model, PRESETS["criteo"](), listed) == (*own, *listed[:-1])

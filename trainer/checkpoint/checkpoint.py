@@ -48,7 +48,13 @@ from embertide.trainer.publish.folder import (
     write_synced,
 )
 from embertide.trainer.publish.promotion import PromotionRecord
-from embertide.trainer.publish.snapshot import SnapshotError, read_manifest, read_transforms
+from embertide.trainer.publish.snapshot import (
+    Layout,
+    SnapshotError,
+    read_former,
+    read_manifest,
+    read_transforms,
+)
 from embertide.trainer.sync import plan
 from embertide.trainer.sync.channel import ALONE, Channel
 
@@ -444,6 +450,10 @@ class SavedCheckpoint:
     def watermark_ms(self) -> int:
         """Event time of the version, ms."""
         return int(read_manifest(self._snapshot)["watermark_ms"])
+
+    def former(self) -> tuple[Layout, ...]:
+        """Return the former layouts of the model, as its snapshot lists them."""
+        return read_former(self._snapshot)
 
     def transforms(self) -> _store.Transforms | None:
         """Return what the net wants done to DENSE; None: nothing.

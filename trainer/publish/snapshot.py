@@ -62,12 +62,42 @@ class Layout:
     A model whose nodes make columns has two layouts: all columns, and those that nodes do not make.
     """
 
-    keys: Sequence[str]
-    dense: Sequence[str]
+    keys: tuple[str, ...]
+    dense: tuple[str, ...]
 
 
 MAX_FORMER = 8
 """Former layouts of a manifest, at most."""
+
+
+def layouts(config: ModelConfig) -> tuple[Layout, ...]:
+    """Return what requests to a model may carry: all columns; and those that nodes do not make."""
+    published = [sequence for sequence in config.sequences if sequence.published]
+    made = {feature.name for feature in config.features if feature.crossed}
+    made |= {name for sequence in published for name in sequence.columns}
+    made_dense = {name for sequence in published for name in sequence.dense_columns}
+    keys = tuple(column.name for column in config.columns)
+    whole = Layout(keys=keys, dense=config.raw_columns)
+    own = Layout(
+        keys=tuple(name for name in keys if name not in made),
+        dense=tuple(name for name in config.raw_columns if name not in made_dense),
+    )
+    return (whole,) if own == whole else (whole, own)
+
+
+def former_layouts(
+    config: ModelConfig, before: ModelConfig, listed: Sequence[Layout]
+) -> tuple[Layout, ...]:
+    """Return the former layouts of a model that follows another one, newest first.
+
+    Args:
+        config: The model.
+        before: The one that it follows.
+        listed: The former layouts of that one.
+    """
+    own = layouts(config)
+    found = dict.fromkeys((*layouts(before), *listed))  # each once, in order
+    return tuple(layout for layout in found if layout not in own)[:MAX_FORMER]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -338,6 +368,19 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         raise SnapshotError(f"{directory} holds no snapshot: {MANIFEST} is missing") from None
     manifest: dict[str, Any] = json.loads(_store.check_manifest(text))
     return manifest
+
+
+def read_former(directory: Path) -> tuple[Layout, ...]:
+    """Return the former layouts that a snapshot's manifest lists, newest first.
+
+    Raises:
+        SnapshotError: There is no snapshot.
+        StoreError: Its manifest is not what it should be.
+    """
+    return tuple(
+        Layout(keys=tuple(each["keys"]), dense=tuple(each["dense"]))
+        for each in read_manifest(directory).get("former", [])
+    )
 
 
 def manifest_tables(manifest: Mapping[str, Any]) -> dict[int, _store.TableConfig]:
