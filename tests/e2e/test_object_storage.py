@@ -54,8 +54,13 @@ def trainer(folder: Path, log: Path, *more: str) -> Child:
 
 
 def brings(child: Child, storage: Storage, seen: int) -> bool:
-    """Whether there is more or less in storage than was seen, or the trainer is at its end."""
-    return len(storage.keys("snapshots")) != seen or not child.alive()
+    """Whether there is more or less in storage than was seen, or the trainer is at its end.
+
+    Before the first snapshot is whole there, a machine that is lost leaves nothing to go on from.
+    """
+    keys = storage.keys("snapshots")
+    whole = any(key.endswith("manifest.json") for key in keys)
+    return (whole and len(keys) != seen) or not child.alive()
 
 
 def newest_files(publication: Publication) -> dict[str, bytes]:
