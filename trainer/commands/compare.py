@@ -9,7 +9,7 @@ import rich.table
 import typer
 
 from embertide.trainer.commands import event_bar, print_json, refusals
-from embertide.trainer.commands.evaluate import DdrMib, User
+from embertide.trainer.commands.evaluate import Config, DdrMib, User
 from embertide.trainer.commands.inputs import Data, Demo, Events, Hours, StreamSeed, open_run
 from embertide.trainer.errors import ConfigurationError
 
@@ -40,10 +40,7 @@ def command(
     first: Annotated[Path, typer.Argument(help="A publication's folder, or a snapshot's.")],
     second: Annotated[Path, typer.Argument(help="Another, or the same with another version.")],
     data: Data = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(help="The run's file, where events have a schema or columns of their own."),
-    ] = None,
+    config: Config = None,
     events: Events = None,
     demo: Demo = False,
     hours: Hours = 96,

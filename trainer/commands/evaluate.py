@@ -25,6 +25,10 @@ User = Annotated[
         show_default="user, where there is one",
     ),
 ]
+Config = Annotated[
+    Path | None,
+    typer.Option(help="The run's file, where events have a schema or columns of their own."),
+]
 DdrMib = Annotated[int, typer.Option(min=1, help="Memory for the rows of a version, MiB.")]
 
 
@@ -60,10 +64,7 @@ def command(
         Path, typer.Argument(help="The folder that a trainer publishes to, or one snapshot's.")
     ],
     data: Data = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(help="The run's file, where events have a schema or columns of their own."),
-    ] = None,
+    config: Config = None,
     events: Events = None,
     demo: Demo = False,
     hours: Hours = 96,

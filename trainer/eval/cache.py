@@ -194,6 +194,21 @@ def new_picture(output: Path) -> "Figure":
     return picture
 
 
+def write_picture(picture: "Figure", output: Path) -> None:
+    """Give what is drawn a grid and a legend, and write it.
+
+    Raises:
+        ConfigurationError: It cannot be written.
+    """
+    for axes in picture.axes:
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    try:
+        picture.savefig(output)
+    except OSError as error:
+        raise ConfigurationError(f"--plot {output}: {error}") from error
+
+
 def draw(picture: "Figure", figures: CacheFigures, title: str, output: Path) -> None:
     """Draws hit rates over sizes and writes the picture."""
     shares = [100 * size.share for size in figures.sizes]
@@ -208,9 +223,4 @@ def draw(picture: "Figure", figures: CacheFigures, title: str, output: Path) -> 
         rates = [size.policies[policy].hit_rate for size in figures.sizes]
         axes.plot(shares, rates, marker="o", markersize=3, label=policy)
     axes.set(xscale="log", xlabel="rows of the tier, % of the keys", ylabel="hit rate", title=title)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
-    try:
-        picture.savefig(output)
-    except OSError as error:
-        raise ConfigurationError(f"--plot {output}: {error}") from error
+    write_picture(picture, output)

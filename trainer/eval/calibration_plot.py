@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embertide.trainer.errors import ConfigurationError
+from embertide.trainer.eval.cache import write_picture
 from embertide.trainer.eval.metrics import Array, calibration_curve
 
 if TYPE_CHECKING:
@@ -24,9 +24,4 @@ def draw(picture: "Figure", label_B: Array, score_B: Array, title: str, output: 
     axes.plot([0, top], [0, top], "--", color="black", label="calibrated")
     axes.errorbar(score_S, label_S, yerr=error_S, marker="o", markersize=3, label=title)
     axes.set(xlabel="mean score", ylabel="mean label (± 2 s.e.)", title="calibration")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
-    try:
-        picture.savefig(output)
-    except OSError as error:
-        raise ConfigurationError(f"--plot {output}: {error}") from error
+    write_picture(picture, output)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from embertide._store import CacheTrace, StoreError
 from embertide.trainer.errors import ConfigurationError
+from embertide.trainer.eval.cache import write_picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -306,9 +307,4 @@ def draw(
         (line,) = axes.plot(curve.rows, curve.hits, marker="o", markersize=3, label=curve.policy)
         axes.axvline(found.hbm_rows + found.ddr_rows, color=line.get_color(), linestyle=":")
     axes.set(xscale="log", xlabel="rows in HBM and DDR (dotted: the plan)", ylabel="hit rate")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
-    try:
-        picture.savefig(output)
-    except OSError as error:
-        raise ConfigurationError(f"--plot {output}: {error}") from error
+    write_picture(picture, output)
