@@ -3,6 +3,7 @@
 import dataclasses
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -218,10 +219,25 @@ def test_training_goes_on_while_storage_fails_and_it_catches_up(
 def test_training_waits_for_storage_that_is_too_far_behind(
     s3: S3, url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    s3.harm(8, key="snapshots|deltas", wait_s=0.4)
-    trainer = train(url, tmp_path / "pub", behind_s=0.5)
-    assert trainer.uploader is not None
-    assert trainer.uploader.stats.waits > 0
+    s3.harm(8, key="snapshots|deltas", wait_s=1.5)
+    trainer = Trainer(
+        RUN,
+        Publication(tmp_path / "pub"),
+        program_cache=CACHE,
+        storage=Storage(url),
+        most_behind_s=0.5,
+    )
+    uploader = trainer.uploader
+    assert uploader is not None
+
+    def slowly(_progress: Progress) -> None:
+        """So slow that storage is behind while there is training left."""
+        until = time.monotonic() + 1
+        while uploader.stats.waits == 0 and uploader.behind_s < 0.6 and time.monotonic() < until:
+            time.sleep(0.01)
+
+    trainer.fit(NEWS, progress=slowly, every_s=0)
+    assert uploader.stats.waits > 0
     assert "training waits" in caplog.text
 
 
@@ -251,7 +267,30 @@ def test_no_version_is_there_before_its_files(s3: S3, url: str, tmp_path: Path) 
     mirror = mirrored(url, tmp_path / "node")
     assert mirror.newest() is None
     s3.harm(0)
-    shutil.rmtree(tmp_path / "pub")
+
+
+def test_a_machine_lost_before_its_first_snapshot_leaves_a_url_to_begin_at(
+    s3: S3, url: str, never: Publication, tmp_path: Path
+) -> None:
+    s3.harm(10_000, key="snapshots|checkpoints", status=403)
+    lost = Trainer(
+        RUN, Publication(tmp_path / "a"), program_cache=CACHE, storage=Storage(url), storage_end_s=1
+    )
+    with pytest.raises(StorageError):
+        lost.fit(NEWS)
+    assert Storage(url).names("deltas") == []
+    s3.harm(0)
+    second = train(url, tmp_path / "b")
+    assert second.versions.publisher.lineage > lost.versions.publisher.lineage
+    assert newest(second.publication) == newest(never)
+
+
+def test_versions_without_a_checkpoint_are_refused(url: str, tmp_path: Path) -> None:
+    trainer = train(url, tmp_path / "pub")
+    storage = Storage(url)
+    for kind in ("checkpoints", "snapshots"):
+        storage.remove(storage.keys(kind))
+    shutil.rmtree(trainer.publication.path)
     with pytest.raises(CheckpointError, match="no checkpoint that is whole"):
         train(url, tmp_path / "pub")
 

@@ -1,10 +1,11 @@
 """A trainer's publication goes to object storage while training goes on (docs/design/0020).
 
-Two threads look at the folder and bring over what storage lacks, versions one, snapshots with
-their checkpoints the other. Of each, the object that makes it exist goes last: `commit.pb`,
-`checkpoint.json`, and `manifest.json` after that. What the folder has dropped goes from storage
-once a newer snapshot is whole there. A trainer that is killed at any moment leaves at most objects
-that nothing names; the next one writes them again, or removes them.
+Two threads look at the folder and bring over what storage lacks, versions one, snapshots with their
+checkpoints the other. Of each, the object that makes it exist goes last: `commit.pb`,
+`checkpoint.json`, and `manifest.json` after that. Versions wait for the first snapshot. What the
+folder has dropped goes from storage once a newer snapshot is whole there. A trainer that is killed
+at any moment leaves at most objects that nothing names; the next one writes them again, or removes
+them.
 
 One publisher: a lineage is claimed by an object `lineages/NUMBER` that can be written only once. A
 trainer that finds a larger one stops before it makes another version exist.
@@ -69,9 +70,12 @@ class UploadOptions:
 
 
 class _Lane:
-    """A thread that looks, again and again. `whole_at`: when it last found nothing left to do."""
+    """A thread that looks, again and again. `whole_at`: when it last found nothing left to do.
 
-    def __init__(self, name: str, look: Callable[[], None], stats: UploadStats) -> None:
+    `look` says whether it left nothing.
+    """
+
+    def __init__(self, name: str, look: Callable[[], bool], stats: UploadStats) -> None:
         self._look = look
         self._stats = stats
         self._end = threading.Event()
@@ -92,7 +96,7 @@ class _Lane:
         while not self._end.is_set():
             began = time.monotonic()
             try:
-                self._look()
+                whole = self._look()
             except OvertakenError as error:
                 self.error = error
                 return
@@ -105,7 +109,9 @@ class _Lane:
                 self._end.wait(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             else:
-                pause_s, self.whole_at, self.failure = _FIRST_PAUSE_S, began, ""
+                pause_s, self.failure = _FIRST_PAUSE_S, ""
+                if whole:
+                    self.whole_at = began
                 self._end.wait(_LOOK_EVERY_S)
 
 
@@ -200,7 +206,10 @@ class Uploader:
 
     # --- the two threads --------------------------------------------------------------------------
 
-    def _look_for_versions(self) -> None:
+    def _look_for_versions(self) -> bool:
+        # From versions alone no trainer could go on, and none could begin beside them.
+        if not self._whole["snapshots"]:
+            return not self._publication.snapshots()
         path = self._publication.path / PROMOTED
         promoted = path.read_bytes() if path.is_file() else b""
         for version in self._publication.deltas():
@@ -211,8 +220,9 @@ class Uploader:
             self._check_lineage()
             self.storage.put_bytes(PROMOTED, promoted)
             self._promoted = promoted
+        return True
 
-    def _look_for_snapshots(self) -> None:
+    def _look_for_snapshots(self) -> bool:
         began = time.monotonic()
         for version in self._publication.snapshots():
             folder = self._publication.path / "checkpoints" / version.folder
@@ -235,6 +245,7 @@ class Uploader:
             self._then = [(at, then) for at, then in self._then if at >= due]
         for then in ready:
             then()
+        return True
 
     def _put_file(self, key: str, path: Path) -> None:
         self.stats.bytes += self.storage.put(key, path)
