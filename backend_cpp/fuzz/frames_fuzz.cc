@@ -191,8 +191,23 @@ class Strangers {
     EMBERTIDE_CHECK(::bind(socket, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0);
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     address.sin_port = htons(static_cast<uint16_t>(port));
-    EMBERTIDE_CHECK(::connect(socket, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0);
+    if (::connect(socket, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
+      // It waits where the node has not accepted all who came before.
+      EMBERTIDE_CHECK(errno == EINTR);
+      AwaitEvent(socket, POLLOUT);
+      int error = 0;
+      socklen_t size = sizeof(error);
+      EMBERTIDE_CHECK(::getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0);
+    }
     return socket;
+  }
+  static void AwaitEvent(int socket, short event) {
+    pollfd at{socket, event, 0};
+    int ready = 0;
+    do {
+      ready = ::poll(&at, 1, kEndMs);
+    } while (ready < 0 && errno == EINTR);  // by libFuzzer's alarm
+    EMBERTIDE_CHECK(ready == 1);
   }
   void HangUp() {
     ::shutdown(talking_.front(), SHUT_WR);
@@ -205,12 +220,7 @@ class Strangers {
     leaving_.pop_front();
     size_t answered = 0;
     while (true) {
-      pollfd end{socket, POLLIN, 0};
-      int ready = 0;
-      do {
-        ready = ::poll(&end, 1, kEndMs);
-      } while (ready < 0 && errno == EINTR);  // by libFuzzer's alarm
-      EMBERTIDE_CHECK(ready == 1);
+      AwaitEvent(socket, POLLIN);
       char answer[4096];
       const ssize_t size = ::recv(socket, answer, sizeof(answer), 0);
       if (size <= 0) break;

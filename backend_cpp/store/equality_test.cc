@@ -207,6 +207,17 @@ TEST_P(EqualityTest, OfLargeBagsInBoundedMemory) {
   }).join();
 }
 
+// The first request of a thread has no key at all.
+TEST_P(EqualityTest, OfEmptyBagsAlone) {
+  const auto store = Open(GetParam());
+  keys_.clear();
+  weights_.clear();
+  offsets_.assign(2 * features_.size() + 1, 0);
+  std::thread([&] {
+    ASSERT_NO_FATAL_FAILURE(ExpectEqual(Answer(*store, {0, 1}, 1), Reference()));
+  }).join();
+}
+
 TEST_P(EqualityTest, OfAnswersWhateverThePlaceAndTheOrder) {
   const auto store = Open(GetParam());
   const std::vector<float> want = Reference();

@@ -52,7 +52,7 @@ void Finder::Add(std::span<const BagFeature> features, const KeyBags& request) {
         request.remote_of[static_cast<size_t>(keys.data() - &request.keys[0]) + k];
     if (which != 0) remote_[first + k] = &request.remote[which - 1];
   }
-  std::ranges::copy(keys, &keys_[first]);
+  std::ranges::copy(keys, keys_.data() + first);
   const auto add = [&](size_t bag, size_t n) {
     const size_t before = runs_.empty() ? 0 : runs_.back().end;
     runs_.push_back({&impl_->tables[features[bag % features.size()].table], before + n});
@@ -71,7 +71,7 @@ void Finder::Add(std::span<const BagFeature> features, const KeyBags& request) {
 // Notes the first groups of the next keys and asks for them.
 void Finder::Aim(size_t first, size_t end) {
   std::array<uint64_t, kStep> hashes;
-  kRowOps->hashes(&keys_[first], end - first, hashes.data());
+  kRowOps->hashes(keys_.data() + first, end - first, hashes.data());
   const uint64_t version = version_;
   const bool watch = impl_->options.observer != nullptr;
   const uint64_t* hash = hashes.data();
@@ -129,7 +129,7 @@ void Finder::Step() {
 // What the keys' first groups have of them.
 void Finder::Place(size_t first, size_t end) {
   std::array<uint64_t, kStep> words;
-  kRowOps->words(&groups_[first], &keys_[first], end - first, words.data());
+  kRowOps->words(groups_.data() + first, keys_.data() + first, end - first, words.data());
   FoundRow* found = found_.data();
   const Bucket* const* buckets = buckets_.data();
   BucketIndex::Group* const* groups = groups_.data();
