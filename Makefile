@@ -74,9 +74,11 @@ cpp: build/.venv ## the C++ build, tests included
 	@cmake --build build/cpp
 
 CC := git ls-files -co --exclude-standard -- '*.cc' '*.cu' '*.h'
-check: dev cpp ## formatters, linters, spelling, types, protos
+check: dev cpp ## formatters, linters, spelling, prose, types, protos
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	git ls-files -co --exclude-standard -- ':!tests/golden' ':!requirements' ':!proto/baseline.binpb' | xargs $(BIN)/codespell
+	git ls-files -co --exclude-standard -- '*.md' ':!tests/golden' | xargs $(BIN)/proselint check
+	$(BIN)/rumdl check --quiet .
 	$(BIN)/mypy && $(BIN)/mypy tests && $(BIN)/mypy -p bench
 	$(BIN)/buf lint && $(BIN)/buf format -d --exit-code >/dev/null
 	$(BIN)/buf breaking --against proto/baseline.binpb

@@ -17,7 +17,7 @@ from embertide.server.core.plan.validity import NODES_MAX, OWNERS_MAX, PLAN_RUNS
 from embertide.server.core.state import LEASE_MS, MOVES_INSIDE_MAX, PLANS_KEPT
 from embertide.v1 import plan_pb2
 
-PAGE = (Path(__file__).parents[2] / "docs" / "scale.md").read_text()
+PAGE = " ".join((Path(__file__).parents[2] / "docs" / "scale.md").read_text().split())
 GROUPS, NODES, GPUS = 8, 8, 8  # groups, nodes a group, GPUs a node
 TABLES, BUCKETS = 100, 1024  # 10^10 rows, 10^5 a bucket
 
