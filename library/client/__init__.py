@@ -17,6 +17,7 @@ from embertide.client.errors import (
 from embertide.client.results import Answer, Degraded, Looked, Ranked, Source
 from embertide.client.schema import Feature, Schema
 from embertide.client.sync import Client
+from embertide.client.tables import text_keys
 
 __all__ = [
     "Answer",
@@ -37,4 +38,5 @@ __all__ = [
     "Tls",
     "UnavailableError",
     "VersionGoneError",
+    "text_keys",
 ]

@@ -68,6 +68,7 @@ class AsyncClient:
         model: str,
         features: Mapping[str, Any],
         *,
+        context: Mapping[str, Any] | None = None,
         weights: Mapping[str, Any] | None = None,
         dense: Any = None,
         version: int | None = None,
@@ -81,6 +82,7 @@ class AsyncClient:
         model: str,
         features: Any,
         *,
+        context: Mapping[str, Any] | None = None,
         weights: Mapping[str, Any] | None = None,
         dense: Any = None,
         version: int | None = None,
@@ -93,6 +95,7 @@ class AsyncClient:
         model: str,
         features: Any,
         *,
+        context: Mapping[str, Any] | None = None,
         weights: Mapping[str, Any] | None = None,
         dense: Any = None,
         version: int | None = None,
@@ -103,7 +106,7 @@ class AsyncClient:
         call = Call(self._calling, model, timeout_s)
         schema = await self._schema(call)
         check_kind(schema, ranking=True)
-        work = Work(read(schema, features, weights, dense), sources, version)
+        work = Work(read(schema, features, weights, dense, context), sources, version)
         answer: Ranked[Any] = await self._run(call, work)
         return answer
 

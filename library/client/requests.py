@@ -53,42 +53,83 @@ class Columns:
 
 
 def read(
-    schema: Schema, features: Any, weights: Mapping[str, Any] | None = None, dense: Any = None
+    schema: Schema,
+    features: Any,
+    weights: Mapping[str, Any] | None = None,
+    dense: Any = None,
+    context: Mapping[str, Any] | None = None,
 ) -> Columns:
-    """Take the model's columns from what a caller gave.
+    """Take the model's columns from what a caller gave (`Client.rank`).
 
     Raises:
         InputError: A column is missing, unknown, or holds what cannot be sent.
     """
-    table = open_table(features)
-    there = set(table.names)
+    table, common = open_table(features), _context(context)
+    _check_apart(table, common)
+    there = {*table.names, *common}
     made = {feature.name for feature in schema.features if feature.made}
     own = bool(made) and not made & there
     wanted = [feature for feature in schema.features if not (own and feature.made)]
     names = [feature.name for feature in wanted]
-    _check_names(schema, table, names, weights or {}, dense)
-    weighing = {n: _weights(table, w) for n, w in (weights or {}).items()}
-    keys = [keys_of(name, table.column(name), weighing.get(name)) for name in names]
-    for feature, column in zip(wanted, keys, strict=True):
-        if feature.weighed and column.weights_N is None:
+    _check_names(schema, table, common, names, weights or {}, dense)
+    keys = {name: _keys(table, common, name, weights or {}) for name in names}
+    for feature in wanted:
+        if feature.weighed and keys[feature.name].weights_N is None:
             raise InputError(
                 f"feature {feature.name!r} of model {schema.model!r} is weighed: give "
                 f"weights={{{feature.name!r}: ...}}"
             )
-    sizes = {name: len(column) for name, column in zip(names, keys, strict=True)}
+    sizes = {name: len(column) for name, column in keys.items() if name not in common}
+    if not sizes:
+        raise InputError(
+            f"all features of model {schema.model!r} are in the context; give those that differ "
+            "from row to row as columns"
+        )
     size = next(iter(sizes.values()))
     if size == 0:
         raise InputError(f"there is no row; a call of model {schema.model!r} has one or more")
     if len(set(sizes.values())) > 1:
-        raise InputError(f"columns differ in length: {sizes}")
-    dense_BD = _dense(schema, table, dense, own, size)
-    return Columns(schema, table, wanted, own, keys, dense_BD, size)
+        raise InputError(
+            f"columns differ in length: {sizes}; what all rows have in common goes into context="
+        )
+    columns = [keys[n].repeated(size) if n in common else keys[n] for n in names]
+    dense_BD = _dense(schema, table, common, dense, own, size)
+    return Columns(schema, table, wanted, own, columns, dense_BD, size)
+
+
+def _context(context: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Return a context, empty where none was given."""
+    if context is not None and not isinstance(context, Mapping):
+        raise InputError(
+            f"context is a {type(context).__name__}; give a mapping of one value by name"
+        )
+    return context or {}
+
+
+def _check_apart(table: Table, common: Mapping[str, Any]) -> None:
+    """Refuse a column that is in the context, too."""
+    both = sorted({*table.names} & {*common})
+    if both:
+        raise InputError(f"{both[0]!r} is in the context and a column; give it once")
+
+
+def _keys(table: Table, common: Mapping[str, Any], name: str, weights: Mapping[str, Any]) -> Keys:
+    """Return the keys of a feature: of all rows, or one row of them for the context."""
+    if name not in common:
+        return keys_of(f"feature {name!r}", table.column(name), _weights(table, weights.get(name)))
+    weighing = [weights[name]] if name in weights else None
+    return keys_of(f"feature {name!r} of the context", [common[name]], weighing)
 
 
 def _check_names(
-    schema: Schema, table: Table, names: Sequence[str], weights: Mapping[str, Any], dense: Any
+    schema: Schema,
+    table: Table,
+    common: Mapping[str, Any],
+    names: Sequence[str],
+    weights: Mapping[str, Any],
+    dense: Any,
 ) -> None:
-    there = set(table.names)
+    there = {*table.names, *common}
     missing = [name for name in names if name not in there]
     takes = f"model {schema.model!r} takes {', '.join(names)}"
     if missing:
@@ -96,11 +137,12 @@ def _check_names(
     for name in weights:
         if name not in names:
             raise InputError(f"weights are of feature {name!r}, which is unknown; {takes}")
-    if not table.strict:
-        return
     columns = [dense] if isinstance(dense, str) else dense
     named = {n for n in columns if isinstance(n, str)} if isinstance(columns, list) else set()
-    unknown = sorted(there - {*names, *(schema.dense or ()), *named, *_strings(weights)})
+    known = {*names, *(schema.dense or ()), *named, *_strings(weights)}
+    unknown = sorted(({*table.names} if table.strict else set()) - known) + sorted(
+        {*common} - known
+    )
     if unknown:
         more = f", and of DENSE {', '.join(schema.dense)}" if schema.dense else ""
         raise InputError(f"feature {unknown[0]!r} is unknown; {takes}{more}")
@@ -120,7 +162,12 @@ def _weights(table: Table, weights: Any) -> Any:
 
 
 def _dense(
-    schema: Schema, table: Table, dense: Any, own: bool, size: int
+    schema: Schema,
+    table: Table,
+    common: Mapping[str, Any],
+    dense: Any,
+    own: bool,
+    size: int,
 ) -> NDArray[np.float32] | None:
     wanted = schema.dense_columns + (0 if own else schema.dense_made)
     if wanted == 0:
@@ -129,13 +176,13 @@ def _dense(
         return None
     names = dense if isinstance(dense, (list, tuple)) else schema.dense if dense is None else None
     if names is not None and all(isinstance(name, str) for name in names):
-        missing = [name for name in names if name not in table.names]
+        missing = [name for name in names if name not in table.names and name not in common]
         if missing:
             raise InputError(
                 f"dense feature {missing[0]!r} is missing; model {schema.model!r} takes "
                 f"{', '.join(names)}: give NaN where a value is not known"
             )
-        columns = [floats_of(f"dense feature {n!r}", table.column(n)) for n in names]
+        columns = [_numbers(table, common, name, size) for name in names]
         array = np.stack(columns, axis=1) if columns else np.zeros((size, 0), np.float32)
     elif dense is None:
         raise InputError(
@@ -149,6 +196,13 @@ def _dense(
             f"dense has shape {list(array.shape)}; model {schema.model!r} takes [{size}, {wanted}]"
         )
     return array
+
+
+def _numbers(table: Table, common: Mapping[str, Any], name: str, size: int) -> NDArray[np.float32]:
+    """Return a column of DENSE, `size` long where it is of the context."""
+    if name not in common:
+        return floats_of(f"dense feature {name!r}", table.column(name))
+    return np.repeat(floats_of(f"dense feature {name!r} of the context", [common[name]]), size)
 
 
 # --- requests -------------------------------------------------------------------------------------

@@ -81,6 +81,7 @@ class Client:
         model: str,
         features: Mapping[str, Any],
         *,
+        context: Mapping[str, Any] | None = None,
         weights: Mapping[str, Any] | None = None,
         dense: Any = None,
         version: int | None = None,
@@ -94,6 +95,7 @@ class Client:
         model: str,
         features: Any,
         *,
+        context: Mapping[str, Any] | None = None,
         weights: Mapping[str, Any] | None = None,
         dense: Any = None,
         version: int | None = None,
@@ -106,6 +108,7 @@ class Client:
         model: str,
         features: Any,
         *,
+        context: Mapping[str, Any] | None = None,
         weights: Mapping[str, Any] | None = None,
         dense: Any = None,
         version: int | None = None,
@@ -119,6 +122,8 @@ class Client:
             features: Columns by name, B long: keys, or lists of keys. A mapping, a pyarrow Table or
                 RecordBatch, a pandas DataFrame. Columns that the node makes may be left out, all of
                 them; tables may have further columns, mappings may not.
+            context: By name, what all samples have in common, as the user whose candidates are
+                ranked: one key, list of keys or number each. `features` then lacks them.
             weights: Of keys in lists, by feature: as the keys, or the name of the column.
             dense: [B, D], or names of columns; None: columns of the names that the model tells.
             version: The one to answer by; None: the newest that the node answers at.
@@ -136,7 +141,7 @@ class Client:
         call = Call(self._calling, model, timeout_s)
         schema = self._schema(call)
         check_kind(schema, ranking=True)
-        work = Work(read(schema, features, weights, dense), sources, version)
+        work = Work(read(schema, features, weights, dense, context), sources, version)
         answer: Ranked[Any] = self._run(call, work)
         return answer
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from embertide.client.errors import InputError
 
 _REMEDY = "keys are 64-bit integers, as the trainer got them"
+_OF_TEXT = "; of a column of text send embertide.client.text_keys(values)"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -36,6 +37,12 @@ class Keys:
     def __len__(self) -> int:
         """Number of samples."""
         return len(self.keys_N if self.lengths_B is None else self.lengths_B)
+
+    def repeated(self, times: int) -> "Keys":
+        """Return the keys of all samples, `times` over."""
+        lengths_B = None if self.lengths_B is None else np.tile(self.lengths_B, times)
+        weights_N = None if self.weights_N is None else np.tile(self.weights_N, times)
+        return Keys(np.tile(self.keys_N, times), lengths_B, weights_N)
 
 
 class Table(Protocol):
@@ -157,16 +164,33 @@ def open_table(features: Any) -> Table:
     )
 
 
+def text_keys(values: Sequence[str]) -> NDArray[np.int64]:
+    """Return the keys, [N], that a column of text has in events: xxh3_64, read as signed.
+
+    The trainer hashes a column of text so, whatever it holds: a column of numbers that was text in
+    the events is text in requests.
+
+    Raises:
+        InputError: A value is no text.
+    """
+    import xxhash  # of the extras `client` and `train`; other callers send integers
+
+    for row, value in enumerate(values):
+        if not isinstance(value, str):
+            raise InputError(f"row {row}: {value!r} is no text; integers are keys as they are")
+    hashes = (xxhash.xxh3_64_intdigest(value.encode()) for value in values)
+    return np.fromiter(hashes, np.uint64, len(values)).view(np.int64)
+
+
 # --- one column -----------------------------------------------------------------------------------
 
 
-def keys_of(name: str, column: Any, weights: Any = None) -> Keys:
-    """Return the keys of a column: one a sample, or lists of them.
+def keys_of(what: str, column: Any, weights: Any = None) -> Keys:
+    """Return the keys of a column: one a sample, or lists of them; errors say of `what`.
 
     Raises:
         InputError: A value is no 64-bit integer, is missing, or weights are not as many.
     """
-    what = f"feature {name!r}"
     flat, lengths_B = _flat(what, column)
     keys_N = _integers(what, flat, lengths_B)
     if weights is None:
@@ -283,6 +307,7 @@ def _integers(what: str, flat: Any, lengths_B: NDArray[np.int32] | None) -> NDAr
             if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
                 raise InputError(
                     f"{what}, {_row(at, lengths_B)}: {value!r} is no integer; {_REMEDY}"
+                    f"{_OF_TEXT if isinstance(value, str) else ''}"
                 )
             if not -(2**63) <= value < 2**64:
                 raise InputError(

@@ -7,9 +7,10 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from embertide.client import InputError
+from embertide.client import InputError, text_keys
 from embertide.client.requests import cut, embeddings_of, places_of, read, sources_of
 from embertide.client.schema import Feature, Schema
+from embertide.trainer.data.assemble import hash_strings
 
 USER, TAGS, CROSS = (
     Feature(name="user", dim=2),
@@ -116,12 +117,20 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "unknown": ({"tgas": [1, 2, 3]}, "feature 'tgas' is unknown"),
     "float": ({"user": [1, 2.5, 3]}, "feature 'user', row 1: 2.5 is no integer"),
     "bool": ({"user": [True, 1, 2]}, "feature 'user', row 0: True is no integer"),
-    "text": ({"user": ["a", "b", "c"]}, "feature 'user', row 0: 'a' is no integer"),
+    "text": (
+        {"user": ["a", "b", "c"]},
+        "feature 'user', row 0: 'a' is no integer; keys are 64-bit integers, as the trainer got "
+        "them; of a column of text send embertide.client.text_keys(values)",
+    ),
     "none": ({"user": [1, None, 3]}, "feature 'user', row 1 is missing"),
     "large": ({"user": [1, 2, 2**64]}, f"feature 'user', row 2: {2**64} does not fit 64 bits"),
     "in a list": ({"tags": [[1], [2, "x"], []]}, "feature 'tags', row 1, place 1: 'x'"),
     "no list": ({"tags": [[1], 2, []]}, "feature 'tags', row 1: 2 is no list"),
-    "length": ({"user": [1, 2]}, "columns differ in length: {'user': 2, 'tags': 3}"),
+    "length": (
+        {"user": [1, 2]},
+        "columns differ in length: {'user': 2, 'tags': 3}; what all rows have in common goes into "
+        "context=",
+    ),
     "dense": ({"age": [1, "x", 3]}, "dense feature 'age', row 1: 'x' is no number"),
     "dense missing": ({"age": None}, "dense feature 'age' is missing; model 'm' takes price, age"),
     "infinite": ({"age": [1, 1e300, 3]}, "dense feature 'age', row 1: 1e+300 is no finite fp32"),
@@ -160,3 +169,75 @@ def test_dense_without_names_is_an_array_or_named_by_the_caller() -> None:
     assert cut(named)[0].arrays["DENSE"].tolist() == [[4, 3]]
     with pytest.raises(InputError, match=r"dense has shape \[1, 3\]; model 'm' takes \[1, 2\]"):
         read(schema, {"user": [1]}, dense=[[1, 2, 3]])
+
+
+CANDIDATES = {"user": [1, 2, 3], "price": [1.0, None, 3.0]}
+
+
+@pytest.mark.parametrize("kind", ["mapping", "arrow", "pandas"])
+def test_a_context_is_the_same_for_each_candidate(kind: str) -> None:
+    whole = {**CANDIDATES, "tags": [[7, 8]] * 3, "age": [5.0] * 3}
+    given: Any = CANDIDATES if kind == "mapping" else pd.DataFrame(CANDIDATES)
+    if kind == "arrow":
+        given = pa.table(CANDIDATES)
+    requests = cut(read(PLAIN, given, context={"tags": [7, 8], "age": 5}))
+    expected = cut(read(PLAIN, whole))
+    assert len(requests) == len(expected) == 2
+    for ours, theirs in zip(requests, expected, strict=True):
+        assert {*ours.arrays} == {*theirs.arrays} == {"KEYS", "LENGTHS", "DENSE"}
+        for name, array in theirs.arrays.items():
+            np.testing.assert_array_equal(ours.arrays[name], array)
+
+
+def test_a_context_of_one_key_leaves_the_rectangular_form() -> None:
+    candidates = {"tags": range(3), "price": [0] * 3, "age": [0] * 3}
+    (request,) = cut(read(PLAIN, candidates, context={"user": 9}))
+    assert request.arrays["KEYS"].tolist() == [[9, 0], [9, 1], [9, 2]]
+
+
+def test_weights_of_a_context_are_of_its_keys() -> None:
+    schema = Schema(
+        model="m",
+        ranking=True,
+        features=(USER, Feature(name="tags", dim=3, weighed=True)),
+        max_batch=8,
+        max_samples=8,
+    )
+    context, weights = {"tags": [7, 8]}, {"tags": [0.5, 2]}
+    (request,) = cut(read(schema, {"user": [1, 2]}, weights, context=context))
+    assert request.arrays["WEIGHTS"].tolist() == [[1, 0.5, 2, 1, 0.5, 2]]
+
+
+WRONG_CONTEXTS: dict[str, tuple[Any, str]] = {
+    "twice": ({"user": 4, "tags": 1, "age": 5}, "'user' is in the context and a column"),
+    "unknown": ({"tags": 1, "age": 5, "hour": 3}, "feature 'hour' is unknown; model 'm' takes"),
+    "no key": ({"tags": 1.5, "age": 5}, "feature 'tags' of the context, row 0: 1.5 is no integer"),
+    "no number": ({"tags": 1, "age": "x"}, "dense feature 'age' of the context, row 0: 'x'"),
+    "no mapping": ([1, 2], "context is a list; give a mapping of one value by name"),
+    "lacks": ({"tags": 1}, "dense feature 'age' is missing"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_CONTEXTS)
+@pytest.mark.parametrize("kind", ["mapping", "arrow"])
+def test_a_wrong_context_is_named(kind: str, name: str) -> None:
+    context, says = WRONG_CONTEXTS[name]
+    given = CANDIDATES if kind == "mapping" else pa.table(CANDIDATES)
+    with pytest.raises(InputError) as refusal:
+        read(PLAIN, given, context=context)
+    assert says in str(refusal.value)
+
+
+def test_a_context_of_all_features_has_no_candidates() -> None:
+    with pytest.raises(InputError, match="all features of model 'm' are in the context"):
+        read(PLAIN, {}, context={"user": 1, "tags": 2, "price": 3, "age": 4})
+
+
+def test_text_has_the_keys_that_the_trainer_gives_it() -> None:
+    texts = ["shirt-17", "", "17", "Größe 42"]
+    ours = text_keys(texts)
+    theirs = hash_strings(np.array([text.encode() for text in texts], object))
+    assert ours.tolist() == theirs.tolist()
+    assert len({*ours.tolist()}) == 4
+    with pytest.raises(InputError, match="row 1: 17 is no text"):
+        text_keys(["a", 17])  # type: ignore[list-item]
