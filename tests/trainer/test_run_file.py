@@ -15,6 +15,22 @@ from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.errors import ConfigurationError, DataError, TrainerError
 from embertide.trainer.presets import PRESETS, criteo
 
+CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
+OWN_SCHEMA = """\
+from embertide.trainer.config import FeatureConfig, ModelConfig, RunConfig, TableConfig
+from embertide.trainer.data import open_events
+from embertide.trainer.data.base import EventSchema, FeatureColumn
+
+schema = EventSchema(features=(FeatureColumn(name="who", column="who"),), label="liked")
+run = RunConfig(
+    model=ModelConfig(
+        name="likes",
+        tables=(TableConfig(name="who"),),
+        features=(FeatureConfig(name="who", table="who"),),
+        top_mlp=(4,),
+    ),
+)
+"""
 CONFIGS = [each for each in vars(config).values() if dataclasses.is_dataclass(each)]
 HEAD = """\
 from embertide.trainer.config import RunConfig
@@ -104,6 +120,40 @@ def test_a_model_that_the_events_do_not_fit_is_refused(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 2
     assert "the events have user, prev, cand" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("events", "total"), [("source = open_events({old!r}, schema=schema)", 3), ("", 2)]
+)
+def test_data_is_read_by_the_schema_of_the_file(tmp_path: Path, events: str, total: int) -> None:
+    old, new = tmp_path / "old.csv", tmp_path / "new.csv"
+    old.write_text("who,liked\n1,1\n2,0\n3,1\n")
+    new.write_text("who,liked\n4,1\n5,0\n")
+    path = tmp_path / "run.py"
+    path.write_text(OWN_SCHEMA + events.format(old=str(old)))
+    run, source = open_run(path, str(new), None, None, 1)
+    assert run is not None
+    assert source.schema.label == "liked"
+    (batch,) = source.batches(batch_size=9)
+    assert batch.keys_BF.tolist() == [[4], [5]]
+    folder = str(tmp_path / "pub")
+    command = ["train", folder, "--config", str(path), "--cache", str(CACHE)]
+    done = CliRunner().invoke(app, [*command, *(() if events else ("--data", str(new)))])
+    assert done.exit_code == 0, done.output
+    assert f"{total} learned, 0 rejected" in done.output
+    done = CliRunner().invoke(app, ["eval", folder, "--config", str(path), "--data", str(new)])
+    assert done.exit_code == 0, done.output
+    assert "2 of these events are not after" in done.stderr
+
+
+def test_a_schema_that_is_none_and_events_that_are_named_nowhere(tmp_path: Path) -> None:
+    path = tmp_path / "run.py"
+    path.write_text(OWN_SCHEMA + "schema = 'who'\n")
+    with pytest.raises(ConfigurationError, match=r"defines schema as a str; write schema = Event"):
+        load(path)
+    path.write_text(OWN_SCHEMA)
+    with pytest.raises(ConfigurationError, match="no events: give --data FILE"):
+        open_run(path, None, None, None, 1)
 
 
 def test_a_stream_in_the_file_is_for_train_alone(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import typer
 from embertide.trainer.commands import run_file
 from embertide.trainer.config import ModelConfig, OptimizerConfig, RunConfig
 from embertide.trainer.data import open_events
-from embertide.trainer.data.base import DeadLetters, EventSource
+from embertide.trainer.data.base import DeadLetters, EventSchema, EventSource
 from embertide.trainer.data.files import matching_files
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.limit import FirstEvents
@@ -49,10 +49,12 @@ def open_input(
     stream_seed: int,
     dead_letters: Path | None = None,
     group: str | None = None,
+    schema: EventSchema | None = None,
 ) -> EventSource:
     """Open what the options say; a stream is read as consumer group `group`, or not without.
 
-    `hours`: of made-up news, if they are asked for.
+    `hours`: of made-up news, if they are asked for. `schema`: what is read of a file; None: one
+    that is known.
 
     Raises:
         ConfigurationError: The file is missing, or says nothing that we can read; no events are
@@ -72,7 +74,7 @@ def open_input(
             if group is None and data.startswith(SCHEMES):
                 raise ConfigurationError(_NO_END)
             letters = DeadLetters(path=dead_letters)
-            source = open_events(data, dead_letters=letters, group=group or "reader")
+            source = open_events(data, schema=schema, dead_letters=letters, group=group or "reader")
         return source if events is None else FirstEvents(source, events)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
@@ -90,11 +92,10 @@ def open_run(
         return None, open_input(data, events, hours, stream_seed)
     given = run_file.load(config)
     source = given.source
-    if source is None:
-        source = open_input(data, events, hours, stream_seed)
-    elif data is not None or hours is not None:
-        option = "--data" if data is not None else "--demo"
-        raise ConfigurationError(f"{option}: {config} says it; change it there")
+    if source is None or data is not None:
+        source = open_input(data, events, hours, stream_seed, schema=given.data_schema)
+    elif hours is not None:
+        raise ConfigurationError(f"--demo: {config} says it; change it there")
     elif isinstance(source, RedisStreamSource):
         raise ConfigurationError(f"{config}: {_NO_END}")
     elif events is not None:

@@ -1,4 +1,6 @@
-"""A run's file: Python that defines `run`, a RunConfig, and `source`, its events, if it likes.
+"""A run's file: Python that defines `run`, a RunConfig, and its events, if it likes.
+
+They are `source`, or `schema`, by which the file of `--data` is read.
 
 The other way, `explained` writes the file of a run with every setting and what it means, from the
 "Attributes" that the classes of `config` document.
@@ -16,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from embertide.trainer.config import RunConfig
-from embertide.trainer.data.base import EventSource
+from embertide.trainer.data.base import EventSchema, EventSource
 from embertide.trainer.errors import ConfigurationError, TrainerError
 from embertide.trainer.named import RUN_FILE
 
@@ -25,10 +27,25 @@ _COLUMNS = 100
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunFile:
-    """What a run's file defines."""
+    """What a run's file defines.
+
+    Attributes:
+        run: The run.
+        source: Its events; None: `--data` names them.
+        schema: What is read of a file that `--data` names; None: that of `source`.
+    """
 
     run: RunConfig
     source: EventSource | None
+    schema: EventSchema | None
+
+    @property
+    def data_schema(self) -> EventSchema | None:
+        """What is read of a file that `--data` names; None: whichever known one it fits."""
+        # Of joined events impressions alone have a schema, and no label.
+        if self.schema is not None or self.source is None or self.source.joined:
+            return self.schema
+        return self.source.schema
 
 
 def load(path: Path) -> RunFile:
@@ -63,7 +80,12 @@ def load(path: Path) -> RunFile:
         raise ConfigurationError(
             f"{path} defines source as a {type(source).__name__}; write source = open_events(...)"
         )
-    return RunFile(run, source)
+    schema = getattr(module, "schema", None)
+    if not isinstance(schema, EventSchema | None):
+        raise ConfigurationError(
+            f"{path} defines schema as a {type(schema).__name__}; write schema = EventSchema(...)"
+        )
+    return RunFile(run, source, schema)
 
 
 def _line(path: Path, error: Exception) -> int:

@@ -58,7 +58,7 @@ def command(
         Path | None,
         typer.Option(
             help="A run's file: Python with run = RunConfig(...), and source = open_events(...) in "
-            "place of --data."
+            "place of --data, or schema = EventSchema(...), by which the file of --data is read."
         ),
     ] = None,
     print_config: Annotated[
@@ -250,15 +250,24 @@ def command(
         if origin is not None:
             begins_with = Fork(publication=Publication(origin), keep_place=fork is not None)
         given = None if config is None else run_file.load(config)
+        source = None
         if given is not None:
-            _refuse_both(context, config, given.source)
-        source = given.source if given else None
+            source = given.source if data is None else None
+            _refuse_both(context, config, source)
         letters = dead_letters if first else None
         if source is not None and letters is not None:
             source.dead_letters.path = letters
         if source is None:
             group = publication.resolve().name
-            source = open_input(data, events, hours if demo else None, stream_seed, letters, group)
+            source = open_input(
+                data,
+                events,
+                hours if demo else None,
+                stream_seed,
+                letters,
+                group,
+                None if given is None else given.data_schema,
+            )
         if given is not None:
             run = given.run
             check_model(run.model, source)
@@ -420,7 +429,7 @@ def _refuse_both(context: typer.Context, config: Path | None, source: EventSourc
         ConfigurationError: One was given.
     """
     rest = ("prune_ratio", "ddr_mib", "ssd_mib", "ssd_directory")
-    of_source = ("data", "demo", "events", "hours", "stream_seed")
+    of_source = ("demo", "events", "hours", "stream_seed")
     for name in ("preset", *_SETTINGS, *_PACE, *rest, *(of_source if source is not None else ())):
         origin = context.get_parameter_source(name)
         if origin is not None and origin.name == "COMMANDLINE":
