@@ -10,7 +10,7 @@ APT := g++ cmake ninja-build libgtest-dev nlohmann-json3-dev libisal-dev libhire
   libprotobuf-dev protobuf-compiler libgrpc++-dev libssl-dev openssl protobuf-compiler-grpc pkg-config python3-dev \
   python3-venv libb64-0d clang-19 libclang-rt-19-dev redis-tools
 
-.PHONY: help accept demo chaos soak bench-fresh bench-overload dev cpp check proto-baseline test test-long kill-test bench-checkpoints bench-model bench-serve bench-remote bench-security bench-cache bench-drift bench-reshard bench-guard bench-store bench-ssd bench-train bench-ranks perf-check gpu-deps gpu-check test-asan test-tsan fuzz fuzz-targets fuzz-long images sbom lock wheel site clean
+.PHONY: configure help accept demo chaos soak bench-fresh bench-overload dev cpp serving check proto-baseline test test-long kill-test bench-checkpoints bench-model bench-serve bench-remote bench-security bench-cache bench-drift bench-reshard bench-guard bench-store bench-ssd bench-train bench-ranks perf-check gpu-deps gpu-check test-asan test-tsan fuzz fuzz-targets fuzz-long images sbom lock wheel site clean
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
@@ -61,17 +61,20 @@ build/.dev: build/.venv $(SOURCES)
 	@rm -rf .mypy_cache
 	@touch $@
 
-demo: dev cpp ## a model learns while it is served; DATA=path.parquet EVENTS=n for a stream of yours, MODEL=news-crossed for another model, RANKS=2 for a trainer of two processes
+demo: dev serving ## a model learns while it is served; DATA=path.parquet EVENTS=n for a stream of yours, MODEL=news-crossed for another model, RANKS=2 for a trainer of two processes
 	@$(BIN)/embertide demo $(if $(MODEL),--model $(MODEL)) $(if $(RANKS),--ranks $(RANKS)) $(if $(DATA),--data "$(DATA)") $(if $(EVENTS),--events $(EVENTS))
 
-chaos: dev cpp ## a fleet under seeded faults, every answer checked; ROUNDS=200, SEED=1, MINUTES=30; RESUME=1 goes on where it stopped
+chaos: dev serving ## a fleet under seeded faults, every answer checked; ROUNDS=200, SEED=1, MINUTES=30; RESUME=1 goes on where it stopped
 	@$(BIN)/embertide chaos --rounds $(or $(ROUNDS),20) --seed $(or $(SEED),1) $(if $(RESUME),--resume) $(if $(MINUTES),--minutes $(MINUTES)); \
 	chaos=$$?; $(BIN)/python -m bench.chaos && exit $$chaos
 
 dev: build/.dev ## the editable Python install
-cpp: build/.venv ## the C++ build, tests included
+configure: build/.venv
 	@cmake -S . -B build/cpp -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEMBERTIDE_TORCH=$(TORCH) >build/cmake.log || { cat build/cmake.log; exit 1; }
+cpp: configure ## the C++ build, tests included
 	@cmake --build build/cpp
+serving: configure ## of the C++ what serves: Triton's backend, the dense plugin, a node's process
+	@cmake --build build/cpp --target triton_embertide embertide_dense_plugin embertide_node_main
 
 CC := git ls-files -co --exclude-standard -- '*.cc' '*.cu' '*.h'
 check: dev cpp ## formatters, linters, spelling, prose, types, protos
