@@ -1,4 +1,4 @@
-"""The lines of docs/client.md, run as they are printed there: train, serve, ask."""
+"""The Python of docs/client.md and README.md, run as it is printed: train, serve, ask."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "client.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "client.md"
+README = ROOT / "README.md"
 
 
 def test_the_page_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,11 +19,17 @@ def test_the_page_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.Mo
     try:
         for example in examples:
             exec(compile(example, str(PAGE), "exec"), names)
+            if "result" not in names:  # the node that the first one has started
+                (asked,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+                asked = asked.replace("127.0.0.1:8001", names["served"].grpc)
+                exec(compile(asked, str(README), "exec"), names)
+                names["client"].close()
     finally:
         alive = "served" in names and names["served"].alive()
         if alive:
             names["served"].stop()
     ranked = names["ranked"]
+    assert names["result"].as_numpy("SCORE").shape == (1, 1)
     assert ranked.version == names["trained"].version > 1
     assert ranked.scores.shape == (2,)
     assert names["frame"]["score"].to_numpy().tolist() == ranked.scores.tolist()

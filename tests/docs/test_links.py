@@ -1,26 +1,13 @@
 """Each link of the documents leads to a file that is there, and to a heading that it has."""
 
 import re
-import subprocess
 from functools import cache
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from markdown_it import MarkdownIt
 from markdown_it.token import Token
-
-ROOT = Path(__file__).parents[2]
-MARKDOWN = MarkdownIt("commonmark").enable("table")
-
-
-def _pages() -> list[str]:
-    command = ["git", "ls-files", "-co", "--exclude-standard", "--", "*.md"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    return [name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
-
-
-PAGES = _pages()
+from pages import PAGES, ROOT, parse
 
 
 def _flat(tokens: list[Token]) -> list[Token]:
@@ -31,7 +18,7 @@ def _flat(tokens: list[Token]) -> list[Token]:
 @cache
 def _anchors(text: str) -> frozenset[str]:
     """The headings as a forge names them: lower case, hyphens for blanks, `-1` at a second."""
-    tokens = MARKDOWN.parse(text)
+    tokens = parse(text)
     anchors: set[str] = set()
     for i, token in enumerate(tokens):
         if token.type == "heading_open":
@@ -47,7 +34,7 @@ def _anchors(text: str) -> frozenset[str]:
 def broken(page: Path) -> list[str]:
     """The links and pictures of a page that lead nowhere in this repository."""
     found = []
-    for token in _flat(MARKDOWN.parse(page.read_text())):
+    for token in _flat(parse(page.read_text())):
         target = str(token.attrGet("href") or token.attrGet("src") or "")
         if not target or re.match(r"[a-z]+:", target):
             continue
