@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Source(enum.IntEnum):
-    """Where a key's row came from (docs/serving.md, Requests)."""
+    """Where a key's row came from (docs/serving.md, Answers)."""
 
     HBM = 0
     DDR = 1
