@@ -4,11 +4,13 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from embertide.trainer.__main__ import app
-from embertide.trainer.eval.backtest import over_days
+from embertide.trainer.eval.backtest import over_block, over_days
+from embertide.trainer.eval.metrics import summarise
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 
@@ -59,9 +61,53 @@ def test_the_summary_has_the_worst_day_of_each_figure() -> None:
     }
 
 
+def test_blocks_of_days_have_the_figures_of_all_their_events(tmp_path: Path) -> None:
+    config = tmp_path / "run.py"
+    config.write_text(
+        "from embertide.trainer.config import RunConfig\n"
+        "from embertide.trainer.presets import globo\n"
+        "from embertide.trainer.data.generator import NewsConfig, NewsSource\n"
+        "run = RunConfig(model=globo(), batch_size=64, publish_every_s=43200)\n"
+        "source = NewsSource(NewsConfig(hours=108, views_per_hour=6, users=60, seed=1))\n"
+    )
+    folder, picture = tmp_path / "kept", tmp_path / "backtest.svg"
+    command = ["backtest", "--config", str(config), "--folder", str(folder), "--cache", str(CACHE)]
+    done = CliRunner().invoke(app, [*command, "--days", "2", "--json", "--plot", str(picture)])
+    assert done.exit_code == 0, done.output
+    said = json.loads(done.stdout)
+    assert "day 4" in picture.read_text()
+    for figures in said.values():
+        assert list(figures["by_day"]) == ["2", "4"]
+    (kept,) = folder.iterdir()
+    (path,) = kept.glob("learning-*.json")
+    days = json.loads(path.read_text())
+    block = said["prequential"]["by_day"]["2"]
+    assert block["events"] == days["2"]["events"] + days["3"]["events"]
+    assert block["events"] == said["frozen"]["by_day"]["2"]["events"]
+    assert said["prequential"]["by_day"]["4"] == days["4"]
+
+
+def test_a_block_is_the_sum_of_its_days() -> None:
+    rng = np.random.default_rng(3)
+    label_B = (rng.random(900) < 0.3).astype(np.float32)
+    label_B[600:700] = 0  # a day without an AUC
+    score_B = np.clip(0.3 + 0.2 * (label_B - 0.3) + rng.normal(0, 0.1, 900), 0.01, 0.99)
+    parts = [slice(0, 600), slice(600, 700), slice(700, 900)]
+    days = [summarise(label_B[part], score_B[part]).as_json() for part in parts]
+    block, whole = over_block(days), summarise(label_B, score_B).as_json()
+    assert "auc" not in days[1]
+    assert block["auc"] == pytest.approx((600 * days[0]["auc"] + 200 * days[2]["auc"]) / 800)
+    for name in ("events", "log_loss", "label_mean", "normalised_entropy"):
+        assert block[name] == pytest.approx(whole[name]), name
+
+
 def test_one_day_is_too_few(tmp_path: Path) -> None:
     done = CliRunner().invoke(
         app, ["backtest", "--demo", "--hours", "2", "--folder", str(tmp_path)]
     )
     assert done.exit_code == 2
-    assert "of 1 day" in done.stderr
+    assert "of 1 day;" in done.stderr
+    command = ["backtest", "--demo", "--hours", "50", "--days", "7", "--folder", str(tmp_path)]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 2
+    assert "of 1 block of 7 days" in " ".join(done.stderr.split())

@@ -1,4 +1,4 @@
-"""`backtest`: learn to the end of each day, score the next."""
+"""`backtest`: learn to the end of each day, or of some days, score the next."""
 
 import dataclasses
 import functools
@@ -18,10 +18,10 @@ from embertide.trainer.commands.inputs import Data, Demo, Events, Hours, StreamS
 def _frozen(
     window: Window, folder: Path, cache: Path | None, begin: int, end: int | None
 ) -> dict[str, Any]:
-    from embertide.trainer.eval.backtest import frozen_day
+    from embertide.trainer.eval.backtest import frozen_block
 
     run, source = window.open()
-    return frozen_day(run, source, folder, begin=begin, end=end, cache=cache)
+    return frozen_block(run, source, folder, begin=begin, end=end, cache=cache)
 
 
 def _learning(window: Window, folder: Path, cache: Path | None) -> dict[str, Any]:
@@ -42,20 +42,32 @@ def command(
     demo: Demo = False,
     hours: Hours = 96,
     stream_seed: StreamSeed = 1,
+    days_at_once: Annotated[
+        int,
+        typer.Option(
+            "--days", min=1, help="Days that one version scores before the next is loaded: a block."
+        ),
+    ] = 1,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw AUC by block: .png, .svg or .pdf.")
+    ] = None,
     cache: Annotated[Path | None, typer.Option(help="A folder of compiled dense programs.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Learn to the end of each day and score the next day with the model frozen.
 
     Beside it stand the prequential figures of the same day: those of a model that goes on learning.
-    The first day is only learned.
+    The first day is only learned. With --days, blocks of days take the place of days.
 
     Example: embertide backtest --config run.py --data 'day-*.parquet' --folder build/backtest
     """
-    from embertide.trainer.eval.backtest import days_of, over_days
+    from embertide.trainer.eval.backtest import blocks_of, draw, over_block, over_days
+    from embertide.trainer.eval.cache import new_picture
+    from embertide.trainer.eval.metrics import day_name
     from embertide.trainer.eval.trials import Trial, measured
 
     with refusals(as_json):
+        picture = None if plot is None else new_picture(plot)
         window = Window(
             data=data,
             events=events,
@@ -67,17 +79,17 @@ def command(
         depends = repr((version("embertide"), dataclasses.asdict(run), window.depends()))
         # Of other events or settings, another run.
         kept = folder / hashlib.sha256(depends.encode()).hexdigest()[:16]
-        first = days_of(source)
-        days = list(first)
+        first = blocks_of(source, days_at_once)
+        blocks = list(first)
         trials = [
             Trial(
-                name=f"day {day}",
-                depends=depends,
+                name=f"day {block}",
+                depends=depends + (f", {days_at_once} days" if days_at_once > 1 else ""),
                 measure=functools.partial(
-                    _frozen, window, kept / "run", cache, first[day], first.get(after)
+                    _frozen, window, kept / "run", cache, first[block], first.get(after)
                 ),
             )
-            for day, after in zip(days[1:], [*days[2:], -1], strict=True)
+            for block, after in zip(blocks[1:], [*blocks[2:], -1], strict=True)
         ]
         trials.append(
             Trial(
@@ -87,7 +99,7 @@ def command(
             )
         )
         columns = (
-            rich.progress.TextColumn("days"),
+            rich.progress.TextColumn("days" if days_at_once == 1 else "blocks"),
             rich.progress.BarColumn(),
             rich.progress.MofNCompleteColumn(),
             rich.progress.TimeElapsedColumn(),
@@ -98,18 +110,28 @@ def command(
             for trial in trials:  # in order: each goes on from the one before
                 figures += measured([trial], kept, jobs=1)
                 bar.update(task, completed=len(figures))
-    frozen = dict(zip(days[1:], figures[:-1], strict=True))
-    learning = {day: figures[-1][str(day)] for day in days[1:] if str(day) in figures[-1]}
-    said = {
-        "frozen": {"by_day": frozen, "over_days": over_days(frozen)},
-        "prequential": {"by_day": learning, "over_days": over_days(learning)},
+    frozen = dict(zip(blocks[1:], figures[:-1], strict=True))
+    by_day = {int(day): each for day, each in figures[-1].items()}
+    learning = {
+        block: over_block(
+            [by_day[day] for day in range(block, block + days_at_once) if day in by_day]
+        )
+        for block in blocks[1:]
+        if any(day in by_day for day in range(block, block + days_at_once))
     }
+    of_models = {"frozen": frozen, "prequential": learning}
+    said = {
+        name: {"by_day": each, "over_days": over_days(each)} for name, each in of_models.items()
+    }
+    if picture is not None and plot is not None:
+        with refusals(as_json):
+            draw(picture, of_models, plot)
     if as_json:
         print_json(said)
         return
-    for name, of_days in (("frozen", frozen), ("prequential", learning)):
-        rows: dict[str, dict[str, float]] = {f"day {day}": each for day, each in of_days.items()}
-        summary = over_days(of_days)
+    for name, of_blocks in of_models.items():
+        rows: dict[str, dict[str, float]] = {day_name(day): of_blocks[day] for day in of_blocks}
+        summary = over_days(of_blocks)
         for what in ("mean", "worst", "standard_error"):
             line = {figure: each[what] for figure, each in summary.items()}
             rows["s.e." if what == "standard_error" else what] = line

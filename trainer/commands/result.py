@@ -1,6 +1,5 @@
 """What `train` says at its end: a table that a person can read, however many days there were."""
 
-import datetime
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -8,13 +7,12 @@ from pathlib import Path
 import rich.console
 import rich.table
 
-from embertide.trainer.eval.metrics import Summary
+from embertide.trainer.eval.metrics import Summary, day_name
 
 LEAST_EVENTS = 200
 """Of a day whose AUC is told: fewer make it a matter of chance."""
 
 _COLUMNS = 80
-_DAYS_OF_1985 = 5479  # days count from 1970 where events have the clock's time
 
 
 def days_told(days: Mapping[int, Summary]) -> dict[int, Summary]:
@@ -92,12 +90,7 @@ def _auc(days: Mapping[int, Summary], *, has_clock: bool) -> str:
         return f"{mean_of(days, 'auc'):.4f}, each event scored before it was learned"
     last, worst = max(days), min(days, key=lambda day: days[day].auc)
     return (
-        f"{days[last].auc:.4f} on the last day ({_day(last)}), {mean_of(days, 'auc'):.4f} mean of "
-        f"{len(days):,} days, {days[worst].auc:.4f} worst ({_day(worst)})"
+        f"{days[last].auc:.4f} on the last day ({day_name(last)}), "
+        f"{mean_of(days, 'auc'):.4f} mean of {len(days):,} days, "
+        f"{days[worst].auc:.4f} worst ({day_name(worst)})"
     )
-
-
-def _day(day: int) -> str:
-    if day < _DAYS_OF_1985:
-        return f"day {day}"
-    return (datetime.date(1970, 1, 1) + datetime.timedelta(days=day)).isoformat()

@@ -1,27 +1,34 @@
-"""Backtest by day: learn to the end of a day, score the next one with the model frozen.
+"""Backtest by blocks of days: learn to the end of a block, score the next with the model frozen.
 
-The prequential figures of the same day stand beside: those of a model that goes on learning within
-the day. Their difference is what a day of staleness costs. Each day is scored with the version that
-the run publishes at its beginning, loaded as a node loads it.
+The prequential figures of the same block stand beside: those of a model that goes on learning
+within the block. Their difference is what so many days of staleness cost. Each block is scored with
+the version that the run publishes at its beginning, loaded as a node loads it.
 """
 
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data.base import Batch, DerivedSource, EventSource
 from embertide.trainer.data.history import for_requests
 from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.errors import ConfigurationError
-from embertide.trainer.eval.metrics import DAY_HOURS, HOUR_MS
+from embertide.trainer.eval.cache import write_picture
+from embertide.trainer.eval.metrics import DAY_HOURS, HOUR_MS, Array, day_name, entropy
 from embertide.trainer.eval.published import PublishedModel
 from embertide.trainer.eval.scored import score_events
 from embertide.trainer.loop import Trainer
 from embertide.trainer.publish.folder import Publication
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 _BATCH = 65_536
+_DAY_MS = DAY_HOURS * HOUR_MS
 
 
 class _EventsFrom(DerivedSource):
@@ -39,26 +46,33 @@ class _EventsFrom(DerivedSource):
         return self._source.batches(batch_size=batch_size, start=max(start, self._begin))
 
 
-def days_of(source: EventSource) -> dict[int, int]:
-    """Return the index of the first event of each day, ascending; reads the source once.
+def blocks_of(source: EventSource, days: int) -> dict[int, int]:
+    """Return the index of the first event of each block that has one, by the block's first day.
+
+    Blocks are of `days` days, from the day of the first event on; ascending. Reads the source once.
 
     Raises:
-        ConfigurationError: There are fewer than two days.
+        ConfigurationError: There are fewer than two blocks.
         DataError: As the source.
     """
     first: dict[int, int] = {}
+    begin = None
     for batch in source.batches(batch_size=_BATCH):
-        day_B = batch.ts_ms_B // (DAY_HOURS * HOUR_MS)
-        for day, event in zip(day_B.tolist(), batch.event_B.tolist(), strict=True):
-            first.setdefault(day, event)
+        day_B = batch.ts_ms_B // _DAY_MS
+        begin = int(day_B[0]) if begin is None else begin
+        block_B = begin + (day_B - begin) // days * days
+        for block, at in zip(*np.unique(block_B, return_index=True), strict=True):
+            first.setdefault(int(block), int(batch.event_B[at]))
     if len(first) < 2:
+        said = f"{len(first)} day" if days == 1 else f"{len(first)} block of {days} days"
         raise ConfigurationError(
-            f"the events are of {len(first)} day; a backtest learns one and scores the next"
+            f"the events are of {said}; a backtest learns one and scores the next: give more "
+            f"events{'' if days == 1 else ', or fewer --days'}"
         )
     return first
 
 
-def frozen_day(
+def frozen_block(
     run: RunConfig,
     source: EventSource,
     folder: Path,
@@ -69,7 +83,7 @@ def frozen_day(
 ) -> dict[str, Any]:
     """Learn the events before `begin`, and return the figures of those from there to `end`.
 
-    A run found in the folder goes on, so days are to be asked for in order. Asked again after a
+    A run found in the folder goes on, so blocks are to be asked for in order. Asked again after a
     kill, it gives the same figures.
 
     Raises:
@@ -82,13 +96,21 @@ def frozen_day(
     if end is not None:
         events = FirstEvents(events, end)
     scored = score_events([model], _EventsFrom(events, begin), user=run.evaluation.user or None)
-    return {"version": model.number, **scored.figures()}
+    by_day = [scored.only(day_B).figures() for day_B in _days(scored.ts_ms_B)]
+    return {"version": model.number, **over_block(by_day)}
+
+
+def _days(ts_ms_B: Array) -> Iterator[Array]:
+    """Yield for each day that has events which those are."""
+    day_B = ts_ms_B // _DAY_MS
+    for day in np.unique(day_B):
+        yield day_B == day
 
 
 def learning_days(
     run: RunConfig, source: EventSource, folder: Path, *, cache: Path | None = None
 ) -> dict[str, dict[str, float]]:
-    """Learn all events, and return the prequential figures by day; as `frozen_day`, goes on."""
+    """Learn all events, and return the prequential figures by day; as `frozen_block`, goes on."""
     trainer = Trainer(run, Publication(folder), program_cache=cache)
     trainer.fit(source)
     gauc = trainer.state.monitor.daily_gauc()
@@ -96,6 +118,37 @@ def learning_days(
         str(day): each.as_json() | ({"gauc": gauc[day]} if day in gauc else {})
         for day, each in trainer.state.prequential.daily_summaries().items()
     }
+
+
+def over_block(days: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the figures of a block of days from those of its days.
+
+    Log loss and normalised entropy are those of all its events, calibration of the days that have a
+    label 1. AUC and GAUC are means of the days that have one, by their events: prequential scores
+    are of another model each day, and their order over many days says nothing of one.
+    """
+    if len(days) == 1:
+        return dict(days[0])
+    events = sum(each["events"] for each in days)
+    found = {"events": events}
+    for name in ("label_mean", "log_loss"):
+        found[name] = sum(each["events"] * each[name] for each in days) / events
+    if found["label_mean"] > 0:  # calibration is the mean score over the mean label
+        positives = [each["events"] * each["label_mean"] for each in days]
+        scores = sum(
+            count * each["calibration"]
+            for count, each in zip(positives, days, strict=True)
+            if count
+        )
+        found["calibration"] = scores / (events * found["label_mean"])
+    if 0 < found["label_mean"] < 1:
+        found["normalised_entropy"] = found["log_loss"] / entropy(found["label_mean"])
+    for name in ("auc", "gauc"):
+        known = [each for each in days if name in each]
+        if known:
+            total = sum(each["events"] for each in known)
+            found[name] = sum(each["events"] * each[name] for each in known) / total
+    return found
 
 
 def over_days(figures: Mapping[int, Mapping[str, float]]) -> dict[str, dict[str, float]]:
@@ -116,3 +169,17 @@ def over_days(figures: Mapping[int, Mapping[str, float]]) -> dict[str, dict[str,
                 "standard_error": error,
             }
     return found
+
+
+def draw(
+    picture: "Figure", figures: Mapping[str, Mapping[int, Mapping[str, float]]], output: Path
+) -> None:
+    """Draw AUC by block, a line for each name in `figures`, and write the picture."""
+    axes = picture.add_subplot()
+    for name, of_blocks in figures.items():
+        known = {block: each["auc"] for block, each in of_blocks.items() if "auc" in each}
+        axes.plot(range(len(known)), list(known.values()), marker="o", markersize=3, label=name)
+        axes.set_xticks(range(len(known)), [day_name(block) for block in known], rotation=45)
+    axes.locator_params("x", nbins=12)
+    axes.set(ylabel="AUC")
+    write_picture(picture, output)

@@ -8,6 +8,7 @@ Prequential: every batch is scored before it is trained on, so a day's figure te
 events that it had not seen. Array suffixes: B events, G groups of equal score.
 """
 
+import datetime
 import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
@@ -20,7 +21,16 @@ DAY_HOURS = 24
 # Log loss of a certain and wrong score would be infinite; float32 cannot tell 1 - 1e-7 from 1.
 SCORE_FLOOR = 1e-7
 
+_DAYS_OF_1985 = 5479  # days count from 1970 where events have the clock's time
+
 Array = NDArray[Any]
+
+
+def day_name(day: int) -> str:
+    """Return the date of a day since 1970; days of small numbers have no other name."""
+    if day < _DAYS_OF_1985:
+        return f"day {day}"
+    return (datetime.date(1970, 1, 1) + datetime.timedelta(days=day)).isoformat()
 
 
 def auc(label_B: Array, score_B: Array) -> float:

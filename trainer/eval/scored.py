@@ -53,6 +53,16 @@ class ScoredEvents:
             said["gauc_one_class_users"] = found.one_class_users
         return said
 
+    def only(self, which_B: NDArray[np.bool_]) -> "ScoredEvents":
+        """Return some of the events."""
+        return ScoredEvents(
+            ts_ms_B=self.ts_ms_B[which_B],
+            label_B=self.label_B[which_B],
+            score_MB=[score_B[which_B] for score_B in self.score_MB],
+            user_B=None if self.user_B is None else self.user_B[which_B],
+            slice_B={name: value_B[which_B] for name, value_B in self.slice_B.items()},
+        )
+
     def table(self, name: str, most: int, model: int = 0) -> SliceTable:
         """Return the figures of one model by a slice's values."""
         return slice_table(self.slice_B[name], self.label_B, self.score_MB[model], most=most)
