@@ -296,4 +296,8 @@ int Run(int argc, char** argv) {
 
 // What could still throw is memory for a few strings.
 // NOLINTNEXTLINE(bugprone-exception-escape): see above.
-int main(int argc, char** argv) { return embertide::Run(argc, argv); }
+int main(int argc, char** argv) {
+  // gRPC would write a line for each stranger whose handshake fails.
+  ::setenv("GRPC_VERBOSITY", "NONE", 0);
+  return embertide::Run(argc, argv);
+}

@@ -16,7 +16,10 @@ def test_listeners_outlive_what_strangers_send(tmp_path: Path) -> None:
         assert len(every) == 4
         for listener in every:
             thrower = Thrower(listener, seed=1)
+            said = len(listener.process.log_text())
             thrower.throw(_EACH)
             thrower.close()
+            # A line a handshake that fails would fill a disk.
+            assert len(listener.process.log_text()) - said < 1000
             assert thrower.number == _EACH
             assert 0 < thrower.most_bytes < thrower.bound_bytes
