@@ -38,6 +38,9 @@ _THROWN_CHUNK = 10_240
 _MIB_MAX = 1024  # of a C++ target's process, sanitizers included
 _CRASHES_MAX = 3  # then a target is given up
 _STAT = re.compile(r"^stat::(number_of_executed_units|peak_rss_mb): +(\d+)$", re.MULTILINE)
+_WHY = re.compile(
+    r"^.*(?:invariant broken|runtime error|SUMMARY|Test unit written).*$", re.MULTILINE
+)
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -85,7 +88,10 @@ def _fuzz(name: str, build: Path, wanted: int) -> Tried:
         tried.peak_mib = max(tried.peak_mib, stats.get("peak_rss_mb", 0))
         if done.returncode != 0 or not stats:
             tried.crashes += 1
-            _CONSOLE.print(f"[red]{name}, seed {seed}: {build / 'findings'}; {done.stderr[-3000:]}")
+            said = build / "findings" / f"{name}-{seed}.log"
+            said.write_text(done.stderr)
+            why = "\n".join(_WHY.findall(done.stderr)) or f"exit status {done.returncode}"
+            _CONSOLE.print(f"[red]{name}, seed {seed}: {said}\n{why}")
         tried.say(wanted)
         seed += 1
     return tried
