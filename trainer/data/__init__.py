@@ -1,4 +1,4 @@
-"""Events in time order: files, a Redis Stream of live events, or a seeded generator."""
+"""Events in time order: files, live events of Redis or Kafka, or a seeded generator."""
 
 import difflib
 from collections.abc import Mapping, Sequence
@@ -24,6 +24,7 @@ from embertide.trainer.errors import DataError
 
 __all__ = ["feedback_schema", "joined", "open_events"]
 
+_KAFKA = "kafka://"
 _SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "criteo"}
 _COMPRESSIONS = (".gz", ".bz2", ".zst", ".lz4")
 _SHOWN_COLUMNS = 50
@@ -43,7 +44,8 @@ def open_events(
 
     Args:
         path: Local path or fsspec URL; with `*`, `?` or `[` all files that match, or a list of
-            such: they are read in order of time. Or redis://HOST:PORT/DB#KEY, a stream.
+            such: they are read in order of time. Or a stream of live events,
+            redis://HOST:PORT/DB#KEY or kafka://HOST:PORT/TOPIC?format=...
         format: "parquet", "csv" or "criteo"; by default the suffix tells (.parquet or .pq, .csv,
             .tsv for criteo; of text, also compressed: .csv.gz).
         schema: What to read; by default `globo_schema` or `criteo_schema`, whichever the columns
@@ -56,8 +58,12 @@ def open_events(
         ValueError: The format does not exist, or is not told by the suffix, or criteo was given
             another schema.
         DataError: A file is missing or broken, or its columns fit no schema.
-        TrainerError: Redis cannot be reached.
+        TrainerError: Redis or Kafka cannot be reached.
     """
+    if isinstance(path, str) and path.startswith(_KAFKA):
+        from embertide.trainer.data.kafka import KafkaConfig, open_topic  # its client takes 0.1 s
+
+        return open_topic(KafkaConfig.of(path, group=group), schema, dead_letters=dead_letters)
     if isinstance(path, str) and path.startswith(SCHEMES):
         stream = StreamConfig.of(path, group=group)
         return RedisStreamSource(stream, schema, dead_letters=dead_letters)
@@ -73,6 +79,11 @@ def open_events(
         # What was found in the first file holds for all.
         schema, kinds = one.schema, one.key_kinds if isinstance(one, CsvSource) else None
     return parts[0] if len(parts) == 1 else FilesSource(", ".join(patterns), parts, dead_letters)
+
+
+def is_live(path: str) -> bool:
+    """Whether a path names a stream of live events, which has no end."""
+    return path.startswith((*SCHEMES, _KAFKA))
 
 
 def joined(

@@ -171,7 +171,7 @@ def _times(array: pa.Array) -> Column:
         times = texts.cast(pa.timestamp("ns"))
         ms_N = _numpy(times.view(pa.int64())) // 1_000_000
     except pa.ArrowInvalid:  # zones, or a day that does not exist: Arrow does not say which
-        found = [_iso_ms(text) for text in texts.to_pylist()]
+        found = [iso_ms(text) for text in texts.to_pylist()]
         ms_N = np.array([0 if ms is None else ms for ms in found], np.int64)
         bad_N |= np.array([ms is None for ms in found], np.bool_)
     null_N = _nulls(array)
@@ -185,7 +185,8 @@ def _times(array: pa.Array) -> Column:
     )
 
 
-def _iso_ms(text: str) -> int | None:
+def iso_ms(text: str) -> int | None:
+    """Milliseconds of a time of ISO 8601, of UTC where it names no zone; None: it is no time."""
     try:
         when = datetime.datetime.fromisoformat(text)
     except ValueError:

@@ -83,7 +83,7 @@ class Chunk:
         malformed: Event index and text of what was no row at all.
         begins: Name and first ts of the file that begins with this chunk, where files follow one
             another in time.
-        came_ms: When all of them came, where the input says so.
+        came_ms: When all of them came, or each did, where the input says so.
     """
 
     event_N: Ints
@@ -91,7 +91,7 @@ class Chunk:
     end: int
     malformed: Sequence[tuple[int, str]] = ()
     begins: tuple[str, int] | None = None
-    came_ms: int | None = None
+    came_ms: int | Ints | None = None
 
 
 def fold(keys_N: Ints, rows: int) -> Ints:
@@ -180,6 +180,10 @@ class Assembler:
         self._order.close(ts_ms)
         return rows
 
+    def go_on_after(self, ts_ms: int) -> None:
+        """Says that whoever read before closed this ts: from now on such an event is late."""
+        self._order.latest_ms = max(self._order.latest_ms, ts_ms + 1)
+
     def accept(self, chunk: Chunk) -> Rows:
         """Validates a chunk; rejected rows go to the dead letters.
 
@@ -201,7 +205,7 @@ class Assembler:
             return rows
         column = chunk.columns[self._schema.ts]
         came_ms = UNKNOWN_MS if chunk.came_ms is None else chunk.came_ms
-        came_ms_N = np.full(len(rows), came_ms, np.int64)
+        came_ms_N = np.broadcast_to(came_ms, len(chunk.event_N))[row_K].astype(np.int64)
         held = self._waiting
         if held is not None:
             rows = concatenate([held.rows, rows])

@@ -277,6 +277,13 @@ class EventSchema:
         return tuple(dict.fromkeys((*times, *values)))
 
     @property
+    def one_use_each(self) -> bool:
+        """Whether no column is read as two things."""
+        lists = (*self.list_columns, *self.weight_columns)
+        values = (*self.key_columns, *lists, *self.dense, *self._single, *self.target_columns)
+        return len(values) == len(self.columns)
+
+    @property
     def _single(self) -> tuple[str, ...]:
         """Columns of one value an event that are no features."""
         return tuple(name for name in (self.ts, self.label, self.id) if name is not None)
@@ -444,11 +451,13 @@ class DeadLetters:
 
     Attributes:
         path: File to append to, or None to count only.
+        input: Where there are several inputs: which one, for the lines.
         max_lines: Lines written at most by this object; further rows are counted only.
         by_reason: Rows rejected so far, by reason.
     """
 
     path: Path | None = None
+    input: str = ""
     max_lines: int = 1_000_000
     by_reason: dict[str, int] = field(default_factory=dict)
     _written: int = 0
@@ -478,7 +487,7 @@ class DeadLetters:
         with self.path.open("a", encoding="utf-8") as out:
             for event, value in zip(event_R[:room], value_R[:room], strict=True):
                 row = {"event": event, "reason": reason, "value": repr(value)[:80]}
-                out.write(json.dumps(row) + "\n")
+                out.write(self._line(row))
         self._written += room
 
     def add_range(self, first: int, count: int, reason: str, value: str) -> None:
@@ -494,8 +503,11 @@ class DeadLetters:
             return
         row = {"event": first, "events": count, "reason": reason, "value": value[:200]}
         with self.path.open("a", encoding="utf-8") as out:
-            out.write(json.dumps(row) + "\n")
+            out.write(self._line(row))
         self._written += 1
+
+    def _line(self, row: dict[str, Any]) -> str:
+        return json.dumps({"input": self.input, **row} if self.input else row) + "\n"
 
 
 class EventSource(abc.ABC):
@@ -518,6 +530,11 @@ class EventSource(abc.ABC):
     def live(self) -> bool:
         """Whether events may be long in coming, which says nothing of their time."""
         return False
+
+    @property
+    def is_read(self) -> bool:
+        """Of what is live: whether, as far as is known, all that came until now was read."""
+        return True
 
     @property
     def joined(self) -> bool:
@@ -553,6 +570,17 @@ class EventSource(abc.ABC):
         """What happened to this source beside dead letters, by name; empty for most."""
         return {}
 
+    def lag(self) -> dict[str, int]:
+        """Messages that were not read yet, by input; empty where nobody tells."""
+        return {}
+
+    def leave(self) -> None:  # noqa: B027  most end soon by themselves
+        """Has `batches` end soon: called by another thread than the one that reads."""
+
+    def letters_to(self, path: Path) -> None:
+        """Has rejected rows appended to a file."""
+        self.dead_letters.path = path
+
     def seek(self, cursor: Sequence[int]) -> None:  # noqa: B027  most are one input
         """Says where each of several merged inputs stands at the `start` of the next `batches`."""
 
@@ -581,10 +609,27 @@ class DerivedSource(EventSource):
         """As the source."""
         return self._source.counters()
 
+    def lag(self) -> dict[str, int]:
+        """As the source."""
+        return self._source.lag()
+
+    def leave(self) -> None:
+        """As the source."""
+        self._source.leave()
+
+    def letters_to(self, path: Path) -> None:
+        """As the source."""
+        self._source.letters_to(path)
+
     @property
     def live(self) -> bool:
         """As the source."""
         return self._source.live
+
+    @property
+    def is_read(self) -> bool:
+        """As the source."""
+        return self._source.is_read
 
     @property
     def joined(self) -> bool:

@@ -16,8 +16,6 @@ Shapes: as in base.py.
 """
 
 import dataclasses
-import json
-import os
 import threading
 import time
 from collections import deque
@@ -36,6 +34,7 @@ from embertide.trainer.data.base import (
     EventSource,
     Origin,
 )
+from embertide.trainer.data.journal import Journal
 from embertide.trainer.data.order import NO_TS_MS
 from embertide.trainer.data.rows import Rows, check_bounds, concatenate
 from embertide.trainer.embedding.bags import Bags
@@ -66,27 +65,24 @@ class _Memory:
     """What was decided by waiting: silences by input, and where batches ended. Of one thread."""
 
     def __init__(self, path: Path | None, parts: int) -> None:
-        """Reads what was written down; a line that a kill cut short was never relied on."""
-        self._path = path
+        """Reads what was written down."""
+        self._journal = Journal(path)
         self.silences: list[list[_Silence]] = [[] for _ in range(parts)]
         self.ends: list[int] = []
-        lines = path.read_bytes().split(b"\n")[:-1] if path is not None and path.exists() else []
-        for line in lines:
-            said: dict[str, Any] = json.loads(line)
+        for said in self._journal.lines():
             if "end" in said:
                 self.ends.append(said["end"])
             else:
                 self.silences[said["part"]].append(_Silence(**said))
-        if path is not None:
-            self._rewrite()
+        self._rewrite()
 
     def silent(self, silence: _Silence) -> None:
         self.silences[silence.part].append(silence)
-        self._write(dataclasses.asdict(silence))
+        self._journal.add(dataclasses.asdict(silence))
 
     def end(self, at: int) -> None:
         self.ends.append(at)
-        self._write({"end": at})
+        self._journal.add({"end": at})
 
     def forget_before(self, start: int, cursor: Sequence[int]) -> None:
         """Drop what nobody needs who reads from there; of silences the last before it holds on."""
@@ -96,28 +92,11 @@ class _Memory:
             after = [each for each in self.silences[part] if each.at > at]
             latest = max(before, key=lambda each: each.ts_ms, default=None)
             self.silences[part] = after if latest is None else [latest, *after]
-        if self._path is not None:
-            self._rewrite()
-
-    def _write(self, said: dict[str, int]) -> None:
-        if self._path is None:
-            return
-        with self._path.open("ab") as out:
-            out.write(json.dumps(said).encode() + b"\n")
-            out.flush()
-            os.fsync(out.fileno())
+        self._rewrite()
 
     def _rewrite(self) -> None:
-        assert self._path is not None
         said = [dataclasses.asdict(each) for of in self.silences for each in of]
-        said += [{"end": end} for end in self.ends]
-        partial = self._path.with_name(f".{self._path.name}.partial")
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as out:
-            out.writelines(json.dumps(each).encode() + b"\n" for each in said)
-            out.flush()
-            os.fsync(out.fileno())
-        partial.rename(self._path)
+        self._journal.replace([*said, *({"end": end} for end in self.ends)])
 
 
 class _Reader:
@@ -133,13 +112,14 @@ class _Reader:
         self._bytes = 0
         self._ended = self._left = False
         self._error: BaseException | None = None
-        self._start = start
-        self.thread = threading.Thread(target=self._read, name="merged", daemon=True)
+        rows = _LIVE_ROWS if source.live else _ROWS
+        batches = source.batches(batch_size=rows, start=start)
+        self.thread = threading.Thread(
+            target=self._read, args=(batches,), name="merged", daemon=True
+        )
         self.thread.start()
 
-    def _read(self) -> None:
-        rows = _LIVE_ROWS if self.source.live else _ROWS
-        batches = self.source.batches(batch_size=rows, start=self._start)
+    def _read(self, batches: Iterator[Batch]) -> None:
         try:
             for batch in batches:
                 with self._changed:
@@ -169,6 +149,10 @@ class _Reader:
         """Whether all was taken."""
         return self.latest_ms == _EVER_MS
 
+    def is_silent(self, since_s: float) -> bool:
+        """Whether it is live, and nothing came since then, nor is there anything to come."""
+        return self.source.live and self.heard <= since_s and self.source.is_read
+
     def take(self) -> list[Batch]:
         """Return what was read, under `changed`; an input's error is raised after what came."""
         found, self._bytes = list(self._batches), 0
@@ -187,6 +171,7 @@ class _Reader:
         with self._changed:
             self._left = True
             self._changed.notify_all()
+        self.source.leave()
 
 
 class MergedSource(EventSource):
@@ -222,10 +207,10 @@ class MergedSource(EventSource):
         for each in (*parts, *feedback):
             if each.schema.ts is None:
                 raise ConfigurationError("inputs are merged by time; give ts= in each schema")
-        if self.schema.target_columns:
+        if feedback and self.schema.target_columns:
             raise ConfigurationError(
                 f"columns {', '.join(self.schema.target_columns)} are further labels or weights, "
-                "which merged inputs do not have; leave them out"
+                "which impressions do not have; leave them out"
             )
         if any(each.schema != self.schema for each in parts):
             raise ConfigurationError("inputs that are merged differ in schema; give all the same")
@@ -291,6 +276,20 @@ class MergedSource(EventSource):
                 counts[name] = counts.get(name, 0) + count
         return counts
 
+    def lag(self) -> dict[str, int]:
+        """Those of all inputs."""
+        return {name: count for part in self._parts for name, count in part.lag().items()}
+
+    def leave(self) -> None:
+        """See `EventSource.leave`."""
+        for part in self._parts:
+            part.leave()
+
+    def letters_to(self, path: Path) -> None:
+        """See `EventSource.letters_to`; each line names its input, if that has a name."""
+        for part in self._parts:
+            part.letters_to(path)
+
     def seek(self, cursor: Sequence[int]) -> None:
         """See `EventSource.seek`.
 
@@ -307,8 +306,8 @@ class MergedSource(EventSource):
     def remember_in(self, folder: Path) -> None:
         """See `EventSource.remember_in`."""
         self._folder = folder
-        for part in self._parts:
-            part.remember_in(folder)
+        for p, part in enumerate(self._parts):
+            part.remember_in(folder / "inputs" / str(p))
 
     def checkpointed(self, offset: int) -> None:
         """See `EventSource.checkpointed`: each input is told of its own place."""
@@ -383,6 +382,9 @@ class MergedSource(EventSource):
         id_N = np.zeros(n, np.int64) if batch.id_B is None else batch.id_B
         keys_NF, dense_ND, label_N = batch.keys_BF, batch.dense_BD, batch.label_B
         lists = batch.lists
+        if schema.target_columns:
+            targets = (batch.label_B, batch.more_labels_BL, batch.weight_B)
+            label_N = np.column_stack([each for each in targets if each is not None])
         if is_feedback:
             keys_NF = np.full((n, len(schema.features)), PADDING_KEY, np.int64)
             dense_ND = np.full((n, len(schema.dense)), np.nan, np.float32)
@@ -440,7 +442,7 @@ class _Merging:
         self._bring_on(now, silent_s)
         safe_ms = min(self._known_ms(part) for part in range(len(self._readers)))
         self._idle = all(
-            reader.latest_ms == _EVER_MS or (reader.source.live and now >= reader.heard + silent_s)
+            reader.latest_ms == _EVER_MS or reader.is_silent(now - silent_s)
             for reader in self._readers
         )
         if safe_ms > self._safe_ms:
@@ -452,7 +454,7 @@ class _Merging:
         """Let inputs that are silent hold up others no more; where all are, what is here goes."""
         quiet, known = list[int](), list[int]()
         for part, reader in enumerate(self._readers):
-            if reader.source.live and now >= reader.heard + silent_s and not reader.is_over:
+            if reader.is_silent(now - silent_s) and not reader.is_over:
                 quiet.append(part)
             elif not reader.is_over:
                 known.append(self._known_ms(part))
@@ -474,7 +476,7 @@ class _Merging:
         due = [each for each in left if each > 0]
         with changed:
             if not any(reader.has_news for reader in self._readers):
-                changed.wait(min(due, default=1.0))
+                changed.wait(min(due, default=min(1.0, silent_s)))
 
     def _known_ms(self, part: int) -> int:
         """The time up to which all rows of an input are here."""

@@ -28,7 +28,6 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from embertide.trainer.data.arrow import schema_column, type_fault
 from embertide.trainer.data.assemble import Assembler, Chunk
 from embertide.trainer.data.base import (
     MAX_GROUP,
@@ -37,6 +36,14 @@ from embertide.trainer.data.base import (
     EventSchema,
     EventSource,
     known_schema,
+)
+from embertide.trainer.data.payloads import (
+    ARROW,
+    AVRO,
+    JSON,
+    PayloadError,
+    Payloads,
+    payloads_of,
 )
 from embertide.trainer.data.rows import Cutter, check_bounds
 from embertide.trainer.errors import ConfigurationError, DataError, TrainerError
@@ -95,6 +102,7 @@ class StreamConfig:
         entries: Entries of one read, at most: what is held in memory at a time.
         keep_entries: Entries that the stream keeps, about; the oldest are dropped, read or not.
         patience_s: A Redis that is away for longer ends the run, which goes on when started again.
+        avro_schema: File of the schema (.avsc) of entries with a field `avro`; empty: none is read.
     """
 
     url: str
@@ -104,6 +112,7 @@ class StreamConfig:
     entries: int = 64
     keep_entries: int = 100_000
     patience_s: float = 600.0
+    avro_schema: str = ""
 
     def __post_init__(self) -> None:
         """Refuses what cannot be read."""
@@ -188,6 +197,12 @@ class RedisStreamSource(EventSource):
         self._redis = _connect(config)
         self._counts = dict.fromkeys(("reconnects", "rereads", "closed", "failed_acks"), 0)
         self._lock = threading.Lock()  # of the counts
+        self._payloads: dict[bytes, Payloads[Any]] = {
+            b"arrow": payloads_of(ARROW),
+            b"json": payloads_of(JSON),
+        }
+        if config.avro_schema:
+            self._payloads[b"avro"] = payloads_of(AVRO, config.avro_schema)
         self.schema = schema or self._recognise()
 
     @property
@@ -388,26 +403,32 @@ class RedisStreamSource(EventSource):
     def _decode(self, entry: _Entry, start: int) -> Chunk | None:
         """Returns the events of an entry from index `start` on; None if they do not decode."""
         try:
-            table = _table(entry)
-            for name in self.schema.columns:
-                if name not in table.column_names:
-                    raise ValueError(f"column {name!r} is missing")
-                fault = type_fault(self.schema, name, table.schema.field(name).type)
-                if fault is not None:
-                    raise ValueError(fault)
-        except (ValueError, pa.ArrowException, OSError) as error:
+            payloads, data = self._payload(entry)
+            if not 0 < entry.count <= MAX_GROUP or entry.end > _LAST_INDEX:
+                raise PayloadError(
+                    f"an entry holds 1 to {MAX_GROUP} events, below index {_LAST_INDEX}"
+                )
+            rows = payloads.rows(data, self.schema)
+            if len(rows) != entry.count:
+                raise PayloadError(f"it holds {len(rows)} events")
+        except PayloadError as error:
             self._malformed(entry, str(error))
             return None
-        table = table.slice(max(start - entry.first, 0))
+        rows = rows[max(start - entry.first, 0) :]
+        ((_, columns),) = payloads.columns([rows], self.schema)
         return Chunk(
-            event_N=np.arange(entry.end - len(table), entry.end, dtype=np.int64),
-            columns={
-                name: schema_column(self.schema, name, table.column(name).combine_chunks())
-                for name in self.schema.columns
-            },
+            event_N=np.arange(entry.end - len(rows), entry.end, dtype=np.int64),
+            columns=columns,
             end=entry.end,
             came_ms=_came_ms(entry),
         )
+
+    def _payload(self, entry: _Entry) -> tuple[Payloads[Any], bytes]:
+        for field, payloads in self._payloads.items():
+            if field in entry.fields:
+                return payloads, entry.fields[field]
+        named = ", ".join(field.decode() for field in self._payloads)
+        raise PayloadError(f"it has no field {named}")
 
     def _malformed(self, entry: _Entry, why: str) -> None:
         self.dead_letters.add_range(
@@ -422,8 +443,9 @@ class RedisStreamSource(EventSource):
         columns: list[str] = []
         for found in newest:
             try:
-                columns = _table(_Entry.of(*found)).column_names
-            except (ValueError, pa.ArrowException, OSError):
+                payloads, data = self._payload(_Entry.of(*found))
+                columns = payloads.names(data)
+            except PayloadError:
                 continue
             schema = known_schema(columns)
             if schema is not None:
@@ -449,14 +471,7 @@ class EventSender:
             ConfigurationError: Batches of this schema do not have the values to send.
             TrainerError: Redis cannot be reached.
         """
-        lists = (*schema.list_columns, *schema.weight_columns)
-        if len(schema.columns) != (
-            len(schema.key_columns)
-            + len(lists)
-            + len(schema.dense)
-            + len(schema.target_columns)
-            + sum(name is not None for name in (schema.ts, schema.label, schema.id))
-        ):
+        if not schema.one_use_each:
             raise ConfigurationError(
                 "these events cannot be sent: a column has two uses; give a schema with a use a "
                 "column"
@@ -507,19 +522,6 @@ def _came_ms(entry: _Entry) -> int | None:
     """When Redis took the entry, if its producer had it say so; what cannot be is not believed."""
     text = entry.fields.get(b"at", b"")
     return int(text) if text.isdigit() and len(text) <= _MS_DIGITS else None
-
-
-def _table(entry: _Entry) -> pa.Table:
-    """Decodes an entry; every buffer is proved, for the bytes come from outside."""
-    if b"arrow" not in entry.fields:
-        raise ValueError("it has no field arrow")
-    if not 0 < entry.count <= MAX_GROUP or entry.end > _LAST_INDEX:
-        raise ValueError(f"an entry holds 1 to {MAX_GROUP} events, below index {_LAST_INDEX}")
-    table = pa.ipc.open_stream(pa.py_buffer(entry.fields[b"arrow"])).read_all()
-    table.validate(full=True)
-    if len(table) != entry.count:
-        raise ValueError(f"it holds {len(table)} events")
-    return table
 
 
 def _encode(schema: EventSchema, batch: Batch) -> bytes:

@@ -1,0 +1,422 @@
+"""What messages and entries hold, turned to columns: JSON, Avro and Arrow.
+
+A payload holds one event or some, and is good or bad by itself: what is read of it depends on
+nothing that came before. Of JSON and Avro each value is converted alone, so that a column may have
+integers in one message and strings in the next. Array suffixes: N rows, I items of lists.
+"""
+
+import abc
+import dataclasses
+import datetime
+import io
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from embertide.trainer.data.arrow import ISO_TIME, iso_ms, schema_column, type_fault
+from embertide.trainer.data.assemble import MAX_TS_MS, Column, hash_strings
+from embertide.trainer.data.base import MAX_GROUP, EventSchema
+from embertide.trainer.errors import ConfigurationError
+
+JSON, AVRO, CONFLUENT_AVRO, ARROW = "json", "avro", "confluent-avro", "arrow"
+FORMATS = (JSON, AVRO, CONFLUENT_AVRO, ARROW)
+
+_CONFLUENT_HEADER = 5  # a zero and the id of a schema, 4 bytes
+_INT64 = range(-(1 << 63), 1 << 63)
+_EXACT = 1 << 53  # whole numbers up to it are exact in float64
+_UTC = datetime.UTC
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=_UTC)
+_MS = datetime.timedelta(milliseconds=1)
+_SHOWN_ITEMS = 20
+_MAX_NESTED = "it is nested too deeply"
+
+T = TypeVar("T", bound="Sequence[Any] | pa.Table")
+Row = tuple[Any, ...]
+
+
+class PayloadError(ValueError):
+    """A payload that is not what the schema says; the text says what is wrong with it."""
+
+
+class Payloads(abc.ABC, Generic[T]):
+    """A format of payloads. Used by one thread.
+
+    Attributes:
+        absent: Values that records leave out, by column; they count as null.
+    """
+
+    def __init__(self) -> None:
+        """Count nothing yet."""
+        self.absent: Counter[str] = Counter()
+
+    @abc.abstractmethod
+    def names(self, data: bytes) -> list[str]:
+        """Columns of a payload.
+
+        Raises:
+            PayloadError: It does not decode.
+        """
+
+    @abc.abstractmethod
+    def rows(self, data: bytes, schema: EventSchema) -> T:
+        """Events of a payload, 1 to `MAX_GROUP`.
+
+        Raises:
+            PayloadError: It does not decode, or a column is not what the schema says.
+        """
+
+    @abc.abstractmethod
+    def columns(
+        self, rows_of: Sequence[T], schema: EventSchema
+    ) -> Iterator[tuple[int, Mapping[str, Column]]]:
+        """Columns of the rows of payloads, in their order: of how many payloads, and the columns.
+
+        How payloads are put together makes no difference to a row.
+        """
+
+    def check(self, schema: EventSchema) -> None:
+        """Refuse a schema that payloads of this format cannot fill.
+
+        Raises:
+            ConfigurationError: It is one.
+        """
+
+
+def payloads_of(format: str, avro_schema: str = "") -> Payloads[Any]:
+    """Return what reads a format.
+
+    Args:
+        format: One of `FORMATS`. "confluent-avro" has a zero and the id of a schema in front, as
+            Confluent's serializers write it; the id is not looked up.
+        avro_schema: Path of the schema (.avsc) that Avro was written with.
+
+    Raises:
+        ConfigurationError: There is no such format, or the schema is missing or broken.
+    """
+    if format not in FORMATS:
+        raise ConfigurationError(f"format {format!r} does not exist; use {', '.join(FORMATS)}")
+    is_avro = format in (AVRO, CONFLUENT_AVRO)
+    if is_avro != bool(avro_schema):
+        raise ConfigurationError(
+            f"format {format!r} and avro_schema {avro_schema!r}: give the schema's file (.avsc) "
+            "with Avro, and with nothing else"
+        )
+    if format == JSON:
+        return JsonPayloads()
+    if format == ARROW:
+        return ArrowPayloads()
+    return AvroPayloads(Path(avro_schema), header=_CONFLUENT_HEADER * (format == CONFLUENT_AVRO))
+
+
+class ArrowPayloads(Payloads[pa.Table]):
+    """Arrow's IPC streams of record batches; every buffer is proved, for they come from outside."""
+
+    def names(self, data: bytes) -> list[str]:
+        """See `Payloads.names`."""
+        return list(self._table(data).column_names)
+
+    def rows(self, data: bytes, schema: EventSchema) -> pa.Table:
+        """See `Payloads.rows`."""
+        table = self._table(data)
+        for name in schema.columns:
+            if name not in table.column_names:
+                raise PayloadError(f"column {name!r} is missing")
+            fault = type_fault(schema, name, table.schema.field(name).type)
+            if fault is not None:
+                raise PayloadError(fault)
+        _prove_count(len(table))
+        return table
+
+    def columns(
+        self, rows_of: Sequence[pa.Table], schema: EventSchema
+    ) -> Iterator[tuple[int, Mapping[str, Column]]]:
+        """See `Payloads.columns`; types may differ from payload to payload."""
+        for table in rows_of:
+            yield (
+                1,
+                {
+                    name: schema_column(schema, name, table.column(name).combine_chunks())
+                    for name in schema.columns
+                },
+            )
+
+    def _table(self, data: bytes) -> pa.Table:
+        try:
+            table = pa.ipc.open_stream(pa.py_buffer(data)).read_all()
+            table.validate(full=True)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise PayloadError(str(error)) from error
+        return table
+
+
+class _RecordPayloads(Payloads[list[Row]]):
+    """Formats whose events are records: a subclass says how they are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._schema: EventSchema | None = None
+        self._values: list[tuple[str, Callable[[Any], Any]]] = []
+
+    @abc.abstractmethod
+    def records(self, data: bytes) -> list[dict[str, Any]]:
+        """Records of a payload.
+
+        Raises:
+            PayloadError: It does not decode.
+        """
+
+    def check(self, schema: EventSchema) -> None:
+        """See `Payloads.check`."""
+        if not schema.one_use_each:
+            raise ConfigurationError(
+                "records of JSON and Avro are read with one use a column, and the schema has a "
+                "column with two; give each use a column of its own"
+            )
+
+    def names(self, data: bytes) -> list[str]:
+        """See `Payloads.names`."""
+        return list(dict.fromkeys(name for record in self.records(data) for name in record))
+
+    def rows(self, data: bytes, schema: EventSchema) -> list[Row]:
+        """See `Payloads.rows`."""
+        if schema is not self._schema:
+            self._schema, self._values = schema, list(_values_of(schema))
+        records = self.records(data)
+        _prove_count(len(records))
+        return [self._row(record) for record in records]
+
+    def _row(self, record: dict[str, Any]) -> Row:
+        row = []
+        for name, convert in self._values:
+            if name not in record:
+                self.absent[name] += 1
+            value = record.get(name)
+            try:
+                row.append(None if value is None else convert(value))
+            except (ValueError, OverflowError) as error:
+                raise PayloadError(f"column {name!r} {error}") from error
+        return tuple(row)
+
+    def columns(
+        self, rows_of: Sequence[list[Row]], schema: EventSchema
+    ) -> Iterator[tuple[int, Mapping[str, Column]]]:
+        """See `Payloads.columns`."""
+        rows = [row for rows in rows_of for row in rows]
+        if rows:
+            values = zip(schema.columns, zip(*rows, strict=True), strict=True)
+            yield len(rows_of), {name: _column(schema, name, each) for name, each in values}
+
+
+class JsonPayloads(_RecordPayloads):
+    """JSON: an object an event, or an array of them."""
+
+    def records(self, data: bytes) -> list[dict[str, Any]]:
+        """See `_RecordPayloads.records`."""
+        try:
+            found = json.loads(data)
+        except RecursionError:
+            raise PayloadError(_MAX_NESTED) from None
+        except ValueError as error:  # of UTF-8 and of numbers too
+            raise PayloadError(f"it is no JSON: {error}") from error
+        found = found if isinstance(found, list) else [found]
+        for each in found:
+            if not isinstance(each, dict):
+                raise PayloadError(f"it holds {_kind(each)} where an event, an object, should be")
+        return found
+
+
+class AvroPayloads(_RecordPayloads):
+    """Avro's binary encoding: records, one after the other, without a file's header."""
+
+    def __init__(self, path: Path, *, header: int = 0) -> None:
+        """Read the schema.
+
+        Args:
+            path: Of the schema, .avsc.
+            header: Bytes before each payload: 0, or the 5 of Confluent's format.
+
+        Raises:
+            ConfigurationError: It is missing, or is no schema of a record.
+        """
+        from fastavro.schema import load_schema
+
+        super().__init__()
+        self._header = header
+        try:
+            self._avro: Any = load_schema(str(path))
+        except Exception as error:  # fastavro names no base of its errors
+            raise ConfigurationError(
+                f"{path} is no Avro schema: {type(error).__name__}: {error}"
+            ) from error
+        if not isinstance(self._avro, dict) or self._avro.get("type") != "record":
+            raise ConfigurationError(f"{path} is no Avro schema of a record; events are records")
+
+    def records(self, data: bytes) -> list[dict[str, Any]]:
+        """See `_RecordPayloads.records`."""
+        from fastavro import schemaless_reader
+
+        if self._header and (len(data) < self._header or data[0] != 0):
+            raise PayloadError(
+                "it has no header of Confluent's format, a zero and the id of a schema; use format "
+                "'avro' for Avro without one"
+            )
+        file = io.BytesIO(data)
+        found: list[Any] = []
+        file.seek(self._header)
+        try:
+            while file.tell() < len(data) or not found:
+                before = file.tell()
+                found.append(schemaless_reader(file, self._avro, None))
+                if file.tell() == before:  # a record of no bytes would never end
+                    break
+        except RecursionError:
+            raise PayloadError(_MAX_NESTED) from None
+        except Exception as error:  # fastavro raises what its bytes lead to
+            raise PayloadError(
+                f"it is no Avro of the schema that was given: {type(error).__name__}: {error}"
+            ) from error
+        return found
+
+
+def _prove_count(rows: int) -> None:
+    if not 0 < rows <= MAX_GROUP:
+        raise PayloadError(f"it holds {rows} events; one or more, {MAX_GROUP} at most")
+
+
+# --- one value ------------------------------------------------------------------------------------
+
+
+def _kind(value: object) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text[:60]}{'...' * (len(text) > 60)}"
+
+
+def _values_of(schema: EventSchema) -> Iterator[tuple[str, Callable[[Any], Any]]]:
+    """Yield every column and what reads a value of it, which raises ValueError."""
+    unit_ms = schema.ts_unit_ms
+    for name in schema.columns:
+        if name == schema.ts:
+            yield name, lambda value: _time_ms(value, unit_ms)
+        elif name in schema.list_columns:
+            yield name, lambda value: _items(value, schema.list_separator, _key)
+        elif name in schema.weight_columns:
+            yield name, lambda value: _items(value, schema.list_separator, _number)
+        elif name in schema.key_columns or name == schema.id:
+            yield name, _key
+        elif name == schema.label and schema.text_label:
+            yield name, _text
+        else:
+            yield name, _number
+
+
+def _key(value: Any) -> int | bytes:
+    """A key: an integer as it is, text as the bytes that are hashed."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass")
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, float) and value.is_integer() and abs(value) <= _EXACT:
+        value = int(value)
+    if not isinstance(value, int):  # a bool is one
+        raise ValueError(f"is {_kind(value)}; a key is an integer or a string")
+    if value not in _INT64:
+        raise ValueError(f"is {value:.6g}, which is no 64-bit integer; write it as a string")
+    return int(value)
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, int | float):
+        raise ValueError(f"is {_kind(value)}; give a number")
+    return float(value)
+
+
+def _text(value: Any) -> bytes:
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass")
+    raise ValueError(f"is {_kind(value)}; the label is compared as text")
+
+
+def _items(value: Any, separator: str, item: Callable[[Any], Any]) -> list[Any]:
+    if isinstance(value, str):
+        value = value.split(separator) if value else []
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"is {_kind(value)}; give a list")
+    return [None if each is None else item(each) for each in value]
+
+
+def _time_ms(value: Any, unit_ms: float) -> int:
+    """Milliseconds of a number in the schema's unit, a text of ISO 8601, or Avro's date or time."""
+    if isinstance(value, str):
+        ms = iso_ms(value) if re.match(ISO_TIME, value) else None
+        if ms is None:
+            raise ValueError(f"is {_kind(value)}, which is no time of ISO 8601")
+    elif isinstance(value, datetime.datetime):
+        value = value.replace(tzinfo=_UTC) if value.tzinfo is None else value
+        ms = (value - _EPOCH) // _MS
+    elif isinstance(value, datetime.date):
+        ms = (value - _EPOCH.date()) // _MS
+    elif isinstance(value, int):
+        ms = value * round(unit_ms) if unit_ms >= 1 else value // round(1 / unit_ms)
+    elif isinstance(value, float) and math.isfinite(value):
+        ms = round(value * unit_ms)
+    else:
+        raise ValueError(f"is {_kind(value)}; give a number, or a time of ISO 8601")
+    if abs(ms) > MAX_TS_MS:
+        raise ValueError(f"is {_kind(value)}, which is out of range; see ts_unit_ms")
+    return ms
+
+
+# --- columns of values ----------------------------------------------------------------------------
+
+
+def _column(schema: EventSchema, name: str, values: Sequence[Any]) -> Column:
+    """A column of what `_values_of` read, None where there was no value."""
+    if name == schema.ts:
+        ms_N = np.array([0 if each is None else each for each in values], np.int64)
+        return Column(values=ms_N.view("M8[ms]"), null_N=_nulls(values))
+    if name in schema.list_columns:
+        return _lists(values, _keys)
+    if name in schema.weight_columns:
+        return _lists(values, _numbers)
+    if name in schema.key_columns or name == schema.id:
+        return _keys(values)
+    if name == schema.label and schema.text_label:
+        # Its last entry stands for what is missing.
+        words = np.array([*(each or b"" for each in values), b""], np.object_)
+        return Column(values=words, code_N=np.arange(len(values), dtype=np.int32))
+    return _numbers(values)
+
+
+def _keys(values: Sequence[Any]) -> Column:
+    """Keys: integers, and those that texts are hashed to. One that is null is that of integers."""
+    words = [each for each in values if isinstance(each, bytes)]
+    hashes = iter(hash_strings(np.array(words, np.object_)).tolist() if words else ())
+    keys = [next(hashes) if isinstance(each, bytes) else each or 0 for each in values]
+    return Column(values=np.array(keys, np.int64), null_N=_nulls(values))
+
+
+def _numbers(values: Sequence[Any]) -> Column:
+    numbers = [math.nan if each is None else each for each in values]
+    return Column(values=np.array(numbers, np.float64), null_N=_nulls(values))
+
+
+def _lists(values: Sequence[Any], column_of: Callable[[Sequence[Any]], Column]) -> Column:
+    sizes = [0 if each is None else len(each) for each in values]
+    items = [item for each in values if each is not None for item in each]
+    return dataclasses.replace(
+        column_of(items),
+        sizes_N=np.array(sizes, np.int64),
+        raw=lambda row_R: [(values[row] or [])[:_SHOWN_ITEMS] for row in row_R.tolist()],
+    )
+
+
+def _nulls(values: Sequence[Any]) -> Any:
+    null_N = np.fromiter((each is None for each in values), np.bool_, len(values))
+    return null_N if null_N.any() else None
