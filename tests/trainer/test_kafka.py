@@ -1,5 +1,6 @@
 """Live events from brokers of Kafka's protocol: order, restarts, losses, poison, secrets."""
 
+import dataclasses
 import itertools
 import json
 import logging
@@ -12,13 +13,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 from kafka_broker import Broker, KafkaBroker, SmallBroker
 from serving import wait_until
 
 from embertide.server.adapters.process import free_ports
 from embertide.trainer.commands import reports
 from embertide.trainer.data import is_live, joined, open_events
-from embertide.trainer.data.base import Batch, EventSchema, FeatureColumn, feedback_schema
+from embertide.trainer.data.base import (
+    Batch,
+    EventSchema,
+    EventTimes,
+    FeatureColumn,
+    feedback_schema,
+    globo_schema,
+)
 from embertide.trainer.data.kafka import ROWS, KafkaConfig, open_topic
 from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.data.merge import MergedSource
@@ -140,6 +149,35 @@ def test_a_quiet_time_is_written_down_so_that_all_cut_alike(
         again = read(fresh, 6, after=after)
         assert all(map(same, again, wanted))
         assert fresh.dead_letters.by_reason == {"ts goes backwards": 1}
+
+
+def test_a_late_event_after_a_quiet_time_has_one_time_whoever_reads_it(
+    broker: KafkaBroker, tmp_path: Path
+) -> None:
+    """Closing 5 makes it 6 for an event of 3, though whoever goes on there has not read the 5."""
+    name = topic(broker)
+    broker.add(name, [event(4, 0), event(5, 1)])
+    times = EventTimes(max_lateness_s=3600)
+    schema = dataclasses.replace(SCHEMA, times=times)
+    config = KafkaConfig.of(broker.url(name, quiet_s=QUIET_S))
+
+    def opened() -> MergedSource:
+        made = open_topic(config, schema)
+        made.remember_in(tmp_path)
+        return made
+
+    live = opened()
+    batches = live.batches(batch_size=1000)
+    first = next(batches)
+    broker.add(name, [b"poison", event(3, 2), event(4, 3), event(9, 4)])
+    second = next(batches)
+    batches.close()  # type: ignore[attr-defined]
+    assert second.ts_ms_B.tolist() == [6, 6, 9]
+    for place in (2 * ROWS, 3 * ROWS):  # where the silence was, and the first event after it
+        fresh = opened()
+        fresh.seek((place,))
+        again = next(iter(fresh.batches(batch_size=1000, start=first.next_offset)))
+        assert same(again, second)
 
 
 def test_a_poisoned_message_goes_aside_alone(broker: KafkaBroker, tmp_path: Path) -> None:
@@ -266,8 +304,6 @@ def test_a_topic_that_was_made_anew_is_told(small: SmallBroker, tmp_path: Path) 
 def test_the_group_shows_what_a_checkpoint_holds_and_is_never_read(
     broker: KafkaBroker, tmp_path: Path
 ) -> None:
-    from confluent_kafka import Consumer, TopicPartition
-
     name = topic(broker)
     broker.add(name, [event(i, i) for i in range(40)])
     live = source(broker, name, tmp_path, group="news")
@@ -342,8 +378,6 @@ def test_impressions_and_clicks_of_two_topics_are_joined(
 
 
 def test_the_schema_is_told_by_the_newest_messages(broker: KafkaBroker) -> None:
-    from embertide.trainer.data.base import globo_schema
-
     name = topic(broker, 2)
     with pytest.raises(TrainerError, match="has no message of a known schema; add events first"):
         open_events(broker.url(name))

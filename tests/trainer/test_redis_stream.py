@@ -1,6 +1,7 @@
 """Live events from a real Redis: index and entry, groups, late events, losses, other readers."""
 
 import dataclasses
+import io
 import itertools
 import json
 import threading
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -129,6 +131,37 @@ def test_further_labels_and_weights_come_as_they_were_sent(
     assert got.weight_B is not None
     assert sent.weight_B is not None
     np.testing.assert_array_equal(got.weight_B, sent.weight_B)
+
+
+def test_entries_may_hold_json_or_avro(server: RedisServer, client: Any, tmp_path: Path) -> None:
+    names = {"ts": "long", "item": "long", "word": "string", "price": "double", "y": "int"}
+    avro: Any = {"type": "record", "name": "Event"}
+    avro["fields"] = [{"name": name, "type": kind} for name, kind in names.items()]
+    (tmp_path / "event.avsc").write_text(json.dumps(avro))
+    events = [
+        dict(zip(names, (i, 3 * i, "ab"[i % 2], i / 4, i % 2), strict=True)) for i in range(8)
+    ]
+    packed = io.BytesIO()
+    for event in events[5:7]:
+        fastavro.schemaless_writer(packed, avro, event)
+    for id, fields in (
+        ("0-1", {"json": json.dumps(events[0])}),
+        ("1-2", {"arrow": encoded({n: [e[n] for e in events[1:3]] for n in names})}),
+        ("3-2", {"json": json.dumps(events[3:5])}),
+        ("5-2", {"avro": packed.getvalue()}),
+        ("7-1", {"avro": b"poison"}),
+        ("8-1", {"json": b"poison"}),
+        ("9-2", {"json": json.dumps(events[7])}),  # which is one event
+        ("11-1", {"json": json.dumps(events[7])}),
+    ):
+        client.xadd(STREAM, fields, id=id)
+    live = source(server, avro_schema=str(tmp_path / "event.avsc"))
+    (got,) = FirstEvents(live, 12).batches(batch_size=100)
+    assert got.event_B.tolist() == [*range(7), 11]
+    assert got.keys_BF[:, 0].tolist() == [event["item"] for event in events]
+    assert len(set(got.keys_BF[:, 1].tolist())) == 2
+    assert got.dense_BD[:, 0].tolist() == [event["price"] for event in events]
+    assert live.dead_letters.by_reason == {"malformed entry": 4}
 
 
 def pending(client: Any, group: str = "reader") -> int:

@@ -1,0 +1,146 @@
+"""Training on a topic of Kafka: killed anywhere, it ends with the bytes of a run over the events.
+
+All events of one time are in one partition, so that their order does not depend on partitions.
+"""
+
+import functools
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kafka_broker import KafkaBroker, messages_of
+from killing import CACHE, train
+from serving import wait_until
+
+from bench.snapshots import snapshot_files
+from embertide.server.adapters.process import Child
+from embertide.trainer.config import RunConfig
+from embertide.trainer.data import open_events
+from embertide.trainer.data.generator import NewsConfig, NewsSource
+from embertide.trainer.data.limit import FirstEvents
+from embertide.trainer.presets import globo, globo_rates
+from embertide.trainer.publish.folder import Publication
+
+RUN = RunConfig(
+    model=globo(), optimizer=globo_rates(), batch_size=24, publish_every_s=600, snapshot_every=4
+)
+NEWS = NewsSource(NewsConfig(hours=3, views_per_hour=60, users=80, new_items_per_hour=5))
+TOTAL = NEWS.total_events()
+PARTITIONS = 3
+TOPIC = "news"
+
+
+def fill(broker: KafkaBroker) -> None:
+    """Make the topic with all events, and a poisoned message after each tenth of them."""
+    broker.make(TOPIC, PARTITIONS)
+    sent: list[list[bytes | None]] = [[] for _ in range(PARTITIONS)]
+    for batch in NEWS.batches(batch_size=1):
+        of_time = sent[int(batch.ts_ms_B[0]) // 1000 % PARTITIONS]
+        of_time += messages_of(NEWS.schema, batch)
+        if len(of_time) % 10 == 0:
+            of_time.append(b"poison")
+    for partition, messages in enumerate(sent):
+        assert len(messages) > 20
+        broker.add(TOPIC, messages, partition)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    with KafkaBroker(tmp_path_factory.mktemp("kafka") / "broker.log") as started:
+        fill(started)
+        yield started
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Publication:
+    """A run over the events themselves that nothing stopped."""
+    publication = Publication(tmp_path_factory.mktemp("whole") / "pub")
+    train(RUN, NEWS, publication)
+    return publication
+
+
+@pytest.fixture
+def fresh(whole: Publication, tmp_path: Path) -> Publication:
+    """An empty publication, with the program that all share."""
+    (tmp_path / "news").mkdir()
+    shutil.copyfile(whole.program, tmp_path / "news" / "program.pt2")
+    return Publication(tmp_path / "news")
+
+
+def newest(publication: Publication) -> dict[str, bytes]:
+    return snapshot_files(publication.snapshot_path(publication.snapshots()[-1]))
+
+
+def open_live(broker: KafkaBroker) -> FirstEvents:
+    return FirstEvents(open_events(broker.url(TOPIC, quiet_s=0.3, messages=20)), TOTAL)
+
+
+def test_a_run_killed_three_times_ends_as_one_over_the_events(
+    broker: KafkaBroker, whole: Publication, fresh: Publication
+) -> None:
+    rng = random.Random(int(time.time()))
+    for _ in range(3):
+        batches = rng.randint(1, 14)
+        print(f"killed after {batches} batches")
+        train(RUN, open_live(broker), fresh, batches)
+    live = open_live(broker)
+    trainer = train(RUN, live, fresh)
+    assert (trainer.state.events, trainer.state.offset) == (TOTAL, TOTAL)
+    assert set(live.dead_letters.by_reason) <= {"malformed message"}
+    assert newest(fresh) == newest(whole)
+
+
+def command(broker: KafkaBroker, fresh: Publication) -> list[str]:
+    url = broker.url(TOPIC, quiet_s=0.3, messages=20)
+    said = [sys.executable, "-m", "embertide.trainer", "train", str(fresh.path), "--json"]
+    said += ["--data", url, "--events", str(TOTAL), "--cache", str(CACHE)]
+    return [*said, "--batch-size", "24", "--snapshot-every", "4", "--publish-every-s", "600"]
+
+
+def test_the_command_goes_on_over_a_broker_that_was_killed_too(
+    whole: Publication, fresh: Publication, tmp_path: Path
+) -> None:
+    with KafkaBroker(tmp_path / "broker.log") as broker:
+        fill(broker)
+        trainer = Child(command(broker, fresh), log=tmp_path / "first.log")
+        wait_until(lambda: bool(fresh.versions()) and fresh.versions()[-1].number >= 4, 60)
+        trainer.kill()
+        assert trainer.code == -signal.SIGKILL
+        broker.kill()
+        broker.start()
+        fill(broker)
+        again = Child(command(broker, fresh), log=tmp_path / "second.log")
+        assert again.wait(90) == 0, again.log_text()
+    result = json.loads(again.log_text().splitlines()[-1])["result"]
+    assert result["events"] == TOTAL
+    assert newest(fresh) == newest(whole)
+
+
+def has_begun(trainer: Child) -> bool:
+    return not trainer.alive() or '"progress"' in trainer.log_text()
+
+
+@pytest.mark.long
+def test_the_command_killed_at_random_ends_as_a_run_over_the_events(
+    broker: KafkaBroker, whole: Publication, fresh: Publication, tmp_path: Path
+) -> None:
+    rng = random.Random(int(time.time()))
+    killed = 0
+    for _ in range(int(os.environ.get("EMBERTIDE_KILLS", "10"))):
+        trainer = Child(command(broker, fresh), log=tmp_path / "killed.log")
+        wait_until(functools.partial(has_begun, trainer), 60)
+        time.sleep(rng.uniform(0, 1.5))
+        if trainer.alive():
+            trainer.kill()
+            killed += 1
+    assert killed > 0
+    last = Child(command(broker, fresh), log=tmp_path / "last.log")
+    assert last.wait(120) == 0, last.log_text()
+    assert newest(fresh) == newest(whole)
