@@ -625,6 +625,7 @@ class _Reading:
             if time.monotonic() >= heard_s + config.quiet_s:
                 if self._has_no_more():
                     yield None
+                    self._source.say_read(True)  # for what was held has been given
                 heard_s = time.monotonic()
 
     # --- places -----------------------------------------------------------------------------------
@@ -717,9 +718,7 @@ class _Reading:
             return False
         self._came_back()
         self._tell()
-        is_read = self._end is not None and high <= self._end
-        self._source.say_read(is_read)
-        return is_read
+        return self._end is not None and high <= self._end
 
     def _is_away(self, why: str) -> None:
         self._source.say_read(False)

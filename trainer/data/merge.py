@@ -150,8 +150,12 @@ class _Reader:
         return self.latest_ms == _EVER_MS
 
     def is_silent(self, since_s: float) -> bool:
-        """Whether it is live, and nothing came since then, nor is there anything to come."""
-        return self.source.live and self.heard <= since_s and self.source.is_read
+        """Whether it is live, and nothing came since then, nor is there anything to come.
+
+        What the source read before it said so is in `_batches` by then.
+        """
+        is_read = self.source.is_read
+        return self.source.live and self.heard <= since_s and is_read and not self._batches
 
     def take(self) -> list[Batch]:
         """Return what was read, under `changed`; an input's error is raised after what came."""
