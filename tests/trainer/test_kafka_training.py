@@ -109,15 +109,15 @@ def test_the_command_goes_on_over_a_broker_that_was_killed_too(
 ) -> None:
     with KafkaBroker(tmp_path / "broker.log") as broker:
         fill(broker)
-        trainer = Child(command(broker, fresh), log=tmp_path / "first.log")
-        wait_until(lambda: bool(fresh.versions()) and fresh.versions()[-1].number >= 4, 60)
-        trainer.kill()
+        with Child(command(broker, fresh), log=tmp_path / "first.log") as trainer:
+            wait_until(lambda: bool(fresh.versions()) and fresh.versions()[-1].number >= 4, 120)
+            trainer.kill()
         assert trainer.code == -signal.SIGKILL
         broker.kill()
         broker.start()
         fill(broker)
-        again = Child(command(broker, fresh), log=tmp_path / "second.log")
-        assert again.wait(90) == 0, again.log_text()
+        with Child(command(broker, fresh), log=tmp_path / "second.log") as again:
+            assert again.wait(120) == 0, again.log_text()
     result = json.loads(again.log_text().splitlines()[-1])["result"]
     assert result["events"] == TOTAL
     assert newest(fresh) == newest(whole)
@@ -134,13 +134,13 @@ def test_the_command_killed_at_random_ends_as_a_run_over_the_events(
     rng = random.Random(int(time.time()))
     killed = 0
     for _ in range(int(os.environ.get("EMBERTIDE_KILLS", "10"))):
-        trainer = Child(command(broker, fresh), log=tmp_path / "killed.log")
-        wait_until(functools.partial(has_begun, trainer), 60)
-        time.sleep(rng.uniform(0, 1.5))
-        if trainer.alive():
-            trainer.kill()
-            killed += 1
+        with Child(command(broker, fresh), log=tmp_path / "killed.log") as trainer:
+            wait_until(functools.partial(has_begun, trainer), 120)
+            time.sleep(rng.uniform(0, 1.5))
+            if trainer.alive():
+                trainer.kill()
+                killed += 1
     assert killed > 0
-    last = Child(command(broker, fresh), log=tmp_path / "last.log")
-    assert last.wait(120) == 0, last.log_text()
+    with Child(command(broker, fresh), log=tmp_path / "last.log") as last:
+        assert last.wait(120) == 0, last.log_text()
     assert newest(fresh) == newest(whole)
