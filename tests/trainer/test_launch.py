@@ -1,5 +1,6 @@
 """Ranks that are started, and started again; real processes, and agents of two pods."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from embertide.trainer.sync.launch import main
 from embertide.trainer.sync.supervisor import Supervisor
@@ -243,3 +245,41 @@ def test_threads_do_not_hide_from_the_one_that_kills_ranks() -> None:
     # In a process of its own: all children are killed, and here those are the servers of the tests.
     done = subprocess.run([sys.executable, "-c", KILLS_ITS_CHILD], timeout=TIMEOUT_S, check=False)
     assert done.returncode == signal.SIGKILL
+
+
+def test_an_address_that_a_lost_pod_has_left_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The name gives first an address where nothing answers, then that of the pod that came."""
+    from embertide.trainer.sync.agent import wait_for_host
+
+    with contextlib.ExitStack() as stack:
+        gone, came = (stack.enter_context(socket.socket()) for _ in range(2))
+        gone.bind(("127.0.0.2", 0))
+        gone.listen(0)
+        for _ in range(2):  # it takes no more: the kernel answers the next not at all
+            waits = stack.enter_context(socket.socket())
+            waits.setblocking(False)
+            waits.connect_ex(gone.getsockname())
+        came.bind(("127.0.0.1", 0))
+        came.listen()
+        found = [gone.getsockname(), came.getsockname()]
+        asked: list[str] = []
+
+        def looked_up(host: str, *_: object) -> list[tuple[object, ...]]:
+            asked.append(host)
+            address = found[min(len(asked), len(found)) - 1]
+            return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", address)]
+
+        monkeypatch.setattr(socket, "getaddrinfo", looked_up)
+        began = time.monotonic()
+        wait_for_host("train-news-0.train-news", 29400, 60)
+        assert asked == ["train-news-0.train-news"] * 2
+        assert 1 < time.monotonic() - began < 20
+
+
+def test_who_does_not_come_is_named_in_the_end() -> None:
+    from embertide.trainer.sync.agent import wait_for_host
+
+    with pytest.raises(RendezvousConnectionError, match=r"no-such-pod\.invalid:29400"):
+        wait_for_host("no-such-pod.invalid", 29400, 0.3)

@@ -6,22 +6,29 @@
 import contextlib
 import os
 import signal
+import socket
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
+    RendezvousConnectionError,
     RendezvousError,
     RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
     rendezvous_handler_registry,
 )
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import (
+    DEFAULT_PORT,
+    create_backend,
+)
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from embertide.trainer.sync.launch import run
 
@@ -30,6 +37,10 @@ _BACKEND = "c10d-once"
 # torch waits for an answer for ever, even from a machine that has lost its power. An answer takes
 # milliseconds.
 _ANSWER_S = 20.0
+# While the object of a lost pod is there, its name gives an address where nothing answers, not even
+# with a refusal. There torch would stay for two minutes.
+_CONNECT_S = 2.0
+_PAUSE_S = 0.2
 
 
 def kill_children() -> None:
@@ -47,6 +58,23 @@ def _end_without_host() -> None:
     os._exit(_FAILED)
 
 
+def wait_for_host(host: str, port: int, timeout_s: float) -> None:
+    """Wait until somebody listens there; the name is looked up anew for each try.
+
+    Raises:
+        RendezvousConnectionError: Nobody does within the time.
+    """
+    end = time.monotonic() + timeout_s
+    while True:
+        try:
+            with socket.create_connection((host, port), _CONNECT_S):
+                return
+        except OSError as error:
+            if time.monotonic() > end:
+                raise RendezvousConnectionError(f"{host}:{port}: {error}") from error
+        time.sleep(_PAUSE_S)
+
+
 class OneMeeting(RendezvousHandler):
     """torchrun's c10d rendezvous, which lets agents meet once.
 
@@ -56,6 +84,9 @@ class OneMeeting(RendezvousHandler):
 
     def __init__(self, params: RendezvousParameters) -> None:
         """Connect to the store, which the pod of index 0 hosts."""
+        if params.get_as_bool("is_host") is False:
+            host, port = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
+            wait_for_host(host, port, params.get_as_int("read_timeout", 60) or 60)
         backend, store = create_backend(params)
         self._handler: Any = create_handler(store, backend, params)
         self._met = False
