@@ -22,9 +22,9 @@ import typer
 sys.path.insert(1, str(Path(__file__).parents[2]))  # for `bench`
 
 from acceptance.cluster import Cluster, RefusedError
-from acceptance.deployment import Deployment
+from acceptance.deployment import Deployment, Storage
 from acceptance.site import Finding, Site
-from acceptance.steps import STEPS
+from acceptance.steps import STEPS, WITH_STORAGE
 
 from bench import report
 
@@ -63,6 +63,13 @@ def main(
         str, typer.Option(help="Made, and deleted at the end.")
     ] = "embertide-acceptance",
     steps: Annotated[str, typer.Option(help="Some of: " + ",".join(STEPS))] = ",".join(STEPS),
+    storage: Annotated[
+        str,
+        typer.Option(help="The publication is there: s3://BUCKET/PREFIX, still empty."),
+    ] = "",
+    storage_options: Annotated[
+        Path | None, typer.Option(help="Of --storage: a folder with a file for each option.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The report as JSON.")] = None,
     keep: Annotated[
         bool, typer.Option("--keep", help="Leave the namespace, or go on in one that was left.")
@@ -74,6 +81,11 @@ def main(
         raise typer.BadParameter(f"no step {unknown}: choose of {', '.join(STEPS)}")
     if not Path(kubeconfig).is_file():
         raise typer.BadParameter(f"no file {kubeconfig!r}: name your cluster's (KUBECONFIG=FILE)")
+    if storage and (storage_options is None or not storage_options.is_dir()):
+        raise typer.BadParameter(f"--storage-options: no folder {storage_options}")
+    objects = Storage(storage, storage_options) if storage and storage_options else None
+    if objects is not None:
+        chosen = [each for each in chosen if each in WITH_STORAGE]
     cluster = Cluster(kubeconfig, namespace)
     try:
         version = json.loads(cluster.run("version", "-o", "json"))["serverVersion"]["gitVersion"]
@@ -93,7 +105,9 @@ def main(
         place.mkdir(mode=0o700)
     console = rich.console.Console(highlight=False)
     site = Site(
-        cluster, Deployment.make(place) if not again else Deployment.left(place), console.print
+        cluster,
+        Deployment.left(place, objects) if again else Deployment.make(place, objects),
+        console.print,
     )
     try:
         if again:

@@ -1,11 +1,10 @@
 """Runs in a pod: asks the Service as four kinds of clients do, and prints what became of it.
 
-    python asker.py REQUESTS_A_SECOND
+    python asker.py REQUESTS_A_SECOND FEATURES DENSE_FEATURES
 
 A kind keeps its connection, as a service does that asks all day, or makes a new one each time. A
 line of JSON each second says how many answers each kind had; each failure, and each answer with
-keys that nobody answered for, has a line of its own. The model's columns are read from the newest
-snapshot.
+keys that nobody answered for, has a line of its own.
 """
 
 import http.client
@@ -16,7 +15,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,20 +23,12 @@ import tritonclient.grpc as triton
 
 SERVICE = "embertide"
 MODEL = "news"
-SNAPSHOTS = Path(f"/publication/{MODEL}/snapshots")
 KEYS = 20_000  # ids are below this
 TIMEOUT_S = 2.0
 Keys = npt.NDArray[np.int64]
 Dense = npt.NDArray[np.float32]
 _lock = threading.Lock()
 _counts: dict[str, list[int]] = {}
-
-
-def columns() -> tuple[int, int]:
-    """How many features and dense features the model has."""
-    newest = max(each for each in SNAPSHOTS.iterdir() if each.name[0] != ".")
-    manifest = json.loads((newest / "manifest.json").read_text())
-    return len(manifest["features"]), manifest["dense_features"]
 
 
 def say(**fields: object) -> None:
@@ -155,7 +145,7 @@ def run(kind: str, every_s: float, features: int, dense: int) -> None:
 
 def main() -> None:
     every_s = 1.0 / float(sys.argv[1])
-    features, dense = columns()
+    features, dense = map(int, sys.argv[2:])
     for kind in KINDS:
         _counts[kind] = [0]
         threading.Thread(target=run, args=(kind, every_s, features, dense), daemon=True).start()

@@ -48,6 +48,19 @@ def secret(name: str, files: dict[str, bytes]) -> Json:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Storage:
+    """Where a publication in object storage lies.
+
+    Attributes:
+        url: Of a bucket and a prefix.
+        options: A folder with a file for each option, credentials among them.
+    """
+
+    url: str
+    options: Path
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Deployment:
     """An overlay, in a folder, and what it is made into.
 
@@ -57,18 +70,19 @@ class Deployment:
 
     folder: Path
     authority: Authority | None  # none: certificates are those of before
+    storage: Storage | None = None  # none: the publication is a volume of all
 
     @classmethod
-    def left(cls, folder: Path) -> "Deployment":
+    def left(cls, folder: Path, storage: Storage | None) -> "Deployment":
         """The one that was made in a folder."""
-        return cls(folder, None)
+        return cls(folder, None, storage)
 
     @classmethod
-    def make(cls, folder: Path) -> "Deployment":
+    def make(cls, folder: Path, storage: Storage | None) -> "Deployment":
         """Make the overlay as one's own is made."""
         overlay = folder / "overlay"
         subprocess.run([str(K8S / "new-overlay.sh"), str(overlay)], check=True, timeout=60)
-        return cls(folder, Authority())
+        return cls(folder, Authority(), storage)
 
     def tls(self, role: str) -> Path:
         """The folder of a person's certificate: operator or reader."""
@@ -78,8 +92,12 @@ class Deployment:
         """All but training, with more options for the nodes' command."""
         overlay = self.folder / "overlay" / "kustomization.yaml"
         text = yaml.safe_load(overlay.read_text())
-        component = str(Path(text["components"][0]).parent / "second-group")
-        text["components"] = text["components"][:1] + [component] * (groups - 1)
+        names = ["second-group"] * (groups - 1) + ["object-storage"] * bool(self.storage)
+        components = Path(text["components"][0]).parent
+        text["components"][1:] = [str(components / each) for each in names]
+        if self.storage is not None:
+            named = {"name": "embertide-storage", "behavior": "merge"}
+            text["configMapGenerator"] = [{**named, "literals": [f"url={self.storage.url}"]}]
         overlay.write_text(yaml.safe_dump(text))
         made = subprocess.run(
             ["kubectl", "kustomize", str(overlay.parent)],
@@ -99,7 +117,15 @@ class Deployment:
                 if container["command"][:2] == ["embertide", "serve"]:
                     container["command"] += options
             resources.append(each)
+        if self.storage is not None:
+            files = {each.name: each.read_bytes() for each in self.storage.options.iterdir()}
+            resources.append(secret("embertide-storage", files))
         return resources
+
+    def training(self, pods: int) -> list[Json]:
+        """train-news.yaml with a number of pods, on the live stream."""
+        options = [f"--storage={self.storage.url}"] if self.storage else []
+        return training(pods, *options)
 
     def _signed(self, spec: Json) -> Json:
         folder = self.folder / spec["secretName"]
@@ -119,8 +145,8 @@ class Deployment:
         (folder / "names").write_text(" ".join(hosts))
 
 
-def training(pods: int) -> list[Json]:
-    """train-news.yaml with a number of pods, on the live stream."""
+def training(pods: int, *options: str) -> list[Json]:
+    """train-news.yaml with a number of pods, on the live stream, with more options."""
     documents = list(yaml.safe_load_all((K8S / "train-news.yaml").read_text()))
     spec = documents[-1]["spec"]
     spec["completions"] = spec["parallelism"] = pods
@@ -131,7 +157,7 @@ def training(pods: int) -> list[Json]:
         for word in container["command"]
         if not word.startswith(("--demo", "--hours", "--publish-every-s"))
     ]
-    container["command"] = [*words, f"--data={STREAM}", "--publish-every-s=600"]
+    container["command"] = [*words, f"--data={STREAM}", "--publish-every-s=600", *options]
     return documents
 
 
@@ -180,17 +206,9 @@ def events() -> list[Json]:
     return [service, _pod("events", made, [{"name": "tmp", "emptyDir": {}}])]
 
 
-def asker(requests_a_second: float) -> Json:
+def asker(requests_a_second: float, features: int, dense: int) -> Json:
     """The pod of asker.py. Its labels are none of ours: policies let it reach Triton alone."""
     script = (Path(__file__).parent / "asker.py").read_text()
-    words = ["python", "-c", script, str(requests_a_second)]
+    words = ["python", "-c", script, str(requests_a_second), str(features), str(dense)]
     container = _locked("asker", "embertide/control:0.1.0", words)
-    container["volumeMounts"].append(
-        {"name": "publication", "mountPath": "/publication", "readOnly": True}
-    )
-    claim = {"claimName": "embertide-publication"}
-    volumes: list[Json] = [
-        {"name": "tmp", "emptyDir": {}},
-        {"name": "publication", "persistentVolumeClaim": claim},
-    ]
-    return _pod("asker", [container], volumes)
+    return _pod("asker", [container], [{"name": "tmp", "emptyDir": {}}])

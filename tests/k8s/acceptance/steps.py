@@ -10,9 +10,16 @@ from acceptance.losses import NODES, lose_each, nothing_lost
 from acceptance.operations import buckets, done, lose_control, reshard
 from acceptance.rights import logs, rights, strangers
 from acceptance.site import READY_S, Absence, Site
+from acceptance.storage import storage
 from acceptance.training import train
 
 REQUESTS_A_SECOND = 8.0  # of each kind of client
+# Runs in a node's container: what the newest snapshot says.
+COLUMNS = """
+import glob, json
+manifest = json.load(open(max(glob.glob('/publication/news/snapshots/*/manifest.json'))))
+print(len(manifest['features']), manifest['dense_features'])
+"""
 
 
 # --- deploying ------------------------------------------------------------------------------------
@@ -35,10 +42,17 @@ def deploy(site: Site, *, options: tuple[str, ...] = ()) -> None:
         )
 
 
+def columns(site: Site) -> tuple[int, int]:
+    """How many features and dense features the model has."""
+    said = site.cluster.run("exec", NODES[0], "-c", "node", "--", "python3", "-c", COLUMNS)
+    features, dense = map(int, said.split())
+    return features, dense
+
+
 def infer(site: Site) -> None:
     """Four kinds of clients ask the Service, from now on."""
     with site.at("infer"):
-        site.cluster.apply([asker(REQUESTS_A_SECOND)])
+        site.cluster.apply([asker(REQUESTS_A_SECOND, *columns(site))])
         site.cluster.run(
             "wait", "--for=condition=Ready", "pod/asker", "--timeout=120s", timeout_s=140
         )
@@ -153,6 +167,7 @@ STEPS: dict[str, Callable[[Site], None]] = {
     "reshard": reshard,
     "control": lose_control,
     "lose": lose_each,
+    "storage": storage,
     "nothing-lost": nothing_lost,
     "restart": restart,
     "scale": scale,
@@ -161,3 +176,5 @@ STEPS: dict[str, Callable[[Site], None]] = {
     "logs": logs,
     "groups": two_groups,
 }
+# Those of a publication in object storage, with one training pod and a namespace of their own.
+WITH_STORAGE = ("deploy", "train", "infer", "storage", "nothing-lost", "restart", "logs", "groups")

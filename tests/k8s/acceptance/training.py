@@ -3,21 +3,23 @@
 import time
 
 from acceptance.cluster import wait_until
-from acceptance.deployment import events, training
+from acceptance.deployment import events
 from acceptance.site import NEXT_VERSION_S, READY_S, Site, Versions
 
 
 def train(site: Site) -> None:
-    """One pod, then two, on a live stream."""
+    """One pod, then two, on a live stream; with object storage one alone."""
     cluster = site.cluster
     with site.at("train, one pod"):
         cluster.apply(events())
         cluster.run("wait", "--for=condition=Ready", "pod/events", "--timeout=180s", timeout_s=200)
         began = time.monotonic()
-        cluster.apply(training(1))
+        cluster.apply(site.deployment.training(1))
         cluster.roll_out("statefulset/embertide-node", READY_S)
         site.find("nodes ready after the job began", time.monotonic() - began, "s")
         site.find("a version out and served after", site.followed(site.versions()), "s")
+    if site.deployment.storage is not None:
+        return
     with site.at("train, two pods"):
         before = site.versions()
         train_anew(site, 2)
@@ -29,7 +31,7 @@ def train(site: Site) -> None:
 def train_anew(site: Site, pods: int) -> None:
     """End the job and begin one of so many pods."""
     site.cluster.run("delete", "job", "train-news", "--cascade=foreground", timeout_s=660)
-    site.cluster.apply(training(pods))
+    site.cluster.apply(site.deployment.training(pods))
 
 
 def has_gone_on(site: Site, before: Versions) -> bool:
