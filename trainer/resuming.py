@@ -145,13 +145,7 @@ class Resuming:
             if not (changes_model and each.changes_the_model):
                 raise CheckpointError(f"{self.publication.path} was trained with {each}")
         for each in differing:
-            log.warning(
-                "%s changes from %r to %r after version %d",
-                each.path,
-                each.saved,
-                each.value,
-                version.number,
-            )
+            log.warning("%s after version %d", each.change(), version.number)
         if changes_model:
             self._check_change(version)
         state = RunState(self.run, self.ranks, self._owners(None if changes_model else saved))

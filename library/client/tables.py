@@ -18,6 +18,7 @@ from embertide.client.errors import InputError
 
 _REMEDY = "keys are 64-bit integers, as the trainer got them"
 _OF_TEXT = "; of a column of text send embertide.client.text_keys(values)"
+_MISSING = -1  # as the trainer reads a missing key of a column of one key; of text: that of ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -76,7 +77,8 @@ class _Mapping:
         return list(self.columns)
 
     def column(self, name: str) -> Any:
-        return self.columns[name]
+        column = self.columns[name]
+        return _of_series(column) if _is_series(column) else column
 
     def scores(self, scores_B: NDArray[np.float32]) -> Any:
         return scores_B
@@ -128,14 +130,7 @@ class _Pandas:
         return [str(name) for name in self.frame.columns]
 
     def column(self, name: str) -> Any:
-        series = self.frame[name]
-        if series.dtype.kind == "O":
-            return series.tolist()
-        missing = series.isna().to_numpy()
-        # Nullable integers are no numpy ones; floats have NaN of their own.
-        if missing.any() and series.dtype.kind in "iub":
-            return series.astype(object).where(~missing, None).tolist()
-        return series.to_numpy()
+        return _of_series(self.frame[name])
 
     def scores(self, scores_B: NDArray[np.float32]) -> Any:
         return sys.modules["pandas"].Series(scores_B, index=self.frame.index, name="score")
@@ -143,6 +138,21 @@ class _Pandas:
     def embeddings(self, by_name: dict[str, Any]) -> Any:
         columns = {name: list(rows) for name, rows in by_name.items()}
         return sys.modules["pandas"].DataFrame(columns, index=self.frame.index)
+
+
+def _is_series(column: Any) -> bool:
+    kind = type(column)
+    return kind.__module__.partition(".")[0] == "pandas" and kind.__name__ == "Series"
+
+
+def _of_series(series: Any) -> Any:
+    if series.dtype.kind == "O":
+        return series.tolist()
+    missing = series.isna().to_numpy()
+    # Nullable integers are no numpy ones; floats have NaN of their own.
+    if missing.any() and series.dtype.kind in "iub":
+        return series.astype(object).where(~missing, None).tolist()
+    return series.to_numpy()
 
 
 def open_table(features: Any) -> Table:
@@ -168,18 +178,22 @@ def text_keys(values: Sequence[str]) -> NDArray[np.int64]:
     """Return the keys, [N], that a column of text has in events: xxh3_64, read as signed.
 
     The trainer hashes a column of text so, whatever it holds: a column of numbers that was text in
-    the events is text in requests.
+    the events is text in requests. A missing text (None, NaN) has the key of the empty one, as in
+    events.
 
     Raises:
         InputError: A value is no text.
     """
     import xxhash  # of the extras `client` and `train`; other callers send integers
 
-    for row, value in enumerate(values):
-        if not isinstance(value, str):
-            raise InputError(f"row {row}: {value!r} is no text; integers are keys as they are")
-    hashes = (xxhash.xxh3_64_intdigest(value.encode()) for value in values)
-    return np.fromiter(hashes, np.uint64, len(values)).view(np.int64)
+    if _is_series(values):
+        values = _of_series(values)
+    texts = ["" if _is_missing(value) else value for value in values]
+    for row, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InputError(f"row {row}: {text!r} is no text; integers are keys as they are")
+    hashes = (xxhash.xxh3_64_intdigest(text.encode()) for text in texts)
+    return np.fromiter(hashes, np.uint64, len(texts)).view(np.int64)
 
 
 # --- one column -----------------------------------------------------------------------------------
@@ -188,8 +202,11 @@ def text_keys(values: Sequence[str]) -> NDArray[np.int64]:
 def keys_of(what: str, column: Any, weights: Any = None) -> Keys:
     """Return the keys of a column: one a sample, or lists of them; errors say of `what`.
 
+    Where a sample has one key it may be missing (None, NaN): it is then `_MISSING`, as in events.
+    Floats that are whole numbers are keys, as pandas makes them of integers with blanks.
+
     Raises:
-        InputError: A value is no 64-bit integer, is missing, or weights are not as many.
+        InputError: A value is no 64-bit integer, is missing in a list, or weights are not as many.
     """
     flat, lengths_B = _flat(what, column)
     keys_N = _integers(what, flat, lengths_B)
@@ -234,6 +251,15 @@ def floats_of(what: str, column: Any) -> NDArray[np.float32]:
 
 def _is_number(value: Any) -> bool:
     return value is None or isinstance(value, (int, float, np.number))
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, (float, np.floating)) and bool(np.isnan(value)))
+
+
+def _is_whole(value: Any) -> bool:
+    # Beyond 2^53 a float may be another integer's than its own.
+    return bool(abs(value) <= 1 << 53 and value == np.rint(value))
 
 
 def _is_arrow(column: Any) -> bool:
@@ -286,6 +312,8 @@ def _flat_arrow(what: str, column: Any) -> tuple[Any, NDArray[np.int32] | None]:
         _refuse_nulls(what, column, None)
         lengths_B = np.full(len(column), column.type.list_size, np.int32)
         column = column.flatten()
+    if lengths_B is None and column.null_count:
+        return column.to_pylist(), None
     _refuse_nulls(what, column, lengths_B)
     return column.to_numpy(zero_copy_only=False), lengths_B
 
@@ -302,8 +330,16 @@ def _integers(what: str, flat: Any, lengths_B: NDArray[np.int32] | None) -> NDAr
     else:
         values = list(flat)
         for at, value in enumerate(values):
-            if value is None:
-                raise InputError(f"{what}, {_row(at, lengths_B)} is missing; {_REMEDY}")
+            if _is_missing(value):
+                if lengths_B is not None:
+                    raise InputError(
+                        f"{what}, {_row(at, lengths_B)} is missing: leave it out of the list"
+                    )
+                values[at] = _MISSING
+                continue
+            if isinstance(value, (float, np.floating)) and _is_whole(value):
+                values[at] = int(value)
+                continue
             if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
                 raise InputError(
                     f"{what}, {_row(at, lengths_B)}: {value!r} is no integer; {_REMEDY}"

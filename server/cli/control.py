@@ -237,9 +237,11 @@ def command(
         except (RefusedError, TokensError, ListenError, ValueError) as error:
             raise ProcessError(str(error)) from error
         asked = " and ".join(filter(None, ("certificates" * bool(tls), "tokens" * bool(tokens))))
+        # What nodes are given, but for a password.
+        shown = urlparse(url)._replace(netloc=urlparse(url).netloc.rpartition("@")[2], query="")
         typer.echo(
             f"control plane of model {', '.join(map(repr, models))} at {server.address}, "
-            f"state at {urlparse(url).hostname}:{urlparse(url).port}, "
+            f"state at {shown.geturl()}, "
             f"{f'{asked} asked for' if asked else 'open to everybody'}; Ctrl-C stops it"
         )
         server.wait()

@@ -1,5 +1,6 @@
 """`explain`: where the row of a key lives, what is live of it, its bytes, version and use."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -140,9 +141,35 @@ def _show(table: str, key: int, said: dict[str, Any]) -> None:
         typer.echo("there is no row: the key reads as the table's default row")
 
 
+def _key(given: str, text: bool) -> int:
+    """Return the key of what was given: an integer as it is, and the hash of a text.
+
+    Raises:
+        ProcessError: An integer has more than 64 bits, or what hashes texts is not installed.
+    """
+    if text or re.fullmatch(r"[+-]?[0-9]+", given) is None:
+        try:
+            from embertide.client import text_keys  # only where a key is a text
+
+            return int(text_keys([given])[0])
+        except ImportError as error:
+            raise ProcessError(
+                f"key {given!r} is a text, which needs {error.name}: "
+                "pip install 'embertide[client]'"
+            ) from error
+    if not -(1 << 63) <= int(given) < 1 << 63:
+        raise ProcessError(f"key {given} is no 64-bit integer; --text if it is a text")
+    return int(given)
+
+
 def command(
     table: Annotated[str, typer.Argument(help="The table's name.")],
-    key: Annotated[int, typer.Argument(help="The key, as KEYS has it.")],
+    given: Annotated[
+        str,
+        typer.Argument(
+            metavar="KEY", help="The key: an integer as KEYS has it, or a text of the events."
+        ),
+    ],
     node: Annotated[
         str | None,
         typer.Option(
@@ -159,6 +186,9 @@ def command(
     ] = 0,
     control: Control = DEFAULT_CONTROL,
     token_file: TokenFile = None,
+    text: Annotated[
+        bool, typer.Option("--text", help="The key is a text, although it looks like an integer.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Say where the row of a key lives: tier, device, live chunks, bytes, version, use.
@@ -168,10 +198,11 @@ def command(
     would ask; or the files of a snapshot are read. Nothing is counted as an access.
 
     Example: embertide explain item 4711 --node 127.0.0.1:9001
+
+    Example: embertide explain song 'Blue in Green' --snapshot build/songs
     """
     with refusals(as_json):
-        if not -(1 << 63) <= key < 1 << 63:
-            raise ProcessError(f"key {key} is no 64-bit integer")
+        key = _key(given, text)
         if snapshot is not None:
             if node is not None or version:
                 raise ProcessError("--snapshot has one version and no node: leave those out")

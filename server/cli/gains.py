@@ -22,7 +22,9 @@ def _saved(before: float, after: float) -> float:
 
 
 def _line(what: str, before: float, after: float) -> str:
-    return f"{what} {before:,.0f} -> {after:,.0f} ({-100 * _saved(before, after):+.1f} %)"
+    # A share of what reads as 0 says nothing.
+    share = f" ({-100 * _saved(before, after):+.1f} %)" if before >= 0.5 else ""
+    return f"{what} {before:,.0f} -> {after:,.0f}{share}"
 
 
 def show_gain(before: control_pb2.PlanCost, after: control_pb2.PlanCost) -> None:

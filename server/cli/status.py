@@ -27,10 +27,15 @@ def _page(url: str) -> MetricsPage:
         ) from error
 
 
+_DATES_FROM_MS = 365 * 86_400_000  # below a year after 1970 it is no clock's time
+
+
 def _text(name: str, value: Any) -> str:
     if name == "watermark_ms":
-        when = datetime.timedelta(milliseconds=value)
-        return f"{value:,} ({when} of event time)"
+        if value < _DATES_FROM_MS:
+            return f"{value:,} (no date; of a file without a time, its rows)"
+        when = datetime.datetime.fromtimestamp(value / 1000, datetime.UTC)
+        return f"{value:,} ({when:%Y-%m-%d %H:%M:%S} UTC)"
     if isinstance(value, dict):
         return ", ".join(f"{key} {count:,}" for key, count in value.items() if count) or "none"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

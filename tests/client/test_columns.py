@@ -10,7 +10,9 @@ import pytest
 from embertide.client import InputError, text_keys
 from embertide.client.requests import cut, embeddings_of, places_of, read, sources_of
 from embertide.client.schema import Feature, Schema
-from embertide.trainer.data.assemble import hash_strings
+from embertide.trainer.data.arrow import typed_column
+from embertide.trainer.data.assemble import column_keys, hash_strings
+from embertide.trainer.data.base import MISSING_KEY
 
 USER, TAGS, CROSS = (
     Feature(name="user", dim=2),
@@ -122,7 +124,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "feature 'user', row 0: 'a' is no integer; keys are 64-bit integers, as the trainer got "
         "them; of a column of text send embertide.client.text_keys(values)",
     ),
-    "none": ({"user": [1, None, 3]}, "feature 'user', row 1 is missing"),
+    "nothing in a list": (
+        {"tags": [[1], [2, None], []]},
+        "feature 'tags', row 1, place 1 is missing: leave it out of the list",
+    ),
+    "wide float": ({"user": [1, 2.0**60, 3]}, "feature 'user', row 1: 1.152921504606847e+18 is"),
     "large": ({"user": [1, 2, 2**64]}, f"feature 'user', row 2: {2**64} does not fit 64 bits"),
     "in a list": ({"tags": [[1], [2, "x"], []]}, "feature 'tags', row 1, place 1: 'x'"),
     "no list": ({"tags": [[1], 2, []]}, "feature 'tags', row 1: 2 is no list"),
@@ -155,8 +161,25 @@ def test_tables_may_have_more_columns_and_may_not_lack_keys(kind: str) -> None:
     holes = pa.array([1, None, 3]) if kind == "arrow" else pd.array([1, None, 3], "Int64")
     columns["user"] = holes
     table = pa.table(columns) if kind == "arrow" else pd.DataFrame(columns)
-    with pytest.raises(InputError, match="feature 'user', row 1 is missing"):
-        read(PLAIN, table)
+    (request,) = cut(read(PLAIN, table))
+    assert request.arrays["KEYS"][:, 0].tolist() == [1, MISSING_KEY, 3]
+
+
+BLANKS: dict[str, Any] = {
+    "list": [1, None, 3],
+    "floats": np.array([1.0, np.nan, 3.0]),
+    "arrow": pa.array([1, None, 3]),
+    "series of floats": pd.Series([1, None, 3]),
+    "series of integers": pd.Series([1, None, 3], dtype="Int64", index=[9, 8, 7]),
+}
+
+
+@pytest.mark.parametrize("kind", BLANKS)
+def test_a_missing_key_is_the_one_that_the_trainer_reads(kind: str) -> None:
+    """And a blank makes floats of integers, in pandas as in the trainer."""
+    (request,) = cut(read(PLAIN, {**KEYS, "tags": [1, 2, 3], "user": BLANKS[kind]}))
+    of_events = column_keys(typed_column(pa.array([1, None, 3])))
+    assert request.arrays["KEYS"][:, 0].tolist() == of_events.tolist() == [1, MISSING_KEY, 3]
 
 
 def test_dense_without_names_is_an_array_or_named_by_the_caller() -> None:
@@ -239,5 +262,9 @@ def test_text_has_the_keys_that_the_trainer_gives_it() -> None:
     theirs = hash_strings(np.array([text.encode() for text in texts], object))
     assert ours.tolist() == theirs.tolist()
     assert len({*ours.tolist()}) == 4
+    holes = ["shirt-17", None]
+    series = pd.Series(holes), pd.Series(holes, dtype="str")
+    for column in (holes, ["shirt-17", float("nan")], *series):
+        assert text_keys(column).tolist() == ours[:2].tolist()
     with pytest.raises(InputError, match="row 1: 17 is no text"):
         text_keys(["a", 17])  # type: ignore[list-item]

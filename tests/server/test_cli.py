@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from embertide import _store
+from embertide.client import text_keys
 from embertide.server.cli.app import app
 from embertide.server.cli.metrics_page import MetricsPage
 
@@ -194,6 +195,10 @@ def test_explain_reads_a_row_of_a_snapshot(tmp_path: Path) -> None:
     absent = json.loads(embertide("explain", "item", -7, "--snapshot", path, "--json").stdout)
     assert (absent["resident"], absent["live_chunks"]) == (False, [])
     assert "default row" in embertide("explain", "item", 100, "--snapshot", path).stdout
+    for words in (["Blue in Green"], ["42", "--text"]):  # texts have the keys that events give them
+        said = embertide("explain", "item", *words, "--snapshot", path, "--json").stdout
+        assert json.loads(said)["key"] == text_keys(words[:1])[0]
+    assert "--text" in embertide("explain", "item", 10**20, "--snapshot", path).stderr
     refused = embertide("explain", "user", 1, "--snapshot", path)
     assert refused.returncode == 1
     assert "no table 'user'" in refused.stderr

@@ -156,6 +156,10 @@ def test_every_setting_that_can_change_exists() -> None:
 
 def test_changes_of_a_run_are_remembered_up_to_a_bound() -> None:
     change = [Difference("threads", 1, 2)]
+    assert change[0].change() == "threads changes from 1 to 2"
+    parts = [{"name": "a", "dim": 16}, {"name": "b"}], [{"name": "a", "dim": 32}, {"name": "c"}]
+    said = Difference("model.tables", *parts).change()
+    assert said == "model.tables changes: c is added, b is dropped, a.dim is 32"
     changes = settings.remember([], 7, change)
     assert changes == [{"after": 7, "setting": "threads", "from": 1, "to": 2}]
     for number in range(8, 308):

@@ -120,6 +120,18 @@ class Difference:
             and any(_is_of(self.path, prefix) for prefix in _WITH_THE_MODEL)
         )
 
+    def change(self) -> str:
+        """Say what has changed; of lists of named parts, which ones."""
+        if not (_are_named(self.saved) and _are_named(parts := _json(self.value))):
+            return f"{self.path} changes from {self.saved!r} to {self.value!r}"
+        before, after = ({part["name"]: part for part in each} for each in (self.saved, parts))
+        said = [f"{name} is added" for name in after if name not in before]
+        said += [f"{name} is dropped" for name in before if name not in after]
+        for name in before:
+            for field in [f for f in after.get(name, {}) if after[name][f] != before[name].get(f)]:
+                said.append(f"{name}.{field} is {after[name][field]!r}")
+        return f"{self.path} changes: {', '.join(said) or 'another order'}"
+
     def __str__(self) -> str:
         """What differs, why it matters, and how to go on; the old folder is of use still."""
         if not self.is_known:
@@ -253,6 +265,10 @@ def _is_of(path: str, prefix: str) -> bool:
 def _are_parts(value: Any) -> bool:
     """Whether it is a tuple of configurations, as the tables of a model."""
     return isinstance(value, tuple) and bool(value) and dataclasses.is_dataclass(value[0])
+
+
+def _are_named(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(e, dict) and "name" in e for e in value)
 
 
 def _changed(value: Any, path: str) -> Iterator[str]:
