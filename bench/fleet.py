@@ -22,7 +22,7 @@ from bench.versions import Versions
 from embertide.server.adapters import triton
 from embertide.server.adapters.process import Child, free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
-from embertide.server.cli.control_plane import Caller
+from embertide.server.cli.control_client import Caller
 from embertide.v1 import node_pb2, node_pb2_grpc
 
 MODEL = "lookup"

@@ -25,7 +25,7 @@ from bench.authority import Authority
 from embertide.server.adapters.process import Child, free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.server.adapters.tls import TlsFolder
-from embertide.server.cli.control_plane import Caller
+from embertide.server.cli.control_client import Caller
 from embertide.v1 import control_pb2
 
 # Connections that may still send, and as many that have hung up and were not looked at since.

@@ -32,7 +32,7 @@ from bench.servers import BUILD, BenchError, await_peer
 from bench.shapes import SEED, Shape
 from embertide.server.adapters.process import Child, free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
-from embertide.server.cli.control_plane import Caller
+from embertide.server.cli.control_client import Caller
 from embertide.server.core.plan.layout import Bucket, Holders, Place, assignments_of, layout_of
 from embertide.v1 import control_pb2, node_pb2, node_pb2_grpc, plan_pb2
 

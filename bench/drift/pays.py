@@ -39,7 +39,7 @@ from bench.shapes import SEED, Shape
 from bench.versions import Versions
 from embertide.server.adapters.process import Child, free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
-from embertide.server.cli.control_plane import Caller, CallError
+from embertide.server.cli.control_client import Caller, CallError
 from embertide.v1 import control_pb2, node_pb2
 
 _NODES, _TABLES = 4, 8

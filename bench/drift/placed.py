@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from bench.drift.simulator import LINE_BYTES, Machine, Outcome, Placement, Shard, simulate
 from bench.drift.tasks import Task
-from embertide.server.core.plan.first import first_plan
+from embertide.server.core.plan.bootstrap import first_plan
 from embertide.server.core.plan.layout import Bucket, Holders, Place, layout_of
 from embertide.server.core.plan.planner import Planner, Problem
 from embertide.server.core.plan.prices import Prices

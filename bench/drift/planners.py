@@ -25,7 +25,6 @@ from bench.nodes import Node, make_plan, publication_of, start_nodes
 from bench.servers import BUILD
 from bench.shapes import Shape
 from embertide.server.core.demand import Demand
-from embertide.server.core.fit import CostFit
 from embertide.server.core.plan.cost import busy_us_D, score
 from embertide.server.core.plan.differencing import difference
 from embertide.server.core.plan.greedy import Greedy
@@ -35,6 +34,7 @@ from embertide.server.core.plan.ldm import Ldm
 from embertide.server.core.plan.planner import Problem
 from embertide.server.core.plan.planners import planner
 from embertide.server.core.plan.prices import Prices
+from embertide.server.core.price_fit import CostFit
 from embertide.trainer.embedding.keys import buckets_of
 from embertide.v1 import node_pb2, plan_pb2
 

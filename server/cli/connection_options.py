@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from embertide.server.cli.control_plane import CONNECTION, Connection, TokenFile
+from embertide.server.cli.control_client import CONNECTION, Connection, TokenFile
 
 _Model = Annotated[
     str | None,

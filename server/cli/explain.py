@@ -12,7 +12,7 @@ import typer
 from embertide import _store
 from embertide.server.adapters.process import ProcessError
 from embertide.server.adapters.tls import dial
-from embertide.server.cli.control_plane import (
+from embertide.server.cli.control_client import (
     DEFAULT_CONTROL,
     Control,
     TokenFile,

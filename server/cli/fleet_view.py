@@ -7,7 +7,7 @@ import rich.console
 import rich.table
 import typer
 
-from embertide.server.cli.control_plane import Caller, CallError, enum_name
+from embertide.server.cli.control_client import Caller, CallError, enum_name
 from embertide.server.core.plan.layout import Place, layout_of, place_name
 from embertide.server.core.plan.workload import device_work, measured, skew
 from embertide.v1 import control_pb2

@@ -6,7 +6,7 @@ import rich.console
 import rich.table
 import typer
 
-from embertide.server.cli.control_plane import (
+from embertide.server.cli.control_client import (
     DEFAULT_CONTROL,
     Control,
     TokenFile,

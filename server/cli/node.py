@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from embertide.server.cli.control_plane import (
+from embertide.server.cli.control_client import (
     DEFAULT_CONTROL,
     Control,
     TokenFile,

@@ -11,7 +11,7 @@ import rich.table
 import typer
 
 from embertide.server.adapters.process import ProcessError
-from embertide.server.cli.control_plane import (
+from embertide.server.cli.control_client import (
     DEFAULT_CONTROL,
     Caller,
     CallError,

@@ -11,7 +11,7 @@ import rich.table
 import typer
 
 from embertide.server.adapters.process import ProcessError
-from embertide.server.cli.control_plane import TokenFile, calling
+from embertide.server.cli.control_client import TokenFile, calling
 from embertide.server.cli.fleet_view import fleet_facts, show_fleet
 from embertide.server.cli.metrics_page import MetricsPage
 from embertide.server.cli.refusals import Json, print_json, refusals

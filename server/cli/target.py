@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from embertide.server.adapters.process import ProcessError
-from embertide.server.cli.control_plane import table_of
+from embertide.server.cli.control_client import table_of
 from embertide.server.core.plan.hot import NO_LIMIT
 from embertide.v1 import control_pb2, plan_pb2
 

@@ -10,19 +10,17 @@ from collections.abc import Mapping
 
 from google.protobuf.message import Message
 
-from embertide.server.core.answers import Answers, check_id, content, in_use
 from embertide.server.core.demand import PLANNED_BY_S, Clock, Demand
 from embertide.server.core.drift.autopilot import COMPARE, LOOK, Autopilot, DriftMemory, Trust
 from embertide.server.core.drift.look import Compared, Looked
 from embertide.server.core.drift.options import DriftOptions
 from embertide.server.core.errors import Code, MovedOnError, RefusedError, invalid
-from embertide.server.core.fit import CostFit
 from embertide.server.core.fleet import Fleet, check_registration
+from embertide.server.core.idempotency import Answers, check_id, content, in_use
 from embertide.server.core.loads import Loads
-from embertide.server.core.made import Made, made_of, make
 from embertide.server.core.operations import Operations
 from embertide.server.core.plan import shares
-from embertide.server.core.plan.first import first_plan, table_bytes
+from embertide.server.core.plan.bootstrap import first_plan, table_bytes
 from embertide.server.core.plan.groups import (
     Wish,
     followed,
@@ -36,6 +34,8 @@ from embertide.server.core.plan.moves import still_to_make
 from embertide.server.core.plan.planner import Proposal
 from embertide.server.core.plan.validity import check_laid
 from embertide.server.core.plan.workload import device_loads, device_work, predicted
+from embertide.server.core.preparation import PreparedOperation, operation_of, prepare_operation
+from embertide.server.core.price_fit import CostFit
 from embertide.server.core.reshard import (
     Asked,
     Posed,
@@ -123,7 +123,7 @@ class Control:
         # What is to be made of the operation whose turn it is, or what a planner is to answer for
         # the autopilot, and what came of that.
         self.wanted: tuple[str, Posed | Asked] | None = None
-        self._thought: tuple[str, int, Proposal | Made | RefusedError] | None = None
+        self._thought: tuple[str, int, Proposal | PreparedOperation | RefusedError] | None = None
         self.autopilot = Autopilot(
             options.drift, self.memory.drift, saved.decisions, saved.settings, options.clock
         )
@@ -333,14 +333,17 @@ class Control:
         )
 
     def start(
-        self, request: control_pb2.StartReshardRequest, now_ms: int, made: Made | None = None
+        self,
+        request: control_pb2.StartReshardRequest,
+        now_ms: int,
+        ready: PreparedOperation | None = None,
     ) -> control_pb2.StartReshardResponse:
         """Accept an operation, or say what it would be.
 
         Args:
             request: What is asked.
             now_ms: Wall clock.
-            made: What it comes to by what `pose` returned; None: it is prepared here and now.
+            ready: What it comes to by what `pose` returned; None: it is prepared here and now.
 
         Raises:
             RefusedError: It cannot be done.
@@ -352,42 +355,42 @@ class Control:
             return first
         if request.operation_id in self.operations.records:
             return self._accepted_before(request)
-        if made is None:
-            made = make(self._asked(request, now_ms))
-        elif made.epoch != self.epoch:
+        if ready is None:
+            ready = prepare_operation(self._asked(request, now_ms))
+        elif ready.epoch != self.epoch:
             raise MovedOnError(
-                f"the plan moved on from {made.epoch} to {self.epoch} while moves were prepared: "
+                f"the plan moved on from {ready.epoch} to {self.epoch} while moves were prepared: "
                 "try again"
             )
-        if dead := [name for name in made.targets if not self.fleet.alive(name, now_ms)]:
+        if dead := [name for name in ready.targets if not self.fleet.alive(name, now_ms)]:
             raise is_dead(dead[0])
         if not request.dry_run:
-            self._accept(made, now_ms)
-        if made.answer.HasField("before"):
-            made.answer.model.CopyFrom(self.fit.message())
-        return made.answer
+            self._accept(ready, now_ms)
+        if ready.answer.HasField("before"):
+            ready.answer.model.CopyFrom(self.fit.message())
+        return ready.answer
 
-    def _accept(self, made: Made, now_ms: int) -> None:
+    def _accept(self, ready: PreparedOperation, now_ms: int) -> None:
         """Take an operation in as it was answered.
 
         Raises:
             RefusedError: Too many wait.
         """
         self.operations.check_room()
-        record, request = made.record, made.record.request
+        record, request = ready.record, ready.record.request
         settings = self.autopilot.take_back(request.undo_operation)
         if settings is not None:
             self._writes.settings = settings
-            made.answer.explanation += "; mode is advise from now on: `embertide drift mode auto`"
+            ready.answer.explanation += "; mode is advise from now on: `embertide drift mode auto`"
         record.operation.created_ms = self.operations.created_ms(now_ms)
-        made.answer.operation.created_ms = record.operation.created_ms
+        ready.answer.operation.created_ms = record.operation.created_ms
         self.operations.add(record)
-        if made.encoded:
-            self._writes.encoded[request.operation_id] = made.encoded
+        if ready.encoded:
+            self._writes.encoded[request.operation_id] = ready.encoded
         active = {each.operation.id for each in self.operations.active()}
         self._made_at = {id: at for id, at in self._made_at.items() if id in active}
         self._made_at[request.operation_id] = self.epoch
-        self._answered.append((request.operation_id, request, made.answer, now_ms))
+        self._answered.append((request.operation_id, request, ready.answer, now_ms))
 
     def _accepted_before(
         self, request: control_pb2.StartReshardRequest
@@ -523,10 +526,10 @@ class Control:
         trust = Trust(self.fit.trusted, self.fit.error)
         act = self.autopilot.take(outcome, prepared, situation, trust, now_ms)
         if act is not None:
-            made = made_of(act.request, act.prepared, situation)
-            if made.answer.HasField("before"):
-                made.answer.model.CopyFrom(self.fit.message())
-            self._accept(made, now_ms)
+            ready = operation_of(act.request, act.prepared, situation)
+            if ready.answer.HasField("before"):
+                ready.answer.model.CopyFrom(self.fit.message())
+            self._accept(ready, now_ms)
 
     def _drained(self) -> set[str]:
         """Return the nodes that an operator has drained: they get nothing by themselves."""
@@ -576,14 +579,14 @@ class Control:
         if again:
             # The plan has moved on while it waited: its moves are made again.
             try:
-                made = self._made_again(record, now_ms)
+                ready = self._prepared_again(record, now_ms)
             except RefusedError as error:
                 self.operations.fail(record, error.message, now_ms)
                 return
-            if made is None:
+            if ready is None:
                 return
-            _take_over(record, made.record)
-            self._writes.encoded[id] = made.encoded
+            _take_over(record, ready.record)
+            self._writes.encoded[id] = ready.encoded
         self.operations.begin(record, self.epoch, now_ms, made=again)
 
     def _followed(self, plan: plan_pb2.Plan, wish: Wish | None) -> plan_pb2.Topology | None:
@@ -610,7 +613,9 @@ class Control:
             self.operations.wait(record, f"waits until {deaf[0]} acts by plan {self.epoch}")
         return not deaf
 
-    def _made_again(self, record: control_pb2.OperationRecord, now_ms: int) -> Made | None:
+    def _prepared_again(
+        self, record: control_pb2.OperationRecord, now_ms: int
+    ) -> PreparedOperation | None:
         """Return what a record comes to now; None: it is being made, `wanted` says from what.
 
         Raises:
@@ -622,16 +627,22 @@ class Control:
             return None
         asked = self._asked_by(record.request, situation)
         if not asked.posed.thinks and not asked.posed.large:
-            return make(asked)
+            return prepare_operation(asked)
         thought, self._thought = self._thought, None
         if thought is None or thought[:2] != (id, self.epoch):
             self.wanted = id, asked
             return None
         if isinstance(thought[2], RefusedError):
             raise thought[2]
-        return thought[2] if isinstance(thought[2], Made) else make(asked, thought[2])
+        return (
+            thought[2]
+            if isinstance(thought[2], PreparedOperation)
+            else prepare_operation(asked, thought[2])
+        )
 
-    def think(self, id: str, task: Posed | Asked, outcome: Proposal | Made | RefusedError) -> None:
+    def think(
+        self, id: str, task: Posed | Asked, outcome: Proposal | PreparedOperation | RefusedError
+    ) -> None:
         """Take what came of what was `wanted`; the next tick looks whether it holds."""
         self._thought = id, task.epoch, outcome
         self.wanted = None
@@ -652,14 +663,14 @@ class Control:
         self._writes.plan = plan
 
 
-def _take_over(record: control_pb2.OperationRecord, made: control_pb2.OperationRecord) -> None:
+def _take_over(record: control_pb2.OperationRecord, ready: control_pb2.OperationRecord) -> None:
     """Bring the record of an operation that waited in line with what it comes to by now."""
     for field in ("moves", "devices", "hot_rows", "tier_shares"):
         record.ClearField(field)
-        getattr(record, field).extend(getattr(made, field))
-    record.operation.buckets_total = made.operation.buckets_total
-    record.operation.bytes_total = made.operation.bytes_total
+        getattr(record, field).extend(getattr(ready, field))
+    record.operation.buckets_total = ready.operation.buckets_total
+    record.operation.bytes_total = ready.operation.bytes_total
     for field in ("before", "after"):
         record.operation.ClearField(field)  # type: ignore[arg-type]
-        if made.operation.HasField(field):  # type: ignore[arg-type]
-            getattr(record.operation, field).CopyFrom(getattr(made.operation, field))
+        if ready.operation.HasField(field):  # type: ignore[arg-type]
+            getattr(record.operation, field).CopyFrom(getattr(ready.operation, field))

@@ -8,8 +8,8 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from embertide.server.core.answers import check_id
 from embertide.server.core.errors import Code, RefusedError, invalid
+from embertide.server.core.idempotency import check_id
 from embertide.server.core.plan.validity import NODES_MAX, check_name, check_node, check_tables
 from embertide.v1 import control_pb2, plan_pb2
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from embertide.server.core.errors import Code, RefusedError, invalid
 from embertide.server.core.operation import ENDED, Running
-from embertide.server.core.pages import page_of
+from embertide.server.core.pagination import page_of
 from embertide.server.core.plan.layout import LaidPlan
 from embertide.server.core.state import OPERATIONS_KEPT, OPERATIONS_KEPT_BYTES
 from embertide.server.core.view import View

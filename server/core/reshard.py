@@ -4,9 +4,9 @@ import collections
 import dataclasses
 from collections.abc import Mapping
 
-from embertide.server.core.answers import check_id
 from embertide.server.core.demand import HALF_LIVES_S
 from embertide.server.core.errors import Code, RefusedError, invalid
+from embertide.server.core.idempotency import check_id
 from embertide.server.core.plan import shares
 from embertide.server.core.plan.explicit import Explicit
 from embertide.server.core.plan.figures import Cost

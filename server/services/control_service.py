@@ -8,8 +8,8 @@ from typing import Protocol
 
 import grpc
 
-from embertide.server.core.answers import check_id
 from embertide.server.core.errors import Code, RefusedError
+from embertide.server.core.idempotency import check_id
 from embertide.server.core.plan.keys import owners_of_key
 from embertide.server.services.driver import Driver
 from embertide.server.services.identity import CALLER, Identity

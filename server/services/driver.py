@@ -22,10 +22,10 @@ from embertide.server.core.errors import (
     StateUnavailableError,
     SupersededError,
 )
-from embertide.server.core.made import Made
 from embertide.server.core.plan.layout import LaidPlan
 from embertide.server.core.plan.planner import Proposal
 from embertide.server.core.plan.validity import PLAN_BYTES_MAX
+from embertide.server.core.preparation import PreparedOperation
 from embertide.server.core.reshard import Asked, Posed
 from embertide.server.core.state import LEASE_MS, PLANS_KEPT, StateStore, Writes
 from embertide.server.services.clock import Clock
@@ -52,15 +52,18 @@ class LoadSource(Protocol):
 
 
 def _start(
-    request: control_pb2.StartReshardRequest, made: Made | None, core: Control, now_ms: int
+    request: control_pb2.StartReshardRequest,
+    ready: PreparedOperation | None,
+    core: Control,
+    now_ms: int,
 ) -> control_pb2.StartReshardResponse:
-    return core.start(request, now_ms, made)
+    return core.start(request, now_ms, ready)
 
 
 def _think(
     id: str,
     task: Posed | Asked,
-    outcome: Proposal | Made | RefusedError,
+    outcome: Proposal | PreparedOperation | RefusedError,
     core: Control,
     now_ms: int,
 ) -> None:
@@ -220,9 +223,9 @@ class Driver:
         self.measure()
         for _ in range(_POSED_AGAIN):
             asked = self.call(lambda core, now_ms: core.pose(request, now_ms), decides=True)
-            made = self._planning.make(asked) if asked is not None else None
+            ready = self._planning.prepare_operation(asked) if asked is not None else None
             try:
-                return self.call(functools.partial(_start, request, made), decides=True)
+                return self.call(functools.partial(_start, request, ready), decides=True)
             except MovedOnError as error:
                 moved_on = error
         raise moved_on
@@ -366,7 +369,7 @@ class Driver:
                 if self.call(lambda core, now_ms: core.wanted) is not wanted:
                     continue  # it was answered, or the plan has moved on again
             id, task = wanted
-            outcome: Proposal | Made | RefusedError
+            outcome: Proposal | PreparedOperation | RefusedError
             try:
                 outcome = self._planning.do(task)
             except RefusedError as error:

@@ -16,10 +16,10 @@ from multiprocessing.connection import Connection
 from typing import Literal, cast
 
 from embertide.server.core.errors import Code, RefusedError
-from embertide.server.core.made import Made, make
 from embertide.server.core.plan.auto import Auto
 from embertide.server.core.plan.cost import costed
 from embertide.server.core.plan.planner import Proposal
+from embertide.server.core.preparation import PreparedOperation, prepare_operation
 from embertide.server.core.reshard import Asked, Posed
 from embertide.server.services.heap import collect_seldom
 
@@ -28,7 +28,7 @@ _MODULE = "embertide.server.core.plan.planners"
 _log = logging.getLogger(__name__)
 
 _Outcome = (
-    tuple[Literal["answer"], Proposal | Made]
+    tuple[Literal["answer"], Proposal | PreparedOperation]
     | tuple[Literal["refused"], Code, str]
     | tuple[Literal["failed"], str]
 )
@@ -39,7 +39,7 @@ def _work(answers: Connection, task: Posed | Asked) -> None:
     collect_seldom()
     outcome: _Outcome
     try:
-        outcome = "answer", _made(task) if isinstance(task, Asked) else _proposed(task)
+        outcome = "answer", _prepared(task) if isinstance(task, Asked) else _proposed(task)
     except RefusedError as error:
         outcome = "refused", error.code, error.message
     except Exception:
@@ -47,8 +47,8 @@ def _work(answers: Connection, task: Posed | Asked) -> None:
     answers.send(outcome)
 
 
-def _made(asked: Asked) -> Made:
-    return make(asked, _proposed(asked.posed) if asked.posed.thinks else None)
+def _prepared(asked: Asked) -> PreparedOperation:
+    return prepare_operation(asked, _proposed(asked.posed) if asked.posed.thinks else None)
 
 
 def _proposed(posed: Posed) -> Proposal:
@@ -68,17 +68,17 @@ class Planning:
         self._context.set_forkserver_preload([_MODULE])
         self._one = threading.Lock()
 
-    def make(self, asked: Asked) -> Made:
+    def prepare_operation(self, asked: Asked) -> PreparedOperation:
         """Return what a request comes to.
 
         Raises:
             RefusedError: It cannot be done, or what `do` raises.
         """
         if not asked.posed.thinks and not asked.posed.large:
-            return make(asked)
-        return cast(Made, self.do(asked))
+            return prepare_operation(asked)
+        return cast(PreparedOperation, self.do(asked))
 
-    def do(self, task: Posed | Asked) -> Proposal | Made:
+    def do(self, task: Posed | Asked) -> Proposal | PreparedOperation:
         """Return a planner's answer, or what a request comes to.
 
         Raises:
@@ -97,7 +97,7 @@ class Planning:
         finally:
             self._one.release()
 
-    def _answer(self, task: Posed | Asked, name: str) -> Proposal | Made:
+    def _answer(self, task: Posed | Asked, name: str) -> Proposal | PreparedOperation:
         receiving, sending = self._context.Pipe(duplex=False)
         process = self._context.Process(target=_work, args=(sending, task), daemon=True)
         try:

@@ -11,13 +11,13 @@ from bench.drift.simulator import Machine
 from bench.drift.tasks import Memory, Source, Task, make
 from embertide.server.core.bags import KEYS_MAX, Bags
 from embertide.server.core.demand import Demand
+from embertide.server.core.plan.bootstrap import first_plan
 from embertide.server.core.plan.changes import Linear, terms_of
 from embertide.server.core.plan.cost import busy_us_D, score, wire_in, wire_kib_N, work_DF
-from embertide.server.core.plan.first import first_plan
 from embertide.server.core.plan.instance import Bools, Instance, owners_of, rates
 from embertide.server.core.plan.layout import layout_of
 from embertide.server.core.plan.oper import Oper
-from embertide.server.core.plan.options import Aim, Options, all_sets
+from embertide.server.core.plan.owner_options import Aim, Options, all_sets
 from embertide.server.core.plan.planner import Planner, Problem
 from embertide.server.core.plan.planners import planner
 from embertide.server.core.plan.prices import KINDS

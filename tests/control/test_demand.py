@@ -6,7 +6,7 @@ from simulation import make_node, make_tables
 
 from embertide.server.core import demand as demands
 from embertide.server.core.demand import HALF_LIVES_S, UNKNOWN_AFTER_MS, Demand
-from embertide.server.core.plan.first import first_plan
+from embertide.server.core.plan.bootstrap import first_plan
 from embertide.server.core.plan.layout import Bucket, Holders, Layout, Place, layout_of
 from embertide.server.core.plan.workload import Work
 from embertide.v1 import node_pb2, plan_pb2

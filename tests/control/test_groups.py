@@ -7,7 +7,7 @@ import pytest
 from simulation import Simulation, make_node, make_tables
 
 from embertide.server.core.errors import Code, RefusedError
-from embertide.server.core.plan.first import first_plan
+from embertide.server.core.plan.bootstrap import first_plan
 from embertide.server.core.plan.greedy import Greedy
 from embertide.server.core.plan.groups import AddGroup, RemoveGroup, Wish, followed, lacking
 from embertide.server.core.plan.instance import instances

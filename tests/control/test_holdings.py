@@ -7,7 +7,7 @@ import pytest
 from simulation import make_node, make_tables
 from test_planners import group, value
 
-from embertide.server.core.plan.first import first_plan
+from embertide.server.core.plan.bootstrap import first_plan
 from embertide.server.core.plan.instance import owned_after
 from embertide.server.core.plan.layout import Bucket, Holders, LaidPlan, Place
 from embertide.server.core.plan.oper import Oper, Search

@@ -8,8 +8,8 @@ from simulation import make_node, make_tables
 
 from embertide.server.core.demand import Demand
 from embertide.server.core.errors import RefusedError
+from embertide.server.core.plan.bootstrap import first_plan
 from embertide.server.core.plan.cost import busy_us_D, score
-from embertide.server.core.plan.first import first_plan
 from embertide.server.core.plan.instance import instances, owners_of, rates
 from embertide.server.core.plan.layout import Bucket, Place, layout_of
 from embertide.server.core.plan.planner import Problem

@@ -7,7 +7,7 @@ import time
 import pytest
 from simulation import make_node, make_tables
 
-from embertide.server.core.plan.first import first_plan
+from embertide.server.core.plan.bootstrap import first_plan
 from embertide.server.core.plan.join import Join
 from embertide.server.core.plan.layout import (
     Bucket,

@@ -14,7 +14,6 @@ from embertide.server.adapters.state import MemoryState
 from embertide.server.core import state
 from embertide.server.core.control import ControlOptions
 from embertide.server.core.errors import Code, MovedOnError, RefusedError
-from embertide.server.core.made import Made, make
 from embertide.server.core.operation import BATCH_BUCKETS
 from embertide.server.core.plan.layout import Bucket, Codes, Holders, PackedLayout, Place
 from embertide.server.core.plan.moves import Step
@@ -22,6 +21,7 @@ from embertide.server.core.plan.planner import Proposal
 from embertide.server.core.plan.prices import Prices
 from embertide.server.core.plan.validity import OWNERS_MAX
 from embertide.server.core.plan.workload import Workload
+from embertide.server.core.preparation import PreparedOperation, prepare_operation
 from embertide.server.core.reshard import PREPARED_HERE_MAX, Asked, Posed, Situation, settle
 from embertide.server.core.state import Writes
 from embertide.server.services import planning
@@ -40,10 +40,10 @@ class Interrupted(Planning):
     def __init__(self) -> None:
         super().__init__()
         self.meanwhile: Callable[[], object] = lambda: None
-        self.made: list[Made] = []
+        self.made: list[PreparedOperation] = []
 
-    def make(self, asked: Asked) -> Made:
-        made = super().make(asked)
+    def prepare_operation(self, asked: Asked) -> PreparedOperation:
+        made = super().prepare_operation(asked)
         self.made.append(made)
         self.meanwhile()
         return made
@@ -121,11 +121,11 @@ def test_many_moves_are_prepared_in_another_process(
 ) -> None:
     here: list[Asked] = []
 
-    def make_here(asked: Asked) -> Made:
+    def prepare_here(asked: Asked) -> PreparedOperation:
         here.append(asked)
-        return make(asked)
+        return prepare_operation(asked)
 
-    monkeypatch.setattr(planning, "make", make_here)
+    monkeypatch.setattr(planning, "prepare_operation", prepare_here)
     assert len(fleet.driver.start_reshard(fleet.request("few", 3)).moves) == 3
     assert len(here) == 1
     assert len(fleet.driver.start_reshard(fleet.request("many", MANY)).moves) == MANY
@@ -156,10 +156,10 @@ def test_what_was_prepared_by_an_older_plan_is_not_accepted(fleet: Fleet) -> Non
     fleet.planning.meanwhile = grow
     with pytest.raises(RefusedError, match=r"target.base_epoch is 1; the plan is 2"):
         fleet.driver.start_reshard(fleet.request("r1", 3))
-    [made] = fleet.planning.made
+    [ready] = fleet.planning.made
     request = fleet.request("r1", 3)
     with pytest.raises(MovedOnError):
-        fleet.driver.call(lambda core, now_ms: core.start(request, now_ms, made))
+        fleet.driver.call(lambda core, now_ms: core.start(request, now_ms, ready))
     assert not fleet.operations()
 
 
@@ -195,7 +195,7 @@ def test_moves_are_made_again_beside_the_ticks_and_written_again(
     done_by = []
     do = Planning.do
 
-    def watched(self: Planning, task: Posed | Asked) -> Proposal | Made:
+    def watched(self: Planning, task: Posed | Asked) -> Proposal | PreparedOperation:
         done_by.append(threading.current_thread().name)
         return do(self, task)
 

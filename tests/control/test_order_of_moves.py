@@ -2,7 +2,7 @@
 
 from simulation import make_node, make_tables
 
-from embertide.server.core.plan.first import first_plan
+from embertide.server.core.plan.bootstrap import first_plan
 from embertide.server.core.plan.layout import Bucket, Holders, LaidPlan, Place, assignments_of
 from embertide.server.core.plan.planner import Proposal
 from embertide.server.core.plan.prices import Prices

@@ -18,7 +18,7 @@ from embertide.server.core.plan.instance import Bools, Instance, instances, owne
 from embertide.server.core.plan.layout import Bucket, Place
 from embertide.server.core.plan.ldm import Ldm
 from embertide.server.core.plan.oper import Oper
-from embertide.server.core.plan.options import Aim, Options, all_sets, moved_bytes
+from embertide.server.core.plan.owner_options import Aim, Options, all_sets, moved_bytes
 from embertide.server.core.plan.planner import Planner, Problem, Proposal
 from embertide.server.core.plan.planners import planner
 from embertide.server.core.plan.prices import KINDS, Prices, prices_of

@@ -2,9 +2,9 @@
 
 import pytest
 
-from embertide.server.core import answers as answers_module
-from embertide.server.core.answers import Answers
+from embertide.server.core import idempotency
 from embertide.server.core.errors import Code, RefusedError
+from embertide.server.core.idempotency import Answers
 from embertide.server.core.operations import Operations
 from embertide.server.core.state import OPERATIONS_KEPT_BYTES
 from embertide.v1 import control_pb2
@@ -32,7 +32,7 @@ def test_a_large_request_is_remembered_by_its_digest() -> None:
 def test_the_oldest_answers_go_when_their_bytes_are_too_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(answers_module, "KEPT_BYTES", 10_000)
+    monkeypatch.setattr(idempotency, "KEPT_BYTES", 10_000)
     answers: Answers[Answer] = Answers()
     for i in range(50):
         answers.keep(f"id-{i}", request_of(1), Answer(incarnation="x" * 900), now_ms=0)

@@ -6,7 +6,7 @@ import pytest
 from simulation import Simulation, make_node, make_registration, make_tables
 
 from embertide.server.core.errors import Code, RefusedError
-from embertide.server.core.plan.first import first_plan, sites_of
+from embertide.server.core.plan.bootstrap import first_plan, sites_of
 from embertide.server.core.plan.layout import Place, layout_of
 from embertide.server.core.plan.spread import Run, Site, spread
 from embertide.v1 import control_pb2, plan_pb2

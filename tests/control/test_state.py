@@ -11,7 +11,7 @@ from embertide.server.adapters.process import free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.server.adapters.state import MemoryState, RedisState
 from embertide.server.core.errors import StateUnavailableError, SupersededError
-from embertide.server.core.plan.first import first_plan
+from embertide.server.core.plan.bootstrap import first_plan
 from embertide.server.core.plan.layout import LaidPlan
 from embertide.server.core.state import PLANS_KEPT, Saved, StateStore, Writes
 from embertide.v1 import control_pb2

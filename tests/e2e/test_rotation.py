@@ -22,7 +22,7 @@ from serving import wait_until
 from bench.authority import Authority
 from embertide.server.adapters.redis_url import client_of
 from embertide.server.adapters.tls import TlsFolder, dial
-from embertide.server.cli.control_plane import Caller, CallError
+from embertide.server.cli.control_client import Caller, CallError
 from embertide.v1 import control_pb2, node_pb2, node_pb2_grpc
 
 SEEN_S = 4.0  # files are looked at every two seconds

@@ -14,7 +14,7 @@ from tls_redis import TlsRedis
 from bench.authority import Authority
 from embertide.server.adapters.process import Child, free_ports
 from embertide.server.adapters.tls import TlsFolder, dial
-from embertide.server.cli.control_plane import Caller, CallError
+from embertide.server.cli.control_client import Caller, CallError
 from embertide.v1 import control_pb2, node_pb2, node_pb2_grpc
 
 # As docs/security.md gives them; there the bus and the state are two servers.

@@ -30,7 +30,7 @@ from serving import wait_until
 from embertide.server.adapters.process import Child, free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.server.adapters.state import RedisState
-from embertide.server.cli.control_plane import Caller
+from embertide.server.cli.control_client import Caller
 from embertide.server.core.plan.layout import Bucket, LaidPlan, Layout, Place, layout_of, owner
 from embertide.v1 import control_pb2, node_pb2, plan_pb2, update_pb2
 

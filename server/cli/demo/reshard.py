@@ -21,7 +21,7 @@ from typing import Any
 
 from google.protobuf import json_format
 
-from embertide.server.cli.control_plane import Caller, enum_name
+from embertide.server.cli.control_client import Caller, enum_name
 from embertide.server.cli.demo.fleet import DemoFleet
 from embertide.server.cli.demo.options import UNMOVED_MODEL, DemoError, DemoOptions
 from embertide.server.core.drift.options import MODES, ModeName

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from embertide.server.core.pages import page_of
+from embertide.server.core.pagination import page_of
 from embertide.server.core.state import DECISIONS_KEPT
 from embertide.v1 import control_pb2
 

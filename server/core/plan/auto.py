@@ -14,7 +14,7 @@ import numpy as np
 from embertide.server.core.errors import Code, RefusedError
 from embertide.server.core.plan.cost import fleet_cost
 from embertide.server.core.plan.instance import Bools, Instance, instances, owned_after
-from embertide.server.core.plan.options import moved_bytes
+from embertide.server.core.plan.owner_options import moved_bytes
 from embertide.server.core.plan.planner import Planner, Problem, Proposal
 from embertide.server.core.plan.validity import OWNERS_MAX
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Set
 import numpy as np
 
 from embertide.server.core.errors import Code, RefusedError
-from embertide.server.core.plan.first import sites_of
+from embertide.server.core.plan.bootstrap import sites_of
 from embertide.server.core.plan.layout import Bucket, PackedLayout, Place
 from embertide.server.core.plan.planner import Problem, Proposal
 from embertide.server.core.plan.spread import spread

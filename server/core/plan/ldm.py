@@ -15,7 +15,7 @@ from embertide.server.core.plan.cost import busy_us_D, lookup_us_T, score_of
 from embertide.server.core.plan.differencing import difference
 from embertide.server.core.plan.instance import Bools, Floats, Instance, instances, owners_of
 from embertide.server.core.plan.layout import Bucket, Place, bucket_name
-from embertide.server.core.plan.options import weights_B
+from embertide.server.core.plan.owner_options import weights_B
 from embertide.server.core.plan.planner import Problem, Proposal
 from embertide.server.core.plan.prices import Prices
 from embertide.server.core.plan.validity import OWNERS_MAX

@@ -29,7 +29,7 @@ from embertide.server.core.plan.instance import (
     owners_of,
 )
 from embertide.server.core.plan.layout import Bucket, Place
-from embertide.server.core.plan.options import moved_bytes
+from embertide.server.core.plan.owner_options import moved_bytes
 from embertide.server.core.plan.planner import Problem, Proposal
 from embertide.server.core.plan.polish import Placed, fits, pinned, polished
 from embertide.server.core.plan.relabel import relabelled

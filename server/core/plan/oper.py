@@ -41,7 +41,7 @@ from embertide.server.core.plan.instance import (
     rates,
 )
 from embertide.server.core.plan.layout import Bucket, Place
-from embertide.server.core.plan.options import (
+from embertide.server.core.plan.owner_options import (
     Aim,
     Options,
     all_sets,

@@ -30,7 +30,7 @@ class Prices:
 
     The defaults of keys, requests and calls were measured on one core of an AMD EPYC with requests
     over gRPC and rows of 64 bytes. Those of bytes are assumed: 10 GB/s from memory, 1.5 GB/s
-    between nodes. They are where the fit to a running fleet (core/fit.py) starts.
+    between nodes. They are where the fit to a running fleet (core/price_fit.py) starts.
 
     Attributes:
         hit_us: A key looked up here, by the tier that has its row: HBM, DDR, SSD.

@@ -4,7 +4,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from embertide.server.core.plan.instance import Instance
-from embertide.server.core.plan.options import weights_B
+from embertide.server.core.plan.owner_options import weights_B
 from embertide.server.core.plan.polish import Placed, fits, pinned
 from embertide.server.core.plan.shard_costs import ShardCosts
 

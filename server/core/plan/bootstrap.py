@@ -1,4 +1,4 @@
-"""The first plan, which no operation makes."""
+"""Bootstrap: the first plan of a fleet, which no operation makes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from bench.drift.optimum import Shape, make_problem
-from embertide.server.core.fit import ERROR_MAX, CostFit, work_of
 from embertide.server.core.plan.cost import KIB, busy_us_D, work_DF
 from embertide.server.core.plan.instance import instances
 from embertide.server.core.plan.prices import KINDS, Prices
+from embertide.server.core.price_fit import ERROR_MAX, CostFit, work_of
 from embertide.v1 import node_pb2
 
 TRUE = Prices(

@@ -1,4 +1,4 @@
-"""What a request comes to: an operation and its answer, made where nobody waits for them.
+"""The operation that a request asks for, and its answer, prepared where nobody waits for them.
 
 Moving 100,000 buckets takes seconds to prepare. All of it follows from the request and from a
 situation that does not change, so it is done beside the ticks, and accepted if the plan is still
@@ -19,7 +19,7 @@ _COSTED_HERE = 10_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Made:
+class PreparedOperation:
     """An operation that can be accepted while the plan is that of an epoch.
 
     Attributes:
@@ -37,7 +37,7 @@ class Made:
     encoded: bytes
 
 
-def make(asked: Asked, proposal: Proposal | None = None) -> Made:
+def prepare_operation(asked: Asked, proposal: Proposal | None = None) -> PreparedOperation:
     """Return what a request comes to.
 
     Args:
@@ -50,12 +50,14 @@ def make(asked: Asked, proposal: Proposal | None = None) -> Made:
     posed = asked.posed
     proposal = proposal or propose_here(posed)
     prepared = settle(posed.kind, posed.name, proposal, asked.now)
-    made = made_of(asked.request, prepared, asked.now)
-    made.answer.added_nodes.extend(asked.now.plan.topology.nodes[asked.nodes_known :])
-    return made
+    operation = operation_of(asked.request, prepared, asked.now)
+    operation.answer.added_nodes.extend(asked.now.plan.topology.nodes[asked.nodes_known :])
+    return operation
 
 
-def made_of(request: control_pb2.StartReshardRequest, prepared: Prepared, now: Situation) -> Made:
+def operation_of(
+    request: control_pb2.StartReshardRequest, prepared: Prepared, now: Situation
+) -> PreparedOperation:
     """Return the operation that does what was prepared for a request."""
     costs = prepared.costs
     operation = control_pb2.Operation(
@@ -88,7 +90,7 @@ def made_of(request: control_pb2.StartReshardRequest, prepared: Prepared, now: S
         devices=prepared.devices,
     )
     targets = {each.target.node for each in prepared.moves if each.HasField("target")}
-    return Made(
+    return PreparedOperation(
         epoch=now.plan.epoch,
         targets=tuple(now.plan.topology.nodes[node].name for node in sorted(targets)),
         record=record,

@@ -1,4 +1,4 @@
-"""Caller-made ids: a repeat gets the first answer, other content under an old id is refused."""
+"""Idempotency by caller-made ids: a repeat gets the first answer, other content is refused."""
 
 import collections
 import dataclasses

@@ -1,4 +1,4 @@
-"""What the commands that talk to the control plane share: where it is, calls, and names."""
+"""A client of the control plane, for commands: where it is, calls, tokens, and names in answers."""
 
 import contextlib
 import contextvars
