@@ -81,11 +81,13 @@ cpp: configure ## the C++ build, tests included
 serving: configure ## of the C++ what serves: Triton's backend, the dense plugin, a node's process
 	@cmake --build build/cpp --target triton_embertide embertide_dense_plugin embertide_node_main
 
+PAGES := git ls-files -co --exclude-standard -- '*.md' ':!tests/golden'
 CC := git ls-files -co --exclude-standard -- '*.cc' '*.cu' '*.h'
 check: dev cpp ## formatters, linters, spelling, prose, types, protos
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	git ls-files -co --exclude-standard -- ':!tests/golden' ':!requirements' ':!proto/baseline.binpb' | xargs $(BIN)/codespell
-	git ls-files -co --exclude-standard -- '*.md' ':!tests/golden' | xargs $(BIN)/proselint check
+	$(PAGES) | xargs $(BIN)/codespell -D .ci/words.txt --ignore-regex '`[^`]*`|(\[[\w.]+)?\]\([^)]*\)'
+	$(PAGES) | xargs $(BIN)/proselint check
 	$(BIN)/rumdl check --quiet .
 	$(BIN)/mypy && $(BIN)/mypy tests && $(BIN)/mypy -p bench
 	$(BIN)/buf lint && $(BIN)/buf format -d --exit-code >/dev/null
