@@ -87,13 +87,13 @@ def test_a_run_killed_three_times_ends_as_one_over_the_events(
 ) -> None:
     rng = random.Random(int(time.time()))
     for _ in range(3):
-        batches = rng.randint(1, 14)
+        batches = rng.randint(1, 6)  # of 21: some are left for the last run
         print(f"killed after {batches} batches")
         train(RUN, open_live(broker), fresh, batches)
     live = open_live(broker)
     trainer = train(RUN, live, fresh)
     assert (trainer.state.events, trainer.state.offset) == (TOTAL, TOTAL)
-    assert set(live.dead_letters.by_reason) <= {"malformed message"}
+    assert live.dead_letters.by_reason["malformed message"] > 0
     assert newest(fresh) == newest(whole)
 
 
@@ -120,6 +120,7 @@ def test_the_command_goes_on_over_a_broker_that_was_killed_too(
             assert again.wait(120) == 0, again.log_text()
     result = json.loads(again.log_text().splitlines()[-1])["result"]
     assert result["events"] == TOTAL
+    assert result["rejected"]["malformed message"] > 0
     assert newest(fresh) == newest(whole)
 
 

@@ -595,7 +595,11 @@ class DerivedSource(EventSource):
         """Stand before `source`, with its schema unless there is another."""
         self._source = source
         self.schema = schema or source.schema
-        self.dead_letters = source.dead_letters
+
+    @property
+    def dead_letters(self) -> DeadLetters:  # type: ignore[override]
+        """As the source's are now."""
+        return self._source.dead_letters
 
     def total_events(self) -> int | None:
         """As the source."""
