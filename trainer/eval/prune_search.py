@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from embertide.trainer.config import PruneConfig, RunConfig
 from embertide.trainer.data.base import EventSource
 from embertide.trainer.data.history import with_columns
-from embertide.trainer.data.limit import blocks
 from embertide.trainer.errors import ConfigurationError
+from embertide.trainer.eval.learned import learned
 from embertide.trainer.eval.metrics import auc
 from embertide.trainer.learner import Learner
 
@@ -60,19 +60,11 @@ def measure(run: RunConfig, source: EventSource) -> dict[str, Any]:
         DataError: As the source.
     """
     source = with_columns(source, run.model)
-    learner, version = Learner(run), 0
+    learner = Learner(run)
     label_B, score_B = list[NDArray[np.float32]](), list[NDArray[np.float32]]()
-    origin_ms: int | None = None
-    every_ms = run.publish_every_s * 1000
-    for batch in learner.warm_up(source.batches(batch_size=run.batch_size)):
-        origin_ms = int(batch.ts_ms_B[0]) if origin_ms is None else origin_ms
-        for at, part in blocks(batch, origin_ms=origin_ms, every_ms=every_ms):
-            if at != version:
-                learner.refresh(origin_ms + at * every_ms - 1)
-                learner.rows.forget_changes()
-                version = at
-            label_B.append(part.label_B)
-            score_B.append(learner.learn(part))
+    for part, scores in learned(learner, source):
+        label_B.append(part.label_B)
+        score_B.append(scores)
     labels = np.concatenate(label_B)
     half = len(labels) // 2
     found = auc(labels[half:], np.concatenate(score_B)[half:])
