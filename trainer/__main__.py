@@ -18,6 +18,7 @@ from embertide.trainer.commands import (
     rollback,
     send,
     train,
+    transform_search,
     verify,
 )
 from embertide.trainer.commands.flags import show_flags
@@ -37,6 +38,7 @@ app.command("export-dense")(export_dense.command)
 app.command("cache-sim")(cache_sim.command)
 app.command("capacity")(capacity.command)
 app.command("prune-search")(prune_search.command)
+app.command("transform-search")(transform_search.command)
 app.command("describe")(describe.command)
 app.command("send-events")(send.command)
 app.command("guard")(guard.command)

@@ -21,7 +21,7 @@ COMMAND = (sys.executable, "-m", "embertide.server.cli")
 # What the trainer's process takes over: it can only be asked as a process.
 OF_THE_TRAINER = {
     *("init", "train", "send-events", "guard", "rollback", "import", "export-dense"),
-    *("prune-search", "cache-sim", "capacity"),
+    *("prune-search", "transform-search", "cache-sim", "capacity"),
 }
 
 
@@ -66,6 +66,7 @@ def test_help_names_every_command() -> None:
         "import",
         "export-dense",
         "prune-search",
+        "transform-search",
         "cache-sim",
         "send-events",
         "capacity",
@@ -89,6 +90,7 @@ def test_help_names_every_command() -> None:
         ("import", "--state-dict"),
         ("export-dense", "--embedding-dim"),
         ("prune-search", "--max-auc-loss"),
+        ("transform-search", "--least-gain"),
         ("cache-sim", "--column"),
         ("capacity", "--latency-goal"),
         ("serve", "--ddr-mib"),
