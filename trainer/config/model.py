@@ -164,7 +164,7 @@ class ModelConfig:
         if self.net not in NETS and ":" not in self.net:
             raise ValueError(
                 f"there is no net {self.net!r}; use one of {', '.join(NETS)}, or a class of your"
-                " own as package.module:Class"
+                " own as package.module:Class, or run_file:Class if the run's file has it"
             )
         self._check_arguments()
         if not self.is_own_net and (self.net == "history") != bool(self.sequences):

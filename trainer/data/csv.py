@@ -85,7 +85,7 @@ class TextSource(ChunkedSource):
                 raise DataError(
                     path,
                     f"column {name!r} is missing; there are {', '.join(found)}: give a schema "
-                    "that names one of them",
+                    "that names one of them, or the file an empty column",
                 )
         self._kinds = self._find_kinds()
 

@@ -87,7 +87,7 @@ class ParquetSource(ChunkedSource):
                 raise DataError(
                     path,
                     f"column {name!r} is missing; there are {', '.join(found)}: give a schema "
-                    "that names one of them",
+                    "that names one of them, or the file an empty column",
                 )
             fault = type_fault(schema, name, found[name])
             if fault is not None:
