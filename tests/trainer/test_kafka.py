@@ -72,12 +72,17 @@ def source(broker: Broker, topic: str, folder: Path | None = None, **more: Any) 
 
 
 def read(live: MergedSource, events: int, batch_size: int = 1000, after: Any = None) -> list[Batch]:
-    """The first events, or those after a batch."""
+    """The first events, or those after a batch; fewer, if some do not come in a minute."""
     start = 0
     if after is not None:
         live.seek(after.origin.next_cursor)
         start = after.next_offset
-    return list(FirstEvents(live, events).batches(batch_size=batch_size, start=start))
+    giving_up = threading.Timer(60, live.leave)
+    giving_up.start()
+    try:
+        return list(FirstEvents(live, events).batches(batch_size=batch_size, start=start))
+    finally:
+        giving_up.cancel()
 
 
 def items(batches: list[Batch]) -> list[int]:
