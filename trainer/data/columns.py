@@ -7,7 +7,7 @@ order and gaps tell whether it is a clock. Array suffixes: N rows of a piece.
 import csv
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -30,6 +30,7 @@ LIST_SEPARATORS = ("|", ";")
 ColumnKind = Literal["int", "float", "bool", "text", "time", "list", "numbers", "other"]
 
 _BLOCK_BYTES = 4 << 20
+_HEAD_BYTES = 1 << 16
 _PIECE_ROWS = 65_536
 _DELIMITERS = ",\t;|"
 _EXAMPLES = 4
@@ -149,7 +150,7 @@ def sniff(paths: Sequence[str], format: str) -> Files:
         return Files(paths=tuple(paths), format=format)
     with open_bytes(paths[0], inflate=True) as file:
         try:
-            head = bytes(file.read(1 << 16)).split(b"\n")[0].decode("utf-8", "replace")
+            head = bytes(file.read(_HEAD_BYTES)).split(b"\n")[0].decode("utf-8", "replace")
         except OSError as error:
             raise DataError(paths[0], f"cannot be read: {error}") from error
     delimiter = max(_DELIMITERS, key=head.count)
@@ -314,54 +315,48 @@ def _pieces(files: Files, columns: tuple[str, ...] | None) -> Iterator[pa.Record
                 raise DataError(path, f"cannot be read: {error}") from error
 
 
-class _Names:
-    """The first line of a file, which is read once more by Arrow."""
-
-    def __init__(self, file: Any, delimiter: str) -> None:
-        self.head = bytes(file.read(1 << 16))
-        line = self.head.split(b"\n")[0].decode("utf-8", "replace").strip("\r").strip("\ufeff")
-        self.names = next(csv.reader([line], delimiter=delimiter))
-
-
 def _text(file: Any, delimiter: str, columns: tuple[str, ...] | None) -> Iterator[pa.RecordBatch]:
-    start = _Names(file, delimiter)
-    wanted = start.names if columns is None else list(columns) or start.names[:1]
-    chunks = itertools.chain([start.head], iter(lambda: bytes(file.read(_BLOCK_BYTES)), b""))
-    reader = pyarrow.csv.open_csv(
-        pa.PythonFile(_Joined(chunks), mode="r"),
-        read_options=pyarrow.csv.ReadOptions(block_size=_BLOCK_BYTES, use_threads=False),
-        parse_options=pyarrow.csv.ParseOptions(
-            delimiter=delimiter, invalid_row_handler=lambda _: "skip"
-        ),
-        convert_options=pyarrow.csv.ConvertOptions(
-            include_columns=wanted,
-            column_types=dict.fromkeys(wanted, pa.string()),
-            null_values=[""],
-            strings_can_be_null=True,
-            check_utf8=False,
-        ),
-    )
-    yield from reader
+    """Yield pieces of text, each parsed whole.
+
+    Not by Arrow's reader of streams: its threads call Python, which ends the process if one of them
+    comes as the interpreter goes.
+    """
+    head = bytes(file.read(_HEAD_BYTES))
+    line, _, head = head.partition(b"\n")
+    names = next(csv.reader([_decoded(line)], delimiter=delimiter))
+    wanted = names if columns is None else list(columns) or names[:1]
+    chunks = itertools.chain([head], iter(lambda: bytes(file.read(_BLOCK_BYTES)), b""))
+    for lines in _whole_lines(chunks):
+        table = pyarrow.csv.read_csv(
+            pa.BufferReader(lines),
+            read_options=pyarrow.csv.ReadOptions(column_names=names, use_threads=False),
+            parse_options=pyarrow.csv.ParseOptions(
+                delimiter=delimiter, invalid_row_handler=lambda _: "skip"
+            ),
+            convert_options=pyarrow.csv.ConvertOptions(
+                include_columns=wanted,
+                column_types=dict.fromkeys(wanted, pa.string()),
+                null_values=[""],
+                strings_can_be_null=True,
+                check_utf8=False,
+            ),
+        )
+        yield from table.to_batches()
 
 
-class _Joined:
-    """A file that reads chunks, one after the other."""
+def _decoded(line: bytes) -> str:
+    return line.decode("utf-8", "replace").strip("\r").strip("\ufeff")
 
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks, self._rest = chunks, b""
-        self.closed = False
 
-    def read(self, size: int = -1) -> bytes:
-        while not self._rest:
-            self._rest = next(self._chunks, b"")
-            if not self._rest:
-                return b""
-        size = len(self._rest) if size < 0 else size
-        taken, self._rest = self._rest[:size], self._rest[size:]
-        return taken
-
-    def close(self) -> None:
-        self.closed = True
+def _whole_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    rest = b""
+    for chunk in chunks:
+        whole, end, last = chunk.rpartition(b"\n")
+        if end and (lines := rest + whole).strip():
+            yield lines + end
+        rest = last if end else rest + last
+    if rest.strip():
+        yield rest
 
 
 _TIME_KINDS = ((ISO_TIME, None),)
