@@ -164,7 +164,8 @@ class Stream(Experiment):
         return learner.outcome(quality.all.mean_daily(*self.days), {"repeated": [repeated]})
 
 
-def _tree(path: str) -> str:
+def tree_of(path: str) -> str:
+    """Name what a path of the project holds, changes that are not committed included."""
     git = ["git", "-C", str(ROOT), "rev-parse", f"HEAD:{path}"]
     done = subprocess.run(git, capture_output=True, text=True, check=False)
     changed = subprocess.run(
@@ -185,7 +186,7 @@ def outcomes(
     Raises:
         TrainerError: A run failed; those that were complete are kept.
     """
-    code = [*map(_tree, _CODE), inspect.getsource(type(experiment))]
+    code = [*map(tree_of, _CODE), inspect.getsource(type(experiment))]
     trials = [
         Trial(
             name=f"{case.name} {seed}",
