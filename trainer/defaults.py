@@ -22,7 +22,10 @@ LEAST_EVENTS = 2_000
 """Of a version, in the mean: fewer teach nodes little, and each version is files."""
 
 MOST_VERSIONS = 200
-"""Of a file that a run is guessed for."""
+"""Of a file that a run is guessed for, but for one whose events come fast."""
+
+FAST_EVENTS = 5_000
+"""Of a version, in the mean, where there may be more: what is new then is worth the files."""
 
 LEAST_EVERY_S = 600
 """Event time between versions, where that many events come sooner."""
@@ -50,6 +53,15 @@ class Cadence:
 
     publish_every_s: int
     snapshot_every: int
+
+
+def most_versions(events: int, span_s: float) -> int:
+    """Return how many versions the run of a file has at most.
+
+    News changes within the hour, and its events are many: versions of so many events may come
+    every `LEAST_EVERY_S`. Other files have too few events, or too short a clock, for that.
+    """
+    return max(MOST_VERSIONS, min(events // FAST_EVENTS, int(span_s) // LEAST_EVERY_S))
 
 
 USUAL_CADENCE = Cadence(publish_every_s=LEAST_EVERY_S, snapshot_every=USUAL_SNAPSHOT_EVERY)

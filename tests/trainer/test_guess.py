@@ -55,7 +55,9 @@ def test_each_column_is_taken_for_what_it_is() -> None:
     }
     schema = found.schema()
     assert schema.dense == ("price", "age")
-    assert [f.name for f in schema.features] == ["user_id", "country", "age", "genres"]
+    assert [f.name for f in schema.features] == [
+        *("user_id", "country", "age", "genres", "price_bin"),
+    ]
     assert (schema.label, schema.ts, schema.ts_unit_ms, schema.positive) == (
         *("clicked", "event_time", 1000, ""),
     )

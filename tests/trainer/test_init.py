@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from embertide.trainer.__main__ import app
 from embertide.trainer.commands.inputs import check_model
 from embertide.trainer.commands.run_file import load
-from embertide.trainer.defaults import cadence, cadence_of_rows
+from embertide.trainer.defaults import cadence, cadence_of_rows, most_versions
 from embertide.trainer.learner import Learner
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
@@ -127,6 +127,60 @@ def test_versions_are_as_many_as_events_and_clock_deserve(
     versions = span_s / every_s
     assert versions / found.snapshot_every <= 20
     assert found.snapshot_every >= 6
+
+
+@pytest.mark.parametrize(
+    ("events", "days", "every_s"),
+    [
+        (5_327_200, 10, 900),  # news
+        (100_000, 1038, 21 * 86_400),  # ratings
+        (5_327_200, 0.1, 60),  # too fast for versions of ten minutes: 200 at most
+        (600_000, 60, 43_200),
+    ],
+)
+def test_a_file_whose_events_come_fast_has_more_versions(
+    events: int, days: float, every_s: int
+) -> None:
+    span_s = days * 86_400
+    assert cadence(events, span_s, most=most_versions(events, span_s)).publish_every_s == every_s
+
+
+def test_the_file_says_what_could_be_turned_on(tmp_path: Path) -> None:
+    out = tmp_path / "run.py"
+    assert init(ratings(tmp_path / "r.parquet"), out).exit_code == 0
+    text = out.read_text()
+    for said in (
+        "TableConfig(name='movie_id', chunks=4, counters=CountersConfig(feature='movie_id'))",
+        "net='history', sequences=(SequenceConfig(name='hist', user='user_id', item='movie_id', ",
+        "FeatureConfig(name='pair', table='pair', crossed=('user_id', 'movie_id'))",
+    ):
+        assert f"#     {said}" in text
+
+
+def test_amounts_are_read_as_bins_too(tmp_path: Path) -> None:
+    rng = np.random.default_rng(4)
+    price_N = np.exp(rng.normal(3, 1, 5000)).round(2)
+    price_N[::10] = np.nan
+    columns = {"item": rng.integers(0, 50, 5000), "price": price_N}
+    pq.write_table(
+        pa.table(
+            {name: pa.array(values, from_pandas=True) for name, values in columns.items()}
+            | {"label": (rng.random(5000) < 0.3).astype(np.int64)}
+        ),
+        tmp_path / "shop.parquet",
+    )
+    assert init(tmp_path / "shop.parquet", tmp_path / "run.py").exit_code == 0
+    given = load(tmp_path / "run.py")
+    assert given.source is not None
+    names = [feature.name for feature in given.run.model.features]
+    batches = list(given.source.batches(batch_size=5000))
+    bin_N = np.concatenate([batch.keys_BF[:, names.index("price_bin")] for batch in batches])
+    assert (bin_N[::10] == -1).all()
+    counts = np.bincount(bin_N[bin_N >= 0])
+    assert len(counts) == 16
+    assert counts.min() > 0.8 * counts.max()
+    low_N = np.nan_to_num(price_N, nan=np.inf)[bin_N == 3]
+    assert low_N.min() >= np.nanmax(price_N[bin_N == 2])
 
 
 def test_rows_without_a_clock_give_versions_of_some_thousands() -> None:

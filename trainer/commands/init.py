@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -176,7 +177,7 @@ def _plan(data: str, asked: Any, name: str | None, output: Path) -> _Plan:
         )
         times, hour = EventTimes(), False
     else:
-        pace = defaults.cadence(rows, span_s, most=defaults.MOST_VERSIONS)
+        pace = defaults.cadence(rows, span_s, most=defaults.most_versions(rows, span_s))
         gap_s = clock.gap * unit_s
         times = EventTimes(max_jump_s=max(_HOUR_S, min(_MOST_JUMP_S, math.ceil(gap_s))))
         hour = span_s > 2 * _DAY_S and not _is_daily(sample.column(ts), found.unit_ms)
@@ -325,12 +326,23 @@ def _source(plan: _Plan) -> Iterator[str]:
     for feature in schema.features:
         if feature.transform == "hour_of_day":
             yield "            # The hour of the day, from the time."
+        elif feature.transform == "bin":
+            yield f"            # The bin of {feature.column} that an amount falls into."
         else:
             choice = why[feature.column]
             yield f"            # {choice.facts.expected:,} keys: {_said(choice.why)}"
         transform = "" if feature.transform == "key" else f", transform={feature.transform!r}"
         said = f"name={feature.name!r}, column={feature.column!r}{transform}"
-        yield f"            FeatureColumn({said}),"
+        if not feature.edges:
+            yield f"            FeatureColumn({said}),"
+            continue
+        yield "            FeatureColumn("
+        yield f"                {said},"
+        edges = textwrap.wrap(", ".join(map(repr, feature.edges)), 70)
+        yield "                edges=("
+        yield from (f"                    {line}" for line in [*edges[:-1], f"{edges[-1]},"])
+        yield "                ),"
+        yield "            ),"
     yield "        ),"
     yield f"        label={schema.label!r},"
     if schema.positive:
@@ -389,6 +401,30 @@ def _run(plan: _Plan) -> Iterator[str]:
     yield "    # Versions from one snapshot, with its checkpoint, to the next."
     yield f"    snapshot_every={run.snapshot_every},"
     yield ")"
+    yield from _more(plan)
+
+
+def _more(plan: _Plan) -> Iterator[str]:
+    """Say what the run could have beside, with the names of this input."""
+    from embertide.trainer.data.guess import item_and_user
+
+    item, user = item_and_user(plan.schema)
+    yield "# What may be worth turning on; docs/training.md says what each costs:"
+    if plan.schema.has_clock and item is not None:
+        yield f"#   how often {item} came of late, counted in its table:"
+        counters = f"counters=CountersConfig(feature={item!r})"
+        yield f"#     TableConfig(name={item!r}, chunks=4, {counters})"
+    if item is not None and user is not None:
+        yield f"#   the last {item} that {user} liked, as a sequence of the model:"
+        yield (
+            f"#     net='history', sequences=(SequenceConfig(name='hist', user={user!r}, "
+            f"item={item!r}, published=True),)"
+        )
+    ones = [each.name for each in plan.schema.features if each.transform == "key"][:2]
+    if len(ones) == 2:
+        yield "#   a row for two keys that come together; with a table, behind other features:"
+        yield f"#     FeatureConfig(name='pair', table='pair', crossed={tuple(ones)!r})"
+    yield "#   a tenth of the bytes, by rows that are worth them: prune=PruneConfig(ratio=10)"
 
 
 def _every(plan: _Plan) -> str:

@@ -268,7 +268,7 @@ class Assembler:
             if feature.is_list:
                 _prove_lists(feature, columns, sieve)
         ts_ms_N = self._time(chunk, sieve)
-        keys_NF = self._keys(columns, ts_ms_N)
+        keys_NF = self._keys(columns, ts_ms_N, dense_ND)
         arrays: tuple[NDArray[Any], ...] = (chunk.event_N, ts_ms_N, keys_NF, dense_ND, label_N)
         if schema.id is not None:
             ids = columns[schema.id]
@@ -358,12 +358,18 @@ class Assembler:
         whole_N: Ints = value_N.astype(np.int64)
         return whole_N * round(unit_ms) if unit_ms >= 1 else whole_N // round(1 / unit_ms)
 
-    def _keys(self, columns: Mapping[str, Column], ts_ms_N: Ints) -> Ints:
+    def _keys(
+        self, columns: Mapping[str, Column], ts_ms_N: Ints, dense_ND: NDArray[np.float32]
+    ) -> Ints:
         features = self._schema.features
         keys_NF = np.empty((len(ts_ms_N), len(features)), np.int64)
         for f, feature in enumerate(features):
             if feature.transform == "hour_of_day":
                 keys_NF[:, f] = ts_ms_N // HOUR_MS % 24
+                continue
+            if feature.transform == "bin":
+                value_N = dense_ND[:, self._schema.dense.index(feature.column)]
+                keys_NF[:, f] = _binned(value_N, feature.edges)
                 continue
             if feature.is_list:
                 keys_NF[:, f] = PADDING_KEY
@@ -372,6 +378,11 @@ class Assembler:
             if feature.rows:
                 keys_NF[:, f] = fold(keys_NF[:, f], feature.rows)
         return keys_NF
+
+
+def _binned(value_N: NDArray[np.float32], edges: tuple[float, ...]) -> Ints:
+    bin_N = np.searchsorted(np.array(edges, np.float32), value_N, "right")
+    return np.where(np.isnan(value_N), MISSING_KEY, bin_N)
 
 
 def _thresholded(positive: Positive, column: Column, sieve: _Sieve) -> NDArray[np.float32]:

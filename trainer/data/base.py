@@ -6,6 +6,7 @@ D dense columns.
 """
 
 import abc
+import itertools
 import json
 import math
 import operator
@@ -57,7 +58,9 @@ class FeatureColumn:
         transform: "key" takes an integer column as the raw 64-bit key (null: `MISSING_KEY`) and
             hashes strings with xxh3_64 to a signed key (null: that of the empty string); "keys"
             takes a list of such, of which none may be null (a null list is an empty one);
-            "hour_of_day" gives the hour, 0 to 23, of the event's time.
+            "hour_of_day" gives the hour, 0 to 23, of the event's time; "bin" takes a column of
+            the schema's `dense` and gives the number of `edges` that are not above its value, as a
+            float of 32 bits (missing: `MISSING_KEY`). Who asks for scores sends that number.
         rows: The hashing trick (Weinberger et al. 2009): keys are hashed to 0, ..., rows - 1, so
             that several share a row; 0 leaves them as they are. Who asks for scores must do the
             same.
@@ -65,21 +68,33 @@ class FeatureColumn:
             multiplied by; empty: 1 each.
         max_keys: Of "keys": an event with more in its list is rejected. One event may not take
             the memory, or the time of a request, that thousands of others do.
+        edges: Of "bin": where one bin ends and the next begins, ascending.
     """
 
     name: str
     column: str
-    transform: Literal["key", "keys", "hour_of_day"] = "key"
+    transform: Literal["key", "keys", "hour_of_day", "bin"] = "key"
     rows: int = 0
     weights: str = ""
     max_keys: int = 1000
+    edges: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuses a transform that does not exist, and what only a list has."""
-        if self.transform not in ("key", "keys", "hour_of_day"):
+        """Refuses a transform that does not exist, and what only a list or a bin has."""
+        if self.transform not in ("key", "keys", "hour_of_day", "bin"):
             raise ValueError(
                 f"feature {self.name!r}: transform {self.transform!r} does not exist; "
-                "use 'key', 'keys' or 'hour_of_day'"
+                "use 'key', 'keys', 'hour_of_day' or 'bin'"
+            )
+        if (self.transform == "bin") != bool(self.edges):
+            raise ValueError(
+                f"feature {self.name!r}: transform {self.transform!r} with edges {self.edges}; "
+                "'bin' needs one or more, and no other has any"
+            )
+        ascend = all(low < high for low, high in itertools.pairwise(self.edges))
+        if not (ascend and all(map(math.isfinite, self.edges))):
+            raise ValueError(
+                f"feature {self.name!r}: edges are {self.edges}; give finite numbers, ascending"
             )
         if self.rows < 0:
             raise ValueError(f"feature {self.name!r}: rows is {self.rows}; give 0 or more")
@@ -228,6 +243,11 @@ class EventSchema:
                 raise ValueError(
                     f"feature {feature.name!r}: hour_of_day reads the ts column {self.ts!r}, "
                     f"not {feature.column!r}; name that one"
+                )
+            if feature.transform == "bin" and feature.column not in self.dense:
+                raise ValueError(
+                    f"feature {feature.name!r}: bins are of a column of dense, which has no "
+                    f"{feature.column!r}; name it there, too"
                 )
         targets = self.target_columns
         for column in targets:

@@ -34,6 +34,7 @@ _HEAD_BYTES = 1 << 16
 _PIECE_ROWS = 65_536
 _DELIMITERS = ",\t;|"
 _EXAMPLES = 4
+_BINS = 16
 _SHOWN_CHARACTERS = 16
 # A column is of a kind if so many of its values are: a few may be broken.
 _MOST = 0.98
@@ -61,6 +62,7 @@ class ColumnFacts:
         least: Smallest number; nan where values are no numbers.
         most: Largest number.
         middle: The median of the numbers.
+        edges: Where bins of about equally many of the numbers end, 16 of them at most.
         whole: Whether all numbers are integers, also where they came as floats.
         ascends: Whether no value is smaller than the one before it.
         length: Characters of a text, or items of a list, in the mean.
@@ -78,6 +80,7 @@ class ColumnFacts:
     least: float = math.nan
     most: float = math.nan
     middle: float = math.nan
+    edges: tuple[float, ...] = ()
     whole: bool = False
     ascends: bool = False
     length: float = 0.0
@@ -426,10 +429,19 @@ def _facts(name: str, column: Any, total: int) -> ColumnFacts:
             "least": float(value_N.min()),
             "most": float(value_N.max()),
             "middle": float(np.median(value_N)),
+            "edges": _edges(value_N),
             "whole": bool((value_N == np.rint(value_N)).all()),
             "ascends": bool((np.diff(value_N) >= 0).all()),
         }
     return ColumnFacts(**said)
+
+
+def _edges(value_N: "np.ndarray[Any, np.dtype[np.float64]]") -> tuple[float, ...]:
+    """Return the ends of bins of about equally many values."""
+    inner = np.quantile(value_N, np.arange(1, _BINS) / _BINS, method="higher")
+    low = np.float32(value_N.min())
+    found = {float(f"{value:.6g}") for value in inner.tolist()}
+    return tuple(sorted(value for value in found if np.float32(value) > low))
 
 
 def _kind(type: pa.DataType) -> ColumnKind:

@@ -50,6 +50,26 @@ _NUMBERS = {
     *("hours", "delay", "temp", "temperature", "lat", "lon", "latitude", "longitude", "income"),
     *("gain", "loss", "score", "bid", "position", "rank", "views", "visits", "quantity", "qty"),
 }
+_ITEM_WORDS = {
+    *(
+        "item",
+        "product",
+        "movie",
+        "article",
+        "cand",
+        "ad",
+        "track",
+        "song",
+        "story",
+        "video",
+        "prop",
+    ),
+    *("book", "news", "creative", "hotel", "job", "content", "sku", "app"),
+}
+_USER_WORDS = {
+    *("user", "userid", "uid", "customer", "member", "visitor", "reader", "candidate", "client"),
+    *("listener", "account", "student", "guest"),
+}
 # 1985 to 2128 in seconds.
 _EPOCH_S = (5e8, 5e9)
 _UNITS = (("seconds", 1000.0), ("milliseconds", 1.0), ("microseconds", 1e-3), ("nanoseconds", 1e-6))
@@ -129,7 +149,7 @@ class Guess:
     def schema(self, *, hour: bool = False) -> EventSchema:
         """Return the schema; with a feature of the hour of the day if `hour`."""
         ts = self.named("time")
-        features, dense, taken = [], [], {"hour"} if hour else set()
+        features, dense, binned, taken = [], [], [], {"hour"} if hour else set()
         separators = set()
         for each in self.choices:
             name = feature_name(each.facts.name, taken)
@@ -141,7 +161,15 @@ class Guess:
                 taken.add(name)
             if each.role in ("number", "number and key"):
                 dense.append(each.facts.name)
+            if each.role == "number" and each.facts.edges:
+                binned.append(each.facts)
             separators.add(each.facts.separator if each.role == "list" else "")
+        for facts in binned:
+            name = feature_name(f"{facts.name}_bin", taken)
+            features.append(
+                FeatureColumn(name=name, column=facts.name, transform="bin", edges=facts.edges)
+            )
+            taken.add(name)
         if hour and ts is not None:
             features.append(FeatureColumn(name="hour", column=ts, transform="hour_of_day"))
         separators.discard("")
@@ -168,6 +196,15 @@ def feature_name(column: str, taken: Collection[str] = ()) -> str:
     while name in taken:
         name, number = f"{base}_{number}", number + 1
     return name
+
+
+def item_and_user(schema: EventSchema) -> tuple[str | None, str | None]:
+    """Return the features that name what is shown and to whom, as far as their names tell."""
+    found: list[str | None] = []
+    ones = [each.name for each in schema.features if each.transform == "key"]
+    for words in (_ITEM_WORDS, _USER_WORDS):
+        found.append(next((name for name in ones if words & {*name.split("_")}), None))
+    return found[0], found[1]
 
 
 def guess(columns: Sequence[ColumnFacts], asked: Asked | None = None) -> Guess:
