@@ -169,6 +169,24 @@ RequestLayout LayoutFromJson(const OrderedJson& json) {
   return layout;
 }
 
+std::vector<std::string> HeadsFromJson(const OrderedJson& json) {
+  std::vector<std::string> heads;
+  Read(json, "heads", &heads);
+  if (heads.size() > kMaxHeads) {
+    throw std::invalid_argument("heads are " + std::to_string(heads.size()) + "; there are " +
+                                std::to_string(kMaxHeads) + " at most");
+  }
+  std::vector<std::string> names = heads;
+  std::ranges::sort(names);
+  if (const auto twice = std::ranges::adjacent_find(names); twice != names.end()) {
+    throw std::invalid_argument("head \"" + *twice + "\" is there twice");
+  }
+  if (std::ranges::find(names, "") != names.end()) {
+    throw std::invalid_argument("a head has no name");
+  }
+  return heads;
+}
+
 OrderedJson DenseToJson(const DenseFileInfo& file) {
   return {{"role", file.role}, {"path", file.path}, {"bytes", file.bytes}, {"crc32c", file.crc32c}};
 }
@@ -210,6 +228,7 @@ OrderedJson ToJson(const Manifest& manifest) {
     for (const auto& item : items) json[name].push_back(to_json(item));
   };
   if (!manifest.dense_names.empty()) json["dense_names"] = manifest.dense_names;
+  if (!manifest.heads.empty()) json["heads"] = manifest.heads;
   list("tables", manifest.tables, TableToJson);
   list("features", manifest.features, FeatureToJson);
   if (!manifest.sequences.empty()) list("sequences", manifest.sequences, SequenceToJson);
@@ -238,6 +257,7 @@ Manifest Parse(const OrderedJson& json) {
                                 " names; dense_features is " +
                                 std::to_string(manifest.dense_features));
   }
+  if (json.contains("heads")) manifest.heads = HeadsFromJson(json);
   Read(json, "dense_id", &manifest.dense_id);
   Read(json, "dense_cpu", &manifest.dense_cpu);
   Prove("the manifest", json, ToJson(manifest), {"tables", "features", "buckets", "dense"});

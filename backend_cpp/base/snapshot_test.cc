@@ -289,6 +289,31 @@ TEST_F(SnapshotTest, AManifestWithATableOfKeysRequiresReadersThatKnowThem) {
             std::string::npos);
 }
 
+TEST_F(SnapshotTest, AManifestNamesTheHeadsWhereThereAreSeveral) {
+  Manifest manifest = Example(table_, {"p", "item", 1, 9, 5, 10, 1});
+  const std::string one = ManifestToJson(manifest);
+  EXPECT_EQ(one.find("heads"), std::string::npos);
+  EXPECT_EQ(ManifestFromJson(one).value().scores(), 1U);
+  manifest.heads = {"click", "buy"};
+  const std::string text = ManifestToJson(manifest);
+  const auto back = ManifestFromJson(text);
+  ASSERT_TRUE(back.ok()) << back.status().ToString();
+  EXPECT_EQ(ManifestToJson(back.value()), text);
+  EXPECT_EQ(back.value().heads, manifest.heads);
+  EXPECT_EQ(back.value().scores(), 2U);
+  auto bad = nlohmann::ordered_json::parse(text);
+  for (const auto& [heads, says] :
+       {std::pair{nlohmann::json({"buy", "click", "buy"}), "head \"buy\" is there twice"},
+        std::pair{nlohmann::json({"click", ""}), "a head has no name"},
+        std::pair{nlohmann::json(3), "heads"},
+        std::pair{nlohmann::json(std::vector<std::string>(kMaxHeads + 1, "h")), "at most"}}) {
+    bad["heads"] = heads;
+    const Status status = ManifestFromJson(bad.dump()).status();
+    EXPECT_EQ(status.code(), Code::kCorrupt) << says;
+    EXPECT_NE(status.message().find(says), std::string::npos) << status.message();
+  }
+}
+
 TEST_F(SnapshotTest, ManifestRefusesWhatItCannotProve) {
   const std::string good = ManifestToJson(Example(table_, {"p", "item", 1, 9, 5, 10, 1}));
   ASSERT_TRUE(ManifestFromJson(good).ok());

@@ -92,6 +92,7 @@ Result<std::unique_ptr<DenseProgram>> DenseProgram::Open(const std::string& plug
   }
   program->dense_features_ = shape.dense_features;
   program->embedding_dim_ = shape.embedding_dim;
+  program->heads_ = shape.heads;
   return program;
 }
 
@@ -118,10 +119,10 @@ Result<std::shared_ptr<const DenseWeights>> DenseProgram::Load(
 }
 
 Status DenseProgram::Run(const DenseWeights& weights, int64_t batch, const float* dense_BD,
-                         const float* embeddings_BE, float* scores_B) {
+                         const float* embeddings_BE, std::span<float* const> scores_HB) {
   std::array<char, kErrorBytes> error{};
-  const int result = plugin_->run(program_, weights.get(), batch, dense_BD, embeddings_BE, scores_B,
-                                  error.data(), error.size());
+  const int result = plugin_->run(program_, weights.get(), batch, dense_BD, embeddings_BE,
+                                  scores_HB.data(), error.data(), error.size());
   if (result == EMBERTIDE_DENSE_OK) return Status::Ok();
   return {CodeOf(result, Code::kDeviceError), std::string("dense net: ") + error.data()};
 }

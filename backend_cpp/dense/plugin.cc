@@ -4,10 +4,12 @@
 //   {"format": 1, "dense_features": D, "embedding_dim": E,
 //    "parameters": [{"name": n, "shape": [..]}, ..]}            in the order of the graph's inputs
 // The graph's inputs are dense_BD, embeddings_BE and then the parameters; its output is score_B.
+// Of a net of several heads "format" is 2, "heads" their number, and the outputs one score_B each.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 
+#include <algorithm>
 #include <cstring>
 #include <mutex>
 #include <string>
@@ -70,10 +72,13 @@ void ReadDescription(EmbertideDenseProgram* program) {
     throw Rejected("the package has no \"embertide\" metadata: make it with export-dense");
   }
   const auto json = embertide::Json::parse(found->second);
-  if (json.at("format") != 1) {
-    throw Rejected("the package has format " + json.at("format").dump() +
-                   ", this build reads 1: export it again");
+  const auto& format = json.at("format");
+  if (format != 1 && format != 2) {
+    throw Rejected("the package has format " + format.dump() +
+                   ", this build reads 1 and 2: export it again");
   }
+  program->shape.heads = format == 1 ? 1U : json.at("heads").template get<uint32_t>();
+  if (program->shape.heads == 0) throw Rejected("the package has no head: export it again");
   program->shape.dense_features = json.at("dense_features");
   program->shape.embedding_dim = json.at("embedding_dim");
   for (const auto& each : json.at("parameters")) {
@@ -141,7 +146,8 @@ int Load(const EmbertideDenseProgram* program, const EmbertideDenseTensor* tenso
 void Drop(EmbertideDenseWeights* weights) { delete weights; }
 
 int Run(EmbertideDenseProgram* program, const EmbertideDenseWeights* weights, int64_t batch,
-        const float* dense, const float* embeddings, float* scores, char* error, size_t capacity) {
+        const float* dense, const float* embeddings, float* const* scores, char* error,
+        size_t capacity) {
   return Guard(error, capacity, [&] {
     UseThisThreadAlone();
     const c10::InferenceMode inference;
@@ -155,12 +161,18 @@ int Run(EmbertideDenseProgram* program, const EmbertideDenseWeights* weights, in
     inputs.push_back(view(embeddings, program->shape.embedding_dim));
     inputs.insert(inputs.end(), weights->tensors.begin(), weights->tensors.end());
     const std::vector<at::Tensor> outputs = program->loader.boxed_run(std::move(inputs));
-    if (outputs.size() != 1 || outputs[0].numel() != batch ||
-        outputs[0].scalar_type() != at::kFloat) {
-      throw Rejected("the program does not give one fp32 score a sample");
+    const bool as_said = std::ranges::all_of(outputs, [batch](const at::Tensor& score) {
+      return score.numel() == batch && score.scalar_type() == at::kFloat;
+    });
+    if (outputs.size() != program->shape.heads || !as_said) {
+      throw Rejected("the program does not give one fp32 score a sample of each of its " +
+                     std::to_string(program->shape.heads) + " heads");
     }
-    const at::Tensor score = outputs[0].contiguous();
-    std::memcpy(scores, score.data_ptr<float>(), static_cast<size_t>(batch) * sizeof(float));
+    for (size_t head = 0; head < outputs.size(); ++head) {
+      const at::Tensor score = outputs[head].contiguous();
+      std::memcpy(scores[head], score.data_ptr<float>(),
+                  static_cast<size_t>(batch) * sizeof(float));
+    }
   });
 }
 

@@ -12,7 +12,7 @@
 extern "C" {
 #endif
 
-#define EMBERTIDE_DENSE_ABI 1
+#define EMBERTIDE_DENSE_ABI 2
 #define EMBERTIDE_DENSE_ENTRY "embertide_dense_plugin"
 
 typedef struct EmbertideDenseProgram EmbertideDenseProgram;
@@ -29,6 +29,7 @@ typedef struct {
 typedef struct {
   uint32_t dense_features;
   uint32_t embedding_dim;
+  uint32_t heads;  // scores of a sample
 } EmbertideDenseShape;
 
 typedef enum {
@@ -46,9 +47,9 @@ struct EmbertideDensePlugin {
   int (*load)(const EmbertideDenseProgram* program, const EmbertideDenseTensor* tensors,
               size_t count, EmbertideDenseWeights** weights, char* error, size_t capacity);
   void (*drop)(EmbertideDenseWeights* weights);
-  // One thread of a program at a time.
+  // One thread of a program at a time. `scores`: an array of `batch` for each head.
   int (*run)(EmbertideDenseProgram* program, const EmbertideDenseWeights* weights, int64_t batch,
-             const float* dense, const float* embeddings, float* scores, char* error,
+             const float* dense, const float* embeddings, float* const* scores, char* error,
              size_t capacity);
 };
 

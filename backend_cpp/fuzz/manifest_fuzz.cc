@@ -31,6 +31,7 @@ std::vector<std::string> Seeds() {
   seeds.push_back(ManifestToJson(manifest));
   manifest.dense_features = 2;
   manifest.dense_names = {"price", "age"};
+  manifest.heads = {"click", "buy"};
   manifest.former = {{{"cand", "user"}, {"age"}}, {{"user"}, {}}};
   seeds.push_back(ManifestToJson(manifest));
   std::string newer = seeds.back();

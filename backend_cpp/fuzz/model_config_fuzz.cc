@@ -13,6 +13,7 @@ std::vector<std::string> Seeds() {
       "dims": [-1]}], "parameters": {"kind": {"string_value": "lookup"},
       "snapshot": {"string_value": "snap"}, "max_keys": {"string_value": "77"}}})",
           "{" + tensors + R"("output": [{"name": "SCORE", "data_type": "TYPE_FP32", "dims": [-1]},
+      {"name": "SCORE_buy", "data_type": "TYPE_FP32", "dims": [-1]},
       {"name": "SOURCE", "data_type": "TYPE_UINT8", "dims": [-1]}],
       "response_cache": {"enable": false}, "parameters": {"kind": {"string_value": "ranking"},
       "publication": {"string_value": "p"}, "bus": {"string_value": "redis://h:1"},

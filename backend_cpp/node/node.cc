@@ -385,6 +385,11 @@ Status Node::LoadDense() {
                                  " inputs, the snapshot's features give " + std::to_string(dense) +
                                  " + " + std::to_string(total_dim_)};
   }
+  if (program_->heads() != manifest_.scores()) {
+    return {Code::kRejected, "the dense program gives " + std::to_string(program_->heads()) +
+                                 " scores a sample, the manifest has " +
+                                 std::to_string(manifest_.scores()) + " heads: export it again"};
+  }
   return Status::Ok();
 }
 

@@ -3,6 +3,7 @@
 //   BackendState          one a process: metric families, kept connections of a process that leaves
 //   ModelState            one a loaded model: configuration, Node (all instances share it), metrics
 //   ModelInstanceState    one an instance: its Executor
+#include <algorithm>
 #include <memory>
 #include <numeric>
 #include <utility>
@@ -96,6 +97,25 @@ Status CheckSchema(const std::vector<std::string>& said, const Node& node) {
                                ": leave it out, or have `embertide serve` write it again"};
 }
 
+// Each output of a further head is one of the model's; those that are not outputs are not served.
+Status CheckHeads(const std::vector<std::string>& outputs, const Node& node) {
+  const std::vector<std::string>& heads = node.manifest().heads;
+  for (const std::string& name : outputs) {
+    if (!heads.empty() && std::find(heads.begin() + 1, heads.end(), name) != heads.end()) continue;
+    std::string message = "config.pbtxt: output ";
+    message.append(kScoreOf).append(name).append(": the model has ");
+    if (heads.size() < 2) {
+      message += "one head, whose score is SCORE";
+    } else {
+      message.append("the heads ").append(heads[0]).append(", whose score is SCORE");
+      for (size_t h = 1; h < heads.size(); ++h) message.append(", ").append(heads[h]);
+    }
+    return {Code::kRejected,
+            message + ": leave the output out, or have `embertide serve` write it again"};
+  }
+  return Status::Ok();
+}
+
 Status FamiliesOf(TRITONBACKEND_Model* model, MetricFamilies** families) {
   TRITONBACKEND_Backend* backend = nullptr;
   void* state = nullptr;
@@ -141,6 +161,7 @@ Status LoadModel(TRITONBACKEND_Model* model) {
   state->node = std::move(*node);
   if (state->config.ranking) EMBERTIDE_RETURN_IF_ERROR(CheckRankable(*state->node));
   EMBERTIDE_RETURN_IF_ERROR(CheckSchema(state->config.schema_features, *state->node));
+  EMBERTIDE_RETURN_IF_ERROR(CheckHeads(state->config.more_heads, *state->node));
 
   MetricFamilies* families = nullptr;
   EMBERTIDE_RETURN_IF_ERROR(FamiliesOf(model, &families));

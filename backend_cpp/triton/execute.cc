@@ -52,6 +52,13 @@ Executor::Executor(const ModelConfig& config, const Node& node,
     features_.push_back({feature.table, feature.pooling, column});
     column += feature.dim;
   }
+  if (config.ranking) {
+    outputs_.push_back(config.tensors.score);
+    for (size_t h = 1; h < node.manifest().scores(); ++h) {
+      outputs_.push_back(std::string(kScoreOf) + node.manifest().heads[h]);
+    }
+    scores_.resize(outputs_.size());
+  }
   limits_.features = static_cast<uint32_t>(node.features().size());
   if (node.made_columns().any()) limits_.own_columns = node.made_columns().own_columns();
   limits_.max_samples = config.max_samples;
@@ -279,7 +286,8 @@ size_t Executor::FloatsOf(const Job& job) const {
 // All outputs that may be asked for, or the embeddings that scores are made from.
 uint64_t Executor::OutputBytesOf(const Job& job) const {
   return FloatsOf(job) * sizeof(float) + job.bags.keys.size() +
-         size_t{job.bags.samples} * (sizeof(float) + sizeof(int64_t));
+         size_t{job.bags.samples} *
+             (std::max<size_t>(scores_.size(), 1) * sizeof(float) + sizeof(int64_t));
 }
 
 Status Executor::MakeOutputs(Job* job) {
@@ -294,15 +302,17 @@ Status Executor::MakeOutputs(Job* job) {
     const std::array<int64_t, 2> shape = {first, width};
     return MakeOutput(job->response, name, dtype, shape, bytes, buffer);
   };
+  job->scores.assign(outputs_.size(), nullptr);
   for (const std::string& name : names) {
     void* buffer = nullptr;
+    const auto head = std::ranges::find(outputs_, name);
     if (name == config_.tensors.embedding && !config_.ranking) {
       EMBERTIDE_RETURN_IF_ERROR(make(name, TRITONSERVER_TYPE_FP32,
                                      static_cast<int64_t>(FloatsOf(*job)) / first, 4, &buffer));
       job->embedding = static_cast<float*>(buffer);
-    } else if (name == config_.tensors.score && config_.ranking) {
+    } else if (head != outputs_.end()) {
       EMBERTIDE_RETURN_IF_ERROR(make(name, TRITONSERVER_TYPE_FP32, rest, 4, &buffer));
-      job->score = static_cast<float*>(buffer);
+      job->scores[static_cast<size_t>(head - outputs_.begin())] = static_cast<float*>(buffer);
     } else if (name == config_.tensors.source) {
       const auto keys = static_cast<int64_t>(job->bags.keys.size());
       EMBERTIDE_RETURN_IF_ERROR(make(name, TRITONSERVER_TYPE_UINT8, keys / first, 1, &buffer));
@@ -341,7 +351,7 @@ KeyBags Executor::BagsOf(const Job& job) const {
 }
 
 // Brings the dense features of a ranking group together, and gives each request its rows of one
-// matrix of embeddings and one of scores.
+// matrix of embeddings and of the scores of each head.
 void Executor::Gather(std::span<Job*> jobs) {
   size_t samples = 0;
   dense_.clear();
@@ -350,7 +360,7 @@ void Executor::Gather(std::span<Job*> jobs) {
     dense_.insert(dense_.end(), job->dense.begin(), job->dense.end());
   }
   embeddings_.resize(std::max(embeddings_.size(), samples * node_.total_dim()));
-  scores_.resize(std::max(scores_.size(), samples));
+  for (std::vector<float>& scores : scores_) scores.resize(std::max(scores.size(), samples));
   float* at = embeddings_.data();
   for (size_t j = 0; j < jobs.size(); ++j) {
     bags_[j].out = at;
@@ -426,9 +436,10 @@ Status Executor::AnswerPart(const BagReader& rows, const VersionInfo& version, u
       part.missing = transforms->Apply({dense, part.samples * columns}, part.dense.data());
       dense = part.dense.data();
     }
+    part.scores.clear();
+    for (std::vector<float>& scores : scores_) part.scores.push_back(scores.data() + part.first);
     return programs_[number]->Run(*version.weights, static_cast<int64_t>(part.samples), dense,
-                                  embeddings_.data() + part.first * node_.total_dim(),
-                                  scores_.data() + part.first);
+                                  embeddings_.data() + part.first * node_.total_dim(), part.scores);
   } catch (const std::exception& error) {
     return {Code::kResourceExhausted, error.what()};
   }
@@ -596,7 +607,10 @@ Status Executor::AnswerGroup(const Pinned& pinned, std::span<Job*> jobs, FetchTe
   size_t first = 0;
   for (Job* job : jobs) {
     MarkLost(*job);
-    if (job->score != nullptr) std::copy_n(scores_.data() + first, job->bags.samples, job->score);
+    for (size_t h = 0; h < job->scores.size(); ++h) {
+      if (job->scores[h] == nullptr) continue;
+      std::copy_n(scores_[h].data() + first, job->bags.samples, job->scores[h]);
+    }
     first += job->bags.samples;
   }
   return Status::Ok();

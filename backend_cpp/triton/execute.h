@@ -71,7 +71,7 @@ class Executor {
     std::vector<float> unasked;  // the embeddings of a lookup that did not ask for them
     float* embedding = nullptr;  // samples x total_dim, or as `places` says
     int64_t* version = nullptr;  // one a sample (or one, jagged); null unless asked for
-    float* score = nullptr;      // null unless asked for
+    std::vector<float*> scores;  // by head; null unless asked for
     uint8_t* source = nullptr;   // null unless asked for
     uint32_t degraded_keys = 0;  // read as default rows, as no owner answered
   };
@@ -86,6 +86,7 @@ class Executor {
     std::vector<SourceCounts> counts;     // by table
     uint64_t looked_up_ns = 0;            // how long rows took
     std::vector<float> dense;             // what the net gets, where that is not DENSE itself
+    std::vector<float*> scores;           // by head
     uint64_t missing = 0;                 // values of DENSE
     Status status;
   };
@@ -137,17 +138,18 @@ class Executor {
   ModelMetrics* metrics_;
   RequestLimits limits_;
   std::vector<BagFeature> features_;
-  const bool sequences_;    // whether one of them is
-  const bool weighed_;      // whether one of them needs weights
-  RemoteLookupPtr remote_;  // null for a node alone
+  std::vector<std::string> outputs_;  // of the heads' scores; none of a lookup
+  const bool sequences_;              // whether one of them is
+  const bool weighed_;                // whether one of them needs weights
+  RemoteLookupPtr remote_;            // null for a node alone
   // Working memory, kept between executions; bounded by max_keys and max_output_bytes.
   std::vector<Job*> good_;
   std::vector<Part> parts_;
   std::vector<KeyBags> bags_;      // of a group's requests
   std::vector<float> embeddings_;  // ranking: of all samples of a group
   std::vector<float> dense_;
-  std::vector<float> scores_;
-  Crew crew_;  // last: its threads use the members above
+  std::vector<std::vector<float>> scores_;  // by head
+  Crew crew_;                               // last: its threads use the members above
 };
 
 }  // namespace embertide::triton

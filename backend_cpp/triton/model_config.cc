@@ -352,20 +352,35 @@ bool Declares(const Json& tensors, const std::string& name) {
   return false;
 }
 
-Status ParseTensors(const Json& json, bool ranking, TensorNames* names) {
+// The heads that have outputs of their own.
+std::vector<std::string> MoreHeads(const Json& outputs) {
+  std::vector<std::string> heads;
+  for (const Json& tensor : outputs) {
+    const std::string name = tensor.value("name", "");
+    if (name.starts_with(kScoreOf)) heads.push_back(name.substr(kScoreOf.size()));
+  }
+  return heads;
+}
+
+Status ParseTensors(const Json& json, ModelConfig* config) {
+  TensorNames* names = &config->tensors;
   const Json inputs = json.value("input", Json::array());
   const Json outputs = json.value("output", Json::array());
   const std::vector<Expected> extras = {{names->source, "TYPE_UINT8", true, -1},
                                         {names->version, "TYPE_INT64", true, 1}};
-  if (ranking) {
+  if (config->ranking) {
     EMBERTIDE_RETURN_IF_ERROR(CheckTensors(inputs,
                                            {{names->keys, "TYPE_INT64", false, -1},
                                             {names->lengths, "TYPE_INT32", true, -1},
                                             {names->weights, "TYPE_FP32", true, -1},
                                             {names->dense, "TYPE_FP32", true, -1}},
                                            true));
-    return CheckTensors(outputs, {{names->score, "TYPE_FP32", false, -1}, extras[0], extras[1]},
-                        false);
+    std::vector<Expected> scores = {{names->score, "TYPE_FP32", false, -1}, extras[0], extras[1]};
+    config->more_heads = MoreHeads(outputs);
+    for (const std::string& head : config->more_heads) {
+      scores.push_back({std::string(kScoreOf) + head, "TYPE_FP32", true, -1});
+    }
+    return CheckTensors(outputs, scores, false);
   }
   if (Declares(inputs, "NUMKEYS") || Declares(outputs, "OUTPUT0")) {
     names->lengths = "NUMKEYS";
@@ -388,7 +403,7 @@ Result<ModelConfig> ParseModelConfig(const std::string& text, const std::string&
     ModelConfig config;
     EMBERTIDE_RETURN_IF_ERROR(ParseParameters(json, model_directory, &config));
     EMBERTIDE_RETURN_IF_ERROR(CheckPolicies(json));
-    EMBERTIDE_RETURN_IF_ERROR(ParseTensors(json, config.ranking, &config.tensors));
+    EMBERTIDE_RETURN_IF_ERROR(ParseTensors(json, &config));
     return config;
   } catch (const std::exception& error) {
     return Refuse(error.what());

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "embertide/node.h"
@@ -18,11 +19,14 @@ struct TensorNames {
   std::string lengths = "LENGTHS";  // HPS: NUMKEYS
   std::string weights = "WEIGHTS";
   std::string dense = "DENSE";          // ranking
-  std::string score = "SCORE";          // ranking
+  std::string score = "SCORE";          // ranking: of the first head
   std::string embedding = "EMBEDDING";  // lookup; HPS: OUTPUT0
   std::string source = "SOURCE";
   std::string version = "VERSION";
 };
+
+// What the names of outputs of heads beside the first begin with.
+inline constexpr std::string_view kScoreOf = "SCORE_";
 
 struct ModelConfig {
   bool ranking = false;          // parameter kind
@@ -32,6 +36,9 @@ struct ModelConfig {
   uint64_t max_keys = 1U << 18;  // of a request; also what an execution works on at once
   uint64_t max_output_bytes = 256ULL << 20;  // the same, of outputs, and of what scores come from
   TensorNames tensors;
+  // Heads beside the first whose scores are outputs, "SCORE_" and the name. Whoever opens the model
+  // proves them.
+  std::vector<std::string> more_heads;
   // Parameter schema, which tells clients what requests carry: the features that it names, in their
   // order; none where there is no schema. Whoever opens the model proves them.
   std::vector<std::string> schema_features;

@@ -163,6 +163,27 @@ TEST(ModelConfigTest, ARankingModelTakesDenseFeaturesAndGivesScores) {
   EXPECT_TRUE(ParseModelConfig(json.dump(), "/models/m").ok());
 }
 
+TEST(ModelConfigTest, EachFurtherHeadOfARankingModelHasAnOutput) {
+  Json json = Good();
+  json["parameters"]["kind"]["string_value"] = "ranking";
+  json["output"][0]["name"] = "SCORE";
+  EXPECT_TRUE(ParseModelConfig(json.dump(), "/m").value().more_heads.empty());
+  for (const char* name : {"SCORE_buy", "SCORE_SOURCE"}) {
+    json["output"].push_back({{"name", name}, {"data_type", "TYPE_FP32"}, {"dims", {-1}}});
+  }
+  const Result<ModelConfig> config = ParseModelConfig(json.dump(), "/m");
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  EXPECT_EQ(config.value().more_heads, (std::vector<std::string>{"buy", "SOURCE"}));
+  EXPECT_EQ(config.value().tensors.score, "SCORE");
+  json["output"][1]["data_type"] = "TYPE_FP64";
+  ExpectRefused(json, "SCORE_buy has data_type TYPE_FP64; it must be TYPE_FP32");
+  json["output"].erase(0);
+  json["output"][0]["data_type"] = "TYPE_FP32";
+  ExpectRefused(json, "output SCORE is missing");
+  json["parameters"]["kind"]["string_value"] = "lookup";
+  ExpectRefused(json, "output SCORE_buy is unknown");
+}
+
 TEST(ModelConfigTest, RefusesParametersThatItDoesNotKnowOrCannotRead) {
   for (const auto& [name, value, says] :
        {std::array{"snapshott", "x", "\"snapshott\" is unknown"},

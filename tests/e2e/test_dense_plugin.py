@@ -63,7 +63,7 @@ def test_programs_opened_at_once_keep_their_own_descriptions(tmp_path: Path) -> 
     def open_one(path: Path, together: threading.Barrier) -> None:
         together.wait()
         program, weights = ctypes.c_void_p(), ctypes.c_void_p()
-        shape, error = (ctypes.c_uint32 * 2)(), ctypes.create_string_buffer(400)
+        shape, error = (ctypes.c_uint32 * 3)(), ctypes.create_string_buffer(400)
         failed = plugin.open(str(path).encode(), ctypes.byref(program), shape, error, 400)
         if not failed:
             # Of no parameters: the refusal says how many there should be.

@@ -51,14 +51,16 @@ class DenseProgram {
 
   uint32_t dense_features() const { return dense_features_; }  // columns of DENSE
   uint32_t embedding_dim() const { return embedding_dim_; }    // columns of the pooled embeddings
+  uint32_t heads() const { return heads_; }                    // scores of a sample
 
   // Proves that `tensors` match the program's parameters one for one, by name and shape, and brings
   // them into the plugin's form. kRejected naming the first that differs.
   Result<std::shared_ptr<const DenseWeights>> Load(std::span<const DenseTensor> tensors) const;
 
-  // scores_B = program(dense_BD, embeddings_BE). kDeviceError: torch's own error text.
+  // scores_HB = program(dense_BD, embeddings_BE), into an array of `batch` for each head.
+  // kDeviceError: torch's own error text. Requires: as many arrays as heads.
   Status Run(const DenseWeights& weights, int64_t batch, const float* dense_BD,
-             const float* embeddings_BE, float* scores_B);
+             const float* embeddings_BE, std::span<float* const> scores_HB);
 
  private:
   DenseProgram() = default;
@@ -66,6 +68,7 @@ class DenseProgram {
   EmbertideDenseProgram* program_ = nullptr;
   uint32_t dense_features_ = 0;
   uint32_t embedding_dim_ = 0;
+  uint32_t heads_ = 1;
 };
 
 }  // namespace embertide

@@ -51,6 +51,7 @@ struct RequestLayout {
   std::vector<std::string> dense;
 };
 inline constexpr size_t kMaxFormerLayouts = 8;
+inline constexpr size_t kMaxHeads = 64;
 
 struct BucketFileInfo {
   std::string path;  // relative to the snapshot
@@ -80,13 +81,17 @@ struct Manifest {
   std::vector<FeatureConfig> features;        // in the order of KEYS' columns
   uint32_t dense_features = 0;                // columns of DENSE, before its transforms
   std::vector<std::string> dense_names = {};  // of those columns; empty: not known
-  std::vector<SequenceInfo> sequences;        // those whose columns nodes make
+  // Of the dense net, each with a score; empty: one, without a name.
+  std::vector<std::string> heads = {};
+  std::vector<SequenceInfo> sequences;  // those whose columns nodes make
   // The newest first: requests in these columns are answered too.
   std::vector<RequestLayout> former = {};
   std::vector<BucketFileInfo> buckets;
   std::vector<DenseFileInfo> dense;  // empty: the snapshot serves `lookup` only
   std::string dense_id;              // of the tensors; empty without a dense part
   std::string dense_cpu;             // baseline of the program, as "x86-64-v3"
+
+  size_t scores() const { return heads.empty() ? 1 : heads.size(); }  // of a sample
 };
 
 // JSON of the manifest and back. Parsing: kCorrupt for what is no JSON, and for a field (named)
