@@ -103,7 +103,7 @@ class Learner:
         # Made on the CPU, so that it begins alike on any.
         self.device = net_device(run.net_device)
         self.net = build_net(run.model).to(self.device)
-        self.served = Probability(self.net, run.model.outputs)
+        self.served = Probability(self.net)
         self.rows = EmbeddingStore(
             run.model,
             optimizer=run.optimizer,
@@ -211,18 +211,23 @@ class Learner:
         return embeddings_BE
 
     def score(self, batch: Batch) -> NDArray[np.float32]:
-        """Return score_B in (0, 1) of all ranks' parts, on every rank; nothing changes."""
+        """Return score_B in (0, 1), of the first head, as `score_heads` does."""
+        score_B: NDArray[np.float32] = self.score_heads(batch)[:, 0]
+        return score_B
+
+    def score_heads(self, batch: Batch) -> NDArray[np.float32]:
+        """Return score_BH in (0, 1) of all ranks' parts, on every rank; nothing changes."""
         ready = self.prepare(batch)
-        scores_B = torch.zeros(len(batch))
+        scores = torch.zeros(self._shape_of(len(batch)))
         with torch.no_grad(), evaluating(self.served):
             embeddings_BE = self._embeddings(ready.part, ready.asked)
             if ready.part is not None:
                 dense_BD = self._dense(ready.part)[0].to(self.device)
-                part_B: Tensor = self.served(dense_BD, embeddings_BE.to(self.device))
-                scores_B[ready.first : ready.first + len(ready.part)] = part_B
+                part: Tensor = self.served(dense_BD, embeddings_BE.to(self.device))
+                scores[ready.first : ready.first + len(ready.part)] = part
             if self.ranks.size > 1:
-                scores_B = self._beside.sum(scores_B, "scores").wait()
-        return scores_B.numpy()
+                scores = self._beside.sum(scores, "scores").wait()
+        return scores.numpy().reshape(len(batch), -1)
 
     def learn(
         self, batch: Batch | Prepared, then: Callable[[], None] = lambda: None

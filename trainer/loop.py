@@ -181,6 +181,7 @@ class Trainer:
                     publication.program,
                     dense_features=run.model.dense_columns,
                     embedding_dim=self.state.rows.embedding_dim,
+                    heads=run.model.outputs,
                     cpu=run.cpu,
                     cache=program_cache,
                 )

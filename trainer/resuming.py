@@ -140,10 +140,19 @@ class Resuming:
         saved = found.checkpoint
         differing = differences(saved.config, self.run, saved.changed)
         refused = [each for each in differing if each.path not in self.allow_change]
-        changes_model = self.change_model and any(each.changes_the_model for each in refused)
+        first_alone = self._publishes_the_first_head_alone(version)
+        changes_model = self.change_model and (
+            first_alone or any(each.changes_the_model for each in refused)
+        )
         for each in refused:
             if not (changes_model and each.changes_the_model):
                 raise CheckpointError(f"{self.publication.path} was trained with {each}")
+        if first_alone and not changes_model:
+            raise CheckpointError(
+                f"{self.publication.path} publishes the score of its first head alone, as builds "
+                "before this one did: go on with --change-model, which publishes those of all, or "
+                "--fork it into a new folder"
+            )
         for each in differing:
             log.warning("%s after version %d", each.change(), version.number)
         if changes_model:
@@ -158,6 +167,12 @@ class Resuming:
         state.restore(found)
         log.info("resumed at event %d, version %d", state.offset, state.number)
         return Beginning(state, version, 0)
+
+    def _publishes_the_first_head_alone(self, version: VersionId) -> bool:
+        if self.run.model.outputs == 1:
+            return False
+        snapshot = self.publication.snapshot_path(version)
+        return snapshot.exists() and "heads" not in read_manifest(snapshot)
 
     def _check_change(self, version: VersionId) -> None:
         """Refuse to change a model whose newest version is not the checkpoint's.

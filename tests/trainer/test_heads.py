@@ -5,7 +5,6 @@ Shapes: B events, H heads, D dense columns, E all embedding values of a sample.
 
 import dataclasses
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 from fp64 import batch_of, model
 from killing import train
 from rankjobs import in_parts
+from shopping import HEADS, Shopping, tasks_of
 
 from bench.snapshots import snapshot_files
 from embertide.trainer.checkpoint.settings import differences, settings
@@ -28,8 +28,7 @@ from embertide.trainer.config import (
     ScheduleConfig,
 )
 from embertide.trainer.data import open_events
-from embertide.trainer.data.base import Batch, DerivedSource, EventSchema, FeatureColumn
-from embertide.trainer.data.generator import NewsConfig, NewsSource
+from embertide.trainer.data.base import EventSchema, FeatureColumn
 from embertide.trainer.data.limit import take, where
 from embertide.trainer.data.shared import packed, unpacked
 from embertide.trainer.errors import ConfigurationError
@@ -42,39 +41,12 @@ from embertide.trainer.presets import globo
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.sync.ranks import Ranks
 
-HEADS = (HeadConfig(name="click"), HeadConfig(name="buy", weight=0.5))
 STEP = RunConfig(
     model=dataclasses.replace(model(top_sees_embeddings=True), heads=HEADS),
     ddr_budget_bytes=8 << 20,
 )
 SCHEDULE = ScheduleConfig(name="torch.optim.lr_scheduler:ExponentialLR", arguments={"gamma": 0.97})
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def tasks_of(batch: Batch) -> Batch:
-    """A batch with a second label, unknown in some events, and weights."""
-    event_B = batch.event_B
-    buy_B = np.where(event_B % 5 == 0, np.nan, (event_B % 3 == 0) * batch.label_B)
-    return dataclasses.replace(
-        batch,
-        more_labels_BL=buy_B[:, None].astype(np.float32),
-        weight_B=(0.5 + event_B % 4).astype(np.float32),
-    )
-
-
-class Shopping(DerivedSource):
-    """The news with a second task."""
-
-    def __init__(self) -> None:
-        news = NewsSource(NewsConfig(hours=2, views_per_hour=60, users=40, new_items_per_hour=5))
-        schema = news.schema
-        super().__init__(
-            news, dataclasses.replace(schema, label="click", more_labels=("buy",), weight="w")
-        )
-
-    def batches(self, *, batch_size: int, start: int = 0) -> Iterator[Batch]:
-        for batch in self._source.batches(batch_size=batch_size, start=start):
-            yield tasks_of(batch)
 
 
 # --- learning -------------------------------------------------------------------------------------
@@ -122,8 +94,9 @@ def test_every_head_learns(net: str) -> None:
         label_BH = batch.labels(2)
         losses.append(-np.log(np.where(label_BH > 0, score_BH, 1 - score_BH)).mean(0))
     assert (np.mean(losses[-10:], axis=0) < 0.8 * np.mean(losses[:10], axis=0)).all()
-    # What is served is the first.
-    np.testing.assert_allclose(learner.score(batch), learner.learn(batch)[:, 0], atol=1e-6)
+    served_BH = learner.score_heads(batch)
+    assert (learner.score(batch) == served_BH[:, 0]).all()
+    np.testing.assert_allclose(served_BH, learner.learn(batch), atol=1e-6)
 
 
 def test_a_loss_of_ones_own_is_weighed_as_ours() -> None:

@@ -19,6 +19,13 @@ def command(
         typer.Option(help="Columns of embeddings: the features' dims, added up in their order."),
     ],
     dense_features: Annotated[int, typer.Option(help="Columns of dense; 0 if there is none.")] = 0,
+    head: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Of a net of several scores a sample, [batch, heads]: the name of each, in their "
+            "order; given several times."
+        ),
+    ] = None,
     weights: Annotated[
         Path | None,
         typer.Option(help="A state_dict to load into the net, .pt or .safetensors."),
@@ -54,7 +61,10 @@ def command(
     with refusals(as_json), bar:
         task = bar.add_task("loading the module", total=None)
         shape = foreign.DenseShape(
-            dense_features=dense_features, embedding_dim=embedding_dim, cpu=cpu
+            dense_features=dense_features,
+            embedding_dim=embedding_dim,
+            cpu=cpu,
+            heads=tuple(head or ()),
         )
         module = foreign.load_module(target)
         unused = [] if weights is None else foreign.load_weights(module, weights)

@@ -14,6 +14,7 @@ from embertide.trainer.config.tables import (
 )
 
 NETS = ("dlrm", "dcn_v2", "deepfm", "history")
+MAX_HEADS = 64
 """Those of ours."""
 
 
@@ -64,7 +65,7 @@ class ModelConfig:
         net_arguments: What your class is called with beside the model: names and plain data, as
             JSON has it.
         heads: Tasks, for each of which the net gives a logit: the events' labels, in their order.
-            None named: one, of the events' label. Nodes serve the score of the first.
+            None named: one, of the events' label. Nodes serve the score of each.
         bottom_mlp: Hidden widths of the MLP over DENSE; its last layer has the embeddings' dim.
         top_mlp: Hidden widths of the MLP that gives the score; of DeepFM, the deep part.
         top_sees_embeddings: DLRM: whether the top MLP gets the embeddings beside their dot
@@ -194,6 +195,10 @@ class ModelConfig:
         names = [head.name for head in self.heads]
         if len(set(names)) < len(names):
             raise ValueError(f"model {self.name!r}: heads repeat in {names}")
+        if len(names) > MAX_HEADS:
+            raise ValueError(
+                f"model {self.name!r} has {len(names)} heads; give {MAX_HEADS} at most"
+            )
         if len(names) > 1 and self.net == "deepfm":
             raise ValueError(
                 f"model {self.name!r}: net 'deepfm' has one output, for {len(names)} heads; use"

@@ -45,6 +45,7 @@ class PublishedModel:
         files: Where it came from.
         features: Names of the columns of KEYS that an event has to have, in their order.
         dense: How many columns of DENSE an event has to have.
+        heads: Names of the scores; "score" where there is one, without a name.
 
     Raises:
         ConfigurationError: The version is not there, has no dense net, or its net is compiled for a
@@ -88,6 +89,7 @@ class PublishedModel:
             )
             for each in manifest.get("sequences", [])
         ]
+        self.heads: list[str] = manifest.get("heads") or ["score"]
         self.dense = int(manifest["dense_features"]) - 2 * len(self._sequences)
         self._tables = tables
         self._place = [place[each["table"]] for each in self._columns]
@@ -169,17 +171,22 @@ class PublishedModel:
             )
 
     def score(self, batch: Batch) -> NDArray[np.float32]:
-        """Return score_B of events with the columns that `check` lets pass; nothing changes."""
+        """Return score_B of the first head, as `score_heads` does."""
+        score_B: NDArray[np.float32] = self.score_heads(batch)[:, 0]
+        return score_B
+
+    def score_heads(self, batch: Batch) -> NDArray[np.float32]:
+        """Return score_BH of events with the columns that `check` lets pass; nothing changes."""
         batch = self._with_made(batch)
         dense_BD = batch.dense_BD
         if self._transforms is not None:
             dense_BD, _ = self._transforms.apply(np.ascontiguousarray(dense_BD))
         embeddings_BE = torch.from_numpy(self._embeddings(batch))
         with torch.no_grad():
-            score_B: Tensor = self._program(
+            scores: Tensor | tuple[Tensor, ...] = self._program(
                 torch.from_numpy(np.ascontiguousarray(dense_BD)), embeddings_BE, *self._tensors
             )
-        return score_B.numpy()
+        return torch.stack(scores if isinstance(scores, tuple) else (scores,), dim=1).numpy()
 
     def _with_made(self, batch: Batch) -> Batch:
         """Return the batch with the columns that nodes make, unless it has them."""

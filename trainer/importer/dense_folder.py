@@ -9,6 +9,7 @@ It needs no torch, so that importing a model needs none.
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,26 @@ DESCRIPTION = "dense.json"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class DenseFolder:
-    """A dense net: the part for a snapshot, and the widths of its two inputs."""
+    """A dense net: the part for a snapshot, the widths of its two inputs, the names of its scores.
+
+    Attributes:
+        heads: Empty: it gives one score, without a name.
+    """
 
     part: DensePart
     dense_features: int
     embedding_dim: int
+    heads: tuple[str, ...] = ()
 
 
 def write_description(
-    folder: Path, *, cpu: str, dense_features: int, embedding_dim: int, **more: object
+    folder: Path,
+    *,
+    cpu: str,
+    dense_features: int,
+    embedding_dim: int,
+    heads: Sequence[str] = (),
+    **more: object,
 ) -> dict[str, Any]:
     """Write dense.json beside a program and its tensors, and return what it says.
 
@@ -41,6 +53,7 @@ def write_description(
         cpu: What the program was compiled for.
         dense_features: Columns of dense_BD.
         embedding_dim: Columns of embeddings_BE.
+        heads: Names of its scores, where there are several.
         more: Facts that no reader needs: torch's version and the like.
     """
     program = folder / PROGRAM
@@ -50,6 +63,7 @@ def write_description(
         "cpu": cpu,
         "dense_features": dense_features,
         "embedding_dim": embedding_dim,
+        **({"heads": list(heads)} if heads else {}),
         "dense_id": part.id,
         "program_crc32c": _store.crc32c(program.read_bytes()),
         **more,
@@ -89,6 +103,7 @@ def read_dense_folder(folder: Path) -> DenseFolder:
             part=part,
             dense_features=int(said["dense_features"]),
             embedding_dim=int(said["embedding_dim"]),
+            heads=tuple(said.get("heads", ())),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise ModelImportError(

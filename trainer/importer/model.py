@@ -247,6 +247,7 @@ def import_model(
         watermark_ms=options.watermark_ms,
         dense_features=spec.dense_features or (dense.dense_features if dense else 0),
         features=spec.features,
+        heads=dense.heads if dense else (),
     )
     parent = directory.absolute().parent
     try:

@@ -49,15 +49,14 @@ class Dlrm(VectorNet):
 
 
 class Probability(nn.Module):
-    """A net of logits as one of scores: what is served; of several heads, the first."""
+    """A net of logits as one of scores: what is served."""
 
-    def __init__(self, net: nn.Module, outputs: int = 1) -> None:
+    def __init__(self, net: nn.Module) -> None:
         """Wrap `net`, sharing its parameters."""
         super().__init__()
         self.net = net
-        self.outputs = outputs
 
     def forward(self, dense_BD: Tensor, embeddings_BE: Tensor) -> Tensor:
-        """Return scores_B in (0, 1)."""
+        """Return scores_B in (0, 1), or scores_BH of several heads."""
         logits: Tensor = self.net(dense_BD, embeddings_BE)
-        return torch.sigmoid(logits if self.outputs == 1 else logits[:, 0])
+        return torch.sigmoid(logits)

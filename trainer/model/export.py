@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from embertide import trainer
 from embertide.trainer.errors import TrainerError
 
-FORMAT = 1
+FORMAT, FORMAT_OF_HEADS = 1, 2
 # A wheel has the presets' programs (.ci/wheel.py): the demo runs where no compiler is.
 _SHIPPED = Path(trainer.__file__).resolve().parent.parent / "programs"
 # What `-march` and the width of vectors are for a baseline.
@@ -68,27 +68,36 @@ def on_cpu(module: nn.Module) -> nn.Module:
 
 
 class _Functional(nn.Module):
-    """`module` with its tensors as arguments."""
+    """`module` with its tensors as arguments; of several heads, a score_B for each."""
 
-    def __init__(self, module: nn.Module, names: list[str]) -> None:
+    def __init__(self, module: nn.Module, names: list[str], heads: int) -> None:
         super().__init__()
+        self._heads = heads
         # In a list, torch.export does not see it as a child, and so bakes in no parameter.
         self._module = [module]
         self._names = names
 
-    def forward(self, dense: Tensor, embeddings: Tensor, *tensors: Tensor) -> Tensor:
+    def forward(
+        self, dense: Tensor, embeddings: Tensor, *tensors: Tensor
+    ) -> Tensor | tuple[Tensor, ...]:
         state = dict(zip(self._names, tensors, strict=True))
-        score: Tensor = torch.func.functional_call(self._module[0], state, (dense, embeddings))
-        return score.reshape(-1).contiguous()
+        scores: Tensor = torch.func.functional_call(self._module[0], state, (dense, embeddings))
+        if self._heads == 1:
+            return scores.reshape(-1).contiguous()
+        return tuple(score_B.contiguous() for score_B in scores.unbind(1))
 
 
-def _description(tensors: dict[str, Tensor], dense_features: int, embedding_dim: int) -> str:
+def _description(
+    tensors: dict[str, Tensor], dense_features: int, embedding_dim: int, heads: int
+) -> str:
     parameters = [{"name": name, "shape": list(tensor.shape)} for name, tensor in tensors.items()]
     return json.dumps(
         {
-            "format": FORMAT,
+            # Nodes of before there were several read all others.
+            "format": FORMAT if heads == 1 else FORMAT_OF_HEADS,
             "dense_features": dense_features,
             "embedding_dim": embedding_dim,
+            **({} if heads == 1 else {"heads": heads}),
             "parameters": parameters,
         }
     )
@@ -100,11 +109,13 @@ def export_dense(
     *,
     dense_features: int,
     embedding_dim: int,
+    heads: int = 1,
     cpu: str = "x86-64-v3",
     cache: Path | None = None,
 ) -> None:
     """Write `module`, (dense_BD, embeddings_BE) -> scores_B, in eval mode as a package to `path`.
 
+    Of several `heads` the module gives scores_BH, and the package a score_B for each.
     Compiling takes about half a minute and needs g++; with `cache`, a folder, an equal program is
     taken from there, as from what a wheel brings. The values of the parameters play no part in it,
     those of constants do.
@@ -120,7 +131,7 @@ def export_dense(
     for name, tensor in tensors.items():
         if tensor.dtype != torch.float32:
             raise ExportError(f"parameter {name!r} is {tensor.dtype}; parameters must be float32")
-    description = _description(tensors, dense_features, embedding_dim)
+    description = _description(tensors, dense_features, embedding_dim, heads)
     example = (
         torch.zeros(3, dense_features),
         torch.zeros(3, embedding_dim),
@@ -132,7 +143,7 @@ def export_dense(
         with warnings.catch_warnings(), evaluating(module):
             warnings.simplefilter("ignore")  # torch's own, of its own insides
             program = torch.export.export(
-                _Functional(module, list(tensors)).eval(), example, dynamic_shapes=shapes
+                _Functional(module, list(tensors), heads).eval(), example, dynamic_shapes=shapes
             )
     except Exception as error:
         raise ExportError(f"torch.export refused the module: {error}") from error

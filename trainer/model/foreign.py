@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from embertide.trainer import named
+from embertide.trainer.config.model import MAX_HEADS
 from embertide.trainer.importer.dense_folder import PROGRAM, TENSORS, write_description
 from embertide.trainer.model.export import ExportError, export_dense, named_tensors, tensor_bytes
 
@@ -41,11 +42,16 @@ _CPU_FLAGS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class DenseShape:
-    """Columns of the two inputs, and the CPU baseline of the program."""
+    """Columns of the two inputs, the CPU baseline of the program, and its scores' names.
+
+    Attributes:
+        heads: Empty: one score, without a name; else several.
+    """
 
     dense_features: int
     embedding_dim: int
     cpu: str = "x86-64-v3"
+    heads: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse widths of nothing."""
@@ -53,6 +59,18 @@ class DenseShape:
             raise ExportError(f"dense_features is {self.dense_features}; give 0 or more")
         if self.embedding_dim < 1:
             raise ExportError(f"embedding_dim is {self.embedding_dim}; give 1 or more")
+        if len(self.heads) == 1 or len(set(self.heads)) < len(self.heads) or "" in self.heads:
+            raise ExportError(
+                f"heads are {list(self.heads)}; give two or more of them, each a name of its own, "
+                "or none"
+            )
+        if len(self.heads) > MAX_HEADS:
+            raise ExportError(f"heads are {len(self.heads)}; give {MAX_HEADS} at most")
+
+    @property
+    def outputs(self) -> int:
+        """Scores of a sample."""
+        return max(len(self.heads), 1)
 
     def inputs(self, batch: int, fill: Callable[..., Tensor] = torch.zeros) -> tuple[Tensor, ...]:
         """Return (dense_BD, embeddings_BE)."""
@@ -173,8 +191,9 @@ def largest_difference(module: nn.Module, program: Path, shape: DenseShape) -> f
         package = inductor.aoti_load_package(str(program))
         for batch in (1, 3, 64):
             inputs = shape.inputs(batch, lambda *s: torch.randn(*s, generator=generator))
-            want = cast(Tensor, module(*inputs)).reshape(-1)
-            got = cast(Tensor, package(*inputs, *tensors))
+            want = cast(Tensor, module(*inputs)).reshape(batch, -1)
+            said = package(*inputs, *tensors)  # of several heads, a tuple
+            got = torch.stack(said if isinstance(said, tuple) else (said,), dim=1)
             # A NaN on one side alone is a difference, too.
             off = torch.nan_to_num((got - want).abs(), nan=torch.inf)
             off = torch.where(got.isnan() & want.isnan(), torch.zeros_like(off), off)
@@ -186,7 +205,7 @@ def _export_checked(
     module: nn.Module, path: Path, shape: DenseShape, cache: Path | None
 ) -> float | None:
     widths = {"dense_features": shape.dense_features, "embedding_dim": shape.embedding_dim}
-    export_dense(module, path, **widths, cpu=shape.cpu, cache=cache)
+    export_dense(module, path, **widths, heads=shape.outputs, cpu=shape.cpu, cache=cache)
     if not can_run(shape.cpu):
         return None
     difference = largest_difference(module, path, shape)
@@ -226,7 +245,7 @@ def export_folder(
     if not named_tensors(module):
         raise ExportError("the module has no parameter; register a buffer if it needs none")
     module.cpu().eval()
-    check_module(module, shape)
+    check_module(module, shape, outputs=shape.outputs)
     try:
         folder.absolute().parent.mkdir(parents=True, exist_ok=True)
         parent = folder.absolute().parent
@@ -240,6 +259,7 @@ def export_folder(
                 cpu=shape.cpu,
                 dense_features=shape.dense_features,
                 embedding_dim=shape.embedding_dim,
+                heads=shape.heads,
                 parameters=sum(each.numel() for each in named_tensors(module).values()),
                 max_difference=difference,
                 torch=torch.__version__,

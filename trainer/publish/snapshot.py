@@ -106,6 +106,7 @@ class SnapshotInfo:
 
     Attributes:
         dense_names: Of DENSE's columns, dense_features of them; asked for where `former` is given.
+        heads: Of the dense net, where there are several.
         former: What requests carried before the model was changed, newest first, at most
             `MAX_FORMER`: nodes answer such requests too.
     """
@@ -121,6 +122,7 @@ class SnapshotInfo:
     committed_ms: int = 0  # 0: not known
     generation: int = 0  # the first version of this model; 0: of the run's first
     dense_names: Sequence[str] = ()
+    heads: Sequence[str] = ()
     former: Sequence[Layout] = ()
 
     @classmethod
@@ -149,6 +151,7 @@ class SnapshotInfo:
             committed_ms=committed_ms,
             generation=generation,
             dense_names=config.raw_columns,
+            heads=[head.name for head in config.heads] if config.outputs > 1 else (),
             former=former,
         )
 
@@ -208,7 +211,7 @@ def _sequences(config: ModelConfig) -> list[dict[str, object]]:
 
 
 def schema_id(info: SnapshotInfo, tables: Sequence[_store.TableConfig]) -> int:
-    """Number features, tables and the dense net's inputs: equal for equal schemas, never 0.
+    """Number features, tables, the dense net's inputs and heads: equal for equal ones, never 0.
 
     So is what a change of the model came with: the net may be another one, and nothing else.
     """
@@ -217,6 +220,7 @@ def schema_id(info: SnapshotInfo, tables: Sequence[_store.TableConfig]) -> int:
         [_feature_json(feature) for feature in info.features],
         info.dense_features,
         *([info.transforms.text] if info.transforms else []),
+        *([{"heads": list(info.heads)}] if info.heads else []),
         *([info.generation] if info.generation else []),
     ]
     digest = hashlib.sha256(json.dumps(schema, sort_keys=True).encode()).digest()
@@ -344,6 +348,7 @@ def _write_rest(
         "features": [_feature_json(each) | _made_json(each) for each in info.features],
         **({"sequences": info.sequences} if info.sequences else {}),
         **_former_json(info),
+        **({"heads": list(info.heads)} if info.heads else {}),
         "buckets": list(buckets),
         "dense": _write_dense(partial, dense, info.transforms) if dense else [],
         "dense_id": dense.id if dense else "",
