@@ -10,7 +10,16 @@ import tritonclient.grpc.aio
 from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException
 
-from embertide.client.calling import AgainError, Call, Calling, Reply, Settings, Work, check_kind
+from embertide.client.calling import (
+    AgainError,
+    Call,
+    Calling,
+    Reply,
+    Settings,
+    Work,
+    check_kind,
+    chosen,
+)
 from embertide.client.errors import VersionGoneError
 from embertide.client.requests import Request, read
 from embertide.client.results import Looked, Ranked
@@ -71,6 +80,7 @@ class AsyncClient:
         context: Mapping[str, Any] | None = None,
         weights: Mapping[str, Any] | None = None,
         dense: Any = None,
+        heads: str | Sequence[str] | None = None,
         version: int | None = None,
         sources: bool = False,
         timeout_s: float | None = None,
@@ -85,6 +95,7 @@ class AsyncClient:
         context: Mapping[str, Any] | None = None,
         weights: Mapping[str, Any] | None = None,
         dense: Any = None,
+        heads: str | Sequence[str] | None = None,
         version: int | None = None,
         sources: bool = False,
         timeout_s: float | None = None,
@@ -98,6 +109,7 @@ class AsyncClient:
         context: Mapping[str, Any] | None = None,
         weights: Mapping[str, Any] | None = None,
         dense: Any = None,
+        heads: str | Sequence[str] | None = None,
         version: int | None = None,
         sources: bool = False,
         timeout_s: float | None = None,
@@ -106,7 +118,8 @@ class AsyncClient:
         call = Call(self._calling, model, timeout_s)
         schema = await self._schema(call)
         check_kind(schema, ranking=True)
-        work = Work(read(schema, features, weights, dense, context), sources, version)
+        asked = chosen(schema, heads)
+        work = Work(read(schema, features, weights, dense, context), sources, version, asked)
         answer: Ranked[Any] = await self._run(call, work)
         return answer
 

@@ -23,6 +23,7 @@ from embertide.client.errors import (
     ClientError,
     DeadlineError,
     DegradedError,
+    InputError,
     RefusedError,
     UnavailableError,
     VersionGoneError,
@@ -275,6 +276,7 @@ class Work:
     columns: Columns
     sources: bool
     version: int | None
+    heads: Sequence[str] = ()  # of a ranking model
 
     @property
     def schema(self) -> Schema:
@@ -284,7 +286,8 @@ class Work:
     @property
     def outputs(self) -> list[str]:
         """Tensors to ask for."""
-        return [self.schema.output, *(["SOURCE"] if self.sources else [])]
+        answers = [self.schema.output_of(head) for head in self.heads] or [self.schema.output]
+        return [*answers, *(["SOURCE"] if self.sources else [])]
 
     def requests(self, version: int | None = None) -> list[Request]:
         """Return the requests, at the version that is given or asked for."""
@@ -302,7 +305,6 @@ class Work:
 
     def result(self, requests: Sequence[Request], replies: Sequence[Reply], call: Call) -> Any:
         """Return the answer in the kind that the features came in."""
-        parts = [reply.arrays[self.schema.output] for reply in replies]
         sources = None
         if self.sources:
             found = [reply.arrays["SOURCE"] for reply in replies]
@@ -314,10 +316,32 @@ class Work:
             call.calling.count("degraded_answers")
             call.calling.count("degraded_keys", facts["degraded"].keys)
         if self.schema.ranking:
-            scores = scores_of(parts, self.columns)
-            return Ranked(scores=self.columns.table.scores(scores), **facts)
+            scores = {head: self._scores(head, replies) for head in self.heads}
+            return Ranked(scores=scores[self.heads[0]], heads=scores, **facts)
+        parts = [reply.arrays[self.schema.output] for reply in replies]
         vectors = embeddings_of(parts, requests, self.schema)
         return Looked(embeddings=self.columns.table.embeddings(vectors), **facts)
+
+    def _scores(self, head: str, replies: Sequence[Reply]) -> Any:
+        parts = [reply.arrays[self.schema.output_of(head)] for reply in replies]
+        name = "score" if head == self.schema.heads[0] else head
+        return self.columns.table.scores(scores_of(parts, self.columns), name)
+
+
+def chosen(schema: Schema, heads: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return the heads that a call asks for.
+
+    Raises:
+        InputError: One is not the model's.
+    """
+    if heads is None:
+        return schema.heads
+    asked = (heads,) if isinstance(heads, str) else tuple(dict.fromkeys(heads))
+    unknown = [head for head in asked if head not in schema.heads]
+    if unknown or not asked:
+        what = f"head {unknown[0]!r} is unknown" if unknown else "no head is named"
+        raise InputError(f"{what}; model {schema.model!r} has {', '.join(schema.heads)}")
+    return asked
 
 
 def check_kind(schema: Schema, *, ranking: bool) -> None:

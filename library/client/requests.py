@@ -250,8 +250,9 @@ def _ranges(
     most = schema.max_samples if jagged else min(schema.max_batch, schema.max_samples)
     dims_F = np.array([feature.dim for feature in schema.features], np.int64)
     pooled_F = np.array([feature.pooling != "none" for feature in schema.features])
-    # Scores are made from as many bytes of embeddings.
+    # As the node counts: embeddings, which scores are made from, a source a key, scores, version.
     bytes_B = 4 * np.where(pooled_F, dims_F, lengths_BF * dims_F).sum(axis=1)
+    bytes_B += lengths_BF.sum(axis=1) + 4 * len(schema.heads) + 8
     bounds = ((lengths_BF.sum(axis=1), schema.max_keys), (bytes_B, schema.max_output_bytes))
     for (each_B, bound), what in zip(bounds, ("keys", "bytes of output"), strict=True):
         if (each_B > bound).any():

@@ -72,9 +72,16 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Ranked(Answer, Generic[T]):
-    """Scores, in the kind that the features came in: numpy [B], pyarrow Array, pandas Series."""
+    """Scores, in the kind that the features came in: numpy [B], pyarrow Array, pandas Series.
+
+    Attributes:
+        scores: Of the first head that was asked for: the model's first, unless others were.
+        heads: Of each that was asked for, by its name; "score" of the one head of a model that does
+            not name it.
+    """
 
     scores: T
+    heads: Mapping[str, T]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -46,6 +46,7 @@ class Schema:
         max_keys: Keys of a request.
         max_output_bytes: Of its answer.
         lengths: Name of the tensor of the bags' lengths; `output`: of the answer.
+        heads: Names of the scores, the first one's in `output`; "score" of one without a name.
     """
 
     model: str
@@ -60,6 +61,11 @@ class Schema:
     max_output_bytes: int = _MAX_OUTPUT_BYTES
     lengths: str = "LENGTHS"
     output: str = "SCORE"
+    heads: tuple[str, ...] = ("score",)
+
+    def output_of(self, head: str) -> str:
+        """Name the tensor of a head's scores."""
+        return self.output if head == self.heads[0] else f"SCORE_{head}"
 
     @property
     def names(self) -> list[str]:
@@ -100,7 +106,14 @@ class Schema:
             max_output_bytes=int(said.get("max_output_bytes", _MAX_OUTPUT_BYTES)),
             lengths=_named(config["input"], "LENGTHS", "NUMKEYS"),
             output=_named(config["output"], "SCORE", "EMBEDDING", "OUTPUT0"),
+            heads=_heads(told.get("heads", ()), config["output"]),
         )
+
+
+def _heads(told: Sequence[str], outputs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the heads that have an output: not all have where people write the configuration."""
+    there = {str(tensor["name"]) for tensor in outputs}
+    return (*told[:1], *(head for head in told[1:] if f"SCORE_{head}" in there)) or ("score",)
 
 
 def _named(tensors: Sequence[Mapping[str, Any]], *known: str) -> str:

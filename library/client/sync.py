@@ -11,7 +11,16 @@ import tritonclient.grpc
 from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException
 
-from embertide.client.calling import AgainError, Call, Calling, Reply, Settings, Work, check_kind
+from embertide.client.calling import (
+    AgainError,
+    Call,
+    Calling,
+    Reply,
+    Settings,
+    Work,
+    check_kind,
+    chosen,
+)
 from embertide.client.errors import VersionGoneError
 from embertide.client.requests import Request, read
 from embertide.client.results import Looked, Ranked
@@ -84,6 +93,7 @@ class Client:
         context: Mapping[str, Any] | None = None,
         weights: Mapping[str, Any] | None = None,
         dense: Any = None,
+        heads: str | Sequence[str] | None = None,
         version: int | None = None,
         sources: bool = False,
         timeout_s: float | None = None,
@@ -98,6 +108,7 @@ class Client:
         context: Mapping[str, Any] | None = None,
         weights: Mapping[str, Any] | None = None,
         dense: Any = None,
+        heads: str | Sequence[str] | None = None,
         version: int | None = None,
         sources: bool = False,
         timeout_s: float | None = None,
@@ -111,6 +122,7 @@ class Client:
         context: Mapping[str, Any] | None = None,
         weights: Mapping[str, Any] | None = None,
         dense: Any = None,
+        heads: str | Sequence[str] | None = None,
         version: int | None = None,
         sources: bool = False,
         timeout_s: float | None = None,
@@ -126,6 +138,7 @@ class Client:
                 ranked: one key, list of keys or number each. `features` then lacks them.
             weights: Of keys in lists, by feature: as the keys, or the name of the column.
             dense: [B, D], or names of columns; None: columns of the names that the model tells.
+            heads: Names of those whose scores are wanted; None: all of the model's.
             version: The one to answer by; None: the newest that the node answers at.
             sources: Ask where each key's row came from.
             timeout_s: Of the whole call; None: the client's.
@@ -141,7 +154,8 @@ class Client:
         call = Call(self._calling, model, timeout_s)
         schema = self._schema(call)
         check_kind(schema, ranking=True)
-        work = Work(read(schema, features, weights, dense, context), sources, version)
+        asked = chosen(schema, heads)
+        work = Work(read(schema, features, weights, dense, context), sources, version, asked)
         answer: Ranked[Any] = self._run(call, work)
         return answer
 

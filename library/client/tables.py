@@ -60,8 +60,8 @@ class Table(Protocol):
     def column(self, name: str) -> Any:
         """Return a column as its kind has it."""
 
-    def scores(self, scores_B: NDArray[np.float32]) -> Any:
-        """Return scores in this kind."""
+    def scores(self, scores_B: NDArray[np.float32], name: str) -> Any:
+        """Return scores in this kind, which may keep a name."""
 
     def embeddings(self, by_name: dict[str, Any]) -> Any:
         """Return embeddings in this kind: arrays [B, dim], lists of arrays [n, dim]."""
@@ -80,7 +80,7 @@ class _Mapping:
         column = self.columns[name]
         return _of_series(column) if _is_series(column) else column
 
-    def scores(self, scores_B: NDArray[np.float32]) -> Any:
+    def scores(self, scores_B: NDArray[np.float32], name: str) -> Any:
         return scores_B
 
     def embeddings(self, by_name: dict[str, Any]) -> Any:
@@ -101,7 +101,7 @@ class _Arrow:
         # A Table's column is of chunks.
         return column.combine_chunks() if hasattr(column, "combine_chunks") else column
 
-    def scores(self, scores_B: NDArray[np.float32]) -> Any:
+    def scores(self, scores_B: NDArray[np.float32], name: str) -> Any:
         return sys.modules["pyarrow"].array(scores_B)
 
     def embeddings(self, by_name: dict[str, Any]) -> Any:
@@ -132,8 +132,8 @@ class _Pandas:
     def column(self, name: str) -> Any:
         return _of_series(self.frame[name])
 
-    def scores(self, scores_B: NDArray[np.float32]) -> Any:
-        return sys.modules["pandas"].Series(scores_B, index=self.frame.index, name="score")
+    def scores(self, scores_B: NDArray[np.float32], name: str) -> Any:
+        return sys.modules["pandas"].Series(scores_B, index=self.frame.index, name=name)
 
     def embeddings(self, by_name: dict[str, Any]) -> Any:
         columns = {name: list(rows) for name, rows in by_name.items()}

@@ -30,7 +30,8 @@ def schema_of(snapshot: Path) -> str:
     names = _dense_names(snapshot, manifest)
     if names is not None and len(names) >= dense["columns"]:
         dense["names"] = names[: dense["columns"]]
-    return json.dumps({"features": features, "dense": dense}, ensure_ascii=False)
+    heads = {"heads": manifest["heads"]} if manifest.get("heads") else {}
+    return json.dumps({"features": features, "dense": dense, **heads}, ensure_ascii=False)
 
 
 def _dense_names(snapshot: Path, manifest: dict[str, Any]) -> list[str] | None:

@@ -183,6 +183,12 @@ class ModelOptions:
         if self.control and not self.state:
             raise ValueError("control needs state: plans are read there")
 
+    @property
+    def more_heads(self) -> list[str]:
+        """Heads beside the first that a ranking model has, as its schema tells."""
+        told = json.loads(self.schema or "{}") if self.kind == "ranking" else {}
+        return [str(head) for head in told.get("heads", [])[1:]]
+
     def parameters(self) -> dict[str, str]:
         """Return the parameters of the backend, as text."""
         values = {
@@ -236,7 +242,7 @@ class ModelOptions:
 
 
 def _tensor(kind: str, name: str, dtype: str, dim: int, *flags: str) -> str:
-    lines = [f'name: "{name}"', f"data_type: {dtype}", f"dims: [ {dim} ]", *flags]
+    lines = [f"name: {json.dumps(name)}", f"data_type: {dtype}", f"dims: [ {dim} ]", *flags]
     return f"{kind} [ {{ " + " ".join(lines) + " } ]"
 
 
@@ -268,6 +274,7 @@ def model_config(name: str, options: ModelOptions) -> str:
         _tensor("input", "WEIGHTS", "TYPE_FP32", -1, ragged, "optional: true"),
         *([_tensor("input", "DENSE", "TYPE_FP32", -1, ragged, "optional: true")] * ranking),
         _tensor("output", answer, "TYPE_FP32", -1),
+        *(_tensor("output", f"SCORE_{head}", "TYPE_FP32", -1) for head in options.more_heads),
         _tensor("output", "SOURCE", "TYPE_UINT8", -1),
         _tensor("output", "VERSION", "TYPE_INT64", 1),
         f"instance_group [ {{ count: {options.instances} kind: KIND_CPU }} ]",

@@ -16,20 +16,24 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from serving import Client, beside, parameters
+from shopping import HEADS, NEWS_CONFIG, Shopping
 from tritonclient.utils import InferenceServerException
 
+import embertide
+from embertide.client.errors import InputError
 from embertide.server.adapters import triton
+from embertide.server.adapters.schema import schema_of
 from embertide.trainer.config import FeatureConfig, ModelConfig, RunConfig
 from embertide.trainer.data.base import PADDING_KEY, Batch
 from embertide.trainer.data.crosses import cross_keys
-from embertide.trainer.data.generator import NewsConfig, NewsSource
+from embertide.trainer.data.generator import NewsSource
 from embertide.trainer.data.history import extend, with_columns
 from embertide.trainer.loop import Trainer
 from embertide.trainer.presets import globo, globo_crossed
 from embertide.trainer.publish.folder import Publication
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
-NEWS = NewsSource(NewsConfig(hours=2, views_per_hour=60, users=40, new_items_per_hour=5))
+NEWS = NewsSource(NEWS_CONFIG)
 DEFAULTS = tuple(dataclasses.replace(each, learned_default=True) for each in globo().features)
 CROSSES = tuple(
     FeatureConfig(name=f"{other}_cand", table="cand", crossed=(other, "cand"))
@@ -41,6 +45,8 @@ MODELS: dict[str, ModelConfig] = {
     "deepfm": dataclasses.replace(globo(), net="deepfm", features=DEFAULTS),
     "history": globo_crossed(),
     "own": dataclasses.replace(globo(), net="own_net:Tower"),
+    "tasks": dataclasses.replace(globo(), heads=HEADS),
+    "own_tasks": dataclasses.replace(globo(), net="own_net:Tasks", heads=HEADS),
 }
 
 
@@ -61,9 +67,11 @@ def served(server_options: triton.ServerOptions, tmp_path_factory: Any) -> Itera
         publication = Publication(directory / name)
         run = RunConfig(model=model, batch_size=64)
         trainers[name] = Trainer(run, publication, program_cache=CACHE)
-        trainers[name].fit(NEWS)
+        trainers[name].fit(Shopping() if model.heads else NEWS)
         snapshot = publication.snapshot_path(publication.snapshots()[-1])
-        made = triton.ModelOptions(snapshot=snapshot, kind="ranking", max_batch_size=64)
+        made = triton.ModelOptions(
+            snapshot=snapshot, kind="ranking", max_batch_size=64, schema=schema_of(snapshot)
+        )
         triton.write_model(options.repository, name, made)
     with triton.TritonServer(options) as running:
         yield Served(trainers, running)
@@ -89,6 +97,72 @@ def test_served_scores_are_those_of_the_trainers_net(served: Served, name: str) 
     np.testing.assert_allclose(result.as_numpy("SCORE")[:, 0], expected, atol=1e-6)
     assert int(parameters(result)["version"]) == trainer.state.number
     client.raw.close()
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize("name", ["tasks", "own_tasks"])
+def test_each_head_is_served_as_it_was_learned(served: Served, name: str, protocol: str) -> None:
+    batch, client = some_events(MODELS[name]), Client(protocol, served.server)
+    wanted_BH = served.trainers[name].learner.score_heads(batch)
+    assert np.abs(wanted_BH[:, 0] - wanted_BH[:, 1]).max() > 1e-3
+    jagged: dict[str, NDArray[Any]] = {
+        "KEYS": batch.keys_BF.reshape(1, -1),
+        "LENGTHS": np.ones((1, batch.keys_BF.size), np.int32),
+    }
+    outputs = ["SCORE", "SCORE_buy"]
+    for arrays in ({"KEYS": batch.keys_BF}, jagged):
+        both = client.send(arrays, model=name, outputs=outputs)
+        for h, output in enumerate(outputs):
+            scores = both.as_numpy(output)
+            assert scores.shape == ((1, 60) if "LENGTHS" in arrays else (60, 1))
+            np.testing.assert_allclose(scores.ravel(), wanted_BH[:, h], atol=1e-6)
+            # What is not asked for is not sent.
+            alone = client.send(arrays, model=name, outputs=[output])
+            np.testing.assert_array_equal(alone.as_numpy(output), scores)
+            (other,) = set(outputs) - {output}
+            assert alone.as_numpy(other) is None
+    client.raw.close()
+
+
+def test_a_client_gives_the_scores_of_heads_by_name(served: Served) -> None:
+    batch = some_events(MODELS["tasks"])
+    columns = {
+        feature.name: batch.keys_BF[:, f] for f, feature in enumerate(MODELS["tasks"].features)
+    }
+    wanted_BH = served.trainers["tasks"].learner.score_heads(batch)
+    with embertide.Client(served.server.grpc, timeout_s=20) as client:
+        answer = client.rank("tasks", columns)
+        assert list(answer.heads) == ["click", "buy"]
+        assert answer.scores is answer.heads["click"]
+        for h, scores in enumerate(answer.heads.values()):
+            np.testing.assert_allclose(scores, wanted_BH[:, h], atol=1e-6)
+        alone = client.rank("tasks", columns, heads="buy")
+        assert list(alone.heads) == ["buy"]
+        np.testing.assert_array_equal(alone.scores, answer.heads["buy"])
+        for heads in ("sell", []):
+            with pytest.raises(InputError, match="model 'tasks' has click, buy"):
+                client.rank("tasks", columns, heads=heads)
+        one = client.rank("own", columns)
+        assert list(one.heads) == ["score"]
+        assert one.scores is one.heads["score"]
+
+
+def test_an_output_of_no_head_is_refused_at_load(served: Served, tmp_path: Path) -> None:
+    options = served.server.options
+    for name, why in (
+        ("own", "output SCORE_sell: the model has one head, whose score is SCORE"),
+        ("tasks", "output SCORE_sell: the model has the heads click, whose score is SCORE, buy"),
+    ):
+        made = (options.repository / name / "config.pbtxt").read_text()
+        folder = tmp_path / name / "wrong"
+        (folder / "1").mkdir(parents=True)
+        output = 'output [ { name: "SCORE_sell" data_type: TYPE_FP32 dims: [ -1 ] } ]'
+        text = made.replace(f'name: "{name}"', 'name: "wrong"', 1)
+        (folder / "config.pbtxt").write_text(f"{text}\n{output}\n")
+        wrong = beside(options, tmp_path / name, tmp_path / f"{name}.log", ("wrong",))
+        with pytest.raises(triton.TritonError), triton.TritonServer(wrong):
+            pass
+        assert why in wrong.log.read_text()
 
 
 def test_a_request_without_its_crosses_is_answered_as_one_with_them(served: Served) -> None:
