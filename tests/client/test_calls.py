@@ -40,7 +40,7 @@ GONE = (grpc.StatusCode.NOT_FOUND, "version 5 is not held; versions 7 to 9 are")
 
 
 class Node(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """A ranking model whose score is the key; it fails as it is told."""
+    """A ranking model whose score is the key, of head n so many times it; fails as it is told."""
 
     def __init__(self) -> None:
         self.fails: collections.deque[tuple[grpc.StatusCode, str]] = collections.deque()
@@ -56,12 +56,16 @@ class Node(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
     def stop(self) -> None:
         self._server.stop(None).wait()
 
+    def _outputs(self) -> list[str]:
+        return ["SCORE", *(f"SCORE_{head}" for head in self.told.get("heads", [])[1:])]
+
     def ModelConfig(self, request: Any, context: Any) -> Any:
         reply = service_pb2.ModelConfigResponse()
         config = reply.config
         config.name, config.backend, config.max_batch_size = request.name, "embertide", 2
         config.input.add(name="KEYS")
-        config.output.add(name="SCORE")
+        for name in self._outputs():
+            config.output.add(name=name)
         config.parameters["kind"].string_value = "ranking"
         if self.told:
             config.parameters["schema"].string_value = json.dumps(self.told)
@@ -75,8 +79,11 @@ class Node(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
             context.abort(*self.fails.popleft())
         keys = np.frombuffer(request.raw_input_contents[0], np.int64)
         reply = service_pb2.ModelInferResponse(model_name=request.model_name)
-        reply.outputs.add(name="SCORE", datatype="FP32", shape=[len(keys), 1])
-        reply.raw_output_contents.append(keys.astype(np.float32).tobytes())
+        asked = {output.name for output in request.outputs}
+        for n, name in enumerate(self._outputs(), 1):
+            if name in asked:
+                reply.outputs.add(name=name, datatype="FP32", shape=[len(keys), 1])
+                reply.raw_output_contents.append((n * keys).astype(np.float32).tobytes())
         said = {"version": self.version, "watermark_ms": 77, "degraded_keys": self.degraded_keys}
         for name, value in said.items():
             reply.parameters[name].int64_param = value
@@ -218,6 +225,27 @@ def test_large_inputs_are_cut_and_answered_by_one_version(ask: Ask, node: Node) 
     asked = [dict(request.parameters) for request in node.seen]
     assert sum("version" in each for each in asked) == 50
     assert all(each["version"].int64_param == 5 for each in asked if each)
+
+
+def test_the_heads_that_are_wanted_are_asked_for(ask: Ask, node: Node) -> None:
+    node.told = {**SCHEMA, "heads": ["click", "buy"]}
+    wanted = {"click": [1, 2, 3], "buy": [2, 4, 6]}
+    for heads in (None, ["click", "buy"], ("buy",), "buy", ["buy", "click"]):
+        node.seen.clear()
+        ranked, _ = ask(node.url, (1, 2, 3), heads=heads)  # two requests
+        names = ["click", "buy"] if heads is None else ["buy"] if heads == "buy" else list(heads)
+        assert list(ranked.heads) == names
+        assert {name: each.tolist() for name, each in ranked.heads.items()} == {
+            name: wanted[name] for name in names
+        }
+        assert ranked.scores is ranked.heads[names[0]]
+        outputs = ["SCORE" if name == "click" else "SCORE_buy" for name in names]
+        assert [[each.name for each in seen.outputs] for seen in node.seen] == [outputs] * 2
+    node.seen.clear()
+    for wrong, message in (("sell", "head 'sell' is unknown"), ([], "no head is named")):
+        with pytest.raises(InputError, match=f"{message}; model 'm' has click, buy"):
+            ask(node.url, heads=wrong)
+    assert not node.seen
 
 
 def test_a_call_whose_version_left_is_started_over_once(ask: Ask) -> None:

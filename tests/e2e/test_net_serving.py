@@ -139,7 +139,7 @@ def test_a_client_gives_the_scores_of_heads_by_name(served: Served) -> None:
         alone = client.rank("tasks", columns, heads="buy")
         assert list(alone.heads) == ["buy"]
         np.testing.assert_array_equal(alone.scores, answer.heads["buy"])
-        for heads in ("sell", []):
+        for heads in ("sell", ("buy", "sell")):
             with pytest.raises(InputError, match="model 'tasks' has click, buy"):
                 client.rank("tasks", columns, heads=heads)
         one = client.rank("own", columns)

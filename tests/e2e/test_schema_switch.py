@@ -7,19 +7,24 @@ import urllib.request
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from checker import CONFIG, CheckerPublisher, Traffic
 from served import Addresses, serving
-from serving import MODULES, flip_byte, metric, wait_until
+from serving import MODULES, Client, flip_byte, metric, wait_until
 from tritonclient.utils import InferenceServerException
 
+import embertide
 from embertide.server.adapters import triton
+from embertide.trainer.config import HeadConfig
 
 HEADERS = {"http": triton.ADMIN_HEADER, "grpc": triton.GRPC_ADMIN_HEADER}
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
-# The same columns and net, so that one client may ask before and after.
+# The same columns and first head, so that one client may ask before and after.
 OTHER = dataclasses.replace(
-    CONFIG, tables=(CONFIG.tables[0], dataclasses.replace(CONFIG.tables[1], dtype="fp16"))
+    CONFIG,
+    tables=(CONFIG.tables[0], dataclasses.replace(CONFIG.tables[1], dtype="fp16")),
+    heads=(HeadConfig(name="click"), HeadConfig(name="buy")),
 )
 
 
@@ -55,9 +60,16 @@ def test_a_schema_is_switched_under_traffic(tmp_path: Path, backends: Path) -> N
     with serving(tmp_path / "pub", tmp_path / "node", backends, *more) as addresses:
         node = Watched(addresses, tmp_path / "node")
         traffic = Traffic(node.server, threads=4, models=["rank"])
+        client = Client("grpc", node.server)
+        asked = embertide.Client(node.server.grpc, timeout_s=20)
+        keys_BF = np.array([[1, 2], [3, 4]], np.int64)
+        columns = {"fa": keys_BF[:, 0], "fb": keys_BF[:, 1]}
         try:
             publisher.publish(2)
             node.wait_for(2)
+            with pytest.raises(InferenceServerException, match="SCORE_buy"):
+                client.send({"KEYS": keys_BF}, model="rank", outputs=["SCORE_buy"])
+            assert list(asked.rank("rank", columns).heads) == ["score"]
 
             # Of a snapshot that is harmed, none of it: neither a step back, nor an end.
             other = publisher.snapshot(10, OTHER)
@@ -76,7 +88,20 @@ def test_a_schema_is_switched_under_traffic(tmp_path: Path, backends: Path) -> N
             publisher.snapshot(11, OTHER)
             node.wait_for(11)
             wait_until(lambda: 11 in traffic.findings.versions)
+            # The further head is there, for those who ask.
+            alone = client.send({"KEYS": keys_BF}, model="rank", outputs=["SCORE_buy"])
+            assert alone.as_numpy("SCORE_buy").tolist() == [[22.0], [22.0]]
+            assert alone.as_numpy("SCORE") is None
+            assert list(asked.rank("rank", columns).scores) == [11, 11]  # it was told of one
+            asked.forget("rank")
+            heads = asked.rank("rank", columns).heads
+            assert {name: each.tolist() for name, each in heads.items()} == {
+                "click": [11, 11],
+                "buy": [22, 22],
+            }
         finally:
+            client.raw.close()
+            asked.close()
             findings = traffic.stop()
         assert not traffic.errors
         assert (findings.mixed, findings.back) == (0, 0)

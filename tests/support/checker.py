@@ -46,14 +46,18 @@ TABLES = [store_table(table, i, 1) for i, table in enumerate(CONFIG.tables)]
 
 
 class CheckerNet(nn.Module):
-    """Gives the version, or something far from any."""
+    """Gives the version, or something far from any; further heads twice, three times as much."""
 
-    def __init__(self, version: int) -> None:
+    def __init__(self, version: int, heads: int = 1) -> None:
         super().__init__()
         self.w = nn.Parameter(torch.tensor([float(version)]))
+        self.heads = heads
 
     def forward(self, dense_BD: Tensor, embeddings_BE: Tensor) -> Tensor:
-        return self.w + 1000.0 * (embeddings_BE - self.w).abs().amax(1)
+        score_B = self.w + 1000.0 * (embeddings_BE - self.w).abs().amax(1)
+        if self.heads == 1:
+            return score_B
+        return torch.stack([score_B * (head + 1) for head in range(self.heads)], dim=1)
 
 
 def dense_tensors(version: int) -> bytes:
@@ -85,14 +89,8 @@ class CheckerPublisher:
     def __init__(self, folder: Path, bus: str | None, cache: Path) -> None:
         self.publication = Publication(folder)
         self.bus = bus
-        if not self.publication.program.exists():
-            export_dense(
-                CheckerNet(1),
-                self.publication.program,
-                dense_features=0,
-                embedding_dim=2 * DIM,
-                cache=cache,
-            )
+        self._cache = cache
+        self._program(1)
         info = SnapshotInfo.of(CONFIG, lineage=0, version=0, watermark_ms=0)
         self.publisher = Publisher(
             self.publication, bus=bus, model=CONFIG.name, schema_id=schema_id(info, TABLES)
@@ -101,13 +99,27 @@ class CheckerPublisher:
             self.snapshot(1)
             self.publisher.adopt(1, watermark_ms=1, dense=dense_tensors(1))
 
+    def _program(self, heads: int) -> Path:
+        program = self.publication.program
+        path = program if heads == 1 else program.with_name(f"heads-{heads}.pt2")
+        if not path.exists():
+            export_dense(
+                CheckerNet(1, heads),
+                path,
+                dense_features=0,
+                embedding_dim=2 * DIM,
+                heads=heads,
+                cache=self._cache,
+            )
+        return path
+
     def snapshot(self, version: int, config: ModelConfig = CONFIG) -> Path:
         lineage = self.publisher.lineage
         info = SnapshotInfo.of(config, lineage=lineage, version=version, watermark_ms=version)
         tables = [store_table(table, i, 1) for i, table in enumerate(config.tables)]
         path = self.publication.snapshot_path(VersionId(version, lineage))
         part = DensePart(
-            program=self.publication.program, cpu="x86-64-v3", tensors=dense_tensors(version)
+            program=self._program(config.outputs), cpu="x86-64-v3", tensors=dense_tensors(version)
         )
         write_snapshot(path, info, tables, changes(version, tables), part)
         return path

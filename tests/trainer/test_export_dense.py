@@ -1,5 +1,6 @@
 """Exporting a net of somebody else's: the folder it makes, and what is refused and why."""
 
+import dataclasses
 import json
 import shutil
 import sys
@@ -256,6 +257,29 @@ def test_an_import_takes_the_folder(folder: Path, tmp_path: Path) -> None:
         assert (tmp_path / "out/dense" / name).read_bytes() == (folder / part).read_bytes()
     with pytest.raises(ExportError, match="net exists"):
         foreign.export_folder(Net(), folder, SHAPE)
+
+
+class Tasks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 2)
+
+    def forward(self, dense: Tensor, embeddings: Tensor) -> Any:
+        return self.layer(torch.cat([dense, embeddings], 1))
+
+
+def test_several_scores_have_names(tmp_path: Path) -> None:
+    shape = dataclasses.replace(SHAPE, heads=("click", "buy"))
+    said = foreign.export_folder(Tasks(), tmp_path / "net", shape, cache=CACHE)
+    assert said["heads"] == ["click", "buy"]
+    assert said["max_difference"] < 1e-5
+    import_model(ranked(tmp_path), tmp_path / "out", ImportOptions(dense=tmp_path / "net"))
+    assert read_manifest(tmp_path / "out")["heads"] == ["click", "buy"]
+    with pytest.raises(ExportError, match=r"it must give 2 scores a sample, \[1, 2\]"):
+        foreign.export_folder(Net(), tmp_path / "one", shape)
+    for heads in (("click",), ("click", "click"), ("click", ""), tuple(map(str, range(65)))):
+        with pytest.raises(ExportError, match=r"heads are .*; give"):
+            dataclasses.replace(SHAPE, heads=heads)
 
 
 def test_an_import_refuses_a_folder_that_does_not_fit(folder: Path, tmp_path: Path) -> None:

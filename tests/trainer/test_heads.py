@@ -14,11 +14,12 @@ import pyarrow.parquet
 import pytest
 import torch
 from fp64 import batch_of, model
-from killing import train
+from killing import CACHE, train
 from rankjobs import in_parts
 from shopping import HEADS, Shopping, tasks_of
 
 from bench.snapshots import snapshot_files
+from embertide.trainer.checkpoint.checkpoint import CheckpointError
 from embertide.trainer.checkpoint.settings import differences, settings
 from embertide.trainer.commands.inputs import check_model
 from embertide.trainer.config import (
@@ -29,8 +30,9 @@ from embertide.trainer.config import (
 )
 from embertide.trainer.data import open_events
 from embertide.trainer.data.base import EventSchema, FeatureColumn
-from embertide.trainer.data.limit import take, where
+from embertide.trainer.data.limit import FirstEvents, take, where
 from embertide.trainer.data.shared import packed, unpacked
+from embertide.trainer.embedding.store import store_table
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.learner import Learner
 from embertide.trainer.loop import Trainer
@@ -39,6 +41,7 @@ from embertide.trainer.model.loss import Loss
 from embertide.trainer.model.schedule import Schedule
 from embertide.trainer.presets import globo
 from embertide.trainer.publish.folder import Publication
+from embertide.trainer.publish.snapshot import SnapshotInfo, read_manifest, schema_id
 from embertide.trainer.sync.ranks import Ranks
 
 STEP = RunConfig(
@@ -272,6 +275,51 @@ def test_a_killed_run_ends_with_the_same_bytes_and_figures(tmp_path: Path) -> No
     assert end_of(train(RUN, Shopping(), killed), killed) == wanted
 
 
+def test_a_folder_of_the_first_head_alone_goes_on_with_all_once_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publication = Publication(tmp_path / "pub")
+
+    def begun(*, change: bool = False) -> Trainer:
+        return Trainer(RUN, publication, program_cache=CACHE, change_model=change)
+
+    def manifest() -> dict[str, Any]:
+        return read_manifest(publication.snapshot_path(publication.snapshots()[-1]))
+
+    describe = SnapshotInfo.of
+
+    def without_heads(*args: Any, **more: Any) -> SnapshotInfo:
+        return dataclasses.replace(describe(*args, **more), heads=())
+
+    with monkeypatch.context() as older:
+        older.setattr(SnapshotInfo, "of", without_heads)
+        begun().fit(FirstEvents(Shopping(), 240))
+    said = manifest()
+    first = said["version"], said["schema_id"]
+    assert "heads" not in said
+    with pytest.raises(CheckpointError, match=r"of its first head alone.*--change-model"):
+        begun()
+    changed = begun(change=True)
+    assert changed.state.number == first[0]
+    changed.fit(Shopping())
+    said = manifest()
+    assert said["heads"] == ["click", "buy"]
+    assert said["version"] > first[0]
+    assert said["schema_id"] != first[1]
+    begun()  # it needs no permission any more
+
+
+def test_heads_are_a_part_of_the_schema() -> None:
+    tables = [store_table(table, i, 1) for i, table in enumerate(globo().tables)]
+
+    def schema(*heads: HeadConfig) -> int:
+        model = dataclasses.replace(globo(), heads=heads)
+        return schema_id(SnapshotInfo.of(model, lineage=1, version=1, watermark_ms=0), tables)
+
+    assert len({schema(), schema(*HEADS), schema(*HEADS[::-1])}) == 3
+    assert schema() == schema(HEADS[0])  # a head alone has no name
+
+
 # --- events ---------------------------------------------------------------------------------------
 
 SCHEMA = EventSchema(
@@ -336,6 +384,8 @@ def test_heads_that_no_net_has_are_refused() -> None:
         dataclasses.replace(RUN.model, net="deepfm")
     with pytest.raises(ValueError, match="heads repeat"):
         dataclasses.replace(RUN.model, heads=HEADS[:1] * 2)
+    with pytest.raises(ValueError, match="has 65 heads; there are 64 at most"):
+        dataclasses.replace(RUN.model, heads=tuple(HeadConfig(name=str(n)) for n in range(65)))
     with pytest.raises(ValueError, match="weight is 0; give more"):
         HeadConfig(name="a", weight=0)
     with pytest.raises(ConfigurationError, match=r"it must give 2 scores a sample, \[1, 2\]"):
