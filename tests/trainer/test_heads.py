@@ -384,7 +384,7 @@ def test_heads_that_no_net_has_are_refused() -> None:
         dataclasses.replace(RUN.model, net="deepfm")
     with pytest.raises(ValueError, match="heads repeat"):
         dataclasses.replace(RUN.model, heads=HEADS[:1] * 2)
-    with pytest.raises(ValueError, match="has 65 heads; there are 64 at most"):
+    with pytest.raises(ValueError, match="has 65 heads; give 64 at most"):
         dataclasses.replace(RUN.model, heads=tuple(HeadConfig(name=str(n)) for n in range(65)))
     with pytest.raises(ValueError, match="weight is 0; give more"):
         HeadConfig(name="a", weight=0)

@@ -14,8 +14,10 @@ from embertide.trainer.config.tables import (
 )
 
 NETS = ("dlrm", "dcn_v2", "deepfm", "history")
-MAX_HEADS = 64
 """Those of ours."""
+
+MAX_HEADS = 64
+"""Of a manifest."""
 
 
 def check_plain(what: str, arguments: Mapping[str, Any]) -> None:
