@@ -1,6 +1,7 @@
 """The components, each with an overlay of one's own."""
 
 import re
+from pathlib import Path
 
 import kubernetes_validate
 import pytest
@@ -10,6 +11,7 @@ from checks.agreement import fleet, place_of
 from manifests import (
     ROOT,
     SCHEMA,
+    Resource,
     certificates,
     changed_overlay,
     command,
@@ -51,6 +53,18 @@ def test_a_second_group_is_a_group_of_its_own_and_not_upgraded_with_the_first() 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_object_storage_can_work(check: Check) -> None:
     assert check(with_components("object-storage")) == []
+
+
+def test_the_page_names_a_bucket_in_a_way_that_works() -> None:
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    (snippet,) = re.findall(r"mine/kustomization.yaml, beside what is there\n(.*?)```", page, re.S)
+
+    def change(text: Resource) -> None:
+        text["components"].append(str(Path(text["components"][0]).parent / "object-storage"))
+        text.update(yaml.safe_load(snippet))
+
+    made = of_kind(read(changed_overlay("bucket", change)), "ConfigMap")
+    assert made["embertide-storage"]["data"] == {"url": "s3://models/news"}
 
 
 def test_with_object_storage_a_node_reads_what_its_mirror_keeps() -> None:

@@ -3,6 +3,7 @@
 import base64
 import dataclasses
 import datetime
+import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,8 +97,9 @@ class Deployment:
         components = Path(text["components"][0]).parent
         text["components"][1:] = [str(components / each) for each in names]
         if self.storage is not None:
-            named = {"name": "embertide-storage", "behavior": "merge"}
-            text["configMapGenerator"] = [{**named, "literals": [f"url={self.storage.url}"]}]
+            url = json.dumps([{"op": "replace", "path": "/data/url", "value": self.storage.url}])
+            target = {"kind": "ConfigMap", "name": "embertide-storage"}
+            text["patches"] = [{"target": target, "patch": url}]
         overlay.write_text(yaml.safe_dump(text))
         made = subprocess.run(
             ["kubectl", "kustomize", str(overlay.parent)],
@@ -152,13 +154,33 @@ def training(pods: int, *options: str) -> list[Json]:
     spec["completions"] = spec["parallelism"] = pods
     (container,) = containers(documents[-1])
     container["resources"]["requests"] = dict(SMALL)
-    words = [
-        f"--nnodes={pods}" if word.startswith("--nnodes=") else word
-        for word in container["command"]
-        if not word.startswith(("--demo", "--hours", "--publish-every-s"))
-    ]
-    container["command"] = [*words, f"--data={STREAM}", "--publish-every-s=600", *options]
+    container["command"] = [*_on_stream(container["command"], pods), *options]
     return documents
+
+
+def trainjob(pods: int) -> list[Json]:
+    """train-news-trainjob.yaml with a number of pods, on the live stream, and its runtime."""
+    runtime = yaml.safe_load((K8S / "components/kubeflow-trainer/runtime.yaml").read_text())
+    (group,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    (container,) = containers(group["template"])
+    container["resources"]["requests"] = dict(SMALL)
+    documents = list(yaml.safe_load_all((K8S / "train-news-trainjob.yaml").read_text()))
+    trainer = documents[-1]["spec"]["trainer"]
+    trainer["numNodes"] = pods
+    trainer["args"] = _on_stream(trainer["args"], pods)
+    return [runtime, *documents]
+
+
+def _on_stream(words: list[str], pods: int) -> list[str]:
+    return [
+        *(
+            f"--nnodes={pods}" if word.startswith("--nnodes=") else word
+            for word in words
+            if not word.startswith(("--demo", "--hours", "--publish-every-s"))
+        ),
+        f"--data={STREAM}",
+        "--publish-every-s=600",
+    ]
 
 
 def _pod(name: str, made: list[Json], volumes: list[Json]) -> Json:
