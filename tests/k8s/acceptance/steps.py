@@ -12,6 +12,7 @@ from acceptance.rights import logs, rights, strangers
 from acceptance.site import READY_S, Absence, Site
 from acceptance.storage import storage
 from acceptance.training import train
+from acceptance.trainjob import trainjob
 
 REQUESTS_A_SECOND = 8.0  # of each kind of client
 # Runs in a node's container: what the newest snapshot says.
@@ -175,6 +176,7 @@ STEPS: dict[str, Callable[[Site], None]] = {
     "strangers": strangers,
     "logs": logs,
     "groups": two_groups,
+    "trainjob": trainjob,
 }
 # Those of a publication in object storage, with one training pod and a namespace of their own.
 WITH_STORAGE = ("deploy", "train", "infer", "storage", "nothing-lost", "restart", "logs", "groups")
