@@ -3,7 +3,7 @@
 import datetime
 import gzip
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from embertide.trainer.data import open_events
+from embertide.trainer.data.base import EventSchema, FeatureColumn
 from embertide.trainer.data.columns import count_rows, facts, read_sample, sniff, survey_time
 from embertide.trainer.data.guess import Asked, Guess, guess
 from embertide.trainer.errors import ConfigurationError, DataError
@@ -260,3 +261,23 @@ def test_a_file_without_names_is_refused(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_text("")
     with pytest.raises(DataError, match="is empty"):
         sniff([str(tmp_path / "b.csv")], "csv")
+
+
+@pytest.mark.parametrize(
+    ("transform", "edges", "said"),
+    [
+        ("bin", (), "'bin' needs one or more"),
+        ("key", (1.0,), "no other has any"),
+        ("bin", (2.0, 1.0), "finite numbers, ascending"),
+        ("bin", (1.0, float("nan")), "finite numbers, ascending"),
+        ("bin", (1.0, 2.0), "bins are of a column of dense, which has no 'price'"),
+    ],
+)
+def test_bins_that_are_none_are_refused(
+    transform: Literal["key", "bin"], edges: tuple[float, ...], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        EventSchema(
+            features=(FeatureColumn(name="p", column="price", transform=transform, edges=edges),),
+            label="y",
+        )
