@@ -25,6 +25,9 @@ ELSEWHERE = {
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
     "security-policy.md": "SECURITY.md",
+    "examples/ads.md": "examples/ads/README.md",
+    "examples/shop.md": "examples/shop/README.md",
+    "examples/ratings.md": "examples/ratings/README.md",
 }
 # The public API (docs/client.md, docs/library.md) and the settings of a run: a page's title, and
 # things with the members of each that are public, or what filters them.

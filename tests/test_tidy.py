@@ -14,6 +14,7 @@ TOP_LEVEL = {
     "backend_cpp",
     "bench",
     "docs",
+    "examples",
     "k8s",
     "library",
     "proto",

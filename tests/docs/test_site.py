@@ -33,6 +33,11 @@ def test_each_page_is_in_the_navigation_once() -> None:
     assert not missing, f"add {sorted(missing)} to nav in mkdocs.yml"
     folders = {f"{path.parent.name}/" for path in (ROOT / "docs").glob("*/*.md")}
     assert folders <= set(named)
+    examples = {f"examples/{page.parent.name}.md" for page in ROOT.glob("examples/*/README.md")}
+    assert len(examples) == 3
+    assert examples <= set(named)
+    added = (ROOT / ".ci" / "site.py").read_text()
+    assert not [place for place in examples if f'"{place}": ' not in added]
 
 
 def test_a_folder_opens_with_a_page_that_names_the_others() -> None:

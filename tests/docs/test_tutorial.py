@@ -1,13 +1,10 @@
 """The tutorial: its files are written and its commands run in a shell, as they are printed."""
 
-import os
 import re
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from page_run import shell
 
 from embertide.server.adapters.process import free_ports
 
@@ -32,40 +29,13 @@ def test_the_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
         "127.0.0.1:8001": f"127.0.0.1:{grpc}",
         "embertide status": f"embertide status --url http://127.0.0.1:{metrics}/metrics",
     }
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     said: list[str] = []
-    node = None
-    try:
+    with shell(tmp_path, changes) as run:
         for name, kind, text in BLOCKS:
-            for old, new in changes.items():
-                text = text.replace(old, new)
             if kind == "python":
                 (tmp_path / name).write_text(text)
-            elif kind == "bash" and text.startswith("embertide serve"):
-                node = subprocess.Popen(
-                    text.split(), cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE
-                )
-                assert node.stdout is not None
-                assert any("is ready" in line for line in node.stdout)
             elif kind == "bash":
-                done = subprocess.run(
-                    ["bash", "-euo", "pipefail", "-c", text],
-                    cwd=tmp_path,
-                    env=environment,
-                    capture_output=True,
-                    text=True,
-                    timeout=300,
-                    check=False,
-                )
-                assert done.returncode == 0, f"{text}: {done.stdout}{done.stderr}"
-                said.append(done.stdout)
-    finally:
-        if node is not None:
-            node.send_signal(signal.SIGINT)
-            code = node.wait(timeout=60)
-            if node.stdout is not None:
-                node.stdout.close()
-            assert code in {0, 130}
+                said.append(run(text))
     # What the page shows of each command is what it says, but for figures of a net's last bits.
     everything = re.sub(r"\s+", " ", " ".join(said).replace("│", " "))
     shown = [line for _, kind, text in BLOCKS if kind == "text" for line in text.splitlines()]

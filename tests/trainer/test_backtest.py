@@ -1,6 +1,7 @@
 """Backtests by day: the next day frozen, beside the same day learned; killed, they go on."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -96,6 +97,9 @@ def test_a_block_is_the_sum_of_its_days() -> None:
     days = [summarise(label_B[part], score_B[part]).as_json() for part in parts]
     block, whole = over_block(days), summarise(label_B, score_B).as_json()
     assert "auc" not in days[1]
+    days[1]["gauc"], days[2]["gauc"] = math.nan, 0.7  # as of days without users of both labels
+    assert over_block([days[1]]) == {n: v for n, v in days[1].items() if n != "gauc"}
+    assert over_block(days)["gauc"] == 0.7
     assert block["auc"] == pytest.approx((600 * days[0]["auc"] + 200 * days[2]["auc"]) / 800)
     for name in ("events", "log_loss", "label_mean", "normalised_entropy"):
         assert block[name] == pytest.approx(whole[name]), name

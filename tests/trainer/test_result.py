@@ -40,6 +40,7 @@ def test_the_end_of_a_run_is_a_table_and_not_a_list_of_days(
         days=DAYS,
         rejected={"label is missing": 3, "ts goes backwards": 40},
         set_aside=0,
+        unsampled=0,
         has_clock=True,
     )
     out = capsys.readouterr().out
@@ -60,9 +61,11 @@ def test_where_rows_are_the_clock_no_day_is_named(capsys: pytest.CaptureFixture[
         days={0: day(9, 0.75)},
         rejected={},
         set_aside=2,
+        unsampled=1200,
         has_clock=False,
     )
     words = " ".join(capsys.readouterr().out.split())
     assert "AUC 0.7500, each event scored before it was learned" in words
     assert "put aside 2 events" in words
+    assert "1,200 of label 0 scored and left out (negative_rate)" in words
     assert "day" not in words

@@ -1,6 +1,7 @@
 """A run's file: what it defines, what is wrong with it and where, and the file of all defaults."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,9 @@ from embertide.trainer.presets import PRESETS, criteo
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 OWN_SCHEMA = """\
-from embertide.trainer.config import FeatureConfig, ModelConfig, RunConfig, TableConfig
+from embertide.trainer.config import (
+    EvalConfig, FeatureConfig, ModelConfig, RunConfig, TableConfig
+)
 from embertide.trainer.data import open_events
 from embertide.trainer.data.base import EventSchema, FeatureColumn
 
@@ -29,6 +32,7 @@ run = RunConfig(
         features=(FeatureConfig(name="who", table="who"),),
         top_mlp=(4,),
     ),
+    evaluation=EvalConfig(user="who", slices=("who",)),
 )
 """
 CONFIGS = [each for each in vars(config).values() if dataclasses.is_dataclass(each)]
@@ -144,6 +148,8 @@ def test_data_is_read_by_the_schema_of_the_file(tmp_path: Path, events: str, tot
     done = CliRunner().invoke(app, ["eval", folder, "--config", str(path), "--data", str(new)])
     assert done.exit_code == 0, done.output
     assert "2 of these events are not after" in done.stderr
+    assert "2 more have labels of one kind" in done.stdout  # users that the file names
+    assert len(re.findall(r"^│ [45] +│ +1 │", done.stdout, re.MULTILINE)) == 2  # and slices
 
 
 def test_a_schema_that_is_none_and_events_that_are_named_nowhere(tmp_path: Path) -> None:

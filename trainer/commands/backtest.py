@@ -77,14 +77,16 @@ def command(
         )
         run, source = window.open()
         depends = repr((version("embertide"), dataclasses.asdict(run), window.depends()))
+        depends += f", {days_at_once} days" if days_at_once > 1 else ""
         # Of other events or settings, another run.
         kept = folder / hashlib.sha256(depends.encode()).hexdigest()[:16]
+        cache = cache or kept / "programs"  # each block would compile the same net again
         first = blocks_of(source, days_at_once)
         blocks = list(first)
         trials = [
             Trial(
                 name=f"day {block}",
-                depends=depends + (f", {days_at_once} days" if days_at_once > 1 else ""),
+                depends=depends,
                 measure=functools.partial(
                     _frozen, window, kept / "run", cache, first[block], first.get(after)
                 ),

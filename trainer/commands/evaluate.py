@@ -22,7 +22,7 @@ User = Annotated[
     str | None,
     typer.Option(
         help="The feature that says whose an event is, for GAUC.",
-        show_default="user, where there is one",
+        show_default="that of the run's file, or user, where there is one",
     ),
 ]
 Config = Annotated[
@@ -101,6 +101,8 @@ def command(
         run, source = open_run(config, data, events, hours if demo else None, stream_seed)
         if run is not None:
             source = for_requests(source, run.model)
+            user = user if user is not None else run.evaluation.user or None
+            slices = slices or list(run.evaluation.slices)
         model = PublishedModel.open(publication, version, ddr_budget_bytes=ddr_mib << 20)
         with event_bar("scoring") as bar:
             task = bar.add_task("", total=source.total_events(), state=f"version {model.number}")

@@ -41,6 +41,7 @@ def show(
     days: Mapping[int, Summary],
     rejected: Mapping[str, int],
     set_aside: int,
+    unsampled: int,
     has_clock: bool,
 ) -> None:
     """Print the result of a run."""
@@ -48,7 +49,7 @@ def show(
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, text in _lines(
-        folder, events, version, days, rejected, set_aside, has_clock=has_clock
+        folder, events, version, days, rejected, set_aside, unsampled, has_clock=has_clock
     ):
         table.add_row(name, text)
     console = rich.console.Console(highlight=False)
@@ -62,12 +63,15 @@ def _lines(
     days: Mapping[int, Summary],
     rejected: Mapping[str, int],
     set_aside: int,
+    unsampled: int,
     *,
     has_clock: bool,
 ) -> Iterator[tuple[str, str]]:
     yield "events", f"{events:,} learned, {sum(rejected.values()):,} rejected"
     for reason, count in sorted(rejected.items(), key=lambda each: -each[1]):
         yield "", f"{count:,}: {reason}"
+    if unsampled:
+        yield "", f"{unsampled:,} of label 0 scored and left out (negative_rate)"
     if set_aside:
         yield "put aside", f"{set_aside:,} events, in {folder}"
     yield "version", f"{version:,}"

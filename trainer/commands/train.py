@@ -392,6 +392,7 @@ def command(
         days=by_day,
         rejected=source.dead_letters.by_reason,
         set_aside=trainer.set_aside.stats.events,
+        unsampled=trainer.unsampled,
         has_clock=source.schema.has_clock,
     )
     _end_if_stopped(trainer.stopped)

@@ -5,6 +5,7 @@ within the block. Their difference is what so many days of staleness cost. Each 
 the version that the run publishes at its beginning, loaded as a node loads it.
 """
 
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -127,6 +128,8 @@ def over_block(days: Sequence[Mapping[str, float]]) -> dict[str, float]:
     label 1. AUC and GAUC are means of the days that have one, by their events: prequential scores
     are of another model each day, and their order over many days says nothing of one.
     """
+    # A day none of whose users has both labels has no GAUC.
+    days = [{name: each[name] for name in each if not math.isnan(each[name])} for each in days]
     if len(days) == 1:
         return dict(days[0])
     events = sum(each["events"] for each in days)
@@ -178,8 +181,10 @@ def draw(
     axes = picture.add_subplot()
     for name, of_blocks in figures.items():
         known = {block: each["auc"] for block, each in of_blocks.items() if "auc" in each}
-        axes.plot(range(len(known)), list(known.values()), marker="o", markersize=3, label=name)
-        axes.set_xticks(range(len(known)), [day_name(block) for block in known], rotation=45)
-    axes.locator_params("x", nbins=12)
+        axes.plot([day_name(block) for block in known], list(known.values()), "o-", label=name)
+    blocks = [day_name(block) for of_blocks in figures.values() for block in of_blocks]
+    ticks = list(dict.fromkeys(blocks))
+    axes.set_xticks(range(0, len(ticks), math.ceil(len(ticks) / 12)))  # names fit
+    axes.tick_params("x", rotation=45)
     axes.set(ylabel="AUC")
     write_picture(picture, output)
