@@ -174,7 +174,7 @@ def open_table(features: Any) -> Table:
     )
 
 
-def text_keys(values: Sequence[str]) -> NDArray[np.int64]:
+def text_keys(values: Sequence[str | None]) -> NDArray[np.int64]:
     """Return the keys, [N], that a column of text has in events: xxh3_64, read as signed.
 
     The trainer hashes a column of text so, whatever it holds: a column of numbers that was text in
@@ -188,10 +188,11 @@ def text_keys(values: Sequence[str]) -> NDArray[np.int64]:
 
     if _is_series(values):
         values = _of_series(values)
-    texts = ["" if _is_missing(value) else value for value in values]
-    for row, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise InputError(f"row {row}: {text!r} is no text; integers are keys as they are")
+    texts: list[str] = []
+    for row, value in enumerate(values):
+        if not (isinstance(value, str) or _is_missing(value)):
+            raise InputError(f"row {row}: {value!r} is no text; integers are keys as they are")
+        texts.append(value if isinstance(value, str) else "")
     hashes = (xxhash.xxh3_64_intdigest(text.encode()) for text in texts)
     return np.fromiter(hashes, np.uint64, len(texts)).view(np.int64)
 

@@ -264,7 +264,8 @@ def test_text_has_the_keys_that_the_trainer_gives_it() -> None:
     assert len({*ours.tolist()}) == 4
     holes = ["shirt-17", None]
     series = pd.Series(holes), pd.Series(holes, dtype="str")
-    for column in (holes, ["shirt-17", float("nan")], *series):
+    columns: list[Any] = [holes, ["shirt-17", float("nan")], *series]
+    for column in columns:
         assert text_keys(column).tolist() == ours[:2].tolist()
     with pytest.raises(InputError, match="row 1: 17 is no text"):
         text_keys(["a", 17])  # type: ignore[list-item]
