@@ -38,6 +38,7 @@ BLOCKS = [block for page in PAGES for block in blocks(page)]
 RUN_BY = {
     "README.md": "tests/client/test_client_page.py",
     "docs/client.md": "tests/client/test_client_page.py",
+    "docs/howto.md": "tests/docs/test_howto.py",
     "docs/library.md": "tests/trainer/test_library_page.py",
     "docs/torchrec.md": "tests/trainer/test_torchrec_page.py",
     "docs/tutorial.md": "tests/docs/test_tutorial.py",
@@ -58,6 +59,7 @@ model = globo()
 }
 # Programs of others, which are not run: what they do needs a network, a cluster or root.
 FOREIGN = {"docker", "kubectl", "openssl", "sudo", "apt-get", "git", "cd", "mkdir", "sleep", "tar"}
+FOREIGN |= {"echo", "sed"}
 SHELL = {"do", "done", "for", "export"}
 SERVER: Any = typer.main.get_command(server)
 trainer.command("mirror")(mirror.command)  # a process of its own, without torch

@@ -1,0 +1,217 @@
+"""Six tasks by the docs alone: the sections of docs/howto.md run as they stand, timed.
+
+A task's minutes are those of its commands, and of reading its section once at `_WORDS_A_MINUTE`.
+`python -m bench.tasks [WORDS OF A TITLE]` needs the ports that the page names, and an idle machine.
+"""
+
+import argparse
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+from rich.console import Console
+
+from bench import report
+from bench.servers import BUILD, ROOT, BenchError
+
+_CONSOLE = Console(stderr=True, highlight=False)
+_PAGE = ROOT / "docs" / "howto.md"
+_WORDS_A_MINUTE = 150  # read slowly: half of them are code
+_MOST_MINUTES = 10
+_COMMAND_S = 600
+_READY = "Ctrl-C stops it"
+_SERVICE = re.compile(r"embertide (serve|control)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A block of a section: a file to save, or shell.
+
+    Attributes:
+        file: The file's name; empty: shell.
+        text: What is in it.
+    """
+
+    file: str
+    text: str
+
+
+@dataclass(slots=True)
+class Task:
+    """A section of the page: its title, how many words it has, and its steps."""
+
+    title: str
+    words: int = 0
+    steps: list[Step] = field(default_factory=list)
+
+
+def tasks(page: str) -> list[Task]:
+    """Return the sections of a page that have steps.
+
+    Raises:
+        ValueError: Python that has no name to be saved by.
+    """
+    found: list[Task] = []
+    name = ""
+    tokens = MarkdownIt("commonmark").parse(page)
+    for before, token in zip([None, *tokens], tokens, strict=False):
+        if token.type == "inline" and before is not None and before.type == "heading_open":
+            found.append(Task(token.content))
+            name = ""
+        elif token.type == "inline" and found:
+            for said in re.findall(r"[Ss]ave\s+(?:this|it)\s+as\s+`(\w+\.py)`", token.content):
+                name = said
+        elif token.type == "fence" and token.info == "python":
+            if not name:
+                raise ValueError(f"{found[-1].title}: a block of Python without `Save this as`")
+            found[-1].steps.append(Step(name, token.content))
+            name = ""
+        elif token.type == "fence":
+            found[-1].steps.append(Step("", token.content))
+        if found:
+            found[-1].words += len(token.content.split())
+    return [task for task in found if task.steps]
+
+
+class _Desk:
+    """A folder, and the terminals in which services of a task run."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._services: list[subprocess.Popen[str]] = []
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        self._environment = {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1"}
+
+    def do(self, step: Step) -> None:
+        """Do one step.
+
+        Raises:
+            BenchError: A command failed.
+        """
+        if step.file:
+            (self._folder / step.file).write_text(step.text, encoding="utf-8")
+        elif _SERVICE.match(step.text):
+            lines = step.text.replace("\\\n", " ").splitlines()
+            started = [self._start(line) for line in lines]
+            for log, line in zip(started, lines, strict=True):
+                self._await(log, line)
+        else:
+            self._run(step.text)
+
+    def _run(self, text: str) -> None:
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", text],
+            cwd=self._folder,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_COMMAND_S,
+            check=False,
+        )
+        _CONSOLE.print(done.stdout, markup=False)
+        if done.returncode:
+            raise BenchError(f"exit status {done.returncode}: {text}")
+
+    def _start(self, line: str) -> Path:
+        log = self._folder / f"terminal-{len(self._services)}.log"
+        with log.open("w") as out:
+            self._services.append(
+                subprocess.Popen(
+                    ["bash", "-c", f"exec {line}"],
+                    cwd=self._folder,
+                    env=self._environment,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+            )
+        return log
+
+    def _await(self, log: Path, line: str) -> None:
+        ends = time.monotonic() + _COMMAND_S
+        while _READY not in log.read_text():
+            if time.monotonic() > ends or any(each.poll() is not None for each in self._services):
+                raise BenchError(f"{line}: {log.read_text()}")
+            time.sleep(0.1)
+
+    def leave(self) -> None:
+        """End all services, as Ctrl-C does."""
+        for service in reversed(self._services):
+            service.send_signal(signal.SIGINT)
+        for service in self._services:
+            try:
+                service.wait(timeout=60)
+            except subprocess.TimeoutExpired:
+                service.kill()
+                service.wait()
+
+
+def minutes(task: Task) -> float:
+    """Do a task in an empty folder; return the minutes that it took.
+
+    Raises:
+        BenchError: A command failed.
+    """
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="embertide-task-") as folder:
+        desk = _Desk(Path(folder))
+        try:
+            for step in task.steps:
+                at = time.monotonic()
+                desk.do(step)
+                first = step.file or step.text.splitlines()[0]
+                _CONSOLE.print(f"{time.monotonic() - at:7.1f} s  {first}", markup=False)
+        finally:
+            desk.leave()
+    return (time.monotonic() - begun) / 60 + task.words / _WORDS_A_MINUTE
+
+
+def _cpu_minutes() -> float:
+    """Return what ended children have used."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (used.ru_utime + used.ru_stime) / 60
+
+
+def main() -> int:
+    """Do the tasks; the exit code says whether all could be done."""
+    parser = argparse.ArgumentParser(prog="bench.tasks", description=__doc__)
+    parser.add_argument("words", nargs="?", default="", help="of the titles to do (all)")
+    parser.add_argument("--out", type=Path, default=BUILD / "bench" / "tasks.json")
+    arguments = parser.parse_args()
+    rows = []
+    failed = 0
+    for task in tasks(_PAGE.read_text(encoding="utf-8")):
+        if arguments.words.lower() not in task.title.lower():
+            continue
+        _CONSOLE.rule(task.title)
+        try:
+            before = _cpu_minutes()
+            took = minutes(task)
+        except (BenchError, subprocess.TimeoutExpired) as error:
+            _CONSOLE.print(f"bench-tasks: {task.title}: {error}", markup=False)
+            failed += 1
+            continue
+        name = (task.title, "by the docs alone", "min")
+        rows.append(
+            report.measure(name, [took], better="lower", target=_MOST_MINUTES, claim="22.2")
+        )
+        cpu = (task.title, "CPU time of its commands", "min")
+        rows.append(report.measure(cpu, [_cpu_minutes() - before], better="lower", target=0))
+    if rows:
+        report.write(arguments.out, ROOT, rows)
+        report.show("Tasks of a new user", rows)
+    return 1 if failed or not rows else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
