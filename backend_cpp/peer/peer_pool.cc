@@ -112,6 +112,7 @@ struct Peer {
 };
 
 struct Call {
+  std::shared_ptr<v1::NodeService::Stub> stub;  // outlives the context, which has its channel
   grpc::ClientContext context;
   v1::LookupRequest request;
   v1::LookupResponse response;
@@ -138,6 +139,9 @@ struct PeerPool::Impl {
   std::function<void()> news;
   std::map<std::string, std::shared_ptr<Peer>> peers;
   std::set<std::shared_ptr<Call>> under_way;
+  // Every stub that anything has, so that none ends with the call that had it last: that is on the
+  // thread of gRPC for which the end of a channel waits.
+  std::vector<std::shared_ptr<v1::NodeService::Stub>> stubs;
   std::condition_variable idle;
   std::thread thread;
 
@@ -171,6 +175,9 @@ struct PeerPool::Impl {
     return options.beat_every * options.dead_after_beats;
   }
   void Run();
+  std::shared_ptr<v1::NodeService::Stub> NewStub(const std::string& address);  // needs `mutex`
+  // Ends those that nothing else has, and returns how many are left.
+  size_t EndStubs();
   // `again`: if a beat is under way, another one follows it.
   void Beat(const std::shared_ptr<Peer>& peer, bool again);
   void SendWaiting(const std::shared_ptr<Peer>& peer, bool now);
@@ -216,11 +223,11 @@ void PeerPool::Impl::Missed(Peer* peer) {
 
 // What is under way on the old connection goes on there.
 void PeerPool::Impl::Redial(Peer* peer) {
-  const std::lock_guard lock(peer->mutex);
+  const std::scoped_lock lock(mutex, peer->mutex);
   const auto now = Clock::now();
   if (peer->lives || !peer->heard_of || now - peer->heard < dead_after()) return;
   if (now - peer->dialled < kRedialEvery) return;
-  peer->stub = Dial(peer->address, options.credentials);
+  peer->stub = NewStub(peer->address);
   peer->dialled = now;
   peer->beat_under_way = false;  // one that is stuck there holds up none here
   ++stats.redials;
@@ -236,18 +243,17 @@ void PeerPool::Impl::Send(const std::shared_ptr<Call>& call) {
   if (!token.empty()) call->context.AddMetadata("authorization", token);
   call->request.set_asker(options.name);
   *call->request.mutable_asker_versions() = versions();
-  std::shared_ptr<v1::NodeService::Stub> stub;
   {
     const std::lock_guard lock(call->peer->mutex);
-    stub = call->peer->stub;
+    call->stub = call->peer->stub;
   }
-  stub->async()->Lookup(&call->context, &call->request, &call->response,
-                        [this, call](const grpc::Status& status) {
-                          Answered(call.get(), status);
-                          const std::lock_guard lock(mutex);
-                          under_way.erase(call);
-                          if (under_way.empty()) idle.notify_all();
-                        });
+  call->stub->async()->Lookup(&call->context, &call->request, &call->response,
+                              [this, call](const grpc::Status& status) {
+                                Answered(call.get(), status);
+                                const std::lock_guard lock(mutex);
+                                under_way.erase(call);
+                                if (under_way.empty()) idle.notify_all();
+                              });
 }
 
 // Requires: its results are still there.
@@ -381,6 +387,20 @@ void PeerPool::Impl::Beat(const std::shared_ptr<Peer>& peer, bool again) {
   Send(std::move(call));
 }
 
+std::shared_ptr<v1::NodeService::Stub> PeerPool::Impl::NewStub(const std::string& address) {
+  return stubs.emplace_back(Dial(address, options.credentials));
+}
+
+size_t PeerPool::Impl::EndStubs() {
+  std::vector<std::shared_ptr<v1::NodeService::Stub>> ended;  // without the lock
+  const std::lock_guard lock(mutex);
+  const auto rest = std::partition(stubs.begin(), stubs.end(),
+                                   [](const auto& stub) { return stub.use_count() > 1; });
+  ended.assign(std::move_iterator(rest), std::move_iterator(stubs.end()));
+  stubs.erase(rest, stubs.end());
+  return stubs.size();
+}
+
 void PeerPool::Impl::Run() {
   std::chrono::microseconds wait = options.beat_every;
   while (true) {
@@ -399,6 +419,7 @@ void PeerPool::Impl::Run() {
       beat_now = flush = claimed = false;
     }
     wait = std::chrono::microseconds(options.beat_every) / 2;
+    EndStubs();
     for (const auto& peer : All()) {
       Redial(peer.get());
       SendWaiting(peer, /*now=*/false);
@@ -438,6 +459,10 @@ PeerPool::~PeerPool() {
   for (const auto& call : calls) call->context.TryCancel();
   lock.lock();
   impl_->idle.wait(lock, [this] { return impl_->under_way.empty(); });
+  impl_->peers.clear();
+  lock.unlock();
+  // A call that has just ended may still be on its way out of its thread.
+  while (impl_->EndStubs() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 void PeerPool::SetPeers(std::span<const Address> peers) {
@@ -455,7 +480,7 @@ void PeerPool::SetPeers(std::span<const Address> peers) {
     peer->address = each.address;
     peer->spare = each.spare;
     peer->heard = Clock::now();
-    peer->stub = Dial(each.address, impl_->options.credentials);
+    peer->stub = impl_->NewStub(each.address);
     peer->dialled = peer->heard;
     next[each.name] = std::move(peer);
   }
