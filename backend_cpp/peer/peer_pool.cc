@@ -454,9 +454,10 @@ PeerPool::~PeerPool() {
   impl_->wake.notify_all();
   impl_->thread.join();
   std::unique_lock lock(impl_->mutex);
-  const auto calls = impl_->under_way;
+  auto calls = impl_->under_way;
   lock.unlock();
   for (const auto& call : calls) call->context.TryCancel();
+  calls.clear();
   lock.lock();
   impl_->idle.wait(lock, [this] { return impl_->under_way.empty(); });
   impl_->peers.clear();

@@ -112,6 +112,24 @@ TEST(PeerPoolNodeTest, APeerIsForgottenWhileItIsAsked) {
   }
 }
 
+TEST(PeerPoolNodeTest, APoolEndsWhileAPeerIsAsked) {
+  for (int round = 0; round < 5; ++round) {
+    std::atomic<bool> asked{false};
+    TestPeer peer(1, [&](const v1::LookupRequest&, v1::LookupResponse*) {
+      asked = true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      return grpc::Status::OK;
+    });
+    PeerPoolOptions options;
+    options.name = "asker";
+    options.beat_every = std::chrono::milliseconds(20);
+    PeerPool pool(options, [] { return v1::VersionRange(); }, [] { return 1; });
+    const std::vector<PeerPool::Address> peers = {{"a", peer.address()}};
+    pool.SetPeers(peers);
+    ASSERT_TRUE(Await([&] { return asked.load(); }));
+  }
+}
+
 // A pool of one node that knows one peer, and beats when it is told to.
 struct OnePeer {
   explicit OnePeer(const std::string& address, std::chrono::milliseconds beat_every)
