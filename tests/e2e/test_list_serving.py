@@ -123,7 +123,7 @@ def test_replay_asks_for_lists_by_the_runs_file(served: Served, tmp_path: Path) 
     np.testing.assert_allclose(scores["score"].to_numpy(), expected, atol=1e-6)
     refused = CliRunner().invoke(app, [*command, "--data", "other.parquet"])
     assert refused.exit_code == 2
-    assert "--data: " in refused.stderr
+    assert "other.parquet: there is no such file" in refused.stderr
 
 
 def request(keys: Any, weights: Any, **more: Any) -> dict[str, Any]:
