@@ -155,14 +155,21 @@ OrderedJson LayoutToJson(const RequestLayout& layout) {
   return {{"keys", layout.keys}, {"dense", layout.dense}};
 }
 
+// The name that is there twice, if one is.
+std::optional<std::string> Twice(std::vector<std::string> names) {
+  std::ranges::sort(names);
+  const auto twice = std::ranges::adjacent_find(names);
+  if (twice == names.end()) return std::nullopt;
+  return *twice;
+}
+
 RequestLayout LayoutFromJson(const OrderedJson& json) {
   RequestLayout layout;
   Read(json, "keys", &layout.keys);
   Read(json, "dense", &layout.dense);
   if (layout.keys.empty()) throw std::invalid_argument("a former layout has no column of KEYS");
-  for (std::vector<std::string> names : {layout.keys, layout.dense}) {
-    std::ranges::sort(names);
-    if (const auto twice = std::ranges::adjacent_find(names); twice != names.end()) {
+  for (const auto& names : {layout.keys, layout.dense}) {
+    if (const auto twice = Twice(names)) {
       throw std::invalid_argument("a former layout has column \"" + *twice + "\" twice");
     }
   }
@@ -176,12 +183,10 @@ std::vector<std::string> HeadsFromJson(const OrderedJson& json) {
     throw std::invalid_argument("heads are " + std::to_string(heads.size()) + "; there are " +
                                 std::to_string(kMaxHeads) + " at most");
   }
-  std::vector<std::string> names = heads;
-  std::ranges::sort(names);
-  if (const auto twice = std::ranges::adjacent_find(names); twice != names.end()) {
+  if (const auto twice = Twice(heads)) {
     throw std::invalid_argument("head \"" + *twice + "\" is there twice");
   }
-  if (std::ranges::find(names, "") != names.end()) {
+  if (std::ranges::find(heads, "") != heads.end()) {
     throw std::invalid_argument("a head has no name");
   }
   return heads;

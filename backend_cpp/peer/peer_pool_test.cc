@@ -87,49 +87,6 @@ TEST(PeerPoolNodeTest, ASparePeerIsWaitedForWhileAnotherDoesNotAnswer) {
   EXPECT_FALSE(pool.HaveReached(5));
 }
 
-// Its channel must not end on the thread of gRPC that brings the answer: gRPC would wait there for
-// that very thread, and go on with a queue that it has freed.
-TEST(PeerPoolNodeTest, APeerIsForgottenWhileItIsAsked) {
-  for (int round = 0; round < 5; ++round) {
-    std::atomic<bool> asked{false};
-    std::atomic<bool> hold{true};
-    TestPeer peer(1, [&](const v1::LookupRequest&, v1::LookupResponse*) {
-      asked = true;
-      hold.wait(true);
-      return grpc::Status::OK;
-    });
-    PeerPoolOptions options;
-    options.name = "asker";
-    options.beat_every = std::chrono::milliseconds(20);
-    PeerPool pool(options, [] { return v1::VersionRange(); }, [] { return 1; });
-    const std::vector<PeerPool::Address> peers = {{"a", peer.address()}};
-    pool.SetPeers(peers);
-    ASSERT_TRUE(Await([&] { return asked.load(); }));
-    pool.SetPeers({});
-    hold = false;
-    hold.notify_all();
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  }
-}
-
-TEST(PeerPoolNodeTest, APoolEndsWhileAPeerIsAsked) {
-  for (int round = 0; round < 5; ++round) {
-    std::atomic<bool> asked{false};
-    TestPeer peer(1, [&](const v1::LookupRequest&, v1::LookupResponse*) {
-      asked = true;
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
-      return grpc::Status::OK;
-    });
-    PeerPoolOptions options;
-    options.name = "asker";
-    options.beat_every = std::chrono::milliseconds(20);
-    PeerPool pool(options, [] { return v1::VersionRange(); }, [] { return 1; });
-    const std::vector<PeerPool::Address> peers = {{"a", peer.address()}};
-    pool.SetPeers(peers);
-    ASSERT_TRUE(Await([&] { return asked.load(); }));
-  }
-}
-
 // A pool of one node that knows one peer, and beats when it is told to.
 struct OnePeer {
   explicit OnePeer(const std::string& address, std::chrono::milliseconds beat_every)
@@ -152,6 +109,39 @@ struct OnePeer {
   }
   PeerPool pool;
 };
+
+// Its channel must not end on the thread of gRPC that brings the answer: gRPC would wait there for
+// that very thread, and go on with a queue that it has freed.
+TEST(PeerPoolNodeTest, APeerIsForgottenWhileItIsAsked) {
+  for (int round = 0; round < 5; ++round) {
+    std::atomic<bool> asked{false};
+    std::atomic<bool> hold{true};
+    TestPeer peer(1, [&](const v1::LookupRequest&, v1::LookupResponse*) {
+      asked = true;
+      hold.wait(true);
+      return grpc::Status::OK;
+    });
+    OnePeer one(peer.address(), std::chrono::milliseconds(20));
+    ASSERT_TRUE(Await([&] { return asked.load(); }));
+    one.pool.SetPeers({});
+    hold = false;
+    hold.notify_all();
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+}
+
+TEST(PeerPoolNodeTest, APoolEndsWhileAPeerIsAsked) {
+  for (int round = 0; round < 5; ++round) {
+    std::atomic<bool> asked{false};
+    TestPeer peer(1, [&](const v1::LookupRequest&, v1::LookupResponse*) {
+      asked = true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      return grpc::Status::OK;
+    });
+    const OnePeer one(peer.address(), std::chrono::milliseconds(20));
+    ASSERT_TRUE(Await([&] { return asked.load(); }));
+  }
+}
 
 // One part on its way, which may take so many bytes of an answer.
 struct Question {

@@ -172,12 +172,11 @@ Refusal Executor::ProveBags(const Tensor& keys, uint64_t columns, Job* job) {
 
 const FormerLayout* Executor::FormerOf(const Tensor& keys, uint64_t columns, const Job& job) const {
   const std::vector<FormerLayout>& layouts = node_.former_layouts().layouts();
+  if (layouts.empty()) return nullptr;
   const Tensor* lengths = FindTensor(job.inputs, config_.tensors.lengths);
   const Tensor* dense = FindTensor(job.inputs, config_.tensors.dense);
   const Tensor& wide = lengths != nullptr ? *lengths : keys;
-  if (layouts.empty() || wide.shape.size() != 2 || wide.shape[0] < 0 || wide.shape[1] < 0) {
-    return nullptr;
-  }
+  if (wide.shape.size() != 2 || wide.shape[0] < 0 || wide.shape[1] < 0) return nullptr;
   const auto width = static_cast<uint64_t>(wide.shape[1]);
   const bool says = lengths == nullptr || columns != 0;
   const auto is = [&](uint64_t key_columns, uint64_t dense_columns) {
