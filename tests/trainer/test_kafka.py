@@ -28,7 +28,9 @@ from embertide.trainer.data.base import (
     feedback_schema,
     globo_schema,
 )
-from embertide.trainer.data.kafka import ROWS, KafkaConfig, open_topic
+from embertide.trainer.data.kafka import open_topic
+from embertide.trainer.data.kafka_client import KafkaConfig
+from embertide.trainer.data.kafka_partition import ROWS
 from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.data.merge import MergedSource
 from embertide.trainer.errors import ConfigurationError, DataError, TrainerError
@@ -143,7 +145,7 @@ def test_a_quiet_time_is_written_down_so_that_all_cut_alike(
     # One event is too late for its group, one is of the next millisecond.
     broker.add(name, [event(2, 3), event(3, 4)])
     second = next(batches)
-    batches.close()  # type: ignore[attr-defined]
+    batches.close()
     assert items([second]) == [4]
     assert live.counters()["closed"] == 2
     assert live.dead_letters.by_reason == {"ts goes backwards": 1}
@@ -176,7 +178,7 @@ def test_a_late_event_after_a_quiet_time_has_one_time_whoever_reads_it(
     first = next(batches)
     broker.add(name, [b"poison", event(3, 2), event(4, 3), event(9, 4)])
     second = next(batches)
-    batches.close()  # type: ignore[attr-defined]
+    batches.close()
     assert second.ts_ms_B.tolist() == [6, 6, 9]
     for place in (2 * ROWS, 3 * ROWS):  # where the silence was, and the first event after it
         fresh = opened()
@@ -237,7 +239,7 @@ def test_a_broker_that_comes_back_is_read_on_from_the_same_place(
         broker.add(name, [*sent, *(event(i, i) for i in range(30, 50))])
         while len(items(found)) < 45:
             found.append(next(batches))
-        batches.close()  # type: ignore[attr-defined]
+        batches.close()
     assert items(found)[:45] == list(range(45))
     assert live.dead_letters.count == 0
 
@@ -322,7 +324,7 @@ def test_the_group_shows_what_a_checkpoint_holds_and_is_never_read(
         return int(other.committed([TopicPartition(name, 0)], timeout=5)[0].offset)
 
     wait_until(lambda: offset() == 10, 10)
-    batches.close()  # type: ignore[attr-defined]
+    batches.close()
     other.commit(offsets=[TopicPartition(name, 0, 33)], asynchronous=False)
     other.close()
     assert items(read(source(broker, name, tmp_path, group="news"), 20, 10))[0] == 0
@@ -345,7 +347,7 @@ def test_lag_is_on_the_page_of_metrics(broker: KafkaBroker) -> None:
 
         assert 0 <= lag() < 1500
         wait_until(lambda: lag() == 0, 10)
-    batches.close()  # type: ignore[attr-defined]
+    batches.close()
 
 
 def test_an_idle_partition_holds_nobody_up_and_leaving_is_prompt(
@@ -359,7 +361,7 @@ def test_an_idle_partition_holds_nobody_up_and_leaving_is_prompt(
     begin_s = time.monotonic()
     batches = live.batches(batch_size=5)
     next(batches)
-    batches.close()  # type: ignore[attr-defined]
+    batches.close()
     assert time.monotonic() - begin_s < 8
     assert not [each for each in threading.enumerate() if each.name == "merged"]
 

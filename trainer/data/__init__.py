@@ -61,7 +61,8 @@ def open_events(
         TrainerError: Redis or Kafka cannot be reached.
     """
     if isinstance(path, str) and path.startswith(_KAFKA):
-        from embertide.trainer.data.kafka import KafkaConfig, open_topic  # its client takes 0.1 s
+        from embertide.trainer.data.kafka import open_topic  # its client takes 0.1 s
+        from embertide.trainer.data.kafka_client import KafkaConfig
 
         return open_topic(KafkaConfig.of(path, group=group), schema, dead_letters=dead_letters)
     if isinstance(path, str) and path.startswith(SCHEMES):

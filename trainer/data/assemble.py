@@ -151,16 +151,16 @@ class Assembler:
         self._order = Order(schema.times, trusts_next=start > 0)
         self._waiting: _Waiting | None = None
 
-    @property
-    def waits_for_more(self) -> bool:
-        """Whether a row far ahead of those before it waits, and none has come after it."""
-        held = self._waiting
-        return held is not None and len(held.rows) == 1 and self._order.latest_ms != NO_TS_MS
+    def may_close(self, cutter: Cutter) -> bool:
+        """Whether a quiet time decides about rows that wait here or are held in `cutter`.
 
-    @property
-    def waits(self) -> bool:
-        """Whether rows wait for a decision."""
-        return self._waiting is not None
+        Where a row far ahead of those before it waits, and none has come after it, nothing does:
+        those that come after it decide it.
+        """
+        held = self._waiting
+        if held is None:
+            return cutter.held > 0
+        return len(held.rows) > 1 or self._order.latest_ms == NO_TS_MS
 
     @property
     def latest_ms(self) -> int:

@@ -19,7 +19,7 @@ import dataclasses
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -327,8 +327,10 @@ class MergedSource(EventSource):
 
     # --- reading ----------------------------------------------------------------------------------
 
-    def batches(self, *, batch_size: int, start: int = 0) -> Iterator[Batch]:
+    def batches(self, *, batch_size: int, start: int = 0) -> Generator[Batch]:
         """See `EventSource.batches`; `start` goes with the cursor that `seek` was given.
+
+        Whoever closes it has its threads end.
 
         Raises:
             ValueError: There is no cursor for this `start`.
@@ -338,7 +340,7 @@ class MergedSource(EventSource):
             raise ValueError(f"start {start} of merged inputs needs their cursor: seek it first")
         return self._batches(batch_size, start)
 
-    def _batches(self, batch_size: int, start: int) -> Iterator[Batch]:
+    def _batches(self, batch_size: int, start: int) -> Generator[Batch]:
         cursor = self._cursor or (0,) * len(self._parts)
         self._cursor = ()
         memory = _Memory(

@@ -162,7 +162,7 @@ class _RecordPayloads(Payloads[list[Row]]):
     def __init__(self) -> None:
         super().__init__()
         self._schema: EventSchema | None = None
-        self._values: list[tuple[str, Callable[[Any], Any]]] = []
+        self._uses: list[_Use] = []
 
     @abc.abstractmethod
     def records(self, data: bytes) -> list[dict[str, Any]]:
@@ -186,32 +186,36 @@ class _RecordPayloads(Payloads[list[Row]]):
 
     def rows(self, data: bytes, schema: EventSchema) -> list[Row]:
         """See `Payloads.rows`."""
-        if schema is not self._schema:
-            self._schema, self._values = schema, list(_values_of(schema))
+        self._read_as(schema)
         records = self.records(data)
         _prove_count(len(records))
         return [self._row(record) for record in records]
 
     def _row(self, record: dict[str, Any]) -> Row:
         row = []
-        for name, convert in self._values:
-            if name not in record:
-                self.absent[name] += 1
-            value = record.get(name)
+        for use in self._uses:
+            if use.name not in record:
+                self.absent[use.name] += 1
+            value = record.get(use.name)
             try:
-                row.append(None if value is None else convert(value))
+                row.append(None if value is None else use.value(value))
             except (ValueError, OverflowError) as error:
-                raise PayloadError(f"column {name!r} {error}") from error
+                raise PayloadError(f"column {use.name!r} {error}") from error
         return tuple(row)
 
     def columns(
         self, rows_of: Sequence[list[Row]], schema: EventSchema
     ) -> Iterator[tuple[int, Mapping[str, Column]]]:
         """See `Payloads.columns`."""
+        self._read_as(schema)
         rows = [row for rows in rows_of for row in rows]
         if rows:
-            values = zip(schema.columns, zip(*rows, strict=True), strict=True)
-            yield len(rows_of), {name: _column(schema, name, each) for name, each in values}
+            used = zip(self._uses, zip(*rows, strict=True), strict=True)
+            yield len(rows_of), {use.name: use.column(values) for use, values in used}
+
+    def _read_as(self, schema: EventSchema) -> None:
+        if schema is not self._schema:
+            self._schema, self._uses = schema, list(_uses(schema))
 
 
 class JsonPayloads(_RecordPayloads):
@@ -298,22 +302,34 @@ def _kind(value: object) -> str:
     return f"{type(value).__name__} {text[:60]}{'...' * (len(text) > 60)}"
 
 
-def _values_of(schema: EventSchema) -> Iterator[tuple[str, Callable[[Any], Any]]]:
-    """Yield every column and what reads a value of it, which raises ValueError."""
-    unit_ms = schema.ts_unit_ms
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Use:
+    """How a column is used: what reads a value of it, raising ValueError, and makes it of values.
+
+    The values given to `column` are those that were read, None where there was none.
+    """
+
+    name: str
+    value: Callable[[Any], Any]
+    column: Callable[[Sequence[Any]], Column]
+
+
+def _uses(schema: EventSchema) -> Iterator[_Use]:
+    """Yield the use of every column, in the schema's order."""
+    unit_ms, separator = schema.ts_unit_ms, schema.list_separator
     for name in schema.columns:
         if name == schema.ts:
-            yield name, lambda value: _time_ms(value, unit_ms)
+            yield _Use(name, lambda value: _time_ms(value, unit_ms), _times)
         elif name in schema.list_columns:
-            yield name, lambda value: _items(value, schema.list_separator, _key)
+            yield _Use(name, lambda value: _items(value, separator, _key), _key_lists)
         elif name in schema.weight_columns:
-            yield name, lambda value: _items(value, schema.list_separator, _number)
+            yield _Use(name, lambda value: _items(value, separator, _number), _number_lists)
         elif name in schema.key_columns or name == schema.id:
-            yield name, _key
+            yield _Use(name, _key, _keys)
         elif name == schema.label and schema.text_label:
-            yield name, _text
+            yield _Use(name, _text, _words)
         else:
-            yield name, _number
+            yield _Use(name, _number, _numbers)
 
 
 def _key(value: Any) -> int | bytes:
@@ -376,22 +392,23 @@ def _time_ms(value: Any, unit_ms: float) -> int:
 # --- columns of values ----------------------------------------------------------------------------
 
 
-def _column(schema: EventSchema, name: str, values: Sequence[Any]) -> Column:
-    """A column of what `_values_of` read, None where there was no value."""
-    if name == schema.ts:
-        ms_N = np.array([0 if each is None else each for each in values], np.int64)
-        return Column(values=ms_N.view("M8[ms]"), null_N=_nulls(values))
-    if name in schema.list_columns:
-        return _lists(values, _keys)
-    if name in schema.weight_columns:
-        return _lists(values, _numbers)
-    if name in schema.key_columns or name == schema.id:
-        return _keys(values)
-    if name == schema.label and schema.text_label:
-        # Its last entry stands for what is missing.
-        words = np.array([*(each or b"" for each in values), b""], np.object_)
-        return Column(values=words, code_N=np.arange(len(values), dtype=np.int32))
-    return _numbers(values)
+def _times(values: Sequence[Any]) -> Column:
+    ms_N = np.array([0 if each is None else each for each in values], np.int64)
+    return Column(values=ms_N.view("M8[ms]"), null_N=_nulls(values))
+
+
+def _words(values: Sequence[Any]) -> Column:
+    # Its last entry stands for what is missing.
+    words = np.array([*(each or b"" for each in values), b""], np.object_)
+    return Column(values=words, code_N=np.arange(len(values), dtype=np.int32))
+
+
+def _key_lists(values: Sequence[Any]) -> Column:
+    return _lists(values, _keys)
+
+
+def _number_lists(values: Sequence[Any]) -> Column:
+    return _lists(values, _numbers)
 
 
 def _keys(values: Sequence[Any]) -> Column:

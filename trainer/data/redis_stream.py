@@ -45,7 +45,7 @@ from embertide.trainer.data.payloads import (
     Payloads,
     payloads_of,
 )
-from embertide.trainer.data.rows import Cutter, check_bounds
+from embertide.trainer.data.rows import Cutter, check_bounds, check_waits
 from embertide.trainer.errors import ConfigurationError, DataError, TrainerError
 from embertide.trainer.redis_url import client_of
 
@@ -124,10 +124,7 @@ class StreamConfig:
         for name in ("entries", "keep_entries"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.quiet_s <= 0 or self.patience_s < 0:
-            raise ValueError(
-                f"quiet_s is {self.quiet_s} and patience_s {self.patience_s}; give seconds"
-            )
+        check_waits(self.quiet_s, self.patience_s)
 
     @classmethod
     def of(cls, url: str, **settings: Any) -> "StreamConfig":
@@ -261,9 +258,7 @@ class RedisStreamSource(EventSource):
         last = None
         for entry in self._entries(start):
             if entry is None:
-                held = cutter.held or assembler.waits
-                # Those that came after what waits decide it then; if none came, nothing does.
-                if held and last is not None and not assembler.waits_for_more:
+                if last is not None and assembler.may_close(cutter):
                     self._close(last, assembler.latest_ms)
                 continue
             last = entry

@@ -158,6 +158,16 @@ class Cutter:
         return rows
 
 
+def check_waits(quiet_s: float, patience_s: float) -> None:
+    """Refuses times that a live input cannot wait.
+
+    Raises:
+        ValueError: They are below 0, or `quiet_s` is 0.
+    """
+    if quiet_s <= 0 or patience_s < 0:
+        raise ValueError(f"quiet_s is {quiet_s} and patience_s {patience_s}; give seconds")
+
+
 def check_bounds(batch_size: int, start: int) -> None:
     """Refuses, as `EventSource.batches` says, what no source can begin with."""
     if batch_size < 1:
