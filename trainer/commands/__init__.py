@@ -54,3 +54,13 @@ def event_bar(verb: str) -> rich.progress.Progress:
         rich.progress.TextColumn("{task.fields[state]}"),
         rich.progress.TimeRemainingColumn(),
     )
+
+
+def trial_bar(what: str) -> rich.progress.Progress:
+    """Return the bar of a command that counts trials; `what`: shown before it."""
+    return progress_bar(
+        rich.progress.TextColumn(what),
+        rich.progress.BarColumn(),
+        rich.progress.MofNCompleteColumn(),
+        rich.progress.TimeElapsedColumn(),
+    )

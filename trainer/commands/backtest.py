@@ -7,10 +7,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
-import rich.progress
 import typer
 
-from embertide.trainer.commands import print_json, progress_bar, refusals
+from embertide.trainer.commands import print_json, refusals, trial_bar
 from embertide.trainer.commands.evaluate import show_figures
 from embertide.trainer.commands.inputs import Data, Demo, Events, Hours, StreamSeed, Window
 
@@ -100,14 +99,8 @@ def command(
                 measure=functools.partial(_learning, window, kept / "run", cache),
             )
         )
-        columns = (
-            rich.progress.TextColumn("days" if days_at_once == 1 else "blocks"),
-            rich.progress.BarColumn(),
-            rich.progress.MofNCompleteColumn(),
-            rich.progress.TimeElapsedColumn(),
-        )
         figures: list[dict[str, Any]] = []
-        with progress_bar(*columns) as bar:
+        with trial_bar("days" if days_at_once == 1 else "blocks") as bar:
             task = bar.add_task("", total=len(trials))
             for trial in trials:  # in order: each goes on from the one before
                 figures += measured([trial], kept, jobs=1)

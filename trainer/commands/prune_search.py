@@ -11,7 +11,7 @@ import rich.progress
 import rich.table
 import typer
 
-from embertide.trainer.commands import print_json, progress_bar, refusals
+from embertide.trainer.commands import print_json, refusals, trial_bar
 from embertide.trainer.commands.inputs import Data, Demo, Events, Hours, StreamSeed, Window
 
 
@@ -55,12 +55,6 @@ def command(
     from embertide.trainer.eval.trials import Trial, measured
 
     found: list[prune_search.Tried] = []
-    columns = (
-        rich.progress.TextColumn("ratio {task.fields[ratio]:g}"),
-        rich.progress.BarColumn(),
-        rich.progress.MofNCompleteColumn(),
-        rich.progress.TimeElapsedColumn(),
-    )
     with refusals(as_json):
         window = Window(
             data=data,
@@ -71,7 +65,7 @@ def command(
         )
         window.open()  # what is wrong with it is said at once
         depends = (version("embertide"), window.depends())
-        with progress_bar(*columns) as bar:
+        with trial_bar("ratio {task.fields[ratio]:g}") as bar:
             task = bar.add_task("", total=seeds, ratio=1.0)
 
             def figures(ratio: float) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ import rich.progress
 import rich.table
 import typer
 
-from embertide.trainer.commands import print_json, progress_bar, refusals
+from embertide.trainer.commands import print_json, refusals, trial_bar
 from embertide.trainer.commands.inputs import Data, Events, Window
 from embertide.trainer.commands.run_file import brief, explained
 from embertide.trainer.config import DenseConfig, RunConfig
@@ -147,12 +147,6 @@ def command(
     from embertide.trainer.eval.dense_clusters import clusters as clusters_of
     from embertide.trainer.eval.transform_plot import draw
 
-    columns = (
-        rich.progress.TextColumn("trials"),
-        rich.progress.BarColumn(),
-        rich.progress.MofNCompleteColumn(),
-        rich.progress.TimeElapsedColumn(),
-    )
     with refusals(as_json):
         if data is None and config is None:
             raise ConfigurationError("no events: give --data FILE, or a run's file that opens them")
@@ -161,7 +155,7 @@ def command(
         run, source = window.open()
         cut = transform_search.look_at(run, source)
         began = time.monotonic()
-        with progress_bar(*columns) as bar:
+        with trial_bar("trials") as bar:
             trials = _Trials(
                 window,
                 cut,
