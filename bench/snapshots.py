@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.snapshot import read_manifest
 
 
@@ -13,3 +14,8 @@ def snapshot_files(snapshot: Path) -> dict[str, bytes]:
     paths = [path for path in snapshot.rglob("*") if path.is_file()]
     files = {str(path.relative_to(snapshot)): path.read_bytes() for path in paths}
     return {**files, "manifest.json": json.dumps(manifest).encode()}
+
+
+def newest_files(publication: Publication) -> dict[str, bytes]:
+    """Return what `snapshot_files` does of the newest snapshot."""
+    return snapshot_files(publication.snapshot_path(publication.snapshots()[-1]))

@@ -18,7 +18,7 @@ import pytest
 from buckets import S3, s3_server
 from serving import metric, wait_until
 
-from bench.snapshots import snapshot_files
+from bench.snapshots import newest_files
 from embertide.server.adapters.process import Child, free_ports
 from embertide.server.cli.refusals import DEFAULT_BACKENDS
 from embertide.trainer.data.generator import NewsConfig, NewsSource
@@ -61,10 +61,6 @@ def brings(child: Child, storage: Storage, seen: int) -> bool:
     keys = storage.keys("snapshots")
     whole = any(key.endswith("manifest.json") for key in keys)
     return (whole and len(keys) != seen) or not child.alive()
-
-
-def newest_files(publication: Publication) -> dict[str, bytes]:
-    return snapshot_files(publication.snapshot_path(publication.snapshots()[-1]))
 
 
 def test_killed_on_machine_after_machine_it_ends_as_one_never_killed_and_a_node_has_it_all(

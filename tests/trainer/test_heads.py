@@ -18,7 +18,7 @@ from killing import CACHE, train
 from rankjobs import in_parts
 from shopping import HEADS, Shopping, tasks_of
 
-from bench.snapshots import snapshot_files
+from bench.snapshots import newest_files
 from embertide.trainer.checkpoint.checkpoint import CheckpointError
 from embertide.trainer.checkpoint.settings import differences, settings
 from embertide.trainer.commands.inputs import check_model
@@ -259,7 +259,7 @@ RUN = RunConfig(
 def test_a_killed_run_ends_with_the_same_bytes_and_figures(tmp_path: Path) -> None:
     def end_of(trainer: Trainer, publication: Publication) -> Any:
         assert trainer.learner.schedule is not None
-        files = snapshot_files(publication.snapshot_path(publication.snapshots()[-1]))
+        files = newest_files(publication)
         by_head = {name: each.daily() for name, each in trainer.state.heads.by_name.items()}
         figures = trainer.state.prequential.daily(), by_head, trainer.learner.schedule.state()
         return files, figures

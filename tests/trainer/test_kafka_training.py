@@ -19,7 +19,7 @@ from kafka_broker import KafkaBroker, messages_of
 from killing import CACHE, train
 from serving import wait_until
 
-from bench.snapshots import snapshot_files
+from bench.snapshots import newest_files
 from embertide.server.adapters.process import Child
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data import open_events
@@ -74,10 +74,6 @@ def fresh(whole: Publication, tmp_path: Path) -> Publication:
     return Publication(tmp_path / "news")
 
 
-def newest(publication: Publication) -> dict[str, bytes]:
-    return snapshot_files(publication.snapshot_path(publication.snapshots()[-1]))
-
-
 def open_live(broker: KafkaBroker) -> FirstEvents:
     return FirstEvents(open_events(broker.url(TOPIC, quiet_s=0.3, messages=20)), TOTAL)
 
@@ -94,7 +90,7 @@ def test_a_run_killed_three_times_ends_as_one_over_the_events(
     trainer = train(RUN, live, fresh)
     assert (trainer.state.events, trainer.state.offset) == (TOTAL, TOTAL)
     assert live.dead_letters.by_reason["malformed message"] > 0
-    assert newest(fresh) == newest(whole)
+    assert newest_files(fresh) == newest_files(whole)
 
 
 def command(broker: KafkaBroker, fresh: Publication) -> list[str]:
@@ -121,7 +117,7 @@ def test_the_command_goes_on_over_a_broker_that_was_killed_too(
     result = json.loads(again.log_text().splitlines()[-1])["result"]
     assert result["events"] == TOTAL
     assert result["rejected"]["malformed message"] > 0
-    assert newest(fresh) == newest(whole)
+    assert newest_files(fresh) == newest_files(whole)
 
 
 def has_begun(trainer: Child) -> bool:
@@ -144,4 +140,4 @@ def test_the_command_killed_at_random_ends_as_a_run_over_the_events(
     assert killed > 0
     with Child(command(broker, fresh), log=tmp_path / "last.log") as last:
         assert last.wait(120) == 0, last.log_text()
-    assert newest(fresh) == newest(whole)
+    assert newest_files(fresh) == newest_files(whole)

@@ -10,7 +10,7 @@ import pytest
 from killing import CACHE, train
 from late import FEEDBACK, Late, late, write
 
-from bench.snapshots import snapshot_files
+from bench.snapshots import newest_files
 from embertide.trainer.config import LabelJoin, RunConfig
 from embertide.trainer.data import joined, open_events
 from embertide.trainer.data.base import Batch
@@ -51,10 +51,6 @@ def open_files(events: Late, files: tuple[Path, Path]) -> MergedSource:
         open_events(str(impressions), schema=events.schema),
         open_events(str(clicks), schema=FEEDBACK),
     )
-
-
-def newest(publication: Publication) -> dict[str, bytes]:
-    return snapshot_files(publication.snapshot_path(publication.snapshots()[-1]))
 
 
 # --- the join alone ---------------------------------------------------------------------------
@@ -233,7 +229,7 @@ def test_each_impression_is_learned_once_and_killed_runs_end_with_the_same_bytes
     for batches in (9, 14):
         train(RUN, open_files(events, files), fresh, batches)
     again = train(RUN, open_files(events, files), fresh)
-    assert newest(fresh) == newest(once.publication)
+    assert newest_files(fresh) == newest_files(once.publication)
     assert again.state.waiting is not None
     assert again.state.waiting.counters() == counts
     assert again.state.prequential.daily_summaries() == once.state.prequential.daily_summaries()

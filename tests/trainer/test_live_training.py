@@ -14,7 +14,7 @@ import redis
 from killing import CACHE, Killed
 from serving import wait_until
 
-from bench.snapshots import snapshot_files
+from bench.snapshots import newest_files
 from embertide.server.adapters.process import Child, free_ports
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.trainer.config import RunConfig
@@ -66,10 +66,6 @@ def send(server: RedisServer, begin: int, end: int) -> None:
     for batch in NEWS.batches(batch_size=31):
         if begin <= batch.first < end:
             assert sender.send(batch) == batch.first
-
-
-def newest(publication: Publication) -> dict[str, bytes]:
-    return snapshot_files(publication.snapshot_path(publication.snapshots()[-1]))
 
 
 def open_live(server: RedisServer) -> RedisStreamSource:
@@ -127,7 +123,7 @@ def test_a_live_run_killed_twice_ends_as_a_run_over_a_file(
     trainer.fit(FirstEvents(live, TOTAL), progress=said.append)
     assert (trainer.state.events, trainer.state.offset) == (TOTAL, TOTAL)
     assert live.dead_letters.count == 0
-    assert newest(fresh) == newest(whole)
+    assert newest_files(fresh) == newest_files(whole)
     assert said[-1].checkpoints > 0
     # The mark that closed the last group, whichever run wrote it, comes again to whoever goes on.
     assert closed(server) == 1
@@ -152,4 +148,4 @@ def test_the_command_killed_half_way_ends_as_a_run_over_a_file(
     assert again.wait(60) == 0, again.log_text()
     result = json.loads(again.log_text().splitlines()[-1])["result"]
     assert (result["events"], result["rejected"]) == (TOTAL, {})
-    assert newest(fresh) == newest(whole)
+    assert newest_files(fresh) == newest_files(whole)

@@ -16,7 +16,7 @@ import pytest
 from killing import CACHE, Killed, train
 from serving import flip_byte, wait_until
 
-from bench.snapshots import snapshot_files
+from bench.snapshots import newest_files, snapshot_files
 from embertide import _store
 from embertide.trainer import resuming, versions
 from embertide.trainer.checkpoint import checkpoint as checkpoints
@@ -72,10 +72,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
 @pytest.fixture
 def fresh(whole: Whole, tmp_path: Path) -> Publication:
     return whole.new(tmp_path / "pub")
-
-
-def newest_files(publication: Publication) -> dict[str, bytes]:
-    return snapshot_files(publication.snapshot_path(publication.snapshots()[-1]))
 
 
 def numbers(publication: Publication) -> list[int]:

@@ -18,7 +18,7 @@ from killing import train
 from own_net import Tower
 from torch import Tensor
 
-from bench.snapshots import snapshot_files
+from bench.snapshots import newest_files
 from embertide.trainer.commands.run_file import load
 from embertide.trainer.config import DenseConfig, ModelConfig, RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
@@ -54,7 +54,7 @@ class Whole:
 
 
 def end_of(trainer: Trainer, publication: Publication) -> tuple[dict[str, bytes], dict[int, float]]:
-    files = snapshot_files(publication.snapshot_path(publication.snapshots()[-1]))
+    files = newest_files(publication)
     return files, trainer.state.prequential.daily()
 
 

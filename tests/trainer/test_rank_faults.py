@@ -21,7 +21,7 @@ from rankfaults import (
 from rankjobs import train
 from rankpool import RankFailedError, RankPool, rank_pool
 
-from bench.snapshots import snapshot_files
+from bench.snapshots import newest_files
 from embertide.trainer.checkpoint.checkpoint import is_complete
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.snapshot import read_manifest
@@ -51,10 +51,6 @@ def publication(whole: Publication, tmp_path: Path) -> Publication:
     path.mkdir()
     (path / "program.pt2").hardlink_to(whole.program)
     return Publication(path)
-
-
-def last_snapshot(publication: Publication) -> dict[str, bytes]:
-    return snapshot_files(publication.snapshot_path(publication.snapshots()[-1]))
 
 
 def check_nothing_is_there_in_part(publication: Publication) -> None:
@@ -95,7 +91,7 @@ def test_a_rank_that_is_killed_in_any_stage_is_named_and_leaves_nothing_in_part(
         assert publication.snapshots()[-1].number > 1
     pool.run(2, train, "news", str(publication.path))
     check_nothing_is_there_in_part(publication)
-    assert last_snapshot(publication) == last_snapshot(whole)
+    assert newest_files(publication) == newest_files(whole)
 
 
 @pytest.mark.parametrize("stage", ["snapshot", "state"])
@@ -105,7 +101,7 @@ def test_a_drive_that_is_full_for_one_rank_costs_all_the_checkpoint_and_no_more(
     found = pool.run(2, fill_drive, stage, str(publication.path))
     assert [each["checkpoints_without_room"] for each in found] == [1, 1]
     check_nothing_is_there_in_part(publication)
-    assert last_snapshot(publication) == last_snapshot(whole)
+    assert newest_files(publication) == newest_files(whole)
 
 
 @pytest.mark.parametrize(("wrong", "by_s"), [(0, -HOUR_S), (1, HOUR_S)])
@@ -121,7 +117,7 @@ def test_times_are_by_the_first_ranks_clock_and_nothing_else_depends_on_any(
         committed_ms = publication.read_commit(version).commit.committed_ms
         assert 0 <= committed_ms - by_clock_ms < 120_000
     assert [line["number"] for line in lines] == list(range(1, len(lines) + 1))
-    assert last_snapshot(publication) == last_snapshot(whole)
+    assert newest_files(publication) == newest_files(whole)
 
 
 @pytest.mark.parametrize("blind", [0, 1])

@@ -32,7 +32,7 @@ from rankjobs import (
 )
 from rankpool import RankFailedError, RankPool, rank_pool
 
-from bench.snapshots import snapshot_files
+from bench.snapshots import newest_files
 from embertide.trainer.config import Codecs, TableConfig
 from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.errors import ConfigurationError
@@ -306,8 +306,7 @@ def test_a_plan_may_name_histories_that_versions_carry(tmp_path: Path) -> None:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    publication = Publication(folder)
-    return snapshot_files(publication.snapshot_path(publication.snapshots()[-1]))
+    return newest_files(Publication(folder))
 
 
 @pytest.fixture(scope="module", params=list(RUNS))

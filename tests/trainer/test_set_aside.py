@@ -12,7 +12,7 @@ import torch
 from killing import CACHE, Killed
 from shop import RUN, Shop
 
-from bench.snapshots import snapshot_files
+from bench.snapshots import newest_files
 from embertide.trainer import aside
 from embertide.trainer.data.base import Batch, EventSource
 from embertide.trainer.errors import TrainerError
@@ -81,10 +81,6 @@ def folder(program: Path, tmp_path: Path) -> list[Publication]:
         shutil.copyfile(program, tmp_path / name / "program.pt2")
         made.append(Publication(tmp_path / name))
     return made
-
-
-def newest_files(publication: Publication) -> dict[str, bytes]:
-    return snapshot_files(publication.snapshot_path(publication.snapshots()[-1]))
 
 
 # Of all events of a time: for some, whatever their label, the loss is no number.

@@ -13,7 +13,7 @@ import pytest
 from buckets import S3, s3_server
 from killing import CACHE, Killed
 
-from bench.snapshots import snapshot_files
+from bench.snapshots import newest_files
 from embertide.trainer.checkpoint import checkpoint as checkpoints
 from embertide.trainer.checkpoint.checkpoint import CheckpointError
 from embertide.trainer.config import RunConfig
@@ -75,10 +75,6 @@ def never(tmp_path_factory: pytest.TempPathFactory) -> Publication:
     return train(None, tmp_path_factory.mktemp("never") / "pub").publication
 
 
-def newest(publication: Publication) -> dict[str, bytes]:
-    return snapshot_files(publication.snapshot_path(publication.snapshots()[-1]))
-
-
 def mirrored(url: str, folder: Path) -> Mirror:
     mirror = Mirror(Storage(url), Publication(folder))
     mirror.round()
@@ -103,7 +99,7 @@ def test_storage_has_what_the_folder_has_and_a_mirror_gets_it(
     assert storage.keys("lineages") == ["lineages/000001"]
     mirror = mirrored(url, tmp_path / "node")
     assert mirror.newest() == mine.versions()[-1]
-    assert newest(mirror.publication) == newest(mine) == newest(never)
+    assert newest_files(mirror.publication) == newest_files(mine) == newest_files(never)
     assert mirror.stats.snapshots == 1
     before = dataclasses.replace(mirror.stats)
     mirror.round()  # nothing new
@@ -118,13 +114,13 @@ def test_a_run_that_goes_on_in_an_empty_folder_ends_as_one_never_stopped(
     shutil.rmtree(tmp_path / "first")
     second = train(url, tmp_path / "second")
     assert second.versions.publisher.lineage == first.versions.publisher.lineage + 1
-    assert newest(second.publication) == newest(never)
+    assert newest_files(second.publication) == newest_files(never)
     found = checkpoints.load_newest(second.publication)
     assert found is not None
     assert found.checkpoint.version == second.publication.snapshots()[-1]
     log = second.publication.log.read_text().splitlines()
     assert len(log) >= len(never.log.read_text().splitlines())
-    assert newest(mirrored(url, tmp_path / "node").publication) == newest(never)
+    assert newest_files(mirrored(url, tmp_path / "node").publication) == newest_files(never)
 
 
 def test_a_mirror_follows_by_versions_and_keeps_two_snapshots(url: str, tmp_path: Path) -> None:
@@ -159,7 +155,7 @@ def test_a_harmed_object_is_never_seen_and_is_asked_for_again(
         shutil.rmtree(mirror.publication.path / "snapshots")
     mirror.round()
     assert mirror.stats.damaged == 2
-    assert newest(mirror.publication) == newest(trainer.publication)
+    assert newest_files(mirror.publication) == newest_files(trainer.publication)
 
 
 def test_a_harmed_version_is_never_seen_and_is_asked_for_again(
@@ -192,7 +188,7 @@ def test_a_harmed_checkpoint_is_passed_over(
     storage.put_bytes(key, bytes(data))
     second = train(url, tmp_path / "second")
     assert "the checkpoint before is taken" in caplog.text
-    assert newest(second.publication) == newest(never)
+    assert newest_files(second.publication) == newest_files(never)
 
 
 @pytest.mark.parametrize("status", [503, 403])
@@ -213,7 +209,7 @@ def test_training_goes_on_while_storage_fails_and_it_catches_up(
     assert trainer.uploader is not None
     # The library tries again by itself what another try may help.
     assert (trainer.uploader.stats.failures > 0) == (status == 403)
-    assert newest(mirrored(url, tmp_path / "node").publication) == newest(never)
+    assert newest_files(mirrored(url, tmp_path / "node").publication) == newest_files(never)
 
 
 def test_training_waits_for_storage_that_is_too_far_behind(
@@ -282,7 +278,7 @@ def test_a_machine_lost_before_its_first_snapshot_leaves_a_url_to_begin_at(
     s3.harm(0)
     second = train(url, tmp_path / "b")
     assert second.versions.publisher.lineage > lost.versions.publisher.lineage
-    assert newest(second.publication) == newest(never)
+    assert newest_files(second.publication) == newest_files(never)
 
 
 def test_versions_without_a_checkpoint_are_refused(url: str, tmp_path: Path) -> None:
@@ -326,8 +322,8 @@ def test_the_later_of_two_trainers_takes_over(url: str, never: Publication, tmp_
     began.set()
     thread.join(60)
     assert errors
-    assert newest(second.publication) == newest(never)
-    assert newest(mirrored(url, tmp_path / "node").publication) == newest(never)
+    assert newest_files(second.publication) == newest_files(never)
+    assert newest_files(mirrored(url, tmp_path / "node").publication) == newest_files(never)
 
 
 def test_a_lineage_is_claimed_once(url: str) -> None:
