@@ -5,10 +5,8 @@ A task's minutes are those of its commands, and of reading its section once at `
 """
 
 import argparse
-import os
 import re
 import resource
-import signal
 import subprocess
 import sys
 import tempfile
@@ -20,15 +18,13 @@ from markdown_it import MarkdownIt
 from rich.console import Console
 
 from bench import report
+from bench.desk import Desk
 from bench.servers import BUILD, ROOT, BenchError
 
 _CONSOLE = Console(stderr=True, highlight=False)
 _PAGE = ROOT / "docs" / "howto.md"
 _WORDS_A_MINUTE = 150  # read slowly: half of them are code
 _MOST_MINUTES = 10
-_COMMAND_S = 600
-_READY = "Ctrl-C stops it"
-_SERVICE = re.compile(r"embertide (serve|control)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,81 +77,6 @@ def tasks(page: str) -> list[Task]:
     return [task for task in found if task.steps]
 
 
-class _Desk:
-    """A folder, and the terminals in which services of a task run."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._services: list[subprocess.Popen[str]] = []
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        self._environment = {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1"}
-
-    def do(self, step: Step) -> None:
-        """Do one step.
-
-        Raises:
-            BenchError: A command failed.
-        """
-        if step.file:
-            (self._folder / step.file).write_text(step.text, encoding="utf-8")
-        elif _SERVICE.match(step.text):
-            lines = step.text.replace("\\\n", " ").splitlines()
-            started = [self._start(line) for line in lines]
-            for log, line in zip(started, lines, strict=True):
-                self._await(log, line)
-        else:
-            self._run(step.text)
-
-    def _run(self, text: str) -> None:
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", text],
-            cwd=self._folder,
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=_COMMAND_S,
-            check=False,
-        )
-        _CONSOLE.print(done.stdout, markup=False)
-        if done.returncode:
-            raise BenchError(f"exit status {done.returncode}: {text}")
-
-    def _start(self, line: str) -> Path:
-        log = self._folder / f"terminal-{len(self._services)}.log"
-        with log.open("w") as out:
-            self._services.append(
-                subprocess.Popen(
-                    ["bash", "-c", f"exec {line}"],
-                    cwd=self._folder,
-                    env=self._environment,
-                    stdout=out,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                )
-            )
-        return log
-
-    def _await(self, log: Path, line: str) -> None:
-        ends = time.monotonic() + _COMMAND_S
-        while _READY not in log.read_text():
-            if time.monotonic() > ends or any(each.poll() is not None for each in self._services):
-                raise BenchError(f"{line}: {log.read_text()}")
-            time.sleep(0.1)
-
-    def leave(self) -> None:
-        """End all services, as Ctrl-C does."""
-        for service in reversed(self._services):
-            service.send_signal(signal.SIGINT)
-        for service in self._services:
-            try:
-                service.wait(timeout=60)
-            except subprocess.TimeoutExpired:
-                service.kill()
-                service.wait()
-
-
 def minutes(task: Task) -> float:
     """Do a task in an empty folder; return the minutes that it took.
 
@@ -163,16 +84,18 @@ def minutes(task: Task) -> float:
         BenchError: A command failed.
     """
     begun = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="embertide-task-") as folder:
-        desk = _Desk(Path(folder))
-        try:
-            for step in task.steps:
-                at = time.monotonic()
-                desk.do(step)
-                first = step.file or step.text.splitlines()[0]
-                _CONSOLE.print(f"{time.monotonic() - at:7.1f} s  {first}", markup=False)
-        finally:
-            desk.leave()
+    with (
+        tempfile.TemporaryDirectory(prefix="embertide-task-") as folder,
+        Desk(Path(folder)) as desk,
+    ):
+        for step in task.steps:
+            at = time.monotonic()
+            if step.file:
+                (Path(folder) / step.file).write_text(step.text, encoding="utf-8")
+            else:
+                _CONSOLE.print(desk.do(step.text), markup=False)
+            first = step.file or step.text.splitlines()[0]
+            _CONSOLE.print(f"{time.monotonic() - at:7.1f} s  {first}", markup=False)
     return (time.monotonic() - begun) / 60 + task.words / _WORDS_A_MINUTE
 
 

@@ -10,6 +10,7 @@ import argparse
 import csv
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ DAYS, ITEMS, CATEGORIES, SHELF, SEEN = 5, 1000, 25, 10, 5
 VISITORS = 800
 
 
-def views(sessions: int, rng: np.random.Generator) -> Iterator[tuple[object, ...]]:
+def views(sessions: int, rng: np.random.Generator) -> Iterator[tuple[Any, ...]]:
     """Yield the items that were shown, view by view, a shelf of them at one time."""
     place = rng.normal(size=(ITEMS, 6))  # alike items lie near one another
     category_I = (place @ rng.normal(size=(6, CATEGORIES))).argmax(axis=1)
@@ -76,7 +77,7 @@ def main() -> None:
             file.writerow(header)
         counts = [0, 0]
         for row in views(asked.sessions, np.random.default_rng(asked.seed)):
-            late = row[0] >= last  # type: ignore[operator]
+            late = row[0] >= last
             files[late].writerow(row)
             counts[late] += 1
     print(f"{counts[0]:,} items shown in four days, {counts[1]:,} on the last, in build/")

@@ -94,9 +94,14 @@ class Child(Stopped):
     """
 
     def __init__(
-        self, command: Sequence[str], *, log: Path, environment: Mapping[str, str] | None = None
+        self,
+        command: Sequence[str],
+        *,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        folder: Path | None = None,
     ) -> None:
-        """Start it."""
+        """Start it, in `folder` or in ours; `environment` is added to ours."""
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as output:
@@ -105,6 +110,7 @@ class Child(Stopped):
                 stdout=output,
                 stderr=output,
                 env={**os.environ, **(environment or {})},
+                cwd=folder,
                 start_new_session=True,
             )
 

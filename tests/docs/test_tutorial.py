@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-from page_run import shell
 
+from bench.desk import Desk
 from embertide.server.adapters.process import free_ports
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text()
@@ -30,12 +30,12 @@ def test_the_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
         "embertide status": f"embertide status --url http://127.0.0.1:{metrics}/metrics",
     }
     said: list[str] = []
-    with shell(tmp_path, changes) as run:
+    with Desk(tmp_path, changes) as desk:
         for name, kind, text in BLOCKS:
             if kind == "python":
                 (tmp_path / name).write_text(text)
             elif kind == "bash":
-                said.append(run(text))
+                said.append(desk.do(text))
     # What the page shows of each command is what it says, but for figures of a net's last bits.
     everything = re.sub(r"\s+", " ", " ".join(said).replace("│", " "))
     shown = [line for _, kind, text in BLOCKS if kind == "text" for line in text.splitlines()]

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from page_run import shell
 from pages import ROOT, blocks
 
+from bench.desk import Desk
 from embertide.client import Client
 from embertide.server.adapters import triton
 from embertide.server.adapters.process import free_ports
@@ -66,9 +66,9 @@ def test_data_is_made_learned_served_and_asked_for(
         "ask.py 127.0.0.1:8001 127.0.0.1:8011": f"ask.py {triton_server.grpc}",
         "ask.py": f"ask.py {triton_server.grpc}",
     }
-    with shell(folder, changes) as run:
-        assert says in run(commands(name, "python make_data.py"))
-        trained = run(commands(name, "embertide train"))
+    with Desk(folder, changes) as desk:
+        assert says in desk.do(commands(name, "python make_data.py"))
+        trained = desk.do(commands(name, "embertide train"))
         publication = folder / "build" / name
         options = triton.ModelOptions(
             kind="ranking",
@@ -79,7 +79,7 @@ def test_data_is_made_learned_served_and_asked_for(
         triton.write_model(triton_server.options.repository, name, options)
         with Client(triton_server.grpc) as client:
             client._servers[0].load_model(name)
-        answer = run(commands(name, "python ask.py"))
+        answer = desk.do(commands(name, "python ask.py"))
     assert "0 rejected" in trained
     (version,) = re.findall(r"^version +([\d,]+)", trained, re.MULTILINE)
     assert answer.startswith(f"version {version.replace(',', '')}: ")
@@ -91,9 +91,9 @@ def test_data_is_made_learned_served_and_asked_for(
 def test_init_guesses_the_columns_of_the_ratings(tmp_path: Path) -> None:
     folder = tmp_path / "ratings"
     shutil.copytree(ROOT / "examples" / "ratings", folder)
-    with shell(folder, {"make_data.py": "make_data.py --ratings 3000"}) as run:
-        run(commands("ratings", "python make_data.py"))
-        run(commands("ratings", "embertide init"))
+    with Desk(folder, {"make_data.py": "make_data.py --ratings 3000"}) as desk:
+        desk.do(commands("ratings", "python make_data.py"))
+        desk.do(commands("ratings", "embertide init"))
     data = str(folder / "build" / "ratings.csv")
     ours, guessed = (
         open_run(folder / path, data, None, None, 1)[1].schema
@@ -126,10 +126,10 @@ def test_the_page_runs_from_top_to_bottom(name: str, folder: Path) -> None:
     if move.exists():
         move.write_text(move.read_text().replace("7070", port["7070"]))
     said: list[str] = []
-    with shell(folder, changes) as run:
+    with Desk(folder, changes) as desk:
         for block in blocks(f"examples/{name}/README.md"):
             if block.language == "sh":
-                said.append(run(block.text))
+                said.append(desk.do(block.text))
     answer = re.compile(r"^version \d+: .*\n(?:(?:item|film) .*\n)*", re.MULTILINE)
     before, after = answer.findall("".join(said))
     assert before == after
