@@ -24,8 +24,8 @@ class Desk:
     """Does blocks of shell as they are printed. Of one thread; services end with it.
 
     Args:
-        folder: Where commands run.
-        changes: Words of blocks that are others here, such as ports.
+        folder: Where files are saved and commands run.
+        changes: Words of files and commands that are others here, such as ports.
     """
 
     def __init__(self, folder: Path, changes: Mapping[str, str] | None = None) -> None:
@@ -37,6 +37,10 @@ class Desk:
         self._environment = {"PATH": path, "PYTHONUNBUFFERED": "1"}
         self._services: list[Child] = []
 
+    def save(self, name: str, text: str) -> None:
+        """Save a file."""
+        (self._folder / name).write_text(self._changed(text), encoding="utf-8")
+
     def do(self, text: str) -> str:
         """Do a block, and return what it prints to stdout; services are left running.
 
@@ -46,13 +50,16 @@ class Desk:
             BenchError: A command failed.
             TimeoutExpired: It takes ten minutes.
         """
-        text = self._words.sub(lambda found: self._changes[found[0]], text)
+        text = self._changed(text)
         if not _SERVICE.match(text):
             return self._run(text)
         lines = text.replace("\\\n", " ").splitlines()
         for service, line in [(self._start(line), line) for line in lines]:
             self._await(service, line)
         return ""
+
+    def _changed(self, text: str) -> str:
+        return self._words.sub(lambda found: self._changes[found[0]], text)
 
     def _run(self, text: str) -> str:
         done = subprocess.run(

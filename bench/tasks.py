@@ -91,7 +91,7 @@ def minutes(task: Task) -> float:
         for step in task.steps:
             at = time.monotonic()
             if step.file:
-                (Path(folder) / step.file).write_text(step.text, encoding="utf-8")
+                desk.save(step.file, step.text)
             else:
                 _CONSOLE.print(desk.do(step.text), markup=False)
             first = step.file or step.text.splitlines()[0]

@@ -30,7 +30,7 @@ def views(sessions: int, rng: np.random.Generator) -> Iterator[tuple[Any, ...]]:
         rows.writerows(zip(range(ITEMS), category_I, price_I, strict=True))
     popular_I = rng.normal(0, 0.6, ITEMS)
     times = np.sort(rng.integers(0, DAYS * 86_400 - 3600, sessions))
-    at: list[tuple[int, list[tuple[object, ...]]]] = []
+    at: list[tuple[int, list[tuple[Any, ...]]]] = []
     for session, began in enumerate(times.tolist()):
         # What is popular drifts: each day a tenth of the items trade places.
         if session % max(1, sessions // (DAYS * 10)) == 0:

@@ -33,7 +33,7 @@ def test_the_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
     with Desk(tmp_path, changes) as desk:
         for name, kind, text in BLOCKS:
             if kind == "python":
-                (tmp_path / name).write_text(text)
+                desk.save(name, text)
             elif kind == "bash":
                 said.append(desk.do(text))
     # What the page shows of each command is what it says, but for figures of a net's last bits.
