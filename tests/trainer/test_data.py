@@ -369,6 +369,17 @@ def test_criteo_lines_become_raw_numbers_and_hashed_strings(tmp_path: Path) -> N
     assert batch.keys_BF[0, :3].view(np.uint64).tolist() == expected
 
 
+def test_ids_of_which_most_are_digits_alone_are_text(tmp_path: Path) -> None:
+    ids = ["00000000", "53845412", "cc623af8", "13579024", "71300000"] * 20
+    (tmp_path / "in.csv").write_text("id,y\n" + "".join(f"{each},1\n" for each in ids))
+    schema = EventSchema(features=(FeatureColumn(name="id", column="id"),), label="y")
+    source = CsvSource(str(tmp_path / "in.csv"), schema)
+    assert source.key_kinds == {"id": "string"}
+    (batch,) = source.batches(batch_size=100)
+    assert len(batch.label_B) == 100
+    assert source.dead_letters.by_reason == {}
+
+
 def test_a_kind_given_by_hand_overrides_the_guess(tmp_path: Path) -> None:
     path = csv(tmp_path / "a.csv", {**small_columns(3), "item": [1, 2, 3]})
     assert read(CsvSource(path, small_schema())).keys_BF[:, 0].tolist() == [1, 2, 3]

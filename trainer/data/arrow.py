@@ -197,11 +197,26 @@ def iso_ms(text: str) -> int | None:
     )
 
 
-def parses_as_time(array: pa.Array) -> bool:
-    """Whether at least half of the texts that are there read as times of ISO 8601."""
+_FAULTY = 0.02
+_FEW = 4  # texts, of which one may be faulty
+
+
+def most_match(array: pa.Array, pattern: str) -> bool:
+    """Whether the texts that are there, but for a few, match: it is a column of such.
+
+    The few are mistakes. Were half enough, a column of hexadecimal ids could be one of integers, as
+    many of them are digits alone.
+    """
     present = array.drop_null()
-    fits = pc.sum(pc.match_substring_regex(present, ISO_TIME)).as_py() or 0
-    return len(present) > 0 and 2 * fits >= len(present)
+    if not len(present):
+        return False
+    faulty = len(present) - (pc.sum(pc.match_substring_regex(present, pattern)).as_py() or 0)
+    return faulty <= max(_FAULTY * len(present), int(len(present) >= _FEW))
+
+
+def parses_as_time(array: pa.Array) -> bool:
+    """Whether the texts that are there, but for a few, are times of ISO 8601."""
+    return most_match(array, ISO_TIME)
 
 
 def split(array: pa.Array, separator: str) -> pa.Array:
@@ -210,10 +225,8 @@ def split(array: pa.Array, separator: str) -> pa.Array:
 
 
 def parses_as_int(array: pa.Array) -> bool:
-    """Whether at least half of the texts that are there read as integers."""
-    present = array.drop_null()
-    fits = pc.sum(pc.match_substring_regex(present, _PATTERNS["int"])).as_py() or 0
-    return len(present) > 0 and 2 * fits >= len(present)
+    """Whether the texts that are there, but for a few, are integers."""
+    return most_match(array, _PATTERNS["int"])
 
 
 def _integers(texts: pa.Array, fits_N: NDArray[np.bool_]) -> tuple[Ints, NDArray[np.bool_]]:

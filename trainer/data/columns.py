@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from embertide.trainer.data.arrow import ISO_TIME, is_text, is_time
+from embertide.trainer.data.arrow import ISO_TIME, is_text, is_time, most_match
 from embertide.trainer.data.parquet import open_bytes
 from embertide.trainer.errors import DataError
 
@@ -36,8 +36,6 @@ _DELIMITERS = ",\t;|"
 _EXAMPLES = 4
 _BINS = 16
 _SHOWN_CHARACTERS = 16
-# A column is of a kind if so many of its values are: a few may be broken.
-_MOST = 0.98
 # Of the texts of a list, so many have more than one item ...
 _WITH_SEPARATOR = 0.1
 # ... and there are so many times fewer items than texts, or few.
@@ -367,13 +365,9 @@ _KINDS = ((_INT, pa.int64()), (_FLOAT, pa.float64()), *_TIME_KINDS)
 
 
 def _typed(array: Any, kinds: Sequence[tuple[str, Any]] = _KINDS) -> Any:
-    """Texts as integers, floats or times, if most of them are."""
-    present = array.drop_null()
-    if not len(present):
-        return array
+    """Texts as integers, floats or times, if all but a few of them are."""
     for pattern, kind in kinds:
-        fits = pc.match_substring_regex(present, pattern)
-        if (pc.sum(fits).as_py() or 0) < _MOST * len(present):
+        if not most_match(array, pattern):
             continue
         good = pc.fill_null(pc.match_substring_regex(array, pattern), False)
         texts = pc.if_else(good, array, pa.scalar(None, array.type))

@@ -37,7 +37,7 @@ class TextFormat:
         quoted: Whether double quotes may enclose a field. No field may contain a line's end.
         names: Column names of a file without a header; None if its first line has them.
         kinds: Says of columns of keys whether they are "int" or "string". One that is not named is
-            "int" if at least half of the values in the first `BLOCK_BYTES` are integers. And of the
+            "int" if the values in the first `BLOCK_BYTES`, but for a few, are integers. And of the
             time whether it is "float", a number, or "time", ISO 8601; by the same rule.
     """
 
