@@ -72,7 +72,10 @@ def case_of_set(dataset: sets.Dataset, share: float) -> Case:
 def _peer(case: Case, seeds: tuple[int, ...]) -> dict[str, Any]:
     made = case.made()
     last = ours.first_of_last(len(made.label_N), _LAST)
-    return {**dataclasses.asdict(machine.tune(made, last, seeds)), "labels": _digest(made.label_N)}
+    return {
+        **dataclasses.asdict(machine.tune(made, last, seeds)),
+        "labels": _digest(_as_sorted(made)),
+    }
 
 
 def _ours(case: Case, seed: int) -> dict[str, Any]:
@@ -86,6 +89,14 @@ def _ours(case: Case, seed: int) -> dict[str, Any]:
         "versions": found.versions,
         "misread": [] if case.known is None else ours.misread(found.columns, made),
     }
+
+
+def _as_sorted(made: sets.Made) -> sets.Array:
+    """Return the labels as whoever sorts the file by time has them: of equal times, as they lie."""
+    if made.order_N is None or made.ts_ms_N is None:
+        return made.label_N
+    order_N = made.order_N[np.argsort(made.ts_ms_N[made.order_N], kind="stable")]
+    return np.asarray(made.label_N[order_N])
 
 
 def _digest(label_N: sets.Array) -> str:
