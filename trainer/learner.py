@@ -21,7 +21,7 @@ from embertide.trainer.embedding.counters import Counters
 from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.errors import TrainerError
 from embertide.trainer.model.build import build_net
-from embertide.trainer.model.device import net_device
+from embertide.trainer.model.device import check_dtype, net_device
 from embertide.trainer.model.dlrm import Probability
 from embertide.trainer.model.export import evaluating
 from embertide.trainer.model.layers import Columns
@@ -102,6 +102,7 @@ class Learner:
         self.missing = 0
         # Made on the CPU, so that it begins alike on any.
         self.device = net_device(run.net_device)
+        check_dtype(run.net_dtype, self.device)
         self.net = build_net(run.model).to(self.device)
         self.served = Probability(self.net)
         self.rows = EmbeddingStore(
@@ -125,7 +126,7 @@ class Learner:
         self._statistics = Statistics(self.net, self.ranks) if run.model.is_own_net else None
         self.origin_ms: int | None = None
         self.counters = Counters(run.model)
-        self._quick = run.net_dtype == "bf16"
+        self._quick = run.net_dtype != "fp32"
         self._loss = Loss(run)
         schedule = run.optimizer.schedule
         self.schedule = None if schedule is None else Schedule(schedule)

@@ -206,7 +206,7 @@ def _of_tbe(tbe: peers.TrainingTbe) -> Callable[[_Both], object]:
 def _steps(learner: Learner) -> Iterator[report.Row]:
     """Compare whole steps, and the embedding side alone."""
     peer = _Fbgemm(learner)
-    quick = _learner(dataclasses.replace(_RUN, net_dtype="bf16"))
+    quick = _learner(dataclasses.replace(_RUN, net_dtype="bf16_emulated"))
     for samples, steps in _STEPS.items():
         drawn = _drawn(_DLRM, samples, steps * (_REPETITIONS + 1))
         whole, theirs = (_each(drawn, steps, of) for of in (_learning(learner), peer.learn))
@@ -304,7 +304,7 @@ def _auc(net_dtype: NetDtype, seed: int) -> float:
 def _quality() -> report.Row:
     """Compare what nets learn in bf16 and in fp32, seed by seed."""
     torch.set_num_threads(1)
-    mine = [_auc("bf16", seed) for seed in _SEEDS]
+    mine = [_auc("bf16_emulated", seed) for seed in _SEEDS]
     plain = [_auc("fp32", seed) for seed in _SEEDS]
     name = "what a bf16 net learns of made-up news", "AUC", ""
     return report.compare(

@@ -1,4 +1,7 @@
-"""A dense net that multiplies in bf16 while it learns; weights, rows and served scores are fp32."""
+"""A dense net that multiplies in bf16 while it learns; weights, rows and served scores are fp32.
+
+"bf16_emulated" is "bf16" where the CPU has it.
+"""
 
 from typing import Any
 
@@ -9,6 +12,7 @@ import torch
 from embertide.trainer.config import NetDtype, RunConfig
 from embertide.trainer.data.base import Batch
 from embertide.trainer.data.generator import NewsConfig, NewsSource
+from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.eval.metrics import auc
 from embertide.trainer.learner import Learner
 from embertide.trainer.presets import globo, globo_rates
@@ -41,11 +45,41 @@ def test_a_dtype_that_does_not_exist_is_refused() -> None:
         RunConfig(model=globo(), net_dtype="fp8")  # type: ignore[arg-type]
 
 
+@pytest.fixture
+def without_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have this CPU lack what does bf16."""
+    for name in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"):
+        monkeypatch.setattr(torch.cpu, name, lambda: False)
+
+
+@pytest.mark.usefixtures("without_bf16")
+def test_bf16_is_refused_where_it_would_be_emulated(batches: list[Batch]) -> None:
+    with pytest.raises(ConfigurationError, match=r"neither AMX nor AVX-512 BF16.*'bf16_emulated'"):
+        learned(batches[:1], "bf16")
+
+
+@pytest.mark.usefixtures("without_bf16")
+def test_who_asks_for_emulation_is_warned(
+    batches: list[Batch], caplog: pytest.LogCaptureFixture
+) -> None:
+    learned(batches[:1], "bf16_emulated")
+    assert "many times slower than fp32" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["_is_amx_tile_supported", "_is_avx512_bf16_supported"])
+@pytest.mark.usefixtures("without_bf16")
+def test_either_way_of_doing_bf16_is_enough(
+    batches: list[Batch], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(torch.cpu, name, lambda: True)
+    learned(batches[:1], "bf16")
+
+
 def test_bf16_learns_as_much_and_repeats_bit_for_bit(batches: list[Batch]) -> None:
     label = np.concatenate([batch.label_B for batch in batches])
     _, exact = learned(batches, "fp32")
-    learner, quick = learned(batches, "bf16")
-    again, repeated = learned(batches, "bf16")
+    learner, quick = learned(batches, "bf16_emulated")
+    again, repeated = learned(batches, "bf16_emulated")
     assert not (quick == exact).all(), "bf16 is not used"
     assert (quick == repeated).all()
     assert records(learner) == records(again)
@@ -54,7 +88,7 @@ def test_bf16_learns_as_much_and_repeats_bit_for_bit(batches: list[Batch]) -> No
 
 
 def test_only_the_multiplications_of_learning_are_in_bf16(batches: list[Batch]) -> None:
-    learner, _ = learned(batches[:5], "bf16")
+    learner, _ = learned(batches[:5], "bf16_emulated")
     assert {each.dtype for each in learner.net.parameters()} == {torch.float32}
     with torch.no_grad():
         dense_BD, keys_BF = torch.from_numpy(batches[5].dense_BD), batches[5].keys_BF

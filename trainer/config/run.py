@@ -8,7 +8,7 @@ from embertide.trainer.config.labels import LabelJoin
 from embertide.trainer.config.learning import OptimizerConfig, PruneConfig
 from embertide.trainer.config.model import ModelConfig
 
-NetDtype = Literal["fp32", "bf16"]
+NetDtype = Literal["fp32", "bf16", "bf16_emulated"]
 NetDevice = Literal["auto", "cpu", "cuda"]
 Codec = Literal["fp32", "bf16", "fp16", "int8"]  # of what ranks exchange
 
@@ -79,7 +79,9 @@ class RunConfig:
         net_parts: A batch goes through the net in so many parts, whose gradients add up before the
             one step: a large batch then takes the memory of a part.
         net_dtype: What the dense net multiplies in while it learns: "fp32", or "bf16", which is
-            faster where the CPU has AMX. Weights, rows, and all that is served stay fp32.
+            faster where the CPU has AMX or AVX-512 BF16, and refused where it has neither; with
+            "bf16_emulated" such a CPU does it too, many times slower. Weights, rows, and all that
+            is served stay fp32.
         net_device: Where the dense net learns: "cpu", "cuda", or "auto", a GPU where torch has one.
             Rows are in the store on any, and nodes serve the net on the CPU. A run that goes on
             elsewhere learns the same within rounding, and repeats bit for bit on one of them alone.

@@ -5,7 +5,7 @@ import os
 
 import torch
 
-from embertide.trainer.config import NetDevice
+from embertide.trainer.config import NetDevice, NetDtype
 from embertide.trainer.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -42,3 +42,24 @@ def net_device(setting: NetDevice, local_rank: int | None = None) -> torch.devic
     device = torch.device("cuda", local_rank % gpus)
     log.info("the net learns on %s, %s", device, torch.cuda.get_device_name(device))
     return device
+
+
+def check_dtype(dtype: NetDtype, device: torch.device) -> None:
+    """Refuse bf16 where this machine's CPU would have to emulate it, unless it is asked to.
+
+    There a step of the net takes some twenty times as long as in fp32 (docs/results/training.md).
+
+    Raises:
+        ConfigurationError: "bf16", on a CPU without AMX and AVX-512 BF16.
+    """
+    able = (torch.cpu._is_amx_tile_supported, torch.cpu._is_avx512_bf16_supported)
+    if dtype == "fp32" or device.type != "cpu" or any(each() for each in able):
+        return
+    lack = (
+        "this CPU has neither AMX nor AVX-512 BF16 and emulates bf16, many times slower than fp32"
+    )
+    if dtype == "bf16":
+        raise ConfigurationError(
+            f"net_dtype is 'bf16', and {lack}: use 'fp32', or 'bf16_emulated' to learn so anyway"
+        )
+    log.warning("net_dtype is %r: %s", dtype, lack)
