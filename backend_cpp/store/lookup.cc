@@ -90,14 +90,17 @@ void Tally(const Store::Impl& impl, const Table& table, size_t at, size_t n, siz
   scratch->until_observed = next - n;
 }
 
-void AddOne(const Table& table, const FoundRow& found, double* sums) {
+// A peer's sums are of weighed rows already. A null weight is 1.
+void AddOne(const Table& table, const FoundRow& found, const float* weight, double* sums) {
   const uint32_t dim = table.config.layout.dim();
   switch (found.kind) {
     case FoundKind::kRow:
-      return AddRows(table.config.layout, &found, 1, sums);
-    case FoundKind::kDefault:
-      for (uint32_t d = 0; d < dim; ++d) sums[d] += table.default_row[d];
+      return AddRows(table.config.layout, &found, weight, 1, sums);
+    case FoundKind::kDefault: {
+      const double by = weight == nullptr ? 1.0 : double{*weight};
+      for (uint32_t d = 0; d < dim; ++d) sums[d] += by * table.default_row[d];
       return;
+    }
     case FoundKind::kSums: {
       const auto* others = reinterpret_cast<const double*>(found.payload);
       for (uint32_t d = 0; d < dim; ++d) sums[d] += others[d];
@@ -108,31 +111,24 @@ void AddOne(const Table& table, const FoundRow& found, double* sums) {
   }
 }
 
-// sums[d] += weight * row[d]. A peer's sums are of weighed rows. `row`: working memory, dim long.
-void AddWeighed(const Table& table, const FoundRow& found, double weight, double* row,
-                double* sums) {
-  if (found.kind == FoundKind::kSums) return AddOne(table, found, sums);
-  const uint32_t dim = table.config.layout.dim();
-  std::fill_n(row, dim, 0.0);
-  AddOne(table, found, row);
-  for (uint32_t d = 0; d < dim; ++d) sums[d] += weight * row[d];
-}
-
 bool AreRows(const FoundRow* found, size_t n) {
   return std::all_of(found, found + n,
                      [](const FoundRow& row) { return row.kind == FoundKind::kRow; });
 }
 
-// In order; rows that stand together at once.
-void AddFound(const Table& table, const FoundRow* found, size_t n, double* sums) {
+// In order; rows that stand together at once. Null weights are 1 each.
+void AddFound(const Table& table, const FoundRow* found, const float* weights, size_t n,
+              double* sums) {
+  const auto from = [weights](size_t i) { return weights == nullptr ? nullptr : weights + i; };
   for (size_t i = 0; i < n;) {
     size_t rows = 0;
     while (i + rows < n && found[i + rows].kind == FoundKind::kRow) ++rows;
     if (rows > 0) {
-      AddRows(table.config.layout, found + i, rows, sums);
+      AddRows(table.config.layout, found + i, from(i), rows, sums);
       i += rows;
     } else {
-      AddOne(table, found[i++], sums);
+      AddOne(table, found[i], from(i), sums);
+      ++i;
     }
   }
 }
@@ -166,13 +162,13 @@ Status WriteSingles(const Store::Impl& impl, std::span<const BagFeature> feature
   return Status::Ok();
 }
 
-// The bag of the n keys from `at` on. Errors are those of Finder::FindAll.
-Status PoolBag(const Table& table, Pooling pooling, size_t at, size_t n, Scratch* scratch,
-               float* out) {
+// The bag of the n keys from `at` on; null weights are 1 each. Errors are those of Finder::FindAll.
+Status PoolBag(const Table& table, Pooling pooling, size_t at, size_t n, const float* weights,
+               Scratch* scratch, float* out) {
   Finder& finder = scratch->finder;
   const RowLayout& layout = table.config.layout;
   const double divisor = pooling == Pooling::kMean && n > 0 ? static_cast<double>(n) : 1.0;
-  if (n == 1) {
+  if (n == 1 && weights == nullptr) {
     if (!finder.Find(at + 1)) EMBERTIDE_RETURN_IF_ERROR(finder.FindAll());
     WriteOne(table, finder.found()[at], out);
     return Status::Ok();
@@ -183,36 +179,19 @@ Status PoolBag(const Table& table, Pooling pooling, size_t at, size_t n, Scratch
     if (!finder.Find(at + n)) EMBERTIDE_RETURN_IF_ERROR(finder.FindAll());
     const FoundRow* found = finder.found() + at;
     if (finder.only_ddr() || AreRows(found, n)) {
-      PoolRows(layout, found, n, divisor, sums, out);
+      PoolRows(layout, found, weights, n, divisor, sums, out);
       return Status::Ok();
     }
   }
   std::fill_n(sums, layout.dim(), 0.0);
-  for (size_t end = at + n; at < end;) {
-    const size_t rows = std::min(kBagRows, end - at);
-    if (!finder.Find(at + rows)) EMBERTIDE_RETURN_IF_ERROR(finder.FindAll());
-    AddFound(table, finder.found() + at, rows, sums);
-    at += rows;
+  for (size_t first = 0; first < n;) {
+    const size_t rows = std::min(kBagRows, n - first);
+    if (!finder.Find(at + first + rows)) EMBERTIDE_RETURN_IF_ERROR(finder.FindAll());
+    const float* from = weights == nullptr ? nullptr : weights + first;
+    AddFound(table, finder.found() + at + first, from, rows, sums);
+    first += rows;
   }
   RoundSums(sums, layout.dim(), divisor, out);
-  return Status::Ok();
-}
-
-// The bag of the keys from `at` on that have these weights. Errors are those of Finder::FindAll.
-Status PoolWeighed(const Table& table, Pooling pooling, size_t at, std::span<const float> weights,
-                   Scratch* scratch, float* out) {
-  Finder& finder = scratch->finder;
-  const uint32_t dim = table.config.layout.dim();
-  const size_t n = weights.size();
-  scratch->sums.assign(size_t{2} * dim, 0.0);
-  double* sums = scratch->sums.data();
-  for (size_t i = 0; i < n; ++i) {
-    if (i % kBagRows == 0 && !finder.Find(at + std::min(i + kBagRows, n))) {
-      EMBERTIDE_RETURN_IF_ERROR(finder.FindAll());
-    }
-    AddWeighed(table, finder.found()[at + i], double{weights[i]}, sums + dim, sums);
-  }
-  RoundSums(sums, dim, pooling == Pooling::kMean && n > 0 ? static_cast<double>(n) : 1.0, out);
   return Status::Ok();
 }
 
@@ -296,11 +275,9 @@ static Status Answer(const Store::Impl& impl, uint64_t version,
       const Table& table = impl.tables[of.table];
       const size_t place = offsets.empty() ? bag : offsets[bag];
       const size_t n = offsets.empty() ? 1 : offsets[bag + 1] - place;
-      EMBERTIDE_RETURN_IF_ERROR(request.weights == nullptr
-                                    ? PoolBag(table, of.pooling, at, n, scratch, out + of.column)
-                                    : PoolWeighed(table, of.pooling, at,
-                                                  {request.weights + place, n}, scratch,
-                                                  out + of.column));
+      const float* weights = request.weights == nullptr ? nullptr : request.weights + place;
+      EMBERTIDE_RETURN_IF_ERROR(
+          PoolBag(table, of.pooling, at, n, weights, scratch, out + of.column));
       Tally(impl, table, at, n, 1, scratch);
       ++bag;
       at += n;
@@ -392,13 +369,13 @@ static KeyBags Slice(const KeyBags& request, size_t features, size_t first, size
   return slice;
 }
 
-// One bag, kChunkKeys keys at a time: the same sums as PoolBag's and PoolWeighed's.
+// One bag, kChunkKeys keys at a time: the same sums as PoolBag's.
 static Status AnswerBag(const Store::Impl& impl, uint64_t version, const BagFeature& of,
                         const KeyBags& bag, Scratch* scratch) {
   const Table& table = impl.tables[of.table];
   const uint32_t dim = table.config.layout.dim();
   Finder& finder = scratch->finder;
-  scratch->sums.assign(size_t{2} * dim, 0.0);
+  scratch->sums.assign(dim, 0.0);
   double* sums = scratch->sums.data();
   for (size_t first = 0; first < bag.keys.size(); first += kChunkKeys) {
     KeyBags piece = bag;
@@ -408,13 +385,8 @@ static Status AnswerBag(const Store::Impl& impl, uint64_t version, const BagFeat
     finder.Begin(&impl, version);
     finder.Add({&of, 1}, piece);
     EMBERTIDE_RETURN_IF_ERROR(finder.FindAll());
-    if (bag.weights == nullptr) {
-      AddFound(table, finder.found(), n, sums);
-    } else {
-      for (size_t i = 0; i < n; ++i) {
-        AddWeighed(table, finder.found()[i], double{bag.weights[first + i]}, sums + dim, sums);
-      }
-    }
+    const float* weights = bag.weights == nullptr ? nullptr : bag.weights + first;
+    AddFound(table, finder.found(), weights, n, sums);
     for (size_t i = 0; bag.source != nullptr && i < n; ++i) {
       bag.source[first + i] = static_cast<uint8_t>(finder.found()[i].source);
     }
@@ -624,15 +596,10 @@ Status BagReader::SumBags(uint32_t table, std::span<const int64_t> keys,
   const Table& of = impl.tables[table];
   const uint32_t dim = of.config.layout.dim();
   std::fill_n(sums, (offsets.size() - 1) * dim, 0.0);
-  scratch.sums.resize(dim);
   for (size_t bag = 0; bag + 1 < offsets.size(); ++bag, sums += dim) {
     for (uint32_t k = offsets[bag]; k < offsets[bag + 1]; ++k) {
-      const FoundRow& found = scratch.finder.found()[places[k]];
-      if (weights.empty()) {
-        AddOne(of, found, sums);
-      } else {
-        AddWeighed(of, found, double{weights[k]}, scratch.sums.data(), sums);
-      }
+      const float* weight = weights.empty() ? nullptr : &weights[k];
+      AddOne(of, scratch.finder.found()[places[k]], weight, sums);
     }
   }
   return Status::Ok();

@@ -177,9 +177,28 @@ struct ToFloats {
 constexpr uint32_t kWhole = 0;
 constexpr uint32_t kAsMany = ~0U;
 
+// What rows are multiplied by: nothing, or a weight each. A product of two floats is exact in fp64.
+struct Unweighed {
+  struct Of {
+    static Doubles Times(const Doubles& values) { return values; }
+    static double Times(double value) { return value; }
+  };
+  static Of At(size_t) { return {}; }
+};
+struct Weighed {
+  struct Of {
+    double weight;
+    Doubles Times(const Doubles& values) const { return weight * values; }
+    double Times(double value) const { return weight * value; }
+  };
+  const float* weights;
+  Of At(size_t r) const { return {double{weights[r]}}; }
+};
+
 // Dimensions [first, first + kSteps * kWidth) of all rows, which begin a chunk unless kAsMany.
-template <typename D, uint32_t kChunkVectors, uint32_t kSteps, typename To>
-void AddPass(const RowLayout& layout, const FoundRow* rows, size_t n, uint32_t first, To to) {
+template <typename D, uint32_t kChunkVectors, uint32_t kSteps, typename Weights, typename To>
+void AddPass(const RowLayout& layout, const FoundRow* rows, Weights weights, size_t n,
+             uint32_t first, To to) {
   // Loops over it are unrolled, or it would lie in memory.
   Doubles total[2 * kSteps];
 #pragma GCC unroll 16
@@ -190,6 +209,7 @@ void AddPass(const RowLayout& layout, const FoundRow* rows, size_t n, uint32_t f
   const uint32_t into = kChunkVectors == kAsMany ? first / kWidth % vectors : 0;
   for (size_t r = 0; r < n; ++r) {
     Elements<D> from(rows[r]);
+    const auto weight = weights.At(r);
     uint32_t live = rows[r].live;
     if (kChunkVectors == kWhole) {
       from.at += before * kBytes;
@@ -216,8 +236,8 @@ void AddPass(const RowLayout& layout, const FoundRow* rows, size_t n, uint32_t f
           live >>= 1;
         }
       }
-      total[2 * s] += Widen(D::Half(element, from.scale));
-      total[2 * s + 1] += Widen(D::Half(element + kBytes / 2, from.scale));
+      total[2 * s] += weight.Times(Widen(D::Half(element, from.scale)));
+      total[2 * s + 1] += weight.Times(Widen(D::Half(element + kBytes / 2, from.scale)));
     }
   }
 #pragma GCC unroll 16
@@ -242,56 +262,70 @@ inline void ForEachLive(const RowLayout& layout, const FoundRow& row, const Many
   }
 }
 
-template <typename D>
-inline void AddRow(const RowLayout& layout, const FoundRow& row, double* sums) {
+template <typename D, typename Weight>
+inline void AddRow(const RowLayout& layout, const FoundRow& row, Weight weight, double* sums) {
   ForEachLive<D>(
       layout, row,
-      [sums](uint32_t d, const Floats& values) {
+      [sums, weight](uint32_t d, const Floats& values) {
         for (uint32_t h = 0; h < 2; ++h) {
           double* at = sums + d + h * kHalf;
-          Save(Load<Doubles>(at) + Widen(Half(values, h)), at);
+          Save(Load<Doubles>(at) + weight.Times(Widen(Half(values, h))), at);
         }
       },
-      [sums](uint32_t d, float value) { sums[d] += static_cast<double>(value); });
+      [sums, weight](uint32_t d, float value) {
+        sums[d] += weight.Times(static_cast<double>(value));
+      });
 }
 
-template <typename D, uint32_t kChunkVectors, typename To>
-void AddInPasses(const RowLayout& layout, const FoundRow* rows, size_t n, To to) {
+template <typename D, uint32_t kChunkVectors, typename Weights, typename To>
+void AddInPasses(const RowLayout& layout, const FoundRow* rows, Weights weights, size_t n, To to) {
   const uint32_t dim = layout.dim();
   uint32_t d = 0;
   constexpr uint32_t kSteps = kPassFloats / kWidth;
   for (; d + kPassFloats <= dim; d += kPassFloats) {
-    AddPass<D, kChunkVectors, kSteps>(layout, rows, n, d, to);
+    AddPass<D, kChunkVectors, kSteps>(layout, rows, weights, n, d, to);
   }
   constexpr uint32_t kRest = kChunkVectors == kWhole ? kWhole : kAsMany;
-  for (; d < dim; d += kWidth) AddPass<D, kRest, 1>(layout, rows, n, d, to);
+  for (; d < dim; d += kWidth) AddPass<D, kRest, 1>(layout, rows, weights, n, d, to);
 }
 
 // False, and nothing is done, if the layout is not made of whole vectors.
-template <typename D, typename To>
-inline bool AddByVectors(const RowLayout& layout, const FoundRow* rows, size_t n, To to) {
+template <typename D, typename Weights, typename To>
+inline bool AddByVectors(const RowLayout& layout, const FoundRow* rows, Weights weights, size_t n,
+                         To to) {
   if (layout.dim() % kWidth != 0) return false;
   const uint16_t full = layout.full_mask();
   bool whole = true;
   for (size_t r = 0; r < n && whole; ++r) whole = rows[r].live == full;
   if (whole) {
-    AddInPasses<D, kWhole>(layout, rows, n, to);
+    AddInPasses<D, kWhole>(layout, rows, weights, n, to);
   } else if (layout.chunk_dim % kWidth != 0) {
     return false;
   } else if (layout.chunk_dim == kWidth) {
-    AddInPasses<D, 1>(layout, rows, n, to);
+    AddInPasses<D, 1>(layout, rows, weights, n, to);
   } else if (layout.chunk_dim == 2 * kWidth) {
-    AddInPasses<D, 2>(layout, rows, n, to);
+    AddInPasses<D, 2>(layout, rows, weights, n, to);
   } else {
-    AddInPasses<D, kAsMany>(layout, rows, n, to);
+    AddInPasses<D, kAsMany>(layout, rows, weights, n, to);
   }
   return true;
 }
 
+template <typename D, typename Weights>
+void AddAll(const RowLayout& layout, const FoundRow* rows, Weights weights, size_t n,
+            double* sums) {
+  if (AddByVectors<D>(layout, rows, weights, n, ToSums{sums})) return;
+  for (size_t r = 0; r < n; ++r) AddRow<D>(layout, rows[r], weights.At(r), sums);
+}
+
 template <typename D>
-void Add(const RowLayout& layout, const FoundRow* rows, size_t n, double* sums) {
-  if (AddByVectors<D>(layout, rows, n, ToSums{sums})) return;
-  for (size_t r = 0; r < n; ++r) AddRow<D>(layout, rows[r], sums);
+void Add(const RowLayout& layout, const FoundRow* rows, const float* weights, size_t n,
+         double* sums) {
+  if (weights == nullptr) {
+    AddAll<D>(layout, rows, Unweighed{}, n, sums);
+  } else {
+    AddAll<D>(layout, rows, Weighed{weights}, n, sums);
+  }
 }
 
 void Round(const double* sums, uint32_t n, double divisor, float* out) {
@@ -302,17 +336,27 @@ void Round(const double* sums, uint32_t n, double divisor, float* out) {
   for (; d < n; ++d) out[d] = static_cast<float>(sums[d] / divisor);
 }
 
-template <typename D>
-void Pool(const RowLayout& layout, const FoundRow* rows, size_t n, double divisor, double* sums,
-          float* out) {
-  if (divisor == 1.0 ? AddByVectors<D>(layout, rows, n, ToFloats<false>{out, divisor})
-                     : AddByVectors<D>(layout, rows, n, ToFloats<true>{out, divisor})) {
+template <typename D, typename Weights>
+void PoolAll(const RowLayout& layout, const FoundRow* rows, Weights weights, size_t n,
+             double divisor, double* sums, float* out) {
+  if (divisor == 1.0 ? AddByVectors<D>(layout, rows, weights, n, ToFloats<false>{out, divisor})
+                     : AddByVectors<D>(layout, rows, weights, n, ToFloats<true>{out, divisor})) {
     return;
   }
   const uint32_t dim = layout.dim();
   std::memset(sums, 0, dim * sizeof(double));
-  for (size_t r = 0; r < n; ++r) AddRow<D>(layout, rows[r], sums);
+  for (size_t r = 0; r < n; ++r) AddRow<D>(layout, rows[r], weights.At(r), sums);
   Round(sums, dim, divisor, out);
+}
+
+template <typename D>
+void Pool(const RowLayout& layout, const FoundRow* rows, const float* weights, size_t n,
+          double divisor, double* sums, float* out) {
+  if (weights == nullptr) {
+    PoolAll<D>(layout, rows, Unweighed{}, n, divisor, sums, out);
+  } else {
+    PoolAll<D>(layout, rows, Weighed{weights}, n, divisor, sums, out);
+  }
 }
 
 template <typename D>

@@ -35,9 +35,10 @@ struct FoundRow {
 
 // The functions below for one kind of vectors, by DType.
 struct RowOps {
-  using Add = void (*)(const RowLayout& layout, const FoundRow* rows, size_t n, double* sums);
-  using Pool = void (*)(const RowLayout& layout, const FoundRow* rows, size_t n, double divisor,
-                        double* sums, float* out);
+  using Add = void (*)(const RowLayout& layout, const FoundRow* rows, const float* weights,
+                       size_t n, double* sums);
+  using Pool = void (*)(const RowLayout& layout, const FoundRow* rows, const float* weights,
+                        size_t n, double divisor, double* sums, float* out);
   using Write = void (*)(const RowLayout& layout, const FoundRow* rows, size_t n, size_t step,
                          float* out, size_t out_stride);
   using Round = void (*)(const double* sums, uint32_t n, double divisor, float* out);
@@ -57,17 +58,20 @@ extern const RowOps* const kRowOps;
 // Those of "avx512", "avx2" or "plain"; null if this CPU has none, or there is no such level.
 const RowOps* RowOpsOf(std::string_view level);
 
-// sums[d] += rows[0][d], then rows[1][d] ..., for layout.dim() sums; a dead chunk adds nothing. All
-// are payloads. More rows at once are quicker, for sums then stay in registers.
-inline void AddRows(const RowLayout& layout, const FoundRow* rows, size_t n, double* sums) {
-  kRowOps->add[static_cast<size_t>(layout.dtype)](layout, rows, n, sums);
+// sums[d] += weights[0] * rows[0][d], then that of rows[1] ..., for layout.dim() sums; a dead chunk
+// adds nothing. All are payloads. Null weights are 1 each. More rows at once are quicker, for sums
+// then stay in registers.
+inline void AddRows(const RowLayout& layout, const FoundRow* rows, const float* weights, size_t n,
+                    double* sums) {
+  kRowOps->add[static_cast<size_t>(layout.dtype)](layout, rows, weights, n, sums);
 }
 
-// out[d] = float((0 + rows[0][d] + rows[1][d] ...) / divisor), added in fp64 in that order and
-// rounded once. `sums`: working memory, layout.dim() of them. All are payloads.
-inline void PoolRows(const RowLayout& layout, const FoundRow* rows, size_t n, double divisor,
-                     double* sums, float* out) {
-  kRowOps->pool[static_cast<size_t>(layout.dtype)](layout, rows, n, divisor, sums, out);
+// out[d] = float((0 + weights[0] * rows[0][d] + weights[1] * rows[1][d] ...) / divisor), added in
+// fp64 in that order and rounded once. `sums`: working memory, layout.dim() of them. All are
+// payloads. Null weights are 1 each.
+inline void PoolRows(const RowLayout& layout, const FoundRow* rows, const float* weights, size_t n,
+                     double divisor, double* sums, float* out) {
+  kRowOps->pool[static_cast<size_t>(layout.dtype)](layout, rows, weights, n, divisor, sums, out);
 }
 
 // Writes rows[0], rows[step], ... n of them, as layout.dim() floats each to `out`, out +

@@ -51,23 +51,30 @@ class RowOpsTest : public testing::TestWithParam<VectorCase> {
 };
 
 TEST_P(RowOpsTest, SumsAreThoseOfAddingInOrder) {
-  for (const bool whole : {true, false}) {
-    MakeRows(9, whole);
+  const std::vector<float> some = {0.5F, -1.0F, 0.0F, 1e-7F, 3.3F, -7.25F, 1e8F, 0.1F, 1.0F};
+  const std::vector<float> ones(some.size(), 1.0F);
+  for (const auto& [whole, weights] :
+       {std::pair{true, &ones}, {false, &ones}, {true, &some}, {false, &some}}) {
+    MakeRows(some.size(), whole);
+    const float* given = weights == &ones ? nullptr : weights->data();
+    const auto product = [&](size_t r, size_t d) {
+      return double{weights->at(r)} * double{decoded_[r][d]};
+    };
     for (size_t n = 0; n <= rows_.size(); ++n) {
       std::vector<double> sums(layout_.dim(), 0.25);
       std::vector<double> expected = sums;
       for (size_t r = 0; r < n; ++r) {
-        for (size_t d = 0; d < expected.size(); ++d) expected[d] += decoded_[r][d];
+        for (size_t d = 0; d < expected.size(); ++d) expected[d] += product(r, d);
       }
-      ops_->add[dtype_](layout_, rows_.data(), n, sums.data());
-      ASSERT_EQ(sums, expected) << n << " rows, whole: " << whole;
+      ops_->add[dtype_](layout_, rows_.data(), given, n, sums.data());
+      ASSERT_EQ(sums, expected) << n << " rows, whole: " << whole << ", weighed: " << !!given;
       std::vector<float> pooled(layout_.dim(), 7.0F);
       std::vector<double> work(layout_.dim(), 7.0);
       for (const double divisor : {1.0, 3.0}) {
-        ops_->pool[dtype_](layout_, rows_.data(), n, divisor, work.data(), pooled.data());
+        ops_->pool[dtype_](layout_, rows_.data(), given, n, divisor, work.data(), pooled.data());
         for (size_t d = 0; d < expected.size(); ++d) {
           double sum = 0.0;
-          for (size_t r = 0; r < n; ++r) sum += decoded_[r][d];
+          for (size_t r = 0; r < n; ++r) sum += product(r, d);
           ASSERT_EQ(pooled[d], static_cast<float>(sum / divisor)) << n << " rows by " << divisor;
         }
       }
