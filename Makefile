@@ -62,7 +62,10 @@ build/.kafka: tests/support/kafka-broker.txt build/.venv
 SOURCES := $(shell git ls-files -co --exclude-standard -- '*.cc' '*.cu' '*.h' '*.proto' '*.pyi' '*CMakeLists.txt')
 build/.dev: build/.venv $(SOURCES)
 	@echo "== editable install (builds the _store extension and the protos)"
-	@PATH="$(BIN):$$PATH" $(BIN)/pip install -q --no-build-isolation --no-deps -e .
+	@$(MAKE) -s configure
+	@cmake --build build/cpp --target embertide_store
+	@PATH="$(BIN):$$PATH" $(BIN)/pip install -q --no-build-isolation --no-deps -e . \
+	  -C cmake.define.EMBERTIDE_STORE_BUILD="$(CURDIR)/build/cpp"
 	@rm -rf .mypy_cache
 	@touch $@
 
