@@ -34,6 +34,10 @@ CONCURRENCY = 2
 Protocol = Literal["grpc", "http"]
 
 
+class UnmeasuredError(BenchError):
+    """No window saw a load answered, long ones neither."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
     """What perf_analyzer sends, where and for how long."""
@@ -127,17 +131,19 @@ def run(load: Load) -> Measured:
     """Measure a load.
 
     Raises:
-        BenchError: perf_analyzer complains, or no request was answered.
+        UnmeasuredError: No request was answered, or too few to say a rate.
+        BenchError: perf_analyzer complains.
     """
     said = ""
+    complaint = f"perf_analyzer on {load.model} by {load.protocol} failed:\n"
     for longer in _LONGER:
         longer_load = dataclasses.replace(load, window_ms=longer * load.window_ms)
         measured, said = _attempt(longer_load)
         if measured is not None:
             return measured
         if not any(each in said for each in _UNMEASURED):
-            break
-    raise BenchError(f"perf_analyzer on {load.model} by {load.protocol} failed:\n{said}")
+            raise BenchError(complaint + said)
+    raise UnmeasuredError(complaint + said)
 
 
 def compare_throughput(

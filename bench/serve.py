@@ -188,17 +188,27 @@ class Bench:
     # --- measuring --------------------------------------------------------------------------------
 
     def choose(self, side: Side, kind: Kind) -> dict[int, Variant]:
-        """Return the fastest variant of a side by batch."""
+        """Return the fastest variant of a side by batch; one that answers next to nothing loses.
+
+        Raises:
+            BenchError: None of them can be measured at some batch.
+        """
         cases = [case for case in self.cases if case.kind == kind]
         best: dict[int, tuple[float, Variant]] = {}
         for variant in variants(side, kind, stacked=self.stacked):
             before = {each for _, each in best.values()}
             for case in cases:
-                rate = self.measure(variant, case, _PILOT_WINDOW_MS).requests_per_s
+                try:
+                    rate = self.measure(variant, case, _PILOT_WINDOW_MS).requests_per_s
+                except perf.UnmeasuredError:
+                    _CONSOLE.print(f"[yellow]{variant.model} b{case.batch}: not measured, left out")
+                    continue
                 if rate > best.get(case.batch, (0.0, variant))[0]:
                     best[case.batch] = (rate, variant)
             losers = (before | {variant}) - {each for _, each in best.values()}
             self.server.unload(losers)
+        if lost := [case.batch for case in cases if case.batch not in best]:
+            raise BenchError(f"no variant of {side} {kind} can be measured at batches {lost}")
         return {batch: variant for batch, (_, variant) in best.items()}
 
     def _interleave(

@@ -1,13 +1,13 @@
 """The serving benchmark: what a case must reach, what a side may choose, what its rows say."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pytest
 
 from bench import perf, serve
 from bench.report import Row
-from bench.servers import Variant
+from bench.servers import BenchError, BenchServer, Variant
 from bench.shapes import Shape
 
 
@@ -40,3 +40,38 @@ def test_no_instance_has_more_threads_than_there_are_cores(
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
     assert {each.threads for each in serve.variants("peer", "ranking", stacked=False)} == {1, 2, 3}
     assert {each.threads for each in serve.variants("fill", "lookup", stacked=False)} == {1}
+
+
+class _Idle(BenchServer):
+    """Has nothing to unload."""
+
+    def __init__(self) -> None:
+        pass
+
+    def unload(self, variants: Iterable[Variant]) -> None:
+        pass
+
+
+class _Measuring(serve.Bench):
+    """A bench whose pilots measure what they are told; None: nothing is answered."""
+
+    def __init__(self, rates: dict[int, float | None]) -> None:
+        self.cases, self.stacked = serve.BAGS, True
+        self.server = _Idle()
+        self._rates = rates
+
+    def measure(self, variant: Variant, case: serve.Case, window_ms: int) -> perf.Measured:
+        rate = self._rates[variant.threads]
+        if rate is None:
+            raise perf.UnmeasuredError(f"{variant.model}, batch {case.batch}, {window_ms} ms")
+        return _series(rate)[0]
+
+
+def test_a_variant_that_answers_nothing_loses_and_the_others_are_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    chosen = _Measuring({1: 10.0, 2: None}).choose("peer", "ranking")
+    assert {each.threads for each in chosen.values()} == {1}
+    with pytest.raises(BenchError, match=r"no variant of peer ranking .* batches \[64\]"):
+        _Measuring({1: None, 2: None}).choose("peer", "ranking")
