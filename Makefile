@@ -219,7 +219,7 @@ test-tsan: build/.apt ## the concurrent C++ tests under ThreadSanitizer
 	@cmake -S . -B build/tsan -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS="-fsanitize=thread" >/dev/null
 	@cmake --build build/tsan
 	TSAN_OPTIONS='suppressions=$(CURDIR)/backend_cpp/tsan.supp ignore_noninstrumented_modules=1' \
-	  ctest --test-dir build/tsan --output-on-failure -R 'Concurrency|BeyondDdr|Block|Node|Follower|Redis' -j 2
+	  ctest --test-dir build/tsan --output-on-failure -R 'Concurrency|IndexTest|BeyondDdr|Block|Node|Follower|Redis' -j 2
 
 fuzz-targets: build/.apt
 	@cmake -S . -B build/fuzz -G Ninja -DCMAKE_CXX_COMPILER=clang++-19 -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEMBERTIDE_BUILD_FUZZ=ON >/dev/null

@@ -175,5 +175,32 @@ TEST_F(IndexTest, ReadersFindEveryKeyThatWasThereWhenTheyAsked) {
   EXPECT_EQ(lost, 0U);
 }
 
+// Under TSan: the word alone orders a row before those who find its key.
+TEST_F(IndexTest, WhoFindsAKeySeesWhatWasWrittenBeforeItWasAdded) {
+  constexpr uint64_t kKeys = 20000;
+  std::vector<uint64_t> rows(kKeys);
+  std::atomic<uint64_t> wrong = 0;
+  std::vector<std::thread> readers;
+  for (uint64_t r = 0; r < 2; ++r) {
+    readers.emplace_back([&, r] {
+      std::mt19937_64 random(r);
+      bool all = false;
+      while (!all) {
+        const uint64_t last = kKeys - 1;
+        all = index.Peek(HashKey(last), last) == Place(last);
+        const uint64_t key = random() % kKeys;
+        if (index.Peek(HashKey(key), key) == Place(key)) wrong += rows[key] != key + 1 ? 1 : 0;
+      }
+    });
+  }
+  for (uint64_t key = 0; key < kKeys; ++key) {
+    ASSERT_TRUE(Reserve());
+    rows[key] = key + 1;
+    index.Insert(HashKey(key), key, Place(key));
+  }
+  for (std::thread& reader : readers) reader.join();
+  EXPECT_EQ(wrong, 0U);
+}
+
 }  // namespace
 }  // namespace embertide
