@@ -150,6 +150,9 @@ class PruneOutcome:
     @property
     def rows_unchanged(self) -> int: ...
 
+def vector_level() -> str:
+    """Return the vectors that rows are added by: avx512, avx2 or plain (EMBERTIDE_VECTORS)."""
+
 class Store:
     """The tables of one node or trainer rank. One writer at a time; reads pin a version."""
 
@@ -175,6 +178,7 @@ class Store:
         hbm_devices: int = 1,
         hbm_kind: str = "gpu",
         hbm_policy: str = ...,
+        sums: str = "fp64",
     ) -> None: ...
     def lookup(
         self,

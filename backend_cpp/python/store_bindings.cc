@@ -3,6 +3,7 @@
 
 #include "bindings.h"
 #include "embertide/numa.h"
+#include "store/row_ops.h"
 
 namespace embertide {
 namespace {
@@ -21,8 +22,8 @@ StoreOptions MakeOptions(std::vector<TableConfig> tables, const std::string& pro
                          uint32_t new_row_accesses, const std::string& utility,
                          double utility_decay, std::vector<PyPruneGroup> prune_groups,
                          const std::string& optimizer, uint64_t hbm_budget_bytes,
-                         uint32_t hbm_devices, const std::string& hbm_kind,
-                         std::string hbm_policy) {
+                         uint32_t hbm_devices, const std::string& hbm_kind, std::string hbm_policy,
+                         const std::string& sums) {
   if (profile != "serve" && profile != "train") {
     throw BindingError{{Code::kInvalidArgument, "profile \"" + profile + "\"; use serve or train"}};
   }
@@ -53,6 +54,7 @@ StoreOptions MakeOptions(std::vector<TableConfig> tables, const std::string& pro
   options.hbm_devices = hbm_devices;
   options.hbm_kind = ValueOrThrow(ParseHbmKind(hbm_kind));
   options.hbm_policy = std::move(hbm_policy);
+  options.sums = ValueOrThrow(ParseSumKind(sums));
   return options;
 }
 
@@ -363,30 +365,33 @@ void BindStore(py::module_& m) {
       .def_readonly("chunks_pruned", &PruneOutcome::chunks_pruned)
       .def_readonly("chunks_regrown", &PruneOutcome::chunks_regrown)
       .def_readonly("rows_unchanged", &PruneOutcome::rows_unchanged);
+  m.def("vector_level", &VectorLevel);
   py::class_<Store>(m, "Store")
-      .def(py::init([](std::vector<TableConfig> tables, const std::string& profile,
-                       uint32_t devices, uint64_t ddr, uint64_t ssd, std::string directory,
-                       const std::string& engine, uint32_t window, std::string policy,
-                       std::map<std::string, TableBudget> budgets, uint32_t accesses,
-                       const std::string& utility, double decay, std::vector<PyPruneGroup> groups,
-                       const std::string& optimizer, uint64_t hbm, uint32_t hbm_devices,
-                       const std::string& hbm_kind, std::string hbm_policy) {
-             return ValueOrThrow(Store::Open(MakeOptions(
-                 std::move(tables), profile, devices, ddr, ssd, std::move(directory), engine,
-                 window, std::move(policy), std::move(budgets), accesses, utility, decay,
-                 std::move(groups), optimizer, hbm, hbm_devices, hbm_kind, std::move(hbm_policy))));
-           }),
-           py::kw_only(), py::arg("tables"), py::arg("profile") = "serve", py::arg("devices") = 1,
-           py::arg("ddr_budget_bytes") = 1ULL << 30, py::arg("ssd_budget_bytes") = 0,
-           py::arg("ssd_directory") = "", py::arg("ssd_engine") = "auto",
-           py::arg("window_versions") = 8, py::arg("ddr_policy") = kDefaultDdrPolicy,
-           py::arg("table_budgets") = std::map<std::string, TableBudget>(),
-           py::arg("new_row_accesses") = 1, py::arg("utility") = "squares",
-           py::arg("utility_decay") = StoreOptions().utility_decay,
-           py::arg("prune_groups") = std::vector<PyPruneGroup>(),
-           py::arg("optimizer") = OptimizerName(StoreOptions().optimizer),
-           py::arg("hbm_budget_bytes") = 0, py::arg("hbm_devices") = 1, py::arg("hbm_kind") = "gpu",
-           py::arg("hbm_policy") = kDefaultHbmPolicy)
+      .def(
+          py::init([](std::vector<TableConfig> tables, const std::string& profile, uint32_t devices,
+                      uint64_t ddr, uint64_t ssd, std::string directory, const std::string& engine,
+                      uint32_t window, std::string policy,
+                      std::map<std::string, TableBudget> budgets, uint32_t accesses,
+                      const std::string& utility, double decay, std::vector<PyPruneGroup> groups,
+                      const std::string& optimizer, uint64_t hbm, uint32_t hbm_devices,
+                      const std::string& hbm_kind, std::string hbm_policy,
+                      const std::string& sums) {
+            return ValueOrThrow(Store::Open(MakeOptions(
+                std::move(tables), profile, devices, ddr, ssd, std::move(directory), engine, window,
+                std::move(policy), std::move(budgets), accesses, utility, decay, std::move(groups),
+                optimizer, hbm, hbm_devices, hbm_kind, std::move(hbm_policy), sums)));
+          }),
+          py::kw_only(), py::arg("tables"), py::arg("profile") = "serve", py::arg("devices") = 1,
+          py::arg("ddr_budget_bytes") = 1ULL << 30, py::arg("ssd_budget_bytes") = 0,
+          py::arg("ssd_directory") = "", py::arg("ssd_engine") = "auto",
+          py::arg("window_versions") = 8, py::arg("ddr_policy") = kDefaultDdrPolicy,
+          py::arg("table_budgets") = std::map<std::string, TableBudget>(),
+          py::arg("new_row_accesses") = 1, py::arg("utility") = "squares",
+          py::arg("utility_decay") = StoreOptions().utility_decay,
+          py::arg("prune_groups") = std::vector<PyPruneGroup>(),
+          py::arg("optimizer") = OptimizerName(StoreOptions().optimizer),
+          py::arg("hbm_budget_bytes") = 0, py::arg("hbm_devices") = 1, py::arg("hbm_kind") = "gpu",
+          py::arg("hbm_policy") = kDefaultHbmPolicy, py::arg("sums") = "fp64")
       .def("lookup", &Lookup, py::arg("table"), py::arg("keys"), py::kw_only(),
            py::arg("pooling") = "none", py::arg("offsets") = Array<uint32_t>(0),
            py::arg("version") = py::none())

@@ -163,8 +163,8 @@ Status WriteSingles(const Store::Impl& impl, std::span<const BagFeature> feature
 }
 
 // The bag of the n keys from `at` on; null weights are 1 each. Errors are those of Finder::FindAll.
-Status PoolBag(const Table& table, Pooling pooling, size_t at, size_t n, const float* weights,
-               Scratch* scratch, float* out) {
+Status PoolBag(SumKind kind, const Table& table, Pooling pooling, size_t at, size_t n,
+               const float* weights, Scratch* scratch, float* out) {
   Finder& finder = scratch->finder;
   const RowLayout& layout = table.config.layout;
   const double divisor = pooling == Pooling::kMean && n > 0 ? static_cast<double>(n) : 1.0;
@@ -179,7 +179,11 @@ Status PoolBag(const Table& table, Pooling pooling, size_t at, size_t n, const f
     if (!finder.Find(at + n)) EMBERTIDE_RETURN_IF_ERROR(finder.FindAll());
     const FoundRow* found = finder.found() + at;
     if (finder.only_ddr() || AreRows(found, n)) {
-      PoolRows(layout, found, weights, n, divisor, sums, out);
+      if (kind == SumKind::kFp32 && weights == nullptr) {
+        PoolRows32(layout, found, n, divisor, out);
+      } else {
+        PoolRows(layout, found, weights, n, divisor, sums, out);
+      }
       return Status::Ok();
     }
   }
@@ -277,7 +281,7 @@ static Status Answer(const Store::Impl& impl, uint64_t version,
       const size_t n = offsets.empty() ? 1 : offsets[bag + 1] - place;
       const float* weights = request.weights == nullptr ? nullptr : request.weights + place;
       EMBERTIDE_RETURN_IF_ERROR(
-          PoolBag(table, of.pooling, at, n, weights, scratch, out + of.column));
+          PoolBag(impl.options.sums, table, of.pooling, at, n, weights, scratch, out + of.column));
       Tally(impl, table, at, n, 1, scratch);
       ++bag;
       at += n;

@@ -2,6 +2,7 @@
 // go at a time (kWidth) and includes this, under the compiler's flags for that CPU. Everything has
 // internal linkage and calls nothing of the library, so that no wide instruction leaves the file.
 #include <cstring>
+#include <type_traits>
 
 #include "store/row_ops.h"
 
@@ -16,8 +17,10 @@ using Floats = float __attribute__((vector_size(4 * kWidth)));
 using HalfFloats = float __attribute__((vector_size(2 * kWidth)));
 using Doubles = double __attribute__((vector_size(4 * kWidth)));  // half as many values
 constexpr uint32_t kHalf = kWidth / 2;
-// Sums that stay in registers while rows are added: of AVX-512's 32 registers 64 doubles fill 8.
-constexpr uint32_t kPassFloats = 8 * kHalf;
+// Vectors of sums that stay in registers while rows are added: half of AVX2's 16. A pass over the
+// rows adds as many dimensions as that: with AVX2 32 in fp64 and 64 in fp32, with AVX-512 twice.
+constexpr uint32_t kPassSums = 8;
+constexpr uint32_t kPassFloats = kPassSums * kHalf;  // in fp64
 
 template <typename T>
 inline T Load(const void* from) {
@@ -154,8 +157,10 @@ inline HalfFloats Half(const Floats& values, uint32_t which) {
   return Load<HalfFloats>(reinterpret_cast<const std::byte*>(&values) + which * sizeof(HalfFloats));
 }
 
-// Where sums come from and go to: memory, or nowhere and, rounded, the output.
+// Where sums come from and go to: memory, or nowhere and, rounded, the output. Sums: a vector of
+// them; a vector of floats is added to one of floats, or to two of doubles.
 struct ToSums {
+  using Sums = Doubles;
   double* sums;
   Doubles Begin(uint32_t d) const { return Load<Doubles>(sums + d); }
   void End(const Doubles& total, uint32_t d) const { Save(total, sums + d); }
@@ -164,11 +169,24 @@ struct ToSums {
 // Dividing by one changes nothing but takes as long as a row.
 template <bool kDivide>
 struct ToFloats {
+  using Sums = Doubles;
   float* out;
   double divisor;
   static Doubles Begin(uint32_t) { return Doubles{}; }
   void End(const Doubles& total, uint32_t d) const {
     Save(__builtin_convertvector(kDivide ? total / divisor : total, HalfFloats), out + d);
+  }
+};
+
+// As ToFloats, of sums in fp32.
+template <bool kDivide>
+struct ToFloats32 {
+  using Sums = Floats;
+  float* out;
+  float divisor;
+  static Floats Begin(uint32_t) { return Floats{}; }
+  void End(const Floats& total, uint32_t d) const {
+    Save(kDivide ? total / divisor : total, out + d);
   }
 };
 
@@ -199,10 +217,13 @@ struct Weighed {
 template <typename D, uint32_t kChunkVectors, uint32_t kSteps, typename Weights, typename To>
 void AddPass(const RowLayout& layout, const FoundRow* rows, Weights weights, size_t n,
              uint32_t first, To to) {
+  constexpr bool kSingle = std::is_same_v<typename To::Sums, Floats>;
+  constexpr uint32_t kSums = kSingle ? kSteps : 2 * kSteps;
+  constexpr uint32_t kEach = kSingle ? kWidth : kHalf;  // dimensions
   // Loops over it are unrolled, or it would lie in memory.
-  Doubles total[2 * kSteps];
+  typename To::Sums total[kSums];
 #pragma GCC unroll 16
-  for (uint32_t s = 0; s < 2 * kSteps; ++s) total[s] = to.Begin(first + s * kHalf);
+  for (uint32_t s = 0; s < kSums; ++s) total[s] = to.Begin(first + s * kEach);
   constexpr size_t kBytes = size_t{kWidth} * D::kBytes;
   const uint32_t vectors = kChunkVectors == kAsMany ? layout.chunk_dim / kWidth : kChunkVectors;
   const uint32_t before = kChunkVectors == kWhole ? first / kWidth : first / kWidth / vectors;
@@ -236,12 +257,16 @@ void AddPass(const RowLayout& layout, const FoundRow* rows, Weights weights, siz
           live >>= 1;
         }
       }
-      total[2 * s] += weight.Times(Widen(D::Half(element, from.scale)));
-      total[2 * s + 1] += weight.Times(Widen(D::Half(element + kBytes / 2, from.scale)));
+      if constexpr (kSingle) {
+        total[s] += D::Many(element, from.scale);
+      } else {
+        total[2 * s] += weight.Times(Widen(D::Half(element, from.scale)));
+        total[2 * s + 1] += weight.Times(Widen(D::Half(element + kBytes / 2, from.scale)));
+      }
     }
   }
 #pragma GCC unroll 16
-  for (uint32_t s = 0; s < 2 * kSteps; ++s) to.End(total[s], first + s * kHalf);
+  for (uint32_t s = 0; s < kSums; ++s) to.End(total[s], first + s * kEach);
 }
 
 // Calls use(dimension, element) for the live elements: kWidth at a time, then one at a time.
@@ -277,16 +302,29 @@ inline void AddRow(const RowLayout& layout, const FoundRow& row, Weight weight, 
       });
 }
 
+// The dimensions from d on in as few passes as there are: of kSteps vectors, then of half as many.
+template <typename D, uint32_t kChunkVectors, uint32_t kSteps, typename Weights, typename To>
+void AddRest(const RowLayout& layout, const FoundRow* rows, Weights weights, size_t n, uint32_t d,
+             To to) {
+  if constexpr (kSteps > 0) {
+    if (d + kSteps * kWidth <= layout.dim()) {
+      AddPass<D, kChunkVectors, kSteps>(layout, rows, weights, n, d, to);
+      d += kSteps * kWidth;
+    }
+    AddRest<D, kChunkVectors, kSteps / 2>(layout, rows, weights, n, d, to);
+  }
+}
+
 template <typename D, uint32_t kChunkVectors, typename Weights, typename To>
 void AddInPasses(const RowLayout& layout, const FoundRow* rows, Weights weights, size_t n, To to) {
+  constexpr uint32_t kSteps = std::is_same_v<typename To::Sums, Floats> ? kPassSums : kPassSums / 2;
   const uint32_t dim = layout.dim();
   uint32_t d = 0;
-  constexpr uint32_t kSteps = kPassFloats / kWidth;
-  for (; d + kPassFloats <= dim; d += kPassFloats) {
+  for (; d + kSteps * kWidth <= dim; d += kSteps * kWidth) {
     AddPass<D, kChunkVectors, kSteps>(layout, rows, weights, n, d, to);
   }
   constexpr uint32_t kRest = kChunkVectors == kWhole ? kWhole : kAsMany;
-  for (; d < dim; d += kWidth) AddPass<D, kRest, 1>(layout, rows, weights, n, d, to);
+  AddRest<D, kRest, kSteps / 2>(layout, rows, weights, n, d, to);
 }
 
 // False, and nothing is done, if the layout is not made of whole vectors.
@@ -360,6 +398,24 @@ void Pool(const RowLayout& layout, const FoundRow* rows, const float* weights, s
 }
 
 template <typename D>
+void Pool32(const RowLayout& layout, const FoundRow* rows, size_t n, double divisor, float* out) {
+  const auto by = static_cast<float>(divisor);
+  if (divisor == 1.0 ? AddByVectors<D>(layout, rows, Unweighed{}, n, ToFloats32<false>{out, by})
+                     : AddByVectors<D>(layout, rows, Unweighed{}, n, ToFloats32<true>{out, by})) {
+    return;
+  }
+  const uint32_t dim = layout.dim();
+  std::memset(out, 0, dim * sizeof(float));
+  for (size_t r = 0; r < n; ++r) {
+    ForEachLive<D>(
+        layout, rows[r],
+        [out](uint32_t d, const Floats& values) { Save(Load<Floats>(out + d) + values, out + d); },
+        [out](uint32_t d, float value) { out[d] += value; });
+  }
+  for (uint32_t d = 0; d < dim; ++d) out[d] /= by;
+}
+
+template <typename D>
 void Write(const RowLayout& layout, const FoundRow* rows, size_t n, size_t step, float* out,
            size_t out_stride) {
   for (; n > 0; --n, rows += step, out += out_stride) {
@@ -383,6 +439,7 @@ constexpr RowOps kOps = {Hashes,
                          Words,
                          {Add<Fp32>, Add<Fp16>, Add<Bf16>, Add<Int8>},
                          {Pool<Fp32>, Pool<Fp16>, Pool<Bf16>, Pool<Int8>},
+                         {Pool32<Fp32>, Pool32<Fp16>, Pool32<Bf16>, Pool32<Int8>},
                          {Write<Fp32>, Write<Fp16>, Write<Bf16>, Write<Int8>},
                          Round};
 

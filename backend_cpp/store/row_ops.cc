@@ -1,7 +1,10 @@
 // Which vectors this CPU adds by.
 #include "store/row_ops.h"
 
+#include <algorithm>
+#include <array>
 #include <cstdlib>
+#include <string>
 
 namespace embertide {
 
@@ -15,20 +18,32 @@ const RowOps* Avx512RowOps();
 namespace {
 
 constexpr std::array<const char*, 3> kLevels = {"avx512", "avx2", "plain"};
+constexpr const char* kVariable = "EMBERTIDE_VECTORS";
+
+// The names of the levels, or of those that this CPU has.
+std::string Names(bool here) {
+  std::string names;
+  for (const char* name : kLevels) {
+    if (here && RowOpsOf(name) == nullptr) continue;
+    names += (names.empty() ? "" : ", ") + std::string(name);
+  }
+  return names;
+}
 
 struct Level {
   const char* name;
   const RowOps* ops;
 };
 
-// The widest that this CPU has, from the one that the environment names on; chosen by hand, for an
-// ifunc's resolver would run before the sanitizers are ready.
+// The one that the environment names, else the widest that this CPU has; chosen by hand, for an
+// ifunc's resolver would run before the sanitizers are ready. A wrong name is VectorStatus's to
+// tell.
 Level Choose() noexcept {
-  const char* most = std::getenv("EMBERTIDE_VECTORS");
-  bool allowed = most == nullptr || RowOpsOf(most) == nullptr;
+  const char* named = std::getenv(kVariable);
+  if (named != nullptr && RowOpsOf(named) == nullptr) named = nullptr;
   for (const char* name : kLevels) {
-    allowed |= most != nullptr && std::string_view(most) == name;
-    if (const RowOps* ops = allowed ? RowOpsOf(name) : nullptr) return {name, ops};
+    if (named != nullptr && std::string_view(named) != name) continue;
+    if (const RowOps* ops = RowOpsOf(name)) return {name, ops};
   }
   return {"plain", PlainRowOps()};
 }
@@ -54,5 +69,19 @@ const RowOps* RowOpsOf(std::string_view level) {
 const RowOps* const kRowOps = kLevel.ops;
 
 const char* VectorLevel() { return kLevel.name; }
+
+const Status& VectorStatus() {
+  static const Status status = [] {
+    const char* named = std::getenv(kVariable);
+    if (named == nullptr || RowOpsOf(named) != nullptr) return Status::Ok();
+    const bool known = std::ranges::any_of(
+        kLevels, [=](const char* level) { return std::string_view(named) == level; });
+    return Status(Code::kInvalidArgument,
+                  std::string(kVariable) + "=" + named +
+                      (known ? ": this CPU has no such vectors; it has " : ": use one of ") +
+                      Names(known) + ", or unset it");
+  }();
+  return status;
+}
 
 }  // namespace embertide

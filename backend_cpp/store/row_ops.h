@@ -2,7 +2,7 @@
 // a bag's fp64 sums, write a row as floats.
 //
 // By the widest vectors that this CPU has (AVX-512, AVX2, else the compiler's baseline), chosen
-// once; EMBERTIDE_VECTORS=avx2 or =plain in the environment forbids wider ones. Every way gives the
+// once; EMBERTIDE_VECTORS=avx512, avx2 or plain in the environment says which. Every way gives the
 // same bits: each dimension is added to in the order of the rows. Pure and thread-safe.
 #pragma once
 
@@ -39,6 +39,8 @@ struct RowOps {
                        size_t n, double* sums);
   using Pool = void (*)(const RowLayout& layout, const FoundRow* rows, const float* weights,
                         size_t n, double divisor, double* sums, float* out);
+  using Pool32 = void (*)(const RowLayout& layout, const FoundRow* rows, size_t n, double divisor,
+                          float* out);
   using Write = void (*)(const RowLayout& layout, const FoundRow* rows, size_t n, size_t step,
                          float* out, size_t out_stride);
   using Round = void (*)(const double* sums, uint32_t n, double divisor, float* out);
@@ -51,6 +53,7 @@ struct RowOps {
   Words words;
   std::array<Add, 4> add;
   std::array<Pool, 4> pool;
+  std::array<Pool32, 4> pool32;
   std::array<Write, 4> write;
   Round round;
 };
@@ -74,6 +77,12 @@ inline void PoolRows(const RowLayout& layout, const FoundRow* rows, const float*
   kRowOps->pool[static_cast<size_t>(layout.dtype)](layout, rows, weights, n, divisor, sums, out);
 }
 
+// As PoolRows, but added and divided in fp32: SumKind::kFp32 says what that means.
+inline void PoolRows32(const RowLayout& layout, const FoundRow* rows, size_t n, double divisor,
+                       float* out) {
+  kRowOps->pool32[static_cast<size_t>(layout.dtype)](layout, rows, n, divisor, out);
+}
+
 // Writes rows[0], rows[step], ... n of them, as layout.dim() floats each to `out`, out +
 // out_stride,
 // ...; dead chunks become zeros. All are payloads.
@@ -89,5 +98,8 @@ inline void RoundSums(const double* sums, uint32_t n, double divisor, float* out
 
 // The level that is used.
 const char* VectorLevel();
+// kInvalidArgument if EMBERTIDE_VECTORS names no level, or one that this CPU lacks; stores do not
+// open then.
+const Status& VectorStatus();
 
 }  // namespace embertide

@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
 #include <random>
 #include <vector>
 
@@ -87,6 +90,33 @@ TEST_P(RowOpsTest, SumsAreThoseOfAddingInOrder) {
   }
 }
 
+// The same bits by all vectors, and within the bound that SumKind states.
+TEST_P(RowOpsTest, SumsInFp32AreThoseOfAddingInOrderAndWithinTheirBound) {
+  for (const bool whole : {true, false}) {
+    MakeRows(9, whole);
+    for (size_t n = 1; n <= rows_.size(); ++n) {
+      for (const double divisor : {1.0, 3.0}) {
+        std::vector<float> pooled(layout_.dim() + 1, 7.0F);
+        ops_->pool32[dtype_](layout_, rows_.data(), n, divisor, pooled.data());
+        for (size_t d = 0; d < layout_.dim(); ++d) {
+          float sum = 0.0F;
+          double exact = 0.0;
+          double magnitude = 0.0;
+          for (size_t r = 0; r < n; ++r) {
+            sum += decoded_[r][d];
+            exact += double{decoded_[r][d]};
+            magnitude += std::abs(double{decoded_[r][d]});
+          }
+          ASSERT_EQ(pooled[d], sum / static_cast<float>(divisor)) << n << " rows by " << divisor;
+          const double bound = (static_cast<double>(n) + 1) * 0x1p-24 * magnitude / divisor;
+          ASSERT_LE(std::abs(double{pooled[d]} - exact / divisor), bound);
+        }
+        ASSERT_EQ(pooled.back(), 7.0F) << "written behind the row";
+      }
+    }
+  }
+}
+
 TEST_P(RowOpsTest, ARowIsWrittenAsItDecodes) {
   for (const bool whole : {true, false}) {
     MakeRows(20, whole);
@@ -153,6 +183,93 @@ TEST_P(KeyOpsTest, AWordIsThatOfTheKeyOrSaysWhetherToGoOn) {
       ASSERT_EQ(word, expected) << "turn " << turn;
     }
   }
+}
+
+StoreOptions SummedInFp32() {
+  StoreOptions options;
+  options.tables = TestTables();
+  options.sums = SumKind::kFp32;
+  return options;
+}
+
+TEST(SumKindTest, AStoreAddsAsItsOptionsSay) {
+  const auto pooled = [](SumKind kind) {
+    StoreOptions options = SummedInFp32();
+    options.sums = kind;
+    const TableConfig& table = options.tables[0];
+    auto store = Store::Open(options);
+    EXPECT_TRUE(store.ok()) << store.status().ToString();
+    // 2^24 + 1 + 1: in fp32 the ones are lost one by one.
+    TestRows rows;
+    for (const auto& [key, value] : {std::pair{1, 0x1p24F}, {2, 1.0F}, {3, 1.0F}}) {
+      TestRow row{table.layout.full_mask(), {}};
+      row.payload.resize(table.layout.PayloadBytes(row.live));
+      EncodePayload(table.layout, row.live, std::vector<float>(table.layout.dim(), value).data(),
+                    row.payload.data());
+      rows[{0, static_cast<uint64_t>(key)}] = row;
+    }
+    for (uint32_t b = 0; b < table.buckets(); ++b) {
+      const auto records = BucketRecords(options.tables, rows, 0, b);
+      EXPECT_TRUE((*store)->StageRecords(1, 0, b, records).ok());
+    }
+    EXPECT_TRUE((*store)->Commit(1).ok());
+    const std::vector<int64_t> keys = {1, 2, 3};
+    const std::vector<uint32_t> offsets = {0, 3};
+    std::vector<float> out(table.layout.dim());
+    LookupRequest request{0, keys, Pooling::kSum, offsets, out.data(), out.size()};
+    auto view = (*store)->Pin(1);
+    EXPECT_TRUE(view.ok() && view->Lookup(request).ok());
+    return out[0];
+  };
+  EXPECT_EQ(pooled(SumKind::kFp64), 0x1p24F + 2.0F);
+  EXPECT_EQ(pooled(SumKind::kFp32), 0x1p24F);
+}
+
+TEST(SumKindTest, Fp32IsRefusedWhereOthersAddInFp64) {
+  const auto refusal = [](const auto& change) {
+    StoreOptions options = SummedInFp32();
+    change(&options);
+    const auto store = Store::Open(options);
+    return store.ok() ? std::string() : store.status().ToString();
+  };
+  EXPECT_NE(refusal([](auto* o) { o->hold_all = false; }).find("nodes that share a model"),
+            std::string::npos);
+  EXPECT_NE(refusal([](auto* o) { o->profile = Profile::kTrain; }).find("a trainer adds in fp64"),
+            std::string::npos);
+  EXPECT_NE(refusal([](auto* o) { o->hbm_budget_bytes = 1 << 30; }).find("GPUs add in fp64"),
+            std::string::npos);
+  EXPECT_FALSE(ParseSumKind("fp16").ok());
+}
+
+// Each in a process of its own, for the level is chosen when one starts.
+class VectorLevelDeathTest : public testing::Test {
+ protected:
+  void SetUp() override { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
+  void TearDown() override { unsetenv("EMBERTIDE_VECTORS"); }
+  // Ends the process, after it has said which level it has, or why it opens no store.
+  [[noreturn]] static void Tell() {
+    StoreOptions options;
+    options.tables = TestTables();
+    const auto store = Store::Open(options);
+    std::fprintf(stderr, "%s\n", store.ok() ? VectorLevel() : store.status().ToString().c_str());
+    std::exit(0);
+  }
+};
+
+TEST_F(VectorLevelDeathTest, TheEnvironmentNamesTheLevel) {
+  for (const char* level : {"plain", "avx2", "avx512"}) {
+    setenv("EMBERTIDE_VECTORS", level, 1);
+    const std::string said = RowOpsOf(level) == nullptr
+                                 ? std::string("EMBERTIDE_VECTORS=") + level + ": this CPU has no"
+                                 : std::string("^") + level;
+    EXPECT_EXIT(Tell(), testing::ExitedWithCode(0), said);
+  }
+}
+
+TEST_F(VectorLevelDeathTest, AnUnknownLevelOpensNoStore) {
+  setenv("EMBERTIDE_VECTORS", "avx3", 1);
+  EXPECT_EXIT(Tell(), testing::ExitedWithCode(0),
+              "EMBERTIDE_VECTORS=avx3: use one of avx512, avx2, plain, or unset it");
 }
 
 INSTANTIATE_TEST_SUITE_P(All, KeyOpsTest, testing::Values("plain", "avx2", "avx512"));

@@ -6,6 +6,7 @@
 #include <set>
 #include <system_error>
 
+#include "store/row_ops.h"
 #include "store/store_impl.h"
 
 namespace embertide {
@@ -153,7 +154,25 @@ Status ValidateGroups(const StoreOptions& options) {
   return Status::Ok();
 }
 
+Status ValidateSums(const StoreOptions& options) {
+  if (options.sums == SumKind::kFp64) return Status::Ok();
+  const std::string refused = "sums = fp32: ";
+  if (options.profile == Profile::kTrain) {
+    return {Code::kInvalidArgument, refused + "a trainer adds in fp64; use fp64"};
+  }
+  if (!options.hold_all) {
+    return {Code::kInvalidArgument,
+            refused + "nodes that share a model send each other fp64 sums of bags; use fp64"};
+  }
+  if (options.hbm_budget_bytes > 0) {
+    return {Code::kInvalidArgument,
+            refused + "GPUs add in fp64; use fp64, or no HBM tier (hbm_budget_bytes = 0)"};
+  }
+  return Status::Ok();
+}
+
 Status ValidateOptions(const StoreOptions& options) {
+  EMBERTIDE_RETURN_IF_ERROR(VectorStatus());
   if (options.tables.empty()) return {Code::kInvalidArgument, "a store needs at least one table"};
   std::set<std::string> names;
   std::set<uint32_t> ids;
@@ -207,6 +226,7 @@ Status ValidateOptions(const StoreOptions& options) {
                   " is less than 2 MiB a device; give more or 0"};
     }
   }
+  EMBERTIDE_RETURN_IF_ERROR(ValidateSums(options));
   EMBERTIDE_RETURN_IF_ERROR(ValidateGroups(options));
   EMBERTIDE_RETURN_IF_ERROR(ValidateBudgets(options, names));
   return ValidatePolicies(options);
@@ -218,6 +238,15 @@ const char* SourceName(Source source) {
   static constexpr const char* kNames[kSources] = {"hbm",     "ddr",    "ssd",        "remote",
                                                    "default", "pruned", "unanswered", "hot"};
   return kNames[static_cast<size_t>(source)];
+}
+
+const char* SumKindName(SumKind kind) { return kind == SumKind::kFp32 ? "fp32" : "fp64"; }
+
+Result<SumKind> ParseSumKind(const std::string& name) {
+  for (const SumKind kind : {SumKind::kFp64, SumKind::kFp32}) {
+    if (name == SumKindName(kind)) return kind;
+  }
+  return Status(Code::kInvalidArgument, "sums \"" + name + "\"; use fp64 or fp32");
 }
 
 const char* UtilityKindName(UtilityKind kind) {

@@ -112,6 +112,18 @@ inline constexpr uint64_t kLeastDdrShareBytes = 64 * 1024;
 // kInvalidArgument naming the part that is wrong.
 Result<std::map<std::string, TableBudget>> ParseTableBudgets(const std::string& text);
 
+// What the rows of a bag are added in.
+//
+// kFp64: rounded once, so that any split of a bag over nodes gives the same floats.
+// kFp32: bags of 2 to 64 keys that all have rows, without weights, are added in fp32 in the order
+// of their keys. A sum of n rows is then within n x 2^-24 x (|x_1| + ... + |x_n|) of the exact
+// one, to first order (Higham, Accuracy and Stability of Numerical Algorithms, 4.2); a mean is
+// rounded once more. Every other bag is added in fp64.
+enum class SumKind : uint8_t { kFp64, kFp32 };
+// "fp64" or "fp32".
+const char* SumKindName(SumKind kind);
+Result<SumKind> ParseSumKind(const std::string& name);
+
 struct StoreOptions {
   Profile profile = Profile::kServe;
   std::vector<TableConfig> tables;
@@ -148,6 +160,9 @@ struct StoreOptions {
   HbmKind hbm_kind = HbmKind::kGpu;
   std::string hbm_policy = kDefaultHbmPolicy;
   uint32_t window_versions = 8;  // committed versions a Pin may still name
+  // kFp32 needs a store that serves, holds all buckets and has no HBM tier: whoever else pools
+  // parts of a bag adds in fp64.
+  SumKind sums = SumKind::kFp64;
   // How long a writer that needs room waits for one read in flight that holds memory retired before
   // it; then its rows are refused, and the reader is named and counted.
   uint32_t reader_wait_ms = 5000;
