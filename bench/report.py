@@ -33,6 +33,7 @@ class Row:
     spread: float  # the larger side's (maximum - minimum) / median
     target: float  # 0: none
     claim: str = ""  # the requirement that the row answers, as "18.3"; empty: none
+    vectors: str = ""  # that the sides were held to, as "avx2"; empty: each had what it chose
 
     @property
     def met(self) -> bool:
@@ -107,16 +108,21 @@ def measure(
     )
 
 
-def _cpu() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+def cpu() -> str:
+    """Name this machine's CPU; a virtual one often hides all but its family and model."""
+    facts: dict[str, str] = {}
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        facts.setdefault(name.strip(), value.strip())
+    if "model name" not in facts:
+        return platform.machine()
+    return f"{facts['model name']} (family {facts['cpu family']}, model {facts['model']})"
 
 
 def machine() -> str:
     """Describe this machine in words."""
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"{_cpu()}, {os.cpu_count()} cores, {memory_gib:.0f} GiB, {platform.platform()}"
+    return f"{cpu()}, {os.cpu_count()} cores, {memory_gib:.0f} GiB, {platform.platform()}"
 
 
 def resident_bytes() -> int:
@@ -138,7 +144,7 @@ def write(path: Path, root: Path, rows: Sequence[Row]) -> None:
         "commit": commit(root),
         "machine": machine(),
         "load": os.getloadavg(),  # at the end, over 1, 5 and 15 minutes: the benchmark's own is 2-3
-        "rows": [dataclasses.asdict(row) for row in rows],
+        "rows": [{**dataclasses.asdict(row), "cpu": cpu()} for row in rows],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
@@ -161,6 +167,7 @@ def show(title: str, rows: Sequence[Row]) -> None:
         "target",
         "spread",
         "peer is",
+        "vectors",
         "claim",
     ):
         table.add_column(column, justify="left" if column in {"case", "peer is"} else "right")
@@ -177,6 +184,7 @@ def show(title: str, rows: Sequence[Row]) -> None:
             f"{sign} {row.target:.3g}" if row.target else "",
             f"{row.spread:.0%}",
             row.peer_name,
+            row.vectors,
             row.claim,
         )
     Console(width=160).print(table)

@@ -3,6 +3,10 @@
 Ten million rows that fit no cache, in huge pages on all sides. Batches of 200,000 keys that no
 repetition shares; the sides take turns. The random-line limit of the machine is measured in turn
 with them. Shapes: N keys, B bags.
+
+Cases, each a store of its own: `dense` (fp32 rows of each size), `fp32` (the same, added in fp32),
+`fp16` (fp16 rows of 16 values), `half` (half of the chunks dead), `pruned` (against FBGEMM's hash
+map of pruned rows).
 """
 
 import ctypes
@@ -33,12 +37,16 @@ DIMS = (16, 64, 128)
 BAGS = (1, 10, 50)
 EXPONENTS = (0.0, 0.8, 1.05, 1.2)
 THREADS = (1, 2)
-_KEYS = 200_000
+KEYS = 200_000
 _REPETITIONS = 7  # and one more, first, that does not count
-_BARS = {16: 0.55, 64: 0.9, 128: 1.0}
+CASES = ("dense", "fp32", "fp16", "half", "pruned")
+# Of FBGEMM TBE's rate, by vectors and dim.
+_BARS = {"avx2": {16: 0.52, 64: 0.80, 128: 1.05}, "avx512": {16: 0.60, 64: 0.90, 128: 1.2}}
+_MORE_BY_FP32_SUMS = 0.05
+_FP16_BAR = 0.85
+_HALF_DEAD_BARS = {64: 1.0, 128: 1.2}
 _PRUNED_HASH_BAR = 2.0
-_HALF_DEAD_BAR = 1.2
-_HALF_DEAD_DIMS = (64, 128)
+_CLAIM = "23.1"
 _LINE = 64
 _AHEAD = 32
 
@@ -118,7 +126,7 @@ class Ours:
         return lambda: list(self._pool.map(lambda part: self._lookup(*part), work))
 
 
-def _turns(sides: Sequence[Sequence[Measure]]) -> list[list[float]]:
+def turns(sides: Sequence[Sequence[Measure]]) -> list[list[float]]:
     """Time each side's repetitions in turn; the first does not count."""
     times: list[list[float]] = [[] for _ in sides]
     for repetition in zip(*sides, strict=True):
@@ -128,7 +136,7 @@ def _turns(sides: Sequence[Sequence[Measure]]) -> list[list[float]]:
 
 
 def _rates(times: Sequence[float]) -> list[float]:
-    return [_KEYS / seconds / 1e6 for seconds in times]
+    return [KEYS / seconds / 1e6 for seconds in times]
 
 
 def _row(case: Case, times: Sequence[float], peer: Sequence[float], name: str) -> report.Row:
@@ -149,13 +157,39 @@ def _cases(dim: int, rows: str = "") -> Iterator[Case]:
 
 def _batches(rng: np.random.Generator, rows: int) -> dict[float, list[NDArray[np.int64]]]:
     count = _REPETITIONS + 1
-    return {each: ours.draw(rng, rows, each, count, _KEYS) for each in EXPONENTS}
+    return {each: ours.draw(rng, rows, each, count, KEYS) for each in EXPONENTS}
 
 
-def _against_dense(dim: int, rows: int, live_chunks: int) -> Iterator[report.Row]:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kind:
+    """What is special of a store's rows, and what TBE's fp32 rows ask of it."""
+
+    special: str
+    bar: float
+    dtype: str = "fp32"
+    sums: str = "fp64"
+    live_chunks: int = ours.CHUNKS
+
+
+def _kinds(level: str, case: str, dim: int) -> Iterator[Kind]:
+    """Yield the kind that a case has at a dim, if any."""
+    bar = _BARS[level].get(dim, 0.0)
+    half = ours.CHUNKS // 2
+    if case == "dense":
+        yield Kind("", bar)
+    elif case == "fp32":
+        yield Kind(", fp32 sums", round(bar + _MORE_BY_FP32_SUMS, 2), sums="fp32")
+    elif case == "fp16" and dim == min(DIMS):
+        yield Kind(", fp16 rows", _FP16_BAR, dtype="fp16")
+    elif case == "half" and dim in _HALF_DEAD_BARS:
+        special = f", {half} of {ours.CHUNKS} chunks live"
+        yield Kind(special, _HALF_DEAD_BARS[dim], live_chunks=half)
+
+
+def _against_dense(dim: int, rows: int, kind: Kind) -> Iterator[report.Row]:
     """Yield rows against TBE, EmbeddingBag and the random-line limit."""
-    special = "" if live_chunks == ours.CHUNKS else f", {live_chunks} of {ours.CHUNKS} chunks live"
-    side = Ours(ours.fill(rows, dim, live_chunks=live_chunks))
+    special = kind.special
+    side = Ours(ours.fill(rows, dim, kind.dtype, live_chunks=kind.live_chunks, sums=kind.sums))
     tbe = peers.Tbe(rows, dim)
     bag = peers.Bag(tbe)
     lines = RandomLines(min(rows * dim * 4, 1 << 30))
@@ -164,10 +198,10 @@ def _against_dense(dim: int, rows: int, live_chunks: int) -> Iterator[report.Row
     for case in _cases(dim, special):
         torch.set_num_threads(case.threads)
         drawn = batches[case.exponent]
-        offsets = torch.arange(0, _KEYS + 1, case.bag)
+        offsets = torch.arange(0, KEYS + 1, case.bag)
         ids = [torch.from_numpy(each) for each in drawn]
-        places = [rng.integers(0, lines.count, _KEYS).astype(np.uint64) for _ in drawn]
-        ours_s, tbe_s, bag_s, line_s = _turns(
+        places = [rng.integers(0, lines.count, KEYS).astype(np.uint64) for _ in drawn]
+        ours_s, tbe_s, bag_s, line_s = turns(
             [
                 [side.lookup(ours.keys_of(each), case.bag, case.threads) for each in drawn],
                 [partial(tbe.lookup, each, offsets) for each in ids],
@@ -178,18 +212,18 @@ def _against_dense(dim: int, rows: int, live_chunks: int) -> Iterator[report.Row
         yield _row(case, ours_s, tbe_s, tbe.name)
         yield _row(case, ours_s, bag_s, bag.name)
         if case.exponent == 0 and case.threads == 1:
-            yield _share_of_limit(case, ours_s, line_s, live_chunks)
+            yield _share_of_limit(case, ours_s, line_s, kind)
 
 
 def _share_of_limit(
-    case: Case, ours_s: Sequence[float], line_s: Sequence[float], live_chunks: int
+    case: Case, ours_s: Sequence[float], line_s: Sequence[float], kind: Kind
 ) -> report.Row:
     """Return our lines/s over the lines/s that one core reads at random.
 
     A uniform lookup touches the row's lines and one of the index; further groups of the index are
     not counted, so the share is a little more than stated.
     """
-    row_lines = -(-case.dim * 4 * live_chunks // ours.CHUNKS // _LINE)
+    row_lines = -(-ours.payload_bytes(case.dim, kind.dtype, kind.live_chunks) // _LINE)
     touched = 1 + row_lines
     return report.compare(
         (f"{case}: {touched} lines a row", "lines/s of the random-line limit", "M lines/s"),
@@ -208,9 +242,9 @@ def _against_pruned_hash(dim: int, rows: int) -> Iterator[report.Row]:
     for case in _cases(dim):
         torch.set_num_threads(case.threads)
         drawn = batches[case.exponent]
-        offsets = torch.arange(0, _KEYS + 1, case.bag, dtype=torch.int32)
+        offsets = torch.arange(0, KEYS + 1, case.bag, dtype=torch.int32)
         ids = [peer.ids(each) for each in drawn]
-        ours_s, peer_s = _turns(
+        ours_s, peer_s = turns(
             [
                 [side.lookup(ours.keys_of(each), case.bag, case.threads) for each in drawn],
                 [partial(peer.lookup, each, offsets) for each in ids],
@@ -219,7 +253,7 @@ def _against_pruned_hash(dim: int, rows: int) -> Iterator[report.Row]:
         yield _row(case, ours_s, peer_s, peer.name)
 
 
-def _mean(name: str, rows: Sequence[report.Row], target: float) -> report.Row:
+def _mean(name: str, rows: Sequence[report.Row], target: float, claim: str) -> report.Row:
     """Return the geometric mean of the rows' ratios, which is what the bars are for."""
     return report.Row(
         case=name,
@@ -233,42 +267,48 @@ def _mean(name: str, rows: Sequence[report.Row], target: float) -> report.Row:
         n=rows[0].n,
         spread=max(row.spread for row in rows),
         target=target,
+        claim=claim,
     )
 
 
-def _means(rows: Sequence[report.Row], dim: int, special: str, target: float) -> list[report.Row]:
-    """Return the mean over all key distributions, for each bag size and number of threads."""
-    means = []
+def _means(
+    rows: Sequence[report.Row], dim: int, special: str, target: float, claim: str = ""
+) -> Iterator[report.Row]:
+    """Yield the mean over all, which has the bar, and over each bag size and number of threads."""
+    yield _mean(f"dim {dim}{special}", rows, target, claim)
     for threads, bag in itertools.product(THREADS, BAGS):
         cases = {str(Case(dim, bag, each, threads, special)) for each in EXPONENTS}
         chosen = [row for row in rows if row.case in cases]
         where = f"dim {dim}{special}, bags of {bag}, {threads} thread{'s' * (threads > 1)}"
-        means.append(_mean(where, chosen, target))
-    return [_mean(f"dim {dim}{special}", rows, target), *means]
+        yield _mean(where, chosen, 0.0, "")
 
 
-def run(*, rows: int = ROWS, dims: Sequence[int] = DIMS) -> Iterator[report.Row]:
-    """Yield the rows of the report, the means last."""
-    means: list[report.Row] = []
-    for dim in dims:
-        _CONSOLE.print(f"pooled lookup, dim {dim}: {rows:,} rows")
-        dense = list(_against_dense(dim, rows, ours.CHUNKS))
-        yield from dense
-        usual = next(row for row in dense if row.case == str(Case(dim, 10, 0.0, 1)))
-        costs.note("ddr_us", row_bytes=4 * dim, us=1 / usual.ours, by="make bench-store")
-        for name in (peers.Tbe.name, peers.Bag.name):
-            bar = _BARS.get(dim, 0.0) if name == peers.Tbe.name else 0.0
-            means += _means([row for row in dense if row.peer_name == name], dim, "", bar)
-        gc.collect()
-        if dim in _HALF_DEAD_DIMS:
-            half = list(_against_dense(dim, rows, ours.CHUNKS // 2))
-            yield from half
-            special = f", {ours.CHUNKS // 2} of {ours.CHUNKS} chunks live"
-            of_tbe = [row for row in half if row.peer_name == peers.Tbe.name]
-            means += _means(of_tbe, dim, special, _HALF_DEAD_BAR)
+def measure(
+    level: str, cases: Sequence[str], *, rows: int = ROWS, dims: Sequence[int] = DIMS
+) -> Iterator[report.Row]:
+    """Yield the rows of cases by the vectors of this process, means behind what they are of."""
+    for dim, name in itertools.product(dims, cases):
+        for kind in _kinds(level, name, dim):
+            _CONSOLE.print(f"pooled lookup, {level}, dim {dim}{kind.special}: {rows:,} rows")
+            dense = list(_against_dense(dim, rows, kind))
+            yield from dense
+            if name == "dense":
+                usual = next(row for row in dense if row.case == str(Case(dim, 10, 0.0, 1)))
+                costs.note("ddr_us", row_bytes=4 * dim, us=1 / usual.ours, by="make bench-store")
+            for peer in (peers.Tbe.name, peers.Bag.name):
+                of_peer = [row for row in dense if row.peer_name == peer]
+                with_bar = peer == peers.Tbe.name
+                yield from _means(
+                    of_peer,
+                    dim,
+                    kind.special,
+                    kind.bar if with_bar else 0.0,
+                    _CLAIM if with_bar else "",
+                )
             gc.collect()
-        pruned = list(_against_pruned_hash(dim, rows))
-        yield from pruned
-        means += _means(pruned, dim, "", _PRUNED_HASH_BAR)
-        gc.collect()
-    yield from means
+        if name == "pruned":
+            _CONSOLE.print(f"pooled lookup, {level}, dim {dim}, pruned: {rows:,} rows")
+            pruned = list(_against_pruned_hash(dim, rows))
+            yield from pruned
+            yield from _means(pruned, dim, "", _PRUNED_HASH_BAR)
+            gc.collect()

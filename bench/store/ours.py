@@ -16,6 +16,7 @@ from embertide.trainer.embedding.keys import buckets_of, hash_keys
 Keys = NDArray[np.uint64]
 CHUNKS = 4
 _BUCKET_ROWS = 100_000
+_ELEMENTS = {"fp32": "<f4", "fp16": "<f2"}
 _INDEX_BYTES = 40  # a row, with room to grow
 _AUX_BYTES = 8 + 4 * CHUNKS  # a row of the training profile
 _SLACK = 64 << 20
@@ -48,13 +49,17 @@ def table_of(
 
 
 def records_of(
-    rng: np.random.Generator, keys_N: Keys, dim: int, *, live_chunks: int = CHUNKS
+    rng: np.random.Generator,
+    keys_N: Keys,
+    dim: int,
+    dtype: str = "fp32",
+    *,
+    live_chunks: int = CHUNKS,
 ) -> bytes:
     """Return the records of rows of which any `live_chunks` chunks live, with random values."""
     width = dim // CHUNKS * live_chunks
-    record = np.dtype(
-        [("key", "<u8"), ("live", "<u2"), ("kind", "u1"), ("zero", "u1"), ("values", "<f4", width)]
-    )
+    head = [("key", "<u8"), ("live", "<u2"), ("kind", "u1"), ("zero", "u1")]
+    record = np.dtype([*head, ("values", _ELEMENTS[dtype], width)])
     records = np.zeros(len(keys_N), record)
     records["key"] = keys_N
     order = rng.random((len(keys_N), CHUNKS)).argsort(axis=1)
@@ -80,20 +85,29 @@ def filled(
     rng = np.random.default_rng(1)
     for bucket in range(1 << table.bucket_bits):
         keys_N = unsigned_R[order[ends[bucket] : ends[bucket + 1]]]
-        records = records_of(rng, keys_N, table.layout.dim, live_chunks=live_chunks)
+        layout = table.layout
+        records = records_of(rng, keys_N, layout.dim, layout.dtype, live_chunks=live_chunks)
         store.stage_records(1, 0, bucket, records)
     store.commit(1)
     return store
 
 
-def fill(rows: int, dim: int, *, live_chunks: int = CHUNKS) -> _store.Store:
+def payload_bytes(dim: int, dtype: str = "fp32", live_chunks: int = CHUNKS) -> int:
+    """Return the bytes of a row's payload."""
+    return dim // CHUNKS * live_chunks * np.dtype(_ELEMENTS[dtype]).itemsize
+
+
+def fill(
+    rows: int, dim: int, dtype: str = "fp32", *, live_chunks: int = CHUNKS, sums: str = "fp64"
+) -> _store.Store:
     """Return a serving store of so many rows, all in DDR."""
-    payload = dim // CHUNKS * live_chunks * 4
+    payload = payload_bytes(dim, dtype, live_chunks)
     store = filled(
-        table_of(rows, dim),
+        table_of(rows, dim, dtype),
         keys_of(np.arange(rows, dtype=np.int64)),
         live_chunks=live_chunks,
         ddr_budget_bytes=rows * (payload + _INDEX_BYTES) + _SLACK,
+        sums=sums,
     )
     settle(store)
     return store
