@@ -12,7 +12,7 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -220,9 +220,8 @@ class Bench:
                 series[i].append(self.measure(variant, case, _WINDOW_MS))
         return series
 
-    def run(self, repetitions: int) -> list[report.Row]:
-        """Choose, prove and measure every case."""
-        rows = []
+    def run(self, repetitions: int) -> Iterator[list[report.Row]]:
+        """Choose, prove and measure every case; give its rows before the next one is measured."""
         for kind in dict.fromkeys(case.kind for case in self.cases):
             cases = [case for case in self.cases if case.kind == kind]
             names: list[Side] = ["ours", *cases[0].targets]
@@ -231,9 +230,8 @@ class Bench:
                 sides = [chosen[side][case.batch] for side in names]
                 self.check(sides[0], sides[1], case.batch)
                 series = self._interleave(case, sides, repetitions)
-                rows += rows_of(case, self.shape, sides, series, avx512=has_avx512())
+                yield rows_of(case, self.shape, sides, series, avx512=has_avx512())
             self.server.unload({each for side in chosen.values() for each in side.values()})
-        return rows
 
 
 def rows_of(
@@ -311,8 +309,9 @@ def main() -> int:
             files = models.make(shape, BUILD)
             with BenchServer(backends, shape, files) as server:
                 bench = Bench(server, cases, stacked=arguments.stacked)
-                rows += bench.run(arguments.repetitions)
-            report.write(arguments.out, ROOT, rows)
+                for found in bench.run(arguments.repetitions):
+                    rows += found
+                    report.write(arguments.out, ROOT, rows)
     except (BenchError, TritonError) as error:
         _CONSOLE.print(f"[red]bench-serve: {error}")
         return 1

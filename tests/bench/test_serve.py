@@ -55,10 +55,15 @@ class _Idle(BenchServer):
 class _Measuring(serve.Bench):
     """A bench whose pilots measure what they are told; None: nothing is answered."""
 
-    def __init__(self, rates: dict[int, float | None]) -> None:
-        self.cases, self.stacked = serve.BAGS, True
+    def __init__(
+        self, rates: dict[int, float | None], cases: Sequence[serve.Case] = serve.BAGS
+    ) -> None:
+        self.cases, self.stacked, self.shape = cases, True, Shape(name="bags", rows=1000)
         self.server = _Idle()
         self._rates = rates
+
+    def check(self, ours: Variant, peer: Variant, batch: int) -> None:
+        pass
 
     def measure(self, variant: Variant, case: serve.Case, window_ms: int) -> perf.Measured:
         rate = self._rates[variant.threads]
@@ -75,3 +80,15 @@ def test_a_variant_that_answers_nothing_loses_and_the_others_are_measured(
     assert {each.threads for each in chosen.values()} == {1}
     with pytest.raises(BenchError, match=r"no variant of peer ranking .* batches \[64\]"):
         _Measuring({1: None, 2: None}).choose("peer", "ranking")
+
+
+def test_rows_of_a_case_are_there_before_the_next_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    rates: dict[int, float | None] = {1: 10.0}
+    found = _Measuring(rates, serve.CRITEO[:2]).run(repetitions=1)
+    assert [row.n for row in next(found)] == [1, 1]
+    rates[1] = None
+    with pytest.raises(perf.UnmeasuredError):
+        next(found)
