@@ -1,5 +1,5 @@
-// What a pooled lookup costs by stage: run as it is for nanoseconds, under callgrind for
-// instructions (bench/store/cost.py). Prints the nanoseconds of CPU a key as JSON.
+// What a pooled lookup costs by stage: run as it is for nanoseconds, under `valgrind
+// --tool=callgrind` for instructions. Prints the nanoseconds of CPU a key as JSON.
 //
 //   lookup_cost ROWS DIM BATCHES SUMS
 //
