@@ -173,8 +173,8 @@ class Trainer:
         with self._channel.together():
             if self.ranks.first and beginning.changed:
                 publication.program.unlink(missing_ok=True)
-            elif self.ranks.first and beginning.version is not None:
-                keep_program(publication, beginning.version)
+            elif self.ranks.first and beginning.saved is not None:
+                keep_program(publication, beginning.saved.snapshot)
             if self.ranks.first and not publication.program.exists():
                 export_dense(
                     self.learner.served,

@@ -28,6 +28,7 @@ class Beginning:
     Attributes:
         state: As of then.
         version: Whose checkpoint it is; None: there was none.
+        saved: That checkpoint, its rows as they were read.
         harmed: Checkpoints that were put aside on the way.
         forked: What was carried over, of another run or of another model; None: nothing was.
         changed: Whether the publication's versions were of another model until now.
@@ -38,6 +39,7 @@ class Beginning:
     harmed: int
     forked: Forked | None = None
     changed: bool = False
+    saved: SavedCheckpoint | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,7 +142,7 @@ class Resuming:
         saved = found.checkpoint
         differing = differences(saved.config, self.run, saved.changed)
         refused = [each for each in differing if each.path not in self.allow_change]
-        first_alone = self._publishes_the_first_head_alone(version)
+        first_alone = self._publishes_the_first_head_alone(found.snapshot)
         changes_model = self.change_model and (
             first_alone or any(each.changes_the_model for each in refused)
         )
@@ -156,7 +158,7 @@ class Resuming:
         for each in differing:
             log.warning("%s after version %d", each.change(), version.number)
         if changes_model:
-            self._check_change(version)
+            self._check_change(version, found.snapshot)
         state = RunState(self.run, self.ranks, self._owners(None if changes_model else saved))
         state.changes = remember(saved.changes, version.number, differing)
         if changes_model:
@@ -166,22 +168,26 @@ class Resuming:
             return Beginning(state, None, 0, forked, changed=True)
         state.restore(found)
         log.info("resumed at event %d, version %d", state.offset, state.number)
-        return Beginning(state, version, 0)
+        return Beginning(state, version, 0, saved=found)
 
-    def _publishes_the_first_head_alone(self, version: VersionId) -> bool:
+    def _publishes_the_first_head_alone(self, of: VersionId) -> bool:
         if self.run.model.outputs == 1:
             return False
-        snapshot = self.publication.snapshot_path(version)
+        snapshot = self.publication.snapshot_path(of)
         return snapshot.exists() and "heads" not in read_manifest(snapshot)
 
-    def _check_change(self, version: VersionId) -> None:
+    def _check_change(self, version: VersionId, of: VersionId) -> None:
         """Refuse to change a model whose newest version is not the checkpoint's.
+
+        Args:
+            version: Of the checkpoint.
+            of: Of the snapshot with its rows.
 
         Raises:
             CheckpointError: It is not, or the run holds rows back.
         """
         newest = self.publication.versions()[-1]
-        schema = read_manifest(self.publication.snapshot_path(version))["schema_id"]
+        schema = read_manifest(self.publication.snapshot_path(of))["schema_id"]
         if (
             newest.number > version.number  # but for a change that was killed before its snapshot
             and self.publication.read_commit(newest).commit.schema_id == schema

@@ -17,6 +17,12 @@ from numpy.typing import NDArray
 
 from embertide import _store
 from embertide.trainer.checkpoint import checkpoint as checkpoints
+from embertide.trainer.checkpoint.increment import (
+    ChangedKeys,
+    Increment,
+    at_keys,
+    increment_of,
+)
 from embertide.trainer.checkpoint.saver import BucketCopy, Saver, SaverOptions, SnapshotJob
 from embertide.trainer.embedding.histories import put_histories
 from embertide.trainer.model.export import tensor_bytes
@@ -33,6 +39,7 @@ from embertide.trainer.publish.snapshot import (
     DensePart,
     SnapshotInfo,
     dense_id,
+    read_manifest,
     schema_id,
     write_snapshot,
 )
@@ -40,6 +47,9 @@ from embertide.trainer.resuming import Beginning
 from embertide.trainer.sync.channel import Channel
 
 log = logging.getLogger(__name__)
+
+_MOST_CHANGED = 0.5
+"""Of the rows: an increment of more of them would save little, and takes long to read."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +114,13 @@ class Versions:
         self._channel = channel
         self._checkpointed = checkpointed
         self._copy: tuple[int, Path] | None = None
-        self._since = beginning.version  # of the newest checkpoint, which may be in flight
+        # The newest snapshot with all rows, which may be in flight, and what changed since.
+        saved = beginning.saved
+        self._base = None if saved is None else saved.snapshot
+        self._changed = ChangedKeys() if saved is None else saved.changed
+        self._increments = (
+            0 if saved is None or saved.increment is None else saved.increment.ordinal
+        )
         self._harmed_checkpoints = beginning.harmed
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="publish")
         self._leaving: tuple[_Leaving, Future[VersionId]] | None = None
@@ -192,6 +208,9 @@ class Versions:
         left_out = {} if self.image is None else dataclasses.asdict(self.image.stats)
         checkpoint_counters = {
             "checkpoints_without_room": self.saver.stats.without_room,
+            "increments": self.saver.stats.increments,
+            "snapshot_bytes_written": self.saver.stats.bytes_written,
+            "snapshot_bytes_reused": self.saver.stats.bytes_reused,
             "harmed_checkpoints": self._harmed_checkpoints,
         }
         return dataclasses.asdict(self.publisher.stats) | checkpoint_counters | left_out
@@ -286,7 +305,10 @@ class Versions:
         if snapshot or last:
             self.arrive(needed=True)
         if snapshot:
-            self._snapshot(VersionId(number, self.publisher.lineage), watermark_ms, dense)
+            version = VersionId(number, self.publisher.lineage)
+            full = last or self._owes_snapshot
+            increment = None if full else self._increment(version)
+            self._snapshot(version, watermark_ms, dense, increment)
             self._owes_snapshot = False  # the next version has one, whatever its number
 
     def publish_change(self, watermark_ms: int) -> None:
@@ -353,7 +375,7 @@ class Versions:
 
     def _is_state_of(self, version: VersionId, watermark_ms: int, dense: bytes) -> bool:
         """Prove that a version's files lead from our checkpoint to the bytes that we hold now."""
-        if self._since is None:
+        if self._base is None:
             return False
         commit = self.publication.read_commit(version).commit
         if (commit.watermark_ms, commit.dense_id) != (watermark_ms, dense_id(dense)):
@@ -361,10 +383,10 @@ class Versions:
         if self.image is not None:
             # A snapshot is the image, which has read that version's own files.
             return self.image.is_known
-        owed = self.publisher.owed(self._since.number, version.number)
+        owed = self.publisher.owed(self._base.number, version.number)
         if owed.damaged:
             return False
-        snapshot = self.publication.snapshot_path(self._since)
+        snapshot = self.publication.snapshot_path(self._base)
         for t, table, bucket, records in self._rows.read_buckets(snapshot):
             changed = [batch.records for batch in owed.batches.get((table.id, bucket), [])]
             mine = self._rows.store.export_bucket(t, bucket)
@@ -389,8 +411,12 @@ class Versions:
     ) -> Iterator[Change]:
         """Yield the changes; note what to mark again if they are not published."""
         index = {table.id: t for t, table in enumerate(self._rows.tables)}
+        tracked = self._state.run.full_snapshot_every > 1
         for table, bucket, records in changes:
-            taken.append((index[table.id], bucket, _store.record_keys(table.layout, records)))
+            keys = _store.record_keys(table.layout, records)
+            taken.append((index[table.id], bucket, keys))
+            if tracked:
+                self._changed.add((index[table.id], bucket), keys)
             yield table, bucket, records
 
     def _info(self, version: VersionId, watermark_ms: int, committed_ms: int = 0) -> SnapshotInfo:
@@ -427,10 +453,60 @@ class Versions:
                 state=self._rows.store.bucket_state(t, bucket),
             )
 
-    def _snapshot(self, version: VersionId, watermark_ms: int, dense: bytes) -> None:
+    def _changed_copies(self) -> Iterator[BucketCopy]:
+        """Yield the state of what changed since the base, as now, one bucket at a time."""
+        store = self._rows.store
+        for t, table, bucket in self._rows.places():
+            if not len(changed_K := self._changed.of((t, bucket))):
+                continue
+            key_N = _store.record_keys(table.layout, store.export_bucket(t, bucket))
+            changed_N = np.isin(key_N, changed_K, assume_unique=True)
+            yield BucketCopy(
+                table=table,
+                bucket=bucket,
+                records=b"",
+                state=at_keys(store.bucket_state(t, bucket), changed_N),
+                keys=key_N[changed_N],
+            )
+
+    def _increment(self, version: VersionId) -> Increment | None:
+        """Return what an increment of a version rests on; None: all rows are to be written."""
+        ordinal = self._increments + 1
+        if self._base is None or ordinal >= self._state.run.full_snapshot_every:
+            return None
+        self.saver.wait()  # the drive may have had no room for the base
+        found: Increment | None = None
+        with self._channel.together():
+            if self._channel.first and checkpoints.is_complete(self.publication, self._base):
+                manifest = read_manifest(self.publication.snapshot_path(self._base))
+                if manifest["schema_id"] == self.publisher.schema_id:
+                    most_bytes = sum(int(each["bytes"]) for each in manifest["buckets"])
+                    found = increment_of(self.publication, version, self._base, ordinal, most_bytes)
+        mine = (self._changed.count(), int(self._rows.stats()["rows"]), found is not None)
+        changed, rows, leads = map(sum, zip(*self._channel.gather(mine), strict=True))
+        if not leads or changed > _MOST_CHANGED * rows:
+            return None
+        return found or Increment(base=self._base, ordinal=ordinal, chain=())
+
+    def _snapshot(
+        self,
+        version: VersionId,
+        watermark_ms: int,
+        dense: bytes,
+        increment: Increment | None = None,
+    ) -> None:
         """Have a version's snapshot and checkpoint written, as our state is now."""
-        self._since = version
-        if self._channel.gather(checkpoints.is_complete(self.publication, version))[0]:
+        there, incremental = self._channel.gather(
+            (
+                checkpoints.is_complete(self.publication, version),
+                checkpoints.is_increment(self.publication, version),
+            )
+        )[0]
+        if not there or not incremental:
+            self._increments = 0 if increment is None else increment.ordinal
+        if there:
+            if not incremental:
+                self._base, self._changed = version, ChangedKeys()
             self._checkpointed(self._state.offset)
             return
         job = SnapshotJob(
@@ -440,5 +516,10 @@ class Versions:
             tables=self._rows.tables,
             dense=self._dense_part(dense),
             then=functools.partial(self._checkpointed, self._state.offset),
+            increment=increment,
         )
-        self.saver.save(job, self._copies())
+        if increment is None:
+            self._base, self._changed = version, ChangedKeys()
+            self.saver.save(job, self._copies())
+        else:
+            self.saver.save(job, self._changed_copies())

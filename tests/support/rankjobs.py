@@ -12,6 +12,7 @@ from killing import CACHE
 from numpy.typing import NDArray
 from rankpool import die
 
+from embertide.trainer.checkpoint.checkpoint import CheckpointWriter
 from embertide.trainer.config import (
     Codecs,
     EvalConfig,
@@ -165,6 +166,13 @@ RUNS = {
         snapshot_every=4,
     ),
 }
+# Enough rows for half of them not to change from one version to the next.
+MANY_NEWS = NewsSource(NewsConfig(hours=3, views_per_hour=1200, users=6000, new_items_per_hour=60))
+_ALL_ROWS = RunConfig(model=globo(), batch_size=128, publish_every_s=600, snapshot_every=1)
+MANY_RUNS = {
+    "all rows": _ALL_ROWS,
+    "increments": dataclasses.replace(_ALL_ROWS, full_snapshot_every=4),
+}
 # Rows of which two ranks have more than a budget of 1 MiB each holds.
 WIDE_NEWS = NewsSource(NewsConfig(hours=2, views_per_hour=2400, users=8000, new_items_per_hour=20))
 _WIDE = RunConfig(
@@ -193,8 +201,13 @@ def train_wide(ranks: Ranks, name: str, folder: str) -> dict[str, Any]:
 
 
 def train(ranks: Ranks, name: str, folder: str, batches: int = 0, by: str = "") -> dict[str, Any]:
-    """Train to the end; or until so many batches are learned, then stop as `by` says."""
-    trainer = Trainer(RUNS[name], Publication(Path(folder)), program_cache=CACHE, ranks=ranks)
+    """Train to the end; or until so many batches are learned, then stop as `by` says.
+
+    Within an increment, `batches` are buckets.
+    """
+    run = (RUNS | MANY_RUNS)[name]
+    trainer = Trainer(run, Publication(Path(folder)), program_cache=CACHE, ranks=ranks)
+    began_at = trainer.state.number
     left = batches
 
     def show(_: Any) -> None:
@@ -205,7 +218,9 @@ def train(ranks: Ranks, name: str, folder: str, batches: int = 0, by: str = "") 
         if left == 0 and by == "stop":
             trainer.stop()
 
-    if by:
+    if by == "kill within an increment":
+        kill_in_increment(batches)
+    elif by:
         learned = trainer.learner.learn
 
         def learn(*batch: Any) -> Any:
@@ -214,8 +229,9 @@ def train(ranks: Ranks, name: str, folder: str, batches: int = 0, by: str = "") 
             return learned(*batch)
 
         trainer.learner.learn = learn  # type: ignore[method-assign, assignment]
-    trainer.fit(NEWS)
+    trainer.fit(MANY_NEWS if name in MANY_RUNS else NEWS)
     return {
+        "began_at": began_at,
         "events": trainer.state.events,
         "auc": trainer.state.prequential.daily()[0],
         "stopped": trainer.stopped,
@@ -226,6 +242,21 @@ def train(ranks: Ranks, name: str, folder: str, batches: int = 0, by: str = "") 
         "gauc": trainer.state.monitor.daily_gauc(),
         "slices": trainer.state.monitor.slices(),
     } | trainer.figures()
+
+
+def kill_in_increment(buckets: int) -> None:
+    """Die by SIGKILL when so many buckets of the second increment after a snapshot are written."""
+    whole, left = CheckpointWriter.add, buckets
+
+    def add(writer: CheckpointWriter, *values: Any, **named: Any) -> None:
+        nonlocal left
+        whole(writer, *values, **named)
+        left -= writer._increment is not None and writer._increment.ordinal == 2
+        if left == 0:
+            writer._rows.flush()
+            die()
+
+    CheckpointWriter.add = add  # type: ignore[method-assign, assignment]
 
 
 def with_another_seed(ranks: Ranks, folder: str) -> None:

@@ -407,6 +407,30 @@ def test_a_run_goes_on_with_other_ranks(
     assert files_of(folder).keys() == files_of(whole).keys()
 
 
+@pytest.mark.parametrize(
+    ("ranks", "how", "after"), [(1, "kill within an increment", 20), (2, "kill", 50)]
+)
+def test_a_run_killed_by_sigkill_goes_on_from_an_incremental_snapshot(
+    pool: RankPool, tmp_path: Path, ranks: int, how: str, after: int
+) -> None:
+    whole = pool.run(ranks, train, "all rows", str(tmp_path / "whole"))
+    folder = tmp_path / "pub"
+    folder.mkdir()
+    shutil.copyfile(tmp_path / "whole" / "program.pt2", folder / "program.pt2")
+    pool.results(ranks, train, "increments", str(folder), after, how, timeout_s=20)
+    publication = Publication(folder)
+    newest = publication.increments()[-1]
+    assert newest > publication.snapshots()[-1]
+    if ranks == 1:  # the newest is the one before the one that was being written
+        torn = [path for path in (folder / "increments").iterdir() if path.name > newest.folder]
+        assert [path.name for path in torn[0].iterdir()] == ["rows.safetensors"]
+    again = pool.run(ranks, train, "increments", str(folder))
+    assert [each["began_at"] for each in again] == [newest.number] * ranks
+    assert again[0]["scores"] == whole[0]["scores"]
+    assert again[0]["published"]["increments"] > 0
+    assert files_of(folder) == files_of(tmp_path / "whole")
+
+
 def test_one_rank_that_is_told_to_stop_stops_all_with_a_checkpoint(
     runs: tuple[str, dict[int, tuple[Path, list[dict[str, Any]]]]],
     pool: RankPool,

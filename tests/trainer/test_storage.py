@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,6 +16,7 @@ from killing import CACHE, Killed
 
 from bench.snapshots import newest_files
 from embertide.trainer.checkpoint import checkpoint as checkpoints
+from embertide.trainer.checkpoint import restoring
 from embertide.trainer.checkpoint.checkpoint import CheckpointError
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data import open_events
@@ -47,11 +49,19 @@ def url(s3: S3) -> Iterator[str]:
     s3.harm(0)
 
 
-def train(url: str | None, folder: Path, *, batches: int = 0, behind_s: float = 3600) -> Trainer:
+def train(
+    url: str | None,
+    folder: Path,
+    *,
+    batches: int = 0,
+    behind_s: float = 3600,
+    run: RunConfig = RUN,
+    source: NewsSource = NEWS,
+) -> Trainer:
     """Train to the end; or die once so many batches are learned, and storage lacks nothing."""
     storage = None if url is None else Storage(url)
     trainer = Trainer(
-        RUN, Publication(folder), program_cache=CACHE, storage=storage, most_behind_s=behind_s
+        run, Publication(folder), program_cache=CACHE, storage=storage, most_behind_s=behind_s
     )
     left = batches
 
@@ -63,9 +73,9 @@ def train(url: str | None, folder: Path, *, batches: int = 0, behind_s: float = 
 
     if batches:
         with pytest.raises(Killed):
-            trainer.fit(NEWS, progress=show, every_s=0)
+            trainer.fit(source, progress=show, every_s=0)
     else:
-        trainer.fit(NEWS)
+        trainer.fit(source)
     return trainer
 
 
@@ -121,6 +131,37 @@ def test_a_run_that_goes_on_in_an_empty_folder_ends_as_one_never_stopped(
     log = second.publication.log.read_text().splitlines()
     assert len(log) >= len(never.log.read_text().splitlines())
     assert newest_files(mirrored(url, tmp_path / "node").publication) == newest_files(never)
+
+
+# Enough rows for half of them not to change from one version to the next.
+MANY = NewsSource(NewsConfig(hours=4, views_per_hour=1200, users=6000, new_items_per_hour=60))
+INCREMENTS = dataclasses.replace(RUN, snapshot_every=1, full_snapshot_every=4)
+
+
+def test_a_run_goes_on_in_an_empty_folder_from_an_incremental_snapshot(
+    url: str, tmp_path: Path
+) -> None:
+    never = train(None, tmp_path / "never", run=INCREMENTS, source=MANY)
+    first = train(url, tmp_path / "first", batches=160, run=INCREMENTS, source=MANY)
+    version, storage = first.publication.increments()[-1], Storage(url)
+    assert version > first.publication.snapshots()[-1]
+    assert storage.names("increments") == [version]
+    # Killed while it fetches: what came is no reason to begin at the snapshot before.
+    shutil.rmtree(tmp_path / "first")
+    with pytest.MonkeyPatch.context() as patch:
+
+        def die(*_: Any) -> None:
+            raise Killed
+
+        patch.setattr(restoring, "fetch_delta", die)
+        with pytest.raises(Killed):
+            train(url, tmp_path / "second", run=INCREMENTS, source=MANY)
+    second = Trainer(
+        INCREMENTS, Publication(tmp_path / "second"), program_cache=CACHE, storage=Storage(url)
+    )
+    assert second.state.number == version.number
+    second.fit(MANY)
+    assert newest_files(second.publication) == newest_files(never.publication)
 
 
 def test_a_mirror_follows_by_versions_and_keeps_two_snapshots(url: str, tmp_path: Path) -> None:

@@ -15,6 +15,11 @@ It is written before the snapshot appears, and counts once the snapshot is there
 never without one, wherever its trainer was killed. It names the snapshot by the hash of its
 manifest, which names every file of it by checksum. Nothing in it is code: no pickle.
 
+That of an incremental snapshot (increment.py) has a folder of its own, PUB/increments, belongs to
+the snapshot that it rests on, and exists once its checkpoint.json does.
+
+Past 600 lines, since what writes and what reads a format stand side by side.
+
 Shapes: N rows of a bucket, C chunks of a row.
 """
 
@@ -26,7 +31,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, NamedTuple, Self
 
 import numpy as np
 import safetensors.numpy
@@ -35,14 +40,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embertide import _store
+from embertide.trainer.checkpoint.increment import (
+    BrokenChainError,
+    ChainReader,
+    ChangedKeys,
+    Increment,
+    Keys,
+    overlaid,
+)
 from embertide.trainer.data.history import HistoryState
 from embertide.trainer.data.labels import WaitingState
 from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.errors import TrainerError
 from embertide.trainer.eval.metrics import Prequential
 from embertide.trainer.publish.folder import (
+    CHECKPOINT,
     MANIFEST,
     Publication,
+    PublicationError,
     VersionId,
     sync_folder,
     write_synced,
@@ -61,8 +76,7 @@ from embertide.trainer.sync.channel import ALONE, Channel
 FORMAT = 7
 OLDEST = 5  # that is read; what has changed since stands where it is read
 _OF_ONE_RANK = 6  # written by one rank: builds before many ranks read it
-_FILE = "checkpoint.json"
-_PARTIAL = f".{_FILE}"
+_PARTIAL = f".{CHECKPOINT}"
 _ROWS = "rows.safetensors"  # of rank 0; that of another has its number before the dot
 _DENSE = "dense.safetensors"
 _SCORES = "scores.safetensors"
@@ -78,6 +92,8 @@ _BEFORE: dict[str, Any] = {
     "generation": 0,
 }
 _WAITING = "waiting"  # of a bucket
+_KEYS = "key_N"  # of the rows whose state an increment has
+_INCREMENT = "increment"
 _JOIN = "join."  # of impressions that wait for labels, before the names of their arrays
 _HARMED = ".harmed"
 _STATE = ("accumulator_N", "age_N", "utility_NC", "steps_N", "elements_NE")
@@ -126,8 +142,13 @@ class Checkpoint:
     waiting: WaitingState | None = None  # impressions whose labels are to come, as of `done`
 
 
-def _folder(publication: Publication, version: VersionId) -> Path:
-    return publication.path / "checkpoints" / version.folder
+def _folder(publication: Publication, version: VersionId, *, increment: bool = False) -> Path:
+    return publication.path / ("increments" if increment else "checkpoints") / version.folder
+
+
+def folder_of(publication: Publication, version: VersionId) -> Path:
+    """Return where the checkpoint of a version lies."""
+    return _folder(publication, version, increment=is_increment(publication, version))
 
 
 def _rows_file(rank: int) -> str:
@@ -148,8 +169,18 @@ def _text(body: Mapping[str, Any]) -> bytes:
 
 def is_complete(publication: Publication, version: VersionId) -> bool:
     """Return whether a version has a snapshot and a checkpoint, so that a run can go on there."""
+    return _is_whole(publication, version) or is_increment(publication, version)
+
+
+def is_increment(publication: Publication, version: VersionId) -> bool:
+    """Return whether a version has an incremental snapshot, and none with all rows."""
+    there = (_folder(publication, version, increment=True) / CHECKPOINT).is_file()
+    return there and not _is_whole(publication, version)
+
+
+def _is_whole(publication: Publication, version: VersionId) -> bool:
     snapshot = publication.snapshot_path(version) / MANIFEST
-    return snapshot.is_file() and (_folder(publication, version) / _FILE).is_file()
+    return snapshot.is_file() and (_folder(publication, version) / CHECKPOINT).is_file()
 
 
 class CheckpointWriter:
@@ -159,10 +190,18 @@ class CheckpointWriter:
     """
 
     def __init__(
-        self, publication: Publication, version: VersionId, channel: Channel = ALONE
+        self,
+        publication: Publication,
+        version: VersionId,
+        channel: Channel = ALONE,
+        increment: Increment | None = None,
     ) -> None:
-        """Begin; what a writer that was killed left of it goes."""
-        self._folder = _folder(publication, version)
+        """Begin; what a writer that was killed left of it goes.
+
+        With `increment`, that of an incremental snapshot: `add` gives what changed alone.
+        """
+        self._folder = _folder(publication, version, increment=increment is not None)
+        self._increment = increment
         self._channel = channel
         with channel.together():
             if channel.first:
@@ -182,19 +221,27 @@ class CheckpointWriter:
         try:
             self._rows.close()
         finally:
-            if self._channel.first and not (self._folder / _FILE).exists():
+            if self._channel.first and not (self._folder / CHECKPOINT).exists():
                 shutil.rmtree(self._folder, ignore_errors=True)
 
     def add(
-        self, table: str, bucket: int, state: "_store.BucketState", waiting: bytes = b""
+        self,
+        table: str,
+        bucket: int,
+        state: "_store.BucketState",
+        waiting: bytes = b"",
+        keys: Keys | None = None,
     ) -> None:
         """Write the state of a bucket's trained rows, in key order.
 
-        `waiting` are the records of those that the snapshot has otherwise, or not at all.
+        `waiting` are the records of those that the snapshot has otherwise, or not at all; `keys`
+        says which rows an increment has the state of.
         """
         arrays: dict[str, NDArray[Any]] = dict(zip(_STATE, state, strict=True))
         if waiting:
             arrays[_WAITING] = np.frombuffer(waiting, np.uint8)
+        if keys is not None:
+            arrays[_KEYS] = keys
         data = safetensors.numpy.save(arrays)
         place = {"table": table, "bucket": bucket, "at": self._rows.tell()}
         if self._channel.rank:
@@ -207,7 +254,10 @@ class CheckpointWriter:
         self._files.append({"path": path, "bytes": len(data), "sha256": _hash(data)})
 
     def finish(self, checkpoint: Checkpoint, manifest: str | None) -> None:
-        """Write all else; `manifest` is the text of the snapshot's, which the first rank has."""
+        """Write all else; `manifest` is the text of the snapshot's, which the first rank has.
+
+        Of an increment, it is that of the base.
+        """
         with self._channel.together():
             self._rows.flush()
             os.fsync(self._rows.fileno())
@@ -251,18 +301,54 @@ class CheckpointWriter:
             "heads": of_heads,
             "monitor": numbers,
             "manifest_sha256": _hash(manifest.encode()),
+            **({} if self._increment is None else {_INCREMENT: self._increment.as_json()}),
             "files": self._files,
             "buckets": self._buckets,
         }
         text = _text({"sha256": _hash(_text(body)), "checkpoint": body})
         write_synced(self._folder / _PARTIAL, text)
-        (self._folder / _PARTIAL).rename(self._folder / _FILE)
+        (self._folder / _PARTIAL).rename(self._folder / CHECKPOINT)
         sync_folder(self._folder)
         sync_folder(self._folder.parent)
 
 
+class _Files:
+    """Files of rows that are being read, open until a stack ends."""
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        self._stack = stack
+        self._open: dict[Path, BinaryIO] = {}
+
+    def open(self, path: Path) -> BinaryIO:
+        if path not in self._open:
+            self._open[path] = self._stack.enter_context(path.open("rb"))
+        return self._open[path]
+
+
+class _Bucket(NamedTuple):
+    """A bucket of a checkpoint.
+
+    Attributes:
+        records: As nodes hold them.
+        waiting: Trained records that they hold otherwise or lack.
+        state: Of the trained rows.
+        changed: Keys of the rows that an increment has the state of.
+    """
+
+    records: bytes
+    waiting: bytes
+    state: "_store.BucketState"
+    changed: Keys | None = None
+
+
 class SavedCheckpoint:
     """A checkpoint as it lies in a publication, each file proved as it is read.
+
+    Attributes:
+        checkpoint: What it holds, the rows' state excepted.
+        snapshot: The version of the snapshot that has its rows, or rows that it rests on.
+        increment: What it rests on; None: on nothing else.
+        changed: Rows that changed since that snapshot, once `restore_rows` has read them.
 
     Raises:
         HarmedCheckpointError: Anything in it is not what was written, or its snapshot is another.
@@ -272,14 +358,26 @@ class SavedCheckpoint:
     def __init__(self, publication: Publication, version: VersionId) -> None:
         """Read and prove it, the rows' state excepted."""
         self._version = version
-        self._folder = _folder(publication, version)
-        self._snapshot = publication.snapshot_path(version)
+        incremental = is_increment(publication, version)
+        self._folder = _folder(publication, version, increment=incremental)
         body = self._body(version)
+        self.increment: Increment | None = None
+        if incremental:
+            self.increment = self._read_increment(body)
+        self.changed = ChangedKeys()
+        self.snapshot = version if self.increment is None else self.increment.base
+        self._snapshot = publication.snapshot_path(self.snapshot)
         self._files = {each["path"]: each for each in body["files"]}
         self._buckets = {(each["table"], each["bucket"]): each for each in body["buckets"]}
         self._format: int = body["format"]
         self._infos: dict[tuple[str, int], dict[str, Any]] | None = None  # of the snapshot's files
         self._check_snapshot(body["manifest_sha256"])
+        self._base: SavedCheckpoint | None = None
+        self._chain: ChainReader | None = None
+        if self.increment is not None:
+            with self._resting():
+                self._base = SavedCheckpoint(publication, self.snapshot)
+                self._chain = ChainReader(publication, self.increment)
         tensors = safetensors.torch.load(self._read(_DENSE))
         stream = safetensors.numpy.load(self._read(_STREAM))
         scores = safetensors.numpy.load(self._read(_SCORES))
@@ -316,6 +414,20 @@ class SavedCheckpoint:
     def _refusal(self, path: Path, what: str) -> CheckpointError:
         return HarmedCheckpointError(f"{path} {what}", self._version)
 
+    def _read_increment(self, body: Mapping[str, Any]) -> Increment:
+        try:
+            return Increment.from_json(body[_INCREMENT])
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._refusal(self._folder / CHECKPOINT, f"names no base ({error})") from error
+
+    @contextlib.contextmanager
+    def _resting(self) -> Iterator[None]:
+        """Say whose increment cannot be used where what it rests on is harmed."""
+        try:
+            yield
+        except (BrokenChainError, HarmedCheckpointError, PublicationError, ValueError) as error:
+            raise self._refusal(self._folder, f"rests on what is harmed ({error})") from error
+
     @contextlib.contextmanager
     def _reading(self, path: Path) -> Iterator[None]:
         try:
@@ -330,7 +442,7 @@ class SavedCheckpoint:
             return path.read_bytes()
 
     def _body(self, version: VersionId) -> dict[str, Any]:
-        path = self._folder / _FILE
+        path = self._folder / CHECKPOINT
         try:
             said = json.loads(self._bytes(path))
             body: dict[str, Any] = said["checkpoint"]
@@ -351,37 +463,37 @@ class SavedCheckpoint:
         path = self._snapshot / MANIFEST
         found = _hash(self._bytes(path))
         if found != sha256:
-            raise self._refusal(path, f"has sha256 {found}, {_FILE} names {sha256}")
+            raise self._refusal(path, f"has sha256 {found}, {CHECKPOINT} names {sha256}")
 
     def _prove(self, name: str, data: bytes, named: Mapping[str, Any]) -> bytes:
         for field, found in (("bytes", len(data)), ("sha256", _hash(data))):
             if found != named[field]:
                 raise self._refusal(
-                    self._folder / name, f"has {field} {found}, {_FILE} names {named[field]}"
+                    self._folder / name, f"has {field} {found}, {CHECKPOINT} names {named[field]}"
                 )
         return data
 
     def _read(self, path: str) -> bytes:
         return self._prove(path, self._bytes(self._folder / path), self._files[path])
 
-    def _state(
-        self, files: "dict[int, BinaryIO]", table: str, bucket: int, stack: contextlib.ExitStack
-    ) -> "tuple[_store.BucketState, bytes]":
+    def _arrays(self, files: "_Files", table: str, bucket: int) -> dict[str, NDArray[Any]]:
         named = self._buckets.get((table, bucket), {})
         rank = named.get("rank", 0)
         path = _rows_file(rank)
         name = f"{path}, bucket {bucket} of table {table}"
         if not named:
-            raise self._refusal(self._folder / name, f"is not named by {_FILE}")
-        if rank not in files:
-            stack.enter_context(self._reading(self._folder / path))
-            files[rank] = stack.enter_context((self._folder / path).open("rb"))
-        rows = files[rank]
+            raise self._refusal(self._folder / name, f"is not named by {CHECKPOINT}")
+        with self._reading(self._folder / path):
+            rows = files.open(self._folder / path)
         rows.seek(named["at"])
-        arrays = safetensors.numpy.load(self._prove(name, rows.read(named["bytes"]), named))
-        accumulator_N, age_N, utility_NC, steps_N, elements_NE = (arrays[each] for each in _STATE)
+        return safetensors.numpy.load(self._prove(name, rows.read(named["bytes"]), named))
+
+    def _state(
+        self, files: "_Files", table: str, bucket: int
+    ) -> "tuple[_store.BucketState, bytes]":
+        arrays = self._arrays(files, table, bucket)
         waiting = arrays[_WAITING].tobytes() if _WAITING in arrays else b""
-        return (accumulator_N, age_N, utility_NC, steps_N, elements_NE), waiting
+        return _state_of(arrays), waiting
 
     def _progress(self, rows: EmbeddingStore) -> tuple[int, int, list[bytes]]:
         steps, pruned_at, states = self.checkpoint.rows
@@ -402,24 +514,50 @@ class SavedCheckpoint:
             CheckpointError: It cannot be read now.
             StoreError: There is no room.
         """
-        files: dict[int, BinaryIO] = {}
         with contextlib.ExitStack() as stack:
+            files = _Files(stack)
             for t, table, bucket, records in self._buckets_of_snapshot(rows):
-                state, waiting = self._state(files, table.name, bucket, stack)
-                rows.store.import_records(t, bucket, records)
-                rows.store.import_records(t, bucket, waiting)
-                rows.store.set_bucket_state(t, bucket, state)
-                rows.mark_changed(t, bucket, waiting)
+                found = self._rows_of(files, table, bucket, records)
+                if found.changed is not None:
+                    self.changed.add((t, bucket), found.changed)
+                rows.store.import_records(t, bucket, found.records)
+                rows.store.import_records(t, bucket, found.waiting)
+                rows.store.set_bucket_state(t, bucket, found.state)
+                rows.mark_changed(t, bucket, found.waiting)
             rows.resume(
                 self._progress(rows),
                 same_owners=self.checkpoint.plan == plan.text(rows.config, rows.ownership),
             )
 
+    def _rows_of(
+        self, files: "_Files", table: _store.TableConfig, bucket: int, records: bytes
+    ) -> "_Bucket":
+        """Return a bucket, `records` being those of the snapshot."""
+        if self._base is None or self._chain is None:
+            state, waiting = self._state(files, table.name, bucket)
+            return _Bucket(records, waiting, state)
+        before = _store.record_keys(table.layout, records)
+        state, waiting = self._base._state(files, table.name, bucket)
+        steps = self.checkpoint.rows[0] - self._base.checkpoint.rows[0]
+        changed: tuple[Keys, _store.BucketState] | None = None
+        if (table.name, bucket) in self._buckets:
+            arrays = self._arrays(files, table.name, bucket)
+            changed = arrays[_KEYS], _state_of(arrays)
+        with self._resting():
+            records = _store.merge_records(
+                table.layout, records, self._chain.records(table.id, bucket)
+            )
+            state = overlaid(
+                _store.record_keys(table.layout, records), (before, state), changed, steps
+            )
+        return _Bucket(records, b"", state, None if changed is None else changed[0])
+
     def _buckets_of_snapshot(
         self, rows: EmbeddingStore
     ) -> Iterator[tuple[int, _store.TableConfig, int, bytes]]:
+        by_partition = self.increment is not None
         try:
-            yield from rows.read_buckets(self._snapshot)
+            yield from rows.read_buckets(self._snapshot, by_partition=by_partition)
         except _store.StoreError as error:
             raise self._refusal(self._snapshot, f"is harmed ({error})") from error
 
@@ -441,14 +579,16 @@ class SavedCheckpoint:
         except _store.StoreError as error:
             raise self._refusal(self._snapshot, f"is harmed ({error})") from error
         with contextlib.ExitStack() as stack:
-            state, waiting = self._state({}, table.name, bucket, stack)
-        if waiting:
-            records = _store.merge_records(table.layout, records, [waiting])
-        return records, state
+            found = self._rows_of(_Files(stack), table, bucket, records)
+        if found.waiting:
+            return _store.merge_records(table.layout, records, [found.waiting]), found.state
+        return found.records, found.state
 
     @property
     def watermark_ms(self) -> int:
         """Event time of the version, ms."""
+        if self._chain is not None:
+            return self._chain.watermark_ms
         return int(read_manifest(self._snapshot)["watermark_ms"])
 
     def former(self) -> tuple[Layout, ...]:
@@ -470,14 +610,14 @@ class SavedCheckpoint:
 def newest(publication: Publication) -> VersionId | None:
     """Return the version of the newest checkpoint whose snapshot is there; None if there is none.
 
-    Those of versions that a rollback undid are passed over.
+    Incremental ones count. Those of versions that a rollback undid are passed over.
 
     Raises:
         CheckpointError: A rollback undid all.
     """
     undone = PromotionRecord(publication).read().undone
     passed_over = 0
-    for version in reversed(publication.snapshots()):
+    for version in sorted({*publication.snapshots(), *publication.increments()}, reverse=True):
         if not is_complete(publication, version):
             continue
         if not any(each.to < version.number < each.number for each in undone):
@@ -508,26 +648,45 @@ def put_aside(publication: Publication, version: VersionId) -> Path:
     Returns:
         Where it is now.
     """
-    folder = _folder(publication, version)
+    folder = folder_of(publication, version)
     aside = folder.with_name(f"{folder.name}{_HARMED}")
     shutil.rmtree(aside, ignore_errors=True)
     return folder.rename(aside)
 
 
-def prune(publication: Publication) -> None:
+def prune(publication: Publication, keep_increments: int = 1) -> None:
     """Drop the checkpoints whose snapshots are gone, and what was never finished.
 
     Of those put aside the newest stays, for who wants to know what happened.
+
+    Args:
+        publication: Whose.
+        keep_increments: So many of the newest that follow the newest snapshot stay.
     """
-    kept = {_folder(publication, version) for version in publication.snapshots()}
-    kept |= set(sorted((publication.path / "checkpoints").glob(f"*{_HARMED}"))[-1:])
-    for path in (publication.path / "checkpoints").iterdir():
+    snapshots = publication.snapshots()
+    kept = {_folder(publication, version) for version in snapshots}
+    _drop_others(publication.path / "checkpoints", kept)
+    following = [v for v in publication.increments() if not snapshots or v > snapshots[-1]]
+    newest = following[-keep_increments:]
+    kept = {_folder(publication, version, increment=True) for version in newest}
+    _drop_others(publication.path / "increments", kept)
+
+
+def _drop_others(parent: Path, kept: set[Path]) -> None:
+    kept = kept | set(sorted(parent.glob(f"*{_HARMED}"))[-1:])
+    for path in parent.iterdir() if parent.is_dir() else ():
         if path in kept:
             continue
         if path.is_dir():
+            (path / CHECKPOINT).unlink(missing_ok=True)  # first: none is there in part
             shutil.rmtree(path)
         else:
             path.unlink()
+
+
+def _state_of(arrays: Mapping[str, NDArray[Any]]) -> "_store.BucketState":
+    accumulator_N, age_N, utility_NC, steps_N, elements_NE = (arrays[each] for each in _STATE)
+    return accumulator_N, age_N, utility_NC, steps_N, elements_NE
 
 
 def _waiting(

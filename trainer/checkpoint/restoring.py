@@ -4,19 +4,27 @@ import functools
 import hashlib
 import json
 import logging
+import shutil
 from typing import Any
 
 from embertide.trainer.checkpoint.checkpoint import CheckpointError
+from embertide.trainer.checkpoint.increment import Increment
 from embertide.trainer.publish.download import (
     arriving,
     fetch_delta,
     fetch_snapshot,
     fetch_whole,
 )
-from embertide.trainer.publish.folder import Publication, PublicationError, VersionId, write_synced
+from embertide.trainer.publish.folder import (
+    CHECKPOINT,
+    Publication,
+    PublicationError,
+    VersionId,
+    write_synced,
+)
 from embertide.trainer.publish.mirror import PROMOTED
 from embertide.trainer.publish.storage import DamagedError, Storage
-from embertide.trainer.publish.upload import CHECKPOINT, Uploader
+from embertide.trainer.publish.upload import Uploader
 
 log = logging.getLogger(__name__)
 
@@ -45,10 +53,13 @@ def restore(uploader: Uploader, publication: Publication) -> VersionId | None:
             f"{newest.lineage}: two trainers went on from one state. Nodes follow the URL: move the"
             " folder away, and this run goes on from there"
         )
-    checkpoints = set(uploader.versions("checkpoints"))
-    for version in reversed([v for v in uploader.versions("snapshots") if v in checkpoints]):
+    whole = {*uploader.versions("checkpoints")} & {*uploader.versions("snapshots")}
+    for version in sorted({*whole, *uploader.versions("increments")}, reverse=True):
         try:
-            _fetch(storage, publication, version)
+            if version in whole:
+                _fetch(storage, publication, version)
+            else:
+                _fetch_increment(storage, publication, version)
         except DamagedError as error:
             log.error("%s; the checkpoint before is taken", error)
             continue
@@ -73,6 +84,26 @@ def _fetch(storage: Storage, publication: Publication, version: VersionId) -> No
             raise DamagedError(f"{storage.url}/snapshots/{version.folder} is gone")
 
 
+def _fetch_increment(storage: Storage, publication: Publication, version: VersionId) -> None:
+    data = storage.read(f"increments/{version.folder}/{CHECKPOINT}")
+    try:
+        increment = Increment.from_json(json.loads(data or b"")["checkpoint"]["increment"])
+    except (ValueError, KeyError, TypeError) as error:
+        path = f"{storage.url}/increments/{version.folder}/{CHECKPOINT}"
+        raise DamagedError(f"{path} is no incremental snapshot") from error
+    _fetch(storage, publication, increment.base)
+    # Its own version last: until that is here, a start that was killed is made again.
+    if version not in publication.increments():
+        _fetch_checkpoint(storage, publication, version, "increments")
+    try:
+        for each, _ in increment.chain:
+            if each not in publication.deltas() and fetch_delta(storage, publication, each) is None:
+                raise DamagedError(f"{storage.url}/deltas/{each.folder} is gone")
+    except DamagedError:
+        shutil.rmtree(publication.path / "increments" / version.folder)
+        raise
+
+
 def _fetch_version(
     storage: Storage, publication: Publication, version: VersionId, *, after: VersionId
 ) -> None:
@@ -85,8 +116,10 @@ def _fetch_version(
         log.error("%s; nodes need the next snapshot to pass it", error)
 
 
-def _fetch_checkpoint(storage: Storage, publication: Publication, version: VersionId) -> None:
-    prefix = f"checkpoints/{version.folder}"
+def _fetch_checkpoint(
+    storage: Storage, publication: Publication, version: VersionId, kind: str = "checkpoints"
+) -> None:
+    prefix = f"{kind}/{version.folder}"
     data = storage.read(f"{prefix}/{CHECKPOINT}")
     try:
         body: dict[str, Any] = json.loads(data or b"")["checkpoint"]

@@ -14,15 +14,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Self
 
 from embertide import _store
 from embertide.trainer.checkpoint import checkpoint as checkpoints
 from embertide.trainer.checkpoint.checkpoint import Checkpoint, CheckpointError, CheckpointWriter
+from embertide.trainer.checkpoint.increment import Increment, Keys
 from embertide.trainer.errors import TrainerError
-from embertide.trainer.publish.folder import Publication, is_no_room
+from embertide.trainer.publish.folder import MANIFEST, Publication, VersionId, is_no_room
 from embertide.trainer.publish.promotion import PromotionRecord
-from embertide.trainer.publish.snapshot import DensePart, SnapshotInfo, write_snapshot
+from embertide.trainer.publish.snapshot import PROGRAM, DensePart, SnapshotInfo, write_snapshot
 from embertide.trainer.sync.channel import ALONE, Channel
 
 log = logging.getLogger(__name__)
@@ -42,6 +44,9 @@ class SaverStats:
     """Counters since the start."""
 
     saved: int = 0
+    increments: int = 0  # of them, those that rest on a snapshot before
+    bytes_written: int = 0  # of snapshots and checkpoints, on all ranks
+    bytes_reused: int = 0  # that increments rest on: of the snapshot before, and its checkpoint
     without_room: int = 0  # that the drive had no room for
     waits: int = 0  # of training: for the checkpoint before, or for room to copy a bucket
     paused_s: float = 0.0  # of training, copying and waits together
@@ -55,6 +60,7 @@ class SnapshotJob:
 
     Attributes:
         then: Called in the writer's thread once checkpoint and snapshot are there.
+        increment: What it rests on, where only changes are written; None: all rows are.
     """
 
     checkpoint: Checkpoint
@@ -62,6 +68,7 @@ class SnapshotJob:
     tables: Sequence[_store.TableConfig]
     dense: DensePart
     then: Callable[[], None]
+    increment: Increment | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +79,7 @@ class BucketCopy:
         records: As nodes hold them.
         state: Of the trained rows.
         waiting: Trained records that nodes hold otherwise or lack (`PublishedImage`).
+        keys: Of an increment, whose state it is; it has no records.
     """
 
     table: _store.TableConfig
@@ -79,6 +87,7 @@ class BucketCopy:
     records: bytes
     state: "_store.BucketState"
     waiting: bytes = b""
+    keys: Keys | None = None
 
     @property
     def bytes(self) -> int:
@@ -168,7 +177,8 @@ class Saver:
 
         Args:
             job: What belongs to the same version; nothing in it changes from here on.
-            copies: Every bucket once, in the order of the snapshot; made as they are asked for.
+            copies: Every bucket once, in the order of the snapshot, or of an increment those that
+                changed; made as they are asked for.
 
         Raises:
             CheckpointError: The checkpoint before this one could not be written; what becomes of
@@ -245,22 +255,61 @@ class Saver:
         """Write a checkpoint and its snapshot, then drop the old ones."""
         began = time.monotonic()
         try:
-            version = job.checkpoint.version
-            with CheckpointWriter(self._publication, version, self._channel) as writer:
-                self._write_rows(job, writer, handover)
+            version, increment = job.checkpoint.version, job.increment
+            with CheckpointWriter(self._publication, version, self._channel, increment) as writer:
+                if increment is None:
+                    self._write_rows(job, writer, handover)
+                else:
+                    self._write_changes(job, increment, writer, handover)
             with self._channel.together():
                 if self._channel.first:
+                    self._count(job)
                     self._publication.prune(
                         self._options.keep_snapshots,
                         keep_s=self._options.keep_s,
                         served=PromotionRecord(self._publication).read().may_see,
                     )
-                    checkpoints.prune(self._publication)
+                    checkpoints.prune(self._publication, self._options.keep_snapshots)
             self.stats.saved += 1
             job.then()
         finally:
             handover.leave()
             self.stats.written_s += time.monotonic() - began
+
+    def _write_changes(
+        self,
+        job: SnapshotJob,
+        increment: Increment,
+        writer: CheckpointWriter,
+        handover: _Handover,
+    ) -> None:
+        for copy in handover.take():
+            writer.add(copy.table.name, copy.bucket, copy.state, keys=copy.keys)
+        manifest: str | None = None
+        with self._channel.together():
+            if self._channel.first:
+                base = self._publication.snapshot_path(increment.base)
+                manifest = (base / MANIFEST).read_text(encoding="utf-8")
+        writer.finish(job.checkpoint, manifest)
+
+    def _count(self, job: SnapshotJob) -> None:
+        """Count what was written and what was not written again."""
+        version, increment = job.checkpoint.version, job.increment
+
+        def size(folder: Path) -> int:
+            files = [path for path in folder.rglob("*") if path.is_file()]
+            return sum(each.stat().st_size for each in files if each != folder / PROGRAM)
+
+        def whole(version: VersionId) -> int:
+            folder = checkpoints.folder_of(self._publication, version)
+            return size(self._publication.snapshot_path(version)) + size(folder)
+
+        if increment is None:
+            self.stats.bytes_written += whole(version)
+            return
+        self.stats.increments += 1
+        self.stats.bytes_written += size(checkpoints.folder_of(self._publication, version))
+        self.stats.bytes_reused += whole(increment.base)
 
     def _write_rows(self, job: SnapshotJob, writer: CheckpointWriter, handover: _Handover) -> None:
         def buckets() -> Iterator[tuple[_store.TableConfig, int, bytes]]:

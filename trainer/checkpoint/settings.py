@@ -26,6 +26,7 @@ from embertide.trainer.errors import ConfigurationError
 FREE_TO_CHANGE = frozenset(
     {
         "ahead_bytes",
+        "full_snapshot_every",
         "keep_snapshots",
         "keep_snapshots_s",
         "bus_bytes",

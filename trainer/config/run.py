@@ -94,6 +94,10 @@ class RunConfig:
         publish_budget: Bounds the bytes of versions; None: a version has every row that changed.
         snapshot_every: Versions from one snapshot, with its checkpoint, to the next: what a killed
             trainer learns again, and how many deltas a node that starts reads.
+        full_snapshot_every: Of so many snapshots one has all rows; those between are incremental:
+            what learning knows of the rows that changed since, resting on that one and on the delta
+            files after it, which all stay meanwhile. A full one comes earlier where half of the
+            rows have changed or those files take as much as it, and at the end of a run.
         keep_snapshots: Snapshots kept, with the deltas that follow the oldest. Two, so that nodes
             that load one while the next is written find it, and should one's checkpoint be harmed.
         keep_snapshots_s: Those of the last so many seconds of wall clock are kept, too.
@@ -132,6 +136,7 @@ class RunConfig:
     publish_every_s: int = 600
     publish_budget: PublishBudget | None = None
     snapshot_every: int = 6
+    full_snapshot_every: int = 1
     keep_snapshots: int = 2
     keep_snapshots_s: int = 0
     checkpoint_memory_bytes: int = 1 << 30
@@ -150,6 +155,7 @@ class RunConfig:
         counts = ("batch_size", "threads", "publish_every_s", "snapshot_every", "keep_snapshots")
         for name in (
             *counts,
+            "full_snapshot_every",
             "devices",
             "checkpoint_memory_bytes",
             "warmup_events",
@@ -177,6 +183,11 @@ class RunConfig:
             raise ValueError(f"net_dtype is {self.net_dtype!r}; use one of {get_args(NetDtype)}")
         if self.net_device not in get_args(NetDevice):
             raise ValueError(f"net_device is {self.net_device!r}; use one of {get_args(NetDevice)}")
+        if self.full_snapshot_every > 1 and self.publish_budget is not None:
+            raise ValueError(
+                f"full_snapshot_every is {self.full_snapshot_every}, and publish_budget holds rows "
+                "back, so that delta files do not lead to what is trained: leave one of them out"
+            )
         names = [table.name for table in self.model.tables]
         for table in self.prune.tables if self.prune is not None else ():
             if table not in names:

@@ -34,6 +34,7 @@ from embertide.trainer.config import (
 from embertide.trainer.data.base import PADDING_KEY
 from embertide.trainer.embedding.bags import Bags, Floats
 from embertide.trainer.errors import ConfigurationError
+from embertide.trainer.publish.folder import PARTITIONS
 from embertide.trainer.publish.snapshot import read_manifest
 from embertide.trainer.sync.exchange import Asked, BagKeys, Exchange, Travelling
 from embertide.trainer.sync.plan import Ownership, balanced
@@ -596,16 +597,22 @@ class EmbeddingStore(nn.Module):
         for t, table, bucket in self.places():
             yield table, bucket, self.store.export_bucket(t, bucket)
 
-    def read_buckets(self, snapshot: Path) -> Iterator[tuple[int, _store.TableConfig, int, bytes]]:
+    def read_buckets(
+        self, snapshot: Path, *, by_partition: bool = False
+    ) -> Iterator[tuple[int, _store.TableConfig, int, bytes]]:
         """Yield (table index, table, bucket, records) of a snapshot's files, each proved.
 
-        Of many ranks, of the buckets whose rows this one holds.
+        Of many ranks, of the buckets whose rows this one holds. With `by_partition`, those of one
+        delta file (publish/folder.py) come after another's.
 
         Raises:
             StoreError: A file is not of these tables, or fails its checksum.
         """
         index = {table.name: t for t, table in enumerate(self.tables)}
-        for fields in read_manifest(snapshot)["buckets"]:
+        buckets = read_manifest(snapshot)["buckets"]
+        if by_partition:
+            buckets = sorted(buckets, key=lambda fields: fields["bucket"] % PARTITIONS)
+        for fields in buckets:
             info = _store.BucketFileInfo(**fields)
             t = index[info.table]
             if not self.ownership.holds(self.ranks.rank, t, info.bucket):

@@ -3,6 +3,7 @@
     PUB/snapshots/NUMBER-LINEAGE/    a snapshot each
     PUB/deltas/NUMBER-LINEAGE/       what one version changed; it exists once commit.pb does
     PUB/checkpoints/NUMBER-LINEAGE/  what the trainer goes on from (checkpoint.py)
+    PUB/increments/NUMBER-LINEAGE/   the same, of what changed since a snapshot (increment.py)
     PUB/versions.jsonl               a line for every version, kept when its files are pruned
     PUB/set-aside.jsonl              events that the trainer would not learn from (aside.py)
 
@@ -39,6 +40,8 @@ _COMMIT_MAGIC = b"EMCMT001"
 COMMIT = "commit.pb"
 """The file that makes a version's changes exist."""
 _DENSE_FILE = "dense.safetensors"
+CHECKPOINT = "checkpoint.json"
+"""The file that makes a checkpoint exist, and an incremental snapshot."""
 MANIFEST = "manifest.json"
 """The file that makes a snapshot exist."""
 _NAME = re.compile(r"(\d{12,19})-(\d{6,19})")
@@ -370,6 +373,10 @@ class Publication:
     def deltas(self) -> list[VersionId]:
         """Return the versions that have a committed delta folder, ascending."""
         return _list(self.path / "deltas", COMMIT)
+
+    def increments(self) -> list[VersionId]:
+        """Return the versions that have an incremental snapshot, ascending."""
+        return _list(self.path / "increments", CHECKPOINT)
 
     def versions(self) -> list[VersionId]:
         """Return all versions that are there in either form, ascending."""

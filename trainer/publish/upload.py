@@ -2,7 +2,8 @@
 
 Two threads look at the folder and bring over what storage lacks, versions one, snapshots with their
 checkpoints the other. Of each, the object that makes it exist goes last: `commit.pb`,
-`checkpoint.json`, and `manifest.json` after that. Versions wait for the first snapshot. What the
+`checkpoint.json`, and `manifest.json` after that. Versions wait for the first snapshot, and an
+incremental snapshot for the one with all rows and the versions that it rests on. What the
 folder has dropped goes from storage once a newer snapshot is whole there. A trainer that is killed
 at any moment leaves at most objects that nothing names; the next one writes them again, or removes
 them.
@@ -23,13 +24,17 @@ from pathlib import Path
 from typing import Self
 
 from embertide.trainer.errors import TrainerError
-from embertide.trainer.publish.folder import COMMIT, MANIFEST, Publication, VersionId
+from embertide.trainer.publish.folder import CHECKPOINT, COMMIT, MANIFEST, Publication, VersionId
 from embertide.trainer.publish.mirror import PROMOTED
 from embertide.trainer.publish.storage import Storage, StorageError
 
-CHECKPOINT = "checkpoint.json"
 LINEAGES = "lineages"
-_LAST = {"deltas": COMMIT, "checkpoints": CHECKPOINT, "snapshots": MANIFEST}
+_LAST = {
+    "deltas": COMMIT,
+    "checkpoints": CHECKPOINT,
+    "increments": CHECKPOINT,
+    "snapshots": MANIFEST,
+}
 _LOOK_EVERY_S = 0.2
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _SAID_EVERY_S = 60.0
@@ -47,6 +52,7 @@ class UploadStats:
 
     versions: int = 0
     snapshots: int = 0  # with their checkpoints
+    increments: int = 0  # incremental snapshots
     objects: int = 0
     bytes: int = 0
     removed: int = 0  # objects
@@ -239,12 +245,33 @@ class Uploader:
             snapshot = self._publication.snapshot_path(version)
             self.stats.snapshots += self._bring("snapshots", version, snapshot)
             self._prune()
+        whole = self._look_for_increments()
         due = min(began, *(lane.whole_at for lane in self._lanes))
         with self._lock:
             ready = [then for at, then in self._then if at < due]
             self._then = [(at, then) for at, then in self._then if at >= due]
         for then in ready:
             then()
+        return whole
+
+    def _look_for_increments(self) -> bool:
+        """Bring the newest incremental snapshot over; False: what it rests on is not there yet."""
+        newest = max(self._publication.increments(), default=None)
+        base = max(self._publication.snapshots(), default=None)
+        if newest is None or base is None or newest < base or newest in self._whole["increments"]:
+            return True
+        after = [v for v in self._publication.deltas() if base.number < v.number <= newest.number]
+        if base not in self._whole["snapshots"] or not self._whole["deltas"].issuperset(after):
+            return False
+        for log_file in (self._publication.log, self._publication.set_aside):
+            if log_file.is_file():
+                self._put_file(log_file.name, log_file)
+        folder = self._publication.path / "increments" / newest.folder
+        if not self._bring("increments", newest, folder):
+            return False
+        self.stats.increments += 1
+        for version in sorted(self._names["increments"] - {newest}):
+            self._remove("increments", version)
         return True
 
     def _put_file(self, key: str, path: Path) -> None:
@@ -378,7 +405,7 @@ class Uploader:
             if lane.error is not None:
                 raise lane.error
         if behind:
-            newest = max(self._whole["checkpoints"], default=None)
+            newest = max(self._whole["checkpoints"] | self._whole["increments"], default=None)
             raise StorageError(
                 f"{self.storage.url} lacks the last versions after {self._options.end_s:.0f} s; its"
                 f" newest checkpoint is {'none' if newest is None else newest.number}: keep "
