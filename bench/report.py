@@ -144,7 +144,7 @@ def write(path: Path, root: Path, rows: Sequence[Row]) -> None:
         "commit": commit(root),
         "machine": machine(),
         "load": os.getloadavg(),  # at the end, over 1, 5 and 15 minutes: the benchmark's own is 2-3
-        "rows": [{**dataclasses.asdict(row), "cpu": cpu()} for row in rows],
+        "rows": [dataclasses.asdict(row) for row in rows],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

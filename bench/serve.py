@@ -25,6 +25,7 @@ from tritonclient.utils import np_to_triton_dtype
 from bench import keys, models, perf, report
 from bench.servers import BUILD, ROOT, BenchError, BenchServer, Kind, Side, Variant, make_backends
 from bench.shapes import Shape
+from bench.store import levels
 from embertide.server.adapters.triton import TritonError
 
 _CONSOLE = Console(stderr=True, highlight=False)
@@ -230,7 +231,7 @@ class Bench:
                 sides = [chosen[side][case.batch] for side in names]
                 self.check(sides[0], sides[1], case.batch)
                 series = self._interleave(case, sides, repetitions)
-                yield rows_of(case, self.shape, sides, series, avx512=has_avx512())
+                yield rows_of(case, self.shape, sides, series, avx512="avx512" in levels.here())
             self.server.unload({each for side in chosen.values() for each in side.values()})
 
 
@@ -258,11 +259,6 @@ def rows_of(
                 perf.compare_p99(case_name, ours, peer, peer_name=name, target=1.0, claim=_CLAIM)
             )
     return rows
-
-
-def has_avx512() -> bool:
-    """Say whether this machine's CPU has AVX-512."""
-    return "avx512f" in Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
 
 
 def cases_by_data(cases: Sequence[Case]) -> list[tuple[Kind, int]]:

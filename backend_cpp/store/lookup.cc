@@ -116,18 +116,22 @@ bool AreRows(const FoundRow* found, size_t n) {
                      [](const FoundRow& row) { return row.kind == FoundKind::kRow; });
 }
 
+// The weights from the i-th key on; null ones stay null.
+const float* From(const float* weights, size_t i) {
+  return weights == nullptr ? nullptr : weights + i;
+}
+
 // In order; rows that stand together at once. Null weights are 1 each.
 void AddFound(const Table& table, const FoundRow* found, const float* weights, size_t n,
               double* sums) {
-  const auto from = [weights](size_t i) { return weights == nullptr ? nullptr : weights + i; };
   for (size_t i = 0; i < n;) {
     size_t rows = 0;
     while (i + rows < n && found[i + rows].kind == FoundKind::kRow) ++rows;
     if (rows > 0) {
-      AddRows(table.config.layout, found + i, from(i), rows, sums);
+      AddRows(table.config.layout, found + i, From(weights, i), rows, sums);
       i += rows;
     } else {
-      AddOne(table, found[i], from(i), sums);
+      AddOne(table, found[i], From(weights, i), sums);
       ++i;
     }
   }
@@ -191,8 +195,7 @@ Status PoolBag(SumKind kind, const Table& table, Pooling pooling, size_t at, siz
   for (size_t first = 0; first < n;) {
     const size_t rows = std::min(kBagRows, n - first);
     if (!finder.Find(at + first + rows)) EMBERTIDE_RETURN_IF_ERROR(finder.FindAll());
-    const float* from = weights == nullptr ? nullptr : weights + first;
-    AddFound(table, finder.found() + at + first, from, rows, sums);
+    AddFound(table, finder.found() + at + first, From(weights, first), rows, sums);
     first += rows;
   }
   RoundSums(sums, layout.dim(), divisor, out);
@@ -279,7 +282,7 @@ static Status Answer(const Store::Impl& impl, uint64_t version,
       const Table& table = impl.tables[of.table];
       const size_t place = offsets.empty() ? bag : offsets[bag];
       const size_t n = offsets.empty() ? 1 : offsets[bag + 1] - place;
-      const float* weights = request.weights == nullptr ? nullptr : request.weights + place;
+      const float* weights = From(request.weights, place);
       EMBERTIDE_RETURN_IF_ERROR(
           PoolBag(impl.options.sums, table, of.pooling, at, n, weights, scratch, out + of.column));
       Tally(impl, table, at, n, 1, scratch);
@@ -389,8 +392,7 @@ static Status AnswerBag(const Store::Impl& impl, uint64_t version, const BagFeat
     finder.Begin(&impl, version);
     finder.Add({&of, 1}, piece);
     EMBERTIDE_RETURN_IF_ERROR(finder.FindAll());
-    const float* weights = bag.weights == nullptr ? nullptr : bag.weights + first;
-    AddFound(table, finder.found(), weights, n, sums);
+    AddFound(table, finder.found(), From(bag.weights, first), n, sums);
     for (size_t i = 0; bag.source != nullptr && i < n; ++i) {
       bag.source[first + i] = static_cast<uint8_t>(finder.found()[i].source);
     }

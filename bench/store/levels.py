@@ -22,8 +22,6 @@ from bench.servers import ROOT, BenchError
 from embertide import _store
 
 LEVELS = ("avx512", "avx2")
-# What FBGEMM's Utils.cc calls them, and what ATen does.
-_FBGEMM = {"avx512": "AVX512", "avx2": "AVX2"}
 _MARK = "row: "
 
 
@@ -45,7 +43,7 @@ def rows(part: str, levels: Sequence[str], cases: Sequence[str]) -> Iterator[rep
             **os.environ,
             "EMBERTIDE_VECTORS": level,
             "ATEN_CPU_CAPABILITY": level,
-            "FBGEMM_ENABLE_INSTRUCTIONS": _FBGEMM[level],
+            "FBGEMM_ENABLE_INSTRUCTIONS": level.upper(),
         }
         command = [sys.executable, "-m", "bench.store.levels", part, level, *cases]
         with subprocess.Popen(

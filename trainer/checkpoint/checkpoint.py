@@ -18,8 +18,6 @@ manifest, which names every file of it by checksum. Nothing in it is code: no pi
 That of an incremental snapshot (increment.py) has a folder of its own, PUB/increments, belongs to
 the snapshot that it rests on, and exists once its checkpoint.json does.
 
-Past 600 lines, since what writes and what reads a format stand side by side.
-
 Shapes: N rows of a bucket, C chunks of a row.
 """
 
