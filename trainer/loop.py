@@ -233,6 +233,7 @@ class Trainer:
 
         Raises:
             CheckpointError: A checkpoint could not be written.
+            ConfigurationError: The events are not those of the run, or have other bins.
             SupersededError: Another publisher runs.
             OvertakenError: ... or publishes to the same storage.
             StorageError: Storage lacks what came last, after all the time it was given.
@@ -249,6 +250,7 @@ class Trainer:
                 ": give RunConfig(labels=LabelJoin(...)) where they do, and there alone; and no"
                 " --behind-scorer with it"
             )
+        self.versions.take_bins(source.schema)
         source.remember_in(self.publication.path)
         source.seek(self.state.cursor)
         batches = source.batches(batch_size=self.run.batch_size, start=self.state.offset)

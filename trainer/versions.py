@@ -24,8 +24,10 @@ from embertide.trainer.checkpoint.increment import (
     increment_of,
 )
 from embertide.trainer.checkpoint.saver import BucketCopy, Saver, SaverOptions, SnapshotJob
+from embertide.trainer.data.base import EventSchema
 from embertide.trainer.embedding.histories import put_histories
 from embertide.trainer.model.export import tensor_bytes
+from embertide.trainer.publish.bins import Bins, bins_of, check_kept
 from embertide.trainer.publish.folder import (
     PARTITIONS,
     NoRoomError,
@@ -37,8 +39,10 @@ from embertide.trainer.publish.image import PublishedImage
 from embertide.trainer.publish.publisher import Change, Publisher
 from embertide.trainer.publish.snapshot import (
     DensePart,
+    SnapshotError,
     SnapshotInfo,
     dense_id,
+    read_bins,
     read_manifest,
     schema_id,
     write_snapshot,
@@ -114,6 +118,7 @@ class Versions:
         self._channel = channel
         self._checkpointed = checkpointed
         self._copy: tuple[int, Path] | None = None
+        self._bins: tuple[Bins, ...] = ()
         # The newest snapshot with all rows, which may be in flight, and what changed since.
         saved = beginning.saved
         self._base = None if saved is None else saved.snapshot
@@ -214,6 +219,26 @@ class Versions:
             "harmed_checkpoints": self._harmed_checkpoints,
         }
         return dataclasses.asdict(self.publisher.stats) | checkpoint_counters | left_out
+
+    def take_bins(self, schema: EventSchema) -> None:
+        """Have snapshots say which features of the events are bins; all ranks call it together.
+
+        Raises:
+            ConfigurationError: The newest snapshot has other edges for one of them.
+        """
+        with self._channel.together():
+            if self._channel.first:
+                check_kept(self._published_bins(), schema)
+        self._bins = bins_of(schema)
+
+    def _published_bins(self) -> tuple[Bins, ...]:
+        """Return the bins of the newest snapshot that can be read; none without one."""
+        for version in reversed(self.publication.snapshots()):
+            try:
+                return read_bins(self.publication.snapshot_path(version))
+            except (SnapshotError, _store.StoreError, ValueError) as error:
+                log.warning("the bins of version %d cannot be read: %s", version.number, error)
+        return ()
 
     def transforms_are_fitted(self) -> None:
         """Have versions name the schema that the state has now: transforms are a part of it."""
@@ -429,6 +454,7 @@ class Versions:
             committed_ms=committed_ms,
             generation=self._state.generation,
             former=self._state.former,
+            bins=self._bins,
         )
 
     def _schema_id(self) -> int:

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from embertide import _store
+
 
 def schema_of(snapshot: Path) -> str:
     """Return the parameter `schema` of a model, JSON (docs/serving.md, Schema).
@@ -31,7 +33,21 @@ def schema_of(snapshot: Path) -> str:
     if names is not None and len(names) >= dense["columns"]:
         dense["names"] = names[: dense["columns"]]
     heads = {"heads": manifest["heads"]} if manifest.get("heads") else {}
-    return json.dumps({"features": features, "dense": dense, **heads}, ensure_ascii=False)
+    bins = {"bins": found} if (found := _bins(snapshot, manifest)) else {}
+    return json.dumps({"features": features, "dense": dense, **heads, **bins}, ensure_ascii=False)
+
+
+def _bins(snapshot: Path, manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the features that are bins of columns of DENSE: which, and their edges."""
+    for part in manifest["dense"]:
+        if part["role"] == "config":
+            data = (snapshot / part["path"]).read_bytes()
+            # No node reads this file, so nobody else proves it.
+            if (len(data), _store.crc32c(data)) != (part["bytes"], part["crc32c"]):
+                raise ValueError(f"{snapshot / part['path']} is not what manifest.json says of it")
+            said: list[dict[str, Any]] = json.loads(data).get("bins", [])
+            return said
+    return []
 
 
 def _dense_names(snapshot: Path, manifest: dict[str, Any]) -> list[str] | None:

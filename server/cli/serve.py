@@ -47,8 +47,11 @@ def _schema(path: Path) -> str | None:
     """Return what clients are told of requests; None where there is no version yet to tell of."""
     try:
         return schema_of(newest_snapshot(path))
-    except (ProcessError, OSError, ValueError, KeyError):
-        return None  # the backend says what is wrong with it
+    except (OSError, ValueError, KeyError) as error:
+        typer.echo(f"clients are told no features of this model: {error}", err=True)
+        return None  # what the net needs, the backend proves, too
+    except ProcessError:
+        return None
 
 
 def _admin_key(path: Path | None) -> str:

@@ -16,6 +16,7 @@ from embertide.trainer.config import (
     TableConfig,
 )
 from embertide.trainer.data.base import (
+    MISSING_KEY,
     Batch,
     DeadLetters,
     EventSchema,
@@ -49,24 +50,33 @@ RUN = RunConfig(
 
 
 class Shop(EventSource):
-    """Made-up events, five at a time and 25 s apart, whose prices rise; a tenth is missing."""
+    """Made-up events, five at a time and 25 s apart, whose prices rise; a tenth is missing.
 
-    def __init__(self, events: int = 1500) -> None:
-        features = tuple(FeatureColumn(name=name, column=name) for name in ("user", "it"))
+    With `edges`, the feature `it` is the bin of the price.
+    """
+
+    def __init__(self, events: int = 1500, edges: tuple[float, ...] = ()) -> None:
+        features = [FeatureColumn(name=name, column=name) for name in ("user", "it")]
+        if edges:
+            features[1] = FeatureColumn(name="it", column="price", transform="bin", edges=edges)
         names = tuple(feature.name for feature in DENSE)
-        self.schema = EventSchema(features=features, label="y", dense=names, ts="ts")
+        self.schema = EventSchema(features=tuple(features), label="y", dense=names, ts="ts")
         self.dead_letters = DeadLetters()
         rng = np.random.default_rng(11)
         price_N = rng.lognormal(np.arange(events) / events, 2)
         columns = (price_N, rng.normal(size=events), rng.integers(0, 6, events))
         dense_N3 = np.column_stack(columns).astype(np.float32)
         dense_N3[rng.random((events, 3)) < 0.1] = np.nan
+        keys_N2 = rng.integers(0, 50, (events, 2))
+        if edges:
+            above_EN = np.array(edges, np.float32)[:, None] <= dense_N3[:, 0]
+            keys_N2[:, 1] = np.where(np.isnan(dense_N3[:, 0]), MISSING_KEY, above_EN.sum(0))
         self.whole = Batch(
             first=0,
             next_offset=events,
             event_B=np.arange(events),
             ts_ms_B=np.arange(events) // 5 * 25_000,
-            keys_BF=rng.integers(0, 50, (events, 2)),
+            keys_BF=keys_N2,
             dense_BD=dense_N3,
             label_B=(rng.random(events) < 0.3).astype(np.float32),
         )

@@ -59,8 +59,9 @@ class FeatureColumn:
             hashes strings with xxh3_64 to a signed key (null: that of the empty string); "keys"
             takes a list of such, of which none may be null (a null list is an empty one);
             "hour_of_day" gives the hour, 0 to 23, of the event's time; "bin" takes a column of
-            the schema's `dense` and gives the number of `edges` that are not above its value, as a
-            float of 32 bits (missing: `MISSING_KEY`). Who asks for scores sends that number.
+            the schema's `dense` and gives the number of `edges` that are not above its value, both
+            as floats of 32 bits (missing: `MISSING_KEY`). Versions say the edges, and
+            `embertide.Client` makes the number of the value that is asked with.
         rows: The hashing trick (Weinberger et al. 2009): keys are hashed to 0, ..., rows - 1, so
             that several share a row; 0 leaves them as they are. Who asks for scores must do the
             same.
@@ -68,7 +69,7 @@ class FeatureColumn:
             multiplied by; empty: 1 each.
         max_keys: Of "keys": an event with more in its list is rejected. One event may not take
             the memory, or the time of a request, that thousands of others do.
-        edges: Of "bin": where one bin ends and the next begins, ascending.
+        edges: Of "bin": where one bin ends and the next begins, ascending. A run keeps them.
     """
 
     name: str

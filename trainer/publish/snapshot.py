@@ -17,6 +17,7 @@ from typing import Any
 from embertide import _store
 from embertide.trainer.config import FeatureConfig, ModelConfig
 from embertide.trainer.errors import TrainerError
+from embertide.trainer.publish.bins import Bins, from_text, to_text
 from embertide.trainer.publish.folder import (
     MANIFEST,
     Publication,
@@ -29,6 +30,7 @@ from embertide.trainer.sync.channel import ALONE, Channel
 PROGRAM = "dense/program.pt2"
 TENSORS = "dense/tensors.safetensors"
 TRANSFORMS = "dense/transforms.json"
+CONFIG = "dense/config.json"
 _BUCKET_FIELDS = ("path", "table", "bucket", "version", "rows", "bytes", "crc32c")
 
 
@@ -109,6 +111,7 @@ class SnapshotInfo:
         heads: Of the dense net, where there are several.
         former: What requests carried before the model was changed, newest first, at most
             `MAX_FORMER`: nodes answer such requests too.
+        bins: Of the features that are bins, for who asks; written where there is a dense net.
     """
 
     model: str
@@ -124,6 +127,7 @@ class SnapshotInfo:
     dense_names: Sequence[str] = ()
     heads: Sequence[str] = ()
     former: Sequence[Layout] = ()
+    bins: Sequence[Bins] = ()
 
     @classmethod
     def of(
@@ -137,6 +141,7 @@ class SnapshotInfo:
         committed_ms: int = 0,
         generation: int = 0,
         former: Sequence[Layout] = (),
+        bins: Sequence[Bins] = (),
     ) -> "SnapshotInfo":
         """Describe a version of a model."""
         return cls(
@@ -153,6 +158,7 @@ class SnapshotInfo:
             dense_names=config.raw_columns,
             heads=[head.name for head in config.heads] if config.outputs > 1 else (),
             former=former,
+            bins=bins,
         )
 
 
@@ -252,9 +258,7 @@ def keep_program(publication: Publication, version: VersionId) -> None:
         partial.rename(publication.program)
 
 
-def _write_dense(
-    directory: Path, dense: DensePart, transforms: _store.Transforms | None
-) -> list[dict[str, object]]:
+def _write_dense(directory: Path, dense: DensePart, info: SnapshotInfo) -> list[dict[str, object]]:
     (directory / "dense").mkdir(exist_ok=True)
     # Programs never change under their name: a link costs nothing where links are possible.
     try:
@@ -263,9 +267,12 @@ def _write_dense(
         shutil.copyfile(dense.program, directory / PROGRAM)
     write_synced(directory / TENSORS, dense.tensors)
     files = {"program": PROGRAM, "tensors": TENSORS}
-    if transforms is not None:
-        write_synced(directory / TRANSFORMS, transforms.text.encode())
+    if info.transforms is not None:
+        write_synced(directory / TRANSFORMS, info.transforms.text.encode())
         files["transforms"] = TRANSFORMS
+    if info.bins:
+        write_synced(directory / CONFIG, to_text(info.bins).encode())
+        files["config"] = CONFIG
     return [_dense_json(directory, role, path) for role, path in files.items()]
 
 
@@ -350,7 +357,7 @@ def _write_rest(
         **_former_json(info),
         **({"heads": list(info.heads)} if info.heads else {}),
         "buckets": list(buckets),
-        "dense": _write_dense(partial, dense, info.transforms) if dense else [],
+        "dense": _write_dense(partial, dense, info) if dense else [],
         "dense_id": dense.id if dense else "",
         "dense_cpu": dense.cpu if dense else "",
     }
@@ -403,6 +410,18 @@ def manifest_tables(manifest: Mapping[str, Any]) -> dict[int, _store.TableConfig
     return tables
 
 
+def _read_dense(directory: Path, role: str) -> bytes | None:
+    """Return the dense file of a role, as its manifest says it is; None: there is none."""
+    for part in read_manifest(directory)["dense"]:
+        if part["role"] == role:
+            path = directory / part["path"]
+            data = path.read_bytes() if path.is_file() else b""
+            if (len(data), _store.crc32c(data)) != (part["bytes"], part["crc32c"]):
+                raise SnapshotError(f"{path} is not what {MANIFEST} says of it")
+            return data
+    return None
+
+
 def read_transforms(directory: Path) -> _store.Transforms | None:
     """Return what a snapshot's net wants done to DENSE; None: nothing.
 
@@ -410,11 +429,15 @@ def read_transforms(directory: Path) -> _store.Transforms | None:
         SnapshotError: There is no snapshot, or the file is not what its manifest says.
         StoreError: What it holds are no transforms.
     """
-    for part in read_manifest(directory)["dense"]:
-        if part["role"] == "transforms":
-            path = directory / part["path"]
-            data = path.read_bytes() if path.is_file() else b""
-            if (len(data), _store.crc32c(data)) != (part["bytes"], part["crc32c"]):
-                raise SnapshotError(f"{path} is not what {MANIFEST} says of it")
-            return _store.Transforms(data)
-    return None
+    data = _read_dense(directory, "transforms")
+    return None if data is None else _store.Transforms(data)
+
+
+def read_bins(directory: Path) -> tuple[Bins, ...]:
+    """Return the bins of a snapshot's features; none of one that an older build wrote.
+
+    Raises:
+        SnapshotError: There is no snapshot, or the file is not what its manifest says.
+    """
+    data = _read_dense(directory, "config")
+    return () if data is None else from_text(data)
