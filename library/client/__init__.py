@@ -4,6 +4,7 @@ Public and stable; docs/client.md has examples. The modules below it are not.
 """
 
 from embertide.client.aio import AsyncClient
+from embertide.client.bins import Bins
 from embertide.client.calling import Settings, Tls
 from embertide.client.errors import (
     ClientError,
@@ -22,6 +23,7 @@ from embertide.client.tables import text_keys
 __all__ = [
     "Answer",
     "AsyncClient",
+    "Bins",
     "Client",
     "ClientError",
     "DeadlineError",

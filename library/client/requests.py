@@ -71,15 +71,39 @@ def read(
     own = bool(made) and not made & there
     wanted = [feature for feature in schema.features if not (own and feature.made)]
     names = [feature.name for feature in wanted]
-    _check_names(schema, table, common, names, weights or {}, dense)
-    keys = {name: _keys(table, common, name, weights or {}) for name in names}
+    _check_names(schema, table, common, wanted, weights or {}, dense)
+    # Bins are made of amounts, below; a caller may have worked them out, as all had to once.
+    given = [feature.name for feature in wanted if feature.bins is None or feature.name in there]
+    keys = {name: _keys(table, common, name, weights or {}) for name in given}
     for feature in wanted:
         if feature.weighed and keys[feature.name].weights_N is None:
             raise InputError(
                 f"feature {feature.name!r} of model {schema.model!r} is weighed: give "
                 f"weights={{{feature.name!r}: ...}}"
             )
+    size = _size(schema, table, common, keys, dense)
+    whole = {n: keys[n].repeated(size) if n in common else keys[n] for n in given}
+    dense_BD = _dense(schema, table, common, dense, own, size)
+    for feature in wanted:
+        if feature.bins is not None and (feature.name not in given or dense_BD is not None):
+            amount_B = _amounts(schema, table, common, feature, dense_BD, size)
+            if feature.name in given:
+                amount = schema.amount_of(feature.bins)
+                feature.bins.check(feature.name, whole[feature.name], amount, amount_B)
+            else:
+                whole[feature.name] = Keys(feature.bins.keys_of(amount_B))
+    return Columns(schema, table, wanted, own, [whole[name] for name in names], dense_BD, size)
+
+
+def _size(
+    schema: Schema, table: Table, common: Mapping[str, Any], keys: Mapping[str, Keys], dense: Any
+) -> int:
+    """Return how many rows a call has: as its columns, all of one length."""
     sizes = {name: len(column) for name, column in keys.items() if name not in common}
+    if not sizes:  # rows may differ in their amounts alone
+        for name in _dense_names(schema, dense) or ():
+            if name in table.names:
+                sizes[name] = len(_numbers(table, common, name))
     if not sizes:
         raise InputError(
             f"all features of model {schema.model!r} are in the context; give those that differ "
@@ -92,9 +116,30 @@ def read(
         raise InputError(
             f"columns differ in length: {sizes}; what all rows have in common goes into context="
         )
-    columns = [keys[n].repeated(size) if n in common else keys[n] for n in names]
-    dense_BD = _dense(schema, table, common, dense, own, size)
-    return Columns(schema, table, wanted, own, columns, dense_BD, size)
+    return size
+
+
+def _amounts(
+    schema: Schema,
+    table: Table,
+    common: Mapping[str, Any],
+    feature: Feature,
+    dense_BD: NDArray[np.float32] | None,
+    size: int,
+) -> NDArray[np.float32]:
+    """Return the amounts that a feature is the bin of: those of DENSE, or a column where none is.
+
+    A model that is only looked up has no DENSE.
+    """
+    assert feature.bins is not None, "a feature of bins"
+    if dense_BD is not None:
+        return dense_BD[:, feature.bins.dense]
+    name = schema.amount_of(feature.bins)
+    if name not in table.names and name not in common:
+        raise InputError(
+            f"feature {feature.name!r} is missing: it is the bin of {name!r}; give that"
+        )
+    return _column(table, common, name, size)
 
 
 def _context(context: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -125,11 +170,12 @@ def _check_names(
     schema: Schema,
     table: Table,
     common: Mapping[str, Any],
-    names: Sequence[str],
+    wanted: Sequence[Feature],
     weights: Mapping[str, Any],
     dense: Any,
 ) -> None:
     there = {*table.names, *common}
+    names = [feature.name for feature in wanted if feature.bins is None]
     missing = [name for name in names if name not in there]
     takes = f"model {schema.model!r} takes {', '.join(names)}"
     if missing:
@@ -139,7 +185,8 @@ def _check_names(
             raise InputError(f"weights are of feature {name!r}, which is unknown; {takes}")
     columns = [dense] if isinstance(dense, str) else dense
     named = {n for n in columns if isinstance(n, str)} if isinstance(columns, list) else set()
-    known = {*names, *(schema.dense or ()), *named, *_strings(weights)}
+    known = {*(feature.name for feature in wanted), *(schema.dense or ()), *named}
+    known |= _strings(weights)
     unknown = sorted(({*table.names} if table.strict else set()) - known) + sorted(
         {*common} - known
     )
@@ -170,19 +217,19 @@ def _dense(
     size: int,
 ) -> NDArray[np.float32] | None:
     wanted = schema.dense_columns + (0 if own else schema.dense_made)
-    if wanted == 0:
+    if wanted == 0 or not schema.ranking:
         if dense is not None:
-            raise InputError(f"model {schema.model!r} has no dense features; leave dense out")
+            raise InputError(f"model {schema.model!r} takes no dense features; leave dense out")
         return None
-    names = dense if isinstance(dense, (list, tuple)) else schema.dense if dense is None else None
-    if names is not None and all(isinstance(name, str) for name in names):
+    names = _dense_names(schema, dense)
+    if names is not None:
         missing = [name for name in names if name not in table.names and name not in common]
         if missing:
             raise InputError(
                 f"dense feature {missing[0]!r} is missing; model {schema.model!r} takes "
                 f"{', '.join(names)}: give NaN where a value is not known"
             )
-        columns = [_numbers(table, common, name, size) for name in names]
+        columns = [_column(table, common, name, size) for name in names]
         array = np.stack(columns, axis=1) if columns else np.zeros((size, 0), np.float32)
     elif dense is None:
         raise InputError(
@@ -190,7 +237,7 @@ def _dense(
             f"give dense, an array [{size}, {wanted}], or the names of its columns in their order"
         )
     else:
-        array = np.asarray(dense, np.float32)
+        array = _array(dense, size, wanted)
     if array.shape != (size, wanted):
         raise InputError(
             f"dense has shape {list(array.shape)}; model {schema.model!r} takes [{size}, {wanted}]"
@@ -198,11 +245,39 @@ def _dense(
     return array
 
 
-def _numbers(table: Table, common: Mapping[str, Any], name: str, size: int) -> NDArray[np.float32]:
-    """Return a column of DENSE, `size` long where it is of the context."""
+def _array(dense: Any, size: int, wanted: int) -> NDArray[np.float32]:
+    """Return an array of floats; by way of 64 bits, as the trainer reads every amount."""
+    try:
+        numbers = np.asarray(dense, np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"dense is no array of numbers, [{size}, {wanted}]: {error}") from None
+    with np.errstate(over="ignore"):
+        return numbers.astype(np.float32)
+
+
+def _dense_names(schema: Schema, dense: Any) -> Sequence[str] | None:
+    """Return the names of DENSE's columns: the caller's, or the model's; None: neither has any."""
+    if dense is None:
+        return schema.dense
+    named = isinstance(dense, (list, tuple)) and all(isinstance(name, str) for name in dense)
+    return dense if named else None
+
+
+def _column(table: Table, common: Mapping[str, Any], name: str, size: int) -> NDArray[np.float32]:
+    """Return a column of numbers, `size` long where it is of the context."""
+    numbers = _numbers(table, common, name)
+    if name in common:
+        return np.repeat(numbers, size)
+    if len(numbers) != size:
+        raise InputError(f"dense feature {name!r} has {len(numbers)} rows, other columns {size}")
+    return numbers
+
+
+def _numbers(table: Table, common: Mapping[str, Any], name: str) -> NDArray[np.float32]:
+    """Return a column of numbers, as it is; of the context, one."""
     if name not in common:
         return floats_of(f"dense feature {name!r}", table.column(name))
-    return np.repeat(floats_of(f"dense feature {name!r} of the context", [common[name]]), size)
+    return floats_of(f"dense feature {name!r} of the context", [common[name]])
 
 
 # --- requests -------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from embertide.client.bins import Bins
 from embertide.client.errors import ClientError
 
 # What the backend takes where the configuration says nothing (docs/serving.md, Parameters).
@@ -21,6 +22,7 @@ class Feature:
         pooling: "sum", "mean", or "none": a row for each key.
         weighed: Each key has a weight.
         made: The node can make the column, so that a call may leave it out.
+        bins: The client makes the column, of one of DENSE: its key is a bin of that; else None.
     """
 
     name: str
@@ -28,6 +30,7 @@ class Feature:
     pooling: str = "sum"
     weighed: bool = False
     made: bool = False
+    bins: Bins | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +70,10 @@ class Schema:
         """Name the tensor of a head's scores."""
         return self.output if head == self.heads[0] else f"SCORE_{head}"
 
+    def amount_of(self, bins: Bins) -> str:
+        """Name the column of DENSE that bins are of."""
+        return f"column {bins.dense} of dense" if self.dense is None else self.dense[bins.dense]
+
     @property
     def names(self) -> list[str]:
         """The features' names."""
@@ -90,7 +97,8 @@ class Schema:
                 f"model {name!r} does not tell its features: start it by `embertide serve` of this "
                 f"release, or give schemas={{{name!r}: ...}} (docs/serving.md, Schema)"
             )
-        features = [Feature(**each) for each in told["features"]]
+        bins = {each["feature"]: _bins(each) for each in told.get("bins", ())}
+        features = [Feature(**each, bins=bins.get(each["name"])) for each in told["features"]]
         dense = told.get("dense", {})
         names = dense.get("names")
         return cls(
@@ -108,6 +116,10 @@ class Schema:
             output=_named(config["output"], "SCORE", "EMBEDDING", "OUTPUT0"),
             heads=_heads(told.get("heads", ()), config["output"]),
         )
+
+
+def _bins(told: Mapping[str, Any]) -> Bins:
+    return Bins(dense=int(told["dense"]), edges=tuple(map(float, told["edges"])))
 
 
 def _heads(told: Sequence[str], outputs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from embertide.client.errors import InputError
 
 _REMEDY = "keys are 64-bit integers, as the trainer got them"
 _OF_TEXT = "; of a column of text send embertide.client.text_keys(values)"
-_MISSING = -1  # as the trainer reads a missing key of a column of one key; of text: that of ""
+MISSING_KEY = -1  # as the trainer reads that of a column of one key; of text: that of ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -203,7 +203,7 @@ def text_keys(values: Sequence[str | None]) -> NDArray[np.int64]:
 def keys_of(what: str, column: Any, weights: Any = None) -> Keys:
     """Return the keys of a column: one a sample, or lists of them; errors say of `what`.
 
-    Where a sample has one key it may be missing (None, NaN): it is then `_MISSING`, as in events.
+    Where a sample has one key it may be missing (None, NaN), `MISSING_KEY` then, as in events.
     Floats that are whole numbers are keys, as pandas makes them of integers with blanks.
 
     Raises:
@@ -336,7 +336,7 @@ def _integers(what: str, flat: Any, lengths_B: NDArray[np.int32] | None) -> NDAr
                     raise InputError(
                         f"{what}, {_row(at, lengths_B)} is missing: leave it out of the list"
                     )
-                values[at] = _MISSING
+                values[at] = MISSING_KEY
                 continue
             if isinstance(value, (float, np.floating)) and _is_whole(value):
                 values[at] = int(value)

@@ -1,5 +1,7 @@
 """Dense features in a real tritonserver: the bytes that the net gets are those of training.
 
+One of `shop`'s features is the bin of its price, which the client makes.
+
 A trainer learns `shop`, and a hook notes what its net gets. `echo` has the transforms file of that
 run's snapshot, and a net that answers with the column that the sample's key names: what a request's
 DENSE became is read off the scores.
@@ -7,6 +9,7 @@ DENSE became is read off the scores.
 Shapes: B samples, T columns that the net gets.
 """
 
+import asyncio
 import dataclasses
 import json
 import shutil
@@ -24,7 +27,10 @@ from torch import Tensor, nn
 from tritonclient.utils import InferenceServerException
 
 from embertide import _store
+from embertide.client import AsyncClient, InputError
+from embertide.client import Client as NamedClient
 from embertide.server.adapters import triton
+from embertide.server.adapters.schema import schema_of
 from embertide.trainer.config import FeatureConfig, ModelConfig, TableConfig
 from embertide.trainer.embedding.store import store_table
 from embertide.trainer.loop import Trainer
@@ -39,7 +45,7 @@ from embertide.trainer.publish.snapshot import (
 )
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
-SHOP = Shop(600)
+SHOP = Shop(600, edges=(0.3, 1.0, 2.5, 8.0))
 COLUMNS = RUN.model.dense_columns
 NAMES = [column.name for column in RUN.model.dense]
 # What requests of `changed`, which is `shop` otherwise, carried once; the newest first.
@@ -110,10 +116,16 @@ def served(server_options: triton.ServerOptions, tmp_path_factory: Any) -> Itera
     shutil.copytree(snapshot, directory / "changed")
     change_manifest(directory / "changed", dense_names=NAMES, former=FORMER)
     models = {"shop": snapshot, "echo": directory / "echo", "counted": directory / "echo"}
-    models["changed"] = directory / "changed"
+    models |= {"changed": directory / "changed", "looked": snapshot}
     options = beside(server_options, directory / "models", directory / "log", tuple(models))
     for name, path in models.items():
-        made = triton.ModelOptions(snapshot=path, kind="ranking", max_batch_size=1024, threads=2)
+        made = triton.ModelOptions(
+            snapshot=path,
+            kind="lookup" if name == "looked" else "ranking",
+            max_batch_size=1024,
+            threads=2,
+            schema=schema_of(path) if path == snapshot else None,
+        )
         triton.write_model(options.repository, name, made)
     with triton.TritonServer(options) as running:
         yield Served(trainer, np.concatenate(got), directory / "echo", running)
@@ -162,6 +174,40 @@ def test_served_scores_are_those_of_the_trainers_net(served: Served, client: Cli
     scores_B = client.send(arrays, model="shop").as_numpy("SCORE")[:, 0]
     np.testing.assert_allclose(scores_B, served.trainer.learner.score(whole), atol=1e-6)
     assert len(np.unique(scores_B)) > 500
+
+
+def test_a_caller_sends_the_amount_and_gets_the_score_of_its_bin(served: Served) -> None:
+    """As the trainer scores the events, in which both are: by either client."""
+    whole = SHOP.whole
+    assert len(np.unique(whole.keys_BF[:, 1])) == 6  # five bins, and none
+    call: dict[str, Any] = {name: whole.dense_BD[:, d] for d, name in enumerate(NAMES)}
+    call["user"] = whole.keys_BF[:, 0]
+
+    async def ask() -> Any:
+        async with AsyncClient(served.server.grpc, timeout_s=20) as client:
+            return (await client.rank("shop", call)).scores
+
+    with NamedClient(served.server.grpc, timeout_s=20) as client:
+        ranked = client.rank("shop", call)
+        worked_out = client.rank("shop", {**call, "it": whole.keys_BF[:, 1]})
+        without = client.rank("shop", {**call, "it": [None] * len(whole)})
+        with pytest.raises(InputError, match="feature 'it', row 0 is 9, where 'price' is"):
+            client.rank("shop", {**call, "it": np.full(len(whole), 9)})
+    np.testing.assert_allclose(ranked.scores, served.trainer.learner.score(whole), atol=1e-6)
+    assert (without.scores != ranked.scores).mean() > 0.8
+    assert (worked_out.scores == ranked.scores).all()
+    assert (asyncio.run(ask()) == ranked.scores).all()
+
+
+def test_vectors_of_bins_are_looked_up_by_the_amount(served: Served) -> None:
+    """A model that is looked up takes no DENSE."""
+    keys_BF = SHOP.whole.keys_BF
+    user = {"user": keys_BF[:, 0]}
+    with NamedClient(served.server.grpc, timeout_s=20) as client:
+        looked = client.lookup("looked", {**user, "price": SHOP.whole.dense_BD[:, 0]})
+        expected = client.lookup("looked", {**user, "it": keys_BF[:, 1]})
+    np.testing.assert_array_equal(looked.embeddings["it"], expected.embeddings["it"])
+    assert len(np.unique(looked.embeddings["it"], axis=0)) == 6
 
 
 def test_missing_values_are_counted(served: Served) -> None:
