@@ -170,6 +170,8 @@ def test_amounts_are_read_as_bins_too(tmp_path: Path) -> None:
         tmp_path / "shop.parquet",
     )
     assert init(tmp_path / "shop.parquet", tmp_path / "run.py").exit_code == 0
+    said = "# Who asks sends price; embertide.Client makes the bin."
+    assert said in (tmp_path / "run.py").read_text()
     given = load(tmp_path / "run.py")
     assert given.source is not None
     names = [feature.name for feature in given.run.model.features]
@@ -184,6 +186,22 @@ def test_amounts_are_read_as_bins_too(tmp_path: Path) -> None:
     value_N = price_N[there_N].astype(np.float32)
     assert np.isin(edges, value_N).all()
     assert np.array_equal(bin_N[there_N], (edges[None, :] <= value_N[:, None]).sum(1))
+
+
+@pytest.mark.parametrize("by", ["the shell", "a glob of ours"])
+def test_several_files_are_one_input(tmp_path: Path, by: str) -> None:
+    for name in ("b", "a"):
+        ratings(tmp_path / f"{name}.parquet", 3000)
+    pattern = str(tmp_path / "[ab].parquet")
+    named = sorted(map(str, tmp_path.iterdir())) if by == "the shell" else [pattern]
+    done = CliRunner().invoke(app, ["init", *named, "-o", str(tmp_path / "run.py"), "--no-time"])
+    assert done.exit_code == 0, done.output
+    titled = "a.parquet and 1 more: 6,000 rows" in " ".join(done.output.split())
+    assert titled == (by == "the shell")
+    given = load(tmp_path / "run.py")
+    assert given.source is not None
+    assert given.source.total_events() == 6000
+    assert given.run.model.name == "a"
 
 
 def test_rows_without_a_clock_give_versions_of_some_thousands() -> None:

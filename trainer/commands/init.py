@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,10 +40,11 @@ class _Plan:
 
 def command(
     data: Annotated[
-        str,
+        list[str],
         typer.Argument(
             metavar="DATA",
-            help="Events: .parquet, .csv, .tsv (also .gz and such), or a glob of them.",
+            help="Events: .parquet, .csv, .tsv (also .gz and such), one file or several of the "
+            "same columns, by name or by a glob: 'data/*.parquet'.",
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The run's file to write.")] = Path(
@@ -78,7 +79,7 @@ def command(
     force: Annotated[bool, typer.Option("--force", help="Write over a file that exists.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Guess what a file's columns are, and write a run's file that learns from it.
+    """Guess the columns of a file, or of several, and write a run's file that learns from them.
 
     It reads the first 500,000 rows, and of all rows the time. The table says what each column was
     taken for, and why; the run's file says it again, with every setting that matters, to change.
@@ -103,9 +104,10 @@ def command(
             numbers=tuple(number_column or ()),
         )
         try:
+            title = _titled(data)
             plan = _plan(data, asked, name, output)
             output.parent.mkdir(parents=True, exist_ok=True)
-            output.write_text(run_text(plan, data), encoding="utf-8")
+            output.write_text(run_text(plan, title), encoding="utf-8")
         except ValueError as error:
             raise ConfigurationError(str(error)) from error
         except OSError as error:
@@ -113,12 +115,17 @@ def command(
     if as_json:
         print_json(_facts(plan, output))
         return
-    _show(plan, data)
+    _show(plan, title)
     folder = Path("build") / plan.run.model.name
     typer.echo(f"wrote {output}; next: embertide train {folder} --config {output}")
 
 
-def _plan(data: str, asked: Any, name: str | None, output: Path) -> _Plan:
+def _titled(data: Sequence[str]) -> str:
+    """Name the input in a line: by its first part, where a shell made many of a glob."""
+    return data[0] if len(data) == 1 else f"{data[0]} and {len(data) - 1} more"
+
+
+def _plan(data: Sequence[str], asked: Any, name: str | None, output: Path) -> _Plan:
     from embertide.trainer import defaults
     from embertide.trainer.data import format_of
     from embertide.trainer.data.columns import (
@@ -131,7 +138,7 @@ def _plan(data: str, asked: Any, name: str | None, output: Path) -> _Plan:
     from embertide.trainer.data.files import matching_files
     from embertide.trainer.data.guess import feature_name, guess
 
-    paths = matching_files(data)
+    paths = list(dict.fromkeys(path for each in data for path in matching_files(each)))
     try:
         format = format_of(paths[0])
     except ValueError:
@@ -327,7 +334,8 @@ def _source(plan: _Plan) -> Iterator[str]:
         if feature.transform == "hour_of_day":
             yield "            # The hour of the day, from the time."
         elif feature.transform == "bin":
-            yield f"            # The bin of {feature.column} that an amount falls into."
+            yield f"            # The bin that {feature.column} falls into: a key, with a row."
+            yield f"            # Who asks sends {feature.column}; embertide.Client makes the bin."
         else:
             choice = why[feature.column]
             yield f"            # {choice.facts.expected:,} keys: {_said(choice.why)}"
