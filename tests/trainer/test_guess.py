@@ -270,6 +270,7 @@ def test_a_file_without_names_is_refused(tmp_path: Path) -> None:
         ("key", (1.0,), "no other has any"),
         ("bin", (2.0, 1.0), "finite numbers, ascending"),
         ("bin", (1.0, float("nan")), "finite numbers, ascending"),
+        ("bin", tuple(map(float, range(65_537))), "65,537 edges; give 65,536 at most"),
         ("bin", (1.0, 2.0), "bins are of a column of dense, which has no 'price'"),
     ],
 )

@@ -31,6 +31,9 @@ PADDING_KEY = -(1 << 63)
 It also stands in `Batch.keys_BF` where the feature has a list, which is in `Batch.lists`.
 """
 
+MAX_EDGES = 65_536
+"""Most edges of a feature of bins: nodes tell them to every client in one message."""
+
 MAX_GROUP = 65_536
 """Most events of one ts: a larger group would let one batch grow without bound."""
 
@@ -96,6 +99,11 @@ class FeatureColumn:
         if not (ascend and all(map(math.isfinite, self.edges))):
             raise ValueError(
                 f"feature {self.name!r}: edges are {self.edges}; give finite numbers, ascending"
+            )
+        if len(self.edges) > MAX_EDGES:
+            raise ValueError(
+                f"feature {self.name!r}: there are {len(self.edges):,} edges; give {MAX_EDGES:,} "
+                "at most"
             )
         if self.rows < 0:
             raise ValueError(f"feature {self.name!r}: rows is {self.rows}; give 0 or more")
