@@ -131,9 +131,10 @@ class Client:
 
         Args:
             model: Its name in Triton.
-            features: Columns by name, B long: keys, or lists of keys. A mapping, a pyarrow Table or
-                RecordBatch, a pandas DataFrame. Columns that the node makes may be left out, all of
-                them; tables may have further columns, mappings may not.
+            features: Columns by name, B long: keys, lists of keys, or amounts. A mapping, a pyarrow
+                Table or RecordBatch, a pandas DataFrame. Bins are made of their amounts, so leave
+                them out; columns that the node makes may be left out, all of them. Tables may have
+                further columns, mappings may not.
             context: By name, what all samples have in common, as the user whose candidates are
                 ranked: one key, list of keys or number each. `features` then lacks them.
             weights: Of keys in lists, by feature: as the keys, or the name of the column.
