@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <string>
+#include <type_traits>
 
 #include "store/prefetch.h"
 
@@ -24,7 +25,7 @@ void Cover(std::vector<T>* items, size_t n) {
 void Finder::Begin(const Store::Impl* impl, uint64_t version) {
   impl_ = impl;
   version_ = version;
-  size_ = run_ = begun_ = met_ = settled_ = ready_ = late_count_ = 0;
+  size_ = run_ = begun_ = met_ = second_ = settled_ = ready_ = late_count_ = last_count_ = 0;
   waits_ = false;
   only_ddr_ = true;
   note_changes_ = false;
@@ -75,6 +76,8 @@ void Finder::Aim(size_t first, size_t end) {
   const uint64_t version = version_;
   const bool watch = impl_->options.observer != nullptr;
   const uint64_t* hash = hashes.data();
+  const Bucket** buckets = buckets_.data();
+  BucketIndex::Group** groups = groups_.data();
   for (size_t i = first; i < end; ++run_) {
     const Table& table = *runs_[run_].table;
     const BucketSlot* slots = table.buckets.data();
@@ -82,14 +85,14 @@ void Finder::Aim(size_t first, size_t end) {
     const size_t until = std::min(runs_[run_].end, end);
     for (; i < until; ++i, ++hash) {
       const Bucket* bucket = slots[BucketOfHash(*hash, bits)].At(version);
-      buckets_[i] = bucket;
+      buckets[i] = bucket;
       BucketIndex::Group* group = BucketIndex::EmptyGroup();
       if (bucket != nullptr) [[likely]] {
         group = bucket->index.Begin(*hash).group;
       } else {
         NoteNotHeld(table, i);
       }
-      groups_[i] = group;
+      groups[i] = group;
       if (watch && IsWatched(*hash) && !remote(i)) [[unlikely]] {
         watched_.push_back({*hash, table.ordinal, BucketOfHash(*hash, bits)});
       }
@@ -102,7 +105,7 @@ void Finder::Aim(size_t first, size_t end) {
     groups_[i] = BucketIndex::EmptyGroup();
     buckets_[i] = nullptr;
   }
-  for (size_t i = first; i < end; ++i) AskFor(groups_[i]);
+  for (size_t i = first; i < end; ++i) AskFor(groups[i]);
 }
 
 void Finder::NoteNotHeld(const Table& table, size_t i) {
@@ -117,12 +120,13 @@ void Finder::Step() {
   const size_t met = met_;
   begun_ = std::min(begun + kStep, size_);
   Aim(begun, begun_);
-  Settle();
+  SettleLast();
   ready_ = settled_;
-  settled_ = met;
+  settled_ = second_;
+  Settle();
+  second_ = met;
   met_ = std::min(met + kStep, begun);
   Place(met, met_);
-  SettleLast();
   AskForRows();
 }
 
@@ -160,12 +164,15 @@ void Finder::Place(size_t first, size_t end) {
 }
 
 void Finder::AskForRows() {
-  for (size_t k = 0; k < lines_count_; ++k) {
-    uintptr_t line = lines_[k].first;
-    for (uint32_t l = 0; l < lines_[k].count; ++l, line += lines_[k].step) {
-      AskFor(reinterpret_cast<const void*>(line));
+  const auto ask = [this]<bool kFirst>(std::bool_constant<kFirst>) {
+    for (size_t k = 0; k < lines_count_; ++k) {
+      uintptr_t line = lines_[k].first;
+      for (uint32_t l = 0; l < lines_[k].count; ++l, line += lines_[k].step) {
+        AskInto<kFirst>(reinterpret_cast<const void*>(line));
+      }
     }
-  }
+  };
+  kAskIntoFirst ? ask(std::true_type()) : ask(std::false_type());
   lines_count_ = 0;
 }
 
@@ -215,8 +222,8 @@ void Finder::TakeRemote(size_t i) {
   only_ddr_ = false;
 }
 
-// Looks into the second group of each key that is late. One in thirty is not there, either: its
-// third is asked for, and looked into by SettleLast.
+// Looks into the second group of each key that is late. One in twenty is not there, either: the
+// next ones are asked for, and looked into by SettleLast a step later.
 void Finder::Settle() {
   std::array<const BucketIndex::Group*, kStep> groups;
   std::array<uint64_t, kStep> keys;
@@ -234,7 +241,7 @@ void Finder::Settle() {
   for (size_t l = 0; l < late_count_; ++l) {
     const size_t i = late_[l];
     if (words[l] == BucketIndex::kGoesOn) {
-      AskFor(groups[l] + 1);
+      for (size_t ahead = 1; ahead <= kGroupsAhead; ++ahead) AskFor(groups[l] + ahead);
       last_[last_count_++] = i;
     } else {
       PlaceOne(i, words[l]);

@@ -87,9 +87,12 @@ class Finder {
     const Device* device = nullptr;
     LogRead read;
   };
-  // Keys of a step. Three steps are more lines than a core has misses in flight, and few enough to
+  // Keys of a step. Four steps are more lines than a core has misses in flight, and few enough to
   // stay in the second-level cache with their rows.
   static constexpr size_t kStep = 32;
+
+  // Groups after the second that are asked for at once: one key in a hundred goes on behind them.
+  static constexpr size_t kGroupsAhead = 3;
 
   void Aim(size_t first, size_t end);
   void NoteNotHeld(const Table& table, size_t i);
@@ -109,6 +112,7 @@ class Finder {
   size_t run_ = 0;      // of the next key to begin
   size_t begun_ = 0;    // keys whose group was asked for
   size_t met_ = 0;      // keys looked for in it
+  size_t second_ = 0;   // in the second, too, if that was full
   size_t settled_ = 0;  // keys looked for everywhere
   size_t ready_ = 0;    // those whose rows are on their way since a step
   bool waits_ = false;
@@ -126,7 +130,7 @@ class Finder {
   size_t late_count_ = 0;
   std::array<size_t, kStep> last_;  // of those, keys that are not in their second group, either
   size_t last_count_ = 0;
-  std::array<Lines, 2 * kStep> lines_;  // of the rows that a step found
+  std::array<Lines, 3 * kStep> lines_;  // of the rows that a step found
   size_t lines_count_ = 0;
   // The first key whose bucket is not held, if any.
   size_t not_held_ = kHeld;

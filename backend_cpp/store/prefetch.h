@@ -7,8 +7,21 @@ namespace embertide {
 
 inline constexpr uintptr_t kLine = 64;  // bytes
 
-// To the second-level cache: the first has room for some two dozen misses only.
-inline void AskFor(const void* line) { __builtin_prefetch(line, 0, 2); }
+// Which cache lines are asked into: the first level's where it has room for the misses of a whole
+// step, as AMD's Zen 5 has; else the second level's, for other CPUs wait after some two dozen.
+extern const bool kAskIntoFirst;
+
+template <bool kFirst>
+inline void AskInto(const void* line) {
+  __builtin_prefetch(line, 0, kFirst ? 3 : 2);
+}
+inline void AskFor(const void* line) {
+  if (kAskIntoFirst) {
+    AskInto<true>(line);
+  } else {
+    AskInto<false>(line);
+  }
+}
 
 // That `bytes` at an address touch.
 inline uint32_t LinesOf(uintptr_t at, uint32_t bytes) {
