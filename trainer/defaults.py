@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from embertide.trainer.config import (
     DenseConfig,
+    DenseStep,
     FeatureConfig,
     ModelConfig,
     OptimizerConfig,
@@ -128,7 +129,7 @@ def model_of(
             for each, _, is_list in names
         ),
         dense=tuple(
-            DenseConfig(name=each.lower(), steps=("quantile",), fill=0.5, missing=each in missing)
+            DenseConfig(name=each.lower(), steps=_AMOUNT, missing=each in missing)
             for each in schema.dense
         ),
         bottom_mlp=(64,) if schema.dense else (),
@@ -140,6 +141,9 @@ def model_of(
 
 DIM = 16
 """Width of every row: what the net multiplies has one width."""
+
+# Shares of values below, around 0 and as wide as what the net begins with elsewhere.
+_AMOUNT: tuple[DenseStep, ...] = ("quantile", "standardise")
 
 # Of more features the dot products say enough, and the first layer would be wide.
 _MOST_SEEN = 40
