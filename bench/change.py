@@ -30,7 +30,7 @@ from embertide.trainer.data import open_events
 from embertide.trainer.data.base import Batch, DerivedSource, EventSource
 from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.loop import Trainer
-from embertide.trainer.presets import globo, globo_rates
+from embertide.trainer.presets import news_model, news_rates
 from embertide.trainer.publish.folder import Publication
 
 _DAY_MS = 86_400_000
@@ -80,13 +80,13 @@ class Runs:
         self._first = [int(np.searchsorted(days_N, day)) for day in range(int(days_N[-1]) + 2)]
         self.days = len(self._first) - 1
         self._whole = RunConfig(
-            model=globo(),
-            optimizer=globo_rates(),
+            model=news_model(),
+            optimizer=news_rates(),
             seed=seed,
             publish_every_s=1800,
             snapshot_every=1000,
         )
-        self._small = dataclasses.replace(self._whole, model=without(globo(), feature))
+        self._small = dataclasses.replace(self._whole, model=without(news_model(), feature))
 
     def _train(self, name: str, *, small: bool, until: int, change: bool = False) -> Trainer:
         trainer = Trainer(

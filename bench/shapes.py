@@ -5,8 +5,9 @@ The peer's model imports this inside Triton, so it needs no compiled part of the
 
 import dataclasses
 
+from bench.criteo import criteo
 from embertide.trainer.config import ModelConfig
-from embertide.trainer.presets import bucket_bits, criteo
+from embertide.trainer.presets import bucket_bits
 
 # Every value the benchmark draws comes from this seed.
 SEED = 20_240_607

@@ -35,6 +35,7 @@ import pyarrow.parquet as parquet
 from rich.console import Console
 
 from bench import report
+from bench.criteo import schema
 from bench.servers import BUILD, ROOT, BenchError
 from bench.train.criteo import DLRM, Ads, ads_of
 from bench.train.runs import Case, Outcome, Stream, mean_and_error, mean_row, outcomes
@@ -46,8 +47,7 @@ from embertide.trainer.config import (
     RunConfig,
     TableConfig,
 )
-from embertide.trainer.data import open_events
-from embertide.trainer.data.base import EventSchema, EventSource, FeatureColumn
+from embertide.trainer.data.base import EventSchema, FeatureColumn
 from embertide.trainer.errors import TrainerError
 from embertide.trainer.eval.metrics import log_loss
 
@@ -55,21 +55,13 @@ _FOLDER = BUILD / "bench" / "transform_search"
 _CONSOLE = Console(stderr=True, highlight=False)
 _CLAIM = "22.9"
 _ERRORS = 2.0
+_SCHEMA_IMPORTS = "from embertide.trainer.data.base import EventSchema, EventTimes, FeatureColumn"
 _KINDS = ("amount", "reading", "rate", "visits")
 _OF_KIND = 3
 _DENSE = tuple(f"{kind}{n}" for kind in _KINDS for n in range(1, _OF_KIND + 1))
 _KEYS = {"user": 300, "item": 100}
 _EVENTS, _LEARNED = 40_000, 30_000
 _DEFAULT, _FOUND, _ALIKE = "default", "found", "one for all"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Planted(Stream):
-    """Made-up events, kept in a file."""
-
-    def source(self, case: Case) -> EventSource:
-        """See `Stream`."""
-        return open_events(str(self.path), schema=planted_schema())
 
 
 def planted_schema() -> EventSchema:
@@ -123,7 +115,7 @@ def planted_events(seed: int, events: int) -> tuple[dict[str, Any], Any]:
     return columns, p_N
 
 
-def _write_planted(seed: int) -> tuple[Planted, Path, float]:
+def _write_planted(seed: int) -> tuple[Stream, Path, float]:
     """Return the events, the run's file of what the search sees, and the log loss of the truth."""
     code = hashlib.sha256(inspect.getsource(planted_events).encode()).hexdigest()[:8]
     folder = _FOLDER / f"planted-{seed}-{code}"
@@ -133,12 +125,12 @@ def _write_planted(seed: int) -> tuple[Planted, Path, float]:
     if not path.exists():  # trials know a file by when it was written
         parquet.write_table(pa.table(columns), path)
     config = folder / "run.py"
-    imports = "from embertide.trainer.data.base import EventSchema, EventTimes, FeatureColumn"
     config.write_text(
-        f"{explained(planted_run())}\nfrom embertide.trainer.data import open_events\n{imports}\n\n"
+        f"{explained(planted_run())}\n"
+        f"from embertide.trainer.data import open_events\n{_SCHEMA_IMPORTS}\n\n"
         f"source = open_events({str(path)!r}, schema={planted_schema()!r})\n"
     )
-    stream = Planted(path=path, days=(0, 0), seen_by="user")
+    stream = Stream(path=path, days=(0, 0), seen_by="user", schema=planted_schema())
     held = slice(_LEARNED, None)
     return stream, config, log_loss(columns["y"][held], p_N[held])
 
@@ -299,7 +291,7 @@ def criteo(
     folder = _FOLDER / "criteo"
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "run.py"
-    config.write_text(explained(DLRM))
+    config.write_text(f"{explained(DLRM)}\n{_SCHEMA_IMPORTS}\n\nschema = {schema!r}\n")
     window = ("--config", config, "--data", stream.path, "--events", ads.learned)
     said = (*window, "--jobs", jobs, *options)
     plot = ("--plot", _FOLDER / "criteo.svg")

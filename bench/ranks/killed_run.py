@@ -65,11 +65,11 @@ class Stream:
 
 from embertide.trainer.config import PruneConfig, RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
-from embertide.trainer.presets import {self.model}, globo_rates
+from embertide.trainer.presets import {self.model}, news_rates
 
 run = RunConfig(
     model={self.model}(),
-    optimizer=globo_rates(),
+    optimizer=news_rates(),
     prune={prune},
     publish_every_s={self.publish_every_s},
     snapshot_every={self.snapshot_every},
@@ -79,8 +79,8 @@ source = NewsSource(NewsConfig(hours={self.hours}))
 '''
 
 
-PLAIN = Stream(model="globo", hours=3)
-PRUNED = Stream(model="globo_counters", hours=3, prune_bytes=200_000)
+PLAIN = Stream(model="news_model", hours=3)
+PRUNED = Stream(model="news_counters", hours=3, prune_bytes=200_000)
 """The model with histories and counters."""
 
 

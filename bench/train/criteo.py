@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bench import report
+from bench.criteo import criteo, schema
 from bench.servers import BUILD, BenchError
 from bench.train import pruning
 from bench.train.runs import (
@@ -22,10 +23,10 @@ from bench.train.runs import (
     outcomes,
 )
 from embertide.trainer.config import OptimizerConfig, PruneConfig, RowDtype, RunConfig, Utility
-from embertide.trainer.data.base import EventSource, criteo_schema
+from embertide.trainer.data.base import EventSource
 from embertide.trainer.data.limit import FirstEvents
+from embertide.trainer.errors import DataError
 from embertide.trainer.eval.metrics import auc, log_loss
-from embertide.trainer.presets import criteo
 
 _CURVE = BUILD / "bench" / "train_criteo_curve.svg"
 _SHARES = (2, 5, 11, 20, 50)
@@ -97,10 +98,13 @@ def ads_of(stream: Stream) -> Ads:
     Raises:
         BenchError: The file is not of Criteo's ads.
     """
-    source = stream.source(Case(name="", run=DLRM))
-    events = source.total_events()
-    if source.schema != criteo_schema() or events is None:
-        raise BenchError(f"{stream.path} has no columns C1 to C26 and I1 to I13: give Criteo's ads")
+    stream = dataclasses.replace(stream, schema=schema)
+    try:
+        events = stream.source(Case(name="", run=DLRM)).total_events()
+    except DataError as error:
+        raise BenchError(f"{error}; give Criteo's ads") from error
+    if events is None:
+        raise BenchError(f"{stream.path} does not tell how many events it has: give Parquet")
     return Ads(stream=stream, learned=events * 4 // 5)
 
 
@@ -152,7 +156,8 @@ def run(stream: Stream, seeds: Sequence[int], jobs: int) -> list[report.Row]:
     Raises:
         BenchError: The file is not of Criteo's ads.
     """
-    ads, source = ads_of(stream), stream.source(Case(name="", run=DLRM))
+    ads = ads_of(stream)
+    source = ads.stream.source(Case(name="", run=DLRM))
     base = pruning.case_of("ads, unpruned", DLRM)
     plain = outcomes([base], seeds, ads, jobs=jobs)[base.name]
     points = _points(pruning.whole(plain), _distinct(source))

@@ -29,12 +29,12 @@ from embertide.trainer.data.labels import Decided, Waiting, split
 from embertide.trainer.data.limit import blocks
 from embertide.trainer.eval.metrics import Prequential
 from embertide.trainer.learner import Learner
-from embertide.trainer.presets import globo, globo_rates
+from embertide.trainer.presets import news_model, news_rates
 
 _LATE_S, _MEAN_S = 1800.0, 600.0
 _BLOCK_S = 600
 _MOST_LOSS = 0.003
-_RUN = RunConfig(model=globo(), optimizer=globo_rates())
+_RUN = RunConfig(model=news_model(), optimizer=news_rates())
 _AT_ONCE, _STALE, _CLAIMED = "at once", "at once, 30 min stale", "wait 30 min"
 _JOINS = {
     _CLAIMED: LabelJoin(wait_s=_LATE_S),

@@ -29,7 +29,7 @@ from embertide.trainer.config import PruneConfig, RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.loop import Trainer
-from embertide.trainer.presets import globo, globo_rates
+from embertide.trainer.presets import news_model, news_rates
 from embertide.trainer.publish.folder import Publication
 
 _CONSOLE = Console(stderr=True, highlight=False)
@@ -38,8 +38,8 @@ _PICTURE = BUILD / "bench" / "train_memory_curve.svg"
 # About 50,000 events an hour, 4,000 new items in each of 420.
 _NEWS = NewsConfig(hours=420, views_per_hour=12_500, new_items_per_hour=4_000)
 _RUN = RunConfig(
-    model=globo(),
-    optimizer=globo_rates(),
+    model=news_model(),
+    optimizer=news_rates(),
     prune=PruneConfig(bytes=16 << 20),
     ddr_budget_bytes=32 << 20,
     batch_size=1024,

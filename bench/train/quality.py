@@ -19,17 +19,17 @@ from embertide.trainer.config import ModelConfig, RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.eval.blocks import BlockQuality
 from embertide.trainer.presets import (
-    globo,
-    globo_counters,
-    globo_crossed,
-    globo_history,
-    globo_rates,
+    news_counters,
+    news_crossed,
+    news_history,
+    news_model,
+    news_rates,
 )
 
-DLRM = RunConfig(model=globo(), optimizer=globo_rates())
-HISTORY = RunConfig(model=globo_history(), optimizer=globo_rates())
-COUNTERS = RunConfig(model=globo_counters(), optimizer=globo_rates())
-CROSSED = RunConfig(model=globo_crossed(), optimizer=globo_rates())
+DLRM = RunConfig(model=news_model(), optimizer=news_rates())
+HISTORY = RunConfig(model=news_history(), optimizer=news_rates())
+COUNTERS = RunConfig(model=news_counters(), optimizer=news_rates())
+CROSSED = RunConfig(model=news_crossed(), optimizer=news_rates())
 # A block of ten minutes is learned better in smaller steps; one of thirty hardly.
 _SMALL = dataclasses.replace(COUNTERS, batch_size=128)
 # (case, the bar of its AUC)
@@ -51,7 +51,7 @@ _PAIRS: ModelConfig = dataclasses.replace(
 _MADE_UP = Case(
     name="DeepFM with counters, T=1",
     run=RunConfig(
-        model=_PAIRS, optimizer=dataclasses.replace(globo_rates(), sparse_learning_rate=0.2)
+        model=_PAIRS, optimizer=dataclasses.replace(news_rates(), sparse_learning_rate=0.2)
     ),
     block_s=60,
 )

@@ -24,7 +24,7 @@ from bench.servers import BUILD, ROOT
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data import open_events
 from embertide.trainer.data.assemble import fold
-from embertide.trainer.data.base import PADDING_KEY, Batch, EventSource
+from embertide.trainer.data.base import PADDING_KEY, Batch, EventSchema, EventSource
 from embertide.trainer.data.history import with_columns
 from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.eval.blocks import BlockQuality
@@ -135,16 +135,18 @@ class Stream(Experiment):
         days: The first and the last day whose AUC count.
         seen_by: The feature whose first impressions are also left out.
         events: Events at most; None: all.
+        schema: What is read of the file; None: that of the news.
     """
 
     path: Path
     days: tuple[int, int]
     seen_by: str
     events: int | None = None
+    schema: EventSchema | None = None
 
     def source(self, case: Case) -> EventSource:
         """Open the events, with what the case's model asks for."""
-        source: EventSource = open_events(str(self.path))
+        source: EventSource = open_events(str(self.path), schema=self.schema)
         if self.events is not None:
             source = FirstEvents(source, self.events)
         return with_columns(source, case.run.model)

@@ -29,6 +29,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from bench import keys, report
+from bench.criteo import schema
 from bench.servers import BUILD
 from bench.shapes import Shape
 from bench.store import ours, peers
@@ -36,13 +37,13 @@ from bench.train import stages
 from embertide.trainer.config import NetDtype, OptimizerConfig, PruneConfig, RunConfig
 from embertide.trainer.data import open_events
 from embertide.trainer.data.ahead import read_ahead
-from embertide.trainer.data.base import Batch, EventSource, criteo_schema
+from embertide.trainer.data.base import Batch, EventSource
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.embedding.bags import Bags
 from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.eval.metrics import Prequential, auc
 from embertide.trainer.learner import Learner
-from embertide.trainer.presets import globo, globo_rates
+from embertide.trainer.presets import news_model, news_rates
 
 _CONSOLE = Console(stderr=True, highlight=False)
 _REPETITIONS = 5  # and one more, first, that does not count
@@ -254,7 +255,6 @@ def _pruned(learner: Learner, pruned: Learner) -> report.Row:
 def _write_file(path: Path) -> None:
     """Write events with the columns of Criteo's ads."""
     ids_NFL, dense_ND = keys.draw(_DLRM, _FILE_EVENTS)
-    schema = criteo_schema()
     columns = dict(zip(schema.dense, (dense_ND * 100).astype(np.int32).T, strict=True))
     columns |= {
         feature.column: ours.keys_of(ids_NFL[:, f, 0]) for f, feature in enumerate(schema.features)
@@ -290,7 +290,7 @@ def _pipeline(learner: Learner, source: EventSource) -> report.Row:
 
 def _auc(net_dtype: NetDtype, seed: int) -> float:
     """Return the AUC of scores from before learning, but for those of the first third."""
-    run = RunConfig(model=globo(), optimizer=globo_rates(), net_dtype=net_dtype, seed=seed)
+    run = RunConfig(model=news_model(), optimizer=news_rates(), net_dtype=net_dtype, seed=seed)
     learner = Learner(run)
     labels, scores = [], []
     for batch in NewsSource(_NEWS).batches(batch_size=run.batch_size):
@@ -324,7 +324,7 @@ def run(_: int | None) -> list[report.Row]:
     with tempfile.TemporaryDirectory(dir=BUILD) as folder:
         path = Path(folder) / "events.parquet"
         _write_file(path)
-        source = open_events(str(path))
+        source = open_events(str(path), schema=schema)
         rows.append(_pipeline(learner, source))
         rows += stages.rows_of(learner, pruned, source, batch_size=_FILE_BATCH)
     del learner, pruned

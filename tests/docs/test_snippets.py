@@ -30,7 +30,7 @@ from embertide.server.cli.target import read_target
 from embertide.trainer.__main__ import app as trainer
 from embertide.trainer.commands import mirror
 from embertide.trainer.data import redis_stream
-from embertide.trainer.data.base import globo_schema
+from embertide.trainer.data.base import news_schema
 from embertide.v1 import plan_pb2
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
@@ -48,13 +48,13 @@ SLOW = {"docs/design/0007-utilities.md"}  # a benchmark
 PARQUET: dict[str, list[str]] = {
     "clicks-1.parquet": ["impression", "ts"],
     # The hour is made of ts.
-    "impressions-1.parquet": ["impression", *(each.column for each in globo_schema().features)],
+    "impressions-1.parquet": ["impression", *(each.column for each in news_schema().features)],
 }
 BEFORE = {
     "docs/evaluation.md": """
 from embertide.trainer.config import RunConfig
-from embertide.trainer.presets import globo
-model = globo()
+from embertide.trainer.presets import news_model
+model = news_model()
 """,
 }
 # Programs of others, which are not run: what they do needs a network, a cluster or root.
@@ -210,6 +210,7 @@ def _pages_of_python() -> list[Any]:
 def test_python_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("clicks-1.csv").write_text("user_id,item_id,clicked,time\n1,2,0,1700000000000\n")
+    Path("day-1.tsv").write_text("0\t31\t00000001\t7\t\n")
     for name, columns in PARQUET.items():
         pq.write_table(pa.table({column: pa.array([], pa.int64()) for column in columns}), name)
     names: dict[str, Any] = {"__name__": "run_file"}

@@ -22,7 +22,7 @@ from embertide.server.adapters import process, triton
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.embedding.store import store_table
-from embertide.trainer.presets import globo
+from embertide.trainer.presets import news_model
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.publisher import Publisher
 from embertide.trainer.publish.snapshot import read_manifest
@@ -110,7 +110,7 @@ def site(tmp_path: Path, server_options: triton.ServerOptions) -> Iterator[Site]
 
 
 def version_of(client: Client, model: str) -> int:
-    keys = np.zeros((1, len(globo().features)), np.int64)
+    keys = np.zeros((1, len(news_model().features)), np.int64)
     answer = client.send({"KEYS": keys}, model=model)
     return int(answer.as_numpy("VERSION").reshape(-1)[0])
 
@@ -132,8 +132,10 @@ def foreign_version(site: Site) -> int:
     """
     newest = site.publication.snapshots()[-1]
     schema = read_manifest(site.publication.snapshot_path(newest))["schema_id"]
-    publisher = Publisher(site.publication, bus=site.bus.url, model=globo().name, schema_id=schema)
-    table = store_table(globo().tables[CAND], CAND, 1)
+    publisher = Publisher(
+        site.publication, bus=site.bus.url, model=news_model().name, schema_id=schema
+    )
+    table = store_table(news_model().tables[CAND], CAND, 1)
     payload = _store.encode_payload(table.layout, 1, np.full(table.layout.dim, 9, np.float32))
     record = _store.encode_record(FOREIGN_KEY, 1, 0, payload)
     assert publisher.newest is not None

@@ -40,11 +40,11 @@ OPTIONS = (*HOURS_GIVEN, "--publish-every-s", "300", "--snapshot-every", "2")
 TIERS = {"memory": (), "ssd": ("--ddr-mib", "1", "--ssd-mib", "64")}
 PRUNED = """\
 from embertide.trainer.config import PruneConfig, RunConfig
-from embertide.trainer.presets import globo_counters, globo_rates
+from embertide.trainer.presets import news_counters, news_rates
 
 run = RunConfig(
-    model=globo_counters(),
-    optimizer=globo_rates(),
+    model=news_counters(),
+    optimizer=news_rates(),
     prune=PruneConfig(bytes=200_000),
     publish_every_s=300,
     snapshot_every=2,
@@ -56,7 +56,7 @@ import dataclasses
 from own_net import Tower
 
 from embertide.trainer.config import RunConfig
-from embertide.trainer.presets import globo, globo_rates
+from embertide.trainer.presets import news_model, news_rates
 
 
 class Mine(Tower):
@@ -64,8 +64,8 @@ class Mine(Tower):
 
 
 run = RunConfig(
-    model=dataclasses.replace(globo(), net="run_file:Mine", net_arguments={"width": 24}),
-    optimizer=globo_rates(),
+    model=dataclasses.replace(news_model(), net="run_file:Mine", net_arguments={"width": 24}),
+    optimizer=news_rates(),
     publish_every_s=300,
     snapshot_every=2,
 )
@@ -76,13 +76,13 @@ import dataclasses
 
 from embertide.trainer.config import LabelJoin, RunConfig
 from embertide.trainer.data import feedback_schema, joined, open_events
-from embertide.trainer.data.base import globo_schema
-from embertide.trainer.presets import globo, globo_rates
+from embertide.trainer.data.base import news_schema
+from embertide.trainer.presets import news_model, news_rates
 
-impressions = dataclasses.replace(globo_schema(), label=None, id="impression")
+impressions = dataclasses.replace(news_schema(), label=None, id="impression")
 run = RunConfig(
-    model=globo(),
-    optimizer=globo_rates(),
+    model=news_model(),
+    optimizer=news_rates(),
     labels=LabelJoin(wait_s=900, correct_s=1800),
     publish_every_s=300,
     snapshot_every=2,

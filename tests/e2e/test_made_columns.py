@@ -30,7 +30,7 @@ from embertide.trainer.data.limit import FirstEvents, take
 from embertide.trainer.embedding.keys import buckets_of
 from embertide.trainer.eval.published import PublishedModel
 from embertide.trainer.loop import Trainer
-from embertide.trainer.presets import globo_crossed
+from embertide.trainer.presets import news_crossed
 from embertide.trainer.publish.folder import Publication
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
@@ -42,7 +42,7 @@ SHARE = 0.25  # of the keys of a request that may be unanswered
 
 def model() -> ModelConfig:
     """The news model with crosses, of small rows; more users than are remembered."""
-    config = globo_crossed()
+    config = news_crossed()
     (sequence,) = config.sequences
     return dataclasses.replace(
         config,

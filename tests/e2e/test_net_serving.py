@@ -29,24 +29,24 @@ from embertide.trainer.data.crosses import cross_keys
 from embertide.trainer.data.generator import NewsSource
 from embertide.trainer.data.history import extend, with_columns
 from embertide.trainer.loop import Trainer
-from embertide.trainer.presets import globo, globo_crossed
+from embertide.trainer.presets import news_crossed, news_model
 from embertide.trainer.publish.folder import Publication
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 NEWS = NewsSource(NEWS_CONFIG)
-DEFAULTS = tuple(dataclasses.replace(each, learned_default=True) for each in globo().features)
+DEFAULTS = tuple(dataclasses.replace(each, learned_default=True) for each in news_model().features)
 CROSSES = tuple(
     FeatureConfig(name=f"{other}_cand", table="cand", crossed=(other, "cand"))
     for other in ("prev", "referrer")
 )
 MODELS: dict[str, ModelConfig] = {
-    "crossed": dataclasses.replace(globo(), features=(*globo().features, *CROSSES)),
-    "dcn_v2": dataclasses.replace(globo(), net="dcn_v2", cross_rank=16),
-    "deepfm": dataclasses.replace(globo(), net="deepfm", features=DEFAULTS),
-    "history": globo_crossed(),
-    "own": dataclasses.replace(globo(), net="own_net:Tower"),
-    "tasks": dataclasses.replace(globo(), heads=HEADS),
-    "own_tasks": dataclasses.replace(globo(), net="own_net:Tasks", heads=HEADS),
+    "crossed": dataclasses.replace(news_model(), features=(*news_model().features, *CROSSES)),
+    "dcn_v2": dataclasses.replace(news_model(), net="dcn_v2", cross_rank=16),
+    "deepfm": dataclasses.replace(news_model(), net="deepfm", features=DEFAULTS),
+    "history": news_crossed(),
+    "own": dataclasses.replace(news_model(), net="own_net:Tower"),
+    "tasks": dataclasses.replace(news_model(), heads=HEADS),
+    "own_tasks": dataclasses.replace(news_model(), net="own_net:Tasks", heads=HEADS),
 }
 
 

@@ -32,7 +32,7 @@ from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.learner import Learner
 from embertide.trainer.loop import Trainer
-from embertide.trainer.presets import globo, globo_counters
+from embertide.trainer.presets import news_counters, news_model
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.sync.plan import EVERYWHERE, Ownership, balanced
 from embertide.trainer.sync.ranks import Ranks
@@ -149,9 +149,9 @@ def own_loop(ranks: Ranks) -> tuple[NDArray[np.float32], dict[tuple[int, int], b
 
 NEWS = NewsSource(NewsConfig(hours=3, views_per_hour=60, users=80, new_items_per_hour=5))
 RUNS = {
-    "news": RunConfig(model=globo(), batch_size=24, publish_every_s=600, snapshot_every=4),
+    "news": RunConfig(model=news_model(), batch_size=24, publish_every_s=600, snapshot_every=4),
     "under a budget": RunConfig(
-        model=globo(),
+        model=news_model(),
         batch_size=24,
         publish_every_s=600,
         snapshot_every=4,
@@ -159,7 +159,7 @@ RUNS = {
         evaluation=EvalConfig(user="user", slices=("device",), hold_out=0.1),
     ),
     "counters, pruned": RunConfig(
-        model=globo_counters(),
+        model=news_counters(),
         prune=PruneConfig(bytes=40_000, half_life=20, first=(3,), every=5, least=2),
         batch_size=24,
         publish_every_s=600,
@@ -168,7 +168,7 @@ RUNS = {
 }
 # Enough rows for half of them not to change from one version to the next.
 MANY_NEWS = NewsSource(NewsConfig(hours=3, views_per_hour=1200, users=6000, new_items_per_hour=60))
-_ALL_ROWS = RunConfig(model=globo(), batch_size=128, publish_every_s=600, snapshot_every=1)
+_ALL_ROWS = RunConfig(model=news_model(), batch_size=128, publish_every_s=600, snapshot_every=1)
 MANY_RUNS = {
     "all rows": _ALL_ROWS,
     "increments": dataclasses.replace(_ALL_ROWS, full_snapshot_every=4),
@@ -177,7 +177,8 @@ MANY_RUNS = {
 WIDE_NEWS = NewsSource(NewsConfig(hours=2, views_per_hour=2400, users=8000, new_items_per_hour=20))
 _WIDE = RunConfig(
     model=dataclasses.replace(
-        globo(), tables=tuple(dataclasses.replace(table, dim=256) for table in globo().tables)
+        news_model(),
+        tables=tuple(dataclasses.replace(table, dim=256) for table in news_model().tables),
     ),
     prune=PruneConfig(bytes=4_500_000, first=(3,), every=5, least=2),
     batch_size=128,

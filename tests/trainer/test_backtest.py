@@ -20,9 +20,9 @@ def test_days_are_scored_frozen_and_a_second_start_measures_nothing_again(tmp_pa
     config = tmp_path / "run.py"
     config.write_text(
         "from embertide.trainer.config import RunConfig\n"
-        "from embertide.trainer.presets import globo\n"
+        "from embertide.trainer.presets import news_model\n"
         "from embertide.trainer.data.generator import NewsConfig, NewsSource\n"
-        "run = RunConfig(model=globo(), batch_size=64, publish_every_s=21600)\n"
+        "run = RunConfig(model=news_model(), batch_size=64, publish_every_s=21600)\n"
         "source = NewsSource(NewsConfig(hours=60, views_per_hour=12, users=60, seed=1))\n"
     )
     folder = tmp_path / "kept"
@@ -66,9 +66,9 @@ def test_blocks_of_days_have_the_figures_of_all_their_events(tmp_path: Path) -> 
     config = tmp_path / "run.py"
     config.write_text(
         "from embertide.trainer.config import RunConfig\n"
-        "from embertide.trainer.presets import globo\n"
+        "from embertide.trainer.presets import news_model\n"
         "from embertide.trainer.data.generator import NewsConfig, NewsSource\n"
-        "run = RunConfig(model=globo(), batch_size=64, publish_every_s=43200)\n"
+        "run = RunConfig(model=news_model(), batch_size=64, publish_every_s=43200)\n"
         "source = NewsSource(NewsConfig(hours=108, views_per_hour=6, users=60, seed=1))\n"
     )
     folder, picture = tmp_path / "kept", tmp_path / "backtest.svg"

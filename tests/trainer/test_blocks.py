@@ -13,7 +13,7 @@ from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.limit import blocks
 from embertide.trainer.eval.blocks import BlockQuality
 from embertide.trainer.learner import Learner, Prepared
-from embertide.trainer.presets import globo
+from embertide.trainer.presets import news_model
 
 NEWS = NewsSource(NewsConfig(hours=2, views_per_hour=60, users=80, new_items_per_hour=5))
 BLOCK_S = 900
@@ -80,7 +80,7 @@ def test_fresher_blocks_score_better() -> None:
     news = NewsSource(NewsConfig(hours=10, views_per_hour=400, users=200, new_items_per_hour=4))
     aucs = []
     for block_s in (600, 36_000):
-        quality = BlockQuality(Learner(RunConfig(model=globo())), news, seen_by="cand")
+        quality = BlockQuality(Learner(RunConfig(model=news_model())), news, seen_by="cand")
         quality.run(block_s=block_s, batch_size=128)
         aucs.append(quality.all.daily()[0])
     assert aucs[0] > aucs[1] + 0.02, "a block that is the whole stream is scored by no model"

@@ -25,7 +25,7 @@ from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.eval.blocks import BlockQuality
 from embertide.trainer.learner import Learner
 from embertide.trainer.model.layers import Columns
-from embertide.trainer.presets import globo
+from embertide.trainer.presets import news_model
 
 HALF_LIVES_S = (60, 1800, 40_000)
 COUNTED = CountersConfig(feature="cand", half_lives_s=HALF_LIVES_S)
@@ -39,9 +39,9 @@ def model(chunks: int = 4) -> ModelConfig:
         dataclasses.replace(table, chunks=chunks, counters=COUNTED)
         if table.name == "cand"
         else table
-        for table in globo().tables
+        for table in news_model().tables
     )
-    return dataclasses.replace(globo(), tables=tables)
+    return dataclasses.replace(news_model(), tables=tables)
 
 
 def events(count: int, keys: int, seed: int) -> tuple[NDArray[np.int64], ...]:

@@ -19,7 +19,7 @@ from embertide.trainer.config import (
 from embertide.trainer.data.crosses import CrossedSource, cross_keys, crossed
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.history import with_columns
-from embertide.trainer.presets import globo, globo_history
+from embertide.trainer.presets import news_history, news_model
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.snapshot import read_manifest
 
@@ -37,7 +37,7 @@ def with_cross(model: ModelConfig, *crossed: str, **feature: Any) -> ModelConfig
     )
 
 
-MODEL = with_cross(globo(), "prev", "cand")
+MODEL = with_cross(news_model(), "prev", "cand")
 
 
 def test_a_key_of_several_is_hashed_one_by_one_by_the_stores_hash() -> None:
@@ -58,7 +58,7 @@ def test_a_key_of_several_is_hashed_one_by_one_by_the_stores_hash() -> None:
 
 
 def test_a_cross_stands_behind_the_features_and_before_the_sequences() -> None:
-    model = with_cross(globo_history(), "referrer", "cand", "hour")
+    model = with_cross(news_history(), "referrer", "cand", "hour")
     names = [feature.name for feature in model.features]
     source = with_columns(NEWS, model)
     assert [each.name for each in source.schema.features] == [each.name for each in model.columns]
@@ -68,12 +68,12 @@ def test_a_cross_stands_behind_the_features_and_before_the_sequences() -> None:
     columns = [names.index(name) for name in ("referrer", "cand", "hour")]
     np.testing.assert_array_equal(batch.keys_BF[:, 10], cross_keys(plain.keys_BF[:, columns]))
     assert len(np.unique(batch.keys_BF[:, 10])) > len(np.unique(plain.keys_BF[:, columns[1]]))
-    (history,) = with_columns(NEWS, globo_history()).batches(batch_size=10_000)
+    (history,) = with_columns(NEWS, news_history()).batches(batch_size=10_000)
     np.testing.assert_array_equal(batch.keys_BF[:, 11:], history.keys_BF[:, 10:])
 
 
 def test_a_source_of_a_model_without_crosses_is_itself() -> None:
-    assert crossed(NEWS, globo()) is NEWS
+    assert crossed(NEWS, news_model()) is NEWS
 
 
 def test_events_that_lack_a_feature_that_is_crossed_are_refused() -> None:
@@ -102,7 +102,7 @@ WRONG: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 def test_a_cross_of_what_is_not_there_is_refused(name: str) -> None:
     crossed, feature = WRONG[name]
     with pytest.raises(ValueError, match=r"'both' crosses \(.*: give two or more of features"):
-        with_cross(globo(), *crossed, **feature)
+        with_cross(news_model(), *crossed, **feature)
 
 
 def test_a_cross_before_the_features_of_events_is_refused() -> None:

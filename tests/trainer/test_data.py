@@ -15,6 +15,7 @@ import pytest
 import xxhash
 
 from embertide.trainer.data import open_events
+from embertide.trainer.data.arrow import Kind
 from embertide.trainer.data.base import (
     MAX_GROUP,
     MISSING_KEY,
@@ -24,11 +25,9 @@ from embertide.trainer.data.base import (
     EventSource,
     EventTimes,
     FeatureColumn,
-    criteo_schema,
-    globo_schema,
+    news_schema,
 )
-from embertide.trainer.data.criteo import CriteoSource
-from embertide.trainer.data.csv import BLOCK_BYTES, MAX_LINE_BYTES, CsvSource
+from embertide.trainer.data.csv import BLOCK_BYTES, MAX_LINE_BYTES, CsvSource, TextFormat
 from embertide.trainer.data.parquet import ParquetSource
 from embertide.trainer.errors import DataError, TrainerError
 
@@ -76,11 +75,24 @@ def csv(path: Path, columns: dict[str, list[Any]]) -> str:
     return str(path)
 
 
-def criteo_line(label: object = 1, first: str = "68fd1e64") -> str:
-    return "\t".join([str(label), "3", "", "-2", *["7"] * 10, first, "", *["05db9164"] * 24])
+def headless_line(label: object = 1, first: str = "68fd1e64") -> str:
+    return "\t".join([str(label), "3", "", "-2", first, "", '"5db9'])
 
 
-@pytest.fixture(params=["parquet", "csv", "criteo"])
+def headless(path: Path) -> EventSource:
+    """Opens a file of such lines, which has no header."""
+    words = ("first", "second", "third")
+    schema = EventSchema(
+        features=tuple(FeatureColumn(name=name, column=name) for name in words),
+        dense=("a", "b", "c"),
+        label="label",
+    )
+    kinds: dict[str, Kind] = dict.fromkeys(words, "string")
+    names = ("label", *schema.dense, *words)
+    return open_events(str(path), schema=schema, names=names, kinds=kinds, quoted=False)
+
+
+@pytest.fixture(params=["parquet", "csv", "no header"])
 def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
     """Opens a dirty file of 500 events in each format."""
     if request.param == "parquet":
@@ -93,11 +105,11 @@ def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
         lines.append("the last line is cut off")
         Path(path).write_text("\n".join(lines))
         return lambda: CsvSource(path, small_schema())
-    rows = [criteo_line(i % 2, f"{i:08x}") for i in range(500)]
-    rows[3:3] = ["1\t2", criteo_line("x")]
-    path = str(tmp_path / "day.tsv")
-    Path(path).write_text("\n".join(rows) + "\n")
-    return lambda: CriteoSource(path)
+    rows = [headless_line(i % 2, f"{i:08x}") for i in range(500)]
+    rows[3:3] = ["1\t2", headless_line("x")]
+    day = tmp_path / "day.tsv"
+    day.write_text("\n".join(rows) + "\n")
+    return lambda: headless(day)
 
 
 def read(source: EventSource, batch_size: int = 10_000, start: int = 0) -> Batch:
@@ -288,8 +300,8 @@ def test_text_that_does_not_parse_is_a_dead_letter(
 
 def test_an_undecodable_line_of_wrong_length_is_a_dead_letter(tmp_path: Path) -> None:
     path = tmp_path / "day.tsv"
-    path.write_bytes(b"1\t\xff\n" + criteo_line().encode() + b"\n")
-    source = CriteoSource(str(path))
+    path.write_bytes(b"1\t\xff\n" + headless_line().encode() + b"\n")
+    source = headless(path)
     assert read(source).event_B.tolist() == [1]
     assert source.dead_letters.by_reason == {"malformed line": 1}
 
@@ -360,13 +372,38 @@ def test_a_file_whose_first_line_is_too_long_is_an_error(tmp_path: Path) -> None
         CsvSource(str(tmp_path / "a.csv"), small_schema())
 
 
-def test_criteo_lines_become_raw_numbers_and_hashed_strings(tmp_path: Path) -> None:
+def test_lines_without_a_header_become_raw_numbers_and_hashed_strings(tmp_path: Path) -> None:
     path = tmp_path / "day_0.tsv.gz"
-    path.write_bytes(gzip.compress((criteo_line() + "\n").encode()))
-    batch = read(open_events(str(path)))
-    np.testing.assert_array_equal(batch.dense_BD[0, :4], np.array([3, np.nan, -2, 7], np.float32))
-    expected = [xxhash.xxh3_64_intdigest(word) for word in (b"68fd1e64", b"", b"05db9164")]
-    assert batch.keys_BF[0, :3].view(np.uint64).tolist() == expected
+    # Digits alone, which a kind of its own says are text.
+    path.write_bytes(gzip.compress((headless_line(first="12345678") + "\n").encode()))
+    batch = read(headless(path))
+    np.testing.assert_array_equal(batch.dense_BD[0], np.array([3, np.nan, -2], np.float32))
+    expected = [xxhash.xxh3_64_intdigest(word) for word in (b"12345678", b"", b'"5db9')]
+    assert batch.keys_BF[0].view(np.uint64).tolist() == expected
+
+
+def test_a_first_line_of_values_says_that_the_columns_can_be_named(tmp_path: Path) -> None:
+    path = tmp_path / "day.tsv"
+    path.write_text(headless_line().replace('"', "") + "\n")
+    for schema in (None, small_schema()):
+        with pytest.raises(DataError, match="its first line is an event, give open_events names="):
+            open_events(str(path), schema=schema)
+    with pytest.raises(ValueError, match="names has 'y' 2 times"):
+        open_events(str(path), schema=small_schema(), names=("y", "y"))
+    with pytest.raises(DataError, match=r"'ts' is missing; there are y, z: .* an empty column$"):
+        open_events(str(path), schema=small_schema(), names=("y", "z"))
+    table = parquet(tmp_path / "a.parquet", small_columns(3))
+    with pytest.raises(ValueError, match=r"a\.parquet is parquet, which has names of its own"):
+        open_events(table, schema=small_schema(), names=("y",))
+
+
+def test_tsv_is_csv_with_tabs(tmp_path: Path) -> None:
+    lines = Path(csv(tmp_path / "a.csv", small_columns(30))).read_text()
+    (tmp_path / "a.tsv").write_text(lines.replace(",", "\t"))
+    ours, theirs = (
+        open_events(str(tmp_path / name), schema=small_schema()) for name in ("a.tsv", "a.csv")
+    )
+    assert same(read(ours), read(theirs))
 
 
 def test_ids_of_which_most_are_digits_alone_are_text(tmp_path: Path) -> None:
@@ -383,7 +420,8 @@ def test_ids_of_which_most_are_digits_alone_are_text(tmp_path: Path) -> None:
 def test_a_kind_given_by_hand_overrides_the_guess(tmp_path: Path) -> None:
     path = csv(tmp_path / "a.csv", {**small_columns(3), "item": [1, 2, 3]})
     assert read(CsvSource(path, small_schema())).keys_BF[:, 0].tolist() == [1, 2, 3]
-    by_hand = read(CsvSource(path, small_schema(), kinds={"item": "string"})).keys_BF[:, 0]
+    text = TextFormat(kinds={"item": "string"})
+    by_hand = read(CsvSource(path, small_schema(), text)).keys_BF[:, 0]
     assert by_hand.view(np.uint64)[0] == xxhash.xxh3_64_intdigest(b"1")
 
 
@@ -461,12 +499,11 @@ def test_arguments_out_of_range_are_refused(opener: Opener, batch_size: int, sta
 
 
 def test_a_known_schema_is_found_by_the_columns(tmp_path: Path) -> None:
-    for schema in (globo_schema(), criteo_schema()):
-        columns = {name: [0, 1] for name in schema.columns}
-        for path in (parquet(tmp_path / "a.parquet", columns), csv(tmp_path / "a.csv", columns)):
-            source = open_events(path)
-            assert source.schema == schema
-            assert len(read(source)) == 2
+    columns = {name: [0, 1] for name in news_schema().columns}
+    for path in (parquet(tmp_path / "a.parquet", columns), csv(tmp_path / "a.csv", columns)):
+        source = open_events(path)
+        assert source.schema == news_schema()
+        assert len(read(source)) == 2
 
 
 def test_unknown_columns_formats_and_suffixes_say_what_to_give(tmp_path: Path) -> None:
@@ -475,8 +512,12 @@ def test_unknown_columns_formats_and_suffixes_say_what_to_give(tmp_path: Path) -
         DataError, match="columns when, what fit no schema that is known: `embertide init "
     ):
         open_events(path)
-    with pytest.raises(ValueError, match="'json' does not exist; use one of parquet, csv, criteo"):
+    with pytest.raises(ValueError, match=r"'json' does not exist; use one of parquet, csv$"):
         open_events(path, format="json")
+    with pytest.raises(
+        ValueError, match=r"'criteo' does not exist; .*; bench/criteo\.py of the so"
+    ):
+        open_events(path, format="criteo")
     with pytest.raises(ValueError, match="tells no format"):
         open_events(str(tmp_path / "a.bin"))
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from bench.criteo import criteo
 from embertide.trainer.config import FeatureConfig, ModelConfig, TableConfig
 from embertide.trainer.model.dlrm import Dlrm
-from embertide.trainer.presets import criteo
 
 
 def _first_width(config: ModelConfig) -> int:

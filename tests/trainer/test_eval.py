@@ -24,19 +24,19 @@ from embertide.trainer.eval.grouped import gauc
 from embertide.trainer.eval.metrics import summarise
 from embertide.trainer.eval.published import PublishedModel
 from embertide.trainer.loop import Trainer
-from embertide.trainer.presets import globo, globo_counters
+from embertide.trainer.presets import news_counters, news_model
 from embertide.trainer.publish.folder import Publication
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 NEWS = NewsSource(NewsConfig(hours=2, views_per_hour=100, users=60, seed=1))
-NAMES = [feature.name for feature in globo().features]
+NAMES = [feature.name for feature in news_model().features]
 
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Trainer]:
     """Counters, and deltas after the newest snapshot but one."""
     folder = tmp_path_factory.mktemp("eval") / "pub"
-    run = RunConfig(model=globo_counters(), batch_size=64, publish_every_s=600, snapshot_every=5)
+    run = RunConfig(model=news_counters(), batch_size=64, publish_every_s=600, snapshot_every=5)
     trainer = Trainer(run, Publication(folder), program_cache=CACHE)
     trainer.fit(FirstEvents(NEWS, NEWS.first_event(1)))
     return folder, trainer
@@ -105,9 +105,9 @@ def test_the_command_prints_exact_figures(published: tuple[Path, Trainer], tmp_p
     path, picture = tmp_path / "run.py", tmp_path / "calibration.png"
     path.write_text(
         "from embertide.trainer.config import RunConfig\n"
-        "from embertide.trainer.presets import globo_counters\n"
+        "from embertide.trainer.presets import news_counters\n"
         "from embertide.trainer.data.generator import NewsConfig, NewsSource\n"
-        "run = RunConfig(model=globo_counters())\n"
+        "run = RunConfig(model=news_counters())\n"
         "source = NewsSource(NewsConfig(hours=2, views_per_hour=100, users=60, seed=1))\n"
     )
     options = (str(folder), "--config", str(path), "--slices", "hour_of_day", "--slices", "device")

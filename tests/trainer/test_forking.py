@@ -3,13 +3,14 @@
 import dataclasses
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from killing import CACHE, Killed, train
 
+from bench.criteo import criteo
 from embertide.trainer.checkpoint.checkpoint import CheckpointError
 from embertide.trainer.checkpoint.settings import parsed, settings
 from embertide.trainer.config import (
@@ -28,7 +29,7 @@ from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.forking import Fork
 from embertide.trainer.loop import Trainer
-from embertide.trainer.presets import PRESETS, globo
+from embertide.trainer.presets import PRESETS, news_model
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.rollback import RollbackError, roll_back
 from embertide.trainer.publish.snapshot import read_manifest
@@ -36,7 +37,7 @@ from embertide.trainer.publish.snapshot import read_manifest
 NEWS = NewsSource(NewsConfig(hours=3, views_per_hour=60, users=80, new_items_per_hour=5))
 HALF = NEWS.total_events() // 2
 RUN = RunConfig(
-    model=globo(), batch_size=24, publish_every_s=600, snapshot_every=4, keep_snapshots=50
+    model=news_model(), batch_size=24, publish_every_s=600, snapshot_every=4, keep_snapshots=50
 )
 
 
@@ -142,7 +143,7 @@ def test_a_fork_that_was_stopped_goes_on_by_itself(origin: Trainer, tmp_path: Pa
 
 
 def test_a_feature_that_comes_leaves_scores_as_they_were(tmp_path: Path) -> None:
-    small = dataclasses.replace(RUN, model=without(globo(), "prev", "hour_of_day"))
+    small = dataclasses.replace(RUN, model=without(news_model(), "prev", "hour_of_day"))
     events = Chosen(NEWS, small.model)
     origin = trained(small, tmp_path / "a", events)
     fork = forked(RUN, tmp_path / "b", origin)
@@ -162,7 +163,7 @@ def test_a_feature_that_comes_leaves_scores_as_they_were(tmp_path: Path) -> None
 
 
 def test_a_feature_that_goes_takes_its_table_along(origin: Trainer, tmp_path: Path) -> None:
-    model = without(globo(), "user")
+    model = without(news_model(), "user")
     fork = forked(dataclasses.replace(RUN, model=model), tmp_path / "b", origin)
     assert fork.forked is not None
     assert fork.forked.dropped_tables == ("user",)
@@ -172,9 +173,9 @@ def test_a_feature_that_goes_takes_its_table_along(origin: Trainer, tmp_path: Pa
 def test_rows_may_become_wider_and_of_another_dtype(origin: Trainer, tmp_path: Path) -> None:
     tables = tuple(
         dataclasses.replace(table, dim=2 * table.dim, dtype="fp16", bucket_bits=2)
-        for table in globo().tables
+        for table in news_model().tables
     )
-    model = dataclasses.replace(globo(), tables=tables)
+    model = dataclasses.replace(news_model(), tables=tables)
     fork = forked(dataclasses.replace(RUN, model=model), tmp_path / "b", origin)
     assert fork.forked is not None
     assert sum(fork.forked.rows.values()) == origin.state.rows.stats()["rows"]
@@ -186,7 +187,7 @@ def test_rows_may_become_wider_and_of_another_dtype(origin: Trainer, tmp_path: P
 
 
 def test_another_net_or_optimizer_begins_with_the_rows(origin: Trainer, tmp_path: Path) -> None:
-    model = dataclasses.replace(globo(), net="dcn_v2")
+    model = dataclasses.replace(news_model(), net="dcn_v2")
     run = dataclasses.replace(RUN, model=model, optimizer=OptimizerConfig(name="adagrad"))
     fork = forked(run, tmp_path / "b", origin)
     assert fork.forked is not None
@@ -238,13 +239,15 @@ def test_a_pruned_run_goes_on_pruned(tmp_path: Path) -> None:
     assert contents(fork) == contents(origin)
     ratio = dataclasses.replace(RUN, prune=PruneConfig(ratio=4))
     with pytest.raises(ConfigurationError, match=r"prune\.ratio.*PruneConfig\(bytes="):
-        forked(dataclasses.replace(ratio, model=without(globo(), "user")), tmp_path / "c", origin)
+        forked(
+            dataclasses.replace(ratio, model=without(news_model(), "user")), tmp_path / "c", origin
+        )
 
 
 # --- the model of a run changes in place ---------------------------------------------------------
 
 
-SMALL = dataclasses.replace(RUN, model=without(globo(), "prev", "hour_of_day"))
+SMALL = dataclasses.replace(RUN, model=without(news_model(), "prev", "hour_of_day"))
 OF_SMALL = Chosen(NEWS, SMALL.model)
 
 
@@ -322,7 +325,7 @@ def test_manifests_list_the_layouts_of_the_models_before(small: Trainer) -> None
     assert former(publication) == [of_small]
     changed(RUN, publication.path, change=False).fit(FirstEvents(NEWS, count * 7 // 8))
     assert former(publication) == [of_small]
-    third = dataclasses.replace(RUN, model=without(globo(), "os"))
+    third = dataclasses.replace(RUN, model=without(news_model(), "os"))
     changed(third, publication.path).fit(Chosen(NEWS, third.model))
     assert former(publication) == [of_run, of_small]
 
@@ -383,9 +386,11 @@ def test_a_folder_without_a_checkpoint_is_named(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "b")
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_a_model_is_read_from_the_settings_of_a_checkpoint(preset: str) -> None:
-    run = dataclasses.replace(RUN, model=PRESETS[preset]())
+@pytest.mark.parametrize("model", [*PRESETS.values(), criteo])
+def test_a_model_is_read_from_the_settings_of_a_checkpoint(
+    model: Callable[[], ModelConfig],
+) -> None:
+    run = dataclasses.replace(RUN, model=model())
     assert parsed(ModelConfig, settings(run)["model"]) == run.model
     odd = dataclasses.replace(
         run.model,

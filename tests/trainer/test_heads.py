@@ -39,7 +39,7 @@ from embertide.trainer.loop import Trainer
 from embertide.trainer.model.build import build_net
 from embertide.trainer.model.loss import Loss
 from embertide.trainer.model.schedule import Schedule
-from embertide.trainer.presets import globo
+from embertide.trainer.presets import news_model
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.snapshot import SnapshotInfo, read_manifest, schema_id
 from embertide.trainer.sync.ranks import Ranks
@@ -246,7 +246,7 @@ def test_a_schedule_may_be_changed_if_it_is_allowed() -> None:
 # --- a killed run ---------------------------------------------------------------------------------
 
 RUN = RunConfig(
-    model=dataclasses.replace(globo(), net="own_net:Tasks", heads=HEADS),
+    model=dataclasses.replace(news_model(), net="own_net:Tasks", heads=HEADS),
     optimizer=OptimizerConfig(schedule=SCHEDULE),
     loss="own_net:focal",
     net_parts=2,
@@ -310,10 +310,10 @@ def test_a_folder_of_the_first_head_alone_goes_on_with_all_once_that_is_said(
 
 
 def test_heads_are_a_part_of_the_schema() -> None:
-    tables = [store_table(table, i, 1) for i, table in enumerate(globo().tables)]
+    tables = [store_table(table, i, 1) for i, table in enumerate(news_model().tables)]
 
     def schema(*heads: HeadConfig) -> int:
-        model = dataclasses.replace(globo(), heads=heads)
+        model = dataclasses.replace(news_model(), heads=heads)
         return schema_id(SnapshotInfo.of(model, lineage=1, version=1, watermark_ms=0), tables)
 
     assert len({schema(), schema(*HEADS), schema(*HEADS[::-1])}) == 3

@@ -18,7 +18,7 @@ from embertide.trainer.data.base import (
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.history import History, HistorySource
 from embertide.trainer.errors import DataError
-from embertide.trainer.presets import globo_history
+from embertide.trainer.presets import news_history
 
 NEWS = NewsSource(NewsConfig(hours=2, views_per_hour=60, users=20, new_items_per_hour=5))
 SEQUENCE = SequenceConfig(name="liked", user="user", item="cand", length=3)
@@ -195,7 +195,7 @@ def test_what_is_said_to_it_is_said_to_its_source(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_schema_names_the_columns_as_the_model_does() -> None:
-    model = globo_history()
+    model = news_history()
     schema = HistorySource(NEWS, model.sequences).schema
     assert [feature.name for feature in schema.features] == [each.name for each in model.columns]
     assert len(schema.dense) == model.dense_columns == 2

@@ -19,7 +19,7 @@ from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.eval.metrics import Prequential
 from embertide.trainer.learner import Learner
 from embertide.trainer.loop import Trainer
-from embertide.trainer.presets import globo_counters
+from embertide.trainer.presets import news_counters
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.snapshot import read_manifest
 
@@ -27,9 +27,9 @@ NEWS = NewsSource(NewsConfig(hours=3, views_per_hour=60, users=15, new_items_per
 
 
 def model(users: int) -> ModelConfig:
-    (sequence,) = globo_counters().sequences
+    (sequence,) = news_counters().sequences
     return dataclasses.replace(
-        globo_counters(), sequences=(dataclasses.replace(sequence, users=users),)
+        news_counters(), sequences=(dataclasses.replace(sequence, users=users),)
     )
 
 

@@ -20,12 +20,14 @@ from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.forking import Fork
 from embertide.trainer.learner import Learner
 from embertide.trainer.loop import Trainer
-from embertide.trainer.presets import globo
+from embertide.trainer.presets import news_model
 from embertide.trainer.publish.folder import Publication, VersionId
 
 # Rows go and come back at every pass.
 PRUNE = PruneConfig(bytes=200_000, half_life=200, first=(20,), every=20, least=10)
-FULL = RunConfig(model=globo(), prune=PRUNE, batch_size=64, publish_every_s=600, snapshot_every=1)
+FULL = RunConfig(
+    model=news_model(), prune=PRUNE, batch_size=64, publish_every_s=600, snapshot_every=1
+)
 RUN = dataclasses.replace(FULL, full_snapshot_every=4)
 STOP = 178  # batches, so that the newest snapshot is the second increment after one of all rows
 NEWS = NewsSource(NewsConfig(hours=4, views_per_hour=1200, users=6000, new_items_per_hour=60))

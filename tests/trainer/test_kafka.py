@@ -26,7 +26,7 @@ from embertide.trainer.data.base import (
     EventTimes,
     FeatureColumn,
     feedback_schema,
-    globo_schema,
+    news_schema,
 )
 from embertide.trainer.data.kafka import open_topic
 from embertide.trainer.data.kafka_client import KafkaConfig
@@ -388,9 +388,9 @@ def test_the_schema_is_told_by_the_newest_messages(broker: KafkaBroker) -> None:
     name = topic(broker, 2)
     with pytest.raises(TrainerError, match="has no message of a known schema; add events first"):
         open_events(broker.url(name))
-    columns = dict.fromkeys(globo_schema().columns, 1)
+    columns = dict.fromkeys(news_schema().columns, 1)
     broker.add(name, [b"?", json.dumps(columns).encode(), b"!"], 1)
-    assert open_events(broker.url(name)).schema == globo_schema()
+    assert open_events(broker.url(name)).schema == news_schema()
 
 
 def test_further_labels_and_weights_come_through_partitions(broker: KafkaBroker) -> None:

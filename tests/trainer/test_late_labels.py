@@ -19,15 +19,15 @@ from embertide.trainer.data.labels import Decided, Waiting
 from embertide.trainer.data.merge import MergedSource
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.loop import Trainer
-from embertide.trainer.presets import globo, globo_history, globo_rates
+from embertide.trainer.presets import news_history, news_model, news_rates
 from embertide.trainer.progress import Progress
 from embertide.trainer.publish.folder import Publication
 
 NEWS = NewsSource(NewsConfig(hours=3, views_per_hour=60, users=80, new_items_per_hour=5))
 LATE_S = 1800.0
 RUN = RunConfig(
-    model=globo_history(),
-    optimizer=globo_rates(),
+    model=news_history(),
+    optimizer=news_rates(),
     labels=LabelJoin(wait_s=LATE_S),
     batch_size=24,
     publish_every_s=600,
@@ -273,6 +273,6 @@ def test_a_run_without_the_setting_and_events_without_feedback_are_refused(
     trainer = Trainer(plain, fresh, program_cache=CACHE)
     with pytest.raises(ConfigurationError, match="LabelJoin"):
         trainer.fit(open_files(events, files))
-    other = dataclasses.replace(RUN, model=globo())
+    other = dataclasses.replace(RUN, model=news_model())
     with pytest.raises(ConfigurationError, match="do not come with feedback"):
         Trainer(other, Publication(tmp_path / "two"), program_cache=CACHE).fit(NEWS)

@@ -24,7 +24,7 @@ from embertide.trainer.data.base import (
     EventSource,
     FeatureColumn,
 )
-from embertide.trainer.data.csv import CsvSource, TextFormat, TextSource
+from embertide.trainer.data.csv import CsvSource, TextFormat
 from embertide.trainer.data.history import HistorySource
 from embertide.trainer.data.limit import FirstEvents, blocks
 from embertide.trainer.data.parquet import ParquetSource
@@ -85,13 +85,13 @@ def csv(path: Path, columns: Mapping[str, list[Any]], given: EventSchema) -> Csv
     return CsvSource(str(path), given)
 
 
-def tsv(path: Path, columns: Mapping[str, list[Any]], given: EventSchema) -> TextSource:
-    """As Criteo's: tabs, and no header."""
+def tsv(path: Path, columns: Mapping[str, list[Any]], given: EventSchema) -> CsvSource:
+    """Tabs, and no header."""
     rows = zip(*columns.values(), strict=True)
     lines = ["\t".join(field(value, given.list_separator) for value in row) for row in rows]
     path.write_text("\n".join(lines) + "\n")
     text = TextFormat(delimiter="\t", quoted=False, names=tuple(columns))
-    return TextSource(str(path), given, text)
+    return CsvSource(str(path), given, text)
 
 
 FORMATS: dict[str, Any] = {"parquet": parquet, "csv": csv, "tsv": tsv}
@@ -181,7 +181,7 @@ def test_numbers_are_strings_where_the_format_says_so(tmp_path: Path) -> None:
     source = CsvSource(path, given)
     assert source.key_kinds == {"tags": "int"}  # by most of its items
     assert as_lists(read(source).lists[0]) == [([8], None), ([9, 10], None)]
-    strings = read(CsvSource(path, given, kinds={"tags": "string"})).lists[0]
+    strings = read(CsvSource(path, given, TextFormat(kinds={"tags": "string"}))).lists[0]
     assert as_lists(strings)[0] == ([hashed("7"), hashed("x")], None)
 
 

@@ -27,12 +27,12 @@ from embertide.trainer.data.redis_stream import (
     StreamConfig,
 )
 from embertide.trainer.loop import Trainer
-from embertide.trainer.presets import globo, globo_rates
+from embertide.trainer.presets import news_model, news_rates
 from embertide.trainer.progress import Progress
 from embertide.trainer.publish.folder import Publication
 
 RUN = RunConfig(
-    model=globo(), optimizer=globo_rates(), batch_size=24, publish_every_s=600, snapshot_every=4
+    model=news_model(), optimizer=news_rates(), batch_size=24, publish_every_s=600, snapshot_every=4
 )
 NEWS = NewsSource(NewsConfig(hours=3, views_per_hour=60, users=80, new_items_per_hour=5))
 TOTAL = NEWS.total_events()

@@ -33,7 +33,7 @@ from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.learner import Learner
 from embertide.trainer.loop import Trainer
 from embertide.trainer.model.export import tensor_bytes
-from embertide.trainer.presets import globo
+from embertide.trainer.presets import news_model
 from embertide.trainer.publish.folder import Publication, VersionId
 from embertide.trainer.publish.publisher import Outgoing, Publisher
 from embertide.trainer.publish.snapshot import SnapshotInfo, write_snapshot
@@ -41,7 +41,9 @@ from embertide.trainer.versions import Versions
 
 # So few bytes that rows go and come back at every pass.
 PRUNE = PruneConfig(bytes=10_000, half_life=20, first=(3,), every=5, least=2)
-RUN = RunConfig(model=globo(), prune=PRUNE, batch_size=24, publish_every_s=600, snapshot_every=4)
+RUN = RunConfig(
+    model=news_model(), prune=PRUNE, batch_size=24, publish_every_s=600, snapshot_every=4
+)
 NEWS = NewsSource(NewsConfig(hours=3, views_per_hour=60, users=80, new_items_per_hour=5))
 TOTAL = NEWS.total_events()
 
@@ -127,10 +129,10 @@ def test_a_run_killed_between_batches_ends_as_one_never_killed(
 
 def test_a_pruned_run_with_an_ssd_ends_as_one_without(tmp_path: Path) -> None:
     news = NewsSource(NewsConfig(hours=2, views_per_hour=900, users=3000, new_items_per_hour=20))
-    tables = tuple(dataclasses.replace(table, dim=256) for table in globo().tables)
+    tables = tuple(dataclasses.replace(table, dim=256) for table in news_model().tables)
     in_memory = dataclasses.replace(
         RUN,
-        model=dataclasses.replace(globo(), tables=tables),
+        model=dataclasses.replace(news_model(), tables=tables),
         prune=PruneConfig(bytes=1_500_000, first=(3,), every=5, least=2),
         batch_size=64,
     )

@@ -15,12 +15,12 @@ from embertide.trainer.eval.metrics import summarise
 from embertide.trainer.eval.monitor import Monitor
 from embertide.trainer.learner import Learner, Prepared
 from embertide.trainer.loop import Trainer
-from embertide.trainer.presets import globo
+from embertide.trainer.presets import news_model
 from embertide.trainer.publish.folder import Publication
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 NEWS = NewsSource(NewsConfig(hours=2, views_per_hour=100, users=60))
-NAMES = [feature.name for feature in globo().features]
+NAMES = [feature.name for feature in news_model().features]
 MEASURED = EvalConfig(
     user="user", slices=("hour_of_day", "device"), hold_out=0.2, hold_out_by="user", most_values=2
 )
@@ -52,7 +52,11 @@ def test_a_resumed_run_holds_out_the_same_events_and_learns_from_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = RunConfig(
-        model=globo(), batch_size=64, publish_every_s=600, snapshot_every=2, evaluation=MEASURED
+        model=news_model(),
+        batch_size=64,
+        publish_every_s=600,
+        snapshot_every=2,
+        evaluation=MEASURED,
     )
     learned: list[Batch] = []
     scores: list[object] = []
@@ -129,4 +133,4 @@ def test_figures_begin_again_with_a_day() -> None:
 )
 def test_what_cannot_be_measured_is_refused(settings: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        RunConfig(model=globo(), evaluation=EvalConfig(**settings))  # type: ignore[arg-type]
+        RunConfig(model=news_model(), evaluation=EvalConfig(**settings))  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from bench.criteo import criteo
 from embertide.trainer.config import NetDevice, RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.errors import ConfigurationError
@@ -19,22 +20,21 @@ from embertide.trainer.model.device import net_device
 from embertide.trainer.model.export import named_tensors
 from embertide.trainer.model.layers import Columns
 from embertide.trainer.presets import (
-    criteo,
-    globo,
-    globo_counters,
-    globo_crossed,
-    globo_history,
-    globo_rates,
+    news_counters,
+    news_crossed,
+    news_history,
+    news_model,
+    news_rates,
 )
 from embertide.trainer.publish.folder import Publication
 
 STREAM = NewsConfig(hours=3, views_per_hour=800, users=500, new_items_per_hour=5)
 MODELS = {
-    "dlrm": globo(),
+    "dlrm": news_model(),
     "criteo": criteo(),
-    "history": globo_history(),
-    "counters": globo_counters(),
-    "crossed": globo_crossed(),
+    "history": news_history(),
+    "counters": news_counters(),
+    "crossed": news_crossed(),
     "dcn_v2": dataclasses.replace(criteo(), net="dcn_v2"),
     "deepfm": dataclasses.replace(criteo(), net="deepfm"),
 }
@@ -45,7 +45,7 @@ no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="of machines witho
 def learned(net_device: NetDevice) -> tuple[Learner, NDArray[np.float32]]:
     """Return a learner that has learned the stream, and the scores from before each batch."""
     learner = Learner(
-        RunConfig(model=MODELS["counters"], optimizer=globo_rates(), net_device=net_device)
+        RunConfig(model=MODELS["counters"], optimizer=news_rates(), net_device=net_device)
     )
     scores = []
     for batch in NewsSource(STREAM).batches(batch_size=128):
@@ -61,7 +61,7 @@ def records(learner: Learner) -> list[bytes]:
 
 def test_a_device_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ValueError, match="net_device is 'tpu'; use one of"):
-        RunConfig(model=globo(), net_device="tpu")  # type: ignore[arg-type]
+        RunConfig(model=news_model(), net_device="tpu")  # type: ignore[arg-type]
 
 
 @no_gpu
@@ -128,7 +128,7 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
 
 
 def goes_on_from_its_checkpoint(device: NetDevice, folder: Path) -> None:
-    run = RunConfig(model=globo(), optimizer=globo_rates(), net_device=device)
+    run = RunConfig(model=news_model(), optimizer=news_rates(), net_device=device)
     before = Trainer(run, Publication(folder))
     before.fit(NewsSource(STREAM))
     after = Trainer(run, Publication(folder))

@@ -15,7 +15,7 @@ from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.eval.metrics import auc
 from embertide.trainer.learner import Learner
-from embertide.trainer.presets import globo, globo_rates
+from embertide.trainer.presets import news_model, news_rates
 
 STREAM = NewsConfig(hours=6, views_per_hour=800, users=500, new_items_per_hour=5)
 
@@ -27,7 +27,7 @@ def batches() -> list[Batch]:
 
 def learned(batches: list[Batch], net_dtype: NetDtype) -> tuple[Learner, np.ndarray[Any, Any]]:
     """Return a learner that has learned from the batches, and the scores from before each."""
-    run = RunConfig(model=globo(), optimizer=globo_rates(), net_dtype=net_dtype)
+    run = RunConfig(model=news_model(), optimizer=news_rates(), net_dtype=net_dtype)
     learner = Learner(run)
     scores = []
     for batch in batches:
@@ -42,7 +42,7 @@ def records(learner: Learner) -> list[bytes]:
 
 def test_a_dtype_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ValueError, match="net_dtype is 'fp8'; use one of"):
-        RunConfig(model=globo(), net_dtype="fp8")  # type: ignore[arg-type]
+        RunConfig(model=news_model(), net_dtype="fp8")  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from embertide.trainer.config import (
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.loop import Trainer
-from embertide.trainer.presets import globo
+from embertide.trainer.presets import news_model
 from embertide.trainer.progress import Progress
 from embertide.trainer.publish.folder import Publication
 
@@ -134,9 +134,9 @@ def test_a_run_that_is_resumed_has_the_rows_and_state_of_one_never_stopped(
     optimizer = OptimizerConfig(name=name, sparse_learning_rate=0.01, max_gradient_norm=0.01)
     # One table, so that there are few files.
     model = dataclasses.replace(
-        globo(),
+        news_model(),
         tables=(TableConfig(name="all", chunks=4),),
-        features=tuple(dataclasses.replace(f, table="all") for f in globo().features),
+        features=tuple(dataclasses.replace(f, table="all") for f in news_model().features),
     )
     run = RunConfig(model=model, optimizer=optimizer, batch_size=24, snapshot_every=2)
     news = NewsSource(NewsConfig(hours=1, views_per_hour=60, users=80, new_items_per_hour=5))

@@ -27,11 +27,11 @@ from embertide.trainer.learner import Learner, NotFiniteError
 from embertide.trainer.loop import Trainer
 from embertide.trainer.model.build import build_net
 from embertide.trainer.model.layers import Columns
-from embertide.trainer.presets import globo, globo_counters, globo_history
+from embertide.trainer.presets import news_counters, news_history, news_model
 from embertide.trainer.publish.folder import Publication
 
 NEWS = NewsSource(NewsConfig(hours=2, views_per_hour=60, users=40, new_items_per_hour=5))
-MODEL = dataclasses.replace(globo(), net="own_net:Tower", net_arguments={"width": 8})
+MODEL = dataclasses.replace(news_model(), net="own_net:Tower", net_arguments={"width": 8})
 RUN = RunConfig(model=MODEL, batch_size=24, publish_every_s=600, snapshot_every=3)
 STEP = RunConfig(
     model=dataclasses.replace(model(top_sees_embeddings=True), net="own_net:Tower"),
@@ -181,12 +181,12 @@ def test_arguments_that_a_checkpoint_cannot_keep_are_refused(value: dict[Any, An
     with pytest.raises(ValueError, match=r"net_arguments is .*; give a dict of"):
         dataclasses.replace(MODEL, net_arguments=value)
     with pytest.raises(ValueError, match="net 'dlrm' takes no net_arguments"):
-        dataclasses.replace(globo(), net_arguments={"a": 1})
+        dataclasses.replace(news_model(), net_arguments={"a": 1})
 
 
 def test_counters_need_columns() -> None:
     with pytest.raises(ConfigurationError, match=r"counters, for layers.Columns: make one"):
-        build_net(dataclasses.replace(globo_counters(), net="own_net:Plain", sequences=()))
+        build_net(dataclasses.replace(news_counters(), net="own_net:Plain", sequences=()))
 
 
 def test_a_net_with_other_tensors_does_not_go_on(whole: Whole, tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_a_net_whose_code_has_changed_does_not_go_on(
 
 def test_columns_say_where_each_feature_lies() -> None:
     plain = dataclasses.replace(
-        globo(), dense=(DenseConfig(name="price"), DenseConfig(name="age", missing=True))
+        news_model(), dense=(DenseConfig(name="price"), DenseConfig(name="age", missing=True))
     )
     columns = Columns(plain)
     assert columns.dense == {"price": slice(0, 1), "age": slice(1, 3)}
@@ -232,13 +232,13 @@ def test_columns_say_where_each_feature_lies() -> None:
     dims = dict(zip((each.name for each in plain.features), plain.feature_dims, strict=True))
     assert {name: each.stop - each.start for name, each in columns.embedding.items()} == dims
     assert columns.embedding["prev"] == slice(16, 32)
-    history = Columns(globo_history())
-    assert history.embedding["hist0"].start == sum(globo_history().feature_dims[:10])
+    history = Columns(news_history())
+    assert history.embedding["hist0"].start == sum(news_history().feature_dims[:10])
     assert history.dense == {"hist_length": slice(0, 1), "hist_repeat": slice(1, 2)}
 
 
 def test_columns_lie_there_behind_counters_too() -> None:
-    config = globo_counters()
+    config = news_counters()
     columns = Columns(config)
     embeddings_BE = torch.zeros(2, sum(config.feature_widths))
     begin = sum(config.feature_widths[: config.feature_index("cand")])
@@ -258,11 +258,11 @@ def test_a_class_of_the_runs_file_is_the_net(tmp_path: Path) -> None:
         "from own_net import Tower\n"
         "from parts_of_it import WIDTH\n"
         "from embertide.trainer.config import RunConfig\n"
-        "from embertide.trainer.presets import globo\n\n"
+        "from embertide.trainer.presets import news_model\n\n"
         "class Mine(Tower):\n"
         "    def __init__(self, model):\n"
         "        super().__init__(model, WIDTH)\n\n"
-        "run = RunConfig(model=dataclasses.replace(globo(), net='run_file:Mine'))\n"
+        "run = RunConfig(model=dataclasses.replace(news_model(), net='run_file:Mine'))\n"
     )
     net = build_net(load(path).run.model)
     assert isinstance(net, Tower)

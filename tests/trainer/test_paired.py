@@ -15,7 +15,7 @@ from embertide.trainer.eval import grouped, metrics
 from embertide.trainer.eval.metrics import Array
 from embertide.trainer.eval.paired import compare
 from embertide.trainer.loop import Trainer
-from embertide.trainer.presets import globo
+from embertide.trainer.presets import news_model
 from embertide.trainer.publish.folder import Publication
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
@@ -89,15 +89,15 @@ def test_what_cannot_be_compared_is_refused() -> None:
 def test_the_command_compares_versions_and_calls_a_tie_a_tie(tmp_path: Path) -> None:
     folder = tmp_path / "pub"
     # A version of nothing learned, and one of an hour.
-    run = RunConfig(model=globo(), batch_size=64, publish_every_s=3600, keep_snapshots=9)
+    run = RunConfig(model=news_model(), batch_size=64, publish_every_s=3600, keep_snapshots=9)
     news = NewsSource(NewsConfig(hours=2, views_per_hour=300, seed=1))
     Trainer(run, Publication(folder), program_cache=CACHE).fit(news)
     path = tmp_path / "run.py"
     path.write_text(
         "from embertide.trainer.config import RunConfig\n"
-        "from embertide.trainer.presets import globo\n"
+        "from embertide.trainer.presets import news_model\n"
         "from embertide.trainer.data.generator import NewsConfig, NewsSource\n"
-        "run = RunConfig(model=globo())\n"
+        "run = RunConfig(model=news_model())\n"
         "source = NewsSource(NewsConfig(hours=2, views_per_hour=300, seed=1))\n"
     )
     command = ["compare", str(folder), str(folder), "--config", str(path), "--replicates", "100"]

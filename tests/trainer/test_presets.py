@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -9,38 +10,72 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from embertide.trainer import former, presets
 from embertide.trainer.commands import describe, train
 from embertide.trainer.commands.inputs import model_for, preset_for, rates_for
 from embertide.trainer.config import OptimizerConfig, RunConfig
+from embertide.trainer.data import base, open_events
+from embertide.trainer.data.base import EventSchema, FeatureColumn
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.limit import FirstEvents, blocks
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.eval.metrics import Prequential
 from embertide.trainer.learner import Learner
-from embertide.trainer.presets import criteo, globo, globo_crossed, globo_history, globo_rates
+from embertide.trainer.presets import news_crossed, news_history, news_model, news_rates
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 
 
 def test_the_news_stream_gets_its_model_and_the_rates_that_were_chosen_for_it() -> None:
     model = model_for(NewsSource())
-    assert model == globo()
-    assert rates_for(model) == globo_rates() != OptimizerConfig()
-    assert rates_for(criteo()) == OptimizerConfig()
+    assert model == news_model()
+    assert rates_for(model) == news_rates() != OptimizerConfig()
+    assert rates_for(dataclasses.replace(model, name="ads")) == OptimizerConfig()
 
 
 def test_the_history_model_reads_the_same_events() -> None:
-    assert [each.name for each in globo_history().features] == [
-        each.name for each in globo().features
+    assert [each.name for each in news_history().features] == [
+        each.name for each in news_model().features
     ]
-    assert globo_history().dense_features == globo().dense_features == 0
+    assert news_history().dense_features == news_model().dense_features == 0
 
 
-def test_a_preset_can_be_named_if_it_has_the_features_of_the_events() -> None:
-    assert preset_for(None, NewsSource()) == globo()
-    assert preset_for("news-crossed", NewsSource()) == globo_crossed()
-    with pytest.raises(ConfigurationError, match="model 'criteo' has the features c1, c2"):
-        preset_for("criteo", NewsSource())
+def test_a_preset_can_be_named_if_it_has_the_features_of_the_events(tmp_path: Path) -> None:
+    assert preset_for(None, NewsSource()) == news_model()
+    assert preset_for("news-crossed", NewsSource()) == news_crossed()
+    (tmp_path / "in.csv").write_text("who,y\n1,1\n")
+    schema = EventSchema(features=(FeatureColumn(name="who", column="who"),), label="y")
+    likes = open_events(str(tmp_path / "in.csv"), schema=schema)
+    with pytest.raises(ConfigurationError, match="model 'news' has the features user, prev"):
+        preset_for("news", likes)
+    with pytest.raises(ConfigurationError, match="no preset model has the features who; `embert"):
+        preset_for(None, likes)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("criteo", "bench/criteo.py of the source tree has it"), ("nws", "-crossed")]
+)
+def test_a_preset_that_is_not_there_is_refused_with_those_there_are(name: str, says: str) -> None:
+    why = rf"there is no preset '{name}'; there are news, news-history.*{says}"
+    with pytest.raises(ConfigurationError, match=why):
+        preset_for(name, NewsSource())
+    app = typer.Typer()
+    app.command()(train.command)
+    for option in ("--print-config", "--model"):
+        done = CliRunner().invoke(app, ["folder", "--demo", option, name], env={"COLUMNS": "300"})
+        assert done.exit_code == 2
+        assert re.search(why, done.stderr)
+
+
+def test_a_name_of_before_says_what_it_is_called_now() -> None:
+    with pytest.raises(ImportError, match="has no 'globo'; it is called news_model now"):
+        exec("from embertide.trainer.presets import globo")
+    with pytest.raises(ImportError, match=r"'criteo_schema'; bench/criteo\.py of the source tree"):
+        exec("from embertide.trainer.data.base import criteo_schema")
+    for module in (presets, base):
+        assert not hasattr(module, "never")
+    for name in former.CALLED.values():
+        assert hasattr(base if name.endswith("schema") else presets, name)
 
 
 def test_describe_counts_the_rows_of_crosses_and_histories() -> None:
@@ -76,7 +111,7 @@ def test_train_learns_at_those_rates_and_tells_the_quality_of_each_day(tmp_path:
     assert done.exit_code == 0, done.output
     result = json.loads(done.output.splitlines()[-1])["result"]
 
-    run = RunConfig(model=globo(), optimizer=globo_rates())
+    run = RunConfig(model=news_model(), optimizer=news_rates())
     learner, figures = Learner(run), Prequential()
     source, origin_ms = FirstEvents(NewsSource(NewsConfig(hours=96)), 1500), None
     for batch in source.batches(batch_size=run.batch_size):

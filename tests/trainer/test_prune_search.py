@@ -16,7 +16,7 @@ from embertide.trainer.errors import ConfigurationError, TrainerError
 from embertide.trainer.eval import prune_search
 from embertide.trainer.eval.trials import Trial, measured
 from embertide.trainer.learner import Learner
-from embertide.trainer.presets import globo
+from embertide.trainer.presets import news_model
 
 
 def losing(noise: float = 0.0) -> Any:
@@ -59,7 +59,7 @@ def test_the_greatest_is_taken_at_once_and_none_is_said() -> None:
 
 
 def test_the_rest_of_what_the_run_says_of_pruning_stays() -> None:
-    run = RunConfig(model=globo(), prune=PruneConfig(bytes=10_000, half_life=7))
+    run = RunConfig(model=news_model(), prune=PruneConfig(bytes=10_000, half_life=7))
     assert prune_search.pruned_at(run, 1).prune is None
     assert prune_search.pruned_at(run, 3).prune == PruneConfig(ratio=3, half_life=7)
 
@@ -67,7 +67,7 @@ def test_the_rest_of_what_the_run_says_of_pruning_stays() -> None:
 def test_a_window_of_one_label_is_refused() -> None:
     news = NewsSource(NewsConfig(hours=1, views_per_hour=100, base=-50.0))
     with pytest.raises(ConfigurationError, match="one label alone"):
-        prune_search.measure(RunConfig(model=globo()), news)
+        prune_search.measure(RunConfig(model=news_model()), news)
 
 
 def test_a_window_is_learned_as_train_learns_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import redis
 from checker import DIM, TABLES, bucket_of, dense_tensors
 from serving import flip_byte
 
+from bench.criteo import criteo
 from embertide import _store
 from embertide.server.adapters import process
 from embertide.server.adapters.redis import RedisOptions, RedisServer
@@ -840,9 +841,9 @@ def test_what_a_damaged_file_held_is_owed_by_its_partition(
 
 def test_a_manifest_keeps_the_former_layouts(tmp_path: Path) -> None:
     made = PRESETS["news-history"]()  # nodes make its sequence
-    former = former_layouts(PRESETS["criteo"](), made, [])
+    former = former_layouts(criteo(), made, [])
     assert [(len(each.keys), len(each.dense)) for each in former] == [(20, 2), (10, 0)]
-    info = SnapshotInfo.of(PRESETS["criteo"](), lineage=1, version=1, watermark_ms=1, former=former)
+    info = SnapshotInfo.of(criteo(), lineage=1, version=1, watermark_ms=1, former=former)
     write_snapshot(tmp_path / "snapshot", info, [], [])
     manifest = read_manifest(tmp_path / "snapshot")
     assert manifest["dense_names"] == list(info.dense_names)
@@ -853,5 +854,5 @@ def test_a_manifest_keeps_the_former_layouts(tmp_path: Path) -> None:
 def test_a_manifest_lists_the_newest_former_layouts() -> None:
     model = PRESETS["news"]()
     listed = [Layout(keys=(f"was{n}",), dense=()) for n in range(MAX_FORMER)]
-    own = layouts(PRESETS["criteo"]())
-    assert former_layouts(model, PRESETS["criteo"](), listed) == (*own, *listed[:-1])
+    own = layouts(criteo())
+    assert former_layouts(model, criteo(), listed) == (*own, *listed[:-1])

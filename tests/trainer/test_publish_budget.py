@@ -16,7 +16,7 @@ from embertide.trainer.config import PruneConfig, PublishBudget, RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.loop import Trainer
-from embertide.trainer.presets import globo
+from embertide.trainer.presets import news_model
 from embertide.trainer.progress import Progress
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.image import PublishedImage
@@ -27,7 +27,7 @@ BUDGET = PublishBudget(bytes_per_s=2, max_age_versions=6, image_bytes=64 << 20)
 # So few bytes that rows go and come back at every pass.
 PRUNE = PruneConfig(bytes=10_000, half_life=20, first=(3,), every=5, least=2)
 RUN = RunConfig(
-    model=globo(),
+    model=news_model(),
     prune=PRUNE,
     batch_size=24,
     publish_every_s=600,

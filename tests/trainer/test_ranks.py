@@ -38,7 +38,7 @@ from embertide.trainer.embedding.store import EmbeddingStore
 from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.learner import Learner, part_of
 from embertide.trainer.model.dlrm import Dlrm
-from embertide.trainer.presets import globo, globo_history
+from embertide.trainer.presets import news_history, news_model
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.sync import codec, plan
 from embertide.trainer.sync.codec import Block, Feedback
@@ -251,7 +251,8 @@ def test_feedback_gives_back_what_rounding_took() -> None:
 
 def test_a_balanced_plan_is_balanced() -> None:
     wide = dataclasses.replace(
-        globo(), tables=tuple(TableConfig(name=t.name, bucket_bits=4) for t in globo().tables)
+        news_model(),
+        tables=tuple(TableConfig(name=t.name, bucket_bits=4) for t in news_model().tables),
     )
     for ranks in (2, 3, 8):
         owners = balanced(wide, ranks).owners_T
@@ -294,7 +295,7 @@ def test_a_plan_is_read_as_it_is_written_and_refused_when_it_does_not_fit(tmp_pa
 
 
 def test_a_plan_may_name_histories_that_versions_carry(tmp_path: Path) -> None:
-    model = globo_history()
+    model = news_history()
     said = json.loads(plan.text(model, plan.balanced(model, 2)))
     said["tables"]["hist_of_user"] = [0, 1, 0, 1]
     path = tmp_path / "plan.json"

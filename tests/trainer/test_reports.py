@@ -21,7 +21,7 @@ from embertide.trainer.commands.reports import json_log, metrics_page, scalars, 
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.errors import ConfigurationError
-from embertide.trainer.presets import globo
+from embertide.trainer.presets import news_model
 from embertide.trainer.progress import Progress
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
@@ -168,7 +168,7 @@ def test_mlflow_has_the_settings_and_the_curves(
     # Folders as stores are of an older MLflow, and need no server.
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     uri = tmp_path.as_uri()
-    settings = dataclasses.asdict(RunConfig(model=globo()))
+    settings = dataclasses.asdict(RunConfig(model=news_model()))
     with reports.mlflow(uri, "news", settings) as show:
         show(progress())
         show(measured())  # too soon: written at the end
@@ -177,7 +177,7 @@ def test_mlflow_has_the_settings_and_the_curves(
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.status == "FINISHED"
     assert run.data.params["optimizer.sparse_learning_rate"] == "0.1"
-    assert run.data.params["model.tables/0.name"] == globo().tables[0].name
+    assert run.data.params["model.tables/0.name"] == news_model().tables[0].name
     assert run.data.metrics["prequential/normalised_entropy"] == 0.875
     assert run.data.metrics["slice/device/3/auc"] == 0.5
     assert {each.step for each in client.get_metric_history(run.info.run_id, "auc")} == {1234}
@@ -275,9 +275,9 @@ def test_a_run_by_its_file_logs_and_resumes(tmp_path: Path) -> None:
     path, log = tmp_path / "run.py", tmp_path / "run.jsonl"
     path.write_text(
         "from embertide.trainer.config import RunConfig\n"
-        "from embertide.trainer.presets import globo\n"
+        "from embertide.trainer.presets import news_model\n"
         "from embertide.trainer.data.generator import NewsConfig, NewsSource\n"
-        "run = RunConfig(model=globo(), batch_size=64)\n"
+        "run = RunConfig(model=news_model(), batch_size=64)\n"
         "source = NewsSource(NewsConfig(hours=1, views_per_hour=60, users=40))\n"
     )
     command = ["train", str(tmp_path / "pub"), "--config", str(path), "--cache", str(CACHE)]

@@ -18,7 +18,7 @@ from embertide.trainer.config import RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.loop import Trainer
-from embertide.trainer.presets import globo
+from embertide.trainer.presets import news_model
 from embertide.trainer.publish.folder import Publication, PublicationError, VersionId
 from embertide.trainer.publish.promotion import (
     Promotion,
@@ -250,7 +250,7 @@ def test_the_record_is_bounded(tmp_path: Path) -> None:
 # --- the trainer afterwards -----------------------------------------------------------------------
 
 RUN = RunConfig(
-    model=globo(), batch_size=24, publish_every_s=600, snapshot_every=4, keep_snapshots=9
+    model=news_model(), batch_size=24, publish_every_s=600, snapshot_every=4, keep_snapshots=9
 )
 NEWS = NewsSource(NewsConfig(hours=3, views_per_hour=60, users=80, new_items_per_hour=5))
 

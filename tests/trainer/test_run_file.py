@@ -14,7 +14,7 @@ from embertide.trainer.commands.run_file import attributes, explained, load
 from embertide.trainer.config import RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.errors import ConfigurationError, DataError, TrainerError
-from embertide.trainer.presets import PRESETS, criteo
+from embertide.trainer.presets import PRESETS, news_crossed, news_rates
 
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 OWN_SCHEMA = """\
@@ -38,7 +38,7 @@ run = RunConfig(
 CONFIGS = [each for each in vars(config).values() if dataclasses.is_dataclass(each)]
 HEAD = """\
 from embertide.trainer.config import RunConfig
-from embertide.trainer.presets import globo
+from embertide.trainer.presets import news_model
 """
 
 
@@ -62,22 +62,28 @@ def test_the_printed_file_is_the_run_itself(tmp_path: Path, preset: object) -> N
 
 
 def test_the_command_prints_it_and_needs_nothing_else() -> None:
-    done = CliRunner().invoke(app, ["train", "--print-config", "criteo"])
+    done = CliRunner().invoke(app, ["train", "--print-config", "news-crossed"])
     assert done.exit_code == 0
-    assert done.stdout == explained(RunConfig(model=criteo()))
+    assert done.stdout == explained(RunConfig(model=news_crossed(), optimizer=news_rates()))
     assert "# Versions from one snapshot" in done.stdout
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (HEAD + "\nrun = RunConfig(model=globo(), batch_size=0)\n", r"run.py:4: .*batch_size is 0"),
-        (HEAD + "run = RunConfig(model=globo(), batches=1)\n", r"run.py:3: .*argument 'batches'"),
+        (
+            HEAD + "\nrun = RunConfig(model=news_model(), batch_size=0)\n",
+            r"run.py:4: .*batch_size is 0",
+        ),
+        (
+            HEAD + "run = RunConfig(model=news_model(), batches=1)\n",
+            r"run.py:3: .*argument 'batches'",
+        ),
         (HEAD + "def f():\n    return 1 / 0\n\nf()\n", "run.py:4: ZeroDivisionError"),
         ("x = 1\nrun = (\n", "run.py:2: SyntaxError"),
         ("x = 1\n", r"run.py defines no run; write run = RunConfig\(model=...\)"),
         ("run = 3\n", "run.py defines run as a int"),
-        (HEAD + "run = RunConfig(model=globo())\nsource = 'a.csv'\n", "source as a str"),
+        (HEAD + "run = RunConfig(model=news_model())\nsource = 'a.csv'\n", "source as a str"),
     ],
 )
 def test_what_is_wrong_is_named_with_file_and_line(tmp_path: Path, text: str, message: str) -> None:
@@ -99,7 +105,7 @@ def test_what_another_try_may_mend_stays_so(tmp_path: Path, name: str) -> None:
 
 
 def run_file(path: Path, source: str = "") -> list[str]:
-    path.write_text(f"{HEAD}run = RunConfig(model=globo(), batch_size=64)\n{source}")
+    path.write_text(f"{HEAD}run = RunConfig(model=news_model(), batch_size=64)\n{source}")
     return ["train", str(path.parent / "pub"), "--config", str(path)]
 
 
@@ -119,7 +125,7 @@ def test_a_model_that_the_events_do_not_fit_is_refused(tmp_path: Path) -> None:
     news = tmp_path / "news.parquet"
     NewsSource(NewsConfig(hours=1, views_per_hour=5)).write_parquet(str(news))
     path = tmp_path / "run.py"
-    path.write_text(f"{HEAD.replace('globo', 'criteo')}run = RunConfig(model=criteo())\n")
+    path.write_text(OWN_SCHEMA.replace("schema = ", "unused = "))
     command = ["train", str(tmp_path / "pub"), "--config", str(path), "--data", str(news)]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 2
@@ -166,7 +172,7 @@ def test_a_stream_in_the_file_is_for_train_alone(tmp_path: Path) -> None:
     path = tmp_path / "run.py"
     stream = "from embertide.trainer.data.redis_stream import RedisStreamSource as Stream\n"
     path.write_text(
-        HEAD + stream + "run = RunConfig(model=globo())\nsource = Stream.__new__(Stream)\n"
+        HEAD + stream + "run = RunConfig(model=news_model())\nsource = Stream.__new__(Stream)\n"
     )
     with pytest.raises(ConfigurationError, match="a stream, which has no end, is for train"):
         open_run(path, None, None, None, 1)

@@ -11,12 +11,16 @@ from embertide.trainer.config import RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.sampling import is_kept, weighed
 from embertide.trainer.eval.metrics import Summary
-from embertide.trainer.presets import globo, globo_rates
+from embertide.trainer.presets import news_model, news_rates
 from embertide.trainer.publish.folder import Publication
 
 NEWS = NewsSource(NewsConfig(hours=8, views_per_hour=1500, users=300, new_items_per_hour=5))
 RUN = RunConfig(
-    model=globo(), optimizer=globo_rates(), publish_every_s=7200, batch_size=64, snapshot_every=9
+    model=news_model(),
+    optimizer=news_rates(),
+    publish_every_s=7200,
+    batch_size=64,
+    snapshot_every=9,
 )
 
 

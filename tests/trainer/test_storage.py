@@ -25,7 +25,7 @@ from embertide.trainer.data.base import EventSchema, FeatureColumn
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.errors import ConfigurationError, DataError
 from embertide.trainer.loop import Trainer
-from embertide.trainer.presets import globo
+from embertide.trainer.presets import news_model
 from embertide.trainer.progress import Progress
 from embertide.trainer.publish import upload
 from embertide.trainer.publish.folder import Publication
@@ -33,7 +33,7 @@ from embertide.trainer.publish.mirror import Mirror
 from embertide.trainer.publish.storage import DamagedError, Storage, StorageError
 from embertide.trainer.publish.upload import OvertakenError
 
-RUN = RunConfig(model=globo(), batch_size=64, publish_every_s=600, snapshot_every=4)
+RUN = RunConfig(model=news_model(), batch_size=64, publish_every_s=600, snapshot_every=4)
 NEWS = NewsSource(NewsConfig(hours=3, views_per_hour=60, users=80, new_items_per_hour=5))
 
 

@@ -5,7 +5,6 @@ Shapes: N events.
 
 import concurrent.futures
 import dataclasses
-import functools
 import json
 import runpy
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
-from shop import DENSE, RUN, Shop, model
+from shop import RUN, Shop
 from typer.testing import CliRunner
 
 from embertide.trainer.__main__ import app
@@ -28,7 +27,7 @@ from embertide.trainer.eval import transform_search
 from embertide.trainer.eval.dense_clusters import Description, clusters, describe
 from embertide.trainer.eval.transform_search import BLOCKS, Dense, OutOfBoundsError, Pipeline
 from embertide.trainer.learner import Learner, NotFiniteError
-from embertide.trainer.presets import globo
+from embertide.trainer.presets import news_model
 
 PLAIN = (DenseConfig(name="price"), DenseConfig(name="size"))
 STANDARD = Pipeline(steps=("standardise",))
@@ -245,7 +244,7 @@ def one_label(from_event: int) -> EventSource:
 @pytest.mark.parametrize(
     ("run", "source", "says"),
     [
-        (RunConfig(model=globo()), Shop(), "'news' has no dense features"),
+        (RunConfig(model=news_model()), Shop(), "'news' has no dense features"),
         (RUN, Shop(1000), "there are 1,000 events; give at least 5,000"),
         (RUN, one_label(4000), "events 4,000 to 5,000 of 5,000 have one label alone"),
         (dataclasses.replace(RUN, labels=LabelJoin(wait_s=60)), Shop(), "give events with labels"),
@@ -364,19 +363,6 @@ def test_the_command_finds_what_was_planted_and_goes_on_from_what_is_kept(
     assert changed.model.dense_columns == 2
 
 
-def test_a_search_of_a_preset_writes_the_run(config: Path, tmp_path: Path) -> None:
-    from embertide.trainer.commands import transform_search as told
-
-    dense = (dataclasses.replace(DENSE[0], steps=("quantile",)), *DENSE[1:])
-    outcome = functools.partial(
-        transform_search.Outcome, chosen=dense, searched=(), left=(), confirmed=None
-    )(dense=dense)
-    run = dataclasses.replace(RUN, model=model(*DENSE))
-    path = told._write(run, outcome, tmp_path)
-    written = runpy.run_path(str(path))["run"]
-    assert written == dataclasses.replace(run, model=dataclasses.replace(run.model, dense=dense))
-
-
 def test_bounds_that_allow_nothing_are_no_tie(config: Path, tmp_path: Path) -> None:
     options = (tmp_path / "kept", "--config", config, "--max-trials", 2)
     assert json.loads(run_it(*options, "--json").stdout)["verdict"] == "not searched"
@@ -387,8 +373,8 @@ def test_bounds_that_allow_nothing_are_no_tie(config: Path, tmp_path: Path) -> N
 
 def test_the_command_says_what_it_cannot_do(config: Path, tmp_path: Path) -> None:
     for options, says in (
-        ((), "no events: give --data FILE, or a run's file"),
-        (("--data", "none.parquet"), "none.parquet"),
+        ((), "Missing option '--config'"),
+        (("--config", config, "--data", "none.parquet"), "none.parquet"),
         (("--config", config, "--events", 100), "there are 100 events; give at least 5,000"),
         (("--config", config, "--plot", tmp_path / "x.doc"), "is none of"),
         (("--config", tmp_path / "none.py"), "there is no such file"),

@@ -16,6 +16,7 @@ from killing import CACHE, train
 from numpy.typing import NDArray
 from shop import DENSE, RUN, Shop, model
 
+from bench.criteo import criteo
 from bench.snapshots import snapshot_files
 from embertide import _store
 from embertide.trainer.checkpoint.checkpoint import CheckpointError
@@ -23,7 +24,6 @@ from embertide.trainer.config import DenseConfig, DenseStep, RunConfig, Sequence
 from embertide.trainer.learner import Learner
 from embertide.trainer.loop import Trainer
 from embertide.trainer.model.transforms import make_transforms
-from embertide.trainer.presets import criteo
 from embertide.trainer.publish.folder import Publication
 from embertide.trainer.publish.snapshot import SnapshotError, read_manifest, read_transforms
 

@@ -10,7 +10,7 @@ from embertide.trainer.config import RunConfig
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.limit import take
 from embertide.trainer.learner import Learner, NotFiniteError
-from embertide.trainer.presets import globo, globo_rates
+from embertide.trainer.presets import news_model, news_rates
 
 BATCH = next(NewsSource(NewsConfig(hours=1)).batches(batch_size=64))
 
@@ -20,7 +20,7 @@ def parameters(weights: list[float] | None, begin: int, end: int) -> list[torch.
     batch = take(BATCH, begin, end)
     if weights is not None:
         batch = dataclasses.replace(batch, weight_B=np.array(weights, np.float32))
-    learner = Learner(RunConfig(model=globo(), optimizer=globo_rates()))
+    learner = Learner(RunConfig(model=news_model(), optimizer=news_rates()))
     learner.learn(batch)
     return [each.grad for each in learner.net.parameters() if each.grad is not None]
 

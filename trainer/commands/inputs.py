@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -14,24 +14,40 @@ from embertide.trainer.data.files import matching_files
 from embertide.trainer.data.generator import NewsConfig, NewsSource
 from embertide.trainer.data.limit import FirstEvents
 from embertide.trainer.errors import ConfigurationError
-from embertide.trainer.presets import PRESETS, criteo, globo, globo_rates
+from embertide.trainer.presets import PRESETS, news_model, news_rates, preset_model
 
 _NO_END = "a stream, which has no end, is for train; give files"
 Data = Annotated[
     str | None,
     typer.Option(
         metavar="PATH",
-        help="Events in time order: .parquet, .csv, .tsv (Criteo), also globs ('day-*.csv') and "
+        help="Events in time order: .parquet, .csv, .tsv, also globs ('day-*.csv') and "
         "fsspec URLs; for train also live events: redis://HOST:PORT/DB#KEY or "
         "kafka://HOST:PORT/TOPIC (docs/streams.md).",
     ),
 ]
+
+
+def _preset_name(name: str) -> str:
+    try:
+        preset_model(name)
+    except ConfigurationError as error:
+        raise typer.BadParameter(str(error)) from error
+    return name
+
+
+# How an option takes the name of a preset.
+of_presets = {
+    "parser": _preset_name,
+    "metavar": f"[{'|'.join(PRESETS)}]",
+    "autocompletion": lambda: list(PRESETS),
+}
 Preset = Annotated[
-    Literal["news", "news-history", "news-counters", "news-crossed", "criteo"] | None,
+    str | None,
     typer.Option(
         "--model",
-        help="The preset to take. The default is the plainest one that has the features of the "
-        "events: news or criteo.",
+        help="The preset to take. The default, for events of the news stream, is news.",
+        **of_presets,
     ),
 ]
 Events = Annotated[int | None, typer.Option(help="Read the first events alone.")]
@@ -107,9 +123,9 @@ def open_run(
 def model_for(source: EventSource) -> ModelConfig:
     """Return the preset whose features are the source's."""
     names = [feature.name.lower() for feature in source.schema.features]
-    for preset in (globo(), criteo()):
-        if names == [feature.name for feature in preset.features]:
-            return preset
+    model = news_model()
+    if names == [feature.name for feature in model.features]:
+        return model
     raise ConfigurationError(
         f"no preset model has the features {', '.join(names)}; `embertide init` guesses one and "
         "writes a run's file, for --config"
@@ -120,11 +136,11 @@ def preset_for(preset: str | None, source: EventSource) -> ModelConfig:
     """Return the preset that is named, or the one whose features are the source's.
 
     Raises:
-        ConfigurationError: The source has other features.
+        ConfigurationError: There is no such preset, or the source has other features.
     """
     if preset is None:
         return model_for(source)
-    model = PRESETS[preset]()
+    model = preset_model(preset)
     check_model(model, source)
     return model
 
@@ -165,7 +181,7 @@ def check_model(model: ModelConfig, source: EventSource) -> None:
 
 def rates_for(model: ModelConfig) -> OptimizerConfig:
     """Return the rates that go with a preset."""
-    return globo_rates() if model.name == globo().name else OptimizerConfig()
+    return news_rates() if model.name == news_model().name else OptimizerConfig()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

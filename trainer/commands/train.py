@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -20,6 +20,7 @@ from embertide.trainer.commands.inputs import (
     Preset,
     StreamSeed,
     check_model,
+    of_presets,
     open_input,
     preset_for,
     rates_for,
@@ -27,7 +28,7 @@ from embertide.trainer.commands.inputs import (
 from embertide.trainer.config import EvalConfig, PruneConfig, RunConfig
 from embertide.trainer.data.base import EventSource
 from embertide.trainer.errors import ConfigurationError
-from embertide.trainer.presets import PRESETS
+from embertide.trainer.presets import preset_model
 
 # Options that are settings of a run: a run's file has them, or the command line.
 _PACE = ("publish_every_s", "snapshot_every")
@@ -38,7 +39,7 @@ def _print_config(preset: str | None) -> None:
     if preset is not None:
         from embertide.trainer.commands.run_file import explained
 
-        model = PRESETS[preset]()
+        model = preset_model(preset)
         run = RunConfig(model=model, optimizer=rates_for(model))
         typer.echo(explained(run), nl=False)
         raise typer.Exit
@@ -62,12 +63,13 @@ def command(
         ),
     ] = None,
     print_config: Annotated[
-        Literal["news", "news-history", "news-counters", "news-crossed", "criteo"] | None,
+        str | None,
         typer.Option(
             is_eager=True,
             callback=_print_config,
             help="Print a run's file of that model, with every setting, its default and what it "
             "means; and do no more.",
+            **of_presets,
         ),
     ] = None,
     preset: Preset = None,

@@ -15,9 +15,8 @@ import typer
 
 from embertide.trainer.commands import print_json, refusals, trial_bar
 from embertide.trainer.commands.inputs import Data, Events, Window
-from embertide.trainer.commands.run_file import brief, explained
-from embertide.trainer.config import DenseConfig, RunConfig
-from embertide.trainer.errors import ConfigurationError
+from embertide.trainer.commands.run_file import brief
+from embertide.trainer.config import DenseConfig
 
 _MINUTE_S = 60
 
@@ -107,12 +106,12 @@ def command(
     folder: Annotated[
         Path, typer.Argument(help="Where trials are kept; the same command again goes on.")
     ],
+    config: Annotated[
+        Path,
+        typer.Option(help="A run's file, as for train; its transforms are what is compared with."),
+    ],
     data: Data = None,
     events: Events = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(help="A run's file, as for train; its transforms are what is compared with."),
-    ] = None,
     clusters: Annotated[
         int,
         typer.Option(min=1, help="Clusters of features at most; 1: all features are one."),
@@ -148,8 +147,6 @@ def command(
     from embertide.trainer.eval.transform_plot import draw
 
     with refusals(as_json):
-        if data is None and config is None:
-            raise ConfigurationError("no events: give --data FILE, or a run's file that opens them")
         picture = None if plot is None else new_picture(plot)
         window = Window(data=data, events=events, hours=None, stream_seed=1, config=config)
         run, source = window.open()
@@ -174,29 +171,13 @@ def command(
                 least_gain=least_gain,
             )
         seconds = time.monotonic() - began
-        written = _write(run, outcome, folder) if outcome.better and config is None else None
         if picture is not None and plot is not None:
             draw(picture, outcome, plot)
     if as_json:
-        _print_json(outcome, trials, seconds, written)
+        _print_json(outcome, trials, seconds)
     else:
         _show(outcome, trials, least_gain)
-        _say_what_to_do(outcome, config, written)
-
-
-def _write(run: RunConfig, outcome: Any, folder: Path) -> Path:
-    """Write the run's file with the transforms that were found.
-
-    Raises:
-        ConfigurationError: It cannot be written.
-    """
-    model = dataclasses.replace(run.model, dense=outcome.dense)
-    path = folder / "run.py"
-    try:
-        path.write_text(explained(dataclasses.replace(run, model=model)), encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from error
-    return path
+        _say_what_to_do(outcome, config)
 
 
 def _lines(outcome: Any) -> list[str]:
@@ -209,13 +190,12 @@ def _verdict(outcome: Any) -> str:
     return "better" if outcome.better else "tie"
 
 
-def _print_json(outcome: Any, trials: _Trials, seconds: float, written: Path | None) -> None:
+def _print_json(outcome: Any, trials: _Trials, seconds: float) -> None:
     print_json(
         {
             "verdict": _verdict(outcome),
             **dataclasses.asdict(outcome),
             "lines": _lines(outcome),
-            "run": None if written is None else str(written),
             "trials": trials.count,
             "passes": round(trials.passes, 1),
             "seconds": round(seconds, 1),
@@ -247,7 +227,7 @@ def _show(outcome: Any, trials: _Trials, least_gain: float) -> None:
         typer.echo("the bounds ended the search: raise --max-trials or --max-minutes to go on")
 
 
-def _say_what_to_do(outcome: Any, config: Path | None, written: Path | None) -> None:
+def _say_what_to_do(outcome: Any, config: Path) -> None:
     gain = outcome.confirmed
     if gain is not None:
         typer.echo(
@@ -260,8 +240,6 @@ def _say_what_to_do(outcome: Any, config: Path | None, written: Path | None) -> 
         typer.echo(
             "a tie: no other transforms are better by more than chance; keep those there are"
         )
-    elif written is not None:
-        typer.echo(f"wrote {written}; next: embertide train ... --config {written}")
     else:
         typer.echo(f"put these lines into the model of {config}:")
         typer.echo("\n".join(_lines(outcome)))

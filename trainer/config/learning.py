@@ -68,7 +68,7 @@ class OptimizerConfig:
     """One of the store's exact optimizers for rows, Adam for the dense net.
 
     The formulas stand in `backend_cpp/include/embertide/optimizer.h`. The default rates are for
-    row-wise Adagrad on streams that we do not know; `globo_rates` has those of the news stream.
+    row-wise Adagrad on streams that we do not know; `news_rates` has those of the news stream.
 
     Attributes:
         name: "rowwise_adagrad", what industry trains tables with, 4 bytes a row; "adagrad", "sgd"

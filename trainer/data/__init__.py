@@ -3,19 +3,18 @@
 import difflib
 from collections.abc import Mapping, Sequence
 
+from embertide.trainer import former
 from embertide.trainer.data.arrow import Kind
 from embertide.trainer.data.assemble import ChunkedSource
 from embertide.trainer.data.base import (
     DeadLetters,
     EventSchema,
     EventSource,
-    criteo_schema,
     feedback_schema,
-    globo_schema,
     known_schema,
+    news_schema,
 )
-from embertide.trainer.data.criteo import CriteoSource
-from embertide.trainer.data.csv import CsvSource, TextFormat, text_columns
+from embertide.trainer.data.csv import CsvSource, TextFormat, header_hint, text_columns
 from embertide.trainer.data.files import FilesSource, matching_files
 from embertide.trainer.data.merge import MergedSource
 from embertide.trainer.data.parquet import ParquetSource, parquet_columns
@@ -25,10 +24,10 @@ from embertide.trainer.errors import DataError
 __all__ = ["feedback_schema", "joined", "open_events"]
 
 _KAFKA = "kafka://"
-_SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "criteo"}
+_SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "csv"}
 _COMPRESSIONS = (".gz", ".bz2", ".zst", ".lz4")
 _SHOWN_COLUMNS = 50
-FORMATS = ("parquet", "csv", "criteo")
+FORMATS = ("parquet", "csv")
 
 
 def open_events(
@@ -36,7 +35,10 @@ def open_events(
     *,
     format: str | None = None,
     schema: EventSchema | None = None,
-    delimiter: str = ",",
+    delimiter: str | None = None,
+    names: Sequence[str] = (),
+    kinds: Mapping[str, Kind] | None = None,
+    quoted: bool = True,
     dead_letters: DeadLetters | None = None,
     group: str = "reader",
 ) -> EventSource:
@@ -46,17 +48,20 @@ def open_events(
         path: Local path or fsspec URL; with `*`, `?` or `[` all files that match, or a list of
             such: they are read in order of time. Or a stream of live events,
             redis://HOST:PORT/DB#KEY or kafka://HOST:PORT/TOPIC?format=...
-        format: "parquet", "csv" or "criteo"; by default the suffix tells (.parquet or .pq, .csv,
-            .tsv for criteo; of text, also compressed: .csv.gz).
-        schema: What to read; by default `globo_schema` or `criteo_schema`, whichever the columns
-            fit. Criteo's TSV is always read with its own.
-        delimiter: What stands between the fields of csv.
+        format: "parquet" or "csv"; by default the suffix tells (.parquet or .pq, .csv or .tsv; of
+            text, also compressed: .csv.gz).
+        schema: What to read; by default `news_schema`, if the columns fit it.
+        delimiter: What stands between the fields of csv; by default a tab in .tsv, else a comma.
+        names: Columns of csv that has no header; by default its first line names them.
+        kinds: Of csv: columns that are read as "int", "string", "float" or "time" whatever their
+            first values look like (`TextFormat.kinds`).
+        quoted: Of csv: whether double quotes may enclose a field.
         dead_letters: Where rejected rows go; by default they are only counted.
         group: Consumer group of a stream; files have none.
 
     Raises:
-        ValueError: The format does not exist, or is not told by the suffix, or criteo was given
-            another schema.
+        ValueError: The format does not exist, or is not told by the suffix, or what is said of
+            csv cannot be.
         DataError: A file is missing or broken, or its columns fit no schema.
         TrainerError: Redis or Kafka cannot be reached.
     """
@@ -71,14 +76,17 @@ def open_events(
     patterns = [path] if isinstance(path, str) else list(path)
     paths = [name for pattern in patterns for name in matching_files(pattern)]
     parts: list[ChunkedSource] = []
-    kinds: Mapping[str, Kind] | None = None
     for name in paths:
-        one = _open_file(
-            name, format, schema, kinds, delimiter, dead_letters if len(paths) == 1 else None
+        text = TextFormat(
+            delimiter=delimiter or _delimiter_of(name),
+            quoted=quoted,
+            names=tuple(names),
+            kinds=kinds or {},
         )
+        one = _open_file(name, format, schema, text, dead_letters if len(paths) == 1 else None)
         parts.append(one)
         # What was found in the first file holds for all.
-        schema, kinds = one.schema, one.key_kinds if isinstance(one, CsvSource) else None
+        schema, kinds = one.schema, one.key_kinds if isinstance(one, CsvSource) else kinds
     return parts[0] if len(parts) == 1 else FilesSource(", ".join(patterns), parts, dead_letters)
 
 
@@ -112,22 +120,20 @@ def _open_file(
     path: str,
     format: str | None,
     schema: EventSchema | None,
-    kinds: Mapping[str, Kind] | None,
-    delimiter: str,
+    text: TextFormat,
     dead_letters: DeadLetters | None,
 ) -> ChunkedSource:
     format = format_of(path) if format is None else format
-    if format == "criteo":
-        if schema not in (None, criteo_schema()):
-            raise ValueError("format 'criteo' has its own schema; leave schema out, or use 'csv'")
-        return CriteoSource(path, dead_letters=dead_letters)
     if format == "parquet":
+        if text.names:
+            raise ValueError(f"{path} is parquet, which has names of its own; leave names= out")
         schema = schema or _recognise(path, list(parquet_columns(path)))
         return ParquetSource(path, schema, dead_letters=dead_letters)
     if format == "csv":
-        schema = schema or _recognise(path, text_columns(path, TextFormat(delimiter=delimiter)))
-        return CsvSource(path, schema, kinds=kinds, delimiter=delimiter, dead_letters=dead_letters)
-    raise ValueError(f"format {format!r} does not exist; use one of {', '.join(FORMATS)}")
+        schema = schema or _recognise(path, text_columns(path, text))
+        return CsvSource(path, schema, text, dead_letters=dead_letters)
+    known = ", ".join(FORMATS)
+    raise ValueError(f"format {format!r} does not exist; use one of {known}{former.hint(format)}")
 
 
 def format_of(path: str) -> str:
@@ -136,9 +142,7 @@ def format_of(path: str) -> str:
     Raises:
         ValueError: It tells none.
     """
-    name = path.lower()
-    for ending in _COMPRESSIONS:
-        name = name.removesuffix(ending)
+    name = _uncompressed(path)
     for suffix, format in _SUFFIXES.items():
         if name.endswith(suffix):
             return format
@@ -147,11 +151,25 @@ def format_of(path: str) -> str:
     )
 
 
+def _uncompressed(path: str) -> str:
+    """Return a path in small letters, without what its compression adds."""
+    name = path.lower()
+    for ending in _COMPRESSIONS:
+        name = name.removesuffix(ending)
+    return name
+
+
+def _delimiter_of(path: str) -> str:
+    return "\t" if _uncompressed(path).endswith(".tsv") else ","
+
+
 def _recognise(path: str, columns: list[str]) -> EventSchema:
     schema = known_schema(columns)
     if schema is None:
         raise DataError(
-            path, f"{_unfit(columns)}: `embertide init {path}` guesses one and writes a run's file"
+            path,
+            f"{_unfit(columns)}: `embertide init {path}` guesses one and writes a run's file"
+            f"{header_hint(columns)}",
         )
     return schema
 
@@ -159,11 +177,10 @@ def _recognise(path: str, columns: list[str]) -> EventSchema:
 def _unfit(columns: Sequence[str]) -> str:
     """Say why columns fit no schema that is known: which it is nearest to, and what it lacks."""
     named = ", ".join(columns[:_SHOWN_COLUMNS]) + (", ..." if len(columns) > _SHOWN_COLUMNS else "")
-    for schema in (globo_schema(), criteo_schema()):
-        lacks = [name for name in schema.columns if name not in columns]
-        if 2 * len(lacks) > len(schema.columns):
-            continue
-        near = {name: difflib.get_close_matches(name, columns, 1) for name in lacks}
-        hints = [f"{name}" + (f" (is it {near[name][0]}?)" if near[name] else "") for name in lacks]
-        return f"columns {named} lack {', '.join(hints)} of a schema that is known"
-    return f"columns {named} fit no schema that is known"
+    wanted = news_schema().columns
+    lacks = [name for name in wanted if name not in columns]
+    if 2 * len(lacks) > len(wanted):
+        return f"columns {named} fit no schema that is known"
+    near = {name: difflib.get_close_matches(name, columns, 1) for name in lacks}
+    hints = [f"{name}" + (f" (is it {near[name][0]}?)" if near[name] else "") for name in lacks]
+    return f"columns {named} lack {', '.join(hints)} of a schema that is known"

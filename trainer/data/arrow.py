@@ -1,6 +1,6 @@
 """Arrow arrays to `Column`s: typed ones as they are, text parsed without ever failing.
 
-`parquet.py` uses the first, `csv.py` and `criteo.py` the second. Array suffix: N rows of a chunk.
+`parquet.py` uses the first, `csv.py` the second. Array suffix: N rows of a chunk.
 """
 
 import dataclasses

@@ -15,11 +15,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from embertide.trainer import former
 from embertide.trainer.embedding.bags import Bags
 
 MISSING_KEY = -1
@@ -323,8 +324,8 @@ class EventSchema:
         return (*self.more_labels, *(() if self.weight is None else (self.weight,)))
 
 
-def globo_schema() -> EventSchema:
-    """Schema of the news portal's clicks (globo_ctr_*.parquet): ten features, ts in seconds."""
+def news_schema() -> EventSchema:
+    """Schema of the news stream, made up or a portal's: ten features, ts in seconds."""
     columns = {"user": "user_id", "prev": "prev_article", "cand": "cand"}
     same = ("env", "device", "os", "country", "region", "referrer")
     columns |= {name: name for name in same}
@@ -333,27 +334,21 @@ def globo_schema() -> EventSchema:
     return EventSchema(features=tuple(features), label="y", ts="ts")
 
 
-def criteo_schema() -> EventSchema:
-    """Schema of Criteo's display ads: I1 to I13, C1 to C26, no time."""
-    categories = [f"C{i}" for i in range(1, 27)]
-    return EventSchema(
-        features=tuple(FeatureColumn(name=name, column=name) for name in categories),
-        dense=tuple(f"I{i}" for i in range(1, 14)),
-        label="label",
-    )
-
-
 def feedback_schema(*, id: str, ts: str, ts_unit_ms: int = 1000) -> EventSchema:
     """Schema of feedback: one event for each click, with the impression's id and its own time."""
     return EventSchema(features=(), label=None, ts=ts, ts_unit_ms=ts_unit_ms, id=id)
 
 
 def known_schema(columns: Sequence[str]) -> EventSchema | None:
-    """The schema of those above whose columns are all there; None if none is."""
-    for schema in (globo_schema(), criteo_schema()):
-        if set(schema.columns) <= set(columns):
-            return schema
-    return None
+    """That of the news stream if its columns are all there; None if not."""
+    schema = news_schema()
+    return schema if set(schema.columns) <= set(columns) else None
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        raise former.missing(__name__, name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

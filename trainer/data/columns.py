@@ -18,6 +18,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from embertide.trainer.data.arrow import ISO_TIME, is_text, is_time, most_match
+from embertide.trainer.data.csv import is_value
 from embertide.trainer.data.parquet import open_bytes
 from embertide.trainer.errors import DataError
 
@@ -159,7 +160,7 @@ def sniff(paths: Sequence[str], format: str) -> Files:
     names = next(csv.reader([head], delimiter=delimiter), [])
     if not names or not any(name.strip() for name in names):
         raise DataError(paths[0], "is empty; give a file whose first line names its columns")
-    if all(_is_value(name) for name in names if name):
+    if all(is_value(name) for name in names if name):
         raise DataError(
             paths[0],
             f"its first line, {head[:60]!r}, holds values; write the names of the columns there",
@@ -285,14 +286,6 @@ def time_values(array: Any) -> "np.ndarray[Any, np.dtype[np.float64]]":
         array = array.cast(pa.timestamp("ms"), safe=False).view(pa.int64())
     values: Any = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     return values.astype(np.float64)  # type: ignore[no-any-return]
-
-
-def _is_value(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _footer(path: str, file: Any) -> Any:

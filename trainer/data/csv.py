@@ -1,4 +1,4 @@
-"""Events from delimited text: CSV with a header here, Criteo's TSV in `criteo.py`.
+"""Events from delimited text, with a header or without: CSV, TSV and the like.
 
 Every field is read as text and parsed by us, so that a value that does not parse costs its row
 and not the file. Bytes that are no UTF-8 are read as escapes. Array suffixes: N parsed rows of a
@@ -6,7 +6,8 @@ block, S skipped lines.
 """
 
 import codecs
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +36,7 @@ class TextFormat:
     Attributes:
         delimiter: One character.
         quoted: Whether double quotes may enclose a field. No field may contain a line's end.
-        names: Column names of a file without a header; None if its first line has them.
+        names: Column names of a file without a header; empty: its first line has them.
         kinds: Says of columns of keys whether they are "int" or "string". One that is not named is
             "int" if the values in the first `BLOCK_BYTES`, but for a few, are integers. And of the
             time whether it is "float", a number, or "time", ISO 8601; by the same rule.
@@ -43,26 +44,33 @@ class TextFormat:
 
     delimiter: str = ","
     quoted: bool = True
-    names: tuple[str, ...] | None = None
+    names: tuple[str, ...] = ()
     kinds: Mapping[str, Kind] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuses what Arrow would refuse less clearly."""
         if len(self.delimiter) != 1:
             raise ValueError(f"delimiter {self.delimiter!r} is not one character; give ',' or such")
+        for name, count in Counter(self.names).items():
+            if count > 1:
+                raise ValueError(f"names has {name!r} {count} times; give each column its own")
         for name, kind in self.kinds.items():
             if kind not in ("int", "string", "float", "time"):
                 raise ValueError(f"kind {kind!r} of {name!r} is unknown; use 'int' or 'string'")
 
 
-class TextSource(ChunkedSource):
+WITH_HEADER = TextFormat()
+"""CSV whose first line names the columns."""
+
+
+class CsvSource(ChunkedSource):
     """An `EventSource` over one delimited text file; `start` reads past what lies before it."""
 
     def __init__(
         self,
         path: str,
         schema: EventSchema,
-        text: TextFormat,
+        text: TextFormat = WITH_HEADER,
         *,
         dead_letters: DeadLetters | None = None,
     ) -> None:
@@ -85,7 +93,7 @@ class TextSource(ChunkedSource):
                 raise DataError(
                     path,
                     f"column {name!r} is missing; there are {', '.join(found)}: give a schema "
-                    "that names one of them, or the file an empty column",
+                    f"that names one of them, or the file an empty column{header_hint(found)}",
                 )
         self._kinds = self._find_kinds()
 
@@ -172,23 +180,6 @@ class TextSource(ChunkedSource):
         return kinds
 
 
-class CsvSource(TextSource):
-    """An `EventSource` over one CSV file with a header."""
-
-    def __init__(
-        self,
-        path: str,
-        schema: EventSchema,
-        *,
-        kinds: Mapping[str, Kind] | None = None,
-        delimiter: str = ",",
-        dead_letters: DeadLetters | None = None,
-    ) -> None:
-        """Like `TextSource`; `kinds` and `delimiter` are those of `TextFormat`."""
-        text = TextFormat(kinds=kinds or {}, delimiter=delimiter)
-        super().__init__(path, schema, text, dead_letters=dead_letters)
-
-
 def text_columns(path: str, text: TextFormat) -> list[str]:
     """Names of a file's columns, by its header or else by the format.
 
@@ -202,6 +193,22 @@ def text_columns(path: str, text: TextFormat) -> list[str]:
             raise DataError(
                 path, f"cannot be read as text in columns ({error}); check its format"
             ) from error
+
+
+def is_value(text: str) -> bool:
+    """Whether a text is a number, as a name of a column hardly ever is."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def header_hint(columns: Iterable[str]) -> str:
+    """Return what ends a message on columns that look like values; nothing if they do not."""
+    if any(map(is_value, columns)):
+        return "; if its first line is an event, give open_events names=, and a schema"
+    return ""
 
 
 class _Lines:
@@ -306,12 +313,12 @@ def _as_utf8(file: Any, shortener: _Shortener) -> Any:
 def _reader(file: Any, text: TextFormat, columns: tuple[str, ...] | None, lines: _Lines) -> Any:
     wanted = columns or ()
     return pyarrow.csv.open_csv(
-        _as_utf8(file, _Shortener(text.delimiter, len(text.names or ()))),
+        _as_utf8(file, _Shortener(text.delimiter, len(text.names))),
         # One thread: with more, Arrow does not tell which lines it skipped.
         read_options=pyarrow.csv.ReadOptions(
             use_threads=False,
             block_size=BLOCK_BYTES,
-            column_names=list(text.names) if text.names else None,
+            column_names=list(text.names) or None,
         ),
         parse_options=pyarrow.csv.ParseOptions(
             delimiter=text.delimiter,

@@ -2,7 +2,7 @@
 
 Each hour brings new items and ages the old ones, so a model that is not kept fresh loses its
 ground. An hour is a function of (seed, hour) alone, so a reader can start anywhere. The columns
-are those of `globo_schema`. Array suffixes: E events of an hour, V page views of an hour, I items
+are those of `news_schema`. Array suffixes: E events of an hour, V page views of an hour, I items
 alive in an hour, U users, K topics, N items born in an hour, H hours.
 
 An item is born with topics and a quality. How often it is shown falls by half every
@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from embertide.trainer.data.assemble import Chunk, ChunkedSource, Column, Ints
-from embertide.trainer.data.base import globo_schema
+from embertide.trainer.data.base import news_schema
 from embertide.trainer.eval.metrics import auc
 
 GROUP = 4
@@ -109,7 +109,7 @@ class NewsSource(ChunkedSource):
     def __init__(self, config: NewsConfig | None = None) -> None:
         """Draws the users; hours are drawn as they are read."""
         self.config = config = config or NewsConfig()
-        super().__init__(f"news(seed={config.seed})", globo_schema(), None)
+        super().__init__(f"news(seed={config.seed})", news_schema(), None)
         hour_H = np.arange(config.hours)
         # The night's low is at 4 o'clock.
         curve_H = 1 - config.day_swing * np.cos((hour_H % 24 - 4) * (2 * np.pi / 24))
@@ -175,14 +175,14 @@ class NewsSource(ChunkedSource):
         return auc(label_E, np.concatenate([hour.p_E for hour in hours]))
 
     def write_parquet(self, path: str) -> None:
-        """Writes the whole stream with the columns of `globo_schema`, an hour a row group.
+        """Writes the whole stream with the columns of `news_schema`, an hour a row group.
 
         Reading it gives the same batches as reading this source.
 
         Raises:
             OSError: The file cannot be written.
         """
-        names = globo_schema().columns
+        names = news_schema().columns
         kinds = {name: pa.int32() for name in names} | {name: pa.int8() for name in (*_SMALL, "y")}
         schema = pa.schema([(name, kinds[name]) for name in names])
         with pq.ParquetWriter(Path(path), schema) as out:
