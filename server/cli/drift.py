@@ -20,6 +20,7 @@ from embertide.server.cli.control_client import (
 )
 from embertide.server.cli.gains import model_line
 from embertide.server.cli.refusals import Json, refusals
+from embertide.server.cli.tables import folding
 from embertide.server.core.drift.options import MODES
 from embertide.v1 import control_pb2
 
@@ -77,8 +78,9 @@ def _show(answer: control_pb2.ListDecisionsResponse) -> None:
     if not answer.decisions:
         typer.echo("no decision yet: the first look comes with the first load reports")
         return
-    table = rich.table.Table(
-        "decision", "last at", "looks", "outcome", "predicted", "measured", "bytes", "triggers"
+    table = folding(
+        *("decision", "last at", "looks", "outcome", "predicted", "measured", "bytes", "triggers"),
+        names=("decision", "last at", "outcome", "triggers"),
     )
     for each in answer.decisions:
         table.add_row(

@@ -4,10 +4,10 @@ import collections
 from typing import Any
 
 import rich.console
-import rich.table
 import typer
 
 from embertide.server.cli.control_client import Caller, CallError, enum_name
+from embertide.server.cli.tables import folding
 from embertide.server.core.plan.layout import Place, layout_of, place_name
 from embertide.server.core.plan.workload import device_work, measured, skew
 from embertide.v1 import control_pb2
@@ -105,9 +105,9 @@ def _committed(facts: dict[str, Any]) -> str:
 
 
 def show_nodes(facts: dict[str, Any]) -> None:
-    """Print the nodes."""
-    table = rich.table.Table(
-        "node", "group", "state", "versions", "plan", "staleness", "last beat", "address"
+    """Print the nodes, and below them their addresses, whole."""
+    table = folding(
+        *("node", "group", "state", "versions", "plan", "staleness", "last beat"), names=("node",)
     )
     for node in facts["nodes"]:
         oldest, newest = node["versions"]
@@ -119,14 +119,17 @@ def show_nodes(facts: dict[str, Any]) -> None:
             str(node["plan_epoch"]),
             f"{node['staleness_ms'] / 1000:.1f} s",
             f"{node['last_beat_ms']} ms ago",
-            node["address"],
         )
     rich.console.Console().print(table)
+    for node in facts["nodes"]:  # of a cluster's they have 60 characters and more
+        typer.echo(f"{node['node']} is at {node['address']}")
 
 
 def show_devices(facts: dict[str, Any]) -> None:
     """Print the devices, and how unevenly they are read."""
-    table = rich.table.Table("device", "group", "buckets", "on their way", "reads", "bytes")
+    table = folding(
+        *("device", "group", "buckets", "on their way", "reads", "bytes"), names=("device",)
+    )
     for each in facts["devices"]:
         numbers = (each["group"], each["buckets"], each["moving"], each["reads"], each["bytes"])
         table.add_row(each["device"], *(f"{number:,}" for number in numbers))
@@ -138,8 +141,9 @@ def show_devices(facts: dict[str, Any]) -> None:
 
 def show_reads(facts: dict[str, Any]) -> None:
     """Print where the nodes' own requests were answered."""
-    table = rich.table.Table(
-        "node", "own reads", "here", "hot rows", "asked of peers", "for peers", "round trip"
+    table = folding(
+        *("node", "own reads", "here", "hot rows", "asked of peers", "for peers", "round trip"),
+        names=("node",),
     )
     for each in facts["reads"]:
         own = max(each["own"], 1)

@@ -3,7 +3,6 @@
 from typing import Annotated
 
 import rich.console
-import rich.table
 import typer
 
 from embertide.server.cli.control_client import (
@@ -15,6 +14,7 @@ from embertide.server.cli.control_client import (
 )
 from embertide.server.cli.fleet_view import fleet_facts, show_devices, show_reads
 from embertide.server.cli.refusals import Json, print_json, refusals
+from embertide.server.cli.tables import folding
 from embertide.v1 import control_pb2
 
 _SHOWN = ("reads", "devices", "skew")
@@ -46,7 +46,8 @@ def command(
         if as_json:
             print_json({"hot_keys": hot} | {name: facts[name] for name in _SHOWN})
             return
-        table = rich.table.Table("table", "key", "reads (at most)", "may be too large by")
+        columns = ("table", "key", "reads (at most)", "may be too large by")
+        table = folding(*columns, names=("table",))
         for row in hot:
             table.add_row(row["table"], str(row["key"]), f"{row['reads']:,}", f"{row['error']:,}")
         rich.console.Console().print(table)

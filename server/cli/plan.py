@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import rich.console
-import rich.table
 import typer
 
 from embertide.server.adapters.process import ProcessError
@@ -25,6 +24,7 @@ from embertide.server.cli.control_client import (
 from embertide.server.cli.fleet_view import fleet_facts, show_devices
 from embertide.server.cli.gains import gain_facts, model_line, show_gain
 from embertide.server.cli.refusals import Json, print_json, refusals
+from embertide.server.cli.tables import folding
 from embertide.server.core.errors import RefusedError
 from embertide.server.core.plan.layout import Bucket, Holders, layout_of, place_name
 from embertide.server.core.plan.moves import changes
@@ -73,7 +73,8 @@ def show(
             f"plan {plan.epoch} by {plan.planner or 'nobody'} ({made}): "
             f"{len(plan.topology.nodes)} nodes, {len(plan.assignments)} assignments"
         )
-        table = rich.table.Table("table", "buckets", "owners", "joining", "leaving")
+        columns = ("table", "buckets", "owners", "joining", "leaving")
+        table = folding(*columns, names=set(columns) - {"buckets"})
         for each in plan.assignments[:_SHOWN]:
             last = each.bucket_begin + each.bucket_count - 1
             table.add_row(

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import rich.console
 import rich.progress
-import rich.table
 import typer
 
 from embertide.server.adapters.process import ProcessError
@@ -27,6 +26,7 @@ from embertide.server.cli.control_client import (
 )
 from embertide.server.cli.gains import model_line, show_gain
 from embertide.server.cli.refusals import Json, refusals
+from embertide.server.cli.tables import folding
 from embertide.server.cli.target import read_target
 from embertide.server.core.demand import PLANNED_BY_S
 from embertide.server.core.plan.hot import NO_LIMIT
@@ -137,7 +137,9 @@ def _show(plan: plan_pb2.Plan, answer: control_pb2.StartReshardResponse, *, dry_
         f"{answer.operation.bytes_total:,} bytes\n{answer.explanation}"
     )
     console = rich.console.Console()
-    moves = rich.table.Table("table", "bucket", "from", "to", "reads", "bytes")
+    moves = folding(
+        *("table", "bucket", "from", "to", "reads", "bytes"), names=("table", "from", "to")
+    )
     for move in answer.moves[:_SHOWN]:
         moves.add_row(
             table_name(plan, move.table_id),
@@ -156,7 +158,9 @@ def _show(plan: plan_pb2.Plan, answer: control_pb2.StartReshardResponse, *, dry_
         typer.echo(f"hot rows of {table_name(plan, hot.table_id)}: {rows} a node")
     for share in answer.tier_shares:
         typer.echo(share_line(plan, share))
-    devices = rich.table.Table("device", "reads", "reads after", "bytes", "bytes after")
+    devices = folding(
+        *("device", "reads", "reads after", "bytes", "bytes after"), names=("device",)
+    )
     for each in answer.devices:
         numbers = (each.reads_before, each.reads_after, each.bytes_before, each.bytes_after)
         devices.add_row(owner_name(plan, each.device), *(f"{number:,}" for number in numbers))

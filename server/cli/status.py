@@ -16,6 +16,8 @@ from embertide.server.cli.fleet_view import fleet_facts, show_fleet
 from embertide.server.cli.metrics_page import MetricsPage
 from embertide.server.cli.refusals import Json, print_json, refusals
 
+_METRICS = "http://127.0.0.1:8002/metrics"
+
 
 def _page(url: str) -> MetricsPage:
     try:
@@ -51,9 +53,17 @@ def _fleet(control: str, token_file: Path | None, as_json: bool) -> None:
 
 
 def command(
-    url: Annotated[str, typer.Option(help="The node's metrics.")] = "http://127.0.0.1:8002/metrics",
+    context: typer.Context,
+    url: Annotated[
+        str | None, typer.Option(help="The node's metrics.", show_default=_METRICS)
+    ] = None,
     control: Annotated[
-        str | None, typer.Option(help="HOST:PORT of a control plane: show its fleet instead.")
+        str | None,
+        typer.Option(
+            envvar="EMBERTIDE_CONTROL",
+            help="HOST:PORT of a control plane: show its fleet instead. With --url, the variable "
+            "and the context in use are not looked at.",
+        ),
     ] = None,
     token_file: TokenFile = None,
     as_json: Json = False,
@@ -63,9 +73,13 @@ def command(
     With --control, the whole fleet: nodes, devices, buckets, load skew, versions, staleness, plan.
     Example: embertide status --control 127.0.0.1:7070
     """
-    if control is not None:
+    origin = context.get_parameter_source("control")
+    if url is not None and origin is not None and origin.name == "COMMANDLINE":
+        raise typer.BadParameter("--url is of a node, --control of a fleet: give one of them")
+    if url is None and control is not None:
         _fleet(control, token_file, as_json)
         return
+    url = url or _METRICS
     with refusals(as_json):
         page = _page(url)
         models = {name: page.model(name) for name in page.models()}

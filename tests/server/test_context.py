@@ -54,7 +54,14 @@ def test_options_and_the_environment_go_before_it(monkeypatch: pytest.MonkeyPatc
     add("dev", "127.0.0.1:9")
     assert "127.0.0.1:7" in run("hot", "--control", "127.0.0.1:7", status=1)
     monkeypatch.setenv("EMBERTIDE_CONTROL", "127.0.0.1:6")
-    assert "127.0.0.1:6" in run("hot", status=1)
+    for command in ("hot", "status"):
+        assert "127.0.0.1:6" in run(command, status=1)
+    # What is said on the command line is meant.
+    assert "no node answers at http://127.0.0.1:5/" in run(
+        "status", "--url", "http://127.0.0.1:5/", status=1
+    )
+    both = ("status", "--url", "http://127.0.0.1:5/", "--control", "127.0.0.1:4")
+    assert "give one of them" in run(*both, status=2)
     assert "the environment says 127.0.0.1:6" in run("context", "show")
 
 

@@ -1,0 +1,70 @@
+"""What `status --control` prints is whole in a terminal of 80 columns."""
+
+from typing import Any
+
+import pytest
+import rich.console
+
+from embertide.server.cli import fleet_view
+from embertide.server.cli.tables import folding
+
+_NODE = "embertide-node-{}.embertide-node.embertide.svc.cluster.local"
+
+
+def _facts() -> dict[str, Any]:
+    nodes = [
+        {
+            "node": f"embertide-node-of-the-second-group-{at}",
+            "address": f"{_NODE.format(at)}:7200",
+            "group": 1,
+            "state": "draining",
+            "versions": [123_440 + at, 123_456],
+            "plan_epoch": 1712,
+            "staleness_ms": 123_456,
+            "last_beat_ms": 12_500,
+        }
+        for at in range(2)
+    ]
+    return {
+        "plan_epoch": 1712,
+        "open": False,
+        "newest_committed": 123_456,
+        "versions_behind": 3,
+        "nodes": nodes,
+        "devices": [
+            {
+                "device": f"{node['node']}/0",
+                "group": 1,
+                "buckets": 1024,
+                "moving": 128,
+                "reads": 1_234_567_890,
+                "bytes": 123_456_789_012,
+            }
+            for node in nodes
+        ],
+        "skew": {"1": 1.2},
+    }
+
+
+def test_nothing_of_a_fleet_is_cut(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    fleet_view.show_fleet(_facts())
+    said = capsys.readouterr().out
+    assert "…" not in said
+    table = [line for line in said.splitlines() if " is at " not in line]
+    assert max(map(len, table)) <= 80
+    for at in range(2):
+        assert f"embertide-node-of-the-second-group-{at} is at {_NODE.format(at)}:7200\n" in said
+        assert f"{123_440 + at}-123456" in said
+    assert said.count("123,456,789,012") == 2
+
+
+def test_a_name_that_is_too_long_goes_on_below_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    table = folding("name", "reads", names=("name",))
+    table.add_row("n" * 100, "12,345")
+    rich.console.Console(width=40).print(table)
+    said = capsys.readouterr().out
+    assert said.count("n") == 101
+    assert "12,345" in said
