@@ -10,18 +10,22 @@ APT := g++ cmake ninja-build libgtest-dev nlohmann-json3-dev libisal-dev libhire
   libprotobuf-dev protobuf-compiler libgrpc++-dev libssl-dev openssl protobuf-compiler-grpc pkg-config python3-dev \
   python3-venv libb64-0d clang-19 libclang-rt-19-dev redis-tools
 
-.PHONY: configure help accept demo chaos soak bench-fresh bench-overload dev cpp serving check proto-baseline test test-long kill-test bench-checkpoints bench-model bench-generality bench-serve bench-remote bench-security bench-cache bench-drift bench-reshard bench-guard bench-store bench-ssd bench-train bench-transforms bench-ranks perf-check gpu-deps gpu-check test-asan test-tsan fuzz fuzz-targets fuzz-long images sbom lock wheel site clean
+.PHONY: configure help accept demo chaos soak bench-fresh bench-overload dev cpp serving check proto-baseline test test-long kill-test bench-checkpoints bench-model bench-generality bench-serve bench-remote bench-security bench-cache bench-drift bench-reshard bench-guard bench-store bench-ssd bench-train bench-transforms bench-ranks perf-check gpu-deps gpu-check test-asan test-tsan test-aarch64 fuzz fuzz-targets fuzz-long images sbom lock wheel site clean
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
-build/.apt: Makefile
+# Of the packages named, those that are missing.
+define apt_install
 	@mkdir -p build
-	@missing=""; for p in $(APT); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
+	@missing=""; for p in $(1); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
 	if [ -n "$$missing" ]; then \
 	  echo "== installing Debian packages:$$missing"; \
 	  sudo=$$([ "$$(id -u)" = 0 ] || echo sudo); \
 	  $$sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y -qq --no-install-recommends $$missing; \
 	fi
+endef
+build/.apt: Makefile
+	$(call apt_install,$(APT))
 	@touch $@
 
 # What is needed is named in pyproject.toml; versions and hashes are in requirements/ (`make lock`).
@@ -220,6 +224,30 @@ test-tsan: build/.apt ## the concurrent C++ tests under ThreadSanitizer
 	@cmake --build build/tsan
 	TSAN_OPTIONS='suppressions=$(CURDIR)/backend_cpp/tsan.supp ignore_noninstrumented_modules=1' \
 	  ctest --test-dir build/tsan --output-on-failure -R 'Concurrency|IndexTest|BeyondDdr|Block|Node|Follower|Redis' -j 2
+
+# 64-bit Arm: a cross compiler, qemu, and a folder of the arm64 packages that the store links, which
+# apt and dpkg of this machine hear nothing of.
+AARCH64 := $(CURDIR)/build/aarch64
+AARCH64_LIBS := libgtest-dev nlohmann-json3-dev libisal-dev liburing-dev libaio-dev libc6-dev libstdc++6
+AARCH64_TESTS := row_test row_ops_test train_ops_test optimizer_test bucket_index_test places_test \
+  checksum_test json_test transform_test slab_arena_test crew_test
+build/.aarch64: Makefile
+	$(call apt_install,g++-aarch64-linux-gnu qemu-user cmake ninja-build)
+	@rm -rf $(AARCH64) && mkdir -p $(AARCH64)/{state/lists/partial,cache/archives/partial,root/usr/{lib,bin,sbin}}
+	@for d in lib bin sbin; do ln -s usr/$$d $(AARCH64)/root/$$d; done; touch $(AARCH64)/state/status
+	@apt="apt-get -qq -o APT::Architecture=arm64 -o APT::Architectures::=arm64 -o Dir::State=$(AARCH64)/state \
+	  -o Dir::State::status=$(AARCH64)/state/status -o Dir::Cache=$(AARCH64)/cache"; \
+	  $$apt update && $$apt install -y --no-install-recommends --download-only $(AARCH64_LIBS)
+	@for p in $(AARCH64)/cache/archives/*.deb; do dpkg -x $$p $(AARCH64)/root || exit 1; done
+	@touch $@
+
+test-aarch64: build/.aarch64 ## the store compiled for 64-bit Arm, and its kernels' tests under qemu
+	@cmake -S . -B build/cpp-aarch64 -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEMBERTIDE_STORE_ONLY=ON \
+	  -DCMAKE_TOOLCHAIN_FILE=backend_cpp/aarch64.cmake >/dev/null
+	@cmake --build build/cpp-aarch64 --target embertide_store $(AARCH64_TESTS)
+	@# A death test starts itself anew, on this machine's CPU. Those of wider vectors skip themselves.
+	@for t in $(AARCH64_TESTS); do echo "== $$t"; qemu-aarch64 -L $(AARCH64)/root \
+	  $$(find build/cpp-aarch64/backend_cpp -name $$t -type f) --gtest_brief=1 --gtest_filter='-*DeathTest*' || exit 1; done
 
 fuzz-targets: build/.apt
 	@cmake -S . -B build/fuzz -G Ninja -DCMAKE_CXX_COMPILER=clang++-19 -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEMBERTIDE_BUILD_FUZZ=ON >/dev/null

@@ -12,6 +12,16 @@ namespace {
 // the next execution is there before this is over, and without load it costs next to nothing.
 constexpr std::chrono::microseconds kAwake(200);
 
+// Tells the CPU that the core's other thread may have its turn.
+void Relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  // `yield` does nothing on most cores; `isb` waits about as long as x86's `pause`.
+  asm volatile("isb" ::: "memory");
+#endif
+}
+
 // Waits until `value` is not `old`: awake for kAwake, leaving the core to whoever wants it, then
 // asleep.
 void WaitWhile(const std::atomic<uint32_t>& value, uint32_t old) {
@@ -19,7 +29,7 @@ void WaitWhile(const std::atomic<uint32_t>& value, uint32_t old) {
   do {
     for (int i = 0; i < 64; ++i) {
       if (value.load() != old) return;
-      __builtin_ia32_pause();
+      Relax();
     }
     sched_yield();
   } while (std::chrono::steady_clock::now() < end);

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/float16.h"
 #include "embertide/hash.h"
 
 static_assert(std::endian::native == std::endian::little, "formats are little-endian");
@@ -53,7 +54,7 @@ void EncodeChunk(DType dtype, uint32_t n, float scale, const float* values, std:
       std::memcpy(out, values, size_t{n} * 4);
       return;
     case DType::kFp16:
-      for (uint32_t i = 0; i < n; ++i) Save(static_cast<_Float16>(values[i]), out + 2 * i);
+      for (uint32_t i = 0; i < n; ++i) Save(static_cast<Float16>(values[i]), out + 2 * i);
       return;
     case DType::kBf16:
       for (uint32_t i = 0; i < n; ++i) Save(Bf16FromFloat(values[i]), out + 2 * i);
@@ -79,7 +80,7 @@ void DecodeChunk(DType dtype, uint32_t n, float scale, const std::byte* in, uint
       return;
     case DType::kFp16:
       for (uint32_t i = 0; i < n; ++i) {
-        use(first + i, static_cast<float>(Load<_Float16>(in + 2 * i)));
+        use(first + i, static_cast<float>(Load<Float16>(in + 2 * i)));
       }
       return;
     case DType::kBf16:

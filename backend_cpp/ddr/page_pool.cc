@@ -2,6 +2,7 @@
 #include "ddr/page_pool.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -24,9 +25,11 @@ std::byte* Map(uint64_t bytes) {
 
 // Whether all of a region is in memory, of which one byte was touched.
 bool IsHuge(std::byte* region) {
-  constexpr size_t kSmallPages = kHugePageBytes / 4096;
-  unsigned char resident[kSmallPages];
-  return mincore(region, kHugePageBytes, resident) == 0 && (resident[kSmallPages - 1] & 1U) != 0;
+  // 4 KiB on x86-64; an aarch64 kernel may have 16 or 64.
+  static const auto kSmallPage = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  std::byte* last = region + kHugePageBytes - kSmallPage;
+  unsigned char resident = 0;
+  return mincore(last, kSmallPage, &resident) == 0 && (resident & 1U) != 0;
 }
 
 }  // namespace

@@ -54,23 +54,25 @@ class DenseWeights {
 };
 
 Status CheckCpu(const std::string& baseline) {
-  __builtin_cpu_init();
-  bool known = true;
+  const bool known = baseline == "x86-64-v2" || baseline == "x86-64-v3" || baseline == "x86-64-v4";
   bool can = false;
+#if defined(__x86_64__)
+  const char* remedy = "export it again with --cpu of a lower baseline";
+  __builtin_cpu_init();
   if (baseline == "x86-64-v2") {
     can = __builtin_cpu_supports("x86-64-v2") != 0;
   } else if (baseline == "x86-64-v3") {
     can = __builtin_cpu_supports("x86-64-v3") != 0;
   } else if (baseline == "x86-64-v4") {
     can = __builtin_cpu_supports("x86-64-v4") != 0;
-  } else {
-    known = false;
   }
+#else
+  const char* remedy = "serve ranking models on x86-64 machines";
+#endif
   if (can) return Status::Ok();
   return {Code::kRejected,
           "the dense program is compiled for CPU \"" + baseline + "\", " +
-              (known ? "which this machine lacks: export it again with --cpu of a "
-                       "lower baseline"
+              (known ? std::string("which this machine lacks: ") + remedy
                      : "which this build does not know: use x86-64-v2, -v3 or -v4")};
 }
 

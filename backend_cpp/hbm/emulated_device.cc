@@ -8,6 +8,8 @@
 #include <mutex>
 #include <thread>
 
+#include "base/float16.h"
+
 // NOLINTBEGIN: the names are CUDA's.
 #define __global__
 #define __device__
@@ -36,8 +38,10 @@ struct alignas(8) ushort4 {
 
 int __popc(unsigned bits) { return std::popcount(bits); }
 float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits); }
-_Float16 __ushort_as_half(unsigned short bits) { return std::bit_cast<_Float16>(bits); }
-float __half2float(_Float16 value) { return static_cast<float>(value); }
+embertide::Float16 __ushort_as_half(unsigned short bits) {
+  return std::bit_cast<embertide::Float16>(bits);
+}
+float __half2float(embertide::Float16 value) { return static_cast<float>(value); }
 
 unsigned atomicOr(unsigned* to, unsigned bits) {
   return std::atomic_ref<unsigned>(*to).fetch_or(bits);

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "base/float16.h"
 #include "store/row_ops.h"
 
 #if defined(__F16C__)
@@ -50,12 +51,12 @@ struct Fp16 {
 #if defined(__F16C__)
     return _cvtsh_ss(Load<uint16_t>(from));
 #else
-    return static_cast<float>(Load<_Float16>(from));
+    return static_cast<float>(Load<Float16>(from));
 #endif
   }
   template <typename Values>
   static Values Convert(const std::byte* from) {
-    Values values;
+    Values values = {};
     for (uint32_t i = 0; i < sizeof(Values) / sizeof(float); ++i) {
       values[i] = One(from + i * kBytes, 0.0F);
     }

@@ -233,7 +233,7 @@ struct To<Fp16> {
 #if defined(__F16C__)
     Save(static_cast<uint16_t>(_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT)), to);
 #else
-    Save(static_cast<_Float16>(value), to);
+    Save(static_cast<Float16>(value), to);
 #endif
   }
   static void Many(const Floats& values, std::byte* to) {
