@@ -132,7 +132,7 @@ bench-model: dev cpp build/.torchrec ## a model's life: nets of one's own, chang
 bench-generality: dev cpp ## defaults over twelve kinds of data against a tuned factorisation machine; SETS="ads bank", QUICK=1, FILES="a.csv" for files of yours; runs are resumed; half an hour
 	$(BIN)/python -m bench.generality $(SETS) $(if $(QUICK),--quick) $(foreach f,$(FILES),--file "$(f)")
 
-bench-serve: dev cpp ## serving against Triton's Python backend with torch; a quarter of an hour
+bench-serve: dev cpp ## serving against torch in Triton, in Python and in C++; twenty minutes
 	$(BIN)/python -m bench.serve
 
 bench-remote: dev cpp ## lookups that ask another node for half of the keys

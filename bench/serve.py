@@ -1,9 +1,9 @@
-"""Serving, ours against Triton's Python backend with torch: `make bench-serve`.
+"""Serving, ours against torch in Triton, in its Python backend and in C++: `make bench-serve`.
 
-Both sides hold the same weights in one tritonserver and get the same requests from perf_analyzer
+All sides hold the same weights in one tritonserver and get the same requests from perf_analyzer
 over gRPC. First each side's variants (instances, threads, dynamic batching) are tried once a case,
-then the best of each are measured in turn, ours, peer, ours, peer. Before any timing the answers of
-both sides must agree.
+then the best of each are measured in turn, ours, peer, ours, peer. Before that the answers of all
+sides must agree.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,18 @@ from numpy.typing import NDArray
 from rich.console import Console
 from tritonclient.utils import np_to_triton_dtype
 
-from bench import keys, models, perf, report
-from bench.servers import BUILD, ROOT, BenchError, BenchServer, Kind, Side, Variant, make_backends
+from bench import aoti, keys, models, perf, report
+from bench.servers import (
+    BUILD,
+    ROOT,
+    BenchError,
+    BenchServer,
+    Form,
+    Kind,
+    Side,
+    Variant,
+    make_backends,
+)
 from bench.shapes import Shape
 from bench.store import levels
 from embertide.server.adapters.triton import TritonError
@@ -38,7 +48,8 @@ _WINDOW_MS = 300
 _PILOT_WINDOW_MS = 150
 _CLAIM = "23.4"
 _PEER_NAMES: dict[Side, str] = {
-    "peer": "Triton Python backend, torch",
+    "python": "Triton Python backend, torch",
+    "aoti": "AOTInductor with EmbeddingBag",
     "fill": "C++ backend that only fills the output",
 }
 
@@ -66,37 +77,56 @@ class Case:
 
 # Issue 23 sets them for two cores with AVX2 and for four with AVX-512.
 CRITEO = (
-    Case(kind="ranking", batch=1, targets={"peer": 2.8}, targets_avx512={"peer": 3.6}),
-    Case(kind="ranking", batch=64, targets={"peer": 1.8}, targets_avx512={"peer": 2.4}),
-    Case(kind="ranking", batch=256, targets={"peer": 1.4}, targets_avx512={"peer": 1.7}),
+    Case(
+        kind="ranking",
+        batch=1,
+        targets={"python": 2.8, "aoti": 1.0},
+        targets_avx512={"python": 3.6, "aoti": 1.0},
+    ),
+    Case(
+        kind="ranking",
+        batch=64,
+        targets={"python": 1.8, "aoti": 1.0},
+        targets_avx512={"python": 2.4, "aoti": 1.0},
+    ),
+    Case(
+        kind="ranking",
+        batch=256,
+        targets={"python": 1.4, "aoti": 1.0},
+        targets_avx512={"python": 1.7, "aoti": 1.0},
+    ),
     Case(
         kind="lookup",
         batch=1,
-        targets={"peer": 2.9, "fill": 0.9},
-        targets_avx512={"peer": 2.8, "fill": 0.9},
+        targets={"python": 2.9, "fill": 0.9},
+        targets_avx512={"python": 2.8, "fill": 0.9},
     ),
     Case(
         kind="lookup",
         batch=64,
-        targets={"peer": 2.4, "fill": 0.75},
-        targets_avx512={"peer": 2.3, "fill": 0.8},
+        targets={"python": 2.4, "fill": 0.75},
+        targets_avx512={"python": 2.3, "fill": 0.8},
     ),
     Case(
         kind="lookup",
         batch=256,
-        targets={"peer": 2.0, "fill": 0.7},
-        targets_avx512={"peer": 1.9, "fill": 0.7},
+        targets={"python": 2.0, "fill": 0.7},
+        targets_avx512={"python": 1.9, "fill": 0.7},
     ),
 )
-BAGS = (Case(kind="ranking", batch=64, targets={"peer": 1.4}, targets_avx512={"peer": 1.4}),)
+BAGS = (Case(kind="ranking", batch=64, targets={"python": 1.4}, targets_avx512={"python": 1.4}),)
 
 
 def variants(side: Side, kind: Kind, *, stacked: bool) -> list[Variant]:
     """Return what a side may choose from: no instance has more threads than there are cores."""
     most = 1 if side == "fill" else min(3, os.cpu_count() or 1)
     threads = range(1, most + 1)
-    grid = itertools.product((1, 2), threads, (True, False))
-    stacked = stacked and side == "peer"
+    forms: Sequence[Form] = ("",)
+    if side == "aoti":
+        forms = aoti.FORMS
+    elif side == "python" and stacked:
+        forms = ("stacked",)
+    grid = itertools.product(forms, (1, 2), threads, (True, False))
     return [
         Variant(
             side=side,
@@ -104,9 +134,9 @@ def variants(side: Side, kind: Kind, *, stacked: bool) -> list[Variant]:
             instances=instances,
             threads=each,
             batching=batching,
-            stacked=stacked,
+            form=form,
         )
-        for instances, each, batching in grid
+        for form, instances, each, batching in grid
     ]
 
 
@@ -146,7 +176,8 @@ class Bench:
 
     # --- agreement --------------------------------------------------------------------------------
 
-    def _answer(self, variant: Variant, batch: int) -> NDArray[np.float32]:
+    def answer(self, variant: Variant, batch: int) -> NDArray[np.float32]:
+        """Return a variant's scores, or embeddings, of a request of `batch` samples."""
         keys_NFL, dense_ND = keys.draw(self.shape, batch)
         if self.shape.bag > 1:
             lengths = np.full((1, batch * self.shape.tables), self.shape.bag, np.int32)
@@ -176,7 +207,7 @@ class Bench:
         Raises:
             BenchError: They do not.
         """
-        a, b = self._answer(ours, batch), self._answer(peer, batch)
+        a, b = self.answer(ours, batch), self.answer(peer, batch)
         if a.shape != b.shape:
             raise BenchError(f"{ours.model} answers {a.shape}, {peer.model} {b.shape}")
         worst = float(np.abs(a - b).max())
@@ -229,7 +260,9 @@ class Bench:
             chosen = {side: self.choose(side, kind) for side in names}
             for case in cases:
                 sides = [chosen[side][case.batch] for side in names]
-                self.check(sides[0], sides[1], case.batch)
+                for peer in sides[1:]:
+                    if peer.side != "fill":
+                        self.check(sides[0], peer, case.batch)
                 series = self._interleave(case, sides, repetitions)
                 yield rows_of(case, self.shape, sides, series, avx512="avx512" in levels.here())
             self.server.unload({each for side in chosen.values() for each in side.values()})
@@ -254,11 +287,20 @@ def rows_of(
                 case_name, ours, peer, peer_name=name, target=target, claim=_CLAIM
             )
         )
-        if variant.side == "peer":
+        if variant.side != "fill":
             rows.append(
                 perf.compare_p99(case_name, ours, peer, peer_name=name, target=1.0, claim=_CLAIM)
             )
     return rows
+
+
+def beside(peers: Collection[Side], cases: Sequence[Case]) -> tuple[Case, ...]:
+    """Return the cases with these peers alone, without those that have none of them."""
+    held = [
+        dataclasses.replace(case, targets={p: t for p, t in case.targets.items() if p in peers})
+        for case in cases
+    ]
+    return tuple(case for case in held if case.targets)
 
 
 def cases_by_data(cases: Sequence[Case]) -> list[tuple[Kind, int]]:
@@ -273,7 +315,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--bag-rows", type=int, default=10_000_000, help="of all bag tables")
     parser.add_argument("--repetitions", type=int, default=report.LEAST_REPETITIONS)
     parser.add_argument("--kind", choices=("ranking", "lookup"), help="cases of one kind")
-    parser.add_argument("--stacked", action="store_true", help="the peer stacks its tables in one")
+    parser.add_argument("--peer", choices=_PEER_NAMES, help="measure beside this one alone")
+    parser.add_argument(
+        "--stacked", action="store_true", help="the Python peer stacks its tables in one"
+    )
     parser.add_argument("--backend", type=Path, default=BUILD / "cpp" / "backends" / "embertide")
     parser.add_argument("--out", type=Path, default=BUILD / "bench" / "serve.json")
     arguments = parser.parse_args()
@@ -286,8 +331,9 @@ def _plan(arguments: argparse.Namespace) -> list[tuple[Shape, tuple[Case, ...]]]
     bags = Shape(name="bags", rows=arguments.bag_rows // 26, dim=64, bag=20)
     plan = [(Shape(name="criteo", rows=arguments.rows), CRITEO), (bags, BAGS)]
     kinds = {arguments.kind} if arguments.kind else {"ranking", "lookup"}
+    peers = [arguments.peer] if arguments.peer else list(_PEER_NAMES)
     chosen = [
-        (shape, tuple(case for case in cases if case.kind in kinds))
+        (shape, beside(peers, [case for case in cases if case.kind in kinds]))
         for shape, cases in plan
         if arguments.only in (None, shape.name)
     ]

@@ -1,7 +1,7 @@
 """One tritonserver with every side's backend, and the models that it is asked to load.
 
 `build/bench/backends` holds ours (a link to the build), the wheel's Python backend with the stub of
-this Python, and the fill backend, compiled here.
+this Python, and links to those of `bench/backends`, which are built here.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ from typing import Literal, Self
 import grpc
 import tritonclient.grpc
 
+from bench import aoti
 from bench.models import Files
 from bench.shapes import Shape
 from embertide.server.adapters import triton
@@ -27,7 +28,6 @@ from embertide.v1 import node_pb2, node_pb2_grpc
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
-_HERE = Path(__file__).parent
 _MAX_BATCH = 1024
 _DENSE = 13
 _START_S = 60.0
@@ -40,7 +40,15 @@ from bench.peer import TritonPythonModel
 """
 
 Kind = Literal["ranking", "lookup"]
-Side = Literal["ours", "peer", "fill"]
+Side = Literal["ours", "python", "aoti", "fill"]
+Form = Literal["", "stacked"] | aoti.Form
+_FORM_NAMES: dict[Form, str] = {
+    "": "",
+    "stacked": "tables stacked, ",
+    "bags": "EmbeddingBag, ",
+    "rows": "its lookups fused, ",
+    "tuned": "its lookups fused, max-autotune, ",
+}
 
 
 class BenchError(RuntimeError):
@@ -48,11 +56,6 @@ class BenchError(RuntimeError):
 
 
 # --- backends -------------------------------------------------------------------------------------
-
-
-def _link(path: Path, target: Path) -> None:
-    path.unlink(missing_ok=True)
-    path.symlink_to(target)
 
 
 def _make_python_backend(directory: Path) -> None:
@@ -65,31 +68,28 @@ def _make_python_backend(directory: Path) -> None:
     shutil.copy(stub, directory / stub.name)
 
 
-def _make_fill_backend(directory: Path) -> None:
-    source = _HERE / "fill_backend.cc"
-    library = directory / "libtriton_fill.so"
-    if library.is_file() and library.stat().st_mtime > source.stat().st_mtime:
-        return
-    directory.mkdir(parents=True, exist_ok=True)
-    command = ["g++", "-std=c++20", "-O2", "-fPIC", "-shared", f"-I{ROOT / 'backend_cpp'}"]
-    result = subprocess.run(
-        [*command, str(source), "-o", str(library)], capture_output=True, text=True, check=False
-    )
-    if result.returncode != 0:
-        raise BenchError(f"{source} does not compile:\n{result.stderr}")
+def build_target(target: str, remedy: str = "`make cpp` says more") -> None:
+    """Build what is not part of the default C++ build; BenchError with the remedy if it fails."""
+    command = ["cmake", "--build", str(BUILD / "cpp"), "--target", target]
+    if subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode != 0:
+        raise BenchError(f"{target} does not build: {remedy}")
 
 
 def make_backends(ours: Path) -> Path:
     """Return a folder with all backends; `ours` holds libtriton_embertide.so.
 
     Raises:
-        BenchError: The wheel lacks this Python's stub, or the fill backend does not compile.
+        BenchError: The wheel lacks this Python's stub, or a backend of `bench/backends` does not
+            build.
     """
     directory = BUILD / "bench" / "backends"
-    directory.mkdir(parents=True, exist_ok=True)
-    _link(directory / "embertide", ours.resolve())
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    (directory / "embertide").symlink_to(ours.resolve())
     _make_python_backend(directory / "python")
-    _make_fill_backend(directory / "fill")
+    for name in ("aoti", "fill"):
+        build_target(f"triton_{name}")
+        (directory / name).symlink_to(BUILD / "cpp" / "bench" / "backends" / name)
     return directory
 
 
@@ -103,22 +103,23 @@ class Variant:
     side: Side
     kind: Kind
     instances: int = 1
-    threads: int = 1  # of each instance; of the peer's, torch's
+    threads: int = 1  # of each instance; of the peers', torch's
     batching: bool = True  # Triton puts waiting requests together
-    stacked: bool = False  # the peer holds all tables in one EmbeddingBag
+    form: Form = ""  # "stacked": the Python peer holds all tables in one EmbeddingBag
 
     @property
     def model(self) -> str:
         """Name the model in Triton."""
-        stacked = "_stacked" if self.stacked else ""
+        form = f"_{self.form}" if self.form else ""
         batching = "" if self.batching else "_alone"
-        return f"{self.side}_{self.kind}_i{self.instances}_t{self.threads}{batching}{stacked}"
+        return f"{self.side}_{self.kind}_i{self.instances}_t{self.threads}{batching}{form}"
 
     @property
     def label(self) -> str:
         """Describe the variant in a report."""
         threads = "" if self.side == "fill" else f" x {self.threads} threads"
-        return f"{self.instances} instances{threads}{'' if self.batching else ', no batching'}"
+        batching = "" if self.batching else ", no batching"
+        return f"{_FORM_NAMES[self.form]}{self.instances} instances{threads}{batching}"
 
 
 def _parameter(key: str, value: str) -> str:
@@ -146,11 +147,20 @@ def _our_config(variant: Variant, shape: Shape, files: Files) -> str:
 def _peer_parameters(variant: Variant, shape: Shape, files: Files) -> dict[str, str]:
     if variant.side == "fill":
         return {"width": str(shape.tables * shape.dim)}
+    if variant.side == "aoti":
+        if variant.form not in aoti.FORMS:
+            raise BenchError(f"{variant.model} has no form of {', '.join(aoti.FORMS)}")
+        program = aoti.program(shape, files.peer, variant.form, variant.threads)
+        return {
+            "program": str(program),
+            "instances": str(variant.instances),
+            "threads": str(variant.threads),
+        }
     return {
         "kind": variant.kind,
         "directory": str(files.peer),
         "jagged": str(int(shape.bag > 1)),
-        "stacked": str(int(variant.stacked)),
+        "stacked": str(int(variant.form == "stacked")),
         "threads": str(variant.threads),
         "shape": json.dumps(dataclasses.asdict(shape)),
     }
@@ -178,7 +188,7 @@ def _other_config(variant: Variant, shape: Shape, files: Files) -> str:
     parameters = _peer_parameters(variant, shape, files)
     lines = [
         f'name: "{variant.model}"',
-        f'backend: "{"python" if variant.side == "peer" else "fill"}"',
+        f'backend: "{variant.side}"',
         f"max_batch_size: {_MAX_BATCH}",
         *_tensors(variant, shape),
         f"instance_group [ {{ count: {variant.instances} kind: KIND_CPU }} ]",
@@ -195,7 +205,7 @@ def write_model(repository: Path, variant: Variant, shape: Shape, files: Files) 
     make = _our_config if variant.side == "ours" else _other_config
     text = make(variant, shape, files)
     (directory / "config.pbtxt").write_text(text + "\n", encoding="utf-8")
-    if variant.side == "peer":
+    if variant.side == "python":
         paths = [sysconfig.get_paths()["purelib"], str(ROOT), str(ROOT / "typings")]
         (directory / "1" / "model.py").write_text(_PEER_MODEL.format(paths=paths))
 

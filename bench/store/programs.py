@@ -3,14 +3,12 @@
 import subprocess
 from pathlib import Path
 
-from bench.servers import BUILD, BenchError
+from bench.servers import BUILD, BenchError, build_target
 
 
 def build(target: str, remedy: str = "`make cpp` says more") -> Path:
     """Build a program and return where it lies; BenchError with the remedy where it does not."""
-    command = ["cmake", "--build", str(BUILD / "cpp"), "--target", target]
-    if subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode != 0:
-        raise BenchError(f"{target} does not build: {remedy}")
+    build_target(target, remedy)
     return BUILD / "cpp" / "bench" / "store" / target
 
 

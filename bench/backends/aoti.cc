@@ -1,0 +1,169 @@
+// libtriton_aoti.so: a ranking model, tables and net, as one AOTInductor program.
+//
+// For KEYS [B,F], numbers of rows, and DENSE [B,D] it answers SCORE [B,1]; Triton has checked their
+// types and shapes. Requests of one execution are joined and answered in one run. bench/aoti.py
+// makes the program. The model's parameters are "program", the package; "instances", and "threads"
+// of torch for each of them.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <sys/mman.h>
+#include <torch/csrc/inductor/aoti_package/model_package_loader.h>
+
+#include <array>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "backends/backend.h"
+#include "triton/tensor_io.h"
+
+namespace embertide::bench {
+namespace {
+
+constexpr size_t kHugePage = size_t{2} << 20;
+
+struct Model {
+  Model(const std::string& program, size_t instances, int torch_threads)
+      : loader(program, "model", /*run_single_threaded=*/false, instances),
+        threads(torch_threads) {}
+  std::vector<at::Tensor> tables;  // the program borrows them
+  torch::inductor::AOTIModelPackageLoader loader;
+  int threads;
+};
+
+at::Tensor InHugePages(const at::Tensor& tensor) {
+  const size_t bytes = (tensor.nbytes() + kHugePage - 1) / kHugePage * kHugePage;
+  void* memory = std::aligned_alloc(kHugePage, bytes);
+  if (memory == nullptr) throw std::bad_alloc();
+  madvise(memory, bytes, MADV_HUGEPAGE);  // a hint: without huge pages it is as good as before
+  std::memcpy(memory, tensor.data_ptr(), tensor.nbytes());
+  return at::from_blob(
+      memory, tensor.sizes(), [](void* mine) { std::free(mine); }, tensor.options());
+}
+
+// Takes the tables out of the mapped file of the program, whose pages are small: our rows lie in
+// huge ones. All instances share them.
+void MoveTables(Model* model) {
+  std::unordered_map<std::string, at::Tensor> moved;
+  for (const auto& [name, tensor] : model->loader.get_runner()->extract_constants_map(false)) {
+    if (tensor.is_contiguous() && tensor.nbytes() >= kHugePage) {
+      model->tables.push_back(InHugePages(tensor));
+      moved.emplace(name, model->tables.back());
+    }
+  }
+  model->loader.load_constants(moved, /*use_inactive=*/false, /*check_full_update=*/false,
+                               /*user_managed=*/true);
+}
+
+struct Job {
+  TRITONBACKEND_Request* request = nullptr;
+  std::vector<triton::Tensor> inputs;
+  Status status;
+
+  const triton::Tensor& Input(const char* name) const {
+    for (const triton::Tensor& each : inputs) {
+      if (each.name == name) return each;
+    }
+    throw std::invalid_argument(std::string("input ") + name + " is missing");
+  }
+  int64_t Samples() const { return Input("KEYS").shape[0]; }
+};
+
+// An input of all jobs, one below the other; that of a single job is not copied.
+at::Tensor Joined(std::span<const Job> jobs, const char* name, at::ScalarType dtype,
+                  int64_t samples) {
+  const triton::Tensor& first = jobs[0].Input(name);
+  const std::array shape{samples, first.shape[1]};
+  if (jobs.size() == 1) {
+    return at::from_blob(const_cast<std::byte*>(first.data.data()), shape, dtype);
+  }
+  at::Tensor joined = at::empty(shape, dtype);
+  auto* to = static_cast<std::byte*>(joined.data_ptr());
+  for (const Job& job : jobs) {
+    const std::span<const std::byte> data = job.Input(name).data;
+    std::memcpy(to, data.data(), data.size());
+    to += data.size();
+  }
+  return joined;
+}
+
+// OpenMP and MKL keep their number of threads for each thread that calls them.
+void UseThreads(int threads) {
+  thread_local int said = 0;
+  if (said != threads) at::set_num_threads(threads);
+  said = threads;
+}
+
+at::Tensor Run(Model* model, std::span<const Job> jobs, int64_t samples) {
+  UseThreads(model->threads);
+  const c10::InferenceMode inference;
+  std::vector<at::Tensor> inputs = {Joined(jobs, "KEYS", at::kLong, samples),
+                                    Joined(jobs, "DENSE", at::kFloat, samples)};
+  std::vector<at::Tensor> outputs = model->loader.boxed_run(std::move(inputs));
+  if (outputs.size() != 1 || outputs[0].numel() != samples ||
+      outputs[0].scalar_type() != at::kFloat) {
+    throw std::runtime_error("the program does not give one fp32 score a sample");
+  }
+  return outputs[0].contiguous();
+}
+
+Status Answer(const Job& job, const float* scores, TRITONBACKEND_Response* response) {
+  void* buffer = nullptr;
+  const int64_t samples = job.Samples();
+  EMBERTIDE_RETURN_IF_ERROR(triton::MakeOutput(response, "SCORE", TRITONSERVER_TYPE_FP32,
+                                               std::array{samples, int64_t{1}}, sizeof(float),
+                                               &buffer));
+  std::memcpy(buffer, scores, static_cast<size_t>(samples) * sizeof(float));
+  return Status::Ok();
+}
+
+}  // namespace
+
+Status Load(const Parameters& parameters, void** state) {
+  const c10::InferenceMode inference;
+  auto model =
+      std::make_unique<Model>(parameters.at("program"), std::stoul(parameters.at("instances")),
+                              std::stoi(parameters.at("threads")));
+  MoveTables(model.get());
+  *state = model.release();
+  return Status::Ok();
+}
+
+void Delete(void* state) { delete static_cast<Model*>(state); }
+
+// A row number beyond its table, or what else torch refuses, fails all requests of the execution.
+Status Execute(void* state, TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request** requests,
+               uint32_t count) {
+  Times times{NowNs(), 0};
+  std::vector<Job> jobs(count);
+  at::Tensor scores;
+  int64_t samples = 0;
+  Status status;
+  try {
+    for (uint32_t i = 0; i < count; ++i) {
+      jobs[i].request = requests[i];
+      EMBERTIDE_RETURN_IF_ERROR(triton::ReadInputs(requests[i], &jobs[i].inputs));
+      samples += jobs[i].Samples();
+    }
+    scores = Run(static_cast<Model*>(state), jobs, samples);
+  } catch (const std::exception& error) {
+    status = Status(Code::kDeviceError, error.what());
+  }
+  times.end_ns = NowNs();
+  const float* next = status.ok() ? scores.const_data_ptr<float>() : nullptr;
+  for (const Job& job : jobs) {
+    TRITONBACKEND_Response* response = nullptr;
+    triton::LogIfError(TRITONBACKEND_ResponseNew(&response, job.request), "response");
+    const Status answered = status.ok() ? Answer(job, next, response) : status;
+    if (status.ok()) next += job.Samples();
+    Finish(instance, job.request, response, answered, times);
+  }
+  ReportBatch(instance, static_cast<uint64_t>(samples), times);
+  return Status::Ok();
+}
+
+}  // namespace embertide::bench
