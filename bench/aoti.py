@@ -8,6 +8,7 @@ Shapes: B samples, F features and tables, R rows a table, d values a row, D dens
 
 import os
 import warnings
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -90,7 +91,9 @@ def _compiling(threads: int) -> Iterator[None]:
 
 
 def program(shape: Shape, directory: Path, form: Form, threads: int) -> Path:
-    """Return the package of a shape with one key a feature, compiling it if need be.
+    """Return the package of a shape with one key a feature, as a folder; compile it if need be.
+
+    Of a file, torch would unpack a copy for each model, and hold its place until the server ends.
 
     Args:
         shape: What the peer's files hold.
@@ -99,13 +102,14 @@ def program(shape: Shape, directory: Path, form: Form, threads: int) -> Path:
         threads: Of one run.
     """
     cpu = torch.backends.cpu.get_cpu_capability().lower()
-    path = directory / f"{form}-t{threads}-{cpu}.pt2"
-    if path.is_file():
+    path = directory / f"{form}-t{threads}-{cpu}"
+    if path.is_dir():
         return path
     keys_BFL, dense_BD = keys.draw(shape, _EXAMPLE)
     example = torch.from_numpy(keys_BFL[:, :, 0].copy()), torch.from_numpy(dense_BD)
     batch = torch.export.Dim("batch", min=1, max=_MOST)
     partial = path.with_name(f".{os.getpid()}-{path.name}")
+    package = partial.with_suffix(".pt2")
     configs: dict[str, Any] = {"cpp.threads": threads, **(_TUNED if form == "tuned" else {})}
     inductor: Any = torch._inductor  # not typed by torch
     with _compiling(threads), torch.no_grad():
@@ -113,7 +117,10 @@ def program(shape: Shape, directory: Path, form: Form, threads: int) -> Path:
             _model(shape, directory, form), example, dynamic_shapes=({0: batch}, {0: batch})
         )
         inductor.aoti_compile_and_package(
-            exported, package_path=str(partial), inductor_configs=configs
+            exported, package_path=str(package), inductor_configs=configs
         )
+    with zipfile.ZipFile(package) as files:
+        files.extractall(partial)
+    package.unlink()
     partial.rename(path)
     return path

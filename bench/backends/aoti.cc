@@ -2,7 +2,7 @@
 //
 // For KEYS [B,F], numbers of rows, and DENSE [B,D] it answers SCORE [B,1]; Triton has checked their
 // types and shapes. Requests of one execution are joined and answered in one run. bench/aoti.py
-// makes the program. The model's parameters are "program", the package; "instances", and "threads"
+// makes the program. The model's parameters are "program", its folder; "instances", and "threads"
 // of torch for each of them.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -30,30 +30,24 @@ struct Model {
   Model(const std::string& program, size_t instances, int torch_threads)
       : loader(program, "model", /*run_single_threaded=*/false, instances),
         threads(torch_threads) {}
-  std::vector<at::Tensor> tables;  // the program borrows them
+  std::vector<std::unique_ptr<void, decltype(&std::free)>> tables;  // the program borrows them
   torch::inductor::AOTIModelPackageLoader loader;
   int threads;
 };
-
-at::Tensor InHugePages(const at::Tensor& tensor) {
-  const size_t bytes = (tensor.nbytes() + kHugePage - 1) / kHugePage * kHugePage;
-  void* memory = std::aligned_alloc(kHugePage, bytes);
-  if (memory == nullptr) throw std::bad_alloc();
-  madvise(memory, bytes, MADV_HUGEPAGE);  // a hint: without huge pages it is as good as before
-  std::memcpy(memory, tensor.data_ptr(), tensor.nbytes());
-  return at::from_blob(
-      memory, tensor.sizes(), [](void* mine) { std::free(mine); }, tensor.options());
-}
 
 // Takes the tables out of the mapped file of the program, whose pages are small: our rows lie in
 // huge ones. All instances share them.
 void MoveTables(Model* model) {
   std::unordered_map<std::string, at::Tensor> moved;
   for (const auto& [name, tensor] : model->loader.get_runner()->extract_constants_map(false)) {
-    if (tensor.is_contiguous() && tensor.nbytes() >= kHugePage) {
-      model->tables.push_back(InHugePages(tensor));
-      moved.emplace(name, model->tables.back());
-    }
+    if (!tensor.is_contiguous() || tensor.nbytes() < kHugePage) continue;
+    const size_t bytes = (tensor.nbytes() + kHugePage - 1) / kHugePage * kHugePage;
+    void* memory =
+        model->tables.emplace_back(std::aligned_alloc(kHugePage, bytes), std::free).get();
+    if (memory == nullptr) throw std::bad_alloc();
+    madvise(memory, bytes, MADV_HUGEPAGE);  // a hint: without huge pages it is as good as before
+    std::memcpy(memory, tensor.const_data_ptr(), tensor.nbytes());
+    moved.emplace(name, at::from_blob(memory, tensor.sizes(), tensor.options()));
   }
   model->loader.load_constants(moved, /*use_inactive=*/false, /*check_full_update=*/false,
                                /*user_managed=*/true);
