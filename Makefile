@@ -82,7 +82,8 @@ chaos: dev serving ## a fleet under seeded faults, every answer checked; ROUNDS=
 
 dev: build/.dev ## the editable Python install
 configure: build/.venv
-	@cmake -S . -B build/cpp -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEMBERTIDE_TORCH=$(TORCH) >build/cmake.log || { cat build/cmake.log; exit 1; }
+	@cmake -S . -B build/cpp -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEMBERTIDE_UNITY=ON \
+	  -DEMBERTIDE_TORCH=$(TORCH) >build/cmake.log || { cat build/cmake.log; exit 1; }
 cpp: configure ## the C++ build, tests included
 	@cmake --build build/cpp
 serving: configure ## of the C++ what serves: Triton's backend, the dense plugin, a node's process
@@ -100,8 +101,11 @@ check: dev cpp ## formatters, linters, spelling, prose, types, protos
 	$(BIN)/buf lint && $(BIN)/buf format -d --exit-code >/dev/null
 	$(BIN)/buf breaking --against proto/baseline.binpb
 	$(CC) | xargs $(BIN)/clang-format --dry-run -Werror
+	@# clang-tidy asks how each file is compiled by itself.
+	@cmake -S . -B build/tidy -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEMBERTIDE_TORCH=$(TORCH) >/dev/null
+	@cmake --build build/tidy --target embertide_generated >/dev/null
 	git ls-files -co --exclude-standard -- 'backend_cpp/*.cc' | grep -vE '_test\.cc$$|/python/|/fuzz/|/fake_' | \
-	  xargs -P $$(nproc) -n 2 $(BIN)/clang-tidy -p build/cpp --quiet --extra-arg=-Wno-deprecated-declarations 2>/dev/null
+	  xargs -P $$(nproc) -n 2 $(BIN)/clang-tidy -p build/tidy --quiet --extra-arg=-Wno-deprecated-declarations 2>/dev/null
 
 proto-baseline: build/.venv ## what later protos must stay readable by; run it with each release, BREAK=yes for a deliberate break
 	$(if $(BREAK),,$(BIN)/buf breaking --against proto/baseline.binpb)
