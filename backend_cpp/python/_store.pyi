@@ -106,8 +106,19 @@ class TableBudget:
     def ddr_policy(self) -> str: ...
 
 # (table, keys_N, offsets or None where each key is a bag of its own, pooling ("sum" or "mean", no
-# matter without offsets), out_BD that is written to and may be columns of a larger array).
-BagLookup = tuple[int, NDArray[np.int64], NDArray[np.uint32] | None, str, NDArray[np.float32]]
+# matter without offsets), out_BD that is written to and may be columns of a larger array). A sixth
+# member: what each key's row is multiplied by (weights_N); None: 1.
+BagLookup = (
+    tuple[int, NDArray[np.int64], NDArray[np.uint32] | None, str, NDArray[np.float32]]
+    | tuple[
+        int,
+        NDArray[np.int64],
+        NDArray[np.uint32] | None,
+        str,
+        NDArray[np.float32],
+        NDArray[np.float32] | None,
+    ]
+)
 # (table, keys_N, offsets or None where each key is a bag of its own, gradients_BD). A fifth
 # member, without offsets: how many occurrences each key stands for (counts_N, none 0); None: one.
 BagGradients = (

@@ -106,12 +106,16 @@ py::tuple CopyRows(const Store& store, uint32_t table, const Array<int64_t>& key
   return py::make_tuple(py::bytes(records), sources);
 }
 
-// (table, keys, offsets or None, pooling, out); rows of `out` may stand apart.
-using PyLookup =
+// (table, keys, offsets or None, pooling, out); rows of `out` may stand apart. A sixth member is
+// the weights of the keys, or None.
+using PyUnweighedLookup =
     std::tuple<uint32_t, Array<int64_t>, std::optional<Array<uint32_t>>, std::string, py::array>;
+using PyLookup = std::tuple<uint32_t, Array<int64_t>, std::optional<Array<uint32_t>>, std::string,
+                            py::array, std::optional<Array<float>>>;
+using PyAnyLookup = std::variant<PyUnweighedLookup, PyLookup>;
 
 LookupRequest MakeLookup(const Store& store, PyLookup* from) {
-  auto& [table, keys, offsets, pooling, out] = *from;
+  auto& [table, keys, offsets, pooling, out, weights] = *from;
   const py::ssize_t count = !offsets.has_value()   ? keys.size()
                             : offsets->size() == 0 ? 0
                                                    : offsets->size() - 1;
@@ -127,8 +131,14 @@ LookupRequest MakeLookup(const Store& store, PyLookup* from) {
                         "the floats of a bag together: " +
                             std::to_string(count) + " bags"}};
   }
+  if (weights.has_value() && weights->size() != keys.size()) {
+    throw BindingError{{Code::kInvalidArgument, std::to_string(weights->size()) + " weights for " +
+                                                    std::to_string(keys.size()) +
+                                                    " keys; give as many"}};
+  }
   LookupRequest request;
   request.table = table;
+  request.weights = weights.has_value() ? weights->data() : nullptr;
   request.keys = SpanOf(keys);
   if (offsets.has_value()) {
     request.pooling = ParsePooling(pooling);
@@ -139,9 +149,14 @@ LookupRequest MakeLookup(const Store& store, PyLookup* from) {
   return request;
 }
 
-void LookupBags(const Store& store, std::vector<PyLookup> bags, uint32_t threads) {
+void LookupBags(const Store& store, std::vector<PyAnyLookup> bags, uint32_t threads) {
   std::vector<LookupRequest> requests;
-  for (PyLookup& each : bags) requests.push_back(MakeLookup(store, &each));
+  for (PyAnyLookup& each : bags) {
+    if (auto* unweighed = std::get_if<PyUnweighedLookup>(&each)) {
+      each = std::tuple_cat(std::move(*unweighed), std::tuple(std::optional<Array<float>>()));
+    }
+    requests.push_back(MakeLookup(store, &std::get<PyLookup>(each)));
+  }
   const ReadView view = ValueOrThrow(store.PinNewest());
   Status status;
   {

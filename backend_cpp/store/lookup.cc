@@ -619,8 +619,9 @@ static Result<std::pair<BagFeature, KeyBags>> AsBags(const Store::Impl& impl,
   // Without pooling every key is a bag of its own.
   const bool single = request.pooling == Pooling::kNone;
   const BagFeature feature{request.table, single ? Pooling::kSum : request.pooling, 0};
-  const KeyBags bags{request.keys, single ? std::span<const uint32_t>() : request.offsets,
-                     request.out, request.out_stride, request.source};
+  KeyBags bags{request.keys, single ? std::span<const uint32_t>() : request.offsets, request.out,
+               request.out_stride, request.source};
+  bags.weights = request.weights;
   return std::pair(feature, bags);
 }
 

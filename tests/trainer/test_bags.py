@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from embertide import _store
 from embertide.trainer.config import (
     FeatureConfig,
     ModelConfig,
@@ -83,6 +84,28 @@ def test_bags_learn_as_torchs_pooling_of_rows_does(pooling: Pooling, weighted: b
     assert ours.stats()["rows"] == theirs.stats()["rows"] == KEYS
     np.testing.assert_allclose(values(ours), values(theirs), rtol=1e-3, atol=1e-5)
     ours.store.check_integrity()
+
+
+@pytest.mark.parametrize("pooling", ["sum", "mean"])
+def test_weighed_bags_are_pooled_as_their_rows_are_bit_for_bit(pooling: Pooling) -> None:
+    rows = EmbeddingStore(model(pooling), optimizer=RATES)
+    rng = np.random.default_rng(5)
+    for samples in (12, 1, 900):  # the last has more keys than a lookup takes at once
+        bags = draw(rng, samples, weighted=True)
+        loss_of(rows.pool([bags])).backward()
+        rows.step()
+        with torch.no_grad():
+            pooled_Bd = rows.pool([bags]).numpy()
+        rows_Nd = rows.store.lookup(0, bags.keys_N)[0]
+        np.testing.assert_array_equal(pooled_Bd, bags.pooled(rows_Nd, pooling))
+
+
+def test_weights_of_another_number_than_keys_are_refused() -> None:
+    store = EmbeddingStore(model("sum"), optimizer=RATES).store
+    out_Bd = np.zeros((1, store.lookup(0, np.arange(1))[0].shape[1]), np.float32)
+    offsets_B1 = np.array([0, 3], np.uint32)
+    with pytest.raises(_store.StoreError, match="2 weights for 3 keys; give as many"):
+        store.lookup_bags([(0, np.arange(3), offsets_B1, "sum", out_Bd, np.ones(2, np.float32))])
 
 
 def test_one_key_a_bag_is_a_forward_pass_bit_for_bit() -> None:

@@ -328,14 +328,10 @@ class EmbeddingStore(nn.Module):
             assert asked is not None
             self._pool_of_others(asked, self.exchange, bags_F, out)
             return self._taking(partial(self._of_bags, bags_F), out, asked)
-        lookups: list[_store.BagLookup] = []
-        for f, (table, pooling, bags) in enumerate(self._with(bags_F)):
-            out_Bd = out[:, self._columns(f)]
-            if bags.weights_N is None:
-                lookups.append((table, bags.keys_N, bags.offsets_B1, pooling, out_Bd))
-            else:
-                rows_Nd, _, _ = self.store.lookup(table, bags.keys_N)
-                out_Bd[:] = bags.pooled(rows_Nd, pooling)
+        lookups: list[_store.BagLookup] = [
+            (table, bags.keys_N, bags.offsets_B1, pooling, out[:, self._columns(f)], bags.weights_N)
+            for f, (table, pooling, bags) in enumerate(self._with(bags_F))
+        ]
         self._look_up(lookups)
         return self._taking(partial(self._of_bags, bags_F), out, None)
 

@@ -224,13 +224,9 @@ class PublishedModel:
                 keys_B = np.ascontiguousarray(batch.keys_BF[:, f])
                 lookups.append((self._place[f], keys_B, None, "sum", out_Bd))
                 continue
-            bags = bags_F[f]
-            if bags.weights_N is not None:
-                rows_Nd, _, _ = self._store.lookup(self._place[f], bags.keys_N)
-                out_Bd[:] = bags.pooled(rows_Nd, column["pooling"])
-            else:
-                lookups.append(
-                    (self._place[f], bags.keys_N, bags.offsets_B1, column["pooling"], out_Bd)
-                )
+            bags, place = bags_F[f], self._place[f]
+            lookups.append(
+                (place, bags.keys_N, bags.offsets_B1, column["pooling"], out_Bd, bags.weights_N)
+            )
         self._store.lookup_bags(lookups)
         return out_BE

@@ -222,6 +222,7 @@ struct LookupRequest {
   float* out = nullptr;               // kNone: keys x dim; else bags x dim (an empty bag is zeros)
   size_t out_stride = 0;              // floats between output rows, >= dim
   uint8_t* source = nullptr;          // OPTIONAL: a Source per key
+  const float* weights = nullptr;     // OPTIONAL: for each key, what its row is multiplied by
 };
 
 // One feature of a lookup over several tables.
