@@ -35,7 +35,8 @@ _HEAD_BYTES = 1 << 16
 _PIECE_ROWS = 65_536
 _DELIMITERS = ",\t;|"
 _EXAMPLES = 4
-_BINS = 16
+# Bins of an amount: as many as leave each so many values, within bounds.
+_BIN_VALUES, _LEAST_BINS, _MOST_BINS = 1250, 16, 64
 _SHOWN_CHARACTERS = 16
 # Of the texts of a list, so many have more than one item ...
 _WITH_SEPARATOR = 0.1
@@ -61,7 +62,7 @@ class ColumnFacts:
         least: Smallest number; nan where values are no numbers.
         most: Largest number.
         middle: The median of the numbers.
-        edges: Where bins of about equally many of the numbers end, 16 of them at most.
+        edges: Where bins of about equally many of the numbers end, 16 to 64 bins.
         whole: Whether all numbers are integers, also where they came as floats.
         ascends: Whether no value is smaller than the one before it.
         length: Characters of a text, or items of a list, in the mean.
@@ -425,7 +426,8 @@ def _facts(name: str, column: Any, total: int) -> ColumnFacts:
 
 def _edges(value_N: "np.ndarray[Any, np.dtype[np.float64]]") -> tuple[float, ...]:
     """Return the ends of bins of about equally many values."""
-    inner = np.quantile(value_N, np.arange(1, _BINS) / _BINS, method="higher")
+    bins = min(max(len(value_N) // _BIN_VALUES, _LEAST_BINS), _MOST_BINS)
+    inner = np.quantile(value_N, np.arange(1, bins) / bins, method="higher")
     low = np.float32(value_N.min())
     found = {float(f"{value:.6g}") for value in inner.tolist()}
     return tuple(sorted(value for value in found if np.float32(value) > low))
