@@ -69,7 +69,7 @@ build/.dev: build/.venv $(SOURCES)
 	@$(MAKE) -s configure
 	@cmake --build build/cpp --target embertide_store
 	@PATH="$(BIN):$$PATH" $(BIN)/pip install -q --no-build-isolation --no-deps -e . \
-	  -C cmake.define.EMBERTIDE_STORE_BUILD="$(CURDIR)/build/cpp"
+	  --config-settings cmake.define.EMBERTIDE_STORE_BUILD="$(CURDIR)/build/cpp"
 	@rm -rf .mypy_cache
 	@touch $@
 
