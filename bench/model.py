@@ -53,6 +53,12 @@ _CLAIMS = (
         "test_",
         "22.7",
     ),
+    (
+        "every page: snippets, links, messages, words",
+        "tests/docs",
+        "test_",
+        "22.8",
+    ),
 )
 
 
