@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <string>
-#include <type_traits>
 
 #include "store/prefetch.h"
 
@@ -76,8 +75,6 @@ void Finder::Aim(size_t first, size_t end) {
   const uint64_t version = version_;
   const bool watch = impl_->options.observer != nullptr;
   const uint64_t* hash = hashes.data();
-  const Bucket** buckets = buckets_.data();
-  BucketIndex::Group** groups = groups_.data();
   for (size_t i = first; i < end; ++run_) {
     const Table& table = *runs_[run_].table;
     const BucketSlot* slots = table.buckets.data();
@@ -85,14 +82,14 @@ void Finder::Aim(size_t first, size_t end) {
     const size_t until = std::min(runs_[run_].end, end);
     for (; i < until; ++i, ++hash) {
       const Bucket* bucket = slots[BucketOfHash(*hash, bits)].At(version);
-      buckets[i] = bucket;
+      buckets_[i] = bucket;
       BucketIndex::Group* group = BucketIndex::EmptyGroup();
       if (bucket != nullptr) [[likely]] {
         group = bucket->index.Begin(*hash).group;
       } else {
         NoteNotHeld(table, i);
       }
-      groups[i] = group;
+      groups_[i] = group;
       if (watch && IsWatched(*hash) && !remote(i)) [[unlikely]] {
         watched_.push_back({*hash, table.ordinal, BucketOfHash(*hash, bits)});
       }
@@ -105,7 +102,7 @@ void Finder::Aim(size_t first, size_t end) {
     groups_[i] = BucketIndex::EmptyGroup();
     buckets_[i] = nullptr;
   }
-  for (size_t i = first; i < end; ++i) AskFor(groups[i]);
+  for (size_t i = first; i < end; ++i) AskFor(groups_[i]);
 }
 
 void Finder::NoteNotHeld(const Table& table, size_t i) {
@@ -164,15 +161,12 @@ void Finder::Place(size_t first, size_t end) {
 }
 
 void Finder::AskForRows() {
-  const auto ask = [this]<bool kFirst>(std::bool_constant<kFirst>) {
-    for (size_t k = 0; k < lines_count_; ++k) {
-      uintptr_t line = lines_[k].first;
-      for (uint32_t l = 0; l < lines_[k].count; ++l, line += lines_[k].step) {
-        AskInto<kFirst>(reinterpret_cast<const void*>(line));
-      }
+  for (size_t k = 0; k < lines_count_; ++k) {
+    uintptr_t line = lines_[k].first;
+    for (uint32_t l = 0; l < lines_[k].count; ++l, line += lines_[k].step) {
+      AskFor(reinterpret_cast<const void*>(line));
     }
-  };
-  kAskIntoFirst ? ask(std::true_type()) : ask(std::false_type());
+  }
   lines_count_ = 0;
 }
 

@@ -11,15 +11,11 @@ inline constexpr uintptr_t kLine = 64;  // bytes
 // step, as AMD's Zen 5 has; else the second level's, for other CPUs wait after some two dozen.
 extern const bool kAskIntoFirst;
 
-template <bool kFirst>
-inline void AskInto(const void* line) {
-  __builtin_prefetch(line, 0, kFirst ? 3 : 2);
-}
 inline void AskFor(const void* line) {
   if (kAskIntoFirst) {
-    AskInto<true>(line);
+    __builtin_prefetch(line, 0, 3);
   } else {
-    AskInto<false>(line);
+    __builtin_prefetch(line, 0, 2);
   }
 }
 
