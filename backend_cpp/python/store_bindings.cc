@@ -106,6 +106,16 @@ py::tuple CopyRows(const Store& store, uint32_t table, const Array<int64_t>& key
   return py::make_tuple(py::bytes(records), sources);
 }
 
+// A tuple that may lack its last member, which is None then.
+template <typename Short, typename Whole>
+Whole* WithLast(std::variant<Short, Whole>* each) {
+  if (auto* lacks = std::get_if<Short>(each)) {
+    constexpr size_t kLast = std::tuple_size_v<Short>;
+    *each = std::tuple_cat(std::move(*lacks), std::tuple(std::tuple_element_t<kLast, Whole>()));
+  }
+  return &std::get<Whole>(*each);
+}
+
 // (table, keys, offsets or None, pooling, out); rows of `out` may stand apart. A sixth member is
 // the weights of the keys, or None.
 using PyUnweighedLookup =
@@ -151,12 +161,7 @@ LookupRequest MakeLookup(const Store& store, PyLookup* from) {
 
 void LookupBags(const Store& store, std::vector<PyAnyLookup> bags, uint32_t threads) {
   std::vector<LookupRequest> requests;
-  for (PyAnyLookup& each : bags) {
-    if (auto* unweighed = std::get_if<PyUnweighedLookup>(&each)) {
-      each = std::tuple_cat(std::move(*unweighed), std::tuple(std::optional<Array<float>>()));
-    }
-    requests.push_back(MakeLookup(store, &std::get<PyLookup>(each)));
-  }
+  for (PyAnyLookup& each : bags) requests.push_back(MakeLookup(store, WithLast(&each)));
   const ReadView view = ValueOrThrow(store.PinNewest());
   Status status;
   {
@@ -203,12 +208,7 @@ uint64_t ApplyGradients(Store* store, std::vector<PyAnyBags> batch, float learni
                         float epsilon, float initial_accumulator, double beta1, double beta2,
                         float max_gradient_norm, uint32_t threads) {
   std::vector<BagGradients> bags;
-  for (PyAnyBags& each : batch) {
-    if (auto* uncounted = std::get_if<PyUncountedBags>(&each)) {
-      each = std::tuple_cat(std::move(*uncounted), std::tuple(std::optional<Array<uint32_t>>()));
-    }
-    bags.push_back(MakeBags(*store, &std::get<PyBags>(each)));
-  }
+  for (PyAnyBags& each : batch) bags.push_back(MakeBags(*store, WithLast(&each)));
   const StepOptions options{learning_rate, epsilon, initial_accumulator,
                             beta1,         beta2,   max_gradient_norm};
   const py::gil_scoped_release released;
