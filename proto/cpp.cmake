@@ -1,4 +1,5 @@
-# The messages of proto/ in C++ (embertide_proto), and its services (embertide_grpc).
+# The messages of proto/ in C++ (embertide_proto), and its services (embertide_grpc). Included by
+# backend_cpp.
 find_package(Protobuf REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(GRPC REQUIRED IMPORTED_TARGET grpc++)
