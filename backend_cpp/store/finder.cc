@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <string>
 
-#include "store/prefetch.h"
-
 namespace embertide {
 namespace {
 
@@ -115,14 +113,14 @@ void Finder::NoteNotHeld(const Table& table, size_t i) {
 void Finder::Step() {
   const size_t begun = begun_;
   const size_t met = met_;
-  begun_ = std::min(begun + kStep, size_);
+  begun_ = std::min<size_t>(begun + kKeysAStep, size_);
   Aim(begun, begun_);
   SettleLast();
   ready_ = settled_;
   settled_ = second_;
   Settle();
   second_ = met;
-  met_ = std::min(met + kStep, begun);
+  met_ = std::min<size_t>(met + kKeysAStep, begun);
   Place(met, met_);
   AskForRows();
 }

@@ -1,6 +1,7 @@
 // Finder: where the rows of a chunk of keys lie, as of one pinned version.
 //
-// Keys go on in steps, so that none waits alone for memory and memory seldom waits for a sum:
+// Keys go on in steps (of 32, or 16: prefetch.h), so that none waits alone for memory and memory
+// seldom waits for a sum:
 //
 //   step s + 3: ask for the keys' groups    step s + 2: find them there, ask for the rows
 //   step s + 1: or in the groups after      step s:     what the caller may pool
@@ -22,6 +23,7 @@
 #include <vector>
 
 #include "store/dice.h"
+#include "store/prefetch.h"
 #include "store/row_ops.h"
 #include "store/store_impl.h"
 
@@ -87,9 +89,9 @@ class Finder {
     const Device* device = nullptr;
     LogRead read;
   };
-  // Keys of a step. Four steps are more lines than a core has misses in flight, and few enough to
-  // stay in the second-level cache with their rows.
-  static constexpr size_t kStep = 32;
+  // Of the keys of a step, kKeysAStep at most. Four steps are more lines than a core has misses in
+  // flight, and few enough to stay in the second-level cache with their rows.
+  static constexpr size_t kStep = kMostKeysAStep;
 
   // Groups after the second that are asked for at once: one key in a hundred goes on behind them.
   static constexpr size_t kGroupsAhead = 3;

@@ -10,6 +10,10 @@ inline constexpr uintptr_t kLine = 64;  // bytes
 // Which cache lines are asked into: the first level's where it has room for the misses of a whole
 // step, as AMD's Zen 5 has; else the second level's, for other CPUs wait after some two dozen.
 extern const bool kAskIntoFirst;
+// Keys that a batch is to ask for at once, at most kMostKeysAStep: where a CPU waits for what it
+// has asked of memory already, fewer.
+inline constexpr uint32_t kMostKeysAStep = 32;
+extern const uint32_t kKeysAStep;
 
 inline void AskFor(const void* line) {
   if (kAskIntoFirst) {
