@@ -365,7 +365,7 @@ std::vector<MissCurve> Fleet::MakeCurves() const {
 void Fleet::FillTiers(v1::NodeServiceGetLoadResponse* response) {
   const auto now = std::chrono::steady_clock::now();
   {
-    const std::lock_guard lock(curves_mutex_);
+    const MutexLock lock(curves_mutex_);
     if (!curves_made_ || now - *curves_made_ > kCurvesEvery) {
       curves_ = MakeCurves();
       // With none, again at the next window.

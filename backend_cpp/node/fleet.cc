@@ -196,7 +196,7 @@ Status Fleet::AwaitPlan() {
   while (std::chrono::steady_clock::now() < deadline) {
     std::string error;
     {
-      std::unique_lock lock(mutex_);
+      MutexLock lock(mutex_);
       if (routing_ != nullptr) return Status::Ok();
       wake_.wait_for(lock, kLookEvery);
       error = error_;
@@ -208,7 +208,7 @@ Status Fleet::AwaitPlan() {
       if (AdoptFile().ok()) return Status::Ok();
     }
   }
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return {
       Code::kUnavailable,
       "no plan for model \"" + node_->manifest_.model + "\" came from " +
@@ -224,7 +224,7 @@ void Fleet::Serve() {
     std::this_thread::sleep_for(milliseconds(5));
   }
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     serving_ = true;
     server_->SetServing(ready_);
   }
@@ -233,7 +233,7 @@ void Fleet::Serve() {
 }
 
 void Fleet::SetReady(bool ready) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   ready_ = ready;
   if (serving_) server_->SetServing(ready);
 }
@@ -247,7 +247,7 @@ void Fleet::Leave() {
 Fleet::~Fleet() {
   Leave();
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stop_ = true;
   }
   wake_.notify_all();
@@ -265,12 +265,13 @@ void Fleet::Keep() {
   while (true) {
     const Status status = LookAtPlan();
     if (!status.ok() && status.code() == Code::kDeviceError) redis_.reset();
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     error_ = status.ok() ? "" : status.ToString();
     ++looks_;
     looks_wanted_ = std::max(looks_wanted_, looks_);
     wake_.notify_all();
-    wake_.wait_for(lock, kLookEvery, [this] { return stop_ || looks_wanted_ > looks_; });
+    wake_.wait_for(lock, kLookEvery,
+                   [this]() EMBERTIDE_REQUIRES(mutex_) { return stop_ || looks_wanted_ > looks_; });
     if (stop_) return;
   }
 }
@@ -307,7 +308,7 @@ Status Fleet::Adopt(const v1::Plan& plan) {
     return made.status();
   }
   // One plan at a time: the one kept on disk must not come after a newer one.
-  const std::lock_guard adopting(adopt_mutex_);
+  const MutexLock adopting(adopt_mutex_);
   const auto before = routing();
   if (before != nullptr && before->epoch >= made.value()->epoch) return Status::Ok();
   std::vector<PeerPool::Address> peers;
@@ -316,7 +317,7 @@ Status Fleet::Adopt(const v1::Plan& plan) {
   }
   peers_->SetPeers(peers);
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     routing_ = std::move(*made);
   }
   wake_.notify_all();
@@ -325,22 +326,23 @@ Status Fleet::Adopt(const v1::Plan& plan) {
 }
 
 void Fleet::RefreshPlan(Deadline deadline) {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   // One that begins now: the one under way may have read before the plan was written.
   const uint64_t wanted = looks_ + 2;
   looks_wanted_ = std::max(looks_wanted_, wanted);
   wake_.notify_all();
   const Deadline until = std::min(DeadlineAfter(kRefreshWait), deadline);
-  wake_.wait_until(lock, until, [&] { return stop_ || looks_ >= wanted; });
+  wake_.wait_until(lock, until,
+                   [&]() EMBERTIDE_REQUIRES(mutex_) { return stop_ || looks_ >= wanted; });
 }
 
 void Fleet::Note(const Status& status) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   bucket_error_ = status.ok() ? "" : status.ToString();
 }
 
 std::string Fleet::error() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!bucket_error_.empty()) return bucket_error_;
   return error_.empty() ? share_error_ : error_;
 }
@@ -466,7 +468,7 @@ void Fleet::ShareDdr(const Routing& routing) {
   shared_epoch_ = routing.epoch;
   const Status status = node_->store_->SetDdrShares(routing.shares);
   if (!status.ok()) ++refused_shares_;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   share_error_ = status.ok() ? "" : status.ToString();
 }
 

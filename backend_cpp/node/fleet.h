@@ -12,13 +12,13 @@
 #include <condition_variable>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "base/mutex.h"
 #include "bus/chain.h"
 #include "bus/redis.h"
 #include "embertide/node.h"
@@ -51,7 +51,7 @@ class Fleet : public NodeHandler {
   void Leave();
 
   std::shared_ptr<const Routing> routing() const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return routing_;
   }
   // What a pin takes now, where `newest` is the newest version held here: of the versions that may
@@ -141,17 +141,21 @@ class Fleet : public NodeHandler {
   std::string address_;                     // where peers reach this node
   mutable RemoteStats remote_stats_;
 
-  mutable std::mutex mutex_;
-  std::condition_variable wake_;
-  bool stop_ = false;
-  bool ready_ = false;
-  uint64_t looks_ = 0;         // at the plan, done
-  uint64_t looks_wanted_ = 0;  // more than looks_: look now
-  std::shared_ptr<const Routing> routing_;
-  std::string error_;         // of the last look at the plan
-  std::string share_error_;   // why the newest plan's shares were refused; empty: they were not
-  std::string bucket_error_;  // of the last bucket that could not be added; empty once all are held
-  std::mutex adopt_mutex_;
+  mutable Mutex mutex_;
+  std::condition_variable_any wake_;
+  bool stop_ EMBERTIDE_GUARDED_BY(mutex_) = false;
+  bool ready_ EMBERTIDE_GUARDED_BY(mutex_) = false;
+  // Looks at the plan that are done; and how many are wanted, if more: one is due now.
+  uint64_t looks_ EMBERTIDE_GUARDED_BY(mutex_) = 0;
+  uint64_t looks_wanted_ EMBERTIDE_GUARDED_BY(mutex_) = 0;
+  std::shared_ptr<const Routing> routing_ EMBERTIDE_GUARDED_BY(mutex_);
+  // Of the last look at the plan.
+  std::string error_ EMBERTIDE_GUARDED_BY(mutex_);
+  // Why the newest plan's shares were refused; empty: they were not.
+  std::string share_error_ EMBERTIDE_GUARDED_BY(mutex_);
+  // Of the last bucket that could not be added; empty once all are held.
+  std::string bucket_error_ EMBERTIDE_GUARDED_BY(mutex_);
+  Mutex adopt_mutex_;
   JoinPace pace_;
   LastManifest snapshot_manifest_;
 
@@ -172,9 +176,10 @@ class Fleet : public NodeHandler {
   std::chrono::steady_clock::time_point add_again_;    // after a failure
   std::chrono::steady_clock::time_point not_reached_;  // a peer was seen below SupersededUntil
 
-  std::mutex curves_mutex_;
-  std::vector<MissCurve> curves_;
-  std::optional<std::chrono::steady_clock::time_point> curves_made_;
+  Mutex curves_mutex_;
+  std::vector<MissCurve> curves_ EMBERTIDE_GUARDED_BY(curves_mutex_);
+  std::optional<std::chrono::steady_clock::time_point> curves_made_
+      EMBERTIDE_GUARDED_BY(curves_mutex_);
 
   std::unique_ptr<PeerPool> peers_;
   std::unique_ptr<HotRows> hot_;

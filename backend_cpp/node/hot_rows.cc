@@ -62,7 +62,7 @@ HotRows::HotRows(const Manifest& manifest, PeerPool* peers, Options options)
 
 HotRows::~HotRows() {
   {
-    const std::lock_guard lock(log_mutex_);
+    const MutexLock lock(log_mutex_);
     stop_ = true;
   }
   wake_.notify_all();
@@ -137,7 +137,7 @@ void HotRows::MakeSets(const std::map<uint32_t, uint32_t>& limits) {
   stats_.rows = 0;
   std::shared_ptr<const Sets> before = std::move(made);
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     sets_.swap(before);
   }
   if (before != nullptr) TakeOver(*before);
@@ -214,29 +214,27 @@ void HotRows::Note(std::span<const Asked> asked, size_t met) {
   const uint64_t most = std::min(kMostLogBytes, options_.bytes / 8) / 2;  // two logs take turns
   constexpr size_t kEach = sizeof(Asked) + sizeof(size_t);
   bool first = false;
-  {
-    const std::unique_lock lock(log_mutex_, std::try_to_lock);
-    size_t taken = 0;
-    if (lock.owns_lock()) {
-      first = log_.empty();
-      for (const Asked& each : asked) {
-        if (log_.asked.size() * kEach + log_.payloads.size() + each.row.bytes > most) break;
-        log_.asked.push_back(each);
-        log_.payload_at.push_back(log_.payloads.size());
-        if (each.row.bytes > 0) {
-          log_.payloads.insert(log_.payloads.end(), each.payload, each.payload + each.row.bytes);
-        }
-        ++taken;
+  size_t taken = 0;
+  if (log_mutex_.try_lock()) {
+    const MutexLock lock(log_mutex_, std::adopt_lock);
+    first = log_.empty();
+    for (const Asked& each : asked) {
+      if (log_.asked.size() * kEach + log_.payloads.size() + each.row.bytes > most) break;
+      log_.asked.push_back(each);
+      log_.payload_at.push_back(log_.payloads.size());
+      if (each.row.bytes > 0) {
+        log_.payloads.insert(log_.payloads.end(), each.payload, each.payload + each.row.bytes);
       }
+      ++taken;
     }
-    stats_.dropped += asked.size() - taken;
   }
+  stats_.dropped += asked.size() - taken;
   if (first) wake_.notify_all();
 }
 
 void HotRows::Wake() {
   {
-    const std::lock_guard lock(log_mutex_);
+    const MutexLock lock(log_mutex_);
     woken_ = true;
   }
   wake_.notify_all();
@@ -246,11 +244,14 @@ void HotRows::Run() {
   milliseconds again = kIdle;
   while (true) {
     {
-      std::unique_lock lock(log_mutex_);
-      wake_.wait_for(lock, again, [this] { return stop_ || woken_ || !log_.empty(); });
+      MutexLock lock(log_mutex_);
+      wake_.wait_for(lock, again, [this]() EMBERTIDE_REQUIRES(log_mutex_) {
+        return stop_ || woken_ || !log_.empty();
+      });
       // A version cannot wait; reads can.
       if (!stop_ && !woken_ && !log_.empty()) {
-        wake_.wait_for(lock, kGather, [this] { return stop_ || woken_; });
+        wake_.wait_for(lock, kGather,
+                       [this]() EMBERTIDE_REQUIRES(log_mutex_) { return stop_ || woken_; });
       }
       if (stop_) return;
       if (woken_) look_again_ = {};

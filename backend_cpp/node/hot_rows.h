@@ -21,11 +21,11 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <thread>
 #include <vector>
 
+#include "base/mutex.h"
 #include "embertide/snapshot.h"
 #include "embertide/v1/node.pb.h"
 #include "node/hot_set.h"
@@ -84,7 +84,7 @@ class HotRows {
     std::vector<std::shared_ptr<Part>> parts_;
   };
   std::shared_ptr<const Sets> sets() const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return sets_;
   }
 
@@ -155,14 +155,15 @@ class HotRows {
   std::atomic<uint32_t> every_{1};
   std::atomic<uint64_t> met_{0};
 
-  mutable std::mutex mutex_;
+  // Changed by the keeper alone, which reads it without the mutex.
+  mutable Mutex mutex_;
   std::shared_ptr<const Sets> sets_;
 
-  std::mutex log_mutex_;
-  std::condition_variable wake_;
-  bool stop_ = false;
-  bool woken_ = false;
-  Log log_;
+  Mutex log_mutex_;
+  std::condition_variable_any wake_;
+  bool stop_ EMBERTIDE_GUARDED_BY(log_mutex_) = false;
+  bool woken_ EMBERTIDE_GUARDED_BY(log_mutex_) = false;
+  Log log_ EMBERTIDE_GUARDED_BY(log_mutex_);
 
   // --- the keeper's
   Log taken_;

@@ -107,11 +107,11 @@ void LoadMeter::Prune() {
 }
 
 void LoadMeter::Observe(std::span<const ObservedRead> reads) {
-  const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) {
+  if (!mutex_.try_lock()) {
     dropped_ += reads.size();
     return;
   }
+  const MutexLock lock(mutex_, std::adopt_lock);
   Turn(std::chrono::steady_clock::now());
   for (const ObservedRead& read : reads) {
     Bucket& bucket = now_.buckets[read.table][read.bucket];
@@ -163,7 +163,7 @@ void LoadMeter::Watch(std::span<const WatchedKey> keys) {
 LoadWindow LoadMeter::Last(size_t hot_keys) const {
   LoadWindow window;
   window.dropped = dropped_.load();
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const_cast<LoadMeter*>(this)->Turn(std::chrono::steady_clock::now());
   window.number = turns_;
   window.window_ms = static_cast<uint64_t>(last_.length.count());

@@ -14,10 +14,10 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <unordered_map>
 #include <vector>
 
+#include "base/mutex.h"
 #include "embertide/store.h"
 #include "node/miss_meter.h"
 
@@ -95,11 +95,11 @@ class LoadMeter : public ReadObserver {
     std::unordered_map<std::pair<uint32_t, uint64_t>, Count, KeyHash> keys;
     uint64_t least = 0;  // what a key that is not listed may have been read
   };
-  void Turn(std::chrono::steady_clock::time_point now);
+  void Turn(std::chrono::steady_clock::time_point now) EMBERTIDE_REQUIRES(mutex_);
   // Keys looked up here, by table.
   static std::vector<uint64_t> ReadsHere(const std::vector<std::vector<Bucket>>& buckets);
   Totals TotalsNow() const;
-  void Prune();
+  void Prune() EMBERTIDE_REQUIRES(mutex_);
   double DistinctOf(const Registers& registers, size_t table, size_t bucket) const;
 
   const std::chrono::milliseconds length_;
@@ -108,17 +108,19 @@ class LoadMeter : public ReadObserver {
   std::array<Registers, 2> registers_;
   std::atomic<uint32_t> counting_{0};  // which of them
   std::atomic<uint32_t> every_{8};
-  uint64_t told_ = 0;       // reads, in the window under way
-  uint64_t stood_for_ = 0;  // ... and by them
   std::atomic<uint64_t> dropped_{0};
   std::atomic<uint64_t> requests_{0};
   std::atomic<uint64_t> request_us_{0};
-  mutable std::mutex mutex_;
-  std::chrono::steady_clock::time_point begun_;
-  uint64_t turns_ = 0;
-  Totals totals_;  // when the window under way began
-  Window now_;
-  Window last_;
+  mutable Mutex mutex_;
+  std::chrono::steady_clock::time_point begun_ EMBERTIDE_GUARDED_BY(mutex_);
+  uint64_t turns_ EMBERTIDE_GUARDED_BY(mutex_) = 0;
+  // When the window under way began.
+  Totals totals_ EMBERTIDE_GUARDED_BY(mutex_);
+  Window now_ EMBERTIDE_GUARDED_BY(mutex_);
+  Window last_ EMBERTIDE_GUARDED_BY(mutex_);
+  // Reads, in the window under way, and by them.
+  uint64_t told_ EMBERTIDE_GUARDED_BY(mutex_) = 0;
+  uint64_t stood_for_ EMBERTIDE_GUARDED_BY(mutex_) = 0;
   MissMeter misses_;
 };
 

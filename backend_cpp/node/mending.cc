@@ -49,7 +49,7 @@ Mender::Mender(Node* node) : node_(node), thread_([this] { Run(); }) {}
 
 Mender::~Mender() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stop_ = true;
   }
   wake_.notify_all();
@@ -57,8 +57,8 @@ Mender::~Mender() {
 }
 
 bool Mender::Wait(std::chrono::milliseconds time) {
-  std::unique_lock lock(mutex_);
-  return !wake_.wait_for(lock, time, [this] { return stop_; });
+  MutexLock lock(mutex_);
+  return !wake_.wait_for(lock, time, [this]() EMBERTIDE_REQUIRES(mutex_) { return stop_; });
 }
 
 void Mender::Say(const std::string& line) const {

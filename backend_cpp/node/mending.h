@@ -5,12 +5,12 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <mutex>
 #include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "base/mutex.h"
 #include "embertide/node.h"
 
 namespace embertide {
@@ -42,9 +42,9 @@ class Mender {
   std::atomic<uint64_t> failed_{0};
   std::set<std::string> told_;  // blocks that are bad
   std::string error_;           // the last that was told
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  bool stop_ = false;
+  Mutex mutex_;
+  std::condition_variable_any wake_;
+  bool stop_ EMBERTIDE_GUARDED_BY(mutex_) = false;
   std::thread thread_;  // last: it uses the members above
 };
 

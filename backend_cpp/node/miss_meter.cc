@@ -90,11 +90,11 @@ bool MissMeter::Samples(uint64_t hash) const {
 }
 
 void MissMeter::Note(std::span<const WatchedKey> keys) {
-  const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) {
+  if (!mutex_.try_lock()) {
     dropped_ += keys.size();
     return;
   }
+  const MutexLock lock(mutex_, std::adopt_lock);
   for (const WatchedKey& key : keys) {
     if (!Samples(key.hash)) continue;
     if (ring_.size() < kSamples) {
@@ -113,7 +113,7 @@ void MissMeter::Restart() {
 }
 
 void MissMeter::EndWindow(std::vector<uint64_t> reads) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const uint64_t samples = told_ - window_begin_;
   windows_.push_back({window_begin_, std::move(reads)});
   if (samples > kMostAWindow) {
@@ -131,7 +131,7 @@ void MissMeter::EndWindow(std::vector<uint64_t> reads) {
 }
 
 std::optional<MissMeter::Sample> MissMeter::Take() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (windows_.size() < kLeastWindows) return std::nullopt;
   const size_t middle = windows_.size() / 2;
   Sample sample;

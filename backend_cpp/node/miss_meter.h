@@ -14,11 +14,11 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <vector>
 
+#include "base/mutex.h"
 #include "embertide/store.h"
 
 namespace embertide {
@@ -61,18 +61,20 @@ class MissMeter {
     std::vector<uint64_t> reads;  // of all keys after that, by table
     double factor = 1;            // keys that one sampled key stands for
   };
-  bool Samples(uint64_t hash) const;
-  void Restart();
+  bool Samples(uint64_t hash) const EMBERTIDE_REQUIRES(mutex_);
+  void Restart() EMBERTIDE_REQUIRES(mutex_);
   std::optional<Sample> Take() const;
 
   const size_t tables_;
   std::atomic<uint64_t> dropped_{0};
-  mutable std::mutex mutex_;
-  std::vector<WatchedKey> ring_;
-  uint64_t told_ = 0;          // samples since the start
-  uint64_t window_begin_ = 0;  // of the window under way
-  uint32_t halvings_ = 0;
-  std::deque<Window> windows_;
+  mutable Mutex mutex_;
+  std::vector<WatchedKey> ring_ EMBERTIDE_GUARDED_BY(mutex_);
+  // Samples since the start.
+  uint64_t told_ EMBERTIDE_GUARDED_BY(mutex_) = 0;
+  // Of the window under way.
+  uint64_t window_begin_ EMBERTIDE_GUARDED_BY(mutex_) = 0;
+  uint32_t halvings_ EMBERTIDE_GUARDED_BY(mutex_) = 0;
+  std::deque<Window> windows_ EMBERTIDE_GUARDED_BY(mutex_);
 };
 
 }  // namespace embertide

@@ -18,7 +18,7 @@ Readiness::Readiness(std::function<std::string()> why_not, std::function<void(bo
 
 Readiness::~Readiness() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stop_ = true;
   }
   wake_.notify_all();
@@ -26,30 +26,32 @@ Readiness::~Readiness() {
 }
 
 std::string Readiness::why_not() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return why_not_;
 }
 
 bool Readiness::Await(std::chrono::steady_clock::time_point deadline) {
-  std::unique_lock lock(mutex_);
-  return wake_.wait_until(lock, deadline, [this] { return why_not_.empty(); });
+  MutexLock lock(mutex_);
+  return wake_.wait_until(lock, deadline,
+                          [this]() EMBERTIDE_REQUIRES(mutex_) { return why_not_.empty(); });
+}
+
+bool Readiness::Wait(std::chrono::milliseconds time) {
+  MutexLock lock(mutex_);
+  return !wake_.wait_for(lock, time, [this]() EMBERTIDE_REQUIRES(mutex_) { return stop_; });
 }
 
 void Readiness::Look() {
   bool was_ready = why_not().empty();
   std::chrono::milliseconds every = was_ready ? kLookEvery : kLookAtStart;
-  while (true) {
-    {
-      std::unique_lock lock(mutex_);
-      if (wake_.wait_for(lock, every, [this] { return stop_; })) return;
-    }
+  while (Wait(every)) {
     std::string why_not = find_why_not_();
     const bool ready = why_not.empty();
     if (ready != was_ready) tell_(ready);
     if (ready) every = kLookEvery;
     was_ready = ready;
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       why_not_ = std::move(why_not);
     }
     wake_.notify_all();

@@ -5,9 +5,10 @@
 #include <chrono>
 #include <condition_variable>
 #include <functional>
-#include <mutex>
 #include <string>
 #include <thread>
+
+#include "base/mutex.h"
 
 namespace embertide {
 
@@ -27,13 +28,15 @@ class Readiness {
 
  private:
   void Look();
+  // False: the thread is to end.
+  bool Wait(std::chrono::milliseconds time);
 
   const std::function<std::string()> find_why_not_;
   const std::function<void(bool)> tell_;
-  mutable std::mutex mutex_;
-  std::condition_variable wake_;
-  bool stop_ = false;
-  std::string why_not_;
+  mutable Mutex mutex_;
+  std::condition_variable_any wake_;
+  bool stop_ EMBERTIDE_GUARDED_BY(mutex_) = false;
+  std::string why_not_ EMBERTIDE_GUARDED_BY(mutex_);
   std::thread thread_;  // last: it uses the members above
 };
 

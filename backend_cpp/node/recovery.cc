@@ -183,7 +183,7 @@ Sealer::Sealer(const Node* node) : node_(node), thread_([this] { Run(); }) {}
 
 Sealer::~Sealer() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stop_ = true;
   }
   wake_.notify_all();
@@ -191,13 +191,13 @@ Sealer::~Sealer() {
 }
 
 std::string Sealer::error() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return error_;
 }
 
 bool Sealer::Wait(std::chrono::nanoseconds time) {
-  std::unique_lock lock(mutex_);
-  return !wake_.wait_for(lock, time, [this] { return stop_; });
+  MutexLock lock(mutex_);
+  return !wake_.wait_for(lock, time, [this]() EMBERTIDE_REQUIRES(mutex_) { return stop_; });
 }
 
 void Sealer::Run() {
@@ -212,7 +212,7 @@ void Sealer::Run() {
     // The last one is as good as another would be, and keeps no room that rows have left.
     if (stats.seal.version == stats.newest_version && stats.seal.kept_bytes == 0) continue;
     const Status status = node_->store_->Seal(seal);
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!stop_) error_ = status.ok() ? "" : status.ToString();
   }
 }

@@ -4,11 +4,11 @@
 
 #include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
 
+#include "base/mutex.h"
 #include "embertide/node.h"
 
 namespace embertide {
@@ -54,10 +54,10 @@ class Sealer {
   bool Wait(std::chrono::nanoseconds time);
 
   const Node* const node_;
-  mutable std::mutex mutex_;
-  std::condition_variable wake_;
-  bool stop_ = false;
-  std::string error_;
+  mutable Mutex mutex_;
+  std::condition_variable_any wake_;
+  bool stop_ EMBERTIDE_GUARDED_BY(mutex_) = false;
+  std::string error_ EMBERTIDE_GUARDED_BY(mutex_);
   std::thread thread_;  // last: it uses the members above
 };
 

@@ -49,7 +49,7 @@ Status TokenFile::Look() {
   if (values->empty()) {
     return {Code::kInvalidArgument, "token_file " + options_.path + " is empty: nobody could call"};
   }
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   values_ = std::move(values);
   looked_ = std::chrono::steady_clock::now();
   return Status::Ok();
@@ -57,7 +57,7 @@ Status TokenFile::Look() {
 
 std::shared_ptr<const TokenFile::Values> TokenFile::Now() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto now = std::chrono::steady_clock::now();
     if (looking_ || now - looked_ <= kLookEvery) return values_;
     looking_ = true;
@@ -66,12 +66,12 @@ std::shared_ptr<const TokenFile::Values> TokenFile::Now() {
   const Status looked = Look();
   std::string news;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     looking_ = false;
     if (looked.message() != refused_) news = refused_ = looked.message();
   }
   if (!news.empty() && options_.log) options_.log(news + "; those before stay");
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return values_;
 }
 

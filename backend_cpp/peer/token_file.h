@@ -8,11 +8,11 @@
 #include <chrono>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/mutex.h"
 #include "embertide/status.h"
 
 namespace embertide {
@@ -47,11 +47,12 @@ class TokenFile {
   std::shared_ptr<const Values> Now();
 
   const Options options_;
-  std::mutex mutex_;
-  bool looking_ = false;
-  std::string refused_;  // what was said last of a change
-  std::chrono::steady_clock::time_point looked_;
-  std::shared_ptr<const Values> values_;
+  Mutex mutex_;
+  bool looking_ EMBERTIDE_GUARDED_BY(mutex_) = false;
+  // What was said last of a change.
+  std::string refused_ EMBERTIDE_GUARDED_BY(mutex_);
+  std::chrono::steady_clock::time_point looked_ EMBERTIDE_GUARDED_BY(mutex_);
+  std::shared_ptr<const Values> values_ EMBERTIDE_GUARDED_BY(mutex_);
 };
 
 }  // namespace embertide

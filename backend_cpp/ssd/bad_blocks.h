@@ -5,8 +5,9 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <set>
+
+#include "base/mutex.h"
 
 namespace embertide {
 
@@ -17,7 +18,7 @@ class BadBlocks {
   static constexpr size_t kMost = 256;
 
   void Note(uint64_t block) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (blocks_.contains(block)) return;
     if (blocks_.size() == kMost) {
       ++dropped_;
@@ -30,21 +31,21 @@ class BadBlocks {
   // Blocks from `first` to before `end` have no rows any more, or others.
   void Forget(uint64_t first, uint64_t end) {
     if (empty()) return;
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     blocks_.erase(blocks_.lower_bound(first), blocks_.lower_bound(end));
     size_ = blocks_.size();
   }
   bool empty() const { return size_ == 0; }
   std::set<uint64_t> blocks() const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return blocks_;
   }
   uint64_t found() const { return found_; }
   uint64_t dropped() const { return dropped_; }  // times that there was no room to note one
 
  private:
-  mutable std::mutex mutex_;
-  std::set<uint64_t> blocks_;
+  mutable Mutex mutex_;
+  std::set<uint64_t> blocks_ EMBERTIDE_GUARDED_BY(mutex_);
   std::atomic<size_t> size_{0};
   std::atomic<uint64_t> found_{0};
   std::atomic<uint64_t> dropped_{0};

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <mutex>
 #include <vector>
 
+#include "base/mutex.h"
 #include "embertide/prune.h"
 #include "store/decay.h"
 #include "store/distinct_keys.h"
@@ -64,6 +64,7 @@ struct GroupPrice {
     }
   }
   uint64_t bytes() const {
+    const MutexLock lock(mutex);
     return waiting.bytes() + seen.size() * sizeof(SeenKeys) +
            tables.size() * (sizeof(CountsWorth) + sizeof(UtilityScale) + sizeof(size_t));
   }
@@ -85,14 +86,16 @@ struct GroupPrice {
   };
   const std::vector<uint32_t> tables;
   std::vector<size_t> seen_of;  // by place in `tables`: which of `seen`
-  std::mutex mutex;             // guards what follows; taken after any writer lock
-  std::vector<SeenKeys> seen;
-  WaitingKeys waiting;
+  mutable Mutex mutex;          // taken after any writer lock
+  std::vector<SeenKeys> seen EMBERTIDE_GUARDED_BY(mutex);
+  WaitingKeys waiting EMBERTIDE_GUARDED_BY(mutex);
   std::vector<CountsWorth> counts;   // by place in `tables`; changed by a pass alone
   std::vector<UtilityScale> scales;  // by place in `tables`; their scale changed by a pass alone
-  float price = 0.0F;
-  uint64_t room = ~0ULL;  // bytes that new rows may take until the next pass
-  uint64_t step = 0;      // steps that were begun
+  float price = 0.0F;                // changed by a pass alone
+  // Bytes that new rows may take until the next pass.
+  uint64_t room EMBERTIDE_GUARDED_BY(mutex) = ~0ULL;
+  // Steps that were begun.
+  uint64_t step EMBERTIDE_GUARDED_BY(mutex) = 0;
 };
 
 }  // namespace embertide

@@ -38,7 +38,7 @@ Status Store::AddBucket(uint32_t t, uint32_t b, uint32_t d, std::span<const std:
   }
   uint32_t rows = 0;
   EMBERTIDE_RETURN_IF_ERROR(impl_->ProveRecords(table, b, records, &rows));
-  const std::lock_guard commit(impl_->commit_mutex);
+  const MutexLock commit(impl_->commit_mutex);
   Device* device = impl_->DeviceOf(table, d);
   BucketSlot& slot = impl_->tables[t].buckets[b];
   Bucket* before = slot.newest;
@@ -114,7 +114,7 @@ Status Store::AddBucket(uint32_t t, uint32_t b, uint32_t d, std::span<const std:
 
 Status Store::DropBucket(uint32_t t, uint32_t b) {
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckBucket(t, b));
-  const std::lock_guard commit(impl_->commit_mutex);
+  const MutexLock commit(impl_->commit_mutex);
   BucketSlot& slot = impl_->tables[t].buckets[b];
   Bucket* bucket = nullptr;
   {

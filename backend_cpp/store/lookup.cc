@@ -226,14 +226,14 @@ static void TellPolicies(const Store::Impl& impl, Scratch* scratch) {
   uint64_t told = 0;
   for (size_t i = 0; i < accesses.size();) {
     Device* device = accesses[i].first;
-    const std::unique_lock lock(device->accesses_mutex, std::try_to_lock);
-    size_t room = lock.owns_lock() ? device->most_accesses - device->accesses.size() : 0;
-    for (; i < accesses.size() && accesses[i].first == device; ++i) {
-      if (room == 0) continue;
-      device->accesses.push_back(accesses[i].second);
-      --room;
-      ++told;
-    }
+    const size_t first = i;
+    while (i < accesses.size() && accesses[i].first == device) ++i;
+    if (!device->accesses_mutex.try_lock()) continue;
+    const MutexLock lock(device->accesses_mutex, std::adopt_lock);
+    const size_t room = device->most_accesses - device->accesses.size();
+    const size_t end = first + std::min(room, i - first);
+    for (size_t k = first; k < end; ++k) device->accesses.push_back(accesses[k].second);
+    told += end - first;
   }
   if (told < accesses.size()) impl.dropped_accesses += accesses.size() - told;
   accesses.clear();

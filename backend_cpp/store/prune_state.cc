@@ -42,7 +42,8 @@ Status WrongState(uint64_t bytes, uint32_t group, const std::string& must) {
 }
 
 // Of a group of so many tables and kinds of rows; nullopt: it is not.
-std::optional<SavedState> ReadState(const GroupPrice& group, std::string_view state) {
+std::optional<SavedState> ReadState(const GroupPrice& group, std::string_view state)
+    EMBERTIDE_REQUIRES(group.mutex) {
   SavedState saved;
   saved.seen.resize(group.seen.size());
   saved.counts.resize(group.tables.size());
@@ -65,8 +66,9 @@ std::optional<SavedState> ReadState(const GroupPrice& group, std::string_view st
   return saved;
 }
 
-// In place of all that the group keeps. Requires: at least one, and the group's mutex.
-void Load(const std::vector<SavedState>& states, bool seen, GroupPrice* group) {
+// In place of all that the group keeps. Requires: at least one.
+void Load(const std::vector<SavedState>& states, bool seen, GroupPrice* group)
+    EMBERTIDE_REQUIRES(group->mutex) {
   const SavedState& first = states.front();
   std::vector<std::string_view> waiting;
   waiting.reserve(states.size());
@@ -94,7 +96,7 @@ void Load(const std::vector<SavedState>& states, bool seen, GroupPrice* group) {
 Result<std::string> Store::PruneState(uint32_t g) const {
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckGroup(g));
   GroupPrice& group = *impl_->groups[g];
-  const std::lock_guard lock(group.mutex);
+  const MutexLock lock(group.mutex);
   const std::string waiting = group.waiting.Save();
   return Written(
       {{group.price, 0, group.room, group.step}, group.seen, group.counts, group.scales, waiting});
@@ -103,6 +105,7 @@ Result<std::string> Store::PruneState(uint32_t g) const {
 Result<std::string> Store::PruneStateOfFormat5(uint32_t g, std::string_view state) const {
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckGroup(g));
   const GroupPrice& group = *impl_->groups[g];
+  const MutexLock lock(group.mutex);
   const uint64_t seen_bytes = group.tables.size() * sizeof(DistinctKeys);
   SavedState saved;
   if (state.size() < sizeof(saved.price) + seen_bytes) {
@@ -127,7 +130,7 @@ Result<std::string> Store::PruneStateOfFormat5(uint32_t g, std::string_view stat
 Status Store::SetPruneState(uint32_t g, const std::string& state) {
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckGroup(g));
   GroupPrice& group = *impl_->groups[g];
-  const std::lock_guard lock(group.mutex);
+  const MutexLock lock(group.mutex);
   std::optional<SavedState> saved = ReadState(group, state);
   if (!saved.has_value() || WaitingKeys::BytesOf(saved->waiting) != group.waiting.bytes()) {
     return WrongState(state.size(), g, "its tables and waiting_bytes");
@@ -143,7 +146,7 @@ Status Store::LoadPruneStates(uint32_t g, std::span<const std::string> states, b
                                         ": no states to load; give that of each rank that saved"};
   }
   GroupPrice& group = *impl_->groups[g];
-  const std::lock_guard lock(group.mutex);
+  const MutexLock lock(group.mutex);
   std::vector<SavedState> read;
   for (const std::string& state : states) {
     std::optional<SavedState> saved = ReadState(group, state);

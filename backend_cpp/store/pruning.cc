@@ -40,7 +40,7 @@ Status Store::Impl::CheckGroup(uint32_t group) const {
 
 std::optional<float> Store::Impl::Worth(const Table& table, uint64_t key, float earned) {
   GroupPrice& group = *table.pruned_with;
-  const std::lock_guard lock(group.mutex);
+  const MutexLock lock(group.mutex);
   const uint64_t hash = HashIn(table, key);
   group.seen[group.seen_of[table.place_in_group]].keys.Add(hash);
   const auto scale = static_cast<float>(group.scales[table.place_in_group].scale);
@@ -52,7 +52,7 @@ std::optional<float> Store::Impl::Worth(const Table& table, uint64_t key, float 
 bool Store::Impl::WorthCounting(const Table& table, uint64_t key, const float* logs) {
   if (table.pruned_with == nullptr) return false;
   GroupPrice& group = *table.pruned_with;
-  const std::lock_guard lock(group.mutex);
+  const MutexLock lock(group.mutex);
   const CountsWorth& counts = group.counts[table.place_in_group];
   const float worth = counts.Of(logs[counts.of.counter]);
   if (!(worth > 0.0F)) return false;
@@ -142,7 +142,7 @@ void Store::Impl::ForSomeRows(const Table& table, uint32_t rare, const Visit& vi
 
 GroupSample Store::Impl::TakeSample(GroupPrice* group, uint32_t rare) const {
   {
-    const std::lock_guard lock(group->mutex);
+    const MutexLock lock(group->mutex);
     group->Scale();
   }
   GroupSample sample = EmptySample(group, rare);
@@ -161,7 +161,7 @@ GroupSample Store::Impl::TakeSample(GroupPrice* group, uint32_t rare) const {
 }
 
 GroupSample Store::Impl::EmptySample(GroupPrice* group, uint32_t rare) const {
-  const std::lock_guard lock(group->mutex);
+  const MutexLock lock(group->mutex);
   GroupSample sample{group->step, rare, {}};
   for (size_t i = 0; i < group->tables.size(); ++i) {
     const RowCost& cost = tables[group->tables[i]].cost;
@@ -268,7 +268,7 @@ void Store::Impl::PruneBucket(GroupPrice* group, const Table& table, uint32_t b,
   }
   // In an order that does not depend on where they stood.
   std::ranges::sort(gone, {}, &Change::key);
-  const std::lock_guard lock(group->mutex);
+  const MutexLock lock(group->mutex);
   for (const Change& each : gone) {
     if (each.kind == RecordKind::kExpired) continue;
     group->waiting.Add(HashIn(table, each.key), each.utility, group->step);
@@ -319,13 +319,13 @@ Result<PruneOutcome> Store::Prune(uint32_t g, uint64_t bytes, uint32_t max_age,
     if (counts.of.worth == 0.0F) continue;
     const CountsWorth found =
         sample.value().tables[i].FindWorth(impl_->tables[counts.of.table].cost, counts);
-    const std::lock_guard lock(group->mutex);
+    const MutexLock lock(group->mutex);
     counts = found;
   }
   const PriceSample priced = impl_->Priced(*group, sample.value());
   const auto aim = static_cast<uint64_t>(static_cast<double>(bytes) * (1.0 - kLeftFree));
   {
-    const std::lock_guard lock(group->mutex);
+    const MutexLock lock(group->mutex);
     group->price = priced.PriceFor(aim >> sample.value().rare);
   }
   PruneOutcome outcome;
@@ -335,7 +335,7 @@ Result<PruneOutcome> Store::Prune(uint32_t g, uint64_t bytes, uint32_t max_age,
       impl_->PruneBucket(group, impl_->tables[t], b, max_age, &outcome);
     }
   }
-  const std::lock_guard lock(group->mutex);
+  const MutexLock lock(group->mutex);
   // What others left of the bytes is not known here.
   group->room = samples.size() > 1 ? 0 : bytes - std::min(bytes, outcome.bytes);
   return outcome;
@@ -352,20 +352,20 @@ Status Store::NoteStake(uint32_t t, double at_stake, double squares) {
                                         ": give sums of squares, of a table that is pruned"};
   }
   GroupPrice& group = *table.pruned_with;
-  const std::lock_guard lock(group.mutex);
+  const MutexLock lock(group.mutex);
   group.scales[table.place_in_group].Add(at_stake, squares, group.step, impl_->decay);
   return Status::Ok();
 }
 
 Result<uint64_t> Store::PruneRoom(uint32_t g) const {
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckGroup(g));
-  const std::lock_guard lock(impl_->groups[g]->mutex);
+  const MutexLock lock(impl_->groups[g]->mutex);
   return impl_->groups[g]->room;
 }
 
 Status Store::SetPruneRoom(uint32_t g, uint64_t bytes) {
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckGroup(g));
-  const std::lock_guard lock(impl_->groups[g]->mutex);
+  const MutexLock lock(impl_->groups[g]->mutex);
   impl_->groups[g]->room = bytes;
   return Status::Ok();
 }
@@ -373,7 +373,7 @@ Status Store::SetPruneRoom(uint32_t g, uint64_t bytes) {
 Result<uint64_t> Store::SeenBytes(uint32_t g) const {
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckGroup(g));
   GroupPrice& group = *impl_->groups[g];
-  const std::lock_guard lock(group.mutex);
+  const MutexLock lock(group.mutex);
   double bytes = 0.0;
   for (const GroupPrice::SeenKeys& each : group.seen) {
     bytes += each.keys.Estimate() * static_cast<double>(each.row_bytes);

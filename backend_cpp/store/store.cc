@@ -412,7 +412,10 @@ Status Store::Impl::OpenPolicy(Device* device, const std::string& text) {
   if (!device->budget.TryCharge(device->LogBytes())) {
     return {Code::kInvalidArgument, "ddr_budget_bytes is too small for the log of its policy"};
   }
-  device->accesses.reserve(device->most_accesses);
+  {
+    const MutexLock lock(device->accesses_mutex);
+    device->accesses.reserve(device->most_accesses);
+  }
   device->replayed.reserve(device->most_accesses);
   device->least_count = name.value().accesses;
   if (name.value().name == "clock") return Status::Ok();

@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "base/crew.h"
+#include "base/mutex.h"
 #include "ddr/byte_budget.h"
 #include "ddr/slab_arena.h"
 #include "embertide/hash.h"
@@ -131,9 +132,9 @@ struct Device {
   uint32_t least_count = 1;
   // Rows read from the SSD; with a policy, from DDR too. Appended to by readers, emptied by
   // Maintain. What is more than `most_accesses` is dropped and counted.
-  std::mutex accesses_mutex;
+  Mutex accesses_mutex;
   size_t most_accesses = 0;
-  std::vector<Access> accesses;
+  std::vector<Access> accesses EMBERTIDE_GUARDED_BY(accesses_mutex);
   std::vector<Access> replayed;  // those of Maintain's last turn: its memory is kept (`upkeep`)
   // Rows of the SSD that are being read without the writer: told of slots that are freed meanwhile.
   std::vector<SsdBatch*> reading;
@@ -202,11 +203,12 @@ struct Store::Impl {
 
   std::atomic<uint64_t> newest{0};
   std::atomic<uint64_t> oldest{0};  // of the window
-  std::deque<uint64_t> window;      // committed versions, ascending; guarded by commit_mutex
-  // (table, bucket) that have an older copy; guarded by commit_mutex.
-  std::vector<std::pair<uint32_t, uint32_t>> superseded;
+  Mutex commit_mutex;
+  // Committed versions, ascending.
+  std::deque<uint64_t> window EMBERTIDE_GUARDED_BY(commit_mutex);
+  // (table, bucket) that have an older copy.
+  std::vector<std::pair<uint32_t, uint32_t>> superseded EMBERTIDE_GUARDED_BY(commit_mutex);
   std::atomic<uint64_t> superseded_until{0};  // the largest `since` of them; 0: none
-  std::mutex commit_mutex;
 
   // Training.
   const Decay decay{options.utility_decay};
@@ -512,15 +514,15 @@ struct Store::Impl {
   // Of a node that was staged.
   Bucket* BucketOn(Device* device, const VersionNode& node);
   // The window is what it is from now on: folds and retires what left it and no pin needs.
-  // Requires: commit_mutex.
-  void LeaveWindow();
+  void LeaveWindow() EMBERTIDE_REQUIRES(commit_mutex);
 
   // --- holding.cc --------------------------------------------------------------------------------
-  // Retires older copies that no pin can read any more. Requires: commit_mutex.
-  void RetireSuperseded(uint64_t limit);
+  // Retires older copies that no pin can read any more.
+  void RetireSuperseded(uint64_t limit) EMBERTIDE_REQUIRES(commit_mutex);
   // Unlinks a bucket's versions and retires it, in slices under its device's writer. Requires:
-  // commit_mutex; nobody can reach the bucket from now on but readers that have it.
-  void RetireBucket(uint32_t table, uint32_t number, Bucket* bucket);
+  // nobody can reach the bucket from now on but readers that have it.
+  void RetireBucket(uint32_t table, uint32_t number, Bucket* bucket)
+      EMBERTIDE_REQUIRES(commit_mutex);
   // Frees up to so many entries of a bucket from *entry on, and once it is past the last, the
   // bucket: true. Requires: no reader can hold anything of it.
   bool FreeBucket(const Table& table, Bucket* bucket, uint32_t* entry, uint32_t most);
@@ -603,7 +605,8 @@ struct Store::Impl {
   // Such a key has counted so much: whether a row of counters alone is worth that.
   bool WorthCounting(const Table& table, uint64_t key, const float* logs);
   // Takes a row of so many bytes off the room, if what its key earned is worth that and it fits.
-  bool Admit(GroupPrice* group, uint64_t hash, float utility, uint64_t bytes);
+  bool Admit(GroupPrice* group, uint64_t hash, float utility, uint64_t bytes)
+      EMBERTIDE_REQUIRES(group->mutex);
   // Calls visit(key, place) for a bucket's rows, in slices under its device's writer, which may
   // change them in after(&writer), called at each slice's end.
   template <typename Visit, typename After>

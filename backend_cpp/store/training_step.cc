@@ -316,7 +316,7 @@ Result<uint64_t> RunTables(Store::Impl* impl, std::span<const BagGradients> bags
   if (work == StepWork::kUpdate) {
     step.tick = (impl->tick.fetch_add(1) + 1) % RowAux::kTicks;
     for (const auto& group : impl->groups) {
-      const std::lock_guard lock(group->mutex);
+      const MutexLock lock(group->mutex);
       ++group->step;
     }
     if (CountsSteps(impl->options.optimizer)) {

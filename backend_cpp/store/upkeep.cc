@@ -139,7 +139,7 @@ bool Store::Impl::Promote(Device* device, std::span<const Access> rows) {
 std::vector<Access> Store::Impl::Replay(Device* device) {
   device->replayed.clear();
   {
-    const std::lock_guard lock(device->accesses_mutex);
+    const MutexLock lock(device->accesses_mutex);
     device->accesses.swap(device->replayed);
   }
   std::vector<Access> admitted;

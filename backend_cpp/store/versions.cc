@@ -195,7 +195,7 @@ void Store::Impl::UnstageNode(Device* device, VersionNode* node) {
 }
 
 Status Store::Commit(uint64_t version) {
-  const std::lock_guard commit(impl_->commit_mutex);
+  const MutexLock commit(impl_->commit_mutex);
   const uint64_t newest = impl_->newest.load();
   if (version <= newest) {
     return {Code::kRejected,
@@ -210,7 +210,7 @@ Status Store::Commit(uint64_t version) {
 }
 
 void Store::Forget(uint64_t version) {
-  const std::lock_guard commit(impl_->commit_mutex);
+  const MutexLock commit(impl_->commit_mutex);
   auto& window = impl_->window;
   while (window.size() > 1 && window.front() < version) window.pop_front();
   if (!window.empty()) impl_->LeaveWindow();

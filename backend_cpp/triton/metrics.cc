@@ -195,7 +195,7 @@ TRITONSERVER_Metric* MetricFamilies::Make(const std::string& name, const std::st
 }
 
 void MetricFamilies::AddLoad(const std::string& model, bool loaded) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto [at, is_new] = loads_.try_emplace({model, loaded}, nullptr);
   if (is_new) {
     at->second =
@@ -205,17 +205,17 @@ void MetricFamilies::AddLoad(const std::string& model, bool loaded) {
 }
 
 void MetricFamilies::Enter(const std::string& model, const void* who) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   alive_[model].push_back(who);
 }
 
 void MetricFamilies::Leave(const std::string& model, const void* who) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::erase(alive_.at(model), who);
 }
 
 bool MetricFamilies::IsLast(const std::string& model, const void* who) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return alive_.at(model).back() == who;
 }
 
@@ -237,7 +237,7 @@ ModelMetrics::ModelMetrics(MetricFamilies& families, const std::string& model, c
 
 ModelMetrics::~ModelMetrics() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stop_ = true;
   }
   wake_.notify_all();
@@ -494,10 +494,11 @@ void ModelMetrics::Publish() {
 }
 
 void ModelMetrics::Run() {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   bool stop = false;
   while (!stop) {
-    stop = wake_.wait_for(lock, kPublishEvery, [this] { return stop_; });
+    stop =
+        wake_.wait_for(lock, kPublishEvery, [this]() EMBERTIDE_REQUIRES(mutex_) { return stop_; });
     Publish();
   }
 }

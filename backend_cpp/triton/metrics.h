@@ -15,12 +15,12 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "base/mutex.h"
 #include "embertide/node.h"
 #include "triton/request.h"
 #include "triton/triton_abi.h"
@@ -59,9 +59,10 @@ class MetricFamilies {
   bool IsLast(const std::string& model, const void* who) const;
 
  private:
-  mutable std::mutex mutex_;
-  std::map<std::string, std::vector<const void*>> alive_;  // by model, in the order they came
-  std::map<std::pair<std::string, bool>, TRITONSERVER_Metric*> loads_;
+  mutable Mutex mutex_;
+  // By model, in the order they came.
+  std::map<std::string, std::vector<const void*>> alive_ EMBERTIDE_GUARDED_BY(mutex_);
+  std::map<std::pair<std::string, bool>, TRITONSERVER_Metric*> loads_ EMBERTIDE_GUARDED_BY(mutex_);
   std::map<std::string, Family> families_;
 };
 
@@ -117,9 +118,9 @@ class ModelMetrics {
   std::string bus_error_;   // shown last in the log
   std::string seal_error_;  // the same
   std::string why_not_ready_;
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  bool stop_ = false;
+  Mutex mutex_;
+  std::condition_variable_any wake_;
+  bool stop_ EMBERTIDE_GUARDED_BY(mutex_) = false;
   std::thread thread_;  // last: it uses the members above
 };
 
