@@ -7,6 +7,7 @@ this Python, and links to those of `bench/backends`, which are built here.
 import contextlib
 import dataclasses
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -213,6 +214,12 @@ def write_model(repository: Path, variant: Variant, shape: Shape, files: Files) 
 # --- server ---------------------------------------------------------------------------------------
 
 
+def _path() -> str:
+    """Return PATH without this venv: the stub's Python may have another standard library."""
+    venv = str(Path(sys.prefix) / "bin")
+    return os.pathsep.join(each for each in os.environ["PATH"].split(os.pathsep) if each != venv)
+
+
 class BenchServer:
     """A tritonserver over the variants of one shape; models are loaded when first asked for."""
 
@@ -231,6 +238,7 @@ class BenchServer:
             grpc_port=grpc_port,
             metrics_port=metrics,
             explicit=True,
+            environment={"PATH": _path()},
         )
         self._loaded: set[Variant] = set()
         self.triton = triton.TritonServer(options)
