@@ -34,7 +34,11 @@ def test_a_connection_that_is_kept_does_not_hold_up_the_end(
 def test_kept_connections_end_between_requests_while_the_node_leaves(
     snapshot: tuple[Path, Any], tmp_path: Path, backends: Path
 ) -> None:
-    """A caller that asks on over each connection sees it end where it would ask next."""
+    """A caller that asks on over each connection sees it end where it would ask next.
+
+    One question of eight callers may cross the end: whoever looks whether a connection still
+    stands, and then asks, can be too late by a moment.
+    """
     with contextlib.ExitStack() as stack:
         node = stack.enter_context(contextlib.ExitStack())
         addresses = node.enter_context(serving(snapshot[0], tmp_path, backends, "--leave-s", "6"))
@@ -48,6 +52,7 @@ def test_kept_connections_end_between_requests_while_the_node_leaves(
         callers = [http.client.HTTPConnection(addresses["http"], timeout=10) for _ in range(8)]
         asked = dict.fromkeys(range(len(callers)), 0)
         left: dict[int, float] = {}
+        crossed = list[int]()
         faults = list[str]()
 
         def ask(number: int) -> None:
@@ -61,6 +66,10 @@ def test_kept_connections_end_between_requests_while_the_node_leaves(
                     assert answer.status == 200
                     asked[number] += 1
                 left[number] = time.monotonic()
+            except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError):
+                # The question crossed the end on its way. Callers ask again then, as RFC 9112 says.
+                left[number] = time.monotonic()
+                crossed.append(number)
             except (OSError, AssertionError) as error:
                 faults.append(f"{number}: {type(error).__name__}: {error}")
             finally:
@@ -76,6 +85,8 @@ def test_kept_connections_end_between_requests_while_the_node_leaves(
         for each in threads:
             each.join()
     assert not faults
+    # Between looking and asking a thread here may wait for its turn while the node ends the rest.
+    assert len(crossed) <= 1
     assert len(left) == len(callers)
     assert min(left.values()) - told > 1.5, "load balancers learn of it first"
     assert 6 <= ended - told < 6 + MOST_S
