@@ -19,7 +19,6 @@
 #endif
 #define EMBERTIDE_GUARDED_BY(mutex) EMBERTIDE_THREAD_ATTRIBUTE(guarded_by(mutex))
 #define EMBERTIDE_REQUIRES(...) EMBERTIDE_THREAD_ATTRIBUTE(requires_capability(__VA_ARGS__))
-#define EMBERTIDE_EXCLUDES(...) EMBERTIDE_THREAD_ATTRIBUTE(locks_excluded(__VA_ARGS__))
 #define EMBERTIDE_ACQUIRES(...) EMBERTIDE_THREAD_ATTRIBUTE(acquire_capability(__VA_ARGS__))
 #define EMBERTIDE_RELEASES(...) EMBERTIDE_THREAD_ATTRIBUTE(release_capability(__VA_ARGS__))
 

@@ -89,9 +89,11 @@ struct GroupPrice {
   mutable Mutex mutex;          // taken after any writer lock
   std::vector<SeenKeys> seen EMBERTIDE_GUARDED_BY(mutex);
   WaitingKeys waiting EMBERTIDE_GUARDED_BY(mutex);
-  std::vector<CountsWorth> counts;   // by place in `tables`; changed by a pass alone
-  std::vector<UtilityScale> scales;  // by place in `tables`; their scale changed by a pass alone
-  float price = 0.0F;                // changed by a pass alone
+  // The next three are written under the mutex: by a pass and by who loads a saved state, which do
+  // not run at once, and the scales' sums by NoteStake. So a pass may read the others without it.
+  std::vector<CountsWorth> counts;   // by place in `tables`
+  std::vector<UtilityScale> scales;  // by place in `tables`
+  float price = 0.0F;
   // Bytes that new rows may take until the next pass.
   uint64_t room EMBERTIDE_GUARDED_BY(mutex) = ~0ULL;
   // Steps that were begun.
