@@ -1,4 +1,4 @@
-// Bucket: the rows of one bucket of a table on one device, and what becomes of one that is
+// Bucket: the rows of one bucket of a table in one pool, and what becomes of one that is
 // unlinked.
 #pragma once
 
@@ -17,7 +17,7 @@
 namespace embertide {
 
 struct Bucket;
-struct Device;
+struct RowPool;
 struct Table;
 
 // Something unlinked, to be freed when no reader of its epoch is left.
@@ -37,9 +37,9 @@ struct RemovedKey {
   RecordKind kind;
 };
 
-// The rows of one bucket on one device. What a lookup reads comes first, in one cache line.
+// The rows of one bucket in one pool. What a lookup reads comes first, in one cache line.
 struct alignas(64) Bucket {
-  Bucket(Device* on, const Table& of);
+  Bucket(RowPool* on, const Table& of);
   ~Bucket();
   Bucket(const Bucket&) = delete;
   Bucket& operator=(const Bucket&) = delete;
@@ -48,8 +48,8 @@ struct alignas(64) Bucket {
   // It answers versions from here on; below, `older` does, if there is one. Set before readers can
   // reach it.
   uint64_t since = 0;
-  std::atomic<Bucket*> older{nullptr};  // on another device; until no pin below `since` is left
-  Device* const device;                 // where its rows lie
+  std::atomic<Bucket*> older{nullptr};  // in another pool; until no pin below `since` is left
+  RowPool* const pool;                  // where its rows lie
   const uint32_t table;                 // ordinal
   const uint32_t chunk_bytes;           // of its table's rows
   const uint16_t scale_bytes;           // before the chunks
@@ -90,12 +90,12 @@ struct BucketSlot {
     }
     return bucket;
   }
-  // Its copy on a device, being filled or superseded ones too. Requires: the device's writer.
-  Bucket* On(const Device* device) const {
+  // Its copy in a pool, being filled or superseded ones too. Requires: the pool's writer.
+  Bucket* On(const RowPool* pool) const {
     Bucket* bucket = building.load();
-    if (bucket != nullptr && bucket->device == device) return bucket;
+    if (bucket != nullptr && bucket->pool == pool) return bucket;
     for (bucket = newest.load(); bucket != nullptr; bucket = bucket->older.load()) {
-      if (bucket->device == device) return bucket;
+      if (bucket->pool == pool) return bucket;
     }
     return nullptr;
   }

@@ -23,15 +23,15 @@ constexpr double kWorthMovingFull = 0.125;
 // Segments compacted for one write to a full SSD: each gives an eighth of itself or more, and a
 // write is about a quarter.
 constexpr int kCompactTries = 8;
-// What a device that had nothing to compact may do at once, of a second's budget.
+// What a pool that had nothing to compact may do at once, of a second's budget.
 constexpr double kBurstSeconds = 0.1;
 
 }  // namespace
 
-std::optional<Store::Impl::Holder> Store::Impl::HolderOf(Device* device, uint32_t table,
+std::optional<Store::Impl::Holder> Store::Impl::HolderOf(RowPool* pool, uint32_t table,
                                                          uint64_t key, Location named) {
   const uint64_t hash = HashKey(key);
-  Bucket* bucket = tables[table].buckets[BucketOf(tables[table], hash)].On(device);
+  Bucket* bucket = tables[table].buckets[BucketOf(tables[table], hash)].On(pool);
   if (bucket == nullptr) return std::nullopt;
   const uint32_t entry = bucket->index.Locate(hash, key);
   if (entry == BucketIndex::kNotFound) return std::nullopt;
@@ -49,12 +49,12 @@ std::optional<Store::Impl::Holder> Store::Impl::HolderOf(Device* device, uint32_
   return std::nullopt;
 }
 
-size_t Store::Impl::TakeNotes(Device* device, std::span<const Moving> rows, MoveKind kind) const {
-  if (device->notes == nullptr) return rows.size();
-  const auto noted = [&](const Moving& row) { return Noted(*device, tables[row.table]); };
-  device->notes->ChargeAhead();
-  size_t left = device->notes->Take(static_cast<size_t>(std::ranges::count_if(rows, noted)),
-                                    /*of_page=*/kind != MoveKind::kEvict);
+size_t Store::Impl::TakeNotes(RowPool* pool, std::span<const Moving> rows, MoveKind kind) const {
+  if (pool->notes == nullptr) return rows.size();
+  const auto noted = [&](const Moving& row) { return Noted(*pool, tables[row.table]); };
+  pool->notes->ChargeAhead();
+  size_t left = pool->notes->Take(static_cast<size_t>(std::ranges::count_if(rows, noted)),
+                                  /*of_page=*/kind != MoveKind::kEvict);
   size_t fit = 0;
   for (; fit < rows.size(); ++fit) {
     if (!noted(rows[fit])) continue;
@@ -64,27 +64,27 @@ size_t Store::Impl::TakeNotes(Device* device, std::span<const Moving> rows, Move
   return fit;
 }
 
-void Store::Impl::GiveNotesBack(Device* device, std::span<const Moving> rows) const {
-  if (device->notes == nullptr) return;
-  device->notes->GiveBack(static_cast<size_t>(std::ranges::count_if(
-      rows, [&](const Moving& row) { return Noted(*device, tables[row.table]); })));
+void Store::Impl::GiveNotesBack(RowPool* pool, std::span<const Moving> rows) const {
+  if (pool->notes == nullptr) return;
+  pool->notes->GiveBack(static_cast<size_t>(std::ranges::count_if(
+      rows, [&](const Moving& row) { return Noted(*pool, tables[row.table]); })));
 }
 
-void Store::Impl::AddNotes(Device* device, std::span<const Moving> rows,
+void Store::Impl::AddNotes(RowPool* pool, std::span<const Moving> rows,
                            const LogBatch& batch) const {
-  if (device->notes == nullptr) return;
+  if (pool->notes == nullptr) return;
   std::vector<uint64_t> slots;
   std::vector<const Moving*> noted;
   for (size_t i = 0; i < rows.size(); ++i) {
-    if (!Noted(*device, tables[rows[i].table])) continue;
+    if (!Noted(*pool, tables[rows[i].table])) continue;
     slots.push_back(batch.slots[i]);
     noted.push_back(&rows[i]);
   }
-  device->notes->Add(slots, [&](size_t i, uint32_t* words) {
+  pool->notes->Add(slots, [&](size_t i, uint32_t* words) {
     const Moving& row = *noted[i];
     const Table& table = tables[row.table];
     if (row.from.tier() == TierId::kSsd) {
-      std::copy_n(device->notes->Find(row.from.slot()), device->notes->words(), words);
+      std::copy_n(pool->notes->Find(row.from.slot()), pool->notes->words(), words);
       return;
     }
     const std::byte* aux = row.bytes.data() + row.bytes.size() - AuxBytes(table);
@@ -98,13 +98,13 @@ void Store::Impl::AddNotes(Device* device, std::span<const Moving> rows,
   });
 }
 
-Result<size_t> Store::Impl::MoveToLog(Device* device, std::span<const Moving> rows, MoveKind kind,
+Result<size_t> Store::Impl::MoveToLog(RowPool* pool, std::span<const Moving> rows, MoveKind kind,
                                       WriterLock* writer) {
-  BlockLog& log = *device->ssd;
+  BlockLog& log = *pool->ssd;
   const bool compaction = kind == MoveKind::kCompact;
-  const size_t noted = TakeNotes(device, rows, kind);
+  const size_t noted = TakeNotes(pool, rows, kind);
   if (noted < rows.size() && (compaction || noted == 0)) {
-    GiveNotesBack(device, rows.first(noted));
+    GiveNotesBack(pool, rows.first(noted));
     return Status(Code::kResourceExhausted,
                   "no room in the DDR budget for what pruning keeps of rows on the SSD");
   }
@@ -114,15 +114,15 @@ Result<size_t> Store::Impl::MoveToLog(Device* device, std::span<const Moving> ro
   for (const Moving& row : rows) entries.push_back({row.key, row.table, row.bytes});
   Result<LogBatch> batch = log.Take(entries, compaction);
   for (int tries = 0; !batch.ok() && !compaction && tries < kCompactTries &&
-                      (DropSeals(device) || CompactForRoom(device, writer));
+                      (DropSeals(pool) || CompactForRoom(pool, writer));
        ++tries) {
     batch = log.Take(entries);
   }
   if (!batch.ok()) {
-    GiveNotesBack(device, rows);
+    GiveNotesBack(pool, rows);
     return batch.status();
   }
-  AddNotes(device, rows, batch.value());
+  AddNotes(pool, rows, batch.value());
   Status written;
   WithoutWriter(writer, [&] { written = log.Write(entries, *batch); });
   log.Finish(entries, *batch, written, compaction);
@@ -131,17 +131,17 @@ Result<size_t> Store::Impl::MoveToLog(Device* device, std::span<const Moving> ro
   for (size_t i = 0; i < rows.size(); ++i) {
     const Moving& row = rows[i];
     const Table& table = tables[row.table];
-    const std::optional<Holder> holder = HolderOf(device, row.table, row.key, row.from);
+    const std::optional<Holder> holder = HolderOf(pool, row.table, row.key, row.from);
     // Its slot may be another row's by now, and training changes rows where they are: what counts
     // is that the bytes are those that were written.
     const auto same = [&] {
       const auto payload = row.bytes.first(row.bytes.size() - AuxBytes(table));
       const auto aux = row.bytes.subspan(payload.size());
       return PlaceOf(*holder).live() == row.from.live() &&
-             std::ranges::equal(
-                 payload, std::span(device->arena.Address(row.from.slot()), payload.size())) &&
+             std::ranges::equal(payload,
+                                std::span(pool->arena.Address(row.from.slot()), payload.size())) &&
              (aux.empty() ||
-              std::ranges::equal(aux, std::span(device->arena.Aux(row.from.slot()), aux.size())));
+              std::ranges::equal(aux, std::span(pool->arena.Aux(row.from.slot()), aux.size())));
     };
     if (!holder.has_value() || (row.from.tier() == TierId::kDdr && !same())) {
       log.Free(batch->slots[i], static_cast<uint32_t>(row.bytes.size()));
@@ -149,16 +149,16 @@ Result<size_t> Store::Impl::MoveToLog(Device* device, std::span<const Moving> ro
     }
     const Location place = PlaceOf(*holder);
     const Location to(TierId::kSsd, place.live(), batch->slots[i]);
-    CountPlace(device, table, to, /*taken=*/true);
+    CountPlace(pool, table, to, /*taken=*/true);
     SetPlace(*holder, to);
-    RetirePlace(device, table, place);
+    RetirePlace(pool, table, place);
     ++moved;
   }
   return moved;
 }
 
-uint64_t Store::Impl::CompactStep(Device* device, double least_dead, WriterLock* writer) {
-  BlockLog& log = *device->ssd;
+uint64_t Store::Impl::CompactStep(RowPool* pool, double least_dead, WriterLock* writer) {
+  BlockLog& log = *pool->ssd;
   const std::optional<LogRun> run = log.NextToCompact(kStepBlocks, least_dead);
   if (!run.has_value()) return 0;
   std::vector<LogRow> scanned;
@@ -168,40 +168,39 @@ uint64_t Store::Impl::CompactStep(Device* device, double least_dead, WriterLock*
   uint64_t work = uint64_t{run->blocks} * kBlockBytes;
   for (const LogRow& row : scanned) {
     const Location place(TierId::kSsd, 0, row.slot);
-    if (!HolderOf(device, row.table, row.key, place).has_value()) continue;
+    if (!HolderOf(pool, row.table, row.key, place).has_value()) continue;
     rows.push_back({row.table, row.key, place, std::span(bytes).subspan(row.at, row.bytes)});
     work += row.bytes;
   }
   compacted_bytes += work;
   // Without room, or with a drive that fails, the rows stay where they are and are tried again.
-  const Result<size_t> moved = MoveToLog(device, rows, MoveKind::kCompact, writer);
+  const Result<size_t> moved = MoveToLog(pool, rows, MoveKind::kCompact, writer);
   if (moved.ok()) compacted_rows += moved.value();
   log.Compacted(*run, moved.ok());
   return work;
 }
 
-void Store::Impl::CompactInBackground(Device* device, WriterLock* writer) {
+void Store::Impl::CompactInBackground(RowPool* pool, WriterLock* writer) {
   const auto now = std::chrono::steady_clock::now();
-  const std::chrono::duration<double> passed = now - device->compaction_at;
-  device->compaction_at = now;
+  const std::chrono::duration<double> passed = now - pool->compaction_at;
+  pool->compaction_at = now;
   const double rate =
-      static_cast<double>(options.ssd_compaction_bytes_per_s) / static_cast<double>(devices.size());
-  double& credit = device->compaction_credit;
+      static_cast<double>(options.ssd_compaction_bytes_per_s) / static_cast<double>(pools.size());
+  double& credit = pool->compaction_credit;
   credit = std::min(credit + rate * passed.count(), rate * kBurstSeconds);
-  if (credit > 0) credit -= static_cast<double>(CompactStep(device, kWorthMoving, writer));
+  if (credit > 0) credit -= static_cast<double>(CompactStep(pool, kWorthMoving, writer));
 }
 
-bool Store::Impl::CompactForRoom(Device* device, WriterLock* writer) {
+bool Store::Impl::CompactForRoom(RowPool* pool, WriterLock* writer) {
   uint32_t steps = 0;
-  while (steps < kSegmentBlocks / kStepBlocks &&
-         CompactStep(device, kWorthMovingFull, writer) > 0) {
+  while (steps < kSegmentBlocks / kStepBlocks && CompactStep(pool, kWorthMovingFull, writer) > 0) {
     ++steps;
   }
   if (steps == 0) return false;
   ++compactions_forced;
   // Upkeep tries again another time: no writer shall wait for readers on its behalf.
-  if (writer != nullptr) return Reclaim(device);
-  return AwaitReaders(device).ok();
+  if (writer != nullptr) return Reclaim(pool);
+  return AwaitReaders(pool).ok();
 }
 
 }  // namespace embertide

@@ -8,7 +8,7 @@
 namespace embertide {
 namespace {
 
-// Keys of a turn of a device's writer: well under a millisecond.
+// Keys of a turn of a pool's writer: well under a millisecond.
 constexpr size_t kTurnKeys = 1024;
 
 // log2(2^a + 2^b), where 0 stands for no sum at all.
@@ -48,27 +48,27 @@ Result<uint64_t> Store::AddCounts(uint32_t t, std::span<const int64_t> keys, con
     const auto bucket_of = [&](size_t at) {
       return Impl::BucketOf(table, HashKey(static_cast<uint64_t>(keys[at])));
     };
-    Device& device = *Impl::Newest(table, bucket_of(k))->device;
-    const std::lock_guard writer(device.writer);
-    impl_->Reclaim(&device);
+    RowPool& pool = *Impl::Newest(table, bucket_of(k))->pool;
+    const std::lock_guard writer(pool.writer);
+    impl_->Reclaim(&pool);
     for (const size_t end = std::min(keys.size(), k + kTurnKeys); k < end; ++k) {
       const uint32_t b = bucket_of(k);
       Bucket* bucket = Impl::Newest(table, b);
-      if (bucket->device != &device) break;
+      if (bucket->pool != &pool) break;
       const auto key = static_cast<uint64_t>(keys[k]);
       const float* added = logs + k * stride;
-      Result<Location> place = impl_->ResidentRow(&device, t, b, key);
+      Result<Location> place = impl_->ResidentRow(&pool, t, b, key);
       if (!place.ok() && place.status().code() == Code::kNotFound) {
         if (!impl_->WorthCounting(table, key, added)) continue;
-        place = impl_->AddRow(&device, table, bucket, key, table.cost.counters, empty);
+        place = impl_->AddRow(&pool, table, bucket, key, table.cost.counters, empty);
         if (!place.ok() && place.status().code() == Code::kResourceExhausted) continue;
-        if (place.ok()) impl_->AuxOf(&device, *place)->tick = impl_->tick;
+        if (place.ok()) impl_->AuxOf(&pool, *place)->tick = impl_->tick;
       }
       if (!place.ok()) return place.status();
       if ((place->live() & table.cost.counters) != table.cost.counters) continue;
-      float* values = Impl::CountersOf(&device, table, *place);
+      float* values = Impl::CountersOf(&pool, table, *place);
       for (uint32_t c = 0; c < counters; ++c) values[c] = Added(values[c], added[c]);
-      Impl::MarkChanged(bucket, HashKey(key), impl_->AuxOf(&device, *place));
+      Impl::MarkChanged(bucket, HashKey(key), impl_->AuxOf(&pool, *place));
       ++counted;
     }
   }

@@ -189,7 +189,7 @@ void Finder::PlaceOne(size_t i, uint64_t word) {
       found.source = Source::kSsd;
       ssd_keys_.push_back(
           {i,
-           bucket.device,
+           bucket.pool,
            {place.slot(), keys_[i], bucket.table, bucket.PayloadBytes(found.live), nullptr}});
       waits_ = true;
       break;
@@ -261,25 +261,25 @@ Status Finder::FindAll() {
   return ssd_keys_.empty() ? Status::Ok() : ReadSsdRows();
 }
 
-// Brings the noted SSD rows, each device's in one batch.
+// Brings the noted SSD rows, each pool's in one batch.
 Status Finder::ReadSsdRows() {
   uint64_t bytes = 0;
   for (const SsdKey& key : ssd_keys_) bytes += key.read.bytes;
   ssd_rows_.resize(bytes + 1);  // a row without bytes has an address, too
   std::byte* row = ssd_rows_.data();
-  for (const auto& device : impl_->devices) {
+  for (const auto& pool : impl_->pools) {
     ssd_reads_.clear();
     for (SsdKey& key : ssd_keys_) {
-      if (key.device != device.get()) continue;
+      if (key.pool != pool.get()) continue;
       key.read.to = row;
       found_[key.at].payload = row;
       row += key.read.bytes;
       ssd_reads_.push_back(key.read);
     }
     if (ssd_reads_.empty()) continue;
-    EMBERTIDE_RETURN_IF_ERROR(device->ssd->Read(ssd_reads_));
+    EMBERTIDE_RETURN_IF_ERROR(pool->ssd->Read(ssd_reads_));
     for (const LogRead& read : ssd_reads_) {
-      accesses_.push_back({device.get(), {read.key, read.table}});
+      accesses_.push_back({pool.get(), {read.key, read.table}});
     }
   }
   ssd_keys_.clear();
@@ -297,9 +297,8 @@ size_t Finder::memory_bytes() const {
 
 void Finder::Count() {
   const bool rows_move =
-      impl_->hbm != nullptr || std::ranges::any_of(impl_->devices, [](const auto& device) {
-        return device->ssd != nullptr;
-      });
+      impl_->hbm != nullptr ||
+      std::ranges::any_of(impl_->pools, [](const auto& pool) { return pool->ssd != nullptr; });
   if (!rows_move) {
     size_t i = until_counted_;
     for (; i < size_; i += 1 + dice_.Gap(kCountEvery)) BucketIndex::Count(groups_[i], keys_[i]);
@@ -309,9 +308,9 @@ void Finder::Count() {
   for (size_t i = 0; i < size_; ++i) {
     if (buckets_[i] == nullptr) continue;
     BucketIndex::Count(groups_[i], keys_[i]);
-    Device* device = buckets_[i]->device;
-    if (device->policy != nullptr && found_[i].source == Source::kDdr) {
-      accesses_.push_back({device, {keys_[i], buckets_[i]->table}});
+    RowPool* pool = buckets_[i]->pool;
+    if (pool->policy != nullptr && found_[i].source == Source::kDdr) {
+      accesses_.push_back({pool, {keys_[i], buckets_[i]->table}});
     }
   }
 }

@@ -66,7 +66,7 @@ class Finder {
   // Keys that are watched, where there is an observer; the caller empties it.
   std::vector<WatchedKey>& watched() { return watched_; }
   // Rows that were read, for the policies; the caller empties it.
-  std::vector<std::pair<Device*, Access>>& accesses() { return accesses_; }
+  std::vector<std::pair<RowPool*, Access>>& accesses() { return accesses_; }
 
   // Counts the accesses. Requires: all keys are found.
   void Count();
@@ -86,7 +86,7 @@ class Finder {
   // A row that lies on an SSD.
   struct SsdKey {
     size_t at = 0;  // in found_
-    const Device* device = nullptr;
+    const RowPool* pool = nullptr;
     LogRead read;
   };
   // Of the keys of a step, kKeysAStep at most. Four steps are more lines than a core has misses in
@@ -141,7 +141,7 @@ class Finder {
   std::vector<SsdKey> ssd_keys_;
   std::vector<LogRead> ssd_reads_;
   std::vector<std::byte> ssd_rows_;
-  std::vector<std::pair<Device*, Access>> accesses_;
+  std::vector<std::pair<RowPool*, Access>> accesses_;
   std::vector<WatchedKey> watched_;
   Dice dice_;
   size_t until_counted_ = 0;  // keys

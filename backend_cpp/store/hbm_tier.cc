@@ -305,11 +305,11 @@ std::vector<std::vector<HbmRow>> HbmTier::TakeWishes() {
   return rows;
 }
 
-bool Store::Impl::RowForHbm(const Device* device, HbmRow* row) const {
+bool Store::Impl::RowForHbm(const RowPool* pool, HbmRow* row) const {
   const Table& table = tables[row->table];
   const uint64_t hash = HashKey(row->key);
   const Bucket* bucket = Newest(table, BucketOf(table, hash));
-  if (bucket == nullptr || bucket->device != device) return false;
+  if (bucket == nullptr || bucket->pool != pool) return false;
   const uint32_t entry = bucket->index.Locate(hash, row->key);
   if (entry == BucketIndex::kNotFound) return false;
   if (bucket->index.AccessCount(hash, row->key) < hbm->AccessesToEnter(row->table)) return false;
@@ -330,7 +330,7 @@ bool Store::Impl::RowForHbm(const Device* device, HbmRow* row) const {
   if (place.tier() != TierId::kDdr || place.live() == 0) return false;
   row->since = std::max(row->since, bucket->since);
   row->live = place.live();
-  row->payload = {device->arena.Address(place.slot()),
+  row->payload = {pool->arena.Address(place.slot()),
                   table.config.layout.PayloadBytes(place.live())};
   return true;
 }
@@ -353,13 +353,13 @@ void Store::Impl::FillHbm() {
     if (!wanted[h].empty()) cache.Survey(h, wanted[h]);
   }
   const uint64_t safe = readers.MinEpoch();
-  for (const auto& device : devices) {
+  for (const auto& pool : pools) {
     // Whoever changes a row holds this lock, and ends the row in HBM before letting go of it.
-    const std::lock_guard writer(device->writer);
+    const std::lock_guard writer(pool->writer);
     for (uint32_t h = 0; h < cache.devices(); ++h) {
       std::vector<HbmRow> rows;
       for (HbmRow& row : wanted[h]) {
-        if (RowForHbm(device.get(), &row)) rows.push_back(row);
+        if (RowForHbm(pool.get(), &row)) rows.push_back(row);
       }
       cache.Place(h, rows, oldest.load(), safe, [this] { return readers.Retire(); });
     }

@@ -1,5 +1,5 @@
-// Which buckets a store holds: added at its newest version, superseded by a copy on another device,
-// dropped. Pointers to buckets change under the writer locks of all devices: a writer of one device
+// Which buckets a store holds: added at its newest version, superseded by a copy in another pool,
+// dropped. Pointers to buckets change under the writer locks of all pools: a writer of one pool
 // walks past the copies on others.
 #include <algorithm>
 
@@ -16,10 +16,10 @@ constexpr uint32_t kPassedAtOnce = 4096;
 
 using Writers = std::vector<WriterLock>;
 
-Writers LockAll(const std::vector<std::unique_ptr<Device>>& devices) {
+Writers LockAll(const std::vector<std::unique_ptr<RowPool>>& pools) {
   Writers writers;
-  writers.reserve(devices.size());
-  for (const auto& device : devices) writers.emplace_back(device->writer);
+  writers.reserve(pools.size());
+  for (const auto& pool : pools) writers.emplace_back(pool->writer);
   return writers;
 }
 
@@ -39,58 +39,58 @@ Status Store::AddBucket(uint32_t t, uint32_t b, uint32_t d, std::span<const std:
   uint32_t rows = 0;
   EMBERTIDE_RETURN_IF_ERROR(impl_->ProveRecords(table, b, records, &rows));
   const MutexLock commit(impl_->commit_mutex);
-  Device* device = impl_->DeviceOf(table, d);
+  RowPool* pool = impl_->PoolOf(table, d);
   BucketSlot& slot = impl_->tables[t].buckets[b];
   Bucket* before = slot.newest;
-  if (before != nullptr && before->device == device) {
+  if (before != nullptr && before->pool == pool) {
     return {Code::kRejected, name + " is on device " + std::to_string(d) + " already"};
   }
   if (before != nullptr && before->older != nullptr) {
     return {Code::kBusy, name + " is still read where it was before its last move"};
   }
   {
-    const std::lock_guard writer(device->writer);
-    EMBERTIDE_RETURN_IF_ERROR(impl_->WithRoom(device, [&]() -> Status {
-      if (device->budget.TryCharge(kBucketBytes)) return Status::Ok();
+    const std::lock_guard writer(pool->writer);
+    EMBERTIDE_RETURN_IF_ERROR(impl_->WithRoom(pool, [&]() -> Status {
+      if (pool->budget.TryCharge(kBucketBytes)) return Status::Ok();
       return {Code::kResourceExhausted, name + ": no room for a bucket more in the DDR budget"};
     }));
     impl_->index_bytes += kBucketBytes;
   }
-  auto* bucket = new Bucket(device, table);
+  auto* bucket = new Bucket(pool, table);
   {
-    const Writers writers = LockAll(impl_->devices);
+    const Writers writers = LockAll(impl_->pools);
     slot.building = bucket;
   }
   const auto leaves = [&]() -> Status {
     const uint64_t left =
-        device->budget.limit_bytes() - device->budget.used_bytes() + Impl::FreeSlotBytes(*device);
-    if (device->ssd != nullptr || left >= leave_bytes) return Status::Ok();
+        pool->budget.limit_bytes() - pool->budget.used_bytes() + Impl::FreeSlotBytes(*pool);
+    if (pool->ssd != nullptr || left >= leave_bytes) return Status::Ok();
     return {Code::kResourceExhausted,
-            name + ": of the " + std::to_string(device->budget.limit_bytes()) +
-                " bytes of device " + std::to_string(d) + " it would leave " +
-                std::to_string(left) + ", and " + std::to_string(leave_bytes) +
+            name + ": of the " + std::to_string(pool->budget.limit_bytes()) + " bytes of device " +
+                std::to_string(d) + " it would leave " + std::to_string(left) + ", and " +
+                std::to_string(leave_bytes) +
                 " are kept for versions; raise the DDR budget, or move less there"};
   };
   Status status = Status::Ok();
   if (rows > 0) {
     // At once: an index that grows with its rows copies what it has again and again.
-    const std::lock_guard writer(device->writer);
-    impl_->Reclaim(device);
+    const std::lock_guard writer(pool->writer);
+    impl_->Reclaim(pool);
     status = leaves();
-    if (status.ok()) status = impl_->ReserveEntries(device, bucket, rows);
+    if (status.ok()) status = impl_->ReserveEntries(pool, bucket, rows);
   }
   while (status.ok()) {
-    const std::lock_guard writer(device->writer);
-    impl_->Reclaim(device);
+    const std::lock_guard writer(pool->writer);
+    impl_->Reclaim(pool);
     status = leaves();
     if (records.empty()) break;
     for (size_t i = 0; i < kRecordsAtOnce && !records.empty() && status.ok(); ++i) {
       const Result<RowRecord> record = ReadRecord(table.config.layout, &records);
-      status = impl_->StageBase(device, table, bucket, record.value());
+      status = impl_->StageBase(pool, table, bucket, record.value());
     }
   }
   {
-    const Writers writers = LockAll(impl_->devices);
+    const Writers writers = LockAll(impl_->pools);
     slot.building = nullptr;
     if (status.ok()) {
       bucket->since = impl_->newest.load();
@@ -118,7 +118,7 @@ Status Store::DropBucket(uint32_t t, uint32_t b) {
   BucketSlot& slot = impl_->tables[t].buckets[b];
   Bucket* bucket = nullptr;
   {
-    const Writers writers = LockAll(impl_->devices);
+    const Writers writers = LockAll(impl_->pools);
     slot.held_since = BucketSlot::kNotHeld;
     bucket = slot.newest.exchange(nullptr);
     for (const Bucket* each = bucket; each != nullptr && impl_->hbm != nullptr;
@@ -172,7 +172,7 @@ void Store::Impl::RetireSuperseded(uint64_t limit) {
   };
   std::vector<Left> left;
   {
-    const Writers writers = LockAll(devices);
+    const Writers writers = LockAll(pools);
     std::erase_if(superseded, [&](const std::pair<uint32_t, uint32_t>& where) {
       BucketSlot& slot = tables[where.first].buckets[where.second];
       Bucket* newest_copy = slot.newest;
@@ -187,15 +187,15 @@ void Store::Impl::RetireSuperseded(uint64_t limit) {
 }
 
 void Store::Impl::RetireBucket(uint32_t t, uint32_t number, Bucket* bucket) {
-  Device* device = bucket->device;
-  WriterLock writer(device->writer);
+  RowPool* pool = bucket->pool;
+  WriterLock writer(pool->writer);
   uint32_t passed = 0;
   const auto pass = [&] {
     if (++passed % kPassedAtOnce == 0) WithoutWriter(&writer, [] {});
   };
-  // The lists of versions on this device name nodes that go with the bucket. Meanwhile nothing is
+  // The lists of versions in this pool name nodes that go with the bucket. Meanwhile nothing is
   // folded, and what is staged, of other buckets, comes before the nodes that were there.
-  for (auto& [version, head] : device->staged) {
+  for (auto& [version, head] : pool->staged) {
     for (VersionNode** link = &head; *link != nullptr; pass()) {
       VersionNode* node = *link;
       if (node->table == t && node->bucket == number) {
@@ -205,26 +205,26 @@ void Store::Impl::RetireBucket(uint32_t t, uint32_t number, Bucket* bucket) {
       }
     }
   }
-  for (uint32_t e = 0; device->policy != nullptr && e < bucket->index.capacity(); ++e, pass()) {
-    if (bucket->index.Occupied(e)) device->policy->Leave(bucket->index.KeyAt(e));
+  for (uint32_t e = 0; pool->policy != nullptr && e < bucket->index.capacity(); ++e, pass()) {
+    if (bucket->index.Occupied(e)) pool->policy->Leave(bucket->index.KeyAt(e));
   }
   rows -= bucket->index.size();
   Retired retired;
   retired.epoch = readers.Retire();
   retired.bucket = bucket;
   retired.table = t;
-  device->retired.push_back(retired);
+  pool->retired.push_back(retired);
 }
 
 bool Store::Impl::FreeBucket(const Table& table, Bucket* bucket, uint32_t* entry, uint32_t most) {
-  Device* device = bucket->device;
+  RowPool* pool = bucket->pool;
   const auto free_place = [&](Location place) {
     if (place.tier() == TierId::kNowhere) return;
-    CountPlace(device, table, place, /*taken=*/false);
+    CountPlace(pool, table, place, /*taken=*/false);
     Retired retired;
     retired.place = place;
     retired.bytes = table.config.layout.PayloadBytes(place.live()) + AuxBytes(table);
-    Free(device, &retired);
+    Free(pool, &retired);
   };
   for (; *entry < bucket->index.capacity(); ++*entry, --most) {
     if (most == 0) return false;
@@ -240,12 +240,12 @@ bool Store::Impl::FreeBucket(const Table& table, Bucket* bucket, uint32_t* entry
       free_place(Location::FromWord(node->word.load()));
       Retired retired;
       retired.node = node;
-      Free(device, &retired);
+      Free(pool, &retired);
       node = older;
     }
   }
   const uint64_t bytes = kBucketBytes + bucket->index.bytes() + bucket->change_bytes();
-  device->budget.Release(bytes);
+  pool->budget.Release(bytes);
   index_bytes -= bytes;
   delete bucket;
   return true;

@@ -22,7 +22,7 @@ RowLocation ReadView::Explain(uint32_t table_number, uint64_t key) const {
   const Bucket* bucket = table.buckets[answer.bucket].At(version_);
   if (bucket == nullptr) return answer;
   answer.held = true;
-  answer.device = bucket->device->number;
+  answer.device = bucket->pool->number;
   const BucketIndex& index = bucket->index;
   answer.access_count = index.AccessCount(hash, key);
   const Location place = Store::Impl::Resolve(index.Peek(hash, key), version_, &answer.version);
@@ -37,7 +37,7 @@ RowLocation ReadView::Explain(uint32_t table_number, uint64_t key) const {
   }
   answer.tier = place.tier() == TierId::kDdr ? Source::kDdr : Source::kSsd;
   if (place.tier() == TierId::kDdr) {
-    answer.slot_bytes = bucket->device->arena.SlotBytes(place.slot());
+    answer.slot_bytes = bucket->pool->arena.SlotBytes(place.slot());
   }
   answer.live = place.live();
   answer.payload_bytes = table.config.layout.PayloadBytes(place.live());
@@ -55,20 +55,20 @@ Status Store::ExportBucket(const ReadView& view, uint32_t t, uint32_t b,
   Status not_held{Code::kNotOwner, "bucket " + std::to_string(b) + " of table " +
                                        table.config.name + " is not held here at version " +
                                        std::to_string(view.version())};
-  Device* device = nullptr;
+  RowPool* pool = nullptr;
   {
     const Reading reading(&impl_->readers, view.reader_);
     const Bucket* bucket = find();
     if (bucket == nullptr) return not_held;
-    device = bucket->device;
+    pool = bucket->pool;
   }
   // The writer stands still while the entries are listed; what they name then outlives the read. It
   // is taken first: a writer that needs room waits for reads to end.
   std::vector<std::pair<uint64_t, Location>> rows;
-  WriterLock writer(device->writer);
+  WriterLock writer(pool->writer);
   const Reading reading(&impl_->readers, view.reader_);
   const Bucket* bucket = find();
-  if (bucket == nullptr || bucket->device != device) return not_held;
+  if (bucket == nullptr || bucket->pool != pool) return not_held;
   const BucketIndex& index = bucket->index;
   for (uint32_t e = 0; e < index.capacity(); ++e) {
     if (!index.Occupied(e)) continue;
@@ -92,17 +92,17 @@ Status Store::ExportBucket(const ReadView& view, uint32_t t, uint32_t b,
       reads.push_back({place.slot(), key, t, layout.PayloadBytes(place.live()) + aux_bytes,
                        ssd_rows.data() + r * most});
     }
-    if (!reads.empty()) EMBERTIDE_RETURN_IF_ERROR(device->ssd->Read(reads));
+    if (!reads.empty()) EMBERTIDE_RETURN_IF_ERROR(pool->ssd->Read(reads));
     for (size_t r = 0; r < part.size(); ++r) {
       const auto& [key, place] = part[r];
       const bool on_ssd = place.tier() == TierId::kSsd;
       const uint32_t bytes = layout.PayloadBytes(place.live());
       const std::byte* row =
-          on_ssd ? ssd_rows.data() + r * most : device->arena.Address(place.slot());
+          on_ssd ? ssd_rows.data() + r * most : pool->arena.Address(place.slot());
       AppendRecord({key, place.live(), RecordKind::kRow, {row, bytes}}, records);
       if (states == nullptr) continue;
       states->push_back(
-          impl_->StateIn(table, on_ssd ? row + bytes : device->arena.Aux(place.slot())));
+          impl_->StateIn(table, on_ssd ? row + bytes : pool->arena.Aux(place.slot())));
     }
   }
   return Status::Ok();
@@ -110,7 +110,7 @@ Status Store::ExportBucket(const ReadView& view, uint32_t t, uint32_t b,
 
 namespace {
 
-// Every place that the entries of a device name, and what hangs on them.
+// Every place that the entries of a pool name, and what hangs on them.
 struct Named {
   // Rows and bytes of a table that entries and chains name, by tier.
   struct Count {
@@ -125,7 +125,7 @@ struct Named {
   uint64_t nodes = 0;
   uint64_t index_bytes = 0;
   uint64_t rows = 0;
-  uint64_t chosen_among = 0;  // keys that the policy of the device holds
+  uint64_t chosen_among = 0;  // keys that the policy of the pool holds
 
   void Add(Location place, uint32_t bytes) {
     if (place.tier() == TierId::kDdr) ddr.push_back(place.slot());
@@ -146,14 +146,14 @@ Status NameEntries(const Table& table, const Bucket& bucket, uint32_t aux, bool 
   EMBERTIDE_RETURN_IF_ERROR(bucket.index.CheckIntegrity(&HashKey));
   named->index_bytes += kBucketBytes + bucket.index.bytes() + bucket.change_bytes();
   // That of a retired bucket knows of its rows no longer.
-  const TierPolicy* policy = retired ? nullptr : bucket.device->policy.get();
+  const TierPolicy* policy = retired ? nullptr : bucket.pool->policy.get();
   named->rows += bucket.index.size();
   for (uint32_t e = 0; e < bucket.index.capacity(); ++e) {
     if (!bucket.index.Occupied(e)) continue;
     const Location place = bucket.index.At(e);
     const uint64_t key = bucket.index.KeyAt(e);
-    if (Store::Impl::Noted(*bucket.device, table) && place.tier() == TierId::kSsd &&
-        bucket.device->notes->Find(place.slot()) == nullptr) {
+    if (Store::Impl::Noted(*bucket.pool, table) && place.tier() == TierId::kSsd &&
+        bucket.pool->notes->Find(place.slot()) == nullptr) {
       return {Code::kCorrupt, "pruning has no note of key " + std::to_string(key)};
     }
     if (policy != nullptr) {
@@ -186,28 +186,28 @@ Status NameEntries(const Table& table, const Bucket& bucket, uint32_t aux, bool 
 Status Store::CheckIntegrity() const {
   uint64_t index_bytes = 0;
   uint64_t rows = 0;
-  for (const auto& each : impl_->devices) {
-    Device& device = *each;
+  for (const auto& each : impl_->pools) {
+    RowPool& pool = *each;
     // Upkeep lets go of the writer in the middle of a move.
-    const std::lock_guard upkeep(device.upkeep);
-    const std::lock_guard writer(device.writer);
+    const std::lock_guard upkeep(pool.upkeep);
+    const std::lock_guard writer(pool.writer);
     Named named(impl_->tables.size());
-    for (const uint32_t t : device.tables) {
+    for (const uint32_t t : pool.tables) {
       const Table& table = impl_->tables[t];
       for (const BucketSlot& slot : table.buckets) {
-        const Bucket* bucket = slot.On(&device);
+        const Bucket* bucket = slot.On(&pool);
         if (bucket == nullptr) continue;
         EMBERTIDE_RETURN_IF_ERROR(
             NameEntries(table, *bucket, impl_->AuxBytes(table), /*retired=*/false, &named));
       }
     }
     const uint64_t held_rows = named.rows;
-    if (device.policy != nullptr && device.policy->rows() != named.chosen_among) {
-      return {Code::kCorrupt, "the policy holds " + std::to_string(device.policy->rows()) +
+    if (pool.policy != nullptr && pool.policy->rows() != named.chosen_among) {
+      return {Code::kCorrupt, "the policy holds " + std::to_string(pool.policy->rows()) +
                                   " rows, " + std::to_string(named.chosen_among) +
                                   " of them have an entry"};
     }
-    for (const Retired& retired : device.retired) {
+    for (const Retired& retired : pool.retired) {
       if (retired.node != nullptr) ++named.nodes;
       if (retired.arrays.pages != nullptr) named.index_bytes += retired.arrays.bytes();
       if (retired.bucket != nullptr) {
@@ -219,35 +219,35 @@ Status Store::CheckIntegrity() const {
         named.Add(retired.place, retired.bytes);
       }
     }
-    if (named.nodes != device.nodes.nodes()) {
+    if (named.nodes != pool.nodes.nodes()) {
       return {Code::kCorrupt, "chains name " + std::to_string(named.nodes) + " nodes, " +
-                                  std::to_string(device.nodes.nodes()) + " are in use"};
+                                  std::to_string(pool.nodes.nodes()) + " are in use"};
     }
-    EMBERTIDE_RETURN_IF_ERROR(device.arena.CheckIntegrity(named.ddr));
-    named.index_bytes += impl_->DirectoryBytes(device);
-    if (device.ssd != nullptr) EMBERTIDE_RETURN_IF_ERROR(device.ssd->CheckIntegrity(named.ssd));
-    const uint64_t reserve = device.reserve_lent ? 0 : device.reserve_bytes;
-    const uint64_t held = named.index_bytes + device.nodes.bytes() + device.arena.page_bytes() +
-                          reserve + device.PolicyBytes() +
-                          (device.notes == nullptr ? 0 : device.notes->bytes());
-    if (device.budget.used_bytes() != held || held > device.budget.limit_bytes()) {
-      return {Code::kCorrupt, "device " + std::to_string(device.number) + ": charged " +
-                                  std::to_string(device.budget.used_bytes()) + " bytes, holds " +
+    EMBERTIDE_RETURN_IF_ERROR(pool.arena.CheckIntegrity(named.ddr));
+    named.index_bytes += impl_->DirectoryBytes(pool);
+    if (pool.ssd != nullptr) EMBERTIDE_RETURN_IF_ERROR(pool.ssd->CheckIntegrity(named.ssd));
+    const uint64_t reserve = pool.reserve_lent ? 0 : pool.reserve_bytes;
+    const uint64_t held = named.index_bytes + pool.nodes.bytes() + pool.arena.page_bytes() +
+                          reserve + pool.PolicyBytes() +
+                          (pool.notes == nullptr ? 0 : pool.notes->bytes());
+    if (pool.budget.used_bytes() != held || held > pool.budget.limit_bytes()) {
+      return {Code::kCorrupt, "device " + std::to_string(pool.number) + ": charged " +
+                                  std::to_string(pool.budget.used_bytes()) + " bytes, holds " +
                                   std::to_string(held) + ", budget " +
-                                  std::to_string(device.budget.limit_bytes())};
+                                  std::to_string(pool.budget.limit_bytes())};
     }
     for (const Table& table : impl_->tables) {
       const auto same = [&](const TierCount& counted, const Named::Count& found) {
         return counted.rows == found.rows && counted.bytes == found.bytes;
       };
       const uint32_t t = table.ordinal;
-      if (!same(device.in_ddr[t], named.in_ddr[t]) || !same(device.in_ssd[t], named.in_ssd[t])) {
+      if (!same(pool.in_ddr[t], named.in_ddr[t]) || !same(pool.in_ssd[t], named.in_ssd[t])) {
         return {Code::kCorrupt, "rows of table " + table.config.name + " are not counted right"};
       }
-      const TableShare& share = device.shares[t];
-      if (device.in_ddr[t].bytes > share.allowed || share.allowed < share.bytes) {
+      const TableShare& share = pool.shares[t];
+      if (pool.in_ddr[t].bytes > share.allowed || share.allowed < share.bytes) {
         return {Code::kCorrupt, "rows of table " + table.config.name + " take " +
-                                    std::to_string(device.in_ddr[t].bytes) +
+                                    std::to_string(pool.in_ddr[t].bytes) +
                                     " bytes of DDR and may take " + std::to_string(share.allowed)};
       }
     }

@@ -10,7 +10,7 @@ namespace {
 
 // Keys that wait, before they are seen to.
 constexpr size_t kMostWaiting = 1U << 16;
-// Keys of one hold of a device's writer: a millisecond or so.
+// Keys of one hold of a pool's writer: a millisecond or so.
 constexpr size_t kTurnKeys = 1024;
 
 std::string NameOf(const Table& table, uint64_t key) {
@@ -29,9 +29,9 @@ void LateKeys::Begin(const TableStep& step) {
   failure_ = Status::Ok();
 }
 
-void LateKeys::Add(Table* table, Device* device, std::span<const PartWorker::Late* const> keys) {
+void LateKeys::Add(Table* table, RowPool* pool, std::span<const PartWorker::Late* const> keys) {
   for (const PartWorker::Late* late : keys) {
-    keys_.push_back({table, device, late->group, gradients_.size()});
+    keys_.push_back({table, pool, late->group, gradients_.size()});
     gradients_.insert(gradients_.end(), late->gradients, late->gradients + late->group.count);
   }
   if (keys_.size() >= kMostWaiting) Finish();
@@ -50,8 +50,8 @@ void LateKeys::Finish() {
 }
 
 void LateKeys::EndBatches() {
-  for (size_t d = 0; d < devices_.size() && d < batches_.size(); ++d) {
-    const std::lock_guard writer(devices_[d]->writer);
+  for (size_t d = 0; d < pools_.size() && d < batches_.size(); ++d) {
+    const std::lock_guard writer(pools_[d]->writer);
     batches_[d].End();
   }
 }
@@ -74,22 +74,22 @@ void LateKeys::BeginTable(Table* table) {
 
 size_t LateKeys::ReadRows(size_t first) {
   reads_.assign(keys_.size() - first, kNotRead);
-  devices_.clear();
+  pools_.clear();
   if (step_.work == StepWork::kMake) return keys_.size();
   for (size_t k = first; k < keys_.size(); ++k) {
-    Device* const device = keys_[k].device;
-    const bool met = std::ranges::find(devices_, device) != devices_.end();
-    if (device->ssd != nullptr && !met) devices_.push_back(device);
+    RowPool* const pool = keys_[k].pool;
+    const bool met = std::ranges::find(pools_, pool) != pools_.end();
+    if (pool->ssd != nullptr && !met) pools_.push_back(pool);
   }
-  while (batches_.size() < devices_.size()) batches_.emplace_back();
+  while (batches_.size() < pools_.size()) batches_.emplace_back();
   size_t end = keys_.size();
-  for (size_t d = 0; d < devices_.size(); ++d) {
+  for (size_t d = 0; d < pools_.size(); ++d) {
     SsdBatch& batch = batches_[d];
-    WriterLock writer(devices_[d]->writer);
-    batch.Begin(step_.impl, devices_[d]);
+    WriterLock writer(pools_[d]->writer);
+    batch.Begin(step_.impl, pools_[d]);
     for (size_t k = first; k < end; ++k) {
       const Key& key = keys_[k];
-      if (key.device != devices_[d]) continue;
+      if (key.pool != pools_[d]) continue;
       if (batch.Add({key.group.key, key.table->ordinal})) {
         reads_[k - first] = static_cast<uint32_t>(batch.size() - 1);
       }
@@ -102,11 +102,11 @@ size_t LateKeys::ReadRows(size_t first) {
 
 void LateKeys::SeeTo(size_t first, size_t end) {
   for (size_t k = first; k < end;) {
-    Device* const device = keys_[k].device;
-    const std::lock_guard writer(device->writer);
-    step_.impl->Reclaim(device);
+    RowPool* const pool = keys_[k].pool;
+    const std::lock_guard writer(pool->writer);
+    step_.impl->Reclaim(pool);
     for (const size_t turn = std::min(end, k + kTurnKeys); k < turn; ++k) {
-      if (keys_[k].device != device) break;
+      if (keys_[k].pool != pool) break;
       BeginTable(keys_[k].table);
       const Status done = MakeOrBring(keys_[k], reads_[k - first]);
       if (done.ok()) continue;
@@ -123,7 +123,7 @@ PartWorker::Late LateKeys::LateOf(const Key& key) const {
 Status LateKeys::MakeOrBring(const Key& key, uint32_t read) {
   Store::Impl& impl = *step_.impl;
   Table& table = *key.table;
-  Device* const device = key.device;
+  RowPool* const pool = key.pool;
   const PartWorker::Group& group = key.group;
   const uint32_t b = BucketOfHash(group.hash, table.config.bucket_bits);
   Bucket* bucket = Store::Impl::Newest(table, b);
@@ -133,7 +133,7 @@ Status LateKeys::MakeOrBring(const Key& key, uint32_t read) {
     if (step_.work == StepWork::kBring) return Status::Ok();
     bool enters = false;
     for (uint32_t n = group.occurrences; n > 0 && !enters; --n) {
-      enters = impl.EntersNow(device, table, group.key);
+      enters = impl.EntersNow(pool, table, group.key);
     }
     std::optional<float> worth;
     if (enters && updates && table.pruned_with != nullptr) {
@@ -146,29 +146,29 @@ Status LateKeys::MakeOrBring(const Key& key, uint32_t read) {
       if (updates) ++impl.dropped_gradients;
       return Status::Ok();
     }
-    if (device != full_) place = MakeRow(device, bucket, group);
-    if (place.ok() && worth.has_value() && device != full_) Credit(*device, *place, *worth);
+    if (pool != full_) place = MakeRow(pool, bucket, group);
+    if (place.ok() && worth.has_value() && pool != full_) Credit(*pool, *place, *worth);
   } else if (step_.work == StepWork::kMake) {
     return Status::Ok();
-  } else if (device != full_) {
-    const size_t d = static_cast<size_t>(std::ranges::find(devices_, device) - devices_.begin());
-    place = read != kNotRead ? impl.BringRow(device, batches_[d], read)
-                             : impl.ResidentRow(device, table.ordinal, b, group.key);
+  } else if (pool != full_) {
+    const size_t d = static_cast<size_t>(std::ranges::find(pools_, pool) - pools_.begin());
+    place = read != kNotRead ? impl.BringRow(pool, batches_[d], read)
+                             : impl.ResidentRow(pool, table.ordinal, b, group.key);
     brought_ += place.ok() ? 1 : 0;
   }
-  if (device == full_) {
+  if (pool == full_) {
     return {Code::kResourceExhausted, "no room for key " + NameOf(table, group.key)};
   }
   if (!place.ok()) {
-    if (place.status().code() == Code::kResourceExhausted) full_ = device;
+    if (place.status().code() == Code::kResourceExhausted) full_ = pool;
     return {place.status().code(),
             "key " + NameOf(table, group.key) + ": " + place.status().message()};
   }
-  if (updates) worker_.Update(*device, LateOf(key), bucket, place.value());
+  if (updates) worker_.Update(*pool, LateOf(key), bucket, place.value());
   return Status::Ok();
 }
 
-Result<Location> LateKeys::MakeRow(Device* device, Bucket* bucket, const PartWorker::Group& group) {
+Result<Location> LateKeys::MakeRow(RowPool* pool, Bucket* bucket, const PartWorker::Group& group) {
   const Table& table = *step_.table;
   const TableConfig& config = table.config;
   const RowLayout& layout = config.layout;
@@ -179,13 +179,13 @@ Result<Location> LateKeys::MakeRow(Device* device, Bucket* bucket, const PartWor
   std::vector<std::byte> payload(layout.PayloadBytes(layout.full_mask()));
   EncodePayload(layout, layout.full_mask(), values.data(), payload.data());
   Result<Location> place =
-      step_.impl->AddRow(device, table, bucket, group.key, layout.full_mask(), payload);
+      step_.impl->AddRow(pool, table, bucket, group.key, layout.full_mask(), payload);
   made_ += place.ok() ? 1 : 0;
   return place;
 }
 
-void LateKeys::Credit(const Device& device, Location place, float utility) const {
-  RowAux* aux = Store::Impl::AuxOf(&device, place);
+void LateKeys::Credit(const RowPool& pool, Location place, float utility) const {
+  RowAux* aux = Store::Impl::AuxOf(&pool, place);
   const uint32_t chunks = step_.table->config.learned().chunks;
   aux->tick = step_.tick;
   std::fill_n(aux->utility(), chunks, utility / static_cast<float>(chunks));

@@ -26,7 +26,7 @@ class LateKeys {
   void Begin(const TableStep& step);
   // Keys of one turn, in the order in which they are to come; their gradients last as long as the
   // step. Sees to keys that wait, if they are many. Requires: no writer lock.
-  void Add(Table* table, Device* device, std::span<const PartWorker::Late* const> keys);
+  void Add(Table* table, RowPool* pool, std::span<const PartWorker::Late* const> keys);
   // Sees to all that wait. Requires: no writer lock.
   void Finish();
 
@@ -40,7 +40,7 @@ class LateKeys {
  private:
   struct Key {
     Table* table;
-    Device* device;
+    RowPool* pool;
     PartWorker::Group group;
     uint64_t gradients;  // place of the first
   };
@@ -48,9 +48,9 @@ class LateKeys {
 
   // The row of a key; kResourceExhausted, kDeviceError, kCorrupt naming it.
   Status MakeOrBring(const Key& key, uint32_t read);
-  Result<Location> MakeRow(Device* device, Bucket* bucket, const PartWorker::Group& group);
+  Result<Location> MakeRow(RowPool* pool, Bucket* bucket, const PartWorker::Group& group);
   // A new row begins with what its key earned without one, its chunks with the same.
-  void Credit(const Device& device, Location place, float utility) const;
+  void Credit(const RowPool& pool, Location place, float utility) const;
   // Reads the rows of keys from `first` on; returns where it ended.
   size_t ReadRows(size_t first);
   // The keys [first, end) in their order.
@@ -65,11 +65,11 @@ class LateKeys {
   PartWorker worker_;
   std::vector<Key> keys_;
   std::vector<const float*> gradients_;
-  // By device that has rows to read: a batch. By key: the row's place in its device's.
+  // By pool that has rows to read: a batch. By key: the row's place in its pool's.
   std::deque<SsdBatch> batches_;
-  std::vector<Device*> devices_;
+  std::vector<RowPool*> pools_;
   std::vector<uint32_t> reads_;
-  const Device* full_ = nullptr;  // had no room for a row of the table: it is asked for no more
+  const RowPool* full_ = nullptr;  // had no room for a row of the table: it is asked for no more
   uint64_t made_ = 0;
   uint64_t brought_ = 0;
   uint64_t updated_ = 0;

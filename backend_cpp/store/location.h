@@ -58,7 +58,7 @@ class Location {
 };
 
 // One version of one row. The chain of a row runs from newest to oldest and ends in a node that
-// every pin may read (its version is <= the oldest pinned). Nodes of one version and one device
+// every pin may read (its version is <= the oldest pinned). Nodes of one version and one pool
 // are linked through `next_staged`, so that folding visits what the version changed and no more.
 struct VersionNode {
   uint64_t version = 0;

@@ -216,23 +216,23 @@ Location Store::Impl::Resolve(Location location, uint64_t version, uint64_t* cha
   return {};
 }
 
-// Tells the policies of what was read, device by device. A reader never waits: while a log is being
+// Tells the policies of what was read, pool by pool. A reader never waits: while a log is being
 // emptied, what it has to tell is lost, and counted.
 static void TellPolicies(const Store::Impl& impl, Scratch* scratch) {
   auto& accesses = scratch->finder.accesses();
   if (accesses.empty()) return;
-  const auto by_device = [](const auto& a, const auto& b) { return a.first < b.first; };
-  if (impl.devices.size() > 1) std::stable_sort(accesses.begin(), accesses.end(), by_device);
+  const auto by_pool = [](const auto& a, const auto& b) { return a.first < b.first; };
+  if (impl.pools.size() > 1) std::stable_sort(accesses.begin(), accesses.end(), by_pool);
   uint64_t told = 0;
   for (size_t i = 0; i < accesses.size();) {
-    Device* device = accesses[i].first;
+    RowPool* pool = accesses[i].first;
     const size_t first = i;
-    while (i < accesses.size() && accesses[i].first == device) ++i;
-    if (!device->accesses_mutex.try_lock()) continue;
-    const MutexLock lock(device->accesses_mutex, std::adopt_lock);
-    const size_t room = device->most_accesses - device->accesses.size();
+    while (i < accesses.size() && accesses[i].first == pool) ++i;
+    if (!pool->accesses_mutex.try_lock()) continue;
+    const MutexLock lock(pool->accesses_mutex, std::adopt_lock);
+    const size_t room = pool->most_accesses - pool->accesses.size();
     const size_t end = first + std::min(room, i - first);
-    for (size_t k = first; k < end; ++k) device->accesses.push_back(accesses[k].second);
+    for (size_t k = first; k < end; ++k) pool->accesses.push_back(accesses[k].second);
     told += end - first;
   }
   if (told < accesses.size()) impl.dropped_accesses += accesses.size() - told;

@@ -1,4 +1,4 @@
-// NodePool: the version nodes of one device, in pages of the pool of its index arrays.
+// NodePool: the version nodes of one pool, in pages of the pool of its index arrays.
 //
 //   page  [ header ][ node ][ node ] ...     aligned to its size, so a node knows its page
 //

@@ -31,7 +31,7 @@ void PartWorker::Begin(const TableStep& step) {
   ForgetLate();
 }
 
-void PartWorker::Run(const Device& device, uint32_t part, std::span<const Occurrence> occurrences,
+void PartWorker::Run(const RowPool& pool, uint32_t part, std::span<const Occurrence> occurrences,
                      const uint32_t* counts) {
   if (occurrences.empty()) return;
   dealt_ = occurrences.data();
@@ -47,7 +47,7 @@ void PartWorker::Run(const Device& device, uint32_t part, std::span<const Occurr
     if (s >= kFind && s - kFind < n) Find(s - kFind, std::min(s - kFind + kStep, n));
     for (size_t i = s; i < s + kStep; ++i) {
       if (i < n) AskForGroup(i);
-      if (i >= kPlace && i - kPlace < n) Place(device, i - kPlace);
+      if (i >= kPlace && i - kPlace < n) Place(pool, i - kPlace);
     }
   }
 }
@@ -117,7 +117,7 @@ void PartWorker::Find(size_t first, size_t end) {
 }
 
 // Where the row lies; asks for it and for the gradients.
-void PartWorker::Place(const Device& device, size_t i) {
+void PartWorker::Place(const RowPool& pool, size_t i) {
   const Group& group = groups_[i];
   Pending& key = At(i);
   Row& row = key.row;
@@ -125,7 +125,7 @@ void PartWorker::Place(const Device& device, size_t i) {
                                                     : BucketIndex::LocationOf(key.word);
   row.payload = nullptr;
   if (place.tier() != TierId::kDdr) return;
-  row = RowAt(device, &group, row.bucket, place);
+  row = RowAt(pool, &group, row.bucket, place);
   if (step_.work != StepWork::kUpdate) return;
   AskForLines(row.aux, aux_bytes_);
   AskForLines(row.payload, layout_.PayloadBytes(row.live));
@@ -136,11 +136,10 @@ void PartWorker::Place(const Device& device, size_t i) {
   }
 }
 
-PartWorker::Row PartWorker::RowAt(const Device& device, const Group* group, Bucket* bucket,
+PartWorker::Row PartWorker::RowAt(const RowPool& pool, const Group* group, Bucket* bucket,
                                   Location place) const {
   const auto live = static_cast<uint16_t>(place.live() & layout_.full_mask());
-  return {group, bucket, device.arena.Address(place.slot()), Store::Impl::AuxOf(&device, place),
-          live};
+  return {group, bucket, pool.arena.Address(place.slot()), Store::Impl::AuxOf(&pool, place), live};
 }
 
 void PartWorker::Take(uint32_t part, size_t first, size_t end) {
@@ -188,8 +187,8 @@ void PartWorker::ForgetLate() {
   late_gradients_.clear();
 }
 
-void PartWorker::Update(const Device& device, const Late& late, Bucket* bucket, Location place) {
-  const Row row = RowAt(device, &late.group, bucket, place);
+void PartWorker::Update(const RowPool& pool, const Late& late, Bucket* bucket, Location place) {
+  const Row row = RowAt(pool, &late.group, bucket, place);
   Sum(0, late.gradients, late.group.count);
   Descend(&row, 1);
 }

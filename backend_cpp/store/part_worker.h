@@ -1,5 +1,5 @@
 // PartWorker: one thread's part of a training step. Brings the gradients of a part of a table's
-// batch into the rows that lie in DDR; keys that have none there are left to the device's writer.
+// batch into the rows that lie in DDR; keys that have none there are left to the pool's writer.
 //
 // A part fits the first caches; its keys are grouped by a small hash table, and then taken in steps
 // of eight, so that no key waits alone for memory:
@@ -10,7 +10,7 @@
 //
 // The distances are twice those of lookup.cc, for a row is several lines.
 //
-// Used by one thread at a time; several may be at work on a device at once, as long as none of
+// Used by one thread at a time; several may be at work in a pool at once, as long as none of
 // their parts have a key in common. Its memory is kept, and bounded by the largest part it saw.
 #pragma once
 
@@ -73,12 +73,12 @@ class PartWorker {
 
   // Forgets what it did for another table.
   void Begin(const TableStep& step);
-  // Requires: the caller, or who waits for it, is the device's writer, and all keys' buckets lie
+  // Requires: the caller, or who waits for it, is the pool's writer, and all keys' buckets lie
   // there. `counts`: what each of `occurrences` stands for; null: one each.
-  void Run(const Device& device, uint32_t part, std::span<const Occurrence> occurrences,
+  void Run(const RowPool& pool, uint32_t part, std::span<const Occurrence> occurrences,
            const uint32_t* counts);
-  // One row, which lies in DDR by now. Requires: kUpdate, and the device's writer.
-  void Update(const Device& device, const Late& late, Bucket* bucket, Location place);
+  // One row, which lies in DDR by now. Requires: kUpdate, and the pool's writer.
+  void Update(const RowPool& pool, const Late& late, Bucket* bucket, Location place);
   // What a key's gradients add to the utility of all its chunks; not finite if they are not.
   float Earned(const Late& late);
 
@@ -120,8 +120,8 @@ class PartWorker {
   Pending& At(size_t i) { return pending_[i % kPending]; }
   void AskForGroup(size_t i);
   void Find(size_t first, size_t end);
-  void Place(const Device& device, size_t i);
-  Row RowAt(const Device& device, const Group* group, Bucket* bucket, Location place) const;
+  void Place(const RowPool& pool, size_t i);
+  Row RowAt(const RowPool& pool, const Group* group, Bucket* bucket, Location place) const;
   void Take(uint32_t part, size_t first, size_t end);
   // The gradients of a key, in order.
   const float** GradientsOf(const Group& group);

@@ -79,7 +79,7 @@ template <typename Visit, typename After>
 void Store::Impl::ForEachSlice(Bucket* bucket, const Visit& visit, const After& after) {
   constexpr uint64_t kHashes = uint64_t{1} << 32;
   for (uint64_t begin = 0; begin < kHashes;) {
-    WriterLock writer(bucket->device->writer);
+    WriterLock writer(bucket->pool->writer);
     const uint64_t slices = bucket->index.capacity() / kSliceEntries + 1;
     const uint64_t end = std::min(kHashes, begin + kHashes / slices + 1);
     bucket->index.ForEachIn(begin, end, visit);
@@ -88,17 +88,16 @@ void Store::Impl::ForEachSlice(Bucket* bucket, const Visit& visit, const After& 
   }
 }
 
-Store::Impl::RowNote Store::Impl::NoteOf(const Device* device, const Table& table, Location place) {
+Store::Impl::RowNote Store::Impl::NoteOf(const RowPool* pool, const Table& table, Location place) {
   const uint32_t chunks = table.cost.chunks;
   if (place.tier() == TierId::kSsd) {
-    const uint32_t* words = device->notes->Find(place.slot());
+    const uint32_t* words = pool->notes->Find(place.slot());
     EMBERTIDE_CHECK(words != nullptr);
     const auto* floats = reinterpret_cast<const float*>(words + 1);
     return {words[0], floats, table.cost.counters != 0 ? floats[chunks] : 0.0F};
   }
-  RowAux* aux = AuxOf(device, place);
-  return {aux->tick, aux->utility(),
-          LogIn(table, place.live(), device->arena.Address(place.slot()))};
+  RowAux* aux = AuxOf(pool, place);
+  return {aux->tick, aux->utility(), LogIn(table, place.live(), pool->arena.Address(place.slot()))};
 }
 
 float Store::Impl::LogIn(const Table& table, uint16_t live, const std::byte* payload) {
@@ -134,7 +133,7 @@ void Store::Impl::ForSomeRows(const Table& table, uint32_t rare, const Visit& vi
     ForEachSlice(
         bucket,
         [&](uint64_t key, Location place) {
-          if ((HashKey(key) >> kSampleShift & others) == 0) visit(bucket->device, place);
+          if ((HashKey(key) >> kSampleShift & others) == 0) visit(bucket->pool, place);
         },
         [](WriterLock*) {});
   }
@@ -150,8 +149,8 @@ GroupSample Store::Impl::TakeSample(GroupPrice* group, uint32_t rare) const {
     const Table& table = tables[group->tables[i]];
     const uint32_t chunks = table.cost.chunks;
     TableSample& added = sample.tables[i];
-    ForSomeRows(table, rare, [&](const Device* device, Location place) {
-      const RowNote note = NoteOf(device, table, place);
+    ForSomeRows(table, rare, [&](const RowPool* pool, Location place) {
+      const RowNote note = NoteOf(pool, table, place);
       const auto utility = UtilityOf(table, note);
       added.rows.insert(added.rows.end(), utility.begin(), utility.begin() + chunks);
       if (table.cost.counters != 0) added.rows.push_back(note.log);
@@ -202,7 +201,7 @@ PriceSample Store::Impl::Priced(const GroupPrice& group, const GroupSample& samp
 void Store::Impl::PruneBucket(GroupPrice* group, const Table& table, uint32_t b, uint32_t max_age,
                               PruneOutcome* outcome) {
   Bucket* bucket = Newest(table, b);
-  Device* device = bucket->device;
+  RowPool* pool = bucket->pool;
   struct Change {
     uint64_t key;
     uint16_t was;
@@ -213,7 +212,7 @@ void Store::Impl::PruneBucket(GroupPrice* group, const Table& table, uint32_t b,
   std::vector<Change> changes;  // of a slice
   std::vector<Change> gone;
   const auto visit = [&](uint64_t key, Location place) {
-    const RowNote note = NoteOf(device, table, place);
+    const RowNote note = NoteOf(pool, table, place);
     const auto utility = UtilityOf(table, note);
     const uint32_t age = RowAux::Steps(note.tick, tick);
     const bool expired = max_age > 0 && age > max_age;
@@ -235,15 +234,15 @@ void Store::Impl::PruneBucket(GroupPrice* group, const Table& table, uint32_t b,
     for (size_t i = first; i < std::min(first + kReshapedAtOnce, changes.size()); ++i) {
       if (changes[i].live != 0) reshaped.push_back({changes[i].key, table.ordinal});
     }
-    BringRows(device, reshaped, writer);
+    BringRows(pool, reshaped, writer);
   };
   const auto apply = [&](WriterLock* writer) {
-    TakeReserveBack(device);
+    TakeReserveBack(pool);
     for (size_t i = 0; i < changes.size(); ++i) {
-      if (device->ssd != nullptr && i % kReshapedAtOnce == 0) bring(i, writer);
+      if (pool->ssd != nullptr && i % kReshapedAtOnce == 0) bring(i, writer);
       const Change& each = changes[i];
       uint16_t live = each.live;
-      if (!ChangeLive(device, table, b, each.key, live, each.kind).ok()) {
+      if (!ChangeLive(pool, table, b, each.key, live, each.kind).ok()) {
         ++outcome->rows_unchanged;
         live = each.was;
       } else if (live != 0) {
@@ -259,12 +258,12 @@ void Store::Impl::PruneBucket(GroupPrice* group, const Table& table, uint32_t b,
       outcome->bytes += table.cost.Bytes(live);
     }
     changes.clear();
-    Reclaim(device);
+    Reclaim(pool);
   };
   ForEachSlice(bucket, visit, apply);
   {
-    const std::lock_guard writer(device->writer);
-    ShrinkIndex(device, bucket);
+    const std::lock_guard writer(pool->writer);
+    ShrinkIndex(pool, bucket);
   }
   // In an order that does not depend on where they stood.
   std::ranges::sort(gone, {}, &Change::key);

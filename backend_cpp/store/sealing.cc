@@ -2,7 +2,7 @@
 // and a store opened from what was written.
 //
 // A slice is a range of the hashes' low halves, which an index that grows or moves its entries
-// meanwhile cannot upset. It is taken under the device's writer lock, at the newest version then; a
+// meanwhile cannot upset. It is taken under the pool's writer lock, at the newest version then; a
 // row that a later version changes is put right by applying that version again.
 #include <algorithm>
 #include <map>
@@ -31,7 +31,7 @@ SealInfo Store::Impl::DescribeSeal() const {
     text.append(", ").append(std::to_string(table.config.bucket_bits)).append(" bits");
     info.tables.push_back(std::move(text));
   }
-  for (const auto& device : devices) info.logs.push_back(LogOf(*device));
+  for (const auto& pool : pools) info.logs.push_back(LogOf(*pool));
   return info;
 }
 
@@ -40,13 +40,13 @@ SealInfo Store::Impl::DescribeSeal() const {
 bool Store::Impl::TakeSlice(SealPart* part) {
   Table& table = tables[part->table];
   const BucketSlot& slot = table.buckets[part->bucket];
-  Device* device = DeviceOf(table, slot.device);
-  const std::lock_guard writer(device->writer);
+  RowPool* pool = PoolOf(table, slot.device);
+  const std::lock_guard writer(pool->writer);
   const Bucket* bucket = slot.newest.load();
   // Moved between the two lines above, or since the last slice: its rows here are to go.
-  if (bucket == nullptr || bucket->device != device) return false;
-  const auto place_of = [&](const std::unique_ptr<Device>& each) { return each.get() == device; };
-  const auto log = static_cast<uint32_t>(std::ranges::find_if(devices, place_of) - devices.begin());
+  if (bucket == nullptr || bucket->pool != pool) return false;
+  const auto place_of = [&](const std::unique_ptr<RowPool>& each) { return each.get() == pool; };
+  const auto log = static_cast<uint32_t>(std::ranges::find_if(pools, place_of) - pools.begin());
   if (part->begin > 0 && part->log != log) return false;
   part->log = log;
   part->ssd.clear();
@@ -61,26 +61,26 @@ bool Store::Impl::TakeSlice(SealPart* part) {
   index.ForEachIn(part->begin, part->end, [&](uint64_t key, Location location) {
     const Location place = Resolve(location, version);
     if (place.tier() == TierId::kSsd) {
-      device->ssd->Name(place.slot());
+      pool->ssd->Name(place.slot());
       part->ssd.push_back({key, (uint64_t{place.live()} << kSlotBits) | place.slot()});
     } else if (place.tier() == TierId::kDdr) {
       const uint32_t bytes = layout.PayloadBytes(place.live());
       AppendRecord(
-          {key, place.live(), RecordKind::kRow, {device->arena.Address(place.slot()), bytes}},
+          {key, place.live(), RecordKind::kRow, {pool->arena.Address(place.slot()), bytes}},
           &part->records);
     }
   });
   return true;
 }
 
-bool Store::Impl::DropSeals(Device* device) {
-  if (device->ssd->kept_bytes() == 0) return false;
+bool Store::Impl::DropSeals(RowPool* pool) {
+  if (pool->ssd->kept_bytes() == 0) return false;
   const std::lock_guard manifest(seal_manifest_mutex);
   // A manifest that stays names segments that are written over: they must be kept then.
   if (!RemoveSeal(options.ssd_directory).ok()) return false;
   ++seals_dropped;
   sealed_version = 0;
-  device->ssd->DropSeals();
+  pool->ssd->DropSeals();
   return true;
 }
 
@@ -144,14 +144,14 @@ Status Store::Impl::WriteSeal(const SealOptions& seal, uint64_t dropped) {
     }
   }
   info.rows += info.ddr_rows;
-  std::vector<std::vector<SealedSegment>> segments(devices.size());
-  for (size_t d = 0; d < devices.size(); ++d) {
-    if (devices[d]->ssd == nullptr) continue;
+  std::vector<std::vector<SealedSegment>> segments(pools.size());
+  for (size_t d = 0; d < pools.size(); ++d) {
+    if (pools[d]->ssd == nullptr) continue;
     {
-      const std::lock_guard lock(devices[d]->writer);
-      segments[d] = devices[d]->ssd->Named();
+      const std::lock_guard lock(pools[d]->writer);
+      segments[d] = pools[d]->ssd->Named();
     }
-    EMBERTIDE_RETURN_IF_ERROR(devices[d]->ssd->Sync());
+    EMBERTIDE_RETURN_IF_ERROR(pools[d]->ssd->Sync());
   }
   EMBERTIDE_RETURN_IF_ERROR(writer.Finish(segments, &info));
   const Result<SealedVersion> last = name_newest();
@@ -173,16 +173,16 @@ Status Store::Seal(const SealOptions& options) {
   const auto begun = std::chrono::steady_clock::now();
   const uint64_t dropped = impl_->seals_dropped;
   const Status status = impl_->WriteSeal(options, dropped);
-  for (const auto& device : impl_->devices) {
-    if (device->ssd == nullptr) continue;
-    const std::lock_guard writer(device->writer);
+  for (const auto& pool : impl_->pools) {
+    if (pool->ssd == nullptr) continue;
+    const std::lock_guard writer(pool->writer);
     // Dropped: there is no seal any more, neither this one nor the one before.
     if (impl_->seals_dropped != dropped) {
-      device->ssd->DropSeals();
+      pool->ssd->DropSeals();
     } else if (status.ok()) {
-      device->ssd->CompleteSeal();
+      pool->ssd->CompleteSeal();
     } else {
-      device->ssd->AbandonSeal();
+      pool->ssd->AbandonSeal();
     }
   }
   ++(status.ok() ? impl_->seals_written : impl_->seals_failed);
@@ -195,7 +195,7 @@ Status Store::Seal(const SealOptions& options) {
 
 Status Store::Impl::LoadPart(const SealPart& part) {
   const Table& table = tables[part.table];
-  Device* device = devices[part.log].get();
+  RowPool* pool = pools[part.log].get();
   Bucket* bucket = Newest(table, part.bucket);
   const auto wrong = [](uint64_t key, const char* why) {
     return Status(Code::kCorrupt, "key " + std::to_string(key) + " " + why);
@@ -206,13 +206,13 @@ Status Store::Impl::LoadPart(const SealPart& part) {
            static_cast<uint32_t>(hash) < part.end &&
            bucket->index.Locate(hash, key) == BucketIndex::kNotFound;
   };
-  const std::lock_guard writer(device->writer);
-  Reclaim(device);
-  if (part.bucket_rows > device->budget.limit_bytes() / sizeof(uint64_t)) {
+  const std::lock_guard writer(pool->writer);
+  Reclaim(pool);
+  if (part.bucket_rows > pool->budget.limit_bytes() / sizeof(uint64_t)) {
     return {Code::kCorrupt, "the part says that its bucket has more rows than an index can"};
   }
   if (part.begin == 0 && part.bucket_rows > 0) {
-    EMBERTIDE_RETURN_IF_ERROR(ReserveEntries(device, bucket, part.bucket_rows));
+    EMBERTIDE_RETURN_IF_ERROR(ReserveEntries(pool, bucket, part.bucket_rows));
   }
   for (const SealPart::SsdRow& row : part.ssd) {
     const auto live = static_cast<uint16_t>(row.place >> kSlotBits);
@@ -220,11 +220,11 @@ Status Store::Impl::LoadPart(const SealPart& part) {
     if (!belongs(row.key)) return wrong(row.key, "is not of this part, or is in it twice");
     if ((row.place >> kSlotBits) > table.config.layout.full_mask())
       return wrong(row.key, "has no such chunks");
-    EMBERTIDE_RETURN_IF_ERROR(ReserveEntry(device, bucket));
-    if (device->ssd == nullptr || !device->ssd->Adopt(slot, table.config.layout.PayloadBytes(live)))
+    EMBERTIDE_RETURN_IF_ERROR(ReserveEntry(pool, bucket));
+    if (pool->ssd == nullptr || !pool->ssd->Adopt(slot, table.config.layout.PayloadBytes(live)))
       return wrong(row.key, "lies where no sealed segment has a row");
     const Location place(TierId::kSsd, live, slot);
-    CountPlace(device, table, place, /*taken=*/true);
+    CountPlace(pool, table, place, /*taken=*/true);
     InsertEntry(bucket, row.key, place);
   }
   for (std::span<const std::byte> rest = part.records; !rest.empty();) {
@@ -233,7 +233,7 @@ Status Store::Impl::LoadPart(const SealPart& part) {
     if (record.value().kind != RecordKind::kRow || !belongs(record.value().key)) {
       return wrong(record.value().key, "is not of this part, or is in it twice");
     }
-    EMBERTIDE_RETURN_IF_ERROR(StageBase(device, table, bucket, record.value()));
+    EMBERTIDE_RETURN_IF_ERROR(StageBase(pool, table, bucket, record.value()));
   }
   return Status::Ok();
 }
@@ -253,9 +253,9 @@ Status Store::LoadSeal(SealReader* seal) {
     at->second.second = part.end;
     if (first && !impl.options.hold_all) {
       EMBERTIDE_RETURN_IF_ERROR(
-          AddBucket(part.table, part.bucket, impl.devices[part.log]->number, {}));
+          AddBucket(part.table, part.bucket, impl.pools[part.log]->number, {}));
     }
-    if (Impl::Newest(impl.tables[part.table], part.bucket)->device != impl.devices[part.log].get())
+    if (Impl::Newest(impl.tables[part.table], part.bucket)->pool != impl.pools[part.log].get())
       return {Code::kCorrupt, "the part is of another device than its bucket"};
     return impl.LoadPart(part);
   }));

@@ -5,23 +5,23 @@
 
 namespace embertide {
 
-void SsdBatch::Begin(Store::Impl* impl, Device* device) {
+void SsdBatch::Begin(Store::Impl* impl, RowPool* pool) {
   End();
   impl_ = impl;
-  device_ = device;
+  pool_ = pool;
   rows_.clear();
   bytes_ = 0;
   failed_.clear();
 }
 
 void SsdBatch::End() {
-  if (read_) std::erase(device_->reading, this);
+  if (read_) std::erase(pool_->reading, this);
   read_ = false;
 }
 
 bool SsdBatch::Add(const Access& row) {
   Bucket* bucket = nullptr;
-  const uint32_t entry = impl_->EntryOnSsd(device_, row, &bucket);
+  const uint32_t entry = impl_->EntryOnSsd(pool_, row, &bucket);
   if (entry == BucketIndex::kNotFound) return false;
   const Location place = bucket->index.At(entry);
   const uint32_t bytes = impl_->ReadOf(row, place, nullptr).bytes;
@@ -45,7 +45,7 @@ bool SsdBatch::Read(WriterLock* writer) {
     by_slot_.emplace_back(row.place.slot(), i);
   }
   std::ranges::sort(by_slot_);
-  device_->reading.push_back(this);
+  pool_->reading.push_back(this);
   read_ = true;
   {
     const Reading reading(&impl_->readers, reader.value());
@@ -58,7 +58,7 @@ bool SsdBatch::Read(WriterLock* writer) {
 }
 
 void SsdBatch::ReadGood(std::span<LogRead> reads) {
-  const Status status = device_->ssd->Read(reads);
+  const Status status = pool_->ssd->Read(reads);
   if (status.ok()) return;
   if (reads.size() == 1) {
     failed_.emplace(reads[0].to, status);

@@ -1,5 +1,5 @@
 // SsdBatch: rows of the SSD that a writer reads at once, each block once, without holding the
-// device's writer lock while the drive works.
+// pool's writer lock while the drive works.
 //
 //   with the lock      Add(row) ...          notes where each row lies
 //   lets go of it      Read                  what is unlinked meanwhile stays, for this is a reader
@@ -9,7 +9,7 @@
 // A row on the SSD never changes there: if the index still names the place, the bytes are the
 // row's. That is for the caller to look at, who may let go of the writer again before End.
 //
-// Used by one thread; Forget by whoever is the device's writer. Its memory is kept for the next
+// Used by one thread; Forget by whoever is the pool's writer. Its memory is kept for the next
 // batch.
 #pragma once
 
@@ -28,18 +28,18 @@ class SsdBatch {
   SsdBatch() = default;
   SsdBatch(const SsdBatch&) = delete;
   SsdBatch& operator=(const SsdBatch&) = delete;
-  // Requires: if it was read and not ended, the device's writer.
+  // Requires: if it was read and not ended, the pool's writer.
   ~SsdBatch() { End(); }
 
-  // Forgets the batch before. Requires: as all that follow, the device's writer.
-  void Begin(Store::Impl* impl, Device* device);
+  // Forgets the batch before. Requires: as all that follow, the pool's writer.
+  void Begin(Store::Impl* impl, RowPool* pool);
   // Adds a row; false: its newest place is not on the SSD.
   bool Add(const Access& row);
   // Reads them, with `writer` unlocked. False: too many readers live, nothing was read.
   bool Read(WriterLock* writer);
-  // Lets go of the device; what was read is not to be used any more.
+  // Lets go of the pool; what was read is not to be used any more.
   void End();
-  // The device freed a slot.
+  // The pool freed a slot.
   void Forget(uint64_t slot);
 
   size_t size() const { return rows_.size(); }
@@ -68,7 +68,7 @@ class SsdBatch {
   void ReadGood(std::span<LogRead> reads);
 
   Store::Impl* impl_ = nullptr;
-  Device* device_ = nullptr;
+  RowPool* pool_ = nullptr;
   std::vector<Row> rows_;
   uint64_t bytes_ = 0;
   bool read_ = false;  // and is told of places that are freed

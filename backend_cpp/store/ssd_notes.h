@@ -7,7 +7,7 @@
 //                the place of each row in its block
 //                the first note of each block
 //
-// All notes are as wide as the widest of the device's tables. A note stays until its segment is
+// All notes are as wide as the widest of the pool's tables. A note stays until its segment is
 // free, be its row gone or not.
 //
 // Rows leave DDR when it is full, which is when there is no room for their notes. So notes are
@@ -16,7 +16,7 @@
 //
 // Invariant: bytes() are charged to the budget.
 //
-// Threads: the device's writer, but for bytes().
+// Threads: the pool's writer, but for bytes().
 #pragma once
 
 #include <array>

@@ -15,12 +15,12 @@ namespace {
 // The sketch of new keys, 8 bytes a slot: this part of the budget, and for 2^26 keys at most.
 constexpr uint64_t kLeastOverSketch = 128;
 constexpr uint64_t kMostSketchSlots = 1 << 26;
-// Reads that a device's policy can hear of between two calls of Maintain, by the size of its
+// Reads that a pool's policy can hear of between two calls of Maintain, by the size of its
 // budget: a log and its copy take a hundredth, or the least that says anything.
 constexpr uint64_t kLeastOverLogs = 100;
 constexpr uint64_t kLeastAccesses = 512;
 constexpr uint64_t kMostAccesses = 1 << 16;
-// A device of less than so many pages has none to spare: where it is full, no row can be pruned.
+// A pool of less than so many pages has none to spare: where it is full, no row can be pruned.
 constexpr uint64_t kLeastOverReserve = 16;
 
 uint64_t BytesOf(const TableBudget& budget, bool ssd) {
@@ -281,26 +281,25 @@ Store::Impl::Impl(StoreOptions opts) : options(std::move(opts)) {
       tables[group.tables[i]].place_in_group = i;
     }
   }
-  MakeDevices();
+  MakePools();
   for (Table& table : tables) {
     for (uint32_t b = 0; b < table.buckets.size() && options.hold_all; ++b) {
       // Shifted by the table, or the many tables of one bucket would all lie on device 0.
       const uint32_t device = (table.ordinal + b) % options.devices;
-      table.buckets[b].newest = new Bucket(DeviceOf(table, device), table);
+      table.buckets[b].newest = new Bucket(PoolOf(table, device), table);
       table.buckets[b].held_since = 0;
       table.buckets[b].device = device;
     }
   }
 }
 
-void Store::Impl::MakeDevices() {
+void Store::Impl::MakePools() {
   const auto add_part = [&](uint64_t ddr_bytes, const std::vector<uint32_t>& of) {
     for (const uint32_t t : of) {
-      tables[t].part = static_cast<uint32_t>(devices.size()) / options.devices;
+      tables[t].part = static_cast<uint32_t>(pools.size()) / options.devices;
     }
     for (uint32_t d = 0; d < options.devices; ++d) {
-      devices.push_back(
-          std::make_unique<Device>(d, ddr_bytes / options.devices, of, tables.size()));
+      pools.push_back(std::make_unique<RowPool>(d, ddr_bytes / options.devices, of, tables.size()));
     }
   };
   std::vector<uint32_t> sharing;
@@ -314,121 +313,120 @@ void Store::Impl::MakeDevices() {
   }
 }
 
-std::string Store::Impl::LogOf(const Device& device) const {
-  const std::string& name = tables[device.tables.front()].config.name;
+std::string Store::Impl::LogOf(const RowPool& pool) const {
+  const std::string& name = tables[pool.tables.front()].config.name;
   const auto own = options.table_budgets.find(name);
   const bool shared = own == options.table_budgets.end();
   if ((shared ? LeftToShare(options, /*ssd=*/true) : own->second.ssd_bytes) == 0) return "";
-  return "device-" + std::to_string(device.number) + (shared ? "" : "-" + name) + ".log";
+  return "device-" + std::to_string(pool.number) + (shared ? "" : "-" + name) + ".log";
 }
 
-uint64_t Store::Impl::DirectoryBytes(const Device& device) const {
-  uint64_t bytes = device.arena.directory_bytes() + device.index_pages.directory_bytes();
-  for (const uint32_t t : device.tables) {
+uint64_t Store::Impl::DirectoryBytes(const RowPool& pool) const {
+  uint64_t bytes = pool.arena.directory_bytes() + pool.index_pages.directory_bytes();
+  for (const uint32_t t : pool.tables) {
     bytes += tables[t].buckets.size() * sizeof(BucketSlot) / options.devices;
   }
-  if (hbm != nullptr && tables[device.tables.front()].part == 0) bytes += hbm->HostBytesOfArena();
-  if (device.ssd != nullptr) bytes += device.ssd->directory_bytes();
-  if (device.notes != nullptr) bytes += device.notes->directory_bytes();
+  if (hbm != nullptr && tables[pool.tables.front()].part == 0) bytes += hbm->HostBytesOfArena();
+  if (pool.ssd != nullptr) bytes += pool.ssd->directory_bytes();
+  if (pool.notes != nullptr) bytes += pool.notes->directory_bytes();
   for (const auto& group : groups) {
-    if (DeviceOf(tables[group->tables.front()], 0) == &device) bytes += group->bytes();
+    if (PoolOf(tables[group->tables.front()], 0) == &pool) bytes += group->bytes();
   }
   return bytes;
 }
 
-void Store::Impl::MakeNotes(Device* device) {
+void Store::Impl::MakeNotes(RowPool* pool) {
   uint32_t words = 0;
   uint64_t least = ~0ULL;  // bytes of a row
-  for (const uint32_t t : device->tables) {
+  for (const uint32_t t : pool->tables) {
     const Table& table = tables[t];
     if (table.pruned_with == nullptr) continue;
     words = std::max(words, 1 + table.cost.utilities());
     least = std::min<uint64_t>(least, table.config.layout.PayloadBytes(1) + AuxBytes(table));
   }
-  if (device->ssd == nullptr || words == 0) return;
-  device->notes = std::make_unique<SsdNotes>(&device->budget, device->ssd->segments(), words,
-                                             device->arena.slab_bytes() / least);
-  device->ssd->OnClose([device](uint32_t segment) { device->notes->Drop(segment); });
+  if (pool->ssd == nullptr || words == 0) return;
+  pool->notes = std::make_unique<SsdNotes>(&pool->budget, pool->ssd->segments(), words,
+                                           pool->arena.slab_bytes() / least);
+  pool->ssd->OnClose([pool](uint32_t segment) { pool->notes->Drop(segment); });
 }
 
-Status Store::Impl::OpenDevice(Device* device, const std::vector<SealedSegment>* sealed) {
-  const std::string& name = tables[device->tables.front()].config.name;
+Status Store::Impl::OpenPool(RowPool* pool, const std::vector<SealedSegment>* sealed) {
+  const std::string& name = tables[pool->tables.front()].config.name;
   const auto own = options.table_budgets.find(name);
   const bool shared = own == options.table_budgets.end();
   const uint64_t ssd_bytes = shared ? LeftToShare(options, /*ssd=*/true) : own->second.ssd_bytes;
   if (ssd_bytes > 0) {
     std::error_code error;
     std::filesystem::create_directories(options.ssd_directory, error);
-    auto opened = OpenBlockFile(options.ssd_directory + "/" + LogOf(*device), options.ssd_engine,
+    auto opened = OpenBlockFile(options.ssd_directory + "/" + LogOf(*pool), options.ssd_engine,
                                 nullptr, /*keep=*/sealed != nullptr);
     if (!opened.ok()) return opened.status();
     std::unique_ptr<BlockFile> file = std::move(*opened);
     if (options.wrap_ssd) file = options.wrap_ssd(std::move(file));
-    device->ssd = std::make_unique<BlockLog>(std::move(file), ssd_bytes / options.devices);
-    if (sealed != nullptr) EMBERTIDE_RETURN_IF_ERROR(device->ssd->Reopen(*sealed));
+    pool->ssd = std::make_unique<BlockLog>(std::move(file), ssd_bytes / options.devices);
+    if (sealed != nullptr) EMBERTIDE_RETURN_IF_ERROR(pool->ssd->Reopen(*sealed));
   }
-  MakeNotes(device);
-  uint64_t directory = DirectoryBytes(*device);
-  for (const uint32_t t : device->tables) {
+  MakeNotes(pool);
+  uint64_t directory = DirectoryBytes(*pool);
+  for (const uint32_t t : pool->tables) {
     for (const BucketSlot& slot : tables[t].buckets) {
-      if (slot.On(device) != nullptr) directory += kBucketBytes;
+      if (slot.On(pool) != nullptr) directory += kBucketBytes;
     }
   }
-  if (!device->budget.TryCharge(directory)) {
+  if (!pool->budget.TryCharge(directory)) {
     return {Code::kInvalidArgument,
             "ddr_budget_bytes is too small for its directories and waiting_bytes" +
                 (shared ? "" : ": table " + name)};
   }
   index_bytes += directory;
-  EMBERTIDE_RETURN_IF_ERROR(
-      OpenPolicy(device, shared ? options.ddr_policy : own->second.ddr_policy));
+  EMBERTIDE_RETURN_IF_ERROR(OpenPolicy(pool, shared ? options.ddr_policy : own->second.ddr_policy));
   if (!training()) return Status::Ok();
   if (options.new_row_accesses > 1) {
     const auto slots = static_cast<uint32_t>(std::bit_floor(
-        std::min(kMostSketchSlots, device->budget.limit_bytes() / kLeastOverSketch / 8)));
-    if (!device->budget.TryCharge(FrequencySketch::BytesFor(slots))) {
+        std::min(kMostSketchSlots, pool->budget.limit_bytes() / kLeastOverSketch / 8)));
+    if (!pool->budget.TryCharge(FrequencySketch::BytesFor(slots))) {
       return {Code::kInvalidArgument, "ddr_budget_bytes is too small to count new keys"};
     }
-    device->new_keys = std::make_unique<FrequencySketch>(slots);
+    pool->new_keys = std::make_unique<FrequencySketch>(slots);
   }
-  if (device->notes != nullptr && !device->notes->ChargeAhead()) {
+  if (pool->notes != nullptr && !pool->notes->ChargeAhead()) {
     return {Code::kInvalidArgument,
             "ddr_budget_bytes is too small for what pruning keeps of rows on the SSD"};
   }
-  if (device->ssd != nullptr) return Status::Ok();
-  const uint64_t page = device->arena.slab_bytes();
-  if (page <= device->budget.limit_bytes() / kLeastOverReserve && device->budget.TryCharge(page)) {
-    device->reserve_bytes = page;
+  if (pool->ssd != nullptr) return Status::Ok();
+  const uint64_t page = pool->arena.slab_bytes();
+  if (page <= pool->budget.limit_bytes() / kLeastOverReserve && pool->budget.TryCharge(page)) {
+    pool->reserve_bytes = page;
   }
   return Status::Ok();
 }
 
-Status Store::Impl::OpenPolicy(Device* device, const std::string& text) {
-  if (device->ssd == nullptr) return Status::Ok();  // nothing leaves DDR or comes back
+Status Store::Impl::OpenPolicy(RowPool* pool, const std::string& text) {
+  if (pool->ssd == nullptr) return Status::Ok();  // nothing leaves DDR or comes back
   const Result<PolicyName> name = ParsePolicyName(text);
   if (!name.ok()) return name.status();
-  const uint64_t share = device->budget.limit_bytes() / (kLeastOverLogs * 2 * sizeof(Access));
-  device->most_accesses = std::clamp<uint64_t>(share, kLeastAccesses, kMostAccesses);
-  if (!device->budget.TryCharge(device->LogBytes())) {
+  const uint64_t share = pool->budget.limit_bytes() / (kLeastOverLogs * 2 * sizeof(Access));
+  pool->most_accesses = std::clamp<uint64_t>(share, kLeastAccesses, kMostAccesses);
+  if (!pool->budget.TryCharge(pool->LogBytes())) {
     return {Code::kInvalidArgument, "ddr_budget_bytes is too small for the log of its policy"};
   }
   {
-    const MutexLock lock(device->accesses_mutex);
-    device->accesses.reserve(device->most_accesses);
+    const MutexLock lock(pool->accesses_mutex);
+    pool->accesses.reserve(pool->most_accesses);
   }
-  device->replayed.reserve(device->most_accesses);
-  device->least_count = name.value().accesses;
+  pool->replayed.reserve(pool->most_accesses);
+  pool->least_count = name.value().accesses;
   if (name.value().name == "clock") return Status::Ok();
-  Result<std::unique_ptr<TierPolicy>> policy = TierPolicy::Make(text, &device->budget);
+  Result<std::unique_ptr<TierPolicy>> policy = TierPolicy::Make(text, &pool->budget);
   if (!policy.ok()) return policy.status();
-  device->policy = std::move(*policy);
+  pool->policy = std::move(*policy);
   return Status::Ok();
 }
 
 Store::Impl::~Impl() {
-  for (auto& device : devices) {
-    for (Retired& retired : device->retired) {
-      while (!Free(device.get(), &retired)) continue;
+  for (auto& pool : pools) {
+    for (Retired& retired : pool->retired) {
+      while (!Free(pool.get(), &retired)) continue;
     }
   }
   for (const Table& table : tables) {
@@ -455,11 +453,11 @@ Result<std::unique_ptr<Store>> Store::Open(StoreOptions options) {
     impl->hbm = std::move(*hbm);
   }
   const std::vector<uint32_t>& numa_nodes = impl->options.numa_nodes;
-  for (const auto& device : impl->devices) {
+  for (const auto& pool : impl->pools) {
     if (numa_nodes.empty()) break;
-    const uint32_t node = numa_nodes[device->number % numa_nodes.size()];
-    EMBERTIDE_RETURN_IF_ERROR(device->arena.pool()->Bind(node));
-    EMBERTIDE_RETURN_IF_ERROR(device->index_pages.Bind(node));
+    const uint32_t node = numa_nodes[pool->number % numa_nodes.size()];
+    EMBERTIDE_RETURN_IF_ERROR(pool->arena.pool()->Bind(node));
+    EMBERTIDE_RETURN_IF_ERROR(pool->index_pages.Bind(node));
   }
   std::unique_ptr<SealReader> seal;
   if (impl->options.open_seal) {
@@ -470,9 +468,9 @@ Result<std::unique_ptr<Store>> Store::Open(StoreOptions options) {
     // What it names is about to be gone.
     EMBERTIDE_RETURN_IF_ERROR(RemoveSeal(impl->options.ssd_directory));
   }
-  for (size_t d = 0; d < impl->devices.size(); ++d) {
+  for (size_t d = 0; d < impl->pools.size(); ++d) {
     EMBERTIDE_RETURN_IF_ERROR(
-        impl->OpenDevice(impl->devices[d].get(), seal ? &seal->segments()[d] : nullptr));
+        impl->OpenPool(impl->pools[d].get(), seal ? &seal->segments()[d] : nullptr));
   }
   std::unique_ptr<Store> store(new Store(std::move(impl)));
   if (seal != nullptr) EMBERTIDE_RETURN_IF_ERROR(store->LoadSeal(seal.get()));
@@ -551,7 +549,7 @@ ReadView::~ReadView() {
 // --- counters ------------------------------------------------------------------------------------
 
 Store::Usage Store::UsageOf(uint32_t table, uint32_t d) const {
-  const Device& device = *impl_->DeviceOf(impl_->tables[table], d);
+  const RowPool& pool = *impl_->PoolOf(impl_->tables[table], d);
   // Pages and segments are shared by the tables: each has as much of them as of the rows.
   const auto share = [&](const std::vector<TierCount>& tier, uint64_t bytes) {
     uint64_t all = 0;
@@ -562,16 +560,16 @@ Store::Usage Store::UsageOf(uint32_t table, uint32_t d) const {
                                             static_cast<double>(all));
   };
   Usage usage;
-  usage.ddr_rows = device.in_ddr[table].rows;
-  usage.ddr_bytes = share(device.in_ddr, device.arena.page_bytes());
-  usage.budget_bytes = device.budget.limit_bytes();
-  usage.budget_used_bytes = device.budget.used_bytes();
-  usage.ddr_row_bytes = device.in_ddr[table].bytes;
-  const TableShare& ddr_share = device.shares[table];
+  usage.ddr_rows = pool.in_ddr[table].rows;
+  usage.ddr_bytes = share(pool.in_ddr, pool.arena.page_bytes());
+  usage.budget_bytes = pool.budget.limit_bytes();
+  usage.budget_used_bytes = pool.budget.used_bytes();
+  usage.ddr_row_bytes = pool.in_ddr[table].bytes;
+  const TableShare& ddr_share = pool.shares[table];
   usage.ddr_share_bytes = ddr_share.given() ? ddr_share.bytes.load() : 0;
   usage.ddr_allowed_bytes = ddr_share.given() ? ddr_share.allowed.load() : 0;
-  usage.ssd_rows = device.in_ssd[table].rows;
-  if (device.ssd != nullptr) usage.ssd_bytes = share(device.in_ssd, device.ssd->used_bytes());
+  usage.ssd_rows = pool.in_ssd[table].rows;
+  if (pool.ssd != nullptr) usage.ssd_bytes = share(pool.in_ssd, pool.ssd->used_bytes());
   return usage;
 }
 
@@ -594,14 +592,14 @@ static void AddSsd(const BlockLog& log, StoreStats* stats) {
 StoreStats Store::Stats() const {
   StoreStats stats;
   stats.rows = impl_->rows.load();
-  for (const auto& device : impl_->devices) {
-    stats.ddr_payload_bytes += device->arena.page_bytes();
-    stats.huge_bytes += device->arena.pool()->huge_bytes() + device->index_pages.huge_bytes();
-    if (device->ssd != nullptr) AddSsd(*device->ssd, &stats);
-    if (device->notes != nullptr) stats.index_bytes += device->notes->bytes();
+  for (const auto& pool : impl_->pools) {
+    stats.ddr_payload_bytes += pool->arena.page_bytes();
+    stats.huge_bytes += pool->arena.pool()->huge_bytes() + pool->index_pages.huge_bytes();
+    if (pool->ssd != nullptr) AddSsd(*pool->ssd, &stats);
+    if (pool->notes != nullptr) stats.index_bytes += pool->notes->bytes();
   }
   stats.index_bytes += impl_->index_bytes.load();
-  for (const auto& device : impl_->devices) stats.index_bytes += device->nodes.bytes();
+  for (const auto& pool : impl_->pools) stats.index_bytes += pool->nodes.bytes();
   stats.ddr_budget_bytes = impl_->options.ddr_budget_bytes;
   for (size_t s = 0; s < kSources; ++s) stats.hits[s] = impl_->hits[s].load();
   stats.evictions_to_ssd = impl_->evictions.load();
@@ -635,7 +633,7 @@ StoreStats Store::Stats() const {
   stats.unworthy_keys = impl_->unworthy_keys.load();
   stats.worthy_keys_without_room = impl_->worthy_keys_without_room.load();
   stats.dropped_accesses = impl_->dropped_accesses.load();
-  for (const auto& device : impl_->devices) stats.policy_bytes += device->PolicyBytes();
+  for (const auto& pool : impl_->pools) stats.policy_bytes += pool->PolicyBytes();
   stats.oldest_version = impl_->oldest.load();
   stats.newest_version = impl_->newest.load();
   return stats;

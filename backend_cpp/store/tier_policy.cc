@@ -18,7 +18,7 @@ uint64_t PlacesFor(uint32_t capacity) { return uint64_t{capacity} * 8 / 7 + 8; }
 }  // namespace
 
 uint32_t TierPolicy::Slots::HomeOf(uint64_t key) const {
-  // The high bits say the bucket, and a device has but some of the buckets.
+  // The high bits say the bucket, and a pool has but some of the buckets.
   return static_cast<uint32_t>((HashKey(key) & 0xffffffffU) * table.size() >> 32);
 }
 

@@ -1,4 +1,4 @@
-// TierPolicy: a Policy (policy/policy.h) over the rows of one table in one tier of a device, told
+// TierPolicy: a Policy (policy/policy.h) over the rows of one table in one tier of a pool, told
 // of by key.
 //
 //   keys   [ key of slot 0 ][ slot 1 ] ...            a free slot holds the number of the next
@@ -12,7 +12,7 @@
 //   1. A key has at most one slot; free + used = capacity.
 //   2. All memory, that of two policies while rows change over, is charged to the budget.
 //
-// Threads: the device's writer, but for bytes().
+// Threads: the pool's writer, but for bytes().
 #pragma once
 
 #include <atomic>

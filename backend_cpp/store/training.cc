@@ -20,17 +20,17 @@ Status NotTraining() {
 
 }  // namespace
 
-Status Store::Impl::FitChanged(Device* device, Bucket* bucket) {
+Status Store::Impl::FitChanged(RowPool* pool, Bucket* bucket) {
   const uint64_t before = bucket->changed.bytes();
   const uint32_t entries = bucket->index.capacity();
   const uint64_t bytes = ChangedCells::BytesFor(entries);
   if (bytes <= before) return Status::Ok();
-  EMBERTIDE_RETURN_IF_ERROR(WithRoom(device, [&]() -> Status {
-    if (device->budget.TryCharge(bytes)) return Status::Ok();
+  EMBERTIDE_RETURN_IF_ERROR(WithRoom(pool, [&]() -> Status {
+    if (pool->budget.TryCharge(bytes)) return Status::Ok();
     return {Code::kResourceExhausted, "no room for the marks of changed rows"};
   }));
   bucket->changed.Fit(entries);
-  device->budget.Release(before);
+  pool->budget.Release(before);
   index_bytes += bytes - before;
   return Status::Ok();
 }
@@ -48,7 +48,7 @@ void Store::Impl::TidyRemoved(Bucket* bucket) {
   bucket->tidied = removed.size();
 }
 
-Status Store::Impl::FitRemoved(Device* device, Bucket* bucket) {
+Status Store::Impl::FitRemoved(RowPool* pool, Bucket* bucket) {
   const auto fits = [&] {
     return (bucket->removed.size() + 1) * kNoteBytes <= bucket->removed_bytes;
   };
@@ -56,13 +56,13 @@ Status Store::Impl::FitRemoved(Device* device, Bucket* bucket) {
   if (bucket->removed.size() >= 2 * bucket->tidied + kNotesOfPage) TidyRemoved(bucket);
   if (fits()) return Status::Ok();
   const auto charge = [&]() -> Status {
-    if (device->budget.TryCharge(kNotePage)) return Status::Ok();
+    if (pool->budget.TryCharge(kNotePage)) return Status::Ok();
     return {Code::kResourceExhausted, "no room to note removed keys in the DDR budget"};
   };
-  Status charged = WithRoom(device, charge);
-  if (!charged.ok() && device->reserve_bytes > 0 && !device->reserve_lent) {
-    device->reserve_lent = true;
-    device->budget.Release(device->reserve_bytes);
+  Status charged = WithRoom(pool, charge);
+  if (!charged.ok() && pool->reserve_bytes > 0 && !pool->reserve_lent) {
+    pool->reserve_lent = true;
+    pool->budget.Release(pool->reserve_bytes);
     charged = charge();
   }
   if (!charged.ok()) return charged;
@@ -77,9 +77,8 @@ void Store::Impl::ChangedRows(const Bucket& bucket, std::map<uint64_t, RecordKin
     const uint64_t hash = HashKey(key);
     if (!bucket.changed.Has(hash)) return;
     const Location place = index.Peek(hash, key);
-    const bool changed =
-        place.tier() == TierId::kSsd ||
-        (place.tier() == TierId::kDdr && AuxOf(bucket.device, place)->changed != 0);
+    const bool changed = place.tier() == TierId::kSsd ||
+                         (place.tier() == TierId::kDdr && AuxOf(bucket.pool, place)->changed != 0);
     if (changed) changes->emplace(key, RecordKind::kRow);
   };
   // Of the hashes that begin at one group of the index; a cell may be for those of several.
@@ -96,7 +95,7 @@ void Store::Impl::ChangedRows(const Bucket& bucket, std::map<uint64_t, RecordKin
   });
 }
 
-Result<Location> Store::Impl::ResidentRow(Device* device, uint32_t t, uint32_t b, uint64_t key) {
+Result<Location> Store::Impl::ResidentRow(RowPool* pool, uint32_t t, uint32_t b, uint64_t key) {
   BucketIndex& index = Newest(tables[t], b)->index;
   const uint32_t entry = index.Locate(HashKey(key), key);
   if (entry == BucketIndex::kNotFound) {
@@ -104,7 +103,7 @@ Result<Location> Store::Impl::ResidentRow(Device* device, uint32_t t, uint32_t b
                   "key " + std::to_string(key) + " has no row in table " + tables[t].config.name);
   }
   if (index.At(entry).tier() == TierId::kSsd) {
-    EMBERTIDE_RETURN_IF_ERROR(PromoteOne(device, {key, t}));
+    EMBERTIDE_RETURN_IF_ERROR(PromoteOne(pool, {key, t}));
   }
   return index.At(index.Locate(HashKey(key), key));
 }
@@ -123,71 +122,70 @@ void Store::Impl::ForgetElements(const Table& table, uint32_t kept, RowAux* aux)
   }
 }
 
-Result<Location> Store::Impl::AddRow(Device* device, const Table& table, Bucket* bucket,
+Result<Location> Store::Impl::AddRow(RowPool* pool, const Table& table, Bucket* bucket,
                                      uint64_t key, uint16_t live,
                                      std::span<const std::byte> payload) {
-  EMBERTIDE_RETURN_IF_ERROR(ReserveEntry(device, bucket));
-  Result<Location> place = StoreRow(device, table, key, live, payload);
+  EMBERTIDE_RETURN_IF_ERROR(ReserveEntry(pool, bucket));
+  Result<Location> place = StoreRow(pool, table, key, live, payload);
   if (!place.ok()) return place;
   InsertEntry(bucket, key, *place);
-  MarkChanged(bucket, HashKey(key), AuxOf(device, *place));
+  MarkChanged(bucket, HashKey(key), AuxOf(pool, *place));
   return place;
 }
 
-Status Store::Impl::RemoveRow(Device* device, Bucket* bucket, uint64_t key, RecordKind kind) {
+Status Store::Impl::RemoveRow(RowPool* pool, Bucket* bucket, uint64_t key, RecordKind kind) {
   const Table& table = tables[bucket->table];
   const auto locate = [&] { return bucket->index.Locate(HashKey(key), key); };
   if (locate() == BucketIndex::kNotFound) {
     return {Code::kNotFound,
             "key " + std::to_string(key) + " has no row in table " + table.config.name};
   }
-  EMBERTIDE_RETURN_IF_ERROR(FitRemoved(device, bucket));
+  EMBERTIDE_RETURN_IF_ERROR(FitRemoved(pool, bucket));
   // Making room may have moved the row.
   const uint32_t entry = locate();
   const Location place = bucket->index.At(entry);
   EraseEntry(bucket, entry);
   bucket->removed.push_back({key, kind});
-  RetirePlace(device, table, place);
+  RetirePlace(pool, table, place);
   return Status::Ok();
 }
 
-Status Store::Impl::ChangeLive(Device* device, const Table& table, uint32_t b, uint64_t key,
+Status Store::Impl::ChangeLive(RowPool* pool, const Table& table, uint32_t b, uint64_t key,
                                uint16_t live, RecordKind kind) {
   const RowLayout& layout = table.config.layout;
   Bucket* bucket = Newest(table, b);
-  if (live == 0) return RemoveRow(device, bucket, key, kind);
-  const Result<Location> old = ResidentRow(device, table.ordinal, b, key);
+  if (live == 0) return RemoveRow(pool, bucket, key, kind);
+  const Result<Location> old = ResidentRow(pool, table.ordinal, b, key);
   if (!old.ok()) return old.status();
   if (live == old.value().live()) return Status::Ok();
   std::vector<float> values(layout.dim());
-  DecodePayload(layout, old.value().live(), device->arena.Address(old.value().slot()),
-                values.data());
+  DecodePayload(layout, old.value().live(), pool->arena.Address(old.value().slot()), values.data());
   std::vector<std::byte> payload(layout.PayloadBytes(live));
   EncodePayload(layout, live, values.data(), payload.data());
-  Result<Location> stored = StoreRow(device, table, key, live, payload);
+  Result<Location> stored = StoreRow(pool, table, key, live, payload);
   const bool shrinks = payload.size() < layout.PayloadBytes(old.value().live());
-  if (!stored.ok() && shrinks && device->reserve_bytes > 0 && !device->reserve_lent) {
-    device->reserve_lent = true;
-    device->budget.Release(device->reserve_bytes);
-    stored = StoreRow(device, table, key, live, payload);
+  if (!stored.ok() && shrinks && pool->reserve_bytes > 0 && !pool->reserve_lent) {
+    pool->reserve_lent = true;
+    pool->budget.Release(pool->reserve_bytes);
+    stored = StoreRow(pool, table, key, live, payload);
   }
   if (!stored.ok()) return stored.status();
   const Location place = *stored;
   // Making room may have moved the old row to the SSD: ask the index again.
   const uint32_t entry = bucket->index.Locate(HashKey(key), key);
-  const Result<Location> again = ResidentRow(device, table.ordinal, b, key);
+  const Result<Location> again = ResidentRow(pool, table.ordinal, b, key);
   if (!again.ok()) {
-    RetirePlace(device, table, place);
+    RetirePlace(pool, table, place);
     return again.status();
   }
-  std::copy_n(device->arena.Aux(again.value().slot()), AuxBytes(table),
-              device->arena.Aux(place.slot()));
+  std::copy_n(pool->arena.Aux(again.value().slot()), AuxBytes(table),
+              pool->arena.Aux(place.slot()));
   bucket->index.Set(entry, place);
-  RowAux* aux = AuxOf(device, place);
+  RowAux* aux = AuxOf(pool, place);
   ForgetElements(table, live & again.value().live(), aux);
   if ((again.value().live() & ~table.cost.counters) == 0) ForgetMoments(table, aux);
   MarkChanged(bucket, HashKey(key), aux);
-  RetirePlace(device, table, again.value());
+  RetirePlace(pool, table, again.value());
   return Status::Ok();
 }
 
@@ -201,11 +199,11 @@ Status Store::SetLive(uint32_t t, uint64_t key, uint16_t live) {
                                         std::to_string(layout.chunks)};
   }
   const uint32_t b = Store::Impl::BucketOf(table, HashKey(key));
-  Device& device = *Store::Impl::Newest(table, b)->device;
-  const std::lock_guard writer(device.writer);
-  impl_->Reclaim(&device);
-  impl_->TakeReserveBack(&device);
-  return impl_->ChangeLive(&device, table, b, key, live, RecordKind::kPruned);
+  RowPool& pool = *Store::Impl::Newest(table, b)->pool;
+  const std::lock_guard writer(pool.writer);
+  impl_->Reclaim(&pool);
+  impl_->TakeReserveBack(&pool);
+  return impl_->ChangeLive(&pool, table, b, key, live, RecordKind::kPruned);
 }
 
 Status Store::TakeChanges(uint32_t t, uint32_t b, std::vector<std::byte>* records) {
@@ -213,16 +211,16 @@ Status Store::TakeChanges(uint32_t t, uint32_t b, std::vector<std::byte>* record
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckBucket(t, b));
   Table& table = impl_->tables[t];
   Bucket& bucket = *Store::Impl::Newest(table, b);
-  Device& device = *Store::Impl::Newest(impl_->tables[t], b)->device;
-  WriterLock writer(device.writer);
-  impl_->Reclaim(&device);
+  RowPool& pool = *Store::Impl::Newest(impl_->tables[t], b)->pool;
+  WriterLock writer(pool.writer);
+  impl_->Reclaim(&pool);
   std::map<uint64_t, RecordKind> changes;
-  if (device.ssd != nullptr) {
+  if (pool.ssd != nullptr) {
     Store::Impl::ChangedRows(bucket, &changes);
     std::vector<Access> rows;
     rows.reserve(changes.size());
     for (const auto& [key, kind] : changes) rows.push_back({key, t});
-    impl_->BringRows(&device, rows, &writer);
+    impl_->BringRows(&pool, rows, &writer);
     changes.clear();  // others may have changed rows meanwhile
   }
   Store::Impl::TidyRemoved(&bucket);
@@ -233,8 +231,8 @@ Status Store::TakeChanges(uint32_t t, uint32_t b, std::vector<std::byte>* record
   const auto give_back = [&] {
     records->resize(before);
     for (const uint64_t key : taken) {
-      const Result<Location> place = impl_->ResidentRow(&device, t, b, key);
-      if (place.ok()) impl_->AuxOf(&device, place.value())->changed = 1;
+      const Result<Location> place = impl_->ResidentRow(&pool, t, b, key);
+      if (place.ok()) impl_->AuxOf(&pool, place.value())->changed = 1;
     }
   };
   for (const auto& [key, kind] : changes) {
@@ -242,12 +240,12 @@ Status Store::TakeChanges(uint32_t t, uint32_t b, std::vector<std::byte>* record
       AppendRecord({key, 0, kind, {}}, records);
       continue;
     }
-    const Result<Location> place = impl_->ResidentRow(&device, t, b, key);
+    const Result<Location> place = impl_->ResidentRow(&pool, t, b, key);
     if (!place.ok()) {
       give_back();
       return place.status();
     }
-    RowAux* aux = impl_->AuxOf(&device, place.value());
+    RowAux* aux = impl_->AuxOf(&pool, place.value());
     if (aux->changed == 0) continue;  // it was on the SSD, where that is not seen
     aux->changed = 0;
     taken.push_back(key);
@@ -256,13 +254,13 @@ Status Store::TakeChanges(uint32_t t, uint32_t b, std::vector<std::byte>* record
         {key,
          live,
          RecordKind::kRow,
-         {device.arena.Address(place.value().slot()), table.config.layout.PayloadBytes(live)}},
+         {pool.arena.Address(place.value().slot()), table.config.layout.PayloadBytes(live)}},
         records);
   }
   bucket.changed.Clear();
   std::deque<RemovedKey>().swap(bucket.removed);
   bucket.tidied = 0;
-  device.budget.Release(bucket.removed_bytes);
+  pool.budget.Release(bucket.removed_bytes);
   impl_->index_bytes -= std::exchange(bucket.removed_bytes, 0);
   return Status::Ok();
 }
@@ -272,14 +270,14 @@ Status Store::MarkChanged(uint32_t t, uint32_t b, std::span<const uint64_t> keys
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckBucket(t, b));
   const Table& table = impl_->tables[t];
   Bucket& bucket = *Store::Impl::Newest(table, b);
-  Device& device = *bucket.device;
-  const std::lock_guard writer(device.writer);
+  RowPool& pool = *bucket.pool;
+  const std::lock_guard writer(pool.writer);
   for (const uint64_t key : keys) {
-    const Result<Location> place = impl_->ResidentRow(&device, t, b, key);
+    const Result<Location> place = impl_->ResidentRow(&pool, t, b, key);
     if (place.ok()) {
-      Store::Impl::MarkChanged(&bucket, HashKey(key), impl_->AuxOf(&device, place.value()));
+      Store::Impl::MarkChanged(&bucket, HashKey(key), impl_->AuxOf(&pool, place.value()));
     } else if (place.status().code() == Code::kNotFound) {
-      EMBERTIDE_RETURN_IF_ERROR(impl_->FitRemoved(&device, &bucket));
+      EMBERTIDE_RETURN_IF_ERROR(impl_->FitRemoved(&pool, &bucket));
       bucket.removed.push_back({key, RecordKind::kExpired});
     } else {
       return place.status();
@@ -310,11 +308,11 @@ Result<RowState> Store::StateOf(uint32_t t, uint64_t key) const {
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckTable(t));
   const Table& table = impl_->tables[t];
   const uint32_t b = Store::Impl::BucketOf(table, HashKey(key));
-  Device& device = *Store::Impl::Newest(table, b)->device;
-  const std::lock_guard writer(device.writer);
-  const Result<Location> place = impl_->ResidentRow(&device, t, b, key);
+  RowPool& pool = *Store::Impl::Newest(table, b)->pool;
+  const std::lock_guard writer(pool.writer);
+  const Result<Location> place = impl_->ResidentRow(&pool, t, b, key);
   if (!place.ok()) return place.status();
-  return impl_->StateIn(table, device.arena.Aux(place.value().slot()));
+  return impl_->StateIn(table, pool.arena.Aux(place.value().slot()));
 }
 
 Status Store::SetState(uint32_t t, uint64_t key, const RowState& state) {
@@ -332,11 +330,11 @@ Status Store::SetState(uint32_t t, uint64_t key, const RowState& state) {
                 "; give the state that this optimizer had"};
   }
   const uint32_t b = Store::Impl::BucketOf(table, HashKey(key));
-  Device& device = *Store::Impl::Newest(table, b)->device;
-  const std::lock_guard writer(device.writer);
-  const Result<Location> place = impl_->ResidentRow(&device, t, b, key);
+  RowPool& pool = *Store::Impl::Newest(table, b)->pool;
+  const std::lock_guard writer(pool.writer);
+  const Result<Location> place = impl_->ResidentRow(&pool, t, b, key);
   if (!place.ok()) return place.status();
-  RowAux* aux = impl_->AuxOf(&device, place.value());
+  RowAux* aux = impl_->AuxOf(&pool, place.value());
   aux->accumulator = state.accumulator;
   aux->tick = RowAux::Steps(state.age, impl_->tick);
   std::copy_n(state.utility.begin(), layout.chunks, aux->utility());
@@ -356,8 +354,8 @@ Status Store::ImportRecords(uint32_t t, uint32_t b, std::span<const std::byte> r
   if (!impl_->training()) return NotTraining();
   EMBERTIDE_RETURN_IF_ERROR(impl_->CheckBucket(t, b));
   Table& table = impl_->tables[t];
-  Device& device = *Store::Impl::Newest(impl_->tables[t], b)->device;
-  const std::lock_guard writer(device.writer);
+  RowPool& pool = *Store::Impl::Newest(impl_->tables[t], b)->pool;
+  const std::lock_guard writer(pool.writer);
   while (!records.empty()) {
     const Result<RowRecord> record = ReadRecord(table.config.layout, &records);
     if (!record.ok()) return record.status();
@@ -366,8 +364,8 @@ Status Store::ImportRecords(uint32_t t, uint32_t b, std::span<const std::byte> r
                                   std::to_string(b)};
     }
     EMBERTIDE_RETURN_IF_ERROR(
-        impl_->StageBase(&device, table, Store::Impl::Newest(table, b), record.value()));
-    impl_->Reclaim(&device);
+        impl_->StageBase(&pool, table, Store::Impl::Newest(table, b), record.value()));
+    impl_->Reclaim(&pool);
   }
   return Status::Ok();
 }

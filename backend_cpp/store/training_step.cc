@@ -3,7 +3,7 @@
 //
 // The occurrences of a table's keys are dealt out to parts, each of a range of hashes and of one
 // device, in the order of the batch. Parts have no key in common, so several threads may be at them
-// (part_worker.h). A device's writer is held for a turn of some parts at a time, so that others get
+// (part_worker.h). A pool's writer is held for a turn of some parts at a time, so that others get
 // theirs. Keys without a row in DDR come last of all (late_keys.h): theirs is made, or brought from
 // the SSD. What is dealt does not depend on the threads, nor does any sum; turns are longer with
 // more of them, for each begins and ends with all.
@@ -21,7 +21,7 @@ namespace {
 
 // Occurrences of a part, on average: with what is noted of them they fill a second-level cache.
 constexpr size_t kPartKeys = 1024;
-// Occurrences that each thread brings in while a device's writer is held: about a millisecond.
+// Occurrences that each thread brings in while a pool's writer is held: about a millisecond.
 constexpr size_t kTurnKeys = 16384;
 // That a thread deals out at least: less is not worth its while.
 constexpr size_t kLeastDealt = 4096;
@@ -128,7 +128,7 @@ class TableRun {
       const auto d = static_cast<uint32_t>(part >> part_bits_);
       const size_t until = (size_t{d} + 1) << part_bits_;
       while (part < until && BeginOf(part) - BeginOf(first) < kTurnKeys * workers_.size()) ++part;
-      if (BeginOf(part) > BeginOf(first)) Turn(impl_.DeviceOf(table_, d), first, part);
+      if (BeginOf(part) > BeginOf(first)) Turn(impl_.PoolOf(table_, d), first, part);
     }
     for (const PartWorker* worker : workers_) {
       if (worker == nullptr) continue;
@@ -212,10 +212,10 @@ class TableRun {
   }
 
   // The parts [first, end), which lie on one device.
-  void Turn(Device* device, size_t first, size_t end) {
+  void Turn(RowPool* pool, size_t first, size_t end) {
     {
-      const std::lock_guard writer(device->writer);
-      impl_.Reclaim(device);
+      const std::lock_guard writer(pool->writer);
+      impl_.Reclaim(pool);
       std::atomic<size_t> next{first};
       Share(std::min(workers_.size(), end - first), [&](uint32_t thread) {
         if (workers_[thread] == nullptr) {
@@ -224,7 +224,7 @@ class TableRun {
         }
         for (size_t part = next++; part < end; part = next++) {
           workers_[thread]->Run(
-              *device, static_cast<uint32_t>(part),
+              *pool, static_cast<uint32_t>(part),
               std::span(scratch_.dealt).subspan(BeginOf(part), BeginOf(part + 1) - BeginOf(part)),
               counted_ ? scratch_.counts.data() + BeginOf(part) : nullptr);
         }
@@ -238,7 +238,7 @@ class TableRun {
     if (late_.empty()) return;
     std::stable_sort(late_.begin(), late_.end(),
                      [](const auto* a, const auto* b) { return a->part < b->part; });
-    late_keys_.Add(&table_, device, late_);
+    late_keys_.Add(&table_, pool, late_);
     for (PartWorker* worker : workers_) {
       if (worker != nullptr) worker->ForgetLate();
     }
@@ -364,8 +364,8 @@ Result<uint64_t> Store::EnsureRows(uint32_t t, std::span<const int64_t> keys) {
 }
 
 Result<uint64_t> Store::BringRows(std::span<const TableKeys> keys, uint32_t threads) {
-  const auto has_ssd = [](const auto& device) { return device->ssd != nullptr; };
-  if (std::ranges::none_of(impl_->devices, has_ssd)) return 0;
+  const auto has_ssd = [](const auto& pool) { return pool->ssd != nullptr; };
+  if (std::ranges::none_of(impl_->pools, has_ssd)) return 0;
   std::vector<BagGradients> bags;
   bags.reserve(keys.size());
   for (const TableKeys& each : keys) bags.push_back({each.table, each.keys, {}, nullptr, 0});

@@ -19,10 +19,10 @@ constexpr size_t kReplayedAtOnce = 4096;
 
 }  // namespace
 
-uint32_t Store::Impl::EntryOnSsd(Device* device, const Access& row, Bucket** bucket) const {
+uint32_t Store::Impl::EntryOnSsd(RowPool* pool, const Access& row, Bucket** bucket) const {
   const Table& table = tables[row.table];
   const uint64_t hash = HashKey(row.key);
-  *bucket = table.buckets[BucketOf(table, hash)].On(device);
+  *bucket = table.buckets[BucketOf(table, hash)].On(pool);
   if (*bucket == nullptr) return BucketIndex::kNotFound;
   const BucketIndex& index = (*bucket)->index;
   const uint32_t entry = index.Locate(hash, row.key);
@@ -37,7 +37,7 @@ LogRead Store::Impl::ReadOf(const Access& row, Location place, std::byte* to) co
           table.config.layout.PayloadBytes(place.live()) + AuxBytes(table), to};
 }
 
-void Store::Impl::Install(Device* device, uint32_t t, Bucket* bucket, uint64_t key,
+void Store::Impl::Install(RowPool* pool, uint32_t t, Bucket* bucket, uint64_t key,
                           const std::byte* bytes, uint64_t slot) {
   const Table& table = tables[t];
   BucketIndex& index = bucket->index;
@@ -46,64 +46,64 @@ void Store::Impl::Install(Device* device, uint32_t t, Bucket* bucket, uint64_t k
   const Location place = index.At(entry);
   const uint32_t payload = table.config.layout.PayloadBytes(place.live());
   const uint32_t aux = AuxBytes(table);
-  std::copy_n(bytes, payload, device->arena.Address(slot));
-  if (aux > 0) std::copy_n(bytes + payload, aux, device->arena.Aux(slot));
+  std::copy_n(bytes, payload, pool->arena.Address(slot));
+  if (aux > 0) std::copy_n(bytes + payload, aux, pool->arena.Aux(slot));
   const Location moved(TierId::kDdr, place.live(), slot);
-  CountPlace(device, table, moved, /*taken=*/true);
+  CountPlace(pool, table, moved, /*taken=*/true);
   index.Set(entry, moved);
-  if (device->policy != nullptr) device->policy->Enter(key);
-  RetirePlace(device, table, place);
+  if (pool->policy != nullptr) pool->policy->Enter(key);
+  RetirePlace(pool, table, place);
   ++promoted;
 }
 
-Status Store::Impl::PromoteOne(Device* device, const Access& row) {
+Status Store::Impl::PromoteOne(RowPool* pool, const Access& row) {
   Bucket* bucket = nullptr;
-  const uint32_t entry = EntryOnSsd(device, row, &bucket);
+  const uint32_t entry = EntryOnSsd(pool, row, &bucket);
   if (entry == BucketIndex::kNotFound) return Status::Ok();
   LogRead read = ReadOf(row, bucket->index.At(entry), nullptr);
   std::vector<std::byte> bytes(read.bytes);
   read.to = bytes.data();
-  EMBERTIDE_RETURN_IF_ERROR(device->ssd->Read({&read, 1}));
+  EMBERTIDE_RETURN_IF_ERROR(pool->ssd->Read({&read, 1}));
   const uint32_t aux = AuxBytes(tables[row.table]);
-  const Result<uint64_t> slot = AllocateDdr(device, tables[row.table], read.bytes - aux, aux);
+  const Result<uint64_t> slot = AllocateDdr(pool, tables[row.table], read.bytes - aux, aux);
   if (!slot.ok()) return slot.status();
-  Install(device, row.table, bucket, row.key, bytes.data(), slot.value());
+  Install(pool, row.table, bucket, row.key, bytes.data(), slot.value());
   return Status::Ok();
 }
 
-Result<Location> Store::Impl::BringRow(Device* device, const SsdBatch& batch, size_t i) {
+Result<Location> Store::Impl::BringRow(RowPool* pool, const SsdBatch& batch, size_t i) {
   const Access& row = batch.row(i);
   Bucket* bucket = nullptr;
-  const uint32_t entry = EntryOnSsd(device, row, &bucket);
+  const uint32_t entry = EntryOnSsd(pool, row, &bucket);
   const bool there = entry != BucketIndex::kNotFound && bucket->index.At(entry) == batch.place(i);
   const std::byte* bytes = there ? batch.Bytes(i) : nullptr;
   if (bytes != nullptr) {
     const Table& table = tables[row.table];
     const uint32_t aux = AuxBytes(table);
-    const Result<uint64_t> slot = AllocateDdr(device, table, batch.bytes_of(i) - aux, aux);
+    const Result<uint64_t> slot = AllocateDdr(pool, table, batch.bytes_of(i) - aux, aux);
     if (!slot.ok()) return slot.status();
-    Install(device, row.table, bucket, row.key, bytes, slot.value());
+    Install(pool, row.table, bucket, row.key, bytes, slot.value());
   } else if (there) {
     EMBERTIDE_RETURN_IF_ERROR(batch.StatusOf(i));
   }
-  return ResidentRow(device, row.table, BucketOf(tables[row.table], HashKey(row.key)), row.key);
+  return ResidentRow(pool, row.table, BucketOf(tables[row.table], HashKey(row.key)), row.key);
 }
 
-void Store::Impl::BringRows(Device* device, std::span<const Access> rows, WriterLock* writer) {
+void Store::Impl::BringRows(RowPool* pool, std::span<const Access> rows, WriterLock* writer) {
   SsdBatch batch;
   for (size_t first = 0; first < rows.size();) {
-    batch.Begin(this, device);
+    batch.Begin(this, pool);
     for (; first < rows.size() && !batch.full(); ++first) batch.Add(rows[first]);
     batch.Read(writer);
     // Who needs a row that cannot be brought asks for it again, and is told why.
-    for (size_t i = 0; i < batch.size(); ++i) static_cast<void>(BringRow(device, batch, i));
+    for (size_t i = 0; i < batch.size(); ++i) static_cast<void>(BringRow(pool, batch, i));
   }
 }
 
-bool Store::Impl::Promote(Device* device, std::span<const Access> rows) {
-  WriterLock writer(device->writer);
+bool Store::Impl::Promote(RowPool* pool, std::span<const Access> rows) {
+  WriterLock writer(pool->writer);
   SsdBatch batch;
-  batch.Begin(this, device);
+  batch.Begin(this, pool);
   for (const Access& row : rows) batch.Add(row);
   if (!batch.Read(&writer)) {
     dropped_accesses += rows.size();
@@ -113,48 +113,48 @@ bool Store::Impl::Promote(Device* device, std::span<const Access> rows) {
   for (size_t i = 0; i < batch.size(); ++i) {
     const Access& row = batch.row(i);
     Bucket* bucket = nullptr;
-    const uint32_t entry = EntryOnSsd(device, row, &bucket);
+    const uint32_t entry = EntryOnSsd(pool, row, &bucket);
     const bool there = entry != BucketIndex::kNotFound && bucket->index.At(entry) == batch.place(i);
     const std::byte* bytes = there ? batch.Bytes(i) : nullptr;
     // A promotion that finds no room, or a bad block, leaves the row where it is: nothing is lost.
     const uint32_t aux = AuxBytes(tables[row.table]);
     const uint32_t payload = batch.bytes_of(i) - aux;
-    const bool holds = ShareHolds(*device, row.table, batch.bytes_of(i));
-    if (bytes != nullptr && holds && (device->policy == nullptr || device->policy->Reserve())) {
+    const bool holds = ShareHolds(*pool, row.table, batch.bytes_of(i));
+    if (bytes != nullptr && holds && (pool->policy == nullptr || pool->policy->Reserve())) {
       // A page that is kept ready is not for this: another would be emptied for it.
-      const Result<uint64_t> slot = SparePages(*device) > 0
-                                        ? device->arena.Allocate(payload, aux)
-                                        : device->arena.AllocateInRoom(payload, aux);
+      const Result<uint64_t> slot = SparePages(*pool) > 0
+                                        ? pool->arena.Allocate(payload, aux)
+                                        : pool->arena.AllocateInRoom(payload, aux);
       if (slot.ok()) {
-        Install(device, row.table, bucket, row.key, bytes, slot.value());
+        Install(pool, row.table, bucket, row.key, bytes, slot.value());
         continue;
       }
-      lacks_page |= !Full(*device);
+      lacks_page |= !Full(*pool);
     }
     ++dropped_accesses;
   }
   return lacks_page;
 }
 
-std::vector<Access> Store::Impl::Replay(Device* device) {
-  device->replayed.clear();
+std::vector<Access> Store::Impl::Replay(RowPool* pool) {
+  pool->replayed.clear();
   {
-    const MutexLock lock(device->accesses_mutex);
-    device->accesses.swap(device->replayed);
+    const MutexLock lock(pool->accesses_mutex);
+    pool->accesses.swap(pool->replayed);
   }
   std::vector<Access> admitted;
   std::set<std::pair<uint32_t, uint64_t>> asked;  // a key once
-  const std::span<const Access> all(device->replayed);
+  const std::span<const Access> all(pool->replayed);
   for (size_t first = 0; first < all.size(); first += kReplayedAtOnce) {
-    const std::lock_guard writer(device->writer);
+    const std::lock_guard writer(pool->writer);
     for (const Access& row : all.subspan(first, std::min(kReplayedAtOnce, all.size() - first))) {
-      if (device->policy != nullptr && device->policy->Touch(row.key)) continue;
+      if (pool->policy != nullptr && pool->policy->Touch(row.key)) continue;
       Bucket* bucket = nullptr;
-      if (EntryOnSsd(device, row, &bucket) == BucketIndex::kNotFound) continue;
+      if (EntryOnSsd(pool, row, &bucket) == BucketIndex::kNotFound) continue;
       const bool admits =
-          device->policy != nullptr
-              ? device->policy->Admit(row.key, Full(*device) || ShareLacks(*device, row.table) > 0)
-              : bucket->index.AccessCount(HashKey(row.key), row.key) >= device->least_count;
+          pool->policy != nullptr
+              ? pool->policy->Admit(row.key, Full(*pool) || ShareLacks(*pool, row.table) > 0)
+              : bucket->index.AccessCount(HashKey(row.key), row.key) >= pool->least_count;
       if (!admits) {
         ++refused_promotions;
         continue;
@@ -171,44 +171,44 @@ std::vector<Access> Store::Impl::Replay(Device* device) {
   return admitted;
 }
 
-void Store::Impl::MakeHugePage(Device* device, PagePool* pool) {
+void Store::Impl::MakeHugePage(RowPool* pool, PagePool* pages) {
   std::optional<uint32_t> region;
   {
-    const std::lock_guard writer(device->writer);
-    region = pool->NextDue(PagePool::Clock::now());
+    const std::lock_guard writer(pool->writer);
+    region = pages->NextDue(PagePool::Clock::now());
   }
   if (!region.has_value()) return;
-  const bool ready = pool->Prepare(*region);
-  const std::lock_guard writer(device->writer);
+  const bool ready = pages->Prepare(*region);
+  const std::lock_guard writer(pool->writer);
   if (ready) {
-    pool->Exchange(*region);
+    pages->Exchange(*region);
   } else {
-    pool->PutBack(*region, PagePool::Clock::now());
+    pages->PutBack(*region, PagePool::Clock::now());
   }
 }
 
-void Store::Impl::Maintain(Device* device) {
-  MakeHugePage(device, device->arena.pool());
-  MakeHugePage(device, &device->index_pages);
-  const std::vector<Access> admitted = Replay(device);
-  MakeRoomAhead(device, 0);
+void Store::Impl::Maintain(RowPool* pool) {
+  MakeHugePage(pool, pool->arena.pool());
+  MakeHugePage(pool, &pool->index_pages);
+  const std::vector<Access> admitted = Replay(pool);
+  MakeRoomAhead(pool, 0);
   for (size_t first = 0; first < admitted.size(); first += kPromotionsAtOnce) {
     const auto some =
         std::span(admitted).subspan(first, std::min(kPromotionsAtOnce, admitted.size() - first));
-    MakeRoomAhead(device, Promote(device, some) ? 1 : 0);
+    MakeRoomAhead(pool, Promote(pool, some) ? 1 : 0);
   }
   for (int turn = 0; turn < kFreeTurns; ++turn) {
-    const std::lock_guard writer(device->writer);
-    if (!Reclaim(device)) break;
+    const std::lock_guard writer(pool->writer);
+    if (!Reclaim(pool)) break;
   }
-  WriterLock writer(device->writer);
-  if (device->policy != nullptr) device->policy->Fit();
-  if (!device->arena.has_condemned()) device->arena.CondemnSparsePages();
-  if (device->arena.has_condemned()) {
-    MoveCondemned(device, kSweepEntries, /*demote=*/false, &writer);
+  WriterLock writer(pool->writer);
+  if (pool->policy != nullptr) pool->policy->Fit();
+  if (!pool->arena.has_condemned()) pool->arena.CondemnSparsePages();
+  if (pool->arena.has_condemned()) {
+    MoveCondemned(pool, kSweepEntries, /*demote=*/false, &writer);
   }
-  if (device->ssd != nullptr) CompactInBackground(device, &writer);
-  Reclaim(device);
+  if (pool->ssd != nullptr) CompactInBackground(pool, &writer);
+  Reclaim(pool);
 }
 
 void Store::Maintain() {
@@ -216,10 +216,10 @@ void Store::Maintain() {
 }
 
 void Store::Maintain(uint32_t number) {
-  for (auto& device : impl_->devices) {
-    if (device->number != number) continue;
-    const std::unique_lock upkeep(device->upkeep, std::try_to_lock);
-    if (upkeep.owns_lock()) impl_->Maintain(device.get());
+  for (auto& pool : impl_->pools) {
+    if (pool->number != number) continue;
+    const std::unique_lock upkeep(pool->upkeep, std::try_to_lock);
+    if (upkeep.owns_lock()) impl_->Maintain(pool.get());
   }
   if (number == 0 && impl_->hbm != nullptr) impl_->FillHbm();
 }

@@ -33,8 +33,8 @@ Status Store::StageRecords(uint64_t version, uint32_t table, uint32_t bucket,
     return {Code::kNotOwner, "bucket " + std::to_string(bucket) + " of table " + of.config.name +
                                  " is not held here"};
   }
-  Device& device = *rows->device;
-  const std::lock_guard writer(device.writer);
+  RowPool& pool = *rows->pool;
+  const std::lock_guard writer(pool.writer);
   std::array<RowRecord, kAhead> next;
   while (!records.empty()) {
     size_t count = 0;
@@ -43,7 +43,7 @@ Status Store::StageRecords(uint64_t version, uint32_t table, uint32_t bucket,
       rows->index.Begin(HashKey(next[count].key)).Prefetch();
     }
     for (const RowRecord& record : std::span(next).first(count)) {
-      const Status staged = impl_->StageOne(&device, version, table, bucket, rows, record);
+      const Status staged = impl_->StageOne(&pool, version, table, bucket, rows, record);
       if (!staged.ok()) {
         ++impl_->refused_rows;
         return staged;
@@ -68,14 +68,14 @@ Status Store::Impl::ProveRecords(const Table& table, uint32_t bucket,
   return Status::Ok();
 }
 
-Status Store::Impl::StageBase(Device* device, const Table& table, Bucket* bucket,
+Status Store::Impl::StageBase(RowPool* pool, const Table& table, Bucket* bucket,
                               const RowRecord& record) {
   Location place = Location::Removed(record.kind);
   if (record.kind == RecordKind::kRow) {
     if (bucket->index.Locate(HashKey(record.key), record.key) == BucketIndex::kNotFound) {
-      EMBERTIDE_RETURN_IF_ERROR(ReserveEntry(device, bucket));
+      EMBERTIDE_RETURN_IF_ERROR(ReserveEntry(pool, bucket));
     }
-    Result<Location> stored = StoreRow(device, table, record.key, record.live, record.payload);
+    Result<Location> stored = StoreRow(pool, table, record.key, record.live, record.payload);
     if (!stored.ok()) return stored.status();
     place = *stored;
   }
@@ -87,7 +87,7 @@ Status Store::Impl::StageBase(Device* device, const Table& table, Bucket* bucket
     } else {
       bucket->index.Set(entry, place);
     }
-    RetirePlace(device, table, old);
+    RetirePlace(pool, table, old);
     return Status::Ok();
   }
   if (place.tier() == TierId::kNowhere) return Status::Ok();
@@ -95,25 +95,25 @@ Status Store::Impl::StageBase(Device* device, const Table& table, Bucket* bucket
   return Status::Ok();
 }
 
-Status Store::Impl::StageOne(Device* device, uint64_t version, uint32_t t, uint32_t b,
+Status Store::Impl::StageOne(RowPool* pool, uint64_t version, uint32_t t, uint32_t b,
                              Bucket* bucket, const RowRecord& record) {
   Table& table = tables[t];
-  if (newest.load() == 0) return StageBase(device, table, bucket, record);
+  if (newest.load() == 0) return StageBase(pool, table, bucket, record);
 
   const uint64_t hash = HashKey(record.key);
   // Everything that can fail for want of room comes first; what follows only links.
   const bool unknown = bucket->index.Locate(hash, record.key) == BucketIndex::kNotFound;
-  if (unknown) EMBERTIDE_RETURN_IF_ERROR(ReserveEntry(device, bucket));
-  Result<VersionNode*> node = NewNode(device);
+  if (unknown) EMBERTIDE_RETURN_IF_ERROR(ReserveEntry(pool, bucket));
+  Result<VersionNode*> node = NewNode(pool);
   if (!node.ok()) return node.status();
-  Result<VersionNode*> base = NewNode(device);
+  Result<VersionNode*> base = NewNode(pool);
   const auto drop = [&](Result<VersionNode*>& unused) {
-    if (unused.ok()) RetireNode(device, unused.value());
+    if (unused.ok()) RetireNode(pool, unused.value());
   };
   Result<Location> place = Location::Removed(record.kind);
   Status failed = base.ok() ? Status::Ok() : base.status();
   if (failed.ok() && record.kind == RecordKind::kRow) {
-    place = StoreRow(device, table, record.key, record.live, record.payload);
+    place = StoreRow(pool, table, record.key, record.live, record.payload);
     if (!place.ok()) failed = place.status();
   }
   if (!failed.ok()) {
@@ -127,7 +127,7 @@ Status Store::Impl::StageOne(Device* device, uint64_t version, uint32_t t, uint3
   if (current.is_chain() && current.chain()->version >= version) {
     // Staged before: the later bytes count. No reader is at an uncommitted version.
     VersionNode* head = current.chain();
-    RetirePlace(device, table, Location::FromWord(head->word.load()));
+    RetirePlace(pool, table, Location::FromWord(head->word.load()));
     head->word.store(place->word(), std::memory_order_release);
     drop(node);
     drop(base);
@@ -147,8 +147,8 @@ Status Store::Impl::StageOne(Device* device, uint64_t version, uint32_t t, uint3
   head->key = record.key;
   head->table = t;
   head->bucket = b;
-  head->next_staged = device->staged[version];
-  device->staged[version] = head;
+  head->next_staged = pool->staged[version];
+  pool->staged[version] = head;
   bucket->index.Set(entry, Location(head));
   if (hbm != nullptr) hbm->cache().End(t, record.key, version);
   return Status::Ok();
@@ -156,26 +156,26 @@ Status Store::Impl::StageOne(Device* device, uint64_t version, uint32_t t, uint3
 
 void Store::DropStaged() {
   const uint64_t newest = impl_->newest.load();
-  for (auto& device : impl_->devices) {
-    const std::lock_guard writer(device->writer);
-    auto& staged = device->staged;
+  for (auto& pool : impl_->pools) {
+    const std::lock_guard writer(pool->writer);
+    auto& staged = pool->staged;
     // From the newest on, so that each node is the head of its chain in its turn.
     while (!staged.empty() && staged.rbegin()->first > newest) {
       VersionNode* head = std::prev(staged.end())->second;
       staged.erase(std::prev(staged.end()));
       for (VersionNode *node = head, *next = nullptr; node != nullptr; node = next) {
         next = node->next_staged;
-        if (device->retired.size() > kMostRetired) impl_->Reclaim(device.get());
-        impl_->UnstageNode(device.get(), node);
+        if (pool->retired.size() > kMostRetired) impl_->Reclaim(pool.get());
+        impl_->UnstageNode(pool.get(), node);
       }
     }
-    impl_->Reclaim(device.get());
+    impl_->Reclaim(pool.get());
   }
 }
 
-void Store::Impl::UnstageNode(Device* device, VersionNode* node) {
+void Store::Impl::UnstageNode(RowPool* pool, VersionNode* node) {
   Table& table = tables[node->table];
-  Bucket* bucket = BucketOn(device, *node);
+  Bucket* bucket = BucketOn(pool, *node);
   const uint32_t entry = bucket->index.Locate(HashKey(node->key), node->key);
   VersionNode* older = node->older.load();
   if (older->older.load() != nullptr) {
@@ -188,10 +188,10 @@ void Store::Impl::UnstageNode(Device* device, VersionNode* node) {
     } else {
       bucket->index.Set(entry, base);
     }
-    RetireNode(device, older);
+    RetireNode(pool, older);
   }
-  RetirePlace(device, table, Location::FromWord(node->word.load()));
-  RetireNode(device, node);
+  RetirePlace(pool, table, Location::FromWord(node->word.load()));
+  RetireNode(pool, node);
 }
 
 Status Store::Commit(uint64_t version) {
@@ -220,51 +220,51 @@ void Store::Impl::LeaveWindow() {
   oldest.store(window.front());
   // After `oldest` moved, no new pin goes below it; those there now hold the fold back.
   const uint64_t limit = std::min(oldest.load(), readers.MinVersion());
-  for (auto& device : devices) {
-    const std::lock_guard writer(device->writer);
-    Fold(device.get(), limit);
-    Reclaim(device.get());
+  for (auto& pool : pools) {
+    const std::lock_guard writer(pool->writer);
+    Fold(pool.get(), limit);
+    Reclaim(pool.get());
   }
   RetireSuperseded(limit);
 }
 
-void Store::Impl::Fold(Device* device, uint64_t limit) {
+void Store::Impl::Fold(RowPool* pool, uint64_t limit) {
   // Version by version, so that no node of a later one is freed before its turn.
-  while (!device->staged.empty() && device->staged.begin()->first <= limit) {
-    const auto [version, head] = *device->staged.begin();
-    device->staged.erase(device->staged.begin());
+  while (!pool->staged.empty() && pool->staged.begin()->first <= limit) {
+    const auto [version, head] = *pool->staged.begin();
+    pool->staged.erase(pool->staged.begin());
     std::array<VersionNode*, kAhead> next;  // of one key each, so that none is freed by another
     for (VersionNode* node = head; node != nullptr;) {
       size_t count = 0;
       for (; count < next.size() && node != nullptr; node = node->next_staged) {
         next[count++] = node;
-        BucketOn(device, *node)->index.Begin(HashKey(node->key)).Prefetch();
+        BucketOn(pool, *node)->index.Begin(HashKey(node->key)).Prefetch();
       }
       for (VersionNode* each : std::span(next).first(count)) {
-        if (device->retired.size() > kMostRetired) Reclaim(device);
-        FoldKey(device, *each, version);
+        if (pool->retired.size() > kMostRetired) Reclaim(pool);
+        FoldKey(pool, *each, version);
       }
     }
   }
 }
 
-Bucket* Store::Impl::BucketOn(Device* device, const VersionNode& node) {
-  return tables[node.table].buckets[node.bucket].On(device);
+Bucket* Store::Impl::BucketOn(RowPool* pool, const VersionNode& node) {
+  return tables[node.table].buckets[node.bucket].On(pool);
 }
 
-void Store::Impl::FoldKey(Device* device, const VersionNode& staged, uint64_t version) {
-  const BucketIndex& index = BucketOn(device, staged)->index;
+void Store::Impl::FoldKey(RowPool* pool, const VersionNode& staged, uint64_t version) {
+  const BucketIndex& index = BucketOn(pool, staged)->index;
   const uint32_t entry = index.Locate(HashKey(staged.key), staged.key);
   if (entry == BucketIndex::kNotFound || !index.At(entry).is_chain()) return;
   VersionNode* first = index.At(entry).chain();
   first->table = staged.table;
   first->bucket = staged.bucket;
-  FoldNode(device, first, version);
+  FoldNode(pool, first, version);
 }
 
-void Store::Impl::FoldNode(Device* device, VersionNode* head, uint64_t limit) {
+void Store::Impl::FoldNode(RowPool* pool, VersionNode* head, uint64_t limit) {
   Table& table = tables[head->table];
-  Bucket* bucket = BucketOn(device, *head);
+  Bucket* bucket = BucketOn(pool, *head);
   BucketIndex& index = bucket->index;
   VersionNode* keep = head;
   while (keep->version > limit) {
@@ -282,12 +282,12 @@ void Store::Impl::FoldNode(Device* device, VersionNode* head, uint64_t limit) {
     } else {
       index.Set(entry, kept);
     }
-    RetireNode(device, head);
+    RetireNode(pool, head);
   }
   while (gone != nullptr) {
     VersionNode* older = gone->older.load();
-    RetirePlace(device, table, Location::FromWord(gone->word.load()));
-    RetireNode(device, gone);
+    RetirePlace(pool, table, Location::FromWord(gone->word.load()));
+    RetireNode(pool, gone);
     gone = older;
   }
 }

@@ -1,0 +1,19 @@
+// Buckets: made for a table in a pool, and unmade.
+#include "store/bucket.h"
+
+#include "store/row_pool.h"
+#include "store/table.h"
+
+namespace embertide {
+
+Bucket::~Bucket() { index.Clear(&pool->index_pages); }
+
+Bucket::Bucket(RowPool* on, const Table& of)
+    : rows(on->arena.base()),
+      pool(on),
+      table(of.ordinal),
+      chunk_bytes(of.config.layout.chunk_bytes()),
+      scale_bytes(static_cast<uint16_t>(of.config.layout.PayloadBytes(1) - chunk_bytes)),
+      full_mask(of.config.layout.full_mask()) {}
+
+}  // namespace embertide

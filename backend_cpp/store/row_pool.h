@@ -1,0 +1,143 @@
+// RowPool: the DDR and SSD of one device that the rows of some tables share, and what is kept of
+// them: pages, buckets' arrays, notes, counts, shares, and what waits to be freed.
+//
+// A table with budgets of its own has a pool on each device, which shares nothing with the others
+// of the device but its number. All other tables share one pool on each device.
+//
+// Threads: who writes holds `writer`, as the comments of the files beside this one say. Counts and
+// shares may be read by any thread.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "base/mutex.h"
+#include "ddr/byte_budget.h"
+#include "ddr/page_pool.h"
+#include "ddr/slab_arena.h"
+#include "policy/frequency_sketch.h"
+#include "ssd/block_log.h"
+#include "store/bucket.h"
+#include "store/node_pool.h"
+#include "store/ssd_notes.h"
+#include "store/tier_policy.h"
+#include "store/turn_mutex.h"
+
+namespace embertide {
+
+class SsdBatch;
+
+// A row that was read, from a pool whose policy is to hear of it.
+struct Access {
+  uint64_t key;
+  uint32_t table;
+};
+
+// Rows of one table in one tier of a pool, those of older versions too, and their payload and
+// aux. Written under the pool's writer lock.
+struct TierCount {
+  std::atomic<uint64_t> rows{0};
+  std::atomic<uint64_t> bytes{0};
+};
+
+// A pass over the entries of some of a pool's tables: place in `tables`, ordinal of the bucket,
+// entry.
+struct Hand {
+  std::vector<uint32_t> tables;
+  uint32_t table = 0;
+  uint32_t bucket = 0;
+  uint32_t entry = 0;
+};
+
+// The bytes of rows that a table may have in DDR on a device. Changed under the pool's writer.
+struct TableShare {
+  static constexpr uint64_t kNone = ~0ULL;
+  std::atomic<uint64_t> bytes{kNone};
+  // What the rows may take now: `bytes`, or more while a share that was lowered is being emptied.
+  // It never rises before the next share is set.
+  std::atomic<uint64_t> allowed{kNone};
+  Hand clock;  // of evictions among the table's own rows
+  bool given() const { return bytes.load(std::memory_order_relaxed) != kNone; }
+};
+
+struct RowPool {
+  RowPool(uint32_t d, uint64_t budget_bytes, std::vector<uint32_t> of, size_t all_tables)
+      : number(d),
+        tables(std::move(of)),
+        budget(budget_bytes),
+        arena(&budget),
+        index_pages(budget_bytes / BucketIndex::kPageBytes * BucketIndex::kPagesPerBudgetPage,
+                    BucketIndex::kPageBytes),
+        nodes(&budget, &index_pages),
+        in_ddr(all_tables),
+        in_ssd(all_tables),
+        shares(all_tables),
+        clock{tables},
+        packing{tables} {}
+  const uint32_t number;               // of the device
+  const std::vector<uint32_t> tables;  // whose rows may lie here
+  TurnMutex writer;                    // held by whoever writes to this pool's buckets
+  std::mutex upkeep;                   // held by who maintains it; taken before `writer`
+  ByteBudget budget;                   // its share of the DDR budget
+  SlabArena arena;
+  PagePool index_pages;  // of its buckets' arrays, and of:
+  NodePool nodes;
+  // Charged from the beginning, so that rows of a full pool can still be pruned, which needs a
+  // page for the smaller ones before the larger ones leave theirs. Lent for that, and taken back
+  // before anything else gets the room. 0 where rows go to an SSD instead, and in serving.
+  uint64_t reserve_bytes = 0;
+  bool reserve_lent = false;
+  // Training: occurrences of keys that have no row; null: every key gets one at once.
+  std::unique_ptr<FrequencySketch> new_keys;
+  std::unique_ptr<BlockLog> ssd;            // null without an SSD budget
+  std::unique_ptr<SsdNotes> notes;          // null: no table whose rows it may have is pruned
+  std::vector<TierCount> in_ddr;            // by table
+  std::vector<TierCount> in_ssd;            // by table
+  std::vector<TableShare> shares;           // by table
+  bool shared_out = false;                  // some table has a share
+  std::deque<Retired> retired;              // ascending epochs
+  std::map<uint64_t, VersionNode*> staged;  // version -> its nodes in this pool
+  // Which rows leave DDR and which enter; null: the counts of the index and the clock hand, and a
+  // row enters from the SSD once its count is `least_count`.
+  std::unique_ptr<TierPolicy> policy;
+  uint32_t least_count = 1;
+  // Rows read from the SSD; with a policy, from DDR too. Appended to by readers, emptied by
+  // Maintain. What is more than `most_accesses` is dropped and counted.
+  Mutex accesses_mutex;
+  size_t most_accesses = 0;
+  std::vector<Access> accesses EMBERTIDE_GUARDED_BY(accesses_mutex);
+  std::vector<Access> replayed;  // those of Maintain's last turn: its memory is kept (`upkeep`)
+  // Rows of the SSD that are being read without the writer: told of slots that are freed meanwhile.
+  std::vector<SsdBatch*> reading;
+  uint64_t LogBytes() const { return 2 * most_accesses * sizeof(Access); }
+  uint64_t PolicyBytes() const {
+    return LogBytes() + (policy == nullptr ? 0 : policy->bytes()) +
+           (new_keys == nullptr ? 0 : new_keys->bytes());
+  }
+  Hand clock;    // of eviction: what it meets ages
+  Hand packing;  // of moving rows out of pages; were it the clock's, rows would leave by chance
+  Hand unshared_clock;  // of eviction among the rows of tables without a share
+  // Bytes that compaction may read and write now, and when that was reckoned.
+  double compaction_credit = 0;
+  std::chrono::steady_clock::time_point compaction_at = std::chrono::steady_clock::now();
+};
+
+// What holds a pool's writer, for who lets go of it while a drive works.
+using WriterLock = std::unique_lock<TurnMutex>;
+// Does what takes long without the writer; with it where the lock is null, since the caller is in
+// the middle of a row of its own.
+template <typename Io>
+void WithoutWriter(WriterLock* writer, const Io& io) {
+  if (writer != nullptr) writer->unlock();
+  io();
+  if (writer != nullptr) writer->lock();
+}
+
+}  // namespace embertide
