@@ -1,6 +1,6 @@
 // "clock": a hand passes over the slots and halves the counts that it meets; a row whose count was
 // below 2 leaves. Every miss enters, with the count 1. For the simulator alone: a store does this
-// in its index, whose counts cost nothing (store/residency.cc), serve tables that share room and
+// in its index, whose counts cost nothing (store/evictor.cc), serve tables that share room and
 // stay while a row is on the SSD, so that it hits a few points more.
 #include <vector>
 

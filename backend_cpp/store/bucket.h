@@ -28,7 +28,6 @@ struct Retired {
   VersionNode* node = nullptr;
   BucketIndex::Arrays arrays;
   Bucket* bucket = nullptr;  // with all its rows
-  uint32_t table = 0;        // of `bucket`
   uint32_t entry = 0;        // of `bucket`: those before it are freed
 };
 

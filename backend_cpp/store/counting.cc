@@ -20,15 +20,22 @@ float Added(float a, float b) {
   return static_cast<float>(most + std::log1p(std::exp2(-apart)) / std::log(2.0));
 }
 
+// The counters of a row that has them.
+float* CountersOf(const RowPool& pool, const Table& table, Location place) {
+  const RowLayout learned = table.config.learned();
+  const auto live = static_cast<uint16_t>(place.live() & learned.full_mask());
+  return reinterpret_cast<float*>(pool.arena.Address(place.slot()) + learned.PayloadBytes(live));
+}
+
 }  // namespace
 
 Result<uint64_t> Store::AddCounts(uint32_t t, std::span<const int64_t> keys, const float* logs,
                                   size_t stride) {
-  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckValues(t));
-  const Table& table = impl_->tables[t];
+  EMBERTIDE_RETURN_IF_ERROR(impl_->store.CheckValues(t));
+  const Table& table = impl_->store.tables[t];
   const uint32_t counters = table.config.layout.dim() - table.config.learned().dim();
   const std::vector<std::byte> empty(counters * sizeof(float));
-  if (!impl_->training() || counters == 0) {
+  if (!impl_->store.training() || counters == 0) {
     return Status(Code::kInvalidArgument,
                   "table " + table.config.name + " has no counters, or the store does not train");
   }
@@ -46,29 +53,29 @@ Result<uint64_t> Store::AddCounts(uint32_t t, std::span<const int64_t> keys, con
   uint64_t counted = 0;
   for (size_t k = 0; k < keys.size();) {
     const auto bucket_of = [&](size_t at) {
-      return Impl::BucketOf(table, HashKey(static_cast<uint64_t>(keys[at])));
+      return table.BucketOf(HashKey(static_cast<uint64_t>(keys[at])));
     };
-    RowPool& pool = *Impl::Newest(table, bucket_of(k))->pool;
+    RowPool& pool = *table.Newest(bucket_of(k))->pool;
     const std::lock_guard writer(pool.writer);
-    impl_->Reclaim(&pool);
+    impl_->reclaimer.Reclaim(&pool);
     for (const size_t end = std::min(keys.size(), k + kTurnKeys); k < end; ++k) {
       const uint32_t b = bucket_of(k);
-      Bucket* bucket = Impl::Newest(table, b);
+      Bucket* bucket = table.Newest(b);
       if (bucket->pool != &pool) break;
       const auto key = static_cast<uint64_t>(keys[k]);
       const float* added = logs + k * stride;
-      Result<Location> place = impl_->ResidentRow(&pool, t, b, key);
+      Result<Location> place = impl_->residency.ResidentRow(&pool, t, b, key);
       if (!place.ok() && place.status().code() == Code::kNotFound) {
-        if (!impl_->WorthCounting(table, key, added)) continue;
-        place = impl_->AddRow(&pool, table, bucket, key, table.cost.counters, empty);
+        if (!impl_->admission.WorthCounting(table, key, added)) continue;
+        place = impl_->rows.AddRow(&pool, table, bucket, key, table.cost.counters, empty);
         if (!place.ok() && place.status().code() == Code::kResourceExhausted) continue;
-        if (place.ok()) impl_->AuxOf(&pool, *place)->tick = impl_->tick;
+        if (place.ok()) AuxOf(pool, *place)->tick = impl_->store.tick;
       }
       if (!place.ok()) return place.status();
       if ((place->live() & table.cost.counters) != table.cost.counters) continue;
-      float* values = Impl::CountersOf(&pool, table, *place);
+      float* values = CountersOf(pool, table, *place);
       for (uint32_t c = 0; c < counters; ++c) values[c] = Added(values[c], added[c]);
-      Impl::MarkChanged(bucket, HashKey(key), impl_->AuxOf(&pool, *place));
+      MarkRowChanged(bucket, HashKey(key), AuxOf(pool, *place));
       ++counted;
     }
   }

@@ -19,8 +19,8 @@ void Cover(std::vector<T>* items, size_t n) {
 
 }  // namespace
 
-void Finder::Begin(const Store::Impl* impl, uint64_t version) {
-  impl_ = impl;
+void Finder::Begin(const StoreState* store, uint64_t version) {
+  store_ = store;
   version_ = version;
   size_ = run_ = begun_ = met_ = second_ = settled_ = ready_ = late_count_ = last_count_ = 0;
   waits_ = false;
@@ -53,7 +53,7 @@ void Finder::Add(std::span<const BagFeature> features, const KeyBags& request) {
   std::ranges::copy(keys, keys_.data() + first);
   const auto add = [&](size_t bag, size_t n) {
     const size_t before = runs_.empty() ? 0 : runs_.back().end;
-    runs_.push_back({&impl_->tables[features[bag % features.size()].table], before + n});
+    runs_.push_back({&store_->tables[features[bag % features.size()].table], before + n});
   };
   if (features.size() == 1) {
     add(0, keys.size());
@@ -71,7 +71,7 @@ void Finder::Aim(size_t first, size_t end) {
   std::array<uint64_t, kStep> hashes;
   kRowOps->hashes(keys_.data() + first, end - first, hashes.data());
   const uint64_t version = version_;
-  const bool watch = impl_->options.observer != nullptr;
+  const bool watch = store_->options.observer != nullptr;
   const uint64_t* hash = hashes.data();
   for (size_t i = first; i < end; ++run_) {
     const Table& table = *runs_[run_].table;
@@ -173,8 +173,7 @@ void Finder::PlaceOne(size_t i, uint64_t word) {
   if (remote(i)) return TakeRemote(i);
   uint64_t* changed = note_changes_ ? &changed_[i] : nullptr;
   const Location place =
-      word == 0 ? Location()
-                : Store::Impl::Resolve(BucketIndex::LocationOf(word), version_, changed);
+      word == 0 ? Location() : Resolve(BucketIndex::LocationOf(word), version_, changed);
   FoundRow& found = found_[i];
   found = {nullptr, place.live(), Source::kDdr, FoundKind::kRow};
   switch (place.tier()) {
@@ -253,10 +252,10 @@ Status Finder::FindAll() {
   while (ready_ < size_) Step();
   waits_ = false;
   if (not_held_ != kHeld) {
-    const Table& table = impl_->tables[not_held_table_];
-    return {Code::kNotOwner,
-            "bucket " + std::to_string(Store::Impl::BucketOf(table, HashKey(keys_[not_held_]))) +
-                " of table " + table.config.name + " is not held here at the pinned version"};
+    const Table& table = store_->tables[not_held_table_];
+    return {Code::kNotOwner, "bucket " + std::to_string(table.BucketOf(HashKey(keys_[not_held_]))) +
+                                 " of table " + table.config.name +
+                                 " is not held here at the pinned version"};
   }
   return ssd_keys_.empty() ? Status::Ok() : ReadSsdRows();
 }
@@ -267,7 +266,7 @@ Status Finder::ReadSsdRows() {
   for (const SsdKey& key : ssd_keys_) bytes += key.read.bytes;
   ssd_rows_.resize(bytes + 1);  // a row without bytes has an address, too
   std::byte* row = ssd_rows_.data();
-  for (const auto& pool : impl_->pools) {
+  for (const auto& pool : store_->pools) {
     ssd_reads_.clear();
     for (SsdKey& key : ssd_keys_) {
       if (key.pool != pool.get()) continue;
@@ -297,8 +296,8 @@ size_t Finder::memory_bytes() const {
 
 void Finder::Count() {
   const bool rows_move =
-      impl_->hbm != nullptr ||
-      std::ranges::any_of(impl_->pools, [](const auto& pool) { return pool->ssd != nullptr; });
+      store_->hbm != nullptr ||
+      std::ranges::any_of(store_->pools, [](const auto& pool) { return pool->ssd != nullptr; });
   if (!rows_move) {
     size_t i = until_counted_;
     for (; i < size_; i += 1 + dice_.Gap(kCountEvery)) BucketIndex::Count(groups_[i], keys_[i]);

@@ -25,14 +25,14 @@
 #include "store/dice.h"
 #include "store/prefetch.h"
 #include "store/row_ops.h"
-#include "store/store_impl.h"
+#include "store/store_state.h"
 
 namespace embertide {
 
 class Finder {
  public:
-  // Forgets all keys. `impl` must live until the next Begin.
-  void Begin(const Store::Impl* impl, uint64_t version);
+  // Forgets all keys. `store` must live until the next Begin.
+  void Begin(const StoreState* store, uint64_t version);
   // From Begin on: notes when rows changed, which ChangedSince tells.
   void NoteChanges() { note_changes_ = true; }
   // Adds the keys of a request that are in a bag, in order.
@@ -108,7 +108,7 @@ class Finder {
   void AskForRows();
   Status ReadSsdRows();
 
-  const Store::Impl* impl_ = nullptr;
+  const StoreState* store_ = nullptr;
   uint64_t version_ = 0;
   size_t size_ = 0;
   size_t run_ = 0;      // of the next key to begin

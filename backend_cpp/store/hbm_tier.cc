@@ -1,4 +1,4 @@
-// HbmTier: lookups through the devices, and the rows that are copied to them.
+// HbmTier: lookups through the devices, and the rows that they miss.
 #include "store/hbm_tier.h"
 
 #include <algorithm>
@@ -6,7 +6,6 @@
 #include <sstream>
 
 #include "policy/policy.h"
-#include "store/store_impl.h"
 
 namespace embertide {
 namespace {
@@ -303,67 +302,6 @@ std::vector<std::vector<HbmRow>> HbmTier::TakeWishes() {
     of.push_back(row);
   }
   return rows;
-}
-
-bool Store::Impl::RowForHbm(const RowPool* pool, HbmRow* row) const {
-  const Table& table = tables[row->table];
-  const uint64_t hash = HashKey(row->key);
-  const Bucket* bucket = Newest(table, BucketOf(table, hash));
-  if (bucket == nullptr || bucket->pool != pool) return false;
-  const uint32_t entry = bucket->index.Locate(hash, row->key);
-  if (entry == BucketIndex::kNotFound) return false;
-  if (bucket->index.AccessCount(hash, row->key) < hbm->AccessesToEnter(row->table)) return false;
-  const uint64_t newest_version = newest.load();
-  // Out of its chain, a row has not changed since the window began.
-  row->since = oldest.load();
-  row->until = kHbmOpenEnd;
-  Location place = bucket->index.At(entry);
-  if (place.is_chain()) {
-    const VersionNode* node = place.chain();
-    for (; node != nullptr && node->version > newest_version; node = node->older.load()) {
-      row->until = node->version;
-    }
-    if (node == nullptr) return false;
-    if (node->version != 0) row->since = node->version;
-    place = Location::FromWord(node->word.load());
-  }
-  if (place.tier() != TierId::kDdr || place.live() == 0) return false;
-  row->since = std::max(row->since, bucket->since);
-  row->live = place.live();
-  row->payload = {pool->arena.Address(place.slot()),
-                  table.config.layout.PayloadBytes(place.live())};
-  return true;
-}
-
-void Store::Impl::EndInHbm(uint32_t table, const Bucket& bucket) {
-  // No version is below 1.
-  for (uint32_t e = 0; e < bucket.index.capacity(); ++e) {
-    if (bucket.index.Occupied(e)) hbm->cache().End(table, bucket.index.KeyAt(e), 1);
-  }
-  hbm->cache().Flush();
-}
-
-void Store::Impl::FillHbm() {
-  const std::unique_lock filling(hbm->filling(), std::try_to_lock);
-  // Before the first version rows change where they are.
-  if (!filling.owns_lock() || newest.load() == 0) return;
-  HbmCache& cache = hbm->cache();
-  auto wanted = hbm->TakeWishes();
-  for (uint32_t h = 0; h < cache.devices(); ++h) {
-    if (!wanted[h].empty()) cache.Survey(h, wanted[h]);
-  }
-  const uint64_t safe = readers.MinEpoch();
-  for (const auto& pool : pools) {
-    // Whoever changes a row holds this lock, and ends the row in HBM before letting go of it.
-    const std::lock_guard writer(pool->writer);
-    for (uint32_t h = 0; h < cache.devices(); ++h) {
-      std::vector<HbmRow> rows;
-      for (HbmRow& row : wanted[h]) {
-        if (RowForHbm(pool.get(), &row)) rows.push_back(row);
-      }
-      cache.Place(h, rows, oldest.load(), safe, [this] { return readers.Retire(); });
-    }
-  }
 }
 
 }  // namespace embertide

@@ -1,9 +1,10 @@
 // Which buckets a store holds: added at its newest version, superseded by a copy in another pool,
-// dropped. Pointers to buckets change under the writer locks of all pools: a writer of one pool
-// walks past the copies on others.
+// dropped.
 #include <algorithm>
+#include <string>
 
-#include "store/store_impl.h"
+#include "store/hbm_fill.h"
+#include "store/versions.h"
 
 namespace embertide {
 namespace {
@@ -25,22 +26,22 @@ Writers LockAll(const std::vector<std::unique_ptr<RowPool>>& pools) {
 
 }  // namespace
 
-Status Store::AddBucket(uint32_t t, uint32_t b, uint32_t d, std::span<const std::byte> records,
-                        uint64_t leave_bytes) {
-  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckBucket(t, b));
-  const Table& table = impl_->tables[t];
+Status Versions::AddBucket(uint32_t t, uint32_t b, uint32_t d, std::span<const std::byte> records,
+                           uint64_t leave_bytes) {
+  EMBERTIDE_RETURN_IF_ERROR(store_.CheckBucket(t, b));
+  const Table& table = store_.tables[t];
   const std::string name = "bucket " + std::to_string(b) + " of table " + table.config.name;
-  if (impl_->training()) return {Code::kInvalidArgument, name + ": a trainer holds all buckets"};
-  if (d >= impl_->options.devices) {
+  if (store_.training()) return {Code::kInvalidArgument, name + ": a trainer holds all buckets"};
+  if (d >= store_.options.devices) {
     return {Code::kInvalidArgument, name + ": device " + std::to_string(d) +
                                         " does not exist; there are " +
-                                        std::to_string(impl_->options.devices)};
+                                        std::to_string(store_.options.devices)};
   }
   uint32_t rows = 0;
-  EMBERTIDE_RETURN_IF_ERROR(impl_->ProveRecords(table, b, records, &rows));
-  const MutexLock commit(impl_->commit_mutex);
-  RowPool* pool = impl_->PoolOf(table, d);
-  BucketSlot& slot = impl_->tables[t].buckets[b];
+  EMBERTIDE_RETURN_IF_ERROR(ValidateRecords(table, b, records, &rows));
+  const MutexLock commit(mutex_);
+  RowPool* pool = store_.PoolOf(table, d);
+  BucketSlot& slot = store_.tables[t].buckets[b];
   Bucket* before = slot.newest;
   if (before != nullptr && before->pool == pool) {
     return {Code::kRejected, name + " is on device " + std::to_string(d) + " already"};
@@ -50,20 +51,20 @@ Status Store::AddBucket(uint32_t t, uint32_t b, uint32_t d, std::span<const std:
   }
   {
     const std::lock_guard writer(pool->writer);
-    EMBERTIDE_RETURN_IF_ERROR(impl_->WithRoom(pool, [&]() -> Status {
+    EMBERTIDE_RETURN_IF_ERROR(residency_.WithRoom(pool, [&]() -> Status {
       if (pool->budget.TryCharge(kBucketBytes)) return Status::Ok();
       return {Code::kResourceExhausted, name + ": no room for a bucket more in the DDR budget"};
     }));
-    impl_->index_bytes += kBucketBytes;
+    store_.counters.index_bytes += kBucketBytes;
   }
   auto* bucket = new Bucket(pool, table);
   {
-    const Writers writers = LockAll(impl_->pools);
+    const Writers writers = LockAll(store_.pools);
     slot.building = bucket;
   }
   const auto leaves = [&]() -> Status {
     const uint64_t left =
-        pool->budget.limit_bytes() - pool->budget.used_bytes() + Impl::FreeSlotBytes(*pool);
+        pool->budget.limit_bytes() - pool->budget.used_bytes() + pool->FreeSlotBytes();
     if (pool->ssd != nullptr || left >= leave_bytes) return Status::Ok();
     return {Code::kResourceExhausted,
             name + ": of the " + std::to_string(pool->budget.limit_bytes()) + " bytes of device " +
@@ -75,25 +76,25 @@ Status Store::AddBucket(uint32_t t, uint32_t b, uint32_t d, std::span<const std:
   if (rows > 0) {
     // At once: an index that grows with its rows copies what it has again and again.
     const std::lock_guard writer(pool->writer);
-    impl_->Reclaim(pool);
+    reclaimer_.Reclaim(pool);
     status = leaves();
-    if (status.ok()) status = impl_->ReserveEntries(pool, bucket, rows);
+    if (status.ok()) status = residency_.ReserveEntries(pool, bucket, rows);
   }
   while (status.ok()) {
     const std::lock_guard writer(pool->writer);
-    impl_->Reclaim(pool);
+    reclaimer_.Reclaim(pool);
     status = leaves();
     if (records.empty()) break;
     for (size_t i = 0; i < kRecordsAtOnce && !records.empty() && status.ok(); ++i) {
       const Result<RowRecord> record = ReadRecord(table.config.layout, &records);
-      status = impl_->StageBase(pool, table, bucket, record.value());
+      status = residency_.PutRecord(pool, table, bucket, record.value());
     }
   }
   {
-    const Writers writers = LockAll(impl_->pools);
+    const Writers writers = LockAll(store_.pools);
     slot.building = nullptr;
     if (status.ok()) {
-      bucket->since = impl_->newest.load();
+      bucket->since = store_.newest.load();
       bucket->older = before;
       slot.newest.store(bucket, std::memory_order_release);
       slot.device = d;
@@ -101,70 +102,43 @@ Status Store::AddBucket(uint32_t t, uint32_t b, uint32_t d, std::span<const std:
     }
   }
   if (!status.ok()) {
-    impl_->RetireBucket(t, b, bucket);
-    ++impl_->refused_rows;
+    RetireBucket(t, b, bucket);
+    ++store_.counters.refused_rows;
     return status;
   }
   if (before != nullptr) {
-    impl_->superseded.emplace_back(t, b);
-    impl_->superseded_until = bucket->since;  // versions only go up
+    superseded_.emplace_back(t, b);
+    superseded_until_ = bucket->since;  // versions only go up
   }
   return Status::Ok();
 }
 
-Status Store::DropBucket(uint32_t t, uint32_t b) {
-  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckBucket(t, b));
-  const MutexLock commit(impl_->commit_mutex);
-  BucketSlot& slot = impl_->tables[t].buckets[b];
+Status Versions::DropBucket(uint32_t t, uint32_t b) {
+  EMBERTIDE_RETURN_IF_ERROR(store_.CheckBucket(t, b));
+  const MutexLock commit(mutex_);
+  BucketSlot& slot = store_.tables[t].buckets[b];
   Bucket* bucket = nullptr;
   {
-    const Writers writers = LockAll(impl_->pools);
+    const Writers writers = LockAll(store_.pools);
     slot.held_since = BucketSlot::kNotHeld;
     bucket = slot.newest.exchange(nullptr);
-    for (const Bucket* each = bucket; each != nullptr && impl_->hbm != nullptr;
+    for (const Bucket* each = bucket; each != nullptr && store_.hbm != nullptr;
          each = each->older) {
-      impl_->EndInHbm(t, *each);
+      EndInHbm(store_, t, *each);
     }
   }
   while (bucket != nullptr) {
     Bucket* older = bucket->older;
-    impl_->RetireBucket(t, b, bucket);
+    RetireBucket(t, b, bucket);
     bucket = older;
   }
-  std::erase(impl_->superseded, std::pair(t, b));
-  if (impl_->superseded.empty()) impl_->superseded_until = 0;
+  std::erase(superseded_, std::pair(t, b));
+  if (superseded_.empty()) superseded_until_ = 0;
   return Status::Ok();
 }
 
-std::optional<uint64_t> Store::HeldSince(uint32_t t, uint32_t b) const {
-  const uint64_t since = impl_->tables[t].buckets[b].held_since.load(std::memory_order_acquire);
-  return since == BucketSlot::kNotHeld ? std::nullopt : std::optional(since);
-}
-
-std::optional<uint32_t> Store::DeviceOf(uint32_t t, uint32_t b) const {
-  const BucketSlot& slot = impl_->tables[t].buckets[b];
-  if (slot.held_since == BucketSlot::kNotHeld) return std::nullopt;
-  return slot.device.load();
-}
-
-std::optional<Store::BucketSize> Store::BucketSizeOf(const ReadView& view, uint32_t t,
-                                                     uint32_t b) const {
-  const Reading reading(&impl_->readers, view.reader_);
-  const Table& table = impl_->tables[t];
-  const Bucket* bucket = table.buckets[b].newest;
-  if (bucket == nullptr) return std::nullopt;
-  const RowLayout& layout = table.config.layout;
-  BucketSize size;
-  size.rows = bucket->index.size();
-  size.index_bytes = bucket->index.bytes();
-  size.payload_bytes = size.rows * layout.PayloadBytes(layout.full_mask());
-  return size;
-}
-
-uint64_t Store::SupersededUntil() const { return impl_->superseded_until; }
-
-void Store::Impl::RetireSuperseded(uint64_t limit) {
-  if (superseded.empty()) return;
+void Versions::RetireSuperseded(uint64_t limit) {
+  if (superseded_.empty()) return;
   struct Left {
     uint32_t table;
     uint32_t number;
@@ -172,9 +146,9 @@ void Store::Impl::RetireSuperseded(uint64_t limit) {
   };
   std::vector<Left> left;
   {
-    const Writers writers = LockAll(pools);
-    std::erase_if(superseded, [&](const std::pair<uint32_t, uint32_t>& where) {
-      BucketSlot& slot = tables[where.first].buckets[where.second];
+    const Writers writers = LockAll(store_.pools);
+    std::erase_if(superseded_, [&](const std::pair<uint32_t, uint32_t>& where) {
+      BucketSlot& slot = store_.tables[where.first].buckets[where.second];
       Bucket* newest_copy = slot.newest;
       if (newest_copy->since > limit) return false;
       slot.held_since = newest_copy->since;
@@ -183,10 +157,10 @@ void Store::Impl::RetireSuperseded(uint64_t limit) {
     });
   }
   for (const Left& each : left) RetireBucket(each.table, each.number, each.bucket);
-  if (superseded.empty()) superseded_until = 0;
+  if (superseded_.empty()) superseded_until_ = 0;
 }
 
-void Store::Impl::RetireBucket(uint32_t t, uint32_t number, Bucket* bucket) {
+void Versions::RetireBucket(uint32_t t, uint32_t number, Bucket* bucket) {
   RowPool* pool = bucket->pool;
   WriterLock writer(pool->writer);
   uint32_t passed = 0;
@@ -208,47 +182,8 @@ void Store::Impl::RetireBucket(uint32_t t, uint32_t number, Bucket* bucket) {
   for (uint32_t e = 0; pool->policy != nullptr && e < bucket->index.capacity(); ++e, pass()) {
     if (bucket->index.Occupied(e)) pool->policy->Leave(bucket->index.KeyAt(e));
   }
-  rows -= bucket->index.size();
-  Retired retired;
-  retired.epoch = readers.Retire();
-  retired.bucket = bucket;
-  retired.table = t;
-  pool->retired.push_back(retired);
-}
-
-bool Store::Impl::FreeBucket(const Table& table, Bucket* bucket, uint32_t* entry, uint32_t most) {
-  RowPool* pool = bucket->pool;
-  const auto free_place = [&](Location place) {
-    if (place.tier() == TierId::kNowhere) return;
-    CountPlace(pool, table, place, /*taken=*/false);
-    Retired retired;
-    retired.place = place;
-    retired.bytes = table.config.layout.PayloadBytes(place.live()) + AuxBytes(table);
-    Free(pool, &retired);
-  };
-  for (; *entry < bucket->index.capacity(); ++*entry, --most) {
-    if (most == 0) return false;
-    if (!bucket->index.Occupied(*entry)) continue;
-    const Location place = bucket->index.At(*entry);
-    bucket->index.Erase(*entry);
-    if (!place.is_chain()) {
-      free_place(place);
-      continue;
-    }
-    for (VersionNode* node = place.chain(); node != nullptr;) {
-      VersionNode* older = node->older.load();
-      free_place(Location::FromWord(node->word.load()));
-      Retired retired;
-      retired.node = node;
-      Free(pool, &retired);
-      node = older;
-    }
-  }
-  const uint64_t bytes = kBucketBytes + bucket->index.bytes() + bucket->change_bytes();
-  pool->budget.Release(bytes);
-  index_bytes -= bytes;
-  delete bucket;
-  return true;
+  store_.counters.rows -= bucket->index.size();
+  reclaimer_.RetireBucket(bucket);
 }
 
 }  // namespace embertide

@@ -1,6 +1,8 @@
 // Where a row is, whole-bucket reads, and the check of every invariant.
 #include <algorithm>
 
+#include "embertide/hash.h"
+#include "store/row_note.h"
 #include "store/store_impl.h"
 
 namespace embertide {
@@ -13,27 +15,27 @@ constexpr size_t kRowsAtATime = 1024;
 
 RowLocation ReadView::Explain(uint32_t table_number, uint64_t key) const {
   RowLocation answer;
-  const Store::Impl& impl = *store_->impl_;
-  if (!impl.CheckTable(table_number).ok()) return answer;
-  const Reading reading(&impl.readers, reader_);
-  const Table& table = impl.tables[table_number];
+  const StoreState& store = store_->impl_->store;
+  if (!store.CheckTable(table_number).ok()) return answer;
+  const Reading reading(&store.readers, reader_);
+  const Table& table = store.tables[table_number];
   const uint64_t hash = HashKey(key);
-  answer.bucket = Store::Impl::BucketOf(table, hash);
+  answer.bucket = table.BucketOf(hash);
   const Bucket* bucket = table.buckets[answer.bucket].At(version_);
   if (bucket == nullptr) return answer;
   answer.held = true;
   answer.device = bucket->pool->number;
   const BucketIndex& index = bucket->index;
   answer.access_count = index.AccessCount(hash, key);
-  const Location place = Store::Impl::Resolve(index.Peek(hash, key), version_, &answer.version);
+  const Location place = Resolve(index.Peek(hash, key), version_, &answer.version);
   if (place.tier() == TierId::kNowhere) {
     const bool pruned = place.slot() == static_cast<uint64_t>(RecordKind::kPruned);
     if (pruned) answer.tier = Source::kPruned;
     return answer;
   }
   answer.resident = true;
-  if (impl.hbm != nullptr && impl.hbm->cache().Has(table_number, key, version_)) {
-    answer.hbm_copy = impl.hbm->cache().DeviceOf(table_number, key);
+  if (store.hbm != nullptr && store.hbm->cache().Has(table_number, key, version_)) {
+    answer.hbm_copy = store.hbm->cache().DeviceOf(table_number, key);
   }
   answer.tier = place.tier() == TierId::kDdr ? Source::kDdr : Source::kSsd;
   if (place.tier() == TierId::kDdr) {
@@ -46,18 +48,18 @@ RowLocation ReadView::Explain(uint32_t table_number, uint64_t key) const {
 
 Status Store::ExportBucket(const ReadView& view, uint32_t t, uint32_t b,
                            std::vector<std::byte>* records, std::vector<RowState>* states) const {
-  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckBucket(t, b));
-  if (states != nullptr && !impl_->training()) {
+  EMBERTIDE_RETURN_IF_ERROR(impl_->store.CheckBucket(t, b));
+  if (states != nullptr && !impl_->store.training()) {
     return {Code::kInvalidArgument, "states are kept by a store of the training profile alone"};
   }
-  const Table& table = impl_->tables[t];
+  const Table& table = impl_->store.tables[t];
   const auto find = [&] { return table.buckets[b].At(view.version()); };
   Status not_held{Code::kNotOwner, "bucket " + std::to_string(b) + " of table " +
                                        table.config.name + " is not held here at version " +
                                        std::to_string(view.version())};
   RowPool* pool = nullptr;
   {
-    const Reading reading(&impl_->readers, view.reader_);
+    const Reading reading(&impl_->store.readers, view.reader_);
     const Bucket* bucket = find();
     if (bucket == nullptr) return not_held;
     pool = bucket->pool;
@@ -66,20 +68,20 @@ Status Store::ExportBucket(const ReadView& view, uint32_t t, uint32_t b,
   // is taken first: a writer that needs room waits for reads to end.
   std::vector<std::pair<uint64_t, Location>> rows;
   WriterLock writer(pool->writer);
-  const Reading reading(&impl_->readers, view.reader_);
+  const Reading reading(&impl_->store.readers, view.reader_);
   const Bucket* bucket = find();
   if (bucket == nullptr || bucket->pool != pool) return not_held;
   const BucketIndex& index = bucket->index;
   for (uint32_t e = 0; e < index.capacity(); ++e) {
     if (!index.Occupied(e)) continue;
-    const Location place = Store::Impl::Resolve(index.At(e), view.version());
+    const Location place = Resolve(index.At(e), view.version());
     if (place.tier() != TierId::kNowhere) rows.emplace_back(index.KeyAt(e), place);
   }
   writer.unlock();
   std::sort(rows.begin(), rows.end(),
             [](const auto& a, const auto& b) { return a.first < b.first; });
   const RowLayout& layout = table.config.layout;
-  const uint32_t aux_bytes = states == nullptr ? 0 : impl_->AuxBytes(table);
+  const uint32_t aux_bytes = states == nullptr ? 0 : impl_->store.AuxBytes(table);
   const uint32_t most = layout.PayloadBytes(layout.full_mask()) + aux_bytes;
   std::vector<std::byte> ssd_rows(size_t{kRowsAtATime} * most);
   std::vector<LogRead> reads;
@@ -102,7 +104,7 @@ Status Store::ExportBucket(const ReadView& view, uint32_t t, uint32_t b,
       AppendRecord({key, place.live(), RecordKind::kRow, {row, bytes}}, records);
       if (states == nullptr) continue;
       states->push_back(
-          impl_->StateIn(table, on_ssd ? row + bytes : pool->arena.Aux(place.slot())));
+          impl_->rows.StateIn(table, on_ssd ? row + bytes : pool->arena.Aux(place.slot())));
     }
   }
   return Status::Ok();
@@ -152,13 +154,13 @@ Status NameEntries(const Table& table, const Bucket& bucket, uint32_t aux, bool 
     if (!bucket.index.Occupied(e)) continue;
     const Location place = bucket.index.At(e);
     const uint64_t key = bucket.index.KeyAt(e);
-    if (Store::Impl::Noted(*bucket.pool, table) && place.tier() == TierId::kSsd &&
+    if (Noted(*bucket.pool, table) && place.tier() == TierId::kSsd &&
         bucket.pool->notes->Find(place.slot()) == nullptr) {
       return {Code::kCorrupt, "pruning has no note of key " + std::to_string(key)};
     }
     if (policy != nullptr) {
       if (policy->Holds(key)) ++named->chosen_among;
-      if (Store::Impl::Resolve(place, ~0ULL).tier() == TierId::kDdr && !policy->Holds(key)) {
+      if (Resolve(place, ~0ULL).tier() == TierId::kDdr && !policy->Holds(key)) {
         return {Code::kCorrupt, "the policy does not know of key " + std::to_string(key)};
       }
     }
@@ -186,19 +188,19 @@ Status NameEntries(const Table& table, const Bucket& bucket, uint32_t aux, bool 
 Status Store::CheckIntegrity() const {
   uint64_t index_bytes = 0;
   uint64_t rows = 0;
-  for (const auto& each : impl_->pools) {
+  for (const auto& each : impl_->store.pools) {
     RowPool& pool = *each;
     // Upkeep lets go of the writer in the middle of a move.
     const std::lock_guard upkeep(pool.upkeep);
     const std::lock_guard writer(pool.writer);
-    Named named(impl_->tables.size());
+    Named named(impl_->store.tables.size());
     for (const uint32_t t : pool.tables) {
-      const Table& table = impl_->tables[t];
+      const Table& table = impl_->store.tables[t];
       for (const BucketSlot& slot : table.buckets) {
         const Bucket* bucket = slot.On(&pool);
         if (bucket == nullptr) continue;
         EMBERTIDE_RETURN_IF_ERROR(
-            NameEntries(table, *bucket, impl_->AuxBytes(table), /*retired=*/false, &named));
+            NameEntries(table, *bucket, impl_->store.AuxBytes(table), /*retired=*/false, &named));
       }
     }
     const uint64_t held_rows = named.rows;
@@ -211,9 +213,9 @@ Status Store::CheckIntegrity() const {
       if (retired.node != nullptr) ++named.nodes;
       if (retired.arrays.pages != nullptr) named.index_bytes += retired.arrays.bytes();
       if (retired.bucket != nullptr) {
-        const Table& table = impl_->tables[retired.table];
-        EMBERTIDE_RETURN_IF_ERROR(
-            NameEntries(table, *retired.bucket, impl_->AuxBytes(table), /*retired=*/true, &named));
+        const Table& table = impl_->store.tables[retired.bucket->table];
+        EMBERTIDE_RETURN_IF_ERROR(NameEntries(table, *retired.bucket, impl_->store.AuxBytes(table),
+                                              /*retired=*/true, &named));
       }
       if (retired.node == nullptr && retired.arrays.pages == nullptr && retired.bucket == nullptr) {
         named.Add(retired.place, retired.bytes);
@@ -224,7 +226,7 @@ Status Store::CheckIntegrity() const {
                                   std::to_string(pool.nodes.nodes()) + " are in use"};
     }
     EMBERTIDE_RETURN_IF_ERROR(pool.arena.CheckIntegrity(named.ddr));
-    named.index_bytes += impl_->DirectoryBytes(pool);
+    named.index_bytes += impl_->store.DirectoryBytes(pool);
     if (pool.ssd != nullptr) EMBERTIDE_RETURN_IF_ERROR(pool.ssd->CheckIntegrity(named.ssd));
     const uint64_t reserve = pool.reserve_lent ? 0 : pool.reserve_bytes;
     const uint64_t held = named.index_bytes + pool.nodes.bytes() + pool.arena.page_bytes() +
@@ -236,7 +238,7 @@ Status Store::CheckIntegrity() const {
                                   std::to_string(held) + ", budget " +
                                   std::to_string(pool.budget.limit_bytes())};
     }
-    for (const Table& table : impl_->tables) {
+    for (const Table& table : impl_->store.tables) {
       const auto same = [&](const TierCount& counted, const Named::Count& found) {
         return counted.rows == found.rows && counted.bytes == found.bytes;
       };
@@ -254,13 +256,15 @@ Status Store::CheckIntegrity() const {
     index_bytes += named.index_bytes;
     rows += held_rows;
   }
-  if (impl_->hbm != nullptr) EMBERTIDE_RETURN_IF_ERROR(impl_->hbm->cache().CheckIntegrity());
-  if (index_bytes != impl_->index_bytes.load()) {
+  if (impl_->store.hbm != nullptr)
+    EMBERTIDE_RETURN_IF_ERROR(impl_->store.hbm->cache().CheckIntegrity());
+  if (index_bytes != impl_->store.counters.index_bytes.load()) {
     return {Code::kCorrupt, "index bytes are counted as " +
-                                std::to_string(impl_->index_bytes.load()) + " and are " +
-                                std::to_string(index_bytes)};
+                                std::to_string(impl_->store.counters.index_bytes.load()) +
+                                " and are " + std::to_string(index_bytes)};
   }
-  if (rows != impl_->rows.load()) return {Code::kCorrupt, "rows are not counted right"};
+  if (rows != impl_->store.counters.rows.load())
+    return {Code::kCorrupt, "rows are not counted right"};
   return Status::Ok();
 }
 

@@ -19,7 +19,8 @@ std::string NameOf(const Table& table, uint64_t key) {
 
 }  // namespace
 
-void LateKeys::Begin(const TableStep& step) {
+void LateKeys::Begin(const TableStep& step, Store::Impl* impl) {
+  impl_ = impl;
   step_ = step;
   step_.table = nullptr;
   keys_.clear();
@@ -59,8 +60,8 @@ void LateKeys::EndBatches() {
 void LateKeys::CountUpdates() {
   if (step_.table == nullptr) return;
   updated_ += worker_.updated();
-  step_.impl->clipped_gradients += worker_.clipped();
-  step_.impl->refused_gradients += worker_.refused();
+  impl_->store.counters.clipped_gradients += worker_.clipped();
+  impl_->store.counters.refused_gradients += worker_.refused();
   worker_.Begin(step_);
 }
 
@@ -86,7 +87,7 @@ size_t LateKeys::ReadRows(size_t first) {
   for (size_t d = 0; d < pools_.size(); ++d) {
     SsdBatch& batch = batches_[d];
     WriterLock writer(pools_[d]->writer);
-    batch.Begin(step_.impl, pools_[d]);
+    batch.Begin(&impl_->store, pools_[d]);
     for (size_t k = first; k < end; ++k) {
       const Key& key = keys_[k];
       if (key.pool != pools_[d]) continue;
@@ -104,13 +105,13 @@ void LateKeys::SeeTo(size_t first, size_t end) {
   for (size_t k = first; k < end;) {
     RowPool* const pool = keys_[k].pool;
     const std::lock_guard writer(pool->writer);
-    step_.impl->Reclaim(pool);
+    impl_->reclaimer.Reclaim(pool);
     for (const size_t turn = std::min(end, k + kTurnKeys); k < turn; ++k) {
       if (keys_[k].pool != pool) break;
       BeginTable(keys_[k].table);
       const Status done = MakeOrBring(keys_[k], reads_[k - first]);
       if (done.ok()) continue;
-      ++step_.impl->failed_keys;
+      ++impl_->store.counters.failed_keys;
       if (failure_.ok()) failure_ = done;
     }
   }
@@ -121,29 +122,29 @@ PartWorker::Late LateKeys::LateOf(const Key& key) const {
 }
 
 Status LateKeys::MakeOrBring(const Key& key, uint32_t read) {
-  Store::Impl& impl = *step_.impl;
+  Store::Impl& impl = *impl_;
   Table& table = *key.table;
   RowPool* const pool = key.pool;
   const PartWorker::Group& group = key.group;
   const uint32_t b = BucketOfHash(group.hash, table.config.bucket_bits);
-  Bucket* bucket = Store::Impl::Newest(table, b);
+  Bucket* bucket = table.Newest(b);
   const bool updates = step_.work == StepWork::kUpdate;
   Result<Location> place = Location();
   if (bucket->index.Locate(group.hash, group.key) == BucketIndex::kNotFound) {
     if (step_.work == StepWork::kBring) return Status::Ok();
     bool enters = false;
     for (uint32_t n = group.occurrences; n > 0 && !enters; --n) {
-      enters = impl.EntersNow(pool, table, group.key);
+      enters = impl.admission.EntersNow(pool, table, group.key);
     }
     std::optional<float> worth;
     if (enters && updates && table.pruned_with != nullptr) {
       const float earned = worker_.Earned(LateOf(key));
-      if (std::isfinite(earned)) worth = impl.Worth(table, group.key, earned);
+      if (std::isfinite(earned)) worth = impl.admission.Worth(table, group.key, earned);
       enters = worth.has_value();
       if (enters) *worth -= earned;  // which the step itself adds
     }
     if (!enters) {
-      if (updates) ++impl.dropped_gradients;
+      if (updates) ++impl.store.counters.dropped_gradients;
       return Status::Ok();
     }
     if (pool != full_) place = MakeRow(pool, bucket, group);
@@ -152,8 +153,8 @@ Status LateKeys::MakeOrBring(const Key& key, uint32_t read) {
     return Status::Ok();
   } else if (pool != full_) {
     const size_t d = static_cast<size_t>(std::ranges::find(pools_, pool) - pools_.begin());
-    place = read != kNotRead ? impl.BringRow(pool, batches_[d], read)
-                             : impl.ResidentRow(pool, table.ordinal, b, group.key);
+    place = read != kNotRead ? impl.residency.BringRow(pool, batches_[d], read)
+                             : impl.residency.ResidentRow(pool, table.ordinal, b, group.key);
     brought_ += place.ok() ? 1 : 0;
   }
   if (pool == full_) {
@@ -179,13 +180,13 @@ Result<Location> LateKeys::MakeRow(RowPool* pool, Bucket* bucket, const PartWork
   std::vector<std::byte> payload(layout.PayloadBytes(layout.full_mask()));
   EncodePayload(layout, layout.full_mask(), values.data(), payload.data());
   Result<Location> place =
-      step_.impl->AddRow(pool, table, bucket, group.key, layout.full_mask(), payload);
+      impl_->rows.AddRow(pool, table, bucket, group.key, layout.full_mask(), payload);
   made_ += place.ok() ? 1 : 0;
   return place;
 }
 
 void LateKeys::Credit(const RowPool& pool, Location place, float utility) const {
-  RowAux* aux = Store::Impl::AuxOf(&pool, place);
+  RowAux* aux = AuxOf(pool, place);
   const uint32_t chunks = step_.table->config.learned().chunks;
   aux->tick = step_.tick;
   std::fill_n(aux->utility(), chunks, utility / static_cast<float>(chunks));

@@ -17,13 +17,14 @@
 
 #include "store/part_worker.h"
 #include "store/ssd_batch.h"
+#include "store/store_impl.h"
 
 namespace embertide {
 
 class LateKeys {
  public:
   // Forgets the step before. `step`: of any table.
-  void Begin(const TableStep& step);
+  void Begin(const TableStep& step, Store::Impl* impl);
   // Keys of one turn, in the order in which they are to come; their gradients last as long as the
   // step. Sees to keys that wait, if they are many. Requires: no writer lock.
   void Add(Table* table, RowPool* pool, std::span<const PartWorker::Late* const> keys);
@@ -61,6 +62,7 @@ class LateKeys {
   void BeginTable(Table* table);
   void CountUpdates();
 
+  Store::Impl* impl_ = nullptr;
   TableStep step_;
   PartWorker worker_;
   std::vector<Key> keys_;

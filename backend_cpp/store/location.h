@@ -69,4 +69,9 @@ struct VersionNode {
   uint32_t table = 0;
   uint32_t bucket = 0;
 };
+
+// What a chain or an entry means at a version, and which version it is of (a row of no chain
+// leaves `changed_at` alone).
+Location Resolve(Location location, uint64_t version, uint64_t* changed_at = nullptr);
+
 }  // namespace embertide

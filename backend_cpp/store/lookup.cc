@@ -63,13 +63,13 @@ Status ValidateRequest(const LookupRequest& request, const TableConfig& table) {
 void Observe(const Table& table, uint64_t key, const FoundRow& found, uint32_t weight,
              Scratch* scratch) {
   const uint64_t hash = HashKey(key);
-  scratch->observed.push_back({key, hash, table.ordinal, Store::Impl::BucketOf(table, hash),
+  scratch->observed.push_back({key, hash, table.ordinal, table.BucketOf(hash),
                                table.config.layout.PayloadBytes(found.live), weight, found.source});
 }
 
 // Counts the n keys at `at`, at + `step`, ..., all of one table and found, and notes them for the
 // observer.
-void Tally(const Store::Impl& impl, const Table& table, size_t at, size_t n, size_t step,
+void Tally(const StoreState& store, const Table& table, size_t at, size_t n, size_t step,
            Scratch* scratch) {
   const Finder& finder = scratch->finder;
   const FoundRow* found = finder.found();
@@ -80,8 +80,8 @@ void Tally(const Store::Impl& impl, const Table& table, size_t at, size_t n, siz
   } else {
     for (size_t i = at; i < end; i += step) ++counts[static_cast<size_t>(found[i].source)];
   }
-  if (impl.options.observer == nullptr) return;
-  const uint32_t every = impl.options.observer->every();
+  if (store.options.observer == nullptr) return;
+  const uint32_t every = store.options.observer->every();
   size_t next = scratch->until_observed;
   for (; next < n; next += 1 + scratch->dice.Gap(every)) {
     const size_t i = at + next * step;
@@ -147,13 +147,13 @@ void WriteOne(const Table& table, const FoundRow& found, float* out) {
 
 // Samples of bags of one key each, the first at `at`, to `out` and every out_stride from there.
 // Errors are those of Finder::FindAll.
-Status WriteSingles(const Store::Impl& impl, std::span<const BagFeature> features, size_t at,
+Status WriteSingles(const StoreState& store, std::span<const BagFeature> features, size_t at,
                     size_t samples, float* out, size_t out_stride, Scratch* scratch) {
   Finder& finder = scratch->finder;
   const size_t step = features.size();
   if (!finder.Find(at + samples * step)) EMBERTIDE_RETURN_IF_ERROR(finder.FindAll());
   for (size_t f = 0; f < step; ++f) {
-    const Table& table = impl.tables[features[f].table];
+    const Table& table = store.tables[features[f].table];
     const FoundRow* found = finder.found() + at + f;
     float* to = out + features[f].column;
     if (finder.only_ddr()) {
@@ -161,7 +161,7 @@ Status WriteSingles(const Store::Impl& impl, std::span<const BagFeature> feature
     } else {
       for (size_t s = 0; s < samples; ++s) WriteOne(table, found[s * step], to + s * out_stride);
     }
-    Tally(impl, table, at + f, samples, step, scratch);
+    Tally(store, table, at + f, samples, step, scratch);
   }
   return Status::Ok();
 }
@@ -204,25 +204,13 @@ Status PoolBag(SumKind kind, const Table& table, Pooling pooling, size_t at, siz
 
 }  // namespace
 
-Location Store::Impl::Resolve(Location location, uint64_t version, uint64_t* changed_at) {
-  if (!location.is_chain()) return location;
-  for (const VersionNode* node = location.chain(); node != nullptr;
-       node = node->older.load(std::memory_order_acquire)) {
-    if (node->version <= version) {
-      if (changed_at != nullptr) *changed_at = node->version;
-      return Location::FromWord(node->word.load(std::memory_order_acquire));
-    }
-  }
-  return {};
-}
-
 // Tells the policies of what was read, pool by pool. A reader never waits: while a log is being
 // emptied, what it has to tell is lost, and counted.
-static void TellPolicies(const Store::Impl& impl, Scratch* scratch) {
+static void TellPolicies(const StoreState& store, Scratch* scratch) {
   auto& accesses = scratch->finder.accesses();
   if (accesses.empty()) return;
   const auto by_pool = [](const auto& a, const auto& b) { return a.first < b.first; };
-  if (impl.pools.size() > 1) std::stable_sort(accesses.begin(), accesses.end(), by_pool);
+  if (store.pools.size() > 1) std::stable_sort(accesses.begin(), accesses.end(), by_pool);
   uint64_t told = 0;
   for (size_t i = 0; i < accesses.size();) {
     RowPool* pool = accesses[i].first;
@@ -235,26 +223,26 @@ static void TellPolicies(const Store::Impl& impl, Scratch* scratch) {
     for (size_t k = first; k < end; ++k) pool->accesses.push_back(accesses[k].second);
     told += end - first;
   }
-  if (told < accesses.size()) impl.dropped_accesses += accesses.size() - told;
+  if (told < accesses.size()) store.counters.dropped_accesses += accesses.size() - told;
   accesses.clear();
 }
 
-static void Tell(const Store::Impl& impl, Scratch* scratch) {
-  TellPolicies(impl, scratch);
-  if (impl.options.observer == nullptr) return;
+static void Tell(const StoreState& store, Scratch* scratch) {
+  TellPolicies(store, scratch);
+  if (store.options.observer == nullptr) return;
   std::vector<WatchedKey>& watched = scratch->finder.watched();
-  if (!watched.empty()) impl.options.observer->Watch(watched);
-  if (!scratch->observed.empty()) impl.options.observer->Observe(scratch->observed);
+  if (!watched.empty()) store.options.observer->Watch(watched);
+  if (!scratch->observed.empty()) store.options.observer->Observe(scratch->observed);
   watched.clear();
   scratch->observed.clear();
 }
 
 // Finds and pools the keys of one chunk.
-static Status Answer(const Store::Impl& impl, uint64_t version,
+static Status Answer(const StoreState& store, uint64_t version,
                      std::span<const BagFeature> features, std::span<const KeyBags> requests,
                      Scratch* scratch) {
   Finder& finder = scratch->finder;
-  finder.Begin(&impl, version);
+  finder.Begin(&store, version);
   for (const KeyBags& request : requests) finder.Add(features, request);
   const size_t step = features.size();
   size_t at = 0;
@@ -274,18 +262,18 @@ static Status Answer(const Store::Impl& impl, uint64_t version,
         size_t keys = step;
         while (keys < most && is_single(bag + keys)) keys += step;
         EMBERTIDE_RETURN_IF_ERROR(
-            WriteSingles(impl, features, at, keys / step, out, request.out_stride, scratch));
+            WriteSingles(store, features, at, keys / step, out, request.out_stride, scratch));
         bag += keys;
         at += keys;
         continue;
       }
-      const Table& table = impl.tables[of.table];
+      const Table& table = store.tables[of.table];
       const size_t place = offsets.empty() ? bag : offsets[bag];
       const size_t n = offsets.empty() ? 1 : offsets[bag + 1] - place;
       const float* weights = From(request.weights, place);
       EMBERTIDE_RETURN_IF_ERROR(
-          PoolBag(impl.options.sums, table, of.pooling, at, n, weights, scratch, out + of.column));
-      Tally(impl, table, at, n, 1, scratch);
+          PoolBag(store.options.sums, table, of.pooling, at, n, weights, scratch, out + of.column));
+      Tally(store, table, at, n, 1, scratch);
       ++bag;
       at += n;
     }
@@ -302,11 +290,11 @@ static Status Answer(const Store::Impl& impl, uint64_t version,
 }
 
 // Finds all keys of a request, to be read from the finder, and counts them.
-static Status FindAll(const Store::Impl& impl, uint64_t version,
+static Status FindAll(const StoreState& store, uint64_t version,
                       std::span<const BagFeature> features, const KeyBags& keys, Scratch* scratch,
                       bool note_changes = false) {
   Finder& finder = scratch->finder;
-  finder.Begin(&impl, version);
+  finder.Begin(&store, version);
   if (note_changes) finder.NoteChanges();
   finder.Add(features, keys);
   EMBERTIDE_RETURN_IF_ERROR(finder.FindAll());
@@ -314,7 +302,7 @@ static Status FindAll(const Store::Impl& impl, uint64_t version,
   const size_t bags = jagged ? keys.offsets.size() - 1 : keys.keys.size();
   for (size_t bag = 0, at = 0; bag < bags; ++bag) {
     const size_t n = jagged ? keys.offsets[bag + 1] - keys.offsets[bag] : 1;
-    Tally(impl, impl.tables[features[bag % features.size()].table], at, n, 1, scratch);
+    Tally(store, store.tables[features[bag % features.size()].table], at, n, 1, scratch);
     at += n;
   }
   finder.Count();
@@ -326,10 +314,10 @@ namespace {
 // What the HBM tier asks of the tiers below it.
 class BelowHbmLookup : public BelowHbm {
  public:
-  BelowHbmLookup(const Store::Impl& impl, uint64_t version, Scratch* scratch)
-      : impl_(impl), version_(version), scratch_(scratch) {}
+  BelowHbmLookup(const StoreState& store, uint64_t version, Scratch* scratch)
+      : store_(store), version_(version), scratch_(scratch) {}
   Status Find(std::span<const BagFeature> features, const KeyBags& keys) override {
-    return FindAll(impl_, version_, features, keys, scratch_);
+    return FindAll(store_, version_, features, keys, scratch_);
   }
   Row At(size_t i) const override {
     const FoundRow& found = scratch_->finder.found()[i];
@@ -341,20 +329,20 @@ class BelowHbmLookup : public BelowHbm {
   }
   void CountHit(uint32_t table, uint64_t key, uint16_t live) override {
     ++scratch_->counts[table][static_cast<size_t>(Source::kHbm)];
-    const ReadObserver* const observer = impl_.options.observer;
+    const ReadObserver* const observer = store_.options.observer;
     if (observer == nullptr) return;
     const uint64_t hash = HashKey(key);
     if (IsWatched(hash)) {
-      const uint32_t bucket = Store::Impl::BucketOf(impl_.tables[table], hash);
+      const uint32_t bucket = store_.tables[table].BucketOf(hash);
       scratch_->finder.watched().push_back({hash, table, bucket});
     }
     if (scratch_->until_observed-- > 0) return;
     scratch_->until_observed = scratch_->dice.Gap(observer->every());
-    Observe(impl_.tables[table], key, {nullptr, live, Source::kHbm}, observer->every(), scratch_);
+    Observe(store_.tables[table], key, {nullptr, live, Source::kHbm}, observer->every(), scratch_);
   }
 
  private:
-  const Store::Impl& impl_;
+  const StoreState& store_;
   const uint64_t version_;
   Scratch* scratch_;
 };
@@ -377,9 +365,9 @@ static KeyBags Slice(const KeyBags& request, size_t features, size_t first, size
 }
 
 // One bag, kChunkKeys keys at a time: the same sums as PoolBag's.
-static Status AnswerBag(const Store::Impl& impl, uint64_t version, const BagFeature& of,
+static Status AnswerBag(const StoreState& store, uint64_t version, const BagFeature& of,
                         const KeyBags& bag, Scratch* scratch) {
-  const Table& table = impl.tables[of.table];
+  const Table& table = store.tables[of.table];
   const uint32_t dim = table.config.layout.dim();
   Finder& finder = scratch->finder;
   scratch->sums.assign(dim, 0.0);
@@ -389,14 +377,14 @@ static Status AnswerBag(const Store::Impl& impl, uint64_t version, const BagFeat
     piece.keys = bag.keys.subspan(first, std::min(kChunkKeys, bag.keys.size() - first));
     if (bag.remote_of != nullptr) piece.remote_of += first;
     const size_t n = piece.keys.size();
-    finder.Begin(&impl, version);
+    finder.Begin(&store, version);
     finder.Add({&of, 1}, piece);
     EMBERTIDE_RETURN_IF_ERROR(finder.FindAll());
     AddFound(table, finder.found(), From(bag.weights, first), n, sums);
     for (size_t i = 0; bag.source != nullptr && i < n; ++i) {
       bag.source[first + i] = static_cast<uint8_t>(finder.found()[i].source);
     }
-    Tally(impl, table, 0, n, 1, scratch);
+    Tally(store, table, 0, n, 1, scratch);
     finder.Count();
   }
   const bool mean = of.pooling == Pooling::kMean && !bag.keys.empty();
@@ -405,7 +393,7 @@ static Status AnswerBag(const Store::Impl& impl, uint64_t version, const BagFeat
 }
 
 // A jagged sample that is too large for a chunk.
-static Status AnswerLargeSample(const Store::Impl& impl, uint64_t version,
+static Status AnswerLargeSample(const StoreState& store, uint64_t version,
                                 std::span<const BagFeature> features, const KeyBags& sample,
                                 Scratch* scratch) {
   for (size_t f = 0; f < features.size(); ++f) {
@@ -416,7 +404,7 @@ static Status AnswerLargeSample(const Store::Impl& impl, uint64_t version,
     if (sample.source != nullptr) bag.source += first;
     if (sample.remote_of != nullptr) bag.remote_of += first;
     if (sample.weights != nullptr) bag.weights += first;
-    EMBERTIDE_RETURN_IF_ERROR(AnswerBag(impl, version, features[f], bag, scratch));
+    EMBERTIDE_RETURN_IF_ERROR(AnswerBag(store, version, features[f], bag, scratch));
   }
   return Status::Ok();
 }
@@ -461,83 +449,83 @@ size_t LookupScratchBytes() {
 }
 
 BagReader::BagReader(const ReadView& view) : view_(view) {
-  view_.store_->impl_->readers.BeginRead(view_.reader_);
+  view_.store_->impl_->store.readers.BeginRead(view_.reader_);
 }
 
-BagReader::~BagReader() { view_.store_->impl_->readers.EndRead(view_.reader_); }
+BagReader::~BagReader() { view_.store_->impl_->store.readers.EndRead(view_.reader_); }
 
 Status BagReader::Lookup(std::span<const BagFeature> features, std::span<const KeyBags> requests,
                          std::span<SourceCounts> counts) const {
-  const Store::Impl& impl = *view_.store_->impl_;
+  const StoreState& store = view_.store_->impl_->store;
   for (const BagFeature& feature : features) {
-    EMBERTIDE_RETURN_IF_ERROR(impl.CheckValues(feature.table));
+    EMBERTIDE_RETURN_IF_ERROR(store.CheckValues(feature.table));
   }
   Scratch& scratch = ThreadScratch();
-  scratch.Begin(impl.tables.size());
+  scratch.Begin(store.tables.size());
   Status status(Code::kUnavailable, "there is no HBM tier");
-  if (impl.hbm != nullptr) {
-    BelowHbmLookup below(impl, view_.version_, &scratch);
-    status = impl.hbm->Lookup(view_.version_, features, requests, &below);
+  if (store.hbm != nullptr) {
+    BelowHbmLookup below(store, view_.version_, &scratch);
+    status = store.hbm->Lookup(view_.version_, features, requests, &below);
     // Answered without it, the keys are counted again.
-    if (status.code() == Code::kUnavailable) scratch.Begin(impl.tables.size());
+    if (status.code() == Code::kUnavailable) scratch.Begin(store.tables.size());
   }
   if (status.code() == Code::kUnavailable) {
     status = ForEachChunk(
         features.size(), requests,
         [&](std::span<const KeyBags> chunk) {
-          return Answer(impl, view_.version_, features, chunk, &scratch);
+          return Answer(store, view_.version_, features, chunk, &scratch);
         },
         [&](const KeyBags& sample) {
-          return AnswerLargeSample(impl, view_.version_, features, sample, &scratch);
+          return AnswerLargeSample(store, view_.version_, features, sample, &scratch);
         });
   }
   EMBERTIDE_RETURN_IF_ERROR(status);
-  Tell(impl, &scratch);
+  Tell(store, &scratch);
   SourceCounts all{};
-  for (size_t t = 0; t < impl.tables.size(); ++t) {
+  for (size_t t = 0; t < store.tables.size(); ++t) {
     for (size_t s = 0; s < kSources; ++s) {
       all[s] += scratch.counts[t][s];
       if (!counts.empty()) counts[t][s] += scratch.counts[t][s];
     }
   }
   for (size_t s = 0; s < kSources; ++s) {
-    if (all[s] > 0) impl.hits[s].fetch_add(all[s], std::memory_order_relaxed);
+    if (all[s] > 0) store.counters.hits[s].fetch_add(all[s], std::memory_order_relaxed);
   }
   return Status::Ok();
 }
 
 // Finds keys of one table, for peers. What is asked for again, to be kept, is no read.
-static Status FindForPeer(const Store::Impl& impl, uint64_t version, uint32_t table,
+static Status FindForPeer(const StoreState& store, uint64_t version, uint32_t table,
                           std::span<const int64_t> keys, bool again, Scratch* scratch,
                           uint8_t* sources) {
-  EMBERTIDE_RETURN_IF_ERROR(impl.CheckTable(table));
-  scratch->Begin(impl.tables.size());
+  EMBERTIDE_RETURN_IF_ERROR(store.CheckTable(table));
+  scratch->Begin(store.tables.size());
   const BagFeature feature{table, Pooling::kSum, 0};
   const KeyBags bags{keys, {}, nullptr, 0};
-  EMBERTIDE_RETURN_IF_ERROR(FindAll(impl, version, {&feature, 1}, bags, scratch, again));
+  EMBERTIDE_RETURN_IF_ERROR(FindAll(store, version, {&feature, 1}, bags, scratch, again));
   if (again) {
     scratch->observed.clear();
     scratch->finder.watched().clear();
   }
   for (ObservedRead& read : scratch->observed) read.for_peer = true;
-  Tell(impl, scratch);
+  Tell(store, scratch);
   for (size_t i = 0; i < keys.size(); ++i) {
     sources[i] = static_cast<uint8_t>(scratch->finder.found()[i].source);
   }
   const SourceCounts& counts = scratch->counts[table];
   for (size_t s = 0; s < kSources; ++s) {
-    if (counts[s] > 0) impl.hits[s].fetch_add(counts[s], std::memory_order_relaxed);
+    if (counts[s] > 0) store.counters.hits[s].fetch_add(counts[s], std::memory_order_relaxed);
   }
   return Status::Ok();
 }
 
 Status BagReader::CopyRows(uint32_t table, std::span<const int64_t> keys, std::string* records,
                            uint8_t* sources, const ReadView* since) const {
-  const Store::Impl& impl = *view_.store_->impl_;
+  const StoreState& store = view_.store_->impl_->store;
   Scratch& scratch = ThreadScratch();
   EMBERTIDE_RETURN_IF_ERROR(
-      FindForPeer(impl, view_.version_, table, keys, since != nullptr, &scratch, sources));
-  const RowLayout& layout = impl.tables[table].config.layout;
+      FindForPeer(store, view_.version_, table, keys, since != nullptr, &scratch, sources));
+  const RowLayout& layout = store.tables[table].config.layout;
   std::vector<std::byte> bytes;
   bytes.reserve(keys.size() * (kRecordHeaderBytes + layout.PayloadBytes(layout.full_mask())));
   for (size_t i = 0; i < keys.size(); ++i) {
@@ -559,22 +547,22 @@ Status BagReader::CopyRows(uint32_t table, std::span<const int64_t> keys, std::s
 
 Status BagReader::CopyKeys(uint32_t table, const KeyBags& request, int64_t* out, uint8_t* sources,
                            std::span<SourceCounts> counts) const {
-  const Store::Impl& impl = *view_.store_->impl_;
-  EMBERTIDE_RETURN_IF_ERROR(impl.CheckTable(table));
-  const RowLayout& layout = impl.tables[table].config.layout;
+  const StoreState& store = view_.store_->impl_->store;
+  EMBERTIDE_RETURN_IF_ERROR(store.CheckTable(table));
+  const RowLayout& layout = store.tables[table].config.layout;
   if (!layout.is_keys()) {
     return {Code::kInvalidArgument,
-            "table " + impl.tables[table].config.name + " has rows of values, and no keys"};
+            "table " + store.tables[table].config.name + " has rows of values, and no keys"};
   }
   Scratch& scratch = ThreadScratch();
-  scratch.Begin(impl.tables.size());
+  scratch.Begin(store.tables.size());
   const BagFeature feature{table, Pooling::kSum, 0};
   for (size_t first = 0; first < request.keys.size(); first += kChunkKeys) {
     KeyBags piece;
     piece.keys = request.keys.subspan(first, std::min(kChunkKeys, request.keys.size() - first));
     if (request.remote_of != nullptr) piece.remote_of = request.remote_of + first;
     piece.remote = request.remote;
-    EMBERTIDE_RETURN_IF_ERROR(FindAll(impl, view_.version_, {&feature, 1}, piece, &scratch));
+    EMBERTIDE_RETURN_IF_ERROR(FindAll(store, view_.version_, {&feature, 1}, piece, &scratch));
     for (size_t i = 0; i < piece.keys.size(); ++i, out += layout.dim()) {
       const FoundRow& found = scratch.finder.found()[i];
       const bool is_row = found.kind == FoundKind::kRow;
@@ -582,11 +570,11 @@ Status BagReader::CopyKeys(uint32_t table, const KeyBags& request, int64_t* out,
       if (sources != nullptr) *sources++ = static_cast<uint8_t>(found.source);
     }
   }
-  Tell(impl, &scratch);
+  Tell(store, &scratch);
   for (size_t s = 0; s < kSources; ++s) {
     const uint64_t found = scratch.counts[table][s];
     if (!counts.empty()) counts[table][s] += found;
-    if (found > 0) impl.hits[s].fetch_add(found, std::memory_order_relaxed);
+    if (found > 0) store.counters.hits[s].fetch_add(found, std::memory_order_relaxed);
   }
   return Status::Ok();
 }
@@ -594,12 +582,12 @@ Status BagReader::CopyKeys(uint32_t table, const KeyBags& request, int64_t* out,
 Status BagReader::SumBags(uint32_t table, std::span<const int64_t> keys,
                           std::span<const uint32_t> offsets, std::span<const uint32_t> places,
                           std::span<const float> weights, double* sums, uint8_t* sources) const {
-  const Store::Impl& impl = *view_.store_->impl_;
-  EMBERTIDE_RETURN_IF_ERROR(impl.CheckValues(table));
+  const StoreState& store = view_.store_->impl_->store;
+  EMBERTIDE_RETURN_IF_ERROR(store.CheckValues(table));
   Scratch& scratch = ThreadScratch();
   EMBERTIDE_RETURN_IF_ERROR(
-      FindForPeer(impl, view_.version_, table, keys, /*again=*/false, &scratch, sources));
-  const Table& of = impl.tables[table];
+      FindForPeer(store, view_.version_, table, keys, /*again=*/false, &scratch, sources));
+  const Table& of = store.tables[table];
   const uint32_t dim = of.config.layout.dim();
   std::fill_n(sums, (offsets.size() - 1) * dim, 0.0);
   for (size_t bag = 0; bag + 1 < offsets.size(); ++bag, sums += dim) {
@@ -612,10 +600,10 @@ Status BagReader::SumBags(uint32_t table, std::span<const int64_t> keys,
 }
 
 // A request as bags of one feature. Errors are those of ReadView::Lookup.
-static Result<std::pair<BagFeature, KeyBags>> AsBags(const Store::Impl& impl,
+static Result<std::pair<BagFeature, KeyBags>> AsBags(const StoreState& store,
                                                      const LookupRequest& request) {
-  EMBERTIDE_RETURN_IF_ERROR(impl.CheckValues(request.table));
-  EMBERTIDE_RETURN_IF_ERROR(ValidateRequest(request, impl.tables[request.table].config));
+  EMBERTIDE_RETURN_IF_ERROR(store.CheckValues(request.table));
+  EMBERTIDE_RETURN_IF_ERROR(ValidateRequest(request, store.tables[request.table].config));
   // Without pooling every key is a bag of its own.
   const bool single = request.pooling == Pooling::kNone;
   const BagFeature feature{request.table, single ? Pooling::kSum : request.pooling, 0};
@@ -626,18 +614,18 @@ static Result<std::pair<BagFeature, KeyBags>> AsBags(const Store::Impl& impl,
 }
 
 Status ReadView::Lookup(const LookupRequest& request) const {
-  Result<std::pair<BagFeature, KeyBags>> bags = AsBags(*store_->impl_, request);
+  Result<std::pair<BagFeature, KeyBags>> bags = AsBags(store_->impl_->store, request);
   if (!bags.ok()) return bags.status();
   return BagReader(*this).Lookup({&bags->first, 1}, {&bags->second, 1}, {});
 }
 
 Status ReadView::Lookup(std::span<const LookupRequest> requests, uint32_t threads) const {
-  Store::Impl& impl = *store_->impl_;
+  StoreState& store = store_->impl_->store;
   EMBERTIDE_RETURN_IF_ERROR(CheckStepThreads(threads));
   std::vector<std::pair<BagFeature, KeyBags>> pieces;
   size_t keys = 0;
   for (const LookupRequest& request : requests) {
-    Result<std::pair<BagFeature, KeyBags>> bags = AsBags(impl, request);
+    Result<std::pair<BagFeature, KeyBags>> bags = AsBags(store, request);
     if (!bags.ok()) return bags.status();
     keys += request.keys.size();
     const auto piece = [&](std::span<const KeyBags> chunk) {
@@ -649,7 +637,7 @@ Status ReadView::Lookup(std::span<const LookupRequest> requests, uint32_t thread
   }
   const auto parts = static_cast<uint32_t>(std::clamp<size_t>(keys / kLeastShared, 1, threads));
   std::unique_lock<std::mutex> crew_lock;
-  Crew* const crew = parts > 1 ? impl.TakeCrew(threads, &crew_lock) : nullptr;
+  Crew* const crew = parts > 1 ? store.TakeCrew(threads, &crew_lock) : nullptr;
   const BagReader reader(*this);
   std::atomic<size_t> next{0};
   std::vector<Status> done(parts);

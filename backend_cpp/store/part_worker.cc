@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "store/row_ops.h"
+#include "store/training_rows.h"
 
 namespace embertide {
 namespace {
@@ -22,11 +23,11 @@ void PartWorker::Begin(const TableStep& step) {
   step_ = step;
   layout_ = step.table->config.learned();
   bucket_bits_ = step.table->config.bucket_bits;
-  use_ = ops_.use[static_cast<size_t>(step.impl->options.utility)];
+  use_ = ops_.use[static_cast<size_t>(step.store->options.utility)];
   descend_ = ops_.descend[static_cast<size_t>(layout_.dtype)];
   sums_ = (layout_.dim() + kLineSums - 1) / kLineSums * kLineSums;
   sum_lines_.resize(kStep * sums_ + kLineSums);
-  aux_bytes_ = step.impl->AuxBytes(*step.table);
+  aux_bytes_ = step.store->AuxBytes(*step.table);
   updated_ = clipped_ = refused_ = 0;
   ForgetLate();
 }
@@ -89,7 +90,7 @@ void PartWorker::GroupKeys(uint32_t n, const uint32_t* counts) {
 void PartWorker::AskForGroup(size_t i) {
   const uint64_t hash = groups_[i].hash;
   Pending& key = At(i);
-  key.row.bucket = Store::Impl::Newest(*step_.table, BucketOfHash(hash, bucket_bits_));
+  key.row.bucket = step_.table->Newest(BucketOfHash(hash, bucket_bits_));
   key.index_group = key.row.bucket->index.Begin(hash).group;
   AskFor(key.index_group);
 }
@@ -139,7 +140,7 @@ void PartWorker::Place(const RowPool& pool, size_t i) {
 PartWorker::Row PartWorker::RowAt(const RowPool& pool, const Group* group, Bucket* bucket,
                                   Location place) const {
   const auto live = static_cast<uint16_t>(place.live() & layout_.full_mask());
-  return {group, bucket, pool.arena.Address(place.slot()), Store::Impl::AuxOf(&pool, place), live};
+  return {group, bucket, pool.arena.Address(place.slot()), AuxOf(pool, place), live};
 }
 
 void PartWorker::Take(uint32_t part, size_t first, size_t end) {
@@ -264,7 +265,7 @@ void PartWorker::DescendBy(const Row* rows, size_t n) {
       continue;
     }
     if (scales[r] != 1.0) ++clipped_;
-    const double kept = step_.impl->decay.Over(RowAux::Steps(row.aux->tick, step_.tick));
+    const double kept = step_.store->decay.Over(RowAux::Steps(row.aux->tick, step_.tick));
     row.aux->tick = step_.tick;
     use_(layout_.chunks, squares_[r], row.group->occurrences, kept, row.aux->utility());
     double* const sums = SumsOf(r);
@@ -278,13 +279,13 @@ void PartWorker::DescendBy(const Row* rows, size_t n) {
       rates[r] *= scales[r];
     }
     descend_(layout_, row.live, sums, rates[r], row.payload);
-    Store::Impl::MarkChanged(row.bucket, row.group->hash, row.aux);
+    MarkRowChanged(row.bucket, row.group->hash, row.aux);
     ++updated_;
   }
 }
 
 void PartWorker::Descend(const Row* rows, size_t n) {
-  switch (step_.impl->options.optimizer) {
+  switch (step_.store->options.optimizer) {
     case Optimizer::kRowwiseAdagrad:
       return DescendBy<Optimizer::kRowwiseAdagrad>(rows, n);
     case Optimizer::kAdagrad:

@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "store/prefetch.h"
-#include "store/store_impl.h"
+#include "store/store_state.h"
 #include "store/train_ops.h"
 
 namespace embertide {
@@ -45,7 +45,7 @@ enum class StepWork : uint8_t {
 
 // What the threads of a step share.
 struct TableStep {
-  Store::Impl* impl = nullptr;
+  const StoreState* store = nullptr;
   Table* table = nullptr;
   StepWork work = StepWork::kMake;
   const StepOptions* options = nullptr;  // of kUpdate

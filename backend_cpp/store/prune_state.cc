@@ -94,8 +94,8 @@ void Load(const std::vector<SavedState>& states, bool seen, GroupPrice* group)
 }  // namespace
 
 Result<std::string> Store::PruneState(uint32_t g) const {
-  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckGroup(g));
-  GroupPrice& group = *impl_->groups[g];
+  EMBERTIDE_RETURN_IF_ERROR(impl_->store.CheckGroup(g));
+  GroupPrice& group = *impl_->store.groups[g];
   const MutexLock lock(group.mutex);
   const std::string waiting = group.waiting.Save();
   return Written(
@@ -103,8 +103,8 @@ Result<std::string> Store::PruneState(uint32_t g) const {
 }
 
 Result<std::string> Store::PruneStateOfFormat5(uint32_t g, std::string_view state) const {
-  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckGroup(g));
-  const GroupPrice& group = *impl_->groups[g];
+  EMBERTIDE_RETURN_IF_ERROR(impl_->store.CheckGroup(g));
+  const GroupPrice& group = *impl_->store.groups[g];
   const MutexLock lock(group.mutex);
   const uint64_t seen_bytes = group.tables.size() * sizeof(DistinctKeys);
   SavedState saved;
@@ -128,8 +128,8 @@ Result<std::string> Store::PruneStateOfFormat5(uint32_t g, std::string_view stat
 }
 
 Status Store::SetPruneState(uint32_t g, const std::string& state) {
-  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckGroup(g));
-  GroupPrice& group = *impl_->groups[g];
+  EMBERTIDE_RETURN_IF_ERROR(impl_->store.CheckGroup(g));
+  GroupPrice& group = *impl_->store.groups[g];
   const MutexLock lock(group.mutex);
   std::optional<SavedState> saved = ReadState(group, state);
   if (!saved.has_value() || WaitingKeys::BytesOf(saved->waiting) != group.waiting.bytes()) {
@@ -140,12 +140,12 @@ Status Store::SetPruneState(uint32_t g, const std::string& state) {
 }
 
 Status Store::LoadPruneStates(uint32_t g, std::span<const std::string> states, bool seen) {
-  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckGroup(g));
+  EMBERTIDE_RETURN_IF_ERROR(impl_->store.CheckGroup(g));
   if (states.empty()) {
     return {Code::kInvalidArgument, "prune group " + std::to_string(g) +
                                         ": no states to load; give that of each rank that saved"};
   }
-  GroupPrice& group = *impl_->groups[g];
+  GroupPrice& group = *impl_->store.groups[g];
   const MutexLock lock(group.mutex);
   std::vector<SavedState> read;
   for (const std::string& state : states) {

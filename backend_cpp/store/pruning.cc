@@ -3,9 +3,12 @@
 // what becomes of keys without a row; prune_state.cc what a checkpoint has of all that.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <string>
+#include <vector>
 
+#include "embertide/hash.h"
 #include "store/prune_sample.h"
+#include "store/row_note.h"
 #include "store/store_impl.h"
 
 namespace embertide {
@@ -24,59 +27,10 @@ constexpr uint64_t kSliceEntries = 4096;
 constexpr uint32_t kSampleShift = 32;
 constexpr uint32_t kMostRare = 64 - kSampleShift - kMaxBucketBits;
 
-uint64_t HashIn(const Table& table, uint64_t key) {
-  // A key of several tables is several keys.
-  return HashKey(HashKey(key) + table.config.id);
-}
-
-}  // namespace
-
-Status Store::Impl::CheckGroup(uint32_t group) const {
-  if (group < groups.size()) return Status::Ok();
-  return {Code::kInvalidArgument, "prune group " + std::to_string(group) +
-                                      " does not exist; there are " +
-                                      std::to_string(groups.size())};
-}
-
-std::optional<float> Store::Impl::Worth(const Table& table, uint64_t key, float earned) {
-  GroupPrice& group = *table.pruned_with;
-  const MutexLock lock(group.mutex);
-  const uint64_t hash = HashIn(table, key);
-  group.seen[group.seen_of[table.place_in_group]].keys.Add(hash);
-  const auto scale = static_cast<float>(group.scales[table.place_in_group].scale);
-  const float utility = group.waiting.Add(hash, earned * scale, group.step);
-  return Admit(&group, hash, utility, table.cost.FullBytes()) ? std::optional(utility / scale)
-                                                              : std::nullopt;
-}
-
-bool Store::Impl::WorthCounting(const Table& table, uint64_t key, const float* logs) {
-  if (table.pruned_with == nullptr) return false;
-  GroupPrice& group = *table.pruned_with;
-  const MutexLock lock(group.mutex);
-  const CountsWorth& counts = group.counts[table.place_in_group];
-  const float worth = counts.Of(logs[counts.of.counter]);
-  if (!(worth > 0.0F)) return false;
-  const uint64_t hash = HashIn(table, key);
-  const float utility = group.waiting.Add(hash, worth, group.step);
-  return Admit(&group, hash, utility, table.cost.LeastBytes());
-}
-
-bool Store::Impl::Admit(GroupPrice* group, uint64_t hash, float utility, uint64_t bytes) {
-  if (!(utility > group->price * static_cast<float>(bytes))) {
-    ++unworthy_keys;
-    return false;
-  }
-  if (group->room < bytes) {
-    ++worthy_keys_without_room;
-    return false;
-  }
-  group->room -= bytes;
-  group->waiting.Remove(hash);
-  return true;
-}
-
+// Calls visit(key, place) for a bucket's rows, in slices under its pool's writer, which may change
+// them in after(&writer), called at each slice's end.
 template <typename Visit, typename After>
-void Store::Impl::ForEachSlice(Bucket* bucket, const Visit& visit, const After& after) {
+void ForEachSlice(Bucket* bucket, const Visit& visit, const After& after) {
   constexpr uint64_t kHashes = uint64_t{1} << 32;
   for (uint64_t begin = 0; begin < kHashes;) {
     WriterLock writer(bucket->pool->writer);
@@ -88,33 +42,45 @@ void Store::Impl::ForEachSlice(Bucket* bucket, const Visit& visit, const After& 
   }
 }
 
-Store::Impl::RowNote Store::Impl::NoteOf(const RowPool* pool, const Table& table, Location place) {
-  const uint32_t chunks = table.cost.chunks;
-  if (place.tier() == TierId::kSsd) {
-    const uint32_t* words = pool->notes->Find(place.slot());
-    EMBERTIDE_CHECK(words != nullptr);
-    const auto* floats = reinterpret_cast<const float*>(words + 1);
-    return {words[0], floats, table.cost.counters != 0 ? floats[chunks] : 0.0F};
-  }
-  RowAux* aux = AuxOf(pool, place);
-  return {aux->tick, aux->utility(), LogIn(table, place.live(), pool->arena.Address(place.slot()))};
-}
+// A pass over the rows of a group, or a part of one. Takes the writers of pools itself.
+class PrunePass {
+ public:
+  PrunePass(Store::Impl* impl, GroupPrice* group)
+      : store_(impl->store),
+        reclaimer_(impl->reclaimer),
+        residency_(impl->residency),
+        rows_(impl->rows),
+        group_(*group) {}
 
-float Store::Impl::LogIn(const Table& table, uint16_t live, const std::byte* payload) {
-  if ((live & table.cost.counters) == 0) return 0.0F;
-  const RowLayout learned = table.config.learned();
-  const uint32_t counter = table.pruned_with->counts[table.place_in_group].of.counter;
-  const auto before = learned.PayloadBytes(static_cast<uint16_t>(live & learned.full_mask()));
-  float log = 0.0F;
-  std::memcpy(&log, payload + before + counter * sizeof(log), sizeof(log));
-  return log;
-}
+  // One of 2^rare rows of the group, after its scales were made anew: a pass begins.
+  GroupSample TakeSample(uint32_t rare);
+  // The rows that several stores took, this one among them. kInvalidArgument naming the first
+  // sample that is of another group, step, stakes or number of rows.
+  Result<GroupSample> JoinSamples(std::span<const std::string> samples) const;
+  // Its rows with what their counts are worth.
+  PriceSample Priced(const GroupSample& sample) const;
+  // One bucket's part.
+  void PruneBucket(const Table& table, uint32_t bucket, uint32_t max_age, PruneOutcome* outcome);
 
-std::array<float, kMaxChunks> Store::Impl::UtilityOf(const Table& table,
-                                                     const RowNote& note) const {
+ private:
+  // What a row's chunks are worth now.
+  std::array<float, kMaxChunks> UtilityOf(const Table& table, const RowNote& note) const;
+  // Calls visit(pool, place) for one of 2^rare rows.
+  template <typename Visit>
+  void ForSomeRows(const Table& table, uint32_t rare, const Visit& visit) const;
+  GroupSample EmptySample(uint32_t rare) const;
+
+  const StoreState& store_;
+  Reclaimer& reclaimer_;
+  Residency& residency_;
+  TrainingRows& rows_;
+  GroupPrice& group_;
+};
+
+std::array<float, kMaxChunks> PrunePass::UtilityOf(const Table& table, const RowNote& note) const {
   std::array<float, kMaxChunks> utility{};
   const double scale = table.pruned_with->scales[table.place_in_group].scale;
-  const double kept = scale * decay.Over(RowAux::Steps(note.tick, tick));
+  const double kept = scale * store_.decay.Over(RowAux::Steps(note.tick, store_.tick));
   for (uint32_t c = 0; c < table.cost.chunks; ++c) {
     utility[c] = static_cast<float>(kept * static_cast<double>(note.utility[c]));
   }
@@ -126,10 +92,10 @@ std::array<float, kMaxChunks> Store::Impl::UtilityOf(const Table& table,
 }
 
 template <typename Visit>
-void Store::Impl::ForSomeRows(const Table& table, uint32_t rare, const Visit& visit) const {
+void PrunePass::ForSomeRows(const Table& table, uint32_t rare, const Visit& visit) const {
   const uint64_t others = (uint64_t{1} << rare) - 1;
   for (uint32_t b = 0; b < table.config.buckets(); ++b) {
-    Bucket* bucket = Newest(table, b);
+    Bucket* bucket = table.Newest(b);
     ForEachSlice(
         bucket,
         [&](uint64_t key, Location place) {
@@ -139,18 +105,18 @@ void Store::Impl::ForSomeRows(const Table& table, uint32_t rare, const Visit& vi
   }
 }
 
-GroupSample Store::Impl::TakeSample(GroupPrice* group, uint32_t rare) const {
+GroupSample PrunePass::TakeSample(uint32_t rare) {
   {
-    const MutexLock lock(group->mutex);
-    group->Scale();
+    const MutexLock lock(group_.mutex);
+    group_.Scale();
   }
-  GroupSample sample = EmptySample(group, rare);
+  GroupSample sample = EmptySample(rare);
   for (size_t i = 0; i < sample.tables.size(); ++i) {
-    const Table& table = tables[group->tables[i]];
+    const Table& table = store_.tables[group_.tables[i]];
     const uint32_t chunks = table.cost.chunks;
     TableSample& added = sample.tables[i];
     ForSomeRows(table, rare, [&](const RowPool* pool, Location place) {
-      const RowNote note = NoteOf(pool, table, place);
+      const RowNote note = NoteOf(*pool, table, place);
       const auto utility = UtilityOf(table, note);
       added.rows.insert(added.rows.end(), utility.begin(), utility.begin() + chunks);
       if (table.cost.counters != 0) added.rows.push_back(note.log);
@@ -159,19 +125,18 @@ GroupSample Store::Impl::TakeSample(GroupPrice* group, uint32_t rare) const {
   return sample;
 }
 
-GroupSample Store::Impl::EmptySample(GroupPrice* group, uint32_t rare) const {
-  const MutexLock lock(group->mutex);
-  GroupSample sample{group->step, rare, {}};
-  for (size_t i = 0; i < group->tables.size(); ++i) {
-    const RowCost& cost = tables[group->tables[i]].cost;
-    sample.tables.push_back({group->scales[i].scale, cost.utilities(), {}});
+GroupSample PrunePass::EmptySample(uint32_t rare) const {
+  const MutexLock lock(group_.mutex);
+  GroupSample sample{group_.step, rare, {}};
+  for (size_t i = 0; i < group_.tables.size(); ++i) {
+    const RowCost& cost = store_.tables[group_.tables[i]].cost;
+    sample.tables.push_back({group_.scales[i].scale, cost.utilities(), {}});
   }
   return sample;
 }
 
-Result<GroupSample> Store::Impl::JoinSamples(GroupPrice* group,
-                                             std::span<const std::string> samples) const {
-  GroupSample all = EmptySample(group, 0);
+Result<GroupSample> PrunePass::JoinSamples(std::span<const std::string> samples) const {
+  GroupSample all = EmptySample(0);
   for (size_t rank = 0; rank < samples.size(); ++rank) {
     const Result<GroupSample> sample = GroupSample::Read(samples[rank]);
     Status added = sample.ok() ? Status::Ok() : sample.status();
@@ -183,24 +148,24 @@ Result<GroupSample> Store::Impl::JoinSamples(GroupPrice* group,
   return all;
 }
 
-PriceSample Store::Impl::Priced(const GroupPrice& group, const GroupSample& sample) const {
+PriceSample PrunePass::Priced(const GroupSample& sample) const {
   PriceSample priced;
   std::array<float, kMaxChunks> utility{};
-  for (size_t i = 0; i < group.tables.size(); ++i) {
-    const RowCost& cost = tables[group.tables[i]].cost;
+  for (size_t i = 0; i < group_.tables.size(); ++i) {
+    const RowCost& cost = store_.tables[group_.tables[i]].cost;
     const TableSample& table = sample.tables[i];
     for (size_t row = 0; row < table.rows.size(); row += table.floats) {
       std::copy_n(table.rows.begin() + static_cast<ptrdiff_t>(row), table.floats, utility.begin());
-      if (cost.counters != 0) utility[cost.chunks] = group.counts[i].Of(utility[cost.chunks]);
+      if (cost.counters != 0) utility[cost.chunks] = group_.counts[i].Of(utility[cost.chunks]);
       priced.Add(cost, utility.data());
     }
   }
   return priced;
 }
 
-void Store::Impl::PruneBucket(GroupPrice* group, const Table& table, uint32_t b, uint32_t max_age,
-                              PruneOutcome* outcome) {
-  Bucket* bucket = Newest(table, b);
+void PrunePass::PruneBucket(const Table& table, uint32_t b, uint32_t max_age,
+                            PruneOutcome* outcome) {
+  Bucket* bucket = table.Newest(b);
   RowPool* pool = bucket->pool;
   struct Change {
     uint64_t key;
@@ -212,12 +177,12 @@ void Store::Impl::PruneBucket(GroupPrice* group, const Table& table, uint32_t b,
   std::vector<Change> changes;  // of a slice
   std::vector<Change> gone;
   const auto visit = [&](uint64_t key, Location place) {
-    const RowNote note = NoteOf(pool, table, place);
+    const RowNote note = NoteOf(*pool, table, place);
     const auto utility = UtilityOf(table, note);
-    const uint32_t age = RowAux::Steps(note.tick, tick);
+    const uint32_t age = RowAux::Steps(note.tick, store_.tick);
     const bool expired = max_age > 0 && age > max_age;
     const uint16_t live =
-        expired ? uint16_t{0} : table.cost.WorthKeeping(utility.data(), group->price);
+        expired ? uint16_t{0} : table.cost.WorthKeeping(utility.data(), group_.price);
     if (live == place.live()) {
       ++outcome->rows;
       outcome->bytes += table.cost.Bytes(live);
@@ -234,15 +199,15 @@ void Store::Impl::PruneBucket(GroupPrice* group, const Table& table, uint32_t b,
     for (size_t i = first; i < std::min(first + kReshapedAtOnce, changes.size()); ++i) {
       if (changes[i].live != 0) reshaped.push_back({changes[i].key, table.ordinal});
     }
-    BringRows(pool, reshaped, writer);
+    residency_.BringRows(pool, reshaped, writer);
   };
   const auto apply = [&](WriterLock* writer) {
-    TakeReserveBack(pool);
+    pool->TakeReserveBack();
     for (size_t i = 0; i < changes.size(); ++i) {
       if (pool->ssd != nullptr && i % kReshapedAtOnce == 0) bring(i, writer);
       const Change& each = changes[i];
       uint16_t live = each.live;
-      if (!ChangeLive(pool, table, b, each.key, live, each.kind).ok()) {
+      if (!rows_.ChangeLive(pool, table, b, each.key, live, each.kind).ok()) {
         ++outcome->rows_unchanged;
         live = each.was;
       } else if (live != 0) {
@@ -258,70 +223,73 @@ void Store::Impl::PruneBucket(GroupPrice* group, const Table& table, uint32_t b,
       outcome->bytes += table.cost.Bytes(live);
     }
     changes.clear();
-    Reclaim(pool);
+    reclaimer_.Reclaim(pool);
   };
   ForEachSlice(bucket, visit, apply);
   {
     const std::lock_guard writer(pool->writer);
-    ShrinkIndex(pool, bucket);
+    residency_.ShrinkIndex(pool, bucket);
   }
   // In an order that does not depend on where they stood.
   std::ranges::sort(gone, {}, &Change::key);
-  const MutexLock lock(group->mutex);
+  const MutexLock lock(group_.mutex);
   for (const Change& each : gone) {
     if (each.kind == RecordKind::kExpired) continue;
-    group->waiting.Add(HashIn(table, each.key), each.utility, group->step);
+    group_.waiting.Add(PruneHash(table, each.key), each.utility, group_.step);
   }
 }
 
+}  // namespace
+
 Result<uint64_t> Store::PruneRows(uint32_t g) const {
-  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckGroup(g));
+  EMBERTIDE_RETURN_IF_ERROR(impl_->store.CheckGroup(g));
   uint64_t rows = 0;
-  for (const uint32_t t : impl_->groups[g]->tables) {
-    const Table& table = impl_->tables[t];
+  for (const uint32_t t : impl_->store.groups[g]->tables) {
+    const Table& table = impl_->store.tables[t];
     for (uint32_t b = 0; b < table.config.buckets(); ++b) {
-      rows += Store::Impl::Newest(table, b)->index.size();
+      rows += table.Newest(b)->index.size();
     }
   }
   return rows;
 }
 
 Result<std::string> Store::PruneSample(uint32_t g, uint64_t rows) {
-  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckGroup(g));
+  EMBERTIDE_RETURN_IF_ERROR(impl_->store.CheckGroup(g));
   const uint32_t rare =
       std::min(kMostRare, static_cast<uint32_t>(std::bit_width(rows / kSampleRows)));
-  return impl_->TakeSample(impl_->groups[g].get(), rare).Write();
+  return PrunePass(impl_.get(), impl_->store.groups[g].get()).TakeSample(rare).Write();
 }
 
 Result<PruneOutcome> Store::Prune(uint32_t g, uint64_t bytes, uint32_t max_age,
                                   std::span<const std::string> samples) {
-  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckGroup(g));
-  GroupPrice* group = impl_->groups[g].get();
+  EMBERTIDE_RETURN_IF_ERROR(impl_->store.CheckGroup(g));
+  GroupPrice* group = impl_->store.groups[g].get();
   uint64_t least = 0;
   for (const uint32_t t : group->tables) {
-    least = std::max(least, impl_->tables[t].cost.FullBytes());
+    least = std::max(least, impl_->store.tables[t].cost.FullBytes());
   }
   if (bytes < least) {
     return Status(Code::kInvalidArgument, "pruning to " + std::to_string(bytes) +
                                               " bytes, less than one row of " +
                                               std::to_string(least));
   }
+  PrunePass pass(impl_.get(), group);
   std::string own;
   if (samples.empty()) {
     own = std::move(PruneSample(g, PruneRows(g).value()).value());
     samples = {&own, 1};
   }
-  const Result<GroupSample> sample = impl_->JoinSamples(group, samples);
+  const Result<GroupSample> sample = pass.JoinSamples(samples);
   if (!sample.ok()) return sample.status();
   for (size_t i = 0; i < group->counts.size(); ++i) {
     CountsWorth& counts = group->counts[i];
     if (counts.of.worth == 0.0F) continue;
     const CountsWorth found =
-        sample.value().tables[i].FindWorth(impl_->tables[counts.of.table].cost, counts);
+        sample.value().tables[i].FindWorth(impl_->store.tables[counts.of.table].cost, counts);
     const MutexLock lock(group->mutex);
     counts = found;
   }
-  const PriceSample priced = impl_->Priced(*group, sample.value());
+  const PriceSample priced = pass.Priced(sample.value());
   const auto aim = static_cast<uint64_t>(static_cast<double>(bytes) * (1.0 - kLeftFree));
   {
     const MutexLock lock(group->mutex);
@@ -330,8 +298,8 @@ Result<PruneOutcome> Store::Prune(uint32_t g, uint64_t bytes, uint32_t max_age,
   PruneOutcome outcome;
   outcome.price = group->price;
   for (const uint32_t t : group->tables) {
-    for (uint32_t b = 0; b < impl_->tables[t].config.buckets(); ++b) {
-      impl_->PruneBucket(group, impl_->tables[t], b, max_age, &outcome);
+    for (uint32_t b = 0; b < impl_->store.tables[t].config.buckets(); ++b) {
+      pass.PruneBucket(impl_->store.tables[t], b, max_age, &outcome);
     }
   }
   const MutexLock lock(group->mutex);
@@ -341,8 +309,8 @@ Result<PruneOutcome> Store::Prune(uint32_t g, uint64_t bytes, uint32_t max_age,
 }
 
 Status Store::NoteStake(uint32_t t, double at_stake, double squares) {
-  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckTable(t));
-  const Table& table = impl_->tables[t];
+  EMBERTIDE_RETURN_IF_ERROR(impl_->store.CheckTable(t));
+  const Table& table = impl_->store.tables[t];
   const bool sums = at_stake >= 0.0 && squares >= 0.0 && std::isfinite(at_stake + squares);
   if (table.pruned_with == nullptr || !sums) {
     return {Code::kInvalidArgument, "table " + table.config.name + ": a stake of " +
@@ -352,26 +320,26 @@ Status Store::NoteStake(uint32_t t, double at_stake, double squares) {
   }
   GroupPrice& group = *table.pruned_with;
   const MutexLock lock(group.mutex);
-  group.scales[table.place_in_group].Add(at_stake, squares, group.step, impl_->decay);
+  group.scales[table.place_in_group].Add(at_stake, squares, group.step, impl_->store.decay);
   return Status::Ok();
 }
 
 Result<uint64_t> Store::PruneRoom(uint32_t g) const {
-  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckGroup(g));
-  const MutexLock lock(impl_->groups[g]->mutex);
-  return impl_->groups[g]->room;
+  EMBERTIDE_RETURN_IF_ERROR(impl_->store.CheckGroup(g));
+  const MutexLock lock(impl_->store.groups[g]->mutex);
+  return impl_->store.groups[g]->room;
 }
 
 Status Store::SetPruneRoom(uint32_t g, uint64_t bytes) {
-  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckGroup(g));
-  const MutexLock lock(impl_->groups[g]->mutex);
-  impl_->groups[g]->room = bytes;
+  EMBERTIDE_RETURN_IF_ERROR(impl_->store.CheckGroup(g));
+  const MutexLock lock(impl_->store.groups[g]->mutex);
+  impl_->store.groups[g]->room = bytes;
   return Status::Ok();
 }
 
 Result<uint64_t> Store::SeenBytes(uint32_t g) const {
-  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckGroup(g));
-  GroupPrice& group = *impl_->groups[g];
+  EMBERTIDE_RETURN_IF_ERROR(impl_->store.CheckGroup(g));
+  GroupPrice& group = *impl_->store.groups[g];
   const MutexLock lock(group.mutex);
   double bytes = 0.0;
   for (const GroupPrice::SeenKeys& each : group.seen) {

@@ -1,461 +1,75 @@
-// Residency: which tier holds a row. Everything here runs under the pool's writer lock, which
-// upkeep lets go of while the drive writes: it makes room ahead, so that writers find it ready.
-//
-// Room in DDR is made as the pool's policy says; without one, by a clock hand that passes over
-// the pool's entries: an entry whose halved access count was zero leaves for the SSD. When the
-// bytes are wanted by another size class or by the index, whole pages are condemned and their rows
-// moved. What is unlinked waits on the retire list until no reader can be at it.
-#include <algorithm>
-#include <chrono>
-#include <thread>
+// Room in DDR, and rows stored and brought there: see the header.
+#include "store/residency.h"
 
-#include "store/ssd_batch.h"
-#include "store/store_impl.h"
+#include <algorithm>
+#include <string>
+
+#include "embertide/hash.h"
+#include "store/changed_cells.h"
 
 namespace embertide {
-namespace {
-
-constexpr std::chrono::microseconds kReadersPoll{50};
-// And it empties pages until this part of the budget is free, a page of rows and two of nodes or
-// index at least and so many bytes at most: rows of another size, index arrays and version nodes
-// need pages, which slots that came free here and there do not give. A budget of which the least
-// is more than an eighth keeps none.
-constexpr uint64_t kLeastOverReady = 100;
-constexpr uint64_t kLeastReady = kMostSlabPageBytes + uint64_t{2} * BucketIndex::kPageBytes;
-constexpr uint64_t kMostReady = 64 << 20;
-constexpr uint64_t kLeastLimitOverReady = 8;
-// Entries of a bucket that are freed at once, under the writer lock.
-constexpr uint32_t kFreedAtOnce = 1024;
-// Entries passed at once by upkeep, a third of a millisecond: on the way to the rows of condemned
-// pages, which are looked up and moved, and to cold rows, which are only looked at.
-constexpr uint32_t kSweepEntries = 10000;
-constexpr uint32_t kClockEntries = 32768;
-// Such turns of one call of MakeRoomAhead.
-constexpr int kRoomTurns = 16;
-
-}  // namespace
-
-// --- retiring ------------------------------------------------------------------------------------
-
-void Store::Impl::CountPlace(RowPool* pool, const Table& table, Location place, bool taken) const {
-  TierCount& count = (place.tier() == TierId::kSsd ? pool->in_ssd : pool->in_ddr)[table.ordinal];
-  const uint64_t bytes = table.config.layout.PayloadBytes(place.live()) + AuxBytes(table);
-  if (taken) {
-    ++count.rows;
-    count.bytes += bytes;
-  } else {
-    --count.rows;
-    count.bytes -= bytes;
-  }
-}
-
-void Store::Impl::RetirePlace(RowPool* pool, const Table& table, Location place) {
-  if (place.tier() == TierId::kNowhere) return;
-  CountPlace(pool, table, place, /*taken=*/false);
-  Retired retired;
-  retired.epoch = readers.Retire();
-  retired.place = place;
-  retired.bytes = table.config.layout.PayloadBytes(place.live()) + AuxBytes(table);
-  pool->retired.push_back(retired);
-}
-
-void Store::Impl::RetireNode(RowPool* pool, VersionNode* node) {
-  Retired retired;
-  retired.epoch = readers.Retire();
-  retired.node = node;
-  pool->retired.push_back(retired);
-}
-
-void Store::Impl::RetireArrays(RowPool* pool, const BucketIndex::Arrays& arrays) {
-  Retired retired;
-  retired.epoch = readers.Retire();
-  retired.arrays = arrays;
-  pool->retired.push_back(retired);
-}
-
-bool Store::Impl::Free(RowPool* pool, Retired* retired) {
-  if (retired->node != nullptr) {
-    pool->nodes.Give(retired->node);
-  } else if (retired->arrays.pages != nullptr) {
-    pool->budget.Release(retired->arrays.bytes());
-    index_bytes -= retired->arrays.bytes();
-    BucketIndex::Free(&pool->index_pages, retired->arrays);
-  } else if (retired->bucket != nullptr) {
-    return FreeBucket(tables[retired->table], retired->bucket, &retired->entry, kFreedAtOnce);
-  } else if (retired->place.tier() == TierId::kDdr) {
-    pool->arena.Free(retired->place.slot());
-  } else {
-    for (SsdBatch* batch : pool->reading) batch->Forget(retired->place.slot());
-    pool->ssd->Free(retired->place.slot(), retired->bytes);
-  }
-  return true;
-}
-
-bool Store::Impl::Reclaim(RowPool* pool) {
-  if (pool->retired.empty()) return false;
-  const uint64_t safe = readers.MinEpoch();
-  if (pool->retired.front().epoch >= safe) return false;
-  while (!pool->retired.empty() && pool->retired.front().epoch < safe &&
-         Free(pool, &pool->retired.front())) {
-    pool->retired.pop_front();
-  }
-  return true;
-}
-
-Status Store::Impl::AwaitReaders(RowPool* pool) {
-  const auto begin = std::chrono::steady_clock::now();
-  const std::chrono::milliseconds most(options.reader_wait_ms);
-  // Reads that begin from now on hold none of it. Those in flight take microseconds, or as long as
-  // the SSD; they tell nobody when they end, so that they cost nothing.
-  while (!pool->retired.empty()) {
-    if (Reclaim(pool)) continue;
-    const auto waited = std::chrono::steady_clock::now() - begin;
-    if (waited > most) {
-      ++reader_waits_given_up;
-      return {Code::kResourceExhausted,
-              std::to_string(pool->retired.size()) + " retired pieces wait for " +
-                  readers.OldestRead() + ", and did for " +
-                  std::to_string(
-                      std::chrono::duration_cast<std::chrono::milliseconds>(waited).count()) +
-                  " ms"};
-    }
-    std::this_thread::sleep_for(kReadersPoll);
-  }
-  return Status::Ok();
-}
-
-// --- the clock -----------------------------------------------------------------------------------
-
-template <typename Visit>
-uint32_t Store::Impl::AdvanceHand(RowPool* pool, Hand* hand, uint32_t entries, Visit visit) {
-  uint32_t skipped_buckets = 0;
-  uint32_t passed = 0;
-  while (passed < entries) {
-    if (hand->tables.empty()) return entries;
-    const Table& table = tables[hand->tables[hand->table]];
-    if (hand->bucket >= table.buckets.size()) {
-      hand->table = (hand->table + 1) % hand->tables.size();
-      hand->entry = 0;
-      // The first bucket of the next table that lies in this pool.
-      hand->bucket = 0;
-      const auto& slots = tables[hand->tables[hand->table]].buckets;
-      while (hand->bucket < slots.size() && slots[hand->bucket].On(pool) == nullptr) {
-        ++hand->bucket;
-      }
-      // A whole round over tables without one entry: there is nothing to visit.
-      if (++skipped_buckets > 2 * hand->tables.size() + 2) return entries;
-      continue;
-    }
-    Bucket* bucket = table.buckets[hand->bucket].On(pool);
-    if (bucket == nullptr || hand->entry >= bucket->index.capacity()) {
-      ++hand->bucket;
-      hand->entry = 0;
-      continue;
-    }
-    if (bucket->index.Occupied(hand->entry)) {
-      skipped_buckets = 0;
-      if (!visit(table.ordinal, bucket, hand->entry)) return passed;
-    }
-    ++hand->entry;
-    ++passed;
-  }
-  return passed;
-}
-
-uint32_t Store::Impl::RoundOf(const RowPool* pool, const Hand& hand) const {
-  uint64_t entries = 0;
-  for (const uint32_t t : hand.tables) {
-    for (const BucketSlot& slot : tables[t].buckets) {
-      if (const Bucket* bucket = slot.On(pool)) entries += bucket->index.capacity();
-    }
-  }
-  return static_cast<uint32_t>(std::min<uint64_t>(entries, ~0U));
-}
-
-Location Store::Impl::PlaceOf(const Holder& holder) {
-  if (holder.node != nullptr) return Location::FromWord(holder.node->word.load());
-  return holder.bucket->index.At(holder.entry);
-}
-
-void Store::Impl::SetPlace(const Holder& holder, Location place) {
-  if (holder.node != nullptr) {
-    holder.node->word.store(place.word(), std::memory_order_release);
-  } else {
-    holder.bucket->index.Set(holder.entry, place);
-  }
-}
-
-void Store::Impl::Sweep(RowPool* pool, Hand* hand, uint32_t entries, Sweeping sweeping,
-                        std::vector<Holder>* victims, uint64_t wanted) {
-  uint64_t bytes = 0;
-  const auto take = [&](const Holder& holder) {
-    const Location place = PlaceOf(holder);
-    if (place.tier() != TierId::kDdr || place.live() == 0) return;
-    victims->push_back(holder);
-    bytes += tables[holder.table].config.layout.PayloadBytes(place.live());
-  };
-  // At most one round: a row is met once.
-  AdvanceHand(pool, hand, entries, [&](uint32_t t, Bucket* b, uint32_t e) {
-    BucketIndex& index = b->index;
-    const Location place = index.At(e);
-    if (sweeping == Sweeping::kChained) {
-      ForEachPlace(t, b, e, take);
-      return bytes < wanted;
-    }
-    if (place.is_chain() || place.tier() != TierId::kDdr || place.live() == 0) return true;
-    if (index.Age(e) > 1 && sweeping == Sweeping::kCold) return true;
-    take(Holder{t, b, e, nullptr});
-    return bytes < wanted;
-  });
-}
-
-template <typename Visit>
-void Store::Impl::ForEachPlace(uint32_t t, Bucket* bucket, uint32_t entry, const Visit& visit) {
-  const Location place = bucket->index.At(entry);
-  if (!place.is_chain()) return visit(Holder{t, bucket, entry, nullptr});
-  for (VersionNode* n = place.chain(); n != nullptr; n = n->older.load()) {
-    visit(Holder{t, bucket, entry, n});
-  }
-}
-
-uint32_t Store::Impl::ChooseByPolicy(RowPool* pool, uint64_t wanted, std::vector<Holder>* victims) {
-  const uint32_t t = pool->tables.front();
-  uint64_t bytes = 0;
-  uint32_t chosen = 0;
-  for (; bytes < wanted; ++chosen) {
-    const std::optional<uint64_t> key = pool->policy->Evict();
-    if (!key) break;
-    const uint64_t hash = HashKey(*key);
-    Bucket* bucket = tables[t].buckets[BucketOf(tables[t], hash)].On(pool);
-    if (bucket == nullptr) continue;  // it was dropped, and its rows are about to leave
-    ForEachPlace(t, bucket, bucket->index.Locate(hash, *key), [&](const Holder& holder) {
-      const Location place = PlaceOf(holder);
-      if (place.tier() != TierId::kDdr) return;
-      victims->push_back(holder);
-      bytes += kMinSlotBytes + tables[t].config.layout.PayloadBytes(place.live());
-    });
-  }
-  return chosen;
-}
-
-bool Store::Impl::Demote(RowPool* pool, const std::vector<Holder>& victims, MoveKind kind,
-                         WriterLock* writer) {
-  if (victims.empty() || pool->ssd == nullptr) return false;
-  std::vector<Moving> rows;
-  uint64_t all_bytes = 0;
-  for (const Holder& v : victims) {
-    const Location place = PlaceOf(v);
-    const Table& table = tables[v.table];
-    all_bytes += table.config.layout.PayloadBytes(place.live()) + AuxBytes(table);
-    rows.push_back({v.table, v.bucket->index.KeyAt(v.entry), place, {}});
-  }
-  std::vector<std::byte> bytes(all_bytes);
-  auto to = bytes.begin();
-  for (Moving& row : rows) {
-    const Table& table = tables[row.table];
-    const uint32_t payload = table.config.layout.PayloadBytes(row.from.live());
-    const uint32_t aux = AuxBytes(table);
-    row.bytes = {to, to + payload + aux};
-    to = std::copy_n(pool->arena.Address(row.from.slot()), payload, to);
-    if (aux > 0) to = std::copy_n(pool->arena.Aux(row.from.slot()), aux, to);
-  }
-  const Result<size_t> moved = MoveToLog(pool, rows, kind, writer);
-  for (const Moving& row : rows) {
-    if (pool->policy == nullptr) break;
-    // Chosen or not, it holds the rows whose newest place is in DDR.
-    const uint64_t hash = HashKey(row.key);
-    const Bucket* bucket = tables[row.table].buckets[BucketOf(tables[row.table], hash)].On(pool);
-    const Location newest_place =
-        bucket == nullptr ? Location() : Resolve(bucket->index.Peek(hash, row.key), ~0ULL);
-    if (newest_place.tier() == TierId::kDdr) {
-      pool->policy->Enter(row.key);
-    } else {
-      pool->policy->Leave(row.key);
-    }
-  }
-  if (!moved.ok()) return false;
-  evictions += moved.value();
-  if (writer == nullptr) evictions_by_writers += moved.value();
-  return moved.value() > 0;
-}
-
-bool Store::Impl::EvictByPolicy(RowPool* pool, uint64_t bytes, WriterLock* writer) {
-  std::vector<Holder> victims;
-  const uint32_t chosen = ChooseByPolicy(pool, bytes, &victims);
-  const bool went = Demote(pool, victims, MoveKind::kEvict, writer);
-  pool->policy->Settle(chosen);
-  return went;
-}
-
-bool Store::Impl::EvictByClock(RowPool* pool, Hand* hand, uint64_t bytes, bool chained,
-                               WriterLock* writer) {
-  std::vector<Holder> victims;
-  const uint32_t round = RoundOf(pool, *hand);
-  // Who waits for the writer gets it between two parts of a round.
-  const uint32_t part = writer == nullptr ? round : kClockEntries;
-  for (uint32_t passed = 0; passed < round && victims.empty(); passed += part) {
-    Sweep(pool, hand, std::min(round - passed, part), Sweeping::kCold, &victims, bytes);
-    if (victims.empty()) WithoutWriter(writer, [] {});
-  }
-  // All were in use lately: take them in the hand's order.
-  if (victims.empty()) Sweep(pool, hand, round, Sweeping::kAny, &victims, bytes);
-  if (victims.empty() && chained) {
-    Sweep(pool, hand, round, Sweeping::kChained, &victims, bytes);
-  }
-  return Demote(pool, victims, MoveKind::kEvict, writer);
-}
-
-bool Store::Impl::Evict(RowPool* pool, WriterLock* writer) {
-  if (pool->ssd == nullptr) return false;
-  const uint64_t bytes = std::min(kEvictBytes, pool->budget.limit_bytes() / kLeastOverEvicted);
-  if (pool->policy != nullptr) return EvictByPolicy(pool, bytes, writer);
-  if (pool->shared_out) {
-    for (const uint32_t t : pool->tables) {
-      const TableShare& share = pool->shares[t];
-      if (share.given() && pool->in_ddr[t].bytes > share.bytes && EvictTable(pool, t, writer)) {
-        return true;
-      }
-    }
-    if (EvictByClock(pool, &pool->unshared_clock, bytes, /*chained=*/true, writer)) {
-      return true;
-    }
-  }
-  return EvictByClock(pool, &pool->clock, bytes, /*chained=*/false, writer);
-}
-
-void Store::Impl::MoveCondemned(RowPool* pool, uint32_t entries, bool demote, WriterLock* writer) {
-  std::vector<Holder> victims;
-  uint64_t bytes = 0;
-  const auto move = [&](const Holder& holder) {
-    const Location place = PlaceOf(holder);
-    if (place.tier() != TierId::kDdr || !pool->arena.Condemned(place.slot())) return;
-    const Table& table = tables[holder.table];
-    const uint32_t payload = table.config.layout.PayloadBytes(place.live());
-    const uint32_t aux = AuxBytes(table);
-    const Result<uint64_t> slot = pool->arena.AllocateInRoom(payload, aux);
-    if (!slot.ok()) {
-      if (!demote || !GivesWay(*pool, holder.table)) return;
-      victims.push_back(holder);
-      bytes += payload;
-      return;
-    }
-    SlabArena& arena = pool->arena;
-    std::copy_n(arena.Address(place.slot()), payload, arena.Address(slot.value()));
-    if (aux > 0) std::copy_n(arena.Aux(place.slot()), aux, arena.Aux(slot.value()));
-    const Location moved(TierId::kDdr, place.live(), slot.value());
-    SetPlace(holder, moved);
-    RetirePlace(pool, table, place);
-    // After the old place: a share is never exceeded, not for a moment.
-    CountPlace(pool, table, moved, /*taken=*/true);
-  };
-  const auto visit = [&](uint32_t t, Bucket* b, uint32_t e) {
-    ForEachPlace(t, b, e, move);
-    return bytes < kEvictBytes;
-  };
-  for (uint32_t passed = 0; passed < entries;) {
-    const uint32_t part = std::min(entries - passed, kSweepEntries);
-    passed += std::max(1U, AdvanceHand(pool, &pool->packing, part, visit));
-    if (!victims.empty() && !Demote(pool, victims, MoveKind::kEmptyPage, writer)) return;
-    victims.clear();
-    bytes = 0;
-  }
-}
 
 // --- room ----------------------------------------------------------------------------------------
 
-uint64_t Store::Impl::FreeSlotBytes(const RowPool& pool) {
-  uint64_t bytes = pool.arena.page_bytes();
-  for (const TierCount& rows : pool.in_ddr) bytes -= rows.bytes.load();
-  return bytes;
-}
-
-uint64_t Store::Impl::SparePages(const RowPool& pool) {
-  const uint64_t kept = pool.budget.used_bytes() + ReadyBytes(pool);
-  const uint64_t limit = pool.budget.limit_bytes();
-  return kept < limit ? (limit - kept) / pool.arena.slab_bytes() : 0;
-}
-
-bool Store::Impl::Full(const RowPool& pool) {
-  const auto low = static_cast<uint64_t>(kLowRoom * static_cast<double>(pool.budget.limit_bytes()));
-  const uint64_t spare = SparePages(pool) * pool.arena.slab_bytes();
-  return pool.ssd != nullptr && FreeSlotBytes(pool) + spare < low;
-}
-
-uint64_t Store::Impl::ReadyBytes(const RowPool& pool) {
-  const uint64_t limit = pool.budget.limit_bytes();
-  if (limit < kLeastReady * kLeastLimitOverReady) return 0;
-  return std::clamp(limit / kLeastOverReady, kLeastReady, kMostReady);
-}
-
-void Store::Impl::MakeRoomAhead(RowPool* pool, uint32_t pages) {
-  const uint64_t wanted = ReadyBytes(*pool) + uint64_t{pages} * pool->arena.slab_bytes();
-  for (int turn = 0; turn < kRoomTurns; ++turn) {
-    WriterLock writer(pool->writer);
-    Reclaim(pool);
-    if (pool->notes != nullptr) pool->notes->ChargeAhead();
-    if (Full(*pool)) {
-      if (!Evict(pool, &writer)) return;
-      continue;
-    }
-    bool shrank = false;
-    for (const uint32_t t : pool->tables) {
-      if (ShareLacks(*pool, t) > 0) shrank |= EvictTable(pool, t, &writer);
-    }
-    if (shrank) continue;
-    const uint64_t room = pool->budget.limit_bytes() - pool->budget.used_bytes();
-    if (pool->ssd == nullptr || room >= wanted) return;
-    if (!pool->arena.has_condemned()) {
-      pool->arena.CondemnPages(1 +
-                               static_cast<uint32_t>((wanted - room) / pool->arena.slab_bytes()));
-    }
-    MoveCondemned(pool, kSweepEntries, /*demote=*/true, &writer);
-  }
-}
-
-Status Store::Impl::ChargeNotes(RowPool* pool) {
-  // Each page that is emptied leaves some bytes more than the notes of its rows take.
-  constexpr int kPages = 8;
-  for (int page = 0; pool->notes != nullptr && page < kPages; ++page) {
-    if (pool->notes->ChargeAhead()) break;
-    pool->arena.CondemnPages(1);
-    MoveCondemned(pool, RoundOf(pool, pool->packing), /*demote=*/true, nullptr);
-    EMBERTIDE_RETURN_IF_ERROR(AwaitReaders(pool));
-  }
-  return Status::Ok();
-}
-
-Status Store::Impl::MakeRoom(RowPool* pool, int round, const Status& wanted) {
+Status Residency::MakeRoom(RowPool* pool, int round, const Status& wanted) {
   // Each round takes some hundred KiB out; a budget that this cannot serve is too small.
   constexpr int kRounds = 64;
   if (round >= kRounds) return wanted;
-  Reclaim(pool);
+  reclaimer_.Reclaim(pool);
   // Without an SSD rows can only be packed, which gives a page back if a page of slots is free.
   if (pool->ssd == nullptr && pool->retired.empty() &&
-      FreeSlotBytes(*pool) < pool->arena.slab_bytes()) {
+      pool->FreeSlotBytes() < pool->arena.slab_bytes()) {
     return wanted;
   }
   if (round == 0) return Status::Ok();
   // Cold rows first, in the odd rounds; slots that they free may be of the wrong size, so whole
   // pages in the even ones: a sixteenth of them, that a pass over the index may pay.
   bool went = false;
-  if (round % 2 == 1) went = Evict(pool, nullptr);
+  if (round % 2 == 1) went = evictor_.Evict(pool, nullptr);
   if (!went) {
     pool->arena.CondemnPages(1 + pool->arena.page_count() / 16,
                              /*must_fit=*/pool->ssd == nullptr);
-    MoveCondemned(pool, RoundOf(pool, pool->packing), /*demote=*/true, nullptr);
+    evictor_.MoveAllCondemned(pool);
   }
-  Status waited = AwaitReaders(pool);
+  Status waited = reclaimer_.AwaitReaders(pool);
   if (waited.ok()) waited = ChargeNotes(pool);
   if (waited.ok()) return waited;
   return {waited.code(), wanted.message() + ": " + waited.message()};
 }
 
-void Store::Impl::TakeReserveBack(RowPool* pool) {
-  if (pool->reserve_lent) pool->reserve_lent = !pool->budget.TryCharge(pool->reserve_bytes);
+Status Residency::ChargeNotes(RowPool* pool) {
+  // Each page that is emptied leaves some bytes more than the notes of its rows take.
+  constexpr int kPages = 8;
+  for (int page = 0; pool->notes != nullptr && page < kPages; ++page) {
+    if (pool->notes->ChargeAhead()) break;
+    pool->arena.CondemnPages(1);
+    evictor_.MoveAllCondemned(pool);
+    EMBERTIDE_RETURN_IF_ERROR(reclaimer_.AwaitReaders(pool));
+  }
+  return Status::Ok();
 }
 
-Result<uint64_t> Store::Impl::AllocateDdr(RowPool* pool, const Table& table, uint32_t payload_bytes,
-                                          uint32_t aux_bytes) {
+Status Residency::MakeShareRoom(RowPool* pool, const Table& table, uint64_t bytes) {
+  while (!pool->ShareHolds(table.ordinal, bytes)) {
+    if (evictor_.EvictTable(pool, table.ordinal, nullptr)) continue;
+    // Rows of buckets that were dropped count until they are freed.
+    if (!pool->retired.empty()) {
+      EMBERTIDE_RETURN_IF_ERROR(reclaimer_.AwaitReaders(pool));
+      continue;
+    }
+    return {Code::kResourceExhausted,
+            "table " + table.config.name + " has " +
+                std::to_string(pool->in_ddr[table.ordinal].bytes) +
+                " bytes of rows in its DDR share of " +
+                std::to_string(pool->shares[table.ordinal].bytes) + " on device " +
+                std::to_string(pool->number) +
+                ", and the SSD tier takes no more; raise the SSD budget or the share"};
+  }
+  return Status::Ok();
+}
+
+Result<uint64_t> Residency::AllocateDdr(RowPool* pool, const Table& table, uint32_t payload_bytes,
+                                        uint32_t aux_bytes) {
   EMBERTIDE_RETURN_IF_ERROR(MakeShareRoom(pool, table, uint64_t{payload_bytes} + aux_bytes));
   if (pool->policy != nullptr) {
     EMBERTIDE_RETURN_IF_ERROR(WithRoom(pool, [&]() -> Status {
@@ -473,71 +87,7 @@ Result<uint64_t> Store::Impl::AllocateDdr(RowPool* pool, const Table& table, uin
   return slot;
 }
 
-Result<Location> Store::Impl::StoreRow(RowPool* pool, const Table& table, uint64_t key,
-                                       uint16_t live, std::span<const std::byte> payload) {
-  // A row without live chunks needs no slot of its own, but the least keeps one meaning of "row".
-  Result<uint64_t> slot =
-      AllocateDdr(pool, table, static_cast<uint32_t>(payload.size()), AuxBytes(table));
-  if (!slot.ok()) return slot.status();
-  std::copy(payload.begin(), payload.end(), pool->arena.Address(*slot));
-  const Location place(TierId::kDdr, live, *slot);
-  CountPlace(pool, table, place, /*taken=*/true);
-  if (pool->policy != nullptr) pool->policy->Enter(key);
-  return place;
-}
-
-Status Store::Impl::ReserveEntries(RowPool* pool, Bucket* bucket, uint32_t entries) {
-  // A new row is never why rows that are there cannot be pruned.
-  EMBERTIDE_RETURN_IF_ERROR(WithRoom(pool, [&]() -> Status {
-    TakeReserveBack(pool);
-    if (!pool->reserve_lent) return Status::Ok();
-    return {Code::kResourceExhausted, "the DDR budget has no room beside what pruning needs"};
-  }));
-  uint64_t retired_bytes = 0;
-  const auto retire = [&](const BucketIndex::Arrays& arrays) {
-    RetireArrays(pool, arrays);
-    retired_bytes += arrays.bytes();
-  };
-  EMBERTIDE_RETURN_IF_ERROR(WithRoom(pool, [&]() -> Status {
-    const uint64_t before = bucket->index.bytes();
-    retired_bytes = 0;
-    Status reserved = bucket->index.Reserve(&pool->budget, &pool->index_pages, retire, entries);
-    // What was retired stays charged until it is freed: now, but for readers.
-    index_bytes += bucket->index.bytes() + retired_bytes - before;
-    if (retired_bytes > 0) Reclaim(pool);
-    if (reserved.ok()) return reserved;
-    return {reserved.code(), reserved.message() + ": of this device's " +
-                                 std::to_string(pool->budget.limit_bytes()) + " bytes " +
-                                 std::to_string(pool->budget.used_bytes()) + " are used, " +
-                                 std::to_string(pool->arena.page_bytes()) + " of them by rows"};
-  }));
-  return training() ? FitChanged(pool, bucket) : Status::Ok();
-}
-
-void Store::Impl::ShrinkIndex(RowPool* pool, Bucket* bucket) {
-  uint64_t retired_bytes = 0;
-  const uint64_t before = bucket->index.bytes();
-  bucket->index.Shrink(&pool->budget, &pool->index_pages, [&](const BucketIndex::Arrays& arrays) {
-    RetireArrays(pool, arrays);
-    retired_bytes += arrays.bytes();
-  });
-  index_bytes += bucket->index.bytes() + retired_bytes - before;
-  Reclaim(pool);
-}
-
-void Store::Impl::InsertEntry(Bucket* bucket, uint64_t key, Location location) {
-  bucket->index.Insert(HashKey(key), key, location);
-  ++rows;
-}
-
-void Store::Impl::EraseEntry(Bucket* bucket, uint32_t entry) {
-  TierPolicy* policy = bucket->pool->policy.get();
-  if (policy != nullptr) policy->Leave(bucket->index.KeyAt(entry));
-  bucket->index.Erase(entry);
-  --rows;
-}
-
-Result<VersionNode*> Store::Impl::NewNode(RowPool* pool) {
+Result<VersionNode*> Residency::NewNode(RowPool* pool) {
   VersionNode* node = nullptr;
   EMBERTIDE_RETURN_IF_ERROR(WithRoom(pool, [&]() -> Status {
     node = pool->nodes.Take();
@@ -545,6 +95,192 @@ Result<VersionNode*> Store::Impl::NewNode(RowPool* pool) {
     return {Code::kResourceExhausted, "no room for version nodes in the DDR budget"};
   }));
   return node;
+}
+
+// --- entries -------------------------------------------------------------------------------------
+
+Status Residency::ReserveEntries(RowPool* pool, Bucket* bucket, uint32_t entries) {
+  // A new row is never why rows that are there cannot be pruned.
+  EMBERTIDE_RETURN_IF_ERROR(WithRoom(pool, [&]() -> Status {
+    pool->TakeReserveBack();
+    if (!pool->reserve_lent) return Status::Ok();
+    return {Code::kResourceExhausted, "the DDR budget has no room beside what pruning needs"};
+  }));
+  uint64_t retired_bytes = 0;
+  const auto retire = [&](const BucketIndex::Arrays& arrays) {
+    reclaimer_.RetireArrays(pool, arrays);
+    retired_bytes += arrays.bytes();
+  };
+  EMBERTIDE_RETURN_IF_ERROR(WithRoom(pool, [&]() -> Status {
+    const uint64_t before = bucket->index.bytes();
+    retired_bytes = 0;
+    Status reserved = bucket->index.Reserve(&pool->budget, &pool->index_pages, retire, entries);
+    // What was retired stays charged until it is freed: now, but for readers.
+    store_.counters.index_bytes += bucket->index.bytes() + retired_bytes - before;
+    if (retired_bytes > 0) reclaimer_.Reclaim(pool);
+    if (reserved.ok()) return reserved;
+    return {reserved.code(), reserved.message() + ": of this device's " +
+                                 std::to_string(pool->budget.limit_bytes()) + " bytes " +
+                                 std::to_string(pool->budget.used_bytes()) + " are used, " +
+                                 std::to_string(pool->arena.page_bytes()) + " of them by rows"};
+  }));
+  return store_.training() ? FitChanged(pool, bucket) : Status::Ok();
+}
+
+Status Residency::FitChanged(RowPool* pool, Bucket* bucket) {
+  const uint64_t before = bucket->changed.bytes();
+  const uint32_t entries = bucket->index.capacity();
+  const uint64_t bytes = ChangedCells::BytesFor(entries);
+  if (bytes <= before) return Status::Ok();
+  EMBERTIDE_RETURN_IF_ERROR(WithRoom(pool, [&]() -> Status {
+    if (pool->budget.TryCharge(bytes)) return Status::Ok();
+    return {Code::kResourceExhausted, "no room for the marks of changed rows"};
+  }));
+  bucket->changed.Fit(entries);
+  pool->budget.Release(before);
+  store_.counters.index_bytes += bytes - before;
+  return Status::Ok();
+}
+
+void Residency::ShrinkIndex(RowPool* pool, Bucket* bucket) {
+  uint64_t retired_bytes = 0;
+  const uint64_t before = bucket->index.bytes();
+  bucket->index.Shrink(&pool->budget, &pool->index_pages, [&](const BucketIndex::Arrays& arrays) {
+    reclaimer_.RetireArrays(pool, arrays);
+    retired_bytes += arrays.bytes();
+  });
+  store_.counters.index_bytes += bucket->index.bytes() + retired_bytes - before;
+  reclaimer_.Reclaim(pool);
+}
+
+void Residency::InsertEntry(Bucket* bucket, uint64_t key, Location location) {
+  bucket->index.Insert(HashKey(key), key, location);
+  ++store_.counters.rows;
+}
+
+void Residency::EraseEntry(Bucket* bucket, uint32_t entry) {
+  TierPolicy* policy = bucket->pool->policy.get();
+  if (policy != nullptr) policy->Leave(bucket->index.KeyAt(entry));
+  bucket->index.Erase(entry);
+  --store_.counters.rows;
+}
+
+// --- rows ----------------------------------------------------------------------------------------
+
+Result<Location> Residency::StoreRow(RowPool* pool, const Table& table, uint64_t key, uint16_t live,
+                                     std::span<const std::byte> payload) {
+  // A row without live chunks needs no slot of its own, but the least keeps one meaning of "row".
+  Result<uint64_t> slot =
+      AllocateDdr(pool, table, static_cast<uint32_t>(payload.size()), store_.AuxBytes(table));
+  if (!slot.ok()) return slot.status();
+  std::copy(payload.begin(), payload.end(), pool->arena.Address(*slot));
+  const Location place(TierId::kDdr, live, *slot);
+  store_.CountPlace(pool, table, place, /*taken=*/true);
+  if (pool->policy != nullptr) pool->policy->Enter(key);
+  return place;
+}
+
+Status Residency::PutRecord(RowPool* pool, const Table& table, Bucket* bucket,
+                            const RowRecord& record) {
+  Location place = Location::Removed(record.kind);
+  if (record.kind == RecordKind::kRow) {
+    if (bucket->index.Locate(HashKey(record.key), record.key) == BucketIndex::kNotFound) {
+      EMBERTIDE_RETURN_IF_ERROR(ReserveEntry(pool, bucket));
+    }
+    Result<Location> stored = StoreRow(pool, table, record.key, record.live, record.payload);
+    if (!stored.ok()) return stored.status();
+    place = *stored;
+  }
+  const uint32_t entry = bucket->index.Locate(HashKey(record.key), record.key);
+  if (entry != BucketIndex::kNotFound) {
+    const Location old = bucket->index.At(entry);
+    if (place.tier() == TierId::kNowhere) {
+      EraseEntry(bucket, entry);
+    } else {
+      bucket->index.Set(entry, place);
+    }
+    reclaimer_.RetirePlace(pool, table, old);
+    return Status::Ok();
+  }
+  if (place.tier() == TierId::kNowhere) return Status::Ok();
+  InsertEntry(bucket, record.key, place);
+  return Status::Ok();
+}
+
+Result<Location> Residency::ResidentRow(RowPool* pool, uint32_t t, uint32_t b, uint64_t key) {
+  BucketIndex& index = store_.tables[t].Newest(b)->index;
+  const uint32_t entry = index.Locate(HashKey(key), key);
+  if (entry == BucketIndex::kNotFound) {
+    return Status(Code::kNotFound, "key " + std::to_string(key) + " has no row in table " +
+                                       store_.tables[t].config.name);
+  }
+  if (index.At(entry).tier() == TierId::kSsd) {
+    EMBERTIDE_RETURN_IF_ERROR(PromoteOne(pool, {key, t}));
+  }
+  return index.At(index.Locate(HashKey(key), key));
+}
+
+void Residency::Install(RowPool* pool, uint32_t t, Bucket* bucket, uint64_t key,
+                        const std::byte* bytes, uint64_t slot) {
+  const Table& table = store_.tables[t];
+  BucketIndex& index = bucket->index;
+  const uint32_t entry = index.Locate(HashKey(key), key);
+  // Making room may have compacted the segment that it lay in.
+  const Location place = index.At(entry);
+  const uint32_t payload = table.config.layout.PayloadBytes(place.live());
+  const uint32_t aux = store_.AuxBytes(table);
+  std::copy_n(bytes, payload, pool->arena.Address(slot));
+  if (aux > 0) std::copy_n(bytes + payload, aux, pool->arena.Aux(slot));
+  const Location moved(TierId::kDdr, place.live(), slot);
+  store_.CountPlace(pool, table, moved, /*taken=*/true);
+  index.Set(entry, moved);
+  if (pool->policy != nullptr) pool->policy->Enter(key);
+  reclaimer_.RetirePlace(pool, table, place);
+  ++store_.counters.promoted;
+}
+
+Status Residency::PromoteOne(RowPool* pool, const Access& row) {
+  Bucket* bucket = nullptr;
+  const uint32_t entry = EntryOnSsd(store_, pool, row, &bucket);
+  if (entry == BucketIndex::kNotFound) return Status::Ok();
+  LogRead read = ReadOf(store_, row, bucket->index.At(entry), nullptr);
+  std::vector<std::byte> bytes(read.bytes);
+  read.to = bytes.data();
+  EMBERTIDE_RETURN_IF_ERROR(pool->ssd->Read({&read, 1}));
+  const uint32_t aux = store_.AuxBytes(store_.tables[row.table]);
+  const Result<uint64_t> slot = AllocateDdr(pool, store_.tables[row.table], read.bytes - aux, aux);
+  if (!slot.ok()) return slot.status();
+  Install(pool, row.table, bucket, row.key, bytes.data(), slot.value());
+  return Status::Ok();
+}
+
+Result<Location> Residency::BringRow(RowPool* pool, const SsdBatch& batch, size_t i) {
+  const Access& row = batch.row(i);
+  Bucket* bucket = nullptr;
+  const uint32_t entry = EntryOnSsd(store_, pool, row, &bucket);
+  const bool there = entry != BucketIndex::kNotFound && bucket->index.At(entry) == batch.place(i);
+  const std::byte* bytes = there ? batch.Bytes(i) : nullptr;
+  if (bytes != nullptr) {
+    const Table& table = store_.tables[row.table];
+    const uint32_t aux = store_.AuxBytes(table);
+    const Result<uint64_t> slot = AllocateDdr(pool, table, batch.bytes_of(i) - aux, aux);
+    if (!slot.ok()) return slot.status();
+    Install(pool, row.table, bucket, row.key, bytes, slot.value());
+  } else if (there) {
+    EMBERTIDE_RETURN_IF_ERROR(batch.StatusOf(i));
+  }
+  return ResidentRow(pool, row.table, store_.tables[row.table].BucketOf(HashKey(row.key)), row.key);
+}
+
+void Residency::BringRows(RowPool* pool, std::span<const Access> rows, WriterLock* writer) {
+  SsdBatch batch;
+  for (size_t first = 0; first < rows.size();) {
+    batch.Begin(&store_, pool);
+    for (; first < rows.size() && !batch.full(); ++first) batch.Add(rows[first]);
+    batch.Read(writer);
+    // Who needs a row that cannot be brought asks for it again, and is told why.
+    for (size_t i = 0; i < batch.size(); ++i) static_cast<void>(BringRow(pool, batch, i));
+  }
 }
 
 }  // namespace embertide

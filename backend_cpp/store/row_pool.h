@@ -32,6 +32,7 @@
 
 namespace embertide {
 
+struct RowAux;
 class SsdBatch;
 
 // A row that was read, from a pool whose policy is to hear of it.
@@ -116,18 +117,45 @@ struct RowPool {
   std::vector<Access> replayed;  // those of Maintain's last turn: its memory is kept (`upkeep`)
   // Rows of the SSD that are being read without the writer: told of slots that are freed meanwhile.
   std::vector<SsdBatch*> reading;
-  uint64_t LogBytes() const { return 2 * most_accesses * sizeof(Access); }
-  uint64_t PolicyBytes() const {
-    return LogBytes() + (policy == nullptr ? 0 : policy->bytes()) +
-           (new_keys == nullptr ? 0 : new_keys->bytes());
-  }
   Hand clock;    // of eviction: what it meets ages
   Hand packing;  // of moving rows out of pages; were it the clock's, rows would leave by chance
   Hand unshared_clock;  // of eviction among the rows of tables without a share
   // Bytes that compaction may read and write now, and when that was reckoned.
   double compaction_credit = 0;
   std::chrono::steady_clock::time_point compaction_at = std::chrono::steady_clock::now();
+
+  // With room for rows of less than this share of the budget Maintain makes some ahead of need.
+  static constexpr double kLowRoom = 0.03;
+  // Of the pages, what no row takes; rows count as they are, not as their slots.
+  uint64_t FreeSlotBytes() const;
+  // Pages that rows may take beside what is kept ready for others.
+  uint64_t SparePages() const;
+  // Whether another row must leave for one that enters.
+  bool Full() const;
+  // Bytes of the budget that writers shall find free, for pages of any kind.
+  uint64_t ReadyBytes() const;
+  // Whether a table's share has room for so many bytes of rows more.
+  bool ShareHolds(uint32_t table, uint64_t bytes) const;
+  // Whether rows of a table may leave for want of room in the pool: those with a share stay while
+  // there are others.
+  bool GivesWay(uint32_t table) const;
+  // Gives tables these shares, and the others none. Requires: the writer.
+  void Share(const std::map<uint32_t, uint64_t>& bytes_of);
+  // False: there is none, or it is lent already.
+  bool LendReserve();
+  // As soon as there is room for it.
+  void TakeReserveBack();
+  uint64_t LogBytes() const { return 2 * most_accesses * sizeof(Access); }
+  uint64_t PolicyBytes() const {
+    return LogBytes() + (policy == nullptr ? 0 : policy->bytes()) +
+           (new_keys == nullptr ? 0 : new_keys->bytes());
+  }
 };
+
+// What training keeps beside a row of DDR.
+inline RowAux* AuxOf(const RowPool& pool, Location place) {
+  return reinterpret_cast<RowAux*>(pool.arena.Aux(place.slot()));
+}
 
 // What holds a pool's writer, for who lets go of it while a drive works.
 using WriterLock = std::unique_lock<TurnMutex>;

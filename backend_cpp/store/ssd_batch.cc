@@ -5,9 +5,27 @@
 
 namespace embertide {
 
-void SsdBatch::Begin(Store::Impl* impl, RowPool* pool) {
+uint32_t EntryOnSsd(const StoreState& store, RowPool* pool, const Access& row, Bucket** bucket) {
+  const Table& table = store.tables[row.table];
+  const uint64_t hash = HashKey(row.key);
+  *bucket = table.buckets[table.BucketOf(hash)].On(pool);
+  if (*bucket == nullptr) return BucketIndex::kNotFound;
+  const BucketIndex& index = (*bucket)->index;
+  const uint32_t entry = index.Locate(hash, row.key);
+  if (entry == BucketIndex::kNotFound) return entry;
+  const Location place = index.At(entry);
+  return !place.is_chain() && place.tier() == TierId::kSsd ? entry : BucketIndex::kNotFound;
+}
+
+LogRead ReadOf(const StoreState& store, const Access& row, Location place, std::byte* to) {
+  const Table& table = store.tables[row.table];
+  return {place.slot(), row.key, row.table,
+          table.config.layout.PayloadBytes(place.live()) + store.AuxBytes(table), to};
+}
+
+void SsdBatch::Begin(const StoreState* store, RowPool* pool) {
   End();
-  impl_ = impl;
+  store_ = store;
   pool_ = pool;
   rows_.clear();
   bytes_ = 0;
@@ -21,10 +39,10 @@ void SsdBatch::End() {
 
 bool SsdBatch::Add(const Access& row) {
   Bucket* bucket = nullptr;
-  const uint32_t entry = impl_->EntryOnSsd(pool_, row, &bucket);
+  const uint32_t entry = EntryOnSsd(*store_, pool_, row, &bucket);
   if (entry == BucketIndex::kNotFound) return false;
   const Location place = bucket->index.At(entry);
-  const uint32_t bytes = impl_->ReadOf(row, place, nullptr).bytes;
+  const uint32_t bytes = ReadOf(*store_, row, place, nullptr).bytes;
   rows_.push_back({row, place, bytes, bytes_, false});
   bytes_ += bytes;
   return true;
@@ -34,25 +52,25 @@ bool SsdBatch::Read(WriterLock* writer) {
   if (rows_.empty()) return true;
   // A reader like any other, of no version, so that what it reads stays where it is; but not while
   // it waits for the writer lock, whose holder may wait for reads to end.
-  const Result<uint32_t> reader = impl_->readers.Enter(~0ULL);
+  const Result<uint32_t> reader = store_->readers.Enter(~0ULL);
   if (!reader.ok()) return false;
   if (memory_.size() < bytes_) memory_.resize(bytes_);
   reads_.clear();
   by_slot_.clear();
   for (uint32_t i = 0; i < rows_.size(); ++i) {
     const Row& row = rows_[i];
-    reads_.push_back(impl_->ReadOf(row.row, row.place, memory_.data() + row.at));
+    reads_.push_back(ReadOf(*store_, row.row, row.place, memory_.data() + row.at));
     by_slot_.emplace_back(row.place.slot(), i);
   }
   std::ranges::sort(by_slot_);
   pool_->reading.push_back(this);
   read_ = true;
   {
-    const Reading reading(&impl_->readers, reader.value());
+    const Reading reading(&store_->readers, reader.value());
     writer->unlock();
     ReadGood(reads_);
   }
-  impl_->readers.Leave(reader.value());
+  store_->readers.Leave(reader.value());
   writer->lock();
   return true;
 }

@@ -19,9 +19,16 @@
 #include <optional>
 #include <vector>
 
-#include "store/store_impl.h"
+#include "store/row_pool.h"
+#include "store/store_state.h"
 
 namespace embertide {
+
+// The entry of a row whose newest place is on the SSD; kNotFound: it has none there. Requires: the
+// pool's writer.
+uint32_t EntryOnSsd(const StoreState& store, RowPool* pool, const Access& row, Bucket** bucket);
+// How a row at a place of the SSD is read.
+LogRead ReadOf(const StoreState& store, const Access& row, Location place, std::byte* to);
 
 class SsdBatch {
  public:
@@ -32,7 +39,7 @@ class SsdBatch {
   ~SsdBatch() { End(); }
 
   // Forgets the batch before. Requires: as all that follow, the pool's writer.
-  void Begin(Store::Impl* impl, RowPool* pool);
+  void Begin(const StoreState* store, RowPool* pool);
   // Adds a row; false: its newest place is not on the SSD.
   bool Add(const Access& row);
   // Reads them, with `writer` unlocked. False: too many readers live, nothing was read.
@@ -67,7 +74,7 @@ class SsdBatch {
   // All but those that fail, whose errors are noted.
   void ReadGood(std::span<LogRead> reads);
 
-  Store::Impl* impl_ = nullptr;
+  const StoreState* store_ = nullptr;
   RowPool* pool_ = nullptr;
   std::vector<Row> rows_;
   uint64_t bytes_ = 0;

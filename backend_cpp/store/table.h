@@ -3,8 +3,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
+#include "embertide/hash.h"
 #include "embertide/store.h"
 #include "store/bucket.h"
 #include "store/prune_price.h"
@@ -22,6 +24,16 @@ struct Table {
   RowCost cost{};
   GroupPrice* pruned_with = nullptr;  // null: its rows are not pruned
   size_t place_in_group = 0;          // among its tables
+
+  uint32_t BucketOf(uint64_t hash) const { return BucketOfHash(hash, config.bucket_bits); }
+  // The newest copy of a bucket. Requires: the caller is its writer, or the store is of the
+  // training profile, whose buckets are always held.
+  Bucket* Newest(uint32_t bucket) const { return buckets[bucket].newest.load(); }
 };
+
+// All records are of the table and the bucket; kCorrupt naming what is not. Tells how many of them
+// are rows, if asked.
+Status ValidateRecords(const Table& table, uint32_t bucket, std::span<const std::byte> records,
+                       uint32_t* rows = nullptr);
 
 }  // namespace embertide

@@ -2,8 +2,11 @@
 // for a version, state for checkpoints. One writer; rows change in place.
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <string>
 
-#include "store/store_impl.h"
+#include "embertide/hash.h"
+#include "store/training_rows.h"
 
 namespace embertide {
 namespace {
@@ -18,24 +21,8 @@ Status NotTraining() {
   return {Code::kInvalidArgument, "this call needs a store of the training profile"};
 }
 
-}  // namespace
-
-Status Store::Impl::FitChanged(RowPool* pool, Bucket* bucket) {
-  const uint64_t before = bucket->changed.bytes();
-  const uint32_t entries = bucket->index.capacity();
-  const uint64_t bytes = ChangedCells::BytesFor(entries);
-  if (bytes <= before) return Status::Ok();
-  EMBERTIDE_RETURN_IF_ERROR(WithRoom(pool, [&]() -> Status {
-    if (pool->budget.TryCharge(bytes)) return Status::Ok();
-    return {Code::kResourceExhausted, "no room for the marks of changed rows"};
-  }));
-  bucket->changed.Fit(entries);
-  pool->budget.Release(before);
-  index_bytes += bytes - before;
-  return Status::Ok();
-}
-
-void Store::Impl::TidyRemoved(Bucket* bucket) {
+// Of the notes of removed keys, leaves those that count, ascending by key.
+void TidyRemoved(Bucket* bucket) {
   auto& removed = bucket->removed;
   std::ranges::stable_sort(removed, {}, &RemovedKey::key);
   auto to = removed.begin();
@@ -48,37 +35,15 @@ void Store::Impl::TidyRemoved(Bucket* bucket) {
   bucket->tidied = removed.size();
 }
 
-Status Store::Impl::FitRemoved(RowPool* pool, Bucket* bucket) {
-  const auto fits = [&] {
-    return (bucket->removed.size() + 1) * kNoteBytes <= bucket->removed_bytes;
-  };
-  if (fits()) return Status::Ok();
-  if (bucket->removed.size() >= 2 * bucket->tidied + kNotesOfPage) TidyRemoved(bucket);
-  if (fits()) return Status::Ok();
-  const auto charge = [&]() -> Status {
-    if (pool->budget.TryCharge(kNotePage)) return Status::Ok();
-    return {Code::kResourceExhausted, "no room to note removed keys in the DDR budget"};
-  };
-  Status charged = WithRoom(pool, charge);
-  if (!charged.ok() && pool->reserve_bytes > 0 && !pool->reserve_lent) {
-    pool->reserve_lent = true;
-    pool->budget.Release(pool->reserve_bytes);
-    charged = charge();
-  }
-  if (!charged.ok()) return charged;
-  bucket->removed_bytes += kNotePage;
-  index_bytes += kNotePage;
-  return Status::Ok();
-}
-
-void Store::Impl::ChangedRows(const Bucket& bucket, std::map<uint64_t, RecordKind>* changes) {
+// Adds the keys of the rows that changed, and of some on the SSD that may have.
+void ChangedRows(const Bucket& bucket, std::map<uint64_t, RecordKind>* changes) {
   const BucketIndex& index = bucket.index;
   const auto note = [&](uint64_t key) {
     const uint64_t hash = HashKey(key);
     if (!bucket.changed.Has(hash)) return;
     const Location place = index.Peek(hash, key);
     const bool changed = place.tier() == TierId::kSsd ||
-                         (place.tier() == TierId::kDdr && AuxOf(bucket.pool, place)->changed != 0);
+                         (place.tier() == TierId::kDdr && AuxOf(*bucket.pool, place)->changed != 0);
     if (changed) changes->emplace(key, RecordKind::kRow);
   };
   // Of the hashes that begin at one group of the index; a cell may be for those of several.
@@ -95,46 +60,54 @@ void Store::Impl::ChangedRows(const Bucket& bucket, std::map<uint64_t, RecordKin
   });
 }
 
-Result<Location> Store::Impl::ResidentRow(RowPool* pool, uint32_t t, uint32_t b, uint64_t key) {
-  BucketIndex& index = Newest(tables[t], b)->index;
-  const uint32_t entry = index.Locate(HashKey(key), key);
-  if (entry == BucketIndex::kNotFound) {
-    return Status(Code::kNotFound,
-                  "key " + std::to_string(key) + " has no row in table " + tables[t].config.name);
-  }
-  if (index.At(entry).tier() == TierId::kSsd) {
-    EMBERTIDE_RETURN_IF_ERROR(PromoteOne(pool, {key, t}));
-  }
-  return index.At(index.Locate(HashKey(key), key));
+}  // namespace
+
+Status TrainingRows::FitRemoved(RowPool* pool, Bucket* bucket) {
+  const auto fits = [&] {
+    return (bucket->removed.size() + 1) * kNoteBytes <= bucket->removed_bytes;
+  };
+  if (fits()) return Status::Ok();
+  if (bucket->removed.size() >= 2 * bucket->tidied + kNotesOfPage) TidyRemoved(bucket);
+  if (fits()) return Status::Ok();
+  const auto charge = [&]() -> Status {
+    if (pool->budget.TryCharge(kNotePage)) return Status::Ok();
+    return {Code::kResourceExhausted, "no room to note removed keys in the DDR budget"};
+  };
+  Status charged = residency_.WithRoom(pool, charge);
+  if (!charged.ok() && pool->LendReserve()) charged = charge();
+  if (!charged.ok()) return charged;
+  bucket->removed_bytes += kNotePage;
+  store_.counters.index_bytes += kNotePage;
+  return Status::Ok();
 }
 
-void Store::Impl::ForgetMoments(const Table& table, RowAux* aux) const {
+void TrainingRows::ForgetMoments(const Table& table, RowAux* aux) const {
   aux->accumulator = 0.0F;
-  if (CountsSteps(options.optimizer)) *aux->steps(table.config.learned()) = 0;
+  if (CountsSteps(store_.options.optimizer)) *aux->steps(table.config.learned()) = 0;
 }
 
-void Store::Impl::ForgetElements(const Table& table, uint32_t kept, RowAux* aux) const {
-  if (!KeepsElements(options.optimizer)) return;
+void TrainingRows::ForgetElements(const Table& table, uint32_t kept, RowAux* aux) const {
+  if (!KeepsElements(store_.options.optimizer)) return;
   const RowLayout layout = table.config.learned();
-  float* elements = aux->elements(options.optimizer, layout);
+  float* elements = aux->elements(store_.options.optimizer, layout);
   for (uint32_t c = 0; c < layout.chunks; ++c, elements += layout.chunk_dim) {
     if ((kept >> c & 1U) == 0) std::fill_n(elements, layout.chunk_dim, 0.0F);
   }
 }
 
-Result<Location> Store::Impl::AddRow(RowPool* pool, const Table& table, Bucket* bucket,
-                                     uint64_t key, uint16_t live,
-                                     std::span<const std::byte> payload) {
-  EMBERTIDE_RETURN_IF_ERROR(ReserveEntry(pool, bucket));
-  Result<Location> place = StoreRow(pool, table, key, live, payload);
+Result<Location> TrainingRows::AddRow(RowPool* pool, const Table& table, Bucket* bucket,
+                                      uint64_t key, uint16_t live,
+                                      std::span<const std::byte> payload) {
+  EMBERTIDE_RETURN_IF_ERROR(residency_.ReserveEntry(pool, bucket));
+  Result<Location> place = residency_.StoreRow(pool, table, key, live, payload);
   if (!place.ok()) return place;
-  InsertEntry(bucket, key, *place);
-  MarkChanged(bucket, HashKey(key), AuxOf(pool, *place));
+  residency_.InsertEntry(bucket, key, *place);
+  MarkRowChanged(bucket, HashKey(key), AuxOf(*pool, *place));
   return place;
 }
 
-Status Store::Impl::RemoveRow(RowPool* pool, Bucket* bucket, uint64_t key, RecordKind kind) {
-  const Table& table = tables[bucket->table];
+Status TrainingRows::RemoveRow(RowPool* pool, Bucket* bucket, uint64_t key, RecordKind kind) {
+  const Table& table = store_.tables[bucket->table];
   const auto locate = [&] { return bucket->index.Locate(HashKey(key), key); };
   if (locate() == BucketIndex::kNotFound) {
     return {Code::kNotFound,
@@ -144,95 +117,93 @@ Status Store::Impl::RemoveRow(RowPool* pool, Bucket* bucket, uint64_t key, Recor
   // Making room may have moved the row.
   const uint32_t entry = locate();
   const Location place = bucket->index.At(entry);
-  EraseEntry(bucket, entry);
+  residency_.EraseEntry(bucket, entry);
   bucket->removed.push_back({key, kind});
-  RetirePlace(pool, table, place);
+  reclaimer_.RetirePlace(pool, table, place);
   return Status::Ok();
 }
 
-Status Store::Impl::ChangeLive(RowPool* pool, const Table& table, uint32_t b, uint64_t key,
-                               uint16_t live, RecordKind kind) {
+Status TrainingRows::ChangeLive(RowPool* pool, const Table& table, uint32_t b, uint64_t key,
+                                uint16_t live, RecordKind kind) {
   const RowLayout& layout = table.config.layout;
-  Bucket* bucket = Newest(table, b);
+  Bucket* bucket = table.Newest(b);
   if (live == 0) return RemoveRow(pool, bucket, key, kind);
-  const Result<Location> old = ResidentRow(pool, table.ordinal, b, key);
+  const Result<Location> old = residency_.ResidentRow(pool, table.ordinal, b, key);
   if (!old.ok()) return old.status();
   if (live == old.value().live()) return Status::Ok();
   std::vector<float> values(layout.dim());
   DecodePayload(layout, old.value().live(), pool->arena.Address(old.value().slot()), values.data());
   std::vector<std::byte> payload(layout.PayloadBytes(live));
   EncodePayload(layout, live, values.data(), payload.data());
-  Result<Location> stored = StoreRow(pool, table, key, live, payload);
+  Result<Location> stored = residency_.StoreRow(pool, table, key, live, payload);
   const bool shrinks = payload.size() < layout.PayloadBytes(old.value().live());
-  if (!stored.ok() && shrinks && pool->reserve_bytes > 0 && !pool->reserve_lent) {
-    pool->reserve_lent = true;
-    pool->budget.Release(pool->reserve_bytes);
-    stored = StoreRow(pool, table, key, live, payload);
+  if (!stored.ok() && shrinks && pool->LendReserve()) {
+    stored = residency_.StoreRow(pool, table, key, live, payload);
   }
   if (!stored.ok()) return stored.status();
   const Location place = *stored;
   // Making room may have moved the old row to the SSD: ask the index again.
   const uint32_t entry = bucket->index.Locate(HashKey(key), key);
-  const Result<Location> again = ResidentRow(pool, table.ordinal, b, key);
+  const Result<Location> again = residency_.ResidentRow(pool, table.ordinal, b, key);
   if (!again.ok()) {
-    RetirePlace(pool, table, place);
+    reclaimer_.RetirePlace(pool, table, place);
     return again.status();
   }
-  std::copy_n(pool->arena.Aux(again.value().slot()), AuxBytes(table),
+  std::copy_n(pool->arena.Aux(again.value().slot()), store_.AuxBytes(table),
               pool->arena.Aux(place.slot()));
   bucket->index.Set(entry, place);
-  RowAux* aux = AuxOf(pool, place);
+  RowAux* aux = AuxOf(*pool, place);
   ForgetElements(table, live & again.value().live(), aux);
   if ((again.value().live() & ~table.cost.counters) == 0) ForgetMoments(table, aux);
-  MarkChanged(bucket, HashKey(key), aux);
-  RetirePlace(pool, table, again.value());
+  MarkRowChanged(bucket, HashKey(key), aux);
+  reclaimer_.RetirePlace(pool, table, again.value());
   return Status::Ok();
 }
 
-Status Store::SetLive(uint32_t t, uint64_t key, uint16_t live) {
-  if (!impl_->training()) return NotTraining();
-  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckValues(t));
-  const Table& table = impl_->tables[t];
+Status TrainingRows::SetLive(uint32_t t, uint64_t key, uint16_t live) {
+  if (!store_.training()) return NotTraining();
+  EMBERTIDE_RETURN_IF_ERROR(store_.CheckValues(t));
+  const Table& table = store_.tables[t];
   const RowLayout& layout = table.config.layout;
   if ((live & ~layout.full_mask()) != 0) {
     return {Code::kInvalidArgument, "live mask " + std::to_string(live) + " names chunks past " +
                                         std::to_string(layout.chunks)};
   }
-  const uint32_t b = Store::Impl::BucketOf(table, HashKey(key));
-  RowPool& pool = *Store::Impl::Newest(table, b)->pool;
+  const uint32_t b = table.BucketOf(HashKey(key));
+  RowPool& pool = *table.Newest(b)->pool;
   const std::lock_guard writer(pool.writer);
-  impl_->Reclaim(&pool);
-  impl_->TakeReserveBack(&pool);
-  return impl_->ChangeLive(&pool, table, b, key, live, RecordKind::kPruned);
+  reclaimer_.Reclaim(&pool);
+  pool.TakeReserveBack();
+  return ChangeLive(&pool, table, b, key, live, RecordKind::kPruned);
 }
 
-Status Store::TakeChanges(uint32_t t, uint32_t b, std::vector<std::byte>* records) {
-  if (!impl_->training()) return NotTraining();
-  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckBucket(t, b));
-  Table& table = impl_->tables[t];
-  Bucket& bucket = *Store::Impl::Newest(table, b);
-  RowPool& pool = *Store::Impl::Newest(impl_->tables[t], b)->pool;
+Status TrainingRows::TakeChanges(uint32_t t, uint32_t b, std::vector<std::byte>* records) {
+  if (!store_.training()) return NotTraining();
+  EMBERTIDE_RETURN_IF_ERROR(store_.CheckBucket(t, b));
+  Table& table = store_.tables[t];
+  Bucket& bucket = *table.Newest(b);
+  RowPool& pool = *store_.tables[t].Newest(b)->pool;
   WriterLock writer(pool.writer);
-  impl_->Reclaim(&pool);
+  reclaimer_.Reclaim(&pool);
   std::map<uint64_t, RecordKind> changes;
   if (pool.ssd != nullptr) {
-    Store::Impl::ChangedRows(bucket, &changes);
+    ChangedRows(bucket, &changes);
     std::vector<Access> rows;
     rows.reserve(changes.size());
     for (const auto& [key, kind] : changes) rows.push_back({key, t});
-    impl_->BringRows(&pool, rows, &writer);
+    residency_.BringRows(&pool, rows, &writer);
     changes.clear();  // others may have changed rows meanwhile
   }
-  Store::Impl::TidyRemoved(&bucket);
+  TidyRemoved(&bucket);
   for (const RemovedKey& each : bucket.removed) changes.emplace(each.key, each.kind);
-  Store::Impl::ChangedRows(bucket, &changes);
+  ChangedRows(bucket, &changes);
   const size_t before = records->size();
   std::vector<uint64_t> taken;
   const auto give_back = [&] {
     records->resize(before);
     for (const uint64_t key : taken) {
-      const Result<Location> place = impl_->ResidentRow(&pool, t, b, key);
-      if (place.ok()) impl_->AuxOf(&pool, place.value())->changed = 1;
+      const Result<Location> place = residency_.ResidentRow(&pool, t, b, key);
+      if (place.ok()) AuxOf(pool, place.value())->changed = 1;
     }
   };
   for (const auto& [key, kind] : changes) {
@@ -240,12 +211,12 @@ Status Store::TakeChanges(uint32_t t, uint32_t b, std::vector<std::byte>* record
       AppendRecord({key, 0, kind, {}}, records);
       continue;
     }
-    const Result<Location> place = impl_->ResidentRow(&pool, t, b, key);
+    const Result<Location> place = residency_.ResidentRow(&pool, t, b, key);
     if (!place.ok()) {
       give_back();
       return place.status();
     }
-    RowAux* aux = impl_->AuxOf(&pool, place.value());
+    RowAux* aux = AuxOf(pool, place.value());
     if (aux->changed == 0) continue;  // it was on the SSD, where that is not seen
     aux->changed = 0;
     taken.push_back(key);
@@ -261,23 +232,23 @@ Status Store::TakeChanges(uint32_t t, uint32_t b, std::vector<std::byte>* record
   std::deque<RemovedKey>().swap(bucket.removed);
   bucket.tidied = 0;
   pool.budget.Release(bucket.removed_bytes);
-  impl_->index_bytes -= std::exchange(bucket.removed_bytes, 0);
+  store_.counters.index_bytes -= std::exchange(bucket.removed_bytes, 0);
   return Status::Ok();
 }
 
-Status Store::MarkChanged(uint32_t t, uint32_t b, std::span<const uint64_t> keys) {
-  if (!impl_->training()) return NotTraining();
-  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckBucket(t, b));
-  const Table& table = impl_->tables[t];
-  Bucket& bucket = *Store::Impl::Newest(table, b);
+Status TrainingRows::MarkChanged(uint32_t t, uint32_t b, std::span<const uint64_t> keys) {
+  if (!store_.training()) return NotTraining();
+  EMBERTIDE_RETURN_IF_ERROR(store_.CheckBucket(t, b));
+  const Table& table = store_.tables[t];
+  Bucket& bucket = *table.Newest(b);
   RowPool& pool = *bucket.pool;
   const std::lock_guard writer(pool.writer);
   for (const uint64_t key : keys) {
-    const Result<Location> place = impl_->ResidentRow(&pool, t, b, key);
+    const Result<Location> place = residency_.ResidentRow(&pool, t, b, key);
     if (place.ok()) {
-      Store::Impl::MarkChanged(&bucket, HashKey(key), impl_->AuxOf(&pool, place.value()));
+      MarkRowChanged(&bucket, HashKey(key), AuxOf(pool, place.value()));
     } else if (place.status().code() == Code::kNotFound) {
-      EMBERTIDE_RETURN_IF_ERROR(impl_->FitRemoved(&pool, &bucket));
+      EMBERTIDE_RETURN_IF_ERROR(FitRemoved(&pool, &bucket));
       bucket.removed.push_back({key, RecordKind::kExpired});
     } else {
       return place.status();
@@ -286,14 +257,14 @@ Status Store::MarkChanged(uint32_t t, uint32_t b, std::span<const uint64_t> keys
   return Status::Ok();
 }
 
-RowState Store::Impl::StateIn(const Table& table, const std::byte* bytes) const {
+RowState TrainingRows::StateIn(const Table& table, const std::byte* bytes) const {
   // Copied, for on the SSD it stands anywhere.
   alignas(RowAux) std::array<std::byte, kMaxEntryBytes> copy;
-  std::memcpy(copy.data(), bytes, AuxBytes(table));
+  std::memcpy(copy.data(), bytes, store_.AuxBytes(table));
   auto* aux = reinterpret_cast<RowAux*>(copy.data());
   const RowLayout layout = table.config.learned();
-  const Optimizer optimizer = options.optimizer;
-  RowState state{aux->accumulator, RowAux::Steps(aux->tick, tick), {}, 0, {}};
+  const Optimizer optimizer = store_.options.optimizer;
+  RowState state{aux->accumulator, RowAux::Steps(aux->tick, store_.tick), {}, 0, {}};
   std::copy_n(aux->utility(), layout.chunks, state.utility.begin());
   if (CountsSteps(optimizer)) state.steps = *aux->steps(layout);
   if (KeepsElements(optimizer)) {
@@ -303,24 +274,24 @@ RowState Store::Impl::StateIn(const Table& table, const std::byte* bytes) const 
   return state;
 }
 
-Result<RowState> Store::StateOf(uint32_t t, uint64_t key) const {
-  if (!impl_->training()) return NotTraining();
-  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckTable(t));
-  const Table& table = impl_->tables[t];
-  const uint32_t b = Store::Impl::BucketOf(table, HashKey(key));
-  RowPool& pool = *Store::Impl::Newest(table, b)->pool;
+Result<RowState> TrainingRows::StateOf(uint32_t t, uint64_t key) {
+  if (!store_.training()) return NotTraining();
+  EMBERTIDE_RETURN_IF_ERROR(store_.CheckTable(t));
+  const Table& table = store_.tables[t];
+  const uint32_t b = table.BucketOf(HashKey(key));
+  RowPool& pool = *table.Newest(b)->pool;
   const std::lock_guard writer(pool.writer);
-  const Result<Location> place = impl_->ResidentRow(&pool, t, b, key);
+  const Result<Location> place = residency_.ResidentRow(&pool, t, b, key);
   if (!place.ok()) return place.status();
-  return impl_->StateIn(table, pool.arena.Aux(place.value().slot()));
+  return StateIn(table, pool.arena.Aux(place.value().slot()));
 }
 
-Status Store::SetState(uint32_t t, uint64_t key, const RowState& state) {
-  if (!impl_->training()) return NotTraining();
-  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckTable(t));
-  const Table& table = impl_->tables[t];
+Status TrainingRows::SetState(uint32_t t, uint64_t key, const RowState& state) {
+  if (!store_.training()) return NotTraining();
+  EMBERTIDE_RETURN_IF_ERROR(store_.CheckTable(t));
+  const Table& table = store_.tables[t];
   const RowLayout layout = table.config.learned();
-  const Optimizer optimizer = impl_->options.optimizer;
+  const Optimizer optimizer = store_.options.optimizer;
   const size_t elements = KeepsElements(optimizer) ? layout.dim() : 0;
   if (state.elements.size() != elements || (state.steps != 0 && !CountsSteps(optimizer))) {
     return {Code::kInvalidArgument,
@@ -329,32 +300,28 @@ Status Store::SetState(uint32_t t, uint64_t key, const RowState& state) {
                 std::to_string(elements) + " of a row of table " + table.config.name +
                 "; give the state that this optimizer had"};
   }
-  const uint32_t b = Store::Impl::BucketOf(table, HashKey(key));
-  RowPool& pool = *Store::Impl::Newest(table, b)->pool;
+  const uint32_t b = table.BucketOf(HashKey(key));
+  RowPool& pool = *table.Newest(b)->pool;
   const std::lock_guard writer(pool.writer);
-  const Result<Location> place = impl_->ResidentRow(&pool, t, b, key);
+  const Result<Location> place = residency_.ResidentRow(&pool, t, b, key);
   if (!place.ok()) return place.status();
-  RowAux* aux = impl_->AuxOf(&pool, place.value());
+  RowAux* aux = AuxOf(pool, place.value());
   aux->accumulator = state.accumulator;
-  aux->tick = RowAux::Steps(state.age, impl_->tick);
+  aux->tick = RowAux::Steps(state.age, store_.tick);
   std::copy_n(state.utility.begin(), layout.chunks, aux->utility());
   if (CountsSteps(optimizer)) *aux->steps(layout) = state.steps;
   if (elements > 0) {
     std::copy_n(state.elements.begin(), elements, aux->elements(optimizer, layout));
-    impl_->ForgetElements(table, place.value().live(), aux);
+    ForgetElements(table, place.value().live(), aux);
   }
   return Status::Ok();
 }
 
-float Store::UtilityNow(float utility, uint32_t age) const {
-  return static_cast<float>(impl_->decay.Over(age % RowAux::kTicks) * utility);
-}
-
-Status Store::ImportRecords(uint32_t t, uint32_t b, std::span<const std::byte> records) {
-  if (!impl_->training()) return NotTraining();
-  EMBERTIDE_RETURN_IF_ERROR(impl_->CheckBucket(t, b));
-  Table& table = impl_->tables[t];
-  RowPool& pool = *Store::Impl::Newest(impl_->tables[t], b)->pool;
+Status TrainingRows::Import(uint32_t t, uint32_t b, std::span<const std::byte> records) {
+  if (!store_.training()) return NotTraining();
+  EMBERTIDE_RETURN_IF_ERROR(store_.CheckBucket(t, b));
+  Table& table = store_.tables[t];
+  RowPool& pool = *store_.tables[t].Newest(b)->pool;
   const std::lock_guard writer(pool.writer);
   while (!records.empty()) {
     const Result<RowRecord> record = ReadRecord(table.config.layout, &records);
@@ -363,9 +330,8 @@ Status Store::ImportRecords(uint32_t t, uint32_t b, std::span<const std::byte> r
       return {Code::kCorrupt, "key " + std::to_string(record.value().key) + " is not of bucket " +
                                   std::to_string(b)};
     }
-    EMBERTIDE_RETURN_IF_ERROR(
-        impl_->StageBase(&pool, table, Store::Impl::Newest(table, b), record.value()));
-    impl_->Reclaim(&pool);
+    EMBERTIDE_RETURN_IF_ERROR(residency_.PutRecord(&pool, table, table.Newest(b), record.value()));
+    reclaimer_.Reclaim(&pool);
   }
   return Status::Ok();
 }

@@ -110,13 +110,14 @@ struct Batch {
 class TableRun {
  public:
   // `crew` null: the caller's thread alone. `late`: gets the keys without a row in DDR.
-  TableRun(const TableStep& step, Crew* crew, LateKeys* late, Scratch* scratch)
+  TableRun(const TableStep& step, Reclaimer* reclaimer, Crew* crew, LateKeys* late)
       : step_(step),
-        impl_(*step.impl),
+        store_(*step.store),
+        reclaimer_(*reclaimer),
         table_(*step.table),
         crew_(crew),
         late_keys_(*late),
-        scratch_(*scratch) {
+        scratch_(ThreadScratch()) {
     workers_.resize(crew == nullptr ? 1 : crew->size(), nullptr);
   }
 
@@ -128,13 +129,13 @@ class TableRun {
       const auto d = static_cast<uint32_t>(part >> part_bits_);
       const size_t until = (size_t{d} + 1) << part_bits_;
       while (part < until && BeginOf(part) - BeginOf(first) < kTurnKeys * workers_.size()) ++part;
-      if (BeginOf(part) > BeginOf(first)) Turn(impl_.PoolOf(table_, d), first, part);
+      if (BeginOf(part) > BeginOf(first)) Turn(store_.PoolOf(table_, d), first, part);
     }
     for (const PartWorker* worker : workers_) {
       if (worker == nullptr) continue;
       updated_ += worker->updated();
-      impl_.clipped_gradients += worker->clipped();
-      impl_.refused_gradients += worker->refused();
+      store_.counters.clipped_gradients += worker->clipped();
+      store_.counters.refused_gradients += worker->refused();
     }
   }
 
@@ -154,7 +155,7 @@ class TableRun {
   // Parts are numbered by device, then by the top bits of the hash, as buckets are.
   uint32_t PartOf(uint64_t hash) const {
     const uint32_t part = BucketOfHash(hash, part_bits_);
-    if (impl_.options.devices == 1) return part;
+    if (store_.options.devices == 1) return part;
     const BucketSlot& bucket = table_.buckets[BucketOfHash(hash, table_.config.bucket_bits)];
     return (bucket.device.load(std::memory_order_relaxed) << part_bits_) + part;
   }
@@ -164,7 +165,7 @@ class TableRun {
   void Deal(const Batch& batch) {
     const size_t keys = batch.size();
     part_bits_ = static_cast<uint32_t>(std::bit_width(keys / kPartKeys));
-    const size_t parts = size_t{impl_.options.devices} << part_bits_;
+    const size_t parts = size_t{store_.options.devices} << part_bits_;
     const size_t shares = std::clamp<size_t>(keys / kLeastDealt, 1, workers_.size());
     const auto share_at = [=](size_t share) { return keys * share / shares; };
     scratch_.hashes.resize(keys);
@@ -215,7 +216,7 @@ class TableRun {
   void Turn(RowPool* pool, size_t first, size_t end) {
     {
       const std::lock_guard writer(pool->writer);
-      impl_.Reclaim(pool);
+      reclaimer_.Reclaim(pool);
       std::atomic<size_t> next{first};
       Share(std::min(workers_.size(), end - first), [&](uint32_t thread) {
         if (workers_[thread] == nullptr) {
@@ -245,7 +246,8 @@ class TableRun {
   }
 
   const TableStep step_;
-  Store::Impl& impl_;
+  const StoreState& store_;
+  Reclaimer& reclaimer_;
   Table& table_;
   Crew* const crew_;
   LateKeys& late_keys_;
@@ -257,9 +259,9 @@ class TableRun {
   uint64_t updated_ = 0;
 };
 
-Status ValidateBags(const Store::Impl& impl, const BagGradients& bags) {
-  EMBERTIDE_RETURN_IF_ERROR(impl.CheckValues(bags.table));
-  const TableConfig& table = impl.tables[bags.table].config;
+Status ValidateBags(const StoreState& store, const BagGradients& bags) {
+  EMBERTIDE_RETURN_IF_ERROR(store.CheckValues(bags.table));
+  const TableConfig& table = store.tables[bags.table].config;
   if (bags.gradients != nullptr && bags.stride < table.learned().dim()) {
     return {Code::kInvalidArgument,
             "table " + table.name + ": gradients " + std::to_string(bags.stride) +
@@ -292,13 +294,13 @@ Status ValidateBags(const Store::Impl& impl, const BagGradients& bags) {
 // rows were made, brought or updated. `options`: of kUpdate.
 Result<uint64_t> RunTables(Store::Impl* impl, std::span<const BagGradients> bags, StepWork work,
                            const StepOptions* options, uint32_t threads) {
-  if (!impl->training()) {
+  if (!impl->store.training()) {
     return Status(Code::kInvalidArgument, "this call needs a store of the training profile");
   }
   std::vector<const BagGradients*> by_table;
   size_t keys = 0;
   for (const BagGradients& each : bags) {
-    EMBERTIDE_RETURN_IF_ERROR(ValidateBags(*impl, each));
+    EMBERTIDE_RETURN_IF_ERROR(ValidateBags(impl->store, each));
     by_table.push_back(&each);
     keys += each.keys.size();
   }
@@ -310,29 +312,29 @@ Result<uint64_t> RunTables(Store::Impl* impl, std::span<const BagGradients> bags
                    [](const auto* a, const auto* b) { return a->table < b->table; });
   EMBERTIDE_RETURN_IF_ERROR(CheckStepThreads(threads));
   std::unique_lock<std::mutex> crew_lock;
-  Crew* const crew = threads > 1 ? impl->TakeCrew(threads, &crew_lock) : nullptr;
-  TableStep step{impl, nullptr, work, options, 0, nullptr};
+  Crew* const crew = threads > 1 ? impl->store.TakeCrew(threads, &crew_lock) : nullptr;
+  TableStep step{&impl->store, nullptr, work, options, 0, nullptr};
   std::optional<MomentDecay> decay;
   if (work == StepWork::kUpdate) {
-    step.tick = (impl->tick.fetch_add(1) + 1) % RowAux::kTicks;
-    for (const auto& group : impl->groups) {
+    step.tick = (impl->store.tick.fetch_add(1) + 1) % RowAux::kTicks;
+    for (const auto& group : impl->store.groups) {
       const MutexLock lock(group->mutex);
       ++group->step;
     }
-    if (CountsSteps(impl->options.optimizer)) {
+    if (CountsSteps(impl->store.options.optimizer)) {
       decay.emplace(Decay(options->beta1), Decay(options->beta2));
       step.decay = &*decay;
     }
   }
   LateKeys* const late = ThreadLateKeys();
-  late->Begin(step);
+  late->Begin(step, impl);
   uint64_t updated = 0;
   for (auto first = by_table.begin(); first != by_table.end();) {
     const uint32_t table = (*first)->table;
     const auto end = std::find_if(first, by_table.end(),
                                   [table](const auto* each) { return each->table != table; });
-    step.table = &impl->tables[table];
-    TableRun run(step, crew, late, &ThreadScratch());
+    step.table = &impl->store.tables[table];
+    TableRun run(step, &impl->reclaimer, crew, late);
     run.Run({{first, end}});
     updated += run.updated();
     first = end;
@@ -352,12 +354,6 @@ Result<uint64_t> RunTables(Store::Impl* impl, std::span<const BagGradients> bags
 
 }  // namespace
 
-Crew* Store::Impl::TakeCrew(uint32_t threads, std::unique_lock<std::mutex>* lock) {
-  *lock = std::unique_lock(crew_mutex);
-  if (crew == nullptr || crew->size() != threads) crew = std::make_unique<Crew>(threads);
-  return crew.get();
-}
-
 Result<uint64_t> Store::EnsureRows(uint32_t t, std::span<const int64_t> keys) {
   const BagGradients bags{t, keys, {}, nullptr, 0};
   return RunTables(impl_.get(), {&bags, 1}, StepWork::kMake, nullptr, 1);
@@ -365,7 +361,7 @@ Result<uint64_t> Store::EnsureRows(uint32_t t, std::span<const int64_t> keys) {
 
 Result<uint64_t> Store::BringRows(std::span<const TableKeys> keys, uint32_t threads) {
   const auto has_ssd = [](const auto& pool) { return pool->ssd != nullptr; };
-  if (std::ranges::none_of(impl_->pools, has_ssd)) return 0;
+  if (std::ranges::none_of(impl_->store.pools, has_ssd)) return 0;
   std::vector<BagGradients> bags;
   bags.reserve(keys.size());
   for (const TableKeys& each : keys) bags.push_back({each.table, each.keys, {}, nullptr, 0});

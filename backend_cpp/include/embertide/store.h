@@ -78,7 +78,6 @@ class ReadObserver {
 };
 
 class BlockFile;
-class SealReader;
 
 // Which rows of the SSD tier are brought into DDR, and which leave it for them: a name of
 // policy/policy.h. "clock" lives in the index, which counts reads anyhow, and needs no memory; it
@@ -631,7 +630,6 @@ class Store {
   friend class ReadView;
   friend class BagReader;
   explicit Store(std::unique_ptr<Impl> impl);
-  Status LoadSeal(SealReader* seal);
   std::unique_ptr<Impl> impl_;
 };
 

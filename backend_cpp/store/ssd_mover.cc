@@ -1,15 +1,11 @@
-// Rows moved to and on the SSD, and compaction: the live rows of a segment that is mostly dead are
-// written again, packed, so that the segment is free. What upkeep asks for lets go of the writer
-// lock while the drive reads and writes; a row that changed meanwhile keeps its place, and the copy
-// is dead.
-//
-// The segment's own blocks say which rows it holds; one look at the index tells the live ones. What
-// is live yet in no entry, because its bucket or version was retired, is freed without being moved.
-#include <algorithm>
-#include <cstring>
-#include <optional>
+// Rows moved to and on the SSD: see the header.
+#include "store/ssd_mover.h"
 
-#include "store/store_impl.h"
+#include <algorithm>
+#include <chrono>
+
+#include "embertide/hash.h"
+#include "store/row_note.h"
 
 namespace embertide {
 namespace {
@@ -28,10 +24,10 @@ constexpr double kBurstSeconds = 0.1;
 
 }  // namespace
 
-std::optional<Store::Impl::Holder> Store::Impl::HolderOf(RowPool* pool, uint32_t table,
-                                                         uint64_t key, Location named) {
+std::optional<Holder> SsdMover::HolderOf(RowPool* pool, uint32_t table, uint64_t key,
+                                         Location named) {
   const uint64_t hash = HashKey(key);
-  Bucket* bucket = tables[table].buckets[BucketOf(tables[table], hash)].On(pool);
+  Bucket* bucket = store_.tables[table].buckets[store_.tables[table].BucketOf(hash)].On(pool);
   if (bucket == nullptr) return std::nullopt;
   const uint32_t entry = bucket->index.Locate(hash, key);
   if (entry == BucketIndex::kNotFound) return std::nullopt;
@@ -44,14 +40,14 @@ std::optional<Store::Impl::Holder> Store::Impl::HolderOf(RowPool* pool, uint32_t
   }
   for (VersionNode* node = place.chain(); node != nullptr; node = node->older.load()) {
     const Holder holder{table, bucket, entry, node};
-    if (there(PlaceOf(holder))) return holder;
+    if (there(holder.place())) return holder;
   }
   return std::nullopt;
 }
 
-size_t Store::Impl::TakeNotes(RowPool* pool, std::span<const Moving> rows, MoveKind kind) const {
+size_t SsdMover::TakeNotes(RowPool* pool, std::span<const Moving> rows, MoveKind kind) const {
   if (pool->notes == nullptr) return rows.size();
-  const auto noted = [&](const Moving& row) { return Noted(*pool, tables[row.table]); };
+  const auto noted = [&](const Moving& row) { return Noted(*pool, store_.tables[row.table]); };
   pool->notes->ChargeAhead();
   size_t left = pool->notes->Take(static_cast<size_t>(std::ranges::count_if(rows, noted)),
                                   /*of_page=*/kind != MoveKind::kEvict);
@@ -64,42 +60,35 @@ size_t Store::Impl::TakeNotes(RowPool* pool, std::span<const Moving> rows, MoveK
   return fit;
 }
 
-void Store::Impl::GiveNotesBack(RowPool* pool, std::span<const Moving> rows) const {
+void SsdMover::GiveNotesBack(RowPool* pool, std::span<const Moving> rows) const {
   if (pool->notes == nullptr) return;
   pool->notes->GiveBack(static_cast<size_t>(std::ranges::count_if(
-      rows, [&](const Moving& row) { return Noted(*pool, tables[row.table]); })));
+      rows, [&](const Moving& row) { return Noted(*pool, store_.tables[row.table]); })));
 }
 
-void Store::Impl::AddNotes(RowPool* pool, std::span<const Moving> rows,
-                           const LogBatch& batch) const {
+void SsdMover::AddNotes(RowPool* pool, std::span<const Moving> rows, const LogBatch& batch) const {
   if (pool->notes == nullptr) return;
   std::vector<uint64_t> slots;
   std::vector<const Moving*> noted;
   for (size_t i = 0; i < rows.size(); ++i) {
-    if (!Noted(*pool, tables[rows[i].table])) continue;
+    if (!Noted(*pool, store_.tables[rows[i].table])) continue;
     slots.push_back(batch.slots[i]);
     noted.push_back(&rows[i]);
   }
   pool->notes->Add(slots, [&](size_t i, uint32_t* words) {
     const Moving& row = *noted[i];
-    const Table& table = tables[row.table];
+    const Table& table = store_.tables[row.table];
     if (row.from.tier() == TierId::kSsd) {
       std::copy_n(pool->notes->Find(row.from.slot()), pool->notes->words(), words);
       return;
     }
-    const std::byte* aux = row.bytes.data() + row.bytes.size() - AuxBytes(table);
-    RowAux head;
-    std::memcpy(&head, aux, sizeof(head));
-    words[0] = head.tick;
-    std::memcpy(words + 1, aux + sizeof(head), table.cost.chunks * sizeof(float));
-    if (table.cost.counters == 0) return;
-    const float log = LogIn(table, row.from.live(), row.bytes.data());
-    std::memcpy(words + 1 + table.cost.chunks, &log, sizeof(log));
+    WriteNote(table, row.from.live(), row.bytes.data(),
+              row.bytes.data() + row.bytes.size() - store_.AuxBytes(table), words);
   });
 }
 
-Result<size_t> Store::Impl::MoveToLog(RowPool* pool, std::span<const Moving> rows, MoveKind kind,
-                                      WriterLock* writer) {
+Result<size_t> SsdMover::Move(RowPool* pool, std::span<const Moving> rows, MoveKind kind,
+                              WriterLock* writer) {
   BlockLog& log = *pool->ssd;
   const bool compaction = kind == MoveKind::kCompact;
   const size_t noted = TakeNotes(pool, rows, kind);
@@ -114,7 +103,7 @@ Result<size_t> Store::Impl::MoveToLog(RowPool* pool, std::span<const Moving> row
   for (const Moving& row : rows) entries.push_back({row.key, row.table, row.bytes});
   Result<LogBatch> batch = log.Take(entries, compaction);
   for (int tries = 0; !batch.ok() && !compaction && tries < kCompactTries &&
-                      (DropSeals(pool) || CompactForRoom(pool, writer));
+                      (seals_.Drop(pool) || CompactForRoom(pool, writer));
        ++tries) {
     batch = log.Take(entries);
   }
@@ -130,14 +119,14 @@ Result<size_t> Store::Impl::MoveToLog(RowPool* pool, std::span<const Moving> row
   size_t moved = 0;
   for (size_t i = 0; i < rows.size(); ++i) {
     const Moving& row = rows[i];
-    const Table& table = tables[row.table];
+    const Table& table = store_.tables[row.table];
     const std::optional<Holder> holder = HolderOf(pool, row.table, row.key, row.from);
     // Its slot may be another row's by now, and training changes rows where they are: what counts
     // is that the bytes are those that were written.
     const auto same = [&] {
-      const auto payload = row.bytes.first(row.bytes.size() - AuxBytes(table));
+      const auto payload = row.bytes.first(row.bytes.size() - store_.AuxBytes(table));
       const auto aux = row.bytes.subspan(payload.size());
-      return PlaceOf(*holder).live() == row.from.live() &&
+      return holder->place().live() == row.from.live() &&
              std::ranges::equal(payload,
                                 std::span(pool->arena.Address(row.from.slot()), payload.size())) &&
              (aux.empty() ||
@@ -147,17 +136,17 @@ Result<size_t> Store::Impl::MoveToLog(RowPool* pool, std::span<const Moving> row
       log.Free(batch->slots[i], static_cast<uint32_t>(row.bytes.size()));
       continue;
     }
-    const Location place = PlaceOf(*holder);
+    const Location place = holder->place();
     const Location to(TierId::kSsd, place.live(), batch->slots[i]);
-    CountPlace(pool, table, to, /*taken=*/true);
-    SetPlace(*holder, to);
-    RetirePlace(pool, table, place);
+    store_.CountPlace(pool, table, to, /*taken=*/true);
+    holder->Set(to);
+    reclaimer_.RetirePlace(pool, table, place);
     ++moved;
   }
   return moved;
 }
 
-uint64_t Store::Impl::CompactStep(RowPool* pool, double least_dead, WriterLock* writer) {
+uint64_t SsdMover::CompactStep(RowPool* pool, double least_dead, WriterLock* writer) {
   BlockLog& log = *pool->ssd;
   const std::optional<LogRun> run = log.NextToCompact(kStepBlocks, least_dead);
   if (!run.has_value()) return 0;
@@ -172,35 +161,35 @@ uint64_t Store::Impl::CompactStep(RowPool* pool, double least_dead, WriterLock* 
     rows.push_back({row.table, row.key, place, std::span(bytes).subspan(row.at, row.bytes)});
     work += row.bytes;
   }
-  compacted_bytes += work;
+  store_.counters.compacted_bytes += work;
   // Without room, or with a drive that fails, the rows stay where they are and are tried again.
-  const Result<size_t> moved = MoveToLog(pool, rows, MoveKind::kCompact, writer);
-  if (moved.ok()) compacted_rows += moved.value();
+  const Result<size_t> moved = Move(pool, rows, MoveKind::kCompact, writer);
+  if (moved.ok()) store_.counters.compacted_rows += moved.value();
   log.Compacted(*run, moved.ok());
   return work;
 }
 
-void Store::Impl::CompactInBackground(RowPool* pool, WriterLock* writer) {
+void SsdMover::CompactInBackground(RowPool* pool, WriterLock* writer) {
   const auto now = std::chrono::steady_clock::now();
   const std::chrono::duration<double> passed = now - pool->compaction_at;
   pool->compaction_at = now;
-  const double rate =
-      static_cast<double>(options.ssd_compaction_bytes_per_s) / static_cast<double>(pools.size());
+  const double rate = static_cast<double>(store_.options.ssd_compaction_bytes_per_s) /
+                      static_cast<double>(store_.pools.size());
   double& credit = pool->compaction_credit;
   credit = std::min(credit + rate * passed.count(), rate * kBurstSeconds);
   if (credit > 0) credit -= static_cast<double>(CompactStep(pool, kWorthMoving, writer));
 }
 
-bool Store::Impl::CompactForRoom(RowPool* pool, WriterLock* writer) {
+bool SsdMover::CompactForRoom(RowPool* pool, WriterLock* writer) {
   uint32_t steps = 0;
   while (steps < kSegmentBlocks / kStepBlocks && CompactStep(pool, kWorthMovingFull, writer) > 0) {
     ++steps;
   }
   if (steps == 0) return false;
-  ++compactions_forced;
+  ++store_.counters.compactions_forced;
   // Upkeep tries again another time: no writer shall wait for readers on its behalf.
-  if (writer != nullptr) return Reclaim(pool);
-  return AwaitReaders(pool).ok();
+  if (writer != nullptr) return reclaimer_.Reclaim(pool);
+  return reclaimer_.AwaitReaders(pool).ok();
 }
 
 }  // namespace embertide
