@@ -11,7 +11,7 @@
 #include <numeric>
 #include <thread>
 
-#include "store/finder.h"
+#include "store/lookup_scratch.h"
 #include "store/test_rows.h"
 
 namespace embertide {

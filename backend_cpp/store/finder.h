@@ -15,7 +15,7 @@
 // everything that is left, and the rows are read in one batch (each block once).
 //
 // Used by one thread, within one BagReader; its memory is kept and bounded by the largest chunk
-// (lookup.cc cuts requests into chunks).
+// (lookup_scratch.h says how requests are cut into chunks).
 #pragma once
 
 #include <array>
@@ -146,8 +146,5 @@ class Finder {
   Dice dice_;
   size_t until_counted_ = 0;  // keys
 };
-
-// What the lookups of the calling thread keep, in bytes.
-size_t LookupScratchBytes();
 
 }  // namespace embertide

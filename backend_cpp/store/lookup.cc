@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "store/finder.h"
+#include "store/lookup_scratch.h"
 #include "store/row_ops.h"
 #include "store/store_impl.h"
 
@@ -13,36 +14,8 @@ namespace {
 // Rows pooled at a time: few enough to lie in the second-level cache together. The sums of a larger
 // bag pass through memory as often.
 constexpr size_t kBagRows = 64;
-// Keys of a chunk: SSD reads come in batches far deeper than a drive's queue, and what a chunk
-// notes of its keys stays in the second-level cache. A chunk has whole samples, so at most twice as
-// many; a sample with more keys is answered in pieces. That bounds what a thread keeps: 16 MiB, if
-// all rows lie on an SSD and take a block each.
-constexpr size_t kChunkKeys = 2048;
 // Keys of several lookups that a thread is woken for, about 0.2 ms of work.
 constexpr size_t kLeastShared = 4096;
-
-// One batch's working memory, kept by each thread; bounded as kChunkKeys says. What a peer's call
-// may read has a bound of its own (peer/limits.h), and what HBM lacks is at most a batch of it.
-struct Scratch {
-  Finder finder;
-  std::vector<double> sums;
-  std::vector<SourceCounts> counts;  // by table
-  std::vector<ObservedRead> observed;
-  Dice dice;
-  size_t until_observed = 0;  // keys
-  // A batch that failed leaves nothing to the next, which may be another store's.
-  void Begin(size_t tables) {
-    counts.assign(tables, SourceCounts{});
-    observed.clear();
-    finder.accesses().clear();
-    finder.watched().clear();
-  }
-};
-
-Scratch& ThreadScratch() {
-  thread_local Scratch scratch;
-  return scratch;
-}
 
 Status ValidateRequest(const LookupRequest& request, const TableConfig& table) {
   if (request.out_stride < table.layout.dim()) {
@@ -57,58 +30,6 @@ Status ValidateRequest(const LookupRequest& request, const TableConfig& table) {
                                         std::to_string(request.keys.size()) + ")"};
   }
   return Status::Ok();
-}
-
-// Notes a found key for the observer.
-void Observe(const Table& table, uint64_t key, const FoundRow& found, uint32_t weight,
-             Scratch* scratch) {
-  const uint64_t hash = HashKey(key);
-  scratch->observed.push_back({key, hash, table.ordinal, table.BucketOf(hash),
-                               table.config.layout.PayloadBytes(found.live), weight, found.source});
-}
-
-// Counts the n keys at `at`, at + `step`, ..., all of one table and found, and notes them for the
-// observer.
-void Tally(const StoreState& store, const Table& table, size_t at, size_t n, size_t step,
-           Scratch* scratch) {
-  const Finder& finder = scratch->finder;
-  const FoundRow* found = finder.found();
-  const size_t end = at + n * step;
-  SourceCounts& counts = scratch->counts[table.ordinal];
-  if (finder.only_ddr()) {
-    counts[static_cast<size_t>(Source::kDdr)] += n;
-  } else {
-    for (size_t i = at; i < end; i += step) ++counts[static_cast<size_t>(found[i].source)];
-  }
-  if (store.options.observer == nullptr) return;
-  const uint32_t every = store.options.observer->every();
-  size_t next = scratch->until_observed;
-  for (; next < n; next += 1 + scratch->dice.Gap(every)) {
-    const size_t i = at + next * step;
-    if (!finder.remote(i)) Observe(table, finder.key(i), found[i], every, scratch);
-  }
-  scratch->until_observed = next - n;
-}
-
-// A peer's sums are of weighed rows already. A null weight is 1.
-void AddOne(const Table& table, const FoundRow& found, const float* weight, double* sums) {
-  const uint32_t dim = table.config.layout.dim();
-  switch (found.kind) {
-    case FoundKind::kRow:
-      return AddRows(table.config.layout, &found, weight, 1, sums);
-    case FoundKind::kDefault: {
-      const double by = weight == nullptr ? 1.0 : double{*weight};
-      for (uint32_t d = 0; d < dim; ++d) sums[d] += by * table.default_row[d];
-      return;
-    }
-    case FoundKind::kSums: {
-      const auto* others = reinterpret_cast<const double*>(found.payload);
-      for (uint32_t d = 0; d < dim; ++d) sums[d] += others[d];
-      return;
-    }
-    case FoundKind::kNothing:
-      return;
-  }
 }
 
 bool AreRows(const FoundRow* found, size_t n) {
@@ -148,7 +69,7 @@ void WriteOne(const Table& table, const FoundRow& found, float* out) {
 // Samples of bags of one key each, the first at `at`, to `out` and every out_stride from there.
 // Errors are those of Finder::FindAll.
 Status WriteSingles(const StoreState& store, std::span<const BagFeature> features, size_t at,
-                    size_t samples, float* out, size_t out_stride, Scratch* scratch) {
+                    size_t samples, float* out, size_t out_stride, LookupScratch* scratch) {
   Finder& finder = scratch->finder;
   const size_t step = features.size();
   if (!finder.Find(at + samples * step)) EMBERTIDE_RETURN_IF_ERROR(finder.FindAll());
@@ -168,7 +89,7 @@ Status WriteSingles(const StoreState& store, std::span<const BagFeature> feature
 
 // The bag of the n keys from `at` on; null weights are 1 each. Errors are those of Finder::FindAll.
 Status PoolBag(SumKind kind, const Table& table, Pooling pooling, size_t at, size_t n,
-               const float* weights, Scratch* scratch, float* out) {
+               const float* weights, LookupScratch* scratch, float* out) {
   Finder& finder = scratch->finder;
   const RowLayout& layout = table.config.layout;
   const double divisor = pooling == Pooling::kMean && n > 0 ? static_cast<double>(n) : 1.0;
@@ -204,43 +125,10 @@ Status PoolBag(SumKind kind, const Table& table, Pooling pooling, size_t at, siz
 
 }  // namespace
 
-// Tells the policies of what was read, pool by pool. A reader never waits: while a log is being
-// emptied, what it has to tell is lost, and counted.
-static void TellPolicies(const StoreState& store, Scratch* scratch) {
-  auto& accesses = scratch->finder.accesses();
-  if (accesses.empty()) return;
-  const auto by_pool = [](const auto& a, const auto& b) { return a.first < b.first; };
-  if (store.pools.size() > 1) std::stable_sort(accesses.begin(), accesses.end(), by_pool);
-  uint64_t told = 0;
-  for (size_t i = 0; i < accesses.size();) {
-    RowPool* pool = accesses[i].first;
-    const size_t first = i;
-    while (i < accesses.size() && accesses[i].first == pool) ++i;
-    if (!pool->accesses_mutex.try_lock()) continue;
-    const MutexLock lock(pool->accesses_mutex, std::adopt_lock);
-    const size_t room = pool->most_accesses - pool->accesses.size();
-    const size_t end = first + std::min(room, i - first);
-    for (size_t k = first; k < end; ++k) pool->accesses.push_back(accesses[k].second);
-    told += end - first;
-  }
-  if (told < accesses.size()) store.counters.dropped_accesses += accesses.size() - told;
-  accesses.clear();
-}
-
-static void Tell(const StoreState& store, Scratch* scratch) {
-  TellPolicies(store, scratch);
-  if (store.options.observer == nullptr) return;
-  std::vector<WatchedKey>& watched = scratch->finder.watched();
-  if (!watched.empty()) store.options.observer->Watch(watched);
-  if (!scratch->observed.empty()) store.options.observer->Observe(scratch->observed);
-  watched.clear();
-  scratch->observed.clear();
-}
-
 // Finds and pools the keys of one chunk.
 static Status Answer(const StoreState& store, uint64_t version,
                      std::span<const BagFeature> features, std::span<const KeyBags> requests,
-                     Scratch* scratch) {
+                     LookupScratch* scratch) {
   Finder& finder = scratch->finder;
   finder.Begin(&store, version);
   for (const KeyBags& request : requests) finder.Add(features, request);
@@ -289,32 +177,12 @@ static Status Answer(const StoreState& store, uint64_t version,
   return Status::Ok();
 }
 
-// Finds all keys of a request, to be read from the finder, and counts them.
-static Status FindAll(const StoreState& store, uint64_t version,
-                      std::span<const BagFeature> features, const KeyBags& keys, Scratch* scratch,
-                      bool note_changes = false) {
-  Finder& finder = scratch->finder;
-  finder.Begin(&store, version);
-  if (note_changes) finder.NoteChanges();
-  finder.Add(features, keys);
-  EMBERTIDE_RETURN_IF_ERROR(finder.FindAll());
-  const bool jagged = !keys.offsets.empty();
-  const size_t bags = jagged ? keys.offsets.size() - 1 : keys.keys.size();
-  for (size_t bag = 0, at = 0; bag < bags; ++bag) {
-    const size_t n = jagged ? keys.offsets[bag + 1] - keys.offsets[bag] : 1;
-    Tally(store, store.tables[features[bag % features.size()].table], at, n, 1, scratch);
-    at += n;
-  }
-  finder.Count();
-  return Status::Ok();
-}
-
 namespace {
 
 // What the HBM tier asks of the tiers below it.
 class BelowHbmLookup : public BelowHbm {
  public:
-  BelowHbmLookup(const StoreState& store, uint64_t version, Scratch* scratch)
+  BelowHbmLookup(const StoreState& store, uint64_t version, LookupScratch* scratch)
       : store_(store), version_(version), scratch_(scratch) {}
   Status Find(std::span<const BagFeature> features, const KeyBags& keys) override {
     return FindAll(store_, version_, features, keys, scratch_);
@@ -344,7 +212,7 @@ class BelowHbmLookup : public BelowHbm {
  private:
   const StoreState& store_;
   const uint64_t version_;
-  Scratch* scratch_;
+  LookupScratch* scratch_;
 };
 
 }  // namespace
@@ -366,7 +234,7 @@ static KeyBags Slice(const KeyBags& request, size_t features, size_t first, size
 
 // One bag, kChunkKeys keys at a time: the same sums as PoolBag's.
 static Status AnswerBag(const StoreState& store, uint64_t version, const BagFeature& of,
-                        const KeyBags& bag, Scratch* scratch) {
+                        const KeyBags& bag, LookupScratch* scratch) {
   const Table& table = store.tables[of.table];
   const uint32_t dim = table.config.layout.dim();
   Finder& finder = scratch->finder;
@@ -395,7 +263,7 @@ static Status AnswerBag(const StoreState& store, uint64_t version, const BagFeat
 // A jagged sample that is too large for a chunk.
 static Status AnswerLargeSample(const StoreState& store, uint64_t version,
                                 std::span<const BagFeature> features, const KeyBags& sample,
-                                Scratch* scratch) {
+                                LookupScratch* scratch) {
   for (size_t f = 0; f < features.size(); ++f) {
     const size_t first = sample.offsets[f];
     KeyBags bag = sample;
@@ -443,11 +311,6 @@ static Status ForEachChunk(size_t features, std::span<const KeyBags> requests, c
   return chunk.empty() ? Status::Ok() : answer(chunk);
 }
 
-size_t LookupScratchBytes() {
-  const Scratch& scratch = ThreadScratch();
-  return scratch.finder.memory_bytes() + scratch.sums.capacity() * sizeof(double);
-}
-
 BagReader::BagReader(const ReadView& view) : view_(view) {
   view_.store_->impl_->store.readers.BeginRead(view_.reader_);
 }
@@ -460,7 +323,7 @@ Status BagReader::Lookup(std::span<const BagFeature> features, std::span<const K
   for (const BagFeature& feature : features) {
     EMBERTIDE_RETURN_IF_ERROR(store.CheckValues(feature.table));
   }
-  Scratch& scratch = ThreadScratch();
+  LookupScratch& scratch = ThreadLookupScratch();
   scratch.Begin(store.tables.size());
   Status status(Code::kUnavailable, "there is no HBM tier");
   if (store.hbm != nullptr) {
@@ -490,111 +353,6 @@ Status BagReader::Lookup(std::span<const BagFeature> features, std::span<const K
   }
   for (size_t s = 0; s < kSources; ++s) {
     if (all[s] > 0) store.counters.hits[s].fetch_add(all[s], std::memory_order_relaxed);
-  }
-  return Status::Ok();
-}
-
-// Finds keys of one table, for peers. What is asked for again, to be kept, is no read.
-static Status FindForPeer(const StoreState& store, uint64_t version, uint32_t table,
-                          std::span<const int64_t> keys, bool again, Scratch* scratch,
-                          uint8_t* sources) {
-  EMBERTIDE_RETURN_IF_ERROR(store.CheckTable(table));
-  scratch->Begin(store.tables.size());
-  const BagFeature feature{table, Pooling::kSum, 0};
-  const KeyBags bags{keys, {}, nullptr, 0};
-  EMBERTIDE_RETURN_IF_ERROR(FindAll(store, version, {&feature, 1}, bags, scratch, again));
-  if (again) {
-    scratch->observed.clear();
-    scratch->finder.watched().clear();
-  }
-  for (ObservedRead& read : scratch->observed) read.for_peer = true;
-  Tell(store, scratch);
-  for (size_t i = 0; i < keys.size(); ++i) {
-    sources[i] = static_cast<uint8_t>(scratch->finder.found()[i].source);
-  }
-  const SourceCounts& counts = scratch->counts[table];
-  for (size_t s = 0; s < kSources; ++s) {
-    if (counts[s] > 0) store.counters.hits[s].fetch_add(counts[s], std::memory_order_relaxed);
-  }
-  return Status::Ok();
-}
-
-Status BagReader::CopyRows(uint32_t table, std::span<const int64_t> keys, std::string* records,
-                           uint8_t* sources, const ReadView* since) const {
-  const StoreState& store = view_.store_->impl_->store;
-  Scratch& scratch = ThreadScratch();
-  EMBERTIDE_RETURN_IF_ERROR(
-      FindForPeer(store, view_.version_, table, keys, since != nullptr, &scratch, sources));
-  const RowLayout& layout = store.tables[table].config.layout;
-  std::vector<std::byte> bytes;
-  bytes.reserve(keys.size() * (kRecordHeaderBytes + layout.PayloadBytes(layout.full_mask())));
-  for (size_t i = 0; i < keys.size(); ++i) {
-    if (since != nullptr && !scratch.finder.ChangedSince(i, since->version())) {
-      sources[i] = kUnchangedSource;
-      continue;
-    }
-    const FoundRow& found = scratch.finder.found()[i];
-    if (found.kind != FoundKind::kRow) continue;
-    AppendRecord({static_cast<uint64_t>(keys[i]),
-                  found.live,
-                  RecordKind::kRow,
-                  {found.payload, layout.PayloadBytes(found.live)}},
-                 &bytes);
-  }
-  records->append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  return Status::Ok();
-}
-
-Status BagReader::CopyKeys(uint32_t table, const KeyBags& request, int64_t* out, uint8_t* sources,
-                           std::span<SourceCounts> counts) const {
-  const StoreState& store = view_.store_->impl_->store;
-  EMBERTIDE_RETURN_IF_ERROR(store.CheckTable(table));
-  const RowLayout& layout = store.tables[table].config.layout;
-  if (!layout.is_keys()) {
-    return {Code::kInvalidArgument,
-            "table " + store.tables[table].config.name + " has rows of values, and no keys"};
-  }
-  Scratch& scratch = ThreadScratch();
-  scratch.Begin(store.tables.size());
-  const BagFeature feature{table, Pooling::kSum, 0};
-  for (size_t first = 0; first < request.keys.size(); first += kChunkKeys) {
-    KeyBags piece;
-    piece.keys = request.keys.subspan(first, std::min(kChunkKeys, request.keys.size() - first));
-    if (request.remote_of != nullptr) piece.remote_of = request.remote_of + first;
-    piece.remote = request.remote;
-    EMBERTIDE_RETURN_IF_ERROR(FindAll(store, view_.version_, {&feature, 1}, piece, &scratch));
-    for (size_t i = 0; i < piece.keys.size(); ++i, out += layout.dim()) {
-      const FoundRow& found = scratch.finder.found()[i];
-      const bool is_row = found.kind == FoundKind::kRow;
-      embertide::CopyKeys(layout, is_row ? found.live : uint16_t{0}, found.payload, out);
-      if (sources != nullptr) *sources++ = static_cast<uint8_t>(found.source);
-    }
-  }
-  Tell(store, &scratch);
-  for (size_t s = 0; s < kSources; ++s) {
-    const uint64_t found = scratch.counts[table][s];
-    if (!counts.empty()) counts[table][s] += found;
-    if (found > 0) store.counters.hits[s].fetch_add(found, std::memory_order_relaxed);
-  }
-  return Status::Ok();
-}
-
-Status BagReader::SumBags(uint32_t table, std::span<const int64_t> keys,
-                          std::span<const uint32_t> offsets, std::span<const uint32_t> places,
-                          std::span<const float> weights, double* sums, uint8_t* sources) const {
-  const StoreState& store = view_.store_->impl_->store;
-  EMBERTIDE_RETURN_IF_ERROR(store.CheckValues(table));
-  Scratch& scratch = ThreadScratch();
-  EMBERTIDE_RETURN_IF_ERROR(
-      FindForPeer(store, view_.version_, table, keys, /*again=*/false, &scratch, sources));
-  const Table& of = store.tables[table];
-  const uint32_t dim = of.config.layout.dim();
-  std::fill_n(sums, (offsets.size() - 1) * dim, 0.0);
-  for (size_t bag = 0; bag + 1 < offsets.size(); ++bag, sums += dim) {
-    for (uint32_t k = offsets[bag]; k < offsets[bag + 1]; ++k) {
-      const float* weight = weights.empty() ? nullptr : &weights[k];
-      AddOne(of, scratch.finder.found()[places[k]], weight, sums);
-    }
   }
   return Status::Ok();
 }

@@ -2,10 +2,11 @@
 // this folder.
 //
 //   StoreState     options, tables, pools, pins, counters      store_state.h
+//     RowPool      DDR and SSD that tables share               row_pool.h, shares.cc
 //   SealManifest   which seal counts                           seal_manifest.h
 //   Reclaimer      what is unlinked, until it is freed         reclaimer.h
 //   SsdMover       rows moved to and on the SSD                ssd_mover.h
-//   Evictor        which rows leave DDR                        evictor.h, shares.cc
+//   Evictor        which rows leave DDR                        evictor.h
 //   Residency      room in DDR; rows stored and brought        residency.h
 //   Upkeep         all that in the background                  upkeep.h
 //   serving
@@ -22,9 +23,9 @@
 //                  what checkpoints have of that               prune_state.cc
 //                  events of keys                              counting.cc
 //
-// Reads use StoreState alone: lookup.cc, over finder.h (where a batch's rows lie) and hbm_tier.h
-// (the tier above DDR). store.cc has opening, pins and statistics; integrity.cc checks every
-// invariant.
+// Reads use StoreState alone: lookup.cc (bags), lookup_rows.cc (rows, keys and sums as they are),
+// over finder.h (where a batch's rows lie) and hbm_tier.h (the tier above DDR). store.cc has
+// opening, pins and statistics; integrity.cc checks every invariant.
 #pragma once
 
 #include <utility>
