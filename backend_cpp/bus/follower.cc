@@ -5,15 +5,16 @@
 
 #include <algorithm>
 #include <array>
-#include <condition_variable>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <set>
+#include <stop_token>
 #include <thread>
 
 #include "base/clock.h"
 #include "base/file.h"
+#include "base/mutex.h"
+#include "base/sleep.h"
 #include "bus/chain.h"
 #include "bus/delta.h"
 #include "bus/promotion.h"
@@ -80,10 +81,9 @@ struct Follower::Impl {
   RedisAddress address;
   VersionSink* sink = nullptr;
   FollowerStats stats;
-  mutable std::mutex mutex;
-  std::condition_variable wake;
-  bool stop = false;
-  std::string error;
+  std::stop_source stop;
+  mutable Mutex mutex;
+  std::string error EMBERTIDE_GUARDED_BY(mutex);
   std::unique_ptr<RedisConnection> redis;
   std::string cursor;  // id of the last commit read
   std::string note_name;
@@ -103,16 +103,11 @@ struct Follower::Impl {
 
   VersionId newest() const { return {sink->newest_number(), sink->newest_lineage()}; }
 
-  bool Wait(milliseconds time) {
-    std::unique_lock lock(mutex);
-    return wake.wait_for(lock, time, [this] { return stop; });
-  }
-  bool Stopping() const {
-    const std::lock_guard lock(mutex);
-    return stop;
-  }
+  // False: the thread is to end.
+  bool Wait(milliseconds time) const { return SleepFor(stop.get_token(), time); }
+  bool Stopping() const { return stop.stop_requested(); }
   void Note(const Status& status) {
-    const std::lock_guard lock(mutex);
+    const MutexLock lock(mutex);
     error = status.ok() ? std::string() : status.ToString();
   }
   // The model's streams (docs/formats.md, "Bus").
@@ -219,7 +214,7 @@ void Follower::Impl::Run() {
     if (!options.bus.empty() && redis == nullptr && now - tried >= options.retry_every) Connect();
     if (redis == nullptr) {
       stats.caught_up = true;
-      if (Wait(more ? kSoon : std::min(options.retry_every, kBlock))) return;
+      if (!Wait(more ? kSoon : std::min(options.retry_every, kBlock))) return;
       if (std::chrono::steady_clock::now() - looked >= options.retry_every) Note(CatchUp());
       continue;
     }
@@ -231,14 +226,14 @@ void Follower::Impl::Run() {
     if (status.ok()) continue;
     Note(status);
     if (status.code() == Code::kBusy) {  // for the guard, which may decide any time
-      if (Wait(kBlock)) return;
+      if (!Wait(kBlock)) return;
       continue;
     }
     if (status.code() == Code::kDeviceError) {
       redis.reset();
       stats.connected = false;
     }
-    if (Wait(options.retry_every)) return;
+    if (!Wait(options.retry_every)) return;
   }
 }
 
@@ -606,18 +601,14 @@ Result<std::unique_ptr<Follower>> Follower::Start(const FollowerOptions& options
 Follower::Follower(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Follower::~Follower() {
-  {
-    const std::lock_guard lock(impl_->mutex);
-    impl_->stop = true;
-  }
-  impl_->wake.notify_all();
+  impl_->stop.request_stop();
   if (impl_->thread.joinable()) impl_->thread.join();
 }
 
 const FollowerStats& Follower::stats() const { return impl_->stats; }
 
 std::string Follower::last_error() const {
-  const std::lock_guard lock(impl_->mutex);
+  const MutexLock lock(impl_->mutex);
   return impl_->error;
 }
 

@@ -2,9 +2,11 @@
 #include "node/mending.h"
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <utility>
 
+#include "base/sleep.h"
 #include "bus/chain.h"
 
 namespace embertide {
@@ -45,21 +47,8 @@ Result<std::vector<std::byte>> ReadBucket(const NodeOptions& options, const Mani
 
 }  // namespace
 
-Mender::Mender(Node* node) : node_(node), thread_([this] { Run(); }) {}
-
-Mender::~Mender() {
-  {
-    const MutexLock lock(mutex_);
-    stop_ = true;
-  }
-  wake_.notify_all();
-  thread_.join();
-}
-
-bool Mender::Wait(std::chrono::milliseconds time) {
-  MutexLock lock(mutex_);
-  return !wake_.wait_for(lock, time, [this]() EMBERTIDE_REQUIRES(mutex_) { return stop_; });
-}
+Mender::Mender(Node* node)
+    : node_(node), thread_([this](const std::stop_token& stop) { Run(stop); }) {}
 
 void Mender::Say(const std::string& line) const {
   if (node_->options_.log) node_->options_.log(line);
@@ -93,10 +82,10 @@ Status Mender::MendBucket(uint32_t table, uint32_t bucket) const {
   return node_->store_->Mend(view.value(), table, bucket, records.value());
 }
 
-void Mender::Run() {
+void Mender::Run(const std::stop_token& stop) {
   auto wait = kLookEvery;
   auto again = kTryAgain;
-  while (Wait(wait)) {
+  while (SleepFor(stop, wait)) {
     wait = kLookEvery;
     const std::vector<BadBlock> blocks = node_->store_->FindBadBlocks();
     Tell(blocks);
@@ -106,7 +95,7 @@ void Mender::Run() {
     }
     std::string error;
     for (const auto& [table, bucket] : buckets) {
-      if (!Wait(std::chrono::milliseconds(0))) return;
+      if (stop.stop_requested()) return;
       const Status mended = MendBucket(table, bucket);
       if (mended.ok()) continue;
       ++failed_;

@@ -3,14 +3,12 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
-#include <condition_variable>
 #include <set>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "base/mutex.h"
 #include "embertide/node.h"
 
 namespace embertide {
@@ -20,8 +18,7 @@ class Mender {
  public:
   // `node` outlives it.
   explicit Mender(Node* node);
-  // Waits for the bucket at hand.
-  ~Mender();
+  // Its end waits for the bucket at hand.
   Mender(const Mender&) = delete;
   Mender& operator=(const Mender&) = delete;
 
@@ -29,9 +26,7 @@ class Mender {
   uint64_t failed() const { return failed_; }
 
  private:
-  void Run();
-  // False: the thread is to end.
-  bool Wait(std::chrono::milliseconds time);
+  void Run(const std::stop_token& stop);
   // Says which blocks are bad, and which no longer are; each once.
   void Tell(const std::vector<BadBlock>& blocks);
   void Say(const std::string& line) const;
@@ -42,10 +37,7 @@ class Mender {
   std::atomic<uint64_t> failed_{0};
   std::set<std::string> told_;  // blocks that are bad
   std::string error_;           // the last that was told
-  Mutex mutex_;
-  std::condition_variable_any wake_;
-  bool stop_ EMBERTIDE_GUARDED_BY(mutex_) = false;
-  std::thread thread_;  // last: it uses the members above
+  std::jthread thread_;         // last: it uses the members above
 };
 
 }  // namespace embertide

@@ -3,15 +3,16 @@
 
 #include <algorithm>
 #include <chrono>
-#include <condition_variable>
 #include <functional>
 #include <map>
 #include <mutex>
 #include <set>
 #include <span>
+#include <stop_token>
 #include <thread>
 
 #include "base/file.h"
+#include "base/sleep.h"
 #include "bus/chain.h"
 #include "embertide/numa.h"
 #include "embertide/v1/update.pb.h"
@@ -86,36 +87,20 @@ Result<DenseFileInfo> DenseFile(const Manifest& manifest, const std::string& rol
 
 // A thread in the background of a node: the upkeep of its devices, or of one at its NUMA node.
 struct Node::Worker {
-  explicit Worker(Store* store) : thread([this, store] { Run([store] { store->Maintain(); }); }) {}
+  explicit Worker(Store* store)
+      : thread([store](const std::stop_token& stop) {
+          while (SleepFor(stop, kMaintainEvery)) store->Maintain();
+        }) {}
   // A thread that may not be bound runs where it can: `log` is told.
   Worker(Store* store, uint32_t device, uint32_t numa_node,
          const std::function<void(const std::string&)>& log)
-      : thread([this, store, device, numa_node, log] {
+      : thread([store, device, numa_node, log](const std::stop_token& stop) {
           const Status bound = BindThread(numa_node);
           if (!bound.ok() && log)
             log("upkeep of device " + std::to_string(device) + ": " + bound.ToString());
-          Run([store, device] { store->Maintain(device); });
+          while (SleepFor(stop, kMaintainEvery)) store->Maintain(device);
         }) {}
-  ~Worker() {
-    {
-      const std::lock_guard lock(mutex);
-      stop = true;
-    }
-    wake.notify_all();
-    thread.join();
-  }
-  void Run(const std::function<void()>& maintain) {
-    std::unique_lock lock(mutex);
-    while (!wake.wait_for(lock, kMaintainEvery, [this] { return stop; })) {
-      lock.unlock();
-      maintain();
-      lock.lock();
-    }
-  }
-  std::mutex mutex;
-  std::condition_variable wake;
-  bool stop = false;
-  std::thread thread;  // last: it uses the members above
+  std::jthread thread;
 };
 
 Result<std::unique_ptr<Node>> Node::Open(NodeOptions options) {

@@ -1,6 +1,8 @@
 // The thread that looks.
 #include "node/readiness.h"
 
+#include "base/sleep.h"
+
 namespace embertide {
 namespace {
 
@@ -13,16 +15,7 @@ constexpr std::chrono::milliseconds kLookAtStart{20};
 Readiness::Readiness(std::function<std::string()> why_not, std::function<void(bool ready)> tell)
     : find_why_not_(std::move(why_not)), tell_(std::move(tell)), why_not_(find_why_not_()) {
   tell_(why_not_.empty());
-  thread_ = std::thread([this] { Look(); });
-}
-
-Readiness::~Readiness() {
-  {
-    const MutexLock lock(mutex_);
-    stop_ = true;
-  }
-  wake_.notify_all();
-  thread_.join();
+  thread_ = std::jthread([this](const std::stop_token& stop) { Look(stop); });
 }
 
 std::string Readiness::why_not() const {
@@ -32,19 +25,14 @@ std::string Readiness::why_not() const {
 
 bool Readiness::Await(std::chrono::steady_clock::time_point deadline) {
   MutexLock lock(mutex_);
-  return wake_.wait_until(lock, deadline,
-                          [this]() EMBERTIDE_REQUIRES(mutex_) { return why_not_.empty(); });
+  return looked_.wait_until(lock, deadline,
+                            [this]() EMBERTIDE_REQUIRES(mutex_) { return why_not_.empty(); });
 }
 
-bool Readiness::Wait(std::chrono::milliseconds time) {
-  MutexLock lock(mutex_);
-  return !wake_.wait_for(lock, time, [this]() EMBERTIDE_REQUIRES(mutex_) { return stop_; });
-}
-
-void Readiness::Look() {
+void Readiness::Look(const std::stop_token& stop) {
   bool was_ready = why_not().empty();
   std::chrono::milliseconds every = was_ready ? kLookEvery : kLookAtStart;
-  while (Wait(every)) {
+  while (SleepFor(stop, every)) {
     std::string why_not = find_why_not_();
     const bool ready = why_not.empty();
     if (ready != was_ready) tell_(ready);
@@ -54,7 +42,7 @@ void Readiness::Look() {
       const MutexLock lock(mutex_);
       why_not_ = std::move(why_not);
     }
-    wake_.notify_all();
+    looked_.notify_all();
   }
 }
 

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <functional>
+#include <stop_token>
 #include <string>
 #include <thread>
 
@@ -17,7 +18,6 @@ class Readiness {
   // `why_not` says what is missing; empty: nothing. `tell` is called with each change. Both are
   // called from the thread; `why_not` once before this returns.
   Readiness(std::function<std::string()> why_not, std::function<void(bool ready)> tell);
-  ~Readiness();
   Readiness(const Readiness&) = delete;
   Readiness& operator=(const Readiness&) = delete;
 
@@ -27,17 +27,14 @@ class Readiness {
   bool Await(std::chrono::steady_clock::time_point deadline);
 
  private:
-  void Look();
-  // False: the thread is to end.
-  bool Wait(std::chrono::milliseconds time);
+  void Look(const std::stop_token& stop);
 
   const std::function<std::string()> find_why_not_;
   const std::function<void(bool)> tell_;
   mutable Mutex mutex_;
-  std::condition_variable_any wake_;
-  bool stop_ EMBERTIDE_GUARDED_BY(mutex_) = false;
+  std::condition_variable_any looked_;
   std::string why_not_ EMBERTIDE_GUARDED_BY(mutex_);
-  std::thread thread_;  // last: it uses the members above
+  std::jthread thread_;  // last: it uses the members above
 };
 
 }  // namespace embertide

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/file.h"
+#include "base/sleep.h"
 #include "bus/chain.h"
 #include "embertide/checksum.h"
 
@@ -179,41 +180,28 @@ Result<std::optional<Recovered>> OpenFromSeal(const NodeOptions& options, const 
 
 // --- writing
 
-Sealer::Sealer(const Node* node) : node_(node), thread_([this] { Run(); }) {}
-
-Sealer::~Sealer() {
-  {
-    const MutexLock lock(mutex_);
-    stop_ = true;
-  }
-  wake_.notify_all();
-  thread_.join();
-}
+Sealer::Sealer(const Node* node)
+    : node_(node), thread_([this](const std::stop_token& stop) { Run(stop); }) {}
 
 std::string Sealer::error() const {
   const MutexLock lock(mutex_);
   return error_;
 }
 
-bool Sealer::Wait(std::chrono::nanoseconds time) {
-  MutexLock lock(mutex_);
-  return !wake_.wait_for(lock, time, [this]() EMBERTIDE_REQUIRES(mutex_) { return stop_; });
-}
-
-void Sealer::Run() {
+void Sealer::Run(const std::stop_token& stop) {
   SealOptions seal;
   seal.model = node_->manifest().model;
   seal.schema_id = node_->manifest().schema_id;
   seal.bytes_per_s = node_->options().ssd_seal_bytes_per_s;
   seal.name = [this](uint64_t number) { return node_->NameOf(number); };
-  seal.wait = [this](std::chrono::nanoseconds time) { return Wait(time); };
-  while (Wait(std::chrono::milliseconds(node_->options().ssd_seal_interval_ms))) {
+  seal.wait = [&stop](std::chrono::nanoseconds time) { return SleepFor(stop, time); };
+  while (SleepFor(stop, std::chrono::milliseconds(node_->options().ssd_seal_interval_ms))) {
     const StoreStats stats = node_->store().Stats();
     // The last one is as good as another would be, and keeps no room that rows have left.
     if (stats.seal.version == stats.newest_version && stats.seal.kept_bytes == 0) continue;
     const Status status = node_->store_->Seal(seal);
     const MutexLock lock(mutex_);
-    if (!stop_) error_ = status.ok() ? "" : status.ToString();
+    if (!stop.stop_requested()) error_ = status.ok() ? "" : status.ToString();
   }
 }
 

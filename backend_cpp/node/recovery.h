@@ -2,9 +2,9 @@
 // (docs/design/0006-seals.md). Private to this folder.
 #pragma once
 
-#include <condition_variable>
 #include <memory>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <thread>
 
@@ -40,8 +40,7 @@ class Sealer {
  public:
   // `node` outlives it.
   explicit Sealer(const Node* node);
-  // Gives up the seal at hand; waits for a slice of it at most.
-  ~Sealer();
+  // Its end gives up the seal at hand; it waits for a slice of it at most.
   Sealer(const Sealer&) = delete;
   Sealer& operator=(const Sealer&) = delete;
 
@@ -49,16 +48,12 @@ class Sealer {
   std::string error() const;
 
  private:
-  void Run();
-  // False: the thread is to end.
-  bool Wait(std::chrono::nanoseconds time);
+  void Run(const std::stop_token& stop);
 
   const Node* const node_;
   mutable Mutex mutex_;
-  std::condition_variable_any wake_;
-  bool stop_ EMBERTIDE_GUARDED_BY(mutex_) = false;
   std::string error_ EMBERTIDE_GUARDED_BY(mutex_);
-  std::thread thread_;  // last: it uses the members above
+  std::jthread thread_;  // last: it uses the members above
 };
 
 }  // namespace embertide

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "base/sleep.h"
 #include "triton/edge.h"
 
 namespace embertide::triton {
@@ -232,15 +233,11 @@ ModelMetrics::ModelMetrics(MetricFamilies& families, const std::string& model, c
   if (!node.options().state.empty()) AddOfFleet();
   families_.Enter(model_, this);
   Publish();
-  thread_ = std::thread([this] { Run(); });
+  thread_ = std::jthread([this](const std::stop_token& stop) { Run(stop); });
 }
 
 ModelMetrics::~ModelMetrics() {
-  {
-    const MutexLock lock(mutex_);
-    stop_ = true;
-  }
-  wake_.notify_all();
+  thread_.request_stop();
   thread_.join();
   families_.Leave(model_, this);
   if (lookup_us_ != nullptr) LogIfError(TRITONSERVER_MetricDelete(lookup_us_), "metric");
@@ -493,12 +490,10 @@ void ModelMetrics::Publish() {
   seal_error_ = std::move(error);
 }
 
-void ModelMetrics::Run() {
-  MutexLock lock(mutex_);
-  bool stop = false;
-  while (!stop) {
-    stop =
-        wake_.wait_for(lock, kPublishEvery, [this]() EMBERTIDE_REQUIRES(mutex_) { return stop_; });
+void ModelMetrics::Run(const std::stop_token& stop) {
+  bool more = true;
+  while (more) {
+    more = SleepFor(stop, kPublishEvery);
     Publish();
   }
 }

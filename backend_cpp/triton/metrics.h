@@ -11,10 +11,10 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <functional>
 #include <map>
 #include <memory>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <utility>
@@ -104,7 +104,7 @@ class ModelMetrics {
   void AddOfBus();
   void AddOfFleet();
   void Publish();
-  void Run();
+  void Run(const std::stop_token& stop);
 
   MetricFamilies& families_;
   const Node& node_;
@@ -118,10 +118,7 @@ class ModelMetrics {
   std::string bus_error_;   // shown last in the log
   std::string seal_error_;  // the same
   std::string why_not_ready_;
-  Mutex mutex_;
-  std::condition_variable_any wake_;
-  bool stop_ EMBERTIDE_GUARDED_BY(mutex_) = false;
-  std::thread thread_;  // last: it uses the members above
+  std::jthread thread_;  // last: it uses the members above
 };
 
 }  // namespace embertide::triton
