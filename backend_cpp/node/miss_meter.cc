@@ -7,7 +7,7 @@
 #include <map>
 #include <utility>
 
-#include "policy/simulate.h"
+#include "simulation/simulate.h"
 
 namespace embertide {
 namespace {

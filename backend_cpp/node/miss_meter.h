@@ -1,6 +1,6 @@
 // MissMeter: miss curves of tables, from the reads of a sample of keys (spatial sampling by hash:
 // Waldspurger et al., "Efficient MRC construction with SHARDS", FAST 2015). The newest samples are
-// kept in a ring and replayed through the simulator of policies (policy/simulate.h) at several
+// kept in a ring and replayed through the simulator of policies (simulation/simulate.h) at several
 // capacities; the first half of them only warms it up.
 //
 // LoadMeter is told of all reads of every 64th key. Where these are too many for the ring to cover

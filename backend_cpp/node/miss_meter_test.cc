@@ -7,7 +7,7 @@
 #include <random>
 
 #include "embertide/hash.h"
-#include "policy/simulate.h"
+#include "simulation/simulate.h"
 
 namespace embertide {
 namespace {

@@ -16,14 +16,13 @@ constexpr uint32_t kMostCapacity = 1U << 28;
 constexpr uint32_t kMostAccesses = FrequencySketch::kMost;
 
 // In the order of `MakeNamed`.
-constexpr std::array<PolicyInfo, 7> kPolicies = {{
+constexpr std::array<PolicyInfo, 6> kPolicies = {{
     {"reuse-density", "keeps what earns the most hits for its place, as learned", 8, 24, 49152},
     {"lru", "the row asked for longest ago leaves", 8, 0, 64},
     {"lfu", "the row asked for least often leaves; counts halve", 9, 0, 4096},
     {"clock", "a hand halves counts; what was at most 1 leaves", 2, 0, 64},
     {"s3-fifo", "a small queue before a main one, with ghosts", 9, 12, 256},
     {"w-tinylfu", "a window and a segmented LRU behind a frequency sketch", 9, 16, 1024},
-    {"utility", "what training finds most useful stays", 1, 0, 64},
 }};
 
 std::unique_ptr<Policy> MakeNamed(std::string_view name, const PolicyOptions& options) {
@@ -33,7 +32,6 @@ std::unique_ptr<Policy> MakeNamed(std::string_view name, const PolicyOptions& op
   if (name == "clock") return MakeClock(options.capacity);
   if (name == "s3-fifo") return MakeS3Fifo(options.capacity, options.key_of);
   if (name == "w-tinylfu") return MakeTinyLfu(options.capacity, options.key_of);
-  if (name == "utility") return MakeUtility(options.capacity, options.key_of, options.utility_of);
   return nullptr;
 }
 
@@ -99,19 +97,22 @@ uint64_t MostPolicyBytes(const std::string& name, uint32_t capacity) {
   return bytes + (parsed.value().accesses > 1 ? FrequencySketch::BytesFor(capacity) : 0);
 }
 
+Status CheckCapacity(const std::string& name, uint32_t capacity) {
+  if (capacity > 0 && capacity <= kMostCapacity) return Status::Ok();
+  return {Code::kInvalidArgument, "policy '" + name + "': a capacity of " +
+                                      std::to_string(capacity) + " slots is not in 1 to " +
+                                      std::to_string(kMostCapacity)};
+}
+
 Result<std::unique_ptr<Policy>> MakePolicy(const PolicyOptions& options) {
   const auto invalid = [&](const std::string& what) {
     return Status(Code::kInvalidArgument, "policy '" + options.name + "': " + what);
   };
-  if (options.capacity == 0 || options.capacity > kMostCapacity) {
-    return invalid("a capacity of " + std::to_string(options.capacity) + " slots is not in 1 to " +
-                   std::to_string(kMostCapacity));
-  }
+  EMBERTIDE_RETURN_IF_ERROR(CheckCapacity(options.name, options.capacity));
   if (options.key_of == nullptr) return invalid("nothing says which key is in a slot");
   const Result<PolicyName> parsed = ParsePolicyName(options.name);
   if (!parsed.ok()) return parsed.status();
   const auto& [name, accesses] = parsed.value();
-  if (name == "utility" && options.utility_of == nullptr) return invalid("there are no utilities");
   std::unique_ptr<Policy> policy = MakeNamed(name, options);
   if (accesses == 1) return policy;
   return MakeFrequencyAdmission(std::move(policy), options.capacity, accesses);

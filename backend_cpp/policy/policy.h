@@ -10,7 +10,7 @@
 //                         policy.Insert(slot, key)
 //   row is removed        policy.Erase(s)
 //
-// `Simulate` (simulate.h) is this loop. A store runs it under the device's writer lock: readers
+// `Simulate` (simulation/simulate.h) is this loop. A store runs it under the device's writer lock: readers
 // append the slots and keys that they met to a buffer, and the writer replays it, so that a policy
 // needs no lock and a lookup pays no more than the append.
 //
@@ -51,8 +51,6 @@ class Policy {
 
 // The key of the row in a slot, from its Insert until it has left.
 using KeyOf = std::function<uint64_t(uint32_t slot)>;
-// The utility that training gave to a key's row, larger is better; 0 for one that it does not know.
-using UtilityOf = std::function<float(uint64_t key)>;
 
 struct PolicyOptions {
   // One of `Policies()`. An ending ":n" lets a key enter at its n-th access of late (2 to 15),
@@ -61,7 +59,6 @@ struct PolicyOptions {
   uint32_t capacity = 0;  // slots; 1 to 2^28
   // What the caller knows; called during Touch, Admit and Evict, and never after the policy's end.
   KeyOf key_of;
-  UtilityOf utility_of;  // for "utility" alone; else it may be null
 };
 
 struct PolicyInfo {
@@ -86,8 +83,10 @@ Result<PolicyName> ParsePolicyName(const std::string& text);
 // A bound of bytes() of a policy by this name. Requires: there is one.
 uint64_t MostPolicyBytes(const std::string& name, uint32_t capacity);
 
+// kInvalidArgument naming both, if no policy has so many slots.
+Status CheckCapacity(const std::string& name, uint32_t capacity);
 // kInvalidArgument naming what is wrong: a name that does not exist, a capacity out of range, no
-// `key_of`, "utility" without utilities.
+// `key_of`.
 Result<std::unique_ptr<Policy>> MakePolicy(const PolicyOptions& options);
 
 }  // namespace embertide

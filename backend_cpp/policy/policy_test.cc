@@ -23,7 +23,6 @@ class Tier {
     options.name = name;
     options.capacity = capacity;
     options.key_of = key_of();
-    options.utility_of = [](uint64_t key) { return static_cast<float>(key % 97); };
     Result<std::unique_ptr<Policy>> policy = MakePolicy(options);
     EXPECT_TRUE(policy.ok());
     policy_ = std::move(*policy);
@@ -179,7 +178,6 @@ TEST(PolicyTest, WhatCannotBeIsRefusedByName) {
             std::string::npos);
   EXPECT_NE(refusal("lru", 0).find("capacity of 0"), std::string::npos);
   EXPECT_NE(refusal("lru", (1U << 28) + 1).find("capacity"), std::string::npos);
-  EXPECT_NE(refusal("utility", 4).find("no utilities"), std::string::npos);
   EXPECT_NE(refusal("keyless", 4).find("which key"), std::string::npos);
   for (const char* name : {"lru:", "lru:1", "lru:16", "lru:2x", "lru:-2"}) {
     EXPECT_NE(refusal(name, 4).find("after the colon"), std::string::npos) << name;
@@ -193,13 +191,6 @@ TEST(PolicyTest, AFrequencyLetsAKeyEnterAtThatAccess) {
   EXPECT_FALSE(tier->Admit(1, false));
   EXPECT_TRUE(tier->Admit(1, false));
   EXPECT_FALSE(tier->Admit(2, false));
-}
-
-TEST(PolicyTest, UtilityKeepsTheMostUseful) {
-  Tier tier("utility", 10);
-  for (uint64_t key = 0; key < 97; ++key) tier.Ask(key);
-  for (uint64_t key = 87; key < 97; ++key) EXPECT_TRUE(tier.Ask(key)) << key;
-  EXPECT_FALSE(tier.Ask(86));
 }
 
 TEST(PolicyTest, TheClockOfReuseDensityMayWrap) {

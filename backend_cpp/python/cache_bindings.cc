@@ -1,7 +1,6 @@
 // Bindings of the cache policies and their simulator.
 #include "bindings.h"
-#include "policy/policy.h"
-#include "policy/simulate.h"
+#include "simulation/simulate.h"
 
 namespace embertide {
 namespace {
@@ -24,10 +23,7 @@ void BindCache(py::module_& m) {
       .def_readonly("about", &PolicyInfo::about)
       .def_readonly("slot_bytes", &PolicyInfo::slot_bytes)
       .def_readonly("history_bytes", &PolicyInfo::history_bytes);
-  m.def("cache_policies", [] {
-    const auto policies = Policies();
-    return std::vector<PolicyInfo>(policies.begin(), policies.end());
-  });
+  m.def("cache_policies", &SimulatedPolicies);
   py::class_<SimulationResult>(m, "CacheResult")
       .def_readonly("hits", &SimulationResult::hits)
       .def_readonly("inserted", &SimulationResult::inserted)

@@ -20,22 +20,10 @@ uint64_t BytesOf(const TableBudget& budget, bool ssd) {
   return ssd ? budget.ssd_bytes : budget.ddr_bytes;
 }
 
-// A policy of DDR that a store can follow.
-Result<PolicyName> ParseDdrPolicy(const std::string& text) {
-  Result<PolicyName> policy = ParsePolicyName(text);
-  if (policy.ok() && policy.value().name == "utility") {
-    return Status(Code::kInvalidArgument,
-                  "policy '" + text +
-                      "' goes by what training says of each row, which no snapshot and no delta "
-                      "carries; give reuse-density, which learns from reads, or clock");
-  }
-  return policy;
-}
-
 // Tables that share room share a policy, and one that names rows by key knows those of one table.
 Status ValidatePolicies(const StoreOptions& options) {
   const size_t sharing = options.tables.size() - options.table_budgets.size();
-  const Result<PolicyName> shared = ParseDdrPolicy(options.ddr_policy);
+  const Result<PolicyName> shared = ParsePolicyName(options.ddr_policy);
   if (!shared.ok()) return {shared.status().code(), "ddr_policy: " + shared.status().message()};
   if (shared.value().name != "clock" && sharing > 1) {
     return {Code::kInvalidArgument, "ddr_policy = " + options.ddr_policy + ": " +
@@ -44,7 +32,7 @@ Status ValidatePolicies(const StoreOptions& options) {
                                         "each table a budget of its own"};
   }
   for (const auto& [name, budget] : options.table_budgets) {
-    const Result<PolicyName> policy = ParseDdrPolicy(budget.ddr_policy);
+    const Result<PolicyName> policy = ParsePolicyName(budget.ddr_policy);
     if (!policy.ok()) {
       return {policy.status().code(), "table " + name + ": " + policy.status().message()};
     }

@@ -101,8 +101,8 @@ def command(
         int,
         typer.Option(
             min=1,
-            help="The policy utility knows what training had counted at the last version; a "
-            "version has so many accesses.",
+            help="The policy utility, which no tier can have, knows what training had counted at "
+            "the last version; a version has so many accesses.",
         ),
     ] = 50_000,
     plot: Annotated[

@@ -1,5 +1,5 @@
 // Simulated hits against brute force, and the policies against each other on generated traces.
-#include "policy/simulate.h"
+#include "simulation/simulate.h"
 
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "policy/policy.h"
+#include "simulation/utility.h"
 
 namespace embertide {
 namespace {
@@ -112,6 +112,30 @@ TEST(SimulateTest, RefusesWhatCannotBe) {
   EXPECT_EQ(Simulate(trace, {"nothing", 1}).status().code(), Code::kInvalidArgument);
   EXPECT_EQ(Simulate(trace, {"lru", 0}).status().code(), Code::kInvalidArgument);
   EXPECT_EQ(Simulate(trace, {"utility", 1, 0}).status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(Simulate(trace, {"utility", 0}).status().code(), Code::kInvalidArgument);
+}
+
+TEST(SimulateTest, UtilityKeepsTheMostUseful) {
+  std::vector<uint64_t> keys(10);
+  const auto made = MakeUtility(
+      10, [&](uint32_t slot) { return keys[slot]; },
+      [](uint64_t key) { return static_cast<float>(key % 97); });
+  ASSERT_TRUE(made.ok());
+  Policy& policy = *made.value();
+  for (uint64_t key = 0; key < 97; ++key) {
+    const bool full = key >= keys.size();
+    ASSERT_TRUE(policy.Admit(key, full)) << key;
+    const uint32_t slot = full ? policy.Evict() : static_cast<uint32_t>(key);
+    keys[slot] = key;
+    policy.Insert(slot, key);
+  }
+  std::ranges::sort(keys);
+  EXPECT_EQ(keys.front(), 87);
+  EXPECT_FALSE(policy.Admit(86, true));
+  EXPECT_TRUE(policy.Admit(86, false));
+  policy.Erase(3);
+  EXPECT_NE(policy.Evict(), 3);
+  EXPECT_LE(policy.bytes(), kUtilityPolicy.slot_bytes * 10 + kUtilityPolicy.fixed_bytes);
 }
 
 // --- reuse-density on traces of different kinds; 400,000 accesses, a tier of 500

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "embertide/status.h"
+#include "policy/policy.h"
 
 namespace embertide {
 
@@ -27,8 +28,11 @@ class Trace {
   std::vector<uint32_t> counts_;
 };
 
+// Those of a tier, and "utility" last.
+std::vector<PolicyInfo> SimulatedPolicies();
+
 struct SimulationOptions {
-  std::string policy;     // see PolicyOptions::name
+  std::string policy;     // see PolicyOptions::name; or "utility"
   uint32_t capacity = 0;  // rows of the tier, all of one size
   // What stands in for training, for "utility": after so many accesses a version is published, in
   // which utility = decay * utility before + accesses since.

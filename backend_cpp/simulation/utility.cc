@@ -1,11 +1,12 @@
 // "utility": the rows that training finds most useful stay. Of a sample, the row with the least
 // utility leaves; one that is not resident enters only if its own is larger. Knows nothing of the
 // accesses, so it is as good as the utilities are fresh.
+#include "simulation/utility.h"
+
 #include <limits>
 #include <utility>
 #include <vector>
 
-#include "policy/policies.h"
 #include "policy/sampler.h"
 
 namespace embertide {
@@ -55,8 +56,10 @@ class Utility final : public Policy {
 
 }  // namespace
 
-std::unique_ptr<Policy> MakeUtility(uint32_t capacity, KeyOf key_of, UtilityOf utility_of) {
-  return std::make_unique<Utility>(capacity, std::move(key_of), std::move(utility_of));
+Result<std::unique_ptr<Policy>> MakeUtility(uint32_t capacity, KeyOf key_of, UtilityOf utility_of) {
+  EMBERTIDE_RETURN_IF_ERROR(CheckCapacity(kUtilityPolicy.name, capacity));
+  return std::unique_ptr<Policy>(
+      std::make_unique<Utility>(capacity, std::move(key_of), std::move(utility_of)));
 }
 
 }  // namespace embertide

@@ -1,4 +1,4 @@
-#include "policy/simulate.h"
+#include "simulation/simulate.h"
 
 #include <algorithm>
 #include <bit>
@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "embertide/hash.h"
-#include "policy/policy.h"
+#include "simulation/utility.h"
 
 namespace embertide {
 namespace {
@@ -102,6 +102,13 @@ SimulationResult Run(const Trace& trace, std::vector<uint32_t>* keys, Policy* po
 
 }  // namespace
 
+std::vector<PolicyInfo> SimulatedPolicies() {
+  const auto tiers = Policies();
+  std::vector<PolicyInfo> all(tiers.begin(), tiers.end());
+  all.push_back(kUtilityPolicy);
+  return all;
+}
+
 Result<Trace> Trace::FromKeys(std::span<const int64_t> keys) {
   if (keys.empty() || keys.size() >= kNone) {
     return Status(Code::kInvalidArgument,
@@ -123,15 +130,14 @@ Result<SimulationResult> Simulate(const Trace& trace, const SimulationOptions& o
   if (options.version_accesses == 0) {
     return Status(Code::kInvalidArgument, "a version needs at least one access");
   }
-  const bool by_utility = options.policy.starts_with("utility");
+  const bool by_utility = options.policy == kUtilityPolicy.name;
   UtilityFeed feed(by_utility ? trace.distinct() : 0, options);
   std::vector<uint32_t> key_in;
-  PolicyOptions made;
-  made.name = options.policy;
-  made.capacity = options.capacity;
-  made.key_of = [&](uint32_t slot) { return key_in[slot]; };
-  made.utility_of = [&](uint64_t key) { return feed.Of(key); };
-  Result<std::unique_ptr<Policy>> policy = MakePolicy(made);
+  const KeyOf key_of = [&](uint32_t slot) { return key_in[slot]; };
+  Result<std::unique_ptr<Policy>> policy =
+      by_utility
+          ? MakeUtility(options.capacity, key_of, [&](uint64_t key) { return feed.Of(key); })
+          : MakePolicy({options.policy, options.capacity, key_of});
   if (!policy.ok()) return policy.status();
   key_in.resize(options.capacity);
   if (!by_utility) return Run(trace, &key_in, policy->get(), [](uint32_t) {});
