@@ -1,6 +1,7 @@
 """`control`: the control plane of a fleet, until Ctrl-C or until another one takes over."""
 
 import contextlib
+import importlib
 import logging
 from pathlib import Path
 from typing import Annotated
@@ -177,6 +178,7 @@ def command(
     """
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     collect_seldom()
+    importlib.import_module("scipy.optimize")  # a second that no beat shall wait for
     models = list(dict.fromkeys(model or ["news"]))
     with refusals(), contextlib.ExitStack() as stack:
         try:

@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
-from scipy.optimize import brentq
+import scipy
 
 from embertide.server.core.plan.wire import expected_sums
 from embertide.v1 import node_pb2
@@ -110,4 +110,4 @@ def _solved(pairs: list[tuple[float, float, float]], sent_share: float) -> float
         return 1.0
     if missing(KEYS_MAX) <= 0:
         return KEYS_MAX
-    return float(brentq(missing, 1.0, KEYS_MAX, rtol=1e-6))
+    return float(scipy.optimize.brentq(missing, 1.0, KEYS_MAX, rtol=1e-6))

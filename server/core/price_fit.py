@@ -21,8 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import solve_triangular
-from scipy.optimize import nnls
+import scipy
 
 from embertide.server.core.plan.cost import KIB
 from embertide.server.core.plan.prices import KINDS, Prices, prices_of
@@ -90,10 +89,10 @@ class Recursive:
         """Bring `solution_F` up to date."""
         normal_FF = self._gram_FF + self._weight * np.eye(len(self._right_F))
         lower_FF = np.linalg.cholesky(normal_FF)
-        right_F = solve_triangular(
+        right_F = scipy.linalg.solve_triangular(
             lower_FF, self._right_F + self._weight * self._prior_F, lower=True
         )
-        self.solution_F = nnls(lower_FF.T, right_F)[0] * self._scale_F
+        self.solution_F = scipy.optimize.nnls(lower_FF.T, right_F)[0] * self._scale_F
 
 
 class Errors:

@@ -65,7 +65,7 @@ class Planning:
         """Give each answer so many seconds."""
         self._limit_s = limit_s
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([_MODULE])
+        self._context.set_forkserver_preload([_MODULE, "scipy.optimize"])
         self._one = threading.Lock()
 
     def prepare_operation(self, asked: Asked) -> PreparedOperation:

@@ -11,14 +11,15 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
 from jinja2 import Environment, StrictUndefined
-from matplotlib.figure import Figure
 
 from embertide.server.cli.chaos.faults import NODES
 from embertide.server.cli.chaos.options import ChaosOptions
+
+if TYPE_CHECKING:  # a second of every command's start, were it loaded here
+    from matplotlib.figure import Figure
 
 ROUNDS_FILE, REPORT_FILE, PAGE_FILE = "rounds.jsonl", "report.json", "report.html"
 _WORST_SHOWN = 3
@@ -120,8 +121,10 @@ def summary(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def timeline(rounds: Sequence[Mapping[str, Any]], title: str) -> Figure:
+def timeline(rounds: Sequence[Mapping[str, Any]], title: str) -> "Figure":
     """Draw faults by what they concern, over the requests and the versions of the same time."""
+    from matplotlib.figure import Figure
+
     begin = min(each["began_s"] for each in rounds)
     end = max((b["at_s"] for each in rounds for b in each["bins"]), default=begin) - begin
     targets = sorted(
@@ -169,8 +172,10 @@ def timeline(rounds: Sequence[Mapping[str, Any]], title: str) -> Figure:
     return figure
 
 
-def histogram(rounds: Sequence[Mapping[str, Any]]) -> Figure:
+def histogram(rounds: Sequence[Mapping[str, Any]]) -> "Figure":
     """Draw how long the fleet took to be well again."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(8, 3), layout="constrained")
     axes = figure.add_subplot()
     axes.hist([each["heal_s"] for each in rounds], bins=40, color="#2c7fb8")
@@ -179,7 +184,9 @@ def histogram(rounds: Sequence[Mapping[str, Any]]) -> Figure:
     return figure
 
 
-def _svg(figure: Figure) -> str:
+def _svg(figure: "Figure") -> str:
+    import matplotlib as mpl
+
     out = io.StringIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "embertide"}):
         figure.savefig(out, format="svg", metadata={"Date": None})

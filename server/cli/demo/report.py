@@ -6,12 +6,12 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
 from jinja2 import Environment, StrictUndefined
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+
+if TYPE_CHECKING:  # a second of every command's start, were it loaded here
+    from matplotlib.axes import Axes
 
 _TIER_COLOURS = {
     "hbm": "#7b3294",
@@ -181,7 +181,7 @@ def _line(hours: Mapping[str, float]) -> tuple[list[float], list[float]]:
     return days, [hours.get(str(hour), math.nan) for hour in numbers]
 
 
-def _draw_auc(axes: Axes, report: Mapping[str, Any]) -> None:
+def _draw_auc(axes: "Axes", report: Mapping[str, Any]) -> None:
     for name, colour in (("served", "#2c7fb8"), ("frozen", "#f03b20")):
         hours = report[f"{name}_auc_by_hour"]
         if hours:
@@ -191,7 +191,7 @@ def _draw_auc(axes: Axes, report: Mapping[str, Any]) -> None:
     axes.legend(loc="lower left", frameon=False, ncols=2)
 
 
-def _draw_latency(axes: Axes, report: Mapping[str, Any]) -> None:
+def _draw_latency(axes: "Axes", report: Mapping[str, Any]) -> None:
     hours = report["latency_by_hour"]
     for at, name in enumerate(("p50", "p99")):
         values = {hour: pair[at] for hour, pair in hours.items()}
@@ -202,7 +202,7 @@ def _draw_latency(axes: Axes, report: Mapping[str, Any]) -> None:
     axes.legend(loc="upper right", frameon=False, ncols=2)
 
 
-def _draw_hits(axes: Axes, report: Mapping[str, Any]) -> None:
+def _draw_hits(axes: "Axes", report: Mapping[str, Any]) -> None:
     samples = [sample for sample in report["samples"] if sample["ts_ms"] is not None]
     days = [sample["ts_ms"] / 86_400_000 for sample in samples]
     shares: dict[str, list[float]] = {name: [] for name in _TIER_COLOURS}
@@ -228,7 +228,7 @@ _PICTURES = (
 )
 
 
-def _shade_reshard(axes: Axes, report: Mapping[str, Any]) -> None:
+def _shade_reshard(axes: "Axes", report: Mapping[str, Any]) -> None:
     """Mark the event time in which buckets moved."""
     moving = ("moving", "settling")
     ts_ms = [each["ts_ms"] for each in report["samples"] if each["reshard"] in moving]
@@ -238,6 +238,9 @@ def _shade_reshard(axes: Axes, report: Mapping[str, Any]) -> None:
 
 
 def _picture(draw: Any, report: Mapping[str, Any]) -> str:
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
     with mpl.rc_context({"font.size": 10, "svg.hashsalt": "embertide"}):
         figure = Figure(figsize=(10, 3), layout="constrained")
         axes = figure.subplots()

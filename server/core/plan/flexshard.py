@@ -20,7 +20,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
+import scipy
 
 from embertide.server.core.errors import Code, RefusedError
 from embertide.server.core.plan.instance import (
@@ -350,11 +350,11 @@ def _by_milp(
     cost = np.zeros(size)
     cost[-1] = 1
     cost[:count] = -1e-3 * saved_NC.sum(axis=0) / scale / nodes
-    found = milp(
+    found = scipy.optimize.milp(
         cost,
         integrality=np.concatenate([np.ones(size - 1), [0]]),
-        bounds=Bounds(0, most),
-        constraints=LinearConstraint(np.array(rows), low, high),
+        bounds=scipy.optimize.Bounds(0, most),
+        constraints=scipy.optimize.LinearConstraint(np.array(rows), low, high),
         options={"node_limit": 500, "mip_rel_gap": 0.005, "time_limit": limit_s},
     )
     if found.x is None:

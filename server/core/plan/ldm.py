@@ -8,7 +8,7 @@ not fit its device's budget, buckets with little load a byte leave it for device
 import dataclasses
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
+import scipy
 
 from embertide.server.core.errors import Code, RefusedError
 from embertide.server.core.plan.cost import busy_us_D, lookup_us_T, score_of
@@ -68,7 +68,7 @@ class Ldm:
         bytes_S = inside_SB @ instance.bytes_B
         over = np.maximum(bytes_S[:, None] - instance.budget_D[open_at][None, :], 0.0)
         # First of all sets shall fit, then stay.
-        rows, columns = linear_sum_assignment(over * len(sets) - stays)
+        rows, columns = scipy.optimize.linear_sum_assignment(over * len(sets) - stays)
         owned_DB = np.zeros_like(instance.owned_DB)
         owned_DB[open_at[columns]] = inside_SB[rows]
         _make_room(problem, instance, owned_DB, load)

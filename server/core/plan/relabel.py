@@ -1,7 +1,7 @@
 """Renames the devices of a placement so that less has to move."""
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
+import scipy
 
 from embertide.server.core.plan.instance import Instance
 from embertide.server.core.plan.owner_options import weights_B
@@ -16,7 +16,7 @@ def relabelled(instance: Instance, costs: ShardCosts, placed: Placed, owners_max
     open_D, free_B = instance.open_D, ~pinned(instance)
     placed_OB, today_OB = placed.owned_DB[open_D], instance.owned_DB[open_D]
     kept_OO = (placed_OB * np.where(free_B, weights_B(instance), 0.0)) @ today_OB.T.astype(float)
-    _, device_O = linear_sum_assignment(kept_OO, maximize=True)
+    _, device_O = scipy.optimize.linear_sum_assignment(kept_OO, maximize=True)
     exchanged_OB = np.empty_like(placed_OB)
     exchanged_OB[device_O] = placed_OB
     owned_DB = placed.owned_DB.copy()

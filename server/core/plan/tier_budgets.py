@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import coo_array
+import scipy
 
 Floats = NDArray[np.float64]
 
@@ -141,15 +140,15 @@ def by_milp(curves: Sequence[Curve], room: float, limit_s: float) -> Floats | No
     missed_Q = np.concatenate([curve.missed_P for curve in curves])
     table_Q = np.repeat(np.arange(len(curves)), [len(curve.bytes_P) for curve in curves])
     points = len(sizes_Q)
-    one_TQ = coo_array((np.ones(points), (table_Q, np.arange(points))))
+    one_TQ = scipy.sparse.coo_array((np.ones(points), (table_Q, np.arange(points))))
     scale = max(float(missed_Q.max()), 1e-9)
-    found = milp(
+    found = scipy.optimize.milp(
         missed_Q / scale,
         integrality=np.ones(points),
-        bounds=Bounds(0, 1),
+        bounds=scipy.optimize.Bounds(0, 1),
         constraints=[
-            LinearConstraint(one_TQ.tocsr(), 1, 1),
-            LinearConstraint(sizes_Q[None] / max(room, 1.0), -np.inf, 1),
+            scipy.optimize.LinearConstraint(one_TQ.tocsr(), 1, 1),
+            scipy.optimize.LinearConstraint(sizes_Q[None] / max(room, 1.0), -np.inf, 1),
         ],
         options={"node_limit": _NODES_MAX, "mip_rel_gap": _GAP, "time_limit": limit_s},
     )
