@@ -68,7 +68,7 @@ void Finder::Add(std::span<const BagFeature> features, const KeyBags& request) {
 
 // Notes the first groups of the next keys and asks for them.
 void Finder::Aim(size_t first, size_t end) {
-  std::array<uint64_t, kStep> hashes;
+  std::array<uint64_t, kMostKeysAStep> hashes;
   kRowOps->hashes(keys_.data() + first, end - first, hashes.data());
   const uint64_t version = version_;
   const bool watch = store_->options.observer != nullptr;
@@ -113,21 +113,21 @@ void Finder::NoteNotHeld(const Table& table, size_t i) {
 void Finder::Step() {
   const size_t begun = begun_;
   const size_t met = met_;
-  begun_ = std::min<size_t>(begun + kKeysAStep, size_);
+  begun_ = std::min(begun + kKeysAStep, size_);
   Aim(begun, begun_);
   SettleLast();
   ready_ = settled_;
   settled_ = second_;
   Settle();
   second_ = met;
-  met_ = std::min<size_t>(met + kKeysAStep, begun);
+  met_ = std::min(met + kKeysAStep, begun);
   Place(met, met_);
   AskForRows();
 }
 
 // What the keys' first groups have of them.
 void Finder::Place(size_t first, size_t end) {
-  std::array<uint64_t, kStep> words;
+  std::array<uint64_t, kMostKeysAStep> words;
   kRowOps->words(groups_.data() + first, keys_.data() + first, end - first, words.data());
   FoundRow* found = found_.data();
   const Bucket* const* buckets = buckets_.data();
@@ -216,9 +216,9 @@ void Finder::TakeRemote(size_t i) {
 // Looks into the second group of each key that is late. One in twenty is not there, either: the
 // next ones are asked for, and looked into by SettleLast a step later.
 void Finder::Settle() {
-  std::array<const BucketIndex::Group*, kStep> groups;
-  std::array<uint64_t, kStep> keys;
-  std::array<uint64_t, kStep> words;
+  std::array<const BucketIndex::Group*, kMostKeysAStep> groups;
+  std::array<uint64_t, kMostKeysAStep> keys;
+  std::array<uint64_t, kMostKeysAStep> words;
   for (size_t l = 0; l < late_count_; ++l) {
     const size_t i = late_[l];
     keys[l] = keys_[i];

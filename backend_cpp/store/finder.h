@@ -89,10 +89,6 @@ class Finder {
     const RowPool* pool = nullptr;
     LogRead read;
   };
-  // Of the keys of a step, kKeysAStep at most. Four steps are more lines than a core has misses in
-  // flight, and few enough to stay in the second-level cache with their rows.
-  static constexpr size_t kStep = kMostKeysAStep;
-
   // Groups after the second that are asked for at once: one key in a hundred goes on behind them.
   static constexpr size_t kGroupsAhead = 3;
 
@@ -128,11 +124,13 @@ class Finder {
   std::vector<FoundRow> found_;
   std::vector<uint64_t> changed_;  // the version that a row is of; 0: of none since the oldest
   std::vector<const RemoteRow*> remote_;  // empty: no key came from elsewhere
-  std::array<size_t, kStep + 1> late_;    // keys that are not in their first group, which is full
+  // Keys that are not in their first group, which is full.
+  std::array<size_t, kMostKeysAStep + 1> late_;
   size_t late_count_ = 0;
-  std::array<size_t, kStep> last_;  // of those, keys that are not in their second group, either
+  // Of those, keys that are not in their second group, either.
+  std::array<size_t, kMostKeysAStep> last_;
   size_t last_count_ = 0;
-  std::array<Lines, 3 * kStep> lines_;  // of the rows that a step found
+  std::array<Lines, 3 * kMostKeysAStep> lines_;  // of the rows that a step found
   size_t lines_count_ = 0;
   // The first key whose bucket is not held, if any.
   size_t not_held_ = kHeld;

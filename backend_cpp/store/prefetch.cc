@@ -25,12 +25,12 @@ bool HasRoomInFirst() noexcept {
 #endif
 }
 
-uint32_t KeysAStep() noexcept {
+size_t KeysAStep() noexcept {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   // AMD's CPUs before Zen 4, which have no such vectors: of a Zen 3, from 20 keys on each waits
   // longer the more there are (docs/results/store.md).
-  constexpr uint32_t kFew = 16;
+  constexpr size_t kFew = 16;
   if (__builtin_cpu_is("amd") != 0 && __builtin_cpu_supports("avx512f") == 0) return kFew;
 #endif
   return kMostKeysAStep;
@@ -39,6 +39,6 @@ uint32_t KeysAStep() noexcept {
 }  // namespace
 
 const bool kAskIntoFirst = HasRoomInFirst();
-const uint32_t kKeysAStep = KeysAStep();
+const size_t kKeysAStep = KeysAStep();
 
 }  // namespace embertide

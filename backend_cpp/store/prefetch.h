@@ -1,6 +1,7 @@
 // Asking ahead for the lines of memory that a batch is about to read.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace embertide {
@@ -11,9 +12,10 @@ inline constexpr uintptr_t kLine = 64;  // bytes
 // step, as AMD's Zen 5 has; else the second level's, for other CPUs wait after some two dozen.
 extern const bool kAskIntoFirst;
 // Keys that a batch is to ask for at once, at most kMostKeysAStep: where a CPU waits for what it
-// has asked of memory already, fewer.
-inline constexpr uint32_t kMostKeysAStep = 32;
-extern const uint32_t kKeysAStep;
+// has asked of memory already, fewer. Four steps are more lines than a core has misses in flight,
+// and few enough to stay in the second-level cache with their rows.
+inline constexpr size_t kMostKeysAStep = 32;
+extern const size_t kKeysAStep;
 
 inline void AskFor(const void* line) {
   if (kAskIntoFirst) {
