@@ -10,9 +10,9 @@
 //                         policy.Insert(slot, key)
 //   row is removed        policy.Erase(s)
 //
-// `Simulate` (simulation/simulate.h) is this loop. A store runs it under the device's writer lock: readers
-// append the slots and keys that they met to a buffer, and the writer replays it, so that a policy
-// needs no lock and a lookup pays no more than the append.
+// `Simulate` (simulation/simulate.h) is this loop. A store runs it under the row pool's writer
+// lock: readers append the slots and keys that they met to a buffer, and the writer replays it, so
+// that a policy needs no lock and a lookup pays no more than the append.
 //
 // Memory is fixed at construction and reported by bytes(): at most what `Policies()` states, for
 // each slot its own state and the history of rows that are not resident (ghosts, a sketch).

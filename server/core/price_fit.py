@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 import scipy
+from numpy.typing import NDArray
 
 from embertide.server.core.plan.cost import KIB
 from embertide.server.core.plan.prices import KINDS, Prices, prices_of
