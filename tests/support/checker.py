@@ -208,7 +208,7 @@ class Traffic:
     ) -> None:
         self.models = models
         self.findings = Findings()
-        self.errors: list[Exception] = []
+        self.errors: list[str] = []
         self._stop = threading.Event()
         self._threads = [
             threading.Thread(target=self._run, args=(server, seed)) for seed in range(threads)
@@ -224,7 +224,7 @@ class Traffic:
             while not self._stop.is_set():
                 last = check_once(client, rng, self.findings, last, self.models)
         except Exception as error:
-            self.errors.append(error)
+            self.errors.append(f"{type(error).__name__}: {error}")
         finally:
             client.raw.close()
 

@@ -91,6 +91,8 @@ def start_pair(
             peer_address=f"127.0.0.1:{peer}",
             plan_file=directory / f"plan-{n}.bin",
             max_degraded_share=max_degraded_share,
+            # A busy machine holds a peer up for longer than the tenth of a second that it has.
+            peer_timeout_ms=450,
         )
         triton.write_model(repository, "rank", options)
         starts.append(
