@@ -111,12 +111,10 @@ proto-baseline: build/.venv ## what later protos must stay readable by; run it w
 	$(if $(BREAK),,$(BIN)/buf breaking --against proto/baseline.binpb)
 	$(BIN)/buf build -o proto/baseline.binpb --exclude-source-info
 
-# Tests that measure no time and share no server between files: a core has one file of them at a time.
-SIDE_BY_SIDE := tests/trainer tests/contract tests/server tests/k8s tests/docs tests/test_tidy.py tests/test_requirements.py
 test: dev cpp fuzz build/.moto build/.kafka ## the tests, C++ and Python; test-long has the slowest
 	ctest --test-dir build/cpp --output-on-failure -j $$(nproc)
-	$(BIN)/pytest -q -n $$(nproc) --dist loadfile $(SIDE_BY_SIDE)
-	$(BIN)/pytest -q $(addprefix --ignore=,$(SIDE_BY_SIDE))
+	$(BIN)/pytest -q -n $$(nproc) --dist loadfile -m "not long and not alone"
+	$(BIN)/pytest -q -m "alone and not long" tests/control tests/e2e
 
 test-long: dev cpp build/.torchrec build/.moto build/.kafka site ## the tests that `make test` leaves out, and those by chance for a minute each; an hour
 	$(BIN)/pytest -q -m "long and not gpu"

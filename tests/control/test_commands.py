@@ -15,6 +15,8 @@ from embertide.server.adapters.process import Child, free_ports
 from embertide.trainer.config import FeatureConfig, ModelConfig, TableConfig
 from embertide.trainer.sync import plan
 
+pytestmark = pytest.mark.alone
+
 COMMAND = (sys.executable, "-m", "embertide.server.cli")
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
+pytestmark = pytest.mark.alone
+
 COMMAND = (sys.executable, "-m", "embertide.server.cli", "chaos")
 SEEDS = (
     14,  # messages to a node are flipped

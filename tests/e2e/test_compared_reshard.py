@@ -42,6 +42,8 @@ from embertide.trainer.eval.replay import Replay, ReplayConfig, ReplayProgress
 from embertide.trainer.eval.served import ServedModel, ServedNodes
 from embertide.v1 import control_pb2, plan_pb2
 
+pytestmark = pytest.mark.alone
+
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 WAITS_AT = 2_000  # event, for the copy
 

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 from served import answer, serving
 from serving import MODULES, wait_until
+
+pytestmark = pytest.mark.alone
 
 MOST_S = 8.0  # 3 s for requests in flight; a busy machine takes longer to end processes
 

@@ -169,7 +169,7 @@ class Run:
 
 
 @pytest.mark.parametrize(
-    "model", ["whole", "own net", pytest.param("pruned", marks=pytest.mark.long)]
+    "model", ["whole", *(pytest.param(m, marks=pytest.mark.long) for m in ("own net", "pruned"))]
 )
 def test_a_trainer_killed_at_random_ends_byte_for_byte_as_one_never_killed(
     tmp_path: Path, model: str

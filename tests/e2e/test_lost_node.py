@@ -14,6 +14,8 @@ from fleet import FleetSite, NodeProcess, is_right, keys_of, start_fleet
 from repeated import Repeated
 from serving import wait_until
 
+pytestmark = pytest.mark.alone
+
 _DEFAULT, _UNANSWERED = 4, 6  # of SOURCE
 _AWAY_S = 3.0
 _SETTLES_S = 2.0  # from ready to the last degraded answer, at most

@@ -24,6 +24,8 @@ from tritonclient.utils import InferenceServerException
 from embertide.server.adapters import process, triton
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 
+pytestmark = pytest.mark.alone
+
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / "build" / "cache" / "dense"
 SECONDS = float(os.environ.get("EMBERTIDE_CHECK_SECONDS", "5"))

@@ -16,6 +16,8 @@ from serving import Client, wait_until
 from embertide.server.adapters import process, triton
 from embertide.server.adapters.redis import RedisOptions, RedisServer
 
+pytestmark = pytest.mark.alone
+
 CACHE = Path(__file__).parents[2] / "build" / "cache" / "dense"
 HOT = "node-0/0"
 HOT_WEIGHT = 8  # reads of a key of its buckets, to one of any other

@@ -462,7 +462,13 @@ def test_a_rank_with_another_configuration_is_named(pool: RankPool, tmp_path: Pa
         assert "rank 1 has another configuration than rank 0: seed is 2, not 1" in each.text
 
 
-@pytest.mark.parametrize("stage", ["keys", "rows", "gradients", "dense"])
+@pytest.mark.parametrize(
+    "stage",
+    [
+        *(pytest.param(stage, marks=pytest.mark.long) for stage in ("keys", "rows", "dense")),
+        "gradients",
+    ],
+)
 def test_a_rank_that_fails_in_any_stage_is_named_by_all(
     pool: RankPool, tmp_path: Path, stage: str
 ) -> None:
