@@ -135,9 +135,8 @@ Result<SimulationResult> Simulate(const Trace& trace, const SimulationOptions& o
   std::vector<uint32_t> key_in;
   const KeyOf key_of = [&](uint32_t slot) { return key_in[slot]; };
   Result<std::unique_ptr<Policy>> policy =
-      by_utility
-          ? MakeUtility(options.capacity, key_of, [&](uint64_t key) { return feed.Of(key); })
-          : MakePolicy({options.policy, options.capacity, key_of});
+      by_utility ? MakeUtility(options.capacity, key_of, [&](uint64_t key) { return feed.Of(key); })
+                 : MakePolicy({options.policy, options.capacity, key_of});
   if (!policy.ok()) return policy.status();
   key_in.resize(options.capacity);
   if (!by_utility) return Run(trace, &key_in, policy->get(), [](uint32_t) {});
