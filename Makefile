@@ -67,7 +67,7 @@ SOURCES := $(shell git ls-files -co --exclude-standard -- '*.cc' '*.cu' '*.h' '*
 build/.dev: build/.venv $(SOURCES)
 	@echo "== editable install (builds the _store extension and the protos)"
 	@$(MAKE) -s configure
-	@cmake --build build/cpp --target embertide_store
+	@cmake --build build/cpp --target embertide_store embertide_simulation
 	@PATH="$(BIN):$$PATH" $(BIN)/pip install -q --no-build-isolation --no-deps -e . \
 	  --config-settings cmake.define.EMBERTIDE_STORE_BUILD="$(CURDIR)/build/cpp"
 	@rm -rf .mypy_cache
