@@ -252,7 +252,8 @@ test-aarch64: build/.aarch64 ## the store compiled for 64-bit Arm, and its kerne
 	  $$(find build/cpp-aarch64/backend_cpp -name $$t -type f) --gtest_brief=1 --gtest_filter='-*DeathTest*' || exit 1; done
 
 fuzz-targets: build/.apt
-	@cmake -S . -B build/fuzz -G Ninja -DCMAKE_CXX_COMPILER=clang++-19 -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEMBERTIDE_BUILD_FUZZ=ON >/dev/null
+	@cmake -S . -B build/fuzz -G Ninja -DCMAKE_CXX_COMPILER=clang++-19 -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEMBERTIDE_BUILD_FUZZ=ON \
+	  -DEMBERTIDE_UNITY=ON >/dev/null
 	@cmake --build build/fuzz --target fuzz
 
 fuzz: fuzz-targets ## every parser of bytes from outside, tried with a fixed count of inputs
