@@ -78,8 +78,8 @@ TEST(PeerPoolNodeTest, ASparePeerIsWaitedForWhileAnotherDoesNotAnswer) {
   };
   ASSERT_TRUE(Await([&] { return pool.Alive() == 1 && !pool.WhyNot("s", 3, 1); }));
   ASSERT_TRUE(Await([&] { return newest() == std::vector<uint64_t>{5}; }));
-  EXPECT_TRUE(pool.HaveReached(5));
-  EXPECT_TRUE(pool.IsJustBehind("s", 4));
+  EXPECT_TRUE(Await([&] { return pool.HaveReached(5); }));
+  EXPECT_TRUE(Await([&] { return pool.IsJustBehind("s", 4); }));
   EXPECT_FALSE(pool.IsJustBehind("s", 5));
   own.reset();
   ASSERT_TRUE(Await([&] { return newest() == std::vector<uint64_t>{3}; }));
