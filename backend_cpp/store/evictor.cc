@@ -99,7 +99,7 @@ uint32_t Evictor::ChooseByPolicy(RowPool* pool, uint64_t wanted, std::vector<Hol
     const std::optional<uint64_t> key = pool->policy->Evict();
     if (!key) break;
     const uint64_t hash = HashKey(*key);
-    Bucket* bucket = store_.tables[t].buckets[store_.tables[t].BucketOf(hash)].On(pool);
+    Bucket* bucket = store_.tables[t].In(pool, hash);
     if (bucket == nullptr) continue;  // it was dropped, and its rows are about to leave
     ForEachPlace(t, bucket, bucket->index.Locate(hash, *key), [&](const Holder& holder) {
       const Location place = holder.place();
@@ -137,8 +137,7 @@ bool Evictor::Demote(RowPool* pool, const std::vector<Holder>& victims, MoveKind
     if (pool->policy == nullptr) break;
     // Chosen or not, it holds the rows whose newest place is in DDR.
     const uint64_t hash = HashKey(row.key);
-    const Bucket* bucket =
-        store_.tables[row.table].buckets[store_.tables[row.table].BucketOf(hash)].On(pool);
+    const Bucket* bucket = store_.tables[row.table].In(pool, hash);
     const Location newest_place =
         bucket == nullptr ? Location() : Resolve(bucket->index.Peek(hash, row.key), ~0ULL);
     if (newest_place.tier() == TierId::kDdr) {

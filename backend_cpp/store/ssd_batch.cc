@@ -8,7 +8,7 @@ namespace embertide {
 uint32_t EntryOnSsd(const StoreState& store, RowPool* pool, const Access& row, Bucket** bucket) {
   const Table& table = store.tables[row.table];
   const uint64_t hash = HashKey(row.key);
-  *bucket = table.buckets[table.BucketOf(hash)].On(pool);
+  *bucket = table.In(pool, hash);
   if (*bucket == nullptr) return BucketIndex::kNotFound;
   const BucketIndex& index = (*bucket)->index;
   const uint32_t entry = index.Locate(hash, row.key);

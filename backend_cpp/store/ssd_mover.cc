@@ -27,7 +27,7 @@ constexpr double kBurstSeconds = 0.1;
 std::optional<Holder> SsdMover::HolderOf(RowPool* pool, uint32_t table, uint64_t key,
                                          Location named) {
   const uint64_t hash = HashKey(key);
-  Bucket* bucket = store_.tables[table].buckets[store_.tables[table].BucketOf(hash)].On(pool);
+  Bucket* bucket = store_.tables[table].In(pool, hash);
   if (bucket == nullptr) return std::nullopt;
   const uint32_t entry = bucket->index.Locate(hash, key);
   if (entry == BucketIndex::kNotFound) return std::nullopt;

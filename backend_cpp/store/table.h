@@ -29,6 +29,8 @@ struct Table {
   // The newest copy of a bucket. Requires: the caller is its writer, or the store is of the
   // training profile, whose buckets are always held.
   Bucket* Newest(uint32_t bucket) const { return buckets[bucket].newest.load(); }
+  // What the pool has of a hash's bucket; null: nothing. Requires: the pool's writer.
+  Bucket* In(const RowPool* pool, uint64_t hash) const { return buckets[BucketOf(hash)].On(pool); }
 };
 
 // All records are of the table and the bucket; kCorrupt naming what is not. Tells how many of them

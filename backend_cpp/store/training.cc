@@ -182,7 +182,7 @@ Status TrainingRows::TakeChanges(uint32_t t, uint32_t b, std::vector<std::byte>*
   EMBERTIDE_RETURN_IF_ERROR(store_.CheckBucket(t, b));
   Table& table = store_.tables[t];
   Bucket& bucket = *table.Newest(b);
-  RowPool& pool = *store_.tables[t].Newest(b)->pool;
+  RowPool& pool = *bucket.pool;
   WriterLock writer(pool.writer);
   reclaimer_.Reclaim(&pool);
   std::map<uint64_t, RecordKind> changes;
