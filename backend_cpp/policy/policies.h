@@ -13,9 +13,6 @@ std::unique_ptr<Policy> MakeClock(uint32_t capacity);
 std::unique_ptr<Policy> MakeS3Fifo(uint32_t capacity, KeyOf key_of);
 std::unique_ptr<Policy> MakeTinyLfu(uint32_t capacity, KeyOf key_of);
 std::unique_ptr<Policy> MakeReuseDensity(uint32_t capacity, KeyOf key_of);
-// Lets `inner` be asked only at a key's `accesses`-th access of late.
-std::unique_ptr<Policy> MakeFrequencyAdmission(std::unique_ptr<Policy> inner, uint32_t capacity,
-                                               uint32_t accesses);
 
 // MakeReuseDensity with its clock at `now` to begin with: the tests of its wrapping at 2^32.
 std::unique_ptr<Policy> MakeReuseDensityAt(uint32_t capacity, KeyOf key_of, uint32_t now);

@@ -63,7 +63,7 @@ std::unique_ptr<Policy> MakeFrequencyAdmission(std::unique_ptr<Policy> inner, ui
 
 std::span<const PolicyInfo> Policies() { return kPolicies; }
 
-Result<PolicyName> ParsePolicyName(const std::string& text) {
+Result<PolicyName> ParsePolicyName(const std::string& text, std::span<const PolicyInfo> known) {
   const auto invalid = [&](const std::string& what) {
     return Status(Code::kInvalidArgument, "policy '" + text + "': " + what);
   };
@@ -79,7 +79,7 @@ Result<PolicyName> ParsePolicyName(const std::string& text) {
     }
   }
   std::string names;
-  for (const PolicyInfo& info : kPolicies) {
+  for (const PolicyInfo& info : known) {
     if (parsed.name == info.name) return parsed;
     names += std::string(names.empty() ? "" : ", ") + info.name;
   }

@@ -78,8 +78,9 @@ struct PolicyName {
   std::string name;
   uint32_t accesses = 1;
 };
-// kInvalidArgument if there is no such policy, or what follows the colon is none of 2 to 15.
-Result<PolicyName> ParsePolicyName(const std::string& text);
+// kInvalidArgument if `known` has no such policy, or what follows the colon is none of 2 to 15.
+Result<PolicyName> ParsePolicyName(const std::string& text,
+                                   std::span<const PolicyInfo> known = Policies());
 // A bound of bytes() of a policy by this name. Requires: there is one.
 uint64_t MostPolicyBytes(const std::string& name, uint32_t capacity);
 
@@ -88,5 +89,8 @@ Status CheckCapacity(const std::string& name, uint32_t capacity);
 // kInvalidArgument naming what is wrong: a name that does not exist, a capacity out of range, no
 // `key_of`.
 Result<std::unique_ptr<Policy>> MakePolicy(const PolicyOptions& options);
+// Lets `inner` be asked only at a key's `accesses`-th access of late.
+std::unique_ptr<Policy> MakeFrequencyAdmission(std::unique_ptr<Policy> inner, uint32_t capacity,
+                                               uint32_t accesses);
 
 }  // namespace embertide

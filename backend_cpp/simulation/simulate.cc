@@ -130,7 +130,9 @@ Result<SimulationResult> Simulate(const Trace& trace, const SimulationOptions& o
   if (options.version_accesses == 0) {
     return Status(Code::kInvalidArgument, "a version needs at least one access");
   }
-  const bool by_utility = options.policy == kUtilityPolicy.name;
+  const Result<PolicyName> parsed = ParsePolicyName(options.policy, SimulatedPolicies());
+  if (!parsed.ok()) return parsed.status();
+  const bool by_utility = parsed.value().name == kUtilityPolicy.name;
   UtilityFeed feed(by_utility ? trace.distinct() : 0, options);
   std::vector<uint32_t> key_in;
   const KeyOf key_of = [&](uint32_t slot) { return key_in[slot]; };
@@ -138,6 +140,9 @@ Result<SimulationResult> Simulate(const Trace& trace, const SimulationOptions& o
       by_utility ? MakeUtility(options.capacity, key_of, [&](uint64_t key) { return feed.Of(key); })
                  : MakePolicy({options.policy, options.capacity, key_of});
   if (!policy.ok()) return policy.status();
+  if (const uint32_t accesses = parsed.value().accesses; by_utility && accesses > 1) {
+    policy = MakeFrequencyAdmission(std::move(*policy), options.capacity, accesses);
+  }
   key_in.resize(options.capacity);
   if (!by_utility) return Run(trace, &key_in, policy->get(), [](uint32_t) {});
   return Run(trace, &key_in, policy->get(), [&](uint32_t key) { feed.See(key); });

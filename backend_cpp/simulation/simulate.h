@@ -32,7 +32,7 @@ class Trace {
 std::vector<PolicyInfo> SimulatedPolicies();
 
 struct SimulationOptions {
-  std::string policy;     // see PolicyOptions::name; or "utility"
+  std::string policy;     // as PolicyOptions::name, of SimulatedPolicies()
   uint32_t capacity = 0;  // rows of the tier, all of one size
   // What stands in for training, for "utility": after so many accesses a version is published, in
   // which utility = decay * utility before + accesses since.

@@ -113,6 +113,9 @@ TEST(SimulateTest, RefusesWhatCannotBe) {
   EXPECT_EQ(Simulate(trace, {"lru", 0}).status().code(), Code::kInvalidArgument);
   EXPECT_EQ(Simulate(trace, {"utility", 1, 0}).status().code(), Code::kInvalidArgument);
   EXPECT_EQ(Simulate(trace, {"utility", 0}).status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(Simulate(trace, {"utility:1", 1}).status().code(), Code::kInvalidArgument);
+  // Each key was asked for once, so none enters at its second access.
+  EXPECT_EQ(Simulate(trace, {"utility:2", 1}).value().refused, 2);
 }
 
 TEST(SimulateTest, UtilityKeepsTheMostUseful) {
