@@ -106,7 +106,7 @@ def test_triton_nodes_of_several_instances_explain_one_model(
         owners = pair.owners()
         client = stack.enter_context(contextlib.closing(Client("grpc", pair.nodes[0]).raw))
         assert client.is_model_ready("rank")
-        for key in range(3):
+        for key in range(8):
             planned = pair.ask("explain", "a", str(key))
             holder = owners["a", planned["bucket"]][0]
             where = peers[holder.split("/")[0]]
