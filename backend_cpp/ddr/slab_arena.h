@@ -64,6 +64,8 @@ class SlabArena {
   // Requires: `slot` is allocated and no reader can hold its address.
   void Free(uint64_t slot);
 
+  // Slots are less than this.
+  uint64_t slots() const { return max_pages_ << page_slot_bits_; }
   // Of slot 0; never moves.
   std::byte* base() const { return pool_.base(); }
   static std::byte* AddressOf(std::byte* base, uint64_t slot) {

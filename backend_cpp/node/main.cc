@@ -35,6 +35,7 @@ constexpr const char* kHelp =
     "  --ddr-bytes N         budget of all its devices (1 GiB)\n"
     "  --ssd-bytes N         the same of the SSD tier (0: none)\n"
     "  --ssd-directory DIR   where that lies\n"
+    "  --index KIND          plain, or lean: fewer bytes a row, some ns more a key (plain)\n"
     "  --ddr-policy NAME     which rows DDR holds (clock)\n"
     "  --table-budgets LIST  room that tables have to themselves, of the budgets above:\n"
     "                        TABLE=DDR_BYTES[/SSD_BYTES[/POLICY]],...\n"
@@ -94,7 +95,7 @@ int Refuse(const std::string& why) {
 int Run(int argc, char** argv) {
   NodeOptions options;
   options.devices = 1;
-  static constexpr std::array<option, 37> kOptions = {{
+  static constexpr std::array<option, 38> kOptions = {{
       {"publication", required_argument, nullptr, 'p'},
       {"state", required_argument, nullptr, 's'},
       {"peer-address", required_argument, nullptr, 'a'},
@@ -107,6 +108,7 @@ int Run(int argc, char** argv) {
       {"ddr-bytes", required_argument, nullptr, 'm'},
       {"ssd-bytes", required_argument, nullptr, 'M'},
       {"ssd-directory", required_argument, nullptr, 'S'},
+      {"index", required_argument, nullptr, 'e'},
       {"ddr-policy", required_argument, nullptr, 'P'},
       {"table-budgets", required_argument, nullptr, 'T'},
       {"hbm-bytes", required_argument, nullptr, 'G'},
@@ -178,6 +180,12 @@ int Run(int argc, char** argv) {
       case 'S':
         options.ssd_directory = value;
         break;
+      case 'e': {
+        const Result<IndexKind> kind = ParseIndexKind(value);
+        if (!kind.ok()) return Refuse("--index: " + kind.status().message());
+        options.index = kind.value();
+        break;
+      }
       case 'P':
         options.ddr_policy = value;
         break;

@@ -161,6 +161,7 @@ Result<std::unique_ptr<Node>> Node::OpenSnapshot(const NodeOptions& options,
   store_options.hbm_policy = options.hbm_policy;
   store_options.ddr_policy = options.ddr_policy;
   store_options.table_budgets = options.table_budgets;
+  store_options.index = options.index;
   store_options.ssd_engine = options.ssd_engine;
   store_options.ssd_compaction_bytes_per_s = options.ssd_compaction_bytes_per_s;
   store_options.window_versions = options.window_versions;

@@ -190,6 +190,7 @@ class Store:
         hbm_kind: str = "gpu",
         hbm_policy: str = ...,
         sums: str = "fp64",
+        index: str = "plain",
     ) -> None: ...
     def lookup(
         self,

@@ -23,7 +23,7 @@ StoreOptions MakeOptions(std::vector<TableConfig> tables, const std::string& pro
                          double utility_decay, std::vector<PyPruneGroup> prune_groups,
                          const std::string& optimizer, uint64_t hbm_budget_bytes,
                          uint32_t hbm_devices, const std::string& hbm_kind, std::string hbm_policy,
-                         const std::string& sums) {
+                         const std::string& sums, const std::string& index) {
   if (profile != "serve" && profile != "train") {
     throw BindingError{{Code::kInvalidArgument, "profile \"" + profile + "\"; use serve or train"}};
   }
@@ -55,6 +55,7 @@ StoreOptions MakeOptions(std::vector<TableConfig> tables, const std::string& pro
   options.hbm_kind = ValueOrThrow(ParseHbmKind(hbm_kind));
   options.hbm_policy = std::move(hbm_policy);
   options.sums = ValueOrThrow(ParseSumKind(sums));
+  options.index = ValueOrThrow(ParseIndexKind(index));
   return options;
 }
 
@@ -389,12 +390,12 @@ void BindStore(py::module_& m) {
                       std::map<std::string, TableBudget> budgets, uint32_t accesses,
                       const std::string& utility, double decay, std::vector<PyPruneGroup> groups,
                       const std::string& optimizer, uint64_t hbm, uint32_t hbm_devices,
-                      const std::string& hbm_kind, std::string hbm_policy,
-                      const std::string& sums) {
+                      const std::string& hbm_kind, std::string hbm_policy, const std::string& sums,
+                      const std::string& index) {
             return ValueOrThrow(Store::Open(MakeOptions(
                 std::move(tables), profile, devices, ddr, ssd, std::move(directory), engine, window,
                 std::move(policy), std::move(budgets), accesses, utility, decay, std::move(groups),
-                optimizer, hbm, hbm_devices, hbm_kind, std::move(hbm_policy), sums)));
+                optimizer, hbm, hbm_devices, hbm_kind, std::move(hbm_policy), sums, index)));
           }),
           py::kw_only(), py::arg("tables"), py::arg("profile") = "serve", py::arg("devices") = 1,
           py::arg("ddr_budget_bytes") = 1ULL << 30, py::arg("ssd_budget_bytes") = 0,
@@ -406,7 +407,8 @@ void BindStore(py::module_& m) {
           py::arg("prune_groups") = std::vector<PyPruneGroup>(),
           py::arg("optimizer") = OptimizerName(StoreOptions().optimizer),
           py::arg("hbm_budget_bytes") = 0, py::arg("hbm_devices") = 1, py::arg("hbm_kind") = "gpu",
-          py::arg("hbm_policy") = kDefaultHbmPolicy, py::arg("sums") = "fp64")
+          py::arg("hbm_policy") = kDefaultHbmPolicy, py::arg("sums") = "fp64",
+          py::arg("index") = "plain")
       .def("lookup", &Lookup, py::arg("table"), py::arg("keys"), py::kw_only(),
            py::arg("pooling") = "none", py::arg("offsets") = Array<uint32_t>(0),
            py::arg("version") = py::none())

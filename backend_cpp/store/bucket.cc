@@ -8,12 +8,16 @@ namespace embertide {
 
 Bucket::~Bucket() { index.Clear(&pool->index_pages); }
 
-Bucket::Bucket(RowPool* on, const Table& of)
-    : rows(on->arena.base()),
-      pool(on),
-      table(of.ordinal),
+Bucket::Bucket(RowPool* on, const Table& of, uint32_t number)
+    : index(
+          on->index == IndexKind::kPlain
+              ? LeanShape()
+              : LeanShape::Of(of.config.layout, number, of.config.bucket_bits, on->arena.slots())),
+      rows(on->arena.base()),
       chunk_bytes(of.config.layout.chunk_bytes()),
       scale_bytes(static_cast<uint16_t>(of.config.layout.PayloadBytes(1) - chunk_bytes)),
-      full_mask(of.config.layout.full_mask()) {}
+      full_mask(of.config.layout.full_mask()),
+      table(of.ordinal),
+      pool(on) {}
 
 }  // namespace embertide

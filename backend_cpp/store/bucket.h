@@ -38,7 +38,7 @@ struct RemovedKey {
 
 // The rows of one bucket in one pool. What a lookup reads comes first, in one cache line.
 struct alignas(64) Bucket {
-  Bucket(RowPool* on, const Table& of);
+  Bucket(RowPool* on, const Table& of, uint32_t number);
   ~Bucket();
   Bucket(const Bucket&) = delete;
   Bucket& operator=(const Bucket&) = delete;
@@ -48,11 +48,11 @@ struct alignas(64) Bucket {
   // reach it.
   uint64_t since = 0;
   std::atomic<Bucket*> older{nullptr};  // in another pool; until no pin below `since` is left
-  RowPool* const pool;                  // where its rows lie
-  const uint32_t table;                 // ordinal
   const uint32_t chunk_bytes;           // of its table's rows
   const uint16_t scale_bytes;           // before the chunks
   const uint16_t full_mask;             // live mask of a whole row
+  const uint32_t table;                 // ordinal
+  RowPool* const pool;                  // where its rows lie
   // As RowLayout::PayloadBytes. Requires: a live chunk.
   uint32_t PayloadBytes(uint16_t live) const {
     return scale_bytes + static_cast<uint32_t>(std::popcount(live)) * chunk_bytes;

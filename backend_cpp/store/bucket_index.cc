@@ -28,7 +28,7 @@ namespace {
 // the heap keeps of those that a bucket grew out of is as much again, which nobody counts.
 constexpr uint32_t kLeastPagedBytes = 32 << 10;
 static_assert(kLeastPagedBytes == BucketIndex::kPageBytes / BucketIndex::kPagesPerBudgetPage);
-constexpr uint32_t kLeastPagedGroups = kLeastPagedBytes / sizeof(BucketIndex::Group);
+constexpr uint32_t kLeastPagedGroups = kLeastPagedBytes / sizeof(IndexGroup);
 // From here on they are whole pages, which is fine enough a step; below, the last page is used in
 // part.
 constexpr uint32_t kLeastWholePages = 5;
@@ -37,9 +37,9 @@ constexpr uint64_t kSystemPageBytes = 4096;
 // What the heap takes for a piece, beside it: its header, and what aligning leaves.
 constexpr uint64_t kHeapBytes = 64;
 
-// Three quarters in use.
-bool Fits(uint64_t taken, uint64_t groups) {
-  return taken * 4 <= groups * BucketIndex::kGroupEntries * 3;
+// Of the entries of arrays of one kind, those that may be in use.
+uint64_t MostTaken(uint64_t groups, bool lean) {
+  return lean ? groups * kLeanEntries * 17 / 20 : groups * kPlainEntries * 3 / 4;
 }
 
 uint32_t PagesOf(uint32_t groups) {
@@ -48,28 +48,29 @@ uint32_t PagesOf(uint32_t groups) {
 
 }  // namespace
 
-BucketIndex::Arrays BucketIndex::Allocate(uint32_t groups, PagePool* pool) {
+BucketIndex::Arrays BucketIndex::Allocate(uint32_t size, bool lean, PagePool* pool) const {
+  const uint32_t groups = kGroupCounts[size];
   const uint32_t pages = PagesOf(groups);
   const bool paged = groups >= kLeastPagedGroups;
   const uint64_t head = HeadBytes(groups);
-  void* memory =
-      std::aligned_alloc(alignof(Group), head + (paged ? 0 : uint64_t{groups} * sizeof(Group)));
+  void* memory = std::aligned_alloc(alignof(IndexGroup),
+                                    head + (paged ? 0 : uint64_t{groups} * sizeof(IndexGroup)));
   if (memory == nullptr) throw std::bad_alloc();
 #ifdef EMBERTIDE_LEAK_CHECK
   // Beside the size in one word, the address of a list is none to the leak checker.
   __lsan_ignore_object(memory);
 #endif
   Growth* growth = new (memory) Growth;
-  auto** list = reinterpret_cast<Group**>(growth + 1);
+  auto** list = reinterpret_cast<IndexGroup**>(growth + 1);
   std::byte* behind = static_cast<std::byte*>(memory) + head;
-  if (!paged) std::memset(behind, 0, uint64_t{groups} * sizeof(Group));
+  if (!paged) std::memset(behind, 0, uint64_t{groups} * sizeof(IndexGroup));
   for (uint32_t p = 0; p < pages; ++p) {
     const bool whole = uint64_t{p + 1} * kPageGroups <= groups;
     std::byte* page = paged ? pool->Take(whole) : behind + uint64_t{p} * kPageBytes;
     if (page == nullptr) throw std::bad_alloc();
-    list[p] = reinterpret_cast<Group*>(page);
+    list[p] = reinterpret_cast<IndexGroup*>(page);
   }
-  return {list, groups};
+  return {list, groups, lean ? lean_.slot_bits : 0U};
 }
 
 constinit const std::array<uint32_t, BucketIndex::kSizes> BucketIndex::kGroupCounts =
@@ -88,12 +89,12 @@ constinit const std::array<uint32_t, BucketIndex::kSizes> BucketIndex::kGroupCou
     }();
 
 uint64_t BucketIndex::HeadBytes(uint32_t group_count) {
-  const uint64_t bytes = sizeof(Growth) + uint64_t{PagesOf(group_count)} * sizeof(Group*);
-  return (bytes + alignof(Group) - 1) / alignof(Group) * alignof(Group);
+  const uint64_t bytes = sizeof(Growth) + uint64_t{PagesOf(group_count)} * sizeof(IndexGroup*);
+  return (bytes + alignof(IndexGroup) - 1) / alignof(IndexGroup) * alignof(IndexGroup);
 }
 
 uint64_t BucketIndex::BytesFor(uint32_t group_count) {
-  uint64_t groups = uint64_t{group_count} * sizeof(Group);
+  uint64_t groups = uint64_t{group_count} * sizeof(IndexGroup);
   // What is written to, as the system counts.
   if (group_count >= kLeastPagedGroups) {
     groups = (groups + kSystemPageBytes - 1) / kSystemPageBytes * kSystemPageBytes;
@@ -120,21 +121,9 @@ void BucketIndex::Clear(PagePool* pool) {
   packed_ = 0;
 }
 
-BucketIndex::Found BucketIndex::Probe(uint64_t hash, uint64_t key) const {
-  for (Cursor at = Begin(hash);; at.Advance()) {
-    for (uint32_t i = 0; i < kGroupEntries; ++i) {
-      if (at.group->keys[i].load(std::memory_order_acquire) == key &&
-          IsLive(at.group->words[i].load(std::memory_order_acquire))) {
-        const bool in_from = at.arrays.pages != arrays().pages;
-        return {at.group, at.number + (in_from ? arrays().group_count : 0), i};
-      }
-    }
-    if (!GoesOn(*at.group)) break;
-  }
-  return {};
-}
+constinit IndexGroup BucketIndex::empty_group_{};
 
-constinit BucketIndex::Group BucketIndex::empty_group_{};
+// --- any thread ----------------------------------------------------------------------------------
 
 BucketIndex::Cursor BucketIndex::BeginRare(uint64_t packed, uint64_t hash) {
   const Arrays to = Unpack(packed);
@@ -145,136 +134,286 @@ BucketIndex::Cursor BucketIndex::BeginRare(uint64_t packed, uint64_t hash) {
   return CursorAt(moved ? to : growth.from, hash);
 }
 
-void BucketIndex::Count(Group* group, uint64_t key) {
-  for (uint32_t i = 0; i < kGroupEntries; ++i) {
-    if (group->keys[i].load(std::memory_order_acquire) != key) continue;
-    uint64_t word = group->words[i].load(std::memory_order_relaxed);
-    if (!IsLive(word) || CountOf(word) == kMaxAccessCount) continue;
+void BucketIndex::Count(GroupRef group, uint64_t key) {
+  if (group.lean()) return;
+  for (uint32_t i = 0; i < kPlainEntries; ++i) {
+    if (group->key(i).load(std::memory_order_acquire) != key) continue;
+    uint64_t word = group->plain_word(i).load(std::memory_order_relaxed);
+    if (!IsLive(word, /*lean=*/false) || CountOf(word) == kMaxAccessCount) continue;
     // What the writer set meanwhile stays.
-    group->words[i].compare_exchange_strong(word, word + (1ULL << kCountShift),
-                                            std::memory_order_relaxed);
+    group->plain_word(i).compare_exchange_strong(word, word + (1ULL << kCountShift),
+                                                 std::memory_order_relaxed);
   }
 }
 
-uint64_t BucketIndex::Find(uint64_t hash, uint64_t key, Group** group) const {
+uint32_t BucketIndex::LaneOf(const Cursor& at, uint64_t hash, uint64_t key) const {
+  const uint32_t lanes = at.arrays.lanes();
+  if (!at.arrays.lean()) {
+    for (uint32_t i = 0; i < lanes; ++i) {
+      if (at.group->key(i).load(std::memory_order_acquire) == key &&
+          IsLive(at.group->plain_word(i).load(std::memory_order_acquire), /*lean=*/false) &&
+          at.group->key(i).load(std::memory_order_acquire) == key) {
+        return i;
+      }
+    }
+    return kNotFound;
+  }
+  const uint64_t turned = lean_.Turned(hash);
+  const uint64_t beside = turned & ((1U << LeanShape::kBesideBits) - 1);
+  for (uint32_t i = 0; i < lanes; ++i) {
+    if (LeanShape::BesideOf(*at.group, i) != beside) continue;
+    const uint64_t word = at.group->lean_word(i).load(std::memory_order_acquire);
+    if (!LeanShape::IsLive(word)) continue;
+    const bool its = LeanShape::IsChain(word)
+                         ? LeanShape::ChainOf(word)->key == key
+                         : (word ^ lean_.RestOf(turned)) >> lean_.slot_bits == 0;
+    if (its && LeanShape::BesideOf(*at.group, i) == beside) return i;
+  }
+  return kNotFound;
+}
+
+BucketIndex::Spot BucketIndex::Probe(uint64_t hash, uint64_t key) const {
   Cursor at = Begin(hash);
-  uint64_t word = WordOrGoesOn(*at.group, key);
+  if (at.arrays.pages == nullptr) return {at, kNotFound};
+  for (uint32_t window = WindowOf(at.arrays);; at.Advance()) {
+    const uint32_t lane = LaneOf(at, hash, key);
+    if (lane != kNotFound || !GoesOn(at.group) || --window == 0) return {at, lane};
+  }
+}
+
+Location BucketIndex::FindPlainFrom(Cursor at, uint64_t key, GroupRef* group) {
+  uint64_t word = FindPlain(*at.group, key);
   while (word == kGoesOn) {
     at.Advance();
-    word = WordOrGoesOn(*at.group, key);
+    word = FindPlain(*at.group, key);
   }
   *group = at.group;
-  return word;
+  return word == 0 ? Location() : LocationOf(word);
+}
+
+Location BucketIndex::FindLeanFrom(Cursor at, uint64_t hash, uint64_t key, GroupRef* group) const {
+  const uint64_t turned = lean_.Turned(hash);
+  uint64_t found = FindLean(*at.group, at.group.slot_bits(), turned);
+  // No window is smaller, but that of arrays with fewer groups, which are not all full.
+  for (uint32_t least = LeanShape::kLeastWindow; found == kGoesOn && least > 0; --least) {
+    at.Advance();
+    found = FindLean(*at.group, at.group.slot_bits(), turned);
+  }
+  *group = at.group;
+  if (found == 0) return {};
+  if (found != kAskIndex && found != kGoesOn) return lean_.RowOf(found);
+  // A tag alone may be another key's.
+  const Spot spot = Probe(hash, key);
+  *group = spot.at.group;
+  if (spot.lane == kNotFound) return {};
+  const uint64_t word = Word(spot).load(std::memory_order_acquire);
+  // Or it is gone by now.
+  if (!IsLive(word, spot.at.arrays.lean())) return {};
+  return spot.at.arrays.lean() ? lean_.LocationOf(word) : LocationOf(word);
 }
 
 uint32_t BucketIndex::AccessCount(uint64_t hash, uint64_t key) const {
-  const Found found = Probe(hash, key);
-  if (found.group == nullptr) return 0;
-  return CountOf(found.group->words[found.lane].load(std::memory_order_relaxed));
+  const Spot spot = Probe(hash, key);
+  if (spot.lane == kNotFound || spot.at.arrays.lean()) return 0;
+  return CountOf(Word(spot).load(std::memory_order_relaxed));
+}
+
+bool BucketIndex::Read(const Cursor& at, uint32_t lane, Entry* entry) const {
+  const uint64_t word = Word({at, lane}).load(std::memory_order_acquire);
+  if (!IsLive(word, at.arrays.lean())) return false;
+  if (!at.arrays.lean()) {
+    const uint64_t key = at.group->key(lane).load(std::memory_order_acquire);
+    *entry = {HashKey(key), LocationOf(word), word & kCountBits};
+    return true;
+  }
+  entry->location = lean_.LocationOf(word);
+  entry->count = 0;
+  entry->hash = LeanShape::IsChain(word)
+                    ? HashKey(LeanShape::ChainOf(word)->key)
+                    : lean_.HashOf(lean_.TurnedOf(LeanShape::BesideOf(*at.group, lane), word),
+                                   at.number, at.arrays.group_count);
+  return true;
+}
+
+// --- the writer ----------------------------------------------------------------------------------
+
+BucketIndex::Spot BucketIndex::SpotOf(uint32_t entry) const {
+  Arrays all = arrays();
+  if (entry >= all.entries()) {
+    entry -= all.entries();
+    all = Growing();
+  }
+  const uint32_t number = entry / all.lanes();
+  return {{all, number, all.group(number)}, entry % all.lanes()};
 }
 
 uint32_t BucketIndex::Locate(uint64_t hash, uint64_t key) const {
-  const Found found = Probe(hash, key);
-  return found.group == nullptr ? kNotFound : found.number * kGroupEntries + found.lane;
+  const Spot spot = Probe(hash, key);
+  if (spot.lane == kNotFound) return kNotFound;
+  const Arrays now = arrays();
+  const uint32_t before = spot.at.arrays.pages == now.pages ? 0 : now.entries();
+  return before + spot.at.number * spot.at.arrays.lanes() + spot.lane;
+}
+
+Location BucketIndex::At(uint32_t entry) const {
+  const Spot spot = SpotOf(entry);
+  const uint64_t word = Word(spot).load(std::memory_order_relaxed);
+  return spot.at.arrays.lean() ? lean_.LocationOf(word) : LocationOf(word);
+}
+
+uint64_t BucketIndex::KeyAt(uint32_t entry) const {
+  const Spot spot = SpotOf(entry);
+  if (!spot.at.arrays.lean()) return spot.at.group->key(spot.lane).load(std::memory_order_relaxed);
+  Entry read;
+  EMBERTIDE_CHECK(Read(spot.at, spot.lane, &read));
+  return read.key();
 }
 
 void BucketIndex::Set(uint32_t entry, Location location) {
-  std::atomic<uint64_t>& word = Word(entry);
-  const uint64_t count = word.load(std::memory_order_relaxed) & kCountBits;
-  word.store(location.word() | count, std::memory_order_release);
+  const Spot spot = SpotOf(entry);
+  std::atomic<uint64_t>& word = Word(spot);
+  if (!spot.at.arrays.lean()) {
+    const uint64_t count = word.load(std::memory_order_relaxed) & kCountBits;
+    word.store(location.word() | count, std::memory_order_release);
+    return;
+  }
+  // What a chain's word says of the hash its nodes do.
+  Entry before;
+  EMBERTIDE_CHECK(Read(spot.at, spot.lane, &before));
+  word.store(lean_.WordOf(location, lean_.Turned(before.hash)), std::memory_order_release);
 }
 
 bool BucketIndex::Occupied(uint32_t entry) const {
-  if (!IsLive(Word(entry).load(std::memory_order_relaxed))) return false;
-  const Arrays all = arrays();
-  if (entry < all.group_count * kGroupEntries) return true;
-  // What was moved lies there still.
-  return HomeOf(HashKey(KeyAt(entry)), Growing().group_count) >= GrowthOf(all)->moved.load();
+  const Spot spot = SpotOf(entry);
+  Entry read;
+  return Read(spot.at, spot.lane, &read) && !Stray(spot.at.arrays, read.hash);
 }
 
-bool BucketIndex::Place(Cursor at, uint64_t key, uint64_t word) {
-  for (;; at.Advance()) {
-    for (uint32_t i = 0; i < kGroupEntries; ++i) {
-      const uint64_t before = at.group->words[i].load(std::memory_order_relaxed);
-      if (IsLive(before)) continue;
-      at.group->keys[i].store(key, std::memory_order_release);
-      at.group->words[i].store(word, std::memory_order_release);
-      return before == kDeleted;
+BucketIndex::Placed BucketIndex::Place(const Arrays& into, const Entry& entry) const {
+  Cursor at = CursorAt(into, entry.hash);
+  for (uint32_t window = WindowOf(into); window > 0; --window, at.Advance()) {
+    for (uint32_t i = 0; i < into.lanes(); ++i) {
+      std::atomic<uint64_t>& word = Word({at, i});
+      const uint64_t before = word.load(std::memory_order_relaxed);
+      if (!CanTake(before, into.lean())) continue;
+      if (into.lean()) {
+        const uint64_t turned = lean_.Turned(entry.hash);
+        LeanShape::SetBeside(&*at.group, i, turned);
+        word.store(lean_.WordOf(entry.location, turned), std::memory_order_release);
+      } else {
+        at.group->key(i).store(entry.key(), std::memory_order_release);
+        word.store(entry.location.word() | entry.count, std::memory_order_release);
+      }
+      return before == 0 ? Placed::kWasEmpty : Placed::kWasDeleted;
     }
   }
+  return Placed::kNowhere;
 }
 
-bool BucketIndex::HasRoom() const {
-  return !growing() && Fits(used_.load() + 1 + deleted_, arrays().group_count);
+bool BucketIndex::Stands(uint64_t hash) const {
+  Cursor at = Begin(hash);
+  for (uint32_t window = WindowOf(at.arrays); window > 0; --window, at.Advance()) {
+    for (uint32_t i = 0; i < at.arrays.lanes(); ++i) {
+      if (CanTake(Word({at, i}).load(std::memory_order_relaxed), at.arrays.lean())) return true;
+    }
+  }
+  return false;
 }
 
-Status BucketIndex::Reserve(ByteBudget* budget, PagePool* pool,
-                            const std::function<void(const Arrays&)>& retire, uint32_t entries) {
+bool BucketIndex::Holds(uint32_t size, uint64_t entries) const {
+  const uint32_t groups = kGroupCounts[size];
+  return entries <= MostTaken(groups, lean_.Window(groups) > 0);
+}
+
+bool BucketIndex::HasRoom(uint64_t hash) const {
+  const Arrays now = arrays();
+  return !growing() && used_.load() + 1 + deleted_ <= MostTaken(now.group_count, now.lean()) &&
+         Stands(hash);
+}
+
+Status BucketIndex::Reserve(ByteBudget* budget, PagePool* pool, const Retire& retire,
+                            uint64_t hash) {
+  EMBERTIDE_RETURN_IF_ERROR(ReserveEntries(budget, pool, retire, 1));
+  return Stands(hash) ? Status::Ok() : MakePlain(budget, pool, retire);
+}
+
+Status BucketIndex::ReserveEntries(ByteBudget* budget, PagePool* pool, const Retire& retire,
+                                   uint32_t entries) {
   const Arrays now = arrays();
   const uint32_t wanted = used_.load() + entries;
+  const auto fits = [&] { return wanted + deleted_ <= MostTaken(now.group_count, now.lean()); };
   if (growing()) {
     Step(kStepGroups, retire);
-    if (Fits(wanted + deleted_, now.group_count)) return Status::Ok();
-    if (growing()) Step(~0U, retire);
-  } else if (Fits(wanted + deleted_, now.group_count)) {
+    if (growing() && !fits()) Step(~0U, retire);
+    if (growing() && GrowthOf(now)->stuck) return MakePlain(budget, pool, retire);
+    if (fits()) return Status::Ok();
+  } else if (fits()) {
     return Status::Ok();
   }
   // Full of deleted entries: the same size again; else the next.
   uint32_t size = now.pages == nullptr ? 0 : SizeOf(packed_.load());
   // One at a time: arrays that have just grown shall not be full again soon.
   const uint32_t spare = entries == 1 ? wanted / 16 : 0;
-  while (!Fits(wanted + spare, kGroupCounts[size])) ++size;
+  // Lean ones in place of plain ones are smaller.
+  if (!now.lean() && lean_.Window(kGroupCounts[size]) > 0) size = 0;
+  while (!Holds(size, wanted + spare)) ++size;
   const uint64_t bytes = BytesFor(kGroupCounts[size]);
   if (!budget->TryCharge(bytes)) {
     return {Code::kResourceExhausted,
             "an index of " + std::to_string(bytes) + " bytes does not fit the budget"};
   }
   GrowInto(size, pool);
-  if (now.pages != nullptr) Step(kStepGroups, retire);
-  return Status::Ok();
+  if (now.pages == nullptr) return Status::Ok();
+  Step(kStepGroups, retire);
+  return growing() && GrowthOf(arrays())->stuck ? MakePlain(budget, pool, retire) : Status::Ok();
 }
 
 void BucketIndex::GrowInto(uint32_t size, PagePool* pool) {
   const Arrays now = arrays();
-  const Arrays to = Allocate(kGroupCounts[size], pool);
-  const uint64_t packed = (uint64_t{size} << kSizeShift) | reinterpret_cast<uintptr_t>(to.pages);
+  const Arrays to = Allocate(size, lean_.Window(kGroupCounts[size]) > 0, pool);
+  const uint64_t packed = Packed(to, size);
   deleted_ = 0;
   GrowthOf(to)->from = now;
   packed_.store(now.pages == nullptr ? packed : packed | kGrowing, std::memory_order_seq_cst);
 }
 
-void BucketIndex::Shrink(ByteBudget* budget, PagePool* pool,
-                         const std::function<void(const Arrays&)>& retire) {
+void BucketIndex::Shrink(ByteBudget* budget, PagePool* pool, const Retire& retire) {
   if (arrays().pages == nullptr) return;
   if (growing()) Step(~0U, retire);
+  if (growing()) return;
   const uint32_t wanted = used_.load() + used_.load() / 16;
   uint32_t size = 0;
-  while (!Fits(wanted, kGroupCounts[size])) ++size;
+  while (!Holds(size, wanted)) ++size;
   if (kGroupCounts[size] * 4 > arrays().group_count * 3) return;
   if (!budget->TryCharge(BytesFor(kGroupCounts[size]))) return;
   GrowInto(size, pool);
   Step(~0U, retire);
 }
 
-void BucketIndex::Step(uint32_t groups, const std::function<void(const Arrays&)>& retire) {
+void BucketIndex::Step(uint32_t groups, const Retire& retire) {
   const uint64_t packed = packed_.load();
   const Arrays to = Unpack(packed);
   Growth& growth = *GrowthOf(to);
   const Arrays from = growth.from;
+  if (growth.stuck) return;
   const uint32_t first = growth.moved.load();
-  const uint32_t end = first + std::min(groups, from.group_count - first);
+  uint32_t end = first + std::min(groups, from.group_count - first);
   Cursor at{from, first, from.group(first)};
   for (uint32_t seen = 1;; ++seen, at.Advance()) {
-    for (uint32_t i = 0; i < kGroupEntries; ++i) {
-      const uint64_t word = at.group->words[i].load();
-      if (!IsLive(word)) continue;
-      const uint64_t key = at.group->keys[i].load();
-      const uint64_t hash = HashKey(key);
-      const uint32_t home = HomeOf(hash, from.group_count);
-      if (home >= first && home < end && Place(CursorAt(to, hash), key, word)) --deleted_;
+    for (uint32_t i = 0; i < from.lanes(); ++i) {
+      Entry entry;
+      if (!Read(at, i, &entry)) continue;
+      const uint32_t home = HomeOf(entry.hash, from.group_count);
+      if (home < first || home >= end) continue;
+      const Placed placed = Place(to, entry);
+      if (placed == Placed::kWasDeleted) --deleted_;
+      if (placed != Placed::kNowhere) continue;
+      // Of homes before `end`, some stand in `to` as strays until the arrays become plain.
+      growth.stuck = true;
+      end = home;
     }
     // Keys of the last home stand in the groups after it as long as these are full.
-    if (first + seen >= end && !GoesOn(*at.group)) break;
+    if (first + seen >= end && !GoesOn(at.group)) break;
     if (seen == from.group_count) break;
   }
   growth.moved.store(end, std::memory_order_release);
@@ -282,42 +421,77 @@ void BucketIndex::Step(uint32_t groups, const std::function<void(const Arrays&)>
   packed_.store(packed & ~kGrowing, std::memory_order_seq_cst);
   retire(from);
 }
+Status BucketIndex::MakePlain(ByteBudget* budget, PagePool* pool, const Retire& retire) {
+  const Arrays now = arrays();
+  const Arrays from = Growing();
+  const uint32_t wanted = used_.load() + 1;
+  uint32_t size = 0;
+  while (wanted + wanted / 16 > MostTaken(kGroupCounts[size], /*lean=*/false)) ++size;
+  const uint64_t bytes = BytesFor(kGroupCounts[size]);
+  if (!budget->TryCharge(bytes)) {
+    return {Code::kResourceExhausted, "an index of " + std::to_string(bytes) +
+                                          " bytes for keys whose hashes are alike does not fit "
+                                          "the budget"};
+  }
+  const Arrays to = Allocate(size, /*lean=*/false, pool);
+  for (const Arrays& each : {now, from}) {
+    for (uint32_t number = 0; number < each.group_count; ++number) {
+      const Cursor at{each, number, each.group(number)};
+      for (uint32_t i = 0; i < each.lanes(); ++i) {
+        Entry entry;
+        if (Read(at, i, &entry) && !Stray(each, entry.hash)) Place(to, entry);
+      }
+    }
+  }
+  deleted_ = 0;
+  packed_.store(Packed(to, size), std::memory_order_seq_cst);
+  retire(now);
+  if (from.pages != nullptr) retire(from);
+  return Status::Ok();
+}
 
-void BucketIndex::Insert(uint64_t hash, uint64_t key, Location location) {
-  const Cursor at = Begin(hash);
-  const bool deleted = Place(at, key, location.word() | (1ULL << kCountShift));
-  if (deleted && at.arrays.pages == arrays().pages) --deleted_;
+void BucketIndex::Insert(uint64_t hash, Location location) {
+  const Arrays into = Begin(hash).arrays;
+  const Placed placed = Place(into, {hash, location, 1ULL << kCountShift});
+  EMBERTIDE_CHECK(placed != Placed::kNowhere);
+  if (placed == Placed::kWasDeleted && into.pages == arrays().pages) --deleted_;
   used_.store(used_.load() + 1, std::memory_order_relaxed);
 }
 
 void BucketIndex::Erase(uint32_t entry) {
-  Word(entry).store(kDeleted, std::memory_order_release);
+  const Spot spot = SpotOf(entry);
+  Word(spot).store(spot.at.arrays.lean() ? LeanShape::kDeleted : kIndexDeleted,
+                   std::memory_order_release);
   used_.store(used_.load() - 1, std::memory_order_relaxed);
-  if (entry < arrays().group_count * kGroupEntries) ++deleted_;
+  if (entry < arrays().entries()) ++deleted_;
 }
 
 uint8_t BucketIndex::Age(uint32_t entry) {
-  std::atomic<uint64_t>& at = Word(entry);
+  const Spot spot = SpotOf(entry);
+  if (spot.at.arrays.lean()) return 0;
+  std::atomic<uint64_t>& at = Word(spot);
   uint64_t word = at.load(std::memory_order_relaxed);
   const uint32_t before = CountOf(word);
   at.store((word & ~kCountBits) | (uint64_t{before / 2} << kCountShift), std::memory_order_release);
   return static_cast<uint8_t>(before);
 }
 
-Status BucketIndex::CheckIntegrity(uint64_t (*hash)(uint64_t)) const {
+Status BucketIndex::CheckIntegrity() const {
+  const Arrays now = arrays();
   uint64_t used = 0;
   uint64_t deleted = 0;
-  const uint64_t entries = uint64_t{arrays().group_count} * kGroupEntries;
   for (uint32_t e = 0; e < capacity(); ++e) {
-    if (e < entries && Word(e).load() == kDeleted) ++deleted;
+    const uint64_t word = Word(SpotOf(e)).load();
+    if (e < now.entries() && word != 0 && !IsLive(word, now.lean())) ++deleted;
     if (!Occupied(e)) continue;
     ++used;
     const uint64_t key = KeyAt(e);
-    if (Locate(hash(key), key) != e) {
+    if (Locate(HashKey(key), key) != e) {
       return {Code::kCorrupt, "key " + std::to_string(key) + " is not found where it stands"};
     }
   }
-  if (used != used_ || deleted != deleted_ || (used + deleted) * 4 > entries * 3) {
+  if (used != used_ || deleted != deleted_ ||
+      used + deleted > MostTaken(now.group_count, now.lean())) {
     return {Code::kCorrupt, "the entries of an index do not add up"};
   }
   return Status::Ok();

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <random>
+#include <string>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -16,18 +17,26 @@ namespace {
 
 constexpr uint64_t kBudget = 64ULL << 20;
 
-struct IndexTest : testing::Test {
+// Shapes of one bucket's index: without lean groups; with lean ones of any size, whose entries hold
+// all of a hash; and with lean ones once there are enough groups.
+LeanShape ShapeOf(const std::string& name) {
+  const RowLayout row{1, 2, DType::kFp32};
+  if (name == "plain") return {};
+  return LeanShape::Of(row, 0, 0, name == "lean" ? 1ULL << 18 : 1ULL << 30);
+}
+
+struct IndexTest : testing::TestWithParam<std::string> {
   ByteBudget budget{kBudget};
   PagePool pool{kBudget / BucketIndex::kPageBytes * BucketIndex::kPagesPerBudgetPage,
                 BucketIndex::kPageBytes};
-  BucketIndex index;
+  BucketIndex index{ShapeOf(GetParam())};
   std::vector<BucketIndex::Arrays> retired;
 
-  static Location Place(uint64_t slot) { return {TierId::kDdr, 1, slot}; }
-  bool Reserve() {
-    return index.Reserve(&budget, &pool, [&](const auto& arrays) { retired.push_back(arrays); })
-        .ok();
+  static Location Place(uint64_t slot) { return {TierId::kDdr, 1, 2 * slot}; }
+  BucketIndex::Retire Retires() {
+    return [this](const auto& arrays) { retired.push_back(arrays); };
   }
+  bool Reserve(uint64_t key) { return index.Reserve(&budget, &pool, Retires(), HashKey(key)).ok(); }
   void FreeRetired() {
     for (const BucketIndex::Arrays& arrays : retired) {
       budget.Release(arrays.bytes());
@@ -41,19 +50,19 @@ struct IndexTest : testing::Test {
   }
 };
 
-TEST_F(IndexTest, GivesBackWhatEntriesThatAreGoneTook) {
+TEST_P(IndexTest, GivesBackWhatEntriesThatAreGoneTook) {
   const auto shrink = [&] {
-    index.Shrink(&budget, &pool, [&](const auto& arrays) { retired.push_back(arrays); });
+    index.Shrink(&budget, &pool, Retires());
     FreeRetired();
-    const Status whole = index.CheckIntegrity(HashKey);
+    const Status whole = index.CheckIntegrity();
     EXPECT_TRUE(whole.ok()) << whole.ToString();
     EXPECT_EQ(budget.used_bytes(), index.bytes());
   };
   shrink();  // of nothing
   for (uint64_t key = 0; key < 50'000; ++key) {
-    ASSERT_TRUE(Reserve());
+    ASSERT_TRUE(Reserve(key));
     FreeRetired();
-    index.Insert(HashKey(key), key, Place(key));
+    index.Insert(HashKey(key), Place(key));
   }
   const uint64_t full = index.bytes();
   shrink();
@@ -66,21 +75,21 @@ TEST_F(IndexTest, GivesBackWhatEntriesThatAreGoneTook) {
   for (uint64_t key = 0; key < 50'000; ++key) {
     const Location place = index.Peek(HashKey(key), key);
     ASSERT_EQ(place.tier() == TierId::kDdr, key % 10 == 0) << key;
-    ASSERT_TRUE(key % 10 != 0 || place.slot() == key);
+    ASSERT_TRUE(key % 10 != 0 || place.slot() == 2 * key);
   }
   // Without room for both it stays as it is.
   for (uint64_t key = 0; key < 50'000; key += 20) index.Erase(index.Locate(HashKey(key), key));
   const uint64_t before = index.bytes();
   const uint64_t rest = kBudget - budget.used_bytes();
   ASSERT_TRUE(budget.TryCharge(rest));
-  index.Shrink(&budget, &pool, [&](const auto& arrays) { retired.push_back(arrays); });
+  index.Shrink(&budget, &pool, Retires());
   EXPECT_EQ(index.bytes(), before);
   budget.Release(rest);
   shrink();
   EXPECT_LT(index.bytes(), before);
 }
 
-TEST_F(IndexTest, HoldsWhatAMapHoldsWhileItGrows) {
+TEST_P(IndexTest, HoldsWhatAMapHoldsWhileItGrows) {
   std::mt19937_64 random(1);
   std::unordered_map<uint64_t, uint64_t> expected;
   std::vector<uint64_t> keys;
@@ -90,10 +99,10 @@ TEST_F(IndexTest, HoldsWhatAMapHoldsWhileItGrows) {
     const uint32_t chance = random() % 10;
     if (keys.empty() || chance < 6) {
       const uint64_t key = random();
-      ASSERT_TRUE(Reserve());
+      ASSERT_TRUE(Reserve(key));
       growths += retired.empty() ? 0 : 1;
       FreeRetired();
-      index.Insert(HashKey(key), key, Place(step));
+      index.Insert(HashKey(key), Place(step));
       expected[key] = step;
       keys.push_back(key);
     } else {
@@ -120,7 +129,7 @@ TEST_F(IndexTest, HoldsWhatAMapHoldsWhileItGrows) {
     }
     ASSERT_EQ(index.Peek(HashKey(~step), ~step), Location()) << "a key that was never there";
     if (step % 5000 != 0 && !(index.growing() && step % 50 == 0)) continue;
-    const Status status = index.CheckIntegrity(&HashKey);
+    const Status status = index.CheckIntegrity();
     ASSERT_TRUE(status.ok()) << status.ToString();
     uint64_t occupied = 0;
     for (uint32_t e = 0; e < index.capacity(); ++e) {
@@ -134,23 +143,23 @@ TEST_F(IndexTest, HoldsWhatAMapHoldsWhileItGrows) {
   EXPECT_GT(steps_in_growth, 500U) << "no growth took several steps";
 }
 
-TEST_F(IndexTest, AFullBudgetRefusesAndChangesNothing) {
+TEST_P(IndexTest, AFullBudgetRefusesAndChangesNothing) {
   ByteBudget small(600 << 10);
   uint64_t key = 0;
-  while (index.Reserve(&small, &pool, [&](const auto& a) { retired.push_back(a); }).ok()) {
-    index.Insert(HashKey(key), key, Place(key));
+  while (index.Reserve(&small, &pool, Retires(), HashKey(key)).ok()) {
+    index.Insert(HashKey(key), Place(key));
     ++key;
     for (const auto& arrays : retired) small.Release(arrays.bytes());
     for (const auto& arrays : retired) BucketIndex::Free(&pool, arrays);
     retired.clear();
   }
   EXPECT_EQ(small.used_bytes(), index.bytes());
-  EXPECT_TRUE(index.CheckIntegrity(&HashKey).ok());
+  EXPECT_TRUE(index.CheckIntegrity().ok());
   for (uint64_t k = 0; k < key; ++k) ASSERT_EQ(index.Peek(HashKey(k), k), Place(k));
 }
 
 // Arrays stay until the readers are gone, as the store's epochs see to.
-TEST_F(IndexTest, ReadersFindEveryKeyThatWasThereWhenTheyAsked) {
+TEST_P(IndexTest, ReadersFindEveryKeyThatWasThereWhenTheyAsked) {
   constexpr uint64_t kKeys = 60000;
   std::atomic<uint64_t> there = 0;
   std::atomic<uint64_t> lost = 0;
@@ -167,8 +176,8 @@ TEST_F(IndexTest, ReadersFindEveryKeyThatWasThereWhenTheyAsked) {
     });
   }
   for (uint64_t key = 0; key < kKeys; ++key) {
-    ASSERT_TRUE(Reserve());
-    index.Insert(HashKey(key), key, Place(key));
+    ASSERT_TRUE(Reserve(key));
+    index.Insert(HashKey(key), Place(key));
     there = key + 1;
   }
   for (std::thread& reader : readers) reader.join();
@@ -176,7 +185,7 @@ TEST_F(IndexTest, ReadersFindEveryKeyThatWasThereWhenTheyAsked) {
 }
 
 // Under TSan: the word alone orders a row before those who find its key.
-TEST_F(IndexTest, WhoFindsAKeySeesWhatWasWrittenBeforeItWasAdded) {
+TEST_P(IndexTest, WhoFindsAKeySeesWhatWasWrittenBeforeItWasAdded) {
   constexpr uint64_t kKeys = 20000;
   std::vector<uint64_t> rows(kKeys);
   std::atomic<uint64_t> wrong = 0;
@@ -194,13 +203,71 @@ TEST_F(IndexTest, WhoFindsAKeySeesWhatWasWrittenBeforeItWasAdded) {
     });
   }
   for (uint64_t key = 0; key < kKeys; ++key) {
-    ASSERT_TRUE(Reserve());
+    ASSERT_TRUE(Reserve(key));
     rows[key] = key + 1;
-    index.Insert(HashKey(key), key, Place(key));
+    index.Insert(HashKey(key), Place(key));
   }
   for (std::thread& reader : readers) reader.join();
   EXPECT_EQ(wrong, 0U);
 }
+
+// Keys whose hashes have one low half, as who knows the hash can make them: no window holds them.
+TEST_P(IndexTest, KeysMadeToStandInOnePlaceAreHeldAllTheSame) {
+  std::unordered_map<uint64_t, uint64_t> expected;
+  const auto put = [&](uint64_t key) {
+    ASSERT_TRUE(Reserve(key));
+    FreeRetired();
+    index.Insert(HashKey(key), Place(expected.size()));
+    expected.emplace(key, expected.size());
+  };
+  const auto whole = [&] {
+    const Status status = index.CheckIntegrity();
+    ASSERT_TRUE(status.ok()) << status.ToString();
+    for (const auto& [key, slot] : expected) {
+      ASSERT_EQ(index.Peek(HashKey(key), key), Place(slot)) << key;
+    }
+    ASSERT_EQ(budget.used_bytes(), index.bytes());
+  };
+  std::mt19937_64 random(2);
+  for (int i = 0; i < 30'000; ++i) put(random());
+  for (uint64_t i = 0; i < 700; ++i) {
+    put(KeyOfHash(i << 32 | 0x12345678U));
+    if (i % 50 == 0) whole();
+  }
+  // Arrays that grow with them in it.
+  for (int i = 0; i < 30'000; ++i) {
+    put(random());
+    if (i % 5'000 == 0) whole();
+  }
+  whole();
+}
+
+// As much of a hash as an entry holds and as little as it can: all that differ are told apart.
+TEST_P(IndexTest, AHashIsFoundAgainFromItsPlaceAndBits) {
+  std::mt19937_64 random(3);
+  for (int turn = 0; turn < 20'000; ++turn) {
+    const uint32_t bits = random() % 18;
+    const uint64_t hash = random();
+    const uint32_t bucket = BucketOfHash(hash, bits);
+    const auto chunks = static_cast<uint16_t>(1 + random() % kMaxChunks);
+    const LeanShape shape =
+        LeanShape::Of({chunks, 8, DType::kFp32}, bucket, bits, 1ULL << (17 + random() % 21));
+    const uint32_t groups = 1 + random() % (1U << (random() % 27));
+    const uint32_t window = shape.Window(groups);
+    if (window == 0) continue;
+    const auto home = static_cast<uint32_t>(((hash & 0xffffffffU) * groups) >> 32);
+    const uint64_t held = LeanShape::kBesideBits + 64U - shape.slot_bits;
+    const uint64_t turned = shape.Turned(hash) & (held < 64 ? (1ULL << held) - 1 : ~0ULL);
+    for (const uint32_t behind : {0U, 1U, window / 2, window - 1}) {
+      const auto number = static_cast<uint32_t>((uint64_t{home} + behind) % groups);
+      ASSERT_EQ(shape.HashOf(turned, number, groups), hash)
+          << groups << " groups, " << behind << " behind the first of " << window;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Groups, IndexTest, testing::Values("plain", "lean", "lean_when_large"),
+                         [](const auto& each) { return each.param; });
 
 }  // namespace
 }  // namespace embertide

@@ -22,6 +22,7 @@ void Cover(std::vector<T>* items, size_t n) {
 void Finder::Begin(const StoreState* store, uint64_t version) {
   store_ = store;
   version_ = version;
+  lean_ = store->options.index == IndexKind::kLean;
   size_ = run_ = begun_ = met_ = second_ = settled_ = ready_ = late_count_ = last_count_ = 0;
   waits_ = false;
   only_ddr_ = true;
@@ -37,6 +38,7 @@ void Finder::Add(std::span<const BagFeature> features, const KeyBags& request) {
   const size_t first = size_;
   size_ += keys.size();
   Cover(&keys_, size_);
+  if (lean_) Cover(&wanted_, size_);
   Cover(&groups_, size_);
   Cover(&buckets_, size_);
   Cover(&found_, size_);
@@ -67,6 +69,7 @@ void Finder::Add(std::span<const BagFeature> features, const KeyBags& request) {
 }
 
 // Notes the first groups of the next keys and asks for them.
+template <bool kLean>
 void Finder::Aim(size_t first, size_t end) {
   std::array<uint64_t, kMostKeysAStep> hashes;
   kRowOps->hashes(keys_.data() + first, end - first, hashes.data());
@@ -78,12 +81,15 @@ void Finder::Aim(size_t first, size_t end) {
     const BucketSlot* slots = table.buckets.data();
     const uint32_t bits = table.config.bucket_bits;
     const size_t until = std::min(runs_[run_].end, end);
+    // Of plain groups, it is the key instead.
+    if (kLean) kRowOps->turn(hash, until - i, bits, wanted_.data() + i);
     for (; i < until; ++i, ++hash) {
       const Bucket* bucket = slots[BucketOfHash(*hash, bits)].At(version);
       buckets_[i] = bucket;
-      BucketIndex::Group* group = BucketIndex::EmptyGroup();
+      GroupRef group = BucketIndex::EmptyGroup();
       if (bucket != nullptr) [[likely]] {
-        group = bucket->index.Begin(*hash).group;
+        group = bucket->index.Begin<kLean>(*hash).group;
+        if (kLean && !group.lean()) wanted_[i] = keys_[i];
       } else {
         NoteNotHeld(table, i);
       }
@@ -100,7 +106,7 @@ void Finder::Aim(size_t first, size_t end) {
     groups_[i] = BucketIndex::EmptyGroup();
     buckets_[i] = nullptr;
   }
-  for (size_t i = first; i < end; ++i) AskFor(groups_[i]);
+  for (size_t i = first; i < end; ++i) AskFor(groups_[i].address());
 }
 
 void Finder::NoteNotHeld(const Table& table, size_t i) {
@@ -111,47 +117,65 @@ void Finder::NoteNotHeld(const Table& table, size_t i) {
 }
 
 void Finder::Step() {
+  if (lean_) {
+    StepOf</*kLean=*/true>();
+  } else {
+    StepOf</*kLean=*/false>();
+  }
+}
+
+template <bool kLean>
+void Finder::StepOf() {
   const size_t begun = begun_;
   const size_t met = met_;
   begun_ = std::min(begun + kKeysAStep, size_);
-  Aim(begun, begun_);
+  Aim<kLean>(begun, begun_);
   SettleLast();
   ready_ = settled_;
   settled_ = second_;
-  Settle();
+  Settle<kLean>();
   second_ = met;
   met_ = std::min(met + kKeysAStep, begun);
-  Place(met, met_);
+  Place<kLean>(met, met_);
   AskForRows();
 }
 
 // What the keys' first groups have of them.
+template <bool kLean>
 void Finder::Place(size_t first, size_t end) {
   std::array<uint64_t, kMostKeysAStep> words;
-  kRowOps->words(groups_.data() + first, keys_.data() + first, end - first, words.data());
+  const std::vector<uint64_t>& wanted = kLean ? wanted_ : keys_;
+  const RowOps::Find find = kLean ? kRowOps->find : kRowOps->find_plain;
+  find(groups_.data() + first, wanted.data() + first, end - first, words.data());
   FoundRow* found = found_.data();
   const Bucket* const* buckets = buckets_.data();
-  BucketIndex::Group* const* groups = groups_.data();
+  const GroupRef* groups = groups_.data();
   size_t late = 0;
   for (size_t i = first; i < end; ++i) {
     const uint64_t word = words[i - first];
     const Location place = Location::FromWord(word);
     if (!place.is_ddr_row()) [[unlikely]] {
-      PlaceOne(i, word);
+      PlaceOne(i, IndexedAt(i, word));
       continue;
+    }
+    const Bucket& bucket = *buckets[i];
+    uint64_t slot = place.slot();
+    uint16_t live = place.live();
+    if (kLean && groups[i].lean()) {
+      slot = bucket.index.lean().SlotOf(word);
+      live = static_cast<uint16_t>(word & bucket.full_mask);
     }
     // One in six goes on, too few and too many for a branch: its next group is asked for as if it
     // were a row, as many times as that has lines.
-    const bool goes_on = word == BucketIndex::kGoesOn;
+    const bool goes_on = word == kGoesOn;
     late_[late] = i;
     late += static_cast<size_t>(goes_on);
     const uint64_t other = -static_cast<uint64_t>(goes_on);
-    const Bucket& bucket = *buckets[i];
-    const std::byte* payload = SlabArena::AddressOf(bucket.rows, place.slot());
-    const auto live = static_cast<uint16_t>(place.live() | (bucket.full_mask & other));
+    const std::byte* payload = SlabArena::AddressOf(bucket.rows, slot);
+    live = static_cast<uint16_t>(live | (bucket.full_mask & other));
     found[i] = {payload, live, Source::kDdr, FoundKind::kRow};
     const uintptr_t row = reinterpret_cast<uintptr_t>(payload) & ~other;
-    const uintptr_t next = reinterpret_cast<uintptr_t>(groups[i] + 1) & other;
+    const uintptr_t next = reinterpret_cast<uintptr_t>(groups[i].Behind(1)) & other;
     lines_[lines_count_++] = {(row | next) & ~(kLine - 1), static_cast<uint32_t>(kLine & ~other),
                               LinesOf(row | next, bucket.PayloadBytes(live))};
   }
@@ -168,12 +192,11 @@ void Finder::AskForRows() {
   lines_count_ = 0;
 }
 
-// Of any key whose word is known, wherever its row lies; 0: there is no entry.
-void Finder::PlaceOne(size_t i, uint64_t word) {
+// Of any key, wherever its row lies.
+void Finder::PlaceOne(size_t i, Location indexed) {
   if (remote(i)) return TakeRemote(i);
   uint64_t* changed = note_changes_ ? &changed_[i] : nullptr;
-  const Location place =
-      word == 0 ? Location() : Resolve(BucketIndex::LocationOf(word), version_, changed);
+  const Location place = Resolve(indexed, version_, changed);
   FoundRow& found = found_[i];
   found = {nullptr, place.live(), Source::kDdr, FoundKind::kRow};
   switch (place.tier()) {
@@ -215,27 +238,31 @@ void Finder::TakeRemote(size_t i) {
 
 // Looks into the second group of each key that is late. One in twenty is not there, either: the
 // next ones are asked for, and looked into by SettleLast a step later.
+template <bool kLean>
 void Finder::Settle() {
-  std::array<const BucketIndex::Group*, kMostKeysAStep> groups;
-  std::array<uint64_t, kMostKeysAStep> keys;
+  std::array<GroupRef, kMostKeysAStep> groups;
+  std::array<uint64_t, kMostKeysAStep> wanted;
   std::array<uint64_t, kMostKeysAStep> words;
   for (size_t l = 0; l < late_count_; ++l) {
     const size_t i = late_[l];
-    keys[l] = keys_[i];
-    BucketIndex::Cursor at = buckets_[i]->index.Begin(HashKey(keys[l]));
+    const uint64_t hash = HashKey(keys_[i]);
+    const BucketIndex& index = buckets_[i]->index;
+    BucketIndex::Cursor at = index.Begin<kLean>(hash);
     // If the arrays have grown since, its first group may hold the key now.
     if (at.group == groups_[i]) at.Advance();
     groups[l] = groups_[i] = at.group;
+    wanted[l] = kLean ? index.Wanted(hash, keys_[i], at.group) : keys_[i];
   }
-  kRowOps->words(groups.data(), keys.data(), late_count_, words.data());
+  const RowOps::Find find = kLean ? kRowOps->find : kRowOps->find_plain;
+  find(groups.data(), wanted.data(), late_count_, words.data());
   last_count_ = 0;
   for (size_t l = 0; l < late_count_; ++l) {
     const size_t i = late_[l];
-    if (words[l] == BucketIndex::kGoesOn) {
-      for (size_t ahead = 1; ahead <= kGroupsAhead; ++ahead) AskFor(groups[l] + ahead);
+    if (words[l] == kGoesOn) {
+      for (size_t ahead = 1; ahead <= kGroupsAhead; ++ahead) AskFor(groups[l].Behind(ahead));
       last_[last_count_++] = i;
     } else {
-      PlaceOne(i, words[l]);
+      PlaceOne(i, IndexedAt(i, words[l]));
     }
   }
 }
@@ -244,7 +271,9 @@ void Finder::Settle() {
 void Finder::SettleLast() {
   for (size_t l = 0; l < last_count_; ++l) {
     const size_t i = last_[l];
-    PlaceOne(i, buckets_[i]->index.Find(HashKey(keys_[i]), keys_[i], &groups_[i]));
+    const uint64_t hash = HashKey(keys_[i]);
+    const BucketIndex& index = buckets_[i]->index;
+    PlaceOne(i, index.Find(hash, keys_[i], &groups_[i]));
   }
 }
 
@@ -289,9 +318,9 @@ size_t Finder::memory_bytes() const {
   const auto bytes = []<typename Item>(const std::vector<Item>& items) {
     return items.capacity() * sizeof(Item);
   };
-  return bytes(runs_) + bytes(keys_) + bytes(groups_) + bytes(buckets_) + bytes(found_) +
-         bytes(changed_) + bytes(watched_) + bytes(remote_) + bytes(ssd_keys_) + bytes(ssd_reads_) +
-         bytes(ssd_rows_);
+  return bytes(runs_) + bytes(keys_) + bytes(wanted_) + bytes(groups_) + bytes(buckets_) +
+         bytes(found_) + bytes(changed_) + bytes(watched_) + bytes(remote_) + bytes(ssd_keys_) +
+         bytes(ssd_reads_) + bytes(ssd_rows_);
 }
 
 void Finder::Count() {

@@ -92,13 +92,24 @@ class Finder {
   // Groups after the second that are asked for at once: one key in a hundred goes on behind them.
   static constexpr size_t kGroupsAhead = 3;
 
+  template <bool kLean>
   void Aim(size_t first, size_t end);
+  template <bool kLean>
+  void Settle();
   void NoteNotHeld(const Table& table, size_t i);
   void Step();
+  template <bool kLean>
+  void StepOf();
+  template <bool kLean>
   void Place(size_t first, size_t end);
-  void PlaceOne(size_t i, uint64_t word);
+  void PlaceOne(size_t i, Location indexed);
+  // Where the index says that a key lies, by what was found of it in its group.
+  Location IndexedAt(size_t i, uint64_t found) const {
+    return buckets_[i] == nullptr
+               ? Location()
+               : buckets_[i]->index.FoundBy(HashKey(keys_[i]), keys_[i], groups_[i], found);
+  }
   void TakeRemote(size_t i);
-  void Settle();
   void SettleLast();
   // Asks for what was noted in lines_.
   void AskForRows();
@@ -113,13 +124,15 @@ class Finder {
   size_t second_ = 0;   // in the second, too, if that was full
   size_t settled_ = 0;  // keys looked for everywhere
   size_t ready_ = 0;    // those whose rows are on their way since a step
+  bool lean_ = false;   // some tables' groups may be lean
   bool waits_ = false;
   bool only_ddr_ = true;
   bool note_changes_ = false;
   // Of each key; groups are those where it was found, or the first.
   std::vector<Run> runs_;
   std::vector<uint64_t> keys_;
-  std::vector<BucketIndex::Group*> groups_;
+  std::vector<uint64_t> wanted_;  // what is looked for in its group, where some are lean
+  std::vector<GroupRef> groups_;
   std::vector<const Bucket*> buckets_;
   std::vector<FoundRow> found_;
   std::vector<uint64_t> changed_;  // the version that a row is of; 0: of none since the oldest

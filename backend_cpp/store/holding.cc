@@ -57,7 +57,7 @@ Status Versions::AddBucket(uint32_t t, uint32_t b, uint32_t d, std::span<const s
     }));
     store_.counters.index_bytes += kBucketBytes;
   }
-  auto* bucket = new Bucket(pool, table);
+  auto* bucket = new Bucket(pool, table, b);
   {
     const Writers writers = LockAll(store_.pools);
     slot.building = bucket;

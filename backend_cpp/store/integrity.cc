@@ -145,7 +145,7 @@ struct Named {
 Status NameEntries(const Table& table, const Bucket& bucket, uint32_t aux, bool retired,
                    Named* named) {
   const RowLayout& layout = table.config.layout;
-  EMBERTIDE_RETURN_IF_ERROR(bucket.index.CheckIntegrity(&HashKey));
+  EMBERTIDE_RETURN_IF_ERROR(bucket.index.CheckIntegrity());
   named->index_bytes += kBucketBytes + bucket.index.bytes() + bucket.change_bytes();
   // That of a retired bucket knows of its rows no longer.
   const TierPolicy* policy = retired ? nullptr : bucket.pool->policy.get();

@@ -92,28 +92,28 @@ void PartWorker::AskForGroup(size_t i) {
   Pending& key = At(i);
   key.row.bucket = step_.table->Newest(BucketOfHash(hash, bucket_bits_));
   key.index_group = key.row.bucket->index.Begin(hash).group;
-  AskFor(key.index_group);
+  AskFor(key.index_group.address());
 }
 
 void PartWorker::Find(size_t first, size_t end) {
-  std::array<const BucketIndex::Group*, kStep> groups{};
-  std::array<uint64_t, kStep> keys{};
-  std::array<uint64_t, kStep> words;
+  std::array<GroupRef, kStep> groups;
+  groups.fill(BucketIndex::EmptyGroup());
+  std::array<uint64_t, kStep> wanted{};
+  std::array<uint64_t, kStep> found;
   for (size_t i = first; i < end; ++i) {
-    groups[i - first] = At(i).index_group;
-    keys[i - first] = groups_[i].key;
+    const Pending& key = At(i);
+    groups[i - first] = key.index_group;
+    wanted[i - first] =
+        key.row.bucket->index.Wanted(groups_[i].hash, groups_[i].key, key.index_group);
   }
-  kRowOps->words(groups.data(), keys.data(), end - first, words.data());
+  kRowOps->find(groups.data(), wanted.data(), end - first, found.data());
   for (size_t i = first; i < end; ++i) {
     Pending& key = At(i);
-    key.word = words[i - first];
-    if (key.word != BucketIndex::kGoesOn) {
-      key.index_group = nullptr;
-      continue;
-    }
+    key.found = found[i - first];
+    if (key.found != kGoesOn) continue;
     BucketIndex::Cursor at = key.row.bucket->index.Begin(groups_[i].hash);
     at.Advance();
-    AskFor(at.group);
+    AskFor(at.group.address());
   }
 }
 
@@ -122,8 +122,10 @@ void PartWorker::Place(const RowPool& pool, size_t i) {
   const Group& group = groups_[i];
   Pending& key = At(i);
   Row& row = key.row;
-  const Location place = key.index_group != nullptr ? row.bucket->index.Peek(group.hash, group.key)
-                                                    : BucketIndex::LocationOf(key.word);
+  const BucketIndex& index = row.bucket->index;
+  const Location place = key.found == kGoesOn
+                             ? index.Peek(group.hash, group.key)
+                             : index.FoundBy(group.hash, group.key, key.index_group, key.found);
   row.payload = nullptr;
   if (place.tier() != TierId::kDdr) return;
   row = RowAt(pool, &group, row.bucket, place);

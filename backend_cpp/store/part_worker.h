@@ -109,8 +109,8 @@ class PartWorker {
   };
   // What a key's place in the pipeline holds of it.
   struct Pending {
-    const BucketIndex::Group* index_group;  // null: the word is known
-    uint64_t word;
+    GroupRef index_group;
+    uint64_t found;  // of its key in it
     Row row;
   };
 

@@ -100,6 +100,13 @@ Result<VersionNode*> Residency::NewNode(RowPool* pool) {
 // --- entries -------------------------------------------------------------------------------------
 
 Status Residency::ReserveEntries(RowPool* pool, Bucket* bucket, uint32_t entries) {
+  return ReserveBy(pool, bucket, [&](const BucketIndex::Retire& retire) {
+    return bucket->index.ReserveEntries(&pool->budget, &pool->index_pages, retire, entries);
+  });
+}
+
+Status Residency::ReserveBy(RowPool* pool, Bucket* bucket,
+                            const std::function<Status(const BucketIndex::Retire&)>& reserve) {
   // A new row is never why rows that are there cannot be pruned.
   EMBERTIDE_RETURN_IF_ERROR(WithRoom(pool, [&]() -> Status {
     pool->TakeReserveBack();
@@ -114,7 +121,7 @@ Status Residency::ReserveEntries(RowPool* pool, Bucket* bucket, uint32_t entries
   EMBERTIDE_RETURN_IF_ERROR(WithRoom(pool, [&]() -> Status {
     const uint64_t before = bucket->index.bytes();
     retired_bytes = 0;
-    Status reserved = bucket->index.Reserve(&pool->budget, &pool->index_pages, retire, entries);
+    Status reserved = reserve(retire);
     // What was retired stays charged until it is freed: now, but for readers.
     store_.counters.index_bytes += bucket->index.bytes() + retired_bytes - before;
     if (retired_bytes > 0) reclaimer_.Reclaim(pool);
@@ -154,7 +161,7 @@ void Residency::ShrinkIndex(RowPool* pool, Bucket* bucket) {
 }
 
 void Residency::InsertEntry(Bucket* bucket, uint64_t key, Location location) {
-  bucket->index.Insert(HashKey(key), key, location);
+  bucket->index.Insert(HashKey(key), location);
   ++store_.counters.rows;
 }
 
@@ -185,7 +192,7 @@ Status Residency::PutRecord(RowPool* pool, const Table& table, Bucket* bucket,
   Location place = Location::Removed(record.kind);
   if (record.kind == RecordKind::kRow) {
     if (bucket->index.Locate(HashKey(record.key), record.key) == BucketIndex::kNotFound) {
-      EMBERTIDE_RETURN_IF_ERROR(ReserveEntry(pool, bucket));
+      EMBERTIDE_RETURN_IF_ERROR(ReserveEntry(pool, bucket, record.key));
     }
     Result<Location> stored = StoreRow(pool, table, record.key, record.live, record.payload);
     if (!stored.ok()) return stored.status();

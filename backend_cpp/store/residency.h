@@ -48,13 +48,17 @@ class Residency {
   // changes), evicting rows as needed. To be called before a slot is taken for the new row: a page
   // with a slot that no entry names cannot be emptied.
   Status ReserveEntries(RowPool* pool, Bucket* bucket, uint32_t entries);
-  Status ReserveEntry(RowPool* pool, Bucket* bucket) {
-    if (!store_.training() && bucket->index.HasRoom()) return Status::Ok();
-    return ReserveEntries(pool, bucket, 1);
+  // As ReserveEntries, for the one entry of a key, which can be inserted then.
+  Status ReserveEntry(RowPool* pool, Bucket* bucket, uint64_t key) {
+    const uint64_t hash = HashKey(key);
+    if (!store_.training() && bucket->index.HasRoom(hash)) return Status::Ok();
+    return ReserveBy(pool, bucket, [&](const BucketIndex::Retire& retire) {
+      return bucket->index.Reserve(&pool->budget, &pool->index_pages, retire, hash);
+    });
   }
   // Gives back what entries that are gone took in a bucket's index.
   void ShrinkIndex(RowPool* pool, Bucket* bucket);
-  // Inserts a key that has no entry. Requires: ReserveEntry.
+  // Inserts a key that has no entry. Requires: ReserveEntry of it.
   void InsertEntry(Bucket* bucket, uint64_t key, Location location);
   void EraseEntry(Bucket* bucket, uint32_t entry);
 
@@ -76,6 +80,9 @@ class Residency {
                uint64_t slot);
 
  private:
+  // Room in a bucket's index as `reserve` makes it.
+  Status ReserveBy(RowPool* pool, Bucket* bucket,
+                   const std::function<Status(const BucketIndex::Retire&)>& reserve);
   // One step towards room: reclaims, then takes cold rows, then whole pages out of DDR. Returns
   // `wanted`, which has failed for want of room, when there is nothing left to try.
   Status MakeRoom(RowPool* pool, int round, const Status& wanted);

@@ -431,13 +431,98 @@ void Hashes(const uint64_t* keys, size_t n, uint64_t* hashes) {
   for (size_t i = 0; i < n; ++i) hashes[i] = HashKey(keys[i]);
 }
 
-void Words(const BucketIndex::Group* const* groups, const uint64_t* keys, size_t n,
-           uint64_t* words) {
-  for (size_t i = 0; i < n; ++i) words[i] = BucketIndex::WordOrGoesOn(*groups[i], keys[i]);
+void Turn(const uint64_t* hashes, size_t n, uint32_t bucket_bits, uint64_t* turned) {
+  for (size_t i = 0; i < n; ++i) turned[i] = LeanShape::Turn(hashes[i], bucket_bits);
+}
+
+#if defined(__AVX2__)
+using Notes = uint64_t __attribute__((vector_size(4 * kWidth)));
+constexpr size_t kNotes = sizeof(Notes) / sizeof(uint64_t);
+constexpr size_t kFoundAtOnce = 32;
+
+// What is read of keys' lean groups.
+struct LeanNotes {
+  alignas(64) std::array<uint64_t, kFoundAtOnce> words;
+  alignas(64) std::array<uint64_t, kFoundAtOnce> its;    // two bits an entry of the same tag
+  alignas(64) std::array<uint64_t, kFoundAtOnce> twice;  // the first of them, or the last entry
+  alignas(64) std::array<uint64_t, kFoundAtOnce> more;
+};
+
+void Read(const GroupRef* groups, const uint64_t* wanted, size_t n, LeanNotes* notes) {
+  for (size_t i = 0; i < n; ++i) {
+    const IndexGroup& group = *groups[i];
+    const __m128i tag = _mm_set1_epi16(static_cast<int16_t>(wanted[i]));
+    const __m128i equal = _mm_cmpeq_epi16(LoadLanes<__m128i>(group.lanes.data()), tag);
+    const auto its = static_cast<uint32_t>(_mm_movemask_epi8(equal));
+    const auto twice = static_cast<uint32_t>(std::countr_zero(its | 0x400U));
+    notes->its[i] = its;
+    notes->twice[i] = twice;
+    notes->words[i] = group.lean_word(twice / 2).load(std::memory_order_acquire);
+    notes->more[i] = group.lanes[1].load(std::memory_order_acquire);
+  }
+}
+
+// As FindLean, of kNotes keys from i on.
+Notes Compare(const LeanNotes& notes, size_t i, Notes bits, Notes wanted) {
+  constexpr Notes kNone = {};
+  const auto word = Load<Notes>(&notes.words[i]);
+  const auto twice = Load<Notes>(&notes.twice[i]);
+  const auto more = Load<Notes>(&notes.more[i]);
+  const Notes off = (word ^ (wanted >> LeanShape::kBesideBits << bits)) >> bits;
+  const Notes others =
+      ((more >> (32 + 2 * twice + (twice >> 1))) ^ (wanted >> LeanShape::kTagBits)) & 31;
+  const auto any = (Load<Notes>(&notes.its[i]) & 0xfff) != kNone;
+  const auto used = word != kNone;
+  const auto tagged = (wanted & 0xffff) != kNone;
+  const auto row = ((off | others | (word & 1)) == kNone) & used & any & tagged;
+  const Notes place =
+      ((word & ~(~kNone << bits)) >> 1) | (uint64_t{static_cast<uint8_t>(TierId::kDdr)} << 54);
+  const Notes no_row = any ? kNone + kAskIndex : used ? kNone + kGoesOn : kNone;
+  return row ? place : no_row;
+}
+
+// Of lean groups, kFoundAtOnce at most. Reads all before it compares any, for what was just noted
+// cannot be loaded as a vector yet.
+void FindAtOnce(const GroupRef* groups, const uint64_t* wanted, size_t n, uint64_t* found) {
+  LeanNotes notes;
+  Read(groups, wanted, n, &notes);
+  const Notes bits = Notes{} + groups[0].slot_bits();
+  size_t i = 0;
+  for (; i + kNotes <= n; i += kNotes) {
+    Save(Compare(notes, i, bits, Load<Notes>(wanted + i)), found + i);
+  }
+  if (i == n) return;
+  Notes rest = {};
+  for (size_t k = 0; k < n - i; ++k) rest[k] = wanted[i + k];
+  const Notes compared = Compare(notes, i, bits, rest);
+  for (size_t k = 0; k < n - i; ++k) found[i + k] = compared[k];
+}
+
+void Find(const GroupRef* groups, const uint64_t* wanted, size_t n, uint64_t* found) {
+  if (n == 0) return;
+  const uint32_t bits = groups[0].slot_bits();
+  uint32_t other = 0;
+  for (size_t i = 0; i < n; ++i) other |= groups[i].slot_bits() ^ bits;
+  if (bits == 0 || other != 0 || n > kFoundAtOnce) {
+    for (size_t i = 0; i < n; ++i) found[i] = FindIn(groups[i], wanted[i]);
+  } else {
+    FindAtOnce(groups, wanted, n, found);
+  }
+}
+#else
+void Find(const GroupRef* groups, const uint64_t* wanted, size_t n, uint64_t* found) {
+  for (size_t i = 0; i < n; ++i) found[i] = FindIn(groups[i], wanted[i]);
+}
+#endif
+
+void FindInPlain(const GroupRef* groups, const uint64_t* wanted, size_t n, uint64_t* found) {
+  for (size_t i = 0; i < n; ++i) found[i] = FindPlain(*groups[i], wanted[i]);
 }
 
 constexpr RowOps kOps = {Hashes,
-                         Words,
+                         Turn,
+                         Find,
+                         FindInPlain,
                          {Add<Fp32>, Add<Fp16>, Add<Bf16>, Add<Int8>},
                          {Pool<Fp32>, Pool<Fp16>, Pool<Bf16>, Pool<Int8>},
                          {Pool32<Fp32>, Pool32<Fp16>, Pool32<Bf16>, Pool32<Int8>},

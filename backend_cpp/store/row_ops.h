@@ -13,7 +13,7 @@
 
 #include "embertide/row.h"
 #include "embertide/store.h"
-#include "store/bucket_index.h"
+#include "store/index_group.h"
 
 namespace embertide {
 
@@ -46,11 +46,14 @@ struct RowOps {
   using Round = void (*)(const double* sums, uint32_t n, double divisor, float* out);
   // hashes[i] = HashKey(keys[i]).
   using Hashes = void (*)(const uint64_t* keys, size_t n, uint64_t* hashes);
-  // words[i] = BucketIndex::WordOrGoesOn(*groups[i], keys[i]).
-  using Words = void (*)(const BucketIndex::Group* const* groups, const uint64_t* keys, size_t n,
-                         uint64_t* words);
+  // turned[i] = LeanShape::Turn(hashes[i], bucket_bits).
+  using Turn = void (*)(const uint64_t* hashes, size_t n, uint32_t bucket_bits, uint64_t* turned);
+  // found[i] = FindIn(groups[i], wanted[i]), by find_plain of plain groups alone.
+  using Find = void (*)(const GroupRef* groups, const uint64_t* wanted, size_t n, uint64_t* found);
   Hashes hashes;
-  Words words;
+  Turn turn;
+  Find find;
+  Find find_plain;
   std::array<Add, 4> add;
   std::array<Pool, 4> pool;
   std::array<Pool32, 4> pool32;

@@ -157,30 +157,82 @@ TEST_P(KeyOpsTest, HashesAreThoseOfOneKeyAtATime) {
 // Groups as they come about: entries are taken from the front and never empty again, and a deleted
 // one keeps its key.
 TEST_P(KeyOpsTest, AWordIsThatOfTheKeyOrSaysWhetherToGoOn) {
-  constexpr uint64_t kDeleted = 1ULL << 56;
   std::mt19937_64 random(5);
   for (int turn = 0; turn < 20000; ++turn) {
-    BucketIndex::Group group{};
-    const uint32_t used = random() % (BucketIndex::kGroupEntries + 1);
+    IndexGroup group{};
+    const uint32_t used = random() % (kPlainEntries + 1);
     const uint64_t wanted = random() % 4 == 0 ? 0 : random();
     const uint32_t at = random() % 8;  // from `used` on: it is not there
-    uint64_t expected = used == BucketIndex::kGroupEntries ? BucketIndex::kGoesOn : 0;
+    uint64_t expected = used == kPlainEntries ? kGoesOn : 0;
     for (uint32_t i = 0; i < used; ++i) {
       const bool deleted = random() % 4 == 0;
       const uint64_t count = (random() % 64) << 57;
       const uint64_t word = Location(TierId::kDdr, 15, random() % 1000).word() | count;
-      group.keys[i] = i == at ? wanted : random() | 1;
-      group.words[i] = deleted ? kDeleted : word;
+      group.key(i) = i == at ? wanted : random() | 1;
+      group.plain_word(i) = deleted ? kIndexDeleted : word;
       if (i == at) expected = deleted ? expected : word;
     }
-    const BucketIndex::Group* groups[] = {&group};
+    const GroupRef ref(&group, 0);
     uint64_t word = 7;
-    ops_->words(groups, &wanted, 1, &word);
+    ops_->find(&ref, &wanted, 1, &word);
     // Whether a deleted key is looked for further makes no difference: it stands nowhere else.
-    if (at < used && group.words[at] == kDeleted) {
-      ASSERT_TRUE(word == 0 || word == BucketIndex::kGoesOn) << "turn " << turn;
+    if (at < used && group.plain_word(at) == kIndexDeleted) {
+      ASSERT_TRUE(word == 0 || word == kGoesOn) << "turn " << turn;
     } else {
       ASSERT_EQ(word, expected) << "turn " << turn;
+    }
+  }
+}
+
+// The same of lean groups, of some at once: rows, chains and removed keys, some of whose hashes
+// differ in one bit alone.
+TEST_P(KeyOpsTest, OfALeanGroupARowIsThatOfTheHashOrItSaysWhatElse) {
+  const LeanShape shape = LeanShape::Of({4, 16, DType::kFp32}, 3, 4, 1 << 20);
+  VersionNode node;
+  std::mt19937_64 random(6);
+  for (int turn = 0; turn < 2000; ++turn) {
+    constexpr size_t kMost = 50;
+    const size_t n = 1 + random() % kMost;
+    std::vector<IndexGroup> groups(n);
+    std::vector<GroupRef> refs;
+    std::vector<uint64_t> wanted(n);
+    std::vector<uint64_t> expected(n);
+    for (size_t k = 0; k < n; ++k) {
+      const uint64_t turned = random() % 8 == 0 ? 0 : random();
+      wanted[k] = turned;
+      const uint32_t used = random() % (kLeanEntries + 1);
+      const uint32_t at = random() % 9;  // from `used` on: it is not there
+      bool tag_is_there = false;
+      expected[k] = used == kLeanEntries ? kGoesOn : 0;
+      for (uint32_t i = 0; i < used; ++i) {
+        // Bits that neither word nor tag hold are no difference.
+        const uint64_t one = uint64_t{1}
+                             << (random() % (LeanShape::kBesideBits + 64 - shape.slot_bits));
+        const uint64_t its = i == at ? turned : random() % 4 == 0 ? turned ^ one : random();
+        const Location row(TierId::kDdr, 1 + random() % 15, random() % (1 << 17) * 8);
+        const uint32_t chance = random() % 8;
+        const Location place = chance == 0   ? Location(&node)
+                               : chance == 1 ? Location::Removed(RecordKind::kPruned)
+                                             : row;
+        LeanShape::SetBeside(&groups[k], i, its);
+        groups[k].lean_word(i) = shape.WordOf(place, its);
+        if (static_cast<uint16_t>(its) != static_cast<uint16_t>(turned)) continue;
+        // The first of the same tag decides, or sends to the index.
+        const bool told = i == at && chance > 1 && static_cast<uint16_t>(turned) != 0;
+        if (!tag_is_there) expected[k] = told ? row.word() : kAskIndex;
+        tag_is_there = true;
+      }
+      // Empty entries have the tag 0.
+      const bool as_empty = used < kLeanEntries && static_cast<uint16_t>(turned) == 0;
+      if (!tag_is_there && as_empty) expected[k] = kAskIndex;
+      refs.emplace_back(&groups[k], shape.slot_bits);
+    }
+    std::vector<uint64_t> found(n);
+    ops_->find(refs.data(), wanted.data(), n, found.data());
+    for (size_t k = 0; k < n; ++k) {
+      const bool row = expected[k] != 0 && expected[k] != kGoesOn && expected[k] != kAskIndex;
+      ASSERT_EQ(row ? shape.RowOf(found[k]).word() : found[k], expected[k])
+          << "turn " << turn << ", key " << k;
     }
   }
 }

@@ -22,6 +22,7 @@
 #include "ddr/byte_budget.h"
 #include "ddr/page_pool.h"
 #include "ddr/slab_arena.h"
+#include "embertide/store.h"
 #include "policy/frequency_sketch.h"
 #include "ssd/block_log.h"
 #include "store/bucket.h"
@@ -69,9 +70,13 @@ struct TableShare {
 };
 
 struct RowPool {
-  RowPool(uint32_t d, uint64_t budget_bytes, std::vector<uint32_t> of, size_t all_tables)
+  // `ssd`: bytes of its log; 0: it has none.
+  RowPool(uint32_t d, uint64_t budget_bytes, uint64_t ssd, IndexKind kind, std::vector<uint32_t> of,
+          size_t all_tables)
       : number(d),
         tables(std::move(of)),
+        ssd_bytes(ssd),
+        index(kind),
         budget(budget_bytes),
         arena(&budget),
         index_pages(budget_bytes / BucketIndex::kPageBytes * BucketIndex::kPagesPerBudgetPage,
@@ -84,6 +89,8 @@ struct RowPool {
         packing{tables} {}
   const uint32_t number;               // of the device
   const std::vector<uint32_t> tables;  // whose rows may lie here
+  const uint64_t ssd_bytes;            // of its log; 0: it has none
+  const IndexKind index;               // of its buckets
   TurnMutex writer;                    // held by whoever writes to this pool's buckets
   std::mutex upkeep;                   // held by who maintains it; taken before `writer`
   ByteBudget budget;                   // its share of the DDR budget

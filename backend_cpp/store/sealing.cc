@@ -199,7 +199,7 @@ Status Seals::LoadPart(const SealPart& part) {
     if (!belongs(row.key)) return wrong(row.key, "is not of this part, or is in it twice");
     if ((row.place >> kSlotBits) > table.config.layout.full_mask())
       return wrong(row.key, "has no such chunks");
-    EMBERTIDE_RETURN_IF_ERROR(residency_.ReserveEntry(pool, bucket));
+    EMBERTIDE_RETURN_IF_ERROR(residency_.ReserveEntry(pool, bucket, row.key));
     if (pool->ssd == nullptr || !pool->ssd->Adopt(slot, table.config.layout.PayloadBytes(live)))
       return wrong(row.key, "lies where no sealed segment has a row");
     const Location place(TierId::kSsd, live, slot);

@@ -144,6 +144,23 @@ Status ValidateSums(const StoreOptions& options) {
   }
   return Status::Ok();
 }
+
+Status ValidateIndex(const StoreOptions& options) {
+  if (options.index == IndexKind::kPlain) return Status::Ok();
+  const std::string refused = "index = lean: ";
+  const std::string instead = "; use plain, or ";
+  if (options.ssd_budget_bytes > 0) {
+    return {Code::kInvalidArgument, refused +
+                                        "rows go to the SSD by access counts, which it lacks" +
+                                        instead + "no SSD tier (ssd_budget_bytes = 0)"};
+  }
+  if (options.hbm_budget_bytes > 0) {
+    return {Code::kInvalidArgument, refused + "rows go to GPUs by access counts, which it lacks" +
+                                        instead + "no HBM tier (hbm_budget_bytes = 0)"};
+  }
+  return Status::Ok();
+}
+
 }  // namespace
 
 uint64_t LeftToShare(const StoreOptions& options, bool ssd) {
@@ -208,6 +225,7 @@ Status ValidateOptions(const StoreOptions& options) {
     }
   }
   EMBERTIDE_RETURN_IF_ERROR(ValidateSums(options));
+  EMBERTIDE_RETURN_IF_ERROR(ValidateIndex(options));
   EMBERTIDE_RETURN_IF_ERROR(ValidateGroups(options));
   EMBERTIDE_RETURN_IF_ERROR(ValidateBudgets(options, names));
   return ValidatePolicies(options);
@@ -226,6 +244,15 @@ Result<SumKind> ParseSumKind(const std::string& name) {
     if (name == SumKindName(kind)) return kind;
   }
   return Status(Code::kInvalidArgument, "sums \"" + name + "\"; use fp64 or fp32");
+}
+
+const char* IndexKindName(IndexKind kind) { return kind == IndexKind::kLean ? "lean" : "plain"; }
+
+Result<IndexKind> ParseIndexKind(const std::string& name) {
+  for (const IndexKind kind : {IndexKind::kPlain, IndexKind::kLean}) {
+    if (name == IndexKindName(kind)) return kind;
+  }
+  return Status(Code::kInvalidArgument, "index \"" + name + "\"; use plain or lean");
 }
 
 const char* UtilityKindName(UtilityKind kind) {

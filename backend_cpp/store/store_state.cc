@@ -87,7 +87,7 @@ StoreState::StoreState(StoreOptions opts) : options(std::move(opts)) {
     for (uint32_t b = 0; b < table.buckets.size() && options.hold_all; ++b) {
       // Shifted by the table, or the many tables of one bucket would all lie on device 0.
       const uint32_t device = (table.ordinal + b) % options.devices;
-      table.buckets[b].newest = new Bucket(PoolOf(table, device), table);
+      table.buckets[b].newest = new Bucket(PoolOf(table, device), table, b);
       table.buckets[b].held_since = 0;
       table.buckets[b].device = device;
     }
@@ -95,30 +95,36 @@ StoreState::StoreState(StoreOptions opts) : options(std::move(opts)) {
 }
 
 void StoreState::MakePools() {
-  const auto add_part = [&](uint64_t ddr_bytes, const std::vector<uint32_t>& of) {
+  const auto add_part = [&](uint64_t ddr_bytes, uint64_t ssd_bytes,
+                            const std::vector<uint32_t>& of) {
     for (const uint32_t t : of) {
       tables[t].part = static_cast<uint32_t>(pools.size()) / options.devices;
     }
     for (uint32_t d = 0; d < options.devices; ++d) {
-      pools.push_back(std::make_unique<RowPool>(d, ddr_bytes / options.devices, of, tables.size()));
+      pools.push_back(std::make_unique<RowPool>(d, ddr_bytes / options.devices,
+                                                ssd_bytes / options.devices, options.index, of,
+                                                tables.size()));
     }
   };
   std::vector<uint32_t> sharing;
   for (const Table& table : tables) {
     if (!options.table_budgets.contains(table.config.name)) sharing.push_back(table.ordinal);
   }
-  if (!sharing.empty()) add_part(LeftToShare(options, /*ssd=*/false), sharing);
+  if (!sharing.empty()) {
+    add_part(LeftToShare(options, /*ssd=*/false), LeftToShare(options, /*ssd=*/true), sharing);
+  }
   for (const Table& table : tables) {
     const auto own = options.table_budgets.find(table.config.name);
-    if (own != options.table_budgets.end()) add_part(own->second.ddr_bytes, {table.ordinal});
+    if (own != options.table_budgets.end()) {
+      add_part(own->second.ddr_bytes, own->second.ssd_bytes, {table.ordinal});
+    }
   }
 }
 
 std::string StoreState::LogOf(const RowPool& pool) const {
+  if (pool.ssd_bytes == 0) return "";
   const std::string& name = tables[pool.tables.front()].config.name;
-  const auto own = options.table_budgets.find(name);
-  const bool shared = own == options.table_budgets.end();
-  if ((shared ? LeftToShare(options, /*ssd=*/true) : own->second.ssd_bytes) == 0) return "";
+  const bool shared = !options.table_budgets.contains(name);
   return "device-" + std::to_string(pool.number) + (shared ? "" : "-" + name) + ".log";
 }
 
@@ -140,8 +146,7 @@ Status StoreState::OpenPool(RowPool* pool, const std::vector<SealedSegment>* sea
   const std::string& name = tables[pool->tables.front()].config.name;
   const auto own = options.table_budgets.find(name);
   const bool shared = own == options.table_budgets.end();
-  const uint64_t ssd_bytes = shared ? LeftToShare(options, /*ssd=*/true) : own->second.ssd_bytes;
-  if (ssd_bytes > 0) {
+  if (pool->ssd_bytes > 0) {
     std::error_code error;
     std::filesystem::create_directories(options.ssd_directory, error);
     auto opened = OpenBlockFile(options.ssd_directory + "/" + LogOf(*pool), options.ssd_engine,
@@ -149,7 +154,7 @@ Status StoreState::OpenPool(RowPool* pool, const std::vector<SealedSegment>* sea
     if (!opened.ok()) return opened.status();
     std::unique_ptr<BlockFile> file = std::move(*opened);
     if (options.wrap_ssd) file = options.wrap_ssd(std::move(file));
-    pool->ssd = std::make_unique<BlockLog>(std::move(file), ssd_bytes / options.devices);
+    pool->ssd = std::make_unique<BlockLog>(std::move(file), pool->ssd_bytes);
     if (sealed != nullptr) EMBERTIDE_RETURN_IF_ERROR(pool->ssd->Reopen(*sealed));
   }
   MakeNotes(*this, pool);

@@ -584,5 +584,27 @@ TEST_F(TrainingStoreTest, PrunedPagesServeAnotherSizeClass) {
   ASSERT_TRUE(store->CheckIntegrity().ok());
 }
 
+TEST(IndexKindTest, ALeanIndexNeedsRowsThatStayInDdr) {
+  StoreOptions options;
+  options.tables = TestTables();
+  options.index = IndexKind::kLean;
+  EXPECT_TRUE(Store::Open(options).ok());
+  options.ssd_budget_bytes = 64ULL << 20;
+  options.ssd_directory = "/nowhere";
+  const Status ssd = Store::Open(options).status();
+  EXPECT_EQ(ssd.code(), Code::kInvalidArgument);
+  EXPECT_NE(ssd.message().find("no SSD tier (ssd_budget_bytes = 0)"), std::string::npos)
+      << ssd.message();
+  options.ssd_budget_bytes = 0;
+  options.hbm_budget_bytes = 64ULL << 20;
+  options.hbm_kind = HbmKind::kTwin;
+  const Status hbm = Store::Open(options).status();
+  EXPECT_EQ(hbm.code(), Code::kInvalidArgument);
+  EXPECT_NE(hbm.message().find("no HBM tier"), std::string::npos) << hbm.message();
+  const Result<IndexKind> other = ParseIndexKind("thin");
+  ASSERT_FALSE(other.ok());
+  EXPECT_EQ(other.status().message(), "index \"thin\"; use plain or lean");
+}
+
 }  // namespace
 }  // namespace embertide

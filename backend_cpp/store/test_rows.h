@@ -18,6 +18,16 @@ namespace embertide {
 // The name of a kind of vectors; the dtype of a row; its chunks and dimensions a chunk.
 using VectorCase = std::tuple<const char*, DType, std::pair<uint16_t, uint16_t>>;
 
+// A store whose rows all stay in DDR and are found by lean entries, where it else has an SSD tier.
+inline void MakeLean(StoreOptions* options) {
+  options->index = IndexKind::kLean;
+  options->ssd_budget_bytes = 0;
+  options->ddr_budget_bytes = uint64_t{options->devices} * (24ULL << 20);
+}
+inline std::string IndexNameOf(const testing::TestParamInfo<IndexKind>& each) {
+  return IndexKindName(each.param);
+}
+
 // Every kind of vectors over rows that fill none of them, one, several, and with a rest.
 inline auto VectorCases() {
   using Shape = std::pair<uint16_t, uint16_t>;

@@ -47,13 +47,13 @@ void ChangedRows(const Bucket& bucket, std::map<uint64_t, RecordKind>* changes) 
     if (changed) changes->emplace(key, RecordKind::kRow);
   };
   // Of the hashes that begin at one group of the index; a cell may be for those of several.
-  const uint32_t groups = std::max(index.capacity() / BucketIndex::kGroupEntries, 1U);
+  const uint32_t groups = std::max(index.group_count(), 1U);
   const uint64_t apart = std::max<uint64_t>((uint64_t{1} << 32) / groups, 1);
   bucket.changed.ForEach([&](uint32_t first, uint32_t last) {
     for (uint64_t hash = first;; hash = std::min<uint64_t>(hash + apart, last)) {
       for (BucketIndex::Cursor at = index.Begin(hash);; at.Advance()) {
-        for (const auto& key : at.group->keys) note(key.load());
-        if (!BucketIndex::GoesOn(*at.group)) break;
+        index.ForEachKey(at, note);
+        if (!GoesOn(at.group)) break;
       }
       if (hash == last) break;
     }
@@ -98,7 +98,7 @@ void TrainingRows::ForgetElements(const Table& table, uint32_t kept, RowAux* aux
 Result<Location> TrainingRows::AddRow(RowPool* pool, const Table& table, Bucket* bucket,
                                       uint64_t key, uint16_t live,
                                       std::span<const std::byte> payload) {
-  EMBERTIDE_RETURN_IF_ERROR(residency_.ReserveEntry(pool, bucket));
+  EMBERTIDE_RETURN_IF_ERROR(residency_.ReserveEntry(pool, bucket, key));
   Result<Location> place = residency_.StoreRow(pool, table, key, live, payload);
   if (!place.ok()) return place;
   residency_.InsertEntry(bucket, key, *place);

@@ -60,7 +60,7 @@ Status Versions::StageOne(RowPool* pool, uint64_t version, uint32_t t, uint32_t 
   const uint64_t hash = HashKey(record.key);
   // Everything that can fail for want of room comes first; what follows only links.
   const bool unknown = bucket->index.Locate(hash, record.key) == BucketIndex::kNotFound;
-  if (unknown) EMBERTIDE_RETURN_IF_ERROR(residency_.ReserveEntry(pool, bucket));
+  if (unknown) EMBERTIDE_RETURN_IF_ERROR(residency_.ReserveEntry(pool, bucket, record.key));
   Result<VersionNode*> node = residency_.NewNode(pool);
   if (!node.ok()) return node.status();
   Result<VersionNode*> base = residency_.NewNode(pool);

@@ -166,6 +166,13 @@ std::map<std::string, Setter> Setters(const std::string& directory, ModelConfig*
          return Status::Ok();
        }},
       {"hbm_policy", text(&node->hbm_policy)},
+      {"index",
+       [node](const std::string& value) {
+         const Result<IndexKind> kind = ParseIndexKind(value);
+         if (!kind.ok()) return Refuse("parameter \"index\": " + kind.status().message());
+         node->index = kind.value();
+         return Status::Ok();
+       }},
       {"ddr_policy", text(&node->ddr_policy)},
       {"table_budgets",
        [node](const std::string& value) {

@@ -4,9 +4,9 @@ Ten million rows that fit no cache, in huge pages on all sides. Batches of 200,0
 repetition shares; the sides take turns. The random-line limit of the machine is measured in turn
 with them. Shapes: N keys, B bags.
 
-Cases, each a store of its own: `dense` (fp32 rows of each size), `fp32` (the same, added in fp32),
-`fp16` (fp16 rows of 16 values), `half` (half of the chunks dead), `pruned` (against FBGEMM's hash
-map of pruned rows).
+Cases, each a store of its own: `dense` (fp32 rows of each size), `lean` (the same, by an index of
+lean entries), `fp32` (the same, added in fp32), `fp16` (fp16 rows of 16 values), `half` (half of
+the chunks dead), `pruned` (against FBGEMM's hash map of pruned rows).
 """
 
 import ctypes
@@ -39,7 +39,7 @@ EXPONENTS = (0.0, 0.8, 1.05, 1.2)
 THREADS = (1, 2)
 KEYS = 200_000
 _REPETITIONS = 7  # and one more, first, that does not count
-CASES = ("dense", "fp32", "fp16", "half", "pruned")
+CASES = ("dense", "lean", "fp32", "fp16", "half", "pruned")
 # Of FBGEMM TBE's rate, by vectors and dim.
 _BARS = {"avx2": {16: 0.52, 64: 0.80, 128: 1.05}, "avx512": {16: 0.60, 64: 0.90, 128: 1.2}}
 _MORE_BY_FP32_SUMS = 0.05
@@ -169,6 +169,7 @@ class Kind:
     dtype: str = "fp32"
     sums: str = "fp64"
     live_chunks: int = ours.CHUNKS
+    index: str = "plain"
 
 
 def _kinds(level: str, case: str, dim: int) -> Iterator[Kind]:
@@ -179,6 +180,8 @@ def _kinds(level: str, case: str, dim: int) -> Iterator[Kind]:
         yield Kind("", bar)
     elif case == "fp32":
         yield Kind(", fp32 sums", round(bar + _MORE_BY_FP32_SUMS, 2), sums="fp32")
+    elif case == "lean":
+        yield Kind(", lean index", 0.0, index="lean")
     elif case == "fp16" and dim == min(DIMS):
         yield Kind(", fp16 rows", _FP16_BAR, dtype="fp16")
     elif case == "half" and dim in _HALF_DEAD_BARS:
@@ -189,7 +192,8 @@ def _kinds(level: str, case: str, dim: int) -> Iterator[Kind]:
 def _against_dense(dim: int, rows: int, kind: Kind) -> Iterator[report.Row]:
     """Yield rows against TBE, EmbeddingBag and the random-line limit."""
     special = kind.special
-    side = Ours(ours.fill(rows, dim, kind.dtype, live_chunks=kind.live_chunks, sums=kind.sums))
+    options = {"sums": kind.sums, "index": kind.index}
+    side = Ours(ours.fill(rows, dim, kind.dtype, live_chunks=kind.live_chunks, **options))
     tbe = peers.Tbe(rows, dim)
     bag = peers.Bag(tbe)
     lines = RandomLines(min(rows * dim * 4, 1 << 30))

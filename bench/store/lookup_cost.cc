@@ -1,7 +1,7 @@
 // What a pooled lookup costs by stage: run as it is for nanoseconds, under `valgrind
 // --tool=callgrind` for instructions. Prints the nanoseconds of CPU a key as JSON.
 //
-//   lookup_cost ROWS DIM BATCHES SUMS
+//   lookup_cost ROWS DIM BATCHES SUMS INDEX
 //
 // Batches of 200,000 keys in bags of 10, drawn evenly from the rows; the first is not counted.
 #include <bit>
@@ -51,9 +51,9 @@ void SettleMemory(Store* store) {
   ExitIfError(view.Lookup(request));
 }
 
-void Run(uint64_t rows, uint32_t dim, size_t batches, SumKind sums) {
+void Run(uint64_t rows, uint32_t dim, size_t batches, SumKind sums, IndexKind index) {
   const uint32_t bits = static_cast<uint32_t>(std::bit_width(rows / 100'000));
-  const auto store = OpenOneTable(dim, bits, rows, rows * 40 + (64ULL << 20), nullptr, sums);
+  const auto store = OpenOneTable(dim, bits, rows, rows * 40 + (64ULL << 20), nullptr, sums, index);
   const RowLayout layout{1, static_cast<uint16_t>(dim), DType::kFp32};
   std::vector<float> values(dim, 1.0F);
   std::vector<std::byte> payload(layout.PayloadBytes(1));
@@ -100,13 +100,15 @@ void Run(uint64_t rows, uint32_t dim, size_t batches, SumKind sums) {
 }  // namespace embertide
 
 int main(int argc, char** argv) {
-  if (argc != 5) {
-    std::fprintf(stderr, "usage: lookup_cost ROWS DIM BATCHES SUMS\n");
+  if (argc != 6) {
+    std::fprintf(stderr, "usage: lookup_cost ROWS DIM BATCHES SUMS INDEX\n");
     return 1;
   }
   auto sums = embertide::ParseSumKind(argv[4]);
   if (!sums.ok()) embertide::ExitIfError(sums.status());
+  auto index = embertide::ParseIndexKind(argv[5]);
+  if (!index.ok()) embertide::ExitIfError(index.status());
   embertide::Run(std::strtoull(argv[1], nullptr, 10),
                  static_cast<uint32_t>(std::strtoul(argv[2], nullptr, 10)),
-                 std::strtoull(argv[3], nullptr, 10), *sums);
+                 std::strtoull(argv[3], nullptr, 10), *sums, *index);
 }

@@ -35,7 +35,7 @@ _SHARES = 100
 _SSD_MEMORY = 48
 # Sizes below this say more of the store's own directory than of rows.
 _FROM = 400_000
-_MEAN_BAR, _WORST_BAR, _ALLOCATOR_BAR = 24.0, 32.0, 1.03
+_MEAN_BAR, _WORST_BAR, _ALLOCATOR_BAR = 14.0, 18.0, 1.03
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,11 +48,14 @@ class Grown:
     resident: int  # of the process, more than before the first row
 
 
-def _grow(profile: str) -> Grown:
+def _grow(profile: str, index: str = "plain") -> Grown:
     rng = np.random.default_rng(1)
     table = ours.table_of(_ROWS, _DIM)
     store = _store.Store(
-        tables=[table], profile=profile, ddr_budget_bytes=_ROWS * (_PAYLOAD + 120) + (64 << 20)
+        tables=[table],
+        profile=profile,
+        ddr_budget_bytes=_ROWS * (_PAYLOAD + 120) + (64 << 20),
+        index=index,
     )
     order = rng.permutation(_ROWS)
     before = report.resident_bytes()
@@ -163,12 +166,19 @@ def run() -> Iterator[report.Row]:
     _CONSOLE.print(f"bytes a row: {case}")
     serve: Grown = _in_process(_grow, "serve")
     mean, worst = statistics.fmean(serve.over_payload), max(serve.over_payload)
-    yield _row(f"{case}, serve", "mean of growth", mean, _MEAN_BAR, "the bar", 1.0)
-    yield _row(f"{case}, serve", "worst moment of growth", worst, _WORST_BAR, "the bar", 1.0)
+    lean: Grown = _in_process(_grow, "serve", "lean")
+    for name, grown in (("serve", serve), ("serve, lean index", lean)):
+        over = grown.over_payload
+        for metric, value, bar in (
+            ("mean of growth", statistics.fmean(over), _MEAN_BAR),
+            ("worst moment of growth", max(over), _WORST_BAR),
+        ):
+            row = _row(f"{case}, {name}", metric, value, bar, "the bar", 1.0)
+            yield dataclasses.replace(row, claim="23.2")
     train: Grown = _in_process(_grow, "train")
     train_mean = statistics.fmean(train.over_payload)
     yield _row(f"{case}, train", "mean of growth", train_mean, mean, "ours, serve", 0.0)
-    for name, grown in (("serve", serve), ("train", train)):
+    for name, grown in (("serve", serve), ("serve, lean index", lean), ("train", train)):
         yield dataclasses.replace(
             _row(
                 f"{case}, {name}",

@@ -98,7 +98,7 @@ def payload_bytes(dim: int, dtype: str = "fp32", live_chunks: int = CHUNKS) -> i
 
 
 def fill(
-    rows: int, dim: int, dtype: str = "fp32", *, live_chunks: int = CHUNKS, sums: str = "fp64"
+    rows: int, dim: int, dtype: str = "fp32", *, live_chunks: int = CHUNKS, **options: Any
 ) -> _store.Store:
     """Return a serving store of so many rows, all in DDR."""
     payload = payload_bytes(dim, dtype, live_chunks)
@@ -107,7 +107,7 @@ def fill(
         keys_of(np.arange(rows, dtype=np.int64)),
         live_chunks=live_chunks,
         ddr_budget_bytes=rows * (payload + _INDEX_BYTES) + _SLACK,
-        sums=sums,
+        **options,
     )
     settle(store)
     return store

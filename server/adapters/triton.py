@@ -125,6 +125,7 @@ class ModelOptions:
     hbm_devices: int | None = None
     hbm_kind: Literal["gpu", "twin"] | None = None  # twin: host memory in a GPU's place
     hbm_policy: str | None = None  # at which read rows enter: POLICY[,TABLE=POLICY...]
+    index: str | None = None  # how it keeps where rows lie
     ddr_policy: str | None = None  # which rows DDR holds, of tables that share it
     # TABLE=DDR_BYTES[/SSD_BYTES[/POLICY]]: room of those budgets that a table has to itself
     table_budgets: tuple[str, ...] = ()
@@ -207,6 +208,7 @@ class ModelOptions:
             "hbm_devices": self.hbm_devices,
             "hbm_kind": self.hbm_kind,
             "hbm_policy": self.hbm_policy,
+            "index": self.index,
             "ddr_policy": self.ddr_policy,
             "table_budgets": ",".join(self.table_budgets) or None,
             "ssd_engine": self.ssd_engine,

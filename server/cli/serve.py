@@ -121,6 +121,12 @@ def command(
     ssd_directory: Annotated[
         Path | None, typer.Option(help="Where the SSD tier's log lies.")
     ] = None,
+    index: Annotated[
+        str,
+        typer.Option(
+            help="How it keeps where rows lie: plain; or lean: fewer bytes a row, a slower lookup."
+        ),
+    ] = "plain",
     ddr_policy: Annotated[
         str | None,
         typer.Option(help="Which rows DDR holds: clock, or clock:2 to enter at the second read."),
@@ -346,6 +352,7 @@ def command(
                 hbm_devices=hbm_devices if hbm_mib else None,
                 hbm_kind=device if hbm_mib else None,
                 hbm_policy=hbm_policy,
+                index=index,
                 ddr_policy=ddr_policy,
                 table_budgets=tuple(table_budget or ()),
                 ssd_engine=ssd_engine,

@@ -23,6 +23,18 @@ inline constexpr uint64_t kHashSeed = 0x9e3779b97f4a7c15ULL;
   return z ^ (z >> 31);
 }
 
+// The key of a hash.
+constexpr uint64_t KeyOfHash(uint64_t hash) {
+  uint64_t z = hash ^ (hash >> 31) ^ (hash >> 62);
+  z *= 0x319642b2d24d8ec3ULL;  // the other factors' inverses
+  z = z ^ (z >> 27) ^ (z >> 54);
+  z *= 0x96de1b173f119089ULL;
+  z = z ^ (z >> 30) ^ (z >> 60);
+  return z - kHashSeed;
+}
+static_assert(KeyOfHash(HashKey(0)) == 0 &&
+              KeyOfHash(HashKey(0x123456789abcdefULL)) == 0x123456789abcdefULL);
+
 // The bucket that owns a hash. Requires: bucket_bits <= 17.
 constexpr uint32_t BucketOfHash(uint64_t hash, uint32_t bucket_bits) {
   return static_cast<uint32_t>(hash >> 1 >> (63 - bucket_bits));  // also for 0 bits

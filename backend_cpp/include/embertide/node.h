@@ -48,6 +48,7 @@ struct NodeOptions {
   std::string hbm_policy = kDefaultHbmPolicy;  // these three as in StoreOptions
   std::string ddr_policy = kDefaultDdrPolicy;
   std::map<std::string, TableBudget> table_budgets;
+  IndexKind index = IndexKind::kPlain;  // as in StoreOptions
   SsdEngine ssd_engine = SsdEngine::kAuto;
   uint64_t ssd_compaction_bytes_per_s = 64ULL << 20;  // in the background; see StoreOptions
   // After so long a seal is written, from which the SSD tier is opened after a kill; 0: neither.

@@ -123,6 +123,17 @@ enum class SumKind : uint8_t { kFp64, kFp32 };
 const char* SumKindName(SumKind kind);
 Result<SumKind> ParseSumKind(const std::string& name);
 
+// How a bucket's index keeps its entries.
+//
+// kPlain: 16 bytes each, 21 to 26 a row with what is free.
+// kLean: 10 bytes each, 12.5 to 15 a row, which hold of a key what their place does not say of it;
+// lookups are slower by some ns a key. Tables that are small beside their device keep plain ones,
+// and lean entries count no accesses.
+enum class IndexKind : uint8_t { kPlain, kLean };
+// "plain" or "lean".
+const char* IndexKindName(IndexKind kind);
+Result<IndexKind> ParseIndexKind(const std::string& name);
+
 struct StoreOptions {
   Profile profile = Profile::kServe;
   std::vector<TableConfig> tables;
@@ -162,6 +173,8 @@ struct StoreOptions {
   // kFp32 needs a store that serves, holds all buckets and has no HBM tier: whoever else pools
   // parts of a bag adds in fp64.
   SumKind sums = SumKind::kFp64;
+  // kLean needs rows that stay in DDR: neither an SSD nor an HBM tier.
+  IndexKind index = IndexKind::kPlain;
   // How long a writer that needs room waits for one read in flight that holds memory retired before
   // it; then its rows are refused, and the reader is named and counted.
   uint32_t reader_wait_ms = 5000;
