@@ -41,7 +41,7 @@ uint32_t LeanShape::Window(uint32_t groups) const {
   const int held = HeldBits();
   if (held >= 32) return groups;
   // So many groups' hashes differ in them.
-  const int group_bits = std::bit_width(groups) - 1;
+  const int group_bits = static_cast<int>(std::bit_width(groups)) - 1;
   if (held <= 0 || held + group_bits < 32) return 0;
   const uint64_t window = uint64_t{1} << (held + group_bits - 32);
   if (window < kLeastWindow) return 0;
