@@ -58,7 +58,7 @@ void SlabArena::DropPage(Page* page) {
 }
 
 SlabArena::ClassKey SlabArena::ClassOf(uint32_t payload_bytes, uint32_t aux_bytes) {
-  return {std::max((payload_bytes + 7U) & ~7U, kMinSlotBytes), (aux_bytes + 7U) & ~7U};
+  return {SlotBytesOf(payload_bytes), (aux_bytes + 7U) & ~7U};
 }
 
 Result<uint64_t> SlabArena::Allocate(uint32_t payload_bytes, uint32_t aux_bytes) {

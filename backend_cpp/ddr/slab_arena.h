@@ -49,6 +49,11 @@ constexpr uint32_t SlabPageBytes(uint64_t budget_bytes) {
 inline constexpr uint32_t kSlotUnitBytes = 8;
 // A slot of at least 16 bytes keeps ordinals within the 16 bits of a link.
 inline constexpr uint32_t kMinSlotBytes = 16;
+// Of the slots of a payload's class.
+constexpr uint32_t SlotBytesOf(uint32_t payload_bytes) {
+  return std::max((payload_bytes + kSlotUnitBytes - 1) / kSlotUnitBytes * kSlotUnitBytes,
+                  kMinSlotBytes);
+}
 
 class SlabArena {
  public:

@@ -68,6 +68,14 @@ constexpr const char* kHelp =
     "keys\n"
     "                        (0); up to it, they read as default rows, and are marked\n";
 
+// Empty, or why the text names no kind.
+template <typename Kind>
+std::string TakeKind(const Result<Kind>& parsed, Kind* out) {
+  if (!parsed.ok()) return parsed.status().message();
+  *out = parsed.value();
+  return "";
+}
+
 // Empty, or why the text is no number from `least` to `most`.
 template <typename Number>
 std::string ParseNumber(const std::string& text, Number least, Number most, Number* out) {
@@ -140,6 +148,7 @@ int Run(int argc, char** argv) {
   for (int c = 0; (c = getopt_long(argc, argv, "", kOptions.data(), &flag)) != -1;) {
     const std::string value = optarg == nullptr ? "" : optarg;
     std::string wrong;
+    std::string no_kind;
     switch (c) {
       case 'p':
         options.publication = value;
@@ -180,12 +189,9 @@ int Run(int argc, char** argv) {
       case 'S':
         options.ssd_directory = value;
         break;
-      case 'e': {
-        const Result<IndexKind> kind = ParseIndexKind(value);
-        if (!kind.ok()) return Refuse("--index: " + kind.status().message());
-        options.index = kind.value();
+      case 'e':
+        no_kind = TakeKind(ParseIndexKind(value), &options.index);
         break;
-      }
       case 'P':
         options.ddr_policy = value;
         break;
@@ -201,21 +207,15 @@ int Run(int argc, char** argv) {
       case 'H':
         wrong = ParseNumber(value, 1U, 64U, &options.hbm_devices);
         break;
-      case 'K': {
-        const Result<HbmKind> kind = ParseHbmKind(value);
-        if (!kind.ok()) return Refuse("--hbm-kind: " + kind.status().message());
-        options.hbm_kind = kind.value();
+      case 'K':
+        no_kind = TakeKind(ParseHbmKind(value), &options.hbm_kind);
         break;
-      }
       case 'A':
         options.hbm_policy = value;
         break;
-      case 'E': {
-        const Result<SsdEngine> engine = ParseSsdEngine(value);
-        if (!engine.ok()) return Refuse("--ssd-engine: " + engine.status().message());
-        options.ssd_engine = engine.value();
+      case 'E':
+        no_kind = TakeKind(ParseSsdEngine(value), &options.ssd_engine);
         break;
-      }
       case 'C':
         wrong = ParseNumber(value, uint64_t{0}, kMost, &options.ssd_compaction_bytes_per_s);
         break;
@@ -266,6 +266,9 @@ int Run(int argc, char** argv) {
         return 0;
       default:
         return 2;
+    }
+    if (!no_kind.empty()) {
+      return Refuse("--" + std::string(kOptions[static_cast<size_t>(flag)].name) + ": " + no_kind);
     }
     if (!wrong.empty()) {
       return Refuse("--" + std::string(kOptions[static_cast<size_t>(flag)].name) + " " + wrong);

@@ -151,8 +151,7 @@ uint32_t BucketIndex::LaneOf(const Cursor& at, uint64_t hash, uint64_t key) cons
   if (!at.arrays.lean()) {
     for (uint32_t i = 0; i < lanes; ++i) {
       if (at.group->key(i).load(std::memory_order_acquire) == key &&
-          IsLive(at.group->plain_word(i).load(std::memory_order_acquire), /*lean=*/false) &&
-          at.group->key(i).load(std::memory_order_acquire) == key) {
+          IsLive(at.group->plain_word(i).load(std::memory_order_acquire), /*lean=*/false)) {
         return i;
       }
     }
@@ -167,6 +166,7 @@ uint32_t BucketIndex::LaneOf(const Cursor& at, uint64_t hash, uint64_t key) cons
     const bool its = LeanShape::IsChain(word)
                          ? LeanShape::ChainOf(word)->key == key
                          : (word ^ lean_.RestOf(turned)) >> lean_.slot_bits == 0;
+    // Bits of zeros may have been those of an entry that was still to be written.
     if (its && LeanShape::BesideOf(*at.group, i) == beside) return i;
   }
   return kNotFound;
@@ -208,8 +208,7 @@ Location BucketIndex::FindLeanFrom(Cursor at, uint64_t hash, uint64_t key, Group
   if (spot.lane == kNotFound) return {};
   const uint64_t word = Word(spot).load(std::memory_order_acquire);
   // Or it is gone by now.
-  if (!IsLive(word, spot.at.arrays.lean())) return {};
-  return spot.at.arrays.lean() ? lean_.LocationOf(word) : LocationOf(word);
+  return IsLive(word, spot.at.arrays.lean()) ? SaidBy(word, spot.at.arrays) : Location();
 }
 
 uint32_t BucketIndex::AccessCount(uint64_t hash, uint64_t key) const {
@@ -226,7 +225,7 @@ bool BucketIndex::Read(const Cursor& at, uint32_t lane, Entry* entry) const {
     *entry = {HashKey(key), LocationOf(word), word & kCountBits};
     return true;
   }
-  entry->location = lean_.LocationOf(word);
+  entry->location = SaidBy(word, at.arrays);
   entry->count = 0;
   entry->hash = LeanShape::IsChain(word)
                     ? HashKey(LeanShape::ChainOf(word)->key)
@@ -243,8 +242,9 @@ BucketIndex::Spot BucketIndex::SpotOf(uint32_t entry) const {
     entry -= all.entries();
     all = Growing();
   }
-  const uint32_t number = entry / all.lanes();
-  return {{all, number, all.group(number)}, entry % all.lanes()};
+  // By numbers that the compiler knows: nothing is divided.
+  const uint32_t number = all.lean() ? entry / kLeanEntries : entry / kPlainEntries;
+  return {{all, number, all.group(number)}, entry - number * all.lanes()};
 }
 
 uint32_t BucketIndex::Locate(uint64_t hash, uint64_t key) const {
@@ -257,8 +257,7 @@ uint32_t BucketIndex::Locate(uint64_t hash, uint64_t key) const {
 
 Location BucketIndex::At(uint32_t entry) const {
   const Spot spot = SpotOf(entry);
-  const uint64_t word = Word(spot).load(std::memory_order_relaxed);
-  return spot.at.arrays.lean() ? lean_.LocationOf(word) : LocationOf(word);
+  return SaidBy(Word(spot).load(std::memory_order_relaxed), spot.at.arrays);
 }
 
 uint64_t BucketIndex::KeyAt(uint32_t entry) const {
@@ -285,6 +284,7 @@ void BucketIndex::Set(uint32_t entry, Location location) {
 
 bool BucketIndex::Occupied(uint32_t entry) const {
   const Spot spot = SpotOf(entry);
+  if (!growing()) return IsLive(Word(spot).load(std::memory_order_relaxed), spot.at.arrays.lean());
   Entry read;
   return Read(spot.at, spot.lane, &read) && !Stray(spot.at.arrays, read.hash);
 }

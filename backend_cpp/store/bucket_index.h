@@ -290,6 +290,10 @@ class BucketIndex {
     return spot.at.arrays.lean() ? spot.at.group->lean_word(spot.lane)
                                  : spot.at.group->plain_word(spot.lane);
   }
+  // What a live word says.
+  Location SaidBy(uint64_t word, const Arrays& of) const {
+    return of.lean() ? lean_.LocationOf(word) : LocationOf(word);
+  }
   // What stands in a lane; false: nothing.
   bool Read(const Cursor& at, uint32_t lane, Entry* entry) const;
   // The lane of a key in a group, or kNotFound.

@@ -145,8 +145,8 @@ template <bool kLean>
 void Finder::Place(size_t first, size_t end) {
   std::array<uint64_t, kMostKeysAStep> words;
   const std::vector<uint64_t>& wanted = kLean ? wanted_ : keys_;
-  const RowOps::Find find = kLean ? kRowOps->find : kRowOps->find_plain;
-  find(groups_.data() + first, wanted.data() + first, end - first, words.data());
+  FindOf(store_->options.index)(groups_.data() + first, wanted.data() + first, end - first,
+                                words.data());
   FoundRow* found = found_.data();
   const Bucket* const* buckets = buckets_.data();
   const GroupRef* groups = groups_.data();
@@ -253,8 +253,7 @@ void Finder::Settle() {
     groups[l] = groups_[i] = at.group;
     wanted[l] = kLean ? index.Wanted(hash, keys_[i], at.group) : keys_[i];
   }
-  const RowOps::Find find = kLean ? kRowOps->find : kRowOps->find_plain;
-  find(groups.data(), wanted.data(), late_count_, words.data());
+  FindOf(store_->options.index)(groups.data(), wanted.data(), late_count_, words.data());
   last_count_ = 0;
   for (size_t l = 0; l < late_count_; ++l) {
     const size_t i = late_[l];

@@ -3,12 +3,11 @@
 
 #include <numeric>
 
+#include "ddr/slab_arena.h"
+
 namespace embertide {
 namespace {
 
-// As the arena has them (ddr/slab_arena.h): a slot counts units of 8 bytes, and takes 16 at least.
-constexpr uint32_t kSlotUnit = 8;
-constexpr uint32_t kLeastSlotBytes = 16;
 // Below the hash a word holds at least what a removed key's needs.
 constexpr uint32_t kLeastSlotBits = 7;
 constexpr uint32_t kMostSlotBits = 55;
@@ -17,12 +16,10 @@ constexpr uint32_t kMostSlotBits = 55;
 
 LeanShape LeanShape::Of(const RowLayout& layout, uint32_t bucket, uint32_t bucket_bits,
                         uint64_t slots) {
-  uint32_t unit = 0;  // divides the slots of all that a row can be, in kSlotUnit
+  uint32_t unit = 0;  // divides the slots of all that a row can be, in kSlotUnitBytes
   for (uint32_t live = 1; live <= layout.chunks; ++live) {
     const uint32_t bytes = layout.PayloadBytes(static_cast<uint16_t>((1U << live) - 1));
-    const uint32_t slot =
-        std::max((bytes + kSlotUnit - 1) / kSlotUnit * kSlotUnit, kLeastSlotBytes);
-    unit = std::gcd(unit, slot / kSlotUnit);
+    unit = std::gcd(unit, SlotBytesOf(bytes) / kSlotUnitBytes);
   }
   LeanShape shape;
   shape.bucket = bucket;

@@ -62,7 +62,7 @@ struct alignas(64) IndexGroup {
 // A group and its kind, in one word.
 class GroupRef {
  public:
-  GroupRef() noexcept {}  // NOLINT(modernize-use-equals-default): leaves it as it is
+  GroupRef() = default;
   // `slot_bits`: of a lean group, the bits of a word below the hash's; 0: a plain one.
   GroupRef(const IndexGroup* group, uint32_t slot_bits)
       : bits_(reinterpret_cast<uintptr_t>(group) | slot_bits) {}
@@ -70,7 +70,6 @@ class GroupRef {
   IndexGroup* operator->() const { return &**this; }
   uint32_t slot_bits() const { return static_cast<uint32_t>(bits_ & kSlotBits); }
   bool lean() const { return slot_bits() != 0; }
-  uint32_t entries() const { return lean() ? kLeanEntries : kPlainEntries; }
   // Any address in the group: for asking ahead.
   const void* address() const { return reinterpret_cast<const void*>(bits_); }
   // Groups of a page follow one another. An address, which may be of no group.
@@ -81,7 +80,7 @@ class GroupRef {
 
  private:
   static constexpr uintptr_t kSlotBits = alignof(IndexGroup) - 1;
-  uintptr_t bits_;  // not set: arrays of a step's groups are made for each step
+  uintptr_t bits_;
 };
 
 // What a search for a key in a group gave, if not the word of a row of DDR. As a word, kGoesOn

@@ -96,8 +96,7 @@ void PartWorker::AskForGroup(size_t i) {
 }
 
 void PartWorker::Find(size_t first, size_t end) {
-  std::array<GroupRef, kStep> groups;
-  groups.fill(BucketIndex::EmptyGroup());
+  std::array<GroupRef, kStep> groups{};
   std::array<uint64_t, kStep> wanted{};
   std::array<uint64_t, kStep> found;
   for (size_t i = first; i < end; ++i) {
@@ -106,7 +105,7 @@ void PartWorker::Find(size_t first, size_t end) {
     wanted[i - first] =
         key.row.bucket->index.Wanted(groups_[i].hash, groups_[i].key, key.index_group);
   }
-  kRowOps->find(groups.data(), wanted.data(), end - first, found.data());
+  FindOf(step_.store->options.index)(groups.data(), wanted.data(), end - first, found.data());
   for (size_t i = first; i < end; ++i) {
     Pending& key = At(i);
     key.found = found[i - first];

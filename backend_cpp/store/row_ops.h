@@ -61,6 +61,10 @@ struct RowOps {
   Round round;
 };
 extern const RowOps* const kRowOps;
+// The one that serves the groups of a store.
+inline RowOps::Find FindOf(IndexKind index) {
+  return index == IndexKind::kLean ? kRowOps->find : kRowOps->find_plain;
+}
 // Those of "avx512", "avx2" or "plain"; null if this CPU has none, or there is no such level.
 const RowOps* RowOpsOf(std::string_view level);
 

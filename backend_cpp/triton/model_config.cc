@@ -114,6 +114,16 @@ std::map<std::string, Setter> Setters(const std::string& directory, ModelConfig*
       return Status::Ok();
     };
   };
+  const auto kind_of = [](const char* name, auto parse, auto* to) {
+    return [=](const std::string& value) {
+      const auto parsed = parse(value);
+      if (!parsed.ok()) {
+        return Refuse("parameter \"" + std::string(name) + "\": " + parsed.status().message());
+      }
+      *to = parsed.value();
+      return Status::Ok();
+    };
+  };
   const auto number = [](const char* name, uint64_t low, uint64_t high, auto* to) {
     return [=](const std::string& value) { return ParseNumber(name, value, low, high, to); };
   };
@@ -128,13 +138,7 @@ std::map<std::string, Setter> Setters(const std::string& directory, ModelConfig*
       {"first_version", number("first_version", 0, UINT64_MAX, &node->first_version)},
       {"bus", text(&node->bus)},
       {"ssd_directory", path(&node->ssd_directory)},
-      {"ssd_engine",
-       [node](const std::string& value) {
-         const Result<SsdEngine> engine = ParseSsdEngine(value);
-         if (!engine.ok()) return Refuse("parameter \"ssd_engine\": " + engine.status().message());
-         node->ssd_engine = engine.value();
-         return Status::Ok();
-       }},
+      {"ssd_engine", kind_of("ssd_engine", ParseSsdEngine, &node->ssd_engine)},
       {"state", text(&node->state)},
       {"control", text(&node->control)},
       {"peer_address", text(&node->peer_address)},
@@ -158,21 +162,9 @@ std::map<std::string, Setter> Setters(const std::string& directory, ModelConfig*
       {"ssd_budget_bytes", bytes("ssd_budget_bytes", 0, &node->ssd_budget_bytes)},
       {"hbm_budget_bytes", bytes("hbm_budget_bytes", 0, &node->hbm_budget_bytes)},
       {"hbm_devices", number("hbm_devices", 1, 64, &node->hbm_devices)},
-      {"hbm_kind",
-       [node](const std::string& value) {
-         const Result<HbmKind> kind = ParseHbmKind(value);
-         if (!kind.ok()) return Refuse("parameter \"hbm_kind\": " + kind.status().message());
-         node->hbm_kind = kind.value();
-         return Status::Ok();
-       }},
+      {"hbm_kind", kind_of("hbm_kind", ParseHbmKind, &node->hbm_kind)},
       {"hbm_policy", text(&node->hbm_policy)},
-      {"index",
-       [node](const std::string& value) {
-         const Result<IndexKind> kind = ParseIndexKind(value);
-         if (!kind.ok()) return Refuse("parameter \"index\": " + kind.status().message());
-         node->index = kind.value();
-         return Status::Ok();
-       }},
+      {"index", kind_of("index", ParseIndexKind, &node->index)},
       {"ddr_policy", text(&node->ddr_policy)},
       {"table_budgets",
        [node](const std::string& value) {
