@@ -2,6 +2,7 @@
 #include "store/finder.h"
 
 #include <algorithm>
+#include <bit>
 #include <string>
 
 namespace embertide {
@@ -10,6 +11,8 @@ namespace {
 // Counting an access is a locked write, so a chunk's come together at its end, where no other key
 // waits for them. Where rows are moved by the counts every access counts; else one in so many.
 constexpr uint32_t kCountEvery = 64;
+// Keys of one table that are placed together, at least.
+constexpr size_t kLeastAlike = 4;
 
 // Grows only: elements beyond the chunk are left over from larger ones.
 template <typename T>
@@ -23,7 +26,8 @@ void Finder::Begin(const StoreState* store, uint64_t version) {
   store_ = store;
   version_ = version;
   lean_ = store->options.index == IndexKind::kLean;
-  size_ = run_ = begun_ = met_ = second_ = settled_ = ready_ = late_count_ = last_count_ = 0;
+  size_ = run_ = begun_ = met_run_ = met_ = second_ = settled_ = ready_ = 0;
+  late_count_ = last_count_ = 0;
   waits_ = false;
   only_ddr_ = true;
   note_changes_ = false;
@@ -39,9 +43,9 @@ void Finder::Add(std::span<const BagFeature> features, const KeyBags& request) {
   size_ += keys.size();
   Cover(&keys_, size_);
   if (lean_) Cover(&wanted_, size_);
-  Cover(&groups_, size_);
+  Cover(&groups_, size_ + RowOps::kPlacedAtOnce);
   Cover(&buckets_, size_);
-  Cover(&found_, size_);
+  Cover(&found_, size_ + RowOps::kPlacedAtOnce);
   if (note_changes_) {
     Cover(&changed_, size_);
     std::fill(changed_.begin() + static_cast<ptrdiff_t>(first), changed_.end(), 0);
@@ -73,32 +77,15 @@ template <bool kLean>
 void Finder::Aim(size_t first, size_t end) {
   std::array<uint64_t, kMostKeysAStep> hashes;
   kRowOps->hashes(keys_.data() + first, end - first, hashes.data());
-  const uint64_t version = version_;
-  const bool watch = store_->options.observer != nullptr;
   const uint64_t* hash = hashes.data();
-  for (size_t i = first; i < end; ++run_) {
-    const Table& table = *runs_[run_].table;
-    const BucketSlot* slots = table.buckets.data();
-    const uint32_t bits = table.config.bucket_bits;
-    const size_t until = std::min(runs_[run_].end, end);
-    // Of plain groups, it is the key instead.
-    if (kLean) kRowOps->turn(hash, until - i, bits, wanted_.data() + i);
-    for (; i < until; ++i, ++hash) {
-      const Bucket* bucket = slots[BucketOfHash(*hash, bits)].At(version);
-      buckets_[i] = bucket;
-      GroupRef group = BucketIndex::EmptyGroup();
-      if (bucket != nullptr) [[likely]] {
-        group = bucket->index.Begin<kLean>(*hash).group;
-        if (kLean && !group.lean()) wanted_[i] = keys_[i];
-      } else {
-        NoteNotHeld(table, i);
-      }
-      groups_[i] = group;
-      if (watch && IsWatched(*hash) && !remote(i)) [[unlikely]] {
-        watched_.push_back({*hash, table.ordinal, BucketOfHash(*hash, bits)});
-      }
-    }
-    if (until < runs_[run_].end) break;
+  for (size_t i = first; i < end;) {
+    const Run& run = runs_[run_];
+    const size_t until = std::min(run.end, end);
+    AimAt<kLean>(*run.table, i, until - i, hash);
+    if (store_->options.observer != nullptr) Watch(*run.table, i, until - i, hash);
+    hash += until - i;
+    i = until;
+    if (until == run.end) ++run_;
   }
   for (size_t i = first; !remote_.empty() && i < end; ++i) {
     // What came from elsewhere is not looked for here, where a superseded copy may still be.
@@ -106,7 +93,40 @@ void Finder::Aim(size_t first, size_t end) {
     groups_[i] = BucketIndex::EmptyGroup();
     buckets_[i] = nullptr;
   }
-  for (size_t i = first; i < end; ++i) AskFor(groups_[i].address());
+  const GroupRef* groups = groups_.data();
+  for (size_t i = first; i < end; ++i) AskFor(groups[i].address());
+}
+
+template <bool kLean>
+void Finder::AimAt(const Table& table, size_t first, size_t n, const uint64_t* hashes) {
+  const uint32_t bits = table.config.bucket_bits;
+  const BucketSlot* slots = table.buckets.data();
+  const uint64_t version = version_;
+  const Bucket** buckets = buckets_.data() + first;
+  GroupRef* groups = groups_.data() + first;
+  // Of plain groups, it is the key instead.
+  if (kLean) kRowOps->turn(hashes, n, bits, wanted_.data() + first);
+  for (size_t i = 0; i < n; ++i) {
+    const uint64_t hash = hashes[i];
+    const Bucket* bucket = slots[BucketOfHash(hash, bits)].At(version);
+    buckets[i] = bucket;
+    GroupRef group = BucketIndex::EmptyGroup();
+    if (bucket != nullptr) [[likely]] {
+      group = bucket->index.Begin<kLean>(hash).group;
+      if (kLean && !group.lean()) wanted_[first + i] = keys_[first + i];
+    } else {
+      NoteNotHeld(table, first + i);
+    }
+    groups[i] = group;
+  }
+}
+
+void Finder::Watch(const Table& table, size_t first, size_t n, const uint64_t* hashes) {
+  for (size_t i = 0; i < n; ++i) {
+    if (IsWatched(hashes[i]) && !remote(first + i)) [[unlikely]] {
+      watched_.push_back({hashes[i], table.ordinal, table.BucketOf(hashes[i])});
+    }
+  }
 }
 
 void Finder::NoteNotHeld(const Table& table, size_t i) {
@@ -143,51 +163,87 @@ void Finder::StepOf() {
 // What the keys' first groups have of them.
 template <bool kLean>
 void Finder::Place(size_t first, size_t end) {
-  std::array<uint64_t, kMostKeysAStep> words;
+  std::array<uint64_t, kMostKeysAStep + RowOps::kPlacedAtOnce> words;
   const std::vector<uint64_t>& wanted = kLean ? wanted_ : keys_;
   FindOf(store_->options.index)(groups_.data() + first, wanted.data() + first, end - first,
                                 words.data());
+  late_count_ = 0;
+  for (size_t i = first; i < end;) {
+    const Run& run = runs_[met_run_];
+    const size_t n = std::min(run.end, end) - i;
+    const uint64_t* const found = words.data() + (i - first);
+    if (const RowShape* shape = ShapeOf<kLean>(*run.table, i, n)) {
+      PlaceAlike(*shape, i, n, found);
+    } else {
+      PlaceEach(i, n, found);
+    }
+    i += n;
+    if (i == run.end) ++met_run_;
+  }
+}
+
+template <bool kLean>
+const RowShape* Finder::ShapeOf(const Table& table, size_t first, size_t n) const {
+  if (!table.in_one_pool || n < kLeastAlike) return nullptr;
+  if (!kLean) return &table.plain_shape;
+  size_t lean = 0;
+  for (size_t i = first; i < first + n; ++i) lean += static_cast<size_t>(groups_[i].lean());
+  return lean == 0 ? &table.plain_shape : lean == n ? &table.lean_shape : nullptr;
+}
+
+void Finder::PlaceAlike(const RowShape& shape, size_t first, size_t n, const uint64_t* words) {
+  Lines* const lines = lines_.data() + lines_count_;
+  lines_count_ += n;
+  const RowOps::Placed placed =
+      kRowOps->place(shape, words, groups_.data() + first, n, found_.data() + first, lines);
+  for (uint64_t late = placed.go_on; late != 0; late &= late - 1) {
+    late_[late_count_++] = first + static_cast<size_t>(std::countr_zero(late));
+  }
+  for (uint64_t other = placed.other; other != 0; other &= other - 1) [[unlikely]] {
+    const auto k = static_cast<size_t>(std::countr_zero(other));
+    lines[k] = {reinterpret_cast<uintptr_t>(groups_[first + k].address()), 1};
+    PlaceOne(first + k, IndexedAt(first + k, words[k]));
+  }
+}
+
+// The same as PlaceAlike, whatever their tables, pools and groups.
+void Finder::PlaceEach(size_t first, size_t n, const uint64_t* words) {
   FoundRow* found = found_.data();
-  const Bucket* const* buckets = buckets_.data();
-  const GroupRef* groups = groups_.data();
-  size_t late = 0;
-  for (size_t i = first; i < end; ++i) {
+  for (size_t i = first; i < first + n; ++i) {
     const uint64_t word = words[i - first];
     const Location place = Location::FromWord(word);
     if (!place.is_ddr_row()) [[unlikely]] {
       PlaceOne(i, IndexedAt(i, word));
       continue;
     }
-    const Bucket& bucket = *buckets[i];
+    const Bucket& bucket = *buckets_[i];
     uint64_t slot = place.slot();
     uint16_t live = place.live();
-    if (kLean && groups[i].lean()) {
+    if (groups_[i].lean()) {
       slot = bucket.index.lean().SlotOf(word);
       live = static_cast<uint16_t>(word & bucket.full_mask);
     }
     // One in six goes on, too few and too many for a branch: its next group is asked for as if it
-    // were a row, as many times as that has lines.
+    // were a row.
     const bool goes_on = word == kGoesOn;
-    late_[late] = i;
-    late += static_cast<size_t>(goes_on);
+    late_[late_count_] = i;
+    late_count_ += static_cast<size_t>(goes_on);
     const uint64_t other = -static_cast<uint64_t>(goes_on);
     const std::byte* payload = SlabArena::AddressOf(bucket.rows, slot);
     live = static_cast<uint16_t>(live | (bucket.full_mask & other));
     found[i] = {payload, live, Source::kDdr, FoundKind::kRow};
     const uintptr_t row = reinterpret_cast<uintptr_t>(payload) & ~other;
-    const uintptr_t next = reinterpret_cast<uintptr_t>(groups[i].Behind(1)) & other;
-    lines_[lines_count_++] = {(row | next) & ~(kLine - 1), static_cast<uint32_t>(kLine & ~other),
-                              LinesOf(row | next, bucket.PayloadBytes(live))};
+    const uintptr_t next = reinterpret_cast<uintptr_t>(groups_[i].Behind(1)) & other;
+    const uint32_t lines = LinesOf(row, bucket.PayloadBytes(live) & ~static_cast<uint32_t>(other));
+    lines_[lines_count_++] = {(row | next) & ~(kLine - 1), lines};
   }
-  late_count_ = late;
 }
 
 void Finder::AskForRows() {
   for (size_t k = 0; k < lines_count_; ++k) {
-    uintptr_t line = lines_[k].first;
-    for (uint32_t l = 0; l < lines_[k].count; ++l, line += lines_[k].step) {
-      AskFor(reinterpret_cast<const void*>(line));
-    }
+    const char* line = reinterpret_cast<const char*>(lines_[k].first);
+    AskFor(line);
+    for (uint64_t l = 1; l < lines_[k].count; ++l) AskFor(line += kLine);
   }
   lines_count_ = 0;
 }
@@ -202,7 +258,7 @@ void Finder::PlaceOne(size_t i, Location indexed) {
   switch (place.tier()) {
     case TierId::kDdr:
       found.payload = SlabArena::AddressOf(buckets_[i]->rows, place.slot());
-      lines_[lines_count_++] = {reinterpret_cast<uintptr_t>(found.payload) & ~(kLine - 1), kLine,
+      lines_[lines_count_++] = {reinterpret_cast<uintptr_t>(found.payload) & ~(kLine - 1),
                                 LinesOf(reinterpret_cast<uintptr_t>(found.payload),
                                         buckets_[i]->PayloadBytes(found.live))};
       return;

@@ -77,12 +77,6 @@ class Finder {
     const Table* table = nullptr;
     size_t end = 0;
   };
-  // Lines of memory.
-  struct Lines {
-    uintptr_t first;
-    uint32_t step;  // bytes from one to the next
-    uint32_t count;
-  };
   // A row that lies on an SSD.
   struct SsdKey {
     size_t at = 0;  // in found_
@@ -92,17 +86,27 @@ class Finder {
   // Groups after the second that are asked for at once: one key in a hundred goes on behind them.
   static constexpr size_t kGroupsAhead = 3;
 
-  template <bool kLean>
-  void Aim(size_t first, size_t end);
-  template <bool kLean>
-  void Settle();
-  void NoteNotHeld(const Table& table, size_t i);
   void Step();
   template <bool kLean>
   void StepOf();
   template <bool kLean>
+  void Aim(size_t first, size_t end);
+  // Of n keys of one table, with their hashes; as the following two.
+  template <bool kLean>
+  void AimAt(const Table& table, size_t first, size_t n, const uint64_t* hashes);
+  void Watch(const Table& table, size_t first, size_t n, const uint64_t* hashes);
+  void NoteNotHeld(const Table& table, size_t i);
+  template <bool kLean>
   void Place(size_t first, size_t end);
+  // How words of these groups, of keys of a table, say where its rows lie; null if not all alike.
+  template <bool kLean>
+  const RowShape* ShapeOf(const Table& table, size_t first, size_t n) const;
+  // Of n keys, with what was found of them in their groups; as the following one.
+  void PlaceAlike(const RowShape& shape, size_t first, size_t n, const uint64_t* words);
+  void PlaceEach(size_t first, size_t n, const uint64_t* words);
   void PlaceOne(size_t i, Location indexed);
+  template <bool kLean>
+  void Settle();
   // Where the index says that a key lies, by what was found of it in its group.
   Location IndexedAt(size_t i, uint64_t found) const {
     return buckets_[i] == nullptr
@@ -119,6 +123,7 @@ class Finder {
   uint64_t version_ = 0;
   size_t size_ = 0;
   size_t run_ = 0;      // of the next key to begin
+  size_t met_run_ = 0;  // of the next to be looked for in its group
   size_t begun_ = 0;    // keys whose group was asked for
   size_t met_ = 0;      // keys looked for in it
   size_t second_ = 0;   // in the second, too, if that was full
@@ -143,7 +148,8 @@ class Finder {
   // Of those, keys that are not in their second group, either.
   std::array<size_t, kMostKeysAStep> last_;
   size_t last_count_ = 0;
-  std::array<Lines, 3 * kMostKeysAStep> lines_;  // of the rows that a step found
+  // Of the rows that a step found; those that Place left to PlaceOne have two of them.
+  std::array<Lines, 4 * kMostKeysAStep + RowOps::kPlacedAtOnce> lines_;
   size_t lines_count_ = 0;
   // The first key whose bucket is not held, if any.
   size_t not_held_ = kHeld;

@@ -101,6 +101,8 @@ struct LeanShape {
   // loads as they are no key by chance stands so far.
   static constexpr uint32_t kLeastWindow = 32;
   static constexpr uint64_t kDeleted = (15ULL << 2) | 3U;
+  // Slot and live mask, of what FindLean gives.
+  static constexpr uint64_t kFoundMask = (1ULL << 54) - 1;
 
   uint32_t bucket = 0;
   uint8_t bucket_bits = 0;
@@ -133,9 +135,7 @@ struct LeanShape {
   Location RowOf(uint64_t found) const {
     return {TierId::kDdr, static_cast<uint16_t>(found & ((1U << chunks) - 1U)), SlotOf(found)};
   }
-  uint64_t SlotOf(uint64_t found) const {
-    return (found & ((1ULL << 54) - 1)) >> chunks << unit_shift;
-  }
+  uint64_t SlotOf(uint64_t found) const { return (found & kFoundMask) >> chunks << unit_shift; }
 
   static bool IsLive(uint64_t word) { return word != 0 && word != kDeleted; }
   static bool IsChain(uint64_t word) { return (word & 3U) == 1; }

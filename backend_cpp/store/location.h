@@ -22,9 +22,16 @@ struct VersionNode;
 
 class Location {
  public:
+  static constexpr uint32_t kLiveShift = 38;
+  static constexpr uint64_t kSlotMask = (1ULL << kLiveShift) - 1;
+  // What is_ddr_row looks at in a word, and what that is of a row of DDR.
+  static constexpr uint64_t kKindMask = (1ULL << 63) | (3ULL << 54);
+  static constexpr uint64_t kDdrKind = uint64_t{static_cast<uint8_t>(TierId::kDdr)} << 54;
+
   Location() : Location(TierId::kNowhere, 0, 0) {}
   Location(TierId tier, uint16_t live, uint64_t slot)
-      : word_((uint64_t{static_cast<uint8_t>(tier)} << 54) | (uint64_t{live} << 38) | slot) {}
+      : word_((uint64_t{static_cast<uint8_t>(tier)} << 54) | (uint64_t{live} << kLiveShift) |
+              slot) {}
   explicit Location(const VersionNode* chain)
       : word_(kChainBit | reinterpret_cast<uintptr_t>(chain)) {}
 
@@ -42,18 +49,15 @@ class Location {
   // Requires: is_chain().
   VersionNode* chain() const { return reinterpret_cast<VersionNode*>(word_ & ~kChainBit); }
   // A word of an index entry, its own bits included, that names a row of DDR and no chain.
-  bool is_ddr_row() const {
-    return (word_ & (kChainBit | kTierBits)) == uint64_t{static_cast<uint8_t>(TierId::kDdr)} << 54;
-  }
+  bool is_ddr_row() const { return (word_ & kKindMask) == kDdrKind; }
   // Requires for the following: !is_chain().
   TierId tier() const { return static_cast<TierId>((word_ >> 54) & 3U); }
-  uint16_t live() const { return static_cast<uint16_t>(word_ >> 38); }
-  uint64_t slot() const { return word_ & ((1ULL << 38) - 1U); }
+  uint16_t live() const { return static_cast<uint16_t>(word_ >> kLiveShift); }
+  uint64_t slot() const { return word_ & kSlotMask; }
   bool operator==(const Location&) const = default;
 
  private:
   static constexpr uint64_t kChainBit = 1ULL << 63;
-  static constexpr uint64_t kTierBits = 3ULL << 54;
   uint64_t word_;
 };
 

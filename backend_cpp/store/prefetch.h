@@ -8,6 +8,12 @@ namespace embertide {
 
 inline constexpr uintptr_t kLine = 64;  // bytes
 
+// Lines that follow one another.
+struct Lines {
+  uint64_t first;  // address
+  uint64_t count;
+};
+
 // Which cache lines are asked into: the first level's where it has room for the misses of a whole
 // step, as AMD's Zen 5 has; else the second level's, for other CPUs wait after some two dozen.
 extern const bool kAskIntoFirst;

@@ -1,8 +1,10 @@
 // The loops behind row_ops.h, compiled once for each kind of vectors: a file says how many floats
 // go at a time (kWidth) and includes this, under the compiler's flags for that CPU. Everything has
 // internal linkage and calls nothing of the library, so that no wide instruction leaves the file.
+#include <cstddef>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "base/float16.h"
 #include "store/row_ops.h"
@@ -147,8 +149,11 @@ struct Elements {
 };
 
 inline Doubles Widen(HalfFloats values) {
+  // __builtin_convertvector takes two steps with AVX-512, and four with AVX2.
 #if defined(__AVX512F__)
-  return _mm512_maskz_cvtps_pd(0xff, values);  // __builtin_convertvector takes two steps
+  return _mm512_maskz_cvtps_pd(0xff, values);
+#elif defined(__AVX2__)
+  return _mm256_cvtps_pd(values);
 #else
   return __builtin_convertvector(values, Doubles);
 #endif
@@ -334,9 +339,9 @@ inline bool AddByVectors(const RowLayout& layout, const FoundRow* rows, Weights 
                          To to) {
   if (layout.dim() % kWidth != 0) return false;
   const uint16_t full = layout.full_mask();
-  bool whole = true;
-  for (size_t r = 0; r < n && whole; ++r) whole = rows[r].live == full;
-  if (whole) {
+  uint32_t dead = 0;  // chunks of any of them
+  for (size_t r = 0; r < n; ++r) dead |= rows[r].live ^ uint32_t{full};
+  if (dead == 0) {
     AddInPasses<D, kWhole>(layout, rows, weights, n, to);
   } else if (layout.chunk_dim % kWidth != 0) {
     return false;
@@ -435,9 +440,80 @@ void Turn(const uint64_t* hashes, size_t n, uint32_t bucket_bits, uint64_t* turn
   for (size_t i = 0; i < n; ++i) turned[i] = LeanShape::Turn(hashes[i], bucket_bits);
 }
 
-#if defined(__AVX2__)
 using Notes = uint64_t __attribute__((vector_size(4 * kWidth)));
 constexpr size_t kNotes = sizeof(Notes) / sizeof(uint64_t);
+
+// A bit of each lane, all of whose bits are alike.
+inline uint64_t BitsOf(Notes lanes) {
+#if defined(__AVX512F__)
+  return _mm512_movepi64_mask(reinterpret_cast<__m512i>(lanes));
+#elif defined(__AVX2__)
+  return static_cast<uint64_t>(_mm256_movemask_pd(reinterpret_cast<__m256d>(lanes)));
+#else
+  uint64_t bits = 0;
+  for (size_t k = 0; k < kNotes; ++k) bits |= (lanes[k] & 1U) << k;
+  return bits;
+#endif
+}
+
+// Bits of each lane's low half.
+inline Notes CountBits(Notes bits) {
+  bits -= (bits >> 1) & 0x5555;
+  bits = (bits & 0x3333) + ((bits >> 2) & 0x3333);
+  bits = (bits + (bits >> 4)) & 0x0f0f;
+  return (bits + (bits >> 8)) & 0x1f;
+}
+
+// first[0], second[0], first[1], ...: the whole of it fills two vectors.
+template <size_t... kLane>
+inline void SavePairs(Notes first, Notes second, void* to, std::index_sequence<kLane...>) {
+  Save(__builtin_shufflevector(first, second, (kLane / 2 + kLane % 2 * kNotes)...), to);
+  Save(__builtin_shufflevector(first, second, ((kNotes + kLane) / 2 + kLane % 2 * kNotes)...),
+       static_cast<std::byte*>(to) + sizeof(Notes));
+}
+inline void SavePairs(Notes first, Notes second, void* to) {
+  SavePairs(first, second, to, std::make_index_sequence<kNotes>());
+}
+
+template <bool kOneChunk>
+RowOps::Placed PlaceAll(const RowShape& shape, const uint64_t* words, const GroupRef* groups,
+                        size_t n, FoundRow* found, Lines* lines) {
+  static_assert(sizeof(FoundRow) == 2 * sizeof(uint64_t));
+  static_assert(sizeof(Lines) == 2 * sizeof(uint64_t));
+  static_assert(sizeof(GroupRef) == sizeof(uint64_t));
+  constexpr uint64_t kIsRow =
+      (uint64_t{static_cast<uint8_t>(Source::kDdr)} << 8 * offsetof(FoundRow, source) % 64) |
+      (uint64_t{static_cast<uint8_t>(FoundKind::kRow)} << 8 * offsetof(FoundRow, kind) % 64);
+  constexpr uint64_t kInLine = kLine - 1;
+  RowOps::Placed placed = {0, 0};
+  for (size_t i = 0; i < n; i += kNotes) {
+    const auto word = Load<Notes>(words + i);
+    const auto group = Load<Notes>(groups + i);
+    const auto goes_on = word == Notes{} + kGoesOn;
+    const auto other = (word & Location::kKindMask) != Notes{} + Location::kDdrKind;
+    placed.go_on |= BitsOf(reinterpret_cast<Notes>(goes_on)) << i;
+    placed.other |= BitsOf(reinterpret_cast<Notes>(other)) << i;
+    const Notes payload =
+        shape.rows + (((word & shape.slot_mask) >> shape.slot_down) << shape.slot_up);
+    const Notes live = (word >> shape.live_down) & shape.live_mask;
+    SavePairs(payload, live | kIsRow, found + i);
+    const Notes bytes =
+        (kOneChunk ? Notes{} + 1 : CountBits(live)) * shape.chunk_bytes + shape.scale_bytes;
+    const Notes to = goes_on ? (group & ~kInLine) + kLine : payload;
+    const Notes count = goes_on ? Notes{} + 1 : ((to & kInLine) + bytes + kInLine) / kLine;
+    SavePairs(to & ~kInLine, count, lines + i);
+  }
+  const uint64_t all = n == 64 ? ~0ULL : (1ULL << n) - 1;
+  return {placed.go_on & all, placed.other & all};
+}
+
+RowOps::Placed Place(const RowShape& shape, const uint64_t* words, const GroupRef* groups, size_t n,
+                     FoundRow* found, Lines* lines) {
+  return shape.live_mask == 1 ? PlaceAll<true>(shape, words, groups, n, found, lines)
+                              : PlaceAll<false>(shape, words, groups, n, found, lines);
+}
+
+#if defined(__AVX2__)
 constexpr size_t kFoundAtOnce = 32;
 
 // What is read of keys' lean groups.
@@ -521,6 +597,7 @@ void FindInPlain(const GroupRef* groups, const uint64_t* wanted, size_t n, uint6
 
 constexpr RowOps kOps = {Hashes,
                          Turn,
+                         Place,
                          Find,
                          FindInPlain,
                          {Add<Fp32>, Add<Fp16>, Add<Bf16>, Add<Int8>},

@@ -14,6 +14,8 @@
 #include "embertide/row.h"
 #include "embertide/store.h"
 #include "store/index_group.h"
+#include "store/prefetch.h"
+#include "store/row_shape.h"
 
 namespace embertide {
 
@@ -50,8 +52,19 @@ struct RowOps {
   using Turn = void (*)(const uint64_t* hashes, size_t n, uint32_t bucket_bits, uint64_t* turned);
   // found[i] = FindIn(groups[i], wanted[i]), by find_plain of plain groups alone.
   using Find = void (*)(const GroupRef* groups, const uint64_t* wanted, size_t n, uint64_t* found);
+  // Where rows lie of n <= 64 keys, of which FindIn gave `words` in `groups`, as `shape` says it.
+  // One that is a row of DDR gets found[i], and in lines[i] the row's lines; one that goes on gets
+  // the line of the group after its own there. Reads and writes up to kPlacedAtOnce - 1 more.
+  struct Placed {  // bits of keys
+    uint64_t go_on;
+    uint64_t other;  // neither; nothing was said of them
+  };
+  using Place = Placed (*)(const RowShape& shape, const uint64_t* words, const GroupRef* groups,
+                           size_t n, FoundRow* found, Lines* lines);
+  static constexpr size_t kPlacedAtOnce = 8;
   Hashes hashes;
   Turn turn;
+  Place place;
   Find find;
   Find find_plain;
   std::array<Add, 4> add;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -234,6 +235,77 @@ TEST_P(KeyOpsTest, OfALeanGroupARowIsThatOfTheHashOrItSaysWhatElse) {
       ASSERT_EQ(row ? shape.RowOf(found[k]).word() : found[k], expected[k])
           << "turn " << turn << ", key " << k;
     }
+  }
+}
+
+// A word of a row, and the row; or of something else.
+struct AWord {
+  uint64_t word = 0;
+  Location row;
+};
+
+// Of a row with an access count, or as FindLean gives it; half of the time of anything else.
+AWord DrawWord(const RowLayout& layout, const LeanShape& lean, bool is_lean,
+               std::mt19937_64* random) {
+  const std::array<uint64_t, 5> others = {0, kAskIndex, (1ULL << 63) + 4096,
+                                          Location(TierId::kSsd, 1, 9).word(), kGoesOn};
+  const uint64_t other = (*random)() % (2 * others.size());
+  if (other < others.size()) return {others[other], {}};
+  const uint64_t units = (*random)() % (1U << 20);
+  const auto live = static_cast<uint16_t>(1 + (*random)() % layout.full_mask());
+  const Location row(TierId::kDdr, live, units << lean.unit_shift);
+  if (is_lean) return {Location::kDdrKind | units << layout.chunks | live, row};
+  return {row.word() | ((*random)() % 64 << 57), row};
+}
+
+TEST_P(KeyOpsTest, ARowsPlaceAndLinesAreThoseThatItsWordSays) {
+  std::mt19937_64 random(5);
+  static std::array<IndexGroup, 4> groups;
+  auto* const base = reinterpret_cast<std::byte*>(0x7f0000000000);
+  const std::vector<RowLayout> layouts = {
+      {1, 16, DType::kFp32}, {1, 16, DType::kInt8}, {4, 16, DType::kFp16}, {16, 16, DType::kInt8}};
+  for (size_t turn = 0; turn < 400; ++turn) {
+    const RowLayout& layout = layouts[turn % layouts.size()];
+    const bool is_lean = turn / layouts.size() % 2 == 1;
+    const LeanShape lean = LeanShape::Of(layout, 0, 4, 1U << 24);
+    const RowShape shape =
+        is_lean ? RowShape::OfLean(layout, base, lean) : RowShape::OfPlain(layout, base);
+    const size_t n = 1 + random() % 64;
+    std::vector<AWord> drawn(n);
+    std::vector<uint64_t> words(n + RowOps::kPlacedAtOnce);
+    std::vector<GroupRef> refs(words.size());
+    for (size_t k = 0; k < n; ++k) {
+      drawn[k] = DrawWord(layout, lean, is_lean, &random);
+      words[k] = drawn[k].word;
+      refs[k] = {&groups[random() % groups.size()], is_lean ? lean.slot_bits : 0U};
+    }
+    std::vector<FoundRow> found(words.size());
+    std::vector<Lines> lines(words.size());
+    const RowOps::Placed placed =
+        ops_->place(shape, words.data(), refs.data(), n, found.data(), lines.data());
+    RowOps::Placed expected = {0, 0};
+    for (size_t k = 0; k < n; ++k) {
+      const uint64_t bit = uint64_t{1} << k;
+      if (words[k] == kGoesOn) {
+        expected.go_on |= bit;
+        EXPECT_EQ(lines[k].first, reinterpret_cast<uintptr_t>(refs[k].Behind(1)));
+        EXPECT_EQ(lines[k].count, 1);
+      } else if (!Location::FromWord(words[k]).is_ddr_row()) {
+        expected.other |= bit;
+      } else {
+        const Location& row = drawn[k].row;
+        const std::byte* const payload = SlabArena::AddressOf(base, row.slot());
+        const auto at = reinterpret_cast<uintptr_t>(payload);
+        ASSERT_EQ(found[k].payload, payload) << "turn " << turn << ", key " << k;
+        ASSERT_EQ(found[k].live, row.live());
+        EXPECT_EQ(found[k].source, Source::kDdr);
+        EXPECT_EQ(found[k].kind, FoundKind::kRow);
+        EXPECT_EQ(lines[k].first, at / kLine * kLine);
+        EXPECT_EQ(lines[k].count, LinesOf(at, layout.PayloadBytes(row.live())));
+      }
+    }
+    ASSERT_EQ(placed.go_on, expected.go_on) << "turn " << turn;
+    ASSERT_EQ(placed.other, expected.other) << "turn " << turn;
   }
 }
 

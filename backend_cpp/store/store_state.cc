@@ -84,6 +84,14 @@ StoreState::StoreState(StoreOptions opts) : options(std::move(opts)) {
   }
   MakePools();
   for (Table& table : tables) {
+    const SlabArena& arena = PoolOf(table, 0)->arena;
+    const RowLayout& layout = table.config.layout;
+    table.in_one_pool = options.devices == 1;
+    table.plain_shape = RowShape::OfPlain(layout, arena.base());
+    if (options.index == IndexKind::kLean) {
+      const LeanShape lean = LeanShape::Of(layout, 0, table.config.bucket_bits, arena.slots());
+      table.lean_shape = RowShape::OfLean(layout, arena.base(), lean);
+    }
     for (uint32_t b = 0; b < table.buckets.size() && options.hold_all; ++b) {
       // Shifted by the table, or the many tables of one bucket would all lie on device 0.
       const uint32_t device = (table.ordinal + b) % options.devices;
