@@ -253,7 +253,7 @@ def server_options(
         grpc_port=grpc_port,
         metrics_port=metrics_port,
         explicit=True,
-        models=("lookup", "hps"),
+        models=("lookup", "hps", "lean"),
         environment=preload,
     )
 
@@ -262,11 +262,12 @@ def server_options(
 def server(
     server_options: triton.ServerOptions, snapshot: tuple[Path, Reference]
 ) -> Iterator[triton.TritonServer]:
-    """A server with the models `lookup` (two instances) and `hps` over the snapshot."""
+    """A server with the models `lookup` (two instances), `hps` and `lean` over the snapshot."""
     for name in server_options.models:
         options = triton.ModelOptions(
             snapshot=snapshot[0],
             hps_names=name == "hps",
+            index="lean" if name == "lean" else None,
             instances=2,
             max_batch_size=64,
             max_queue_delay_us=2000,

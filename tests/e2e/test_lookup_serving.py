@@ -80,9 +80,10 @@ def test_bags_of_one_are_bit_for_bit_right(client: Client, reference: Any) -> No
     assert result.as_numpy("VERSION").tolist() == [[reference.version]] * len(keys)
 
 
-def test_pooled_bags_are_within_an_ulp(client: Client, reference: Any) -> None:
+@pytest.mark.parametrize("model", ["lookup", "lean"])
+def test_pooled_bags_are_within_an_ulp(client: Client, reference: Any, model: str) -> None:
     samples = random_samples(1, 20)
-    result = client.jagged(samples)
+    result = client.jagged(samples, model=model)
     answer = result.as_numpy("EMBEDDING")
     assert answer.shape == (1, len(samples) * reference.total_dim)
     expected = reference.answer(samples)
