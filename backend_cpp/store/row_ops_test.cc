@@ -252,7 +252,9 @@ AWord DrawWord(const RowLayout& layout, const LeanShape& lean, bool is_lean,
   const uint64_t other = (*random)() % (2 * others.size());
   if (other < others.size()) return {others[other], {}};
   const uint64_t units = (*random)() % (1U << 20);
-  const auto live = static_cast<uint16_t>(1 + (*random)() % layout.full_mask());
+  const bool whole = (*random)() % 4 == 0;
+  const auto live =
+      static_cast<uint16_t>(whole ? layout.full_mask() : 1 + (*random)() % layout.full_mask());
   const Location row(TierId::kDdr, live, units << lean.unit_shift);
   if (is_lean) return {Location::kDdrKind | units << layout.chunks | live, row};
   return {row.word() | ((*random)() % 64 << 57), row};
