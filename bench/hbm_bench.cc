@@ -3,7 +3,6 @@
 // with its peer. Usage: hbm_bench gpu|twin ROWS
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -16,6 +15,7 @@
 #include "embertide/store.h"
 #include "hbm/device.h"
 #include "hbm/places.h"
+#include "zipf.h"
 
 namespace embertide {
 namespace {
@@ -275,16 +275,13 @@ class StoreUnderTest {
   SourceCounts before_{};
 };
 
-// Keys of a Zipf law with exponent 1.05, by inversion of its continuous form.
+// Keys of a Zipf law with exponent 1.05.
 std::vector<int64_t> ZipfKeys(uint32_t rows, size_t count, uint64_t seed) {
   std::mt19937_64 random(seed);
   std::uniform_real_distribution<double> uniform;
-  constexpr double kPower = 1.0 - 1.05;
-  const double top = std::pow(rows, kPower) - 1.0;
   std::vector<int64_t> keys(count);
   for (int64_t& key : keys) {
-    const double rank = std::pow(uniform(random) * top + 1.0, 1.0 / kPower);
-    key = static_cast<int64_t>(HashKey(static_cast<uint64_t>(rank)) % rows);
+    key = static_cast<int64_t>(HashKey(ZipfRank(uniform(random), rows, 1.05)) % rows);
   }
   return keys;
 }

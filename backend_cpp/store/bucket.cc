@@ -15,7 +15,7 @@ Bucket::Bucket(RowPool* on, const Table& of, uint32_t number)
               : LeanShape::Of(of.config.layout, number, of.config.bucket_bits, on->arena.slots())),
       rows(on->arena.base()),
       chunk_bytes(of.config.layout.chunk_bytes()),
-      scale_bytes(static_cast<uint16_t>(of.config.layout.PayloadBytes(1) - chunk_bytes)),
+      scale_bytes(static_cast<uint16_t>(of.config.layout.scale_bytes())),
       full_mask(of.config.layout.full_mask()),
       table(of.ordinal),
       pool(on) {}

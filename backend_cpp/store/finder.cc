@@ -184,7 +184,7 @@ void Finder::Place(size_t first, size_t end) {
 
 template <bool kLean>
 const RowShape* Finder::ShapeOf(const Table& table, size_t first, size_t n) const {
-  if (!table.in_one_pool || n < kLeastAlike) return nullptr;
+  if (store_->options.devices > 1 || n < kLeastAlike) return nullptr;
   if (!kLean) return &table.plain_shape;
   size_t lean = 0;
   for (size_t i = first; i < first + n; ++i) lean += static_cast<size_t>(groups_[i].lean());
@@ -230,21 +230,15 @@ void Finder::PlaceEach(size_t first, size_t n, const uint64_t* words) {
     late_count_ += static_cast<size_t>(goes_on);
     const uint64_t other = -static_cast<uint64_t>(goes_on);
     const std::byte* payload = SlabArena::AddressOf(bucket.rows, slot);
-    live = static_cast<uint16_t>(live | (bucket.full_mask & other));
     found[i] = {payload, live, Source::kDdr, FoundKind::kRow};
     const uintptr_t row = reinterpret_cast<uintptr_t>(payload) & ~other;
     const uintptr_t next = reinterpret_cast<uintptr_t>(groups_[i].Behind(1)) & other;
-    const uint32_t lines = LinesOf(row, bucket.PayloadBytes(live) & ~static_cast<uint32_t>(other));
-    lines_[lines_count_++] = {(row | next) & ~(kLine - 1), lines};
+    lines_[lines_count_++] = LinesAt(row | next, goes_on ? 1 : bucket.PayloadBytes(live));
   }
 }
 
 void Finder::AskForRows() {
-  for (size_t k = 0; k < lines_count_; ++k) {
-    const char* line = reinterpret_cast<const char*>(lines_[k].first);
-    AskFor(line);
-    for (uint64_t l = 1; l < lines_[k].count; ++l) AskFor(line += kLine);
-  }
+  for (size_t k = 0; k < lines_count_; ++k) AskForLines(lines_[k]);
   lines_count_ = 0;
 }
 
@@ -258,9 +252,8 @@ void Finder::PlaceOne(size_t i, Location indexed) {
   switch (place.tier()) {
     case TierId::kDdr:
       found.payload = SlabArena::AddressOf(buckets_[i]->rows, place.slot());
-      lines_[lines_count_++] = {reinterpret_cast<uintptr_t>(found.payload) & ~(kLine - 1),
-                                LinesOf(reinterpret_cast<uintptr_t>(found.payload),
-                                        buckets_[i]->PayloadBytes(found.live))};
+      lines_[lines_count_++] = LinesAt(reinterpret_cast<uintptr_t>(found.payload),
+                                       buckets_[i]->PayloadBytes(found.live));
       return;
     case TierId::kSsd: {
       const Bucket& bucket = *buckets_[i];

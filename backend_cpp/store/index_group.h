@@ -86,8 +86,7 @@ class GroupRef {
 // What a search for a key in a group gave, if not the word of a row of DDR. As a word, kGoesOn
 // names a row of DDR, so that one test tells both from all else.
 inline constexpr uint64_t kIndexDeleted = 1ULL << 56;
-inline constexpr uint64_t kGoesOn =
-    kIndexDeleted | (uint64_t{static_cast<uint8_t>(TierId::kDdr)} << 54);
+inline constexpr uint64_t kGoesOn = kIndexDeleted | Location::kDdrKind;
 // The index has to be asked by itself: a chain, a removed key, or an entry that is no row's.
 inline constexpr uint64_t kAskIndex =
     kIndexDeleted | (uint64_t{static_cast<uint8_t>(TierId::kNowhere)} << 54);
@@ -278,8 +277,7 @@ template <typename Vector>
   if (static_cast<unsigned>(its != 0) & static_cast<unsigned>(no_row)) [[unlikely]] {
     return kAskIndex;
   }
-  const uint64_t found = ((word & ~(~uint64_t{0} << slot_bits)) >> 1) |
-                         (uint64_t{static_cast<uint8_t>(TierId::kDdr)} << 54);
+  const uint64_t found = ((word & ~(~uint64_t{0} << slot_bits)) >> 1) | Location::kDdrKind;
   // By masks, for one key in ten goes on: too few and too many for a branch.
   const uint64_t any = -static_cast<uint64_t>(its != 0);
   const uint64_t used = -static_cast<uint64_t>(word != 0);

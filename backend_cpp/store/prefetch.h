@@ -36,9 +36,20 @@ inline uint32_t LinesOf(uintptr_t at, uint32_t bytes) {
   return static_cast<uint32_t>((at % kLine + bytes + kLine - 1) / kLine);
 }
 
+// Those that they touch.
+inline Lines LinesAt(uintptr_t at, uint32_t bytes) {
+  return {at & ~(kLine - 1), LinesOf(at, bytes)};
+}
+
+// For the first even if there are none, which costs no test.
+inline void AskForLines(const Lines& lines) {
+  const char* line = reinterpret_cast<const char*>(lines.first);
+  AskFor(line);
+  for (uint64_t l = 1; l < lines.count; ++l) AskFor(line += kLine);
+}
+
 inline void AskForLines(const void* at, uint32_t bytes) {
-  const uint32_t lines = LinesOf(reinterpret_cast<uintptr_t>(at), bytes);
-  for (uint32_t l = 0; l < lines; ++l) AskFor(static_cast<const char*>(at) + l * kLine);
+  AskForLines(LinesAt(reinterpret_cast<uintptr_t>(at), bytes));
 }
 
 }  // namespace embertide

@@ -37,7 +37,7 @@ struct RowCost {
     const RowLayout& layout = table.layout;
     const RowLayout learned = table.learned();
     const auto counters = static_cast<uint16_t>(layout.full_mask() & ~learned.full_mask());
-    const uint32_t scale = layout.PayloadBytes(1) - layout.chunk_bytes();
+    const uint32_t scale = layout.scale_bytes();
     return {learned.chunks, layout.chunk_bytes(), scale + aux_bytes + kEntryBytes, counters,
             layout.PayloadBytes(counters)};
   }

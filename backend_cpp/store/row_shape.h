@@ -32,7 +32,7 @@ struct RowShape {
     shape.live_down = Location::kLiveShift;
     shape.live_mask = layout.full_mask();
     shape.chunk_bytes = layout.chunk_bytes();
-    shape.scale_bytes = layout.PayloadBytes(1) - layout.chunk_bytes();
+    shape.scale_bytes = layout.scale_bytes();
     return shape;
   }
   // Of what FindLean gives.

@@ -86,7 +86,6 @@ StoreState::StoreState(StoreOptions opts) : options(std::move(opts)) {
   for (Table& table : tables) {
     const SlabArena& arena = PoolOf(table, 0)->arena;
     const RowLayout& layout = table.config.layout;
-    table.in_one_pool = options.devices == 1;
     table.plain_shape = RowShape::OfPlain(layout, arena.base());
     if (options.index == IndexKind::kLean) {
       const LeanShape lean = LeanShape::Of(layout, 0, table.config.bucket_bits, arena.slots());

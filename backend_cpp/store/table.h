@@ -21,9 +21,8 @@ struct Table {
   uint32_t ordinal = 0;            // index into StoreOptions::tables
   std::vector<float> default_row;  // dim values
   std::vector<BucketSlot> buckets;
-  // Whether all its rows of DDR lie in one pool; if so, how words of plain and of lean groups say
+  // With one device, all its rows of DDR lie in one pool: how words of plain and of lean groups say
   // where.
-  bool in_one_pool = false;
   RowShape plain_shape{};
   RowShape lean_shape{};
   uint32_t part = 0;  // its rows lie in pools[part * options.devices ...]

@@ -4,11 +4,10 @@
 //   lookup_cost ROWS DIM BATCHES SUMS INDEX EXPONENT
 //
 // Batches of 200,000 keys in bags of 10, the i-th most frequent with weight i^-EXPONENT (0: all
-// alike); the first is not counted.
+// alike; not 1); the first is not counted.
 #include <algorithm>
 #include <bit>
 #include <chrono>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
@@ -16,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "../zipf.h"
 #include "embertide/hash.h"
 #include "embertide/row.h"
 #include "one_table.h"
@@ -53,19 +53,12 @@ void SettleMemory(Store* store) {
 
 // Batches of rows, of which no two repeat each other.
 std::vector<std::vector<int64_t>> Draw(uint64_t rows, size_t batches, double exponent) {
-  std::vector<double> up_to(rows);
-  double weight = 0.0;
-  for (uint64_t row = 0; row < rows; ++row) {
-    weight += std::pow(static_cast<double>(row + 1), -exponent);
-    up_to[row] = weight;
-  }
   std::mt19937_64 random(3);
-  std::uniform_real_distribution<double> some(0.0, weight);
+  std::uniform_real_distribution<double> uniform;
   std::vector<std::vector<int64_t>> drawn(batches, std::vector<int64_t>(kKeys));
   for (auto& keys : drawn) {
     for (int64_t& key : keys) {
-      const auto at = std::ranges::lower_bound(up_to, some(random));
-      const auto rank = std::min<uint64_t>(static_cast<uint64_t>(at - up_to.begin()), rows - 1);
+      const uint64_t rank = ZipfRank(uniform(random), rows, exponent);
       key = static_cast<int64_t>(KeyOf(rank * kScatter % rows));
     }
   }

@@ -65,11 +65,12 @@ struct RowLayout {
   bool is_keys() const { return dtype == DType::kKeys; }
   uint32_t chunk_bytes() const { return chunk_dim * DTypeBytes(dtype); }
   uint16_t full_mask() const { return static_cast<uint16_t>((1U << chunks) - 1U); }
+  // Before the chunks of a row that has any.
+  uint32_t scale_bytes() const { return dtype == DType::kInt8 ? 4U : 0U; }
   // Bytes of a row with these live chunks; 0 for none.
   uint32_t PayloadBytes(uint16_t live) const {
     if (live == 0) return 0;
-    return static_cast<uint32_t>(std::popcount(live)) * chunk_bytes() +
-           (dtype == DType::kInt8 ? 4U : 0U);
+    return static_cast<uint32_t>(std::popcount(live)) * chunk_bytes() + scale_bytes();
   }
   // kInvalidArgument naming the field when no row of this layout can exist.
   Status Validate() const;
