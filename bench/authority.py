@@ -9,11 +9,15 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-_NAMES = ("tls.crt", "tls.key", "ca.crt")
-
 
 def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _replace(path: Path, content: bytes) -> None:
+    new = path.with_name(f"{path.name}.new")
+    new.write_bytes(content)
+    new.rename(path)
 
 
 class Authority:
@@ -51,8 +55,12 @@ class Authority:
         uri: str = "",
         hosts: tuple[str, ...] = ("localhost", "127.0.0.1"),
         valid: datetime.timedelta = datetime.timedelta(hours=1),
+        trusts: tuple["Authority", ...] = (),
     ) -> Path:
-        """Write a certificate for `role` ("node/model/news"), or `uri`; return the folder."""
+        """Write a certificate for `role` ("node/model/news"), or `uri`; return the folder.
+
+        The folder trusts this authority and `trusts`.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         names: list[x509.GeneralName] = []
         for host in hosts:
@@ -73,20 +81,18 @@ class Authority:
             key.private_bytes(
                 encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
             ),
-            self._certificate.public_bytes(encoding),
         )
         folder.mkdir(parents=True, exist_ok=True)
-        for name, content in zip(_NAMES, contents, strict=True):
-            new = folder / f"{name}.new"
-            new.write_bytes(content)
-            new.rename(folder / name)
+        for name, content in zip(("tls.crt", "tls.key"), contents, strict=True):
+            _replace(folder / name, content)
+        self.trust(folder, *trusts)
         return folder
 
     def trust(self, folder: Path, *others: "Authority") -> None:
-        """Have a folder trust other authorities beside this one."""
+        """Have a folder trust this authority and others, and no more."""
+        trusted = (self, *others)
         encoding = serialization.Encoding.PEM
-        new = folder / "ca.crt.new"
-        new.write_bytes(
-            b"".join(each._certificate.public_bytes(encoding) for each in (self, *others))
+        _replace(
+            folder / "ca.crt",
+            b"".join(each._certificate.public_bytes(encoding) for each in trusted),
         )
-        new.rename(folder / "ca.crt")

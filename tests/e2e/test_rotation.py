@@ -36,12 +36,13 @@ class Asker(Repeated):
     def __init__(self, fleet: ClosedFleet, node: str, *, fresh: bool) -> None:
         super().__init__(every_s=0.05 if fresh else 0.01)
         self._fleet, self._address, self._fresh = fleet, fleet.nodes[node], fresh
+        self._tls = TlsFolder(fleet.tls("node"))
         self._rng = np.random.default_rng(7 + fresh)
         self._channel = self._dial()
         self.answers, self.newest, self.faults = 0, 0, list[str]()
 
     def _dial(self) -> grpc.Channel:
-        return dial(self._address, TlsFolder(self._fleet.tls("node")))
+        return dial(self._address, self._tls)
 
     def act(self) -> None:
         bags = self._fleet.model.draw(self._rng, 4)
@@ -125,8 +126,7 @@ def rotate_certificates(fleet: ClosedFleet) -> None:
     fleet.redis.reload("keeper", "keeper-hush")
     time.sleep(SEEN_S)
     for role in ROLES:
-        new.issue(fleet.tls(role), "" if role == "redis" else role)
-        new.trust(fleet.tls(role), old)
+        new.issue(fleet.tls(role), "" if role == "redis" else role, trusts=(old,))
     fleet.redis.reload("keeper", "keeper-hush")
     time.sleep(SEEN_S)
     for role in ROLES:
@@ -175,6 +175,7 @@ def test_every_credential_is_replaced_and_no_request_fails(tmp_path: Path) -> No
                 # What is used from now on works: versions still come, by the bus as by files.
                 version = fleet.model.newest + 2
                 wait_until(functools.partial(have_reached, askers, version), 20)
+            assert [each.error for each in askers] == [None] * len(askers)
             faults = [fault for each in askers for fault in each.faults]
             answers = sum(each.answers for each in askers)
         assert not faults, f"{len(faults)} of {answers}: {faults[:5]}"

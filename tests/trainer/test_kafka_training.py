@@ -41,10 +41,10 @@ def fill(broker: KafkaBroker) -> None:
     """Make the topic with all events, and a poisoned message after each tenth of them."""
     broker.make(TOPIC, PARTITIONS)
     sent: list[list[bytes | None]] = [[] for _ in range(PARTITIONS)]
-    for batch in NEWS.batches(batch_size=1):
+    for at, batch in enumerate(NEWS.batches(batch_size=1)):
         of_time = sent[int(batch.ts_ms_B[0]) // 1000 % PARTITIONS]
         of_time += messages_of(NEWS.schema, batch)
-        if len(of_time) % 10 == 0:
+        if at % 10 == 9:
             of_time.append(b"poison")
     for partition, messages in enumerate(sent):
         assert len(messages) > 20
