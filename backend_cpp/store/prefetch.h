@@ -23,7 +23,11 @@ extern const bool kAskIntoFirst;
 inline constexpr size_t kMostKeysAStep = 32;
 extern const size_t kKeysAStep;
 
-inline void AskFor(const void* line) {
+// Inlined before all else, for GCC drops calls of functions that do nothing but ask: they return
+// nothing and change nothing.
+#define EMBERTIDE_ASKS [[gnu::always_inline]] inline
+
+EMBERTIDE_ASKS void AskFor(const void* line) {
   if (kAskIntoFirst) {
     __builtin_prefetch(line, 0, 3);
   } else {
@@ -42,14 +46,16 @@ inline Lines LinesAt(uintptr_t at, uint32_t bytes) {
 }
 
 // For the first even if there are none, which costs no test.
-inline void AskForLines(const Lines& lines) {
+EMBERTIDE_ASKS void AskForLines(const Lines& lines) {
   const char* line = reinterpret_cast<const char*>(lines.first);
   AskFor(line);
   for (uint64_t l = 1; l < lines.count; ++l) AskFor(line += kLine);
 }
 
-inline void AskForLines(const void* at, uint32_t bytes) {
+EMBERTIDE_ASKS void AskForLines(const void* at, uint32_t bytes) {
   AskForLines(LinesAt(reinterpret_cast<uintptr_t>(at), bytes));
 }
+
+#undef EMBERTIDE_ASKS
 
 }  // namespace embertide
