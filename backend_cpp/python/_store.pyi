@@ -141,6 +141,11 @@ BucketState = tuple[
     NDArray[np.float32],
 ]
 
+class RowPlaces:
+    """Where a lookup found the rows of its keys, for `apply_gradients`. No value depends on it."""
+
+    def __len__(self) -> int: ...
+
 class PruneOutcome:
     """What a pass of pruning did; `bytes` are those of the rows that are left."""
 
@@ -201,7 +206,11 @@ class Store:
         offsets: NDArray[np.uint32] = ...,
         version: int | None = None,
     ) -> tuple[NDArray[np.float32], NDArray[np.uint8], int]: ...
-    def lookup_bags(self, bags: Sequence[BagLookup], *, threads: int = 1) -> None: ...
+    def lookup_bags(
+        self, bags: Sequence[BagLookup], *, threads: int = 1, places: bool = False
+    ) -> list[RowPlaces]:
+        """Look bags up; with `places`, return for each of them where its rows lie."""
+
     def stage_records(self, version: int, table: int, bucket: int, records: bytes) -> None: ...
     def commit(self, version: int) -> None: ...
     def ensure_rows(self, table: int, keys: NDArray[np.int64]) -> int: ...
@@ -219,7 +228,10 @@ class Store:
         beta2: float = 0.999,
         max_gradient_norm: float = 0.0,
         threads: int = 1,
-    ) -> int: ...
+        places: Sequence[RowPlaces | None] = (),
+    ) -> int:
+        """Take a step; `places`, one for each of `bags`, or none: of lookups of the same keys."""
+
     def add_counts(self, table: int, keys: NDArray[np.int64], logs: NDArray[np.float32]) -> int: ...
     def set_live(self, table: int, key: int, live: int) -> None: ...
     def prune(

@@ -160,9 +160,19 @@ LookupRequest MakeLookup(const Store& store, PyLookup* from) {
   return request;
 }
 
-void LookupBags(const Store& store, std::vector<PyAnyLookup> bags, uint32_t threads) {
+// A RowPlaces for each of the bags, where they are asked for.
+using PyPlaces = std::vector<std::shared_ptr<RowPlaces>>;
+
+PyPlaces LookupBags(const Store& store, std::vector<PyAnyLookup> bags, uint32_t threads,
+                    bool places) {
   std::vector<LookupRequest> requests;
-  for (PyAnyLookup& each : bags) requests.push_back(MakeLookup(store, WithLast(&each)));
+  PyPlaces told;
+  for (PyAnyLookup& each : bags) {
+    requests.push_back(MakeLookup(store, WithLast(&each)));
+    if (!places) continue;
+    told.push_back(std::make_shared<RowPlaces>());
+    requests.back().places = told.back().get();
+  }
   const ReadView view = ValueOrThrow(store.PinNewest());
   Status status;
   {
@@ -170,6 +180,7 @@ void LookupBags(const Store& store, std::vector<PyAnyLookup> bags, uint32_t thre
     status = view.Lookup(requests, threads);
   }
   ThrowIfError(status);
+  return told;
 }
 
 // (table, keys, offsets or None, gradients), as BagGradients has them; rows of gradients may stand
@@ -207,9 +218,17 @@ BagGradients MakeBags(const Store& store, PyBags* from) {
 
 uint64_t ApplyGradients(Store* store, std::vector<PyAnyBags> batch, float learning_rate,
                         float epsilon, float initial_accumulator, double beta1, double beta2,
-                        float max_gradient_norm, uint32_t threads) {
+                        float max_gradient_norm, uint32_t threads, const PyPlaces& places) {
+  if (!places.empty() && places.size() != batch.size()) {
+    throw BindingError{{Code::kInvalidArgument, std::to_string(places.size()) + " places for " +
+                                                    std::to_string(batch.size()) +
+                                                    " bags; give one for each, or none"}};
+  }
   std::vector<BagGradients> bags;
-  for (PyAnyBags& each : batch) bags.push_back(MakeBags(*store, WithLast(&each)));
+  for (PyAnyBags& each : batch) {
+    bags.push_back(MakeBags(*store, WithLast(&each)));
+    if (!places.empty()) bags.back().places = places[bags.size() - 1].get();
+  }
   const StepOptions options{learning_rate, epsilon, initial_accumulator,
                             beta1,         beta2,   max_gradient_norm};
   const py::gil_scoped_release released;
@@ -342,6 +361,8 @@ py::dict StatsDict(const Store& store) {
   dict["refused_gradients"] = stats.refused_gradients;
   dict["clipped_gradients"] = stats.clipped_gradients;
   dict["failed_keys"] = stats.failed_keys;
+  dict["placed_keys"] = stats.placed_keys;
+  dict["stale_places"] = stats.stale_places;
   dict["unworthy_keys"] = stats.unworthy_keys;
   dict["worthy_keys_without_room"] = stats.worthy_keys_without_room;
   dict["dropped_accesses"] = stats.dropped_accesses;
@@ -382,6 +403,8 @@ void BindStore(py::module_& m) {
       .def_readonly("chunks_regrown", &PruneOutcome::chunks_regrown)
       .def_readonly("rows_unchanged", &PruneOutcome::rows_unchanged);
   m.def("vector_level", &VectorLevel);
+  py::class_<RowPlaces, std::shared_ptr<RowPlaces>>(m, "RowPlaces")
+      .def("__len__", [](const RowPlaces& places) { return places.keys; });
   py::class_<Store>(m, "Store")
       .def(
           py::init([](std::vector<TableConfig> tables, const std::string& profile, uint32_t devices,
@@ -412,7 +435,8 @@ void BindStore(py::module_& m) {
       .def("lookup", &Lookup, py::arg("table"), py::arg("keys"), py::kw_only(),
            py::arg("pooling") = "none", py::arg("offsets") = Array<uint32_t>(0),
            py::arg("version") = py::none())
-      .def("lookup_bags", &LookupBags, py::arg("bags"), py::kw_only(), py::arg("threads") = 1)
+      .def("lookup_bags", &LookupBags, py::arg("bags"), py::kw_only(), py::arg("threads") = 1,
+           py::arg("places") = false)
       .def("stage_records",
            [](Store* store, uint64_t version, uint32_t table, uint32_t bucket,
               const py::bytes& records) {
@@ -439,7 +463,8 @@ void BindStore(py::module_& m) {
            py::arg("learning_rate"), py::arg("epsilon") = StepOptions().epsilon,
            py::arg("initial_accumulator") = StepOptions().initial_accumulator,
            py::arg("beta1") = StepOptions().beta1, py::arg("beta2") = StepOptions().beta2,
-           py::arg("max_gradient_norm") = StepOptions().max_gradient_norm, py::arg("threads") = 1)
+           py::arg("max_gradient_norm") = StepOptions().max_gradient_norm, py::arg("threads") = 1,
+           py::arg("places") = PyPlaces())
       .def(
           "add_counts",
           [](Store* store, uint32_t table, const Array<int64_t>& keys, const Array<float>& logs) {

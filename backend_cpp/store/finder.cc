@@ -362,6 +362,20 @@ Status Finder::ReadSsdRows() {
   return Status::Ok();
 }
 
+void Finder::TellPlaces(const Table& table, size_t first, size_t n, uint64_t* words) const {
+  const uint64_t rows = table.plain_shape.rows;
+  const FoundRow* found = found_.data() + first;
+  const auto word = [rows](const FoundRow& row) {
+    const uint64_t slot = (reinterpret_cast<uintptr_t>(row.payload) - rows) / kSlotUnitBytes;
+    return Location(TierId::kDdr, row.live, slot).word();
+  };
+  for (size_t i = 0; only_ddr_ && i < n; ++i) words[i] = word(found[i]);
+  for (size_t i = 0; !only_ddr_ && i < n; ++i) {
+    const bool known = found[i].kind == FoundKind::kRow && found[i].source == Source::kDdr;
+    words[i] = known ? word(found[i]) : 0;
+  }
+}
+
 size_t Finder::memory_bytes() const {
   const auto bytes = []<typename Item>(const std::vector<Item>& items) {
     return items.capacity() * sizeof(Item);

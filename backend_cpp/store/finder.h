@@ -68,6 +68,9 @@ class Finder {
   // Rows that were read, for the policies; the caller empties it.
   std::vector<std::pair<RowPool*, Access>>& accesses() { return accesses_; }
 
+  // Writes where the rows of n keys lie, all of one table, as RowPlaces has them. Requires: they
+  // are found; a store of one device.
+  void TellPlaces(const Table& table, size_t first, size_t n, uint64_t* words) const;
   // Counts the accesses. Requires: all keys are found.
   void Count();
 

@@ -165,7 +165,7 @@ Status LateKeys::MakeOrBring(const Key& key, uint32_t read) {
     return {place.status().code(),
             "key " + NameOf(table, group.key) + ": " + place.status().message()};
   }
-  if (updates) worker_.Update(*pool, LateOf(key), bucket, place.value());
+  if (updates) worker_.Update(*pool, LateOf(key), place.value());
   return Status::Ok();
 }
 

@@ -165,6 +165,10 @@ static Status Answer(const StoreState& store, uint64_t version,
       ++bag;
       at += n;
     }
+    if (request.places != nullptr) {
+      uint64_t* places = request.places + (request.bag_keys().data() - request.keys.data());
+      finder.TellPlaces(store.tables[features.front().table], first, at - first, places);
+    }
     if (request.source == nullptr) continue;
     uint8_t* source = request.source + (request.bag_keys().data() - request.keys.data());
     if (finder.only_ddr()) {
@@ -226,6 +230,7 @@ static KeyBags Slice(const KeyBags& request, size_t features, size_t first, size
     if (request.source != nullptr) slice.source += first;
     if (request.remote_of != nullptr) slice.remote_of += first;
     if (request.weights != nullptr) slice.weights += first;
+    if (request.places != nullptr) slice.places += first;
   } else {
     slice.offsets = request.offsets.subspan(first, end - first + 1);
   }
@@ -249,6 +254,7 @@ static Status AnswerBag(const StoreState& store, uint64_t version, const BagFeat
     finder.Add({&of, 1}, piece);
     EMBERTIDE_RETURN_IF_ERROR(finder.FindAll());
     AddFound(table, finder.found(), From(bag.weights, first), n, sums);
+    if (bag.places != nullptr) finder.TellPlaces(table, 0, n, bag.places + first);
     for (size_t i = 0; bag.source != nullptr && i < n; ++i) {
       bag.source[first + i] = static_cast<uint8_t>(finder.found()[i].source);
     }
@@ -272,6 +278,7 @@ static Status AnswerLargeSample(const StoreState& store, uint64_t version,
     if (sample.source != nullptr) bag.source += first;
     if (sample.remote_of != nullptr) bag.remote_of += first;
     if (sample.weights != nullptr) bag.weights += first;
+    if (sample.places != nullptr) bag.places += first;
     EMBERTIDE_RETURN_IF_ERROR(AnswerBag(store, version, features[f], bag, scratch));
   }
   return Status::Ok();
@@ -368,6 +375,16 @@ static Result<std::pair<BagFeature, KeyBags>> AsBags(const StoreState& store,
   KeyBags bags{request.keys, single ? std::span<const uint32_t>() : request.offsets, request.out,
                request.out_stride, request.source};
   bags.weights = request.weights;
+  if (request.places != nullptr && store.tells_places()) {
+    RowPlaces& places = *request.places;
+    const Table& table = store.tables[request.table];
+    places.words = std::make_unique_for_overwrite<uint64_t[]>(request.keys.size());
+    places.keys = request.keys.size();
+    places.mark = RowPlaces::MarkOf(request.keys);
+    places.table = request.table;
+    places.as_of = store.PoolOf(table, 0)->ended_places.load(std::memory_order_acquire);
+    bags.places = places.words.get();
+  }
   return std::pair(feature, bags);
 }
 

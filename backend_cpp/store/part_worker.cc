@@ -28,12 +28,13 @@ void PartWorker::Begin(const TableStep& step) {
   sums_ = (layout_.dim() + kLineSums - 1) / kLineSums * kLineSums;
   sum_lines_.resize(kStep * sums_ + kLineSums);
   aux_bytes_ = step.store->AuxBytes(*step.table);
+  gradient_bytes_ = layout_.dim() * sizeof(float);
   updated_ = clipped_ = refused_ = 0;
   ForgetLate();
 }
 
 void PartWorker::Run(const RowPool& pool, uint32_t part, std::span<const Occurrence> occurrences,
-                     const uint32_t* counts) {
+                     const uint32_t* counts, bool placed) {
   if (occurrences.empty()) return;
   dealt_ = occurrences.data();
   const auto dealt = static_cast<uint32_t>(occurrences.size());
@@ -43,7 +44,11 @@ void PartWorker::Run(const RowPool& pool, uint32_t part, std::span<const Occurre
     GroupKeys<false>(dealt, nullptr);
   }
   const size_t n = groups_count_;
-  for (size_t s = 0; s < n + kTake; s += kStep) {
+  for (size_t s = 0; placed && s < n + kTakePlaced; s += kStep) {
+    if (s >= kTakePlaced) Take(part, s - kTakePlaced, std::min(s - kTakePlaced + kStep, n));
+    for (size_t i = s; i < std::min(s + kStep, n); ++i) PlaceKnown(pool, i);
+  }
+  for (size_t s = 0; !placed && s < n + kTake; s += kStep) {
     if (s >= kTake) Take(part, s - kTake, std::min(s - kTake + kStep, n));
     if (s >= kFind && s - kFind < n) Find(s - kFind, std::min(s - kFind + kStep, n));
     for (size_t i = s; i < s + kStep; ++i) {
@@ -64,7 +69,7 @@ void PartWorker::GroupKeys(uint32_t n, const uint32_t* counts) {
   Group* const groups = groups_.data();
   uint32_t count = 0;
   for (uint32_t i = 0; i < n; ++i) {
-    const uint64_t key = dealt_[i].key;
+    const auto& [key, gradient, place] = dealt_[i];
     const uint64_t hash = HashKey(key);
     // Bits that the part does not depend on.
     auto slot = static_cast<uint32_t>(hash >> 8) & (slots - 1);
@@ -73,7 +78,7 @@ void PartWorker::GroupKeys(uint32_t n, const uint32_t* counts) {
     }
     const uint32_t stands_for = kCounted ? counts[i] : 1;
     if (slot_of[slot] == 0) {
-      groups[count] = {key, hash, i, i, 1, stands_for};
+      groups[count] = {key, hash, place, i, i, 1, stands_for};
       slot_of[slot] = ++count;
       continue;
     }
@@ -90,8 +95,8 @@ void PartWorker::GroupKeys(uint32_t n, const uint32_t* counts) {
 void PartWorker::AskForGroup(size_t i) {
   const uint64_t hash = groups_[i].hash;
   Pending& key = At(i);
-  key.row.bucket = step_.table->Newest(BucketOfHash(hash, bucket_bits_));
-  key.index_group = key.row.bucket->index.Begin(hash).group;
+  key.bucket = step_.table->Newest(BucketOfHash(hash, bucket_bits_));
+  key.index_group = key.bucket->index.Begin(hash).group;
   AskFor(key.index_group.address());
 }
 
@@ -102,46 +107,60 @@ void PartWorker::Find(size_t first, size_t end) {
   for (size_t i = first; i < end; ++i) {
     const Pending& key = At(i);
     groups[i - first] = key.index_group;
-    wanted[i - first] =
-        key.row.bucket->index.Wanted(groups_[i].hash, groups_[i].key, key.index_group);
+    wanted[i - first] = key.bucket->index.Wanted(groups_[i].hash, groups_[i].key, key.index_group);
   }
   FindOf(step_.store->options.index)(groups.data(), wanted.data(), end - first, found.data());
   for (size_t i = first; i < end; ++i) {
     Pending& key = At(i);
     key.found = found[i - first];
     if (key.found != kGoesOn) continue;
-    BucketIndex::Cursor at = key.row.bucket->index.Begin(groups_[i].hash);
+    BucketIndex::Cursor at = key.bucket->index.Begin(groups_[i].hash);
     at.Advance();
     AskFor(at.group.address());
   }
 }
 
-// Where the row lies; asks for it and for the gradients.
 void PartWorker::Place(const RowPool& pool, size_t i) {
   const Group& group = groups_[i];
-  Pending& key = At(i);
-  Row& row = key.row;
-  const BucketIndex& index = row.bucket->index;
-  const Location place = key.found == kGoesOn
-                             ? index.Peek(group.hash, group.key)
-                             : index.FoundBy(group.hash, group.key, key.index_group, key.found);
-  row.payload = nullptr;
-  if (place.tier() != TierId::kDdr) return;
-  row = RowAt(pool, &group, row.bucket, place);
-  if (step_.work != StepWork::kUpdate) return;
-  AskForLines(row.aux, aux_bytes_);
-  AskForLines(row.payload, layout_.PayloadBytes(row.live));
-  uint32_t occurrence = group.first;
-  for (uint32_t n = std::min(group.count, kGradientsAhead); n > 0; --n) {
-    AskForLines(dealt_[occurrence].gradient, layout_.dim() * sizeof(float));
-    occurrence = next_[occurrence];
+  const Pending& key = At(i);
+  const BucketIndex& index = key.bucket->index;
+  AskForRow(pool, i,
+            key.found == kGoesOn
+                ? index.Peek(group.hash, group.key)
+                : index.FoundBy(group.hash, group.key, key.index_group, key.found));
+}
+
+void PartWorker::PlaceKnown(const RowPool& pool, size_t i) {
+  const Group& group = groups_[i];
+  if (group.place != 0) [[likely]] {
+    AskForRow(pool, i, Location::FromWord(group.place));
+  } else {
+    // It had none a moment ago.
+    const Bucket* bucket = step_.table->Newest(BucketOfHash(group.hash, bucket_bits_));
+    AskForRow(pool, i, bucket->index.Peek(group.hash, group.key));
   }
 }
 
-PartWorker::Row PartWorker::RowAt(const RowPool& pool, const Group* group, Bucket* bucket,
-                                  Location place) const {
+void PartWorker::AskForRow(const RowPool& pool, size_t i, Location place) {
+  const Group& group = groups_[i];
+  Row& row = At(i).row;
+  row.payload = nullptr;
+  if (place.tier() != TierId::kDdr) return;
+  row = RowAt(pool, &group, place);
+  if (step_.work != StepWork::kUpdate) return;
+  AskForBytes(row.aux, aux_bytes_);
+  AskForBytes(row.payload, layout_.PayloadBytes(row.live));
+  uint32_t occurrence = group.first;
+  for (uint32_t n = std::min(group.count, kGradientsAhead); n > 1; --n) {
+    AskForBytes(dealt_[occurrence].gradient, gradient_bytes_);
+    occurrence = next_[occurrence];
+  }
+  AskForBytes(dealt_[occurrence].gradient, gradient_bytes_);
+}
+
+PartWorker::Row PartWorker::RowAt(const RowPool& pool, const Group* group, Location place) const {
   const auto live = static_cast<uint16_t>(place.live() & layout_.full_mask());
-  return {group, bucket, pool.arena.Address(place.slot()), AuxOf(pool, place), live};
+  return {group, pool.arena.Address(place.slot()), AuxOf(pool, place), live};
 }
 
 void PartWorker::Take(uint32_t part, size_t first, size_t end) {
@@ -159,7 +178,8 @@ void PartWorker::Take(uint32_t part, size_t first, size_t end) {
   if (n > 0) Descend(rows.data(), n);
 }
 
-const float** PartWorker::GradientsOf(const Group& group) {
+const float* const* PartWorker::GradientsOf(const Group& group) {
+  if (group.count == 1) return &dealt_[group.first].gradient;
   if (gradients_.size() < group.count) gradients_.resize(group.count);
   uint32_t occurrence = group.first;
   for (uint32_t i = 0; i < group.count; ++i) {
@@ -189,8 +209,8 @@ void PartWorker::ForgetLate() {
   late_gradients_.clear();
 }
 
-void PartWorker::Update(const RowPool& pool, const Late& late, Bucket* bucket, Location place) {
-  const Row row = RowAt(pool, &late.group, bucket, place);
+void PartWorker::Update(const RowPool& pool, const Late& late, Location place) {
+  const Row row = RowAt(pool, &late.group, place);
   Sum(0, late.gradients, late.group.count);
   Descend(&row, 1);
 }
@@ -280,7 +300,10 @@ void PartWorker::DescendBy(const Row* rows, size_t n) {
       rates[r] *= scales[r];
     }
     descend_(layout_, row.live, sums, rates[r], row.payload);
-    MarkRowChanged(row.bucket, row.group->hash, row.aux);
+    if (row.aux->changed == 0) {
+      const uint64_t hash = row.group->hash;
+      MarkRowChanged(step_.table->Newest(BucketOfHash(hash, bucket_bits_)), hash, row.aux);
+    }
     ++updated_;
   }
 }

@@ -8,7 +8,8 @@
 //   step s + 2: or in the groups after them; ask for the rows and what stands beside them
 //   step s:     add the rows' gradients and take the step
 //
-// The distances are twice those of lookup.cc, for a row is several lines.
+// The distances are twice those of lookup.cc, for a row is several lines. Where it is known where
+// rows lie, the first two fall away.
 //
 // Used by one thread at a time; several may be at work in a pool at once, as long as none of
 // their parts have a key in common. Its memory is kept, and bounded by the largest part it saw.
@@ -25,10 +26,12 @@
 
 namespace embertide {
 
-// A key of the batch, and its gradient there; null where rows are made alone.
+// A key of the batch, its gradient there (null where rows are made alone), and where its row lies,
+// as RowPlaces has it; 0 if that is not known.
 struct Occurrence {
   uint64_t key;
   const float* gradient;
+  uint64_t place;
 };
 
 // What moments lose over a row's steps.
@@ -59,6 +62,7 @@ class PartWorker {
   struct Group {
     uint64_t key;
     uint64_t hash;
+    uint64_t place;  // as of its occurrences
     uint32_t first;
     uint32_t last;
     uint32_t count;        // of the chain
@@ -74,11 +78,12 @@ class PartWorker {
   // Forgets what it did for another table.
   void Begin(const TableStep& step);
   // Requires: the caller, or who waits for it, is the pool's writer, and all keys' buckets lie
-  // there. `counts`: what each of `occurrences` stands for; null: one each.
+  // there. `counts`: what each of `occurrences` stands for; null: one each. `placed`: the rows
+  // whose places are known lie there.
   void Run(const RowPool& pool, uint32_t part, std::span<const Occurrence> occurrences,
-           const uint32_t* counts);
+           const uint32_t* counts, bool placed);
   // One row, which lies in DDR by now. Requires: kUpdate, and the pool's writer.
-  void Update(const RowPool& pool, const Late& late, Bucket* bucket, Location place);
+  void Update(const RowPool& pool, const Late& late, Location place);
   // What a key's gradients add to the utility of all its chunks; not finite if they are not.
   float Earned(const Late& late);
 
@@ -96,19 +101,20 @@ class PartWorker {
   static constexpr size_t kFind = 2 * kStep;
   static constexpr size_t kPlace = 4 * kStep;
   static constexpr size_t kTake = 6 * kStep;
+  static constexpr size_t kTakePlaced = 2 * kStep;
   static constexpr size_t kPending = 8 * kStep;  // more than kTake + kStep
   static constexpr size_t kLineSums = kLine / sizeof(double);
 
   // A row in DDR and what is brought into it.
   struct Row {
     const Group* group;
-    Bucket* bucket;
     std::byte* payload;  // null: there is no row in DDR
     RowAux* aux;
     uint16_t live;
   };
   // What a key's place in the pipeline holds of it.
   struct Pending {
+    const Bucket* bucket;
     GroupRef index_group;
     uint64_t found;  // of its key in it
     Row row;
@@ -121,10 +127,13 @@ class PartWorker {
   void AskForGroup(size_t i);
   void Find(size_t first, size_t end);
   void Place(const RowPool& pool, size_t i);
-  Row RowAt(const RowPool& pool, const Group* group, Bucket* bucket, Location place) const;
+  void PlaceKnown(const RowPool& pool, size_t i);
+  // Notes the row; asks for it and for the gradients.
+  void AskForRow(const RowPool& pool, size_t i, Location place);
+  Row RowAt(const RowPool& pool, const Group* group, Location place) const;
   void Take(uint32_t part, size_t first, size_t end);
   // The gradients of a key, in order.
-  const float** GradientsOf(const Group& group);
+  const float* const* GradientsOf(const Group& group);
   void Leave(uint32_t part, const Group& group);
   // Brings what was summed for rows [0, n) into them.
   void Descend(const Row* rows, size_t n);
@@ -147,8 +156,9 @@ class PartWorker {
   const TrainOps& ops_ = ChosenTrainOps();
   TrainOps::Use use_ = nullptr;
   TrainOps::Descend descend_ = nullptr;
-  uint32_t aux_bytes_ = 0;  // of a row
-  size_t sums_ = 0;         // whole lines of them, a row's
+  uint32_t aux_bytes_ = 0;  // of a row, as the next one
+  uint32_t gradient_bytes_ = 0;
+  size_t sums_ = 0;  // whole lines of them, a row's
   const Occurrence* dealt_ = nullptr;
   size_t groups_count_ = 0;
   std::vector<uint32_t> slots_;

@@ -36,6 +36,7 @@ Reclaimer::~Reclaimer() {
 
 void Reclaimer::RetirePlace(RowPool* pool, const Table& table, Location place) {
   if (place.tier() == TierId::kNowhere) return;
+  if (place.tier() == TierId::kDdr) pool->ended_places.fetch_add(1, std::memory_order_release);
   store_.CountPlace(pool, table, place, /*taken=*/false);
   Retired retired;
   retired.epoch = store_.readers.Retire();

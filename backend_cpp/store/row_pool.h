@@ -85,8 +85,10 @@ struct RowPool {
         in_ddr(all_tables),
         in_ssd(all_tables),
         shares(all_tables),
+        ended_places(pools_made++ << 40U),
         clock{tables},
         packing{tables} {}
+  inline static std::atomic<uint64_t> pools_made{0};
   const uint32_t number;               // of the device
   const std::vector<uint32_t> tables;  // whose rows may lie here
   const uint64_t ssd_bytes;            // of its log; 0: it has none
@@ -104,13 +106,16 @@ struct RowPool {
   bool reserve_lent = false;
   // Training: occurrences of keys that have no row; null: every key gets one at once.
   std::unique_ptr<FrequencySketch> new_keys;
-  std::unique_ptr<BlockLog> ssd;            // null without an SSD budget
-  std::unique_ptr<SsdNotes> notes;          // null: no table whose rows it may have is pruned
-  std::vector<TierCount> in_ddr;            // by table
-  std::vector<TierCount> in_ssd;            // by table
-  std::vector<TableShare> shares;           // by table
-  bool shared_out = false;                  // some table has a share
-  std::deque<Retired> retired;              // ascending epochs
+  std::unique_ptr<BlockLog> ssd;    // null without an SSD budget
+  std::unique_ptr<SsdNotes> notes;  // null: no table whose rows it may have is pruned
+  std::vector<TierCount> in_ddr;    // by table
+  std::vector<TierCount> in_ssd;    // by table
+  std::vector<TableShare> shares;   // by table
+  bool shared_out = false;          // some table has a share
+  std::deque<Retired> retired;      // ascending epochs
+  // Counts the places of rows in DDR that ended: until it changes, each row lies where it lay.
+  // Begins with another number in each pool. Changed by the writer, after the index is.
+  std::atomic<uint64_t> ended_places;
   std::map<uint64_t, VersionNode*> staged;  // version -> its nodes in this pool
   // Which rows leave DDR and which enter; null: the counts of the index and the clock hand, and a
   // row enters from the SSD once its count is `least_count`.

@@ -267,6 +267,8 @@ StoreStats Store::Stats() const {
   stats.refused_gradients = impl_->store.counters.refused_gradients.load();
   stats.clipped_gradients = impl_->store.counters.clipped_gradients.load();
   stats.failed_keys = impl_->store.counters.failed_keys.load();
+  stats.placed_keys = impl_->store.counters.placed_keys.load();
+  stats.stale_places = impl_->store.counters.stale_places.load();
   stats.unworthy_keys = impl_->store.counters.unworthy_keys.load();
   stats.worthy_keys_without_room = impl_->store.counters.worthy_keys_without_room.load();
   stats.dropped_accesses = impl_->store.counters.dropped_accesses.load();

@@ -42,6 +42,8 @@ struct alignas(64) StoreCounters {
   std::atomic<uint64_t> refused_gradients{0};
   std::atomic<uint64_t> clipped_gradients{0};
   std::atomic<uint64_t> failed_keys{0};
+  std::atomic<uint64_t> placed_keys{0};
+  std::atomic<uint64_t> stale_places{0};
   std::atomic<uint64_t> unworthy_keys{0};
   std::atomic<uint64_t> worthy_keys_without_room{0};
   std::atomic<uint64_t> compacted_bytes{0};
@@ -75,6 +77,8 @@ struct StoreState {
   mutable StoreCounters counters;
 
   bool training() const { return options.profile == Profile::kTrain; }
+  // Whether lookups tell where rows lie: RowPlaces.
+  bool tells_places() const { return training() && options.devices == 1 && hbm == nullptr; }
   // Requires: d < options.devices.
   RowPool* PoolOf(const Table& table, uint32_t d) const {
     return pools[size_t{table.part} * options.devices + d].get();

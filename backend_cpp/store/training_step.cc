@@ -2,11 +2,12 @@
 // chunks, a table after the other.
 //
 // The occurrences of a table's keys are dealt out to parts, each of a range of hashes and of one
-// device, in the order of the batch. Parts have no key in common, so several threads may be at them
-// (part_worker.h). A pool's writer is held for a turn of some parts at a time, so that others get
-// theirs. Keys without a row in DDR come last of all (late_keys.h): theirs is made, or brought from
-// the SSD. What is dealt does not depend on the threads, nor does any sum; turns are longer with
-// more of them, for each begins and ends with all.
+// device, in the order of the batch; of keys whose places a lookup has told, each of some blocks of
+// DDR, so that a part's rows lie on few pages. Parts have no key in common, so several threads may
+// be at them (part_worker.h). A pool's writer is held for a turn of some parts at a time, so that
+// others get theirs. Keys without a row in DDR come last of all (late_keys.h): theirs is made, or
+// brought from the SSD. What is dealt does not depend on the threads, nor does any sum; turns are
+// longer with more of them, for each begins and ends with all.
 #include <algorithm>
 #include <atomic>
 #include <optional>
@@ -25,13 +26,15 @@ constexpr size_t kPartKeys = 1024;
 constexpr size_t kTurnKeys = 16384;
 // That a thread deals out at least: less is not worth its while.
 constexpr size_t kLeastDealt = 4096;
+// Of so many keys of a batch, at most one whose place is not known; else all are looked for.
+constexpr size_t kLeastKnown = 4;
 // Keys of a call: occurrences, and the slots that they are grouped in, are numbered by 32 bits.
 constexpr size_t kMostKeys = 1U << 28;
 
 // A batch's working memory, kept by each thread that calls; bounded by the largest table's batch
 // that it saw.
 struct Scratch {
-  std::vector<uint64_t> hashes;
+  std::vector<uint32_t> parts;  // of the occurrences, in the order of the batch
   std::vector<Occurrence> dealt;
   std::vector<uint32_t> counts;  // of `dealt`; unused where each stands for one
   std::vector<uint32_t> places;  // by share and part
@@ -54,17 +57,21 @@ PartWorker* ThreadWorker() {
   return &worker;
 }
 
-// Calls use(key, gradient, count) for the keys at [k, end) of the bags, in order.
+// Calls use(occurrence, count) for the keys at [k, end) of the bags, in order.
 template <typename Use>
 void ForEachKeyIn(const BagGradients& bags, size_t k, size_t end, const Use& use) {
   const float* gradient = bags.gradients;
   const size_t stride = gradient == nullptr ? 0 : bags.stride;
+  const uint64_t* const places = bags.places == nullptr ? nullptr : bags.places->words.get();
+  const auto occurrence = [&bags, places](size_t k, const float* of) {
+    return Occurrence{static_cast<uint64_t>(bags.keys[k]), of, places == nullptr ? 0 : places[k]};
+  };
   const auto& offsets = bags.offsets;
   if (offsets.empty()) {
     gradient += k * stride;
     const uint32_t* const counts = bags.counts.empty() ? nullptr : bags.counts.data();
     for (; k < end; ++k, gradient += stride) {
-      use(static_cast<uint64_t>(bags.keys[k]), gradient, counts == nullptr ? 1 : counts[k]);
+      use(occurrence(k, gradient), counts == nullptr ? 1 : counts[k]);
     }
     return;
   }
@@ -72,7 +79,7 @@ void ForEachKeyIn(const BagGradients& bags, size_t k, size_t end, const Use& use
   size_t bag = static_cast<size_t>(after - offsets.begin()) - 1;
   for (gradient += bag * stride; k < end; ++bag, gradient += stride) {
     const size_t until = std::min<size_t>(end, offsets[bag + 1]);
-    for (; k < until; ++k) use(static_cast<uint64_t>(bags.keys[k]), gradient, 1U);
+    for (; k < until; ++k) use(occurrence(k, gradient), 1U);
   }
 }
 
@@ -92,7 +99,7 @@ struct Batch {
   bool counted() const {
     return std::ranges::any_of(pieces, [](const auto* each) { return !each->counts.empty(); });
   }
-  // Calls use(key, gradient, count) for the occurrences [first, end), in order.
+  // Calls use(occurrence, count) for the occurrences [first, end), in order.
   template <typename Use>
   void ForEach(size_t first, size_t end, const Use& use) const {
     size_t begin = 0;  // of the piece
@@ -122,6 +129,7 @@ class TableRun {
   }
 
   void Run(const Batch& batch) {
+    placed_ = TakePlaces(batch);
     Deal(batch);
     const size_t parts = scratch_.ends.size();
     for (size_t part = 0; part < parts;) {
@@ -153,35 +161,87 @@ class TableRun {
   }
 
   // Parts are numbered by device, then by the top bits of the hash, as buckets are.
-  uint32_t PartOf(uint64_t hash) const {
+  uint32_t PartOf(const Occurrence& each) const {
+    if (placed_ && each.place != 0) return BlockPart(Location::FromWord(each.place).slot());
+    const uint64_t hash = HashKey(each.key);
     const uint32_t part = BucketOfHash(hash, part_bits_);
     if (store_.options.devices == 1) return part;
     const BucketSlot& bucket = table_.buckets[BucketOfHash(hash, table_.config.bucket_bits)];
     return (bucket.device.load(std::memory_order_relaxed) << part_bits_) + part;
   }
+  // Blocks are dealt out evenly, however the table's lie.
+  uint32_t BlockPart(uint64_t slot) const {
+    constexpr uint64_t kGolden = 0x9E3779B97F4A7C15U;
+    const uint64_t spread = (slot >> block_bits_) * kGolden;
+    return part_bits_ == 0 ? 0 : static_cast<uint32_t>(spread >> (64 - part_bits_));
+  }
   size_t BeginOf(size_t part) const { return part == 0 ? 0 : scratch_.ends[part - 1]; }
+
+  // Blocks of at most this many slots: eight and more for a part, of a table's rows that lie
+  // together; but no more than a page has of the arena, where a row's place is soon known.
+  uint32_t BlockBits() const {
+    const RowPool& pool = *store_.PoolOf(table_, 0);
+    const uint64_t slots = pool.in_ddr[table_.ordinal].bytes.load() / kSlotUnitBytes;
+    const uint64_t of_page = pool.arena.slab_bytes() / kSlotUnitBytes;
+    const auto bits = static_cast<uint32_t>(std::bit_width(slots >> (part_bits_ + 3)));
+    return std::min<uint32_t>(bits, static_cast<uint32_t>(std::bit_width(of_page)) - 1);
+  }
+
+  // Whether rows lie where the batch's places say. What these do not know is looked for, so that a
+  // key is known in all its occurrences or in none. Where that is much of the batch, or places are
+  // missing or no longer hold, all keys are found by the index: false.
+  bool TakePlaces(const Batch& batch) {
+    const auto has = [](const BagGradients* each) {
+      return each->places != nullptr && each->places->words != nullptr;
+    };
+    if (!store_.tells_places() || !std::ranges::all_of(batch.pieces, has)) return false;
+    unknown_.clear();
+    const size_t most = batch.size() / kLeastKnown;
+    for (const BagGradients* each : batch.pieces) {
+      const auto [from, to] = Batch::KeysIn(*each);
+      uint64_t* const words = each->places->words.get();
+      for (size_t k = from; k < to; ++k) {
+        if (words[k] == 0) unknown_.push_back({static_cast<uint64_t>(each->keys[k]), words + k});
+      }
+      if (unknown_.size() > most) return false;
+    }
+    const RowPool& pool = *store_.PoolOf(table_, 0);
+    const std::lock_guard writer(store_.PoolOf(table_, 0)->writer);
+    as_of_ = pool.ended_places.load(std::memory_order_relaxed);
+    const auto holds = [this](const BagGradients* each) { return each->places->as_of == as_of_; };
+    if (!std::ranges::all_of(batch.pieces, holds)) {
+      store_.counters.stale_places += batch.size();
+      return false;
+    }
+    for (const auto& [key, word] : unknown_) {
+      const uint64_t hash = HashKey(key);
+      const Location place = table_.Newest(table_.BucketOf(hash))->index.Peek(hash, key);
+      if (place.tier() == TierId::kDdr) *word = place.word();
+    }
+    return true;
+  }
 
   // Each share of the batch is counted and then written by one thread, behind those before it.
   void Deal(const Batch& batch) {
     const size_t keys = batch.size();
     part_bits_ = static_cast<uint32_t>(std::bit_width(keys / kPartKeys));
+    if (placed_) block_bits_ = BlockBits();
     const size_t parts = size_t{store_.options.devices} << part_bits_;
     const size_t shares = std::clamp<size_t>(keys / kLeastDealt, 1, workers_.size());
     const auto share_at = [=](size_t share) { return keys * share / shares; };
-    scratch_.hashes.resize(keys);
+    scratch_.parts.resize(keys);
     scratch_.dealt.resize(keys);
     counted_ = batch.counted();
     if (counted_) scratch_.counts.resize(keys);
     scratch_.ends.resize(parts);
     scratch_.places.assign(shares * parts, 0);
     Share(shares, [&](uint32_t share) {
-      uint64_t* hash = scratch_.hashes.data() + share_at(share);
+      uint32_t* part_of = scratch_.parts.data() + share_at(share);
       uint32_t* counts = scratch_.places.data() + share * parts;
-      batch.ForEach(share_at(share), share_at(share + 1),
-                    [&](uint64_t key, const float*, uint32_t) {
-                      *hash = HashKey(key);
-                      ++counts[PartOf(*hash++)];
-                    });
+      batch.ForEach(share_at(share), share_at(share + 1), [&](const Occurrence& each, uint32_t) {
+        *part_of = PartOf(each);
+        ++counts[*part_of++];
+      });
     });
     uint32_t at = 0;
     for (size_t part = 0; part < parts; ++part) {
@@ -191,14 +251,15 @@ class TableRun {
       scratch_.ends[part] = at;
     }
     Share(shares, [&](uint32_t share) {
-      const uint64_t* hash = scratch_.hashes.data() + share_at(share);
+      const uint32_t* part_of = scratch_.parts.data() + share_at(share);
       uint32_t* places = scratch_.places.data() + share * parts;
       Occurrence* const dealt = scratch_.dealt.data();
       const auto deal = [&](const auto& also) {
         batch.ForEach(share_at(share), share_at(share + 1),
-                      [&](uint64_t key, const float* gradient, uint32_t count) {
-                        const uint32_t place = places[PartOf(*hash++)]++;
-                        dealt[place] = {key, gradient};
+                      [&](const Occurrence& each, uint32_t count) {
+                        const uint32_t place = places[*part_of++]++;
+                        dealt[place] = each;
+                        __builtin_prefetch(dealt + place + 4, 1, 3);
                         also(place, count);
                       });
       };
@@ -217,6 +278,11 @@ class TableRun {
     {
       const std::lock_guard writer(pool->writer);
       reclaimer_.Reclaim(pool);
+      const bool placed = placed_ && pool->ended_places.load() == as_of_;
+      if (placed_) {
+        auto& counter = placed ? store_.counters.placed_keys : store_.counters.stale_places;
+        counter += BeginOf(end) - BeginOf(first);
+      }
       std::atomic<size_t> next{first};
       Share(std::min(workers_.size(), end - first), [&](uint32_t thread) {
         if (workers_[thread] == nullptr) {
@@ -227,7 +293,7 @@ class TableRun {
           workers_[thread]->Run(
               *pool, static_cast<uint32_t>(part),
               std::span(scratch_.dealt).subspan(BeginOf(part), BeginOf(part + 1) - BeginOf(part)),
-              counted_ ? scratch_.counts.data() + BeginOf(part) : nullptr);
+              counted_ ? scratch_.counts.data() + BeginOf(part) : nullptr, placed);
         }
       });
     }
@@ -254,8 +320,17 @@ class TableRun {
   Scratch& scratch_;
   std::vector<PartWorker*> workers_;  // of the threads; null: it has done nothing yet
   std::vector<const PartWorker::Late*> late_;
+  // A key of the batch whose place is not known, and where that is to stand.
+  struct Unknown {
+    uint64_t key;
+    uint64_t* word;
+  };
+  std::vector<Unknown> unknown_;
   uint32_t part_bits_ = 0;
-  bool counted_ = false;  // some key of the batch stands for several occurrences
+  uint32_t block_bits_ = 0;  // of slots
+  bool placed_ = false;      // keys are dealt out by their places
+  uint64_t as_of_ = 0;       // that these hold, as RowPlaces has it
+  bool counted_ = false;     // some key of the batch stands for several occurrences
   uint64_t updated_ = 0;
 };
 
@@ -273,6 +348,14 @@ Status ValidateBags(const StoreState& store, const BagGradients& bags) {
     return {Code::kInvalidArgument, "table " + table.name +
                                         ": offsets must ascend to the number of keys (" +
                                         std::to_string(bags.keys.size()) + ") at most"};
+  }
+  if (const RowPlaces* const places = bags.places;
+      places != nullptr && places->words != nullptr &&
+      (places->table != bags.table || places->keys != bags.keys.size() ||
+       places->mark != RowPlaces::MarkOf(bags.keys))) {
+    return {Code::kInvalidArgument, "table " + table.name +
+                                        ": places that a lookup of other keys has found; give "
+                                        "those of a lookup of the same keys in the same order"};
   }
   const auto& counts = bags.counts;
   if (counts.empty()) return Status::Ok();

@@ -13,7 +13,6 @@ import gc
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -80,22 +79,18 @@ class Ours:
     def __init__(self, model: Model) -> None:
         """Make the rows."""
         self._store = ours.train(model.tables, model.rows, model.dim)
-        self._pool = ThreadPoolExecutor(max(THREADS))
+        self._dim = model.dim
+        self._places: list[_store.RowPlaces] = []
 
     def forward(self, keys_TN: NDArray[np.int64], bag: int, threads: int) -> None:
         """Look the bags of each table up."""
-        parts = np.array_split(np.arange(keys_TN.shape[1] // bag), threads)
-
-        def lookup(part: NDArray[np.int64]) -> None:
-            bags = np.arange(len(part) + 1, dtype=np.uint32) * np.uint32(bag)
-            for table, keys_N in enumerate(keys_TN):
-                keys = keys_N[part[0] * bag : (part[-1] + 1) * bag]
-                self._store.lookup(table, keys, pooling="sum", offsets=bags)
-
-        if threads == 1:
-            lookup(parts[0])
-        else:
-            list(self._pool.map(lookup, parts))
+        samples = keys_TN.shape[1] // bag
+        offsets = np.arange(samples + 1, dtype=np.uint32) * np.uint32(bag)
+        out_TBD = np.empty((len(keys_TN), samples, self._dim), np.float32)
+        bags: list[_store.BagLookup] = [
+            (table, keys_N, offsets, "sum", out_TBD[table]) for table, keys_N in enumerate(keys_TN)
+        ]
+        self._places = self._store.lookup_bags(bags, threads=threads, places=True)
 
     def backward(
         self,
@@ -110,7 +105,9 @@ class Ours:
             (table, keys_N, offsets, gradients_BTD[:, table])
             for table, keys_N in enumerate(keys_TN)
         ]
-        self._store.apply_gradients(bags, learning_rate=_RATE, epsilon=_EPSILON, threads=threads)
+        self._store.apply_gradients(
+            bags, learning_rate=_RATE, epsilon=_EPSILON, threads=threads, places=self._places
+        )
 
 
 def _seconds(run: Callable[[], object]) -> float:

@@ -141,6 +141,7 @@ def test_values_are_those_of_torch_after_many_steps(passes: int) -> None:
         theirs = reference.forward(every_key())
     torch.testing.assert_close(rows(every_key()), theirs, rtol=1e-4, atol=1e-6)
     rows.store.check_integrity()
+    assert rows.stats()["placed_keys"] > 16 * len(CONFIG.features)
 
 
 def test_rows_on_the_ssd_learn_as_rows_in_memory_do(tmp_path: Path) -> None:

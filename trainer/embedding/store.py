@@ -122,11 +122,13 @@ class _Pass:
     Attributes:
         gradients: Of the embeddings' gradient, those of the pass's bags.
         asked: Of whom the rows came; None: of this store.
+        places: Of the pass's bags, where this store found their rows; None: that is not known.
     """
 
     embeddings: Tensor
     gradients: "Callable[[Floats], list[_store.BagGradients]]"
     asked: Asked | None
+    places: "list[_store.RowPlaces | None]"
 
 
 class EmbeddingStore(nn.Module):
@@ -270,13 +272,17 @@ class EmbeddingStore(nn.Module):
             rows = self.exchange.rows(asked, self._look_up)
             columns = (out[:, self._columns(f)] for f in range(len(keys_FB)))
             asked.routed.pool(rows, [("sum", out_Bd) for out_Bd in columns])
-        else:
-            bags: list[_store.BagLookup] = [
-                (table, keys_B, None, "sum", out[:, self._columns(f)])
-                for f, (table, keys_B) in enumerate(zip(self._tables, keys_FB, strict=True))
-            ]
-            self._look_up(bags)
-        return self._taking(partial(self._of_keys, keys_FB), out, asked)
+            return self._taking(partial(self._of_keys, keys_FB), out, asked)
+        bags: list[_store.BagLookup] = [
+            (table, keys_B, None, "sum", out[:, self._columns(f)])
+            for f, (table, keys_B) in enumerate(zip(self._tables, keys_FB, strict=True))
+        ]
+        # Of a sequence, only the keys that are taken have gradients: `_of_keys`.
+        places = [
+            each if f < len(self.config.features) else None
+            for f, each in enumerate(self._look_up(bags))
+        ]
+        return self._taking(partial(self._of_keys, keys_FB), out, None, places)
 
     def bring(self, keys_BF: Keys | None = None, bags_F: Sequence[Bags] | None = None) -> None:
         """Bring rows of a pass that is to come from the SSD to memory, if there is an SSD.
@@ -296,11 +302,14 @@ class EmbeddingStore(nn.Module):
             keys_F = list(np.ascontiguousarray(np.asarray(keys_BF, np.int64).T))
         self.store.bring_rows(list(zip(self._tables, keys_F, strict=True)))
 
-    def _look_up(self, bags: "Sequence[_store.BagLookup]") -> None:
-        if self._on_ssd and self.exchange is not None and self.training and torch.is_grad_enabled():
+    def _look_up(self, bags: "Sequence[_store.BagLookup]") -> "list[_store.RowPlaces]":
+        """Look bags up; tell where rows are, if a step of this store is to follow."""
+        follows = self.training and torch.is_grad_enabled()
+        if self._on_ssd and self.exchange is not None and follows:
             # Those that other ranks have asked for are known now alone.
             self.store.bring_rows([(bag[0], bag[1]) for bag in bags], threads=_threads())
-        self.store.lookup_bags(bags, threads=_threads())
+        places = follows and self.exchange is None
+        return self.store.lookup_bags(bags, threads=_threads(), places=places)
 
     def pool(self, bags_F: Sequence[Bags], asked: Asked | None = None) -> Tensor:
         """Return embeddings_BE for any number of keys a feature, pooled as its config says.
@@ -332,8 +341,8 @@ class EmbeddingStore(nn.Module):
             (table, bags.keys_N, bags.offsets_B1, pooling, out[:, self._columns(f)], bags.weights_N)
             for f, (table, pooling, bags) in enumerate(self._with(bags_F))
         ]
-        self._look_up(lookups)
-        return self._taking(partial(self._of_bags, bags_F), out, None)
+        places = self._look_up(lookups)
+        return self._taking(partial(self._of_bags, bags_F), out, None, places)
 
     def _pool_of_others(
         self, asked: Asked, exchange: Exchange, bags_F: Sequence[Bags], out: Floats
@@ -364,12 +373,13 @@ class EmbeddingStore(nn.Module):
         gradients: "Callable[[Floats], list[_store.BagGradients]]",
         out: Floats,
         asked: Asked | None,
+        places: "Sequence[_store.RowPlaces | None]" = (),
     ) -> Tensor:
         """Return `out` as a tensor whose gradient the next step takes, if there will be one."""
         embeddings = torch.from_numpy(out)
         if self.training and torch.is_grad_enabled():
             embeddings.requires_grad_()
-            self._passes.append(_Pass(embeddings, gradients, asked))
+            self._passes.append(_Pass(embeddings, gradients, asked, list(places)))
         return embeddings
 
     def send(self) -> None:
@@ -416,9 +426,11 @@ class EmbeddingStore(nn.Module):
                 has changed then.
         """
         bags: list[_store.BagGradients] = []
+        places: list[_store.RowPlaces | None] = []
         if self.exchange is None:
             for each, gradient in self._gradients():
                 bags += each.gradients(gradient)
+                places += each.places
         else:
             self.send()
             for asked, travelling in self._given or ():
@@ -433,6 +445,7 @@ class EmbeddingStore(nn.Module):
             beta2=self.optimizer.beta2,
             max_gradient_norm=self.optimizer.max_gradient_norm,
             threads=_threads(),
+            places=places,
         )
         self.drop_gradients()
         self.steps += 1

@@ -34,7 +34,7 @@ from embertide.trainer.sync.ranks import Ranks
 Keys = NDArray[np.int64]
 Floats = NDArray[np.float32]
 BagKeys = tuple[int, Keys, NDArray[np.uint32] | None]
-Lookup: TypeAlias = "Callable[[Sequence[_store.BagLookup]], None]"
+Lookup: TypeAlias = "Callable[[Sequence[_store.BagLookup]], object]"
 
 Number = TypeVar("Number", np.int64, np.uint32)
 

@@ -27,6 +27,7 @@
 #include "embertide/hbm.h"
 #include "embertide/optimizer.h"
 #include "embertide/prune.h"
+#include "embertide/row_places.h"
 #include "embertide/seal.h"
 #include "embertide/ssd.h"
 #include "embertide/status.h"
@@ -235,6 +236,9 @@ struct LookupRequest {
   size_t out_stride = 0;              // floats between output rows, >= dim
   uint8_t* source = nullptr;          // OPTIONAL: a Source per key
   const float* weights = nullptr;     // OPTIONAL: for each key, what its row is multiplied by
+  // OPTIONAL: becomes where the rows of `keys` lie. Left as it is in stores of several devices, and
+  // in those that serve.
+  RowPlaces* places = nullptr;
 };
 
 // One feature of a lookup over several tables.
@@ -266,6 +270,9 @@ struct KeyBags {
   const uint32_t* remote_of = nullptr;
   const RemoteRow* remote = nullptr;
   const float* weights = nullptr;  // OPTIONAL: for each of `keys`, what its row is multiplied by
+  // OPTIONAL: for each of `keys` that is in a bag, a word as RowPlaces has them. Requires: one
+  // feature, and a store of one device.
+  uint64_t* places = nullptr;
 
   // Those of `keys` that are in a bag.
   std::span<const int64_t> bag_keys() const {
@@ -384,6 +391,9 @@ struct BagGradients {
   // OPTIONAL: how many occurrences each of `keys` stands for, none of them 0. Its gradient is the
   // sum of theirs and is added once. Requires: no offsets. Empty: one occurrence each.
   std::span<const uint32_t> counts = {};
+  // OPTIONAL: what a lookup of the same keys, in the same order, has found; the step adds to it
+  // what that did not find. Used if all bags of the table have one, each as of the same moment.
+  RowPlaces* places = nullptr;
 };
 
 // Keys of one table, in any order and as often as they come.
