@@ -140,8 +140,9 @@ class SlabArena {
 
   uint32_t PageOf(uint64_t slot) const { return static_cast<uint32_t>(slot >> page_slot_bits_); }
   uint32_t Ordinal(const Page& page, uint64_t slot) const {
-    const uint64_t in_page = slot & ((uint64_t{1} << page_slot_bits_) - 1);
-    return static_cast<uint32_t>(in_page * kSlotUnitBytes / page.slot_bytes);
+    // By 32 bits, of which a page has fewer: a division by 64 takes several times as long.
+    const auto in_page = static_cast<uint32_t>(slot & ((uint64_t{1} << page_slot_bits_) - 1));
+    return in_page * kSlotUnitBytes / page.slot_bytes;
   }
   Result<Page*> AddPage(ClassKey key);
   void DropPage(Page* page);

@@ -59,6 +59,26 @@ inline double SquaresOfOneRound(const double* sums) {
   return squares.Total();
 }
 
+#if defined(__AVX2__)
+// Of four chunks of four sums each, the bits of SquaresOfOneRound of each.
+inline void SquaresOfFours(const double* sums, double* squares) {
+  FourDoubles chunk[4];
+#pragma GCC unroll 4
+  for (uint32_t c = 0; c < 4; ++c) {
+    chunk[c] = Load<FourDoubles>(sums + size_t{c} * 4);
+    chunk[c] *= chunk[c];
+  }
+  const auto halves = [](const FourDoubles& a, const FourDoubles& b) {
+    return __builtin_shufflevector(a, b, 0, 1, 4, 5) + __builtin_shufflevector(a, b, 2, 3, 6, 7);
+  };
+  const FourDoubles first = halves(chunk[0], chunk[1]);
+  const FourDoubles second = halves(chunk[2], chunk[3]);
+  Save(__builtin_shufflevector(first, second, 0, 2, 4, 6) +
+           __builtin_shufflevector(first, second, 1, 3, 5, 7),
+       squares);
+}
+#endif
+
 // Of the `dim` sums of a chunk.
 inline double SquaresOf(const double* sums, uint32_t dim) {
   if (dim == 4) return SquaresOfOneRound<4>(sums);
@@ -100,12 +120,21 @@ void Sum(const RowLayout& layout, const float* const* gradients, size_t n, doubl
   for (; d + kPassFloats <= dim; d += kPassFloats) {
     SumPass<kPassFloats / kHalf>(gradients, n, d, sums);
   }
+  for (; d + kPassFloats / 2 <= dim; d += kPassFloats / 2) {
+    SumPass<kPassFloats / kHalf / 2>(gradients, n, d, sums);
+  }
   for (; d + kWidth <= dim; d += kWidth) SumPass<kWidth / kHalf>(gradients, n, d, sums);
   for (; d < dim; ++d) {
     sums[d] = gradients[0][d];
     for (size_t g = 1; g < n; ++g) sums[d] += static_cast<double>(gradients[g][d]);
   }
-  for (uint32_t c = 0; c < layout.chunks; ++c, sums += layout.chunk_dim) {
+  uint32_t c = 0;
+#if defined(__AVX2__)
+  if (layout.chunk_dim == 4) {
+    for (; c + 4 <= layout.chunks; c += 4, sums += 16) SquaresOfFours(sums, squares->data() + c);
+  }
+#endif
+  for (; c < layout.chunks; ++c, sums += layout.chunk_dim) {
     squares->data()[c] = SquaresOf(sums, layout.chunk_dim);
   }
 }
