@@ -72,6 +72,8 @@ def some_steps(ranks: Ranks, how: str, codecs: Codecs, steps: int) -> Steps:
     scores = [learner.learn(batch_of(rng, 12)) for _ in range(steps)]
     net = {name: value.numpy() for name, value in learner.net.state_dict().items()}
     rows = learner.rows
+    if how == "by rows" and steps > 4:  # by then most keys have rows
+        assert rows.stats()["placed_keys"] > 0, "no step was told where its lookup found rows"
     return scores, net, {(t, b): rows.store.export_bucket(t, b) for t, _, b in rows.places()}
 
 

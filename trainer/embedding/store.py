@@ -303,13 +303,12 @@ class EmbeddingStore(nn.Module):
         self.store.bring_rows(list(zip(self._tables, keys_F, strict=True)))
 
     def _look_up(self, bags: "Sequence[_store.BagLookup]") -> "list[_store.RowPlaces]":
-        """Look bags up; tell where rows are, if a step of this store is to follow."""
+        """Look bags up; tell where rows are, if a step is to follow."""
         follows = self.training and torch.is_grad_enabled()
         if self._on_ssd and self.exchange is not None and follows:
             # Those that other ranks have asked for are known now alone.
             self.store.bring_rows([(bag[0], bag[1]) for bag in bags], threads=_threads())
-        places = follows and self.exchange is None
-        return self.store.lookup_bags(bags, threads=_threads(), places=places)
+        return self.store.lookup_bags(bags, threads=_threads(), places=follows)
 
     def pool(self, bags_F: Sequence[Bags], asked: Asked | None = None) -> Tensor:
         """Return embeddings_BE for any number of keys a feature, pooled as its config says.
@@ -434,7 +433,9 @@ class EmbeddingStore(nn.Module):
         else:
             self.send()
             for asked, travelling in self._given or ():
-                bags += self.exchange.gradients(asked, travelling)
+                of_ranks, found = self.exchange.gradients(asked, travelling)
+                bags += of_ranks
+                places += found
         self._note_stakes()
         updated = self.store.apply_gradients(
             bags,

@@ -34,7 +34,7 @@ from embertide.trainer.sync.ranks import Ranks
 Keys = NDArray[np.int64]
 Floats = NDArray[np.float32]
 BagKeys = tuple[int, Keys, NDArray[np.uint32] | None]
-Lookup: TypeAlias = "Callable[[Sequence[_store.BagLookup]], object]"
+Lookup: TypeAlias = "Callable[[Sequence[_store.BagLookup]], list[_store.RowPlaces]]"
 
 Number = TypeVar("Number", np.int64, np.uint32)
 
@@ -50,11 +50,13 @@ class Asked:
         routed: This rank's batch.
         keys_RT: Keys that each rank asks for, or has gradients of, by table.
         counts_RT: How often each occurred there; None where nobody wants to know.
+        places: By rank and table, where `rows` found the rows of keys_RT here, if it was told.
     """
 
     routed: _store.Routed
     keys_RT: list[list[Keys]]
     counts_RT: list[list[NDArray[np.uint32]]] | None
+    places: "dict[tuple[int, int], _store.RowPlaces]" = dataclasses.field(default_factory=dict)
 
 
 class Exchange:
@@ -174,7 +176,7 @@ class Exchange:
 
         Args:
             asked: What `ask` gave.
-            lookup: Looks keys up in this rank's store.
+            lookup: Looks keys up in this rank's store; `asked` keeps the places that it tells.
 
         Raises:
             RankLostError: A rank is gone.
@@ -189,15 +191,18 @@ class Exchange:
         ]
         out = np.empty(sum(_floats(blocks) for blocks in blocks_R), np.float32)
         lookups: list[_store.BagLookup] = []
+        looked_up: list[tuple[int, int]] = []
         at = 0
-        for keys_T, blocks in zip(asked.keys_RT, blocks_R, strict=True):
+        for rank, (keys_T, blocks) in enumerate(zip(asked.keys_RT, blocks_R, strict=True)):
             for t, block in enumerate(blocks):
                 if block.keys:
                     end = at + block.keys * block.width
                     rows_UD = out[at:end].reshape(block.keys, block.width)
                     lookups.append((t, keys_T[t], None, "sum", rows_UD))
+                    looked_up.append((rank, t))
                     at = end
-        lookup(lookups)
+        # None, if no step is to follow.
+        asked.places.update(zip(looked_up, lookup(lookups), strict=False))
         lengths_RT = asked.routed.lengths.reshape(self.ranks.size, -1)
         back_R = [
             [self._row_block(t, n) for t, n in enumerate(lengths_T.tolist())]
@@ -229,14 +234,19 @@ class Exchange:
         ]
         return self._travel(sums, to_R, from_R, self.codecs.gradients, "gradients")
 
-    def gradients(self, asked: Asked, came: "Travelling") -> "list[_store.BagGradients]":
+    def gradients(
+        self, asked: Asked, came: "Travelling"
+    ) -> "tuple[list[_store.BagGradients], list[_store.RowPlaces | None]]":
         """Return the gradients of all ranks for this rank's rows, in the order of ranks.
+
+        Beside them, where the rows of each bag's keys were found; None: that is not known.
 
         Raises:
             RankLostError: A rank is gone.
         """
         floats = came.floats()
         bags: list[_store.BagGradients] = []
+        places: list[_store.RowPlaces | None] = []
         at = 0
         for rank, keys_T in enumerate(asked.keys_RT):
             for t, keys in enumerate(keys_T):
@@ -245,8 +255,9 @@ class Exchange:
                     gradients_UD = floats[at : at + n * dim].reshape(n, dim)
                     counts = None if asked.counts_RT is None else asked.counts_RT[rank][t]
                     bags.append((t, keys, None, gradients_UD, counts))
+                    places.append(asked.places.get((rank, t)))
                     at += n * dim
-        return bags
+        return bags, places
 
     def _to_all(self, sums: Floats, to_R: list[list[Block]]) -> tuple[Floats, list[list[Block]]]:
         """Add the gradients of tables that are everywhere to what each other rank gets."""
