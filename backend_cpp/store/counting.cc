@@ -75,7 +75,7 @@ Result<uint64_t> Store::AddCounts(uint32_t t, std::span<const int64_t> keys, con
       if ((place->live() & table.cost.counters) != table.cost.counters) continue;
       float* values = CountersOf(pool, table, *place);
       for (uint32_t c = 0; c < counters; ++c) values[c] = Added(values[c], added[c]);
-      MarkRowChanged(bucket, HashKey(key), AuxOf(pool, *place));
+      MarkRowChanged(table, HashKey(key), AuxOf(pool, *place));
       ++counted;
     }
   }

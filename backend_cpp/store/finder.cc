@@ -369,9 +369,9 @@ void Finder::TellPlaces(const Table& table, size_t first, size_t n, uint64_t* wo
     const uint64_t slot = (reinterpret_cast<uintptr_t>(row.payload) - rows) / kSlotUnitBytes;
     return Location(TierId::kDdr, row.live, slot).word();
   };
-  for (size_t i = 0; only_ddr_ && i < n; ++i) words[i] = word(found[i]);
-  for (size_t i = 0; !only_ddr_ && i < n; ++i) {
-    const bool known = found[i].kind == FoundKind::kRow && found[i].source == Source::kDdr;
+  for (size_t i = 0; i < n; ++i) {
+    const bool known =
+        only_ddr_ || (found[i].kind == FoundKind::kRow && found[i].source == Source::kDdr);
     words[i] = known ? word(found[i]) : 0;
   }
 }

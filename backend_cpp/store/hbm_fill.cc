@@ -14,7 +14,7 @@ namespace {
 bool RowForHbm(const StoreState& store, const RowPool* pool, HbmRow* row) {
   const Table& table = store.tables[row->table];
   const uint64_t hash = HashKey(row->key);
-  const Bucket* bucket = table.Newest(table.BucketOf(hash));
+  const Bucket* bucket = table.NewestOf(hash);
   if (bucket == nullptr || bucket->pool != pool) return false;
   const uint32_t entry = bucket->index.Locate(hash, row->key);
   if (entry == BucketIndex::kNotFound) return false;

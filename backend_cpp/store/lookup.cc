@@ -165,12 +165,13 @@ static Status Answer(const StoreState& store, uint64_t version,
       ++bag;
       at += n;
     }
+    const auto skipped = request.bag_keys().data() - request.keys.data();  // keys before the bags
     if (request.places != nullptr) {
-      uint64_t* places = request.places + (request.bag_keys().data() - request.keys.data());
-      finder.TellPlaces(store.tables[features.front().table], first, at - first, places);
+      finder.TellPlaces(store.tables[features.front().table], first, at - first,
+                        request.places + skipped);
     }
     if (request.source == nullptr) continue;
-    uint8_t* source = request.source + (request.bag_keys().data() - request.keys.data());
+    uint8_t* source = request.source + skipped;
     if (finder.only_ddr()) {
       std::fill_n(source, at - first, static_cast<uint8_t>(Source::kDdr));
       continue;
@@ -364,6 +365,18 @@ Status BagReader::Lookup(std::span<const BagFeature> features, std::span<const K
   return Status::Ok();
 }
 
+// Places of a request's keys, which are still to be found.
+static uint64_t* BeginPlaces(const StoreState& store, const LookupRequest& request) {
+  RowPlaces& places = *request.places;
+  const RowPool& pool = *store.PoolOf(store.tables[request.table], 0);
+  places.words = std::make_unique_for_overwrite<uint64_t[]>(request.keys.size());
+  places.keys = request.keys.size();
+  places.mark = RowPlaces::MarkOf(request.keys);
+  places.table = request.table;
+  places.as_of = pool.ended_places.load(std::memory_order_acquire);
+  return places.words.get();
+}
+
 // A request as bags of one feature. Errors are those of ReadView::Lookup.
 static Result<std::pair<BagFeature, KeyBags>> AsBags(const StoreState& store,
                                                      const LookupRequest& request) {
@@ -375,16 +388,7 @@ static Result<std::pair<BagFeature, KeyBags>> AsBags(const StoreState& store,
   KeyBags bags{request.keys, single ? std::span<const uint32_t>() : request.offsets, request.out,
                request.out_stride, request.source};
   bags.weights = request.weights;
-  if (request.places != nullptr && store.tells_places()) {
-    RowPlaces& places = *request.places;
-    const Table& table = store.tables[request.table];
-    places.words = std::make_unique_for_overwrite<uint64_t[]>(request.keys.size());
-    places.keys = request.keys.size();
-    places.mark = RowPlaces::MarkOf(request.keys);
-    places.table = request.table;
-    places.as_of = store.PoolOf(table, 0)->ended_places.load(std::memory_order_acquire);
-    bags.places = places.words.get();
-  }
+  if (request.places != nullptr && store.tells_places()) bags.places = BeginPlaces(store, request);
   return std::pair(feature, bags);
 }
 

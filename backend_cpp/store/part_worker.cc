@@ -22,7 +22,6 @@ constexpr uint32_t kGradientsAhead = 4;
 void PartWorker::Begin(const TableStep& step) {
   step_ = step;
   layout_ = step.table->config.learned();
-  bucket_bits_ = step.table->config.bucket_bits;
   use_ = ops_.use[static_cast<size_t>(step.store->options.utility)];
   descend_ = ops_.descend[static_cast<size_t>(layout_.dtype)];
   sums_ = (layout_.dim() + kLineSums - 1) / kLineSums * kLineSums;
@@ -44,11 +43,14 @@ void PartWorker::Run(const RowPool& pool, uint32_t part, std::span<const Occurre
     GroupKeys<false>(dealt, nullptr);
   }
   const size_t n = groups_count_;
-  for (size_t s = 0; placed && s < n + kTakePlaced; s += kStep) {
-    if (s >= kTakePlaced) Take(part, s - kTakePlaced, std::min(s - kTakePlaced + kStep, n));
-    for (size_t i = s; i < std::min(s + kStep, n); ++i) PlaceKnown(pool, i);
+  if (placed) {
+    for (size_t s = 0; s < n + kTakePlaced; s += kStep) {
+      if (s >= kTakePlaced) Take(part, s - kTakePlaced, std::min(s - kTakePlaced + kStep, n));
+      for (size_t i = s; i < std::min(s + kStep, n); ++i) PlaceKnown(pool, i);
+    }
+    return;
   }
-  for (size_t s = 0; !placed && s < n + kTake; s += kStep) {
+  for (size_t s = 0; s < n + kTake; s += kStep) {
     if (s >= kTake) Take(part, s - kTake, std::min(s - kTake + kStep, n));
     if (s >= kFind && s - kFind < n) Find(s - kFind, std::min(s - kFind + kStep, n));
     for (size_t i = s; i < s + kStep; ++i) {
@@ -95,7 +97,7 @@ void PartWorker::GroupKeys(uint32_t n, const uint32_t* counts) {
 void PartWorker::AskForGroup(size_t i) {
   const uint64_t hash = groups_[i].hash;
   Pending& key = At(i);
-  key.bucket = step_.table->Newest(BucketOfHash(hash, bucket_bits_));
+  key.bucket = step_.table->NewestOf(hash);
   key.index_group = key.bucket->index.Begin(hash).group;
   AskFor(key.index_group.address());
 }
@@ -136,8 +138,7 @@ void PartWorker::PlaceKnown(const RowPool& pool, size_t i) {
     AskForRow(pool, i, Location::FromWord(group.place));
   } else {
     // It had none a moment ago.
-    const Bucket* bucket = step_.table->Newest(BucketOfHash(group.hash, bucket_bits_));
-    AskForRow(pool, i, bucket->index.Peek(group.hash, group.key));
+    AskForRow(pool, i, step_.table->NewestOf(group.hash)->index.Peek(group.hash, group.key));
   }
 }
 
@@ -300,10 +301,7 @@ void PartWorker::DescendBy(const Row* rows, size_t n) {
       rates[r] *= scales[r];
     }
     descend_(layout_, row.live, sums, rates[r], row.payload);
-    if (row.aux->changed == 0) {
-      const uint64_t hash = row.group->hash;
-      MarkRowChanged(step_.table->Newest(BucketOfHash(hash, bucket_bits_)), hash, row.aux);
-    }
+    MarkRowChanged(*step_.table, row.group->hash, row.aux);
     ++updated_;
   }
 }

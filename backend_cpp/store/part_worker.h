@@ -152,7 +152,6 @@ class PartWorker {
 
   TableStep step_;
   RowLayout layout_;  // of what gradients teach
-  uint32_t bucket_bits_ = 0;
   const TrainOps& ops_ = ChosenTrainOps();
   TrainOps::Use use_ = nullptr;
   TrainOps::Descend descend_ = nullptr;

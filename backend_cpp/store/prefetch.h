@@ -52,11 +52,7 @@ EMBERTIDE_ASKS void AskForLines(const Lines& lines) {
   for (uint64_t l = 1; l < lines.count; ++l) AskFor(line += kLine);
 }
 
-EMBERTIDE_ASKS void AskForLines(const void* at, uint32_t bytes) {
-  AskForLines(LinesAt(reinterpret_cast<uintptr_t>(at), bytes));
-}
-
-// With fewer instructions, for an object at any address: its last line may be asked for twice.
+// For those that an object touches, in fewer instructions: its last line may be asked for twice.
 EMBERTIDE_ASKS void AskForBytes(const void* at, uint32_t bytes) {
   const char* byte = static_cast<const char*>(at);
   const char* const last = byte + bytes - 1;

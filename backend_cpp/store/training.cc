@@ -102,7 +102,7 @@ Result<Location> TrainingRows::AddRow(RowPool* pool, const Table& table, Bucket*
   Result<Location> place = residency_.StoreRow(pool, table, key, live, payload);
   if (!place.ok()) return place;
   residency_.InsertEntry(bucket, key, *place);
-  MarkRowChanged(bucket, HashKey(key), AuxOf(*pool, *place));
+  MarkRowChanged(table, HashKey(key), AuxOf(*pool, *place));
   return place;
 }
 
@@ -155,7 +155,7 @@ Status TrainingRows::ChangeLive(RowPool* pool, const Table& table, uint32_t b, u
   RowAux* aux = AuxOf(*pool, place);
   ForgetElements(table, live & again.value().live(), aux);
   if ((again.value().live() & ~table.cost.counters) == 0) ForgetMoments(table, aux);
-  MarkRowChanged(bucket, HashKey(key), aux);
+  MarkRowChanged(table, HashKey(key), aux);
   reclaimer_.RetirePlace(pool, table, again.value());
   return Status::Ok();
 }
@@ -246,7 +246,7 @@ Status TrainingRows::MarkChanged(uint32_t t, uint32_t b, std::span<const uint64_
   for (const uint64_t key : keys) {
     const Result<Location> place = residency_.ResidentRow(&pool, t, b, key);
     if (place.ok()) {
-      MarkRowChanged(&bucket, HashKey(key), AuxOf(pool, place.value()));
+      MarkRowChanged(table, HashKey(key), AuxOf(pool, place.value()));
     } else if (place.status().code() == Code::kNotFound) {
       EMBERTIDE_RETURN_IF_ERROR(FitRemoved(&pool, &bucket));
       bucket.removed.push_back({key, RecordKind::kExpired});

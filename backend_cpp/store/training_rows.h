@@ -21,10 +21,10 @@
 namespace embertide {
 
 // Requires: ReserveEntry was called for the row, and the pool's writer is held.
-inline void MarkRowChanged(Bucket* bucket, uint64_t hash, RowAux* aux) {
+inline void MarkRowChanged(const Table& table, uint64_t hash, RowAux* aux) {
   if (aux->changed != 0) return;
   aux->changed = 1;
-  bucket->changed.Set(hash);
+  table.NewestOf(hash)->changed.Set(hash);
 }
 
 class TrainingRows {

@@ -205,8 +205,8 @@ class TableRun {
       }
       if (unknown_.size() > most) return false;
     }
-    const RowPool& pool = *store_.PoolOf(table_, 0);
-    const std::lock_guard writer(store_.PoolOf(table_, 0)->writer);
+    RowPool& pool = *store_.PoolOf(table_, 0);
+    const std::lock_guard writer(pool.writer);
     as_of_ = pool.ended_places.load(std::memory_order_relaxed);
     const auto holds = [this](const BagGradients* each) { return each->places->as_of == as_of_; };
     if (!std::ranges::all_of(batch.pieces, holds)) {
@@ -215,7 +215,7 @@ class TableRun {
     }
     for (const auto& [key, word] : unknown_) {
       const uint64_t hash = HashKey(key);
-      const Location place = table_.Newest(table_.BucketOf(hash))->index.Peek(hash, key);
+      const Location place = table_.NewestOf(hash)->index.Peek(hash, key);
       if (place.tier() == TierId::kDdr) *word = place.word();
     }
     return true;

@@ -86,8 +86,8 @@ struct StoreStats {
   uint64_t refused_gradients = 0;
   uint64_t clipped_gradients = 0;
   uint64_t failed_keys = 0;
-  // Of training steps, keys as often as they occur: whose row lay where a lookup had found it; that
-  // were looked for again, for rows had moved since.
+  // Of training steps that were told where rows lie, keys as often as they occur: taken so, those
+  // without a row among them; looked for again, for rows had moved since.
   uint64_t placed_keys = 0;
   uint64_t stale_places = 0;
   // Of keys without a row, in prune groups: occurrences in a batch that were not worth one, and
