@@ -184,15 +184,16 @@ class Call:
             "reraise": True,
         }
 
-    def arguments(self) -> dict[str, Any]:
-        """Return those of one try.
+    def arguments(self, failure: ClientError | None = None) -> dict[str, Any]:
+        """Return those of one try, after the failure of the request's last one.
 
         Raises:
-            DeadlineError: There is no time left for it.
+            ClientError: That failure; no time is left, for the wait took longer than asked.
+            DeadlineError: No time is left for a first try.
         """
         left_s = self.left_s()
         if left_s <= 0:
-            raise self._late()
+            raise failure or self._late()
         self.tries += 1
         self.calling.count("requests")
         one_s = self.calling.settings.try_s

@@ -255,17 +255,19 @@ class Client:
 
     def _try(self, call: Call, verb: str, pinned: bool, *words: Any, **named: Any) -> Any:
         """Call a method of tritonclient's until it answers."""
-        tries = 0
+        tries, failure = 0, None
         try:
             for attempt in tenacity.Retrying(**call.policy()):
                 with attempt:
+                    arguments = call.arguments(failure)
                     tries += 1
                     at = self._calling.at
                     try:
                         server = self._servers[at]
-                        return getattr(server, verb)(*words, **named, **call.arguments())
+                        return getattr(server, verb)(*words, **named, **arguments)
                     except InferenceServerException as error:
-                        raise call.failed(error, at, pinned) from error
+                        failure = call.failed(error, at, pinned)
+                        raise failure from error
         except AgainError as error:
             raise call.gave_up(error, tries) from error
         raise AssertionError("tenacity ends with a value or an error")

@@ -206,9 +206,22 @@ def test_the_deadline_holds_for_the_whole_call(ask: Ask, node: Node) -> None:
         ask(node.url, timeout_s=0.2)
     node.slow_s = 0
     node.fails.extend([UNAVAILABLE] * 99)
-    with pytest.raises(UnavailableError):
+    with pytest.raises((UnavailableError, DeadlineError)):  # late: the last try was under way
         ask(node.url, settings={"tries": 99, "wait_s": 0.05}, timeout_s=0.3)
     assert time.monotonic() - began < 2
+
+
+def test_a_wait_that_outlasts_the_deadline_does_not_hide_the_failure(
+    ask: Ask, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.fails.extend([UNAVAILABLE] * 99)
+
+    def too_late(self: Any, state: Any) -> bool:  # ... as where a sleep is longer than asked
+        return bool(self._call.left_s() <= 0)
+
+    monkeypatch.setattr("embertide.client.calling._Late.__call__", too_late)
+    with pytest.raises(UnavailableError, match=r"the queue is full \(tried \d+ times in 0.2 s\)"):
+        ask(node.url, settings={"tries": 99, "wait_s": 0.2}, timeout_s=0.2)
 
 
 def test_a_slow_endpoint_is_left_before_the_deadline(ask: Ask, node: Node, other: Node) -> None:
