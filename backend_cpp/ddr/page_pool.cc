@@ -23,13 +23,27 @@ std::byte* Map(uint64_t bytes) {
   return memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory);
 }
 
+// 4 KiB on x86-64; an aarch64 kernel may have 16 or 64.
+size_t SmallPageBytes() {
+  static const auto kBytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  return kBytes;
+}
+
 // Whether all of a region is in memory, of which one byte was touched.
 bool IsHuge(std::byte* region) {
-  // 4 KiB on x86-64; an aarch64 kernel may have 16 or 64.
-  static const auto kSmallPage = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  std::byte* last = region + kHugePageBytes - kSmallPage;
+  std::byte* last = region + kHugePageBytes - SmallPageBytes();
   unsigned char resident = 0;
-  return mincore(last, kSmallPage, &resident) == 0 && (resident & 1U) != 0;
+  return mincore(last, SmallPageBytes(), &resident) == 0 && (resident & 1U) != 0;
+}
+
+// Gives back what of a page lies behind all that was written to it.
+void ReturnZeros(std::byte* page, uint32_t bytes) {
+  const auto* words = reinterpret_cast<const uint64_t*>(page);
+  size_t used = bytes / sizeof(uint64_t);
+  while (used > 0 && words[used - 1] == 0) --used;
+  const size_t kept = (used * sizeof(uint64_t) + SmallPageBytes() - 1) / SmallPageBytes();
+  const size_t first = kept * SmallPageBytes();
+  if (first < bytes) madvise(page + first, bytes - first, MADV_DONTNEED);
 }
 
 }  // namespace
@@ -63,11 +77,12 @@ std::byte* PagePool::Take(bool whole) {
   while (first_free_ < regions_.size() && regions_[first_free_].used == FullMask()) ++first_free_;
   if (first_free_ == regions_.size()) return nullptr;
   Region& region = regions_[first_free_];
+  if (fills_ && region.used == 0) BeginHuge(first_free_);
   const auto at = static_cast<uint32_t>(std::countr_one(region.used));
   const uint32_t number = first_free_ * pages_of_region_ + at;
   region.used |= 1U << at;
   if (whole) region.whole |= 1U << at;
-  if (region.whole == FullMask()) {
+  if (region.whole == FullMask() && !region.huge) {
     region.full_since = Clock::now();
     if (!region.due) due_.push_back(first_free_);
     region.due = true;
@@ -91,6 +106,40 @@ void PagePool::Give(std::byte* first, uint32_t pages) {
   }
   first_free_ = std::min(first_free_, from / pages_of_region_);
   used_ -= pages;
+}
+
+void PagePool::FillAtOnce(bool fill) {
+  const uint32_t begun = fills_ ? (seen_ + pages_of_region_ - 1) / pages_of_region_ : 0;
+  fills_ = fill;
+  for (uint32_t at = 0; at < begun && !fill; ++at) ReturnUnused(at);
+}
+
+// Makes a region of which no page is used a huge page, if the system has one.
+void PagePool::BeginHuge(uint32_t at) {
+  std::byte* first = base_ + at * kHugePageBytes;
+  // What lies there of a filled region whose pages were all given back would keep it from that.
+  madvise(first, kHugePageBytes, MADV_DONTNEED);
+  madvise(first, kHugePageBytes, MADV_HUGEPAGE);
+  *static_cast<volatile std::byte*>(first) = std::byte{0};
+  regions_[at].huge = IsHuge(first);
+  if (regions_[at].huge) ++huge_;
+  madvise(first, kHugePageBytes, MADV_NOHUGEPAGE);
+}
+
+// Of a region that was filled, what is not used.
+void PagePool::ReturnUnused(uint32_t at) {
+  Region& region = regions_[at];
+  if (region.whole == FullMask()) return;
+  if (region.huge) --huge_;
+  region.huge = false;
+  for (uint32_t n = 0; n < pages_of_region_; ++n) {
+    std::byte* page = base_ + at * kHugePageBytes + uint64_t{n} * page_bytes_;
+    if ((region.used >> n & 1U) == 0) {
+      madvise(page, page_bytes_, MADV_DONTNEED);
+    } else if ((region.whole >> n & 1U) == 0) {
+      ReturnZeros(page, page_bytes_);
+    }
+  }
 }
 
 std::optional<uint32_t> PagePool::NextDue(Clock::time_point now) {

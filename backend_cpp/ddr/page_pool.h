@@ -9,8 +9,10 @@
 // system at once. A region whose pages have all been in use for kFullFor is copied into one huge
 // page, which then takes its place: the system would collapse it by itself, but while it does,
 // nothing in the whole range can be faulted in, for milliseconds (docs/results/store.md, "Growth").
+// While a pool is filled at once, a region is a huge page from its first page on.
 //
-// Invariant: no more is resident than the pages in use, but for one region at a time in Prepare.
+// Invariant: no more is resident than the pages in use, but for one region at a time in Prepare,
+// and for regions with free pages while the pool is filled at once.
 //
 // Threads: one writer; Prepare on any thread. Readers of the pages wait for nothing but the moment
 // in which the system exchanges the mapping, and what they write to a region just then may be lost.
@@ -53,6 +55,9 @@ class PagePool {
   std::byte* Take(bool whole = true);
   // Pages that follow one another: one call for them costs a quarter of one call each.
   void Give(std::byte* first, uint32_t pages = 1);
+  // From now on, or no longer, much is taken and little given back, and nobody waits: regions come
+  // as huge pages, where the system has some. At the end what was not taken of them goes back.
+  void FillAtOnce(bool fill);
   // No page from here on was ever taken.
   uint32_t pages_seen() const { return seen_; }
   uint32_t pages_used() const { return used_; }
@@ -81,6 +86,8 @@ class PagePool {
     Clock::time_point full_since;
   };
   uint32_t FullMask() const { return pages_of_region_ == 32 ? ~0U : (1U << pages_of_region_) - 1; }
+  void BeginHuge(uint32_t at);
+  void ReturnUnused(uint32_t at);
 
   const uint32_t page_bytes_;
   const uint32_t pages_of_region_;
@@ -93,6 +100,7 @@ class PagePool {
   uint32_t first_free_ = 0;   // no region below has a free page
   uint32_t seen_ = 0;
   uint32_t used_ = 0;
+  bool fills_ = false;
   std::atomic<uint64_t> huge_{0};  // regions
 };
 

@@ -161,6 +161,55 @@ TEST(PagePoolTest, APageUsedInPartKeepsItsRegionFromBecomingAHugePage) {
   EXPECT_EQ(pool.NextDue(later + kFullFor), 0U);
 }
 
+TEST(PagePoolTest, APoolThatIsFilledAtOnceHasHugePagesAndReturnsTheRest) {
+  PagePool pool(4 * kPagesOfHuge, kPageBytes);
+  pool.FillAtOnce(true);
+  for (uint32_t p = 0; p < kPagesOfHuge + 3; ++p) std::memset(pool.Take(), 0x5a, kPageBytes);
+  if (pool.huge_bytes() == 0) GTEST_SKIP() << "this system has no huge pages";
+  EXPECT_EQ(pool.huge_bytes(), 2 * kHugePageBytes) << "the second from its first page on";
+  // What was given back meanwhile is zeros when it is taken again, by whatever memory.
+  pool.Give(pool.base() + kPageBytes);
+  EXPECT_EQ(pool.huge_bytes(), kHugePageBytes);
+  std::byte* again = pool.Take();
+  EXPECT_EQ(again, pool.base() + kPageBytes);
+  EXPECT_EQ(std::count(again, again + kPageBytes, std::byte{0}), kPageBytes);
+  std::memset(again, 0x5a, kPageBytes);
+  pool.FillAtOnce(false);
+  const uint64_t bytes = uint64_t{pool.pages_used()} * kPageBytes;
+  EXPECT_EQ(ResidentBytes(pool, 4 * kHugePageBytes), bytes);
+  EXPECT_EQ(std::count(pool.base(), pool.base() + bytes, std::byte{0x5a}),
+            static_cast<ptrdiff_t>(bytes));
+  // From then on as before.
+  std::memset(pool.Take(), 1, kPageBytes);
+  EXPECT_EQ(ResidentBytes(pool, 4 * kHugePageBytes), bytes + kPageBytes);
+  EXPECT_EQ(MakeAll(&pool), 1U) << "the first, which had lost a page";
+}
+
+TEST(PagePoolTest, ARegionThatWasFilledAndGivenBackIsFilledAgain) {
+  PagePool pool(2 * kPagesOfHuge, kPageBytes);
+  pool.FillAtOnce(true);
+  for (int turn = 0; turn < 3; ++turn) {
+    std::memset(pool.Take(), 1, kPageBytes);
+    pool.Give(pool.base());
+    EXPECT_EQ(pool.huge_bytes(), 0U);
+  }
+  pool.FillAtOnce(false);
+  EXPECT_EQ(ResidentBytes(pool, 2 * kHugePageBytes), 0U);
+}
+
+TEST(PagePoolTest, OfAPageUsedInPartAFilledPoolReturnsWhatNobodyWroteTo) {
+  PagePool pool(kPagesOfHuge, kPageBytes);
+  pool.FillAtOnce(true);
+  for (uint32_t p = 0; p + 1 < kPagesOfHuge; ++p) std::memset(pool.Take(), 1, kPageBytes);
+  std::byte* part = pool.Take(/*whole=*/false);
+  if (pool.huge_bytes() == 0) GTEST_SKIP() << "this system has no huge pages";
+  part[5000] = std::byte{7};
+  pool.FillAtOnce(false);
+  EXPECT_EQ(pool.huge_bytes(), 0U);
+  EXPECT_EQ(ResidentBytes(pool, kHugePageBytes), kHugePageBytes - kPageBytes + 8192);
+  EXPECT_EQ(part[5000], std::byte{7});
+}
+
 TEST(PagePoolTest, ReadersSeeTheSameWhileARegionIsExchanged) {
   PagePool pool(kPagesOfHuge, kPageBytes);
   for (uint32_t p = 0; p < kPagesOfHuge; ++p) std::memset(pool.Take(), 0x5a, kPageBytes);

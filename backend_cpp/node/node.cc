@@ -220,7 +220,9 @@ Result<std::unique_ptr<Node>> Node::OpenSnapshot(const NodeOptions& options,
     EMBERTIDE_RETURN_IF_ERROR(
         node->AddFirstVersion(std::move(recovered->version), std::move(weights)));
   } else {
+    node->store_->FillAtOnce(true);
     EMBERTIDE_RETURN_IF_ERROR(node->LoadBuckets());
+    node->store_->FillAtOnce(false);
     EMBERTIDE_RETURN_IF_ERROR(node->AddSnapshotVersion());
   }
   const std::vector<uint32_t>& numa = node->store_->options().numa_nodes;

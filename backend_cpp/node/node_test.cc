@@ -31,9 +31,16 @@ class NodeTest : public ::testing::Test {
     table.default_row.assign(8, 0.25F);
     manifest_.tables = {table};
     manifest_.features = {{"prev", "item", "sum"}, {"cand", "item", "mean"}};
+    WriteRows(1000);
+  }
+  void TearDown() override { fs::remove_all(directory_); }
+
+  void WriteRows(uint64_t rows) {
+    const TableConfig& table = manifest_.tables[0];
+    manifest_.buckets.clear();
     for (uint32_t bucket = 0; bucket < 2; ++bucket) {
       std::vector<std::byte> records;
-      for (uint64_t key = 0; key < 1000; ++key) {
+      for (uint64_t key = 0; key < rows; ++key) {
         if (BucketOfHash(HashKey(key), 1) != bucket) continue;
         const std::vector<float> values(8, static_cast<float>(key));
         std::vector<std::byte> payload(32);
@@ -44,8 +51,6 @@ class NodeTest : public ::testing::Test {
     }
     Write();
   }
-  void TearDown() override { fs::remove_all(directory_); }
-
   void Write() { ASSERT_TRUE(WriteManifest(directory_, manifest_).ok()); }
   Result<std::unique_ptr<Node>> Open() {
     options_.snapshot = directory_;
@@ -89,6 +94,20 @@ TEST_F(NodeTest, ServesASnapshotAlone) {
   EXPECT_EQ(out[8], 0.25F);
   EXPECT_EQ(source[0], static_cast<uint8_t>(Source::kDdr));
   EXPECT_EQ(source[1], static_cast<uint8_t>(Source::kDefault));
+}
+
+TEST_F(NodeTest, RowsOfASnapshotLieInHugePagesFromTheStart) {
+  WriteRows(100'000);
+  options_.devices = 1;
+  const auto node = Open();
+  ASSERT_TRUE(node.ok()) << node.status().ToString();
+  const StoreStats stats = node.value()->store().Stats();
+  std::ifstream enabled("/sys/kernel/mm/transparent_hugepage/enabled");
+  std::string text;
+  std::getline(enabled, text);
+  if (text.empty() || text.find("[never]") != std::string::npos)
+    GTEST_SKIP() << "this system has no huge pages";
+  EXPECT_GE(stats.huge_bytes, 2ULL << 20) << "of 3.2 MB of rows";
 }
 
 TEST_F(NodeTest, RefusesWhatItCannotProve) {

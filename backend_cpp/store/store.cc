@@ -175,6 +175,14 @@ std::optional<Store::BucketSize> Store::BucketSizeOf(const ReadView& view, uint3
   return size;
 }
 
+void Store::FillAtOnce(bool fill) {
+  for (const auto& pool : impl_->store.pools) {
+    const std::lock_guard writer(pool->writer);
+    pool->arena.pool()->FillAtOnce(fill);
+    pool->index_pages.FillAtOnce(fill);
+  }
+}
+
 void Store::Maintain() {
   for (uint32_t d = 0; d < impl_->store.options.devices; ++d) Maintain(d);
 }

@@ -432,6 +432,9 @@ class Store {
   // Forgets what is staged and not committed, as if it had not been. Before the first Commit there
   // is no such thing.
   void DropStaged();
+  // From now on, or no longer, much is staged or added at once and nobody reads: memory comes in
+  // huge pages, each of which a writer waits for. To be ended before the first reader.
+  void FillAtOnce(bool fill);
   // Makes `version` the newest. Requires: > newest_version. Folds versions that left the window.
   Status Commit(uint64_t version);
   // Holds a bucket from now on, on a device, with these records as its rows at the newest version;
