@@ -77,6 +77,7 @@ class EqualityTest : public ::testing::TestWithParam<Place> {
     std::vector<std::vector<uint32_t>> offsets(requests, {0});
     std::vector<std::vector<float>> weights(requests);
     std::vector<std::vector<float>> out(requests);
+    std::vector<std::vector<uint8_t>> known(requests);  // of each key, whether it has a row
     const size_t bags = features_.size();
     for (size_t i = 0; i < order.size(); ++i) {
       const size_t r = i * requests / order.size();
@@ -88,16 +89,28 @@ class EqualityTest : public ::testing::TestWithParam<Place> {
                             weights_.begin() + offsets_[bag + 1]);
         }
         offsets[r].push_back(static_cast<uint32_t>(keys[r].size()));
+        for (size_t k = known[r].size(); k < keys[r].size(); ++k) {
+          const uint64_t key = static_cast<uint64_t>(keys[r][k]);
+          known[r].push_back(rows_.contains({features_[bag % bags].table, key}) ? 1 : 0);
+        }
       }
       out[r].resize(out[r].size() + stride_, -7.0F);
     }
     std::vector<KeyBags> asked;
+    std::vector<std::vector<uint8_t>> sources(requests);
     for (size_t r = 0; r < requests; ++r) {
-      asked.push_back({keys[r], offsets[r], out[r].data(), stride_});
+      asked.push_back({keys[r], {}, out[r].data(), stride_});
+      if (!keys_alone_) asked.back().offsets = offsets[r];
       if (!weights_.empty()) asked.back().weights = weights[r].data();
+      sources[r].resize(keys[r].size());
+      asked.back().source = sources[r].data();
     }
     const auto view = store.PinNewest();
     EXPECT_TRUE(BagReader(view.value()).Lookup(features_, asked, {}).ok());
+    for (size_t r = 0; r < requests; ++r) {
+      for (uint8_t& each : sources[r]) each = each != static_cast<uint8_t>(Source::kDefault);
+      EXPECT_EQ(sources[r], known[r]) << "of request " << r;
+    }
     std::vector<float> answer(order.size() * stride_);
     size_t i = 0;
     for (const std::vector<float>& part : out) {
@@ -179,6 +192,7 @@ class EqualityTest : public ::testing::TestWithParam<Place> {
   std::vector<int64_t> keys_;
   std::vector<uint32_t> offsets_ = {0};
   std::vector<float> weights_;  // of keys_; empty: none
+  bool keys_alone_ = false;     // a key a bag: offsets are left out
 };
 
 // A client may send one bag with all the keys of a request.
@@ -205,6 +219,31 @@ TEST_P(EqualityTest, OfLargeBagsInBoundedMemory) {
     // 4,096 keys, each with a row of up to 2 KiB where rows lie on the SSD.
     EXPECT_LT(LookupScratchBytes(), 10U << 20);
   }).join();
+}
+
+// What requests without offsets are answered by.
+TEST_P(EqualityTest, OfBagsOfAKeyEach) {
+  const auto store = Open(GetParam());
+  std::mt19937 random(9);
+  std::vector<float> weights;
+  keys_.clear();
+  offsets_ = {0};
+  for (size_t bag = 0; bag < kSamples * features_.size(); ++bag) {
+    keys_.push_back(static_cast<int64_t>(random() % (kKeys + 100)));
+    weights.push_back(static_cast<float>(random() % 16) / 8);
+    offsets_.push_back(static_cast<uint32_t>(keys_.size()));
+  }
+  std::vector<size_t> order(kSamples);
+  std::iota(order.begin(), order.end(), 0);
+  for (const bool alone : {true, false}) {
+    keys_alone_ = alone;
+    for (const size_t requests : {size_t{1}, size_t{7}, kSamples}) {
+      weights_ = weights;
+      ASSERT_NO_FATAL_FAILURE(ExpectEqual(Answer(*store, order, requests), Reference()));
+      weights_.clear();
+      ASSERT_NO_FATAL_FAILURE(ExpectEqual(Answer(*store, order, requests), Reference()));
+    }
+  }
 }
 
 // The first request of a thread has no key at all.

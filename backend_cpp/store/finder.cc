@@ -37,10 +37,9 @@ void Finder::Begin(const StoreState* store, uint64_t version) {
   ssd_keys_.clear();
 }
 
-void Finder::Add(std::span<const BagFeature> features, const KeyBags& request) {
-  const std::span<const int64_t> keys = request.bag_keys();
+void Finder::Grow(const KeyBags& request) {
   const size_t first = size_;
-  size_ += keys.size();
+  size_ += request.bag_keys().size();
   Cover(&keys_, size_);
   if (lean_) Cover(&wanted_, size_);
   Cover(&groups_, size_ + RowOps::kPlacedAtOnce);
@@ -51,24 +50,54 @@ void Finder::Add(std::span<const BagFeature> features, const KeyBags& request) {
     std::fill(changed_.begin() + static_cast<ptrdiff_t>(first), changed_.end(), 0);
   }
   if (request.remote_of != nullptr || !remote_.empty()) remote_.resize(size_, nullptr);
-  for (size_t k = 0; request.remote_of != nullptr && k < keys.size(); ++k) {
-    const uint32_t which =
-        request.remote_of[static_cast<size_t>(keys.data() - &request.keys[0]) + k];
-    if (which != 0) remote_[first + k] = &request.remote[which - 1];
-  }
-  std::ranges::copy(keys, keys_.data() + first);
-  const auto add = [&](size_t bag, size_t n) {
-    const size_t before = runs_.empty() ? 0 : runs_.back().end;
-    runs_.push_back({&store_->tables[features[bag % features.size()].table], before + n});
-  };
-  if (features.size() == 1) {
-    add(0, keys.size());
-  } else if (request.offsets.empty()) {
-    for (size_t k = 0; k < keys.size(); ++k) add(k, 1);
+}
+
+void Finder::Put(const KeyBags& request, size_t first, size_t end, size_t at) {
+  const int64_t* keys = request.keys.data();
+  if (end - first == 1) {
+    keys_[at] = static_cast<uint64_t>(keys[first]);
   } else {
-    for (size_t bag = 0; bag + 1 < request.offsets.size(); ++bag) {
-      add(bag, request.offsets[bag + 1] - request.offsets[bag]);
+    std::copy(keys + first, keys + end, keys_.data() + at);
+  }
+  for (size_t k = first; request.remote_of != nullptr && k < end; ++k) {
+    const uint32_t which = request.remote_of[k];
+    if (which != 0) remote_[at + k - first] = &request.remote[which - 1];
+  }
+}
+
+void Finder::AddRun(const BagFeature& feature, size_t end) {
+  runs_.push_back({&store_->tables[feature.table], end});
+}
+
+void Finder::Add(std::span<const BagFeature> features, const KeyBags& request) {
+  const size_t first = size_;
+  const size_t skipped = request.begin_of(0);
+  const size_t bags = request.bags();
+  Grow(request);
+  Put(request, skipped, request.begin_of(bags), first);
+  if (features.size() == 1) return AddRun(features[0], size_);
+  for (size_t bag = 0; bag < bags; ++bag) {
+    AddRun(features[bag % features.size()], first + request.begin_of(bag + 1) - skipped);
+  }
+}
+
+void Finder::AddByFeature(std::span<const BagFeature> features, std::span<const KeyBags> requests) {
+  const size_t step = features.size();
+  size_t at = size_;
+  for (const KeyBags& request : requests) Grow(request);
+  for (size_t f = 0; f < step; ++f) {
+    for (const KeyBags& request : requests) {
+      const size_t bags = request.bags();
+      // Of one feature, all bags stand together as they are.
+      const size_t together = step == 1 ? bags : 1;
+      for (size_t bag = f; bag < bags; bag += step * together) {
+        const size_t first = request.begin_of(bag);
+        const size_t end = request.begin_of(bag + together);
+        Put(request, first, end, at);
+        at += end - first;
+      }
     }
+    AddRun(features[f], at);
   }
 }
 

@@ -37,6 +37,10 @@ class Finder {
   void NoteChanges() { note_changes_ = true; }
   // Adds the keys of a request that are in a bag, in order.
   void Add(std::span<const BagFeature> features, const KeyBags& request);
+  // Adds those of all requests of a chunk, each one's bags of the first feature before the bags of
+  // the next: what the keys of a table have in common is then found out once, and its buckets are
+  // cached.
+  void AddByFeature(std::span<const BagFeature> features, std::span<const KeyBags> requests);
 
   // Makes found()[.. end) what those keys found, and asks for what comes after them; false if some
   // wait for Bring.
@@ -89,6 +93,12 @@ class Finder {
   // Groups after the second that are asked for at once: one key in a hundred goes on behind them.
   static constexpr size_t kGroupsAhead = 3;
 
+  // Makes room for the keys of a request behind all others.
+  void Grow(const KeyBags& request);
+  // Puts keys [first, end) of a request from `at` on, where Grow made room.
+  void Put(const KeyBags& request, size_t first, size_t end, size_t at);
+  // The keys before `end` that are in no run yet are of this feature.
+  void AddRun(const BagFeature& feature, size_t end);
   void Step();
   template <bool kLean>
   void StepOf();

@@ -16,16 +16,6 @@ constexpr size_t kDepth = 3;
 // was asked for once.
 constexpr size_t kWishesPerRow = 4;
 
-size_t BagsOf(const KeyBags& request) {
-  return request.offsets.empty() ? request.keys.size() : request.offsets.size() - 1;
-}
-
-// Places of a bag's keys in KeyBags::keys.
-std::pair<size_t, size_t> KeysOfBag(const KeyBags& request, size_t bag) {
-  if (request.offsets.empty()) return {bag, bag + 1};
-  return {request.offsets[bag], request.offsets[bag + 1]};
-}
-
 // HbmTier::AccessesToEnter as hbm_policy says.
 Result<std::vector<uint32_t>> AccessesByTable(const StoreOptions& options) {
   const auto wrong = [&](const std::string& why) {
@@ -103,9 +93,8 @@ bool HbmTier::Cut(size_t features, std::span<const KeyBags> requests,
   for (size_t r = 0; r < requests.size(); ++r) {
     const KeyBags& request = requests[r];
     if (request.weights != nullptr) return false;
-    for (size_t first = 0; first < BagsOf(request); first += features) {
-      const size_t keys =
-          KeysOfBag(request, first + features - 1).second - KeysOfBag(request, first).first;
+    for (size_t first = 0; first < request.bags(); first += features) {
+      const size_t keys = request.begin_of(first + features) - request.begin_of(first);
       if (keys > cache_->batch_keys()) return false;
       const bool fits = keys <= room && !batches->empty();
       if (!fits) {
@@ -154,7 +143,8 @@ struct HbmTier::Flight {
   Status Probe(HbmBatch* batch, const Pieces& pieces) const {
     batch->Begin(version);
     ForEachBag(pieces, [&](const KeyBags& request, size_t bag, const BagFeature& feature) {
-      const auto [first, end] = KeysOfBag(request, bag);
+      const size_t first = request.begin_of(bag);
+      const size_t end = request.begin_of(bag + 1);
       batch->Add(feature.table, feature.pooling == Pooling::kMean,
                  request.keys.subspan(first, end - first),
                  request.remote_of == nullptr ? nullptr : request.remote_of + first);
@@ -171,7 +161,8 @@ struct HbmTier::Flight {
     at.clear();
     size_t next = 0;
     ForEachBag(pieces, [&](const KeyBags& request, size_t bag, const BagFeature& feature) {
-      const auto [first, end] = KeysOfBag(request, bag);
+      const size_t first = request.begin_of(bag);
+      const size_t end = request.begin_of(bag + 1);
       for (size_t k = first; k < end; ++k, ++next) {
         uint8_t* source = request.source == nullptr ? nullptr : request.source + k;
         if (batch.Hit(next)) {

@@ -62,28 +62,23 @@ void WriteOne(const Table& table, const FoundRow& found, float* out) {
   if (found.kind == FoundKind::kDefault) {
     std::copy(table.default_row.begin(), table.default_row.end(), out);
   } else {
-    WriteRows(table.config.layout, &found, 1, 1, out, 0);
+    WriteRows(table.config.layout, &found, 1, out, 0);
   }
 }
 
-// Samples of bags of one key each, the first at `at`, to `out` and every out_stride from there.
-// Errors are those of Finder::FindAll.
-Status WriteSingles(const StoreState& store, std::span<const BagFeature> features, size_t at,
-                    size_t samples, float* out, size_t out_stride, LookupScratch* scratch) {
+// Bags of one key each of one feature, the first of them at `at`, to `out` and every out_stride
+// from there. Errors are those of Finder::FindAll.
+Status WriteSingles(const StoreState& store, const Table& table, size_t at, size_t n, float* out,
+                    size_t out_stride, LookupScratch* scratch) {
   Finder& finder = scratch->finder;
-  const size_t step = features.size();
-  if (!finder.Find(at + samples * step)) EMBERTIDE_RETURN_IF_ERROR(finder.FindAll());
-  for (size_t f = 0; f < step; ++f) {
-    const Table& table = store.tables[features[f].table];
-    const FoundRow* found = finder.found() + at + f;
-    float* to = out + features[f].column;
-    if (finder.only_ddr()) {
-      WriteRows(table.config.layout, found, samples, step, to, out_stride);
-    } else {
-      for (size_t s = 0; s < samples; ++s) WriteOne(table, found[s * step], to + s * out_stride);
-    }
-    Tally(store, table, at + f, samples, step, scratch);
+  if (!finder.Find(at + n)) EMBERTIDE_RETURN_IF_ERROR(finder.FindAll());
+  const FoundRow* found = finder.found() + at;
+  if (finder.only_ddr()) {
+    WriteRows(table.config.layout, found, n, out, out_stride);
+  } else {
+    for (size_t k = 0; k < n; ++k) WriteOne(table, found[k], out + k * out_stride);
   }
+  Tally(store, table, at, n, scratch);
   return Status::Ok();
 }
 
@@ -123,6 +118,56 @@ Status PoolBag(SumKind kind, const Table& table, Pooling pooling, size_t at, siz
   return Status::Ok();
 }
 
+// The bags of one feature of a request, whose keys the finder has from `at` on; returns where those
+// of the next begin. Errors are those of Finder::FindAll.
+Result<size_t> AnswerFeature(const StoreState& store, std::span<const BagFeature> features,
+                             size_t number, const KeyBags& request, size_t at,
+                             LookupScratch* scratch) {
+  const BagFeature& of = features[number];
+  const Table& table = store.tables[of.table];
+  const size_t step = features.size();
+  const size_t bags = request.bags();
+  const auto is_single = [&](size_t bag) {
+    return request.offsets.empty() || request.offsets[bag + 1] == request.offsets[bag] + 1;
+  };
+  for (size_t bag = number; bag < bags;) {
+    float* out = request.out + bag / step * request.out_stride + of.column;
+    size_t n = 0;
+    while (request.weights == nullptr && n < kBagRows && bag < bags && is_single(bag)) {
+      ++n;
+      bag += step;
+    }
+    if (n > 0) {
+      EMBERTIDE_RETURN_IF_ERROR(
+          WriteSingles(store, table, at, n, out, request.out_stride, scratch));
+    } else {
+      const size_t first = request.begin_of(bag);
+      n = request.begin_of(bag + 1) - first;
+      EMBERTIDE_RETURN_IF_ERROR(PoolBag(store.options.sums, table, of.pooling, at, n,
+                                        From(request.weights, first), scratch, out));
+      Tally(store, table, at, n, scratch);
+      bag += step;
+    }
+    at += n;
+  }
+  return at;
+}
+
+// Of the bags of one feature of a request, whose keys the finder has from `at` on.
+void WriteSources(const Finder& finder, size_t features, size_t number, const KeyBags& request,
+                  size_t at) {
+  if (features == 1 && finder.only_ddr()) {
+    std::fill_n(request.source + request.begin_of(0), request.bag_keys().size(),
+                static_cast<uint8_t>(Source::kDdr));
+    return;
+  }
+  for (size_t bag = number; bag < request.bags(); bag += features) {
+    for (size_t k = request.begin_of(bag); k < request.begin_of(bag + 1); ++k) {
+      request.source[k] = static_cast<uint8_t>(finder.found()[at++].source);
+    }
+  }
+}
+
 }  // namespace
 
 // Finds and pools the keys of one chunk.
@@ -131,52 +176,19 @@ static Status Answer(const StoreState& store, uint64_t version,
                      LookupScratch* scratch) {
   Finder& finder = scratch->finder;
   finder.Begin(&store, version);
-  for (const KeyBags& request : requests) finder.Add(features, request);
-  const size_t step = features.size();
+  finder.AddByFeature(features, requests);
   size_t at = 0;
-  for (const KeyBags& request : requests) {
-    const size_t first = at;
-    const std::span<const uint32_t> offsets = request.offsets;
-    const size_t bags = offsets.empty() ? request.keys.size() : offsets.size() - 1;
-    const auto is_single = [&](size_t bag) {
-      return request.weights == nullptr &&
-             (offsets.empty() || (step == 1 && offsets[bag + 1] == offsets[bag] + 1));
-    };
-    for (size_t bag = 0; bag < bags;) {
-      const BagFeature& of = features[bag % step];
-      float* out = request.out + bag / step * request.out_stride;
-      if (is_single(bag)) {
-        const size_t most = std::min(bags - bag, std::max(step, kBagRows / step * step));
-        size_t keys = step;
-        while (keys < most && is_single(bag + keys)) keys += step;
-        EMBERTIDE_RETURN_IF_ERROR(
-            WriteSingles(store, features, at, keys / step, out, request.out_stride, scratch));
-        bag += keys;
-        at += keys;
-        continue;
+  for (size_t f = 0; f < features.size(); ++f) {
+    for (const KeyBags& request : requests) {
+      const Result<size_t> next = AnswerFeature(store, features, f, request, at, scratch);
+      if (!next.ok()) return next.status();
+      if (request.places != nullptr) {
+        finder.TellPlaces(store.tables[features[f].table], at, next.value() - at,
+                          request.places + request.begin_of(0));
       }
-      const Table& table = store.tables[of.table];
-      const size_t place = offsets.empty() ? bag : offsets[bag];
-      const size_t n = offsets.empty() ? 1 : offsets[bag + 1] - place;
-      const float* weights = From(request.weights, place);
-      EMBERTIDE_RETURN_IF_ERROR(
-          PoolBag(store.options.sums, table, of.pooling, at, n, weights, scratch, out + of.column));
-      Tally(store, table, at, n, 1, scratch);
-      ++bag;
-      at += n;
+      if (request.source != nullptr) WriteSources(finder, features.size(), f, request, at);
+      at = next.value();
     }
-    const auto skipped = request.bag_keys().data() - request.keys.data();  // keys before the bags
-    if (request.places != nullptr) {
-      finder.TellPlaces(store.tables[features.front().table], first, at - first,
-                        request.places + skipped);
-    }
-    if (request.source == nullptr) continue;
-    uint8_t* source = request.source + skipped;
-    if (finder.only_ddr()) {
-      std::fill_n(source, at - first, static_cast<uint8_t>(Source::kDdr));
-      continue;
-    }
-    for (size_t i = first; i < at; ++i) *source++ = static_cast<uint8_t>(finder.found()[i].source);
   }
   finder.Count();
   return Status::Ok();
@@ -259,7 +271,7 @@ static Status AnswerBag(const StoreState& store, uint64_t version, const BagFeat
     for (size_t i = 0; bag.source != nullptr && i < n; ++i) {
       bag.source[first + i] = static_cast<uint8_t>(finder.found()[i].source);
     }
-    Tally(store, table, 0, n, 1, scratch);
+    Tally(store, table, 0, n, scratch);
     finder.Count();
   }
   const bool mean = of.pooling == Pooling::kMean && !bag.keys.empty();
@@ -293,14 +305,13 @@ static Status ForEachChunk(size_t features, std::span<const KeyBags> requests, c
   std::vector<KeyBags> chunk;
   size_t keys = 0;
   for (const KeyBags& request : requests) {
-    const auto& offsets = request.offsets;
-    const size_t bags = offsets.empty() ? request.keys.size() : offsets.size() - 1;
+    const size_t bags = request.bags();
     for (size_t first = 0; first < bags;) {
       size_t end = first;
       bool is_large = false;
       for (; end < bags && keys < kChunkKeys; end += features) {
-        const size_t n = offsets.empty() ? features : offsets[end + features] - offsets[end];
-        is_large = !offsets.empty() && n > kChunkKeys;
+        const size_t n = request.begin_of(end + features) - request.begin_of(end);
+        is_large = !request.offsets.empty() && n > kChunkKeys;
         if (is_large) break;
         keys += n;
       }

@@ -27,11 +27,9 @@ Status FindAll(const StoreState& store, uint64_t version, std::span<const BagFea
   if (note_changes) finder.NoteChanges();
   finder.Add(features, keys);
   EMBERTIDE_RETURN_IF_ERROR(finder.FindAll());
-  const bool jagged = !keys.offsets.empty();
-  const size_t bags = jagged ? keys.offsets.size() - 1 : keys.keys.size();
-  for (size_t bag = 0, at = 0; bag < bags; ++bag) {
-    const size_t n = jagged ? keys.offsets[bag + 1] - keys.offsets[bag] : 1;
-    Tally(store, store.tables[features[bag % features.size()].table], at, n, 1, scratch);
+  for (size_t bag = 0, at = 0; bag < keys.bags(); ++bag) {
+    const size_t n = keys.begin_of(bag + 1) - keys.begin_of(bag);
+    Tally(store, store.tables[features[bag % features.size()].table], at, n, scratch);
     at += n;
   }
   finder.Count();

@@ -47,24 +47,22 @@ size_t LookupScratchBytes();
 void Observe(const Table& table, uint64_t key, const FoundRow& found, uint32_t weight,
              LookupScratch* scratch);
 
-// Counts the n keys at `at`, at + `step`, ..., all of one table and found, and notes them for the
-// observer.
-inline void Tally(const StoreState& store, const Table& table, size_t at, size_t n, size_t step,
+// Counts the n keys from `at` on, all of one table and found, and notes them for the observer.
+inline void Tally(const StoreState& store, const Table& table, size_t at, size_t n,
                   LookupScratch* scratch) {
   const Finder& finder = scratch->finder;
   const FoundRow* found = finder.found();
-  const size_t end = at + n * step;
   SourceCounts& counts = scratch->counts[table.ordinal];
   if (finder.only_ddr()) {
     counts[static_cast<size_t>(Source::kDdr)] += n;
   } else {
-    for (size_t i = at; i < end; i += step) ++counts[static_cast<size_t>(found[i].source)];
+    for (size_t i = at; i < at + n; ++i) ++counts[static_cast<size_t>(found[i].source)];
   }
   if (store.options.observer == nullptr) return;
   const uint32_t every = store.options.observer->every();
   size_t next = scratch->until_observed;
   for (; next < n; next += 1 + scratch->dice.Gap(every)) {
-    const size_t i = at + next * step;
+    const size_t i = at + next;
     if (!finder.remote(i)) Observe(table, finder.key(i), found[i], every, scratch);
   }
   scratch->until_observed = next - n;

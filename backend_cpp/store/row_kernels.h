@@ -409,9 +409,8 @@ void Pool32(const RowLayout& layout, const FoundRow* rows, size_t n, double divi
 }
 
 template <typename D>
-void Write(const RowLayout& layout, const FoundRow* rows, size_t n, size_t step, float* out,
-           size_t out_stride) {
-  for (; n > 0; --n, rows += step, out += out_stride) {
+void Write(const RowLayout& layout, const FoundRow* rows, size_t n, float* out, size_t out_stride) {
+  for (; n > 0; --n, ++rows, out += out_stride) {
     if (rows->live != layout.full_mask()) std::memset(out, 0, layout.dim() * sizeof(float));
     ForEachLive<D>(
         layout, *rows, [out](uint32_t d, const Floats& values) { Save(values, out + d); },

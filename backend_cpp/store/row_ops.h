@@ -43,8 +43,8 @@ struct RowOps {
                         size_t n, double divisor, double* sums, float* out);
   using Pool32 = void (*)(const RowLayout& layout, const FoundRow* rows, size_t n, double divisor,
                           float* out);
-  using Write = void (*)(const RowLayout& layout, const FoundRow* rows, size_t n, size_t step,
-                         float* out, size_t out_stride);
+  using Write = void (*)(const RowLayout& layout, const FoundRow* rows, size_t n, float* out,
+                         size_t out_stride);
   using Round = void (*)(const double* sums, uint32_t n, double divisor, float* out);
   // hashes[i] = HashKey(keys[i]).
   using Hashes = void (*)(const uint64_t* keys, size_t n, uint64_t* hashes);
@@ -103,12 +103,11 @@ inline void PoolRows32(const RowLayout& layout, const FoundRow* rows, size_t n, 
   kRowOps->pool32[static_cast<size_t>(layout.dtype)](layout, rows, n, divisor, out);
 }
 
-// Writes rows[0], rows[step], ... n of them, as layout.dim() floats each to `out`, out +
-// out_stride,
-// ...; dead chunks become zeros. All are payloads.
-inline void WriteRows(const RowLayout& layout, const FoundRow* rows, size_t n, size_t step,
-                      float* out, size_t out_stride) {
-  kRowOps->write[static_cast<size_t>(layout.dtype)](layout, rows, n, step, out, out_stride);
+// Writes n rows as layout.dim() floats each to `out`, out + out_stride, ...; dead chunks become
+// zeros. All are payloads.
+inline void WriteRows(const RowLayout& layout, const FoundRow* rows, size_t n, float* out,
+                      size_t out_stride) {
+  kRowOps->write[static_cast<size_t>(layout.dtype)](layout, rows, n, out, out_stride);
 }
 
 // out[d] = float(sums[d] / divisor) for n values, rounded once.

@@ -122,16 +122,13 @@ TEST_P(RowOpsTest, ARowIsWrittenAsItDecodes) {
   for (const bool whole : {true, false}) {
     MakeRows(20, whole);
     const size_t stride = layout_.dim() + 3;
-    for (const size_t step : {1, 3}) {
-      const size_t n = rows_.size() / step;
-      std::vector<float> out(n * stride, 7.0F);
-      std::vector<float> expected = out;
-      for (size_t r = 0; r < n; ++r) {
-        std::ranges::copy(decoded_[r * step], expected.begin() + static_cast<long>(r * stride));
-      }
-      ops_->write[dtype_](layout_, rows_.data(), n, step, out.data(), stride);
-      ASSERT_EQ(out, expected) << "every " << step << ". row";
+    std::vector<float> out(rows_.size() * stride, 7.0F);
+    std::vector<float> expected = out;
+    for (size_t r = 0; r < rows_.size(); ++r) {
+      std::ranges::copy(decoded_[r], expected.begin() + static_cast<long>(r * stride));
     }
+    ops_->write[dtype_](layout_, rows_.data(), rows_.size(), out.data(), stride);
+    ASSERT_EQ(out, expected);
   }
 }
 

@@ -274,9 +274,12 @@ struct KeyBags {
   // feature, and a store of one device.
   uint64_t* places = nullptr;
 
+  size_t bags() const { return offsets.empty() ? keys.size() : offsets.size() - 1; }
+  // The place in `keys` where a bag begins, the one before it ends; that of bags() ends the last.
+  size_t begin_of(size_t bag) const { return offsets.empty() ? bag : offsets[bag]; }
   // Those of `keys` that are in a bag.
   std::span<const int64_t> bag_keys() const {
-    return offsets.empty() ? keys : keys.subspan(offsets.front(), offsets.back() - offsets.front());
+    return keys.subspan(begin_of(0), begin_of(bags()) - begin_of(0));
   }
 };
 
