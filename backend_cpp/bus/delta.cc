@@ -20,8 +20,7 @@ namespace {
 constexpr std::array<char, 8> kDeltaMagic = {'E', 'M', 'D', 'L', 'T', '0', '0', '1'};
 constexpr std::array<char, 8> kCommitMagic = {'E', 'M', 'C', 'M', 'T', '0', '0', '1'};
 // A commit names at most 64 partitions of 2^17 buckets in some tens of tables.
-constexpr size_t kMaxCommitBytes = size_t{64} << 20;
-constexpr uint32_t kMaxBatchBytes = 1U << 20;
+constexpr size_t kMaxCommitFileBytes = size_t{64} << 20;
 constexpr size_t kMaxDenseBytes = size_t{1} << 30;
 constexpr uint32_t kPartitions = 64;
 
@@ -126,7 +125,7 @@ std::vector<VersionId> ListVersions(const std::string& parent, const std::string
 // Magic, u32 length, u32 CRC32C of the message, the message; nothing follows.
 Result<v1::CommitFile> ReadCommitFile(const std::string& publication, VersionId id) {
   const std::string path = DeltaFolder(publication, id) + "commit.pb";
-  const Result<std::string> bytes = ReadWholeFile(path, kMaxCommitBytes);
+  const Result<std::string> bytes = ReadWholeFile(path, kMaxCommitFileBytes);
   if (!bytes.ok()) return bytes.status();
   const std::string& text = bytes.value();
   if (text.size() < 16 || std::memcmp(text.data(), kCommitMagic.data(), 8) != 0) {

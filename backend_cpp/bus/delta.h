@@ -19,6 +19,9 @@
 
 namespace embertide {
 
+// Of a RowBatch, on the bus and in a file.
+inline constexpr uint32_t kMaxBatchBytes = 1U << 20;
+
 // A version's name. Ordered by number: numbers rise across lineages.
 struct VersionId {
   uint64_t number = 0;

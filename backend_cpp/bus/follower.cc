@@ -31,7 +31,6 @@ constexpr milliseconds kRedisTimeout{2000};
 constexpr milliseconds kBlock{100};
 constexpr milliseconds kSoon{1};  // the same while buckets are being added
 // Messages have at most these bytes (update.proto), and a reply kMaxReplyBytes.
-constexpr size_t kMaxBatchBytes = size_t{1} << 20;
 constexpr size_t kMaxCommitBytes = size_t{4} << 20;
 constexpr size_t kCommitsAtOnce = kMaxReplyBytes / kMaxCommitBytes - 1;
 constexpr size_t kBatchesAtOnce = kMaxBytesInFlight / kMaxBatchBytes;
@@ -444,7 +443,7 @@ Status Follower::Impl::TakeBatches(VersionId id, std::vector<Wanted> wanted) {
       const size_t count = std::min<uint64_t>(kBatchesAtOnce, each.last - at + 1);
       const uint64_t suffix = (id.lineage << 32) + (at - first);
       ranges.push_back({stream, EntryId(id.number, suffix), EntryId(id.number, suffix + count - 1),
-                        count, std::min<uint64_t>(count * kMaxBatchBytes, each.max_bytes)});
+                        count, std::min(count * uint64_t{kMaxBatchBytes}, each.max_bytes)});
       pieces.push_back({&each, at + count});
       if (ranges.size() == kRangesAtOnce) EMBERTIDE_RETURN_IF_ERROR(read());
     }

@@ -5,8 +5,9 @@
 //    "parameters": [{"name": n, "shape": [..]}, ..]}            in the order of the graph's inputs
 // The graph's inputs are dense_BD, embeddings_BE and then the parameters; its output is score_B.
 // Of a net of several heads "format" is 2, "heads" their number, and the outputs one score_B each.
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/from_blob.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 
 #include <algorithm>

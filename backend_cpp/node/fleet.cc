@@ -19,7 +19,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kLookEvery{100};  // at the epoch
+constexpr milliseconds kLookAtEpoch{100};
 constexpr milliseconds kRedisTimeout{1000};
 constexpr milliseconds kRefreshWait{250};
 constexpr milliseconds kPeersFollow{2000};  // what peers get to reach a node that begins
@@ -198,7 +198,7 @@ Status Fleet::AwaitPlan() {
     {
       MutexLock lock(mutex_);
       if (routing_ != nullptr) return Status::Ok();
-      wake_.wait_for(lock, kLookEvery);
+      wake_.wait_for(lock, kLookAtEpoch);
       error = error_;
     }
     if (control_ != nullptr && !control_->refusal().empty()) {
@@ -270,7 +270,7 @@ void Fleet::Keep() {
     ++looks_;
     looks_wanted_ = std::max(looks_wanted_, looks_);
     wake_.notify_all();
-    wake_.wait_for(lock, kLookEvery,
+    wake_.wait_for(lock, kLookAtEpoch,
                    [this]() EMBERTIDE_REQUIRES(mutex_) { return stop_ || looks_wanted_ > looks_; });
     if (stop_) return;
   }
@@ -535,7 +535,7 @@ uint64_t Fleet::AddHere(const Change& change) {
   if (status.code() != Code::kBusy) ++failed_adds_;
   Note(status);
   add_again_ =
-      std::chrono::steady_clock::now() + (status.code() == Code::kBusy ? kLookEvery : kAddAgain);
+      std::chrono::steady_clock::now() + (status.code() == Code::kBusy ? kLookAtEpoch : kAddAgain);
   return 0;
 }
 

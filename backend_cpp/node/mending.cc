@@ -13,7 +13,7 @@ namespace embertide {
 namespace {
 
 // How often it looks whether a block was found bad: one load a device.
-constexpr std::chrono::milliseconds kLookEvery{100};
+constexpr std::chrono::milliseconds kLookAtBlocks{100};
 // After a bucket that could not be mended; twice as long each time, up to the second. Files of the
 // newest version may be a moment behind its commit; what is full may be given room.
 constexpr std::chrono::milliseconds kTryAgain{200};
@@ -83,10 +83,10 @@ Status Mender::MendBucket(uint32_t table, uint32_t bucket) const {
 }
 
 void Mender::Run(const std::stop_token& stop) {
-  auto wait = kLookEvery;
+  auto wait = kLookAtBlocks;
   auto again = kTryAgain;
   while (SleepFor(stop, wait)) {
-    wait = kLookEvery;
+    wait = kLookAtBlocks;
     const std::vector<BadBlock> blocks = node_->store_->FindBadBlocks();
     Tell(blocks);
     std::set<std::pair<uint32_t, uint32_t>> buckets;
