@@ -180,7 +180,7 @@ build/.torchrec: build/.peers
 	  pyre-extensions==0.0.32 tqdm tensordict==0.15.3 iopath==0.1.10 pyvers cloudpickle
 	@touch $@
 
-bench-store: dev cpp build/.peers ## the store against FBGEMM, absl, Redis and RocksDB (librocksdb-dev); PARTS="lookup" for one part; half an hour
+bench-store: dev cpp build/.peers ## the store against FBGEMM, absl, Redis and RocksDB (librocksdb-dev), instructions by stage (valgrind); PARTS="lookup" for one part; half an hour
 	$(BIN)/python -m bench.store $(PARTS)
 
 bench-ssd: dev cpp ## the SSD tier against RocksDB and fio (librocksdb-dev, fio); five minutes, 7 GB of disk

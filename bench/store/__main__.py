@@ -20,7 +20,7 @@ from bench.store import levels as vector_levels
 _CONSOLE = Console(stderr=True, highlight=False)
 _PARTS = (
     *("lookup", "training", "sizes", "adagrad", "memory", "growth", "versions", "recovery"),
-    "beyond",
+    *("beyond", "cost"),
 )
 # Of which each kind of vectors is a process, and single cases may be chosen.
 _BY_LEVEL = ("lookup", "training")
