@@ -84,27 +84,35 @@ def _count(program: Path, words: tuple[object, ...], measured: str) -> str:
         return subprocess.run(annotate, capture_output=True, text=True, check=True).stdout
 
 
-def _rows(
-    case: str, target: str, words: tuple[object, ...], measured: str, stages: Mapping[str, str]
-) -> Iterator[report.Row]:
-    program = programs.build(target)
-    counts = by_stage(_count(program, words, measured), stages)
-    for stage, count in [*counts.items(), ("all stages", sum(counts.values()))]:
-        yield report.measure(
-            (case, stage, "instructions a key"),
-            [count / _KEYS],
+def _instructions(
+    target: str, words: tuple[object, ...], measured: str, stages: Mapping[str, str]
+) -> dict[str, float]:
+    """Return the instructions a key of each stage of a program, and of all together."""
+    counts = by_stage(_count(programs.build(target), words, measured), stages)
+    return {
+        stage: count / _KEYS for stage, count in (*counts.items(), ("all", sum(counts.values())))
+    }
+
+
+def run() -> Iterator[report.Row]:
+    """Yield the instructions a key of each stage: of gradients, without and with places."""
+    unit = "instructions a key"
+    for dim in (16, 64):
+        words = (_ROWS, dim, _BATCHES, "fp64", "plain", 0)
+        for stage, count in _instructions("lookup_cost", words, "Measured", _LOOKUP).items():
+            name = (f"lookup, dim {dim}", stage, unit)
+            yield report.measure(name, [count], better="lower", target=0.0, claim=_CLAIM)
+    without, told = (
+        _instructions("step_cost", (_ROWS, 16, 10, _BATCHES, places, 0), "MeasuredGradients", _STEP)
+        for places in (0, 1)
+    )
+    for stage, count in told.items():
+        yield report.compare(
+            ("gradients, dim 16, rows' places told", stage, unit),
+            [count],
+            [without[stage]],
+            peer_name="not told",
             better="lower",
             target=0.0,
             claim=_CLAIM,
         )
-
-
-def run() -> Iterator[report.Row]:
-    """Yield the instructions a key of each stage."""
-    for dim in (16, 64):
-        words = (_ROWS, dim, _BATCHES, "fp64", "plain", 0)
-        yield from _rows(f"lookup, dim {dim}", "lookup_cost", words, "Measured", _LOOKUP)
-    for places, name in ((0, "without places"), (1, "with places")):
-        asked = (_ROWS, 16, 10, _BATCHES, places, 0)
-        case = f"gradients, dim 16, {name}"
-        yield from _rows(case, "step_cost", asked, "MeasuredGradients", _STEP)
