@@ -29,8 +29,9 @@ size_t SmallPageBytes() {
   return kBytes;
 }
 
-// Whether all of a region is in memory, of which one byte was touched.
-bool IsHuge(std::byte* region) {
+// Touches a region of which nothing is in memory; whether that brought a huge page.
+bool TouchHuge(std::byte* region) {
+  *static_cast<volatile std::byte*>(region) = std::byte{0};
   std::byte* last = region + kHugePageBytes - SmallPageBytes();
   unsigned char resident = 0;
   return mincore(last, SmallPageBytes(), &resident) == 0 && (resident & 1U) != 0;
@@ -109,9 +110,11 @@ void PagePool::Give(std::byte* first, uint32_t pages) {
 }
 
 void PagePool::FillAtOnce(bool fill) {
-  const uint32_t begun = fills_ ? (seen_ + pages_of_region_ - 1) / pages_of_region_ : 0;
+  if (fills_ && !fill) {
+    const uint32_t begun = (seen_ + pages_of_region_ - 1) / pages_of_region_;
+    for (uint32_t at = 0; at < begun; ++at) ReturnUnused(at);
+  }
   fills_ = fill;
-  for (uint32_t at = 0; at < begun && !fill; ++at) ReturnUnused(at);
 }
 
 // Makes a region of which no page is used a huge page, if the system has one.
@@ -120,8 +123,7 @@ void PagePool::BeginHuge(uint32_t at) {
   // What lies there of a filled region whose pages were all given back would keep it from that.
   madvise(first, kHugePageBytes, MADV_DONTNEED);
   madvise(first, kHugePageBytes, MADV_HUGEPAGE);
-  *static_cast<volatile std::byte*>(first) = std::byte{0};
-  regions_[at].huge = IsHuge(first);
+  regions_[at].huge = TouchHuge(first);
   if (regions_[at].huge) ++huge_;
   madvise(first, kHugePageBytes, MADV_NOHUGEPAGE);
 }
@@ -161,8 +163,7 @@ std::optional<uint32_t> PagePool::NextDue(Clock::time_point now) {
 
 bool PagePool::Prepare(uint32_t region) const {
   std::byte* fresh = twin_ + region * kHugePageBytes;
-  *static_cast<volatile std::byte*>(fresh) = std::byte{0};
-  if (IsHuge(fresh)) return true;
+  if (TouchHuge(fresh)) return true;
   madvise(fresh, kHugePageBytes, MADV_DONTNEED);
   return false;
 }

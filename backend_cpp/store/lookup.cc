@@ -128,7 +128,7 @@ Result<size_t> AnswerFeature(const StoreState& store, std::span<const BagFeature
   const size_t step = features.size();
   const size_t bags = request.bags();
   const auto is_single = [&](size_t bag) {
-    return request.offsets.empty() || request.offsets[bag + 1] == request.offsets[bag] + 1;
+    return request.begin_of(bag + 1) == request.begin_of(bag) + 1;
   };
   for (size_t bag = number; bag < bags;) {
     float* out = request.out + bag / step * request.out_stride + of.column;

@@ -245,7 +245,7 @@ class AsyncClient:
                         server = self._server(at)
                         return await getattr(server, verb)(*words, **named, **arguments)
                     except InferenceServerException as error:
-                        failure = call.failed(error, at, pinned)
+                        failure = call.failed(error, at, pinned, failure)
                         raise failure from error
         except AgainError as error:
             raise call.gave_up(error, tries) from error

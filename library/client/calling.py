@@ -193,7 +193,7 @@ class Call:
         """
         left_s = self.left_s()
         if left_s <= 0:
-            raise failure or self._late()
+            raise self._late(failure)
         self.tries += 1
         self.calling.count("requests")
         one_s = self.calling.settings.try_s
@@ -202,8 +202,17 @@ class Call:
             "headers": self.calling.settings.headers(),
         }
 
-    def failed(self, error: InferenceServerException, at: int, pinned: bool) -> ClientError:
-        """Return what a try's failure is; a kind of `AgainError` where another one may help."""
+    def failed(
+        self,
+        error: InferenceServerException,
+        at: int,
+        pinned: bool,
+        before: ClientError | None = None,
+    ) -> ClientError:
+        """Return what a try's failure is; a kind of `AgainError` where another one may help.
+
+        Where the call's time ran out in this try, it is the failure of the one before, if any.
+        """
         status = str(error.status() or "INTERNAL").removeprefix("StatusCode.")
         place = f"model {self.model!r} at {self.calling.endpoints[at]}: "
         text = place + str(error.message() or status)
@@ -211,7 +220,7 @@ class Call:
         if status == "DEADLINE_EXCEEDED":
             # A try's own bound, or the call's.
             if self.left_s() <= 0.001 or self.calling.settings.try_s is None:
-                return self._late()
+                return self._late(before)
             self.calling.leave(at)
             return AgainError(text)
         if status in _REPEATABLE:
@@ -227,7 +236,9 @@ class Call:
         kind = DegradedError if isinstance(error, DegradedAgainError) else UnavailableError
         return kind(f"{error} (tried {tries} times in {self.timeout_s} s)").after(tries)
 
-    def _late(self) -> DeadlineError:
+    def _late(self, failure: ClientError | None) -> ClientError:
+        if failure is not None:
+            return failure
         self.calling.count("late")
         return DeadlineError(
             f"model {self.model!r}: the call's {self.timeout_s} s are over; tried {self.tries} "

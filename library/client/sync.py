@@ -266,7 +266,7 @@ class Client:
                         server = self._servers[at]
                         return getattr(server, verb)(*words, **named, **arguments)
                     except InferenceServerException as error:
-                        failure = call.failed(error, at, pinned)
+                        failure = call.failed(error, at, pinned, failure)
                         raise failure from error
         except AgainError as error:
             raise call.gave_up(error, tries) from error

@@ -206,7 +206,7 @@ def test_the_deadline_holds_for_the_whole_call(ask: Ask, node: Node) -> None:
         ask(node.url, timeout_s=0.2)
     node.slow_s = 0
     node.fails.extend([UNAVAILABLE] * 99)
-    with pytest.raises((UnavailableError, DeadlineError)):  # late: the last try was under way
+    with pytest.raises(UnavailableError):
         ask(node.url, settings={"tries": 99, "wait_s": 0.05}, timeout_s=0.3)
     assert time.monotonic() - began < 2
 
