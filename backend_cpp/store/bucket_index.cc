@@ -282,13 +282,6 @@ void BucketIndex::Set(uint32_t entry, Location location) {
   word.store(lean_.WordOf(location, lean_.Turned(before.hash)), std::memory_order_release);
 }
 
-bool BucketIndex::Occupied(uint32_t entry) const {
-  const Spot spot = SpotOf(entry);
-  if (!growing()) return IsLive(Word(spot).load(std::memory_order_relaxed), spot.at.arrays.lean());
-  Entry read;
-  return Read(spot.at, spot.lane, &read) && !Stray(spot.at.arrays, read.hash);
-}
-
 BucketIndex::Placed BucketIndex::Place(const Arrays& into, const Entry& entry) const {
   Cursor at = CursorAt(into, entry.hash);
   for (uint32_t window = WindowOf(into); window > 0; --window, at.Advance()) {
@@ -312,6 +305,8 @@ BucketIndex::Placed BucketIndex::Place(const Arrays& into, const Entry& entry) c
 
 bool BucketIndex::Stands(uint64_t hash) const {
   Cursor at = Begin(hash);
+  // Plain arrays are never full, and a key may stand anywhere in them.
+  if (!at.arrays.lean()) return at.arrays.pages != nullptr;
   for (uint32_t window = WindowOf(at.arrays); window > 0; --window, at.Advance()) {
     for (uint32_t i = 0; i < at.arrays.lanes(); ++i) {
       if (CanTake(Word({at, i}).load(std::memory_order_relaxed), at.arrays.lean())) return true;
@@ -480,15 +475,18 @@ Status BucketIndex::CheckIntegrity() const {
   const Arrays now = arrays();
   uint64_t used = 0;
   uint64_t deleted = 0;
-  for (uint32_t e = 0; e < capacity(); ++e) {
+  for (uint32_t e = 0; e < now.entries(); ++e) {
     const uint64_t word = Word(SpotOf(e)).load();
-    if (e < now.entries() && word != 0 && !IsLive(word, now.lean())) ++deleted;
-    if (!Occupied(e)) continue;
+    if (word != 0 && !IsLive(word, now.lean())) ++deleted;
+  }
+  const uint32_t misplaced = Walk(0, capacity(), [&](uint32_t e, Location /*place*/) {
     ++used;
     const uint64_t key = KeyAt(e);
-    if (Locate(HashKey(key), key) != e) {
-      return {Code::kCorrupt, "key " + std::to_string(key) + " is not found where it stands"};
-    }
+    return Locate(HashKey(key), key) == e;
+  });
+  if (misplaced < capacity()) {
+    return {Code::kCorrupt,
+            "key " + std::to_string(KeyAt(misplaced)) + " is not found where it stands"};
   }
   if (used != used_ || deleted != deleted_ ||
       used + deleted > MostTaken(now.group_count, now.lean())) {

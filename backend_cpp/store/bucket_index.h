@@ -169,10 +169,29 @@ class BucketIndex {
   // Frees the arrays. Requires: no reader. To be called before it ends.
   void Clear(PagePool* pool);
 
-  // Entries, used or not; iterate with Occupied.
+  // Entries, used or not: their numbers are below.
   uint32_t capacity() const { return arrays().entries() + Growing().entries(); }
   uint32_t group_count() const { return arrays().group_count + Growing().group_count; }
-  bool Occupied(uint32_t entry) const;
+  // Calls visit(entry, location) for the used ones of entries first, ..., end - 1, until one is
+  // answered by false; returns that one's number, or `end`. A visit may set or erase its own entry.
+  // Requires: end <= capacity().
+  template <typename Visit>
+  uint32_t Walk(uint32_t first, uint32_t end, const Visit& visit) const {
+    const bool may_stray = growing();
+    for (uint32_t entry = first; entry < end;) {
+      Spot spot = SpotOf(entry);
+      const Arrays& all = spot.at.arrays;
+      for (; spot.lane < all.lanes() && entry < end; ++spot.lane, ++entry) {
+        const uint64_t word = Word(spot).load(std::memory_order_relaxed);
+        if (!IsLive(word, all.lean())) continue;
+        if (Entry read; may_stray && Read(spot.at, spot.lane, &read) && Stray(all, read.hash)) {
+          continue;
+        }
+        if (!visit(entry, SaidBy(word, all))) return entry;
+      }
+    }
+    return end;
+  }
   // Calls visit(key, location) for every key whose hash's low half is begin, ..., end - 1.
   // Requires: begin < end <= 2^32.
   template <typename Visit>

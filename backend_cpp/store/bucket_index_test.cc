@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <random>
 #include <string>
@@ -132,15 +133,51 @@ TEST_P(IndexTest, HoldsWhatAMapHoldsWhileItGrows) {
     const Status status = index.CheckIntegrity();
     ASSERT_TRUE(status.ok()) << status.ToString();
     uint64_t occupied = 0;
-    for (uint32_t e = 0; e < index.capacity(); ++e) {
-      if (!index.Occupied(e)) continue;
+    const auto count = [&](uint32_t e, Location place) {
       ++occupied;
-      ASSERT_EQ(index.At(e), Place(expected.at(index.KeyAt(e))));
-    }
+      EXPECT_EQ(place, Place(expected.at(index.KeyAt(e))));
+      EXPECT_EQ(place, index.At(e));
+      return true;
+    };
+    const uint32_t end = index.capacity();
+    ASSERT_EQ(index.Walk(0, end, count), end);
     ASSERT_EQ(occupied, expected.size());
   }
   EXPECT_GT(growths, 10U);
   EXPECT_GT(steps_in_growth, 500U) << "no growth took several steps";
+}
+
+TEST_P(IndexTest, AWalkStopsWhereItsVisitSaysAndGoesOnFromThere) {
+  std::unordered_map<uint64_t, uint64_t> expected;
+  // Until it grows: entries stand in two arrays.
+  for (uint64_t key = 0; key < 30'000 || !index.growing(); ++key) {
+    ASSERT_TRUE(Reserve(key));
+    FreeRetired();
+    index.Insert(HashKey(key), Place(key));
+    expected[key] = key;
+  }
+  std::mt19937_64 random(1);
+  const uint32_t all = index.capacity();
+  std::unordered_map<uint64_t, uint64_t> met;
+  for (uint32_t at = 0; at < all;) {
+    const uint32_t end = std::min<uint32_t>(all, at + random() % 50);
+    uint32_t left = random() % 8;
+    uint32_t last = at;
+    const uint32_t reached = index.Walk(at, end, [&](uint32_t e, Location place) {
+      EXPECT_GE(e, last);
+      EXPECT_LT(e, end);
+      last = e;
+      if (left-- == 0) return false;
+      EXPECT_TRUE(met.emplace(index.KeyAt(e), place.slot() / 2).second) << "met twice";
+      index.Erase(e);
+      return true;
+    });
+    ASSERT_TRUE(reached == end || reached == last);
+    at = reached;
+  }
+  EXPECT_EQ(met, expected);
+  EXPECT_EQ(index.size(), 0U);
+  EXPECT_EQ(index.Walk(0, all, [](uint32_t, Location) { return false; }), all);
 }
 
 TEST_P(IndexTest, AFullBudgetRefusesAndChangesNothing) {

@@ -47,12 +47,15 @@ uint32_t Evictor::AdvanceHand(RowPool* pool, Hand* hand, uint32_t entries, Visit
       hand->entry = 0;
       continue;
     }
-    if (bucket->index.Occupied(hand->entry)) {
+    const uint32_t first = hand->entry;
+    const auto end = static_cast<uint32_t>(
+        std::min<uint64_t>(bucket->index.capacity(), uint64_t{first} + entries - passed));
+    hand->entry = bucket->index.Walk(first, end, [&](uint32_t e, Location said) {
       skipped_buckets = 0;
-      if (!visit(table.ordinal, bucket, hand->entry)) return passed;
-    }
-    ++hand->entry;
-    ++passed;
+      return visit(table.ordinal, bucket, e, said);
+    });
+    passed += hand->entry - first;
+    if (hand->entry < end) return passed;
   }
   return passed;
 }
@@ -70,23 +73,20 @@ uint32_t Evictor::RoundOf(const RowPool* pool, const Hand& hand) const {
 void Evictor::Sweep(RowPool* pool, Hand* hand, uint32_t entries, Sweeping sweeping,
                     std::vector<Holder>* victims, uint64_t wanted) {
   uint64_t bytes = 0;
-  const auto take = [&](const Holder& holder) {
-    const Location place = holder.place();
+  const auto take = [&](const Holder& holder, Location place) {
     if (place.tier() != TierId::kDdr || place.live() == 0) return;
     victims->push_back(holder);
     bytes += store_.tables[holder.table].config.layout.PayloadBytes(place.live());
   };
   // At most one round: a row is met once.
-  AdvanceHand(pool, hand, entries, [&](uint32_t t, Bucket* b, uint32_t e) {
-    BucketIndex& index = b->index;
-    const Location place = index.At(e);
+  AdvanceHand(pool, hand, entries, [&](uint32_t t, Bucket* b, uint32_t e, Location place) {
     if (sweeping == Sweeping::kChained) {
-      ForEachPlace(t, b, e, take);
+      ForEachPlace(t, b, e, place, take);
       return bytes < wanted;
     }
     if (place.is_chain() || place.tier() != TierId::kDdr || place.live() == 0) return true;
-    if (index.Age(e) > 1 && sweeping == Sweeping::kCold) return true;
-    take(Holder{t, b, e, nullptr});
+    if (b->index.Age(e) > 1 && sweeping == Sweeping::kCold) return true;
+    take(Holder{t, b, e, nullptr}, place);
     return bytes < wanted;
   });
 }
@@ -101,8 +101,9 @@ uint32_t Evictor::ChooseByPolicy(RowPool* pool, uint64_t wanted, std::vector<Hol
     const uint64_t hash = HashKey(*key);
     Bucket* bucket = store_.tables[t].In(pool, hash);
     if (bucket == nullptr) continue;  // it was dropped, and its rows are about to leave
-    ForEachPlace(t, bucket, bucket->index.Locate(hash, *key), [&](const Holder& holder) {
-      const Location place = holder.place();
+    const uint32_t entry = bucket->index.Locate(hash, *key);
+    const Location said = bucket->index.At(entry);
+    ForEachPlace(t, bucket, entry, said, [&](const Holder& holder, Location place) {
       if (place.tier() != TierId::kDdr) return;
       victims->push_back(holder);
       bytes += kMinSlotBytes + store_.tables[t].config.layout.PayloadBytes(place.live());
@@ -199,8 +200,7 @@ bool Evictor::Evict(RowPool* pool, WriterLock* writer) {
 void Evictor::MoveCondemned(RowPool* pool, uint32_t entries, bool demote, WriterLock* writer) {
   std::vector<Holder> victims;
   uint64_t bytes = 0;
-  const auto move = [&](const Holder& holder) {
-    const Location place = holder.place();
+  const auto move = [&](const Holder& holder, Location place) {
     if (place.tier() != TierId::kDdr || !pool->arena.Condemned(place.slot())) return;
     const Table& table = store_.tables[holder.table];
     const uint32_t payload = table.config.layout.PayloadBytes(place.live());
@@ -221,8 +221,8 @@ void Evictor::MoveCondemned(RowPool* pool, uint32_t entries, bool demote, Writer
     // After the old place: a share is never exceeded, not for a moment.
     store_.CountPlace(pool, table, moved, /*taken=*/true);
   };
-  const auto visit = [&](uint32_t t, Bucket* b, uint32_t e) {
-    ForEachPlace(t, b, e, move);
+  const auto visit = [&](uint32_t t, Bucket* b, uint32_t e, Location said) {
+    ForEachPlace(t, b, e, said, move);
     return bytes < kEvictBytes;
   };
   for (uint32_t passed = 0; passed < entries;) {

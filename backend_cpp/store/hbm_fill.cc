@@ -46,9 +46,10 @@ bool RowForHbm(const StoreState& store, const RowPool* pool, HbmRow* row) {
 
 void EndInHbm(const StoreState& store, uint32_t table, const Bucket& bucket) {
   // No version is below 1.
-  for (uint32_t e = 0; e < bucket.index.capacity(); ++e) {
-    if (bucket.index.Occupied(e)) store.hbm->cache().End(table, bucket.index.KeyAt(e), 1);
-  }
+  bucket.index.Walk(0, bucket.index.capacity(), [&](uint32_t e, Location /*place*/) {
+    store.hbm->cache().End(table, bucket.index.KeyAt(e), 1);
+    return true;
+  });
   store.hbm->cache().Flush();
 }
 

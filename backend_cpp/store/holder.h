@@ -28,13 +28,13 @@ struct Holder {
   }
 };
 
-// Calls visit(holder) for all places of an entry.
+// Calls visit(holder, place) for all places of an entry that says `said`.
 template <typename Visit>
-void ForEachPlace(uint32_t table, Bucket* bucket, uint32_t entry, const Visit& visit) {
-  const Location place = bucket->index.At(entry);
-  if (!place.is_chain()) return visit(Holder{table, bucket, entry, nullptr});
-  for (VersionNode* node = place.chain(); node != nullptr; node = node->older.load()) {
-    visit(Holder{table, bucket, entry, node});
+void ForEachPlace(uint32_t table, Bucket* bucket, uint32_t entry, Location said,
+                  const Visit& visit) {
+  if (!said.is_chain()) return visit(Holder{table, bucket, entry, nullptr}, said);
+  for (VersionNode* node = said.chain(); node != nullptr; node = node->older.load()) {
+    visit(Holder{table, bucket, entry, node}, Location::FromWord(node->word.load()));
   }
 }
 

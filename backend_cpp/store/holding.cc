@@ -179,8 +179,14 @@ void Versions::RetireBucket(uint32_t t, uint32_t number, Bucket* bucket) {
       }
     }
   }
-  for (uint32_t e = 0; pool->policy != nullptr && e < bucket->index.capacity(); ++e, pass()) {
-    if (bucket->index.Occupied(e)) pool->policy->Leave(bucket->index.KeyAt(e));
+  const uint32_t entries = pool->policy == nullptr ? 0 : bucket->index.capacity();
+  for (uint32_t e = 0; e < entries; e += kPassedAtOnce) {
+    bucket->index.Walk(e, std::min(e + kPassedAtOnce, entries),
+                       [&](uint32_t at, Location /*said*/) {
+                         pool->policy->Leave(bucket->index.KeyAt(at));
+                         return true;
+                       });
+    WithoutWriter(&writer, [] {});
   }
   store_.counters.rows -= bucket->index.size();
   reclaimer_.RetireBucket(bucket);

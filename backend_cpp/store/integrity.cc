@@ -72,11 +72,11 @@ Status Store::ExportBucket(const ReadView& view, uint32_t t, uint32_t b,
   const Bucket* bucket = find();
   if (bucket == nullptr || bucket->pool != pool) return not_held;
   const BucketIndex& index = bucket->index;
-  for (uint32_t e = 0; e < index.capacity(); ++e) {
-    if (!index.Occupied(e)) continue;
-    const Location place = Resolve(index.At(e), view.version());
+  index.Walk(0, index.capacity(), [&](uint32_t e, Location said) {
+    const Location place = Resolve(said, view.version());
     if (place.tier() != TierId::kNowhere) rows.emplace_back(index.KeyAt(e), place);
-  }
+    return true;
+  });
   writer.unlock();
   std::sort(rows.begin(), rows.end(),
             [](const auto& a, const auto& b) { return a.first < b.first; });
@@ -150,9 +150,7 @@ Status NameEntries(const Table& table, const Bucket& bucket, uint32_t aux, bool 
   // That of a retired bucket knows of its rows no longer.
   const TierPolicy* policy = retired ? nullptr : bucket.pool->policy.get();
   named->rows += bucket.index.size();
-  for (uint32_t e = 0; e < bucket.index.capacity(); ++e) {
-    if (!bucket.index.Occupied(e)) continue;
-    const Location place = bucket.index.At(e);
+  const auto name = [&](uint32_t e, Location place) -> Status {
     const uint64_t key = bucket.index.KeyAt(e);
     if (Noted(*bucket.pool, table) && place.tier() == TierId::kSsd &&
         bucket.pool->notes->Find(place.slot()) == nullptr) {
@@ -166,7 +164,7 @@ Status NameEntries(const Table& table, const Bucket& bucket, uint32_t aux, bool 
     }
     if (!place.is_chain()) {
       named->Add(table.ordinal, place, layout.PayloadBytes(place.live()) + aux);
-      continue;
+      return Status::Ok();
     }
     uint64_t newer = ~0ULL;
     for (const VersionNode* node = place.chain(); node != nullptr; node = node->older.load()) {
@@ -179,8 +177,14 @@ Status NameEntries(const Table& table, const Bucket& bucket, uint32_t aux, bool 
       const Location at = Location::FromWord(node->word.load());
       named->Add(table.ordinal, at, layout.PayloadBytes(at.live()) + aux);
     }
-  }
-  return Status::Ok();
+    return Status::Ok();
+  };
+  Status named_all = Status::Ok();
+  bucket.index.Walk(0, bucket.index.capacity(), [&](uint32_t e, Location place) {
+    named_all = name(e, place);
+    return named_all.ok();
+  });
+  return named_all;
 }
 
 }  // namespace

@@ -36,11 +36,11 @@ std::optional<Holder> BadPlace(const RowPool* pool, const std::set<uint64_t>& bl
 template <typename Visit>
 void ForEachBad(const RowPool* pool, const std::set<uint64_t>& blocks, uint32_t table,
                 Bucket* bucket, uint64_t version, const Visit& visit) {
-  for (uint32_t e = 0; e < bucket->index.capacity(); ++e) {
-    if (!bucket->index.Occupied(e)) continue;
+  bucket->index.Walk(0, bucket->index.capacity(), [&](uint32_t e, Location /*said*/) {
     const auto holder = BadPlace(pool, blocks, table, bucket, e, version);
     if (holder) visit(bucket->index.KeyAt(e), holder->place());
-  }
+    return true;
+  });
 }
 
 // The newest copy of a bucket, if it is in this pool and answers that version.

@@ -1,6 +1,7 @@
 // What is unlinked, until it is freed: see the header.
 #include "store/reclaimer.h"
 
+#include <algorithm>
 #include <chrono>
 #include <string>
 #include <thread>
@@ -128,14 +129,13 @@ bool Reclaimer::FreeBucket(Bucket* bucket, uint32_t* entry, uint32_t most) {
     retired.bytes = table.config.layout.PayloadBytes(place.live()) + store_.AuxBytes(table);
     Free(pool, &retired);
   };
-  for (; *entry < bucket->index.capacity(); ++*entry, --most) {
-    if (most == 0) return false;
-    if (!bucket->index.Occupied(*entry)) continue;
-    const Location place = bucket->index.At(*entry);
-    bucket->index.Erase(*entry);
+  const auto end =
+      static_cast<uint32_t>(std::min<uint64_t>(bucket->index.capacity(), uint64_t{*entry} + most));
+  *entry = bucket->index.Walk(*entry, end, [&](uint32_t e, Location place) {
+    bucket->index.Erase(e);
     if (!place.is_chain()) {
       free_place(place);
-      continue;
+      return true;
     }
     for (VersionNode* node = place.chain(); node != nullptr;) {
       VersionNode* older = node->older.load();
@@ -145,7 +145,9 @@ bool Reclaimer::FreeBucket(Bucket* bucket, uint32_t* entry, uint32_t most) {
       Free(pool, &retired);
       node = older;
     }
-  }
+    return true;
+  });
+  if (end < bucket->index.capacity()) return false;
   const uint64_t bytes = kBucketBytes + bucket->index.bytes() + bucket->change_bytes();
   pool->budget.Release(bytes);
   store_.counters.index_bytes -= bytes;
