@@ -27,6 +27,7 @@ _BAR_US = 1_000.0
 class _Waits:
     """Of the inserts of one run, or of a loop that shows what the machine does."""
 
+    total_ns: int
     longest_ns: int
     longest_own_ns: int
     longest_cpu_ns: int

@@ -58,6 +58,7 @@ struct Moment {
 
 struct Waits {
   std::array<uint64_t, kPowers> histogram{};
+  uint64_t total = 0;        // by the clock
   uint64_t longest = 0;      // by the clock
   uint64_t longest_own = 0;  // by the clock, of those with no involuntary switch
   uint64_t longest_cpu = 0;
@@ -67,6 +68,7 @@ struct Waits {
   void Add(const Moment& begin, const Moment& end) {
     const uint64_t took = end.clock - begin.clock;
     ++histogram[std::min<uint64_t>(std::bit_width(took), kPowers - 1)];
+    total += took;
     longest = std::max(longest, took);
     longest_cpu = std::max(longest_cpu, end.cpu - begin.cpu);
     const bool taken_away = end.usage.ru_nivcsw != begin.usage.ru_nivcsw;
@@ -110,8 +112,10 @@ Waits TouchNew(uint64_t bytes) {
 }
 
 void Print(const char* name, const Waits& waits) {
-  std::printf("\"%s\": {\"longest_ns\": %lu, \"longest_own_ns\": %lu, \"longest_cpu_ns\": %lu, ",
-              name, waits.longest, waits.longest_own, waits.longest_cpu);
+  std::printf("\"%s\": {\"total_ns\": %lu, \"longest_ns\": %lu, ", name, waits.total,
+              waits.longest);
+  std::printf("\"longest_own_ns\": %lu, \"longest_cpu_ns\": %lu, ", waits.longest_own,
+              waits.longest_cpu);
   std::printf("\"over_1_ms\": %lu, \"over_1_ms_own\": %lu, \"histogram\": [", waits.longs,
               waits.longs_own);
   for (uint32_t p = 0; p < kPowers; ++p) {

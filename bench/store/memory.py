@@ -113,7 +113,11 @@ def _flat_hash_map() -> tuple[float, float]:
 def _on_the_ssd(case: str) -> Iterator[report.Row]:
     """Compare rows on the SSD with RocksDB's: memory beside them, and bytes on the disk."""
     name = "RocksDB: indexes, filters, memtables"
-    with ssd.folder(), ssd.Peer(_ROWS, _DIM, _ROWS * _SSD_MEMORY) as peer:
+    program = ssd.build()
+    with (
+        ssd.folder() as path,
+        ssd.Peer(program, path, rows=_ROWS, dim=_DIM, memory_bytes=_ROWS * _SSD_MEMORY) as peer,
+    ):
         said = peer.loaded
     case = f"{case}, serve, {1 - said['ddr_rows_share']:.0%} on the SSD"
     for metric, ours_bytes, theirs in (

@@ -25,15 +25,10 @@ from bench.store import programs
 
 _CONSOLE = Console(stderr=True, highlight=False)
 _FOLDER = BUILD / "bench" / "recovery"
-_PROGRAM = BUILD / "cpp" / "bench" / "store" / "recovery"
 _ROWS, _DIM = 4_000_000, 128
 _COST_ROWS, _COST_WINDOWS, _COST_SECONDS = 1_000_000, 5, 2
 _REPETITIONS = report.LEAST_REPETITIONS
 _MOST_SLOWER = 1.1  # a reader's p99 while a seal is written
-
-
-def _words(mode: str, rows: int, *more: object) -> list[str]:
-    return [mode, str(_FOLDER), str(rows), str(_DIM), *map(str, more)]
 
 
 def _forget(folder: Path) -> None:
@@ -45,30 +40,61 @@ def _forget(folder: Path) -> None:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _start(*, from_seal: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what a start said when it was ready, and when it had a seal; ends it by SIGKILL."""
-    _forget(_FOLDER)
-    command = [str(_PROGRAM), *_words("start", _ROWS)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        said = [json.loads(process.stdout.readline() or "{}") for _ in range(2)]
-    finally:
-        process.kill()
-        process.wait()
-    if not said[1] or said[0]["from_seal"] != from_seal or said[0]["rows"] != _ROWS:
-        raise BenchError(f"a start that was to be from_seal={from_seal} said {said}")
-    return said[0], said[1]
+class Recovery:
+    """The program of one build, with a folder of its own."""
+
+    def __init__(self, program: Path, folder: Path) -> None:
+        """Make the folder anew."""
+        self._program = program
+        self._folder = folder
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+
+    def _words(self, mode: str, rows: int, *more: object) -> list[str]:
+        return [mode, str(self._folder), str(rows), str(_DIM), *map(str, more)]
+
+    def write(self, rows: int) -> None:
+        """Write the snapshot that starts read."""
+        programs.run(self._program, *self._words("write", rows))
+
+    def start(self, rows: int, *, from_seal: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return what a start said when it was ready, and when it had a seal; ends it by SIGKILL.
+
+        A start that is not to be from a seal loses the SSD tier's files before.
+        """
+        if not from_seal:
+            shutil.rmtree(self._folder / "ssd", ignore_errors=True)
+        _forget(self._folder)
+        command = [str(self._program), *self._words("start", rows)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout is not None
+            said = [json.loads(process.stdout.readline() or "{}") for _ in range(2)]
+        finally:
+            process.kill()
+            process.wait()
+        if not said[1] or said[0]["from_seal"] != from_seal or said[0]["rows"] != rows:
+            raise BenchError(f"a start that was to be from_seal={from_seal} said {said}")
+        return said[0], said[1]
+
+    def cost(
+        self, rows: int, ddr_percent: int, windows: int, seconds: float
+    ) -> list[dict[str, Any]]:
+        """Return what reader and writer saw in each window, by turns without and with a seal."""
+        words = self._words("cost", rows, ddr_percent, windows, seconds)
+        seen = [json.loads(line) for line in programs.run(self._program, *words).splitlines()]
+        if any(window["refused"] for window in seen):
+            raise BenchError("rows were refused")
+        return seen
 
 
-def _starts() -> Iterator[report.Row]:
-    programs.run(_PROGRAM, *_words("write", _ROWS))
+def _starts(recovery: Recovery) -> Iterator[report.Row]:
+    recovery.write(_ROWS)
     ready: dict[str, list[float]] = {"seal": [], "snapshot": []}
     sealed = []
     for _ in range(_REPETITIONS):
-        shutil.rmtree(_FOLDER / "ssd", ignore_errors=True)
-        from_snapshot, seal = _start(from_seal=False)
-        from_seal, _ = _start(from_seal=True)
+        from_snapshot, seal = recovery.start(_ROWS, from_seal=False)
+        from_seal, _ = recovery.start(_ROWS, from_seal=True)
         ready["snapshot"].append(from_snapshot["seconds"])
         ready["seal"].append(from_seal["seconds"])
         sealed.append(seal)
@@ -87,11 +113,8 @@ def _starts() -> Iterator[report.Row]:
     )
 
 
-def _cost(ddr_percent: int) -> Iterator[report.Row]:
-    words = _words("cost", _COST_ROWS, ddr_percent, _COST_WINDOWS, _COST_SECONDS)
-    windows = [json.loads(line) for line in programs.run(_PROGRAM, *words).splitlines()]
-    if any(window["refused"] for window in windows):
-        raise BenchError("rows were refused")
+def _cost(recovery: Recovery, ddr_percent: int) -> Iterator[report.Row]:
+    windows = recovery.cost(_COST_ROWS, ddr_percent, _COST_WINDOWS, _COST_SECONDS)
     case = f"{_COST_ROWS / 1e6:.2g} M x {4 * _DIM} B, DDR {ddr_percent}% of the rows"
     for metric, unit in (("read_us_p50", "us"), ("read_us_p99", "us"), ("write_us_p99", "us")):
         sides = [
@@ -112,11 +135,9 @@ def _cost(ddr_percent: int) -> Iterator[report.Row]:
 
 def run() -> Iterator[report.Row]:
     """Yield the rows of the report."""
-    programs.build(_PROGRAM.name)
-    shutil.rmtree(_FOLDER, ignore_errors=True)
-    _FOLDER.mkdir(parents=True)
+    recovery = Recovery(programs.build("recovery"), _FOLDER)
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, _FOLDER, ignore_errors=True)
-        yield from _starts()
-        yield from _cost(150)
-        yield from _cost(25)
+        yield from _starts(recovery)
+        yield from _cost(recovery, 150)
+        yield from _cost(recovery, 25)

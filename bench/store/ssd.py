@@ -59,10 +59,11 @@ class Run:
 class Peer:
     """The program with both sides in it, its rows loaded."""
 
-    def __init__(self, rows: int, dim: int, memory_bytes: int) -> None:
-        """Build and start it, in `folder()`; loading takes a minute or two."""
-        program = programs.build("ssd_peer", "apt-get install librocksdb-dev, `make cpp`")
-        command = [str(program), str(_FOLDER), str(rows), str(dim), str(memory_bytes)]
+    def __init__(
+        self, program: Path, directory: Path, *, rows: int, dim: int, memory_bytes: int
+    ) -> None:
+        """Start it in a directory of its own; loading takes a minute or two."""
+        command = [str(program), str(directory), str(rows), str(dim), str(memory_bytes)]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -119,14 +120,25 @@ def _fio(engine: str) -> float:
 
 
 @contextlib.contextmanager
-def folder() -> Iterator[None]:
+def folder(path: Path = _FOLDER) -> Iterator[Path]:
     """Make the folder of both sides' files, and remove it in the end."""
-    shutil.rmtree(_FOLDER, ignore_errors=True)
-    _FOLDER.mkdir(parents=True)
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
     try:
-        yield
+        yield path
     finally:
-        shutil.rmtree(_FOLDER, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def build() -> Path:
+    """Build the program with both sides in it, and return where it lies."""
+    return programs.build("ssd_peer", "apt-get install librocksdb-dev, `make cpp`")
+
+
+def load(program: Path, directory: Path, rows: int) -> Peer:
+    """Return a program with so many rows of this benchmark's dimension and memory."""
+    memory_bytes = int(rows * 4 * _DIM * _MEMORY_SHARE)
+    return Peer(program, directory, rows=rows, dim=_DIM, memory_bytes=memory_bytes)
 
 
 Curves = dict[str, list[Run]]
@@ -135,9 +147,8 @@ Curves = dict[str, list[Run]]
 def _measure(rows: int, repetitions: int) -> tuple[list[report.Row], Curves, dict[str, Any]]:
     if shutil.which("fio") is None:
         raise BenchError("fio is missing: apt-get install fio")
-    memory = int(rows * _DIM * 4 * _MEMORY_SHARE)
     _CONSOLE.print(f"loading {rows:,} rows of {4 * _DIM} bytes into both")
-    with folder(), Peer(rows, _DIM, memory) as peer:
+    with folder() as path, load(build(), path, rows) as peer:
         curves: Curves = {
             "RocksDB MultiGet": [peer.run("rocksdb", threads=threads) for threads in _THREADS],
             "SSD tier, io_uring": [peer.run("store", "io_uring", threads) for threads in _THREADS],
