@@ -5,6 +5,8 @@
 //    "parameters": [{"name": n, "shape": [..]}, ..]}            in the order of the graph's inputs
 // The graph's inputs are dense_BD, embeddings_BE and then the parameters; its output is score_B.
 // Of a net of several heads "format" is 2, "heads" their number, and the outputs one score_B each.
+// With "one_sample": true there is a second program of that name, of the same inputs, which is fast
+// for one sample and takes no more (trainer/model/one_sample.py).
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
@@ -13,6 +15,7 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,12 +35,17 @@ struct Rejected : std::runtime_error {
 
 std::string ShapeText(const std::vector<int64_t>& shape) { return nlohmann::json(shape).dump(); }
 
+struct Loader : torch::inductor::AOTIModelPackageLoader {
+  Loader(const char* package, const char* name)
+      : AOTIModelPackageLoader(package, name, /*run_single_threaded=*/true, /*num_runners=*/1) {}
+};
+
 }  // namespace
 
 struct EmbertideDenseProgram {
-  explicit EmbertideDenseProgram(const char* package)
-      : loader(package, "model", /*run_single_threaded=*/true, /*num_runners=*/1) {}
-  torch::inductor::AOTIModelPackageLoader loader;
+  explicit EmbertideDenseProgram(const char* package) : loader(package, "model") {}
+  Loader loader;
+  std::optional<Loader> one_sample;
   EmbertideDenseShape shape{};
   std::vector<Parameter> parameters;
 };
@@ -66,7 +74,7 @@ int Guard(char* error, size_t capacity, const Body& body) {
   return result;
 }
 
-void ReadDescription(EmbertideDenseProgram* program) {
+void ReadDescription(const char* package, EmbertideDenseProgram* program) {
   const auto metadata = program->loader.get_metadata();
   const auto found = metadata.find("embertide");
   if (found == metadata.end()) {
@@ -85,6 +93,7 @@ void ReadDescription(EmbertideDenseProgram* program) {
   for (const auto& each : json.at("parameters")) {
     program->parameters.push_back({each.at("name"), each.at("shape")});
   }
+  if (json.value("one_sample", false)) program->one_sample.emplace(package, "one_sample");
 }
 
 // The threads are Triton's; a pool of torch's own on the same cores is ruinous. OpenMP and MKL keep
@@ -105,7 +114,7 @@ int Open(const char* package, EmbertideDenseProgram** out, EmbertideDenseShape* 
     const std::lock_guard lock(unpacking);
     UseThisThreadAlone();
     auto program = std::make_unique<EmbertideDenseProgram>(package);
-    ReadDescription(program.get());
+    ReadDescription(package, program.get());
     *shape = program->shape;
     *out = program.release();
   });
@@ -161,7 +170,8 @@ int Run(EmbertideDenseProgram* program, const EmbertideDenseWeights* weights, in
     inputs.push_back(view(dense, program->shape.dense_features));
     inputs.push_back(view(embeddings, program->shape.embedding_dim));
     inputs.insert(inputs.end(), weights->tensors.begin(), weights->tensors.end());
-    const std::vector<at::Tensor> outputs = program->loader.boxed_run(std::move(inputs));
+    Loader& runs = batch == 1 && program->one_sample ? *program->one_sample : program->loader;
+    const std::vector<at::Tensor> outputs = runs.boxed_run(std::move(inputs));
     const bool as_said = std::ranges::all_of(outputs, [batch](const at::Tensor& score) {
       return score.numel() == batch && score.scalar_type() == at::kFloat;
     });

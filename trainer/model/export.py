@@ -2,7 +2,8 @@
 
 One package serves every version: nothing is swapped, folded or locked; a run is handed the weights
 of the version that it is pinned to (DESIGN.md section 6). The package describes itself in its
-metadata under "embertide" (backend_cpp/dense/plugin.cc reads it).
+metadata under "embertide" (backend_cpp/dense/plugin.cc reads it). Of a net with large layers it has
+a second program, for one sample (one_sample.py).
 """
 
 import contextlib
@@ -13,7 +14,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,15 @@ from torch import Tensor, nn
 
 from embertide import trainer
 from embertide.trainer.errors import TrainerError
+from embertide.trainer.model import one_sample
 
 FORMAT, FORMAT_OF_HEADS = 1, 2
+_ANY_BATCH = "model"  # what torch calls the program of a package that has one
 # A wheel has the presets' programs (.ci/wheel.py): the demo runs where no compiler is.
 _SHIPPED = Path(trainer.__file__).resolve().parent.parent / "programs"
 # What `-march` and the width of vectors are for a baseline.
 _VECTOR_BITS = {"x86-64-v2": 128, "x86-64-v3": 256, "x86-64-v4": 512}
+Programs = dict[str, torch.export.ExportedProgram]
 
 
 class ExportError(TrainerError):
@@ -88,7 +92,11 @@ class _Functional(nn.Module):
 
 
 def _description(
-    tensors: dict[str, Tensor], dense_features: int, embedding_dim: int, heads: int
+    tensors: dict[str, Tensor],
+    dense_features: int,
+    embedding_dim: int,
+    heads: int,
+    programs: Iterable[str],
 ) -> str:
     parameters = [{"name": name, "shape": list(tensor.shape)} for name, tensor in tensors.items()]
     return json.dumps(
@@ -98,6 +106,8 @@ def _description(
             "dense_features": dense_features,
             "embedding_dim": embedding_dim,
             **({} if heads == 1 else {"heads": heads}),
+            # Nodes of before there was one run the other.
+            **({one_sample.NAME: True} if one_sample.NAME in programs else {}),
             "parameters": parameters,
         }
     )
@@ -131,40 +141,58 @@ def export_dense(
     for name, tensor in tensors.items():
         if tensor.dtype != torch.float32:
             raise ExportError(f"parameter {name!r} is {tensor.dtype}; parameters must be float32")
-    description = _description(tensors, dense_features, embedding_dim, heads)
-    example = (
-        torch.zeros(3, dense_features),
-        torch.zeros(3, embedding_dim),
-        *(tensor.clone() for tensor in tensors.values()),
-    )
-    batch = torch.export.Dim("batch", min=1, max=1 << 20)
-    shapes: Any = ({0: batch}, {0: batch}, tuple({} for _ in tensors))
     try:
         with warnings.catch_warnings(), evaluating(module):
             warnings.simplefilter("ignore")  # torch's own, of its own insides
-            program = torch.export.export(
-                _Functional(module, list(tensors), heads).eval(), example, dynamic_shapes=shapes
-            )
+            programs = _programs(module, tensors, dense_features, embedding_dim, heads)
     except Exception as error:
         raise ExportError(f"torch.export refused the module: {error}") from error
-    name = f"{_digest(program, description, cpu)}.pt2"
+    description = _description(tensors, dense_features, embedding_dim, heads, programs)
+    name = f"{_digest(programs, description, cpu)}.pt2"
     places = [folder / name for folder in (cache, _SHIPPED) if folder is not None]
     found = next((place for place in places if place.is_file()), None)
     if found is not None:
         _copy(found, path)
         return
-    _compile(program, path, cpu=cpu, description=description)
+    _compile(programs, path, cpu=cpu, description=description)
     if cache is not None:
         _copy(path, cache / name)
 
 
-def _digest(program: "torch.export.ExportedProgram", description: str, cpu: str) -> str:
+def _programs(
+    module: nn.Module,
+    tensors: dict[str, Tensor],
+    dense_features: int,
+    embedding_dim: int,
+    heads: int,
+) -> Programs:
+    """Return the exported programs of a package by name: of any batch, and of one sample."""
+    functional = _Functional(module, list(tensors), heads).eval()
+    weights = tuple(tensor.clone() for tensor in tensors.values())
+
+    def example(batch: int) -> tuple[Tensor, ...]:
+        return torch.zeros(batch, dense_features), torch.zeros(batch, embedding_dim), *weights
+
+    batch = torch.export.Dim("batch", min=1, max=1 << 20)
+    shapes: Any = ({0: batch}, {0: batch}, tuple({} for _ in tensors))
+    programs = {_ANY_BATCH: torch.export.export(functional, example(3), dynamic_shapes=shapes)}
+    if one_sample.gains(programs[_ANY_BATCH]):
+        programs[one_sample.NAME] = one_sample.of(torch.export.export(functional, example(1)))
+    return programs
+
+
+def _digest(programs: Programs, description: str, cpu: str) -> str:
     # The graph names its constants; their values are in the package as well.
-    constants = {n: t.contiguous() for n, t in program.constants.items() if isinstance(t, Tensor)}
+    constants = {
+        name: tensor.contiguous()
+        for name, tensor in programs[_ANY_BATCH].constants.items()
+        if isinstance(tensor, Tensor)
+    }
     values = hashlib.sha256(safetensors.torch.save(constants)).hexdigest()
     # Without torch's local version, as +cpu: programs run on the CPU whatever else torch can use.
     version = torch.__version__.partition("+")[0]
-    text = f"{version} {cpu} {description} {program.graph} {values}"
+    graphs = " ".join(str(program.graph) for program in programs.values())
+    text = f"{version} {cpu} {description} {graphs} {values}"
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -175,27 +203,35 @@ def _copy(source: Path, target: Path) -> None:
     temporary.replace(target)
 
 
-def _compile(
-    program: "torch.export.ExportedProgram", path: Path, *, cpu: str, description: str
-) -> None:
+def _compile(programs: Programs, path: Path, *, cpu: str, description: str) -> None:
     if shutil.which(os.environ.get("CXX", "g++")) is None:
         raise ExportError(
             "compiling this dense net needs g++: apt-get install g++, or export where it is, by "
             "`embertide export-dense --cache`, and give that folder as --cache here"
         )
+    import torch._inductor.package  # here, for it takes seconds
+
     inductor: Any = torch._inductor  # not typed by torch
     path.parent.mkdir(parents=True, exist_ok=True)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # fixed at compile time: one thread means no OpenMP region at all
+    settings: dict[str, Any] = {
+        "aot_inductor.package": True,
+        "aot_inductor.metadata": {"embertide": description},
+        "cpp.march": cpu,
+        "cpp.simdlen": _VECTOR_BITS[cpu],
+        "cpp.threads": 1,
+    }
     try:
-        settings = {"cpp.march": cpu, "cpp.simdlen": _VECTOR_BITS[cpu], "cpp.threads": 1}
-        with warnings.catch_warnings(), inductor.config.patch(settings):
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            inductor.aoti_compile_and_package(
-                program,
-                package_path=str(path),
-                inductor_configs={"aot_inductor.metadata": {"embertide": description}},
-            )
+            compiled = {}
+            for name, program in programs.items():
+                more = one_sample.SETTINGS if name == one_sample.NAME else {}
+                inputs = program.example_inputs[0]
+                graph = program.module(check_guards=False)
+                compiled[name] = inductor.aot_compile(graph, inputs, options=settings | more)
+            inductor.package.package_aoti(str(path), compiled)
     except Exception as error:
         raise ExportError(f"compiling the dense net for {cpu} failed: {error}") from error
     finally:

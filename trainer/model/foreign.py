@@ -8,6 +8,7 @@ Shapes: B samples, D dense features, E all embedding values of a sample.
 
 import dataclasses
 import inspect
+import json
 import shutil
 import tempfile
 import warnings
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from embertide.trainer import named
 from embertide.trainer.config.model import MAX_HEADS
 from embertide.trainer.importer.dense_folder import PROGRAM, TENSORS, write_description
+from embertide.trainer.model import one_sample
 from embertide.trainer.model.export import ExportError, export_dense, named_tensors, tensor_bytes
 
 TOLERANCE = 1e-5
@@ -189,10 +191,13 @@ def largest_difference(module: nn.Module, program: Path, shape: DenseShape) -> f
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # torch's own, of its own insides
         package = inductor.aoti_load_package(str(program))
-        for batch in (1, 3, 64):
+        cases = [(package, batch) for batch in (1, 3, 64)]
+        if json.loads(package.get_metadata()["embertide"]).get(one_sample.NAME):
+            cases.append((inductor.package.load_package(str(program), one_sample.NAME), 1))
+        for scorer, batch in cases:
             inputs = shape.inputs(batch, lambda *s: torch.randn(*s, generator=generator))
             want = cast(Tensor, module(*inputs)).reshape(batch, -1)
-            said = package(*inputs, *tensors)  # of several heads, a tuple
+            said = scorer(*inputs, *tensors)  # of several heads, a tuple
             got = torch.stack(said if isinstance(said, tuple) else (said,), dim=1)
             # A NaN on one side alone is a difference, too.
             off = torch.nan_to_num((got - want).abs(), nan=torch.inf)
