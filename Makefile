@@ -113,7 +113,7 @@ proto-baseline: build/.venv ## what later protos must stay readable by; run it w
 
 test: dev cpp fuzz build/.moto build/.kafka ## the tests, C++ and Python; test-long has the slowest
 	ctest --test-dir build/cpp --output-on-failure -j $$(nproc)
-	$(BIN)/pytest -q -n $$(nproc) --dist loadfile -m "not long and not alone"
+	$(BIN)/pytest -q -n $$(nproc) --dist loadfile --no-loadscope-reorder -m "not long and not alone"
 	$(BIN)/pytest -q -m "alone and not long" tests/control tests/e2e
 
 test-long: dev cpp build/.torchrec build/.moto build/.kafka site ## the tests that `make test` leaves out, and those by chance for a minute each; an hour

@@ -132,7 +132,7 @@ def test_a_pruned_run_with_an_ssd_ends_as_one_without(tmp_path: Path) -> None:
     tables = tuple(dataclasses.replace(table, dim=256) for table in news_model().tables)
     in_memory = dataclasses.replace(
         RUN,
-        model=dataclasses.replace(news_model(), tables=tables),
+        model=dataclasses.replace(news_model(), tables=tables, top_mlp=(16,)),
         prune=PruneConfig(bytes=1_500_000, first=(3,), every=5, least=2),
         batch_size=64,
     )
