@@ -15,9 +15,9 @@ twenty minutes, 10 GB of disk; RocksDB is part of a program, so librocksdb-dev i
 import argparse
 import contextlib
 import json
-import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -35,6 +35,7 @@ _GROWTH = (1_600_000, 4)  # rows, bits of buckets
 _VERSIONS_S, _RATES = 3.0, (0, 100_000)
 _START_ROWS, _SEAL_ROWS, _SEAL_S = 2_000_000, 1_000_000, 2
 _DDR_PERCENTS = (150, 25)
+_PARTS = ("versions", "growth", "ssd", "starts", "seals")
 _PROGRAMS = ("readers_and_versions", "growth_pauses", "recovery")
 
 # By metric, what a run of one side took; a metric's name ends in its unit.
@@ -69,11 +70,10 @@ def _ssd(peer: ssd.Peer) -> Times:
 
 
 def _starts(side: recovery.Recovery) -> Times:
-    snapshot, sealed = side.start(_START_ROWS, from_seal=False)
+    snapshot, _ = side.start(_START_ROWS, from_seal=False)
     seal, _ = side.start(_START_ROWS, from_seal=True)
     return {
         "start from a snapshot, s": snapshot["seconds"],
-        "until its seal, s": sealed["sealed_seconds"],
         "start from a seal, s": seal["seconds"],
     }
 
@@ -108,13 +108,12 @@ def _rows(runs: Sequence[Callable[[], Times]], repetitions: int) -> Iterator[rep
         )
         _CONSOLE.print(
             f"[dim]{name}: {row.ours:,.3f} now, {row.peer:,.3f} before; least "
-            f"{min(sides[0]):,.3f}, {min(sides[1]):,.3f}; median of the ratios of turns "
-            f"{statistics.median(a / b for a, b in zip(*sides, strict=True)):.3f}"
+            f"{min(sides[0]):,.3f}, {min(sides[1]):,.3f}"
         )
         yield row
 
 
-def _measure(older: Path, repetitions: int) -> Iterator[report.Row]:
+def _measure(older: Path, parts: Sequence[str], repetitions: int) -> Iterator[report.Row]:
     def both(name: str) -> tuple[Path, Path]:
         return programs.build(name), older / "build" / "cpp" / "bench" / "store" / name
 
@@ -123,26 +122,30 @@ def _measure(older: Path, repetitions: int) -> Iterator[report.Row]:
     for _, program in (*sides.values(), peers):
         if not program.is_file():
             raise BenchError(f"{program} is missing: build it there first")
-    versions, growth = sides["readers_and_versions"], sides["growth_pauses"]
-    yield from _rows([lambda: _versions(versions[0]), lambda: _versions(versions[1])], repetitions)
-    yield from _rows([lambda: _growth(growth[0]), lambda: _growth(growth[1])], repetitions)
-    with contextlib.ExitStack() as stack:
-        loaded = [
-            stack.enter_context(
-                ssd.load(program, stack.enter_context(ssd.folder(_FOLDER / name)), _SSD_ROWS)
-            )
-            for program, name in zip(peers, ("now", "older"), strict=True)
-        ]
-        yield from _rows([lambda: _ssd(loaded[0]), lambda: _ssd(loaded[1])], repetitions)
+    if "versions" in parts:
+        runs = [partial(_versions, program) for program in sides["readers_and_versions"]]
+        yield from _rows(runs, repetitions)
+    if "growth" in parts:
+        yield from _rows([partial(_growth, each) for each in sides["growth_pauses"]], repetitions)
+    if "ssd" in parts:
+        with contextlib.ExitStack() as stack:
+            folders = [stack.enter_context(ssd.folder(_FOLDER / name)) for name in ("now", "older")]
+            loaded = [
+                stack.enter_context(ssd.load(program, folder, _SSD_ROWS))
+                for program, folder in zip(peers, folders, strict=True)
+            ]
+            yield from _rows([partial(_ssd, peer) for peer in loaded], repetitions)
     with ssd.folder(_FOLDER):
         nodes = [
             recovery.Recovery(program, _FOLDER / name)
             for program, name in zip(sides["recovery"], ("now", "older"), strict=True)
         ]
-        for node in nodes:
-            node.write(_START_ROWS)
-        yield from _rows([lambda: _starts(nodes[0]), lambda: _starts(nodes[1])], repetitions)
-        yield from _rows([lambda: _seals(nodes[0]), lambda: _seals(nodes[1])], repetitions)
+        if "starts" in parts:
+            for node in nodes:
+                node.write(_START_ROWS)
+            yield from _rows([partial(_starts, node) for node in nodes], repetitions)
+        if "seals" in parts:
+            yield from _rows([partial(_seals, node) for node in nodes], repetitions)
 
 
 def main() -> int:
@@ -153,12 +156,13 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("older", type=Path, help="a checkout whose build/cpp has the programs")
+    parser.add_argument("--parts", nargs="+", choices=_PARTS, default=_PARTS)
     parser.add_argument("--repetitions", type=int, default=report.LEAST_REPETITIONS)
     parser.add_argument("--out", type=Path, default=BUILD / "bench" / "store_since.json")
     arguments = parser.parse_args()
     rows: list[report.Row] = []
     try:
-        for row in _measure(arguments.older, arguments.repetitions):
+        for row in _measure(arguments.older, arguments.parts, arguments.repetitions):
             rows.append(row)
             report.write(arguments.out, ROOT, rows)
     except BenchError as error:
