@@ -9,7 +9,7 @@ The older checkout takes bench/store/*.cc of this one where these have changed s
 by turns, a process each, or with rows loaded once: a reader of whole versions beside their writer,
 a table's growth, random reads from the SSD tier, starts after SIGKILL from a seal and from a
 snapshot, and a reader beside seals. A ratio is of this build's time over the older one's. About
-twenty minutes, 10 GB of disk; RocksDB is part of a program, so librocksdb-dev is needed.
+twelve minutes, 10 GB of disk; RocksDB is part of a program, so librocksdb-dev is needed.
 """
 
 import argparse
