@@ -115,7 +115,7 @@ def _on_the_ssd(case: str) -> Iterator[report.Row]:
     name = "RocksDB: indexes, filters, memtables"
     program = ssd.build()
     with (
-        ssd.folder() as path,
+        programs.folder(ssd.FOLDER) as path,
         ssd.Peer(program, path, rows=_ROWS, dim=_DIM, memory_bytes=_ROWS * _SSD_MEMORY) as peer,
     ):
         said = peer.loaded

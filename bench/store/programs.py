@@ -1,6 +1,9 @@
 """The C++ programs of these benchmarks: built where they are asked for, run to their end."""
 
+import contextlib
+import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 from bench.servers import BUILD, BenchError, build_target
@@ -19,3 +22,14 @@ def run(program: Path, *words: object) -> str:
     if done.returncode != 0:
         raise BenchError(f"{' '.join([program.name, *command[1:]])}: {done.stderr.strip()}")
     return done.stdout
+
+
+@contextlib.contextmanager
+def folder(path: Path) -> Iterator[Path]:
+    """Make a folder of programs' files anew, and remove it in the end."""
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)

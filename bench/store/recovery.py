@@ -7,7 +7,6 @@ writer of 5,000 rows a second, by turns with windows without one: DDR that holds
 a seal writes all of them and nothing else makes anyone wait; and DDR of a quarter.
 """
 
-import contextlib
 import json
 import os
 import shutil
@@ -44,11 +43,9 @@ class Recovery:
     """The program of one build, with a folder of its own."""
 
     def __init__(self, program: Path, folder: Path) -> None:
-        """Make the folder anew."""
+        """Use an empty folder."""
         self._program = program
         self._folder = folder
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
 
     def _words(self, mode: str, rows: int, *more: object) -> list[str]:
         return [mode, str(self._folder), str(rows), str(_DIM), *map(str, more)]
@@ -135,9 +132,9 @@ def _cost(recovery: Recovery, ddr_percent: int) -> Iterator[report.Row]:
 
 def run() -> Iterator[report.Row]:
     """Yield the rows of the report."""
-    recovery = Recovery(programs.build("recovery"), _FOLDER)
-    with contextlib.ExitStack() as stack:
-        stack.callback(shutil.rmtree, _FOLDER, ignore_errors=True)
+    program = programs.build("recovery")
+    with programs.folder(_FOLDER) as folder:
+        recovery = Recovery(program, folder)
         yield from _starts(recovery)
         yield from _cost(recovery, 150)
         yield from _cost(recovery, 25)

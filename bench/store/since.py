@@ -9,15 +9,15 @@ The older checkout takes bench/store/*.cc of this one where these have changed s
 by turns, a process each, or with rows loaded once: a reader of whole versions beside their writer,
 a table's growth, random reads from the SSD tier, starts after SIGKILL from a seal and from a
 snapshot, and a reader beside seals. A ratio is of this build's time over the older one's. About
-twelve minutes, 10 GB of disk; RocksDB is part of a program, so librocksdb-dev is needed.
+twelve minutes, 10 GB of disk; RocksDB is in the program of the SSD tier, which needs
+librocksdb-dev.
 """
 
 import argparse
-import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
@@ -35,60 +35,89 @@ _GROWTH = (1_600_000, 4)  # rows, bits of buckets
 _VERSIONS_S, _RATES = 3.0, (0, 100_000)
 _START_ROWS, _SEAL_ROWS, _SEAL_S = 2_000_000, 1_000_000, 2
 _DDR_PERCENTS = (150, 25)
-_PARTS = ("versions", "growth", "ssd", "starts", "seals")
-_PROGRAMS = ("readers_and_versions", "growth_pauses", "recovery")
 
 # By metric, what a run of one side took; a metric's name ends in its unit.
 Times = Mapping[str, float]
+Run = Callable[[], Times]
 
 
-def _versions(program: Path) -> Times:
-    times: dict[str, float] = {}
-    for rate in _RATES:
-        seen = json.loads(programs.run(program, rate, _VERSIONS_S))
-        if seen["mixed"]:
-            raise BenchError(f"{seen['mixed']} rows were of another version than the view's")
-        case = f"versions of {rate:,} rows/s, a reader's" if rate else "a reader's"
-        times |= {f"{case} p50, us": seen["p50_us"], f"{case} p99, us": seen["p99_us"]}
-    return times
+def _versions(program: Path, _folder: Path, _stack: ExitStack) -> Run:
+    def run() -> Times:
+        times: dict[str, float] = {}
+        for rate in _RATES:
+            seen = json.loads(programs.run(program, rate, _VERSIONS_S))
+            if seen["mixed"]:
+                raise BenchError(f"{seen['mixed']} rows were of another version than the view's")
+            case = f"versions of {rate:,} rows/s, a reader's" if rate else "a reader's"
+            times |= {f"{case} p50, us": seen["p50_us"], f"{case} p99, us": seen["p99_us"]}
+        return times
+
+    return run
 
 
-def _growth(program: Path) -> Times:
-    rows, _ = _GROWTH
-    inserts = json.loads(programs.run(program, *_GROWTH))["inserts"]
-    return {
-        "growth, an insert, ns": inserts["total_ns"] / rows,
-        "growth, the longest CPU time of an insert, us": inserts["longest_cpu_ns"] / 1e3,
-    }
+def _growth(program: Path, _folder: Path, _stack: ExitStack) -> Run:
+    def run() -> Times:
+        rows, _ = _GROWTH
+        inserts = json.loads(programs.run(program, *_GROWTH))["inserts"]
+        return {
+            "growth, an insert, ns": inserts["total_ns"] / rows,
+            "growth, the longest CPU time of an insert, us": inserts["longest_cpu_ns"] / 1e3,
+        }
+
+    return run
 
 
-def _ssd(peer: ssd.Peer) -> Times:
-    return {
-        f"SSD, a row of {batch}, us": 1e6 / peer.run("store", "io_uring", batch=batch).rows_per_s
-        for batch in _SSD_BATCHES
-    }
+def _ssd(program: Path, folder: Path, stack: ExitStack) -> Run:
+    peer = stack.enter_context(ssd.load(program, folder, _SSD_ROWS))
+
+    def run() -> Times:
+        rates = {b: peer.run("store", "io_uring", batch=b).rows_per_s for b in _SSD_BATCHES}
+        return {f"SSD, a row of {batch}, us": 1e6 / rate for batch, rate in rates.items()}
+
+    return run
 
 
-def _starts(side: recovery.Recovery) -> Times:
-    snapshot, _ = side.start(_START_ROWS, from_seal=False)
-    seal, _ = side.start(_START_ROWS, from_seal=True)
-    return {
-        "start from a snapshot, s": snapshot["seconds"],
-        "start from a seal, s": seal["seconds"],
-    }
+def _starts(program: Path, folder: Path, _stack: ExitStack) -> Run:
+    side = recovery.Recovery(program, folder)
+    side.write(_START_ROWS)
+
+    def run() -> Times:
+        snapshot, _ = side.start(_START_ROWS, from_seal=False)
+        seal, _ = side.start(_START_ROWS, from_seal=True)
+        return {
+            "start from a snapshot, s": snapshot["seconds"],
+            "start from a seal, s": seal["seconds"],
+        }
+
+    return run
 
 
-def _seals(side: recovery.Recovery) -> Times:
-    times: dict[str, float] = {}
-    for percent in _DDR_PERCENTS:
-        _, sealing = side.cost(_SEAL_ROWS, percent, 1, _SEAL_S)
-        case = f"seals, DDR {percent}%, a reader's"
-        times[f"{case} p50, us"] = sealing["read_us_p50"]
-        times[f"{case} p99, us"] = sealing["read_us_p99"]
-    return times
+def _seals(program: Path, folder: Path, _stack: ExitStack) -> Run:
+    side = recovery.Recovery(program, folder)
+
+    def run() -> Times:
+        times: dict[str, float] = {}
+        for percent in _DDR_PERCENTS:
+            _, sealing = side.cost(_SEAL_ROWS, percent, 1, _SEAL_S)
+            case = f"seals, DDR {percent}%, a reader's"
+            times[f"{case} p50, us"] = sealing["read_us_p50"]
+            times[f"{case} p99, us"] = sealing["read_us_p99"]
+        return times
+
+    return run
 
 
-def _rows(runs: Sequence[Callable[[], Times]], repetitions: int) -> Iterator[report.Row]:
+# Of each part its program, and what makes one side of it ready in a folder until the stack ends.
+_PARTS: Mapping[str, tuple[str, Callable[[Path, Path, ExitStack], Run]]] = {
+    "versions": ("readers_and_versions", _versions),
+    "growth": ("growth_pauses", _growth),
+    "ssd": (ssd.PROGRAM, _ssd),
+    "starts": ("recovery", _starts),
+    "seals": ("recovery", _seals),
+}
+
+
+def _rows(runs: Sequence[Run], repetitions: int) -> Iterator[report.Row]:
     """Yield the rows of both sides' runs, this build's first in even turns."""
     seen: tuple[list[Times], list[Times]] = ([], [])
     for turn in range(repetitions):
@@ -113,39 +142,24 @@ def _rows(runs: Sequence[Callable[[], Times]], repetitions: int) -> Iterator[rep
         yield row
 
 
-def _measure(older: Path, parts: Sequence[str], repetitions: int) -> Iterator[report.Row]:
-    def both(name: str) -> tuple[Path, Path]:
-        return programs.build(name), older / "build" / "cpp" / "bench" / "store" / name
+def _sides(older: Path, name: str) -> tuple[Path, Path]:
+    """Return a program of this build, built if need be, and of the older one."""
+    now = ssd.build() if name == ssd.PROGRAM else programs.build(name)
+    before = older / "build" / "cpp" / "bench" / "store" / name
+    if not before.is_file():
+        raise BenchError(f"{before} is missing: build it there first")
+    return now, before
 
-    sides = {name: both(name) for name in _PROGRAMS}
-    peers = ssd.build(), both("ssd_peer")[1]
-    for _, program in (*sides.values(), peers):
-        if not program.is_file():
-            raise BenchError(f"{program} is missing: build it there first")
-    if "versions" in parts:
-        runs = [partial(_versions, program) for program in sides["readers_and_versions"]]
-        yield from _rows(runs, repetitions)
-    if "growth" in parts:
-        yield from _rows([partial(_growth, each) for each in sides["growth_pauses"]], repetitions)
-    if "ssd" in parts:
-        with contextlib.ExitStack() as stack:
-            folders = [stack.enter_context(ssd.folder(_FOLDER / name)) for name in ("now", "older")]
-            loaded = [
-                stack.enter_context(ssd.load(program, folder, _SSD_ROWS))
-                for program, folder in zip(peers, folders, strict=True)
-            ]
-            yield from _rows([partial(_ssd, peer) for peer in loaded], repetitions)
-    with ssd.folder(_FOLDER):
-        nodes = [
-            recovery.Recovery(program, _FOLDER / name)
-            for program, name in zip(sides["recovery"], ("now", "older"), strict=True)
-        ]
-        if "starts" in parts:
-            for node in nodes:
-                node.write(_START_ROWS)
-            yield from _rows([partial(_starts, node) for node in nodes], repetitions)
-        if "seals" in parts:
-            yield from _rows([partial(_seals, node) for node in nodes], repetitions)
+
+def _measure(older: Path, parts: Iterable[str], repetitions: int) -> Iterator[report.Row]:
+    sides = {part: _sides(older, _PARTS[part][0]) for part in parts}
+    for part, both in sides.items():
+        with ExitStack() as stack:
+            runs = []
+            for program, name in zip(both, ("now", "older"), strict=True):
+                folder = stack.enter_context(programs.folder(_FOLDER / name))
+                runs.append(_PARTS[part][1](program, folder, stack))
+            yield from _rows(runs, repetitions)
 
 
 def main() -> int:

@@ -7,13 +7,11 @@ fio reads blocks of the store's own log, as many in flight as the store keeps.
 """
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,7 +23,8 @@ from bench.servers import BUILD, ROOT, BenchError
 from bench.store import programs
 
 _CONSOLE = Console(stderr=True, highlight=False)
-_FOLDER = BUILD / "bench" / "ssd"
+PROGRAM = "ssd_peer"
+FOLDER = BUILD / "bench" / "ssd"
 _ROWS, _DIM = 5_760_000, 128
 _MEMORY_SHARE = 0.1
 _DEPTH = 128  # kReadDepth of backend_cpp/ssd/block_file.h
@@ -106,7 +105,7 @@ class Peer:
 def _fio(engine: str) -> float:
     """Return fio's blocks a second from the store's log."""
     command = [
-        *("fio", "--name=read", f"--filename={_FOLDER / 'device-0.log'}", "--readonly"),
+        *("fio", "--name=read", f"--filename={FOLDER / 'device-0.log'}", "--readonly"),
         *("--rw=randread", "--bs=4k", "--direct=1", f"--ioengine={engine}", f"--iodepth={_DEPTH}"),
         *(f"--runtime={_RUN_S}", "--time_based", "--norandommap", "--randrepeat=0"),
         "--output-format=json",
@@ -119,20 +118,9 @@ def _fio(engine: str) -> float:
     return rate
 
 
-@contextlib.contextmanager
-def folder(path: Path = _FOLDER) -> Iterator[Path]:
-    """Make the folder of both sides' files, and remove it in the end."""
-    shutil.rmtree(path, ignore_errors=True)
-    path.mkdir(parents=True)
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-
-
 def build() -> Path:
     """Build the program with both sides in it, and return where it lies."""
-    return programs.build("ssd_peer", "apt-get install librocksdb-dev, `make cpp`")
+    return programs.build(PROGRAM, "apt-get install librocksdb-dev, `make cpp`")
 
 
 def load(program: Path, directory: Path, rows: int) -> Peer:
@@ -148,7 +136,7 @@ def _measure(rows: int, repetitions: int) -> tuple[list[report.Row], Curves, dic
     if shutil.which("fio") is None:
         raise BenchError("fio is missing: apt-get install fio")
     _CONSOLE.print(f"loading {rows:,} rows of {4 * _DIM} bytes into both")
-    with folder() as path, load(build(), path, rows) as peer:
+    with programs.folder(FOLDER) as path, load(build(), path, rows) as peer:
         curves: Curves = {
             "RocksDB MultiGet": [peer.run("rocksdb", threads=threads) for threads in _THREADS],
             "SSD tier, io_uring": [peer.run("store", "io_uring", threads) for threads in _THREADS],

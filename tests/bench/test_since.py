@@ -29,4 +29,4 @@ def test_an_older_build_without_programs_is_refused_by_name(
     monkeypatch.setattr(programs, "build", lambda name: Path(__file__))
     monkeypatch.setattr(ssd, "build", lambda: Path(__file__))
     with pytest.raises(BenchError, match=f"{tmp_path}.*readers_and_versions is missing: build it"):
-        list(since._measure(tmp_path, ["growth"], repetitions=1))
+        list(since._measure(tmp_path, ["versions"], repetitions=1))
