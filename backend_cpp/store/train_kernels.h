@@ -43,12 +43,18 @@ struct Squares {
   }
   // Lane l and l + 8, then l + 4, l + 2, l + 1, however many of them are one vector.
   double Total() {
-#pragma GCC unroll 8
-    for (uint32_t apart = kVectors / 2; apart > 0; apart /= 2) {
-#pragma GCC unroll 8
-      for (uint32_t v = 0; v < apart; ++v) lanes[v] += lanes[v + apart];
-    }
+    FoldVectors<kVectors / 2>();
     return Fold(lanes[0]);
+  }
+
+ private:
+  template <uint32_t kApart>
+  void FoldVectors() {
+    if constexpr (kApart > 0) {
+#pragma GCC unroll 8
+      for (uint32_t v = 0; v < kApart; ++v) lanes[v] += lanes[v + kApart];
+      FoldVectors<kApart / 2>();
+    }
   }
 };
 
