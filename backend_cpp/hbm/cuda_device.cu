@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 
 #include <cstring>
+#include <initializer_list>
 #include <mutex>
 #include <vector>
 
@@ -29,18 +30,18 @@ class CudaDevice : public HbmDevice {
 
   Result<std::byte*> Allocate(uint64_t bytes) override {
     void* memory = nullptr;
-    const Status status = Ok(cudaSetDevice(ordinal_), cudaMalloc(&memory, bytes));
+    const Status status = Ok({cudaSetDevice(ordinal_), cudaMalloc(&memory, bytes)});
     if (!status.ok()) return OutOfMemory(bytes, "of the device", status);
     memory_.push_back(static_cast<std::byte*>(memory));
     // Streams do not wait for the one that clears.
-    EMBERTIDE_RETURN_IF_ERROR(Ok(cudaMemset(memory, 0, bytes), cudaDeviceSynchronize()));
+    EMBERTIDE_RETURN_IF_ERROR(Ok({cudaMemset(memory, 0, bytes), cudaDeviceSynchronize()}));
     return memory_.back();
   }
 
   Result<std::byte*> AllocateHost(uint64_t bytes) override {
     void* memory = nullptr;
     const Status status =
-        Ok(cudaSetDevice(ordinal_), cudaHostAlloc(&memory, bytes, cudaHostAllocPortable));
+        Ok({cudaSetDevice(ordinal_), cudaHostAlloc(&memory, bytes, cudaHostAllocPortable)});
     if (!status.ok()) return OutOfMemory(bytes, "pinned in the host", status);
     host_memory_.push_back(static_cast<std::byte*>(memory));
     std::memset(memory, 0, bytes);
@@ -50,7 +51,7 @@ class CudaDevice : public HbmDevice {
   Result<uint32_t> AddStream() override {
     cudaStream_t stream = nullptr;
     EMBERTIDE_RETURN_IF_ERROR(
-        Ok(cudaSetDevice(ordinal_), cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)));
+        Ok({cudaSetDevice(ordinal_), cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)}));
     streams_.push_back(stream);
     return static_cast<uint32_t>(streams_.size() - 1);
   }
@@ -58,36 +59,38 @@ class CudaDevice : public HbmDevice {
   Status After(uint32_t stream, HbmDevice* other, uint32_t before) override {
     auto* device = static_cast<CudaDevice*>(other);
     cudaEvent_t event = nullptr;
-    EMBERTIDE_RETURN_IF_ERROR(device->Ok(cudaSetDevice(device->ordinal_),
-                                         cudaEventCreateWithFlags(&event, cudaEventDisableTiming)));
-    const Status recorded = device->Ok(cudaEventRecord(event, device->streams_[before]));
+    EMBERTIDE_RETURN_IF_ERROR(
+        device->Ok({cudaSetDevice(device->ordinal_),
+                    cudaEventCreateWithFlags(&event, cudaEventDisableTiming)}));
+    const Status recorded = device->Ok({cudaEventRecord(event, device->streams_[before])});
     const Status waits =
-        recorded.ok() ? Ok(cudaSetDevice(ordinal_), cudaStreamWaitEvent(streams_[stream], event, 0))
-                      : recorded;
+        recorded.ok()
+            ? Ok({cudaSetDevice(ordinal_), cudaStreamWaitEvent(streams_[stream], event, 0)})
+            : recorded;
     // The driver keeps it until it has come to pass.
     static_cast<void>(cudaEventDestroy(event));
     return waits;
   }
 
   Status Wait(uint32_t stream) override {
-    return Ok(cudaSetDevice(ordinal_), cudaStreamSynchronize(streams_[stream]));
+    return Ok({cudaSetDevice(ordinal_), cudaStreamSynchronize(streams_[stream])});
   }
 
   Status Upload(uint32_t stream, std::byte* to, const std::byte* from, uint64_t bytes) override {
-    return Ok(cudaSetDevice(ordinal_),
-              cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, streams_[stream]));
+    return Ok({cudaSetDevice(ordinal_),
+               cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, streams_[stream])});
   }
   Status Download(uint32_t stream, std::byte* to, const std::byte* from, uint64_t bytes) override {
-    return Ok(cudaSetDevice(ordinal_),
-              cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, streams_[stream]));
+    return Ok({cudaSetDevice(ordinal_),
+               cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, streams_[stream])});
   }
   Status CopyFrom(uint32_t stream, std::byte* to, HbmDevice* other, const std::byte* from,
                   uint64_t bytes) override {
     const auto* device = static_cast<CudaDevice*>(other);
-    EMBERTIDE_RETURN_IF_ERROR(Ok(cudaSetDevice(ordinal_)));
+    EMBERTIDE_RETURN_IF_ERROR(Ok({cudaSetDevice(ordinal_)}));
     EMBERTIDE_RETURN_IF_ERROR(EnablePeer(device->ordinal_));
     // Without peer access the driver goes through the host.
-    return Ok(cudaMemcpyPeerAsync(to, ordinal_, from, device->ordinal_, bytes, streams_[stream]));
+    return Ok({cudaMemcpyPeerAsync(to, ordinal_, from, device->ordinal_, bytes, streams_[stream])});
   }
 
   Status Lookup(uint32_t stream, const HbmDirectory& cache, const LookupArgs& args) override {
@@ -127,10 +130,10 @@ class CudaDevice : public HbmDevice {
   }
 
  private:
-  // The first error of calls made one after the other.
-  template <typename... Errors>
-  Status Ok(Errors... errors) const {
-    for (const cudaError_t error : {errors...}) {
+  // The first error of calls made one after the other, in the order of the braces: the arguments of
+  // a function would be evaluated in any order.
+  Status Ok(std::initializer_list<cudaError_t> errors) const {
+    for (const cudaError_t error : errors) {
       if (error == cudaSuccess) continue;
       static_cast<void>(cudaGetLastError());  // said once is enough
       return {Code::kDeviceError, name_ + ": " + cudaGetErrorString(error)};
@@ -146,9 +149,9 @@ class CudaDevice : public HbmDevice {
   template <typename Start>
   Status Launch(uint32_t count, uint32_t a_block, const Start& start) const {
     if (count == 0) return Status::Ok();
-    EMBERTIDE_RETURN_IF_ERROR(Ok(cudaSetDevice(ordinal_)));
+    EMBERTIDE_RETURN_IF_ERROR(Ok({cudaSetDevice(ordinal_)}));
     start((count - 1) / a_block + 1);
-    return Ok(cudaGetLastError());
+    return Ok({cudaGetLastError()});
   }
 
   // Requires: this device is the thread's.
@@ -158,10 +161,10 @@ class CudaDevice : public HbmDevice {
     if (peers_[peer]) return Status::Ok();
     peers_[peer] = true;
     int can = 0;
-    EMBERTIDE_RETURN_IF_ERROR(Ok(cudaDeviceCanAccessPeer(&can, ordinal_, peer)));
+    EMBERTIDE_RETURN_IF_ERROR(Ok({cudaDeviceCanAccessPeer(&can, ordinal_, peer)}));
     if (can == 0) return Status::Ok();
     const cudaError_t enabled = cudaDeviceEnablePeerAccess(peer, 0);
-    if (enabled != cudaErrorPeerAccessAlreadyEnabled) return Ok(enabled);
+    if (enabled != cudaErrorPeerAccessAlreadyEnabled) return Ok({enabled});
     static_cast<void>(cudaGetLastError());
     return Status::Ok();
   }
