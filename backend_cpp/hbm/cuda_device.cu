@@ -94,7 +94,7 @@ class CudaDevice : public HbmDevice {
   }
 
   Status Lookup(uint32_t stream, const HbmDirectory& cache, const LookupArgs& args) override {
-    return Launch(args.count, kBlockWarps, [&](uint32_t blocks) {
+    return Launch(args.count, kBlockKeys, [&](uint32_t blocks) {
       LookupKernel<<<blocks, kBlockThreads, 0, streams_[stream]>>>(cache, args);
     });
   }

@@ -60,6 +60,42 @@ class HbmDeviceTest : public ::testing::TestWithParam<Kind> {
   std::mt19937 random_{5};
 };
 
+TEST_P(HbmDeviceTest, RowsWhoseTagsAreAlikeAreToldApart) {
+  constexpr uint32_t kRows = 20;  // of one tag, in ways of several lanes
+  std::vector<uint64_t> keys;
+  for (uint64_t key = 0; keys.size() < 2 * kRows; ++key) {
+    if (HbmTagOf(HbmHash(0, key)) == HbmTagOf(HbmHash(0, 0))) keys.push_back(key);
+  }
+  HbmDirectory cache;
+  cache.sets = 1;
+  cache.tags = OnDevice(std::vector<uint16_t>(kHbmWays, 0));
+  cache.entries = OnDevice(std::vector<HbmEntry>(kHbmWays));
+  cache.pages = OnDevice(std::vector<std::byte>(kRows * kHbmSlotUnit));
+  std::vector<HbmPlacement> placements;
+  for (uint32_t row = 0; row < kRows; ++row) {
+    HbmPlacement placement;
+    placement.entry = {keys[row], 1, kHbmOpenEnd, row, HbmMeta(0, 1)};
+    placement.way = row + 5;
+    placement.bytes = kHbmSlotUnit;
+    placements.push_back(placement);
+  }
+  const std::byte* payloads = OnDevice(std::vector<std::byte>(kHbmSlotUnit));
+  ASSERT_TRUE(device_->Place(stream_, cache, OnDevice(placements), kRows, payloads).ok());
+  const auto count = static_cast<uint32_t>(keys.size());
+  HbmRef* refs = OnDevice(std::vector<HbmRef>(count));
+  uint32_t* answers = OnDevice(std::vector<uint32_t>(count, 77));
+  const uint16_t* tables = OnDevice(std::vector<uint16_t>(count, 0));
+  ASSERT_TRUE(
+      device_->Lookup(stream_, cache, {OnDevice(keys), tables, count, 1, refs, answers}).ok());
+  const std::vector<uint32_t> got = FromDevice(answers, count);
+  const std::vector<HbmRef> where = FromDevice(refs, count);
+  for (uint32_t i = 0; i < count; ++i) {
+    ASSERT_EQ(got[i], i < kRows ? 0x10001U : 0U) << "key " << keys[i];
+    if (i >= kRows) continue;
+    ASSERT_EQ(where[i].payload, cache.pages + uint64_t{i} * kHbmSlotUnit);
+  }
+}
+
 TEST_P(HbmDeviceTest, ARowIsFoundByItsKeyAndTableForItsVersionsAlone) {
   constexpr uint32_t kSets = 7;
   constexpr uint32_t kRows = 100;

@@ -37,6 +37,7 @@ struct alignas(8) ushort4 {
 };
 
 int __popc(unsigned bits) { return std::popcount(bits); }
+int __ffs(unsigned bits) { return bits == 0 ? 0 : std::countr_zero(bits) + 1; }
 float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits); }
 embertide::Float16 __ushort_as_half(unsigned short bits) {
   return std::bit_cast<embertide::Float16>(bits);
@@ -118,7 +119,7 @@ class EmulatedDevice : public HbmDevice {
     return twin_->CopyFrom(stream, to, other, from, bytes);
   }
   Status Lookup(uint32_t stream, const HbmDirectory& cache, const LookupArgs& args) override {
-    return Launch(stream, args.count, kBlockWarps, [&] { LookupKernel(cache, args); });
+    return Launch(stream, args.count, kBlockKeys, [&] { LookupKernel(cache, args); });
   }
   Status Place(uint32_t stream, const HbmDirectory& cache, const HbmPlacement* placements,
                uint32_t count, const std::byte* payloads) override {

@@ -31,47 +31,69 @@ constexpr uint32_t kWarp = 32;
 constexpr uint32_t kAllLanes = 0xffffffffU;
 constexpr uint32_t kBlockThreads = 128;
 constexpr uint32_t kBlockWarps = kBlockThreads / kWarp;
+// Lanes that look for one key, and the ways that one of them looks at: 16 bytes of tags.
+constexpr uint32_t kKeyLanes = 4;
+constexpr uint32_t kLaneWays = kHbmWays / kKeyLanes;
+constexpr uint32_t kBlockKeys = kBlockThreads / kKeyLanes;
 // Rows of a bag asked for before the first is added.
 constexpr uint32_t kRowsAhead = 4;
 
-static_assert(kHbmWays == kWarp, "a lane looks at one way");
+static_assert(kHbmWays == kWarp, "a lane surveys one way");
+static_assert(kLaneWays * sizeof(uint16_t) == sizeof(uint4));
 static_assert(sizeof(unsigned long long) == sizeof(uint64_t));
 
-// Every kernel below gives one warp, or thread, to one item, and returns beyond the last: whole
-// warps at a time where a warp works together, so that its votes meet all lanes.
+// Every kernel below gives one warp, a few lanes of one, or a thread to one item. Beyond the last
+// it returns, whole warps at a time where a warp works together; where lanes of several items vote
+// together, all of them do.
 __device__ uint32_t WarpIndex() { return blockIdx.x * kBlockWarps + threadIdx.x / kWarp; }
 __device__ uint32_t ThreadIndex() { return blockIdx.x * kBlockThreads + threadIdx.x; }
 __device__ uint32_t Lane() { return threadIdx.x % kWarp; }
 
 // --- the directory
 
+// A bit for each of the eight tags of two bytes there that is `tag`.
+__device__ uint32_t WaysAlike(const uint4& tags, uint32_t tag) {
+  const uint32_t pairs[4] = {tags.x, tags.y, tags.z, tags.w};
+  uint32_t alike = 0;
+  EMBERTIDE_UNROLL
+  for (uint32_t p = 0; p < 4; ++p) {
+    alike |= ((pairs[p] & 0xffffU) == tag ? 1U : 0U) << 2 * p;
+    alike |= (pairs[p] >> 16 == tag ? 2U : 0U) << 2 * p;
+  }
+  return alike;
+}
+
 __global__ void LookupKernel(HbmDirectory cache, HbmDevice::LookupArgs args) {
-  const uint32_t i = WarpIndex();
-  if (i >= args.count) return;
-  const uint32_t table = args.tables[i];
-  const uint64_t key = args.keys[i];
-  const uint64_t hash = HbmHash(table, key);
-  // A position that is not to be looked for probes as well, for a table that no entry has.
-  const uint64_t way = uint64_t{HbmSetOf(hash, cache.sets)} * kHbmWays + Lane();
-  HbmEntry entry;
+  const uint32_t i = ThreadIndex() / kKeyLanes;
+  const uint32_t part = ThreadIndex() % kKeyLanes;
   bool found = false;
-  if (cache.tags[way] == HbmTagOf(hash)) {
-    entry = cache.entries[way];
-    found = entry.key == key && HbmTableOf(entry.meta) == table && args.version >= entry.since &&
-            args.version < entry.until;
+  if (i < args.count) {
+    const uint32_t table = args.tables[i];
+    const uint64_t key = args.keys[i];
+    const uint64_t hash = HbmHash(table, key);
+    // A position that is not to be looked for probes as well, for a table that no entry has.
+    const uint64_t first = uint64_t{HbmSetOf(hash, cache.sets)} * kHbmWays + part * kLaneWays;
+    const uint4 tags = *reinterpret_cast<const uint4*>(cache.tags + first);
+    // A key stands in one way, but other keys' tags may be the same.
+    for (uint32_t alike = WaysAlike(tags, HbmTagOf(hash)); alike != 0 && !found;
+         alike &= alike - 1) {
+      HbmEntry* at = cache.entries + first + (__ffs(static_cast<int>(alike)) - 1);
+      const HbmEntry entry = *at;
+      found = entry.key == key && HbmTableOf(entry.meta) == table && args.version >= entry.since &&
+              args.version < entry.until;
+      if (!found) continue;
+      if ((entry.meta & kHbmUsed) == 0) atomicOr(&at->meta, kHbmUsed);
+      HbmRef ref;
+      ref.payload = cache.pages + uint64_t{entry.slot} * kHbmSlotUnit;
+      ref.live = HbmLiveOf(entry.meta);
+      ref.kind = HbmRefKind::kRow;
+      args.refs[i] = ref;
+      args.answers[i] = 0x10000U | ref.live;
+    }
   }
   const uint32_t finders = __ballot_sync(kAllLanes, found);
-  if (found) {  // A key stands in one way.
-    if ((entry.meta & kHbmUsed) == 0) atomicOr(&cache.entries[way].meta, kHbmUsed);
-    HbmRef ref;
-    ref.payload = cache.pages + uint64_t{entry.slot} * kHbmSlotUnit;
-    ref.live = HbmLiveOf(entry.meta);
-    ref.kind = HbmRefKind::kRow;
-    args.refs[i] = ref;
-    args.answers[i] = 0x10000U | ref.live;
-  } else if (finders == 0 && Lane() == 0) {
-    args.answers[i] = 0;
-  }
+  const uint32_t of_key = finders >> (Lane() - part) & ((1U << kKeyLanes) - 1U);
+  if (i < args.count && of_key == 0 && part == 0) args.answers[i] = 0;
 }
 
 __global__ void PlaceKernel(HbmDirectory cache, const HbmPlacement* placements, uint32_t count,
