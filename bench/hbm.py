@@ -61,11 +61,12 @@ def summary(runs: list[dict[str, Any]], peer: list[float]) -> dict[str, Any]:
     }
     for name in ("pool", "gather", "lookup_and_pool"):
         answer[f"{name}_share_of_copy"] = _median(runs, "kernels", f"{name}_bytes_per_s") / copy
-    ddr = _median(runs, "store", "ddr_keys_per_s")
-    for name in ("hbm_resident", "hbm_tenth"):
-        keys = _median(runs, "store", f"{name}_keys_per_s")
-        answer[f"store_{name}_keys_per_s"] = keys
-        answer[f"store_{name}_over_ddr"] = keys / ddr
+    for asked in ("", "requests_", "single_keys_"):
+        ddr = _median(runs, "store", f"ddr_{asked}keys_per_s")
+        for name in ("hbm_resident", "hbm_tenth"):
+            keys = _median(runs, "store", f"{name}_{asked}keys_per_s")
+            answer[f"store_{name}_{asked}keys_per_s"] = keys
+            answer[f"store_{name}_{asked}over_ddr"] = keys / ddr
     answer["store_tenth_hit_share"] = statistics.median(r["store"]["tenth_hit_share"] for r in runs)
     if peer:
         answer["peer_keys_per_s"] = statistics.median(peer)

@@ -222,17 +222,22 @@ class StoreUnderTest {
     Must(store_->Commit(1));
   }
 
-  // Keys a second of one thread.
-  double KeysPerSecond(std::span<const int64_t> keys) {
+  // Keys a second of one thread that asks for bags of so many keys, so many keys a request.
+  double KeysPerSecond(std::span<const int64_t> keys, size_t bag_keys, size_t request_keys) {
     std::vector<uint32_t> offsets;
-    for (uint32_t at = 0; at <= keys.size(); at += kBagKeys) offsets.push_back(at);
+    for (size_t at = 0; at <= request_keys; at += bag_keys) {
+      offsets.push_back(static_cast<uint32_t>(at));
+    }
     std::vector<float> out((offsets.size() - 1) * kDim);
     const ReadView view = Must(store_->PinNewest());
+    const size_t requests = keys.size() / request_keys;
     const double seconds = Seconds([&] {
-      Must(view.Lookup(
-          {0, keys.first(offsets.back()), Pooling::kSum, offsets, out.data(), kDim, nullptr}));
+      for (size_t r = 0; r < requests; ++r) {
+        Must(view.Lookup({0, keys.subspan(r * request_keys, request_keys), Pooling::kSum, offsets,
+                          out.data(), kDim, nullptr}));
+      }
     });
-    return offsets.back() / seconds;
+    return static_cast<double>(requests * request_keys) / seconds;
   }
   // Until no more rows enter; a fill takes only so many.
   void MakeResident() {
@@ -258,15 +263,12 @@ class StoreUnderTest {
  private:
   // Every key is asked for twice, so that it may enter.
   void Sweep() {
-    std::vector<int64_t> keys;
-    for (uint32_t key = 0; key < rows_; ++key) {
-      keys.push_back(key);
-      if (keys.size() < 4000 && key + 1 < rows_) continue;
-      while (keys.size() % kBagKeys != 0) keys.push_back(key);
-      KeysPerSecond(keys);
-      KeysPerSecond(keys);
+    constexpr uint32_t kAtOnce = 4000;
+    std::vector<int64_t> keys(kAtOnce);
+    for (uint32_t first = 0; first < rows_; first += kAtOnce) {
+      for (uint32_t k = 0; k < kAtOnce; ++k) keys[k] = (first + k) % rows_;
+      for (int time = 0; time < 2; ++time) KeysPerSecond(keys, kBagKeys, kAtOnce);
       store_->Maintain();
-      keys.clear();
     }
   }
 
@@ -293,22 +295,30 @@ nlohmann::json MeasureStores(HbmKind kind, uint32_t rows) {
   StoreUnderTest tenth(kind, rows, payload / 10);
   all.MakeResident();
   for (uint64_t round = 0; round < 300; ++round) {
-    tenth.KeysPerSecond(ZipfKeys(rows, 20000, 1000 + round));
+    tenth.KeysPerSecond(ZipfKeys(rows, 20000, 1000 + round), kBagKeys, 20000);
     tenth.Maintain();
   }
   all.CountFromHere();
   tenth.CountFromHere();
   nlohmann::json answer;
   constexpr size_t kKeys = 400'000;
+  // All keys in one request; requests as a server gets them; and those of bags of one key.
+  const struct {
+    const char* name;
+    size_t bag_keys;
+    size_t request_keys;
+  } cases[] = {{"", kBagKeys, kKeys}, {"requests_", kBagKeys, 2000}, {"single_keys_", 1, 2000}};
   for (int round = -1; round < kRounds; ++round) {
     const std::vector<int64_t> keys = ZipfKeys(rows, kKeys, static_cast<uint64_t>(round + 1));
-    const double without = none.KeysPerSecond(keys);
-    const double resident = all.KeysPerSecond(keys);
-    const double mixed = tenth.KeysPerSecond(keys);
-    if (round < 0) continue;
-    answer["ddr_keys_per_s"].push_back(without);
-    answer["hbm_resident_keys_per_s"].push_back(resident);
-    answer["hbm_tenth_keys_per_s"].push_back(mixed);
+    for (const auto& [name, bag_keys, request_keys] : cases) {
+      const auto told = [&](const char* which, StoreUnderTest* store) {
+        const double rate = store->KeysPerSecond(keys, bag_keys, request_keys);
+        if (round >= 0) answer[std::string(which) + name + "keys_per_s"].push_back(rate);
+      };
+      told("ddr_", &none);
+      told("hbm_resident_", &all);
+      told("hbm_tenth_", &tenth);
+    }
   }
   answer["resident_hit_share"] = all.HitShare();
   answer["resident_rows"] = all.hbm_rows();
