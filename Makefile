@@ -28,12 +28,17 @@ build/.apt: Makefile
 	$(call apt_install,$(APT))
 	@touch $@
 
+# pip works on one core and waits for the disk: the part of the C++ that needs no package of Python's is
+# built beside it. What goes wrong there is seen when the C++ is built as a whole.
+CONFIGURE := cmake -S . -B build/cpp -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEMBERTIDE_UNITY=ON
+STORE := embertide_store embertide_simulation
 # What is needed is named in pyproject.toml; versions and hashes are in requirements/ (`make lock`).
 build/.venv: requirements/dev.txt requirements/torch.txt build/.apt
-	@echo "== Python environment in $(VENV)"
+	@echo "== Python environment in $(VENV); the store is built meanwhile (build/store.log)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install -q --require-hashes -r requirements/dev.txt
-	@$(BIN)/pip install -q -r requirements/torch.txt
+	@($(CONFIGURE) && nice cmake --build build/cpp --target $(STORE)) >build/store.log 2>&1 & store=$$!; \
+	$(BIN)/pip install -q --require-hashes -r requirements/dev.txt && $(BIN)/pip install -q -r requirements/torch.txt; \
+	installed=$$?; wait $$store || echo "the store was not built; the next step says why"; exit $$installed
 	@touch $@
 
 # The image of each name installs what its file has; build.txt makes the wheel. All agree with dev.txt, which has everything.
@@ -67,7 +72,7 @@ SOURCES := $(shell git ls-files -co --exclude-standard -- '*.cc' '*.cu' '*.h' '*
 build/.dev: build/.venv $(SOURCES)
 	@echo "== editable install (builds the _store extension and the protos)"
 	@$(MAKE) -s configure
-	@cmake --build build/cpp --target embertide_store embertide_simulation
+	@cmake --build build/cpp --target $(STORE)
 	@PATH="$(BIN):$$PATH" $(BIN)/pip install -q --no-build-isolation --no-deps -e . \
 	  --config-settings cmake.define.EMBERTIDE_STORE_BUILD="$(CURDIR)/build/cpp"
 	@rm -rf .mypy_cache
@@ -82,8 +87,7 @@ chaos: dev serving ## a fleet under seeded faults, every answer checked; ROUNDS=
 
 dev: build/.dev ## the editable Python install
 configure: build/.venv
-	@cmake -S . -B build/cpp -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEMBERTIDE_UNITY=ON \
-	  -DEMBERTIDE_TORCH=$(TORCH) >build/cmake.log || { cat build/cmake.log; exit 1; }
+	@$(CONFIGURE) -DEMBERTIDE_TORCH=$(TORCH) >build/cmake.log || { cat build/cmake.log; exit 1; }
 cpp: configure ## the C++ build, tests included
 	@cmake --build build/cpp
 serving: configure ## of the C++ what serves: Triton's backend, the dense plugin, a node's process
