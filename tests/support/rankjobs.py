@@ -1,7 +1,9 @@
 """What ranks do in tests of them: functions that a process of `rankpool` can import."""
 
 import dataclasses
+import gc
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,6 +77,16 @@ def some_steps(ranks: Ranks, how: str, codecs: Codecs, steps: int) -> Steps:
     if how == "by rows" and steps > 4:  # by then most keys have rows
         assert rows.stats()["placed_keys"] > 0, "no step was told where its lookup found rows"
     return scores, net, {(t, b): rows.store.export_bucket(t, b) for t, _, b in rows.places()}
+
+
+def let_go(ranks: Ranks) -> bool:
+    """Whether a learner that nobody holds any more goes, and its channels' threads with it."""
+    learner = Learner(STEP, ranks, balanced(STEP.model, ranks.size))
+    learner.learn(batch_of(np.random.default_rng(3), 12))
+    watched = weakref.ref(learner.sync)
+    del learner
+    gc.collect()
+    return watched() is None
 
 
 def own_net_steps(ranks: Ranks) -> dict[str, NDArray[Any]]:

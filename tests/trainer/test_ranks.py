@@ -22,6 +22,7 @@ from rankjobs import (
     failing,
     from_the_first,
     in_parts,
+    let_go,
     own_loop,
     own_net_steps,
     some_steps,
@@ -133,6 +134,10 @@ def test_a_rank_without_a_part_takes_the_step_as_all_do(pool: RankPool) -> None:
     (alone,) = pool.run(1, empty_parts)
     for scores in pool.run(4, empty_parts):
         np.testing.assert_allclose(scores, alone, rtol=1e-5, atol=1e-6)
+
+
+def test_a_learner_that_nobody_holds_goes(pool: RankPool) -> None:
+    assert pool.run(2, let_go) == [True, True]
 
 
 def test_a_net_of_ones_own_has_the_same_statistics_on_all_ranks(pool: RankPool) -> None:

@@ -5,6 +5,7 @@ rank's optimizer takes. With `AllReduce` that is their sum, the same bits on eve
 replicas never differ: a run of many ranks is synchronous, and repeats bit for bit.
 """
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -68,19 +69,27 @@ class AllReduce:
                 group = []
         # The last goes with what is added up beside, though it may be empty.
         self._groups.append(_Together(group))
-        for each in self._groups:
+        for number, each in enumerate(self._groups):
             for parameter in each.parameters:
-                parameter.register_post_accumulate_grad_hook(self._made_hook(each))
+                parameter.register_post_accumulate_grad_hook(self._made_hook(number))
 
-    def _made_hook(self, group: _Together) -> Callable[[Tensor], None]:
+    def _made_hook(self, number: int) -> Callable[[Tensor], None]:
+        # torch keeps hooks where the garbage collector does not look: one that held this object,
+        # or its parameters, would keep them and the channel's threads for ever.
+        this = weakref.ref(self)
+
         def made(_: Tensor) -> None:
-            if self.holds:
-                return
-            group.missing -= 1
-            while self._begun < len(self._groups) - 1 and not self._groups[self._begun].missing:
-                self._begin(self._groups[self._begun])
+            if (watching := this()) is not None:
+                watching._made(number)
 
         return made
+
+    def _made(self, number: int) -> None:
+        if self.holds:
+            return
+        self._groups[number].missing -= 1
+        while self._begun < len(self._groups) - 1 and not self._groups[self._begun].missing:
+            self._begin(self._groups[self._begun])
 
     def _begin(self, group: _Together, beside: Sequence[Tensor] = ()) -> None:
         for parameter in group.parameters:
