@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from bench.report import Row
 
@@ -23,9 +24,22 @@ def draw(title: str, rows: Sequence[Row], path: Path) -> None:
         axes.text(row.ratio, at, f" {row.ratio:.2f}", va="center", fontsize=7)
         if row.target:
             axes.plot([row.target] * 2, [at - 0.45, at + 0.45], color="black", linewidth=1.5)
-    names = [f"{row.case}; {row.metric} / {row.peer_name}" for row in reversed(rows)]
+    names = [
+        f"{', '.join(filter(None, (row.case, row.vectors)))}; {row.metric} / {row.peer_name}"
+        for row in reversed(rows)
+    ]
     axes.set_yticks(range(len(rows)), names, fontsize=7)
-    axes.set_xscale("log")
+    axes.set_ylim(-0.7, len(rows) - 0.3)
+    # Bars begin at the left edge: one near 1 is to be seen among others that are.
+    ratios = [row.ratio for row in rows] + [row.target for row in rows if row.target]
+    axes.set_xscale("log", subs=[2, 5])
+    axes.set_xlim(
+        min([0.5, *(ratio / 1.25 for ratio in ratios)]),
+        max([2, *(ratio * 1.25 for ratio in ratios)]),
+    )
+    plain = FuncFormatter(lambda value, _: f"{value:g}")
+    axes.xaxis.set_major_formatter(plain)
+    axes.xaxis.set_minor_formatter(plain)
     axes.axvline(1, color="black", linewidth=0.6)
     axes.set_xlabel("ours / peer; a black tick is the bar to reach")
     axes.set_title(title)
