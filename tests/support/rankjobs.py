@@ -80,7 +80,7 @@ def some_steps(ranks: Ranks, how: str, codecs: Codecs, steps: int) -> Steps:
 
 
 def let_go(ranks: Ranks) -> bool:
-    """Whether a learner that nobody holds any more goes, and its channels' threads with it."""
+    """Whether what adds up gradients, and holds a channel, goes with its learner."""
     learner = Learner(STEP, ranks, balanced(STEP.model, ranks.size))
     learner.learn(batch_of(np.random.default_rng(3), 12))
     watched = weakref.ref(learner.sync)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,16 +33,11 @@ from rankjobs import (
 from rankpool import RankFailedError, RankPool, rank_pool
 
 from bench.snapshots import newest_files
-from embertide.trainer.config import Codecs, TableConfig
+from embertide.trainer.config import Codecs
 from embertide.trainer.embedding.store import EmbeddingStore
-from embertide.trainer.errors import ConfigurationError
 from embertide.trainer.learner import Learner, part_of
 from embertide.trainer.model.dlrm import Dlrm
-from embertide.trainer.presets import news_history, news_model
 from embertide.trainer.publish.folder import Publication
-from embertide.trainer.sync import codec, plan
-from embertide.trainer.sync.codec import Block, Feedback
-from embertide.trainer.sync.plan import EVERYWHERE, Ownership, balanced
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +130,7 @@ def test_a_rank_without_a_part_takes_the_step_as_all_do(pool: RankPool) -> None:
         np.testing.assert_allclose(scores, alone, rtol=1e-5, atol=1e-6)
 
 
-def test_a_learner_that_nobody_holds_goes(pool: RankPool) -> None:
+def test_what_adds_up_gradients_goes_with_its_learner(pool: RankPool) -> None:
     assert pool.run(2, let_go) == [True, True]
 
 
@@ -193,119 +187,6 @@ def test_what_the_first_rank_gives_all_get(pool: RankPool, ranks: int, size: int
     # All get it once; where there are many, the first one does not send it to each.
     assert sum(sent) >= (ranks - 1) * 256 * size
     assert max(sent) <= 2 * 256 * size + 8
-
-
-# --- codecs ---------------------------------------------------------------------------------------
-
-BLOCKS = [Block(3, 8), Block(0, 4), Block(5, 12, exact=4), Block(2, 4)]
-
-
-def values_of(blocks: list[Block]) -> NDArray[np.float32]:
-    rng = np.random.default_rng(2)
-    return rng.standard_normal(sum(b.keys * b.width for b in blocks)).astype(np.float32)
-
-
-@pytest.mark.parametrize(("name", "error"), [("fp32", 0.0), ("fp16", 1e-3), ("bf16", 1e-2)])
-def test_bytes_are_counted_and_values_come_back(name: Any, error: float) -> None:
-    values = values_of(BLOCKS)
-    data = codec.encode(name, values, BLOCKS)
-    assert len(data) == codec.wire_bytes(name, BLOCKS)
-    back = codec.decode(name, data, BLOCKS)
-    np.testing.assert_allclose(back, values, rtol=error)
-    # Counters travel as they are.
-    assert np.array_equal(back[24:84].reshape(5, 12)[:, 8:], values[24:84].reshape(5, 12)[:, 8:])
-
-
-def test_int8_is_a_quarter_and_a_scale() -> None:
-    values = values_of(BLOCKS)
-    data = codec.encode("int8", values, BLOCKS)
-    assert len(data) == codec.wire_bytes("int8", BLOCKS) == 3 * 12 + 5 * (8 + 4 + 16) + 2 * 8
-    back = codec.decode("int8", data, BLOCKS)
-    assert np.abs(back - values).max() <= np.abs(values).max() / 127
-    plain = [Block(7, 16)]
-    assert codec.wire_bytes("fp16", plain) * 2 == codec.wire_bytes("fp32", plain)
-
-
-def test_what_is_too_large_is_cut_off() -> None:
-    block = [Block(1, 2)]
-    back = codec.decode(
-        "fp16", codec.encode("fp16", np.array([1e6, -1e6], np.float32), block), block
-    )
-    assert back.tolist() == [65504.0, -65504.0]
-
-
-def test_feedback_gives_back_what_rounding_took() -> None:
-    feedback, rng = Feedback(64, [4]), np.random.default_rng(4)
-    block, total, sent = [Block(1, 4)], np.zeros(4), np.zeros(4)
-    key = np.array([77])
-    for _ in range(200):
-        gradient_UD = rng.standard_normal((1, 4)).astype(np.float32) * [1, 1e-3, 1e-3, 1e-3]
-        gradient_UD = gradient_UD.astype(np.float32)
-        total += gradient_UD[0]
-        feedback.add(0, key, gradient_UD)
-        data = codec.encode("int8", gradient_UD.reshape(-1), block)
-        back = codec.decode("int8", data, block).reshape(1, 4)
-        feedback.keep(0, key, gradient_UD - back)
-        sent += back[0]
-    assert np.abs(sent - total).max() < 0.05
-    assert feedback.forgotten == 0
-
-
-# --- plans ----------------------------------------------------------------------------------------
-
-
-def test_a_balanced_plan_is_balanced() -> None:
-    wide = dataclasses.replace(
-        news_model(),
-        tables=tuple(TableConfig(name=t.name, bucket_bits=4) for t in news_model().tables),
-    )
-    for ranks in (2, 3, 8):
-        owners = balanced(wide, ranks).owners_T
-        counts = np.bincount(np.concatenate(owners), minlength=ranks)
-        assert counts.max() - counts.min() <= 1
-    load = [[0] * 16 for _ in wide.tables]
-    for each in load:
-        each[3] = 100
-        each[:3] = [20, 20, 20]
-    owners = balanced(wide, 2, load).owners_T
-    of_rank = np.zeros(2)
-    for keys_P, owner_P in zip(load, owners, strict=True):
-        np.add.at(of_rank, owner_P.astype(np.int64), keys_P)
-    assert of_rank.max() / of_rank.mean() < 1.05
-
-
-def test_a_plan_is_read_as_it_is_written_and_refused_when_it_does_not_fit(tmp_path: Path) -> None:
-    tables = (np.array([0, 1, 1, 0], np.uint16), np.full(4, EVERYWHERE, np.uint16))
-    path = tmp_path / "plan.json"
-    path.write_text(plan.text(STEP.model, Ownership(2, tables)))
-    read = plan.read(path, STEP.model, 2)
-    assert [each.tolist() for each in read.owners_T] == [each.tolist() for each in tables]
-    with pytest.raises(ConfigurationError, match="is for 2 ranks, and 3 were started"):
-        plan.read(path, STEP.model, 3)
-    said = json.loads(path.read_text())
-    for table, why in (
-        ([0, 1], "give a rank below 2"),
-        (2, "give a rank below 2"),
-        ("all", "everywhere"),
-    ):
-        said["tables"]["item"] = table
-        path.write_text(json.dumps(said))
-        with pytest.raises(ConfigurationError, match=why):
-            plan.read(path, STEP.model, 2)
-    path.write_text("{")
-    with pytest.raises(ConfigurationError, match="cannot be read"):
-        plan.read(path, STEP.model, 2)
-    with pytest.raises(ConfigurationError, match="cannot be read"):
-        plan.read(tmp_path / "none.json", STEP.model, 2)
-
-
-def test_a_plan_may_name_histories_that_versions_carry(tmp_path: Path) -> None:
-    model = news_history()
-    said = json.loads(plan.text(model, plan.balanced(model, 2)))
-    said["tables"]["hist_of_user"] = [0, 1, 0, 1]
-    path = tmp_path / "plan.json"
-    path.write_text(json.dumps(said))
-    assert len(plan.read(path, model, 2).owners_T) == len(model.tables)
 
 
 # --- runs -----------------------------------------------------------------------------------------
