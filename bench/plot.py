@@ -30,13 +30,10 @@ def draw(title: str, rows: Sequence[Row], path: Path) -> None:
     ]
     axes.set_yticks(range(len(rows)), names, fontsize=7)
     axes.set_ylim(-0.7, len(rows) - 0.3)
-    # Bars begin at the left edge: one near 1 is to be seen among others that are.
-    ratios = [row.ratio for row in rows] + [row.target for row in rows if row.target]
+    # Bars begin at the left edge, which lies so low that one near 1 has a length.
+    shown = [0.625, 1.6, *(row.ratio for row in rows), *(row.target for row in rows if row.target)]
     axes.set_xscale("log", subs=[2, 5])
-    axes.set_xlim(
-        min([0.5, *(ratio / 1.25 for ratio in ratios)]),
-        max([2, *(ratio * 1.25 for ratio in ratios)]),
-    )
+    axes.set_xlim(min(shown) / 1.25, max(shown) * 1.25)
     plain = FuncFormatter(lambda value, _: f"{value:g}")
     axes.xaxis.set_major_formatter(plain)
     axes.xaxis.set_minor_formatter(plain)
