@@ -43,8 +43,8 @@ static_assert(kLaneWays * sizeof(uint16_t) == sizeof(uint4));
 static_assert(sizeof(unsigned long long) == sizeof(uint64_t));
 
 // Every kernel below gives one warp, a few lanes of one, or a thread to one item. Beyond the last
-// it returns, whole warps at a time where a warp works together; where lanes of several items vote
-// together, all of them do.
+// it returns: whole warps at a time where a warp works together, and after the vote where lanes of
+// several items vote together, so that a vote meets all lanes.
 __device__ uint32_t WarpIndex() { return blockIdx.x * kBlockWarps + threadIdx.x / kWarp; }
 __device__ uint32_t ThreadIndex() { return blockIdx.x * kBlockThreads + threadIdx.x; }
 __device__ uint32_t Lane() { return threadIdx.x % kWarp; }

@@ -19,7 +19,7 @@
 
 namespace embertide {
 
-// A lane of a warp looks at one way.
+// A warp surveys a set, a lane a way.
 inline constexpr uint32_t kHbmWays = 32;
 // Slots are whole sectors of DRAM; in these units a 32-bit number names 128 GiB.
 inline constexpr uint32_t kHbmSlotUnit = 32;
