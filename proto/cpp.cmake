@@ -1,5 +1,5 @@
-# The messages of proto/ in C++ (embertide_proto), and its services (embertide_grpc). Included by
-# backend_cpp.
+# The messages of proto/ in C++ (embertide_proto), its services (embertide_grpc), and those of the
+# inference protocol (embertide_inference). Included by backend_cpp.
 find_package(Protobuf REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(GRPC REQUIRED IMPORTED_TARGET grpc++)
@@ -24,7 +24,18 @@ foreach(name node control)
   list(APPEND services
     ${generated}/embertide/v1/${name}.grpc.pb.cc ${generated}/embertide/v1/${name}.grpc.pb.h)
 endforeach()
-add_custom_target(embertide_generated DEPENDS ${messages} ${services})
+# The open inference protocol, which the front speaks.
+foreach(name model_config messages)
+  add_custom_command(
+    OUTPUT ${generated}/inference/${name}.pb.cc ${generated}/inference/${name}.pb.h
+    COMMAND protobuf::protoc -I ${proto} --cpp_out=${generated} inference/${name}.proto
+    DEPENDS ${proto}/inference/messages.proto ${proto}/inference/model_config.proto VERBATIM)
+  list(APPEND inference ${generated}/inference/${name}.pb.cc ${generated}/inference/${name}.pb.h)
+endforeach()
+add_custom_target(embertide_generated DEPENDS ${messages} ${services} ${inference})
+add_library(embertide_inference STATIC ${inference})
+target_include_directories(embertide_inference SYSTEM PUBLIC ${generated})
+target_link_libraries(embertide_inference PUBLIC protobuf::libprotobuf)
 add_library(embertide_proto STATIC ${messages})
 target_include_directories(embertide_proto SYSTEM PUBLIC ${generated})
 target_link_libraries(embertide_proto PUBLIC protobuf::libprotobuf)
