@@ -6,11 +6,13 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <exception>
 #include <mutex>
 #include <random>
-#include <thread>
+#include <stop_token>
 #include <vector>
 
+#include "base/background_task.h"
 #include "embertide/v1/control.grpc.pb.h"
 
 namespace embertide {
@@ -24,6 +26,8 @@ constexpr std::chrono::minutes kStreamDeadline{50};  // an hour at most, says co
 // A longer interval says that the fleet is large, and a new plan is news for all its nodes at once.
 constexpr milliseconds kSmallFleetInterval{200};
 constexpr milliseconds kLongestSpread{500};
+// How long the thread that reads a stream's answers may take to start reading.
+constexpr milliseconds kReaderComes{500};
 
 std::string NewId(const std::string& node) {
   std::random_device random;
@@ -70,7 +74,7 @@ struct ControlLink::Impl {
   size_t address = 0;  // the one in use
   std::unique_ptr<v1::ControlService::Stub> stub;
   mutable std::mutex mutex;
-  std::condition_variable wake;
+  std::condition_variable_any wake;
   bool stop = false;
   bool now = false;
   std::string refusal;
@@ -78,14 +82,22 @@ struct ControlLink::Impl {
   uint64_t sequence = 0;
   bool has_streams = true;
   milliseconds interval{200};
-  grpc::ClientContext* streaming = nullptr;  // what `stop` cancels
+  grpc::ClientContext* calling = nullptr;  // what `stop` cancels
+  Stream* stream = nullptr;                // what `replies` reads; null: nothing
+  bool being_read = false;
   bool stream_ended = false;
   steady_clock::time_point answered;
   std::minstd_rand dice{std::random_device{}()};  // of the thread
-  std::thread thread;
+  Status state = Status::Ok();                    // of the last registration or beat
+  TaskReport* report = nullptr;                   // the same for others
+  // Last: their threads use the members above.
+  std::unique_ptr<BackgroundTask> replies;
+  std::unique_ptr<BackgroundTask> task;
 
   void Connect() {
     grpc::ChannelArguments arguments;
+    // A proxy that the environment names would read the token.
+    arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
     arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
     arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
     // What a try may take at least, 20 s by default: one to an address that nobody has any more
@@ -102,6 +114,7 @@ struct ControlLink::Impl {
     has_streams = true;
     Connect();
   }
+  class Calling;
   void Prepare(grpc::ClientContext* context, milliseconds deadline) const {
     context->set_deadline(std::chrono::system_clock::now() + deadline);
     const std::string token = options.tokens == nullptr ? "" : options.tokens->Sent();
@@ -130,21 +143,65 @@ struct ControlLink::Impl {
   milliseconds Spread();
   v1::HeartbeatRequest NextBeat();
   void Mind(const grpc::Status& status);
-  bool Register();
+  Status Failed(const char* what, const grpc::Status& status) const;
+  Status Register();
   void Beat();
   void StreamBeats();
+  Status ReadReplies(const std::stop_token& stop);
   bool KeepBeating(Stream* stream);
   bool WaitInStream(const v1::HeartbeatRequest& last);
-  void Run();
+  Status Round();
 };
 
-// False: to be tried again.
-bool ControlLink::Impl::Register() {
+// A call that `stop` ends.
+class ControlLink::Impl::Calling {
+ public:
+  Calling(Impl* impl, grpc::ClientContext* context) : impl_(impl) {
+    const std::lock_guard lock(impl->mutex);
+    impl->calling = context;
+    if (impl->stop) context->TryCancel();
+  }
+  ~Calling() {
+    const std::lock_guard lock(impl_->mutex);
+    impl_->calling = nullptr;
+  }
+  Calling(const Calling&) = delete;
+  Calling& operator=(const Calling&) = delete;
+
+ private:
+  Impl* const impl_;
+};
+
+// Returns an error that says what failed, why, and what to do.
+Status ControlLink::Impl::Failed(const char* what, const grpc::Status& status) const {
+  const auto remedy = [&]() -> const char* {
+    switch (status.error_code()) {
+      case grpc::StatusCode::ALREADY_EXISTS:
+        return "give this node another name, or end the one that has it";
+      case grpc::StatusCode::UNAUTHENTICATED:
+      case grpc::StatusCode::PERMISSION_DENIED:
+        return "give it a token or a certificate that the control plane knows";
+      case grpc::StatusCode::UNAVAILABLE:
+      case grpc::StatusCode::DEADLINE_EXCEEDED:
+        return "is the control plane up, and is its address right?";
+      case grpc::StatusCode::UNIMPLEMENTED:
+        return "what listens there is no control plane of this version";
+      default:
+        return "the control plane's log says more";
+    }
+  };
+  return {AsksForAnother(status) ? Code::kUnavailable : Code::kRejected,
+          std::string(what) + " at " + addresses[address] + ": " + status.error_message() + "; " +
+              remedy()};
+}
+
+Status ControlLink::Impl::Register() {
   if (registration.request_id().empty()) {
     registration.set_request_id(NewId(registration.node().name()));
   }
   grpc::ClientContext context;
   Prepare(&context, kRegisterDeadline);
+  const Calling calling_now(this, &context);
   v1::RegisterNodeResponse response;
   const grpc::Status status = stub->RegisterNode(&context, registration, &response);
   if (status.ok()) {
@@ -152,8 +209,9 @@ bool ControlLink::Impl::Register() {
     incarnation = response.incarnation();
     sequence = 0;
     Follow(response.heartbeat_interval_ms());
-    return true;
+    return Status::Ok();
   }
+  Status failed = Failed("registration", status);
   const bool for_good = status.error_code() == grpc::StatusCode::INVALID_ARGUMENT ||
                         status.error_code() == grpc::StatusCode::FAILED_PRECONDITION ||
                         status.error_code() == grpc::StatusCode::PERMISSION_DENIED ||
@@ -162,7 +220,7 @@ bool ControlLink::Impl::Register() {
   if (for_good) Refuse("the control plane refuses this node: " + status.error_message());
   if (status.error_code() == grpc::StatusCode::ALREADY_EXISTS) registration.clear_request_id();
   if (AsksForAnother(status)) TryNext();
-  return false;
+  return failed;
 }
 
 v1::HeartbeatRequest ControlLink::Impl::NextBeat() {
@@ -176,6 +234,7 @@ v1::HeartbeatRequest ControlLink::Impl::NextBeat() {
 
 // Does what a failed call or an ended stream asks for.
 void ControlLink::Impl::Mind(const grpc::Status& status) {
+  if (!status.ok()) state = Failed("beats", status);
   if (status.error_code() == grpc::StatusCode::NOT_FOUND) {
     incarnation.clear();
     registration.clear_request_id();
@@ -189,9 +248,11 @@ void ControlLink::Impl::Mind(const grpc::Status& status) {
 void ControlLink::Impl::Beat() {
   grpc::ClientContext context;
   Prepare(&context, std::max(Interval(), milliseconds(200)));
+  const Calling calling_now(this, &context);
   v1::HeartbeatResponse response;
   const grpc::Status status = stub->Heartbeat(&context, NextBeat(), &response);
   if (status.ok()) {
+    state = Status::Ok();
     Follow(response.heartbeat_interval_ms());
   } else {
     Mind(status);
@@ -202,41 +263,84 @@ void ControlLink::Impl::Beat() {
 void ControlLink::Impl::StreamBeats() {
   grpc::ClientContext context;
   Prepare(&context, kStreamDeadline);
+  const Calling calling_now(this, &context);
+  const std::unique_ptr<Stream> opened = stub->StreamBeats(&context);
   {
-    const std::lock_guard lock(mutex);
-    if (stop) return;
-    streaming = &context;
-    stream_ended = false;
+    std::unique_lock lock(mutex);
+    stream = opened.get();
+    being_read = stream_ended = false;
     answered = steady_clock::now();
-  }
-  const std::unique_ptr<Stream> stream = stub->StreamBeats(&context);
-  std::thread reader([&] {
-    v1::StreamBeatsResponse response;
-    while (stream->Read(&response)) Follow(response.response().heartbeat_interval_ms());
-    const std::lock_guard lock(mutex);
-    stream_ended = true;
     wake.notify_all();
-  });
-  const bool silent = KeepBeating(stream.get());
+    if (!wake.wait_for(lock, kReaderComes, [this] { return being_read; })) {
+      stream = nullptr;
+      context.TryCancel();
+    }
+  }
+  if (stream == nullptr) {  // its reader fails: as if there were none
+    opened->Finish();
+    return Beat();
+  }
+  bool silent = false;
+  // After an exception the stream is still closed, so that no thread goes on reading it.
+  std::exception_ptr failure;
+  try {
+    silent = KeepBeating(opened.get());
+  } catch (...) {
+    failure = std::current_exception();
+  }
   {
     // A stream that has ended by itself says why.
-    const std::lock_guard lock(mutex);
-    if (silent || stop) context.TryCancel();
+    std::unique_lock lock(mutex);
+    if (silent || stop || failure != nullptr) context.TryCancel();
+    wake.wait(lock, [this] { return !being_read; });
+    stream = nullptr;
   }
-  reader.join();
-  const grpc::Status status = stream->Finish();
+  const grpc::Status status = opened->Finish();
+  if (failure != nullptr) std::rethrow_exception(failure);
   {
     const std::lock_guard lock(mutex);
-    streaming = nullptr;
     if (stop) return;
   }
   // One that has lasted for long enough is opened again.
+  state = Status::Ok();
   if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) return;
   const bool unanswerable = status.error_code() == grpc::StatusCode::UNIMPLEMENTED ||
                             status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED;
   if (unanswerable) has_streams = false;
   Mind(status);
   if (silent && addresses.size() < 2) Connect();
+}
+
+// Reads what the control plane answers to the beats of a stream.
+Status ControlLink::Impl::ReadReplies(const std::stop_token& stopped) {
+  Stream* read = nullptr;
+  {
+    std::unique_lock lock(mutex);
+    if (!wake.wait(lock, stopped, [this] { return stream != nullptr; })) return Status::Ok();
+    read = stream;
+    being_read = true;
+    wake.notify_all();
+  }
+  // Whatever comes of it, the one that beats waits for the end.
+  const auto end = [this] {
+    const std::lock_guard lock(mutex);
+    stream_ended = true;
+    being_read = false;
+    stream = nullptr;
+    wake.notify_all();
+  };
+  try {
+    v1::StreamBeatsResponse response;
+    while (read->Read(&response)) {
+      report->Good();
+      Follow(response.response().heartbeat_interval_ms());
+    }
+  } catch (...) {
+    end();
+    throw;
+  }
+  end();
+  return Status::Ok();
 }
 
 // True: the control plane has said nothing for too long.
@@ -287,21 +391,24 @@ bool ControlLink::Impl::WaitInStream(const v1::HeartbeatRequest& last) {
   }
 }
 
-void ControlLink::Impl::Run() {
-  while (true) {
+// Says how it is doing: the last registration, or the last beat.
+Status ControlLink::Impl::Round() {
+  if (incarnation.empty()) {
+    state = Register();
     if (incarnation.empty()) {
-      if (!Register()) {
-        if (Wait(options.retry_every)) return;
-        continue;
-      }
+      Wait(options.retry_every);
+      return state;
     }
-    if (has_streams) {
-      StreamBeats();
-    } else {
-      Beat();
-    }
-    if (Wait(has_streams ? std::min(Interval(), options.retry_every) : Interval())) return;
   }
+  // Without a thread that reads the answers of a stream, each beat is a call.
+  const bool streams = has_streams && replies->running();
+  if (streams) {
+    StreamBeats();
+  } else {
+    Beat();
+  }
+  Wait(streams ? std::min(Interval(), options.retry_every) : Interval());
+  return state;
 }
 
 ControlLink::ControlLink(ControlLinkOptions options, v1::RegisterNodeRequest registration,
@@ -312,17 +419,25 @@ ControlLink::ControlLink(ControlLinkOptions options, v1::RegisterNodeRequest reg
   impl_->registration = std::move(registration);
   impl_->beat = std::move(beat);
   impl_->Connect();
-  impl_->thread = std::thread([impl = impl_.get()] { impl->Run(); });
+  TaskBoard* const board = impl_->options.tasks;
+  impl_->report = (board == nullptr ? TaskBoard::OfProcess() : *board).Of("control-link");
+  impl_->replies = std::make_unique<BackgroundTask>(
+      TaskOptions{.name = "control-replies", .board = board},
+      [impl = impl_.get()](const std::stop_token& stop) { return impl->ReadReplies(stop); });
+  impl_->task = std::make_unique<BackgroundTask>(
+      TaskOptions{.name = "control-link", .board = board, .own_pace = true},
+      [impl = impl_.get()](const std::stop_token&) { return impl->Round(); });
 }
 
 ControlLink::~ControlLink() {
   {
     const std::lock_guard lock(impl_->mutex);
     impl_->stop = true;
-    if (impl_->streaming != nullptr) impl_->streaming->TryCancel();
+    if (impl_->calling != nullptr) impl_->calling->TryCancel();
   }
   impl_->wake.notify_all();
-  impl_->thread.join();
+  impl_->task.reset();
+  impl_->replies.reset();
 }
 
 std::string ControlLink::refusal() const {

@@ -14,11 +14,13 @@
 #include <memory>
 #include <string>
 
+#include "access/credentials.h"
+#include "access/token_file.h"
 #include "embertide/v1/control.pb.h"
-#include "peer/credentials.h"
-#include "peer/token_file.h"
 
 namespace embertide {
+
+class TaskBoard;
 
 struct ControlLinkOptions {
   std::string address;  // host:port of the control plane; of several replicas, comma-separated
@@ -27,6 +29,7 @@ struct ControlLinkOptions {
   std::chrono::milliseconds retry_every{500};
   std::chrono::milliseconds look_every{200};         // whether what the node says has changed
   std::chrono::milliseconds longest_silence{15000};  // of a control plane; then another is tried
+  TaskBoard* tasks = nullptr;  // OPTIONAL: told how the threads are doing, and why it is refused
 };
 
 class ControlLink {

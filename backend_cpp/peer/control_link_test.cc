@@ -1,17 +1,29 @@
 // A link against control planes of this process: streams, calls, several addresses.
 #include "peer/control_link.h"
 
+#include <arpa/inet.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <condition_variable>
+#include <cstdlib>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <new>
+#include <system_error>
+#include <thread>
 #include <vector>
 
+#include "base/background_task.h"
+#include "base/task_faults.h"
 #include "embertide/v1/control.grpc.pb.h"
 
 namespace embertide {
@@ -115,6 +127,15 @@ TEST(ControlLinkTest, BeatsGoOverOneStream) {
   EXPECT_EQ(control.called, 0);
 }
 
+// A proxy that the environment names would read the token, and this one answers nobody.
+TEST(ControlLinkTest, NoProxyIsAsked) {
+  ::setenv("http_proxy", "http://127.0.0.1:1", 1);
+  OneControl control({});
+  const auto link = Link({control.address()});
+  EXPECT_GE(control.Await(&control.streamed, 1), 1);
+  ::unsetenv("http_proxy");
+}
+
 TEST(ControlLinkTest, WhatChangesIsSaidBeforeTheIntervalIsOver) {
   OneControl control({.interval_ms = 60'000});
   std::atomic<uint64_t> epoch{1};
@@ -165,6 +186,100 @@ TEST(ControlLinkTest, OneThatSaysNothingIsLeftForAnother) {
   options.longest_silence = milliseconds(150);
   const auto link = Link(options);
   EXPECT_GE(other.Await(&other.streamed, 1), 1);
+}
+
+bool Eventually(const std::function<bool()>& condition) {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > until) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
+
+TaskHealth HealthOf(const TaskBoard& board, const std::string& name) {
+  for (const TaskHealth& task : board.Tasks()) {
+    if (task.name == name) return task;
+  }
+  return {};
+}
+
+TEST(ControlLinkTest, WhyARegistrationFailsIsInTheNodesLogWithTheRemedy) {
+  std::mutex mutex;
+  std::string log;
+  TaskBoard board([&](const std::string& line) {
+    const std::lock_guard lock(mutex);
+    log += line + "\n";
+  });
+  OneControl standby({.leads = false});
+  ControlLinkOptions options{standby.address()};
+  options.tasks = &board;
+  const auto link = Link(options);
+  ASSERT_TRUE(Eventually([&] { return HealthOf(board, "control-link").failures >= 3; }));
+  const std::lock_guard lock(mutex);
+  EXPECT_EQ(log, "task control-link fails, and is tried again: UNAVAILABLE: registration at " +
+                     standby.address() +
+                     ": this one stands by; is the control plane up, and is its address right?\n");
+}
+
+// Beats go on as calls while nothing reads a stream's answers, and over a stream once something
+// does.
+TEST(ControlLinkTest, WithoutAThreadForTheAnswersEachBeatIsACall) {
+  static std::atomic<bool> refuses{true};
+  SetFaultHook([](const char* task, FaultPoint point) {
+    if (refuses && point == FaultPoint::kStart && std::string(task) == "control-replies") {
+      throw std::system_error(EAGAIN, std::generic_category());
+    }
+  });
+  TaskBoard board;
+  OneControl control({});
+  ControlLinkOptions options{control.address()};
+  options.tasks = &board;
+  const auto link = Link(options);
+  EXPECT_GE(control.Await(&control.called, 3), 3);
+  EXPECT_TRUE(HealthOf(board, "control-replies").no_thread);
+  refuses = false;
+  EXPECT_GE(control.Await(&control.streamed, 3), 3);
+  EXPECT_FALSE(HealthOf(board, "control-replies").failing);
+  SetFaultHook(nullptr);
+}
+
+TEST(ControlLinkTest, BeatsGoOnWhileTheThreadForTheAnswersThrows) {
+  static std::atomic<bool> throws{true};
+  SetFaultHook([](const char* task, FaultPoint point) {
+    if (throws && point == FaultPoint::kRound && std::string(task) == "control-replies") {
+      throw std::bad_alloc();
+    }
+  });
+  TaskBoard board;
+  OneControl control({});
+  ControlLinkOptions options{control.address()};
+  options.tasks = &board;
+  const auto link = Link(options);
+  EXPECT_GE(control.Await(&control.called, 1), 1);
+  throws = false;
+  EXPECT_GE(control.Await(&control.streamed, 3), 3);
+  SetFaultHook(nullptr);
+}
+
+// A server that accepts and never answers would hold a registration for 5 s.
+TEST(ControlLinkTest, ALinkEndsWhileItsRegistrationHangs) {
+  const int listener = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  auto* any = reinterpret_cast<sockaddr*>(&address);
+  ASSERT_EQ(::bind(listener, any, size), 0);
+  ASSERT_EQ(::listen(listener, 8), 0);
+  ASSERT_EQ(::getsockname(listener, any, &size), 0);
+  auto link = Link({"127.0.0.1:" + std::to_string(ntohs(address.sin_port))});
+  const int connection = ::accept(listener, nullptr, nullptr);
+  const auto begun = std::chrono::steady_clock::now();
+  link.reset();
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(2));
+  ::close(connection);
+  ::close(listener);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // Who gets in at a node's server, and with what: certificates, tokens, and new ones of both.
-#include "peer/credentials.h"
+#include "access/credentials.h"
 
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -10,8 +10,8 @@
 #include <set>
 #include <thread>
 
+#include "access/identity.h"
 #include "embertide/v1/node.grpc.pb.h"
-#include "peer/identity.h"
 #include "peer/node_service.h"
 #include "peer/test_peer.h"
 #include "tls/test_authority.h"
@@ -144,31 +144,32 @@ TEST_F(CredentialsTest, AServerThatIsNamedOtherwiseOrSignedByAStrangerIsNotTalke
 }
 
 TEST_F(CredentialsTest, ATokenMakesANodeOfACertificateWithoutARole) {
-  Start("first\n\nsecond\n");
+  Start("the-first-of-two\n\nthe-second-of-two\n");
   const std::string folder = folder_ + "/caller";
   authority_.Issue(folder, "");
   const Credentials credentials = *Credentials::Of(folder);
-  EXPECT_EQ(CallWith("Lookup", credentials, "first"), StatusCode::OK);
-  EXPECT_EQ(CallWith("Lookup", credentials, "second"), StatusCode::OK);
-  for (const std::string wrong : {"", "firs", "first\n", "third"}) {
+  EXPECT_EQ(CallWith("Lookup", credentials, "the-first-of-two"), StatusCode::OK);
+  EXPECT_EQ(CallWith("Lookup", credentials, "the-second-of-two"), StatusCode::OK);
+  for (const std::string wrong : {"", "the-first-of-tw", "first\n", "third"}) {
     if (wrong.find('\n') != std::string::npos) continue;  // metadata cannot hold it
     EXPECT_EQ(CallWith("Lookup", credentials, wrong), StatusCode::UNAUTHENTICATED) << wrong;
   }
 }
 
 TEST_F(CredentialsTest, NewTokensNeedNoRestart) {
-  Start("old\n");
+  Start("the-old-one-of-all\n");
   const Credentials credentials = *Credentials::Of(folder_ + "/node");
   authority_.Issue(folder_ + "/caller", "");
   const Credentials nobody = *Credentials::Of(folder_ + "/caller");
-  EXPECT_EQ(CallWith("Lookup", nobody, "new"), StatusCode::UNAUTHENTICATED);
-  std::ofstream(folder_ + "/tokens") << "new\n";
-  EXPECT_TRUE(Await([&] { return CallWith("Lookup", nobody, "new") == StatusCode::OK; }));
-  EXPECT_EQ(CallWith("Lookup", nobody, "old"), StatusCode::UNAUTHENTICATED);
+  EXPECT_EQ(CallWith("Lookup", nobody, "the-new-one-of-all"), StatusCode::UNAUTHENTICATED);
+  std::ofstream(folder_ + "/tokens") << "the-new-one-of-all\n";
+  EXPECT_TRUE(
+      Await([&] { return CallWith("Lookup", nobody, "the-new-one-of-all") == StatusCode::OK; }));
+  EXPECT_EQ(CallWith("Lookup", nobody, "the-old-one-of-all"), StatusCode::UNAUTHENTICATED);
   // One that is gone for a while, or empty, closes nobody out.
   std::ofstream(folder_ + "/tokens") << "\n";
   std::this_thread::sleep_for(std::chrono::milliseconds(1200));
-  EXPECT_EQ(CallWith("Lookup", nobody, "new"), StatusCode::OK);
+  EXPECT_EQ(CallWith("Lookup", nobody, "the-new-one-of-all"), StatusCode::OK);
 }
 
 TEST_F(CredentialsTest, NewCertificatesOfAnotherAuthorityNeedNoRestart) {
@@ -193,6 +194,21 @@ TEST_F(CredentialsTest, FilesThatCannotBeRightAreNamed) {
   EXPECT_EQ(wrong.status().code(), Code::kInvalidArgument);
   EXPECT_NE(wrong.status().message().find("/node/tls.key"), std::string::npos)
       << wrong.status().message();
+}
+
+TEST(TokenFileTest, ATokenThatCanBeGuessedIsRefused) {
+  const std::string path =
+      ::testing::TempDir() + "/embertide_short_token" + std::to_string(::getpid());
+  for (const std::string token : {"x", "fifteen-letters"}) {
+    std::ofstream(path) << token << "\n";
+    const Status refused = TokenFile::Open({path}).status();
+    EXPECT_EQ(refused.code(), Code::kInvalidArgument);
+    EXPECT_NE(refused.message().find("16 is the least"), std::string::npos);
+    EXPECT_EQ(refused.message().find(" " + token + " "), std::string::npos);
+  }
+  std::ofstream(path) << "sixteen-letters-\n";
+  EXPECT_TRUE(TokenFile::Open({path}).ok());
+  std::filesystem::remove(path);
 }
 
 TEST(TokenFileTest, AFileWithoutATokenIsRefused) {

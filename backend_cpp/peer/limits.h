@@ -10,9 +10,6 @@ inline constexpr int kMaxMessageBytes = 64 << 20;  // of an answer
 inline constexpr int kMaxRequestBytes = 4 << 20;
 // What all messages that a node is receiving may take; beyond it, gRPC ends connections.
 inline constexpr size_t kMaxReceivedBytes = 512 << 20;
-inline constexpr int kHandshakeMs = 10'000;  // until a connection to a node must have begun
-inline constexpr int kMaxConnectionAgeMs = 3'600'000;
-inline constexpr int kMaxStreams = 512;  // calls of one connection at once
 inline constexpr int kMaxProbeBytes = 4096;
 inline constexpr size_t kMaxProbesBytes = 16 << 20;  // of all that ask for health at once
 inline constexpr size_t kMaxLookupBytes = 1 << 20;   // of a LookupRequest, its parts

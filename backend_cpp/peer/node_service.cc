@@ -1,15 +1,27 @@
-// The server: callback API, so that no thread waits for a call.
+// The server: gRPC's generic callback API, so that no thread waits for a call, and a call is known
+// by its headers before its message is read.
 #include "peer/node_service.h"
 
+#include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/impl/codegen/proto_utils.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
 
-#include "embertide/v1/node.grpc.pb.h"
-#include "peer/identity.h"
+#include "access/call_threads.h"
+#include "access/doorway.h"
+#include "access/identity.h"
+#include "access/limits.h"
+#include "access/listener.h"
+#include "access/waiting_calls.h"
+#include "base/background_task.h"
 #include "peer/limits.h"
 
 namespace embertide {
@@ -41,7 +53,7 @@ grpc::StatusCode CodeOf(Code code) {
 }
 
 // gRPC's is by the wall clock, and far away where the caller named none.
-Deadline DeadlineOf(const grpc::ServerContext& context) {
+Deadline DeadlineOf(const grpc::ServerContextBase& context) {
   const auto left = context.deadline() - std::chrono::system_clock::now();
   return left > std::chrono::hours(24) ? kNoDeadline : DeadlineAfter(left);
 }
@@ -55,178 +67,330 @@ bool MayPass(const Identity& who, Door door) {
   return door == Door::kLook && (who.role == "reader" || who.role == "control");
 }
 
-// Lookup waits for nobody and runs on gRPC's own threads; Read may wait for peers, and the others
-// are rare: they have a pool. A LookupRequest is parsed once its token was found right; gRPC has
-// parsed those of the others, which are at most kMaxRequestBytes, before a method is called.
-class Service final
-    : public v1::NodeService::WithRawCallbackMethod_Lookup<v1::NodeService::Service> {
+// Calls that have bounds of their own, so that none of these holds up another.
+enum class Lane : uint8_t { kLookup, kRead, kLook, kReaders };
+constexpr size_t kLanes = 4;
+
+Lane LaneOf(Door door, bool reader) {
+  if (reader) return Lane::kReaders;
+  switch (door) {
+    case Door::kLookup:
+      return Lane::kLookup;
+    case Door::kRead:
+      return Lane::kRead;
+    case Door::kLook:
+      return Lane::kLook;
+  }
+  return Lane::kLook;
+}
+
+// As gRPC gives names.
+constexpr std::string_view kService = "/embertide.v1.NodeService/";
+
+class ServedCall;
+
+// Parts are the first field of a question, and nodes write fields in their order.
+bool IsBeat(const grpc::ByteBuffer& question) {
+  constexpr uint8_t kPartsTag = 1U << 3 | 2U;
+  std::vector<grpc::Slice> slices;
+  if (!question.Dump(&slices).ok()) return false;
+  for (const grpc::Slice& slice : slices) {
+    if (slice.size() > 0) return *slice.begin() != kPartsTag;
+  }
+  return true;
+}
+
+// Answers by headers alone whoever may not call, and health; the others once their message is here,
+// which is not asked for before. Lookup waits for nobody but an SSD and runs on gRPC's own threads,
+// of which there may be two; Read may wait for peers, and the others are rare: they have threads.
+class Service final : public grpc::CallbackGenericService {
  public:
   Service(const NodeServerOptions& options, NodeHandler* handler)
-      : options_(options), handler_(handler) {}
+      : options_(options),
+        handler_(handler),
+        arrivals_(options.first_message),
+        threads_(kThreads, ReportOf(options)),
+        lookups_(kLookupThreads, ReportOf(options)) {}
 
   uint64_t refused() const { return refused_.load(); }
+  void SetServing(bool serving) { serving_ = serving; }
 
-  grpc::ServerUnaryReactor* Lookup(grpc::CallbackServerContext* context,
-                                   const grpc::ByteBuffer* question,
-                                   grpc::ByteBuffer* answer) override {
-    auto* reactor = context->DefaultReactor();
-    reactor->Finish(
-        Guarded(*context, Door::kLookup, [&] { return AnswerLookup(*question, answer); }));
-    return reactor;
-  }
-  grpc::Status Read(grpc::ServerContext* context, const v1::ReadRequest* request,
-                    v1::ReadResponse* response) override {
-    return Guarded(*context, Door::kRead,
-                   [&] { return handler_->Read(*request, DeadlineOf(*context), response); });
-  }
-  grpc::Status GetStatus(grpc::ServerContext* context, const v1::NodeServiceGetStatusRequest*,
-                         v1::NodeServiceGetStatusResponse* response) override {
-    return Guarded(*context, Door::kLook, [&] { return handler_->GetStatus(response); });
-  }
-  grpc::Status GetLoad(grpc::ServerContext* context, const v1::NodeServiceGetLoadRequest* request,
-                       v1::NodeServiceGetLoadResponse* response) override {
-    return Guarded(*context, Door::kLook,
-                   [&] { return handler_->GetLoad(request->hot_keys(), response); });
-  }
-  grpc::Status Explain(grpc::ServerContext* context, const v1::ExplainRequest* request,
-                       v1::ExplainResponse* response) override {
-    return Guarded(*context, Door::kLook, [&] { return handler_->Explain(*request, response); });
-  }
+  grpc::ServerGenericBidiReactor* CreateReactor(
+      grpc::GenericCallbackServerContext* context) override;
 
  private:
-  Status AnswerLookup(grpc::ByteBuffer question, grpc::ByteBuffer* answer) {
-    v1::LookupRequest request;
-    if (!grpc::SerializationTraits<v1::LookupRequest>::Deserialize(&question, &request).ok()) {
-      return {Code::kInvalidArgument, "the message is no LookupRequest"};
-    }
-    v1::LookupResponse response;
-    EMBERTIDE_RETURN_IF_ERROR(handler_->Lookup(request, &response));
-    bool owned = false;
-    if (!grpc::SerializationTraits<v1::LookupResponse>::Serialize(response, answer, &owned).ok()) {
-      return {Code::kResourceExhausted, "the answer is too large"};
-    }
-    return Status::Ok();
-  }
+  friend class ServedCall;
+  // Of calls that may wait; more than these wait for one.
+  static constexpr uint32_t kThreads = 64;
+  // Of lookups, where they may wait for an SSD.
+  static constexpr uint32_t kLookupThreads = 8;
 
-  // Who may not is told so before what it sent is looked at.
-  grpc::Status Admit(const grpc::ServerContextBase& context, Door door) const {
-    const bool tokens = options_.tokens != nullptr && options_.tokens->asked();
-    if (!tokens && !options_.credentials.tls()) return grpc::Status::OK;
-    const auto given = context.client_metadata().find("authorization");
-    if (tokens && given != context.client_metadata().end()) {
-      if (options_.tokens->Knows({given->second.data(), given->second.size()})) {
-        return grpc::Status::OK;
-      }
-      return {grpc::StatusCode::UNAUTHENTICATED, "token missing or wrong"};
-    }
-    const std::optional<Identity> who = IdentityOf(context.auth_context().get());
-    if (!who) {
-      return {grpc::StatusCode::UNAUTHENTICATED,
-              tokens ? "token missing or wrong" : "the certificate says no role"};
-    }
-    if (!who->model.empty() && !options_.model.empty() && who->model != options_.model) {
-      return {grpc::StatusCode::PERMISSION_DENIED, "this is a node of another model"};
-    }
-    if (MayPass(*who, door)) return grpc::Status::OK;
-    return {grpc::StatusCode::PERMISSION_DENIED, "role " + who->role + " may not call this"};
+  static TaskReport* ReportOf(const NodeServerOptions& options) {
+    return (options.tasks == nullptr ? TaskBoard::OfProcess() : *options.tasks).Of("answers");
   }
-
-  template <typename Call>
-  grpc::Status Guarded(const grpc::ServerContextBase& context, Door door, const Call& call) {
-    if (grpc::Status admitted = Admit(context, door); !admitted.ok()) {
-      ++refused_;
-      return admitted;
-    }
-    const bool looks = door == Door::kLook;
-    const AtWork at_work(looks ? &looking_ : &at_work_);
-    const uint32_t most = looks ? options_.max_looks : options_.max_calls;
-    if (at_work.count > most) {
-      ++refused_;
-      return {grpc::StatusCode::RESOURCE_EXHAUSTED, std::to_string(most) + " calls are at work"};
-    }
-    try {
-      const Status status = call();
-      return {CodeOf(status.code()), status.message()};
-    } catch (const std::exception& error) {
-      return {grpc::StatusCode::RESOURCE_EXHAUSTED, error.what()};
-    }
-  }
-
-  struct AtWork {
-    explicit AtWork(std::atomic<uint32_t>* counter) : of(counter), count(++*counter) {}
-    ~AtWork() { --*of; }
-    AtWork(const AtWork&) = delete;
-    AtWork& operator=(const AtWork&) = delete;
-    std::atomic<uint32_t>* of;
-    uint32_t count;
-  };
+  grpc::Status Admit(const grpc::ServerContextBase& context, Door door, Lane* lane) const;
+  grpc::Status Take(Lane lane);
+  void RunLookup(ServedCall* call);
+  grpc::Status Answer(const std::string& method, const grpc::ServerContextBase& context,
+                      grpc::ByteBuffer* question, grpc::ByteBuffer* answer);
+  template <typename Request, typename Response, typename Ask>
+  Status With(grpc::ByteBuffer* question, grpc::ByteBuffer* answer, const char* name,
+              const Ask& ask);
 
   const NodeServerOptions options_;
-  NodeHandler* handler_;
-  std::atomic<uint32_t> at_work_{0};
-  std::atomic<uint32_t> looking_{0};
+  NodeHandler* const handler_;
+  std::array<std::atomic<uint32_t>, kLanes> at_work_{};
   std::atomic<uint64_t> refused_{0};
+  std::atomic<bool> serving_{false};
+  WaitingCalls arrivals_;                   // calls whose message is on its way
+  std::atomic<bool> looks_up_here_{false};  // a lookup runs on a thread of gRPC's
+  // Last: they use the members above.
+  CallThreads threads_;
+  CallThreads lookups_;  // apart: reads wait for the lookups of peers
 };
+
+// One call; it deletes itself.
+class ServedCall final : public grpc::ServerGenericBidiReactor {
+ public:
+  // Refused, or answered without a message.
+  ServedCall(const grpc::Status& status, const std::optional<grpc::ByteBuffer>& answer) {
+    if (answer) {
+      answer_ = *answer;  // slices that are counted
+      StartWriteAndFinish(&answer_, grpc::WriteOptions(), status);
+    } else {
+      Finish(status);
+    }
+  }
+  // To be answered once its message is here. Requires: it has its place in `lane`.
+  ServedCall(Service* service, grpc::GenericCallbackServerContext* context, Door door, Lane lane)
+      : service_(service), context_(context), door_(door), lane_(lane) {
+    service_->arrivals_.Enter(context, &arrival_);
+    StartRead(&question_);
+  }
+
+  void OnReadDone(bool ok) override {
+    service_->arrivals_.Leave(&arrival_);
+    if (!ok) {
+      Leave();
+      Finish({grpc::StatusCode::CANCELLED, "no message came"});
+      return;
+    }
+    if (door_ != Door::kLookup) {
+      service_->threads_.Run([this] { Answer(); });
+    } else if (!service_->options_.waits || IsBeat(question_)) {
+      Answer();
+    } else {
+      service_->RunLookup(this);
+    }
+  }
+  void OnDone() override { delete this; }
+
+ private:
+  friend class Service;
+  void Answer() {
+    const grpc::Status status =
+        service_->Answer(context_->method(), *context_, &question_, &answer_);
+    Leave();
+    if (status.ok()) {
+      StartWriteAndFinish(&answer_, grpc::WriteOptions(), status);
+    } else {
+      Finish(status);
+    }
+  }
+  void Leave() { --service_->at_work_[static_cast<size_t>(lane_)]; }
+
+  Service* service_ = nullptr;
+  grpc::GenericCallbackServerContext* context_ = nullptr;
+  Door door_ = Door::kLook;
+  Lane lane_ = Lane::kLook;
+  WaitingCalls::Place arrival_;
+  grpc::ByteBuffer question_;
+  grpc::ByteBuffer answer_;
+};
+
+// Without load no thread is woken; and one of gRPC's at most waits for an SSD that stalls.
+void Service::RunLookup(ServedCall* call) {
+  if (looks_up_here_.exchange(true)) return lookups_.Run([call] { call->Answer(); });
+  call->Answer();
+  looks_up_here_ = false;
+}
+
+grpc::ServerGenericBidiReactor* Service::CreateReactor(
+    grpc::GenericCallbackServerContext* context) {
+  const std::string& method = context->method();
+  if (method == kHealthCheck) return new ServedCall(grpc::Status::OK, HealthAnswer(serving_));
+  std::optional<Door> door;
+  if (method.starts_with(kService)) {
+    const std::string_view name = std::string_view(method).substr(kService.size());
+    if (name == "Lookup") door = Door::kLookup;
+    if (name == "Read") door = Door::kRead;
+    if (name == "GetStatus" || name == "GetLoad" || name == "Explain") door = Door::kLook;
+  }
+  if (!door || handler_ == nullptr) {
+    return new ServedCall({grpc::StatusCode::UNIMPLEMENTED, "there is no such call here"},
+                          std::nullopt);
+  }
+  Lane lane = Lane::kLook;
+  grpc::Status status = Admit(*context, *door, &lane);
+  if (status.ok()) status = Take(lane);
+  if (!status.ok()) {
+    ++refused_;
+    return new ServedCall(status, std::nullopt);
+  }
+  return new ServedCall(this, context, *door, lane);
+}
+
+// Who may not is told so before what it sent is looked at.
+grpc::Status Service::Admit(const grpc::ServerContextBase& context, Door door, Lane* lane) const {
+  *lane = LaneOf(door, false);
+  const bool tokens = options_.tokens != nullptr && options_.tokens->asked();
+  if (!tokens && !options_.credentials.tls()) return grpc::Status::OK;
+  const auto given = context.client_metadata().find("authorization");
+  if (tokens && given != context.client_metadata().end()) {
+    if (options_.tokens->Knows({given->second.data(), given->second.size()})) {
+      return grpc::Status::OK;
+    }
+    return {grpc::StatusCode::UNAUTHENTICATED, "token missing or wrong"};
+  }
+  const std::optional<Identity> who = IdentityOf(context.auth_context().get());
+  if (!who) {
+    return {grpc::StatusCode::UNAUTHENTICATED,
+            tokens ? "token missing or wrong" : "the certificate says no role"};
+  }
+  if (!who->model.empty() && !options_.model.empty() && who->model != options_.model) {
+    return {grpc::StatusCode::PERMISSION_DENIED, "this is a node of another model"};
+  }
+  *lane = LaneOf(door, who->role == "reader");
+  if (MayPass(*who, door)) return grpc::Status::OK;
+  return {grpc::StatusCode::PERMISSION_DENIED, "role " + who->role + " may not call this"};
+}
+
+// A place in a lane, until the call leaves it.
+grpc::Status Service::Take(Lane lane) {
+  const bool looks = lane == Lane::kLook || lane == Lane::kReaders;
+  const uint32_t most = looks ? options_.max_looks : options_.max_calls;
+  std::atomic<uint32_t>& at_work = at_work_[static_cast<size_t>(lane)];
+  if (++at_work <= most) return grpc::Status::OK;
+  --at_work;
+  // Nobody else may come who would end those whose message never does.
+  arrivals_.EndLate();
+  return {grpc::StatusCode::RESOURCE_EXHAUSTED, std::to_string(most) + " calls are at work"};
+}
+
+template <typename Request, typename Response, typename Ask>
+Status Service::With(grpc::ByteBuffer* question, grpc::ByteBuffer* answer, const char* name,
+                     const Ask& ask) {
+  Request request;
+  if (!grpc::SerializationTraits<Request>::Deserialize(question, &request).ok()) {
+    return {Code::kInvalidArgument, std::string("the message is no ") + name};
+  }
+  Response response;
+  EMBERTIDE_RETURN_IF_ERROR(ask(request, &response));
+  bool owned = false;
+  if (!grpc::SerializationTraits<Response>::Serialize(response, answer, &owned).ok()) {
+    return {Code::kResourceExhausted, "the answer is too large"};
+  }
+  return Status::Ok();
+}
+
+grpc::Status Service::Answer(const std::string& method, const grpc::ServerContextBase& context,
+                             grpc::ByteBuffer* question, grpc::ByteBuffer* answer) {
+  const std::string_view name = std::string_view(method).substr(kService.size());
+  const auto run = [&]() -> Status {
+    if (name == "Lookup") {
+      return With<v1::LookupRequest, v1::LookupResponse>(
+          question, answer, "LookupRequest",
+          [&](const auto& request, auto* response) { return handler_->Lookup(request, response); });
+    }
+    if (name == "Read") {
+      return With<v1::ReadRequest, v1::ReadResponse>(
+          question, answer, "ReadRequest", [&](const auto& request, auto* response) {
+            return handler_->Read(request, DeadlineOf(context), response);
+          });
+    }
+    if (name == "GetStatus") {
+      return With<v1::NodeServiceGetStatusRequest, v1::NodeServiceGetStatusResponse>(
+          question, answer, "GetStatusRequest",
+          [&](const auto&, auto* response) { return handler_->GetStatus(response); });
+    }
+    if (name == "GetLoad") {
+      return With<v1::NodeServiceGetLoadRequest, v1::NodeServiceGetLoadResponse>(
+          question, answer, "GetLoadRequest", [&](const auto& request, auto* response) {
+            return handler_->GetLoad(request.hot_keys(), response);
+          });
+    }
+    return With<v1::ExplainRequest, v1::ExplainResponse>(
+        question, answer, "ExplainRequest",
+        [&](const auto& request, auto* response) { return handler_->Explain(request, response); });
+  };
+  try {
+    const Status status = run();
+    return {CodeOf(status.code()), status.message()};
+  } catch (const std::exception& error) {
+    return {grpc::StatusCode::RESOURCE_EXHAUSTED, error.what()};
+  }
+}
 
 }  // namespace
 
 struct NodeServer::Impl {
-  Impl(const NodeServerOptions& options, NodeHandler* handler) : service(options, handler) {}
+  Impl(const NodeServerOptions& options, NodeHandler* handler)
+      : service(options, handler), probes(options, nullptr) {}
   Service service;
-  int port = 0;
-  std::unique_ptr<grpc::Server> server;
-  grpc::CallbackGenericService others;   // UNIMPLEMENTED for all that is not health
-  std::unique_ptr<grpc::Server> health;  // null: probes ask `server`
+  Service probes;  // answers health alone
+  // A server and where its connections come in; null: probes ask `peers`.
+  struct Port {
+    std::unique_ptr<Doorway> doorway;
+    std::unique_ptr<grpc::Server> server;
+  };
+  Port peers;
+  Port health;
 };
 
-Status CannotListen(const std::string& what, const std::string& address) {
-  return {Code::kDeviceError, what + address + ": the address is in use or not of this machine"};
+namespace {
+
+// `what` cannot be done there.
+Status CannotListen(const std::string& what, const Status& why) {
+  return {why.code(), what + ": " + why.message() + "; end what listens there, or give another"};
 }
 
-// Kubernetes' probes have no certificate.
-Result<std::unique_ptr<grpc::Server>> StartHealth(const std::string& listen,
-                                                  grpc::CallbackGenericService* others) {
-  int port = 0;
-  grpc::ServerBuilder builder;
-  builder.RegisterCallbackGenericService(others);
-  builder.AddListeningPort(listen, grpc::InsecureServerCredentials(), &port);
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreams);
-  builder.SetMaxReceiveMessageSize(kMaxProbeBytes);
-  grpc::ResourceQuota quota("embertide_health");
-  builder.SetResourceQuota(quota.Resize(kMaxProbesBytes));
-  std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
-  if (server == nullptr || port == 0) return CannotListen("probes cannot be answered at ", listen);
-  return server;
-}
+}  // namespace
 
 Result<std::unique_ptr<NodeServer>> NodeServer::Start(const NodeServerOptions& options,
                                                       NodeHandler* handler) {
-  grpc::EnableDefaultHealthCheckService(true);
+  grpc::EnableDefaultHealthCheckService(false);
   auto impl = std::make_unique<Impl>(options, handler);
-  grpc::ServerBuilder builder;
-  builder.AddListeningPort(options.listen, options.credentials.server(), &impl->port);
-  // A connection that never says anything, and one that would have as many calls as it likes.
-  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
-  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreams);
-  // Two processes on one port would each get a part of the calls.
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  // Else who was let in once would be for ever, whatever became of his certificate.
-  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS, kMaxConnectionAgeMs);
-  builder.SetMaxReceiveMessageSize(kMaxRequestBytes);
-  builder.SetMaxSendMessageSize(kMaxMessageBytes);
+  const auto start = [&](const std::string& listen,
+                         const std::shared_ptr<grpc::ServerCredentials>& credentials,
+                         Service* service, grpc::ServerBuilder* builder, Impl::Port* port) {
+    SetListenerBounds(builder);
+    Result<std::unique_ptr<Doorway>> doorway =
+        Doorway::Of({.listen = listen, .tasks = options.tasks}, credentials, builder);
+    if (!doorway.ok()) return doorway.status();
+    builder->RegisterCallbackGenericService(service);
+    port->server = builder->BuildAndStart();
+    if (port->server == nullptr) return Status(Code::kDeviceError, "gRPC starts no server");
+    port->doorway = std::move(*doorway);
+    port->doorway->Open();
+    return Status::Ok();
+  };
+  grpc::ServerBuilder peers;
+  peers.SetMaxReceiveMessageSize(kMaxRequestBytes);
+  peers.SetMaxSendMessageSize(kMaxMessageBytes);
   grpc::ResourceQuota quota("embertide_node");
-  builder.SetResourceQuota(quota.Resize(kMaxReceivedBytes));
-  builder.RegisterService(&impl->service);
-  impl->server = builder.BuildAndStart();
-  if (impl->server == nullptr || impl->port == 0) {
-    return CannotListen("peers cannot be answered at ", options.listen);
-  }
+  peers.SetResourceQuota(quota.Resize(kMaxReceivedBytes));
+  const Status started =
+      start(options.listen, options.credentials.server(), &impl->service, &peers, &impl->peers);
+  if (!started.ok()) return CannotListen("peers cannot be answered", started);
   if (!options.health_listen.empty()) {
-    Result<std::unique_ptr<grpc::Server>> health =
-        StartHealth(options.health_listen, &impl->others);
-    if (!health.ok()) return health.status();
-    impl->health = std::move(*health);
+    grpc::ServerBuilder health;
+    health.SetMaxReceiveMessageSize(kMaxProbeBytes);
+    grpc::ResourceQuota probes("embertide_health");
+    health.SetResourceQuota(probes.Resize(kMaxProbesBytes));
+    // Kubernetes' probes have no certificate.
+    const Status probed = start(options.health_listen, grpc::InsecureServerCredentials(),
+                                &impl->probes, &health, &impl->health);
+    if (!probed.ok()) return CannotListen("probes cannot be answered", probed);
   }
   return std::unique_ptr<NodeServer>(new NodeServer(std::move(impl)));
 }
@@ -235,18 +399,19 @@ NodeServer::NodeServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 NodeServer::~NodeServer() {
   const auto until = std::chrono::system_clock::now() + std::chrono::seconds(1);
-  for (grpc::Server* server : {impl_->health.get(), impl_->server.get()}) {
-    if (server == nullptr) continue;
-    server->Shutdown(until);
-    server->Wait();
+  for (Impl::Port* port : {&impl_->health, &impl_->peers}) {
+    if (port->server == nullptr) continue;
+    port->doorway->Close();
+    port->server->Shutdown(until);
+    port->server->Wait();
   }
 }
 
-int NodeServer::port() const { return impl_->port; }
+int NodeServer::port() const { return impl_->peers.doorway->port(); }
 
 void NodeServer::SetServing(bool serving) {
-  impl_->server->GetHealthCheckService()->SetServingStatus(serving);
-  if (impl_->health != nullptr) impl_->health->GetHealthCheckService()->SetServingStatus(serving);
+  impl_->service.SetServing(serving);
+  impl_->probes.SetServing(serving);
 }
 
 uint64_t NodeServer::refused() const { return impl_->service.refused(); }

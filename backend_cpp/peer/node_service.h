@@ -2,17 +2,21 @@
 // and node.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
 
+#include "access/credentials.h"
+#include "access/limits.h"
+#include "access/token_file.h"
 #include "embertide/deadline.h"
 #include "embertide/status.h"
 #include "embertide/v1/node.pb.h"
-#include "peer/credentials.h"
-#include "peer/token_file.h"
 
 namespace embertide {
+
+class TaskBoard;
 
 // Answers peers, the control plane and operators. Called from gRPC's threads, many at once.
 class NodeHandler {
@@ -34,9 +38,15 @@ struct NodeServerOptions {
   std::string health_listen;  // OPTIONAL: the health service alone, in plain text, for probes
   std::shared_ptr<TokenFile> tokens = nullptr;  // OPTIONAL
   Credentials credentials = Credentials::PlainText();
-  std::string model;         // identities of another one are refused; empty: not looked at
-  uint32_t max_calls = 256;  // at work at once; more get RESOURCE_EXHAUSTED
-  uint32_t max_looks = 16;   // the same of those that look only, counted apart: no lookup waits
+  std::string model;  // identities of another one are refused; empty: not looked at
+  // Calls at once, from their headers on; more get RESOURCE_EXHAUSTED. Each kind is counted apart,
+  // so that none holds up another: Lookup, Read, those that look only, and those of readers.
+  uint32_t max_calls = 256;
+  uint32_t max_looks = 16;                                  // of the last two kinds
+  std::chrono::milliseconds first_message = kFirstMessage;  // from a call's headers to its message
+  // The handler's Lookup may wait for an SSD: beats are answered meanwhile.
+  bool waits = false;
+  TaskBoard* tasks = nullptr;  // OPTIONAL: told of threads that the system refuses
 };
 
 class NodeServer {

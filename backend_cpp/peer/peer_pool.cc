@@ -8,9 +8,11 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <new>
 #include <set>
 #include <thread>
 
+#include "base/background_task.h"
 #include "embertide/v1/node.grpc.pb.h"
 #include "peer/limits.h"
 
@@ -31,12 +33,14 @@ constexpr std::chrono::milliseconds kBeatsApart{1};
 // at most every 30 s, and never gives up a connection whose other end went without a word. A node
 // that comes back elsewhere is to be found within two seconds.
 constexpr std::chrono::milliseconds kRedialEvery{1000};
+// After a round that threw: without beats a peer takes this node for dead.
+constexpr std::chrono::milliseconds kLongestBackOff{400};
 
 // One Lookup of the caller's: `done` when its last part is.
 struct Batch {
   std::atomic<size_t> left{0};
   std::function<void()> done;
-  void Finish() {
+  void Finish() noexcept {
     if (--left == 0) done();
   }
 };
@@ -72,6 +76,8 @@ NoAnswer WhyOf(grpc::StatusCode code) {
 std::shared_ptr<v1::NodeService::Stub> Dial(const std::string& address,
                                             const Credentials& credentials) {
   grpc::ChannelArguments arguments;
+  // A proxy that the environment names would read tokens and rows.
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
   arguments.SetMaxSendMessageSize(kMaxMessageBytes);
   // A peer that restarts is to be found again at once.
@@ -131,6 +137,7 @@ struct PeerPool::Impl {
 
   mutable std::mutex mutex;
   std::condition_variable wake;
+  TaskReport* report = nullptr;
   bool stop = false;
   bool beat_now = false;
   bool flush = false;     // something waits for its 200 us
@@ -143,7 +150,8 @@ struct PeerPool::Impl {
   // thread of gRPC for which the end of a channel waits.
   std::vector<std::shared_ptr<v1::NodeService::Stub>> stubs;
   std::condition_variable idle;
-  std::thread thread;
+  std::chrono::microseconds next_wait{0};
+  std::unique_ptr<BackgroundTask> task;  // last: its thread uses the members above
 
   std::vector<std::shared_ptr<Peer>> All() const {
     const std::lock_guard lock(mutex);
@@ -174,15 +182,19 @@ struct PeerPool::Impl {
   std::chrono::milliseconds dead_after() const {
     return options.beat_every * options.dead_after_beats;
   }
-  void Run();
+  Status Round();
   std::shared_ptr<v1::NodeService::Stub> NewStub(const std::string& address);  // needs `mutex`
   // Ends those that nothing else has, and returns how many are left.
   size_t EndStubs();
   // `again`: if a beat is under way, another one follows it.
   void Beat(const std::shared_ptr<Peer>& peer, bool again);
+  std::shared_ptr<Call> NewBeat(const std::shared_ptr<Peer>& peer) const;
   void SendWaiting(const std::shared_ptr<Peer>& peer, bool now);
   void Send(const std::shared_ptr<Call>& call);
-  void Answered(Call* call, const grpc::Status& status);
+  // Sends on what waits, once the parts of the call are told.
+  void Answered(const std::shared_ptr<Call>& call, const grpc::Status& status) noexcept;
+  void Settle(Call* call, const grpc::Status& status);
+  void GiveUp(const std::shared_ptr<Call>& call, const char* why) noexcept;
   static void Count(const Call& call, bool ok);
   void Learn(const Call& answered);
   void Missed(Peer* peer);
@@ -233,7 +245,7 @@ void PeerPool::Impl::Redial(Peer* peer) {
   ++stats.redials;
 }
 
-void PeerPool::Impl::Send(const std::shared_ptr<Call>& call) {
+void PeerPool::Impl::Send(const std::shared_ptr<Call>& call) try {
   {
     const std::lock_guard lock(mutex);
     under_way.insert(call);
@@ -249,11 +261,35 @@ void PeerPool::Impl::Send(const std::shared_ptr<Call>& call) {
   }
   call->stub->async()->Lookup(&call->context, &call->request, &call->response,
                               [this, call](const grpc::Status& status) {
-                                Answered(call.get(), status);
+                                Answered(call, status);
                                 const std::lock_guard lock(mutex);
                                 under_way.erase(call);
                                 if (under_way.empty()) idle.notify_all();
                               });
+} catch (const std::exception& error) {
+  GiveUp(call, error.what());
+}
+
+// Whoever waits for its parts is told that they have failed; what else waits is sent by the beats.
+void PeerPool::Impl::GiveUp(const std::shared_ptr<Call>& call, const char* why) noexcept {
+  report->Failed(why);
+  {
+    const std::lock_guard lock(call->peer->mutex);
+    if (call->parts.empty()) {
+      call->peer->beat_under_way = false;
+    } else {
+      --call->peer->calls;
+    }
+    for (const Waiting& each : call->parts) call->peer->cost -= each.cost();
+  }
+  for (const Waiting& each : call->parts) {
+    each.part->status = {Code::kUnavailable, {}};
+    each.part->why = NoAnswer::kOverload;
+    each.batch->Finish();
+  }
+  const std::lock_guard lock(mutex);
+  under_way.erase(call);
+  if (under_way.empty()) idle.notify_all();
 }
 
 // Requires: its results are still there.
@@ -283,12 +319,12 @@ void PeerPool::Impl::Count(const Call& call, bool ok) {
   }
 }
 
-void PeerPool::Impl::Answered(Call* call, const grpc::Status& status) {
-  Count(*call, status.ok());
-  if (status.ok()) {
-    Learn(*call);
-  } else {
-    Missed(call->peer.get());
+void PeerPool::Impl::Answered(const std::shared_ptr<Call>& call,
+                              const grpc::Status& status) noexcept {
+  // On a thread of gRPC's, that nothing may leave; the parts have failed until they are told.
+  for (const Waiting& each : call->parts) {
+    each.part->status = {Code::kUnavailable, {}};
+    each.part->why = NoAnswer::kOverload;
   }
   const bool beat = call->parts.empty();
   bool again = false;
@@ -302,6 +338,30 @@ void PeerPool::Impl::Answered(Call* call, const grpc::Status& status) {
     }
     for (const Waiting& each : call->parts) call->peer->cost -= each.cost();
   }
+  const auto guarded = [this](const auto& work) {
+    try {
+      work();
+    } catch (const std::exception& error) {
+      report->Failed(error.what());
+    } catch (...) {
+      report->Failed("an exception that says nothing");
+    }
+  };
+  guarded([&] { Settle(call.get(), status); });
+  guarded([&] {
+    if (!beat) SendWaiting(call->peer, /*now=*/true);
+    if (again) Beat(call->peer, /*again=*/false);
+  });
+  for (const Waiting& each : call->parts) each.batch->Finish();
+}
+
+void PeerPool::Impl::Settle(Call* call, const grpc::Status& status) {
+  Count(*call, status.ok());
+  if (status.ok()) {
+    Learn(*call);
+  } else {
+    Missed(call->peer.get());
+  }
   const bool whole =
       status.ok() && call->response.results_size() == static_cast<int>(call->parts.size());
   for (size_t i = 0; i < call->parts.size(); ++i) {
@@ -309,6 +369,7 @@ void PeerPool::Impl::Answered(Call* call, const grpc::Status& status) {
     part->epoch = call->response.plan_epoch();
     if (whole) {
       part->result.Swap(call->response.mutable_results(static_cast<int>(i)));
+      part->status = Status::Ok();
     } else if (status.ok()) {
       Fail(part, NoAnswer::kRefused, "node " + call->peer->name + " answered other parts");
     } else {
@@ -319,21 +380,24 @@ void PeerPool::Impl::Answered(Call* call, const grpc::Status& status) {
       }
     }
   }
-  if (!beat) SendWaiting(call->peer, /*now=*/true);
-  if (again) Beat(call->peer, /*again=*/false);
-  for (const Waiting& each : call->parts) each.batch->Finish();
 }
 
 // Sends what waits for a peer, as much as a call may carry: at once while few calls are under way.
 void PeerPool::Impl::SendWaiting(const std::shared_ptr<Peer>& peer, bool now) {
   while (true) {
-    auto call = std::make_unique<Call>();
+    std::shared_ptr<Call> call;
     {
       const std::lock_guard lock(peer->mutex);
       if (peer->waiting.empty()) return;
       const bool due = now || peer->waiting_bytes >= kCoalesceBytes ||
                        Clock::now() - peer->waiting.front().since >= options.coalesce;
       if (peer->calls >= kCallsAtOnce && !due) return;
+      call = std::make_shared<Call>();
+      call->peer = peer;
+      // What throws here leaves every part where it waits.
+      const size_t most = std::min<size_t>(peer->waiting.size(), kMaxPartsACall);
+      call->parts.reserve(most);
+      call->request.mutable_parts()->Reserve(static_cast<int>(most));
       size_t keys = 0;
       size_t answer = 0;
       size_t question = 0;
@@ -348,7 +412,14 @@ void PeerPool::Impl::SendWaiting(const std::shared_ptr<Peer>& peer, bool now) {
         const bool apart = next.deadline > deadline + kDeadlinesApart ||
                            next.deadline + kDeadlinesApart < deadline;
         if (!call->parts.empty() && (full || apart)) break;
-        call->request.add_parts()->Swap(&next.part->part);
+        v1::LookupPart* place = nullptr;
+        try {
+          place = call->request.add_parts();
+        } catch (const std::bad_alloc&) {
+          if (call->parts.empty()) throw;
+          break;
+        }
+        place->Swap(&next.part->part);
         peer->waiting_bytes -= next.part->bytes;
         deadline = std::max(deadline, next.deadline);
         call->parts.push_back(next);
@@ -358,15 +429,25 @@ void PeerPool::Impl::SendWaiting(const std::shared_ptr<Peer>& peer, bool now) {
       call->request.set_plan_epoch(peer->epoch);
       call->context.set_deadline(std::chrono::system_clock::now() + (deadline - Clock::now()));
     }
-    call->peer = peer;
     ++stats.calls;
     stats.parts += call->parts.size();
-    Send(std::move(call));
+    Send(call);
     now = false;
   }
 }
 
+std::shared_ptr<Call> PeerPool::Impl::NewBeat(const std::shared_ptr<Peer>& peer) const {
+  auto call = std::make_shared<Call>();
+  call->peer = peer;
+  call->request.set_plan_epoch(epoch());
+  // One that comes late is a sign of life all the same.
+  call->context.set_deadline(std::chrono::system_clock::now() + dead_after());
+  return call;
+}
+
 void PeerPool::Impl::Beat(const std::shared_ptr<Peer>& peer, bool again) {
+  // Made first: if there is no memory for it, none is under way.
+  const std::shared_ptr<Call> call = NewBeat(peer);
   {
     const std::lock_guard lock(peer->mutex);
     if (peer->beat_under_way) {
@@ -379,12 +460,7 @@ void PeerPool::Impl::Beat(const std::shared_ptr<Peer>& peer, bool again) {
     peer->beat_wanted = false;
     peer->beaten = Clock::now();
   }
-  auto call = std::make_unique<Call>();
-  call->peer = peer;
-  call->request.set_plan_epoch(epoch());
-  // One that comes late is a sign of life all the same.
-  call->context.set_deadline(std::chrono::system_clock::now() + dead_after());
-  Send(std::move(call));
+  Send(call);
 }
 
 std::shared_ptr<v1::NodeService::Stub> PeerPool::Impl::NewStub(const std::string& address) {
@@ -401,40 +477,38 @@ size_t PeerPool::Impl::EndStubs() {
   return stubs.size();
 }
 
-void PeerPool::Impl::Run() {
-  std::chrono::microseconds wait = options.beat_every;
-  while (true) {
-    bool all = false;
-    {
-      std::unique_lock lock(mutex);
-      if (flush) wait = options.coalesce;
-      wake.wait_for(lock, wait, [this] { return stop || beat_now || flush || claimed; });
-      if (stop) return;
-      if (flush && !beat_now) {
-        // Something began to wait: give it its 200 us.
-        wake.wait_for(lock, options.coalesce, [this] { return stop || beat_now; });
-        if (stop) return;
-      }
-      all = beat_now;
-      beat_now = flush = claimed = false;
+Status PeerPool::Impl::Round() {
+  bool all = false;
+  {
+    std::unique_lock lock(mutex);
+    wake.wait_for(lock, flush ? options.coalesce : next_wait,
+                  [this] { return stop || beat_now || flush || claimed; });
+    if (stop) return Status::Ok();
+    if (flush && !beat_now) {
+      // Something began to wait: give it its 200 us.
+      wake.wait_for(lock, options.coalesce, [this] { return stop || beat_now; });
+      if (stop) return Status::Ok();
     }
-    wait = std::chrono::microseconds(options.beat_every) / 2;
-    EndStubs();
-    for (const auto& peer : All()) {
-      Redial(peer.get());
-      SendWaiting(peer, /*now=*/false);
-      bool due = all;
-      {
-        const std::lock_guard lock(peer->mutex);
-        const auto since = Clock::now() - peer->beaten;
-        due = due || since >= options.beat_every || (peer->beat_wanted && since >= kBeatsApart);
-      }
-      if (due) Beat(peer, all);
-      // Still wanted: the last one is too recent, or one is under way that began before the claim.
-      const std::lock_guard lock(peer->mutex);
-      if (peer->beat_wanted) wait = std::min<std::chrono::microseconds>(wait, kBeatsApart);
-    }
+    all = beat_now;
+    beat_now = flush = claimed = false;
   }
+  next_wait = std::chrono::microseconds(options.beat_every) / 2;
+  EndStubs();
+  for (const auto& peer : All()) {
+    Redial(peer.get());
+    SendWaiting(peer, /*now=*/false);
+    bool due = all;
+    {
+      const std::lock_guard lock(peer->mutex);
+      const auto since = Clock::now() - peer->beaten;
+      due = due || since >= options.beat_every || (peer->beat_wanted && since >= kBeatsApart);
+    }
+    if (due) Beat(peer, all);
+    // Still wanted: the last one is too recent, or one is under way that began before the claim.
+    const std::lock_guard lock(peer->mutex);
+    if (peer->beat_wanted) next_wait = std::min<std::chrono::microseconds>(next_wait, kBeatsApart);
+  }
+  return Status::Ok();
 }
 
 PeerPool::PeerPool(PeerPoolOptions options, std::function<v1::VersionRange()> versions,
@@ -443,7 +517,13 @@ PeerPool::PeerPool(PeerPoolOptions options, std::function<v1::VersionRange()> ve
   impl_->options = std::move(options);
   impl_->versions = std::move(versions);
   impl_->epoch = std::move(epoch);
-  impl_->thread = std::thread([impl = impl_.get()] { impl->Run(); });
+  impl_->next_wait = impl_->options.beat_every;
+  TaskBoard* const board = impl_->options.tasks;
+  // Of what fails on gRPC's threads; that a beat goes out heals it.
+  impl_->report = (board == nullptr ? TaskBoard::OfProcess() : *board).Of("peers");
+  impl_->task = std::make_unique<BackgroundTask>(
+      TaskOptions{.name = "peers", .board = board, .longest_back_off = kLongestBackOff},
+      [impl = impl_.get()](const std::stop_token&) { return impl->Round(); });
 }
 
 PeerPool::~PeerPool() {
@@ -452,7 +532,7 @@ PeerPool::~PeerPool() {
     impl_->stop = true;
   }
   impl_->wake.notify_all();
-  impl_->thread.join();
+  impl_->task.reset();
   std::unique_lock lock(impl_->mutex);
   auto calls = impl_->under_way;
   lock.unlock();
@@ -495,7 +575,7 @@ void PeerPool::TellNews(std::function<void()> news) {
   impl_->news = std::move(news);
 }
 
-void PeerPool::HearClaim(const std::string& name, const v1::VersionRange& versions) {
+void PeerPool::OnVersionHint(const std::string& name, const v1::VersionRange& versions) {
   const std::shared_ptr<Peer> peer = impl_->Find(name);
   if (peer == nullptr) return;
   {
@@ -517,6 +597,39 @@ void PeerPool::BeatNow() {
   impl_->wake.notify_all();
 }
 
+void PeerPool::LookupAll(std::span<const Ask> asks, uint64_t epoch,
+                         std::chrono::steady_clock::time_point deadline,
+                         std::chrono::microseconds spin) noexcept {
+  const auto fail = [](std::span<PartCall> parts) {
+    for (PartCall& part : parts) {
+      part.status = {Code::kUnavailable, {}};
+      part.why = NoAnswer::kOverload;
+    }
+  };
+  // Shared: who is last may still be waking this thread when it goes on.
+  std::shared_ptr<std::atomic<uint32_t>> left;
+  try {
+    left = std::make_shared<std::atomic<uint32_t>>(static_cast<uint32_t>(asks.size()));
+  } catch (const std::bad_alloc&) {
+    for (const Ask& ask : asks) fail(ask.parts);
+    return;
+  }
+  for (const Ask& ask : asks) {
+    try {
+      Lookup(ask.peer, ask.parts, epoch, deadline, [left] {
+        if (--*left == 0) left->notify_one();
+      });
+    } catch (const std::exception& error) {
+      impl_->report->Failed(error.what());
+      fail(ask.parts);
+      --*left;
+    }
+  }
+  const auto until = Clock::now() + spin;
+  while (*left != 0 && Clock::now() < until) std::this_thread::yield();
+  for (uint32_t now = *left; now != 0; now = *left) left->wait(now);
+}
+
 void PeerPool::Lookup(const std::string& name, std::span<PartCall> parts, uint64_t epoch,
                       std::chrono::steady_clock::time_point deadline, std::function<void()> done) {
   auto batch = std::make_shared<Batch>();
@@ -533,22 +646,37 @@ void PeerPool::Lookup(const std::string& name, std::span<PartCall> parts, uint64
       const size_t cost = part.bytes + part.answer_bytes;
       const bool full = peer->cost > 0 && peer->cost + cost > impl_->options.max_bytes_a_peer;
       if (full || peer->waiting.size() >= kMaxWaiting) break;
+      try {
+        peer->waiting.push_back({&part, batch, deadline, now});
+      } catch (const std::bad_alloc&) {
+        break;
+      }
       peer->cost += cost;
       peer->waiting_bytes += part.bytes;
-      peer->waiting.push_back({&part, batch, deadline, now});
       parts = parts.subspan(1);
     }
     waits = peer->calls >= kCallsAtOnce;
   }
-  for (PartCall& part : parts) {
-    if (peer == nullptr) {
-      Fail(&part, NoAnswer::kDead, "node " + name + " is no peer");
-    } else {
-      Fail(&part, NoAnswer::kOverload, "node " + name + " has too much to do");
+  // From here on nothing is thrown: what was put to the peer points to the parts.
+  try {
+    for (PartCall& part : parts) {
+      part.why = peer == nullptr ? NoAnswer::kDead : NoAnswer::kOverload;
+      part.status = {Code::kUnavailable, {}};
     }
-    batch->Finish();
+    for (PartCall& part : parts) {
+      const char* what = peer == nullptr ? " is no peer" : " has too much to do";
+      Fail(&part, part.why, "node " + name + what);
+    }
+  } catch (const std::bad_alloc&) {
+    waits = true;  // they have failed without a text
   }
-  if (peer != nullptr) impl_->SendWaiting(peer, /*now=*/false);
+  for (size_t i = 0; i < parts.size(); ++i) batch->Finish();
+  try {
+    if (peer != nullptr) impl_->SendWaiting(peer, /*now=*/false);
+  } catch (const std::exception& error) {
+    impl_->report->Failed(error.what());
+    waits = true;  // the beats send them
+  }
   if (waits) {
     const std::lock_guard lock(impl_->mutex);
     impl_->flush = true;

@@ -23,13 +23,15 @@
 #include <string>
 #include <vector>
 
+#include "access/credentials.h"
+#include "access/token_file.h"
 #include "embertide/no_answer.h"
 #include "embertide/status.h"
 #include "embertide/v1/node.pb.h"
-#include "peer/credentials.h"
-#include "peer/token_file.h"
 
 namespace embertide {
+
+class TaskBoard;
 
 struct PeerPoolOptions {
   std::string name;                             // of this node
@@ -41,6 +43,7 @@ struct PeerPoolOptions {
   // Of questions and the answers they may get, waiting or under way; further parts fail. What finds
   // nothing before it is always sent.
   size_t max_bytes_a_peer = 256 << 20;
+  TaskBoard* tasks = nullptr;  // OPTIONAL: told how the thread of the beats is doing
 };
 
 // A part of a request on its way to a peer. Filled in by the pool; its owner keeps it until it is
@@ -104,13 +107,23 @@ class PeerPool {
   void TellNews(std::function<void()> news);
   // A call came that names a peer as its sender and says which versions that has. Believed only as
   // far as the peer is asked, at most every millisecond, where this is not what is known of it.
-  void HearClaim(const std::string& name, const v1::VersionRange& versions);
+  void OnVersionHint(const std::string& name, const v1::VersionRange& versions);
   // Beats all peers now: a version was committed here.
   void BeatNow();
 
+  // Parts for one peer.
+  struct Ask {
+    std::string peer;
+    std::span<PartCall> parts;
+  };
+  // Sends them all and waits until each part is answered or has failed, at most shortly after the
+  // deadline; `spin`: so long awake. Throws nothing: what cannot be sent has failed.
+  void LookupAll(std::span<const Ask> asks, uint64_t epoch,
+                 std::chrono::steady_clock::time_point deadline,
+                 std::chrono::microseconds spin = {}) noexcept;
   // Sends parts to a peer and calls `done` when all are answered or have failed, from another
   // thread, at most shortly after the deadline. A peer that is not there fails them with
-  // kUnavailable.
+  // kUnavailable. If this throws, nothing was sent and `done` is not called; that may not throw.
   void Lookup(const std::string& peer, std::span<PartCall> parts, uint64_t epoch,
               std::chrono::steady_clock::time_point deadline, std::function<void()> done);
 

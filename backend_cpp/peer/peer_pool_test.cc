@@ -11,6 +11,9 @@
 
 #include <filesystem>
 #include <fstream>
+#include <new>
+#include <thread>
+#include <vector>
 
 #include "peer/test_peer.h"
 
@@ -181,21 +184,21 @@ TEST(PeerPoolNodeTest, WhatACallerClaimsOfAPeerIsAskedOfThePeer) {
   };
   ASSERT_EQ(known(), 3U);
   const uint32_t before = beats;
-  one.pool.HearClaim("a", RangeOf(3, 3));
-  one.pool.HearClaim("stranger", RangeOf(9, 9));
+  one.pool.OnVersionHint("a", RangeOf(3, 3));
+  one.pool.OnVersionHint("stranger", RangeOf(9, 9));
   constexpr uint64_t kMadeUp = 1'000'000'000'000'000'000;
   const auto begun = std::chrono::steady_clock::now();
-  one.pool.HearClaim("a", RangeOf(kMadeUp, kMadeUp));
+  one.pool.OnVersionHint("a", RangeOf(kMadeUp, kMadeUp));
   ASSERT_TRUE(Await([&] { return beats > before; })) << "news of a peer are fetched at once";
   for (int i = 0; i < 10'000; ++i) {
-    one.pool.HearClaim("a", RangeOf(kMadeUp, kMadeUp));
+    one.pool.OnVersionHint("a", RangeOf(kMadeUp, kMadeUp));
     EXPECT_EQ(known(), 3U);
   }
   const auto time = std::chrono::steady_clock::now() - begun;
   EXPECT_LE(beats - before, 2 + time / std::chrono::milliseconds(1)) << "one a millisecond at most";
   // It is the peer itself that says so.
   peer.SetVersions(4, 5);
-  one.pool.HearClaim("a", RangeOf(4, 5));
+  one.pool.OnVersionHint("a", RangeOf(4, 5));
   EXPECT_TRUE(Await([&] { return known() == 5; }));
 }
 
@@ -224,6 +227,59 @@ TEST(PeerPoolNodeTest, WhatWaitsForAPeerIsBoundedInBytes) {
   Question fourth(&one.pool, 400, kLong);
   ASSERT_TRUE(Await([&] { return third.done && fourth.done; }));
   EXPECT_TRUE(third.calls[0].status.ok() && fourth.calls[0].status.ok()) << "bytes are given back";
+}
+
+// Sends of this thread that are left until one throws.
+thread_local int sends_left = 1'000'000;
+
+// Calls on their way point into memory of who asks. Before, what was thrown while one was sent left
+// them behind.
+TEST(PeerPoolNodeTest, WhatIsThrownWhileACallIsSentWaitsForThoseOnTheirWay) {
+  std::atomic<int> held{0};
+  std::atomic<bool> hold{true};
+  const auto answer = [&](const v1::LookupRequest& request, v1::LookupResponse* response) {
+    if (request.parts().empty()) return grpc::Status::OK;
+    ++held;
+    hold.wait(true);
+    for (int p = 0; p < request.parts_size(); ++p) response->add_results();
+    return grpc::Status::OK;
+  };
+  TestPeer first(1, answer);
+  TestPeer second(1, answer);
+  PeerPoolOptions options;
+  options.name = "asker";
+  options.beat_every = std::chrono::seconds(60);
+  PeerPool pool(
+      options,
+      [] {
+        if (--sends_left < 0) throw std::bad_alloc();
+        return RangeOf(1, 1);
+      },
+      [] { return 1; });
+  const std::vector<PeerPool::Address> peers = {{"a", first.address()}, {"b", second.address()}};
+  pool.SetPeers(peers);
+  ASSERT_TRUE(Await([&] {
+    pool.BeatNow();
+    return pool.Alive() == 2;
+  }));
+  std::vector<PartCall> calls(2);
+  const std::vector<PeerPool::Ask> asks = {{"a", {&calls[0], 1}}, {"b", {&calls[1], 1}}};
+  std::atomic<bool> is_back{false};
+  std::thread asker([&] {
+    sends_left = 1;
+    pool.LookupAll(asks, 1, std::chrono::steady_clock::now() + std::chrono::seconds(20));
+    is_back = true;
+  });
+  EXPECT_TRUE(Await([&] { return held == 1; }));
+  EXPECT_FALSE(is_back) << "the first call is on its way";
+  hold = false;
+  hold.notify_all();
+  asker.join();
+  EXPECT_TRUE(calls[0].status.ok()) << calls[0].status.ToString();
+  EXPECT_EQ(calls[1].status.code(), Code::kUnavailable);
+  EXPECT_EQ(calls[1].why, NoAnswer::kOverload);
+  pool.LookupAll(asks, 1, std::chrono::steady_clock::now() + std::chrono::seconds(20));
+  EXPECT_TRUE(calls[0].status.ok() && calls[1].status.ok()) << "the next time all is well";
 }
 
 TEST(PeerPoolNodeTest, APartWaitsNoLongerThanItsOwnDeadline) {

@@ -1,4 +1,4 @@
-// Who a caller is, as its certificate says. Private to peer.
+// Who a caller is, as its certificate or its token says. Private to access, peer and front.
 #pragma once
 
 #include <optional>
@@ -11,7 +11,8 @@ class AuthContext;
 
 namespace embertide {
 
-// What a certificate may say of its holder. The words are those of server/services/identity.py.
+// What a certificate or the line of a token says of its holder. The words are those of
+// server/services/identity.py.
 struct Identity {
   std::string role;   // reader, operator, node, trainer or control
   std::string model;  // of which alone; empty: of all
@@ -21,6 +22,9 @@ struct Identity {
 // Reads spiffe://DOMAIN/role/ROLE[/model/MODEL][/name/NAME]; nullopt if it is none: each part once,
 // in this order, of letters, digits and ._- .
 std::optional<Identity> ParseIdentity(std::string_view uri);
+
+// Reads ROLE[@MODEL][/NAME], as the line of a token has it; nullopt if it is none.
+std::optional<Identity> ParseOwner(std::string_view text);
 
 // Of the one URI that a certificate of a connection names; nullopt: it names none of ours, or there
 // is no certificate.

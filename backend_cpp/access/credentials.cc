@@ -1,5 +1,5 @@
 // gRPC's own watcher of certificate files, behind two values.
-#include "peer/credentials.h"
+#include "access/credentials.h"
 
 #include <grpcpp/security/tls_certificate_provider.h>
 #include <grpcpp/security/tls_credentials_options.h>
@@ -20,7 +20,7 @@ Credentials Credentials::PlainText() {
   return plain;
 }
 
-Result<Credentials> Credentials::Of(const std::string& folder) {
+Result<Credentials> Credentials::Of(const std::string& folder, CallerCertificate callers) {
   if (folder.empty()) return PlainText();
   const TlsFiles files = TlsFolder(folder);
   // The watcher would wait for files that are wrong, and every connection would fail.
@@ -32,7 +32,9 @@ Result<Credentials> Credentials::Of(const std::string& folder) {
   tls::TlsServerCredentialsOptions server(provider);
   server.watch_identity_key_cert_pairs();
   server.watch_root_certs();
-  server.set_cert_request_type(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  server.set_cert_request_type(callers == CallerCertificate::kRequired
+                                   ? GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY
+                                   : GRPC_SSL_REQUEST_CLIENT_CERTIFICATE_AND_VERIFY);
   tls::TlsChannelCredentialsOptions channel;
   channel.set_certificate_provider(provider);
   channel.watch_identity_key_cert_pairs();

@@ -1,4 +1,4 @@
-#include "peer/identity.h"
+#include "access/identity.h"
 
 #include <grpc/grpc_security_constants.h>
 #include <grpcpp/security/auth_context.h>
@@ -21,9 +21,8 @@ bool IsWord(std::string_view text) {
          text.find_first_not_of(kLetters) == std::string_view::npos;
 }
 
-// Takes "/name/WORD" off the front; true where nothing or a word was there.
-bool TakePart(std::string_view* rest, std::string_view name, std::string* word) {
-  const std::string begin = "/" + std::string(name) + "/";
+// Takes `begin` and the word after it off the front; true where nothing or a word was there.
+bool TakePart(std::string_view* rest, std::string_view begin, std::string* word) {
   if (!rest->starts_with(begin)) return true;
   rest->remove_prefix(begin.size());
   const std::string_view found = rest->substr(0, rest->find('/'));
@@ -32,6 +31,8 @@ bool TakePart(std::string_view* rest, std::string_view name, std::string* word) 
   rest->remove_prefix(found.size());
   return true;
 }
+
+bool IsRole(std::string_view text) { return std::ranges::find(kRoles, text) != kRoles.end(); }
 
 }  // namespace
 
@@ -42,11 +43,19 @@ std::optional<Identity> ParseIdentity(std::string_view uri) {
   if (!IsWord(domain)) return std::nullopt;
   rest.remove_prefix(domain.size());
   Identity identity;
-  const bool well = TakePart(&rest, "role", &identity.role) &&
-                    TakePart(&rest, "model", &identity.model) &&
-                    TakePart(&rest, "name", &identity.name);
-  const bool known = std::ranges::find(kRoles, identity.role) != kRoles.end();
-  if (!well || !known || !rest.empty()) return std::nullopt;
+  const bool well = TakePart(&rest, "/role/", &identity.role) &&
+                    TakePart(&rest, "/model/", &identity.model) &&
+                    TakePart(&rest, "/name/", &identity.name);
+  if (!well || !IsRole(identity.role) || !rest.empty()) return std::nullopt;
+  return identity;
+}
+
+std::optional<Identity> ParseOwner(std::string_view text) {
+  Identity identity;
+  identity.role = text.substr(0, text.find_first_of("@/"));
+  text.remove_prefix(identity.role.size());
+  const bool well = TakePart(&text, "@", &identity.model) && TakePart(&text, "/", &identity.name);
+  if (!well || !IsRole(identity.role) || !text.empty()) return std::nullopt;
   return identity;
 }
 

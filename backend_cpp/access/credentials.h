@@ -1,5 +1,5 @@
-// How a process speaks gRPC with others of its fleet: TLS both ways, or plain text. Private to peer
-// and node.
+// How a process speaks gRPC with others of its fleet: TLS both ways, or plain text. Private to
+// access, peer, node and front.
 //
 // The files are watched: new ones hold for connections that are made from some seconds later on,
 // and nothing is restarted. Thread-safe.
@@ -8,6 +8,7 @@
 #include <grpcpp/security/credentials.h>
 #include <grpcpp/security/server_credentials.h>
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -15,12 +16,17 @@
 
 namespace embertide {
 
+// Whether every caller has to show a certificate. One that is shown is always checked against the
+// authorities.
+enum class CallerCertificate : uint8_t { kRequired, kOptional };
+
 class Credentials {
  public:
   // TLS by tls.crt, tls.key and ca.crt of a folder: whoever connects shows a certificate that the
   // authorities of ca.crt signed. Empty: plain text. kInvalidArgument, naming the file that is
   // wrong.
-  static Result<Credentials> Of(const std::string& folder);
+  static Result<Credentials> Of(const std::string& folder,
+                                CallerCertificate callers = CallerCertificate::kRequired);
   static Credentials PlainText();
 
   bool tls() const { return tls_; }
